@@ -1,0 +1,232 @@
+"""The public functions, with FlashAttention's names, layouts and conventions.
+
+    impl="reference"   FA4's algorithm in NumPy, in the kernel's order of operations
+    impl="oracle"      the definition in float64; results stay float64
+
+Everything after v is keyword-only. Causal and windowed masks are bottom-right aligned; a window
+side of None or -1 is unbounded. LSE is float32, natural logarithm, (batch, heads, seqlen) or
+(heads, total). A row that sees no key has out 0 and LSE -inf (or the sink, if one is given).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa4.arrays import is_torch, like, to_numpy
+from fa4.config import Window
+from fa4.reference import SavedForward, attention_backward, attention_forward
+from fa4.request import DENSE_DEFAULTS, VARLEN_DEFAULTS, Request, build_request
+
+IMPLEMENTATIONS = ("reference", "oracle")
+
+
+class AttentionOutput(NamedTuple):
+    """Result of a call with return_lse=True."""
+
+    out: Any
+    lse: Any
+
+
+class AttentionGradients(NamedTuple):
+    """Result of `flash_attn_backward`; dsink is None without a learnable_sink."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dsink: Any
+
+
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (None, None),
+    learnable_sink: Any = None,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = True,
+    score_mod: Any = None,
+    score_mod_bwd: Any = None,
+    mask_mod: Any = None,
+    aux_tensors: Any = None,
+    block_sparse_tensors: Any = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    config: Any = None,
+    impl: str = "reference",
+    return_lse: bool = False,
+) -> Any:
+    """softmax(softmax_scale q k^T) v for q (B, Sq, Hq, d), k (B, Sk, Hk, d), v (B, Sk, Hk, dv).
+
+    Args:
+        softmax_scale: factor of the scores; None means 1/sqrt(d).
+        causal: query i sees keys up to i + Sk - Sq.
+        window_size: (left, right) keys visible on each side of that diagonal.
+        learnable_sink: (Hq,) logit per head that takes probability but has no value vector.
+        softcap: scores become softcap * tanh(score / softcap); 0 switches it off.
+        num_splits: parts of the KV sequence computed apart and combined.
+        pack_gqa: accepted for FlashAttention's sake; packing changes no result.
+        deterministic: fixed order of sums in the backward pass.
+        score_mod: (score, batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> score.
+        score_mod_bwd: (grad, score, batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> grad.
+        mask_mod: (batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> keep; replaces causal
+            and window_size.
+        aux_tensors: handed to the callables.
+        block_sparse_tensors: `fa4.reference.BlockSparseTensors`.
+        dropout_p, dropout_seed: drop probabilities by a counter-based generator.
+        q_descale, k_descale, v_descale: (B, Hk) factors of FP8 inputs.
+        config: `fa4.ForwardConfig`, `fa4.BackwardConfig` or both; None means FA4's choices.
+        impl: "reference" or "oracle".
+        return_lse: return `AttentionOutput(out, lse)` instead of out alone.
+
+    Returns:
+        out (B, Sq, Hq, dv) in the type of q (bf16 for FP8), with torch tensors in, torch out
+        (differentiable for q, k, v and learnable_sink).
+
+    Raises:
+        ValueError, TypeError: one line naming the argument, its value and what is allowed.
+    """
+    options = {name: value for name, value in locals().items() if name in _DENSE_OPTIONS}
+    return _run(q, k, v, options, varlen=False, impl=impl, return_lse=return_lse)
+
+
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    page_table: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (None, None),
+    learnable_sink: Any = None,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = True,
+    score_mod: Any = None,
+    score_mod_bwd: Any = None,
+    mask_mod: Any = None,
+    aux_tensors: Any = None,
+    block_sparse_tensors: Any = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    config: Any = None,
+    impl: str = "reference",
+    return_lse: bool = False,
+) -> Any:
+    """`flash_attn_func` over sequences of different lengths, packed, padded or paged.
+
+    Args:
+        cu_seqlens_q, cu_seqlens_k: (B+1,) integer offsets; the tensor is then (total, heads, dim).
+        max_seqlen_q, max_seqlen_k: longest sequence; checked, otherwise unused.
+        seqused_q, seqused_k: (B,) used length of each sequence; the rest of out is 0, LSE -inf.
+        page_table: (B, pages) page of each part of a sequence; k and v are then
+            (num_pages, page_size, Hk, dim) and seqused_k gives the lengths.
+
+    The other arguments, results and errors are those of `flash_attn_func`; LSE is (Hq, total) for
+    packed q.
+    """
+    options = {name: value for name, value in locals().items() if name in _VARLEN_OPTIONS}
+    return _run(q, k, v, options, varlen=True, impl=impl, return_lse=return_lse)
+
+
+def flash_attn_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
+    impl: str = "reference", **options: Any,
+) -> AttentionGradients:
+    """Gradients of a dense call from its saved out and lse.
+
+    dout and out are (B, Sq, Hq, dv), lse and dlse (B, Hq, Sq); `options` are those of the
+    forward call (`flash_attn_func`). With impl="oracle", out and lse are recomputed in float64.
+    Returns `AttentionGradients(dq, dk, dv, dsink)` in the layouts of their inputs.
+    """
+    return _run_backward((dout, q, k, v, out, lse, dlse), options, varlen=False, impl=impl)
+
+
+def flash_attn_varlen_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
+    impl: str = "reference", **options: Any,
+) -> AttentionGradients:
+    """`flash_attn_backward` for `flash_attn_varlen_func`; paged K and V get paged gradients."""
+    return _run_backward((dout, q, k, v, out, lse, dlse), options, varlen=True, impl=impl)
+
+
+_DENSE_OPTIONS = frozenset(DENSE_DEFAULTS)
+_VARLEN_OPTIONS = frozenset(VARLEN_DEFAULTS)
+
+
+def _check_impl(impl: str) -> None:
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}; got {impl!r}")
+
+
+def _run(
+    q: Any, k: Any, v: Any, options: dict[str, Any], *, varlen: bool, impl: str, return_lse: bool
+) -> Any:
+    _check_impl(impl)
+    if is_torch(q):
+        from fa4.torch_front import attend
+
+        out, lse = attend(q, k, v, options, varlen=varlen, impl=impl)
+    else:
+        out, lse = forward_request(build_request(q, k, v, options, varlen=varlen), impl)
+    return AttentionOutput(out, lse) if return_lse else out
+
+
+def forward_request(request: Request, impl: str) -> tuple[np.ndarray, np.ndarray]:
+    """(out, lse) of a checked request, as NumPy arrays."""
+    result = attention_forward(
+        request.q,
+        request.k,
+        request.v,
+        request.spec,
+        packing=request.packing,
+        config=request.forward_config if impl == "reference" else None,
+    )
+    return result.out, result.lse
+
+
+def _run_backward(
+    tensors: tuple[Any, ...], options: dict[str, Any], *, varlen: bool, impl: str
+) -> AttentionGradients:
+    _check_impl(impl)
+    dout, q, k, v, out, lse, dlse = tensors
+    request = build_request(q, k, v, options, varlen=varlen)
+    lse_shape = request.lse_shape
+    out_shape = (*request.q.shape[:-1], request.v.shape[-1])
+    arrays = {}
+    for name, value, shape in (("dout", dout, out_shape), ("out", out, out_shape),
+                               ("lse", lse, lse_shape), ("dlse", dlse, lse_shape)):  # fmt: skip
+        array = None if name == "dlse" and value is None else to_numpy(name, value)
+        if array is not None and array.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}; got {array.shape}")
+        arrays[name] = array
+    result = attention_backward(
+        (request.q, request.k, request.v),
+        SavedForward(**arrays),
+        request.spec,
+        packing=request.packing,
+        config=request.backward_config if impl == "reference" else None,
+    )
+    grads = [like(q, x) for x in (result.dq, result.dk, result.dv)]
+    dsink = None if result.dsink is None else like(q, result.dsink)
+    return AttentionGradients(*grads, dsink)

@@ -1,0 +1,72 @@
+"""Arrays in, arrays out: NumPy, torch, or anything with `__dlpack__` or `__array__`.
+
+The reference computes on NumPy arrays; bf16 and FP8 use ml_dtypes. What goes in comes out: results
+are torch tensors on the input's device when q was a torch tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+# torch types without a NumPy counterpart: reinterpreted through an integer of the same width.
+_TORCH_BITS = {
+    "bfloat16": ("uint16", ml_dtypes.bfloat16),
+    "float8_e4m3fn": ("uint8", ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
+}
+
+
+def is_torch(value: Any) -> bool:
+    """Is this a torch tensor? Never imports torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def to_numpy(name: str, value: Any) -> np.ndarray:
+    """`value` as a NumPy array, without a copy where possible.
+
+    Raises TypeError naming the argument if it is no array.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if is_torch(value):
+        return _from_torch(value)
+    if hasattr(value, "__dlpack__"):
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise TypeError(f"{name} cannot be read through DLPack: {error}") from error
+    if hasattr(value, "__array__"):
+        return np.asarray(value)
+    raise TypeError(
+        f"{name} must be a NumPy array, a torch tensor or have __dlpack__; "
+        f"got {type(value).__name__}"
+    )
+
+
+def _from_torch(tensor: Any) -> np.ndarray:
+    import torch
+
+    tensor = tensor.detach().cpu()
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if kind not in _TORCH_BITS:
+        return tensor.numpy()
+    bits, dtype = _TORCH_BITS[kind]
+    return tensor.contiguous().view(getattr(torch, bits)).numpy().view(dtype)
+
+
+def like(template: Any, array: np.ndarray) -> Any:
+    """`array` as a torch tensor on the template's device if the template is one, else as it is."""
+    if not is_torch(template):
+        return array
+    import torch
+
+    for kind, (bits, dtype) in _TORCH_BITS.items():
+        if array.dtype == dtype:
+            raw = torch.from_numpy(np.ascontiguousarray(array).view(bits))
+            return raw.view(getattr(torch, kind)).to(template.device)
+    return torch.from_numpy(np.ascontiguousarray(array)).to(template.device)

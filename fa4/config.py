@@ -1,0 +1,264 @@
+"""What to run and how: frozen descriptions that every part of the package reads.
+
+`Problem` is the shape of one attention call. `ForwardConfig` and `BackwardConfig` are the choices a
+kernel makes for it: tiles, rescaling threshold, share of software exponentials, order of sums.
+Each validates itself on construction and says the rule and the number that broke it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+Window = tuple[int | None, int | None]
+
+DTYPE_BITS = {"fp32": 32, "fp64": 64, "bf16": 16, "fp16": 16, "e4m3": 8, "e5m2": 8}
+
+# log2 of the largest finite value: what the row maximum of P may reach (offset + threshold).
+DTYPE_MAX_LOG2 = {
+    "fp64": math.log2(1.7976931348623157e308),
+    "fp32": math.log2(3.4028234663852886e38),
+    "bf16": math.log2(3.3895313892515355e38),
+    "fp16": math.log2(65504.0),
+    "e4m3": math.log2(448.0),
+    "e5m2": math.log2(57344.0),
+}
+
+WARP_ROWS = 32  # rows of a tile that one warp owns: one thread per row
+
+
+def require(condition: bool, rule: str, value: object) -> None:
+    """Raise ValueError "<rule>; got <value>" unless `condition` holds."""
+    if not condition:
+        raise ValueError(f"{rule}; got {value!r}")
+
+
+def require_int(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Raise TypeError/ValueError unless `value` is an integer in [least, most]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer; got {value!r}")
+    limit = f"at least {least}" if most is None else f"between {least} and {most}"
+    require(value >= least and (most is None or value <= most), f"{name} must be {limit}", value)
+
+
+def require_finite(name: str, value: object, least: float | None = None) -> None:
+    """Raise TypeError/ValueError unless `value` is a finite real number, at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number; got {value!r}")
+    require(math.isfinite(value), f"{name} must be finite", value)
+    require(least is None or value >= least, f"{name} must be at least {least}", value)
+
+
+def normalize_window(window_size: object, causal: bool = False) -> Window:
+    """(left, right) with None for "unbounded".
+
+    FlashAttention 2 and 3 write -1 for "unbounded" and FlashAttention 4 writes None; both are
+    accepted. Any other negative number is a real offset: key j is visible to query i iff
+    i + Sk - Sq - left <= j <= i + Sk - Sq + right. `causal` makes right 0. A window with
+    left + right < 0 would hide every key, so it is refused.
+    """
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise TypeError(f"window_size must be a pair (left, right); got {window_size!r}")
+    sides: list[int | None] = []
+    for name, side in zip(("left", "right"), window_size, strict=True):
+        if side is not None and (isinstance(side, bool) or not hasattr(side, "__index__")):
+            raise TypeError(f"window_size {name} must be an integer or None; got {side!r}")
+        value = None if side is None else int(side)
+        sides.append(None if value == -1 else value)
+    left, right = sides
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    if left is not None and right is not None and left + right < 0:
+        raise ValueError(
+            f"window_size must satisfy left + right >= 0, or no key is visible; "
+            f"got left {left} and right {right}"
+        )
+    return left, right
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One attention call: (batch, seqlen, heads, head_dim) sizes, element type and mask."""
+
+    batch: int = 1
+    seqlen_q: int
+    seqlen_k: int
+    heads_q: int
+    heads_k: int
+    head_dim: int
+    head_dim_v: int | None = None
+    dtype: str = "bf16"
+    causal: bool = False
+    window_size: Window = (None, None)
+
+    def __post_init__(self) -> None:
+        """Check every size; fill head_dim_v with head_dim where it is None."""
+        if self.head_dim_v is None:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+        for name in ("batch", "seqlen_q", "seqlen_k"):
+            require_int(name, getattr(self, name), 0)
+        for name in ("heads_q", "heads_k"):
+            require_int(name, getattr(self, name), 1)
+        for name in ("head_dim", "head_dim_v"):
+            require_int(name, getattr(self, name), 1, 1024)
+        if self.heads_q % self.heads_k:
+            raise ValueError(
+                f"heads_q must be a multiple of heads_k; got {self.heads_q} and {self.heads_k}"
+            )
+        require(self.dtype in DTYPE_BITS, f"dtype must be one of {list(DTYPE_BITS)}", self.dtype)
+        object.__setattr__(self, "window_size", normalize_window(self.window_size, self.causal))
+
+    @property
+    def forward_flops(self) -> int:
+        """2 Sq Sk (d + dv) per query head and batch entry; half of it if causal (the paper's)."""
+        assert self.head_dim_v is not None
+        dims = self.head_dim + self.head_dim_v
+        full = 2 * self.batch * self.heads_q * self.seqlen_q * self.seqlen_k * dims
+        return full // 2 if self.causal else full
+
+    @property
+    def backward_flops(self) -> int:
+        """2.5 times the forward count: five matrix products instead of two."""
+        return self.forward_flops * 5 // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exp2Split:
+    """Which exponentials of a row run as a polynomial on the FMA units instead of on MUFU.
+
+    A row of tile_n columns is cut into fragments of 32. In a fragment, the pair (k, k+1) with even
+    k is emulated iff k mod frequency >= frequency - residue; the last fragment and those before
+    `start_fragment` stay on MUFU. frequency 0 means no emulation.
+    """
+
+    frequency: int = 0
+    residue: int = 4
+    start_fragment: int = 0
+    degree: int = 3
+
+    def __post_init__(self) -> None:
+        """Check ranges: a residue above the frequency would emulate every pair silently."""
+        require_int("frequency", self.frequency, 0)
+        require_int("residue", self.residue, 0)
+        require_int("start_fragment", self.start_fragment, 0)
+        require_int("degree", self.degree, 1, 5)
+
+    def emulated_columns(self, tile_n: int) -> tuple[bool, ...]:
+        """For each of tile_n columns: does the polynomial compute its exponential?"""
+        fragments = -(-tile_n // 32)
+        flags = []
+        for column in range(tile_n):
+            fragment, pair = column // 32, column % 32 & ~1
+            flags.append(
+                self.frequency > 0
+                and self.start_fragment <= fragment < fragments - 1
+                and pair % self.frequency >= self.frequency - self.residue
+            )
+        return tuple(flags)
+
+    def share(self, tile_n: int) -> float:
+        """Emulated fraction of a row of tile_n columns."""
+        return sum(self.emulated_columns(tile_n)) / tile_n
+
+
+# (head_dim class, causal) -> split used on B200 (flash_attn.cute tuning table, facts section B).
+TUNED_EXP2 = {
+    (128, False): Exp2Split(frequency=10, start_fragment=1),
+    (128, True): Exp2Split(frequency=16, start_fragment=1),
+    (192, False): Exp2Split(frequency=16, start_fragment=0),
+    (192, True): Exp2Split(frequency=32, start_fragment=1),
+    (256, False): Exp2Split(frequency=14, residue=6),
+    (256, True): Exp2Split(frequency=14, residue=6),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardConfig:
+    """How the forward kernel walks a problem.
+
+    tile_m, tile_n: rows of one Q tile and of one KV tile; q_tiles: Q tiles per CTA (ping-pong).
+    rescale_threshold_log2: tau; O is rescaled only when the row maximum rose by more than this
+    many powers of two (0 = whenever it rose). rescale_rows: rows that take that decision together,
+    1 (each thread its own) or 32 (a warp). p_offset_log2: P is multiplied by 2^offset (FP8: 8).
+    num_splits: parts of the KV sequence computed apart and combined.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    q_tiles: int = 2
+    rescale_threshold_log2: float = 8.0
+    rescale_rows: int = 1
+    p_offset_log2: float = 0.0
+    exp2: Exp2Split = field(default_factory=Exp2Split)
+    num_splits: int = 1
+
+    def __post_init__(self) -> None:
+        """Check ranges and types."""
+        require_int("tile_m", self.tile_m, 1)
+        require_int("tile_n", self.tile_n, 1)
+        require_int("q_tiles", self.q_tiles, 1, 2)
+        require_int("num_splits", self.num_splits, 1, 256)
+        require_finite("rescale_threshold_log2", self.rescale_threshold_log2, 0.0)
+        require_finite("p_offset_log2", self.p_offset_log2, 0.0)
+        require(
+            self.rescale_rows in (1, WARP_ROWS),
+            f"rescale_rows must be 1 (per row) or {WARP_ROWS} (per warp)",
+            self.rescale_rows,
+        )
+
+    def check_dtype(self, dtype: str) -> None:
+        """Refuse an offset and threshold that would push the largest P beyond the element type.
+
+        If 2^(offset + tau) exceeded it, P would saturate in the product while the row sum still
+        counted it in full, and the output would shrink.
+        """
+        reach = self.p_offset_log2 + self.rescale_threshold_log2
+        if reach >= DTYPE_MAX_LOG2[dtype]:
+            raise ValueError(
+                f"p_offset_log2 + rescale_threshold_log2 must be below log2(largest {dtype}) = "
+                f"{DTYPE_MAX_LOG2[dtype]:.3f}; got {self.p_offset_log2} + "
+                f"{self.rescale_threshold_log2} = {reach}"
+            )
+
+    @classmethod
+    def tuned(cls, dtype: str, head_dim: int, causal: bool) -> ForwardConfig:
+        """The choices FlashAttention-4 makes for an element type, head dim and mask.
+
+        bf16/fp16: tau 8 and the tuned share of emulated exponentials. FP8: tau 0, offset 8.
+        fp32/fp64 (no such kernel exists): tau 8 and no emulation, whose 8.8e-5 error only vanishes
+        in the rounding of P to 16 bits.
+        """
+        if dtype in ("fp32", "fp64"):
+            return cls()
+        if dtype in ("e4m3", "e5m2"):
+            split = Exp2Split(frequency=8 if causal else 10, start_fragment=1)
+            return cls(rescale_threshold_log2=0.0, p_offset_log2=8.0, exp2=split)
+        padded = 128 if head_dim <= 128 else 192 if head_dim <= 192 else 256
+        return cls(exp2=TUNED_EXP2[(padded, causal)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardConfig:
+    """How the backward kernel walks a problem.
+
+    dq_order: the order in which KV tiles add their part to a dQ tile: "ascending" or "descending"
+    (deterministic), or "random" (CTAs commit as they finish; `seed` draws one interleaving).
+    cta_group 2: pairs of CTAs exchange halves of dS and reduce dQ over both KV tiles at once.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    dq_order: str = "ascending"
+    seed: int = 0
+    cta_group: int = 1
+
+    def __post_init__(self) -> None:
+        """Check ranges and types."""
+        require_int("tile_m", self.tile_m, 1)
+        require_int("tile_n", self.tile_n, 1)
+        require_int("seed", self.seed, 0)
+        require_int("cta_group", self.cta_group, 1, 2)
+        orders = ("ascending", "descending", "random")
+        require(self.dq_order in orders, f"dq_order must be one of {orders}", self.dq_order)
+        if self.cta_group == 2:
+            require(self.tile_m % 2 == 0, "tile_m must be even with cta_group 2", self.tile_m)
