@@ -150,8 +150,16 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_backward(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
-    impl: str = "reference", **options: Any,
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    dlse: Any = None,
+    impl: str = "reference",
+    **options: Any,
 ) -> AttentionGradients:
     """Gradients of a dense call from its saved out and lse.
 
@@ -163,8 +171,16 @@ def flash_attn_backward(
 
 
 def flash_attn_varlen_backward(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
-    impl: str = "reference", **options: Any,
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    dlse: Any = None,
+    impl: str = "reference",
+    **options: Any,
 ) -> AttentionGradients:
     """`flash_attn_backward` for `flash_attn_varlen_func`; paged K and V get paged gradients."""
     return _run_backward((dout, q, k, v, out, lse, dlse), options, varlen=True, impl=impl)
@@ -213,7 +229,7 @@ def _run_backward(
     request = build_request(q, k, v, options, varlen=varlen)
     lse_shape = request.lse_shape
     out_shape = (*request.q.shape[:-1], request.v.shape[-1])
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name, value, shape in (("dout", dout, out_shape), ("out", out, out_shape),
                                ("lse", lse, lse_shape), ("dlse", dlse, lse_shape)):  # fmt: skip
         array = None if name == "dlse" and value is None else to_numpy(name, value)
@@ -227,6 +243,6 @@ def _run_backward(
         packing=request.packing,
         config=request.backward_config if impl == "reference" else None,
     )
-    grads = [like(q, x) for x in (result.dq, result.dk, result.dv)]
+    dq, dk, dv = (like(q, x) for x in (result.dq, result.dk, result.dv))
     dsink = None if result.dsink is None else like(q, result.dsink)
-    return AttentionGradients(*grads, dsink)
+    return AttentionGradients(dq, dk, dv, dsink)

@@ -133,7 +133,8 @@ def ulp(x: ArrayLike, name: str) -> NDArray[np.float64]:
     infinite.
     """
     form = _format(name)
-    wide = np.abs(np.asarray(x).astype(np.float64))
+    with np.errstate(invalid="ignore"):  # a signalling NaN is still just a NaN
+        wide = np.abs(np.asarray(x).astype(np.float64))
     _, exponent = np.frexp(wide)  # wide = m 2^exponent with m in [0.5, 1)
     exponent = np.clip(exponent - 1, form.least_exponent, form.most_exponent)
     exponent = np.where(wide == 0.0, form.least_exponent, exponent)
@@ -156,7 +157,8 @@ def ulp_distance(a: FloatArray, b: FloatArray) -> NDArray[np.int64]:
     # In uint64 the sum cannot wrap: neither term reaches 2^63.
     distance = np.where(sign_a == sign_b, apart, steps_a + steps_b)
     distance = np.minimum(distance, np.uint64(MAX_ULP_DISTANCE)).astype(np.int64)
-    nan_a, nan_b = np.isnan(a), np.isnan(b)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        nan_a, nan_b = np.isnan(a), np.isnan(b)
     distance = np.where(nan_a | nan_b, np.int64(MAX_ULP_DISTANCE), distance)
     return np.where(nan_a & nan_b, np.int64(0), distance)
 

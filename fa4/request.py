@@ -77,21 +77,21 @@ def build_request(q: Any, k: Any, v: Any, options: dict[str, Any], *, varlen: bo
     if unknown:
         raise TypeError(f"unknown option {unknown[0]!r}; allowed are {', '.join(allowed)}")
     given = allowed | options
-    arrays = [to_numpy(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
+    q, k, v = (to_numpy(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     packing = _read_packing(given) if varlen else Packing()
-    dtype = _check_tensors(*arrays, packing, varlen=varlen)
+    dtype = _check_tensors(q, k, v, packing, varlen=varlen)
     if varlen:
-        _check_packing(*arrays[:2], packing)
+        _check_packing(q, k, packing)
         _check_max_seqlens(given, packing)
-    batch = _batch_size(arrays[0], packing)
-    spec = _build_spec(given, arrays[0], arrays[1], batch)
+    batch = _batch_size(q, packing)
+    spec = _build_spec(given, q, k, batch)
     if spec.block_sparse is not None:
-        _check_block_sparse(spec.block_sparse, arrays[0], arrays[1], batch)
-    forward_config, backward_config = _choose_configs(given, dtype, arrays[0].shape[-1])
+        _check_block_sparse(spec.block_sparse, q, k, batch)
+    forward_config, backward_config = _choose_configs(given, dtype, q.shape[-1])
     return Request(
-        q=arrays[0],
-        k=arrays[1],
-        v=arrays[2],
+        q=q,
+        k=k,
+        v=v,
         spec=spec,
         packing=packing,
         forward_config=forward_config,
@@ -280,7 +280,7 @@ def _as_int(name: str, value: Any) -> int:
 
 
 def _read_descales(given: dict[str, Any], dtype: str, shape: tuple[int, int]) -> Descale:
-    factors = []
+    factors: list[np.ndarray | None] = []
     for name in ("q_descale", "k_descale", "v_descale"):
         if given[name] is None:
             factors.append(None)

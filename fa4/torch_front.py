@@ -11,6 +11,7 @@ import torch
 
 from fa4.arrays import like
 
+
 class _Attention(torch.autograd.Function):
     """Forward and backward of one call; tensors first, then what does not need a gradient."""
 
@@ -37,9 +38,7 @@ class _Attention(torch.autograd.Function):
         options = ctx.call["options"] | ({} if sink is None else {"learnable_sink": sink})
         run = flash_attn_varlen_backward if ctx.call["varlen"] else flash_attn_backward
         result = run(dout, q, k, v, out, lse, dlse=dlse, impl=ctx.call["impl"], **options)
-        dq, dk, dv = (
-            grad.to(x.dtype) for grad, x in zip(result[:3], (q, k, v), strict=True)
-        )
+        dq, dk, dv = (grad.to(x.dtype) for grad, x in zip(result[:3], (q, k, v), strict=True))
         dsink = None if sink is None else result.dsink.to(sink.dtype)
         return dq, dk, dv, dsink, None
 

@@ -56,9 +56,7 @@ def attention_forward(
     """
     packing = packing or Packing()
     if config is None:
-        return run_forward(
-            partial(naive.forward_sequence, spec=spec), q, k, v, packing, exact=True
-        )
+        return run_forward(partial(naive.forward_sequence, spec=spec), q, k, v, packing, exact=True)
     kernel = partial(forward.forward_sequence, spec=spec, config=config)
     return run_forward(kernel, q, k, v, packing)
 

@@ -180,7 +180,8 @@ def exp2_polynomial(x: ArrayLike, degree: int = 3) -> Float32:
 def _exp2_chunk(x: Float32, coefficients: tuple[float, ...]) -> Float32:
     """exp2_polynomial of a non-empty, one-dimensional chunk."""
     with np.errstate(all="ignore"):
-        clamped = np.fmax(x, CLAMP)
+        # max.f32 drops every NaN; np.fmax would let signalling ones pass on some platforms.
+        clamped = np.where(x > CLAMP, x, CLAMP)
         # Below 2^22 the sum with the magic number has spacing 1, so floor gives the same.
         in_range = clamped.max() < 2.0**22
         rounded, fraction = (_split_by_floor if in_range else _split_by_magic)(clamped)

@@ -49,10 +49,7 @@ def visible_pairs(spec: Attention, region: Region) -> np.ndarray:
         keep &= j >= diagonal - left
     if right is not None:
         keep &= j <= diagonal + right
-    if spec.mask_mod is not None:
-        chosen = apply_mask_mod(spec, region)
-    else:
-        chosen = keep
+    chosen = keep if spec.mask_mod is None else apply_mask_mod(spec, region)
     if spec.block_sparse is None:
         return keep & chosen
     block_m, block_n = spec.block_sparse.block_size
@@ -64,8 +61,8 @@ def visible_pairs(spec: Attention, region: Region) -> np.ndarray:
 def whole_region(seq: Sequence) -> Region:
     """The full score matrix of a sequence."""
     heads, seqlen_q, seqlen_k = seq.q.shape[0], seq.q.shape[1], seq.k.shape[1]
-    indices = (np.arange(n) for n in (heads, seqlen_q, seqlen_k))
-    return Region(seq.batch, *indices, SeqlenInfo(seqlen_q, seqlen_k))
+    every_head, rows, keys = (np.arange(n) for n in (heads, seqlen_q, seqlen_k))
+    return Region(seq.batch, every_head, rows, keys, SeqlenInfo(seqlen_q, seqlen_k))
 
 
 def expand_heads(x: np.ndarray, group: int) -> np.ndarray:
@@ -84,9 +81,7 @@ class _Probabilities:
         self.scale = spec.head_scale(seq.batch, self.q.shape[0])
         self.visible = visible_pairs(spec, self.region)
         self.scaled = self.scale * (self.q @ self.k.transpose(0, 2, 1))
-        scores = np.where(
-            self.visible, modify_scores(spec, self.scaled, self.region), -np.inf
-        )
+        scores = np.where(self.visible, modify_scores(spec, self.scaled, self.region), -np.inf)
         top = scores.max(axis=-1, initial=-np.inf)
         if spec.sink is not None:
             sink = spec.sink.astype(np.float64)[:, None]
@@ -104,7 +99,7 @@ class _Probabilities:
 
 
 def _weigh(weights: np.ndarray, values: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    """weights @ values over visible pairs only, so that an inf or NaN value nobody sees is no 0 * inf.
+    """weights @ values over visible pairs only: an inf or NaN that nobody sees is no 0 * inf.
 
     weights, visible (H, Sq, Sk); values (H, Sk, D); result (H, Sq, D).
     """

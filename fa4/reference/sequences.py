@@ -109,9 +109,9 @@ def lse_dtype(dtype: np.dtype) -> np.dtype:
 
 
 class _Span(NamedTuple):
-    """Where sequence `batch` lies: an index for (S, H, D) tensors, and its used length."""
+    """Where a sequence lies: x[place] is (S, H, D); and its used length."""
 
-    index: tuple
+    place: tuple
     length: int
 
 
@@ -147,7 +147,7 @@ def _kv_indices(k: np.ndarray, packing: Packing) -> list[tuple]:
     if packing.page_table is not None:
         batch = packing.page_table.shape[0]
         return [_page_rows(packing, b, k.shape[1]) for b in range(batch)]
-    return [span.index for span in _spans(k, packing.cu_seqlens_k, packing.seqused_k)]
+    return [span.place for span in _spans(k, packing.cu_seqlens_k, packing.seqused_k)]
 
 
 def _sequences(
@@ -156,8 +156,8 @@ def _sequences(
     """(sequence, index into q, index into k and v) of every batch entry."""
     spans = _spans(q, packing.cu_seqlens_q, packing.seqused_q)
     for b, (span, kv) in enumerate(zip(spans, _kv_indices(k, packing), strict=True)):
-        seq = Sequence(b, *(_heads_first(x) for x in (q[span.index], k[kv], v[kv])))
-        yield seq, span.index, kv
+        seq = Sequence(b, *(_heads_first(x) for x in (q[span.place], k[kv], v[kv])))
+        yield seq, span.place, kv
 
 
 def _lse_index(index: tuple) -> tuple:

@@ -91,7 +91,7 @@ class Attention:
     mask_mod: Callback | None = None
     aux_tensors: Any = None
     block_sparse: BlockSparseTensors | None = None
-    dropout: Dropout = Dropout()  # noqa: RUF009 - frozen, so one shared default is safe
+    dropout: Dropout = Dropout()
     descale: Descale = Descale()  # noqa: RUF009 - a tuple
 
     def __post_init__(self) -> None:

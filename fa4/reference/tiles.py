@@ -118,7 +118,7 @@ class TileMasks:
         return self._states[:, rows.indices[:, None] // block_m, cols.indices[None, :] // block_n]
 
     def _tile_state(self, rows: Tile, cols: Tile) -> int:
-        """BLOCK_FULL if every pair of the tile is in full blocks, BLOCK_SKIPPED if none is listed."""
+        """BLOCK_FULL if all its pairs lie in full blocks, BLOCK_SKIPPED if none is listed."""
         state = self._block_mask(rows, cols)
         if (state == BLOCK_FULL).all():
             return BLOCK_FULL

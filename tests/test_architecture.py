@@ -1,0 +1,262 @@
+"""The house rules as functions on source text, applied to the project and to planted faults.
+
+Each rule returns the list of what breaks it. CONTRIBUTING.md says the rules in words; the import
+contracts are in pyproject.toml and run with `make lint`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("fa4", "tests", "docs", "examples", "benchmarks", ".ci")
+SKIPPED = {"__pycache__", "generated", "out"}
+
+LIBRARY_LINES, TEST_LINES = 500, 700
+FUNCTION_LINES, ROLE_LINES = 60, 150
+PARAMETERS = 8
+
+MANY_PARAMETERS = {
+    "fa4.api.flash_attn_func": "keeps FlashAttention's signature",
+    "fa4.api.flash_attn_varlen_func": "keeps FlashAttention's signature",
+    "fa4.api.flash_attn_backward": "takes what flash_attn_func takes",
+    "fa4.api.flash_attn_varlen_backward": "takes what flash_attn_varlen_func takes",
+    "fa4.commands.verify.verify": "a typer command: one parameter per option",
+    "fa4.commands.demo.demo": "a typer command: one parameter per option",
+    "fa4.commands.generations.generations": "a typer command: one parameter per option",
+}
+
+# Written in pieces, so that this file does not contain what it forbids.
+REGISTRY = re.compile(
+    "|".join(
+        (
+            r"\bpy" + r"pi\.(?:org|python)",
+            "python" + r"hosted\.org",
+            "registry" + r"\.(?:npmjs|yarnpkg)",
+            "deb" + r"\.debian\.org",
+            "(?:extra-)?index" + r"-url",
+            "find" + "-links",
+            "/opt/" + "(?:wheels|py" + "pi)",
+            "/work/" + "(?:shared|main)",
+        )
+    )
+)
+
+
+def python_files(*folders: str) -> Iterator[tuple[str, str]]:
+    """(path relative to the root, text) of the Python files in `folders`."""
+    for path, text in project_files(*folders):
+        if path.endswith(".py"):
+            yield path, text
+
+
+def project_files(*folders: str) -> Iterator[tuple[str, str]]:
+    """(path relative to the root, text) of the text files in `folders`; "." is the root alone."""
+    for folder in folders:
+        found = ROOT.glob("*") if folder == "." else (ROOT / folder).rglob("*")
+        for path in sorted(found):
+            relative = path.relative_to(ROOT)
+            if path.is_file() and not SKIPPED.intersection(relative.parts):
+                try:
+                    yield str(relative), path.read_text(encoding="utf-8")
+                except UnicodeDecodeError:
+                    continue
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """(qualified name, node) of every function in a tree, nested ones included."""
+    for node in ast.iter_child_nodes(tree):
+        inner = prefix
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            inner = f"{prefix}.{node.name}" if prefix else node.name
+            if not isinstance(node, ast.ClassDef):
+                yield inner, node
+        yield from functions(node, inner)
+
+
+def module_name(path: str) -> str:
+    """fa4/api.py -> fa4.api; fa4/sim/__init__.py -> fa4.sim."""
+    return path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def too_long(path: str, text: str) -> list[str]:
+    """A file over its limit, and functions over theirs."""
+    lines = len(text.splitlines())
+    limit = TEST_LINES if path.startswith("tests/") else LIBRARY_LINES
+    found = [f"{path}: {lines} lines, limit {limit}"] if lines > limit else []
+    limit = ROLE_LINES if path.startswith("fa4/sm100/") else FUNCTION_LINES
+    for name, node in functions(ast.parse(text)):
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > limit:
+            found.append(f"{path}: {name} has {lines} lines, limit {limit}")
+    return found
+
+
+def too_many_parameters(path: str, text: str, allowed: dict[str, str]) -> list[str]:
+    """Functions with more parameters than the limit (self and cls apart) and no stated reason."""
+    found = []
+    for name, node in functions(ast.parse(text)):
+        given = node.args
+        every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        count = sum(a is not None and a.arg not in ("self", "cls") for a in every)
+        if count > PARAMETERS and f"{module_name(path)}.{name}" not in allowed:
+            found.append(f"{path}: {name} has {count} parameters, limit {PARAMETERS}")
+    return found
+
+
+def undocumented(path: str, text: str) -> list[str]:
+    """The module and its public classes, functions and methods that lack a docstring."""
+    tree = ast.parse(text)
+    found = [] if ast.get_docstring(tree) else [f"{path}: module"]
+    pending: list[tuple[str, ast.AST]] = [("", tree)]
+    while pending:
+        prefix, parent = pending.pop()
+        for node in ast.iter_child_nodes(parent):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                continue
+            if node.name.startswith("_"):
+                continue
+            if not ast.get_docstring(node):
+                found.append(f"{path}: {prefix}{node.name}")
+            if isinstance(node, ast.ClassDef):
+                pending.append((f"{prefix}{node.name}.", node))
+    return found
+
+
+def forbidden_text(path: str, text: str) -> list[str]:
+    """Lines that name a package registry or a path of one machine."""
+    numbered = enumerate(text.splitlines(), 1)
+    return [
+        f"{path}:{number}: {line.strip()}" for number, line in numbered if REGISTRY.search(line)
+    ]
+
+
+def unpinned(pyproject: str, pre_commit: str) -> list[str]:
+    """Tools that the pre-commit hooks pin otherwise than the extra `dev`."""
+    pin = re.compile(r'"([A-Za-z][\w.-]*)==([\w.]+)"')
+    wanted = dict(pin.findall(pyproject))
+    used = pin.findall(pre_commit)
+    missing = {"ruff", "mypy"} - dict(used).keys()
+    wrong = {f"{tool}=={version}" for tool, version in used if wanted.get(tool) != version}
+    return sorted(missing | wrong)
+
+
+def parts_without_contract(pyproject: str, parts: set[str]) -> list[str]:
+    """Parts of fa4 that no layer names, and torch-free parts the torch contract leaves out."""
+    layers = "".join(re.findall(r"^layers = \[(.*?)\]", pyproject, re.DOTALL | re.MULTILINE))
+    sources = "".join(
+        re.findall(r"^source_modules = \[(.*?)\]", pyproject, re.DOTALL | re.MULTILINE)
+    )
+    torch_free = parts & {"plan", "sim", "reference", "emulator", "config", "hardware", "dtypes"}
+    found = [f"{p}: in no layer" for p in parts if not re.search(rf"\bfa4\.{p}\b", layers)]
+    found += [f"{p}: may import torch" for p in torch_free if f'"fa4.{p}"' not in sources]
+    return sorted(found)
+
+
+def test_sizes() -> None:
+    """Files and functions keep their limits."""
+    assert [e for path, text in python_files(*FOLDERS) for e in too_long(path, text)] == []
+
+
+def test_parameters() -> None:
+    """Functions keep the parameter limit, or stand in the list with a reason."""
+    files = python_files("fa4", "examples", "benchmarks")
+    assert [e for p, text in files for e in too_many_parameters(p, text, MANY_PARAMETERS)] == []
+
+
+def test_docstrings() -> None:
+    """Everything public in the library is documented."""
+    assert [e for path, text in python_files("fa4") for e in undocumented(path, text)] == []
+
+
+def test_no_forbidden_text() -> None:
+    """Nothing in the project depends on one registry or one machine."""
+    assert not [
+        e for path, text in project_files(".", *FOLDERS) for e in forbidden_text(path, text)
+    ]
+
+
+def test_changelog_has_an_unreleased_section() -> None:
+    """Changes since the last version have a place, and it is not empty."""
+    section = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("## [Unreleased]")[2]
+    assert "\n- " in section.partition("\n## [")[0]
+
+
+def test_pins_agree() -> None:
+    """The hooks use the versions that `make lint` uses."""
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert not unpinned(pyproject, (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+
+
+def test_version_is_said_once() -> None:
+    """pyproject.toml and fa4.__version__ agree."""
+    declared = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    written = re.search(
+        r'^__version__ = "(.+)"', (ROOT / "fa4/__init__.py").read_text(), re.MULTILINE
+    )
+    assert declared and written and declared[1] == written[1]
+
+
+def test_every_part_is_in_an_import_contract() -> None:
+    """A new part of fa4 must say what it may import."""
+    parts = {p.stem for p in (ROOT / "fa4").glob("*.py")} - {"__init__"}
+    parts |= {p.parent.name for p in (ROOT / "fa4").glob("*/__init__.py")}
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert parts_without_contract(pyproject, parts) == []
+
+
+def test_exceptions_are_still_needed() -> None:
+    """The list of exceptions names functions that exist, wherever their file does."""
+    for qualified in MANY_PARAMETERS:
+        module, _, name = qualified.rpartition(".")
+        path = ROOT / (module.replace(".", "/") + ".py")
+        if path.exists():
+            assert name in dict(functions(ast.parse(path.read_text(encoding="utf-8")))), qualified
+
+
+LONG_FUNCTION = "def f():\n" + "    x = 1\n" * 60
+NINE = "def f(a, b, /, c, *d, e, g, h, i, **j): ..."
+
+
+PLANTED = [
+    ("long file", too_long, "fa4/x.py", "x = 1\n" * 501),
+    ("long test", too_long, "tests/x.py", "x = 1\n" * 701),
+    ("long function", too_long, "fa4/x.py", LONG_FUNCTION),
+    ("long method", too_long, "fa4/x.py", "class C:\n" + indent(LONG_FUNCTION, "    ")),
+    ("long role", too_long, "fa4/sm100/x.py", "def f():\n" + "    x = 1\n" * 150),
+    ("parameters", too_many_parameters, "fa4/x.py", NINE, {}),
+    ("module docstring", undocumented, "fa4/x.py", "x = 1"),
+    ("function docstring", undocumented, "fa4/x.py", '"""M."""\ndef f(): ...'),
+    ("method docstring", undocumented, "x.py", '"M."\nclass C:\n    "C."\n    def f(self): ...'),
+    ("registry", forbidden_text, "x.md", "https://py" + "pi.org/project/x"),
+    ("index option", forbidden_text, "x.md", "pip install --index" + "-url x"),
+    ("local path", forbidden_text, "x.md", "see /work/" + "shared/x"),
+    ("another pin", unpinned, '"ruff==1.0", "mypy==2.0"', '["ruff==1.1"]\n["mypy==2.0"]'),
+    ("missing pin", unpinned, '"ruff==1.0", "mypy==2.0"', '["ruff==1.0"]'),
+    ("no layer", parts_without_contract, 'layers = [\n"(fa4.sim)"]\n', {"new"}),
+    ("torch allowed", parts_without_contract, 'layers = ["fa4.sim"]\n', {"sim"}),
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=[row[0] for row in PLANTED])
+def test_each_rule_finds_its_planted_fault(planted: tuple) -> None:
+    """A rule that cannot fail checks nothing."""
+    _, rule, *arguments = planted
+    assert len(rule(*arguments)) == 1
+
+
+def test_rules_accept_what_is_allowed() -> None:
+    """Limits are inclusive, private things need no docstring, exceptions are honoured."""
+    assert not too_long("fa4/x.py", "x = 1\n" * 500)
+    assert not too_long("fa4/x.py", "def f():\n" + "    x = 1\n" * 59)
+    assert not too_many_parameters("fa4/x.py", "def f(self, a, b, c, d, e, g, h, i): ...", {})
+    assert not too_many_parameters("fa4/x.py", NINE, {"fa4.x.f": "a reason"})
+    assert not undocumented("fa4/x.py", '"""M."""\ndef _f(): ...')
+    contracts = 'layers = ["(fa4.sim)"]\nsource_modules = ["fa4.sim"]\n'
+    assert not parts_without_contract(contracts, {"sim"})
