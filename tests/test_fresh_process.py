@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BLOCK_OPTIONAL = """
 import sys
 
-BLOCKED = {"torch", "cutlass", "cuda", "matplotlib", "hypothesis", "pytest", "threadpoolctl",
+BLOCKED = {"torch", "cutlass", "cuda", "matplotlib", "hypothesis", "pytest",
            "safetensors", "tokenizers", "sentence_transformers"}
 
 class Blocker:

@@ -20,7 +20,7 @@ import typer
 import fa4
 from fa4.commands import emit
 
-CORE = ("numpy", "numba", "ml_dtypes", "typer", "rich")
+CORE = ("numpy", "numba", "ml_dtypes", "threadpoolctl", "typer", "rich")
 
 
 @dataclass(frozen=True)

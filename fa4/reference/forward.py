@@ -26,12 +26,14 @@ from fa4.reference.online_softmax import (
     Partial,
     RowState,
     SoftmaxRule,
+    TileStep,
     add_sink,
     combine,
     exp2_native,
     finish,
     online_step,
 )
+from fa4.reference.parallel import map_tiles
 from fa4.reference.sequences import Sequence, SequenceOutput, lse_dtype, output_dtype
 from fa4.reference.spec import LOG2_E, Attention, modify_scores
 from fa4.reference.tiles import Tile, TileMasks, cut
@@ -61,7 +63,6 @@ class _SequenceForward:
         self.work = lse_dtype(seq.q.dtype)
         self.masks = TileMasks(seq, spec)
         self.heads, self.group = seq.q.shape[0], seq.group
-        self.counters = Counters()
         self.scale = spec.head_scale(seq.batch, self.heads)
         # The maximum is kept in unscaled units, which needs a positive scale; else scale first.
         self.prescaled = spec.modifies_scores or bool((self.scale <= 0).any())
@@ -100,7 +101,23 @@ class _SequenceForward:
             v[:, unseen] = 0
         return scores, v
 
-    def row_block(self, rows: Tile, tiles: list[Tile], with_sink: bool) -> Partial:
+    def work_tile(self, rows: Tile) -> tuple[Partial, Counters]:
+        """O, LSE and the work done for one block of rows; several splits are combined."""
+        counters, splits = Counters(), self.config.num_splits
+        tiles = self.masks.kv_tiles(rows, self.config.tile_n)
+        per_split = max(1, math.ceil(len(tiles) / splits))
+        with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+            parts = [
+                self.row_block(rows, tiles[i * per_split : (i + 1) * per_split], i == 0, counters)
+                for i in range(splits)
+            ]
+            whole = parts[0] if splits == 1 else combine(parts)
+        self.count_block(rows, counters)
+        return whole, counters
+
+    def row_block(
+        self, rows: Tile, tiles: list[Tile], with_sink: bool, counters: Counters
+    ) -> Partial:
         """Normalised O and LSE of one block of rows over the given KV tiles."""
         state = RowState.empty((self.heads, rows.size), self.work)
         o = np.zeros((self.heads, rows.size, self.seq.v.shape[-1]), self.work)
@@ -111,7 +128,7 @@ class _SequenceForward:
             if step.alpha is not None:
                 o *= step.alpha[..., None]
             o += self.grouped_matmul(self.product_operand(step.p, rows, cols), v)
-            self.count_tile(step.rescales_done, step.rescales_skipped, rows, cols)
+            self.count_tile(step, rows, cols, counters)
         if with_sink and self.spec.sink is not None:
             o *= add_sink(state, self.spec.sink[:, None], self.rule)[..., None]
         factor, lse = finish(state, self.rule)
@@ -127,25 +144,25 @@ class _SequenceForward:
             return p
         return round_to(p, self.dtype, saturate=True).astype(self.work)
 
-    def count_tile(self, done: int, skipped: int, rows: Tile, cols: Tile) -> None:
+    def count_tile(self, step: TileStep, rows: Tile, cols: Tile, count: Counters) -> None:
         """Charge one (row block, KV tile) step."""
-        count, heads_k = self.counters, self.seq.k.shape[0]
+        heads_k = self.seq.k.shape[0]
         d, dv = self.seq.q.shape[-1], self.seq.v.shape[-1]
         pairs = self.heads * rows.size * cols.size
         count.exps += pairs
         if self.dtype not in ("fp32", "fp64"):
             emulated = self.config.exp2.emulated_columns(self.config.tile_n)[: cols.size]
             count.emulated_exps += self.heads * rows.size * sum(emulated)
-        count.rescales_done += done
-        count.rescales_skipped += skipped
+        count.rescales_done += step.rescales_done
+        count.rescales_skipped += step.rescales_skipped
         count.matmul_flops += 2 * pairs * (d + dv)
-        count.other_flops += _FLOPS_PER_SCORE * pairs + done * 32 * dv
+        count.other_flops += _FLOPS_PER_SCORE * pairs + step.rescales_done * 32 * dv
         itemsize = self.seq.k.dtype.itemsize
         count.hbm_read_bytes += heads_k * cols.size * (d + dv) * itemsize
 
-    def count_block(self, rows: Tile, splits: int) -> None:
+    def count_block(self, rows: Tile, count: Counters) -> None:
         """Charge one row block: Q in, O and LSE out; partial results in float32 when split."""
-        count, dv = self.counters, self.seq.v.shape[-1]
+        splits, dv = self.config.num_splits, self.seq.v.shape[-1]
         elements = self.heads * rows.size
         count.hbm_read_bytes += splits * elements * self.seq.q.shape[-1] * self.seq.q.dtype.itemsize
         out_bytes = elements * (dv * output_dtype(self.seq.q.dtype).itemsize + 4)
@@ -164,19 +181,16 @@ def forward_sequence(seq: Sequence, spec: Attention, config: ForwardConfig) -> S
     heads, seqlen_q, dv = run.heads, seq.q.shape[1], seq.v.shape[-1]
     out = np.zeros((heads, seqlen_q, dv), output_dtype(seq.q.dtype))
     lse = np.full((heads, seqlen_q), -np.inf, run.work)
-    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        for rows in cut(seqlen_q, config.tile_m * config.q_tiles):
-            tiles = run.masks.kv_tiles(rows, config.tile_n)
-            per_split = max(1, math.ceil(len(tiles) / config.num_splits))
-            parts = [
-                run.row_block(rows, tiles[i * per_split : (i + 1) * per_split], with_sink=i == 0)
-                for i in range(config.num_splits)
-            ]
-            whole = parts[0] if len(parts) == 1 else combine(parts)
-            out[:, rows.slice] = _round_output(whole.out, out.dtype)
-            lse[:, rows.slice] = whole.lse
-            run.count_block(rows, config.num_splits)
-    return SequenceOutput(out, lse, run.counters)
+    blocks = cut(seqlen_q, config.tile_m * config.q_tiles)
+    # User callables may not be safe to call from several threads.
+    alone = spec.score_mod is not None or spec.mask_mod is not None
+    elements = 0 if alone else heads * seqlen_q * seq.k.shape[1]
+    counters = Counters()
+    for rows, (part, count) in zip(blocks, map_tiles(run.work_tile, blocks, elements), strict=True):
+        out[:, rows.slice] = _round_output(part.out, out.dtype)
+        lse[:, rows.slice] = part.lse
+        counters.add(count)
+    return SequenceOutput(out, lse, counters)
 
 
 def _round_output(values: np.ndarray, dtype: np.dtype) -> np.ndarray:

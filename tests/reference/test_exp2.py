@@ -311,7 +311,8 @@ def test_error_table(degree):
 
 def exact_power(x: np.float32) -> np.float32:
     """2^x correctly rounded to float32, by 60-digit decimal arithmetic."""
-    with decimal.localcontext(prec=60):
+    with decimal.localcontext() as context:
+        context.prec = 60
         power = Fraction(decimal.Decimal(2) ** decimal.Decimal(float(x)))
     return exp2_oracle.exact_sum_f32(power, Fraction(0))
 
