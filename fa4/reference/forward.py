@@ -66,7 +66,8 @@ class _SequenceForward:
         self.scale = spec.head_scale(seq.batch, self.heads)
         # The maximum is kept in unscaled units, which needs a positive scale; else scale first.
         self.prescaled = spec.modifies_scores or bool((self.scale <= 0).any())
-        self.value_scale = spec.value_scale(seq.batch, self.heads)
+        kept = 1.0 - spec.dropout.probability
+        self.output_scale = (spec.value_scale(seq.batch, self.heads) / kept).astype(self.work)
 
     @cached_property
     def rule(self) -> SoftmaxRule:
@@ -132,14 +133,18 @@ class _SequenceForward:
         if with_sink and self.spec.sink is not None:
             o *= add_sink(state, self.spec.sink[:, None], self.rule)[..., None]
         factor, lse = finish(state, self.rule)
-        o *= factor[..., None] * self.value_scale.astype(self.work)
+        o *= factor[..., None] * self.output_scale
         return Partial(o, lse)
 
     def product_operand(self, p: np.ndarray, rows: Tile, cols: Tile) -> np.ndarray:
-        """P as the PV product sees it: dropped, rounded to the input type, in the work type."""
+        """P as the PV product sees it: dropped, rounded to the input type, in the work type.
+
+        The factor 1/(1 - dropout probability) waits for the end: here it could push P beyond the
+        range of a narrow type.
+        """
         if self.spec.dropout.probability:
             region = self.masks.region(rows, cols)
-            p = p * keep_scale(self.spec.dropout, region).astype(self.work)
+            p = p * (keep_scale(self.spec.dropout, region) > 0)
         if self.dtype in ("fp32", "fp64"):
             return p
         return round_to(p, self.dtype, saturate=True).astype(self.work)

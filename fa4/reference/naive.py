@@ -137,8 +137,9 @@ def backward_sequence(seq: Sequence, up: Upstream, spec: Attention) -> SequenceG
         ds = prob.scale * modify_gradient(spec, ds, prob.scaled, prob.region)
         ds = np.where(prob.visible, ds, 0.0)
         dq = _weigh(ds, prob.k, prob.visible)
-        dk = sum_groups(ds.transpose(0, 2, 1) @ prob.q, seq.group)
-        dv = sum_groups(dropped.transpose(0, 2, 1) @ dout, seq.group)
+        seen_by = prob.visible.transpose(0, 2, 1)
+        dk = sum_groups(_weigh(ds.transpose(0, 2, 1), prob.q, seen_by), seq.group)
+        dv = sum_groups(_weigh(dropped.transpose(0, 2, 1), dout, seen_by), seq.group)
         dsink = None
         if spec.sink is not None:
             sink = spec.sink.astype(np.float64)[:, None]

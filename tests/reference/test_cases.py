@@ -575,3 +575,25 @@ def test_case_55_max_seqlen_as_scalar_array_or_too_small() -> None:
         attend(drawn.q, drawn.k, drawn.v, max_seqlen_q=value, **drawn.options)
     with pytest.raises(ValueError, match="max_seqlen_k must be at least 20; got 19"):
         attend(drawn.q, drawn.k, drawn.v, max_seqlen_k=19, **drawn.options)
+
+
+@pytest.mark.parametrize(("name", "drop"), [("e4m3", 0.9), ("e4m3", 0.5), ("fp16", 0.999)])
+def test_dropout_does_not_saturate_a_narrow_type(name, drop) -> None:
+    _, k, v = arrays((1, 4, 64, 1, 1, 16, 16), 0, np.float32)
+    inputs = [round_to(x, name) for x in (np.zeros((1, 4, 1, 16), np.float32), k, np.ones_like(v))]
+    options = {"dropout_p": drop, "dropout_seed": 1}
+    out = fa4.flash_attn_func(*inputs, **options).astype(np.float64)
+    truth = fa4.flash_attn_func(*inputs, impl="oracle", **options)
+    assert truth.max() > 0 and worst(out, truth) <= 2.0**-8 * truth.max()
+
+
+@BOTH
+def test_nan_in_a_query_without_keys_stays_in_its_row(impl) -> None:
+    q, k, v = arrays((1, 30, 10, 2, 1, 8, 8))
+    out, lse = attend(q, k, v, causal=True, impl="oracle")
+    dout = np.ones(out.shape)
+    options = {"causal": True, "config": (small_tiles(), fa4.BackwardConfig(tile_m=10, tile_n=8))}
+    clean = fa4.flash_attn_backward(dout, q, k, v, out, lse, impl=impl, **options)
+    q[:, :20], dout[:, :20] = np.nan, np.nan
+    grads = fa4.flash_attn_backward(dout, q, k, v, out, lse, impl=impl, **options)
+    assert worst(grads.dk, clean.dk) <= EXACT and worst(grads.dv, clean.dv) <= EXACT

@@ -1,0 +1,156 @@
+"""`fa4 generations`: standard attention and FlashAttention 1 to 4 on one problem, side by side.
+
+Exactness against the float64 oracle, HBM traffic, exponentials and rescales as each paper's
+algorithm has them, and the memory that its NumPy form allocates.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from fa4.commands import emit
+
+if TYPE_CHECKING:
+    from fa4.reference import ForwardResult
+
+T = TypeVar("T")
+
+DTYPES = ("bf16", "fp16", "fp32", "fp64")
+
+# Score elements of all heads: the oracle holds about six float64 matrices of them, here 3 GiB.
+MOST_SCORES = 2**26
+
+
+def generations(
+    seqlen: Annotated[int, typer.Option(help="Queries and keys.")] = 1024,
+    heads: Annotated[int, typer.Option(help="Query and KV heads.")] = 2,
+    head_dim: Annotated[int, typer.Option(help="Elements of a query, key or value.")] = 64,
+    dtype: Annotated[str, typer.Option(help="Input type: bf16, fp16, fp32 or fp64.")] = "bf16",
+    causal: Annotated[bool, typer.Option("--causal", help="Hide later keys.")] = False,
+    sram_kib: Annotated[int, typer.Option(help="On-chip memory that sizes fa1's blocks.")] = 192,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Compare standard attention and FlashAttention 1 to 4: error, traffic, exps and rescales.
+
+    Example: fa4 generations --seqlen 2048 --causal --sram-kib 64
+    """
+    problem: dict[str, Any] = {
+        "seqlen": seqlen,
+        "heads": heads,
+        "head_dim": head_dim,
+        "dtype": dtype,
+        "causal": causal,
+        "sram_bytes": sram_kib * 1024,
+        "seed": seed,
+    }
+    check(problem)
+    emit(compare(problem), as_json, render)
+
+
+def check(problem: Mapping[str, Any]) -> None:
+    """Refuse sizes and types that no generation computes, with one line each."""
+    from fa4.config import require, require_int
+
+    require_int("seqlen", problem["seqlen"], 1)
+    require_int("heads", problem["heads"], 1)
+    require_int("head_dim", problem["head_dim"], 1, 1024)
+    require(problem["dtype"] in DTYPES, f"dtype must be one of {DTYPES}", problem["dtype"])
+    require(problem["sram_bytes"] > 0, "sram_kib must be at least 1", problem["sram_bytes"] // 1024)
+    require_int("seed", problem["seed"], 0)
+    scores = problem["heads"] * problem["seqlen"] ** 2
+    require(scores <= MOST_SCORES, f"heads * seqlen^2 must be at most {MOST_SCORES}", scores)
+
+
+def compare(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """The report as plain data: the problem and one row per generation, oldest first."""
+    import numpy as np
+
+    from fa4.dtypes import round_to
+    from fa4.reference import Attention, attention_forward
+    from fa4.reference.generations import GENERATIONS, run_generation
+
+    rng = np.random.default_rng(problem["seed"])
+    shape = (1, problem["seqlen"], problem["heads"], problem["head_dim"])
+    q, k, v = (round_to(rng.standard_normal(shape), problem["dtype"]) for _ in range(3))
+    spec = Attention(
+        softmax_scale=problem["head_dim"] ** -0.5,
+        window=(None, 0 if problem["causal"] else None),
+    )
+    oracle = attention_forward(q, k, v, spec)
+    rows = []
+    for generation in GENERATIONS.values():
+        run = partial(run_generation, generation.name, sram_bytes=problem["sram_bytes"])
+        result, peak_bytes = with_peak(partial(run, q, k, v, spec))
+        errors = errors_against(oracle, result)
+        work = result.counters.as_dict() | {"emulated_share": result.counters.emulated_share}
+        about = {"generation": generation.name, "title": generation.title}
+        rows.append(about | errors | work | {"peak_memory_bytes": peak_bytes})
+    return {"problem": dict(problem), "generations": rows}
+
+
+def errors_against(oracle: ForwardResult, result: ForwardResult) -> dict[str, float]:
+    """Largest absolute errors of O and of the LSE."""
+    import numpy as np
+
+    return {
+        "max_error_out": float(np.abs(result.out.astype(np.float64) - oracle.out).max()),
+        "max_error_lse": float(np.abs(result.lse.astype(np.float64) - oracle.lse).max()),
+    }
+
+
+def with_peak(call: Callable[[], T]) -> tuple[T, int]:
+    """What `call` returns, and the most bytes allocated at once during it (results included)."""
+    already = tracemalloc.is_tracing()
+    if not already:
+        tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        result = call()
+        return result, tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not already:
+            tracemalloc.stop()
+
+
+def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The report for people: one table, and what its columns count."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    problem = report["problem"]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("error O", "of LSE", "HBM MB", "exps", "emul.", "rescales", "GFLOP", "mem MB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in report["generations"]:
+        possible = row["rescales_done"] + row["rescales_skipped"]
+        table.add_row(
+            row["generation"],
+            f"{row['max_error_out']:.1e}",
+            f"{row['max_error_lse']:.1e}",
+            f"{(row['hbm_read_bytes'] + row['hbm_write_bytes']) / 1e6:.2f}",
+            f"{row['exps'] / 1e6:.2f} M",
+            f"{row['emulated_share']:.1%}",
+            f"{row['rescales_done']}/{possible}",
+            f"{row['matmul_flops'] / 1e9:.2f}",
+            f"{row['peak_memory_bytes'] / 1e6:.2f}",
+        )
+    mask = "causal" if problem["causal"] else "no mask"
+    sizes = f"seqlen {problem['seqlen']}, {problem['heads']} heads, head dim {problem['head_dim']}"
+    return (
+        f"{sizes}, {problem['dtype']}, {mask}, SRAM {problem['sram_bytes'] // 1024} KiB",
+        table,
+        "errors: largest, against the float64 oracle\n"
+        "HBM: read and written by the paper's algorithm\n"
+        "emul.: share of exponentials computed by polynomial\n"
+        "rescales: done/possible, one per warp of 32 rows and KV tile after the first\n"
+        "GFLOP: matrix products\n"
+        "mem: peak allocation of the NumPy form, results included",
+    )
