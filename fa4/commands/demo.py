@@ -1,0 +1,121 @@
+"""`fa4 demo`: FA4's algorithm on real queries, keys and values, its errors and its rescales."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fa4.commands import SCHEMA_VERSION, emit, plain
+
+
+def demo(
+    text: Annotated[
+        Path | None, typer.Option("--text", help="UTF-8 text to read instead of the essay.")
+    ] = None,
+    arrays: Annotated[
+        Path | None,
+        typer.Option(
+            "--input",
+            help=".npz or .safetensors file with q, k, v or LAYER.q, LAYER.k, LAYER.v, each "
+            "(S, H, D) or (B, S, H, D), instead of a text.",
+        ),
+    ] = None,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Hide later keys in the attention that is measured.")
+    ] = False,
+    chunks: Annotated[
+        int, typer.Option("--chunks", min=1, help="Read at most so many chunks of 512 tokens.")
+    ] = 16,
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for report.json and figure.png.")
+    ] = Path("out/demo"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Run FA4's algorithm on the attention layers of a real model and check every layer.
+
+    MiniLM-L6-v2 reads a text; each layer's q, k, v, rounded to bf16, go through FA4's forward pass
+    and through the float64 oracle. Exit code 1 if an error exceeds its budget.
+
+    Example: fa4 demo --causal --out out/causal
+    """
+    from fa4.demo.inputs import file_source, text_source
+    from fa4.demo.report import build_report, check_folder, write_whole
+
+    if text is not None and arrays is not None:
+        raise ValueError(f"--text and --input exclude each other; got {text} and {arrays}")
+    check_folder(out)
+    source = file_source(arrays) if arrays is not None else text_source(text, chunks)
+    left_out = source.about.get("tokens_in_text", 0) - source.about.get("tokens_used", 0)
+    if left_out:
+        say(f"the last {left_out} tokens are left out; --chunks {chunks} sets the limit")
+    report = build_report(source, causal, say)
+    image = draw(report)
+    report["figure"] = None if image is None else str(out / "figure.png")
+    report["report"] = str(out / "report.json")
+    document = {"schema_version": SCHEMA_VERSION, **plain(report)}
+    content = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    write_whole(out / "figure.png", image)
+    write_whole(out / "report.json", content.encode())
+    emit(report, as_json, render)
+    if not report["within_budget"]:
+        raise typer.Exit(1)
+
+
+def say(line: str) -> None:
+    """Progress and remarks go to stderr, so that stdout holds the report alone."""
+    print(f"fa4 demo: {line}", file=sys.stderr, flush=True)
+
+
+def draw(report: dict[str, Any]) -> bytes | None:
+    """The figure as PNG; None, and a sentence on stderr, without matplotlib."""
+    from fa4.demo.figure import draw_figure
+
+    try:
+        return draw_figure(report)
+    except ImportError as error:
+        say(str(error))
+        return None
+
+
+def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The report for people: one row per layer, then the rescales, the verdict and the files."""
+    from rich import box
+    from rich.table import Table
+
+    # Fits 80 columns.
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    for title in ("O error", "budget", "LSE error", "budget", "rescaled", "skipped", "emulated"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("")
+    for layer in report["layers"]:
+        skipped = layer["skipped_share"]
+        table.add_row(
+            layer["name"],
+            *(f"{layer['out'][key]:.1e}" for key in ("error", "budget")),
+            *(f"{layer['lse'][key]:.1e}" for key in ("error", "budget")),
+            f"{layer['rescales_done']}",
+            "-" if skipped is None else f"{skipped:.2%}",
+            f"{layer['emulated_share']:.1%}",
+            "ok" if layer["within_budget"] else "OVER",
+        )
+    layers, sweep = report["layers"], report["rescale_rate"]
+    kept = sum(layer["within_budget"] for layer in layers)
+    shares = ", ".join(
+        f"{rate:.1%} at {tau:g}"
+        for tau, rate in zip(sweep["taus"], sweep["total_rate"], strict=True)
+    )
+    verdict = "all" if kept == len(layers) else f"{len(layers) - kept} over budget, {kept}"
+    mask = ", causal" if report["causal"] else ""
+    return (
+        f"FA4 mode ({report['dtype']}{mask}) against the float64 oracle, at the worst element:",
+        table,
+        f"Warps that rescale, by tau, in KV tiles of {sweep['tile_n']} keys: {shares}",
+        f"Layers within budget: {verdict} of {len(layers)}",
+        *(f"wrote {report[key]}" for key in ("report", "figure") if report[key]),
+    )

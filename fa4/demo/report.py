@@ -1,0 +1,72 @@
+"""The demo's report as plain data, and its files: written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from fa4.demo.inputs import Source
+from fa4.demo.measure import DTYPE, measure, prepare
+from fa4.demo.rescales import RescaleCounts
+
+
+def build_report(source: Source, causal: bool, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure every layer of a source; `progress` gets a line after each.
+
+    Keys: input, dtype, causal, config (of the last layer), within_budget, layers (one dict each,
+    see `LayerResult.as_dict`) and rescale_rate (see `RescaleCounts.as_dict`), over all layers.
+    """
+    rescales = RescaleCounts()
+    results = []
+    config: dict[str, Any] = {}
+    started = time.perf_counter()
+    # The oracle's products are small: a second BLAS thread gains nothing on two idle cores and
+    # costs a factor of seven on cores that are busy with something else.
+    with threadpool_limits(1, user_api="blas"):
+        for number, layer in enumerate(source.layers, 1):
+            request = prepare(layer, causal)
+            results.append(measure(layer, request, causal))
+            rescales.count(request)
+            config = asdict(request.forward_config)
+            seconds = time.perf_counter() - started
+            progress(f"{layer.name}: {number} of {source.num_layers} layers, {seconds:.1f} s")
+    return {
+        "input": source.about,
+        "dtype": DTYPE,
+        "causal": causal,
+        "config": config,
+        "within_budget": all(result.within for result in results),
+        "layers": [result.as_dict() for result in results],
+        "rescale_rate": rescales.as_dict(),
+    }
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OSError now if `folder` can clearly not be written to later; creates nothing."""
+    present = folder
+    while not present.exists() and present != present.parent:
+        present = present.parent
+    if not present.is_dir():
+        raise NotADirectoryError(20, "Not a directory", str(present))
+    if not os.access(present, os.W_OK | os.X_OK):
+        raise PermissionError(13, "Permission denied", str(present))
+
+
+def write_whole(path: Path, content: bytes | None) -> None:
+    """Put `content` at `path` in one step; None removes what an earlier run left there."""
+    if content is None:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
