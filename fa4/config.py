@@ -262,3 +262,81 @@ class BackwardConfig:
         require(self.dq_order in orders, f"dq_order must be one of {orders}", self.dq_order)
         if self.cta_group == 2:
             require(self.tile_m % 2 == 0, "tile_m must be even with cta_group 2", self.tile_m)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardPipeline:
+    """Everything that shapes a forward kernel's pipeline, beside the arithmetic of `numerics`.
+
+    cta_group 2: CTA pairs share B operands. kv_stages None: as many as shared memory holds.
+    ping_pong: the tensor core alternates between the two Q tiles (PV0, QK0, PV1, QK1).
+    correction "warpgroup": O is rescaled by its own warps, "inline" by the softmax warps.
+    p_space: where P waits for the second product. split_p: part of P after which it may start.
+    scheduler: "static" (persistent), "lpt", "clc" or "naive".
+    """
+
+    head_dim: int = 128
+    head_dim_v: int | None = None
+    element_bytes: int = 2
+    causal: bool = False
+    numerics: ForwardConfig = field(default_factory=ForwardConfig)
+    cta_group: int = 1
+    kv_stages: int | None = None
+    ping_pong: bool = True
+    correction: str = "warpgroup"
+    p_space: str = "tmem"
+    split_p: float = 0.75
+    scheduler: str = "static"
+
+    def __post_init__(self) -> None:
+        """Check ranges; fill head_dim_v with head_dim where it is None."""
+        if self.head_dim_v is None:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+        for name in ("head_dim", "head_dim_v"):
+            require_int(name, getattr(self, name), 8, 512)
+            require(getattr(self, name) % 8 == 0, f"{name} must be a multiple of 8",
+                    getattr(self, name))  # fmt: skip
+        require(self.element_bytes in (1, 2), "element_bytes must be 1 or 2", self.element_bytes)
+        require_int("cta_group", self.cta_group, 1, 2)
+        if self.kv_stages is not None:
+            require_int("kv_stages", self.kv_stages, 2, 32)
+        choices = {
+            "correction": ("warpgroup", "inline"),
+            "p_space": ("tmem", "smem"),
+            "scheduler": ("static", "lpt", "clc", "naive"),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
+        require_finite("split_p", self.split_p)
+        require(0.0 < self.split_p <= 1.0, "split_p must be in (0, 1]", self.split_p)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardPipeline:
+    """Everything that shapes a backward kernel's pipeline.
+
+    `numerics` holds the tile sizes and the CTA group. deterministic: CTAs add to a dQ tile in a
+    fixed order, one after the other. scheduler: "naive", "lpt" or "spt" (shortest first).
+    """
+
+    head_dim: int = 128
+    head_dim_v: int | None = None
+    element_bytes: int = 2
+    causal: bool = False
+    numerics: BackwardConfig = field(default_factory=BackwardConfig)
+    deterministic: bool = False
+    scheduler: str = "naive"
+
+    def __post_init__(self) -> None:
+        """Check ranges; fill head_dim_v with head_dim where it is None."""
+        if self.head_dim_v is None:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+        for name in ("head_dim", "head_dim_v"):
+            require_int(name, getattr(self, name), 16, 256)
+            require(getattr(self, name) % 16 == 0, f"{name} must be a multiple of 16",
+                    getattr(self, name))  # fmt: skip
+        require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
+        allowed = ("naive", "lpt", "spt")
+        require(self.scheduler in allowed, f"scheduler must be one of {', '.join(allowed)}",
+                self.scheduler)  # fmt: skip

@@ -1,0 +1,277 @@
+"""The vocabulary in which a kernel's pipeline is described once, as data.
+
+A `PipelinePlan` has warp roles, each with a program of `Wait`, `Arrive`, `Work` and `Loop`; one-way
+signals between roles; and buffers in shared and tensor memory. It holds amounts (tile shapes,
+bytes, instructions per thread), never cycles and never run-time values: the simulator, the kernels,
+the checks and the documentation all read the same object. Standard library only.
+
+Two signals make a producer/consumer ring (`ring`), but a signal may have several arrivers: phase k
+of a signal is complete when every arriver has arrived k + 1 times. `free` phases count as complete
+from the start (the empty slots of a ring).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mma:
+    """One tile of matrix products on the tensor core, as one CTA sees it.
+
+    rows x cols x depth multiply-adds of this CTA. `a_bytes` and `b_bytes` are what the products
+    read from shared memory (0 for an operand in tensor memory); cta_group 2 spans a CTA pair.
+    """
+
+    rows: int
+    cols: int
+    depth: int
+    a_bytes: int
+    b_bytes: int
+    cta_group: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A bulk copy: kind is "load", "store", "reduce" (add into global) or "dsmem" (to the peer).
+
+    `cold` loads touch data for the first time, so they come from HBM and not from L2.
+    """
+
+    kind: str
+    num_bytes: int
+    cold: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmemAccess:
+    """A warpgroup loads or stores (`kind`) `cols` 32-bit columns of its 128 TMEM lanes."""
+
+    kind: str
+    cols: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmemAccess:
+    """A role reads or writes `num_bytes` of shared memory with ordinary loads and stores."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Math:
+    """Instructions per thread of every warp of a role, by execution pipe.
+
+    mufu: exponentials. fma: FMA-pipe instructions (a packed f32x2 one counts 2). alu: max, convert,
+    integer, select. other: moves, address arithmetic, control: issue slots only.
+    """
+
+    mufu: float = 0.0
+    fma: float = 0.0
+    alu: float = 0.0
+    other: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync:
+    """A barrier among the warps of one role; `fenced` with fences of tensor and shared memory."""
+
+    fenced: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Semaphore:
+    """Poll a counter in global memory until it is this CTA's turn."""
+
+
+Amount = Mma | Copy | TmemAccess | SmemAccess | Math | Sync | Semaphore
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Block until this role's next phase of `signal` is complete."""
+
+    signal: str
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """Arrive on `signal`, at once, or when all of this role's earlier work on unit `after` is done.
+
+    after="tensor" is tcgen05.commit, after="tma" a transaction-byte completion.
+    """
+
+    signal: str
+    after: str | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that takes time. `asynchronous` work lets the role go on once it is issued.
+
+    `reads` and `writes` name buffers. `share` names a run-time fraction (such as the rescale rate)
+    by which the amount is multiplied.
+    """
+
+    what: str
+    amount: Amount
+    asynchronous: bool = False
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    share: str | None = None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Repeat `body` max(0, trips[trip] + offset) times."""
+
+    trip: str
+    body: tuple[Step, ...]
+    offset: int = 0
+
+
+Step = Wait | Arrive | Work | Loop
+Program = tuple[Step, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """Warps that run one program: `prologue` once per CTA, `program` once per work tile."""
+
+    name: str
+    warps: tuple[int, ...]
+    registers: int
+    program: Program
+    prologue: Program = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signal:
+    """One-way synchronisation. kind is "mbarrier" or "named".
+
+    `arrivals` gives, per arriver, how many arrivals of the hardware barrier one `Arrive` stands for
+    (threads, or 1 for an elected thread, a commit or a TMA completion); their sum is the barrier's
+    arrive count. `stages` is the number of barriers used in turn, `tx_bytes` the transaction bytes
+    of one phase. `remote` signals are completed by arrivals from the other CTA of a pair.
+    """
+
+    name: str
+    arrivals: Mapping[str, int]
+    waiters: tuple[str, ...]
+    kind: str = "mbarrier"
+    stages: int = 1
+    free: int = 0
+    tx_bytes: int = 0
+    remote: bool = False
+
+    @property
+    def arrive_count(self) -> int:
+        """Count that the barrier is initialised with."""
+        return sum(self.arrivals.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """A region of shared memory (bytes) or tensor memory (columns).
+
+    space is "smem" or "tmem"; start is a column for TMEM and a byte offset for SMEM. `overlaps`
+    names the buffers that are allowed to share its memory, with the protocol that makes it safe.
+    """
+
+    name: str
+    space: str
+    start: int
+    size: int
+    stages: int = 1
+    overlaps: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stop(self) -> int:
+        """One past the last byte or column."""
+        return self.start + self.size * self.stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePlan:
+    """One kernel on one machine: roles, signals and memory. `cta_group` CTAs work together."""
+
+    name: str
+    roles: tuple[Role, ...]
+    signals: tuple[Signal, ...]
+    buffers: tuple[Buffer, ...]
+    cta_group: int = 1
+    trips: tuple[str, ...] = ("kv_tiles",)
+    shares: tuple[str, ...] = ()
+
+    def role(self, name: str) -> Role:
+        """The role called `name`; KeyError otherwise."""
+        role: Role = _named(self.roles, name)
+        return role
+
+    def signal(self, name: str) -> Signal:
+        """The signal called `name`; KeyError otherwise."""
+        signal: Signal = _named(self.signals, name)
+        return signal
+
+    def buffer(self, name: str) -> Buffer:
+        """The buffer called `name`; KeyError otherwise."""
+        buffer: Buffer = _named(self.buffers, name)
+        return buffer
+
+    @property
+    def warps(self) -> int:
+        """Warps per CTA."""
+        return 1 + max(warp for role in self.roles for warp in role.warps)
+
+    def bytes_used(self, space: str) -> int:
+        """Extent of a memory space: bytes of "smem" or columns of "tmem"."""
+        return max((b.stop for b in self.buffers if b.space == space), default=0)
+
+
+def _named(items: tuple[Any, ...], name: str) -> Any:
+    for item in items:
+        if item.name == name:
+            return item
+    raise KeyError(name)
+
+
+def ring(
+    name: str, producer: str, consumer: str, stages: int, *, tx_bytes: int = 0
+) -> tuple[Signal, Signal]:
+    """`<name>_full` and `<name>_empty` of a ring of `stages` slots, one arrival on each side."""
+    full = Signal(
+        name=f"{name}_full",
+        arrivals={producer: 1},
+        waiters=(consumer,),
+        stages=stages,
+        tx_bytes=tx_bytes,
+    )
+    empty = Signal(
+        name=f"{name}_empty",
+        arrivals={consumer: 1},
+        waiters=(producer,),
+        stages=stages,
+        free=stages,
+    )
+    return full, empty
+
+
+def walk(program: Program) -> Iterator[Wait | Arrive | Work]:
+    """Every step of a program once, loop bodies included."""
+    for step in program:
+        if isinstance(step, Loop):
+            yield from walk(step.body)
+        else:
+            yield step
+
+
+def unroll(program: Program, trips: Mapping[str, int]) -> Iterator[Wait | Arrive | Work]:
+    """The steps as executed, loops unrolled with concrete trip counts."""
+    for step in program:
+        if isinstance(step, Loop):
+            for _ in range(max(0, trips[step.trip] + step.offset)):
+                yield from unroll(step.body, trips)
+        else:
+            yield step

@@ -1,0 +1,177 @@
+"""From work tiles to the time of a kernel: which SM runs what, when the last one is done.
+
+SMs run independently: they share L2 and HBM bandwidth, which bounds the kernel as a whole, and
+otherwise meet only through the order in which they take work tiles. CTAs of a pair run in step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fa4.sim import engine
+from fa4.sim.code import EventCode, Run
+from fa4.sim.worktiles import WorkTiles
+
+# The periodic shortcut simulates this many steps of a longer loop and extends the rest by the
+# period: the pipelines settle within about ten steps.
+SHORT_STEPS, PERIOD_STEPS = 24, 8
+SHORT_TILES = 4  # work tiles after which a persistent CTA repeats itself
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Cycles of one CTA over its work tiles, and the engine's run it is read from."""
+
+    cycles: float
+    busy: np.ndarray
+    stalled: np.ndarray
+    events: int
+
+
+@dataclass(frozen=True)
+class ChipRun:
+    """Cycles until the last SM is done, and what an average SM did until then."""
+
+    cycles: float
+    busy: np.ndarray  # (U,) mean occupied cycles per unit
+    stalled: np.ndarray  # (R, S) mean cycles each role waited on each signal
+    events: int
+    imbalance: float  # 1 - mean finish / last finish
+
+
+class TileRunner:
+    """Executes sequences of work tiles on one SM, remembering equal ones.
+
+    With `exact` every step is simulated; otherwise long loops are extended by their period.
+    """
+
+    def __init__(self, code: EventCode, *, exact: bool = False) -> None:
+        self.code, self.exact = code, exact
+        self._known: dict[bytes, Execution] = {}
+
+    def run(self, trips: np.ndarray) -> Execution:
+        """Cycles of one CTA that works on `trips` (T, 3) one after the other."""
+        key = np.ascontiguousarray(trips).tobytes()
+        if key not in self._known:
+            self._known[key] = self._simulate(trips) if self.exact else self._shortcut(trips)
+        return self._known[key]
+
+    def _simulate(self, trips: np.ndarray) -> Execution:
+        run = engine.execute(self.code, trips)
+        return Execution(run.end, run.busy, run.stalled, run.events)
+
+    def _shortcut(self, trips: np.ndarray) -> Execution:
+        """Shorten every loop to SHORT_STEPS plus whole periods; add the missing periods."""
+        plain = trips[:, 2]
+        excess = np.maximum(0, plain - SHORT_STEPS) // PERIOD_STEPS * PERIOD_STEPS
+        if not excess.any():
+            return self._repeat(trips)
+        short = trips.copy()
+        short[:, 2] -= excess
+        short[:, 0] -= excess
+        base = self._repeat(short)
+        one = short[np.argmax(excess)][None]
+        longer = one + np.array([[PERIOD_STEPS, 0, PERIOD_STEPS]])
+        first, second = self._simulate(one), self._simulate(longer)
+        return _extend(base, first, second, int(excess.sum()) / PERIOD_STEPS)
+
+    def _repeat(self, trips: np.ndarray) -> Execution:
+        """A persistent CTA with many equal work tiles: simulate a few, extend the rest."""
+        equal = len(trips) > SHORT_TILES + 1 and (trips == trips[0]).all()
+        if not equal:
+            return self._simulate(trips)
+        first = self._simulate(trips[:SHORT_TILES])
+        second = self._simulate(trips[: SHORT_TILES + 1])
+        return _extend(second, first, second, len(trips) - SHORT_TILES - 1)
+
+
+def _extend(base: Execution, first: Execution, second: Execution, periods: float) -> Execution:
+    """`base` plus `periods` times the difference between two executions one period apart."""
+    return Execution(
+        base.cycles + periods * (second.cycles - first.cycles),
+        base.busy + periods * (second.busy - first.busy),
+        base.stalled + periods * (second.stalled - first.stalled),
+        int(base.events + periods * (second.events - first.events)),
+    )
+
+
+def run_persistent(
+    runner: TileRunner, tiles: WorkTiles, machines: int, start_cycles: float
+) -> ChipRun:
+    """Machine i works on tiles i, i + machines, ... without leaving its CTA."""
+    used = min(machines, len(tiles.trips))
+    runs = [runner.run(tiles.trips[i::machines]) for i in range(used)]
+    finish = np.array([start_cycles + run.cycles for run in runs])
+    return _summary(runner, finish, runs, machines)
+
+
+def run_one_by_one(
+    runner: TileRunner, tiles: WorkTiles, machines: int, start_cycles: float
+) -> ChipRun:
+    """One CTA per work tile, given in order to the machine that is free first."""
+    runs = [runner.run(trips[None]) for trips in tiles.trips]
+    free = [0.0] * machines
+    for run in runs:
+        heapq.heapreplace(free, free[0] + start_cycles + run.cycles)
+    return _summary(runner, np.array(free), runs, machines)
+
+
+def run_in_turn(
+    runner: TileRunner,
+    tiles: WorkTiles,
+    machines: int,
+    start_cycles: float,
+    hop_cycles: Callable[[], float] | float,
+) -> ChipRun:
+    """Deterministic backward: the CTAs of a head add to each dQ tile in launch order.
+
+    CTA n may add to query tile m only `hop_cycles` after its predecessor did. A CTA's own adds are
+    evenly spaced over its run, and a wait delays everything after it.
+    """
+    hop = hop_cycles() if callable(hop_cycles) else hop_cycles
+    free = [0.0] * machines
+    runs = []
+    last_add: dict[tuple[int, int], np.ndarray] = {}
+    for i, trips in enumerate(tiles.trips):
+        run = runner.run(trips[None])
+        runs.append(run)
+        steps = int(trips[0])
+        head = (int(tiles.batch[i]), int(tiles.head[i]))
+        start = heapq.heappop(free) + start_cycles
+        pace = run.cycles / (steps + 1)
+        own = start + pace * np.arange(1, steps + 1)
+        before = last_add.get(head)
+        adds = own
+        if before is not None:
+            shared = min(steps, len(before))
+            earliest = np.full(steps, -np.inf)
+            earliest[-shared:] = before[-shared:] + hop
+            # adds[m] = max(own pace after adds[m - 1], earliest[m]): a running maximum of delays
+            delay = np.maximum.accumulate(np.maximum(earliest - own, 0.0))
+            adds = own + delay
+        last_add[head] = adds
+        heapq.heappush(free, float(adds[-1] + pace))
+    return _summary(runner, np.array(free), runs, machines)
+
+
+def _summary(
+    runner: TileRunner, finish: np.ndarray, runs: list[Execution], machines: int
+) -> ChipRun:
+    """Means over all machines, idle ones included."""
+    code = runner.code
+    if not runs:
+        shape = (len(code.role_names), len(code.signal_names))
+        return ChipRun(0.0, np.zeros(len(code.unit_names)), np.zeros(shape), 0, 0.0)
+    busy = sum((run.busy for run in runs), np.zeros_like(runs[0].busy)) / machines
+    stalled = sum((run.stalled for run in runs), np.zeros_like(runs[0].stalled)) / machines
+    last = float(finish.max())
+    mean = float(finish.sum()) / machines
+    return ChipRun(last, busy, stalled, sum(run.events for run in runs), 1.0 - mean / last)
+
+
+__all__ = ["ChipRun", "Execution", "Run", "TileRunner", "run_in_turn", "run_one_by_one",
+           "run_persistent"]  # fmt: skip

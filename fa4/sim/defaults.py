@@ -1,0 +1,56 @@
+"""The pipeline that FlashAttention-4 would choose for a problem."""
+
+from __future__ import annotations
+
+from fa4.config import BackwardConfig, BackwardPipeline, ForwardConfig, ForwardPipeline, Problem
+from fa4.hardware import Gpu
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of an element; ValueError for a type the kernels do not take."""
+    sizes = {"bf16": 2, "fp16": 2, "e4m3": 1, "e5m2": 1}
+    if dtype not in sizes:
+        raise ValueError(f"dtype must be one of {', '.join(sizes)}; got {dtype!r}")
+    return sizes[dtype]
+
+
+def default_forward(problem: Problem, gpu: Gpu) -> ForwardPipeline:
+    """Forward choices of flash_attn.cute: pairs without a mask, longest first with one.
+
+    Two CTAs share operands for head dims of 128 and 192 (dv 128) without causal mask or window,
+    when a sequence has more than one block of rows. B300's exponential units are twice as fast, so
+    nothing is emulated there.
+    """
+    assert problem.head_dim_v is not None
+    masked = problem.window_size != (None, None)
+    rows = problem.seqlen_q * (problem.heads_q // problem.heads_k)
+    padded = 128 if 96 < problem.head_dim <= 128 else problem.head_dim
+    pair = not masked and padded in (128, 192) and problem.head_dim_v == 128 and rows > 256
+    numerics = ForwardConfig.tuned(problem.dtype, problem.head_dim, masked)
+    if gpu.arch == "sm_103a":
+        numerics = ForwardConfig(
+            rescale_threshold_log2=numerics.rescale_threshold_log2,
+            p_offset_log2=numerics.p_offset_log2,
+        )
+    return ForwardPipeline(
+        head_dim=problem.head_dim,
+        head_dim_v=problem.head_dim_v,
+        element_bytes=element_bytes(problem.dtype),
+        causal=masked,
+        numerics=numerics,
+        cta_group=2 if pair else 1,
+        scheduler="lpt" if masked else "static",
+    )
+
+
+def default_backward(problem: Problem, *, deterministic: bool = False) -> BackwardPipeline:
+    """Backward choices of flash_attn.cute: pairs from head dim 128 on, SPT when deterministic."""
+    masked = problem.window_size != (None, None)
+    return BackwardPipeline(
+        head_dim=problem.head_dim,
+        head_dim_v=problem.head_dim_v,
+        causal=masked,
+        numerics=BackwardConfig(cta_group=2 if problem.head_dim >= 128 else 1),
+        deterministic=deterministic,
+        scheduler="spt" if deterministic and masked else "naive",
+    )

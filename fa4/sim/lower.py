@@ -1,0 +1,151 @@
+"""From a plan and a cost table to the arrays that the engines execute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fa4.plan.schema import Arrive, Loop, PipelinePlan, Program, Role, Signal, Wait, Work
+from fa4.sim.code import (
+    ARRIVE,
+    END,
+    LOOP,
+    MAX_LOOP_DEPTH,
+    TILE_END,
+    UNITS_PER_WORK,
+    WAIT,
+    WORK,
+    EventCode,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkCost:
+    """Cycles of one piece of work: occupancy per unit (its own unit first), latency, issue."""
+
+    occupancy_cycles: Mapping[str, float]
+    latency_cycles: float = 0.0
+    issue_cycles: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalCost:
+    """Cycles from an arrival to its visibility, and of a wait that passes."""
+
+    latency_cycles: float = 0.0
+    wait_cycles: float = 0.0
+
+
+WorkCosts = Callable[[Role, Work], WorkCost]
+SignalCosts = Callable[[Signal], SignalCost]
+
+
+@dataclass
+class _Lowering:
+    """Arrays under construction."""
+
+    plan: PipelinePlan
+    work_costs: WorkCosts
+    shares: Mapping[str, float]
+    units: dict[str, int] = field(default_factory=dict)
+    code: list[tuple[int, int, int, int]] = field(default_factory=list)
+    works: list[tuple[str, WorkCost, float]] = field(default_factory=list)
+    waiters: dict[tuple[str, str], int] = field(default_factory=dict)
+    arrivers: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def emit_program(self, role: Role, program: Program, depth: int = 0) -> None:
+        """Append the instructions of a program."""
+        for step in program:
+            if isinstance(step, Wait):
+                slot = self.waiters.setdefault((step.signal, role.name), len(self.waiters))
+                self.code.append((WAIT, self.signal_index(step.signal), slot, 0))
+            elif isinstance(step, Arrive):
+                slot = self.arrivers[step.signal, role.name]
+                unit = -1 if step.after is None else self.unit_index(step.after)
+                self.code.append((ARRIVE, slot, unit, 0))
+            elif isinstance(step, Loop):
+                self.emit_loop(role, step, depth)
+            else:
+                self.emit_work(role, step)
+
+    def emit_loop(self, role: Role, step: Loop, depth: int) -> None:
+        """LOOP, body, END, each knowing where the other is."""
+        if depth >= MAX_LOOP_DEPTH:
+            raise ValueError(f"loops of {role.name} nest deeper than {MAX_LOOP_DEPTH}")
+        start = len(self.code)
+        self.code.append((LOOP, self.plan.trips.index(step.trip), step.offset, 0))
+        self.emit_program(role, step.body, depth + 1)
+        self.code[start] = (*self.code[start][:3], len(self.code))
+        self.code.append((END, start, 0, 0))
+
+    def emit_work(self, role: Role, step: Work) -> None:
+        """One WORK instruction with its own row of costs."""
+        share = 1.0 if step.share is None else self.shares[step.share]
+        cost = self.work_costs(role, step)
+        if len(cost.occupancy_cycles) > UNITS_PER_WORK:
+            raise ValueError(f"{step.what} uses more than {UNITS_PER_WORK} units")
+        for unit in cost.occupancy_cycles:
+            self.unit_index(unit)
+        self.code.append((WORK, len(self.works), int(step.asynchronous), 0))
+        self.works.append((step.what, cost, share))
+
+    def unit_index(self, name: str) -> int:
+        """Index of a unit, added on first use."""
+        return self.units.setdefault(name, len(self.units))
+
+    def signal_index(self, name: str) -> int:
+        """Index of a signal in the plan."""
+        return next(i for i, signal in enumerate(self.plan.signals) if signal.name == name)
+
+
+def lower(
+    plan: PipelinePlan,
+    work_costs: WorkCosts,
+    signal_costs: SignalCosts,
+    shares: Mapping[str, float] | None = None,
+) -> EventCode:
+    """The event code of a plan. `shares` gives the run-time fractions that the plan names."""
+    state = _Lowering(plan, work_costs, shares or {})
+    ranges = []
+    for signal in plan.signals:
+        ranges.append((len(state.arrivers), len(signal.arrivals)))
+        for role_name in signal.arrivals:
+            state.arrivers[signal.name, role_name] = len(state.arrivers)
+    entry = []
+    for role in plan.roles:
+        prologue = len(state.code)
+        state.emit_program(role, role.prologue)
+        state.code.append((TILE_END, 0, 0, 0))
+        entry.append((prologue, len(state.code)))
+        state.emit_program(role, role.program)
+        state.code.append((TILE_END, 0, 0, 0))
+    units = np.full((len(state.works), UNITS_PER_WORK), -1, np.int32)
+    occupancy = np.zeros((len(state.works), UNITS_PER_WORK))
+    for row, (_, cost, share) in enumerate(state.works):
+        for column, (unit, cycles) in enumerate(cost.occupancy_cycles.items()):
+            units[row, column] = state.units[unit]
+            occupancy[row, column] = cycles * share
+    roles = [role.name for role in plan.roles]
+    names = [signal.name for signal in plan.signals]
+    costs = [signal_costs(signal) for signal in plan.signals]
+    return EventCode(
+        role_names=tuple(roles),
+        unit_names=tuple(state.units),
+        signal_names=tuple(names),
+        work_names=tuple(what for what, _, _ in state.works),
+        instructions=np.array(state.code, np.int32),
+        entry=np.array(entry, np.int64),
+        work_units=units,
+        work_occupancy=occupancy,
+        work_latency=np.array([cost.latency_cycles * share for _, cost, share in state.works]),
+        work_issue=np.array([cost.issue_cycles for _, cost, _ in state.works]),
+        signal_arrivers=np.array(ranges, np.int32).reshape(-1, 2),
+        signal_free=np.array([signal.free for signal in plan.signals], np.int64),
+        signal_latency=np.array([cost.latency_cycles for cost in costs]),
+        signal_wait_cost=np.array([cost.wait_cycles for cost in costs]),
+        arriver_signal=np.array([names.index(s) for s, _ in state.arrivers], np.int32),
+        arriver_role=np.array([roles.index(r) for _, r in state.arrivers], np.int32),
+        waiters=len(state.waiters),
+    )

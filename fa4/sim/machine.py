@@ -1,0 +1,131 @@
+"""The machines the simulator knows, and machines from a user's TOML file.
+
+A machine is a `Gpu` (rates, sizes) and a `CostTable` (latencies, fitted constants). B200's constants
+were fitted to published FlashAttention-4 throughput (docs/simulator.md).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fa4.hardware import Gpu, Source, find_gpu
+from fa4.sim.costs import CostTable
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A GPU and the cost table that goes with it."""
+
+    gpu: Gpu
+    costs: CostTable
+
+    @property
+    def name(self) -> str:
+        """The GPU's name."""
+        return self.gpu.name
+
+
+# Fitted with `fa4 calibrate` to the published B200 figures (docs/simulator.md).
+BLACKWELL_COSTS = CostTable(
+    vector_efficiency=0.608,
+    sync_cycles=298.0,
+    hbm_latency_cycles=3856.0,
+    cta_start_cycles=2200.0,
+    semaphore_cycles=2706.0,
+    launch_ns=3444.0,
+)
+HOPPER_COSTS = BLACKWELL_COSTS
+
+COSTS: Mapping[str, CostTable] = {
+    "b200": BLACKWELL_COSTS,
+    "b300": BLACKWELL_COSTS,
+    "h100": HOPPER_COSTS,
+    "h200": HOPPER_COSTS,
+}
+
+
+def find_machine(name: str) -> Machine:
+    """The machine called `name`, or described by the TOML file of that name.
+
+    Raises ValueError naming the machines there are, FileNotFoundError for a missing file.
+    """
+    if name.lower().endswith(".toml"):
+        return read_machine(Path(name))
+    gpu = find_gpu(name)
+    return Machine(gpu=gpu, costs=COSTS[name.lower()])
+
+
+def read_machine(path: Path) -> Machine:
+    """A machine from a TOML file with tables [gpu] and [costs].
+
+    With `base = "b200"` the tables hold what differs from it; without, [gpu] must hold every figure
+    of `Gpu` (and [costs] what differs from B200's). [sources] may say where the [gpu] figures come
+    from. Raises ValueError naming file and field.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: not valid TOML: {error}") from error
+    unknown = sorted(set(content) - {"base", "gpu", "costs", "sources"})
+    if unknown:
+        raise ValueError(
+            f"{path}: unknown entry {unknown[0]!r}; allowed: base, gpu, costs, sources"
+        )
+    base = find_machine(str(content["base"])) if "base" in content else None
+    gpu_figures, cost_figures, sources = (
+        _table(path, content, name) for name in ("gpu", "costs", "sources")
+    )
+    gpu_fields = {item.name for item in fields(Gpu)} - {"sources"}
+    _check_fields(path, gpu_figures, gpu_fields, "gpu")
+    _check_fields(path, cost_figures, {item.name for item in fields(CostTable)}, "costs")
+    if base is None:
+        missing = sorted(gpu_fields - set(gpu_figures))
+        if missing:
+            raise ValueError(f"{path}: gpu.{missing[0]} is missing (or name a base)")
+    try:
+        costs = replace(base.costs if base else BLACKWELL_COSTS, **cost_figures)
+        gpu = _build_gpu(base.gpu if base else None, gpu_figures, sources, path)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{path}: {error}") from error
+    return Machine(gpu=gpu, costs=costs)
+
+
+def _build_gpu(
+    base: Gpu | None, figures: Mapping[str, Any], named: Mapping[str, str], path: Path
+) -> Gpu:
+    """`base` with other figures; each gets the source that the file names, or the file itself."""
+    origins = {
+        name: Source(named.get(name, f"given in {path.name}"), "low")
+        for name in figures
+        if name not in ("name", "arch")
+    }
+    if base is None:
+        return Gpu(sources=origins, **figures)
+    renamed = {"name": f"{base.name} ({path.stem})"} | dict(figures)
+    return replace(base, sources=dict(base.sources) | origins, **renamed)
+
+
+def _table(path: Path, content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = content.get(name, {})
+    if not isinstance(table, dict):
+        raise ValueError(f"{path}: [{name}] must be a table; got {table!r}")
+    return table
+
+
+def _check_fields(path: Path, table: Mapping[str, Any], known: set[str], where: str) -> None:
+    for name in table:
+        if name not in known:
+            raise ValueError(
+                f"{path}: unknown field {where}.{name}; allowed: {', '.join(sorted(known))}"
+            )

@@ -1,0 +1,237 @@
+"""Prediction of a forward or backward call: simulate the plan on every SM and add up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+from fa4.config import BackwardPipeline, ForwardPipeline, Problem
+from fa4.plan.backward import backward_plan
+from fa4.plan.forward import forward_plan
+from fa4.plan.schema import PipelinePlan
+from fa4.sim.chip import ChipRun, TileRunner, run_in_turn, run_one_by_one, run_persistent
+from fa4.sim.costs import MachineCosts
+from fa4.sim.lower import lower
+from fa4.sim.machine import Machine
+from fa4.sim.worktiles import Lengths, backward_tiles, clusters, forward_tiles, lpt_order
+
+# Share of warps and KV tiles in which O is rescaled, unless measured: about a tenth of standard
+# online softmax's (FlashAttention-4 paper).
+DEFAULT_RESCALE_RATE = 0.1
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kernel of a call: its time, and the time that memory traffic alone would take."""
+
+    name: str
+    seconds: float
+    hbm_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a call costs on a machine, and why.
+
+    unit_busy: share of the main kernel's cycles in which each unit of an average SM works.
+    role_stalls: role -> signal -> share of those cycles spent waiting on it. imbalance: share of
+    the time that an average SM has nothing to do. bound_seconds: no faster than this, by the
+    busiest unit or by HBM, which `bound_by` names.
+    """
+
+    problem: Problem
+    machine: str
+    plan: str
+    seconds: float
+    cycles: float
+    tflops: float
+    peak_share: float
+    unit_busy: Mapping[str, float]
+    role_stalls: Mapping[str, Mapping[str, float]]
+    imbalance: float
+    bound_seconds: float
+    bound_by: str
+    kernels: tuple[KernelTime, ...]
+    events: int
+    work_tiles: int
+    bottleneck: str = field(default="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """How to simulate: every step or by the periodic shortcut; run-time shares; lengths."""
+
+    lengths: tuple[Lengths, ...] | None = None
+    rescale_rate: float = DEFAULT_RESCALE_RATE
+    exact: bool = False
+
+
+def predict(
+    problem: Problem,
+    pipeline: ForwardPipeline | BackwardPipeline,
+    machine: Machine,
+    simulation: Simulation | None = None,
+) -> Prediction:
+    """Time of one call. Raises ValueError if the pipeline does not fit the machine."""
+    simulation = simulation or Simulation()
+    if (problem.head_dim, problem.head_dim_v) != (pipeline.head_dim, pipeline.head_dim_v):
+        raise ValueError(
+            f"problem and pipeline must agree on head dims; got {problem.head_dim}, "
+            f"{problem.head_dim_v} and {pipeline.head_dim}, {pipeline.head_dim_v}"
+        )
+    if isinstance(pipeline, ForwardPipeline):
+        plan = forward_plan(pipeline, machine.gpu)
+        run, runner, count = _run_forward(problem, pipeline, plan, machine, simulation)
+        flops = problem.forward_flops
+        kernels = [_timed("forward", run.cycles, forward_bytes(problem, pipeline), machine)]
+    else:
+        plan = backward_plan(pipeline, machine.gpu)
+        run, runner, count = _run_backward(problem, pipeline, plan, machine, simulation)
+        flops = problem.backward_flops
+        before, main, after = backward_bytes(problem, pipeline)
+        kernels = [
+            _timed("preprocess", 0.0, before, machine),
+            _timed("backward", run.cycles, main, machine),
+            _timed("postprocess", 0.0, after, machine),
+        ]
+    if simulation.lengths is not None:
+        flops = _varlen_flops(problem, simulation.lengths, flops)
+    return _report(problem, machine, plan, run, runner, tuple(kernels), (flops, count))
+
+
+def _run_forward(
+    problem: Problem,
+    pipeline: ForwardPipeline,
+    plan: PipelinePlan,
+    machine: Machine,
+    simulation: Simulation,
+) -> tuple[ChipRun, TileRunner, int]:
+    runner = make_runner(plan, machine, simulation)
+    tiles = forward_tiles(problem, pipeline, simulation.lengths)
+    if pipeline.scheduler in ("lpt", "clc"):
+        dims = pipeline.head_dim + (pipeline.head_dim_v or 0)
+        head_bytes = problem.seqlen_k * dims * pipeline.element_bytes
+        tiles = tiles.take(lpt_order(tiles, head_bytes))
+    slots = clusters(machine.gpu, pipeline.cta_group)
+    chip = run_persistent if pipeline.scheduler == "static" else run_one_by_one
+    run = chip(runner, tiles, slots, machine.costs.cta_start_cycles)
+    return run, runner, len(tiles.trips)
+
+
+def _run_backward(
+    problem: Problem,
+    pipeline: BackwardPipeline,
+    plan: PipelinePlan,
+    machine: Machine,
+    simulation: Simulation,
+) -> tuple[ChipRun, TileRunner, int]:
+    runner = make_runner(plan, machine, simulation)
+    tiles = backward_tiles(problem, pipeline, simulation.lengths)
+    slots, costs = clusters(machine.gpu, pipeline.numerics.cta_group), machine.costs
+    if pipeline.deterministic:
+        start, hop = costs.cta_start_cycles, costs.semaphore_cycles
+        return run_in_turn(runner, tiles, slots, start, hop), runner, len(tiles.trips)
+    run = run_one_by_one(runner, tiles, slots, costs.cta_start_cycles)
+    return run, runner, len(tiles.trips)
+
+
+def make_runner(plan: PipelinePlan, machine: Machine, simulation: Simulation) -> TileRunner:
+    """The plan, lowered to event code for this machine."""
+    costs = MachineCosts(machine.gpu, machine.costs)
+    shares = {"rescale_rate": simulation.rescale_rate}
+    return TileRunner(lower(plan, costs.work, costs.signal, shares), exact=simulation.exact)
+
+
+def forward_bytes(problem: Problem, pipeline: ForwardPipeline) -> int:
+    """Bytes that must cross HBM once: Q, K, V in, O and LSE out."""
+    dims = problem.head_dim + (problem.head_dim_v or 0)
+    rows = problem.batch * problem.seqlen_q * problem.heads_q
+    keys = problem.batch * problem.seqlen_k * problem.heads_k
+    return pipeline.element_bytes * (rows + keys) * dims + 4 * rows
+
+
+def backward_bytes(problem: Problem, pipeline: BackwardPipeline) -> tuple[int, int, int]:
+    """Bytes across HBM: preprocess (O, dO, zeroed dQ), main kernel, postprocess (dQ to 16 bits)."""
+    size, d, dv = pipeline.element_bytes, problem.head_dim, problem.head_dim_v or 0
+    rows = problem.batch * problem.seqlen_q * problem.heads_q
+    keys = problem.batch * problem.seqlen_k * problem.heads_k
+    before = rows * (2 * dv * size + 4 * d)
+    main = rows * ((d + dv) * size + 2 * 4 * d) + 2 * keys * (d + dv) * size
+    return before, main, rows * d * (4 + size)
+
+
+def _varlen_flops(problem: Problem, lengths: Seq[Lengths], dense: int) -> int:
+    """FLOPs of the given lengths, in proportion to the dense count of one sequence."""
+    area = sum(length.q * length.k for length in lengths)
+    return dense * area // max(1, problem.batch * problem.seqlen_q * problem.seqlen_k)
+
+
+def _timed(name: str, cycles: float, num_bytes: int, machine: Machine) -> KernelTime:
+    hbm = num_bytes / (machine.costs.hbm_efficiency * machine.gpu.hbm_bytes_per_s)
+    seconds = max(cycles / machine.gpu.clock_hz, hbm) + machine.costs.launch_ns * 1e-9
+    return KernelTime(name, seconds, hbm)
+
+
+def _report(
+    problem: Problem,
+    machine: Machine,
+    plan: PipelinePlan,
+    run: ChipRun,
+    runner: TileRunner,
+    kernels: tuple[KernelTime, ...],
+    totals: tuple[int, int],
+) -> Prediction:
+    """Shares, bound and bottleneck of a run; totals are FLOPs and work tiles."""
+    flops, count = totals
+    code, cycles = runner.code, max(run.cycles, 1.0)
+    seconds = sum(kernel.seconds for kernel in kernels)
+    busy = {name: float(x) / cycles for name, x in zip(code.unit_names, run.busy, strict=True)}
+    bounds = {name: float(x) / machine.gpu.clock_hz
+              for name, x in zip(code.unit_names, run.busy, strict=True)}  # fmt: skip
+    bounds["hbm"] = sum(kernel.hbm_seconds for kernel in kernels)
+    bound_by = max(bounds, key=lambda name: bounds[name])
+    stalls = {
+        role: {
+            signal: float(x) / cycles
+            for signal, x in zip(code.signal_names, row, strict=True)
+            if x > 0
+        }
+        for role, row in zip(code.role_names, run.stalled, strict=True)
+    }
+    tflops = flops / seconds / 1e12
+    prediction = Prediction(
+        problem=problem,
+        machine=machine.name,
+        plan=plan.name,
+        seconds=seconds,
+        cycles=run.cycles,
+        tflops=tflops,
+        peak_share=tflops * 1e12 / machine.gpu.peak_bf16_flops,
+        unit_busy=busy,
+        role_stalls=stalls,
+        imbalance=run.imbalance,
+        bound_seconds=bounds[bound_by],
+        bound_by=bound_by,
+        kernels=kernels,
+        events=run.events,
+        work_tiles=count,
+    )
+    return replace(prediction, bottleneck=explain(prediction))
+
+
+def explain(prediction: Prediction) -> str:
+    """The bottleneck in words."""
+    share = prediction.bound_seconds / prediction.seconds
+    words = (
+        f"{prediction.bound_by} is the busiest ({share:.0%} of the time); "
+        if prediction.bound_by != "hbm"
+        else f"HBM traffic takes {share:.0%} of the time; "
+    )
+    mma = prediction.role_stalls.get("mma", {})
+    if mma:
+        signal = max(mma, key=lambda name: mma[name])
+        words += f"the MMA warp waits most on {signal} ({mma[signal]:.0%})"
+    if prediction.imbalance > 0.05:
+        words += f"; {prediction.imbalance:.0%} of the SM time is idle at the end"
+    return words

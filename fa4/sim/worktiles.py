@@ -1,0 +1,158 @@
+"""Work tiles of a problem: how many KV (or query) tiles each visits, and in which order they start.
+
+Trip counts follow the kernel: a block of query rows visits the KV tiles from n_min to n_max - 1
+that its band can see (bottom-right aligned), and masks those it sees only in part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fa4.config import BackwardPipeline, ForwardPipeline, Problem
+from fa4.hardware import Gpu
+
+# L2 bytes that the LPT order lets one section of heads occupy (flash_attn.cute).
+L2_SECTION_BYTES = 50 * 1024 * 1024
+
+
+class Lengths(NamedTuple):
+    """Query and key length of one sequence."""
+
+    q: int
+    k: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkTiles:
+    """Arrays over work tiles in launch order: trips (T, 3) total, masked, plain; head and block."""
+
+    trips: np.ndarray
+    batch: np.ndarray
+    head: np.ndarray
+    block: np.ndarray
+
+    def take(self, order: np.ndarray) -> WorkTiles:
+        """The same tiles in another order."""
+        return WorkTiles(
+            trips=self.trips[order],
+            batch=self.batch[order],
+            head=self.head[order],
+            block=self.block[order],
+        )
+
+
+def sequences(problem: Problem, lengths: Seq[Lengths] | None) -> list[Lengths]:
+    """Lengths of every sequence: the given ones, or the problem's for each batch entry."""
+    if lengths is not None:
+        return list(lengths)
+    return [Lengths(problem.seqlen_q, problem.seqlen_k)] * problem.batch
+
+
+def kv_trips(problem: Problem, length: Lengths, rows: np.ndarray, tile_n: int) -> np.ndarray:
+    """(M, 3) total, masked and plain KV tiles of row blocks rows[i] = (first, one past last) row.
+
+    Rows are positions in the sequence (already divided by the heads packed into a tile). A tile
+    that sees nothing still runs one masked step, as the kernel does.
+    """
+    left, right = problem.window_size
+    first, last = rows[:, 0], rows[:, 1] - 1
+    offset = length.k - length.q
+    tiles = -(-length.k // tile_n)
+    n_max = np.full(len(rows), tiles)
+    plain_to = np.full(len(rows), length.k // tile_n)
+    if right is not None:
+        n_max = np.minimum(n_max, -(-(last + offset + right + 1) // tile_n))
+        plain_to = np.minimum(plain_to, (first + offset + right + 1) // tile_n)
+    n_min, plain_from = np.zeros_like(n_max), np.zeros_like(n_max)
+    if left is not None:
+        n_min = np.maximum(0, (first + offset - left) // tile_n)
+        plain_from = np.maximum(0, -(-(last + offset - left) // tile_n))
+    total = np.maximum(1, n_max - n_min)
+    plain = np.clip(np.minimum(plain_to, n_max) - np.maximum(plain_from, n_min), 0, total)
+    return np.stack([total, total - plain, plain], axis=1)
+
+
+def query_trips(problem: Problem, length: Lengths, keys: np.ndarray, tile_m: int) -> np.ndarray:
+    """(N, 3) total, masked and plain query tiles of key blocks (first, one past last key)."""
+    left, right = problem.window_size
+    mirrored = Problem(
+        seqlen_q=length.k, seqlen_k=length.q, heads_q=1, heads_k=1, head_dim=8,
+        window_size=(right, left),
+    )  # fmt: skip
+    return kv_trips(mirrored, Lengths(length.k, length.q), keys, tile_m)
+
+
+def forward_tiles(
+    problem: Problem, pipeline: ForwardPipeline, lengths: Seq[Lengths] | None = None
+) -> WorkTiles:
+    """Work tiles of a forward call, row blocks fastest, then KV heads, then sequences.
+
+    The query heads of a KV head are packed into the rows of a tile.
+    """
+    ratio = problem.heads_q // problem.heads_k
+    numerics = pipeline.numerics
+    step = numerics.tile_m * numerics.q_tiles * pipeline.cta_group
+    parts = []
+    for batch, length in enumerate(sequences(problem, lengths)):
+        packed = length.q * ratio
+        starts = np.arange(0, packed, step)
+        stops = np.minimum(starts + step, packed)
+        rows = np.stack([starts // ratio, -(-stops // ratio)], axis=1)
+        trips = kv_trips(problem, length, rows, numerics.tile_n)
+        parts.append((batch, trips, problem.heads_k))
+    return _collect(parts)
+
+
+def backward_tiles(
+    problem: Problem, pipeline: BackwardPipeline, lengths: Seq[Lengths] | None = None
+) -> WorkTiles:
+    """Work tiles of a backward call: key blocks fastest, then query heads, then sequences."""
+    numerics = pipeline.numerics
+    step = numerics.tile_n * numerics.cta_group
+    parts = []
+    for batch, length in enumerate(sequences(problem, lengths)):
+        starts = np.arange(0, length.k, step)
+        keys = np.stack([starts, np.minimum(starts + step, length.k)], axis=1)
+        trips = query_trips(problem, length, keys, numerics.tile_m)
+        parts.append((batch, trips, problem.heads_q))
+    return _collect(parts)
+
+
+def _collect(parts: list[tuple[int, np.ndarray, int]]) -> WorkTiles:
+    trips, batches, heads, blocks = [], [], [], []
+    for batch, block_trips, head_count in parts:
+        count = len(block_trips)
+        trips.append(np.tile(block_trips, (head_count, 1)))
+        heads.append(np.repeat(np.arange(head_count), count))
+        blocks.append(np.tile(np.arange(count), head_count))
+        batches.append(np.full(count * head_count, batch))
+    if not trips:
+        trips = [np.zeros((0, 3), np.int64)]
+        batches = heads = blocks = [np.zeros(0, np.int64)]
+    return WorkTiles(
+        trips=np.concatenate(trips).astype(np.int64),
+        batch=np.concatenate(batches),
+        head=np.concatenate(heads),
+        block=np.concatenate(blocks),
+    )
+
+
+def lpt_order(tiles: WorkTiles, head_bytes: float) -> np.ndarray:
+    """Longest first within sections of heads whose K and V fit together into L2.
+
+    w = max(1, 2^floor(log2(50 MiB / bytes of one head))) heads run side by side, their longest row
+    blocks first.
+    """
+    heads = int(tiles.head.max(initial=0)) + 1
+    width = max(1, 2 ** int(np.floor(np.log2(max(1.0, L2_SECTION_BYTES / head_bytes)))))
+    section = (tiles.batch * heads + tiles.head) // width
+    return np.lexsort((tiles.batch * heads + tiles.head, -tiles.block, section))
+
+
+def clusters(gpu: Gpu, cta_group: int) -> int:
+    """CTAs, or CTA pairs, that run side by side: one per SM, or one per two SMs."""
+    return gpu.sm_count // cta_group
