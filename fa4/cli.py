@@ -17,7 +17,7 @@ import typer
 
 import fa4
 
-COMMANDS = ("demo", "doctor", "generations")
+COMMANDS = ("demo", "doctor", "generations", "verify")
 
 # What bad input or a missing package raises (UnicodeDecodeError is a ValueError, FileNotFoundError
 # an OSError). FA4_TRACEBACK=1 shows where it was raised.

@@ -110,8 +110,7 @@ class _SequenceBackward:
         k, v = (x[:, cols.slice].astype(self.work) for x in (self.seq.k, self.seq.v))
         keep = self.masks.visible(rows, cols)
         if keep is not None:
-            unseen = ~keep.any(axis=(0, 1))
-            k[:, unseen], v[:, unseen] = 0, 0
+            self.masks.hide_unseen(keep, k, v)
         region = self.masks.region(rows, cols)
         scaled = scores = self.unstacked(self.stacked(q) @ k.transpose(0, 2, 1))
         if self.prescaled:

@@ -98,8 +98,7 @@ class _SequenceForward:
         keep = self.masks.visible(rows, cols)
         if keep is not None:
             scores = np.where(keep, scores, self.work.type(-np.inf))
-            unseen = ~keep.any(axis=(0, 1))
-            v[:, unseen] = 0
+            self.masks.hide_unseen(keep, v)
         return scores, v
 
     def work_tile(self, rows: Tile) -> tuple[Partial, Counters]:

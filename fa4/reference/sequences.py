@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa4.dtypes import numpy_dtype
+from fa4.dtypes import dtype_name, numpy_dtype, round_to
 from fa4.reference.counters import Counters
 
 
@@ -236,6 +236,6 @@ def run_backward(
             result.dsink = grads.dsink + (0.0 if result.dsink is None else result.dsink)
         result.counters.add(grads.counters)
     if not exact:
-        dtype = output_dtype(q.dtype)
-        result.dq, result.dk, result.dv = (x.astype(dtype) for x in (dq, dk, dv))
+        name = dtype_name(output_dtype(q.dtype))
+        result.dq, result.dk, result.dv = (round_to(x, name) for x in (dq, dk, dv))
     return result

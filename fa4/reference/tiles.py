@@ -139,6 +139,17 @@ class TileMasks:
             chosen = chosen & keep
         return None if chosen.all() else chosen
 
+    def hide_unseen(self, keep: np.ndarray, *tiles: np.ndarray) -> None:
+        """Zero, in place, the rows (Hk, n, D) of `tiles` that no query of a KV head sees.
+
+        keep is a result of `visible`; what is hidden may be inf or NaN and must not become 0 * inf.
+        """
+        heads_k = tiles[0].shape[0]
+        every_head = np.broadcast_to(keep, (len(self.heads), *keep.shape[1:]))
+        seen = every_head.reshape(heads_k, -1, keep.shape[-1]).any(axis=1)
+        for tile in tiles:
+            tile[~seen] = 0
+
     def _band(self, rows: Tile, cols: Tile) -> np.ndarray | None:
         first, last = self.key_limits(rows.indices)
         if np.max(first) <= cols.start and np.min(last) >= cols.stop:

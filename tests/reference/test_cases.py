@@ -597,3 +597,28 @@ def test_nan_in_a_query_without_keys_stays_in_its_row(impl) -> None:
     q[:, :20], dout[:, :20] = np.nan, np.nan
     grads = fa4.flash_attn_backward(dout, q, k, v, out, lse, impl=impl, **options)
     assert worst(grads.dk, clean.dk) <= EXACT and worst(grads.dv, clean.dv) <= EXACT
+
+
+@BOTH
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_nan_at_a_key_that_one_head_does_not_see(impl, which) -> None:
+    q, k, v = arrays((1, 6, 20, 4, 2, 8, 8))
+    options = {"mask_mod": lambda b, h, i, j, *_: (j != 7) | (h >= 2) | (i < 0)}
+    out, lse = attend(q, k, v, impl="oracle", **options)
+    clean = fa4.flash_attn_backward(out, q, k, v, out, lse, impl=impl, **options)
+    {"k": k, "v": v}[which][0, 7, 0] = np.nan
+    bad = {"k": k, "v": v}
+    got, _ = attend(q, bad["k"], bad["v"], impl=impl, **options)
+    assert worst(got, out) <= EXACT
+    grads = fa4.flash_attn_backward(out, q, k, v, out, lse, impl=impl, **options)
+    assert worst(grads.dq, clean.dq) <= EXACT
+
+
+def test_a_gradient_beyond_fp16_is_infinite_and_silent() -> None:
+    q = np.full((1, 1, 1, 8), 60000, np.float16)
+    k = np.full((1, 2, 1, 8), 1e-6, np.float16)
+    v = np.full((1, 2, 1, 8), 1000, np.float16)
+    k[0, 1], v[0, 1] = 0, -1000
+    out, lse = fa4.flash_attn_func(q, k, v, return_lse=True)
+    grads = fa4.flash_attn_backward(np.ones_like(out), q, k, v, out, lse)
+    assert np.isinf(grads.dk).any() and not np.isnan(grads.dk).any()

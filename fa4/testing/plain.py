@@ -1,0 +1,262 @@
+"""Attention written straight from its definition, rounding what matrix units take and give.
+
+This is the yardstick of the error budget: what an honest implementation without tiles and fused
+steps loses. Products accumulate in float32 (float64 for fp64) and scores stay there, as in every
+attention kernel on matrix units; P is rounded to the element type before the product with V, dP and
+dS before theirs, and every result once. With `rounding=None` nothing is rounded and everything is
+float64: the terms from which `fa4.testing.bounds` derives the rounding band.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa4.dtypes import round_to
+from fa4.reference import Dropout, SeqlenInfo
+from fa4.reference.dropout import keep_scale
+from fa4.reference.spec import Region
+from fa4.testing.inputs import Inputs, SequenceInputs
+
+
+class PlainOutput(NamedTuple):
+    """out (Sq, Hq, dv) and lse (Hq, Sq), natural logarithm, of one sequence."""
+
+    out: np.ndarray
+    lse: np.ndarray
+
+
+class PlainGradients(NamedTuple):
+    """dq (Sq, Hq, d), dk (Sk, Hk, d), dv (Sk, Hk, dv), dsink (Hq,) or None, of one sequence."""
+
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+    dsink: np.ndarray | None
+
+
+def output_type(dtype: str) -> str:
+    """Element type of O: that of the inputs, but bf16 for FP8."""
+    return "bf16" if dtype in ("e4m3", "e5m2") else dtype
+
+
+def work_type(dtype: str) -> str:
+    """Type of sums and of the LSE: fp64 for fp64 inputs, else fp32."""
+    return "fp64" if dtype == "fp64" else "fp32"
+
+
+class Terms:
+    """The matrices of one sequence's attention, heads first: (Hq, Sq, Sk) and (Hq, S, D).
+
+    `rounding` is an element type, or None for float64 throughout. Keys and values that no row of a
+    head sees count as 0, whatever they hold. A row without a key has p 0, lse -inf.
+    """
+
+    def __init__(
+        self, seq: SequenceInputs, batch: int, options: dict[str, Any], rounding: str | None
+    ) -> None:
+        self.seq, self.batch, self.options = seq, batch, options
+        self.work = np.dtype(np.float64 if rounding in (None, "fp64") else np.float32)
+        self.p_type, self.o_type = rounding, output_type(rounding) if rounding else None
+        self.group = seq.q.shape[1] // seq.k.shape[1]
+        self.visible = seq.visible
+        unseen = np.logical_not(self.visible.any(axis=1))[..., None]
+        self.q = seq.q.transpose(1, 0, 2).astype(self.work)
+        self.k = np.where(unseen, 0, self.expand(seq.k)).astype(self.work)
+        self.v = np.where(unseen, 0, self.expand(seq.v)).astype(self.work)
+        self.info = SeqlenInfo(seq.q.shape[0], seq.k.shape[0])
+
+    def expand(self, x: np.ndarray) -> np.ndarray:
+        """(Sk, Hk, D) -> (Hq, Sk, D): every KV head once per query head of its group."""
+        return np.repeat(x.transpose(1, 0, 2).astype(self.work), self.group, axis=0)
+
+    def fold(self, x: np.ndarray) -> np.ndarray:
+        """(Hq, Sk, D) -> (Sk, Hk, D): the sum over the query heads of each group."""
+        heads, keys, dim = x.shape
+        grouped = x.reshape(heads // self.group, self.group, keys, dim)
+        return grouped.sum(axis=1).transpose(1, 0, 2)
+
+    def rounded(self, x: np.ndarray, name: str | None) -> np.ndarray:
+        """x rounded to a type and back in the work type; as it is for None. Saturates."""
+        return x if name is None else round_to(x, name, saturate=True).astype(self.work)
+
+    def factor(self, name: str) -> np.ndarray:
+        """(Hq, 1, 1) descale of this batch entry; 1 without one."""
+        heads = len(self.q)
+        table = self.options.get(name)
+        if table is None:
+            return np.ones((heads, 1, 1), self.work)
+        return np.repeat(table[self.batch], self.group).astype(self.work).reshape(heads, 1, 1)
+
+    def callback(self, function: Callable[..., Any], *first: np.ndarray) -> np.ndarray:
+        """score_mod or its derivative over the whole matrix."""
+        heads, rows, keys = self.visible.shape
+        grid = np.ix_(np.arange(heads), np.arange(rows), np.arange(keys))
+        aux = self.options.get("aux_tensors")
+        result = np.asarray(function(*first, self.batch, *grid, self.info, aux))
+        return np.broadcast_to(result, self.visible.shape).astype(self.work)
+
+    @cached_property
+    def scale(self) -> np.ndarray:
+        """(Hq, 1, 1) factor of the raw products."""
+        given = self.options.get("softmax_scale")
+        scale = self.q.shape[-1] ** -0.5 if given is None else given
+        factors = self.factor("q_descale") * self.factor("k_descale")
+        return (scale * factors.astype(np.float64)).astype(self.work)
+
+    @cached_property
+    def scaled(self) -> np.ndarray:
+        """scale Q K^T in the work type, as a matrix unit accumulates it."""
+        return self.scale * (self.q @ self.k.transpose(0, 2, 1))
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """Scores after softcap or score_mod, -inf where masked."""
+        scores = self.scaled
+        cap = self.options.get("softcap", 0.0)
+        if cap:
+            scores = cap * np.tanh(scores / cap)
+        if self.options.get("score_mod") is not None:
+            scores = self.callback(self.options["score_mod"], scores)
+        return np.where(self.visible, scores, -np.inf).astype(self.work)
+
+    @cached_property
+    def sink(self) -> np.ndarray:
+        """(Hq, 1) virtual logit; -inf without one."""
+        sink = self.options.get("learnable_sink")
+        if sink is None:
+            return np.full((len(self.q), 1), -np.inf, self.work)
+        return np.asarray(sink)[:, None].astype(self.work)
+
+    @cached_property
+    def top(self) -> np.ndarray:
+        """(Hq, Sq) maximum of scores and sink; 0 where both are -inf."""
+        top = np.maximum(self.scores.max(axis=-1, initial=-np.inf), self.sink)
+        return np.where(np.isneginf(top), 0, top).astype(self.work)
+
+    @cached_property
+    def unnormalised(self) -> np.ndarray:
+        """exp(scores - top), not rounded."""
+        return np.exp(self.scores - self.top[..., None])
+
+    @cached_property
+    def total(self) -> np.ndarray:
+        """(Hq, Sq) sum of the unnormalised probabilities and the sink's."""
+        return self.unnormalised.sum(axis=-1) + np.exp(self.sink - self.top)
+
+    @cached_property
+    def lse(self) -> np.ndarray:
+        """(Hq, Sq), natural logarithm."""
+        with np.errstate(divide="ignore"):
+            return self.top + np.log(self.total)
+
+    @cached_property
+    def p(self) -> np.ndarray:
+        """Normalised probabilities, rounded, before dropout."""
+        total = np.where(self.total > 0, self.total, 1)
+        return self.rounded(self.unnormalised / total[..., None], self.p_type)
+
+    @cached_property
+    def keep(self) -> np.ndarray:
+        """Dropout's factor of each probability: 0 or 1 / (1 - p); broadcasts to (Hq, Sq, Sk)."""
+        dropout = Dropout(
+            probability=self.options.get("dropout_p", 0.0), seed=self.options.get("dropout_seed", 0)
+        )
+        heads, rows, keys = (np.arange(n) for n in self.visible.shape)
+        region = Region(self.batch, heads, rows, keys, self.info)
+        return keep_scale(dropout, region).astype(self.work)
+
+    @cached_property
+    def out(self) -> np.ndarray:
+        """(Hq, Sq, dv), rounded."""
+        weights = self.rounded(self.unnormalised * self.keep, self.p_type)
+        total = np.where(self.total > 0, self.total, 1)[..., None]
+        return self.rounded(self.factor("v_descale") * ((weights @ self.v) / total), self.o_type)
+
+    def forward(self) -> PlainOutput:
+        """out and lse with rows first."""
+        return PlainOutput(self.out.transpose(1, 0, 2), self.lse)
+
+
+class GradientTerms(Terms):
+    """The matrices of the backward pass on top: dP, D and dS.
+
+    D = rowsum(dO O) - dLSE;  dS = P (dP - D) through softcap's or score_mod's derivative.
+    """
+
+    def __init__(
+        self,
+        seq: SequenceInputs,
+        batch: int,
+        options: dict[str, Any],
+        rounding: str | None,
+        with_dlse: bool = False,
+    ) -> None:
+        super().__init__(seq, batch, options, rounding)
+        self.dout = seq.dout.transpose(1, 0, 2).astype(self.work)
+        self.dlse = seq.dlse.astype(self.work) if with_dlse else np.zeros_like(self.lse)
+
+    @cached_property
+    def row_dot(self) -> np.ndarray:
+        """D (Hq, Sq)."""
+        return (self.dout * self.out).sum(axis=-1) - self.dlse
+
+    @cached_property
+    def dp(self) -> np.ndarray:
+        """dO V^T through dropout, rounded."""
+        return self.rounded((self.dout @ self.v.transpose(0, 2, 1)) * self.keep, self.p_type)
+
+    def chain(self, grad: np.ndarray) -> np.ndarray:
+        """From the gradient of the modified scores to that of the scaled ones."""
+        cap = self.options.get("softcap", 0.0)
+        if cap:
+            grad = grad * (1 - np.tanh(self.scaled / cap) ** 2)
+        backward = self.options.get("score_mod_bwd")
+        if backward is not None:
+            grad = self.callback(backward, grad, self.scaled)
+        return np.where(self.visible, grad, 0).astype(self.work)
+
+    @cached_property
+    def ds(self) -> np.ndarray:
+        """dS, rounded."""
+        raw = self.p * (self.dp - self.row_dot[..., None])
+        return self.rounded(self.chain(raw), self.p_type)
+
+    def backward(self) -> PlainGradients:
+        """All gradients, rows first, rounded."""
+        dropped = self.rounded(self.p * self.keep, self.p_type)
+        dq = (self.scale * (self.ds @ self.k)).transpose(1, 0, 2)
+        dk = self.fold(self.scale * (self.ds.transpose(0, 2, 1) @ self.q))
+        dv = self.fold(dropped.transpose(0, 2, 1) @ self.dout)
+        dsink = None
+        if self.options.get("learnable_sink") is not None:
+            dsink = -(self.sink_weight * self.row_dot).sum(axis=-1)
+        dq, dk, dv = (self.rounded(x, self.p_type) for x in (dq, dk, dv))
+        return PlainGradients(dq, dk, dv, dsink)
+
+    @cached_property
+    def sink_weight(self) -> np.ndarray:
+        """(Hq, Sq) probability that the sink takes; 1 where the LSE is -inf."""
+        finite = np.where(np.isneginf(self.lse), 0, self.lse)
+        return np.where(np.isneginf(self.lse), 1, np.exp(self.sink - finite))
+
+
+def plain_attention(inputs: Inputs) -> list[PlainOutput]:
+    """out and lse of every sequence, in low precision throughout."""
+    with np.errstate(all="ignore"):
+        return [
+            Terms(seq, b, inputs.options, inputs.dtype).forward()
+            for b, seq in enumerate(inputs.sequences)
+        ]
+
+
+def plain_gradients(inputs: Inputs, *, with_dlse: bool = False) -> list[PlainGradients]:
+    """Gradients of every sequence, in low precision throughout."""
+    with np.errstate(all="ignore"):
+        return [
+            GradientTerms(seq, b, inputs.options, inputs.dtype, with_dlse).backward()
+            for b, seq in enumerate(inputs.sequences)
+        ]

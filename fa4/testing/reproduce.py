@@ -1,0 +1,44 @@
+"""From a failing case to a test that can be pasted into a file and run."""
+
+from __future__ import annotations
+
+import re
+
+from fa4.testing.backends import BUILT_IN, Backend
+from fa4.testing.case import Case
+
+
+def failing_test(name: str, backend: Backend, case: Case, error: str) -> str:
+    """Source of a pytest test function that fails as long as the back end does.
+
+    A back end that was given as a function without an importable name appears as `your_function`.
+    """
+    words = re.sub(r"\W+", "_", name).strip("_")
+    importable = backend.name in BUILT_IN or ":" in backend.name
+    loaded = f'"{backend.name}"' if importable else "your_function"
+    reason = error.partition("; ")[0]
+    reason = reason if len(reason) <= 94 else f"{reason[:90]} ..."
+    return (
+        f"def test_{words}():\n"
+        f"    # {reason}\n"
+        "    from fa4.testing import Case, check_property, load_backend\n"
+        "\n"
+        f"    case = {_wrapped(case)}\n"
+        f'    check_property("{name}", load_backend({loaded}), case)\n'
+    )
+
+
+def _wrapped(case: Case) -> str:
+    """The case's repr, one field per line where it is long."""
+    text = repr(case)
+    if len(text) < 80:
+        return text
+    # Commas at depth 1 separate fields.
+    parts, depth, start = [], 0, len("Case(")
+    for at, char in enumerate(text):
+        depth += (char in "([") - (char in ")]")
+        if char == "," and depth == 1:
+            parts.append(text[start:at].strip())
+            start = at + 1
+    parts.append(text[start:-1].strip())
+    return "Case(\n" + "".join(f"        {part},\n" for part in parts) + "    )"

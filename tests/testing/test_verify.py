@@ -1,0 +1,259 @@
+"""Honest back ends pass, planted faults are caught, and what was not checked is said."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fa4.testing import PROPERTIES, Case, NotCovered, check_property, load_backend, verify
+from fa4.testing import runner as runner_module
+from tests.testing import planted
+
+HERE = "tests.testing.planted"
+NAMES = [prop.name for prop in PROPERTIES]
+
+
+def test_names_are_unique() -> None:
+    """`--property` picks one of each."""
+    assert len(set(NAMES)) == len(NAMES) >= 60
+    assert all(prop.description for prop in PROPERTIES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reference_has_every_property(name: str) -> None:
+    """Everything is covered and holds, with some of the budget to spare."""
+    (result,) = verify("reference", max_examples=6, properties=[name]).results
+    assert result.status == "passed", result.error + result.reason
+    assert result.cases >= 1 and not result.reason and result.worst_share <= 1.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_sdpa(name: str) -> None:
+    """What torch offers holds; nothing else is counted as passed."""
+    pytest.importorskip("torch")
+    (result,) = verify("torch-sdpa", max_examples=6, properties=[name]).results
+    assert result.status != "failed", result.error
+    offered = {"causal", "window_size", "softmax_scale", "gradients"}
+    prop = next(prop for prop in PROPERTIES if prop.name == name)
+    expected = prop.needs <= offered and prop.dtypes[0] == "fp32"
+    assert (result.status == "passed") is expected
+    assert result.reason or expected
+
+
+def test_the_oracle_uses_no_budget() -> None:
+    """Its results are what the budget is measured from."""
+    report = verify("oracle", max_examples=3, properties=["plain", "sink", "gradients_masked"])
+    assert report.passed and all(result.worst_share < 1e-3 for result in report.results)
+
+
+def test_an_honest_back_end_passes() -> None:
+    """The plain implementation that the faults are planted in has none of its own."""
+    report = verify(f"{HERE}:honest", max_examples=8)
+    assert not report.with_status("failed"), report.with_status("failed")[0].test
+    assert len(report.with_status("passed")) > 30
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [(fault, name) for fault, names in planted.CAUGHT_BY.items() for name in names],
+)
+def test_planted_faults_are_caught(fault: str, name: str) -> None:
+    """Each fault fails the properties made for it, and the pasted test fails too."""
+    (result,) = verify(f"{HERE}:{fault}", properties=[name], max_examples=60).results
+    assert result.status == "failed", f"{result.cases} cases, {result.reason}"
+    assert result.error and result.example.startswith("Case(")
+    namespace: dict = {}
+    exec(compile(result.test, "pasted", "exec"), namespace)
+    (test,) = (value for key, value in namespace.items() if key.startswith("test_"))
+    with pytest.raises(AssertionError):
+        test()
+
+
+def test_failures_shrink() -> None:
+    """The example is as small as it can be, and its source is short lines."""
+    (result,) = verify(f"{HERE}:top_left_causal", properties=["causal"]).results
+    assert result.example == "Case(seqlen_k=2, causal=True)"
+    assert max(len(line) for line in result.test.splitlines()) <= 100
+
+
+def test_long_examples_are_wrapped() -> None:
+    """A case with many fields stands one per line, and evaluates to itself."""
+    case = Case(
+        seqlen_q=257, seqlen_k=129, heads_k=3, window_size=(1, None), layout="packed",
+        lengths=((1, 2), (3, 4)), sink=float("-inf"),
+    )  # fmt: skip
+    backend = load_backend("reference")
+    source = runner_module.failing_test("causal", backend, case, "x" * 300)
+    assert max(len(line) for line in source.splitlines()) <= 100
+    text = source[source.index("Case(\n") : source.index("    check_property")]
+    assert eval(text.strip(), {"Case": Case}) == case
+
+
+def test_what_the_signature_lacks_is_not_covered() -> None:
+    """Three parameters: no mask, no LSE, no gradients; the rest passes."""
+    report = verify(f"{HERE}:minimal", max_examples=4)
+    assert not report.with_status("failed")
+    status = {result.name: result.status for result in report.results}
+    assert status["plain"] == status["gqa"] == status["convexity"] == "passed"
+    for name in ("causal", "window", "sink", "paged", "gradients", "kv_concatenation", "dropout"):
+        assert status[name] == "not covered"
+    assert {"causal", "window_size", "lse", "gradients", "varlen"} <= set(report.not_covered)
+
+
+def test_not_implemented_is_not_covered() -> None:
+    """A **kwargs function that raises NotImplementedError, and one call that it cannot do."""
+    names = ["plain", "causal", "window", "softcap", "gqa", "gqa_repeats"]
+    report = verify(f"{HERE}:refuses", max_examples=10, properties=names)
+    status = {result.name: result.status for result in report.results}
+    assert status == {
+        "plain": "passed", "causal": "passed", "window": "not covered",
+        "softcap": "not covered", "gqa": "not covered", "gqa_repeats": "not covered",
+    }  # fmt: skip
+    reasons = {result.name: result.reason for result in report.results}
+    assert "no ['window_size']" in reasons["window"] and "no grouped heads" in reasons["gqa"]
+
+
+def test_refused_element_types_are_not_covered() -> None:
+    """TypeError for bf16: the property runs on fp32 alone, and the report says so."""
+    report = verify(f"{HERE}:only_fp32", max_examples=10, properties=["plain", "causal"])
+    assert [result.status for result in report.results] == ["passed", "passed"]
+    assert "float32 only" in report.not_covered["bf16"]
+
+
+def test_other_type_errors_are_failures() -> None:
+    """A TypeError on a type that is taken otherwise is a fault, not a refusal."""
+    (result,) = verify(
+        f"{HERE}:type_error_if_causal", max_examples=5, properties=["causal"]
+    ).results
+    assert result.status == "failed" and "TypeError: 'NoneType'" in result.error
+
+
+def test_exceptions_and_wrong_shapes_are_failures() -> None:
+    """Whatever else a back end raises or returns."""
+
+    def raises(q, k, v):
+        raise RuntimeError("illegal memory access")
+
+    def transposed(q, k, v):
+        return planted.attention(q, k, v).swapaxes(1, 2)
+
+    def text(q, k, v):
+        return "done"
+
+    for function, message in (
+        (raises, "RuntimeError: illegal memory access"),
+        (transposed, "out must have shape"),
+        (text, "out must be a NumPy array"),
+    ):
+        (result,) = verify(function, max_examples=20, properties=["plain"]).results
+        assert result.status == "failed" and message in result.error
+        assert "your_function" in result.test
+
+
+def test_flaky_back_ends_are_failures() -> None:
+    """A wrong result now and then is reported as such."""
+    calls = iter(range(10**6))
+
+    def flaky(q, k, v):
+        return planted.attention(q, k, v) + (next(calls) % 7 == 6)
+
+    (result,) = verify(flaky, max_examples=30, properties=["plain"]).results
+    assert result.status == "failed" and "not deterministic" in result.error
+
+
+def test_inputs_are_safe_from_the_function() -> None:
+    """Overwriting q spoils neither the judge nor the next call."""
+
+    def overwrites(q, k, v):
+        out = planted.attention(q, k, v)
+        q[:], k[:], v[:] = 0, 0, 0
+        return out
+
+    assert verify(overwrites, max_examples=5, properties=["plain"]).passed
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    """Cases, shares and counts repeat; another seed draws others."""
+    runs = [
+        verify("reference", max_examples=8, seed=seed, properties=["causal"]).results[0].worst_share
+        for seed in (3, 3, 4)
+    ]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_report_is_json_and_progress_is_called() -> None:
+    """Schema version, counts and one entry per property; progress before each and at the end."""
+    seen: list = []
+    report = verify(
+        "reference", max_examples=2, properties=["plain", "causal"],
+        progress=lambda *step: seen.append(step),
+    )  # fmt: skip
+    data = json.loads(json.dumps(report.as_dict()))
+    assert data["schema_version"] == 1
+    assert data["counts"] == {"passed": 2, "failed": 0, "not_covered": 0}
+    assert [entry["name"] for entry in data["properties"]] == ["plain", "causal"]
+    assert seen == [(0, 2, "plain"), (1, 2, "causal"), (2, 2, "")]
+
+
+def test_nothing_run_is_nothing_passed() -> None:
+    """A report without a passed property has not passed."""
+    assert not verify(f"{HERE}:minimal", max_examples=2, properties=["causal"]).passed
+
+
+def test_check_property_on_one_case() -> None:
+    """What a pasted test does; a case that the back end lacks raises NotCovered."""
+    assert check_property("causal", load_backend("reference"), Case(seqlen_k=2, causal=True)) <= 1
+    with pytest.raises(NotCovered):
+        check_property("causal", load_backend(f"{HERE}:minimal"), Case(causal=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", 'must be one of reference, oracle, torch-sdpa or "module:function"'),
+        (":x", "must be one of"),
+        ("no_such_module:x", "cannot import 'no_such_module'"),
+        (f"{HERE}:missing", "has no 'missing'"),
+        (f"{HERE}:not_callable", "must be callable"),
+        (3, "must be a name or a callable"),
+    ],
+)
+def test_bad_back_end_names(name, message: str) -> None:
+    """One line that says what is wrong."""
+    with pytest.raises(ValueError, match=message) as caught:
+        load_backend(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_arguments() -> None:
+    """Unknown properties and silly numbers."""
+    with pytest.raises(ValueError, match="property must be one of plain, causal"):
+        verify("reference", properties=["other"])
+    with pytest.raises(ValueError, match="max_examples must be at least 1"):
+        verify("reference", max_examples=0)
+
+
+def test_modules_in_the_current_directory(tmp_path, monkeypatch) -> None:
+    """`module:function` finds files where the user is."""
+    (tmp_path / "my_kernel.py").write_text(
+        "import numpy as np\ndef attend(q, k, v):\n    return np.zeros(1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load_backend("my_kernel:attend").function.__name__ == "attend"
+
+
+def test_varlen_in_the_signature() -> None:
+    """A function that names cu_seqlens_q itself is its own varlen function."""
+
+    def both(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None):
+        if cu_seqlens_q is None:
+            return planted.attention(q, k, v)
+        return planted.varlen(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+
+    backend = load_backend(both)
+    assert backend.reason_missing("varlen") is None and backend.reason_missing("paged")
+    case = Case(layout="packed", lengths=((3, 5), (0, 2)), values="grid")
+    assert check_property("varlen", backend, case) <= 1.0
+    assert np.isfinite(case.scale)
