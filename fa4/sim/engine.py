@@ -6,6 +6,8 @@ the tests hold this one to, event for event.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 
@@ -29,6 +31,46 @@ from fa4.sim.code import (
 )
 
 NO_LIMIT = 1 << 62
+NOT_YET, LOST = -1.0, -2.0  # answers of _phase_time beside a moment
+PASSED, BLOCKED = 0, 1
+
+
+class _Code(NamedTuple):
+    """The arrays of an EventCode, for compiled functions."""
+
+    instructions: np.ndarray
+    entry: np.ndarray
+    work_units: np.ndarray
+    work_occupancy: np.ndarray
+    work_latency: np.ndarray
+    work_issue: np.ndarray
+    signal_arrivers: np.ndarray
+    signal_free: np.ndarray
+    signal_latency: np.ndarray
+    signal_wait_cost: np.ndarray
+    arriver_signal: np.ndarray
+    trips: np.ndarray
+
+
+class _State(NamedTuple):
+    """Everything that changes during a run."""
+
+    clock: np.ndarray  # (R,)
+    pc: np.ndarray  # (R,)
+    tile: np.ndarray  # (R,) -1 in the prologue
+    live: np.ndarray  # (R,) bool
+    counters: np.ndarray  # (R, MAX_LOOP_DEPTH) rounds left
+    depth: np.ndarray  # (R,) loops entered
+    unit_free: np.ndarray  # (U,)
+    last_done: np.ndarray  # (R, U) end of asynchronous work
+    times: np.ndarray  # (A, HISTORY) effective times of arrivals
+    arrivals: np.ndarray  # (A,)
+    phases: np.ndarray  # (waiter slots,)
+    blocked_on: np.ndarray  # (R,) signal or -1
+    busy: np.ndarray  # (U,)
+    stalled: np.ndarray  # (R, S)
+    finish: np.ndarray  # (R,)
+    tile_ends: np.ndarray  # (T,)
 
 
 def execute(
@@ -39,53 +81,27 @@ def execute(
     Raises PipelineDeadlock naming the roles, signals and phases; RuntimeError if a signal runs more
     than HISTORY phases ahead of its waiter or the event limit is reached.
     """
-    trips = np.ascontiguousarray(trips, np.int64)
-    roles, signals = len(code.role_names), len(code.signal_names)
-    run = Run(
-        outcome=FINISHED,
-        end=0.0,
-        events=0,
-        busy=np.zeros(len(code.unit_names)),
-        stalled=np.zeros((roles, signals)),
-        finish=np.zeros(roles),
-        tile_ends=np.zeros(len(trips)),
-        blocked_on=np.full(roles, -1, np.int64),
-        phases=np.zeros(max(1, code.waiters), np.int64),
-        arrivals=np.zeros(max(1, len(code.arriver_signal)), np.int64),
-    )
+    arrays = _arrays(code, trips)
     capacity = 1 << 12 if log else 0
     while True:
-        rows = np.zeros((capacity, 5))
-        outcome, events, written = _run(
-            code.instructions,
-            code.entry,
-            code.work_units,
-            code.work_occupancy,
-            code.work_latency,
-            code.work_issue,
-            code.signal_arrivers,
-            code.signal_free,
-            code.signal_latency,
-            code.signal_wait_cost,
-            code.arriver_signal,
-            trips,
-            event_limit,
-            run.busy,
-            run.stalled,
-            run.finish,
-            run.tile_ends,
-            run.blocked_on,
-            run.phases,
-            run.arrivals,
-            rows,
-        )
+        state, rows = _fresh_state(code, len(arrays.trips)), np.zeros((capacity, 5))
+        outcome, events, written = _run(arrays, state, event_limit, rows)
         if written <= capacity:
             break
         capacity = written  # the log was too small: run again, the run is deterministic
-        for array in (run.busy, run.stalled, run.finish, run.tile_ends, run.phases, run.arrivals):
-            array[:] = 0
-    run.outcome, run.events, run.end = outcome, events, float(run.finish.max(initial=0.0))
-    run.log = rows[: min(written, capacity)]
+    run = Run(
+        outcome=outcome,
+        end=float(state.finish.max(initial=0.0)),
+        events=events,
+        busy=state.busy,
+        stalled=state.stalled,
+        finish=state.finish,
+        tile_ends=state.tile_ends,
+        blocked_on=state.blocked_on,
+        phases=state.phases,
+        arrivals=state.arrivals,
+        log=rows[:written],
+    )
     if outcome == DEADLOCK:
         raise PipelineDeadlock(explain_deadlock(code, run))
     if outcome == HISTORY_OVERFLOW:
@@ -95,166 +111,203 @@ def execute(
     return run
 
 
-@numba.njit(cache=True, nogil=True)
-def _phase_time(phase, signal, signal_arrivers, arrivals, times):  # type: ignore[no-untyped-def]
-    """Effective time of a phase, -1 if some arriver has not arrived, -2 if history is lost."""
-    latest = 0.0
-    first = signal_arrivers[signal, 0]
-    for slot in range(first, first + signal_arrivers[signal, 1]):
-        if arrivals[slot] <= phase:
-            return -1.0
-        if arrivals[slot] - phase > HISTORY:
-            return -2.0
-        latest = max(latest, times[slot, phase % HISTORY])
-    return latest
+def _arrays(code: EventCode, trips: np.ndarray) -> _Code:
+    given = {name: getattr(code, name) for name in _Code._fields if name != "trips"}
+    return _Code(**given, trips=np.ascontiguousarray(trips, np.int64))
+
+
+def _fresh_state(code: EventCode, tiles: int) -> _State:
+    roles, units, signals = len(code.role_names), len(code.unit_names), len(code.signal_names)
+    arrivers = max(1, len(code.arriver_signal))
+    return _State(
+        clock=np.zeros(roles),
+        pc=code.entry[:, 0].copy(),
+        tile=np.full(roles, -1, np.int64),
+        live=np.ones(roles, np.bool_),
+        counters=np.zeros((roles, MAX_LOOP_DEPTH), np.int64),
+        depth=np.zeros(roles, np.int64),
+        unit_free=np.zeros(units),
+        last_done=np.zeros((roles, units)),
+        times=np.zeros((arrivers, HISTORY)),
+        arrivals=np.zeros(arrivers, np.int64),
+        phases=np.zeros(max(1, code.waiters), np.int64),
+        blocked_on=np.full(roles, -1, np.int64),
+        busy=np.zeros(units),
+        stalled=np.zeros((roles, signals)),
+        finish=np.zeros(roles),
+        tile_ends=np.zeros(tiles),
+    )
 
 
 @numba.njit(cache=True, nogil=True)
-def _run(  # type: ignore[no-untyped-def]
-    instructions,
-    entry,
-    work_units,
-    work_occupancy,
-    work_latency,
-    work_issue,
-    signal_arrivers,
-    signal_free,
-    signal_latency,
-    signal_wait_cost,
-    arriver_signal,
-    trips,
-    event_limit,
-    busy,
-    stalled,
-    finish,
-    tile_ends,
-    blocked_on,
-    phases,
-    arrivals,
-    log,
-):
+def _run(code, state, event_limit, log):  # type: ignore[no-untyped-def]
     """Returns (outcome, events, log rows that were or would have been written)."""
-    roles, units, tiles = entry.shape[0], busy.shape[0], trips.shape[0]
-    clock = np.zeros(roles)
-    pc = entry[:, 0].copy()
-    tile = np.full(roles, -1, np.int64)  # -1: in the prologue
-    live = np.ones(roles, np.bool_)
-    counters = np.zeros((roles, MAX_LOOP_DEPTH), np.int64)
-    depth = np.zeros(roles, np.int64)
-    unit_free = np.zeros(units)
-    last_done = np.zeros((roles, units))
-    times = np.zeros((arrivals.shape[0], HISTORY))
-    blocked_on[:] = -1
-    events, written = 0, 0
+    clock, events, written = state.clock, 0, 0
     while True:
-        role, other = -1, -1
-        for r in range(roles):
-            if live[r] and blocked_on[r] < 0:
-                if role < 0 or clock[r] < clock[role]:
-                    other = role
-                    role = r
-                elif other < 0 or clock[r] < clock[other]:
-                    other = r
+        role, other = _next_roles(state)
         if role < 0:
-            return (DEADLOCK if live.any() else FINISHED), events, written
+            return (DEADLOCK if state.live.any() else FINISHED), events, written
         # Go on with this role until another one is due.
         while True:
+            if not _skip_control(code, state, role):
+                break
             if events >= event_limit:
                 return EVENT_LIMIT, events, written
-            op = instructions[pc[role], 0]
-            a, b = instructions[pc[role], 1], instructions[pc[role], 2]
-            start = clock[role]
+            at, start = state.pc[role], clock[role]
+            op = code.instructions[at, 0]
             end = start
-            if op == LOOP:
-                count = trips[tile[role], a] + b
-                if count > 0:
-                    counters[role, depth[role]] = count
-                    depth[role] += 1
-                    pc[role] += 1
-                else:
-                    pc[role] = instructions[pc[role], 3] + 1
-                continue
-            if op == END:
-                counters[role, depth[role] - 1] -= 1
-                if counters[role, depth[role] - 1] > 0:
-                    pc[role] = a + 1
-                else:
-                    depth[role] -= 1
-                    pc[role] += 1
-                continue
-            if op == TILE_END:
-                if tile[role] >= 0:
-                    tile_ends[tile[role]] = max(tile_ends[tile[role]], start)
-                tile[role] += 1
-                if tile[role] == tiles:
-                    finish[role] = start
-                    live[role] = False
-                    break
-                pc[role] = entry[role, 1]
-                continue
-            events += 1
             if op == WAIT:
-                phase = phases[b] - signal_free[a]
-                ready = (
-                    0.0 if phase < 0 else _phase_time(phase, a, signal_arrivers, arrivals, times)
-                )
-                if ready == -2.0:
+                outcome = _wait(code, state, role)
+                if outcome == HISTORY_OVERFLOW:
                     return HISTORY_OVERFLOW, events, written
-                if ready == -1.0:
-                    blocked_on[role] = a
-                    events -= 1  # counted when it passes
+                if outcome == BLOCKED:
                     break
-                stalled[role, a] += max(0.0, ready - start)
-                clock[role] = max(start, ready) + signal_wait_cost[a]
-                phases[b] += 1
                 end = clock[role]
             elif op == ARRIVE:
-                signal = arriver_signal[a]
-                moment = start
-                if b >= 0:
-                    moment = max(moment, last_done[role, b])
-                times[a, arrivals[a] % HISTORY] = moment + signal_latency[signal]
-                arrivals[a] += 1
-                for r in range(roles):
-                    if blocked_on[r] == signal:
-                        slot = instructions[pc[r], 2]
-                        ready = _phase_time(
-                            phases[slot] - signal_free[signal],
-                            signal,
-                            signal_arrivers,
-                            arrivals,
-                            times,
-                        )
-                        if ready >= 0.0:
-                            blocked_on[r] = -1
-                            if other < 0 or clock[r] < clock[other]:
-                                other = r
+                other = _arrive(code, state, role, other)
             else:
-                for j in range(UNITS_PER_WORK):
-                    unit = work_units[a, j]
-                    if unit < 0:
-                        break
-                    begun = max(start, unit_free[unit])
-                    unit_free[unit] = begun + work_occupancy[a, j]
-                    busy[unit] += work_occupancy[a, j]
-                    end = max(end, unit_free[unit])
-                end += work_latency[a]
-                if b:
-                    unit = work_units[a, 0]
-                    last_done[role, unit] = max(last_done[role, unit], end)
-                    clock[role] = start + work_issue[a]
-                else:
-                    clock[role] = end
+                end = _work(code, state, role)
+            events += 1
             if log.shape[0] > 0:
                 if written < log.shape[0]:
                     log[written, 0] = role
-                    log[written, 1] = pc[role]
-                    log[written, 2] = tile[role]
+                    log[written, 1] = at
+                    log[written, 2] = state.tile[role]
                     log[written, 3] = start
                     log[written, 4] = end
                 written += 1
-            pc[role] += 1
+            state.pc[role] = at + 1
             if other >= 0 and (
                 clock[other] < clock[role] or (clock[other] == clock[role] and other < role)
             ):
                 break
+
+
+@numba.njit(cache=True, nogil=True)
+def _next_roles(state):  # type: ignore[no-untyped-def]
+    """The two roles with the smallest (time, index) that can go on; -1 for none."""
+    role, other = -1, -1
+    for r in range(state.clock.shape[0]):
+        if state.live[r] and state.blocked_on[r] < 0:
+            if role < 0 or state.clock[r] < state.clock[role]:
+                other = role
+                role = r
+            elif other < 0 or state.clock[r] < state.clock[other]:
+                other = r
+    return role, other
+
+
+@numba.njit(cache=True, nogil=True)
+def _skip_control(code, state, role):  # type: ignore[no-untyped-def]
+    """Follow loops and tile boundaries up to the next event; False if the role is done."""
+    while True:
+        at = state.pc[role]
+        op, a = code.instructions[at, 0], code.instructions[at, 1]
+        if op == LOOP:
+            count = code.trips[state.tile[role], a] + code.instructions[at, 2]
+            if count > 0:
+                state.counters[role, state.depth[role]] = count
+                state.depth[role] += 1
+                state.pc[role] = at + 1
+            else:
+                state.pc[role] = code.instructions[at, 3] + 1
+        elif op == END:
+            level = state.depth[role] - 1
+            state.counters[role, level] -= 1
+            if state.counters[role, level] > 0:
+                state.pc[role] = a + 1
+            else:
+                state.depth[role] = level
+                state.pc[role] = at + 1
+        elif op == TILE_END:
+            tile = state.tile[role]
+            if tile >= 0:
+                state.tile_ends[tile] = max(state.tile_ends[tile], state.clock[role])
+            state.tile[role] = tile + 1
+            if tile + 1 == code.trips.shape[0]:
+                state.finish[role] = state.clock[role]
+                state.live[role] = False
+                return False
+            state.pc[role] = code.entry[role, 1]
+        else:
+            return True
+
+
+@numba.njit(cache=True, nogil=True)
+def _phase_time(code, state, signal, phase):  # type: ignore[no-untyped-def]
+    """When a phase takes effect; NOT_YET if some arriver is missing, LOST if it is forgotten."""
+    if phase < 0:
+        return 0.0
+    latest = 0.0
+    first = code.signal_arrivers[signal, 0]
+    for slot in range(first, first + code.signal_arrivers[signal, 1]):
+        if state.arrivals[slot] <= phase:
+            return NOT_YET
+        if state.arrivals[slot] - phase > HISTORY:
+            return LOST
+        latest = max(latest, state.times[slot, phase % HISTORY])
+    return latest
+
+
+@numba.njit(cache=True, nogil=True)
+def _wait(code, state, role):  # type: ignore[no-untyped-def]
+    """Pass a signal, or note that the role is blocked on it."""
+    at = state.pc[role]
+    signal, slot = code.instructions[at, 1], code.instructions[at, 2]
+    ready = _phase_time(code, state, signal, state.phases[slot] - code.signal_free[signal])
+    if ready == LOST:
+        return HISTORY_OVERFLOW
+    if ready == NOT_YET:
+        state.blocked_on[role] = signal
+        return BLOCKED
+    start = state.clock[role]
+    state.stalled[role, signal] += max(0.0, ready - start)
+    state.clock[role] = max(start, ready) + code.signal_wait_cost[signal]
+    state.phases[slot] += 1
+    return PASSED
+
+
+@numba.njit(cache=True, nogil=True)
+def _arrive(code, state, role, other):  # type: ignore[no-untyped-def]
+    """Arrive on a signal and wake who can go on; returns who is due after `role` now."""
+    at = state.pc[role]
+    slot, unit = code.instructions[at, 1], code.instructions[at, 2]
+    signal = code.arriver_signal[slot]
+    moment = state.clock[role]
+    if unit >= 0:
+        moment = max(moment, state.last_done[role, unit])
+    state.times[slot, state.arrivals[slot] % HISTORY] = moment + code.signal_latency[signal]
+    state.arrivals[slot] += 1
+    for r in range(state.clock.shape[0]):
+        if state.blocked_on[r] == signal:
+            phase = state.phases[code.instructions[state.pc[r], 2]] - code.signal_free[signal]
+            if _phase_time(code, state, signal, phase) != NOT_YET:
+                state.blocked_on[r] = -1
+                if other < 0 or (state.clock[r], r) < (state.clock[other], other):
+                    other = r
+    return other
+
+
+@numba.njit(cache=True, nogil=True)
+def _work(code, state, role):  # type: ignore[no-untyped-def]
+    """Occupy the units of a piece of work; returns when it is done."""
+    at = state.pc[role]
+    work, asynchronous = code.instructions[at, 1], code.instructions[at, 2]
+    start = state.clock[role]
+    end = start
+    for j in range(UNITS_PER_WORK):
+        unit = code.work_units[work, j]
+        if unit < 0:
+            break
+        occupancy = code.work_occupancy[work, j]
+        state.unit_free[unit] = max(start, state.unit_free[unit]) + occupancy
+        state.busy[unit] += occupancy
+        end = max(end, state.unit_free[unit])
+    end += code.work_latency[work]
+    if asynchronous:
+        unit = code.work_units[work, 0]
+        state.last_done[role, unit] = max(state.last_done[role, unit], end)
+        state.clock[role] = start + code.work_issue[work]
+    else:
+        state.clock[role] = end
+    return end
