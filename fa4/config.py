@@ -311,6 +311,16 @@ class ForwardPipeline:
         require_finite("split_p", self.split_p)
         require(0.0 < self.split_p <= 1.0, "split_p must be in (0, 1]", self.split_p)
 
+    @property
+    def tile_n(self) -> int:
+        """Keys of a KV tile."""
+        return self.numerics.tile_n
+
+    @property
+    def block_rows(self) -> int:
+        """Query rows of a work tile, of both CTAs in a pair."""
+        return self.numerics.tile_m * self.numerics.q_tiles * self.cta_group
+
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardPipeline:
@@ -340,3 +350,51 @@ class BackwardPipeline:
         allowed = ("naive", "lpt", "spt")
         require(self.scheduler in allowed, f"scheduler must be one of {', '.join(allowed)}",
                 self.scheduler)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarpgroupPipeline:
+    """A forward kernel before tensor memory: consumer warpgroups that hold S, P and O in registers.
+
+    consumers: warpgroups of 64 query rows each. ping_pong: they take turns at the tensor core
+    (FlashAttention-3). overlap: a warpgroup starts the next S before this tile's P V (its second
+    idea). Both off is a serial, FlashAttention-2-like kernel.
+    """
+
+    head_dim: int = 128
+    head_dim_v: int | None = None
+    element_bytes: int = 2
+    causal: bool = False
+    tile_n: int = 128
+    consumers: int = 2
+    kv_stages: int = 2
+    ping_pong: bool = True
+    overlap: bool = True
+    scheduler: str = "static"
+
+    def __post_init__(self) -> None:
+        """Check ranges; fill head_dim_v with head_dim where it is None."""
+        if self.head_dim_v is None:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+        require_int("head_dim", self.head_dim, 8, 256)
+        require_int("tile_n", self.tile_n, 16, 256)
+        require_int("consumers", self.consumers, 1, 3)
+        require_int("kv_stages", self.kv_stages, 1, 32)
+        allowed = ("static", "lpt", "naive")
+        require(
+            self.scheduler in allowed,
+            f"scheduler must be one of {', '.join(allowed)}",
+            self.scheduler,
+        )
+        if self.ping_pong and self.consumers < 2:
+            raise ValueError("ping_pong needs at least 2 consumers; got 1")
+
+    @property
+    def cta_group(self) -> int:
+        """CTAs that work together: one."""
+        return 1
+
+    @property
+    def block_rows(self) -> int:
+        """Query rows of a work tile."""
+        return 64 * self.consumers

@@ -19,6 +19,7 @@ from fa4.hardware import Gpu
 from fa4.plan.backward_roles import (
     compute_role,
     dq_slices,
+    first_key_bytes,
     load_role,
     mma_role,
     reduce_role,
@@ -74,11 +75,15 @@ def _lay_out(pipeline: BackwardPipeline, gpu: Gpu) -> list[Buffer]:
     layout.add("ds", "smem", TILE * TILE * size, align=1024)
     slice_cols, slices = dq_slices(pipeline)
     layout.add("dq_staging", "smem", WARPGROUP * slice_cols * 4, stages=slices, align=1024)
-    layout.add("row_stats", "smem", 3 * TILE * 4, align=16)
+    layout.add("row_stats", "smem", 2 * TILE * 4, stages=1 if pair else 2, align=16)
     layout.add("barriers", "smem", 8 * 40, align=8)
     _lay_out_tmem(layout, pipeline, pair)
     require_fit(layout.buffers, "tmem", gpu.tmem_cols, gpu.name)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
+    if d > TILE:
+        raise ValueError(
+            f"head_dim must be at most {TILE}: dQ lies over a tile of S or dP; got {d}"
+        )
     return layout.buffers
 
 
@@ -104,19 +109,24 @@ def _signals(pipeline: BackwardPipeline) -> list[Signal]:
     """Every signal with its arrive counts."""
     pair = pipeline.numerics.cta_group
     d, dv, size = pipeline.head_dim, pipeline.head_dim_v or 0, pipeline.element_bytes
-    compute = 256 * pair
+    stages = 1 if pair == 2 else 2
     signals = [
-        *ring("q", "load", "mma", 1 if pair == 2 else 2, tx_bytes=TILE * d * size),
-        *ring("do", "load", "mma", 1, tx_bytes=TILE * dv * size),
-        *ring("row_stats", "load", "compute", 1 if pair == 2 else 2, tx_bytes=2 * TILE * 4),
+        # A tile's first Q brings K along and its first dO brings V.
+        *ring("q", "load", "mma", stages, tx_bytes=TILE * d * size,
+              first_tx_bytes=first_key_bytes(pipeline) * pair),
+        *ring("do", "load", "mma", 1, tx_bytes=TILE * dv * size,
+              first_tx_bytes=TILE * dv * size * pair),
+        *ring("row_stats", "load", "compute", stages, tx_bytes=2 * TILE * 4, releases=8),
         Signal(name="s_full", arrivals={"mma": 1}, waiters=("compute",)),
-        Signal(name="p_full", arrivals={"compute": compute}, waiters=("mma",), remote=pair == 2),
+        Signal(name="p_full", arrivals={"compute": 256 * pair}, waiters=("mma",),
+               remote=pair == 2),
         Signal(name="dp_full", arrivals={"mma": 1}, waiters=("compute",)),
-        Signal(name="ds_full", arrivals={"compute": compute}, waiters=("mma",), remote=pair == 2),
+        Signal(name="ds_full", arrivals={"compute": 8 * pair}, waiters=("mma",),
+               remote=pair == 2),
         Signal(name="ds_empty", arrivals={"mma": 1}, waiters=("compute",), free=1),
         Signal(name="dq_full", arrivals={"mma": 1}, waiters=("reduce",)),
-        # The region under dQ is needed again one product later in a pair than in one CTA.
-        Signal(name="dq_empty", arrivals={"reduce": 4 * pair}, waiters=("mma",), free=pair),
+        Signal(name="dq_empty", arrivals={"reduce": 4 * pair}, waiters=("mma",), free=1,
+               remote=pair == 2),
         Signal(
             name="dq_slot_empty",
             arrivals={"reduce": 1},
@@ -125,8 +135,10 @@ def _signals(pipeline: BackwardPipeline) -> list[Signal]:
             free=dq_slices(pipeline)[1],
         ),
         Signal(name="dkv_full", arrivals={"mma": 1}, waiters=("compute",)),
-        Signal(name="dkv_empty", arrivals={"compute": 256}, waiters=("mma",), free=1),
-    ]
+        # dK and dV leave through operands' places: the next work tile's loads wait for them, and
+        # with the loads its products.
+        Signal(name="dkv_empty", arrivals={"compute": 256}, waiters=("load",), free=1),
+    ]  # fmt: skip
     if pair == 2:
         exchange = TILE * TILE * size // 2
         signals += [

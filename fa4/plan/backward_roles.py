@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fa4.config import BackwardPipeline
 from fa4.plan.schema import (
     Arrive,
@@ -35,10 +37,16 @@ def _registers(pipeline: BackwardPipeline) -> tuple[int, int, int]:
 
 
 def dq_slices(pipeline: BackwardPipeline) -> tuple[int, int]:
-    """(columns, stages) of the dQ staging buffers (flash_attn.cute's values)."""
-    if pipeline.numerics.cta_group == 1:
-        return 32, 2
-    return (16, 2) if pipeline.deterministic else (8, 4)
+    """(columns, stages) of the dQ staging buffers: flash_attn.cute's, narrower if they must."""
+    cols, stages = 32, 2
+    if pipeline.numerics.cta_group == 2:
+        cols, stages = (16, 2) if pipeline.deterministic else (8, 4)
+    return math.gcd(cols, pipeline.head_dim // pipeline.numerics.cta_group), stages
+
+
+def first_key_bytes(pipeline: BackwardPipeline) -> int:
+    """Bytes of K that one CTA loads: a pair takes it twice, by rows for S and by columns for dQ."""
+    return TILE * pipeline.head_dim * pipeline.element_bytes * pipeline.numerics.cta_group
 
 
 def load_role(pipeline: BackwardPipeline) -> Role:
@@ -48,30 +56,37 @@ def load_role(pipeline: BackwardPipeline) -> Role:
     row = TILE * pipeline.element_bytes
     part = 2 if pair else 1
 
-    def fetch(signal: str, num_bytes: int, cold: bool = False) -> Program:
+    k_bytes, k_buffers = first_key_bytes(pipeline), ("k", "k_t") if pair else ("k",)
+
+    def fetch(signal: str, num_bytes: int, *more: str, cold: bool = False) -> Program:
         copy = Copy(kind="load", num_bytes=num_bytes, cold=cold)
         return (
             Wait(f"{signal}_empty"),
-            Work(f"load {signal}", copy, asynchronous=True, writes=(signal,)),
+            Work(f"load {signal}", copy, asynchronous=True, writes=(signal, *more)),
             Arrive(f"{signal}_full", after="tma"),
         )
 
-    def query_tile(extra_q: int, extra_do: int, cold: bool) -> Program:
-        steps = fetch("q", row * d // part + extra_q, cold)
+    def query_tile(first: bool) -> Program:
+        q_bytes, do_bytes = row * d // part, row * dv // part
+        if first:
+            steps = fetch("q", q_bytes + k_bytes, *k_buffers, cold=True)
+        else:
+            steps = fetch("q", q_bytes)
         steps += fetch("row_stats", 2 * TILE * 4)
-        steps += fetch("do", row * dv // part + extra_do, cold)
+        if first:
+            steps += fetch("do", do_bytes + row * dv, "v", cold=True)
+        else:
+            steps += fetch("do", do_bytes)
         if pair:
             steps += fetch("q_t", row * d // 2) + fetch("do_t", row * dv // 2)
         return steps
 
-    k_bytes = row * d * (2 if pair else 1)  # a pair loads K twice: by rows for S, by columns for dQ
-    first = query_tile(k_bytes, row * dv, cold=True)
-    rest = Loop("q_tiles", query_tile(0, 0, cold=False), offset=-1)
+    rest = Loop("q_tiles", query_tile(first=False), offset=-1)
     return Role(
         name="load",
         warps=(LOAD_WARP,),
         registers=_registers(pipeline)[2],
-        program=(*first, rest),
+        program=(Wait("dkv_empty"), *query_tile(first=True), rest),
     )
 
 
@@ -86,8 +101,9 @@ def _product(pipeline: BackwardPipeline, what: str) -> Work:
         "dK": (TILE, d, TILE, True),
         "dQ": (TILE // group, d, TILE * group, False),
     }
-    reads = {"S": ("k", "q"), "dP": ("v", "do"), "dV": ("p", "do"), "dK": ("ds_t", "q"),
-             "dQ": ("ds", "k")}  # fmt: skip
+    turned = "_t" if group == 2 else ""  # a pair halves B by rows for S and dP, else by columns
+    reads = {"S": ("k", "q"), "dP": ("v", "do"), "dV": ("p", f"do{turned}"),
+             "dK": ("ds_t", f"q{turned}"), "dQ": ("ds", f"k{turned}")}  # fmt: skip
     rows, cols, depth, in_tmem = shapes[what]
     amount = mma(rows, cols, depth, element_bytes=size, a_in_tmem=in_tmem, cta_group=group)
     target = what.lower()
@@ -114,7 +130,6 @@ def _single_products(pipeline: BackwardPipeline) -> Program:
     keys: Program = (Wait("ds_full"), dk, _commit("q_empty"))
     queries: Program = (dq, _commit("dq_full"), _commit("ds_empty"))
     return (
-        Wait("dkv_empty"),
         *scores,
         *upstream,
         *values,
@@ -128,17 +143,19 @@ def _single_products(pipeline: BackwardPipeline) -> Program:
 def _pair_products(pipeline: BackwardPipeline) -> Program:
     """S dP dV | S' dK dP' dQ dV' | dK dQ; the leader CTA issues for both."""
     s, dp, dv, dk, dq = (_product(pipeline, what) for what in ("S", "dP", "dV", "dK", "dQ"))
-    scores: Program = (Wait("q_full"), Wait("dq_empty"), s, _commit("s_full"), _commit("q_empty"))
+    scores: Program = (Wait("q_full"), s, _commit("s_full"), _commit("q_empty"))
     upstream: Program = (Wait("do_full"), dp, _commit("dp_full"), _commit("do_empty"))
     values: Program = (Wait("do_t_full"), Wait("p_full"), dv, _commit("do_t_empty"))
     keys: Program = (Wait("q_t_full"), Wait("ds_full"), dk, _commit("q_t_empty"))
     queries: Program = (Wait("ds_peer"), dq, _commit("dq_full"), _commit("ds_empty"))
+    # dQ lies over S and is issued after the next S: only the S after that may overwrite it.
+    drained = Wait("dq_empty")
     return (
-        Wait("dkv_empty"),
+        drained,
         *scores,
         *upstream,
         *values,
-        Loop("q_tiles", (*scores, *keys, *upstream, *queries, *values), offset=-1),
+        Loop("q_tiles", (*scores, *keys, *upstream, *queries, *values, drained), offset=-1),
         *keys,
         *queries,
         _commit("dkv_full"),
@@ -152,14 +169,18 @@ def compute_role(pipeline: BackwardPipeline) -> Role:
         for trip, masked in (("masked_tiles", True), ("plain_tiles", False))
     )
     end: Program = (Wait("dkv_full"),)
+    # dV and dK leave through the places of operands that are used up.
+    pair = pipeline.numerics.cta_group == 2
+    staging = {"dV": "v" if pair else "do", "dK": "k" if pair else "q"}
     for what, dim in (("dV", pipeline.head_dim_v or 0), ("dK", pipeline.head_dim)):
-        cols = dim // 2
+        cols, place = dim // 2, (staging[what],)
         end += (
             Work(f"read {what}", TmemAccess(kind="load", cols=cols), reads=(what.lower(),)),
             Work(f"scale {what}", Math(fma=cols, alu=cols / 2, other=cols / 8)),
-            Work(f"write {what}", SmemAccess(num_bytes=TILE * dim * 2)),
-            Work(f"store {what}", Copy(kind="store", num_bytes=TILE * dim * 2), asynchronous=True),
-        )
+            Work(f"write {what}", SmemAccess(num_bytes=TILE * dim * 2), writes=place),
+            Work(f"store {what}", Copy(kind="store", num_bytes=TILE * dim * 2), asynchronous=True,
+                 reads=place),
+        )  # fmt: skip
     return Role(
         name="compute",
         warps=COMPUTE_WARPS,
@@ -174,6 +195,8 @@ def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
     exps = Math(mufu=cols, fma=cols, alu=cols / 2, other=cols / 4)
     products = Math(fma=2 * cols, alu=cols / 2, other=cols / 4)
     store = TmemAccess(kind="store", cols=cols * size // 4)
+    pair = pipeline.numerics.cta_group == 2
+    shared = ("ds", "ds_exchange") if pair else ("ds",)
     steps: Program = (
         Wait("s_full"),
         Wait("row_stats_full"),
@@ -194,11 +217,11 @@ def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
         Arrive("row_stats_empty"),
         Wait("ds_empty"),
         Work("write dS", store, writes=("ds_t",)),
-        Work("write dS", SmemAccess(num_bytes=TILE * TILE * size), writes=("ds",)),
+        Work("write dS", SmemAccess(num_bytes=TILE * TILE * size), writes=shared),
         Work("sync compute", Sync(fenced=True)),
         Arrive("ds_full"),
     )
-    if pipeline.numerics.cta_group == 2:
+    if pair:
         push = Copy(kind="dsmem", num_bytes=TILE * TILE * size // 2)
         steps += (
             Work("push dS", push, asynchronous=True, reads=("ds_exchange",), writes=("ds",)),

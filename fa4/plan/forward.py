@@ -13,7 +13,12 @@ from __future__ import annotations
 
 from fa4.config import ForwardPipeline
 from fa4.hardware import Gpu
-from fa4.plan.forward_layout import kv_slot_bytes, lay_out
+from fa4.plan.forward_layout import (
+    kv_slot_bytes,
+    lay_out,
+    output_over_queries,
+    split_columns,
+)
 from fa4.plan.forward_roles import (
     correction_role,
     epilogue_role,
@@ -60,6 +65,10 @@ def _signals(pipeline: ForwardPipeline, stages: int) -> list[Signal]:
     inline = pipeline.correction == "inline"
     q_bytes = WARPGROUP * pipeline.head_dim * pipeline.element_bytes * pair
     signals = [*ring("kv", "load", "mma", stages, tx_bytes=kv_slot_bytes(pipeline) * pair)]
+    if output_over_queries(pipeline):
+        signals.append(
+            Signal(name="o_stored", arrivals={"epilogue": 32}, waiters=("load",), free=1)
+        )
     for i in range(q_tiles):
         softmax = f"softmax{i}"
         fixer = softmax if inline else "correction"
@@ -77,7 +86,7 @@ def _signals(pipeline: ForwardPipeline, stages: int) -> list[Signal]:
             Signal(name=f"epi{i}_full", arrivals={fixer: 128}, waiters=("epilogue",)),
             Signal(name=f"epi{i}_empty", arrivals={"epilogue": 32}, waiters=(fixer,), free=1),
         ]
-        if pipeline.split_p < 1.0:
+        if split_columns(pipeline) < pipeline.numerics.tile_n:
             signals.append(
                 Signal(
                     name=f"p{i}_last",

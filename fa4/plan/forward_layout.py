@@ -6,7 +6,7 @@ from fa4.config import ForwardPipeline
 from fa4.hardware import Gpu
 from fa4.plan.memory import TILE_BUDGET_BYTES, Layout, require_fit, ring_stages
 from fa4.plan.schema import Buffer
-from fa4.plan.work import WARPGROUP
+from fa4.plan.work import FRAGMENT, WARPGROUP
 
 # (cta_group, causal, padded head dim) -> registers of a softmax and a correction thread
 # (flash_attn.cute's tuning table for B200); the other warps get what is left of 512 per lane.
@@ -16,8 +16,10 @@ TUNED_REGISTERS = {
     (2, False, 192): (184, 80),
     (1, True, 192): (192, 72),
 }
-SMALL_HEAD_REGISTERS = (200, 64, 48)  # head dim below 96
+SMALL_HEAD_REGISTERS = {2: (200, 64, 48), 1: (168, 96, 80)}  # head dim below 96, by element bytes
+FP8_PAIR_REGISTERS = (160, 72)  # head dim 128, no mask
 DEFAULT_REGISTERS = (192, 80)
+OTHER_BARRIERS = 32  # beside the K/V ring's: up to 20, the TMEM pointer, a scheduler's
 REGISTERS_PER_LANE = 512  # 64K registers / 128 lanes of a warpgroup
 
 
@@ -25,9 +27,11 @@ def registers(pipeline: ForwardPipeline) -> tuple[int, int, int]:
     """Registers per thread of the softmax, correction and other warps."""
     padded = max(96, 128 if pipeline.head_dim <= 128 else 192)
     if pipeline.head_dim < 96:
-        return SMALL_HEAD_REGISTERS
+        return SMALL_HEAD_REGISTERS[pipeline.element_bytes]
     key = (pipeline.cta_group, pipeline.causal, padded)
     softmax, correction = TUNED_REGISTERS.get(key, DEFAULT_REGISTERS)
+    if key == (2, False, 128) and pipeline.element_bytes == 1:
+        softmax, correction = FP8_PAIR_REGISTERS
     return softmax, correction, REGISTERS_PER_LANE - 2 * softmax - correction
 
 
@@ -38,6 +42,20 @@ def kv_slot_bytes(pipeline: ForwardPipeline) -> int:
     return pipeline.numerics.tile_n * wide * pipeline.element_bytes // pipeline.cta_group
 
 
+def split_columns(pipeline: ForwardPipeline) -> int:
+    """Columns of P before the split: split_p of the tile, rounded down to whole fragments."""
+    tile_n = pipeline.numerics.tile_n
+    if pipeline.split_p == 1.0:
+        return tile_n
+    return max(FRAGMENT, int(tile_n * pipeline.split_p) // FRAGMENT * FRAGMENT)
+
+
+def output_over_queries(pipeline: ForwardPipeline) -> bool:
+    """Does O take the place of wide Q tiles in shared memory? It leaves when they are used up."""
+    assert pipeline.head_dim_v is not None
+    return pipeline.head_dim >= 192 and pipeline.head_dim_v >= 64
+
+
 def lay_out(pipeline: ForwardPipeline, gpu: Gpu) -> list[Buffer]:
     """Shared and tensor memory; raises ValueError with the sum when something does not fit."""
     assert pipeline.head_dim_v is not None
@@ -46,21 +64,17 @@ def lay_out(pipeline: ForwardPipeline, gpu: Gpu) -> list[Buffer]:
     o_bytes = WARPGROUP * pipeline.head_dim_v * max(2, pipeline.element_bytes)
     p_bytes = WARPGROUP * tile_n * pipeline.element_bytes
     layout.add("q", "smem", q_bytes, stages=q_tiles, align=1024)
-    # O leaves when Q is no longer needed: with wide Q tiles it takes their place.
-    overlay = pipeline.head_dim >= 192 and pipeline.head_dim_v >= 64
-    if overlay:
-        layout.alias("o", "smem", 0, o_bytes * q_tiles, {"q": "load waits for the epilogue"})
+    if output_over_queries(pipeline):
+        safe = {"q": "load waits for o_stored before it loads the next Q"}
+        layout.alias("o", "smem", 0, o_bytes * q_tiles, safe)
     else:
         layout.add("o", "smem", o_bytes, stages=q_tiles, align=1024)
     if pipeline.p_space == "smem":
         layout.add("p", "smem", p_bytes, stages=q_tiles, align=1024)
-    slot = kv_slot_bytes(pipeline)
-    stages = ring_stages(
-        TILE_BUDGET_BYTES - layout.ends["smem"], slot, pipeline.kv_stages or _uneven(pipeline)
-    )
-    _add_ring(layout, pipeline, slot, stages)
-    layout.add("row_stats", "smem", 2 * q_tiles * WARPGROUP * 4, align=16)
-    layout.add("barriers", "smem", 8 * 64, align=8)
+    stages = _add_ring(layout, pipeline)
+    if pipeline.correction == "warpgroup":  # otherwise they stay in registers
+        layout.add("row_stats", "smem", 2 * q_tiles * WARPGROUP * 4, align=16)
+    layout.add("barriers", "smem", 8 * (2 * stages + OTHER_BARRIERS), align=8)
     for tile in range(q_tiles):
         layout.add(f"s{tile}", "tmem", tile_n)
     for tile in range(q_tiles):
@@ -75,22 +89,20 @@ def lay_out(pipeline: ForwardPipeline, gpu: Gpu) -> list[Buffer]:
     return layout.buffers
 
 
-def _uneven(pipeline: ForwardPipeline) -> int | None:
-    """Three stages for (192, 128) in one CTA: large, small, large slots (see _add_ring)."""
-    wide = (pipeline.head_dim, pipeline.head_dim_v) == (192, 128)
-    return 3 if wide and pipeline.cta_group == 1 and pipeline.numerics.tile_n == 128 else None
+def _add_ring(layout: Layout, pipeline: ForwardPipeline) -> int:
+    """The K/V ring; returns its stages. Where (192, 128) has room for 2.67 slots, they become 3.
 
-
-def _add_ring(layout: Layout, pipeline: ForwardPipeline, slot: int, stages: int) -> None:
-    """The K/V ring. With K larger than V and three stages, slots of pitch (K + V) / 2 suffice.
-
-    K and V alternate, so every second slot holds the smaller V; the middle slot shifts by half the
-    difference depending on the phase, and a K waits for both of its neighbours.
+    K and V alternate, so every second slot holds the smaller V: a pitch of (K + V) / 2 suffices.
+    The middle slot shifts by half the difference depending on the phase, and a K waits for both of
+    its neighbours.
     """
     assert pipeline.head_dim_v is not None
-    if _uneven(pipeline) is not None and pipeline.kv_stages is None:
-        small = slot * pipeline.head_dim_v // pipeline.head_dim
-        layout.add("kv", "smem", (slot + small) // 2, stages=stages, align=1024)
+    slot, budget = kv_slot_bytes(pipeline), TILE_BUDGET_BYTES - layout.ends["smem"]
+    small = slot * pipeline.head_dim_v // pipeline.head_dim
+    wide = (pipeline.head_dim, pipeline.head_dim_v) == (192, 128)
+    uneven = wide and pipeline.kv_stages is None and 2 * slot + small <= budget < 3 * slot
+    stages = 3 if uneven else ring_stages(budget, slot, pipeline.kv_stages)
+    layout.add("kv", "smem", (slot + small) // 2 if uneven else slot, stages=stages, align=1024)
+    if uneven:
         layout.add("kv_tail", "smem", (slot - small) // 2)
-    else:
-        layout.add("kv", "smem", slot, stages=stages, align=1024)
+    return stages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fa4.config import ForwardPipeline
-from fa4.plan.forward_layout import registers
+from fa4.plan.forward_layout import output_over_queries, registers, split_columns
 from fa4.plan.schema import (
     Arrive,
     Copy,
@@ -48,7 +48,7 @@ def load_role(pipeline: ForwardPipeline) -> Role:
     k_bytes = tile_n * pipeline.head_dim * size // pipeline.cta_group
     k = fetch("K", "kv", k_bytes)
     v = fetch("V", "kv", tile_n * pipeline.head_dim_v * size // pipeline.cta_group)
-    q: Program = ()
+    q: Program = (Wait("o_stored"),) if output_over_queries(pipeline) else ()
     for i in range(pipeline.numerics.q_tiles):
         q += fetch(f"Q{i}", f"q{i}", WARPGROUP * pipeline.head_dim * size, cold=True)
     program = (*fetch("K", "kv", k_bytes, cold=True), *q, *v, Loop("kv_tiles", (*k, *v), offset=-1))
@@ -104,7 +104,7 @@ def _values(pipeline: ForwardPipeline, i: int) -> Program:
     """O_i += P_i V in two parts: the first may start when split_p of P is stored."""
     assert pipeline.head_dim_v is not None
     tile_n = pipeline.numerics.tile_n
-    head = _split_columns(pipeline)
+    head = split_columns(pipeline)
 
     def part(what: str, keys: int) -> Work:
         amount = mma(
@@ -123,13 +123,6 @@ def _values(pipeline: ForwardPipeline, i: int) -> Program:
     if pipeline.correction == "inline":
         steps += (Arrive(f"pv{i}_done", after="tensor"),)
     return steps
-
-
-def _split_columns(pipeline: ForwardPipeline) -> int:
-    """Columns of P before the split: split_p of the tile, rounded down to whole fragments."""
-    if pipeline.split_p == 1.0:
-        return pipeline.numerics.tile_n
-    return max(32, int(pipeline.numerics.tile_n * pipeline.split_p) // 32 * 32)
 
 
 def softmax_role(pipeline: ForwardPipeline, i: int) -> Role:
@@ -168,7 +161,7 @@ def _softmax_step(pipeline: ForwardPipeline, i: int, masked: bool) -> Program:
             Work(f"write alpha {i}", SmemAccess(num_bytes=4 * WARPGROUP), writes=("row_stats",)),
             Arrive(f"stats{i}_full"),
         )
-    done, split_at = 0, _split_columns(pipeline)
+    done, split_at = 0, split_columns(pipeline)
     for number, (columns, emulated) in enumerate(fragments(tile_n, split)):
         done += columns
         exps = exponentials(columns, emulated, split.degree)
@@ -199,9 +192,10 @@ def correction_role(pipeline: ForwardPipeline) -> Role:
     assert pipeline.head_dim_v is not None
     tiles = range(pipeline.numerics.q_tiles)
     last = tiles[-1]
-    start: Program = (Wait("stats0_full"),)
+    # The first block needs no rescale: its signals only pass through.
+    start: Program = (Wait("stats0_full"), Arrive("stats0_empty"))
     if last == 1:
-        start += (Arrive("stats0_empty"), Wait("stats1_full"))
+        start += (Wait("stats1_full"),)
     steady: Program = ()
     for i in tiles:
         steady += (
@@ -211,7 +205,7 @@ def correction_role(pipeline: ForwardPipeline) -> Role:
             Arrive(f"p{i}_full_o{i}_scaled"),
             Arrive(f"stats{last - i}_empty"),
         )
-    end: Program = (Arrive(f"stats{last}_empty"),)
+    end: Program = (Arrive("stats1_empty"),) if last == 1 else ()
     for i in tiles:
         end += (Wait(f"stats{i}_full"), Arrive(f"stats{i}_empty"), *_finish_output(pipeline, i))
     return Role(
@@ -249,6 +243,8 @@ def epilogue_role(pipeline: ForwardPipeline) -> Role:
             Work(f"store O{i}", store, asynchronous=True, reads=("o",)),
             Arrive(f"epi{i}_empty", after="tma"),
         )
+    if output_over_queries(pipeline):
+        program += (Arrive("o_stored", after="tma"),)
     return Role(
         name="epilogue",
         warps=(EPILOGUE_WARP,),

@@ -154,7 +154,9 @@ class Signal:
     `arrivals` gives, per arriver, how many arrivals of the hardware barrier one `Arrive` stands for
     (threads, or 1 for an elected thread, a commit or a TMA completion); their sum is the barrier's
     arrive count. `stages` is the number of barriers used in turn, `tx_bytes` the transaction bytes
-    of one phase. `remote` signals are completed by arrivals from the other CTA of a pair.
+    of one phase (of the largest tile, where tiles of several sizes share a ring) and
+    `first_tx_bytes` what a work tile's first phase carries on top. `remote` signals are completed
+    by arrivals from the other CTA of a pair.
     """
 
     name: str
@@ -164,6 +166,7 @@ class Signal:
     stages: int = 1
     free: int = 0
     tx_bytes: int = 0
+    first_tx_bytes: int = 0
     remote: bool = False
 
     @property
@@ -238,19 +241,30 @@ def _named(items: tuple[Any, ...], name: str) -> Any:
 
 
 def ring(
-    name: str, producer: str, consumer: str, stages: int, *, tx_bytes: int = 0
+    name: str,
+    producer: str,
+    consumer: str,
+    stages: int,
+    *,
+    tx_bytes: int = 0,
+    first_tx_bytes: int = 0,
+    releases: int = 1,
 ) -> tuple[Signal, Signal]:
-    """`<name>_full` and `<name>_empty` of a ring of `stages` slots, one arrival on each side."""
+    """`<name>_full` and `<name>_empty` of a ring of `stages` slots.
+
+    The producer arrives once per slot, the consumer with `releases` arrivals.
+    """
     full = Signal(
         name=f"{name}_full",
         arrivals={producer: 1},
         waiters=(consumer,),
         stages=stages,
         tx_bytes=tx_bytes,
+        first_tx_bytes=first_tx_bytes,
     )
     empty = Signal(
         name=f"{name}_empty",
-        arrivals={consumer: 1},
+        arrivals={consumer: releases},
         waiters=(producer,),
         stages=stages,
         free=stages,

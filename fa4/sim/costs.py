@@ -95,13 +95,16 @@ class CostTable:
     cta_start_cycles: float = _figure(2000.0, "launch, barriers, TMEM allocation of a CTA")
     semaphore_cycles: float = _figure(700.0, "polling a counter in L2 until it is this CTA's turn")
     launch_ns: float = _figure(2000.0, "kernel launch on the GPU's side")
+    sustained_clock: float = _figure(
+        1.0, "share of the GPU's clock_hz that its power limit leaves under tensor-core load"
+    )
 
     def __post_init__(self) -> None:
         """Every figure is finite and not negative; rates and efficiencies are positive."""
         for item in fields(self):
             value = getattr(self, item.name)
             require_finite(item.name, value, 0.0)
-            if item.name.endswith(("per_clk", "efficiency")):
+            if item.name.endswith(("per_clk", "efficiency", "clock")):
                 require(value > 0, f"{item.name} must be positive", value)
 
     @classmethod

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from fa4.config import BackwardConfig, BackwardPipeline, ForwardConfig, ForwardPipeline, Problem
+from fa4.config import (
+    BackwardConfig,
+    BackwardPipeline,
+    ForwardConfig,
+    ForwardPipeline,
+    Problem,
+    WarpgroupPipeline,
+)
 from fa4.hardware import Gpu
 
 
@@ -53,4 +60,35 @@ def default_backward(problem: Problem, *, deterministic: bool = False) -> Backwa
         numerics=BackwardConfig(cta_group=2 if problem.head_dim >= 128 else 1),
         deterministic=deterministic,
         scheduler="spt" if deterministic and masked else "naive",
+    )
+
+
+def default_hopper(problem: Problem, gpu: Gpu) -> WarpgroupPipeline:
+    """A FlashAttention-3-like kernel: two warpgroups of 64 rows that take turns.
+
+    Without the second overlap (next S beside this P V), which the measured cuDNN kernels do not
+    show (docs/simulator.md).
+    """
+    masked = problem.window_size != (None, None)
+    return WarpgroupPipeline(
+        head_dim=problem.head_dim,
+        head_dim_v=problem.head_dim_v,
+        element_bytes=element_bytes(problem.dtype),
+        causal=masked,
+        overlap=False,
+        scheduler="lpt" if masked else "static",
+    )
+
+
+def default_serial(problem: Problem) -> WarpgroupPipeline:
+    """A FlashAttention-2-like kernel: 128 rows, products and softmax of a warpgroup alternate."""
+    return WarpgroupPipeline(
+        head_dim=problem.head_dim,
+        head_dim_v=problem.head_dim_v,
+        element_bytes=element_bytes(problem.dtype),
+        causal=problem.window_size != (None, None),
+        tile_n=64,
+        ping_pong=False,
+        overlap=False,
+        scheduler="naive",
     )

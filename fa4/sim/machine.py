@@ -1,7 +1,7 @@
 """The machines the simulator knows, and machines from a user's TOML file.
 
-A machine is a `Gpu` (rates, sizes) and a `CostTable` (latencies, fitted constants). B200's constants
-were fitted to published FlashAttention-4 throughput (docs/simulator.md).
+A machine is a `Gpu` (rates, sizes) and a `CostTable` (latencies, fitted constants). The constants
+were fitted to measured throughput (docs/simulator.md).
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class Machine:
         """The GPU's name."""
         return self.gpu.name
 
+    @property
+    def clock_hz(self) -> float:
+        """SM clock under sustained load: one constant per machine, whatever the kernel draws."""
+        return self.gpu.clock_hz * self.costs.sustained_clock
+
 
 # Fitted with `fa4 calibrate` to the published B200 figures (docs/simulator.md).
 BLACKWELL_COSTS = CostTable(
@@ -43,7 +48,16 @@ BLACKWELL_COSTS = CostTable(
     semaphore_cycles=2706.0,
     launch_ns=3444.0,
 )
-HOPPER_COSTS = BLACKWELL_COSTS
+# Fitted to cuDNN's forward on an H200 that ran a large bf16 product at 680 TFLOP/s, so well below its
+# nominal clock (docs/simulator.md).
+HOPPER_COSTS = replace(
+    BLACKWELL_COSTS,
+    vector_efficiency=0.869,
+    hbm_latency_cycles=559.0,
+    cta_start_cycles=536.0,
+    launch_ns=1515.0,
+    sustained_clock=1.48 / 1.83,
+)
 
 COSTS: Mapping[str, CostTable] = {
     "b200": BLACKWELL_COSTS,

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from fa4.config import BackwardPipeline, ForwardPipeline, Problem
+from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
+from fa4.hardware import Gpu
 from fa4.plan.backward import backward_plan
 from fa4.plan.forward import forward_plan
 from fa4.plan.schema import PipelinePlan
+from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.chip import ChipRun, TileRunner, run_in_turn, run_one_by_one, run_persistent
 from fa4.sim.costs import MachineCosts
 from fa4.sim.lower import lower
@@ -19,6 +21,8 @@ from fa4.sim.worktiles import Lengths, backward_tiles, clusters, forward_tiles, 
 # Share of warps and KV tiles in which O is rescaled, unless measured: about a tenth of standard
 # online softmax's (FlashAttention-4 paper).
 DEFAULT_RESCALE_RATE = 0.1
+
+AnyPipeline = ForwardPipeline | BackwardPipeline | WarpgroupPipeline
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Simulation:
 
 def predict(
     problem: Problem,
-    pipeline: ForwardPipeline | BackwardPipeline,
+    pipeline: AnyPipeline,
     machine: Machine,
     simulation: Simulation | None = None,
 ) -> Prediction:
@@ -80,13 +84,12 @@ def predict(
             f"problem and pipeline must agree on head dims; got {problem.head_dim}, "
             f"{problem.head_dim_v} and {pipeline.head_dim}, {pipeline.head_dim_v}"
         )
-    if isinstance(pipeline, ForwardPipeline):
-        plan = forward_plan(pipeline, machine.gpu)
+    plan = build_plan(pipeline, machine.gpu)
+    if not isinstance(pipeline, BackwardPipeline):
         run, runner, count = _run_forward(problem, pipeline, plan, machine, simulation)
         flops = problem.forward_flops
         kernels = [_timed("forward", run.cycles, forward_bytes(problem, pipeline), machine)]
     else:
-        plan = backward_plan(pipeline, machine.gpu)
         run, runner, count = _run_backward(problem, pipeline, plan, machine, simulation)
         flops = problem.backward_flops
         before, main, after = backward_bytes(problem, pipeline)
@@ -100,9 +103,18 @@ def predict(
     return _report(problem, machine, plan, run, runner, tuple(kernels), (flops, count))
 
 
+def build_plan(pipeline: AnyPipeline, gpu: Gpu) -> PipelinePlan:
+    """The plan of any pipeline. Raises ValueError if it does not fit the machine."""
+    if isinstance(pipeline, ForwardPipeline):
+        return forward_plan(pipeline, gpu)
+    if isinstance(pipeline, BackwardPipeline):
+        return backward_plan(pipeline, gpu)
+    return warpgroup_plan(pipeline, gpu)
+
+
 def _run_forward(
     problem: Problem,
-    pipeline: ForwardPipeline,
+    pipeline: ForwardPipeline | WarpgroupPipeline,
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,
@@ -143,7 +155,7 @@ def make_runner(plan: PipelinePlan, machine: Machine, simulation: Simulation) ->
     return TileRunner(lower(plan, costs.work, costs.signal, shares), exact=simulation.exact)
 
 
-def forward_bytes(problem: Problem, pipeline: ForwardPipeline) -> int:
+def forward_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
     """Bytes that must cross HBM once: Q, K, V in, O and LSE out."""
     dims = problem.head_dim + (problem.head_dim_v or 0)
     rows = problem.batch * problem.seqlen_q * problem.heads_q
@@ -169,7 +181,7 @@ def _varlen_flops(problem: Problem, lengths: Seq[Lengths], dense: int) -> int:
 
 def _timed(name: str, cycles: float, num_bytes: int, machine: Machine) -> KernelTime:
     hbm = num_bytes / (machine.costs.hbm_efficiency * machine.gpu.hbm_bytes_per_s)
-    seconds = max(cycles / machine.gpu.clock_hz, hbm) + machine.costs.launch_ns * 1e-9
+    seconds = max(cycles / machine.clock_hz, hbm) + machine.costs.launch_ns * 1e-9
     return KernelTime(name, seconds, hbm)
 
 
@@ -187,7 +199,7 @@ def _report(
     code, cycles = runner.code, max(run.cycles, 1.0)
     seconds = sum(kernel.seconds for kernel in kernels)
     busy = {name: float(x) / cycles for name, x in zip(code.unit_names, run.busy, strict=True)}
-    bounds = {name: float(x) / machine.gpu.clock_hz
+    bounds = {name: float(x) / machine.clock_hz
               for name, x in zip(code.unit_names, run.busy, strict=True)}  # fmt: skip
     bounds["hbm"] = sum(kernel.hbm_seconds for kernel in kernels)
     bound_by = max(bounds, key=lambda name: bounds[name])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa4.config import BackwardPipeline, ForwardPipeline, Problem
+from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
 from fa4.hardware import Gpu
 
 # L2 bytes that the LPT order lets one section of heads occupy (flash_attn.cute).
@@ -55,8 +55,9 @@ def sequences(problem: Problem, lengths: Seq[Lengths] | None) -> list[Lengths]:
 def kv_trips(problem: Problem, length: Lengths, rows: np.ndarray, tile_n: int) -> np.ndarray:
     """(M, 3) total, masked and plain KV tiles of row blocks rows[i] = (first, one past last) row.
 
-    Rows are positions in the sequence (already divided by the heads packed into a tile). A tile
-    that sees nothing still runs one masked step, as the kernel does.
+    Rows are positions in the sequence (already divided by the heads packed into a tile). The first
+    KV tile visited always runs the masking code, and a row block that sees nothing runs one step,
+    as in the kernel.
     """
     left, right = problem.window_size
     first, last = rows[:, 0], rows[:, 1] - 1
@@ -72,7 +73,7 @@ def kv_trips(problem: Problem, length: Lengths, rows: np.ndarray, tile_n: int) -
         n_min = np.maximum(0, (first + offset - left) // tile_n)
         plain_from = np.maximum(0, -(-(last + offset - left) // tile_n))
     total = np.maximum(1, n_max - n_min)
-    plain = np.clip(np.minimum(plain_to, n_max) - np.maximum(plain_from, n_min), 0, total)
+    plain = np.clip(np.minimum(plain_to, n_max) - np.maximum(plain_from, n_min), 0, total - 1)
     return np.stack([total, total - plain, plain], axis=1)
 
 
@@ -87,22 +88,23 @@ def query_trips(problem: Problem, length: Lengths, keys: np.ndarray, tile_m: int
 
 
 def forward_tiles(
-    problem: Problem, pipeline: ForwardPipeline, lengths: Seq[Lengths] | None = None
+    problem: Problem,
+    pipeline: ForwardPipeline | WarpgroupPipeline,
+    lengths: Seq[Lengths] | None = None,
 ) -> WorkTiles:
     """Work tiles of a forward call, row blocks fastest, then KV heads, then sequences.
 
     The query heads of a KV head are packed into the rows of a tile.
     """
     ratio = problem.heads_q // problem.heads_k
-    numerics = pipeline.numerics
-    step = numerics.tile_m * numerics.q_tiles * pipeline.cta_group
+    step = pipeline.block_rows
     parts = []
     for batch, length in enumerate(sequences(problem, lengths)):
         packed = length.q * ratio
         starts = np.arange(0, packed, step)
         stops = np.minimum(starts + step, packed)
         rows = np.stack([starts // ratio, -(-stops // ratio)], axis=1)
-        trips = kv_trips(problem, length, rows, numerics.tile_n)
+        trips = kv_trips(problem, length, rows, pipeline.tile_n)
         parts.append((batch, trips, problem.heads_k))
     return _collect(parts)
 

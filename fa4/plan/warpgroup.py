@@ -1,0 +1,209 @@
+"""Forward kernels before tensor memory (Hopper's FlashAttention-3, FlashAttention-2) as plans.
+
+A producer warp loads; each consumer warpgroup owns 64 query rows and does all else: it issues
+its products, waits for them, and keeps S, P and O in registers. FlashAttention-3 hides softmax in
+two ways: consumers take turns at the tensor core (ping-pong), and a consumer issues the next S
+before this tile's P V (overlap). Without both, products and softmax of a warpgroup alternate.
+"""
+
+from __future__ import annotations
+
+from fa4.config import WarpgroupPipeline
+from fa4.hardware import Gpu
+from fa4.plan.memory import Layout, require_fit
+from fa4.plan.schema import (
+    Arrive,
+    Buffer,
+    Copy,
+    Loop,
+    Math,
+    PipelinePlan,
+    Program,
+    Role,
+    Signal,
+    SmemAccess,
+    Wait,
+    Work,
+    ring,
+)
+from fa4.plan.work import mma
+
+ROWS = 64  # of a warpgroup: wgmma's M
+REGISTERS = {1: (152, 152), 2: (240, 24), 3: (160, 32)}  # consumer, producer (FlashAttention-3)
+
+
+def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
+    """The plan of such a kernel. Raises ValueError if it does not fit the machine."""
+    buffers = _lay_out(pipeline, gpu)
+    consumers = range(pipeline.consumers)
+    kind = "FA3" if pipeline.ping_pong else "serial"
+    return PipelinePlan(
+        name=f"{kind} forward d{pipeline.head_dim}, {pipeline.consumers} warpgroups",
+        roles=(*(_consumer(pipeline, i) for i in consumers), _producer(pipeline)),
+        signals=tuple(_signals(pipeline)),
+        buffers=tuple(buffers),
+        trips=("kv_tiles", "masked_tiles", "plain_tiles"),
+    )
+
+
+def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
+    layout, size = Layout(), pipeline.element_bytes
+    rows, dv = pipeline.block_rows, pipeline.head_dim_v or 0
+    q = layout.add("q", "smem", rows * pipeline.head_dim * size, align=1024)
+    layout.add("k", "smem", pipeline.tile_n * pipeline.head_dim * size,
+               stages=pipeline.kv_stages, align=1024)  # fmt: skip
+    layout.add("v", "smem", pipeline.tile_n * dv * size, stages=pipeline.kv_stages, align=1024)
+    layout.alias("o", "smem", q.start, rows * dv * size, {"q": "Q is no longer needed"})
+    layout.add("barriers", "smem", 8 * 32, align=8)
+    require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
+    return layout.buffers
+
+
+def _names(pipeline: WarpgroupPipeline) -> list[str]:
+    return [f"consumer{i}" for i in range(pipeline.consumers)]
+
+
+def _signals(pipeline: WarpgroupPipeline) -> list[Signal]:
+    names, stages = _names(pipeline), pipeline.kv_stages
+    signals = []
+    for ring_name, slots in (("q", 1), ("k", stages), ("v", stages)):
+        full, _ = ring(ring_name, "load", "", slots)
+        signals += [
+            Signal(name=full.name, arrivals={"load": 1}, waiters=tuple(names), stages=slots),
+            Signal(
+                name=f"{ring_name}_empty",
+                arrivals=dict.fromkeys(names, 1),
+                waiters=("load",),
+                stages=slots,
+                free=slots,
+            ),
+        ]
+    for i, name in enumerate(names):
+        before = names[i - 1]
+        for product in ("s", "o"):
+            signals.append(
+                Signal(name=f"{product}{i}_done", arrivals={name: 128}, waiters=(name,),
+                       kind="named")
+            )  # fmt: skip
+        if pipeline.ping_pong:
+            signals.append(
+                Signal(name=f"turn{i}", arrivals={before: 128}, waiters=(name,), kind="named",
+                       free=1 if i == 0 else 0)
+            )  # fmt: skip
+        signals.append(Signal(name=f"stored{i}", arrivals={name: 1}, waiters=(name,), free=1))
+    return signals
+
+
+def _producer(pipeline: WarpgroupPipeline) -> Role:
+    size, dv = pipeline.element_bytes, pipeline.head_dim_v or 0
+
+    def fetch(what: str, num_bytes: int, cold: bool = False) -> Program:
+        copy = Copy(kind="load", num_bytes=num_bytes, cold=cold)
+        return (
+            Wait(f"{what}_empty"),
+            Work(f"load {what}", copy, asynchronous=True, writes=(what,)),
+            Arrive(f"{what}_full", after="tma"),
+        )
+
+    k_bytes = pipeline.tile_n * pipeline.head_dim * size
+    q = fetch("q", pipeline.block_rows * pipeline.head_dim * size, cold=True)
+    k, v = fetch("k", k_bytes), fetch("v", pipeline.tile_n * dv * size)
+    program = (*q, *fetch("k", k_bytes, cold=True), Loop("kv_tiles", (*k, *v), offset=-1), *v)
+    registers = REGISTERS[pipeline.consumers][1]
+    return Role(name="load", warps=(4 * pipeline.consumers,), registers=registers, program=program)
+
+
+def _consumer(pipeline: WarpgroupPipeline, i: int) -> Role:
+    """One warpgroup's program."""
+    size, dv = pipeline.element_bytes, pipeline.head_dim_v or 0
+    qk = mma(ROWS, pipeline.tile_n, pipeline.head_dim, element_bytes=size)
+    pv = mma(ROWS, dv, pipeline.tile_n, element_bytes=size, a_in_tmem=True)  # A in registers
+    scores: Program = (
+        Wait("k_full"),
+        Work(f"QK{i}", qk, asynchronous=True, reads=("q", "k")),
+        Arrive(f"s{i}_done", after="tensor"),
+        Arrive("k_empty", after="tensor"),
+    )
+    values: Program = (
+        Wait("v_full"),
+        Work(f"PV{i}", pv, asynchronous=True, reads=("v",)),
+        Arrive(f"o{i}_done", after="tensor"),
+        Arrive("v_empty", after="tensor"),
+    )
+    fix = (Work(f"rescale O{i}", _unpacked(fma=dv / 2)),)
+    step = _overlapped if pipeline.overlap else _serial
+    parts = (scores, values, fix)
+    begin: Program = (Wait("q_full"),)
+    if pipeline.overlap:  # the first tile, always masked, has no earlier P V to run beside it
+        begin += _overlapped(pipeline, i, (scores, (), ()), masked=True)
+    loops = (
+        Loop("masked_tiles", step(pipeline, i, parts, True), offset=-1 if pipeline.overlap else 0),
+        Loop("plain_tiles", step(pipeline, i, parts, False)),
+    )
+    end: Program = (
+        Arrive("q_empty"),
+        Wait(f"stored{i}"),
+        Work(f"scale O{i}", _unpacked(fma=dv / 2, alu=dv / 4)),
+        Work(f"write O{i}", SmemAccess(num_bytes=ROWS * dv * size), writes=("o",)),
+        Work(f"store O{i}", Copy(kind="store", num_bytes=ROWS * dv * size), asynchronous=True),
+        Arrive(f"stored{i}", after="tma"),
+    )
+    if pipeline.overlap:
+        # The last tile's P V has no next S to hide behind.
+        end = (*values, Wait(f"o{i}_done"), *fix, *end)
+    warps = tuple(range(4 * i, 4 * i + 4))
+    return Role(
+        name=f"consumer{i}",
+        warps=warps,
+        registers=REGISTERS[pipeline.consumers][0],
+        program=(*begin, *loops, *end),
+    )
+
+
+def _turns(pipeline: WarpgroupPipeline, i: int) -> tuple[Program, Program]:
+    """Wait for this warpgroup's turn at the tensor core, and hand it on."""
+    if not pipeline.ping_pong:
+        return (), ()
+    return (Wait(f"turn{i}"),), (Arrive(f"turn{(i + 1) % pipeline.consumers}"),)
+
+
+def _serial(
+    pipeline: WarpgroupPipeline, i: int, parts: tuple[Program, Program, Program], masked: bool
+) -> Program:
+    """S, softmax, rescale, P V, one after the other."""
+    scores, values, fix = parts
+    take, give = _turns(pipeline, i)
+    softmax = _softmax(pipeline, i, masked)
+    return (*take, *scores, *give, Wait(f"s{i}_done"), *softmax, *fix, *values, Wait(f"o{i}_done"))
+
+
+def _overlapped(
+    pipeline: WarpgroupPipeline, i: int, parts: tuple[Program, Program, Program], masked: bool
+) -> Program:
+    """S of this tile, then P V of the last one, if any, while this tile's softmax runs."""
+    scores, values, fix = parts
+    take, give = _turns(pipeline, i)
+    softmax = _softmax(pipeline, i, masked)
+    done = (Wait(f"o{i}_done"), *fix) if values else ()
+    return (*take, *scores, *values, *give, Wait(f"s{i}_done"), *softmax, *done)
+
+
+def _unpacked(mufu: float = 0.0, fma: float = 0.0, alu: float = 0.0) -> Math:
+    """Instructions one by one: Hopper has no packed float32, so each FMA takes an issue slot."""
+    return Math(mufu=mufu, fma=fma, alu=alu, other=fma / 2)
+
+
+def _softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
+    """Maximum, exponentials, conversion, sum; a thread holds tile_n / 2 elements of S."""
+    count = pipeline.tile_n / 2
+    steps: Program = ()
+    if masked:
+        steps += (Work(f"mask S{i}", _unpacked(alu=1.25 * count)),)
+    half = count / 2
+    return (
+        *steps,
+        Work(f"row max {i}", _unpacked(alu=count)),
+        Work(f"exp S{i} 0", _unpacked(mufu=half, fma=half, alu=half / 2)),
+        Work(f"exp S{i} 1", _unpacked(mufu=half, fma=half, alu=half / 2)),
+        Work(f"row sum {i}", _unpacked(fma=count)),
+    )
