@@ -98,7 +98,7 @@ def _lay_out_tmem(layout: Layout, pipeline: BackwardPipeline, pair: bool) -> Non
     layout.alias("ds_t", "tmem", dp.start, half, {"dp": "compute has read dP"})
     if pair:
         width = d * half // TILE
-        safe = {"s": "the next S waits until dQ is drained"}
+        safe = {"s": "dQ waits until S is read, the S after that until dQ is drained"}
         layout.alias("dq", "tmem", s.start + half, width, safe)
     else:
         safe = {"dp": "the next dP waits until dQ is drained", "ds_t": "dK has read dS"}
@@ -118,7 +118,7 @@ def _signals(pipeline: BackwardPipeline) -> list[Signal]:
               first_tx_bytes=TILE * dv * size * pair),
         *ring("row_stats", "load", "compute", stages, tx_bytes=2 * TILE * 4, releases=8),
         Signal(name="s_full", arrivals={"mma": 1}, waiters=("compute",)),
-        Signal(name="p_full", arrivals={"compute": 256 * pair}, waiters=("mma",),
+        Signal(name="p_full", arrivals={"compute": 8 * pair}, waiters=("mma",),
                remote=pair == 2),
         Signal(name="dp_full", arrivals={"mma": 1}, waiters=("compute",)),
         Signal(name="ds_full", arrivals={"compute": 8 * pair}, waiters=("mma",),
@@ -137,13 +137,14 @@ def _signals(pipeline: BackwardPipeline) -> list[Signal]:
         Signal(name="dkv_full", arrivals={"mma": 1}, waiters=("compute",)),
         # dK and dV leave through operands' places: the next work tile's loads wait for them, and
         # with the loads its products.
-        Signal(name="dkv_empty", arrivals={"compute": 256}, waiters=("load",), free=1),
+        Signal(name="dkv_empty", arrivals={"compute": 8}, waiters=("load",), free=1),
     ]  # fmt: skip
     if pair == 2:
         exchange = TILE * TILE * size // 2
         signals += [
             *ring("q_t", "load", "mma", 1, tx_bytes=TILE * d * size),
             *ring("do_t", "load", "mma", 1, tx_bytes=TILE * dv * size),
+            Signal(name="s_read", arrivals={"compute": 8 * pair}, waiters=("mma",), remote=True),
             Signal(name="ds_peer", arrivals={"compute": 1}, waiters=("mma",), tx_bytes=exchange),
         ]
     return signals

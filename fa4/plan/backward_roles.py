@@ -148,14 +148,17 @@ def _pair_products(pipeline: BackwardPipeline) -> Program:
     values: Program = (Wait("do_t_full"), Wait("p_full"), dv, _commit("do_t_empty"))
     keys: Program = (Wait("q_t_full"), Wait("ds_full"), dk, _commit("q_t_empty"))
     queries: Program = (Wait("ds_peer"), dq, _commit("dq_full"), _commit("ds_empty"))
-    # dQ lies over S and is issued after the next S: only the S after that may overwrite it.
-    drained = Wait("dq_empty")
+    # dQ lies over S and is issued after the next S: compute must have read that one, and only the
+    # S after it may overwrite dQ.
+    read, drained = Wait("s_read"), Wait("dq_empty")
+    steady = (*scores, *keys, *upstream, read, *queries, *values, drained)
     return (
         drained,
         *scores,
         *upstream,
+        read,
         *values,
-        Loop("q_tiles", (*scores, *keys, *upstream, *queries, *values, drained), offset=-1),
+        Loop("q_tiles", steady, offset=-1),
         *keys,
         *queries,
         _commit("dkv_full"),
@@ -203,6 +206,7 @@ def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
         Work("read S", TmemAccess(kind="load", cols=cols), reads=("s",)),
         Work("sync compute", Sync(fenced=True)),
     )
+    steps += (Arrive("s_read"),) if pair else ()
     if masked:
         steps += (Work("mask S", masking(cols)),)
     steps += (

@@ -64,7 +64,7 @@ def _apply(rules: tuple[Rule, ...], plan: PipelinePlan, gpu: Gpu) -> list[Findin
 def unique_names(plan: PipelinePlan, gpu: Gpu) -> Broken:
     """Roles, signals and buffers are called by their names."""
     for kind, items in (("role", plan.roles), ("signal", plan.signals), ("buffer", plan.buffers)):
-        for name, count in Counter(item.name for item in items).items():  # type: ignore[attr-defined]
+        for name, count in Counter(item.name for item in items).items():
             if count > 1:
                 yield name, f"{count} {kind}s have this name"
 

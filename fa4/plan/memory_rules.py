@@ -154,7 +154,8 @@ def _slot_bytes(plan: PipelinePlan, buffer: Buffer) -> int:
 
 def used_buffers(plan: PipelinePlan, gpu: Gpu) -> Broken:
     """Each buffer is written by some work and read by some work (or lies behind a ring)."""
-    read, written = set(), set()
+    read: set[str] = set()
+    written: set[str] = set()
     for _, work in works(plan):
         for names, into in ((work.reads, read), (work.writes, written)):
             found = [find_buffer(plan, name) for name in names]

@@ -86,7 +86,7 @@ def _compare(plan: PipelinePlan, kind: type, verb: str) -> Broken:
             role.name
             for role in plan.roles
             for step in walk((*role.prologue, *role.program))
-            if isinstance(step, kind) and step.signal == signal.name  # type: ignore[attr-defined]
+            if not isinstance(step, Work) and (type(step), step.signal) == (kind, signal.name)
         }
         for name in sorted(declared - doing):
             yield signal.name, f"{name} is declared to {verb} and never does"
@@ -97,8 +97,8 @@ def _compare(plan: PipelinePlan, kind: type, verb: str) -> Broken:
 def arrive_counts(plan: PipelinePlan, gpu: Gpu) -> Broken:
     """An arrive stands for every thread of its role, one lane per warp, or one elected thread.
 
-    Times the CTA group if the other CTA arrives too (`remote`). A commit of products is one arrival,
-    wherever it comes from, and so is the completion of a load, with its issuing thread.
+    Times the CTA group if the other CTA arrives too (`remote`). A commit of products is one
+    arrival, wherever it comes from, and so is the completion of a load, with its issuing thread.
     """
     for signal in plan.signals:
         group = plan.cta_group if signal.remote else 1

@@ -118,7 +118,7 @@ def _arrays(code: EventCode, trips: np.ndarray) -> _Code:
 
 def _fresh_state(code: EventCode, tiles: int) -> _State:
     roles, units, signals = len(code.role_names), len(code.unit_names), len(code.signal_names)
-    arrivers = max(1, len(code.arriver_signal))
+    arrivers = len(code.arriver_signal)
     return _State(
         clock=np.zeros(roles),
         pc=code.entry[:, 0].copy(),
@@ -130,7 +130,7 @@ def _fresh_state(code: EventCode, tiles: int) -> _State:
         last_done=np.zeros((roles, units)),
         times=np.zeros((arrivers, HISTORY)),
         arrivals=np.zeros(arrivers, np.int64),
-        phases=np.zeros(max(1, code.waiters), np.int64),
+        phases=np.zeros(code.waiters, np.int64),
         blocked_on=np.full(roles, -1, np.int64),
         busy=np.zeros(units),
         stalled=np.zeros((roles, signals)),
@@ -306,7 +306,8 @@ def _work(code, state, role):  # type: ignore[no-untyped-def]
     end += code.work_latency[work]
     if asynchronous:
         unit = code.work_units[work, 0]
-        state.last_done[role, unit] = max(state.last_done[role, unit], end)
+        if unit >= 0:
+            state.last_done[role, unit] = max(state.last_done[role, unit], end)
         state.clock[role] = start + code.work_issue[work]
     else:
         state.clock[role] = end

@@ -47,7 +47,7 @@ class Machine:
         self.unit_free = [0.0] * len(code.unit_names)
         self.busy = [0.0] * len(code.unit_names)
         self.arrivals: list[list[float]] = [[] for _ in code.arriver_signal]
-        self.phases = [0] * max(1, code.waiters)
+        self.phases = [0] * code.waiters
         self.stalled = np.zeros((len(self.roles), len(code.signal_names)))
         self.tile_ends = np.zeros(len(trips))
         self.log: list[tuple[float, ...]] = []

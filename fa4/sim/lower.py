@@ -115,6 +115,8 @@ def lower(
             state.arrivers[signal.name, role_name] = len(state.arrivers)
     entry = []
     for role in plan.roles:
+        if any(isinstance(step, Loop) for step in role.prologue):
+            raise ValueError(f"the prologue of {role.name} has a loop, but no work tile to count")
         prologue = len(state.code)
         state.emit_program(role, role.prologue)
         state.code.append((TILE_END, 0, 0, 0))

@@ -41,12 +41,12 @@ class Machine:
 
 # Fitted with `fa4 calibrate` to the published B200 figures (docs/simulator.md).
 BLACKWELL_COSTS = CostTable(
-    vector_efficiency=0.608,
-    sync_cycles=298.0,
-    hbm_latency_cycles=3856.0,
-    cta_start_cycles=2200.0,
-    semaphore_cycles=2706.0,
-    launch_ns=3444.0,
+    vector_efficiency=0.606,
+    sync_cycles=294.0,
+    hbm_latency_cycles=2980.0,
+    cta_start_cycles=2958.0,
+    semaphore_cycles=2717.0,
+    launch_ns=2906.0,
 )
 # Fitted to cuDNN's forward on an H200 that ran a large bf16 product at 680 TFLOP/s, so well below its
 # nominal clock (docs/simulator.md).
