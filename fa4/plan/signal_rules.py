@@ -106,7 +106,9 @@ def arrive_counts(plan: PipelinePlan, gpu: Gpu) -> Broken:
             warps = len(plan.role(name).warps)
             allowed = sorted({group, group * warps, group * warps * WARP})
             units = {step.after for step in _arrives(plan, signal, name)}
-            if "tensor" in units or (signal.tx_bytes and units != {None}):
+            if signal.kind == "mbarrier" and (
+                "tensor" in units or (signal.tx_bytes and units != {None})
+            ):
                 allowed = [1]
             if count not in allowed:
                 listed = " or ".join(map(str, allowed))

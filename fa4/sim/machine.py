@@ -48,7 +48,7 @@ BLACKWELL_COSTS = CostTable(
     semaphore_cycles=2717.0,
     launch_ns=2906.0,
 )
-# Fitted to cuDNN's forward on an H200 that ran a large bf16 product at 680 TFLOP/s, so well below its
+# Fitted to cuDNN's forward on an H200 that ran a large bf16 product at 680 TFLOP/s, well below its
 # nominal clock (docs/simulator.md).
 HOPPER_COSTS = replace(
     BLACKWELL_COSTS,
