@@ -12,8 +12,7 @@ from fa4.api import (
     flash_attn_varlen_func,
 )
 from fa4.config import BackwardConfig, Exp2Split, ForwardConfig, Problem
-
-__version__ = "0.1.0"
+from fa4.version import __version__
 
 __all__ = [
     "AttentionGradients",
@@ -22,6 +21,7 @@ __all__ = [
     "Exp2Split",
     "ForwardConfig",
     "Problem",
+    "__version__",
     "flash_attn_backward",
     "flash_attn_func",
     "flash_attn_varlen_backward",

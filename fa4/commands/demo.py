@@ -66,6 +66,21 @@ def demo(
         raise typer.Exit(1)
 
 
+def render_speed(prediction: Mapping[str, Any]) -> tuple[str, ...]:
+    """Simulated B200 times, one line each; the layer's is missing for a shape without a kernel."""
+    lines = []
+    for name, title in (("layer", "one such layer"), ("headline", "the paper's headline shape")):
+        row = prediction[name]
+        if row is None:
+            continue
+        lines.append(
+            f"Predicted on a {row['machine']}, {title} (B{row['batch']} H{row['heads']} "
+            f"S{row['seqlen']} D{row['head_dim']}): {row['microseconds']:.1f} us, "
+            f"{row['tflops']:.0f} TFLOP/s, {row['peak_share']:.0%} of peak"
+        )
+    return tuple(lines)
+
+
 def say(line: str) -> None:
     """Progress and remarks go to stderr, so that stdout holds the report alone."""
     print(f"fa4 demo: {line}", file=sys.stderr, flush=True)
@@ -117,5 +132,6 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         table,
         f"Warps that rescale, by tau, in KV tiles of {sweep['tile_n']} keys: {shares}",
         f"Layers within budget: {verdict} of {len(layers)}",
+        *render_speed(report["prediction"]),
         *(f"wrote {report[key]}" for key in ("report", "figure") if report[key]),
     )

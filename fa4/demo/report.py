@@ -14,17 +14,20 @@ from threadpoolctl import threadpool_limits
 from fa4.demo.inputs import Source
 from fa4.demo.measure import DTYPE, measure, prepare
 from fa4.demo.rescales import RescaleCounts
+from fa4.demo.speed import predict_headline, predict_request
 
 
 def build_report(source: Source, causal: bool, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure every layer of a source; `progress` gets a line after each.
 
     Keys: input, dtype, causal, config (of the last layer), within_budget, layers (one dict each,
-    see `LayerResult.as_dict`) and rescale_rate (see `RescaleCounts.as_dict`), over all layers.
+    see `LayerResult.as_dict`), rescale_rate (see `RescaleCounts.as_dict`), over all layers, and
+    prediction: the simulated B200 time of the last layer and of the paper's headline shape.
     """
     rescales = RescaleCounts()
     results = []
     config: dict[str, Any] = {}
+    speed: dict[str, Any] | None = None
     started = time.perf_counter()
     # The oracle's products are small: a second BLAS thread gains nothing on two idle cores and
     # costs a factor of seven on cores that are busy with something else.
@@ -34,6 +37,7 @@ def build_report(source: Source, causal: bool, progress: Callable[[str], None]) 
             results.append(measure(layer, request, causal))
             rescales.count(request)
             config = asdict(request.forward_config)
+            speed = predict_request(request, causal, results[-1].counters.rescale_rate)
             seconds = time.perf_counter() - started
             progress(f"{layer.name}: {number} of {source.num_layers} layers, {seconds:.1f} s")
     return {
@@ -44,6 +48,7 @@ def build_report(source: Source, causal: bool, progress: Callable[[str], None]) 
         "within_budget": all(result.within for result in results),
         "layers": [result.as_dict() for result in results],
         "rescale_rate": rescales.as_dict(),
+        "prediction": {"layer": speed, "headline": predict_headline()},
     }
 
 

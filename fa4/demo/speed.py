@@ -1,0 +1,67 @@
+"""What the simulator says about the demo's own shapes, and about the paper's headline shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fa4.config import Problem
+from fa4.request import Request
+from fa4.sim.defaults import default_forward
+from fa4.sim.machine import find_machine
+from fa4.sim.predict import Simulation, predict
+from fa4.sim.worktiles import Lengths
+
+MACHINE = "b200"
+# The FlashAttention-4 paper's fastest forward: 1613 TFLOP/s at 32k tokens, head dim 128.
+HEADLINE = Problem(batch=1, seqlen_q=32768, seqlen_k=32768, heads_q=16, heads_k=16, head_dim=128)
+
+
+def predict_request(request: Request, causal: bool, rescale_rate: float) -> dict[str, Any] | None:
+    """Predicted B200 time of one attention call; None for a shape that no B200 kernel takes.
+
+    `rescale_rate` is the share of rescales that the reference counted on these inputs.
+    """
+    q, k = request.q, request.k
+    if request.packing.cu_seqlens_q is not None and request.packing.cu_seqlens_k is not None:
+        sides = (request.packing.cu_seqlens_q, request.packing.cu_seqlens_k)
+        lengths = [Lengths(*pair) for pair in zip(*(np.diff(x).tolist() for x in sides),
+                                                  strict=True)]  # fmt: skip
+    else:
+        lengths = [Lengths(q.shape[1], k.shape[1])] * q.shape[0]
+    problem = Problem(
+        batch=len(lengths),
+        seqlen_q=max(length.q for length in lengths),
+        seqlen_k=max(length.k for length in lengths),
+        heads_q=q.shape[-2],
+        heads_k=k.shape[-2],
+        head_dim=q.shape[-1],
+        head_dim_v=request.v.shape[-1],
+        causal=causal,
+    )
+    try:
+        return _describe(problem, Simulation(lengths=tuple(lengths), rescale_rate=rescale_rate))
+    except ValueError:
+        return None
+
+
+def predict_headline() -> dict[str, Any]:
+    """Predicted time of the paper's headline shape."""
+    return _describe(HEADLINE, Simulation())
+
+
+def _describe(problem: Problem, simulation: Simulation) -> dict[str, Any]:
+    machine = find_machine(MACHINE)
+    prediction = predict(problem, default_forward(problem, machine.gpu), machine, simulation)
+    return {
+        "machine": prediction.machine,
+        "batch": problem.batch,
+        "seqlen": problem.seqlen_k,
+        "heads": problem.heads_q,
+        "head_dim": problem.head_dim,
+        "microseconds": prediction.seconds * 1e6,
+        "tflops": prediction.tflops,
+        "peak_share": prediction.peak_share,
+        "bottleneck": prediction.bottleneck,
+    }
