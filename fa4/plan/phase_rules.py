@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from fa4.hardware import Gpu
-from fa4.plan.schema import Arrive, PipelinePlan, Role, Wait, Work, unroll
+from fa4.plan.schema import Arrive, Loop, PipelinePlan, Role, Wait, Work, unroll
 
 Broken = Iterator[tuple[str, str]]
 
@@ -22,7 +22,8 @@ REPLAYED = ((1, 1, 1), (3, 2), (2, 3))
 def trip_counts(plan: PipelinePlan, total: int) -> list[dict[str, int]]:
     """The ways in which a work tile of `total` trips can be cut.
 
-    A plan's first trip name counts all trips; the others, if any, add up to it.
+    A plan's first trip name counts all trips; the others, if any, add up to it. A loop over the
+    first of them that starts from its second trip means that there always is a first.
     """
     whole, *parts = plan.trips
     if not parts:
@@ -30,10 +31,19 @@ def trip_counts(plan: PipelinePlan, total: int) -> list[dict[str, int]]:
     if len(parts) == 1:
         return [{whole: total, parts[0]: total}]
     cuts: list[dict[str, int]] = []
-    for first in range(total + 1):
+    least = max((-loop.offset for loop in _loops(plan) if loop.trip == parts[0]), default=0)
+    for first in range(max(0, least), total + 1):
         rest = dict.fromkeys(parts[1:-1], 0)
         cuts.append({whole: total, parts[0]: first, **rest, parts[-1]: total - first})
     return cuts
+
+
+def _loops(plan: PipelinePlan) -> Iterator[Loop]:
+    pending = [step for role in plan.roles for step in role.program]
+    for step in pending:
+        if isinstance(step, Loop):
+            yield step
+            pending.extend(step.body)
 
 
 def balanced_phases(plan: PipelinePlan, gpu: Gpu) -> Broken:

@@ -24,9 +24,8 @@ from fa4.plan.schema import (
     SmemAccess,
     Wait,
     Work,
-    ring,
 )
-from fa4.plan.work import mma
+from fa4.plan.work import WARPGROUP, mma
 
 ROWS = 64  # of a warpgroup: wgmma's M
 REGISTERS = {1: (152, 152), 2: (240, 24), 3: (160, 32)}  # consumer, producer (FlashAttention-3)
@@ -64,15 +63,27 @@ def _names(pipeline: WarpgroupPipeline) -> list[str]:
 
 
 def _signals(pipeline: WarpgroupPipeline) -> list[Signal]:
-    names, stages = _names(pipeline), pipeline.kv_stages
+    names, size = _names(pipeline), pipeline.element_bytes
+    stages, tile_n, dv = pipeline.kv_stages, pipeline.tile_n, pipeline.head_dim_v or 0
+    # (slots, bytes of a fill, arrivals of a consumer when it has read the slot)
+    rings = {
+        "q": (1, pipeline.block_rows * pipeline.head_dim * size, WARPGROUP),
+        "k": (stages, tile_n * pipeline.head_dim * size, 1),
+        "v": (stages, tile_n * dv * size, 1),
+    }
     signals = []
-    for ring_name, slots in (("q", 1), ("k", stages), ("v", stages)):
-        full, _ = ring(ring_name, "load", "", slots)
+    for ring_name, (slots, num_bytes, releases) in rings.items():
         signals += [
-            Signal(name=full.name, arrivals={"load": 1}, waiters=tuple(names), stages=slots),
+            Signal(
+                name=f"{ring_name}_full",
+                arrivals={"load": 1},
+                waiters=tuple(names),
+                stages=slots,
+                tx_bytes=num_bytes,
+            ),
             Signal(
                 name=f"{ring_name}_empty",
-                arrivals=dict.fromkeys(names, 1),
+                arrivals=dict.fromkeys(names, releases),
                 waiters=("load",),
                 stages=slots,
                 free=slots,
@@ -145,7 +156,12 @@ def _consumer(pipeline: WarpgroupPipeline, i: int) -> Role:
         Wait(f"stored{i}"),
         Work(f"scale O{i}", _unpacked(fma=dv / 2, alu=dv / 4)),
         Work(f"write O{i}", SmemAccess(num_bytes=ROWS * dv * size), writes=("o",)),
-        Work(f"store O{i}", Copy(kind="store", num_bytes=ROWS * dv * size), asynchronous=True),
+        Work(
+            f"store O{i}",
+            Copy(kind="store", num_bytes=ROWS * dv * size),
+            asynchronous=True,
+            reads=("o",),
+        ),
         Arrive(f"stored{i}", after="tma"),
     )
     if pipeline.overlap:

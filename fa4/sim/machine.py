@@ -41,12 +41,12 @@ class Machine:
 
 # Fitted with `fa4 calibrate` to the published B200 figures (docs/simulator.md).
 BLACKWELL_COSTS = CostTable(
-    vector_efficiency=0.606,
-    sync_cycles=294.0,
-    hbm_latency_cycles=2980.0,
-    cta_start_cycles=2958.0,
-    semaphore_cycles=2717.0,
-    launch_ns=2906.0,
+    vector_efficiency=0.549,
+    sync_cycles=299.0,
+    hbm_latency_cycles=2162.0,
+    cta_start_cycles=3241.0,
+    semaphore_cycles=2819.0,
+    launch_ns=3618.0,
 )
 # Fitted to cuDNN's forward on an H200 that ran a large bf16 product at 680 TFLOP/s, well below its
 # nominal clock (docs/simulator.md).

@@ -1,0 +1,193 @@
+"""The static checks: silent on every kernel's plan, and each rule finds its planted fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from fa4.hardware import B200, H200
+from fa4.plan import PipelinePlan, check_plan, require_sound
+from fa4.plan.checks import OTHER_RULES, STRUCTURE_RULES
+from fa4.plan.schema import Arrive, Buffer, Copy, Loop, Signal, Wait
+from tests.plan.plans import (
+    BACKWARD,
+    FORWARD,
+    change_work,
+    drop_arrives,
+    edit_role,
+    with_buffer,
+    with_role,
+    with_signal,
+)
+
+ONE, PAIR, BACK = FORWARD["one CTA"], FORWARD["pair"], BACKWARD["one CTA"]
+PLANS = {f"forward {k}": v for k, v in FORWARD.items()} | {
+    f"backward {k}": v for k, v in BACKWARD.items()
+}
+
+
+def role(name: str, **values: object) -> PipelinePlan:
+    """The forward plan with fields of one role changed."""
+    return with_role(ONE, name, lambda r: replace(r, **values))
+
+
+def double_arrive(step: object) -> tuple[object, ...]:
+    """Arrive on P twice."""
+    twice = isinstance(step, Arrive) and step.signal == "p0_full_o0_scaled"
+    return (step, step) if twice else (step,)
+
+
+def wait_late(step: object) -> tuple[object, ...]:
+    """Leave out the waits for P: they come all at once, at the end of the work tile."""
+    return () if isinstance(step, Wait) and step.signal == "s0_full" else (step,)
+
+
+def uncommitted(step: object) -> tuple[object, ...]:
+    """Signal the end of a store without waiting for it."""
+    return (replace(step, after=None) if isinstance(step, Arrive) else step,)
+
+
+def late_statistics(plan: PipelinePlan) -> PipelinePlan:
+    """One Q tile whose correction warps release the first statistics slot after the last block."""
+
+    def change(old):  # type: ignore[no-untyped-def]
+        first, release, loop, *rest = old.program
+        assert release == Arrive("stats0_empty") and isinstance(loop, Loop)
+        return replace(old, program=(first, loop, release, *rest))
+
+    return with_role(plan, "correction", change)
+
+
+def slow_reader(plan: PipelinePlan) -> PipelinePlan:
+    """A signal that arrives in every trip and is waited for only at the end of the work tile."""
+
+    def change(old):  # type: ignore[no-untyped-def]
+        late = Loop("kv_tiles", (Wait("s0_full"),))
+        return replace(old, program=(*old.program, late))
+
+    return with_role(edit_role(plan, "softmax0", wait_late), "softmax0", change)
+
+
+Fault = Callable[[], PipelinePlan]
+FAULTS: list[tuple[str, Fault]] = [
+    ("unique_names", lambda: replace(ONE, buffers=(*ONE.buffers, ONE.buffers[0]))),
+    ("known_trips", lambda: replace(ONE, trips=("kv_tiles", "masked_tiles"))),
+    ("known_trips", lambda: replace(ONE, shares=())),
+    ("known_trips", lambda: role("load", prologue=(Loop("kv_tiles", ()),))),
+    ("declared_roles", lambda: with_signal(ONE, "kv_full", waiters=("mma", "nobody"))),
+    ("declared_roles", lambda: with_signal(ONE, "kv_full", kind="semaphore")),
+    ("known_signals", lambda: role("load", program=(*ONE.role("load").program, Wait("lost")))),
+    ("declared_arrivers", lambda: drop_arrives(ONE, "mma", "s0_full")),
+    ("declared_arrivers", lambda: with_signal(
+        ONE, "p0_full_o0_scaled", arrivals={"softmax0": 128})),
+    ("declared_waiters", lambda: with_signal(ONE, "s0_full", waiters=("softmax0", "load"))),
+    ("declared_waiters", lambda: with_signal(ONE, "s0_full", waiters=("softmax1",))),
+    ("known_buffers", lambda: change_work(ONE, "mma", "QK0", reads=("q0", "kvx"))),
+    ("known_buffers", lambda: change_work(ONE, "mma", "QK0", reads=("q2", "kv"))),
+    ("warps_in_one_role", lambda: role("load", warps=(13,))),
+    ("warps_in_one_role", lambda: role("load", warps=())),
+    ("warps_in_one_role", lambda: role("load", warps=(32,))),
+    ("aligned_warpgroups", lambda: role("softmax0", warps=(16, 17, 18, 20))),
+    ("aligned_warpgroups", lambda: role("softmax0", warps=(17, 18, 19, 20))),
+    ("aligned_warpgroups", lambda: role("softmax0", warps=(0, 1))),
+    ("register_file", lambda: role("load", registers=56)),
+    ("register_file", lambda: role("correction", registers=88)),
+    ("register_file", lambda: role("correction", registers=76)),
+    ("register_file", lambda: role("correction", registers=16)),
+    ("arrive_counts", lambda: with_signal(ONE, "epi0_full", arrivals={"correction": 64})),
+    ("arrive_counts", lambda: with_signal(PAIR, "p0_last", arrivals={"softmax0": 4})),
+    ("arrive_counts", lambda: with_signal(PAIR, "p0_last", remote=False)),
+    ("arrive_counts", lambda: with_signal(ONE, "s0_full", arrivals={"mma": 32})),
+    ("elected_after_sync", lambda: with_signal(ONE, "stats0_empty", arrivals={"correction": 1})),
+    ("stages_and_credits", lambda: with_signal(ONE, "epi0_empty", free=2)),
+    ("stages_and_credits", lambda: with_signal(ONE, "epi0_empty", arrivals={"epilogue": 0})),
+    ("transaction_bytes", lambda: with_signal(ONE, "q0_full", tx_bytes=32767)),
+    ("transaction_bytes", lambda: with_signal(PAIR, "q0_full", tx_bytes=32768)),
+    ("transaction_bytes", lambda: with_signal(ONE, "s0_full", tx_bytes=128)),
+    ("transaction_bytes", lambda: with_signal(BACK, "q_full", first_tx_bytes=0)),
+    ("transaction_bytes", lambda: with_signal(ONE, "q0_full", first_tx_bytes=64)),
+    ("committed_work", lambda: edit_role(ONE, "epilogue", uncommitted)),
+    ("committed_work", lambda: change_work(ONE, "epilogue", "store O0", asynchronous=False)),
+    ("committed_work", lambda: change_work(ONE, "softmax0", "row sum 0", asynchronous=True)),
+    ("memory_fits", lambda: with_buffer(ONE, "kv", stages=4)),
+    ("memory_fits", lambda: with_buffer(ONE, "o1", size=136)),
+    ("memory_fits", lambda: with_buffer(ONE, "q", space="rmem")),
+    ("memory_fits", lambda: with_buffer(ONE, "q", size=0)),
+    ("declared_overlaps", lambda: with_buffer(ONE, "p0", overlaps={})),
+    ("declared_overlaps", lambda: with_buffer(ONE, "o0", overlaps={"s0": "no reason"})),
+    ("declared_overlaps", lambda: with_buffer(ONE, "p0", overlaps={"s0": " "})),
+    ("declared_overlaps", lambda: with_buffer(ONE, "o0", overlaps={"s7": "gone"})),
+    ("aligned_buffers", lambda: with_buffer(ONE, "kv", start=131072 + 512, stages=2)),
+    ("aligned_buffers", lambda: with_buffer(ONE, "kv", size=32768 + 64, stages=2)),
+    ("aligned_buffers", lambda: with_buffer(ONE, "barriers", start=231428)),
+    ("aligned_buffers", lambda: with_buffer(ONE, "o1", start=388)),
+    ("ring_slots", lambda: with_buffer(ONE, "kv", stages=2)),
+    ("ring_slots", lambda: with_signal(ONE, "kv_empty", free=2)),
+    ("loads_fit_buffers", lambda: with_buffer(ONE, "kv", size=16384)),
+    ("loads_fit_buffers", lambda: change_work(
+        ONE, "load", "load Q0", amount=Copy(kind="load", num_bytes=32784))),
+    ("used_buffers", lambda: replace(ONE, buffers=(
+        *ONE.buffers, Buffer(name="spare", space="smem", start=231728, size=8)))),
+    ("barrier_space", lambda: with_buffer(ONE, "barriers", size=8 * 24)),
+    ("barrier_space", lambda: replace(
+        ONE, buffers=tuple(b for b in ONE.buffers if b.name != "barriers"))),
+    ("balanced_phases", lambda: edit_role(ONE, "softmax0", double_arrive)),
+    ("runs_to_the_end", lambda: with_signal(ONE, "kv_empty", free=0)),
+    ("runs_to_the_end", lambda: late_statistics(FORWARD["one Q tile"])),
+    ("parity_is_enough", lambda: slow_reader(FORWARD["inline correction"])),
+    ("arrivers_in_step", lambda: role(
+        "correction", prologue=2 * ONE.role("correction").prologue)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plans_are_sound(name: str) -> None:
+    """No rule finds anything in a kernel's plan."""
+    require_sound(PLANS[name], B200)
+
+
+@pytest.mark.parametrize(
+    ("rule", "fault"), FAULTS, ids=[f"{row[0]}-{i}" for i, row in enumerate(FAULTS)]
+)
+def test_each_rule_finds_its_planted_fault(rule: str, fault: Fault) -> None:
+    """A rule that cannot fail checks nothing; the message names the subject."""
+    plan = fault()
+    findings = check_plan(plan, B200)
+    assert rule in {found.rule for found in findings}
+    assert all(found.subject and found.message for found in findings)
+
+
+def test_every_rule_has_a_planted_fault() -> None:
+    """The table above is complete."""
+    rules = {rule.__name__ for rule in (*STRUCTURE_RULES, *OTHER_RULES)}
+    assert rules == {rule for rule, _ in FAULTS}
+
+
+def test_all_findings_are_raised() -> None:
+    """require_sound says everything at once, with the numbers."""
+    broken = with_signal(with_buffer(ONE, "o1", size=136), "q0_full", tx_bytes=1)
+    with pytest.raises(ValueError) as raised:
+        require_sound(broken, B200)
+    assert str(raised.value) == (
+        "plan 'forward d128x128 cta_group 1' is not sound: "
+        "transaction_bytes: q0_full: declares 1 (+ 0) bytes; its phases carry 32768, the first "
+        "32768; memory_fits: tmem: needs 520 columns; B200 has 512"
+    )
+
+
+def test_the_machine_counts() -> None:
+    """A Blackwell plan does not fit a GPU without tensor memory."""
+    assert [str(found) for found in check_plan(ONE, H200)] == [
+        "memory_fits: tmem: needs 512 columns; H200 has 0"
+    ]
+
+
+def test_a_signal_without_arrivers() -> None:
+    """Nobody could ever complete it."""
+    lonely = Signal(name="lonely", arrivals={}, waiters=("mma",))
+    findings = check_plan(replace(ONE, signals=(*ONE.signals, lonely)), B200)
+    assert [found.message for found in findings if found.rule == "declared_roles"] == [
+        "declares no arrivers"
+    ]
