@@ -16,7 +16,14 @@ from fa4.sim.chip import ChipRun, TileRunner, run_in_turn, run_one_by_one, run_p
 from fa4.sim.costs import MachineCosts
 from fa4.sim.lower import lower
 from fa4.sim.machine import Machine
-from fa4.sim.worktiles import Lengths, backward_tiles, clusters, forward_tiles, lpt_order
+from fa4.sim.worktiles import (
+    Lengths,
+    backward_order,
+    backward_tiles,
+    clusters,
+    forward_tiles,
+    lpt_order,
+)
 
 # Share of warps and KV tiles in which O is rescaled. Published benchmarks run on random normal
 # inputs, for which the reference counts none at tau 8 (66% to 99% at tau 0). A real model's attention took
@@ -142,6 +149,7 @@ def _run_backward(
 ) -> tuple[ChipRun, TileRunner, int]:
     runner = make_runner(plan, machine, simulation)
     tiles = backward_tiles(problem, pipeline, simulation.lengths)
+    tiles = tiles.take(backward_order(tiles, pipeline.scheduler))
     slots, costs = clusters(machine.gpu, pipeline.numerics.cta_group), machine.costs
     if pipeline.deterministic:
         start, hop = costs.cta_start_cycles, costs.semaphore_cycles

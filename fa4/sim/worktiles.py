@@ -155,6 +155,17 @@ def lpt_order(tiles: WorkTiles, head_bytes: float) -> np.ndarray:
     return np.lexsort((tiles.batch * heads + tiles.head, -tiles.block, section))
 
 
+def backward_order(tiles: WorkTiles, scheduler: str) -> np.ndarray:
+    """Launch order of backward work tiles, head by head.
+
+    "naive": key blocks ascending. "lpt": most query tiles first. "spt": key blocks descending, so
+    that under a causal mask the shortest come first and do not all queue for the same dQ tile.
+    """
+    head = tiles.batch * (int(tiles.head.max(initial=0)) + 1) + tiles.head
+    keys = {"naive": tiles.block, "lpt": -tiles.trips[:, 0], "spt": -tiles.block}
+    return np.lexsort((keys[scheduler], head))
+
+
 def clusters(gpu: Gpu, cta_group: int) -> int:
     """CTAs, or CTA pairs, that run side by side: one per SM, or one per two SMs."""
     return gpu.sm_count // cta_group
