@@ -17,7 +17,21 @@ import typer
 
 import fa4
 
-COMMANDS = ("demo", "doctor", "generations", "verify")
+COMMANDS = (
+    "demo",
+    "verify",
+    "generations",
+    "predict",
+    "sweep",
+    "ablate",
+    "roofline",
+    "trace",
+    "explain",
+    "machines",
+    "validate",
+    "calibrate",
+    "doctor",
+)
 
 # What bad input or a missing package raises (UnicodeDecodeError is a ValueError, FileNotFoundError
 # an OSError). FA4_TRACEBACK=1 shows where it was raised.

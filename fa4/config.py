@@ -110,11 +110,29 @@ class Problem:
 
     @property
     def forward_flops(self) -> int:
-        """2 Sq Sk (d + dv) per query head and batch entry; half of it if causal (the paper's)."""
+        """2 (d + dv) per visible pair, query head and batch entry.
+
+        As in the paper, a causal mask counts half of the pairs; a window counts those it shows.
+        """
         assert self.head_dim_v is not None
         dims = self.head_dim + self.head_dim_v
-        full = 2 * self.batch * self.heads_q * self.seqlen_q * self.seqlen_k * dims
-        return full // 2 if self.causal else full
+        if self.window_size in ((None, None), (None, 0)):
+            pairs = self.seqlen_q * self.seqlen_k
+            full = 2 * self.batch * self.heads_q * pairs * dims
+            return full // 2 if self.window_size[1] == 0 else full
+        return 2 * self.batch * self.heads_q * self.visible_pairs * dims
+
+    @property
+    def visible_pairs(self) -> int:
+        """(query, key) pairs that the window shows, in one head of one batch entry."""
+        left, right = self.window_size
+        total = 0
+        for row in range(self.seqlen_q):
+            diagonal = row + self.seqlen_k - self.seqlen_q
+            first = 0 if left is None else max(0, diagonal - left)
+            last = self.seqlen_k if right is None else min(self.seqlen_k, diagonal + right + 1)
+            total += max(0, last - first)
+        return total
 
     @property
     def backward_flops(self) -> int:

@@ -31,6 +31,7 @@ class Mma:
     a_bytes: int
     b_bytes: int
     cta_group: int = 1
+    element_bytes: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)

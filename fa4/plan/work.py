@@ -32,7 +32,7 @@ def mma(
     a_bytes = 0 if a_in_tmem else rows * depth * element_bytes
     b_bytes = cols * depth * element_bytes // cta_group
     return Mma(rows=rows, cols=cols, depth=depth, a_bytes=a_bytes, b_bytes=b_bytes,
-               cta_group=cta_group)  # fmt: skip
+               cta_group=cta_group, element_bytes=element_bytes)  # fmt: skip
 
 
 def row_max(columns: int) -> Math:

@@ -17,9 +17,12 @@ from fa4.sim.code import EventCode, Run
 from fa4.sim.worktiles import WorkTiles
 
 # The periodic shortcut simulates this many steps of a longer loop and extends the rest by the
-# period: the pipelines settle within about ten steps.
-SHORT_STEPS, PERIOD_STEPS = 24, 8
+# period: the pipelines settle within about ten steps, and 24 is a whole number of any period seen.
+SHORT_STEPS, PERIOD_STEPS = 24, 24
 SHORT_TILES = 4  # work tiles after which a persistent CTA repeats itself
+# Relative difference of the periods of work tiles above which a sequence is simulated in full: the
+# pipeline has several steady states, and which one lasts cannot be told from a short run.
+SAME_PERIOD = 0.002
 
 
 @dataclass(frozen=True)
@@ -61,32 +64,40 @@ class TileRunner:
         return self._known[key]
 
     def _simulate(self, trips: np.ndarray) -> Execution:
-        run = engine.execute(self.code, trips)
-        return Execution(run.end, run.busy, run.stalled, run.events)
+        return _execution(engine.execute(self.code, trips))
 
     def _shortcut(self, trips: np.ndarray) -> Execution:
-        """Shorten every loop to SHORT_STEPS plus whole periods; add the missing periods."""
-        plain = trips[:, 2]
-        excess = np.maximum(0, plain - SHORT_STEPS) // PERIOD_STEPS * PERIOD_STEPS
-        if not excess.any():
-            return self._repeat(trips)
-        short = trips.copy()
-        short[:, 2] -= excess
-        short[:, 0] -= excess
-        base = self._repeat(short)
-        one = short[np.argmax(excess)][None]
-        longer = one + np.array([[PERIOD_STEPS, 0, PERIOD_STEPS]])
-        first, second = self._simulate(one), self._simulate(longer)
-        return _extend(base, first, second, int(excess.sum()) / PERIOD_STEPS)
-
-    def _repeat(self, trips: np.ndarray) -> Execution:
-        """A persistent CTA with many equal work tiles: simulate a few, extend the rest."""
+        """A persistent CTA with many equal work tiles: run a few, extend the rest."""
         equal = len(trips) > SHORT_TILES + 1 and (trips == trips[0]).all()
         if not equal:
-            return self._simulate(trips)
-        first = self._simulate(trips[:SHORT_TILES])
-        second = self._simulate(trips[: SHORT_TILES + 1])
+            return self._stretch(trips)
+        first = self._stretch(trips[:SHORT_TILES])
+        second = self._stretch(trips[: SHORT_TILES + 1])
         return _extend(second, first, second, len(trips) - SHORT_TILES - 1)
+
+    def _stretch(self, trips: np.ndarray) -> Execution:
+        """Shorten every loop to SHORT_STEPS plus a rest; add the missing periods.
+
+        The period of each work tile is measured where it stands, by running the sequence with one
+        period more in each shortened tile.
+        """
+        missing = np.maximum(0, trips[:, 2] - SHORT_STEPS) // PERIOD_STEPS
+        if not missing.any():
+            return self._simulate(trips)
+        period = PERIOD_STEPS * np.array([1, 0, 1])
+        short = trips - missing[:, None] * period
+        longer = short + (missing > 0)[:, None] * period
+        runs = [engine.execute(self.code, steps) for steps in (short, longer)]
+        spans = [np.diff(run.tile_ends, prepend=0.0) for run in runs]
+        periods = (spans[1] - spans[0])[missing > 0]
+        if np.ptp(periods) > SAME_PERIOD * periods.mean():
+            return self._simulate(trips)
+        first, second = (_execution(run) for run in runs)
+        return _extend(first, first, second, missing.sum() / np.count_nonzero(missing))
+
+
+def _execution(run: Run) -> Execution:
+    return Execution(run.end, run.busy, run.stalled, run.events)
 
 
 def _extend(base: Execution, first: Execution, second: Execution, periods: float) -> Execution:

@@ -3,7 +3,7 @@
 Units of one SM: tensor (products), smem (the shared-memory port: operand reads, register stores,
 reduce reads), mufu, fma, alu, issue (instruction slots), tmem_load, tmem_store, tma (bulk loads and
 stores), dsmem, reduce. Rates come from `Gpu`, latencies and rules from `CostTable`. Bulk loads
-filling shared memory are not charged to its port, as in the FlashAttention-4 paper's budgets.
+take the shared-memory port too, which the paper's budgets (and `roofline`) leave out.
 """
 
 from __future__ import annotations
@@ -65,9 +65,14 @@ class CostTable:
     )
     alu_lanes_per_clk: float = _figure(64.0, "QuickRunCUDA B300 pipe catalogue")
     issue_per_clk: float = _figure(4.0, "one warp instruction per sub-core: QuickRunCUDA")
-    math_latency_cycles: float = _figure(14.0, "MUFU, the longest pipe used: QuickRunCUDA")
+    math_latency_cycles: float = _figure(
+        14.0, "what the dependent instructions of a fragment expose; MUFU alone 14: QuickRunCUDA"
+    )
     smem_latency_cycles: float = _figure(26.0, "LDS 24-28: QuickRunCUDA")
     tma_bytes_per_clk: float = _figure(126.0, "241 GB/s of one CTA: QuickRunCUDA")
+    fill_bytes_per_clk: float = _figure(
+        128.0, "bulk loads and operand reads share the SMEM port: mixed 27 TB/s, QuickRunCUDA"
+    )
     tma_load_latency_cycles: float = _figure(
         400.0, "L2 hit 460 + 6 per KiB (AutoWS LatencyModel), less the 8 per KiB of 126 B/clk"
     )
@@ -89,12 +94,12 @@ class CostTable:
     hbm_efficiency: float = _figure(
         0.88, "copies and TMA reads of 6.95-7.26 TB/s of 8: TileSight, SemiAnalysis"
     )
-    vector_efficiency: float = _figure(1.0, "share of the FMA, ALU and issue peak of real code")
+    vector_efficiency: float = _figure(1.0, "share of the FMA and ALU peak of real code")
     sync_cycles: float = _figure(31.0, "a barrier within a role with the fences around it")
     hbm_latency_cycles: float = _figure(2000.0, "first load of a tile with all SMs loading")
     cta_start_cycles: float = _figure(2000.0, "launch, barriers, TMEM allocation of a CTA")
     semaphore_cycles: float = _figure(700.0, "polling a counter in L2 until it is this CTA's turn")
-    launch_ns: float = _figure(2000.0, "kernel launch on the GPU's side")
+    launch_ns: float = _figure(2000.0, "kernel launch on the GPU's side: TileSight b200.py")
     sustained_clock: float = _figure(
         1.0, "share of the GPU's clock_hz that its power limit leaves under tensor-core load"
     )
@@ -130,7 +135,9 @@ FREE_CONSTANTS: dict[str, tuple[float, float, str]] = {
     "semaphore_cycles": (
         300.0, 4000.0, "one L2 access is 364 to 725 cycles (Fan et al.); a few per turn",
     ),
-    "launch_ns": (500.0, 8000.0, "0.54 us in a graph to 2 us and event overhead (QuickRunCUDA)"),
+    "math_latency_cycles": (
+        14.0, 120.0, "one MUFU result, to the FMA, MUFU, convert and store chain of a fragment",
+    ),
 }  # fmt: skip
 
 
@@ -179,7 +186,7 @@ class MachineCosts:
             latency += self.table.mma_pair_latency_cycles
         return WorkCost(
             occupancy_cycles={
-                "tensor": flops / self.gpu.mma_flops_per_clk,
+                "tensor": flops / (self.gpu.mma_flops_per_clk * 2 // amount.element_bytes),
                 "smem": (amount.a_bytes + amount.b_bytes) / self.gpu.smem_bytes_per_clk,
             },
             latency_cycles=latency,
@@ -208,8 +215,11 @@ class MachineCosts:
         latency = table.tma_store_latency_cycles
         if amount.kind == "load":
             latency = table.hbm_latency_cycles if amount.cold else table.tma_load_latency_cycles
+        occupancy = {"tma": size / table.tma_bytes_per_clk}
+        if amount.kind == "load":
+            occupancy["smem"] = size / table.fill_bytes_per_clk
         return WorkCost(
-            occupancy_cycles={"tma": size / table.tma_bytes_per_clk},
+            occupancy_cycles=occupancy,
             latency_cycles=latency,
             issue_cycles=issue,
         )
@@ -245,7 +255,7 @@ class MachineCosts:
             "mufu": amount.mufu * lanes / self.gpu.exp_per_clk,
             "fma": amount.fma * lanes / self.gpu.fma_lanes_per_clk / efficiency,
             "alu": amount.alu * lanes / self.table.alu_lanes_per_clk / efficiency,
-            "issue": slots * warps / self.table.issue_per_clk / efficiency,
+            "issue": slots * warps / self.table.issue_per_clk,
         }
         used = {unit: cycles for unit, cycles in pipes.items() if cycles > 0}
         return WorkCost(occupancy_cycles=used, latency_cycles=self.table.math_latency_cycles)

@@ -41,22 +41,22 @@ class Machine:
 
 # Fitted with `fa4 calibrate` to the published B200 figures (docs/simulator.md).
 BLACKWELL_COSTS = CostTable(
-    vector_efficiency=0.549,
-    sync_cycles=299.0,
-    hbm_latency_cycles=2162.0,
-    cta_start_cycles=3241.0,
-    semaphore_cycles=2819.0,
-    launch_ns=3618.0,
+    vector_efficiency=0.79,
+    math_latency_cycles=86.0,
+    sync_cycles=165.0,
+    hbm_latency_cycles=3260.0,
+    cta_start_cycles=2143.0,
+    semaphore_cycles=2606.0,
 )
 # Fitted to cuDNN's forward on an H200 that ran a large bf16 product at 680 TFLOP/s, well below its
 # nominal clock (docs/simulator.md).
 HOPPER_COSTS = replace(
     BLACKWELL_COSTS,
-    vector_efficiency=0.869,
-    hbm_latency_cycles=559.0,
-    cta_start_cycles=536.0,
-    launch_ns=1515.0,
-    sustained_clock=1.48 / 1.83,
+    vector_efficiency=0.776,
+    math_latency_cycles=26.0,
+    hbm_latency_cycles=531.0,
+    cta_start_cycles=767.0,
+    sustained_clock=0.835,
 )
 
 COSTS: Mapping[str, CostTable] = {
@@ -96,13 +96,25 @@ def read_machine(path: Path) -> Machine:
         raise ValueError(
             f"{path}: unknown entry {unknown[0]!r}; allowed: base, gpu, costs, sources"
         )
-    base = find_machine(str(content["base"])) if "base" in content else None
+    base = None
+    if "base" in content:
+        try:
+            base = Machine(gpu=find_gpu(str(content["base"])), costs=COSTS[content["base"].lower()])
+        except (ValueError, AttributeError):
+            raise ValueError(
+                f"{path}: base must be one of {', '.join(COSTS)}; got {content['base']!r}"
+            ) from None
     gpu_figures, cost_figures, sources = (
         _table(path, content, name) for name in ("gpu", "costs", "sources")
     )
     gpu_fields = {item.name for item in fields(Gpu)} - {"sources"}
     _check_fields(path, gpu_figures, gpu_fields, "gpu")
     _check_fields(path, cost_figures, {item.name for item in fields(CostTable)}, "costs")
+    _check_fields(path, sources, set(gpu_figures), "sources")
+    for table, entries in (("gpu", gpu_figures), ("sources", sources)):
+        for name, value in entries.items():
+            if (table == "sources" or name in ("name", "arch")) and not isinstance(value, str):
+                raise ValueError(f"{path}: {table}.{name} must be a string; got {value!r}")
     if base is None:
         missing = sorted(gpu_fields - set(gpu_figures))
         if missing:

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
+from fa4.config import (
+    DTYPE_BITS,
+    BackwardPipeline,
+    ForwardPipeline,
+    Problem,
+    WarpgroupPipeline,
+)
 from fa4.hardware import Gpu
 from fa4.plan.backward import backward_plan
 from fa4.plan.forward import forward_plan
@@ -26,8 +32,8 @@ from fa4.sim.worktiles import (
 )
 
 # Share of warps and KV tiles in which O is rescaled. Published benchmarks run on random normal
-# inputs, for which the reference counts none at tau 8 (66% to 99% at tau 0). A real model's attention took
-# 8% (fa4 demo, tiles of 32 keys).
+# inputs, for which the reference counts none at tau 8 (66% to 99% at tau 0). A real model's
+# attention took 8% (fa4 demo, tiles of 32 keys).
 DEFAULT_RESCALE_RATE = 0.0
 REAL_RESCALE_RATE = 0.08
 
@@ -88,6 +94,7 @@ def predict(
 ) -> Prediction:
     """Time of one call. Raises ValueError if the pipeline does not fit the machine."""
     simulation = simulation or Simulation()
+    parts = _parts(problem, simulation.lengths)
     if (problem.head_dim, problem.head_dim_v) != (pipeline.head_dim, pipeline.head_dim_v):
         raise ValueError(
             f"problem and pipeline must agree on head dims; got {problem.head_dim}, "
@@ -96,19 +103,19 @@ def predict(
     plan = build_plan(pipeline, machine.gpu)
     if not isinstance(pipeline, BackwardPipeline):
         run, runner, count = _run_forward(problem, pipeline, plan, machine, simulation)
-        flops = problem.forward_flops
-        kernels = [_timed("forward", run.cycles, forward_bytes(problem, pipeline), machine)]
+        flops = sum(part.forward_flops for part in parts)
+        moved = sum(forward_bytes(part, pipeline) for part in parts)
+        kernels = [_timed("forward", run.cycles, moved, machine)]
     else:
         run, runner, count = _run_backward(problem, pipeline, plan, machine, simulation)
-        flops = problem.backward_flops
-        before, main, after = backward_bytes(problem, pipeline)
+        flops = sum(part.backward_flops for part in parts)
+        traffic = [backward_bytes(part, pipeline) for part in parts]
+        before, main, after = (sum(kind) for kind in zip(*traffic, strict=True))
         kernels = [
             _timed("preprocess", 0.0, before, machine),
             _timed("backward", run.cycles, main, machine),
             _timed("postprocess", 0.0, after, machine),
         ]
-    if simulation.lengths is not None:
-        flops = _varlen_flops(problem, simulation.lengths, flops)
     return _report(problem, machine, plan, run, runner, tuple(kernels), (flops, count))
 
 
@@ -192,10 +199,11 @@ def backward_bytes(problem: Problem, pipeline: BackwardPipeline) -> tuple[int, i
     return before, main, rows * d * (4 + size)
 
 
-def _varlen_flops(problem: Problem, lengths: Seq[Lengths], dense: int) -> int:
-    """FLOPs of the given lengths, in proportion to the dense count of one sequence."""
-    area = sum(length.q * length.k for length in lengths)
-    return dense * area // max(1, problem.batch * problem.seqlen_q * problem.seqlen_k)
+def _parts(problem: Problem, lengths: Seq[Lengths] | None) -> list[Problem]:
+    """The call as problems of equal lengths: itself, or one per sequence of different lengths."""
+    if lengths is None:
+        return [problem]
+    return [replace(problem, batch=1, seqlen_q=x.q, seqlen_k=x.k) for x in lengths]
 
 
 def _timed(name: str, cycles: float, num_bytes: int, machine: Machine) -> KernelTime:
@@ -231,6 +239,7 @@ def _report(
         for role, row in zip(code.role_names, run.stalled, strict=True)
     }
     tflops = flops / seconds / 1e12
+    faster = 2 if DTYPE_BITS[problem.dtype] == 8 else 1  # FP8 products run at twice the rate
     prediction = Prediction(
         problem=problem,
         machine=machine.name,
@@ -238,7 +247,7 @@ def _report(
         seconds=seconds,
         cycles=run.cycles,
         tflops=tflops,
-        peak_share=tflops * 1e12 / machine.gpu.peak_bf16_flops,
+        peak_share=tflops * 1e12 / (machine.gpu.peak_bf16_flops * faster),
         unit_busy=busy,
         role_stalls=stalls,
         imbalance=run.imbalance,
@@ -253,16 +262,16 @@ def _report(
 
 def explain(prediction: Prediction) -> str:
     """The bottleneck in words."""
+    if prediction.work_tiles == 0:
+        return "nothing to do: no work tile"
     share = prediction.bound_seconds / prediction.seconds
-    words = (
-        f"{prediction.bound_by} is the busiest ({share:.0%} of the time); "
-        if prediction.bound_by != "hbm"
-        else f"HBM traffic takes {share:.0%} of the time; "
-    )
+    words = [f"{prediction.bound_by} is the busiest ({share:.0%} of the time)"]
+    if prediction.bound_by == "hbm":
+        words = [f"HBM traffic takes {share:.0%} of the time"]
     mma = prediction.role_stalls.get("mma", {})
     if mma:
         signal = max(mma, key=lambda name: mma[name])
-        words += f"the MMA warp waits most on {signal} ({mma[signal]:.0%})"
+        words.append(f"the MMA warp waits most on {signal} ({mma[signal]:.0%})")
     if prediction.imbalance > 0.05:
-        words += f"; {prediction.imbalance:.0%} of the SM time is idle at the end"
-    return words
+        words.append(f"{prediction.imbalance:.0%} of the SM time is idle at the end")
+    return "; ".join(words)

@@ -168,4 +168,6 @@ def backward_order(tiles: WorkTiles, scheduler: str) -> np.ndarray:
 
 def clusters(gpu: Gpu, cta_group: int) -> int:
     """CTAs, or CTA pairs, that run side by side: one per SM, or one per two SMs."""
+    if gpu.sm_count < cta_group:
+        raise ValueError(f"a CTA pair needs 2 SMs; {gpu.name} has {gpu.sm_count}")
     return gpu.sm_count // cta_group

@@ -1,0 +1,293 @@
+"""`fa4 predict`: time of an attention call on a machine, what bounds it, and what if."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from fa4.commands import emit
+from fa4.sim.fields import FIELDS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fa4.sim.predict import Prediction
+
+BAR_COLUMNS = 30
+TOP_STALLS = 3
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes **settings one option per field of `FIELDS`, named alike.
+
+    Options are text (yes-or-no settings are flags) with None for "not given", so that what the
+    command receives can go to `fa4.sim.options.build` as it is.
+    """
+    signature = inspect.signature(command)
+    hints = get_type_hints(command, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    added = []
+    for field in FIELDS.values():
+        name = field.name + "_" if keyword.iskeyword(field.name) else field.name
+        flag = "--" + field.name.replace("_", "-")
+        allowed = f" [{'|'.join(field.choices)}]" if field.choices else ""
+        help_text = f"{field.help}{allowed} Default: {field.default}."
+        kind: Any = bool | None if field.is_flag else str | None
+        if field.is_flag:
+            declared = flag if field.default == "no" else f"{flag}/--no-{flag[2:]}"
+            option = typer.Option(declared, help=field.help, show_default=False)
+        else:
+            option = typer.Option(flag, help=help_text, metavar=field.metavar, show_default=False)
+        added.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None,
+                              annotation=Annotated[kind, option])
+        )  # fmt: skip
+
+    def run(**given: Any) -> None:
+        settings = {name.rstrip("_"): given.pop(name) for name in [p.name for p in added]}
+        command(**given, **{name: value for name, value in settings.items() if value is not None})
+
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    parameters = [*added, *own]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+    return run
+
+
+@with_settings
+def predict(
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting, or gpu.X or costs.X of the machine (repeatable).",
+        ),
+    ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compare",
+            metavar="NAME=VALUE ...",
+            help="What if: also predict with this changed, side by side (repeatable).",
+        ),
+    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", hidden=True)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    **settings: Any,
+) -> None:
+    """Predict time, throughput and bottleneck of an attention call; no GPU needed.
+
+    Without options: the forward pass of 32k tokens, 16 heads, head dim 128, bf16, on a B200.
+
+    Example: fa4 predict --pass bwd --seqlen 8k --causal --compare cta_group=1
+    """  # fmt: skip
+    if more and not compare:
+        raise ValueError(f"unexpected argument {more[0]!r}; settings are options or --set")
+    settings |= split_changes(change or [])
+    first = describe(settings)
+    if not compare:
+        emit(first, as_json, render)
+        return
+    changes = split_changes([*compare, *(more or [])])
+    second = describe(settings | changes)
+    report = {
+        "a": first,
+        "b": second,
+        "changes": changes,
+        "speedup": first["seconds"] / second["seconds"],
+    }
+    emit(report, as_json, render_comparison)
+
+
+def split_changes(texts: Sequence[str]) -> dict[str, str]:
+    """{"tau": "0"} from ["tau=0"]; a text may hold several, separated by spaces."""
+    changes = {}
+    for text in " ".join(texts).split():
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise ValueError(f"expected NAME=VALUE, such as tau=0; got {text!r}")
+        changes[name.replace("-", "_")] = value
+    return changes
+
+
+def describe(settings: Mapping[str, object]) -> dict[str, Any]:
+    """The report as plain data: the request, its prediction and how far to trust it."""
+    from fa4.sim.options import build
+    from fa4.sim.validation import known_accuracy
+
+    request = build(settings)
+    prediction = request.predict()
+    gpu = request.machine.gpu
+    return {
+        "settings": {name: str(value) for name, value in settings.items()},
+        "pass": "bwd" if request.given.get("pass") == "bwd" else "fwd",
+        "problem": asdict(request.problem),
+        "sequences": [tuple(pair) for pair in request.simulation.lengths or ()],
+        "machine": {
+            "name": gpu.name,
+            "sm_count": gpu.sm_count,
+            "clock_hz": request.machine.clock_hz,
+            "peak_clock_hz": gpu.clock_hz,
+            "peak_tflops": gpu.peak_bf16_flops / 1e12,
+        },
+        "pipeline": asdict(request.pipeline),
+        "rescale_rate": request.simulation.rescale_rate,
+        "exact": request.simulation.exact,
+        **measure(prediction),
+        "accuracy": known_accuracy(request),
+    }
+
+
+def measure(prediction: Prediction) -> dict[str, Any]:
+    """The figures of a prediction as plain data."""
+    return {
+        "plan": prediction.plan,
+        "seconds": prediction.seconds,
+        "tflops": prediction.tflops,
+        "peak_share": prediction.peak_share,
+        "cycles": prediction.cycles,
+        "bottleneck": prediction.bottleneck,
+        "bound": {
+            "seconds": prediction.bound_seconds,
+            "by": prediction.bound_by,
+            "share": prediction.bound_seconds / prediction.seconds,
+        },
+        "unit_busy": dict(prediction.unit_busy),
+        "role_stalls": {role: dict(row) for role, row in prediction.role_stalls.items()},
+        "imbalance": prediction.imbalance,
+        "kernels": [asdict(kernel) for kernel in prediction.kernels],
+        "work_tiles": prediction.work_tiles,
+        "events": prediction.events,
+    }
+
+
+def headline(report: Mapping[str, Any]) -> str:
+    """Pass, shape, type and mask in one line."""
+    problem = report["problem"]
+    left, right = problem["window_size"]
+    mask = "no mask" if (left, right) == (None, None) else f"window {left}, {right}"
+    if problem["causal"] and left is None:
+        mask = "causal"
+    heads = f"{problem['heads_q']} heads"
+    if problem["heads_k"] != problem["heads_q"]:
+        heads += f" on {problem['heads_k']} KV heads"
+    dims = f"head dim {problem['head_dim']}"
+    if problem["head_dim_v"] != problem["head_dim"]:
+        dims += f" (values {problem['head_dim_v']})"
+    at_most = "up to " if report["sequences"] else ""
+    return (
+        f"{'backward' if report['pass'] == 'bwd' else 'forward'}, batch {problem['batch']}, "
+        f"{at_most}{problem['seqlen_q']} queries x {problem['seqlen_k']} keys, {heads}, {dims}, "
+        f"{problem['dtype']}, {mask}"
+    )
+
+
+def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """One screen: figures, busy units, stalls, kernels and the model's error."""
+    machine, bound = report["machine"], report["bound"]
+    figures = _grid()
+    for name, value in (
+        ("time", f"{report['seconds'] * 1e6:.1f} us, {report['cycles']:.0f} cycles of the kernel"),
+        ("throughput", f"{report['tflops']:.0f} TFLOP/s, {report['peak_share']:.1%} of peak"),
+        (
+            "bound",
+            f"{bound['seconds'] * 1e6:.1f} us by {bound['by']}; the prediction reaches "
+            f"{bound['share']:.0%} of it",
+        ),
+        ("bottleneck", report["bottleneck"]),
+        (
+            "kernels",
+            ", ".join(f"{k['name']} {k['seconds'] * 1e6:.1f} us" for k in report["kernels"]),
+        ),
+        ("model error", report["accuracy"]["text"]),
+    ):
+        figures.add_row(name, value)
+    return (
+        headline(report),
+        f"{machine['name']}, {machine['sm_count']} SMs at {machine['clock_hz'] / 1e9:.3f} GHz, "
+        f"peak {machine['peak_tflops']:.0f} TFLOP/s at {machine['peak_clock_hz'] / 1e9:.3f} GHz; "
+        f"{report['plan']}, "
+        f"{report['pipeline'].get('scheduler', 'static')} scheduler",
+        "",
+        figures,
+        "\nbusy share of each unit, mean over the SMs",
+        _bars(report["unit_busy"]),
+        "\nwhat each warp role waits for, share of the time",
+        _stalls(report["role_stalls"]),
+    )
+
+
+def _grid() -> Table:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    return grid
+
+
+def _bars(busy: Mapping[str, float]) -> Table:
+    """One bar per unit, the busiest first."""
+    grid = _grid()
+    for unit, share in sorted(busy.items(), key=lambda item: -item[1]):
+        filled = min(BAR_COLUMNS, round(share * BAR_COLUMNS))
+        bar = "#" * filled + "." * (BAR_COLUMNS - filled)
+        grid.add_row(unit, f"{bar} {share:4.0%}")
+    return grid
+
+
+def _stalls(stalls: Mapping[str, Mapping[str, float]]) -> Table:
+    """Per role the signals it waits on most."""
+    grid = _grid()
+    for role, row in stalls.items():
+        top = sorted(row.items(), key=lambda item: -item[1])[:TOP_STALLS]
+        shown = [f"{signal} {share:.0%}" for signal, share in top if share >= 0.005]
+        grid.add_row(role, ", ".join(shown) or "hardly ever")
+    return grid
+
+
+def render_comparison(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A and B side by side, and how much faster B is."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    a, b = report["a"], report["b"]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("A", justify="right")
+    table.add_column("B", justify="right")
+    table.add_column("B / A", justify="right")
+    rows: list[tuple[str, Callable[[Mapping[str, Any]], float], str]] = [
+        ("time us", lambda x: x["seconds"] * 1e6, ".1f"),
+        ("TFLOP/s", lambda x: x["tflops"], ".0f"),
+        ("share of peak", lambda x: x["peak_share"], ".1%"),
+        ("bound us", lambda x: x["bound"]["seconds"] * 1e6, ".1f"),
+        ("kernel cycles", lambda x: x["cycles"], ".0f"),
+        ("idle at the end", lambda x: x["imbalance"], ".1%"),
+    ]
+    for name, figure, form in rows:
+        one, two = figure(a), figure(b)
+        table.add_row(name, f"{one:{form}}", f"{two:{form}}", f"{two / one:.3f}" if one else "")
+    for unit in dict.fromkeys([*a["unit_busy"], *b["unit_busy"]]):
+        one, two = (x["unit_busy"].get(unit, 0.0) for x in (a, b))
+        table.add_row(f"{unit} busy", f"{one:.0%}", f"{two:.0%}", "")
+    changes = ", ".join(f"{name}={value}" for name, value in report["changes"].items())
+    error = a["accuracy"]["text"]
+    fresh = [what for what in b["accuracy"]["outside"] if what not in a["accuracy"]["outside"]]
+    if fresh:
+        error += f"; of B not measured: {', '.join(fresh)}"
+    return (
+        f"A: {headline(a)}, {a['machine']['name']}, {a['plan']}\n   {a['bottleneck']}",
+        f"B: A with {changes}; {b['plan']}\n   {b['bottleneck']}",
+        table,
+        f"B is {report['speedup']:.3f} times as fast as A; model error: {error}",
+    )

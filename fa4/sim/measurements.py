@@ -1,0 +1,258 @@
+"""Measured throughput from a CSV file, and what to simulate for each row of it.
+
+Columns: gpu, software, pass, head_dim, causal, seqlen, batch, heads, dtype, tflops; head_dim_v,
+heads_k, source and approx may be missing. Throughput counts `Problem.forward_flops`, and 2.5 times
+that backward.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fa4.config import BackwardPipeline, ForwardPipeline, Problem
+from fa4.hardware import GPUS
+from fa4.sim.fields import parse_count, parse_flag
+from fa4.sim.machine import Machine
+from fa4.sim.options import default_pipeline
+from fa4.sim.predict import AnyPipeline
+
+OURS = "FA4"  # rows of other software are skipped unless asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measured point; `line` is where it stands in its file."""
+
+    line: int
+    gpu: str
+    software: str
+    direction: str
+    problem: Problem
+    tflops: float
+    source: str = ""
+    approx: bool = False
+
+    @property
+    def label(self) -> str:
+        """The point in a few words."""
+        problem = self.problem
+        dims = f"d{problem.head_dim}"
+        if problem.head_dim_v != problem.head_dim:
+            dims += f"x{problem.head_dim_v}"
+        mask = "causal" if problem.causal else "full"
+        heads = f"H{problem.heads_q}"
+        if problem.heads_k != problem.heads_q:
+            heads += f"/{problem.heads_k}"
+        size = f"B{problem.batch} {heads} S{problem.seqlen_q} {dims}"
+        dtype = "" if problem.dtype == "bf16" else f" {problem.dtype}"
+        return f"{self.direction} {mask} {size}{dtype}"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that is not compared, and why."""
+
+    row: Row
+    why: str
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError("must be a positive number")
+    return value
+
+
+def _size(text: str) -> int:
+    try:
+        value = parse_count(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ValueError("must be a positive whole number")
+    return value
+
+
+def _word(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text.strip()
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}")
+        return text.strip().lower()
+
+    return parse
+
+
+_REQUIRED: Mapping[str, Callable[[str], Any]] = {
+    "gpu": _word,
+    "software": _word,
+    "pass": _choice("fwd", "bwd"),
+    "head_dim": _size,
+    "causal": parse_flag,
+    "seqlen": _size,
+    "batch": _size,
+    "heads": _size,
+    "dtype": _choice("bf16", "fp16", "e4m3", "e5m2"),
+    "tflops": _positive,
+}
+_OPTIONAL: Mapping[str, Callable[[str], Any]] = {
+    "head_dim_v": _size,
+    "heads_k": _size,
+    "source": str,
+    "approx": parse_flag,
+}
+
+
+def read_measurements(path: Path) -> tuple[Row, ...]:
+    """Every row of a CSV file. Raises ValueError naming file, line and column."""
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path} line {line}: not UTF-8 text") from error
+    reader = csv.reader(io.StringIO(text), strict=True)
+    try:
+        lines = [(reader.line_num, cells) for cells in reader if any(c.strip() for c in cells)]
+    except csv.Error as error:
+        raise ValueError(f"{path} line {reader.line_num}: not valid CSV: {error}") from error
+    if not lines:
+        raise ValueError(f"{path}: empty file; expected a line with the columns' names")
+    header = [name.strip() for name in lines[0][1]]
+    _check_header(path, header)
+    if len(lines) == 1:
+        raise ValueError(f"{path}: no measurement below the columns' names")
+    return tuple(_read_row(path, line, header, cells) for line, cells in lines[1:])
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    missing = [name for name in _REQUIRED if name not in header]
+    if missing:
+        raise ValueError(
+            f"{path} line 1: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
+            f"needed are {', '.join(_REQUIRED)}"
+        )
+    for name in header:
+        if header.count(name) > 1:
+            raise ValueError(f"{path} line 1, column {name}: there twice")
+
+
+def _read_row(path: Path, line: int, header: list[str], cells: list[str]) -> Row:
+    if len(cells) != len(header):
+        raise ValueError(f"{path} line {line}: expected {len(header)} values; got {len(cells)}")
+    texts = dict(zip(header, cells, strict=True))
+    values: dict[str, Any] = {}
+    for name, parse in {**_REQUIRED, **_OPTIONAL}.items():
+        text = texts.get(name, "")
+        if name in _OPTIONAL and not text.strip():
+            continue
+        try:
+            values[name] = parse(text)
+        except ValueError as error:
+            raise ValueError(f"{path} line {line}, column {name}: {error}; got {text!r}") from error
+    try:
+        problem = Problem(
+            batch=values["batch"],
+            seqlen_q=values["seqlen"],
+            seqlen_k=values["seqlen"],
+            heads_q=values["heads"],
+            heads_k=values.get("heads_k", values["heads"]),
+            head_dim=values["head_dim"],
+            head_dim_v=values.get("head_dim_v"),
+            dtype=values["dtype"],
+            causal=values["causal"],
+        )
+    except ValueError as error:
+        raise ValueError(f"{path} line {line}: {error}") from error
+    return Row(
+        line=line,
+        gpu=values["gpu"],
+        software=values["software"],
+        direction=values["pass"],
+        problem=problem,
+        tflops=values["tflops"],
+        source=values.get("source", ""),
+        approx=values.get("approx", False),
+    )
+
+
+def machine_name(rows: Seq[Row]) -> str:
+    """The machine that all rows were measured on. ValueError if there is no such one."""
+    names = sorted({row.gpu.lower() for row in rows})
+    if len(names) > 1:
+        raise ValueError(f"rows are from {', '.join(names)}; choose one with --machine")
+    if names[0] not in GPUS:
+        raise ValueError(f"unknown gpu {names[0]!r}; say with --machine what to compare it with")
+    return names[0]
+
+
+def select_rows(
+    rows: Seq[Row], machine: Machine, software: str | None = None
+) -> tuple[tuple[Row, ...], tuple[Skipped, ...]]:
+    """Rows measured on `machine` by software whose name starts with `software` (default FA4).
+
+    A machine "B200 (mine)", from a file based on B200, is compared with rows of B200. Raises
+    ValueError if no row is left.
+    """
+    prefix = OURS if software is None else software
+    gpu = machine.name.lower().partition(" (")[0]
+    used: list[Row] = []
+    skipped: list[Skipped] = []
+    for row in rows:
+        if row.gpu.lower() != gpu:
+            skipped.append(Skipped(row, f"measured on {row.gpu}"))
+        elif not row.software.lower().startswith(prefix.lower()):
+            skipped.append(Skipped(row, f"software is not {prefix}"))
+        else:
+            used.append(row)
+    if not used:
+        there = sorted({f"{row.gpu} {row.software}" for row in rows})
+        raise ValueError(
+            f"no row is for gpu {machine.name} and software {prefix}; there are {'; '.join(there)}"
+        )
+    return tuple(used), tuple(skipped)
+
+
+def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
+    """The kernel that the row's software ran, as far as its name tells.
+
+    FA2 and torch's flash_attention are FlashAttention-2, FA3 is version 3; else the machine's own
+    (FlashAttention-4, or 3 without tensor memory). "1-CTA", "2-CTA" and "deterministic" choose the
+    variant.
+    """
+    name = row.software.lower()
+    backward = row.direction == "bwd"
+    kernel = "fa3" if name.startswith("fa3") else None
+    if name.startswith("fa2") or "sdpa flash" in name:
+        kernel = "fa2"
+    pipeline = default_pipeline(
+        row.problem,
+        machine,
+        backward=backward,
+        deterministic=backward and "deterministic" in name,
+        kernel=kernel,
+    )
+    for text, group in (("1-cta", 1), ("2-cta", 2)):
+        if text not in name:
+            continue
+        if isinstance(pipeline, BackwardPipeline):
+            numerics = replace(pipeline.numerics, cta_group=group)
+            pipeline = replace(pipeline, numerics=numerics)
+        elif isinstance(pipeline, ForwardPipeline):
+            pipeline = replace(pipeline, cta_group=group)
+    return pipeline

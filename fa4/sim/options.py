@@ -1,0 +1,273 @@
+"""From named settings to a request the simulator can run: problem, pipeline, machine, simulation.
+
+`FIELDS` names every setting with its parser, default and help; commands make their options from it
+and sweeps their axes. `build` starts from what FlashAttention-4 would choose
+(`fa4.sim.defaults`) and replaces what is given. Importing this module loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fa4.config import ForwardConfig, Problem
+from fa4.hardware import Source
+from fa4.sim.fields import FIELDS, Field, parse_count, parse_number
+
+if TYPE_CHECKING:
+    from fa4.sim.machine import Machine
+    from fa4.sim.predict import AnyPipeline, Prediction, Simulation
+    from fa4.sim.worktiles import Lengths
+
+DEFAULT_MACHINE = "b200"
+DEFAULT_SEQLEN, DEFAULT_HEADS, DEFAULT_HEAD_DIM = 32768, 16, 128  # the paper's headline
+
+# Settings whose name in the config classes is another.
+_CONFIG_NAMES = {
+    "tau": "rescale_threshold_log2",
+    "exp2_frequency": "frequency",
+    "exp2_residue": "residue",
+    "exp2_start": "start_fragment",
+    "exp2_degree": "degree",
+}
+# Where a pipeline may hold what it is made of, outermost first.
+_PARTS: tuple[tuple[str, ...], ...] = ((), ("numerics",), ("numerics", "exp2"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to simulate; `given` holds the settings that were named, typed."""
+
+    problem: Problem
+    pipeline: AnyPipeline
+    machine: Machine
+    simulation: Simulation
+    given: Mapping[str, object]
+
+    def predict(self) -> Prediction:
+        """Simulate it."""
+        from fa4.sim.predict import predict
+
+        return predict(self.problem, self.pipeline, self.machine, self.simulation)
+
+
+def build(settings: Mapping[str, object]) -> Request:
+    """The request of some settings, the rest as FlashAttention-4 would choose it.
+
+    Keys are those of FIELDS, or gpu.X and costs.X for any figure of a machine; values are text or
+    typed; None means "not given". Raises ValueError for unknown names, bad values and settings that
+    the pass does not have.
+    """
+    from fa4.sim.machine import Machine, find_machine
+
+    given = read_settings(settings)
+    machine = given.get("machine", DEFAULT_MACHINE)
+    machine = machine if isinstance(machine, Machine) else find_machine(str(machine))
+    machine = _change_machine(machine, given)
+    lengths = _read_lengths(given)
+    problem = _build_problem(given, lengths)
+    pipeline = _build_pipeline(problem, machine, given)
+    simulation = _build_simulation(pipeline, given, lengths)
+    return Request(
+        problem=problem, pipeline=pipeline, machine=machine, simulation=simulation, given=given
+    )
+
+
+def read_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Typed values of the settings that are given; ValueError for an unknown name."""
+    given: dict[str, object] = {}
+    for name, value in settings.items():
+        if value is None:
+            continue
+        if name.startswith(("gpu.", "costs.")):
+            given[name] = value if not isinstance(value, str) else _figure(name, value)
+        elif name not in FIELDS:
+            raise ValueError(
+                f"unknown field {name!r}; allowed: {', '.join(FIELDS)}, gpu.FIGURE, costs.FIGURE"
+            )
+        else:
+            given[name] = value if name == "machine" else FIELDS[name].read(value)
+    return given
+
+
+def _figure(name: str, text: str) -> float:
+    """A figure of a machine: whole numbers stay integers."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return parse_number(text)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}; got {text!r}") from error
+
+
+def _change_machine(machine: Machine, given: Mapping[str, object]) -> Machine:
+    """The machine with other figures, each marked as given by the caller."""
+    changes: dict[str, dict[str, Any]] = {"gpu": {}, "costs": {}}
+    for name, value in given.items():
+        table, _, figure = name.partition(".")
+        if figure:
+            changes[table][figure] = value
+    if "clock_ghz" in given:
+        changes["gpu"]["clock_hz"] = float(given["clock_ghz"]) * 1e9  # type: ignore[arg-type]
+        changes["costs"].setdefault("sustained_clock", 1.0)
+    gpu, costs = machine.gpu, machine.costs
+    for table, old in (("gpu", gpu), ("costs", costs)):
+        known = {item.name for item in fields(old)} - {"sources", "name", "arch"}
+        unknown = sorted(set(changes[table]) - known)
+        if unknown:
+            raise ValueError(
+                f"unknown field {table}.{unknown[0]}; allowed: {', '.join(sorted(known))}"
+            )
+    if "clock_hz" in changes["gpu"]:
+        most = max(gpu.max_clock_hz, changes["gpu"]["clock_hz"])
+        changes["gpu"].setdefault("max_clock_hz", most)
+    sources = dict(gpu.sources) | {name: Source("given", "low") for name in changes["gpu"]}
+    if changes["gpu"]:
+        gpu = replace(gpu, sources=sources, **changes["gpu"])
+    return replace(machine, gpu=gpu, costs=replace(costs, **changes["costs"]))
+
+
+def _read_lengths(given: Mapping[str, object]) -> tuple[Lengths, ...] | None:
+    """Lengths from a file, or as given."""
+    from fa4.sim.worktiles import Lengths
+
+    source = given.get("lengths")
+    if source is None:
+        return None
+    taken = sorted({"batch", "seqlen", "seqlen_q", "seqlen_k"}.intersection(given))
+    if taken:
+        raise ValueError(f"lengths replaces {taken[0]}; give one of them")
+    if isinstance(source, tuple):
+        return tuple(Lengths(*pair) for pair in source)
+    return read_lengths(Path(str(source)))
+
+
+def read_lengths(path: Path) -> tuple[Lengths, ...]:
+    """Sequence lengths from a text file: "Q K" or one number per line, # starts a comment."""
+    from fa4.sim.worktiles import Lengths
+
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        try:
+            values = [parse_count(word) for word in words]
+        except ValueError as error:
+            raise ValueError(f"{path} line {number}: {error}; got {line.strip()!r}") from error
+        if len(values) > 2:
+            raise ValueError(f"{path} line {number}: expected Q K; got {line.strip()!r}")
+        found.append(Lengths(values[0], values[-1]))
+    if not found:
+        raise ValueError(f"{path}: no sequence lengths in it")
+    return tuple(found)
+
+
+def _build_problem(given: Mapping[str, Any], lengths: tuple[Lengths, ...] | None) -> Problem:
+    """The problem; lengths, if any, make a batch as long as their longest."""
+    heads = given.get("heads_q", given.get("heads", DEFAULT_HEADS))
+    seqlen = given.get("seqlen", DEFAULT_SEQLEN)
+    sizes = (given.get("batch", 1), given.get("seqlen_q", seqlen), given.get("seqlen_k", seqlen))
+    if lengths is not None:
+        sizes = (len(lengths), max(x.q for x in lengths), max(x.k for x in lengths))
+    return Problem(
+        batch=sizes[0],
+        seqlen_q=sizes[1],
+        seqlen_k=sizes[2],
+        heads_q=heads,
+        heads_k=given.get("heads_k", heads),
+        head_dim=given.get("head_dim", DEFAULT_HEAD_DIM),
+        head_dim_v=given.get("head_dim_v"),
+        dtype=given.get("dtype", "bf16"),
+        causal=given.get("causal", False),
+        window_size=given.get("window", (None, None)),
+    )
+
+
+def _build_pipeline(problem: Problem, machine: Machine, given: Mapping[str, Any]) -> AnyPipeline:
+    """FlashAttention-4's choice for the problem, with what is given replaced."""
+    from fa4.sim.defaults import element_bytes
+
+    direction = given.get("pass", "fwd")
+    pipeline = default_pipeline(
+        problem,
+        machine,
+        backward=direction == "bwd",
+        deterministic=bool(given.get("deterministic")),
+        kernel=given.get("kernel"),
+    )
+    for name, value in given.items():
+        field = FIELDS.get(name)
+        if field is not None and field.target in ("pipeline", "numerics", "exp2"):
+            pipeline = _replace_in(pipeline, field, value, direction)
+    if getattr(pipeline, "element_bytes", 0) != element_bytes(problem.dtype):
+        raise ValueError(f"dtype {problem.dtype} has no kernel for pass {direction}")
+    numerics = getattr(pipeline, "numerics", None)
+    if isinstance(numerics, ForwardConfig):
+        numerics.check_dtype(problem.dtype)
+    return pipeline
+
+
+def default_pipeline(
+    problem: Problem,
+    machine: Machine,
+    *,
+    backward: bool = False,
+    deterministic: bool = False,
+    kernel: str | None = None,
+) -> AnyPipeline:
+    """What FlashAttention runs: `kernel`, or version 4 with tensor memory and 3 without."""
+    from fa4.sim import defaults
+
+    kernel = kernel or ("fa4" if machine.gpu.tmem_cols else "fa3")
+    if kernel != "fa4" and backward:
+        raise ValueError(f"no backward of {kernel} is modelled; machine {machine.name}")
+    if kernel == "fa3":
+        return defaults.default_hopper(problem, machine.gpu)
+    if kernel == "fa2":
+        return defaults.default_serial(problem)
+    if backward:
+        return defaults.default_backward(problem, deterministic=deterministic)
+    return defaults.default_forward(problem, machine.gpu)
+
+
+def _replace_in(pipeline: Any, field: Field, value: object, direction: str) -> Any:
+    """`pipeline` with one setting replaced, wherever it holds it."""
+    name = _CONFIG_NAMES.get(field.name, field.name)
+    for path in _PARTS:
+        holders = [pipeline]
+        for part in path:
+            holders.append(getattr(holders[-1], part, None))
+        if is_dataclass(holders[-1]) and name in {item.name for item in fields(holders[-1])}:
+            changed = replace(holders[-1], **{name: value})  # type: ignore[type-var]
+            for part, holder in zip(reversed(path), reversed(holders[:-1]), strict=True):
+                changed = replace(holder, **{part: changed})
+            return changed
+    raise ValueError(
+        f"{field.name} does not apply to pass {direction} of {type(pipeline).__name__}"
+    )
+
+
+def _build_simulation(
+    pipeline: Any, given: Mapping[str, Any], lengths: tuple[Lengths, ...] | None
+) -> Simulation:
+    """Run-time shares; without a threshold O is rescaled in every step, as in online softmax."""
+    from fa4.sim.predict import DEFAULT_RESCALE_RATE, Simulation
+
+    tau = getattr(getattr(pipeline, "numerics", None), "rescale_threshold_log2", None)
+    rate = given.get("rescale_rate", 1.0 if tau == 0.0 else DEFAULT_RESCALE_RATE)
+    if not 0.0 <= rate <= 1.0:
+        raise ValueError(f"rescale_rate must be between 0 and 1; got {rate!r}")
+    return Simulation(lengths=lengths, rescale_rate=rate, exact=given.get("exact", False))
+
+
+__all__ = ["FIELDS", "Field", "Request", "build", "default_pipeline", "read_lengths",
+           "read_settings"]  # fmt: skip

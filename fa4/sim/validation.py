@@ -1,0 +1,156 @@
+"""Predictions beside measurements: the error of each point, of all, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from fa4.hardware import GPUS
+from fa4.sim.fields import FIELDS
+from fa4.sim.machine import COSTS, Machine
+from fa4.sim.measurements import Row, pipeline_for
+from fa4.sim.options import Request
+from fa4.sim.predict import predict
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured point and its prediction."""
+
+    row: Row
+    predicted_tflops: float
+    bottleneck: str
+
+    @property
+    def error(self) -> float:
+        """Relative: positive if the model is too fast."""
+        return self.predicted_tflops / self.row.tflops - 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All points of a comparison; `mape` is the mean of the absolute relative errors."""
+
+    machine: str
+    points: tuple[Point, ...]
+
+    @property
+    def mape(self) -> float:
+        """Mean absolute relative error."""
+        return sum(abs(point.error) for point in self.points) / len(self.points)
+
+    @property
+    def worst(self) -> Point:
+        """The point with the largest absolute error."""
+        return max(self.points, key=lambda point: abs(point.error))
+
+
+def compare(rows: Seq[Row], machine: Machine) -> Comparison:
+    """Predict every row. Raises ValueError naming the line that cannot be predicted."""
+    points = []
+    for row in rows:
+        try:
+            prediction = predict(row.problem, pipeline_for(row, machine), machine)
+        except ValueError as error:
+            raise ValueError(f"line {row.line}: {error}") from error
+        points.append(Point(row, prediction.tflops, prediction.bottleneck))
+    return Comparison(machine=machine.name, points=tuple(points))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """What a machine's predictions were compared with, and how far off they were."""
+
+    points: int
+    mape: float
+    worst: float
+    against: str
+    passes: tuple[str, ...]
+    head_dims: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    seqlens: tuple[int, int]
+
+
+# What `fa4 validate` prints; tests/sim/test_calibrate.py repeats the comparisons.
+MEASURED: Mapping[str, Accuracy] = {
+    "b200": Accuracy(
+        points=15,
+        mape=0.017,
+        worst=0.034,
+        against="published FlashAttention-4 throughput, which the constants were fitted to",
+        passes=("fwd", "bwd"),
+        head_dims=(128,),
+        dtypes=("bf16",),
+        seqlens=(1024, 32768),
+    ),
+    "h200": Accuracy(
+        points=20,
+        mape=0.045,
+        worst=0.094,
+        against="cuDNN's forward on one power-limited H200, which the constants were fitted to",
+        passes=("fwd",),
+        head_dims=(64, 128),
+        dtypes=("bf16",),
+        seqlens=(1024, 16384),
+    ),
+}
+
+KERNEL_TARGETS = ("pipeline", "numerics", "exp2")  # fields that change FlashAttention's choice
+MEASURED_VARIANTS = ("deterministic",)  # but were measured
+
+
+def known_accuracy(request: Request) -> dict[str, object]:
+    """The machine's measured error as plain data, and what of `request` was never measured."""
+    machine = request.machine
+    name = machine.name.lower()
+    accuracy = MEASURED.get(name)
+    if accuracy is None:
+        text = f"unknown: never compared with a measured {machine.name}"
+        return {"measured": False, "applies": False, "outside": [], "text": text}
+    outside = _unmeasured(request, accuracy)
+    if (COSTS.get(name), GPUS.get(name)) != (machine.costs, machine.gpu):
+        outside.append("other figures of the machine")
+    text = (
+        f"mean {accuracy.mape:.1%}, worst {accuracy.worst:.1%} on {accuracy.points} points of "
+        f"{accuracy.against}"
+    )
+    if outside:
+        text += f"; not measured: {', '.join(outside)}"
+    return {
+        "measured": True,
+        "applies": not outside,
+        "points": accuracy.points,
+        "mape": accuracy.mape,
+        "worst": accuracy.worst,
+        "against": accuracy.against,
+        "outside": outside,
+        "text": text,
+    }
+
+
+def _unmeasured(request: Request, accuracy: Accuracy) -> list[str]:
+    """What of a request lies outside the measured points."""
+    problem, given = request.problem, request.given
+    least, most = accuracy.seqlens
+    lengths = f"{problem.seqlen_q} queries, {problem.seqlen_k} keys"
+    tuned = [
+        item
+        for item in given
+        if item not in MEASURED_VARIANTS
+        and item in FIELDS
+        and (item in ("kernel", "rescale_rate") or FIELDS[item].target in KERNEL_TARGETS)
+    ]
+    checks = {
+        f"pass {given.get('pass')}": given.get("pass", "fwd") in accuracy.passes,
+        f"head dims {problem.head_dim}, {problem.head_dim_v}": (
+            problem.head_dim == problem.head_dim_v and problem.head_dim in accuracy.head_dims
+        ),
+        problem.dtype: problem.dtype in accuracy.dtypes,
+        lengths: problem.seqlen_q == problem.seqlen_k and least <= problem.seqlen_k <= most,
+        "grouped heads": problem.heads_q == problem.heads_k,
+        "a window": problem.window_size in ((None, None), (None, 0)),
+        "sequences of unequal length": request.simulation.lengths is None,
+        "a changed kernel (" + ", ".join(tuned) + ")": not tuned,
+    }
+    return [what for what, measured in checks.items() if not measured]

@@ -1,0 +1,192 @@
+"""Validation against published throughput, and calibration on measurements with known answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fa4.config import Problem
+from fa4.sim.calibrate import Calibration, calibrate, objective
+from fa4.sim.costs import FREE_CONSTANTS
+from fa4.sim.machine import BLACKWELL_COSTS, Machine, find_machine
+from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_rows
+from fa4.sim.options import build
+from fa4.sim.predict import predict
+from fa4.sim.validation import MEASURED, compare, known_accuracy
+
+DATA = Path(__file__).parent / "data"
+FILES = {
+    "b200": ("b200_published.csv", "FA4"),
+    "h200": ("h200_cudnn.csv", "torch"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MEASURED))
+def test_stored_accuracy_is_what_validation_finds(name: str) -> None:
+    """The error that `fa4 predict` quotes is the measured one."""
+    file, software = FILES[name]
+    machine = find_machine(name)
+    rows, skipped = select_rows(read_measurements(DATA / file), machine, software)
+    found, stored = compare(rows, machine), MEASURED[name]
+    assert not skipped
+    assert len(found.points) == stored.points
+    assert found.mape == pytest.approx(stored.mape, abs=0.003)
+    assert abs(found.worst.error) == pytest.approx(stored.worst, abs=0.005)
+
+
+def test_published_throughput_is_met() -> None:
+    """FlashAttention-4 on B200: mean error at most 4 %, worst at most 10 %."""
+    machine = find_machine("b200")
+    rows, _ = select_rows(read_measurements(DATA / "b200_published.csv"), machine)
+    found = compare(rows, machine)
+    assert len(found.points) == 15
+    assert found.mape <= 0.04
+    assert abs(found.worst.error) <= 0.10
+
+
+def test_accuracy_says_what_was_not_measured() -> None:
+    """Within the measured shapes it applies; outside, it names why not."""
+    assert known_accuracy(build({}))["applies"]
+    assert known_accuracy(build({"pass": "bwd", "deterministic": True}))["applies"]
+    for settings, reason in (
+        ({"head_dim": 64}, "head dims 64, 64"),
+        ({"dtype": "e4m3"}, "e4m3"),
+        ({"seqlen": 512}, "512 queries, 512 keys"),
+        ({"heads_k": 4}, "grouped heads"),
+        ({"window": "64,0"}, "a window"),
+        ({"lengths": ((2048, 2048),)}, "sequences of unequal length"),
+        ({"tau": 0}, "a changed kernel (tau)"),
+        ({"gpu.sm_count": 100}, "other figures of the machine"),
+        ({"costs.launch_ns": 1}, "other figures of the machine"),
+    ):
+        accuracy = known_accuracy(build(settings))
+        assert accuracy["outside"] == [reason]
+        assert not accuracy["applies"] and reason in str(accuracy["text"])
+    assert not known_accuracy(build({"machine": "b300"}))["measured"]
+
+
+def synthetic(machine: Machine) -> tuple[Row, ...]:
+    """Small problems as `machine` itself would run them, with variants that its constants shape."""
+    shapes = [
+        ("fwd", 1024, 16, False, "FA4"),
+        ("fwd", 256, 4, True, "FA4"),
+        ("fwd", 4096, 1, False, "FA4"),
+        ("bwd", 1024, 8, False, "FA4"),
+        ("bwd", 512, 4, True, "FA4"),
+        ("bwd", 2048, 2, False, "FA4 1-CTA"),
+        ("bwd", 1024, 4, False, "FA4 deterministic"),
+        ("bwd", 2048, 2, False, "FA4 deterministic"),
+    ]
+    rows = []
+    for line, (direction, seqlen, batch, causal, software) in enumerate(shapes, 2):
+        problem = Problem(batch=batch, seqlen_q=seqlen, seqlen_k=seqlen, heads_q=16, heads_k=16,
+                          head_dim=128, causal=causal)  # fmt: skip
+        row = Row(line=line, gpu="B200", software=software, direction=direction,
+                  problem=problem, tflops=1.0)  # fmt: skip
+        tflops = predict(problem, pipeline_for(row, machine), machine).tflops
+        rows.append(replace(row, tflops=tflops))
+    return tuple(rows)
+
+
+PLANTED = {
+    "vector_efficiency": 0.75,
+    "sync_cycles": 120.0,
+    "cta_start_cycles": 4000.0,
+    "semaphore_cycles": 1500.0,
+}
+
+
+@pytest.fixture(scope="module")
+def recovered() -> Calibration:
+    """A fit to measurements that a machine with planted constants made."""
+    machine = find_machine("b200")
+    planted = replace(machine, costs=replace(machine.costs, **PLANTED))
+    return calibrate(synthetic(planted), machine, list(PLANTED), evaluations=250)
+
+
+def test_planted_constants_are_recovered(recovered: Calibration) -> None:
+    """The error all but vanishes and each constant is found within 5 % of its range."""
+    assert recovered.before.mape > 0.02
+    assert recovered.after.mape < 0.002
+    for item in recovered.constants:
+        near = 0.05 * (item.most - item.least)
+        assert item.value == pytest.approx(PLANTED[item.name], abs=near), item.name
+        assert item.at_bound == ""
+        assert item.mape_below is not None and item.mape_below > recovered.after.mape
+    assert recovered.left_out.mape < 0.01
+    assert [p.row.line for p in recovered.left_out.points] == list(range(2, 10))
+
+
+def test_only_the_named_constants_change(recovered: Calibration) -> None:
+    """All others keep their values."""
+    values = {name: getattr(recovered.costs, name) for name in PLANTED}
+    assert recovered.costs == replace(BLACKWELL_COSTS, **values)
+    assert compare([p.row for p in recovered.after.points],
+                   replace(find_machine("b200"), costs=recovered.costs)).mape == (
+        recovered.after.mape
+    )  # fmt: skip
+
+
+def test_bounds_hold_and_are_reported() -> None:
+    """Measurements beyond what a constant may reach end at its bound."""
+    machine = find_machine("b200")
+    rows = synthetic(replace(machine, costs=replace(machine.costs, launch_ns=30000.0)))
+    result = calibrate(rows[:3], machine, ["launch_ns"], evaluations=60)
+    (constant,) = result.constants
+    assert constant.value == pytest.approx(FREE_CONSTANTS["launch_ns"][1])
+    assert (constant.at_bound, constant.mape_above) == ("most", None)
+
+
+def test_a_point_left_out_does_not_shape_its_own_prediction() -> None:
+    """Two points that contradict each other: the fit compromises, left out each is missed more."""
+    machine = find_machine("b200")
+    slow, fast = (
+        synthetic(replace(machine, costs=replace(machine.costs, launch_ns=launch_ns)))
+        for launch_ns in (5000.0, 1000.0)
+    )
+    result = calibrate([slow[1], fast[4]], machine, ["launch_ns"], evaluations=60)
+    missed = [abs(point.error) for point in result.left_out.points]
+    fitted = [abs(point.error) for point in result.after.points]
+    assert sum(missed) > 1.2 * sum(fitted)
+
+
+def test_the_same_seed_repeats_a_fit() -> None:
+    """And progress is told."""
+    machine = find_machine("b200")
+    rows = synthetic(replace(machine, costs=replace(machine.costs, launch_ns=6000.0)))[:3]
+    told: list[tuple[int, int, str]] = []
+    first, second = (
+        calibrate(rows, machine, ["launch_ns"], seed=5, evaluations=30,
+                  progress=lambda *state: told.append(state))
+        for _ in range(2)
+    )  # fmt: skip
+    assert first == second
+    assert told and all(done <= total for done, total, _ in told)
+
+
+def test_bad_requests() -> None:
+    """Unknown constants and too few measurements are refused."""
+    machine = find_machine("b200")
+    rows = read_measurements(DATA / "b200_published.csv")
+    with pytest.raises(ValueError, match=r"vector_efficiency.*; got 'hbm_efficiency'"):
+        calibrate(rows, machine, ["hbm_efficiency"])
+    with pytest.raises(ValueError, match="name a constant"):
+        calibrate(rows, machine, [])
+    with pytest.raises(ValueError, match="6 constants need at least 7 measurements; got 3"):
+        calibrate(rows[:3], machine)
+
+
+def test_a_row_that_cannot_be_predicted_is_named() -> None:
+    """By its line in the file."""
+    row = read_measurements(DATA / "b200_published.csv")[7]
+    with pytest.raises(ValueError, match="line 9: no backward of fa3"):
+        compare([row], find_machine("h200"))
+
+
+def test_objective() -> None:
+    """Mean plus 0.3 times the largest absolute relative error, row by row of a batch."""
+    times = np.array([[1.0, 0.5], [1.0, 1.0]])  # half the time is twice the throughput
+    assert objective(times) == pytest.approx([0.5 + 0.3 * 1.0, 0.0])

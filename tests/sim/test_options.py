@@ -1,0 +1,211 @@
+"""Settings by name: every one is read, changes what it says, and bad ones are refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fa4.config import BackwardPipeline, ForwardPipeline, WarpgroupPipeline
+from fa4.sim.defaults import default_backward, default_forward
+from fa4.sim.fields import FIELDS, parse_count, parse_flag, parse_window
+from fa4.sim.machine import find_machine
+from fa4.sim.options import build, read_lengths
+from fa4.sim.predict import DEFAULT_RESCALE_RATE, predict
+
+
+def test_without_settings_it_is_the_papers_headline() -> None:
+    """Forward, 32k tokens, 16 heads of 128, bf16, B200, with FlashAttention-4's choices."""
+    request = build({})
+    problem = request.problem
+    assert (problem.batch, problem.seqlen_q, problem.seqlen_k) == (1, 32768, 32768)
+    assert (problem.heads_q, problem.heads_k, problem.head_dim) == (16, 16, 128)
+    assert (problem.dtype, problem.causal) == ("bf16", False)
+    assert request.machine == find_machine("b200")
+    assert request.pipeline == default_forward(problem, request.machine.gpu)
+    assert request.simulation.rescale_rate == DEFAULT_RESCALE_RATE
+    assert request.predict() == predict(problem, request.pipeline, request.machine)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("8k", 8192), ("1.5K", 1536), ("2m", 2 * 1024**2), (" 7 ", 7), ("0", 0)]
+)
+def test_counts(text: str, value: int) -> None:
+    """k is 1024, m is 1024 k."""
+    assert parse_count(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.3k", "-1", "1e3", "8kb", "nan", "0.5"])
+def test_bad_counts(text: str) -> None:
+    """What is no whole number is refused."""
+    with pytest.raises(ValueError, match="whole number"):
+        parse_count(text)
+
+
+def test_flags_and_windows() -> None:
+    """Spellings of yes and no; open sides of a window."""
+    assert [parse_flag(x) for x in ("yes", "On", "1", "true")] == [True] * 4
+    assert [parse_flag(x) for x in ("no", "off", "0", "False")] == [False] * 4
+    assert parse_window("1k,none") == (1024, None)
+    assert parse_window("(-1, 0)") == (-1, 0)
+    assert build({"window": (64, None)}).problem.window_size == (64, None)
+    assert build({"window": "-1,0"}).problem.window_size == (None, 0)
+
+
+# One value per setting that differs from the default, and where it must arrive.
+ARRIVES = [
+    ("batch", "3", "problem.batch", 3),
+    ("seqlen", "2k", "problem.seqlen_q", 2048),
+    ("seqlen", "2k", "problem.seqlen_k", 2048),
+    ("seqlen_q", 1, "problem.seqlen_q", 1),
+    ("seqlen_q", 1, "problem.seqlen_k", 32768),
+    ("seqlen_k", "1k", "problem.seqlen_k", 1024),
+    ("heads", "4", "problem.heads_k", 4),
+    ("heads_q", "32", "problem.heads_q", 32),
+    ("heads_k", "2", "problem.heads_k", 2),
+    ("head_dim", "64", "problem.head_dim_v", 64),
+    ("head_dim_v", "64", "pipeline.head_dim_v", 64),
+    ("dtype", "fp16", "problem.dtype", "fp16"),
+    ("dtype", "e4m3", "pipeline.element_bytes", 1),
+    ("causal", "yes", "problem.causal", True),
+    ("window", "128,0", "problem.window_size", (128, 0)),
+    ("cta_group", "1", "pipeline.cta_group", 1),
+    ("kv_stages", "2", "pipeline.kv_stages", 2),
+    ("tile_n", "64", "pipeline.numerics.tile_n", 64),
+    ("q_tiles", "1", "pipeline.numerics.q_tiles", 1),
+    ("ping_pong", "no", "pipeline.ping_pong", False),
+    ("correction", "inline", "pipeline.correction", "inline"),
+    ("p_space", "smem", "pipeline.p_space", "smem"),
+    ("scheduler", "clc", "pipeline.scheduler", "clc"),
+    ("split_p", "1", "pipeline.split_p", 1.0),
+    ("exp2_frequency", "0", "pipeline.numerics.exp2.frequency", 0),
+    ("exp2_residue", "2", "pipeline.numerics.exp2.residue", 2),
+    ("exp2_start", "2", "pipeline.numerics.exp2.start_fragment", 2),
+    ("exp2_degree", "5", "pipeline.numerics.exp2.degree", 5),
+    ("tau", "2", "pipeline.numerics.rescale_threshold_log2", 2.0),
+    ("rescale_rate", "0.5", "simulation.rescale_rate", 0.5),
+    ("clock_ghz", "2.1", "machine.clock_hz", 2.1e9),
+    ("exact", "yes", "simulation.exact", True),
+    ("machine", "b300", "machine.name", "B300"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "path", "expected"), ARRIVES, ids=lambda x: str(x)[:20])
+def test_every_setting_arrives(name: str, value: object, path: str, expected: object) -> None:
+    """A setting changes the one thing it names."""
+    found: object = build({name: value})
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert found == expected
+
+
+def test_no_setting_is_forgotten_here() -> None:
+    """The table above and the tests below cover every field."""
+    elsewhere = {"pass", "kernel", "lengths", "deterministic", "consumers", "overlap"}
+    assert {row[0] for row in ARRIVES} | elsewhere == set(FIELDS)
+
+
+def test_backward() -> None:
+    """Its pipeline is the backward's, deterministic or not."""
+    request = build({"pass": "bwd", "deterministic": True, "cta_group": "1", "causal": True})
+    assert isinstance(request.pipeline, BackwardPipeline)
+    assert (request.pipeline.deterministic, request.pipeline.scheduler) == (True, "spt")
+    assert request.pipeline.numerics.cta_group == 1
+    assert build({"pass": "bwd"}).pipeline == default_backward(build({}).problem)
+
+
+def test_other_kernels() -> None:
+    """FlashAttention-3 where there is no tensor memory; 2 on request."""
+    hopper = build({"machine": "h200", "overlap": "yes", "consumers": 3})
+    assert isinstance(hopper.pipeline, WarpgroupPipeline)
+    assert (hopper.pipeline.overlap, hopper.pipeline.consumers) == (True, 3)
+    serial = build({"machine": "h200", "kernel": "fa2"}).pipeline
+    assert isinstance(serial, WarpgroupPipeline) and not serial.ping_pong
+
+
+def test_without_threshold_o_is_rescaled_in_every_step() -> None:
+    """tau 0 is standard online softmax, unless a rate is given; FP8 kernels run with it."""
+    assert build({"tau": 0}).simulation.rescale_rate == 1.0
+    assert build({"dtype": "e4m3"}).simulation.rescale_rate == 1.0
+    assert build({"tau": 0, "rescale_rate": 0.3}).simulation.rescale_rate == 0.3
+
+
+def test_figures_of_the_machine() -> None:
+    """gpu.X and costs.X change a figure, and its source says so."""
+    machine = build({"gpu.exp_per_clk": "32", "costs.launch_ns": 0.0}).machine
+    assert (machine.gpu.exp_per_clk, machine.costs.launch_ns) == (32, 0.0)
+    assert machine.gpu.sources["exp_per_clk"].confidence == "low"
+    faster = build({"gpu.hbm_bytes_per_s": "16e12"}).machine.gpu
+    assert faster.hbm_bytes_per_s == 16e12
+
+
+def test_clock_is_the_one_that_kernels_run_at() -> None:
+    """Also on a machine whose power limit lowers it."""
+    assert build({"machine": "h200", "clock_ghz": 1.9}).machine.clock_hz == pytest.approx(1.9e9)
+
+
+def test_lengths(tmp_path: Path) -> None:
+    """One sequence per line; the problem is as long as the longest."""
+    path = tmp_path / "lengths.txt"
+    path.write_text("# two sequences\n1k 2k\n\n300  # queries and keys\n4,8\n")
+    assert read_lengths(path) == ((1024, 2048), (300, 300), (4, 8))
+    request = build({"lengths": str(path), "causal": True})
+    problem = request.problem
+    assert (problem.batch, problem.seqlen_q, problem.seqlen_k) == (3, 1024, 2048)
+    assert request.simulation.lengths == ((1024, 2048), (300, 300), (4, 8))
+    assert build({"lengths": ((8, 8),)}).simulation.lengths == ((8, 8),)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"1k\n12x\n", "line 2: must be a whole number"),
+        (b"1 2 3\n", "line 1: expected Q K"),
+        (b"# nothing\n", "no sequence lengths"),
+        (b"\xff\n", "not UTF-8"),
+    ],
+)
+def test_bad_lengths(content: bytes, message: str, tmp_path: Path) -> None:
+    """The file and the line are named."""
+    path = tmp_path / "lengths.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        build({"lengths": str(path)})
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tile": 64}, r"unknown field 'tile'; allowed: machine, pass, .*, exact, gpu.FIGURE"),
+        ({"gpu.sm": 64}, r"unknown field gpu.sm; allowed: .*sm_count"),
+        ({"costs.x": 64}, r"unknown field costs.x; allowed: .*launch_ns"),
+        ({"gpu.sm_count": "many"}, r"gpu.sm_count must be a finite number; got 'many'"),
+        ({"machine": "b100"}, "b200, b300, h100, h200; got 'b100'"),
+        ({"dtype": "fp64"}, "dtype must be one of bf16, fp16, e4m3, e5m2; got 'fp64'"),
+        ({"causal": "maybe"}, "causal must be yes or no; got 'maybe'"),
+        ({"window": "128"}, "window must be LEFT,RIGHT"),
+        ({"tau": "inf"}, "tau must be a finite number"),
+        ({"tau": 2, "pass": "bwd"}, "tau does not apply to pass bwd"),
+        ({"deterministic": "yes"}, "deterministic does not apply to pass fwd"),
+        ({"overlap": "yes"}, "overlap does not apply to pass fwd"),
+        ({"pass": "bwd", "machine": "h200"}, "no backward of fa3"),
+        ({"pass": "bwd", "dtype": "e4m3"}, "dtype e4m3 has no kernel for pass bwd"),
+        ({"rescale_rate": "2"}, "rescale_rate must be between 0 and 1"),
+        ({"heads_k": "3"}, "heads_q must be a multiple of heads_k"),
+        ({"q_tiles": "3"}, "q_tiles must be between 1 and 2"),
+        ({"dtype": "e4m3", "tau": "4"}, "largest e4m3"),
+        ({"lengths": ((1, 1),), "batch": 2}, "lengths replaces batch"),
+    ],
+    ids=str,
+)
+def test_bad_settings(settings: dict[str, object], message: str) -> None:
+    """One sentence that names the setting and what is allowed."""
+    with pytest.raises(ValueError, match=message):
+        build(settings)
+
+
+def test_none_means_not_given() -> None:
+    """Commands pass what the user left out as None."""
+    assert build(dict.fromkeys(FIELDS)).pipeline == build({}).pipeline
+    assert isinstance(build({}).pipeline, ForwardPipeline)
