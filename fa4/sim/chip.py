@@ -181,7 +181,8 @@ def _summary(
     stalled = sum((run.stalled for run in runs), np.zeros_like(runs[0].stalled)) / machines
     last = float(finish.max())
     mean = float(finish.sum()) / machines
-    return ChipRun(last, busy, stalled, sum(run.events for run in runs), 1.0 - mean / last)
+    imbalance = max(0.0, 1.0 - mean / last)  # not below 0 by rounding
+    return ChipRun(last, busy, stalled, sum(run.events for run in runs), imbalance)
 
 
 __all__ = ["ChipRun", "Execution", "Run", "TileRunner", "run_in_turn", "run_one_by_one",

@@ -41,8 +41,8 @@ class Machine:
 
 # Fitted with `fa4 calibrate` to the published B200 figures (docs/simulator.md).
 BLACKWELL_COSTS = CostTable(
-    vector_efficiency=0.79,
-    math_latency_cycles=86.0,
+    vector_efficiency=0.82,
+    math_latency_cycles=84.0,
     sync_cycles=165.0,
     hbm_latency_cycles=3260.0,
     cta_start_cycles=2143.0,

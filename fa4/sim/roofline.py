@@ -3,7 +3,7 @@
 A step is one KV tile (forward) or one query tile (backward) of one CTA. The plan's programs are
 walked, so a term is a piece of work that some role does in its loop, charged with the simulator's
 cost rules. With the paper's three units (tensor core, shared-memory port, exponentials) this gives
-the budgets of the FlashAttention-4 paper.
+the budgets of the FlashAttention-4 paper, which charges no bulk load to the shared-memory port.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fa4.config import BackwardPipeline, Problem
-from fa4.plan.schema import Loop, Mma, PipelinePlan, Program, Work, walk
+from fa4.plan.schema import Copy, Loop, Mma, PipelinePlan, Program, Work, walk
 from fa4.sim.costs import MachineCosts
 from fa4.sim.machine import Machine
 from fa4.sim.worktiles import backward_tiles, clusters, forward_tiles
@@ -99,6 +99,8 @@ def roofline_terms(
         for work in _steady_work(role.program):
             share = 1.0 if work.share is None else shares.get(work.share, 0.0)
             occupancy = costs.work(role, work).occupancy_cycles
+            if isinstance(work.amount, Copy) and work.amount.kind == "load":
+                occupancy = {unit: occupancy[unit] for unit in occupancy if unit != "smem"}
             for unit, cycles in occupancy.items():
                 if unit in terms and share * cycles > 0:
                     for name, part in _named_parts(work, unit):

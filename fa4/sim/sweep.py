@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from fa4.sim.cluster import map_on_cluster, model_version
@@ -79,7 +80,7 @@ class Sweep:
         files = self.axes.get("lengths", ())
         definition = {
             "schema_version": SCHEMA_VERSION,
-            "fa4": model_version(),
+            "model": model_version(),
             "axes": {name: list(values) for name, values in self.axes.items()},
             "machines": [repr(find_machine(name)) for name in machines],
             "lengths": [Path(name).read_text(encoding="utf-8") for name in files],
@@ -262,7 +263,7 @@ def local_cores() -> int:
 
 def _map_on_cores(chunks: Iterator[Chunk], jobs: int) -> Iterator[tuple[int, Row]]:
     # Spawned, not forked: the progress bar's thread may hold a lock.
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_ignore_interrupt)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_prepare_worker)
     try:
         for rows in pool.map(evaluate_chunk, chunks):
             yield from rows
@@ -270,6 +271,14 @@ def _map_on_cores(chunks: Iterator[Chunk], jobs: int) -> Iterator[tuple[int, Row
         pool.shutdown(cancel_futures=True)
 
 
-def _ignore_interrupt() -> None:
-    """Ctrl-C is for the process that hands out the work."""
+def _prepare_worker() -> None:
+    """Ctrl-C is for the process that hands out the work; if that is killed, its workers end too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -133,10 +133,10 @@ def test_only_the_named_constants_change(recovered: Calibration) -> None:
 def test_bounds_hold_and_are_reported() -> None:
     """Measurements beyond what a constant may reach end at its bound."""
     machine = find_machine("b200")
-    rows = synthetic(replace(machine, costs=replace(machine.costs, launch_ns=30000.0)))
-    result = calibrate(rows[:3], machine, ["launch_ns"], evaluations=60)
+    rows = synthetic(replace(machine, costs=replace(machine.costs, cta_start_cycles=30000.0)))
+    result = calibrate(rows[:3], machine, ["cta_start_cycles"], evaluations=60)
     (constant,) = result.constants
-    assert constant.value == pytest.approx(FREE_CONSTANTS["launch_ns"][1])
+    assert constant.value == pytest.approx(FREE_CONSTANTS["cta_start_cycles"][1])
     assert (constant.at_bound, constant.mape_above) == ("most", None)
 
 
@@ -144,10 +144,10 @@ def test_a_point_left_out_does_not_shape_its_own_prediction() -> None:
     """Two points that contradict each other: the fit compromises, left out each is missed more."""
     machine = find_machine("b200")
     slow, fast = (
-        synthetic(replace(machine, costs=replace(machine.costs, launch_ns=launch_ns)))
-        for launch_ns in (5000.0, 1000.0)
+        synthetic(replace(machine, costs=replace(machine.costs, cta_start_cycles=cta_start_cycles)))
+        for cta_start_cycles in (5000.0, 1000.0)
     )
-    result = calibrate([slow[1], fast[4]], machine, ["launch_ns"], evaluations=60)
+    result = calibrate([slow[1], fast[4]], machine, ["cta_start_cycles"], evaluations=60)
     missed = [abs(point.error) for point in result.left_out.points]
     fitted = [abs(point.error) for point in result.after.points]
     assert sum(missed) > 1.2 * sum(fitted)
@@ -156,10 +156,10 @@ def test_a_point_left_out_does_not_shape_its_own_prediction() -> None:
 def test_the_same_seed_repeats_a_fit() -> None:
     """And progress is told."""
     machine = find_machine("b200")
-    rows = synthetic(replace(machine, costs=replace(machine.costs, launch_ns=6000.0)))[:3]
+    rows = synthetic(replace(machine, costs=replace(machine.costs, cta_start_cycles=6000.0)))[:3]
     told: list[tuple[int, int, str]] = []
     first, second = (
-        calibrate(rows, machine, ["launch_ns"], seed=5, evaluations=30,
+        calibrate(rows, machine, ["cta_start_cycles"], seed=5, evaluations=30,
                   progress=lambda *state: told.append(state))
         for _ in range(2)
     )  # fmt: skip

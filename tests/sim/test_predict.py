@@ -174,7 +174,6 @@ def test_ideas_of_the_paper_help(without: dict[str, object], cta_group: int) -> 
     assert worse > 1.02 * best
 
 
-@pytest.mark.xfail(reason="the cost rule of products ignores the element size", strict=True)
 def test_fp8_products_take_half_the_time() -> None:
     """16384 FLOP per clock instead of 8192; the exponentials then bind."""
     from fa4.plan.forward import forward_plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 import typer.testing
 
-import fa4
 from fa4.commands import sweep as command
 from fa4.sim import cluster
 from fa4.sim import sweep as sweeps
@@ -20,6 +20,7 @@ from fa4.sim.options import build
 from fa4.sim.sweep import Row, Sweep, evaluate, make_sweep, parse_axis, run_points
 from fa4.sim.sweep_file import SweepFile
 
+ROOT = Path(__file__).resolve().parents[2]
 AXES = ("seqlen=1k,2k", "tile_n=64,128,256", "kv_stages=2:3:1")
 
 
@@ -142,6 +143,25 @@ def test_processes_give_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         rows_of(sweep, jobs=0)
 
 
+def test_workers_end_with_a_killed_parent() -> None:
+    """Otherwise they would wait for work for ever (and hold the pipe that is read here)."""
+    script = (
+        "from fa4.sim.sweep import make_sweep, run_points\n"
+        "if __name__ == '__main__':\n"
+        "    sweep = make_sweep(['clock_ghz=1:1.9:0.0001', 'seqlen=1k'])\n"
+        "    for point, row in run_points(sweep, range(9001), jobs=2):\n"
+        "        print(point, flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "0\n"
+        parent.kill()
+        parent.communicate(timeout=60)
+    assert parent.returncode != 0
+
+
 def fill(path: Path, sweep: Sweep, points: range) -> None:
     """A file with the rows of some points."""
     file = SweepFile(path, sweep)
@@ -249,7 +269,7 @@ def test_the_digest_covers_what_rows_depend_on(
     found.add(sweep.digest)
     lengths.write_text("200\n")
     found.add(sweep.digest)
-    monkeypatch.setattr(fa4, "__version__", "9.9")
+    monkeypatch.setattr(sweeps, "model_version", lambda: "another")
     found.add(sweep.digest)
     assert len(found) == 6
 
@@ -356,7 +376,10 @@ class OtherVersion:
 
 @pytest.mark.parametrize(
     ("versions", "message"),
-    [({}, "has no workers"), ({"tcp://a": "0.0.1"}, "tcp://a runs fa4 0.0.1, this is 0")],
+    [
+        ({}, "has no workers"),
+        ({"tcp://a": "0.0.1"}, "tcp://a has another version of fa4: model 0.0.1, here "),
+    ],
 )
 def test_unfit_clusters_are_refused(versions: dict[str, str], message: str) -> None:
     """Before any work is sent."""
