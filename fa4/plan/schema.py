@@ -66,13 +66,15 @@ class Math:
     """Instructions per thread of every warp of a role, by execution pipe.
 
     mufu: exponentials. fma: FMA-pipe instructions (a packed f32x2 one counts 2). alu: max, convert,
-    integer, select. other: moves, address arithmetic, control: issue slots only.
+    integer, select. other: moves, address arithmetic, control: issue slots only. chain: dependent
+    FMA and ALU instructions that nothing hides at the end.
     """
 
     mufu: float = 0.0
     fma: float = 0.0
     alu: float = 0.0
     other: float = 0.0
+    chain: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

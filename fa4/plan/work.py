@@ -12,6 +12,7 @@ FRAGMENT = 32  # columns of S that a thread turns into P at a time
 # add, two subtractions and the Horner steps as f32x2; max and the exponent insertion one by one).
 _EMULATED_PACKED = 3
 _EMULATED_ALU = 2.0
+_EMULATED_CHAIN = 6  # clamp, add, two subtractions, shift and add, before and after Horner's steps
 
 # Instructions of the softmax loop beyond arithmetic, per 128-column row: FlashAttention-4's SASS
 # loop has 447-453 instructions without emulation, of which 64 max, 64 FMA2, 128 exponentials, 64
@@ -48,6 +49,7 @@ def exponentials(columns: int, emulated: int, degree: int) -> Math:
         fma=columns + polynomial,
         alu=columns / 2 + emulated * _EMULATED_ALU,
         other=columns * _OTHER_PER_COLUMN / 2,
+        chain=_EMULATED_CHAIN + degree if emulated else 0,
     )
 
 

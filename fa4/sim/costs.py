@@ -68,6 +68,7 @@ class CostTable:
     math_latency_cycles: float = _figure(
         14.0, "what the dependent instructions of a fragment expose; MUFU alone 14: QuickRunCUDA"
     )
+    fma_latency_cycles: float = _figure(4.0, "FFMA, FADD, FMUL: QuickRunCUDA B300 catalogue")
     smem_latency_cycles: float = _figure(26.0, "LDS 24-28: QuickRunCUDA")
     tma_bytes_per_clk: float = _figure(126.0, "241 GB/s of one CTA: QuickRunCUDA")
     fill_bytes_per_clk: float = _figure(
@@ -258,4 +259,5 @@ class MachineCosts:
             "issue": slots * warps / self.table.issue_per_clk,
         }
         used = {unit: cycles for unit, cycles in pipes.items() if cycles > 0}
-        return WorkCost(occupancy_cycles=used, latency_cycles=self.table.math_latency_cycles)
+        exposed = self.table.math_latency_cycles + amount.chain * self.table.fma_latency_cycles
+        return WorkCost(occupancy_cycles=used, latency_cycles=exposed)

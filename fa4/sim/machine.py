@@ -41,12 +41,12 @@ class Machine:
 
 # Fitted with `fa4 calibrate` to the published B200 figures (docs/simulator.md).
 BLACKWELL_COSTS = CostTable(
-    vector_efficiency=0.82,
-    math_latency_cycles=84.0,
+    vector_efficiency=0.681,
+    math_latency_cycles=42.0,
     sync_cycles=165.0,
-    hbm_latency_cycles=3260.0,
+    hbm_latency_cycles=3481.0,
     cta_start_cycles=2143.0,
-    semaphore_cycles=2606.0,
+    semaphore_cycles=2511.0,
 )
 # Fitted to cuDNN's forward on an H200 that ran a large bf16 product at 680 TFLOP/s, well below its
 # nominal clock (docs/simulator.md).

@@ -11,6 +11,7 @@ import typer.testing
 from fa4.commands.ablate import ablate as command
 from fa4.sim.ablate import BACKWARD_IDEAS, FORWARD_IDEAS, Ablation, ablate
 from fa4.sim.options import build
+from fa4.sim.predict import REAL_RESCALE_RATE
 
 
 def outcomes(done: Ablation) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def outcomes(done: Ablation) -> dict[str, Any]:
 
 def test_each_idea_changes_only_itself() -> None:
     """The prediction is that of the settings with the idea's own settings on top."""
-    settings = {"seqlen": "2k", "batch": "2"}
+    settings = {"seqlen": "2k", "batch": "2", "rescale_rate": "0.05"}
     done = ablate(settings)
     assert done.base == build(settings).predict()
     assert [outcome.idea for outcome in done.outcomes] == list(FORWARD_IDEAS)
@@ -31,10 +32,17 @@ def test_each_idea_changes_only_itself() -> None:
             assert outcome.speedup == changed.seconds / done.base.seconds
 
 
+def test_a_real_models_rescale_rate_is_assumed_unless_given() -> None:
+    """Without any rescale, the ideas that make it cheap would gain nothing."""
+    assert ablate({}).base == build({"rescale_rate": REAL_RESCALE_RATE}).predict()
+    assert ablate({"tau": "0"}).base == build({"tau": "0"}).predict()
+
+
 def test_big_ideas_are_gains() -> None:
     """Without two Q tiles, ping-pong or P in tensor memory the kernel is clearly slower."""
     found = outcomes(ablate({}))
-    for name in ("two Q tiles", "ping-pong", "P in tensor memory", "conditional rescaling"):
+    for name in ("two Q tiles", "ping-pong", "P in tensor memory", "conditional rescaling",
+                 "correction warpgroup"):  # fmt: skip
         assert found[name].speedup > 1.05, name
 
 
