@@ -335,6 +335,11 @@ class ForwardPipeline:
         return self.numerics.tile_n
 
     @property
+    def num_splits(self) -> int:
+        """Parts of the KV sequence that different CTAs compute."""
+        return self.numerics.num_splits
+
+    @property
     def block_rows(self) -> int:
         """Query rows of a work tile, of both CTAs in a pair."""
         return self.numerics.tile_m * self.numerics.q_tiles * self.cta_group
@@ -410,6 +415,11 @@ class WarpgroupPipeline:
     @property
     def cta_group(self) -> int:
         """CTAs that work together: one."""
+        return 1
+
+    @property
+    def num_splits(self) -> int:
+        """Parts of the KV sequence that different CTAs compute: one."""
         return 1
 
     @property

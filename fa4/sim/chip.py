@@ -121,13 +121,23 @@ def run_persistent(
 
 
 def run_one_by_one(
-    runner: TileRunner, tiles: WorkTiles, machines: int, start_cycles: float
+    runner: TileRunner,
+    tiles: WorkTiles,
+    machines: int,
+    start_cycles: float,
+    *,
+    starts_once: bool = False,
 ) -> ChipRun:
-    """One CTA per work tile, given in order to the machine that is free first."""
+    """One CTA per work tile, given in order to the machine that is free first.
+
+    With `starts_once` a machine keeps its CTA, which steals further tiles (CLC): it pays the start
+    for its first tile only.
+    """
     runs = [runner.run(trips[None]) for trips in tiles.trips]
     free = [0.0] * machines
     for run in runs:
-        heapq.heapreplace(free, free[0] + start_cycles + run.cycles)
+        start = 0.0 if starts_once and free[0] > 0.0 else start_cycles
+        heapq.heapreplace(free, free[0] + start + run.cycles)
     return _summary(runner, np.array(free), runs, machines)
 
 

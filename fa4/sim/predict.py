@@ -105,7 +105,11 @@ def predict(
         run, runner, count = _run_forward(problem, pipeline, plan, machine, simulation)
         flops = sum(part.forward_flops for part in parts)
         moved = sum(forward_bytes(part, pipeline) for part in parts)
-        kernels = [_timed("forward", run.cycles, moved, machine)]
+        partial = sum(partial_bytes(part, pipeline) for part in parts)
+        kernels = [_timed("forward", run.cycles, moved + partial, machine)]
+        if partial:
+            out = sum(output_bytes(part, pipeline) for part in parts)
+            kernels.append(_timed("combine", 0.0, partial + out, machine))
     else:
         run, runner, count = _run_backward(problem, pipeline, plan, machine, simulation)
         flops = sum(part.backward_flops for part in parts)
@@ -137,13 +141,18 @@ def _run_forward(
 ) -> tuple[ChipRun, TileRunner, int]:
     runner = make_runner(plan, machine, simulation)
     tiles = forward_tiles(problem, pipeline, simulation.lengths)
-    if pipeline.scheduler in ("lpt", "clc"):
+    if pipeline.scheduler == "lpt":
         dims = pipeline.head_dim + (pipeline.head_dim_v or 0)
         head_bytes = problem.seqlen_k * dims * pipeline.element_bytes
         tiles = tiles.take(lpt_order(tiles, head_bytes))
     slots = clusters(machine.gpu, pipeline.cta_group)
-    chip = run_persistent if pipeline.scheduler == "static" else run_one_by_one
-    run = chip(runner, tiles, slots, machine.costs.cta_start_cycles)
+    start = machine.costs.cta_start_cycles
+    if pipeline.scheduler == "static":
+        run = run_persistent(runner, tiles, slots, start)
+    else:
+        # A persistent CTA that steals work (CLC) starts once; the next tile id is asked for early.
+        once = pipeline.scheduler == "clc"
+        run = run_one_by_one(runner, tiles, slots, start, starts_once=once)
     return run, runner, len(tiles.trips)
 
 
@@ -183,10 +192,25 @@ def slowest_warp_share(rate: float, warps: int) -> float:
 
 def forward_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
     """Bytes that must cross HBM once: Q, K, V in, O and LSE out."""
-    dims = problem.head_dim + (problem.head_dim_v or 0)
     rows = problem.batch * problem.seqlen_q * problem.heads_q
     keys = problem.batch * problem.seqlen_k * problem.heads_k
-    return pipeline.element_bytes * (rows + keys) * dims + 4 * rows
+    kv_bytes = keys * (problem.head_dim + (problem.head_dim_v or 0)) * pipeline.element_bytes
+    q_bytes = rows * problem.head_dim * pipeline.element_bytes
+    return q_bytes + kv_bytes + output_bytes(problem, pipeline)
+
+
+def output_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
+    """Bytes of O (bf16 for FP8 inputs) and of the float32 LSE."""
+    rows = problem.batch * problem.seqlen_q * problem.heads_q
+    return rows * ((problem.head_dim_v or 0) * max(2, pipeline.element_bytes) + 4)
+
+
+def partial_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
+    """Bytes of the float32 partial O and LSE of a split forward; 0 without splits."""
+    if pipeline.num_splits == 1:
+        return 0
+    rows = problem.batch * problem.seqlen_q * problem.heads_q
+    return pipeline.num_splits * rows * ((problem.head_dim_v or 0) + 1) * 4
 
 
 def backward_bytes(problem: Problem, pipeline: BackwardPipeline) -> tuple[int, int, int]:

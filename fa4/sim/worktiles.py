@@ -104,9 +104,26 @@ def forward_tiles(
         starts = np.arange(0, packed, step)
         stops = np.minimum(starts + step, packed)
         rows = np.stack([starts // ratio, -(-stops // ratio)], axis=1)
-        trips = kv_trips(problem, length, rows, pipeline.tile_n)
+        trips = split_trips(kv_trips(problem, length, rows, pipeline.tile_n), pipeline.num_splits)
         parts.append((batch, trips, problem.heads_k))
     return _collect(parts)
+
+
+def split_trips(trips: np.ndarray, splits: int) -> np.ndarray:
+    """Cut the KV tiles (M, 3) of each row block into `splits` contiguous parts of ceil(n / splits).
+
+    Empty parts are left out. The tiles visited first are the masked ones, and every part masks its
+    first tile.
+    """
+    if splits == 1:
+        return trips
+    total, masked = trips[:, :1], trips[:, 1:2]
+    size = -(-total // splits)
+    starts = np.arange(splits) * size
+    counts = np.clip(total - starts, 0, size)
+    hidden = np.minimum(np.maximum(np.clip(masked - starts, 0, counts), 1), counts)
+    parts = np.stack([counts, hidden, counts - hidden], axis=-1).reshape(-1, 3)
+    return parts[parts[:, 0] > 0]
 
 
 def backward_tiles(

@@ -73,6 +73,7 @@ ARRIVES = [
     ("kv_stages", "2", "pipeline.kv_stages", 2),
     ("tile_n", "64", "pipeline.numerics.tile_n", 64),
     ("q_tiles", "1", "pipeline.numerics.q_tiles", 1),
+    ("num_splits", "4", "pipeline.numerics.num_splits", 4),
     ("ping_pong", "no", "pipeline.ping_pong", False),
     ("correction", "inline", "pipeline.correction", "inline"),
     ("p_space", "smem", "pipeline.p_space", "smem"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardConfig, ForwardPipeline, Problem
 from fa4.sim.defaults import default_backward, default_forward
 from fa4.sim.machine import Machine, find_machine
+from fa4.sim.options import build
 from fa4.sim.predict import Prediction, Simulation, predict
 from fa4.sim.roofline import problem_roofline, roofline_terms
 from fa4.sim.worktiles import Lengths
@@ -222,3 +223,22 @@ def test_head_dims_must_agree() -> None:
 def test_prediction_is_the_same_twice() -> None:
     """No hidden state."""
     assert forward(problem(4096)) == forward(problem(4096))
+
+
+def test_splitting_keys_pays_for_a_few_long_rows_and_costs_a_combine() -> None:
+    """Decoding against 128k keys fills the chip only when the keys are split."""
+    decode = {"seqlen_q": "1", "seqlen_k": "128k", "heads": "16", "heads_k": "2"}
+    whole, split = (build({**decode, "num_splits": n}).predict() for n in ("1", "32"))
+    assert [kernel.name for kernel in whole.kernels] == ["forward"]
+    assert [kernel.name for kernel in split.kernels] == ["forward", "combine"]
+    assert split.work_tiles == 32 * whole.work_tiles
+    assert split.seconds < whole.seconds / 8
+    full = {"seqlen": "8k", "batch": "4", "scheduler": "static"}
+    assert build({**full, "num_splits": "4"}).predict().seconds > build(full).predict().seconds
+
+
+def test_stealing_work_saves_the_start_of_every_cta() -> None:
+    """CLC beats one CTA per tile in the same order."""
+    call = {"seqlen": "4k", "batch": "4", "causal": "yes"}
+    stolen, fresh = (build({**call, "scheduler": s}).predict() for s in ("clc", "naive"))
+    assert stolen.seconds < fresh.seconds

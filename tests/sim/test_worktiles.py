@@ -19,7 +19,7 @@ from fa4.config import (
 from fa4.hardware import B200
 from fa4.plan.backward import backward_plan
 from fa4.plan.forward import forward_plan
-from fa4.sim import chip, engine
+from fa4.sim import chip, engine, worktiles
 from fa4.sim.chip import Execution, TileRunner, run_in_turn, run_one_by_one, run_persistent
 from fa4.sim.code import EventCode
 from fa4.sim.costs import MachineCosts
@@ -338,3 +338,19 @@ def test_shortcut_gives_up_on_several_steady_states(monkeypatch: pytest.MonkeyPa
     assert TileRunner(code).run(trips).cycles != exact.cycles
     monkeypatch.setattr(chip, "SAME_PERIOD", -1.0)
     assert TileRunner(code).run(trips).cycles == exact.cycles
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=5),
+    st.integers(1, 9),
+)
+def test_splits_cover_every_kv_tile_once(blocks, splits) -> None:
+    """Parts are contiguous, at most ceil(n / splits) long, and each masks its first tile."""
+    trips = np.array([(n, min(n, m + 1), n - min(n, m + 1)) for n, m in blocks])
+    parts = worktiles.split_trips(trips, splits)
+    assert (parts[:, 0] == parts[:, 1] + parts[:, 2]).all() and (parts[:, 0] > 0).all()
+    assert parts[:, 0].sum() == trips[:, 0].sum()
+    assert (parts[:, 1] >= 1).all() or splits == 1
+    assert parts[:, 0].max() <= max(-(-n // splits) for n, _ in blocks)
+    assert parts[:, 1].sum() >= trips[:, 1].sum()
