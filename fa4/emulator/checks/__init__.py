@@ -1,0 +1,1 @@
+"""What the emulator checks while a kernel runs: races, missing fences, uninitialised reads."""

@@ -1,0 +1,129 @@
+"""The shadow of one allocation of global memory: who last wrote and last read each granule.
+
+As `shadow`, but actors come from any cluster of any launch. What a cluster does after a launch is
+over is ordered after all of that launch (`Message.known_from`); what another cluster did is
+ordered only if messages carried it here (`Message.foreign`).
+
+Approximations towards fewer reports, beside those of `shadow`: one read is remembered per granule,
+so a write is compared only with the latest one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from fa4.emulator.checks.conflict import MUST_BE_INITIALISED
+from fa4.emulator.checks.memory import Granules, ShadowMemory
+from fa4.emulator.checks.records import (
+    BY_LANES,
+    CLUSTER,
+    EPOCH,
+    FIELDS,
+    FIRST_ROW,
+    NEVER,
+    NOBODY,
+    OUTSIDE,
+    WAR,
+    WHO,
+    WORD,
+    Mine,
+    check_writes,
+    equally_strong,
+    fill,
+    outside,
+    record_write,
+    report,
+    unordered,
+)
+
+
+class _Records(NamedTuple):
+    """The state of a shadow, for compiled code."""
+
+    writes: np.ndarray  # uint32 (granules, FIELDS): the last write
+    reads: np.ndarray  # uint32 (granules, FIELDS): the last read since, WHO is NEVER if none
+    found: np.ndarray  # int64 (FOUND_FIELDS,)
+
+
+@numba.njit(cache=True)
+def _check_reads(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
+    """Compare a write with the last read of each granule since its last write."""
+    for i in range(granules.size):
+        granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
+        if records.reads[granule, WHO] != NEVER:
+            other = unordered(records.reads[granule], mine, lane)
+            if other >= 0:
+                report(records.found, WAR, granule, lane, records.reads[granule], other)
+
+
+@numba.njit(cache=True)
+def _record_read(reads: Any, granules: Any, lanes: Any, mine: Any) -> None:
+    """Keep a read; those of a row in the same epoch are one record, of several lanes."""
+    for i in range(granules.size):
+        granule, mask = granules[i], 1 << lanes[min(i, lanes.size - 1)]
+        if (
+            reads[granule, EPOCH] == mine.epoch
+            and reads[granule, WHO] == mine.row + FIRST_ROW
+            and reads[granule, CLUSTER] == mine.cluster
+            and equally_strong(reads[granule, WORD], mine)
+        ):
+            mask |= np.int64(reads[granule, BY_LANES])
+        fill(reads, granule, mine, mask)
+
+
+@numba.njit(cache=True)
+def _access(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> int:
+    """Check and record one access; the number of the kind of its first conflict, 0 if none.
+
+    OUTSIDE: a granule is outside the memory; nothing is recorded.
+    """
+    records.found[0] = 0
+    if outside(records.writes, granules):
+        return OUTSIDE
+    if is_write:  # a read still under way tells more than the write that it read
+        _check_reads(records, granules, lanes, mine)
+    check_writes(records, granules, lanes, mine, is_write)
+    if is_write:
+        for granule in granules:
+            records.reads[granule, WHO] = NEVER
+        record_write(records.writes, granules, lanes, mine, records.found)
+    else:
+        _record_read(records.reads, granules, lanes, mine)
+    return records.found[0]
+
+
+class GlobalShadow(ShadowMemory):
+    """Records of the accesses to one allocation of global memory.
+
+    size_bytes: of the allocation. initialised: the host filled it. Memory is taken only for the
+    granules that are used, 40 bytes for each.
+    """
+
+    def __init__(self, size_bytes: int, granule_bytes: int, initialised: bool = False) -> None:
+        super().__init__(-(-size_bytes // granule_bytes), granule_bytes)
+        self._initialised = initialised
+        self._records = _Records(
+            writes=np.zeros((self.granules, FIELDS), dtype=np.uint32),
+            reads=np.zeros((self.granules, FIELDS), dtype=np.uint32),
+            found=self._found,
+        )
+
+    def mark_initialised(self, start: int, stop: int) -> None:
+        """The granules start .. stop - 1 were written before everything."""
+        self.reset(start, stop)
+        self._records.writes[start:stop, WHO] = NOBODY
+
+    def reset(self, start: int, stop: int) -> None:
+        """Forget all about the granules start .. stop - 1: they are as at the start."""
+        granules = self._check_range(start, stop)
+        self._records.writes[granules] = NEVER
+        self._records.reads[granules] = NEVER
+
+    def _run(self, granules: Granules, lanes: NDArray[np.int64], mine: Mine, is_write: bool) -> int:
+        if self._initialised:
+            mine = mine._replace(word=mine.word & ~MUST_BE_INITIALISED)
+        return _access(self._records, granules, lanes, mine, is_write)

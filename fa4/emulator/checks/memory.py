@@ -1,0 +1,128 @@
+"""What every shadow memory offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fa4.emulator.checks.clocks import LANES, Actor, actor_id
+from fa4.emulator.checks.conflict import (
+    FLAG_BITS,
+    KINDS,
+    MUST_BE_INITIALISED,
+    STRONG,
+    Access,
+    Conflict,
+)
+from fa4.emulator.checks.records import (
+    FIRST_ROW,
+    FOUND_FIELDS,
+    NOT_FENCED,
+    OUTSIDE,
+    RAW,
+    SAME_INSTRUCTION,
+    WAW,
+    Mine,
+    mine_of,
+)
+
+Granules: TypeAlias = NDArray[np.int64]
+Lanes: TypeAlias = NDArray[np.integer[Any]] | int
+
+_ONE_LANE = np.arange(LANES).reshape(LANES, 1)
+
+
+class ShadowMemory(ABC):
+    """Records of the accesses to one memory, granule by granule.
+
+    Accesses name their granules in any order; `lanes` is the lane of each, or one for all. The
+    answer is the first conflict, or None; the whole access is recorded in either case. Raises
+    IndexError if a granule is outside the memory, ValueError if there is not one lane per granule
+    or the actor is not of the cluster's size.
+    """
+
+    def __init__(self, granules: int, granule_bytes: int) -> None:
+        self.granules = granules
+        self.granule_bytes = granule_bytes
+        self._found = np.zeros(FOUND_FIELDS, dtype=np.int64)
+
+    def read(self, granules: Granules, lanes: Lanes, actor: Actor, how: Access) -> Conflict | None:
+        """A read: against the last writes, and missing fences if by the async proxy."""
+        return self._access(granules, lanes, actor, how.word, is_write=False)
+
+    def write(self, granules: Granules, lanes: Lanes, actor: Actor, how: Access) -> Conflict | None:
+        """A write: against the last writes and the reads since.
+
+        Two lanes of one instruction on one granule are SAME_INSTRUCTION_WRITE, which the caller
+        may ignore if they write the same value.
+        """
+        word = how.word & ~MUST_BE_INITIALISED
+        return self._access(granules, lanes, actor, word, is_write=True)
+
+    def atomic(
+        self, granules: Granules, lanes: Lanes, actor: Actor, how: Access
+    ) -> Conflict | None:
+        """A read-modify-write that races with plain accesses but with no strong one."""
+        return self._access(granules, lanes, actor, how.word | STRONG, is_write=True)
+
+    def read_range(
+        self, start: int, stop: int, lane: int, actor: Actor, how: Access
+    ) -> Conflict | None:
+        """A read of the granules start .. stop - 1 by one lane."""
+        return self.read(np.arange(start, stop), lane, actor, how)
+
+    def write_range(
+        self, start: int, stop: int, lane: int, actor: Actor, how: Access
+    ) -> Conflict | None:
+        """A write of the granules start .. stop - 1 by one lane."""
+        return self.write(np.arange(start, stop), lane, actor, how)
+
+    @abstractmethod
+    def mark_initialised(self, start: int, stop: int) -> None:
+        """The granules start .. stop - 1 were written before everything."""
+
+    @abstractmethod
+    def reset(self, start: int, stop: int) -> None:
+        """Forget all about the granules start .. stop - 1: they hold nothing."""
+
+    @abstractmethod
+    def _run(self, granules: Granules, lanes: NDArray[np.int64], mine: Mine, is_write: bool) -> int:
+        """Check and record; the number of the kind of conflict, 0 or OUTSIDE."""
+
+    def _access(
+        self, granules: Granules, lanes: Lanes, actor: Actor, word: int, is_write: bool
+    ) -> Conflict | None:
+        places = np.asarray(granules, dtype=np.int64)
+        if not places.size:
+            return None
+        by = _ONE_LANE[lanes] if isinstance(lanes, int) else np.asarray(lanes, dtype=np.int64)
+        if by.size != places.size and by.size != 1:
+            raise ValueError(f"{by.size} lanes for {places.size} granules")
+        kind = self._run(places, by, mine_of(actor, word), is_write)
+        if kind == 0:
+            return None
+        if kind == OUTSIDE:
+            raise IndexError(f"granules {places.min()}..{places.max()} of {self.granules}")
+        _, granule, lane, who, other_lane, epoch, other_word, cluster = self._found.tolist()
+        return Conflict(
+            kind=KINDS[kind],
+            granule=granule,
+            granule_bytes=self.granule_bytes,
+            other_id=actor_id(who - FIRST_ROW, other_lane) if who >= FIRST_ROW else -1,
+            other_epoch=epoch,
+            other_line=other_word >> FLAG_BITS,
+            other_is_write=kind in (RAW, WAW, NOT_FENCED, SAME_INSTRUCTION),
+            my_id=actor_id(actor.row, lane),
+            line=word >> FLAG_BITS,
+            other_cluster=cluster
+            if who >= FIRST_ROW and cluster != actor.knowledge.cluster
+            else -1,
+        )
+
+    def _check_range(self, start: int, stop: int) -> slice:
+        if not 0 <= start <= stop <= self.granules:
+            raise IndexError(f"granules {start}..{stop} of {self.granules}")
+        return slice(start, stop)

@@ -1,0 +1,213 @@
+"""Compiled pieces that the shadows of a CTA's memories and of global memory share.
+
+A record is a row of unsigned 32-bit fields that says who made an access: WHO (NEVER, NOBODY or
+the actor's row + FIRST_ROW), EPOCH, BY_LANES (mask of lanes), WORD (PTX line and flags) and
+CLUSTER. numba's cache does not notice changes of functions in another file: after changing this
+one, remove __pycache__.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numba
+import numpy as np
+
+from fa4.emulator.checks.clocks import FENCED, LANES, SEEN, Actor
+from fa4.emulator.checks.conflict import (
+    ASYNC_PROXY,
+    KINDS,
+    MISSING_PROXY_FENCE,
+    MUST_BE_INITIALISED,
+    READ_AFTER_WRITE,
+    SAME_INSTRUCTION_WRITE,
+    STRONG,
+    UNINITIALISED,
+    WRITE_AFTER_READ,
+    WRITE_AFTER_WRITE,
+)
+
+# The kinds of conflict as compiled code numbers them.
+RAW, WAW, WAR, NOT_INITIALISED, NOT_FENCED, SAME_INSTRUCTION = (
+    KINDS.index(kind)
+    for kind in (
+        READ_AFTER_WRITE,
+        WRITE_AFTER_WRITE,
+        WRITE_AFTER_READ,
+        UNINITIALISED,
+        MISSING_PROXY_FENCE,
+        SAME_INSTRUCTION_WRITE,
+    )
+)
+NEVER, NOBODY, FIRST_ROW = 0, 1, 2  # WHO: never written; written before everything; a row
+WHO, EPOCH, BY_LANES, WORD, CLUSTER, FIELDS = 0, 1, 2, 3, 4, 5
+FOUND_FIELDS = 8  # kind, granule, my lane, and of the other: WHO, lane, EPOCH, WORD, CLUSTER
+OUTSIDE = -1  # instead of the number of a kind
+NO_EPOCH = 1 << 62  # above all epochs
+
+Int: TypeAlias = int | np.integer[Any]
+
+
+class Mine(NamedTuple):
+    """The actor and its access, for compiled code."""
+
+    row: int
+    epoch: int
+    since: int
+    word: int
+    cluster: int
+    known_from: int
+    known: np.ndarray  # int32 (2, ids)
+    foreign_index: np.ndarray  # int64 (k, 2): cluster, first row in foreign
+    foreign: np.ndarray  # int32 (2, all their ids)
+
+
+def mine_of(actor: Actor, word: int) -> Mine:
+    """An actor and the flags of its access, as compiled code takes them."""
+    knowledge = actor.knowledge
+    index, foreign = knowledge.foreign.flat()
+    return Mine(
+        actor.row,
+        actor.epoch,
+        actor.since,
+        word,
+        knowledge.cluster,
+        knowledge.known_from,
+        knowledge.known,
+        index,
+        foreign,
+    )
+
+
+@numba.njit(cache=True)
+def first_behind(known: Any, row: Int, mask: Int, epoch: Int) -> Any:
+    """The first lane of `mask` whose entry in a vector of epochs is below `epoch`, or -1."""
+    lane = 0
+    while mask:
+        if mask & 0xFF == 0:
+            mask >>= 8
+            lane += 8
+            continue
+        if mask & 1 and known[row * LANES + lane] < epoch:
+            return lane
+        mask >>= 1
+        lane += 1
+    return -1
+
+
+@numba.njit(cache=True)
+def _behind(record: Any, mine: Any, column: Int, mask: Int) -> Any:
+    """The first lane of `mask` up to whose recorded epoch I do not know, or -1."""
+    row, epoch = np.int64(record[WHO]) - FIRST_ROW, np.int64(record[EPOCH])
+    cluster = np.int64(record[CLUSTER])
+    if cluster < mine.known_from:
+        return -1
+    if cluster == mine.cluster:
+        return first_behind(mine.known[column], row, mask, epoch)
+    for i in range(mine.foreign_index.shape[0]):
+        if mine.foreign_index[i, 0] == cluster:
+            first_row = mine.foreign_index[i, 1]
+            return first_behind(mine.foreign[column], first_row + row, mask, epoch)
+    return first_behind(mine.known[column], 0, mask, NO_EPOCH)
+
+
+@numba.njit(cache=True)
+def unordered(record: Any, mine: Any, lane: Int) -> Any:
+    """A lane of the recorded access that is not ordered before mine, or -1."""
+    if np.int64(record[WORD]) & mine.word & STRONG:
+        return -1
+    mask = np.int64(record[BY_LANES])
+    my_row = record[CLUSTER] == mine.cluster and record[WHO] == mine.row + FIRST_ROW
+    if my_row and record[EPOCH] >= mine.since:
+        mask &= ~(1 << lane)
+    return _behind(record, mine, SEEN, mask)
+
+
+@numba.njit(cache=True)
+def _unfenced(record: Any, mine: Any) -> Any:
+    """A lane of a recorded generic write that my async-proxy read may not see, or -1."""
+    if np.int64(record[WORD]) & ASYNC_PROXY or not mine.word & ASYNC_PROXY:
+        return -1
+    return _behind(record, mine, FENCED, np.int64(record[BY_LANES]))
+
+
+@numba.njit(cache=True)
+def report(found: Any, kind: Int, granule: Int, lane: Int, record: Any, other_lane: Int) -> None:
+    """Keep the first conflict of a call."""
+    if found[0] == 0:
+        found[0], found[1], found[2] = kind, granule, lane
+        found[3], found[4] = record[WHO], other_lane
+        found[5], found[6] = record[EPOCH], record[WORD]
+        found[7] = record[CLUSTER]
+
+
+@numba.njit(cache=True)
+def same(records: Any, i: Int, j: Int) -> bool:
+    """Whether the records of two granules stand for the same access."""
+    return (
+        records[i, EPOCH] == records[j, EPOCH]
+        and records[i, BY_LANES] == records[j, BY_LANES]
+        and records[i, WHO] == records[j, WHO]
+        and records[i, WORD] == records[j, WORD]
+        and records[i, CLUSTER] == records[j, CLUSTER]
+    )
+
+
+@numba.njit(cache=True)
+def check_writes(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> None:
+    """Compare an access with the last write of each granule."""
+    writes, found = records.writes, records.found
+    good, good_lane = granules[0], -1  # the latest granule and lane that were in order
+    for i in range(granules.size):
+        granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
+        if lane == good_lane and same(writes, granule, good):
+            continue
+        record = writes[granule]
+        if record[WHO] < FIRST_ROW:
+            if record[WHO] == NEVER and mine.word & MUST_BE_INITIALISED:
+                report(found, NOT_INITIALISED, granule, lane, record, 0)
+            continue
+        other, kind = unordered(record, mine, lane), WAW if is_write else RAW
+        if other < 0 and not is_write:
+            other, kind = _unfenced(record, mine), NOT_FENCED
+        if other >= 0:
+            report(found, kind, granule, lane, record, other)
+        else:
+            good, good_lane = granule, lane
+
+
+@numba.njit(cache=True)
+def equally_strong(word: Int, mine: Any) -> bool:
+    """Whether a recorded access and mine are both strong or both plain."""
+    return (np.int64(word) ^ mine.word) & STRONG == 0
+
+
+@numba.njit(cache=True)
+def fill(records: Any, granule: Int, mine: Any, mask: Int) -> None:
+    """Make the record of a granule that of my access by the lanes in `mask`."""
+    records[granule, WHO] = mine.row + FIRST_ROW
+    records[granule, EPOCH] = mine.epoch
+    records[granule, BY_LANES] = mask
+    records[granule, WORD] = mine.word
+    records[granule, CLUSTER] = mine.cluster
+
+
+@numba.njit(cache=True)
+def record_write(writes: Any, granules: Any, lanes: Any, mine: Any, found: Any) -> None:
+    """Keep a write; two lanes on one granule are a conflict unless they are strong."""
+    for granule in granules:
+        fill(writes, granule, mine, 0)
+    for i in range(granules.size):
+        granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
+        before = np.int64(writes[granule, BY_LANES])
+        others = before & ~(1 << lane)
+        if others and not mine.word & STRONG:
+            other = first_behind(mine.known[SEEN], mine.row, others, NO_EPOCH)
+            report(found, SAME_INSTRUCTION, granule, lane, writes[granule], other)
+        writes[granule, BY_LANES] = before | 1 << lane
+
+
+@numba.njit(cache=True)
+def outside(writes: Any, granules: Any) -> bool:
+    """Whether a granule is not in the memory."""
+    return granules.min() < 0 or granules.max() >= writes.shape[0]

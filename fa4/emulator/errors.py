@@ -1,0 +1,76 @@
+"""What the emulator raises, and what its checks report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class EmulatorError(Exception):
+    """Anything the emulator refuses or finds. The message is one readable block of text."""
+
+
+class PtxError(EmulatorError):
+    """The PTX text cannot be read: says the line and what was expected."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        self.line = line
+        super().__init__(message if line is None else f"PTX line {line}: {message}")
+
+
+class UnsupportedInstruction(EmulatorError):
+    """Instructions that the emulator does not execute, all of them, found when a kernel is loaded.
+
+    `problems` holds (PTX line, instruction text, reason).
+    """
+
+    def __init__(self, kernel: str, problems: list[tuple[int, str, str]]) -> None:
+        self.kernel = kernel
+        self.problems = problems
+        listed = "\n".join(f"  line {line}: {text}   ({why})" for line, text, why in problems)
+        super().__init__(f"{len(problems)} unsupported instruction(s) in {kernel}:\n{listed}")
+
+
+class LaunchError(EmulatorError):
+    """The launch is impossible: wrong arguments, too much shared memory, wrong target, ..."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing a check found.
+
+    kind: "race", "deadlock", "uninitialised", "out-of-bounds", "misaligned", "missing-fence",
+    "mbarrier", "tmem", "descriptor", "registers", "exit", "livelock", "divergence", ...
+    message: what happened, with addresses and buffers. line: the PTX line (0: none).
+    source: "file.py:123" of the Python source if the PTX has .loc, else "".
+    cta, warp: linear index of the CTA in the grid, of the warp in its CTA (-1: none).
+    """
+
+    kind: str
+    message: str
+    line: int = 0
+    source: str = ""
+    cta: int = -1
+    warp: int = -1
+    details: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
+
+    def __str__(self) -> str:
+        place = f"PTX line {self.line}" if self.line else "no PTX line"
+        if self.source:
+            place += f" ({self.source})"
+        who = f"CTA {self.cta} warp {self.warp}" if self.warp >= 0 else f"CTA {self.cta}"
+        return f"{self.kind}: {self.message}\n    at {place}" + (
+            f", {who}" if self.cta >= 0 else ""
+        )
+
+
+class EmulationFailed(EmulatorError):
+    """A kernel ran (to its end, or to a deadlock) and the checks found something.
+
+    `report` is the emulator's full report, `findings` its findings.
+    """
+
+    def __init__(self, report: Any) -> None:
+        self.report = report
+        self.findings: list[Finding] = list(report.findings)
+        super().__init__(str(report))

@@ -1,0 +1,186 @@
+"""Runs launches: from PTX text and real arguments to a report."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from fa4.emulator.errors import EmulationFailed, Finding, LaunchError
+from fa4.emulator.machine.checks import Checks
+from fa4.emulator.machine.engine import Machine, Stop
+from fa4.emulator.machine.grid import Grid
+from fa4.emulator.machine.memory import Memory, buffer_at
+from fa4.emulator.machine.options import Options
+from fa4.emulator.program import Program, build_program
+from fa4.emulator.ptx.parser import parse
+from fa4.emulator.ptx.syntax import Module
+
+if TYPE_CHECKING:
+    from fa4.emulator.host.launch_record import Allocation, Launch
+
+# sm_100 and its family; sm_90a for kernels without wgmma. Others have other instructions.
+TARGETS = ("sm_90", "sm_100", "sm_103")
+MAX_THREADS = 1024
+MAX_CLUSTER = 16
+
+
+@dataclass
+class Report:
+    """What a run found and counted.
+
+    findings: of the checks. instructions: executed thread-instructions by opcode;
+    warp_instructions: the same per warp instruction. by_warp: warp index -> thread-instructions,
+    for the roles of a warp-specialised kernel. seconds: of execution, without loading.
+    output: what the kernel printed.
+    """
+
+    kernels: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    instructions: Counter[str] = field(default_factory=Counter)
+    warp_instructions: Counter[str] = field(default_factory=Counter)
+    by_warp: dict[int, Counter[str]] = field(default_factory=dict)
+    seconds: float = 0.0
+    load_seconds: float = 0.0
+    steps: int = 0
+    output: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the checks found nothing."""
+        return not self.findings
+
+    def __str__(self) -> str:
+        head = f"{', '.join(self.kernels)}: {len(self.findings)} finding(s)"
+        return "\n".join([head, *(f"  {finding}" for finding in self.findings)])
+
+
+@lru_cache(maxsize=64)
+def load_module(ptx: str) -> Module:
+    """Parses PTX text and checks its target. Raises PtxError or LaunchError."""
+    module = parse(ptx)
+    if not module.target.startswith(TARGETS):
+        raise LaunchError(
+            f"PTX target {module.target}: the emulator runs {', '.join(TARGETS)} and their variants"
+        )
+    return module
+
+
+@lru_cache(maxsize=64)
+def load_program(ptx: str, kernel: str) -> Program:
+    """The executable form of one kernel. Raises UnsupportedInstruction with all it cannot run."""
+    module = load_module(ptx)
+    if kernel not in module.kernels:
+        raise LaunchError(
+            f"no kernel {kernel!r}; the PTX has {', '.join(module.kernels) or 'none'}"
+        )
+    return build_program(module, module.kernels[kernel])
+
+
+_next_cluster_number = 1
+
+
+def run(
+    launches: Sequence[Launch], allocations: Sequence[Allocation], options: Options | None = None
+) -> Report:
+    """Executes launches in stream order; programmatic ones may overlap the one before.
+
+    Returns the report. Raises EmulationFailed if a check found something (unless
+    options.collect), LaunchError for impossible launches, before anything runs.
+    """
+    global _next_cluster_number
+    options = options or Options()
+    began = time.perf_counter()
+    programs = [load_program(launch.ptx, launch.kernel) for launch in launches]
+    for launch, program in zip(launches, programs, strict=True):
+        check_launch(launch, program)
+    memory = Memory([buffer_at(a.name, a.address, a.size_bytes, a.writable) for a in allocations])
+    checks = Checks(options.checks)
+    for program in programs:
+        checks.add_program(program)
+    machine = Machine(options, memory, checks)
+    report = Report(kernels=[launch.kernel for launch in launches])
+    report.load_seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    group: list[Grid] = []
+    for launch, program in zip(launches, programs, strict=True):
+        if group and not launch.programmatic:
+            _run_group(machine, group)
+            group = []
+        grid = Grid(machine, launch, program, _next_cluster_number, group[-1] if group else None)
+        _next_cluster_number += grid.cluster_count
+        group.append(grid)
+        if machine.findings and not options.collect:
+            break
+    _run_group(machine, group)
+    report.seconds = time.perf_counter() - began
+    _summarise(machine, report)
+    if report.findings and not options.collect:
+        raise EmulationFailed(report)
+    return report
+
+
+def _run_group(machine: Machine, grids: list[Grid]) -> None:
+    machine.grids.extend(grids)
+    machine.active = list(grids)
+    if grids:
+        grids[0].start()
+    try:
+        machine.run()
+    except Stop:
+        machine.ready.clear()
+        machine.operations.clear()
+
+
+def _summarise(machine: Machine, report: Report) -> None:
+    report.findings = list(machine.findings)
+    report.output = list(machine.output)
+    report.steps = machine.ticks
+    for grid in machine.grids:
+        grid.count_running()
+        for warp, counts in grid.warp_step_counts.items():
+            tally = report.by_warp.setdefault(warp, Counter())
+            for step, count in zip(grid.program.steps, counts, strict=True):
+                if count:
+                    for instruction in step.instructions:
+                        tally[instruction.opcode] += count
+    for tally in report.by_warp.values():
+        report.warp_instructions.update(tally)
+    report.instructions = Counter(
+        {opcode: 32 * count for opcode, count in report.warp_instructions.items()}
+    )
+
+
+def check_launch(launch: Launch, program: Program) -> None:
+    """Raises LaunchError for a launch that the hardware would refuse."""
+    name = launch.kernel
+    for what in ("grid", "block", "cluster"):
+        shape = getattr(launch, what)
+        if len(shape) != 3 or min(shape) < 1:
+            raise LaunchError(f"{name}: {what} {shape}: three positive integers are needed")
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    if threads > MAX_THREADS:
+        raise LaunchError(f"{name}: block {launch.block} has {threads} threads, at most 1024")
+    cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+    if cluster > MAX_CLUSTER:
+        raise LaunchError(f"{name}: cluster {launch.cluster} has {cluster} CTAs, at most 16")
+    if any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
+        raise LaunchError(
+            f"{name}: grid {launch.grid} is not a multiple of cluster {launch.cluster}"
+        )
+    directives = program.kernel.directives
+    needed = directives.get("reqntid")
+    if needed and tuple(needed) + (1,) * (3 - len(needed)) != tuple(launch.block):
+        raise LaunchError(f"{name}: block {launch.block}, but the kernel requires {needed}")
+    limit = directives.get("maxntid")
+    if limit:
+        most = limit[0] * (limit[1] if len(limit) > 1 else 1) * (limit[2] if len(limit) > 2 else 1)
+        if threads > most:
+            raise LaunchError(f"{name}: {threads} threads, but the kernel allows {most}")
+    expected = [p.size_bytes or 0 for p in program.kernel.parameters]
+    given = [len(value) for value in launch.parameters]
+    if expected != given:
+        raise LaunchError(f"{name}: parameters of {given} bytes given, the kernel takes {expected}")

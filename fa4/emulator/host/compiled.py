@@ -1,0 +1,241 @@
+"""What `cute.compile` returns, run on the CPU: arguments in, launches out."""
+
+from __future__ import annotations
+
+import ctypes as C
+import inspect
+import re
+import tempfile
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fa4.emulator.errors import LaunchError
+from fa4.emulator.host.arguments import is_array, replace_leaves
+from fa4.emulator.host.code import HostCode
+from fa4.emulator.host.dlpack import KDL_CPU, KDL_CUDA, DeviceView
+from fa4.emulator.host.launch_record import Launch
+from fa4.emulator.host.runtime import I32, HostRuntime, P
+
+_KEEP_PTX = (
+    "compile it with cute.compile[cute.KeepPTX(True)](...), with options='--keep-ptx' or with "
+    "CUTE_DSL_KEEP=ptx in the environment, or compile it inside fa4.emulator's emulate()"
+)
+
+
+def load(compiled: Any) -> HostProgram:
+    """Prepares a compiled function. Raises LaunchError if it is not one or kept no PTX."""
+    from cutlass.base_dsl.jit_executor import JitCompiledFunction, JitExecutor
+
+    if isinstance(compiled, JitExecutor):
+        raise LaunchError("an executor bound to a GPU: pass the compiled function it came from")
+    if not isinstance(compiled, JitCompiledFunction):
+        raise LaunchError(
+            f"{type(compiled).__name__} is not a compiled function; pass what cute.compile returns"
+        )
+    flavour = FfiProgram if type(compiled).__name__.startswith("TVMFFI") else PlainProgram
+    return flavour(compiled)
+
+
+def readable_name(mangled: str) -> str:
+    """The Python function's name, without the argument types that CuTe-DSL appends."""
+    return re.split(r"_(?=Tensor|FakeTensor|Ptr|CUstream|FakeStream|\d)", mangled)[0].removeprefix(
+        "cutlass_"
+    )
+
+
+class HostProgram(ABC):
+    """The host half of a compiled function, loaded. `close` when it is not needed any more."""
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
+        self.name = readable_name(compiled.function_name)
+        ptx = getattr(compiled.artifacts, "PTX", None)
+        if compiled.has_gpu_module and (not ptx or ".version" not in ptx):
+            raise LaunchError(f"{self.name} was compiled without its PTX: {_KEEP_PTX}")
+        if compiled.ir_module is None or compiled.engine is None:
+            raise LaunchError(f"{self.name} has no host code for this machine: compile it here")
+        self._runtime = HostRuntime(ptx or "")
+        self._image = self._object_image()
+        self._code = HostCode(self._image, self._runtime)
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by name. Raises LaunchError if they do not fit the signature."""
+        signature: inspect.Signature = self.compiled.execution_args.signature
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            names = ", ".join(signature.parameters)
+            raise LaunchError(f"{self.name} takes the arguments ({names}): {error}") from error
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            self._check_kind(name, value, signature.parameters[name].annotation)
+        return dict(bound.arguments)
+
+    def _check_kind(self, name: str, value: Any, annotation: Any) -> None:
+        """A number where the host code expects a tensor or pointer would crash the process."""
+        from cutlass.cute.typing import Pointer, Tensor
+
+        if annotation is Tensor and not (isinstance(value, Tensor) or is_array(value)):
+            raise LaunchError(f"{self.name}: {name} is a {type(value).__name__}, not a tensor")
+        if annotation is Pointer and not isinstance(value, (Pointer, int, C.c_void_p, C._Pointer)):
+            raise LaunchError(f"{self.name}: {name} is a {type(value).__name__}, not a pointer")
+        if _is_stream_type(annotation) and not _is_stream(value):
+            raise LaunchError(f"{self.name}: {name} is {value!r}, not a stream (cuda.CUstream)")
+
+    @abstractmethod
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launch]:
+        """Runs the host code and returns the launches it made, in order."""
+
+    @abstractmethod
+    def _object_image(self) -> bytes:
+        """The host code as an ELF object."""
+
+    def close(self) -> None:
+        self._code.close()
+
+    def _begin(self) -> None:
+        self._runtime.launches = []
+        self._runtime.error = None
+
+    def _launches(self) -> list[Launch]:
+        """The recorded launches. Raises what a callback raised."""
+        launches, error = self._runtime.launches, self._runtime.error
+        self._begin()
+        if error is not None:
+            raise error
+        return launches
+
+
+class PlainProgram(HostProgram):
+    """The ordinary flavour: CuTe-DSL turns arguments into pointers, then calls the host code."""
+
+    _loaded = False
+
+    def __init__(self, compiled: Any) -> None:
+        super().__init__(compiled)
+        # CuTe-DSL's own check of every argument, otherwise only done when debugging.
+        compiled.execution_args._full_arg_check = True
+
+    def _object_image(self) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "host.o"
+            self.compiled.engine.dump_to_object_file(str(path))
+            return path.read_bytes()
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launch]:
+        converted = [replace_leaves("argument", value, _as_cute) for value in args]
+        named = {k: replace_leaves(k, value, _as_cute) for k, value in kwargs.items()}
+        try:
+            pointers, alive = self.compiled.generate_execution_args(*converted, **named)
+        except LaunchError:
+            raise
+        except Exception as error:
+            raise LaunchError(f"{self.name} refuses its arguments: {error}") from error
+        launches = self.call_with_pointers(pointers)
+        del alive  # the pointers are into these
+        return launches
+
+    def call_with_pointers(self, pointers: Sequence[Any]) -> list[Launch]:
+        """The same with arguments that CuTe-DSL has turned into pointers already."""
+        self._begin()
+        if not self._loaded and self._code.defines("cuda_init"):
+            library = P()
+            self._code.call("cuda_init", C.addressof(library))
+            self._code.call("cuda_load_to_device", C.addressof(library), I32(0))
+            self._loaded = True
+        status = I32(0)
+        values = [p.value if isinstance(p, P) else C.c_void_p(p).value for p in pointers]
+        packed = (P * (len(values) + 1))(*values, C.addressof(status))
+        entry = self._code.address(f"_mlir__mlir_ciface_{self.compiled.function_name}")
+        C.CFUNCTYPE(None, P)(entry)(C.addressof(packed))
+        launches = self._launches()
+        if status.value:
+            raise LaunchError(f"{self.name}: the host code failed with CUDA error {status.value}")
+        return launches
+
+
+class FfiProgram(HostProgram):
+    """Compiled with `--enable-tvm-ffi`: TVM-FFI hands over the arguments and checks them."""
+
+    def __init__(self, compiled: Any) -> None:
+        super().__init__(compiled)
+        import tvm_ffi
+
+        entry = self._code.address(f"__tvm_ffi_{compiled.function_name}")
+        self._function = tvm_ffi.Function.__from_extern_c__(entry)
+        # Compiled from CPU tensors it accepts only these.
+        self._device = KDL_CUDA if b"device_type=cuda" in self._image else KDL_CPU
+
+    def _object_image(self) -> bytes:
+        from cutlass.cutlass_dsl import tvm_ffi_provider
+
+        image: bytes = tvm_ffi_provider._aot_support.export_module_to_bytes(
+            self.compiled.ir_module, format="o", opt_level=3, enable_pic=True
+        )
+        return image
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        names = list(self.compiled.execution_args.signature.parameters)
+        positional = self._positional(args, kwargs)
+        extra = [f"argument {index}" for index in range(len(names), len(positional))]
+        return dict(zip([*names, *extra], positional, strict=False))
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launch]:
+        positional = self._positional(args, kwargs)
+        execution_args = self.compiled.execution_args
+        if execution_args.has_pointer_address_arg_specs:
+            positional, _ = execution_args.convert_python_pointer_args_for_tvm_ffi(positional, {})
+        converted = [replace_leaves("argument", value, self._as_ffi) for value in positional]
+        self._begin()
+        try:
+            self._function(*converted)
+        except Exception as error:
+            if self._runtime.error is None:
+                raise LaunchError(f"{self.name} refuses its arguments: {error}") from error
+        return self._launches()
+
+    def close(self) -> None:
+        del self._function
+        super().close()
+
+    def _positional(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The compiled function's own binding of keywords and defaults, without its call."""
+        wrapper = getattr(self.compiled, "_kwargs_wrapper", None)
+        if wrapper is None:
+            if kwargs:
+                raise LaunchError(f"{self.name} takes no keyword arguments: {', '.join(kwargs)}")
+            return tuple(args)
+        scope = {**wrapper.__globals__, "__i_target_func": lambda *values: values}
+        bind = types.FunctionType(wrapper.__code__, scope, wrapper.__name__, wrapper.__defaults__)
+        bind.__kwdefaults__ = wrapper.__kwdefaults__
+        try:
+            positional: tuple[Any, ...] = bind(*args, **kwargs)
+        except TypeError as error:
+            raise LaunchError(f"{self.name} refuses its arguments: {error}") from error
+        return positional
+
+    def _as_ffi(self, name: str, value: Any) -> Any:
+        import tvm_ffi
+
+        value = getattr(value, "_tvm_ffi_tensor", value)
+        if is_array(value) or isinstance(value, tvm_ffi.Tensor):
+            return tvm_ffi.from_dlpack(DeviceView(value, self._device))
+        return value
+
+
+def _is_stream_type(annotation: Any) -> bool:
+    return getattr(annotation, "__name__", "") in ("CUstream", "cudaStream_t")
+
+
+def _is_stream(value: Any) -> bool:
+    return _is_stream_type(type(value)) or hasattr(value, "__cuda_stream__")
+
+
+def _as_cute(name: str, value: Any) -> Any:
+    """What CuTe-DSL itself would make of an array, but over any CPU memory."""
+    from cutlass.cute.runtime import TensorAdapter
+
+    return TensorAdapter(DeviceView(value)) if is_array(value) else value

@@ -1,0 +1,256 @@
+"""The CUDA runtime as the compiled host code sees it: it records launches instead of making them.
+
+CuTe-DSL compiles the host half of a program to an object file that reaches the driver through a
+dozen thin functions (`_cudaLaunchKernelEx`, `_cudaLibraryLoadData`, ...). Each is bound here to a
+method of `HostRuntime`, with the signature of the CUDA runtime function of that name.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fa4.emulator.errors import LaunchError
+from fa4.emulator.execute import load_module
+from fa4.emulator.host.device import MAX_SHARED_BYTES_PER_BLOCK, device_attribute
+from fa4.emulator.host.launch_record import Launch
+from fa4.emulator.ptx.syntax import Kernel
+
+P, I32, I64 = C.c_void_p, C.c_int32, C.c_int64
+
+_FAILED = 999  # cudaErrorUnknown
+_LIBRARY = 1  # the handle of the only library
+_SHARED_SIZE_BYTES = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+
+# cudaLaunchAttributeID (driver_types.h)
+_COOPERATIVE, _CLUSTER, _PROGRAMMATIC = 2, 4, 6
+# Hints: access policy, synchronization policy, cluster scheduling policy, priority, memory
+# synchronization domains, preferred cluster (a larger one that the hardware may use where it
+# fits), shared memory carve-out. A run without them is one that the hardware may choose.
+_HINTS = {0, 1, 3, 5, 8, 9, 10, 11, 14}
+
+
+class _LaunchAttribute(C.Structure):
+    _fields_ = (("id", I32), ("pad", I32), ("value", I32 * 16))
+
+
+class _LaunchConfig(C.Structure):
+    """cudaLaunchConfig_t."""
+
+    _fields_ = (
+        ("grid", I32 * 3),
+        ("block", I32 * 3),
+        ("dynamic_smem_bytes", I64),
+        ("stream", P),
+        ("attributes", C.POINTER(_LaunchAttribute)),
+        ("attribute_count", I32),
+    )
+
+
+# Symbol -> (method of HostRuntime, argument types, does it return a cudaError_t).
+_SYMBOLS: dict[str, tuple[str, tuple[Any, ...], bool]] = {
+    "_cudaGetDevice": ("get_device", (P,), True),
+    "_cudaSetDevice": ("set_device", (I32,), True),
+    "_cudaDeviceGetAttribute": ("get_device_attribute", (P, I32, I32), True),
+    "_cudaLibraryLoadData": ("load_library", (P, P, P, P, I32, P, P, I32), True),
+    "_cudaLibraryGetKernel": ("get_kernel", (P, P, P), True),
+    "_cuKernelGetAttribute": ("get_kernel_attribute", (P, I32, P, I32), True),
+    "_cudaFuncSetAttribute": ("set_attribute", (P, I32, I32), True),
+    "_cudaKernelSetAttributeForDevice": ("set_attribute", (P, I32, I32, I32), True),
+    "_cudaLaunchKernelEx": ("launch_with_attributes", (P, P, P), True),
+    "_cudaLaunchKernel": ("launch", (P, *(I32,) * 6, P, I64, P), True),
+    "cuda_dialect_init_library_once": ("load_once", (P, P, P, P), True),
+    "cuda_dialect_unload_library_once": ("unload_once", (P,), False),
+    "CuteDSLRT_TVMFFISetRaisedCudaError": ("raise_in_tvm_ffi", (P, I32), False),
+}
+
+
+def _store(pointer: int, ctype: Any, value: int) -> None:
+    ctype.from_address(pointer).value = value
+
+
+class HostRuntime:
+    """The runtime of one compiled host function; `launches` grows as the host code runs.
+
+    The first exception inside a callback is kept in `error`: ctypes cannot raise it through the
+    host code, which gets an error code instead. `stream`: handle of the current stream.
+    """
+
+    def __init__(self, ptx: str) -> None:
+        self.ptx = ptx
+        self.launches: list[Launch] = []
+        self.error: BaseException | None = None
+        self.stream = 0
+        self._kernels: list[str] = []
+        self._callbacks: list[Any] = []
+
+    def addresses(self, symbols: Iterable[str]) -> dict[str, int]:
+        """Addresses of callbacks for those symbols that belong to the CUDA runtime.
+
+        Raises LaunchError naming the symbols of the runtime that are not provided.
+        """
+        names = sorted(symbols)
+        runtime = [name for name in names if name.lstrip("_").startswith(("cu", "CuteDSLRT"))]
+        if missing := [name for name in runtime if name not in _SYMBOLS]:
+            raise LaunchError(
+                f"the host code calls {', '.join(missing)}, which the emulator does not provide"
+            )
+        bound = {name: self._bind(*_SYMBOLS[name]) for name in runtime}
+        if "TVMFFIEnvGetStream" in names:
+            bound["TVMFFIEnvGetStream"] = self._callback(P, (I32, I32), lambda *_: self.stream)
+        return bound
+
+    def close(self) -> None:
+        """Frees the callbacks; the host code must not run any more."""
+        self._callbacks.clear()
+
+    def _bind(self, method: str, arguments: tuple[Any, ...], returns_error: bool) -> int:
+        handler = getattr(self, method)
+
+        def guarded(*values: Any) -> int:
+            try:
+                handler(*(value or 0 for value in values))
+            except BaseException as error:
+                self.error = self.error or error
+                return _FAILED
+            return 0
+
+        return self._callback(I32 if returns_error else None, arguments, guarded)
+
+    def _callback(
+        self, result: Any, arguments: tuple[Any, ...], function: Callable[..., Any]
+    ) -> int:
+        callback = C.CFUNCTYPE(result, *arguments)(function)
+        self._callbacks.append(callback)
+        address = C.cast(callback, P).value
+        assert address is not None
+        return address
+
+    # Device
+
+    def get_device(self, result: int) -> None:
+        _store(result, I32, 0)
+
+    def set_device(self, device: int) -> None:
+        if device != 0:
+            raise LaunchError(f"the host code selects device {device}; the only one is 0")
+
+    def get_device_attribute(self, result: int, attribute: int, device: int) -> None:
+        _store(result, I32, device_attribute(attribute))
+
+    # Libraries and kernels
+
+    def load_library(self, library: int, *_: int) -> None:
+        _store(library, P, _LIBRARY)
+
+    def get_kernel(self, result: int, library: int, name: int) -> None:
+        self._kernels.append(C.string_at(name).decode())
+        _store(result, P, len(self._kernels))
+
+    def get_kernel_attribute(self, result: int, attribute: int, kernel: int, device: int) -> None:
+        if attribute != _SHARED_SIZE_BYTES:
+            raise LaunchError(f"the host code asks for kernel attribute {attribute}, not known")
+        _store(result, I32, self._static_smem_bytes(self._kernel(kernel)))
+
+    def set_attribute(self, kernel: int, attribute: int, value: int, device: int = 0) -> None:
+        """Limits that the launch itself shows again (dynamic shared memory, cluster size)."""
+
+    def load_once(self, state: int, init: int, load: int, set_error: int) -> None:
+        """Loads the library on the first call, as the TVM-FFI entry point expects."""
+        if not I64.from_address(state).value:
+            library = P()
+            C.CFUNCTYPE(I32, P)(init)(C.addressof(library))
+            C.CFUNCTYPE(I32, P, I32)(load)(C.addressof(library), 0)
+            _store(state, I64, library.value or 0)
+
+    def unload_once(self, state: int) -> None:
+        _store(state, I64, 0)
+
+    def raise_in_tvm_ffi(self, set_error: int, code: int) -> None:
+        """Sets TVM-FFI's pending error; `set_error(kind, parts, count)` is its function."""
+        parts = (C.c_char_p * 1)(f"the host code failed with CUDA error {code}".encode())
+        C.CFUNCTYPE(None, C.c_char_p, P, I32)(set_error)(b"RuntimeError", C.addressof(parts), 1)
+
+    # Launches
+
+    def launch_with_attributes(self, config: int, kernel: int, values: int) -> None:
+        launch = _LaunchConfig.from_address(config)
+        cluster, programmatic, cooperative = (1, 1, 1), False, False
+        for attribute in launch.attributes[: launch.attribute_count]:
+            value = attribute.value
+            if attribute.id == _CLUSTER:
+                cluster = (value[0], value[1], value[2])
+            elif attribute.id == _PROGRAMMATIC:
+                programmatic = bool(value[0])
+            elif attribute.id == _COOPERATIVE:
+                cooperative = bool(value[0])
+            elif attribute.id not in _HINTS:
+                raise LaunchError(
+                    f"{self._name(kernel)}: launch attribute {attribute.id} is not supported"
+                )
+        shape = (*launch.grid, *launch.block)
+        smem = launch.dynamic_smem_bytes
+        self._record(
+            kernel,
+            shape,
+            smem,
+            values,
+            stream=launch.stream or 0,
+            cluster=cluster,
+            programmatic=programmatic,
+            cooperative=cooperative,
+        )
+
+    def launch(self, kernel: int, *arguments: int) -> None:
+        *shape, values, dynamic_smem_bytes, stream = arguments
+        self._record(kernel, tuple(shape), dynamic_smem_bytes, values, stream=stream)
+
+    def _record(
+        self,
+        kernel: int,
+        shape: tuple[int, ...],
+        dynamic_smem_bytes: int,
+        values: int,
+        cluster: tuple[int, int, int] = (1, 1, 1),
+        **rest: Any,
+    ) -> None:
+        entry = self._kernel(kernel)
+        smem = dynamic_smem_bytes + self._static_smem_bytes(entry)
+        if smem > MAX_SHARED_BYTES_PER_BLOCK:
+            raise LaunchError(
+                f"{entry.name}: {smem} bytes of shared memory, at most "
+                f"{MAX_SHARED_BYTES_PER_BLOCK} are allowed"
+            )
+        pointers = (P * len(entry.parameters)).from_address(values) if entry.parameters else ()
+        parameters = tuple(
+            C.string_at(pointer, parameter.size_bytes or 0)
+            for pointer, parameter in zip(pointers, entry.parameters, strict=True)
+        )
+        grid, block = (shape[0], shape[1], shape[2]), (shape[3], shape[4], shape[5])
+        self.launches.append(
+            Launch(
+                kernel=entry.name,
+                ptx=self.ptx,
+                grid=grid,
+                block=block,
+                cluster=cluster,
+                dynamic_smem_bytes=dynamic_smem_bytes,
+                parameters=parameters,
+                **rest,
+            )
+        )
+
+    def _name(self, handle: int) -> str:
+        return self._kernels[handle - 1]
+
+    def _kernel(self, handle: int) -> Kernel:
+        kernels = load_module(self.ptx).kernels
+        name = self._name(handle)
+        if name not in kernels:
+            raise LaunchError(f"no kernel {name!r} in the PTX, which has {', '.join(kernels)}")
+        return kernels[name]
+
+    def _static_smem_bytes(self, kernel: Kernel) -> int:
+        variables = (*load_module(self.ptx).variables, *kernel.variables)
+        return sum(v.size_bytes or 0 for v in variables if v.space == "shared" and not v.extern)

@@ -1,0 +1,1 @@
+"""The instruction table: every PTX instruction the emulator executes, and what it does."""

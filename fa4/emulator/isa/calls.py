@@ -1,0 +1,137 @@
+"""call: the two functions that the CUDA driver provides, vprintf and __assertfail."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+
+from fa4.emulator.isa.parameters import hidden_register
+from fa4.emulator.isa.spaces import Space, units
+from fa4.emulator.isa.table import Unsupported, machine
+from fa4.emulator.machine.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.machine.state import Fragment, Warp
+from fa4.emulator.ptx.syntax import Instruction, Operand, Symbol, Vector
+
+LONGEST_TEXT_BYTES = 1 << 16
+
+# printf's conversions: flags, width, precision, length, letter (C17 7.21.6.1).
+_CONVERSION = re.compile(rb"%([-+ #0]*)(\d*)(\.\d*)?(hh|h|ll|l|z|j|t)?([diouxXcspfFeEgGaA%])")
+_LENGTHS = {b"hh": 1, b"h": 2, b"": 4, b"ll": 8, b"l": 8, b"z": 8, b"j": 8, b"t": 8}
+
+
+@machine("call", "9.7.12.4", "call{.uni} of vprintf and __assertfail, which the driver provides")
+def bind_call(instruction: Instruction, context: KernelContext) -> Handler:
+    """vprintf appends to the output, __assertfail ends the run with the finding "assert"."""
+    results, name, arguments = _split(instruction.operands)
+    read = [context.scalar(hidden_register(a), "b64") for a in arguments]
+    if name == "vprintf" and len(read) == 2:
+        return _bind_print(context, read, results)
+    if name == "__assertfail" and len(read) >= 4:
+        return _bind_assertion(read)
+    raise Unsupported(f"a call of {name or 'an address'}: device functions are not supported")
+
+
+def _split(operands: tuple[Operand, ...]) -> tuple[list[str], str, list[str]]:
+    """Names of the results, the function, names of the arguments."""
+    names = [o.name for o in operands if isinstance(o, Symbol)]
+    lists = [
+        [e.name for e in o.elements if isinstance(e, Symbol)]
+        for o in operands
+        if isinstance(o, Vector)
+    ]
+    if operands and isinstance(operands[0], Vector):
+        return lists[0], names[0] if names else "", lists[1] if len(lists) > 1 else []
+    return [], names[0] if names else "", lists[0] if lists else []
+
+
+def _bind_print(context: KernelContext, read: list[ScalarReader], results: list[str]) -> Handler:
+    writers = [context.writer(hidden_register(name), "b64") for name in results]
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp = fragment.warp
+        counts = np.zeros(32, np.uint64)
+        for lane in _bits(mask):
+            form = read_text(warp, lane, read[0](warp, lane))
+            text, counts[lane] = format_text(warp, lane, form, read[1](warp, lane))
+            warp.cta.machine.output.append(text)
+        for write in writers:
+            write(warp, counts, mask)
+
+    return handler
+
+
+def _bind_assertion(read: list[ScalarReader]) -> Handler:
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp, lane = fragment.warp, next(_bits(mask))
+        condition, file, function = (
+            read_text(warp, lane, read[k](warp, lane)).decode("utf-8", "replace") for k in (0, 1, 3)
+        )
+        line = read[2](warp, lane) & 0xFFFFFFFF
+        raise warp.cta.machine.fatal(
+            fragment, "assert", f"{file}:{line}: {function}: assertion `{condition}` failed"
+        )
+
+    return handler
+
+
+def _bits(mask: int) -> Iterator[int]:
+    return (lane for lane in range(32) if mask >> lane & 1)
+
+
+def _load(warp: Warp, lane: int, address: int, size_bytes: int) -> bytes:
+    place, who = np.array([address], np.uint64), np.array([lane])
+    (piece,) = Space("").pieces(warp, place, who, size_bytes, write=False)
+    return bytes(units(piece.data, size_bytes)[piece.offsets].tobytes())
+
+
+def read_text(warp: Warp, lane: int, address: int) -> bytes:
+    """The zero-terminated string at a generic address."""
+    found = bytearray()
+    while len(found) < LONGEST_TEXT_BYTES:
+        byte = _load(warp, lane, address + len(found), 1)
+        if byte == b"\0":
+            break
+        found += byte
+    return bytes(found)
+
+
+def format_text(warp: Warp, lane: int, form: bytes, buffer: int) -> tuple[str, int]:
+    """printf with the arguments at `buffer`, each at a multiple of its size (4 or 8 bytes).
+
+    Returns the text and how many arguments it took.
+    """
+    position, count = buffer, 0
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        nonlocal position, count
+        flags, width, precision, length, letter = (part or b"" for part in match.groups())
+        if letter == b"%":
+            return b"%"
+        size = 8 if letter in b"spfFeEgGaA" else max(_LENGTHS[length], 4)
+        position = -(-position // size) * size
+        raw = _load(warp, lane, position, size)
+        position += size
+        count += 1
+        if letter == b"s":
+            text = read_text(warp, lane, int.from_bytes(raw, "little"))
+            return (b"%" + flags + width + precision + b"s") % text
+        return _number(raw, b"%" + flags + width + precision, _LENGTHS[length], letter)
+
+    return _CONVERSION.sub(replace, form).decode("utf-8", "replace"), count
+
+
+def _number(raw: bytes, form: bytes, size_bytes: int, letter: bytes) -> bytes:
+    if letter in b"fFeEgG":
+        return (form + letter) % struct.unpack("<d", raw)[0]
+    if letter in b"aA":
+        text = struct.unpack("<d", raw)[0].hex().encode()
+        return text.upper() if letter == b"A" else bytes(text)
+    if letter == b"p":
+        return b"0x%x" % int.from_bytes(raw, "little")
+    if letter == b"c":
+        return (form + b"c") % raw[0]
+    value = int.from_bytes(raw[:size_bytes], "little", signed=letter in b"di")
+    return (form + (b"d" if letter == b"u" else letter)) % value

@@ -1,0 +1,172 @@
+"""Fences, register reallocation, dependent launches, sleeping and stopping."""
+
+from __future__ import annotations
+
+from fa4.emulator.isa.table import Unsupported, machine, modifiers
+from fa4.emulator.machine.context import Handler, KernelContext, lowest
+from fa4.emulator.machine.state import Fragment
+from fa4.emulator.machine.waits import SPIN, Spin, Wait, Waitable, wait_for
+from fa4.emulator.ptx.syntax import Instruction, Integer
+
+SCOPES = ("cta", "cluster", "gpu", "sys")
+
+
+def _fence(fragment: Fragment, mask: int) -> None:
+    """A fence publishes what came before it through later relaxed accesses of its threads, and
+    takes over what earlier relaxed loads have seen (PTX ISA 8.8, fence patterns)."""
+    warp = fragment.warp
+    pending = warp.unit.pop("pending_acquire", None)
+    if pending is not None:
+        warp.clock.acquire(pending)
+    warp.unit["fence_release"] = warp.clock.release(mask)
+
+
+@machine("fence", "9.7.13.5", "fence{.sc,.acq_rel,.acquire,.release}{.sync_restrict}.scope")
+@machine("membar", "9.7.13.5", "membar.{cta,gl,sys}")
+def bind_fence(instruction: Instruction, context: KernelContext) -> Handler:
+    """A fence of the generic proxy."""
+    modifiers(
+        instruction,
+        instruction.parts[0],
+        ("sc", "acq_rel", "acquire", "release"),
+        (*SCOPES, "gl"),
+        ("sync_restrict::shared::cta", "sync_restrict::shared::cluster"),
+    )
+    return _fence
+
+
+@machine("fence.proxy.async", "9.7.13.5", "fence.proxy.async{.global,.shared::{cta,cluster}}")
+@machine(
+    "fence.proxy.async::generic",
+    "9.7.13.5",
+    "fence.proxy.async::generic.{acquire,release}.sync_restrict...",
+)
+@machine("fence.proxy.alias", "9.7.13.5", "fence.proxy.alias")
+@machine(
+    "fence.proxy.tensormap::generic",
+    "9.7.13.5",
+    "fence.proxy.tensormap::generic.{release,acquire}.scope",
+)
+def bind_proxy_fence(instruction: Instruction, context: KernelContext) -> Handler:
+    """A fence between proxies."""
+    orders_async = instruction.parts[2].startswith("async")
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        if orders_async:
+            fragment.warp.clock.fence_proxy(mask)
+        else:
+            _fence(fragment, mask)
+
+    return handler
+
+
+@machine("fence.mbarrier_init", "9.7.13.5", "fence.mbarrier_init.release.cluster")
+def bind_init_fence(instruction: Instruction, context: KernelContext) -> Handler:
+    """Makes mbarrier.init visible to the cluster, together with a following cluster barrier."""
+    modifiers(instruction, "fence.mbarrier_init", ("release",), ("cluster",))
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        fragment.warp.clock.fence_proxy(mask)
+        _fence(fragment, mask)
+
+    return handler
+
+
+@machine("setmaxnreg", "9.7.19.5", "setmaxnreg.{inc,dec}.sync.aligned.u32 n")
+def bind_setmaxnreg(instruction: Instruction, context: KernelContext) -> Handler:
+    """Gives registers back to the SM's pool, or waits until it has enough."""
+    direction, _, _, _ = modifiers(
+        instruction, "setmaxnreg", ("inc", "dec"), ("sync",), ("aligned",), ("u32",)
+    )
+    amount = instruction.operands[0]
+    if not isinstance(amount, Integer) or not 24 <= amount.value <= 256 or amount.value % 8:
+        raise Unsupported("setmaxnreg needs a multiple of 8 in 24..256")
+    wanted = amount.value
+
+    def handler(fragment: Fragment, mask: int) -> Wait | None:
+        warp, cta = fragment.warp, fragment.warp.cta
+        if mask != warp.alive:
+            cta.machine.fault(fragment, "divergence", "setmaxnreg by a part of the warp")
+        change = wanted - warp.register_budget
+        if (change > 0) != (direction == "inc") and change != 0:
+            cta.machine.fault(
+                fragment,
+                "registers",
+                f"setmaxnreg.{direction} to {wanted} from {warp.register_budget}",
+            )
+        if change * 32 > cta.registers_free:
+            return Wait(
+                cta.register_waiters,
+                lambda: (
+                    f"{change * 32} more registers (setmaxnreg.inc to {wanted}); "
+                    f"{cta.registers_free} of the SM are free"
+                ),
+            )
+        cta.registers_free -= change * 32
+        warp.register_budget = wanted
+        cta.machine.progress += 1
+        cta.register_waiters.wake()
+        return None
+
+    return handler
+
+
+@machine("griddepcontrol.launch_dependents", "9.7.13.17", "griddepcontrol.launch_dependents")
+def bind_launch_dependents(instruction: Instruction, context: KernelContext) -> Handler:
+    """The CTA lets the next grid in the stream start."""
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        cta = fragment.warp.cta
+        cta.grid.trigger(cta)
+
+    return handler
+
+
+@machine("griddepcontrol.wait", "9.7.13.17", "griddepcontrol.wait")
+def bind_dependency_wait(instruction: Instruction, context: KernelContext) -> Handler:
+    """Waits for the grids before in the stream to end."""
+
+    def handler(fragment: Fragment, mask: int) -> Wait | None:
+        warp = fragment.warp
+        grid = warp.cta.grid
+        if grid.prior is not None and not grid.prior.done:
+            waitable = warp.cta.unit.setdefault("prior_waiters", Waitable())
+            return wait_for(waitable, "the end of the grid before (griddepcontrol.wait)")
+        warp.clock.finish_launches(grid.number)
+        return None
+
+    return handler
+
+
+@machine("nanosleep", "9.7.19.2", "nanosleep.u32 t")
+def bind_nanosleep(instruction: Instruction, context: KernelContext) -> Handler:
+    """Sleeping lets other warps run."""
+
+    def handler(fragment: Fragment, mask: int) -> Spin:
+        return SPIN
+
+    return handler
+
+
+@machine("trap", "9.7.19.4", "trap")
+@machine("brkpt", "9.7.19.1", "brkpt")
+def bind_trap(instruction: Instruction, context: KernelContext) -> Handler:
+    """Ends the run with a finding."""
+    what = instruction.parts[0]
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        raise fragment.warp.cta.machine.fatal(
+            fragment, what, f"lane {lowest(mask)} executes {what}"
+        )
+
+    return handler
+
+
+@machine("pmevent", "9.7.19.3", "pmevent a")
+def bind_nothing(instruction: Instruction, context: KernelContext) -> Handler:
+    """No effect here."""
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        return None
+
+    return handler

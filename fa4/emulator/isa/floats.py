@@ -1,0 +1,218 @@
+"""Arithmetic of f32, f64 and f32x2, and the mixed-precision forms (PTX ISA 9.7.3 and 9.7.5).
+
+Each operation works on one element; a packed type runs it on every half of the register. The
+16-bit types register the same functions (see `fa4.emulator.isa.halves`).
+
+No rounding modifier means .rn. The manual lets ptxas contract such a mul and add into an fma; the
+emulator never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fa4.emulator.isa.formats import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    Format,
+    canonical,
+    decode,
+    flush,
+    is_nan,
+    join,
+    rectify,
+    saturate,
+    split,
+    widen,
+)
+from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
+from fa4.emulator.isa.rounding import (
+    ROUNDINGS,
+    directed_f32,
+    encode,
+    exact,
+    flush_result,
+    native,
+    round_to_odd,
+)
+from fa4.emulator.isa.table import Unsupported, lane, modifiers
+from fa4.emulator.ptx.syntax import Instruction
+
+# type -> format of an element, elements in a register
+ELEMENTS: dict[str, tuple[Format, int]] = {
+    "f32": (F32, 1),
+    "f64": (F64, 1),
+    "f32x2": (F32, 2),
+    "f16": (F16, 1),
+    "f16x2": (F16, 2),
+    "bf16": (BF16, 1),
+    "bf16x2": (BF16, 2),
+}
+Emitter = Callable[[SegmentBuilder, Instruction], None]
+FLOATS = ("f32", "f64", "f32x2")
+MIXED = ("f16", "bf16")
+# operation -> number of sources
+ARITHMETIC = {"add": 2, "sub": 2, "mul": 2, "fma": 3, "mad": 3, "div": 2, "rcp": 1, "sqrt": 1}
+EXPLICIT_ROUNDING = ("fma", "mad", "div", "rcp", "sqrt")
+# 9.7.3.* and, for the mixed forms, 9.7.5.*
+SECTIONS = {
+    "add": "9.7.3.3, 9.7.5.1",
+    "sub": "9.7.3.4, 9.7.5.2",
+    "mul": "9.7.3.5",
+    "fma": "9.7.3.6, 9.7.5.3",
+    "mad": "9.7.3.7",
+    "div": "9.7.3.8",
+    "rcp": "9.7.3.13",
+    "sqrt": "9.7.3.15",
+}
+
+
+@dataclass(frozen=True)
+class Modifiers:
+    """How one arithmetic instruction rounds, and what it does to subnormals and its result."""
+
+    rounding: str = "rn"
+    ftz: bool = False
+    sat: bool = False
+    relu: bool = False
+
+
+def type_of(instruction: Instruction) -> str:
+    """The floating-point type that an instruction works in: the first one among its parts."""
+    return next(part for part in instruction.parts if part in ELEMENTS)
+
+
+def arithmetic(
+    operation: str, sources: list[tuple[Lanes, Format]], form: Format, how: Modifiers
+) -> Lanes:
+    """The bits of add, sub, mul, fma, div or sqrt of encoded sources, rounded once to `form`."""
+    formats = [source for _, source in sources]
+
+    def body(*bits: Lanes) -> Lanes:
+        return _arithmetic(operation, list(zip(bits, formats, strict=True)), form, how)
+
+    flags = [name for name in ("ftz", "sat", "relu") if getattr(how, name)]
+    types = [form.name, *(source.name for source in formats)]
+    name = ".".join([operation, how.rounding, *flags, *types])
+    return sources[0][0].builder.subroutine(name, body, *(bits for bits, _ in sources))
+
+
+def _arithmetic(
+    operation: str, sources: list[tuple[Lanes, Format]], form: Format, how: Modifiers
+) -> Lanes:
+    values = [decode(flush(b, f) if how.ftz else b, f) for b, f in sources]
+    odd = None
+    if form is F64 or (form is F32 and how.rounding == "rn" and not how.ftz):
+        result = native(operation, values)
+    else:
+        truth = exact(operation, [widen(value) for value in values], how.rounding)
+        odd = round_to_odd(truth)
+        result = directed_f32(truth, how.rounding) if form is F32 else odd
+    if how.sat:
+        result = saturate(result)
+    if how.relu:
+        result = rectify(result)
+    if form in (F32, F64):
+        bits = canonical(result.as_integer(), is_nan(result), form)
+    else:
+        bits = encode(result, form, how.rounding)
+    return flush_result(bits, odd, form, how.rounding) if how.ftz and odd is not None else bits
+
+
+def _nearest_pairs(operation: str, registers: list[Lanes]) -> Lanes:
+    """add, sub, mul or fma of f32x2 registers as one operation on 64 floats, rounded to nearest."""
+    builder = registers[0].builder
+    values = [
+        builder.scalar(f"bitcast <32 x i64> {register.name} to <64 x float>")
+        for register in registers
+    ]
+    if operation == "fma":
+        floats = "<64 x float>"
+        builder.declarations.add(f"declare {floats} @llvm.fma.v64f32({', '.join([floats] * 3)})")
+        arguments = ", ".join(f"{floats} {value}" for value in values)
+        result = builder.scalar(f"call {floats} @llvm.fma.v64f32({arguments})")
+    else:
+        result = builder.scalar(f"f{operation} <64 x float> {', '.join(values)}")
+    nan = builder.scalar(f"fcmp uno <64 x float> {result}, {result}")
+    bits = builder.scalar(f"bitcast <64 x float> {result} to <64 x i32>")
+    chosen = builder.scalar(
+        f"select <64 x i1> {nan}, <64 x i32> splat (i32 {F32.nan}), <64 x i32> {bits}"
+    )
+    return builder.emit(f"bitcast <64 x i32> {chosen} to <32 x i64>", "i64")
+
+
+def emit_arithmetic(
+    operation: str, builder: SegmentBuilder, i: Instruction, flags: Iterable[str]
+) -> None:
+    """Any operation of ARITHMETIC. flags: those of ftz, sat and relu that the type accepts."""
+    kind = type_of(i)
+    form, count = ELEMENTS[kind]
+    narrow = MIXED if kind == "f32" and operation in ("add", "sub", "fma") else ()
+    allowed = [(flag,) if flag in flags else () for flag in ("ftz", "sat", "relu")]
+    roundings = ROUNDINGS if kind in FLOATS else ("rn",)
+    rounding, ftz, sat, relu, source, _ = modifiers(
+        i, operation, roundings, *allowed, narrow, (kind,)
+    )
+    if operation in EXPLICIT_ROUNDING and not rounding:
+        raise Unsupported("no rounding modifier")
+    if form is F64 and rounding not in ("", "rn"):
+        raise Unsupported(f".{rounding} for f64: only .rn is modelled")
+    if source and ftz:
+        raise Unsupported("modifier .ftz on a mixed-precision form")
+    # add and sub convert only their first operand, fma the two factors.
+    types = [kind] * ARITHMETIC[operation]
+    if source:
+        types[: len(types) - 1] = [source] * (len(types) - 1)
+    registers = [builder.read(o, t) for o, t in zip(i.operands[1:], types, strict=True)]
+    how = Modifiers(rounding or "rn", bool(ftz), bool(sat), bool(relu))
+    if kind == "f32x2" and how == Modifiers():
+        result = builder.subroutine(
+            f"{operation}.rn.f32x2", lambda *r: _nearest_pairs(operation, list(r)), *registers
+        )
+        builder.write(i.operands[0], result)
+        return
+    parts = [split(register, count) for register in registers]
+    formats = [ELEMENTS[t][0] for t in types]
+    results = []
+    for element in zip(*parts, strict=True):
+        sources = list(zip(element, formats, strict=True))
+        if operation == "rcp":
+            sources.insert(0, (builder.constant(_one(form), element[0].type), form))
+        name = {"mad": "fma", "rcp": "div"}.get(operation, operation)
+        results.append(arithmetic(name, sources, form, how))
+    builder.write(i.operands[0], join(results))
+
+
+def _one(form: Format) -> int:
+    return form.bias << form.mantissa_bits
+
+
+def _arithmetic_emitter(operation: str) -> Emitter:
+    def emit(builder: SegmentBuilder, i: Instruction) -> None:
+        kind = type_of(i)
+        flags = {"f32": ("ftz", "sat"), "f32x2": ("ftz",), "f64": ()}[kind]
+        quotient = operation in ("div", "rcp", "sqrt")
+        emit_arithmetic(operation, builder, i, flags[:1] if quotient else flags)
+
+    return emit
+
+
+def _register() -> None:
+    rounded = "{.rn .rz .rm .rp}{.ftz}{.sat}.f32, {.rn}.f64"
+    for operation in ("add", "sub", "mul", "fma"):
+        forms = rounded + ", {.rn .rz .rm .rp}{.ftz}.f32x2"
+        if operation != "mul":
+            forms += ", {.rn .rz .rm .rp}{.sat}.f32.{f16 bf16}"
+        lane(operation, SECTIONS[operation], forms, types=FLOATS)(_arithmetic_emitter(operation))
+    lane("mad", SECTIONS["mad"], rounded, types=FLOATS[:2])(_arithmetic_emitter("mad"))
+    for operation in ("div", "rcp", "sqrt"):
+        forms = "{.rn .rz .rm .rp}{.ftz}.f32, .rn.f64"
+        lane(operation, SECTIONS[operation], forms, types=FLOATS[:2])(
+            _arithmetic_emitter(operation)
+        )
+
+
+_register()

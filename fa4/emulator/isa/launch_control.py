@@ -1,0 +1,122 @@
+"""clusterlaunchcontrol: a running cluster takes over one that has not started (PTX ISA 9.7.13.18).
+
+The 16-byte response is opaque to kernels. The emulator's own: words 0-2 hold the coordinates of
+the cancelled cluster's first CTA, word 3 is 1 if a cluster was cancelled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa4.emulator.checks.conflict import Access
+from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
+from fa4.emulator.isa.mbarriers import find_barrier
+from fa4.emulator.isa.table import Unsupported, lane, machine, modifiers
+from fa4.emulator.machine.checks import WRITE, Touch
+from fa4.emulator.machine.context import Array, Handler, KernelContext, lowest
+from fa4.emulator.machine.memory import locate_shared
+from fa4.emulator.machine.state import Cta, Fragment
+from fa4.emulator.ptx.syntax import Instruction, Vector
+
+RESPONSE_BYTES = 16
+_TRY = "clusterlaunchcontrol.try_cancel"
+_QUERY = "clusterlaunchcontrol.query_cancel"
+_AXES = ("x", "y", "z")
+
+
+def _cancel(cta: Cta) -> Array:
+    """Takes a cluster off the grid; the response for it."""
+    grid = cta.grid
+    index = grid.take_cluster()
+    if index is None:
+        return np.zeros(4, np.uint32)
+    position = grid.cluster_position(index)
+    corner = [p * s for p, s in zip(position, grid.launch.cluster, strict=True)]
+    return np.array([*corner, 1], np.uint32)
+
+
+@machine(
+    _TRY,
+    "9.7.13.18.1",
+    "clusterlaunchcontrol.try_cancel.async{.shared::cta}.mbarrier::complete_tx::bytes"
+    "{.multicast::cluster::all}.b128 [a], [mbar]",
+)
+def bind_try_cancel(instruction: Instruction, context: KernelContext) -> Handler:
+    """Asynchronous: the response is written and 16 bytes are completed on the mbarrier later."""
+    _, _, _, multicast, _ = modifiers(
+        instruction,
+        _TRY,
+        ("async",),
+        ("shared::cta",),
+        ("mbarrier::complete_tx::bytes",),
+        ("multicast::cluster::all",),
+        ("b128",),
+    )
+    target_of = context.scalar_address(instruction.operands[0])
+    barrier_of = context.scalar_address(instruction.operands[1])
+    how = Access(line=instruction.line, async_proxy=True)
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp = fragment.warp
+        first = lowest(mask)
+        addresses = [target_of(warp, first), barrier_of(warp, first)]
+        ((own, places, _),) = locate_shared(
+            warp.cta, np.array(addresses, np.uint64), RESPONSE_BYTES // 2
+        )
+        offset, barrier_offset = (int(place) for place in places)
+        targets = own.cluster.ctas if multicast else [own]
+        actor = own.pool.begin(warp.clock.snapshot(mask))
+        for cta in targets:
+            own.machine.checks.shared(
+                cta, np.array([offset]), RESPONSE_BYTES, Touch(actor, how, WRITE, actor.lane)
+            )
+            find_barrier(fragment, cta, barrier_offset, "signals")
+
+        def complete() -> None:
+            response = _cancel(own).view(np.uint8)
+            for cta in targets:
+                cta.smem[offset : offset + RESPONSE_BYTES] = response
+                cta.mbarriers[barrier_offset].complete(RESPONSE_BYTES, actor.completion())
+
+        own.machine.submit(own, _TRY, instruction.line, complete)
+
+    return handler
+
+
+def _word(builder: SegmentBuilder, instruction: Instruction, index: int) -> Lanes:
+    response = builder.read(instruction.operands[1], "b128")
+    return (response >> (32 * index)).resize(32) if index else response.resize(32)
+
+
+@lane(f"{_QUERY}.is_canceled", "9.7.13.18.2", f"{_QUERY}.is_canceled.pred.b128 p, response")
+def emit_is_canceled(builder: SegmentBuilder, instruction: Instruction) -> None:
+    """Whether the request took a cluster."""
+    modifiers(instruction, f"{_QUERY}.is_canceled", ("pred",), ("b128",))
+    builder.write(instruction.operands[0], _word(builder, instruction, 3).compare("ne", 0))
+
+
+@lane(
+    f"{_QUERY}.get_first_ctaid",
+    "9.7.13.18.2",
+    f"{_QUERY}.get_first_ctaid{{::x,::y,::z}}.{{v4.b32,b32}}.b128",
+)
+def emit_first_ctaid(builder: SegmentBuilder, instruction: Instruction) -> None:
+    """All coordinates of the cancelled cluster's first CTA."""
+    target = instruction.operands[0]
+    if not isinstance(target, Vector) or len(target.elements) != 4:
+        raise Unsupported("get_first_ctaid needs a vector of four")
+    for index, element in enumerate(target.elements[:3]):
+        builder.write(element, _word(builder, instruction, index))
+    builder.write(target.elements[3], builder.constant(0, "i32"))
+
+
+def _register_single(index: int) -> None:
+    name = f"{_QUERY}.get_first_ctaid::{_AXES[index]}"
+
+    @lane(name, "9.7.13.18.2", f"{name}.b32.b128 d, response")
+    def emit_one(builder: SegmentBuilder, instruction: Instruction) -> None:
+        builder.write(instruction.operands[0], _word(builder, instruction, index))
+
+
+for _index in range(3):
+    _register_single(_index)

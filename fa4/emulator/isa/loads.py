@@ -1,0 +1,170 @@
+"""ld, ldu and st: PTX ISA 9.7.9.8 to 9.7.9.12.
+
+Cache operators, eviction priorities, prefetch sizes and cache policies change no value and are
+ignored. ld.param and st.param of kernel parameters are in `parameters`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa4.emulator.checks.conflict import Access
+from fa4.emulator.isa.ordering import (
+    SCOPES,
+    SEMANTICS,
+    Ordering,
+    locations,
+    observe,
+    ordering_of,
+    polls_in_vain,
+    publish,
+)
+from fa4.emulator.isa.spaces import (
+    SPACES,
+    TYPES,
+    VECTORS,
+    Elements,
+    Piece,
+    Space,
+    check_vector,
+    lanes_in,
+    record,
+    units,
+)
+from fa4.emulator.isa.table import Unsupported, machine, modifiers
+from fa4.emulator.machine.checks import READ, WRITE, Touch
+from fa4.emulator.machine.context import Array, Handler, KernelContext
+from fa4.emulator.machine.state import FULL_MASK, Fragment
+from fa4.emulator.machine.waits import SPIN, Spin
+from fa4.emulator.ptx.syntax import Instruction
+
+CACHE_OPERATORS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt")
+L1_HINTS = tuple(
+    f"L1::{hint}"
+    for hint in ("evict_normal", "evict_unchanged", "evict_first", "evict_last", "no_allocate")
+)
+L2_HINTS = tuple(f"L2::{hint}" for hint in ("evict_normal", "evict_first", "evict_last"))
+PREFETCHES = ("L2::64B", "L2::128B", "L2::256B")
+HINTS = (CACHE_OPERATORS, L1_HINTS, L2_HINTS, ("L2::cache_hint",), PREFETCHES)
+
+
+def _form(instruction: Instruction, name: str) -> tuple[Ordering, Space, str, int]:
+    """(semantics, space, type, bytes of a lane) of a load or store."""
+    semantics, _, scope, space, vector, kind, *_ = modifiers(
+        instruction, name, SEMANTICS, ("mmio",), SCOPES, SPACES, VECTORS, TYPES, ("nc",), *HINTS
+    )
+    if not kind:
+        raise Unsupported("no type")
+    allowed = ("weak", "volatile", "relaxed", "release" if name == "st" else "acquire")
+    ordering = ordering_of(semantics, scope, "weak", allowed)
+    return ordering, Space(space), kind, check_vector(space, vector, kind)
+
+
+@machine(
+    "ld",
+    "9.7.9.8",
+    "{.weak .volatile .relaxed .acquire .mmio} {.scope} {.const .global .local .shared{::cta "
+    "::cluster} .param; generic} {.nc} {.v2 .v4 .v8} .b8-.b128 .u .s .f32 .f64; cache hints",
+)
+def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
+    """Uninitialised bytes of shared memory and unordered writes are findings."""
+    ordering, space, kind, size_bytes = _form(instruction, "ld")
+    target = Elements(context, instruction.operands[0], kind, written=True)
+    if target.size_bytes != size_bytes:
+        raise Unsupported(f"{target.size_bytes} bytes of registers for {size_bytes} of memory")
+    address = context.address(instruction.operands[1])
+    access = Access(instruction.line, strong=ordering.strong)
+
+    def handler(fragment: Fragment, mask: int) -> Spin | None:
+        warp = fragment.warp
+        lanes = lanes_in(mask)
+        addresses = address(warp) if mask == FULL_MASK else address(warp)[lanes]
+        touch = Touch(warp.clock, access, READ, lanes)
+        values: Array = np.empty((len(lanes), target.words), target.dtype)
+        for piece in space.pieces(warp, addresses, lanes, size_bytes, write=False):
+            if ordering.strong:
+                observe(warp, ordering, locations(piece, size_bytes))
+            record(warp, piece, size_bytes, touch)
+            got = units(piece.data, size_bytes)[piece.offsets].view(target.dtype)
+            rows = slice(None) if piece.indices is None else piece.indices
+            values[rows] = got.reshape(-1, target.words)
+        target.write(warp, values, mask)
+        if ordering.strong and polls_in_vain(warp, instruction.line, values):
+            return SPIN
+        return None
+
+    return handler
+
+
+@machine("ldu", "9.7.9.10", "{.global} {.v2 .v4} .type: as ld")
+def bind_uniform_load(instruction: Instruction, context: KernelContext) -> Handler:
+    parts = ("ld", *instruction.parts[1:])
+    plain = Instruction(
+        ".".join(parts),
+        parts,
+        instruction.operands,
+        instruction.guard,
+        instruction.line,
+        instruction.text,
+        instruction.location,
+    )
+    return bind_load(plain, context)
+
+
+@machine(
+    "st",
+    "9.7.9.12",
+    "{.weak .volatile .relaxed .release .mmio} {.scope} {.global .local .shared{::cta ::cluster}; "
+    "generic} {.v2 .v4 .v8} .b8-.b128 .u .s .f32 .f64; cache hints",
+)
+def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
+    """Two lanes that write different values to one place are a race."""
+    ordering, space, kind, size_bytes = _form(instruction, "st")
+    source = Elements(context, instruction.operands[1], kind)
+    if source.size_bytes != size_bytes:
+        raise Unsupported(f"{source.size_bytes} bytes of registers for {size_bytes} of memory")
+    address = context.address(instruction.operands[0])
+    access = Access(instruction.line, strong=ordering.strong)
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp = fragment.warp
+        lanes = lanes_in(mask)
+        addresses, values = address(warp), source.read(warp)
+        if mask != FULL_MASK:
+            addresses, values = addresses[lanes], values[lanes]
+        whole = values.view(f"V{size_bytes}").reshape(-1)
+        touch = Touch(warp.clock, access, WRITE, lanes)
+        for piece in space.pieces(warp, addresses, lanes, size_bytes, write=True):
+            record(warp, piece, size_bytes, touch)
+            if ordering.strong:
+                publish(warp, ordering, locations(piece, size_bytes), mask)
+            part = whole if piece.indices is None else whole[piece.indices]
+            changed = store(piece, part)
+            if not ordering.strong:
+                check_same_values(fragment, piece, part)
+            if piece.home is not None and (changed or not ordering.strong):
+                warp.cta.machine.progress += 1
+
+    return handler
+
+
+def store(piece: Piece, values: Array) -> bool:
+    """Writes one unit (dtype V) for each place; the last lane wins. Whether bytes changed."""
+    memory = units(piece.data, values.dtype.itemsize)
+    changed = memory[piece.offsets].tobytes() != values.tobytes()
+    memory[piece.offsets] = values
+    return changed
+
+
+def check_same_values(fragment: Fragment, piece: Piece, values: Array) -> None:
+    """Reports lanes whose value another lane of the same store has overwritten."""
+    kept = units(piece.data, values.dtype.itemsize)[piece.offsets]
+    if kept.tobytes() == values.tobytes() or piece.home is None:
+        return
+    lost = (kept != values).nonzero()[0]
+    offset = int(piece.offsets[lost[0]])
+    fragment.warp.cta.machine.fault(
+        fragment,
+        "race",
+        f"two lanes write different values to the same place in one instruction, at byte {offset}",
+    )

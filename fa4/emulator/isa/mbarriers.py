@@ -1,0 +1,321 @@
+"""The mbarrier instructions (PTX ISA 9.7.13.15)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fa4.emulator.checks.conflict import Access
+from fa4.emulator.isa.table import Unsupported, machine, modifiers
+from fa4.emulator.machine.checks import WRITE, Touch
+from fa4.emulator.machine.context import Array, Handler, KernelContext, lanes_of, lowest
+from fa4.emulator.machine.mbarrier import MBarrier, MBarrierFault
+from fa4.emulator.machine.memory import check_alignment, locate_shared
+from fa4.emulator.machine.state import Cta, Fragment
+from fa4.emulator.machine.waits import SPIN, Spin, Wait
+from fa4.emulator.ptx.syntax import Instruction
+
+OBJECT_BYTES = 8
+SEMANTICS = ("release", "relaxed", "acquire")
+SCOPES = ("cta", "cluster")
+SPACES = ("shared", "shared::cta", "shared::cluster")
+
+
+def _addressed(fragment: Fragment, mask: int, addresses: Array) -> Iterator[tuple[Cta, int, int]]:
+    """(CTA, offset, mask of the lanes) for each mbarrier that the lanes name."""
+    active = lanes_of[mask]
+    check_alignment(addresses[active], OBJECT_BYTES, "mbarrier")
+    left = mask
+    while left:
+        first = int(addresses[lowest(left)])
+        group = left & _bits(addresses == addresses.dtype.type(first))
+        left &= ~group
+        for cta, offsets, _ in locate_shared(
+            fragment.warp.cta, np.array([first], np.uint64), OBJECT_BYTES
+        ):
+            yield cta, int(offsets[0]), group
+
+
+def _bits(lanes: Array) -> int:
+    return int(np.packbits(lanes, bitorder="little").view(np.uint32)[0])
+
+
+def find_barrier(fragment: Fragment, cta: Cta, offset: int, doing: str) -> MBarrier:
+    """The initialised mbarrier at a shared address; a fatal finding if there is none."""
+    barrier = cta.mbarriers.get(offset)
+    if barrier is None:
+        raise cta.machine.fatal(
+            fragment,
+            "mbarrier",
+            f"{doing} shared address {offset:#x} of CTA {cta.index}, "
+            "which holds no initialised mbarrier",
+        )
+    return barrier
+
+
+def describe_barrier(cta: Cta, barrier: MBarrier) -> str:
+    """ "mbarrier 0x440 of CTA 0 (initialised at PTX line 12)"."""
+    return (
+        f"mbarrier {barrier.address:#x} of CTA {cta.index} "
+        f"(initialised at PTX line {barrier.line}; {barrier.describe()})"
+    )
+
+
+def _parts(group: int, pending: int) -> list[int]:
+    """The lanes that still belong to the current phase of an mbarrier, and those behind them: what
+    the latter publish comes too late for the phase."""
+    if group.bit_count() <= pending:
+        return [group]
+    first = 0
+    for lane in lanes_of[group].nonzero()[0][:pending]:
+        first |= 1 << int(lane)
+    return [first, group & ~first]
+
+
+@contextmanager
+def _faults_of(fragment: Fragment, cta: Cta, barrier: MBarrier) -> Iterator[None]:
+    """Turns a forbidden use of an mbarrier into a fatal finding."""
+    try:
+        yield
+    except MBarrierFault as fault:
+        text = f"{describe_barrier(cta, barrier)}: {fault}"
+        raise cta.machine.fatal(fragment, "mbarrier", text) from None
+
+
+def _write_object(fragment: Fragment, cta: Cta, offset: int, mask: int, how: Access) -> None:
+    """Records that the object's bytes are written."""
+    touch = Touch(fragment.warp.clock, how, WRITE, lowest(mask))
+    cta.machine.checks.shared(cta, np.array([offset]), OBJECT_BYTES, touch)
+
+
+def _check_visible(fragment: Fragment, mask: int, cta: Cta, barrier: MBarrier) -> None:
+    """The initialisation must have happened before the use, for every lane that uses it."""
+    warp = fragment.warp
+    if warp.row in barrier.visible_to or not cta.machine.checks.enabled:
+        return
+    cluster, actor, epoch = barrier.made_by
+    knowledge = warp.clock.knowledge
+    if cluster != knowledge.cluster or knowledge.seen[actor] >= epoch:
+        barrier.visible_to.add(warp.row)
+    elif actor != warp.row * 32 + lowest(mask) or mask & (mask - 1):
+        barrier.visible_to.add(warp.row)
+        cta.machine.fault(
+            fragment,
+            "mbarrier",
+            f"uses {describe_barrier(cta, barrier)} although nothing orders the initialisation "
+            "before this use",
+        )
+
+
+@machine("mbarrier.init", "9.7.13.15.9", "mbarrier.init{.shared{::cta}}.b64 [addr], count")
+def bind_init(instruction: Instruction, context: KernelContext) -> Handler:
+    """Makes an mbarrier object."""
+    modifiers(instruction, "mbarrier.init", SPACES, ("b64",))
+    address = context.address(instruction.operands[0])
+    count_of = context.reader(instruction.operands[1], "u32")
+    how = Access(line=instruction.line)
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        counts = count_of(fragment.warp)
+        for cta, offset, group in _addressed(fragment, mask, address(fragment.warp)):
+            old = cta.mbarriers.get(offset)
+            if old is not None and old.waiters:
+                cta.machine.fault(
+                    fragment, "mbarrier", f"initialises {describe_barrier(cta, old)} in use"
+                )
+            try:
+                barrier = MBarrier(offset, int(counts[lowest(group)]), instruction.line)
+            except MBarrierFault as fault:
+                raise cta.machine.fatal(fragment, "mbarrier", str(fault)) from None
+            warp = fragment.warp
+            barrier.made_by = (
+                warp.cta.cluster.number, warp.row * 32 + lowest(group), warp.clock.epoch
+            )  # fmt: skip
+            cta.mbarriers[offset] = barrier
+            _write_object(fragment, cta, offset, group, how)
+
+    return handler
+
+
+@machine("mbarrier.inval", "9.7.13.15.10", "mbarrier.inval{.shared{::cta}}.b64 [addr]")
+def bind_inval(instruction: Instruction, context: KernelContext) -> Handler:
+    """Ends the life of an mbarrier object."""
+    modifiers(instruction, "mbarrier.inval", SPACES, ("b64",))
+    address = context.address(instruction.operands[0])
+    how = Access(line=instruction.line)
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        for cta, offset, group in _addressed(fragment, mask, address(fragment.warp)):
+            barrier = find_barrier(fragment, cta, offset, "invalidates")
+            if barrier.waiters:
+                cta.machine.fault(
+                    fragment, "mbarrier", f"invalidates {describe_barrier(cta, barrier)} in use"
+                )
+            _write_object(fragment, cta, offset, group, how)
+            del cta.mbarriers[offset]
+
+    return handler
+
+
+@machine(
+    "mbarrier.expect_tx", "9.7.13.15.11", "mbarrier.expect_tx{.relaxed.scope}{.space}.b64 [a], n"
+)
+@machine(
+    "mbarrier.complete_tx",
+    "9.7.13.15.12",
+    "mbarrier.complete_tx{.relaxed.scope}{.space}.b64 [a], n",
+)
+def bind_tx(instruction: Instruction, context: KernelContext) -> Handler:
+    """Changes the bytes that the current phase still waits for."""
+    name = ".".join(instruction.parts[:2])
+    modifiers(instruction, name, ("relaxed",), SCOPES, SPACES, ("b64",))
+    address = context.address(instruction.operands[0])
+    bytes_of = context.reader(instruction.operands[1], "u32")
+    expecting = name.endswith("expect_tx")
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        amounts = bytes_of(fragment.warp)
+        for cta, offset, group in _addressed(fragment, mask, address(fragment.warp)):
+            barrier = find_barrier(fragment, cta, offset, "counts bytes at")
+            _check_visible(fragment, group, cta, barrier)
+            cta.machine.progress += 1
+            count = barrier.expect if expecting else barrier.complete
+            with _faults_of(fragment, cta, barrier):
+                for lane in lanes_of[group].nonzero()[0]:
+                    count(int(amounts[lane]))
+
+    return handler
+
+
+@machine(
+    "mbarrier.arrive",
+    "9.7.13.15.13",
+    "mbarrier.arrive{.expect_tx}{.noComplete}{.release,.relaxed}{.cta,.cluster}{.space}.b64 "
+    "{state|_}, [a]{, count|bytes}",
+)
+@machine(
+    "mbarrier.arrive_drop",
+    "9.7.13.15.14",
+    "mbarrier.arrive_drop{.expect_tx}{.noComplete}{.release,.relaxed}{.cta,.cluster}{.space}.b64",
+)
+def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
+    """Arrivals, one for each active lane; with .expect_tx also bytes to wait for."""
+    name = ".".join(instruction.parts[:2])
+    expect, _, semantics, _, _, _ = modifiers(
+        instruction, name, ("expect_tx",), ("noComplete",), SEMANTICS, SCOPES, SPACES, ("b64",)
+    )
+    dropping = name.endswith("_drop")
+    operands = instruction.operands
+    has_state = not hasattr(operands[0], "base")
+    state_to = context.writer(operands[0], "b64") if has_state else None
+    rest = operands[1:] if has_state else operands
+    address = context.address(rest[0])
+    amount_of = context.reader(rest[1], "u32") if len(rest) > 1 else None
+    if expect and amount_of is None:
+        raise Unsupported("expect_tx without a byte count")
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp = fragment.warp
+        amounts = amount_of(warp) if amount_of is not None else np.ones(32, np.uint32)
+        states = np.zeros(32, np.uint64)
+        for cta, offset, group in _addressed(fragment, mask, address(warp)):
+            barrier = find_barrier(fragment, cta, offset, "arrives at")
+            _check_visible(fragment, group, cta, barrier)
+            barrier.arrivers.add(warp.name)
+            cta.machine.progress += 1
+            for part in _parts(group, barrier.pending if amount_of is None else 32):
+                message: Any = (
+                    warp.unit.get("fence_release")
+                    if semantics == "relaxed"
+                    else warp.clock.release(part)
+                )
+                with _faults_of(fragment, cta, barrier):
+                    for lane in lanes_of[part].nonzero()[0]:
+                        amount = int(amounts[lane])
+                        if expect:
+                            barrier.expect(amount)
+                        if dropping:
+                            barrier.drop()
+                        states[lane] = barrier.arrive(1 if expect else amount, message)
+        if state_to is not None:
+            state_to(warp, states, mask)
+
+    return handler
+
+
+@machine("mbarrier.pending_count", "9.7.13.15.17", "mbarrier.pending_count.b64 count, state")
+def bind_pending(instruction: Instruction, context: KernelContext) -> Handler:
+    """The state operand holds no count here."""
+    raise Unsupported("mbarrier.pending_count: the state operand is opaque here")
+
+
+@machine(
+    "mbarrier.test_wait",
+    "9.7.13.15.16",
+    "mbarrier.test_wait{.parity}{.acquire,.relaxed}{.cta,.cluster}{.space}.b64 p, [a], state",
+)
+@machine(
+    "mbarrier.try_wait",
+    "9.7.13.15.16",
+    "mbarrier.try_wait{.parity}{.acquire,.relaxed}{.cta,.cluster}{.space}.b64 p, [a], "
+    "state{, hint}",
+)
+def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
+    """try_wait blocks until the phase is over; when nothing else can happen it gives up, as its
+    time limit on hardware allows."""
+    name = ".".join(instruction.parts[:2])
+    by_parity, semantics, _, _, _ = modifiers(
+        instruction, name, ("parity",), SEMANTICS, SCOPES, SPACES, ("b64",)
+    )
+    blocking = name.endswith("try_wait")
+    write = context.writer(instruction.operands[0], "pred")
+    address = context.address(instruction.operands[1])
+    state_of = context.reader(instruction.operands[2], "b32" if by_parity else "b64")
+
+    def passed(barrier: MBarrier, state: int) -> bool:
+        return barrier.passed(state & 1) if by_parity else barrier.phase > state
+
+    def handler(fragment: Fragment, mask: int) -> Wait | Spin | None:
+        warp = fragment.warp
+        states = state_of(warp)
+        results = np.zeros(32, bool)
+        for cta, offset, group in _addressed(fragment, mask, address(warp)):
+            barrier = find_barrier(fragment, cta, offset, "waits at")
+            _check_visible(fragment, group, cta, barrier)
+            state = int(states[lowest(group)])
+            if passed(barrier, state):
+                results |= lanes_of[group]
+                if semantics != "relaxed" and barrier.last_message is not None:
+                    warp.clock.acquire(barrier.last_message)
+            elif blocking and group == mask and not fragment.timed_out:
+                _check_overrun(fragment, cta, barrier)
+                if cta.machine.schedule.gives_up():
+                    write(warp, results, mask)
+                    return SPIN
+                return Wait(barrier, partial(_waiting, cta, barrier, state), times_out=True)
+        warp.unit.pop(fragment.number, None)
+        write(warp, results, mask)
+        return None if blocking or results.any() else SPIN
+
+    def _waiting(cta: Cta, barrier: MBarrier, state: int) -> str:
+        which = f"parity {state & 1}" if by_parity else f"phase {state}"
+        return f"{which} of {describe_barrier(cta, barrier)}"
+
+    return handler
+
+
+def _check_overrun(fragment: Fragment, cta: Cta, barrier: MBarrier) -> None:
+    """A waiter that finds the barrier two phases on has missed the phase it waited for."""
+    known = fragment.warp.unit.setdefault(fragment.number, (barrier, barrier.phase))
+    if known[0] is barrier and barrier.phase != known[1]:
+        cta.machine.fault(
+            fragment,
+            "mbarrier",
+            f"waits for phase {known[1]} of {describe_barrier(cta, barrier)}, which is already "
+            "over and so is the next: a parity two phases away looks unfinished",
+        )
+    fragment.warp.unit[fragment.number] = (barrier, barrier.phase)

@@ -1,0 +1,409 @@
+"""Tensor memory instructions: alloc, dealloc, ld, st and their waits (PTX ISA 9.7.16.7, .8).
+
+tcgen05.ld and .st are asynchronous: a load reads tensor memory and writes its registers when it
+completes, a store takes its registers at once and writes tensor memory when it completes. Each is
+an actor of its own for the checks until tcgen05.wait of its warp takes over what it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from fa4.emulator.checks.conflict import Access
+from fa4.emulator.isa.table import Unsupported, machine, modifiers
+from fa4.emulator.isa.tensor_registers import RegisterBlock
+from fa4.emulator.machine.checks import READ, WRITE, Touch
+from fa4.emulator.machine.context import Array, Handler, KernelContext, lowest
+from fa4.emulator.machine.memory import check_alignment, locate_shared
+from fa4.emulator.machine.state import Fragment, Warp
+from fa4.emulator.machine.tensor import TensorMemory, group_of, record_free, tensor_memory
+from fa4.emulator.machine.waits import Countdown, Wait
+from fa4.emulator.ptx.syntax import Instruction, Integer, Operand
+from fa4.emulator.tcgen05.errors import TmemError
+from fa4.emulator.tcgen05.tmem import COLUMNS
+from fa4.emulator.tcgen05.tmem_access import (
+    access_map,
+    pack16,
+    reduce_registers,
+    register_count,
+    unpack16,
+)
+
+CTA_GROUPS = ("cta_group::1", "cta_group::2")
+SHAPES = ("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
+COUNTS = tuple(f"x{1 << power}" for power in range(8))
+ADDRESS_BYTES = 4
+
+
+def require_whole_warp(fragment: Fragment, mask: int, what: str) -> None:
+    """A finding unless all living lanes of the warp execute a .sync.aligned instruction."""
+    warp = fragment.warp
+    if mask != warp.alive:
+        warp.cta.machine.fault(
+            fragment,
+            "divergence",
+            f"{what} by lanes {mask:#010x} alone, while {warp.alive & ~mask:#010x} of the warp "
+            "are elsewhere: all lanes must execute it together",
+        )
+
+
+def group_size(qualifier: str) -> int:
+    """1 or 2 of "cta_group::1" and "cta_group::2". Raises Unsupported if it is missing."""
+    if not qualifier:
+        raise Unsupported("no .cta_group")
+    return int(qualifier[-1])
+
+
+# Allocation.
+
+
+@machine(
+    "tcgen05.alloc", "9.7.16.7.1", "tcgen05.alloc.cta_group.sync.aligned{.shared::cta}.b32 [a], n"
+)
+def bind_alloc(instruction: Instruction, context: KernelContext) -> Handler:
+    """Blocks while the columns are not free; the two CTAs of a pair allocate together."""
+    group, *_ = modifiers(
+        instruction,
+        "tcgen05.alloc",
+        CTA_GROUPS,
+        ("sync",),
+        ("aligned",),
+        ("shared::cta",),
+        ("b32",),
+    )
+    size = group_size(group)
+    address = context.scalar_address(instruction.operands[0])
+    columns_of = context.scalar(instruction.operands[1], "u32")
+    how = Access(line=instruction.line)
+
+    def handler(fragment: Fragment, mask: int) -> Wait | None:
+        warp, lane = fragment.warp, lowest(mask)
+        cta = warp.cta
+        columns = columns_of(warp, lane)
+        owner = group_of(cta, size)
+        tensor = cta.tensor
+        if tensor is None:
+            tensor = cta.tensor = TensorMemory(cta, owner, instruction.line)
+        tensor_memory(cta, size)
+        if tensor.relinquished:
+            raise TmemError("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
+        tensor.allocator.check(columns)
+        allocated = owner.allocate(warp, columns)
+        if allocated is None:
+            return Wait(owner, lambda: owner.waits_for(columns))
+        require_whole_warp(fragment, mask, "tcgen05.alloc")
+        if columns > tensor.latest_columns:
+            cta.machine.fault(
+                fragment,
+                "tmem",
+                f"tcgen05.alloc of {columns} columns after one of {tensor.latest_columns}: sizes "
+                "must not increase",
+            )
+        tensor.latest_columns = columns
+        _write_address(warp, address(warp, lane), allocated, Touch(warp.clock, how, WRITE, lane))
+        # The instruction is one of the whole warp: each of its lanes may read the address now.
+        warp.clock.sync_lanes(mask)
+        return None
+
+    return handler
+
+
+def _write_address(warp: Warp, address: int, value: int, touch: Touch) -> None:
+    addresses = np.array([address], np.uint64)
+    check_alignment(addresses, ADDRESS_BYTES, "shared")
+    for target, offsets, _ in locate_shared(warp.cta, addresses, ADDRESS_BYTES):
+        if target is not warp.cta:
+            raise TmemError("tcgen05.alloc writes its address into its own CTA's shared memory")
+        start = int(offsets[0])
+        target.smem[start : start + ADDRESS_BYTES].view(np.uint32)[0] = value
+        warp.cta.machine.checks.shared(target, offsets, ADDRESS_BYTES, touch)
+
+
+@machine("tcgen05.dealloc", "9.7.16.7.1", "tcgen05.dealloc.cta_group.sync.aligned.b32 taddr, n")
+def bind_dealloc(instruction: Instruction, context: KernelContext) -> Handler:
+    """Every use of the columns must be ordered before: for the checks it writes them."""
+    group, *_ = modifiers(
+        instruction, "tcgen05.dealloc", CTA_GROUPS, ("sync",), ("aligned",), ("b32",)
+    )
+    size = group_size(group)
+    address_of = context.scalar(instruction.operands[0], "u32")
+    columns_of = context.scalar(instruction.operands[1], "u32")
+    how = Access(line=instruction.line)
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp, lane = fragment.warp, lowest(mask)
+        require_whole_warp(fragment, mask, "tcgen05.dealloc")
+        tensor = tensor_memory(warp.cta, size)
+        address, columns = address_of(warp, lane), columns_of(warp, lane)
+        tensor.free(address, columns)
+        record_free(warp, lane, address, columns, how)
+        warp.cta.machine.progress += 1
+        tensor.group.wake()
+
+    return handler
+
+
+@machine(
+    "tcgen05.relinquish_alloc_permit",
+    "9.7.16.7.1",
+    "tcgen05.relinquish_alloc_permit.cta_group.sync.aligned",
+)
+def bind_relinquish(instruction: Instruction, context: KernelContext) -> Handler:
+    """The CTA allocates no more."""
+    group, *_ = modifiers(
+        instruction, "tcgen05.relinquish_alloc_permit", CTA_GROUPS, ("sync",), ("aligned",)
+    )
+    size = group_size(group)
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        require_whole_warp(fragment, mask, "tcgen05.relinquish_alloc_permit")
+        tensor_memory(fragment.warp.cta, size).relinquished = True
+
+    return handler
+
+
+# Loads and stores.
+
+
+@dataclass(frozen=True)
+class Form:
+    """The shape of a load or store. half_split: columns, for .16x32bx2. packed: 16-bit halves."""
+
+    shape: str
+    count: int
+    half_split: int | None
+    packed: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """granules: lane * 512 + column of each register of each lane, (registers, 32), with packing
+    (2 * registers, 32). first_column, columns: the run of columns that they lie in."""
+
+    granules: Array
+    first_column: int
+    columns: int
+
+
+@lru_cache(maxsize=1024)
+def cells_of(form: Form, warp_in_group: int, address: int) -> Cells:
+    """What a warp touches. Raises TmemError if it may not."""
+    cells = access_map(form.shape, form.count, warp_in_group, address, form.half_split, form.packed)
+    granules = np.ascontiguousarray((cells.lanes * COLUMNS + cells.columns).T)
+    granules.flags.writeable = False
+    first, last = int(cells.columns.min()), int(cells.columns.max())
+    return Cells(granules, first, last - first + 1)
+
+
+def _form(shape: str, count: str, packing: str, rest: tuple[Operand, ...]) -> Form:
+    """rest: what stands behind the address and the registers, the half-split offset."""
+    if not shape or not count:
+        raise Unsupported("no shape or no count")
+    if len(rest) > 1 or any(not isinstance(operand, Integer) for operand in rest):
+        raise Unsupported("the half-split offset must be one immediate")
+    split = rest[0].value if rest and isinstance(rest[0], Integer) else None
+    if (split is None) != (shape != "16x32bx2"):
+        raise Unsupported("a half-split offset belongs to .16x32bx2, and only to it")
+    return Form(shape, int(count[1:]), split, bool(packing))
+
+
+def _registers(
+    context: KernelContext, operand: Operand, form: Form, written: bool
+) -> RegisterBlock:
+    block = RegisterBlock(context, operand, written)
+    try:
+        needed = register_count(form.shape, form.count)
+    except TmemError as error:
+        raise Unsupported(str(error)) from None
+    if needed != block.count:
+        raise Unsupported(f".{form.shape}.x{form.count} has {needed} registers, not {block.count}")
+    return block
+
+
+def _located(
+    fragment: Fragment, mask: int, form: Form, addresses: Array, what: str
+) -> tuple[TensorMemory, Cells]:
+    """The tensor memory and the cells of an access. Raises TmemError if it is not allowed."""
+    warp, address = fragment.warp, int(addresses[lowest(mask)])
+    require_whole_warp(fragment, mask, what)
+    if mask == 0xFFFFFFFF and (addresses != addresses[0]).any():
+        raise TmemError(f"{what}: the lanes of the warp give different addresses")
+    tensor = tensor_memory(warp.cta)
+    cells = cells_of(form, warp.index % 4, address)
+    tensor.require(cells.first_column, cells.columns)
+    return tensor, cells
+
+
+@machine(
+    "tcgen05.ld",
+    "9.7.16.8.3",
+    "tcgen05.ld.sync.aligned.shape.num{.pack::16b}.b32 r, [taddr]{, halfSplit}",
+)
+def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
+    """Tensor memory to registers."""
+    _, _, shape, count, packing, _ = modifiers(
+        instruction, "tcgen05.ld", ("sync",), ("aligned",), SHAPES, COUNTS, ("pack::16b",), ("b32",)
+    )
+    target, address, *rest = instruction.operands
+    form = _form(shape, count, packing, tuple(rest))
+    block = _registers(context, target, form, written=True)
+    return _load_handler(instruction, context, form, address, block.names, block.write)
+
+
+@machine(
+    "tcgen05.ld.red",
+    "9.7.16.8.3",
+    "tcgen05.ld.red.sync.aligned.{32x32b,16x32bx2}.num.{min,max}{.abs}{.NaN}.{f32,u32,s32} r, v, "
+    "[taddr]{, halfSplit}",
+)
+def bind_reducing_load(instruction: Instruction, context: KernelContext) -> Handler:
+    """A load that also gives each thread the minimum or maximum of its registers."""
+    _, _, shape, count, operation, absolute, nan, element = modifiers(
+        instruction, "tcgen05.ld.red", ("sync",), ("aligned",), ("32x32b", "16x32bx2"), COUNTS,
+        ("min", "max"), ("abs",), ("NaN",), ("f32", "u32", "s32"),
+    )  # fmt: skip
+    target, result, address, *rest = instruction.operands
+    form = _form(shape, count, "", tuple(rest))
+    block = _registers(context, target, form, written=True)
+    reduced = RegisterBlock(context, result, written=True)
+    try:  # refuses combinations that do not exist
+        reduce_registers(
+            np.zeros((1, block.count), np.uint32), operation, element, bool(absolute), bool(nan)
+        )
+    except TmemError as error:
+        raise Unsupported(str(error)) from None
+
+    def deliver(warp: Warp, values: Array, mask: int) -> None:
+        block.write(warp, values, mask)
+        found = reduce_registers(
+            np.ascontiguousarray(values.T), operation, element, bool(absolute), bool(nan)
+        )
+        reduced.write(warp, found[None], mask)
+
+    names = block.names + reduced.names
+    return _load_handler(instruction, context, form, address, names, deliver)
+
+
+def _load_handler(
+    instruction: Instruction,
+    context: KernelContext,
+    form: Form,
+    address: Operand,
+    names: tuple[str, ...],
+    deliver: Callable[[Warp, Array, int], None],
+) -> Handler:
+    """deliver: writes (registers, 32) when they have come. names: of all registers it writes."""
+    addresses = context.address(address)
+    how, line = Access(line=instruction.line), instruction.line
+    due = dict.fromkeys(names, line)
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp, cta = fragment.warp, fragment.warp.cta
+        tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.ld")
+        actor = cta.pool.begin(warp.clock.snapshot(mask))
+        touch = Touch(actor, how, READ, actor.lane)
+        cta.machine.checks.tensor(cta, cells.granules.reshape(-1), touch)
+        warp.tmem_loads.update(due)
+        warp.tmem_loading.started()
+
+        def complete() -> None:
+            values = tensor.data.reshape(-1).take(cells.granules)
+            if form.packed:
+                values = pack16(values.T).T
+            deliver(warp, values, mask)
+            warp.tmem_arrivals.append((warp.tmem_loading, actor))
+            warp.tmem_loading.finished()
+
+        cta.machine.submit(cta, "tcgen05.ld", line, complete)
+
+    return handler
+
+
+@machine(
+    "tcgen05.st",
+    "9.7.16.8.4",
+    "tcgen05.st.sync.aligned.shape.num{.unpack::16b}.b32 [taddr]{, halfSplit}, r",
+)
+def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
+    """Registers to tensor memory."""
+    _, _, shape, count, packing, _ = modifiers(
+        instruction, "tcgen05.st", ("sync",), ("aligned",), SHAPES, COUNTS, ("unpack::16b",),
+        ("b32",),
+    )  # fmt: skip
+    address, *rest, source = instruction.operands
+    form = _form(shape, count, packing, tuple(rest))
+    block = _registers(context, source, form, written=False)
+    addresses = context.address(address)
+    how, line = Access(line=instruction.line), instruction.line
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp, cta = fragment.warp, fragment.warp.cta
+        tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.st")
+        actor = cta.pool.begin(warp.clock.snapshot(mask))
+        touch = Touch(actor, how, WRITE, actor.lane)
+        cta.machine.checks.tensor(cta, cells.granules.reshape(-1), touch)
+        values = block.read(warp)
+        warp.tmem_storing.started()
+
+        def complete() -> None:
+            words = unpack16(values.T).T if form.packed else values
+            tensor.data.reshape(-1)[cells.granules] = words
+            warp.tmem_arrivals.append((warp.tmem_storing, actor))
+            warp.tmem_storing.finished()
+
+        cta.machine.submit(cta, "tcgen05.st", line, complete)
+
+    return handler
+
+
+@machine("tcgen05.wait::ld", "9.7.16.8.5", "tcgen05.wait::ld.sync.aligned")
+def bind_wait_load(instruction: Instruction, context: KernelContext) -> Handler:
+    """Waits until all earlier tcgen05.ld of the threads have delivered."""
+    modifiers(instruction, "tcgen05.wait::ld", ("sync",), ("aligned",))
+    return _wait_handler("tcgen05.wait::ld", lambda warp: warp.tmem_loading)
+
+
+@machine("tcgen05.wait::st", "9.7.16.8.5", "tcgen05.wait::st.sync.aligned")
+def bind_wait_store(instruction: Instruction, context: KernelContext) -> Handler:
+    """Waits until all earlier tcgen05.st of the threads are done."""
+    modifiers(instruction, "tcgen05.wait::st", ("sync",), ("aligned",))
+    return _wait_handler("tcgen05.wait::st", lambda warp: warp.tmem_storing)
+
+
+def _wait_handler(what: str, pending_of: Callable[[Warp], Countdown]) -> Handler:
+    def handler(fragment: Fragment, mask: int) -> Wait | None:
+        warp = fragment.warp
+        pending = pending_of(warp)
+        if pending.count:
+            return Wait(pending, lambda: f"{pending.count} operations at {what}")
+        require_whole_warp(fragment, mask, what)
+        later = []
+        for kind, actor in warp.tmem_arrivals:
+            if kind is pending:
+                # What the operation knew, its warp knows: only its own accesses are news.
+                warp.clock.knowledge.add(actor.id, actor.epoch, fenced=False)
+            else:
+                later.append((kind, actor))
+        warp.tmem_arrivals = later
+        if pending is warp.tmem_loading:
+            warp.tmem_loads.clear()
+        return None
+
+    return handler
+
+
+@machine("tcgen05.fence::before_thread_sync", "9.7.16.11.1", "tcgen05.fence::before_thread_sync")
+@machine("tcgen05.fence::after_thread_sync", "9.7.16.11.1", "tcgen05.fence::after_thread_sync")
+def bind_fence(instruction: Instruction, context: KernelContext) -> Handler:
+    """Orders nothing that the waits, commits and the order of the tensor pipe do not order here."""
+    if len(instruction.parts) > 2:
+        raise Unsupported(f"modifier .{instruction.parts[2]}")
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        return None
+
+    return handler

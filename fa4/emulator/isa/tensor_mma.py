@@ -1,0 +1,293 @@
+"""tcgen05.mma, tcgen05.mma.ws and tcgen05.commit (PTX ISA 9.7.16.10 and 9.7.16.12)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from fa4.emulator.checks.clocks import Message
+from fa4.emulator.checks.conflict import Access
+from fa4.emulator.isa.mbarriers import OBJECT_BYTES, describe_barrier, find_barrier
+from fa4.emulator.isa.table import Unsupported, machine, modifiers
+from fa4.emulator.isa.tensor_memory import CTA_GROUPS, group_size
+from fa4.emulator.isa.tensor_pipe import (
+    Job,
+    PipeInstruction,
+    issue,
+    issuing_lane,
+    job_of,
+    latest_of,
+)
+from fa4.emulator.machine.checks import ATOMIC, Touch
+from fa4.emulator.machine.context import Handler, KernelContext, ScalarReader, lanes_of
+from fa4.emulator.machine.engine import Stop
+from fa4.emulator.machine.mbarrier import MBarrierFault
+from fa4.emulator.machine.memory import check_alignment, locate_shared
+from fa4.emulator.machine.state import Cta, Fragment, Warp
+from fa4.emulator.machine.tensor import PAGE_BYTES, group_of, swizzle_at, swizzle_of
+from fa4.emulator.ptx.syntax import Address, Instruction, Integer, Operand, Vector
+from fa4.emulator.tcgen05.descriptors import InstructionDescriptor, SmemDescriptor
+from fa4.emulator.tcgen05.mma import MmaOperation, MmaPlan, SmemOperand, plan_mma
+from fa4.emulator.tcgen05.tmem import TmemAddress
+
+KINDS = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
+# Hints to the collector buffers, which keep an operand from one MMA to the next.
+COLLECTOR_USES = ("fill", "use", "lastuse", "discard")
+COLLECTORS_A = tuple(f"collector::a::{use}" for use in COLLECTOR_USES)
+COLLECTORS_B = tuple(f"collector::b{n}::{use}" for n in range(4) for use in COLLECTOR_USES)
+# Bits of a shared address that a CTA of a pair shares with its peer.
+_RANK_BITS = 24
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the opcode of an MMA says. a_in_tmem: matrix A is in tensor memory."""
+
+    kind: str
+    cta_group: int
+    ws: bool
+    a_in_tmem: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """Pages of shared memory that an operand lies in, and the swizzle its descriptor says.
+
+    probes: byte address of one unit of the operand in each page.
+    """
+
+    operand: str
+    probes: tuple[int, ...]
+    swizzle: tuple[int, int]
+
+
+@lru_cache(maxsize=4096)
+def prepare(
+    form: Form,
+    d: int,
+    a: int,
+    b: int,
+    descriptor: int,
+    accumulate: bool,
+    scale_input_d: int,
+    disable_lanes: tuple[int, ...],
+) -> tuple[Job, tuple[Pages, ...]]:
+    """An MMA with these operand values. Raises DescriptorError or TmemError if it is invalid."""
+    operation = MmaOperation(
+        cta_group=form.cta_group,
+        instruction=InstructionDescriptor.decode(descriptor, form.kind),
+        a=TmemAddress.decode(a) if form.a_in_tmem else SmemDescriptor.decode(a),
+        b=SmemDescriptor.decode(b),
+        d=TmemAddress.decode(d),
+        accumulate=accumulate,
+        scale_input_d=scale_input_d,
+        disable_lanes=disable_lanes,
+        ws=form.ws,
+    )
+    plan = plan_mma(operation)
+    return job_of(plan), _pages(plan)
+
+
+def _pages(plan: MmaPlan) -> tuple[Pages, ...]:
+    found = []
+    descriptors = {"A": plan.operation.a, "B": plan.operation.b}
+    for name, operand in (("A", plan.a), ("B", plan.b)):
+        descriptor = descriptors[name]
+        if isinstance(operand, SmemOperand) and isinstance(descriptor, SmemDescriptor):
+            units = operand.units.ravel()
+            _, first = np.unique(units // PAGE_BYTES, return_index=True)
+            probes = tuple(int(address) for address in units[first])
+            found.append(Pages(name, probes, swizzle_of(descriptor.swizzle)))
+    return tuple(found)
+
+
+@machine(
+    "tcgen05.mma",
+    "9.7.16.10.9.1",
+    "tcgen05.mma.cta_group.kind{.collector::a::use} [d], a|[a], b, idesc{, disable-output-lane}, "
+    "p{, scale-input-d}; kinds f16, tf32, f8f6f4, i8",
+)
+def bind_mma(instruction: Instruction, context: KernelContext) -> Handler:
+    """Matrix multiply and accumulate; dense, without block scaling."""
+    group, kind, _ = modifiers(instruction, "tcgen05.mma", CTA_GROUPS, KINDS, COLLECTORS_A)
+    size = group_size(group)
+    operands = list(instruction.operands)
+    disable: list[ScalarReader] = []
+    if len(operands) > 4 and isinstance(operands[4], Vector):
+        disable = [context.scalar(word, "b32") for word in context.elements(operands.pop(4))]
+        if len(disable) != 4 * size:
+            raise Unsupported(f"{len(disable)} words of disable-output-lane, not {4 * size}")
+    if len(operands) not in (5, 6):
+        raise Unsupported(f"{len(operands)} operands")
+    scale = context.scalar(operands.pop(5), "u32") if len(operands) == 6 else None
+    return _mma_handler(instruction, context, (kind, size, False), operands, disable, scale)
+
+
+@machine(
+    "tcgen05.mma.ws",
+    "9.7.16.10.9.3",
+    "tcgen05.mma.ws.cta_group::1.kind{.collector::bN::use} [d], a|[a], b, idesc, p{, 0}; "
+    "kinds f16, tf32, f8f6f4, i8",
+)
+def bind_mma_ws(instruction: Instruction, context: KernelContext) -> Handler:
+    """The weight-stationary form; no columns are masked."""
+    _, kind, _ = modifiers(
+        instruction, "tcgen05.mma.ws", ("cta_group::1",), KINDS, (*COLLECTORS_A, *COLLECTORS_B)
+    )
+    operands = list(instruction.operands)
+    if len(operands) == 6 and operands.pop() != Integer(0):
+        raise Unsupported("a zero-column mask")
+    if len(operands) != 5:
+        raise Unsupported(f"{len(operands)} operands")
+    return _mma_handler(instruction, context, (kind, 1, True), operands, [], None)
+
+
+def _mma_handler(
+    instruction: Instruction,
+    context: KernelContext,
+    opcode: tuple[str, int, bool],
+    operands: list[Operand],
+    disable: list[ScalarReader],
+    scale: ScalarReader | None,
+) -> Handler:
+    """opcode: kind, CTAs, .ws. operands: D, A, B, instruction descriptor, enable-input-d."""
+    kind, size, ws = opcode
+    if not kind:
+        raise Unsupported("no .kind")
+    form = Form(kind.removeprefix("kind::"), size, ws, isinstance(operands[1], Address))
+    d_of = context.scalar_address(operands[0])
+    a_of = (
+        context.scalar_address(operands[1])
+        if form.a_in_tmem
+        else context.scalar(operands[1], "b64")
+    )
+    b_of = context.scalar(operands[2], "b64")
+    descriptor_of = context.scalar(operands[3], "b32")
+    accumulate_of = context.scalar(operands[4], "pred")
+    name = "tcgen05.mma.ws" if ws else "tcgen05.mma"
+    pipe = PipeInstruction.at(name, instruction.line, size)
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp = fragment.warp
+        lane = issuing_lane(fragment, mask, name)
+        job, pages = prepare(
+            form,
+            d_of(warp, lane),
+            a_of(warp, lane),
+            b_of(warp, lane),
+            descriptor_of(warp, lane),
+            bool(accumulate_of(warp, lane)),
+            scale(warp, lane) if scale is not None else 0,
+            tuple([word(warp, lane) for word in disable]),
+        )
+        issue(fragment, lane, job, pipe)
+        _check_swizzle(fragment, size, pages)
+
+    return handler
+
+
+def _check_swizzle(fragment: Fragment, size: int, pages: tuple[Pages, ...]) -> None:
+    """Compares the descriptors with the layouts in which tensor copies have written."""
+    for cta in group_of(fragment.warp.cta, size).ctas:
+        if "swizzles" not in cta.unit or cta.smem_shadow is None:
+            continue
+        for operand in pages:
+            for address in operand.probes:
+                noted = swizzle_at(cta, address)
+                if noted in (None, operand.swizzle) or _overwritten(cta, address):
+                    continue
+                cta.machine.fault(
+                    fragment,
+                    "descriptor",
+                    f"matrix {operand.operand} is described with {_swizzle_text(operand.swizzle)}, "
+                    f"but the tensor copy that wrote shared address {address:#x} of CTA "
+                    f"{cta.index} had {_swizzle_text(noted)}",
+                )
+                break
+
+
+def _overwritten(cta: Cta, address: int) -> bool:
+    """Whether threads have written there since the copy, in whatever layout."""
+    shadow = cta.smem_shadow
+    return not shadow.written_by_async_proxy(address // shadow.granule_bytes)
+
+
+def _swizzle_text(swizzle: tuple[int, int] | None) -> str:
+    span, atom = swizzle or (0, 16)
+    return f"{span}-byte swizzling (atoms of {atom} bytes)" if span else "no swizzling"
+
+
+@machine(
+    "tcgen05.commit",
+    "9.7.16.12.1",
+    "tcgen05.commit.cta_group.mbarrier::arrive::one{.shared::cluster}{.multicast::cluster}.b64 "
+    "[mbar]{, mask}",
+)
+def bind_commit(instruction: Instruction, context: KernelContext) -> Handler:
+    """Arrives at an mbarrier when the earlier operations of the thread are complete."""
+    group, mechanism, _, multicast, _ = modifiers(
+        instruction, "tcgen05.commit", CTA_GROUPS, ("mbarrier::arrive::one",),
+        ("shared::cluster",), ("multicast::cluster",), ("b64",),
+    )  # fmt: skip
+    if not mechanism:
+        raise Unsupported("no completion mechanism")
+    size = group_size(group)
+    address_of = context.scalar_address(instruction.operands[0])
+    ranks_of = context.scalar(instruction.operands[1], "b16") if multicast else None
+    how, line = Access(line=instruction.line, strong=True), instruction.line
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp, cta = fragment.warp, fragment.warp.cta
+        queue = group_of(cta, size).queue
+        for lane in lanes_of[mask].nonzero()[0].tolist():
+            ranks = ranks_of(warp, lane) if ranks_of is not None else None
+            targets = _targets(fragment, address_of(warp, lane), ranks)
+            for target, offset in targets:
+                find_barrier(fragment, target, offset, "commits to").arrivers.add(warp.name)
+                touch = Touch(warp.clock, how, ATOMIC, lane)
+                cta.machine.checks.shared(target, np.array([offset]), OBJECT_BYTES, touch)
+            actor = latest_of(fragment, lane)
+            message = actor.completion() if actor is not None else None
+
+            def complete(
+                targets: list[tuple[Cta, int]] = targets, message: Message | None = message
+            ) -> None:
+                for target, offset in targets:
+                    _arrive(warp, line, target, offset, message)
+
+            cta.machine.submit(cta, "tcgen05.commit", line, complete, queue)
+
+    return handler
+
+
+def _targets(fragment: Fragment, address: int, ranks: int | None) -> list[tuple[Cta, int]]:
+    """(CTA, offset) of each mbarrier; with multicast the same offset in each CTA of the mask."""
+    addresses = np.array([address], np.uint64)
+    check_alignment(addresses, OBJECT_BYTES, "mbarrier")
+    if ranks is not None:
+        own = int(addresses[0]) & ~(0xFF << _RANK_BITS)
+        listed = [rank for rank in range(16) if ranks >> rank & 1]
+        addresses = np.array([own | rank << _RANK_BITS for rank in listed], np.uint64)
+    found = []
+    for cta, offsets, _ in locate_shared(fragment.warp.cta, addresses, OBJECT_BYTES):
+        found += [(cta, int(offset)) for offset in offsets]
+    return found
+
+
+def _arrive(warp: Warp, line: int, cta: Cta, offset: int, message: Message | None) -> None:
+    """One arrival, at completion; the mbarrier may be gone or full by then."""
+    machine = warp.cta.machine
+    barrier = cta.mbarriers.get(offset)
+    if cta.done or barrier is None:
+        why = "has exited" if cta.done else "holds no mbarrier there any more"
+        text = f"tcgen05.commit arrives at shared address {offset:#x} of CTA {cta.index}, which "
+        machine.report("exit" if cta.done else "mbarrier", text + why, line, warp.cta, warp.index)
+        return
+    try:
+        barrier.arrive(1, message)
+    except MBarrierFault as fault:
+        text = f"{describe_barrier(cta, barrier)}: {fault}"
+        machine.report("mbarrier", text, line, warp.cta, warp.index)
+        raise Stop from None

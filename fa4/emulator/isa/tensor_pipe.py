@@ -1,0 +1,194 @@
+"""The tensor pipe: how tcgen05.mma, cp and shift are issued, checked and executed in order.
+
+A plan of `fa4.emulator.tcgen05` says what an instruction touches and executes it on arrays. Here
+it becomes an operation of the pipe: what it touches is recorded when it is issued, its data moves
+when it completes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from fa4.emulator.checks.clocks import AsyncActor
+from fa4.emulator.checks.conflict import Access
+from fa4.emulator.layout import SHARED_BASE
+from fa4.emulator.machine.checks import READ, WRITE, Touch
+from fa4.emulator.machine.context import Array, lowest
+from fa4.emulator.machine.memory import MemoryFault
+from fa4.emulator.machine.state import Cta, Fragment
+from fa4.emulator.machine.tensor import TensorGroup, group_of, tensor_memory
+from fa4.emulator.tcgen05.tmem import COLUMNS, SmemRead, TmemRegion
+
+
+class Plan(Protocol):
+    """What MmaPlan, CopyPlan and ShiftPlan have in common."""
+
+    @property
+    def smem_reads(self) -> tuple[SmemRead, ...]:
+        """Shared memory that it reads."""
+
+    @property
+    def tmem_reads(self) -> tuple[TmemRegion, ...]:
+        """Tensor memory that it reads."""
+
+    @property
+    def tmem_writes(self) -> tuple[TmemRegion, ...]:
+        """Tensor memory that it writes."""
+
+    def execute(self, smem: Sequence[Array], tmem: Sequence[Array]) -> None:
+        """Does it, on the memories of the CTAs of the group."""
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """Tensor memory that an operation touches in one CTA of the group.
+
+    granules: lane * 512 + column. It lies in `columns` columns from first_column on.
+    """
+
+    rank: int
+    granules: Array
+    first_column: int
+    columns: int
+    kind: str
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A plan with what the checks want to know of it."""
+
+    plan: Plan
+    uses: tuple[Use, ...]
+    # Per read of shared memory: its first byte, and the one behind its last.
+    smem_bounds: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class PipeInstruction:
+    """What all executions of an instruction share: its name, PTX line and kinds of access."""
+
+    name: str
+    line: int
+    cta_group: int
+    smem: Access
+    tmem: Access
+
+    @classmethod
+    def at(cls, name: str, line: int, cta_group: int) -> PipeInstruction:
+        """An instruction of this PTX line. Shared memory is read through the async proxy."""
+        return cls(name, line, cta_group, Access(line, async_proxy=True), Access(line))
+
+
+def job_of(plan: Plan) -> Job:
+    """Reads before writes; the same granules read and written count as both."""
+    regions = [(region, READ) for region in plan.tmem_reads]
+    regions += [(region, WRITE) for region in plan.tmem_writes]
+    uses = tuple(
+        Use(
+            region.cta_rank,
+            _granules(region.lanes.tobytes(), region.first_column, region.columns),
+            region.first_column,
+            region.columns,
+            kind,
+        )
+        for region, kind in regions
+        if len(region.lanes)
+    )
+    bounds = tuple(
+        (int(read.addresses.min()), int(read.addresses.max()) + read.unit_bytes)
+        for read in plan.smem_reads
+    )
+    return Job(plan, uses, bounds)
+
+
+@lru_cache(maxsize=256)
+def _granules(lanes: bytes, first_column: int, columns: int) -> Array:
+    rows = np.frombuffer(lanes, np.int64)[:, None] * COLUMNS
+    granules = (rows + np.arange(first_column, first_column + columns)).reshape(-1)
+    granules.flags.writeable = False
+    return granules
+
+
+def issuing_lane(fragment: Fragment, mask: int, name: str) -> int:
+    """The one lane that issues; a finding if there are more."""
+    if mask & (mask - 1):
+        fragment.warp.cta.machine.fault(
+            fragment,
+            "divergence",
+            f"{name} by {mask.bit_count()} threads of the warp: each would issue it; elect one",
+        )
+    return lowest(mask)
+
+
+def issue(fragment: Fragment, lane: int, job: Job, instruction: PipeInstruction) -> None:
+    """Hands an operation to the tensor pipe of the CTA, or of its pair.
+
+    Raises TmemError or MemoryFault if it touches what it may not.
+    """
+    warp, cta = fragment.warp, fragment.warp.cta
+    group = group_of(cta, instruction.cta_group)
+    _check_bounds(group, job, instruction)
+    actor = group.pipe.begin(warp.clock.snapshot(1 << lane))
+    warp.unit["tcgen05", lane] = actor
+    _record(group, job, actor, instruction)
+    smem = [member.smem for member in group.ctas]
+    tmem = [member.tensor.data for member in group.ctas]
+
+    def complete() -> None:
+        for member in group.ctas:
+            if member.done:
+                _report_exit(cta, member, instruction)
+        job.plan.execute(smem, tmem)
+
+    cta.machine.submit(cta, instruction.name, instruction.line, complete, group.queue)
+
+
+def latest_of(fragment: Fragment, lane: int) -> AsyncActor | None:
+    """The operation of the pipe that a thread issued last."""
+    actor: AsyncActor | None = fragment.warp.unit.get(("tcgen05", lane))
+    return actor
+
+
+def _check_bounds(group: TensorGroup, job: Job, instruction: PipeInstruction) -> None:
+    for use in job.uses:
+        tensor = tensor_memory(group.ctas[use.rank], instruction.cta_group)
+        tensor.require(use.first_column, use.columns)
+    for read, (first, stop) in zip(job.plan.smem_reads, job.smem_bounds, strict=True):
+        member = group.ctas[read.cta_rank]
+        if first < SHARED_BASE or stop > member.shared_end:
+            last = member.shared_end - 1
+            raise MemoryFault(
+                "out-of-bounds",
+                f"{instruction.name} reads shared bytes {first:#x}..{stop - 1:#x} of CTA "
+                f"{member.index}: its shared memory is {SHARED_BASE:#x}..{last:#x}",
+            )
+        if member.done:
+            raise MemoryFault(
+                "exit", f"{instruction.name} uses CTA {member.index}, which has exited"
+            )
+
+
+def _record(group: TensorGroup, job: Job, actor: AsyncActor, instruction: PipeInstruction) -> None:
+    checks = group.ctas[0].machine.checks
+    if not checks.enabled:
+        return
+    touch = Touch(actor, instruction.smem, READ, actor.lane)
+    for read in job.plan.smem_reads:
+        checks.shared(group.ctas[read.cta_rank], read.addresses, read.unit_bytes, touch)
+    for use in job.uses:
+        touch = Touch(actor, instruction.tmem, use.kind, actor.lane)
+        checks.tensor(group.ctas[use.rank], use.granules, touch)
+
+
+def _report_exit(cta: Cta, member: Cta, instruction: PipeInstruction) -> None:
+    cta.machine.report(
+        "exit",
+        f"CTA {member.index} exits while {instruction.name} of its pair still uses its memory",
+        instruction.line,
+        cta,
+    )

@@ -1,0 +1,95 @@
+"""Matrix products of one warp on registers: mma.sync (PTX ISA 9.7.14.5).
+
+Products are exact; the sum over K and the accumulator is formed in float64 and rounded once, which
+is a model: how the hardware rounds inside the sum is not documented.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa4.emulator.isa.table import Unsupported, machine
+from fa4.emulator.machine.context import Array, Handler, KernelContext
+from fa4.emulator.machine.state import Fragment
+from fa4.emulator.ptx.syntax import Instruction
+
+ROWS, COLUMNS = 16, 8
+_LANE = np.arange(32)
+_GROUP, _IN_GROUP = _LANE >> 2, _LANE & 3
+_DEPTHS = {"m16n8k8": 8, "m16n8k16": 16}
+
+
+def _half_places(count: int, row_step: bool) -> tuple[Array, Array]:
+    """(group-wise index, k index) of each of `count` 16-bit elements a lane holds: (32, count).
+
+    The figures of PTX ISA 9.7.14.5.7/8: elements alternate between the two halves of the rows
+    (for A) every two elements, and advance eight in k.
+    """
+    element = np.arange(count)
+    if row_step:
+        outer = _GROUP[:, None] + 8 * (element >> 1 & 1)
+        k = 2 * _IN_GROUP[:, None] + (element & 1) + 8 * (element >> 2)
+    else:
+        outer = _GROUP[:, None] + 0 * element
+        k = 2 * _IN_GROUP[:, None] + (element & 1) + 8 * (element >> 1)
+    return outer, k
+
+
+_C_ROW = _GROUP[:, None] + 8 * (np.arange(4) >> 1)
+_C_COLUMN = 2 * _IN_GROUP[:, None] + (np.arange(4) & 1)
+
+
+def _widen(words: Array, kind: str) -> Array:
+    """(32, n) packed pairs of 16-bit floats -> (32, 2 n) float64."""
+    halves = words.astype(np.uint32).view(np.uint16).reshape(32, -1)
+    if kind == "bf16":
+        return (halves.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return halves.view(np.float16).astype(np.float64)
+
+
+@machine(
+    "mma.sync",
+    "9.7.14.5",
+    "mma.sync.aligned.{m16n8k8,m16n8k16}.row.col.{f32,f16}.{f16,bf16}.{f16,bf16}.{f32,f16}",
+)
+def bind_mma(instruction: Instruction, context: KernelContext) -> Handler:
+    """D = A * B + C with A 16 x K by rows, B K x 8 by columns."""
+    parts = instruction.parts
+    if parts[2] != "aligned" or parts[3] not in _DEPTHS or parts[4:6] != ("row", "col"):
+        raise Unsupported(f"the form .{'.'.join(parts[2:6])}")
+    shape, types = parts[3], parts[6:]
+    if len(types) != 4 or types[1] != types[2] or types[1] not in ("f16", "bf16"):
+        raise Unsupported(f"types {'.'.join(types)}")
+    if types[0] != types[3] or types[0] not in (("f32", "f16") if types[1] == "f16" else ("f32",)):
+        raise Unsupported(f"types {'.'.join(types)}")
+    depth, element, sums = _DEPTHS[shape], types[1], types[0]
+    d, a, b, c = (context.elements(operand) for operand in instruction.operands)
+    readers = [[context.reader(o, "b32") for o in operands] for operands in (a, b, c)]
+    writers = [context.writer(o, "b32") for o in d]
+    a_places, b_places = _half_places(depth // 2, True), _half_places(depth // 4, False)
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp = fragment.warp
+        if mask != warp.alive:
+            warp.cta.machine.fault(fragment, "divergence", "mma.sync by a part of the warp")
+        words = [np.stack([read(warp) for read in row], axis=1) for row in readers]
+        left = np.empty((ROWS, depth))
+        right = np.empty((COLUMNS, depth))
+        total = np.empty((ROWS, COLUMNS))
+        left[a_places] = _widen(words[0], element)
+        right[b_places] = _widen(words[1], element)
+        total[_C_ROW, _C_COLUMN] = (
+            words[2].view(np.float32).astype(np.float64)
+            if sums == "f32"
+            else _widen(words[2], "f16")
+        )
+        with np.errstate(all="ignore"):
+            result = (left @ right.T + total)[_C_ROW, _C_COLUMN]
+            if sums == "f32":
+                packed = result.astype(np.float32).view(np.uint32)
+            else:
+                packed = result.astype(np.float16).view(np.uint32)
+        for index, write in enumerate(writers):
+            write(warp, packed[:, index], mask)
+
+    return handler

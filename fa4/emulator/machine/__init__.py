@@ -1,0 +1,1 @@
+"""The machine that executes programs: warps, barriers, memories, asynchronous units."""

@@ -1,0 +1,416 @@
+"""The machine: runs the warps of the resident clusters and completes asynchronous operations."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from fa4.emulator.errors import EmulatorError, Finding
+from fa4.emulator.machine.context import lanes_of, lowest
+from fa4.emulator.machine.schedule import make_schedule
+from fa4.emulator.machine.state import AsyncOperation, Cta, Fragment, Join, Warp
+from fa4.emulator.machine.waits import Spin, Wait
+from fa4.emulator.program import BRANCH, EXIT, INDEXED, JUMP, MACHINE, RUN, Step
+
+if TYPE_CHECKING:
+    from fa4.emulator.machine.checks import Checks
+    from fa4.emulator.machine.grid import Grid
+    from fa4.emulator.machine.memory import Memory
+    from fa4.emulator.machine.options import Options
+
+# Polls without anything else happening anywhere before the machine is called livelocked.
+SPIN_LIMIT = 20_000
+
+
+class Stop(Exception):
+    """Ends the run: a finding after which going on makes no sense."""
+
+
+class Machine:
+    """Executes grids. One machine runs the launches of one group, which may overlap.
+
+    ticks counts executed steps; progress counts events that others can wait for (arrivals, ends
+    of copies, memory flags, exits): when it stands still and nothing can run, that is a deadlock.
+    """
+
+    def __init__(self, options: Options, memory: Memory, checks: Checks) -> None:
+        self.options = options
+        self.memory = memory
+        self.checks = checks
+        self.schedule = make_schedule(options.schedule, options.seed)
+        self.ready: deque[Fragment] = deque()
+        self.operations: list[AsyncOperation] = []
+        self.grids: list[Grid] = []  # all that ever ran
+        self.active: list[Grid] = []
+        self.findings: list[Finding] = []
+        self.output: list[str] = []
+        self.events: Any = options.events
+        self.ticks = 0
+        self.progress = 0
+        self.numbers = 0
+        self._seen_findings: set[tuple[str, int, str]] = set()
+
+    def next_number(self) -> int:
+        """A number that no fragment or operation of this machine has had."""
+        self.numbers += 1
+        return self.numbers
+
+    # Findings.
+
+    def report(
+        self, kind: str, message: str, line: int = 0, cta: Cta | None = None, warp: int = -1
+    ) -> None:
+        """Records a finding, once per kind, line and role; stops the run when there are many."""
+        source = cta.grid.program.source_of(line) if cta is not None else ""
+        key = (kind, line, message if line == 0 else "")
+        if key in self._seen_findings:
+            return
+        self._seen_findings.add(key)
+        index = cta.index if cta is not None else -1
+        self.findings.append(Finding(kind, message, line, source, index, warp))
+        if len(self.findings) >= self.options.max_findings:
+            raise Stop
+
+    def fault(self, fragment: Fragment, kind: str, message: str) -> None:
+        """Records a finding of the instruction that `fragment` executes."""
+        warp = fragment.warp
+        self.report(kind, message, fragment.line, warp.cta, warp.index)
+
+    def fatal(self, fragment: Fragment, kind: str, message: str) -> Stop:
+        """Records a finding after which the kernel cannot go on; raise the result."""
+        self.fault(fragment, kind, message)
+        return Stop()
+
+    # Asynchronous operations.
+
+    def submit(
+        self,
+        cta: Cta,
+        what: str,
+        line: int,
+        complete: Callable[[], None],
+        queue: deque[AsyncOperation] | None = None,
+    ) -> AsyncOperation:
+        """Hands an operation to a unit; `complete` runs at some later time."""
+        operation = AsyncOperation(what, line, cta, complete, queue, self.next_number())
+        if queue is not None:
+            queue.append(operation)
+        self.operations.append(operation)
+        cta.async_count.started()
+        self.progress += 1
+        if self.events is not None:
+            self.events.issued(operation, self.ticks)
+        return operation
+
+    def _eligible(self) -> list[AsyncOperation]:
+        return [o for o in self.operations if o.queue is None or o.queue[0] is o]
+
+    def _complete(self, operation: AsyncOperation) -> None:
+        self.operations.remove(operation)
+        if operation.queue is not None:
+            operation.queue.popleft()
+        self.progress += 1
+        self.ticks += 1
+        operation.complete()
+        operation.cta.async_count.finished()
+        if self.events is not None:
+            self.events.completed(operation, self.ticks)
+
+    # The main loop.
+
+    def run(self) -> None:
+        """Runs until all grids are done, or a finding stops it."""
+        stuck_at = -1
+        spins = 0
+        while True:
+            eligible = self._eligible()
+            if not self.ready and not eligible:
+                if any(grid.start_next() for grid in self.active):
+                    continue
+                if all(grid.done for grid in self.active):
+                    return
+                if stuck_at == self.progress or not self._time_out():
+                    raise self._deadlocked()
+                stuck_at = self.progress
+                continue
+            before = self.progress
+            chosen, quantum = self.schedule.choose(self.ready, eligible)
+            if isinstance(chosen, AsyncOperation):
+                self._complete(chosen)
+                spins = 0
+                continue
+            self.ready.remove(chosen)
+            spun = self.run_fragment(chosen, quantum)
+            spins = spins + 1 if spun and before == self.progress else 0
+            if spins and spins % 64 == 0:
+                self._after_spins(spins, eligible)
+
+    def _after_spins(self, spins: int, eligible: list[AsyncOperation]) -> None:
+        """Many polls in vain: let something else happen, or give up."""
+        if eligible:
+            self._complete(eligible[0])
+        elif any(grid.start_next() for grid in self.active):
+            return
+        elif spins % 1024 == 0:
+            self._time_out()
+        if spins >= SPIN_LIMIT:
+            raise self._deadlocked("livelock")
+
+    def _time_out(self) -> bool:
+        """Wakes every wait that the hardware would end without success."""
+        woken = [
+            fragment
+            for fragment in self._blocked()
+            if fragment.wait is not None and fragment.wait.times_out
+        ]
+        for fragment in woken:
+            wait = fragment.wait
+            if wait is not None and wait.on is not None:
+                wait.on.waiters.remove(fragment)
+            fragment.timed_out = True
+            fragment.make_ready()
+        return bool(woken)
+
+    def _blocked(self) -> list[Fragment]:
+        return [
+            fragment
+            for grid in self.grids
+            for cluster in grid.resident
+            for cta in cluster.ctas
+            for warp in cta.warps
+            for fragment in warp.fragments
+            if fragment.wait is not None
+        ]
+
+    def _deadlocked(self, kind: str = "deadlock") -> Stop:
+        from fa4.emulator.machine.deadlock import explain
+
+        message, line, cta, warp = explain(self, kind)
+        with suppress(Stop):
+            self.report(kind, message, line, cta, warp)
+        return Stop()
+
+    # Fragments.
+
+    def run_fragment(self, fragment: Fragment, quantum: int) -> bool:
+        """Executes steps until the fragment blocks, ends or used its quantum.
+
+        Returns whether it only polled in vain.
+        """
+        warp = fragment.warp
+        steps, counts, base = warp.program.steps, warp.counts, warp.base
+        parameters = warp.cta.grid.parameter_address
+        while quantum > 0:
+            if fragment.joins and fragment.joins[-1].at == fragment.pc and not self._meet(fragment):
+                return False
+            step = steps[fragment.pc]
+            if step.converges and fragment.mask != warp.alive and not self._gather(fragment, step):
+                return False
+            quantum -= 1
+            self.ticks += 1
+            counts[fragment.pc] += 1
+            if warp.tmem_loads and not step.reads.isdisjoint(warp.tmem_loads):
+                self._used_before_wait(fragment, step)
+            kind = step.kind
+            if kind == RUN:
+                if step.function is not None:
+                    step.function(base, fragment.mask, parameters)
+                fragment.pc += 1
+            elif kind == MACHINE:
+                outcome = self._execute(fragment, step)
+                if outcome is not None:
+                    if outcome is True:
+                        return False
+                    self.ready.append(fragment)
+                    return True
+            elif kind == JUMP:
+                if step.function is not None:
+                    step.function(base, fragment.mask, parameters)
+                fragment.pc = step.target
+            elif kind == EXIT:
+                if step.function is not None:
+                    step.function(base, fragment.mask, parameters)
+                self.exit_lanes(fragment, fragment.mask)
+                return False
+            elif kind == BRANCH:
+                assert step.function is not None
+                taken = step.function(base, fragment.mask, parameters)
+                self._branch(fragment, step, {step.target: taken})
+            elif kind == INDEXED:
+                self._branch(fragment, step, self._indexed_targets(fragment, step))
+        self.ready.append(fragment)
+        return False
+
+    def _execute(self, fragment: Fragment, step: Step) -> Any:
+        """One handler. Returns None to go on, True if the fragment blocked, a Spin if it polled."""
+        warp = fragment.warp
+        mask = fragment.mask
+        guard = step.instruction.guard
+        if guard is not None:
+            offset = warp.program.registers.offsets[guard.name][0]
+            value = int(warp.words[offset // 4])
+            mask &= ~value if guard.negated else value
+            if not mask:
+                fragment.pc += 1
+                return None
+        assert step.handler is not None
+        try:
+            outcome = step.handler(fragment, mask)
+        except EmulatorError as error:
+            kind = getattr(error, "kind", "fault")
+            raise self.fatal(fragment, kind, str(error)) from None
+        if self.events is not None:
+            self.events.executed(fragment, step, outcome, self.ticks)
+        if outcome is None:
+            fragment.timed_out = False
+            fragment.pc += 1
+            return None
+        if isinstance(outcome, Spin):
+            fragment.timed_out = False
+            fragment.pc += 1
+            return outcome
+        assert isinstance(outcome, Wait)
+        fragment.timed_out = False
+        if not outcome.retry:
+            fragment.pc += 1
+        fragment.wait = outcome
+        if outcome.on is not None:
+            outcome.on.waiters.append(fragment)
+        return True
+
+    def _used_before_wait(self, fragment: Fragment, step: Step) -> None:
+        pending = fragment.warp.tmem_loads
+        if step.operation is not None and step.operation.name in ("tcgen05.ld", "tcgen05.wait"):
+            return
+        name = sorted(step.reads & pending.keys())[0]
+        self.report(
+            "missing-wait",
+            f"{name} is used before tcgen05.wait::ld: the tcgen05.ld at PTX line {pending[name]} "
+            "may not have delivered it",
+            step.instructions[0].line,
+            fragment.warp.cta,
+            fragment.warp.index,
+        )
+
+    # Divergence.
+
+    def _indexed_targets(self, fragment: Fragment, step: Step) -> dict[int, int]:
+        warp = fragment.warp
+        if step.function is not None:
+            step.function(warp.base, fragment.mask, warp.cta.grid.parameter_address)
+        index = step.instruction.operands[0]
+        offset = warp.program.registers.offsets[getattr(index, "name", "")][0]
+        values = warp.words[offset // 4 : offset // 4 + 32]
+        masks: dict[int, int] = {}
+        for lane in lanes_of[fragment.mask].nonzero()[0]:
+            value = int(values[lane])
+            if value >= len(step.targets):
+                raise self.fatal(
+                    fragment, "branch", f"brx.idx with index {value} of {len(step.targets)} targets"
+                )
+            target = step.targets[value]
+            masks[target] = masks.get(target, 0) | 1 << int(lane)
+        return masks
+
+    def _branch(self, fragment: Fragment, step: Step, masks: dict[int, int]) -> None:
+        """Continues at the targets of `masks`; lanes in none of them fall through."""
+        rest = fragment.mask
+        for mask in masks.values():
+            rest &= ~mask
+        parts = {target: mask for target, mask in masks.items() if mask}
+        if rest:
+            parts[step.index + 1] = parts.get(step.index + 1, 0) | rest
+        if len(parts) == 1:
+            fragment.pc = next(iter(parts))
+            return
+        joins = fragment.joins
+        if step.meet >= 0 and not (joins and joins[-1].at == step.meet):
+            joins = (*joins, Join(step.meet, fragment.mask))
+        (pc, mask), *others = parts.items()
+        fragment.joins = joins
+        fragment.pc, fragment.mask = pc, mask
+        for other_pc, other_mask in others:
+            other = Fragment(fragment.warp, other_pc, other_mask, joins)
+            fragment.warp.fragments.append(other)
+            self.ready.append(other)
+
+    def _meet(self, fragment: Fragment) -> bool:
+        """A fragment reached its meeting point. Returns whether it goes on, as the whole."""
+        while fragment.joins and fragment.joins[-1].at == fragment.pc:
+            join = fragment.joins[-1]
+            join.arrived |= fragment.mask
+            if join.arrived & join.expected != join.expected:
+                fragment.warp.fragments.remove(fragment)
+                return False
+            fragment.mask = join.expected
+            fragment.joins = fragment.joins[:-1]
+        return True
+
+    def exit_lanes(self, fragment: Fragment, mask: int) -> None:
+        """The fragment's lanes leave the kernel."""
+        warp = fragment.warp
+        warp.alive &= ~mask
+        warp.fragments.remove(fragment)
+        for join in fragment.joins:
+            join.expected &= ~mask
+        self._release_joins(warp, fragment.joins)
+        self._wake_gathered(warp)
+        self.progress += 1
+        if not warp.alive:
+            warp.cta.grid.warp_exited(warp)
+
+    def _release_joins(self, warp: Warp, joins: tuple[Join, ...]) -> None:
+        """Lanes that only waited for lanes that are gone now go on."""
+        for depth in range(len(joins) - 1, -1, -1):
+            join = joins[depth]
+            running = 0
+            for other in warp.fragments:
+                if join in other.joins:
+                    running |= other.mask
+            if join.expected and not running and join.arrived & join.expected == join.expected:
+                merged = Fragment(warp, join.at, join.expected, joins[:depth])
+                warp.fragments.append(merged)
+                self.ready.append(merged)
+                return
+
+    def _gather(self, fragment: Fragment, step: Step) -> bool:
+        """Waits until the other lanes of the warp are here too; runs the step for all at once."""
+        warp = fragment.warp
+        here = [f for f in warp.fragments if f.pc == fragment.pc and f.wait is not None]
+        assert step.members is not None
+        named = step.members(warp, lowest(fragment.mask)) & warp.alive
+        union = fragment.mask
+        for other in here:
+            union |= other.mask
+        if named & ~union:
+            fragment.wait = Wait(None, lambda: f"lanes {named & ~union:#010x} of its warp")
+            return False
+        own = fragment.mask
+        fragment.mask = union
+        if step.kind == MACHINE:
+            self._execute(fragment, step)
+        else:
+            self._run_gathered(fragment, step)
+        fragment.mask = own
+        for other in here:
+            other.pc = fragment.pc
+            other.wait = None
+            self.ready.append(other)
+        self.ready.append(fragment)
+        return False
+
+    def _run_gathered(self, fragment: Fragment, step: Step) -> None:
+        warp = fragment.warp
+        if step.kind != RUN:
+            raise self.fatal(fragment, "divergence", "a .sync instruction in a branch step")
+        if step.function is not None:
+            step.function(warp.base, fragment.mask, warp.cta.grid.parameter_address)
+        fragment.pc += 1
+
+    def _wake_gathered(self, warp: Warp) -> None:
+        for other in warp.fragments:
+            if other.wait is not None and other.wait.on is None:
+                other.wait = None
+                self.ready.append(other)

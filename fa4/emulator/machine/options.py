@@ -1,0 +1,39 @@
+"""What a user can choose about an emulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fa4.emulator.errors import LaunchError
+
+SCHEDULES = ("fifo", "random", "adversarial")
+
+
+@dataclass(frozen=True)
+class Options:
+    """schedule, seed: the order of events ("fifo", "random", "adversarial"), reproducible.
+
+    checks: False turns off races, uninitialised reads and fences (faster; bounds, barriers and
+    deadlocks are always checked). resident_clusters: clusters that run at the same time at first;
+    more start when those cannot go on without them. max_findings: stop after this many.
+    collect: return findings in the report instead of raising EmulationFailed. events: a recorder
+    (fa4.emulator.trace.Recorder) or None. clusters_limit: how many clusters fit on the chip.
+    """
+
+    schedule: str = "fifo"
+    seed: int = 0
+    checks: bool = True
+    resident_clusters: int = 2
+    max_findings: int = 20
+    collect: bool = False
+    events: Any = None
+    clusters_limit: int = 148
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise LaunchError(f"schedule {self.schedule!r}: allowed are {', '.join(SCHEDULES)}")
+        for name in ("resident_clusters", "max_findings", "clusters_limit"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise LaunchError(f"{name} {value!r}: a positive integer is needed")

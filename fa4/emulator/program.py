@@ -1,0 +1,329 @@
+"""Turns a parsed kernel into a program: steps that the machine executes one after the other.
+
+A step is either a run of register instructions, compiled to one function over 32 lanes, or one
+instruction with a Python handler (memory, barriers, tensor operations), or a branch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from fa4.emulator.errors import UnsupportedInstruction
+from fa4.emulator.flow import live_out, postdominators
+from fa4.emulator.isa.lanes import SegmentBuilder
+from fa4.emulator.isa.table import Operation, Unsupported, find
+from fa4.emulator.layout import (
+    CLOCKS,
+    SHARED_WINDOW,
+    RegisterFile,
+    Variables,
+    lay_out_registers,
+    lay_out_variables,
+)
+from fa4.emulator.machine.context import KernelContext, ScalarReader
+from fa4.emulator.ptx.syntax import (
+    Address,
+    Instruction,
+    Kernel,
+    Module,
+    Operand,
+    Pair,
+    Register,
+    Symbol,
+    Vector,
+)
+from fa4.emulator.translate import SegmentFunction, compile_functions, function_text
+
+RUN, MACHINE, BRANCH, JUMP, INDEXED, EXIT = range(6)
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One step of a program.
+
+    kind: RUN, MACHINE, BRANCH (conditional), JUMP, INDEXED (brx.idx), EXIT. function: the
+    compiled registers part; a branch's returns the mask of lanes that take it. target: step of
+    the branch; meet: step where its diverged lanes meet again (-1: never). converges: the lanes of
+    the warp that `members` reads wait for each other before it. reads: registers it reads.
+    """
+
+    index: int
+    kind: int
+    instructions: tuple[Instruction, ...]
+    function: SegmentFunction | None = None
+    handler: Callable[..., Any] | None = None
+    operation: Operation | None = None
+    target: int = -1
+    targets: tuple[int, ...] = ()
+    meet: int = -1
+    converges: bool = False
+    members: ScalarReader | None = None
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+
+    @property
+    def instruction(self) -> Instruction:
+        """Its last instruction: the branch, or the one with a handler."""
+        return self.instructions[-1]
+
+
+@dataclass(eq=False)
+class Program:
+    """An executable kernel."""
+
+    module: Module
+    kernel: Kernel
+    registers: RegisterFile
+    variables: Variables
+    steps: list[Step]
+    step_of_line: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.kernel.name
+
+    def source_of(self, line: int) -> str:
+        """ "file.py:12" for a PTX line that has .loc information, else ""."""
+        step = self.step_of_line.get(line)
+        if step is None:
+            return ""
+        for instruction in self.steps[step].instructions:
+            if instruction.line == line and instruction.location is not None:
+                return f"{instruction.location[0]}:{instruction.location[1]}"
+        return ""
+
+
+@cache
+def load_instruction_set() -> None:
+    """Imports every module of fa4.emulator.isa, which fills the table."""
+    package = importlib.import_module("fa4.emulator.isa")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"fa4.emulator.isa.{module.name}")
+
+
+def build_program(module: Module, kernel: Kernel) -> Program:
+    """Translates a kernel. Raises UnsupportedInstruction with all that cannot be executed."""
+    load_instruction_set()
+    registers = lay_out_registers(kernel)
+    variables = lay_out_variables(module, kernel)
+    assembler = _Assembler(module, kernel, registers, variables)
+    steps = assembler.assemble()
+    program = Program(module, kernel, registers, variables, steps)
+    for step in steps:
+        for instruction in step.instructions:
+            program.step_of_line[instruction.line] = step.index
+    return program
+
+
+def registers_of(operand: Operand) -> set[str]:
+    """The names of all registers in an operand."""
+    if isinstance(operand, Register):
+        return {operand.name}
+    if isinstance(operand, Symbol):
+        return {f"param:{operand.name}"}  # an argument of a call: see isa.parameters
+    if isinstance(operand, Vector):
+        return set().union(*(registers_of(element) for element in operand.elements))
+    if isinstance(operand, Pair):
+        return registers_of(operand.first) | registers_of(operand.second)
+    if isinstance(operand, Address):
+        found = {c.name for c in operand.coordinates if isinstance(c, Register)}
+        return found | ({operand.base.name} if isinstance(operand.base, Register) else set())
+    return set()
+
+
+class _Assembler:
+    """Collects instructions into steps."""
+
+    def __init__(
+        self, module: Module, kernel: Kernel, registers: RegisterFile, variables: Variables
+    ) -> None:
+        self.kernel = kernel
+        self.registers = registers
+        self.variables = variables
+        self.context = KernelContext(module, kernel, registers, variables)
+        self.steps: list[Step] = []
+        self.builders: dict[int, tuple[SegmentBuilder, str]] = {}
+        self.problems: list[tuple[int, str, str]] = []
+        self.pending: list[Instruction] = []
+        self.builder = self._new_builder()
+        self.converges = False
+
+    def _new_builder(self) -> SegmentBuilder:
+        def address(name: str) -> int:
+            if name == "%shared_window":
+                return SHARED_WINDOW
+            if name not in self.variables.addresses:
+                raise Unsupported(f"the address of {name}")
+            return self.variables.addresses[name]
+
+        return SegmentBuilder(self.registers.offsets, address, self.variables.shared)
+
+    def assemble(self) -> list[Step]:
+        """All steps, compiled."""
+        at_label: dict[int, list[str]] = {}
+        for label, position in self.kernel.labels.items():
+            at_label.setdefault(position, []).append(label)
+        step_of_label: dict[str, int] = {}
+        for position, instruction in enumerate(self.kernel.instructions):
+            if position in at_label:
+                self._finish(RUN)
+                step_of_label |= dict.fromkeys(at_label[position], len(self.steps))
+            self._add(instruction)
+        self._finish(RUN)
+        step_of_label |= dict.fromkeys(
+            at_label.get(len(self.kernel.instructions), ()), len(self.steps)
+        )
+        # Falling off the end is the same as ret.
+        self.steps.append(Step(len(self.steps), EXIT, ()))
+        if self.problems:
+            raise UnsupportedInstruction(self.kernel.name, self.problems)
+        self._link(step_of_label)
+        self._compile()
+        return self.steps
+
+    def _add(self, instruction: Instruction) -> None:
+        try:
+            operation = find(instruction)
+            if operation.kind == "control":
+                self._add_control(instruction, operation)
+            elif operation.kind == "machine" or self._reads_clock(instruction):
+                self._finish(RUN)
+                self._add_machine(instruction, operation)
+            else:
+                if operation.converges:
+                    self._finish(RUN)
+                    self.converges = True
+                self.builder.guard = self._guard(instruction)
+                operation.function(self.builder, instruction)
+                self.pending.append(instruction)
+        except Unsupported as problem:
+            self.problems.append((instruction.line, instruction.text, str(problem)))
+        except (TypeError, ValueError, IndexError) as problem:
+            reason = f"operands that do not fit ({problem})"
+            self.problems.append((instruction.line, instruction.text, reason))
+
+    @staticmethod
+    def _reads_clock(instruction: Instruction) -> bool:
+        return any(isinstance(o, Register) and o.name in CLOCKS for o in instruction.operands)
+
+    def _guard(self, instruction: Instruction) -> Any:
+        if instruction.guard is None:
+            return None
+        value = self.builder.register(instruction.guard.name)
+        return ~value if instruction.guard.negated else value
+
+    def _add_machine(self, instruction: Instruction, operation: Operation) -> None:
+        if operation.kind == "machine":
+            handler = operation.function(instruction, self.context)
+        else:
+            handler = self.context.bind_clock(instruction)
+        step = Step(len(self.steps), MACHINE, (instruction,), handler=handler, operation=operation)
+        step.converges = operation.converges
+        if step.converges:
+            step.members = self._members(instruction)
+        names = set().union(*(registers_of(o) for o in instruction.operands), set())
+        step.reads = frozenset(
+            names | ({instruction.guard.name} if instruction.guard is not None else set())
+        )
+        self.steps.append(step)
+
+    def _members(self, instruction: Instruction) -> ScalarReader:
+        """Reads the mask of lanes that a .sync instruction names."""
+        if instruction.parts[0] in ("activemask", "movmatrix", "ldmatrix", "stmatrix", "tensormap"):
+            return lambda warp, lane: warp.alive
+        position = 0 if instruction.parts[0] == "bar" else -1
+        return self.context.scalar(instruction.operands[position], "b32")
+
+    def _add_control(self, instruction: Instruction, operation: Operation) -> None:
+        kind = operation.function(instruction)
+        guard = self._guard(instruction)
+        if kind == EXIT and guard is not None:
+            kind = BRANCH
+        self.pending.append(instruction)
+        result = "0"
+        if kind == BRANCH and guard is None:
+            kind = JUMP
+        if kind == BRANCH:
+            self.builder.guard = guard
+            result = self.builder.ballot(self.builder.active())
+        if kind == INDEXED:
+            self.builder.register(self._index_register(instruction))
+        self._finish(kind, result)
+
+    @staticmethod
+    def _index_register(instruction: Instruction) -> str:
+        index = instruction.operands[0]
+        if not isinstance(index, Register):
+            raise Unsupported("brx.idx needs a register index")
+        return index.name
+
+    def _finish(self, kind: int, result: str = "0") -> None:
+        """Closes the current run of register instructions as a step of `kind`."""
+        if not self.pending:
+            self.converges = False
+            return
+        step = Step(len(self.steps), kind, tuple(self.pending), converges=self.converges)
+        self.builder.guard = None
+        if self.builder.lines or self.builder.written:
+            self.builders[step.index] = (self.builder, result)
+        if self.converges:
+            step.members = self._members(self.pending[0])
+        step.reads = frozenset(self.builder.read_first)
+        step.writes = frozenset(self.builder.written)
+        self.steps.append(step)
+        self.pending = []
+        self.builder = self._new_builder()
+        self.converges = False
+
+    def _link(self, step_of_label: dict[str, int]) -> None:
+        """Branch targets, and for each branch the step where diverged lanes meet."""
+        exit_step = len(self.steps) - 1
+        successors: list[list[int]] = []
+        for step in self.steps:
+            after = [step.index + 1]
+            if step.kind in (BRANCH, JUMP):
+                target = step.instruction.operands[0] if step.instruction.operands else None
+                step.target = (
+                    step_of_label[target.name] if isinstance(target, Symbol) else exit_step
+                )
+                after = [step.target] + (after if step.kind == BRANCH else [])
+            elif step.kind == INDEXED:
+                step.targets = tuple(
+                    step_of_label[name] for name in self._listed_targets(step.instruction)
+                )
+                after = list(dict.fromkeys(step.targets))
+            elif step.kind == EXIT:
+                after = []
+            successors.append(after)
+        self.successors = successors
+        immediate = postdominators(successors)
+        for step in self.steps:
+            if step.kind in (BRANCH, INDEXED):
+                step.meet = immediate[step.index]
+
+    def _listed_targets(self, instruction: Instruction) -> tuple[str, ...]:
+        name = instruction.operands[1]
+        if not isinstance(name, Symbol):
+            raise Unsupported("brx.idx needs a target list")
+        return self.kernel.branch_targets[name.name]
+
+    def _compile(self) -> None:
+        uses = [set(step.reads) for step in self.steps]
+        defines = [set(step.writes) - set(step.reads) for step in self.steps]
+        live = live_out(self.successors, uses, defines)
+        bodies = {}
+        for index, (builder, result) in self.builders.items():
+            kept = live[index]
+            if self.steps[index].kind == INDEXED:  # the engine reads the index itself
+                kept = kept | {self._index_register(self.steps[index].instruction)}
+            builder.store_back(kept)
+            text = function_text("SEGMENT", builder, result)
+            bodies[str(index)] = (text, frozenset(builder.declarations))
+        for key, function in compile_functions(bodies).items():
+            self.steps[int(key)].function = function

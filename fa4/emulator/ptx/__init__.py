@@ -1,0 +1,1 @@
+"""Reading PTX: the syntax tree and the parser."""

@@ -1,0 +1,105 @@
+"""Runs hand-written PTX on NumPy arrays: the rig of the machine's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fa4.emulator.execute import Report, run
+from fa4.emulator.host.launch_record import Allocation, Launch
+from fa4.emulator.machine.options import Options
+from fa4.emulator.ptx.parser import parse
+
+Triple = tuple[int, int, int]
+Arrays = Mapping[str, np.ndarray] | Sequence[np.ndarray]
+
+HEADER = ".version 8.8\n.target sm_100a\n.address_size 64\n"
+DYNAMIC = ".extern .shared .align 1024 .b8 smem[];\n"
+REGISTERS = """
+  .reg .pred %p<32>;
+  .reg .b16 %h<64>;
+  .reg .b32 %r<128>;
+  .reg .b64 %rd<64>;
+  .reg .f32 %f<64>;
+  .reg .f64 %fd<32>;
+  .reg .b128 %q<8>;
+"""
+
+
+def module_text(
+    body: str, pointers: int, blocks: Sequence[int] = (), declarations: str = ""
+) -> str:
+    """A module with one kernel around `body`.
+
+    Its parameters: `pointers` addresses, loaded into %rd1, %rd2, ...; then byte blocks block0,
+    block1, ... of the given sizes (a multiple of 64 is aligned like a tensor map). `smem` is the
+    dynamic shared memory; declarations stand in the kernel, before the body.
+    """
+    parameters = [f".param .b64 pointer{k}" for k in range(pointers)] + [
+        f".param .align {64 if size % 64 == 0 else 8} .b8 block{k}[{size}]"
+        for k, size in enumerate(blocks)
+    ]
+    loads = "".join(f"  ld.param.b64 %rd{k + 1}, [pointer{k}];\n" for k in range(pointers))
+    listed = ",\n  ".join(parameters)
+    return (
+        f"{HEADER}{DYNAMIC}.visible .entry kernel(\n  {listed})\n{{{REGISTERS}{declarations}\n"
+        f"{loads}{body}\n  ret;\n}}\n"
+    )
+
+
+def run_ptx(
+    body_or_text: str,
+    arrays: Arrays = (),
+    grid: Triple = (1, 1, 1),
+    block: Triple = (32, 1, 1),
+    cluster: Triple = (1, 1, 1),
+    smem: int = 0,
+    collect: bool = False,
+    blocks: Sequence[bytes] = (),
+    declarations: str = "",
+    read_only: Sequence[str] = (),
+    **options: Any,
+) -> Report:
+    """Runs a body of instructions, or a whole module, on arrays that it may read and change.
+
+    arrays: contiguous; array k is the buffer whose address %rd{k + 1} holds. In a whole module
+    the kernel's parameters are the addresses, as far as it has such. blocks: bytes of further
+    parameters (block0, ...). read_only: names of arrays ("array0" unless named).
+    """
+    named = dict(arrays) if isinstance(arrays, Mapping) else name_arrays(arrays)
+    text = body_or_text
+    if ".version" not in text:
+        text = module_text(text, len(named), [len(b) for b in blocks], declarations)
+    allocations = [
+        Allocation(name, array.ctypes.data, array.nbytes, name not in read_only, array)
+        for name, array in named.items()
+    ]
+    kernel = next(iter(parse(text).kernels.values()))
+    values = [a.ctypes.data.to_bytes(8, "little") for a in named.values()] + list(blocks)
+    values = [
+        value.ljust(parameter.size_bytes or 0, b"\0")
+        for value, parameter in zip(values, kernel.parameters, strict=True)
+    ]
+    launch = Launch(kernel.name, text, grid, block, cluster, smem, tuple(values))
+    return run([launch], allocations, Options(collect=collect, **options))
+
+
+def name_arrays(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """array0, array1, ..."""
+    return {f"array{k}": array for k, array in enumerate(arrays)}
+
+
+def kinds(report: Report) -> set[str]:
+    """The kinds of the findings of a report."""
+    return {finding.kind for finding in report.findings}
+
+
+def aligned(values: np.ndarray, alignment_bytes: int = 128) -> np.ndarray:
+    """A copy that starts at a multiple of `alignment_bytes`, as device allocations do."""
+    raw = np.zeros(values.nbytes + alignment_bytes, np.uint8)
+    start = -raw.ctypes.data % alignment_bytes
+    copy = raw[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy

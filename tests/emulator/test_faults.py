@@ -1,0 +1,70 @@
+"""The planter of faults, and what the checks make of its faults in a small pipeline."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from fa4.emulator.faults import plant
+from fa4.emulator.ptx.parser import parse
+from tests.emulator.kernels import module_text, run_ptx
+from tests.emulator.test_barriers import PIPELINE, SCHEDULES, expected_pipeline
+
+TEXT = module_text(PIPELINE, 1)
+EXPECTED = Counter(
+    {"init count + 1": 4, "init count - 1": 4, "wait removed": 2, "arrive removed": 2,
+     "barrier removed": 1}
+)  # fmt: skip
+
+
+def test_every_synchronisation_instruction_is_altered() -> None:
+    faults = plant(TEXT)
+    assert Counter(fault.kind for fault in faults) == EXPECTED
+    assert plant(TEXT, "another kernel") == []
+    for fault in faults:
+        changed = [
+            (old, new)
+            for old, new in zip(TEXT.split("\n"), fault.text.split("\n"), strict=True)
+            if old != new
+        ]
+        assert len(changed) == 1 and fault.instruction in changed[0][0]
+        parse(fault.text)
+
+
+def caught(text: str) -> bool:
+    """Whether any schedule shows a finding or a wrong result."""
+    for schedule in SCHEDULES:
+        for seed in range(3):
+            out = np.zeros(64, np.uint32)
+            report = run_ptx(
+                text, [out], block=(64, 1, 1), smem=4096, collect=True, schedule=schedule, seed=seed
+            )
+            if report.findings or out[32:].tolist() != expected_pipeline():
+                return True
+    return False
+
+
+def test_the_faults_of_a_pipeline_are_caught() -> None:
+    assert not caught(TEXT)
+    survivors = [f"{f.kind}: {f.instruction}" for f in plant(TEXT) if not caught(f.text)]
+    assert survivors == []
+
+
+def test_statements_in_inner_scopes_and_with_guards() -> None:
+    body = """
+  setp.eq.u32 %p1, 0, 0;
+  { .reg .pred p; .reg .b32 a; mov.u32 a, smem;
+    WAIT: @%p1 mbarrier.try_wait.parity.shared::cta.b64 p, [a], 0, 100;
+    @p bra DONE; bra WAIT; DONE: }
+  { .reg .pred p; .reg .b32 a; mov.u32 a, smem;
+    @!%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [a], 4096; bar.sync 0, 64; }
+"""
+    faults = {fault.kind: fault.text for fault in plant(module_text(body, 0))}
+    assert "@%p1 setp.eq.u32 p, 0, 0;" in faults["wait removed"]
+    assert "[a], 4112;" in faults["16 bytes more expected"]
+    assert "[a], 4080;" in faults["16 bytes fewer expected"]
+    assert "bar.sync 0, 96;" in faults["32 threads more expected"]
+    assert "expect_tx" not in faults["arrive.expect_tx removed"]
+    for text in faults.values():
+        parse(text)
