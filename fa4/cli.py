@@ -30,6 +30,7 @@ COMMANDS = (
     "machines",
     "validate",
     "calibrate",
+    "emulate",
     "doctor",
 )
 

@@ -38,6 +38,7 @@ MANY_PARAMETERS = {
     "fa4.commands.sweep.sweep": "a typer command: one parameter per option",
     "fa4.commands.trace.trace": "a typer command: one parameter per option",
     "fa4.commands.ablate.ablate": "a typer command: one parameter per option",
+    "fa4.commands.emulate.emulate": "a typer command: one parameter per option",
 }
 
 # Written in pieces, so that this file does not contain what it forbids.

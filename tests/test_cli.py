@@ -186,6 +186,7 @@ def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["package"]: row["version"] for row in report["packages"]}["numpy"] == np.__version__
     parts = {row["part"]: row for row in report["works"]}
     assert parts["reference"]["works"]
+    assert parts["emulator of PTX"]["works"]
     assert parts["kernels"] == {"part": "kernels", "works": False, "why": "not in this version"}
 
 
@@ -201,6 +202,15 @@ def test_doctor_says_how_to_get_what_is_missing(
     assert code == 0
     assert f"{sys.executable} -m pip install tokenizers\n" in out
     assert re.search(r"demo\W+no\W+needs tokenizers", out)
+
+
+def test_doctor_tells_ptx_from_cute_dsl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CuTe-DSL the emulator still runs PTX; the report says what its programs need."""
+    monkeypatch.setattr(doctor, "version_of", lambda name: None if "cutlass" in name else "1.0")
+    parts = {row["part"]: row for row in doctor.diagnose()["works"]}
+    assert parts["emulator of PTX"]["works"]
+    row = parts["emulator of CuTe-DSL programs"]
+    assert (row["works"], row["why"]) == (False, "needs nvidia-cutlass-dsl")
 
 
 def test_doctor_survives_a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,8 @@ class OptionalPackage:
     pip_arguments: tuple[str, ...]
 
 
+CUTE_DSL = "emulator of CuTe-DSL programs"
+
 # Bounds as in pyproject.toml, which says why torch has one.
 OPTIONAL = (
     OptionalPackage("hypothesis", "fa4 verify", ("hypothesis",)),
@@ -41,12 +43,12 @@ OPTIONAL = (
     OptionalPackage("matplotlib", "pictures", ("matplotlib",)),
     OptionalPackage("distributed", "fa4 sweep --dask", ("distributed>=2024.8",)),
     OptionalPackage("torch", "torch tensors, kernels", ("torch>=2.9,<2.14",)),
-    OptionalPackage("nvidia-cutlass-dsl", "kernels", ("nvidia-cutlass-dsl>=4.8",)),
-    OptionalPackage("cuda-python", "kernels", ("cuda-python>=12.9",)),
+    OptionalPackage("nvidia-cutlass-dsl", CUTE_DSL, ("nvidia-cutlass-dsl>=4.8",)),
+    OptionalPackage("cuda-python", CUTE_DSL, ("cuda-python>=12.9",)),
     OptionalPackage("pytest", "the test suite", ("pytest",)),
 )
 
-NOT_YET = ("emulator", "kernels")  # planned parts that this version lacks
+NOT_YET = ("kernels",)  # planned parts that this version lacks
 
 
 def doctor(
@@ -141,9 +143,10 @@ def gpus_of_nvidia_smi() -> list[str]:
 
 def judge_parts(optional: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each part: does it work here, and if not, why."""
-    parts = [{"part": part, "works": True, "why": ""} for part in ("reference", "simulator")]
-    for part in ("verify", "demo"):
-        needed = [item for item in optional if item["needed_by"] == f"fa4 {part}"]
+    works = ("reference", "simulator", "emulator of PTX")
+    parts = [{"part": part, "works": True, "why": ""} for part in works]
+    for part, user in ((CUTE_DSL, CUTE_DSL), ("verify", "fa4 verify"), ("demo", "fa4 demo")):
+        needed = [item for item in optional if item["needed_by"] == user]
         missing = [item["package"] for item in needed if item["version"] is None]
         why = f"needs {', '.join(missing)}" if missing else ""
         parts.append({"part": part, "works": not missing, "why": why})

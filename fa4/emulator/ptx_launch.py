@@ -196,13 +196,13 @@ def _pack(name: str, value: Any, parameter: Variable) -> bytes:
 
 
 def _pack_struct(name: str, fields: tuple[Any, ...], parameter: Variable) -> bytes:
-    """Fields at multiples of their size, zeros at the end up to the parameter's size."""
+    """Numbers at multiples of their size, bytes where the one before ends, zeros at the end."""
     packed = bytearray()
     for field in fields:
         if not isinstance(field, (np.ndarray, np.generic, bytes, Tma)):
             raise LaunchError(f"{name}: {field!r} in a struct needs a type, such as np.int32(5)")
         part = _pack_value(name, field, "", 0)
-        alignment = min(len(part), 64) or 1
+        alignment = 1 if isinstance(field, bytes) else min(len(part), 64)
         packed += bytes(-len(packed) % alignment) + part
     return bytes(packed).ljust(parameter.size_bytes or 0, b"\0")
 

@@ -23,7 +23,7 @@ REGISTERS = """
   .reg .b32 %r<128>;
   .reg .b64 %rd<64>;
   .reg .f32 %f<64>;
-  .reg .f64 %fd<32>;
+  .reg .f64 %fd<64>;
   .reg .b128 %q<8>;
 """
 

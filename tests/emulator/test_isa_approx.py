@@ -25,7 +25,7 @@ FUNCTIONS = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "tanh": np.tanh,
 }
-# Beyond these, results are zeros, infinities or NaN, or the angle is far outside the manual's range.
+# Beyond these, results are zeros, infinities or NaN, or the manual gives no bound for the angle.
 RANGES = {"ex2": (-150.0, 128.0), "sin": (-7.0, 7.0), "cos": (-7.0, 7.0), "tanh": (-12.0, 12.0)}
 HALF_ERRORS = {  # in the manual; the model's own is half a unit in the last place
     ("ex2", "f16"): 2.0**-11,

@@ -249,9 +249,12 @@ def matrix_product(memory: ShadowMemory, without: set[str]) -> Iterator[Conflict
     """The tensor pipe accumulates in order; a warp loads the result; the pipe overwrites it."""
     issuer, epilogue = WarpClock(0, ROWS), WarpClock(1, ROWS)
     pipe, pool = PipeActor(PIPE_ROW), AsyncPool(POOL_ROW, 1)
-    for _ in range(2):
+    for step in range(2):
         product = pipe.begin(issuer.snapshot(1))
+        if step:
+            yield memory.read_range(0, 16, 0, product, ASYNC)
         yield memory.write_range(0, 16, 0, product, ASYNC)
+        yield memory.read_range(0, 16, 0, product, ASYNC)
     if "commit" not in without:
         epilogue.acquire(product.completion())
     load = pool.begin(epilogue.snapshot(0xFFFF_FFFF))
@@ -471,6 +474,21 @@ def test_readers_of_some_lanes_wait_only_for_those_lanes() -> None:
     writer.acquire(reader.release(1 << 3))
     writer.acquire(reader.release(1 << 30))
     assert memory.write_range(0, 1, 0, writer, PLAIN) is None
+
+
+@MEMORIES
+@pytest.mark.parametrize("first", ["read", "write"])
+def test_neighbouring_granules_of_different_lanes(make, clusters, first) -> None:
+    """What one lane published does not cover its neighbour's granule of the same instruction."""
+    memory, pair = make(), np.array([0, 1])
+    memory.mark_initialised(0, GRANULES)
+    giver, taker = WarpClock(0, ROWS), WarpClock(1, ROWS)
+    call = memory.write if first == "write" else memory.read
+    assert call(pair, pair, giver, PLAIN) is None
+    taker.acquire(giver.release(1))
+    conflict = memory.write(pair, 0, taker, PLAIN)
+    assert (conflict.granule, conflict.other_id) == (1, 1)
+    assert conflict.kind == (WAW if first == "write" else WAR)
 
 
 def test_a_reused_pool_id_is_another_operation() -> None:

@@ -224,7 +224,7 @@ class _Stream:
 def _torch_streams() -> _Replacements:
     """torch.cuda's streams, where torch is loaded and has no GPU of its own."""
     torch = sys.modules.get("torch")
-    if torch is None or torch.cuda.is_available():
+    if torch is None or (torch.version.cuda and torch.cuda.is_available()):
         return
     yield torch.cuda, "Stream", _Stream
     yield torch.cuda, "current_stream", lambda device=None: _Stream(handle=0)

@@ -167,6 +167,8 @@ def _approximate(row: Approximation, sources: list[Lanes], form: Format, ftz: bo
 def _emitter(row: Approximation) -> Callable[[SegmentBuilder, Instruction], None]:
     def emit(builder: SegmentBuilder, i: Instruction) -> None:
         ftz, kind = modifiers(i, row.name, ("ftz",), tuple(row.types))
+        if not kind:
+            raise Unsupported("no type")
         accepts = row.types[kind]
         if bool(ftz) != (accepts == "!") and accepts != "?":
             raise Unsupported(f"type .{kind} {'with' if ftz else 'without'} .ftz")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fa4.emulator.checks.clocks import Message
 from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.machine.context import Array, Handler, KernelContext, lanes_of, lowest
 from fa4.emulator.machine.grid import EXIT_HOOKS
@@ -247,10 +248,12 @@ def bind_cluster_arrive(instruction: Instruction, context: KernelContext) -> Han
                 fragment, "barrier", "arrives at the cluster barrier twice in one phase"
             )
         warp.unit["cluster_phase"] = barrier.phase
-        if semantics != "relaxed":
-            message = warp.clock.release(mask)
+        message: Message | None = (
+            warp.unit.get("fence_release") if semantics == "relaxed" else warp.clock.release(mask)
+        )
+        if message is not None:
             if barrier.message is None:
-                barrier.message = message
+                barrier.message = message.copy()
             else:
                 barrier.message.join(message)
         cluster_arrive(warp, mask.bit_count())

@@ -19,8 +19,8 @@ from fa4.emulator.machine.waits import Wait, Waitable, wait_for
 class Copy(Waitable):
     """One copy that a thread can wait for: first it has read its source, then it is done.
 
-    mask: lanes that issued it. messages: what its two ends publish, until the warp has taken it
-    over. when_done: called once, at the end.
+    mask: lanes that issued it. read_messages, messages: what its two ends publish, until the warp
+    has taken it over. when_done: called once, at the end.
     """
 
     def __init__(self, mask: int) -> None:
@@ -28,13 +28,14 @@ class Copy(Waitable):
         self.mask = mask
         self.has_read = False
         self.is_done = False
+        self.read_messages: list[Message] = []
         self.messages: list[Message] = []
         self.when_done: list[Callable[[], None]] = []
 
     def finish_read(self, message: Message) -> None:
         """The source has been read."""
         self.has_read = True
-        self.messages.append(message)
+        self.read_messages.append(message)
         self.wake()
 
     def finish(self, message: Message) -> None:
@@ -130,7 +131,7 @@ def wait_handler(kind: str, newest: int, only_read: bool, what: str) -> Handler:
                     continue
                 if not (copy.has_read if only_read else copy.is_done):
                     return wait_for(copy, what)
-                take_over(warp, copy)
+                take_over(warp, copy, only_read)
         if not only_read:
             for lanes, group in groups.older(mask, newest):
                 group.waited |= lanes
@@ -140,8 +141,9 @@ def wait_handler(kind: str, newest: int, only_read: bool, what: str) -> Handler:
     return handler
 
 
-def take_over(warp: Warp, copy: Copy) -> None:
-    """The warp learns what a copy published so far."""
-    for message in copy.messages:
-        warp.clock.acquire(message)
-    copy.messages = []
+def take_over(warp: Warp, copy: Copy, only_read: bool) -> None:
+    """The warp learns what a copy published so far, or only that it has read its source."""
+    for messages in (copy.read_messages, [] if only_read else copy.messages):
+        for message in messages:
+            warp.clock.acquire(message)
+        messages.clear()

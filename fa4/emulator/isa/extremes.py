@@ -99,7 +99,7 @@ def _register() -> None:
 _register()
 
 
-@lane("copysign", "9.7.3.2", ".f32, .f64")
+@lane("copysign", "9.7.3.2", ".f32, .f64", types=SCALARS)
 def copysign(builder: SegmentBuilder, i: Instruction) -> None:
     """The sign of a on the magnitude of b."""
     (kind,) = modifiers(i, "copysign", SCALARS)
@@ -108,11 +108,18 @@ def copysign(builder: SegmentBuilder, i: Instruction) -> None:
     builder.write(i.operands[0], (sign & form.sign) | (magnitude & (form.sign - 1)))
 
 
-@lane("testp", "9.7.3.1", ".finite .infinite .number .notanumber .normal .subnormal; f32 f64")
+@lane(
+    "testp",
+    "9.7.3.1",
+    "{.finite .infinite .number .notanumber .normal .subnormal}.{f32 f64}",
+    types=SCALARS,
+)
 def testp(builder: SegmentBuilder, i: Instruction) -> None:
     """A property of a number as predicate; zeros count as normal."""
     names = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
     name, kind = modifiers(i, "testp", names, SCALARS)
+    if not name:
+        raise Unsupported("no property")
     form = ELEMENTS[kind][0]
     magnitude = builder.read(i.operands[1], kind) & (form.sign - 1)
     infinity = form.infinity_bits

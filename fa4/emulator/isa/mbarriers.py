@@ -14,7 +14,7 @@ from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.machine.checks import WRITE, Touch
 from fa4.emulator.machine.context import Array, Handler, KernelContext, lanes_of, lowest
 from fa4.emulator.machine.mbarrier import MBarrier, MBarrierFault
-from fa4.emulator.machine.memory import check_alignment, locate_shared
+from fa4.emulator.machine.memory import MemoryFault, locate_one_shared
 from fa4.emulator.machine.state import Cta, Fragment
 from fa4.emulator.machine.waits import SPIN, Spin, Wait
 from fa4.emulator.ptx.syntax import Instruction
@@ -27,17 +27,17 @@ SPACES = ("shared", "shared::cta", "shared::cluster")
 
 def _addressed(fragment: Fragment, mask: int, addresses: Array) -> Iterator[tuple[Cta, int, int]]:
     """(CTA, offset, mask of the lanes) for each mbarrier that the lanes name."""
-    active = lanes_of[mask]
-    check_alignment(addresses[active], OBJECT_BYTES, "mbarrier")
     left = mask
     while left:
         first = int(addresses[lowest(left)])
+        if first % OBJECT_BYTES:
+            raise MemoryFault(
+                "misaligned", f"mbarrier address {first:#x} is not a multiple of {OBJECT_BYTES}"
+            )
         group = left & _bits(addresses == addresses.dtype.type(first))
         left &= ~group
-        for cta, offsets, _ in locate_shared(
-            fragment.warp.cta, np.array([first], np.uint64), OBJECT_BYTES
-        ):
-            yield cta, int(offsets[0]), group
+        cta, offset = locate_one_shared(fragment.warp.cta, first, OBJECT_BYTES)
+        yield cta, offset, group
 
 
 def _bits(lanes: Array) -> int:
@@ -74,6 +74,15 @@ def _parts(group: int, pending: int) -> list[int]:
     for lane in lanes_of[group].nonzero()[0][:pending]:
         first |= 1 << int(lane)
     return [first, group & ~first]
+
+
+def _arrive(barrier: MBarrier, amounts: Array, expect: bool, message: Any) -> int:
+    """All lanes of a part arrive. amounts: bytes to expect, or how often each arrives."""
+    total = int(amounts.sum())
+    if expect:
+        barrier.expect(total)
+        total = len(amounts)
+    return barrier.arrive(total, message)
 
 
 @contextmanager
@@ -227,20 +236,18 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
             _check_visible(fragment, group, cta, barrier)
             barrier.arrivers.add(warp.name)
             cta.machine.progress += 1
-            for part in _parts(group, barrier.pending if amount_of is None else 32):
+            single = bool(expect) or bool((amounts[lanes_of[group]] == 1).all())
+            for part in _parts(group, barrier.pending if single else 32):
                 message: Any = (
                     warp.unit.get("fence_release")
                     if semantics == "relaxed"
                     else warp.clock.release(part)
                 )
                 with _faults_of(fragment, cta, barrier):
-                    for lane in lanes_of[part].nonzero()[0]:
-                        amount = int(amounts[lane])
-                        if expect:
-                            barrier.expect(amount)
-                        if dropping:
-                            barrier.drop()
-                        states[lane] = barrier.arrive(1 if expect else amount, message)
+                    state = _arrive(barrier, amounts[lanes_of[part]], bool(expect), message)
+                if dropping:
+                    barrier.drop(part.bit_count())
+                states[lanes_of[part]] = state
         if state_to is not None:
             state_to(warp, states, mask)
 
@@ -294,6 +301,7 @@ def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
             elif blocking and group == mask and not fragment.timed_out:
                 _check_overrun(fragment, cta, barrier)
                 if cta.machine.schedule.gives_up():
+                    warp.unit.pop(fragment.number, None)
                     write(warp, results, mask)
                     return SPIN
                 return Wait(barrier, partial(_waiting, cta, barrier, state), times_out=True)

@@ -20,7 +20,13 @@ from fa4.emulator.machine.checks import READ, WRITE, Touch
 from fa4.emulator.machine.context import Array, Handler, KernelContext, lowest
 from fa4.emulator.machine.memory import check_alignment, locate_shared
 from fa4.emulator.machine.state import Fragment, Warp
-from fa4.emulator.machine.tensor import TensorMemory, group_of, record_free, tensor_memory
+from fa4.emulator.machine.tensor import (
+    TensorMemory,
+    granules_of,
+    group_of,
+    record_free,
+    tensor_memory,
+)
 from fa4.emulator.machine.waits import Countdown, Wait
 from fa4.emulator.ptx.syntax import Instruction, Integer, Operand
 from fa4.emulator.tcgen05.errors import TmemError
@@ -181,9 +187,11 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """granules: lane * 512 + column of each register of each lane, (registers, 32), with packing
-    (2 * registers, 32). first_column, columns: the run of columns that they lie in."""
+    """cells: lane * 512 + column of each register of each lane, (registers, 32), with packing
+    (2 * registers, 32). granules: the same for the checks. first_column, columns: the run of
+    columns that they lie in."""
 
+    cells: Array
     granules: Array
     first_column: int
     columns: int
@@ -192,11 +200,14 @@ class Cells:
 @lru_cache(maxsize=1024)
 def cells_of(form: Form, warp_in_group: int, address: int) -> Cells:
     """What a warp touches. Raises TmemError if it may not."""
-    cells = access_map(form.shape, form.count, warp_in_group, address, form.half_split, form.packed)
-    granules = np.ascontiguousarray((cells.lanes * COLUMNS + cells.columns).T)
-    granules.flags.writeable = False
-    first, last = int(cells.columns.min()), int(cells.columns.max())
-    return Cells(granules, first, last - first + 1)
+    places = access_map(
+        form.shape, form.count, warp_in_group, address, form.half_split, form.packed
+    )
+    cells = np.ascontiguousarray((places.lanes * COLUMNS + places.columns).T)
+    halves = (slice(0, 16), slice(16, 32)) if form.half_split is not None else (slice(0, 32),)
+    granules = [granules_of(places.lanes[half], places.columns[half]) for half in halves]
+    first, last = int(places.columns.min()), int(places.columns.max())
+    return Cells(cells, np.concatenate(granules), first, last - first + 1)
 
 
 def _form(shape: str, count: str, packing: str, rest: tuple[Operand, ...]) -> Form:
@@ -306,12 +317,12 @@ def _load_handler(
         tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.ld")
         actor = cta.pool.begin(warp.clock.snapshot(mask))
         touch = Touch(actor, how, READ, actor.lane)
-        cta.machine.checks.tensor(cta, cells.granules.reshape(-1), touch)
+        cta.machine.checks.tensor(cta, cells.granules, touch)
         warp.tmem_loads.update(due)
         warp.tmem_loading.started()
 
         def complete() -> None:
-            values = tensor.data.reshape(-1).take(cells.granules)
+            values = tensor.data.reshape(-1).take(cells.cells)
             if form.packed:
                 values = pack16(values.T).T
             deliver(warp, values, mask)
@@ -345,13 +356,13 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
         tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.st")
         actor = cta.pool.begin(warp.clock.snapshot(mask))
         touch = Touch(actor, how, WRITE, actor.lane)
-        cta.machine.checks.tensor(cta, cells.granules.reshape(-1), touch)
+        cta.machine.checks.tensor(cta, cells.granules, touch)
         values = block.read(warp)
         warp.tmem_storing.started()
 
         def complete() -> None:
             words = unpack16(values.T).T if form.packed else values
-            tensor.data.reshape(-1)[cells.granules] = words
+            tensor.data.reshape(-1)[cells.cells] = words
             warp.tmem_arrivals.append((warp.tmem_storing, actor))
             warp.tmem_storing.finished()
 
@@ -381,16 +392,7 @@ def _wait_handler(what: str, pending_of: Callable[[Warp], Countdown]) -> Handler
         if pending.count:
             return Wait(pending, lambda: f"{pending.count} operations at {what}")
         require_whole_warp(fragment, mask, what)
-        later = []
-        for kind, actor in warp.tmem_arrivals:
-            if kind is pending:
-                # What the operation knew, its warp knows: only its own accesses are news.
-                warp.clock.knowledge.add(actor.id, actor.epoch, fenced=False)
-            else:
-                later.append((kind, actor))
-        warp.tmem_arrivals = later
-        if pending is warp.tmem_loading:
-            warp.tmem_loads.clear()
+        warp.settle(pending)
         return None
 
     return handler

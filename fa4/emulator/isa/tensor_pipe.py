@@ -7,7 +7,7 @@ when it completes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -21,8 +21,8 @@ from fa4.emulator.machine.checks import READ, WRITE, Touch
 from fa4.emulator.machine.context import Array, lowest
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.state import Cta, Fragment
-from fa4.emulator.machine.tensor import TensorGroup, group_of, tensor_memory
-from fa4.emulator.tcgen05.tmem import COLUMNS, SmemRead, TmemRegion
+from fa4.emulator.machine.tensor import TensorGroup, granules_of, group_of, tensor_memory
+from fa4.emulator.tcgen05.tmem import SmemRead, TmemRegion
 
 
 class Plan(Protocol):
@@ -48,7 +48,7 @@ class Plan(Protocol):
 class Use:
     """Tensor memory that an operation touches in one CTA of the group.
 
-    granules: lane * 512 + column. It lies in `columns` columns from first_column on.
+    granules: of the checks. They lie in `columns` columns from first_column on.
     """
 
     rank: int
@@ -59,13 +59,26 @@ class Use:
 
 
 @dataclass(frozen=True, eq=False)
+class SmemUse:
+    """Shared memory that an operation reads in one CTA of the group: units of equal size.
+
+    first, stop: the first byte of all, and the one behind the last.
+    """
+
+    rank: int
+    addresses: Array
+    unit_bytes: int
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
 class Job:
     """A plan with what the checks want to know of it."""
 
     plan: Plan
+    smem: tuple[SmemUse, ...]
     uses: tuple[Use, ...]
-    # Per read of shared memory: its first byte, and the one behind its last.
-    smem_bounds: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -99,17 +112,25 @@ def job_of(plan: Plan) -> Job:
         for region, kind in regions
         if len(region.lanes)
     )
-    bounds = tuple(
-        (int(read.addresses.min()), int(read.addresses.max()) + read.unit_bytes)
-        for read in plan.smem_reads
-    )
-    return Job(plan, uses, bounds)
+    return Job(plan, tuple(_smem_uses(plan.smem_reads)), uses)
+
+
+def _smem_uses(reads: tuple[SmemRead, ...]) -> Iterator[SmemUse]:
+    """One for each CTA and size of unit."""
+    together: dict[tuple[int, int], list[Array]] = {}
+    for read in reads:
+        together.setdefault((read.cta_rank, read.unit_bytes), []).append(read.addresses)
+    for (rank, unit_bytes), parts in together.items():
+        addresses = np.concatenate(parts)
+        stop = int(addresses.max()) + unit_bytes
+        yield SmemUse(rank, addresses, unit_bytes, int(addresses.min()), stop)
 
 
 @lru_cache(maxsize=256)
 def _granules(lanes: bytes, first_column: int, columns: int) -> Array:
-    rows = np.frombuffer(lanes, np.int64)[:, None] * COLUMNS
-    granules = (rows + np.arange(first_column, first_column + columns)).reshape(-1)
+    granules = granules_of(
+        np.frombuffer(lanes, np.int64), np.arange(first_column, first_column + columns)
+    )
     granules.flags.writeable = False
     return granules
 
@@ -158,14 +179,14 @@ def _check_bounds(group: TensorGroup, job: Job, instruction: PipeInstruction) ->
     for use in job.uses:
         tensor = tensor_memory(group.ctas[use.rank], instruction.cta_group)
         tensor.require(use.first_column, use.columns)
-    for read, (first, stop) in zip(job.plan.smem_reads, job.smem_bounds, strict=True):
-        member = group.ctas[read.cta_rank]
-        if first < SHARED_BASE or stop > member.shared_end:
-            last = member.shared_end - 1
+    for read in job.smem:
+        member = group.ctas[read.rank]
+        if read.first < SHARED_BASE or read.stop > member.shared_end:
             raise MemoryFault(
                 "out-of-bounds",
-                f"{instruction.name} reads shared bytes {first:#x}..{stop - 1:#x} of CTA "
-                f"{member.index}: its shared memory is {SHARED_BASE:#x}..{last:#x}",
+                f"{instruction.name} reads shared bytes {read.first:#x}..{read.stop - 1:#x} of "
+                f"CTA {member.index}: its shared memory is "
+                f"{SHARED_BASE:#x}..{member.shared_end - 1:#x}",
             )
         if member.done:
             raise MemoryFault(
@@ -178,8 +199,8 @@ def _record(group: TensorGroup, job: Job, actor: AsyncActor, instruction: PipeIn
     if not checks.enabled:
         return
     touch = Touch(actor, instruction.smem, READ, actor.lane)
-    for read in job.plan.smem_reads:
-        checks.shared(group.ctas[read.cta_rank], read.addresses, read.unit_bytes, touch)
+    for read in job.smem:
+        checks.shared(group.ctas[read.rank], read.addresses, read.unit_bytes, touch)
     for use in job.uses:
         touch = Touch(actor, instruction.tmem, use.kind, actor.lane)
         checks.tensor(group.ctas[use.rank], use.granules, touch)

@@ -37,7 +37,10 @@ class Touch:
     lanes: Array | int = 0
 
 
-TMEM_COLUMNS, TMEM_LANES = 512, 128
+# Tensor memory is recorded per column of 16 lanes. All loads and stores and nearly all operations
+# of the tensor pipe take such groups as a whole; where the pipe takes a part of one, two accesses
+# overlap in the group only if they overlap in a lane, because loads and stores take all of it.
+TMEM_COLUMNS, TMEM_GROUPS, TMEM_GROUP_LANES = 512, 8, 16
 # Bulk and tensor copies move multiples of 16 bytes; no shadow needs a larger granule.
 LARGEST_GRANULE = 16
 
@@ -57,6 +60,7 @@ def narrowest_access(program: Program, spaces: tuple[str, ...]) -> int:
             continue
         if parts[0] == "cp":
             size = 4 if parts[:2] == ("cp", "async") and "bulk" not in parts else 16
+            size = 1 if "cp_mask" in parts else size
         elif parts[0] == "mbarrier":
             size = 8
         else:
@@ -89,10 +93,10 @@ class Checks:
         return Shadow(-(-len(cta.smem) // granule), granule, cta.cluster.rows)
 
     def tmem_shadow(self, cta: Cta) -> ShadowMemory | None:
-        """A fresh shadow for a CTA's tensor memory: granule = lane * 512 + column."""
+        """A fresh shadow for a CTA's tensor memory: granule = lane // 16 * 512 + column."""
         if not self.enabled:
             return None
-        return Shadow(TMEM_LANES * TMEM_COLUMNS, 4, cta.cluster.rows)
+        return Shadow(TMEM_GROUPS * TMEM_COLUMNS, 4 * TMEM_GROUP_LANES, cta.cluster.rows)
 
     def shared(self, target: Cta, offsets: Array, size_bytes: int, touch: Touch) -> None:
         """Records units of size_bytes at byte offsets of a CTA's shared memory."""
@@ -104,14 +108,16 @@ class Checks:
                 self._report(conflict, target, where, touch.actor)
 
     def tensor(self, target: Cta, granules: Array, touch: Touch) -> None:
-        """Records accesses to tensor memory; granule = lane * 512 + column."""
+        """Records accesses to tensor memory; granule = lane // 16 * 512 + column."""
         if target.tensor is None or target.tensor.shadow is None or not len(granules):
             return
         shadow = target.tensor.shadow
         conflict = getattr(shadow, touch.kind)(granules, touch.lanes, touch.actor, touch.how)
         if conflict is not None:
-            lane, column = divmod(conflict.granule, TMEM_COLUMNS)
-            self._report(conflict, target, f"TMEM lane {lane} column {column}", touch.actor)
+            group, column = divmod(conflict.granule, TMEM_COLUMNS)
+            first = group * TMEM_GROUP_LANES
+            where = f"TMEM lanes {first}..{first + TMEM_GROUP_LANES - 1} column {column}"
+            self._report(conflict, target, f"{where} of CTA {target.index}", touch.actor)
 
     def buffer(
         self, cta: Cta, buffer: Buffer, offsets: Array, size_bytes: int, touch: Touch

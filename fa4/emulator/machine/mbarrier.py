@@ -80,9 +80,9 @@ class MBarrier(Waitable):
             raise MBarrierFault(f"{-self.tx_bytes} bytes more than expected, {MAX_COUNT} allowed")
         self._advance()
 
-    def drop(self) -> None:
-        """arrive_drop: one arrival less in all later phases."""
-        self.count -= 1
+    def drop(self, count: int) -> None:
+        """arrive_drop: so many arrivals fewer in all later phases."""
+        self.count -= count
 
     def passed(self, parity: int) -> bool:
         """Whether the phase of this parity is over (PTX ISA: test_wait.parity)."""

@@ -198,6 +198,21 @@ def locate_shared(
             yield ctas[rank], part, here
 
 
+def locate_one_shared(cta: Cta, address: int, size_bytes: int) -> tuple[Cta, int]:
+    """The CTA and the offset behind one shared address. Raises MemoryFault as locate_shared."""
+    if address >= SHARED_WINDOW:
+        address -= SHARED_WINDOW
+    rank, offset = address >> RANK_SHIFT, address & _OFFSET_MASK
+    ctas = cta.cluster.ctas
+    if rank < len(ctas):
+        target = ctas[rank]
+        inside = offset >= SHARED_BASE and offset + size_bytes <= target.shared_end
+        if inside and (target is cta or not target.done):
+            return target, offset
+    ((target, offsets, _),) = locate_shared(cta, np.array([address], np.uint64), size_bytes)
+    return target, int(offsets[0])
+
+
 def _check_shared(cta: Cta, target: Cta, offsets: Array, size_bytes: int) -> None:
     low, high = int(offsets.min()), int(offsets.max()) + size_bytes
     if low < SHARED_BASE or high > target.shared_end:

@@ -19,6 +19,8 @@ class Options:
     more start when those cannot go on without them. max_findings: stop after this many.
     collect: return findings in the report instead of raising EmulationFailed. events: a recorder
     (fa4.emulator.trace.Recorder) or None. clusters_limit: how many clusters fit on the chip.
+    strict_tmem_loads: report registers used before tcgen05.wait::ld, as the manual asks; the
+    hardware waits by itself, and kernels that are known to be right rely on it.
     """
 
     schedule: str = "fifo"
@@ -29,6 +31,7 @@ class Options:
     collect: bool = False
     events: Any = None
     clusters_limit: int = 148
+    strict_tmem_loads: bool = False
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:

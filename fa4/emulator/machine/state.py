@@ -107,6 +107,21 @@ class Warp:
         """For reports."""
         return f"CTA {self.cta.index} warp {self.index}"
 
+    def settle(self, pending: Countdown) -> None:
+        """Its tensor memory loads (or stores) are done: what follows is ordered behind them.
+
+        What an operation knew, its warp knew: only the operation's own accesses are news.
+        """
+        later = []
+        for kind, actor in self.tmem_arrivals:
+            if kind is pending:
+                self.clock.knowledge.add(actor.id, actor.epoch, fenced=False)
+            else:
+                later.append((kind, actor))
+        self.tmem_arrivals = later
+        if pending is self.tmem_loading:
+            self.tmem_loads.clear()
+
     def set_special(self, name: str, values: Array | int) -> None:
         """Writes a special register in all lanes."""
         offset, bits = self.program.registers.offsets[name]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.machine.checks import WRITE, Touch
+from fa4.emulator.machine.checks import TMEM_GROUP_LANES, TMEM_GROUPS, WRITE, Touch
 from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.waits import Waitable
 from fa4.emulator.tcgen05.descriptors import Swizzle
@@ -22,15 +22,21 @@ if TYPE_CHECKING:
 # What columns hold before anything is written: a NaN in f32, f16 and bf16.
 POISON = 0xFFFFFFFF
 PAGE_BYTES = 1024
-_FIRST_GRANULES = np.arange(LANES, dtype=np.int64)[:, None] * COLUMNS
+
+
+def granules_of(lanes: Array, columns: Array) -> Array:
+    """The granules of the checks that hold any of these lanes in these columns, int64 (n,)."""
+    groups = np.unique(lanes // TMEM_GROUP_LANES)
+    return (groups[:, None] * COLUMNS + np.unique(columns)).reshape(-1)
 
 
 class TensorMemory:
     """128 lanes x 512 columns of 32-bit words, and who owns the columns.
 
-    data: uint32 (128, 512). shadow: of the checks, granule = lane * 512 + column, None without
-    checks. line: PTX line of the first tcgen05.alloc. group: the CTAs that allocate together.
-    relinquished: tcgen05.relinquish_alloc_permit was executed. latest_columns: of the last alloc.
+    data: uint32 (128, 512). shadow: of the checks, for granules as `granules_of` counts them, None
+    without checks. line: PTX line of the first tcgen05.alloc. group: the CTAs that allocate
+    together. relinquished: tcgen05.relinquish_alloc_permit was executed. latest_columns: of the
+    last alloc.
     """
 
     def __init__(self, cta: Cta, group: TensorGroup, line: int) -> None:
@@ -59,7 +65,7 @@ class TensorMemory:
         """Columns of a new allocation hold nothing."""
         self.data[:, first : first + columns] = POISON
         if self.shadow is not None:
-            for start in range(first, LANES * COLUMNS, COLUMNS):
+            for start in range(first, TMEM_GROUPS * COLUMNS, COLUMNS):
                 self.shadow.reset(start, start + columns)
 
     def free(self, address: int, columns: int) -> None:
@@ -173,7 +179,7 @@ def tensor_memory(cta: Cta, cta_group: int | None = None) -> TensorMemory:
 
 def record_free(warp: Warp, lane: int, first: int, columns: int, how: Access) -> None:
     """Deallocation counts as a write: whatever still uses the columns must be ordered before."""
-    granules = (_FIRST_GRANULES + np.arange(first, first + columns)).reshape(-1)
+    granules = granules_of(np.arange(LANES), np.arange(first, first + columns))
     warp.cta.machine.checks.tensor(warp.cta, granules, Touch(warp.clock, how, WRITE, lane))
 
 

@@ -1,0 +1,64 @@
+"""Runs programs of the suite on the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.emulator_hopper.programs import Array, Program
+from fa4.emulator.execute import run
+from fa4.emulator.host.launch_record import Allocation, Launch
+from fa4.emulator.isa.table import find
+from fa4.emulator.machine.options import Options
+from fa4.emulator.ptx.parser import parse
+from fa4.emulator.ptx.syntax import Instruction
+
+
+def aligned_copy(array: Array) -> Array:
+    """A copy at a multiple of 256 bytes, as the driver allocates."""
+    raw = np.zeros(array.nbytes + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def parameters(program: Program, addresses: Sequence[int]) -> list[bytes]:
+    """The kernel's parameters, for arrays at these addresses."""
+    values = [address.to_bytes(8, "little") for address in addresses]
+    for tensor_map in program.maps:
+        address = addresses[tensor_map.array] + tensor_map.offset_bytes
+        values.append(address.to_bytes(8, "little") + tensor_map.raw[8:])
+    return values
+
+
+def emulate(program: Program, checks: bool = True) -> list[Array]:
+    """The arrays after the launch. Raises EmulationFailed for findings."""
+    arrays = [aligned_copy(array) for array in program.arrays]
+    addresses = [array.ctypes.data for array in arrays]
+    launch = Launch(
+        "kernel",
+        program.text,
+        program.grid,
+        program.block,
+        program.cluster,
+        program.smem_bytes,
+        tuple(parameters(program, addresses)),
+    )
+    allocations = [
+        Allocation(f"array{k}", array.ctypes.data, array.nbytes, True, array)
+        for k, array in enumerate(arrays)
+    ]
+    run([launch], allocations, Options(checks=checks))
+    return arrays
+
+
+def opcodes_of(program: Program) -> dict[str, list[str]]:
+    """Names in the emulator's table -> spellings, of the kernel's instructions."""
+    (kernel,) = parse(program.text).kernels.values()
+    found: dict[str, set[str]] = {}
+    for item in kernel.instructions:
+        if isinstance(item, Instruction):
+            found.setdefault(find(item).name, set()).add(item.opcode)
+    return {name: sorted(spellings) for name, spellings in sorted(found.items())}
