@@ -111,11 +111,11 @@ class Form:
 
 
 def module_text(body: str, pointers: int, maps: int = 0, declarations: str = "") -> str:
-    """A module with one kernel around `body`: `pointers` addresses, in %rd1, %rd2, ..., and tensor
-    maps map0, map1, ... as parameters. `smem` is the dynamic shared memory."""
+    """A module with one kernel around `body`: addresses pointer0, ... (the first nine in %rd1 to
+    %rd9) and tensor maps map0, ... as parameters. `smem` is the dynamic shared memory."""
     parameters = [f".param .b64 pointer{k}" for k in range(pointers)]
     parameters += [f".param .align 64 .b8 map{k}[128]" for k in range(maps)]
-    loads = "".join(f"  ld.param.b64 %rd{k + 1}, [pointer{k}];\n" for k in range(pointers))
+    loads = "".join(f"  ld.param.b64 %rd{k + 1}, [pointer{k}];\n" for k in range(min(pointers, 9)))
     listed = ",\n  ".join(parameters)
     return (
         f"{HEADER}.visible .entry kernel(\n  {listed})\n{{{REGISTERS}{declarations}\n"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fa4.emulator.seeds import Exploration
 
 TOP_OPCODES, TOP_OF_A_ROLE, LISTED_OPCODES, LISTED_PROBLEMS = 12, 4, 16, 3
+NAME_LENGTH = 60
 
 KernelOption = Annotated[str, typer.Option(help="Its name, if the file has several kernels.")]
 GridOption = Annotated[str, typer.Option(metavar="X,Y,Z", help="CTAs; default: one cluster.")]
@@ -253,7 +254,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     if order != "fifo":
         order += f", seed {seeds[0]}" if len(seeds) == 1 else f", seeds {seeds[0]} to {seeds[-1]}"
     parts: list[Any] = [
-        f"{', '.join(report['kernels'])}: {shape} threads; schedule {order}"
+        f"{_shortened(', '.join(report['kernels']))}: {shape} threads; schedule {order}"
         f"{'' if report['checks'] else '; without race checks'}",
         *(f"  {line}" for line in report["output"]),
         *map(render_finding, report["findings"]),
@@ -337,6 +338,11 @@ def render_support(report: Mapping[str, Any]) -> tuple[Any, ...]:
     rows = [(row["forms"], row["sections"], row["basis"]) for row in report["instructions"]]
     total = ", ".join(f"{count} {what}" for what, count in report["counts"].items())
     return _table(("instruction and forms", "PTX ISA", "confirmed by"), rows), total
+
+
+def _shortened(name: str) -> str:
+    """CuTe-DSL's kernel names hold the types of all arguments."""
+    return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 3]}..."
 
 
 def _table(headings: Sequence[str], rows: Any) -> Table:

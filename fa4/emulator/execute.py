@@ -54,7 +54,8 @@ class Report:
         return not self.findings
 
     def __str__(self) -> str:
-        head = f"{', '.join(self.kernels)}: {len(self.findings)} finding(s)"
+        names = ", ".join(name if len(name) <= 60 else f"{name[:57]}..." for name in self.kernels)
+        head = f"{names}: {len(self.findings)} finding(s)"
         return "\n".join([head, *(f"  {finding}" for finding in self.findings)])
 
 

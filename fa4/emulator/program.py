@@ -88,15 +88,23 @@ class Program:
         """The kernel's name."""
         return self.kernel.name
 
+    def instruction_at(self, line: int) -> Instruction | None:
+        """The instruction on a PTX line, or None."""
+        step = self.step_of_line.get(line)
+        found = self.steps[step].instructions if step is not None else ()
+        return next((i for i in found if i.line == line), None)
+
+    def describe_line(self, line: int) -> str:
+        """ "PTX line 12: st.shared.b32" """
+        instruction = self.instruction_at(line)
+        return f"PTX line {line}" + (f": {instruction.opcode}" if instruction is not None else "")
+
     def source_of(self, line: int) -> str:
         """ "file.py:12" for a PTX line that has .loc information, else ""."""
-        step = self.step_of_line.get(line)
-        if step is None:
+        instruction = self.instruction_at(line)
+        if instruction is None or instruction.location is None:
             return ""
-        for instruction in self.steps[step].instructions:
-            if instruction.line == line and instruction.location is not None:
-                return f"{instruction.location[0]}:{instruction.location[1]}"
-        return ""
+        return f"{instruction.location[0]}:{instruction.location[1]}"
 
 
 @cache

@@ -39,7 +39,8 @@ def wait(offset: int = 0, parity: int = 0, name: str = "DONE") -> str:
 class TensorKernel:
     """One kernel: the pieces in the order of their execution.
 
-    columns: of tcgen05.alloc. image_bytes: copied from %rd1 to shared memory by all threads.
+    columns: of tcgen05.alloc. image_bytes: copied from %rd1 to shared memory by all threads
+    (unless fill is False).
     work: by thread 0 alone. after: by all threads.
     """
 
@@ -47,6 +48,7 @@ class TensorKernel:
     group: int = 1
     barriers: tuple[int, ...] = (1,)
     image_bytes: int = 0
+    fill: bool = True
     fence: str = "fence.proxy.async.shared::cta;"
     sync: str = "bar.sync 0;"
     before: str = ""
@@ -91,7 +93,7 @@ JOIN:
 """
 
     def _copy(self) -> str:
-        if not self.image_bytes:
+        if not self.image_bytes or not self.fill:
             return ""
         return f"""
   mov.u32 %r5, %cluster_ctarank;
@@ -146,9 +148,7 @@ def load_values(columns: int) -> str:
 
 def store_values(columns: int, first: int = 0) -> str:
     """%v0.. to the row at %rd50."""
-    return "".join(
-        f"  st.global.b32 [%rd50+{4 * (first + k)}], %v{k};\n" for k in range(columns)
-    )
+    return "".join(f"  st.global.b32 [%rd50+{4 * (first + k)}], %v{k};\n" for k in range(columns))
 
 
 def read_out(pointer: str, columns: int, chunk: int = 32) -> str:

@@ -65,9 +65,10 @@ def operands(
     b = rng.integers(low, 4, (n, K[kind])).astype(np.float64)
     size = element.container_bytes
     a_desc = packed_descriptor(DATA, swizzle, m // group, K[kind], size, True)
-    a_bytes = -(-m // group * K[kind] * size // 1024) * 1024
+    row_bytes = max(swizzle.row_bytes, K[kind] * size)
+    a_bytes = _whole_pages(m // group * row_bytes)
     b_desc = packed_descriptor(DATA + a_bytes, swizzle, n // group, K[kind], size, True)
-    b_bytes = -(-n // group * K[kind] * size // 1024) * 1024
+    b_bytes = _whole_pages(n // group * row_bytes)
     image = np.zeros((group, a_bytes + b_bytes), np.uint8)
     for rank in range(group):
         for values, desc in ((a, a_desc), (b, b_desc)):
@@ -77,6 +78,10 @@ def operands(
         result = Format.S32 if kind == "i8" else Format.F32
     instruction = InstructionDescriptor(kind, m, n, element, element, result)
     return Operands(a, b, image, a_desc.encode(), b_desc.encode(), instruction_bits(instruction))
+
+
+def _whole_pages(size_bytes: int) -> int:
+    return -(-size_bytes // 1024) * 1024
 
 
 def place(image: np.ndarray, desc: SmemDescriptor, values: np.ndarray) -> None:

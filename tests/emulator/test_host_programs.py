@@ -281,7 +281,7 @@ def test_exceptions_come_out_as_themselves(chain, flavour, monkeypatch):
     arguments = (*operands(), 1.0, STREAM)
     with pytest.raises(ZeroDivisionError, match="inside"):
         launch(chain[flavour], *arguments, executor=broken)
-    for method in ("get_kernel", "launch_with_attributes"):
+    for method in ("_get_kernel", "_launch_with_attributes"):
         with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError, match="inside"):
             patch.setattr(HostRuntime, method, broken)
             launch(chain[flavour], *arguments, executor=FakeGpu())

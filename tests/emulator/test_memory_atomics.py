@@ -220,13 +220,16 @@ def test_subnormal_sums_are_flushed_in_global_memory_only(space: str, flushed: b
 @pytest.mark.parametrize(
     "text",
     [
-        "atom.global.add.f16 %h1, [%rd1], %h2;", "atom.shared.add.v2.f32 {%f1, %f2}, [%rd1], "
-        "{%f1, %f2};", "red.global.exch.b32 [%rd1], %r1;", "red.acquire.gpu.global.add.u32 [%rd1], "
-        "%r1;", "atom.global.min.f32 %f1, [%rd1], %f2;", "atom.volatile.global.add.u32 %r1, [%rd1], "
-        "%r2;", "atom.global.add.b32 %r1, [%rd1], %r2;",
+        "atom.global.add.f16 %h1, [%rd1], %h2;",
+        "atom.shared.add.v2.f32 {%f1, %f2}, [%rd1], {%f1, %f2};",
+        "red.global.exch.b32 [%rd1], %r1;",
+        "red.acquire.gpu.global.add.u32 [%rd1], %r1;",
+        "atom.global.min.f32 %f1, [%rd1], %f2;",
+        "atom.volatile.global.add.u32 %r1, [%rd1], %r2;",
+        "atom.global.add.b32 %r1, [%rd1], %r2;",
         "multimem.red.relaxed.gpu.global.add.f32 [%rd1], %f1;",
     ],
-)  # fmt: skip
+)
 def test_forms_that_ptx_excludes(text: str) -> None:
     with pytest.raises(UnsupportedInstruction):
         run_ptx(text, [np.zeros(8, np.uint32)])

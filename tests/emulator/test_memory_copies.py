@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,8 +136,9 @@ def test_other_warps_need_a_barrier_too(schedule: str, barrier: str, ordered: bo
 
 
 def test_an_exit_before_the_end_of_a_copy() -> None:
-    report = run_ptx(GROUPS.format(wait="", offset="").split("ld.shared")[0],
-                     [random_bytes(256), np.zeros(32, np.uint32)], smem=256, collect=True)  # fmt: skip
+    text = GROUPS.format(wait="", offset="").split("ld.shared")[0]
+    arrays = [random_bytes(256), np.zeros(32, np.uint32)]
+    report = run_ptx(text, arrays, smem=256, collect=True)
     assert kinds(report) == {"exit"}
 
 
@@ -155,7 +157,8 @@ def test_cp_async_arrives_at_an_mbarrier(schedule: str, noinc: str, count: int) 
       cp.async.mbarrier.arrive{noinc}.shared.b64 [%r2]; {arrive}
     again: {WAIT}
       xor.b32 %r3, %r3, 16; ld.shared.v2.b64 {{%rd10, %rd11}}, [%r3+64];
-      xor.b32 %r4, %r1, 1; mad.wide.u32 %rd22, %r4, 16, %rd2; st.global.v2.b64 [%rd22], {{%rd10, %rd11}};
+      xor.b32 %r4, %r1, 1; mad.wide.u32 %rd22, %r4, 16, %rd2;
+      st.global.v2.b64 [%rd22], {{%rd10, %rd11}};
     """
     )
     source, out = random_bytes(512), random_bytes(512, 1)
@@ -172,7 +175,8 @@ LOAD = (
     + """
   @%p1 mbarrier.init.shared.b64 [%r2], 1; fence.mbarrier_init.release.cluster; bar.sync 0;
   @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 512;
-  @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2+128], [%rd1], 512, [%r2];
+  @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
+    [%r2+128], [%rd1], 512, [%r2];
 again: """
     + WAIT
     + """
@@ -237,7 +241,12 @@ def test_a_bulk_load_sent_to_several_ctas() -> None:
     source, out = random_bytes(128), np.zeros((4, 32), np.uint32)
     for schedule in SCHEDULES:
         out[:] = 0
-        options = {"grid": (4, 1, 1), "cluster": (4, 1, 1), "smem": 1024, "schedule": schedule}
+        options: dict[str, Any] = {
+            "grid": (4, 1, 1),
+            "cluster": (4, 1, 1),
+            "smem": 1024,
+            "schedule": schedule,
+        }
         assert run_ptx(body, [source, out], **options).ok
         for rank in range(4):
             expected = 0 if rank == 2 else source.view(np.uint32)
@@ -276,7 +285,12 @@ FENCE = "fence.proxy.async.shared::cta;"
 def test_copies_between_ctas(schedule: str, prefix: str, suffix: str, base: int) -> None:
     copy = f"{prefix}.shared::cluster.shared::cta.mbarrier::complete_tx::bytes{suffix}"
     out = np.zeros(64, np.uint32)
-    options = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "smem": 1024, "schedule": schedule}
+    options: dict[str, Any] = {
+        "grid": (2, 1, 1),
+        "cluster": (2, 1, 1),
+        "smem": 1024,
+        "schedule": schedule,
+    }
     assert run_ptx(EXCHANGE.format(fence=FENCE, copy=copy), [out], **options).ok
     lane = np.arange(32)
     np.testing.assert_array_equal(out, base + np.concatenate([lane + 100, lane]))
@@ -378,7 +392,9 @@ def test_bulk_reductions_of_many_ctas(
     suffix: str, dtype: type, rule: np.ufunc, schedule: str
 ) -> None:
     """Four CTAs combine the same source with one destination; nothing orders them."""
-    small = np.random.default_rng(5).integers(0, 50, 128 // np.dtype(dtype).itemsize).astype(dtype)
+    small: np.ndarray = (
+        np.random.default_rng(5).integers(0, 50, 128 // np.dtype(dtype).itemsize).astype(dtype)
+    )
     source, out = aligned(small), aligned(small[::-1].copy())
     expected = out.copy()
     for _ in range(4):
@@ -395,7 +411,8 @@ def test_bulk_reductions_of_many_ctas(
 @pytest.mark.parametrize(
     "text",
     [
-        "cp.async.ca.shared.global [%r2], [%rd1], 12;", "cp.async.cg.shared.global [%r2], [%rd1], 8;",
+        "cp.async.ca.shared.global [%r2], [%rd1], 12;",
+        "cp.async.cg.shared.global [%r2], [%rd1], 8;",
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.b32 [%rd1], [%r2], 16;",
         "cp.async.bulk.global.shared::cluster.bulk_group [%rd1], [%r2], 16;",
         "cp.async.wait_group %r1;",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,7 +28,10 @@ LANE = "mov.u32 %r1, %tid.x; cvt.u64.u32 %rd20, %r1;\n"
 
 def element(array: int, register: str, size: int, offset: int = 0) -> str:
     """register = address of unit %tid.x of an array, `size` bytes each."""
-    return f"mad.lo.s64 {register}, %rd20, {size}, %rd{array}; add.s64 {register}, {register}, {offset};\n"
+    return (
+        f"mad.lo.s64 {register}, %rd20, {size}, %rd{array};"
+        f"add.s64 {register}, {register}, {offset};\n"
+    )
 
 
 FORMS = [
@@ -166,6 +171,31 @@ def test_generic_addresses_of_each_lane_on_their_own() -> None:
     np.testing.assert_array_equal(target, expected)
 
 
+def test_a_range_of_shared_memory_is_cleared() -> None:
+    """st.bulk by one lane; the bytes beside the range stay."""
+    out = np.zeros(32, np.uint64)
+    body = """
+      mov.u32 %r1, %tid.x; mov.u32 %r2, smem; mad.lo.u32 %r3, %r1, 8, %r2; mov.b64 %rd9, 7;
+      st.shared.b64 [%r3], %rd9; bar.warp.sync 0xffffffff; setp.eq.u32 %p1, %r1, 3;
+      cvt.u64.u32 %rd11, %r2; mov.b64 %rd10, {size};
+      @%p1 st.bulk.weak.shared::cta [%rd11+32], %rd10, 0; bar.warp.sync 0xffffffff;
+      ld.shared.b64 %rd9, [%r3]; mad.wide.u32 %rd12, %r1, 8, %rd1; st.global.b64 [%rd12], %rd9;
+    """
+    assert run_ptx(body.replace("{size}", "80"), [out], smem=256).ok
+    assert out.tolist() == [7] * 4 + [0] * 10 + [7] * 18
+    for size, kind in (("76", "misaligned"), ("256", "out-of-bounds")):
+        report = run_ptx(body.replace("{size}", size), [out], smem=256, collect=True)
+        assert kinds(report) == {kind}
+
+
+def test_shared_addresses_are_no_global_ones() -> None:
+    body = "mov.u64 %rd9, smem; cvta.shared.u64 %rd9, %rd9; st{space}.b32 [%rd9], 1;"
+    assert run_ptx(body.format(space=""), smem=64).ok
+    for space in (".global", ".local"):
+        report = run_ptx(body.format(space=space), smem=64, collect=True)
+        assert kinds(report) == {"out-of-bounds"}
+
+
 def test_a_float_literal_is_stored_in_its_type() -> None:
     target = np.zeros(2, np.float32)
     run_ptx("st.global.f32 [%rd1], 1.5; st.global.f32 [%rd1+4], 0f40490FDB;", [target])
@@ -227,7 +257,7 @@ EXCHANGE = """
 @pytest.mark.parametrize("seed", range(3))
 def test_a_barrier_orders_shared_memory(schedule: str, seed: int) -> None:
     target = np.zeros(64, np.uint32)
-    options = {"block": (64, 1, 1), "smem": 256, "schedule": schedule, "seed": seed}
+    options: dict[str, Any] = {"block": (64, 1, 1), "smem": 256, "schedule": schedule, "seed": seed}
     assert run_ptx(EXCHANGE.format(barrier="bar.sync 0;"), [target], **options).ok
     np.testing.assert_array_equal(target, np.arange(64) ^ 32)
     report = run_ptx(EXCHANGE.format(barrier=""), [target], collect=True, **options)

@@ -39,7 +39,8 @@ def test_ldmatrix(count: int, trans: bool, order: list[int], space: str) -> None
       mad.lo.s64 %rd22, %rd20, 16, %rd1; mad.lo.u32 %r5, %r1, 16, %r2;
       ld.global.v2.b64 {{%rd10, %rd11}}, [%rd22]; st.shared.v2.b64 [%r5], {{%rd10, %rd11}};
       bar.warp.sync 0xffffffff; cvt.u64.u32 %rd9, %r4; {generic}
-      ldmatrix.sync.aligned.m8n8.x{count}{".trans" if trans else ""}{space}.b16 {registers(count)}, [%rd9];
+      ldmatrix.sync.aligned.m8n8.x{count}{".trans" if trans else ""}{space}.b16
+        {registers(count)}, [%rd9];
       mad.lo.s64 %rd23, %rd20, {4 * count}, %rd2;
     """
     body += "".join(f"st.global.b32 [%rd23+{4 * k}], %r{10 + k};" for k in range(count))
@@ -64,7 +65,8 @@ def test_stmatrix(count: int, trans: bool, order: list[int]) -> None:
     body = f"{ROWS} mad.lo.s64 %rd23, %rd20, {4 * count}, %rd1;"
     body += "".join(f"ld.global.b32 %r{10 + k}, [%rd23+{4 * k}];" for k in range(count))
     body += f"""
-      stmatrix.sync.aligned.m8n8.x{count}{".trans" if trans else ""}.shared.b16 [%r4], {registers(count)};
+      stmatrix.sync.aligned.m8n8.x{count}{".trans" if trans else ""}.shared.b16
+        [%r4], {registers(count)};
       bar.warp.sync 0xffffffff; setp.ge.u32 %p1, %r1, {8 * count}; @%p1 bra done;
       mad.lo.s64 %rd22, %rd20, 16, %rd2; ld.shared.v2.b64 {{%rd10, %rd11}}, [%r4];
       st.global.v2.b64 [%rd22], {{%rd10, %rd11}};

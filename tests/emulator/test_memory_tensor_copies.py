@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +23,7 @@ ELEMENTS = {
     "u8": np.uint8, "u16": np.uint16, "f16": np.float16, "bf16": ml_dtypes.bfloat16,
     "f32": np.float32, "s32": np.int32, "u64": np.uint64, "f64": np.float64,
 }  # fmt: skip
+COMPLETE = "mbarrier::complete_tx::bytes"
 WAIT = "mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0; @!%p2 bra again;"
 
 
@@ -45,7 +47,7 @@ def buffer_of(array: np.ndarray) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(array.T, shape)
 
 
-def tensor_map(array: np.ndarray, element: str, box: tuple[int, ...], **options: int) -> TensorMap:
+def tensor_map(array: np.ndarray, element: str, box: tuple[int, ...], **options: Any) -> TensorMap:
     return TensorMap(
         address=array.ctypes.data, element=element, dims=array.shape,
         strides_bytes=array.strides[1:], box=box, element_strides=(1,) * array.ndim, **options,
@@ -94,7 +96,7 @@ def load_kernel(at: tuple[int, ...], total_bytes: int, dims: int, mode: str = "t
     """Loads one box to smem + 1024 and copies it to array 1."""
     return f"""{SETUP}
       @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], {total_bytes};
-      @%p1 cp.async.bulk.tensor.{dims}d.{space}.global.{mode}.mbarrier::complete_tx::bytes.L2::cache_hint
+      @%p1 cp.async.bulk.tensor.{dims}d.{space}.global.{mode}.{COMPLETE}.L2::cache_hint
         [%r2+1024], [%rd9, {coordinates(at)}], [%r2], %rd1;
     again: {WAIT}
       add.u32 %r3, %r2, 1024; mov.b64 %rd10, %rd2; mov.u32 %r9, {total_bytes};
@@ -255,8 +257,9 @@ again: @%p7 mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0; @!%p7 setp.eq.u32
 def test_multicast_signals_each_destination(schedule: str) -> None:
     array = tensor((16, 8), "f32")
     out = aligned(np.zeros((2, 4, 16), np.float32))
-    copy = """@%p4 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster
-      [%r2+1024], [%rd9, {0, 2}], [%r2], 3;"""
+    copy = f"""
+      @%p4 cp.async.bulk.tensor.2d.shared::cluster.global.tile.{COMPLETE}.multicast::cluster
+      [%r2+1024], [%rd9, {{0, 2}}], [%r2], 3;"""
     text = CLUSTER.format(
         sender=1, bytes=256, copies=copy, who="and.pred %p6, %p1, %p1; setp.eq.u32 %p7, %r1, %r1;"
     )
@@ -367,7 +370,9 @@ def test_faults_of_stores(
 # Tensor maps that the kernel changes.
 
 FIELDS = {
-    "global_address": ("b64", "", lambda m: replace(m, address=m.address + 64), lambda m: m.address),
+    "global_address": (
+        "b64", "", lambda m: replace(m, address=m.address + 64), lambda m: m.address,
+    ),
     "global_dim.1": ("b32", "1, ", lambda m: replace(m, dims=(16, 5)), lambda m: m.dims[1]),
     "global_dim.0": ("b32", "0, ", lambda m: replace(m, dims=(9, 8)), lambda m: m.dims[0]),
     "global_stride.0": (
@@ -401,7 +406,8 @@ def test_replacing_a_field(name: str, space: str) -> None:
       {FILL} bar.warp.sync 0xffffffff;
       {"cvta.shared.u64 %rd15, %rd15;" if not space else ""}
       mov.{kind} {register}, {value(after)};
-      @%p1 tensormap.replace.tile.{name.split(".")[0]}{dot}.b1024.{kind} [{address}], {ordinal}{register};
+      @%p1 tensormap.replace.tile.{name.split(".")[0]}{dot}.b1024.{kind}
+        [{address}], {ordinal}{register};
       bar.warp.sync 0xffffffff;
       {DUMP.replace("loop", "loop2").replace("next", "next2") if space != "global" else ""}
     """
@@ -421,7 +427,8 @@ def test_a_map_made_in_shared_memory(schedule: str) -> None:
       bar.warp.sync 0xffffffff;
       @%p1 tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%r3], %rd3;
       bar.warp.sync 0xffffffff;
-      tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd4], [%r3], 128;
+      tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned
+        [%rd4], [%r3], 128;
       fence.proxy.tensormap::generic.acquire.gpu [%rd4], 128;
       mov.b64 %rd9, %rd4;
     """)  # fmt: skip

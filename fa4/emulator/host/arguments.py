@@ -19,10 +19,9 @@ _ALLOWED = (
     "NumPy arrays, CPU torch tensors, CuTe tensors and pointers over CPU memory, numbers, streams, "
     "None, and tuples, lists or dataclasses of these are"
 )
-
-
 # Larger arrays of 64-bit integers are not searched for pointers.
 _MAX_TABLE_BYTES = 64 * 1024
+# So many notes of tensors are made before those of dead ones are dropped.
 _MANY_NOTES = 1024
 
 
@@ -61,16 +60,16 @@ def array_allocation(name: str, value: Any) -> Allocation | None:
     """
     if isinstance(value, np.ndarray):
         _check_numpy(name, value)
-        return _span(
-            name, value, value.ctypes.data, value.shape, value.strides, 8, value.flags.writeable
-        )
+        address, writable = value.ctypes.data, value.flags.writeable
+        bits = 8 * value.itemsize
+        return _span(name, value, address, value.shape, value.strides, 8, bits, writable)
     if is_torch_tensor(value):
         if value.device.type != "cpu":
             raise LaunchError(f"{name} is a tensor on {value.device}; only CPU tensors are allowed")
         if str(value.layout) != "torch.strided":
             raise LaunchError(f"{name} has layout {value.layout}; only torch.strided is allowed")
         bits = 8 * value.element_size()
-        return _span(name, value, value.data_ptr(), value.shape, value.stride(), bits)
+        return _span(name, value, value.data_ptr(), value.shape, value.stride(), bits, bits)
     raise LaunchError(f"{name} is a {type(value).__name__}; {_ALLOWED} allowed")
 
 
@@ -79,7 +78,7 @@ def cute_allocation(name: str, tensor: Any) -> Allocation | None:
     tensor.load_dltensor()
     # The wrapper's own type: `element_type` may have been set to a narrower one since.
     bits = tensor._dltensor_wrapper.dtype.width
-    return _span(name, tensor, tensor.data_ptr, tensor.shape, tensor.stride, bits)
+    return _span(name, tensor, tensor.data_ptr, tensor.shape, tensor.stride, bits, bits)
 
 
 def _span(
@@ -88,7 +87,8 @@ def _span(
     address: int,
     shape: Sequence[int],
     strides: Sequence[int],
-    stride_bits: int,
+    stride_unit_bits: int,
+    element_bits: int,
     writable: bool = True,
 ) -> Allocation | None:
     if any(stride < 0 for stride in strides):
@@ -98,10 +98,7 @@ def _span(
     if 0 in shape:
         return None
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    if isinstance(owner, np.ndarray):
-        size_bytes = last + owner.dtype.itemsize
-    else:
-        size_bytes = ((last + 1) * stride_bits + 7) // 8
+    size_bytes = (last * stride_unit_bits + element_bits + 7) // 8
     return Allocation(name, int(address), int(size_bytes), writable, owner)
 
 

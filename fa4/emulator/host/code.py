@@ -44,6 +44,7 @@ class HostCode:
             raise
 
     def defines(self, name: str) -> bool:
+        """Whether the code has a function of that name."""
         return name in self._defined
 
     def address(self, name: str) -> int:
@@ -60,6 +61,7 @@ class HostCode:
         return result
 
     def close(self) -> None:
+        """Unloads the code; its functions must not run any more."""
         self._tracker.close()
         self._jit.close()
         self._runtime.close()

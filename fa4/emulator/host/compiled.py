@@ -94,6 +94,7 @@ class HostProgram(ABC):
         """The host code as an ELF object."""
 
     def close(self) -> None:
+        """Unloads the host code."""
         self._code.close()
 
     def _begin(self) -> None:
@@ -126,6 +127,7 @@ class PlainProgram(HostProgram):
             return path.read_bytes()
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launch]:
+        """Runs the host code with arguments that CuTe-DSL marshals."""
         converted = [replace_leaves("argument", value, _as_cute) for value in args]
         named = {k: replace_leaves(k, value, _as_cute) for k, value in kwargs.items()}
         try:
@@ -178,12 +180,14 @@ class FfiProgram(HostProgram):
         return image
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by name, as far as they can be told; the call itself checks them."""
         names = list(self.compiled.execution_args.signature.parameters)
         positional = self._positional(args, kwargs)
         extra = [f"argument {index}" for index in range(len(names), len(positional))]
         return dict(zip([*names, *extra], positional, strict=False))
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launch]:
+        """Runs the host code through TVM-FFI, with all arrays on the device it expects."""
         positional = self._positional(args, kwargs)
         execution_args = self.compiled.execution_args
         if execution_args.has_pointer_address_arg_specs:
@@ -198,6 +202,7 @@ class FfiProgram(HostProgram):
         return self._launches()
 
     def close(self) -> None:
+        """Unloads the host code."""
         del self._function
         super().close()
 

@@ -42,6 +42,7 @@ class _DLTensor(C.Structure):
 
 
 def is_torch_tensor(value: object) -> bool:
+    """False without importing torch where nobody else has."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

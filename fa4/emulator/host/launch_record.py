@@ -20,6 +20,7 @@ class Allocation:
     owner: object = field(default=None, repr=False, compare=False)
 
     def holds(self, address: int) -> bool:
+        """Whether the byte at this address belongs to the region."""
         return self.address <= address < self.address + self.size_bytes
 
 

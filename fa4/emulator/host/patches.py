@@ -25,9 +25,11 @@ class Target(Protocol):
 
     tensors: TensorBook
 
-    def call(self, compiled: Any, args: Any, kwargs: Any) -> None: ...
+    def call(self, compiled: Any, args: Any, kwargs: Any) -> None:
+        """Calls a compiled function."""
 
-    def call_with_pointers(self, compiled: Any, pointers: Any, arguments: Any) -> None: ...
+    def call_with_pointers(self, compiled: Any, pointers: Any, arguments: Any) -> None:
+        """Calls it with marshalled arguments; `arguments` are the originals by name."""
 
 
 @contextlib.contextmanager

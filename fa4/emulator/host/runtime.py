@@ -50,19 +50,19 @@ class _LaunchConfig(C.Structure):
 
 # Symbol -> (method of HostRuntime, argument types, does it return a cudaError_t).
 _SYMBOLS: dict[str, tuple[str, tuple[Any, ...], bool]] = {
-    "_cudaGetDevice": ("get_device", (P,), True),
-    "_cudaSetDevice": ("set_device", (I32,), True),
-    "_cudaDeviceGetAttribute": ("get_device_attribute", (P, I32, I32), True),
-    "_cudaLibraryLoadData": ("load_library", (P, P, P, P, I32, P, P, I32), True),
-    "_cudaLibraryGetKernel": ("get_kernel", (P, P, P), True),
-    "_cuKernelGetAttribute": ("get_kernel_attribute", (P, I32, P, I32), True),
-    "_cudaFuncSetAttribute": ("set_attribute", (P, I32, I32), True),
-    "_cudaKernelSetAttributeForDevice": ("set_attribute", (P, I32, I32, I32), True),
-    "_cudaLaunchKernelEx": ("launch_with_attributes", (P, P, P), True),
-    "_cudaLaunchKernel": ("launch", (P, *(I32,) * 6, P, I64, P), True),
-    "cuda_dialect_init_library_once": ("load_once", (P, P, P, P), True),
-    "cuda_dialect_unload_library_once": ("unload_once", (P,), False),
-    "CuteDSLRT_TVMFFISetRaisedCudaError": ("raise_in_tvm_ffi", (P, I32), False),
+    "_cudaGetDevice": ("_get_device", (P,), True),
+    "_cudaSetDevice": ("_set_device", (I32,), True),
+    "_cudaDeviceGetAttribute": ("_get_device_attribute", (P, I32, I32), True),
+    "_cudaLibraryLoadData": ("_load_library", (P, P, P, P, I32, P, P, I32), True),
+    "_cudaLibraryGetKernel": ("_get_kernel", (P, P, P), True),
+    "_cuKernelGetAttribute": ("_get_kernel_attribute", (P, I32, P, I32), True),
+    "_cudaFuncSetAttribute": ("_set_attribute", (P, I32, I32), True),
+    "_cudaKernelSetAttributeForDevice": ("_set_attribute", (P, I32, I32, I32), True),
+    "_cudaLaunchKernelEx": ("_launch_with_attributes", (P, P, P), True),
+    "_cudaLaunchKernel": ("_launch", (P, *(I32,) * 6, P, I64, P), True),
+    "cuda_dialect_init_library_once": ("_load_once", (P, P, P, P), True),
+    "cuda_dialect_unload_library_once": ("_unload_once", (P,), False),
+    "CuteDSLRT_TVMFFISetRaisedCudaError": ("_raise_in_tvm_ffi", (P, I32), False),
 }
 
 
@@ -129,34 +129,34 @@ class HostRuntime:
 
     # Device
 
-    def get_device(self, result: int) -> None:
+    def _get_device(self, result: int) -> None:
         _store(result, I32, 0)
 
-    def set_device(self, device: int) -> None:
+    def _set_device(self, device: int) -> None:
         if device != 0:
             raise LaunchError(f"the host code selects device {device}; the only one is 0")
 
-    def get_device_attribute(self, result: int, attribute: int, device: int) -> None:
+    def _get_device_attribute(self, result: int, attribute: int, device: int) -> None:
         _store(result, I32, device_attribute(attribute))
 
     # Libraries and kernels
 
-    def load_library(self, library: int, *_: int) -> None:
+    def _load_library(self, library: int, *_: int) -> None:
         _store(library, P, _LIBRARY)
 
-    def get_kernel(self, result: int, library: int, name: int) -> None:
+    def _get_kernel(self, result: int, library: int, name: int) -> None:
         self._kernels.append(C.string_at(name).decode())
         _store(result, P, len(self._kernels))
 
-    def get_kernel_attribute(self, result: int, attribute: int, kernel: int, device: int) -> None:
+    def _get_kernel_attribute(self, result: int, attribute: int, kernel: int, device: int) -> None:
         if attribute != _SHARED_SIZE_BYTES:
             raise LaunchError(f"the host code asks for kernel attribute {attribute}, not known")
         _store(result, I32, self._static_smem_bytes(self._kernel(kernel)))
 
-    def set_attribute(self, kernel: int, attribute: int, value: int, device: int = 0) -> None:
+    def _set_attribute(self, kernel: int, attribute: int, value: int, device: int = 0) -> None:
         """Limits that the launch itself shows again (dynamic shared memory, cluster size)."""
 
-    def load_once(self, state: int, init: int, load: int, set_error: int) -> None:
+    def _load_once(self, state: int, init: int, load: int, set_error: int) -> None:
         """Loads the library on the first call, as the TVM-FFI entry point expects."""
         if not I64.from_address(state).value:
             library = P()
@@ -164,17 +164,17 @@ class HostRuntime:
             C.CFUNCTYPE(I32, P, I32)(load)(C.addressof(library), 0)
             _store(state, I64, library.value or 0)
 
-    def unload_once(self, state: int) -> None:
+    def _unload_once(self, state: int) -> None:
         _store(state, I64, 0)
 
-    def raise_in_tvm_ffi(self, set_error: int, code: int) -> None:
+    def _raise_in_tvm_ffi(self, set_error: int, code: int) -> None:
         """Sets TVM-FFI's pending error; `set_error(kind, parts, count)` is its function."""
         parts = (C.c_char_p * 1)(f"the host code failed with CUDA error {code}".encode())
         C.CFUNCTYPE(None, C.c_char_p, P, I32)(set_error)(b"RuntimeError", C.addressof(parts), 1)
 
     # Launches
 
-    def launch_with_attributes(self, config: int, kernel: int, values: int) -> None:
+    def _launch_with_attributes(self, config: int, kernel: int, values: int) -> None:
         launch = _LaunchConfig.from_address(config)
         cluster, programmatic, cooperative = (1, 1, 1), False, False
         for attribute in launch.attributes[: launch.attribute_count]:
@@ -202,7 +202,7 @@ class HostRuntime:
             cooperative=cooperative,
         )
 
-    def launch(self, kernel: int, *arguments: int) -> None:
+    def _launch(self, kernel: int, *arguments: int) -> None:
         *shape, values, dynamic_smem_bytes, stream = arguments
         self._record(kernel, tuple(shape), dynamic_smem_bytes, values, stream=stream)
 

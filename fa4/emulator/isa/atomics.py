@@ -13,7 +13,7 @@ import numpy as np
 
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.lanes import width_of
-from fa4.emulator.isa.loads import store
+from fa4.emulator.isa.loads import store_unchecked
 from fa4.emulator.isa.ordering import (
     SCOPES,
     SEMANTICS,
@@ -88,7 +88,7 @@ class Update:
             place = Piece(piece.data, piece.offsets[now], None, piece.home)
             before[now] = units(piece.data, self.size_bytes)[place.offsets]
             third = others[now] if others is not None else None
-            store(place, self.combine(before[now], values[now], third, piece.home))
+            store_unchecked(place, self.combine(before[now], values[now], third, piece.home))
         return before
 
     def combine(self, old: Array, new: Array, third: Array | None, home: object) -> Array:
@@ -108,12 +108,16 @@ class Update:
 
 def in_rounds(offsets: Array) -> Iterator[Array]:
     """Indices of the offsets in rounds, in order: no round has the same offset twice."""
-    waiting = np.arange(len(offsets))
-    while len(waiting):
-        _, first = np.unique(offsets[waiting], return_index=True)
-        now = np.sort(waiting[first])
-        yield now
-        waiting = np.setdiff1d(waiting, now, assume_unique=True)
+    order = np.argsort(offsets, kind="stable")
+    ascending = offsets[order]
+    first = np.ones(len(order), bool)
+    np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
+    position = np.arange(len(order))
+    # The round of an index: how many equal offsets stand before it.
+    rounds = np.empty(len(order), np.int64)
+    rounds[order] = position - np.maximum.accumulate(np.where(first, position, 0))
+    for number in range(int(rounds.max(initial=-1)) + 1):
+        yield (rounds == number).nonzero()[0]
 
 
 def _rows(values: Array) -> Array:

@@ -22,7 +22,7 @@ from fa4.emulator.isa.signals import Signal
 from fa4.emulator.isa.spaces import Piece, units
 from fa4.emulator.machine.checks import READ, WRITE, Touch
 from fa4.emulator.machine.context import Array
-from fa4.emulator.machine.memory import Buffer, MemoryFault, check_alignment, locate_shared
+from fa4.emulator.machine.memory import Buffer, MemoryFault, check_alignment, locate_one_shared
 from fa4.emulator.machine.state import AsyncOperation, Cta, Fragment, Warp
 from fa4.emulator.tma.reduction import reduce_bytes
 
@@ -95,13 +95,12 @@ def shared_side(warp: Warp, address: int, size_bytes: int, own_cta: bool) -> tup
 
     Raises MemoryFault outside it, and for another CTA's memory where `own_cta` excludes that.
     """
-    place = np.array([address], np.uint64)
-    ((cta, offsets, _),) = locate_shared(warp.cta, place, max(size_bytes, 1))
+    cta, offset = locate_one_shared(warp.cta, address, max(size_bytes, 1))
     if own_cta and cta is not warp.cta:
         raise MemoryFault(
             "out-of-bounds", f"{address:#x} of CTA {cta.index} used as .shared::cta address"
         )
-    return cta, int(offsets[0])
+    return cta, offset
 
 
 def shared_chunks(cta: Cta, offset: int, size_bytes: int) -> Side:

@@ -1,17 +1,16 @@
-"""cp.async.bulk, cp.reduce.async.bulk and the groups of bulk copies: PTX ISA 9.7.9.25.4 to .6.
+"""cp.async.bulk, cp.reduce.async.bulk and their prefetch: PTX ISA 9.7.9.25.4.
 
 The active lanes each issue a copy of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
 from fa4.emulator.isa.bulk import (
-    KIND,
     Side,
     barrier_signal,
     begin,
@@ -22,14 +21,13 @@ from fa4.emulator.isa.bulk import (
     submit_drain,
     submit_fill,
 )
-from fa4.emulator.isa.copy_groups import commit_handler, wait_handler
 from fa4.emulator.isa.spaces import lanes_in
 from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.machine.checks import ATOMIC, READ, WRITE
 from fa4.emulator.machine.context import Array, Handler, KernelContext, ScalarReader
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.state import Cta, Fragment, Warp
-from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.ptx.syntax import Instruction
 from fa4.emulator.tma.reduction import SUPPORTED
 
 CLUSTER, OWN = "shared::cluster", "shared::cta"
@@ -58,6 +56,26 @@ def each_lane(copy: Callable[[Fragment, int], None]) -> Handler:
     def handler(fragment: Fragment, mask: int) -> None:
         for lane in lanes_in(mask).tolist():
             copy(fragment, lane)
+
+    return handler
+
+
+def each_distinct(
+    copy: Callable[[Fragment, int], None], operands: Sequence[ScalarReader]
+) -> Handler:
+    """A handler that issues one copy for all active lanes with equal operands.
+
+    For stores only: a warp that executes a store without electing a lane (NVIDIA's fmha example
+    does) writes the same bytes to the same place several times, which is no race.
+    """
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        issued = set()
+        for lane in lanes_in(mask).tolist():
+            key = tuple(read(fragment.warp, lane) for read in operands)
+            if key not in issued:
+                issued.add(key)
+                copy(fragment, lane)
 
     return handler
 
@@ -264,20 +282,3 @@ def bind_bulk_prefetch(instruction: Instruction, context: KernelContext) -> Hand
         global_side(warp, np.arange(start, start + size, 16, dtype=np.uint64), 16, write=False)
 
     return each_lane(copy)
-
-
-@machine("cp.async.bulk.commit_group", "9.7.9.25.6.1", "cp.async.bulk.commit_group")
-def bind_bulk_commit(instruction: Instruction, context: KernelContext) -> Handler:
-    """Closes a group of each active lane."""
-    return commit_handler(KIND)
-
-
-@machine("cp.async.bulk.wait_group", "9.7.9.25.6.2", "cp.async.bulk.wait_group{.read} N")
-def bind_bulk_wait(instruction: Instruction, context: KernelContext) -> Handler:
-    """Waits for all but the N latest groups of each lane; .read: until they have read."""
-    (read,) = modifiers(instruction, "cp.async.bulk.wait_group", ("read",))
-    count = instruction.operands[0]
-    if not isinstance(count, Integer) or count.value < 0:
-        raise Unsupported(f"{instruction.opcode} {count}")
-    what = f"{instruction.opcode} {count.value}"
-    return wait_handler(KIND, count.value, bool(read), what)

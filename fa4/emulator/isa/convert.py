@@ -194,7 +194,7 @@ def _odd_double(value: Lanes, signed: bool) -> Lanes:
     negative = value.compare("slt", 0) if signed else builder.constant(0, "i1")
     magnitude = negative.select(-value, value)
     sticky = (magnitude & 0x7FF).compare("ne", 0).convert("zext", "i64")
-    upper = (magnitude >> 11).convert("uitofp", "double")
+    upper = ((magnitude >> 11) | sticky).convert("uitofp", "double")
     large = upper * builder.constant(2048.0, "double")
     small = magnitude.compare("ult", EXACT_IN_DOUBLE)
     result = small.select(magnitude.convert("uitofp", "double"), large)

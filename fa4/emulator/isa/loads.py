@@ -1,4 +1,4 @@
-"""ld, ldu and st: PTX ISA 9.7.9.8 to 9.7.9.12.
+"""ld, ldu, st and st.bulk: PTX ISA 9.7.9.8 to 9.7.9.14.
 
 Cache operators, eviction priorities, prefetch sizes and cache policies change no value and are
 ignored. ld.param and st.param of kernel parameters are in `parameters`.
@@ -34,10 +34,12 @@ from fa4.emulator.isa.spaces import (
 from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.machine.checks import READ, WRITE, Touch
 from fa4.emulator.machine.context import Array, Handler, KernelContext
+from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.state import FULL_MASK, Fragment
 from fa4.emulator.machine.waits import SPIN, Spin
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import Instruction, Integer
 
+BULK_BYTES = 8  # st.bulk writes multiples of this
 CACHE_OPERATORS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt")
 L1_HINTS = tuple(
     f"L1::{hint}"
@@ -80,14 +82,20 @@ def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
         lanes = lanes_in(mask)
         addresses = address(warp) if mask == FULL_MASK else address(warp)[lanes]
         touch = Touch(warp.clock, access, READ, lanes)
-        values: Array = np.empty((len(lanes), target.words), target.dtype)
+        values: Array | None = None
         for piece in space.pieces(warp, addresses, lanes, size_bytes, write=False):
             if ordering.strong:
                 observe(warp, ordering, locations(piece, size_bytes))
             record(warp, piece, size_bytes, touch)
             got = units(piece.data, size_bytes)[piece.offsets].view(target.dtype)
-            rows = slice(None) if piece.indices is None else piece.indices
-            values[rows] = got.reshape(-1, target.words)
+            got = got.reshape(-1, target.words)
+            if piece.indices is None:
+                values = got
+                break
+            if values is None:
+                values = np.empty((len(lanes), target.words), target.dtype)
+            values[piece.indices] = got
+        assert values is not None
         target.write(warp, values, mask)
         if ordering.strong and polls_in_vain(warp, instruction.line, values):
             return SPIN
@@ -139,17 +147,52 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
             if ordering.strong:
                 publish(warp, ordering, locations(piece, size_bytes), mask)
             part = whole if piece.indices is None else whole[piece.indices]
-            changed = store(piece, part)
-            if not ordering.strong:
+            if ordering.strong:
+                changed = store(piece, part)
+            else:
+                changed = True
+                store_unchecked(piece, part)
                 check_same_values(fragment, piece, part)
-            if piece.home is not None and (changed or not ordering.strong):
+            if changed and piece.home is not None:
                 warp.cta.machine.progress += 1
 
     return handler
 
 
+@machine("st.bulk", "9.7.9.14", "st.bulk{.weak}{.shared::cta} [a], size, 0")
+def bind_bulk_store(instruction: Instruction, context: KernelContext) -> Handler:
+    """Each lane clears its range of shared memory, a multiple of 8 bytes."""
+    modifiers(instruction, "st.bulk", ("weak",), ("shared::cta",))
+    address, size, value = instruction.operands
+    if value != Integer(0):
+        raise Unsupported("st.bulk of another value than 0")
+    address_of, size_of = context.scalar_address(address), context.scalar(size, "b64")
+    space = Space("shared::cta" if "shared::cta" in instruction.parts else "")
+    access = Access(instruction.line)
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        warp = fragment.warp
+        for lane in lanes_in(mask).tolist():
+            start, count = address_of(warp, lane), size_of(warp, lane) // BULK_BYTES
+            if size_of(warp, lane) % BULK_BYTES:
+                raise MemoryFault("misaligned", "st.bulk of a size that is no multiple of 8")
+            places = start + np.arange(count, dtype=np.uint64) * np.uint64(BULK_BYTES)
+            lanes = np.full(count, lane)
+            for piece in space.pieces(warp, places, lanes, BULK_BYTES, write=True):
+                record(warp, piece, BULK_BYTES, Touch(warp.clock, access, WRITE, lanes))
+                store_unchecked(piece, np.zeros(len(piece.offsets), f"V{BULK_BYTES}"))
+        warp.cta.machine.progress += 1
+
+    return handler
+
+
+def store_unchecked(piece: Piece, values: Array) -> None:
+    """Writes one unit (dtype V) for each place; the last lane wins."""
+    units(piece.data, values.dtype.itemsize)[piece.offsets] = values
+
+
 def store(piece: Piece, values: Array) -> bool:
-    """Writes one unit (dtype V) for each place; the last lane wins. Whether bytes changed."""
+    """As store_unchecked; returns whether bytes changed."""
     memory = units(piece.data, values.dtype.itemsize)
     changed = memory[piece.offsets].tobytes() != values.tobytes()
     memory[piece.offsets] = values

@@ -12,7 +12,7 @@ import numpy as np
 
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.lanes import SegmentBuilder
-from fa4.emulator.isa.loads import check_same_values, store
+from fa4.emulator.isa.loads import check_same_values, store_unchecked
 from fa4.emulator.isa.spaces import Elements, Piece, Space, lanes_in, record, units
 from fa4.emulator.isa.table import Unsupported, lane, machine, modifiers
 from fa4.emulator.machine.checks import READ, WRITE, Touch
@@ -142,7 +142,7 @@ def bind_store_matrix(instruction: Instruction, context: KernelContext) -> Handl
         matrices = np.empty((count, ROWS * ROW_BYTES), np.uint8)
         matrices[:, places] = values.transpose(1, 0, 2)
         whole = matrices.reshape(rows, ROW_BYTES).view(f"V{ROW_BYTES}").reshape(-1)
-        store(piece, whole)
+        store_unchecked(piece, whole)
         check_same_values(fragment, piece, whole)
         warp.cta.machine.progress += 1
 

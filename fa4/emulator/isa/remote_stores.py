@@ -11,7 +11,7 @@ import numpy as np
 
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.atomics import in_rounds
-from fa4.emulator.isa.loads import store
+from fa4.emulator.isa.loads import store_unchecked
 from fa4.emulator.isa.mbarriers import find_barrier
 from fa4.emulator.isa.signals import Signal
 from fa4.emulator.isa.spaces import VECTORS, Elements, Piece, Space, lanes_in, record, units
@@ -45,7 +45,7 @@ def bind_async_store(instruction: Instruction, context: KernelContext) -> Handle
         raise Unsupported(f"{size_bytes} bytes, or another space than .shared::cluster")
 
     def update(piece: Piece, values: Array) -> None:
-        store(piece, values)
+        store_unchecked(piece, values)
 
     return _bind(instruction, context, kind, WRITE, update)
 
@@ -80,7 +80,7 @@ def bind_async_reduction(instruction: Instruction, context: KernelContext) -> Ha
                 for v in (memory[place.offsets], values[now])
             )
             total = np.ascontiguousarray(reduce_bytes(operation, kind, old, new))
-            store(place, total.view(values.dtype).reshape(-1))
+            store_unchecked(place, total.view(values.dtype).reshape(-1))
 
     return _bind(instruction, context, kind, ATOMIC, update)
 

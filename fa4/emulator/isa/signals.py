@@ -39,11 +39,11 @@ class Signal:
     @contextmanager
     def _reported(self) -> Iterator[None]:
         """Turns a fault of the barrier into a finding that ends the run."""
-        text = describe_barrier(self.cta, self.barrier)
         try:
             if self.cta.mbarriers.get(self.offset) is not self.barrier:
                 raise MBarrierFault("invalidated or initialised again before the operation's end")
             yield
         except MBarrierFault as fault:
+            text = describe_barrier(self.cta, self.barrier)
             self.cta.machine.report("mbarrier", f"{text}: {fault}", self.line, self.cta)
             raise Stop from None

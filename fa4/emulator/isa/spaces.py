@@ -6,14 +6,17 @@ memory they lie in. `units` reads and writes the bytes of a piece, `record` tell
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+import numba
 import numpy as np
 
 from fa4.emulator.isa.lanes import width_of
 from fa4.emulator.isa.table import Unsupported
-from fa4.emulator.layout import LOCAL_WINDOW, SHARED_WINDOW
+from fa4.emulator.layout import LOCAL_WINDOW, RANK_SHIFT, SHARED_BASE, SHARED_WINDOW
 from fa4.emulator.machine.checks import Touch
 from fa4.emulator.machine.context import UNSIGNED, Array, KernelContext, Reader, lanes_of
 from fa4.emulator.machine.memory import Buffer, MemoryFault, check_alignment, locate_shared
@@ -56,6 +59,21 @@ class Piece:
     home: Cta | Buffer | None
 
 
+@numba.njit(cache=True)
+def survey(addresses: Any) -> Any:
+    """(lowest, highest, all of their bits together) of addresses."""
+    low = high = bits = addresses[0]
+    for address in addresses:
+        low = min(low, address)
+        high = max(high, address)
+        bits |= address
+    return low, high, bits
+
+
+def _distance(addresses: Array, base: int) -> Array:
+    return (addresses - np.uint64(base)).view(np.int64)
+
+
 class Space:
     """The state space of an instruction; "" is generic addressing, each lane for itself."""
 
@@ -63,18 +81,44 @@ class Space:
         self.name = name or "generic"
         self.shared = name in SHARED
         self.own_cta_only = own_cta_only or name in ("shared", "shared::cta")
-        self.generic = name in ("", "local")
+        self.generic = not name
 
     def pieces(
         self, warp: Warp, addresses: Array, lanes: Array, size_bytes: int, write: bool
-    ) -> Iterator[Piece]:
+    ) -> Iterable[Piece]:
         """The memories behind the addresses (n,), one for each of `lanes`.
 
         Raises MemoryFault for misaligned units (a multiple of their size is needed) and for units
         outside every memory.
         """
-        check_alignment(addresses, size_bytes, self.name)
+        if not len(addresses):
+            return ()
+        low, high, bits = survey(addresses)
+        if bits & (size_bytes - 1):
+            check_alignment(addresses, size_bytes, self.name)
+        piece = self._one_piece(warp, addresses, int(low), int(high) + size_bytes, write)
+        if piece is not None:
+            return (piece,)
         return self.resolve(warp, addresses, lanes, size_bytes, write)
+
+    def _one_piece(
+        self, warp: Warp, addresses: Array, low: int, end: int, write: bool
+    ) -> Piece | None:
+        """The common case, all units in one place; None if it is not that, or a fault."""
+        cta = warp.cta
+        if not self.shared and low < LOCAL_WINDOW:
+            buffer = cta.machine.memory.find(low)
+            if buffer is None or end > buffer.end or (write and not buffer.writable):
+                return None
+            return Piece(buffer.data, _distance(addresses, buffer.address), None, buffer)
+        if not self.shared and not self.generic:
+            return None
+        base = cta.rank << RANK_SHIFT
+        if not self.shared or low >= SHARED_WINDOW:
+            base += SHARED_WINDOW
+        if low < base + SHARED_BASE or end > base + cta.shared_end:
+            return None
+        return Piece(cta.smem, _distance(addresses, base), None, cta)
 
     def resolve(
         self, warp: Warp, addresses: Array, lanes: Array, size_bytes: int, write: bool
@@ -82,6 +126,8 @@ class Space:
         """As `pieces`, at any alignment."""
         if self.shared:
             return self._shared(warp, addresses, size_bytes)
+        if self.name == "local":
+            return _local(warp, addresses, lanes, size_bytes)
         if not self.generic or int(addresses.max()) < LOCAL_WINDOW:
             return _global(warp, addresses, size_bytes, write)
         return self._by_window(warp, addresses, lanes, size_bytes, write)
@@ -129,11 +175,12 @@ def _local(warp: Warp, addresses: Array, lanes: Array, size_bytes: int) -> Itera
     """Local memory: each thread has its own bytes behind the same addresses."""
     local_bytes = warp.program.variables.local_bytes
     offsets = (addresses - np.uint64(LOCAL_WINDOW)).astype(np.int64)
-    if int(offsets.max()) + size_bytes > local_bytes:
+    low, high = int(offsets.min()), int(offsets.max())
+    if low < 0 or high + size_bytes > local_bytes:
+        wrong = low if low < 0 else high
         raise MemoryFault(
             "out-of-bounds",
-            f"{size_bytes} bytes at byte {int(offsets.max())} of local memory, which has "
-            f"{local_bytes}",
+            f"{size_bytes} bytes at byte {wrong} of local memory, which has {local_bytes}",
         )
     if warp.index not in warp.cta.local:
         warp.cta.local[warp.index] = np.zeros(32 * local_bytes, np.uint8)
@@ -142,7 +189,12 @@ def _local(warp: Warp, addresses: Array, lanes: Array, size_bytes: int) -> Itera
 
 def units(data: Array, size_bytes: int) -> Array:
     """An overlapping view of bytes: element i is the `size_bytes` bytes from byte i on."""
-    return np.ndarray(len(data) - size_bytes + 1, f"V{size_bytes}", data, strides=(1,))
+    return np.ndarray(len(data) - size_bytes + 1, _raw(size_bytes), data, 0, (1,))
+
+
+@cache
+def _raw(size_bytes: int) -> Any:
+    return np.dtype(f"V{size_bytes}")
 
 
 def record(warp: Warp, piece: Piece, size_bytes: int, touch: Touch) -> None:

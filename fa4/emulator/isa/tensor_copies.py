@@ -6,13 +6,10 @@ out-of-bounds elements load as zero (or NaN) and are not stored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
 
-from fa4.emulator.checks.conflict import Access
-from fa4.emulator.errors import EmulatorError
 from fa4.emulator.isa.bulk import (
     Side,
     barrier_signal,
@@ -22,87 +19,28 @@ from fa4.emulator.isa.bulk import (
     submit_drain,
     submit_fill,
 )
-from fa4.emulator.isa.bulk_copies import CLUSTER, COMPLETE_TX, OWN, destinations, each_lane
-from fa4.emulator.isa.spaces import Piece, Space, record, units
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
+from fa4.emulator.isa.bulk_copies import (
+    CLUSTER,
+    COMPLETE_TX,
+    OWN,
+    destinations,
+    each_distinct,
+    each_lane,
+)
+from fa4.emulator.isa.spaces import Piece
+from fa4.emulator.isa.table import machine, modifiers
+from fa4.emulator.isa.tensor_boxes import DIMENSIONS, MODES, bind_box
 from fa4.emulator.layout import RANK_SHIFT
-from fa4.emulator.machine.checks import ATOMIC, READ, WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext, ScalarReader
+from fa4.emulator.machine.checks import ATOMIC, READ, WRITE
+from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.state import Cta, Fragment
-from fa4.emulator.ptx.syntax import Address, Instruction, Operand
-from fa4.emulator.tma.descriptor import FLOATS, MAP_BYTES, TensorMap
+from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.tma.descriptor import FLOATS, TensorMap
 from fa4.emulator.tma.reduction import SUPPORTED
-from fa4.emulator.tma.transfer import SMEM_ALIGN_BYTES, Transfer, plan_gather4, plan_tile
+from fa4.emulator.tma.transfer import Transfer
 
-MAP_ALIGN_BYTES = 64
-_DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
-_MODES = ("tile", "tile::gather4", "tile::scatter4")
-_GENERIC = Space("")
 _CHUNK_BYTES = 16
-
-
-@dataclass(frozen=True)
-class Box:
-    """The operand [tensorMap, {coordinates}] of an instruction, and its mode."""
-
-    address: ScalarReader
-    coordinates: tuple[ScalarReader, ...]
-    packed_rows: bool
-    access: Access
-
-    def plan(self, fragment: Fragment, lane: int, smem_offset: int) -> tuple[TensorMap, Transfer]:
-        """The map and the bytes that a copy of one lane moves.
-
-        Raises MemoryFault for a misaligned shared address; a bad map is a fatal finding.
-        """
-        if smem_offset % SMEM_ALIGN_BYTES:
-            raise MemoryFault(
-                "misaligned",
-                f"shared address {smem_offset:#x} of a tensor copy is not a multiple of "
-                f"{SMEM_ALIGN_BYTES}",
-            )
-        raw = self.read_map(fragment, lane)
-        values = tuple(_signed(read(fragment.warp, lane)) for read in self.coordinates)
-        try:
-            tensor_map = TensorMap.decode(raw)
-            plan = plan_gather4 if self.packed_rows else plan_tile
-            return tensor_map, plan(tensor_map, values, smem_offset)
-        except EmulatorError as error:
-            raise fragment.warp.cta.machine.fatal(fragment, "descriptor", str(error)) from None
-
-    def read_map(self, fragment: Fragment, lane: int) -> bytes:
-        """The 128 bytes of the tensor map."""
-        warp = fragment.warp
-        address = self.address(warp, lane)
-        if address % MAP_ALIGN_BYTES:
-            raise warp.cta.machine.fatal(
-                fragment, "descriptor", f"a tensor map at {address:#x}, not a multiple of 64"
-            )
-        place, who = np.array([address], np.uint64), np.array([lane])
-        (piece,) = _GENERIC.resolve(warp, place, who, MAP_BYTES, write=False)
-        record(warp, piece, MAP_BYTES, Touch(warp.clock, self.access, READ, who))
-        return bytes(units(piece.data, MAP_BYTES)[piece.offsets].tobytes())
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >> 31 else word
-
-
-def _bind_box(
-    operand: Operand, context: KernelContext, dimensions: str, mode: str, line: int
-) -> Box:
-    if not isinstance(operand, Address):
-        raise Unsupported(f"tensor operand {operand}")
-    packed = mode in ("tile::gather4", "tile::scatter4")
-    if packed and dimensions != "2d":
-        raise Unsupported(f".{dimensions} with .{mode}")
-    expected = 5 if packed else int(dimensions[0])
-    if len(operand.coordinates) != expected:
-        raise Unsupported(f"{len(operand.coordinates)} coordinates, {expected} are needed")
-    base = Address(operand.base, operand.offset)
-    coordinates = tuple(context.scalar(c, "s32") for c in operand.coordinates)
-    return Box(context.scalar_address(base), coordinates, packed, Access(line))
 
 
 @lru_cache(maxsize=16)
@@ -148,10 +86,10 @@ def _bind_load(instruction: Instruction, context: KernelContext) -> Handler:
     dimensions, space, _, mode, _, multicast, group, _ = modifiers(
         instruction,
         "cp.async.bulk.tensor",
-        _DIMENSIONS,
+        DIMENSIONS,
         (CLUSTER, OWN),
         ("global",),
-        _MODES[:2],
+        MODES[:2],
         (COMPLETE_TX,),
         ("multicast::cluster",),
         ("cta_group::1", "cta_group::2"),
@@ -159,7 +97,7 @@ def _bind_load(instruction: Instruction, context: KernelContext) -> Handler:
     )
     operands, line = instruction.operands, instruction.line
     target_of = context.scalar_address(operands[0])
-    box = _bind_box(operands[1], context, dimensions, mode, line)
+    box = bind_box(operands[1], context, dimensions, mode, line)
     barrier_of = context.scalar_address(operands[2])
     mask_of = context.scalar(operands[3], "b16") if multicast else None
 
@@ -223,10 +161,10 @@ def _bind_store(instruction: Instruction, context: KernelContext) -> Handler:
     dimensions, _, _, mode, _, _ = modifiers(
         instruction,
         "cp.async.bulk.tensor",
-        _DIMENSIONS,
+        DIMENSIONS,
         ("global",),
         (OWN,),
-        (_MODES[0], _MODES[2]),
+        (MODES[0], MODES[2]),
         ("bulk_group",),
         ("L2::cache_hint",),
     )
@@ -244,7 +182,7 @@ def bind_tensor_reduction(instruction: Instruction, context: KernelContext) -> H
     dimensions, _, _, operation, mode, _, _ = modifiers(
         instruction,
         "cp.reduce.async.bulk.tensor",
-        _DIMENSIONS,
+        DIMENSIONS,
         ("global",),
         (OWN,),
         SUPPORTED,
@@ -259,7 +197,7 @@ def _bind_drain(
     instruction: Instruction, context: KernelContext, dimensions: str, mode: str, operation: str
 ) -> Handler:
     line = instruction.line
-    box = _bind_box(instruction.operands[0], context, dimensions, mode, line)
+    box = bind_box(instruction.operands[0], context, dimensions, mode, line)
     source_of = context.scalar_address(instruction.operands[1])
 
     def copy(fragment: Fragment, lane: int) -> None:
@@ -280,7 +218,9 @@ def _bind_drain(
         else:
             submit_drain(warp, lane, "TMA store", line, reads, writes.scatter, writes)
 
-    return each_lane(copy)
+    if operation:
+        return each_lane(copy)
+    return each_distinct(copy, (box.address, *box.coordinates, source_of))
 
 
 @machine(
@@ -293,13 +233,13 @@ def bind_tensor_prefetch(instruction: Instruction, context: KernelContext) -> Ha
     dimensions, _, _, mode, _ = modifiers(
         instruction,
         "cp.async.bulk.prefetch.tensor",
-        _DIMENSIONS,
+        DIMENSIONS,
         ("L2",),
         ("global",),
-        _MODES[:2],
+        MODES[:2],
         ("L2::cache_hint",),
     )
-    box = _bind_box(instruction.operands[0], context, dimensions, mode, instruction.line)
+    box = bind_box(instruction.operands[0], context, dimensions, mode, instruction.line)
 
     def copy(fragment: Fragment, lane: int) -> None:
         _, plan = box.plan(fragment, lane, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -157,6 +158,8 @@ class Checks:
             if row < warps
             else (cta, -1)
         )
+        program = cta.grid.program
+        text = re.sub(r"PTX line (\d+)", lambda m: program.describe_line(int(m[1])), text)
         kind = "race" if conflict.kind.startswith("race") else conflict.kind
         cta.machine.report(kind, f"{text}; {where}", conflict.line, owner, warp)
 

@@ -1,0 +1,90 @@
+"""The tensor operand of a tensor copy: a tensor map in memory, and the coordinates of a box.
+
+The map is read when the copy is issued (PTX ISA 9.7.9.25.5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fa4.emulator.checks.conflict import Access
+from fa4.emulator.errors import EmulatorError
+from fa4.emulator.isa.spaces import Space, record, units
+from fa4.emulator.isa.table import Unsupported
+from fa4.emulator.machine.checks import READ, Touch
+from fa4.emulator.machine.context import KernelContext, ScalarReader
+from fa4.emulator.machine.memory import MemoryFault
+from fa4.emulator.machine.state import Fragment
+from fa4.emulator.ptx.syntax import Address, Operand
+from fa4.emulator.tma.descriptor import MAP_BYTES, TensorMap
+from fa4.emulator.tma.transfer import SMEM_ALIGN_BYTES, Transfer, plan_gather4, plan_tile
+
+MAP_ALIGN_BYTES = 64
+DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
+MODES = ("tile", "tile::gather4", "tile::scatter4")
+_GENERIC = Space("")
+
+
+@dataclass(frozen=True)
+class Box:
+    """The operand [tensorMap, {coordinates}] of an instruction, and its mode."""
+
+    address: ScalarReader
+    coordinates: tuple[ScalarReader, ...]
+    packed_rows: bool
+    access: Access
+
+    def plan(self, fragment: Fragment, lane: int, smem_offset: int) -> tuple[TensorMap, Transfer]:
+        """The map and the bytes that a copy of one lane moves.
+
+        Raises MemoryFault for a misaligned shared address; a bad map is a fatal finding.
+        """
+        if smem_offset % SMEM_ALIGN_BYTES:
+            raise MemoryFault(
+                "misaligned",
+                f"shared address {smem_offset:#x} of a tensor copy is not a multiple of "
+                f"{SMEM_ALIGN_BYTES}",
+            )
+        raw = self.read_map(fragment, lane)
+        values = tuple(_signed(read(fragment.warp, lane)) for read in self.coordinates)
+        try:
+            tensor_map = TensorMap.decode(raw)
+            plan = plan_gather4 if self.packed_rows else plan_tile
+            return tensor_map, plan(tensor_map, values, smem_offset)
+        except EmulatorError as error:
+            raise fragment.warp.cta.machine.fatal(fragment, "descriptor", str(error)) from None
+
+    def read_map(self, fragment: Fragment, lane: int) -> bytes:
+        """The 128 bytes of the tensor map."""
+        warp = fragment.warp
+        address = self.address(warp, lane)
+        if address % MAP_ALIGN_BYTES:
+            raise warp.cta.machine.fatal(
+                fragment, "descriptor", f"a tensor map at {address:#x}, not a multiple of 64"
+            )
+        place, who = np.array([address], np.uint64), np.array([lane])
+        (piece,) = _GENERIC.resolve(warp, place, who, MAP_BYTES, write=False)
+        record(warp, piece, MAP_BYTES, Touch(warp.clock, self.access, READ, who))
+        return bytes(units(piece.data, MAP_BYTES)[piece.offsets].tobytes())
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+def bind_box(
+    operand: Operand, context: KernelContext, dimensions: str, mode: str, line: int
+) -> Box:
+    if not isinstance(operand, Address):
+        raise Unsupported(f"tensor operand {operand}")
+    packed = mode in ("tile::gather4", "tile::scatter4")
+    if packed and dimensions != "2d":
+        raise Unsupported(f".{dimensions} with .{mode}")
+    expected = 5 if packed else int(dimensions[0])
+    if len(operand.coordinates) != expected:
+        raise Unsupported(f"{len(operand.coordinates)} coordinates, {expected} are needed")
+    base = Address(operand.base, operand.offset)
+    coordinates = tuple(context.scalar(c, "s32") for c in operand.coordinates)
+    return Box(context.scalar_address(base), coordinates, packed, Access(line))

@@ -1,0 +1,36 @@
+"""The examples: hand-written CuTe-DSL tcgen05 kernels on the emulator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(name: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name)],
+        capture_output=True, text=True, timeout=200, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "culprit"),
+    [("hello_tcgen05.py", "st.shared.b16"), ("emulate_gemm.py", "cp.async.bulk.tensor.2d")],
+)
+def test_example(name: str, culprit: str) -> None:
+    """The right kernel is right; without the barrier, every MMA is reported to race."""
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    text = run(name)
+    first, _, report = text.partition("\n")
+    assert first.startswith("largest error: ") and float(first.split(":")[1]) < 1e-4
+    assert report.count("race: the tensor pipe of CTA 0") == 4
+    assert report.count(culprit) == 4

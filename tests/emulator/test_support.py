@@ -1,0 +1,149 @@
+"""The support table: complete, honest about what it rests on, and the one that is documented."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fa4 import cli
+from fa4.emulator import support
+from fa4.emulator.isa import table
+from fa4.emulator.support import BEGIN, END, MANUAL_ONLY, markdown, support_table
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = (ROOT / "docs" / "emulator.md").read_text(encoding="utf-8")
+
+
+def is_current(document: str) -> bool:
+    """Whether the table in a document is the present one."""
+    return support.section_of(document) == "\n".join(markdown(support_table()))
+
+
+def test_the_documented_table_is_the_present_one() -> None:
+    """If not: python -m fa4.emulator.support docs/emulator.md"""
+    assert is_current(DOCUMENT)
+
+
+def test_a_changed_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new form, a new row and a removed row each make the test above fail."""
+    support_table()
+    (row, *others) = table.TABLE["tcgen05.ld"]
+    for rows in (
+        [dataclasses.replace(row, forms=row.forms + " more"), *others],
+        [row, dataclasses.replace(row, section="1.2"), *others],
+        others,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setitem(table.TABLE, "tcgen05.ld", rows)
+            assert not is_current(DOCUMENT)
+    assert is_current(DOCUMENT)
+
+
+def test_every_row_is_there_with_its_name() -> None:
+    """All instructions; forms begin with the opcode; sections look like sections."""
+    rows = support_table()
+    assert {row.instruction for row in rows} == set(table.TABLE)
+    for row in rows:
+        assert row.forms.startswith(row.instruction.split(".")[0]), row
+        assert re.fullmatch(r"9\.7\.[\d.]+\d(, 9\.7\.[\d.]+\d)*", row.sections), row
+
+
+def test_evidence_is_read_from_the_results(tmp_path: Path) -> None:
+    """Opcodes confirm the row that executes them, by name and type, and no other."""
+    hopper = {"confirmed": {"add": ["add.rn.f32", "add.s32"], "mad.wide": ["mad.wide.u32"]}}
+    (tmp_path / "emulator_hopper.json").write_text(json.dumps(hopper))
+    (tmp_path / "emulator_foreign.json").write_text(
+        json.dumps({"opcodes": ["tcgen05.ld.sync.aligned.32x32b.x32.b32", "add.s32", "nothing.x"]})
+    )
+    rows = support_table(tmp_path)
+    basis = {(row.instruction, row.sections): row.basis for row in rows if row.basis != MANUAL_ONLY}
+    assert basis.pop(("multimem", "9.7.9.14")) == "refused"
+    assert basis == {
+        ("add", "9.7.3.3, 9.7.5.1"): "H200 (1)",
+        ("add", "9.7.1.1"): "H200 (1), foreign kernels (1)",
+        ("mad.wide", "9.7.1.4"): "H200 (1)",
+        ("tcgen05.ld", "9.7.16.8.3"): "foreign kernels (1)",
+    }
+    assert all(row.basis in (MANUAL_ONLY, "refused") for row in support_table(tmp_path / "none"))
+    counts = support.counts(rows)
+    assert (counts["H200"], counts["foreign kernels"], counts["refused"]) == (3, 2, 1)
+    assert counts[MANUAL_ONLY] == len(rows) - 5
+
+
+def test_writing_keeps_the_rest(tmp_path: Path) -> None:
+    """Only what stands between the markers changes; without markers nothing does."""
+    path = tmp_path / "page.md"
+    path.write_text(f"before\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n")
+    support.main([str(path)])
+    text = path.read_text()
+    assert is_current(text) and text.startswith("before\n") and text.endswith("\nafter\n")
+    support.main([str(path)])
+    assert path.read_text() == text
+    path.write_text("no table\n")
+    with pytest.raises(ValueError, match="lacks"):
+        support.main([str(path)])
+
+
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """For people and for machines."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["emulate", "--support", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert stop.value.code == 0
+    assert sum(report["counts"].values()) >= len(report["instructions"]) == len(support_table())
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["emulate", "--support"])
+    out = capsys.readouterr().out
+    assert stop.value.code == 0 and "mbarrier.try_wait" in out and "manual only" in out
+
+
+# The kinds of findings.
+
+POSITIONS = {"fault": 1, "fatal": 1, "report": 0, "MemoryFault": 0}  # where a call has the kind
+INDIRECT = {"fault", "uninitialised", "missing-proxy-fence", "trap", "brkpt", "livelock"}
+
+
+def kinds_in(source: str) -> set[str]:
+    """Kinds of findings that a module names: in its calls, and as `kind = "..."` of an error."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if len(node.args) > POSITIONS.get(name, 99):
+                found |= {
+                    inner.value
+                    for inner in ast.walk(node.args[POSITIONS[name]])
+                    if isinstance(inner, ast.Constant) and isinstance(inner.value, str)
+                }
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                item.value.value
+                for item in node.body
+                if isinstance(item, ast.Assign)
+                and isinstance(item.value, ast.Constant)
+                and getattr(item.targets[0], "id", "") == "kind"
+            }
+    return found
+
+
+def test_every_kind_of_finding_is_documented() -> None:
+    """The table of docs/emulator.md has all of them, and none that no code reports."""
+    section = DOCUMENT.partition("## What the checks mean")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)
+    documented = {kind for cell in cells for kind in re.findall(r"`([\w-]+)`", cell)}
+    sources = [p.read_text("utf-8") for p in (ROOT / "fa4" / "emulator").rglob("*.py")]
+    reported = {kind for source in sources for kind in kinds_in(source)}
+    assert documented == reported | INDIRECT | {"deadlock"}
+
+
+def test_the_search_for_kinds_finds_them() -> None:
+    """Planted: a call with a new kind, and an error class with one."""
+    source = 'machine.fault(f, "new", "text")\nclass E(Exception):\n    kind = "other"\n'
+    assert kinds_in(source + 'raise MemoryFault("exit" if a else "far", "m")') == {
+        "new", "other", "exit", "far"
+    }  # fmt: skip
