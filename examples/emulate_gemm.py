@@ -33,7 +33,7 @@ def kernel(mma, loads, tensors, c, layouts, wait: cutlass.Constexpr):
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(loaded, 2 * 128 * 64 * 2)
         parts = thread_mma.partition_A(tensors[0]), thread_mma.partition_B(tensors[1])
-        for load, shared, part in zip(loads, (a, b), parts):
+        for load, shared, part in zip(loads, (a, b), parts, strict=True):
             target, source = cpasync.tma_partition(
                 load,
                 0,

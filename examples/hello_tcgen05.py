@@ -69,10 +69,12 @@ def multiply(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, barrier: cutlass.Co
 
 
 a, b, c = torch.randn(128, 64).bfloat16(), torch.randn(128, 64).bfloat16(), torch.zeros(128, 128)
-for barrier in (True, False):
-    try:
-        with emulate():
-            multiply(*(from_dlpack(x) for x in (a, b, c)), barrier)
-        print("largest error:", (c - a.float() @ b.float().T).abs().max().item())
-    except EmulationFailed as failure:
-        print(failure)
+tensors = [from_dlpack(x) for x in (a, b, c)]
+with emulate():
+    multiply(*tensors, True)
+print("largest error:", (c - a.float() @ b.float().T).abs().max().item())
+try:
+    with emulate():
+        multiply(*tensors, False)
+except EmulationFailed as failure:
+    print(failure)

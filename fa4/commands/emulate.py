@@ -225,7 +225,8 @@ def write(job: Job, places: Mapping[str, Path]) -> dict[str, Path]:
     for name, path in places.items():
         array = job.arrays[name]
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, array.astype(np.float32) if array.dtype.kind == "V" else array)
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            np.save(path, array.astype(np.float32) if array.dtype.kind == "V" else array)
     return dict(places)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from fa4.emulator.errors import EmulatorError, Finding, UnsupportedInstruction
 from fa4.emulator.execute import Report, load_module, load_program
 from fa4.emulator.layout import lay_out_variables
@@ -102,8 +104,10 @@ def describe_findings(findings: list[Finding], ptx: str) -> list[dict[str, Any]]
 
 def describe_array(name: str, array: Array, before: Array) -> dict[str, Any]:
     """What a kernel did to an array: how many elements changed, and their range now."""
-    wide = array.astype("float64") if array.dtype.kind not in "iu" else array
-    finite = wide[abs(wide) < float("inf")] if array.dtype.kind not in "iu" else wide
+    is_integer = array.dtype.kind in "iu"
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        wide = array if is_integer else array.astype(np.float64)
+    finite = wide if is_integer else wide[np.isfinite(wide)]
     bits = f"u{array.itemsize}"
     return {
         "name": name,

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fa4.emulator.errors import EmulationFailed, Finding, LaunchError
+from fa4.emulator.layout import check_shared_bytes
 from fa4.emulator.machine.checks import Checks
 from fa4.emulator.machine.engine import Machine, Stop
 from fa4.emulator.machine.grid import Grid
@@ -172,6 +173,8 @@ def check_launch(launch: Launch, program: Program) -> None:
         raise LaunchError(
             f"{name}: grid {launch.grid} is not a multiple of cluster {launch.cluster}"
         )
+    static_bytes = program.variables.static_shared_bytes
+    check_shared_bytes(name, static_bytes, launch.dynamic_smem_bytes)
     directives = program.kernel.directives
     needed = directives.get("reqntid")
     if needed and tuple(needed) + (1,) * (3 - len(needed)) != tuple(launch.block):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fa4.emulator.layout import MODULE_WINDOW, PARAMETER_WINDOW, check_shared_bytes
+from fa4.emulator.layout import MODULE_WINDOW, PARAMETER_WINDOW
 from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.memory import Buffer
 from fa4.emulator.machine.state import FULL_MASK, Cluster, Cta, Fragment, Position, Warp
@@ -44,9 +44,6 @@ class Grid:
         self.prior = prior if prior is not None and launch.programmatic else None
         self.known_from: int = self.prior.known_from if self.prior is not None else number
         self.dynamic_smem_bytes: int = launch.dynamic_smem_bytes
-        check_shared_bytes(
-            program.name, program.variables.static_shared_bytes, launch.dynamic_smem_bytes
-        )
         x, y, z = launch.block
         self.thread_count: int = x * y * z
         self.warp_count: int = -(-self.thread_count // 32)
