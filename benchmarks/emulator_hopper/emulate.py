@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from benchmarks.emulator_hopper.programs import Array, Program
+from benchmarks.emulator_hopper.programs import Array, Program, parameters
 from fa4.emulator.execute import run
 from fa4.emulator.host.launch_record import Allocation, Launch
 from fa4.emulator.isa.table import find
@@ -22,15 +20,6 @@ def aligned_copy(array: Array) -> Array:
     copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
-
-
-def parameters(program: Program, addresses: Sequence[int]) -> list[bytes]:
-    """The kernel's parameters, for arrays at these addresses."""
-    values = [address.to_bytes(8, "little") for address in addresses]
-    for tensor_map in program.maps:
-        address = addresses[tensor_map.array] + tensor_map.offset_bytes
-        values.append(address.to_bytes(8, "little") + tensor_map.raw[8:])
-    return values
 
 
 def emulate(program: Program, checks: bool = True) -> list[Array]:

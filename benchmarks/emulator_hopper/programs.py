@@ -93,6 +93,15 @@ class Program:
     maps: tuple[TensorMapAt, ...] = ()
 
 
+def parameters(program: Program, addresses: Sequence[int]) -> list[bytes]:
+    """The kernel's parameters, for arrays at these addresses."""
+    values = [address.to_bytes(8, "little") for address in addresses]
+    for tensor_map in program.maps:
+        address = addresses[tensor_map.array] + tensor_map.offset_bytes
+        values.append(address.to_bytes(8, "little") + tensor_map.raw[8:])
+    return values
+
+
 @dataclass(frozen=True)
 class Form:
     """One instruction of an elementwise program.

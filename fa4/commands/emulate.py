@@ -322,7 +322,8 @@ def render_kernels(report: Mapping[str, Any]) -> tuple[Any, ...]:
         named = [f".{name} {', '.join(map(str, v))}" for name, v in kernel["directives"].items()]
         parts += [
             f"\n{kernel['name']}: {kernel['instructions']} instructions",
-            *(f"  parameter {p['name']}: .{p['type']}, {p['bytes']} bytes"
+            *(f"  parameter {p['name'].removeprefix(kernel['name'] + '_')}: .{p['type']}, "
+              f"{p['bytes']} bytes"
               for p in kernel["parameters"]),
             f"  shared memory: {kernel['static_smem_bytes']} bytes static{dynamic}",
             f"  registers: {', '.join(f'{n} {k}' for k, n in kernel['registers'].items())}",

@@ -114,9 +114,11 @@ def make_launch(
     named = arguments if isinstance(arguments, Mapping) else _numbered(arguments)
     parameters = found.parameters
     if len(named) != len(parameters):
-        listed = ", ".join(f"{p.name} ({p.size_bytes} bytes)" for p in parameters) or "none"
+        names = [p.name.removeprefix(f"{found.name}_") for p in parameters]
+        sizes = [f"{n} ({p.size_bytes} bytes)" for n, p in zip(names, parameters, strict=True)]
+        listed = ", ".join(sizes) or "none"
         raise LaunchError(
-            f"{found.name} takes {len(parameters)} parameter(s), {len(named)} given: {listed}"
+            f"the kernel takes {len(parameters)} parameter(s), {len(named)} given: {listed}"
         )
     allocations: dict[int, Allocation] = {}
     values = []

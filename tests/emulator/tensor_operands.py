@@ -101,7 +101,7 @@ def move(register: str, value: int) -> str:
 
 def mma(
     problem: Operands, kind: str, d: str = "%r21", a: str = "%rd20", accumulate: str = "0",
-    group: int = 1, form: str = "mma", rest: str = "", name: str = "kind",
+    group: int = 1, form: str = "mma", rest: str = "",
 ) -> str:  # fmt: skip
     """The instruction and the moves of its operands."""
     return (
@@ -109,7 +109,7 @@ def mma(
         + move("%rd21", problem.b_desc)
         + f"  mov.b32 %r25, {problem.idesc:#x};\n"
         + f"  setp.ne.u32 %p5, {accumulate}, 0;\n"
-        + f"  tcgen05.{form}.cta_group::{group}.{name}::{kind} [{d}], {a}, %rd21, %r25, "
+        + f"  tcgen05.{form}.cta_group::{group}.kind::{kind} [{d}], {a}, %rd21, %r25, "
         + f"%p5{rest};\n"
     )
 

@@ -99,7 +99,7 @@ def test_f16_result_lies_in_the_low_halves() -> None:
 @pytest.mark.parametrize(("m", "lanes_per_part"), [(32, 32), (64, 64), (128, 128)])
 def test_weight_stationary_form_splits_n_over_the_lanes(m: int, lanes_per_part: int) -> None:
     problem = operands("f16", Format.F16, m, 64)
-    work = mma(problem, "f16", form="mma.ws", name="kind") + commit()
+    work = mma(problem, "f16", form="mma.ws") + commit()
     parts = LANES // lanes_per_part
     words = run(problem, TensorKernel(work=work, after=wait()), 64 // parts)
     got = np.concatenate(np.split(numbers(words, ""), parts), axis=1)

@@ -106,6 +106,7 @@ def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
 
 @machine("ldu", "9.7.9.10", "{.global} {.v2 .v4} .type: as ld")
 def bind_uniform_load(instruction: Instruction, context: KernelContext) -> Handler:
+    """A load of one address for all lanes."""
     parts = ("ld", *instruction.parts[1:])
     plain = Instruction(
         ".".join(parts),

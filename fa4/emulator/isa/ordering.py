@@ -37,14 +37,17 @@ class Ordering:
 
     @property
     def strong(self) -> bool:
+        """Whether the access takes part in synchronisation."""
         return self.semantics != "weak"
 
     @property
     def acquires(self) -> bool:
+        """Whether it takes over what a release published."""
         return self.semantics in ("acquire", "acq_rel")
 
     @property
     def releases(self) -> bool:
+        """Whether it publishes what came before."""
         return self.semantics in ("release", "acq_rel")
 
 

@@ -52,6 +52,7 @@ def _load(b: SegmentBuilder, offset: int, bits: int) -> Lanes:
 @lane("ld.param::entry", "9.7.9.8", "as ld.param", accepts=is_direct)
 @lane("ld.param::func", "9.7.9.8", "as ld.param", accepts=is_direct)
 def emit_load_parameter(b: SegmentBuilder, i: Instruction) -> None:
+    """A kernel parameter, or what a call returned."""
     _, _, kind = modifiers(i, "ld", _SPACES, VECTORS, TYPES)
     target, address = i.operands
     hidden = _hidden(b, address)
@@ -70,6 +71,7 @@ def emit_load_parameter(b: SegmentBuilder, i: Instruction) -> None:
 @lane("st.param", "9.7.9.12", "{::func} .b8-.b64 .u .s .f: the arguments of vprintf, __assertfail")
 @lane("st.param::func", "9.7.9.12", "as st.param")
 def emit_store_parameter(b: SegmentBuilder, i: Instruction) -> None:
+    """An argument of a call."""
     _, kind = modifiers(i, "st", _SPACES, TYPES)
     address, source = i.operands
     hidden = _hidden(b, address)

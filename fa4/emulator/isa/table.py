@@ -62,9 +62,7 @@ def register(
     """Decorator: adds the decorated function to the table under `name`."""
 
     def add(function: Function) -> Function:
-        row = Operation(
-            name, kind, section, forms, function, frozenset(types), converges, accepts
-        )
+        row = Operation(name, kind, section, forms, function, frozenset(types), converges, accepts)
         TABLE.setdefault(name, []).append(row)
         return function
 

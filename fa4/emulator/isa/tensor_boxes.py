@@ -77,6 +77,7 @@ def _signed(word: int) -> int:
 def bind_box(
     operand: Operand, context: KernelContext, dimensions: str, mode: str, line: int
 ) -> Box:
+    """Binds the operand [tensorMap, {coordinates}]."""
     if not isinstance(operand, Address):
         raise Unsupported(f"tensor operand {operand}")
     packed = mode in ("tile::gather4", "tile::scatter4")
