@@ -11,7 +11,7 @@ from fa4.emulator.checks.clocks import Message
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.mbarriers import OBJECT_BYTES, describe_barrier, find_barrier
 from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.isa.tensor_memory import CTA_GROUPS, group_size
+from fa4.emulator.isa.tensor_allocation import CTA_GROUPS, group_size
 from fa4.emulator.isa.tensor_pipe import (
     Job,
     PipeInstruction,

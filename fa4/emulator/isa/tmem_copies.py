@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.isa.tensor_memory import CTA_GROUPS, group_size
+from fa4.emulator.isa.tensor_allocation import CTA_GROUPS, group_size
 from fa4.emulator.isa.tensor_pipe import Job, PipeInstruction, issue, issuing_lane, job_of
 from fa4.emulator.machine.context import Handler, KernelContext
 from fa4.emulator.machine.state import Fragment
