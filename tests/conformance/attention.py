@@ -150,7 +150,10 @@ def _by_group(tensor: Any, heads_k: int) -> Any:
     batch, rows, heads, dim = tensor.shape
     split = tensor.view(batch, rows, heads_k, heads // heads_k, dim).permute(1, 4, 3, 2, 0)
     view = from_dlpack(split, assumed_align=16).mark_layout_dynamic(leading_dim=1)
-    return view.mark_compact_shape_dynamic(mode=1, stride_order=(4, 0, 3, 2, 1), divisibility=64)
+    # Outermost first; DLPack gives dimensions of size 1 the stride 1.
+    strides = [stride if size > 1 else 1 for stride, size in zip(split.stride(), split.shape, strict=True)]
+    order = tuple(sorted(range(5), key=lambda mode: (-strides[mode], mode == 1)))
+    return view.mark_compact_shape_dynamic(mode=1, stride_order=order, divisibility=64)
 
 
 def _ordered(kind: Any) -> Any:
@@ -171,8 +174,9 @@ def flash_forward(case: Case, sms: int = 2, **options: Any) -> Program:
     """Its forward pass, with the LSE; options: of `_flash_attn_fwd`. sms: multiprocessors, for the
     kernels that are persistent."""
     inputs = build_inputs(case)
-    # It multiplies the values of hidden keys by 0: no NaN there.
-    q, k, v = (tensor_of(np.nan_to_num(x)) for x in (inputs.q, inputs.k, inputs.v))
+    # It multiplies the values of hidden keys by 0, so that there must be no NaN.
+    arrays = (np.where(np.isnan(x), x.dtype.type(0), x) for x in (inputs.q, inputs.k, inputs.v))
+    q, k, v = map(tensor_of, arrays)
     given = {"causal": case.causal, "num_splits": case.num_splits, **options}
     names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table")
     given |= {n: tensor_of(inputs.options[n]) for n in names if n in inputs.options}

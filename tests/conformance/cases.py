@@ -89,8 +89,8 @@ def _gemms() -> list[Foreign]:
 
 def _small() -> list[Foreign]:
     return [
-        Foreign("rmsnorm", "rmsnorm", lambda: small.rmsnorm(6, 512, "BFloat16")),
-        Foreign("rmsnorm_warps", "rmsnorm", lambda: small.rmsnorm(3, 4096, "Float16")),
+        Foreign("rmsnorm", "rmsnorm", lambda: small.rmsnorm(8, 512, "BFloat16")),
+        Foreign("rmsnorm_warps", "rmsnorm", lambda: small.rmsnorm(4, 4096, "Float16")),
         Foreign("rmsnorm_cluster", "rmsnorm", lambda: small.rmsnorm(2, 16640, "BFloat16")),
         Foreign("reduce_warp", "reduce", lambda: small.row_maxima(8, 32, 1)),
         Foreign("reduce_block", "reduce", lambda: small.row_maxima(4, 128, 1)),

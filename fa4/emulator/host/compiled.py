@@ -70,9 +70,18 @@ class HostProgram(ABC):
             names = ", ".join(signature.parameters)
             raise LaunchError(f"{self.name} takes the arguments ({names}): {error}") from error
         bound.apply_defaults()
+        absent = self._absent()
         for name, value in bound.arguments.items():
-            self._check_kind(name, value, signature.parameters[name].annotation)
+            if value is not None or name not in absent:
+                self._check_kind(name, value, signature.parameters[name].annotation)
         return dict(bound.arguments)
+
+    def _absent(self) -> set[str]:
+        """Arguments that were None when the function was compiled, whatever their annotation."""
+        execution_args = self.compiled.execution_args
+        flags = getattr(execution_args, "_compiled_with_none", ())
+        names = execution_args.signature.parameters
+        return {name for name, flag in zip(names, flags, strict=False) if flag is True}
 
     def _check_kind(self, name: str, value: Any, annotation: Any) -> None:
         """A number where the host code expects a tensor or pointer would crash the process."""

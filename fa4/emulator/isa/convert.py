@@ -20,6 +20,7 @@ from fa4.emulator.isa.formats import (
     decode,
     flush,
     is_nan,
+    pass_nan,
     rectify,
     saturate,
     widen,
@@ -159,7 +160,8 @@ def _to_float(builder: SegmentBuilder, i: Instruction, to: str, source: str) -> 
     if source in INTEGERS:
         value = _from_integer(builder.read(i.operands[1], source), source, to, rounding)
     else:
-        value = _read(builder, i.operands[1], source, ftz)
+        # An H200 does not flush what it converts to f16, though the manual says that .ftz does.
+        value = _read(builder, i.operands[1], source, ftz and to != "f16")
     integral = rounding in INTEGRAL
     if integral:
         value = builder.call(f"llvm.{INTEGRAL[rounding]}.v32f64", "double", value)
@@ -169,10 +171,18 @@ def _to_float(builder: SegmentBuilder, i: Instruction, to: str, source: str) -> 
         # Such moves and shifts let a NaN's payload pass, on an H200 at least.
         builder.write(i.operands[0], value.convert("fptrunc", "float"))
         return
+    if to == source == "f64" and not (sat or integral):
+        builder.write(i.operands[0], value.as_integer())
+        return
     mode = "rn" if integral or not rounding else rounding
     bits = _round(value, form, mode, finite)
     if ftz and form is F32 and value.type == "double":
         bits = flush_result(bits, value, F32, mode)
+    if "f64" in (to, source) and source not in INTEGERS and not sat:
+        given = builder.read(i.operands[1], source)
+        if ftz and source == "f32":
+            given = canonical(given, is_nan(given.as_float()), F32)
+        bits = pass_nan(bits, given, FORMATS[source], form)
     builder.write(i.operands[0], bits)
 
 

@@ -120,7 +120,11 @@ def _float_to_tf32(builder: SegmentBuilder, i: Instruction) -> None:
     value = builder.read_float(i.operands[1], "f32")
     value = rectify(value) if relu else value
     code = encode(widen(value), TF32, rounding, bool(finite)).resize(32)
-    builder.write(i.operands[0], code << (F32.mantissa_bits - TF32.mantissa_bits))
+    bits = code << (F32.mantissa_bits - TF32.mantissa_bits)
+    if rounding == "rna" and not finite:
+        # As on an H200, which only cuts a NaN: one whose payload is cut away becomes infinite.
+        bits = is_nan(value).select(value.as_integer() & 0xFFFFE000, bits)
+    builder.write(i.operands[0], bits)
 
 
 def _to_narrow(builder: SegmentBuilder, i: Instruction, to: str, source: str) -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fa4.emulator.isa.floats import ELEMENTS, Emitter, type_of
-from fa4.emulator.isa.formats import Format, canonical, decode, flush, is_nan, join, split
+from fa4.emulator.isa.formats import (
+    F64,
+    Format,
+    canonical,
+    decode,
+    flush,
+    is_nan,
+    join,
+    pass_nan,
+    split,
+)
 from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
 from fa4.emulator.isa.table import Unsupported, lane, modifiers
 from fa4.emulator.ptx.syntax import Instruction
@@ -34,6 +44,8 @@ def _extremum(name: str, left: Lanes, right: Lanes, form: Format, propagate: boo
     if propagate:
         return canonical(result, a.compare("uno", b), form)
     result = is_nan(b).select(left, result)
+    if form is F64:
+        return is_nan(a).select(pass_nan(result, right, F64, F64), result)
     return canonical(result, is_nan(a) & is_nan(b), form)
 
 
@@ -68,7 +80,8 @@ def _emit_extremum(name: str, builder: SegmentBuilder, i: Instruction) -> None:
 
 
 def _emit_sign(name: str, builder: SegmentBuilder, i: Instruction) -> None:
-    """NaN, whose sign the manual leaves open, becomes the canonical one, as on an H200."""
+    """NaN, whose sign the manual leaves open, becomes the canonical one or in f64 quiet, as on an
+    H200."""
     kind = type_of(i)
     form, count = ELEMENTS[kind]
     ftz, _ = modifiers(i, name, ("ftz",) if kind in FTZ else (), (kind,))
@@ -76,7 +89,10 @@ def _emit_sign(name: str, builder: SegmentBuilder, i: Instruction) -> None:
     for element in split(builder.read(i.operands[1], kind), count):
         bits = flush(element, form) if ftz else element
         signed = bits ^ form.sign if name == "neg" else bits & (form.sign - 1)
-        results.append(canonical(signed, is_nan(decode(bits, form)), form))
+        if form is F64:
+            results.append(pass_nan(signed, bits, F64, F64))
+        else:
+            results.append(canonical(signed, is_nan(decode(bits, form)), form))
     builder.write(i.operands[0], join(results))
 
 

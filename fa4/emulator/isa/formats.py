@@ -55,7 +55,7 @@ class Format:
 
 
 # The manual names the NaN that f32 and 16-bit operations give; f64's is what an H200 gives for an
-# invalid operation (there, and in conversions from or to f64, a NaN's payload passes through).
+# invalid operation (a NaN among the sources passes on: see `pass_nan`).
 F64 = Format("f64", 11, 52, 0xFFF8 << 48)
 F32 = Format("f32", 8, 23, 0x7FFFFFFF)
 F16 = Format("f16", 5, 10, 0x7FFF)
@@ -126,6 +126,21 @@ def canonical(bits: Lanes, nan: Lanes, form: Format) -> Lanes:
     if form.nan is None:
         raise ValueError(f"{form.name} has no NaN")
     return nan.select(bits.builder.constant(form.nan, bits.type), bits)
+
+
+def pass_nan(bits: Lanes, source: Lanes, form: Format, to: Format) -> Lanes:
+    """The bits in `to`, but a NaN in `source` keeps its sign and the top of its payload, quiet.
+
+    What f64 operations and conversions from and to f64 do, as measured on an H200.
+    """
+    word = source.resize(64)
+    nan = (word & (form.sign - 1)).compare("ugt", form.infinity_bits)
+    payload = word & (form.smallest_normal - 1)
+    shift = to.mantissa_bits - form.mantissa_bits
+    payload = payload << shift if shift > 0 else payload >> -shift
+    sign = (word >> (form.width - 1)) << (to.width - 1)
+    quiet = sign | payload | to.infinity_bits | to.smallest_normal >> 1
+    return nan.select(quiet.resize(to.width), bits)
 
 
 def saturate(value: Lanes) -> Lanes:

@@ -6,6 +6,8 @@ ignored. ld.param and st.param of kernel parameters are in `parameters`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
@@ -142,13 +144,12 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
         if mask != FULL_MASK:
             addresses, values = addresses[lanes], values[lanes]
         whole = values.view(f"V{size_bytes}").reshape(-1)
-        touch = Touch(warp.clock, access, WRITE, lanes)
         for piece in space.pieces(warp, addresses, lanes, size_bytes, write=True):
-            record(warp, piece, size_bytes, touch)
+            part = whole if piece.indices is None else whole[piece.indices]
+            idle = partial(changes_nothing, piece, part)
+            record(warp, piece, size_bytes, Touch(warp.clock, access, WRITE, lanes, idle))
             if ordering.strong:
                 publish(warp, ordering, locations(piece, size_bytes), mask)
-            part = whole if piece.indices is None else whole[piece.indices]
-            if ordering.strong:
                 changed = store(piece, part)
             else:
                 changed = True
@@ -192,11 +193,16 @@ def store_unchecked(piece: Piece, values: Array) -> None:
     units(piece.data, values.dtype.itemsize)[piece.offsets] = values
 
 
+def changes_nothing(piece: Piece, values: Array) -> bool:
+    """Whether a store of these units would leave all bytes as they are."""
+    kept = units(piece.data, values.dtype.itemsize)[piece.offsets]
+    return kept.tobytes() == values.tobytes()
+
+
 def store(piece: Piece, values: Array) -> bool:
     """As store_unchecked; returns whether bytes changed."""
-    memory = units(piece.data, values.dtype.itemsize)
-    changed = memory[piece.offsets].tobytes() != values.tobytes()
-    memory[piece.offsets] = values
+    changed = not changes_nothing(piece, values)
+    store_unchecked(piece, values)
     return changed
 
 

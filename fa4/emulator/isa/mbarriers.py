@@ -243,10 +243,13 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
                     if semantics == "relaxed"
                     else warp.clock.release(part)
                 )
+                if dropping:
+                    # Before the arrival, which may begin the next phase.
+                    barrier.drop(
+                        part.bit_count() if expect else int(amounts[lanes_of[part]].sum())
+                    )
                 with _faults_of(fragment, cta, barrier):
                     state = _arrive(barrier, amounts[lanes_of[part]], bool(expect), message)
-                if dropping:
-                    barrier.drop(part.bit_count())
                 states[lanes_of[part]] = state
         if state_to is not None:
             state_to(warp, states, mask)

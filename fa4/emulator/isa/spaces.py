@@ -202,7 +202,8 @@ def record(warp: Warp, piece: Piece, size_bytes: int, touch: Touch) -> None:
     if piece.home is None:
         return
     if piece.indices is not None and isinstance(touch.lanes, np.ndarray):
-        touch = Touch(touch.actor, touch.how, touch.kind, touch.lanes[piece.indices])
+        lanes = touch.lanes[piece.indices]
+        touch = Touch(touch.actor, touch.how, touch.kind, lanes, touch.idle)
     checks = warp.cta.machine.checks
     if isinstance(piece.home, Cta):
         checks.shared(piece.home, piece.offsets, size_bytes, touch)

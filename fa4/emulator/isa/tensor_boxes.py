@@ -36,8 +36,10 @@ class Box:
     packed_rows: bool
     access: Access
 
-    def plan(self, fragment: Fragment, lane: int, smem_offset: int) -> tuple[TensorMap, Transfer]:
-        """The map and the bytes that a copy of one lane moves.
+    def plan(
+        self, fragment: Fragment, lane: int, smem_offset: int, store: bool = False
+    ) -> tuple[TensorMap, Transfer]:
+        """The map and the bytes that a copy of one lane moves; `store`: to global memory.
 
         Raises MemoryFault for a misaligned shared address; a bad map is a fatal finding.
         """
@@ -52,7 +54,7 @@ class Box:
         try:
             tensor_map = TensorMap.decode(raw)
             plan = plan_gather4 if self.packed_rows else plan_tile
-            return tensor_map, plan(tensor_map, values, smem_offset)
+            return tensor_map, plan(tensor_map, values, smem_offset, store=store)
         except EmulatorError as error:
             raise fragment.warp.cta.machine.fatal(fragment, "descriptor", str(error)) from None
 

@@ -35,10 +35,12 @@ from fa4.emulator.machine.checks import ATOMIC, READ, WRITE
 from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.state import Cta, Fragment
+from fa4.emulator.machine.tensor import note_swizzle
 from fa4.emulator.ptx.syntax import Instruction
-from fa4.emulator.tma.descriptor import FLOATS, TensorMap
+from fa4.emulator.tma.descriptor import FLOATS, TF32_CODES, TensorMap
 from fa4.emulator.tma.reduction import SUPPORTED
 from fa4.emulator.tma.transfer import Transfer
+from fa4.emulator.tma.values import convert_loaded
 
 _CHUNK_BYTES = 16
 
@@ -118,20 +120,26 @@ def _bind_load(instruction: Instruction, context: KernelContext) -> Handler:
             _chunks(cta, plan).touch(warp.cta, actor, line, WRITE)
             writes = _shared(cta, plan.smem_addresses, plan.unit_bytes)
             move = partial(_fill, tensor_map, plan, reads, writes)
+            stop = int(plan.smem_addresses.max()) + plan.unit_bytes
+            note_swizzle(cta, offset, stop, tensor_map.swizzle, tensor_map.swizzle_atom_bytes)
             submit_fill(warp.cta, "TMA load", actor, move, (signal, plan.total_bytes))
 
     return each_lane(copy)
 
 
 def _fill(tensor_map: TensorMap, plan: Transfer, reads: Side, writes: Side) -> None:
+    data = reads.gather()
+    if tensor_map.element in TF32_CODES:
+        raw = data.view(np.uint8).reshape(reads.count, plan.unit_bytes)
+        data = convert_loaded(tensor_map, raw).view(data.dtype).reshape(-1)
     if reads.count == writes.count:
-        writes.scatter(reads.gather())
+        writes.scatter(data)
         return
     values = np.empty(writes.count, f"V{plan.unit_bytes}")
     values[:] = fill_bytes(
         tensor_map.element, tensor_map.element_bytes, tensor_map.fill_nan, plan.unit_bytes
     )
-    values[plan.valid] = reads.gather()
+    values[plan.valid] = data
     writes.scatter(values)
 
 
@@ -204,7 +212,7 @@ def _bind_drain(
         warp = fragment.warp
         source = source_of(warp, lane)
         cta, offset = shared_side(warp, source, 1, own_cta=True)
-        tensor_map, plan = box.plan(fragment, lane, offset)
+        tensor_map, plan = box.plan(fragment, lane, offset, store=True)
         shared_side(warp, source, plan.total_bytes, own_cta=True)
         if operation and tensor_map.element not in SUPPORTED[operation]:
             raise cta.machine.fatal(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fa4.emulator.checks.clocks import Actor
-from fa4.emulator.checks.conflict import SAME_INSTRUCTION_WRITE, Access, Conflict, describe
+from fa4.emulator.checks.conflict import (
+    SAME_INSTRUCTION_WRITE,
+    WRITE_AFTER_WRITE,
+    Access,
+    Conflict,
+    describe,
+)
 from fa4.emulator.checks.global_shadow import GlobalShadow
 from fa4.emulator.checks.memory import ShadowMemory
 from fa4.emulator.checks.shadow import Shadow
@@ -29,13 +36,15 @@ READ, WRITE, ATOMIC = "read", "write", "atomic"
 class Touch:
     """Who makes an access and how. kind: READ, WRITE or ATOMIC.
 
-    lanes: the lane of each unit of the access, or one lane for all of them.
+    lanes: the lane of each unit of the access, or one lane for all of them. idle: of a store to
+    global memory that is still to be made, tells whether it will leave all bytes as they are.
     """
 
     actor: Actor
     how: Access
     kind: str
     lanes: Array | int = 0
+    idle: Callable[[], bool] | None = None
 
 
 # Tensor memory is recorded per column of 16 lanes. All loads and stores and nearly all operations
@@ -129,8 +138,13 @@ class Checks:
         if buffer.shadow is None:
             buffer.shadow = GlobalShadow(len(buffer.data), self.global_granule, initialised=True)
         conflict, start = self._record(buffer.shadow, offsets, size_bytes, touch)
-        if conflict is not None:
-            self._report(conflict, cta, f"{buffer.name} byte {start}", touch.actor)
+        if conflict is None:
+            return
+        # Whichever of two equal stores is last, the memory is the same (PTX ISA 8.7.2: races of
+        # accesses of one size have a defined outcome).
+        if conflict.kind == WRITE_AFTER_WRITE and touch.idle is not None and touch.idle():
+            return
+        self._report(conflict, cta, f"{buffer.name} byte {start}", touch.actor)
 
     @staticmethod
     def _record(
