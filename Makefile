@@ -8,14 +8,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+FOREIGN := flashinfer-python==0.7.2.post1 flash-attn-4==4.0.0b36 quack-kernels==0.6.5 einops==0.8.2
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 
-.PHONY: help demo test test-slow lint format clean
+.PHONY: help demo test test-slow conformance lint format clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/demo.stamp ## real attention on real weights, on any CPU
 	$(BIN)/fa4 demo
@@ -25,6 +26,9 @@ test: $(VENV)/test.stamp ## the test suite without the slow tests
 
 test-slow: $(VENV)/test.stamp ## the slow tests only (minutes)
 	$(PYTEST) -m slow
+
+conformance: $(VENV)/foreign.stamp ## kernels of other authors in the emulator (RECORD=1: results)
+	$(BIN)/python -m pytest tests/conformance -m conformance -n 2 $(if $(RECORD),--record)
 
 lint: $(VENV)/lint.stamp ## style, types and import rules
 	$(BIN)/ruff check .
@@ -52,6 +56,12 @@ $(VENV)/demo.stamp: pyproject.toml | $(BIN)/pip
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
 	$(PIP) install -e ".[viz,test]"
+	@touch $@
+
+# In a folder of their own, without their dependencies: nothing else may come to depend on them.
+$(VENV)/foreign.stamp: $(VENV)/test.stamp
+	$(PIP) install -e ".[kernels,test]" apache-tvm-ffi
+	$(PIP) install --no-deps --upgrade --target $(VENV)/foreign $(FOREIGN)
 	@touch $@
 
 $(VENV)/lint.stamp: pyproject.toml | $(BIN)/pip

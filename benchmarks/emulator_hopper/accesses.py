@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.emulator_hopper.programs import Array, Program, Result, bits_of, module_text, register
+from benchmarks.emulator_hopper.programs import (
+    Array,
+    Program,
+    Result,
+    bits_of,
+    module_text,
+    register,
+)
 from benchmarks.emulator_hopper.values import below, integers, random_words
 
 THREADS, CTAS = 128, 8
@@ -30,7 +37,9 @@ def noise(size_bytes: int, seed: int) -> Array:
 def accesses() -> list[Program]:
     """One program for each group of instructions."""
     programs = [_copies(f"global-{k}", m) for k, m in enumerate(MODIFIERS)]
-    programs += [_shared_copies(space) for space in ("shared", "shared::cta", "shared::cluster", "")]
+    programs += [
+        _shared_copies(space) for space in ("shared", "shared::cta", "shared::cluster", "")
+    ]
     programs += [_variables(), _matrices(), _thread_copies()]
     return programs
 
@@ -64,7 +73,8 @@ def _copies(name: str, load: str) -> Program:
     space = "" if not load else ".global"
     store = {".acquire.sys.global": ".release.sys.global"}.get(load, space)
     store = load if load.startswith((".volatile", ".relaxed", ".weak")) else store
-    body, results, at = START, [], 0
+    body, at = START, 0
+    results: list[Result] = []
     for vector, kind in _forms():
         registers, size = _registers(vector, kind), int(vector[2:] or 1) * bits_of(kind) // 8
         out_kind = "b32" if bits_of(kind) == 8 and not vector else kind
@@ -101,7 +111,8 @@ def _copies(name: str, load: str) -> Program:
 def _shared_copies(space: str) -> Program:
     """Thread t stores, and loads what thread t ^ 37 stored."""
     dotted = f".{space}" if space else ""
-    body, results = START + "  xor.b32 %r5, %r3, 37;\n  cvta.shared.u64 %rd40, 0;\n", []
+    results: list[Result] = []
+    body = START + "  xor.b32 %r5, %r3, 37;\n  cvta.shared.u64 %rd40, 0;\n"
     body += "  cvt.u64.u32 %rd41, %r20;\n  add.u64 %rd40, %rd40, %rd41;\n"
     for vector, kind in _forms():
         registers, size = _registers(vector, kind), int(vector[2:] or 1) * bits_of(kind) // 8
@@ -141,7 +152,9 @@ def _variables() -> Program:
   .local .align 8 .b8 mine[64];
   .shared .align 16 .b8 fixed[512];
 """
-    body = START + """
+    body = (
+        START
+        + """
   and.b32 %r5, %r3, 7;
   mov.u64 %rd40, table;
   mad.wide.u32 %rd40, %r5, 4, %rd40;
@@ -170,6 +183,7 @@ def _variables() -> Program:
   sub.u32 %r35, %r35, %r36;
   ldu.global.u32 %r37, [%rd1];
 """
+    )
     body += "  mul.wide.u32 %rd50, %r4, 4;\n  add.u64 %rd50, %rd2, %rd50;\n"
     names = ("ld.const", "ld.global", "ld.local", "ld.shared", "mov smem", "ld.param", "ldu.global")
     results = []
@@ -182,8 +196,8 @@ def _variables() -> Program:
     text = text.replace(".visible .entry", variables + ".visible .entry")
     arrays = (integers(32, 503, 64), np.zeros(COUNT * len(names), np.uint32))
     return Program(
-        "accesses-variables", "accesses", text, arrays, tuple(results), (CTAS, 1, 1), (THREADS, 1, 1),
-        smem_bytes=1024,
+        "accesses-variables", "accesses", text, arrays, tuple(results), (CTAS, 1, 1),
+        (THREADS, 1, 1), smem_bytes=1024,
     )  # fmt: skip
 
 
@@ -215,7 +229,8 @@ FILL = """
 
 
 def _matrices() -> Program:
-    body, results = START + FILL, []
+    body = START + FILL
+    results: list[Result] = []
     for count in (1, 2, 4):
         registers = [f"%r{40 + k}" for k in range(count)]
         listed = "{" + ", ".join(registers) + "}"
@@ -249,7 +264,9 @@ def _matrices() -> Program:
 
 def _thread_copies() -> Program:
     """cp.async: sizes, partial sources, groups, and arrival at an mbarrier."""
-    body = START + """
+    body = (
+        START
+        + """
   mul.wide.u32 %rd50, %r4, 4;
   add.u64 %rd51, %rd2, %rd50;
   ld.global.b32 %r6, [%rd51];
@@ -265,6 +282,7 @@ def _thread_copies() -> Program:
   add.u64 %rd54, %rd3, %rd52;
   bar.sync 0;
 """
+    )
     copies = [
         ("cp.async.ca.shared.global [%r21], [%rd53], 16;", "wait_all"),
         ("cp.async.cg.shared.global [%r21], [%rd53+16], 16;", "wait_group 0"),

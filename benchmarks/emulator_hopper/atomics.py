@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.emulator_hopper.accesses import START
-from benchmarks.emulator_hopper.programs import Array, Program, Result, bits_of, module_text, register
+from benchmarks.emulator_hopper.programs import (
+    Array,
+    Program,
+    Result,
+    bits_of,
+    module_text,
+    register,
+)
 from benchmarks.emulator_hopper.values import FORMATS, floats, integers, packed
 
 THREADS, CTAS = 256, 16
@@ -27,7 +34,7 @@ def operations() -> list[tuple[str, str]]:
     found += [(op, kind) for op in ("min", "max") for kind in ("u32", "s32", "u64", "s64")]
     found += [("inc", "u32"), ("dec", "u32")]
     found += [(op, f"b{w}") for op in ("and", "or", "xor", "exch") for w in (32, 64)]
-    return found + [("cas", "b16"), ("cas", "b32"), ("cas", "b64")]
+    return [*found, ("cas", "b16"), ("cas", "b32"), ("cas", "b64")]
 
 
 def width_of(kind: str) -> int:
@@ -141,7 +148,9 @@ def _vectors() -> Program:
 
 def _wide() -> Program:
     """atom.exch and atom.cas of 128 bits."""
-    body = START + """
+    body = (
+        START
+        + """
   mul.wide.u32 %rd50, %r4, 16;
   add.u64 %rd51, %rd1, %rd50;
   add.u64 %rd52, %rd2, %rd50;
@@ -157,6 +166,7 @@ def _wide() -> Program:
   mov.b128 %q4, {%rd54, %rd55};
   atom.global.cas.b128 %q2, [%rd51], %q4, %q3;
 """
+    )
     body += f"  st.global.b128 [%rd53+{16 * COUNT}], %q2;\n"
     words = [integers(64, 800 + k, 2 * COUNT + 2) for k in range(2)]
     arrays = [words[0], words[1], np.zeros(4 * COUNT, np.uint64)]
@@ -170,7 +180,9 @@ def _wide() -> Program:
 
 def _contended(space: str) -> Program:
     """Many threads, few places, operations whose order does not matter."""
-    body = START + """
+    body = (
+        START
+        + """
   mul.wide.u32 %rd50, %r4, 4;
   add.u64 %rd51, %rd1, %rd50;
   ld.global.b32 %r10, [%rd51];
@@ -179,6 +191,7 @@ def _contended(space: str) -> Program:
   cvt.rn.f32.u32 %r12, %r11;
   cvt.rn.f64.u32 %rd61, %r11;
 """
+    )
     rows = [
         ("add.u32", "%r10"), ("min.s32", "%r10"), ("max.u32", "%r10"), ("and.b32", "%r10"),
         ("or.b32", "%r10"), ("xor.b32", "%r10"), ("inc.u32", "1000"), ("dec.u32", "1000"),
@@ -213,7 +226,9 @@ def _contended(space: str) -> Program:
 def _locked() -> Program:
     """A ticket from a counter, and a sum under a lock taken with atom.cas by one thread of each
     CTA: the result is the same in every order."""
-    body = START + """
+    body = (
+        START
+        + """
   setp.ne.u32 %p2, %r3, 0;
   @%p2 bra END;
 AGAIN:
@@ -231,6 +246,7 @@ AGAIN:
   st.global.b32 [%rd51], %r14;
 END:
 """
+    )
     arrays = [np.zeros(8, np.uint32), np.full(64, 7, np.uint32)]
     results = [Result("atom.cas lock", 0, 0, 8), Result("atom.add ticket", 1, 0, 64)]
     text = module_text(body, 2)

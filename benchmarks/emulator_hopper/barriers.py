@@ -58,6 +58,8 @@ def _exchanges() -> Program:
         "barrier.cluster.arrive;\n  barrier.cluster.wait;",
         "barrier.cluster.arrive.release.aligned;\n  barrier.cluster.wait.acquire.aligned;",
         "fence.acq_rel.cta;\n  bar.sync 0;",
+        "fence.release.cluster;\n  barrier.cluster.arrive.relaxed;\n"
+        "  barrier.cluster.wait;\n  fence.acquire.cluster;",
     )  # fmt: skip
     body = START + "  setp.eq.u32 %p0, %r3, 5;\n"
     for k, text in enumerate(synchronise):
@@ -75,7 +77,8 @@ def _exchanges() -> Program:
 
 def _reductions() -> Program:
     """bar.red over 96 threads."""
-    body, labels = START, []
+    body = START
+    labels: list[str] = []
     for name in ("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red"):
         aligned = ".aligned" if name == "barrier.cta.red" else ""
         for limit in (0, 1, 40, 96):
@@ -92,7 +95,9 @@ def _reductions() -> Program:
 
 def _pairs() -> Program:
     """A producer warp arrives, a consumer warp waits; a warp that has left is not waited for."""
-    body = START + """
+    body = (
+        START
+        + """
   setp.ge.u32 %p1, %r3, 64;
   @%p1 ret;
   setp.ge.u32 %p2, %r3, 32;
@@ -117,12 +122,13 @@ NEXT:
   bar.sync 0;
   st.global.b32 [%rd10], %r11;
 """
+    )
     return _program("pairs", body, 64, (96, 1, 1), ["bar.arrive"])
 
 
 def _sequences() -> list[Program]:
     """Random operations on an mbarrier, and after each what the waits answer."""
-    return [_sequence(k) for k in range(8)]
+    return [_sequence(k) for k in range(12)]
 
 
 OPERATIONS = (
@@ -133,6 +139,9 @@ OPERATIONS = (
     "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r21], {bytes};",
     "mbarrier.arrive_drop.shared::cta.b64 %rd20, [%r21];",
     "mbarrier.arrive.noComplete.shared::cta.b64 %rd20, [%r21], {count};",
+    "mbarrier.arrive_drop.release.cta.shared::cta.b64 %rd20, [%r21], {count};",
+    "mbarrier.arrive_drop.expect_tx.relaxed.cta.shared::cta.b64 %rd20, [%r21], {bytes};",
+    "mbarrier.arrive.release.cluster.shared::cta.b64 %rd20, [%r21];",
 )
 STEPS = 40
 
@@ -140,9 +149,10 @@ STEPS = 40
 def _sequence(seed: int) -> Program:
     """One thread. The operations keep to what the manual allows: no more arrivals than pending,
     no negative count of bytes at the end of a phase."""
-    count = (1, 2, 3, 5, 7, 20, 1000, (1 << 20) - 1)[seed]
+    count = (1, 2, 3, 5, 7, 20, 1000, (1 << 20) - 1, 4, 9, 12, 30)[seed]
     body = START + f"  mbarrier.init.shared::cta.b64 [%r21], {count};\n  mov.u64 %rd20, 0;\n"
-    pending, missing, labels = count, 0, []
+    pending, missing = count, 0
+    labels: list[str] = []
     has_state = False
     draws = iter(below(100 * STEPS, 1 << 16, 900 + seed).tolist())
     while len(labels) < STEPS:
@@ -157,11 +167,12 @@ def _sequence(seed: int) -> Program:
             size = missing if next(draws) % 2 else 16 * (next(draws) % (missing // 16 + 1))
         if operation == 6 and amount >= pending:
             continue
-        if operation == 5 and count == 1:
+        dropped = {5: 1, 7: amount, 8: 1}.get(operation, 0)
+        if dropped >= count:
             continue
-        missing += size * (operation in (2, 3)) - size * (operation == 4)
-        pending -= {0: 1, 1: amount, 2: 1, 5: 1, 6: amount}.get(operation, 0)
-        count -= operation == 5
+        missing += size * (operation in (2, 3, 8)) - size * (operation == 4)
+        pending -= {0: 1, 1: amount, 2: 1, 5: 1, 6: amount, 7: amount, 8: 1, 9: 1}.get(operation, 0)
+        count -= dropped
         has_state = has_state or operation not in (3, 4)
         body += f"  {OPERATIONS[operation].format(count=amount, bytes=size)}\n"
         body += "  mov.u32 %r10, 0;\n"
@@ -198,6 +209,10 @@ def _hints() -> Program:
   cp.async.bulk.prefetch.L2.global [%rd1], 1024;
   fence.sc.gpu;
   fence.acq_rel.sys;
+  fence.acquire.cluster;
+  fence.release.gpu;
+  fence.acquire.sync_restrict::shared::cluster.cluster;
+  fence.release.sync_restrict::shared::cta.cluster;
   fence.proxy.async;
   fence.proxy.async.global;
   fence.proxy.async.shared::cta;
@@ -220,11 +235,13 @@ def _hints() -> Program:
 
 
 def _registers() -> Program:
-    """setmaxnreg in a warp-specialised kernel."""
-    body = START + """
+    """setmaxnreg in a warp-specialised kernel: one half of the warps gets what the other gave."""
+    body = (
+        START
+        + """
   setp.lt.u32 %p1, %r3, 128;
   @%p1 bra LOW;
-  setmaxnreg.inc.sync.aligned.u32 152;
+  setmaxnreg.inc.sync.aligned.u32 136;
   mad.lo.u32 %r4, %r3, 3, 1;
   bra END;
 LOW:
@@ -233,6 +250,7 @@ LOW:
 END:
   st.global.b32 [%rd10], %r4;
 """
+    )
     program = _program("setmaxnreg", body, 256, (256, 1, 1), ["setmaxnreg"])
     header = ".maxntid 256, 1, 1\n.maxnreg 96\n{\n  .reg .pred"
     text = program.text.replace("{\n  .reg .pred", header)

@@ -9,6 +9,7 @@ from benchmarks.emulator_hopper.programs import Array, Program, Result, bits_of,
 from benchmarks.emulator_hopper.values import FORMATS, floats, integers
 
 CTAS, THREADS = 4, 128
+ROW_BYTES = 4 * 2 * CTAS * THREADS  # one word for each thread of two clusters
 COMPLETE = "mbarrier::complete_tx::bytes"
 
 # %r3: thread, %r4: thread of the grid, %r5: rank, %r20: shared memory, %r6: that of the next CTA.
@@ -59,12 +60,14 @@ def _program(
 
 
 def _row(label: int, register: str) -> str:
-    return f"  st.global.b32 [%rd12+{4 * 2 * CTAS * THREADS * label}], {register};\n"
+    return f"  st.global.b32 [%rd12+{ROW_BYTES * label}], {register};\n"
 
 
 def _addresses() -> Program:
     """mapa, getctarank, and the rank in shared addresses."""
-    body = START + """
+    body = (
+        START
+        + """
   and.b32 %r8, %r3, 3;
   mapa.shared::cluster.u32 %r11, %r20, %r8;
   getctarank.shared::cluster.u32 %r12, %r11;
@@ -87,6 +90,7 @@ def _addresses() -> Program:
   and.b32 %r25, %r20, 0xfeffffff;
   sub.u32 %r25, %r25, %r20;
 """
+    )
     rows = [("mapa.shared::cluster.u32", 11), ("getctarank.shared::cluster.u32", 12), ("rank", 13),
             ("offset", 14), ("getctarank.u64", 15), ("mapa.u64", 16), ("isspacep.shared::cta", 17),
             ("isspacep.shared::cluster", 23), ("cvta.to.shared::cluster.u64", 24),
@@ -97,7 +101,9 @@ def _addresses() -> Program:
 
 def _remote() -> Program:
     """Loads, stores and atomics in the next CTA's shared memory, by both kinds of address."""
-    body = START + f"""
+    body = (
+        START
+        + f"""
   st.shared.b32 [%r21], %r10;
   mov.u32 %r11, 7;
   @%p1 st.shared.b32 [%r20+8192], %r11;
@@ -128,6 +134,7 @@ def _remote() -> Program:
   ld.shared.b32 %r24, [%r21+2048];
 {_row(6, "%r24")}
 """
+    )
     labels = ["ld.shared::cluster.b32", "st.shared::cluster.b32", "atom.shared::cluster.add.u32",
               "red.shared::cluster.add.u32", "ld.b32", "atom.add.u32", "st.b32"]  # fmt: skip
     return _program("remote", body, labels)
@@ -135,7 +142,9 @@ def _remote() -> Program:
 
 def _arrivals() -> Program:
     """Arrivals and bytes at the next CTA's mbarrier."""
-    body = START + f"""
+    body = (
+        START
+        + f"""
   @%p1 mbarrier.init.shared::cta.b64 [%r20+4096], 257;
   fence.mbarrier_init.release.cluster;
 {MEET}
@@ -156,19 +165,23 @@ OVER:
   ld.shared.b32 %r12, [%r21];
 {_row(0, "%r12")}{MEET}
 """
+    )
     return _program("arrivals", body, ["mbarrier.arrive.shared::cluster"])
 
 
 def _stores() -> Program:
     """st.async and red.async."""
-    body = START + f"""
+    body = (
+        START
+        + f"""
   @%p1 mbarrier.init.shared::cta.b64 [%r20+8192], 1;
   mov.b32 %r11, 100;
   st.shared.b32 [%r21+4096], %r11;
   st.shared.b32 [%r21+4608], %r10;
+  st.shared.b32 [%r21+6144], %r3;
   fence.mbarrier_init.release.cluster;
 {MEET}
-  @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20+8192], {THREADS * (4 + 16 + 8 + 4 + 4)};
+  @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20+8192], {48 * THREADS};
   add.u32 %r12, %r6, 8192;
   mad.lo.u32 %r13, %r3, 16, %r6;
   mad.lo.u32 %r14, %r3, 8, %r6;
@@ -179,18 +192,24 @@ def _stores() -> Program:
   st.async.weak.shared::cluster.{COMPLETE}.b64 [%r14+2560], %rd20, [%r12];
   red.async.relaxed.cluster.shared::cluster.{COMPLETE}.add.u32 [%r22+4096], %r10, [%r12];
   red.async.relaxed.cluster.shared::cluster.{COMPLETE}.min.s32 [%r22+4608], %r3, [%r12];
+  st.async.shared::cluster.{COMPLETE}.v2.u32 [%r14+5120], {{%r3, %r10}}, [%r12];
+  red.async.relaxed.cluster.shared::cluster.{COMPLETE}.xor.b32 [%r22+6144], %r10, [%r12];
 {wait("%r20+8192", "0", "WAIT")}
 """
-    for k, place in enumerate((0, 512, 1024, 1536, 2048, 2560, 3072, 4096, 4608)):
+    )
+    for k, place in enumerate((0, 512, 1024, 1536, 2048, 2560, 3072, 4096, 4608, 5120, 5632, 6144)):
         body += f"  ld.shared.b32 %r23, [%r21+{place}];\n{_row(k, '%r23')}"
     labels = ["st.async.b32", *["st.async.v4.b32"] * 4, *["st.async.b64"] * 2]
-    labels += ["red.async.add.u32", "red.async.min.s32"]
+    labels += ["red.async.add.u32", "red.async.min.s32", *["st.async.v2.u32"] * 2]
+    labels.append("red.async.xor.b32")
     return _program("async-stores", body + MEET, labels)
 
 
 def _copies() -> Program:
     """Bulk copies: global to shared, shared to another CTA, shared to global."""
-    body = START + f"""
+    body = (
+        START
+        + f"""
   @%p1 mbarrier.init.shared::cta.b64 [%r20+8192], 1;
   @%p1 mbarrier.init.shared::cta.b64 [%r20+8200], 1;
   fence.mbarrier_init.release.cluster;
@@ -228,15 +247,16 @@ SENT:
   bar.sync 0;
   add.u64 %rd15, %rd2, %rd13;
   @!%p1 bra STORED;
-  cp.async.bulk.global.shared::cta.bulk_group [%rd15+{4 * 2 * CTAS * THREADS * 3}], [%r20+2048], 512;
+  cp.async.bulk.global.shared::cta.bulk_group [%rd15+{3 * ROW_BYTES}], [%r20+2048], 512;
   cp.async.bulk.commit_group;
-  cp.async.bulk.global.shared::cta.bulk_group [%rd15+{4 * 2 * CTAS * THREADS * 4 + 64}], [%r20+2080], 224;
+  cp.async.bulk.global.shared::cta.bulk_group [%rd15+{4 * ROW_BYTES + 64}], [%r20+2080], 224;
   cp.async.bulk.commit_group;
   cp.async.bulk.wait_group.read 1;
   cp.async.bulk.wait_group 0;
 STORED:
 {MEET}
 """
+    )
     labels = ["cp.async.bulk.shared::cluster.global", "cp.async.bulk.shared::cta.global",
               "cp.async.bulk.shared::cluster.shared::cta", "cp.async.bulk.global.shared::cta",
               "cp.async.bulk.global.shared::cta, a part"]  # fmt: skip
@@ -245,7 +265,9 @@ STORED:
 
 def _multicast() -> Program:
     """One CTA loads for several, whose mbarriers each count the bytes."""
-    body = START + f"""
+    body = (
+        START
+        + f"""
   @%p1 mbarrier.init.shared::cta.b64 [%r20+8192], 1;
   fence.mbarrier_init.release.cluster;
   mov.b32 %r11, 0x7777;
@@ -269,6 +291,7 @@ READ:
   ld.shared.b32 %r12, [%r21];
 {_row(0, "%r12")}{MEET}
 """
+    )
     return _program("multicast", body, ["cp.async.bulk.multicast::cluster"])
 
 
@@ -332,13 +355,16 @@ def _remote_reductions() -> list[Program]:
     forms = [("add", "u32"), ("add", "s32"), ("add", "u64"), ("min", "s32"), ("max", "u32"),
              ("min", "u32"), ("max", "s32"), ("inc", "u32"), ("dec", "u32"), ("and", "b32"),
              ("or", "b32"), ("xor", "b32")]  # fmt: skip
-    body = START + f"""
+    body = (
+        START
+        + f"""
   @%p1 mbarrier.init.shared::cta.b64 [%r20+12288], 1;
   fence.mbarrier_init.release.cluster;
   @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20+12288], {512 * len(forms)};
   xor.b32 %r11, %r3, 77;
   mad.lo.u32 %r11, %r11, 0x01000193, %r10;
 """
+    )
     for k in range(len(forms)):
         body += f"  st.shared.b32 [%r21+{512 * k}], %r11;\n"
     body += f"  st.shared.b32 [%r21+8192], %r10;\n  fence.proxy.async;\n{MEET}"
@@ -352,5 +378,3 @@ def _remote_reductions() -> list[Program]:
         body += f"  ld.shared.b32 %r14, [%r21+{512 * k}];\n{_row(k, '%r14')}"
     labels = [f"cp.reduce.async.bulk.shared::cluster.{op}.{kind}" for op, kind in forms]
     return [_program("remote-reductions", body + MEET, labels)]
-
-

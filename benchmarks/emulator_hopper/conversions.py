@@ -81,6 +81,8 @@ def _between_floats(source: str) -> list[tuple[str, str]]:
         flags = [""] if "bf16" in (to, source) else ["", ".sat"]
         if "f32" in (to, source) and "bf16" not in (to, source):
             flags += [".ftz", ".ftz.sat"]
+        if (to, source) == ("bf16", "f32"):
+            flags.append(".ftz")
         found += [
             (to, f"cvt.{mode}{flag}.{to}.{source}".replace("cvt..", "cvt."))
             for mode in modes
@@ -103,7 +105,7 @@ def _packed(family: Family) -> None:
     ]
     family.add("pairs", (a, b), forms)
     forms = [Form(f"cvt.{m}{f}.tf32.f32", 32, ONE) for m in ("rn", "rz") for f in ("", ".relu")]
-    forms.append(Form("cvt.rna.tf32.f32", 32, ONE))
+    forms += [Form(f"cvt.rna{flag}.tf32.f32", 32, ONE) for flag in ("", ".satfinite")]
     family.add("tf32", (a,), forms)
     for to in ("e4m3x2", "e5m2x2"):
         relu = ("", ".relu")

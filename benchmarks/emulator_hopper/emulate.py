@@ -12,6 +12,9 @@ from fa4.emulator.machine.options import Options
 from fa4.emulator.ptx.parser import parse
 from fa4.emulator.ptx.syntax import Instruction
 
+# Families whose programs use memory in ways that the emulator's checks can fault.
+CHECKED = ("exchanges", "control", "accesses", "atomics", "barriers", "clusters", "tensors")
+
 
 def aligned_copy(array: Array) -> Array:
     """A copy at a multiple of 256 bytes, as the driver allocates."""

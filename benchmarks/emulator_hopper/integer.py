@@ -44,12 +44,13 @@ def integer() -> list[Program]:
 def _saturating_and_bits(family: Family) -> None:
     a, b, c, e = sources("b32", 4)
     two, one = "{op} {d}, {a}, {b};", "{op} {d}, {a};"
-    names = ("add.sat", "sub.sat", "min.relu", "max.relu")
-    forms = [Form(f"{name}.s32", 32, two) for name in names]
-    names = ("mul24.lo.u32", "mul24.hi.u32", "mul24.lo.s32", "mul24.hi.s32")
-    forms += [Form(name, 32, two) for name in names]
-    names = ("mad24.lo.u32", "mad24.hi.u32", "mad24.lo.s32", "mad24.hi.s32", "mad24.hi.sat.s32")
-    forms += [Form(name) for name in (*names, "mad.hi.sat.s32")]
+    saturating = ("add.sat", "sub.sat", "min.relu", "max.relu")
+    forms = [Form(f"{name}.s32", 32, two) for name in saturating]
+    for half in ("lo", "hi"):
+        for kind in ("u32", "s32"):
+            forms.append(Form(f"mul24.{half}.{kind}", 32, two))
+            forms.append(Form(f"mad24.{half}.{kind}"))
+    forms += [Form(name) for name in ("mad24.hi.sat.s32", "mad.hi.sat.s32")]
     family.add("saturating", (a, b, c), forms)
     forms = [Form(f"{op}.{kind}", 32, two) for op in ("add", "min", "max") for kind in PACKED]
     forms += [Form(f"{op}.relu.s16x2", 32, two) for op in ("min", "max")]
@@ -57,6 +58,8 @@ def _saturating_and_bits(family: Family) -> None:
         forms += [Form(f"{name}.{x}.{y}") for x in ("u32", "s32") for y in ("u32", "s32")]
     family.add("packed", (a, b, c), forms)
     for w in (32, 64):
+        # The manual restricts positions and lengths to 8 bits; beyond, 64-bit fields differ.
+        c, e = (c, e) if w == 32 else (c & 0xFF, e & 0xFF)
         words = sources(f"b{w}", 2, 5)
         forms = [Form(f"{name}.b{w}", 32, one) for name in ("popc", "clz")]
         forms.append(Form(f"brev.b{w}", w, one))
@@ -87,7 +90,7 @@ def _carries(family: Family) -> None:
                 text = f"{first}.cc.{kind} {{d}}, {{a}}, {{b}};\n  {{op}} {{d}}, {{b}}, {{c}};"
                 forms.append(Form(f"{second}.{kind}", w, text))
                 text = text.replace("{op}", f"{second}.cc.{kind}")
-                text += f"\n  {{op}} {{d}}, {{d}}, {{a}};"
+                text += "\n  {op} {d}, {d}, {a};"
                 forms.append(Form(f"{second}.{kind}", w, text, label=f"{second}.cc.{kind}"))
             for half in ("lo", "hi"):
                 text = f"mad.{half}.cc.{kind} {{d}}, {{a}}, {{b}}, {{c}};\n  "
@@ -111,9 +114,9 @@ def logic() -> list[Program]:
             for op in ("shl.b", "shr.b", "shr.u", "shr.s")
         ]
         family.add(f"b{w}", (a, b, shift), forms)
-    a, b, c = sources("b32", 3, 8)
+    a, b = sources("b32", 2, 8)
     forms = [
-        Form("lop3.b32", 32, f"{{op}} {{d}}, {{a}}, {{b}}, {{c}}, {table};", label=f"lop3.b32 {table}")
+        Form("lop3.b32", 32, f"{{op}} {{d}}, {{a}}, {{b}}, {{c}}, {table};")
         for table in (0x00, 0x1E, 0x2D, 0x80, 0x96, 0xC0, 0xCA, 0xE8, 0xF8, 0xFE, 0x6A)
     ]
     for boolean in ("or", "and"):
@@ -141,7 +144,7 @@ def compare() -> list[Program]:
     family = Family("compare")
     for kind in [f"{sign}{w}" for w in (16, 32, 64) for sign in "bus"] + list(FLOAT_TYPES):
         is_float = kind in FLOAT_TYPES
-        names = FLOAT_COMPARISONS + ("num", "nan") if is_float else INTEGER_COMPARISONS
+        names = [*FLOAT_COMPARISONS, "num", "nan"] if is_float else list(INTEGER_COMPARISONS)
         if kind[0] == "b" and not is_float:
             names = names[:2]
         elif kind[0] == "u":
@@ -155,8 +158,8 @@ def compare() -> list[Program]:
             text += "  selp.b32 {d}, 1, 0, %p1;\n  selp.b32 {s}, 2, 0, %p2;\n"
             text += "  or.b32 {d}, {d}, {s};"
             forms.append(Form(f"setp.{names[1]}.{boolean}.{kind}", 32, text))
-        for target in ("u32", "f32") if not is_float or width(kind) > 16 else ("u32", kind):
-            forms.append(Form(f"set.{names[-1]}.{target}.{kind}", width(target)))
+        targets = ("u32", "f32") if not is_float or width(kind) > 16 else ("u32", kind)
+        forms += [Form(f"set.{names[-1]}.{target}.{kind}", width(target)) for target in targets]
         family.add(kind, sources(kind if is_float else f"b{width(kind)}", 2, 11), forms)
     for kind in ("f16", "bf16"):
         ftz = ("", ".ftz") if kind == "f16" else ("",)
@@ -197,7 +200,9 @@ def moves() -> list[Program]:
     forms += [Form("mov.f32", 32, "{op} {d}, {a};")]
     text = "mov.b32 {{%h50, %h51}}, {a};\n  {op} {d}, {{%h51, %h50}};"
     forms.append(Form("mov.b32", 32, text, label="mov.b32 {}"))
-    forms += [Form(f"prmt.b32{mode}") for mode in ("", ".f4e", ".b4e", ".rc8", ".ecl", ".ecr", ".rc16")]
+    forms += [
+        Form(f"prmt.b32{mode}") for mode in ("", ".f4e", ".b4e", ".rc8", ".ecl", ".ecr", ".rc16")
+    ]
     for control in (0x3210, 0x7654, 0x5410, 0x1F3B, 0x8ACE):
         form = Form("prmt.b32", 32, f"{{op}} {{d}}, {{a}}, {{b}}, {control};")
         forms.append(form)

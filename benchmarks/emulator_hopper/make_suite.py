@@ -18,13 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.emulator_hopper.emulate import emulate
+from benchmarks.emulator_hopper.emulate import CHECKED, emulate
 from benchmarks.emulator_hopper.programs import Array, Program
 from benchmarks.emulator_hopper.storage import digests_of, save
 from benchmarks.emulator_hopper.suite import FAMILIES
-
-# Families whose programs use memory in ways that the emulator's checks can fault.
-CHECKED = ("exchanges", "control", "accesses", "atomics", "barriers", "clusters", "tensors")
 
 
 def assemble(program: Program) -> bytes:

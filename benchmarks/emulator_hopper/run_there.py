@@ -10,6 +10,7 @@ again behind a program that hangs or breaks the context, so that nothing else is
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -85,10 +86,8 @@ def supervise(suite: Suite, path: Path, folder: Path, family: str) -> dict[str, 
     while len(outcomes) < len(names) and time.monotonic() < deadline:
         command = [sys.executable, "-m", "benchmarks.emulator_hopper.run_there", str(path)]
         command += [str(folder), "--family", family, "--skip", str(len(outcomes))]
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(command, check=False, timeout=deadline - time.monotonic())
-        except subprocess.TimeoutExpired:
-            pass
         before = len(outcomes)
         for line in log.read_text().splitlines() if log.exists() else []:
             kind, name, *rest = line.split(" ", 2)
@@ -156,7 +155,10 @@ def main() -> int:
         gathered, size = gather(work, family)
         kept |= gathered
         seconds = time.perf_counter() - start
-        print(f"{family}: {len(here)} programs, {seconds:.1f} s, {size} bytes differ, {bad}", flush=True)
+        print(
+            f"{family}: {len(here)} programs, {seconds:.1f} s, {size} bytes differ, {bad}",
+            flush=True,
+        )
     np.savez_compressed(out / "results.npz", **kept)  # type: ignore[arg-type]
     report = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

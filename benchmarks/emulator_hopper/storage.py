@@ -35,9 +35,7 @@ def identity(program: Program) -> str:
     return f"{digest_of(chr(10).join(parts).encode()):016x}"
 
 
-def save(
-    path: Path, programs: Iterable[Program], extra: Mapping[str, Mapping[str, Array]]
-) -> None:
+def save(path: Path, programs: Iterable[Program], extra: Mapping[str, Mapping[str, Array]]) -> None:
     """Writes the programs; extra: program name -> further arrays (a cubin, expected digests)."""
     stored: dict[str, Array] = {}
     records = []
@@ -102,3 +100,20 @@ class Suite:
 def digests_of(program: Program, arrays: Sequence[Array]) -> Array:
     """The block digests of all results, one after the other."""
     return np.concatenate([block_digests(result.of(arrays)) for result in program.results])
+
+
+def head_of(program: Program, digests: Array) -> str:
+    """One digest of the first blocks of all results that are compared bit for bit."""
+    first, chosen = 0, []
+    for result in program.results:
+        if result.closeness is None:
+            chosen.append(digests[first])
+        first += -(-result.count // BLOCK)
+    return f"{digest_of(np.array(chosen, np.uint64).tobytes()):016x}"
+
+
+def head(program: Program, arrays: Sequence[Array]) -> str:
+    """As `head_of`, from arrays of which the first block of each result is enough."""
+    exact = [result for result in program.results if result.closeness is None]
+    chosen = [digest_of(result.of(arrays)[:BLOCK].tobytes()) for result in exact]
+    return f"{digest_of(np.array(chosen, np.uint64).tobytes()):016x}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from benchmarks.emulator_hopper import (
     accesses,
@@ -15,7 +16,8 @@ from benchmarks.emulator_hopper import (
     tensors,
     warps,
 )
-from benchmarks.emulator_hopper.programs import Program
+from benchmarks.emulator_hopper.programs import THREADS, Program
+from benchmarks.emulator_hopper.storage import BLOCK
 
 FAMILIES: dict[str, Callable[[], list[Program]]] = {
     "integer": integer.integer,
@@ -35,3 +37,14 @@ FAMILIES: dict[str, Callable[[], list[Program]]] = {
     "clusters": clusters.clusters,
     "tensors": tensors.tensors,
 }
+
+# Every thread works on one element, so that a part of the grid gives a part of the results.
+ELEMENTWISE = ("integer", "logic", "compare", "moves", "float32", "float64", "halves",
+               "approximate", "conversions", "exchanges")  # fmt: skip
+
+
+def shortened(program: Program) -> Program:
+    """The program with so many CTAs as the first block of its results needs."""
+    if program.family not in ELEMENTWISE:
+        return program
+    return replace(program, grid=(BLOCK // THREADS, 1, 1))

@@ -12,12 +12,14 @@ from benchmarks.emulator_hopper.barriers import wait
 from benchmarks.emulator_hopper.clusters import COMPLETE
 from benchmarks.emulator_hopper.programs import (
     Array,
+    Closeness,
     Program,
     Result,
     TensorMapAt,
     bits_of,
     module_text,
 )
+from benchmarks.emulator_hopper.tensor_maps import replacements
 from benchmarks.emulator_hopper.values import FORMATS, below, floats, integers
 from fa4.emulator.tma.descriptor import ELEMENT_BYTES, TensorMap
 from fa4.emulator.tma.reduction import SUPPORTED
@@ -120,7 +122,7 @@ def tensors() -> list[Program]:
         _drains(f"reductions-{k // step}", reductions[k : k + step], 7000 + 30 * k)
         for k in range(0, len(reductions), step)
     ]
-    return [*programs, _multicast(), *_products()]
+    return [*programs, _multicast(), replacements(), *_products()]
 
 
 def _coordinates(case: Case) -> str:
@@ -231,7 +233,9 @@ ISSUED{k}:
 def _multicast() -> Program:
     """Each CTA of a cluster loads a part of the box of all of them."""
     m = TensorMap(0, "bf16", (64, 64), (128,), (64, 4), (1, 1), 128, hints=0)
-    body = START + f"""
+    body = (
+        START
+        + f"""
   mov.u32 %r5, %cluster_ctarank;
   mov.u32 %r1, %ctaid.x;
   mov.u64 %rd20, map0;
@@ -260,6 +264,7 @@ def _multicast() -> Program:
   barrier.cluster.arrive;
   barrier.cluster.wait;
 """
+    )
     arrays = (noise(64 * 128, 998).view(np.uint32), np.zeros(4 * 512, np.uint32))
     result = Result("cp.async.bulk.tensor.2d.multicast::cluster", 1, 0, 4 * 512)
     return Program(
@@ -269,36 +274,59 @@ def _multicast() -> Program:
 
 
 def _products() -> list[Program]:
-    """mma.sync on small integers, whose sums are exact whatever the order."""
-    programs = []
-    for sums, kind, depth in (("f32", "f16", 8), ("f32", "f16", 16), ("f16", "f16", 16),
-                              ("f32", "bf16", 8), ("f32", "bf16", 16)):  # fmt: skip
-        wide = 4 if sums == "f32" else 2
-        form = f"mma.sync.aligned.m16n8k{depth}.row.col.{sums}.{kind}.{kind}.{sums}"
-        lists = [[f"%r{start + k}" for k in range(n)] for start, n in
-                 ((40, wide), (10, depth // 4), (20, depth // 8), (30, wide))]  # fmt: skip
-        d, a, b, c = ("{" + ", ".join(names) + "}" for names in lists)
-        body = "  mov.u32 %r3, %tid.x;\n  mul.wide.u32 %rd10, %r3, 4;\n"
-        for pointer, names in ((1, lists[1]), (2, lists[2]), (3, lists[3])):
-            body += f"  add.u64 %rd11, %rd{pointer}, %rd10;\n"
-            body += "".join(f"  ld.global.b32 {r}, [%rd11+{128 * 8 * k}];\n" for k, r in enumerate(names))
-        body += f"  {form} {d}, {a}, {b}, {c};\n  add.u64 %rd11, %rd4, %rd10;\n"
-        body += "".join(f"  st.global.b32 [%rd11+{1024 * k}], {r};\n" for k, r in enumerate(lists[0]))
-        arrays = [_small(kind, 2048, 990 + k) for k in range(2)]
-        arrays += [_small(sums, 1024 * 4 // (2 if sums == "f16" else 4), 993), np.zeros(1024, np.uint32)]
-        programs.append(
-            Program(
-                f"tensors-{form.replace('.', '-')}", "tensors", module_text(body, 4),
-                tuple(a.view(np.uint32) for a in arrays), (Result(form, 3, 0, 256 * wide),),
-                (1, 1, 1), (256, 1, 1),
-            )  # fmt: skip
-        )
-    return programs
+    """mma.sync on small integers, whose sums are exact whatever the order, and on any fractions,
+    for which the emulator's sum, rounded once, is a model."""
+    forms = [("f32", "f16", 8), ("f32", "f16", 16), ("f32", "bf16", 8), ("f32", "bf16", 16)]
+    exact = [_product(*form, exact=True) for form in (*forms, ("f16", "f16", 16))]
+    return exact + [_product(*form, exact=False) for form in forms]
+
+
+def _product(sums: str, kind: str, depth: int, exact: bool) -> Program:
+    wide = 4 if sums == "f32" else 2
+    form = f"mma.sync.aligned.m16n8k{depth}.row.col.{sums}.{kind}.{kind}.{sums}"
+    counts = ((40, wide), (10, depth // 4), (20, depth // 8), (30, wide))
+    lists = [[f"%r{start + k}" for k in range(n)] for start, n in counts]
+    d, a, b, c = ("{" + ", ".join(names) + "}" for names in lists)
+    body = "  mov.u32 %r3, %tid.x;\n  mul.wide.u32 %rd10, %r3, 4;\n"
+    for pointer, names in ((1, lists[1]), (2, lists[2]), (3, lists[3])):
+        body += f"  add.u64 %rd11, %rd{pointer}, %rd10;\n"
+        for k, name in enumerate(names):
+            body += f"  ld.global.b32 {name}, [%rd11+{1024 * k}];\n"
+    body += f"  {form} {d}, {a}, {b}, {c};\n  add.u64 %rd11, %rd4, %rd10;\n"
+    for k, name in enumerate(lists[0]):
+        body += f"  st.global.b32 [%rd11+{1024 * k}], {name};\n"
+    numbers = _small if exact else _fractions
+    addends = numbers(sums, 4096 // (2 if sums == "f16" else 4), 993)
+    arrays = (
+        numbers(kind, 2048, 990),
+        numbers(kind, 2048, 991),
+        addends,
+        np.zeros(1024, np.uint32),
+    )
+    result = Result(form, 3, 0, 256 * wide)
+    if not exact:
+        result = Result(f"{form}, fractions", 3, 0, 256 * wide, "f32", Closeness(2, 2.0**-18))
+    return Program(
+        f"tensors-{form.replace('.', '-')}{'' if exact else '-fractions'}",
+        "tensors",
+        module_text(body, 4),
+        tuple(array.view(np.uint32) for array in arrays),
+        (result,),
+        block=(256, 1, 1),
+    )
 
 
 def _small(kind: str, count: int, seed: int) -> Array:
     """Integers from -8 to 8 in a floating-point type."""
     values = (below(count, 17, seed) - 8).astype(np.float32)
+    if kind == "bf16":
+        return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return values.astype({"f16": np.float16, "f32": np.float32}[kind])
+
+
+def _fractions(kind: str, count: int, seed: int) -> Array:
+    """Any numbers between -2 and 2."""
+    values = (below(count, 1 << 22, seed) / float(1 << 20) - 2.0).astype(np.float32)
     if kind == "bf16":
         return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     return values.astype({"f16": np.float16, "f32": np.float32}[kind])

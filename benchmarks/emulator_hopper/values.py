@@ -177,7 +177,7 @@ def packed(low: Array, high: Array) -> Array:
 
 @cache
 def sources(kind: str, number: int, seed: int = 1) -> tuple[Array, ...]:
-    """`number` source arrays of a PTX type: integers or bits ("b32"), floats, or pairs ("f16x2")."""
+    """`number` arrays of a PTX type: integers or bits ("b32"), floats, or pairs ("f16x2")."""
     if kind.endswith("x2"):
         halves = [floats(FORMATS[kind[:-2]], number, s) for s in (seed, seed + 1)]
         return tuple(packed(low, high) for low, high in zip(*halves, strict=True))

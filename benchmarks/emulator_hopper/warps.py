@@ -80,14 +80,18 @@ def _votes(family: Family, few: Array, masks: Array, prologue: str) -> None:
     for kind in ("b32", "b64"):
         value = "{a}" if kind == "b32" else "%rd50"
         wide = PRESET + "mov.b64 %rd50, {{{b}, {a}}};\n  "
-        forms.append(Form(f"match.any.sync.{kind}", 32, wide + f"@%p5 {{op}} {{d}}, {value}, {{c}};"))
+        forms.append(
+            Form(f"match.any.sync.{kind}", 32, wide + f"@%p5 {{op}} {{d}}, {value}, {{c}};")
+        )
         text = wide + f"@%p5 {{op}} {{d}}|%p1, {value}, {{c}};\n  " + PAIR
         forms.append(Form(f"match.all.sync.{kind}", 32, text))
     forms.append(Form("elect.sync", 32, PRESET + "@%p5 {op} {d}|%p1, {c};\n  " + PAIR))
     same = np.repeat(below(COUNT // LANES, 3, 415), LANES).astype(np.uint32)
     family.add("votes", (few, same, masks), forms, prologue=prologue)
     text = "mov.b32 {d}, 0;\n  @!%p5 bra NOBODY;\n  {op} {d};\nNOBODY:"
-    family.add("activemask", (masks, few, masks), [Form("activemask.b32", 32, text)], prologue=prologue)
+    family.add(
+        "activemask", (masks, few, masks), [Form("activemask.b32", 32, text)], prologue=prologue
+    )
 
 
 START = """
@@ -161,6 +165,7 @@ SPECIALS = (
     *(f"%{name}.{axis}" for name in ("clusterid", "nclusterid") for axis in "xyz"),
     *(f"%{name}.{axis}" for name in ("cluster_ctaid", "cluster_nctaid") for axis in "xyz"),
     *("%cluster_ctarank", "%cluster_nctarank", "%laneid", "%dynamic_smem_size"),
+    *("%total_smem_size", "%aggr_smem_size"),
     *(f"%lanemask_{relation}" for relation in ("eq", "le", "lt", "ge", "gt")),
 )
 

@@ -6,8 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
+
+from threadpoolctl import ThreadpoolController
 
 from fa4.emulator.errors import EmulationFailed, Finding, LaunchError
 from fa4.emulator.layout import check_shared_bytes
@@ -82,6 +84,11 @@ def load_program(ptx: str, kernel: str) -> Program:
     return build_program(module, module.kernels[kernel])
 
 
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
+
+
 _next_cluster_number = 1
 
 
@@ -131,7 +138,9 @@ def _run_group(machine: Machine, grids: list[Grid]) -> None:
     if grids:
         grids[0].start()
     try:
-        machine.run()
+        # The products of one tcgen05.mma are too small for BLAS to share among threads.
+        with _blas().limit(limits=1):
+            machine.run()
     except Stop:
         machine.ready.clear()
         machine.operations.clear()

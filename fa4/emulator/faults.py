@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fa4.emulator.ptx.parser import parse
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import Instruction, Integer
 
 # Opcode prefix -> what its removal is called. The longest prefix counts.
 _REMOVED = {
@@ -78,10 +78,14 @@ def _alterations(instruction: Instruction) -> Iterator[tuple[str, str]]:
     opcode = instruction.opcode
     if opcode.startswith(_WAITS):
         yield "wait removed", _succeed(instruction)
+        if ".parity" in opcode:
+            yield "parity flipped", _with_operand(instruction, 2, "xor", 1)
         return
     removed = [prefix for prefix in _REMOVED if opcode.startswith(prefix)]
     if removed:
         yield _REMOVED[max(removed, key=len)], ""
+    if opcode.startswith("mbarrier.arrive") and "expect_tx" not in opcode:
+        yield "arrive twice", f"{{ {instruction.text}; {instruction.text}; }}"
     if opcode.startswith("mbarrier.init"):
         yield "init count + 1", _with_last(instruction, 1)
         yield "init count - 1", _with_last(instruction, -1)
@@ -103,16 +107,37 @@ def _succeed(instruction: Instruction) -> str:
 
 
 def _with_last(instruction: Instruction, change: int) -> str:
-    """The same instruction with its last operand increased."""
-    head, _, last = instruction.text.rpartition(",")
-    last = last.strip()
-    if re.fullmatch(r"\d+", last):
-        value = int(last) + change
-        return f"{head}, {value};" if value > 0 else ""
+    """The same instruction with its last operand increased; "" if nothing would be left of it."""
+    last = instruction.operands[-1]
+    if isinstance(last, Integer) and last.value + change <= 0:
+        return ""
+    return _with_operand(instruction, len(instruction.operands) - 1, "add", change)
+
+
+def _with_operand(instruction: Instruction, index: int, operation: str, change: int) -> str:
+    """The same instruction with a 32-bit operand altered. operation: "add" or "xor"."""
+    start, operand, end = _split_at(instruction.text, index)
+    if re.fullmatch(r"\d+", operand):
+        value = int(operand) + change if operation == "add" else int(operand) ^ change
+        return f"{start} {value}{end};"
+    opcode = {"add": "add.u32", "xor": "xor.b32"}[operation]
     return (
-        f"{{ .reg .b32 altered_value; add.u32 altered_value, {last}, {change}; "
-        f"{head}, altered_value; }}"
+        f"{{ .reg .b32 altered_value; {opcode} altered_value, {operand}, {change}; "
+        f"{start} altered_value{end}; }}"
     )
+
+
+def _split_at(text: str, index: int) -> tuple[str, str, str]:
+    """The text before an operand, the operand, and the text behind it."""
+    opening = re.match(r"(?:@\S+\s+)?\S+", text)
+    assert opening is not None
+    depth, starts = 0, [opening.end()]
+    for place, character in enumerate(text):
+        depth += (character in "[{(") - (character in "]})")
+        if character == "," and depth == 0:
+            starts.append(place + 1)
+    stop = starts[index + 1] - 1 if index + 1 < len(starts) else len(text)
+    return text[: starts[index]], text[starts[index] : stop].strip(), text[stop:]
 
 
 def _replace(lines: list[str], instruction: Instruction, statement: str) -> str | None:

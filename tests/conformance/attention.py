@@ -27,8 +27,8 @@ def _values(tensor: Any) -> np.ndarray:
 def _saved(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     """out and lse of dense inputs, which a backward pass starts from: those of plain attention."""
     parts = plain_attention(inputs)
-    out = np.stack([part.out for part in parts]).astype(inputs.q.dtype)
-    return out, np.stack([part.lse for part in parts]).astype(np.float32)
+    out = np.stack([part.out for part in parts]).astype(inputs.q.dtype, order="C")
+    return out, np.stack([part.lse for part in parts]).astype(np.float32, order="C")
 
 
 # NVIDIA's.
@@ -150,10 +150,7 @@ def _by_group(tensor: Any, heads_k: int) -> Any:
     batch, rows, heads, dim = tensor.shape
     split = tensor.view(batch, rows, heads_k, heads // heads_k, dim).permute(1, 4, 3, 2, 0)
     view = from_dlpack(split, assumed_align=16).mark_layout_dynamic(leading_dim=1)
-    # Outermost first; DLPack gives dimensions of size 1 the stride 1.
-    strides = [stride if size > 1 else 1 for stride, size in zip(split.stride(), split.shape, strict=True)]
-    order = tuple(sorted(range(5), key=lambda mode: (-strides[mode], mode == 1)))
-    return view.mark_compact_shape_dynamic(mode=1, stride_order=order, divisibility=64)
+    return view.mark_compact_shape_dynamic(mode=1, stride_order=(4, 0, 3, 2, 1), divisibility=64)
 
 
 def _ordered(kind: Any) -> Any:

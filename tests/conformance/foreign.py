@@ -80,8 +80,8 @@ def flash_attention() -> Any:
     """flash_attn.cute.interface, without the parts of the package that need a GPU or triton."""
     os.environ.setdefault("FLASH_ATTENTION_ARCH", "sm_100")
     if "flash_attn" not in sys.modules:
-        import torch._dynamo  # asks triton for more than the stand-in has, so it comes first
-
+        # Asks triton for more than the stand-in has, so it comes first.
+        importlib.import_module("torch._dynamo")
         if str(SITE) not in sys.path:
             sys.path.append(str(SITE))
         package = types.ModuleType("flash_attn")

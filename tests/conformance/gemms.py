@@ -66,7 +66,7 @@ def tutorial_gemm_6(m: int, n: int, k: int) -> Program:
 class Gemm:
     """How a GEMM example is configured.
 
-    mnkl: sizes, l batches. majors: which mode of A, B and C is contiguous. tiler: of the MMA.
+    mnkl: sizes; l is the batch. majors: which mode of A, B and C is contiguous. tiler: of the MMA.
     clusters: how many may run at once, for persistent kernels.
     """
 
@@ -83,10 +83,10 @@ class Gemm:
 
 def dense_gemm(name: str, gemm: Gemm) -> Program:
     """dense_gemm, dense_gemm_persistent and its variants, dense_gemm_software_pipeline."""
-    m, n, k, l = gemm.mnkl
-    a = _matrices(l, m, k, gemm.majors[0] == "m", gemm.inputs, 0)
-    b = _matrices(l, n, k, gemm.majors[1] == "n", gemm.inputs, 1)
-    c = np.zeros_like(_matrices(l, m, n, gemm.majors[2] == "m", gemm.output, 2))
+    m, n, k, batch = gemm.mnkl
+    a = _matrices(batch, m, k, gemm.majors[0] == "m", gemm.inputs, 0)
+    b = _matrices(batch, n, k, gemm.majors[1] == "n", gemm.inputs, 1)
+    c = np.zeros_like(_matrices(batch, m, n, gemm.majors[2] == "m", gemm.output, 2))
     tensors = [tensor_of(x) for x in (a, b, c)]
     compiled: list[Any] = []
 
@@ -113,11 +113,13 @@ def dense_gemm(name: str, gemm: Gemm) -> Program:
     return Program(run, exactly({"c": product}))
 
 
-def _matrices(l: int, rows: int, columns: int, rows_major: bool, dtype: str, seed: int) -> Any:
-    """(rows, columns, l) whose contiguous mode is the first or the second."""
+def _matrices(
+    batch: int, rows: int, columns: int, rows_major: bool, dtype: str, seed: int
+) -> np.ndarray:
+    """(rows, columns, batch) whose contiguous mode is the first or the second."""
     if rows_major:
-        return integers((l, columns, rows), dtype, seed).transpose(2, 1, 0)
-    return integers((l, rows, columns), dtype, seed).transpose(1, 2, 0)
+        return integers((batch, columns, rows), dtype, seed).transpose(2, 1, 0)
+    return integers((batch, rows, columns), dtype, seed).transpose(1, 2, 0)
 
 
 def _leading(tensor: Any) -> Any:
@@ -153,9 +155,7 @@ def grouped_gemm(
         module = example("blackwell/grouped_gemm.py")
         kind, modes = module.GroupedGemmKernel, module.utils.TensorMapUpdateMode
         # Only their type and layout count.
-        initial = [
-            _leading(tensor_of(_matrices(1, 8, 8, False, "Float16", 0))) for _ in range(3)
-        ]
+        initial = [_leading(tensor_of(_matrices(1, 8, 8, False, "Float16", 0))) for _ in range(3)]
         tables = [
             torch.tensor([(*size, 1) for size in sizes], dtype=torch.int32),
             torch.tensor([[x.stride()[:2] for x in g] for g in groups], dtype=torch.int32),

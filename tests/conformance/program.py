@@ -68,7 +68,9 @@ def tensor_of(array: np.ndarray) -> Any:
 
     from fa4.arrays import like
 
-    order = np.argsort([-stride for stride in array.strides], kind="stable")
+    order = list(range(array.ndim))
+    if not array.flags.c_contiguous:
+        order.sort(key=lambda axis: -array.strides[axis])
     packed = np.array(array.transpose(order), order="C")
     # Cloned for torch's alignment of 64 bytes, which is more than NumPy's.
     return like(torch.empty(0), packed).clone().permute(*np.argsort(order).tolist())

@@ -44,6 +44,25 @@ def add(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor):
     add_kernel(a, b, c).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1))
 
 
+@cute.kernel
+def copy_kernel(a: cute.Tensor, c: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    i = block * THREADS + thread
+    if i < c.shape[0]:
+        c[i] = a[i]
+
+
+@cute.jit
+def add_or_copy(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor):
+    """c = a + b; b may be None."""
+    blocks = cute.ceil_div(c.shape[0], THREADS)
+    if cutlass.const_expr(b is None):
+        copy_kernel(a, c).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1))
+    else:
+        add_kernel(a, b, c).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1))
+
+
 @cute.jit
 def double(c: cute.Tensor, table: cute.Tensor):
     double_kernel(c).launch(grid=(3, 1, 1), block=(THREADS, 1, 1))

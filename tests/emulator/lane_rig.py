@@ -20,7 +20,9 @@ INTEGERS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 FULL = 0xFFFFFFFF
 
 
-def instruction(opcode: str, *operands: Operand | str, guard: Register | None = None) -> Instruction:
+def instruction(
+    opcode: str, *operands: Operand | str, guard: Register | None = None
+) -> Instruction:
     """An Instruction; a string operand is the name of a register."""
     made = tuple(Register(o) if isinstance(o, str) else o for o in operands)
     return Instruction(opcode, tuple(opcode.split(".")), made, guard, 1, opcode)

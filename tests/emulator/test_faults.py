@@ -13,8 +13,8 @@ from tests.emulator.test_barriers import PIPELINE, SCHEDULES, expected_pipeline
 
 TEXT = module_text(PIPELINE, 1)
 EXPECTED = Counter(
-    {"init count + 1": 4, "init count - 1": 4, "wait removed": 2, "arrive removed": 2,
-     "barrier removed": 1}
+    {"init count + 1": 4, "init count - 1": 4, "wait removed": 2, "parity flipped": 2,
+     "arrive removed": 2, "arrive twice": 2, "barrier removed": 1}
 )  # fmt: skip
 
 
@@ -62,6 +62,10 @@ def test_statements_in_inner_scopes_and_with_guards() -> None:
 """
     faults = {fault.kind: fault.text for fault in plant(module_text(body, 0))}
     assert "@%p1 setp.eq.u32 p, 0, 0;" in faults["wait removed"]
+    assert (
+        "@%p1 mbarrier.try_wait.parity.shared::cta.b64 p, [a], 1, 100;"
+        in (faults["parity flipped"])
+    )
     assert "[a], 4112;" in faults["16 bytes more expected"]
     assert "[a], 4080;" in faults["16 bytes fewer expected"]
     assert "bar.sync 0, 96;" in faults["32 threads more expected"]

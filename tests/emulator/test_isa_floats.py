@@ -129,9 +129,10 @@ def test_signs_and_properties(name, data):
     magnitudes = [row[0] & (kind.sign - 1) for row in rows]
     nan = [magnitude > kind.largest + 1 for magnitude in magnitudes]
     ones = [row[:1] for row in rows]
-    negated = [kind.nan if n else row[0] ^ kind.sign for row, n in zip(rows, nan, strict=True)]
+    nans = [exact.quiet(row[0], F64, F64) if kind is F64 else kind.nan for row in rows]
+    negated = [q if n else row[0] ^ kind.sign for row, n, q in zip(rows, nan, nans, strict=True)]
     check(f"neg.{name}", (name, name), ones, negated)
-    positive = [kind.nan if n else m for m, n in zip(magnitudes, nan, strict=True)]
+    positive = [q if n else m for m, n, q in zip(magnitudes, nan, nans, strict=True)]
     check(f"abs.{name}", (name, name), ones, positive)
     signed = [a & kind.sign | b & (kind.sign - 1) for a, b in rows]
     check(f"copysign.{name}", (name,) * 3, rows, signed)

@@ -196,7 +196,8 @@ def test_asynchronous_fill_needs_no_fence() -> None:
   mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20+8], {size};
   cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r20+1024], [%rd1], {size}, [%r20+8];
 """ + wait(8, name="FULL") + mma(problem, "f16") + commit()  # noqa: E501  # fmt: skip
-    kernel = TensorKernel(barriers=(1, 1), fence="", work=work)
+    fence = "fence.mbarrier_init.release.cluster;"  # for the mbarriers, not for the data
+    kernel = TensorKernel(barriers=(1, 1), fence=fence, work=work)
     for schedule in SCHEDULES:
         out = np.zeros((LANES, 16), np.uint32)
         report = run_ptx(

@@ -12,6 +12,7 @@ from tests.emulator.kernels import aligned, run_ptx
 LOAD = """
   mov.u32 %r20, smem; add.u32 %r21, %r20, 8192;
   mbarrier.init.shared::cta.b64 [%r21], 1;
+  fence.mbarrier_init.release.cluster;
   mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r21], {bytes};
   mov.b64 %rd9, block0; cvta.param.u64 %rd9, %rd9;
   mov.u32 %r1, 0;

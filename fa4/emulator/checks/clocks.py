@@ -272,6 +272,34 @@ class AsyncPool:
         return AsyncActor(row, epoch, snapshot, since=epoch, lane=at % LANES)
 
 
+class Stream:
+    """Operations of one warp that it always waits for together (its tcgen05.ld, its tcgen05.st).
+
+    All have the same id: whoever knows of one knows of the earlier ones.
+    """
+
+    __slots__ = ("_clock", "_epoch", "_lane", "_row")
+
+    def __init__(self, row: int, lane: int, clock: WarpClock) -> None:
+        self._row = row
+        self._lane = lane
+        self._clock = clock
+        self._epoch = 0
+
+    def begin(self) -> AsyncActor:
+        """A new operation. It knows what its warp knows: use it now, and do not keep it."""
+        self._epoch += 1
+        knowledge = self._clock.knowledge
+        return AsyncActor(self._row, self._epoch, knowledge, since=self._epoch, lane=self._lane)
+
+    def settle(self) -> None:
+        """All are complete and the warp has waited for that.
+
+        What they knew, the warp knew: only their own accesses are news.
+        """
+        self._clock.knowledge.add(actor_id(self._row, self._lane), self._epoch, fenced=False)
+
+
 class PipeActor:
     """A pipe that runs its operations in the order of issue (tcgen05.mma, tcgen05.cp)."""
 

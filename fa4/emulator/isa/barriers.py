@@ -296,10 +296,17 @@ def bind_cluster_wait(instruction: Instruction, context: KernelContext) -> Handl
             raise warp.cta.machine.fatal(
                 fragment, "barrier", "waits at the cluster barrier without having arrived"
             )
-        if warp.unit["cluster_phase"] == barrier.phase:
+        arrived_in, waited = warp.unit["cluster_phase"], warp.unit.get("cluster_waited", (-1, 0))
+        done = waited[1] if waited[0] == arrived_in else 0
+        if done & mask:
+            raise warp.cta.machine.fatal(
+                fragment, "barrier", "waits at the cluster barrier twice after one arrival"
+            )
+        if arrived_in == barrier.phase:
             return wait_for(
                 barrier, f"the cluster barrier, {barrier.arrived} of {barrier.threads} threads"
             )
+        warp.unit["cluster_waited"] = (arrived_in, done | mask)
         if barrier.last_message is not None:
             warp.clock.acquire(barrier.last_message)
         return None

@@ -17,7 +17,7 @@ from fa4.emulator.checks.clocks import AsyncActor, Message
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.atomics import in_rounds
 from fa4.emulator.isa.copy_groups import Copy, groups_of
-from fa4.emulator.isa.mbarriers import find_barrier
+from fa4.emulator.isa.mbarriers import check_visible_to_copies, find_barrier
 from fa4.emulator.isa.signals import Signal
 from fa4.emulator.isa.spaces import Piece, units
 from fa4.emulator.machine.checks import READ, WRITE, Touch
@@ -135,6 +135,7 @@ def barrier_signal(fragment: Fragment, cta: Cta, address: int, line: int) -> Sig
     """The mbarrier at the CTA-relative part of a shared address, in `cta`."""
     _, offset = shared_side(fragment.warp, address, 8, own_cta=False)
     barrier = find_barrier(fragment, cta, offset, "a copy signals")
+    check_visible_to_copies(fragment, cta, barrier)
     return Signal(cta, offset, barrier, line)
 
 

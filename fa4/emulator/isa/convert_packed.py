@@ -121,9 +121,11 @@ def _float_to_tf32(builder: SegmentBuilder, i: Instruction) -> None:
     value = rectify(value) if relu else value
     code = encode(widen(value), TF32, rounding, bool(finite)).resize(32)
     bits = code << (F32.mantissa_bits - TF32.mantissa_bits)
-    if rounding == "rna" and not finite:
-        # As on an H200, which only cuts a NaN: one whose payload is cut away becomes infinite.
-        bits = is_nan(value).select(value.as_integer() & 0xFFFFE000, bits)
+    if rounding == "rna":
+        # As on an H200, which only cuts a NaN: one whose payload is cut away becomes infinite, or
+        # with .satfinite, which takes one step off, the largest number.
+        cut = value.as_integer() & 0xFFFFE000
+        bits = is_nan(value).select(cut - 0x2000 if finite else cut, bits)
     builder.write(i.operands[0], bits)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fa4.emulator.isa.mbarriers import fence_initialisations
 from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.machine.context import Handler, KernelContext, lowest
 from fa4.emulator.machine.state import Fragment
@@ -66,7 +67,7 @@ def bind_init_fence(instruction: Instruction, context: KernelContext) -> Handler
     modifiers(instruction, "fence.mbarrier_init", ("release",), ("cluster",))
 
     def handler(fragment: Fragment, mask: int) -> None:
-        fragment.warp.clock.fence_proxy(mask)
+        fence_initialisations(fragment.warp, mask)
         _fence(fragment, mask)
 
     return handler
@@ -74,7 +75,7 @@ def bind_init_fence(instruction: Instruction, context: KernelContext) -> Handler
 
 @machine("setmaxnreg", "9.7.19.5", "setmaxnreg.{inc,dec}.sync.aligned.u32 n")
 def bind_setmaxnreg(instruction: Instruction, context: KernelContext) -> Handler:
-    """Gives registers back to the SM's pool, or waits until it has enough."""
+    """Gives registers back to the CTA's pool, or waits until it has enough."""
     direction, _, _, _ = modifiers(
         instruction, "setmaxnreg", ("inc", "dec"), ("sync",), ("aligned",), ("u32",)
     )
@@ -99,7 +100,7 @@ def bind_setmaxnreg(instruction: Instruction, context: KernelContext) -> Handler
                 cta.register_waiters,
                 lambda: (
                     f"{change * 32} more registers (setmaxnreg.inc to {wanted}); "
-                    f"{cta.registers_free} of the SM are free"
+                    f"the CTA's pool has {cta.registers_free}"
                 ),
             )
         cta.registers_free -= change * 32

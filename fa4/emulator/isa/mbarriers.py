@@ -15,7 +15,7 @@ from fa4.emulator.machine.checks import WRITE, Touch
 from fa4.emulator.machine.context import Array, Handler, KernelContext, lanes_of, lowest
 from fa4.emulator.machine.mbarrier import MBarrier, MBarrierFault
 from fa4.emulator.machine.memory import MemoryFault, locate_one_shared
-from fa4.emulator.machine.state import Cta, Fragment
+from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.waits import SPIN, Spin, Wait
 from fa4.emulator.ptx.syntax import Instruction
 
@@ -76,6 +76,17 @@ def _parts(group: int, pending: int) -> list[int]:
     return [first, group & ~first]
 
 
+def _report_split(fragment: Fragment, parts: list[int], cta: Cta, barrier: MBarrier) -> None:
+    """Lanes of one instruction arrive in two phases: the count does not fit the threads."""
+    first, second = (part.bit_count() for part in parts)
+    cta.machine.fault(
+        fragment,
+        "mbarrier",
+        f"{first} of its lanes complete the phase of {describe_barrier(cta, barrier)}, and the "
+        f"other {second} arrive in the next phase: more threads arrive than it was initialised for",
+    )
+
+
 def _arrive(barrier: MBarrier, amounts: Array, expect: bool, message: Any) -> int:
     """All lanes of a part arrive. amounts: bytes to expect, or how often each arrives."""
     total = int(amounts.sum())
@@ -117,6 +128,33 @@ def _check_visible(fragment: Fragment, mask: int, cta: Cta, barrier: MBarrier) -
             "mbarrier",
             f"uses {describe_barrier(cta, barrier)} although nothing orders the initialisation "
             "before this use",
+        )
+
+
+def fence_initialisations(warp: Warp, mask: int) -> None:
+    """fence.mbarrier_init: what the lanes in `mask` have initialised is visible to bulk copies."""
+    cluster = warp.cta.cluster.number
+    for barrier in warp.cta.mbarriers.values():
+        made_in, actor, _ = barrier.made_by
+        row, lane = divmod(actor, 32)
+        if made_in == cluster and row == warp.row and mask >> lane & 1:
+            barrier.visible_to_copies = True
+
+
+def check_visible_to_copies(fragment: Fragment, cta: Cta, barrier: MBarrier) -> None:
+    """The initialisation must be visible to the async proxy before a bulk copy signals the mbarrier
+    (CUDA programming guide, "Using TMA"; PTX ISA 9.7.13.5, fence.mbarrier_init)."""
+    if barrier.visible_to_copies or not cta.machine.checks.enabled:
+        return
+    barrier.visible_to_copies = True  # report once
+    cluster, actor, epoch = barrier.made_by
+    knowledge = fragment.warp.clock.knowledge
+    if cluster == knowledge.cluster and knowledge.fenced[actor] < epoch:
+        cta.machine.fault(
+            fragment,
+            "missing-proxy-fence",
+            f"a copy signals {describe_barrier(cta, barrier)}, and no fence.mbarrier_init or "
+            "fence.proxy.async makes the initialisation visible to the async proxy before",
         )
 
 
@@ -237,7 +275,10 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
             barrier.arrivers.add(warp.name)
             cta.machine.progress += 1
             single = bool(expect) or bool((amounts[lanes_of[group]] == 1).all())
-            for part in _parts(group, barrier.pending if single else 32):
+            parts = _parts(group, barrier.pending if single else 32)
+            if len(parts) > 1:
+                _report_split(fragment, parts, cta, barrier)
+            for part in parts:
                 message: Any = (
                     warp.unit.get("fence_release")
                     if semantics == "relaxed"
@@ -245,9 +286,7 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
                 )
                 if dropping:
                     # Before the arrival, which may begin the next phase.
-                    barrier.drop(
-                        part.bit_count() if expect else int(amounts[lanes_of[part]].sum())
-                    )
+                    barrier.drop(part.bit_count() if expect else int(amounts[lanes_of[part]].sum()))
                 with _faults_of(fragment, cta, barrier):
                     state = _arrive(barrier, amounts[lanes_of[part]], bool(expect), message)
                 states[lanes_of[part]] = state

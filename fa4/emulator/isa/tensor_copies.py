@@ -6,7 +6,7 @@ out-of-bounds elements load as zero (or NaN) and are not stored.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 
@@ -37,21 +37,12 @@ from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.state import Cta, Fragment
 from fa4.emulator.machine.tensor import note_swizzle
 from fa4.emulator.ptx.syntax import Instruction
-from fa4.emulator.tma.descriptor import FLOATS, TF32_CODES, TensorMap
+from fa4.emulator.tma.descriptor import TF32_CODES, TensorMap
 from fa4.emulator.tma.reduction import SUPPORTED
 from fa4.emulator.tma.transfer import Transfer
-from fa4.emulator.tma.values import convert_loaded
+from fa4.emulator.tma.values import convert_loaded, fill_pattern
 
 _CHUNK_BYTES = 16
-
-
-@lru_cache(maxsize=16)
-def fill_bytes(element: str, element_bytes: int, fill_nan: bool, unit_bytes: int) -> Array:
-    """The unit (dtype V, shape ()) that out-of-bounds elements load as: zeros, or NaN with all
-    bits but the sign set."""
-    nan = ((1 << (8 * element_bytes - 1)) - 1).to_bytes(element_bytes, "little")
-    one = nan if fill_nan and element in FLOATS else bytes(element_bytes)
-    return np.frombuffer(one * (unit_bytes // element_bytes), f"V{unit_bytes}")
 
 
 def _global(fragment: Fragment, plan: Transfer, write: bool) -> Side:
@@ -136,9 +127,7 @@ def _fill(tensor_map: TensorMap, plan: Transfer, reads: Side, writes: Side) -> N
         writes.scatter(data)
         return
     values = np.empty(writes.count, f"V{plan.unit_bytes}")
-    values[:] = fill_bytes(
-        tensor_map.element, tensor_map.element_bytes, tensor_map.fill_nan, plan.unit_bytes
-    )
+    values[:] = np.frombuffer(fill_pattern(tensor_map)[: plan.unit_bytes], values.dtype)
     values[plan.valid] = data
     writes.scatter(values)
 

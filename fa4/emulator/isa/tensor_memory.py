@@ -20,13 +20,13 @@ from fa4.emulator.isa.tensor_allocation import require_whole_warp
 from fa4.emulator.isa.tensor_registers import RegisterBlock
 from fa4.emulator.machine.checks import READ, WRITE, Touch
 from fa4.emulator.machine.context import Array, Handler, KernelContext, lowest
-from fa4.emulator.machine.state import Fragment, Warp
+from fa4.emulator.machine.state import Fragment, TmemStream, Warp
 from fa4.emulator.machine.tensor import (
     TensorMemory,
     granules_of,
     tensor_memory,
 )
-from fa4.emulator.machine.waits import Countdown, Wait
+from fa4.emulator.machine.waits import Wait
 from fa4.emulator.ptx.syntax import Instruction, Integer, Operand
 from fa4.emulator.tcgen05.errors import TmemError
 from fa4.emulator.tcgen05.tmem import COLUMNS
@@ -182,7 +182,7 @@ def _load_handler(
     def handler(fragment: Fragment, mask: int) -> None:
         warp, cta = fragment.warp, fragment.warp.cta
         tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.ld")
-        actor = cta.pool.begin(warp.clock.snapshot(mask))
+        actor = warp.tmem_loading.actors.begin()
         touch = Touch(actor, how, READ, actor.lane)
         cta.machine.checks.tensor(cta, cells.granules, touch)
         warp.tmem_loads.update(due)
@@ -193,7 +193,6 @@ def _load_handler(
             if form.packed:
                 values = pack16(values.T).T
             deliver(warp, values, mask)
-            warp.tmem_arrivals.append((warp.tmem_loading, actor))
             warp.tmem_loading.finished()
 
         cta.machine.submit(cta, "tcgen05.ld", line, complete)
@@ -221,7 +220,7 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
     def handler(fragment: Fragment, mask: int) -> None:
         warp, cta = fragment.warp, fragment.warp.cta
         tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.st")
-        actor = cta.pool.begin(warp.clock.snapshot(mask))
+        actor = warp.tmem_storing.actors.begin()
         touch = Touch(actor, how, WRITE, actor.lane)
         cta.machine.checks.tensor(cta, cells.granules, touch)
         values = block.read(warp)
@@ -230,7 +229,6 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
         def complete() -> None:
             words = unpack16(values.T).T if form.packed else values
             tensor.data.reshape(-1)[cells.words] = words
-            warp.tmem_arrivals.append((warp.tmem_storing, actor))
             warp.tmem_storing.finished()
 
         cta.machine.submit(cta, "tcgen05.st", line, complete)
@@ -252,7 +250,7 @@ def bind_wait_store(instruction: Instruction, context: KernelContext) -> Handler
     return _wait_handler("tcgen05.wait::st", lambda warp: warp.tmem_storing)
 
 
-def _wait_handler(what: str, pending_of: Callable[[Warp], Countdown]) -> Handler:
+def _wait_handler(what: str, pending_of: Callable[[Warp], TmemStream]) -> Handler:
     def handler(fragment: Fragment, mask: int) -> Wait | None:
         warp = fragment.warp
         pending = pending_of(warp)

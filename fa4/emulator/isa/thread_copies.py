@@ -104,7 +104,8 @@ def bind_copy(instruction: Instruction, context: KernelContext) -> Handler:
             _move(sources, targets, len(lanes), size)
             _end(warp, copy, actor)
 
-        cta.machine.submit(cta, "cp.async", instruction.line, complete)
+        # A warp's own loads keep its CTA on the SM until they are done, waited for or not.
+        cta.machine.submit(cta, "cp.async", instruction.line, complete).harmless = True
 
     return handler
 

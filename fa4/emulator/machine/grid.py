@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fa4.emulator.layout import MODULE_WINDOW, PARAMETER_WINDOW
+from fa4.emulator.layout import MODULE_WINDOW, PARAMETER_WINDOW, SHARED_BASE
 from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.memory import Buffer
 from fa4.emulator.machine.state import FULL_MASK, Cluster, Cta, Fragment, Position, Warp
@@ -147,7 +147,9 @@ class Grid:
 
     def _start_warps(self, cta: Cta) -> None:
         budget = self._registers_per_thread()
-        cta.registers_free = REGISTERS_PER_SM - budget * 32 * self.warp_count
+        # The pool of setmaxnreg holds what the CTA's own warps gave back, not what the SM has free:
+        # an H200 waits for ever for more.
+        cta.registers_free = 0
         for index in range(self.warp_count):
             lanes = min(32, self.thread_count - 32 * index)
             warp = Warp(cta, index, FULL_MASK >> (32 - lanes))
@@ -205,7 +207,9 @@ class Grid:
             "%cluster_nctarank": self.cluster_size,
             "%is_explicit_cluster": int(self.cluster_size > 1),
             "%dynamic_smem_size": launch.dynamic_smem_bytes,
-            "%total_smem_size": cta.shared_end,
+            # In units of 128 bytes; the second with what the system keeps (seen on an H200).
+            "%total_smem_size": -(-(cta.shared_end - SHARED_BASE) // 128) * 128,
+            "%aggr_smem_size": -(-cta.shared_end // 128) * 128,
             "%gridid": self.number,
         }
         for name, number in singles.items():

@@ -37,6 +37,7 @@ class MBarrier(Waitable):
         self.last_message: Message | None = None
         self.made_by = (0, 0, 0)  # cluster number, actor id and epoch of the initialisation
         self.visible_to: set[int] = set()  # clock rows of the warps that know of it
+        self.visible_to_copies = False  # its initialisation was fenced for the async proxy
         self.arrivers: set[str] = set()  # names of the warps that arrived, for deadlock reports
 
     def describe(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from fa4.emulator.checks.clocks import AsyncPool, Message, PipeActor, WarpClock
+from fa4.emulator.checks.clocks import AsyncPool, Message, PipeActor, Stream, WarpClock
 from fa4.emulator.layout import SHARED_BASE
 from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.waits import Countdown, Wait, Waitable
@@ -22,6 +22,9 @@ FULL_MASK = 0xFFFFFFFF
 # The coordinates of a CTA in the grid, and in its cluster.
 Position: TypeAlias = "tuple[tuple[int, int, int], tuple[int, int, int]]"
 POOL_ROWS = 4  # rows of 32 ids for a CTA's asynchronous operations
+# Warps that share a row of ids for their tensor memory loads and stores: each of them reaches other
+# lanes, so that the shadow, which remembers one read for each row, forgets none.
+WARPS_PER_STREAM_ROW = 4
 
 
 @dataclass(eq=False)
@@ -65,6 +68,14 @@ class Fragment:
         return step.instructions[0].line if step.instructions else 0
 
 
+class TmemStream(Countdown):
+    """The tensor memory loads, or the stores, of a warp that are under way."""
+
+    def __init__(self, actors: Stream) -> None:
+        super().__init__()
+        self.actors = actors
+
+
 class Warp:
     """32 threads: registers, the lanes still alive, and its clock.
 
@@ -95,9 +106,10 @@ class Warp:
         self.row = cta.rank * cta.warp_count + index
         self.clock = WarpClock(self.row, cluster.rows, cluster.number, cluster.known_from)
         self.tmem_loads: dict[str, int] = {}
-        self.tmem_loading = Countdown()
-        self.tmem_storing = Countdown()
-        self.tmem_arrivals: list[Any] = []
+        group, place = divmod(index, WARPS_PER_STREAM_ROW)
+        row = cluster.stream_row(cta.rank) + group
+        self.tmem_loading = TmemStream(Stream(row, 2 * place, self.clock))
+        self.tmem_storing = TmemStream(Stream(row, 2 * place + 1, self.clock))
         self.register_budget = 0
         self.counts = [0] * len(program.steps)
         self.unit: dict[Any, Any] = {}
@@ -107,19 +119,10 @@ class Warp:
         """For reports."""
         return f"CTA {self.cta.index} warp {self.index}"
 
-    def settle(self, pending: Countdown) -> None:
-        """Its tensor memory loads (or stores) are done: what follows is ordered behind them.
-
-        What an operation knew, its warp knew: only the operation's own accesses are news.
-        """
-        later = []
-        for kind, actor in self.tmem_arrivals:
-            if kind is pending:
-                self.clock.knowledge.add(actor.id, actor.epoch, fenced=False)
-            else:
-                later.append((kind, actor))
-        self.tmem_arrivals = later
-        if pending is self.tmem_loading:
+    def settle(self, stream: TmemStream) -> None:
+        """Its tensor memory loads (or stores) are done: what follows is ordered behind them."""
+        stream.actors.settle()
+        if stream is self.tmem_loading:
             self.tmem_loads.clear()
 
     def set_special(self, name: str, values: Array | int) -> None:
@@ -217,7 +220,8 @@ class Cluster:
         self.number = number
         self.known_from: int = grid.known_from
         self.size = len(ctas)
-        self.rows: int = self.size * (grid.warp_count + 1 + POOL_ROWS)
+        self.stream_rows: int = -(-grid.warp_count // WARPS_PER_STREAM_ROW)
+        self.rows: int = self.size * (grid.warp_count + 1 + POOL_ROWS + self.stream_rows)
         self.ctas = [
             Cta(self, cta_index, rank, position) for rank, (cta_index, position) in enumerate(ctas)
         ]
@@ -231,6 +235,10 @@ class Cluster:
         """The first clock row of a CTA's asynchronous operations."""
         return self.size * (self.grid.warp_count + 1) + rank * POOL_ROWS
 
+    def stream_row(self, rank: int) -> int:
+        """The first clock row of the tensor memory loads and stores of a CTA's warps."""
+        return self.size * (self.grid.warp_count + 1 + POOL_ROWS) + rank * self.stream_rows
+
     def name_of_id(self, identity: int) -> str:
         """Text for an actor id in reports."""
         row, lane = divmod(identity, 32)
@@ -241,8 +249,13 @@ class Cluster:
         row -= self.size * warps
         if row < self.size:
             return f"the tensor pipe of CTA {self.ctas[row].index}"
-        rank = (row - self.size) // POOL_ROWS
-        return f"an asynchronous operation of CTA {self.ctas[rank].index}"
+        row -= self.size
+        if row < self.size * POOL_ROWS:
+            return f"an asynchronous operation of CTA {self.ctas[row // POOL_ROWS].index}"
+        rank, group = divmod(row - self.size * POOL_ROWS, self.stream_rows)
+        warp = WARPS_PER_STREAM_ROW * group + lane // 2
+        what = "tcgen05.st" if lane % 2 else "tcgen05.ld"
+        return f"a {what} of CTA {self.ctas[rank].index} warp {warp}"
 
     @property
     def done(self) -> bool:
@@ -264,4 +277,4 @@ class AsyncOperation:
     complete: Any
     queue: deque[AsyncOperation] | None = None
     order: int = 0
-    harmless: bool = False  # may outlive its CTA (reads nothing of it, signals nobody in it)
+    harmless: bool = False  # may be under way when its CTA exits: it needs nothing of the CTA then

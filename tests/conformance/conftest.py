@@ -1,0 +1,55 @@
+"""`--record`: writes what the tests measured to benchmarks/results/emulator_foreign.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.foreign import ROOT
+from tests.conformance.record import results_of
+
+FILE = ROOT / "benchmarks" / "results" / "emulator_foreign.json"
+RUN = "foreign run"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --record."""
+    parser.addoption("--record", action="store_true", help=f"write {FILE.relative_to(ROOT)}")
+
+
+class Collector:
+    """Gathers the runs of passed tests, from this process or from xdist's workers."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.runs: list[dict[str, Any]] = []
+        self.failed = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Takes what a test recorded."""
+        self.failed |= report.failed
+        if report.when == "call" and report.passed:
+            self.runs += [value for name, value in report.user_properties if name == RUN]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> Iterator[None]:
+        """Writes the file, unless a test failed."""
+        yield
+        if self.failed or not self.runs:
+            terminalreporter.write_line("nothing recorded: tests failed, or none ran")
+            return
+        text = json.dumps(results_of(self.runs), indent=1, ensure_ascii=False)
+        text = re.sub(r"\{[^{}]*\}", lambda found: " ".join(found[0].split()), text)
+        self.file.write_text(text + "\n", encoding="utf-8")
+        terminalreporter.write_line(f"wrote {self.file}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the collector where the option is given, in the process that hears of all tests."""
+    if config.getoption("--record", default=False) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Collector(FILE))
