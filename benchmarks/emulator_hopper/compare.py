@@ -37,8 +37,8 @@ Kept = Callable[[str], Array | None]  # what run_there stored under a key
 class Agreement:
     """How the values of one result compare.
 
-    mismatches: at least so many values disagree. exact: fraction of equal bits. max_ulp, largest
-    absolute difference: of approximate results, where both are numbers.
+    mismatches: at least so many values disagree. exact: fraction of equal bits. max_ulp: of the
+    values farther apart than the absolute bound; max_absolute: of those beyond the bound in ulp.
     """
 
     form: str
@@ -78,7 +78,8 @@ def compare_close(result: Result, own: Array, gpu: Array, closeness: Closeness) 
     with np.errstate(invalid="ignore"):
         finite = numbers & np.isfinite(mine) & np.isfinite(theirs)
         difference = np.where(finite, np.abs(mine - theirs), 0.0)
-    near = (steps <= closeness.ulp) | (finite & (difference <= closeness.absolute))
+    few, small = steps <= closeness.ulp, finite & (difference <= closeness.absolute)
+    near = few | small
     wrong = np.flatnonzero((np.isnan(mine) != np.isnan(theirs)) | (numbers & ~near))
     shown = [f"value {k}: GPU {gpu[k]:#x}, emulator {own[k]:#x}" for k in wrong[:SHOWN].tolist()]
     return Agreement(
@@ -87,8 +88,8 @@ def compare_close(result: Result, own: Array, gpu: Array, closeness: Closeness) 
         len(wrong),
         shown,
         closeness,
-        int(steps.max()),
-        float(difference.max()),
+        int(steps[~small].max(initial=0)),
+        float(difference[~few].max(initial=0.0)),
         round(float(np.mean(own == gpu)), 4),
     )
 

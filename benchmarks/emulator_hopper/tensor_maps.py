@@ -29,9 +29,7 @@ CONSTANT = ("elemtype", "swizzle_mode", "fill_mode", "interleave_layout")
 BOX_BYTES = 4 * 128
 
 
-def replacements() -> Program:
-    """A map in shared memory, changed field by field; its words after each change, and the box."""
-    body = """
+START = """
   mov.u32 %r19, 0;
   mov.u32 %r3, %tid.x;
   mov.u32 %r20, smem;
@@ -50,19 +48,7 @@ def replacements() -> Program:
   add.u32 %r22, %r20, 512;
   cvt.u64.u32 %rd22, %r22;
 """
-    setp = "  setp.lt.u32 %p2, %r3, 2;\n"  # word 0 is the address
-    for k, (field, ordinal, kind, value) in enumerate(CHANGES):
-        number = f"{ordinal}, " if ordinal is not None else ""
-        register = "%rd24" if kind == "b64" else "%r11"
-        if field in CONSTANT:
-            register = str(value)
-        else:
-            body += f"  mov.{kind} {register}, {value};\n"
-        body += f"  @%p1 tensormap.replace.tile.{field}.shared::cta.b1024.{kind} [%rd22], "
-        body += f"{number}{register};\n  bar.warp.sync -1;\n  ld.shared.b32 %r10, [%r21+512];\n"
-        body += setp + f"  @%p2 mov.b32 %r10, 0;\n  st.global.b32 [%rd12+{128 * k}], %r10;\n"
-        body += "  bar.warp.sync -1;\n"
-    body += """
+PUBLISH = """
   add.u64 %rd24, %rd1, 64;
   @%p1 tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%rd22], %rd24;
   bar.warp.sync -1;
@@ -71,9 +57,7 @@ def replacements() -> Program:
   fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;
   mov.b32 %r12, 0x1234567;
 """
-    for k in range(1024 // 128):
-        body += f"  st.shared.b32 [%r21+{1024 + 128 * k}], %r12;\n"
-    body += f"""
+COPY = f"""
   fence.proxy.async.shared::cta;
   bar.warp.sync -1;
   add.u32 %r23, %r20, 1024;
@@ -84,6 +68,29 @@ def replacements() -> Program:
     [%r23], [%rd2, {{%r13, %r14}}], [%r20];
 {wait("%r20", "0", "WAIT")}
 """
+
+
+def _change(number: int) -> str:
+    """Replaces one field, and stores the map without its address, word 0."""
+    field, ordinal, kind, value = CHANGES[number]
+    register, text = "%rd24" if kind == "b64" else "%r11", ""
+    if field in CONSTANT:
+        register = str(value)
+    else:
+        text = f"  mov.{kind} {register}, {value};\n"
+    place = f"{ordinal}, " if ordinal is not None else ""
+    text += f"  @%p1 tensormap.replace.tile.{field}.shared::cta.b1024.{kind} [%rd22], "
+    text += f"{place}{register};\n  bar.warp.sync -1;\n  ld.shared.b32 %r10, [%r21+512];\n"
+    text += "  setp.lt.u32 %p2, %r3, 2;\n  @%p2 mov.b32 %r10, 0;\n"
+    return text + f"  st.global.b32 [%rd12+{128 * number}], %r10;\n  bar.warp.sync -1;\n"
+
+
+def replacements() -> Program:
+    """A map in shared memory, changed field by field; its words after each change, and the box."""
+    body = START + "".join(_change(number) for number in range(len(CHANGES))) + PUBLISH
+    for k in range(1024 // 128):
+        body += f"  st.shared.b32 [%r21+{1024 + 128 * k}], %r12;\n"
+    body += COPY
     for k in range(1024 // 128):
         body += f"  ld.shared.b32 %r10, [%r21+{1024 + 128 * k}];\n"
         body += f"  st.global.b32 [%rd12+{128 * (len(CHANGES) + k)}], %r10;\n"

@@ -135,11 +135,11 @@ def test_other_warps_need_a_barrier_too(schedule: str, barrier: str, ordered: bo
     assert not found if ordered else found & {"race", "uninitialised"}
 
 
-def test_an_exit_before_the_end_of_a_copy() -> None:
+def test_a_copy_may_outlive_its_warp() -> None:
+    """A thread's own loads keep its CTA on the SM until they are done."""
     text = GROUPS.format(wait="", offset="").split("ld.shared")[0]
     arrays = [random_bytes(256), np.zeros(32, np.uint32)]
-    report = run_ptx(text, arrays, smem=256, collect=True)
-    assert kinds(report) == {"exit"}
+    assert run_ptx(text, arrays, smem=256, collect=True).ok
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
