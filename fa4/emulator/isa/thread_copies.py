@@ -104,7 +104,7 @@ def bind_copy(instruction: Instruction, context: KernelContext) -> Handler:
             _move(sources, targets, len(lanes), size)
             _end(warp, copy, actor)
 
-        # A warp's own loads keep its CTA on the SM until they are done, waited for or not.
+        # Nothing asks threads to wait for their copies before they exit; flash-attn-4 does not.
         cta.machine.submit(cta, "cp.async", instruction.line, complete).harmless = True
 
     return handler
