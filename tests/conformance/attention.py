@@ -18,7 +18,8 @@ def judge(inputs: Inputs, found: Arrays) -> Verdict:
     return Verdict(max(check.error for check in report.checks), report.share)
 
 
-def _values(tensor: Any) -> np.ndarray:
+def values_of(tensor: Any) -> np.ndarray:
+    """A copy of a tensor in the NumPy type of its own."""
     from fa4.arrays import to_numpy
 
     return np.array(to_numpy("output", tensor))
@@ -84,7 +85,7 @@ def fmha(case: Case, persistent: bool = False) -> Program:
                 compiled.append(cute.compile(kernel, *arguments, options="--opt-level 2"))
         with multiprocessors(2):
             compiled[0](*arguments)
-        return {"out": _values(tensors[3]), "lse": _values(tensors[4])}
+        return {"out": values_of(tensors[3]), "lse": values_of(tensors[4])}
 
     return Program(run, lambda found: judge(inputs, found))
 
@@ -138,7 +139,7 @@ def fmha_backward(case: Case, ordered: bool) -> Program:
             kernel = kind(cutlass.BFloat16, cutlass.Float32, (128, 128, dim), False, mask)
             compiled.append(cute.compile(kernel, *arguments))
         compiled[0](*arguments)
-        return {"out": out} | {name: _values(tensors[name]) for name in ("dq", "dk", "dv")}
+        return {"out": out} | {name: values_of(tensors[name]) for name in ("dq", "dk", "dv")}
 
     return Program(run, lambda found: judge(inputs, found))
 
@@ -181,7 +182,7 @@ def flash_forward(case: Case, sms: int = 2, **options: Any) -> Program:
     def run(session: Any) -> Arrays:
         with cuda_is_cpu(), multiprocessors(sms):
             out, lse, *_ = flash_attention()._flash_attn_fwd(q, k, v, return_lse=True, **given)
-        return {"out": _values(out), "lse": _values(lse)}
+        return {"out": values_of(out), "lse": values_of(lse)}
 
     return Program(run, lambda found: judge(inputs, found))
 
@@ -198,6 +199,6 @@ def flash_backward(case: Case, sms: int = 2, **options: Any) -> Program:
             interface = flash_attention()
             found = interface._flash_attn_bwd(*tensors, causal=case.causal, **options)
         gradients = zip(("dq", "dk", "dv"), found, strict=False)
-        return {"out": out} | {name: _values(value) for name, value in gradients}
+        return {"out": out} | {name: values_of(value) for name, value in gradients}
 
     return Program(run, lambda found: judge(inputs, found))

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fa4.testing import Case
-from tests.conformance import attention, gemms, small
+from tests.conformance import attention, gemms, latent, small
 from tests.conformance.gemms import Gemm
+from tests.conformance.latent import Latent
 from tests.conformance.program import Program
 
 
@@ -52,6 +53,14 @@ UNFENCED_COPIES = {
 UNFINISHED_STORES = {
     "exit": "nothing waits until the last copies of dK and dV out of shared memory have read it, "
     "so that the CTA may exit before"
+}
+UNGUARDED_EXCHANGE = {
+    "race": "two softmax warps exchange row maxima through one word each with one barrier a step: "
+    "a warp may write the next maximum before its partner has read the last one"
+}
+DOUBLE_ARRIVAL = {
+    "barrier": "two barrier.cluster.arrive before the first wait; each thread must arrive only "
+    "once before the barrier completes (PTX ISA 9.7.13.3)"
 }
 
 
@@ -248,4 +257,30 @@ FLASH = [
     ),
 ]  # fmt: skip
 
-CASES = [*GEMMS, *SMALL, *FMHA, *FLASH]
+
+def mla_decode(name: str, problem: Latent, *layout: Any) -> Foreign:
+    """NVIDIA's latent attention for decoding."""
+    return Foreign(
+        name, "mla decode", lambda: latent.mla_decode(problem, *layout), UNGUARDED_EXCHANGE
+    )
+
+
+def flash_mla(name: str, problem: Latent, **facts: Any) -> Foreign:
+    """flash-attn-4's latent attention."""
+    family = "flash-attn-4 forward, latent"
+    return Foreign(f"fa4_mla_{name}", family, lambda: latent.flash_mla(problem), **facts)
+
+
+LATENT = [
+    mla_decode("mla_decode", Latent(1, 1, 256, 128, "Float16"), 1, 128, False),
+    mla_decode("mla_decode_split", Latent(2, 1, 512, 128, "Float16"), 2, 64, True),
+    flash_mla("1cta", Latent(2, 1, 256, 64, "BFloat16")),
+    flash_mla(
+        "2cta",
+        Latent(1, 3, 256, 128, "BFloat16", causal=True),
+        known=DOUBLE_ARRIVAL,
+        judged=False,
+    ),
+]
+
+CASES = [*GEMMS, *SMALL, *FMHA, *FLASH, *LATENT]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fa4.emulator.checks.conflict import MUST_BE_INITIALISED
-from fa4.emulator.checks.memory import Granules, ShadowMemory
+from fa4.emulator.checks.memory import Places, ShadowMemory, Unit
 from fa4.emulator.checks.records import (
     BY_LANES,
     CLUSTER,
@@ -37,6 +37,7 @@ from fa4.emulator.checks.records import (
     outside,
     record_write,
     report,
+    spread,
     unordered,
 )
 
@@ -76,12 +77,13 @@ def _record_read(reads: Any, granules: Any, lanes: Any, mine: Any) -> None:
 
 
 @numba.njit(cache=True)
-def _access(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> int:
+def _access(records: Any, places: Any, lanes: Any, unit: Any, mine: Any, is_write: bool) -> int:
     """Check and record one access; the number of the kind of its first conflict, 0 if none.
 
     OUTSIDE: a granule is outside the memory; nothing is recorded.
     """
     records.found[0] = 0
+    granules, lanes = spread(places, lanes, unit)
     if outside(records.writes, granules):
         return OUTSIDE
     if is_write:  # a read still under way tells more than the write that it read
@@ -123,7 +125,9 @@ class GlobalShadow(ShadowMemory):
         self._records.writes[granules] = NEVER
         self._records.reads[granules] = NEVER
 
-    def _run(self, granules: Granules, lanes: NDArray[np.int64], mine: Mine, is_write: bool) -> int:
+    def _run(
+        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Mine, is_write: bool
+    ) -> int:
         if self._initialised:
             mine = mine._replace(word=mine.word & ~MUST_BE_INITIALISED)
-        return _access(self._records, granules, lanes, mine, is_write)
+        return _access(self._records, places, lanes, unit, mine, is_write)

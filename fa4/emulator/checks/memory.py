@@ -29,19 +29,23 @@ from fa4.emulator.checks.records import (
     mine_of,
 )
 
-Granules: TypeAlias = NDArray[np.int64]
+Places: TypeAlias = NDArray[np.int64]
+Unit: TypeAlias = tuple[int, int]
 Lanes: TypeAlias = NDArray[np.integer[Any]] | int
 
 _ONE_LANE = np.arange(LANES).reshape(LANES, 1)
+GRANULE: Unit = (1, 1)
 
 
 class ShadowMemory(ABC):
     """Records of the accesses to one memory, granule by granule.
 
-    Accesses name their granules in any order; `lanes` is the lane of each, or one for all. The
+    Accesses name the places of their units in any order; `lanes` is the lane of each, or one for
+    all. unit: how many places a granule has, and how many granules a unit; by default the places
+    are numbers of granules, with (granule_bytes, n) byte offsets of units of n granules. The
     answer is the first conflict, or None; the whole access is recorded in either case. Raises
-    IndexError if a granule is outside the memory, ValueError if there is not one lane per granule
-    or the actor is not of the cluster's size.
+    IndexError if a granule is outside the memory, ValueError if there is not one lane per unit or
+    the actor is not of the cluster's size.
     """
 
     def __init__(self, granules: int, granule_bytes: int) -> None:
@@ -49,24 +53,27 @@ class ShadowMemory(ABC):
         self.granule_bytes = granule_bytes
         self._found = np.zeros(FOUND_FIELDS, dtype=np.int64)
 
-    def read(self, granules: Granules, lanes: Lanes, actor: Actor, how: Access) -> Conflict | None:
+    def read(
+        self, places: Places, lanes: Lanes, actor: Actor, how: Access, unit: Unit = GRANULE
+    ) -> Conflict | None:
         """A read: against the last writes, and missing fences if by the async proxy."""
-        return self._access(granules, lanes, actor, how.word, is_write=False)
+        return self._access(places, lanes, actor, how.word, False, unit)
 
-    def write(self, granules: Granules, lanes: Lanes, actor: Actor, how: Access) -> Conflict | None:
+    def write(
+        self, places: Places, lanes: Lanes, actor: Actor, how: Access, unit: Unit = GRANULE
+    ) -> Conflict | None:
         """A write: against the last writes and the reads since.
 
         Two lanes of one instruction on one granule are SAME_INSTRUCTION_WRITE, which the caller
         may ignore if they write the same value.
         """
-        word = how.word & ~MUST_BE_INITIALISED
-        return self._access(granules, lanes, actor, word, is_write=True)
+        return self._access(places, lanes, actor, how.word & ~MUST_BE_INITIALISED, True, unit)
 
     def atomic(
-        self, granules: Granules, lanes: Lanes, actor: Actor, how: Access
+        self, places: Places, lanes: Lanes, actor: Actor, how: Access, unit: Unit = GRANULE
     ) -> Conflict | None:
         """A read-modify-write that races with plain accesses but with no strong one."""
-        return self._access(granules, lanes, actor, how.word | STRONG, is_write=True)
+        return self._access(places, lanes, actor, how.word | STRONG, True, unit)
 
     def read_range(
         self, start: int, stop: int, lane: int, actor: Actor, how: Access
@@ -89,23 +96,26 @@ class ShadowMemory(ABC):
         """Forget all about the granules start .. stop - 1: they hold nothing."""
 
     @abstractmethod
-    def _run(self, granules: Granules, lanes: NDArray[np.int64], mine: Mine, is_write: bool) -> int:
+    def _run(
+        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Mine, is_write: bool
+    ) -> int:
         """Check and record; the number of the kind of conflict, 0 or OUTSIDE."""
 
     def _access(
-        self, granules: Granules, lanes: Lanes, actor: Actor, word: int, is_write: bool
+        self, places: Places, lanes: Lanes, actor: Actor, word: int, is_write: bool, unit: Unit
     ) -> Conflict | None:
-        places = np.asarray(granules, dtype=np.int64)
+        places = np.asarray(places, dtype=np.int64)
         if not places.size:
             return None
         by = _ONE_LANE[lanes] if isinstance(lanes, int) else np.asarray(lanes, dtype=np.int64)
         if by.size != places.size and by.size != 1:
-            raise ValueError(f"{by.size} lanes for {places.size} granules")
-        kind = self._run(places, by, mine_of(actor, word), is_write)
+            raise ValueError(f"{by.size} lanes for {places.size} places")
+        kind = self._run(places, by, unit, mine_of(actor, word), is_write)
         if kind == 0:
             return None
         if kind == OUTSIDE:
-            raise IndexError(f"granules {places.min()}..{places.max()} of {self.granules}")
+            first, last = places.min() // unit[0], places.max() // unit[0] + unit[1] - 1
+            raise IndexError(f"granules {first}..{last} of {self.granules}")
         _, granule, lane, who, other_lane, epoch, other_word, cluster = self._found.tolist()
         return Conflict(
             kind=KINDS[kind],

@@ -208,6 +208,25 @@ def record_write(writes: Any, granules: Any, lanes: Any, mine: Any, found: Any) 
 
 
 @numba.njit(cache=True)
+def spread(places: Any, lanes: Any, unit: Any) -> Any:
+    """(granules, lane of each or one lane for all) of units that start at `places`.
+
+    unit: how many places a granule has, and how many granules a unit has.
+    """
+    places_each, count = unit
+    if places_each == 1 and count == 1:
+        return places, lanes
+    granules = np.empty(places.size * count, np.int64)
+    for i in range(places.size):
+        first = places[i] // places_each
+        for k in range(count):
+            granules[i * count + k] = first + k
+    if lanes.size == 1 or count == 1:
+        return granules, lanes
+    return granules, np.repeat(lanes, count)
+
+
+@numba.njit(cache=True)
 def outside(writes: Any, granules: Any) -> bool:
     """Whether a granule is not in the memory."""
     return granules.min() < 0 or granules.max() >= writes.shape[0]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fa4.emulator.checks.clocks import LANES
 from fa4.emulator.checks.conflict import ASYNC_PROXY
-from fa4.emulator.checks.memory import Granules, ShadowMemory
+from fa4.emulator.checks.memory import Places, ShadowMemory, Unit
 from fa4.emulator.checks.records import (
     BY_LANES,
     EPOCH,
@@ -40,6 +40,7 @@ from fa4.emulator.checks.records import (
     record_write,
     report,
     same,
+    spread,
     unordered,
 )
 
@@ -101,12 +102,13 @@ def _record_read(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
 
 
 @numba.njit(cache=True)
-def _access(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> int:
+def _access(records: Any, places: Any, lanes: Any, unit: Any, mine: Any, is_write: bool) -> int:
     """Check and record one access; the number of the kind of its first conflict, 0 if none.
 
     OUTSIDE: a granule is outside the memory; nothing is recorded.
     """
     records.found[0] = 0
+    granules, lanes = spread(places, lanes, unit)
     if outside(records.writes, granules):
         return OUTSIDE
     if is_write:  # a read still under way tells more than the write that it read
@@ -154,8 +156,10 @@ class Shadow(ShadowMemory):
         record = self._records.writes[granule]
         return bool(record[WHO] >= FIRST_ROW and record[WORD] & ASYNC_PROXY)
 
-    def _run(self, granules: Granules, lanes: NDArray[np.int64], mine: Mine, is_write: bool) -> int:
+    def _run(
+        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Mine, is_write: bool
+    ) -> int:
         rows = self._records.reads.shape[0]
         if mine.row >= rows or mine.known.shape[1] != rows * LANES:
             raise ValueError(f"row {mine.row} of {mine.known.shape[1] // LANES}, not of {rows}")
-        return _access(self._records, granules, lanes, mine, is_write)
+        return _access(self._records, places, lanes, unit, mine, is_write)

@@ -151,13 +151,9 @@ class Checks:
         shadow: ShadowMemory, offsets: Array, size_bytes: int, touch: Touch
     ) -> tuple[Conflict | None, int]:
         granule = shadow.granule_bytes
-        count = max(size_bytes // granule, 1)
-        granules, lanes = offsets // granule, touch.lanes
-        if count > 1:
-            granules = (granules[:, None] + np.arange(count)).reshape(-1)
-            if isinstance(lanes, np.ndarray):
-                lanes = np.repeat(lanes, count)
-        conflict = getattr(shadow, touch.kind)(granules, lanes, touch.actor, touch.how)
+        unit = (granule, max(size_bytes // granule, 1))
+        access = getattr(shadow, touch.kind)
+        conflict = access(offsets, touch.lanes, touch.actor, touch.how, unit)
         return conflict, conflict.granule * granule if conflict is not None else 0
 
     def _report(self, conflict: Conflict, cta: Cta, where: str, actor: Actor) -> None:
