@@ -426,7 +426,7 @@ def test_what_is_not_an_access_of_this_memory_is_refused(make, clusters) -> None
             memory.write_range(start, stop, 0, warp, PLAIN)
         with pytest.raises(IndexError, match=f"of {GRANULES}"):
             memory.reset(start, stop)
-    with pytest.raises(ValueError, match="2 lanes for 3 granules"):
+    with pytest.raises(ValueError, match="2 lanes for 3 places"):
         memory.read(np.arange(3), np.arange(2), warp, PLAIN)
     assert memory.read(np.arange(0), 0, warp, PLAIN) is None
 

@@ -226,6 +226,8 @@ class Elements:
         self.words = len(elements) * (2 if bits == 128 else 1)
         self.size_bytes = len(elements) * bits // 8
         self._wide = bits == 128
+        self._bits = bits
+        self._index = None if self._wide else _register_index(context, elements, bits)
         if self._wide:
             self._offsets = [_wide_offset(context, element) for element in elements]
         elif written:
@@ -235,6 +237,8 @@ class Elements:
 
     def read(self, warp: Warp) -> Array:
         """(32, words), a copy."""
+        if self._index is not None:
+            return warp.views[self._bits].take(self._index)
         values = np.empty((32, self.words), self.dtype)
         if self._wide:
             for k, offset in enumerate(self._offsets):
@@ -247,6 +251,10 @@ class Elements:
 
     def write(self, warp: Warp, values: Array, mask: int) -> None:
         """values: (n, words), a row for each lane of the mask."""
+        if self._index is not None:
+            index = self._index if mask == FULL_MASK else self._index[lanes_of[mask]]
+            warp.views[self._bits][index] = values
+            return
         if mask != FULL_MASK:
             spread = np.zeros((32, self.words), self.dtype)
             spread[lanes_of[mask]] = values
@@ -259,6 +267,25 @@ class Elements:
             return
         for k, write in enumerate(self._writers):
             write(warp, values[:, k], mask)
+
+
+def _register_index(
+    context: KernelContext, operands: tuple[Operand, ...], bits: int
+) -> Array | None:
+    """(32, n): where each lane's value of each operand stands in the register file as integers of
+    this width. None unless there are several, all of them different registers of this width."""
+    names = {operand.name for operand in operands if isinstance(operand, Register)}
+    if len(operands) < 2 or len(names) < len(operands):
+        return None
+    places = [
+        context.locate(name)
+        for name in dict.fromkeys(
+            operand.name for operand in operands if isinstance(operand, Register)
+        )
+    ]
+    if any(own_bits != bits for _, own_bits in places):
+        return None
+    return np.array([offset * 8 // bits for offset, _ in places]) + _LANES[:, None]
 
 
 def _wide_offset(context: KernelContext, operand: Operand) -> int | None:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fa4.emulator.checks.clocks import Actor
 from fa4.emulator.checks.conflict import (
     SAME_INSTRUCTION_WRITE,
