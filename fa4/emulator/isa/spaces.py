@@ -274,15 +274,10 @@ def _register_index(
 ) -> Array | None:
     """(32, n): where each lane's value of each operand stands in the register file as integers of
     this width. None unless there are several, all of them different registers of this width."""
-    names = {operand.name for operand in operands if isinstance(operand, Register)}
-    if len(operands) < 2 or len(names) < len(operands):
+    registers = [operand for operand in operands if isinstance(operand, Register)]
+    if len(operands) < 2 or len({register.name for register in registers}) < len(operands):
         return None
-    places = [
-        context.locate(name)
-        for name in dict.fromkeys(
-            operand.name for operand in operands if isinstance(operand, Register)
-        )
-    ]
+    places = [context.locate(register.name) for register in registers]
     if any(own_bits != bits for _, own_bits in places):
         return None
     return np.array([offset * 8 // bits for offset, _ in places]) + _LANES[:, None]
