@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def postdominators(successors: Sequence[Sequence[int]]) -> list[int]:
@@ -65,9 +65,12 @@ def _postorder(edges: Sequence[Sequence[int]], start: int) -> list[int]:
 
 
 def live_out(
-    successors: Sequence[Sequence[int]], uses: Sequence[set[str]], defines: Sequence[set[str]]
+    successors: Sequence[Sequence[int]],
+    uses: Sequence[set[str]],
+    defines: Sequence[set[str]],
+    asked: Sequence[Iterable[str]],
 ) -> list[set[str]]:
-    """The names that are read on some path after each node.
+    """Which of the names asked for at each node are read on some path after it.
 
     uses: names a node reads before writing them. defines: names it always writes.
     """
@@ -95,15 +98,7 @@ def live_out(
             if before != live[node]:
                 live[node] = before
                 changed = True
-    names = list(numbers)
-    return [{names[i] for i in _set_bits(value)} for value in out]
-
-
-def _set_bits(value: int) -> list[int]:
-    text = bin(value)[:1:-1]
-    found = []
-    position = text.find("1")
-    while position >= 0:
-        found.append(position)
-        position = text.find("1", position + 1)
-    return found
+    return [
+        {name for name in names if name in numbers and value >> numbers[name] & 1}
+        for value, names in zip(out, asked, strict=True)
+    ]

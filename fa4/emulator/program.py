@@ -49,7 +49,9 @@ class Step:
     kind: RUN, MACHINE, BRANCH (conditional), JUMP, INDEXED (brx.idx), EXIT. function: the
     compiled registers part; a branch's returns the mask of lanes that take it. target: step of
     the branch; meet: step where its diverged lanes meet again (-1: never). converges: the lanes of
-    the warp that `members` reads wait for each other before it. reads: registers it reads.
+    the warp that `members` reads wait for each other before it. reads, writes, touches: registers
+    that it reads first, writes, either. guard: of a MACHINE step, (word of the predicate in the
+    register file, all bits set if it is negated).
     """
 
     index: int
@@ -65,6 +67,8 @@ class Step:
     members: ScalarReader | None = None
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
+    touches: frozenset[str] = frozenset()
+    guard: tuple[int, int] | None = None
 
     @property
     def instruction(self) -> Instruction:
@@ -235,10 +239,12 @@ class _Assembler:
         step.converges = operation.converges
         if step.converges:
             step.members = self._members(instruction)
+        guard = instruction.guard
+        if guard is not None:
+            step.guard = self.registers.offsets[guard.name][0] // 4, -int(guard.negated)
         names = set().union(*(registers_of(o) for o in instruction.operands), set())
-        step.reads = frozenset(
-            names | ({instruction.guard.name} if instruction.guard is not None else set())
-        )
+        step.reads = frozenset(names | ({guard.name} if guard is not None else set()))
+        step.touches = step.reads
         self.steps.append(step)
 
     def _members(self, instruction: Instruction) -> ScalarReader:
@@ -284,6 +290,7 @@ class _Assembler:
             step.members = self._members(self.pending[0])
         step.reads = frozenset(self.builder.read_first)
         step.writes = frozenset(self.builder.written)
+        step.touches = step.reads | step.writes
         self.steps.append(step)
         self.pending = []
         self.builder = self._new_builder()
@@ -324,7 +331,7 @@ class _Assembler:
     def _compile(self) -> None:
         uses = [set(step.reads) for step in self.steps]
         defines = [set(step.writes) - set(step.reads) for step in self.steps]
-        live = live_out(self.successors, uses, defines)
+        live = live_out(self.successors, uses, defines, [step.writes for step in self.steps])
         bodies = {}
         for index, (builder, result) in self.builders.items():
             kept = live[index]

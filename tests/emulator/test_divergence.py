@@ -259,9 +259,11 @@ def test_live_names_by_paths(edges: list[list[int]], data: st.DataObject) -> Non
     names = st.sets(st.sampled_from("abc"))
     uses = [data.draw(names) for _ in edges]
     defines = [data.draw(names) for _ in edges]
-    live = live_out(edges, uses, defines)
+    asked = [data.draw(names) for _ in edges]
+    live = live_out(edges, uses, defines, asked)
     for node in range(len(edges)):
-        for name in "abc":
+        assert live[node] <= asked[node]
+        for name in asked[node]:
             stack, seen, expected = list(edges[node]), set(edges[node]), False
             while stack:
                 here = stack.pop()

@@ -210,7 +210,7 @@ class Machine:
                 return False
             if (
                 warp.tmem_loads
-                and not (step.reads | step.writes).isdisjoint(warp.tmem_loads)
+                and not step.touches.isdisjoint(warp.tmem_loads)
                 and not self._loads_delivered(fragment, step)
             ):
                 return False
@@ -251,11 +251,9 @@ class Machine:
         """One handler. Returns None to go on, True if the fragment blocked, a Spin if it polled."""
         warp = fragment.warp
         mask = fragment.mask
-        guard = step.instruction.guard
-        if guard is not None:
-            offset = warp.program.registers.offsets[guard.name][0]
-            value = int(warp.words[offset // 4])
-            mask &= ~value if guard.negated else value
+        if step.guard is not None:
+            word, flip = step.guard
+            mask &= int(warp.words[word]) ^ flip
             if not mask:
                 fragment.pc += 1
                 return None
