@@ -1,0 +1,1 @@
+"""FlashAttention-4's forward kernel: one file per warp role."""

@@ -1,0 +1,85 @@
+"""Compiling a forward kernel without a GPU: sizes, strides and scalars stay run-time values."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+from cutlass import Float32, Int32, cute
+from cutlass.base_dsl.compiler import DumpDir
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from fa4.sm100.forward.context import ELEMENTS
+from fa4.sm100.forward.kernel import forward
+from fa4.sm100.forward.spec import ForwardSpec
+
+ALIGN_BYTES = 16  # of rows in global memory: what TMA asks of addresses and strides
+
+
+def compile_forward(
+    spec: ForwardSpec, arch: str = "sm_100a", trace: list[Any] | None = None
+) -> Any:
+    """What `cute.compile` returns, with PTX and cubin in `.artifacts`; TVM-FFI calls.
+
+    Call it with q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
+    sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms; None for what the spec
+    does not use. `trace` collects the steps (role, Wait or Arrive) as the kernel is traced.
+    """
+    arguments = fake_arguments(spec)
+    with tempfile.TemporaryDirectory() as folder:
+        options = (
+            cute.EnableTVMFFI(True),
+            cute.KeepPTX(True),
+            cute.KeepCUBIN(True),
+            cute.GPUArch(arch),
+            DumpDir(folder),
+        )
+        return cute.compile[options](forward, *arguments, spec, [] if trace is None else trace)
+
+
+def fake_arguments(spec: ForwardSpec) -> tuple[Any, ...]:
+    """Stand-ins with symbolic sizes for a call's arguments, the stream included."""
+    element = ELEMENTS[spec.dtype]
+    divisor = ALIGN_BYTES * 8 // element.width
+    batch, batches, rows_q, rows_k, heads_q, heads_k = (cute.sym_int() for _ in range(6))
+    tensor = make_fake_tensor
+
+    def operand(packed: bool, rows: Any, heads: Any, dim: int) -> Any:
+        shape = (rows, heads, dim) if packed else (batch, rows, heads, dim)
+        strides = (*(cute.sym_int64(divisibility=divisor) for _ in shape[:-1]), 1)
+        return tensor(element, shape, stride=strides, assumed_align=ALIGN_BYTES)
+
+    def integers(given: bool, length: Any) -> Any:
+        return tensor(Int32, (length,), stride=(1,), assumed_align=4) if given else None
+
+    lse = None
+    if spec.lse:
+        shape = (heads_q, rows_q) if spec.packed_q else (batch, heads_q, rows_q)
+        strides = (*(cute.sym_int64() for _ in shape[:-1]), 1)
+        lse = tensor(Float32, shape, stride=strides, assumed_align=4)
+    aux = tuple(_auxiliary() for _ in range(spec.num_aux)) or None
+    return (
+        operand(spec.packed_q, rows_q, heads_q, spec.head_dim),
+        operand(spec.packed_k, rows_k, heads_k, spec.head_dim),
+        operand(spec.packed_k, rows_k, heads_k, spec.head_dim_v),
+        operand(spec.packed_q, rows_q, heads_q, spec.head_dim_v),
+        lse,
+        Float32(0.0),
+        Float32(0.0) if spec.softcap else None,
+        Int32(0) if spec.window_left else None,
+        Int32(0) if spec.window_right else None,
+        Int32(1),
+        tensor(Float32, (heads_q,), stride=(1,), assumed_align=4) if spec.sink else None,
+        integers(spec.packed_q, batches),
+        integers(spec.packed_k, batches),
+        integers(spec.used_q, cute.sym_int()),
+        integers(spec.used_k, cute.sym_int()),
+        aux,
+        Int32(1),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+
+
+def _auxiliary() -> Any:
+    """A contiguous float32 vector for the callables."""
+    return make_fake_tensor(Float32, (cute.sym_int(),), stride=(1,), assumed_align=4)

@@ -1,0 +1,110 @@
+"""What every warp role is given: the plan's signals as barriers, and its memory as addresses."""
+
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import tcgen05
+
+from fa4.plan.schema import Arrive, PipelinePlan, Signal, Wait
+
+WARP = 32
+WARPGROUP = 128
+ELEMENTS = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
+CTA_BARRIER = 0  # named barrier of all warps; the plan's own start at 1
+
+
+def mbarrier_numbers(plan: PipelinePlan) -> dict[str, int]:
+    """The first mbarrier of each signal, counted from the start of the barriers' memory."""
+    numbers, total = {}, 0
+    for signal in plan.signals:
+        if signal.kind == "mbarrier":
+            numbers[signal.name] = total
+            total += signal.stages
+    return numbers
+
+
+def named_numbers(plan: PipelinePlan) -> dict[str, int]:
+    """The hardware barrier of each named signal."""
+    names = [signal.name for signal in plan.signals if signal.kind == "named"]
+    return {name: number for number, name in enumerate(names, CTA_BARRIER + 1)}
+
+
+@dataclass(frozen=True)
+class Signals:
+    """The signals of a plan, as one role uses them.
+
+    Waits and arrivals are by name; every count comes from the plan. `trace` collects them as the
+    plan's own steps while the kernel is traced, so that they can be compared with its program.
+    """
+
+    plan: cutlass.Constexpr
+    role: cutlass.Constexpr
+    trace: cutlass.Constexpr
+    base: cute.Pointer
+
+    def of(self, role: str) -> "Signals":
+        """The same signals as another role uses them."""
+        return replace(self, role=role)
+
+    def pointer(self, name: str, stage: Int32 | int = 0) -> cute.Pointer:
+        """The mbarrier of a signal's stage."""
+        return self.base + (mbarrier_numbers(self.plan)[name] + stage)
+
+    def wait(self, name: str, use: Int32 | int, stage: Int32 | int = 0) -> None:
+        """Wait for a stage's phase number `use`, counted from 0; free phases have passed already."""
+        signal = self.plan.signal(name)
+        self._record(Wait(name), self.role in signal.waiters, signal)
+        if signal.kind == "named":
+            cute.arch.barrier(barrier_id=named_numbers(self.plan)[name],
+                              number_of_threads=self._named_threads(signal))  # fmt: skip
+        else:
+            phase = (use - signal.free // signal.stages) & 1
+            cute.arch.mbarrier_wait(self.pointer(name, stage), phase)
+
+    def arrive(self, name: str) -> None:
+        """Arrive with every thread that calls; the plan counts them."""
+        signal = self.plan.signal(name)
+        self._record(Arrive(name), self.role in signal.arrivals, signal)
+        if signal.kind == "named":
+            cute.arch.barrier_arrive(barrier_id=named_numbers(self.plan)[name],
+                                     number_of_threads=self._named_threads(signal))  # fmt: skip
+        else:
+            cute.arch.mbarrier_arrive(self.pointer(name))
+
+    def expect(self, name: str, num_bytes: int, stage: Int32 | int = 0) -> cute.Pointer:
+        """One thread arrives for a copy of `num_bytes`; returns the barrier the copy completes."""
+        signal = self.plan.signal(name)
+        self._record(Arrive(name, after="tma"), self.role in signal.arrivals, signal)
+        full = self.pointer(name, stage)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(full, num_bytes)
+        return full
+
+    def commit(self, name: str, stage: Int32 | int = 0) -> None:
+        """Arrive when the tensor core has finished this thread's products so far."""
+        signal = self.plan.signal(name)
+        self._record(Arrive(name, after="tensor"), self.role in signal.arrivals, signal)
+        tcgen05.commit(self.pointer(name, stage))
+
+    def _named_threads(self, signal: Signal) -> int:
+        waiting = sum(len(self.plan.role(name).warps) for name in signal.waiters) * WARP
+        return signal.arrive_count + waiting
+
+    def _record(self, step: Wait | Arrive, allowed: bool, signal: Signal) -> None:
+        if not allowed:
+            raise ValueError(f"the plan gives {self.role} no part in signal {signal.name}")
+        self.trace.append((self.role, step))
+
+
+@cute.jit
+def init_signals(signals: Signals):
+    """One thread gives every mbarrier the plan's arrive count."""
+    with cute.arch.elect_one():
+        for signal in signals.plan.signals:
+            if cutlass.const_expr(signal.kind == "mbarrier"):
+                for stage in cutlass.range_constexpr(signal.stages):
+                    cute.arch.mbarrier_init(signals.pointer(signal.name, stage),
+                                            signal.arrive_count)  # fmt: skip
+        cute.arch.mbarrier_init_fence()

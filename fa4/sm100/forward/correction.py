@@ -1,0 +1,153 @@
+"""The correction warpgroup: rescales O between products, and finishes it at the end."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import tcgen05
+
+from fa4.sm100.forward.context import ELEMENTS, WARPGROUP, Signals
+from fa4.sm100.forward.rowmath import LOG2_E
+from fa4.sm100.forward.softmax import read_columns, rounded_words, write_columns
+from fa4.sm100.forward.spec import TILE_ROWS, padded_dim
+from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
+
+CHUNK = 16  # TMEM columns that a thread holds at a time
+LN_2 = 0.6931471805599453
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the correction warps work with.
+
+    stats: per Q tile, alpha or l of 128 rows, then m. o: first TMEM column by Q tile.
+    shared: O in shared memory, (rows, cols, Q tile). lse, sink: global tensors or None.
+    """
+
+    stats: tuple
+    o: cutlass.Constexpr
+    shared: cute.Tensor
+    scale_log2: Float32
+    lse: cute.Tensor | None
+    sink: cute.Tensor | None
+
+
+@cute.jit
+def correction(signals: Signals, problem: Problem, outputs: Outputs):
+    """Votes per warp whether O needs rescaling; releases the other Q tile's statistics."""
+    q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
+    last: cutlass.Constexpr = q_tiles - 1
+    cols: cutlass.Constexpr = padded_dim(problem.spec.head_dim_v)
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    for i in cutlass.range_constexpr(q_tiles):
+        signals.arrive(f"p{i}_full_o{i}_scaled")
+    index = first_tile(problem)
+    tiles_done = Int32(0)
+    while index < problem.num_tiles:
+        tile = locate(problem, index)
+        # The first keys' products overwrite O: these signals only pass through.
+        signals.wait("stats0_full", 0)
+        signals.arrive("stats0_empty")
+        if cutlass.const_expr(q_tiles == 2):
+            signals.wait("stats1_full", 0)
+        for _ in cutlass.range(1, tile.kv_tiles, unroll=1):
+            for i in cutlass.range_constexpr(q_tiles):
+                signals.wait(f"stats{i}_full", 0)
+                alpha = outputs.stats[i][thread]
+                if cute.arch.vote_any_sync(alpha < 1.0):
+                    rescale(outputs.o[i], cols, alpha, thread)
+                signals.arrive(f"p{i}_full_o{i}_scaled")
+                signals.arrive(f"stats{last - i}_empty")
+        if cutlass.const_expr(q_tiles == 2):
+            signals.arrive("stats1_empty")
+        for i in cutlass.range_constexpr(q_tiles):
+            finish(signals, problem, outputs, tile, i, tiles_done)
+        tiles_done += 1
+        index = next_tile(problem, index)
+
+
+@cute.jit
+def rescale(column: cutlass.Constexpr, cols: cutlass.Constexpr, factor: Float32, thread: Int32):
+    """O *= factor, one row per thread, in place in tensor memory."""
+    op = tcgen05.Ld32x32bOp(tcgen05.Repetition(CHUNK))
+    for first in cutlass.range_constexpr(0, cols, CHUNK):
+        row = multiplied(read_columns(op, column + first, CHUNK, thread), factor)
+        registers = cute.make_rmem_tensor(cute.make_layout(CHUNK), Float32)
+        for c in cutlass.range_constexpr(CHUNK):
+            registers[c] = row[c]
+        write_columns(registers, column + first, CHUNK, thread)
+    cute.arch.fence_view_async_tmem_store()
+
+
+def multiplied(row: list[Float32], factor: Float32) -> list[Float32]:
+    """row * factor, two elements at a time."""
+    result: list[Float32] = []
+    for c in range(0, len(row), 2):
+        result += cute.arch.mul_packed_f32x2((row[c], row[c + 1]), (factor, factor))
+    return result
+
+
+@cute.jit
+def finish(
+    signals: Signals,
+    problem: Problem,
+    outputs: Outputs,
+    tile: WorkTile,
+    i: cutlass.Constexpr,
+    tiles_done: Int32,
+):
+    """O_i / l to shared memory and LSE to global memory, once the last product is there."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    signals.wait(f"stats{i}_full", 0)
+    total, highest = outputs.stats[i][thread], outputs.stats[i][WARPGROUP + thread]
+    signals.arrive(f"stats{i}_empty")
+    row = tile.first_row + i * TILE_ROWS + thread
+    if cutlass.const_expr(outputs.sink is not None):
+        total, highest = add_sink(outputs, tile, row, total, highest)
+    empty = (total == 0.0) | (total != total)
+    factor = cute.arch.rcp_approx(cutlass.select_(empty, Float32(1.0), total))
+    signals.wait(f"o{i}_full", tiles_done)
+    signals.wait(f"epi{i}_empty", tiles_done)
+    op = tcgen05.Ld32x32bOp(tcgen05.Repetition(CHUNK))
+    for first in cutlass.range_constexpr(0, padded_dim(problem.spec.head_dim_v), CHUNK):
+        values = multiplied(read_columns(op, outputs.o[i] + first, CHUNK, thread), factor)
+        words = rounded_words(values, ELEMENTS[problem.spec.dtype])
+        target = cute.local_tile(
+            outputs.shared[None, None, i], (1, CHUNK), (thread, first // CHUNK)
+        )
+        cute.autovec_copy(
+            cute.make_tensor(
+                cute.recast_ptr(words.iterator, dtype=target.element_type),
+                cute.make_layout((1, CHUNK)),
+            ),
+            target,
+        )
+    cute.arch.fence_view_async_tmem_load()
+    signals.arrive(f"p{i}_full_o{i}_scaled")
+    cute.arch.fence_proxy("async.shared", space="cta")
+    signals.arrive(f"epi{i}_full")
+    if cutlass.const_expr(outputs.lse is not None):
+        lse = (highest * outputs.scale_log2 + cute.math.log2(total, fastmath=True)) * LN_2
+        store_lse(outputs.lse, tile, row, cutlass.select_(empty, -Float32.inf, lse))
+
+
+@cute.jit
+def store_lse(lse: cute.Tensor, tile: WorkTile, row: Int32, value: Float32):
+    """LSE of a packed row, if the row exists."""
+    spec: cutlass.Constexpr = tile.spec
+    if row < tile.seqlen_q * spec.group:
+        position, head = tile.position(row), tile.query_head(row)
+        if cutlass.const_expr(spec.packed_q):
+            lse[head, tile.start_q + position] = value
+        else:
+            lse[tile.batch, head, position] = value
+
+
+def add_sink(outputs: Outputs, tile: WorkTile, row: Int32, total: Float32, highest: Float32):
+    """(l, m) with the head's sink: a logit that takes probability but has no value."""
+    sink = outputs.sink[tile.query_head(row)] * LOG2_E
+    unseen = highest == -Float32.inf
+    m = cutlass.select_(unseen, sink / outputs.scale_log2, highest)
+    share = cute.math.exp2(sink - m * outputs.scale_log2, fastmath=True)
+    return cutlass.select_(unseen, Float32(1.0), total + share), m

@@ -1,0 +1,177 @@
+"""The forward kernel: its warps' roles, and the host function that launches it."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+from fa4.plan.forward_layout import split_columns
+from fa4.sm100.forward.context import (
+    CTA_BARRIER,
+    ELEMENTS,
+    WARP,
+    WARPGROUP,
+    Signals,
+    init_signals,
+)
+from fa4.sm100.forward.correction import Outputs, correction
+from fa4.sm100.forward.epilogue import Store, epilogue
+from fa4.sm100.forward.load import Operand, load
+from fa4.sm100.forward.mma import mma
+from fa4.sm100.forward.operands import (
+    columns_first,
+    make_products,
+    product_tiles,
+    query_view,
+    rows_first,
+    shared_layouts,
+    tiled_mmas,
+)
+from fa4.sm100.forward.rowmath import LOG2_E
+from fa4.sm100.forward.softmax import Rows, softmax
+from fa4.sm100.forward.tiles import Problem, block_rows
+
+TMEM_COLS = 512  # all of it: one CTA per SM, so that column numbers are known while compiling
+SWIZZLE_ALIGN = 1024
+
+
+@cute.jit
+def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q, sink,
+            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, stream,
+            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Launch on tensors (batch, seqlen, heads, dim), or (total, heads, dim) where packed."""
+    batch, seqlen_q = q.shape[0], q.shape[-3]
+    if cutlass.const_expr(cu_seqlens_q is not None):
+        batch, seqlen_q = cu_seqlens_q.shape[0] - 1, max_seqlen_q
+    heads = q.shape[-2] // spec.group
+    rows = block_rows(spec)
+    blocks = (seqlen_q * spec.group + rows - 1) // rows
+    num_tiles = blocks * heads * batch
+    sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles)
+    mmas = tiled_mmas(spec)
+    layouts = shared_layouts(spec, mmas)
+    qk_tile, pv_tile = product_tiles(spec)
+    op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+    loads = (
+        cute.nvgpu.make_tiled_tma_atom_A(op, query_view(q, spec), layouts[0], qk_tile, mmas[0]),
+        cute.nvgpu.make_tiled_tma_atom_B(
+            op, rows_first(k, spec.packed_k), layouts[1], qk_tile, mmas[0]
+        ),
+        cute.nvgpu.make_tiled_tma_atom_B(
+            op, columns_first(v, spec.packed_k), layouts[2], pv_tile, mmas[1]
+        ),
+    )
+    if cutlass.const_expr(spec.packed_q or spec.used_q):
+        store = (None, o)
+    else:
+        store = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(),
+            query_view(o, spec),
+            cute.select(layouts[3], [0, 1]),
+            pv_tile[:2],
+        )
+    kernel(
+        mmas, loads, store, layouts, lse, softmax_scale * LOG2_E, sizes,
+        (window_left, window_right), sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k),
+        spec, trace,
+    ).launch(
+        grid=(cutlass.min(num_sms, num_tiles), 1, 1),
+        block=(spec.plan.warps * WARP, 1, 1),
+        stream=stream,
+    )  # fmt: skip
+
+
+@cute.kernel
+def kernel(mmas, loads, store, layouts, lse, scale_log2, sizes, window, sink, lengths,
+           spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Set up shared and tensor memory, then let every warp run its role."""
+    plan: cutlass.Constexpr = spec.plan
+    q_tiles: cutlass.Constexpr = spec.numerics.q_tiles
+    memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
+    barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
+    signals = Signals(plan, "setup", trace, barriers)
+    problem = Problem(spec, *sizes, *window, *lengths)
+    operands = make_operands(spec, mmas, loads, layouts, memory)
+    shared_o = shared_tensor(spec, memory, "o", layouts[3])
+    stats = tuple(stats_tensor(spec, memory, i) for i in range(q_tiles))
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    start_up(signals, warp)
+
+    if has_role(warp, plan.role("load")):
+        cute.arch.setmaxregister_decrease(plan.role("load").registers)
+        load(signals.of("load"), problem, *operands)
+    if has_role(warp, plan.role("mma")):
+        cute.arch.setmaxregister_decrease(plan.role("mma").registers)
+        with cute.arch.elect_one():
+            shared = tuple(cute.make_tensor(x.start, x.layout) for x in operands)
+            pitches = tuple(x.pitch * x.start.dtype.width // 8 for x in operands)
+            mma(signals.of("mma"), problem, make_products(spec, mmas, shared, pitches))
+    if has_role(warp, plan.role("epilogue")):
+        cute.arch.setmaxregister_decrease(plan.role("epilogue").registers)
+        epilogue(signals.of("epilogue"), problem, Store(*store, shared_o))
+    if has_role(warp, plan.role("correction")):
+        cute.arch.setmaxregister_decrease(plan.role("correction").registers)
+        columns = [plan.buffer(f"o{i}").start for i in range(q_tiles)]
+        outputs = Outputs(stats, columns, shared_o, scale_log2, lse, sink)
+        correction(signals.of("correction"), problem, outputs)
+    for i in cutlass.range_constexpr(q_tiles):
+        if has_role(warp, plan.role(f"softmax{i}")):
+            cute.arch.setmaxregister_increase(plan.role(f"softmax{i}").registers)
+            columns = plan.buffer(f"s{i}").start, plan.buffer(f"p{i}").start
+            rows = Rows(i, *columns, split_columns(spec.pipeline), stats[i], scale_log2)
+            softmax(signals.of(f"softmax{i}"), problem, rows)
+
+    cute.arch.barrier(barrier_id=CTA_BARRIER)
+    if has_role(warp, plan.role("mma")):
+        start = cute.make_ptr(Float32, 0, cute.AddressSpace.tmem, assumed_align=16)
+        cute.arch.dealloc_tmem(start, TMEM_COLS)
+
+
+def has_role(warp: Int32, role):
+    """Does this warp have that role? The plan gives a role consecutive warps."""
+    if len(role.warps) == 1:
+        return warp == role.warps[0]
+    return (warp >= role.warps[0]) & (warp <= role.warps[-1])
+
+
+@cute.jit
+def start_up(signals: Signals, warp: Int32):
+    """Barriers and tensor memory are ready when every warp is past this."""
+    if warp == 0:
+        init_signals(signals)
+    if has_role(warp, signals.plan.role("mma")):
+        mbarriers = sum(s.stages for s in signals.plan.signals if s.kind == "mbarrier")
+        held = cute.recast_ptr(signals.base + mbarriers, dtype=Int32)
+        cute.arch.alloc_tmem(TMEM_COLS, held)
+        cute.arch.relinquish_tmem_alloc_permit()
+    cute.arch.barrier(barrier_id=CTA_BARRIER)
+
+
+def make_operands(spec, mmas: tuple, loads: tuple, layouts: tuple, memory: cute.Pointer) -> tuple:
+    """Q, K and V on their way from global to shared memory."""
+    slices = mmas[0].get_slice(0), mmas[0].get_slice(0), mmas[1].get_slice(0)
+    (rows, keys, depth), (_, values, _) = product_tiles(spec)
+    tiles = (rows, depth), (keys, depth), (values, keys)
+    operands = []
+    for number, name in enumerate(("q", "kv", "kv")):
+        shared = shared_tensor(spec, memory, name, layouts[number])
+        pitch = spec.plan.buffer(name).size * 8 // shared.element_type.width
+        operands.append(
+            Operand(
+                *loads[number], slices[number], tiles[number], shared.iterator, shared.layout, pitch
+            )
+        )
+    return tuple(operands)
+
+
+def shared_tensor(spec, memory: cute.Pointer, name: str, layout) -> cute.Tensor:
+    """A buffer of the plan in shared memory, with the swizzle of `layout`."""
+    start = memory + spec.plan.buffer(name).start
+    pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
+    return cute.make_tensor(pointer, layout.outer)
+
+
+def stats_tensor(spec, memory: cute.Pointer, i: int) -> cute.Tensor:
+    """Statistics of Q tile i: 128 of alpha or l, then 128 of m."""
+    start = memory + spec.plan.buffer("row_stats").start + i * 2 * WARPGROUP * 4
+    return cute.make_tensor(cute.recast_ptr(start, dtype=Float32), cute.make_layout(2 * WARPGROUP))

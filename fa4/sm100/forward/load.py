@@ -1,0 +1,126 @@
+"""The load warp: Q, K and V tiles to shared memory by TMA, as far ahead as the ring allows."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
+
+from fa4.sm100.forward.context import Signals
+from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand's way from global to shared memory.
+
+    atom, tensor: the TMA copy and its coordinates, (rows, dim, head, batch) or (dim, keys, ...) of
+    V. mma: partition of the product it feeds. tile: its elements in the tensor's first two modes.
+    start, layout, pitch: swizzled shared memory of a tile, and elements from one stage to the next.
+    """
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
+    mma: cute.ThrMma
+    tile: cutlass.Constexpr
+    start: cute.Pointer
+    layout: cute.Layout
+    pitch: cutlass.Constexpr
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one tile."""
+        return cute.size_in_bytes(self.start.dtype, self.layout)
+
+
+@cute.jit
+def load(signals: Signals, problem: Problem, query: Operand, key: Operand, value: Operand):
+    """K, Q0, Q1, V, then K and V of the other KV tiles, last keys first."""
+    q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
+    stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
+    index = first_tile(problem)
+    slot, lap, tiles_done = Int32(0), Int32(0), Int32(0)
+    while index < problem.num_tiles:
+        tile = locate(problem, index)
+        q, k, v = _query_tiles(query, tile), _key_tiles(key, tile), _value_tiles(value, tile)
+        last = tile.kv_stop - 1
+        _fill(signals, "kv", key, k[None, last], slot, lap)
+        slot, lap = advance(slot, lap, stages)
+        for i in cutlass.range_constexpr(q_tiles):
+            _fill(signals, f"q{i}", query, q[None, tile.block * q_tiles + i], i, tiles_done)
+        _fill(signals, "kv", value, v[None, last], slot, lap)
+        slot, lap = advance(slot, lap, stages)
+        for j in cutlass.range(1, tile.kv_tiles, unroll=1):
+            _fill(signals, "kv", key, k[None, last - j], slot, lap)
+            slot, lap = advance(slot, lap, stages)
+            _fill(signals, "kv", value, v[None, last - j], slot, lap)
+            slot, lap = advance(slot, lap, stages)
+        tiles_done += 1
+        index = next_tile(problem, index)
+    _drain(signals, slot, lap)
+
+
+@cute.jit
+def _drain(signals: Signals, slot: Int32, lap: Int32):
+    """The products that read the last slots end before this CTA's shared memory is given back."""
+    stages: cutlass.Constexpr = signals.plan.signal("kv_empty").stages
+    for _ in cutlass.range_constexpr(stages):
+        cute.arch.mbarrier_wait(signals.pointer("kv_empty", slot), (lap - 1) & 1)
+        slot, lap = advance(slot, lap, stages)
+
+
+def advance(slot: Int32, lap: Int32, stages: int) -> tuple[Int32, Int32]:
+    """The next slot of a ring, and how often the ring has been gone round."""
+    following = slot + 1
+    wrapped = following == stages
+    return (
+        cutlass.select_(wrapped, Int32(0), following),
+        cutlass.select_(wrapped, lap + 1, lap),
+    )
+
+
+def _fill(
+    signals: Signals, name: str, operand: Operand, tile: cute.Tensor, stage: Int32, lap: Int32
+) -> None:
+    """Wait until a stage is free, then start the copy of a tile into it."""
+    barrier = stage if name == "kv" else 0
+    signals.wait(f"{name}_empty", lap, barrier)
+    full = signals.expect(f"{name}_full", operand.num_bytes, barrier)
+    shared = cute.make_tensor(operand.start + stage * operand.pitch, operand.layout)
+    target, source = cpasync.tma_partition(
+        operand.atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 3), tile
+    )
+    cute.copy(operand.atom, source, target, tma_bar_ptr=full)
+
+
+def _query_tiles(query: Operand, tile: WorkTile) -> cute.Tensor:
+    """Tiles of the work tile's queries, by their number in the sequence."""
+    spec = tile.spec
+    if spec.packed_q:
+        start = (0, tile.start_q) if spec.group > 1 else tile.start_q
+        tensor = cute.domain_offset((start, 0), query.tensor[None, None, tile.head])
+    else:
+        tensor = query.tensor[None, None, tile.head, tile.batch]
+    tiles = cute.local_tile(tensor, query.tile, (None, 0))
+    return cute.group_modes(query.mma.partition_A(tiles), 0, 3)
+
+
+def _key_tiles(key: Operand, tile: WorkTile) -> cute.Tensor:
+    """Tiles of the work tile's keys, by their number in the sequence."""
+    if tile.spec.packed_k:
+        tensor = cute.domain_offset((tile.start_k, 0), key.tensor[None, None, tile.head_k])
+    else:
+        tensor = key.tensor[None, None, tile.head_k, tile.batch]
+    tiles = cute.local_tile(tensor, key.tile, (None, 0))
+    return cute.group_modes(key.mma.partition_B(tiles), 0, 3)
+
+
+def _value_tiles(value: Operand, tile: WorkTile) -> cute.Tensor:
+    """Tiles of the work tile's values, by their number in the sequence."""
+    if tile.spec.packed_k:
+        tensor = cute.domain_offset((0, tile.start_k), value.tensor[None, None, tile.head_k])
+    else:
+        tensor = value.tensor[None, None, tile.head_k, tile.batch]
+    tiles = cute.local_tile(tensor, value.tile, (0, None))
+    return cute.group_modes(value.mma.partition_B(tiles), 0, 3)

@@ -1,0 +1,142 @@
+"""The MMA warp: one thread issues S = Q K^T and O += P V for two Q tiles in ping-pong.
+
+While the softmax warps of one Q tile work on S, the tensor core runs the other tile's products:
+PV0, QK0 of the next keys, PV1, QK1 of the next keys.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from fa4.sm100.forward.context import Signals
+from fa4.sm100.forward.load import advance
+from fa4.sm100.forward.spec import MMA_DEPTH
+from fa4.sm100.forward.tiles import Problem, first_tile, locate, next_tile
+
+
+@dataclass(frozen=True)
+class Products:
+    """Operands of both products as the tensor core wants them.
+
+    q, k, v: (low word of the first stage's shared-memory descriptor, its constant high word,
+    descriptor offsets of the steps of 16 along K, descriptor offset between stages).
+    idesc_s, idesc_o: instruction descriptors (PTX ISA 9.7.16.4.2). s, p, o: TMEM columns by Q tile.
+    split: steps of PV that may run before the last part of P is stored.
+    """
+
+    q: tuple
+    k: tuple
+    v: tuple
+    idesc_s: cutlass.Constexpr
+    idesc_o: cutlass.Constexpr
+    s: cutlass.Constexpr
+    p: cutlass.Constexpr
+    o: cutlass.Constexpr
+    split: cutlass.Constexpr
+
+
+@cute.jit
+def mma(signals: Signals, problem: Problem, products: Products):
+    """Every product of this CTA's work tiles. To be called by one thread."""
+    q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
+    stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
+    index = first_tile(problem)
+    slot, lap, tiles_done, uses = Int32(0), Int32(0), Int32(0), Int32(0)
+    while index < problem.num_tiles:
+        kv_tiles = locate(problem, index).kv_tiles
+        for i in cutlass.range_constexpr(q_tiles):
+            signals.wait(f"q{i}_full", tiles_done)
+            if cutlass.const_expr(i == 0):
+                signals.wait("kv_full", lap, slot)
+            scores(signals, products, i, slot)
+        signals.commit("kv_empty", slot)
+        slot, lap = advance(slot, lap, stages)
+        for j in cutlass.range(1, kv_tiles, unroll=1):
+            signals.wait("kv_full", lap, slot)
+            next_slot, next_lap = advance(slot, lap, stages)
+            for i in cutlass.range_constexpr(q_tiles):
+                values(signals, products, i, slot, uses, j > 1)
+                if cutlass.const_expr(i == q_tiles - 1):
+                    signals.commit("kv_empty", slot)
+                if cutlass.const_expr(i == 0):
+                    signals.wait("kv_full", next_lap, next_slot)
+                scores(signals, products, i, next_slot)
+            signals.commit("kv_empty", next_slot)
+            uses += 1
+            slot, lap = advance(next_slot, next_lap, stages)
+        for i in cutlass.range_constexpr(q_tiles):
+            signals.commit(f"q{i}_empty")
+        signals.wait("kv_full", lap, slot)
+        for i in cutlass.range_constexpr(q_tiles):
+            values(signals, products, i, slot, uses, kv_tiles > 1)
+            signals.commit(f"o{i}_full")
+        signals.commit("kv_empty", slot)
+        uses += 1
+        slot, lap = advance(slot, lap, stages)
+        tiles_done += 1
+        index = next_tile(problem, index)
+
+
+def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
+    """S_i = Q_i K^T from a slot of the ring, and tell softmax i when it is there."""
+    q_low, q_high, q_steps, q_pitch = products.q
+    k_low, k_high, k_steps, k_pitch = products.k
+    k_low = k_low + slot * k_pitch
+    for step, (q_step, k_step) in enumerate(zip(q_steps, k_steps, strict=True)):
+        _multiply_shared(
+            products.s[i],
+            (q_low + (i * q_pitch + q_step), q_high),
+            (k_low + k_step, k_high),
+            products.idesc_s,
+            Int32(step > 0),
+        )
+    signals.commit(f"s{i}_full")
+
+
+def values(signals: Signals, products: Products, i: int, slot: Int32, use: Int32, accumulate):
+    """O_i += P_i V (=, for a work tile's first keys); the last part of P is waited for apart."""
+    v_low, v_high, v_steps, v_pitch = products.v
+    v_low = v_low + slot * v_pitch
+    signals.wait(f"p{i}_full_o{i}_scaled", use)
+    for step, v_step in enumerate(v_steps):
+        if step == products.split:
+            signals.wait(f"p{i}_last", use)
+        _multiply_tensor(
+            products.o[i],
+            products.p[i] + step * (MMA_DEPTH // 2),
+            (v_low + v_step, v_high),
+            products.idesc_o,
+            Int32(accumulate) if step == 0 else Int32(1),
+        )
+
+
+def _multiply_shared(target: int, a: tuple, b: tuple, idesc: int, accumulate: Int32) -> None:
+    """tcgen05.mma with A and B in shared memory (PTX ISA 9.7.16.10.9.1)."""
+    cute.arch.inline_ptx(
+        "{\n.reg .pred p;\n.reg .b32 d, i;\n.reg .b64 a, b;\n"
+        "setp.ne.b32 p, {$r6}, 0;\nmov.b32 d, {$r0};\nmov.b32 i, {$r5};\n"
+        "mov.b64 a, {{$r1}, {$r2}};\nmov.b64 b, {{$r3}, {$r4}};\n"
+        "tcgen05.mma.cta_group::1.kind::f16 [d], a, b, i, p;\n}",
+        read_only_args=[
+            Int32(target),
+            a[0],
+            Int32(a[1]),
+            b[0],
+            Int32(b[1]),
+            Int32(idesc),
+            accumulate,
+        ],
+    )
+
+
+def _multiply_tensor(target: int, a: int, b: tuple, idesc: int, accumulate: Int32) -> None:
+    """tcgen05.mma with A in tensor memory."""
+    cute.arch.inline_ptx(
+        "{\n.reg .pred p;\n.reg .b32 d, a, i;\n.reg .b64 b;\n"
+        "setp.ne.b32 p, {$r5}, 0;\nmov.b32 d, {$r0};\nmov.b32 a, {$r1};\nmov.b32 i, {$r4};\n"
+        "mov.b64 b, {{$r2}, {$r3}};\n"
+        "tcgen05.mma.cta_group::1.kind::f16 [d], [a], b, i, p;\n}",
+        read_only_args=[Int32(target), Int32(a), b[0], Int32(b[1]), Int32(idesc), accumulate],
+    )

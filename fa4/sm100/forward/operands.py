@@ -1,0 +1,125 @@
+"""Operands of both products: views of global tensors, shared-memory layouts, MMA descriptors."""
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
+from cutlass.tensor_utils.layout import LayoutEnum
+from cutlass.utils.blackwell_helpers import (
+    make_smem_layout_a,
+    make_smem_layout_b,
+    make_smem_layout_epi,
+)
+
+from fa4.plan.forward_layout import split_columns
+from fa4.sm100.forward.context import ELEMENTS
+from fa4.sm100.forward.mma import Products
+from fa4.sm100.forward.spec import MMA_DEPTH, TILE_ROWS, ForwardSpec, padded_dim
+
+DESCRIPTOR_UNIT_BYTES = 16  # of addresses and offsets in a shared-memory descriptor
+
+
+def tiled_mmas(spec: ForwardSpec) -> tuple:
+    """S = Q K^T (both K-major, shared) and O = P V (P in tensor memory, V MN-major)."""
+
+    def make(n, source, b_major):
+        op = tcgen05.MmaF16BF16Op(
+            ELEMENTS[spec.dtype],
+            Float32,
+            (TILE_ROWS, n, MMA_DEPTH),
+            tcgen05.CtaGroup.ONE,
+            source,
+            OperandMajorMode.K,
+            b_major,
+        )
+        return cute.make_tiled_mma(op)
+
+    return (
+        make(spec.numerics.tile_n, tcgen05.OperandSource.SMEM, OperandMajorMode.K),
+        make(padded_dim(spec.head_dim_v), tcgen05.OperandSource.TMEM, OperandMajorMode.MN),
+    )
+
+
+def product_tiles(spec: ForwardSpec) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """(M, N, K) of the two products."""
+    tile_n = spec.numerics.tile_n
+    return (
+        (TILE_ROWS, tile_n, padded_dim(spec.head_dim)),
+        (TILE_ROWS, padded_dim(spec.head_dim_v), tile_n),
+    )
+
+
+def shared_layouts(spec: ForwardSpec, mmas: tuple) -> tuple:
+    """One tile of Q, K and V in shared memory, and O's of all Q tiles."""
+    element = ELEMENTS[spec.dtype]
+    qk_tile, pv_tile = product_tiles(spec)
+    tiles = (
+        make_smem_layout_a(mmas[0], qk_tile, element, 1),
+        make_smem_layout_b(mmas[0], qk_tile, element, 1),
+        make_smem_layout_b(mmas[1], pv_tile, element, 1),
+    )
+    output = make_smem_layout_epi(element, LayoutEnum.ROW_MAJOR, pv_tile[:2], spec.numerics.q_tiles)
+    return (*(cute.select(layout, [0, 1, 2]) for layout in tiles), output)
+
+
+def make_products(spec: ForwardSpec, mmas: tuple, tensors: tuple, pitches: tuple) -> Products:
+    """Descriptors of Q, K and V in shared memory. pitches: bytes between their stages."""
+    plan, tiles = spec.plan, range(spec.numerics.q_tiles)
+    fragments = (
+        mmas[0].make_fragment_A(tensors[0]),
+        mmas[0].make_fragment_B(tensors[1]),
+        mmas[1].make_fragment_B(tensors[2]),
+    )
+    q, k, v = (
+        _descriptor(fragment, pitch // DESCRIPTOR_UNIT_BYTES)
+        for fragment, pitch in zip(fragments, pitches, strict=True)
+    )
+    (_, tile_n, _), (_, values, _) = product_tiles(spec)
+    return Products(
+        q=q,
+        k=k,
+        v=v,
+        idesc_s=_instruction_descriptor(spec.dtype, tile_n, transpose_b=False),
+        idesc_o=_instruction_descriptor(spec.dtype, values, transpose_b=True),
+        s=[plan.buffer(f"s{i}").start for i in tiles],
+        p=[plan.buffer(f"p{i}").start for i in tiles],
+        o=[plan.buffer(f"o{i}").start for i in tiles],
+        split=split_columns(spec.pipeline) // MMA_DEPTH,
+    )
+
+
+def _descriptor(fragment: cute.Tensor, pitch: int) -> tuple:
+    """(low word, high word, offsets of the K steps, offset between stages), in 16-byte units."""
+    steps = cute.size(fragment, mode=[2])
+    offsets = tuple(cute.crd2idx((0, 0, step), fragment.layout) for step in range(steps))
+    word = tcgen05.smem_descriptor_to_int(fragment.iterator)
+    return word.to(Int32), (word >> 32).to(Int32), offsets, pitch
+
+
+def _instruction_descriptor(dtype: str, n: int, *, transpose_b: bool) -> int:
+    """kind::f16 with float32 sums and M = 128 (PTX ISA 9.7.16.4.2)."""
+    kind = {"fp16": 0, "bf16": 1}[dtype]
+    types = 1 << 4 | kind << 7 | kind << 10
+    return types | transpose_b << 16 | n // 8 << 17 | TILE_ROWS // 16 << 24
+
+
+def query_view(tensor: cute.Tensor, spec: ForwardSpec) -> cute.Tensor:
+    """(rows, dim, heads, batch) of Q or O; rows are (head in group, position) where packed."""
+    view = rows_first(tensor, spec.packed_q)
+    if spec.group == 1:
+        return view
+    shape, stride = view.layout.shape, view.layout.stride
+    shape = ((spec.group, shape[0]), shape[1], shape[2] // spec.group, *shape[3:])
+    stride = ((stride[2], stride[0]), stride[1], stride[2] * spec.group, *stride[3:])
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
+
+
+def rows_first(tensor: cute.Tensor, packed: bool) -> cute.Tensor:
+    """(seqlen, dim, heads, batch), or (total, dim, heads)."""
+    modes = [0, 2, 1] if packed else [1, 3, 2, 0]
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, modes))
+
+
+def columns_first(tensor: cute.Tensor, packed: bool) -> cute.Tensor:
+    """(dim, seqlen, heads, batch), or (dim, total, heads)."""
+    modes = [2, 0, 1] if packed else [3, 1, 2, 0]
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, modes))

@@ -1,0 +1,78 @@
+"""What selects the generated code of a forward kernel. Sizes are run-time values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fa4.config import ForwardConfig, ForwardPipeline, require, require_int
+from fa4.hardware import B200, Gpu
+from fa4.plan.forward import forward_plan
+from fa4.plan.schema import PipelinePlan
+
+MMA_DEPTH = 16  # K of one 16-bit tcgen05.mma, and the step of its N (PTX ISA 9.7.16.2.1)
+TILE_ROWS = 128
+
+
+def padded_dim(dim: int) -> int:
+    """A head dimension as the tensor core sees it: the next multiple of 16, zero-filled by TMA."""
+    return -(-dim // MMA_DEPTH) * MMA_DEPTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardSpec:
+    """One forward kernel. Two specs that differ compile to different code and cache keys.
+
+    dtype: "bf16" or "fp16". window_left, window_right: bounds are given at run time. lse: LSE is
+    written. group: query heads that share the rows of a tile (packed GQA), 1 for none. packed_q,
+    packed_k: cu_seqlens are given; used_q, used_k: seqused are given. sink, softcap: given at run
+    time. score_mod, mask_mod: CuTe-DSL callables, with num_aux auxiliary tensors.
+    """
+
+    head_dim: int
+    head_dim_v: int
+    dtype: str = "bf16"
+    causal: bool = False
+    window_left: bool = False
+    window_right: bool = False
+    lse: bool = True
+    group: int = 1
+    packed_q: bool = False
+    packed_k: bool = False
+    used_q: bool = False
+    used_k: bool = False
+    sink: bool = False
+    softcap: bool = False
+    score_mod: Callable[..., Any] | None = None
+    mask_mod: Callable[..., Any] | None = None
+    num_aux: int = 0
+    cta_group: int = 1
+    scheduler: str = "static"
+    numerics: ForwardConfig = field(default_factory=ForwardConfig)
+    gpu: Gpu = B200
+
+    def __post_init__(self) -> None:
+        """Check what the kernel itself cannot do; `fa4.sm100.support` refuses earlier and wider."""
+        require(self.dtype in ("bf16", "fp16"), "dtype must be bf16 or fp16", self.dtype)
+        require_int("group", self.group, 1, TILE_ROWS)
+        require(TILE_ROWS % self.group == 0, "group must divide 128", self.group)
+        if self.causal and self.window_right:
+            raise ValueError("causal has its own right bound; got window_right=True")
+
+    @property
+    def pipeline(self) -> ForwardPipeline:
+        """The pipeline of this kernel; head dimensions padded."""
+        return ForwardPipeline(
+            head_dim=padded_dim(self.head_dim),
+            head_dim_v=padded_dim(self.head_dim_v),
+            causal=self.causal or self.window_right,
+            numerics=self.numerics,
+            cta_group=self.cta_group,
+            scheduler=self.scheduler,
+        )
+
+    @property
+    def plan(self) -> PipelinePlan:
+        """Roles, signals and buffers. Raises ValueError if they do not fit the machine."""
+        return forward_plan(self.pipeline, self.gpu)

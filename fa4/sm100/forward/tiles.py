@@ -1,0 +1,169 @@
+"""Work tiles: which (query block, head, batch entry) a CTA works on, and which keys it needs."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from fa4.sm100.forward.spec import TILE_ROWS
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Run-time sizes of a call, the same for every role. Tensors are None where the spec says so.
+
+    heads: of work tiles, so KV heads where query heads are packed. group: query heads per KV head
+    beyond those packed. blocks: query blocks of the longest sequence.
+    """
+
+    spec: cutlass.Constexpr
+    seqlen_q: Int32
+    seqlen_k: Int32
+    heads: Int32
+    group: Int32
+    blocks: Int32
+    num_tiles: Int32
+    window_left: Int32 | None
+    window_right: Int32 | None
+    cu_seqlens_q: cute.Tensor | None
+    cu_seqlens_k: cute.Tensor | None
+    seqused_q: cute.Tensor | None
+    seqused_k: cute.Tensor | None
+
+
+@dataclass(frozen=True)
+class WorkTile:
+    """One work tile: where it lies, and its sequences' first rows and lengths."""
+
+    spec: cutlass.Constexpr
+    block: Int32
+    head: Int32
+    head_k: Int32
+    batch: Int32
+    start_q: Int32
+    start_k: Int32
+    seqlen_q: Int32
+    seqlen_k: Int32
+    left: Int32 | None
+    right: Int32 | None
+
+    @property
+    def first_row(self) -> Int32:
+        """First packed row of the block, of both Q tiles."""
+        return self.block * block_rows(self.spec)
+
+    def position(self, row: Int32) -> Int32:
+        """Position in its sequence of a packed row."""
+        return row // self.spec.group if self.spec.group > 1 else row
+
+    def query_head(self, row: Int32) -> Int32:
+        """Query head of a packed row."""
+        group = self.spec.group
+        return self.head * group + row % group if group > 1 else self.head
+
+    def visible_end(self, row: Int32) -> Int32:
+        """One past the last key that a packed row sees."""
+        if self.right is None:
+            return self.seqlen_k
+        last = self.position(row) + (self.seqlen_k - self.seqlen_q) + self.right
+        return cutlass.min(self.seqlen_k, last + 1)
+
+    def visible_start(self, row: Int32) -> Int32:
+        """The first key that a packed row sees; may be negative."""
+        if self.left is None:
+            return Int32(0)
+        return self.position(row) + (self.seqlen_k - self.seqlen_q) - self.left
+
+    @property
+    def last_row(self) -> Int32:
+        """Last packed row of the block that exists."""
+        rows = self.seqlen_q * self.spec.group
+        return cutlass.max(cutlass.min(self.first_row + block_rows(self.spec), rows) - 1, 0)
+
+    @property
+    def kv_stop(self) -> Int32:
+        """One past the last KV tile that any row of the block sees; at least 1."""
+        tile_n = self.spec.numerics.tile_n
+        return cutlass.max((self.visible_end(self.last_row) + tile_n - 1) // tile_n, 1)
+
+    @property
+    def kv_start(self) -> Int32:
+        """First KV tile that any row of the block sees, below kv_stop."""
+        if self.left is None:
+            return Int32(0)
+        first = cutlass.max(self.visible_start(self.first_row), 0) // self.spec.numerics.tile_n
+        return cutlass.min(first, self.kv_stop - 1)
+
+    @property
+    def kv_tiles(self) -> Int32:
+        """KV tiles of the work tile; at least 1, so that every role sees every work tile."""
+        return self.kv_stop - self.kv_start
+
+
+def block_rows(spec) -> int:
+    """Packed query rows of a work tile."""
+    return TILE_ROWS * spec.numerics.q_tiles * spec.cta_group
+
+
+def first_tile(problem: Problem) -> Int32:
+    """The first work tile of this CTA (or CTA pair)."""
+    return _skip_empty(problem, cute.arch.block_idx()[0] // problem.spec.cta_group)
+
+
+def next_tile(problem: Problem, index: Int32) -> Int32:
+    """The work tile after `index`; num_tiles or more at the end. A persistent grid strides."""
+    step = cute.arch.grid_dim()[0] // problem.spec.cta_group
+    return _skip_empty(problem, index + step)
+
+
+@cute.jit
+def _skip_empty(problem: Problem, index: Int32):
+    """Pass over the blocks that lie beyond their sequence's end, where lengths differ."""
+    spec: cutlass.Constexpr = problem.spec
+    if cutlass.const_expr(spec.packed_q or spec.used_q):
+        step = cute.arch.grid_dim()[0] // spec.cta_group
+        while index < problem.num_tiles and not _has_rows(problem, index):
+            index += step
+    return index
+
+
+def _has_rows(problem: Problem, index: Int32):
+    tile = locate(problem, index)
+    return tile.first_row < tile.seqlen_q * problem.spec.group
+
+
+def locate(problem: Problem, index: Int32) -> WorkTile:
+    """The work tile number `index`: query blocks vary fastest, then heads, then batch entries."""
+    spec = problem.spec
+    block = index % problem.blocks
+    rest = index // problem.blocks
+    head, batch = rest % problem.heads, rest // problem.heads
+    if spec.causal:  # the longest rows first, so that the short ones fill the gaps at the end
+        block = problem.blocks - 1 - block
+    start_q, seqlen_q = _sequence(problem.cu_seqlens_q, problem.seqused_q, batch, problem.seqlen_q)
+    start_k, seqlen_k = _sequence(problem.cu_seqlens_k, problem.seqused_k, batch, problem.seqlen_k)
+    return WorkTile(
+        spec=spec,
+        block=block,
+        head=head,
+        head_k=head // problem.group,
+        batch=batch,
+        start_q=start_q,
+        start_k=start_k,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        left=problem.window_left,
+        right=Int32(0) if spec.causal else problem.window_right,
+    )
+
+
+def _sequence(offsets, used, batch: Int32, length: Int32) -> tuple[Int32, Int32]:
+    """(first row in the packed tensor, length) of a batch entry's sequence."""
+    start = Int32(0)
+    if offsets is not None:
+        start = offsets[batch]
+        length = offsets[batch + 1] - start
+    if used is not None:
+        length = used[batch]
+    return start, length
