@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import tcgen05
 
 from fa4.sm100.forward.context import ELEMENTS, WARPGROUP, Signals
 from fa4.sm100.forward.rowmath import LOG2_E
-from fa4.sm100.forward.softmax import read_columns, rounded_words, write_columns
 from fa4.sm100.forward.spec import TILE_ROWS, padded_dim
 from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
+from fa4.sm100.forward.tmem import pack_words, read_columns, warp_lanes, write_columns
 
 CHUNK = 16  # TMEM columns that a thread holds at a time
 LN_2 = 0.6931471805599453
@@ -56,7 +55,7 @@ def correction(signals: Signals, problem: Problem, outputs: Outputs):
                 signals.wait(f"stats{i}_full", 0)
                 alpha = outputs.stats[i][thread]
                 if cute.arch.vote_any_sync(alpha < 1.0):
-                    rescale(outputs.o[i], cols, alpha, thread)
+                    rescale(outputs.o[i], cols, alpha)
                 signals.arrive(f"p{i}_full_o{i}_scaled")
                 signals.arrive(f"stats{last - i}_empty")
         if cutlass.const_expr(q_tiles == 2):
@@ -68,15 +67,12 @@ def correction(signals: Signals, problem: Problem, outputs: Outputs):
 
 
 @cute.jit
-def rescale(column: cutlass.Constexpr, cols: cutlass.Constexpr, factor: Float32, thread: Int32):
+def rescale(column: cutlass.Constexpr, cols: cutlass.Constexpr, factor: Float32):
     """O *= factor, one row per thread, in place in tensor memory."""
-    op = tcgen05.Ld32x32bOp(tcgen05.Repetition(CHUNK))
-    for first in cutlass.range_constexpr(0, cols, CHUNK):
-        row = multiplied(read_columns(op, column + first, CHUNK, thread), factor)
-        registers = cute.make_rmem_tensor(cute.make_layout(CHUNK), Float32)
-        for c in cutlass.range_constexpr(CHUNK):
-            registers[c] = row[c]
-        write_columns(registers, column + first, CHUNK, thread)
+    lanes = warp_lanes()
+    for first in cutlass.range_constexpr(column, column + cols, CHUNK):
+        row = multiplied(read_columns(lanes + first, CHUNK, CHUNK), factor)
+        write_columns(pack_words(row, Float32), lanes + first)
     cute.arch.fence_view_async_tmem_store()
 
 
@@ -109,10 +105,10 @@ def finish(
     factor = cute.arch.rcp_approx(cutlass.select_(empty, Float32(1.0), total))
     signals.wait(f"o{i}_full", tiles_done)
     signals.wait(f"epi{i}_empty", tiles_done)
-    op = tcgen05.Ld32x32bOp(tcgen05.Repetition(CHUNK))
+    lanes = warp_lanes()
     for first in cutlass.range_constexpr(0, padded_dim(problem.spec.head_dim_v), CHUNK):
-        values = multiplied(read_columns(op, outputs.o[i] + first, CHUNK, thread), factor)
-        words = rounded_words(values, ELEMENTS[problem.spec.dtype])
+        values = multiplied(read_columns(lanes + (outputs.o[i] + first), CHUNK, CHUNK), factor)
+        words = pack_words(values, ELEMENTS[problem.spec.dtype])
         target = cute.local_tile(
             outputs.shared[None, None, i], (1, CHUNK), (thread, first // CHUNK)
         )
@@ -147,7 +143,7 @@ def store_lse(lse: cute.Tensor, tile: WorkTile, row: Int32, value: Float32):
 def add_sink(outputs: Outputs, tile: WorkTile, row: Int32, total: Float32, highest: Float32):
     """(l, m) with the head's sink: a logit that takes probability but has no value."""
     sink = outputs.sink[tile.query_head(row)] * LOG2_E
-    unseen = highest == -Float32.inf
+    unseen = total == 0.0
     m = cutlass.select_(unseen, sink / outputs.scale_log2, highest)
     share = cute.math.exp2(sink - m * outputs.scale_log2, fastmath=True)
     return cutlass.select_(unseen, Float32(1.0), total + share), m

@@ -11,6 +11,7 @@ LOG2_E = 1.4426950408889634
 # 2^23 + 2^22: adding it leaves the integer part of a small number in the low mantissa bits.
 MAGIC = 12582912.0
 LOWEST_EXPONENT = -127.0
+LARGEST = 3.4028234663852886e38  # of float32
 
 # Minimax polynomials of 2^f on [0, 1], constant term 1 (fa4.reference.exp2 names their source).
 COEFFICIENTS = {
@@ -26,30 +27,52 @@ COEFFICIENTS = {
 Pair = tuple[Float32, Float32]
 
 
+def unseen(scale_log2: Float32) -> Float32:
+    """The reference maximum of a row that has seen no key: finite, so that no case is special.
+
+    A masked score of -inf stays -inf below it, and its exponent does not overflow.
+    """
+    return -LARGEST / cute.arch.fmax(scale_log2, Float32(1.0))
+
+
+def new_reference(
+    most: Float32, highest: Float32, scale_log2: Float32, threshold: float
+) -> tuple[Float32, Float32]:
+    """(reference maximum, alpha) from the true maximum so far and the old reference.
+
+    The old one stays while the maximum has risen by no more than `threshold` powers of two.
+    """
+    rise = (highest - most) * scale_log2
+    if threshold > 0:
+        keep = rise >= -threshold
+        most = cutlass.select_(keep, highest, most)
+        alpha = cute.math.exp2(rise, fastmath=True)
+        return most, cutlass.select_(keep, Float32(1.0), alpha)
+    return most, cute.math.exp2(rise, fastmath=True)
+
+
 def maximum(row: list[Float32], floor: Float32) -> Float32:
-    """Largest element, at least `floor`; NaN is passed over. Four chains, so that they overlap."""
-    chains = [cute.arch.fmax(floor, row[0]), *row[1:4]]
-    for i in range(4, len(row), 8):
-        for lane in range(4):
-            pair = (
-                cute.arch.fmax(row[i + lane], row[i + 4 + lane])
-                if i + 4 + lane < len(row)
-                else row[i + lane]
-            )
-            chains[lane] = cute.arch.fmax(chains[lane], pair)
-    return cute.arch.fmax(
-        cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3])
-    )
+    """Largest element, at least `floor`; NaN is passed over.
+
+    Five chains of 3-input maxima, joined by two more: one instruction per two elements.
+    """
+    chains, rest = [floor, *row[:4]], row[4:]
+    for i in range(0, len(rest), 2):
+        chain = i // 2 % 5
+        chains[chain] = _max3(chains[chain], *rest[i : i + 2])
+    return _max3(_max3(*chains[:3]), *chains[3:])
 
 
-def total(row: list[Float32], start: Float32) -> Float32:
-    """start + sum of the row, in packed additions."""
-    sums: list[Pair] = [(start, row[0])]
-    sums = [cute.arch.add_packed_f32x2((start, Float32(0.0)), (row[0], row[1]))]
-    sums += [(row[i], row[i + 1]) for i in range(2, 8, 2)]
+def _max3(a: Float32, b: Float32, c: Float32) -> Float32:
+    return cute.arch.fmax(cute.arch.fmax(a, b), c)
+
+
+def total(row: list[Float32]) -> Float32:
+    """Sum of the row: four chains of packed additions."""
+    sums: list[Pair] = [(row[i], row[i + 1]) for i in range(0, 8, 2)]
     for i in range(8, len(row), 2):
-        lane = (i // 2) % 4
-        sums[lane] = cute.arch.add_packed_f32x2(sums[lane], (row[i], row[i + 1]))
+        chain = i // 2 % 4
+        sums[chain] = cute.arch.add_packed_f32x2(sums[chain], (row[i], row[i + 1]))
     left = cute.arch.add_packed_f32x2(sums[0], sums[1])
     right = cute.arch.add_packed_f32x2(sums[2], sums[3])
     both = cute.arch.add_packed_f32x2(left, right)
@@ -110,7 +133,8 @@ def keep_range(row: list[Float32], start: Int32 | None, stop: Int32) -> list[Flo
 
 def _ones_below(count: Int32) -> Int32:
     """A word whose lowest `count` bits are set; count may lie outside 0..32."""
-    count = cutlass.min(cutlass.max(count, 0), 32)
-    return cute.arch.inline_ptx(
-        "bmsk.clamp.b32 {$w0}, 0, {$r0};", write_only_types=[Int32], read_only_args=[count]
+    return ~cute.arch.inline_ptx(
+        "shl.b32 {$w0}, -1, {$r0};",  # shifts by more than 31 leave 0 in PTX
+        write_only_types=[Int32],
+        read_only_args=[cutlass.max(count, 0)],
     )

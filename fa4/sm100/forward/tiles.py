@@ -95,6 +95,14 @@ class WorkTile:
         first = cutlass.max(self.visible_start(self.first_row), 0) // self.spec.numerics.tile_n
         return cutlass.min(first, self.kv_stop - 1)
 
+    def whole_tiles(self, first_row: Int32) -> tuple[Int32, Int32]:
+        """(stop, start): every row of the 128 from `first_row` sees all of tiles in between."""
+        tile_n = self.spec.numerics.tile_n
+        stop = cutlass.max(self.visible_end(first_row), 0) // tile_n
+        last_row = first_row + TILE_ROWS - 1
+        start = cutlass.max(self.visible_start(last_row) + tile_n - 1, 0) // tile_n
+        return stop, start
+
     @property
     def kv_tiles(self) -> Int32:
         """KV tiles of the work tile; at least 1, so that every role sees every work tile."""
