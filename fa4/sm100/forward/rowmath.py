@@ -24,6 +24,8 @@ COEFFICIENTS = {
         0.00901452265679836273193359375, 0.00186810153536498546600341796875),
 }  # fmt: skip
 
+MASK_COLUMNS = 28  # columns that share a mask word
+
 Pair = tuple[Float32, Float32]
 
 
@@ -119,22 +121,34 @@ def _scale_by_power(value: Float32, rounded: Float32) -> Float32:
 
 
 def keep_range(row: list[Float32], start: Int32 | None, stop: Int32) -> list[Float32]:
-    """The row with -inf outside columns [start, stop), by one bit mask per 32 columns."""
+    """The row with -inf outside columns [start, stop).
+
+    One instruction moves 7 bits of a byte to predicates (R2P), so a byte of a mask word stands for
+    7 columns: column c is bit c + c // 7 of all words, and 28 columns share a word.
+    """
+    stop = _mask_bit(stop, len(row))
+    start = None if start is None else _mask_bit(start, len(row))
     result: list[Float32] = []
-    for first in range(0, len(row), 32):
-        keep = _ones_below(stop - first)
+    for word, first in enumerate(range(0, len(row), MASK_COLUMNS)):
+        keep = ~_ones_from(stop - 32 * word)
         if start is not None:
-            keep = keep & ~_ones_below(start - first)
-        for bit, value in enumerate(row[first : first + 32]):
-            seen = (keep & (1 << bit if bit < 31 else -(1 << 31))) != 0
+            keep = keep & _ones_from(start - 32 * word)
+        for c, value in enumerate(row[first : first + MASK_COLUMNS]):
+            seen = (keep & (1 << (c + c // 7))) != 0
             result.append(cutlass.select_(seen, value, -Float32.inf))
     return result
 
 
-def _ones_below(count: Int32) -> Int32:
-    """A word whose lowest `count` bits are set; count may lie outside 0..32."""
-    return ~cute.arch.inline_ptx(
+def _mask_bit(column: Int32, columns: int) -> Int32:
+    """column + column // 7 for columns from 0 to 128; the same order outside."""
+    column = cutlass.max(cutlass.min(column, columns), 0)
+    return (column * (1024 + 147)) >> 10
+
+
+def _ones_from(bit: Int32) -> Int32:
+    """A word whose bits from `bit` on are set; bit may lie outside 0..31."""
+    return cute.arch.inline_ptx(
         "shl.b32 {$w0}, -1, {$r0};",  # shifts by more than 31 leave 0 in PTX
         write_only_types=[Int32],
-        read_only_args=[cutlass.max(count, 0)],
+        read_only_args=[cutlass.max(bit, 0)],
     )

@@ -38,7 +38,9 @@ def softmax(signals: Signals, problem: Problem, rows: Rows):
     i: cutlass.Constexpr = rows.i
     spec: cutlass.Constexpr = problem.spec
     tile_n: cutlass.Constexpr = spec.numerics.tile_n
-    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    # Through a shuffle, so that it stays in a register: recomputed it would delay alpha.
+    thread = cute.arch.shuffle_sync(cute.arch.thread_idx()[0] % WARPGROUP, cute.arch.lane_idx())
+    slot = cute.make_tensor(rows.stats.iterator + thread, cute.make_layout(2, stride=WARPGROUP))
     index = first_tile(problem)
     uses, stats_use = Int32(0), Int32(0)
     while index < problem.num_tiles:
@@ -53,31 +55,32 @@ def softmax(signals: Signals, problem: Problem, rows: Rows):
         while number > cutlass.max(whole_stop, stop):
             number -= 1
             state, turn = (highest, total), (uses, stats_use)
-            highest, total = step(signals, rows, spec, number * tile_n, visible, turn, state)
+            highest, total = step(signals, rows, spec, number * tile_n, visible, turn, state, slot)
             uses, stats_use = uses + 1, stats_use + 1
         while number > cutlass.max(whole_start, stop):
             number -= 1
             state, turn = (highest, total), (uses, stats_use)
-            highest, total = step(signals, rows, spec, None, visible, turn, state)
+            highest, total = step(signals, rows, spec, None, visible, turn, state, slot)
             uses, stats_use = uses + 1, stats_use + 1
         if cutlass.const_expr(spec.window_left):
             while number > stop:
                 number -= 1
                 state, turn = (highest, total), (uses, stats_use)
-                highest, total = step(signals, rows, spec, number * tile_n, visible, turn, state)
+                first_key = number * tile_n
+                highest, total = step(signals, rows, spec, first_key, visible, turn, state, slot)
                 uses, stats_use = uses + 1, stats_use + 1
-        rows.stats[thread] = total
-        rows.stats[WARPGROUP + thread] = highest
+        slot[0], slot[1] = total, highest
         signals.arrive(f"stats{i}_full")
         index = next_tile(problem, index)
 
 
 @cute.jit
-def step(signals: Signals, rows: Rows, spec, first_key, visible, turn, state):
+def step(signals: Signals, rows: Rows, spec, first_key, visible, turn, state, slot):
     """One KV tile. Returns the reference maximum and the row sum so far.
 
     first_key: key of the tile's first column where the tile needs a mask, None where it does not.
     visible: keys [start, stop) that the row sees. turn: earlier uses of S and of the statistics.
+    slot: the row's statistics in shared memory, alpha or l, then m.
     """
     i: cutlass.Constexpr = rows.i
     tile_n: cutlass.Constexpr = spec.numerics.tile_n
@@ -92,14 +95,15 @@ def step(signals: Signals, rows: Rows, spec, first_key, visible, turn, state):
     highest, alpha = rowmath.new_reference(
         most, highest, rows.scale_log2, spec.numerics.rescale_threshold_log2
     )
-    rows.stats[cute.arch.thread_idx()[0] % WARPGROUP] = alpha
+    slot[0] = alpha
     signals.arrive(f"stats{i}_full")
-    x = rowmath.scaled(s, rows.scale_log2, -(highest * rows.scale_log2))
+    scale, offset = rows.scale_log2, -(highest * rows.scale_log2)
     emulated = spec.numerics.exp2.emulated_columns(tile_n)
     p = []
     for first in cutlass.range_constexpr(0, tile_n, FRAGMENT):
         chunk = slice(first, first + FRAGMENT)
-        p += rowmath.exponentials(x[chunk], emulated[chunk], spec.numerics.exp2.degree)
+        x = rowmath.scaled(s[chunk], scale, offset)
+        p += rowmath.exponentials(x, emulated[chunk], spec.numerics.exp2.degree)
         words = pack_words(p[chunk], ELEMENTS[spec.dtype])
         write_columns(words, lanes + (rows.p + first // 2))
         if cutlass.const_expr(first + FRAGMENT == rows.split):
@@ -109,5 +113,6 @@ def step(signals: Signals, rows: Rows, spec, first_key, visible, turn, state):
         cute.arch.fence_view_async_tmem_store()
         with cute.arch.elect_one():
             signals.arrive(f"p{i}_last")
+    total = total * alpha + rowmath.total(p)
     signals.wait(f"stats{i}_empty", turn[1])
-    return highest, total * alpha + rowmath.total(p)
+    return highest, total
