@@ -94,10 +94,11 @@ class Signals:
         """Arrive when the tensor core has finished this thread's products so far."""
         signal = self.plan.signal(name)
         self._record(Arrive(name, after="tensor"), self.role in signal.arrivals, signal)
-        if self.plan.cta_group == 2:
-            tcgen05.commit(self.pointer(name, stage), BOTH, tcgen05.CtaGroup.TWO)
-        else:
-            tcgen05.commit(self.pointer(name, stage))
+        with cute.arch.elect_one():
+            if self.plan.cta_group == 2:
+                tcgen05.commit(self.pointer(name, stage), BOTH, tcgen05.CtaGroup.TWO)
+            else:
+                tcgen05.commit(self.pointer(name, stage))
 
     def _named_threads(self, signal: Signal) -> int:
         waiting = sum(len(self.plan.role(name).warps) for name in signal.waiters) * WARP
@@ -110,8 +111,12 @@ class Signals:
 
 
 def pair_rank(cta_group: int) -> Int32 | int:
-    """This CTA's rank in its pair."""
-    return cute.arch.block_idx_in_cluster() if cta_group == 2 else LEADER
+    """This CTA's rank in its pair: clusters are two blocks side by side.
+
+    From the block's index, which the compiler knows to be uniform; the MMA warp branches on it, and
+    instructions of the tensor core in divergent code cost a loop each.
+    """
+    return cute.arch.block_idx()[0] % 2 if cta_group == 2 else LEADER
 
 
 @cute.jit

@@ -82,7 +82,7 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
     ).launch(
         grid=(clusters * spec.cta_group, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
-        cluster=(spec.cta_group, 1, 1),
+        cluster=(2, 1, 1) if spec.cta_group == 2 else None,
         stream=stream,
     )  # fmt: skip
 
@@ -109,10 +109,11 @@ def kernel(mmas, loads, store, layouts, lse, scale_log2, sizes, window, sink, le
     if has_role(warp, plan.role("mma")):
         cute.arch.setmaxregister_decrease(plan.role("mma").registers)
         if pair_rank(spec.cta_group) == LEADER:
-            with cute.arch.elect_one():
-                shared = tuple(cute.make_tensor(x.start, x.layout) for x in operands)
-                pitches = tuple(x.pitch * x.start.dtype.width // 8 for x in operands)
-                mma(signals.of("mma"), problem, make_products(spec, mmas, shared, pitches))
+            held = cute.make_tensor(held_address(signals), cute.make_layout(1))
+            tmem = cute.arch.make_warp_uniform(held[0])
+            shared = tuple(cute.make_tensor(x.start, x.layout) for x in operands)
+            pitches = tuple(x.pitch * x.start.dtype.width // 8 for x in operands)
+            mma(signals.of("mma"), problem, make_products(spec, mmas, shared, pitches, tmem))
     if has_role(warp, plan.role("epilogue")):
         cute.arch.setmaxregister_decrease(plan.role("epilogue").registers)
         epilogue(signals.of("epilogue"), problem, Store(*store, shared_o))
@@ -160,12 +161,16 @@ def start_up(signals: Signals, warp: Int32):
     if warp == 0:
         init_signals(signals)
     if has_role(warp, signals.plan.role("mma")):
-        mbarriers = sum(s.stages for s in signals.plan.signals if s.kind == "mbarrier")
-        held = cute.recast_ptr(signals.base + mbarriers, dtype=Int32)
         two_ctas = signals.plan.cta_group == 2
-        cute.arch.alloc_tmem(TMEM_COLS, held, is_two_cta=two_ctas)
+        cute.arch.alloc_tmem(TMEM_COLS, held_address(signals), is_two_cta=two_ctas)
         cute.arch.relinquish_tmem_alloc_permit(is_two_cta=two_ctas)
     meet(signals.plan.cta_group)
+
+
+def held_address(signals: Signals) -> cute.Pointer:
+    """Shared memory, behind the barriers, of the address of the tensor memory that is held."""
+    mbarriers = sum(s.stages for s in signals.plan.signals if s.kind == "mbarrier")
+    return cute.recast_ptr(signals.base + mbarriers, dtype=Int32)
 
 
 def make_operands(spec, mmas: tuple, loads: tuple, layouts: tuple, memory: cute.Pointer) -> tuple:

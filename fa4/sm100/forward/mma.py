@@ -32,9 +32,9 @@ class Products:
     v: tuple
     idesc_s: cutlass.Constexpr
     idesc_o: cutlass.Constexpr
-    s: cutlass.Constexpr
-    p: cutlass.Constexpr
-    o: cutlass.Constexpr
+    s: tuple
+    p: tuple
+    o: tuple
     split: cutlass.Constexpr
     cta_group: cutlass.Constexpr
 
@@ -117,14 +117,14 @@ def values(signals: Signals, products: Products, i: int, slot: Int32, use: Int32
 
 
 def _multiply_shared(
-    target: int, a: tuple, b: tuple, idesc: int, accumulate: Int32, cta_group: int
+    target: Int32, a: tuple, b: tuple, idesc: int, accumulate: Int32, cta_group: int
 ) -> None:
     """tcgen05.mma with A and B in shared memory (PTX ISA 9.7.16.10.9.1)."""
     cute.arch.inline_ptx(
-        "{\n.reg .pred p;\n.reg .b32 d, i;\n.reg .b64 a, b;\n"
+        "{\n.reg .pred e, p;\n.reg .b32 d, i;\n.reg .b64 a, b;\nelect.sync _|e, -1;\n"
         "setp.ne.b32 p, {$r6}, 0;\nmov.b32 d, {$r0};\nmov.b32 i, {$r5};\n"
         "mov.b64 a, {{$r1}, {$r2}};\nmov.b64 b, {{$r3}, {$r4}};\n"
-        f"tcgen05.mma.cta_group::{cta_group}.kind::f16 [d], a, b, i, p;\n}}",
+        f"@e tcgen05.mma.cta_group::{cta_group}.kind::f16 [d], a, b, i, p;\n}}",
         read_only_args=[
             Int32(target),
             a[0],
@@ -138,13 +138,13 @@ def _multiply_shared(
 
 
 def _multiply_tensor(
-    target: int, a: int, b: tuple, idesc: int, accumulate: Int32, cta_group: int
+    target: Int32, a: Int32, b: tuple, idesc: int, accumulate: Int32, cta_group: int
 ) -> None:
     """tcgen05.mma with A in tensor memory."""
     cute.arch.inline_ptx(
-        "{\n.reg .pred p;\n.reg .b32 d, a, i;\n.reg .b64 b;\n"
+        "{\n.reg .pred e, p;\n.reg .b32 d, a, i;\n.reg .b64 b;\nelect.sync _|e, -1;\n"
         "setp.ne.b32 p, {$r5}, 0;\nmov.b32 d, {$r0};\nmov.b32 a, {$r1};\nmov.b32 i, {$r4};\n"
         "mov.b64 b, {{$r2}, {$r3}};\n"
-        f"tcgen05.mma.cta_group::{cta_group}.kind::f16 [d], [a], b, i, p;\n}}",
+        f"@e tcgen05.mma.cta_group::{cta_group}.kind::f16 [d], [a], b, i, p;\n}}",
         read_only_args=[Int32(target), Int32(a), b[0], Int32(b[1]), Int32(idesc), accumulate],
     )

@@ -78,7 +78,7 @@ def output_tile(spec: ForwardSpec) -> tuple[int, int]:
     return TILE_ROWS, padded_dim(spec.head_dim_v)
 
 
-def make_products(spec: ForwardSpec, mmas: tuple, tensors: tuple, pitches: tuple) -> Products:
+def make_products(spec: ForwardSpec, mmas: tuple, tensors: tuple, pitches: tuple, tmem: Int32) -> Products:
     """Descriptors of Q, K and V in shared memory. pitches: bytes between their stages."""
     plan, tiles = spec.plan, range(spec.numerics.q_tiles)
     fragments = (
@@ -98,9 +98,9 @@ def make_products(spec: ForwardSpec, mmas: tuple, tensors: tuple, pitches: tuple
         idesc_s=_instruction_descriptor(spec, tile_n, transpose_b=False),
         idesc_o=_instruction_descriptor(spec, values, transpose_b=True),
         cta_group=spec.cta_group,
-        s=[plan.buffer(f"s{i}").start for i in tiles],
-        p=[plan.buffer(f"p{i}").start for i in tiles],
-        o=[plan.buffer(f"o{i}").start for i in tiles],
+        s=tuple(tmem + plan.buffer(f"s{i}").start for i in tiles),
+        p=tuple(tmem + plan.buffer(f"p{i}").start for i in tiles),
+        o=tuple(tmem + plan.buffer(f"o{i}").start for i in tiles),
         split=split_columns(spec.pipeline) // MMA_DEPTH,
     )
 
