@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.plan.forward_layout import output_over_queries
 from fa4.sm100.forward.context import WARP, Signals
 from fa4.sm100.forward.spec import TILE_ROWS
 from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
@@ -46,6 +47,8 @@ def epilogue(signals: Signals, problem: Problem, store: Store):
             if cutlass.const_expr(store.atom is not None):
                 cute.arch.cp_async_bulk_wait_group(q_tiles - 1 - i, read=True)
             signals.arrive(f"epi{i}_empty")
+        if cutlass.const_expr(output_over_queries(problem.spec.pipeline)):
+            signals.arrive("o_stored")
         tiles_done += 1
         index = next_tile(problem, index)
     if cutlass.const_expr(store.atom is not None):

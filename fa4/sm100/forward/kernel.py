@@ -23,6 +23,7 @@ from fa4.sm100.forward.mma import mma
 from fa4.sm100.forward.operands import (
     CTA_GROUPS,
     columns_first,
+    kv_shift,
     make_products,
     output_tile,
     product_tiles,
@@ -111,9 +112,8 @@ def kernel(mmas, loads, store, layouts, lse, scale_log2, sizes, window, sink, le
         if pair_rank(spec.cta_group) == LEADER:
             held = cute.make_tensor(held_address(signals), cute.make_layout(1))
             tmem = cute.arch.make_warp_uniform(held[0])
-            shared = tuple(cute.make_tensor(x.start, x.layout) for x in operands)
-            pitches = tuple(x.pitch * x.start.dtype.width // 8 for x in operands)
-            mma(signals.of("mma"), problem, make_products(spec, mmas, shared, pitches, tmem))
+            shared = tuple((cute.make_tensor(x.start, x.layout), x.pitch, x.shift) for x in operands)
+            mma(signals.of("mma"), problem, make_products(spec, mmas, shared, tmem))
     if has_role(warp, plan.role("epilogue")):
         cute.arch.setmaxregister_decrease(plan.role("epilogue").registers)
         epilogue(signals.of("epilogue"), problem, Store(*store, shared_o))
@@ -180,14 +180,13 @@ def make_operands(spec, mmas: tuple, loads: tuple, layouts: tuple, memory: cute.
     (rows, keys, depth), (_, values, _) = product_tiles(spec)
     tiles = (rows, depth), (keys, depth), (values, keys)
     operands = []
-    for number, name in enumerate(("q", "kv", "kv")):
+    shift = kv_shift(spec)
+    for number, (name, shift_bytes) in enumerate((("q", 0), ("kv", -shift), ("kv", shift))):
         shared = shared_tensor(spec, memory, name, layouts[number])
-        pitch = spec.plan.buffer(name).size * 8 // shared.element_type.width
-        operands.append(
-            Operand(
-                *loads[number], slices[number], tiles[number], shared.iterator, shared.layout, pitch
-            )
-        )
+        element_bytes = shared.element_type.width // 8
+        pitch = spec.plan.buffer(name).size // element_bytes
+        place = shared.iterator, shared.layout, pitch, shift_bytes // element_bytes
+        operands.append(Operand(*loads[number], slices[number], tiles[number], *place))
     return tuple(operands)
 
 

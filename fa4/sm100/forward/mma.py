@@ -11,25 +11,42 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from fa4.sm100.forward.context import Signals
-from fa4.sm100.forward.load import advance
+from fa4.sm100.forward.load import advance, stage_offset
 from fa4.sm100.forward.spec import MMA_DEPTH
 from fa4.sm100.forward.tiles import Problem, first_tile, locate, next_tile
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Shared-memory descriptors of an operand's tiles (PTX ISA 9.7.16.4.1), in 16-byte units.
+
+    low, high: words of the first stage's. steps: offsets of the steps of 16 along K. pitch, shift:
+    from one stage to the next, and what stage 1 lies off.
+    """
+
+    low: Int32
+    high: Int32
+    steps: cutlass.Constexpr
+    pitch: cutlass.Constexpr
+    shift: cutlass.Constexpr
+
+    def stage(self, number: Int32 | int) -> Int32:
+        """The low word of a stage's first step."""
+        return self.low + stage_offset(number, self.pitch, self.shift)
 
 
 @dataclass(frozen=True)
 class Products:
     """Operands of both products as the tensor core wants them.
 
-    q, k, v: (low word of the first stage's shared-memory descriptor, its constant high word,
-    descriptor offsets of the steps of 16 along K, descriptor offset between stages).
     idesc_s, idesc_o: instruction descriptors (PTX ISA 9.7.16.4.2). s, p, o: TMEM columns by Q tile.
     split: steps of PV that may run before the last part of P is stored. cta_group: CTAs that take
     part; in both, operands and sums lie at the same addresses.
     """
 
-    q: tuple
-    k: tuple
-    v: tuple
+    q: Tiles
+    k: Tiles
+    v: Tiles
     idesc_s: cutlass.Constexpr
     idesc_o: cutlass.Constexpr
     s: tuple
@@ -83,14 +100,13 @@ def mma(signals: Signals, problem: Problem, products: Products):
 
 def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
     """S_i = Q_i K^T from a slot of the ring, and tell softmax i when it is there."""
-    q_low, q_high, q_steps, q_pitch = products.q
-    k_low, k_high, k_steps, k_pitch = products.k
-    k_low = k_low + slot * k_pitch
-    for step, (q_step, k_step) in enumerate(zip(q_steps, k_steps, strict=True)):
+    q, k = products.q, products.k
+    q_low, k_low = q.stage(i), k.stage(slot)
+    for step, (q_step, k_step) in enumerate(zip(q.steps, k.steps, strict=True)):
         _multiply_shared(
             products.s[i],
-            (q_low + (i * q_pitch + q_step), q_high),
-            (k_low + k_step, k_high),
+            (q_low + q_step, q.high),
+            (k_low + k_step, k.high),
             products.idesc_s,
             Int32(step > 0),
             products.cta_group,
@@ -100,16 +116,15 @@ def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
 
 def values(signals: Signals, products: Products, i: int, slot: Int32, use: Int32, accumulate):
     """O_i += P_i V (=, for a work tile's first keys); the last part of P is waited for apart."""
-    v_low, v_high, v_steps, v_pitch = products.v
-    v_low = v_low + slot * v_pitch
+    v_low = products.v.stage(slot)
     signals.wait(f"p{i}_full_o{i}_scaled", use)
-    for step, v_step in enumerate(v_steps):
+    for step, v_step in enumerate(products.v.steps):
         if step == products.split:
             signals.wait(f"p{i}_last", use)
         _multiply_tensor(
             products.o[i],
             products.p[i] + step * (MMA_DEPTH // 2),
-            (v_low + v_step, v_high),
+            (v_low + v_step, products.v.high),
             products.idesc_o,
             Int32(accumulate) if step == 0 else Int32(1),
             products.cta_group,

@@ -12,7 +12,7 @@ from cutlass.utils.blackwell_helpers import (
 
 from fa4.plan.forward_layout import split_columns
 from fa4.sm100.forward.context import ELEMENTS
-from fa4.sm100.forward.mma import Products
+from fa4.sm100.forward.mma import Products, Tiles
 from fa4.sm100.forward.spec import MMA_DEPTH, TILE_ROWS, ForwardSpec, padded_dim
 
 DESCRIPTOR_UNIT_BYTES = 16  # of addresses and offsets in a shared-memory descriptor
@@ -78,17 +78,23 @@ def output_tile(spec: ForwardSpec) -> tuple[int, int]:
     return TILE_ROWS, padded_dim(spec.head_dim_v)
 
 
-def make_products(spec: ForwardSpec, mmas: tuple, tensors: tuple, pitches: tuple, tmem: Int32) -> Products:
-    """Descriptors of Q, K and V in shared memory. pitches: bytes between their stages."""
+def kv_shift(spec: ForwardSpec) -> int:
+    """Bytes by which the middle slot of an uneven ring gives way: 0 where slots are of one size.
+
+    Slots lie (K + V) / 2 apart and hold K, V, K or V, K, V in turn. A V in the middle starts half
+    the difference later, behind the K before it; a K starts earlier, behind the V before it.
+    """
+    tails = [buffer.size for buffer in spec.plan.buffers if buffer.name == "kv_tail"]
+    return tails[0] if tails else 0
+
+
+def make_products(spec: ForwardSpec, mmas: tuple, shared: tuple, tmem: Int32) -> Products:
+    """Descriptors of Q, K and V. shared: of each, (a tile, pitch, shift) as in `Operand`."""
     plan, tiles = spec.plan, range(spec.numerics.q_tiles)
-    fragments = (
-        mmas[0].make_fragment_A(tensors[0]),
-        mmas[0].make_fragment_B(tensors[1]),
-        mmas[1].make_fragment_B(tensors[2]),
-    )
+    makers = mmas[0].make_fragment_A, mmas[0].make_fragment_B, mmas[1].make_fragment_B
     q, k, v = (
-        _descriptor(fragment, pitch // DESCRIPTOR_UNIT_BYTES)
-        for fragment, pitch in zip(fragments, pitches, strict=True)
+        _descriptor(make(tensor), pitch, shift, ELEMENTS[spec.dtype].width // 8)
+        for make, (tensor, pitch, shift) in zip(makers, shared, strict=True)
     )
     (_, tile_n, _), (_, values, _) = product_tiles(spec)
     return Products(
@@ -105,12 +111,13 @@ def make_products(spec: ForwardSpec, mmas: tuple, tensors: tuple, pitches: tuple
     )
 
 
-def _descriptor(fragment: cute.Tensor, pitch: int) -> tuple:
-    """(low word, high word, offsets of the K steps, offset between stages), in 16-byte units."""
+def _descriptor(fragment: cute.Tensor, pitch: int, shift: int, element_bytes: int) -> Tiles:
+    """The descriptors of an operand's tiles; pitch and shift in elements."""
     steps = cute.size(fragment, mode=[2])
     offsets = tuple(cute.crd2idx((0, 0, step), fragment.layout) for step in range(steps))
     word = tcgen05.smem_descriptor_to_int(fragment.iterator)
-    return word.to(Int32), (word >> 32).to(Int32), offsets, pitch
+    pitch, shift = (n * element_bytes // DESCRIPTOR_UNIT_BYTES for n in (pitch, shift))
+    return Tiles(word.to(Int32), (word >> 32).to(Int32), offsets, pitch, shift)
 
 
 def _instruction_descriptor(spec: ForwardSpec, n: int, *, transpose_b: bool) -> int:
