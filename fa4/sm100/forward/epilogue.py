@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.plan.forward_layout import output_over_queries
 from fa4.sm100.forward.context import WARP, Signals
 from fa4.sm100.forward.spec import TILE_ROWS
 from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
@@ -46,6 +47,8 @@ def epilogue(signals: Signals, problem: Problem, store: Store):
             if cutlass.const_expr(store.atom is not None):
                 cute.arch.cp_async_bulk_wait_group(q_tiles - 1 - i, read=True)
             signals.arrive(f"epi{i}_empty")
+        if cutlass.const_expr(output_over_queries(problem.spec.pipeline)):
+            signals.arrive("o_stored")
         tiles_done += 1
         index = next_tile(problem, index)
     if cutlass.const_expr(store.atom is not None):
@@ -56,8 +59,7 @@ def store_by_tma(store: Store, tile: WorkTile, i: int) -> None:
     """O_i; TMA leaves out rows and columns that the tensor does not have."""
     rows, cols = store.shared.shape[0], store.shared.shape[1]
     tensor = store.tensor[None, None, tile.head, tile.batch]
-    number = tile.block * tile.spec.numerics.q_tiles + i
-    target = cute.local_tile(tensor, (TILE_ROWS, cute.size(cols)), (number, 0))
+    target = cute.local_tile(tensor, (TILE_ROWS, cute.size(cols)), (tile.tile_number(i), 0))
     shared = store.shared[None, None, i]
     source, target = cpasync.tma_partition(
         store.atom,
@@ -75,7 +77,7 @@ def store_rows(store: Store, tile: WorkTile, i: cutlass.Constexpr):
     spec: cutlass.Constexpr = tile.spec
     vectors: cutlass.Constexpr = spec.head_dim_v // VECTOR
     lane = cute.arch.lane_idx()
-    first = tile.first_row + i * TILE_ROWS
+    first = tile.tile_row(i)
     for number in cutlass.range(lane, TILE_ROWS * vectors, WARP, unroll=1):
         row, vector = number // vectors, number % vectors
         packed = first + row

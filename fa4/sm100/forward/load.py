@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.plan.forward_layout import output_over_queries
 from fa4.sm100.forward.context import Signals
 from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
 
@@ -17,7 +18,8 @@ class Operand:
 
     atom, tensor: the TMA copy and its coordinates, (rows, dim, head, batch) or (dim, keys, ...) of
     V. mma: partition of the product it feeds. tile: its elements in the tensor's first two modes.
-    start, layout, pitch: swizzled shared memory of a tile, and elements from one stage to the next.
+    start, layout: swizzled shared memory of a tile. pitch: elements from one stage to the next,
+    shift: by which stage 1 lies off, where K and V share an uneven ring (see `kv_shift`).
     """
 
     atom: cute.CopyAtom
@@ -27,6 +29,7 @@ class Operand:
     start: cute.Pointer
     layout: cute.Layout
     pitch: cutlass.Constexpr
+    shift: cutlass.Constexpr = 0
 
     @property
     def num_bytes(self) -> int:
@@ -47,6 +50,8 @@ def load(signals: Signals, problem: Problem, query: Operand, key: Operand, value
         last = tile.kv_stop - 1
         _fill(signals, "kv", key, k[None, last], slot, lap)
         slot, lap = advance(slot, lap, stages)
+        if cutlass.const_expr(output_over_queries(problem.spec.pipeline)):
+            signals.wait("o_stored", tiles_done)
         for i in cutlass.range_constexpr(q_tiles):
             _fill(signals, f"q{i}", query, q[None, tile.block * q_tiles + i], i, tiles_done)
         _fill(signals, "kv", value, v[None, last], slot, lap)
@@ -58,16 +63,26 @@ def load(signals: Signals, problem: Problem, query: Operand, key: Operand, value
             slot, lap = advance(slot, lap, stages)
         tiles_done += 1
         index = next_tile(problem, index)
-    _drain(signals, slot, lap)
+    _drain(signals, q_tiles, slot, lap, tiles_done)
 
 
 @cute.jit
-def _drain(signals: Signals, slot: Int32, lap: Int32):
-    """The products that read the last slots end before this CTA's shared memory is given back."""
+def _drain(
+    signals: Signals, q_tiles: cutlass.Constexpr, slot: Int32, lap: Int32, tiles_done: Int32
+):
+    """The last products end, and tell, before this CTA's shared memory is given back."""
     stages: cutlass.Constexpr = signals.plan.signal("kv_empty").stages
     for _ in cutlass.range_constexpr(stages):
         cute.arch.mbarrier_wait(signals.pointer("kv_empty", slot), (lap - 1) & 1)
         slot, lap = advance(slot, lap, stages)
+    for i in cutlass.range_constexpr(q_tiles):
+        cute.arch.mbarrier_wait(signals.pointer(f"q{i}_empty"), (tiles_done - 1) & 1)
+
+
+def stage_offset(stage: Int32 | int, pitch: int, shift: int) -> Int32 | int:
+    """Where a stage starts; `shift` is what stage 1 lies off."""
+    offset = stage * pitch
+    return offset + cutlass.select_(stage == 1, Int32(shift), Int32(0)) if shift else offset
 
 
 def advance(slot: Int32, lap: Int32, stages: int) -> tuple[Int32, Int32]:
@@ -83,11 +98,18 @@ def advance(slot: Int32, lap: Int32, stages: int) -> tuple[Int32, Int32]:
 def _fill(
     signals: Signals, name: str, operand: Operand, tile: cute.Tensor, stage: Int32, lap: Int32
 ) -> None:
-    """Wait until a stage is free, then start the copy of a tile into it."""
+    """Wait until a stage is free, then start the copy of a tile into it.
+
+    A K in stage 0 of an uneven ring reaches into the K that was in stage 1: it waits for that one,
+    which is released after the last user of stage 0.
+    """
     barrier = stage if name == "kv" else 0
-    signals.wait(f"{name}_empty", lap, barrier)
+    reaches_over = operand.shift < 0
+    free = cutlass.select_(stage == 0, Int32(1), stage) if reaches_over else barrier
+    signals.wait(f"{name}_empty", lap, free)
     full = signals.expect(f"{name}_full", operand.num_bytes, barrier)
-    shared = cute.make_tensor(operand.start + stage * operand.pitch, operand.layout)
+    start = operand.start + stage_offset(stage, operand.pitch, operand.shift)
+    shared = cute.make_tensor(start, operand.layout)
     target, source = cpasync.tma_partition(
         operand.atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 3), tile
     )

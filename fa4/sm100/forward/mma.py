@@ -11,35 +11,54 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from fa4.sm100.forward.context import Signals
-from fa4.sm100.forward.load import advance
+from fa4.sm100.forward.load import advance, stage_offset
 from fa4.sm100.forward.spec import MMA_DEPTH
 from fa4.sm100.forward.tiles import Problem, first_tile, locate, next_tile
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Shared-memory descriptors of an operand's tiles (PTX ISA 9.7.16.4.1), in 16-byte units.
+
+    low, high: words of the first stage's. steps: offsets of the steps of 16 along K. pitch, shift:
+    from one stage to the next, and what stage 1 lies off.
+    """
+
+    low: Int32
+    high: Int32
+    steps: cutlass.Constexpr
+    pitch: cutlass.Constexpr
+    shift: cutlass.Constexpr
+
+    def stage(self, number: Int32 | int) -> Int32:
+        """The low word of a stage's first step."""
+        return self.low + stage_offset(number, self.pitch, self.shift)
 
 
 @dataclass(frozen=True)
 class Products:
     """Operands of both products as the tensor core wants them.
 
-    q, k, v: (low word of the first stage's shared-memory descriptor, its constant high word,
-    descriptor offsets of the steps of 16 along K, descriptor offset between stages).
     idesc_s, idesc_o: instruction descriptors (PTX ISA 9.7.16.4.2). s, p, o: TMEM columns by Q tile.
-    split: steps of PV that may run before the last part of P is stored.
+    split: steps of PV that may run before the last part of P is stored. cta_group: CTAs that take
+    part; in both, operands and sums lie at the same addresses.
     """
 
-    q: tuple
-    k: tuple
-    v: tuple
+    q: Tiles
+    k: Tiles
+    v: Tiles
     idesc_s: cutlass.Constexpr
     idesc_o: cutlass.Constexpr
-    s: cutlass.Constexpr
-    p: cutlass.Constexpr
-    o: cutlass.Constexpr
+    s: tuple
+    p: tuple
+    o: tuple
     split: cutlass.Constexpr
+    cta_group: cutlass.Constexpr
 
 
 @cute.jit
 def mma(signals: Signals, problem: Problem, products: Products):
-    """Every product of this CTA's work tiles. To be called by one thread."""
+    """Every product of the work tiles of this CTA, or of its pair. To be called by one thread."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
     index = first_tile(problem)
@@ -81,44 +100,46 @@ def mma(signals: Signals, problem: Problem, products: Products):
 
 def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
     """S_i = Q_i K^T from a slot of the ring, and tell softmax i when it is there."""
-    q_low, q_high, q_steps, q_pitch = products.q
-    k_low, k_high, k_steps, k_pitch = products.k
-    k_low = k_low + slot * k_pitch
-    for step, (q_step, k_step) in enumerate(zip(q_steps, k_steps, strict=True)):
+    q, k = products.q, products.k
+    q_low, k_low = q.stage(i), k.stage(slot)
+    for step, (q_step, k_step) in enumerate(zip(q.steps, k.steps, strict=True)):
         _multiply_shared(
             products.s[i],
-            (q_low + (i * q_pitch + q_step), q_high),
-            (k_low + k_step, k_high),
+            (q_low + q_step, q.high),
+            (k_low + k_step, k.high),
             products.idesc_s,
             Int32(step > 0),
+            products.cta_group,
         )
     signals.commit(f"s{i}_full")
 
 
 def values(signals: Signals, products: Products, i: int, slot: Int32, use: Int32, accumulate):
     """O_i += P_i V (=, for a work tile's first keys); the last part of P is waited for apart."""
-    v_low, v_high, v_steps, v_pitch = products.v
-    v_low = v_low + slot * v_pitch
+    v_low = products.v.stage(slot)
     signals.wait(f"p{i}_full_o{i}_scaled", use)
-    for step, v_step in enumerate(v_steps):
+    for step, v_step in enumerate(products.v.steps):
         if step == products.split:
             signals.wait(f"p{i}_last", use)
         _multiply_tensor(
             products.o[i],
             products.p[i] + step * (MMA_DEPTH // 2),
-            (v_low + v_step, v_high),
+            (v_low + v_step, products.v.high),
             products.idesc_o,
             Int32(accumulate) if step == 0 else Int32(1),
+            products.cta_group,
         )
 
 
-def _multiply_shared(target: int, a: tuple, b: tuple, idesc: int, accumulate: Int32) -> None:
+def _multiply_shared(
+    target: Int32, a: tuple, b: tuple, idesc: int, accumulate: Int32, cta_group: int
+) -> None:
     """tcgen05.mma with A and B in shared memory (PTX ISA 9.7.16.10.9.1)."""
     cute.arch.inline_ptx(
-        "{\n.reg .pred p;\n.reg .b32 d, i;\n.reg .b64 a, b;\n"
+        "{\n.reg .pred e, p;\n.reg .b32 d, i;\n.reg .b64 a, b;\nelect.sync _|e, -1;\n"
         "setp.ne.b32 p, {$r6}, 0;\nmov.b32 d, {$r0};\nmov.b32 i, {$r5};\n"
         "mov.b64 a, {{$r1}, {$r2}};\nmov.b64 b, {{$r3}, {$r4}};\n"
-        "tcgen05.mma.cta_group::1.kind::f16 [d], a, b, i, p;\n}",
+        f"@e tcgen05.mma.cta_group::{cta_group}.kind::f16 [d], a, b, i, p;\n}}",
         read_only_args=[
             Int32(target),
             a[0],
@@ -131,12 +152,14 @@ def _multiply_shared(target: int, a: tuple, b: tuple, idesc: int, accumulate: In
     )
 
 
-def _multiply_tensor(target: int, a: int, b: tuple, idesc: int, accumulate: Int32) -> None:
+def _multiply_tensor(
+    target: Int32, a: Int32, b: tuple, idesc: int, accumulate: Int32, cta_group: int
+) -> None:
     """tcgen05.mma with A in tensor memory."""
     cute.arch.inline_ptx(
-        "{\n.reg .pred p;\n.reg .b32 d, a, i;\n.reg .b64 b;\n"
+        "{\n.reg .pred e, p;\n.reg .b32 d, a, i;\n.reg .b64 b;\nelect.sync _|e, -1;\n"
         "setp.ne.b32 p, {$r5}, 0;\nmov.b32 d, {$r0};\nmov.b32 a, {$r1};\nmov.b32 i, {$r4};\n"
         "mov.b64 b, {{$r2}, {$r3}};\n"
-        "tcgen05.mma.cta_group::1.kind::f16 [d], [a], b, i, p;\n}",
+        f"@e tcgen05.mma.cta_group::{cta_group}.kind::f16 [d], [a], b, i, p;\n}}",
         read_only_args=[Int32(target), Int32(a), b[0], Int32(b[1]), Int32(idesc), accumulate],
     )

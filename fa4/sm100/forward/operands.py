@@ -12,10 +12,11 @@ from cutlass.utils.blackwell_helpers import (
 
 from fa4.plan.forward_layout import split_columns
 from fa4.sm100.forward.context import ELEMENTS
-from fa4.sm100.forward.mma import Products
+from fa4.sm100.forward.mma import Products, Tiles
 from fa4.sm100.forward.spec import MMA_DEPTH, TILE_ROWS, ForwardSpec, padded_dim
 
 DESCRIPTOR_UNIT_BYTES = 16  # of addresses and offsets in a shared-memory descriptor
+CTA_GROUPS = {1: tcgen05.CtaGroup.ONE, 2: tcgen05.CtaGroup.TWO}
 
 
 def tiled_mmas(spec: ForwardSpec) -> tuple:
@@ -25,8 +26,8 @@ def tiled_mmas(spec: ForwardSpec) -> tuple:
         op = tcgen05.MmaF16BF16Op(
             ELEMENTS[spec.dtype],
             Float32,
-            (TILE_ROWS, n, MMA_DEPTH),
-            tcgen05.CtaGroup.ONE,
+            (rows_of_product(spec), n, MMA_DEPTH),
+            CTA_GROUPS[spec.cta_group],
             source,
             OperandMajorMode.K,
             b_major,
@@ -39,12 +40,21 @@ def tiled_mmas(spec: ForwardSpec) -> tuple:
     )
 
 
+def rows_of_product(spec: ForwardSpec) -> int:
+    """M of a product: a Q tile of each CTA that takes part."""
+    return TILE_ROWS * spec.cta_group
+
+
 def product_tiles(spec: ForwardSpec) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """(M, N, K) of the two products."""
-    tile_n = spec.numerics.tile_n
+    """(M, N, K) of the two products, of both CTAs of a pair.
+
+    Each CTA of a pair holds its own rows of A and of the sums, and half of B: half of
+    K's keys, half of V's columns.
+    """
+    rows, tile_n = rows_of_product(spec), spec.numerics.tile_n
     return (
-        (TILE_ROWS, tile_n, padded_dim(spec.head_dim)),
-        (TILE_ROWS, padded_dim(spec.head_dim_v), tile_n),
+        (rows, tile_n, padded_dim(spec.head_dim)),
+        (rows, padded_dim(spec.head_dim_v), tile_n),
     )
 
 
@@ -57,49 +67,64 @@ def shared_layouts(spec: ForwardSpec, mmas: tuple) -> tuple:
         make_smem_layout_b(mmas[0], qk_tile, element, 1),
         make_smem_layout_b(mmas[1], pv_tile, element, 1),
     )
-    output = make_smem_layout_epi(element, LayoutEnum.ROW_MAJOR, pv_tile[:2], spec.numerics.q_tiles)
+    output = make_smem_layout_epi(
+        element, LayoutEnum.ROW_MAJOR, output_tile(spec), spec.numerics.q_tiles
+    )
     return (*(cute.select(layout, [0, 1, 2]) for layout in tiles), output)
 
 
-def make_products(spec: ForwardSpec, mmas: tuple, tensors: tuple, pitches: tuple) -> Products:
-    """Descriptors of Q, K and V in shared memory. pitches: bytes between their stages."""
+def output_tile(spec: ForwardSpec) -> tuple[int, int]:
+    """Rows and columns of an O tile."""
+    return TILE_ROWS, padded_dim(spec.head_dim_v)
+
+
+def kv_shift(spec: ForwardSpec) -> int:
+    """Bytes by which the middle slot of an uneven ring gives way: 0 where slots are of one size.
+
+    Slots lie (K + V) / 2 apart and hold K, V, K or V, K, V in turn. A V in the middle starts half
+    the difference later, behind the K before it; a K starts earlier, behind the V before it.
+    """
+    tails = [buffer.size for buffer in spec.plan.buffers if buffer.name == "kv_tail"]
+    return tails[0] if tails else 0
+
+
+def make_products(spec: ForwardSpec, mmas: tuple, shared: tuple, tmem: Int32) -> Products:
+    """Descriptors of Q, K and V. shared: of each, (a tile, pitch, shift) as in `Operand`."""
     plan, tiles = spec.plan, range(spec.numerics.q_tiles)
-    fragments = (
-        mmas[0].make_fragment_A(tensors[0]),
-        mmas[0].make_fragment_B(tensors[1]),
-        mmas[1].make_fragment_B(tensors[2]),
-    )
+    makers = mmas[0].make_fragment_A, mmas[0].make_fragment_B, mmas[1].make_fragment_B
     q, k, v = (
-        _descriptor(fragment, pitch // DESCRIPTOR_UNIT_BYTES)
-        for fragment, pitch in zip(fragments, pitches, strict=True)
+        _descriptor(make(tensor), pitch, shift, ELEMENTS[spec.dtype].width // 8)
+        for make, (tensor, pitch, shift) in zip(makers, shared, strict=True)
     )
     (_, tile_n, _), (_, values, _) = product_tiles(spec)
     return Products(
         q=q,
         k=k,
         v=v,
-        idesc_s=_instruction_descriptor(spec.dtype, tile_n, transpose_b=False),
-        idesc_o=_instruction_descriptor(spec.dtype, values, transpose_b=True),
-        s=[plan.buffer(f"s{i}").start for i in tiles],
-        p=[plan.buffer(f"p{i}").start for i in tiles],
-        o=[plan.buffer(f"o{i}").start for i in tiles],
+        idesc_s=_instruction_descriptor(spec, tile_n, transpose_b=False),
+        idesc_o=_instruction_descriptor(spec, values, transpose_b=True),
+        cta_group=spec.cta_group,
+        s=tuple(tmem + plan.buffer(f"s{i}").start for i in tiles),
+        p=tuple(tmem + plan.buffer(f"p{i}").start for i in tiles),
+        o=tuple(tmem + plan.buffer(f"o{i}").start for i in tiles),
         split=split_columns(spec.pipeline) // MMA_DEPTH,
     )
 
 
-def _descriptor(fragment: cute.Tensor, pitch: int) -> tuple:
-    """(low word, high word, offsets of the K steps, offset between stages), in 16-byte units."""
+def _descriptor(fragment: cute.Tensor, pitch: int, shift: int, element_bytes: int) -> Tiles:
+    """The descriptors of an operand's tiles; pitch and shift in elements."""
     steps = cute.size(fragment, mode=[2])
     offsets = tuple(cute.crd2idx((0, 0, step), fragment.layout) for step in range(steps))
     word = tcgen05.smem_descriptor_to_int(fragment.iterator)
-    return word.to(Int32), (word >> 32).to(Int32), offsets, pitch
+    pitch, shift = (n * element_bytes // DESCRIPTOR_UNIT_BYTES for n in (pitch, shift))
+    return Tiles(word.to(Int32), (word >> 32).to(Int32), offsets, pitch, shift)
 
 
-def _instruction_descriptor(dtype: str, n: int, *, transpose_b: bool) -> int:
-    """kind::f16 with float32 sums and M = 128 (PTX ISA 9.7.16.4.2)."""
-    kind = {"fp16": 0, "bf16": 1}[dtype]
+def _instruction_descriptor(spec: ForwardSpec, n: int, *, transpose_b: bool) -> int:
+    """kind::f16 with float32 sums (PTX ISA 9.7.16.4.2)."""
+    kind = {"fp16": 0, "bf16": 1}[spec.dtype]
     types = 1 << 4 | kind << 7 | kind << 10
-    return types | transpose_b << 16 | n // 8 << 17 | TILE_ROWS // 16 << 24
+    return types | transpose_b << 16 | n // 8 << 17 | rows_of_product(spec) // 16 << 24
 
 
 def query_view(tensor: cute.Tensor, spec: ForwardSpec) -> cute.Tensor:
