@@ -13,6 +13,8 @@ WARP = 32
 WARPGROUP = 128
 ELEMENTS = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 CTA_BARRIER = 0  # named barrier of all warps; the plan's own start at 1
+LEADER = 0  # rank in its pair of the CTA whose MMA warp issues the products of both
+BOTH = 0b11  # ranks of a pair, as a mask
 
 
 def mbarrier_numbers(plan: PipelinePlan) -> dict[str, int]:
@@ -37,6 +39,10 @@ class Signals:
 
     Waits and arrivals are by name; every count comes from the plan. `trace` collects them as the
     plan's own steps while the kernel is traced, so that they can be compared with its program.
+
+    In a CTA pair the leader's MMA warp works for both CTAs: what it waits for arrives at the
+    leader's barriers (loads count their bytes there, `remote` signals their threads), and what it
+    commits arrives at the barriers of both.
     """
 
     plan: cutlass.Constexpr
@@ -71,22 +77,27 @@ class Signals:
             cute.arch.barrier_arrive(barrier_id=named_numbers(self.plan)[name],
                                      number_of_threads=self._named_threads(signal))  # fmt: skip
         else:
-            cute.arch.mbarrier_arrive(self.pointer(name))
+            cute.arch.mbarrier_arrive(self.pointer(name), LEADER if signal.remote else None)
 
     def expect(self, name: str, num_bytes: int, stage: Int32 | int = 0) -> cute.Pointer:
-        """One thread arrives for a copy of `num_bytes`; returns the barrier the copy completes."""
+        """One thread arrives for a copy of `num_bytes`; returns the barrier the copy completes.
+
+        In a pair the leader's thread arrives for the copies of both CTAs.
+        """
         signal = self.plan.signal(name)
         self._record(Arrive(name, after="tma"), self.role in signal.arrivals, signal)
         full = self.pointer(name, stage)
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(full, num_bytes)
+        arrive_and_expect(full, num_bytes * self.plan.cta_group, self.plan.cta_group)
         return full
 
     def commit(self, name: str, stage: Int32 | int = 0) -> None:
         """Arrive when the tensor core has finished this thread's products so far."""
         signal = self.plan.signal(name)
         self._record(Arrive(name, after="tensor"), self.role in signal.arrivals, signal)
-        tcgen05.commit(self.pointer(name, stage))
+        if self.plan.cta_group == 2:
+            tcgen05.commit(self.pointer(name, stage), BOTH, tcgen05.CtaGroup.TWO)
+        else:
+            tcgen05.commit(self.pointer(name, stage))
 
     def _named_threads(self, signal: Signal) -> int:
         waiting = sum(len(self.plan.role(name).warps) for name in signal.waiters) * WARP
@@ -96,6 +107,21 @@ class Signals:
         if not allowed:
             raise ValueError(f"the plan gives {self.role} no part in signal {signal.name}")
         self.trace.append((self.role, step))
+
+
+def pair_rank(cta_group: int) -> Int32 | int:
+    """This CTA's rank in its pair."""
+    return cute.arch.block_idx_in_cluster() if cta_group == 2 else LEADER
+
+
+@cute.jit
+def arrive_and_expect(
+    barrier: cute.Pointer, num_bytes: cutlass.Constexpr, cta_group: cutlass.Constexpr
+):
+    """One thread of the CTA, or of the leader of a pair, arrives for `num_bytes`."""
+    if pair_rank(cta_group) == LEADER:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, num_bytes)
 
 
 @cute.jit

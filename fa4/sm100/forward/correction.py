@@ -98,7 +98,7 @@ def finish(
     signals.wait(f"stats{i}_full", 0)
     total, highest = outputs.stats[i][thread], outputs.stats[i][WARPGROUP + thread]
     signals.arrive(f"stats{i}_empty")
-    row = tile.first_row + i * TILE_ROWS + thread
+    row = tile.tile_row(i) + thread
     if cutlass.const_expr(outputs.sink is not None):
         total, highest = add_sink(outputs, tile, row, total, highest)
     empty = (total == 0.0) | (total != total)

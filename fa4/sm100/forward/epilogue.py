@@ -56,8 +56,7 @@ def store_by_tma(store: Store, tile: WorkTile, i: int) -> None:
     """O_i; TMA leaves out rows and columns that the tensor does not have."""
     rows, cols = store.shared.shape[0], store.shared.shape[1]
     tensor = store.tensor[None, None, tile.head, tile.batch]
-    number = tile.block * tile.spec.numerics.q_tiles + i
-    target = cute.local_tile(tensor, (TILE_ROWS, cute.size(cols)), (number, 0))
+    target = cute.local_tile(tensor, (TILE_ROWS, cute.size(cols)), (tile.tile_number(i), 0))
     shared = store.shared[None, None, i]
     source, target = cpasync.tma_partition(
         store.atom,
@@ -75,7 +74,7 @@ def store_rows(store: Store, tile: WorkTile, i: cutlass.Constexpr):
     spec: cutlass.Constexpr = tile.spec
     vectors: cutlass.Constexpr = spec.head_dim_v // VECTOR
     lane = cute.arch.lane_idx()
-    first = tile.first_row + i * TILE_ROWS
+    first = tile.tile_row(i)
     for number in cutlass.range(lane, TILE_ROWS * vectors, WARP, unroll=1):
         row, vector = number // vectors, number % vectors
         packed = first + row

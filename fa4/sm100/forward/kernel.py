@@ -9,18 +9,22 @@ from fa4.plan.forward_layout import split_columns
 from fa4.sm100.forward.context import (
     CTA_BARRIER,
     ELEMENTS,
+    LEADER,
     WARP,
     WARPGROUP,
     Signals,
     init_signals,
+    pair_rank,
 )
 from fa4.sm100.forward.correction import Outputs, correction
 from fa4.sm100.forward.epilogue import Store, epilogue
 from fa4.sm100.forward.load import Operand, load
 from fa4.sm100.forward.mma import mma
 from fa4.sm100.forward.operands import (
+    CTA_GROUPS,
     columns_first,
     make_products,
+    output_tile,
     product_tiles,
     query_view,
     rows_first,
@@ -51,7 +55,7 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
     mmas = tiled_mmas(spec)
     layouts = shared_layouts(spec, mmas)
     qk_tile, pv_tile = product_tiles(spec)
-    op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+    op = cpasync.CopyBulkTensorTileG2SOp(CTA_GROUPS[spec.cta_group])
     loads = (
         cute.nvgpu.make_tiled_tma_atom_A(op, query_view(q, spec), layouts[0], qk_tile, mmas[0]),
         cute.nvgpu.make_tiled_tma_atom_B(
@@ -68,15 +72,17 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
             cpasync.CopyBulkTensorTileS2GOp(),
             query_view(o, spec),
             cute.select(layouts[3], [0, 1]),
-            pv_tile[:2],
+            output_tile(spec),
         )
+    clusters = cutlass.min(num_sms // spec.cta_group, num_tiles)
     kernel(
         mmas, loads, store, layouts, lse, softmax_scale * LOG2_E, sizes,
         (window_left, window_right), sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k),
         spec, trace,
     ).launch(
-        grid=(cutlass.min(num_sms, num_tiles), 1, 1),
+        grid=(clusters * spec.cta_group, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
+        cluster=(spec.cta_group, 1, 1),
         stream=stream,
     )  # fmt: skip
 
@@ -102,10 +108,11 @@ def kernel(mmas, loads, store, layouts, lse, scale_log2, sizes, window, sink, le
         load(signals.of("load"), problem, *operands)
     if has_role(warp, plan.role("mma")):
         cute.arch.setmaxregister_decrease(plan.role("mma").registers)
-        with cute.arch.elect_one():
-            shared = tuple(cute.make_tensor(x.start, x.layout) for x in operands)
-            pitches = tuple(x.pitch * x.start.dtype.width // 8 for x in operands)
-            mma(signals.of("mma"), problem, make_products(spec, mmas, shared, pitches))
+        if pair_rank(spec.cta_group) == LEADER:
+            with cute.arch.elect_one():
+                shared = tuple(cute.make_tensor(x.start, x.layout) for x in operands)
+                pitches = tuple(x.pitch * x.start.dtype.width // 8 for x in operands)
+                mma(signals.of("mma"), problem, make_products(spec, mmas, shared, pitches))
     if has_role(warp, plan.role("epilogue")):
         cute.arch.setmaxregister_decrease(plan.role("epilogue").registers)
         epilogue(signals.of("epilogue"), problem, Store(*store, shared_o))
@@ -121,10 +128,23 @@ def kernel(mmas, loads, store, layouts, lse, scale_log2, sizes, window, sink, le
             rows = Rows(i, *columns, split_columns(spec.pipeline), stats[i], scale_log2)
             softmax(signals.of(f"softmax{i}"), problem, rows)
 
-    cute.arch.barrier(barrier_id=CTA_BARRIER)
+    meet(spec.cta_group)
     if has_role(warp, plan.role("mma")):
         start = cute.make_ptr(Float32, 0, cute.AddressSpace.tmem, assumed_align=16)
-        cute.arch.dealloc_tmem(start, TMEM_COLS)
+        cute.arch.dealloc_tmem(start, TMEM_COLS, is_two_cta=spec.cta_group == 2)
+
+
+def meet(cta_group: int) -> None:
+    """Every warp of the CTA, or of the pair, waits here for the others.
+
+    At the start, so that nobody arrives at a barrier that its peer has not made; at the end, so
+    that no CTA exits while its peer still arrives there or multiplies what it holds.
+    """
+    if cta_group == 2:
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.barrier(barrier_id=CTA_BARRIER)
 
 
 def has_role(warp: Int32, role):
@@ -142,14 +162,16 @@ def start_up(signals: Signals, warp: Int32):
     if has_role(warp, signals.plan.role("mma")):
         mbarriers = sum(s.stages for s in signals.plan.signals if s.kind == "mbarrier")
         held = cute.recast_ptr(signals.base + mbarriers, dtype=Int32)
-        cute.arch.alloc_tmem(TMEM_COLS, held)
-        cute.arch.relinquish_tmem_alloc_permit()
-    cute.arch.barrier(barrier_id=CTA_BARRIER)
+        two_ctas = signals.plan.cta_group == 2
+        cute.arch.alloc_tmem(TMEM_COLS, held, is_two_cta=two_ctas)
+        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=two_ctas)
+    meet(signals.plan.cta_group)
 
 
 def make_operands(spec, mmas: tuple, loads: tuple, layouts: tuple, memory: cute.Pointer) -> tuple:
     """Q, K and V on their way from global to shared memory."""
-    slices = mmas[0].get_slice(0), mmas[0].get_slice(0), mmas[1].get_slice(0)
+    rank = pair_rank(spec.cta_group)
+    slices = mmas[0].get_slice(rank), mmas[0].get_slice(rank), mmas[1].get_slice(rank)
     (rows, keys, depth), (_, values, _) = product_tiles(spec)
     tiles = (rows, depth), (keys, depth), (values, keys)
     operands = []

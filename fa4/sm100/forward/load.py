@@ -58,16 +58,20 @@ def load(signals: Signals, problem: Problem, query: Operand, key: Operand, value
             slot, lap = advance(slot, lap, stages)
         tiles_done += 1
         index = next_tile(problem, index)
-    _drain(signals, slot, lap)
+    _drain(signals, q_tiles, slot, lap, tiles_done)
 
 
 @cute.jit
-def _drain(signals: Signals, slot: Int32, lap: Int32):
-    """The products that read the last slots end before this CTA's shared memory is given back."""
+def _drain(
+    signals: Signals, q_tiles: cutlass.Constexpr, slot: Int32, lap: Int32, tiles_done: Int32
+):
+    """The last products end, and tell, before this CTA's shared memory is given back."""
     stages: cutlass.Constexpr = signals.plan.signal("kv_empty").stages
     for _ in cutlass.range_constexpr(stages):
         cute.arch.mbarrier_wait(signals.pointer("kv_empty", slot), (lap - 1) & 1)
         slot, lap = advance(slot, lap, stages)
+    for i in cutlass.range_constexpr(q_tiles):
+        cute.arch.mbarrier_wait(signals.pointer(f"q{i}_empty"), (tiles_done - 1) & 1)
 
 
 def advance(slot: Int32, lap: Int32, stages: int) -> tuple[Int32, Int32]:

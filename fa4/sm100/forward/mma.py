@@ -23,7 +23,8 @@ class Products:
     q, k, v: (low word of the first stage's shared-memory descriptor, its constant high word,
     descriptor offsets of the steps of 16 along K, descriptor offset between stages).
     idesc_s, idesc_o: instruction descriptors (PTX ISA 9.7.16.4.2). s, p, o: TMEM columns by Q tile.
-    split: steps of PV that may run before the last part of P is stored.
+    split: steps of PV that may run before the last part of P is stored. cta_group: CTAs that take
+    part; in both, operands and sums lie at the same addresses.
     """
 
     q: tuple
@@ -35,11 +36,12 @@ class Products:
     p: cutlass.Constexpr
     o: cutlass.Constexpr
     split: cutlass.Constexpr
+    cta_group: cutlass.Constexpr
 
 
 @cute.jit
 def mma(signals: Signals, problem: Problem, products: Products):
-    """Every product of this CTA's work tiles. To be called by one thread."""
+    """Every product of the work tiles of this CTA, or of its pair. To be called by one thread."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
     index = first_tile(problem)
@@ -91,6 +93,7 @@ def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
             (k_low + k_step, k_high),
             products.idesc_s,
             Int32(step > 0),
+            products.cta_group,
         )
     signals.commit(f"s{i}_full")
 
@@ -109,16 +112,19 @@ def values(signals: Signals, products: Products, i: int, slot: Int32, use: Int32
             (v_low + v_step, v_high),
             products.idesc_o,
             Int32(accumulate) if step == 0 else Int32(1),
+            products.cta_group,
         )
 
 
-def _multiply_shared(target: int, a: tuple, b: tuple, idesc: int, accumulate: Int32) -> None:
+def _multiply_shared(
+    target: int, a: tuple, b: tuple, idesc: int, accumulate: Int32, cta_group: int
+) -> None:
     """tcgen05.mma with A and B in shared memory (PTX ISA 9.7.16.10.9.1)."""
     cute.arch.inline_ptx(
         "{\n.reg .pred p;\n.reg .b32 d, i;\n.reg .b64 a, b;\n"
         "setp.ne.b32 p, {$r6}, 0;\nmov.b32 d, {$r0};\nmov.b32 i, {$r5};\n"
         "mov.b64 a, {{$r1}, {$r2}};\nmov.b64 b, {{$r3}, {$r4}};\n"
-        "tcgen05.mma.cta_group::1.kind::f16 [d], a, b, i, p;\n}",
+        f"tcgen05.mma.cta_group::{cta_group}.kind::f16 [d], a, b, i, p;\n}}",
         read_only_args=[
             Int32(target),
             a[0],
@@ -131,12 +137,14 @@ def _multiply_shared(target: int, a: tuple, b: tuple, idesc: int, accumulate: In
     )
 
 
-def _multiply_tensor(target: int, a: int, b: tuple, idesc: int, accumulate: Int32) -> None:
+def _multiply_tensor(
+    target: int, a: int, b: tuple, idesc: int, accumulate: Int32, cta_group: int
+) -> None:
     """tcgen05.mma with A in tensor memory."""
     cute.arch.inline_ptx(
         "{\n.reg .pred p;\n.reg .b32 d, a, i;\n.reg .b64 b;\n"
         "setp.ne.b32 p, {$r5}, 0;\nmov.b32 d, {$r0};\nmov.b32 a, {$r1};\nmov.b32 i, {$r4};\n"
         "mov.b64 b, {{$r2}, {$r3}};\n"
-        "tcgen05.mma.cta_group::1.kind::f16 [d], [a], b, i, p;\n}",
+        f"tcgen05.mma.cta_group::{cta_group}.kind::f16 [d], [a], b, i, p;\n}}",
         read_only_args=[Int32(target), Int32(a), b[0], Int32(b[1]), Int32(idesc), accumulate],
     )

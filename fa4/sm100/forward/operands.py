@@ -16,6 +16,7 @@ from fa4.sm100.forward.mma import Products
 from fa4.sm100.forward.spec import MMA_DEPTH, TILE_ROWS, ForwardSpec, padded_dim
 
 DESCRIPTOR_UNIT_BYTES = 16  # of addresses and offsets in a shared-memory descriptor
+CTA_GROUPS = {1: tcgen05.CtaGroup.ONE, 2: tcgen05.CtaGroup.TWO}
 
 
 def tiled_mmas(spec: ForwardSpec) -> tuple:
@@ -25,8 +26,8 @@ def tiled_mmas(spec: ForwardSpec) -> tuple:
         op = tcgen05.MmaF16BF16Op(
             ELEMENTS[spec.dtype],
             Float32,
-            (TILE_ROWS, n, MMA_DEPTH),
-            tcgen05.CtaGroup.ONE,
+            (rows_of_product(spec), n, MMA_DEPTH),
+            CTA_GROUPS[spec.cta_group],
             source,
             OperandMajorMode.K,
             b_major,
@@ -39,12 +40,21 @@ def tiled_mmas(spec: ForwardSpec) -> tuple:
     )
 
 
+def rows_of_product(spec: ForwardSpec) -> int:
+    """M of a product: a Q tile of each CTA that takes part."""
+    return TILE_ROWS * spec.cta_group
+
+
 def product_tiles(spec: ForwardSpec) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """(M, N, K) of the two products."""
-    tile_n = spec.numerics.tile_n
+    """(M, N, K) of the two products, of both CTAs of a pair.
+
+    Each CTA of a pair holds its own rows of A and of the sums, and half of B: half of
+    K's keys, half of V's columns.
+    """
+    rows, tile_n = rows_of_product(spec), spec.numerics.tile_n
     return (
-        (TILE_ROWS, tile_n, padded_dim(spec.head_dim)),
-        (TILE_ROWS, padded_dim(spec.head_dim_v), tile_n),
+        (rows, tile_n, padded_dim(spec.head_dim)),
+        (rows, padded_dim(spec.head_dim_v), tile_n),
     )
 
 
@@ -57,8 +67,15 @@ def shared_layouts(spec: ForwardSpec, mmas: tuple) -> tuple:
         make_smem_layout_b(mmas[0], qk_tile, element, 1),
         make_smem_layout_b(mmas[1], pv_tile, element, 1),
     )
-    output = make_smem_layout_epi(element, LayoutEnum.ROW_MAJOR, pv_tile[:2], spec.numerics.q_tiles)
+    output = make_smem_layout_epi(
+        element, LayoutEnum.ROW_MAJOR, output_tile(spec), spec.numerics.q_tiles
+    )
     return (*(cute.select(layout, [0, 1, 2]) for layout in tiles), output)
+
+
+def output_tile(spec: ForwardSpec) -> tuple[int, int]:
+    """Rows and columns of an O tile."""
+    return TILE_ROWS, padded_dim(spec.head_dim_v)
 
 
 def make_products(spec: ForwardSpec, mmas: tuple, tensors: tuple, pitches: tuple) -> Products:
@@ -78,8 +95,9 @@ def make_products(spec: ForwardSpec, mmas: tuple, tensors: tuple, pitches: tuple
         q=q,
         k=k,
         v=v,
-        idesc_s=_instruction_descriptor(spec.dtype, tile_n, transpose_b=False),
-        idesc_o=_instruction_descriptor(spec.dtype, values, transpose_b=True),
+        idesc_s=_instruction_descriptor(spec, tile_n, transpose_b=False),
+        idesc_o=_instruction_descriptor(spec, values, transpose_b=True),
+        cta_group=spec.cta_group,
         s=[plan.buffer(f"s{i}").start for i in tiles],
         p=[plan.buffer(f"p{i}").start for i in tiles],
         o=[plan.buffer(f"o{i}").start for i in tiles],
@@ -95,11 +113,11 @@ def _descriptor(fragment: cute.Tensor, pitch: int) -> tuple:
     return word.to(Int32), (word >> 32).to(Int32), offsets, pitch
 
 
-def _instruction_descriptor(dtype: str, n: int, *, transpose_b: bool) -> int:
-    """kind::f16 with float32 sums and M = 128 (PTX ISA 9.7.16.4.2)."""
-    kind = {"fp16": 0, "bf16": 1}[dtype]
+def _instruction_descriptor(spec: ForwardSpec, n: int, *, transpose_b: bool) -> int:
+    """kind::f16 with float32 sums (PTX ISA 9.7.16.4.2)."""
+    kind = {"fp16": 0, "bf16": 1}[spec.dtype]
     types = 1 << 4 | kind << 7 | kind << 10
-    return types | transpose_b << 16 | n // 8 << 17 | TILE_ROWS // 16 << 24
+    return types | transpose_b << 16 | n // 8 << 17 | rows_of_product(spec) // 16 << 24
 
 
 def query_view(tensor: cute.Tensor, spec: ForwardSpec) -> cute.Tensor:

@@ -8,7 +8,6 @@ from cutlass import Float32, Int32
 
 from fa4.sm100.forward import rowmath
 from fa4.sm100.forward.context import ELEMENTS, WARPGROUP, Signals
-from fa4.sm100.forward.spec import TILE_ROWS
 from fa4.sm100.forward.tiles import Problem, first_tile, locate, next_tile
 from fa4.sm100.forward.tmem import pack_words, read_columns, warp_lanes, write_columns
 
@@ -45,7 +44,7 @@ def softmax(signals: Signals, problem: Problem, rows: Rows):
     uses, stats_use = Int32(0), Int32(0)
     while index < problem.num_tiles:
         tile = locate(problem, index)
-        first_row = tile.first_row + i * TILE_ROWS
+        first_row = tile.tile_row(i)
         visible = tile.visible_start(first_row + thread), tile.visible_end(first_row + thread)
         whole_stop, whole_start = tile.whole_tiles(first_row)
         number, stop = tile.kv_stop, tile.kv_start

@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.sm100.forward.context import pair_rank
 from fa4.sm100.forward.spec import TILE_ROWS
 
 
@@ -41,6 +42,7 @@ class WorkTile:
     head: Int32
     head_k: Int32
     batch: Int32
+    rank: Int32 | int
     start_q: Int32
     start_k: Int32
     seqlen_q: Int32
@@ -50,8 +52,17 @@ class WorkTile:
 
     @property
     def first_row(self) -> Int32:
-        """First packed row of the block, of both Q tiles."""
+        """First packed row of the block, of all Q tiles and of both CTAs of a pair."""
         return self.block * block_rows(self.spec)
+
+    def tile_number(self, i: int) -> Int32:
+        """Number in the sequence of this CTA's Q tile i; those of a pair lie side by side."""
+        number = self.block * self.spec.numerics.q_tiles + i
+        return number * self.spec.cta_group + self.rank
+
+    def tile_row(self, i: int) -> Int32:
+        """First packed row of this CTA's Q tile i."""
+        return self.tile_number(i) * TILE_ROWS
 
     def position(self, row: Int32) -> Int32:
         """Position in its sequence of a packed row."""
@@ -157,6 +168,7 @@ def locate(problem: Problem, index: Int32) -> WorkTile:
         head=head,
         head_k=head // problem.group,
         batch=batch,
+        rank=pair_rank(spec.cta_group),
         start_q=start_q,
         start_k=start_k,
         seqlen_q=seqlen_q,
