@@ -79,6 +79,15 @@ class Signals:
         else:
             cute.arch.mbarrier_arrive(self.pointer(name), LEADER if signal.remote else None)
 
+    def arrive_once(self, name: str) -> None:
+        """Arrive once per warp, when all of its threads are here; a lone thread by itself."""
+        if self.plan.signal(name).arrivals[self.role] == 1 and self.role == "mma":
+            self.arrive(name)
+        else:
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                self.arrive(name)
+
     def expect(self, name: str, num_bytes: int, stage: Int32 | int = 0) -> cute.Pointer:
         """One thread arrives for a copy of `num_bytes`; returns the barrier the copy completes.
 

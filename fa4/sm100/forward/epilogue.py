@@ -46,8 +46,8 @@ def epilogue(signals: Signals, problem: Problem, store: Store):
             if cutlass.const_expr(store.atom is not None):
                 cute.arch.cp_async_bulk_wait_group(q_tiles - 1 - i, read=True)
             signals.arrive(f"epi{i}_empty")
+        index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
-        index = next_tile(problem, index)
     if cutlass.const_expr(store.atom is not None):
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
