@@ -17,7 +17,9 @@ from fa4.plan.forward_layout import (
     kv_slot_bytes,
     lay_out,
     output_over_queries,
+    registers,
     split_columns,
+    steals_work,
 )
 from fa4.plan.forward_roles import (
     correction_role,
@@ -28,6 +30,7 @@ from fa4.plan.forward_roles import (
 )
 from fa4.plan.schema import PipelinePlan, Signal, ring
 from fa4.plan.work import WARPGROUP
+from fa4.plan.work_stealing import steal_work
 
 
 def forward_plan(pipeline: ForwardPipeline, gpu: Gpu) -> PipelinePlan:
@@ -47,10 +50,14 @@ def forward_plan(pipeline: ForwardPipeline, gpu: Gpu) -> PipelinePlan:
     if pipeline.correction == "warpgroup":
         roles.append(correction_role(pipeline))
     roles += [mma_role(pipeline), epilogue_role(pipeline), load_role(pipeline)]
+    signals = _signals(pipeline, stages)
+    if steals_work(pipeline):
+        roles, of_work = steal_work(roles, registers(pipeline)[2])
+        signals += of_work
     return PipelinePlan(
         name=f"forward d{pipeline.head_dim}x{pipeline.head_dim_v} cta_group {pipeline.cta_group}",
         roles=tuple(roles),
-        signals=tuple(_signals(pipeline, stages)),
+        signals=tuple(signals),
         buffers=tuple(buffers),
         cta_group=pipeline.cta_group,
         trips=("kv_tiles", "masked_tiles", "plain_tiles"),

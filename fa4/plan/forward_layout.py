@@ -7,6 +7,7 @@ from fa4.hardware import Gpu
 from fa4.plan.memory import TILE_BUDGET_BYTES, Layout, require_fit, ring_stages
 from fa4.plan.schema import Buffer
 from fa4.plan.work import FRAGMENT, WARPGROUP
+from fa4.plan.work_stealing import RESPONSE_BYTES
 
 # (cta_group, causal, padded head dim) -> registers of a softmax and a correction thread
 # (flash_attn.cute's tuning table for B200); the other warps get what is left of 512 per lane.
@@ -56,6 +57,11 @@ def output_over_queries(pipeline: ForwardPipeline) -> bool:
     return pipeline.head_dim >= 192 and pipeline.head_dim_v >= 64
 
 
+def steals_work(pipeline: ForwardPipeline) -> bool:
+    """Do CTAs ask the hardware for work tiles? Pairs are described without it."""
+    return pipeline.scheduler == "clc" and pipeline.cta_group == 1
+
+
 def lay_out(pipeline: ForwardPipeline, gpu: Gpu) -> list[Buffer]:
     """Shared and tensor memory; raises ValueError with the sum when something does not fit."""
     assert pipeline.head_dim_v is not None
@@ -74,6 +80,8 @@ def lay_out(pipeline: ForwardPipeline, gpu: Gpu) -> list[Buffer]:
     stages = _add_ring(layout, pipeline)
     if pipeline.correction == "warpgroup":  # otherwise they stay in registers
         layout.add("row_stats", "smem", 2 * q_tiles * WARPGROUP * 4, align=16)
+    if steals_work(pipeline):
+        layout.add("work", "smem", RESPONSE_BYTES, align=16)
     layout.add("barriers", "smem", 8 * (2 * stages + OTHER_BARRIERS), align=8)
     for tile in range(q_tiles):
         layout.add(f"s{tile}", "tmem", tile_n)

@@ -141,7 +141,7 @@ def _run_forward(
 ) -> tuple[ChipRun, TileRunner, int]:
     runner = make_runner(plan, machine, simulation)
     tiles = forward_tiles(problem, pipeline, simulation.lengths)
-    if pipeline.scheduler == "lpt":
+    if pipeline.scheduler in ("lpt", "clc"):
         dims = pipeline.head_dim + (pipeline.head_dim_v or 0)
         head_bytes = problem.seqlen_k * dims * pipeline.element_bytes
         tiles = tiles.take(lpt_order(tiles, head_bytes))

@@ -59,7 +59,7 @@ class Signals:
         return self.base + (mbarrier_numbers(self.plan)[name] + stage)
 
     def wait(self, name: str, use: Int32 | int, stage: Int32 | int = 0) -> None:
-        """Wait for a stage's phase number `use`, counted from 0; free phases have passed already."""
+        """Wait for a stage's phase number `use`, from 0; free phases have passed already."""
         signal = self.plan.signal(name)
         self._record(Wait(name), self.role in signal.waiters, signal)
         if signal.kind == "named":
@@ -78,6 +78,12 @@ class Signals:
                                      number_of_threads=self._named_threads(signal))  # fmt: skip
         else:
             cute.arch.mbarrier_arrive(self.pointer(name), LEADER if signal.remote else None)
+
+    def arrive_once(self, name: str) -> None:
+        """Arrive once per warp, when all of its threads are here."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            self.arrive(name)
 
     def expect(self, name: str, num_bytes: int, stage: Int32 | int = 0) -> cute.Pointer:
         """One thread arrives for a copy of `num_bytes`; returns the barrier the copy completes.

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 
 from fa4.sm100.forward.context import ELEMENTS, WARPGROUP, Signals
 from fa4.sm100.forward.rowmath import LOG2_E
-from fa4.sm100.forward.spec import TILE_ROWS, padded_dim
+from fa4.sm100.forward.spec import padded_dim
 from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
 from fa4.sm100.forward.tmem import pack_words, read_columns, warp_lanes, write_columns
 
@@ -62,8 +62,8 @@ def correction(signals: Signals, problem: Problem, outputs: Outputs):
             signals.arrive("stats1_empty")
         for i in cutlass.range_constexpr(q_tiles):
             finish(signals, problem, outputs, tile, i, tiles_done)
+        index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
-        index = next_tile(problem, index)
 
 
 @cute.jit

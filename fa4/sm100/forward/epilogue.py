@@ -49,15 +49,15 @@ def epilogue(signals: Signals, problem: Problem, store: Store):
             signals.arrive(f"epi{i}_empty")
         if cutlass.const_expr(output_over_queries(problem.spec.pipeline)):
             signals.arrive("o_stored")
+        index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
-        index = next_tile(problem, index)
     if cutlass.const_expr(store.atom is not None):
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 def store_by_tma(store: Store, tile: WorkTile, i: int) -> None:
     """O_i; TMA leaves out rows and columns that the tensor does not have."""
-    rows, cols = store.shared.shape[0], store.shared.shape[1]
+    cols = store.shared.shape[1]
     tensor = store.tensor[None, None, tile.head, tile.batch]
     target = cute.local_tile(tensor, (TILE_ROWS, cute.size(cols)), (tile.tile_number(i), 0))
     shared = store.shared[None, None, i]

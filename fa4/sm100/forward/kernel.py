@@ -3,7 +3,7 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync, tcgen05
+from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.forward_layout import split_columns
 from fa4.sm100.forward.context import (
@@ -33,8 +33,9 @@ from fa4.sm100.forward.operands import (
     tiled_mmas,
 )
 from fa4.sm100.forward.rowmath import LOG2_E
+from fa4.sm100.forward.scheduler import scheduler
 from fa4.sm100.forward.softmax import Rows, softmax
-from fa4.sm100.forward.tiles import Problem, block_rows
+from fa4.sm100.forward.tiles import Problem, block_rows, heads_per_section
 
 TMEM_COLS = 512  # all of it: one CTA per SM, so that column numbers are known while compiling
 SWIZZLE_ALIGN = 1024
@@ -52,7 +53,9 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
     rows = block_rows(spec)
     blocks = (seqlen_q * spec.group + rows - 1) // rows
     num_tiles = blocks * heads * batch
-    sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles)
+    width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
+    section = heads_per_section(k.shape[-3] * width, heads * batch)
+    sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
     mmas = tiled_mmas(spec)
     layouts = shared_layouts(spec, mmas)
     qk_tile, pv_tile = product_tiles(spec)
@@ -75,7 +78,9 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
             cute.select(layouts[3], [0, 1]),
             output_tile(spec),
         )
-    clusters = cutlass.min(num_sms // spec.cta_group, num_tiles)
+    clusters = num_tiles
+    if cutlass.const_expr(spec.scheduler == "static"):
+        clusters = cutlass.min(num_sms // spec.cta_group, num_tiles)
     kernel(
         mmas, loads, store, layouts, lse, softmax_scale * LOG2_E, sizes,
         (window_left, window_right), sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k),
@@ -97,7 +102,10 @@ def kernel(mmas, loads, store, layouts, lse, scale_log2, sizes, window, sink, le
     memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
     barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
     signals = Signals(plan, "setup", trace, barriers)
-    problem = Problem(spec, *sizes, *window, *lengths)
+    response = None
+    if cutlass.const_expr(spec.scheduler == "clc"):
+        response = memory + plan.buffer("work").start
+    problem = Problem(spec, *sizes, *window, *lengths, response)
     operands = make_operands(spec, mmas, loads, layouts, memory)
     shared_o = shared_tensor(spec, memory, "o", layouts[3])
     stats = tuple(stats_tensor(spec, memory, i) for i in range(q_tiles))
@@ -112,8 +120,14 @@ def kernel(mmas, loads, store, layouts, lse, scale_log2, sizes, window, sink, le
         if pair_rank(spec.cta_group) == LEADER:
             held = cute.make_tensor(held_address(signals), cute.make_layout(1))
             tmem = cute.arch.make_warp_uniform(held[0])
-            shared = tuple((cute.make_tensor(x.start, x.layout), x.pitch, x.shift) for x in operands)
+            shared = tuple(
+                (cute.make_tensor(x.start, x.layout), x.pitch, x.shift) for x in operands
+            )
             mma(signals.of("mma"), problem, make_products(spec, mmas, shared, tmem))
+    if cutlass.const_expr(spec.scheduler == "clc"):  # noqa: SIM102
+        if has_role(warp, plan.role("scheduler")):
+            cute.arch.setmaxregister_decrease(plan.role("scheduler").registers)
+            scheduler(signals.of("scheduler"), problem)
     if has_role(warp, plan.role("epilogue")):
         cute.arch.setmaxregister_decrease(plan.role("epilogue").registers)
         epilogue(signals.of("epilogue"), problem, Store(*store, shared_o))

@@ -61,8 +61,8 @@ def load(signals: Signals, problem: Problem, query: Operand, key: Operand, value
             slot, lap = advance(slot, lap, stages)
             _fill(signals, "kv", value, v[None, last - j], slot, lap)
             slot, lap = advance(slot, lap, stages)
+        index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
-        index = next_tile(problem, index)
     _drain(signals, q_tiles, slot, lap, tiles_done)
 
 

@@ -94,8 +94,8 @@ def mma(signals: Signals, problem: Problem, products: Products):
         signals.commit("kv_empty", slot)
         uses += 1
         slot, lap = advance(slot, lap, stages)
+        index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
-        index = next_tile(problem, index)
 
 
 def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:

@@ -41,7 +41,7 @@ def softmax(signals: Signals, problem: Problem, rows: Rows):
     thread = cute.arch.shuffle_sync(cute.arch.thread_idx()[0] % WARPGROUP, cute.arch.lane_idx())
     slot = cute.make_tensor(rows.stats.iterator + thread, cute.make_layout(2, stride=WARPGROUP))
     index = first_tile(problem)
-    uses, stats_use = Int32(0), Int32(0)
+    uses, stats_use, tiles_done = Int32(0), Int32(0), Int32(0)
     while index < problem.num_tiles:
         tile = locate(problem, index)
         first_row = tile.tile_row(i)
@@ -70,7 +70,8 @@ def softmax(signals: Signals, problem: Problem, rows: Rows):
                 uses, stats_use = uses + 1, stats_use + 1
         slot[0], slot[1] = total, highest
         signals.arrive(f"stats{i}_full")
-        index = next_tile(problem, index)
+        index = next_tile(signals, problem, index, tiles_done)
+        tiles_done += 1
 
 
 @cute.jit

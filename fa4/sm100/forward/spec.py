@@ -57,6 +57,8 @@ class ForwardSpec:
         require(self.dtype in ("bf16", "fp16"), "dtype must be bf16 or fp16", self.dtype)
         require_int("group", self.group, 1, TILE_ROWS)
         require(TILE_ROWS % self.group == 0, "group must divide 128", self.group)
+        if self.scheduler == "clc" and self.cta_group == 2:
+            raise ValueError("scheduler clc needs cta_group 1; got 2")
         if self.causal and self.window_right:
             raise ValueError("causal has its own right bound; got window_right=True")
 

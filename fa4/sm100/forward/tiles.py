@@ -6,8 +6,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from fa4.sm100.forward.context import pair_rank
+from fa4.sm100.forward.context import Signals, pair_rank
 from fa4.sm100.forward.spec import TILE_ROWS
+
+L2_SECTION_BYTES = 50 << 20  # K and V that stay in L2 beside everything else (FlashAttention-4)
+MOST_SECTION_BITS = 10
+LONGEST_FIRST = ("lpt", "clc")
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,14 @@ class Problem:
     group: Int32
     blocks: Int32
     num_tiles: Int32
+    section: Int32
     window_left: Int32 | None
     window_right: Int32 | None
     cu_seqlens_q: cute.Tensor | None
     cu_seqlens_k: cute.Tensor | None
     seqused_q: cute.Tensor | None
     seqused_k: cute.Tensor | None
+    response: cute.Pointer | None
 
 
 @dataclass(frozen=True)
@@ -130,10 +136,27 @@ def first_tile(problem: Problem) -> Int32:
     return _skip_empty(problem, cute.arch.block_idx()[0] // problem.spec.cta_group)
 
 
-def next_tile(problem: Problem, index: Int32) -> Int32:
-    """The work tile after `index`; num_tiles or more at the end. A persistent grid strides."""
+def next_tile(signals: Signals, problem: Problem, index: Int32, tiles_done: Int32) -> Int32:
+    """The work tile after `index`; num_tiles or more at the end.
+
+    A grid of as many CTAs as work in parallel strides by its size. With "clc" the hardware answers
+    the scheduler warp's question; tiles_done counts this role's tiles before the one it has ended.
+    """
+    if problem.spec.scheduler == "clc":
+        return _stolen_tile(signals, problem, tiles_done)
     step = cute.arch.grid_dim()[0] // problem.spec.cta_group
     return _skip_empty(problem, index + step)
+
+
+@cute.jit
+def _stolen_tile(signals: Signals, problem: Problem, tiles_done: Int32):
+    """The work tile of the CTA that was cancelled for this one; num_tiles if there was none."""
+    signals.wait("work_full", tiles_done)
+    first_cta, _, _, valid = cute.arch.clc_response(problem.response)
+    # The next answer is written by the asynchronous proxy, over what was read just now.
+    cute.arch.fence_proxy("async.shared", space="cta")
+    signals.arrive_once("work_empty")
+    return cutlass.select_(valid != 0, first_cta, problem.num_tiles)
 
 
 @cute.jit
@@ -152,14 +175,35 @@ def _has_rows(problem: Problem, index: Int32):
     return tile.first_row < tile.seqlen_q * problem.spec.group
 
 
+def heads_per_section(head_bytes: Int32, heads: Int32) -> Int32:
+    """Heads that run side by side so that their K and V stay in L2: a power of two, at most all."""
+    section = Int32(1)
+    for width in (2 << exponent for exponent in range(MOST_SECTION_BITS)):
+        fits = (head_bytes <= L2_SECTION_BYTES // width) & (width <= heads)
+        section = cutlass.select_(fits, Int32(width), section)
+    return section
+
+
+def _order(problem: Problem, index: Int32) -> tuple[Int32, Int32]:
+    """(query block, head of all batch entries) of work tile `index`.
+
+    Query blocks vary fastest; or, longest first: in sections of heads that share L2, the last
+    query blocks of all heads come first, as under a mask they see the most keys.
+    """
+    if problem.spec.scheduler not in LONGEST_FIRST:
+        return index % problem.blocks, index // problem.blocks
+    tiles = problem.section * problem.blocks
+    section, place = index // tiles, index % tiles
+    first_head = section * problem.section
+    width = cutlass.min(problem.section, problem.num_tiles // problem.blocks - first_head)
+    return problem.blocks - 1 - place // width, first_head + place % width
+
+
 def locate(problem: Problem, index: Int32) -> WorkTile:
-    """The work tile number `index`: query blocks vary fastest, then heads, then batch entries."""
+    """The work tile number `index`, and its sequences."""
     spec = problem.spec
-    block = index % problem.blocks
-    rest = index // problem.blocks
+    block, rest = _order(problem, index)
     head, batch = rest % problem.heads, rest // problem.heads
-    if spec.causal:  # the longest rows first, so that the short ones fill the gaps at the end
-        block = problem.blocks - 1 - block
     start_q, seqlen_q = _sequence(problem.cu_seqlens_q, problem.seqused_q, batch, problem.seqlen_q)
     start_k, seqlen_k = _sequence(problem.cu_seqlens_k, problem.seqused_k, batch, problem.seqlen_k)
     return WorkTile(
