@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -259,8 +261,8 @@ def test_pipeline(schedule: str, seed: int) -> None:
 def test_pipeline_faults(old: str, new: str, expected: set[str]) -> None:
     assert old in PIPELINE
     found = set()
-    for schedule in SCHEDULES:
-        _, report = pipeline(PIPELINE.replace(old, new), schedule=schedule, seed=1)
+    for schedule, seed in product(SCHEDULES, range(3)):
+        _, report = pipeline(PIPELINE.replace(old, new), schedule=schedule, seed=seed)
         found |= kinds(report)
     assert found & expected
 

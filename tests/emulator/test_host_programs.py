@@ -14,7 +14,7 @@ import pytest
 
 from fa4.emulator.errors import EmulationFailed, LaunchError
 from fa4.emulator.host import Allocation, Launch, emulate, launch
-from fa4.emulator.host import compiled as compiled_module
+from fa4.emulator.host import program as program_module
 from fa4.emulator.host.dlpack import DeviceView
 from fa4.emulator.host.runtime import HostRuntime
 
@@ -368,13 +368,13 @@ def test_emulate_undoes_everything(add):
 def test_host_code_is_released(add, monkeypatch):
     alive = []
 
-    class Watched(compiled_module.HostCode):
+    class Watched(program_module.HostCode):
         def __init__(self, *args):
             super().__init__(*args)
             alive.append(weakref.ref(self))
             alive.extend(weakref.ref(callback) for callback in args[1]._callbacks)
 
-    monkeypatch.setattr(compiled_module, "HostCode", Watched)
+    monkeypatch.setattr(program_module, "HostCode", Watched)
     for _ in range(3):
         launch(add, *operands(), executor=FakeGpu())
     with emulate(FakeGpu()):

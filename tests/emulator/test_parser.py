@@ -387,6 +387,14 @@ def test_versions_and_targets(version, target):
     assert module.target == target.split(",")[0]
 
 
+@pytest.mark.parametrize("directive", ["", ".address_size 32", ".address_size 16"])
+def test_addresses_have_64_bits(directive):
+    with pytest.raises(PtxError, match=r"write \.address_size 64") as caught:
+        parse(f".version 8.8\n.target sm_100a\n{directive}\n.entry k() {{ ret; }}")
+    assert caught.value.line == (3 if directive else 4)
+    assert (directive or ".address_size 32") in str(caught.value)
+
+
 @pytest.mark.parametrize("header", ["", "()", "() .maxntid 256", "() .maxnreg 64 .maxnreg 32"])
 def test_headers(header):
     directives = parse(f"{HEAD}.entry k{header} {{ ret; }}").kernels["k"].directives

@@ -143,6 +143,12 @@ def test_fault_is_found(name: str) -> None:
         assert kinds(report) & expected, f"{schedule}: {report}"
 
 
+def test_a_race_on_tensor_memory_names_columns_and_lanes() -> None:
+    (finding, *_) = run(FAULTS["no wait::st before A is read"][0], max_findings=1).findings
+    assert "in TMEM column 32, lanes 0..15); CTA 0" in finding.message
+    assert "bytes" not in finding.message
+
+
 @pytest.mark.parametrize("kernel", [A_IN_TMEM, REUSE])
 def test_kernels_that_the_faults_are_planted_in(kernel: TensorKernel) -> None:
     for schedule in SCHEDULES:
@@ -156,6 +162,42 @@ def test_without_checks_the_values_still_come_out() -> None:
     report = GOOD.run([PROBLEM.image.copy(), out], checks=False, schedule="random")
     assert report.ok
     np.testing.assert_array_equal(out.view(np.float32), PROBLEM.product)
+
+
+# Two threads issue to one pipe.
+
+BEFORE, AFTER = "tcgen05.fence::before_thread_sync;\n", "tcgen05.fence::after_thread_sync;\n"
+SECOND = (
+    "  setp.ne.u32 %p1, %r1, 32;\n  @%p1 bra SKIP;\n" + AGAIN + commit() + "SKIP:\n" + wait()
+    + read_out("%rd2", N)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("work, handover, fine", [
+    (MMA, BEFORE + "bar.sync 0;\n" + AFTER, True),
+    (MMA, "bar.sync 0;\n" + AFTER, False),
+    (MMA, BEFORE + "bar.sync 0;\n", False),
+    (MMA, "bar.sync 0;\n", False),
+    (MMA + commit(8), wait(8, name="FIRST"), True),
+    (MMA + commit(8), "bar.sync 0;\n", False),
+])  # fmt: skip
+def test_the_pipe_orders_operations_of_one_thread_only(
+    work: str, handover: str, fine: bool
+) -> None:
+    kernel = GOOD.but(barriers=(1, 1), work=work, after=handover + SECOND)
+    for schedule in SCHEDULES:
+        report = run(kernel, schedule=schedule)
+        assert kinds(report) == (set() if fine else {"race"}), str(report)
+        assert fine or "the tensor pipe orders operations of one thread only" in str(report)
+
+
+@pytest.mark.parametrize("column, fine", [(N, True), (0, False)])
+def test_threads_may_issue_to_columns_of_their_own(column: int, fine: bool) -> None:
+    """Both commit, and all wait for both."""
+    other = f"  add.u32 %r26, %r21, {column};\n" + mma(PROBLEM, "f16", d="%r26")
+    second = SECOND.replace(AGAIN, other) + wait(8, name="FIRST")
+    kernel = GOOD.but(barriers=(1, 1), work=MMA + commit(8), after=second)
+    assert kinds(run(kernel)) == (set() if fine else {"race"})
 
 
 # Pairs.

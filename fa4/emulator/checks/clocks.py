@@ -224,6 +224,13 @@ class WarpClock(Actor):
             self.knowledge.foreign = self.knowledge.foreign.all_fenced()
         self.epoch += 1
 
+    def stamp(self, identity: int) -> int:
+        """Let an id that no access has stand for what the warp has executed so far; its epoch."""
+        epoch = self.epoch
+        self.knowledge.add(identity, epoch)
+        self.epoch += 1
+        return epoch
+
     def finish_launches(self, known_from: int) -> None:
         """Clusters numbered below `known_from` are over and visible (griddepcontrol.wait)."""
         self.knowledge.known_from = max(self.knowledge.known_from, known_from)
@@ -261,12 +268,12 @@ class AsyncPool:
     def __init__(self, first_row: int, rows: int = 4) -> None:
         self._first_row = first_row
         self._epochs = [0] * (rows * LANES)
-        self._next = 0
+        self.begun = 0  # operations so far: number n has id n % ids, in its epoch n // ids + 1
 
     def begin(self, snapshot: Message) -> AsyncActor:
         """A new operation that knows `snapshot`, which must not be changed afterwards."""
-        at = self._next
-        self._next = (at + 1) % len(self._epochs)
+        at = self.begun % len(self._epochs)
+        self.begun += 1
         self._epochs[at] += 1
         epoch, row = self._epochs[at], self._first_row + at // LANES
         return AsyncActor(row, epoch, snapshot, since=epoch, lane=at % LANES)
@@ -306,6 +313,11 @@ class PipeActor:
     def __init__(self, row: int) -> None:
         self._row = row
         self._latest: AsyncActor | None = None
+
+    @property
+    def epoch(self) -> int:
+        """That of the latest operation, 0 before the first."""
+        return self._latest.epoch if self._latest is not None else 0
 
     def begin(self, snapshot: Message) -> AsyncActor:
         """The next operation: it also knows what the earlier ones of the pipe knew.

@@ -86,9 +86,11 @@ class Conflict:
         return self.my_id % LANES
 
 
-def describe(conflict: Conflict, name_of_id: Callable[[int], str]) -> str:
-    """One sentence: who did what to which bytes, and which earlier access it conflicts with."""
-    start = conflict.granule * conflict.granule_bytes
+def describe(conflict: Conflict, name_of_id: Callable[[int], str], place: str = "") -> str:
+    """One sentence: who did what, which earlier access it conflicts with, and where.
+
+    place: where, for a memory without byte addresses; otherwise the bytes are named.
+    """
     other = ""
     if conflict.other_id >= 0:
         other = name_of_id(conflict.other_id)
@@ -97,5 +99,6 @@ def describe(conflict: Conflict, name_of_id: Callable[[int], str]) -> str:
         if conflict.other_line:
             other += f" (PTX line {conflict.other_line})"
     me = name_of_id(conflict.my_id) + (f" (PTX line {conflict.line})" if conflict.line else "")
-    place = f"at bytes {start}..{start + conflict.granule_bytes - 1}"
+    start = conflict.granule * conflict.granule_bytes
+    place = place or f"at bytes {start}..{start + conflict.granule_bytes - 1}"
     return f"{me} {_STORY[conflict.kind].format(other=other)} ({place})"

@@ -42,7 +42,7 @@ from fa4.emulator.checks.records import (
 )
 
 
-class _Records(NamedTuple):
+class Records(NamedTuple):
     """The state of a shadow, for compiled code."""
 
     writes: np.ndarray  # uint32 (granules, FIELDS): the last write
@@ -77,6 +77,25 @@ def _record_read(reads: Any, granules: Any, lanes: Any, mine: Any) -> None:
 
 
 @numba.njit(cache=True)
+def compare(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> None:
+    """Check an access, recording nothing; records.found is its first conflict."""
+    if is_write:  # a read still under way tells more than the write that it read
+        _check_reads(records, granules, lanes, mine)
+    check_writes(records, granules, lanes, mine, is_write)
+
+
+@numba.njit(cache=True)
+def keep(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> None:
+    """Record an access that has been compared."""
+    if is_write:
+        for granule in granules:
+            records.reads[granule, WHO] = NEVER
+        record_write(records.writes, granules, lanes, mine, records.found)
+    else:
+        _record_read(records.reads, granules, lanes, mine)
+
+
+@numba.njit(cache=True)
 def _access(records: Any, places: Any, lanes: Any, unit: Any, mine: Any, is_write: bool) -> int:
     """Check and record one access; the number of the kind of its first conflict, 0 if none.
 
@@ -86,15 +105,8 @@ def _access(records: Any, places: Any, lanes: Any, unit: Any, mine: Any, is_writ
     granules, lanes = spread(places, lanes, unit)
     if outside(records.writes, granules):
         return OUTSIDE
-    if is_write:  # a read still under way tells more than the write that it read
-        _check_reads(records, granules, lanes, mine)
-    check_writes(records, granules, lanes, mine, is_write)
-    if is_write:
-        for granule in granules:
-            records.reads[granule, WHO] = NEVER
-        record_write(records.writes, granules, lanes, mine, records.found)
-    else:
-        _record_read(records.reads, granules, lanes, mine)
+    compare(records, granules, lanes, mine, is_write)
+    keep(records, granules, lanes, mine, is_write)
     return records.found[0]
 
 
@@ -108,10 +120,15 @@ class GlobalShadow(ShadowMemory):
     def __init__(self, size_bytes: int, granule_bytes: int, initialised: bool = False) -> None:
         super().__init__(-(-size_bytes // granule_bytes), granule_bytes)
         self._initialised = initialised
-        self._records = _Records(
+        self._records = Records(
             writes=np.zeros((self.granules, FIELDS), dtype=np.uint32),
             reads=np.zeros((self.granules, FIELDS), dtype=np.uint32),
             found=self._found,
+        )
+        self._describe(
+            writes=self._records.writes.ctypes.data,
+            reads=self._records.reads.ctypes.data,
+            dropped=MUST_BE_INITIALISED if initialised else 0,
         )
 
     def mark_initialised(self, start: int, stop: int) -> None:

@@ -24,6 +24,7 @@ from fa4.emulator.checks.records import (
     OUTSIDE,
     RAW,
     SAME_INSTRUCTION,
+    SHADOW,
     WAW,
     Mine,
     mine_of,
@@ -52,6 +53,18 @@ class ShadowMemory(ABC):
         self.granules = granules
         self.granule_bytes = granule_bytes
         self._found = np.zeros(FOUND_FIELDS, dtype=np.int64)
+        self._state = np.zeros(1, dtype=SHADOW)
+        self._state["granules"], self._state["granule_bytes"] = granules, granule_bytes
+
+    @property
+    def state_address(self) -> int:
+        """Where a SHADOW says where the records are; it lives as long as the shadow."""
+        return int(self._state.ctypes.data)
+
+    def _describe(self, **fields: int) -> None:
+        """Sets the other fields of the SHADOW."""
+        for name, value in fields.items():
+            self._state[name] = value
 
     def read(
         self, places: Places, lanes: Lanes, actor: Actor, how: Access, unit: Unit = GRANULE

@@ -45,6 +45,16 @@ FOUND_FIELDS = 8  # kind, granule, my lane, and of the other: WHO, lane, EPOCH, 
 OUTSIDE = -1  # instead of the number of a kind
 NO_EPOCH = 1 << 62  # above all epochs
 
+# Where a shadow's records are, for compiled code that is given an address: `rows` of actors and
+# `granules` of `granule_bytes`; readers and rows are 0 where one read is kept per granule. dropped:
+# flags of an access that do not count here.
+SHADOW = np.dtype(
+    [
+        (name, np.int64)
+        for name in ("writes", "readers", "reads", "granules", "granule_bytes", "rows", "dropped")
+    ]
+)
+
 Int: TypeAlias = int | np.integer[Any]
 
 

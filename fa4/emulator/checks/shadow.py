@@ -44,10 +44,10 @@ from fa4.emulator.checks.records import (
     unordered,
 )
 
-_ROWS_PER_WORD = 32
+ROWS_PER_WORD = 32
 
 
-class _Records(NamedTuple):
+class Records(NamedTuple):
     """The state of a shadow, for compiled code."""
 
     writes: np.ndarray  # uint32 (granules, FIELDS): the last write
@@ -63,15 +63,15 @@ def _check_reads(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
         rows = np.int64(0)
         for granule in granules:
             rows |= np.int64(records.readers[granule, word])
-        for bit in range(_ROWS_PER_WORD):
+        for bit in range(ROWS_PER_WORD):
             if rows >> bit & 1:
-                _check_reads_of(records, granules, lanes, mine, word * _ROWS_PER_WORD + bit)
+                _check_reads_of(records, granules, lanes, mine, word * ROWS_PER_WORD + bit)
 
 
 @numba.njit(cache=True)
 def _check_reads_of(records: Any, granules: Any, lanes: Any, mine: Any, row: int) -> None:
     """Compare a write with the reads by one row."""
-    reads, word, bit = records.reads[row], row // _ROWS_PER_WORD, row % _ROWS_PER_WORD
+    reads, word, bit = records.reads[row], row // ROWS_PER_WORD, row % ROWS_PER_WORD
     good, good_lane = granules[0], -1
     for i in range(granules.size):
         granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
@@ -90,7 +90,7 @@ def _check_reads_of(records: Any, granules: Any, lanes: Any, mine: Any, row: int
 def _record_read(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
     """Keep a read; reads of a row in the same epoch are one record, of several lanes."""
     reads, readers = records.reads[mine.row], records.readers
-    word, bit = mine.row // _ROWS_PER_WORD, 1 << mine.row % _ROWS_PER_WORD
+    word, bit = mine.row // ROWS_PER_WORD, 1 << mine.row % ROWS_PER_WORD
     for i in range(granules.size):
         granule, mask = granules[i], 1 << lanes[min(i, lanes.size - 1)]
         rows = np.int64(readers[granule, word])
@@ -99,6 +99,25 @@ def _record_read(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
         elif reads[granule, EPOCH] == mine.epoch and equally_strong(reads[granule, WORD], mine):
             mask |= np.int64(reads[granule, BY_LANES])
         fill(reads, granule, mine, mask)
+
+
+@numba.njit(cache=True)
+def compare(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> None:
+    """Check an access, recording nothing; records.found is its first conflict."""
+    if is_write:  # a read still under way tells more than the write that it read
+        _check_reads(records, granules, lanes, mine)
+    check_writes(records, granules, lanes, mine, is_write)
+
+
+@numba.njit(cache=True)
+def keep(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> None:
+    """Record an access that has been compared."""
+    if is_write:
+        for granule in granules:
+            records.readers[granule] = 0
+        record_write(records.writes, granules, lanes, mine, records.found)
+    else:
+        _record_read(records, granules, lanes, mine)
 
 
 @numba.njit(cache=True)
@@ -111,15 +130,8 @@ def _access(records: Any, places: Any, lanes: Any, unit: Any, mine: Any, is_writ
     granules, lanes = spread(places, lanes, unit)
     if outside(records.writes, granules):
         return OUTSIDE
-    if is_write:  # a read still under way tells more than the write that it read
-        _check_reads(records, granules, lanes, mine)
-    check_writes(records, granules, lanes, mine, is_write)
-    if is_write:
-        for granule in granules:
-            records.readers[granule] = 0
-        record_write(records.writes, granules, lanes, mine, records.found)
-    else:
-        _record_read(records, granules, lanes, mine)
+    compare(records, granules, lanes, mine, is_write)
+    keep(records, granules, lanes, mine, is_write)
     return records.found[0]
 
 
@@ -132,12 +144,18 @@ class Shadow(ShadowMemory):
 
     def __init__(self, granules: int, granule_bytes: int, rows: int) -> None:
         super().__init__(granules, granule_bytes)
-        words = -(-rows // _ROWS_PER_WORD)
-        self._records = _Records(
+        words = -(-rows // ROWS_PER_WORD)
+        self._records = Records(
             writes=np.zeros((granules, FIELDS), dtype=np.uint32),
             readers=np.zeros((granules, words), dtype=np.uint32),
             reads=np.zeros((rows, granules, FIELDS), dtype=np.uint32),
             found=self._found,
+        )
+        self._describe(
+            writes=self._records.writes.ctypes.data,
+            readers=self._records.readers.ctypes.data,
+            reads=self._records.reads.ctypes.data,
+            rows=rows,
         )
 
     def mark_initialised(self, start: int, stop: int) -> None:

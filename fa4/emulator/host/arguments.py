@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import numbers
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ _ALLOWED = (
     "NumPy arrays, CPU torch tensors, CuTe tensors and pointers over CPU memory, numbers, streams, "
     "None, and tuples, lists or dataclasses of these are"
 )
+# Where nobody has imported cutlass, no argument is one of its objects.
+_CUTE_RUNTIME = "cutlass.cute.runtime"
 # Larger arrays of 64-bit integers are not searched for pointers.
 _MAX_TABLE_BYTES = 64 * 1024
 # So many notes of tensors are made before those of dead ones are dropped.
@@ -194,15 +197,13 @@ class TensorBook:
 
 
 def _pointer_address(value: Any) -> int | None:
-    from cutlass.cute import runtime
-
-    return int(value._pointer) if type(value) is runtime._Pointer else None
+    runtime = sys.modules.get(_CUTE_RUNTIME)
+    return int(value._pointer) if runtime and type(value) is runtime._Pointer else None
 
 
 def _allocation(name: str, value: Any, strict: bool) -> Allocation | None:
-    from cutlass.cute import runtime
-
-    if type(value) is runtime._Tensor:
+    runtime = sys.modules.get(_CUTE_RUNTIME)
+    if runtime and type(value) is runtime._Tensor:
         return cute_allocation(name, value)
     if is_array(value):
         return array_allocation(name, value)
@@ -230,6 +231,5 @@ def _is_plain(value: Any) -> bool:
         return True
     if type(value).__module__.startswith(("cuda.", "ctypes", "_ctypes")):
         return True
-    from cutlass.base_dsl.typing import Numeric
-
-    return isinstance(value, Numeric)
+    typing = sys.modules.get("cutlass.base_dsl.typing")
+    return typing is not None and isinstance(value, typing.Numeric)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import ctypes as C
 import inspect
-import re
 import tempfile
 import types
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.host.arguments import is_array, replace_leaves
-from fa4.emulator.host.code import HostCode
-from fa4.emulator.host.dlpack import KDL_CPU, KDL_CUDA, DeviceView
+from fa4.emulator.host.dlpack import DeviceView
+from fa4.emulator.host.exported import Export, Exported, ExportedProgram
 from fa4.emulator.host.launch_record import Launch
-from fa4.emulator.host.runtime import I32, HostRuntime, P
+from fa4.emulator.host.program import HostProgram, readable_name
+from fa4.emulator.host.runtime import I32, P
 
 _KEEP_PTX = (
     "compile it with cute.compile[cute.KeepPTX(True)](...), with options='--keep-ptx' or with "
@@ -27,6 +26,8 @@ _KEEP_PTX = (
 
 def load(compiled: Any) -> HostProgram:
     """Prepares a compiled function. Raises LaunchError if it is not one or kept no PTX."""
+    if isinstance(compiled, Exported):
+        return ExportedProgram(compiled)
     from cutlass.base_dsl.jit_executor import JitCompiledFunction, JitExecutor
 
     if isinstance(compiled, JitExecutor):
@@ -39,27 +40,21 @@ def load(compiled: Any) -> HostProgram:
     return flavour(compiled)
 
 
-def readable_name(mangled: str) -> str:
-    """The Python function's name, without the argument types that CuTe-DSL appends."""
-    return re.split(r"_(?=Tensor|FakeTensor|Ptr|CUstream|FakeStream|\d)", mangled)[0].removeprefix(
-        "cutlass_"
-    )
+class PlainProgram(HostProgram):
+    """The ordinary flavour: CuTe-DSL turns arguments into pointers, then calls the host code."""
 
-
-class HostProgram(ABC):
-    """The host half of a compiled function, loaded. `close` when it is not needed any more."""
+    _loaded = False
 
     def __init__(self, compiled: Any) -> None:
-        self.compiled = compiled
-        self.name = readable_name(compiled.function_name)
-        ptx = getattr(compiled.artifacts, "PTX", None)
-        if compiled.has_gpu_module and (not ptx or ".version" not in ptx):
-            raise LaunchError(f"{self.name} was compiled without its PTX: {_KEEP_PTX}")
+        ptx = _kept_ptx(compiled)
         if compiled.ir_module is None or compiled.engine is None:
-            raise LaunchError(f"{self.name} has no host code for this machine: compile it here")
-        self._runtime = HostRuntime(ptx or "")
-        self._image = self._object_image()
-        self._code = HostCode(self._image, self._runtime)
+            raise LaunchError(_no_host_code(compiled))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "host.o"
+            compiled.engine.dump_to_object_file(str(path))
+            super().__init__(compiled, ptx, path.read_bytes())
+        # CuTe-DSL's own check of every argument, otherwise only done when debugging.
+        compiled.execution_args._full_arg_check = True
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name. Raises LaunchError if they do not fit the signature."""
@@ -94,47 +89,6 @@ class HostProgram(ABC):
         if _is_stream_type(annotation) and not _is_stream(value):
             raise LaunchError(f"{self.name}: {name} is {value!r}, not a stream (cuda.CUstream)")
 
-    @abstractmethod
-    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launch]:
-        """Runs the host code and returns the launches it made, in order."""
-
-    @abstractmethod
-    def _object_image(self) -> bytes:
-        """The host code as an ELF object."""
-
-    def close(self) -> None:
-        """Unloads the host code."""
-        self._code.close()
-
-    def _begin(self) -> None:
-        self._runtime.launches = []
-        self._runtime.error = None
-
-    def _launches(self) -> list[Launch]:
-        """The recorded launches. Raises what a callback raised."""
-        launches, error = self._runtime.launches, self._runtime.error
-        self._begin()
-        if error is not None:
-            raise error
-        return launches
-
-
-class PlainProgram(HostProgram):
-    """The ordinary flavour: CuTe-DSL turns arguments into pointers, then calls the host code."""
-
-    _loaded = False
-
-    def __init__(self, compiled: Any) -> None:
-        super().__init__(compiled)
-        # CuTe-DSL's own check of every argument, otherwise only done when debugging.
-        compiled.execution_args._full_arg_check = True
-
-    def _object_image(self) -> bytes:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "host.o"
-            self.compiled.engine.dump_to_object_file(str(path))
-            return path.read_bytes()
-
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launch]:
         """Runs the host code with arguments that CuTe-DSL marshals."""
         converted = [replace_leaves("argument", value, _as_cute) for value in args]
@@ -168,60 +122,27 @@ class PlainProgram(HostProgram):
         return launches
 
 
-class FfiProgram(HostProgram):
-    """Compiled with `--enable-tvm-ffi`: TVM-FFI hands over the arguments and checks them."""
+class FfiProgram(ExportedProgram):
+    """Compiled with `--enable-tvm-ffi`: exported here, called with its keywords and defaults."""
 
     def __init__(self, compiled: Any) -> None:
-        super().__init__(compiled)
-        import tvm_ffi
-
-        entry = self._code.address(f"__tvm_ffi_{compiled.function_name}")
-        self._function = tvm_ffi.Function.__from_extern_c__(entry)
-        # Compiled from CPU tensors it accepts only these.
-        self._device = KDL_CUDA if b"device_type=cuda" in self._image else KDL_CPU
-
-    def _object_image(self) -> bytes:
+        ptx = _kept_ptx(compiled)
+        if compiled.ir_module is None:
+            raise LaunchError(_no_host_code(compiled))
         from cutlass.cutlass_dsl import tvm_ffi_provider
 
         image: bytes = tvm_ffi_provider._aot_support.export_module_to_bytes(
-            self.compiled.ir_module, format="o", opt_level=3, enable_pic=True
+            compiled.ir_module, format="o", opt_level=3, enable_pic=True
         )
-        return image
-
-    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by name, as far as they can be told; the call itself checks them."""
-        names = list(self.compiled.execution_args.signature.parameters)
-        positional = self._positional(args, kwargs)
-        extra = [f"argument {index}" for index in range(len(names), len(positional))]
-        return dict(zip([*names, *extra], positional, strict=False))
-
-    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launch]:
-        """Runs the host code through TVM-FFI, with all arrays on the device it expects."""
-        positional = self._positional(args, kwargs)
-        execution_args = self.compiled.execution_args
-        if execution_args.has_pointer_address_arg_specs:
-            positional, _ = execution_args.convert_python_pointer_args_for_tvm_ffi(positional, {})
-        converted = [replace_leaves("argument", value, self._as_ffi) for value in positional]
-        self._begin()
-        try:
-            self._function(*converted)
-        except Exception as error:
-            if self._runtime.error is None:
-                raise LaunchError(f"{self.name} refuses its arguments: {error}") from error
-        return self._launches()
-
-    def close(self) -> None:
-        """Unloads the host code."""
-        del self._function
-        super().close()
+        names = tuple(compiled.execution_args.signature.parameters)
+        super().__init__(Export(compiled.function_name, image, ptx, names))
+        self.compiled = compiled
 
     def _positional(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The compiled function's own binding of keywords and defaults, without its call."""
         wrapper = getattr(self.compiled, "_kwargs_wrapper", None)
         if wrapper is None:
-            if kwargs:
-                raise LaunchError(f"{self.name} takes no keyword arguments: {', '.join(kwargs)}")
-            return tuple(args)
+            return super()._positional(args, kwargs)
         scope = {**wrapper.__globals__, "__i_target_func": lambda *values: values}
         bind = types.FunctionType(wrapper.__code__, scope, wrapper.__name__, wrapper.__defaults__)
         bind.__kwdefaults__ = wrapper.__kwdefaults__
@@ -231,13 +152,28 @@ class FfiProgram(HostProgram):
             raise LaunchError(f"{self.name} refuses its arguments: {error}") from error
         return positional
 
-    def _as_ffi(self, name: str, value: Any) -> Any:
-        import tvm_ffi
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launch]:
+        """As exported programs do, with pointers as the numbers that TVM-FFI takes."""
+        execution_args = self.compiled.execution_args
+        if not execution_args.has_pointer_address_arg_specs:
+            return super().call(args, kwargs)
+        positional = self._positional(args, kwargs)
+        converted, _ = execution_args.convert_python_pointer_args_for_tvm_ffi(positional, {})
+        return self._call_positional(converted)
 
-        value = getattr(value, "_tvm_ffi_tensor", value)
-        if is_array(value) or isinstance(value, tvm_ffi.Tensor):
-            return tvm_ffi.from_dlpack(DeviceView(value, self._device))
-        return value
+
+def _kept_ptx(compiled: Any) -> str:
+    ptx = getattr(compiled.artifacts, "PTX", None) or ""
+    if compiled.has_gpu_module and ".version" not in ptx:
+        raise LaunchError(
+            f"{readable_name(compiled.function_name)} was compiled without its PTX: {_KEEP_PTX}"
+        )
+    return ptx
+
+
+def _no_host_code(compiled: Any) -> str:
+    name = readable_name(compiled.function_name)
+    return f"{name} has no host code for this machine: compile it here"
 
 
 def _is_stream_type(annotation: Any) -> bool:

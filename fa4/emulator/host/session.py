@@ -11,9 +11,10 @@ import numpy as np
 
 from fa4.emulator.errors import EmulationFailed, LaunchError
 from fa4.emulator.host.arguments import TensorBook, array_allocation, collect, is_array
-from fa4.emulator.host.compiled import HostProgram, PlainProgram, load
+from fa4.emulator.host.compiled import PlainProgram, load
 from fa4.emulator.host.launch_record import Allocation, Launch, overlapping_groups
 from fa4.emulator.host.patches import redirected
+from fa4.emulator.host.program import HostProgram
 
 # (launches that may overlap, memory, options) -> report
 Executor: TypeAlias = Callable[[Sequence[Launch], Sequence[Allocation], Any], Any]
@@ -30,8 +31,9 @@ def launch(
 ) -> list[Any]:
     """Calls a compiled CuTe-DSL function with CPU arguments; its kernels run in the emulator.
 
-    compiled: what `cute.compile` returns, with the PTX kept. args: as for the compiled function;
-    arrays are written in place. memory: further arrays that kernels reach through pointers.
+    compiled: what `cute.compile` returns, with the PTX kept, or an exported function (`Exported`).
+    args: as for the compiled function; arrays are written in place. memory: further arrays that
+    kernels reach through pointers.
     options: see `fa4.emulator.machine.options.Options`. executor: called instead of the emulator
     for every group of overlapping launches, as executor(launches, allocations, options).
 

@@ -10,7 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from fa4.emulator.checks.conflict import Access
+from fa4.emulator.checks.conflict import MUST_BE_INITIALISED, Access
+from fa4.emulator.isa.direct_access import load_directly, store_directly
 from fa4.emulator.isa.ordering import (
     SCOPES,
     SEMANTICS,
@@ -103,7 +104,9 @@ def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
             return SPIN
         return None
 
-    return handler
+    if ordering.strong:
+        return handler
+    return load_directly(instruction, context, kind, access.word, handler)
 
 
 @machine("ldu", "9.7.9.10", "{.global} {.v2 .v4} .type: as ld")
@@ -158,7 +161,10 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
             if changed and piece.home is not None:
                 warp.cta.machine.progress += 1
 
-    return handler
+    if ordering.strong:
+        return handler
+    word = access.word & ~MUST_BE_INITIALISED
+    return store_directly(instruction, context, kind, word, handler)
 
 
 @machine("st.bulk", "9.7.9.14", "st.bulk{.weak}{.shared::cta} [a], size, 0")

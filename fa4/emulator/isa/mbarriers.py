@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ OBJECT_BYTES = 8
 SEMANTICS = ("release", "relaxed", "acquire")
 SCOPES = ("cta", "cluster")
 SPACES = ("shared", "shared::cta", "shared::cluster")
+_ONCE = np.ones(32, np.uint32)  # how often each lane arrives
 
 
 def _addressed(fragment: Fragment, mask: int, addresses: Array) -> Iterator[tuple[Cta, int, int]]:
@@ -34,7 +34,9 @@ def _addressed(fragment: Fragment, mask: int, addresses: Array) -> Iterator[tupl
             raise MemoryFault(
                 "misaligned", f"mbarrier address {first:#x} is not a multiple of {OBJECT_BYTES}"
             )
-        group = left & _bits(addresses == addresses.dtype.type(first))
+        group = left
+        if left & (left - 1):
+            group &= _bits(addresses == addresses.dtype.type(first))
         left &= ~group
         cta, offset = locate_one_shared(fragment.warp.cta, first, OBJECT_BYTES)
         yield cta, offset, group
@@ -68,7 +70,7 @@ def describe_barrier(cta: Cta, barrier: MBarrier) -> str:
 def _parts(group: int, pending: int) -> list[int]:
     """The lanes that still belong to the current phase of an mbarrier, and those behind them: what
     the latter publish comes too late for the phase."""
-    if group.bit_count() <= pending:
+    if group.bit_count() <= pending or not pending:
         return [group]
     first = 0
     for lane in lanes_of[group].nonzero()[0][:pending]:
@@ -87,23 +89,34 @@ def _report_split(fragment: Fragment, parts: list[int], cta: Cta, barrier: MBarr
     )
 
 
-def _arrive(barrier: MBarrier, amounts: Array, expect: bool, message: Any) -> int:
+def _total(amounts: Array, part: int) -> int:
+    return part.bit_count() if amounts is _ONCE else int(amounts[lanes_of[part]].sum())
+
+
+def _arrive(barrier: MBarrier, amounts: Array, part: int, expect: bool, message: Any) -> int:
     """All lanes of a part arrive. amounts: bytes to expect, or how often each arrives."""
-    total = int(amounts.sum())
+    total = _total(amounts, part)
     if expect:
         barrier.expect(total)
-        total = len(amounts)
+        total = part.bit_count()
     return barrier.arrive(total, message)
 
 
-@contextmanager
-def _faults_of(fragment: Fragment, cta: Cta, barrier: MBarrier) -> Iterator[None]:
+class _FaultsOf:
     """Turns a forbidden use of an mbarrier into a fatal finding."""
-    try:
-        yield
-    except MBarrierFault as fault:
-        text = f"{describe_barrier(cta, barrier)}: {fault}"
-        raise cta.machine.fatal(fragment, "mbarrier", text) from None
+
+    __slots__ = ("_barrier", "_cta", "_fragment")
+
+    def __init__(self, fragment: Fragment, cta: Cta, barrier: MBarrier) -> None:
+        self._fragment, self._cta, self._barrier = fragment, cta, barrier
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, _kind: Any, fault: BaseException | None, _trace: Any) -> None:
+        if isinstance(fault, MBarrierFault):
+            text = f"{describe_barrier(self._cta, self._barrier)}: {fault}"
+            raise self._cta.machine.fatal(self._fragment, "mbarrier", text) from None
 
 
 def _write_object(fragment: Fragment, cta: Cta, offset: int, mask: int, how: Access) -> None:
@@ -132,13 +145,15 @@ def _check_visible(fragment: Fragment, mask: int, cta: Cta, barrier: MBarrier) -
 
 
 def fence_initialisations(warp: Warp, mask: int) -> None:
-    """fence.mbarrier_init: what the lanes in `mask` have initialised is visible to bulk copies."""
+    """fence.mbarrier_init: what the lanes in `mask` have initialised is visible to bulk copies, for
+    whoever knows of the fence."""
     cluster = warp.cta.cluster.number
     for barrier in warp.cta.mbarriers.values():
         made_in, actor, _ = barrier.made_by
         row, lane = divmod(actor, 32)
-        if made_in == cluster and row == warp.row and mask >> lane & 1:
-            barrier.visible_to_copies = True
+        own = made_in == cluster and row == warp.row and mask >> lane & 1
+        if own and barrier.fenced_in is None:
+            barrier.fenced_in = warp.clock.epoch
 
 
 def check_visible_to_copies(fragment: Fragment, cta: Cta, barrier: MBarrier) -> None:
@@ -148,13 +163,42 @@ def check_visible_to_copies(fragment: Fragment, cta: Cta, barrier: MBarrier) -> 
         return
     barrier.visible_to_copies = True  # report once
     cluster, actor, epoch = barrier.made_by
-    knowledge = fragment.warp.clock.knowledge
+    warp, fenced_in = fragment.warp, barrier.fenced_in
+    knowledge = warp.clock.knowledge
+    if fenced_in is not None and (warp.row == actor // 32 or knowledge.seen[actor] >= fenced_in):
+        return
     if cluster == knowledge.cluster and knowledge.fenced[actor] < epoch:
         cta.machine.fault(
             fragment,
             "missing-proxy-fence",
             f"a copy signals {describe_barrier(cta, barrier)}, and no fence.mbarrier_init or "
             "fence.proxy.async makes the initialisation visible to the async proxy before",
+        )
+
+
+def _report_overtaken(cta: Cta, barrier: MBarrier, line: int) -> None:
+    """A phase ended, and nothing orders a wait for the phase before it before that."""
+    if cta.machine.checks.enabled:
+        cta.machine.report(
+            "mbarrier",
+            f"nothing orders this wait before the end of phase {barrier.phase - 1} of "
+            f"{describe_barrier(cta, barrier)}: it succeeded because phase {barrier.phase - 2} "
+            "was over, and would not have succeeded had it come later",
+            line,
+            cta,
+        )
+
+
+def _check_phase(
+    fragment: Fragment, cta: Cta, barrier: MBarrier, known: bool, consequence: str
+) -> None:
+    """known: whether the warp knows that the phase before the one it means is over."""
+    if not known and cta.machine.checks.enabled:
+        cta.machine.fault(
+            fragment,
+            "mbarrier",
+            f"nothing tells the warp that the phase before is over: {consequence}; "
+            f"{describe_barrier(cta, barrier)}",
         )
 
 
@@ -175,7 +219,12 @@ def bind_init(instruction: Instruction, context: KernelContext) -> Handler:
                     fragment, "mbarrier", f"initialises {describe_barrier(cta, old)} in use"
                 )
             try:
-                barrier = MBarrier(offset, int(counts[lowest(group)]), instruction.line)
+                barrier = MBarrier(
+                    offset,
+                    int(counts[lowest(group)]),
+                    instruction.line,
+                    partial(_report_overtaken, cta),
+                )
             except MBarrierFault as fault:
                 raise cta.machine.fatal(fragment, "mbarrier", str(fault)) from None
             warp = fragment.warp
@@ -231,7 +280,7 @@ def bind_tx(instruction: Instruction, context: KernelContext) -> Handler:
             _check_visible(fragment, group, cta, barrier)
             cta.machine.progress += 1
             count = barrier.expect if expecting else barrier.complete
-            with _faults_of(fragment, cta, barrier):
+            with _FaultsOf(fragment, cta, barrier):
                 for lane in lanes_of[group].nonzero()[0]:
                     count(int(amounts[lane]))
 
@@ -267,14 +316,18 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
-        amounts = amount_of(warp) if amount_of is not None else np.ones(32, np.uint32)
+        amounts = amount_of(warp) if amount_of is not None else _ONCE
         states = np.zeros(32, np.uint64)
         for cta, offset, group in _addressed(fragment, mask, address(warp)):
             barrier = find_barrier(fragment, cta, offset, "arrives at")
             _check_visible(fragment, group, cta, barrier)
             barrier.arrivers.add(warp.name)
             cta.machine.progress += 1
-            single = bool(expect) or bool((amounts[lanes_of[group]] == 1).all())
+            barrier.order.exempt |= semantics == "relaxed"
+            known = barrier.order.arrives(warp.clock)
+            _check_phase(fragment, cta, barrier, known, "the arrival may count for that one")
+            single = bool(expect) or amounts is _ONCE
+            single = single or bool((amounts[lanes_of[group]] == 1).all())
             parts = _parts(group, barrier.pending if single else 32)
             if len(parts) > 1:
                 _report_split(fragment, parts, cta, barrier)
@@ -286,10 +339,11 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
                 )
                 if dropping:
                     # Before the arrival, which may begin the next phase.
-                    barrier.drop(part.bit_count() if expect else int(amounts[lanes_of[part]].sum()))
-                with _faults_of(fragment, cta, barrier):
-                    state = _arrive(barrier, amounts[lanes_of[part]], bool(expect), message)
-                states[lanes_of[part]] = state
+                    barrier.drop(part.bit_count() if expect else _total(amounts, part))
+                with _FaultsOf(fragment, cta, barrier):
+                    state = _arrive(barrier, amounts, part, bool(expect), message)
+                if state_to is not None:
+                    states[lanes_of[part]] = state
         if state_to is not None:
             state_to(warp, states, mask)
 
@@ -338,11 +392,16 @@ def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
             state = int(states[lowest(group)])
             if passed(barrier, state):
                 results |= lanes_of[group]
+                barrier.order.exempt |= semantics == "relaxed"
+                if by_parity:
+                    commits = warp.cta.cluster.commit_id(warp)
+                    known = barrier.order.waited(warp.clock, commits, fragment.line)
+                    _check_phase(fragment, cta, barrier, known, "the wait may end too early")
                 if semantics != "relaxed" and barrier.last_message is not None:
                     warp.clock.acquire(barrier.last_message)
             elif blocking and group == mask and not fragment.timed_out:
                 _check_overrun(fragment, cta, barrier)
-                if cta.machine.schedule.gives_up():
+                if cta.machine.schedule.gives_up(fragment.line):
                     warp.unit.pop(fragment.number, None)
                     write(warp, results, mask)
                     return SPIN

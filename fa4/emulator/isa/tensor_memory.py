@@ -20,6 +20,7 @@ from fa4.emulator.isa.tensor_allocation import require_whole_warp
 from fa4.emulator.isa.tensor_registers import RegisterBlock
 from fa4.emulator.machine.checks import READ, WRITE, Touch
 from fa4.emulator.machine.context import Array, Handler, KernelContext, lowest
+from fa4.emulator.machine.issuers import fence
 from fa4.emulator.machine.state import Fragment, TmemStream, Warp
 from fa4.emulator.machine.tensor import (
     TensorMemory,
@@ -266,11 +267,12 @@ def _wait_handler(what: str, pending_of: Callable[[Warp], TmemStream]) -> Handle
 @machine("tcgen05.fence::before_thread_sync", "9.7.16.11.1", "tcgen05.fence::before_thread_sync")
 @machine("tcgen05.fence::after_thread_sync", "9.7.16.11.1", "tcgen05.fence::after_thread_sync")
 def bind_fence(instruction: Instruction, context: KernelContext) -> Handler:
-    """Orders nothing that the waits, commits and the order of the tensor pipe do not order here."""
+    """Orders what the tensor pipe was given by one thread before what another gives it."""
     if len(instruction.parts) > 2:
         raise Unsupported(f"modifier .{instruction.parts[2]}")
+    which = instruction.opcode
 
     def handler(fragment: Fragment, mask: int) -> None:
-        return None
+        fence(fragment.warp, which)
 
     return handler

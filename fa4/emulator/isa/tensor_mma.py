@@ -250,6 +250,9 @@ def bind_commit(instruction: Instruction, context: KernelContext) -> Handler:
                 cta.machine.checks.shared(target, np.array([offset]), OBJECT_BYTES, touch)
             actor = latest_of(fragment, lane)
             message = actor.completion() if actor is not None else None
+            if message is not None:
+                issued = cta.cluster.commit_id(warp)
+                message.add(issued, warp.clock.stamp(issued))
 
             def complete(
                 targets: list[tuple[Cta, int]] = targets, message: Message | None = message

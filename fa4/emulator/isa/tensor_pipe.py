@@ -157,6 +157,7 @@ def issue(fragment: Fragment, lane: int, job: Job, instruction: PipeInstruction)
     actor = group.pipe.begin(warp.clock.snapshot(1 << lane))
     warp.unit["tcgen05", lane] = actor
     _record(group, job, actor, instruction)
+    _check_issuers(fragment, lane, group, job, actor.epoch)
     smem = [member.smem for member in group.ctas]
     tmem = [member.tensor.data for member in group.ctas]
 
@@ -167,6 +168,26 @@ def issue(fragment: Fragment, lane: int, job: Job, instruction: PipeInstruction)
         job.plan.execute(smem, tmem)
 
     cta.machine.submit(cta, instruction.name, instruction.line, complete, group.queue)
+
+
+def _check_issuers(fragment: Fragment, lane: int, group: TensorGroup, job: Job, epoch: int) -> None:
+    """The order of what several threads issue is not the pipe's matter but theirs."""
+    warp, machine = fragment.warp, fragment.warp.cta.machine
+    if not machine.checks.enabled:
+        return
+    for use in job.uses:
+        other = group.issuers.unordered(warp, lane, use.rank, use.granules, use.kind)
+        if other:
+            machine.fault(
+                fragment,
+                "race",
+                f"touches TMEM columns {use.first_column}..{use.first_column + use.columns - 1} "
+                f"after an operation that {other} has issued: the tensor pipe orders operations of "
+                "one thread only. Wait for its tcgen05.commit, or put tcgen05.fence::"
+                "before_thread_sync and ::after_thread_sync around the synchronisation",
+            )
+    for use in job.uses:
+        group.issuers.record(warp, lane, fragment.line, epoch, use.rank, use.granules, use.kind)
 
 
 def latest_of(fragment: Fragment, lane: int) -> AsyncActor | None:

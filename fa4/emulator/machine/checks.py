@@ -124,8 +124,8 @@ class Checks:
         if conflict is not None:
             group, column = divmod(conflict.granule, TMEM_COLUMNS)
             first = group * TMEM_GROUP_LANES
-            where = f"TMEM lanes {first}..{first + TMEM_GROUP_LANES - 1} column {column}"
-            self._report(conflict, target, f"{where} of CTA {target.index}", touch.actor)
+            place = f"in TMEM column {column}, lanes {first}..{first + TMEM_GROUP_LANES - 1}"
+            self._report(conflict, target, f"CTA {target.index}", touch.actor, place)
 
     def buffer(
         self, cta: Cta, buffer: Buffer, offsets: Array, size_bytes: int, touch: Touch
@@ -135,6 +135,7 @@ class Checks:
             return
         if buffer.shadow is None:
             buffer.shadow = GlobalShadow(len(buffer.data), self.global_granule, initialised=True)
+            cta.machine.memory.refresh()
         conflict, start = self._record(buffer.shadow, offsets, size_bytes, touch)
         if conflict is None:
             return
@@ -154,10 +155,12 @@ class Checks:
         conflict = access(offsets, touch.lanes, touch.actor, touch.how, unit)
         return conflict, conflict.granule * granule if conflict is not None else 0
 
-    def _report(self, conflict: Conflict, cta: Cta, where: str, actor: Actor) -> None:
+    def _report(
+        self, conflict: Conflict, cta: Cta, where: str, actor: Actor, place: str = ""
+    ) -> None:
         if conflict.kind == SAME_INSTRUCTION_WRITE:
             return
-        text = describe(conflict, cta.cluster.name_of_id)
+        text = describe(conflict, cta.cluster.name_of_id, place)
         row = actor.row
         warps = cta.grid.warp_count * cta.cluster.size
         cluster_ctas = cta.cluster.ctas

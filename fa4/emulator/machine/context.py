@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -115,11 +116,13 @@ class KernelContext:
         value = self.variables.addresses[operand.name] + operand.offset
         shared = operand.name in self.variables.shared
 
-        def read(warp: Warp) -> Array:
-            rank = warp.cta.rank << RANK_SHIFT if shared else 0
-            return np.full(32, value + rank, UNSIGNED[bits])
+        @cache
+        def at_rank(rank: int) -> Array:
+            fixed: Array = np.full(32, value + (rank << RANK_SHIFT), UNSIGNED[bits])
+            fixed.flags.writeable = False
+            return fixed
 
-        return read
+        return lambda warp: at_rank(warp.cta.rank if shared else 0)
 
     def scalar(self, operand: Operand, ptx_type: str) -> ScalarReader:
         """Reads one lane of an operand (for operands that must be the same in all lanes)."""

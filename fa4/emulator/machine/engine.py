@@ -125,7 +125,7 @@ class Machine:
         stuck_at = -1
         spins = 0
         while True:
-            eligible = self._eligible()
+            eligible = self._eligible() if self.operations else []
             if not self.ready and not eligible:
                 if any(grid.start_next() for grid in self.active):
                     continue

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fa4.emulator.checks.phases import PhaseOrder
 from fa4.emulator.machine.waits import Waitable
 
 if TYPE_CHECKING:
@@ -20,10 +22,17 @@ class MBarrier(Waitable):
     """One mbarrier. phase counts completed phases; its parity is what try_wait.parity tests.
 
     message: what the arrivals of the current phase published; last_message: of the phase that
-    completed last, which waiters take over.
+    completed last, which waiters take over. overtakes: called with the PTX line of a wait that the
+    end of a phase may overtake.
     """
 
-    def __init__(self, address: int, count: int, line: int) -> None:
+    def __init__(
+        self,
+        address: int,
+        count: int,
+        line: int,
+        overtakes: Callable[[MBarrier, int], None] | None = None,
+    ) -> None:
         super().__init__()
         if not 1 <= count <= MAX_COUNT:
             raise MBarrierFault(f"initialised with count {count}, allowed are 1..{MAX_COUNT}")
@@ -37,7 +46,10 @@ class MBarrier(Waitable):
         self.last_message: Message | None = None
         self.made_by = (0, 0, 0)  # cluster number, actor id and epoch of the initialisation
         self.visible_to: set[int] = set()  # clock rows of the warps that know of it
-        self.visible_to_copies = False  # its initialisation was fenced for the async proxy
+        self.fenced_in: int | None = None  # epoch of the fence.mbarrier_init of its maker
+        self.visible_to_copies = False  # a copy has seen its initialisation
+        self.order = PhaseOrder()
+        self._overtakes = overtakes
         self.arrivers: set[str] = set()  # names of the warps that arrived, for deadlock reports
 
     def describe(self) -> str:
@@ -94,4 +106,7 @@ class MBarrier(Waitable):
             self.phase += 1
             self.pending = self.count
             self.last_message, self.message = self.message, None
+            for line in self.order.ended(self.last_message):
+                if self._overtakes is not None:
+                    self._overtakes(self, line)
             self.wake()

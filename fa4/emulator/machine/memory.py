@@ -20,6 +20,7 @@ from fa4.emulator.layout import (
     SHARED_WINDOW,
 )
 from fa4.emulator.machine.context import Array
+from fa4.emulator.machine.described import describe_buffers
 
 if TYPE_CHECKING:
     from fa4.emulator.machine.grid import Grid
@@ -69,12 +70,25 @@ class Memory:
         self._starts = [buffer.address for buffer in self.buffers]
         # What strong writes published, by location: see fa4.emulator.isa.ordering.
         self.flags: dict[tuple[int, int], Any] = {}
+        self._table: Array = np.zeros(2, np.int64)
+        self.refresh()
 
     def add(self, buffer: Buffer) -> None:
         """Registers one more buffer."""
         index = bisect.bisect(self._starts, buffer.address)
         self.buffers.insert(index, buffer)
         self._starts.insert(index, buffer.address)
+        self.refresh()
+
+    @property
+    def table_address(self) -> int:
+        """Where two integers say where compiled code finds the table of buffers, and its length."""
+        return int(self._table.ctypes.data)
+
+    def refresh(self) -> None:
+        """Brings the table for compiled code up to date: a buffer or its shadow is new."""
+        self._rows = describe_buffers(self.buffers)
+        self._table[:] = self._rows.ctypes.data, len(self._rows)
 
     def find(self, address: int) -> Buffer | None:
         """The buffer that holds an address. Several may start together: the longest counts."""

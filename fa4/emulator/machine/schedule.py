@@ -12,7 +12,9 @@ from fa4.emulator.machine.state import AsyncOperation, Fragment
 Item: TypeAlias = "Fragment | AsyncOperation"
 
 
-GIVE_UP = 0.2  # share of blocking waits that end without success, under seeded schedules
+# Share of blocking waits that end without success, under seeded schedules: one of these for each
+# wait in the PTX. A wait that gives up nearly always shows what a mere attempt would do.
+GIVE_UP = (0.2, 0.2, 0.9)
 
 
 class Schedule(Protocol):
@@ -26,8 +28,22 @@ class Schedule(Protocol):
     ) -> tuple[Item, int]:
         """The next item and its number of steps."""
 
-    def gives_up(self) -> bool:
-        """Whether an mbarrier.try_wait that would block returns false at once instead."""
+    def gives_up(self, line: int) -> bool:
+        """Whether an mbarrier.try_wait of this PTX line that would block returns false instead."""
+
+
+class Patience:
+    """How often the waits of each PTX line give up."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._shares: dict[int, float] = {}
+
+    def gives_up(self, line: int) -> bool:
+        """Whether the next one does."""
+        if line not in self._shares:
+            self._shares[line] = self._random.choice(GIVE_UP)
+        return self._random.random() < self._shares[line]
 
 
 class Fifo:
@@ -41,7 +57,7 @@ class Fifo:
             return operations[0], 0
         return ready[0], 1 << 30
 
-    def gives_up(self) -> bool:
+    def gives_up(self, line: int) -> bool:
         """Never: it waits as long as it takes."""
         return False
 
@@ -51,6 +67,7 @@ class Random:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        self._patience = Patience(seed)
 
     def choose(
         self, ready: Sequence[Fragment], operations: Sequence[AsyncOperation]
@@ -61,9 +78,9 @@ class Random:
             return ready[index], self._random.choice((1, 2, 4, 16, 64, 1 << 30))
         return operations[index - len(ready)], 0
 
-    def gives_up(self) -> bool:
+    def gives_up(self, line: int) -> bool:
         """Sometimes, as the hardware's time limit may."""
-        return self._random.random() < GIVE_UP
+        return self._patience.gives_up(line)
 
 
 class Adversarial:
@@ -79,6 +96,7 @@ class Adversarial:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        self._patience = Patience(seed)
         self._priority: dict[object, float] = {}
 
     def choose(
@@ -93,9 +111,9 @@ class Adversarial:
         best = max(ready, key=lambda fragment: self._of(fragment.warp))
         return best, 1 << 30
 
-    def gives_up(self) -> bool:
+    def gives_up(self, line: int) -> bool:
         """Sometimes, as the hardware's time limit may."""
-        return self._random.random() < GIVE_UP
+        return self._patience.gives_up(line)
 
     def _of(self, warp: object) -> float:
         if warp not in self._priority:

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from fa4.emulator.checks.clocks import AsyncPool, Message, PipeActor, Stream, WarpClock
+from fa4.emulator.checks.clocks import (
+    LANES,
+    AsyncPool,
+    Message,
+    PipeActor,
+    Stream,
+    WarpClock,
+    actor_id,
+)
 from fa4.emulator.layout import SHARED_BASE
 from fa4.emulator.machine.context import Array
+from fa4.emulator.machine.described import describe_warp
 from fa4.emulator.machine.waits import Countdown, Wait, Waitable
 
 if TYPE_CHECKING:
@@ -81,6 +90,7 @@ class Warp:
 
     words, views: the register file as uint32, and by width in bits. tmem_loads: registers that a
     tcgen05.ld has not delivered yet, name -> PTX line. counts: executions of each step.
+    described_at: where its WARP is, for compiled code (`fa4.emulator.machine.described`).
     """
 
     def __init__(self, cta: Cta, index: int, alive: int) -> None:
@@ -113,6 +123,8 @@ class Warp:
         self.register_budget = 0
         self.counts = [0] * len(program.steps)
         self.unit: dict[Any, Any] = {}
+        self._described = describe_warp(self)
+        self.described_at = int(self._described.ctypes.data)
 
     @property
     def name(self) -> str:
@@ -230,6 +242,14 @@ class Cluster:
     def pipe_row(self, rank: int) -> int:
         """The clock row of a CTA's tensor pipe."""
         return self.size * self.grid.warp_count + rank
+
+    def commit_id(self, warp: Warp) -> int:
+        """The id whose epoch tells what a warp had done when it issued its latest tcgen05.commit.
+
+        A commit publishes no accesses of its thread, but it comes after the thread's waits. The id
+        is one of those in the row of the CTA's tensor pipe that no access has.
+        """
+        return actor_id(self.pipe_row(warp.cta.rank), 1 + warp.index % (LANES - 1))
 
     def pool_row(self, rank: int) -> int:
         """The first clock row of a CTA's asynchronous operations."""

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa4.emulator.checks.clocks import actor_id
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.machine.checks import TMEM_GROUP_LANES, TMEM_GROUPS, WRITE, Touch
 from fa4.emulator.machine.context import Array
+from fa4.emulator.machine.issuers import Issuers
 from fa4.emulator.machine.waits import Waitable
 from fa4.emulator.tcgen05.descriptors import Swizzle
 from fa4.emulator.tcgen05.errors import TmemError
@@ -100,6 +102,8 @@ class TensorGroup(Waitable):
         self.ctas = ctas
         self.queue: deque[AsyncOperation] = deque()
         self.pipe = ctas[0].pipe_actor
+        leader = ctas[0]
+        self.issuers = Issuers(leader.rank, actor_id(leader.cluster.pipe_row(leader.rank)))
         self._requests: dict[int, tuple[int, int]] = {}  # CTA rank -> warp, columns
         self._grants: dict[int, int] = {}  # CTA rank -> address
 

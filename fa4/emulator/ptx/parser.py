@@ -64,9 +64,7 @@ class _ModuleParser:
         cursor = self._cursor
         version = self._read_version()
         target = self._read_target()
-        address_size = 32
-        if cursor.accept(".address_size"):
-            address_size = cursor.take_count("32 or 64")
+        address_size = self._read_address_size()
         self._read_files()
         while cursor.token:
             self._read_statement()
@@ -101,6 +99,16 @@ class _ModuleParser:
         while cursor.accept(","):
             cursor.take_name("a target option")
         return target
+
+    def _read_address_size(self) -> int:
+        """64. Without the directive it would be 32 (PTX ISA 11.1.3), which no such chip has."""
+        cursor = self._cursor
+        line = cursor.line
+        size = cursor.take_count("64") if cursor.accept(".address_size") else 32
+        if size != 64:
+            text = f".address_size {size} is not supported: write .address_size 64 behind .target"
+            raise PtxError(text, line)
+        return size
 
     def _read_files(self) -> None:
         """All `.file` directives: they may come after the instructions that refer to them."""

@@ -1,0 +1,114 @@
+"""Waits and arrivals of an mbarrier that meet the phase they mean by luck alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fa4.emulator.checks.clocks import WarpClock
+from fa4.emulator.checks.phases import PhaseOrder
+from fa4.emulator.execute import Report
+from tests.emulator.kernels import kinds, run_ptx
+from tests.emulator.test_barriers import SCHEDULES
+
+ROWS, COMMITS, LINE = 3, 2 * 32 + 1, 7
+
+
+def clocks() -> list[WarpClock]:
+    return [WarpClock(row, ROWS) for row in range(2)]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_an_arrival_needs_to_know_of_the_phase_before(told: bool) -> None:
+    (first, second), order = clocks(), PhaseOrder()
+    end = first.release(1)
+    assert order.arrives(second)
+    order.ended(end)
+    if told:
+        second.acquire(end)
+    assert order.arrives(second) == told
+    assert order.arrives(first)  # its own arrival was the phase
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_wait_needs_to_know_of_the_phase_before_the_one_it_finds(told: bool) -> None:
+    (first, second), order = clocks(), PhaseOrder()
+    end = first.release(1)
+    order.ended(end)
+    assert order.waited(second, COMMITS, LINE)  # the first phase has none before
+    order.ended(first.release(1))
+    if told:
+        second.acquire(end)
+    assert order.waited(second, COMMITS, LINE) == told
+
+
+@pytest.mark.parametrize("how", ["", "release", "commit"])
+def test_the_next_phase_must_not_end_before_a_wait(how: str) -> None:
+    (arriver, waiter), order = clocks(), PhaseOrder()
+    order.ended(arriver.release(1))
+    order.waited(waiter, COMMITS, LINE)
+    if how == "release":
+        arriver.acquire(waiter.release(1))
+    elif how == "commit":
+        arriver.knowledge.add(COMMITS, waiter.epoch)
+    assert order.ended(arriver.release(1)) == ([] if how else [LINE])
+    assert order.ended(arriver.release(1)) == []
+
+
+def test_relaxed_operations_and_other_clusters_are_exempt() -> None:
+    (first, second), order = clocks(), PhaseOrder()
+    order.ended(first.release(1))
+    assert order.arrives(WarpClock(1, ROWS, cluster=4))
+    order.exempt = True
+    assert order.arrives(second)
+
+
+# Warp 0 arrives, warp 1 waits; INIT arrivals make a phase.
+START = """
+  .reg .b32 %w;
+  mov.u32 %r1, %tid.x; mov.u32 %r20, smem; shr.u32 %w, %r1, 5;
+  setp.eq.u32 %p1, %r1, 0;
+  @%p1 mbarrier.init.shared::cta.b64 [%r20], 32;
+  @%p1 mbarrier.init.shared::cta.b64 [%r20+8], 32;
+  bar.sync 0;
+  setp.ne.u32 %p2, %w, 0;
+"""
+ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [%r20+{}];\n"
+
+
+def wait(name: str, offset: int, parity: int) -> str:
+    return (
+        f"{name}: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r20+{offset}], {parity};\n"
+        f"@!%p3 bra {name};\n"
+    )
+
+
+def run(first: str, second: str, schedule: str) -> Report:
+    """first, second: what warps 0 and 1 do."""
+    body = f"{START} @%p2 bra SECOND;\n{first} bra JOIN;\nSECOND:\n{second} JOIN:\n bar.sync 0;\n"
+    return run_ptx(
+        body, [np.zeros(1, np.uint32)], block=(64, 1, 1), smem=64, schedule=schedule, collect=True
+    )
+
+
+ONCE = ARRIVE.format(0)
+CASES = {
+    "two phases, waited for": (
+        ONCE + wait("A", 8, 0) + ONCE, wait("B", 0, 0) + ARRIVE.format(8) + wait("C", 0, 1), True
+    ),
+    "the second phase does not wait for the waiter": (ONCE + ONCE, wait("B", 0, 0), False),
+    "parity of the phase before": (ONCE, wait("B", 0, 1), False),
+    "two warps arrive at a barrier for one": (ONCE, ONCE, False),
+    "two warps arrive in turn": (ONCE, wait("B", 0, 0) + ONCE, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CASES)
+def test_phases_in_a_kernel(name: str, schedule: str) -> None:
+    first, second, right = CASES[name]
+    found = kinds(run(first, second, schedule))
+    if right:
+        assert found == set()
+    else:
+        assert found in ({"mbarrier"}, {"deadlock"}, {"mbarrier", "deadlock"})
