@@ -1,8 +1,8 @@
 """The `fa4` command: registers the subcommands and turns bad input into one line.
 
-A subcommand is a function in `fa4/commands/<name>.py` of that name. `main` is the entry point: an
-error that the user can act on becomes `fa4: error: ...` on stderr and exit code 2; anything else
-keeps its traceback.
+A subcommand is a function in `fa4/commands/<name>.py` of that name, or a `typer.Typer` that holds
+several. `main` is the entry point: an error that the user can act on becomes `fa4: error: ...` on
+stderr and exit code 2; anything else keeps its traceback.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ COMMANDS = (
     "validate",
     "calibrate",
     "emulate",
+    "run",
+    "bench",
+    "compile",
+    "cache",
     "doctor",
 )
 
@@ -62,7 +66,11 @@ def build_app() -> typer.Typer:
     app.callback(invoke_without_command=True)(start)
     for name in COMMANDS:
         module = importlib.import_module(f"fa4.commands.{name}")
-        app.command(name)(getattr(module, name))
+        command = getattr(module, name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     return app
 
 

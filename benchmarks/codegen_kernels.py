@@ -1,0 +1,229 @@
+"""Compiles one forward kernel for sm_100a: the worker of `benchmark_codegen.py`.
+
+    codegen_kernels.py MAKER HEAD_DIM HEAD_DIM_V MASK EXP2 CTA_GROUP COMPILES FOLDER
+
+MAKER is ours, flash-attn-4 or cudnn; MASK full or causal; EXP2 tuned or mufu. The kernels are bf16,
+with LSE, of any size. FOLDER gets kernel.cubin, kernel.ptx and compile.json. COMPILES 0 (of ours)
+fetches the kernel through fa4's cache instead, and leaves start.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+SMS = 148  # of a B200
+KEEP = " --keep-ptx --keep-cubin"
+OURS, FLASH, CUDNN = "ours", "flash-attn-4", "cudnn"
+PACKAGES = {
+    FLASH: ("flash-attn-4", "quack-kernels"),
+    CUDNN: ("nvidia-cudnn-frontend",),
+    OURS: ("fa4",),
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One kernel. exp2: "tuned" for the maker's own share of emulated exponentials, "mufu" for
+    none. cta_group: of ours only; the others choose it themselves."""
+
+    maker: str
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    exp2: str = "tuned"
+    cta_group: int = 1
+
+    def arguments(self) -> list[str]:
+        """As this program takes them."""
+        mask = "causal" if self.causal else "full"
+        dims = [str(self.head_dim), str(self.head_dim_v)]
+        return [self.maker, *dims, mask, self.exp2, str(self.cta_group)]
+
+
+@contextlib.contextmanager
+def no_device() -> Iterator[None]:
+    """CuTe-DSL asks no driver for the machine: it is a B200."""
+    import cutlass.utils
+
+    answers = {
+        "__init__": lambda self, *_: None,
+        "get_max_active_clusters": lambda self, size, **_: SMS // size,
+        "get_device_multiprocessor_count": lambda self: SMS,
+    }
+    with contextlib.ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(cutlass.utils.HardwareInfo, name, answer))
+        yield
+
+
+class Timed:
+    """Stands in for `cute.compile`: compiles several times, and keeps the last result."""
+
+    def __init__(self, compiles: int) -> None:
+        from cutlass import cute
+
+        self._compile: Any = cute.compile
+        self._compiles = compiles
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+        self.compiled: Any = None
+
+    def __call__(self, function: Any, *args: Any, options: str = "", **kwargs: Any) -> Any:
+        for name in ("cache_key", "symbol"):  # of cuDNN's own cache
+            kwargs.pop(name, None)
+        self.run(lambda: self._compile(function, *args, options=(options or "") + KEEP, **kwargs))
+        return self.compiled
+
+    def run(self, make: Callable[[], Any]) -> None:
+        """Times make() and keeps what it returns."""
+        for _ in range(self._compiles):
+            start, cpu_start = time.perf_counter(), time.process_time()
+            self.compiled = make()
+            self.seconds.append(time.perf_counter() - start)
+            self.cpu_seconds.append(time.process_time() - cpu_start)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compile, name)
+
+
+def compile_flash(wanted: Wanted, timed: Timed) -> None:
+    """flash-attn-4: its interface on fake tensors chooses tile, CTA group and registers itself."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    sys.path.append(str(ROOT))
+    from tests.conformance.foreign import flash_attention
+
+    interface = flash_attention()
+    dims = (wanted.head_dim, wanted.head_dim, wanted.head_dim_v)
+    with mock.patch.object(interface.cute, "compile", timed), no_device(), FakeTensorMode():
+        q, k, v = (
+            torch.empty(2, 4096, 8, dim, dtype=torch.bfloat16, device="cuda") for dim in dims
+        )
+        interface._flash_attn_fwd(q, k, v, causal=wanted.causal, return_lse=True)
+
+
+def compile_cudnn(wanted: Wanted, timed: Timed) -> None:
+    """cuDNN's open kernels with the parameters that its adapter derives for a B200."""
+    import cudnn
+    from cudnn.frost import compiled_cache
+    from cudnn.sdpa.fwd import config_sm100
+
+    deep = wanted.head_dim > 128
+    longest_first = wanted.causal and not deep
+    params = config_sm100.TemplateParams(
+        dtype_qkv=config_sm100.DTYPE_BF16,
+        window_right=0 if wanted.causal else None,
+        sched_policy=config_sm100.SCHED_LPT if longest_first else config_sm100.SCHED_NATURAL,
+        cta_mma=1 if wanted.head_dim == 64 else 2,
+        d_flavor=64 if wanted.head_dim == 64 else 128,
+        exp2_fma_split=wanted.exp2 == "tuned",
+    )
+    name = "prefill_d192_d128_f16" if deep else "prefill_d128_f16"
+    path = Path(cudnn.__file__).parent / "sdpa/fwd/kernels/sm100" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    module.FROST_TEMPLATE_PARAMS = params  # read while the module is executed
+    sys.modules[name] = module
+    with mock.patch.object(compiled_cache, "compile_cached", timed), no_device():
+        spec.loader.exec_module(module)
+        module.compile()
+
+
+def compile_ours(wanted: Wanted, timed: Timed) -> None:
+    """fa4's kernel. Raises ImportError if there is none."""
+    compile_forward, spec = find_compiler(), our_spec(wanted)
+    timed.run(lambda: compile_forward(spec, "sm_100a"))
+
+
+def our_spec(wanted: Wanted) -> Any:
+    """The `ForwardSpec` of a kernel of ours."""
+    from fa4.config import Exp2Split, ForwardConfig
+    from fa4.sm100.forward.spec import ForwardSpec
+
+    numerics = ForwardConfig.tuned("bf16", wanted.head_dim, wanted.causal)
+    if wanted.exp2 == "mufu":
+        numerics = replace(numerics, exp2=Exp2Split())
+    return ForwardSpec(
+        head_dim=wanted.head_dim,
+        head_dim_v=wanted.head_dim_v,
+        causal=wanted.causal,
+        numerics=numerics,
+        cta_group=wanted.cta_group,
+    )
+
+
+def start_from_cache(wanted: Wanted) -> float:
+    """Seconds until fa4 has a kernel of its on-disk cache ready, its modules imported."""
+    from fa4.sm100.build import build
+
+    spec = our_spec(wanted)
+    start = time.perf_counter()
+    build(spec)
+    return time.perf_counter() - start
+
+
+def find_compiler() -> Callable[..., Any]:
+    """fa4's `compile_forward`. Raises ImportError if it is not there."""
+    for module in ("fa4.sm100.forward.kernel", "fa4.sm100.forward.compile"):
+        try:
+            found = getattr(importlib.import_module(module), "compile_forward", None)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+            continue
+        if found is not None:
+            return found
+    raise ImportError("fa4.sm100.forward has no compile_forward yet")
+
+
+MAKERS = {OURS: compile_ours, FLASH: compile_flash, CUDNN: compile_cudnn}
+
+
+def main() -> None:
+    """Compiles what the command line names."""
+    maker, dim, dim_v, mask, exp2, group, compiles, folder = sys.argv[1:]
+    wanted = Wanted(maker, int(dim), int(dim_v), mask == "causal", exp2, int(group))
+    os.environ["FLASH_ATTENTION_NUM_SMS"] = str(SMS)
+    os.environ["CUTE_DSL_ARCH"] = "sm_100a"
+    os.environ["CUTE_DSL_NO_CACHE"] = "1"
+    if not int(compiles):
+        (Path(folder) / "start.json").write_text(json.dumps(start_from_cache(wanted)))
+        return
+    timed = Timed(int(compiles))
+    MAKERS[maker](wanted, timed)
+    artifacts = timed.compiled.artifacts
+    out = Path(folder)
+    (out / "kernel.cubin").write_bytes(artifacts.CUBIN)
+    (out / "kernel.ptx").write_text(artifacts.PTX)
+
+    from fa4.sm100.codegen import launch_smem_bytes
+
+    report = {
+        "seconds": timed.seconds,
+        "cpu_seconds": timed.cpu_seconds,
+        "dynamic_smem_bytes": launch_smem_bytes(str(timed.compiled.ir_module)),
+        "versions": {
+            name: metadata.version(name)
+            for name in (*PACKAGES[maker], "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu13")
+        },
+    }
+    (out / "compile.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

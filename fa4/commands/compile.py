@@ -1,0 +1,280 @@
+"""`fa4 compile`: a kernel for Blackwell, compiled without a GPU, and what came of it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fa4.commands import emit
+
+if TYPE_CHECKING:
+    from fa4.sm100.forward.spec import ForwardSpec
+
+KERNELS = ("forward",)
+ARCH_HELP = "sm_100a (B200) or sm_103a (B300)."
+FLAVOUR_HELP = "Compiler: cu12 or cu13. Default: cu13 where it is installed."
+TOP_OPCODES = 8  # named of a loop
+SHORTEST_PTX_LOOP = 32  # instructions
+SUFFIXES = {"ptx": ".ptx", "cubin": ".cubin", "host_object": ".o", "sass": ".sass"}
+
+HeadDimV = Annotated[int | None, typer.Option(help="Of a value; default: head dim.")]
+Group = Annotated[int, typer.Option(help="Query heads that share a tile's rows (packed GQA).")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Write PTX, cubin, host object and SASS there.")
+]
+
+
+def compile(
+    kernel: Annotated[str, typer.Argument(help="forward.")] = "forward",
+    head_dim: Annotated[int, typer.Option(help="Elements of a query and key.")] = 128,
+    head_dim_v: HeadDimV = None,
+    dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+    causal: Annotated[bool, typer.Option("--causal", help="Hide later keys.")] = False,
+    window: Annotated[str, typer.Option(help="Sliding window: left, right or both.")] = "",
+    group: Group = 1,
+    varlen: Annotated[bool, typer.Option("--varlen", help="Packed sequences.")] = False,
+    used: Annotated[bool, typer.Option("--used", help="seqused: parts of sequences.")] = False,
+    softcap: Annotated[bool, typer.Option("--softcap", help="With a soft cap.")] = False,
+    sink: Annotated[bool, typer.Option("--sink", help="With attention sinks.")] = False,
+    no_lse: Annotated[bool, typer.Option("--no-lse", help="Without LSE.")] = False,
+    cta_group: Annotated[int, typer.Option(help="1, or 2 for CTA pairs.")] = 1,
+    scheduler: Annotated[str, typer.Option(help="static, lpt or clc.")] = "static",
+    arch: Annotated[str, typer.Option(help=ARCH_HELP)] = "sm_100a",
+    flavour: Annotated[str, typer.Option(help=FLAVOUR_HELP)] = "",
+    out: Out = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile in any case.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Compile a kernel without a GPU; show its registers, spills, memory and loops.
+
+    The result stays in the cache of compiled kernels (fa4 cache). docs/compile.md explains the
+    report.
+
+    Example: fa4 compile forward --head-dim 128 --causal --out kernels
+    """
+    from fa4.config import require
+
+    require(kernel in KERNELS, f"the kernel must be one of {', '.join(KERNELS)}", kernel)
+    features = {
+        "dtype": dtype,
+        "causal": causal,
+        **window_features(window),
+        "group": group,
+        **dict.fromkeys(("packed_q", "packed_k"), varlen),
+        **dict.fromkeys(("used_q", "used_k"), used),
+        "softcap": softcap,
+        "sink": sink,
+        "lse": not no_lse,
+        "cta_group": cta_group,
+        "scheduler": scheduler,
+    }
+    spec = find_spec(arch, head_dim, head_dim_v or head_dim, features)
+    if out is not None:
+        from fa4.demo.report import check_folder
+
+        check_folder(out)
+    report, files = make(spec, arch, flavour, no_cache)
+    report["files"] = [] if out is None else write(out, file_stem(kernel, spec, arch), files)
+    emit(report, as_json, render)
+
+
+def window_features(window: str) -> dict[str, bool]:
+    """The fields of a spec that --window stands for."""
+    allowed = {"": (), "left": ("left",), "right": ("right",), "both": ("left", "right")}
+    if window not in allowed:
+        raise ValueError(f"--window must be left, right or both; got {window!r}")
+    return {f"window_{side}": True for side in allowed[window]}
+
+
+def find_spec(arch: str, head_dim: int, head_dim_v: int, features: dict[str, Any]) -> ForwardSpec:
+    """The tuned spec of the options; ValueError if they make no kernel for this machine."""
+    from fa4.config import require
+    from fa4.sm100.variants import GPUS, tuned_spec
+
+    if arch not in GPUS:
+        raise ValueError(f"arch must be one of {', '.join(GPUS)}; got {arch!r}")
+    for name, dim in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        require(dim > 0 and dim % 8 == 0, f"{name} must be a positive multiple of 8", dim)
+    spec = tuned_spec(head_dim, head_dim_v, GPUS[arch], **features)
+    _ = spec.plan  # refuses what does not fit, before anything is compiled
+    return spec
+
+
+def make(
+    spec: ForwardSpec, arch: str, flavour: str, no_cache: bool
+) -> tuple[dict[str, Any], dict[str, str | bytes]]:
+    """(report, content of the files) of a spec, compiled now or found in the cache."""
+    from fa4.sm100.artifact import compile_artifact
+    from fa4.sm100.build import build, compile_forward
+    from fa4.sm100.codegen import read_kernels
+    from fa4.sm100.cubin import disassemble
+    from fa4.sm100.toolchain import find_toolchain, select_flavour
+
+    toolchain = select_flavour(flavour) if flavour else find_toolchain()
+    started, start = time.time(), time.perf_counter()
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        artifact = compile_artifact(spec, arch, compile_forward) if no_cache else build(spec, arch)
+    seconds = time.perf_counter() - start
+    kernels = read_kernels(artifact.cubin, artifact.ptx)
+    smem = artifact.metadata["dynamic_smem_bytes"]
+    text, _ = disassemble(artifact.cubin)
+    files: dict[str, str | bytes] = {
+        "ptx": artifact.ptx,
+        "cubin": artifact.cubin,
+        "host_object": artifact.host_object,
+        **({"sass": text} if text else {}),
+    }
+    report = {
+        "spec": artifact.metadata["spec"],
+        "arch": arch,
+        "compiler": {"version": toolchain.version, "flavour": toolchain.flavour},
+        "label": toolchain.label,
+        "key": artifact.key or None,
+        "seconds": seconds,
+        "from_cache": artifact.metadata["created"] < started,
+        "compile_seconds": artifact.metadata["compile_seconds"],
+        "bytes": {name: len(content) for name, content in files.items()},
+        "plan": describe_plan(spec),
+        "kernels": [one.with_smem(smem).describe() for one in kernels],
+        "notes": [str(note.message) for note in notes],
+    }
+    return report, files
+
+
+def describe_plan(spec: ForwardSpec) -> dict[str, Any]:
+    """What the plan budgets, to hold beside what the compiler used."""
+    plan, gpu = spec.plan, spec.gpu
+    return {
+        "roles": [
+            {"role": role.name, "warps": role.warps, "registers": role.registers}
+            for role in plan.roles
+        ],
+        "smem_bytes": plan.bytes_used("smem"),
+        "smem_bytes_limit": gpu.smem_bytes_per_cta,
+        "tmem_columns": plan.bytes_used("tmem"),
+        "tmem_columns_limit": gpu.tmem_cols,
+    }
+
+
+def file_stem(kernel: str, spec: ForwardSpec, arch: str) -> str:
+    """A name such as forward-128-bf16-causal-sm_100a."""
+    from fa4.sm100.identity import describe
+
+    skipped = {"head_dim", "head_dim_v", "dtype", "numerics", "gpu", "lse"}
+    dims = f"{spec.head_dim}" + (f"x{spec.head_dim_v}" * (spec.head_dim_v != spec.head_dim))
+    words = [
+        name if value is True else f"{name}_{value}"
+        for name, value in describe(spec).items()
+        if name not in skipped
+    ]
+    lse = [] if spec.lse else ["no_lse"]
+    return "-".join([kernel, dims, spec.dtype, *words, *lse, arch])
+
+
+def write(folder: Path, stem: str, files: Mapping[str, str | bytes]) -> list[Path]:
+    """Writes each file and returns where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, content in files.items():
+        path = folder / f"{stem}{SUFFIXES[name]}"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        written.append(path)
+    return written
+
+
+def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The report for people: what was compiled and how, roles, memory, loops, files."""
+    from fa4.sm100.identity import spec_text
+
+    found = "found in the cache" if report["from_cache"] else "compiled"
+    parts: list[Any] = [
+        f"{spec_text(report['spec'])}, for {report['arch']}: "
+        f"{found} in {report['seconds']:.2f} s with {report['label']}",
+        render_roles(report["plan"]["roles"]),
+    ]
+    for kernel in report["kernels"]:
+        parts += render_memory(kernel, report["plan"])
+        if kernel["problem"]:
+            parts.append(f"loops of the PTX, since there is {kernel['problem']}")
+            parts.append(render_ptx_loops((kernel["ptx"] or {}).get("loops", ())))
+        else:
+            parts.append(render_loops(kernel["loops"]))
+    parts += [f"note: {note}" for note in report["notes"]]
+    parts += [f"wrote {path}" for path in report["files"]]
+    return tuple(parts)
+
+
+def render_roles(roles: Any) -> Any:
+    """Warps and registers of each role."""
+    rows = (
+        (row["role"], ", ".join(map(str, row["warps"])), str(row["registers"])) for row in roles
+    )
+    return table(("role", "warps", "registers"), rows)
+
+
+def render_memory(kernel: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:
+    """Registers, spills, shared and tensor memory of a kernel, one line each."""
+    ptx = kernel["ptx"] or {}
+    budgets = [f"{registers} ({kind})" for kind, registers in ptx.get("budgets", ())]
+    yield (
+        f"registers per thread at launch: {kernel['registers_at_launch']}; "
+        f"setmaxnreg: {', '.join(dict.fromkeys(budgets)) or 'none'}"
+    )
+    spilled = f"{kernel['frame_bytes']} bytes of local memory"
+    if kernel["instructions"] is not None:
+        spilled += (
+            f", {kernel['spill_loads']} loads and {kernel['spill_stores']} stores; "
+            f"{kernel['instructions']} instructions"
+        )
+    yield f"spills: {spilled}"
+    dynamic = kernel["dynamic_smem_bytes"]
+    yield (
+        f"shared memory: {'unknown' if dynamic is None else dynamic} bytes dynamic, "
+        f"{kernel['static_smem_bytes']} static; the plan needs {plan['smem_bytes']} of "
+        f"{plan['smem_bytes_limit']}"
+    )
+    columns = ", ".join(map(str, ptx.get("tmem_columns", ()))) or "none"
+    yield f"tensor memory: {columns} columns; the plan needs {plan['tmem_columns']}"
+
+
+def render_loops(loops: Any) -> Any:
+    """Length, slots of a row of scores, registers, spills and mix of each loop."""
+    rows = []
+    for loop in loops:
+        mix = sorted(loop["columns"].items(), key=lambda item: -item[1])
+        named = ", ".join(f"{name} {count}" for name, count in mix[:TOP_OPCODES])
+        budget = "-" if loop["registers"] is None else str(loop["registers"])
+        per_row = f"{loop['per_row']:g}" if loop["elements"] else "-"
+        rows.append(
+            (loop["kind"], str(loop["length"]), per_row, budget, str(loop["spills"]), named)
+        )
+    return table(("loop", "instructions", "per row", "registers", "spills", "mix"), rows)
+
+
+def render_ptx_loops(loops: Any) -> Any:
+    """The same of the loops in the PTX, as far as it tells; the shortest are waits."""
+    rows = []
+    for loop in loops:
+        if loop["length"] >= SHORTEST_PTX_LOOP:
+            mix = sorted(loop["opcodes"].items(), key=lambda item: -item[1])
+            named = ", ".join(f"{name} {count}" for name, count in mix[:TOP_OPCODES])
+            budget = "-" if loop["registers"] is None else str(loop["registers"])
+            rows.append((str(loop["line"]), str(loop["length"]), budget, named))
+    return table(("loop at", "instructions", "registers", "mix"), rows)
+
+
+def table(headings: tuple[str, ...], rows: Any) -> Any:
+    """A plain table."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    found = Table(*headings, box=SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        found.add_row(*row)
+    return found

@@ -1,0 +1,117 @@
+"""The table of what the kernel supports: every row that refuses does, and says why."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from fa4.config import ForwardConfig
+from fa4.sm100 import support
+from fa4.sm100.support import FORWARD, Feature, ForwardCall, NotSupported, check, describe_support
+
+PLAIN = ForwardCall(
+    dtype="bf16", head_dim=64, head_dim_v=64, heads_q=4, heads_k=2, batch=1, rows_q=5, rows_k=7
+)  # fmt: skip
+
+REFUSED = [
+    ({"dtype": "e4m3"}, "fp8", "got e4m3"),
+    ({"descale": True}, "fp8", "16-bit types only"),
+    ({"dtype": "fp32"}, "fp32, fp64", "convert to bf16 or fp16; got fp32"),
+    ({"head_dim": 63, "head_dim_v": 63}, "head dimensions", "got (d, dv) = (63, 63)"),
+    ({"head_dim": 192, "head_dim_v": 192}, "head dimensions", "d 192 with dv 128"),
+    ({"head_dim": 136}, "head dimensions", "got (d, dv) = (136, 64)"),
+    ({"rows_k": 2**31}, "sequence lengths", "got 2147483648"),
+    ({"softmax_scale": 0.0}, "softmax_scale", "positive; got 0.0"),
+    ({"softmax_scale": -1.0}, "softmax_scale", "positive; got -1.0"),
+    ({"heads_q": 6, "pack_gqa": True}, "pack_gqa", "got 6 on 2 heads"),
+    ({"score_mod": max}, "score_mod", "got max"),
+    ({"mask_mod": max}, "mask_mod", "got max"),
+    ({"aux": (("fp32", 1), ("int64", 2))}, "aux_tensors", "got int64 of rank 2"),
+    ({"aux": (("bf16", 0),)}, "aux_tensors", "got bf16 of rank 0"),
+    ({"numerics": ForwardConfig(tile_n=64)}, "config", "got tile_n = 64"),
+    ({"numerics": ForwardConfig(rescale_rows=32)}, "config", "got rescale_rows = 32"),
+    ({"dropout_p": 0.1}, "dropout_p", "no random numbers in the kernel; got 0.1"),
+    ({"num_splits": 2}, "num_splits", "got 2"),
+    ({"paged": True}, "page_table", "not in pages"),
+    ({"block_sparse": True}, "block_sparse_tensors", "is computed; got"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def everything_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "NOT_READY", frozenset())
+
+
+@pytest.mark.parametrize(("changes", "feature", "message"), REFUSED)
+def test_refusals_name_the_row_and_the_value(changes, feature, message, monkeypatch) -> None:
+    """One line: row, reason, value. Without its row, nothing would refuse the call."""
+    call = replace(PLAIN, **changes)
+    with pytest.raises(NotSupported, match=re.escape(message)) as caught:
+        check(call)
+    assert caught.value.feature == feature and "\n" not in str(caught.value)
+    others = tuple(row for row in FORWARD if row.name != feature)
+    monkeypatch.setattr(support, "FORWARD", others)
+    check(call)
+
+
+def test_every_refusing_row_is_tested() -> None:
+    """A new row needs a case above."""
+    refusing = {row.name for row in FORWARD if row.refused is not Feature("", True, "").refused}
+    assert refusing == {feature for _, feature, _ in REFUSED}
+
+
+def test_accepted() -> None:
+    """What the rows allow passes them."""
+    for changes in (
+        {},
+        {"dtype": "fp16", "window": (3, 0), "sink": True, "packed_q": True, "used_k": True},
+        {"head_dim": 192, "head_dim_v": 128},
+        {"head_dim": 8, "head_dim_v": 128, "pack_gqa": True},
+        {"heads_q": 6, "pack_gqa": False},
+        {"numerics": ForwardConfig(q_tiles=1, rescale_threshold_log2=0.0)},
+        {"rows_q": 0, "rows_k": 0},
+    ):
+        check(replace(PLAIN, **changes))
+
+
+def test_features_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused wherever they are asked for, and the table says so; later they are not."""
+    call = replace(PLAIN, softcap=5.0)
+    monkeypatch.setattr(support, "NOT_READY", frozenset({"softcap"}))
+    with pytest.raises(NotSupported, match=r"softcap: not in this version; got 5\.0"):
+        check(call)
+    assert {"feature": "softcap", "forward": False, "detail": "not in this version"} in (
+        describe_support()
+    )
+    monkeypatch.setattr(support, "NOT_READY", frozenset())
+    check(call)
+
+
+def test_callables_must_be_device_functions() -> None:
+    """A kernel takes @cute.jit functions, not Python's."""
+    from cutlass import cute
+
+    with pytest.raises(NotSupported, match="a CuTe-DSL function"):
+        check(replace(PLAIN, mask_mod=lambda *_: True))
+    check(replace(PLAIN, mask_mod=cute.jit(_keep)))
+
+
+def _keep(*_):
+    return True
+
+
+def test_doctor_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """For people and for machines; every row."""
+    from fa4.cli import main
+
+    shown = []
+    for arguments in (["doctor", "--matrix"], ["doctor", "--matrix", "--json"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(arguments)
+        shown.append(capsys.readouterr().out)
+    assert all(row.name in shown[0] for row in FORWARD)
+    assert json.loads(shown[1])["features"] == describe_support()
+    assert len(describe_support()) == len({row.name for row in FORWARD})
