@@ -5,14 +5,15 @@ benchmarks/forward_hopper on a Hopper GPU, which has no packed float32: there ea
 instruction becomes the two that it stands for.
 """
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
+from cutlass.base_dsl.compiler import DumpDir
 from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.sm100.forward import rowmath
@@ -25,15 +26,6 @@ COLUMNS = 128
 TILE_FIELDS = ("block", "head", "batch", "kv_start", "kv_stop", "whole_start", "whole_stop")
 SIZES = ("seqlen_q", "seqlen_k", "heads", "group", "batch", "left", "right", "unused")
 ROWS = 256  # rows and work tiles of one launch
-
-
-@dataclass(frozen=True)
-class Neutral:
-    """What was compiled, and how to launch it by hand."""
-
-    ptx: str
-    cubin: bytes
-    threads: int = ROWS
 
 
 @cute.kernel
@@ -124,8 +116,14 @@ def compile_neutral(name: str, spec: ForwardSpec, arch: str) -> Any:
             tensor(Float32, ROWS, COLUMNS), tensor(Uint32, ROWS, COLUMNS // 2),
             tensor(Float32, ROWS, 4),
         )  # fmt: skip
-    options = cute.KeepPTX(True), cute.KeepCUBIN(True), cute.GPUArch(arch)
-    with unpacked(arch.startswith("sm_90")):
+    with unpacked(arch.startswith("sm_90")), tempfile.TemporaryDirectory() as folder:
+        options = (
+            cute.EnableTVMFFI(True),
+            cute.KeepPTX(True),
+            cute.KeepCUBIN(True),
+            cute.GPUArch(arch),
+            DumpDir(folder),
+        )
         return cute.compile[options](function, *arguments, spec)
 
 

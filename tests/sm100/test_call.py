@@ -71,6 +71,9 @@ def test_numerics() -> None:
     assert choose_spec(replace(PLAIN, rows_q=128)).numerics == replace(tuned, q_tiles=1)
     assert choose_spec(replace(PLAIN, rows_q=129)).numerics == tuned
     assert choose_spec(replace(PLAIN, rows_q=65, heads_q=4)).numerics == tuned  # packed: 130 rows
+    packed = replace(PLAIN, packed_q=True, max_seqlen_q=100)  # short sequences in a long tensor
+    assert choose_spec(packed).numerics.q_tiles == 1
+    assert choose_spec(replace(packed, max_seqlen_q=None)).numerics.q_tiles == 2
     own = ForwardConfig(rescale_threshold_log2=0.0)
     assert choose_spec(replace(PLAIN, rows_q=1, numerics=own)).numerics == own
 
@@ -169,7 +172,7 @@ def test_arguments_are_the_kernels() -> None:
         spec = choose_spec(call)
         tensors = [bf16(1, 512, 2, 128) for _ in range(4)]
         values = launch_arguments(
-            call, spec, tensors[:3], (tensors[3], "lse"), {**vectors, "sink": sink}, 512, 148
+            call, spec, tensors[:3], (tensors[3], "lse"), {**vectors, "sink": sink}, 148
         )
         stand_ins = fake_arguments(spec)[:-1]
         assert [x is None for x in values] == [x is None for x in stand_ins]
