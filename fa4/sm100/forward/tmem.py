@@ -21,12 +21,10 @@ def warp_lanes() -> Int32:
 def read_columns(address: Int32, width: int, step: int) -> list[Float32]:
     """`width` columns of this thread's lane, `step` of them per instruction."""
     values: list[Float32] = []
-    op = tcgen05.Ld32x32bOp(tcgen05.Repetition(step))
+    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(step)), Float32)
     for first in range(0, width, step):
-        source = _columns(address + first, step)
-        part = _copy(op, source).partition_S(source)
-        registers = cute.make_rmem_tensor(_register_layout(part, step), Float32)
-        cute.copy(cute.make_copy_atom(op, Float32), part, registers)
+        registers = cute.make_rmem_tensor(_registers(step), Float32)
+        cute.copy(atom, _lanes(address + first, step), registers)
         flat = cute.make_tensor(registers.iterator, cute.make_layout(step))
         values += [flat[c] for c in range(step)]
     return values
@@ -35,11 +33,8 @@ def read_columns(address: Int32, width: int, step: int) -> list[Float32]:
 def write_columns(words: cute.Tensor, address: Int32) -> None:
     """32-bit registers to as many columns of this thread's lane, by one instruction."""
     width = cute.size(words)
-    op = tcgen05.St32x32bOp(tcgen05.Repetition(width))
-    target = _columns(address, width)
-    part = _copy(op, target).partition_D(target)
-    registers = cute.make_tensor(words.iterator, _register_layout(part, width))
-    cute.copy(cute.make_copy_atom(op, Float32), registers, part)
+    atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(width)), Float32)
+    cute.copy(atom, cute.make_tensor(words.iterator, _registers(width)), _lanes(address, width))
 
 
 def pack_words(values: list[Float32], element: type) -> cute.Tensor:
@@ -55,17 +50,13 @@ def pack_words(values: list[Float32], element: type) -> cute.Tensor:
     return cute.make_tensor(words, cute.make_layout(len(values) * element.width // 32))
 
 
-def _columns(address: Int32, width: int) -> cute.Tensor:
-    """128 lanes x `width` columns, from the address of this warp's first lane."""
+def _lanes(address: Int32, width: int) -> cute.Tensor:
+    """`width` columns of the 32 lanes of a warp, as the copy of one warp wants them."""
     start = cute.make_ptr(Float32, address, cute.AddressSpace.tmem, assumed_align=16)
-    return cute.make_tensor(start, cute.make_layout((WARPGROUP, width), stride=(LANE, 1)))
+    shape, stride = (((width, WARP), 1), 1, 1), (((1, LANE), 0), 0, 0)
+    return cute.make_tensor(start, cute.make_layout(shape, stride=stride))
 
 
-def _copy(op, tensor: cute.Tensor):
-    """The first thread's part of a copy: the warp's lanes are in the address already."""
-    return tcgen05.make_tmem_copy(cute.make_copy_atom(op, Float32), tensor).get_slice(0)
-
-
-def _register_layout(part: cute.Tensor, width: int) -> cute.Layout:
-    """Registers of one thread, shaped like its part of tensor memory."""
-    return cute.make_layout(((width, 1), *(1 for _ in range(cute.rank(part) - 1))))
+def _registers(width: int) -> cute.Layout:
+    """One thread's part of such a copy."""
+    return cute.make_layout(((width, 1), 1, 1))
