@@ -39,14 +39,15 @@ class Tiles:
 class Products:
     """Operands of both products as the tensor core wants them.
 
-    idesc_s, idesc_o: instruction descriptors (PTX ISA 9.7.16.4.2). s, p, o: TMEM columns by Q tile.
+    v, s, p, o: by Q tile; the last three are addresses in tensor memory.
+    idesc_s, idesc_o: instruction descriptors (PTX ISA 9.7.16.4.2).
     split: steps of PV that may run before the last part of P is stored. cta_group: CTAs that take
     part; in both, operands and sums lie at the same addresses.
     """
 
     q: Tiles
     k: Tiles
-    v: Tiles
+    v: tuple
     idesc_s: cutlass.Constexpr
     idesc_o: cutlass.Constexpr
     s: tuple
@@ -116,15 +117,16 @@ def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
 
 def values(signals: Signals, products: Products, i: int, slot: Int32, use: Int32, accumulate):
     """O_i += P_i V (=, for a work tile's first keys); the last part of P is waited for apart."""
-    v_low = products.v.stage(slot)
+    v = products.v[i]
+    v_low = v.stage(slot)
     signals.wait(f"p{i}_full_o{i}_scaled", use)
-    for step, v_step in enumerate(products.v.steps):
+    for step, v_step in enumerate(v.steps):
         if step == products.split:
             signals.wait(f"p{i}_last", use)
         _multiply_tensor(
             products.o[i],
             products.p[i] + step * (MMA_DEPTH // 2),
-            (v_low + v_step, products.v.high),
+            (v_low + v_step, v.high),
             products.idesc_o,
             Int32(accumulate) if step == 0 else Int32(1),
             products.cta_group,
