@@ -1,7 +1,10 @@
-"""The MMA warp: one thread issues S = Q K^T and O += P V for two Q tiles in ping-pong.
+"""The MMA warp: issues S = Q K^T and O += P V for two Q tiles in ping-pong.
 
 While the softmax warps of one Q tile work on S, the tensor core runs the other tile's products:
 PV0, QK0 of the next keys, PV1, QK1 of the next keys.
+
+The whole warp runs the loop, and elects a thread for each instruction: then the compiler keeps
+everything in uniform registers, where the tensor core wants it, and the election costs nothing.
 """
 
 from dataclasses import dataclass
@@ -59,7 +62,7 @@ class Products:
 
 @cute.jit
 def mma(signals: Signals, problem: Problem, products: Products):
-    """Every product of the work tiles of this CTA, or of its pair. To be called by one thread."""
+    """Every product of the work tiles of this CTA, or of its pair."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
     index = first_tile(problem)
@@ -84,7 +87,7 @@ def mma(signals: Signals, problem: Problem, products: Products):
                     signals.wait("kv_full", next_lap, next_slot)
                 scores(signals, products, i, next_slot)
             signals.commit("kv_empty", next_slot)
-            uses += 1
+            uses ^= 1
             slot, lap = advance(next_slot, next_lap, stages)
         for i in cutlass.range_constexpr(q_tiles):
             signals.commit(f"q{i}_empty")
@@ -93,7 +96,7 @@ def mma(signals: Signals, problem: Problem, products: Products):
             values(signals, products, i, slot, uses, kv_tiles > 1)
             signals.commit(f"o{i}_full")
         signals.commit("kv_empty", slot)
-        uses += 1
+        uses ^= 1
         slot, lap = advance(slot, lap, stages)
         index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
