@@ -69,10 +69,13 @@ class Signals:
             phase = (use - signal.free // signal.stages) & 1
             cute.arch.mbarrier_wait(self.pointer(name, stage), phase)
 
-    def arrive(self, name: str) -> None:
-        """Arrive with every thread that calls; the plan counts them."""
+    def arrive(self, name: str, after: str | None = None) -> None:
+        """Arrive with every thread that calls; the plan counts them.
+
+        after: the unit whose work the callers have waited for, where the plan has it arrive.
+        """
         signal = self.plan.signal(name)
-        self._record(Arrive(name), self.role in signal.arrivals, signal)
+        self._record(Arrive(name, after), self.role in signal.arrivals, signal)
         if signal.kind == "named":
             cute.arch.barrier_arrive(barrier_id=named_numbers(self.plan)[name],
                                      number_of_threads=self._named_threads(signal))  # fmt: skip

@@ -46,9 +46,9 @@ def epilogue(signals: Signals, problem: Problem, store: Store):
         for i in cutlass.range_constexpr(q_tiles):
             if cutlass.const_expr(store.atom is not None):
                 cute.arch.cp_async_bulk_wait_group(q_tiles - 1 - i, read=True)
-            signals.arrive(f"epi{i}_empty")
+            signals.arrive(f"epi{i}_empty", after="tma")
         if cutlass.const_expr(output_over_queries(problem.spec.pipeline)):
-            signals.arrive("o_stored")
+            signals.arrive("o_stored", after="tma")
         index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
     if cutlass.const_expr(store.atom is not None):

@@ -91,7 +91,7 @@ def advance(slot: Int32, lap: Int32, stages: int) -> tuple[Int32, Int32]:
     wrapped = following == stages
     return (
         cutlass.select_(wrapped, Int32(0), following),
-        cutlass.select_(wrapped, lap + 1, lap),
+        cutlass.select_(wrapped, lap ^ 1, lap),
     )
 
 

@@ -1,7 +1,10 @@
-"""The MMA warp: one thread issues S = Q K^T and O += P V for two Q tiles in ping-pong.
+"""The MMA warp: issues S = Q K^T and O += P V for two Q tiles in ping-pong.
 
 While the softmax warps of one Q tile work on S, the tensor core runs the other tile's products:
 PV0, QK0 of the next keys, PV1, QK1 of the next keys.
+
+The whole warp runs the loop, and elects a thread for each instruction: then the compiler keeps
+everything in uniform registers, where the tensor core wants it, and the election costs nothing.
 """
 
 from dataclasses import dataclass
@@ -39,14 +42,15 @@ class Tiles:
 class Products:
     """Operands of both products as the tensor core wants them.
 
-    idesc_s, idesc_o: instruction descriptors (PTX ISA 9.7.16.4.2). s, p, o: TMEM columns by Q tile.
+    v, s, p, o: by Q tile; the last three are addresses in tensor memory.
+    idesc_s, idesc_o: instruction descriptors (PTX ISA 9.7.16.4.2).
     split: steps of PV that may run before the last part of P is stored. cta_group: CTAs that take
     part; in both, operands and sums lie at the same addresses.
     """
 
     q: Tiles
     k: Tiles
-    v: Tiles
+    v: tuple
     idesc_s: cutlass.Constexpr
     idesc_o: cutlass.Constexpr
     s: tuple
@@ -58,7 +62,7 @@ class Products:
 
 @cute.jit
 def mma(signals: Signals, problem: Problem, products: Products):
-    """Every product of the work tiles of this CTA, or of its pair. To be called by one thread."""
+    """Every product of the work tiles of this CTA, or of its pair."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
     index = first_tile(problem)
@@ -83,7 +87,7 @@ def mma(signals: Signals, problem: Problem, products: Products):
                     signals.wait("kv_full", next_lap, next_slot)
                 scores(signals, products, i, next_slot)
             signals.commit("kv_empty", next_slot)
-            uses += 1
+            uses ^= 1
             slot, lap = advance(next_slot, next_lap, stages)
         for i in cutlass.range_constexpr(q_tiles):
             signals.commit(f"q{i}_empty")
@@ -92,7 +96,7 @@ def mma(signals: Signals, problem: Problem, products: Products):
             values(signals, products, i, slot, uses, kv_tiles > 1)
             signals.commit(f"o{i}_full")
         signals.commit("kv_empty", slot)
-        uses += 1
+        uses ^= 1
         slot, lap = advance(slot, lap, stages)
         index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
@@ -116,15 +120,16 @@ def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
 
 def values(signals: Signals, products: Products, i: int, slot: Int32, use: Int32, accumulate):
     """O_i += P_i V (=, for a work tile's first keys); the last part of P is waited for apart."""
-    v_low = products.v.stage(slot)
+    v = products.v[i]
+    v_low = v.stage(slot)
     signals.wait(f"p{i}_full_o{i}_scaled", use)
-    for step, v_step in enumerate(products.v.steps):
+    for step, v_step in enumerate(v.steps):
         if step == products.split:
             signals.wait(f"p{i}_last", use)
         _multiply_tensor(
             products.o[i],
             products.p[i] + step * (MMA_DEPTH // 2),
-            (v_low + v_step, products.v.high),
+            (v_low + v_step, v.high),
             products.idesc_o,
             Int32(accumulate) if step == 0 else Int32(1),
             products.cta_group,

@@ -1,5 +1,7 @@
 """Operands of both products: views of global tensors, shared-memory layouts, MMA descriptors."""
 
+from dataclasses import replace
+
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
@@ -100,7 +102,7 @@ def make_products(spec: ForwardSpec, mmas: tuple, shared: tuple, tmem: Int32) ->
     return Products(
         q=q,
         k=k,
-        v=v,
+        v=tuple(v if i == 0 else _computed_anew(v) for i in tiles),
         idesc_s=_instruction_descriptor(spec, tile_n, transpose_b=False),
         idesc_o=_instruction_descriptor(spec, values, transpose_b=True),
         cta_group=spec.cta_group,
@@ -109,6 +111,15 @@ def make_products(spec: ForwardSpec, mmas: tuple, shared: tuple, tmem: Int32) ->
         o=tuple(tmem + plan.buffer(f"o{i}").start for i in tiles),
         split=split_columns(spec.pipeline) // MMA_DEPTH,
     )
+
+
+def _computed_anew(tiles: Tiles) -> Tiles:
+    """The same tiles by a word that the compiler takes for another one.
+
+    Between the two Q tiles' PV lies a QK: holding V's words over it takes 16 uniform registers that
+    do not exist. Spilling them costs more than adding the steps again.
+    """
+    return replace(tiles, low=cute.arch.make_warp_uniform(tiles.low))
 
 
 def _descriptor(fragment: cute.Tensor, pitch: int, shift: int, element_bytes: int) -> Tiles:
