@@ -9,30 +9,25 @@ from fa4.plan.schema import Buffer
 from fa4.plan.work import FRAGMENT, WARPGROUP
 from fa4.plan.work_stealing import RESPONSE_BYTES
 
-# (cta_group, causal, padded head dim) -> registers of a softmax and a correction thread
-# (flash_attn.cute's tuning table for B200); the other warps get what is left of 512 per lane.
-TUNED_REGISTERS = {
-    (2, False, 128): (176, 88),
-    (1, True, 128): (192, 72),
-    (2, False, 192): (184, 80),
-    (1, True, 192): (192, 72),
-}
+# Registers of a softmax and a correction thread; the other warps get what is left of 512 per lane.
+# 16-bit, by padded head dim: with these nothing spills, and the softmax loop is shortest, in the
+# machine code of fa4.sm100 (FlashAttention-4 has 176 to 192, 72 to 88). FP8: FlashAttention-4's.
+WIDE_REGISTERS = {128: (192, 80), 192: (184, 80)}
+FP8_REGISTERS = {(2, False): (160, 72), (1, False): (192, 80)}  # by CTA group, causal
+FP8_CAUSAL_REGISTERS = (192, 72)
 SMALL_HEAD_REGISTERS = {2: (200, 64, 48), 1: (168, 96, 80)}  # head dim below 96, by element bytes
-FP8_PAIR_REGISTERS = (160, 72)  # head dim 128, no mask
-DEFAULT_REGISTERS = (192, 80)
 OTHER_BARRIERS = 32  # beside the K/V ring's: up to 20, the TMEM pointer, a scheduler's
 REGISTERS_PER_LANE = 512  # 64K registers / 128 lanes of a warpgroup
 
 
 def registers(pipeline: ForwardPipeline) -> tuple[int, int, int]:
     """Registers per thread of the softmax, correction and other warps."""
-    padded = max(96, 128 if pipeline.head_dim <= 128 else 192)
     if pipeline.head_dim < 96:
         return SMALL_HEAD_REGISTERS[pipeline.element_bytes]
-    key = (pipeline.cta_group, pipeline.causal, padded)
-    softmax, correction = TUNED_REGISTERS.get(key, DEFAULT_REGISTERS)
-    if key == (2, False, 128) and pipeline.element_bytes == 1:
-        softmax, correction = FP8_PAIR_REGISTERS
+    softmax, correction = WIDE_REGISTERS[128 if pipeline.head_dim <= 128 else 192]
+    if pipeline.element_bytes == 1:
+        key = (pipeline.cta_group, pipeline.causal)
+        softmax, correction = FP8_REGISTERS.get(key, FP8_CAUSAL_REGISTERS)
     return softmax, correction, REGISTERS_PER_LANE - 2 * softmax - correction
 
 

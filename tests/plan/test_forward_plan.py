@@ -96,11 +96,11 @@ def test_arrive_counts(group: int) -> None:
         ({"head_dim": 64}, (200, 64, 48)),
         ({"head_dim": 64, "element_bytes": 1}, (168, 96, 80)),
         ({"head_dim": 128}, (192, 80, 48)),
-        ({"head_dim": 128, "causal": True}, (192, 72, 56)),
-        ({"head_dim": 128, "cta_group": 2}, (176, 88, 72)),
+        ({"head_dim": 128, "causal": True}, (192, 80, 48)),
+        ({"head_dim": 128, "cta_group": 2}, (192, 80, 48)),
         ({"head_dim": 128, "cta_group": 2, "element_bytes": 1}, (160, 72, 120)),
         ({"head_dim": 192, "head_dim_v": 128, "cta_group": 2}, (184, 80, 64)),
-        ({"head_dim": 192, "head_dim_v": 128, "causal": True}, (192, 72, 56)),
+        ({"head_dim": 192, "head_dim_v": 128, "causal": True}, (184, 80, 64)),
     ],
 )
 def test_registers(choices: dict, registers: tuple[int, int, int]) -> None:
