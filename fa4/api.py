@@ -1,7 +1,12 @@
 """The public functions, with FlashAttention's names, layouts and conventions.
 
+    impl="auto"        the kernel on a B200 or B300; elsewhere the reference (`fa4.front`)
+    impl="sm100"       the compiled kernel, on a B200 or B300
+    impl="emulator"    the same compiled kernel, on the CPU
     impl="reference"   FA4's algorithm in NumPy, in the kernel's order of operations
     impl="oracle"      the definition in float64; results stay float64
+
+Kernels take @cute.jit functions as score_mod and mask_mod, the others Python's.
 
 Everything after v is keyword-only. Causal and windowed masks are bottom-right aligned; a window
 side of None or -1 is unbounded. LSE is float32, natural logarithm, (batch, heads, seqlen) or
@@ -14,12 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fa4 import front
 from fa4.arrays import is_torch, like, to_numpy
 from fa4.config import Window
 from fa4.reference import SavedForward, attention_backward, attention_forward
 from fa4.request import DENSE_DEFAULTS, VARLEN_DEFAULTS, Request, build_request
-
-IMPLEMENTATIONS = ("reference", "oracle")
 
 
 class AttentionOutput(NamedTuple):
@@ -62,7 +66,7 @@ def flash_attn_func(
     k_descale: Any = None,
     v_descale: Any = None,
     config: Any = None,
-    impl: str = "reference",
+    impl: str = "auto",
     return_lse: bool = False,
 ) -> Any:
     """softmax(softmax_scale q k^T) v for q (B, Sq, Hq, d), k (B, Sk, Hk, d), v (B, Sk, Hk, dv).
@@ -74,28 +78,29 @@ def flash_attn_func(
         learnable_sink: (Hq,) logit per head that takes probability but has no value vector.
         softcap: scores become softcap * tanh(score / softcap); 0 switches it off.
         num_splits: parts of the KV sequence computed apart and combined.
-        pack_gqa: accepted for FlashAttention's sake; packing changes no result.
+        pack_gqa: do query heads share a kernel's tile? None: where they can. Changes no result.
         deterministic: fixed order of sums in the backward pass.
         score_mod: (score, batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> score.
         score_mod_bwd: (grad, score, batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> grad.
         mask_mod: (batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> keep; replaces causal
-            and window_size.
-        aux_tensors: handed to the callables.
+            and window_size. aux_tensors: handed to the callables.
         block_sparse_tensors: `fa4.reference.BlockSparseTensors`.
         dropout_p, dropout_seed: drop probabilities by a counter-based generator.
         q_descale, k_descale, v_descale: (B, Hk) factors of FP8 inputs.
-        config: `fa4.ForwardConfig`, `fa4.BackwardConfig` or both; None means FA4's choices.
-        impl: "reference" or "oracle".
-        return_lse: return `AttentionOutput(out, lse)` instead of out alone.
+        config: `fa4.ForwardConfig`, `fa4.BackwardConfig` or both; None: FA4's choices.
+        impl: one of the names above; `fa4 doctor --matrix` lists what the kernels refuse.
 
     Returns:
         out (B, Sq, Hq, dv) in the type of q (bf16 for FP8), with torch tensors in, torch out
-        (differentiable for q, k, v and learnable_sink).
+        (differentiable for q, k, v and learnable_sink); with return_lse an `AttentionOutput`.
 
     Raises:
-        ValueError, TypeError: one line naming the argument, its value and what is allowed.
+        ValueError, TypeError; NotImplementedError for what a kernel lacks: one line, what is wrong.
     """
-    options = {name: value for name, value in locals().items() if name in _DENSE_OPTIONS}
+    values = (softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, pack_gqa,
+              deterministic, score_mod, score_mod_bwd, mask_mod, aux_tensors, block_sparse_tensors,
+              dropout_p, dropout_seed, q_descale, k_descale, v_descale, config)  # fmt: skip
+    options = dict(zip(DENSE_DEFAULTS, values, strict=True))
     return _run(q, k, v, options, varlen=False, impl=impl, return_lse=return_lse)
 
 
@@ -130,14 +135,16 @@ def flash_attn_varlen_func(
     k_descale: Any = None,
     v_descale: Any = None,
     config: Any = None,
-    impl: str = "reference",
+    impl: str = "auto",
     return_lse: bool = False,
 ) -> Any:
     """`flash_attn_func` over sequences of different lengths, packed, padded or paged.
 
     Args:
         cu_seqlens_q, cu_seqlens_k: (B+1,) integer offsets; the tensor is then (total, heads, dim).
-        max_seqlen_q, max_seqlen_k: longest sequence; checked, otherwise unused.
+        max_seqlen_q, max_seqlen_k: longest sequence; checked where lengths are on the CPU. The
+            kernel makes its work tiles from max_seqlen_q; without it from all rows of q, since
+            looking at cu_seqlens_q would wait for the GPU. Every sequence must be within it.
         seqused_q, seqused_k: (B,) used length of each sequence; the rest of out is 0, LSE -inf.
         page_table: (B, pages) page of each part of a sequence; k and v are then
             (num_pages, page_size, Hk, dim) and seqused_k gives the lengths.
@@ -145,7 +152,12 @@ def flash_attn_varlen_func(
     The other arguments, results and errors are those of `flash_attn_func`; LSE is (Hq, total) for
     packed q.
     """
-    options = {name: value for name, value in locals().items() if name in _VARLEN_OPTIONS}
+    values = (softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, pack_gqa,
+              deterministic, score_mod, score_mod_bwd, mask_mod, aux_tensors, block_sparse_tensors,
+              dropout_p, dropout_seed, q_descale, k_descale, v_descale, config, cu_seqlens_q,
+              cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k,
+              page_table)  # fmt: skip
+    options = dict(zip(VARLEN_DEFAULTS, values, strict=True))
     return _run(q, k, v, options, varlen=True, impl=impl, return_lse=return_lse)
 
 
@@ -158,13 +170,14 @@ def flash_attn_backward(
     lse: Any,
     *,
     dlse: Any = None,
-    impl: str = "reference",
+    impl: str = "auto",
     **options: Any,
 ) -> AttentionGradients:
     """Gradients of a dense call from its saved out and lse.
 
     dout and out are (B, Sq, Hq, dv), lse and dlse (B, Hq, Sq); `options` are those of the
     forward call (`flash_attn_func`). With impl="oracle", out and lse are recomputed in float64.
+    Every other impl but "sm100", which has no backward kernel yet, means the reference.
     Returns `AttentionGradients(dq, dk, dv, dsink)` in the layouts of their inputs.
     """
     return _run_backward((dout, q, k, v, out, lse, dlse), options, varlen=False, impl=impl)
@@ -179,27 +192,22 @@ def flash_attn_varlen_backward(
     lse: Any,
     *,
     dlse: Any = None,
-    impl: str = "reference",
+    impl: str = "auto",
     **options: Any,
 ) -> AttentionGradients:
     """`flash_attn_backward` for `flash_attn_varlen_func`; paged K and V get paged gradients."""
     return _run_backward((dout, q, k, v, out, lse, dlse), options, varlen=True, impl=impl)
 
 
-_DENSE_OPTIONS = frozenset(DENSE_DEFAULTS)
-_VARLEN_OPTIONS = frozenset(VARLEN_DEFAULTS)
-
-
-def _check_impl(impl: str) -> None:
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}; got {impl!r}")
-
-
 def _run(
     q: Any, k: Any, v: Any, options: dict[str, Any], *, varlen: bool, impl: str, return_lse: bool
 ) -> Any:
-    _check_impl(impl)
-    if is_torch(q):
+    front.check_impl(impl)
+    if impl == "auto":
+        impl = front.choose(q, k, v, options)
+    if impl in front.KERNELS:
+        out, lse = front.attend(q, k, v, options, impl=impl, return_lse=return_lse)
+    elif is_torch(q):
         from fa4.torch_front import attend
 
         out, lse = attend(q, k, v, options, varlen=varlen, impl=impl)
@@ -224,7 +232,9 @@ def forward_request(request: Request, impl: str) -> tuple[np.ndarray, np.ndarray
 def _run_backward(
     tensors: tuple[Any, ...], options: dict[str, Any], *, varlen: bool, impl: str
 ) -> AttentionGradients:
-    _check_impl(impl)
+    front.check_impl(impl)
+    if impl == "sm100":
+        raise NotImplementedError("the SM100 backward kernel is not in this version")
     dout, q, k, v, out, lse, dlse = tensors
     request = build_request(q, k, v, options, varlen=varlen)
     lse_shape = request.lse_shape
@@ -241,7 +251,7 @@ def _run_backward(
         SavedForward(**arrays),
         request.spec,
         packing=request.packing,
-        config=request.backward_config if impl == "reference" else None,
+        config=None if impl == "oracle" else request.backward_config,
     )
     dq, dk, dv = (like(q, x) for x in (result.dq, result.dk, result.dv))
     dsink = None if result.dsink is None else like(q, result.dsink)

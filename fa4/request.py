@@ -103,33 +103,40 @@ def _check_tensors(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, packing: Packing, *, varlen: bool
 ) -> str:
     """Ranks, head counts, sizes and element types; returns the element type's name."""
-    packed_q, packed_k = packing.cu_seqlens_q is not None, packing.cu_seqlens_k is not None
-    layouts = {
-        "q": (q, 3 if packed_q else 4, "(total, heads, dim)" if packed_q else "(B, S, heads, dim)"),
-        "k": (k, 3 if packed_k else 4, "(total, heads, dim)" if packed_k else "(B, S, heads, dim)"),
-        "v": (v, 3 if packed_k else 4, "(total, heads, dim)" if packed_k else "(B, S, heads, dim)"),
-    }
-    for name, (x, rank, layout) in layouts.items():
-        if x.ndim != rank:
-            raise ValueError(f"{name} must have rank {rank}, {layout}; got shape {x.shape}")
+    packed = packing.cu_seqlens_q is not None, packing.cu_seqlens_k is not None
+    for x in (q, k, v):
         dtype_name(x.dtype)
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"q, k, v must share one dtype; got {q.dtype}, {k.dtype}, {v.dtype}")
-    if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"k and v must agree but for head_dim; got {k.shape} and {v.shape}")
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"q and k must share head_dim; got {q.shape[-1]} and {k.shape[-1]}")
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.shape[-1] == 0 or x.shape[-2] == 0:
-            raise ValueError(f"{name} must have at least one head and head_dim 1; got {x.shape}")
-    heads_q, heads_k = q.shape[-2], k.shape[-2]
-    if heads_q % heads_k:
-        raise ValueError(
-            f"the heads of q must be a multiple of those of k; got {heads_q} and {heads_k}"
-        )
-    if not varlen and q.shape[0] != k.shape[0]:
-        raise ValueError(f"q and k must share the batch size; got {q.shape[0]} and {k.shape[0]}")
+    check_shapes((q.shape, k.shape, v.shape), packed, varlen=varlen)
     return dtype_name(q.dtype)
+
+
+def check_shapes(
+    shapes: tuple[tuple[int, ...], ...], packed: tuple[bool, bool], *, varlen: bool
+) -> None:
+    """Ranks, head counts and sizes of q, k and v. packed: are q, and k and v, packed tensors?
+
+    Raises ValueError with one line.
+    """
+    q, k, v = shapes
+    for name, shape, is_packed in (("q", q, packed[0]), ("k", k, packed[1]), ("v", v, packed[1])):
+        rank, layout = (3, "(total, heads, dim)") if is_packed else (4, "(B, S, heads, dim)")
+        if len(shape) != rank:
+            raise ValueError(f"{name} must have rank {rank}, {layout}; got shape {shape}")
+    if k[:-1] != v[:-1]:
+        raise ValueError(f"k and v must agree but for head_dim; got {k} and {v}")
+    if q[-1] != k[-1]:
+        raise ValueError(f"q and k must share head_dim; got {q[-1]} and {k[-1]}")
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if shape[-1] == 0 or shape[-2] == 0:
+            raise ValueError(f"{name} must have at least one head and head_dim 1; got {shape}")
+    if q[-2] % k[-2]:
+        raise ValueError(
+            f"the heads of q must be a multiple of those of k; got {q[-2]} and {k[-2]}"
+        )
+    if not varlen and q[0] != k[0]:
+        raise ValueError(f"q and k must share the batch size; got {q[0]} and {k[0]}")
 
 
 def _int_array(name: str, value: Any, ndim: int) -> np.ndarray | None:
@@ -226,13 +233,13 @@ def _check_max_seqlens(given: dict[str, Any], packing: Packing) -> None:
         if given[name] is None or offsets is None:
             continue
         longest = int(np.diff(offsets).max(initial=0))
-        value = _as_int(name, given[name])
+        value = as_int(name, given[name])
         require(value >= longest, f"{name} must be at least {longest}", value)
 
 
 def _build_spec(given: dict[str, Any], q: np.ndarray, k: np.ndarray, batch: int) -> Attention:
     scale = given["softmax_scale"]
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else _as_float("softmax_scale", scale)
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else as_float("softmax_scale", scale)
     sink = given["learnable_sink"]
     if sink is not None:
         sink = to_numpy("learnable_sink", sink).astype(np.float64)
@@ -247,7 +254,7 @@ def _build_spec(given: dict[str, Any], q: np.ndarray, k: np.ndarray, batch: int)
     return Attention(
         softmax_scale=scale,
         window=normalize_window(given["window_size"], bool(given["causal"])),
-        softcap=_as_float("softcap", given["softcap"]),
+        softcap=as_float("softcap", given["softcap"]),
         sink=sink,
         score_mod=given["score_mod"],
         score_mod_bwd=given["score_mod_bwd"],
@@ -255,21 +262,22 @@ def _build_spec(given: dict[str, Any], q: np.ndarray, k: np.ndarray, batch: int)
         aux_tensors=given["aux_tensors"],
         block_sparse=None if sparse is None else _read_block_sparse(sparse),
         dropout=Dropout(
-            probability=_as_float("dropout_p", given["dropout_p"]),
-            seed=_as_int("dropout_seed", given["dropout_seed"]),
+            probability=as_float("dropout_p", given["dropout_p"]),
+            seed=as_int("dropout_seed", given["dropout_seed"]),
         ),
         descale=_read_descales(given, dtype_name(q.dtype), (batch, k.shape[-2])),
     )
 
 
-def _as_float(name: str, value: Any) -> float:
+def as_float(name: str, value: Any) -> float:
+    """A number, of whatever type can be one; TypeError naming the argument otherwise."""
     try:
         return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number; got {value!r}") from None
 
 
-def _as_int(name: str, value: Any) -> int:
+def as_int(name: str, value: Any) -> int:
     """Python and NumPy integers and 0-d integer tensors, but not bools."""
     try:
         if isinstance(value, bool):
@@ -356,7 +364,7 @@ def _choose_configs(
             backward = config
         elif config is not None:
             raise TypeError(f"config must be a ForwardConfig or BackwardConfig; got {config!r}")
-    num_splits = _as_int("num_splits", given["num_splits"])
+    num_splits = as_int("num_splits", given["num_splits"])
     require_int("num_splits", num_splits, 1, 256)
     if num_splits > 1:
         forward = replace(forward, num_splits=num_splits)

@@ -1,5 +1,6 @@
 """The public functions: bad input, arrays of every kind, torch and its gradients."""
 
+import inspect
 import re
 
 import ml_dtypes
@@ -9,6 +10,7 @@ import torch
 
 import fa4
 from fa4.reference import BlockSparseTensors
+from fa4.request import VARLEN_DEFAULTS
 from tests.reference.support import arrays, worst
 
 SHAPE = (2, 6, 10, 4, 2, 8, 8)
@@ -65,7 +67,7 @@ def sparse(cnt=((1, 1),), idx=None, size=(4, 8)):
         ({"pack_gqa": "yes"}, TypeError, "pack_gqa must be True, False or None; got 'yes'"),
         ({"config": 128}, TypeError, "config must be a ForwardConfig or BackwardConfig; got 128"),
         ({"q_descale": np.ones((2, 2))}, ValueError, "q_descale applies to FP8 inputs only"),
-        ({"impl": "cuda"}, ValueError, "impl must be one of reference, oracle; got 'cuda'"),
+        ({"impl": "cuda"}, ValueError, "impl must be one of auto, sm100, emulator, "),
         ({"block_sparse_tensors": sparse(((1, 1, 1),))}, ValueError, "mask_block_cnt must be"),
         ({"block_sparse_tensors": sparse(((3, 1),))}, ValueError, "must be in [0, 2]; got 3"),
         (
@@ -212,3 +214,16 @@ def test_oracle_results_stay_float64() -> None:
     inputs = arrays(SHAPE, dtype=ml_dtypes.bfloat16)
     out, lse = fa4.flash_attn_func(*inputs, impl="oracle", return_lse=True)
     assert out.dtype == lse.dtype == np.float64
+
+
+@pytest.mark.parametrize("function", [fa4.flash_attn_func, fa4.flash_attn_varlen_func])
+def test_every_option_arrives_under_its_name(function, monkeypatch) -> None:
+    """Each keyword of the signature, with its own value; the defaults are the request's."""
+    seen = {}
+    monkeypatch.setattr(fa4.api, "_run", lambda q, k, v, options, **_: seen.update(options))
+    names = [*inspect.signature(function).parameters][3:]
+    given = {name: object() for name in names if name not in ("impl", "return_lse")}
+    function(1, 2, 3, **given)
+    assert seen == given
+    function(1, 2, 3)
+    assert seen == {name: VARLEN_DEFAULTS[name] for name in given}

@@ -39,6 +39,10 @@ MANY_PARAMETERS = {
     "fa4.commands.trace.trace": "a typer command: one parameter per option",
     "fa4.commands.ablate.ablate": "a typer command: one parameter per option",
     "fa4.commands.emulate.emulate": "a typer command: one parameter per option",
+    "fa4.sm100.forward.kernel.forward": "the arguments of a compiled kernel",
+    "fa4.sm100.forward.kernel.kernel": "the arguments of a compiled kernel",
+    "fa4.commands.run.run": "a typer command: one parameter per option",
+    "fa4.commands.compile.compile": "a typer command: one parameter per option",
 }
 
 # Written in pieces, so that this file does not contain what it forbids.

@@ -187,7 +187,9 @@ def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
     parts = {row["part"]: row for row in report["works"]}
     assert parts["reference"]["works"]
     assert parts["emulator of PTX"]["works"]
-    assert parts["kernels"] == {"part": "kernels", "works": False, "why": "not in this version"}
+    lacking = {"part": "backward kernel", "works": False, "why": "not in this version"}
+    assert parts["backward kernel"] == lacking
+    assert set(parts["forward kernel on a GPU"]) == {"part", "works", "why"}
 
 
 def test_doctor_says_how_to_get_what_is_missing(
@@ -209,8 +211,10 @@ def test_doctor_tells_ptx_from_cute_dsl(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(doctor, "version_of", lambda name: None if "cutlass" in name else "1.0")
     parts = {row["part"]: row for row in doctor.diagnose()["works"]}
     assert parts["emulator of PTX"]["works"]
-    row = parts["emulator of CuTe-DSL programs"]
-    assert (row["works"], row["why"]) == (False, "needs nvidia-cutlass-dsl")
+    for part in ("emulator of CuTe-DSL programs", "forward kernel, emulated",
+                 "forward kernel on a GPU"):  # fmt: skip
+        row = parts[part]
+        assert (row["works"], row["why"]) == (False, "needs nvidia-cutlass-dsl")
 
 
 def test_doctor_survives_a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ import typer
 
 from fa4.commands import SCHEMA_VERSION, emit, plain
 
+MOST_FINDINGS = 3  # shown to people; the report has all
+
 
 def demo(
     text: Annotated[
@@ -31,6 +33,9 @@ def demo(
     chunks: Annotated[
         int, typer.Option("--chunks", min=1, help="Read at most so many chunks of 512 tokens.")
     ] = 16,
+    no_kernel: Annotated[
+        bool, typer.Option("--no-kernel", help="Leave the compiled kernel and the emulator out.")
+    ] = False,
     out: Annotated[
         Path, typer.Option("--out", help="Folder for report.json and figure.png.")
     ] = Path("out/demo"),
@@ -39,7 +44,9 @@ def demo(
     """Run FA4's algorithm on the attention layers of a real model and check every layer.
 
     MiniLM-L6-v2 reads a text; each layer's q, k, v, rounded to bf16, go through FA4's forward pass
-    and through the float64 oracle. Exit code 1 if an error exceeds its budget.
+    and through the float64 oracle. One head also goes through the compiled SM100 kernel, executed
+    by the emulator, if the compiler is installed. Exit code 1 if an error exceeds its budget or the
+    emulator finds a fault.
 
     Example: fa4 demo --causal --out out/causal
     """
@@ -53,7 +60,9 @@ def demo(
     left_out = source.about.get("tokens_in_text", 0) - source.about.get("tokens_used", 0)
     if left_out:
         say(f"the last {left_out} tokens are left out; --chunks {chunks} sets the limit")
-    report = build_report(source, causal, say)
+    report = build_report(source, causal, say, kernel=not no_kernel)
+    if report["kernel"] and report["kernel"]["problem"]:
+        say(report["kernel"]["problem"])
     image = draw(report)
     report["figure"] = None if image is None else str(out / "figure.png")
     report["report"] = str(out / "report.json")
@@ -62,8 +71,44 @@ def demo(
     write_whole(out / "figure.png", image)
     write_whole(out / "report.json", content.encode())
     emit(report, as_json, render)
-    if not report["within_budget"]:
+    ran = report["kernel"] and not report["kernel"]["problem"]
+    if not report["within_budget"] or (ran and not report["kernel"]["ok"]):
         raise typer.Exit(1)
+
+
+def render_kernel(kernel: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What the compiled kernel did with one head; nothing if it did not run."""
+    if kernel is None or kernel["problem"]:
+        return ()
+    used, head = kernel["resources"], f"head dim {kernel['head_dim']}"
+    if kernel["padded_head_dim"] != kernel["head_dim"]:
+        head += f" (padded to {kernel['padded_head_dim']})"
+    errors = ", ".join(
+        f"{label} error {check['error']:.1e} of {check['budget']:.1e} allowed"
+        for name, label in (("out", "O"), ("lse", "LSE"))
+        if (check := kernel["checks"].get(name))
+    )
+    findings = [finding for row in kernel["schedules"] for finding in row["findings"]]
+    counts = ", ".join(f"{row['schedule']} {len(row['findings'])}" for row in kernel["schedules"])
+    registers = ", ".join(f"{role} {number}" for role, number in used["registers"].items())
+    lines = [
+        f"Compiled kernel ({kernel['arch']}, {kernel['compiler']}) in the emulator, first head of "
+        f"{kernel['layer']}, {kernel['rows']} x {kernel['keys']}, {head}: "
+        + ("ok" if kernel["ok"] else "WRONG"),
+        f"  {errors or 'no result'}",
+        f"  races and other findings by schedule: {counts}",
+        *(f"    {finding}" for finding in findings[:MOST_FINDINGS]),
+        f"  registers per thread: {registers}; spills {used['spill_bytes']} B",
+        f"  shared memory {used['smem_bytes']} of {used['smem_bytes_limit']} B, tensor memory "
+        f"{used['tmem_columns_used']} of {used['tmem_columns_limit']} columns",
+    ]
+    row = kernel["prediction"]
+    if row is not None:
+        lines.append(
+            f"  predicted on a {row['machine']} by its own instruction counts, one such layer: "
+            f"{row['microseconds']:.1f} us"
+        )
+    return tuple(lines)
 
 
 def render_speed(prediction: Mapping[str, Any]) -> tuple[str, ...]:
@@ -132,6 +177,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         table,
         f"Warps that rescale, by tau, in KV tiles of {sweep['tile_n']} keys: {shares}",
         f"Layers within budget: {verdict} of {len(layers)}",
+        *render_kernel(report["kernel"]),
         *render_speed(report["prediction"]),
         *(f"wrote {report[key]}" for key in ("report", "figure") if report[key]),
     )

@@ -19,6 +19,7 @@ import typer
 
 import fa4
 from fa4.commands import emit
+from fa4.front import find_gpu
 
 CORE = ("numpy", "numba", "ml_dtypes", "threadpoolctl", "typer", "rich")
 
@@ -33,6 +34,8 @@ class OptionalPackage:
 
 
 CUTE_DSL = "emulator of CuTe-DSL programs"
+KERNEL = "forward kernel, emulated"
+GPU_KERNEL = "forward kernel on a GPU"
 
 # Bounds as in pyproject.toml, which says why torch has one.
 OPTIONAL = (
@@ -45,20 +48,43 @@ OPTIONAL = (
     OptionalPackage("torch", "torch tensors, kernels", ("torch>=2.9,<2.14",)),
     OptionalPackage("nvidia-cutlass-dsl", CUTE_DSL, ("nvidia-cutlass-dsl>=4.8",)),
     OptionalPackage("cuda-python", CUTE_DSL, ("cuda-python>=12.9",)),
+    OptionalPackage("apache-tvm-ffi", KERNEL, ("apache-tvm-ffi>=0.1.5",)),
     OptionalPackage("pytest", "the test suite", ("pytest",)),
 )
 
-NOT_YET = ("kernels",)  # planned parts that this version lacks
+NOT_YET = ("backward kernel",)  # planned parts that this version lacks
 
 
 def doctor(
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="List what the SM100 kernel supports.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Show what is installed, what is missing and what works.
 
     Example: fa4 doctor --json
     """
+    if matrix:
+        from fa4.sm100.support import describe_support
+
+        emit({"kernel": "SM100 forward", "features": describe_support()}, as_json, render_matrix)
+        return
     emit(diagnose(), as_json, render)
+
+
+def render_matrix(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the kernel supports, and what impl="sm100" and impl="emulator" refuse."""
+    from rich.table import Table
+
+    table = Table("feature", "forward", "limits, or why not")
+    for row in report["features"]:
+        table.add_row(row["feature"], "yes" if row["forward"] else "no", row["detail"])
+    return (
+        f'{report["kernel"]} kernel (impl="sm100" and impl="emulator"); what it refuses, '
+        'impl="reference" computes',
+        table,
+    )
 
 
 def diagnose() -> dict[str, Any]:
@@ -150,8 +176,26 @@ def judge_parts(optional: list[dict[str, Any]]) -> list[dict[str, Any]]:
         missing = [item["package"] for item in needed if item["version"] is None]
         why = f"needs {', '.join(missing)}" if missing else ""
         parts.append({"part": part, "works": not missing, "why": why})
+    parts += judge_kernel(optional)
     parts += [{"part": part, "works": False, "why": "not in this version"} for part in NOT_YET]
     return parts
+
+
+def judge_kernel(optional: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Does the compiled kernel work, on the emulator and on a GPU?"""
+    needed = [item for item in optional if item["needed_by"] in (CUTE_DSL, KERNEL)]
+    missing = [item["package"] for item in needed if item["version"] is None]
+    why = f"needs {', '.join(missing)}" if missing else ""
+    on_gpu = why
+    if not missing:
+        try:
+            _, on_gpu = find_gpu()
+        except Exception as error:  # a broken driver or torch raises anything
+            on_gpu = f"torch cannot say: {type(error).__name__}"
+    return [
+        {"part": KERNEL, "works": not missing, "why": why},
+        {"part": GPU_KERNEL, "works": not on_gpu, "why": on_gpu},
+    ]
 
 
 def render(report: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -12,17 +12,21 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from fa4.demo.inputs import Source
+from fa4.demo.kernel import run_kernel
 from fa4.demo.measure import DTYPE, measure, prepare
 from fa4.demo.rescales import RescaleCounts
 from fa4.demo.speed import predict_headline, predict_request
 
 
-def build_report(source: Source, causal: bool, progress: Callable[[str], None]) -> dict[str, Any]:
+def build_report(
+    source: Source, causal: bool, progress: Callable[[str], None], *, kernel: bool = True
+) -> dict[str, Any]:
     """Measure every layer of a source; `progress` gets a line after each.
 
     Keys: input, dtype, causal, config (of the last layer), within_budget, layers (one dict each,
     see `LayerResult.as_dict`), rescale_rate (see `RescaleCounts.as_dict`), over all layers, and
-    prediction: the simulated B200 time of the last layer and of the paper's headline shape.
+    prediction: the simulated B200 time of the last layer and of the paper's headline shape, and
+    kernel: the compiled kernel on one head of the last layer (see `run_kernel`); None without it.
     """
     rescales = RescaleCounts()
     results = []
@@ -40,6 +44,8 @@ def build_report(source: Source, causal: bool, progress: Callable[[str], None]) 
             speed = predict_request(request, causal, results[-1].counters.rescale_rate)
             seconds = time.perf_counter() - started
             progress(f"{layer.name}: {number} of {source.num_layers} layers, {seconds:.1f} s")
+        rate = results[-1].counters.rescale_rate
+        compiled = run_kernel(layer, request, causal, rate, progress) if kernel else None
     return {
         "input": source.about,
         "dtype": DTYPE,
@@ -49,6 +55,7 @@ def build_report(source: Source, causal: bool, progress: Callable[[str], None]) 
         "layers": [result.as_dict() for result in results],
         "rescale_rate": rescales.as_dict(),
         "prediction": {"layer": speed, "headline": predict_headline()},
+        "kernel": compiled,
     }
 
 

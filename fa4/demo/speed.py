@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,15 +14,22 @@ from fa4.sim.machine import find_machine
 from fa4.sim.predict import Simulation, predict
 from fa4.sim.worktiles import Lengths
 
+if TYPE_CHECKING:
+    from fa4.sm100.forward.spec import ForwardSpec
+
 MACHINE = "b200"
 # The FlashAttention-4 paper's fastest forward: 1613 TFLOP/s at 32k tokens, head dim 128.
 HEADLINE = Problem(batch=1, seqlen_q=32768, seqlen_k=32768, heads_q=16, heads_k=16, head_dim=128)
 
 
-def predict_request(request: Request, causal: bool, rescale_rate: float) -> dict[str, Any] | None:
+def predict_request(
+    request: Request, causal: bool, rescale_rate: float, kernel: ForwardSpec | None = None
+) -> dict[str, Any] | None:
     """Predicted B200 time of one attention call; None for a shape that no B200 kernel takes.
 
-    `rescale_rate` is the share of rescales that the reference counted on these inputs.
+    `rescale_rate` is the share of rescales that the reference counted on these inputs. kernel: by
+    the instruction counts of this compiled kernel; otherwise of FlashAttention-4's choices, by the
+    plan's own estimates.
     """
     q, k = request.q, request.k
     if request.packing.cu_seqlens_q is not None and request.packing.cu_seqlens_k is not None:
@@ -41,7 +49,8 @@ def predict_request(request: Request, causal: bool, rescale_rate: float) -> dict
         causal=causal,
     )
     try:
-        return _describe(problem, Simulation(lengths=tuple(lengths), rescale_rate=rescale_rate))
+        simulation = Simulation(lengths=tuple(lengths), rescale_rate=rescale_rate)
+        return _describe(problem, simulation, kernel)
     except ValueError:
         return None
 
@@ -51,9 +60,19 @@ def predict_headline() -> dict[str, Any]:
     return _describe(HEADLINE, Simulation())
 
 
-def _describe(problem: Problem, simulation: Simulation) -> dict[str, Any]:
-    machine = find_machine(MACHINE)
-    prediction = predict(problem, default_forward(problem, machine.gpu), machine, simulation)
+def _describe(
+    problem: Problem, simulation: Simulation, kernel: ForwardSpec | None = None
+) -> dict[str, Any]:
+    machine, useful = find_machine(MACHINE), 1.0
+    if kernel is None:
+        prediction = predict(problem, default_forward(problem, machine.gpu), machine, simulation)
+    else:
+        from fa4.kernel_plan import measured_plan
+
+        pipeline, dims = kernel.pipeline, (problem.head_dim, problem.head_dim_v or 0)
+        padded = replace(problem, head_dim=pipeline.head_dim, head_dim_v=pipeline.head_dim_v)
+        useful = sum(dims) / (pipeline.head_dim + (pipeline.head_dim_v or 0))
+        prediction = predict(padded, pipeline, machine, simulation, measured_plan(kernel))
     return {
         "machine": prediction.machine,
         "batch": problem.batch,
@@ -61,7 +80,7 @@ def _describe(problem: Problem, simulation: Simulation) -> dict[str, Any]:
         "heads": problem.heads_q,
         "head_dim": problem.head_dim,
         "microseconds": prediction.seconds * 1e6,
-        "tflops": prediction.tflops,
-        "peak_share": prediction.peak_share,
+        "tflops": prediction.tflops * useful,
+        "peak_share": prediction.peak_share * useful,
         "bottleneck": prediction.bottleneck,
     }

@@ -91,8 +91,12 @@ def predict(
     pipeline: AnyPipeline,
     machine: Machine,
     simulation: Simulation | None = None,
+    plan: PipelinePlan | None = None,
 ) -> Prediction:
-    """Time of one call. Raises ValueError if the pipeline does not fit the machine."""
+    """Time of one call. Raises ValueError if the pipeline does not fit the machine.
+
+    plan: instead of the pipeline's own one, with the same roles and signals but other amounts.
+    """
     simulation = simulation or Simulation()
     parts = _parts(problem, simulation.lengths)
     if (problem.head_dim, problem.head_dim_v) != (pipeline.head_dim, pipeline.head_dim_v):
@@ -100,7 +104,7 @@ def predict(
             f"problem and pipeline must agree on head dims; got {problem.head_dim}, "
             f"{problem.head_dim_v} and {pipeline.head_dim}, {pipeline.head_dim_v}"
         )
-    plan = build_plan(pipeline, machine.gpu)
+    plan = _same_shape(plan, build_plan(pipeline, machine.gpu))
     if not isinstance(pipeline, BackwardPipeline):
         run, runner, count = _run_forward(problem, pipeline, plan, machine, simulation)
         flops = sum(part.forward_flops for part in parts)
@@ -121,6 +125,20 @@ def predict(
             _timed("postprocess", 0.0, after, machine),
         ]
     return _report(problem, machine, plan, run, runner, tuple(kernels), (flops, count))
+
+
+def _same_shape(plan: PipelinePlan | None, own: PipelinePlan) -> PipelinePlan:
+    """The given plan, or the pipeline's own. Raises ValueError if they are of two kernels."""
+    if plan is None:
+        return own
+    for name in ("roles", "signals"):
+        given, wanted = ([x.name for x in getattr(p, name)] for p in (plan, own))
+        if given != wanted:
+            raise ValueError(
+                f"plan must have the {name} of {own.name}, {', '.join(wanted)}; "
+                f"got {', '.join(given)}"
+            )
+    return plan
 
 
 def build_plan(pipeline: AnyPipeline, gpu: Gpu) -> PipelinePlan:

@@ -56,12 +56,12 @@ def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
         softcap=call.softcap > 0,
         score_mod=call.score_mod,
         mask_mod=call.mask_mod,
-        cta_group=_cta_group(call, call.rows_q * group),
+        cta_group=_cta_group(call, call.longest_q * group),
         # Tiles of unequal length: the longest first, so that the short ones fill the gaps.
         scheduler="static" if (left, right) == (None, None) else "lpt",
         **({"aux": call.aux} if call.aux else {}),
     )
-    return replace(spec, numerics=_numerics(call, spec.numerics, call.rows_q * group))
+    return replace(spec, numerics=_numerics(call, spec.numerics, call.longest_q * group))
 
 
 def _numerics(call: ForwardCall, tuned: ForwardConfig, rows: int) -> ForwardConfig:
@@ -147,14 +147,13 @@ def launch_arguments(
     operands: Sequence[Any],
     outputs: tuple[Any, Any],
     vectors: Mapping[str, Any],
-    max_seqlen_q: int,
     num_sms: int,
 ) -> tuple[Any, ...]:
     """What the compiled kernel takes, in its order.
 
     operands: q, k, v. outputs: o and lse. vectors: sink, cu_seqlens_q, cu_seqlens_k, seqused_q,
-    seqused_k and aux (a tuple), None where they are not given. max_seqlen_q: rows of the longest
-    sequence, or more. Raises NotSupported for a tensor that TMA cannot address.
+    seqused_k and aux (a tuple), None where they are not given. num_sms: CTAs at most. Raises
+    NotSupported for a tensor that TMA cannot address.
     """
     for name, tensor in zip("qkv", operands, strict=True):
         check_operand(name, tensor)
@@ -167,7 +166,7 @@ def launch_arguments(
         call.softcap if spec.softcap else None,
         left if spec.window_left else None,
         right if spec.window_right else None,
-        max_seqlen_q,
+        max(call.longest_q, 1),
         *(vectors[name] for name in ("sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q",
                                      "seqused_k", "aux")),
         num_sms,

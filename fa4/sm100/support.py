@@ -33,9 +33,10 @@ class NotSupported(NotImplementedError):
 class ForwardCall:
     """What a call asks of the forward kernel: sizes and options, no tensors.
 
-    rows_q, rows_k: sequence lengths, or all rows of a packed tensor. batch: sequences. packed_q,
-    packed_k: cu_seqlens are given; used_q, used_k: seqused are. aux: element type and rank of each
-    auxiliary tensor. numerics: None for the tuned ones.
+    rows_q, rows_k: sequence lengths, or all rows of a packed tensor, whose longest sequence has
+    max_seqlen_q rows or less (None: not known). batch: sequences. packed_q, packed_k: cu_seqlens
+    are given; used_q, used_k: seqused are. aux: element type and rank of each auxiliary tensor.
+    numerics: None for the tuned ones.
     The fields from `dropout_p` on are options that no kernel here has.
     """
 
@@ -47,6 +48,7 @@ class ForwardCall:
     batch: int
     rows_q: int
     rows_k: int
+    max_seqlen_q: int | None = None
     softmax_scale: float = 1.0
     window: Window = (None, None)
     lse: bool = True
@@ -71,6 +73,13 @@ class ForwardCall:
     def group(self) -> int:
         """Query heads per KV head."""
         return self.heads_q // self.heads_k
+
+    @property
+    def longest_q(self) -> int:
+        """Rows of the longest sequence of queries, or more."""
+        if not self.packed_q or self.max_seqlen_q is None:
+            return self.rows_q
+        return min(self.rows_q, self.max_seqlen_q)
 
     @property
     def varlen(self) -> str:

@@ -112,3 +112,39 @@ def test_phases_in_a_kernel(name: str, schedule: str) -> None:
         assert found == set()
     else:
         assert found in ({"mbarrier"}, {"deadlock"}, {"mbarrier", "deadlock"})
+
+
+# CTA 1 arrives at an mbarrier of CTA 0.
+
+REMOTE = """
+  .reg .b32 %w;
+  mov.u32 %r1, %tid.x; mov.u32 %r20, smem; mov.u32 %w, %cluster_ctarank;
+  setp.eq.u32 %p1, %r1, 0; setp.ne.u32 %p2, %w, 0;
+  @%p1 mbarrier.init.shared::cta.b64 [%r20], 32;
+  @%p1 fence.mbarrier_init.release.cluster;
+  barrier.cluster.arrive; barrier.cluster.wait;
+  @!%p2 bra FIRST;
+  mapa.shared::cluster.u32 %r21, %r20, 0;
+  mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r21];
+  bra LAST;
+FIRST:
+  WAIT
+LAST:
+  END
+"""
+WAITS = wait("A", 0, 0).replace("parity.", "parity.acquire.cluster.")
+CLUSTER = "barrier.cluster.arrive{}; barrier.cluster.wait;"
+
+
+@pytest.mark.parametrize("waits, end, fine", [
+    (WAITS, "", True), ("", "", False), ("", CLUSTER.format(""), True),
+    ("", CLUSTER.format(".relaxed"), True),
+])  # fmt: skip
+def test_a_cta_outlives_the_arrivals_of_others(waits: str, end: str, fine: bool) -> None:
+    body = REMOTE.replace("WAIT\n", waits).replace("END\n", end)
+    for schedule in SCHEDULES:
+        report = run_ptx(
+            body, grid=(2, 1, 1), cluster=(2, 1, 1), block=(32, 1, 1), smem=64, schedule=schedule,
+            collect=True,
+        )  # fmt: skip
+        assert kinds(report) == (set() if fine else {"exit"}), str(report)

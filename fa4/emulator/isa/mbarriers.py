@@ -14,7 +14,7 @@ from fa4.emulator.machine.checks import WRITE, Touch
 from fa4.emulator.machine.context import Array, Handler, KernelContext, lanes_of, lowest
 from fa4.emulator.machine.mbarrier import MBarrier, MBarrierFault
 from fa4.emulator.machine.memory import MemoryFault, locate_one_shared
-from fa4.emulator.machine.state import Cta, Fragment, Warp
+from fa4.emulator.machine.state import Cta, Fragment, RemoteArrival, Warp
 from fa4.emulator.machine.waits import SPIN, Spin, Wait
 from fa4.emulator.ptx.syntax import Instruction
 
@@ -280,6 +280,7 @@ def bind_tx(instruction: Instruction, context: KernelContext) -> Handler:
             _check_visible(fragment, group, cta, barrier)
             cta.machine.progress += 1
             count = barrier.expect if expecting else barrier.complete
+            barrier.order.exempt |= not expecting  # it may end a phase, and publishes nothing
             with _FaultsOf(fragment, cta, barrier):
                 for lane in lanes_of[group].nonzero()[0]:
                     count(int(amounts[lane]))
@@ -326,6 +327,10 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
             barrier.order.exempt |= semantics == "relaxed"
             known = barrier.order.arrives(warp.clock)
             _check_phase(fragment, cta, barrier, known, "the arrival may count for that one")
+            if cta is not warp.cta:
+                cta.remote_arrivals[warp.row] = RemoteArrival(
+                    warp.name, fragment.line, warp.clock.epoch, warp.cta.cluster.barrier.phase
+                )
             single = bool(expect) or amounts is _ONCE
             single = single or bool((amounts[lanes_of[group]] == 1).all())
             parts = _parts(group, barrier.pending if single else 32)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fa4.emulator.checks.clocks import Actor
+from fa4.emulator.checks.clocks import LANES, Actor
 from fa4.emulator.checks.conflict import (
     SAME_INSTRUCTION_WRITE,
     WRITE_AFTER_WRITE,
@@ -199,6 +199,8 @@ class Checks:
                 under_way[0].line,
                 cta,
             )
+        if self.enabled and cta.remote_arrivals:
+            self._check_remote_arrivals(cta)
         if cta.tensor is not None and cta.tensor.allocated_columns:
             machine.report(
                 "tmem",
@@ -206,3 +208,21 @@ class Checks:
                 cta.tensor.line,
                 cta,
             )
+
+    @staticmethod
+    def _check_remote_arrivals(cta: Cta) -> None:
+        """Other CTAs may signal mbarriers of a CTA only while it lives: it has to wait for them.
+
+        A cluster barrier since then will do, even a relaxed one.
+        """
+        for row, arrival in cta.remote_arrivals.items():
+            own = slice(row * LANES, (row + 1) * LANES)
+            known = max(int(warp.clock.knowledge.seen[own].max()) for warp in cta.warps)
+            if known < arrival.epoch and arrival.phase == cta.cluster.barrier.phase:
+                cta.machine.report(
+                    "exit",
+                    f"{arrival.who} arrives at an mbarrier of CTA {cta.index}, and nothing keeps "
+                    "that CTA from exiting before",
+                    arrival.line,
+                    cta,
+                )

@@ -147,6 +147,16 @@ class Warp:
             self.views[bits][first : first + 32] = values
 
 
+@dataclass(frozen=True)
+class RemoteArrival:
+    """A warp of another CTA arrived. epoch: of the warp; phase: of the cluster barrier."""
+
+    who: str
+    line: int
+    epoch: int
+    phase: int
+
+
 @dataclass(eq=False)
 class NamedBarrier(Waitable):
     """One of the 16 barriers of bar.sync: threads that arrived, threads expected."""
@@ -184,6 +194,7 @@ class Cta:
         self.smem_address = int(self.smem.ctypes.data)
         self.warp_count: int = grid.warp_count
         self.mbarriers: dict[int, MBarrier] = {}
+        self.remote_arrivals: dict[int, RemoteArrival] = {}  # by the row of the warp
         self.barriers: dict[int, NamedBarrier] = {}
         self.pool = AsyncPool(cluster.pool_row(rank), POOL_ROWS)
         self.pipe_actor = PipeActor(cluster.pipe_row(rank))

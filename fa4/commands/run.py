@@ -1,0 +1,293 @@
+"""`fa4 run`: attention on your arrays or random ones, by any implementation, and its error."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from fa4.commands import emit
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fa4.config import Problem
+
+    Operands: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+SUFFIXES = (".npz", ".safetensors")
+MOST_SCORES = 2**24  # rows x keys that the oracle looks at, of one head
+MOST_HEADS = 8
+
+RandomOption = Annotated[
+    str, typer.Option("--random", metavar="B,H,S,D", help="Draw q, k, v: batch, heads, length, d.")
+]
+KeysOption = Annotated[str, typer.Option(metavar="S", help="Keys of --random; default: length.")]
+HeadsKOption = Annotated[int, typer.Option(help="KV heads of --random; 0: as many as heads.")]
+DimVOption = Annotated[int, typer.Option(help="d of the values of --random; 0: d.")]
+ImplOption = Annotated[
+    str, typer.Option(help="auto, sm100, emulator, reference or oracle (docs: fa4.front).")
+]
+OutOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write out and lse: .npz or .safetensors.")
+]
+DtypeOption = Annotated[str, typer.Option(help="bf16 or fp16; default: as in the file, else bf16.")]
+WindowOption = Annotated[str, typer.Option(metavar="LEFT,RIGHT", help="Visible keys; or none.")]
+ScheduleOption = Annotated[str, typer.Option(help="Of the emulator: fifo, random or adversarial.")]
+
+
+def run(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", show_default=False)] = None,
+    random: RandomOption = "",
+    keys: KeysOption = "",
+    heads_k: HeadsKOption = 0,
+    head_dim_v: DimVOption = 0,
+    layer: Annotated[str, typer.Option(help="Which of the file's layers.")] = "",
+    dtype: DtypeOption = "",
+    causal: Annotated[bool, typer.Option("--causal", help="Hide later keys.")] = False,
+    window: WindowOption = "",
+    scale: Annotated[float | None, typer.Option(help="Of scores; default: 1/sqrt(d).")] = None,
+    softcap: Annotated[float, typer.Option(help="Soft cap of scores; 0: none.")] = 0.0,
+    impl: ImplOption = "auto",
+    schedule: ScheduleOption = "fifo",
+    seed: Annotated[int, typer.Option(help="Of --random and of the schedule.")] = 0,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Without the oracle.")] = False,
+    out: OutOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Run attention on arrays q, k, v; show its error, its time and what the emulator found.
+
+    FILE is a .npz or .safetensors file with q, k, v as (B, S, H, D) or (S, H, D). Exit code 0 if
+    the result is within the error budget and the emulator's checks found nothing, 1 if not, 2 for
+    bad input. With impl auto and FA4_EMULATE=1, the emulator is used where there is no GPU.
+
+    Example: fa4 run --random 1,2,256,64 --causal --impl emulator
+    """
+    from fa4.demo.report import check_folder
+    from fa4.front_job import Job
+    from fa4.sim.fields import parse_window
+
+    if (file is None) == (not random):
+        raise ValueError("give either FILE or --random B,H,S,D")
+    if out is not None:
+        if out.suffix not in SUFFIXES:
+            raise ValueError(f"--out must end in .npz or .safetensors; got {out.name!r}")
+        check_folder(out.parent)
+    if file is not None:
+        arrays, source = read_layer(file, layer, dtype), str(file)
+    else:
+        arrays, source = draw(random, keys, heads_k, head_dim_v, dtype or "bf16", seed), "random"
+    options: dict[str, Any] = {"causal": causal, "softcap": softcap, "softmax_scale": scale}
+    options["window_size"] = parse_window(window) if window else (None, None)
+    problem = describe_problem(arrays, options)
+    job = Job(arrays, options, impl, {"schedule": schedule, "seed": seed}, say)
+    report = {"source": source, "problem": problem.__dict__, **job.execute()}
+    if job.outputs is not None and not no_check and job.impl != "oracle":
+        report |= compare(arrays, options, job.outputs)
+    report["prediction"] = predict(problem)
+    report["tflops"] = problem.forward_flops / report["seconds"] / 1e12 if job.on_gpu else None
+    report["out"] = None
+    if out is not None and job.outputs is not None:
+        write(out, job.outputs)
+        report["out"] = str(out)
+    emit(report, as_json, render)
+    if report["findings"] or not report.get("within_budget", True):
+        raise typer.Exit(1)
+
+
+def draw(text: str, keys: str, heads_k: int, head_dim_v: int, dtype: str, seed: int) -> Operands:
+    """Standard normal q, k, v of the sizes that --random names."""
+    import numpy as np
+
+    from fa4.dtypes import round_to
+    from fa4.sim.fields import parse_count
+
+    parts = text.split(",")
+    try:
+        batch, heads, rows, dim = (parse_count(part) for part in parts)
+        length = parse_count(keys) if keys else rows
+    except ValueError:
+        raise ValueError(
+            f"--random must be B,H,S,D, four whole numbers such as 1,8,4k,128; got {text!r}"
+            + (f" and --keys {keys!r}" if keys else "")
+        ) from None
+    if min(batch, heads, dim, heads_k or 1, head_dim_v or 1) < 1:
+        raise ValueError(f"batch, heads and head dims must be at least 1; got {text!r}")
+    heads_k, head_dim_v = heads_k or heads, head_dim_v or dim
+    rng = np.random.default_rng(seed)
+    shapes = ((rows, heads, dim), (length, heads_k, dim), (length, heads_k, head_dim_v))
+    q, k, v = (round_to(rng.standard_normal((batch, *s), np.float32), dtype) for s in shapes)
+    return q, k, v
+
+
+def read_layer(file: Path, name: str, dtype: str) -> Operands:
+    """q, k, v of a file, (B, S, H, D); 16-bit types stay, others become `dtype` or bf16."""
+    from fa4.demo.inputs import file_source
+    from fa4.dtypes import dtype_name, round_to
+
+    if file.suffix not in SUFFIXES:
+        raise ValueError(f"FILE must end in .npz or .safetensors; got {file.name!r}")
+    layers = {layer.name: layer for layer in file_source(file).layers}
+    if name not in layers and (name or len(layers) > 1):
+        raise ValueError(f"--layer must be one of {', '.join(layers)}; got {name!r}")
+    found = layers[name] if name else next(iter(layers.values()))
+    arrays = (found.q, found.k, found.v)
+    own = dtype_name(found.q.dtype)
+    wanted = dtype or (own if own in ("bf16", "fp16") else "bf16")
+    q, k, v = (round_to(array, wanted) for array in arrays)
+    return q, k, v
+
+
+def describe_problem(arrays: Operands, options: Mapping[str, Any]) -> Problem:
+    """The sizes as a Problem. Raises ValueError where q, k and v do not fit together."""
+    from fa4.config import Problem
+    from fa4.dtypes import dtype_name
+    from fa4.request import build_request
+
+    q, k, v = arrays
+    build_request(q, k, v, dict(options), varlen=False)
+    return Problem(
+        batch=q.shape[0],
+        seqlen_q=q.shape[1],
+        seqlen_k=k.shape[1],
+        heads_q=q.shape[2],
+        heads_k=k.shape[2],
+        head_dim=q.shape[3],
+        head_dim_v=v.shape[3],
+        dtype=dtype_name(q.dtype),
+        causal=options["causal"],
+        window_size=options["window_size"],
+    )
+
+
+def compare(
+    arrays: Operands,
+    options: Mapping[str, Any],
+    outputs: tuple[np.ndarray, np.ndarray],
+) -> dict[str, Any]:
+    """Errors of O and LSE against the float64 oracle, and their budget.
+
+    Of large problems the last rows (which mean the same without the others, as masks are aligned
+    bottom-right) of the first heads are looked at: `checked` says how many.
+    """
+    from fa4.testing.budget import check_output, expect_forward
+    from fa4.testing.inputs import dense_inputs
+
+    (q, k, v), (out, lse) = arrays, outputs
+    group = q.shape[2] // k.shape[2]
+    rows = min(q.shape[1], max(1, MOST_SCORES // max(k.shape[1], 1)))
+    pairs = [(b, h) for b in range(q.shape[0]) for h in range(q.shape[2])][:MOST_HEADS]
+    meant = {name: x for name, x in options.items() if x not in (None, False, 0.0, (None, None))}
+    worst: dict[str, Any] = {}
+    for number, (b, h) in enumerate(pairs):
+        say(f"checking head {number + 1} of {len(pairs)} against the oracle")
+        head, last = slice(h // group, h // group + 1), slice(q.shape[1] - rows, None)
+        inputs = dense_inputs(
+            q[b : b + 1, last, h : h + 1], k[b : b + 1, :, head], v[b : b + 1, :, head], **meant
+        )
+        expected = expect_forward(inputs)
+        got = {"out": out[b, last, h : h + 1], "lse": lse[b, h : h + 1, last]}
+        for name, part in got.items():
+            check = check_output(name, [part], expected[name])
+            if name not in worst or check.share > worst[name]["share"]:
+                worst[name] = {
+                    "error": check.error, "budget": check.allowed, "share": check.share
+                }  # fmt: skip
+    return {
+        "checks": worst,
+        "checked": {"rows": rows, "heads": len(pairs),
+                    "of_rows": q.shape[1], "of_heads": q.shape[0] * q.shape[2]},
+        "within_budget": all(check["share"] <= 1.0 for check in worst.values()),
+    }  # fmt: skip
+
+
+def predict(problem: Problem) -> dict[str, Any] | None:
+    """The simulator's time on a B200; None for a problem that it has no kernel for."""
+    from fa4.sim.defaults import default_forward
+    from fa4.sim.machine import find_machine
+    from fa4.sim.predict import predict as simulate
+
+    machine = find_machine("b200")
+    try:
+        found = simulate(problem, default_forward(problem, machine.gpu), machine)
+    except ValueError:
+        return None
+    return {"machine": found.machine, "seconds": found.seconds, "tflops": found.tflops}
+
+
+def write(path: Path, outputs: tuple[np.ndarray, np.ndarray]) -> None:
+    """Writes out and lse in one step; .npz files, which have no bf16, get it as float32."""
+    import io
+
+    import numpy as np
+
+    from fa4.demo.report import write_whole
+
+    arrays = {"out": outputs[0], "lse": outputs[1]}
+    if path.suffix == ".npz":
+        file = io.BytesIO()
+        wide: dict[str, Any] = {
+            name: array.astype(np.float32) if array.dtype.itemsize == 2 else array
+            for name, array in arrays.items()
+        }
+        np.savez(file, **wide)
+        write_whole(path, file.getvalue())
+        return
+    from safetensors.numpy import save
+
+    write_whole(path, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
+
+
+def say(line: str) -> None:
+    """Progress goes to stderr, and only to people."""
+    if sys.stderr.isatty():
+        print(f"fa4 run: {line}", file=sys.stderr, flush=True)
+
+
+def render(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """The report for people: what ran, its error, its speed, what was found."""
+    p = report["problem"]
+    mask = "causal" if p["causal"] else "window " + ", ".join(map(str, p["window_size"]))
+    mask = "no mask" if p["window_size"] == (None, None) else mask
+    heads = f"{p['heads_q']} heads" + (
+        f" on {p['heads_k']} KV heads" if p["heads_k"] != p["heads_q"] else ""
+    )
+    lines = [
+        f"{report['impl']}: batch {p['batch']}, {p['seqlen_q']} queries x {p['seqlen_k']} keys, "
+        f"{heads}, d {p['head_dim']}, dv {p['head_dim_v']}, {p['dtype']}, {mask}"
+    ]
+    for name, check in report.get("checks", {}).items():
+        label = {"out": "O", "lse": "LSE"}[name]
+        verdict = "ok" if check["share"] <= 1 else "OVER"
+        lines.append(f"{label:4} error {check['error']:.2e}, budget {check['budget']:.2e}: "
+                     f"{verdict}")  # fmt: skip
+    if "checked" in report:
+        c = report["checked"]
+        lines.append(f"     the worst of {c['rows']} of {c['of_rows']} rows in {c['heads']} of "
+                     f"{c['of_heads']} heads, against the float64 oracle")  # fmt: skip
+    lines.append(_speed(report))
+    if report["impl"] == "emulator":
+        lines += [str(finding) for finding in report["findings"]]
+        lines.append(f"emulator: {len(report['findings']) or 'no'} findings")
+    if report["out"]:
+        lines.append(f"wrote {report['out']}")
+    return tuple(lines)
+
+
+def _speed(report: Mapping[str, Any]) -> str:
+    text = f"time {report['seconds'] * 1e3:.4g} ms"
+    if report["tflops"] is not None:
+        text += f", {report['tflops']:.0f} TFLOP/s"
+    if report["compile_seconds"] is not None:
+        text += f" (and {report['compile_seconds']:.2f} s to get the kernel)"
+    found = report["prediction"]
+    if found is not None and math.isfinite(found["tflops"]):
+        text += (
+            f"; predicted on a {found['machine']}: {found['seconds'] * 1e3:.4g} ms, "
+            f"{found['tflops']:.0f} TFLOP/s"
+        )
+    return text

@@ -1,0 +1,138 @@
+"""The compiled SM100 kernel on one head of the demo's input, executed by the emulator.
+
+Its errors are judged by the same budget as FA4 mode's, its findings are those of the emulator's
+checks under each schedule, and the simulator predicts its time by its own instruction counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fa4.demo.inputs import Layer
+from fa4.demo.measure import split_heads
+from fa4.demo.speed import predict_request
+from fa4.request import Request
+from fa4.testing.budget import check_output, expect_forward
+from fa4.testing.inputs import dense_inputs
+
+MOST_ROWS = 512  # rows and keys that the emulator is given: one chunk of the text
+SCHEDULES = ("fifo", "random", "adversarial")
+
+
+def run_kernel(
+    layer: Layer,
+    request: Request,
+    causal: bool,
+    rescale_rate: float,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """One head of a prepared layer through the compiled kernel.
+
+    rescale_rate: share of rescales in the layer, for the prediction. Keys of the result: problem (a sentence if the kernel cannot run here, and then nothing else); layer, rows,
+    keys, head_dim, padded_head_dim, compiler; ok; checks (of out and lse); schedules (findings of
+    each); resources; prediction (of the whole layer; None if the simulator has no such kernel).
+    """
+    from fa4.front_kernel import describe, read_arguments
+    from fa4.sm100.build import build
+    from fa4.sm100.call import choose_spec
+    from fa4.sm100.support import NotSupported
+    from fa4.sm100.toolchain import find_toolchain
+
+    tensors = next(split_heads(request)).tensors
+    q, k, v = (np.ascontiguousarray(x[:, :MOST_ROWS]) for x in tensors)
+    arguments = read_arguments(q, k, v, {"causal": causal, "window_size": (None, None)})
+    try:
+        spec = choose_spec(describe(arguments))
+        toolchain = find_toolchain()
+        progress(f"compiled kernel: compiling for {spec.gpu.arch}, unless it is in the cache")
+        compiled = build(spec, spec.gpu.arch)
+        import tvm_ffi  # noqa: F401  (calls the kernel's host code)
+    except (ImportError, NotSupported) as error:
+        return {"problem": f"the compiled kernel is left out: {error}"}
+    started = time.perf_counter()
+    outputs, schedules = _emulate(arguments, progress)
+    checks = _check((q, k, v), causal, outputs)
+    progress(f"compiled kernel: emulated in {time.perf_counter() - started:.1f} s")
+    found = any(schedule["findings"] for schedule in schedules)
+    return {
+        "problem": None,
+        "layer": layer.name,
+        "rows": q.shape[1],
+        "keys": k.shape[1],
+        "head_dim": spec.head_dim,
+        "padded_head_dim": spec.pipeline.head_dim,
+        "arch": spec.gpu.arch,
+        "compiler": toolchain.label,
+        "ok": not found and all(check["within_budget"] for check in checks.values()),
+        "checks": checks,
+        "schedules": schedules,
+        "resources": _resources(compiled),
+        "prediction": predict_request(request, causal, rescale_rate, kernel=spec),
+    }
+
+
+def _emulate(
+    arguments: Any, progress: Callable[[str], None]
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[dict[str, Any]]]:
+    """(O, LSE) of each schedule that the checks did not stop, and what each schedule found."""
+    from fa4.emulator import EmulationFailed
+    from fa4.front_kernel import run_on_emulator
+
+    outputs, schedules = [], []
+    for seed, schedule in enumerate(SCHEDULES):
+        progress(f"compiled kernel: emulating under schedule {schedule}")
+        try:
+            out, lse, reports = run_on_emulator(arguments, schedule=schedule, seed=seed)
+            outputs.append((out, lse))
+        except EmulationFailed as failure:
+            reports = [failure.report]
+        schedules.append(
+            {
+                "schedule": schedule,
+                "seed": seed,
+                "findings": [str(finding) for report in reports for finding in report.findings],
+                "instructions": sum(report.instructions.total() for report in reports),
+            }
+        )
+    return outputs, schedules
+
+
+def _check(
+    tensors: tuple[np.ndarray, ...], causal: bool, outputs: list[tuple[np.ndarray, np.ndarray]]
+) -> dict[str, Any]:
+    """Errors of O and LSE against the oracle, of the schedule that is worst; {} without outputs."""
+    expected = expect_forward(dense_inputs(*tensors, causal=causal))
+    worst: dict[str, Any] = {}
+    for out, lse in outputs:
+        for name, got in (("out", out[0]), ("lse", lse[0])):
+            check = check_output(name, [got], expected[name])
+            if name not in worst or check.share > worst[name]["share_of_budget"]:
+                worst[name] = {
+                    "error": check.error,
+                    "budget": check.allowed,
+                    "share_of_budget": check.share,
+                    "within_budget": check.share <= 1.0,
+                }
+    return worst
+
+
+def _resources(compiled: Any) -> dict[str, Any]:
+    """Registers of each role, spills, shared and tensor memory, with what the machine has."""
+    from fa4.sm100.codegen import read_kernels
+
+    spec = compiled.spec
+    (code,) = read_kernels(compiled.cubin, compiled.ptx)
+    return {
+        "registers": {role.name: role.registers for role in spec.plan.roles},
+        "registers_at_launch": code.resources.registers,
+        "spill_bytes": code.resources.frame_bytes,
+        "smem_bytes": compiled.metadata["dynamic_smem_bytes"],
+        "smem_bytes_limit": spec.gpu.smem_bytes_per_cta,
+        "tmem_columns": code.tmem_columns,
+        "tmem_columns_used": spec.plan.bytes_used("tmem"),
+        "tmem_columns_limit": spec.gpu.tmem_cols,
+    }

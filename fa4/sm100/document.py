@@ -1,0 +1,146 @@
+"""The tables of docs/forward.md, made of the plan, the tuned variants, the support table and the
+measured predictions.
+
+`python -m fa4.sm100.document docs/forward.md` writes them between their markers in that file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from fa4.plan.render import markdown_table, render_graph, render_memory, render_roles
+from fa4.plan.render import render_signals as signals_table
+from fa4.plan.schema import Arrive, PipelinePlan, Wait, unroll
+from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.support import describe_support
+from fa4.sm100.variants import tuned_spec
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+COMMAND = "python -m fa4.sm100.document docs/forward.md"
+SHOWN = tuned_spec(128, 128)  # the kernel whose plan the page shows
+TRIPS = {"kv_tiles": 2, "masked_tiles": 1, "plain_tiles": 1}  # of the work tile that is unrolled
+WIDTH = 98
+
+VARIANTS = {
+    "d 64": tuned_spec(64, 64),
+    "d 128": SHOWN,
+    "d 128, causal": tuned_spec(128, 128, causal=True, scheduler="lpt"),
+    "d 128, pair": tuned_spec(128, 128, cta_group=2),
+    "d 128, work stealing": tuned_spec(128, 128, causal=True, scheduler="clc"),
+    "d 192, dv 128": tuned_spec(192, 128),
+    "d 192, dv 128, pair": tuned_spec(192, 128, cta_group=2),
+}
+VARIANT_TITLES = ("kernel", "warps", "registers: softmax, correction, others", "K/V stages",
+                  "shared memory", "tensor memory", "emulated of 128")  # fmt: skip
+
+
+def render_order(plan: PipelinePlan) -> str:
+    """What every role does in one work tile of two KV tiles, waits and arrivals included."""
+    parts = []
+    for role in plan.roles:
+        steps = []
+        for step in unroll(role.program, TRIPS):
+            if isinstance(step, Wait):
+                steps.append(f"<{step.signal}")
+            elif isinstance(step, Arrive):
+                steps.append(f">{step.signal}")
+            else:
+                steps.append(step.what.replace(" ", "_"))
+        lines = textwrap.wrap(" ".join(steps), WIDTH - 2, break_on_hyphens=False)
+        parts.append("\n".join([role.name, *(f"  {line}" for line in lines)]))
+    return "```text\n" + "\n".join(parts) + "\n```"
+
+
+def render_variants() -> str:
+    """What differs between the kernels that people ask for."""
+    return markdown_table(VARIANT_TITLES, (_variant_row(*item) for item in VARIANTS.items()))
+
+
+def _variant_row(name: str, spec: ForwardSpec) -> tuple[object, ...]:
+    plan, tile_n = spec.plan, spec.numerics.tile_n
+    registers = (plan.role(role).registers for role in ("softmax0", "correction", "mma"))
+    return (
+        name,
+        plan.warps,
+        ", ".join(map(str, registers)),
+        plan.buffer("kv").stages,
+        f"{plan.bytes_used('smem')} of {spec.gpu.smem_bytes_per_cta} B",
+        f"{plan.bytes_used('tmem')} of {spec.gpu.tmem_cols} columns",
+        sum(spec.numerics.exp2.emulated_columns(tile_n)),
+    )
+
+
+def render_features() -> str:
+    """The support table of `fa4 doctor --matrix`."""
+    rows = ((row["feature"], "yes" if row["forward"] else "no", row["detail"])
+            for row in describe_support())  # fmt: skip
+    return markdown_table(("feature", "kernel", "limits, or why not"), rows)
+
+
+def render_prediction(results: Path = RESULTS) -> str:
+    """TFLOP/s by call, CTA group and emulated columns; the kernel that a call gets is in bold."""
+    rows = json.loads((results / "forward_prediction.json").read_text("utf-8"))["predictions"]
+    emulated = sorted({row["emulated_columns"] for row in rows})
+    table: dict[tuple[str, int], dict[int, str]] = {}
+    for row in rows:
+        mark = "**" if row["shipped"] else ""
+        cells = table.setdefault((row["call"], row["cta_group"]), {})
+        cells[row["emulated_columns"]] = f"{mark}{row['tflops']:.0f}{mark}"
+    titles = ("call", "CTAs", *(f"{columns} emulated" for columns in emulated))
+    lines = ((*key, *(cells.get(c, "-") for c in emulated)) for key, cells in table.items())
+    return markdown_table(titles, lines)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "roles": lambda: render_roles(SHOWN.plan),
+    "graph": lambda: f"```mermaid\n{render_graph(SHOWN.plan)}\n```",
+    "signals": lambda: signals_table(SHOWN.plan),
+    "memory": lambda: render_memory(SHOWN.plan),
+    "order": lambda: render_order(SHOWN.plan),
+    "variants": render_variants,
+    "features": render_features,
+    "prediction": render_prediction,
+}
+
+
+def begin(name: str) -> str:
+    """The line before a table."""
+    return f"<!-- {name}: written by {COMMAND} -->"
+
+
+def end(name: str) -> str:
+    """The line after it."""
+    return f"<!-- end of {name} -->"
+
+
+def stale(text: str) -> Iterator[str]:
+    """Names of the tables that a document lacks, has twice, or has as they were."""
+    for name, render in SECTIONS.items():
+        if text.count(f"{begin(name)}\n\n{render()}\n\n{end(name)}") != 1:
+            yield name
+
+
+def fill(text: str) -> str:
+    """A document with the present tables. Raises ValueError if it lacks a table's markers."""
+    for name, render in SECTIONS.items():
+        marked = re.compile(f"{re.escape(begin(name))}.*?{re.escape(end(name))}", re.DOTALL)
+        if not marked.search(text):
+            raise ValueError(f"the document lacks {begin(name)!r} or {end(name)!r}")
+        table = f"{begin(name)}\n\n{render()}\n\n{end(name)}"
+        text = marked.sub(lambda _, table=table: table, text, count=1)  # type: ignore[misc]
+    return text
+
+
+def main(paths: Iterable[str]) -> None:
+    """Writes the present tables into each of these documents."""
+    for path in map(Path, paths):
+        path.write_text(fill(path.read_text("utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,218 @@
+"""`fa4 run`, `fa4 bench`, and what finds a GPU for them."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from fa4 import cli, front
+from fa4.commands import bench
+from fa4.commands import run as run_module
+from fa4.config import Problem
+from fa4.emulator import EmulationFailed
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of `fa4 <arguments>`."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    captured = capsys.readouterr()
+    return stop.value.code, captured.out, captured.err
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(front.EMULATE, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_run_on_the_emulator(capsys, tmp_path) -> None:
+    """The kernel on a file's arrays: within the budget, no findings, results in a file."""
+    rng = np.random.default_rng(0)
+    shapes = {"q": (40, 2, 64), "k": (150, 1, 64), "v": (150, 1, 64)}
+    np.savez(tmp_path / "in.npz", **{n: rng.standard_normal(s) for n, s in shapes.items()})
+    out = tmp_path / "out.npz"
+    code, text, _ = call(
+        capsys, "run", str(tmp_path / "in.npz"), "--causal", "--impl", "emulator", "--json",
+        "--out", str(out),
+    )  # fmt: skip
+    report = json.loads(text)
+    assert code == 0 and report["within_budget"] and report["findings"] == []
+    assert report["impl"] == "emulator" and report["tflops"] is None
+    assert report["prediction"]["machine"] == "B200" and report["seconds"] > 0
+    assert report["checked"] == {"rows": 40, "heads": 2, "of_rows": 40, "of_heads": 2}
+    with np.load(out) as arrays:
+        assert arrays["out"].shape == (1, 40, 2, 64) and arrays["lse"].shape == (1, 2, 40)
+
+
+def test_run_by_the_reference(capsys, tmp_path) -> None:
+    """impl auto without a GPU; for people; .safetensors keep bf16."""
+    from safetensors.numpy import load_file
+
+    out = tmp_path / "out.safetensors"
+    code, text, err = call(
+        capsys, "run", "--random", "1,2,70,32", "--keys", "90", "--heads-k", "1",
+        "--head-dim-v", "16", "--window", "20,none", "--out", str(out),
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert text.startswith("reference: batch 1, 70 queries x 90 keys, 2 heads on 1 KV heads, d 32")
+    assert "O    error" in text and "LSE  error" in text and "predicted on a B200" in text
+    arrays = load_file(out)
+    assert arrays["out"].dtype == ml_dtypes.bfloat16 and arrays["out"].shape == (1, 70, 2, 16)
+
+
+def test_run_finds_a_wrong_result(capsys, monkeypatch) -> None:
+    """Exit code 1 where the error is over the budget, in whichever head."""
+
+    def wrong(*arrays, **options):
+        result = honest(*arrays, **options)
+        result.out[0, -1, 1, 3] += 0.5
+        return result
+
+    from fa4 import front_job
+
+    honest = front_job.flash_attn_func
+    monkeypatch.setattr(front_job, "flash_attn_func", wrong)
+    code, text, _ = call(capsys, "run", "--random", "1,2,50,16")
+    assert code == 1 and "OVER" in text
+    assert call(capsys, "run", "--random", "1,2,50,16", "--no-check")[0] == 0
+
+
+def test_run_reports_findings(capsys, monkeypatch) -> None:
+    """What the emulator's checks found is shown, with exit code 1 and no result."""
+    from fa4.emulator import Finding
+    from fa4.emulator.execute import Report
+
+    finding = Finding(kind="race", message="two writes", line=7, cta=0, warp=3)
+
+    def failing(*_, **__):
+        raise EmulationFailed(Report(findings=[finding]))
+
+    monkeypatch.setattr("fa4.front_kernel.run_on_emulator", failing)
+    monkeypatch.setattr("fa4.sm100.build.build", lambda *_: None)
+    code, text, _ = call(capsys, "run", "--random", "1,1,8,64", "--impl", "emulator")
+    assert code == 1 and "two writes" in text and "emulator: 1 findings" in text
+
+
+def test_large_problems_are_checked_in_part(monkeypatch) -> None:
+    """The last rows of the first heads; an error there is seen."""
+    monkeypatch.setattr(run_module, "MOST_SCORES", 20 * 90)
+    monkeypatch.setattr(run_module, "MOST_HEADS", 2)
+    import fa4
+
+    arrays = run_module.draw("1,4,70,16", "90", 2, 0, "fp16", 0)
+    options = {"causal": True, "softcap": 0.0, "softmax_scale": None, "window_size": (None, None)}
+    result = fa4.flash_attn_func(*arrays, **options, impl="reference", return_lse=True)
+    report = run_module.compare(arrays, options, result)
+    assert report["checked"] == {"rows": 20, "heads": 2, "of_rows": 70, "of_heads": 4}
+    assert report["within_budget"]
+    result.lse[0, 1, 60] += 0.1
+    assert not run_module.compare(arrays, options, result)["within_budget"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either FILE or --random B,H,S,D"),
+        (["--random", "1,2,3"], "--random must be B,H,S,D, four whole numbers"),
+        (["--random", "1,2,3,x"], "got '1,2,3,x'"),
+        (["--random", "1,0,3,8"], "at least 1; got '1,0,3,8'"),
+        (["--random", "1,2,3,64", "--impl", "sm100"], "--impl sm100 needs a B200 or B300: torch"),
+        (["--random", "1,2,3,60", "--impl", "emulator"], "multiple of 8 up to 128"),
+        (["--random", "1,2,3,64", "--impl", "cuda"], "impl must be one of auto, sm100, emulator"),
+        (["--random", "1,2,3,64", "--out", "x.txt"], "--out must end in .npz or .safetensors"),
+        (["--random", "1,2,3,64", "--window", "3"], "must be LEFT,RIGHT"),
+        (["missing.npz"], "No such file"),
+        (["x.txt"], "FILE must end in .npz or .safetensors; got 'x.txt'"),
+    ],
+)
+def test_run_refuses_bad_input(arguments, message, capsys) -> None:
+    code, out, err = call(capsys, "run", *arguments)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_layers_of_a_file(capsys, tmp_path) -> None:
+    arrays = {f"{layer}.{part}": np.ones((3, 1, 8)) for layer in "ab" for part in "qkv"}
+    np.savez(tmp_path / "in.npz", **arrays)
+    assert "--layer must be one of a, b; got ''" in call(capsys, "run", str(tmp_path / "in.npz"))[2]
+    assert call(capsys, "run", str(tmp_path / "in.npz"), "--layer", "b")[0] == 0
+
+
+def test_bench_needs_a_gpu(capsys) -> None:
+    """Politely: one line, exit code 2; wrong options are told first."""
+    code, out, err = call(capsys, "bench")
+    assert (code, out) == (2, "")
+    assert err == "fa4: error: fa4 bench needs a B200 or B300: torch finds no CUDA GPU\n"
+    for arguments, message in (
+        (("--masks", "some"), "--masks must be of full, causal; got 'some'"),
+        (("--backends", "fa4,x"), "--backends must be of fa4, cudnn, flash, flash-attn-4; got 'x'"),
+        (("--seqlens", "64k"), "--seqlens must be 1 to 32k; got 65536"),
+        (("--head-dims", "1:2:3"), "--head-dims must be d or d:dv, with commas; got '1:2:3'"),
+        (("--dtype", "fp8"), "--dtype must be bf16 or fp16; got 'fp8'"),
+    ):
+        code, _, err = call(capsys, "bench", *arguments)
+        assert code == 2 and message in err
+
+
+def test_bench_grid() -> None:
+    """The paper's: 32k tokens, 2048 / dv heads."""
+    grid = list(bench.make_grid(bench.HEAD_DIMS, bench.SEQLENS, "full,causal", "bf16"))
+    assert len(grid) == 3 * 2 * 6
+    assert all(p.batch * p.seqlen_q == 32 * 1024 for p in grid)
+    assert {(p.head_dim, p.head_dim_v, p.heads_q) for p in grid} == {
+        (64, 64, 32), (128, 128, 16), (192, 128, 16)
+    }  # fmt: skip
+
+
+def test_bench_measures_and_compares(capsys) -> None:
+    """TFLOP/s from seconds, the ratio of ours to each other, and gaps with their reasons."""
+    problem = Problem(seqlen_q=1024, seqlen_k=1024, heads_q=16, heads_k=16, head_dim=128)
+    seconds = {"fa4": 1e-3, "cudnn": 2e-3}
+
+    def timer(name, problem):
+        if name not in seconds:
+            raise ImportError(f"{name} is\nnot here")
+        return seconds[name]
+
+    rows = bench.measure([problem], ["fa4", "cudnn", "flash"], timer)
+    assert rows[0]["tflops"]["fa4"] == pytest.approx(4 * 1024**2 * 16 * 128 / 1e-3 / 1e12)
+    assert rows[0]["ratio"] == {"cudnn": pytest.approx(2.0)}
+    assert rows[0]["missing"] == {"flash": "flash is not here"}
+    assert rows[0]["predicted_tflops"] > 0
+    from fa4.commands import emit
+
+    report = {"device": "X", "dtype": "bf16", "rows": rows}
+    emit(report, False, bench.render)
+    shown = capsys.readouterr().out
+    assert "2.00" in shown and "flash: flash is not here" in shown
+    emit(report, True, bench.render)
+    assert json.loads(capsys.readouterr().out)["rows"][0]["ratio"]["cudnn"] == pytest.approx(2.0)
+
+
+def test_bench_backends_agree() -> None:
+    """torch's SDPA is called in FlashAttention's layout."""
+    import fa4
+
+    q, k, v = (torch.randn(1, 20, 2, 16) for _ in range(3))
+    out = bench.find_backend("cudnn")(q, k, v, True).transpose(1, 2)
+    expected = fa4.flash_attn_func(q, k, v, causal=True, impl="reference")
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "found"),
+    [([(9, 0), (10, 3)], "cuda:1"), ([(10, 0)], "cuda:0"), ([(9, 0)], ""), ([(12, 0)], "")],
+)
+def test_which_gpu_is_found(capabilities, found, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capabilities[number])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "GPU")
+    device, why = front.find_gpu()
+    assert device == found and bool(why) == (not found)
+    if not found:
+        assert "10.0 or 10.3; found GPU" in why
