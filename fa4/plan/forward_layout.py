@@ -96,8 +96,8 @@ def _add_ring(layout: Layout, pipeline: ForwardPipeline) -> int:
     """The K/V ring; returns its stages. Where (192, 128) has room for 2.67 slots, they become 3.
 
     K and V alternate, so every second slot holds the smaller V: a pitch of (K + V) / 2 suffices.
-    The middle slot shifts by half the difference depending on the phase, and a K waits for both of
-    its neighbours.
+    The middle slot shifts by half the difference, to start where the tile before it ends.
+    A K in the first slot reaches over the K that was in the middle one, and waits for that.
     """
     assert pipeline.head_dim_v is not None
     slot, budget = kv_slot_bytes(pipeline), TILE_BUDGET_BYTES - layout.ends["smem"]
