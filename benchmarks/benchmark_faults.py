@@ -3,9 +3,13 @@
 Every wait, arrival, fence, commit, count of bytes and of threads in three GEMMs and an attention
 kernel is removed or altered, one at a time (`fa4.emulator.faults`). A fault counts as caught if a
 check fires or the outputs differ, under fifo or one of two seeds of the other schedules. Faults in
-instructions that the problem never executes are left out. A fault may survive because it changes
-nothing: another instruction does the same. That is shown by removing all survivors of a kind
-together, and explained by kind in WHY.
+instructions that the problem never executes are left out.
+
+What was removed may have been redundant: then the kernel is the same as before, and there is
+nothing to notice. That is decided by comparing what happened before what in both kernels
+(`fa4.emulator.redundancy`), under all schedules: `equivalent`. A survivor is a fault that is
+neither caught nor equivalent; each is explained in WHY. The equivalent ones of a kind are also
+removed all together, which shows whether they stand for one another.
 Usage: python benchmarks/benchmark_faults.py [--output FILE]    (`make conformance` first)
 """
 
@@ -14,7 +18,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import emulated_kernels
@@ -23,12 +27,14 @@ from emulated_kernels import Kernel
 
 from fa4.emulator import EmulatorError, Options
 from fa4.emulator.faults import Fault, plant
+from fa4.emulator.redundancy import Orderings
 
 SCHEDULES = (("fifo", 0), ("random", 0), ("random", 1), ("adversarial", 0), ("adversarial", 1))
 SURVIVED, NOT_EXECUTED, WRONG = "survived", "not executed", "wrong result"
+EQUIVALENT = "equivalent"
 
-# Kind of fault -> why one may change nothing in these kernels.
-WHY = {
+# What a removed instruction may leave to another one. Kind of fault -> what does the same.
+DOES_THE_SAME = {
     "init fence removed": "another fence.mbarrier_init of the same threads stands between the "
     "initialisation and its first use, or no copy signals the mbarriers before it",
     "barrier removed": "another barrier of the same threads follows before anything that this one "
@@ -40,19 +46,15 @@ WHY = {
     "the ring before an exit; the CTA lives on until its epilogue has the last accumulator",
     "TMEM wait removed": "the next instruction reads a register of the load, which waits for it as "
     "the hardware's scoreboard does (Options.strict_tmem_loads reports it)",
-    "init count - 1": "the arrival that is left over follows a barrier of the warps that arrive, "
-    "so that the arrivals that count vouch for it",
-    "init count + 1": "nothing waits for the phase",
-    "cluster arrival removed": "a second cluster barrier follows at once",
     "cluster wait removed": "a second cluster barrier precedes it, and nothing needs the second",
-    "arrive twice": "nothing waits for the phase",
-    "parity flipped": "both phases are over",
 }
+# Survivors, one by one: kind and instruction -> why the kernel is right all the same.
+WHY: dict[tuple[str, str], str] = {}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """how: kind of the first finding, or one of the three above. schedule: where it showed."""
+    """how: kind of the first finding, or one of the four above. schedule: where it showed."""
 
     line: int
     kind: str
@@ -64,7 +66,7 @@ class Outcome:
     @property
     def caught(self) -> bool:
         """Whether anything showed."""
-        return self.how not in (SURVIVED, NOT_EXECUTED)
+        return self.how not in (SURVIVED, NOT_EXECUTED, EQUIVALENT)
 
 
 class Lines:
@@ -99,6 +101,18 @@ def judge(kernel: Kernel, ptx: str, expected: bytes) -> tuple[str, str, str]:
     return SURVIVED, "", ""
 
 
+def orderings(kernel: Kernel, ptx: str, schedule: tuple[str, int]) -> Orderings:
+    """What happened before what in a run."""
+    found = Orderings()
+    kernel.run(Options(schedule=schedule[0], seed=schedule[1], events=found), ptx)
+    return found
+
+
+def is_equivalent(kernel: Kernel, ptx: str, before: Orderings) -> bool:
+    """Whether what was removed in this PTX orders nothing. before: of the whole kernel."""
+    return all(before.same_as(orderings(kernel, ptx, schedule)) for schedule in SCHEDULES)
+
+
 def together(ptx: str, faults: list[Fault]) -> str:
     """The PTX with several faults in different lines."""
     original, lines = ptx.split("\n"), ptx.split("\n")
@@ -116,44 +130,77 @@ def campaign(kernel: Kernel) -> dict[str, Any]:
     report = kernel.run(Options(events=lines))
     expected = kernel.contents()
     ptx = kernel.launch.ptx
+    before = orderings(kernel, ptx, SCHEDULES[0])
     faults = plant(ptx, kernel.launch.kernel)
     outcomes = []
     for fault in faults:
         executed = fault.line in lines.executed_lines
         verdict = judge(kernel, fault.text, expected) if executed else (NOT_EXECUTED, "", "")
+        removed = verdict[0] == SURVIVED and fault.kind.endswith("removed")
+        if removed and is_equivalent(kernel, fault.text, before):
+            verdict = EQUIVALENT, "", ""
         outcomes.append(Outcome(fault.line, fault.kind, fault.instruction, *verdict))
-    survivors = [o for o in outcomes if o.how == SURVIVED]
-    groups = {}
-    for kind in sorted({o.kind for o in survivors}):
-        members = {o.line for o in survivors if o.kind == kind}
-        chosen = [f for f in faults if f.kind == kind and f.line in members]
-        how, schedule, message = judge(kernel, together(ptx, chosen), expected)
-        groups[kind] = {
-            "survivors": len(chosen), "why": WHY.get(kind, ""), "all_removed_together": how,
-            "schedule": schedule, "message": message,
-        }  # fmt: skip
-    executed_count = sum(o.how != NOT_EXECUTED for o in outcomes)
-    caught = sum(o.caught for o in outcomes)
-    redundant = sum(
-        g["survivors"] for g in groups.values() if g["all_removed_together"] != SURVIVED
-    )
     return {
         "kernel": kernel.name,
         "thread_instructions": report.instructions.total(),
         "faults": len(faults),
-        "executed": executed_count,
-        "caught": caught,
-        "share_caught": caught / executed_count,
-        "caught_only_together": redundant,
-        "share_caught_alone_or_together": (caught + redundant) / executed_count,
+        **shares(Counter(how_of(o) for o in outcomes)),
         "seconds": round(time.perf_counter() - began, 1),
         "by_schedule": dict(Counter(o.schedule for o in outcomes if o.caught)),
         "table": table(outcomes),
-        "groups_of_survivors": groups,
+        "equivalent_by_kind": groups(kernel, before, expected, faults, outcomes),
         "survivors": [
-            {name: value for name, value in asdict(o).items() if value} for o in survivors
+            {"line": o.line, "kind": o.kind, "instruction": o.instruction, "why": why_of(o)}
+            for o in outcomes
+            if o.how == SURVIVED
         ],
     }
+
+
+def how_of(outcome: Outcome) -> str:
+    """An outcome in one word."""
+    return "caught" if outcome.caught else outcome.how
+
+
+def why_of(outcome: Outcome) -> str:
+    """Why a survivor survives."""
+    return WHY.get((outcome.kind, outcome.instruction), "not explained")
+
+
+def shares(counts: Counter[str]) -> dict[str, Any]:
+    """Numbers of faults, and the shares that were caught, of all and of those that change order."""
+    executed = sum(counts.values()) - counts[NOT_EXECUTED]
+    return {
+        "executed": executed,
+        "caught": counts["caught"],
+        "equivalent": counts[EQUIVALENT],
+        "survived": counts[SURVIVED],
+        "share_caught": counts["caught"] / executed,
+        "share_caught_without_equivalent": counts["caught"] / (executed - counts[EQUIVALENT]),
+    }
+
+
+def groups(
+    kernel: Kernel,
+    before: Orderings,
+    expected: bytes,
+    faults: list[Fault],
+    outcomes: list[Outcome],
+) -> dict[str, dict[str, Any]]:
+    """The equivalent faults by kind, and what happens if all of a kind are planted together."""
+    found = {}
+    for kind in sorted({o.kind for o in outcomes if o.how == EQUIVALENT}):
+        lines = {o.line for o in outcomes if o.how == EQUIVALENT and o.kind == kind}
+        chosen = [fault for fault in faults if fault.kind == kind and fault.line in lines]
+        text = together(kernel.launch.ptx, chosen)
+        how, schedule, message = judge(kernel, text, expected)
+        if how == SURVIVED and is_equivalent(kernel, text, before):
+            how = EQUIVALENT
+        found[kind] = {
+            "count": len(chosen), "lines": sorted(lines), "does_the_same": DOES_THE_SAME[kind],
+            "all_removed_together": how, "schedule": schedule, "message": message,
+        }  # fmt: skip
+    return found
 
 
 def table(outcomes: list[Outcome]) -> dict[str, dict[str, int]]:
@@ -168,13 +215,16 @@ def show(result: dict[str, Any]) -> None:
     """One kernel's results on the terminal."""
     print(
         f"\n{result['kernel']}: {result['caught']} of {result['executed']} caught "
-        f"({result['share_caught']:.1%}), {result['caught_only_together']} more only together with "
-        f"others of their kind, {result['seconds']:.0f} s"
+        f"({result['share_caught']:.1%}), {result['equivalent']} equivalent "
+        f"({result['share_caught_without_equivalent']:.1%} of the others), "
+        f"{result['survived']} survived, {result['seconds']:.0f} s"
     )
     for kind, counts in result["table"].items():
         print(f"  {kind:28} " + ", ".join(f"{how} {count}" for how, count in counts.items()))
-    for kind, group in result["groups_of_survivors"].items():
-        print(f"  {group['survivors']} x {kind}, all together: {group['all_removed_together']}")
+    for kind, group in result["equivalent_by_kind"].items():
+        print(f"  {group['count']} x {kind}, all together: {group['all_removed_together']}")
+    for survivor in result["survivors"]:
+        print(f"  survived: {survivor['kind']}, line {survivor['line']}: {survivor['instruction']}")
 
 
 def main() -> None:
@@ -195,17 +245,14 @@ def main() -> None:
     for make in makers:
         results.append(campaign(make()))
         show(results[-1])
-    executed, caught = (sum(r[name] for r in results) for name in ("executed", "caught"))
-    redundant = sum(r["caught_only_together"] for r in results)
-    print(f"\n{caught} of {executed} caught ({caught / executed:.1%}), with those caught together "
-          f"{(caught + redundant) / executed:.1%}")  # fmt: skip
+    names = ("caught", EQUIVALENT, SURVIVED)
+    total = shares(Counter({name: sum(r[name] for r in results) for name in names}))
+    print(f"\n{total['caught']} of {total['executed']} caught ({total['share_caught']:.1%}), "
+          f"{total['share_caught_without_equivalent']:.1%} without the equivalent")  # fmt: skip
     report = {
         "run": describe_run(("numpy", "numba", "nvidia-cutlass-dsl")),
         "schedules": [f"{schedule} {seed}" for schedule, seed in SCHEDULES],
-        "executed": executed,
-        "caught": caught,
-        "share_caught": caught / executed,
-        "share_caught_alone_or_together": (caught + redundant) / executed,
+        **total,
         "kernels": results,
     }
     write_result(options.output, report)
