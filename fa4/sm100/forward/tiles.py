@@ -171,7 +171,8 @@ def _skip_empty(problem: Problem, index: Int32):
 
 
 def _has_rows(problem: Problem, index: Int32):
-    tile = locate(problem, index)
+    # Traced code evaluates both sides of an `and`: beyond the end it looks at the last tile.
+    tile = locate(problem, cutlass.min(index, problem.num_tiles - 1))
     return tile.first_row < tile.seqlen_q * problem.spec.group
 
 
