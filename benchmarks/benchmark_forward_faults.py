@@ -18,7 +18,7 @@ from fa4.config import ForwardConfig
 from fa4.sm100.forward.compile import compile_forward
 from fa4.sm100.forward.spec import ForwardSpec
 
-ROWS = KEYS = 257
+ROWS, KEYS = 400, 257
 SPECS = {
     "dense causal d128": {"head_dim": 128, "head_dim_v": 128, "causal": True},
     "packed d128, sink": {
@@ -42,9 +42,9 @@ def forward_kernel(name: str) -> Kernel:
 
     q, k, v = drawn(ROWS, 20.0), drawn(KEYS), drawn(KEYS)
     out, lse = torch.zeros_like(q), torch.zeros((1, ROWS) if spec.packed_q else (1, 1, ROWS))
-    offsets = torch.tensor([0, ROWS], dtype=torch.int32) if spec.packed_q else None
+    offsets = [torch.tensor([0, n], dtype=torch.int32) if spec.packed_q else None for n in (ROWS, KEYS)]
     sink = torch.zeros(1) if spec.sink else None
-    arguments = (q, k, v, out, lse, 128**-0.5, None, None, None, ROWS, sink, offsets, offsets, None,
+    arguments = (q, k, v, out, lse, 128**-0.5, None, None, None, ROWS, sink, *offsets, None,
                  None, None, 1)  # fmt: skip
     return capture(name, lambda session: session.call(compiled, arguments, {}))
 

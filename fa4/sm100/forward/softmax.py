@@ -39,7 +39,6 @@ def softmax(signals: Signals, problem: Problem, rows: Rows):
     """Every KV tile of every work tile, last keys first: masked, whole, masked by the window."""
     i: cutlass.Constexpr = rows.i
     spec: cutlass.Constexpr = problem.spec
-    tile_n: cutlass.Constexpr = spec.numerics.tile_n
     # Through a shuffle, so that it stays in a register: recomputed it would delay alpha.
     thread = cute.arch.shuffle_sync(cute.arch.thread_idx()[0] % WARPGROUP, cute.arch.lane_idx())
     slot = cute.make_tensor(rows.stats.iterator + thread, cute.make_layout(2, stride=WARPGROUP))
