@@ -42,7 +42,9 @@ def forward_kernel(name: str) -> Kernel:
 
     q, k, v = drawn(ROWS, 20.0), drawn(KEYS), drawn(KEYS)
     out, lse = torch.zeros_like(q), torch.zeros((1, ROWS) if spec.packed_q else (1, 1, ROWS))
-    offsets = [torch.tensor([0, n], dtype=torch.int32) if spec.packed_q else None for n in (ROWS, KEYS)]
+    offsets = [
+        torch.tensor([0, n], dtype=torch.int32) if spec.packed_q else None for n in (ROWS, KEYS)
+    ]
     sink = torch.zeros(1) if spec.sink else None
     arguments = (q, k, v, out, lse, 128**-0.5, None, None, None, ROWS, sink, *offsets, None,
                  None, None, 1)  # fmt: skip

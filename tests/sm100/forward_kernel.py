@@ -9,15 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from fa4.config import Exp2Split, ForwardConfig, normalize_window
 from fa4.dtypes import numpy_dtype
 from fa4.emulator.host.session import Session
 from fa4.emulator.machine.options import Options
+from fa4.sm100.build import build as build_cached
 from fa4.sm100.forward.compile import compile_forward
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.testing import Case
@@ -26,6 +29,7 @@ from fa4.testing.case import MASK_MODS, SCORE_MODS
 from fa4.testing.inputs import Inputs, visible_pairs
 from fa4.testing.layouts import build_inputs
 
+KERNELS = Path(__file__).parents[2] / ".pytest_cache" / "fa4-kernels"
 UNBOUNDED = 1 << 30
 SLACK = 3  # unused rows behind a sequence of which only a part is used
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -161,8 +165,11 @@ class Kernel:
 
 @cache
 def kernel(name: str) -> Kernel:
-    """One of `SPECS`, compiled once per process."""
-    return build(spec_of(name))
+    """One of `SPECS`, compiled once on this machine as long as no source changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FA4_CACHE", "1")
+        patch.setenv("FA4_CACHE_DIR", str(KERNELS))
+        return Kernel(spec_of(name), build_cached(spec_of(name)), Session(None, (), {}))
 
 
 def build(spec: ForwardSpec) -> Kernel:
