@@ -13,6 +13,7 @@ from fa4.sm100.forward.context import ELEMENTS
 from fa4.sm100.forward.kernel import forward
 from fa4.sm100.forward.spec import ForwardSpec
 
+AUX_ELEMENTS = {**ELEMENTS, "fp32": Float32, "int32": Int32}
 ALIGN_BYTES = 16  # of rows in global memory: what TMA asks of addresses and strides
 
 
@@ -57,7 +58,7 @@ def fake_arguments(spec: ForwardSpec) -> tuple[Any, ...]:
         shape = (heads_q, rows_q) if spec.packed_q else (batch, heads_q, rows_q)
         strides = (*(cute.sym_int64() for _ in shape[:-1]), 1)
         lse = tensor(Float32, shape, stride=strides, assumed_align=4)
-    aux = tuple(_auxiliary() for _ in range(spec.num_aux)) or None
+    aux = tuple(_auxiliary(*described) for described in spec.aux) or None
     return (
         operand(spec.packed_q, rows_q, heads_q, spec.head_dim),
         operand(spec.packed_k, rows_k, heads_k, spec.head_dim),
@@ -80,6 +81,9 @@ def fake_arguments(spec: ForwardSpec) -> tuple[Any, ...]:
     )
 
 
-def _auxiliary() -> Any:
-    """A contiguous float32 vector for the callables."""
-    return make_fake_tensor(Float32, (cute.sym_int(),), stride=(1,), assumed_align=4)
+def _auxiliary(dtype: str, rank: int) -> Any:
+    """A tensor of any strides for the callables."""
+    element = AUX_ELEMENTS[dtype]
+    shape = tuple(cute.sym_int() for _ in range(rank))
+    strides = tuple(cute.sym_int64() for _ in range(rank))
+    return make_fake_tensor(element, shape, stride=strides, assumed_align=element.width // 8)

@@ -99,10 +99,11 @@ def finish(
     total, highest = outputs.stats[i][thread], outputs.stats[i][WARPGROUP + thread]
     signals.arrive(f"stats{i}_empty")
     row = tile.tile_row(i) + thread
+    peak, shrink = highest * outputs.scale_log2, Float32(1.0)
     if cutlass.const_expr(outputs.sink is not None):
-        total, highest = add_sink(outputs, tile, row, total, highest)
+        total, peak, shrink = add_sink(outputs.sink[tile.query_head(row)], total, peak)
     empty = (total == 0.0) | (total != total)
-    factor = cute.arch.rcp_approx(cutlass.select_(empty, Float32(1.0), total))
+    factor = shrink * cute.arch.rcp_approx(cutlass.select_(empty, Float32(1.0), total))
     signals.wait(f"o{i}_full", tiles_done)
     signals.wait(f"epi{i}_empty", tiles_done)
     lanes = warp_lanes()
@@ -121,10 +122,11 @@ def finish(
         )
     cute.arch.fence_view_async_tmem_load()
     signals.arrive(f"p{i}_full_o{i}_scaled")
-    cute.arch.fence_proxy("async.shared", space="cta")
+    if cutlass.const_expr(not problem.spec.ragged_q):
+        cute.arch.fence_proxy("async.shared", space="cta")
     signals.arrive(f"epi{i}_full")
     if cutlass.const_expr(outputs.lse is not None):
-        lse = (highest * outputs.scale_log2 + cute.math.log2(total, fastmath=True)) * LN_2
+        lse = (peak + cute.math.log2(total, fastmath=True)) * LN_2
         store_lse(outputs.lse, tile, row, cutlass.select_(empty, -Float32.inf, lse))
 
 
@@ -140,10 +142,13 @@ def store_lse(lse: cute.Tensor, tile: WorkTile, row: Int32, value: Float32):
             lse[tile.batch, head, position] = value
 
 
-def add_sink(outputs: Outputs, tile: WorkTile, row: Int32, total: Float32, highest: Float32):
-    """(l, m) with the head's sink: a logit that takes probability but has no value."""
-    sink = outputs.sink[tile.query_head(row)] * LOG2_E
-    unseen = total == 0.0
-    m = cutlass.select_(unseen, sink / outputs.scale_log2, highest)
-    share = cute.math.exp2(sink - m * outputs.scale_log2, fastmath=True)
-    return cutlass.select_(unseen, Float32(1.0), total + share), m
+def add_sink(sink: Float32, total: Float32, peak: Float32) -> tuple[Float32, Float32, Float32]:
+    """(l, m in powers of 2, factor of O) with a sink: a logit that has no value.
+
+    The larger of both becomes the reference, so that neither power of two overflows.
+    """
+    sink = sink * LOG2_E
+    highest = cute.arch.fmax(peak, sink)
+    shrink = cute.math.exp2(peak - highest, fastmath=True)
+    share = cute.math.exp2(sink - highest, fastmath=True)
+    return total * shrink + share, highest, shrink

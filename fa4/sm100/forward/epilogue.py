@@ -51,8 +51,6 @@ def epilogue(signals: Signals, problem: Problem, store: Store):
             signals.arrive("o_stored", after="tma")
         index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
-    if cutlass.const_expr(store.atom is not None):
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 def store_by_tma(store: Store, tile: WorkTile, i: int) -> None:
@@ -82,9 +80,11 @@ def store_rows(store: Store, tile: WorkTile, i: cutlass.Constexpr):
         row, vector = number // vectors, number % vectors
         packed = first + row
         if packed < tile.seqlen_q * spec.group:
-            target = store.tensor[
-                tile.start_q + tile.position(packed), None, tile.query_head(packed)
-            ]
+            position, head = tile.start_q + tile.position(packed), tile.query_head(packed)
+            if cutlass.const_expr(spec.packed_q):
+                target = store.tensor[position, head, None]
+            else:
+                target = store.tensor[tile.batch, position, head, None]
             source = cute.local_tile(store.shared[None, None, i], (1, VECTOR), (row, vector))
             cute.autovec_copy(
                 cute.make_tensor(source.iterator, cute.make_layout(VECTOR)),

@@ -20,9 +20,11 @@ from fa4.sm100.forward.correction import Outputs, correction
 from fa4.sm100.forward.epilogue import Store, epilogue
 from fa4.sm100.forward.load import Operand, load
 from fa4.sm100.forward.mma import mma
+from fa4.sm100.forward.mods import Mods, scales
 from fa4.sm100.forward.operands import (
     CTA_GROUPS,
     columns_first,
+    key_view,
     kv_shift,
     make_products,
     output_tile,
@@ -32,7 +34,6 @@ from fa4.sm100.forward.operands import (
     shared_layouts,
     tiled_mmas,
 )
-from fa4.sm100.forward.rowmath import LOG2_E
 from fa4.sm100.forward.scheduler import scheduler
 from fa4.sm100.forward.softmax import Rows, softmax
 from fa4.sm100.forward.tiles import Problem, block_rows, heads_per_section
@@ -63,13 +64,13 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
     loads = (
         cute.nvgpu.make_tiled_tma_atom_A(op, query_view(q, spec), layouts[0], qk_tile, mmas[0]),
         cute.nvgpu.make_tiled_tma_atom_B(
-            op, rows_first(k, spec.packed_k), layouts[1], qk_tile, mmas[0]
+            op, key_view(rows_first(k, spec.packed_k), 0, spec), layouts[1], qk_tile, mmas[0]
         ),
         cute.nvgpu.make_tiled_tma_atom_B(
-            op, columns_first(v, spec.packed_k), layouts[2], pv_tile, mmas[1]
+            op, key_view(columns_first(v, spec.packed_k), 1, spec), layouts[2], pv_tile, mmas[1]
         ),
     )
-    if cutlass.const_expr(spec.packed_q or spec.used_q):
+    if cutlass.const_expr(spec.ragged_q):
         store = (None, o)
     else:
         store = cpasync.make_tiled_tma_atom(
@@ -82,7 +83,7 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
     if cutlass.const_expr(spec.scheduler == "static"):
         clusters = cutlass.min(num_sms // spec.cta_group, num_tiles)
     kernel(
-        mmas, loads, store, layouts, lse, softmax_scale * LOG2_E, sizes,
+        mmas, loads, store, layouts, lse, scales(spec, softmax_scale, softcap), aux, sizes,
         (window_left, window_right), sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k),
         spec, trace,
     ).launch(
@@ -94,7 +95,7 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
 
 
 @cute.kernel
-def kernel(mmas, loads, store, layouts, lse, scale_log2, sizes, window, sink, lengths,
+def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, lengths,
            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up shared and tensor memory, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.plan
@@ -109,6 +110,7 @@ def kernel(mmas, loads, store, layouts, lse, scale_log2, sizes, window, sink, le
     operands = make_operands(spec, mmas, loads, layouts, memory)
     shared_o = shared_tensor(spec, memory, "o", layouts[3])
     stats = tuple(stats_tensor(spec, memory, i) for i in range(q_tiles))
+    scale_log2, score_scale = factors
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     start_up(signals, warp)
 
@@ -140,7 +142,8 @@ def kernel(mmas, loads, store, layouts, lse, scale_log2, sizes, window, sink, le
         if has_role(warp, plan.role(f"softmax{i}")):
             cute.arch.setmaxregister_increase(plan.role(f"softmax{i}").registers)
             columns = plan.buffer(f"s{i}").start, plan.buffer(f"p{i}").start
-            rows = Rows(i, *columns, split_columns(spec.pipeline), stats[i], scale_log2)
+            split = split_columns(spec.pipeline)
+            rows = Rows(i, *columns, split, stats[i], scale_log2, Mods(spec, score_scale, aux))
             softmax(signals.of(f"softmax{i}"), problem, rows)
 
     meet(spec.cta_group)

@@ -130,19 +130,27 @@ def _query_tiles(query: Operand, tile: WorkTile) -> cute.Tensor:
 
 def _key_tiles(key: Operand, tile: WorkTile) -> cute.Tensor:
     """Tiles of the work tile's keys, by their number in the sequence."""
-    if tile.spec.packed_k:
-        tensor = cute.domain_offset((tile.start_k, 0), key.tensor[None, None, tile.head_k])
-    else:
-        tensor = key.tensor[None, None, tile.head_k, tile.batch]
+    tensor = key.tensor[(None, None, *_sequence_index(tile))]
+    if tile.spec.ragged_k:
+        tensor = cute.domain_offset((key.tensor.shape[0] - tile.seqlen_k, 0), tensor)
     tiles = cute.local_tile(tensor, key.tile, (None, 0))
     return cute.group_modes(key.mma.partition_B(tiles), 0, 3)
 
 
 def _value_tiles(value: Operand, tile: WorkTile) -> cute.Tensor:
     """Tiles of the work tile's values, by their number in the sequence."""
-    if tile.spec.packed_k:
-        tensor = cute.domain_offset((0, tile.start_k), value.tensor[None, None, tile.head_k])
-    else:
-        tensor = value.tensor[None, None, tile.head_k, tile.batch]
+    tensor = value.tensor[(None, None, *_sequence_index(tile))]
+    if tile.spec.ragged_k:
+        tensor = cute.domain_offset((0, value.tensor.shape[1] - tile.seqlen_k), tensor)
     tiles = cute.local_tile(tensor, value.tile, (0, None))
     return cute.group_modes(value.mma.partition_B(tiles), 0, 3)
+
+
+def _sequence_index(tile: WorkTile) -> list[Int32]:
+    """The last coordinates of a sequence of keys in `operands.key_view`."""
+    index = [tile.head_k]
+    if not tile.spec.packed_k:
+        index.append(tile.batch)
+    if tile.spec.ragged_k:
+        index.append(tile.start_k + tile.seqlen_k)
+    return index

@@ -11,7 +11,7 @@ LOG2_E = 1.4426950408889634
 # 2^23 + 2^22: adding it leaves the integer part of a small number in the low mantissa bits.
 MAGIC = 12582912.0
 LOWEST_EXPONENT = -127.0
-LARGEST = 3.4028234663852886e38  # of float32
+LARGEST = 2.0**126  # far below float32's end: a rounded quotient times its divisor stays finite
 
 # Minimax polynomials of 2^f on [0, 1], constant term 1 (fa4.reference.exp2 names their source).
 COEFFICIENTS = {

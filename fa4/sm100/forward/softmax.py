@@ -1,6 +1,7 @@
 """A softmax warpgroup: S to P, one thread per row of its Q tile."""
 
 from dataclasses import dataclass
+from math import gcd
 
 import cutlass
 import cutlass.cute as cute
@@ -8,6 +9,7 @@ from cutlass import Float32, Int32
 
 from fa4.sm100.forward import rowmath
 from fa4.sm100.forward.context import ELEMENTS, WARPGROUP, Signals
+from fa4.sm100.forward.mods import Mods, RowMods
 from fa4.sm100.forward.tiles import Problem, first_tile, locate, next_tile
 from fa4.sm100.forward.tmem import pack_words, read_columns, warp_lanes, write_columns
 
@@ -20,7 +22,7 @@ class Rows:
     """What the softmax warps of Q tile i work with.
 
     s, p: TMEM columns. stats: shared memory of this tile's statistics, alpha or l of 128 rows,
-    then m. scale_log2: softmax_scale * log2(e). split: columns of P before the first arrival.
+    then m. scale_log2: from scores to exponents of 2. split: columns of P before the first arrival.
     """
 
     i: cutlass.Constexpr
@@ -29,6 +31,7 @@ class Rows:
     split: cutlass.Constexpr
     stats: cute.Tensor
     scale_log2: Float32
+    mods: Mods
 
 
 @cute.jit
@@ -36,7 +39,6 @@ def softmax(signals: Signals, problem: Problem, rows: Rows):
     """Every KV tile of every work tile, last keys first: masked, whole, masked by the window."""
     i: cutlass.Constexpr = rows.i
     spec: cutlass.Constexpr = problem.spec
-    tile_n: cutlass.Constexpr = spec.numerics.tile_n
     # Through a shuffle, so that it stays in a register: recomputed it would delay alpha.
     thread = cute.arch.shuffle_sync(cute.arch.thread_idx()[0] % WARPGROUP, cute.arch.lane_idx())
     slot = cute.make_tensor(rows.stats.iterator + thread, cute.make_layout(2, stride=WARPGROUP))
@@ -46,6 +48,7 @@ def softmax(signals: Signals, problem: Problem, rows: Rows):
         tile = locate(problem, index)
         first_row = tile.tile_row(i)
         visible = tile.visible_start(first_row + thread), tile.visible_end(first_row + thread)
+        mods = rows.mods.of_row(tile, first_row + thread)
         whole_stop, whole_start = tile.whole_tiles(first_row)
         number, stop = tile.kv_stop, tile.kv_start
         highest, total = rowmath.unseen(rows.scale_log2), Float32(0.0)
@@ -54,19 +57,18 @@ def softmax(signals: Signals, problem: Problem, rows: Rows):
         while number > cutlass.max(whole_stop, stop):
             number -= 1
             state, turn = (highest, total), (uses, stats_use)
-            highest, total = step(signals, rows, spec, number * tile_n, visible, turn, state, slot)
+            highest, total = step(signals, rows, mods, number, visible, turn, state, slot)
             uses, stats_use = uses + 1, stats_use + 1
         while number > cutlass.max(whole_start, stop):
             number -= 1
             state, turn = (highest, total), (uses, stats_use)
-            highest, total = step(signals, rows, spec, None, visible, turn, state, slot)
+            highest, total = step(signals, rows, mods, number, None, turn, state, slot)
             uses, stats_use = uses + 1, stats_use + 1
         if cutlass.const_expr(spec.window_left):
             while number > stop:
                 number -= 1
                 state, turn = (highest, total), (uses, stats_use)
-                first_key = number * tile_n
-                highest, total = step(signals, rows, spec, first_key, visible, turn, state, slot)
+                highest, total = step(signals, rows, mods, number, visible, turn, state, slot)
                 uses, stats_use = uses + 1, stats_use + 1
         slot[0], slot[1] = total, highest
         signals.arrive(f"stats{i}_full")
@@ -75,20 +77,23 @@ def softmax(signals: Signals, problem: Problem, rows: Rows):
 
 
 @cute.jit
-def step(signals: Signals, rows: Rows, spec, first_key, visible, turn, state, slot):
-    """One KV tile. Returns the reference maximum and the row sum so far.
+def step(signals: Signals, rows: Rows, mods: RowMods, number, visible, turn, state, slot):
+    """KV tile `number`. Returns the reference maximum and the row sum so far.
 
-    first_key: key of the tile's first column where the tile needs a mask, None where it does not.
-    visible: keys [start, stop) that the row sees. turn: earlier uses of S and of the statistics.
+    visible: keys [start, stop) that the row sees, None where the tile needs no mask. turn: earlier
+    uses of S and of the statistics.
     slot: the row's statistics in shared memory, alpha or l, then m.
     """
     i: cutlass.Constexpr = rows.i
+    spec: cutlass.Constexpr = rows.mods.spec
     tile_n: cutlass.Constexpr = spec.numerics.tile_n
     highest, total = state
     lanes = warp_lanes()
     signals.wait(f"s{i}_full", turn[0])
-    s = read_columns(lanes + rows.s, tile_n, READ_COLS)
-    if cutlass.const_expr(first_key is not None):
+    s = read_columns(lanes + rows.s, tile_n, gcd(tile_n, READ_COLS))
+    first_key = number * tile_n
+    s = mods.modified(s, first_key)
+    if cutlass.const_expr(visible is not None):
         start = visible[0] - first_key if spec.window_left else None
         s = rowmath.keep_range(s, start, visible[1] - first_key)
     most = rowmath.maximum(s, highest)

@@ -13,6 +13,7 @@ from fa4.plan.schema import PipelinePlan
 
 MMA_DEPTH = 16  # K of one 16-bit tcgen05.mma, and the step of its N (PTX ISA 9.7.16.2.1)
 TILE_ROWS = 128
+AUX_DTYPES = ("fp32", "bf16", "fp16", "int32")
 
 
 def padded_dim(dim: int) -> int:
@@ -27,7 +28,8 @@ class ForwardSpec:
     dtype: "bf16" or "fp16". window_left, window_right: bounds are given at run time. lse: LSE is
     written. group: query heads that share the rows of a tile (packed GQA), 1 for none. packed_q,
     packed_k: cu_seqlens are given; used_q, used_k: seqused are given. sink, softcap: given at run
-    time. score_mod, mask_mod: CuTe-DSL callables, with num_aux auxiliary tensors.
+    time. score_mod, mask_mod: CuTe-DSL callables (`fa4.sm100.forward.mods`). aux: element type
+    ("fp32", "bf16", "fp16" or "int32") and rank of each auxiliary tensor that they are given.
     """
 
     head_dim: int
@@ -46,7 +48,7 @@ class ForwardSpec:
     softcap: bool = False
     score_mod: Callable[..., Any] | None = None
     mask_mod: Callable[..., Any] | None = None
-    num_aux: int = 0
+    aux: tuple[tuple[str, int], ...] = ()
     cta_group: int = 1
     scheduler: str = "static"
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
@@ -61,6 +63,23 @@ class ForwardSpec:
             raise ValueError("scheduler clc needs cta_group 1; got 2")
         if self.causal and self.window_right:
             raise ValueError("causal has its own right bound; got window_right=True")
+        if self.mask_mod is not None and (self.causal or self.window_left or self.window_right):
+            raise ValueError("mask_mod replaces causal and windows; got both")
+        if self.score_mod is not None and self.softcap:
+            raise ValueError("softcap is a score_mod of its own; got both")
+        for dtype, rank in self.aux:
+            require(dtype in AUX_DTYPES, f"an aux dtype must be one of {AUX_DTYPES}", dtype)
+            require_int("the rank of an aux tensor", rank, 1, 5)
+
+    @property
+    def ragged_q(self) -> bool:
+        """May a sequence of queries end inside the tensor? Then O is not stored by TMA."""
+        return self.packed_q or self.used_q
+
+    @property
+    def ragged_k(self) -> bool:
+        """May rows of K and V beyond a sequence's end belong to somebody else?"""
+        return self.packed_k or self.used_k
 
     @property
     def pipeline(self) -> ForwardPipeline:

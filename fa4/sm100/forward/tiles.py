@@ -163,7 +163,7 @@ def _stolen_tile(signals: Signals, problem: Problem, tiles_done: Int32):
 def _skip_empty(problem: Problem, index: Int32):
     """Pass over the blocks that lie beyond their sequence's end, where lengths differ."""
     spec: cutlass.Constexpr = problem.spec
-    if cutlass.const_expr(spec.packed_q or spec.used_q):
+    if cutlass.const_expr(spec.ragged_q):
         step = cute.arch.grid_dim()[0] // spec.cta_group
         while index < problem.num_tiles and not _has_rows(problem, index):
             index += step
@@ -171,7 +171,8 @@ def _skip_empty(problem: Problem, index: Int32):
 
 
 def _has_rows(problem: Problem, index: Int32):
-    tile = locate(problem, index)
+    # Traced code evaluates both sides of an `and`: beyond the end it looks at the last tile.
+    tile = locate(problem, cutlass.min(index, problem.num_tiles - 1))
     return tile.first_row < tile.seqlen_q * problem.spec.group
 
 

@@ -1,0 +1,91 @@
+"""What changes scores between the product and the mask: score_mod, softcap and mask_mod.
+
+    score_mod(score, batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> score
+    mask_mod(batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> keep?
+
+Both are traced once per column of a KV tile, on scalars: score is a Float32 that has been
+multiplied by softmax_scale, batch, head (of the queries) and the indices are Int32, seqlen_info has
+`seqlen_q` and `seqlen_k`, and aux_tensors is a tuple of `cute.Tensor` (None without any). Rows and
+keys beyond a sequence's end are given its last index, so that tensors may be read at any index.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from fa4.sm100.forward.rowmath import LOG2_E
+from fa4.sm100.forward.tiles import WorkTile
+
+
+@dataclass(frozen=True)
+class Mods:
+    """What all rows share. score_scale: factor of the raw scores, None where they stay raw."""
+
+    spec: cutlass.Constexpr
+    score_scale: Float32 | None
+    aux: tuple | None
+
+    def of_row(self, tile: WorkTile, row: Int32) -> "RowMods":
+        """The same for a packed row of a work tile."""
+        return RowMods(
+            mods=self,
+            batch=tile.batch,
+            head=tile.query_head(row),
+            position=cutlass.min(tile.position(row), tile.seqlen_q - 1),
+            seqlens=SeqlenInfo(tile.seqlen_q, tile.seqlen_k),
+        )
+
+
+@dataclass(frozen=True)
+class SeqlenInfo:
+    """Lengths of the sequences of one batch entry."""
+
+    seqlen_q: Int32
+    seqlen_k: Int32
+
+
+def scales(spec: Any, softmax_scale: Float32, softcap: Float32 | None) -> tuple:
+    """(factor from scores to exponents of 2, factor of the raw scores or None)."""
+    if spec.softcap:
+        return softcap * LOG2_E, softmax_scale / softcap
+    if spec.score_mod is not None:
+        return Float32(LOG2_E), softmax_scale
+    return softmax_scale * LOG2_E, None
+
+
+@dataclass(frozen=True)
+class RowMods:
+    """What the callables are told of a row. position: its index, within the sequence."""
+
+    mods: Mods
+    batch: Int32
+    head: Int32
+    position: Int32
+    seqlens: SeqlenInfo
+
+    def modified(self, scores: list[Float32], first_key: Int32) -> list[Float32]:
+        """The scores of the keys from `first_key` on, modified and masked.
+
+        With softcap they are tanh(s / softcap): the factor softcap is part of `scales`.
+        """
+        spec, scale = self.mods.spec, self.mods.score_scale
+        if spec.softcap:
+            scores = [cute.math.tanh(s * scale, fastmath=True) for s in scores]
+        if spec.score_mod is None and spec.mask_mod is None:
+            return scores
+        last = cutlass.max(self.seqlens.seqlen_k - 1, 0)
+        keys = [cutlass.min(first_key + column, last) for column in range(len(scores))]
+        return [self._modify(score, key) for score, key in zip(scores, keys, strict=True)]
+
+    def _modify(self, score: Float32, key: Int32) -> Float32:
+        spec, aux = self.mods.spec, self.mods.aux
+        where = self.batch, self.head, self.position, key, self.seqlens, aux
+        if spec.score_mod is not None:
+            score = Float32(spec.score_mod(score * self.mods.score_scale, *where))
+        if spec.mask_mod is not None:
+            keep = cutlass.Boolean(spec.mask_mod(*where))
+            score = cutlass.select_(keep, score, -Float32.inf)
+        return score

@@ -1,0 +1,85 @@
+"""Strategies of problems for a compiled forward kernel: what may vary without compiling again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from fa4.config import normalize_window
+from fa4.sm100.forward.spec import ForwardSpec
+from fa4.testing import Case
+from fa4.testing import strategies as draw
+from fa4.testing.values import REGIMES
+from tests.sm100.forward_kernel import identity
+
+EDGES = (1, 127, 128, 129, 255, 257, 513)
+SHORT = (1, 3, 64, 130)
+GROUPS = (1, 2, 3, 5, 8)
+MOST_TILES = 12  # pairs of a query block and a KV tile, over heads and sequences
+# masked_nan hides NaN among keys that other rows of the tile see: 0 * NaN is NaN in any kernel
+# that multiplies whole tiles.
+VALUES = tuple(name for name in REGIMES if name != "masked_nan")
+SCHEDULES = ("random", "adversarial", "fifo")
+
+
+@st.composite
+def cases(draw_: Any, spec: ForwardSpec) -> Case:
+    """A problem for a spec: lengths at the edges of tiles, heads, values, mask and features."""
+    room = MOST_TILES
+    longest = 128 if spec.numerics.q_tiles == 1 and not spec.packed_q else 10**6
+    lengths_q = [n for n in EDGES if n <= longest] if longest < 10**6 else list(EDGES)
+    group = spec.group if spec.group > 1 else draw_(st.sampled_from(GROUPS))
+    varied_q, varied_k = spec.packed_q or spec.used_q, spec.packed_k or spec.used_k
+    count = draw_(st.sampled_from((1, 2, 3) if varied_q or varied_k else (1, 2)))
+    lengths: list[tuple[int, int]] = []
+    for number in range(count):
+        rows = lengths[0][0] if lengths and not varied_q else draw_(st.sampled_from(lengths_q))
+        keys = lengths[0][1] if lengths and not varied_k else draw_(st.sampled_from(EDGES))
+        if number and varied_q:
+            rows = draw_(st.sampled_from((0, *SHORT)))
+        if number and varied_k:
+            keys = draw_(st.sampled_from((0, *SHORT)))
+        lengths.append((rows, keys))
+    blocks = sum(-(-rows * spec.group // 256) * -(-keys // 128) for rows, keys in lengths)
+    unpacked = 1 if spec.group > 1 else group
+    if blocks * unpacked > room and spec.group == 1:
+        group = unpacked = 1
+    heads_k = 2 if 2 * blocks * unpacked <= room else 1
+    fields: dict[str, Any] = {
+        "layout": "packed", "lengths": tuple(lengths), "heads_k": heads_k, "group": group,
+        "head_dim": spec.head_dim, "head_dim_v": spec.head_dim_v, "dtype": spec.dtype,
+        "causal": spec.causal, "values": draw_(st.sampled_from(VALUES)),
+        "seed": draw_(draw.seeds()),
+    }  # fmt: skip
+    if spec.sink:
+        fields["sink"] = draw_(draw.sinks())
+    if spec.softcap:
+        fields["softcap"] = draw_(draw.softcaps())
+    scales = draw.softmax_scales()
+    fields["softmax_scale"] = draw_(
+        scales if spec.score_mod is identity else scales.filter(lambda s: s is None or s > 0)
+    )
+    if spec.window_left or spec.window_right:
+        fields["window_size"] = _window(draw_, spec, *lengths[0])
+    return Case(**fields)
+
+
+def _window(draw_: Any, spec: ForwardSpec, rows: int, keys: int) -> tuple[int | None, int | None]:
+    """A window whose unbounded sides are those that the spec does not have."""
+    left, right = draw_(draw.windows(rows, keys, causal=spec.causal))
+    left = left if spec.window_left else None
+    right = right if spec.window_right else None
+    normalize_window((left, right), spec.causal)
+    return left, right
+
+
+def runs() -> st.SearchStrategy[dict[str, Any]]:
+    """How the emulator runs it: schedule, seed, and so few CTAs that each has several tiles."""
+    return st.fixed_dictionaries(
+        {
+            "schedule": st.sampled_from(SCHEDULES),
+            "seed": st.integers(0, 2**16),
+            "num_sms": st.sampled_from((1, 2, 3)),
+        }
+    )
