@@ -15,7 +15,7 @@ from fa4.sm100.forward.spec import TILE_ROWS
 
 PAIR_READY = True  # CTA pairs (cta_group 2) are chosen where they are faster
 # Features whose part of the kernel is not written yet.
-NOT_READY: frozenset[str] = frozenset({"softcap", "score_mod", "mask_mod", "varlen"})
+NOT_READY: frozenset[str] = frozenset()
 
 AUX_DTYPES = ("fp32", "bf16", "fp16", "int32")
 MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit

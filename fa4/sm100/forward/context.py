@@ -131,7 +131,7 @@ def pair_rank(cta_group: int) -> Int32 | int:
 @cute.jit
 def arrive_and_expect(
     barrier: cute.Pointer, num_bytes: cutlass.Constexpr, cta_group: cutlass.Constexpr
-):
+) -> None:
     """One thread of the CTA, or of the leader of a pair, arrives for `num_bytes`."""
     if pair_rank(cta_group) == LEADER:
         with cute.arch.elect_one():
@@ -139,7 +139,7 @@ def arrive_and_expect(
 
 
 @cute.jit
-def init_signals(signals: Signals):
+def init_signals(signals: Signals) -> None:
     """One thread gives every mbarrier the plan's arrive count."""
     with cute.arch.elect_one():
         for signal in signals.plan.signals:

@@ -1,6 +1,7 @@
 """The correction warpgroup: rescales O between products, and finishes it at the end."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -29,11 +30,11 @@ class Outputs:
     shared: cute.Tensor
     scale_log2: Float32
     lse: cute.Tensor | None
-    sink: cute.Tensor | None
+    sink: Any
 
 
 @cute.jit
-def correction(signals: Signals, problem: Problem, outputs: Outputs):
+def correction(signals: Signals, problem: Problem, outputs: Outputs) -> None:
     """Votes per warp whether O needs rescaling; releases the other Q tile's statistics."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     last: cutlass.Constexpr = q_tiles - 1
@@ -67,7 +68,7 @@ def correction(signals: Signals, problem: Problem, outputs: Outputs):
 
 
 @cute.jit
-def rescale(column: cutlass.Constexpr, cols: cutlass.Constexpr, factor: Float32):
+def rescale(column: cutlass.Constexpr, cols: cutlass.Constexpr, factor: Float32) -> None:
     """O *= factor, one row per thread, in place in tensor memory."""
     lanes = warp_lanes()
     for first in cutlass.range_constexpr(column, column + cols, CHUNK):
@@ -92,7 +93,7 @@ def finish(
     tile: WorkTile,
     i: cutlass.Constexpr,
     tiles_done: Int32,
-):
+) -> None:
     """O_i / l to shared memory and LSE to global memory, once the last product is there."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     signals.wait(f"stats{i}_full", 0)
@@ -131,7 +132,7 @@ def finish(
 
 
 @cute.jit
-def store_lse(lse: cute.Tensor, tile: WorkTile, row: Int32, value: Float32):
+def store_lse(lse: cute.Tensor, tile: WorkTile, row: Int32, value: Float32) -> None:
     """LSE of a packed row, if the row exists."""
     spec: cutlass.Constexpr = tile.spec
     if row < tile.seqlen_q * spec.group:

@@ -29,7 +29,7 @@ class Store:
 
 
 @cute.jit
-def epilogue(signals: Signals, problem: Problem, store: Store):
+def epilogue(signals: Signals, problem: Problem, store: Store) -> None:
     """One O tile after the other, as the correction warps finish them."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     index = first_tile(problem)
@@ -70,7 +70,7 @@ def store_by_tma(store: Store, tile: WorkTile, i: int) -> None:
 
 
 @cute.jit
-def store_rows(store: Store, tile: WorkTile, i: cutlass.Constexpr):
+def store_rows(store: Store, tile: WorkTile, i: cutlass.Constexpr) -> None:
     """O_i with 16-byte stores, a row's vectors side by side; rows beyond the sequence stay out."""
     spec: cutlass.Constexpr = tile.spec
     vectors: cutlass.Constexpr = spec.head_dim_v // VECTOR

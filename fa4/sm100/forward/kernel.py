@@ -2,10 +2,11 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.forward_layout import split_columns
+from fa4.plan.schema import Role
 from fa4.sm100.forward.context import (
     CTA_BARRIER,
     ELEMENTS,
@@ -36,6 +37,7 @@ from fa4.sm100.forward.operands import (
 )
 from fa4.sm100.forward.scheduler import scheduler
 from fa4.sm100.forward.softmax import Rows, softmax
+from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.forward.tiles import Problem, block_rows, heads_per_section
 
 TMEM_COLS = 512  # all of it: one CTA per SM, so that column numbers are known while compiling
@@ -106,7 +108,7 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
     response = None
     if cutlass.const_expr(spec.scheduler == "clc"):
         response = memory + plan.buffer("work").start
-    problem = Problem(spec, *sizes, *window, *lengths, response)
+    problem = Problem(spec, *(*sizes, *window, *lengths, response))
     operands = make_operands(spec, mmas, loads, layouts, memory)
     shared_o = shared_tensor(spec, memory, "o", layouts[3])
     stats = tuple(stats_tensor(spec, memory, i) for i in range(q_tiles))
@@ -132,7 +134,7 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
             scheduler(signals.of("scheduler"), problem)
     if has_role(warp, plan.role("epilogue")):
         cute.arch.setmaxregister_decrease(plan.role("epilogue").registers)
-        epilogue(signals.of("epilogue"), problem, Store(*store, shared_o))
+        epilogue(signals.of("epilogue"), problem, Store(*(*store, shared_o)))
     if has_role(warp, plan.role("correction")):
         cute.arch.setmaxregister_decrease(plan.role("correction").registers)
         columns = [plan.buffer(f"o{i}").start for i in range(q_tiles)]
@@ -141,9 +143,15 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
     for i in cutlass.range_constexpr(q_tiles):
         if has_role(warp, plan.role(f"softmax{i}")):
             cute.arch.setmaxregister_increase(plan.role(f"softmax{i}").registers)
-            columns = plan.buffer(f"s{i}").start, plan.buffer(f"p{i}").start
-            split = split_columns(spec.pipeline)
-            rows = Rows(i, *columns, split, stats[i], scale_log2, Mods(spec, score_scale, aux))
+            rows = Rows(
+                i,
+                s=plan.buffer(f"s{i}").start,
+                p=plan.buffer(f"p{i}").start,
+                split=split_columns(spec.pipeline),
+                stats=stats[i],
+                scale_log2=scale_log2,
+                mods=Mods(spec, score_scale, aux),
+            )
             softmax(signals.of(f"softmax{i}"), problem, rows)
 
     meet(spec.cta_group)
@@ -165,7 +173,7 @@ def meet(cta_group: int) -> None:
         cute.arch.barrier(barrier_id=CTA_BARRIER)
 
 
-def has_role(warp: Int32, role):
+def has_role(warp: Int32, role: Role) -> Boolean:
     """Does this warp have that role? The plan gives a role consecutive warps."""
     if len(role.warps) == 1:
         return warp == role.warps[0]
@@ -173,7 +181,7 @@ def has_role(warp: Int32, role):
 
 
 @cute.jit
-def start_up(signals: Signals, warp: Int32):
+def start_up(signals: Signals, warp: Int32) -> None:
     """Barriers and tensor memory are ready when every warp is past this."""
     if warp == 0:
         init_signals(signals)
@@ -190,7 +198,9 @@ def held_address(signals: Signals) -> cute.Pointer:
     return cute.recast_ptr(signals.base + mbarriers, dtype=Int32)
 
 
-def make_operands(spec, mmas: tuple, loads: tuple, layouts: tuple, memory: cute.Pointer) -> tuple:
+def make_operands(
+    spec: ForwardSpec, mmas: tuple, loads: tuple, layouts: tuple, memory: cute.Pointer
+) -> tuple:
     """Q, K and V on their way from global to shared memory."""
     rank = pair_rank(spec.cta_group)
     slices = mmas[0].get_slice(rank), mmas[0].get_slice(rank), mmas[1].get_slice(rank)
@@ -202,19 +212,30 @@ def make_operands(spec, mmas: tuple, loads: tuple, layouts: tuple, memory: cute.
         shared = shared_tensor(spec, memory, name, layouts[number])
         element_bytes = shared.element_type.width // 8
         pitch = spec.plan.buffer(name).size // element_bytes
-        place = shared.iterator, shared.layout, pitch, shift_bytes // element_bytes
-        operands.append(Operand(*loads[number], slices[number], tiles[number], *place))
+        operand = Operand(
+            atom=loads[number][0],
+            tensor=loads[number][1],
+            mma=slices[number],
+            tile=tiles[number],
+            start=shared.iterator,
+            layout=shared.layout,
+            pitch=pitch,
+            shift=shift_bytes // element_bytes,
+        )
+        operands.append(operand)
     return tuple(operands)
 
 
-def shared_tensor(spec, memory: cute.Pointer, name: str, layout) -> cute.Tensor:
+def shared_tensor(
+    spec: ForwardSpec, memory: cute.Pointer, name: str, layout: cute.ComposedLayout
+) -> cute.Tensor:
     """A buffer of the plan in shared memory, with the swizzle of `layout`."""
     start = memory + spec.plan.buffer(name).start
     pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
     return cute.make_tensor(pointer, layout.outer)
 
 
-def stats_tensor(spec, memory: cute.Pointer, i: int) -> cute.Tensor:
+def stats_tensor(spec: ForwardSpec, memory: cute.Pointer, i: int) -> cute.Tensor:
     """Statistics of Q tile i: 128 of alpha or l, then 128 of m."""
     start = memory + spec.plan.buffer("row_stats").start + i * 2 * WARPGROUP * 4
     return cute.make_tensor(cute.recast_ptr(start, dtype=Float32), cute.make_layout(2 * WARPGROUP))

@@ -38,7 +38,7 @@ class Operand:
 
 
 @cute.jit
-def load(signals: Signals, problem: Problem, query: Operand, key: Operand, value: Operand):
+def load(signals: Signals, problem: Problem, query: Operand, key: Operand, value: Operand) -> None:
     """K, Q0, Q1, V, then K and V of the other KV tiles, last keys first."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
@@ -69,7 +69,7 @@ def load(signals: Signals, problem: Problem, query: Operand, key: Operand, value
 @cute.jit
 def _drain(
     signals: Signals, q_tiles: cutlass.Constexpr, slot: Int32, lap: Int32, tiles_done: Int32
-):
+) -> None:
     """The last products end, and tell, before this CTA's shared memory is given back."""
     stages: cutlass.Constexpr = signals.plan.signal("kv_empty").stages
     for _ in cutlass.range_constexpr(stages):

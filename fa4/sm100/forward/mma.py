@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from fa4.sm100.forward.context import Signals
 from fa4.sm100.forward.load import advance, stage_offset
@@ -61,7 +61,7 @@ class Products:
 
 
 @cute.jit
-def mma(signals: Signals, problem: Problem, products: Products):
+def mma(signals: Signals, problem: Problem, products: Products) -> None:
     """Every product of the work tiles of this CTA, or of its pair."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
@@ -118,7 +118,9 @@ def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
     signals.commit(f"s{i}_full")
 
 
-def values(signals: Signals, products: Products, i: int, slot: Int32, use: Int32, accumulate):
+def values(
+    signals: Signals, products: Products, i: int, slot: Int32, use: Int32, accumulate: Boolean
+) -> None:
     """O_i += P_i V (=, for a work tile's first keys); the last part of P is waited for apart."""
     v = products.v[i]
     v_low = v.stage(slot)

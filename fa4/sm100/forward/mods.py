@@ -49,7 +49,7 @@ class SeqlenInfo:
 
 def scales(spec: Any, softmax_scale: Float32, softcap: Float32 | None) -> tuple:
     """(factor from scores to exponents of 2, factor of the raw scores or None)."""
-    if spec.softcap:
+    if softcap is not None:
         return softcap * LOG2_E, softmax_scale / softcap
     if spec.score_mod is not None:
         return Float32(LOG2_E), softmax_scale

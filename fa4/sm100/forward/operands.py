@@ -1,6 +1,7 @@
 """Operands of both products: views of global tensors, shared-memory layouts, MMA descriptors."""
 
 from dataclasses import replace
+from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
@@ -24,7 +25,7 @@ CTA_GROUPS = {1: tcgen05.CtaGroup.ONE, 2: tcgen05.CtaGroup.TWO}
 def tiled_mmas(spec: ForwardSpec) -> tuple:
     """S = Q K^T (both K-major, shared) and O = P V (P in tensor memory, V MN-major)."""
 
-    def make(n, source, b_major):
+    def make(n: int, source: tcgen05.OperandSource, b_major: OperandMajorMode) -> Any:
         op = tcgen05.MmaF16BF16Op(
             ELEMENTS[spec.dtype],
             Float32,

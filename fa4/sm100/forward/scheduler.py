@@ -9,7 +9,7 @@ from fa4.sm100.forward.tiles import Problem, first_tile, next_tile
 
 
 @cute.jit
-def scheduler(signals: Signals, problem: Problem):
+def scheduler(signals: Signals, problem: Problem) -> None:
     """One question per work tile, as soon as everybody has read the answer before."""
     index = first_tile(problem)
     tiles_done = Int32(0)

@@ -1,6 +1,7 @@
 """A softmax warpgroup: S to P, one thread per row of its Q tile."""
 
 from dataclasses import dataclass
+from typing import Any
 from math import gcd
 
 import cutlass
@@ -35,7 +36,7 @@ class Rows:
 
 
 @cute.jit
-def softmax(signals: Signals, problem: Problem, rows: Rows):
+def softmax(signals: Signals, problem: Problem, rows: Rows) -> None:
     """Every KV tile of every work tile, last keys first: masked, whole, masked by the window."""
     i: cutlass.Constexpr = rows.i
     spec: cutlass.Constexpr = problem.spec
@@ -77,7 +78,16 @@ def softmax(signals: Signals, problem: Problem, rows: Rows):
 
 
 @cute.jit
-def step(signals: Signals, rows: Rows, mods: RowMods, number, visible, turn, state, slot):
+def step(
+    signals: Signals,
+    rows: Rows,
+    mods: RowMods,
+    number: Int32,
+    visible: Any,
+    turn: tuple,
+    state: tuple,
+    slot: cute.Tensor,
+) -> tuple[Float32, Float32]:
     """KV tile `number`. Returns the reference maximum and the row sum so far.
 
     visible: keys [start, stop) that the row sees, None where the tile needs no mask. turn: earlier

@@ -1,13 +1,14 @@
 """Work tiles: which (query block, head, batch entry) a CTA works on, and which keys it needs."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from fa4.sm100.forward.context import Signals, pair_rank
-from fa4.sm100.forward.spec import TILE_ROWS
+from fa4.sm100.forward.spec import TILE_ROWS, ForwardSpec
 
 L2_SECTION_BYTES = 50 << 20  # K and V that stay in L2 beside everything else (FlashAttention-4)
 MOST_SECTION_BITS = 10
@@ -126,7 +127,7 @@ class WorkTile:
         return self.kv_stop - self.kv_start
 
 
-def block_rows(spec) -> int:
+def block_rows(spec: ForwardSpec) -> int:
     """Packed query rows of a work tile."""
     return TILE_ROWS * spec.numerics.q_tiles * spec.cta_group
 
@@ -149,7 +150,7 @@ def next_tile(signals: Signals, problem: Problem, index: Int32, tiles_done: Int3
 
 
 @cute.jit
-def _stolen_tile(signals: Signals, problem: Problem, tiles_done: Int32):
+def _stolen_tile(signals: Signals, problem: Problem, tiles_done: Int32) -> Int32:
     """The work tile of the CTA that was cancelled for this one; num_tiles if there was none."""
     signals.wait("work_full", tiles_done)
     first_cta, _, _, valid = cute.arch.clc_response(problem.response)
@@ -160,7 +161,7 @@ def _stolen_tile(signals: Signals, problem: Problem, tiles_done: Int32):
 
 
 @cute.jit
-def _skip_empty(problem: Problem, index: Int32):
+def _skip_empty(problem: Problem, index: Int32) -> Int32:
     """Pass over the blocks that lie beyond their sequence's end, where lengths differ."""
     spec: cutlass.Constexpr = problem.spec
     if cutlass.const_expr(spec.ragged_q):
@@ -170,7 +171,7 @@ def _skip_empty(problem: Problem, index: Int32):
     return index
 
 
-def _has_rows(problem: Problem, index: Int32):
+def _has_rows(problem: Problem, index: Int32) -> Boolean:
     # Traced code evaluates both sides of an `and`: beyond the end it looks at the last tile.
     tile = locate(problem, cutlass.min(index, problem.num_tiles - 1))
     return tile.first_row < tile.seqlen_q * problem.spec.group
@@ -223,7 +224,7 @@ def locate(problem: Problem, index: Int32) -> WorkTile:
     )
 
 
-def _sequence(offsets, used, batch: Int32, length: Int32) -> tuple[Int32, Int32]:
+def _sequence(offsets: Any, used: Any, batch: Int32, length: Int32) -> tuple[Int32, Int32]:
     """(first row in the packed tensor, length) of a batch entry's sequence."""
     start = Int32(0)
     if offsets is not None:

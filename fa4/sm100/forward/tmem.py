@@ -1,5 +1,7 @@
 """Moving rows between registers and tensor memory: a thread owns the lane of its row."""
 
+from typing import Any
+
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
@@ -37,7 +39,7 @@ def write_columns(words: cute.Tensor, address: Int32) -> None:
     cute.copy(atom, cute.make_tensor(words.iterator, _registers(width)), _lanes(address, width))
 
 
-def pack_words(values: list[Float32], element: type) -> cute.Tensor:
+def pack_words(values: list[Float32], element: Any) -> cute.Tensor:
     """Values as 32-bit registers: rounded to a 16-bit type, two to a register; or float32."""
     exact = cute.make_rmem_tensor(cute.make_layout(len(values)), Float32)
     for c, value in enumerate(values):
