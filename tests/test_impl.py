@@ -22,7 +22,7 @@ import fa4
 from fa4 import front, front_kernel, front_op
 from fa4.sm100 import build as builder
 from fa4.sm100 import toolchain
-from fa4.sm100.support import NOT_READY, NotSupported
+from fa4.sm100.support import NotSupported
 from fa4.testing import assert_within_budget
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import dense_inputs
@@ -306,7 +306,6 @@ def test_the_operator_knows_cpu_and_cuda_only() -> None:
         front_op.flash_attn_forward._init_fn(*moved, True)
 
 
-@pytest.mark.skipif("varlen" in NOT_READY, reason="variable lengths are not in this version")
 def test_variable_lengths() -> None:
     """As the reference, also in rows that belong to no sequence."""
     q, k, v = (x[0] for x in draw(rows=60))
@@ -328,7 +327,6 @@ def shift(score, batch, head, row, key, info, aux):
     return score + aux[0][head]
 
 
-@pytest.mark.skipif("score_mod" in NOT_READY, reason="score_mod is not in this version")
 def test_score_mod_of_the_kernel() -> None:
     """A CuTe-DSL function with an auxiliary tensor, also under torch.compile; no gradients."""
     q, k, v = tensors(rows=8, keys=16)

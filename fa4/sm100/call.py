@@ -77,7 +77,7 @@ def _cta_group(call: ForwardCall, rows: int) -> int:
     varlen = call.packed_q or call.packed_k or call.used_q or call.used_k
     plain = plain and (call.numerics is None or call.numerics.q_tiles == 2)
     fits = call.head_dim in PAIR_DIMS and call.head_dim_v == TILE_ROWS and rows > 2 * TILE_ROWS
-    return 2 if support.PAIR_READY and plain and not varlen and fits else 1
+    return 2 if plain and not varlen and fits else 1
 
 
 def kernel_window(call: ForwardCall) -> Window:

@@ -13,10 +13,6 @@ from typing import Any
 from fa4.config import ForwardConfig, Window
 from fa4.sm100.forward.spec import TILE_ROWS
 
-PAIR_READY = True  # CTA pairs (cta_group 2) are chosen where they are faster
-# Features whose part of the kernel is not written yet.
-NOT_READY: frozenset[str] = frozenset()
-
 AUX_DTYPES = ("fp32", "bf16", "fp16", "int32")
 MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit
 
@@ -106,11 +102,6 @@ class Feature:
     detail: str
     refused: Callable[[ForwardCall], object] = lambda call: None
 
-    @property
-    def is_ready(self) -> bool:
-        """Supported, and in this version."""
-        return self.supported and self.name not in NOT_READY
-
 
 def _when(condition: object, value: object) -> object:
     return value if condition else None
@@ -185,7 +176,7 @@ FORWARD: tuple[Feature, ...] = (
         "config", True, "q_tiles, threshold and emulated exponentials; 128 x 128 tiles, by row",
         _wrong_tiles,
     ),
-    Feature("CTA pairs", PAIR_READY, "chosen for long unmasked sequences with d 128 or 192"),
+    Feature("CTA pairs", True, "chosen for long unmasked sequences with d 128 or 192"),
     Feature("gradients", False, "no backward kernel yet; impl=\"emulator\" takes the reference's"),
     Feature("dropout_p", False, "no random numbers in the kernel",
             lambda c: _when(c.dropout_p, c.dropout_p)),
@@ -201,21 +192,11 @@ FORWARD: tuple[Feature, ...] = (
 def check(call: ForwardCall) -> None:
     """Raises NotSupported, with the row's reason, if the kernel does not do a call."""
     for feature in FORWARD:
-        value = _asked_before_its_time(feature, call) or feature.refused(call)
+        value = feature.refused(call)
         if value is not None:
-            why = feature.detail if feature.is_ready or not feature.supported else _LATER
-            raise NotSupported(feature.name, f"SM100 kernel, {feature.name}: {why}; got {value}")
-
-
-_LATER = "not in this version"
-
-
-def _asked_before_its_time(feature: Feature, call: ForwardCall) -> object:
-    """The value of an option whose feature is not ready, None if it is not used."""
-    if feature.name not in NOT_READY:
-        return None
-    value = getattr(call, feature.name, None)
-    return getattr(value, "__name__", value) or None
+            raise NotSupported(
+                feature.name, f"SM100 kernel, {feature.name}: {feature.detail}; got {value}"
+            )
 
 
 def is_device_function(function: Callable[..., Any]) -> bool:
@@ -230,8 +211,8 @@ def describe_support() -> list[dict[str, Any]]:
     return [
         {
             "feature": feature.name,
-            "forward": feature.is_ready,
-            "detail": _LATER if feature.supported and not feature.is_ready else feature.detail,
+            "forward": feature.supported,
+            "detail": feature.detail,
         }
         for feature in FORWARD
     ]

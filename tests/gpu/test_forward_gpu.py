@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fa4
-from fa4.sm100.support import NOT_READY
 from fa4.testing import assert_within_budget
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import dense_inputs
@@ -73,7 +72,6 @@ def test_same_as_the_emulator(device) -> None:
     np.testing.assert_allclose(on_gpu.float().cpu().numpy(), emulated, rtol=2**-6, atol=2**-8)
 
 
-@pytest.mark.skipif("varlen" in NOT_READY, reason="variable lengths are not in this version")
 def test_variable_lengths_without_host_sync(device) -> None:
     offsets = [0, 100, 100, 350]
     arrays = draw([(400, 4, 128), (400, 2, 128), (400, 2, 128)], ml_dtypes.bfloat16)

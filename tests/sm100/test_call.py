@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa4.config import ForwardConfig
-from fa4.sm100 import support
 from fa4.sm100.call import (
     check_operand,
     choose_spec,
@@ -30,11 +29,6 @@ PLAIN = ForwardCall(
     dtype="bf16", head_dim=128, head_dim_v=128, heads_q=2, heads_k=2, batch=1, rows_q=512,
     rows_k=700,
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def everything_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "NOT_READY", frozenset())
 
 
 @pytest.mark.parametrize(
@@ -78,11 +72,8 @@ def test_numerics() -> None:
     assert choose_spec(replace(PLAIN, rows_q=1, numerics=own)).numerics == own
 
 
-def test_pairs_wait_until_they_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then they serve long unmasked calls with d 128 or 192, and no others."""
-    monkeypatch.setattr(support, "PAIR_READY", False)
-    assert choose_spec(PLAIN).cta_group == 1
-    monkeypatch.setattr(support, "PAIR_READY", True)
+def test_pairs_serve_long_unmasked_calls() -> None:
+    """With d 128 or 192, and no others."""
     assert choose_spec(PLAIN).cta_group == 2
     assert choose_spec(replace(PLAIN, head_dim=192)).cta_group == 2
     for changes in (

@@ -40,11 +40,6 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def everything_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "NOT_READY", frozenset())
-
-
 @pytest.mark.parametrize(("changes", "feature", "message"), REFUSED)
 def test_refusals_name_the_row_and_the_value(changes, feature, message, monkeypatch) -> None:
     """One line: row, reason, value. Without its row, nothing would refuse the call."""
@@ -75,19 +70,6 @@ def test_accepted() -> None:
         {"rows_q": 0, "rows_k": 0},
     ):
         check(replace(PLAIN, **changes))
-
-
-def test_features_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are refused wherever they are asked for, and the table says so; later they are not."""
-    call = replace(PLAIN, softcap=5.0)
-    monkeypatch.setattr(support, "NOT_READY", frozenset({"softcap"}))
-    with pytest.raises(NotSupported, match=r"softcap: not in this version; got 5\.0"):
-        check(call)
-    assert {"feature": "softcap", "forward": False, "detail": "not in this version"} in (
-        describe_support()
-    )
-    monkeypatch.setattr(support, "NOT_READY", frozenset())
-    check(call)
 
 
 def test_callables_must_be_device_functions() -> None:
