@@ -2,8 +2,7 @@
 
 A record is a row of unsigned 32-bit fields that says who made an access: WHO (NEVER, NOBODY or
 the actor's row + FIRST_ROW), EPOCH, BY_LANES (mask of lanes), WORD (PTX line and flags) and
-CLUSTER. numba's cache does not notice changes of functions in another file: after changing this
-one, remove __pycache__.
+CLUSTER.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 access with the shadow, moves the bytes and records the access. Whatever it cannot do or would
 have to report (a fault, a conflict, several memories, two lanes at one place) it leaves untouched
 and answers MISSED: then the handlers of `fa4.emulator.isa.loads` do the whole of it. It knows the
-state of the machine by address, from the records WARP, BUFFER, SHADOW and PLAN. numba's cache does
-not notice changes of those or of the shadows' files: after such a change, remove __pycache__ here.
+state of the machine by address, from the records WARP, BUFFER, SHADOW and PLAN.
 """
 
 from __future__ import annotations
