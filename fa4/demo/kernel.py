@@ -32,9 +32,10 @@ def run_kernel(
 ) -> dict[str, Any]:
     """One head of a prepared layer through the compiled kernel.
 
-    rescale_rate: share of rescales in the layer, for the prediction. Keys of the result: problem (a sentence if the kernel cannot run here, and then nothing else); layer, rows,
-    keys, head_dim, padded_head_dim, compiler; ok; checks (of out and lse); schedules (findings of
-    each); resources; prediction (of the whole layer; None if the simulator has no such kernel).
+    rescale_rate: share of rescales in the layer, for the prediction. Keys of the result: problem
+    (a sentence if the kernel cannot run here, and then nothing else); layer, rows, keys, head_dim,
+    padded_head_dim, arch, compiler; ok; checks (of out and lse); schedules (findings of each);
+    resources; prediction (of the whole layer; None if the simulator has no such kernel).
     """
     from fa4.front_kernel import describe, read_arguments
     from fa4.sm100.build import build
@@ -121,13 +122,17 @@ def _check(
 
 
 def _resources(compiled: Any) -> dict[str, Any]:
-    """Registers of each role, spills, shared and tensor memory, with what the machine has."""
+    """Registers of each role, spills, shared and tensor memory, with what the machine has.
+
+    registers: the plan's; setmaxnreg: those that the code sets.
+    """
     from fa4.sm100.codegen import read_kernels
 
     spec = compiled.spec
     (code,) = read_kernels(compiled.cubin, compiled.ptx)
     return {
         "registers": {role.name: role.registers for role in spec.plan.roles},
+        "setmaxnreg": code.setmaxnreg,
         "registers_at_launch": code.resources.registers,
         "spill_bytes": code.resources.frame_bytes,
         "smem_bytes": compiled.metadata["dynamic_smem_bytes"],

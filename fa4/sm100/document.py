@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from fa4.plan.render import markdown_table, render_graph, render_memory, render_roles
 from fa4.plan.render import render_signals as signals_table
@@ -83,8 +84,21 @@ def render_features() -> str:
 
 
 def render_prediction(results: Path = RESULTS) -> str:
-    """TFLOP/s by call, CTA group and emulated columns; the kernel that a call gets is in bold."""
-    rows = json.loads((results / "forward_prediction.json").read_text("utf-8"))["predictions"]
+    """Predicted TFLOP/s against the aims; by CTA group and emulated columns; instructions counted.
+
+    The kernel that a call gets is in bold.
+    """
+    report = json.loads((results / "forward_prediction.json").read_text("utf-8"))
+    aims = markdown_table(
+        ("call", "predicted TFLOP/s", "aim", "reached", "FlashAttention-4, measured"),
+        (
+            (found["call"], f"{found['tflops']:.0f}", f"{found['target_tflops']:.0f}",
+             "yes" if found["reached"] else "no",
+             f"{found['published_tflops_of_flash_attention_4']:.0f}")
+            for found in report["verdicts"]
+        ),
+    )  # fmt: skip
+    rows = report["predictions"]
     emulated = sorted({row["emulated_columns"] for row in rows})
     table: dict[tuple[str, int], dict[int, str]] = {}
     for row in rows:
@@ -93,7 +107,20 @@ def render_prediction(results: Path = RESULTS) -> str:
         cells[row["emulated_columns"]] = f"{mark}{row['tflops']:.0f}{mark}"
     titles = ("call", "CTAs", *(f"{columns} emulated" for columns in emulated))
     lines = ((*key, *(cells.get(c, "-") for c in emulated)) for key, cells in table.items())
-    return markdown_table(titles, lines)
+    return "\n\n".join((aims, markdown_table(titles, lines), _instructions(rows)))
+
+
+def _instructions(rows: Iterable[dict[str, Any]]) -> str:
+    """What the softmax warps of the shipped kernels execute per row of a KV tile."""
+    pipes = ("mufu", "fma", "alu", "other", "instructions")
+    table = [
+        (row["call"], *(f"{counts['counted'][p]:g} ({counts['planned'][p]:g})" for p in pipes))
+        for row in rows
+        if row["shipped"]
+        for counts in [row["instructions_per_tile"]["softmax0"]]
+    ]
+    titles = ("softmax, per 128 scores", "MUFU", "FMA (packed: 2)", "ALU", "other", "instructions")
+    return markdown_table(titles, table) + "\n\nCounted, and in parentheses the plan's estimate."
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

@@ -47,4 +47,4 @@ def pipe_amounts(counts: Mapping[str, float], lone_maxima: float = 0.0) -> Math:
             additions += count if name == "add" else 0
     lone = min(lone_maxima, maxima)
     used["alu"] += lone + (maxima - lone) / 2 - min(shifts, additions)
-    return Math(**used)
+    return Math(mufu=used["mufu"], fma=used["fma"], alu=used["alu"], other=used["other"])

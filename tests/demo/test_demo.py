@@ -42,13 +42,17 @@ def arrays(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """(exit code, stdout, stderr) of `fa4 demo <arguments>` with files under tmp_path/out."""
+    """(exit code, stdout, stderr) of `fa4 demo <arguments>` with files under tmp_path/out.
+
+    Without the compiled kernel, whose compilation takes seconds, unless `kernel` is True.
+    """
     monkeypatch.setattr(cli, "COMMANDS", tuple({*cli.COMMANDS, "demo"}))
     monkeypatch.chdir(tmp_path)
 
-    def call(*arguments: object) -> tuple[int, str, str]:
+    def call(*arguments: object, kernel: bool = False) -> tuple[int, str, str]:
+        chosen = [] if kernel else ["--no-kernel"]
         with pytest.raises(SystemExit) as stop:
-            cli.main(["demo", "--out", str(tmp_path / "out"), *map(str, arguments)])
+            cli.main(["demo", "--out", str(tmp_path / "out"), *chosen, *map(str, arguments)])
         captured = capsys.readouterr()
         return int(stop.value.code or 0), captured.out, captured.err
 
@@ -192,7 +196,9 @@ def test_no_file_is_left_half_written(
     with monkeypatch.context() as patch:
         patch.setattr(figure, "draw_figure", lambda report: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            cli.main(["demo", "--input", str(arrays), "--out", str(tmp_path / "out")])
+            cli.main(
+                ["demo", "--no-kernel", "--input", str(arrays), "--out", str(tmp_path / "out")]
+            )
     assert not (tmp_path / "out").exists()
     target = tmp_path / "report.json"
     report.write_whole(target, b"old")
@@ -231,7 +237,8 @@ def test_with_nothing_optional(arrays: Path, tmp_path: Path) -> None:
     code = """
 import sys
 
-BLOCKED = {"torch", "matplotlib", "hypothesis", "pytest", "safetensors", "tokenizers"}
+BLOCKED = {"torch", "matplotlib", "hypothesis", "pytest", "safetensors", "tokenizers", "tvm_ffi",
+           "cutlass", "nvidia_cutlass_dsl"}
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
@@ -239,6 +246,9 @@ class Blocker:
             raise ImportError(f"{name} is blocked in this test")
 
 sys.meta_path.insert(0, Blocker())
+from fa4.sm100 import toolchain
+
+toolchain._package_folder = lambda: None  # as where the compiler's package is not installed
 from fa4 import cli
 
 cli.COMMANDS = ("demo", "doctor")
@@ -251,6 +261,10 @@ cli.main(sys.argv[1:])
             cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == expected, done.stderr
+        if expected == 0:
+            said = [line for line in done.stderr.splitlines() if "left out" in line]
+            assert len(said) == 1 and "pip install nvidia-cutlass-dsl" in said[0]
+            assert "Compiled kernel" not in done.stdout
     assert "pip install safetensors tokenizers" in done.stderr
 
 

@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardConfig, ForwardPipeline, Problem
+from fa4.plan.forward import forward_plan
+from fa4.plan.measured import PIPES, loop_math, with_measured_math
+from fa4.plan.schema import Math
 from fa4.sim.defaults import default_backward, default_forward
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.options import build
@@ -242,3 +245,18 @@ def test_stealing_work_saves_the_start_of_every_cta() -> None:
     call = {"seqlen": "4k", "batch": "4", "causal": "yes"}
     stolen, fresh = (build({**call, "scheduler": s}).predict() for s in ("clc", "naive"))
     assert stolen.seconds < fresh.seconds
+
+
+def test_another_plan_of_the_same_shape() -> None:
+    """Twice the exponentials take longer; the plan of another kernel is refused."""
+    call = problem(2048)
+    pipeline = default_forward(call, B200.gpu)
+    own = forward_plan(pipeline, B200.gpu)
+    parts = loop_math(own.role("softmax0")).values()
+    amount = Math(**{pipe: 2 * sum(getattr(part, pipe) for part in parts) for pipe in PIPES})
+    slower = with_measured_math(own, {"softmax0": amount, "softmax1": amount})
+    plain, same, slow = (predict(call, pipeline, B200, plan=p) for p in (None, own, slower))
+    assert plain == same and slow.seconds > 1.3 * plain.seconds
+    inline = forward_plan(replace(pipeline, correction="inline"), B200.gpu)
+    with pytest.raises(ValueError, match="plan must have the roles of forward d128x128"):
+        predict(call, pipeline, B200, plan=inline)

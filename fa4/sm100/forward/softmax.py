@@ -1,8 +1,8 @@
 """A softmax warpgroup: S to P, one thread per row of its Q tile."""
 
 from dataclasses import dataclass
-from typing import Any
 from math import gcd
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
