@@ -227,6 +227,24 @@ def show(result: dict[str, Any]) -> None:
         print(f"  survived: {survivor['kind']}, line {survivor['line']}: {survivor['instruction']}")
 
 
+def report_on(kernels: list[Kernel]) -> dict[str, Any]:
+    """Campaigns on all kernels, printed, and what the result file says of them."""
+    results = []
+    for kernel in kernels:
+        results.append(campaign(kernel))
+        show(results[-1])
+    names = ("caught", EQUIVALENT, SURVIVED)
+    total = shares(Counter({name: sum(r[name] for r in results) for name in names}))
+    print(f"\n{total['caught']} of {total['executed']} caught ({total['share_caught']:.1%}), "
+          f"{total['share_caught_without_equivalent']:.1%} without the equivalent")  # fmt: skip
+    return {
+        "run": describe_run(("numpy", "numba", "nvidia-cutlass-dsl")),
+        "schedules": [f"{schedule} {seed}" for schedule, seed in SCHEDULES],
+        **total,
+        "kernels": results,
+    }
+
+
 def main() -> None:
     """Run everything, print it, write the result file."""
     options = parse_output(__doc__ or "", "emulator_faults")
@@ -241,21 +259,7 @@ def main() -> None:
             emulated_kernels.pair_gemm,
             lambda: emulated_kernels.fmha(256, 384, heads=3, persistent=True),
         ]
-    results = []
-    for make in makers:
-        results.append(campaign(make()))
-        show(results[-1])
-    names = ("caught", EQUIVALENT, SURVIVED)
-    total = shares(Counter({name: sum(r[name] for r in results) for name in names}))
-    print(f"\n{total['caught']} of {total['executed']} caught ({total['share_caught']:.1%}), "
-          f"{total['share_caught_without_equivalent']:.1%} without the equivalent")  # fmt: skip
-    report = {
-        "run": describe_run(("numpy", "numba", "nvidia-cutlass-dsl")),
-        "schedules": [f"{schedule} {seed}" for schedule, seed in SCHEDULES],
-        **total,
-        "kernels": results,
-    }
-    write_result(options.output, report)
+    write_result(options.output, report_on([make() for make in makers]))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ Usage: python benchmarks/benchmark_forward_faults.py [--output FILE]
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from benchmark_faults import SCHEDULES, campaign, show
-from common import describe_run, parse_output, write_result
+from benchmark_faults import report_on
+from common import parse_output, write_result
 from emulated_kernels import Kernel, capture
 
 from fa4.config import ForwardConfig
@@ -54,25 +52,7 @@ def forward_kernel(name: str) -> Kernel:
 def main() -> None:
     """Run everything, print it, write the result file."""
     options = parse_output(__doc__ or "", "forward_faults")
-    results: list[dict[str, Any]] = []
-    for name in SPECS:
-        results.append(campaign(forward_kernel(name)))
-        show(results[-1])
-    executed, caught, together = (
-        sum(r[field] for r in results) for field in ("executed", "caught", "caught_only_together")
-    )
-    print(f"\n{caught} of {executed} caught ({caught / executed:.1%}), with those caught together "
-          f"{(caught + together) / executed:.1%}")  # fmt: skip
-    report = {
-        "run": describe_run(("numpy", "numba", "nvidia-cutlass-dsl")),
-        "schedules": [f"{schedule} {seed}" for schedule, seed in SCHEDULES],
-        "executed": executed,
-        "caught": caught,
-        "share_caught": caught / executed,
-        "share_caught_alone_or_together": (caught + together) / executed,
-        "kernels": results,
-    }
-    write_result(options.output, report)
+    write_result(options.output, report_on([forward_kernel(name) for name in SPECS]))
 
 
 if __name__ == "__main__":
