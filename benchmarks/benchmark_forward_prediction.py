@@ -1,7 +1,7 @@
 """What the simulator predicts for the compiled forward kernel, by its own instruction counts.
 
-The emulator counts what each role executes for a KV tile (`fa4.kernel_plan`), the plan's amounts
-are scaled to that, and the simulator, with the constants calibrated on published figures of
+The emulator counts what each role executes for a KV tile (`fa4.front.prediction`), the plan's
+amounts are scaled to that, and the simulator, with the constants calibrated on published figures of
 FlashAttention-4, runs the paper's shapes: 32k tokens, 16 heads, head dim 128. Shares of emulated
 exponentials and CTA pairs are varied. Kernels are compiled once (`fa4 cache`); compiling all takes
 minutes. Nothing here ran on a B200, and predictions that differ by less than 3% are equal
@@ -17,7 +17,7 @@ from typing import Any
 from common import describe_run, parse_output, write_result
 
 from fa4.config import Exp2Split, Problem
-from fa4.kernel_plan import tile_amounts
+from fa4.front.prediction import tile_amounts
 from fa4.plan.measured import loop_math, with_measured_math
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import predict

@@ -1,6 +1,6 @@
 """The public functions, with FlashAttention's names, layouts and conventions.
 
-    impl="auto"        the kernel on a B200 or B300; elsewhere the reference (`fa4.front`)
+    impl="auto"        the kernel on a B200 or B300; elsewhere the reference (`fa4.front.choice`)
     impl="sm100"       the compiled kernel, on a B200 or B300
     impl="emulator"    the same compiled kernel, on the CPU
     impl="reference"   FA4's algorithm in NumPy, in the kernel's order of operations
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa4 import front
 from fa4.arrays import is_torch, like, to_numpy
 from fa4.config import Window
+from fa4.front import choice
 from fa4.reference import SavedForward, attention_backward, attention_forward
 from fa4.request import DENSE_DEFAULTS, VARLEN_DEFAULTS, Request, build_request
 
@@ -202,11 +202,11 @@ def flash_attn_varlen_backward(
 def _run(
     q: Any, k: Any, v: Any, options: dict[str, Any], *, varlen: bool, impl: str, return_lse: bool
 ) -> Any:
-    front.check_impl(impl)
+    choice.check_impl(impl)
     if impl == "auto":
-        impl = front.choose(q, k, v, options)
-    if impl in front.KERNELS:
-        out, lse = front.attend(q, k, v, options, impl=impl, return_lse=return_lse)
+        impl = choice.choose(q, k, v, options)
+    if impl in choice.KERNELS:
+        out, lse = choice.attend(q, k, v, options, impl=impl, return_lse=return_lse)
     elif is_torch(q):
         from fa4.torch_front import attend
 
@@ -232,7 +232,7 @@ def forward_request(request: Request, impl: str) -> tuple[np.ndarray, np.ndarray
 def _run_backward(
     tensors: tuple[Any, ...], options: dict[str, Any], *, varlen: bool, impl: str
 ) -> AttentionGradients:
-    front.check_impl(impl)
+    choice.check_impl(impl)
     if impl == "sm100":
         raise NotImplementedError("the SM100 backward kernel is not in this version")
     dout, q, k, v, out, lse, dlse = tensors

@@ -19,7 +19,9 @@ from cutlass import cute
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fa4
-from fa4 import front, front_kernel, front_op
+from fa4.front import choice
+from fa4.front import kernel as front_kernel
+from fa4.front import op as front_op
 from fa4.sm100 import build as builder
 from fa4.sm100 import toolchain
 from fa4.sm100.support import NotSupported
@@ -52,7 +54,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 @pytest.fixture
 def picks(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     """The log's lines, from a fresh start."""
-    monkeypatch.setattr(front, "_said", set())
+    monkeypatch.setattr(choice, "_said", set())
     caplog.set_level(logging.INFO, "fa4")
     return lambda: [(record.levelno, record.getMessage()) for record in caplog.records]
 
@@ -93,7 +95,7 @@ def test_operator_is_well_formed() -> None:
 @pytest.mark.parametrize("impl", ["emulator", "auto"])
 def test_torch_compile(impl, monkeypatch) -> None:
     """In one graph, forward and backward."""
-    monkeypatch.setenv(front.EMULATE, "1")
+    monkeypatch.setenv(choice.EMULATE, "1")
 
     def step(q, k, v):
         return fa4.flash_attn_func(2 * q, k, v, causal=True, impl=impl).float().sum()
@@ -257,7 +259,7 @@ def test_empty_problems_launch_nothing(rows, keys, launched) -> None:
 
 def test_auto_says_once_what_it_picks(picks, launched, monkeypatch) -> None:
     """The reference, unless FA4_EMULATE asks for the emulator and the kernel can do the call."""
-    monkeypatch.delenv(front.EMULATE, raising=False)
+    monkeypatch.delenv(choice.EMULATE, raising=False)
     low, wide = draw(), draw(np.float32)
     for _ in range(2):
         fa4.flash_attn_func(*low)
@@ -266,8 +268,8 @@ def test_auto_says_once_what_it_picks(picks, launched, monkeypatch) -> None:
         (logging.INFO, 'impl="auto" picks "reference": the tensors are not on a GPU, and '
                        "FA4_EMULATE is not set"),
     ]  # fmt: skip
-    monkeypatch.setenv(front.EMULATE, "1")
-    assert front.choose(*low, {"causal": False, "window_size": (None, None)}) == "emulator"
+    monkeypatch.setenv(choice.EMULATE, "1")
+    assert choice.choose(*low, {"causal": False, "window_size": (None, None)}) == "emulator"
     out = fa4.flash_attn_func(*wide)
     assert np.array_equal(out, fa4.flash_attn_func(*wide, impl="reference"))
     assert [text for _, text in picks()[1:]] == [
@@ -290,9 +292,9 @@ def test_auto_looks_at_the_gpu(capability, picked, level, picks, monkeypatch) ->
     options = {"causal": False, "window_size": (None, None)}
     with FakeTensorMode():
         q, k, v = (torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in tensors())
-        assert front.choose(q, k, v, options) == picked
-        assert front.choose(q, k, v, options | {"dropout_p": 0.5}) == "reference"
-        assert front.choose(q.requires_grad_(), k, v, options) == "reference"
+        assert choice.choose(q, k, v, options) == picked
+        assert choice.choose(q, k, v, options | {"dropout_p": 0.5}) == "reference"
+        assert choice.choose(q.requires_grad_(), k, v, options) == "reference"
     assert picks()[0][0] == level and f'picks "{picked}"' in picks()[0][1]
     if picked == "sm100":
         assert "no random numbers" in picks()[1][1] and "gradients" in picks()[2][1]

@@ -19,7 +19,7 @@ import typer
 
 import fa4
 from fa4.commands import emit
-from fa4.front import find_gpu
+from fa4.front.choice import find_gpu
 
 CORE = ("numpy", "numba", "ml_dtypes", "threadpoolctl", "typer", "rich")
 

@@ -30,7 +30,7 @@ KeysOption = Annotated[str, typer.Option(metavar="S", help="Keys of --random; de
 HeadsKOption = Annotated[int, typer.Option(help="KV heads of --random; 0: as many as heads.")]
 DimVOption = Annotated[int, typer.Option(help="d of the values of --random; 0: d.")]
 ImplOption = Annotated[
-    str, typer.Option(help="auto, sm100, emulator, reference or oracle (docs: fa4.front).")
+    str, typer.Option(help="auto, sm100, emulator, reference or oracle (docs: fa4.front.choice).")
 ]
 OutOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write out and lse: .npz or .safetensors.")
@@ -68,7 +68,7 @@ def run(
     Example: fa4 run --random 1,2,256,64 --causal --impl emulator
     """
     from fa4.demo.report import check_folder
-    from fa4.front_job import Job
+    from fa4.front.job import Job
     from fa4.sim.fields import parse_window
 
     if (file is None) == (not random):

@@ -37,7 +37,7 @@ def run_kernel(
     padded_head_dim, arch, compiler; ok; checks (of out and lse); schedules (findings of each);
     resources; prediction (of the whole layer; None if the simulator has no such kernel).
     """
-    from fa4.front_kernel import describe, read_arguments
+    from fa4.front.kernel import describe, read_arguments
     from fa4.sm100.build import build
     from fa4.sm100.call import choose_spec
     from fa4.sm100.support import NotSupported
@@ -81,7 +81,7 @@ def _emulate(
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[dict[str, Any]]]:
     """(O, LSE) of each schedule that the checks did not stop, and what each schedule found."""
     from fa4.emulator import EmulationFailed
-    from fa4.front_kernel import run_on_emulator
+    from fa4.front.kernel import run_on_emulator
 
     outputs, schedules = [], []
     for seed, schedule in enumerate(SCHEDULES):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fa4.arrays import like
-from fa4.front_kernel import Arguments, options_of, run_on_emulator, run_on_gpu
+from fa4.front.kernel import Arguments, options_of, run_on_emulator, run_on_gpu
 
 NO_BACKWARD = (
     "the SM100 backward kernel is not in this version: call under torch.no_grad(), or with "
@@ -34,7 +34,7 @@ _TENSORS = (
     schema=f"({_TENSORS}, bool return_lse) -> (Tensor, Tensor)",
 )
 def flash_attn_forward(*values: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and LSE (an empty tensor without return_lse); arguments as `fa4.front_kernel.Arguments`.
+    """O and LSE (an empty tensor without return_lse); arguments as `fa4.front.kernel.Arguments`.
 
     max_seqlen_q: None for all rows of q, the bound that needs no look at cu_seqlens.
     """

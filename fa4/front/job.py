@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fa4 import front
 from fa4.api import flash_attn_func
 from fa4.arrays import like, to_numpy
+from fa4.front import choice
 
 TIMED_CALLS, WARM_UP_CALLS = 20, 5
 
@@ -29,16 +29,16 @@ class Job:
         emulator: Mapping[str, Any],
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        front.check_impl(impl)
+        choice.check_impl(impl)
         self.arrays, self.options, self.emulator = arrays, dict(options), dict(emulator)
         self._say = say
-        device, why = front.find_gpu() if impl in ("auto", "sm100") else ("", "")
+        device, why = choice.find_gpu() if impl in ("auto", "sm100") else ("", "")
         if impl == "sm100" and not device:
             raise ValueError(f"--impl sm100 needs a B200 or B300: {why}")
         self.device = device
         if impl == "auto":
             q, k, v = self._on_gpu() if device else arrays
-            impl = front.choose(q, k, v, self.options)
+            impl = choice.choose(q, k, v, self.options)
         self.impl = impl
         self.on_gpu = impl == "sm100"
         self.outputs: tuple[np.ndarray, np.ndarray] | None = None
@@ -60,7 +60,7 @@ class Job:
         return report | {"seconds": time.perf_counter() - start}
 
     def _compile(self) -> float:
-        from fa4.front_kernel import describe, read_arguments
+        from fa4.front.kernel import describe, read_arguments
         from fa4.hardware import B200
         from fa4.sm100.build import build
         from fa4.sm100.call import choose_spec, find_gpu
@@ -79,12 +79,12 @@ class Job:
         return time.perf_counter() - start
 
     def _emulate(self) -> dict[str, Any]:
-        from fa4 import front_kernel
         from fa4.emulator import EmulationFailed
+        from fa4.front import kernel
 
-        arguments = front_kernel.read_arguments(*self.arrays, self.options)
+        arguments = kernel.read_arguments(*self.arrays, self.options)
         try:
-            out, lse, reports = front_kernel.run_on_emulator(arguments, **self.emulator)
+            out, lse, reports = kernel.run_on_emulator(arguments, **self.emulator)
             self.outputs = (out, lse)
         except EmulationFailed as failure:
             reports = [failure.report]

@@ -1,7 +1,7 @@
 """One call on the SM100 kernel: what joins requests, compiled kernels and the emulator.
 
 `Arguments` are what reaches the kernel, in plain types: the fields of the torch operator of
-`fa4.front_op`, so that torch tensors and NumPy arrays take the same way from here on.
+`fa4.front.op`, so that torch tensors and NumPy arrays take the same way from here on.
 """
 
 from __future__ import annotations

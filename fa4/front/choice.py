@@ -85,7 +85,7 @@ def runs_kernel(major: int, minor: int) -> bool:
 
 def _refusal(q: Any, k: Any, v: Any, options: dict[str, Any]) -> str:
     """Why the kernel cannot do a call; "" if it can."""
-    from fa4.front_kernel import describe, read_arguments
+    from fa4.front.kernel import describe, read_arguments
     from fa4.sm100.support import NotSupported, check
     from fa4.sm100.toolchain import find_toolchain
 
@@ -99,7 +99,7 @@ def _refusal(q: Any, k: Any, v: Any, options: dict[str, Any]) -> str:
     except (NotSupported, ImportError) as error:
         return str(error)
     if is_torch(q) and q.device.type == "cuda":
-        from fa4.front_op import as_tensors, needs_gradient
+        from fa4.front.op import as_tensors, needs_gradient
 
         if needs_gradient(as_tensors(arguments)):
             return "gradients: the SM100 backward kernel is not in this version"
@@ -138,14 +138,14 @@ def attend(
 ) -> tuple[Any, Any]:
     """(O, LSE) by the kernel, on a GPU or in the emulator."""
     require_place(impl, q)
-    from fa4 import front_kernel
+    from fa4.front import kernel
 
     if is_torch(q):
-        from fa4 import front_op
+        from fa4.front import op
 
-        arguments = front_kernel.read_arguments(q, k, v, options)
-        return front_op.attend(arguments, return_lse=return_lse)
+        arguments = kernel.read_arguments(q, k, v, options)
+        return op.attend(arguments, return_lse=return_lse)
     q, k, v = (to_numpy(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    arguments = front_kernel.to_arrays(front_kernel.read_arguments(q, k, v, options))
-    out, lse, _ = front_kernel.run_on_emulator(arguments, lse=return_lse)
+    arguments = kernel.to_arrays(kernel.read_arguments(q, k, v, options))
+    out, lse, _ = kernel.run_on_emulator(arguments, lse=return_lse)
     return out, lse
