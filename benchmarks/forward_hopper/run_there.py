@@ -9,28 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.emulator_hopper.driver import Gpu
+
 THREADS = 256
 
 
-class Driver:
+class Driver(Gpu):
     """Device 0: load a cubin with one kernel, launch it on arrays."""
-
-    def __init__(self) -> None:
-        """Raises OSError or RuntimeError without a GPU."""
-        self._library = ctypes.CDLL("libcuda.so.1")
-        self._call("cuInit", 0)
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self._call("cuDeviceGet", ctypes.byref(device), 0)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self._call("cuCtxSetCurrent", context)
-        name = ctypes.create_string_buffer(128)
-        self._call("cuDeviceGetName", name, 128, device)
-        self.name = name.value.decode()
-
-    def _call(self, function: str, *arguments: Any) -> None:
-        code = getattr(self._library, function)(*arguments)
-        if code:
-            raise RuntimeError(f"{function} gave {code}")
 
     def load(self, cubin: bytes) -> ctypes.c_void_p:
         """The only kernel of a cubin."""
@@ -41,11 +26,7 @@ class Driver:
 
     def launch(self, kernel: ctypes.c_void_p, arrays: list[Any]) -> list[Any]:
         """The arrays after a launch of one block."""
-        pointers = [ctypes.c_uint64() for _ in arrays]
-        for array, pointer in zip(arrays, pointers, strict=True):
-            self._call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(array.nbytes))
-            source = ctypes.c_void_p(array.ctypes.data)
-            self._call("cuMemcpyHtoD_v2", pointer, source, ctypes.c_size_t(array.nbytes))
+        pointers = [self._upload(array) for array in arrays]
         parameters = (ctypes.c_void_p * len(arrays))(*(ctypes.addressof(p) for p in pointers))
         self._call("cuLaunchKernel", kernel, 1, 1, 1, THREADS, 1, 1, 0, None, parameters, None)
         self._call("cuCtxSynchronize")
