@@ -15,7 +15,7 @@ import ml_dtypes
 
 from fa4 import emulator
 from fa4.config import ForwardConfig
-from fa4.emulator.isa import mbarriers
+from fa4.emulator.isa import mbarriers, tensor_mma
 from fa4.plan.schema import Arrive, PipelinePlan, Role, Wait, unroll
 from fa4.sm100.build import build
 from fa4.sm100.forward.context import mbarrier_numbers
@@ -47,7 +47,8 @@ class Recorder:
                 self._pending = verb, self._names[(offset - min(cta.mbarriers)) // 8]
             return original(fragment, cta, offset, doing)
 
-        monkeypatch.setattr(mbarriers, "find_barrier", noted)
+        for module in (mbarriers, tensor_mma):  # threads' instructions, and commits
+            monkeypatch.setattr(module, "find_barrier", noted)
 
     def executed(self, fragment: Any, step: Any, outcome: Any, tick: int) -> None:
         """A handler ran; it will run again if it answered with a wait."""
