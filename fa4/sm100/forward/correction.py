@@ -105,11 +105,17 @@ def finish(
         total, peak, shrink = add_sink(outputs.sink[tile.query_head(row)], total, peak)
     empty = (total == 0.0) | (total != total)
     factor = shrink * cute.arch.rcp_approx(cutlass.select_(empty, Float32(1.0), total))
+    if cutlass.const_expr(outputs.lse is not None):
+        lse = (peak + cute.math.log2(total, fastmath=True)) * LN_2
+        store_lse(outputs.lse, tile, row, cutlass.select_(empty, -Float32.inf, lse))
     signals.wait(f"o{i}_full", tiles_done)
     signals.wait(f"epi{i}_empty", tiles_done)
     lanes = warp_lanes()
     for first in cutlass.range_constexpr(0, padded_dim(problem.spec.head_dim_v), CHUNK):
-        values = multiplied(read_columns(lanes + (outputs.o[i] + first), CHUNK, CHUNK), factor)
+        columns = read_columns(lanes + (outputs.o[i] + first), CHUNK, CHUNK)
+        # One chunk at a time: the compiler would start all reads at once, and spill.
+        cute.arch.fence_view_async_tmem_load()
+        values = multiplied(columns, factor)
         words = pack_words(values, ELEMENTS[problem.spec.dtype])
         target = cute.local_tile(
             outputs.shared[None, None, i], (1, CHUNK), (thread, first // CHUNK)
@@ -121,14 +127,10 @@ def finish(
             ),
             target,
         )
-    cute.arch.fence_view_async_tmem_load()
     signals.arrive(f"p{i}_full_o{i}_scaled")
     if cutlass.const_expr(not problem.spec.ragged_q):
         cute.arch.fence_proxy("async.shared", space="cta")
     signals.arrive(f"epi{i}_full")
-    if cutlass.const_expr(outputs.lse is not None):
-        lse = (peak + cute.math.log2(total, fastmath=True)) * LN_2
-        store_lse(outputs.lse, tile, row, cutlass.select_(empty, -Float32.inf, lse))
 
 
 @cute.jit
