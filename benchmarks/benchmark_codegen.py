@@ -123,7 +123,7 @@ def compile_one(wanted: Wanted, compiles: int) -> Found:
         command = [sys.executable, "-W", "ignore", str(worker), *wanted.arguments()]
         done = subprocess.run(
             [*command, str(compiles), folder], env=os.environ | {"PYTHONPATH": str(SITE)},
-            cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False,
+            cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False,
         )  # fmt: skip
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
