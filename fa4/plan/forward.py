@@ -111,6 +111,6 @@ def _signals(pipeline: ForwardPipeline, stages: int) -> list[Signal]:
             Signal(name=f"stats{i}_full", arrivals={softmax: 128}, waiters=("correction",),
                    kind="named"),
             Signal(name=f"stats{i}_empty", arrivals={"correction": 128}, waiters=(softmax,),
-                   free=1),
+                   kind="named"),
         ]  # fmt: skip
     return signals

@@ -128,8 +128,9 @@ def _values(pipeline: ForwardPipeline, i: int) -> Program:
 def softmax_role(pipeline: ForwardPipeline, i: int) -> Role:
     """One warpgroup, one thread per row of Q tile i: S to P, row maximum and sum."""
     inline = pipeline.correction == "inline"
-    start: Program = () if inline else (Wait(f"stats{i}_empty"),)
-    end: Program = _finish_output(pipeline, i) if inline else (Arrive(f"stats{i}_full"),)
+    end: Program = (Arrive(f"stats{i}_full"), Wait(f"stats{i}_empty"))
+    if inline:
+        end = _finish_output(pipeline, i)
     loops = tuple(
         Loop(trip, _softmax_step(pipeline, i, masked))
         for trip, masked in (("masked_tiles", True), ("plain_tiles", False))
@@ -138,7 +139,7 @@ def softmax_role(pipeline: ForwardPipeline, i: int) -> Role:
         name=f"softmax{i}",
         warps=SOFTMAX_WARPS[i],
         registers=registers(pipeline)[0],
-        program=(*start, *loops, *end),
+        program=(*loops, *end),
     )
 
 

@@ -130,7 +130,7 @@ FAULTS: list[tuple[str, Fault]] = [
         ONE, "load", "load Q0", amount=Copy(kind="load", num_bytes=32784))),
     ("used_buffers", lambda: replace(ONE, buffers=(
         *ONE.buffers, Buffer(name="spare", space="smem", start=231728, size=8)))),
-    ("barrier_space", lambda: with_buffer(ONE, "barriers", size=8 * 24)),
+    ("barrier_space", lambda: with_buffer(ONE, "barriers", size=8 * 16)),
     ("barrier_space", lambda: replace(
         ONE, buffers=tuple(b for b in ONE.buffers if b.name != "barriers"))),
     ("balanced_phases", lambda: edit_role(ONE, "softmax0", double_arrive)),

@@ -40,6 +40,9 @@ class Signals:
     Waits and arrivals are by name; every count comes from the plan. `trace` collects them as the
     plan's own steps while the kernel is traced, so that they can be compared with its program.
 
+    One code serves the warpgroups of both Q tiles: `{i}` in the name of a role or a signal stands
+    for the number of the Q tile, `tile` is that number at run time.
+
     In a CTA pair the leader's MMA warp works for both CTAs: what it waits for arrives at the
     leader's barriers (loads count their bytes there, `remote` signals their threads), and what it
     commits arrives at the barriers of both.
@@ -49,21 +52,24 @@ class Signals:
     role: cutlass.Constexpr
     trace: cutlass.Constexpr
     base: cute.Pointer
+    tile: Int32 | int = 0
 
-    def of(self, role: str) -> "Signals":
-        """The same signals as another role uses them."""
-        return replace(self, role=role)
+    def of(self, role: str, tile: Int32 | int = 0) -> "Signals":
+        """The same signals as another role uses them; `tile` for one of `{i}`."""
+        return replace(self, role=role, tile=tile)
 
     def pointer(self, name: str, stage: Int32 | int = 0) -> cute.Pointer:
         """The mbarrier of a signal's stage."""
-        return self.base + (mbarrier_numbers(self.plan)[name] + stage)
+        return self.base + (self._number(mbarrier_numbers(self.plan), name) + stage)
 
-    def wait(self, name: str, use: Int32 | int, stage: Int32 | int = 0) -> None:
-        """Wait for a stage's phase number `use`, from 0; free phases have passed already."""
-        signal = self.plan.signal(name)
-        self._record(Wait(name), self.role in signal.waiters, signal)
+    def wait(self, name: str, use: Int32 | int = 0, stage: Int32 | int = 0) -> None:
+        """Wait for a stage's phase number `use`, from 0; free phases have passed already.
+
+        A named barrier knows its phase.
+        """
+        signal = self._record(name, Wait)
         if signal.kind == "named":
-            cute.arch.barrier(barrier_id=named_numbers(self.plan)[name],
+            cute.arch.barrier(barrier_id=self._number(named_numbers(self.plan), name),
                               number_of_threads=self._named_threads(signal))  # fmt: skip
         else:
             phase = (use - signal.free // signal.stages) & 1
@@ -74,10 +80,9 @@ class Signals:
 
         after: the unit whose work the callers have waited for, where the plan has it arrive.
         """
-        signal = self.plan.signal(name)
-        self._record(Arrive(name, after), self.role in signal.arrivals, signal)
+        signal = self._record(name, Arrive, after)
         if signal.kind == "named":
-            cute.arch.barrier_arrive(barrier_id=named_numbers(self.plan)[name],
+            cute.arch.barrier_arrive(barrier_id=self._number(named_numbers(self.plan), name),
                                      number_of_threads=self._named_threads(signal))  # fmt: skip
         else:
             cute.arch.mbarrier_arrive(self.pointer(name), LEADER if signal.remote else None)
@@ -93,16 +98,14 @@ class Signals:
 
         In a pair the leader's thread arrives for the copies of both CTAs.
         """
-        signal = self.plan.signal(name)
-        self._record(Arrive(name, after="tma"), self.role in signal.arrivals, signal)
+        self._record(name, Arrive, "tma")
         full = self.pointer(name, stage)
         arrive_and_expect(full, num_bytes * self.plan.cta_group, self.plan.cta_group)
         return full
 
     def commit(self, name: str, stage: Int32 | int = 0) -> None:
         """Arrive when the tensor core has finished this thread's products so far."""
-        signal = self.plan.signal(name)
-        self._record(Arrive(name, after="tensor"), self.role in signal.arrivals, signal)
+        self._record(name, Arrive, "tensor")
         with cute.arch.elect_one():
             if self.plan.cta_group == 2:
                 tcgen05.commit(self.pointer(name, stage), BOTH, tcgen05.CtaGroup.TWO)
@@ -113,10 +116,23 @@ class Signals:
         waiting = sum(len(self.plan.role(name).warps) for name in signal.waiters) * WARP
         return signal.arrive_count + waiting
 
-    def _record(self, step: Wait | Arrive, allowed: bool, signal: Signal) -> None:
-        if not allowed:
-            raise ValueError(f"the plan gives {self.role} no part in signal {signal.name}")
-        self.trace.append((self.role, step))
+    def _number(self, numbers: dict[str, int], name: str) -> Int32 | int:
+        """Of a barrier; those of a Q tile's signals are as far apart for every name."""
+        if isinstance(self.tile, int) or "{i}" not in name:
+            return numbers[name.format(i=self.tile)]
+        first, second = (numbers[name.format(i=i)] for i in range(2))
+        return first + (second - first) * self.tile
+
+    def _record(self, name: str, step: type[Wait] | type[Arrive], *after: str | None) -> Signal:
+        """The signal, of the first Q tile if it has one for each; the step is kept of all."""
+        tiles = sum(role.name.startswith("softmax") for role in self.plan.roles)
+        for i in range(tiles if "{i}" in self.role else 1):
+            role, signal = self.role.format(i=i), self.plan.signal(name.format(i=i))
+            allowed = signal.waiters if step is Wait else signal.arrivals
+            if role not in allowed:
+                raise ValueError(f"the plan gives {role} no part in signal {signal.name}")
+            self.trace.append((role, step(signal.name, *after)))
+        return self.plan.signal(name.format(i=0))
 
 
 def pair_rank(cta_group: int) -> Int32 | int:

@@ -8,10 +8,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.sm100.forward.context import ELEMENTS, WARPGROUP, Signals
-from fa4.sm100.forward.rowmath import LOG2_E
+from fa4.sm100.forward.rowmath import LOG2_E, multiplied, rounded
 from fa4.sm100.forward.spec import padded_dim
 from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
-from fa4.sm100.forward.tmem import pack_words, read_columns, warp_lanes, write_columns
+from fa4.sm100.forward.tmem import read_columns, warp_lanes, write_columns
 
 CHUNK = 16  # TMEM columns that a thread holds at a time
 LN_2 = 0.6931471805599453
@@ -54,8 +54,9 @@ def correction(signals: Signals, problem: Problem, outputs: Outputs) -> None:
         for _ in cutlass.range(1, tile.kv_tiles, unroll=1):
             for i in cutlass.range_constexpr(q_tiles):
                 signals.wait(f"stats{i}_full", 0)
-                alpha = outputs.stats[i][thread]
-                if cute.arch.vote_any_sync(alpha < 1.0):
+                log2_alpha = outputs.stats[i][thread]
+                if cute.arch.vote_any_sync(log2_alpha < 0.0):
+                    alpha = cute.math.exp2(log2_alpha, fastmath=True)
                     rescale(outputs.o[i], cols, alpha)
                 signals.arrive(f"p{i}_full_o{i}_scaled")
                 signals.arrive(f"stats{last - i}_empty")
@@ -73,16 +74,8 @@ def rescale(column: cutlass.Constexpr, cols: cutlass.Constexpr, factor: Float32)
     lanes = warp_lanes()
     for first in cutlass.range_constexpr(column, column + cols, CHUNK):
         row = multiplied(read_columns(lanes + first, CHUNK, CHUNK), factor)
-        write_columns(pack_words(row, Float32), lanes + first)
+        write_columns(row, lanes + first)
     cute.arch.fence_view_async_tmem_store()
-
-
-def multiplied(row: list[Float32], factor: Float32) -> list[Float32]:
-    """row * factor, two elements at a time."""
-    result: list[Float32] = []
-    for c in range(0, len(row), 2):
-        result += cute.arch.mul_packed_f32x2((row[c], row[c + 1]), (factor, factor))
-    return result
 
 
 @cute.jit
@@ -116,7 +109,9 @@ def finish(
         # One chunk at a time: the compiler would start all reads at once, and spill.
         cute.arch.fence_view_async_tmem_load()
         values = multiplied(columns, factor)
-        words = pack_words(values, ELEMENTS[problem.spec.dtype])
+        words = cute.make_rmem_tensor(cute.make_layout(CHUNK // 2), Int32)
+        for c, word in enumerate(rounded(values, problem.spec.dtype)):
+            words[c] = word
         target = cute.local_tile(
             outputs.shared[None, None, i], (1, CHUNK), (thread, first // CHUNK)
         )

@@ -140,19 +140,20 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
         columns = [plan.buffer(f"o{i}").start for i in range(q_tiles)]
         outputs = Outputs(stats, columns, shared_o, scale_log2, lse, sink)
         correction(signals.of("correction"), problem, outputs)
-    for i in cutlass.range_constexpr(q_tiles):
-        if has_role(warp, plan.role(f"softmax{i}")):
-            cute.arch.setmaxregister_increase(plan.role(f"softmax{i}").registers)
-            rows = Rows(
-                i,
-                s=plan.buffer(f"s{i}").start,
-                p=plan.buffer(f"p{i}").start,
-                split=split_columns(spec.pipeline),
-                stats=stats[i],
-                scale_log2=scale_log2,
-                mods=Mods(spec, score_scale, aux),
-            )
-            softmax(signals.of(f"softmax{i}"), problem, rows)
+    first, last = plan.role("softmax0"), plan.role(f"softmax{q_tiles - 1}")
+    if has_role(warp, first, last):
+        cute.arch.setmaxregister_increase(first.registers)
+        i = (warp - first.warps[0]) // len(first.warps)
+        s, p = (by_tile([plan.buffer(f"{x}{i}").start for i in range(q_tiles)], i) for x in "sp")
+        rows = Rows(
+            s,
+            p,
+            split=split_columns(spec.pipeline),
+            stats=stats_tensor(spec, memory, i),
+            scale_log2=scale_log2,
+            mods=Mods(spec, score_scale, aux),
+        )
+        softmax(signals.of("softmax{i}", i), problem, rows)
 
     meet(spec.cta_group)
     if has_role(warp, plan.role("mma")):
@@ -173,11 +174,17 @@ def meet(cta_group: int) -> None:
         cute.arch.barrier(barrier_id=CTA_BARRIER)
 
 
-def has_role(warp: Int32, role: Role) -> Boolean:
-    """Does this warp have that role? The plan gives a role consecutive warps."""
-    if len(role.warps) == 1:
-        return warp == role.warps[0]
-    return (warp >= role.warps[0]) & (warp <= role.warps[-1])
+def has_role(warp: Int32, role: Role, last: Role | None = None) -> Boolean:
+    """Does this warp have that role, or one up to `last`? The plan gives them consecutive warps."""
+    first, final = role.warps[0], (last or role).warps[-1]
+    if first == final:
+        return warp == first
+    return (warp >= first) & (warp <= final)
+
+
+def by_tile(values: list[int], i: Int32) -> Int32 | int:
+    """What the plan gives Q tile i, for an i of run time."""
+    return values[0] if len(values) == 1 else values[0] + (values[1] - values[0]) * i
 
 
 @cute.jit
@@ -235,7 +242,7 @@ def shared_tensor(
     return cute.make_tensor(pointer, layout.outer)
 
 
-def stats_tensor(spec: ForwardSpec, memory: cute.Pointer, i: int) -> cute.Tensor:
+def stats_tensor(spec: ForwardSpec, memory: cute.Pointer, i: Int32 | int) -> cute.Tensor:
     """Statistics of Q tile i: 128 of alpha or l, then 128 of m."""
     start = memory + spec.plan.buffer("row_stats").start + i * 2 * WARPGROUP * 4
     return cute.make_tensor(cute.recast_ptr(start, dtype=Float32), cute.make_layout(2 * WARPGROUP))

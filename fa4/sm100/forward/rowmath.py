@@ -1,11 +1,15 @@
 """Arithmetic of one row of S in one thread: masks, maximum, exponentials, sums.
 
-Rows are Python lists of Float32, unrolled while tracing, so that the compiler sees straight code.
+Rows are Python lists of Float32.
 """
+
+import math
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+
+from fa4.sm100.forward.straight import Straight, literal
 
 LOG2_E = 1.4426950408889634
 # 2^23 + 2^22: adding it leaves the integer part of a small number in the low mantissa bits.
@@ -26,9 +30,6 @@ COEFFICIENTS = {
 
 MASK_COLUMNS = 28  # columns that share a mask word
 
-Pair = tuple[Float32, Float32]
-
-
 def unseen(scale_log2: Float32) -> Float32:
     """The reference maximum of a row that has seen no key: finite, so that no case is special.
 
@@ -40,17 +41,16 @@ def unseen(scale_log2: Float32) -> Float32:
 def new_reference(
     most: Float32, highest: Float32, scale_log2: Float32, threshold: float
 ) -> tuple[Float32, Float32]:
-    """(reference maximum, alpha) from the true maximum so far and the old reference.
+    """(reference maximum, log2 of alpha) from the true maximum so far and the old reference.
 
     The old one stays while the maximum has risen by no more than `threshold` powers of two.
     """
-    rise = (highest - most) * scale_log2
+    log2_alpha = (highest - most) * scale_log2
     if threshold > 0:
-        keep = rise >= -threshold
+        keep = log2_alpha >= -threshold
         most = cutlass.select_(keep, highest, most)
-        alpha = cute.math.exp2(rise, fastmath=True)
-        return most, cutlass.select_(keep, Float32(1.0), alpha)
-    return most, cute.math.exp2(rise, fastmath=True)
+        log2_alpha = cutlass.select_(keep, Float32(0.0), log2_alpha)
+    return most, log2_alpha
 
 
 def maximum(row: list[Float32], floor: Float32) -> Float32:
@@ -58,66 +58,113 @@ def maximum(row: list[Float32], floor: Float32) -> Float32:
 
     Five chains of 3-input maxima, joined by two more: one instruction per two elements.
     """
-    chains, rest = [floor, *row[:4]], row[4:]
+    code = Straight()
+    values = code.read_all([floor, *row])
+    chains, rest = values[:5], values[5:]
     for i in range(0, len(rest), 2):
         chain = i // 2 % 5
-        chains[chain] = _max3(chains[chain], *rest[i : i + 2])
-    return _max3(_max3(*chains[:3]), *chains[3:])
+        chains[chain] = _max3(code, chains[chain], *rest[i : i + 2])
+    largest = _max3(code, _max3(code, *chains[:3]), *chains[3:])
+    return code.trace(largest)[0]
 
 
-def _max3(a: Float32, b: Float32, c: Float32) -> Float32:
-    return cute.arch.fmax(cute.arch.fmax(a, b), c)
+def _max3(code: Straight, a: str, b: str, c: str) -> str:
+    """ptxas makes one instruction of two."""
+    return code.do("max.f32", code.do("max.f32", a, b), c)
 
 
-def total(row: list[Float32]) -> Float32:
-    """Sum of the row: four chains of packed additions."""
-    sums: list[Pair] = [(row[i], row[i + 1]) for i in range(0, 8, 2)]
-    for i in range(8, len(row), 2):
-        chain = i // 2 % 4
-        sums[chain] = cute.arch.add_packed_f32x2(sums[chain], (row[i], row[i + 1]))
-    left = cute.arch.add_packed_f32x2(sums[0], sums[1])
-    right = cute.arch.add_packed_f32x2(sums[2], sums[3])
-    both = cute.arch.add_packed_f32x2(left, right)
-    return both[0] + both[1]
+def total(row: list[Float32], before: Float32, factor: Float32) -> Float32:
+    """before * factor + sum of the row: four chains of packed additions."""
+    code = Straight()
+    values = code.read_all(row)
+    pairs = [code.pair(*values[i : i + 2]) for i in range(0, len(values), 2)]
+    sums, rest = pairs[:4], pairs[4:]
+    for i, pair in enumerate(rest):
+        sums[i % 4] = code.packed("add.rn", sums[i % 4], pair)
+    left, right = (code.packed("add.rn", *two) for two in (sums[:2], sums[2:]))
+    both = code.halves(code.packed("add.rn", left, right))
+    alone = code.do("add.rn.f32", *both)
+    return code.trace(code.do("fma.rn.f32", code.read(before), code.read(factor), alone))[0]
 
 
-def scaled(row: list[Float32], scale: Float32, offset: Float32) -> list[Float32]:
-    """row * scale + offset, two elements at a time."""
-    result: list[Float32] = []
-    for i in range(0, len(row), 2):
-        result += cute.arch.fma_packed_f32x2((row[i], row[i + 1]), (scale, scale), (offset, offset))
-    return result
+def exponentials(
+    row: list[Float32],
+    scale: Float32,
+    offset: Float32,
+    emulated: tuple[bool, ...],
+    degree: int,
+    element: str,
+) -> tuple[list[Float32], list[Int32]]:
+    """2^(row * scale + offset), and the same rounded to `element`, two to a word.
 
-
-def exponentials(row: list[Float32], emulated: tuple[bool, ...], degree: int) -> list[Float32]:
-    """2^x of each element: on MUFU, or as a polynomial where `emulated` says so."""
-    result: list[Float32] = []
-    for i in range(0, len(row), 2):
-        if emulated[i]:
-            result += polynomial_exp2((row[i], row[i + 1]), degree)
+    On MUFU, or as a polynomial of `degree` where `emulated` says so, two elements at a time.
+    """
+    code = Straight()
+    values = code.read_all(row)
+    scales, offsets = (code.pair(one, one) for one in code.read_all([scale, offset]))
+    pairs = [code.pair(*values[i : i + 2]) for i in range(0, len(values), 2)]
+    exponents = [code.packed("fma.rn", pair, scales, offsets) for pair in pairs]
+    results: list[str] = []
+    for x, polynomial in zip(exponents, emulated[::2], strict=True):
+        if polynomial:
+            results += _polynomial_exp2(code, x, degree)
         else:
-            result += [cute.math.exp2(x, fastmath=True) for x in row[i : i + 2]]
-    return result
+            results += [code.do("ex2.approx.ftz.f32", half) for half in code.halves(x)]
+    words = [_round_pair(code, *results[i : i + 2], element) for i in range(0, len(results), 2)]
+    traced = code.trace(*results, *words)
+    return traced[: len(results)], traced[len(results) :]
 
 
-def polynomial_exp2(pair: Pair, degree: int) -> Pair:
+def rounded(row: list[Float32], element: str) -> list[Int32]:
+    """The row as words of two 16-bit floats."""
+    code = Straight()
+    values = code.read_all(row)
+    words = [_round_pair(code, *values[i : i + 2], element) for i in range(0, len(row), 2)]
+    return code.trace(*words)
+
+
+def _round_pair(code: Straight, low: str, high: str, element: str) -> str:
+    """Two float32 as a word of two 16-bit floats."""
+    kind = {"bf16": "bf16x2", "fp16": "f16x2"}[element]
+    return code.do(f"cvt.rn.{kind}.f32", high, low, kind="b32")
+
+
+def _polynomial_exp2(code: Straight, pair: str, degree: int) -> tuple[str, str]:
     """2^x for x <= 127 on the FMA and integer pipes: floor by rounding, polynomial, exponent."""
-    x = tuple(cute.arch.fmax(value, Float32(LOWEST_EXPONENT)) for value in pair)
-    magic = (Float32(MAGIC), Float32(MAGIC))
-    rounded = cute.arch.add_packed_f32x2(x, magic, rnd="rm", ftz=True)
-    whole = cute.arch.sub_packed_f32x2(rounded, magic)
-    fraction = cute.arch.sub_packed_f32x2(x, whole)
+
+    def both(constant: float) -> str:
+        return code.pair(literal(constant), literal(constant))
+
+    lowest, magic = literal(LOWEST_EXPONENT), both(MAGIC)
+    x = code.pair(*(code.do("max.f32", half, lowest) for half in code.halves(pair)))
+    rounded = code.packed("add.rm.ftz", x, magic)
+    whole = code.packed("sub.rn", rounded, magic)
+    fraction = code.packed("sub.rn", x, whole)
     coefficients = COEFFICIENTS[degree]
-    value = (Float32(coefficients[-1]),) * 2
+    value = both(coefficients[-1])
     for c in (*coefficients[-2::-1], 1.0):
-        value = cute.arch.fma_packed_f32x2(value, fraction, (Float32(c), Float32(c)))
-    return tuple(_scale_by_power(v, r) for v, r in zip(value, rounded, strict=True))
+        value = code.packed("fma.rn", value, fraction, both(c))
+    halves = zip(code.halves(value, "b32"), code.halves(rounded, "b32"), strict=True)
+    low, high = (_scale_by_power(code, *two) for two in halves)
+    return low, high
 
 
-def _scale_by_power(value: Float32, rounded: Float32) -> Float32:
+def _scale_by_power(code: Straight, value: str, rounded: str) -> str:
     """value * 2^floor(x): the integer in the low bits of `rounded` is added to the exponent."""
-    bits = (rounded.bitcast(Int32) << 23) + value.bitcast(Int32)
-    return bits.bitcast(Float32)
+    shifted = code.do("shl.b32", rounded, "23", kind="b32")
+    return code.do("mov.b32", code.do("add.s32", value, shifted, kind="b32"))
+
+
+def multiplied(row: list[Float32], factor: Float32) -> list[Float32]:
+    """row * factor, two elements at a time."""
+    code = Straight()
+    values = code.read_all(row)
+    one = code.read(factor)
+    factors = code.pair(one, one)
+    result: list[str] = []
+    for i in range(0, len(values), 2):
+        result += code.halves(code.packed("mul.rn", code.pair(*values[i : i + 2]), factors))
+    return code.trace(*result)
 
 
 def keep_range(row: list[Float32], start: Int32 | None, stop: Int32) -> list[Float32]:
@@ -126,17 +173,21 @@ def keep_range(row: list[Float32], start: Int32 | None, stop: Int32) -> list[Flo
     One instruction moves 7 bits of a byte to predicates (R2P), so a byte of a mask word stands for
     7 columns: column c is bit c + c // 7 of all words, and 28 columns share a word.
     """
-    stop = _mask_bit(stop, len(row))
-    start = None if start is None else _mask_bit(start, len(row))
-    result: list[Float32] = []
-    for word, first in enumerate(range(0, len(row), MASK_COLUMNS)):
-        keep = ~_ones_from(stop - 32 * word)
-        if start is not None:
-            keep = keep & _ones_from(start - 32 * word)
-        for c, value in enumerate(row[first : first + MASK_COLUMNS]):
-            seen = (keep & (1 << (c + c // 7))) != 0
-            result.append(cutlass.select_(seen, value, -Float32.inf))
-    return result
+    code = Straight()
+    values = code.read_all(row)
+    last = code.read(_mask_bit(stop, len(row)))
+    first = None if start is None else code.read(_mask_bit(start, len(row)))
+    result: list[str] = []
+    for word, column in enumerate(range(0, len(row), MASK_COLUMNS)):
+        hide = _ones_from(code, last, word)
+        if first is not None:
+            before = code.do("not.b32", _ones_from(code, first, word), kind="b32")
+            hide = code.do("or.b32", hide, before, kind="b32")
+        for c, value in enumerate(values[column : column + MASK_COLUMNS]):
+            bit = code.do("and.b32", hide, str(1 << (c + c // 7)), kind="b32")
+            shown = code.do("setp.eq.b32", bit, "0", kind="pred")
+            result.append(code.do("selp.f32", value, literal(-math.inf), shown))
+    return code.trace(*result)
 
 
 def _mask_bit(column: Int32, columns: int) -> Int32:
@@ -145,10 +196,9 @@ def _mask_bit(column: Int32, columns: int) -> Int32:
     return (column * (1024 + 147)) >> 10
 
 
-def _ones_from(bit: Int32) -> Int32:
-    """A word whose bits from `bit` on are set; bit may lie outside 0..31."""
-    return cute.arch.inline_ptx(
-        "shl.b32 {$w0}, -1, {$r0};",  # shifts by more than 31 leave 0 in PTX
-        write_only_types=[Int32],
-        read_only_args=[cutlass.max(bit, 0)],
-    )
+def _ones_from(code: Straight, bit: str, word: int) -> str:
+    """Mask word number `word`: its bits from `bit` of all words on are set."""
+    if word:
+        bit = code.do("sub.s32", bit, str(32 * word), kind="b32")
+        bit = code.do("max.s32", bit, "0", kind="b32")
+    return code.do("shl.b32", "-1", bit, kind="b32")  # by more than 31 leaves 0 in PTX

@@ -1,4 +1,4 @@
-"""A softmax warpgroup: S to P, one thread per row of its Q tile."""
+"""The softmax warpgroups: S to P, one thread per row of a warpgroup's Q tile."""
 
 from dataclasses import dataclass
 from math import gcd
@@ -9,10 +9,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.sm100.forward import rowmath
-from fa4.sm100.forward.context import ELEMENTS, WARPGROUP, Signals
+from fa4.sm100.forward.context import WARPGROUP, Signals
 from fa4.sm100.forward.mods import Mods, RowMods
 from fa4.sm100.forward.tiles import Problem, first_tile, locate, next_tile
-from fa4.sm100.forward.tmem import pack_words, read_columns, warp_lanes, write_columns
+from fa4.sm100.forward.tmem import read_columns, warp_lanes, write_columns
 
 FRAGMENT = 32
 READ_COLS = 64  # of S per instruction: the maximum starts while the rest is on its way
@@ -20,15 +20,14 @@ READ_COLS = 64  # of S per instruction: the maximum starts while the rest is on 
 
 @dataclass(frozen=True)
 class Rows:
-    """What the softmax warps of Q tile i work with.
+    """What the softmax warps of a Q tile work with.
 
     s, p: TMEM columns. stats: shared memory of this tile's statistics, alpha or l of 128 rows,
     then m. scale_log2: from scores to exponents of 2. split: columns of P before the first arrival.
     """
 
-    i: cutlass.Constexpr
-    s: cutlass.Constexpr
-    p: cutlass.Constexpr
+    s: Int32 | int
+    p: Int32 | int
     split: cutlass.Constexpr
     stats: cute.Tensor
     scale_log2: Float32
@@ -38,41 +37,39 @@ class Rows:
 @cute.jit
 def softmax(signals: Signals, problem: Problem, rows: Rows) -> None:
     """Every KV tile of every work tile, last keys first: masked, whole, masked by the window."""
-    i: cutlass.Constexpr = rows.i
     spec: cutlass.Constexpr = problem.spec
     # Through a shuffle, so that it stays in a register: recomputed it would delay alpha.
     thread = cute.arch.shuffle_sync(cute.arch.thread_idx()[0] % WARPGROUP, cute.arch.lane_idx())
     slot = cute.make_tensor(rows.stats.iterator + thread, cute.make_layout(2, stride=WARPGROUP))
     index = first_tile(problem)
-    uses, stats_use, tiles_done = Int32(0), Int32(0), Int32(0)
+    uses, tiles_done = Int32(0), Int32(0)
     while index < problem.num_tiles:
         tile = locate(problem, index)
-        first_row = tile.tile_row(i)
+        first_row = tile.tile_row(signals.tile)
         visible = tile.visible_start(first_row + thread), tile.visible_end(first_row + thread)
         mods = rows.mods.of_row(tile, first_row + thread)
         whole_stop, whole_start = tile.whole_tiles(first_row)
         number, stop = tile.kv_stop, tile.kv_start
         highest, total = rowmath.unseen(rows.scale_log2), Float32(0.0)
-        signals.wait(f"stats{i}_empty", stats_use)
-        stats_use += 1
-        while number > cutlass.max(whole_stop, stop):
+        for _ in cutlass.range(number - cutlass.max(whole_stop, stop), unroll=1):
             number -= 1
-            state, turn = (highest, total), (uses, stats_use)
-            highest, total = step(signals, rows, mods, number, visible, turn, state, slot)
-            uses, stats_use = uses + 1, stats_use + 1
-        while number > cutlass.max(whole_start, stop):
+            state = highest, total
+            highest, total = step(signals, rows, mods, number, visible, uses, state, slot)
+            uses += 1
+        for _ in cutlass.range(number - cutlass.max(whole_start, stop), unroll=1):
             number -= 1
-            state, turn = (highest, total), (uses, stats_use)
-            highest, total = step(signals, rows, mods, number, None, turn, state, slot)
-            uses, stats_use = uses + 1, stats_use + 1
+            state = highest, total
+            highest, total = step(signals, rows, mods, number, None, uses, state, slot)
+            uses += 1
         if cutlass.const_expr(spec.window_left):
-            while number > stop:
+            for _ in cutlass.range(number - stop, unroll=1):
                 number -= 1
-                state, turn = (highest, total), (uses, stats_use)
-                highest, total = step(signals, rows, mods, number, visible, turn, state, slot)
-                uses, stats_use = uses + 1, stats_use + 1
+                state = highest, total
+                highest, total = step(signals, rows, mods, number, visible, uses, state, slot)
+                uses += 1
         slot[0], slot[1] = total, highest
-        signals.arrive(f"stats{i}_full")
+        signals.arrive("stats{i}_full")
+        signals.wait("stats{i}_empty")
         index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
 
@@ -84,22 +81,20 @@ def step(
     mods: RowMods,
     number: Int32,
     visible: Any,
-    turn: tuple,
+    use: Int32,
     state: tuple,
     slot: cute.Tensor,
 ) -> tuple[Float32, Float32]:
     """KV tile `number`. Returns the reference maximum and the row sum so far.
 
-    visible: keys [start, stop) that the row sees, None where the tile needs no mask. turn: earlier
-    uses of S and of the statistics.
-    slot: the row's statistics in shared memory, alpha or l, then m.
+    visible: keys [start, stop) that the row sees, None where the tile needs no mask. use: earlier
+    uses of S. slot: the row's statistics in shared memory, alpha or l, then m.
     """
-    i: cutlass.Constexpr = rows.i
     spec: cutlass.Constexpr = rows.mods.spec
     tile_n: cutlass.Constexpr = spec.numerics.tile_n
     highest, total = state
     lanes = warp_lanes()
-    signals.wait(f"s{i}_full", turn[0])
+    signals.wait("s{i}_full", use)
     s = read_columns(lanes + rows.s, tile_n, gcd(tile_n, READ_COLS))
     first_key = number * tile_n
     s = mods.modified(s, first_key)
@@ -107,27 +102,29 @@ def step(
         start = visible[0] - first_key if spec.window_left else None
         s = rowmath.keep_range(s, start, visible[1] - first_key)
     most = rowmath.maximum(s, highest)
-    highest, alpha = rowmath.new_reference(
+    highest, log2_alpha = rowmath.new_reference(
         most, highest, rows.scale_log2, spec.numerics.rescale_threshold_log2
     )
-    slot[0] = alpha
-    signals.arrive(f"stats{i}_full")
+    slot[0] = log2_alpha
+    signals.arrive("stats{i}_full")
     scale, offset = rows.scale_log2, -(highest * rows.scale_log2)
-    emulated = spec.numerics.exp2.emulated_columns(tile_n)
+    exp2 = spec.numerics.exp2
+    emulated = exp2.emulated_columns(tile_n)
     p = []
     for first in cutlass.range_constexpr(0, tile_n, FRAGMENT):
         chunk = slice(first, first + FRAGMENT)
-        x = rowmath.scaled(s[chunk], scale, offset)
-        p += rowmath.exponentials(x, emulated[chunk], spec.numerics.exp2.degree)
-        words = pack_words(p[chunk], ELEMENTS[spec.dtype])
+        values, words = rowmath.exponentials(
+            s[chunk], scale, offset, emulated[chunk], exp2.degree, spec.dtype
+        )
+        p += values
         write_columns(words, lanes + (rows.p + first // 2))
         if cutlass.const_expr(first + FRAGMENT == rows.split):
             cute.arch.fence_view_async_tmem_store()
-            signals.arrive(f"p{i}_full_o{i}_scaled")
+            signals.arrive("p{i}_full_o{i}_scaled")
     if cutlass.const_expr(rows.split < tile_n):
         cute.arch.fence_view_async_tmem_store()
         with cute.arch.elect_one():
-            signals.arrive(f"p{i}_last")
-    total = total * alpha + rowmath.total(p)
-    signals.wait(f"stats{i}_empty", turn[1])
+            signals.arrive("p{i}_last")
+    total = rowmath.total(p, total, cute.math.exp2(log2_alpha, fastmath=True))
+    signals.wait("stats{i}_empty")
     return highest, total
