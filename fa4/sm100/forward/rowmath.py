@@ -73,18 +73,40 @@ def _max3(code: Straight, a: str, b: str, c: str) -> str:
     return code.do("max.f32", code.do("max.f32", a, b), c)
 
 
-def total(row: list[Float32], before: Float32, factor: Float32) -> Float32:
-    """before * factor + sum of the row: four chains of packed additions."""
+def stand_apart(never: Int32) -> None:
+    """A branch that is not taken, as `never` is not negative.
+
+    ptxas arranges what lies between two branches as it likes: it would start the exponentials of
+    the whole row before it stores the first part of P, and spill.
+    """
     code = Straight()
-    values = code.read_all(row)
+    code.effect(f"@{code.do('setp.lt.s32', code.read(never), '0', kind='pred')} exit;")
+    code.trace(effects=True)
+
+
+def add_up(row: list[Float32], sums: list[Float32]) -> list[Float32]:
+    """Eight partial sums, with the row added in four chains of packed additions.
+
+    No sums yet: the row's first eight elements are them.
+    """
+    code = Straight()
+    values = code.read_all([*sums, *row])
     pairs = [code.pair(*values[i : i + 2]) for i in range(0, len(values), 2)]
-    sums, rest = pairs[:4], pairs[4:]
+    chains, rest = pairs[:4], pairs[4:]
     for i, pair in enumerate(rest):
-        sums[i % 4] = code.packed("add.rn", sums[i % 4], pair)
-    left, right = (code.packed("add.rn", *two) for two in (sums[:2], sums[2:]))
-    both = code.halves(code.packed("add.rn", left, right))
-    alone = code.do("add.rn.f32", *both)
-    return code.trace(code.do("fma.rn.f32", code.read(before), code.read(factor), alone))[0]
+        chains[i % 4] = code.packed("add.rn", chains[i % 4], pair)
+    return code.trace(*(half for chain in chains for half in code.halves(chain)))
+
+
+def total(sums: list[Float32], before: list[Float32], factor: Float32) -> list[Float32]:
+    """Two partial sums: before * factor + the eight."""
+    code = Straight()
+    values = code.read_all([*sums, *before, factor])
+    *chains, old = [code.pair(*values[i : i + 2]) for i in range(0, len(values) - 1, 2)]
+    left, right = (code.packed("add.rn", *two) for two in (chains[:2], chains[2:]))
+    both = code.packed("add.rn", left, right)
+    factors = code.pair(values[-1], values[-1])
+    return code.trace(*code.halves(code.packed("fma.rn", old, factors, both)))
 
 
 def exponentials(

@@ -50,7 +50,7 @@ def softmax(signals: Signals, problem: Problem, rows: Rows) -> None:
         mods = rows.mods.of_row(tile, first_row + thread)
         whole_stop, whole_start = tile.whole_tiles(first_row)
         number, stop = tile.kv_stop, tile.kv_start
-        highest, total = rowmath.unseen(rows.scale_log2), Float32(0.0)
+        highest, total = rowmath.unseen(rows.scale_log2), [Float32(0.0), Float32(0.0)]
         for _ in cutlass.range(number - cutlass.max(whole_stop, stop), unroll=1):
             number -= 1
             state = highest, total
@@ -67,7 +67,7 @@ def softmax(signals: Signals, problem: Problem, rows: Rows) -> None:
                 state = highest, total
                 highest, total = step(signals, rows, mods, number, visible, uses, state, slot)
                 uses += 1
-        slot[0], slot[1] = total, highest
+        slot[0], slot[1] = total[0] + total[1], highest
         signals.arrive("stats{i}_full")
         signals.wait("stats{i}_empty")
         index = next_tile(signals, problem, index, tiles_done)
@@ -84,7 +84,7 @@ def step(
     use: Int32,
     state: tuple,
     slot: cute.Tensor,
-) -> tuple[Float32, Float32]:
+) -> tuple[Float32, list[Float32]]:
     """KV tile `number`. Returns the reference maximum and the row sum so far.
 
     visible: keys [start, stop) that the row sees, None where the tile needs no mask. use: earlier
@@ -110,21 +110,22 @@ def step(
     scale, offset = rows.scale_log2, -(highest * rows.scale_log2)
     exp2 = spec.numerics.exp2
     emulated = exp2.emulated_columns(tile_n)
-    p = []
+    sums: list[Float32] = []
     for first in cutlass.range_constexpr(0, tile_n, FRAGMENT):
         chunk = slice(first, first + FRAGMENT)
         values, words = rowmath.exponentials(
             s[chunk], scale, offset, emulated[chunk], exp2.degree, spec.dtype
         )
-        p += values
         write_columns(words, lanes + (rows.p + first // 2))
+        sums = rowmath.add_up(values, sums)
         if cutlass.const_expr(first + FRAGMENT == rows.split):
             cute.arch.fence_view_async_tmem_store()
             signals.arrive("p{i}_full_o{i}_scaled")
+        rowmath.stand_apart(use)
     if cutlass.const_expr(rows.split < tile_n):
         cute.arch.fence_view_async_tmem_store()
         with cute.arch.elect_one():
             signals.arrive("p{i}_last")
-    total = rowmath.total(p, total, cute.math.exp2(log2_alpha, fastmath=True))
+    total = rowmath.total(sums, total, cute.math.exp2(log2_alpha, fastmath=True))
     signals.wait("stats{i}_empty")
     return highest, total

@@ -25,9 +25,10 @@ def read_columns(address: Int32, width: int, step: int) -> list[Float32]:
     code = Straight()
     start = code.read(address)
     values: list[str] = []
-    for first in range(0, width, step):
+    for first in reversed(range(0, width, step)):
         place = code.do("add.s32", start, str(first), kind="b32") if first else start
-        values += code.load(f"tcgen05.ld.sync.aligned.32x32b.x{step}.b32", step, place)
+        part = code.load(f"tcgen05.ld.sync.aligned.32x32b.x{step}.b32", step, place)
+        values = part + values
     return code.trace(*values, effects=True)
 
 
