@@ -73,14 +73,14 @@ def _max3(code: Straight, a: str, b: str, c: str) -> str:
     return code.do("max.f32", code.do("max.f32", a, b), c)
 
 
-def stand_apart(never: Int32) -> None:
+def stand_apart(never: Float32) -> None:
     """A branch that is not taken, as `never` is not negative.
 
     ptxas arranges what lies between two branches as it likes: it would start the exponentials of
     the whole row before it stores the first part of P, and spill.
     """
     code = Straight()
-    code.effect(f"@{code.do('setp.lt.s32', code.read(never), '0', kind='pred')} exit;")
+    code.effect(f"@{code.do('setp.lt.f32', code.read(never), literal(0.0), kind='pred')} exit;")
     code.trace(effects=True)
 
 

@@ -121,7 +121,8 @@ def step(
         if cutlass.const_expr(first + FRAGMENT == rows.split):
             cute.arch.fence_view_async_tmem_store()
             signals.arrive("p{i}_full_o{i}_scaled")
-        rowmath.stand_apart(use)
+        if cutlass.const_expr(first + FRAGMENT < tile_n):
+            rowmath.stand_apart(rows.scale_log2)
     if cutlass.const_expr(rows.split < tile_n):
         cute.arch.fence_view_async_tmem_store()
         with cute.arch.elect_one():
