@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import cutlass
 import cutlass.cute as cute
@@ -17,10 +18,9 @@ from cutlass.base_dsl.compiler import DumpDir
 from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.sm100.forward import rowmath
-from fa4.sm100.forward.context import ELEMENTS
 from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.forward.straight import Straight
 from fa4.sm100.forward.tiles import Problem, heads_per_section, locate
-from fa4.sm100.forward.tmem import pack_words
 
 COLUMNS = 128
 TILE_FIELDS = ("block", "head", "batch", "kv_start", "kv_stop", "whole_start", "whole_stop")
@@ -68,20 +68,20 @@ def rows_kernel(
     row = [s[thread, c] for c in range(COLUMNS)]
     row = rowmath.keep_range(row, bounds[thread, 0], bounds[thread, 1])
     most = rowmath.maximum(row, stats[thread, 0])
-    highest, alpha = rowmath.new_reference(
+    highest, log2_alpha = rowmath.new_reference(
         most, stats[thread, 0], scale[0], spec.numerics.rescale_threshold_log2
     )
-    x = rowmath.scaled(row, scale[0], -(highest * scale[0]))
     split = spec.numerics.exp2
-    values = rowmath.exponentials(x, split.emulated_columns(COLUMNS), split.degree)
-    packed = pack_words(values, ELEMENTS[spec.dtype])
-    bits = cute.make_tensor(
-        cute.recast_ptr(packed.iterator, dtype=Uint32), cute.make_layout(COLUMNS // 2)
-    )
+    values, packed = rowmath.exponentials(
+        row, scale[0], -(highest * scale[0]), split.emulated_columns(COLUMNS), split.degree,
+        spec.dtype,
+    )  # fmt: skip
     _write_row(p, thread, values)
-    _write_row(words, thread, [bits[c] for c in range(COLUMNS // 2)])
+    _write_row(words, thread, [word.bitcast(Uint32) for word in packed])
+    alpha = cute.math.exp2(log2_alpha, fastmath=True)
     stats[thread, 1], stats[thread, 2] = highest, alpha
-    stats[thread, 3] = rowmath.total(values)
+    low, high = rowmath.total(rowmath.add_up(values, []), [Float32(0.0)] * 2, alpha)
+    stats[thread, 3] = low + high
 
 
 @cute.jit
@@ -129,38 +129,14 @@ def compile_neutral(name: str, spec: ForwardSpec, arch: str) -> Any:
 
 @contextmanager
 def unpacked(active: bool) -> Iterator[None]:
-    """Within it, packed float32 instructions are traced as two scalar ones."""
-    names = ("fma_packed_f32x2", "add_packed_f32x2", "sub_packed_f32x2", "mul_packed_f32x2")
-    packed = {name: getattr(cute.arch, name) for name in names}
-    if active:
-        for name, replacement in _SCALAR.items():
-            setattr(cute.arch, name, replacement)
-    try:
+    """Within it, packed float32 instructions are written as two scalar ones."""
+    if not active:
         yield
-    finally:
-        for name, function in packed.items():
-            setattr(cute.arch, name, function)
+        return
+    with mock.patch.object(Straight, "packed", _two_scalars):
+        yield
 
 
-def _scalar(instruction: str) -> Any:
-    def two(*operands: Any, rnd: str = "rn", ftz: bool = False) -> tuple[Any, Any]:
-        name = f"{instruction}.{rnd}{'.ftz' if ftz else ''}.f32"
-        arguments = ", ".join(f"{{$r{i}}}" for i in range(len(operands)))
-        return tuple(
-            cute.arch.inline_ptx(
-                f"{name} {{$w0}}, {arguments};",
-                write_only_types=[Float32],
-                read_only_args=[Float32(operand[lane]) for operand in operands],
-            )
-            for lane in range(2)
-        )
-
-    return two
-
-
-_SCALAR = {
-    "fma_packed_f32x2": _scalar("fma"),
-    "add_packed_f32x2": _scalar("add"),
-    "sub_packed_f32x2": _scalar("sub"),
-    "mul_packed_f32x2": _scalar("mul"),
-}
+def _two_scalars(code: Straight, opcode: str, *pairs: str) -> str:
+    lanes = zip(*(code.halves(pair) for pair in pairs), strict=True)
+    return code.pair(*(code.do(f"{opcode}.f32", *operands) for operands in lanes))

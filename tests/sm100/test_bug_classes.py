@@ -55,9 +55,9 @@ BUGS = {
     ),
     "correction that does not arrive when it skips": Bug(
         correction,
-        '                signals.arrive(f"p{i}_full_o{i}_scaled")\n'
+        '                signals.arrive("p{i}_full_o{i}_scaled")\n'
         '                signals.arrive(f"stats{last - i}_empty")\n',
-        '                    signals.arrive(f"p{i}_full_o{i}_scaled")\n'
+        '                    signals.arrive("p{i}_full_o{i}_scaled")\n'
         '                signals.arrive(f"stats{last - i}_empty")\n',
         frozenset({"deadlock"}),
     ),

@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.sm100.forward.context import ELEMENTS, WARPGROUP, Signals
+from fa4.sm100.forward.context import WARPGROUP, Signals
 from fa4.sm100.forward.rowmath import LOG2_E, multiplied, rounded
 from fa4.sm100.forward.spec import padded_dim
 from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile

@@ -143,11 +143,10 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
     first, last = plan.role("softmax0"), plan.role(f"softmax{q_tiles - 1}")
     if has_role(warp, first, last):
         cute.arch.setmaxregister_increase(first.registers)
-        i = (warp - first.warps[0]) // len(first.warps)
-        s, p = (by_tile([plan.buffer(f"{x}{i}").start for i in range(q_tiles)], i) for x in "sp")
+        i = q_tile(warp, spec)
         rows = Rows(
-            s,
-            p,
+            s=first_column(spec, "s", i),
+            p=first_column(spec, "p", i),
             split=split_columns(spec.pipeline),
             stats=stats_tensor(spec, memory, i),
             scale_log2=scale_log2,
@@ -182,9 +181,16 @@ def has_role(warp: Int32, role: Role, last: Role | None = None) -> Boolean:
     return (warp >= first) & (warp <= final)
 
 
-def by_tile(values: list[int], i: Int32) -> Int32 | int:
-    """What the plan gives Q tile i, for an i of run time."""
-    return values[0] if len(values) == 1 else values[0] + (values[1] - values[0]) * i
+def q_tile(warp: Int32, spec: ForwardSpec) -> Int32 | int:
+    """The Q tile of a softmax warp."""
+    role = spec.plan.role("softmax0")
+    return (warp - role.warps[0]) // len(role.warps) if spec.numerics.q_tiles == 2 else 0
+
+
+def first_column(spec: ForwardSpec, name: str, i: Int32 | int) -> Int32 | int:
+    """In tensor memory, of what the plan calls `name` followed by the Q tile's number."""
+    starts = [spec.plan.buffer(f"{name}{j}").start for j in range(spec.numerics.q_tiles)]
+    return starts[0] + (starts[-1] - starts[0]) * i
 
 
 @cute.jit

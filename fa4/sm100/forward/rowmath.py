@@ -28,7 +28,9 @@ COEFFICIENTS = {
         0.00901452265679836273193359375, 0.00186810153536498546600341796875),
 }  # fmt: skip
 
+PACKED = {"bf16": "bf16x2", "fp16": "f16x2"}
 MASK_COLUMNS = 28  # columns that share a mask word
+
 
 def unseen(scale_log2: Float32) -> Float32:
     """The reference maximum of a row that has seen no key: finite, so that no case is special.
@@ -59,7 +61,7 @@ def maximum(row: list[Float32], floor: Float32) -> Float32:
     Five chains of 3-input maxima, joined by two more: one instruction per two elements.
     """
     code = Straight()
-    values = code.read_all([floor, *row])
+    values = code.read_all([floor, *reversed(row)])
     chains, rest = values[:5], values[5:]
     for i in range(0, len(rest), 2):
         chain = i // 2 % 5
@@ -132,7 +134,7 @@ def exponentials(
             results += _polynomial_exp2(code, x, degree)
         else:
             results += [code.do("ex2.approx.ftz.f32", half) for half in code.halves(x)]
-    words = [_round_pair(code, *results[i : i + 2], element) for i in range(0, len(results), 2)]
+    words = _round_pairs(code, results, element)
     traced = code.trace(*results, *words)
     return traced[: len(results)], traced[len(results) :]
 
@@ -141,14 +143,14 @@ def rounded(row: list[Float32], element: str) -> list[Int32]:
     """The row as words of two 16-bit floats."""
     code = Straight()
     values = code.read_all(row)
-    words = [_round_pair(code, *values[i : i + 2], element) for i in range(0, len(row), 2)]
-    return code.trace(*words)
+    return code.trace(*_round_pairs(code, values, element))
 
 
-def _round_pair(code: Straight, low: str, high: str, element: str) -> str:
-    """Two float32 as a word of two 16-bit floats."""
-    kind = {"bf16": "bf16x2", "fp16": "f16x2"}[element]
-    return code.do(f"cvt.rn.{kind}.f32", high, low, kind="b32")
+def _round_pairs(code: Straight, values: list[str], element: str) -> list[str]:
+    """float32 registers as words of two 16-bit floats."""
+    opcode = f"cvt.rn.{PACKED[element]}.f32"
+    pairs = zip(values[::2], values[1::2], strict=True)
+    return [code.do(opcode, high, low, kind="b32") for low, high in pairs]
 
 
 def _polynomial_exp2(code: Straight, pair: str, degree: int) -> tuple[str, str]:

@@ -85,8 +85,7 @@ class Straight:
             f".reg .{kind} %{kind}_<{count}>;" for kind, count in sorted(self._count.items())
         ]
         lines = [
-            _REGISTER.sub(lambda found: names.get(found[0], found[0]), line)
-            for line in self._lines
+            _REGISTER.sub(lambda found: names.get(found[0], found[0]), line) for line in self._lines
         ]
         kinds = [_kind(name) for name in results]
         constraints = [f"=&{CONSTRAINTS[kind]}" for kind in kinds]
