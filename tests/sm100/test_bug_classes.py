@@ -41,9 +41,9 @@ BUGS = {
     "missing TMEM-store fence": Bug(
         softmax,
         """            cute.arch.fence_view_async_tmem_store()
-            signals.arrive(f"p{i}_full_o{i}_scaled")
+            signals.arrive("p{i}_full_o{i}_scaled")
 """,
-        """            signals.arrive(f"p{i}_full_o{i}_scaled")
+        """            signals.arrive("p{i}_full_o{i}_scaled")
 """,
         frozenset({"race", "uninitialised"}),
     ),
@@ -55,9 +55,9 @@ BUGS = {
     ),
     "correction that does not arrive when it skips": Bug(
         correction,
-        '                signals.arrive("p{i}_full_o{i}_scaled")\n'
+        '                signals.arrive(f"p{i}_full_o{i}_scaled")\n'
         '                signals.arrive(f"stats{last - i}_empty")\n',
-        '                    signals.arrive("p{i}_full_o{i}_scaled")\n'
+        '                    signals.arrive(f"p{i}_full_o{i}_scaled")\n'
         '                signals.arrive(f"stats{last - i}_empty")\n',
         frozenset({"deadlock"}),
     ),

@@ -21,7 +21,7 @@ LN_2 = 0.6931471805599453
 class Outputs:
     """What the correction warps work with.
 
-    stats: per Q tile, alpha or l of 128 rows, then m. o: first TMEM column by Q tile.
+    stats: per Q tile, log2(alpha) or l of 128 rows, then m. o: first TMEM column by Q tile.
     shared: O in shared memory, (rows, cols, Q tile). lse, sink: global tensors or None.
     """
 

@@ -150,6 +150,7 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
             split=split_columns(spec.pipeline),
             stats=stats_tensor(spec, memory, i),
             scale_log2=scale_log2,
+            num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
         )
         softmax(signals.of("softmax{i}", i), problem, rows)
@@ -249,6 +250,6 @@ def shared_tensor(
 
 
 def stats_tensor(spec: ForwardSpec, memory: cute.Pointer, i: Int32 | int) -> cute.Tensor:
-    """Statistics of Q tile i: 128 of alpha or l, then 128 of m."""
+    """Statistics of Q tile i: 128 of log2(alpha) or l, then 128 of m."""
     start = memory + spec.plan.buffer("row_stats").start + i * 2 * WARPGROUP * 4
     return cute.make_tensor(cute.recast_ptr(start, dtype=Float32), cute.make_layout(2 * WARPGROUP))

@@ -58,7 +58,8 @@ def new_reference(
 def maximum(row: list[Float32], floor: Float32) -> Float32:
     """Largest element, at least `floor`; NaN is passed over.
 
-    Five chains of 3-input maxima, joined by two more: one instruction per two elements.
+    Five chains of 3-input maxima, joined by two more: one instruction per two elements. From the
+    end, whose columns `read_columns` has first.
     """
     code = Straight()
     values = code.read_all([floor, *reversed(row)])
@@ -73,17 +74,6 @@ def maximum(row: list[Float32], floor: Float32) -> Float32:
 def _max3(code: Straight, a: str, b: str, c: str) -> str:
     """ptxas makes one instruction of two."""
     return code.do("max.f32", code.do("max.f32", a, b), c)
-
-
-def stand_apart(never: Float32) -> None:
-    """A branch that is not taken, as `never` is not negative.
-
-    ptxas arranges what lies between two branches as it likes: it would start the exponentials of
-    the whole row before it stores the first part of P, and spill.
-    """
-    code = Straight()
-    code.effect(f"@{code.do('setp.lt.f32', code.read(never), literal(0.0), kind='pred')} exit;")
-    code.trace(effects=True)
 
 
 def add_up(row: list[Float32], sums: list[Float32]) -> list[Float32]:

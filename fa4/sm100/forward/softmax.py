@@ -11,6 +11,7 @@ from cutlass import Float32, Int32
 from fa4.sm100.forward import rowmath
 from fa4.sm100.forward.context import WARPGROUP, Signals
 from fa4.sm100.forward.mods import Mods, RowMods
+from fa4.sm100.forward.straight import stand_apart
 from fa4.sm100.forward.tiles import Problem, first_tile, locate, next_tile
 from fa4.sm100.forward.tmem import read_columns, warp_lanes, write_columns
 
@@ -22,8 +23,9 @@ READ_COLS = 64  # of S per instruction: the maximum starts while the rest is on 
 class Rows:
     """What the softmax warps of a Q tile work with.
 
-    s, p: TMEM columns. stats: shared memory of this tile's statistics, alpha or l of 128 rows,
-    then m. scale_log2: from scores to exponents of 2. split: columns of P before the first arrival.
+    s, p: TMEM columns. stats: shared memory of this tile's statistics, log2(alpha) or l of 128
+    rows, then m. scale_log2: from scores to exponents of 2. split: columns of P before the first
+    arrival. num_tiles: work tiles of the call.
     """
 
     s: Int32 | int
@@ -31,6 +33,7 @@ class Rows:
     split: cutlass.Constexpr
     stats: cute.Tensor
     scale_log2: Float32
+    num_tiles: Int32
     mods: Mods
 
 
@@ -85,10 +88,10 @@ def step(
     state: tuple,
     slot: cute.Tensor,
 ) -> tuple[Float32, list[Float32]]:
-    """KV tile `number`. Returns the reference maximum and the row sum so far.
+    """KV tile `number`. Returns the reference maximum and two partial row sums so far.
 
     visible: keys [start, stop) that the row sees, None where the tile needs no mask. use: earlier
-    uses of S. slot: the row's statistics in shared memory, alpha or l, then m.
+    uses of S. slot: the row's statistics in shared memory, log2(alpha) or l, then m.
     """
     spec: cutlass.Constexpr = rows.mods.spec
     tile_n: cutlass.Constexpr = spec.numerics.tile_n
@@ -122,7 +125,7 @@ def step(
             cute.arch.fence_view_async_tmem_store()
             signals.arrive("p{i}_full_o{i}_scaled")
         if cutlass.const_expr(first + FRAGMENT < tile_n):
-            rowmath.stand_apart(rows.scale_log2)
+            stand_apart(rows.num_tiles)
     if cutlass.const_expr(rows.split < tile_n):
         cute.arch.fence_view_async_tmem_store()
         with cute.arch.elect_one():

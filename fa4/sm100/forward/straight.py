@@ -99,6 +99,17 @@ class Straight:
         return f"%{kind}_{self._count[kind] - 1}"
 
 
+def stand_apart(never: Int32) -> None:
+    """A branch between what comes before and after; not taken, as `never` is not negative.
+
+    ptxas arranges what lies between two branches as it likes. Without these it starts the
+    exponentials of a whole row before it stores the first part of P, and spills registers.
+    """
+    code = Straight()
+    code.effect(f"@{code.do('setp.lt.s32', code.read(never), '0', kind='pred')} exit;")
+    code.trace(effects=True)
+
+
 def literal(value: float) -> str:
     """A float32 constant as an operand."""
     return f"0f{struct.unpack('<I', struct.pack('<f', value))[0]:08X}"

@@ -21,7 +21,11 @@ def warp_lanes() -> Int32:
 
 
 def read_columns(address: Int32, width: int, step: int) -> list[Float32]:
-    """`width` columns of this thread's lane, `step` of them per instruction."""
+    """`width` columns of this thread's lane, `step` of them per instruction, the last ones first.
+
+    In this order ptxas gives the first columns, which are used up first, the low registers, from
+    which it stores the first words of P.
+    """
     code = Straight()
     start = code.read(address)
     values: list[str] = []
