@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from fa4.hardware import Gpu
 from fa4.plan import memory_rules, phase_rules, signal_rules
-from fa4.plan.schema import Loop, PipelinePlan, Program, TmemAccess, Work, walk
+from fa4.plan.schema import GROUP_WARPS, Loop, PipelinePlan, Program, TmemAccess, Work, walk
 from fa4.plan.work import WARPGROUP
 
-WARP, GROUP_WARPS = 32, 4
+WARP = 32
 REGISTER_STEP, LEAST_REGISTERS, MOST_REGISTERS = 8, 24, 256  # setmaxnreg (PTX ISA)
 
 Broken = Iterator[tuple[str, str]]
@@ -129,9 +129,7 @@ def register_file(plan: PipelinePlan, gpu: Gpu) -> Broken:
 
     A warpgroup without a role keeps the least count.
     """
-    groups: dict[int, dict[str, int]] = {
-        group: {} for group in range(-(-plan.warps // GROUP_WARPS))
-    }
+    groups: dict[int, dict[str, int]] = {group: {} for group in range(plan.warps // GROUP_WARPS)}
     for role in plan.roles:
         count = role.registers
         if count % REGISTER_STEP or not LEAST_REGISTERS <= count <= MOST_REGISTERS:

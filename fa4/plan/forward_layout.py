@@ -10,9 +10,9 @@ from fa4.plan.work import FRAGMENT, WARPGROUP
 from fa4.plan.work_stealing import RESPONSE_BYTES
 
 # Registers of a softmax and a correction thread; the other warps get what is left of 512 per lane.
-# 16-bit, by padded head dim: with these nothing spills, and the softmax loop is shortest, in the
-# machine code of fa4.sm100 (FlashAttention-4 has 176 to 192, 72 to 88). FP8: FlashAttention-4's.
-WIDE_REGISTERS = {128: (192, 80), 192: (184, 80)}
+# 16-bit: with these nothing spills in the machine code of fa4.sm100 (FlashAttention-4 has 176 to
+# 192, 72 to 88). FP8: FlashAttention-4's.
+WIDE_REGISTERS = (184, 80)
 FP8_REGISTERS = {(2, False): (160, 72), (1, False): (192, 80)}  # by CTA group, causal
 FP8_CAUSAL_REGISTERS = (192, 72)
 SMALL_HEAD_REGISTERS = {2: (200, 64, 48), 1: (168, 96, 80)}  # head dim below 96, by element bytes
@@ -24,7 +24,7 @@ def registers(pipeline: ForwardPipeline) -> tuple[int, int, int]:
     """Registers per thread of the softmax, correction and other warps."""
     if pipeline.head_dim < 96:
         return SMALL_HEAD_REGISTERS[pipeline.element_bytes]
-    softmax, correction = WIDE_REGISTERS[128 if pipeline.head_dim <= 128 else 192]
+    softmax, correction = WIDE_REGISTERS
     if pipeline.element_bytes == 1:
         key = (pipeline.cta_group, pipeline.causal)
         softmax, correction = FP8_REGISTERS.get(key, FP8_CAUSAL_REGISTERS)

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+GROUP_WARPS = 4  # of a warpgroup
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mma:
@@ -228,7 +230,12 @@ class PipelinePlan:
 
     @property
     def warps(self) -> int:
-        """Warps per CTA."""
+        """Warps per CTA: whole warpgroups, as setmaxnreg wants; those without a role are idle."""
+        return -(-self.first_idle_warp // GROUP_WARPS) * GROUP_WARPS
+
+    @property
+    def first_idle_warp(self) -> int:
+        """The warp behind the last one with a role."""
         return 1 + max(warp for role in self.roles for warp in role.warps)
 
     def bytes_used(self, space: str) -> int:

@@ -95,9 +95,9 @@ def test_arrive_counts(group: int) -> None:
     [
         ({"head_dim": 64}, (200, 64, 48)),
         ({"head_dim": 64, "element_bytes": 1}, (168, 96, 80)),
-        ({"head_dim": 128}, (192, 80, 48)),
-        ({"head_dim": 128, "causal": True}, (192, 80, 48)),
-        ({"head_dim": 128, "cta_group": 2}, (192, 80, 48)),
+        ({"head_dim": 128}, (184, 80, 64)),
+        ({"head_dim": 128, "causal": True}, (184, 80, 64)),
+        ({"head_dim": 128, "cta_group": 2}, (184, 80, 64)),
         ({"head_dim": 128, "cta_group": 2, "element_bytes": 1}, (160, 72, 120)),
         ({"head_dim": 192, "head_dim_v": 128, "cta_group": 2}, (184, 80, 64)),
         ({"head_dim": 192, "head_dim_v": 128, "causal": True}, (184, 80, 64)),
@@ -116,6 +116,7 @@ def test_warps() -> None:
     warps = {role.name: (role.warps[0], len(role.warps)) for role in forward().roles}
     assert warps == {"softmax0": (0, 4), "softmax1": (4, 4), "correction": (8, 4), "mma": (12, 1),
                      "epilogue": (13, 1), "load": (14, 1)}  # fmt: skip
+    assert (forward().first_idle_warp, forward().warps) == (15, 16)  # setmaxnreg: whole warpgroups
 
 
 @pytest.mark.parametrize(

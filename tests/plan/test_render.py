@@ -63,7 +63,7 @@ def test_a_whole_plan() -> None:
 def test_roles() -> None:
     """Warps, threads, registers, waits and arrives."""
     assert (
-        "| epilogue | 13 | 32 | 48 | epi0_full, epi1_full | epi0_empty, epi1_empty |"
+        "| epilogue | 13 | 32 | 64 | epi0_full, epi1_full | epi0_empty, epi1_empty |"
         in render_roles(ONE).splitlines()
     )
     assert span((0, 1, 2, 3)) == "0-3"
@@ -127,7 +127,7 @@ def test_explain_prints_the_plan(explain: Run) -> None:
     assert code == 0
     first, *rest = out.splitlines()
     assert first == (
-        "forward d128x128 cta_group 1 on B200: 15 warps, 231728 of 232448 bytes of shared memory, "
+        "forward d128x128 cta_group 1 on B200: 16 warps, 231728 of 232448 bytes of shared memory, "
         "512 of 512 columns of tensor memory"
     )
     assert "The static checks find nothing." in out

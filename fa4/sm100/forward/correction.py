@@ -10,6 +10,7 @@ from cutlass import Float32, Int32
 from fa4.sm100.forward.context import WARPGROUP, Signals
 from fa4.sm100.forward.rowmath import LOG2_E, multiplied, rounded
 from fa4.sm100.forward.spec import padded_dim
+from fa4.sm100.forward.straight import stand_apart
 from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
 from fa4.sm100.forward.tmem import read_columns, warp_lanes, write_columns
 
@@ -106,8 +107,6 @@ def finish(
     lanes = warp_lanes()
     for first in cutlass.range_constexpr(0, padded_dim(problem.spec.head_dim_v), CHUNK):
         columns = read_columns(lanes + (outputs.o[i] + first), CHUNK, CHUNK)
-        # One chunk at a time: the compiler would start all reads at once, and spill.
-        cute.arch.fence_view_async_tmem_load()
         values = multiplied(columns, factor)
         words = cute.make_rmem_tensor(cute.make_layout(CHUNK // 2), Int32)
         for c, word in enumerate(rounded(values, problem.spec.dtype)):
@@ -122,6 +121,7 @@ def finish(
             ),
             target,
         )
+        stand_apart(problem.num_tiles)
     signals.arrive(f"p{i}_full_o{i}_scaled")
     if cutlass.const_expr(not problem.spec.ragged_q):
         cute.arch.fence_proxy("async.shared", space="cta")

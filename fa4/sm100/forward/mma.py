@@ -7,6 +7,7 @@ The whole warp runs the loop, and elects a thread for each instruction: then the
 everything in uniform registers, where the tensor core wants it, and the election costs nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cutlass
@@ -16,6 +17,7 @@ from cutlass import Boolean, Int32
 from fa4.sm100.forward.context import Signals
 from fa4.sm100.forward.load import advance, stage_offset
 from fa4.sm100.forward.spec import MMA_DEPTH
+from fa4.sm100.forward.straight import Straight
 from fa4.sm100.forward.tiles import Problem, first_tile, locate, next_tile
 
 
@@ -105,16 +107,11 @@ def mma(signals: Signals, problem: Problem, products: Products) -> None:
 def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
     """S_i = Q_i K^T from a slot of the ring, and tell softmax i when it is there."""
     q, k = products.q, products.k
-    q_low, k_low = q.stage(i), k.stage(slot)
-    for step, (q_step, k_step) in enumerate(zip(q.steps, k.steps, strict=True)):
-        _multiply_shared(
-            products.s[i],
-            (q_low + q_step, q.high),
-            (k_low + k_step, k.high),
-            products.idesc_s,
-            Int32(step > 0),
-            products.cta_group,
-        )
+    code = Straight()
+    a = _descriptors(code, q.stage(i), q.high, q.steps)
+    b = _descriptors(code, k.stage(slot), k.high, k.steps)
+    sums = ["0"] + ["1"] * (len(b) - 1)
+    _multiply(code, products.s[i], a, b, products.idesc_s, sums, products.cta_group)
     signals.commit(f"s{i}_full")
 
 
@@ -124,49 +121,48 @@ def values(
     """O_i += P_i V (=, for a work tile's first keys); the last part of P is waited for apart."""
     v = products.v[i]
     v_low = v.stage(slot)
-    signals.wait(f"p{i}_full_o{i}_scaled", use)
-    for step, v_step in enumerate(v.steps):
-        if step == products.split:
-            signals.wait(f"p{i}_last", use)
-        _multiply_tensor(
-            products.o[i],
-            products.p[i] + step * (MMA_DEPTH // 2),
-            (v_low + v_step, v.high),
-            products.idesc_o,
-            Int32(accumulate) if step == 0 else Int32(1),
-            products.cta_group,
+    parts = range(products.split), range(products.split, len(v.steps))
+    for part, signal in zip(parts, (f"p{i}_full_o{i}_scaled", f"p{i}_last"), strict=True):
+        if not part:
+            continue
+        signals.wait(signal, use)
+        code = Straight()
+        p = code.read(products.p[i])
+        a = [f"[{_plus(code, p, step * (MMA_DEPTH // 2))}]" for step in part]
+        b = _descriptors(code, v_low, v.high, v.steps[part.start : part.stop])
+        sums = ["1"] * len(b)
+        if part.start == 0:
+            sums[0] = code.read(Int32(accumulate))
+        _multiply(code, products.o[i], a, b, products.idesc_o, sums, products.cta_group)
+
+
+def _descriptors(code: Straight, low: Int32, high: Int32, steps: Sequence[int]) -> list[str]:
+    """Shared-memory descriptors of the steps of an operand's tile."""
+    first, upper = code.read(low), code.read(high)
+    words = [_plus(code, first, step) for step in steps]
+    return [code.do("mov.b64", f"{{{word}, {upper}}}", kind="b64") for word in words]
+
+
+def _plus(code: Straight, word: str, offset: int) -> str:
+    return code.do("add.s32", word, str(offset), kind="b32") if offset else word
+
+
+def _multiply(
+    code: Straight, target: Int32, a: list[str], b: list[str], idesc: int, sums: list[str],
+    cta_group: int,
+) -> None:  # fmt: skip
+    """tcgen05.mma for each step (PTX ISA 9.7.16.10.9.1), by an elected thread.
+
+    a: addresses in tensor memory in brackets, or descriptors as b. sums: what says, other than 0,
+    that the step's product is added to `target`.
+    """
+    elected, kind = code.register("pred"), code.do("mov.b32", str(idesc), kind="b32")
+    code.effect(f"elect.sync _|{elected}, -1;")
+    into = code.read(target)
+    for left, right, add in zip(a, b, sums, strict=True):
+        added = code.do("setp.ne.b32", add, "0", kind="pred")
+        code.effect(
+            f"@{elected} tcgen05.mma.cta_group::{cta_group}.kind::f16 "
+            f"[{into}], {left}, {right}, {kind}, {added};"
         )
-
-
-def _multiply_shared(
-    target: Int32, a: tuple, b: tuple, idesc: int, accumulate: Int32, cta_group: int
-) -> None:
-    """tcgen05.mma with A and B in shared memory (PTX ISA 9.7.16.10.9.1)."""
-    cute.arch.inline_ptx(
-        "{\n.reg .pred e, p;\n.reg .b32 d, i;\n.reg .b64 a, b;\nelect.sync _|e, -1;\n"
-        "setp.ne.b32 p, {$r6}, 0;\nmov.b32 d, {$r0};\nmov.b32 i, {$r5};\n"
-        "mov.b64 a, {{$r1}, {$r2}};\nmov.b64 b, {{$r3}, {$r4}};\n"
-        f"@e tcgen05.mma.cta_group::{cta_group}.kind::f16 [d], a, b, i, p;\n}}",
-        read_only_args=[
-            Int32(target),
-            a[0],
-            Int32(a[1]),
-            b[0],
-            Int32(b[1]),
-            Int32(idesc),
-            accumulate,
-        ],
-    )
-
-
-def _multiply_tensor(
-    target: Int32, a: Int32, b: tuple, idesc: int, accumulate: Int32, cta_group: int
-) -> None:
-    """tcgen05.mma with A in tensor memory."""
-    cute.arch.inline_ptx(
-        "{\n.reg .pred e, p;\n.reg .b32 d, a, i;\n.reg .b64 b;\nelect.sync _|e, -1;\n"
-        "setp.ne.b32 p, {$r5}, 0;\nmov.b32 d, {$r0};\nmov.b32 a, {$r1};\nmov.b32 i, {$r4};\n"
-        "mov.b64 b, {{$r2}, {$r3}};\n"
-        f"@e tcgen05.mma.cta_group::{cta_group}.kind::f16 [d], [a], b, i, p;\n}}",
-        read_only_args=[Int32(target), Int32(a), b[0], Int32(b[1]), Int32(idesc), accumulate],
-    )
+    code.trace(effects=True)

@@ -33,7 +33,7 @@ class Straight:
     def read(self, value: Any) -> str:
         """A register with a traced Float32 or Int32, or a Python float."""
         value = Float32(value) if isinstance(value, float) else value
-        register = self._new("b32" if isinstance(value, Int32) else "f32")
+        register = self.register("b32" if isinstance(value, Int32) else "f32")
         self._inputs.append((register, value))
         return register
 
@@ -43,13 +43,13 @@ class Straight:
 
     def do(self, opcode: str, *sources: str, kind: str = "f32") -> str:
         """One instruction; returns its result."""
-        target = self._new(kind)
+        target = self.register(kind)
         self._lines.append(f"{opcode} {target}, {', '.join(sources)};")
         return target
 
     def load(self, opcode: str, words: int, address: str) -> list[str]:
         """An instruction that fills a list of registers from an address."""
-        targets = [self._new("f32") for _ in range(words)]
+        targets = [self.register("f32") for _ in range(words)]
         self._lines.append(f"{opcode} {{{', '.join(targets)}}}, [{address}];")
         return targets
 
@@ -63,7 +63,7 @@ class Straight:
 
     def halves(self, pair: str, kind: str = "f32") -> tuple[str, str]:
         """The two halves of a packed result."""
-        low, high = self._new(kind), self._new(kind)
+        low, high = self.register(kind), self.register(kind)
         self._lines.append(f"mov.b64 {{{low}, {high}}}, {pair};")
         return low, high
 
@@ -94,7 +94,8 @@ class Straight:
         values = [value for _, value in self._inputs]
         return _trace(text, ",".join(constraints), values, kinds, effects)
 
-    def _new(self, kind: str) -> str:
+    def register(self, kind: str) -> str:
+        """A new one, for an instruction of `effect`."""
         self._count[kind] += 1
         return f"%{kind}_{self._count[kind] - 1}"
 
