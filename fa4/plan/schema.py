@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GROUP_WARPS = 4  # of a warpgroup
+LEAST_REGISTERS = 24  # that setmaxnreg leaves a thread (PTX ISA)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,13 +231,20 @@ class PipelinePlan:
 
     @property
     def warps(self) -> int:
-        """Warps per CTA: whole warpgroups, as setmaxnreg wants; those without a role are idle."""
-        return -(-self.first_idle_warp // GROUP_WARPS) * GROUP_WARPS
+        """Warps per CTA: whole warpgroups, so that each quarter of the SM has as many registers."""
+        last = max(warp for role in self.roles for warp in role.warps)
+        return (last // GROUP_WARPS + 1) * GROUP_WARPS
 
     @property
-    def first_idle_warp(self) -> int:
-        """The warp behind the last one with a role."""
-        return 1 + max(warp for role in self.roles for warp in role.warps)
+    def idle_warps(self) -> dict[int, int]:
+        """Registers of each warp without a role: those of its warpgroup, or the least there are."""
+        counts = {warp: role.registers for role in self.roles for warp in role.warps}
+        groups = {warp // GROUP_WARPS: count for warp, count in counts.items()}
+        return {
+            warp: groups.get(warp // GROUP_WARPS, LEAST_REGISTERS)
+            for warp in range(self.warps)
+            if warp not in counts
+        }
 
     def bytes_used(self, space: str) -> int:
         """Extent of a memory space: bytes of "smem" or columns of "tmem"."""

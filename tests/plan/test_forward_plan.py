@@ -116,7 +116,9 @@ def test_warps() -> None:
     warps = {role.name: (role.warps[0], len(role.warps)) for role in forward().roles}
     assert warps == {"softmax0": (0, 4), "softmax1": (4, 4), "correction": (8, 4), "mma": (12, 1),
                      "epilogue": (13, 1), "load": (14, 1)}  # fmt: skip
-    assert (forward().first_idle_warp, forward().warps) == (15, 16)  # setmaxnreg: whole warpgroups
+    assert (forward().warps, forward().idle_warps) == (16, {15: 64})
+    single = forward(q_tiles=1)
+    assert single.idle_warps == {4: 24, 5: 24, 6: 24, 7: 24, 15: 64}
 
 
 @pytest.mark.parametrize(

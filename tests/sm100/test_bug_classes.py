@@ -61,6 +61,12 @@ BUGS = {
         '                signals.arrive(f"stats{last - i}_empty")\n',
         frozenset({"deadlock"}),
     ),
+    "warpgroup without its idle warp": Bug(
+        kernel,
+        "block=(spec.plan.warps * WARP, 1, 1)",
+        "block=((spec.plan.warps - 1) * WARP, 1, 1)",
+        frozenset({"deadlock"}),
+    ),
     "empty tile that nobody signals": Bug(
         softmax,
         "number, stop = tile.kv_stop, tile.kv_start",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fa4.emulator.isa.mbarriers import fence_initialisations
 from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.machine.context import Handler, KernelContext, lowest
-from fa4.emulator.machine.state import Fragment
+from fa4.emulator.machine.state import QUARTERS, Fragment
 from fa4.emulator.machine.waits import SPIN, Spin, Wait, Waitable, wait_for
 from fa4.emulator.ptx.syntax import Instruction, Integer
 
 SCOPES = ("cta", "cluster", "gpu", "sys")
+WARP = 32
 
 
 def _fence(fragment: Fragment, mask: int) -> None:
@@ -75,7 +76,7 @@ def bind_init_fence(instruction: Instruction, context: KernelContext) -> Handler
 
 @machine("setmaxnreg", "9.7.19.5", "setmaxnreg.{inc,dec}.sync.aligned.u32 n")
 def bind_setmaxnreg(instruction: Instruction, context: KernelContext) -> Handler:
-    """Gives registers back to the CTA's pool, or waits until it has enough."""
+    """Gives registers back to the CTA's pool in a quarter of the SM, or waits for enough there."""
     direction, _, _, _ = modifiers(
         instruction, "setmaxnreg", ("inc", "dec"), ("sync",), ("aligned",), ("u32",)
     )
@@ -95,15 +96,16 @@ def bind_setmaxnreg(instruction: Instruction, context: KernelContext) -> Handler
                 "registers",
                 f"setmaxnreg.{direction} to {wanted} from {warp.register_budget}",
             )
-        if change * 32 > cta.registers_free:
+        quarter = warp.index % QUARTERS
+        if change * WARP > cta.registers_free[quarter]:
             return Wait(
                 cta.register_waiters,
                 lambda: (
-                    f"{change * 32} more registers (setmaxnreg.inc to {wanted}); "
-                    f"the CTA's pool has {cta.registers_free}"
+                    f"{change * WARP} more registers (setmaxnreg.inc to {wanted}); the CTA's "
+                    f"warps {quarter}, {quarter + QUARTERS}, ... left {cta.registers_free[quarter]}"
                 ),
             )
-        cta.registers_free -= change * 32
+        cta.registers_free[quarter] -= change * WARP
         warp.register_budget = wanted
         cta.machine.progress += 1
         cta.register_waiters.wake()

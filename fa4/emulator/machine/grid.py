@@ -11,7 +11,7 @@ import numpy as np
 from fa4.emulator.layout import MODULE_WINDOW, PARAMETER_WINDOW, SHARED_BASE
 from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.memory import Buffer
-from fa4.emulator.machine.state import FULL_MASK, Cluster, Cta, Fragment, Position, Warp
+from fa4.emulator.machine.state import FULL_MASK, QUARTERS, Cluster, Cta, Fragment, Position, Warp
 
 if TYPE_CHECKING:
     from fa4.emulator.host.launch_record import Launch
@@ -147,9 +147,9 @@ class Grid:
 
     def _start_warps(self, cta: Cta) -> None:
         budget = self._registers_per_thread()
-        # The pool of setmaxnreg holds what the CTA's own warps gave back, not what the SM has free:
-        # an H200 waits for ever for more.
-        cta.registers_free = 0
+        # The pools of setmaxnreg hold what the CTA's own warps of a quarter gave back, not what the
+        # SM has free or other quarters have: a Hopper GPU waits for ever for more.
+        cta.registers_free = [0] * QUARTERS
         for index in range(self.warp_count):
             lanes = min(32, self.thread_count - 32 * index)
             warp = Warp(cta, index, FULL_MASK >> (32 - lanes))
@@ -161,14 +161,15 @@ class Grid:
             self.machine.ready.append(fragment)
 
     def _registers_per_thread(self) -> int:
-        """What the compiler may use: .maxnreg, or an even share of the SM, at most 255.
+        """What the compiler may use: .maxnreg, or an even share of a quarter, at most 255.
 
         A multiple of 8 (the allocation's granularity).
         """
         listed = self.program.kernel.directives.get("maxnreg")
         if listed:
             return listed[0]
-        return min(255, REGISTERS_PER_SM // (32 * self.warp_count)) // 8 * 8
+        warps = -(-self.warp_count // QUARTERS) * QUARTERS
+        return min(255, REGISTERS_PER_SM // (32 * warps)) // 8 * 8
 
     def _set_specials(self, warp: Warp) -> None:
         cta, launch = warp.cta, self.launch

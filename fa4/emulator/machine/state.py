@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fa4.emulator.machine.mbarrier import MBarrier
 
 FULL_MASK = 0xFFFFFFFF
+QUARTERS = 4  # of an SM; warp i of a CTA is in quarter i % 4, with registers of its own
 # The coordinates of a CTA in the grid, and in its cluster.
 Position: TypeAlias = "tuple[tuple[int, int, int], tuple[int, int, int]]"
 POOL_ROWS = 4  # rows of 32 ids for a CTA's asynchronous operations
@@ -204,7 +205,7 @@ class Cta:
         self.local: dict[int, Array] = {}
         self.warps: list[Warp] = []
         self.exited = 0
-        self.registers_free = 0
+        self.registers_free = [0] * QUARTERS
         self.register_waiters = Waitable()
         self.smem_shadow: Any = grid.machine.checks.smem_shadow(self)
 

@@ -155,9 +155,9 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
         )
         softmax(signals.of("softmax{i}", i), problem, rows)
 
-    if cutlass.const_expr(plan.first_idle_warp < plan.warps):  # noqa: SIM102
-        if warp >= plan.first_idle_warp:  # a whole warpgroup changes its registers
-            cute.arch.setmaxregister_decrease(plan.role("load").registers)
+    for number, registers in plan.idle_warps.items():
+        if warp == number:
+            cute.arch.setmaxregister_decrease(registers)
 
     meet(spec.cta_group)
     if has_role(warp, plan.role("mma")):
