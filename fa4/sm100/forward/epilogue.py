@@ -43,10 +43,11 @@ def epilogue(signals: Signals, problem: Problem, store: Store) -> None:
                 cute.arch.cp_async_bulk_commit_group()
             else:
                 store_rows(store, tile, i)
-        for i in cutlass.range_constexpr(q_tiles):
-            if cutlass.const_expr(store.atom is not None):
+                signals.arrive(f"epi{i}_empty", after="tma")
+        if cutlass.const_expr(store.atom is not None):
+            for i in cutlass.range_constexpr(q_tiles):
                 cute.arch.cp_async_bulk_wait_group(q_tiles - 1 - i, read=True)
-            signals.arrive(f"epi{i}_empty", after="tma")
+                signals.arrive(f"epi{i}_empty", after="tma")
         if cutlass.const_expr(output_over_queries(problem.spec.pipeline)):
             signals.arrive("o_stored", after="tma")
         index = next_tile(signals, problem, index, tiles_done)

@@ -41,8 +41,7 @@ class Rows:
 def softmax(signals: Signals, problem: Problem, rows: Rows) -> None:
     """Every KV tile of every work tile, last keys first: masked, whole, masked by the window."""
     spec: cutlass.Constexpr = problem.spec
-    # Through a shuffle, so that it stays in a register: recomputed it would delay alpha.
-    thread = cute.arch.shuffle_sync(cute.arch.thread_idx()[0] % WARPGROUP, cute.arch.lane_idx())
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
     slot = cute.make_tensor(rows.stats.iterator + thread, cute.make_layout(2, stride=WARPGROUP))
     index = first_tile(problem)
     uses, tiles_done = Int32(0), Int32(0)
