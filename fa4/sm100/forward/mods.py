@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.sm100.forward.rowmath import LOG2_E
+from fa4.sm100.forward.rowmath import LOG2_E, tanh
 from fa4.sm100.forward.tiles import WorkTile
 
 
@@ -73,7 +72,7 @@ class RowMods:
         """
         spec, scale = self.mods.spec, self.mods.score_scale
         if spec.softcap:
-            scores = [cute.math.tanh(s * scale, fastmath=True) for s in scores]
+            scores = tanh(scores, scale)
         if spec.score_mod is None and spec.mask_mod is None:
             return scores
         last = cutlass.max(self.seqlens.seqlen_k - 1, 0)

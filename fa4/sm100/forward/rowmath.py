@@ -172,13 +172,24 @@ def _scale_by_power(code: Straight, value: str, rounded: str) -> str:
 def multiplied(row: list[Float32], factor: Float32) -> list[Float32]:
     """row * factor, two elements at a time."""
     code = Straight()
+    return code.trace(*_products(code, row, factor))
+
+
+def tanh(row: list[Float32], factor: Float32) -> list[Float32]:
+    """tanh(row * factor), by one instruction each."""
+    code = Straight()
+    arguments = _products(code, row, factor)
+    return code.trace(*(code.do("tanh.approx.f32", argument) for argument in arguments))
+
+
+def _products(code: Straight, row: list[Float32], factor: Float32) -> list[str]:
     values = code.read_all(row)
     one = code.read(factor)
     factors = code.pair(one, one)
     result: list[str] = []
     for i in range(0, len(values), 2):
         result += code.halves(code.packed("mul.rn", code.pair(*values[i : i + 2]), factors))
-    return code.trace(*result)
+    return result
 
 
 def keep_range(row: list[Float32], start: Int32 | None, stop: Int32) -> list[Float32]:

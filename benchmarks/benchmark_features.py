@@ -1,0 +1,108 @@
+"""What the compiler makes of our forward kernel with each feature: loop lengths and spills.
+
+    python benchmarks/benchmark_codegen.py --install     once: the compiler
+    python benchmarks/benchmark_features.py              the table, and results/features.json
+
+The compiler is that of benchmark_codegen.py; nothing runs, no figure is a speed on a GPU. Lengths
+are issue slots per row of 128 scores (softmax) or per KV tile (mma, correction).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from benchmark_codegen import SITE
+from common import describe_run, parse_output, write_result
+
+from fa4.hardware import B300
+from fa4.sm100 import loops
+from fa4.sm100.codegen import read_kernels
+from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.variants import tuned_spec
+
+D64, D128, D192 = (64, 64), (128, 128), (192, 128)
+WINDOW = {"window_left": True, "window_right": True}
+PACKED = {"packed_q": True, "packed_k": True}
+
+
+def specs() -> Iterator[tuple[str, ForwardSpec]]:
+    """Every feature that changes the code, at the head dims where registers are scarcest."""
+    for dims in (D64, D128, D192):
+        for causal in (False, True):
+            mask = "causal" if causal else "full"
+            for pair in (1, 2):
+                name = f"{dims} {mask}, {pair} CTA"
+                yield name, tuned_spec(*dims, causal=causal, cta_group=pair)
+        yield f"{dims} window", tuned_spec(*dims, **WINDOW)
+    yield "(8, 8)", tuned_spec(8, 8)
+    yield "(96, 96)", tuned_spec(96, 96)
+    yield "fp16", tuned_spec(*D128, dtype="fp16")
+    yield "B300", tuned_spec(*D128, B300)
+    for scheduler in ("lpt", "clc"):
+        yield f"causal, {scheduler}", tuned_spec(*D128, causal=True, scheduler=scheduler)
+    yield "softcap", tuned_spec(*D128, softcap=True)
+    yield "softcap, causal", tuned_spec(*D128, softcap=True, causal=True)
+    yield "sink, 8 heads packed", tuned_spec(*D128, sink=True, group=8)
+    yield "packed", tuned_spec(*D128, **PACKED)
+    yield "packed, causal, 4 heads packed", tuned_spec(*D128, causal=True, group=4, **PACKED)
+    yield "packed, window, 2 CTA", tuned_spec(*D128, cta_group=2, **PACKED, **WINDOW)
+    yield "seqused, causal", tuned_spec(*D128, used_q=True, used_k=True, causal=True)
+    plain = tuned_spec(*D128)
+    yield "one Q tile", replace(plain, numerics=replace(plain.numerics, q_tiles=1))
+
+
+def compile_all() -> Iterator[dict[str, Any]]:
+    """Each spec's figures."""
+    from fa4.sm100.forward.compile import compile_forward
+
+    for name, spec in specs():
+        artifacts = compile_forward(spec, spec.gpu.arch).artifacts
+        kernels = read_kernels(artifacts.CUBIN, artifacts.PTX)
+        code = max(kernels, key=lambda one: one.instructions or 0)
+        softmax = code.loop(loops.SOFTMAX)
+        lengths = {kind: one and one.length for kind in (loops.SOFTMAX, loops.MASKED, loops.MMA,
+                   loops.CORRECTION) for one in (code.loop(kind),)}  # fmt: skip
+        yield {
+            "feature": name,
+            "spills": (code.spill_loads or 0) + (code.spill_stores or 0),
+            "frame_bytes": code.resources.frame_bytes,
+            "instructions": code.instructions,
+            "emulated": softmax.emulated if softmax else None,
+            "alpha_percent": softmax.alpha if softmax else None,
+            "p_stored_percent": list(softmax.p_stored) if softmax else None,
+            "slots": lengths,
+        }
+
+
+def main() -> None:
+    """Compile in a process that sees the compiler, print the table, write the result file."""
+    if "--worker" in sys.argv:
+        for row in compile_all():
+            print(json.dumps(row), flush=True)
+        return
+    options = parse_output((__doc__ or "").splitlines()[0], "features")
+    if not (SITE / "nvidia_cutlass_dsl").is_dir():
+        sys.exit(f"no compiler in {SITE}: python benchmarks/benchmark_codegen.py --install")
+    environment = os.environ | {"PYTHONPATH": str(SITE), "CUTE_DSL_NO_CACHE": "1"}
+    command = [sys.executable, "-W", "ignore", __file__, "--worker"]
+    rows = []
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as worker:
+        for line in worker.stdout or ():
+            row = json.loads(line)
+            rows.append(row)
+            lengths = "  ".join(f"{kind} {length}" for kind, length in row["slots"].items())
+            print(f"{row['feature']:32} {row['spills']:3} spills  {lengths}", flush=True)
+    if worker.returncode:
+        sys.exit(worker.returncode)
+    print(f"{sum(row['spills'] > 0 for row in rows)} of {len(rows)} kernels spill")
+    write_result(options.output, {"run": describe_run(("nvidia-cutlass-dsl",)), "kernels": rows})
+
+
+if __name__ == "__main__":
+    main()
