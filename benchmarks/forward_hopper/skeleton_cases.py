@@ -1,0 +1,124 @@
+"""Calls of the forward kernel without its tensor core, and what they give by definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.forward_hopper.skeleton_ptx import tmem_value
+
+TILE = 128
+OUTPUTS = ("o", "lse")
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    """By name: fields of the spec, sizes of the call, and the number of SMs that it is told."""
+    return {
+        "d64": {
+            "spec": {"head_dim": 64, "head_dim_v": 64},
+            "lengths": [(700, 500)] * 2, "heads": (2, 2), "sms": 4,
+        },
+        "causal": {
+            "spec": {"head_dim": 128, "head_dim_v": 128, "causal": True, "scheduler": "lpt"},
+            "lengths": [(600, 900)] * 2, "heads": (3, 3), "sms": 132,
+        },
+        "packed causal": {
+            "spec": {"head_dim": 128, "head_dim_v": 128, "causal": True, "packed_q": True,
+                     "packed_k": True, "group": 2},
+            "lengths": [(300, 700), (1, 130), (0, 50), (513, 257)], "heads": (4, 2), "sms": 3,
+        },
+        "window": {
+            "spec": {"head_dim": 96, "head_dim_v": 80, "window_left": True, "window_right": True},
+            "lengths": [(800, 800)], "heads": (2, 1), "sms": 2, "window": (200, 70),
+        },
+        "(192, 128)": {
+            "spec": {"head_dim": 192, "head_dim_v": 128},
+            "lengths": [(900, 1100)], "heads": (2, 2), "sms": 3,
+        },
+        "one Q tile": {
+            "spec": {"head_dim": 128, "head_dim_v": 128}, "q_tiles": 1,
+            "lengths": [(100, 1000)] * 3, "heads": (2, 1), "sms": 4,
+        },
+        "many tiles": {
+            "spec": {"head_dim": 128, "head_dim_v": 128},
+            "lengths": [(2048, 4096)] * 2, "heads": (8, 8), "sms": 132,
+        },
+    }  # fmt: skip
+
+
+def visible(case: dict[str, Any], rows: int, keys: int) -> Any:
+    """(rows, keys) of bool."""
+    spec, (left, right) = case["spec"], case.get("window", (None, None))
+    right = 0 if spec.get("causal") else right
+    distance = np.arange(keys)[None, :] - (np.arange(rows)[:, None] + keys - rows)
+    seen = np.ones((rows, keys), bool)
+    if right is not None:
+        seen &= distance <= right
+    if left is not None:
+        seen &= distance >= -left
+    return seen
+
+
+def expected(case: dict[str, Any], rows: int, keys: int, head: int, columns: dict[str, int]) -> Any:
+    """(O, LSE) of one head of one sequence, by definition. head: within the packed group.
+
+    O is what tensor memory holds, over the sum of exponentials relative to the reference maximum:
+    that of the last KV tile with a visible key, which comes first. A row without keys divides by 1:
+    there the tensor core would have left zeros.
+    """
+    spec = case["spec"]
+    packed = np.arange(rows) * spec.get("group", 1) + head
+    tile, lane = packed // TILE % (len(columns) // 2), packed % TILE
+    key = np.arange(keys)
+    s_column = np.where(tile == 0, columns["s0"], columns.get("s1", 0))[:, None] + key % TILE
+    o_column = np.where(tile == 0, columns["o0"], columns.get("o1", 0))[:, None]
+    o = tmem_value(lane[:, None], o_column + np.arange(spec["head_dim_v"])).astype(float)
+    seen = visible(case, rows, keys)
+    scores = np.where(seen, tmem_value(lane[:, None], s_column) * scale(spec), -np.inf)
+    last = np.where(seen, key, -1).max(axis=1, initial=-1) // TILE
+    first_tile = seen & (key // TILE == last[:, None])
+    reference = np.where(first_tile, scores, -np.inf).max(axis=1, initial=-np.inf)
+    empty = ~seen.any(axis=1)
+    total = np.exp(scores - np.where(empty, 0, reference)[:, None]).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return o / np.where(empty, 1, total)[:, None], reference + np.log(total)
+
+
+def scale(spec: dict[str, Any]) -> float:
+    """softmax_scale."""
+    return float(spec["head_dim"]) ** -0.5
+
+
+def output(case: dict[str, Any], name: str) -> Any:
+    """An array for O (bfloat16 as uint16) or LSE, all bits set: NaN where nothing is written."""
+    _, shape, kind = case["places"][name]
+    dtype = {"bfloat16": np.uint16, "float32": np.uint32}[kind]
+    array = np.full(shape, -1, np.int64).astype(dtype)
+    return array if name == "o" else array.view(np.float32)
+
+
+def errors(described: dict[str, Any], o: Any, lse: Any) -> tuple[float, float]:
+    """Largest error of O, relative to each element, and of LSE; inf where one is not a number."""
+    case = cases()[described["name"]]
+    group, columns = case["spec"].get("group", 1), described["columns"]
+    values = (o.astype(np.uint32) << 16).view(np.float32).astype(float)
+    worst = [0.0, 0.0]
+    start = 0
+    for batch, (rows, keys) in enumerate(case["lengths"]):
+        for head in range(case["heads"][0]):
+            if o.ndim == 3:
+                mine = values[start : start + rows, head], lse[head, start : start + rows]
+            else:
+                mine = values[batch, :, head], lse[batch, head]
+            wanted = expected(case, rows, keys, head % group, columns)
+            for i, (got, want) in enumerate(zip(mine, wanted, strict=True)):
+                if not np.array_equal(np.isfinite(got), np.isfinite(want)):
+                    worst[i] = np.inf
+                    continue
+                good = np.isfinite(want)
+                floor = np.abs(want[good]) if i == 0 else 1.0
+                error = np.abs(got[good] - want[good]) / np.maximum(floor, 1e-30)
+                worst[i] = max(worst[i], float(error.max(initial=0.0)))
+        start += rows
+    return worst[0], worst[1]

@@ -1,0 +1,62 @@
+"""The forward kernel without its tensor core: what an H100 computed, and what the emulator does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from benchmarks.common import RESULTS
+from benchmarks.forward_hopper import skeleton, skeleton_cases
+from benchmarks.forward_hopper.skeleton_ptx import without_tensor_core
+
+
+@pytest.fixture(scope="module")
+def emulated() -> tuple[dict[str, Any], list[str]]:
+    return skeleton.emulate_case("packed causal")
+
+
+def test_an_h100_gave_what_the_definition_says() -> None:
+    """Every case ended 200 times with the same bits, the right ones."""
+    recorded = json.loads((RESULTS / "forward_skeleton_hopper.json").read_text())
+    assert set(recorded["cases"]) == set(skeleton_cases.cases()) and recorded["wrong"] == []
+    for case in recorded["cases"].values():
+        assert "H100" in case["device"] and case["launches"] == 200 and case["different"] == 0
+        assert case["o_error"] <= skeleton.O_LIMIT and case["lse_error"] <= skeleton.LSE_LIMIT
+
+
+def test_the_emulator_gives_the_same(emulated: tuple[dict[str, Any], list[str]]) -> None:
+    """The text that was launched, or what has become of it since, has no finding."""
+    case, findings = emulated
+    o_error, lse_error = skeleton_cases.errors(case, case["o"], case["lse"])
+    assert findings == [] and o_error <= skeleton.O_LIMIT and lse_error <= skeleton.LSE_LIMIT
+
+
+def test_a_wrong_value_is_seen(emulated: tuple[dict[str, Any], list[str]]) -> None:
+    """One bit of O, one row of LSE, a row that was not written."""
+    case, _ = emulated
+    o, lse = case["o"].copy(), case["lse"].copy()
+    o[5, 0, 3] ^= 0x0010
+    assert skeleton_cases.errors(case, o, lse)[0] > skeleton.O_LIMIT
+    lse[1, 7] += 2e-4
+    assert skeleton_cases.errors(case, o, lse)[1] > skeleton.LSE_LIMIT
+    o[400] = 0xFFFF
+    assert skeleton_cases.errors(case, o, lse)[0] == float("inf")
+
+
+def test_a_mask_that_shows_one_key_more_is_seen(
+    emulated: tuple[dict[str, Any], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, _ = emulated
+    lengths = [(300, 701), (1, 130), (0, 50), (513, 257)]
+    other = skeleton_cases.cases()["packed causal"] | {"lengths": lengths}
+    monkeypatch.setattr(skeleton_cases, "cases", lambda: {"packed causal": other})
+    assert skeleton_cases.errors(case, case["o"], case["lse"])[1] > skeleton.LSE_LIMIT
+
+
+def test_unknown_instructions_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no way to do without: tcgen05\.shift"):
+        without_tensor_core("\ttcgen05.shift.cta_group::1.down [%r1];", 1)
