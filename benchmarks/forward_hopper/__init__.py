@@ -8,5 +8,5 @@ The first compiles the test kernels for sm_90a and draws inputs; the second need
 driver; the third compares what the GPU gave with the definitions and with the emulator, and writes
 benchmarks/results/forward_hopper.json.
 
-`skeleton` runs the whole kernel there, without its tensor core.
+`skeleton` runs the whole kernel there, without a tensor core or with one of plain instructions.
 """

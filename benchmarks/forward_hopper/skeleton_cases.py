@@ -1,4 +1,7 @@
-"""Calls of the forward kernel without its tensor core, and what they give by definition."""
+"""Calls of the forward kernel on a Hopper GPU, and what they give by definition.
+
+With "products", plain instructions stand in for the tensor core; without, products are left out.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,29 @@ def cases() -> dict[str, dict[str, Any]]:
         "one Q tile": {
             "spec": {"head_dim": 128, "head_dim_v": 128}, "q_tiles": 1,
             "lengths": [(100, 1000)] * 3, "heads": (2, 1), "sms": 4,
+        },
+        "products": {
+            "spec": {"head_dim": 64, "head_dim_v": 64}, "products": True,
+            "lengths": [(300, 400)], "heads": (2, 2), "sms": 2,
+        },
+        "products, causal": {
+            "spec": {"head_dim": 128, "head_dim_v": 128, "causal": True, "scheduler": "lpt"},
+            "products": True, "lengths": [(260, 520)] * 2, "heads": (2, 1), "sms": 132,
+        },
+        "products, packed causal": {
+            "spec": {"head_dim": 128, "head_dim_v": 128, "causal": True, "packed_q": True,
+                     "packed_k": True, "group": 2},
+            "products": True, "lengths": [(200, 300), (1, 130), (0, 50), (150, 64)],
+            "heads": (4, 2), "sms": 2,
+        },
+        "products, (192, 128)": {
+            "spec": {"head_dim": 192, "head_dim_v": 128}, "products": True,
+            "lengths": [(500, 700)], "heads": (1, 1), "sms": 1,
+        },
+        "products, window": {
+            "spec": {"head_dim": 64, "head_dim_v": 64, "window_left": True, "window_right": True},
+            "products": True, "lengths": [(600, 600)], "heads": (1, 1), "sms": 1,
+            "window": (150, 40),
         },
         "many tiles": {
             "spec": {"head_dim": 128, "head_dim_v": 128},
@@ -85,6 +111,29 @@ def expected(case: dict[str, Any], rows: int, keys: int, head: int, columns: dic
         return o / np.where(empty, 1, total)[:, None], reference + np.log(total)
 
 
+def attended(case: dict[str, Any], q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """(O, LSE, the sum of P |V|) of one head of one sequence, in float64."""
+    seen = visible(case, len(q), len(k))
+    scores = np.where(seen, q @ k.T * scale(case["spec"]), -np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lse = np.log(np.exp(scores - scores.max(axis=1, keepdims=True, initial=-1e30)).sum(axis=1))
+        lse += scores.max(axis=1, initial=-1e30)
+        p = np.where(seen, np.exp(scores - lse[:, None]), 0.0)
+    return p @ v, np.where(seen.any(axis=1), lse, -np.inf), p @ np.abs(v)
+
+
+def operand(name: str, shape: list[int]) -> Any:
+    """Values of q, k or v as bits of bfloat16; q is so large that maxima rise by 8 and more."""
+    values = np.random.default_rng(sum(map(ord, name))).standard_normal(shape)
+    values = (values * (12.0 if name == "q" else 1.0)).astype(np.float32)
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def widened(bits: Any) -> Any:
+    """bfloat16 as float64."""
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(float)
+
+
 def scale(spec: dict[str, Any]) -> float:
     """softmax_scale."""
     return float(spec["head_dim"]) ** -0.5
@@ -99,26 +148,40 @@ def output(case: dict[str, Any], name: str) -> Any:
 
 
 def errors(described: dict[str, Any], o: Any, lse: Any) -> tuple[float, float]:
-    """Largest error of O, relative to each element, and of LSE; inf where one is not a number."""
+    """Largest error of O, relative to what rounding is relative to, and of LSE.
+
+    That is O, or the sum of P |V| where there are products. inf where one is not a number.
+    """
     case = cases()[described["name"]]
-    group, columns = case["spec"].get("group", 1), described["columns"]
-    values = (o.astype(np.uint32) << 16).view(np.float32).astype(float)
+    values = widened(o)
+    operands = {x: widened(operand(x, described["places"][x][1])) for x in "qkv"}
     worst = [0.0, 0.0]
-    start = 0
-    for batch, (rows, keys) in enumerate(case["lengths"]):
+    starts = [0, 0]
+    for batch, lengths in enumerate(case["lengths"]):
+        stops = [start + length for start, length in zip(starts, lengths, strict=True)]
         for head in range(case["heads"][0]):
-            if o.ndim == 3:
-                mine = values[start : start + rows, head], lse[head, start : start + rows]
+            place = slice(starts[0], stops[0]) if o.ndim == 3 else batch
+            mine = values[place, ..., head, :], lse[(head, place) if o.ndim == 3 else (place, head)]
+            if case.get("products"):
+                key_head = head * case["heads"][1] // case["heads"][0]
+                keys = slice(starts[1], stops[1]) if o.ndim == 3 else batch
+                found = (operands["q"][place, ..., head, :], operands["k"][keys, ..., key_head, :],
+                         operands["v"][keys, ..., key_head, :])  # fmt: skip
+                *wanted, floor = attended(case, *found)
             else:
-                mine = values[batch, :, head], lse[batch, head]
-            wanted = expected(case, rows, keys, head % group, columns)
-            for i, (got, want) in enumerate(zip(mine, wanted, strict=True)):
-                if not np.array_equal(np.isfinite(got), np.isfinite(want)):
-                    worst[i] = np.inf
-                    continue
-                good = np.isfinite(want)
-                floor = np.abs(want[good]) if i == 0 else 1.0
-                error = np.abs(got[good] - want[good]) / np.maximum(floor, 1e-30)
-                worst[i] = max(worst[i], float(error.max(initial=0.0)))
-        start += rows
+                packed = head % case["spec"].get("group", 1)
+                wanted = expected(case, *lengths, packed, described["columns"])
+                floor = np.abs(wanted[0])
+            floors = np.maximum(floor, 1e-30), np.ones(lengths[0])
+            for i, parts in enumerate(zip(mine, wanted, floors, strict=True)):
+                worst[i] = max(worst[i], _error(*parts))
+        starts = stops
     return worst[0], worst[1]
+
+
+def _error(got: Any, want: Any, floor: Any) -> float:
+    finite = np.isfinite(want)
+    if not np.array_equal(np.isfinite(got), finite):
+        return float("inf")
+    error = np.abs(got[finite] - want[finite]) / floor[finite]
+    return float(error.max(initial=0.0))

@@ -23,28 +23,40 @@ def without_tensor_core(ptx: str, ctas: int) -> str:
     what is written goes to global memory; a packed float32 instruction becomes two. Raises
     ValueError for another instruction of tcgen05.
     """
-    lines = [_replaced(line) for line in ptx.splitlines()]
-    text = "\n".join(lines)
+    return retargeted("\n".join(_without(line) for line in ptx.splitlines()), ctas)
+
+
+def retargeted(text: str, ctas: int) -> str:
+    """The module for sm_90a, with a global array `tmem` and registers for setmaxnreg to give."""
     text = text.replace(".target sm_100a", ".target sm_90a")
-    spilled = f".global .align 16 .b8 tmem_stores[{ctas * TMEM_WORDS * 4}];\n"
-    text = text.replace(".extern .shared", spilled + ".extern .shared", 1)
+    array = f".global .align 16 .b8 tmem[{ctas * TMEM_WORDS * 4}];\n"
+    text = text.replace(".extern .shared", array + ".extern .shared", 1)
     return re.sub(r"(\.reqntid \d+, 1, 1)", r"\1\n.maxnreg 128", text, count=1)
 
 
-def _replaced(line: str) -> str:
+def _without(line: str) -> str:
     code = line.strip()
     if code.startswith("@") and "tcgen05.mma" in code:
         return ""
-    if packed := re.match(r"(\w+)\.(rn|rm)(\.ftz)?\.f32x2\s+(.*);", code):
-        return _two(*packed.groups())
-    if not code.startswith("tcgen05."):
-        return line
     if code.startswith("tcgen05.ld"):
         registers, address = re.findall(r"\{(.*)\}, \[(.*)\]", code)[0]
         return _numbers(registers.split(", "), address)
     if code.startswith("tcgen05.st"):
         address, registers = re.findall(r"\[(.*)\], \{(.*)\}", code)[0]
         return _stores(registers.split(", "), address)
+    return replaced(line)
+
+
+def replaced(line: str) -> str:
+    """A line with what Hopper lacks done by other instructions, but for tensor memory's contents.
+
+    Raises ValueError for an instruction of tcgen05 that there is nothing for.
+    """
+    code = line.strip()
+    if packed := re.match(r"(\w+)\.(rn|rm)(\.ftz)?\.f32x2\s+(.*);", code):
+        return _two(*packed.groups())
+    if not code.startswith("tcgen05."):
+        return line
     if code.startswith("tcgen05.commit"):
         return f"mbarrier.arrive.shared.b64 _, {_address(code)};"
     if code.startswith("tcgen05.alloc"):
@@ -90,7 +102,7 @@ def _stores(registers: list[str], address: str) -> str:
     lines = (
         "mad.lo.u32 hr0, hr0, 512, hr1; mov.u32 hr1, %ctaid.x; "
         f"mad.lo.u32 hr0, hr1, {TMEM_WORDS}, hr0; mul.wide.u32 hd0, hr0, 4; "
-        "mov.u64 hd1, tmem_stores; add.u64 hd0, hd0, hd1; "
+        "mov.u64 hd1, tmem; add.u64 hd0, hd0, hd1; "
     )
     for number, register in enumerate(registers):
         lines += f"st.global.b32 [hd0+{4 * number}], {register}; "
