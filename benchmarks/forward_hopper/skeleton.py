@@ -30,14 +30,14 @@ from benchmarks.forward_hopper.skeleton_cases import (
     errors,
     operand,
     output,
+    repeats,
     scale,
 )
+from benchmarks.forward_hopper.skeleton_driver import Driver
 from benchmarks.forward_hopper.skeleton_ptx import without_tensor_core
 from benchmarks.forward_hopper.soft_tensor_core import with_soft_tensor_core
 
 SLACK_BYTES = 1 << 24  # around the tensors: TMA views of ragged tensors start before them
-LIMIT_S = 20.0
-REPEATS, SLOW_REPEATS = 200, 20  # launches of a case, which must all give the same bits
 ONLY_ON_THE_GPU = ("many tiles",)  # too long for the emulator
 # Relative errors of O: bfloat16 rounds to 2^-8, O once and P once more, and exponentials add to it;
 # of LSE: emulated exponentials are off by 8.8e-5 (docs/forward.md), the sums in float32 by less.
@@ -139,69 +139,8 @@ def hopper_ptx(case: dict[str, Any], launch: Any) -> str:
     return without_tensor_core(launch.ptx, ctas)
 
 
-def moved(parameter: bytes, base: int, size: int, target: int) -> bytes:
-    """A parameter with the addresses in [base, base + size) as far behind `target`."""
-    if len(parameter) % 8:
-        return parameter
-    words = np.frombuffer(parameter, np.uint64).copy()
-    inside = (words >= base) & (words < base + size)
-    words[inside] = words[inside] - np.uint64(base) + np.uint64(target)
-    return words.tobytes()
-
-
 def run(folder: Path, results: Path) -> None:
     """Launches every case on GPU 0; a case that does not end ends the process."""
-    import ctypes
-
-    from benchmarks.emulator_hopper.driver import MAX_DYNAMIC_SHARED_SIZE, Gpu
-
-    class Driver(Gpu):
-        def launch(self, case: dict[str, Any], image: bytes) -> Any:
-            module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
-            self._call("cuModuleLoadData", ctypes.byref(module), image)
-            self._call("cuModuleGetFunction", ctypes.byref(kernel), module, case["kernel"].encode())
-            self._call("cuFuncSetAttribute", kernel, MAX_DYNAMIC_SHARED_SIZE, case["smem"])
-            arena = np.zeros(case["size"], np.uint8)
-            for name, (place, shape, kind) in case["places"].items():
-                if kind == "int32":
-                    arena[place : place + 4 * shape[0]] = case["ints"][name]
-                elif name in "qkv":
-                    bits = operand(name, shape).view(np.uint8).ravel()
-                    arena[place : place + bits.size] = bits
-            pointer = self._upload(arena)
-            address = pointer.value or 0
-            parts = [
-                moved(bytes.fromhex(part), case["base"], case["size"], address)
-                for part in case["parameters"]
-            ]
-            values = [ctypes.create_string_buffer(part, len(part)) for part in parts]
-            pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(x) for x in values))
-            first: dict[str, Any] = {}
-            different = 0
-            for _ in range(repeats(case["name"])):
-                self._call("cuLaunchKernel", kernel, *case["grid"], *case["block"], case["smem"],
-                           None, pointers, None)  # fmt: skip
-                self._wait(LIMIT_S)
-                found = {name: self.read(address, case, name) for name in OUTPUTS}
-                first = first or found
-                different += any(not same(first[name], found[name]) for name in OUTPUTS)
-                for name in OUTPUTS:
-                    self.clear(address, case, name)
-            self._call("cuMemFree_v2", pointer)
-            return first | {"different": np.array(different)}
-
-        def read(self, address: int, case: dict[str, Any], name: str) -> Any:
-            array = output(case, name)
-            self._call("cuMemcpyDtoH_v2", ctypes.c_void_p(array.ctypes.data),
-                       ctypes.c_uint64(address + case["places"][name][0]),
-                       ctypes.c_size_t(array.nbytes))  # fmt: skip
-            return array
-
-        def clear(self, address: int, case: dict[str, Any], name: str) -> None:
-            place = ctypes.c_uint64(address + case["places"][name][0])
-            size = ctypes.c_size_t(output(case, name).nbytes)
-            self._call("cuMemsetD8_v2", place, ctypes.c_ubyte(0xFF), size)
-
     driver = Driver()
     kept: dict[str, Any] = {"device": np.array(driver.name)}
     for source in sorted(folder.glob("case*.json")):
@@ -213,16 +152,6 @@ def run(folder: Path, results: Path) -> None:
         print(f"{name}: {launches} launches ended, {different} unlike the first", flush=True)
     results.parent.mkdir(parents=True, exist_ok=True)
     np.savez(results, **kept)
-
-
-def repeats(name: str) -> int:
-    """Launches of a case on the GPU."""
-    return SLOW_REPEATS if cases()[name].get("products") else REPEATS
-
-
-def same(one: Any, other: Any) -> bool:
-    """Bit for bit."""
-    return bool(one.tobytes() == other.tobytes())
 
 
 def emulate_case(name: str) -> tuple[dict[str, Any], list[str]]:

@@ -24,7 +24,7 @@ def test_an_h100_gave_what_the_definition_says() -> None:
     recorded = json.loads((RESULTS / "forward_skeleton_hopper.json").read_text())
     assert set(recorded["cases"]) == set(skeleton_cases.cases()) and recorded["wrong"] == []
     for name, case in recorded["cases"].items():
-        assert "H100" in case["device"] and case["launches"] == skeleton.repeats(name)
+        assert "H100" in case["device"] and case["launches"] == skeleton_cases.repeats(name)
         assert not skeleton.is_wrong(name, case)
         for fault in ({"different": 1}, {"o_error": 0.008}, {"lse_error": 2e-4},
                       {"findings": ["race"]}):  # fmt: skip
