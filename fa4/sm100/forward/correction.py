@@ -48,13 +48,13 @@ def correction(signals: Signals, problem: Problem, outputs: Outputs) -> None:
     while index < problem.num_tiles:
         tile = locate(problem, index)
         # The first keys' products overwrite O: these signals only pass through.
-        signals.wait("stats0_full", 0)
+        signals.wait("stats0_full")
         signals.arrive("stats0_empty")
         if cutlass.const_expr(q_tiles == 2):
-            signals.wait("stats1_full", 0)
+            signals.wait("stats1_full")
         for _ in cutlass.range(1, tile.kv_tiles, unroll=1):
             for i in cutlass.range_constexpr(q_tiles):
-                signals.wait(f"stats{i}_full", 0)
+                signals.wait(f"stats{i}_full")
                 log2_alpha = outputs.stats[i][thread]
                 if cute.arch.vote_any_sync(log2_alpha < 0.0):
                     alpha = cute.math.exp2(log2_alpha, fastmath=True)
@@ -90,7 +90,7 @@ def finish(
 ) -> None:
     """O_i / l to shared memory and LSE to global memory, once the last product is there."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
-    signals.wait(f"stats{i}_full", 0)
+    signals.wait(f"stats{i}_full")
     total, highest = outputs.stats[i][thread], outputs.stats[i][WARPGROUP + thread]
     signals.arrive(f"stats{i}_empty")
     row = tile.tile_row(i) + thread
