@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from fa4.emulator.machine.mbarrier import MBarrier
 
 FULL_MASK = 0xFFFFFFFF
-QUARTERS = 4  # of an SM; warp i of a CTA is in quarter i % 4, with registers of its own
+# Of an SM: warp i of a CTA is in quarter i % 4, with registers of its own (measured on an H100:
+# tests/emulator/test_hopper_facts.py).
+QUARTERS = 4
 # The coordinates of a CTA in the grid, and in its cluster.
 Position: TypeAlias = "tuple[tuple[int, int, int], tuple[int, int, int]]"
 POOL_ROWS = 4  # rows of 32 ids for a CTA's asynchronous operations

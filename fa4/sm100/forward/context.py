@@ -117,7 +117,7 @@ class Signals:
         return signal.arrive_count + waiting
 
     def _number(self, numbers: dict[str, int], name: str) -> Int32 | int:
-        """Of a barrier; those of a Q tile's signals are as far apart for every name."""
+        """The number of a signal's first barrier: of this role's Q tile, if each has its own."""
         if isinstance(self.tile, int) or "{i}" not in name:
             return numbers[name.format(i=self.tile)]
         first, second = (numbers[name.format(i=i)] for i in range(2))

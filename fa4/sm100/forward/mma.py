@@ -3,7 +3,7 @@
 While the softmax warps of one Q tile work on S, the tensor core runs the other tile's products:
 PV0, QK0 of the next keys, PV1, QK1 of the next keys.
 
-The whole warp runs the loop, and elects a thread for each instruction: then the compiler keeps
+The whole warp runs the loop, and elects a thread for each product: then the compiler keeps
 everything in uniform registers, where the tensor core wants it, and the election costs nothing.
 """
 

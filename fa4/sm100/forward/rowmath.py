@@ -1,6 +1,6 @@
 """Arithmetic of one row of S in one thread: masks, maximum, exponentials, sums.
 
-Rows are Python lists of Float32.
+Rows are Python lists of Float32; each function is traced as one piece of PTX (`straight`).
 """
 
 import math

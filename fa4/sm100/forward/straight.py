@@ -22,6 +22,10 @@ _REGISTER = re.compile(r"%(f32|b32|b64|pred)_\d+")
 class Straight:
     """Instructions in the order they are called; registers are their names.
 
+        code = Straight()
+        a, b = code.read_all([x, y])  # traced values
+        (largest,) = code.trace(code.do("max.f32", a, b))
+
     Kinds of registers: f32, b32, b64 (two f32, for packed instructions) and pred.
     """
 
