@@ -22,6 +22,7 @@ import numpy as np
 from fa4.arrays import is_torch, like, to_numpy
 from fa4.config import Window
 from fa4.front import choice
+from fa4.oracle import attend_batch, differentiate_batch
 from fa4.reference import SavedForward, attention_backward, attention_forward
 from fa4.request import DENSE_DEFAULTS, VARLEN_DEFAULTS, Request, build_request
 
@@ -73,7 +74,7 @@ def flash_attn_func(
 
     Args:
         softmax_scale: factor of the scores; None means 1/sqrt(d).
-        causal: query i sees keys up to i + Sk - Sq.
+        causal: query i sees keys up to i + Sk - Sq: the window's right side is 0 in any case.
         window_size: (left, right) keys visible on each side of that diagonal.
         learnable_sink: (Hq,) logit per head that takes probability but has no value vector.
         softcap: scores become softcap * tanh(score / softcap); 0 switches it off.
@@ -218,13 +219,11 @@ def _run(
 
 def forward_request(request: Request, impl: str) -> tuple[np.ndarray, np.ndarray]:
     """(out, lse) of a checked request, as NumPy arrays."""
+    inputs = (request.q, request.k, request.v)
+    if impl == "oracle":
+        return attend_batch(*inputs, request.keywords)
     result = attention_forward(
-        request.q,
-        request.k,
-        request.v,
-        request.spec,
-        packing=request.packing,
-        config=request.forward_config if impl == "reference" else None,
+        *inputs, request.spec, request.forward_config, packing=request.packing
     )
     return result.out, result.lse
 
@@ -246,13 +245,18 @@ def _run_backward(
         if array is not None and array.shape != shape:
             raise ValueError(f"{name} must have shape {shape}; got {array.shape}")
         arrays[name] = array
-    result = attention_backward(
-        (request.q, request.k, request.v),
-        SavedForward(**arrays),
-        request.spec,
-        packing=request.packing,
-        config=None if impl == "oracle" else request.backward_config,
-    )
+    inputs = (request.q, request.k, request.v)
+    result: Any
+    if impl == "oracle":
+        result = differentiate_batch(inputs, arrays["dout"], arrays["dlse"], request.keywords)
+    else:
+        result = attention_backward(
+            inputs,
+            SavedForward(**arrays),
+            request.spec,
+            request.backward_config,
+            packing=request.packing,
+        )
     dq, dk, dv = (like(q, x) for x in (result.dq, result.dk, result.dv))
     dsink = None if result.dsink is None else like(q, result.dsink)
     return AttentionGradients(dq, dk, dv, dsink)

@@ -24,6 +24,9 @@ DTYPE_MAX_LOG2 = {
     "e5m2": math.log2(57344.0),
 }
 
+FRAGMENT_COLS = 32  # columns of a row of scores that are read from tensor memory at once
+MOST_FRAGMENTS = 8  # of the widest tile, 256 columns
+
 WARP_ROWS = 32  # rows of a tile that one warp owns: one thread per row
 
 
@@ -54,8 +57,9 @@ def normalize_window(window_size: object, causal: bool = False) -> Window:
 
     FlashAttention 2 and 3 write -1 for "unbounded" and FlashAttention 4 writes None; both are
     accepted. Any other negative number is a real offset: key j is visible to query i iff
-    i + Sk - Sq - left <= j <= i + Sk - Sq + right. `causal` makes right 0. A window with
-    left + right < 0 would hide every key, so it is refused.
+    i + Sk - Sq - left <= j <= i + Sk - Sq + right. `causal` makes right 0 whatever it was, as in
+    FlashAttention, in every implementation. A window with left + right < 0 would hide every key,
+    so it is refused.
     """
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise TypeError(f"window_size must be a pair (left, right); got {window_size!r}")
@@ -67,13 +71,23 @@ def normalize_window(window_size: object, causal: bool = False) -> Window:
         sides.append(None if value == -1 else value)
     left, right = sides
     if causal:
-        right = 0 if right is None else min(right, 0)
+        right = 0
     if left is not None and right is not None and left + right < 0:
         raise ValueError(
             f"window_size must satisfy left + right >= 0, or no key is visible; "
             f"got left {left} and right {right}"
         )
     return left, right
+
+
+def sum_clipped(first: int, count: int, most: int) -> int:
+    """Sum of `count` integers from `first` on, each clipped to 0 ... most."""
+
+    def below(end: int) -> int:
+        inner, over = min(max(end, 0), most), max(end - most, 0)
+        return inner * (inner - 1) // 2 + over * most
+
+    return below(first + count) - below(first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +140,12 @@ class Problem:
     def visible_pairs(self) -> int:
         """(query, key) pairs that the window shows, in one head of one batch entry."""
         left, right = self.window_size
-        total = 0
-        for row in range(self.seqlen_q):
-            diagonal = row + self.seqlen_k - self.seqlen_q
-            first = 0 if left is None else max(0, diagonal - left)
-            last = self.seqlen_k if right is None else min(self.seqlen_k, diagonal + right + 1)
-            total += max(0, last - first)
-        return total
+        start = self.seqlen_k - self.seqlen_q  # the first row's diagonal; each row's is one more
+        rows, keys = self.seqlen_q, self.seqlen_k
+        hidden = 0 if left is None else sum_clipped(start - left, rows, keys)
+        return (
+            rows * keys if right is None else sum_clipped(start + right + 1, rows, keys)
+        ) - hidden
 
     @property
     def backward_flops(self) -> int:
@@ -156,9 +169,13 @@ class Exp2Split:
 
     def __post_init__(self) -> None:
         """Check ranges: a residue above the frequency would emulate every pair silently."""
-        require_int("frequency", self.frequency, 0)
-        require_int("residue", self.residue, 0)
-        require_int("start_fragment", self.start_fragment, 0)
+        require_int("frequency", self.frequency, 0, FRAGMENT_COLS)
+        require_int("residue", self.residue, 0, FRAGMENT_COLS)
+        if self.frequency and self.residue > self.frequency:
+            raise ValueError(
+                f"residue must be at most the frequency, {self.frequency}; got {self.residue}"
+            )
+        require_int("start_fragment", self.start_fragment, 0, MOST_FRAGMENTS)
         require_int("degree", self.degree, 1, 5)
 
     def emulated_columns(self, tile_n: int) -> tuple[bool, ...]:

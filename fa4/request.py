@@ -69,6 +69,11 @@ class Request:
         *batch, rows, heads, _ = self.q.shape
         return (*batch, heads, rows)
 
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What is computed, as keywords of `flash_attn_varlen_func`, without choices of how."""
+        return vars(self.packing) | self.spec.keywords
+
 
 def build_request(q: Any, k: Any, v: Any, options: dict[str, Any], *, varlen: bool) -> Request:
     """Check inputs and options; raises ValueError or TypeError with one clear line."""

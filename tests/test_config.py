@@ -68,7 +68,10 @@ def test_offset_and_threshold_stay_within_the_type(dtype, limit) -> None:
 def test_windows() -> None:
     assert normalize_window((-1, 5)) == (None, 5)
     assert normalize_window((3, 9), causal=True) == (3, 0)
-    assert normalize_window((3, -2), causal=True) == (3, -2)
+    assert normalize_window((3, -2), causal=True) == (3, 0)
+    assert normalize_window((0, -5), causal=True) == (0, 0)
+    with pytest.raises(ValueError, match="left -2 and right 0"):
+        normalize_window((-2, 5), causal=True)
     assert normalize_window([None, None], causal=True) == (None, 0)
 
 

@@ -172,18 +172,15 @@ def run_forward(
     k: np.ndarray,
     v: np.ndarray,
     packing: Packing,
-    *,
-    exact: bool = False,
 ) -> ForwardResult:
     """Run `kernel` on every sequence of a batch.
 
     q is (B, Sq, Hq, d) or (total, Hq, d). Rows outside the used length get out 0 and LSE -inf.
-    `exact` keeps float64 results (the oracle's) instead of rounding them to the output type.
     """
     lse_shape = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], q.shape[2], q.shape[1])
     result = ForwardResult(
-        np.zeros((*q.shape[:-1], v.shape[-1]), np.float64 if exact else output_dtype(q.dtype)),
-        np.full(lse_shape, -np.inf, np.float64 if exact else lse_dtype(q.dtype)),
+        np.zeros((*q.shape[:-1], v.shape[-1]), output_dtype(q.dtype)),
+        np.full(lse_shape, -np.inf, lse_dtype(q.dtype)),
     )
     for seq, q_index, _ in _sequences(q, k, v, packing):
         output = kernel(seq)
@@ -208,16 +205,14 @@ def run_backward(
     inputs: tuple[np.ndarray, np.ndarray, np.ndarray],
     saved: SavedForward,
     packing: Packing,
-    *,
-    exact: bool = False,
 ) -> BackwardResult:
     """Run the backward `kernel` on every sequence of a batch; inputs are (q, k, v).
 
     Rows outside the used lengths get zero gradients; a page that several sequences share gets the
-    sum of theirs. `exact` keeps float64 gradients instead of rounding them.
+    sum of theirs.
     """
     q, k, v = inputs
-    work = np.float64 if exact else lse_dtype(q.dtype)
+    work = lse_dtype(q.dtype)
     dq, dk, dv = (np.zeros(x.shape, work) for x in inputs)
     result = BackwardResult(dq, dk, dv)
     for seq, q_index, kv_index in _sequences(q, k, v, packing):
@@ -235,7 +230,6 @@ def run_backward(
         if grads.dsink is not None:
             result.dsink = grads.dsink + (0.0 if result.dsink is None else result.dsink)
         result.counters.add(grads.counters)
-    if not exact:
-        name = dtype_name(output_dtype(q.dtype))
-        result.dq, result.dk, result.dv = (round_to(x, name) for x in (dq, dk, dv))
+    name = dtype_name(output_dtype(q.dtype))
+    result.dq, result.dk, result.dv = (round_to(x, name) for x in (dq, dk, dv))
     return result

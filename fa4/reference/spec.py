@@ -75,6 +75,12 @@ class Descale(NamedTuple):
     v: np.ndarray | None = None
 
 
+# Fields of Attention that are keywords of `fa4.flash_attn_func` under the same name.
+_KEYWORDS = frozenset(
+    {"softmax_scale", "softcap", "score_mod", "score_mod_bwd", "mask_mod", "aux_tensors"}
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attention:
     """Features of one call. softmax_scale multiplies raw scores; softcap 0 means none.
@@ -112,6 +118,21 @@ class Attention:
     def modifies_scores(self) -> bool:
         """Do scores go through softcap or score_mod (and so are scaled before the maximum)?"""
         return self.score_mod is not None or self.softcap > 0.0
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The same features as keywords of `fa4.flash_attn_func`."""
+        by_name = {name: value for name, value in vars(self).items() if name in _KEYWORDS}
+        return by_name | {
+            "window_size": self.window,
+            "learnable_sink": self.sink,
+            "block_sparse_tensors": self.block_sparse,
+            "dropout_p": self.dropout.probability,
+            "dropout_seed": self.dropout.seed,
+            "q_descale": self.descale.q,
+            "k_descale": self.descale.k,
+            "v_descale": self.descale.v,
+        }
 
     def head_scale(self, batch: int, heads_q: int) -> np.ndarray:
         """(Hq, 1, 1) float64 factor of the raw products: softmax_scale * q_descale * k_descale."""

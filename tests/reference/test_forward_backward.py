@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fa4
+from fa4.dtypes import round_to
 from fa4.reference import Attention, SavedForward, attention_backward, attention_forward
 from fa4.reference import backward as backward_module
 from fa4.reference import forward as forward_module
@@ -244,3 +245,25 @@ def test_no_tiled_function_holds_a_score_matrix() -> None:
         tracemalloc.stop()
     assert peaks[2048] < 2.2 * peaks[1024]
     assert peaks[2048] < 2048 * 2048 * 4  # one float32 score matrix
+
+
+def test_the_second_product_takes_p_in_the_input_type() -> None:
+    """508 keys of weight 0.5018 beside 4 of weight 1, one in each tile: in bf16 they weigh 0.5.
+
+    V is ones, so that O is the sum of the rounded weights over the sum of the weights as they are.
+    """
+    import ml_dtypes
+
+    q, k, v = np.zeros((3, 1, 512, 1, 8), ml_dtypes.bfloat16)
+    q[..., 0], v[:], k[0, :, 0, 0] = 1, 1, -1
+    k[0, ::128] = 0
+    spec = Attention(softmax_scale=0.6894)
+    weight = np.exp(-0.6894)
+    assert round_to(np.array(weight), "bf16") == 0.5 < weight
+    low, high = (
+        attention_forward(*(x.astype(dtype) for x in (q[:, :1], k, v)), spec,
+                          config=fa4.ForwardConfig()).out.astype(np.float64)
+        for dtype in (ml_dtypes.bfloat16, np.float32)
+    )  # fmt: skip
+    assert (low == 1 - 2**-8).all()  # the bf16 nearest to 258 / (4 + 508 weight) = 0.9963
+    np.testing.assert_allclose(high, 1, rtol=1e-6)

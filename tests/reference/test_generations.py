@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fa4.config import BackwardConfig, ForwardConfig
 from fa4.dtypes import numpy_dtype, round_to
+from fa4.oracle import attend_batch, differentiate_batch
 from fa4.reference import (
     Attention,
     BlockSparseTensors,
@@ -22,8 +23,6 @@ from fa4.reference import (
     Dropout,
     Packing,
     SavedForward,
-    attention_backward,
-    attention_forward,
 )
 from fa4.reference.generations import (
     GENERATIONS,
@@ -72,7 +71,7 @@ def problems(draw: st.DrawFn) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray]
     seed = draw(st.integers(0, 2**32))
     seqlens = draw(st.tuples(st.integers(1, 60), st.integers(1, 60)))
     tensors = draw_tensors(seed, seqlens, (heads_k * group, heads_k))
-    windows = st.sampled_from([(None, None), (None, 0), (7, 0), (3, 5), (None, -2), (-1, 9)])
+    windows = st.sampled_from([(None, None), (None, 0), (7, 0), (3, 5), (None, -2), (-2, 9)])
     sink = np.random.default_rng(seed + 1).standard_normal(heads_k * group)
     dropout = Dropout(probability=draw(st.sampled_from([0.0, 0.25, 0.5])), seed=seed)
     spec = Attention(
@@ -88,15 +87,15 @@ def problems(draw: st.DrawFn) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray]
 def matches_oracle(name: str, tensors: tuple[np.ndarray, ...], spec: Attention) -> None:
     """Forward and backward of one generation, float64, small tiles."""
     q, k, v = tensors
-    oracle = attention_forward(q, k, v, spec)
+    oracle_out, oracle_lse = attend_batch(q, k, v, spec.keywords)
     result = run_generation(name, q, k, v, spec, config=SMALL[name])
-    np.testing.assert_allclose(result.out, oracle.out, rtol=0, atol=TOLERANCE)
-    np.testing.assert_allclose(result.lse, oracle.lse, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(result.out, oracle_out, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(result.lse, oracle_lse, rtol=0, atol=TOLERANCE)
     rng = np.random.default_rng(q.size)
-    dout, dlse = rng.standard_normal(oracle.out.shape), rng.standard_normal(oracle.lse.shape)
-    dlse[np.isneginf(oracle.lse)] = 0.0
+    dout, dlse = rng.standard_normal(oracle_out.shape), rng.standard_normal(oracle_lse.shape)
+    dlse[np.isneginf(oracle_lse)] = 0.0
     saved = SavedForward(out=result.out, lse=result.lse, dout=dout, dlse=dlse)
-    expected = attention_backward((q, k, v), saved, spec)
+    expected = differentiate_batch((q, k, v), dout, dlse, spec.keywords)
     config = SMALL_BACKWARD[name]
     gradients = run_generation_backward(name, (q, k, v), saved, spec, config=config)
     for field in ("dq", "dk", "dv"):
@@ -208,8 +207,8 @@ def test_low_precision(name: str, dtype: str) -> None:
     assert result.out.dtype == numpy_dtype(dtype) and result.lse.dtype == np.float32
     saved = SavedForward(out=result.out, lse=result.lse, dout=dout)
     grads = run_generation_backward(name, (q, k, v), saved, spec)
-    exact = attention_backward((q, k, v), saved, spec)
-    exact_out = attention_forward(q, k, v, spec).out
+    exact = differentiate_batch((q, k, v), dout, None, spec.keywords)
+    exact_out, _ = attend_batch(q, k, v, spec.keywords)
     triples = zip(
         plain,
         (result.out, grads.dq, grads.dk, grads.dv),

@@ -15,7 +15,8 @@ from fa4.commands import generations as command
 from fa4.commands.generations import with_peak
 from fa4.config import ForwardConfig
 from fa4.dtypes import round_to
-from fa4.reference import Attention, BlockSparseTensors, Counters, SavedForward, attention_forward
+from fa4.oracle import attend_batch
+from fa4.reference import Attention, BlockSparseTensors, Counters, SavedForward
 from fa4.reference.generations import (
     GENERATIONS,
     Flash1Config,
@@ -203,7 +204,7 @@ def test_stored_scores_decide_the_error_of_standard() -> None:
     """Its error in bf16 comes from S in HBM: in float32 there, it is as good as fa2's."""
     tensors = inputs(512, 64, dtype="bf16")
     spec = plain_spec(64)
-    exact = attention_forward(*tensors, spec).lse
+    exact = attend_batch(*tensors, spec.keywords)[1]
     errors = [
         np.abs(run_generation(name, *tensors, spec, config=config).lse - exact).max()
         for name, config in (("standard", None), ("fa2", None),
@@ -227,7 +228,7 @@ def fp8_errors(*configs: Flash3Fp8Config) -> list[float]:
     rng = np.random.default_rng(0)
     q, k, v = (outliers(rng, (1, 2048, 1, 128)).astype(np.float32) for _ in range(3))
     spec = plain_spec(128)
-    exact = attention_forward(q, k, v, spec).out
+    exact = attend_batch(q, k, v, spec.keywords)[0]
     results = [run_generation("fa3-fp8", q, k, v, spec, config=config) for config in configs]
     return [float(np.sqrt(np.mean((x.out - exact) ** 2))) for x in results]
 
@@ -262,6 +263,23 @@ def test_rotation_is_orthogonal(head_dim: int) -> None:
     spike = np.zeros(head_dim)
     spike[0] = 1.0
     np.testing.assert_allclose(np.abs(rotate(spike, 3)), np.full(order, order**-0.5))
+
+
+def test_rotation_spreads_every_pattern() -> None:
+    """Also the rows of the Hadamard matrix itself, which without random signs become a spike."""
+    pattern = np.ones((1, 128))
+    for frequency in (1, 2, 64):
+        pattern = np.vstack([pattern, (-1.0) ** (np.arange(128) // frequency)])
+    assert np.abs(rotate(pattern, 0)).max() < 0.5 * 128**0.5
+    assert (rotate(pattern, 0) != rotate(pattern, 1)).any()
+
+
+@pytest.mark.parametrize("offset", [-0.5, 9.0, float("nan")])
+def test_offsets_that_leave_the_range_of_p(offset: float) -> None:
+    """P times 2^offset must neither lose bits of e4m3 nor exceed 448."""
+    with pytest.raises(ValueError, match="p_offset_log2"):
+        Flash3Fp8Config(p_offset_log2=offset)
+    assert Flash3Fp8Config(p_offset_log2=0.0).p_offset_log2 == 0.0
 
 
 def test_block_quantization() -> None:

@@ -5,19 +5,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fa4.config import ForwardConfig
 from fa4.reference.dropout import keep_scale, philox_4x32
-from fa4.reference.naive import visible_pairs, whole_region
 from fa4.reference.sequences import Sequence
-from fa4.reference.spec import Attention, Dropout
+from fa4.reference.spec import Attention, BlockSparseTensors, Dropout
 from fa4.reference.tiles import Tile, TileMasks, cut
 
 sides = st.none() | st.integers(-6, 30)
 
 
 def masks_of(seqlen_q: int, seqlen_k: int, spec: Attention) -> tuple[TileMasks, np.ndarray]:
-    """TileMasks of a one-head sequence and the oracle's (1, Sq, Sk) visibility."""
+    """TileMasks of a one-head sequence and the definition's (1, Sq, Sk) visibility."""
     seq = Sequence(0, *(np.zeros((1, n, 1)) for n in (seqlen_q, seqlen_k, seqlen_k)))
-    return TileMasks(seq, spec), visible_pairs(spec, whole_region(seq))
+    left, right = spec.window
+    distance = np.arange(seqlen_k) - np.arange(seqlen_q)[:, None] - (seqlen_k - seqlen_q)
+    seen = np.ones((1, seqlen_q, seqlen_k), bool)
+    if left is not None:
+        seen &= distance >= -left
+    if right is not None:
+        seen &= distance <= right
+    return TileMasks(seq, spec), seen
 
 
 @settings(max_examples=200, deadline=None)
@@ -91,3 +98,11 @@ def test_dropout_keeps_the_asked_share_independently_of_position() -> None:
         assert abs(lag.mean()) < 5 * 0.21 / np.sqrt(lag.size)
     other = keep_scale(Dropout(probability=0.3, seed=2), region)[0] > 0
     assert abs((kept == other).mean() - 0.58) < 0.01  # 0.7^2 + 0.3^2
+
+
+def test_block_lists_count_in_tiles_of_the_kernel_by_default() -> None:
+    """A block is what a CTA computes at once: two Q tiles of the default config, one KV tile."""
+    config = ForwardConfig()
+    counts = np.zeros((1, 1, 1), np.int32)
+    lists = BlockSparseTensors(counts, counts[..., None], counts, counts[..., None])
+    assert lists.block_size == (config.q_tiles * config.tile_m, config.tile_n)
