@@ -1,4 +1,4 @@
-"""`fa4 verify`: the property suite on our reference, torch's SDPA or any attention function."""
+"""`fa4 verify`: the property suite on any attention function."""
 
 from __future__ import annotations
 
@@ -10,64 +10,120 @@ import typer
 
 from fa4.commands import emit
 
-DEFAULT_EXAMPLES = 50  # fa4.testing.runner says the same; not imported, so that --help stays fast
+DEFAULT_EXAMPLES = 20  # fa4.testing.runner says the same; not imported, so that --help stays fast
+
+
+BackendName = Annotated[
+    str,
+    typer.Option(
+        help="reference, oracle, torch-sdpa, an adapter (--list-backends), module:function, a "
+        "pair module:forward,module:backward or torch:module:function."
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(help="Only properties of this name or pattern, as 'gradients*' (repeatable)."),
+]
+DtypeNames = Annotated[
+    list[str] | None,
+    typer.Option(help="Only this element type: fp32, bf16, fp16, fp64 (repeatable)."),
+]
+ExitFirst = Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")]
+MaxExamples = Annotated[
+    int, typer.Option(help="Cases drawn per property; with 20, 5 of each pair of features.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the cases; the same one repeats a run.")]
+Timeout = Annotated[float | None, typer.Option(help="Seconds for one call; turns isolation on.")]
+Isolated = Annotated[
+    bool | None,
+    typer.Option(
+        "--isolate/--no-isolate",
+        help="Run the function in a worker process that is replaced when it dies (default: for "
+        "what uses CUDA).",
+    ),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="The robustness properties must hold, too.")]
+ListAdapters = Annotated[
+    bool, typer.Option("--list-backends", help="List the adapters and what is installed.")
+]
 
 
 def verify(
-    backend: Annotated[
-        str, typer.Option(help="reference, oracle, torch-sdpa or module:function.")
-    ] = "reference",
-    max_examples: Annotated[int, typer.Option(help="Cases per property.")] = DEFAULT_EXAMPLES,
-    seed: Annotated[int, typer.Option(help="Seed of the cases; the same one repeats a run.")] = 0,
-    names: Annotated[
-        list[str] | None, typer.Option("--property", help="Only this property (repeatable).")
-    ] = None,
+    backend: BackendName = "reference",
+    only: Only = None,
+    dtype: DtypeNames = None,
+    exitfirst: ExitFirst = False,
+    max_examples: MaxExamples = DEFAULT_EXAMPLES,
+    seed: Seed = 0,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    timeout: Timeout = None,
+    isolated: Isolated = None,
+    strict: Strict = False,
     list_only: Annotated[bool, typer.Option("--list", help="List the properties.")] = False,
+    list_adapters: ListAdapters = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Check an attention function against the float64 oracle, within a derived error budget.
 
-    Exit code 0 if nothing failed, 1 if a property failed, 2 for bad input. What the function does
-    not offer is listed as not covered, and is never counted as passed.
+    Exit code 0 if nothing failed; 1 if a property failed or nothing could be checked; 2 for bad
+    input. What the function does not offer is listed as not covered, and never counted as passed.
 
-    Example: fa4 verify --backend torch-sdpa --property causal --property gradients
+    Example: fa4 verify --backend torch-sdpa --only 'causal*' --only 'gradients*' -x
     """
     from fa4 import testing
 
-    if list_only:
-        emit({"properties": describe(testing.find_properties(names or None))}, as_json, render_list)
+    if list_adapters:
+        emit({"backends": testing.list_backends()}, as_json, render_backends)
         return
+    if list_only:
+        emit({"properties": describe(testing.find_properties(only or None))}, as_json, render_list)
+        return
+    options = testing.VerifyOptions(
+        max_examples=max_examples,
+        seed=seed,
+        only=tuple(only) if only else None,
+        dtypes=tuple(dtype) if dtype else None,
+        exitfirst=exitfirst,
+        strict=strict,
+        jobs=jobs,
+        isolate=isolated,
+        timeout_s=timeout,
+    )
     with progress_bar() as progress:
-        report = testing.verify(
-            backend,
-            max_examples=max_examples,
-            seed=seed,
-            properties=names or None,
-            progress=progress,
-        )
+        report = testing.verify(backend, options, progress=progress)
     emit(report.as_dict(), as_json, render)
-    if report.with_status("failed"):
+    if not report.passed:
         raise typer.Exit(1)
 
 
 def describe(properties: Any) -> list[dict[str, Any]]:
-    """Name, description and needs of each property."""
+    """Name, description, group and needs of each property."""
     return [
-        {"name": prop.name, "description": prop.description, "needs": sorted(prop.needs)}
+        {"name": prop.name, "description": prop.description, "group": prop.group,
+         "needs": sorted(prop.needs)}
         for prop in properties
-    ]
+    ]  # fmt: skip
 
 
 @contextmanager
 def progress_bar() -> Iterator[Any]:
     """A callback (done, total, name) that shows a bar on stderr, if that is a terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
-        BarColumn(),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
     console = Console(stderr=True)
@@ -91,35 +147,82 @@ def render_list(report: Mapping[str, Any]) -> Any:
     return table
 
 
-def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The report for people: results, what is not covered, tests to paste, one line of summary."""
+def render_backends(report: Mapping[str, Any]) -> Any:
+    """The adapters as a table."""
     from rich.table import Table
 
-    results = Table("property", "status", "cases", "worst error / budget", "what must hold")
-    for row in report["properties"]:
-        if row["status"] != "not covered":
-            share = "" if row["worst_share"] is None else f"{row['worst_share']:.3f}"
-            results.add_row(
-                row["name"], row["status"], str(row["cases"]), share, row["description"]
-            )
-    parts: list[Any] = [results]
-    missing = [row for row in report["properties"] if row["status"] == "not covered"]
-    if missing:
-        table = Table("not covered", "because")
-        for row in missing:
-            table.add_row(row["name"], row["reason"])
-        parts.append(table)
-    partly = [
-        row for row in report["properties"] if row["status"] != "not covered" and row["reason"]
-    ]
-    parts += [f"{row['name']}: some cases not covered: {row['reason']}" for row in partly]
-    for row in report["properties"]:
-        if row["status"] == "failed":
-            parts.append(f"\n{row['name']} failed: {row['error']}\n\n{row['test']}")
+    table = Table("backend", "what it runs", "here")
+    for row in report["backends"]:
+        table.add_row(row["name"], row["description"], row["missing"] or "yes")
+    return table
+
+
+def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The report for people: results, failures by cause, what is not covered, one line at last."""
+    rows = report["properties"]
+    if not any(row["status"] != "not covered" for row in rows):
+        return (
+            f"{report['backend']}: nothing could be checked, which is no success: "
+            f"{_first_reason(report)}",
+        )
+    parts: list[Any] = [results_table(rows), *uncovered_lines(rows)]
+    if report["skipped"]:
+        parts.append(f"stopped at the first failure; {len(report['skipped'])} properties not run")
+    for group in report["failures"]:
+        parts += failure_text(group)
     counts = report["counts"]
+    not_robust = f"{counts['not_robust']} not robust, " if counts["not_robust"] else ""
     parts.append(
-        f"{report['backend']}: {counts['passed']} passed, {counts['failed']} failed, "
+        f"{report['backend']}: {counts['passed']} passed, {counts['failed']} failed, {not_robust}"
         f"{counts['not_covered']} not covered; {report['cases']} cases "
         f"in {report['seconds']:.1f} s (seed {report['seed']})"
     )
     return tuple(parts)
+
+
+def results_table(rows: list[Mapping[str, Any]]) -> Any:
+    """One row per property that ran; pairs of features that passed are one row per feature."""
+    from rich.table import Table
+
+    table = Table("property", "status", "cases", "error / budget")
+    pairs: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        first, with_, _ = row["name"].partition("_with_")
+        if row["status"] == "passed" and with_:
+            pairs.setdefault(first, []).append(row)
+        elif row["status"] != "not covered":
+            share = "" if row["worst_share"] is None else f"{row['worst_share']:.3f}"
+            table.add_row(row["name"], row["status"], str(row["cases"]), share)
+    for first, group in pairs.items():
+        worst = max(row["worst_share"] for row in group)
+        cases = sum(row["cases"] for row in group)
+        table.add_row(f"{first} with {len(group)} others", "passed", str(cases), f"{worst:.3f}")
+    return table
+
+
+def uncovered_lines(rows: list[Mapping[str, Any]]) -> Iterator[str]:
+    """What is not covered, one line per reason; and which cases of what ran were not."""
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if row["reason"]:
+            for reason in row["reason"].split("; "):
+                by_reason.setdefault(reason, []).append(row["name"])
+    for reason, names in by_reason.items():
+        where = names[0] if len(names) == 1 else f"{len(names)} properties"
+        yield f"not covered ({where}): {reason}"
+
+
+def failure_text(group: Mapping[str, Any]) -> Iterator[str]:
+    """One cause: what all of its failures need, the smallest example as a test, the list."""
+    names, needs = group["properties"], " and ".join(group["needs"])
+    shared = f"all {len(names)} need {needs}" if len(names) > 1 else f"it needs {needs}"
+    why = shared if needs else "on the plainest input"
+    smallest = group["smallest"]
+    yield f"\n{smallest} {group['status']} ({why}): {group['error']}\n\n{group['test']}"
+    if len(names) > 1:
+        yield f"with it: {', '.join(name for name in names if name != smallest)}"
+
+
+def _first_reason(report: Mapping[str, Any]) -> str:
+    """Why the first property is not covered."""
+    return next((row["reason"] for row in report["properties"] if row["reason"]), "no case ran")

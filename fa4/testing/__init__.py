@@ -6,22 +6,24 @@ head_dim) that returns `out` or `(out, lse)`; what it does not offer is reported
     from fa4.testing import verify
 
     report = verify("mypackage.module:attention")   # or "reference", "oracle", "torch-sdpa"
-    for failure in report.with_status("failed"):
-        print(failure.test)                          # ready to paste into a test file
+    for group in report.failures:                    # failures with one cause, the simplest first
+        print(group.needs, group.smallest.test)      # a test ready to paste into a file
 
 Or from the shell: `fa4 verify --backend mypackage.module:attention`, or
 `pytest --fa4-backend=mypackage.module:attention`. For tests of your own there are `strategies`,
 `build_inputs` (arrays of a drawn `Case`), `Outputs` and `assert_within_budget` (the error budget).
-`fa4.testing.backends` says what a back end may offer.
+`fa4.testing.contract` says what a back end may offer, `fa4.testing.backends` its names.
 
-Needs hypothesis: pip install 'fa4[test]'. It is imported at the first use of a name, so that the
-pytest plugin costs nothing where it is not used.
+Needs hypothesis, of the extra `test`. It is imported at the first use of a name, so that the pytest
+plugin costs nothing where it is not used.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
+
+from fa4.install import install_command
 
 _HOMES = {
     "Case": "case",
@@ -38,15 +40,21 @@ _HOMES = {
     "plain_attention": "plain",
     "plain_gradients": "plain",
     "Backend": "backends",
+    "BackendFailed": "backends",
+    "isolate": "isolation",
     "NotCovered": "backends",
     "load_backend": "backends",
+    "list_backends": "backends",
     "PROPERTIES": "properties",
     "Property": "property",
     "check_property": "properties",
     "find_properties": "properties",
-    "PropertyResult": "runner",
-    "VerifyReport": "runner",
+    "FailureGroup": "report",
+    "PropertyResult": "report",
+    "VerifyReport": "report",
+    "VerifyOptions": "runner",
     "verify": "runner",
+    "shrink": "shrink",
 }
 _NEED_HYPOTHESIS = {"strategies", "property", "properties", "runner"}
 
@@ -64,7 +72,7 @@ def __getattr__(name: str) -> Any:
         if error.name != "hypothesis" or home not in _NEED_HYPOTHESIS:
             raise
         raise ImportError(
-            f"fa4.testing.{name} needs hypothesis: pip install 'fa4[test]'"
+            f"fa4.testing.{name} needs hypothesis: {install_command('test')}"
         ) from error
     return module if name == "strategies" else getattr(module, name)
 

@@ -1,26 +1,31 @@
 """The rounding band: how far two honest evaluations of the same attention may lie apart.
 
-First-order forward error bounds, element by element, for an implementation that multiplies exactly,
-sums in w (float32; float64 for fp64), rounds P once to the element type before P V (dS before its
-products) and each result once. u and w are the unit roundoffs of the element and the work type;
-sums of n terms err by g(n) = 4 sqrt(n + 1) w relative to the sum of magnitudes (Higham and Mary,
-"A New Approach to Probabilistic Rounding Error Analysis", 2019, with lambda = 4).
+First-order forward errors, element by element, of an implementation that multiplies exactly, sums
+in w (float32; float64 for fp64), rounds P once to the element type before P V (dS before its
+products) and each result once. u and w are the unit roundoffs of the element and the work type.
 
-    score      delta = g(d) |scale| |Q||K|^T + 8 w (|s| + |m| + 1)     scale, base 2, exponential
-    LSE        eps = log(1 + sum_j P (e^delta - 1)) + g(n) + 4 w + E,  and rounding of the LSE
-    P          rho = e^(delta + eps) - 1 + 2 u
-    O          (P rho)|V| + g(n) P|V|  + least(P) sum_j |v_j|          underflow of P
-    D          |dO| band(O) + g(dv)|dO||O|
-    dS         P rho |dP - D| + P (g(dv)|dO||V|^T + band(D)), through the derivative of the score
-    dV, dK, dQ (P rho + g P)^T|dO|,  |scale|(band(dS) + (g + 2u)|dS|) times |Q|, |K|
+Rounding errors of different terms are independent, so they add as squares do; what all terms of a
+row share (its maximum, its sum) multiplies the result. Both are bounded by the sum of magnitudes,
+which is all that holds where few terms count (Higham and Mary, "A New Approach to Probabilistic
+Rounding Error Analysis", 2019). With |x y|_2 for the root of the sum over j of (x_j y_j)^2:
 
-E is what the exponential itself may err: nothing more for fp32 and fp64, 10^-4 for the narrower
+    score     delta = |scale| c sqrt(d + 1) w |q k|_2 + 3 w (|s| + |s - m| + 2)
+    P         rho = sqrt(delta^2 + (2 u)^2 + E^2)           a maximal error, so a few deviations
+    row       eps = |p delta|_2 + c sqrt(n + 1) w |p|_2 + 4 w + E
+    O         |p rho v|_2 + (eps + u) |O| + c sqrt(n + 1) w (|p v|_2 + |O|) + underflow of P
+    LSE       log(1 + sum p (e^delta - 1)) + c sqrt(n + 1) w + 4 w (|LSE| + 1) + E
+    D         |dO band(O)|_2 + c sqrt(dv + 1) w |dO O|_2
+    dS        P rho |dP - D| + P (c sqrt(dv + 1) w |dO v|_2 + 2 u |dP|) + 2 u |dS|
+    dQ        as O, from dS and K; and |scale| band(D) |P K|, which a row shares
+    dK, dV    as O, from dS and Q, P and dO: errors of different rows are independent
+
+c is 2: the standard deviation of a sum one term after another is 0.28 sqrt(n) w times its norm. E
+is what the exponential itself may err: nothing more for fp32 and fp64, 10^-4 for the narrower
 types, whose kernels compute a part of the exponentials as a cubic polynomial (8.8e-5 in
-FlashAttention-4), to be covered by the rounding of P, but not in the sum.
+FlashAttention-4).
 
-Each with one spacing of its own type added, and the smallest normal number of the work type, so
-that flushing subnormal results to zero is allowed. For fp64 the band is doubled: the oracle has it
-too.
+Each with one spacing of its own type added, half of it for the final rounding, and the smallest
+normal number of the work type, so that flushing subnormal results to zero is allowed.
 """
 
 from __future__ import annotations
@@ -30,10 +35,26 @@ import numpy as np
 from fa4.dtypes import ulp, unit_roundoff
 from fa4.testing.plain import GradientTerms, Terms, output_type, work_type
 
-_CONFIDENCE = 4.0  # Higham and Mary's lambda: a bound fails with probability 2 exp(-lambda^2 / 2)
+_DEVIATIONS = 2.0  # c above
 _MOST_EXPONENT = 30.0  # beyond e^30 a bound says nothing; keeps it finite
 _CUBIC_EXP2 = 1e-4
 _SMALLEST_NORMAL = {"fp32": 2.0**-126, "fp64": 2.0**-1022}
+
+
+def root(x: np.ndarray) -> np.ndarray:
+    """Square root of a sum of squares, which rounding may have left just below 0."""
+    return np.sqrt(np.maximum(x, 0.0))
+
+
+def two_norm(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """|w x|_2 over the inner axis of weights (..., M, N) and rows (..., N, D): (..., M, D).
+
+    Scaled by the largest of each, so that squares neither over- nor underflow.
+    """
+    top = np.abs(weights).max(axis=-1, keepdims=True, initial=0.0)
+    top = np.where(top > 0.0, top, 1.0)
+    top_rows = np.maximum(np.abs(rows).max(initial=0.0), 1e-300)
+    return top * top_rows * root((weights / top) ** 2 @ (rows / top_rows) ** 2)
 
 
 class Bounds:
@@ -43,85 +64,126 @@ class Bounds:
         self.terms, self.dtype = terms, dtype
         self.work_name = work_type(dtype)
         self.u, self.w = unit_roundoff(dtype), unit_roundoff(self.work_name)
-        self.copies = 2.0 if dtype == "fp64" else 1.0
-        keys = terms.visible.shape[-1]
-        self.g_keys = self.g(keys)
-        self.magnitude = np.where(np.isfinite(terms.scores), np.abs(terms.scores), 0.0)
-        dot = np.abs(terms.q) @ np.abs(terms.k).transpose(0, 2, 1)
-        size = self.magnitude + np.abs(terms.top)[..., None] + 1.0
-        self.delta = np.abs(terms.scale) * self.g(terms.q.shape[-1]) * dot + 8 * self.w * size
-        spread = np.expm1(np.minimum(self.delta, _MOST_EXPONENT))
-        self.eps = np.log1p((terms.p * spread).sum(axis=-1)) + self.g_keys + 4 * self.w
-        if dtype not in ("fp32", "fp64"):
-            self.eps = self.eps + _CUBIC_EXP2
-        exponent = np.minimum(self.delta + self.eps[..., None], _MOST_EXPONENT)
-        self.rho = np.expm1(exponent) + 2 * self.u
+        self.cubic = 0.0 if dtype in ("fp32", "fp64") else _CUBIC_EXP2
+        self.g_keys = self.g(terms.visible.shape[-1])
+        scores = np.where(np.isfinite(terms.scores), terms.scores, 0.0)
+        self.delta = np.abs(terms.scale) * self.g(terms.q.shape[-1])
+        self.delta = self.delta * two_norm(terms.q, terms.k.transpose(0, 2, 1))
+        size = np.abs(scores) + np.abs(scores - terms.top[..., None]) + 2.0
+        self.delta = np.minimum(self.delta + 3 * self.w * size, _MOST_EXPONENT)
+        self.rho = root(np.expm1(self.delta) ** 2 + (2 * self.u) ** 2 + self.cubic**2)
+        # What rounding or flushing a subnormal P, and then a subnormal dS, may cost; each twice.
+        self.underflow = float(ulp(0.0, dtype)) + 4 * _SMALLEST_NORMAL[self.work_name]
         self.weights = terms.p * terms.keep  # P as V sees it
+        one = np.ones((terms.p.shape[-1], 1))
+        shared = two_norm(terms.p * np.expm1(self.delta), one)[..., 0]
+        self.eps = shared + self.g_keys * two_norm(terms.p, one)[..., 0] + 4 * self.w + self.cubic
+        if terms.options.get("learnable_sink") is not None:  # its exponent is no key's
+            share = np.exp(np.where(np.isfinite(terms.lse), terms.sink - terms.lse, -np.inf))
+            size = np.where(share > 0.0, np.abs(terms.sink) + np.abs(terms.top), 0.0)
+            self.eps = self.eps + 3 * self.w * share * size
 
     def g(self, terms: int) -> float:
-        """Relative error of a sum of that many terms."""
-        return float(_CONFIDENCE * np.sqrt(terms + 1.0) * self.w)
+        """Relative error of a sum of that many terms, of its norm."""
+        return float(_DEVIATIONS * np.sqrt(terms + 1.0) * self.w)
 
     def spacing(self, x: np.ndarray, name: str) -> np.ndarray:
         """What rounding the result itself, or flushing it to zero, may cost."""
         finite = np.where(np.isfinite(x), x, 0.0)
         return ulp(finite, name) + _SMALLEST_NORMAL[self.work_name]
 
-    def lse(self) -> np.ndarray:
-        """(Hq, Sq); the sink's logit is rounded to float32 too."""
-        size = np.where(np.isfinite(self.terms.lse), np.abs(self.terms.lse), 0.0) + 1.0
-        return self.copies * (self.eps + 4 * unit_roundoff(self.work_name) * size)
+    def lse(self, stored: str) -> np.ndarray:
+        """(Hq, Sq); `stored` is the type that the LSE comes in. The sink is rounded to it too."""
+        terms = self.terms
+        size = np.where(np.isfinite(terms.lse), np.abs(terms.lse), 0.0) + 1.0
+        spread = (terms.p * np.expm1(self.delta)).sum(axis=-1)
+        coarsest = max(self.w, unit_roundoff(stored))
+        return np.log1p(spread) + self.g_keys + 4 * self.w + self.cubic + 4 * coarsest * size
 
     def out(self) -> np.ndarray:
         """(Hq, Sq, dv)."""
-        values = np.abs(self.terms.v)
-        band = (self.weights * (self.rho + self.g_keys)) @ values
+        terms = self.terms
+        exact = np.abs(self.weights @ terms.v)
+        sums = self.g_keys * (two_norm(self.weights, terms.v) + exact)
+        band = two_norm(self.weights * self.rho, terms.v) + sums
+        band = band + (self.eps + self.u)[..., None] * exact
+        most = self.weights * (self.rho + self.eps[..., None] + self.g_keys)
+        band = np.minimum(band, most @ np.abs(terms.v))
         if self.dtype not in ("e4m3", "e5m2"):  # there P underflows visibly: the plain error counts
-            least = 0.5 * float(ulp(0.0, self.dtype))
-            band = band + least * ((self.terms.visible * self.terms.keep) @ values)
-        band = band * self.terms.factor("v_descale")
-        return self.copies * (band + self.spacing(self.terms.out, output_type(self.dtype)))
+            band = band + self.underflow * two_norm(terms.visible * terms.keep, terms.v)
+        band = band * terms.factor("v_descale")
+        return band + self.spacing(terms.out, output_type(self.dtype))
 
 
 class GradientBounds(Bounds):
-    """Bands of the gradients; `terms` are GradientTerms."""
+    """Bands of the gradients; `terms` are GradientTerms, `stored` the type of the saved LSE."""
 
-    def __init__(self, terms: GradientTerms, dtype: str) -> None:
+    def __init__(self, terms: GradientTerms, dtype: str, stored: str) -> None:
         super().__init__(terms, dtype)
         self.back = terms
-        dout, g_dim = np.abs(terms.dout), self.g(terms.v.shape[-1])
-        self.row_dot = (dout * (self.out() + g_dim * np.abs(terms.out))).sum(axis=-1)
+        size = np.where(np.isfinite(terms.lse), np.abs(terms.lse), 0.0) + 1.0
+        self.eps = self.eps + 2 * unit_roundoff(stored) * size
+        dout, g_dim = terms.dout, self.g(terms.v.shape[-1])
+        o_band = self.out()
+        one = np.ones((dout.shape[-1], 1))
+        self.row_dot = two_norm(dout * o_band, one)[..., 0]
+        self.row_dot += g_dim * two_norm(dout * terms.out, one)[..., 0]
         self.row_dot += 4 * self.w * (np.abs(terms.dlse) + np.abs(terms.row_dot))
-        dp = g_dim * (dout @ np.abs(terms.v).transpose(0, 2, 1)) * terms.keep
+        dp = g_dim * two_norm(dout, terms.v.transpose(0, 2, 1)) * terms.keep
         gap = np.abs(terms.dp - terms.row_dot[..., None])
         cap = terms.options.get("softcap", 0.0)
         slope = 2 * self.delta / cap + 4 * self.w if cap else 0.0
-        raw = terms.p * (gap * self.rho + dp + self.row_dot[..., None])
+        # p and the upstream gradient at different precision: independent from pair to pair.
+        raw = terms.p * (gap * self.rho + dp + 2 * self.u * np.abs(terms.dp))
         bent = terms.p * gap * slope  # the derivative of tanh at a slightly wrong score
         self.ds = np.abs(terms.chain(raw)) + np.where(terms.visible, bent, 0.0)
         self.ds = self.ds + (2 * self.u) * np.abs(terms.ds)
+        # dS may be rounded with the scale in it, where more of it is subnormal.
+        scaled = np.maximum(1.0, 1.0 / np.maximum(np.abs(terms.scale), 2.0**-10))
+        self.ds = self.ds + np.where(terms.visible, self.underflow * scaled * (1.0 + gap), 0.0)
+        # What all pairs of a row share: its D and its LSE.
+        self.shared_ds = np.abs(terms.chain(terms.p * self.row_dot[..., None]))
+        self.shared_ds += self.eps[..., None] * np.abs(terms.ds)
 
     def gradients(self) -> dict[str, np.ndarray]:
         """dq (Sq, Hq, d), dk (Sk, Hk, d), dv (Sk, Hk, dv) and, with a sink, dsink (Hq,)."""
         terms, exact = self.back, self.back.backward()
         scale = np.abs(terms.scale)
-        g_rows = self.g(terms.q.shape[1])
-        size = np.abs(terms.ds)
-        dq = scale * ((self.ds + self.g_keys * size) @ np.abs(terms.k))
-        dk = scale * ((self.ds + g_rows * size).transpose(0, 2, 1) @ np.abs(terms.q))
-        dv = (self.weights * (self.rho + g_rows)).transpose(0, 2, 1) @ np.abs(terms.dout)
+        rows = terms.q.shape[1]
+        dq = scale * self.sums(self.ds, terms.ds, terms.k, self.g_keys)
+        # A row's error has one sign for all of its keys, up to the derivative of the score.
+        common = terms.chain(terms.p * self.row_dot[..., None])
+        dq += scale * np.abs(common @ terms.k)
+        dq += self.eps[..., None] * np.abs(scale * (terms.ds @ terms.k))
+        by_key = (self.ds + self.shared_ds).transpose(0, 2, 1)
+        dk = scale * self.sums(by_key, terms.ds.transpose(0, 2, 1), terms.q, self.g(rows))
+        spread = self.weights * (self.rho + self.eps[..., None])
+        spread = spread + self.underflow * terms.visible * terms.keep
+        dv = self.sums(
+            spread.transpose(0, 2, 1), self.weights.transpose(0, 2, 1), terms.dout, self.g(rows)
+        )
         bands = {"dq": dq.transpose(1, 0, 2), "dk": terms.fold(dk), "dv": terms.fold(dv)}
         for name in bands:
-            spacing = self.spacing(getattr(exact, name), self.dtype)
-            bands[name] = self.copies * (bands[name] + spacing)
+            bands[name] = bands[name] + self.spacing(getattr(exact, name), self.dtype)
         if exact.dsink is not None:
-            weight, dots = terms.sink_weight, np.abs(terms.row_dot)
-            size = np.where(weight > 0, np.abs(terms.sink) + np.abs(terms.lse), 0.0) + 1.0
-            size = np.where(np.isfinite(size), size, 1.0)
-            exponent = np.minimum(self.eps + 8 * self.w * size, _MOST_EXPONENT)
-            error = np.expm1(exponent) + g_rows
-            row = weight * (dots * error + self.row_dot)
-            bands["dsink"] = self.copies * (
-                row.sum(axis=-1) + self.spacing(exact.dsink, work_type(self.dtype))
-            )
+            bands["dsink"] = self.dsink(exact.dsink, self.g(rows))
         return bands
+
+    def sums(
+        self, error: np.ndarray, weights: np.ndarray, rows: np.ndarray, g_terms: float
+    ) -> np.ndarray:
+        """Error of weights @ rows, each weight off by `error`: as squares add, at most as sums."""
+        exact = np.abs(weights @ rows)
+        band = two_norm(error, rows) + self.u * exact
+        band = band + g_terms * (two_norm(weights, rows) + exact)
+        return np.minimum(band, (error + (g_terms + self.u) * np.abs(weights)) @ np.abs(rows))
+
+    def dsink(self, exact: np.ndarray, g_rows: float) -> np.ndarray:
+        """(Hq,)."""
+        terms = self.back
+        weight, dots = terms.sink_weight, np.abs(terms.row_dot)
+        size = np.where(weight > 0, np.abs(terms.sink) + np.abs(terms.lse), 0.0) + 1.0
+        size = np.where(np.isfinite(size), size, 1.0)
+        error = np.expm1(np.minimum(self.eps + 8 * self.w * size, _MOST_EXPONENT)) + g_rows
+        row = weight * (dots * error + self.row_dot)
+        return row.sum(axis=-1) + self.spacing(exact, work_type(self.dtype))

@@ -3,9 +3,10 @@
     |x - oracle|  <=  2 max|plain - oracle|  +  band
 
 for every element of O, LSE, dQ, dK, dV and dsink. `plain` is attention in the element type
-throughout (`fa4.testing.plain`), its maximum taken over the whole output; `band` is the a priori
-rounding error of that element (`fa4.testing.bounds`), which carries the fp32 and fp64 checks, where
-plain may be exact by luck. Besides, and whatever the budget:
+throughout (`fa4.testing.plain`), its maximum taken over the channels of the element's row (over the
+rows of a head for the LSE); `band` is the a priori rounding error of that element
+(`fa4.testing.bounds`), which carries rows where plain is exact by luck. Plain and oracle are held
+against each other first (`fa4.testing.yardstick`). Besides, and whatever the budget:
 
 - NaN is never accepted, and infinities only where the oracle has them;
 - a row without a visible key has O and dQ exactly 0, and LSE exactly -inf unless there is a sink;
@@ -22,7 +23,14 @@ import numpy as np
 from fa4.testing.bounds import Bounds, GradientBounds
 from fa4.testing.inputs import Inputs
 from fa4.testing.oracle import oracle_forward, oracle_gradients
-from fa4.testing.plain import GradientTerms, Terms, plain_attention, plain_gradients
+from fa4.testing.plain import (
+    GradientTerms,
+    Terms,
+    plain_attention,
+    plain_gradients,
+    work_type,
+)
+from fa4.testing.yardstick import YardstickBounds, hold_against
 
 PLAIN_FACTOR = 2.0  # FlashAttention's own tests allow twice the error of plain attention
 
@@ -43,11 +51,15 @@ class Outputs:
 
 
 class Expected(NamedTuple):
-    """One output, sequence by sequence: oracle, allowed error, and where it must be exact."""
+    """One output, sequence by sequence: oracle, allowed error, where it must be exact, plain.
+
+    plain_error: the largest error of plain attention over all of it.
+    """
 
     oracle: list[np.ndarray]
     allowed: list[np.ndarray]
     exact: list[np.ndarray]
+    plain: list[np.ndarray]
     plain_error: float
 
 
@@ -95,16 +107,24 @@ class BudgetReport:
         return self.share <= 1.0
 
 
-def expect_forward(inputs: Inputs) -> dict[str, Expected]:
-    """Oracle and budget of "out" and "lse"."""
+def expect_forward(inputs: Inputs, lse_type: str | None = None) -> dict[str, Expected]:
+    """Oracle and budget of "out" and "lse"; `lse_type`: what the LSE comes in, None for the usual.
+
+    YardstickError where oracle and plain attention contradict each other.
+    """
     oracle, plain = oracle_forward(inputs), plain_attention(inputs)
+    stored = lse_type or work_type(inputs.dtype)
     bands: dict[str, list[np.ndarray]] = {"out": [], "lse": []}
     exact: dict[str, list[np.ndarray]] = {"out": [], "lse": []}
     with np.errstate(all="ignore"):
         for b, seq in enumerate(inputs.sequences):
-            bounds = Bounds(Terms(seq, b, inputs.options, None), inputs.dtype)
+            terms = Terms(seq, b, inputs.options, None)
+            for dtype, other in ((inputs.dtype, plain[b]), ("fp64", terms.forward())):
+                judge = YardstickBounds(seq, inputs.options, dtype).forward(oracle[b])
+                hold_against(other._asdict(), oracle[b], judge)
+            bounds = Bounds(terms, inputs.dtype)
             bands["out"].append(bounds.out().transpose(1, 0, 2))
-            bands["lse"].append(bounds.lse())
+            bands["lse"].append(bounds.lse(stored))
             no_key = np.isneginf(oracle[b]["lse"]) | ~seq.visible.any(axis=-1)
             exact["out"].append(np.broadcast_to(no_key.T[..., None], oracle[b]["out"].shape))
             exact["lse"].append(np.isneginf(oracle[b]["lse"]))
@@ -116,15 +136,21 @@ def expect_forward(inputs: Inputs) -> dict[str, Expected]:
     }
 
 
-def expect_gradients(inputs: Inputs, *, with_dlse: bool = False) -> dict[str, Expected]:
-    """Oracle and budget of "dq", "dk", "dv" and, with a sink, "dsink"."""
+def expect_gradients(
+    inputs: Inputs, *, with_dlse: bool = False, lse_type: str | None = None
+) -> dict[str, Expected]:
+    """Oracle and budget of "dq", "dk", "dv" and, with a sink, "dsink"; see `expect_forward`."""
     oracle, dsink = oracle_gradients(inputs, with_dlse=with_dlse)
     plain = plain_gradients(inputs, with_dlse=with_dlse)
+    stored = lse_type or work_type(inputs.dtype)
     bands, exact = [], []
     with np.errstate(all="ignore"):
         for b, seq in enumerate(inputs.sequences):
             terms = GradientTerms(seq, b, inputs.options, None, with_dlse)
-            bands.append(GradientBounds(terms, inputs.dtype).gradients())
+            for dtype, other in ((inputs.dtype, plain[b]), ("fp64", terms.backward())):
+                judge = YardstickBounds(seq, inputs.options, dtype).gradients(seq, with_dlse)
+                hold_against(other._asdict(), oracle[b], judge)
+            bands.append(GradientBounds(terms, inputs.dtype, stored).gradients())
             exact.append(_exact_gradients(seq))
     expected = {
         name: _expected(
@@ -162,12 +188,15 @@ def _expected(
     bands: list[np.ndarray],
     exact: list[np.ndarray],
 ) -> Expected:
-    with np.errstate(invalid="ignore"):
-        errors = [np.abs(p.astype(np.float64) - o) for p, o in zip(plain, oracle, strict=True)]
-    # Where plain overflows, it is no yardstick.
-    worst = max((float(e.max(initial=0.0, where=np.isfinite(e))) for e in errors), default=0.0)
-    allowed = [PLAIN_FACTOR * worst + band for band in bands]
-    return Expected(oracle, allowed, exact, worst)
+    allowed, worst = [], 0.0
+    for p, o, band in zip(plain, oracle, bands, strict=True):
+        with np.errstate(invalid="ignore"):
+            error = np.abs(p.astype(np.float64) - o)
+        error = np.where(np.isfinite(error), error, 0.0)  # where plain overflows: no yardstick
+        worst = max(worst, float(error.max(initial=0.0)))
+        # The last axis is a row's channels (O, gradients) or a head's rows (LSE).
+        allowed.append(PLAIN_FACTOR * error.max(axis=-1, keepdims=True, initial=0.0) + band)
+    return Expected(oracle, allowed, exact, plain, worst)
 
 
 def check_output(name: str, parts: list[np.ndarray], expected: Expected) -> Check:
@@ -199,6 +228,14 @@ def check_output(name: str, parts: list[np.ndarray], expected: Expected) -> Chec
     return worst
 
 
+def lse_type_of(lse: np.ndarray) -> str:
+    """The type that an LSE is judged as: its own, or fp32 if narrower, which is what it must hold.
+
+    FlashAttention's LSE is float32 whatever the inputs are, so that is enough for fp64 inputs too.
+    """
+    return "fp64" if lse.dtype == np.float64 else "fp32"
+
+
 def _broken_rule(value: float, oracle: float, exact: bool) -> str:
     """Why an element is wrong whatever its budget; empty if the budget decides."""
     if np.isnan(value):
@@ -208,27 +245,44 @@ def _broken_rule(value: float, oracle: float, exact: bool) -> str:
     return "must be exact" if exact else "only one of them is infinite"
 
 
-def check_budget(inputs: Inputs, outputs: Outputs, *, with_dlse: bool = False) -> BudgetReport:
+def split_outputs(inputs: Inputs, outputs: Outputs) -> dict[str, list[np.ndarray]]:
+    """The sequences of every output that is not None, in the layouts of `Expected`."""
+    split = {"out": inputs.split_rows, "dq": inputs.split_rows, "lse": inputs.split_lse,
+             "dk": inputs.split_keys, "dv": inputs.split_keys, "dsink": lambda x: [x]}  # fmt: skip
+    arrays = {name: getattr(outputs, name) for name in split}
+    return {name: split[name](x) for name, x in arrays.items() if x is not None}
+
+
+def check_budget(
+    inputs: Inputs, outputs: Outputs, *, with_dlse: bool = False, gradients_alone: bool = False
+) -> BudgetReport:
     """Measure every output that is not None against its budget.
 
     `with_dlse`: the gradients were computed with the incoming gradient of the LSE, `inputs.dlse`.
+    `gradients_alone`: out and lse are taken as they are.
     """
-    expected = expect_forward(inputs)
+    lse_type = None if outputs.lse is None else lse_type_of(outputs.lse)
+    expected = {} if gradients_alone else expect_forward(inputs, lse_type)
     if outputs.dq is not None:
-        expected |= expect_gradients(inputs, with_dlse=with_dlse)
-    split = {"out": inputs.split_rows, "dq": inputs.split_rows, "lse": inputs.split_lse,
-             "dk": inputs.split_keys, "dv": inputs.split_keys, "dsink": lambda x: [x]}  # fmt: skip
-    checks = []
-    for name, wanted in expected.items():
-        array = getattr(outputs, name)
-        if array is not None:
-            checks.append(check_output(name, split[name](array), wanted))
-    return BudgetReport(tuple(checks))
+        expected |= expect_gradients(inputs, with_dlse=with_dlse, lse_type=lse_type)
+    parts = split_outputs(inputs, outputs)
+    return BudgetReport(
+        tuple(
+            check_output(name, parts[name], wanted)
+            for name, wanted in expected.items()
+            if name in parts
+        )
+    )
 
 
-def assert_within_budget(inputs: Inputs, outputs: Outputs, *, with_dlse: bool = False) -> float:
-    """The share of the budget that was used; AssertionError naming the worst element if above 1."""
-    report = check_budget(inputs, outputs, with_dlse=with_dlse)
+def assert_within_budget(
+    inputs: Inputs, outputs: Outputs, *, with_dlse: bool = False, gradients_alone: bool = False
+) -> float:
+    """The share of the budget that was used; AssertionError naming the worst element if above 1.
+
+    Keywords as for `check_budget`.
+    """
+    report = check_budget(inputs, outputs, with_dlse=with_dlse, gradients_alone=gradients_alone)
     if not report.passed:
         raise AssertionError("; ".join(str(c) for c in report.checks if c.share > 1.0))
     return report.share

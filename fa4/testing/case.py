@@ -16,6 +16,7 @@ from fa4.config import Window, normalize_window, require, require_int
 from fa4.dtypes import numpy_dtype
 
 LAYOUTS = ("dense", "packed", "padded", "paged")
+AUX_WIDTH = 13  # entries of a table in aux_tensors; a prime, so that it lines up with no tile
 
 
 def _alibi(score: Any, b: Any, h: Any, i: Any, j: Any, info: Any, aux: Any) -> Any:
@@ -46,10 +47,16 @@ def _forbid_bwd(grad: Any, score: Any, b: Any, h: Any, i: Any, j: Any, info: Any
     return np.where(((i + j) % 3 == 0) | (i % 5 == 4), 0.0, grad)
 
 
+def _table(score: Any, b: Any, h: Any, i: Any, j: Any, info: Any, aux: Any) -> Any:
+    """A bias by batch entry, head and key from aux_tensors[0], (B, Hq, AUX_WIDTH)."""
+    return score + aux[0][b, h, (i + j) % AUX_WIDTH]
+
+
 SCORE_MODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "alibi": (_alibi, _alibi_bwd),
     "temper": (_temper, _temper_bwd),
     "forbid": (_forbid, _forbid_bwd),
+    "table": (_table, _alibi_bwd),
 }
 
 
@@ -73,12 +80,19 @@ def _far_keys(b: Any, h: Any, i: Any, j: Any, info: Any, aux: Any) -> Any:
     return (j < 7) & (i + h >= 0)
 
 
+def _listed(b: Any, h: Any, i: Any, j: Any, info: Any, aux: Any) -> Any:
+    """Keys that aux_tensors[1], (B, Hq, AUX_WIDTH), lists for a batch entry and head."""
+    return aux[1][b, h, (2 * i + j) % AUX_WIDTH] != 0
+
+
 MASK_MODS: dict[str, Callable[..., Any]] = {
     "stripes": _stripes,
     "documents": _documents,
     "odd_rows_empty": _odd_rows_empty,
     "first_keys": _far_keys,
+    "listed": _listed,
 }
+READ_AUX = frozenset({"table", "listed"})  # mods that read aux_tensors
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -89,8 +103,9 @@ class Case:
     head h has sink + h/4. score_mod, mask_mod: names in SCORE_MODS, MASK_MODS. sparse_block: (rows,
     keys) of a block; which blocks are skipped, partial or full follows from the seed. tiles:
     (tile_m, tile_n, q_tiles) and tau: rescale threshold, for back ends that take `config`.
-    strided: q, k, v are views of wider buffers. layout "packed" (cu_seqlens), "padded" (seqused) or
-    "paged" takes `lengths`, (seqlen_q, seqlen_k) of each sequence, instead of batch and seqlen_*.
+    strided: elements by which the rows of q, k and v are longer in their buffers. layout "packed"
+    (cu_seqlens), "padded" (seqused) or "paged" takes `lengths`, (seqlen_q, seqlen_k) of each
+    sequence, instead of batch and seqlen_*.
     """
 
     batch: int = 1
@@ -116,7 +131,7 @@ class Case:
     num_splits: int = 1
     tiles: tuple[int, int, int] | None = None
     tau: float | None = None
-    strided: bool = False
+    strided: int = 0
     layout: str = "dense"
     lengths: tuple[tuple[int, int], ...] = ()
     page_size: int = 16
@@ -165,6 +180,11 @@ class Case:
         if self.layout == "dense":
             return ((self.seqlen_q, self.seqlen_k),) * self.batch
         return self.lengths
+
+    @property
+    def reads_aux(self) -> bool:
+        """Does a callback of it read aux_tensors?"""
+        return bool(READ_AUX & {self.score_mod, self.mask_mod})
 
     @property
     def is_varlen(self) -> bool:

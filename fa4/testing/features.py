@@ -1,140 +1,116 @@
-"""Properties that compare with the float64 oracle: features, extreme values, gradients."""
+"""Properties against the float64 oracle: each feature alone, extreme values, gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
 
 from fa4.testing import strategies as draw
-from fa4.testing.backends import DTYPES, FP8, Backend
-from fa4.testing.budget import assert_within_budget
-from fa4.testing.case import SCORE_MODS, Case
-from fa4.testing.layouts import build_inputs
+from fa4.testing.backends import DTYPES, FP8
+from fa4.testing.case import Case
+from fa4.testing.checks import equals_oracle, gradients_equal_oracle
+from fa4.testing.combinations import all_needs, cases_of
+from fa4.testing.design import combine
 from fa4.testing.property import Property, Strategy, dense, varlen
-
-
-def equals_oracle(backend: Backend, case: Case) -> float:
-    """Forward: out, and LSE if there is one, within their budgets."""
-    inputs = build_inputs(case)
-    return assert_within_budget(inputs, backend.forward(inputs))
-
-
-def gradients_equal_oracle(backend: Backend, case: Case, *, with_dlse: bool = False) -> float:
-    """Forward and backward: every gradient within its budget."""
-    inputs = build_inputs(case)
-    saved = backend.forward(inputs)
-    if case.score_mod is not None:
-        derivative = {"score_mod_bwd": SCORE_MODS[case.score_mod][1]}
-        inputs = replace(inputs, options=inputs.options | derivative)
-    grads = backend.gradients(inputs, saved, with_dlse=with_dlse)
-    return assert_within_budget(inputs, grads, with_dlse=with_dlse)
 
 
 def _oracle(
     name: str,
     description: str,
-    strategy: Strategy,
+    strategy: Strategy | None = None,
     needs: Iterable[str] = (),
     dtypes: tuple[str, ...] = DTYPES,
+    group: str = "core",
 ) -> Property:
-    return Property(name, description, strategy, equals_oracle, frozenset(needs), dtypes)
+    return Property(
+        name, description, equals_oracle, strategy,
+        needs=frozenset(needs), dtypes=dtypes, group=group, levels=("lse",),
+    )  # fmt: skip
+
+
+def _feature(
+    name: str, description: str, strategy: Strategy | None = None, first_look: int = 4
+) -> Property:
+    """A feature of `fa4.testing.levels` alone: each of its levels, and what Hypothesis draws."""
+    return Property(
+        name, description, equals_oracle, strategy,
+        listed=cases_of(name, combine((name,))), needs=all_needs(name), levels=("lse",),
+        first_look=first_look,
+    )  # fmt: skip
+
+
+def _varlen(layout: str) -> Strategy:
+    """A layout and nothing else."""
+    return varlen(layout, groups=(1,))
 
 
 _SHORT: dict[str, Any] = {"lengths_q": draw.SHORT_LENGTHS, "lengths_k": draw.SHORT_LENGTHS}
-_ABSOLUTE = draw.ORDINARY_VALUES
 
 FEATURES = (
-    _oracle("plain", "softmax(scale Q K^T) V for any lengths and head dims", dense()),
-    _oracle("causal", "the causal mask is bottom-right aligned", dense(causal=True), ["causal"]),
-    _oracle(
+    Property(
+        "plain",
+        "softmax(scale Q K^T) V for any lengths and head dims",
+        equals_oracle,
+        dense(),
+        listed=cases_of("plain", [{}] * 4),  # each length class in each element type
+        levels=("lse",),
+        first_look=20,
+    ),
+    _feature("causal", "the causal mask is bottom-right aligned", dense(causal=True), 8),
+    _feature(
         "window",
         "sliding windows: both sides, None and -1 unbounded, offsets, off-by-one edges",
         dense(window_size=True),
-        ["window_size"],
+        8,
     ),
-    _oracle(
-        "causal_window",
-        "causal together with a window",
-        dense(window_size=True, causal=True),
-        ["causal", "window_size"],
+    _feature(
+        "gqa", "query head h reads KV head h // group", dense(groups=draw.GROUPS[1:], **_SHORT)
     ),
-    _oracle(
-        "gqa",
-        "query head h reads KV head h // group",
-        dense(groups=draw.GROUPS[1:], **_SHORT),
-    ),
-    _oracle(
+    _feature(
         "softmax_scale",
-        "any factor of the scores, 0 and negative included",
+        "any factor of the scores",
         dense(softmax_scale=draw.softmax_scales()),
-        ["softmax_scale"],
     ),
-    _oracle(
+    Property(
+        "softmax_scale_sign",
+        "a factor of 0, and a negative one: the maximum is that of scaled scores",
+        equals_oracle,
+        listed=cases_of("softmax_scale_sign", [{"softmax_scale": (0.0, -16.0, -0.25)}]),
+        needs=all_needs("softmax_scale"),
+        levels=("lse",),
+        first_look=12,
+    ),
+    _feature(
         "softcap",
         "softcap * tanh(s / softcap)",
-        dense(softcap=draw.softcaps(), causal=st.booleans(), values=("normal", "scale_100")),
-        ["softcap"],
+        dense(softcap=draw.softcaps(), values=("normal", "scale_100")),
     ),
-    _oracle(
+    _feature(
         "sink",
         "a learnable sink is an unscaled logit without a value, counted once",
-        dense(
-            sink=draw.sinks(),
-            groups=(1, 2),
-            causal=st.booleans(),
-            softmax_scale=draw.softmax_scales(),
-        ),
-        ["learnable_sink"],
+        dense(sink=draw.sinks()),
     ),
-    _oracle(
-        "splits",
-        "split KV, more splits than tiles included",
-        dense(
-            num_splits=draw.split_counts(),
-            lengths_k=(1, 64, *draw.LONG_LENGTHS),
-            lengths_q=draw.SHORT_LENGTHS,
-            causal=st.booleans(),
-        ),
-        ["num_splits"],
-    ),
-    _oracle(
-        "splits_sink",
-        "split KV counts a sink once",
-        dense(
-            num_splits=draw.split_counts(),
-            sink=draw.sinks(),
-            lengths_k=draw.LONG_LENGTHS,
-            lengths_q=draw.SHORT_LENGTHS,
-        ),
-        ["num_splits", "learnable_sink"],
-    ),
-    _oracle(
-        "score_mod",
-        "score_mod on scaled scores, -inf included",
-        dense(score_mod=draw.score_mods(), groups=(1, 2)),
-        ["score_mod"],
-    ),
-    _oracle(
+    _feature("score_mod", "score_mod on scaled scores, -inf included"),
+    _feature(
         "mask_mod",
         "mask_mod by position, head and batch entry; rows and tiles without keys",
-        dense(mask_mod=draw.mask_mods(), groups=(1, 2)),
-        ["mask_mod"],
+        dense(mask_mod=draw.mask_mods()),
     ),
+    _feature("aux_tensors", "aux_tensors reach score_mod and mask_mod as they were given"),
+    _feature(
+        "splits",
+        "split KV, more splits than tiles included",
+        dense(num_splits=draw.split_counts(), lengths_k=(1, 64, 257), lengths_q=(1, 3, 17)),
+    ),
+    _feature("dropout", "dropout with fa4's counter-based generator"),
     _oracle(
         "block_sparse",
         "full, partial and skipped blocks; row blocks that visit nothing",
         draw.sparse_cases,
         ["block_sparse_tensors", "mask_mod"],
-    ),
-    _oracle(
-        "dropout",
-        "dropout with fa4's counter-based generator",
-        dense(dropout_p=st.sampled_from((0.5, 0.1, 0.9)), causal=st.booleans()),
-        ["dropout"],
     ),
     _oracle(
         "fp8_descale",
@@ -145,34 +121,24 @@ FEATURES = (
         ["q_descale", "k_descale", "v_descale"],
         FP8,
     ),
-    _oracle(
+    _feature(
         "varlen",
         "packed sequences (cu_seqlens), empty ones among them",
-        varlen("packed", causal=st.booleans(), window_size=True),
-        ["varlen", "causal", "window_size"],
+        _varlen("packed"),
+        first_look=20,
     ),
-    _oracle(
-        "seqused",
-        "padded sequences (seqused) whose unused rows hold NaN",
-        varlen("padded", causal=st.booleans()),
-        ["seqused"],
+    _feature(
+        "seqused", "padded sequences (seqused): what is unused is not read", _varlen("padded")
     ),
-    _oracle(
+    _feature(
         "paged",
-        "paged K and V: shuffled table, unused slots NaN, unused entries out of range",
-        varlen("paged", causal=st.booleans()),
-        ["paged"],
-    ),
-    _oracle(
-        "paged_splits_sink",
-        "paged, split and with a sink at once",
-        varlen("paged", causal=True, num_splits=draw.split_counts(), sink=draw.sinks()),
-        ["paged", "causal", "num_splits", "learnable_sink"],
+        "paged K and V: shuffled table, unused entries out of range, slots unused",
+        _varlen("paged"),
     ),
     _oracle(
         "strided",
-        "q, k, v as views of fused or padded buffers",
-        dense(strided=True, groups=(1, 2), **_SHORT),
+        "q, k, v as views of fused or padded buffers, rows at multiples of 16 bytes",
+        dense(strided=8, groups=(1, 2), **_SHORT),
     ),
 )
 
@@ -181,40 +147,31 @@ _REGIMES = (
     ("scale_100", "q 100 times larger: no overflow, one winner per row", draw.LENGTHS),
     ("equal", "equal logits: the mean of V", draw.LENGTHS),
     ("peaks", "one-hot queries and keys", draw.LENGTHS),
-    ("ramp_up", "logits that rise with every key", draw.LONG_LENGTHS),
-    ("ramp_down", "logits that fall with every key", draw.LONG_LENGTHS),
+    ("ramp_up", "logits that rise with every key", draw.VERY_LONG_LENGTHS),
+    ("ramp_down", "logits that fall with every key", draw.VERY_LONG_LENGTHS),
     ("jumps_under", "the maximum rises by just under 2^8 per tile", draw.LONG_LENGTHS),
     ("jumps_over", "the maximum rises by just over 2^8 per tile", draw.LONG_LENGTHS),
     ("low", "every logit far below zero: not an empty row", draw.LENGTHS),
     ("denormals", "subnormal inputs", draw.LENGTHS),
     ("largest", "values near the largest finite one", draw.LENGTHS),
 )
+
+
+def _regime(name: str, description: str, keys: tuple[int, ...]) -> Property:
+    longest = partial(Case, seqlen_q=3, seqlen_k=keys[-1], head_dim=32, head_dim_v=32)
+    return Property(
+        f"values_{name}",
+        description,
+        equals_oracle,
+        dense(values=(name,), lengths_q=(1, 3, 17, 64, 130), lengths_k=keys),
+        listed=lambda plan: [longest(dtype=x, values=name) for x in plan.dtypes],
+        levels=("lse",),
+        first_look=4,
+    )
+
+
+REGIMES = tuple(_regime(*regime) for regime in _REGIMES)
 EXTREMES = (
-    *(
-        _oracle(
-            f"values_{name}",
-            text,
-            dense(values=(name,), lengths_q=(1, 3, 17, 64, 130), lengths_k=keys),
-        )
-        for name, text, keys in _REGIMES
-    ),
-    _oracle(
-        "masked_nan",
-        "NaN and infinities in keys that no row sees change nothing",
-        dense(
-            values=("masked_nan",),
-            window_size=st.sampled_from(((1, None), (0, 0), (64, 0))),
-            lengths_q=draw.SHORT_LENGTHS,
-            lengths_k=(129, 257),
-        ),
-        ["window_size", "masked_nan"],
-    ),
-    _oracle(
-        "masked_nan_heads",
-        "NaN and infinities in keys that one KV head does not see stay out of its rows",
-        lambda d: draw.sparse_cases(d, values=("masked_nan",)),
-        ["block_sparse_tensors", "mask_mod", "masked_nan"],
-    ),
     _oracle("empty_work", "no batch entry, no query or no key", draw.empty_cases),
     _oracle(
         "rows_without_keys",
@@ -230,6 +187,49 @@ EXTREMES = (
     ),
 )
 
+_NAN: dict[str, Any] = {"values": ("masked_nan",)}
+ROBUSTNESS = (
+    _oracle(
+        "strided_unaligned",
+        "views whose rows start anywhere",
+        dense(strided=3, groups=(1, 2), **_SHORT),
+        group="robustness",
+    ),
+    _oracle(
+        "masked_nan",
+        "NaN and infinities in keys that no row sees change nothing",
+        dense(
+            window_size=st.sampled_from(((1, None), (0, 0), (64, 0))),
+            lengths_q=draw.SHORT_LENGTHS,
+            lengths_k=(129, 257),
+            **_NAN,
+        ),
+        ["window_size", "masked_nan"],
+        group="robustness",
+    ),
+    _oracle(
+        "masked_nan_heads",
+        "NaN and infinities in keys that one KV head does not see stay out of its rows",
+        lambda dtypes: draw.sparse_cases(dtypes, **_NAN),
+        ["block_sparse_tensors", "mask_mod", "masked_nan"],
+        group="robustness",
+    ),
+    _oracle(
+        "unused_nan_seqused",
+        "NaN in rows behind the used ones (seqused) changes nothing",
+        varlen("padded", **_NAN),
+        ["seqused", "masked_nan"],
+        group="robustness",
+    ),
+    _oracle(
+        "unused_nan_paged",
+        "NaN in slots and pages that no sequence uses changes nothing",
+        varlen("paged", **_NAN),
+        ["paged", "masked_nan"],
+        group="robustness",
+    ),
+)
+
 _GRADIENT_VALUES = ("normal", "activations", "peaks", "ramp_up", "equal")
 
 
@@ -242,53 +242,37 @@ def _gradients(
     with_dlse: bool = False,
 ) -> Property:
     check = partial(gradients_equal_oracle, with_dlse=with_dlse)
-    return Property(name, description, strategy, check, frozenset({"gradients", *needs}))
+    levels = ("gradients", "lse", "dlse") if with_dlse else ("gradients",)
+    return Property(
+        name, description, check, strategy, needs=frozenset({"gradients", *needs}), levels=levels
+    )
 
 
 _MODERATE: dict[str, Any] = {
     "values": _GRADIENT_VALUES,
-    "lengths_q": (*draw.SHORT_LENGTHS, 129, 130),
+    "lengths_q": (*draw.SHORT_LENGTHS, 129),
     "lengths_k": (*draw.SHORT_LENGTHS, 129, 257),
 }
 GRADIENTS = (
-    _gradients(
-        "gradients", "dQ, dK, dV, grouped heads included", dense(groups=(1, 2, 3, 7), **_MODERATE)
-    ),
-    _gradients(
-        "gradients_masked",
-        "gradients under causal masks and windows, rows without keys included",
-        dense(causal=st.booleans(), window_size=True, groups=(1, 2), **_MODERATE),
-        ["causal", "window_size"],
-    ),
-    _gradients(
-        "gradients_softcap",
-        "gradients through softcap",
-        dense(softcap=draw.softcaps(), **_MODERATE),
-        ["softcap"],
-    ),
-    _gradients(
-        "gradients_sink",
-        "gradients with a sink, its own included",
-        dense(sink=draw.sinks(), causal=st.booleans(), groups=(1, 2), **_MODERATE),
-        ["learnable_sink", "causal"],
-    ),
-    _gradients(
-        "gradients_score_mod",
-        "gradients through score_mod_bwd",
-        dense(score_mod=draw.score_mods(), **_MODERATE),
-        ["score_mod"],
-    ),
+    _gradients("gradients", "dQ, dK and dV", dense(**_MODERATE)),
     _gradients(
         "gradients_lse",
         "gradients with an incoming gradient of the LSE",
-        dense(causal=st.booleans(), **_MODERATE),
+        dense(**_MODERATE),
         ["dlse", "lse"],
         with_dlse=True,
     ),
     _gradients(
-        "gradients_varlen",
-        "gradients of packed sequences, empty ones among them",
-        varlen("packed", causal=st.booleans()),
-        ["varlen", "causal"],
+        "gradients_lse_sink",
+        "the LSE's gradient reaches dQ, dK and the sink",
+        dense(sink=draw.sinks(), **_SHORT),
+        ["dlse", "lse", "learnable_sink"],
+        with_dlse=True,
     ),
+)
+GRADIENTS_MASKED = _gradients(
+    "gradients_masked",
+    "gradients under causal masks and windows, rows without keys included",
+    dense(causal=st.booleans(), window_size=True, groups=(1, 2), **_MODERATE),
+    ["causal", "window_size"],
 )

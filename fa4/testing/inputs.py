@@ -16,7 +16,7 @@ import numpy as np
 from fa4.config import ForwardConfig, normalize_window
 from fa4.dtypes import dtype_name
 from fa4.reference import BlockSparseTensors, SeqlenInfo
-from fa4.testing.case import MASK_MODS, SCORE_MODS, Case
+from fa4.testing.case import AUX_WIDTH, MASK_MODS, SCORE_MODS, Case
 
 
 class SequenceInputs(NamedTuple):
@@ -147,6 +147,13 @@ def sink_values(case: Case) -> np.ndarray:
     return (case.sink + 0.25 * np.arange(case.heads_q)).astype(np.float32)
 
 
+def draw_aux(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """aux_tensors of the mods that read them: float32 biases, int32 flags; (B, Hq, AUX_WIDTH)."""
+    rng = np.random.default_rng([case.seed, 7])
+    shape = (len(case.sequences), case.heads_q, AUX_WIDTH)
+    return rng.standard_normal(shape).astype(np.float32), rng.integers(0, 2, shape, np.int32)
+
+
 def build_options(case: Case) -> dict[str, Any]:
     """Keywords of the call, without those of the layout and without defaults."""
     options: dict[str, Any] = {}
@@ -167,6 +174,8 @@ def build_options(case: Case) -> dict[str, Any]:
         options["score_mod"] = SCORE_MODS[case.score_mod][0]
     if case.mask_mod is not None:
         options["mask_mod"] = MASK_MODS[case.mask_mod]
+    if case.reads_aux:
+        options["aux_tensors"] = draw_aux(case)
     if case.sparse_block is not None:
         options["block_sparse_tensors"] = draw_sparsity(case)
     if case.descale:

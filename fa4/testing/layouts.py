@@ -1,7 +1,7 @@
 """The arrays of a `Case`: dense, packed, padded or paged, and strided views of them.
 
-What no sequence uses holds NaN, and unused entries of a page table point out of range, so that a
-function that reads them shows it.
+What no sequence uses holds large numbers, NaN where the regime is "masked_nan", and unused entries
+of a page table point out of range, so that a function that reads them shows it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ def build_inputs(case: Case) -> Inputs:
         q, k, v = _fused_views(case, inputs)
         inputs = replace(inputs, q=q, k=k, v=v)
     return inputs
+
+
+def _unused(case: Case, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array as memory that no sequence uses may look: finite but wrong, or NaN."""
+    return np.full(shape, np.nan if case.values == "masked_nan" else 96.0, dtype)
 
 
 def _stack(arrays: list[np.ndarray], empty: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -104,7 +109,7 @@ def _packed(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
 
 
 def _padded(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
-    """(B, longest + 3, H, D) with seqused_q and seqused_k; the unused rows hold NaN."""
+    """(B, longest + 3, H, D) with seqused_q and seqused_k."""
     used = np.array(case.lengths, np.int32).reshape(-1, 2)
     longest = used.max(axis=0) + 3
     q_index = tuple((b, slice(0, int(n))) for b, n in enumerate(used[:, 0]))
@@ -113,9 +118,8 @@ def _padded(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
     for name, side, index in (("q", 0, q_index), ("dout", 0, q_index),
                               ("k", 1, kv_index), ("v", 1, kv_index)):  # fmt: skip
         rows = [getattr(seq, name) for seq in sequences]
-        arrays[name] = np.full(
-            (len(rows), longest[side], *rows[0].shape[1:]), np.nan, rows[0].dtype
-        )
+        shape = (len(rows), longest[side], *rows[0].shape[1:])
+        arrays[name] = _unused(case, shape, rows[0].dtype)
         for where, row in zip(index, rows, strict=True):
             arrays[name][where] = row
     dlse = np.zeros((len(sequences), case.heads_q, longest[0]), np.float32)
@@ -129,7 +133,7 @@ def _padded(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
 
 
 def _paged(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
-    """Packed q; K and V in shuffled pages, where everything unused is NaN or out of range.
+    """Packed q; K and V in shuffled pages.
 
     Unused entries of the page table point far outside; one page in three belongs to nobody.
     """
@@ -139,8 +143,8 @@ def _paged(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
     pages = sum(needed) + max(1, sum(needed) // 2)
     order = rng.permutation(pages)
     dtype = sequences[0].k.dtype
-    k = np.full((pages, size, case.heads_k, case.head_dim), np.nan, dtype)
-    v = np.full((pages, size, case.heads_k, case.head_dim_v), np.nan, dtype)
+    k = _unused(case, (pages, size, case.heads_k, case.head_dim), dtype)
+    v = _unused(case, (pages, size, case.heads_k, case.head_dim_v), dtype)
     table = np.full((len(sequences), max(needed) + 2), 2**30, np.int32)
     table[:, -1] = -1
     kv_index = []
@@ -159,11 +163,11 @@ def _paged(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
 def _fused_views(case: Case, inputs: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """q, k, v as views: k and v of one buffer fused along the heads, q with a padded last axis."""
     *rows, heads, dim = inputs.k.shape
-    width = max(dim, inputs.v.shape[-1])
+    width = max(dim, inputs.v.shape[-1]) + case.strided
     fused = np.full((*rows, 2 * heads, width), np.nan, inputs.k.dtype)
     fused[..., :heads, :dim] = inputs.k
     fused[..., heads:, : inputs.v.shape[-1]] = inputs.v
-    padded = np.full((*inputs.q.shape[:-1], dim + 3), np.nan, inputs.q.dtype)
+    padded = np.full((*inputs.q.shape[:-1], dim + case.strided), np.nan, inputs.q.dtype)
     padded[..., :dim] = inputs.q
     k, v = fused[..., :heads, :dim], fused[..., heads:, : inputs.v.shape[-1]]
     return padded[..., :dim], k, v

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa4.dtypes import round_to
+from fa4.dtypes import largest_finite, numpy_dtype
 from fa4.reference import Dropout, SeqlenInfo
 from fa4.reference.dropout import keep_scale
 from fa4.reference.spec import Region
@@ -80,8 +80,14 @@ class Terms:
         return grouped.sum(axis=1).transpose(1, 0, 2)
 
     def rounded(self, x: np.ndarray, name: str | None) -> np.ndarray:
-        """x rounded to a type and back in the work type; as it is for None. Saturates."""
-        return x if name is None else round_to(x, name, saturate=True).astype(self.work)
+        """x rounded to a type and back in the work type; as it is for None. Saturates.
+
+        NumPy's and ml_dtypes' own conversion, not fa4's, which is in what is judged.
+        """
+        if name is None:
+            return x
+        most = x.dtype.type(largest_finite(name))
+        return np.clip(x, -most, most).astype(numpy_dtype(name)).astype(self.work)
 
     def factor(self, name: str) -> np.ndarray:
         """(Hq, 1, 1) descale of this batch entry; 1 without one."""
@@ -99,6 +105,21 @@ class Terms:
         result = np.asarray(function(*first, self.batch, *grid, self.info, aux))
         return np.broadcast_to(result, self.visible.shape).astype(self.work)
 
+    def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """a @ b in the work type; for fp32 and fp64 one term after another, as a plain loop sums.
+
+        A library's blocked sum errs less than an honest loop does, and in these types the sum is
+        what errs most; in narrower types it is the rounding of P and O.
+        """
+        if self.p_type not in ("fp32", "fp64"):
+            return a @ b
+        total = np.zeros((*a.shape[:-1], b.shape[-1]), self.work)
+        term = np.empty_like(total)
+        for n in range(a.shape[-1]):
+            np.multiply(a[..., n, None], b[..., n, None, :], out=term)
+            total += term
+        return total
+
     @cached_property
     def scale(self) -> np.ndarray:
         """(Hq, 1, 1) factor of the raw products."""
@@ -110,7 +131,7 @@ class Terms:
     @cached_property
     def scaled(self) -> np.ndarray:
         """scale Q K^T in the work type, as a matrix unit accumulates it."""
-        return self.scale * (self.q @ self.k.transpose(0, 2, 1))
+        return self.scale * self.product(self.q, self.k.transpose(0, 2, 1))
 
     @cached_property
     def scores(self) -> np.ndarray:
@@ -174,7 +195,9 @@ class Terms:
         """(Hq, Sq, dv), rounded."""
         weights = self.rounded(self.unnormalised * self.keep, self.p_type)
         total = np.where(self.total > 0, self.total, 1)[..., None]
-        return self.rounded(self.factor("v_descale") * ((weights @ self.v) / total), self.o_type)
+        return self.rounded(
+            self.factor("v_descale") * (self.product(weights, self.v) / total), self.o_type
+        )
 
     def forward(self) -> PlainOutput:
         """out and lse with rows first."""
@@ -207,7 +230,8 @@ class GradientTerms(Terms):
     @cached_property
     def dp(self) -> np.ndarray:
         """dO V^T through dropout, rounded."""
-        return self.rounded((self.dout @ self.v.transpose(0, 2, 1)) * self.keep, self.p_type)
+        dp = self.product(self.dout, self.v.transpose(0, 2, 1))
+        return self.rounded(dp * self.keep, self.p_type)
 
     def chain(self, grad: np.ndarray) -> np.ndarray:
         """From the gradient of the modified scores to that of the scaled ones."""
@@ -227,10 +251,15 @@ class GradientTerms(Terms):
 
     def backward(self) -> PlainGradients:
         """All gradients, rows first, rounded."""
+        return self.gradients
+
+    @cached_property
+    def gradients(self) -> PlainGradients:
+        """What `backward` returns."""
         dropped = self.rounded(self.p * self.keep, self.p_type)
-        dq = (self.scale * (self.ds @ self.k)).transpose(1, 0, 2)
-        dk = self.fold(self.scale * (self.ds.transpose(0, 2, 1) @ self.q))
-        dv = self.fold(dropped.transpose(0, 2, 1) @ self.dout)
+        dq = (self.scale * self.product(self.ds, self.k)).transpose(1, 0, 2)
+        dk = self.fold(self.scale * self.product(self.ds.transpose(0, 2, 1), self.q))
+        dv = self.fold(self.product(dropped.transpose(0, 2, 1), self.dout))
         dsink = None
         if self.options.get("learnable_sink") is not None:
             dsink = -(self.sink_weight * self.row_dot).sum(axis=-1)

@@ -3,33 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 from fa4.testing.backends import Backend
 from fa4.testing.case import Case
-from fa4.testing.features import EXTREMES, FEATURES, GRADIENTS
+from fa4.testing.combinations import (
+    GRADIENTS_WITH_ONE,
+    GRADIENTS_WITH_TWO,
+    MIXTURES,
+    PAIRS,
+    TRIPLES,
+)
+from fa4.testing.features import (
+    EXTREMES,
+    FEATURES,
+    GRADIENTS,
+    GRADIENTS_MASKED,
+    REGIMES,
+    ROBUSTNESS,
+)
 from fa4.testing.property import Property
-from fa4.testing.relations import RELATIONS
+from fa4.testing.relations import MEMORY, RELATIONS
+from fa4.testing.statistics import GRADIENT_STATISTICS, STATISTICS
 
 __all__ = ["PROPERTIES", "Property", "check_property", "find_properties"]
 
+# What is simple first, so that the first failure is the one that says most: no feature, then one,
+# its gradients, then two, and at last what compares calls.
 PROPERTIES: tuple[Property, ...] = (
-    *FEATURES,
+    *FEATURES[:1],
+    *MEMORY,
+    *STATISTICS,
+    *REGIMES,
+    *FEATURES[1:],
     *EXTREMES,
     *GRADIENTS,
+    *GRADIENTS_WITH_ONE,
+    *GRADIENT_STATISTICS,
+    *PAIRS,
+    *ROBUSTNESS,
+    GRADIENTS_MASKED,
+    *GRADIENTS_WITH_TWO,
+    TRIPLES,
+    MIXTURES,
     *RELATIONS,
 )
 
 
-def find_properties(names: Iterable[str] | None = None) -> tuple[Property, ...]:
-    """The properties of these names, all for None; ValueError for a name that is not there."""
-    if names is None:
+def find_properties(patterns: Iterable[str] | None = None) -> tuple[Property, ...]:
+    """The properties whose names match one of the patterns (`*`, `?`), all for None.
+
+    ValueError for a pattern that matches none.
+    """
+    if patterns is None:
         return PROPERTIES
-    by_name = {prop.name: prop for prop in PROPERTIES}
-    chosen = []
-    for name in names:
-        if name not in by_name:
-            raise ValueError(f"property must be one of {', '.join(by_name)}; got {name!r}")
-        chosen.append(by_name[name])
+    chosen: list[Property] = []
+    for pattern in patterns:
+        found = [prop for prop in PROPERTIES if fnmatchcase(prop.name, pattern)]
+        if not found:
+            raise ValueError(
+                f"no property matches {pattern!r}; `fa4 verify --list` names them, "
+                "and a pattern may hold * and ?"
+            )
+        chosen += [prop for prop in found if prop not in chosen]
     return tuple(chosen)
 
 

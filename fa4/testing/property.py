@@ -1,9 +1,9 @@
-"""What a property is. The suite is in `features` (against the oracle) and `relations`."""
+"""What a property is. The suite is in `features`, `combinations`, `statistics` and `relations`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis.strategies import SearchStrategy
@@ -11,26 +11,48 @@ from hypothesis.strategies import SearchStrategy
 from fa4.testing import strategies as draw
 from fa4.testing.backends import DTYPES, Backend
 from fa4.testing.case import Case
+from fa4.testing.shrink import EVERYTHING
 
 # From the element types that the back end takes to a strategy of cases.
 Strategy = Callable[[tuple[str, ...]], SearchStrategy[Case]]
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What a run asks of a property: element types, cases per combination, seed, and the features
+    that the back end offers."""
+
+    dtypes: tuple[str, ...]
+    repeats: int
+    seed: int
+    offered: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class Property:
-    """One thing that must hold for every case of `strategy(element types)`.
+    """One thing that must hold: for every case of `listed`, and for those that Hypothesis draws.
 
     check(backend, case) returns the largest share of the error budget that was used; it raises
     AssertionError if the property is broken, NotCovered if the back end does not offer the case.
-    needs: features as in `Backend.reason_missing`; dtypes: the element types it is stated for.
+    listed: the cases of a covering design; strategy: from element types to a search strategy; one
+    of them at least. needs: features as in `Backend.reason_missing`; dtypes: the element types it
+    is stated for. group: "core", or "robustness" for what a back end may leave open. levels: what
+    the check judges beyond the case ("lse", "gradients"). shrinks: fields that a smaller example
+    may change without leaving the property. first_look: cases listed, and as many drawn, before the
+    rest of the suite when a run ends at the first failure.
     """
 
     name: str
     description: str
-    strategy: Strategy
     check: Callable[[Backend, Case], float]
+    strategy: Strategy | None = None
+    listed: Callable[[Plan], list[Case]] | None = None
     needs: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = DTYPES
+    group: str = "core"
+    levels: tuple[str, ...] = ()
+    shrinks: frozenset[str] = field(default=EVERYTHING)
+    first_look: int = 2
 
 
 def dense(**features: Any) -> Strategy:

@@ -29,16 +29,18 @@ class PropertyItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the property; fails, or skips what is not covered."""
-        from fa4.testing.runner import FAILED, NOT_COVERED, run_property
+        from fa4.testing.report import FAILED, NOT_COVERED, NOT_ROBUST
+        from fa4.testing.runner import VerifyOptions, run_property
 
-        result = run_property(
-            self.prop,
-            self.backend,
+        options = VerifyOptions(
             max_examples=self.config.getoption("fa4_max_examples"),
             seed=self.config.getoption("fa4_seed"),
         )
+        result = run_property(self.prop, self.backend, options)
         if result.status == NOT_COVERED:
             pytest.skip(f"not covered: {result.reason}")
+        if result.status == NOT_ROBUST:
+            pytest.skip(f"not robust, and not claimed to be: {result.error}")
         if result.status == FAILED:
             raise PropertyFailed(f"{result.error}\n\n{result.test}")
 
@@ -64,9 +66,10 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption(
         "--fa4-max-examples",
         type=int,
-        default=25,
+        default=20,
         metavar="N",
-        help="cases per property (default 25)",
+        help="cases that Hypothesis draws per property (default 20); those of the covering design "
+        "come with them",
     )
     group.addoption(
         "--fa4-seed", type=int, default=0, metavar="N", help="seed of the cases (default 0)"
@@ -90,8 +93,10 @@ def _load(config: Any) -> Any:
     if not hasattr(config, "_fa4_backend"):
         try:
             from fa4.testing import load_backend
+            from fa4.testing.isolation import isolate
 
-            config._fa4_backend = load_backend(name)
+            loaded = load_backend(name)
+            config._fa4_backend = isolate(loaded) if loaded.isolate_by_default else loaded
         except (ValueError, ImportError) as error:
             raise pytest.UsageError(f"--fa4-backend: {error}") from error
     return config._fa4_backend

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import re
 
-from fa4.testing.backends import BUILT_IN, Backend
+from fa4.testing.backends import Backend, is_loadable
 from fa4.testing.case import Case
 
 
 def failing_test(name: str, backend: Backend, case: Case, error: str) -> str:
     """Source of a pytest test function that fails as long as the back end does.
 
-    A back end that was given as a function without an importable name appears as `your_function`.
+    One that ran in a process of its own does so in the test too. A back end that was given as a
+    function without an importable name appears as `your_function`.
     """
     words = re.sub(r"\W+", "_", name).strip("_")
-    importable = backend.name in BUILT_IN or ":" in backend.name
-    loaded = f'"{backend.name}"' if importable else "your_function"
+    loaded = f'"{backend.name}"' if is_loadable(backend.name) else "your_function"
+    load = "isolate" if backend.isolated else "load_backend"  # a crash must not end pytest
     reason = error.partition("; ")[0]
     reason = reason if len(reason) <= 94 else f"{reason[:90]} ..."
     return (
         f"def test_{words}():\n"
         f"    # {reason}\n"
-        "    from fa4.testing import Case, check_property, load_backend\n"
+        f"    from fa4.testing import Case, check_property, {load}\n"
         "\n"
         f"    case = {_wrapped(case)}\n"
-        f'    check_property("{name}", load_backend({loaded}), case)\n'
+        f'    check_property("{name}", {load}({loaded}), case)\n'
     )
 
 

@@ -1,102 +1,87 @@
 """Run the property suite on a back end, without pytest, and report what happened.
 
-Each property runs under Hypothesis with a fixed seed and no database, so that a run can be
-repeated. A property passes only if cases were really run; what a back end does not offer is
-reported as not covered, with the reason.
+Each property runs the cases of its covering design and then those that Hypothesis draws, with a
+fixed seed and no database, so that a run can be repeated. A property passes only if cases were
+really run; what a back end does not offer is reported as not covered, with the reason.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 import zlib
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Generator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as set_seed
-from hypothesis.errors import Flaky, HypothesisException
 
-from fa4.config import require_int
+from fa4.config import require, require_int
 from fa4.request import DENSE_DEFAULTS
-from fa4.testing.backends import Backend, NotCovered, load_backend
+from fa4.testing.backends import DTYPES, FP8, Backend, NotCovered, load_backend
 from fa4.testing.case import Case
 from fa4.testing.inputs import build_options
+from fa4.testing.isolation import isolate
+from fa4.testing.levels import FEATURES, LevelCounts, levels_of, needs_of
 from fa4.testing.properties import find_properties
-from fa4.testing.property import Property
+from fa4.testing.property import Plan, Property
+from fa4.testing.report import FAILED, NOT_COVERED, NOT_ROBUST, PASSED, PropertyResult, VerifyReport
 from fa4.testing.reproduce import failing_test
+from fa4.testing.shrink import needed_features, shrink
 
-SCHEMA_VERSION = 1
 OPTIONS = frozenset(DENSE_DEFAULTS)
-PASSED, FAILED, NOT_COVERED = "passed", "failed", "not covered"
-DEFAULT_EXAMPLES = 50
-SHRINK_SECONDS = 15.0  # after that the smallest failure so far is reported
+DEFAULT_EXAMPLES = 20
+EXAMPLES_PER_REPEAT = 4  # with the default, the design comes to its 5 cases of each pair
+SHRINK_SECONDS = 3.0  # after that the smallest failure so far is reported
+SHRINK_SECONDS_ISOLATED = 20.0  # where a failing call may cost the start of a process
 
-# progress(done, total, name of the property about to run)
+# progress(done, total, name of the property that was run)
 Progress = Callable[[int, int, str], None]
 
 
-@dataclass(frozen=True)
-class PropertyResult:
-    """What happened to one property.
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """How to run the suite.
 
-    cases: calls that were judged; worst_share: largest error as a fraction of its budget. reason:
-    why it is not covered, or which cases were not. error, example, test: for a failure.
+    max_examples: cases that Hypothesis draws per property; 5 of each combination of the design come
+    with 20. only: name patterns of properties, None for all. dtypes: element types to draw, None
+    for all. exitfirst: stop at the first failure. strict: the robustness properties must hold.
+    jobs: processes. isolate: run the back end in a worker process, which is replaced when it dies;
+    None: where the back end asks for it, or with a timeout. timeout_s: seconds for a call.
     """
 
-    name: str
-    description: str
-    status: str
-    cases: int = 0
-    worst_share: float | None = None
-    reason: str = ""
-    error: str = ""
-    example: str = ""
-    test: str = ""
-    seconds: float = 0.0
+    max_examples: int = DEFAULT_EXAMPLES
+    seed: int = 0
+    only: tuple[str, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    exitfirst: bool = False
+    strict: bool = False
+    jobs: int = 1
+    isolate: bool | None = None
+    timeout_s: float | None = None
 
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """Results in the order of the suite; `not_covered`: feature to reason, over all of them."""
-
-    backend: str
-    max_examples: int
-    seed: int
-    results: tuple[PropertyResult, ...]
-    not_covered: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+    def __post_init__(self) -> None:
+        """Check numbers and names; ValueError or TypeError with one line."""
+        require_int("max_examples", self.max_examples, 1, 100_000)
+        require_int("seed", self.seed, 0)
+        require_int("jobs", self.jobs, 1, 256)
+        for name in self.dtypes or ():
+            require(name in DTYPES + FP8, f"dtype must be one of {', '.join(DTYPES + FP8)}", name)
+        if self.timeout_s is not None:
+            require(self.timeout_s > 0, "timeout must be above 0 seconds", self.timeout_s)
+            require(self.isolate is not False, "a timeout needs isolation", "isolate=False")
+        find_properties(self.only)
 
     @property
-    def passed(self) -> bool:
-        """Did nothing fail, and something run?"""
-        return not self.with_status(FAILED) and bool(self.with_status(PASSED))
-
-    def with_status(self, status: str) -> tuple[PropertyResult, ...]:
-        """The results of one status: "passed", "failed" or "not covered"."""
-        return tuple(result for result in self.results if result.status == status)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, with `schema_version`."""
-        counts = {
-            status.replace(" ", "_"): len(self.with_status(status))
-            for status in (PASSED, FAILED, NOT_COVERED)
-        }
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "backend": self.backend,
-            "max_examples": self.max_examples,
-            "seed": self.seed,
-            "seconds": round(self.seconds, 3),
-            "counts": counts,
-            "cases": sum(result.cases for result in self.results),
-            "properties": [asdict(result) for result in self.results],
-            "not_covered": dict(self.not_covered),
-        }
+    def repeats(self) -> int:
+        """Cases of each combination of the covering design."""
+        return max(1, self.max_examples // EXAMPLES_PER_REPEAT)
 
 
 class _Recorder:
-    """Runs a check on drawn cases and remembers what happened."""
+    """Runs a check on cases and remembers what happened."""
 
     def __init__(self, prop: Property, backend: Backend) -> None:
         self.prop, self.backend = prop, backend
@@ -106,73 +91,110 @@ class _Recorder:
         self.unused = set(prop.needs & OPTIONS)
         self.failing: Case | None = None
         self.error: Exception | None = None
-        self.deadline: float | None = None
+        self.levels = LevelCounts()
+        self.extra = tuple(level for level in prop.levels if level != "lse" or backend.returns_lse)
 
     def run(self, case: Case) -> None:
-        """One example; once time for shrinking is up, only the smallest failure fails."""
-        if self.deadline and time.monotonic() > self.deadline and case != self.failing:
-            return
+        """One example; nothing is run after a failure."""
+        if self.error is not None:
+            raise self.error
         try:
             share = self.prop.check(self.backend, case)
         except NotCovered as missing:
             self.reasons[str(missing)] = None
             return
         except Exception as error:
-            self.cases += self.error is None
-            self.failing, self.error = case, error
-            self.deadline = self.deadline or time.monotonic() + SHRINK_SECONDS
-            raise
-        if self.error is None:
             self.cases += 1
-            self.worst = max(self.worst, share)
-            if self.unused:
-                self.unused -= set(build_options(case))
+            self.failing, self.error = case, error
+            raise
+        self.cases += 1
+        self.worst = max(self.worst, share)
+        self.levels.add((*levels_of(case), *self.extra))
+        if self.unused:
+            self.unused -= set(build_options(case))
+
+    def fails(self, case: Case) -> bool:
+        """Does a case fail as the first one did? The new error is kept."""
+        try:
+            self.prop.check(self.backend, case)
+        except NotCovered:
+            return False
+        except Exception as error:
+            if type(error) is not type(self.error):
+                return False
+            self.error = error
+            return True
+        return False
 
 
 def run_property(
-    prop: Property, backend: Backend, *, max_examples: int = DEFAULT_EXAMPLES, seed: int = 0
+    prop: Property,
+    backend: Backend,
+    options: VerifyOptions | None = None,
+    most: int | None = None,
 ) -> PropertyResult:
-    """Check one property on up to `max_examples` cases; the same seed draws the same cases."""
+    """Check one property; the same options draw the same cases, `most` limits their number."""
     start = time.monotonic()
+    options = options or VerifyOptions()
 
     def result(status: str, **fields: Any) -> PropertyResult:
         seconds = time.monotonic() - start
         return PropertyResult(prop.name, prop.description, status, seconds=seconds, **fields)
 
     reasons = _missing_needs(prop, backend)
-    dtypes = tuple(name for name in prop.dtypes if backend.reason_missing(name) is None)
+    wanted = [name for name in prop.dtypes if options.dtypes is None or name in options.dtypes]
+    refusals = {name: backend.reason_missing(name) for name in wanted}
+    for name, why in refusals.items():
+        if why is not None:
+            backend.notes.setdefault(name, why)
+    dtypes = tuple(name for name, why in refusals.items() if why is None)
     if not dtypes:
-        reasons.append(f"none of the element types {', '.join(prop.dtypes)}")
+        reasons.append(f"none of the element types {', '.join(wanted or prop.dtypes)}")
     if reasons:
         return result(NOT_COVERED, reason="; ".join(reasons))
     recorder = _Recorder(prop, backend)
-    note = ""
-    try:
-        _search(recorder, dtypes, max_examples, seed)
-    except Flaky:
-        note = " (only sometimes: the back end is not deterministic)"
-    except HypothesisException as error:
-        if recorder.error is None:
-            raise
-        note = f" ({type(error).__name__})"
-    except Exception as error:
-        if recorder.error is None:  # the fault is ours
-            raise
-        recorder.error = error
+    _search(recorder, dtypes, options, most)
     reason = "; ".join(recorder.reasons)
     if recorder.error is not None and recorder.failing is not None:
-        message = _one_line(recorder.error) + note
-        return result(
-            FAILED,
-            cases=recorder.cases,
-            reason=reason,
-            error=message,
-            example=repr(recorder.failing),
-            test=failing_test(prop.name, backend, recorder.failing, message),
-        )
+        return result(_failed(prop, backend, options), reason=reason, **_explain(recorder))
     if recorder.cases == 0 or (reason and recorder.unused):
         return result(NOT_COVERED, reason=reason or "no case was drawn")
-    return result(PASSED, cases=recorder.cases, worst_share=recorder.worst, reason=reason)
+    return result(
+        PASSED,
+        cases=recorder.cases,
+        worst_share=recorder.worst,
+        reason=reason,
+        levels=recorder.levels.as_dict(),
+    )
+
+
+def _failed(prop: Property, backend: Backend, options: VerifyOptions) -> str:
+    """ "failed", or "not robust" for what the back end does not claim and nobody insists on."""
+    must = prop.group == "core" or options.strict or prop.group in backend.claims
+    return FAILED if must else NOT_ROBUST
+
+
+def _explain(recorder: _Recorder) -> dict[str, Any]:
+    """The smallest example of a failure, what it needs, and a test to paste."""
+    assert recorder.failing is not None
+    note = ""
+    case = recorder.failing
+    if recorder.fails(case):
+        isolated = recorder.backend.isolated
+        seconds = SHRINK_SECONDS_ISOLATED if isolated else SHRINK_SECONDS
+        case = shrink(case, recorder.fails, allowed=recorder.prop.shrinks, seconds=seconds)
+        recorder.fails(case)
+    else:
+        note = " (only sometimes: the back end is not deterministic)"
+    assert recorder.error is not None
+    message = _one_line(recorder.error) + note
+    return {
+        "cases": recorder.cases,
+        "error": message,
+        "example": repr(case),
+        "needs": needed_features(case),
+        "test": failing_test(recorder.prop.name, recorder.backend, case, message),
+    }
 
 
 def _missing_needs(prop: Property, backend: Backend) -> list[str]:
@@ -185,20 +207,47 @@ def _missing_needs(prop: Property, backend: Backend) -> list[str]:
     return reasons
 
 
-def _search(recorder: _Recorder, dtypes: tuple[str, ...], max_examples: int, seed: int) -> None:
-    """Let Hypothesis draw and shrink; raises the error of the smallest failing case."""
+def _offered(backend: Backend) -> frozenset[str]:
+    """Which needs of the features the back end meets."""
+    needs = {need for feature in FEATURES for need in needs_of(feature)}
+    return frozenset(need for need in needs if backend.reason_missing(need) is None)
+
+
+def _search(
+    recorder: _Recorder, dtypes: tuple[str, ...], options: VerifyOptions, most: int | None
+) -> None:
+    """Run the listed cases, then what Hypothesis draws; a failure is left in the recorder."""
     prop = recorder.prop
+    repeats = options.repeats
+    if most is not None:
+        options = replace(options, max_examples=most)
+    try:
+        if prop.listed is not None:
+            plan = Plan(dtypes, repeats, options.seed, _offered(recorder.backend))
+            for case in prop.listed(plan)[:most]:
+                recorder.run(case)
+        if prop.strategy is not None:
+            _draw(recorder, dtypes, options)
+    except Exception:
+        if recorder.error is None:  # the fault is ours
+            raise
+
+
+def _draw(recorder: _Recorder, dtypes: tuple[str, ...], options: VerifyOptions) -> None:
+    """Let Hypothesis draw; raises the error of the first failing case."""
+    prop = recorder.prop
+    assert prop.strategy is not None
     # A seed of its own for each property, so that choosing some of them draws the same cases.
-    own_seed = zlib.crc32(f"{seed}:{prop.name}".encode())
+    own_seed = zlib.crc32(f"{options.seed}:{prop.name}".encode())
     configure = settings(
-        max_examples=max_examples,
+        max_examples=options.max_examples,
         deadline=None,
         database=None,
         derandomize=False,
         print_blob=False,
         report_multiple_bugs=False,
         verbosity=Verbosity.quiet,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
 
@@ -216,41 +265,99 @@ def _one_line(error: Exception) -> str:
     return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
 
 
+def _prepare(backend: Backend, options: VerifyOptions) -> Backend:
+    """The back end, in a worker process where that is asked for."""
+    wanted = options.isolate
+    if wanted is None:
+        wanted = backend.isolate_by_default or options.timeout_s is not None
+    return isolate(backend, timeout_s=options.timeout_s) if wanted else backend
+
+
+_worker_backend: Backend | None = None
+
+
+def _start_worker(name: str, options: VerifyOptions) -> None:
+    global _worker_backend
+    _worker_backend = _prepare(load_backend(name), options)
+
+
+def _run_in_worker(name: str, options: VerifyOptions) -> tuple[PropertyResult, dict[str, str]]:
+    assert _worker_backend is not None
+    (prop,) = find_properties([name])
+    return run_property(prop, _worker_backend, options), dict(_worker_backend.notes)
+
+
+def _results(
+    chosen: tuple[Property, ...], backend: Backend, options: VerifyOptions
+) -> Generator[PropertyResult, None, None]:
+    """Results in order, in this process or in several."""
+    if options.jobs == 1:
+        loaded = _prepare(backend, options)
+        backend.notes = loaded.notes
+        if options.exitfirst:  # a little of everything first: most faults show at once
+            for prop in chosen:
+                result = run_property(prop, loaded, options, prop.first_look)
+                if result.status == FAILED:
+                    yield result
+        for prop in chosen:
+            yield run_property(prop, loaded, options)
+        if loaded is not backend:
+            loaded.close()
+        return
+    load_backend(backend.name)  # raises ValueError for a function that no process can import
+    with ProcessPoolExecutor(
+        options.jobs, multiprocessing.get_context("spawn"), _start_worker, (backend.name, options)
+    ) as pool:
+        futures = [pool.submit(_run_in_worker, prop.name, options) for prop in chosen]
+        try:
+            for future in futures:
+                result, notes = future.result()
+                for feature, reason in notes.items():
+                    backend.notes.setdefault(feature, reason)
+                yield result
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _skipped(chosen: tuple[Property, ...], results: list[PropertyResult]) -> tuple[str, ...]:
+    done = {result.name for result in results}
+    return tuple(prop.name for prop in chosen if prop.name not in done)
+
+
 def verify(
     backend: str | Callable[..., Any] | Backend,
+    options: VerifyOptions | None = None,
     *,
-    max_examples: int = DEFAULT_EXAMPLES,
-    seed: int = 0,
-    properties: Iterable[str] | None = None,
     progress: Progress | None = None,
+    **changes: Any,
 ) -> VerifyReport:
-    """Run the suite, or the named properties, on a back end.
+    """Run the suite on a back end.
 
-    backend: a name as for `load_backend`, or a callable. max_examples: cases per property.
-    progress: called as progress(done, total, name) before each property and once at the end.
-    Raises ValueError for unknown names; faults of the back end are results, not exceptions.
+    backend: a name as for `load_backend`, or a callable. options, and single fields of
+    `VerifyOptions` as keywords. progress: called as progress(done, total, name) after each
+    property. Raises ValueError for unknown names; faults of the back end are results, not
+    exceptions.
     """
-    require_int("max_examples", max_examples, 1)
-    require_int("seed", seed, 0)
-    chosen = find_properties(properties)
+    options = replace(options or VerifyOptions(), **changes)
+    chosen = find_properties(options.only)
     loaded = load_backend(backend)
     start = time.monotonic()
-    results = []
-    for done, prop in enumerate(chosen):
-        if progress is not None:
-            progress(done, len(chosen), prop.name)
-        results.append(run_property(prop, loaded, max_examples=max_examples, seed=seed))
-    if progress is not None:
-        progress(len(chosen), len(chosen), "")
-    for name in sorted({name for prop in chosen for name in prop.dtypes}):
-        reason = loaded.reason_missing(name)
-        if reason is not None:
-            loaded.notes.setdefault(name, reason)
+    results: list[PropertyResult] = []
+    tell = progress or (lambda done, total, name: None)
+    found = _results(chosen, loaded, options)
+    for result in found:
+        results.append(result)
+        tell(len(results), len(chosen), result.name)
+        if options.exitfirst and result.status == FAILED:
+            break
+    found.close()
     return VerifyReport(
         backend=loaded.name,
-        max_examples=max_examples,
-        seed=seed,
+        max_examples=options.max_examples,
+        seed=options.seed,
         results=tuple(results),
         not_covered=dict(loaded.notes),
+        skipped=_skipped(chosen, results),
         seconds=time.monotonic() - start,
     )

@@ -23,12 +23,13 @@ from hypothesis.strategies import SearchStrategy
 from fa4.config import Window, normalize_window
 from fa4.testing.case import MASK_MODS, SCORE_MODS, Case
 
-MOST_SCORES = 80_000  # batch * heads * seqlen_q * seqlen_k of a drawn case
+MOST_SCORES = 30_000  # batch * heads * seqlen_q * seqlen_k of a drawn case
 
 # 128 is FlashAttention-4's tile, 256 its two query tiles; primes divide by no tile.
 LENGTHS = (1, 2, 3, 5, 7, 13, 31, 64, 113, 127, 128, 129, 130, 255, 256, 257)
 SHORT_LENGTHS = (1, 2, 3, 7, 17, 64)
 LONG_LENGTHS = (129, 257, 300, 385, 513)  # several KV tiles
+VERY_LONG_LENGTHS = (257, 513, 1025, 1281)  # up to more than eight
 GROUPS = (1, 2, 3, 5, 6, 7, 8, 16)
 HEAD_DIMS = (*range(8, 129, 8), 192, 256)
 FLOAT_DTYPES = ("fp32", "bf16", "fp16", "fp64")
@@ -39,8 +40,13 @@ Lengths = Sequence[int]
 
 
 def seeds() -> SearchStrategy[int]:
-    """Seeds of the values."""
-    return st.integers(0, 2**16)
+    """Seeds of the values, below 10,000.
+
+    In two digits: of a wide range, Hypothesis also draws constants that it finds in the modules
+    that happen to be imported, and a run would not repeat in another process.
+    """
+    digit = st.integers(0, 99)
+    return st.tuples(digit, digit).map(lambda digits: 100 * digits[0] + digits[1])
 
 
 def dtypes(names: Sequence[str] = FLOAT_DTYPES) -> SearchStrategy[str]:
@@ -60,8 +66,8 @@ def head_dims() -> SearchStrategy[tuple[int, int]]:
 
 
 def softmax_scales() -> SearchStrategy[float | None]:
-    """Factors of the scores: default, ordinary, large, 0 and negative."""
-    return st.sampled_from((None, 1.0, 0.125, 0.3, 4.0, 0.0, -0.25))
+    """Factors of the scores: default, ordinary and large."""
+    return st.sampled_from((None, 1.0, 0.125, 0.3, 4.0))
 
 
 def softcaps() -> SearchStrategy[float]:

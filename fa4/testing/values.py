@@ -14,12 +14,15 @@ then rounded to the element type. Rows and keys are numbered inside the sequence
     jumps_over    it, or by just over: the rescaling threshold tau of FlashAttention-4
     low           every logit far below zero (-5e4 to -2e5)
     denormals     subnormal q, k, v
-    largest       q near the largest finite value with k small in proportion, so that the scores
-                  stay finite and of order 1; v at 2^-20 of the largest (fp16, FP8: a quarter), so
-                  that sums of 2^8 times as many unnormalised terms stay finite in float32; not for
-                  gradients, as those of k overflow by right
+    largest       q up to 2^-28 of the largest finite value with k small in proportion, so that its
+                  low bits, which float32 products on matrix units split off, are not subnormal
+                  (fp16, FP8: q up to a quarter, and k subnormal);
+                  the scores stay finite and of order 1; v at 2^-20 of the largest (fp16, FP8: a
+                  quarter), so that sums of 2^8 times as many unnormalised terms stay finite in
+                  float32; not for gradients, as those of k overflow by right
     activations   outlier channels and an offset, as in the activations of trained models
-    masked_nan    normal, with NaN, +inf and -inf in the keys and values that no row sees
+    masked_nan    normal, with NaN, +inf and -inf in the keys and values that no row sees, and NaN
+                  in rows and pages that no sequence uses
 """
 
 from __future__ import annotations
@@ -126,9 +129,11 @@ def _denormals(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:
 
 def _largest(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:
     q, k, v = (rng.uniform(-1.0, 1.0, shape) for shape in shapes)
-    top = largest_finite(case.dtype)
-    room = 0.25 if case.dtype in ("fp16", "e4m3", "e5m2") else 2.0**-20
-    return q * (top / 4), k * (4 / top), v * (top * room)
+    # The smallest |k| is 2^-4 of the largest: far from subnormal.
+    q, k = (np.copysign(np.maximum(np.abs(x), 0.0625), x) for x in (q, k))
+    top, narrow = largest_finite(case.dtype), case.dtype in ("fp16", "e4m3", "e5m2")
+    high = top * (0.25 if narrow else 2.0**-28)
+    return q * high, k / high, v * (top * (0.25 if narrow else 2.0**-20))
 
 
 def _activations(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:

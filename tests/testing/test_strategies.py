@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +14,8 @@ from fa4.dtypes import dtype_name
 from fa4.testing import PROPERTIES, Case, build_inputs, strategies
 from fa4.testing.case import MASK_MODS, SCORE_MODS
 from fa4.testing.inputs import visible_pairs
+from fa4.testing.levels import FEATURES, needs_of
+from fa4.testing.property import Plan
 from fa4.testing.values import REGIMES
 
 few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -41,17 +45,21 @@ def check_case(case: Case) -> None:
 
 @pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.name)
 def test_cases_of_every_property_are_valid(prop) -> None:
-    """What the suite draws can be built, in every layout."""
+    """What the suite lists and draws can be built, in every layout, and is of bounded size."""
 
-    @settings(few, max_examples=5)
-    @given(prop.strategy(prop.dtypes))
     def check(case: Case) -> None:
         check_case(case)
         for rows, keys in case.sequences:
             heads = case.heads_q * (case.batch if case.layout == "dense" else 1)
             assert heads == 1 or heads * rows * keys <= 8 * strategies.MOST_SCORES
 
-    check()
+    if prop.listed is not None:
+        needs = {need for feature in FEATURES for need in needs_of(feature)}
+        for case in prop.listed(Plan(prop.dtypes, 1, 0, frozenset(needs)))[:12]:
+            check(case)
+    if prop.strategy is not None:
+        settings(few, max_examples=5)(given(prop.strategy(prop.dtypes))(check))()
+    assert prop.listed or prop.strategy
 
 
 @few
@@ -101,8 +109,10 @@ def test_a_batch_entry_does_not_depend_on_the_others() -> None:
 
 
 def test_paged_layout_hides_nothing_valid() -> None:
-    """Unused table entries point out of range, unused slots hold NaN, no page is used twice."""
-    case = Case(layout="paged", lengths=((2, 9), (1, 0), (1, 4)), page_size=4, seed=2)
+    """Unused table entries point out of range, unused slots are marked, no page is used twice."""
+    case = Case(
+        layout="paged", lengths=((2, 9), (1, 0), (1, 4)), page_size=4, seed=2, values="masked_nan"
+    )  # fmt: skip
     inputs = build_inputs(case)
     table, used = inputs.options["page_table"], [-(-keys // 4) for _, keys in case.lengths]
     taken = np.concatenate([row[:n] for row, n in zip(table, used, strict=True)])
@@ -110,6 +120,8 @@ def test_paged_layout_hides_nothing_valid() -> None:
     rest = np.concatenate([row[n:] for row, n in zip(table, used, strict=True)])
     assert ((rest < 0) | (rest >= len(inputs.k))).all()
     assert np.isnan(inputs.k).any(axis=(2, 3)).sum() == inputs.k.shape[0] * 4 - 13
+    ordinary = build_inputs(replace(case, values="normal"))
+    assert np.isfinite(ordinary.k).all() and (np.abs(ordinary.k) > 50).any()
 
 
 def test_visible_pairs_by_hand() -> None:
@@ -130,7 +142,8 @@ def test_score_mod_derivatives(name: str, row: int, key: int) -> None:
     from fa4.reference import SeqlenInfo
 
     forward, backward = SCORE_MODS[name]
-    where = (1, 2, row, key, SeqlenInfo(41, 41), None)
+    aux = (np.arange(2 * 3 * 13.0).reshape(2, 3, 13),)
+    where = (1, 2, row, key, SeqlenInfo(41, 41), aux)
     up, down = (np.float64(forward(0.7 + step, *where)) for step in (1e-3, -1e-3))
     expected = 0.0 if np.isneginf(up) else (up - down) / 2e-3
     assert backward(1.0, 0.7, *where) == pytest.approx(expected, abs=1e-9)

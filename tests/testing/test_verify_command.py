@@ -14,13 +14,6 @@ from fa4.testing import runner
 HERE = "tests.testing.planted"
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch) -> None:
-    """Also before the command is in the list of `fa4.cli`."""
-    names = dict.fromkeys((*fa4.cli.COMMANDS, "verify"))
-    monkeypatch.setattr(fa4.cli, "COMMANDS", tuple(names))
-
-
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of `fa4 verify`."""
     with pytest.raises(SystemExit) as caught:
@@ -31,32 +24,73 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 
 def test_passing_run(capsys) -> None:
     """A table, a summary line, exit code 0."""
-    code, out, _ = run(capsys, "--property", "plain", "--property", "causal", "--max-examples", "3")
+    code, out, _ = run(capsys, "--only", "plain", "--only", "causal", "--max-examples", "4")
     assert code == 0
-    assert "reference: 2 passed, 0 failed, 0 not covered; 6 cases" in out
+    assert "reference: 2 passed, 0 failed, 0 not covered;" in out
 
 
 def test_failing_run(capsys) -> None:
     """The test to paste, exit code 1."""
-    code, out, _ = run(capsys, "--backend", f"{HERE}:sink_twice", "--property", "sink")
+    code, out, _ = run(capsys, "--backend", f"{HERE}:sink_twice", "--only", "sink")
     assert code == 1
     assert "def test_sink():" in out and f'load_backend("{HERE}:sink_twice")' in out
 
 
 def test_not_covered_is_listed(capsys) -> None:
     """With its reason, and apart from what passed."""
-    code, out, _ = run(capsys, "--backend", f"{HERE}:minimal", "--property", "causal")
+    arguments = ("--only", "plain", "--only", "causal*", "--max-examples", "2")
+    code, out, _ = run(capsys, "--backend", f"{HERE}:minimal", *arguments)
+    assert code == 0 and "1 passed, 0 failed, " in out
+    text = " ".join(out.split())
+    assert "properties): causal: its signature does not name causal" in text
+
+
+def test_nothing_covered_is_no_success(capsys) -> None:
+    """One line, exit code 1."""
+    code, out, _ = run(capsys, "--backend", f"{HERE}:minimal", "--only", "causal")
+    assert code == 1 and "nothing could be checked, which is no success" in out
+    code, out, _ = run(capsys, "--backend", f"{HERE}:without_parameters")
+    assert code == 1
+
+
+def test_failures_say_what_they_share(capsys) -> None:
+    """First the smallest example and what all need, then the list."""
+    code, out, _ = run(
+        capsys, "--backend", f"{HERE}:sink_lost_in_fp16", "--only", "sink*", "--max-examples", "8"
+    )
+    assert code == 1 and "need fp16 and sink)" in " ".join(out.split())
+    assert out.count("def test_") == 1 and "with it: " in out
+
+
+def test_exitfirst_dtype_and_backends(capsys) -> None:
+    """-x ends a run, --dtype chooses, --list-backends shows what is installed."""
+    code, out, _ = run(capsys, "--backend", f"{HERE}:unscaled", "-x")
+    assert code == 1 and "properties not run" in out
+    code, out, _ = run(capsys, "--json", "--dtype", "bf16", "--only", "plain")
+    report = json.loads(out)
+    assert code == 0 and not [name for name in report["levels"]["pairs"] if "fp32" in name]
+    code, out, _ = run(capsys, "--list-backends", "--json")
+    names = {row["name"] for row in json.loads(out)["backends"]}
+    assert code == 0 and {"reference", "torch-sdpa", "flash-attn-4", "flex-attention"} <= names
+
+
+def test_isolation_and_timeout(capsys) -> None:
+    """A hang is a failure of its case, in seconds."""
+    arguments = ("--only", "plain", "--timeout", "1.5")
+    code, out, _ = run(capsys, "--backend", "tests.testing.faulty:hangs", *arguments)
+    text = " ".join(out.split())
+    assert code == 1 and "plain failed" in text and "BackendFailed" in text and "1.5" in text
+    code, out, _ = run(capsys, "--isolate", "--only", "plain", "--max-examples", "1")
     assert code == 0
-    assert "not covered" in out and "0 passed, 0 failed, 1 not covered" in out
 
 
 def test_json(capsys) -> None:
     """One document with a schema version; no table."""
     code, out, _ = run(
-        capsys, "--json", "--backend", f"{HERE}:unscaled", "--property", "plain", "--seed", "2"
+        capsys, "--json", "--backend", f"{HERE}:unscaled", "--only", "plain", "--seed", "2"
     )
     data = json.loads(out)
-    assert code == 1 and data["schema_version"] == 1 and data["seed"] == 2
+    assert code == 1 and data["schema_version"] == 2 and data["seed"] == 2
     assert data["counts"]["failed"] == 1 and "Case(" in data["properties"][0]["example"]
 
 
@@ -73,9 +107,14 @@ def test_list(capsys) -> None:
     ("arguments", "message"),
     [
         (["--backend", "nothing"], "back end must be one of"),
-        (["--property", "other"], "property must be one of"),
-        (["--max-examples", "0"], "max_examples must be at least 1; got 0"),
+        (["--only", "other"], "no property matches 'other'"),
+        (["--max-examples", "0"], "max_examples must be between 1 and 100000; got 0"),
         (["--seed", "-1"], "seed must be at least 0; got -1"),
+        (["--dtype", "int8"], "dtype must be one of fp32"),
+        (["--jobs", "0"], "jobs must be between 1 and 256; got 0"),
+        (["--timeout", "0"], "timeout must be above 0 seconds; got 0"),
+        (["--timeout", "nan"], "timeout must be above 0 seconds; got nan"),
+        (["--timeout", "1", "--no-isolate"], "a timeout needs isolation"),
     ],
 )
 def test_bad_input(capsys, arguments: list[str], message: str) -> None:

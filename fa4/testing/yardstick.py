@@ -1,0 +1,109 @@
+"""Is the yardstick straight? Plain attention against the oracle, by bounds of the inputs alone.
+
+The error budget is measured from plain attention, so a wrong oracle, or a wrong plain attention,
+would widen it until everything passes. The two share no code; here they are held against each other
+within a bound that neither has a part in: norms of q, k, v and dout, and unit roundoffs. Plain
+attention is held twice, unrounded in float64, where hardly anything is allowed, and as it is used.
+
+    e = |scale| 4 sqrt(d + 1) w max|q| max|k| + 16 w (|scale| max|q| max|k| + |bias| + 1)
+    |O|   <= (e^2e - 1 + 6 u + n w) 2 max|v|,     |LSE| <= 2 e + n w + 8 w (|LSE| + 1)
+    |dV|  <= rel rows max|dout|,                  rel = e^2e - 1 + 8 u + n w
+    |dQ|  <= rel |scale| A max|k|,  |dK| <= rel |scale| A max|q| rows
+                                                  A = 4 max|dout| max|v| + max|dlse|
+
+max|x| is the largest Euclidean norm of a row. It is far wider than a budget, and far narrower than
+any mistake.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fa4.dtypes import unit_roundoff
+
+_MOST_BIAS = 4096.0  # of the mods of `fa4.testing.case`; only their rounding counts
+_MOST_EXPONENT = 30.0
+
+
+class YardstickError(RuntimeError):
+    """The oracle and plain attention disagree: the fault is the kit's, not the back end's."""
+
+
+def _norm(x: np.ndarray) -> float:
+    """Largest Euclidean norm of a row, infinities and NaN aside; 0 for none."""
+    finite = x.astype(np.float64)
+    top = np.abs(finite).max(initial=0.0)
+    if not np.isfinite(top):
+        finite = np.where(np.isfinite(finite), finite, 0.0)
+        top = np.abs(finite).max(initial=0.0)
+    if top == 0.0:
+        return 0.0
+    return float(top * np.sqrt(((finite / top) ** 2).sum(axis=-1).max(initial=0.0)))
+
+
+def _factor(options: dict[str, Any], *names: str) -> float:
+    tables = (options.get(name) for name in names)
+    return float(np.prod([1.0 if table is None else np.max(table) for table in tables]))
+
+
+class YardstickBounds:
+    """How far plain attention in an element type may be from the oracle, for one sequence."""
+
+    def __init__(self, seq: Any, options: dict[str, Any], dtype: str) -> None:
+        rows, _, dim = seq.q.shape
+        keys = seq.k.shape[0]
+        self.rows = rows * (seq.q.shape[1] // seq.k.shape[1])
+        w = unit_roundoff("fp64" if dtype == "fp64" else "fp32")
+        u = unit_roundoff(dtype)
+        given = options.get("softmax_scale")
+        self.scale = abs(dim**-0.5 if given is None else float(given))
+        self.scale *= _factor(options, "q_descale", "k_descale")
+        self.q, self.k, self.v = _norm(seq.q), _norm(seq.k), _norm(seq.v)
+        self.v *= _factor(options, "v_descale")
+        size = self.scale * self.q * self.k
+        bias = _MOST_BIAS if options.get("score_mod") is not None else 0.0
+        error = size * 4 * np.sqrt(dim + 1) * w + 16 * w * (size + bias + 1)
+        spread = float(np.expm1(min(2 * error, _MOST_EXPONENT)))
+        kept = 1.0 / (1.0 - options.get("dropout_p", 0.0))
+        underflow = keys * 2.0**-10 if dtype in ("e4m3", "e5m2") else keys * 2.0**-24
+        self.relative = (spread + 8 * u + keys * w + underflow) * kept
+        self.lse_error, self.w = 2 * error + keys * w, w
+        self.least = 2.0**-24 if dtype == "fp16" else 2.0**-126  # a subnormal result's spacing
+
+    def forward(self, oracle: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Bounds of "out" and "lse"."""
+        size = np.where(np.isfinite(oracle["lse"]), np.abs(oracle["lse"]), 0.0)
+        out = 2 * self.relative * self.v + self.least
+        return {"out": out, "lse": self.lse_error + 8 * self.w * (size + 1)}
+
+    def gradients(self, seq: Any, with_dlse: bool) -> dict[str, Any]:
+        """Bounds of "dq", "dk" and "dv"."""
+        dout = _norm(seq.dout)
+        upstream = 4 * dout * self.v + (np.abs(seq.dlse).max(initial=0.0) if with_dlse else 0.0)
+        per_pair = self.relative * self.scale * upstream
+        return {
+            "dq": 2 * per_pair * self.k + self.least,
+            "dk": 2 * per_pair * self.q * self.rows + self.least,
+            "dv": 2 * self.relative * dout * self.rows + self.least,
+        }
+
+
+def hold_against(
+    plain: dict[str, np.ndarray], oracle: dict[str, np.ndarray], bounds: dict[str, Any]
+) -> None:
+    """YardstickError unless each output of plain is within its bound of the oracle's."""
+    for name, bound in bounds.items():
+        a, b = plain[name].astype(np.float64), oracle[name]
+        with np.errstate(invalid="ignore"):
+            error = np.where(a == b, 0.0, np.abs(a - b))
+        # Where plain overflows it is no yardstick, and the budget leaves it out.
+        wrong = (error > bound) & np.isfinite(a) & np.isfinite(b)
+        if wrong.any():
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise YardstickError(
+                f"the kit's own oracle and plain attention disagree at {name}{list(at)}: "
+                f"{b[at]:.9g} and {a[at]:.9g}, but {np.broadcast_to(bound, a.shape)[at]:.3g} is "
+                "the most that rounding can do; nothing can be judged"
+            )

@@ -1,0 +1,171 @@
+"""Adapters to other libraries: for real where torch alone is needed, else against stand-ins.
+
+The stand-ins (`fakes`) have the libraries' signatures and conventions; what is tested is the way of
+arguments and results, for every option that an adapter offers.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from fa4.testing import Case, assert_within_budget, build_inputs, load_backend
+from fa4.testing.adapters import ADAPTERS, load_adapter
+from fa4.testing.refusals import NotCovered
+
+torch = pytest.importorskip("torch")
+fakes = pytest.importorskip("tests.testing.fakes")
+
+BASE = Case(seqlen_q=7, seqlen_k=13, heads_k=2, head_dim=16, head_dim_v=16, dtype="bf16", batch=2)
+PACKED = replace(BASE, layout="packed", lengths=((7, 13), (1, 5), (9, 4)))
+CASES = {
+    "plain": BASE,
+    "fp16": replace(BASE, dtype="fp16"),
+    "grouped": replace(BASE, group=2),
+    "causal": replace(BASE, causal=True),
+    "rows without keys": replace(BASE, causal=True, seqlen_q=15),
+    "window": replace(BASE, window_size=(2, 3)),
+    "left": replace(BASE, window_size=(2, None)),
+    "right": replace(BASE, window_size=(None, 3)),
+    "causal window": replace(BASE, causal=True, window_size=(2, None)),
+    "scale": replace(BASE, softmax_scale=0.7),
+    "softcap": replace(BASE, softcap=5.0),
+    "sink": replace(BASE, sink=0.5, causal=True, group=2),
+    "offset": replace(BASE, window_size=(-2, 5)),
+    "v dim": replace(BASE, head_dim_v=32),
+    "strided": replace(BASE, strided=8, group=2),
+    "packed": PACKED,
+    "packed causal": replace(PACKED, causal=True, group=2),
+    "packed window": replace(PACKED, causal=True, window_size=(2, None), softmax_scale=0.3),
+    "padded": replace(PACKED, layout="padded"),
+    "paged": replace(PACKED, layout="paged", page_size=4),
+    "paged causal": replace(PACKED, layout="paged", page_size=4, causal=True),
+}
+# adapter: what it does not offer; everything else must be within the budget.
+LACKS = {
+    "flash-attn-2": {"sink", "offset", "v dim", "padded", "paged", "paged causal"},
+    "flash-attn-3": {"sink", "offset"},
+    "flash-attn-4": set(),
+    "xformers": {"softcap", "sink", "offset", "padded", "paged", "paged causal"},
+    "flashinfer": {"sink", "offset", "padded"},
+    "flex-attention": {"padded", "paged", "paged causal"},
+    "torch-sdpa": {"softcap", "sink", *(n for n in CASES if n[:3] in ("pac", "pad", "pag"))},
+}  # fmt: skip
+LACKS["torch-sdpa-math"] = LACKS["torch-sdpa"]
+LACKS["torch-sdpa-flash"] = LACKS["torch-sdpa"] | {"v dim"}
+WITHOUT_LSE = {"torch-sdpa", "torch-sdpa-math", "torch-sdpa-flash"}
+GRADIENTS = set(LACKS) - {"flashinfer", "flex-attention"}
+
+
+@pytest.fixture
+def adapter(monkeypatch):
+    """Load an adapter on the CPU, with its library's stand-in where there is one."""
+
+    def load(name):
+        make = getattr(fakes, name.replace("-", "_"), None)
+        for module, content in (make() if make else {}).items():
+            monkeypatch.setitem(sys.modules, module, content)
+        return load_adapter(name, device="cpu")
+
+    return load
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_what_it_offers_is_right_and_the_rest_is_refused(adapter, name: str) -> None:
+    """Out and LSE within the budget, or NotCovered, exactly as listed."""
+    backend = adapter(name)
+    refused = set()
+    for label, case in CASES.items():
+        inputs = build_inputs(case)
+        try:
+            outputs = backend.forward(inputs)
+        except NotCovered:
+            refused.add(label)
+            continue
+        assert assert_within_budget(inputs, outputs) <= 1.0, label
+        assert (outputs.lse is None) == (name in WITHOUT_LSE)
+    assert refused == LACKS[name]
+    assert backend.reason_missing("bf16") is None
+    assert (backend.reason_missing("lse") is None) == (name not in WITHOUT_LSE)
+
+
+@pytest.mark.parametrize("name", sorted(GRADIENTS))
+def test_gradients(adapter, name: str) -> None:
+    """dQ, dK, dV and dsink, dense and packed, wherever the forward pass is offered."""
+    backend = adapter(name)
+    for label in ("plain", "grouped", "causal", "softcap", "sink", "strided", "packed causal"):
+        if label in LACKS[name]:
+            continue
+        inputs = build_inputs(CASES[label])
+        grads = backend.gradients(inputs, backend.forward(inputs))
+        assert assert_within_budget(inputs, grads) <= 1.0, label
+        assert (grads.dsink is not None) == (label == "sink")
+
+
+@pytest.mark.parametrize("name", sorted(LACKS))
+def test_gradients_through_the_lse(adapter, name: str) -> None:
+    """FlashAttention-4 has them; FlashAttention 2, 3 and xFormers would ignore them silently."""
+    backend = adapter(name)
+    if name != "flash-attn-4":
+        assert backend.reason_missing("dlse")
+        return
+    inputs = build_inputs(CASES["causal"])
+    grads = backend.gradients(inputs, backend.forward(inputs), with_dlse=True)
+    assert assert_within_budget(inputs, grads, with_dlse=True) <= 1.0
+
+
+@pytest.mark.parametrize("case", [
+    Case(seqlen_q=5, seqlen_k=9, heads_k=2, score_mod="temper"),
+    Case(seqlen_q=5, seqlen_k=9, heads_k=2, score_mod="forbid"),
+    Case(seqlen_q=5, seqlen_k=9, heads_k=2, mask_mod="stripes", softcap=2.0),
+    Case(heads_k=2, layout="packed", lengths=((5, 9), (3, 2)), score_mod="alibi", causal=True),
+])  # fmt: skip
+def test_flex_attention_takes_modifiers(adapter, case: Case) -> None:
+    """The kit's own functions, NumPy's calls in them too, traced by torch."""
+    inputs = build_inputs(case)
+    assert assert_within_budget(inputs, adapter("flex-attention").forward(inputs)) <= 1.0
+
+
+def test_a_kernel_is_held_to_itself(adapter) -> None:
+    """The CPU's flash kernel refuses what the math kernel takes, and torch says why."""
+    with pytest.raises(NotCovered, match="same last dimension"):
+        adapter("torch-sdpa-flash").forward(build_inputs(CASES["v dim"]))
+    adapter("torch-sdpa-math").forward(build_inputs(CASES["v dim"]))
+    assert not torch.is_warn_always_enabled()
+
+
+def test_refused_shapes_by_the_library_are_not_covered(adapter) -> None:
+    """FlashAttention-3 says in a RuntimeError what it has no kernel for."""
+    backend = adapter("flash-attn-3")
+    with pytest.raises(NotCovered, match="at most 256"):
+        backend.forward(build_inputs(replace(BASE, head_dim_v=264)))
+    assert backend.reason_missing("bf16") is None and "float32" in backend.reason_missing("fp32")
+    assert backend.unsupported is not None
+    assert not backend.unsupported(RuntimeError("CUDA error: an illegal memory access"))
+
+
+@pytest.mark.parametrize("name", sorted(set(ADAPTERS) - {"torch-sdpa"}))
+def test_missing_libraries_are_one_line(monkeypatch, name: str) -> None:
+    """What to install, or that there is no GPU."""
+    for module in ("flash_attn", "flash_attn_interface", "flash_attn.cute", "xformers",
+                   "flash_attn.cute.interface", "xformers.ops.fmha", "flashinfer"):  # fmt: skip
+        monkeypatch.setitem(sys.modules, module, None)
+    if name in ("torch-sdpa-math", "torch-sdpa-flash", "flex-attention"):
+        assert load_backend(name).name == name
+        return
+    with pytest.raises(
+        ValueError, match=f"{name} needs (a CUDA device|.*(pip install|build))"
+    ) as e:
+        load_backend(name)
+    assert "\n" not in str(e.value)
+
+
+def test_a_library_that_cannot_be_imported(monkeypatch, tmp_path) -> None:
+    """A broken installation says so, in one line."""
+    (tmp_path / "flashinfer.py").write_text("raise OSError('libcudart.so.12:\\n cannot open')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
+    with pytest.raises(ValueError, match="flashinfer is installed but cannot be used: libcudart"):
+        load_backend("flashinfer")

@@ -1,0 +1,240 @@
+"""What a back end may raise, refuse and be called: names, pairs, torch functions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fa4.testing import Case, assert_within_budget, build_inputs, load_backend
+from fa4.testing.contract import Backend
+from fa4.testing.refusals import BackendFailed, NotCovered, is_poison
+from tests.testing import planted
+
+PLANTED, FAULTY, TORCH = (
+    "tests.testing.planted",
+    "tests.testing.faulty",
+    "tests.testing.torch_functions",
+)
+SMALL = Case(seqlen_q=3, seqlen_k=5, heads_k=2, group=2)
+
+
+class Interrupt(BaseException):
+    """No Exception, and not SystemExit either."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Interrupt("stop"), GeneratorExit()])
+def test_whatever_is_no_exception_is_a_failed_call(error: BaseException) -> None:
+    """An ordinary exception that names it; in the backward pass too."""
+
+    def raises(*arrays, **options):
+        raise error
+
+    backend = load_backend(raises)
+    backend.backward = raises
+    inputs = build_inputs(SMALL)
+    saved = load_backend("reference").forward(inputs)
+    for call in (lambda: backend.forward(inputs), lambda: backend.gradients(inputs, saved)):
+        with pytest.raises(BackendFailed, match="raised ") as caught:
+            call()
+        assert repr(error) in str(caught.value)
+    assert backend.reason_missing("fp32") is None and not backend.returns_lse
+
+
+def test_ctrl_c_is_not_a_failed_call() -> None:
+    """KeyboardInterrupt ends the run."""
+
+    def raises(q, k, v):
+        raise KeyboardInterrupt
+
+    for ask in (lambda b: b.forward(build_inputs(SMALL)), lambda b: b.reason_missing("fp32")):
+        with pytest.raises(KeyboardInterrupt):
+            ask(load_backend(raises))
+
+
+def refuses_shapes(error: Exception, **attributes):
+    """A back end that refuses head_dim_v unequal to head_dim, head dims below 32 and fp64."""
+
+    def attend(q, k, v, *, causal=False):
+        if q.dtype == np.float64 or q.shape[-1] < 32 or q.shape[-1] != v.shape[-1]:
+            raise error
+        return planted.honest(q, k, v, causal=causal)
+
+    for name, value in attributes.items():
+        setattr(attend, name, value)
+    return load_backend(attend)
+
+
+@pytest.mark.parametrize(
+    ("error", "attributes"),
+    [
+        (NotImplementedError("no kernel for 104"), {}),
+        (RuntimeError("no kernel for 104"), {"unsupported": (RuntimeError,)}),
+        (RuntimeError("no kernel for 104"), {"unsupported": RuntimeError}),
+        (ValueError("no kernel for 104"), {"unsupported": lambda e: "no kernel" in str(e)}),
+    ],
+)
+def test_a_refused_shape_is_that_shape(error: Exception, attributes: dict) -> None:
+    """It names the call, and neither the element type nor other shapes are lost with it."""
+    backend = refuses_shapes(error, **attributes)
+    inputs = build_inputs(Case(head_dim=32, head_dim_v=104, dtype="bf16", causal=True))
+    with pytest.raises(NotCovered) as caught:
+        backend.forward(inputs)
+    assert (
+        caught.value.feature == "head_dim 32 with head_dim_v 104 in bf16, lengths 1 and 1, causal"
+    )
+    assert backend.reason_missing("bf16") is None
+    good = build_inputs(Case(seqlen_k=5, head_dim=64, head_dim_v=64, dtype="bf16"))
+    assert assert_within_budget(good, backend.forward(good)) <= 1.0
+    assert "no kernel" in backend.reason_missing("fp64")
+    with pytest.raises(NotCovered, match=r"^fp64: no kernel"):
+        backend.forward(build_inputs(Case(head_dim=64, head_dim_v=64, dtype="fp64")))
+
+
+def test_the_same_refusal_is_noted_once() -> None:
+    """Sizes differ from call to call; the list of what is not covered stays short."""
+    backend = refuses_shapes(NotImplementedError("no kernel"))
+    for dim in (40, 48, 56):
+        with pytest.raises(NotCovered, match=f"head_dim {dim} with head_dim_v 64") as caught:
+            backend.forward(build_inputs(Case(head_dim=dim, head_dim_v=64)))
+        assert caught.value.kind == "no kernel"
+    assert [name for name in backend.notes if "head_dim" in name] == [
+        "head_dim 40 with head_dim_v 64 in fp32, lengths 1 and 1"
+    ]
+
+
+def test_errors_that_are_no_refusals() -> None:
+    """A RuntimeError is a fault unless the back end says otherwise; a CUDA error always is."""
+    inputs = build_inputs(Case())
+    with pytest.raises(RuntimeError, match="no kernel"):
+        refuses_shapes(RuntimeError("no kernel")).forward(inputs)
+    poison = RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert is_poison(poison) and not is_poison(RuntimeError("CUDA out of memory"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        refuses_shapes(poison, unsupported=(RuntimeError,)).forward(inputs)
+    with pytest.raises(ValueError, match="unsupported must be exception types or a predicate"):
+        refuses_shapes(poison, unsupported="RuntimeError")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, "bf16"])
+def test_any_float_type_of_lse_is_taken(dtype) -> None:
+    """float32 by our own documentation, whatever the inputs are."""
+    dtype = build_inputs(Case(dtype="bf16")).q.dtype if dtype == "bf16" else dtype
+
+    def attend(q, k, v, *, return_lse=False):
+        out, lse = planted.honest(q, k, v, return_lse=True)
+        return out, lse.astype(dtype)
+
+    outputs = load_backend(attend).forward(build_inputs(Case(dtype="fp64", seqlen_k=3)))
+    assert outputs.lse is not None and outputs.lse.dtype == dtype
+
+
+def test_claims_and_where_it_runs() -> None:
+    """Ours claim robustness; a function says what it claims and that it uses CUDA."""
+    for name in ("reference", "oracle"):
+        assert load_backend(name).claims == {"robustness"}
+        assert not load_backend(name).isolate_by_default
+    plain = load_backend(f"{PLANTED}:minimal")
+    assert (plain.claims, plain.uses_cuda, plain.isolate_by_default) == (frozenset(), False, False)
+    assert load_backend(f"{FAULTY}:complete_backend").claims == {"robustness"}
+
+    def attend(q, k, v):
+        return planted.honest(q, k, v)
+
+    attend.uses_cuda = True
+    assert Backend.wrap(attend, "module:attend").isolate_by_default
+    assert load_backend(attend).uses_cuda
+    assert not load_backend(attend).isolate_by_default  # it has no name to be found by
+
+
+def test_a_pair_of_forward_and_backward() -> None:
+    """Each from where it is."""
+    backend = load_backend(f"{PLANTED}:honest,{PLANTED}:honest.backward")
+    inputs = build_inputs(SMALL)
+    grads = backend.gradients(inputs, backend.forward(inputs))
+    assert assert_within_budget(inputs, grads) <= 1.0
+    assert load_backend(f"{PLANTED}:minimal").backward is None
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "fp64"])
+def test_a_torch_function(dtype: str) -> None:
+    """Values, LSE and every gradient, the sink's and the LSE's too; packed sequences as well."""
+    pytest.importorskip("torch")
+    backend = load_backend(f"torch:{TORCH}:attention")
+    for case in (
+        Case(seqlen_q=5, seqlen_k=7, heads_k=2, group=2, sink=0.5, causal=True, dtype=dtype),
+        Case(seqlen_q=5, seqlen_k=7, softcap=3.0, dtype=dtype, strided=8),
+        Case(layout="packed", lengths=((3, 5), (4, 2)), heads_k=2, dtype=dtype),
+    ):
+        inputs = build_inputs(case)
+        saved = backend.forward(inputs)
+        assert saved.out.dtype == inputs.q.dtype
+        with_dlse = case.layout == "dense"
+        grads = backend.gradients(inputs, saved, with_dlse=with_dlse)
+        assert assert_within_budget(inputs, grads, with_dlse=with_dlse) <= 1.0
+        assert (grads.dsink is None) == (case.sink is None)
+    assert backend.reason_missing("dlse") is None and backend.reason_missing("window_size")
+
+
+def test_bits_are_carried_unchanged() -> None:
+    """bf16 NaN payloads, infinities and subnormals survive the way to torch and back."""
+    pytest.importorskip("torch")
+    from fa4.arrays import to_numpy
+    from fa4.testing.torch_function import to_torch
+
+    for dtype in ("bf16", "fp16", "fp32", "fp64", "e4m3", "e5m2"):
+        x = build_inputs(Case(dtype=dtype)).q
+        bits = np.random.default_rng(0).integers(0, 256, (4, 6 * x.itemsize), np.uint8)
+        array = bits.view(x.dtype).copy()
+        assert to_numpy("x", to_torch(array, "cpu")).tobytes() == array.tobytes()
+        view = array[:, 1:4]
+        tensor = to_torch(view, "cpu")
+        assert to_numpy("x", tensor.clone()).tobytes() == view.tobytes()
+        assert tensor.stride() == (6, 1)
+
+
+def test_torch_functions_that_are_wrong() -> None:
+    """A detached LSE is not covered, detached keys break the budget."""
+    pytest.importorskip("torch")
+    inputs = build_inputs(SMALL)
+    cut = load_backend(f"torch:{TORCH}:detached_lse")
+    with pytest.raises(NotCovered, match="its LSE has no gradient"):
+        cut.gradients(inputs, cut.forward(inputs), with_dlse=True)
+    wrong = load_backend(f"torch:{TORCH}:detached_keys")
+    with pytest.raises(AssertionError, match="dk"):
+        assert_within_budget(inputs, wrong.gradients(inputs, wrong.forward(inputs)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (f"torch:nowhere:{TORCH}:attention", "torch knows no device 'nowhere'"),
+        (f"torch:{TORCH}:missing", "has no 'missing'"),
+        (f"{PLANTED}:minimal,", "must be one of"),
+        (f"{PLANTED}:minimal,{PLANTED}:backward,x:y", "must be one of"),
+        (f"{PLANTED}:minimal,{PLANTED}:missing", "has no 'missing'"),
+        ("flash-attn", "must be one of reference, oracle, torch-sdpa, .*flash-attn-2"),
+    ],
+)
+def test_bad_names(name: str, message: str) -> None:
+    """One line that says what is wrong."""
+    pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=message) as caught:
+        load_backend(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_that_is_not_there() -> None:
+    """One line, before anything runs."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match=r"attention needs a CUDA device; torch .* sees none"):
+        load_backend(f"torch:cuda:{TORCH}:attention")
+
+
+def test_modules_that_exit_when_imported(tmp_path, monkeypatch) -> None:
+    """SystemExit while a module is imported is one line too."""
+    (tmp_path / "leaver.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"cannot import 'leaver' .*: raised SystemExit\(3\)"):
+        load_backend("leaver:f")

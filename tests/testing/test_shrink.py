@@ -1,0 +1,82 @@
+"""Smaller examples: what is left is needed, and what is needed is named."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa4.testing import Case
+from fa4.testing import strategies as draw
+from fa4.testing.report import FAILED, PASSED, PropertyResult, group_failures
+from fa4.testing.shrink import SIZES, needed_features, shrink, simpler
+
+BIG = Case(
+    batch=2, seqlen_q=129, seqlen_k=300, heads_k=2, group=4, head_dim=192, head_dim_v=128,
+    dtype="bf16", values="activations", seed=77, softcap=15.0, sink=1.5, window_size=(7, 3),
+    num_splits=3, score_mod=None, dropout_p=0.1,
+)  # fmt: skip
+PAGED = Case(
+    layout="paged",
+    lengths=((3, 40), (17, 300), (0, 1)),
+    page_size=64,
+    sink=0.0,
+    seed=5,
+    causal=True,
+)
+
+
+def test_the_plainest_case_remains_if_everything_fails() -> None:
+    """Nothing is needed."""
+    for case in (BIG, PAGED):
+        small = shrink(case, lambda case: True)
+        assert small == Case() and needed_features(small) == ()
+
+
+def test_what_is_needed_stays() -> None:
+    """Two features at once, a length, a layout, an element type."""
+    small = shrink(BIG, lambda case: bool(case.softcap) and case.window_size != (None, None))
+    assert needed_features(small) == ("window_size", "softcap")
+    small = shrink(BIG, lambda case: case.seqlen_k > 257)
+    assert small == Case(seqlen_k=258) and needed_features(small) == ("length 258",)
+    small = shrink(PAGED, lambda case: case.layout == "paged" and max(case.lengths)[1] > 16)
+    assert needed_features(small)[0] == "paged" and len(small.lengths) == 1
+    small = shrink(BIG, lambda case: case.dtype == "bf16" and case.head_dim != case.head_dim_v)
+    assert needed_features(small) == ("bf16", "head_dim unlike head_dim_v")
+
+
+def test_only_allowed_fields_change() -> None:
+    """A relation keeps its features."""
+    small = shrink(BIG, lambda case: True, allowed=SIZES)
+    assert (small.softcap, small.window_size, small.seqlen_k) == (15.0, (7, 3), 300)
+    assert small.group == small.head_dim // 8 == small.batch == 1
+
+
+def test_time_ends_it() -> None:
+    """With no time the case comes back as it was."""
+    assert shrink(BIG, lambda case: True, seconds=-1.0) == BIG
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(draw.dense_cases(causal=True), draw.paged_cases()))
+def test_steps_get_smaller_and_end(case: Case) -> None:
+    """No step leads back: shrinking anything ends at the plainest case."""
+    for step in simpler(case):
+        assert step != case
+    assert shrink(case, lambda case: True) == Case()
+
+
+def result(name: str, *needs: str, status: str = FAILED) -> PropertyResult:
+    """A result that needs these features to fail."""
+    return PropertyResult(name, "", status, needs=needs, example=f"Case({needs})")
+
+
+def test_failures_are_grouped_by_what_they_need() -> None:
+    """The fewest needs first; each group has all that need as much."""
+    groups = group_failures(
+        [result("plain", status=PASSED), result("a", "fp64"), result("b", "fp64", "softcap"),
+         result("c", "paged"), result("d", "fp64")]
+    )  # fmt: skip
+    assert [(group.needs, group.properties) for group in groups] == [
+        (("fp64",), ("a", "d", "b")),
+        (("paged",), ("c",)),
+    ]
