@@ -19,6 +19,7 @@ ARCHES = ("sm_90a", "sm_100a", "sm_103a")
 # measurement; low: carried over from another machine.
 CONFIDENCES = ("high", "medium", "low")
 
+MOST_SMS = 4096  # far beyond any GPU: what is simulated grows with it
 MAY_BE_ZERO = ("tmem_cols", "tmem_lanes")  # Hopper has no tensor memory
 
 
@@ -80,6 +81,10 @@ class Gpu:
             else:
                 require_finite(name, getattr(self, name))
                 require(getattr(self, name) > 0, f"{name} must be positive", getattr(self, name))
+        require(self.sm_count <= MOST_SMS, f"sm_count must be at most {MOST_SMS}", self.sm_count)
+        for name in ("clock_hz", "max_clock_hz"):
+            value = getattr(self, name)
+            require(1e8 <= value <= 1e10, f"{name} must be between 1e8 and 1e10", value)
         for part, whole in (
             ("clock_hz", "max_clock_hz"),
             ("smem_bytes_per_cta", "smem_bytes_per_sm"),

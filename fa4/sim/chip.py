@@ -7,13 +7,14 @@ otherwise meet only through the order in which they take work tiles. CTAs of a p
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from fa4.sim import engine
 from fa4.sim.code import EventCode, Run
+from fa4.sim.limits import check_steps, check_turns
 from fa4.sim.worktiles import WorkTiles
 
 # The periodic shortcut simulates this many steps of a longer loop and extends the rest by the
@@ -55,16 +56,27 @@ class TileRunner:
     def __init__(self, code: EventCode, *, exact: bool = False) -> None:
         self.code, self.exact = code, exact
         self._known: dict[bytes, Execution] = {}
+        self._steps = 0
+
+    def expect(self, sequences: Iterable[np.ndarray]) -> None:
+        """Raises ValueError at once if these sequences are more than can be simulated exactly."""
+        if self.exact:
+            check_steps(sum(int(x[:, 0].sum()) for x in {_key(x): x for x in sequences}.values()))
 
     def run(self, trips: np.ndarray) -> Execution:
         """Cycles of one CTA that works on `trips` (T, 3) one after the other."""
-        key = np.ascontiguousarray(trips).tobytes()
+        key = _key(trips)
         if key not in self._known:
             self._known[key] = self._simulate(trips) if self.exact else self._shortcut(trips)
         return self._known[key]
 
     def _simulate(self, trips: np.ndarray) -> Execution:
-        return _execution(engine.execute(self.code, trips))
+        return _execution(self._engine(trips))
+
+    def _engine(self, trips: np.ndarray) -> Run:
+        self._steps += int(trips[:, 0].sum())
+        check_steps(self._steps)
+        return engine.execute(self.code, trips)
 
     def _shortcut(self, trips: np.ndarray) -> Execution:
         """A persistent CTA with many equal work tiles: run a few, extend the rest."""
@@ -87,13 +99,17 @@ class TileRunner:
         period = PERIOD_STEPS * np.array([1, 0, 1])
         short = trips - missing[:, None] * period
         longer = short + (missing > 0)[:, None] * period
-        runs = [engine.execute(self.code, steps) for steps in (short, longer)]
+        runs = [self._engine(steps) for steps in (short, longer)]
         spans = [np.diff(run.tile_ends, prepend=0.0) for run in runs]
         periods = (spans[1] - spans[0])[missing > 0]
         if np.ptp(periods) > SAME_PERIOD * periods.mean():
             return self._simulate(trips)
         first, second = (_execution(run) for run in runs)
         return _extend(first, first, second, missing.sum() / np.count_nonzero(missing))
+
+
+def _key(trips: np.ndarray) -> bytes:
+    return np.ascontiguousarray(trips).tobytes()
 
 
 def _execution(run: Run) -> Execution:
@@ -115,7 +131,9 @@ def run_persistent(
 ) -> ChipRun:
     """Machine i works on tiles i, i + machines, ... without leaving its CTA."""
     used = min(machines, len(tiles.trips))
-    runs = [runner.run(tiles.trips[i::machines]) for i in range(used)]
+    sequences = [tiles.trips[i::machines] for i in range(used)]
+    runner.expect(sequences)
+    runs = [runner.run(trips) for trips in sequences]
     finish = np.array([start_cycles + run.cycles for run in runs])
     return _summary(runner, finish, runs, machines)
 
@@ -133,6 +151,7 @@ def run_one_by_one(
     With `starts_once` a machine keeps its CTA, which steals further tiles (CLC): it pays the start
     for its first tile only.
     """
+    runner.expect(tiles.trips[:, None])
     runs = [runner.run(trips[None]) for trips in tiles.trips]
     free = [0.0] * machines
     for run in runs:
@@ -153,6 +172,8 @@ def run_in_turn(
     CTA n may add to query tile m only `hop_cycles` after its predecessor did. A CTA's own adds are
     evenly spaced over its run, and a wait delays everything after it.
     """
+    check_turns(int(tiles.trips[:, 0].sum()))
+    runner.expect(tiles.trips[:, None])
     hop = hop_cycles() if callable(hop_cycles) else hop_cycles
     free = [0.0] * machines
     runs = []

@@ -6,11 +6,13 @@ the tests hold this one to, event for event.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numba
 import numpy as np
 
+from fa4.compiled_code import prepare
 from fa4.sim.code import (
     ARRIVE,
     DEADLOCK,
@@ -33,6 +35,8 @@ from fa4.sim.code import (
 NO_LIMIT = 1 << 62
 NOT_YET, LOST = -1.0, -2.0  # answers of _phase_time beside a moment
 PASSED, BLOCKED = 0, 1
+
+prepare([Path(__file__), Path(__file__).with_name("code.py")])
 
 
 class _Code(NamedTuple):

@@ -8,18 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 from fa4.config import require_finite
 
+MOST_COUNT = 2**63 - 1  # of the arrays that counts end up in
 SUFFIXES = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 
 def parse_count(text: str) -> int:
     """A whole number, with k for 1024 and m for 1024 k: 8k is 8192, 1.5k is 1536."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.strip().lower())
-    value = float(match[1]) * SUFFIXES[match[2]] if match else 0.5
-    if not value.is_integer():
-        raise ValueError("must be a whole number such as 4096 or 4k")
+    match = re.fullmatch(r"(\d{1,40}(?:\.\d{1,40})?)([km]?)", text.strip().lower(), re.ASCII)
+    value = Fraction(match[1]) * SUFFIXES[match[2]] if match else Fraction(1, 2)
+    if value.denominator != 1 or value > MOST_COUNT:
+        raise ValueError(f"must be a whole number such as 4096 or 4k, at most {MOST_COUNT}")
     return int(value)
 
 
@@ -126,7 +128,7 @@ _ALL = [
         head_dim="Elements of a query and a key. | 128",
         head_dim_v="Elements of a value. | head_dim"),
     *_fields("problem", parse_word, "TYPE", dtype="Element type. | bf16 | bf16 fp16 e4m3 e5m2"),
-    *_fields("problem", parse_flag, "", causal="Hide later keys. | no"),
+    *_fields("problem", parse_flag, "", causal="Hide later keys: right side 0. | no"),
     *_fields("problem", parse_window, "L,R",
         window="Sliding window, none for an open side. | none,none"),
     *_fields("pipeline", parse_count, "N",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fa4.files import read_text
 from fa4.hardware import Gpu, Source, find_gpu
 from fa4.sim.costs import CostTable
 
@@ -74,8 +75,9 @@ def find_machine(name: str) -> Machine:
     """
     if name.lower().endswith(".toml"):
         return read_machine(Path(name))
-    gpu = find_gpu(name)
-    return Machine(gpu=gpu, costs=COSTS[name.lower()])
+    if name.lower() not in COSTS:
+        raise ValueError(f"machine must be a .toml file or one of {', '.join(COSTS)}; got {name!r}")
+    return Machine(gpu=find_gpu(name), costs=COSTS[name.lower()])
 
 
 def read_machine(path: Path) -> Machine:
@@ -86,9 +88,7 @@ def read_machine(path: Path) -> Machine:
     from. Raises ValueError naming file and field.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
+        content = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: not valid TOML: {error}") from error
     unknown = sorted(set(content) - {"base", "gpu", "costs", "sources"})

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fa4.config import BackwardPipeline, ForwardPipeline, Problem
+from fa4.files import read_bytes
 from fa4.hardware import GPUS
 from fa4.sim.fields import parse_count, parse_flag
 from fa4.sim.machine import Machine
@@ -120,7 +121,7 @@ _OPTIONAL: Mapping[str, Callable[[str], Any]] = {
 
 def read_measurements(path: Path) -> tuple[Row, ...]:
     """Every row of a CSV file. Raises ValueError naming file, line and column."""
-    content = path.read_bytes()
+    content = read_bytes(path)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -7,14 +7,22 @@ and sweeps their axes. `build` starts from what FlashAttention-4 would choose
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fa4.config import ForwardConfig, Problem
-from fa4.hardware import Source
-from fa4.sim.fields import FIELDS, Field, parse_count, parse_number
+from fa4.config import (
+    FRAGMENT_COLS,
+    BackwardPipeline,
+    ForwardConfig,
+    ForwardPipeline,
+    Problem,
+)
+from fa4.files import read_text
+from fa4.hardware import Gpu, Source
+from fa4.sim.fields import FIELDS, parse_count, parse_number
 
 if TYPE_CHECKING:
     from fa4.sim.machine import Machine
@@ -22,6 +30,8 @@ if TYPE_CHECKING:
     from fa4.sim.worktiles import Lengths
 
 DEFAULT_MACHINE = "b200"
+WGMMA_ARCH = "sm_90a"  # PTX ISA: wgmma is of this target alone
+CLOCK_GHZ = (0.1, 10.0)  # of any GPU there is
 DEFAULT_SEQLEN, DEFAULT_HEADS, DEFAULT_HEAD_DIM = 32768, 16, 128  # the paper's headline
 
 # Settings whose name in the config classes is another.
@@ -110,18 +120,15 @@ def _change_machine(machine: Machine, given: Mapping[str, object]) -> Machine:
     for name, value in given.items():
         table, _, figure = name.partition(".")
         if figure:
+            require_figure(name)
             changes[table][figure] = value
     if "clock_ghz" in given:
-        changes["gpu"]["clock_hz"] = float(given["clock_ghz"]) * 1e9  # type: ignore[arg-type]
+        ghz, (least, most) = float(str(given["clock_ghz"])), CLOCK_GHZ
+        if not least <= ghz <= most:
+            raise ValueError(f"clock_ghz must be between {least} and {most}; got {ghz:g}")
+        changes["gpu"]["clock_hz"] = ghz * 1e9
         changes["costs"].setdefault("sustained_clock", 1.0)
     gpu, costs = machine.gpu, machine.costs
-    for table, old in (("gpu", gpu), ("costs", costs)):
-        known = {item.name for item in fields(old)} - {"sources", "name", "arch"}
-        unknown = sorted(set(changes[table]) - known)
-        if unknown:
-            raise ValueError(
-                f"unknown field {table}.{unknown[0]}; allowed: {', '.join(sorted(known))}"
-            )
     if "clock_hz" in changes["gpu"]:
         most = max(gpu.max_clock_hz, changes["gpu"]["clock_hz"])
         changes["gpu"].setdefault("max_clock_hz", most)
@@ -129,6 +136,17 @@ def _change_machine(machine: Machine, given: Mapping[str, object]) -> Machine:
     if changes["gpu"]:
         gpu = replace(gpu, sources=sources, **changes["gpu"])
     return replace(machine, gpu=gpu, costs=replace(costs, **changes["costs"]))
+
+
+def require_figure(name: str) -> None:
+    """Raises ValueError unless `name` is gpu.X or costs.X of a figure that machines have."""
+    from fa4.sim.costs import CostTable
+
+    table, _, figure = name.partition(".")
+    kind = Gpu if table == "gpu" else CostTable
+    known = {item.name for item in fields(kind)} - {"sources", "name", "arch"}
+    if figure not in known:
+        raise ValueError(f"unknown field {name}; allowed: {', '.join(sorted(known))}")
 
 
 def _read_lengths(given: Mapping[str, object]) -> tuple[Lengths, ...] | None:
@@ -150,12 +168,8 @@ def read_lengths(path: Path) -> tuple[Lengths, ...]:
     """Sequence lengths from a text file: "Q K" or one number per line, # starts a comment."""
     from fa4.sim.worktiles import Lengths
 
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         words = line.partition("#")[0].replace(",", " ").split()
         if not words:
             continue
@@ -173,6 +187,10 @@ def read_lengths(path: Path) -> tuple[Lengths, ...]:
 
 def _build_problem(given: Mapping[str, Any], lengths: tuple[Lengths, ...] | None) -> Problem:
     """The problem; lengths, if any, make a batch as long as their longest."""
+    if "heads" in given and "heads_q" in given:
+        raise ValueError(
+            f"heads and heads_q are the same; got {given['heads']} and {given['heads_q']}"
+        )
     heads = given.get("heads_q", given.get("heads", DEFAULT_HEADS))
     seqlen = given.get("seqlen", DEFAULT_SEQLEN)
     sizes = (given.get("batch", 1), given.get("seqlen_q", seqlen), given.get("seqlen_k", seqlen))
@@ -206,13 +224,22 @@ def _build_pipeline(problem: Problem, machine: Machine, given: Mapping[str, Any]
     )
     for name, value in given.items():
         field = FIELDS.get(name)
-        if field is not None and field.target in ("pipeline", "numerics", "exp2"):
-            pipeline = _replace_in(pipeline, field, value, direction)
+        if field is not None and field.target in ("pipeline", "numerics"):
+            pipeline = _replace_in(pipeline, {name: value}, direction)
+    split = {
+        name: x for name, x in given.items() if name in FIELDS and FIELDS[name].target == "exp2"
+    }
+    if split:
+        pipeline = _replace_in(pipeline, split, direction)
+        _check_split(pipeline.numerics, split)
     if getattr(pipeline, "element_bytes", 0) != element_bytes(problem.dtype):
         raise ValueError(f"dtype {problem.dtype} has no kernel for pass {direction}")
     numerics = getattr(pipeline, "numerics", None)
     if isinstance(numerics, ForwardConfig):
-        numerics.check_dtype(problem.dtype)
+        try:
+            numerics.check_dtype(problem.dtype)
+        except ValueError as error:
+            raise ValueError(_in_settings(str(error))) from error
     return pipeline
 
 
@@ -231,6 +258,11 @@ def default_pipeline(
     if kernel != "fa4" and backward:
         raise ValueError(f"no backward of {kernel} is modelled; machine {machine.name}")
     if kernel == "fa3":
+        if machine.gpu.arch != WGMMA_ARCH:
+            raise ValueError(
+                f"kernel fa3 needs wgmma, which only {WGMMA_ARCH} has; machine {machine.name} is "
+                f"{machine.gpu.arch}"
+            )
         return defaults.default_hopper(problem, machine.gpu)
     if kernel == "fa2":
         return defaults.default_serial(problem)
@@ -239,21 +271,40 @@ def default_pipeline(
     return defaults.default_forward(problem, machine.gpu)
 
 
-def _replace_in(pipeline: Any, field: Field, value: object, direction: str) -> Any:
-    """`pipeline` with one setting replaced, wherever it holds it."""
-    name = _CONFIG_NAMES.get(field.name, field.name)
+def _check_split(numerics: ForwardConfig, given: Mapping[str, object]) -> None:
+    """Refuse a start beyond the fragments of a tile, of which nothing would be emulated."""
+    fragments = -(-numerics.tile_n // FRAGMENT_COLS)
+    if given.get("exp2_start") and numerics.exp2.start_fragment >= fragments:
+        raise ValueError(
+            f"exp2_start must be below {fragments}, the fragments of {numerics.tile_n} keys; "
+            f"got {numerics.exp2.start_fragment}"
+        )
+
+
+def _replace_in(pipeline: Any, changes: Mapping[str, object], direction: str) -> Any:
+    """`pipeline` with settings of one of its parts replaced together, wherever it holds them."""
+    named = {_CONFIG_NAMES.get(name, name): value for name, value in changes.items()}
     for path in _PARTS:
         holders = [pipeline]
         for part in path:
             holders.append(getattr(holders[-1], part, None))
-        if is_dataclass(holders[-1]) and name in {item.name for item in fields(holders[-1])}:
-            changed = replace(holders[-1], **{name: value})  # type: ignore[type-var]
+        if is_dataclass(holders[-1]) and set(named) <= {item.name for item in fields(holders[-1])}:
+            try:
+                changed = replace(holders[-1], **named)  # type: ignore[type-var]
+            except (ValueError, TypeError) as error:
+                raise type(error)(_in_settings(str(error))) from error
             for part, holder in zip(reversed(path), reversed(holders[:-1]), strict=True):
                 changed = replace(holder, **{part: changed})
             return changed
-    raise ValueError(
-        f"{field.name} does not apply to pass {direction} of {type(pipeline).__name__}"
-    )
+    kernel = "fa4" if isinstance(pipeline, (ForwardPipeline, BackwardPipeline)) else "fa3 and fa2"
+    raise ValueError(f"{next(iter(changes))} does not apply to pass {direction} of kernel {kernel}")
+
+
+def _in_settings(message: str) -> str:
+    """A message of a config class in the words of the settings: "tau must be ..."."""
+    for name, of_config in _CONFIG_NAMES.items():
+        message = re.sub(rf"\b{of_config}\b", name, message)
+    return message
 
 
 def _build_simulation(
@@ -269,5 +320,5 @@ def _build_simulation(
     return Simulation(lengths=lengths, rescale_rate=rate, exact=given.get("exact", False))
 
 
-__all__ = ["FIELDS", "Field", "Request", "build", "default_pipeline", "read_lengths",
+__all__ = ["FIELDS", "Request", "build", "default_pipeline", "read_lengths",
            "read_settings"]  # fmt: skip

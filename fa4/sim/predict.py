@@ -20,6 +20,7 @@ from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.chip import ChipRun, TileRunner, run_in_turn, run_one_by_one, run_persistent
 from fa4.sim.costs import MachineCosts
+from fa4.sim.limits import check_work
 from fa4.sim.lower import lower
 from fa4.sim.machine import Machine
 from fa4.sim.worktiles import (
@@ -98,6 +99,7 @@ def predict(
     plan: instead of the pipeline's own one, with the same roles and signals but other amounts.
     """
     simulation = simulation or Simulation()
+    check_work(problem, pipeline, simulation.lengths)
     parts = _parts(problem, simulation.lengths)
     if (problem.head_dim, problem.head_dim_v) != (pipeline.head_dim, pipeline.head_dim_v):
         raise ValueError(

@@ -23,6 +23,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from fa4.files import read_text
 from fa4.sim.cluster import map_on_cluster, model_version
 from fa4.sim.fields import FIELDS, SUFFIXES, parse_count, parse_number
 
@@ -83,7 +84,7 @@ class Sweep:
             "model": model_version(),
             "axes": {name: list(values) for name, values in self.axes.items()},
             "machines": [repr(find_machine(name)) for name in machines],
-            "lengths": [Path(name).read_text(encoding="utf-8") for name in files],
+            "lengths": [read_text(Path(name)) for name in files],
         }
         return hashlib.sha256(json.dumps(definition).encode()).hexdigest()[:12]
 
@@ -101,12 +102,30 @@ def make_sweep(texts: Sequence[str]) -> Sweep:
         axes[name] = parse_axis(name, values)
         if not axes[name]:
             raise ValueError(f"the sweep has no points: {text!r} is an empty range")
+        check_names(name, axes[name])
     if not axes:
         raise ValueError("the sweep has no points: give --set FIELD=V1,V2 at least once")
     points = math.prod(len(values) for values in axes.values())  # may exceed what len() can say
     if points > MOST_POINTS:
         raise ValueError(f"a sweep has at most {MOST_POINTS} points; this one has {points}")
     return Sweep(axes)
+
+
+def check_names(name: str, values: Sequence[str]) -> None:
+    """Raises what is wrong with a machine, a file of lengths or a figure that is not there.
+
+    Values that cannot run are rows of a sweep; names that mean nothing are mistakes.
+    """
+    from fa4.sim.machine import find_machine
+    from fa4.sim.options import read_lengths, require_figure
+
+    if name not in FIELDS:
+        require_figure(name)
+    for value in values:
+        if name == "machine":
+            find_machine(value)
+        elif name == "lengths":
+            read_lengths(Path(value))
 
 
 def parse_axis(name: str, text: str) -> tuple[str, ...]:
@@ -243,14 +262,14 @@ def run_points(
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1; got {jobs}")
     size = max(1, min(MOST_CHUNK, len(points) // (8 * jobs)))
-    chunks = chunks_of(sweep, points, size)
     if dask is not None:
-        yield from map_on_cluster(dask, evaluate_chunk, chunks)
+        yield from map_on_cluster(dask, evaluate_chunk, chunks_of(sweep, points, size))
     elif jobs == 1 or len(points) <= FEW_POINTS:
         for point in points:
             yield point, evaluate(sweep.settings(point))
-    else:
-        yield from _map_on_cores(chunks, jobs)
+    else:  # the first point here: where nothing compiled is kept, one process makes it for all
+        yield points[0], evaluate(sweep.settings(points[0]))
+        yield from _map_on_cores(chunks_of(sweep, points[1:], size), jobs)
 
 
 def local_cores() -> int:
@@ -263,7 +282,7 @@ def local_cores() -> int:
 
 def _map_on_cores(chunks: Iterator[Chunk], jobs: int) -> Iterator[tuple[int, Row]]:
     # Spawned, not forked: the progress bar's thread may hold a lock.
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_prepare_worker)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=prepare_worker)
     try:
         for rows in pool.map(evaluate_chunk, chunks):
             yield from rows
@@ -271,7 +290,7 @@ def _map_on_cores(chunks: Iterator[Chunk], jobs: int) -> Iterator[tuple[int, Row
         pool.shutdown(cancel_futures=True)
 
 
-def _prepare_worker() -> None:
+def prepare_worker() -> None:
     """Ctrl-C is for the process that hands out the work; if that is killed, its workers end too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()

@@ -12,7 +12,10 @@ import io
 from pathlib import Path
 from typing import IO, Any
 
+from fa4.files import read_bytes
 from fa4.sim.sweep import RESULTS, SCHEMA_VERSION, Row, Sweep
+
+MOST_BYTES = 1 << 30  # a million rows are a few hundred bytes each
 
 
 class SweepFile:
@@ -24,7 +27,8 @@ class SweepFile:
     def __init__(self, path: Path, sweep: Sweep) -> None:
         self.sweep, self.digest = sweep, sweep.digest
         self.rows: dict[int, Row] = {}
-        content = path.read_bytes() if path.exists() else b""
+        self.path = path
+        content = read_bytes(path, MOST_BYTES) if path.exists() else b""
         kept = content[: content.rfind(b"\n") + 1]
         header = csv_line(list(sweep.columns))
         unfinished = content[len(kept) :]
@@ -76,8 +80,11 @@ class SweepFile:
         self._write(csv_line([*values, *(results[name] for name in RESULTS)]))
 
     def _write(self, line: str) -> None:
-        self._file.write(line)
-        self._file.flush()
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:  # of a full disk, which does not say where
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
         """Close the file."""

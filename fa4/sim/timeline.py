@@ -16,6 +16,7 @@ from fa4.config import BackwardPipeline, Problem, require_int
 from fa4.plan.schema import PipelinePlan
 from fa4.sim import engine
 from fa4.sim.code import ARRIVE, WAIT, EventCode, Run
+from fa4.sim.limits import check_work
 from fa4.sim.machine import Machine
 from fa4.sim.predict import AnyPipeline, Simulation, build_plan, make_runner
 from fa4.sim.worktiles import WorkTiles, backward_tiles, clusters, forward_tiles, lpt_order
@@ -112,6 +113,7 @@ def record(
     if kv_tiles is not None:
         require_int("kv_tiles", kv_tiles, 1, MOST_KV_TILES)
     simulation = simulation or Simulation()
+    check_work(problem, pipeline, simulation.lengths)
     plan = build_plan(pipeline, machine.gpu)
     work = launch_order(problem, pipeline, simulation)
     if not len(work.trips):

@@ -45,11 +45,11 @@ class WorkTiles:
         )
 
 
-def sequences(problem: Problem, lengths: Seq[Lengths] | None) -> list[Lengths]:
-    """Lengths of every sequence: the given ones, or the problem's for each batch entry."""
+def sequences(problem: Problem, lengths: Seq[Lengths] | None) -> list[tuple[range, Lengths]]:
+    """(batch entries, their lengths): one each of the given ones, or all with the problem's."""
     if lengths is not None:
-        return list(lengths)
-    return [Lengths(problem.seqlen_q, problem.seqlen_k)] * problem.batch
+        return [(range(entry, entry + 1), length) for entry, length in enumerate(lengths)]
+    return [(range(problem.batch), Lengths(problem.seqlen_q, problem.seqlen_k))]
 
 
 def kv_trips(problem: Problem, length: Lengths, rows: np.ndarray, tile_n: int) -> np.ndarray:
@@ -99,13 +99,13 @@ def forward_tiles(
     ratio = problem.heads_q // problem.heads_k
     step = pipeline.block_rows
     parts = []
-    for batch, length in enumerate(sequences(problem, lengths)):
+    for batches, length in sequences(problem, lengths):
         packed = length.q * ratio
         starts = np.arange(0, packed, step)
         stops = np.minimum(starts + step, packed)
         rows = np.stack([starts // ratio, -(-stops // ratio)], axis=1)
         trips = split_trips(kv_trips(problem, length, rows, pipeline.tile_n), pipeline.num_splits)
-        parts.append((batch, trips, problem.heads_k))
+        parts.append((batches, trips, problem.heads_k))
     return _collect(parts)
 
 
@@ -133,22 +133,22 @@ def backward_tiles(
     numerics = pipeline.numerics
     step = numerics.tile_n * numerics.cta_group
     parts = []
-    for batch, length in enumerate(sequences(problem, lengths)):
+    for batches, length in sequences(problem, lengths):
         starts = np.arange(0, length.k, step)
         keys = np.stack([starts, np.minimum(starts + step, length.k)], axis=1)
         trips = query_trips(problem, length, keys, numerics.tile_m)
-        parts.append((batch, trips, problem.heads_q))
+        parts.append((batches, trips, problem.heads_q))
     return _collect(parts)
 
 
-def _collect(parts: list[tuple[int, np.ndarray, int]]) -> WorkTiles:
+def _collect(parts: list[tuple[range, np.ndarray, int]]) -> WorkTiles:
     trips, batches, heads, blocks = [], [], [], []
-    for batch, block_trips, head_count in parts:
-        count = len(block_trips)
-        trips.append(np.tile(block_trips, (head_count, 1)))
-        heads.append(np.repeat(np.arange(head_count), count))
-        blocks.append(np.tile(np.arange(count), head_count))
-        batches.append(np.full(count * head_count, batch))
+    for entries, block_trips, head_count in parts:
+        count, copies = len(block_trips), len(entries)
+        trips.append(np.tile(block_trips, (copies * head_count, 1)))
+        heads.append(np.tile(np.repeat(np.arange(head_count), count), copies))
+        blocks.append(np.tile(np.arange(count), copies * head_count))
+        batches.append(np.repeat(np.arange(entries.start, entries.stop), count * head_count))
     if not trips:
         trips = [np.zeros((0, 3), np.int64)]
         batches = heads = blocks = [np.zeros(0, np.int64)]

@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from fa4.hardware import B200, H200
+from fa4.config import WarpgroupPipeline
+from fa4.hardware import B200, H100, H200
 from fa4.plan import PipelinePlan, check_plan, require_sound
 from fa4.plan.checks import OTHER_RULES, STRUCTURE_RULES
+from fa4.plan.phase_rules import trip_counts
 from fa4.plan.schema import Arrive, Buffer, Copy, Loop, Signal, Wait
+from fa4.plan.warpgroup import warpgroup_plan
 from tests.plan.plans import (
     BACKWARD,
     FORWARD,
@@ -157,6 +160,28 @@ def test_each_rule_finds_its_planted_fault(rule: str, fault: Fault) -> None:
     findings = check_plan(plan, B200)
     assert rule in {found.rule for found in findings}
     assert all(found.subject and found.message for found in findings)
+
+
+@pytest.mark.parametrize(
+    ("rule", "fault"), FAULTS, ids=[f"{row[0]}-{i}" for i, row in enumerate(FAULTS)]
+)
+def test_no_order_of_roles_hides_a_fault(rule: str, fault: Fault) -> None:
+    """Roles have no order: the rule finds its fault whichever of them comes first."""
+    plan = fault()
+    turned = replace(plan, roles=plan.roles[::-1])
+    assert rule in {found.rule for found in check_plan(turned, B200)}
+
+
+@pytest.mark.parametrize("total", [1, 2, 5])
+def test_a_work_tile_is_cut_in_every_way(total: int) -> None:
+    """None of its trips masked, all, and what lies between; at least those that a loop needs."""
+    assert [(cut["masked_tiles"], cut["plain_tiles"]) for cut in trip_counts(ONE, total)] == [
+        (masked, total - masked) for masked in range(total + 1)
+    ]
+    overlapped = warpgroup_plan(WarpgroupPipeline(), H100)  # its first tile is outside the loop
+    cuts = trip_counts(overlapped, total)
+    assert [cut["masked_tiles"] for cut in cuts] == list(range(1, total + 1))
+    assert all(sum(cut.values()) == 2 * total for cut in cuts)
 
 
 def test_every_rule_has_a_planted_fault() -> None:

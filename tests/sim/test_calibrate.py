@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fa4.config import Problem
-from fa4.sim.calibrate import Calibration, calibrate, objective
+from fa4.sim.calibrate import Calibration, _minimise, calibrate, objective
 from fa4.sim.costs import FREE_CONSTANTS
 from fa4.sim.machine import BLACKWELL_COSTS, Machine, find_machine
 from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_rows
@@ -184,6 +184,21 @@ def test_a_row_that_cannot_be_predicted_is_named() -> None:
     row = read_measurements(DATA / "b200_published.csv")[7]
     with pytest.raises(ValueError, match="line 9: no backward of fa3"):
         compare([row], find_machine("h200"))
+
+
+def test_the_search_never_loses_ground() -> None:
+    """It ends inside its box at a point that is no worse than its start; without slopes, there."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        times, slopes = rng.uniform(0.5, 2, 6), rng.uniform(-1, 1, (6, 3))
+        center, used = rng.random(3), np.arange(6)
+        found = _minimise(times, slopes, center, 0.1, (used, rng))
+        assert (
+            (abs(found - center) <= 0.1 + 1e-12).all() and (found >= 0).all() and (found <= 1).all()
+        )
+        assert objective(times + slopes @ (found - center)) <= objective(times)
+        stuck = _minimise(times, 0 * slopes, center, 0.1, (used, rng))
+        assert (stuck == center).all()
 
 
 def test_objective() -> None:

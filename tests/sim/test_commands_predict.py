@@ -97,13 +97,19 @@ def test_exact_agrees_with_the_shortcut(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     """A beside B, changed in several settings, with the ratio of their times."""
-    what_if = ("--compare", "tau=0 cta_group=1", "--compare", "gpu.sm_count=100", "ping-pong=no")
+    what_if = ("--compare", "tau=0 ping-pong=no", "--compare", "gpu.sm_count=100")
     report = run_json(capsys, "predict", *SMALL, *what_if)
-    changes = {"tau": "0", "cta_group": "1", "gpu.sm_count": "100", "ping_pong": "no"}
-    assert report["changes"] == changes
-    assert report["b"]["machine"]["sm_count"] == 100
+    assert report["changes"] == {"tau": "0", "ping_pong": "no"}
     assert report["b"]["pipeline"]["ping_pong"] is False
+    assert report["b"]["machine"]["sm_count"] == 148
     assert report["speedup"] == report["a"]["seconds"] / report["b"]["seconds"]
+    (second,) = report["further"]
+    assert second["changes"] == {"gpu.sm_count": "100"}
+    assert second["b"]["machine"]["sm_count"] == 100 and second["b"]["pipeline"]["ping_pong"]
+    assert second["speedup"] == report["a"]["seconds"] / second["b"]["seconds"]
+    code, out, _ = run(capsys, "predict", *SMALL, *what_if)
+    assert code == 0 and out.count("times as fast as A") == 2
+    assert "A with tau=0, ping_pong=no;" in out and "A with gpu.sm_count=100;" in out
     code, out, _ = run(capsys, "predict", *SMALL, "--compare", "clock_ghz=2")
     assert code == 0
     assert "times as fast as A" in out and "B / A" in out
@@ -124,7 +130,14 @@ def test_set_changes_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
         (("predict", "--set", "tile=3"), "unknown field 'tile'; allowed: machine"),
         (("predict", "--set", "tile"), "expected NAME=VALUE"),
         (("predict", "--compare", "x=1"), "unknown field 'x'"),
-        (("predict", "tau=0"), "unexpected argument 'tau=0'"),
+        (("predict", "tau=0"), "unexpected extra argument"),
+        (("predict", "--compare", "tau=0", "cta_group=1"), "unexpected extra argument"),
+        (("predict", "--compare", ""), "--compare: expected NAME=VALUE"),
+        (("predict", "--set", "seqlen=8k", "--seqlen", "4k"), "seqlen is set twice"),
+        (("predict", "--set", "seqlen=8k", "--set", "seqlen=8k"), "--set sets seqlen twice"),
+        (("predict", "--compare", "tau=1 tau=2"), "--compare sets tau twice"),
+        (("predict", "--seqlen", "4k", "--seqlen", "4k"), "--seqlen is given twice"),
+        (("predict", "--ping-pong", "--no-ping-pong"), "--ping-pong is given twice"),
         (("predict", "--seqlen", "8q"), "seqlen must be a whole number"),
         (("predict", "--dtype", "fp64"), "dtype must be one of bf16"),
         (("predict", "--tile-n", "100"), "tile_n"),

@@ -64,8 +64,8 @@ def test_axes(name: str, text: str, values: tuple[str, ...]) -> None:
         (["=1"], "takes FIELD=VALUES"),
         (["nope=1"], "unknown field 'nope'; allowed: machine, pass"),
         (["seqlen=1k", "seqlen=2k"], "names seqlen twice"),
-        (["seqlen=1k,x"], "seqlen must be a whole number such as 4096 or 4k; got 'x'"),
-        (["seqlen=1k,,2k"], "seqlen must be a whole number such as 4096 or 4k; got ''"),
+        (["seqlen=1k,x"], "at most 9223372036854775807; got 'x'"),
+        (["seqlen=1k,,2k"], "at most 9223372036854775807; got ''"),
         (["correction=none"], "correction must be one of warpgroup, inline; got 'none'"),
         (["seqlen=1:2:0"], "positive step"),
         (["seqlen=1:2:3:4"], "first:last:step"),
@@ -323,9 +323,12 @@ def test_command_when_nothing_can_run() -> None:
     [
         ((), "no points"),
         (("--set", "seqlen=2:1"), "empty range"),
-        (("--set", "seqlen=1k", "--jobs", "0", "--csv", "s.csv"), "jobs must be at least 1"),
+        (
+            ("--set", "seqlen=1k", "--jobs", "0", "--csv", "s.csv"),
+            "--jobs must be between 1 and 1024",
+        ),
         (("--set", "seqlen=1k", "--jobs", "2", "--dask", "x"), "exclude each other"),
-        (("--set", "machine=b999", "--csv", "s.csv"), "gpu must be one of"),
+        (("--set", "machine=b999", "--csv", "s.csv"), "machine must be a .toml file or one of"),
     ],
 )
 def test_bad_input_writes_nothing(
@@ -393,3 +396,20 @@ def test_no_scheduler_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.2)
     with pytest.raises(OSError, match="no dask scheduler answers at tcp://127"):
         rows_of(make_sweep(["seqlen=1k"]), dask="tcp://127.0.0.1:9")
+
+
+def test_a_file_that_takes_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device is refused, which reading would never end; a full disk is named."""
+    with pytest.raises(ValueError, match="/dev/full must be a regular file"):
+        SweepFile(Path("/dev/full"), make_sweep(AXES))
+    path = tmp_path / "rows.csv"
+    file = SweepFile(path, make_sweep(AXES))
+    file._file.close()
+
+    class FullDisk:
+        def write(self, line: str) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(file, "_file", FullDisk())
+    with pytest.raises(OSError, match=r"No space left on device: '.*rows\.csv'"):
+        file.add(0, dict.fromkeys(sweeps.RESULTS, ""))

@@ -95,6 +95,29 @@ def test_arrows_come_in_pairs_inside_slices(timeline: Timeline) -> None:
             assert any(start <= event["ts"] <= end for start, end in where)
 
 
+def test_every_stall_has_a_cause_and_nothing_else_has(timeline: Timeline) -> None:
+    """An arrow leads to each wait that took time, unless what ended it was free from the start."""
+    for cta in timeline.ctas:
+        targets = [id(arrow.target) for arrow in cta.arrows]
+        assert len(set(targets)) == len(targets)
+        stalled = [event for event in cta.events if event.stalled > 0]
+        assert set(targets) <= {id(event) for event in stalled}
+        assert len(targets) >= 0.9 * len(stalled) > 0
+
+
+def test_slices_say_their_cycles(timeline: Timeline) -> None:
+    """Start and length in cycles of the CTA beside the viewer's microseconds, which are rounded."""
+    scale = 1e9 / timeline.machine.clock_hz
+    events = chrome_trace(timeline)["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X" and "start_cycles" in e["args"]]
+    assert len(spans) > 100
+    begun = {e["pid"]: 1000 * e["ts"] - scale * e["args"]["start_cycles"] for e in spans}
+    for event in spans:
+        told = begun[event["pid"]] + scale * event["args"]["start_cycles"]
+        assert 1000 * event["ts"] == pytest.approx(told, abs=1.01)
+        assert 1000 * event["dur"] == pytest.approx(scale * event["args"]["cycles"], abs=1.01)
+
+
 def test_metadata_says_what_ran(timeline: Timeline) -> None:
     """Schema version, machine, clock, plan, problem, time base."""
     about = chrome_trace(timeline)["otherData"]

@@ -158,6 +158,9 @@ class Recorder:
         default_factory=lambda: make_code(ForwardPipeline(), find_machine("b200"))
     )
 
+    def expect(self, sequences: object) -> None:
+        """Whatever there is to do."""
+
     def run(self, trips: np.ndarray) -> Execution:
         """Note the tiles (their second column) and add up their cycles."""
         self.ran.append(trips[:, 1].tolist())
@@ -260,6 +263,25 @@ def test_lpt_order(problem: Problem, head_bytes: int) -> None:
         assert (np.diff(taken.block[mine]) <= 0).all()
         if problem.window_size[0] is None:  # without a left edge, later blocks see more
             assert (np.diff(taken.trips[mine, 0]) <= 0).all()
+
+
+def test_nothing_to_do_has_the_shape_of_work() -> None:
+    """No sequence: no work tile, of as many columns as any."""
+    problem = Problem(batch=2, seqlen_q=256, seqlen_k=256, heads_q=1, heads_k=1, head_dim=64)
+    some, none = (forward_tiles(problem, ForwardPipeline(head_dim=64), lengths)
+                  for lengths in (None, []))  # fmt: skip
+    assert none.trips.shape == (0, some.trips.shape[1]) and len(none.head) == 0 < len(some.head)
+
+
+@pytest.mark.parametrize(("mib_per_head", "together"), [(8, 4), (16, 2), (26, 1), (60, 1)])
+def test_heads_of_an_lpt_section(mib_per_head: int, together: int) -> None:
+    """As many heads as 50 MiB of L2 hold (flash_attn.cute), rounded down to a power of two."""
+    problem = Problem(seqlen_q=1024, seqlen_k=1024, heads_q=8, heads_k=8, head_dim=64, causal=True)
+    tiles = forward_tiles(problem, ForwardPipeline(head_dim=64))
+    heads = tiles.take(lpt_order(tiles, mib_per_head * 2.0**20)).head
+    blocks = len(heads) // 8
+    for start in range(0, len(heads), together * blocks):
+        assert len(set(heads[start : start + together * blocks])) == together
 
 
 @FEW

@@ -1,0 +1,240 @@
+"""What a plan moves, multiplies and stores, against what the tile it computes is made of.
+
+Every amount is added up over one work tile from the shapes of attention: products of
+2 (d + dv) multiply-adds per pair forward and 3 d + 2 dv backward, every operand's bytes where it is
+copied, where it lies and where a barrier expects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+import pytest
+
+from fa4.config import BackwardConfig, BackwardPipeline, WarpgroupPipeline
+from fa4.hardware import H100
+from fa4.plan import PipelinePlan
+from fa4.plan.backward import TILE
+from fa4.plan.schema import Arrive, Copy, Loop, Mma, Program, SmemAccess, Wait, Work
+from fa4.plan.warpgroup import ROWS, warpgroup_plan
+from tests.plan.plans import BACKWARD, FORWARD, backward, forward
+
+TILES, MASKED = 5, 3  # KV tiles of the work tile, or query tiles of a backward one
+ALIGNMENT = 1024  # of what TMA writes with its widest swizzle
+Step = Wait | Arrive | Work
+
+
+def warpgroups(**choices: object) -> PipelinePlan:
+    """A plan of a kernel without tensor memory on an H100."""
+    return warpgroup_plan(WarpgroupPipeline(**choices), H100)
+
+
+HOPPER = {
+    "FA3": WarpgroupPipeline(),
+    "FA3, head dim 64": WarpgroupPipeline(head_dim=64),
+    "FA3, three warpgroups": WarpgroupPipeline(consumers=3, head_dim=64),
+    "no overlap": WarpgroupPipeline(overlap=False),
+    "serial": WarpgroupPipeline(overlap=False, ping_pong=False),
+    "narrow values": WarpgroupPipeline(head_dim=128, head_dim_v=64, tile_n=96),
+}
+
+
+def steps(program: Program, trips: Mapping[str, int]) -> Iterator[Step]:
+    """The steps of a program one after the other, loops unrolled."""
+    for step in program:
+        if isinstance(step, Loop):
+            for _ in range(max(0, trips[step.trip] + step.offset)):
+                yield from steps(step.body, trips)
+        else:
+            yield step
+
+
+def works(plan: PipelinePlan, role: str = "") -> list[Work]:
+    """All work of one work tile: TILES tiles, of which the first MASKED are masked."""
+    counts = dict.fromkeys(plan.trips, TILES)
+    counts |= {"masked_tiles": MASKED, "plain_tiles": TILES - MASKED}
+    found = [step for some in plan.roles if role in ("", some.name)
+             for step in steps(some.program, counts)]  # fmt: skip
+    return [step for step in found if isinstance(step, Work)]
+
+
+def multiply_adds(plan: PipelinePlan) -> int:
+    amounts = [work.amount for work in works(plan)]
+    return sum(a.rows * a.cols * a.depth for a in amounts if isinstance(a, Mma))
+
+
+def copied(plan: PipelinePlan, kind: str) -> int:
+    amounts = [work.amount for work in works(plan)]
+    return sum(a.num_bytes for a in amounts if isinstance(a, Copy) and a.kind == kind)
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_hopper_products_and_copies(name: str) -> None:
+    """Q once, K and V once per tile, all for every warpgroup; O out, in 16 bits."""
+    pipeline = HOPPER[name]
+    plan = warpgroup_plan(pipeline, H100)
+    d, dv, rows = pipeline.head_dim, pipeline.head_dim_v or 0, 64 * pipeline.consumers
+    assert multiply_adds(plan) == rows * TILES * pipeline.tile_n * (d + dv)
+    assert copied(plan, "load") == 2 * (rows * d + TILES * pipeline.tile_n * (d + dv))
+    assert copied(plan, "store") == 2 * rows * dv
+    written = [w.amount for w in works(plan) if isinstance(w.amount, SmemAccess)]
+    assert sum(amount.num_bytes for amount in written) == 2 * rows * dv
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_hopper_operands_in_shared_memory(name: str) -> None:
+    """Q K^T reads both operands, P V only V: P stays in registers."""
+    pipeline = HOPPER[name]
+    plan = warpgroup_plan(pipeline, H100)
+    read = {
+        work.what[:2]: (work.amount.a_bytes, work.amount.b_bytes)
+        for work in works(plan)
+        if isinstance(work.amount, Mma)
+    }
+    d, dv, tile_n = pipeline.head_dim, pipeline.head_dim_v or 0, pipeline.tile_n
+    assert read == {"QK": (2 * ROWS * d, 2 * tile_n * d), "PV": (0, 2 * tile_n * dv)}
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_hopper_memory_and_barriers(name: str) -> None:
+    """A buffer holds its tile, O takes Q's place, and a barrier expects what a slot holds."""
+    pipeline = HOPPER[name]
+    plan = warpgroup_plan(pipeline, H100)
+    d, dv, rows = pipeline.head_dim, pipeline.head_dim_v or 0, 64 * pipeline.consumers
+    tiles = {"q": rows * d, "k": pipeline.tile_n * d, "v": pipeline.tile_n * dv}
+    for what, elements in tiles.items():
+        buffer, full = plan.buffer(what), plan.signal(f"{what}_full")
+        assert buffer.size == full.tx_bytes == 2 * elements
+        stages = 1 if what == "q" else pipeline.kv_stages
+        empty = plan.signal(f"{what}_empty")
+        assert buffer.stages == full.stages == empty.stages == empty.free == stages
+        # One thread releases a K or V slot when the products have read it; every thread has had
+        # its rows of Q, since a warpgroup reads them without a barrier of its own.
+        assert set(empty.arrivals.values()) == {128 if what == "q" else 1}
+    assert (plan.buffer("o").start, plan.buffer("o").size) == (
+        plan.buffer("q").start,
+        2 * rows * dv,
+    )
+    for i in range(pipeline.consumers):  # a warpgroup has one place for its rows of O
+        assert plan.signal(f"stored{i}").free == plan.buffer("o").stages
+    assert plan.bytes_used("smem") <= H100.smem_bytes_per_cta
+    assert plan.buffer("barriers").size >= 8 * sum(
+        signal.stages for signal in plan.signals if signal.kind != "named"
+    )
+
+
+def test_hopper_arithmetic_of_a_step() -> None:
+    """Of a score: an exponential, a fused scale-subtract, half a conversion, a maximum and a sum;
+    of an element of O: a product per step. Each thread holds half of a row's columns."""
+    pipeline = WarpgroupPipeline(overlap=False)
+    own = [w for w in works(warpgroups(overlap=False), "consumer0") if hasattr(w.amount, "mufu")]
+    count, dv = TILES * pipeline.tile_n / 2, pipeline.head_dim_v or 0
+
+    def total(unit: str, *names: str) -> float:
+        return sum(getattr(w.amount, unit) for w in own if w.what.startswith(names))
+
+    assert total("mufu", "exp") == total("fma", "exp") == count == total("alu", "row max")
+    assert total("alu", "exp") == count / 2  # two numbers per conversion
+    assert total("fma", "row sum") == count
+    assert total("fma", "rescale") == TILES * dv / 2
+    assert total("fma", "scale") == dv / 2 and total("alu", "scale") == dv / 4
+    assert total("mufu", "row", "mask", "rescale", "scale") == 0
+    masked = total("alu", "mask")
+    tiles = MASKED / TILES  # a select per score of a masked tile, and some predicates
+    assert tiles * count <= masked <= 2 * tiles * count
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_products_and_copies(name: str) -> None:
+    """S and O of every Q tile; Q once, K and V once per tile and CTA pair; O out."""
+    plan = FORWARD[name]
+    q = plan.buffer("q")
+    size = 1 if "FP8" in name else 2
+    tile_n, tiles = plan.buffer("s0").size, q.stages
+    d, dv = q.size // 128 // size, plan.buffer("o0").size
+    assert multiply_adds(plan) == tiles * 128 * TILES * tile_n * (d + dv)
+    keys = TILES * tile_n * (d + dv) * size // plan.cta_group
+    assert copied(plan, "load") == tiles * 128 * d * size + keys
+    assert copied(plan, "store") == tiles * 128 * dv * 2
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_memory(name: str) -> None:
+    """Row statistics are two floats per row; nothing that TMA fills is crooked or wastes room."""
+    plan = FORWARD[name]
+    smem = [buffer for buffer in plan.buffers if buffer.space == "smem"]
+    for buffer in smem:
+        if buffer.name in ("q", "o", "p", "kv"):
+            assert buffer.start % ALIGNMENT == 0 and buffer.size % ALIGNMENT == 0
+        if buffer.name == "row_stats":
+            assert buffer.size == 2 * 128 * 4 * plan.buffer("q").stages
+    apart = sorted(b.start for b in smem if not b.overlaps)
+    ends = {b.start: b.stop for b in smem if not b.overlaps}
+    gaps = [later - ends[start] for start, later in pairwise(apart)]
+    assert apart[0] == 0 and all(0 <= gap < ALIGNMENT for gap in gaps)
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_softmax_tells_the_correction_a_float_per_row(name: str) -> None:
+    """alpha in every step, the row's sum and maximum at its end; none where there is no message."""
+    plan = FORWARD[name]
+    told = [w for w in works(plan, "softmax0") if w.writes == ("row_stats",)]
+    alphas = [work.amount.num_bytes for work in told if "alpha" in work.what]
+    assert alphas == [] if "inline" in name else [4 * 128] * TILES
+
+
+def test_everybody_has_read_the_next_work_tile() -> None:
+    """The answer is overwritten when each warp of each role has it; all of them read it."""
+    plan = forward(scheduler="clc")
+    empty, full = plan.signal("work_empty"), plan.signal("work_full")
+    assert dict(empty.arrivals) == {role.name: len(role.warps) for role in plan.roles}
+    assert set(full.waiters) == set(empty.arrivals)
+    assert full.tx_bytes == plan.buffer("work").size == 16
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward_products_and_copies(name: str) -> None:
+    """Five products per pair of tiles; Q, dO, LSE and D per query tile; K and V once."""
+    plan = BACKWARD[name]
+    pair = plan.cta_group == 2
+    d, dv = plan.buffer("dk").size, plan.buffer("dv").size
+    assert multiply_adds(plan) == TILES * TILE * TILE * (3 * d + 2 * dv)
+    # A pair also loads Q and dO transposed, and K transposed, half in each CTA.
+    rows = TILES * TILE * (d + dv) * 2 * (2 if pair else 1) // plan.cta_group
+    keys = TILE * (d + dv) * 2 + (TILE * d * 2 if pair else 0)
+    assert copied(plan, "load") == rows + keys + TILES * 2 * TILE * 4
+    # In a pair each CTA has dQ of both for half of its rows.
+    assert copied(plan, "reduce") == TILES * TILE * d * 4 // plan.cta_group
+    assert copied(plan, "store") == TILE * (d + dv) * 2
+
+
+def test_backward_memory_of_a_pair() -> None:
+    """Tiles of 128 x d and 128 x dv, those of the pair by halves; two floats per query row."""
+    d, dv = 128, 64
+    numerics = BackwardConfig(cta_group=2)
+    pipeline = BackwardPipeline(numerics=numerics, head_dim=d, head_dim_v=dv)
+    plan = backward(cta_group=2, head_dim=d, head_dim_v=dv)
+    assert pipeline.element_bytes == 2
+    sizes = {"q": TILE * d, "k": 2 * TILE * d, "v": 2 * TILE * dv, "do": TILE * dv,
+             "q_t": TILE * d, "do_t": TILE * dv, "k_t": 2 * TILE * d,
+             "ds": 2 * TILE * TILE, "ds_exchange": TILE * TILE, "row_stats": 8 * TILE}  # fmt: skip
+    assert {name: plan.buffer(name).size for name in sizes} == sizes
+    for buffer in plan.buffers:
+        if buffer.space == "smem" and buffer.name not in ("row_stats", "barriers"):
+            assert buffer.start % ALIGNMENT == 0
+    assert plan.signal("q_t_full").tx_bytes == 2 * TILE * d
+    assert plan.signal("do_t_full").tx_bytes == 2 * TILE * dv
+    assert plan.signal("ds_peer").tx_bytes == plan.buffer("ds_exchange").size
+    slots = sum(signal.stages for signal in plan.signals if signal.kind != "named")
+    assert plan.buffer("barriers").size >= 8 * slots
+
+
+def test_a_masked_step_costs_more() -> None:
+    """Masking is instructions beside those of a plain step, and touches nothing else."""
+    for plan in (forward(), forward(tile_n=64)):
+        columns = plan.buffer("s0").size
+        mask = [w.amount for w in works(plan, "softmax0") if w.what.startswith("mask")]
+        assert len(mask) >= 1
+        assert MASKED * columns < sum(m.alu for m in mask) < 1.5 * MASKED * columns
+        assert sum(m.mufu + m.fma for m in mask) == 0
