@@ -35,6 +35,14 @@ class LaunchError(EmulatorError):
     """The launch is impossible: wrong arguments, too much shared memory, wrong target, ..."""
 
 
+class ArgumentError(LaunchError):
+    """A kernel argument that does not fit. argument: its name."""
+
+    def __init__(self, argument: str, message: str) -> None:
+        self.argument = argument
+        super().__init__(message)
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing a check found.

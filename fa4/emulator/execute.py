@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from threadpoolctl import ThreadpoolController
@@ -16,7 +17,7 @@ from fa4.emulator.layout import check_shared_bytes
 from fa4.emulator.machine.checks import Checks
 from fa4.emulator.machine.engine import Machine, Stop
 from fa4.emulator.machine.grid import Grid
-from fa4.emulator.machine.memory import Memory, buffer_at
+from fa4.emulator.machine.memory import Buffer, Memory, buffer_at
 from fa4.emulator.machine.options import Options
 from fa4.emulator.program import Program, build_program
 from fa4.emulator.ptx.parser import parse
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 # sm_100 and its family; sm_90a for kernels without wgmma. Others have other instructions.
 TARGETS = ("sm_90", "sm_100", "sm_103")
+# CUDA programming guide, "Technical Specifications per Compute Capability", 9.0 and 10.0.
+MAX_SHAPES = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64)}
 MAX_THREADS = 1024
 MAX_CLUSTER = 16
 
@@ -106,7 +109,7 @@ def run(
     programs = [load_program(launch.ptx, launch.kernel) for launch in launches]
     for launch, program in zip(launches, programs, strict=True):
         check_launch(launch, program)
-    memory = Memory([buffer_at(a.name, a.address, a.size_bytes, a.writable) for a in allocations])
+    memory = Memory([buffer for a in allocations for buffer in _buffers(a)])
     checks = Checks(options.checks)
     for program in programs:
         checks.add_program(program)
@@ -130,6 +133,14 @@ def run(
     if report.findings and not options.collect:
         raise EmulationFailed(report)
     return report
+
+
+def _buffers(allocation: Allocation) -> list[Buffer]:
+    """Where kernels see it; and where it is, for pointers that the program made itself."""
+    a = allocation
+    here = buffer_at(a.name, a.address, a.size_bytes, a.writable)
+    seen = Buffer(a.name, a.address + a.shift, here.data, a.writable)
+    return [seen, here] if a.shift else [here]
 
 
 def _run_group(machine: Machine, grids: list[Grid]) -> None:
@@ -168,16 +179,11 @@ def _summarise(machine: Machine, report: Report) -> None:
 def check_launch(launch: Launch, program: Program) -> None:
     """Raises LaunchError for a launch that the hardware would refuse."""
     name = launch.kernel
-    for what in ("grid", "block", "cluster"):
-        shape = getattr(launch, what)
-        if len(shape) != 3 or min(shape) < 1:
-            raise LaunchError(f"{name}: {what} {shape}: three positive integers are needed")
-    threads = launch.block[0] * launch.block[1] * launch.block[2]
-    if threads > MAX_THREADS:
-        raise LaunchError(f"{name}: block {launch.block} has {threads} threads, at most 1024")
-    cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-    if cluster > MAX_CLUSTER:
-        raise LaunchError(f"{name}: cluster {launch.cluster} has {cluster} CTAs, at most 16")
+    try:
+        for what in ("grid", "block", "cluster"):
+            check_shape(what, getattr(launch, what))
+    except LaunchError as error:
+        raise LaunchError(f"{name}: {error}") from None
     if any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
         raise LaunchError(
             f"{name}: grid {launch.grid} is not a multiple of cluster {launch.cluster}"
@@ -188,12 +194,24 @@ def check_launch(launch: Launch, program: Program) -> None:
     needed = directives.get("reqntid")
     if needed and tuple(needed) + (1,) * (3 - len(needed)) != tuple(launch.block):
         raise LaunchError(f"{name}: block {launch.block}, but the kernel requires {needed}")
-    limit = directives.get("maxntid")
-    if limit:
-        most = limit[0] * (limit[1] if len(limit) > 1 else 1) * (limit[2] if len(limit) > 2 else 1)
-        if threads > most:
-            raise LaunchError(f"{name}: {threads} threads, but the kernel allows {most}")
+    threads = prod(launch.block)
+    allowed = prod(directives.get("maxntid") or (MAX_THREADS,))
+    if threads > allowed:
+        raise LaunchError(f"{name}: {threads} threads, but the kernel allows {allowed}")
     expected = [p.size_bytes or 0 for p in program.kernel.parameters]
     given = [len(value) for value in launch.parameters]
     if expected != given:
         raise LaunchError(f"{name}: parameters of {given} bytes given, the kernel takes {expected}")
+
+
+def check_shape(what: str, shape: tuple[int, ...]) -> None:
+    """Raises LaunchError for a "grid", "block" or "cluster" that no launch may have."""
+    if len(shape) != 3 or min(shape) < 1:
+        raise LaunchError(f"{what} {shape}: three positive integers are needed")
+    most = MAX_SHAPES.get(what, shape)
+    if any(size > limit for size, limit in zip(shape, most, strict=True)):
+        raise LaunchError(f"{what} {shape}: at most {', '.join(map(str, most))}")
+    if what == "block" and prod(shape) > MAX_THREADS:
+        raise LaunchError(f"block {shape} has {prod(shape)} threads, at most {MAX_THREADS}")
+    if what == "cluster" and prod(shape) > MAX_CLUSTER:
+        raise LaunchError(f"cluster {shape} has {prod(shape)} CTAs, at most {MAX_CLUSTER}")

@@ -14,6 +14,14 @@ SHARED_WINDOW = 0x7E00_0000_0000_0000
 PARAMETER_WINDOW = 0x7D00_0000_0000_0000
 MODULE_WINDOW = 0x7C00_0000_0000_0000
 LOCAL_WINDOW = 0x7B00_0000_0000_0000
+# In these spaces the low 32 bits of an address are enough, as in code that keeps it in 32 bits:
+# an address below WINDOW_BYTES counts from the start of the window.
+WINDOW_BYTES = 1 << 32
+WINDOWS = {
+    "local": LOCAL_WINDOW,
+    "const": MODULE_WINDOW,
+    **dict.fromkeys(("param", "param::entry", "param::func"), PARAMETER_WINDOW),
+}
 
 # The system keeps the first KiB of a CTA's shared memory (CUDA programming guide, "Shared
 # Memory": 1 KB per block reserved), so that address 0 is never valid.

@@ -10,8 +10,8 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 from fa4.emulator.errors import UnsupportedInstruction
 from fa4.emulator.flow import live_out, postdominators
@@ -25,7 +25,7 @@ from fa4.emulator.layout import (
     lay_out_registers,
     lay_out_variables,
 )
-from fa4.emulator.machine.context import KernelContext, ScalarReader
+from fa4.emulator.machine.context import Handler, KernelContext, ScalarReader
 from fa4.emulator.ptx.syntax import (
     Address,
     Instruction,
@@ -38,6 +38,10 @@ from fa4.emulator.ptx.syntax import (
     Vector,
 )
 from fa4.emulator.translate import SegmentFunction, compile_functions, function_text
+from fa4.emulator.watches import find_watch
+
+if TYPE_CHECKING:
+    from fa4.emulator.machine.state import Fragment
 
 RUN, MACHINE, BRANCH, JUMP, INDEXED, EXIT = range(6)
 
@@ -149,6 +153,14 @@ def registers_of(operand: Operand) -> set[str]:
     return set()
 
 
+def _watched(watch: Handler, step: Step, fragment: Fragment, mask: int) -> None:
+    """Does a step of one register instruction after `watch` has seen its operands."""
+    watch(fragment, mask)
+    warp = fragment.warp
+    if step.function is not None:
+        step.function(warp.base, mask, warp.cta.grid.parameter_address)
+
+
 class _Assembler:
     """Collects instructions into steps."""
 
@@ -208,17 +220,28 @@ class _Assembler:
                 self._finish(RUN)
                 self._add_machine(instruction, operation)
             else:
-                if operation.converges:
+                watch = find_watch(instruction, self.context)
+                if operation.converges or watch is not None:
                     self._finish(RUN)
-                    self.converges = True
+                    self.converges = operation.converges
                 self.builder.guard = self._guard(instruction)
                 operation.function(self.builder, instruction)
                 self.pending.append(instruction)
+                if watch is not None:
+                    self._finish(RUN)
+                    self.steps[-1].kind = MACHINE
+                    self.steps[-1].handler = partial(_watched, watch, self.steps[-1])
         except Unsupported as problem:
-            self.problems.append((instruction.line, instruction.text, str(problem)))
-        except (TypeError, ValueError, IndexError) as problem:
-            reason = f"operands that do not fit ({problem})"
-            self.problems.append((instruction.line, instruction.text, reason))
+            self._refuse(instruction, str(problem))
+        except (TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError):
+            # Whatever an entry of the table trips over: operands of another number or kind.
+            self._refuse(instruction, "operands that do not fit")
+
+    def _refuse(self, instruction: Instruction, why: str) -> None:
+        """Notes an instruction; what was collected with it is dropped, since nothing will run."""
+        self.problems.append((instruction.line, instruction.text, why))
+        self.pending, self.converges = [], False
+        self.builder = self._new_builder()
 
     @staticmethod
     def _reads_clock(instruction: Instruction) -> bool:
@@ -256,6 +279,10 @@ class _Assembler:
 
     def _add_control(self, instruction: Instruction, operation: Operation) -> None:
         kind = operation.function(instruction)
+        if instruction.parts[0] == "bra":
+            (target,) = instruction.operands
+            if not isinstance(target, Symbol) or target.name not in self.kernel.labels:
+                raise Unsupported(f"{target} is not a label")
         guard = self._guard(instruction)
         if kind == EXIT and guard is not None:
             kind = BRANCH
@@ -267,6 +294,7 @@ class _Assembler:
             self.builder.guard = guard
             result = self.builder.ballot(self.builder.active())
         if kind == INDEXED:
+            self._listed_targets(instruction)
             self.builder.register(self._index_register(instruction))
         self._finish(kind, result)
 

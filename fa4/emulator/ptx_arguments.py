@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from fa4.emulator.errors import LaunchError
+from fa4.emulator.host.addresses import ALIGNMENT_BYTES
 from fa4.emulator.machine.context import Array
 from fa4.emulator.ptx_launch import Tma
 
@@ -34,7 +35,6 @@ TYPES: dict[str, Any] = {
     "bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
 }  # fmt: skip
 MAX_ARRAY_BYTES = 1 << 34
-ALIGNMENT_BYTES = 256  # of cudaMalloc (CUDA programming guide, "Device Memory Accesses")
 
 _NAME = re.compile(r"([A-Za-z_]\w*):(.*)", re.DOTALL)
 _ARRAY = re.compile(r"(\w+)\[([\d,\s]*)\]=(.+)", re.DOTALL)
@@ -45,27 +45,37 @@ _FORMS = "TYPE=NUMBER, TYPE[SHAPE]=SOURCE, bytes=FILE or @NAME"
 def parse_arguments(texts: Sequence[str], seed: int = 0) -> dict[str, Any]:
     """Values for `make_launch`, by name ("arg0" where none is given).
 
-    seed: of `random`; every argument draws numbers of its own. Raises LaunchError for what is not
-    written as above, OSError for files that cannot be read.
+    seed: of `random`; every argument draws numbers of its own. Raises LaunchError, which shows the
+    argument, for what is not written as above and for files that cannot be read.
     """
     arrays: dict[str, Array] = {}
     values: dict[str, Any] = {}
     for index, text in enumerate(texts):
-        name, rest = f"arg{index}", text.strip()
-        parts = [part.strip() for part in rest.split(";") if part.strip()]
-        if not parts:
-            raise LaunchError(f"--arg {text!r}: expected {_FORMS}")
-        if len(parts) == 1:
-            name, value = _parse_one(name, parts[0], arrays, (seed, index))
-        else:
-            value = tuple(
-                _parse_one(f"{name}.{field}", part, arrays, (seed, index, field))[1]
-                for field, part in enumerate(parts)
-            )
+        try:
+            name, value = _parse_argument(index, text, arrays, seed)
+        except (LaunchError, OSError) as error:
+            reason = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                reason = f"{error.strerror}: {error.filename}"
+            raise LaunchError(f"--arg {text}: {reason}") from error
         if name in values:
             name = f"arg{index}"
         values[name] = value
     return values
+
+
+def _parse_argument(index: int, text: str, arrays: dict[str, Array], seed: int) -> tuple[str, Any]:
+    """(name, value) of one argument, a struct if it has several parts."""
+    name = f"arg{index}"
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    if not parts:
+        raise LaunchError(f"expected {_FORMS}")
+    if len(parts) == 1:
+        return _parse_one(name, parts[0], arrays, (seed, index))
+    return name, tuple(
+        _parse_one(f"{name}.{field}", part, arrays, (seed, index, field))[1]
+        for field, part in enumerate(parts)
+    )
 
 
 def arrays_of(values: dict[str, Any]) -> dict[str, Array]:
@@ -89,21 +99,21 @@ def _parse_one(
         name, text = match[1], match[2]
         if name in arrays:
             raise LaunchError(f"two arrays are called {name}")
-    text, tma, modes = text.partition(" tma ")
+    text, tma, modes = f"{text} ".partition(" tma ")
     text = text.strip()
     if text.startswith("@"):
         if text[1:] not in arrays:
-            raise LaunchError(f"{text}: no array of this name before it; {_known(arrays)}")
+            raise LaunchError(f"no array of this name before it; {_known(arrays)}")
         value: Any = arrays[text[1:]]
     elif match := _ARRAY.fullmatch(text):
         value = arrays[name] = _read_array(match[1], match[2], match[3].strip(), seed)
     elif match := _SCALAR.fullmatch(text):
         value = _read_scalar(match[1], match[2].strip())
     else:
-        raise LaunchError(f"argument {text!r}: expected {_FORMS}")
+        raise LaunchError(f"expected {_FORMS}")
     if tma:
         if not isinstance(value, np.ndarray):
-            raise LaunchError(f"argument {text!r}: only an array has a tensor map")
+            raise LaunchError("only an array has a tensor map")
         value = _read_tma(value, modes)
     return name, value
 
@@ -230,7 +240,7 @@ def _read_tma(array: Array, text: str) -> Tma:
         box = tuple(int(size) for size in modes.pop("box").split(","))
         swizzle = int(modes.pop("swizzle", "0"))
     except (KeyError, ValueError):
-        raise LaunchError(f"tma {text}: expected box=SIZES and perhaps swizzle=BYTES") from None
+        raise LaunchError("expected tma box=SIZES and perhaps swizzle=BYTES") from None
     if modes:
         raise LaunchError(f"tma {text}: {', '.join(modes)} is not known; box and swizzle are")
     return Tma(array, box, swizzle)

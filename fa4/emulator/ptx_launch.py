@@ -7,14 +7,16 @@ place. For CuTe-DSL programs, which compute their parameters themselves, see `fa
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from fa4.emulator.errors import LaunchError
+from fa4.emulator.errors import ArgumentError, EmulatorError, LaunchError
 from fa4.emulator.execute import Report, load_module, run
+from fa4.emulator.host.addresses import shift_of
 from fa4.emulator.host.launch_record import Allocation, Launch
 from fa4.emulator.machine.options import Options
 from fa4.emulator.ptx.syntax import Kernel, Variable
@@ -52,7 +54,7 @@ class Tma:
             raise LaunchError(f"no tensor map has elements of type {array.dtype}")
         _check_array("the array of a tensor map", array)
         return TensorMap(
-            address=array.ctypes.data,
+            address=_address(array),
             element=_TMA_ELEMENTS[str(array.dtype)],
             dims=array.shape[::-1],
             strides_bytes=array.strides[-2::-1] if array.ndim > 1 else (),
@@ -123,10 +125,11 @@ def make_launch(
     allocations: dict[int, Allocation] = {}
     values = []
     for (name, value), parameter in zip(named.items(), parameters, strict=True):
-        for array_name, array in _arrays(name, value):
-            _check_array(array_name, array)
-            allocations.setdefault(id(array), _allocation(array_name, array))
-        values.append(_pack(name, value, parameter))
+        with _blaming(name):
+            for array_name, array in _arrays(name, value):
+                _check_array(array_name, array)
+                allocations.setdefault(id(array), _allocation(array_name, array))
+            values.append(_pack(name, value, parameter))
     cluster = cluster or _triple(found.directives.get("reqnctapercluster")) or (1, 1, 1)
     launch = Launch(
         kernel=found.name,
@@ -138,6 +141,15 @@ def make_launch(
         parameters=tuple(values),
     )
     return launch, list(allocations.values())
+
+
+@contextmanager
+def _blaming(argument: str) -> Iterator[None]:
+    """Errors inside are those of this argument."""
+    try:
+        yield
+    except EmulatorError as error:
+        raise ArgumentError(argument, str(error)) from error
 
 
 def find_kernel(ptx: str, name: str = "") -> Kernel:
@@ -180,7 +192,15 @@ def _check_array(name: str, array: Any) -> None:
 
 
 def _allocation(name: str, array: Any) -> Allocation:
-    return Allocation(name, array.ctypes.data, array.nbytes, array.flags.writeable, array)
+    shift = shift_of(array)
+    return Allocation(
+        name, array.ctypes.data, array.nbytes, array.flags.writeable, array, shift=shift
+    )
+
+
+def _address(array: Any) -> int:
+    """Where kernels see an array."""
+    return int(array.ctypes.data) + shift_of(array)
 
 
 def _pack(name: str, value: Any, parameter: Variable) -> bytes:
@@ -194,7 +214,27 @@ def _pack(name: str, value: Any, parameter: Variable) -> bytes:
         raise LaunchError(
             f"{name} has {len(packed)} bytes; parameter {parameter.name} takes {size}"
         )
+    _check_kind(name, value, parameter)
     return packed
+
+
+def _check_kind(name: str, value: Any, parameter: Variable) -> None:
+    """Raises LaunchError for a float where the parameter is an integer, and the other way round.
+
+    .b32 and its kin take both; signs do not matter. A pointer is an integer, a number of Python
+    for a floating-point parameter one of that type.
+    """
+    declared = parameter.type[:1]
+    if isinstance(value, (np.ndarray, Tma)):
+        given, what = "u", "an address"
+    elif isinstance(value, np.generic):
+        given, what = "u" if value.dtype.kind in "iub" else "f", f"a number of type {value.dtype}"
+    elif isinstance(value, float):
+        given, what = "f", f"the float {value}"
+    else:
+        return
+    if declared in "usf" and (declared == "f") != (given == "f"):
+        raise LaunchError(f"{name} is {what}; parameter {parameter.name} is .{parameter.type}")
 
 
 def _pack_struct(name: str, fields: tuple[Any, ...], parameter: Variable) -> bytes:
@@ -211,7 +251,7 @@ def _pack_struct(name: str, fields: tuple[Any, ...], parameter: Variable) -> byt
 
 def _pack_value(name: str, value: Any, ptx_type: str, size_bytes: int) -> bytes:
     if isinstance(value, np.ndarray):
-        return int(value.ctypes.data).to_bytes(POINTER_BYTES, "little")
+        return _address(value).to_bytes(POINTER_BYTES, "little")
     if isinstance(value, Tma):
         return value.encode()
     if isinstance(value, np.generic):

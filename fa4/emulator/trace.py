@@ -158,11 +158,17 @@ class Recorder:
         }
 
     def write(self, path: str | Path) -> None:
-        """Writes the Perfetto JSON, whole or not at all."""
-        target = Path(path)
+        """Writes the Perfetto JSON, whole or not at all. Raises OSError if it cannot."""
+        target, text = Path(path), json.dumps(self.perfetto())
+        if target.exists() and not target.is_file():  # a pipe or a device
+            target.write_text(text, encoding="utf-8")
+            return
         partial = target.with_name(target.name + ".partial")
-        partial.write_text(json.dumps(self.perfetto()), encoding="utf-8")
-        partial.replace(target)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def unit_of(what: str) -> str:

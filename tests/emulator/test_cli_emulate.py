@@ -226,7 +226,7 @@ BAD = [
     ("argument count", ["scale.ptx", *ARGUMENTS], "takes 4 parameter(s), 3 given: x (8 bytes)"),
     ("size", ["scale.ptx", *ARGUMENTS, "--arg", "f64=1"], "has 8 bytes; parameter factor takes 4"),
     ("type", ["scale.ptx", "--arg", "f31=1"], "type 'f31': allowed are i8"),
-    ("form", ["scale.ptx", "--arg", "5"], "argument '5': expected TYPE=NUMBER"),
+    ("form", ["scale.ptx", "--arg", "5"], "--arg 5: expected TYPE=NUMBER"),
     ("source", ["scale.ptx", "--arg", "f32[4]=zeroes"], "source 'zeroes': zeros, ones"),
     ("number", ["scale.ptx", "--arg", "u8=256"], "'256' is not a number of type uint8"),
     ("array file", ["scale.ptx", "--arg", "f32[]=scale.npy"], "No such file or directory"),

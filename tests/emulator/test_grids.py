@@ -168,10 +168,62 @@ def test_clusters_taken_over(schedule: str) -> None:
     assert report.ok and out.tolist() == [1] * 23
 
 
+# Reads the response without query_cancel, as NVIDIA's own kernels may: %r10 to %r12 are x, y, z.
+DECODE = """
+  ld.shared.v4.b32 {%r10, %r11, %r13, %r14}, [%r20];
+  and.b32 %r13, %r13, 1; setp.ne.u32 %p2, %r13, 0;
+  shr.u32 %r12, %r11, 16; and.b32 %r11, %r11, 0xffff;
+  @!%p2 bra END;
+"""
+QUERY = """
+  ld.shared.b128 %q1, [%r20];
+  clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q1;
+  @!%p2 bra END;
+  clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%r10, %r11, %r12, _}, %q1;
+"""
+QUERY_SINGLY = QUERY.replace(
+    QUERY.splitlines()[-1],
+    "".join(
+        f"clusterlaunchcontrol.query_cancel.get_first_ctaid::{axis}.b32.b128 %r{number}, %q1;"
+        for axis, number in zip("xyz", (10, 11, 12), strict=True)
+    ),
+)
+STEAL = """
+  mov.u32 %r20, smem; add.u32 %r21, %r20, 16; mov.u32 %r22, 0;
+  mbarrier.init.shared::cta.b64 [%r21], 1;
+  mov.u32 %r10, %ctaid.x; mov.u32 %r11, %ctaid.y; mov.u32 %r12, %ctaid.z;
+NEXT:
+  mov.u32 %r2, %nctaid.y; mad.lo.u32 %r1, %r12, %r2, %r11;
+  mov.u32 %r2, %nctaid.x; mad.lo.u32 %r1, %r1, %r2, %r10;
+  mul.wide.u32 %rd4, %r1, 4; add.s64 %rd5, %rd1, %rd4;
+  atom.global.add.u32 %r9, [%rd5], 1;
+  mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r21], 16;
+  clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128
+    [%r20], [%r21];
+WAIT:
+  mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r21], %r22;
+  @!%p1 bra WAIT;
+  xor.b32 %r22, %r22, 1;
+  READ
+  fence.proxy.async.shared::cta;
+  bra NEXT;
+END:
+"""
+
+
+@pytest.mark.parametrize("read", [DECODE, QUERY, QUERY_SINGLY])
+@pytest.mark.parametrize("grid", [(23, 1, 1), (3, 5, 4), (1, 70, 2)])
+def test_who_takes_a_cluster_over_reads_its_place(read: str, grid: tuple[int, int, int]) -> None:
+    """Every CTA's work is done once, however the response is read."""
+    out = np.zeros(grid, np.uint32)
+    run_ptx(STEAL.replace("READ", read), [out], grid=grid, block=(1, 1, 1), smem=64)
+    assert (out == 1).all()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"block": (1025, 1, 1)}, "1025 threads, at most 1024"),
+        ({"block": (1025, 1, 1)}, "at most 1024, 1024, 64"),
         ({"grid": (0, 1, 1)}, "three positive integers"),
         ({"grid": (3, 1, 1), "cluster": (2, 1, 1)}, "not a multiple of cluster"),
         ({"cluster": (32, 1, 1), "grid": (32, 1, 1)}, "32 CTAs, at most 16"),

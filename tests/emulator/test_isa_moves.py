@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fa4.emulator.isa.lanes import LANES
 from fa4.emulator.isa.table import Unsupported
+from fa4.emulator.layout import WINDOWS
 from fa4.emulator.ptx.syntax import FloatBits, Integer, Register, Sink, Symbol, Vector
 from tests.emulator.isa_rows import (
     Compiled,
@@ -226,7 +227,7 @@ def test_cvta_of_shared_memory(space):
 @pytest.mark.parametrize("space", ["global", "const", "local", "param", "param::entry"])
 @given(addresses=lanes_of(64))
 @settings(max_examples=3, deadline=None)
-def test_cvta_of_other_memory_is_the_identity(space, addresses):
+def test_cvta_of_other_memory_adds_what_32_bits_lack(space, addresses):
     program = Compiled(
         [
             instruction(f"cvta.{space}.u64", "generic", "a"),
@@ -235,8 +236,11 @@ def test_cvta_of_other_memory_is_the_identity(space, addresses):
         dict.fromkeys(["generic", "a", "back"], "b64"),
         SYMBOLS,
     )
+    addresses[:3] = [0, 0xFFFF_FFFF, 1 << 32]
+    lacking = 0 if space == "global" else WINDOWS[space]
+    whole = [address + lacking if address < 1 << 32 else address for address in addresses]
     after = program({"a": addresses})
-    assert after["generic"] == after["back"] == addresses
+    assert after["generic"] == after["back"] == whole
 
 
 def test_isspacep():

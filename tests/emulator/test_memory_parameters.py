@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fa4.emulator.errors import EmulationFailed, UnsupportedInstruction
-from tests.emulator.kernels import HEADER, aligned, kinds, run_ptx
+from tests.emulator.kernels import HEADER, aligned, kinds, module_text, run_ptx
 
 BLOCK = bytes(range(0x70, 0xB0))
 KINDS = ("b8", "u8", "u16", "b32", "f32", "u64", "f64", "b64", "b128")
@@ -138,3 +138,55 @@ def test_other_functions_are_refused() -> None:
     """
     with pytest.raises(UnsupportedInstruction, match="helper"):
         run_ptx(text)
+
+
+def test_an_address_of_32_bits_becomes_a_generic_one() -> None:
+    """As Triton passes its host tensor descriptors on."""
+    out = np.zeros(1, np.uint64)
+    body = """
+      mov.b32 %r1, block0; add.u32 %r1, %r1, 8; cvt.u64.u32 %rd9, %r1;
+      cvta.param.u64 %rd10, %rd9; ld.b64 %rd11, [%rd10]; st.global.b64 [%rd1], %rd11;
+    """
+    run_ptx(body, [out], blocks=[BLOCK])
+    assert out.tobytes() == BLOCK[8:16]
+
+
+@pytest.mark.parametrize("space", ["param", "local", "const"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_addresses_of_32_bits(space: str, wide: bool) -> None:
+    """In a register of either width, without cvta, forth with cvta and back with cvta.to."""
+    where = {"param": "block0", "local": "depot", "const": "table"}[space]
+    plain = "cvt.u64.u32 %rd9, %r1;" if wide else ""
+    register = "%rd9" if wide else "%r1"
+    body = f"""
+      st.local.b32 [depot+4], 0x77767574; mov.u32 %r1, {where};
+      {plain} ld.{space}.b32 %r2, [{register}+4]; st.global.b32 [%rd1], %r2;
+      cvt.u64.u32 %rd9, %r1; cvta.{space}.u64 %rd10, %rd9; ld.b32 %r3, [%rd10+4];
+      cvta.to.{space}.u64 %rd11, %rd10; cvt.u32.u64 %r4, %rd11; ld.{space}.b32 %r5, [%r4+4];
+      st.global.v2.b32 [%rd1+8], {{%r3, %r5}};
+    """
+    out = np.zeros(4, np.uint32)
+    declarations = ".local .align 8 .b8 other[24]; .local .align 8 .b8 depot[8];"
+    text = module_text(body, 1, [len(BLOCK)], declarations).replace(
+        ".visible", ".const .align 4 .b32 table[2] = {1, 0x77767574};\n.visible"
+    )
+    run_ptx(text, [out], blocks=[BLOCK])
+    assert out.tolist() == [0x77767574, 0, 0x77767574, 0x77767574]
+
+
+def test_a_local_address_of_32_bits_is_that_of_each_lane() -> None:
+    """As Triton's device_print hands over its arguments."""
+    print_it = PRINT.replace("%rd2;", "%rd5;").replace(
+        "st.local",
+        "mov.b32 %r5, depot; cvt.u64.u32 %rd6, %r5; cvta.local.u64 %rd5, %rd6; st.local",
+        1,
+    )
+    out = np.zeros(4, np.uint32)
+    report = run_ptx(call_module(print_it, "%d %f"), [out])
+    assert report.output == ["0 1.500000", "1 1.500000"]
+
+
+def test_beyond_the_parameters() -> None:
+    body = "mov.u32 %r1, block0; ld.param.b64 %rd9, [%r1+64];"
+    with pytest.raises(EmulationFailed, match="past the end of kernel parameters"):
+        run_ptx(body, [np.zeros(1, np.uint64)], blocks=[BLOCK])

@@ -379,7 +379,7 @@ def test_initialisers_are_the_bytes_of_a_numpy_array(data):
     assert variable.initial == array.tobytes()
 
 
-@pytest.mark.parametrize("version", ["8.7", "8.8", "9.0", "9.2", "9.4"])
+@pytest.mark.parametrize("version", ["8.7", "8.8", "9.0", "9.2", "9.4", "9.5"])
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_120a, debug"])
 def test_versions_and_targets(version, target):
     module = parse(f".version {version} .target {target} .address_size 64")
@@ -466,8 +466,8 @@ BODY_ERRORS = [
 ]
 
 MODULE_ERRORS = [
-    (".version 8.6\n.target sm_100a", 1, ".version 8.6 is not supported: allowed are 8.7 to 9.4"),
-    (".version 9.5\n.target sm_100a", 1, ".version 9.5 is not supported"),
+    (".version 8.6\n.target sm_100a", 1, ".version 8.6 is not supported: allowed are 8.7 to 9.5"),
+    (".version 9.6\n.target sm_100a", 1, ".version 9.6 is not supported"),
     (".version 8\n.target sm_100a", 1, "expected a version such as 8.8"),
     ("\n.target sm_100a", 2, "expected '.version'"),
     (".version 8.8\n.entry k() {}", 2, "expected '.target'"),

@@ -84,7 +84,7 @@ def test_arrays_become_addresses_and_memory() -> None:
     y.flags.writeable = False
     text = kernel(".param .u64 a, .param .u64 b, .param .align 8 .b8 c[16]")
     launch, memory = make_launch(text, {"x": x, "y": y, "both": (x, np.int32(7))})
-    address = struct.pack("<Q", x.ctypes.data)
+    address = struct.pack("<Q", x.ctypes.data + memory[0].shift)
     assert launch.parameters[0] == address and launch.parameters[2] == address + b"\7" + bytes(7)
     assert [(m.name, m.address, m.size_bytes, m.writable) for m in memory] == [
         ("x", x.ctypes.data, 32, True), ("y", y.ctypes.data, 32, False)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
-from fa4.emulator.stale_code import drop_stale
+from fa4.compiled_code import prepare
 
-drop_stale(Path(__file__).parent.parent)
+_ROOT = Path(__file__).parent.parent
+prepare([_ROOT / "layout.py", *_ROOT.glob("checks/*.py"), *_ROOT.glob("machine/*.py")])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fa4.emulator.errors import LaunchError
+from fa4.emulator.host.addresses import no_shift
 from fa4.emulator.host.dlpack import is_torch_tensor
 from fa4.emulator.host.launch_record import Allocation
 
@@ -24,6 +25,8 @@ _ALLOWED = (
 _CUTE_RUNTIME = "cutlass.cute.runtime"
 # Larger arrays of 64-bit integers are not searched for pointers.
 _MAX_TABLE_BYTES = 64 * 1024
+# Attribute of a CuTe tensor that `emulate` made: the shift of its memory.
+SHIFT = "_fa4_shift"
 # So many notes of tensors are made before those of dead ones are dropped.
 _MANY_NOTES = 1024
 
@@ -55,12 +58,17 @@ def is_array(value: object) -> bool:
     return isinstance(value, np.ndarray) or is_torch_tensor(value)
 
 
-def array_allocation(name: str, value: Any) -> Allocation | None:
+def array_allocation(name: str, value: Any, shift: int = 0) -> Allocation | None:
     """The memory behind an array or tensor: from its first to its last element; None if empty.
 
-    Gaps between the elements belong to it, the rest of the storage does not. Raises LaunchError
-    for memory that is not on the CPU and for negative strides.
+    Gaps between the elements belong to it, the rest of the storage does not. shift: that of the
+    allocation. Raises LaunchError for memory that is not on the CPU and for negative strides.
     """
+    found = _array_span(name, value)
+    return found and dataclasses.replace(found, shift=shift)
+
+
+def _array_span(name: str, value: Any) -> Allocation | None:
     if isinstance(value, np.ndarray):
         _check_numpy(name, value)
         address, writable = value.ctypes.data, value.flags.writeable
@@ -81,7 +89,10 @@ def cute_allocation(name: str, tensor: Any) -> Allocation | None:
     tensor.load_dltensor()
     # The wrapper's own type: `element_type` may have been set to a narrower one since.
     bits = tensor._dltensor_wrapper.dtype.width
-    return _span(name, tensor, tensor.data_ptr, tensor.shape, tensor.stride, bits, bits)
+    shift = getattr(tensor, SHIFT, 0)
+    address = tensor.data_ptr - shift
+    found = _span(name, tensor, address, tensor.shape, tensor.stride, bits, bits)
+    return found and dataclasses.replace(found, shift=shift)
 
 
 def _span(
@@ -119,13 +130,14 @@ def collect(
     always: Iterable[Allocation] = (),
     find: Callable[[int], Allocation | None] = lambda address: None,
     strict: bool = True,
+    shift_of: Callable[[Any], int] = no_shift,
 ) -> list[Allocation]:
     """The memory that kernels called with these named arguments may touch.
 
     always: allocations to add in any case. find: called with an address that lies in none of
     them, of a pointer argument or in an array of 64-bit integers (which may hold pointers).
     strict: types that no kernel can take raise LaunchError; otherwise they are taken for
-    compile-time constants.
+    compile-time constants. shift_of: the shift of an array's allocation.
     """
     found: list[Allocation] = []
     pointers: list[tuple[str, int]] = []
@@ -133,7 +145,7 @@ def collect(
         for part, leaf in leaves(name, value):
             if (address := _pointer_address(leaf)) is not None:
                 pointers.append((part, address))
-            elif (allocation := _allocation(part, leaf, strict)) is not None:
+            elif (allocation := _allocation(part, leaf, strict, shift_of)) is not None:
                 found.append(allocation)
     found += always
     for part, address in pointers:
@@ -160,10 +172,11 @@ def _words(allocation: Allocation) -> list[int]:
 class TensorBook:
     """Tensors that a session's program wrapped or took the address of.
 
-    They are the memory that its pointers may point into.
+    They are the memory that its pointers may point into. shift_of: the shifts of arrays.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shift_of: Callable[[Any], int] = no_shift) -> None:
+        self.shift_of = shift_of
         self._notes: dict[tuple[int, int], tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
 
     def note(self, tensor: Any, source: Any) -> None:
@@ -180,12 +193,19 @@ class TensorBook:
         for tensor, source in reversed(list(self._notes.values())):
             array = source()
             if array is not None:
-                allocation = array_allocation("", array)
+                allocation = array_allocation("", array, self.shift_of(array))
             else:
                 allocation = cute_allocation("", tensor())
             if allocation is not None and allocation.holds(address):
                 return allocation
         return None
+
+    def seen_at(self, address: int) -> int:
+        """Where kernels see what is at an address of this process; other addresses as they are."""
+        found = self.find(address)
+        if found is None or not 0 <= address - found.address < found.size_bytes:
+            return address
+        return address + found.shift
 
     def _forget_dead(self) -> None:
         living = {
@@ -201,12 +221,14 @@ def _pointer_address(value: Any) -> int | None:
     return int(value._pointer) if runtime and type(value) is runtime._Pointer else None
 
 
-def _allocation(name: str, value: Any, strict: bool) -> Allocation | None:
+def _allocation(
+    name: str, value: Any, strict: bool, shift_of: Callable[[Any], int]
+) -> Allocation | None:
     runtime = sys.modules.get(_CUTE_RUNTIME)
     if runtime and type(value) is runtime._Tensor:
         return cute_allocation(name, value)
     if is_array(value):
-        return array_allocation(name, value)
+        return array_allocation(name, value, shift_of(value))
     if strict and not _is_plain(value):
         raise LaunchError(f"{name} is a {type(value).__name__}; {_ALLOWED} allowed")
     return None

@@ -91,8 +91,8 @@ class PlainProgram(HostProgram):
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launch]:
         """Runs the host code with arguments that CuTe-DSL marshals."""
-        converted = [replace_leaves("argument", value, _as_cute) for value in args]
-        named = {k: replace_leaves(k, value, _as_cute) for k, value in kwargs.items()}
+        converted = [replace_leaves("argument", value, self._as_cute) for value in args]
+        named = {k: replace_leaves(k, value, self._as_cute) for k, value in kwargs.items()}
         try:
             pointers, alive = self.compiled.generate_execution_args(*converted, **named)
         except LaunchError:
@@ -102,6 +102,14 @@ class PlainProgram(HostProgram):
         launches = self.call_with_pointers(pointers)
         del alive  # the pointers are into these
         return launches
+
+    def _as_cute(self, name: str, value: Any) -> Any:
+        """What CuTe-DSL itself would make of an array, but over any CPU memory."""
+        from cutlass.cute.runtime import TensorAdapter
+
+        if not is_array(value):
+            return value
+        return TensorAdapter(DeviceView(value, shift=self.shift_of(value)))
 
     def call_with_pointers(self, pointers: Sequence[Any]) -> list[Launch]:
         """The same with arguments that CuTe-DSL has turned into pointers already."""
@@ -182,10 +190,3 @@ def _is_stream_type(annotation: Any) -> bool:
 
 def _is_stream(value: Any) -> bool:
     return _is_stream_type(type(value)) or hasattr(value, "__cuda_stream__")
-
-
-def _as_cute(name: str, value: Any) -> Any:
-    """What CuTe-DSL itself would make of an array, but over any CPU memory."""
-    from cutlass.cute.runtime import TensorAdapter
-
-    return TensorAdapter(DeviceView(value)) if is_array(value) else value

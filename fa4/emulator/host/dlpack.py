@@ -2,7 +2,7 @@
 
 CuTe-DSL compiles different code for tensors that lie in GPU memory (global address space) than for
 others (generic), and TVM-FFI entry points refuse tensors on the wrong device. `DeviceView` exports
-a CPU array through DLPack with the device field overwritten; the address stays the real one.
+a CPU array through DLPack with the device field overwritten, at the address that kernels see.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ class DeviceView:
     """A CPU array that exports itself through DLPack as memory of the given device.
 
     array: a NumPy array (also of ml_dtypes' types), a CPU torch tensor, or anything with
-    `__dlpack__`. Raises LaunchError from `__dlpack__` if the array cannot be exported.
+    `__dlpack__`. shift: added to its address. Raises LaunchError from `__dlpack__` if the array
+    cannot be exported.
     """
 
-    def __init__(self, array: Any, device: int = KDL_CUDA) -> None:
+    def __init__(self, array: Any, device: int = KDL_CUDA, shift: int = 0) -> None:
         self._array = array
         self._device = device
+        self._shift = shift
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device, 0
@@ -75,6 +77,8 @@ class DeviceView:
         head = _head(capsule)
         head.device_type = self._device
         head.device_id = 0
+        if self._shift:
+            head.data += self._shift
         if code is not None:
             head.code = code
         return capsule

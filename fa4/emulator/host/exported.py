@@ -104,5 +104,5 @@ class ExportedProgram(HostProgram):
 
         value = getattr(value, "_tvm_ffi_tensor", value)
         if is_array(value) or isinstance(value, tvm_ffi.Tensor):
-            return tvm_ffi.from_dlpack(DeviceView(value, self._device))
+            return tvm_ffi.from_dlpack(DeviceView(value, self._device, self.shift_of(value)))
         return value

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 class Allocation:
     """A region of real host memory that kernels may touch.
 
-    name: the argument's, such as "q" or "pages[1]". owner keeps the memory alive.
+    name: the argument's, such as "q" or "pages[1]". owner keeps the memory alive. shift: what
+    kernels add to an address here for that at which they see it (`fa4.emulator.host.addresses`).
     """
 
     name: str
@@ -18,10 +19,12 @@ class Allocation:
     size_bytes: int
     writable: bool
     owner: object = field(default=None, repr=False, compare=False)
+    shift: int = 0
 
     def holds(self, address: int) -> bool:
-        """Whether the byte at this address belongs to the region."""
-        return self.address <= address < self.address + self.size_bytes
+        """Whether the byte at this address, its own or the one that kernels see, belongs to it."""
+        places = (address - self.address, address - self.address - self.shift)
+        return any(0 <= place < self.size_bytes for place in places)
 
 
 @dataclass(frozen=True)

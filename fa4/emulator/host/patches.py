@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.host import device
-from fa4.emulator.host.arguments import TensorBook, array_allocation, is_array
+from fa4.emulator.host.arguments import SHIFT, TensorBook, array_allocation, is_array
 from fa4.emulator.host.dlpack import DeviceView
 
 _MISSING = object()
@@ -130,10 +130,18 @@ def _tensors(target: Target) -> _Replacements:
         if is_array(tensor) and type(tensor).__name__ != "FakeTensor":
             array_allocation("the tensor for from_dlpack", tensor)
             target.tensors.note(self, tensor)
-            tensor = DeviceView(tensor)
+            shift = target.tensors.shift_of(tensor)
+            setattr(self, SHIFT, shift)
+            tensor = DeviceView(tensor, shift=shift)
         original(self, tensor, *args, **kwargs)
 
+    make_pointer = runtime._Pointer.__init__
+
+    def init_pointer(self: Any, pointer: int, *args: Any, **kwargs: Any) -> None:
+        make_pointer(self, target.tensors.seen_at(int(pointer)), *args, **kwargs)
+
     yield runtime._Tensor, "__init__", init
+    yield runtime._Pointer, "__init__", init_pointer
 
 
 def _calls(target: Target) -> _Replacements:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fa4.emulator.host.addresses import no_shift
 from fa4.emulator.host.code import HostCode
 from fa4.emulator.host.launch_record import Launch
 from fa4.emulator.host.runtime import HostRuntime
@@ -23,7 +24,10 @@ class HostProgram(ABC):
     """The host half of a compiled function, loaded. `close` when it is not needed any more.
 
     compiled: what it was made of; kept, so that its identity stays taken. image: ELF object.
+    shift_of: what is added to the addresses of an array that is an argument.
     """
+
+    shift_of: Callable[[Any], int] = staticmethod(no_shift)
 
     def __init__(self, compiled: Any, ptx: str, image: bytes) -> None:
         self.compiled = compiled

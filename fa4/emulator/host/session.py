@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fa4.emulator.errors import EmulationFailed, LaunchError
+from fa4.emulator.host.addresses import no_shift, shift_of
 from fa4.emulator.host.arguments import TensorBook, array_allocation, collect, is_array
 from fa4.emulator.host.compiled import PlainProgram, load
 from fa4.emulator.host.launch_record import Allocation, Launch, overlapping_groups
@@ -83,7 +84,8 @@ class Session:
         options: Mapping[str, Any],
     ) -> None:
         self.reports: list[Any] = []
-        self.tensors = TensorBook()
+        # Another executor than the emulator may read the memory at the addresses it is given.
+        self.tensors = TensorBook(shift_of if executor is None else no_shift)
         self._executor, self._options = _prepare(executor, options)
         self._memory = _named(memory)
         self._programs: OrderedDict[int, HostProgram] = OrderedDict()
@@ -133,13 +135,15 @@ class Session:
         key = id(compiled)  # the program keeps `compiled` alive
         if key not in self._programs:
             self._programs[key] = load(compiled)
+            self._programs[key].shift_of = self.tensors.shift_of
         self._programs.move_to_end(key)
         while len(self._programs) > _LOADED_PROGRAMS:
             self._programs.popitem(last=False)[1].close()
         return self._programs[key]
 
     def _allocations(self, arguments: Mapping[str, Any], strict: bool = True) -> list[Allocation]:
-        return collect(arguments, self._memory, self.tensors.find, strict)
+        tensors = self.tensors
+        return collect(arguments, self._memory, tensors.find, strict, tensors.shift_of)
 
     def _run(self, launches: list[Launch], allocations: list[Allocation]) -> None:
         if self._waiting is not None:

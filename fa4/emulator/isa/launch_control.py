@@ -1,7 +1,9 @@
 """clusterlaunchcontrol: a running cluster takes over one that has not started (PTX ISA 9.7.13.18).
 
-The 16-byte response is opaque to kernels. The emulator's own: words 0-2 hold the coordinates of
-the cancelled cluster's first CTA, word 3 is 1 if a cluster was cancelled.
+The manual calls the 16-byte response opaque. It is not to kernels that read it themselves: word 0
+is x of the cancelled cluster's first CTA, the halves of word 1 are y (low) and z, bit 0 of word 2
+says whether a cluster was cancelled. So ptxas 13.0 translates query_cancel for sm_100a: two words,
+`& 0xffff`, `>> 16` and `& 1`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from fa4.emulator.ptx.syntax import Instruction, Vector
 RESPONSE_BYTES = 16
 _TRY = "clusterlaunchcontrol.try_cancel"
 _QUERY = "clusterlaunchcontrol.query_cancel"
-_AXES = ("x", "y", "z")
+# axis -> (first bit, bits) in the response
+_FIELDS = {"x": (0, 32), "y": (32, 16), "z": (48, 16)}
+_CANCELLED = (64, 1)
 
 
 def _cancel(cta: Cta) -> Array:
@@ -31,8 +35,8 @@ def _cancel(cta: Cta) -> Array:
     if index is None:
         return np.zeros(4, np.uint32)
     position = grid.cluster_position(index)
-    corner = [p * s for p, s in zip(position, grid.launch.cluster, strict=True)]
-    return np.array([*corner, 1], np.uint32)
+    x, y, z = (p * s for p, s in zip(position, grid.launch.cluster, strict=True))
+    return np.array([x, y | z << 16, 1, 0], np.uint32)
 
 
 @machine(
@@ -83,16 +87,18 @@ def bind_try_cancel(instruction: Instruction, context: KernelContext) -> Handler
     return handler
 
 
-def _word(builder: SegmentBuilder, instruction: Instruction, index: int) -> Lanes:
+def _field(builder: SegmentBuilder, instruction: Instruction, place: tuple[int, int]) -> Lanes:
+    first, bits = place
     response = builder.read(instruction.operands[1], "b128")
-    return (response >> (32 * index)).resize(32) if index else response.resize(32)
+    return (response >> first).resize(32) & ((1 << bits) - 1)
 
 
 @lane(f"{_QUERY}.is_canceled", "9.7.13.18.2", f"{_QUERY}.is_canceled.pred.b128 p, response")
 def emit_is_canceled(builder: SegmentBuilder, instruction: Instruction) -> None:
     """Whether the request took a cluster."""
     modifiers(instruction, f"{_QUERY}.is_canceled", ("pred",), ("b128",))
-    builder.write(instruction.operands[0], _word(builder, instruction, 3).compare("ne", 0))
+    cancelled = _field(builder, instruction, _CANCELLED)
+    builder.write(instruction.operands[0], cancelled.compare("ne", 0))
 
 
 @lane(
@@ -105,18 +111,18 @@ def emit_first_ctaid(builder: SegmentBuilder, instruction: Instruction) -> None:
     target = instruction.operands[0]
     if not isinstance(target, Vector) or len(target.elements) != 4:
         raise Unsupported("get_first_ctaid needs a vector of four")
-    for index, element in enumerate(target.elements[:3]):
-        builder.write(element, _word(builder, instruction, index))
+    for element, place in zip(target.elements, _FIELDS.values(), strict=False):
+        builder.write(element, _field(builder, instruction, place))
     builder.write(target.elements[3], builder.constant(0, "i32"))
 
 
-def _register_single(index: int) -> None:
-    name = f"{_QUERY}.get_first_ctaid::{_AXES[index]}"
+def _register_single(axis: str) -> None:
+    name = f"{_QUERY}.get_first_ctaid::{axis}"
 
     @lane(name, "9.7.13.18.2", f"{name}.b32.b128 d, response")
     def emit_one(builder: SegmentBuilder, instruction: Instruction) -> None:
-        builder.write(instruction.operands[0], _word(builder, instruction, index))
+        builder.write(instruction.operands[0], _field(builder, instruction, _FIELDS[axis]))
 
 
-for _index in range(3):
-    _register_single(_index)
+for _axis in _FIELDS:
+    _register_single(_axis)

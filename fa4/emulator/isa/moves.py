@@ -3,8 +3,8 @@
 A shared address holds the rank of its CTA in the cluster from bit 24 on. The manual does not say
 so, but kernels rely on it: NVIDIA's clear bit 24 of an own shared address to name the even CTA of a
 pair. A generic address in shared memory is the base of the window,
-symbols("%shared_window"), plus the shared address. Global, constant, parameter and local addresses
-are generic addresses already.
+symbols("%shared_window"), plus the shared address. Global addresses are generic addresses already,
+and so are constant, parameter and local ones of 64 bits; of 32 bits they lack their window.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 from fa4.emulator.isa.formula import BITS, INTEGERS, spell
 from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, width_of
 from fa4.emulator.isa.table import Unsupported, lane, modifiers
+from fa4.emulator.layout import WINDOW_BYTES, WINDOWS
 from fa4.emulator.ptx.syntax import Instruction, Vector
 
-WINDOW_BITS = 32
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
 SHARED = ("shared", "shared::cta", "shared::cluster")
@@ -87,6 +87,8 @@ def emit_cvta(b: SegmentBuilder, i: Instruction) -> None:
     if space in SHARED:
         window = b.symbols("%shared_window")
         address = address - window if to else address + window
+    elif space in WINDOWS and not to:
+        address = address.compare("ult", WINDOW_BYTES).select(address + WINDOWS[space], address)
     b.write(i.operands[0], address)
 
 
@@ -99,7 +101,7 @@ def emit_isspacep(b: SegmentBuilder, i: Instruction) -> None:
     """
     (space,) = modifiers(i, "isspacep", ("global", *SHARED))
     shared = b.read(i.operands[1], "u64") - b.symbols("%shared_window")
-    inside = shared.compare("ult", 1 << WINDOW_BITS)
+    inside = shared.compare("ult", WINDOW_BYTES)
     if space in ("shared", "shared::cta"):
         own = b.register("%cluster_ctarank").resize(64)
         inside = inside & (shared >> RANK_SHIFT).compare("eq", own)

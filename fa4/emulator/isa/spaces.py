@@ -16,7 +16,14 @@ import numpy as np
 
 from fa4.emulator.isa.lanes import width_of
 from fa4.emulator.isa.table import Unsupported
-from fa4.emulator.layout import LOCAL_WINDOW, RANK_SHIFT, SHARED_BASE, SHARED_WINDOW
+from fa4.emulator.layout import (
+    LOCAL_WINDOW,
+    RANK_SHIFT,
+    SHARED_BASE,
+    SHARED_WINDOW,
+    WINDOW_BYTES,
+    WINDOWS,
+)
 from fa4.emulator.machine.checks import Touch
 from fa4.emulator.machine.context import UNSIGNED, Array, KernelContext, Reader, lanes_of
 from fa4.emulator.machine.memory import Buffer, MemoryFault, check_alignment, locate_shared
@@ -82,6 +89,7 @@ class Space:
         self.shared = name in SHARED
         self.own_cta_only = own_cta_only or name in ("shared", "shared::cta")
         self.generic = not name
+        self.window = WINDOWS.get(name)
 
     def pieces(
         self, warp: Warp, addresses: Array, lanes: Array, size_bytes: int, write: bool
@@ -93,6 +101,7 @@ class Space:
         """
         if not len(addresses):
             return ()
+        addresses = self._whole(addresses)
         low, high, bits = survey(addresses)
         if bits & (size_bytes - 1):
             check_alignment(addresses, size_bytes, self.name)
@@ -100,6 +109,12 @@ class Space:
         if piece is not None:
             return (piece,)
         return self.resolve(warp, addresses, lanes, size_bytes, write)
+
+    def _whole(self, addresses: Array) -> Array:
+        """Addresses with the window of their space, which 32-bit ones do not hold."""
+        if self.window is None:
+            return addresses
+        return np.where(addresses < WINDOW_BYTES, addresses + np.uint64(self.window), addresses)
 
     def _one_piece(
         self, warp: Warp, addresses: Array, low: int, end: int, write: bool
@@ -124,6 +139,7 @@ class Space:
         self, warp: Warp, addresses: Array, lanes: Array, size_bytes: int, write: bool
     ) -> Iterator[Piece]:
         """As `pieces`, at any alignment."""
+        addresses = self._whole(addresses)
         if self.shared:
             return self._shared(warp, addresses, size_bytes)
         if self.name == "local":

@@ -118,7 +118,8 @@ class KernelContext:
 
         @cache
         def at_rank(rank: int) -> Array:
-            fixed: Array = np.full(32, value + (rank << RANK_SHIFT), UNSIGNED[bits])
+            whole = (value + (rank << RANK_SHIFT)) & ((1 << bits) - 1)
+            fixed: Array = np.full(32, whole, UNSIGNED[bits])
             fixed.flags.writeable = False
             return fixed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,6 +51,8 @@ class Machine:
         self.ticks = 0
         self.progress = 0
         self.numbers = 0
+        self.steps_left: float = options.max_steps or math.inf
+        self._latest: Fragment | None = None
         self._seen_findings: set[tuple[str, int, str]] = set()
 
     def next_number(self) -> int:
@@ -125,6 +128,8 @@ class Machine:
         stuck_at = -1
         spins = 0
         while True:
+            if self.steps_left <= 0:
+                raise self._endless()
             eligible = self._eligible() if self.operations else []
             if not self.ready and not eligible:
                 if any(grid.start_next() for grid in self.active):
@@ -142,7 +147,9 @@ class Machine:
                 spins = 0
                 continue
             self.ready.remove(chosen)
-            spun = self.run_fragment(chosen, quantum)
+            self._latest, begun = chosen, self.ticks
+            spun = self.run_fragment(chosen, min(quantum, self.steps_left))
+            self.steps_left -= self.ticks - begun
             spins = spins + 1 if spun and before == self.progress else 0
             if spins and spins % 64 == 0:
                 self._after_spins(spins, eligible)
@@ -192,9 +199,19 @@ class Machine:
             self.report(kind, message, line, cta, warp)
         return Stop()
 
+    def _endless(self) -> Stop:
+        message = f"not at its end after {self.options.max_steps} steps, the limit (max_steps)"
+        latest = self._latest
+        with suppress(Stop):
+            if latest is None:
+                self.report("step-limit", message)
+            else:
+                self.fault(latest, "step-limit", f"{message}; the warp that ran last is here")
+        return Stop()
+
     # Fragments.
 
-    def run_fragment(self, fragment: Fragment, quantum: int) -> bool:
+    def run_fragment(self, fragment: Fragment, quantum: float) -> bool:
         """Executes steps until the fragment blocks, ends or used its quantum.
 
         Returns whether it only polled in vain.

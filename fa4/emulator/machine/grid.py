@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import numpy as np
 from fa4.emulator.layout import MODULE_WINDOW, PARAMETER_WINDOW, SHARED_BASE
 from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.memory import Buffer
+from fa4.emulator.machine.options import WARP_START_STEPS
 from fa4.emulator.machine.state import FULL_MASK, QUARTERS, Cluster, Cta, Fragment, Position, Warp
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Grid:
         self.module_buffer = Buffer(
             "module variables", MODULE_WINDOW, np.frombuffer(image, np.uint8), True
         )
-        self.pending: deque[int] = deque(range(self.cluster_count))
+        self.started = 0  # clusters that run, ran or were taken over: the first ones
         self.resident: list[Cluster] = []
         self.triggered = 0
         self.ctas_done = 0
@@ -96,7 +96,7 @@ class Grid:
         variables = self.program.variables
         storage = np.zeros(variables.parameter_bytes + 128, np.uint8)
         start = -storage.ctypes.data % 128
-        block = storage[start:]
+        block = storage[start : start + variables.parameter_bytes]
         for offset, value in zip(variables.parameter_offsets, self.launch.parameters, strict=True):
             block[offset : offset + len(value)] = np.frombuffer(value, np.uint8)
         return Buffer("kernel parameters", PARAMETER_WINDOW, block, False)
@@ -110,11 +110,12 @@ class Grid:
 
     def start_next(self) -> bool:
         """Starts one more cluster, if one is left and the chip has room. Returns whether it did."""
-        if not self.pending or not self.may_start:
+        if self.started == self.cluster_count or not self.may_start:
             return False
         if len(self.resident) * self.cluster_size >= self.machine.options.clusters_limit:
             return False
-        self.start_cluster(self.pending.popleft())
+        self.started += 1
+        self.start_cluster(self.started - 1)
         return True
 
     @property
@@ -146,6 +147,7 @@ class Grid:
             self.machine.events.cluster_started(cluster, self.machine.ticks)
 
     def _start_warps(self, cta: Cta) -> None:
+        self.machine.steps_left -= WARP_START_STEPS * self.warp_count
         budget = self._registers_per_thread()
         # The pools of setmaxnreg hold what the CTA's own warps of a quarter gave back, not what the
         # SM has free or other quarters have: a Hopper GPU waits for ever for more.
@@ -279,8 +281,9 @@ class Grid:
 
     def take_cluster(self) -> int | None:
         """clusterlaunchcontrol.try_cancel: a cluster that has not started, or None."""
-        if not self.pending:
+        if self.started == self.cluster_count:
             return None
         self.ctas_done += self.cluster_size  # they will never run
         self.triggered += self.cluster_size
-        return self.pending.popleft()
+        self.started += 1
+        return self.started - 1

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fa4.emulator.machine.state import Cta
 
 _OFFSET_MASK = (1 << RANK_SHIFT) - 1
-WINDOW_BYTES = 1 << 32
 
 
 class MemoryFault(EmulatorError):

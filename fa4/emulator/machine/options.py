@@ -8,6 +8,8 @@ from typing import Any
 from fa4.emulator.errors import LaunchError
 
 SCHEDULES = ("fifo", "random", "adversarial")
+# As long as starting a warp takes, about (measured, AMD EPYC).
+WARP_START_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,9 @@ class Options:
     collect: return findings in the report instead of raising EmulationFailed. events: a recorder
     (fa4.emulator.trace.Recorder) or None. clusters_limit: how many clusters fit on the chip.
     strict_tmem_loads: report registers used before tcgen05.wait::ld, as the manual asks; the
-    hardware waits by itself, and kernels that are known to be right rely on it.
+    hardware waits by itself, and kernels that are known to be right rely on it. max_steps: a
+    finding ends a run that is not over after so many steps of warps, of which the start of a warp
+    counts as WARP_START_STEPS (None: no limit).
     """
 
     schedule: str = "fifo"
@@ -32,11 +36,14 @@ class Options:
     events: Any = None
     clusters_limit: int = 148
     strict_tmem_loads: bool = False
+    max_steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise LaunchError(f"schedule {self.schedule!r}: allowed are {', '.join(SCHEDULES)}")
-        for name in ("resident_clusters", "max_findings", "clusters_limit"):
+        for name in ("resident_clusters", "max_findings", "clusters_limit", "max_steps"):
             value = getattr(self, name)
+            if value is None and name == "max_steps":
+                continue
             if not isinstance(value, int) or value < 1:
                 raise LaunchError(f"{name} {value!r}: a positive integer is needed")

@@ -12,7 +12,7 @@ from fa4.emulator.ptx.names import Names
 from fa4.emulator.ptx.syntax import Kernel, Module, Variable
 
 OLDEST_VERSION = (8, 7)
-NEWEST_VERSION = (9, 4)
+NEWEST_VERSION = (9, 5)
 
 # How many numbers a directive takes at least and at most; what is left out of three is 1.
 _DIRECTIVES = {
@@ -31,7 +31,7 @@ _LINKING = frozenset({".visible", ".extern", ".weak", ".common"})
 
 
 def parse(text: str) -> Module:
-    """The syntax tree of a PTX module of version 8.7 to 9.4, for any target.
+    """The syntax tree of a PTX module of version 8.7 to 9.5, for any target.
 
     Names are resolved: every register, symbol and label is declared, and unique in its kernel.
     An instruction's text has its spaces normalised and no semicolon. Opcodes are not checked.
@@ -88,7 +88,7 @@ class _ModuleParser:
             raise PtxError(f"expected a version such as 8.8, found {written!r}", line)
         version = (int(match[1]), int(match[2]))
         if not OLDEST_VERSION <= version <= NEWEST_VERSION:
-            raise PtxError(f".version {written} is not supported: allowed are 8.7 to 9.4", line)
+            raise PtxError(f".version {written} is not supported: allowed are 8.7 to 9.5", line)
         return version
 
     def _read_target(self) -> str:

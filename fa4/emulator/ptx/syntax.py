@@ -1,7 +1,11 @@
-"""The syntax tree of a PTX module: what the parser returns and everything else reads."""
+"""The syntax tree of a PTX module: what the parser returns and everything else reads.
+
+str() of an operand is PTX, for messages.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -17,12 +21,18 @@ class Register:
     name: str
     negated: bool = False
 
+    def __str__(self) -> str:
+        return "!" * self.negated + _written(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Integer:
     """An integer immediate, as written (it may be negative); WARP_SZ and constant expressions."""
 
     value: int
+
+    def __str__(self) -> str:
+        return str(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,9 @@ class FloatBits:
     bits: int
     width: int
 
+    def __str__(self) -> str:
+        return f"0{'f' if self.width == 32 else 'd'}{self.bits:0{self.width // 4}X}"
+
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
@@ -42,6 +55,9 @@ class Symbol:
 
     name: str
     offset: int = 0
+
+    def __str__(self) -> str:
+        return _written(self.name) + _sum(self.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +71,19 @@ class Address:
     offset: int = 0
     coordinates: tuple[Register | Integer, ...] = ()
 
+    def __str__(self) -> str:
+        listed = f", {{{_list(self.coordinates)}}}" if self.coordinates else ""
+        return f"[{self.base}{_sum(self.offset)}{listed}]"
+
 
 @dataclass(frozen=True, slots=True)
 class Vector:
     """{a, b, ...}; an element may be Sink."""
 
     elements: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return f"{{{_list(self.elements)}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +93,32 @@ class Pair:
     first: Operand
     second: Operand
 
+    def __str__(self) -> str:
+        return f"{self.first}|{self.second}"
+
 
 @dataclass(frozen=True, slots=True)
 class Sink:
     """The operand "_": the value is dropped."""
 
+    def __str__(self) -> str:
+        return "_"
+
 
 Operand: TypeAlias = Register | Integer | FloatBits | Symbol | Address | Vector | Pair | Sink
+
+
+def _written(name: str) -> str:
+    """A name as it stands in the text: those of inner scopes are renamed "name@2"."""
+    return re.sub(r"@\d+$", "", name)
+
+
+def _sum(offset: int) -> str:
+    return f"{offset:+}" if offset else ""
+
+
+def _list(operands: tuple[Operand, ...]) -> str:
+    return ", ".join(map(str, operands))
 
 
 @dataclass(frozen=True, slots=True)
