@@ -1,18 +1,27 @@
 """FlashAttention-4 made checkable, predictable and runnable.
 
-Importing this package loads neither torch nor cutlass; what a part needs is loaded when it is used.
+Importing this package loads nothing heavy, not even NumPy; what a part needs is loaded when it is
+used. So the `fa4` command answers Ctrl-C from its first moment.
 """
 
-from fa4.api import (
-    AttentionGradients,
-    AttentionOutput,
-    flash_attn_backward,
-    flash_attn_func,
-    flash_attn_varlen_backward,
-    flash_attn_varlen_func,
-)
-from fa4.config import BackwardConfig, Exp2Split, ForwardConfig, Problem
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fa4.install import refuse_mixed_files
 from fa4.version import __version__
+
+if TYPE_CHECKING:
+    from fa4.api import (
+        AttentionGradients,
+        AttentionOutput,
+        flash_attn_backward,
+        flash_attn_func,
+        flash_attn_varlen_backward,
+        flash_attn_varlen_func,
+    )
+    from fa4.config import BackwardConfig, Exp2Split, ForwardConfig, Problem
 
 __all__ = [
     "AttentionGradients",
@@ -27,3 +36,22 @@ __all__ = [
     "flash_attn_varlen_backward",
     "flash_attn_varlen_func",
 ]
+refuse_mixed_files()  # before any of them is imported
+
+_OF_CONFIG = ("BackwardConfig", "Exp2Split", "ForwardConfig", "Problem")
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, loaded when it is first asked for."""
+    if name in ("api", "config"):
+        return importlib.import_module(f"fa4.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = importlib.import_module("fa4.config" if name in _OF_CONFIG else "fa4.api")
+    globals()[name] = value = getattr(home, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """What `dir(fa4)` and completion show: the names that are loaded on demand, too."""
+    return sorted({*globals(), *__all__})

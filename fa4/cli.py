@@ -8,14 +8,19 @@ stderr and exit code 2; anything else keeps its traceback.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from contextlib import nullcontext
+from typing import Annotated, Any, NoReturn
 
-import typer
+from fa4 import compiled_code, interrupts
 
-import fa4
+with interrupts.handled():
+    import typer
+
+    import fa4
 
 COMMANDS = (
     "demo",
@@ -40,19 +45,33 @@ COMMANDS = (
 
 # What bad input or a missing package raises (UnicodeDecodeError is a ValueError, FileNotFoundError
 # an OSError). FA4_TRACEBACK=1 shows where it was raised.
-EXPECTED_ERRORS = (ValueError, TypeError, OSError, ImportError, NotImplementedError)
+EXPECTED_ERRORS = (
+    ValueError, TypeError, OSError, ImportError, NotImplementedError, MemoryError
+)  # fmt: skip
+
+
+MOST_CHARACTERS = 1000  # of a message; what was given may be as long as one likes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `fa4` with `arguments` (default: those of the process) and exit with its code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        compiled_code.announce()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that is no text is shown all the same
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = build_app()(
-            args=None if arguments is None else list(arguments),
-            prog_name="fa4",
-            standalone_mode=False,
-        )
+        with interrupts.handled() if arguments is None else nullcontext():
+            named = [name for name in COMMANDS if given[:1] == [name]]
+            code = build_app(named or COMMANDS)(
+                args=given,
+                prog_name="fa4",
+                standalone_mode=False,
+            )
+            if code == interrupts.EXIT_CODE:  # what typer makes of a KeyboardInterrupt
+                raise KeyboardInterrupt
     except (typer.Abort, KeyboardInterrupt):
-        fail("interrupted", 130)
+        fail("interrupted", interrupts.EXIT_CODE)
     except Exception as error:
         if not is_expected(error) or os.environ.get("FA4_TRACEBACK"):
             raise
@@ -60,18 +79,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def build_app() -> typer.Typer:
-    """The application with every command in COMMANDS."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+def build_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The application with these commands; the fewer, the sooner it starts."""
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(invoke_without_command=True)(start)
-    for name in COMMANDS:
+    command_class = make_command_class()
+    for name in names:
         module = importlib.import_module(f"fa4.commands.{name}")
         command = getattr(module, name)
         if isinstance(command, typer.Typer):
+            for info in command.registered_commands:
+                info.cls = command_class
             app.add_typer(command, name=name)
         else:
-            app.command(name)(command)
+            app.command(name, cls=command_class)(command)
     return app
+
+
+def make_command_class() -> type[typer.core.TyperCommand]:
+    """Commands that take each option once, unless it is repeatable: the last would win silently."""
+
+    class OnceCommand(typer.core.TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if not ctx.resilient_parsing:
+                *_, order = self.make_parser(ctx).parse_args(args=list(args))
+                given = [item for item in order if not getattr(item, "multiple", True)]
+                for item in given:
+                    if given.count(item) > 1:
+                        ctx.fail(f"{item.opts[0]} is given twice")
+            return super().parse_args(ctx, args)
+
+    return OnceCommand
 
 
 def start(
@@ -104,7 +142,9 @@ def one_line(error: Exception) -> str:
         text = f"{error.strerror}: {error.filename}"
     else:
         text = str(error)
-    return " ".join(text.split()) or type(error).__name__
+    text = " ".join(text.split()) or type(error).__name__
+    half = MOST_CHARACTERS // 2
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
 
 
 def fail(message: str, code: int) -> NoReturn:

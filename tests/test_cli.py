@@ -73,6 +73,7 @@ def test_help_ends_with_an_example(name: str, capsys: pytest.CaptureFixture[str]
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "invalid start byte"),
         (ImportError("torch is missing: pip install torch"), "pip install torch"),
         (NotImplementedError("sm100 is not in this version"), "not in this version"),
+        (MemoryError("Unable to allocate 745 GiB"), "Unable to allocate 745 GiB"),
         (ValueError(), "ValueError"),
     ],
     ids=lambda value: type(value).__name__,

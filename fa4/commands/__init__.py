@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,9 +31,37 @@ def emit(
     from rich.console import Console
 
     console = Console(highlight=False)
+    known = console.is_terminal or "COLUMNS" in os.environ
     shown = table(report)
     for part in shown if isinstance(shown, tuple) else (shown,):
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+        if isinstance(part, str):
+            console.print(
+                wrap(part, console.width) if known else part, markup=False, soft_wrap=True
+            )
+        else:
+            console.print(part, markup=False)
+
+
+def wrap(text: str, width: int) -> str:
+    """Lines longer than the terminal is wide, broken between words; the rest stands indented.
+
+    What is written to a file or a pipe keeps its lines, so that they can be searched.
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        broken = (
+            textwrap.wrap(
+                line,
+                width,
+                subsequent_indent=indent,
+                break_on_hyphens=False,
+            )
+            if len(line) > width
+            else [line]
+        )
+        lines += broken
+    return "\n".join(lines)
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fa4.commands import emit
-from fa4.commands.predict import split_changes, with_settings
+from fa4.commands.predict import with_changes, with_settings
 
 if TYPE_CHECKING:
     from fa4.sim.ablate import Ablation
@@ -42,7 +42,7 @@ def ablate(
     """
     from fa4.sim.ablate import ablate as run
 
-    done = run(settings | split_changes(change or []), off_rescale_rate=off_rescale_rate)
+    done = run(with_changes(settings, change), off_rescale_rate=off_rescale_rate)
     emit(build_report(done), as_json, render)
 
 

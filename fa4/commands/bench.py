@@ -68,18 +68,27 @@ def read_names(option: str, text: str, allowed: Sequence[str]) -> list[str]:
     return names
 
 
+def read_count(option: str, text: str) -> int:
+    """A whole number. Raises ValueError that names the option."""
+    from fa4.sim.fields import parse_count
+
+    try:
+        return parse_count(text)
+    except ValueError as error:
+        raise ValueError(f"{option} {error}; got {text!r}") from None
+
+
 def make_grid(head_dims: str, seqlens: str, masks: str, dtype: str) -> Iterator[Problem]:
     """A problem for every combination; heads are as many as make the hidden size."""
     from fa4.config import Problem, require
-    from fa4.sim.fields import parse_count
 
     require(dtype in ("bf16", "fp16"), "--dtype must be bf16 or fp16", dtype)
     kinds = read_names("masks", masks, ("full", "causal"))
     for text in head_dims.split(","):
-        dims = [parse_count(part) for part in text.split(":")]
+        dims = [read_count("--head-dims", part) for part in text.split(":")]
         require(len(dims) <= 2, "--head-dims must be d or d:dv, with commas", text)
         for kind in kinds:
-            for length in map(parse_count, seqlens.split(",")):
+            for length in (read_count("--seqlens", part) for part in seqlens.split(",")):
                 require(1 <= length <= TOTAL_TOKENS, "--seqlens must be 1 to 32k", length)
                 heads = max(1, HIDDEN // dims[-1])
                 yield Problem(

@@ -42,12 +42,12 @@ Example: fa4 cache ls
 
 @cache.command()
 def ls(as_json: Json = False) -> None:
-    """List the compiled kernels, the newest first.
+    """List the compiled kernels, the newest first, and say which are damaged.
 
     Example: fa4 cache ls
     """
     found = opened()
-    entries = found.entries()
+    entries = found.entries(whole=True)
     emit(report_of(found, entries), as_json, render_entries)
 
 
@@ -59,11 +59,16 @@ def clear(
 ) -> None:
     """Delete compiled kernels: all, or those of a pattern or an age.
 
+    Exit code 1 if one of them cannot be deleted.
+
     Example: fa4 cache clear causal --older-than 7d
     """
     age = seconds_of(older_than) if older_than else 0.0
     found = opened()
-    emit(report_of(found, found.clear(pattern, age)), as_json, render_cleared)
+    tried = found.clear(pattern, age)
+    emit(report_of(found, tried), as_json, render_cleared)
+    if any(entry.problem for entry in tried):
+        raise typer.Exit(1)
 
 
 @cache.command()
@@ -121,7 +126,7 @@ def seconds_of(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
     if match is None:
         raise ValueError(
-            f"a time is a number and one of {', '.join(UNITS)}, as in 7d; got {text!r}"
+            f"--older-than must be a number and one of {', '.join(UNITS)}, as in 7d; got {text!r}"
         )
     return float(match[1]) * UNITS[match[2]]
 
@@ -150,12 +155,16 @@ def make_all(arch: str, flavour: str, jobs: int) -> Iterator[dict[str, Any]]:
     from fa4.sm100.variants import GPUS, common_specs
 
     count = len(list(common_specs(GPUS[arch])))
-    with Progress(transient=True, console=_stderr()) as progress, _pool(min(jobs, count)) as pool:
-        task = progress.add_task("compiling", total=count)
-        futures = [pool.submit(make_one, arch, flavour, index) for index in range(count)]
-        for future in as_completed(futures):
-            progress.advance(task)
-            yield future.result()
+    pool = _pool(min(jobs, count))
+    try:
+        with Progress(transient=True, console=_stderr()) as progress:
+            task = progress.add_task("compiling", total=count)
+            futures = [pool.submit(make_one, arch, flavour, index) for index in range(count)]
+            for future in as_completed(futures):
+                progress.advance(task)
+                yield future.result()
+    finally:  # after Ctrl-C the processes end with this one, in the middle of their kernels
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def make_one(arch: str, flavour: str, index: int) -> dict[str, Any]:
@@ -192,24 +201,26 @@ def render_entries(report: Mapping[str, Any]) -> tuple[Any, ...]:
             row["key"][:SHOWN_KEY],
             row["arch"] or "-",
             (row["compiler"] or {}).get("flavour", "-"),
-            row["problem"] or row["spec"],
+            row["spec"],
             f"{row['size_bytes'] / 1e6:.2f} MB",
             age_text(row["age_seconds"]),
         )
         for row in report["kernels"]
     ]
+    problems = [f"{row['key']}: {row['problem']}" for row in report["kernels"] if row["problem"]]
     total = sum(row["size_bytes"] for row in report["kernels"]) / 1e6
     summary = f"{report['folder']}: {count_text(rows)}, {total:.1f} MB"
     if not rows:
         return (summary,)
-    return table(("key", "arch", "compiler", "spec", "size", "age"), rows), summary
+    return table(("key", "arch", "compiler", "spec", "size", "age"), rows), *problems, summary
 
 
 def render_cleared(report: Mapping[str, Any]) -> str:
-    """How much was deleted."""
-    rows = report["kernels"]
+    """How much was deleted, and what could not be."""
+    rows = [row for row in report["kernels"] if not row["problem"]]
     total = sum(row["size_bytes"] for row in rows) / 1e6
-    return f"{report['folder']}: deleted {count_text(rows)}, {total:.1f} MB"
+    left = [f"not deleted: {row['problem']}" for row in report["kernels"] if row["problem"]]
+    return "\n".join([*left, f"{report['folder']}: deleted {count_text(rows)}, {total:.1f} MB"])
 
 
 def render_warmed(report: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -244,7 +255,10 @@ def age_text(seconds: float) -> str:
 
 def _pool(jobs: int) -> Executor:
     """Processes that begin anew: forked ones would inherit a half-started compiler."""
-    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    from fa4.sim.sweep import prepare_worker
+
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs, mp_context=spawn, initializer=prepare_worker)
 
 
 def _stderr() -> Any:

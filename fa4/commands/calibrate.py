@@ -45,12 +45,19 @@ def calibrate(
     from fa4.commands.validate import describe as describe_comparison
     from fa4.commands.validate import load_rows
     from fa4.config import require_int
+    from fa4.demo.report import check_folder, write_whole
+    from fa4.files import require_replaceable
     from fa4.sim.calibrate import calibrate as fit
 
     require_int("evaluations", evaluations, 1)
     require_int("seed", seed, 0)
-    if output is not None and (output.suffix != ".toml" or not output.parent.is_dir()):
-        raise ValueError(f"--output must be a .toml file in a folder there is; got {str(output)!r}")
+    if output is not None:
+        if output.suffix != ".toml" or not output.parent.is_dir() or output.is_dir():
+            raise ValueError(
+                f"--output must be a .toml file in a folder there is; got {str(output)!r}"
+            )
+        require_replaceable(output)
+        check_folder(output.parent)
     found, rows, skipped = load_rows(measurements, machine, software)
     names = None if constants is None else [name.strip() for name in constants.split(",")]
     with progress_bar() as progress:
@@ -67,7 +74,7 @@ def calibrate(
     }
     if output is not None:
         base = machine if machine is not None else found.name.lower()
-        output.write_text("\n".join(write_toml(result, base, measurements)), encoding="utf-8")
+        write_whole(output, "\n".join(write_toml(result, base, measurements)).encode())
     emit(report, as_json, render)
 
 

@@ -63,7 +63,7 @@ def compile(
     features = {
         "dtype": dtype,
         "causal": causal,
-        **window_features(window),
+        **window_features(window, causal),
         "group": group,
         **dict.fromkeys(("packed_q", "packed_k"), varlen),
         **dict.fromkeys(("used_q", "used_k"), used),
@@ -83,12 +83,12 @@ def compile(
     emit(report, as_json, render)
 
 
-def window_features(window: str) -> dict[str, bool]:
-    """The fields of a spec that --window stands for."""
+def window_features(window: str, causal: bool) -> dict[str, bool]:
+    """The fields of a spec that --window stands for; a causal mask is the right side itself."""
     allowed = {"": (), "left": ("left",), "right": ("right",), "both": ("left", "right")}
     if window not in allowed:
         raise ValueError(f"--window must be left, right or both; got {window!r}")
-    return {f"window_{side}": True for side in allowed[window]}
+    return {f"window_{side}": True for side in allowed[window] if not (causal and side == "right")}
 
 
 def find_spec(arch: str, head_dim: int, head_dim_v: int, features: dict[str, Any]) -> ForwardSpec:
@@ -179,11 +179,13 @@ def file_stem(kernel: str, spec: ForwardSpec, arch: str) -> str:
 
 def write(folder: Path, stem: str, files: Mapping[str, str | bytes]) -> list[Path]:
     """Writes each file and returns where."""
+    from fa4.demo.report import write_whole
+
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, content in files.items():
         path = folder / f"{stem}{SUFFIXES[name]}"
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        write_whole(path, content.encode() if isinstance(content, str) else content)
         written.append(path)
     return written
 
@@ -274,7 +276,9 @@ def table(headings: tuple[str, ...], rows: Any) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    found = Table(*headings, box=SIMPLE_HEAD, pad_edge=False)
+    found = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        found.add_column(heading, overflow="fold")
     for row in rows:
         found.add_row(*row)
     return found

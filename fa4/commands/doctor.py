@@ -20,6 +20,7 @@ import typer
 import fa4
 from fa4.commands import emit
 from fa4.front.choice import find_gpu
+from fa4.install import DISTRIBUTION
 
 CORE = ("numpy", "numba", "ml_dtypes", "threadpoolctl", "typer", "rich")
 
@@ -104,6 +105,7 @@ def diagnose() -> dict[str, Any]:
         "machine": describe_machine(),
         "gpus": find_gpus(),
         "packages": [{"package": name, "version": version_of(name)} for name in CORE],
+        "namesake": version_of("fa4"),
         "optional": optional,
         "works": judge_parts(optional),
     }
@@ -212,11 +214,16 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     parts = Table("part", "works", "why not")
     for row in report["works"]:
         parts.add_row(row["part"], "yes" if row["works"] else "no", row["why"])
+    namesake = (
+        f"The distribution fa4 {report['namesake']} is installed too; it is not this package "
+        f"({DISTRIBUTION}).\nTo remove it: {sys.executable} -m pip uninstall fa4"
+    )
     missing = [row["install"] for row in report["optional"] if row["version"] is None]
     return (
         f"fa4 {report['fa4']}, Python {report['python']}, {versions}",
         f"{machine['system']} {machine['processor']}, {machine['cores']} cores, {size}",
         f"GPU: {', '.join(report['gpus']) or 'none found'}",
+        *([namesake] if report["namesake"] else []),
         packages,
         parts,
         "\n".join(

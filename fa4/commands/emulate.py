@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fa4.emulator.seeds import Exploration
 
 TOP_OPCODES, TOP_OF_A_ROLE, LISTED_OPCODES, LISTED_PROBLEMS = 12, 4, 16, 3
+MAX_STEPS = 10_000_000  # half a minute
 NAME_LENGTH = 60
 
 KernelOption = Annotated[str, typer.Option(help="Its name, if the file has several kernels.")]
@@ -33,8 +34,9 @@ ClusterOption = Annotated[
 ArgOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="[NAME:]TYPE[SHAPE]=SOURCE",
-        help="A kernel parameter, in order: f32[1024]=random, x:bf16[8,64]=x.npy, i32=5, ...",
+        metavar="ARGUMENT",
+        help="A kernel parameter, in order: an array such as f32[1024]=random or "
+        "x:bf16[8,64]=x.npy, or a number such as i32=5 or f32=0.5.",
     ),
 ]
 OutOption = Annotated[
@@ -51,6 +53,9 @@ StrictOption = Annotated[
     bool,
     typer.Option("--strict-tmem-loads", help="Ask for tcgen05.wait::ld as the manual does."),
 ]
+MaxStepsOption = Annotated[
+    int, typer.Option(min=1, help="End a kernel that is not at its end after so many steps.")
+]
 TraceOption = Annotated[
     Path | None, typer.Option(metavar="FILE.json", help="Write a timeline for ui.perfetto.dev.")
 ]
@@ -66,11 +71,12 @@ def emulate(
     arg: ArgOption = None,
     out: OutOption = None,
     schedule: ScheduleOption = "",
-    seed: Annotated[int, typer.Option(help="Of the schedule and of random arrays.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the schedule and of random arrays.")] = 0,
     seeds: SeedsOption = 1,
     no_checks: Annotated[bool, typer.Option("--no-checks", help="No race checks.")] = False,
     strict_tmem_loads: StrictOption = False,
-    max_findings: Annotated[int, typer.Option(help="Stop after this many.")] = 20,
+    max_findings: Annotated[int, typer.Option(min=1, help="Stop after this many.")] = 20,
+    max_steps: MaxStepsOption = MAX_STEPS,
     trace: TraceOption = None,
     list_only: Annotated[bool, typer.Option("--list", help="Describe the kernels.")] = False,
     support: Annotated[bool, typer.Option("--support", help="List the instructions.")] = False,
@@ -100,12 +106,13 @@ def emulate(
         shapes = {"grid": grid, "block": block, "cluster": cluster}
         job = prepare(ptx, kernel, arg or [], seed, smem, shapes)
         places = check_outputs(job, out or [], trace)
-        schedule = schedule or ("fifo" if seeds == 1 else "random")
+        schedule = choose_schedule(schedule, seeds)
         options = {
             "schedule": schedule,
             "checks": not no_checks,
             "strict_tmem_loads": strict_tmem_loads,
             "max_findings": max_findings,
+            "max_steps": max_steps,
         }
         found = run(job, seeds, {**options, "seed": seed}, trace)
     report = describe(job, found) | {"file": str(file), **options, "trace": trace}
@@ -161,32 +168,57 @@ def prepare(
     shapes: Mapping[str, str],
 ) -> Job:
     """The launch that the options describe."""
+    from fa4.emulator.errors import ArgumentError
     from fa4.emulator.ptx_arguments import arrays_of, parse_arguments
     from fa4.emulator.ptx_launch import find_kernel, make_launch
 
     find_kernel(ptx, kernel)  # before large arrays are made
+    triples = {name: parse_shape(name, text) for name, text in shapes.items()}
     values = parse_arguments(texts, seed)
     arrays = arrays_of(values)
-    triples = {name: parse_shape(name, text) for name, text in shapes.items()}
-    launch, allocations = make_launch(
-        ptx, values, kernel, dynamic_smem_bytes=dynamic_smem_bytes, **triples
-    )
+    try:
+        launch, allocations = make_launch(
+            ptx, values, kernel, dynamic_smem_bytes=dynamic_smem_bytes, **triples
+        )
+    except ArgumentError as error:
+        text = texts[list(values).index(error.argument)]
+        raise ValueError(f"--arg {text}: {error}") from error
     return Job(launch, allocations, arrays, {name: a.copy() for name, a in arrays.items()})
 
 
 def parse_shape(name: str, text: str) -> tuple[int, int, int] | None:
     """(x, y, z) of "8", "8,2" or "8,2,1"; None of ""."""
+    from fa4.emulator.errors import LaunchError
+    from fa4.emulator.execute import check_shape
+
     if not text:
         return None
     sizes = text.split(",")
     if len(sizes) > 3 or not all(size.strip().isdigit() for size in sizes):
         raise ValueError(f"--{name} {text}: one to three numbers with commas between them")
     x, y, z = [int(size) for size in [*sizes, "1", "1"][:3]]
+    try:
+        check_shape(name, (x, y, z))
+    except LaunchError as error:
+        raise ValueError(f"--{name} {text}: {error}") from None
     return x, y, z
+
+
+def choose_schedule(name: str, seeds: int) -> str:
+    """The schedule of --schedule and --seeds. Raises ValueError if there is none, or no use."""
+    from fa4.emulator.machine.options import SCHEDULES
+
+    if name and name not in SCHEDULES:
+        raise ValueError(f"--schedule {name}: allowed are {', '.join(SCHEDULES)}")
+    if seeds > 1 and name == "fifo":
+        raise ValueError("--seeds changes nothing with --schedule fifo: take random or adversarial")
+    return name or ("fifo" if seeds == 1 else "random")
 
 
 def check_outputs(job: Job, texts: Sequence[str], trace: Path | None) -> dict[str, Path]:
     """Array -> file, of the --out options. Raises before anything runs if one cannot be written."""
+    if not texts and trace is None:
+        return {}
     from fa4.demo.report import check_folder
 
     places = {}
@@ -194,11 +226,19 @@ def check_outputs(job: Job, texts: Sequence[str], trace: Path | None) -> dict[st
         name, equals, path = text.partition("=")
         if not equals or not path.endswith(".npy"):
             raise ValueError(f"--out {text}: expected NAME=FILE.npy")
+        if name in places:
+            raise ValueError(f"--out {text}: {name} is written already")
         if name not in job.arrays:
             raise ValueError(f"--out {text}: no such array; there are {', '.join(job.arrays)}")
         places[name] = Path(path)
-    for place in [*places.values(), *([trace] if trace else [])]:
+    options = {f"--out {text}": place for text, place in zip(texts, places.values(), strict=True)}
+    options |= {f"--trace {trace}": trace} if trace else {}
+    for option, place in options.items():
         check_folder(place.parent)
+        if place.is_dir():
+            raise ValueError(f"{option}: is a directory, not a file")
+        if place.exists() and not place.is_file():
+            raise ValueError(f"{option}: is not a regular file")
     return places
 
 
@@ -207,8 +247,6 @@ def run(job: Job, seeds: int, options: Mapping[str, Any], trace: Path | None) ->
     from fa4.emulator.machine.options import Options
     from fa4.emulator.seeds import explore
 
-    if seeds > 1 and options["schedule"] == "fifo":
-        raise ValueError("--seeds changes nothing with --schedule fifo: take random or adversarial")
     found = explore(
         [job.launch], job.allocations, Options(**options), seeds, record=trace is not None
     )
@@ -220,13 +258,17 @@ def run(job: Job, seeds: int, options: Mapping[str, Any], trace: Path | None) ->
 
 def write(job: Job, places: Mapping[str, Path]) -> dict[str, Path]:
     """Writes arrays; types that .npy files do not know (bf16, fp8) as float32."""
+    import io
+
     import numpy as np
 
+    from fa4.demo.report import write_whole
+
     for name, path in places.items():
-        array = job.arrays[name]
-        path.parent.mkdir(parents=True, exist_ok=True)
+        array, content = job.arrays[name], io.BytesIO()
         with np.errstate(invalid="ignore"):  # signalling NaNs
-            np.save(path, array.astype(np.float32) if array.dtype.kind == "V" else array)
+            np.save(content, array.astype(np.float32) if array.dtype.kind == "V" else array)
+        write_whole(path, content.getvalue())
     return dict(places)
 
 
@@ -277,12 +319,14 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def render_finding(finding: Mapping[str, Any]) -> str:
     """Kind and message, then where: PTX line with its text, source line, CTA and warp."""
+    hint = "\n    if it only takes long, raise --max-steps" * (finding["kind"] == "step-limit")
     where = f"PTX line {finding['line']}: {finding['text']}" if finding["line"] else "no PTX line"
     if finding["source"]:
         where += f"\n    from {finding['source']}"
     who = f"CTA {finding['cta']}" if finding["cta"] >= 0 else ""
     who += f" warp {finding['warp']}" if finding["warp"] >= 0 else ""
-    return f"\n{finding['kind']}: {finding['message']}\n    {where}" + (f"\n    {who}" * bool(who))
+    who = f"\n    {who}" * bool(who)
+    return f"\n{finding['kind']}: {finding['message']}\n    {where}{who}{hint}"
 
 
 def render_opcodes(report: Mapping[str, Any]) -> str:

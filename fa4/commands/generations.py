@@ -22,8 +22,11 @@ T = TypeVar("T")
 
 DTYPES = ("bf16", "fp16", "fp32", "fp64")
 
+MOST_SRAM_KIB = 2**30  # 1 TiB, far beyond any chip
+
 # Score elements of all heads: the oracle holds about six float64 matrices of them, here 3 GiB.
 MOST_SCORES = 2**26
+MOST_BLOCKS = 2**16  # of one generation, visited in a Python loop: about half a minute
 
 
 def generations(
@@ -61,10 +64,33 @@ def check(problem: Mapping[str, Any]) -> None:
     require_int("heads", problem["heads"], 1)
     require_int("head_dim", problem["head_dim"], 1, 1024)
     require(problem["dtype"] in DTYPES, f"dtype must be one of {DTYPES}", problem["dtype"])
-    require(problem["sram_bytes"] > 0, "sram_kib must be at least 1", problem["sram_bytes"] // 1024)
+    require_int("sram_kib", problem["sram_bytes"] // 1024, 1, MOST_SRAM_KIB)
     require_int("seed", problem["seed"], 0)
-    scores = problem["heads"] * problem["seqlen"] ** 2
-    require(scores <= MOST_SCORES, f"heads * seqlen^2 must be at most {MOST_SCORES}", scores)
+    scores = problem["heads"] * problem["seqlen"] * max(problem["seqlen"], problem["head_dim"])
+    rule = f"heads * seqlen * (seqlen or head_dim) must be at most {MOST_SCORES}"
+    require(scores <= MOST_SCORES, rule, scores)
+    check_blocks(problem)
+
+
+def check_blocks(problem: Mapping[str, Any]) -> None:
+    """Refuse on-chip memory that holds no block, or so small ones that walking them never ends."""
+    from fa4.config import DTYPE_BITS
+    from fa4.reference.generations import Flash1Config, Flash2Config
+
+    heads, seqlen, dim = (problem[name] for name in ("heads", "seqlen", "head_dim"))
+    kib, item_bytes = problem["sram_bytes"] // 1024, DTYPE_BITS[problem["dtype"]] // 8
+    try:
+        blocks = Flash1Config(sram_bytes=problem["sram_bytes"]).block_sizes(dim, dim, item_bytes)
+        tiles = Flash2Config.for_sram(problem["sram_bytes"], 2 * dim, item_bytes)
+    except ValueError as error:
+        raise ValueError(f"--sram-kib {kib} is too small: {error}") from None
+    shapes = ((1, *blocks), (heads, tiles.tile_m, tiles.tile_n))
+    count = max(n * -(-seqlen // rows) * -(-seqlen // cols) for n, rows, cols in shapes)
+    if count > MOST_BLOCKS:
+        raise ValueError(
+            f"--sram-kib {kib} makes {count} blocks of {heads} heads of {seqlen} x {seqlen} "
+            f"scores; at most {MOST_BLOCKS} are walked: raise it or lower --seqlen"
+        )
 
 
 def compare(problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +98,8 @@ def compare(problem: Mapping[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     from fa4.dtypes import round_to
-    from fa4.reference import Attention, attention_forward
+    from fa4.oracle import attend_batch
+    from fa4.reference import Attention
     from fa4.reference.generations import GENERATIONS, run_generation
 
     rng = np.random.default_rng(problem["seed"])
@@ -82,7 +109,7 @@ def compare(problem: Mapping[str, Any]) -> dict[str, Any]:
         softmax_scale=problem["head_dim"] ** -0.5,
         window=(None, 0 if problem["causal"] else None),
     )
-    oracle = attention_forward(q, k, v, spec)
+    oracle = attend_batch(q, k, v, spec.keywords)
     rows = []
     for generation in GENERATIONS.values():
         run = partial(run_generation, generation.name, sram_bytes=problem["sram_bytes"])
@@ -94,13 +121,13 @@ def compare(problem: Mapping[str, Any]) -> dict[str, Any]:
     return {"problem": dict(problem), "generations": rows}
 
 
-def errors_against(oracle: ForwardResult, result: ForwardResult) -> dict[str, float]:
-    """Largest absolute errors of O and of the LSE."""
+def errors_against(oracle: tuple[Any, Any], result: ForwardResult) -> dict[str, float]:
+    """Largest absolute errors of O and of the LSE; oracle is (out, lse)."""
     import numpy as np
 
     return {
-        "max_error_out": float(np.abs(result.out.astype(np.float64) - oracle.out).max()),
-        "max_error_lse": float(np.abs(result.lse.astype(np.float64) - oracle.lse).max()),
+        "max_error_out": float(np.abs(result.out.astype(np.float64) - oracle[0]).max()),
+        "max_error_lse": float(np.abs(result.lse.astype(np.float64) - oracle[1]).max()),
     }
 
 

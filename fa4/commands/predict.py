@@ -77,11 +77,10 @@ def predict(
         list[str] | None,
         typer.Option(
             "--compare",
-            metavar="NAME=VALUE ...",
-            help="What if: also predict with this changed, side by side (repeatable).",
+            metavar="'NAME=VALUE ...'",
+            help="What if: also predict with this changed, side by side; each one is a variant.",
         ),
     ] = None,
-    more: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", hidden=True)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     **settings: Any,
 ) -> None:
@@ -91,32 +90,55 @@ def predict(
 
     Example: fa4 predict --pass bwd --seqlen 8k --causal --compare cta_group=1
     """  # fmt: skip
-    if more and not compare:
-        raise ValueError(f"unexpected argument {more[0]!r}; settings are options or --set")
-    settings |= split_changes(change or [])
+    settings = with_changes(settings, change)
+    variants = [split_changes("--compare", [text]) for text in compare or ()]
     first = describe(settings)
-    if not compare:
+    if not variants:
         emit(first, as_json, render)
         return
-    changes = split_changes([*compare, *(more or [])])
-    second = describe(settings | changes)
-    report = {
-        "a": first,
+    compared = [compare_with(first, settings, changes) for changes in variants]
+    # The first variant has the keys that a comparison of two has always had.
+    emit({"a": first, **compared[0], "further": compared[1:]}, as_json, render_comparisons)
+
+
+def compare_with(
+    first: Mapping[str, Any], settings: Mapping[str, object], changes: Mapping[str, str]
+) -> dict[str, Any]:
+    """The report of a variant, and how many times as fast it is."""
+    second = describe({**settings, **changes})
+    return {
         "b": second,
-        "changes": changes,
+        "changes": dict(changes),
         "speedup": first["seconds"] / second["seconds"],
     }
-    emit(report, as_json, render_comparison)
 
 
-def split_changes(texts: Sequence[str]) -> dict[str, str]:
-    """{"tau": "0"} from ["tau=0"]; a text may hold several, separated by spaces."""
-    changes = {}
-    for text in " ".join(texts).split():
+def with_changes(settings: Mapping[str, Any], texts: Sequence[str] | None) -> dict[str, Any]:
+    """Settings given as options and those of --set. ValueError for one that is given twice."""
+    changes = split_changes("--set", texts or ())
+    for name in changes:
+        if name in settings:
+            raise ValueError(
+                f"{name} is set twice: by its option to {settings[name]} and by --set to "
+                f"{changes[name]}"
+            )
+    return {**settings, **changes}
+
+
+def split_changes(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """{"tau": "0"} from ["tau=0"]; a text may hold several, separated by spaces.
+
+    Raises ValueError for a text that is no change, or changes that name a setting twice.
+    """
+    changes: dict[str, str] = {}
+    for text in " ".join(texts).split() or texts:
         name, equals, value = text.partition("=")
+        name = name.replace("-", "_")
         if not (name and equals and value):
-            raise ValueError(f"expected NAME=VALUE, such as tau=0; got {text!r}")
-        changes[name.replace("-", "_")] = value
+            raise ValueError(f"{option}: expected NAME=VALUE, such as tau=0; got {text!r}")
+        if name in changes:
+            raise ValueError(f"{option} sets {name} twice: to {changes[name]} and {value}")
+        changes[name] = value
     return changes
 
 
@@ -253,6 +275,14 @@ def _stalls(stalls: Mapping[str, Mapping[str, float]]) -> Table:
         shown = [f"{signal} {share:.0%}" for signal, share in top if share >= 0.005]
         grid.add_row(role, ", ".join(shown) or "hardly ever")
     return grid
+
+
+def render_comparisons(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A beside each variant."""
+    parts: list[Any] = []
+    for variant in (report, *report["further"]):
+        parts += ["", *render_comparison({**variant, "a": report["a"]})]
+    return tuple(parts[1:])
 
 
 def render_comparison(report: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ FlashAttention-4 paper.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,6 +84,9 @@ def roofline(
 
     Example: fa4 roofline --pass forward --head-dim 64 --emulated-frequency 10
     """
+    from fa4.demo.report import check_folder
+    from fa4.files import require_replaceable
+
     asked = {
         "pass": direction,
         "head_dim": head_dim,
@@ -91,8 +95,11 @@ def roofline(
         "cta_group": cta_group,
         "emulated_frequency": emulated_frequency,
     }
-    if figure is not None and figure.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"figure must end in .png or .svg; got {figure.name!r}")
+    if figure is not None:
+        if figure.suffix.lower() not in (".png", ".svg"):
+            raise ValueError(f"--figure must end in .png or .svg; got {figure.name!r}")
+        require_replaceable(figure)
+        check_folder(figure.parent)
     given = {name: value for name, value in asked.items() if value is not None}
     report = build_report([given] if given else list(PAPER_KERNELS), machine)
     if figure is not None:
@@ -142,12 +149,14 @@ def make_pipeline(options: Mapping[str, Any]) -> ForwardPipeline | BackwardPipel
     from dataclasses import replace
 
     from fa4.config import (
+        FRAGMENT_COLS,
         BackwardConfig,
         BackwardPipeline,
         Exp2Split,
         ForwardConfig,
         ForwardPipeline,
         require,
+        require_int,
     )
 
     direction = options.get("pass", "forward")
@@ -162,6 +171,7 @@ def make_pipeline(options: Mapping[str, Any]) -> ForwardPipeline | BackwardPipel
     frequency, split = options.get("emulated_frequency", 0), Exp2Split()
     if frequency:  # which columns of a group, and from which fragment on, as tuned for B200
         tuned = ForwardConfig.tuned("bf16", head_dim, causal=False).exp2
+        require_int("emulated_frequency", frequency, tuned.residue, FRAGMENT_COLS)
         split = replace(tuned, frequency=frequency)
     numerics = ForwardConfig(q_tiles=options.get("q_tiles", 2), tile_n=tile_n, exp2=split)
     return ForwardPipeline(head_dim=head_dim, numerics=numerics, cta_group=cta_group)
@@ -216,6 +226,8 @@ def draw_figure(report: Mapping[str, Any], path: Path) -> None:
         raise ImportError(
             f"the figure needs matplotlib ({error}): pip install matplotlib"
         ) from None
+    from fa4.demo.report import write_whole
+
     kernels = report["kernels"]
     longest = max(kernel["bound_cycles"] for kernel in kernels)
     with matplotlib.rc_context(STYLE):
@@ -230,7 +242,9 @@ def draw_figure(report: Mapping[str, Any], path: Path) -> None:
         drawing.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False)
         kind = path.suffix.lower().removeprefix(".")
         stable = {"Date": None} if kind == "svg" else {}
-        drawing.savefig(path, format=kind, metadata=stable)
+        content = io.BytesIO()
+        drawing.savefig(content, format=kind, metadata=stable)
+    write_whole(path, content.getvalue())
 
 
 def draw_kernel(axes: Any, kernel: Mapping[str, Any], longest: float) -> None:

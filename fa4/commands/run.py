@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fa4.commands import emit
+from fa4.commands.limits import attention_seconds, require_memory, time_text
+from fa4.config import require
+from fa4.files import require_replaceable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".npz", ".safetensors")
 MOST_SCORES = 2**24  # rows x keys that the oracle looks at, of one head
 MOST_HEADS = 8
+SAY_SECONDS = 10.0  # a shorter estimate is not worth a line
 
 RandomOption = Annotated[
     str, typer.Option("--random", metavar="B,H,S,D", help="Draw q, k, v: batch, heads, length, d.")
@@ -37,7 +41,12 @@ OutOption = Annotated[
 ]
 DtypeOption = Annotated[str, typer.Option(help="bf16 or fp16; default: as in the file, else bf16.")]
 WindowOption = Annotated[str, typer.Option(metavar="LEFT,RIGHT", help="Visible keys; or none.")]
-ScheduleOption = Annotated[str, typer.Option(help="Of the emulator: fifo, random or adversarial.")]
+ScheduleOption = Annotated[
+    str, typer.Option(help="Of the emulator: fifo (default), random or adversarial.")
+]
+MinutesOption = Annotated[
+    float, typer.Option(help="Refuse what is estimated to take longer on this machine's CPU.")
+]
 
 
 def run(
@@ -53,8 +62,9 @@ def run(
     scale: Annotated[float | None, typer.Option(help="Of scores; default: 1/sqrt(d).")] = None,
     softcap: Annotated[float, typer.Option(help="Soft cap of scores; 0: none.")] = 0.0,
     impl: ImplOption = "auto",
-    schedule: ScheduleOption = "fifo",
+    schedule: ScheduleOption = "",
     seed: Annotated[int, typer.Option(help="Of --random and of the schedule.")] = 0,
+    minutes: MinutesOption = 10.0,
     no_check: Annotated[bool, typer.Option("--no-check", help="Without the oracle.")] = False,
     out: OutOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
@@ -67,24 +77,24 @@ def run(
 
     Example: fa4 run --random 1,2,256,64 --causal --impl emulator
     """
-    from fa4.demo.report import check_folder
     from fa4.front.job import Job
-    from fa4.sim.fields import parse_window
 
-    if (file is None) == (not random):
-        raise ValueError("give either FILE or --random B,H,S,D")
-    if out is not None:
-        if out.suffix not in SUFFIXES:
-            raise ValueError(f"--out must end in .npz or .safetensors; got {out.name!r}")
-        check_folder(out.parent)
+    own = {"--keys": keys, "--heads-k": heads_k, "--head-dim-v": head_dim_v}
+    check_options(file, random, own, layer)
+    check_out(out)
+    require(seed >= 0, "--seed must be at least 0", seed)
+    require(minutes > 0, "--minutes must be more than 0", minutes)
     if file is not None:
         arrays, source = read_layer(file, layer, dtype), str(file)
     else:
         arrays, source = draw(random, keys, heads_k, head_dim_v, dtype or "bf16", seed), "random"
     options: dict[str, Any] = {"causal": causal, "softcap": softcap, "softmax_scale": scale}
-    options["window_size"] = parse_window(window) if window else (None, None)
+    options["window_size"] = read_window(window)
     problem = describe_problem(arrays, options)
-    job = Job(arrays, options, impl, {"schedule": schedule, "seed": seed}, say)
+    job = Job(arrays, options, impl, {"schedule": schedule or "fifo", "seed": seed}, say)
+    if schedule and job.impl != "emulator":
+        raise ValueError(f"--schedule is for the emulator; got {schedule!r} with impl {job.impl}")
+    estimate(problem, job.impl, minutes)
     report = {"source": source, "problem": problem.__dict__, **job.execute()}
     if job.outputs is not None and not no_check and job.impl != "oracle":
         report |= compare(arrays, options, job.outputs)
@@ -97,6 +107,68 @@ def run(
     emit(report, as_json, render)
     if report["findings"] or not report.get("within_budget", True):
         raise typer.Exit(1)
+
+
+def check_options(file: Path | None, random: str, own: Mapping[str, Any], layer: str) -> None:
+    """Raises ValueError unless there is one source, with only the options that are its own."""
+    if (file is None) == (not random):
+        raise ValueError("give either FILE or --random B,H,S,D")
+    for name, value in own.items() if file is not None else ():
+        if value:
+            raise ValueError(f"{name} is an option of --random, not of FILE; got {value}")
+    if layer and file is None:
+        raise ValueError(f"--layer is an option of FILE, not of --random; got {layer!r}")
+
+
+def check_out(out: Path | None) -> None:
+    """Raises now what writing the results would raise after they are computed."""
+    from fa4.demo.report import check_folder
+
+    if out is None:
+        return
+    if out.suffix not in SUFFIXES:
+        raise ValueError(f"--out must end in .npz or .safetensors; got {out.name!r}")
+    require_replaceable(out)
+    check_folder(out.parent)
+    if out.suffix == ".safetensors":
+        require_safetensors(out)
+
+
+def require_safetensors(path: Path) -> None:
+    """Raises ImportError if the package for that kind of file is missing."""
+    try:
+        import safetensors.numpy  # noqa: F401
+    except ImportError:
+        raise ImportError(
+            f"{path} needs safetensors, not installed here: pip install safetensors"
+        ) from None
+
+
+def read_window(text: str) -> Any:
+    """The window that --window names; both sides open without it."""
+    from fa4.sim.fields import parse_window
+
+    try:
+        return parse_window(text) if text else (None, None)
+    except ValueError as error:
+        raise ValueError(f"--window {error}; got {text!r}") from None
+
+
+def estimate(problem: Problem, impl: str, minutes: float) -> None:
+    """Says how long it may take; raises ValueError if that is too long, or there is no memory."""
+    p = problem
+    pairs = p.batch * p.heads_q * p.visible_pairs
+    if impl == "oracle":  # holds four float64 matrices and a mask of all heads
+        scores = p.heads_q * p.seqlen_q * p.seqlen_k
+        require_memory("impl oracle, whose scores are stored,", 33 * scores)
+    seconds = attention_seconds(impl, pairs, p.head_dim + (p.head_dim_v or 0))
+    if seconds > 60 * minutes:
+        raise ValueError(
+            f"impl {impl} would take about {time_text(seconds)}; --minutes allows {minutes:g}: "
+            "ask for less, or allow more"
+        )
+    if seconds > SAY_SECONDS:
+        say(f"{impl}: about {time_text(seconds)}")
 
 
 def draw(text: str, keys: str, heads_k: int, head_dim_v: int, dtype: str, seed: int) -> Operands:
@@ -115,9 +187,13 @@ def draw(text: str, keys: str, heads_k: int, head_dim_v: int, dtype: str, seed: 
             f"--random must be B,H,S,D, four whole numbers such as 1,8,4k,128; got {text!r}"
             + (f" and --keys {keys!r}" if keys else "")
         ) from None
-    if min(batch, heads, dim, heads_k or 1, head_dim_v or 1) < 1:
-        raise ValueError(f"batch, heads and head dims must be at least 1; got {text!r}")
+    if min(batch, heads, dim) < 1:
+        raise ValueError(f"--random: batch, heads and head dim must be at least 1; got {text!r}")
+    require(heads_k >= 0, "--heads-k must be at least 0", heads_k)
+    require(head_dim_v >= 0, "--head-dim-v must be at least 0", head_dim_v)
     heads_k, head_dim_v = heads_k or heads, head_dim_v or dim
+    elements = batch * (rows * heads * (dim + head_dim_v) + length * heads_k * (dim + head_dim_v))
+    require_memory(f"--random {text}", 10 * elements)  # float32, its 16-bit copy, and in between
     rng = np.random.default_rng(seed)
     shapes = ((rows, heads, dim), (length, heads_k, dim), (length, heads_k, head_dim_v))
     q, k, v = (round_to(rng.standard_normal((batch, *s), np.float32), dtype) for s in shapes)
@@ -174,6 +250,7 @@ def compare(
     Of large problems the last rows (which mean the same without the others, as masks are aligned
     bottom-right) of the first heads are looked at: `checked` says how many.
     """
+    from fa4.request import DENSE_DEFAULTS
     from fa4.testing.budget import check_output, expect_forward
     from fa4.testing.inputs import dense_inputs
 
@@ -181,7 +258,7 @@ def compare(
     group = q.shape[2] // k.shape[2]
     rows = min(q.shape[1], max(1, MOST_SCORES // max(k.shape[1], 1)))
     pairs = [(b, h) for b in range(q.shape[0]) for h in range(q.shape[2])][:MOST_HEADS]
-    meant = {name: x for name, x in options.items() if x not in (None, False, 0.0, (None, None))}
+    meant = {name: x for name, x in options.items() if x != DENSE_DEFAULTS[name]}
     worst: dict[str, Any] = {}
     for number, (b, h) in enumerate(pairs):
         say(f"checking head {number + 1} of {len(pairs)} against the oracle")

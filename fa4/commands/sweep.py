@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fa4.sim.sweep import Row, Sweep
 
 MOST_SHOWN = 20  # rows, and reasons, of the report for people
+MOST_JOBS = 1024
 MOST_COLUMNS = 4  # settings that fit into a table
 
 SET_HELP = (
@@ -48,13 +49,14 @@ def sweep(
 
     Example: fa4 sweep --set head_dim=64,128 --set kv_stages=2:6:1 --csv out/stages.csv
     """
+    from fa4.config import require_int
     from fa4.sim.sweep import make_sweep
 
     planned = make_sweep(settings or [])
     if dask is not None and jobs is not None:
         raise ValueError(f"--dask and --jobs exclude each other; got {dask} and {jobs}")
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs must be at least 1; got {jobs}")
+    if jobs is not None:
+        require_int("--jobs", jobs, 1, MOST_JOBS)
     with progress_bar(len(planned)) as advance:
         rows, reused = collect(planned, csv, {"jobs": jobs, "dask": dask}, advance)
     emit(build_report(planned, rows, reused) | {"csv": csv and str(csv)}, as_json, render)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fa4.commands import emit
-from fa4.commands.predict import split_changes, with_settings
+from fa4.commands.predict import with_changes, with_settings
+from fa4.files import require_replaceable
 
 if TYPE_CHECKING:
     from fa4.sim.timeline import Timeline
@@ -46,7 +47,7 @@ def trace(
 
     kind = check_name(out)
     check_folder(out.parent)
-    request = build(settings | split_changes(change or []))
+    request = build(with_changes(settings, change))
     timeline = record(
         request.problem,
         request.pipeline,
@@ -64,8 +65,7 @@ def check_name(out: Path) -> str:
     """The kind of file that a name asks for: json, png or svg."""
     if out.suffix.lower() not in SUFFIXES:
         raise ValueError(f"--out must end in {', '.join(SUFFIXES)}; got {str(out)!r}")
-    if out.is_dir():
-        raise IsADirectoryError(21, "Is a directory", str(out))
+    require_replaceable(out)
     return out.suffix.lower().removeprefix(".")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fa4.demo.minilm import MiniLM, find_model
+from fa4.files import read_bytes, require_regular
 
 DEFAULT_TEXT = "attention.txt"  # beside this module
 ARRAY_NAME = re.compile(r"(?:(?P<layer>.+)\.)?(?P<part>[qkv])")
@@ -49,7 +50,7 @@ def read_text(path: Path | None) -> str:
     """The text of a UTF-8 file, or of the essay that comes with the package."""
     if path is None:
         return resources.files("fa4.demo").joinpath(DEFAULT_TEXT).read_text(encoding="utf-8")
-    raw = path.read_bytes()
+    raw = read_bytes(path)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -141,7 +142,9 @@ def _check_array(path: Path, name: str, array: np.ndarray) -> np.ndarray:
 def _load_arrays(path: Path) -> dict[str, np.ndarray]:
     """All arrays of a .npz or .safetensors file by name; pickled objects are refused."""
     try:
-        with path.open("rb") as file:  # an unreadable file is an OSError with its name
+        with require_regular(path).open(
+            "rb"
+        ) as file:  # an unreadable file is an OSError with its name
             if path.suffix == ".npz":
                 with np.load(file, allow_pickle=False) as archive:
                     return {name: archive[name] for name in archive.files}

@@ -16,6 +16,7 @@ from fa4.demo.kernel import run_kernel
 from fa4.demo.measure import DTYPE, measure, prepare
 from fa4.demo.rescales import RescaleCounts
 from fa4.demo.speed import predict_headline, predict_request
+from fa4.files import require_replaceable
 
 
 def build_report(
@@ -75,6 +76,7 @@ def write_whole(path: Path, content: bytes | None) -> None:
     if content is None:
         path.unlink(missing_ok=True)
         return
+    require_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa4.arrays import is_torch, to_numpy
-from fa4.config import BackwardConfig, ForwardConfig, Window, normalize_window
+from fa4.config import BackwardConfig, ForwardConfig, Window, normalize_window, require_int
 from fa4.dtypes import dtype_name
 from fa4.hardware import B200, Gpu
 from fa4.reference.spec import Attention
@@ -131,6 +131,7 @@ def _refuse_options(q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
         "block_sparse": options.get("block_sparse_tensors") is not None,
         "descale": any(options.get(f"{x}_descale") is not None for x in "qkv"),
     }
+    require_int("num_splits", asked["num_splits"], 1, 256)
     if asked["dropout_p"] or asked["num_splits"] != 1 or any(list(asked.values())[2:]):
         sizes = {"heads_q": q.shape[-2], "heads_k": k.shape[-2], "batch": 1, "rows_q": 1}
         dims = {"head_dim": q.shape[-1], "head_dim_v": v.shape[-1], "rows_k": 1}

@@ -13,10 +13,11 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fa4.files import require_regular
 from fa4.sm100.artifact import CompiledForward, DamagedArtifact, from_bytes, read_header, to_bytes
 from fa4.sm100.identity import spec_text
 
@@ -51,7 +52,7 @@ class Entry:
     @property
     def text(self) -> str:
         """Its spec in one line."""
-        return spec_text(self.header.get("metadata", {}).get("spec", {}))
+        return describe_header(self.header)
 
     @property
     def age_seconds(self) -> float:
@@ -149,33 +150,42 @@ class KernelCache:
                     break
             yield
 
-    def entries(self) -> list[Entry]:
-        """What is kept, the newest first; [] if there is no such folder."""
+    def entries(self, *, whole: bool = False) -> list[Entry]:
+        """What is kept, the newest first; [] if there is no such folder.
+
+        whole: read the files to their end, so that any damage is an entry's problem.
+        """
         found = []
         for path in self.folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):  # another process clears
-                found.append(_entry(path))
+                found.append(_entry(path, whole))
         return sorted(found, key=lambda entry: (-entry.modified, entry.key))
 
     def clear(self, pattern: str = "", older_than_seconds: float = 0.0) -> list[Entry]:
-        """Deletes the kernels that fit and returns them.
+        """Deletes the kernels that fit and returns them; `problem` says why one is still there.
 
         pattern: text that the key begins with or that the description holds, "" for all.
-        older_than_seconds: only those at least that old. Raises OSError if one cannot be deleted.
+        older_than_seconds: only those at least that old.
         """
         chosen = [
             entry
             for entry in self.entries()
             if entry.age_seconds >= older_than_seconds and _fits(entry, pattern)
         ]
+        tried = []
         for entry in chosen:
-            entry.path.unlink(missing_ok=True)
-            entry.path.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)
+            problem = ""
+            try:
+                entry.path.unlink(missing_ok=True)
+                entry.path.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)
+            except OSError as error:
+                problem = _reason(error)
+            tried.append(replace(entry, problem=problem))
         for leftover in self.folder.glob(f"*{PARTIAL_SUFFIX}"):
             with contextlib.suppress(OSError):
                 if time.time() - leftover.stat().st_mtime > _LOCK_SECONDS:
                     leftover.unlink()
-        return chosen
+        return tried
 
 
 def say_once(message: str) -> None:
@@ -185,17 +195,32 @@ def say_once(message: str) -> None:
         warnings.warn(message, CacheWarning, stacklevel=2)
 
 
-def _entry(path: Path) -> Entry:
-    status = path.stat()
+def _entry(path: Path, whole: bool) -> Entry:
+    """What a file holds, and what is wrong with it. Raises FileNotFoundError if it is gone."""
+    status = path.lstat()
+    header: dict[str, Any] = {}
+    problem = ""
     try:
-        with open(path, "rb") as file:
-            header, start = read_header(file.read(_HEADER_BYTES))
-        problem = "" if start + sum(header["sections"]) + 32 == status.st_size else "cut off"
-    except (DamagedArtifact, KeyError, TypeError) as error:
+        with open(require_regular(path), "rb") as file:
+            data = file.read(_HEADER_BYTES if not whole else -1)
+        header, start = read_header(data)
+        if start + sum(header["sections"]) + 32 != status.st_size:
+            problem = "cut off"
+        elif whole and from_bytes(data).key != path.stem:
+            problem = f"damaged: it holds the kernel {header['key']}"
+        describe_header(header)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         header, problem = {}, f"damaged: {error}"
     except OSError as error:
-        header, problem = {}, _reason(error)
+        problem = _reason(error)
     return Entry(path, status.st_size, status.st_mtime, header, problem)
+
+
+def describe_header(header: Mapping[str, Any]) -> str:
+    """The spec in one line. Raises what is wrong with a header that was not written by us."""
+    metadata = header.get("metadata", {})
+    dict(metadata.get("compiler") or {})
+    return spec_text(metadata.get("spec", {}))
 
 
 def _fits(entry: Entry, pattern: str) -> bool:

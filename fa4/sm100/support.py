@@ -155,7 +155,7 @@ FORWARD: tuple[Feature, ...] = (
     ),
     Feature("softmax_scale", True, "positive",
             lambda c: _when(not c.softmax_scale > 0, c.softmax_scale)),
-    Feature("causal", True, "bottom-right aligned"),
+    Feature("causal", True, "bottom-right aligned; makes the window's right side 0"),
     Feature("window_size", True, "each side at run time"),
     Feature("grouped-query heads", True, "heads_q a multiple of heads_k"),
     Feature(
@@ -171,6 +171,9 @@ FORWARD: tuple[Feature, ...] = (
     Feature("mask_mod", True, "a CuTe-DSL function (@cute.jit)",
             lambda c: _python_only(c.mask_mod)),
     Feature("aux_tensors", True, "fp32, bf16, fp16 or int32, of rank 1 to 5", _wrong_aux),
+    Feature("NaN, inf in hidden K", True, "keys that no row sees may hold anything"),
+    Feature("NaN, inf in hidden V", False,
+            "0 * NaN: what a mask or window hides in a loaded tile reaches every row of the tile"),
     Feature("strides", True, "last dimension contiguous, the others multiples of 16 bytes"),
     Feature(
         "config", True, "q_tiles, threshold and emulated exponentials; 128 x 128 tiles, by row",

@@ -51,8 +51,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
     def call(*arguments: object, kernel: bool = False) -> tuple[int, str, str]:
         chosen = [] if kernel else ["--no-kernel"]
+        chosen += [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
         with pytest.raises(SystemExit) as stop:
-            cli.main(["demo", "--out", str(tmp_path / "out"), *chosen, *map(str, arguments)])
+            cli.main(["demo", *chosen, *map(str, arguments)])
         captured = capsys.readouterr()
         return int(stop.value.code or 0), captured.out, captured.err
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+import fa4
 from fa4.emulator.errors import LaunchError
 from fa4.sm100.forward import operands
 from fa4.sm100.forward.rowmath import LARGEST
 from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.support import FORWARD
 from fa4.testing import Case, assert_within_budget
 from tests.sm100.forward_kernel import arguments, build, kernel, make_inputs
 
@@ -57,6 +60,20 @@ def test_nan_behind_a_sequence_would_be_seen(monkeypatch: pytest.MonkeyPatch) ->
     assert_within_budget(inputs, outputs)
     outputs, _ = build(spec)(inputs)
     assert np.isnan(outputs.out.astype(np.float32)).any()
+
+
+@pytest.mark.parametrize("tensor", ["k", "v"])
+def test_nan_at_a_hidden_key_is_as_the_matrix_says(tensor: str) -> None:
+    """Key 0, which no window shows but whose tile is loaded: harmless in K, in every row of V."""
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((1, 160, 1, 64)).astype(np.float16) for name in "qkv"}
+    arrays["q"] = arrays["q"][:, 100:]
+    arrays[tensor][:, 0] = np.nan
+    call = partial(fa4.flash_attn_func, **arrays, window_size=(32, 0))
+    assert np.isfinite(call(impl="reference")).all()
+    (row,) = (row for row in FORWARD if row.name == f"NaN, inf in hidden {tensor.upper()}")
+    reached = np.isnan(call(impl="emulator")).all(-1)
+    assert (reached == (not row.supported)).all()
 
 
 @pytest.mark.parametrize("sink", [float("-inf"), -1e4, 0.0, 300.0, 1e4])

@@ -1,0 +1,59 @@
+"""Values cannot be changed, and long ones are not given by position."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+
+import fa4.plan
+import fa4.reference
+import fa4.sim
+
+# What changes while something runs, or is handed back for good.
+MUTABLE = {
+    "Counters": "adds up",
+    "RowState": "the running maximum and sum",
+    "ForwardResult": "arrays handed to the caller",
+    "BackwardResult": "arrays handed to the caller",
+    "Layout": "is filled buffer by buffer",
+    "Run": "arrays of one execution",
+}
+# Records that are written out in one line wherever they are made, always in one order.
+POSITIONAL = {
+    "Arrive", "BackwardResult", "ChipRun", "Counters", "Execution", "Finding", "ForwardResult",
+    "Generation", "KernelTime", "Layout", "Loop", "Point", "QuantizedBlocks", "RowState", "Run",
+    "Semaphore", "Skipped", "Sweep", "Wait", "Work",
+}  # fmt: skip
+
+
+def dataclasses_of(*packages: object) -> Iterator[type]:
+    """The public dataclasses of packages."""
+    for package in packages:
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name == "fa4.sim.figure":  # needs an optional package
+                continue
+            loaded = importlib.import_module(module.name)
+            for name, value in vars(loaded).items():
+                own = isinstance(value, type) and value.__module__ == module.name
+                if own and dataclasses.is_dataclass(value) and not name.startswith("_"):
+                    yield value
+
+
+FOUND = {value.__name__: value for value in dataclasses_of(fa4.reference, fa4.plan, fa4.sim)}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_frozen_and_by_name(name: str) -> None:
+    """A config, a plan or a prediction stays what it was checked to be."""
+    value = FOUND[name]
+    assert value.__dataclass_params__.frozen == (name not in MUTABLE)
+    if name not in POSITIONAL:
+        assert all(field.kw_only for field in dataclasses.fields(value))
+
+
+def test_the_lists_name_what_exists() -> None:
+    assert (MUTABLE.keys() | POSITIONAL) <= FOUND.keys()

@@ -1,0 +1,238 @@
+"""The name that is installed, hints that work for the way it was, and a namesake's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fa4.commands import doctor
+from fa4.install import DISTRIBUTION, clone_folder, install_command, refuse_mixed_files
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+OPTIONAL = PYPROJECT.partition("\n[project.optional-dependencies]\n")[2].partition("\n[project.")[0]
+EXTRAS = re.findall(r"^(\w+) = \[", OPTIONAL, re.MULTILINE)
+BUILT_FROM = ("fa4", "fa4_lab.py", "pyproject.toml", "README.md", "LICENSE")
+HINT = re.compile(r"pip install ([^`\n\"]+)")
+
+# What our hints name and no extra needs.
+ELSEWHERE = {
+    "flash-attn", "flash-attn-4", "flashinfer-python", "nvidia-cuda-nvdisasm",
+    "nvidia-cutlass-dsl-libs-cu13", "xformers",
+}  # fmt: skip
+
+
+def hinted(text: str) -> Iterator[str]:
+    """The requirements of every `pip install` in a text, without versions; placeholders apart."""
+    for arguments in HINT.findall(text):
+        for word in re.split(r"[\s'&()]+", re.sub(r"{[^}]*}", "{", arguments)):
+            if word and not word.startswith(("-", "{", "pip", "install")):
+                yield re.split(r"[<>=,:{]", word)[0].rstrip(".;")
+
+
+def foreign(text: str, pyproject: str) -> list[str]:
+    """What hints name that is neither this distribution nor one that pyproject.toml knows."""
+    known = {f"{here}[{extra}]" for extra in EXTRAS for here in (DISTRIBUTION, ".")} | ELSEWHERE
+    known |= set(re.findall(r'"([A-Za-z][\w.-]*)', pyproject)) - {"fa4"}
+    return [name for name in hinted(text) if name not in known]
+
+
+def source_files() -> list[Path]:
+    """The files whose hints a user sees."""
+    found = [*(ROOT / "fa4").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    return [path for path in found if path != ROOT / "fa4/install.py"]
+
+
+def copy_project(folder: Path) -> Path:
+    """A copy of what an installation is built from."""
+    skip = shutil.ignore_patterns("__pycache__")
+    for name in BUILT_FROM:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=skip)
+        else:
+            folder.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def call(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command outside the project, with nothing of this process's paths."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd="/",
+        env={**env, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+
+
+@pytest.fixture
+def wheel_python(tmp_path: Path) -> Path:
+    """A Python that sees the packages of this one, with the built wheel installed."""
+    clone, wheels, venv = copy_project(tmp_path / "clone"), tmp_path / "wheels", tmp_path / "venv"
+    built = call(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
+                 "--no-index", clone, "-w", wheels)  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    call(sys.executable, "-m", "venv", "--without-pip", venv)
+    python = venv / "bin/python"
+    site = call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout
+    Path(site.strip(), "deps.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    installed = call(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps",
+                     "--no-index", *wheels.glob("fa4_lab-*.whl"))  # fmt: skip
+    assert installed.returncode == 0, installed.stderr
+    return python
+
+
+def test_hints_name_what_exists() -> None:
+    """No hint names the distribution of somebody else, or an extra that there is not."""
+    texts = {path: path.read_text(encoding="utf-8") for path in source_files()}
+    assert sum(len(list(hinted(text))) for text in texts.values()) > 10
+    assert {str(p): foreign(t, PYPROJECT) for p, t in texts.items() if foreign(t, PYPROJECT)} == {}
+
+
+@pytest.mark.parametrize("name", ["fa4", "fa4[test]", "fa4-lab[tests]", "matplotlyb"])
+def test_a_wrong_hint_is_found(name: str) -> None:
+    assert foreign(f"needs it: pip install '{name}' matplotlib", PYPROJECT) == [name]
+
+
+def test_a_clone_is_known_by_its_pyproject(tmp_path: Path) -> None:
+    """A folder with somebody else's pyproject.toml is no clone of ours."""
+    assert clone_folder() == ROOT
+    assert install_command("test") == f"pip install -e {shlex.quote(f'{ROOT}[test]')}"
+    package = tmp_path / "with space" / "fa4"
+    package.mkdir(parents=True)
+    assert clone_folder(package) is None
+    assert install_command("test", package) == f"pip install '{DISTRIBUTION}[test]'"
+    (package.parent / "pyproject.toml").write_text('[project]\nname = "other"\n')
+    assert clone_folder(package) is None
+    shutil.copy(ROOT / "pyproject.toml", package.parent)
+    assert shlex.split(install_command("viz", package))[-1] == f"{package.parent}[viz]"
+
+
+def leave_record(site: Path, distribution: str, *files: str) -> None:
+    folder = site / f"{distribution}.dist-info"
+    folder.mkdir()
+    (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+
+
+def test_a_namesake_beside_this_package_does_no_harm(tmp_path: Path) -> None:
+    """flash-attn-4 under its old name brings flash_attn only; ours and an editable one as well."""
+    (tmp_path / "fa4").mkdir()
+    leave_record(tmp_path, "fa4-4.0.0b3", "flash_attn/cute/__init__.py")
+    leave_record(tmp_path, "fa4-0.1.0", "__editable__.fa4-0.1.0.pth", "../../../bin/fa4")
+    leave_record(tmp_path, "fa4_lab-0.1.0", "fa4/__init__.py")
+    refuse_mixed_files(tmp_path / "fa4")
+
+
+def test_a_namesake_with_files_here_is_refused(tmp_path: Path) -> None:
+    leave_record(tmp_path, "fa4-9.1", "fa4-9.1.dist-info/METADATA", "fa4/interface.py")
+    with pytest.raises(ImportError, match=r"fa4 9\.1, which is not fa4-lab.*pip uninstall -y fa4"):
+        refuse_mixed_files(tmp_path / "fa4")
+
+
+def test_doctor_names_the_namesake(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"fa4": "4.0.0b3"}
+    monkeypatch.setattr(doctor, "version_of", lambda name: found.get(name, "1.0"))
+    report = doctor.diagnose()
+    assert report["namesake"] == "4.0.0b3"
+    assert "fa4 4.0.0b3 is installed too; it is not this package" in str(doctor.render(report))
+    assert "installed too" not in str(doctor.render({**report, "namesake": None}))
+
+
+def test_module_and_start_run_the_command(tmp_path: Path) -> None:
+    """`python -m fa4` is `fa4`; so is the function that the installed script calls."""
+    for start in (("-m", "fa4"), ("-c", "import fa4_lab; fa4_lab.main()")):
+        done = call(sys.executable, *start, "predict", "--help", PYTHONPATH=str(ROOT))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("Usage: fa4 predict ")
+
+
+def test_completion_in_the_shell(tmp_path: Path) -> None:
+    """What `--install-completion` writes asks the command, which completes names and options."""
+    module = (sys.executable, "-m", "fa4")
+    environment = {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "SHELL": "/bin/bash",
+                   "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # fmt: skip
+    assert call(*module, "--install-completion", "bash", **environment).returncode == 0
+    script = (tmp_path / ".bash_completions/fa4.sh").read_text()
+    assert "_FA4_COMPLETE=complete_bash $1" in script
+    for typed, completed in (("fa4 ver", ["verify"]), ("fa4 predict --seq", ["--seqlen"])):
+        words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+        done = call(*module, _FA4_COMPLETE="complete_bash", **words, **environment)
+        assert done.stdout.split()[:1] == completed, done.stderr
+
+
+def test_what_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
+    """A namesake's files, and a package overwritten by one: exit code 2, no traceback."""
+    site = copy_project(tmp_path / "site")
+    (site / "pyproject.toml").unlink()
+    # Without the finder of an editable installation, which would find what is missing.
+    start = (
+        sys.executable, "-c",
+        "import sys; sys.meta_path = [x for x in sys.meta_path if 'Editable' not in repr(x)]; "
+        "import fa4_lab; fa4_lab.main()", "machines",
+    )  # fmt: skip
+    assert call(*start, PYTHONPATH=str(site)).returncode == 0
+    leave_record(site, "fa4-9.1", "fa4/interface.py")
+    done = call(*start, PYTHONPATH=str(site))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("fa4: error: the distribution fa4 9.1, which is not fa4-lab, ")
+    imported = call(sys.executable, "-c", "import fa4", PYTHONPATH=str(site))
+    assert imported.stderr.splitlines()[-1].startswith("ImportError: the distribution fa4 9.1")
+    shutil.rmtree(site / "fa4")
+    (site / "fa4").mkdir()
+    (site / "fa4/__init__.py").write_text("")
+    done = call(*start, PYTHONPATH=str(site))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"pip install --force-reinstall {DISTRIBUTION}" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel(wheel_python: Path) -> None:
+    """Its name, what it brings, its command; every hint it gives is accepted by pip."""
+    code = """
+import importlib.metadata as metadata, json, fa4, fa4.install, sys
+mine = metadata.distribution("fa4-lab")
+print(json.dumps({
+    "file": fa4.__file__, "version": mine.version, "tops": mine.read_text("top_level.txt").split(),
+    "hints": {extra: fa4.install.install_command(extra) for extra in sys.argv[1:]},
+    "extras": mine.metadata.get_all("Provides-Extra"),
+}))"""
+    told = json.loads(call(wheel_python, "-c", code, *EXTRAS).stdout)
+    assert Path(told["file"]).is_relative_to(wheel_python.parents[1])
+    assert sorted(told["tops"]) == ["fa4", "fa4_lab"]
+    assert sorted(told["extras"]) == sorted(EXTRAS)
+    assert call(wheel_python.parent / "fa4", "--version").stdout == f"fa4 {told['version']}\n"
+    accepted(told["hints"], wheel_python)
+
+
+@pytest.mark.slow
+def test_the_hints_of_a_clone(tmp_path: Path) -> None:
+    """They install into the clone's own folder, whose name may hold a space."""
+    clone = copy_project(tmp_path / "a clone")
+    hints = {extra: install_command(extra, clone / "fa4") for extra in EXTRAS}
+    accepted(hints, Path(sys.executable), "--no-build-isolation")
+
+
+def accepted(hints: dict[str, str], python: Path, *options: str) -> None:
+    """pip takes each hint; nothing is installed. Here are the packages of `viz` and `cluster`."""
+    for extra in ("viz", "cluster"):
+        words = shlex.split(hints[extra])
+        assert words[:2] == ["pip", "install"]
+        done = call(sys.executable, "-m", "pip", "--python", python, "install", "--dry-run",
+                    "--no-index", *options, *words[2:])  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "does not provide the extra" not in done.stderr
+        assert "Requirement already satisfied: " in done.stdout
