@@ -47,10 +47,13 @@ def processor() -> str:
 
 def describe_run(packages: tuple[str, ...]) -> dict[str, Any]:
     """Date, machine, versions and commit of a run."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
-    ).stdout.strip()  # fmt: skip
+    try:
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
+        ).stdout.strip()  # fmt: skip
+    except OSError:  # a machine without git
+        commit = ""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "processor": processor(),

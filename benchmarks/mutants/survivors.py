@@ -1,0 +1,126 @@
+"""Changes that no test notices, and why each changes nothing that the package promises."""
+
+from __future__ import annotations
+
+# (file, line before, line after) -> why.
+WHY: dict[tuple[str, str, str], str] = {
+    (
+        "fa4/plan/forward_layout.py",
+        'layout.add("q", "smem", q_bytes, stages=q_tiles, align=1024)',
+        'layout.add("q", "smem", q_bytes, stages=q_tiles, align= 2048)',
+    ): "equivalent: Q is the first region, at 0 with any alignment",
+    (
+        "fa4/reference/dropout.py",
+        "keys = [(key + step) & 0xFFFFFFFF for key, step in zip(keys, _WEYL, strict=True)]",
+        "keys = [(key + step) & 0xFFFFFFFF for key, step in zip(keys, _WEYL, strict=False)]",
+    ): "equivalent: two keys and two constants; the check guards against a later change",
+    (
+        "fa4/sim/measurements.py",
+        "value = 0",
+        "value = -1",
+    ): "equivalent: stands for what is no number, and the next line refuses all below 1",
+    (
+        "fa4/sim/sweep.py",
+        "@lru_cache(maxsize=65536)",
+        "@lru_cache(maxsize= 131072)",
+    ): "only memory: how many results are remembered, not which",
+    (
+        "fa4/sim/sweep.py",
+        "pool.shutdown(cancel_futures=True)",
+        "pool.shutdown(cancel_futures=False)",
+    ): "reached with work left only when a sweep is interrupted, and then the process ends",
+    (
+        "fa4/sim/engine.py",
+        "if log.shape[0] > 0:",
+        "if log.shape[0] > 1:",
+    ): "equivalent: a log has no row or room for thousands",
+    (
+        "fa4/sim/engine.py",
+        "@numba.njit(cache=True, nogil=True)",
+        "@numba.njit(cache=True, nogil=False)",
+    ): "only lets other threads of the process run meanwhile; the results are the same",
+    (
+        "fa4/reference/tiles.py",
+        "chosen = (state == BLOCK_FULL) | ((state == BLOCK_PARTIAL) & chosen)",
+        "chosen = (state == BLOCK_FULL) ^ ((state == BLOCK_PARTIAL) & chosen)",
+    ): "equivalent: a block is not both full and partial",
+    (
+        "fa4/reference/forward.py",
+        "lse = np.full((heads, seqlen_q), -np.inf, run.work)",
+        "lse = np.full((heads, seqlen_q), +np.inf, run.work)",
+    ): "equivalent: the blocks of rows cover all rows, and each writes its own",
+    (
+        "fa4/sim/trace.py",
+        'events.sort(key=lambda event: (event["ph"] != "M", event.get("ts", 0.0)))',
+        'events.sort(key=lambda event: (event["ph"] != "M", event.get("ts", -1.0)))',
+    ): "equivalent: only metadata has no time, and it is sorted before everything else",
+    (
+        "fa4/sim/chip.py",
+        "spans = [np.diff(run.tile_ends, prepend=0.0) for run in runs]",
+        "spans = [np.diff(run.tile_ends, prepend= 1.0) for run in runs]",
+    ): "equivalent: only the difference of both spans is used, and the start cancels",
+    (
+        "fa4/plan/work.py",
+        "return Math(alu=columns + 4 * columns / FRAGMENT, other=columns / FRAGMENT)",
+        "return Math(alu=columns + 4 * columns / FRAGMENT, other=columns // FRAGMENT)",
+    ): "equivalent: plans refuse tiles that are no multiple of a fragment",
+    (
+        "fa4/plan/phase_rules.py",
+        "for total in range(1, MOST_TRIPS + 1):",
+        "for total in range(1, MOST_TRIPS + 0):",
+    ): "equivalent: counts grow by a loop's body per trip from the second on, so that what differs "
+    "with four trips differs with three",
+    (
+        "fa4/sim/costs.py",
+        "used = {unit: cycles for unit, cycles in pipes.items() if cycles > 0}",
+        "used = {unit: cycles for unit, cycles in pipes.items() if cycles != 0}",
+    ): "equivalent: no amount of work is negative",
+    (
+        "fa4/sim/options.py",
+        'if getattr(pipeline, "element_bytes", 0) != element_bytes(problem.dtype):',
+        'if getattr(pipeline, "element_bytes", 1) != element_bytes(problem.dtype):',
+    ): "equivalent: every pipeline has element_bytes, and the default is never taken",
+    (
+        "fa4/plan/schema.py",
+        "cold: bool = False",
+        "cold: bool = True",
+    ): "equivalent: every plan says of each load whether it is cold, and of stores nobody asks",
+    (
+        "fa4/sim/costs.py",
+        "semaphore_cycles: float = _figure(700.0, \"polling a counter in L2 until it is this CTA's "
+        'turn")',
+        "semaphore_cycles: float = _figure( 350.0, \"polling a counter in L2 until it is this CTA's "  # noqa: E501
+        'turn")',
+    ): "every machine with a deterministic backward kernel has a fitted value, which is on record; "
+    "this one is its starting point",
+    (
+        "fa4/sim/chip.py",
+        "imbalance = max(0.0, 1.0 - mean / last)  # not below 0 by rounding",
+        "imbalance = max( -1.0, 1.0 - mean / last)  # not below 0 by rounding",
+    ): "guards against a rounding error of 1e-16: the mean is at most the last",
+    (
+        "fa4/sim/sweep_file.py",
+        "row = dict(zip(columns, line, strict=True))",
+        "row = dict(zip(columns, line, strict=False))",
+    ): "equivalent: a line of another length has been refused just before",
+    (
+        "fa4/sim/engine_python.py",
+        "return max((times[phase] for times in moments), default=0.0)",
+        "return max((times[phase] for times in moments), default= -1.0)",
+    ): "equivalent: the role goes on at the later of this and its own time, which is never below 0",
+    (
+        "fa4/reference/tiles.py",
+        "heads_k = tiles[0].shape[0]",
+        "heads_k = tiles[ -1].shape[0]",
+    ): "equivalent: K and V have as many heads",
+    (
+        "fa4/sim/calibrate.py",
+        "if trial_value < value:",
+        "if trial_value <= value:",
+    ): "equivalent: the search returns its start unless it finds a smaller value",
+    (
+        "fa4/sim/calibrate.py",
+        "FIRST_RADIUS, LEAST_RADIUS, MOST_RADIUS = 0.25, 0.004, 0.6  # of the ranges",
+        "FIRST_RADIUS, LEAST_RADIUS, MOST_RADIUS = 0.125, 0.004, 0.6  # of the ranges",
+    ): "where the search begins, not what it finds: planted constants are recovered either way",
+}
