@@ -12,7 +12,7 @@ COMPILER := "nvidia-cutlass-dsl>=4.8" "cuda-python>=12.9" "apache-tvm-ffi>=0.1.5
 FOREIGN := flashinfer-python==0.7.2.post1 flash-attn-4==4.0.0b36 quack-kernels==0.6.5 einops==0.8.2
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 
-.PHONY: help demo test test-slow test-gpu conformance lint format clean
+.PHONY: help demo test test-slow test-gpu conformance mutants lint format clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -30,6 +30,9 @@ test-slow: $(VENV)/test.stamp ## the slow tests only (minutes)
 
 conformance: $(VENV)/foreign.stamp ## kernels of other authors in the emulator (RECORD=1: results)
 	$(BIN)/python -m pytest tests/conformance -m conformance -n 2 $(if $(RECORD),--record)
+
+mutants: $(VENV)/mutants.stamp ## which single changes of the code do the tests notice? (an hour)
+	$(BIN)/python -m benchmarks.mutants.run $(MUTANTS)
 
 test-gpu: $(VENV)/test.stamp ## the kernels on real hardware; fails without a B200 or B300
 	FA4_REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu -m gpu
@@ -68,6 +71,10 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp
 $(VENV)/foreign.stamp: $(VENV)/test.stamp
 	$(PIP) install -e ".[kernels,test]" apache-tvm-ffi
 	$(PIP) install --no-deps --upgrade --target $(VENV)/foreign $(FOREIGN)
+	@touch $@
+
+$(VENV)/mutants.stamp: $(VENV)/test.stamp
+	$(PIP) install -e ".[mutants]"
 	@touch $@
 
 $(VENV)/lint.stamp: pyproject.toml | $(BIN)/pip

@@ -1,0 +1,47 @@
+"""docs/verify.md: the table of kernels is what the benchmark recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+RECORDED = json.loads((ROOT / "benchmarks/results/verify_gpu.json").read_text(encoding="utf-8"))
+
+
+def test_the_table_of_kernels_is_the_recorded_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word for word; another figure would be seen."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import verify_gpu
+
+    assert verify_gpu.table(RECORDED["backends"]) in PAGE
+    backends: dict[str, Any] = json.loads(json.dumps(RECORDED["backends"]))
+    backends["torch-sdpa-flash"]["cases"] += 1
+    assert verify_gpu.table(backends) not in PAGE
+
+
+def test_the_page_names_machine_and_versions() -> None:
+    """GPU and releases as recorded."""
+    assert RECORDED["gpu"].removeprefix("NVIDIA ") in PAGE
+    assert f"flash-attn-4 {RECORDED['gpu_packages']['flash-attn-4']}" in PAGE
+    assert f"torch {RECORDED['torch'].rpartition('.')[0]}" in PAGE
+    assert len(RECORDED["commit"]) == 40
+
+
+def test_every_option_of_the_page_exists() -> None:
+    """The table of options against the command's own."""
+    import re
+
+    import typer
+
+    from fa4.cli import build_app
+
+    command = typer.main.get_command(build_app(["verify"])).commands["verify"]  # type: ignore[attr-defined]
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    rows = PAGE[PAGE.index("| option | |") : PAGE.index("Exit code 0")]
+    named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rows))
+    assert len(named) >= 10 and named <= known, named - known
