@@ -120,7 +120,9 @@ def _make_case(
     batch = rng.choice((1, 2)) if layout == "dense" else 1
     if layout == "dense" and {"score_mod", "mask_mod"} & set(fields):
         batch = 2  # callbacks are told which
-    rows = _choose_rows(rng, MOST_SCORES // (batch * heads_k * group * keys), length, keys)
+    room = MOST_SCORES // (batch * heads_k * group * keys)
+    tall = fields.pop("rows", None)
+    rows = min(tall, 8 * room) if tall else _choose_rows(rng, room, length, keys)
     if layout != "dense":
         fields["lengths"] = _choose_lengths(rng, rows, keys)
         fields["page_size"] = rng.choice(PAGE_SIZES) if layout == "paged" else 16
@@ -162,9 +164,13 @@ def _choose_lengths(rng: random.Random, rows: int, keys: int) -> tuple[tuple[int
 def _choose_window(
     rng: random.Random, kind: str, lengths: Sequence[tuple[int, int]]
 ) -> tuple[int | None, int | None]:
-    """A window of a kind that hides something of the longest sequence, if anything can be."""
+    """A window of a kind that hides something of the longest sequence, if anything can be.
+
+    An unbounded side is None or -1: both are in use.
+    """
     keys = max(keys for _, keys in lengths)
     sides = [side for side in (0, 1, 2, 7, 31, 64, 127, 128) if side < max(keys, 1)]
-    left = rng.choice(sides) if kind in ("left", "both") else None
-    right = rng.choice(sides[:5]) if kind in ("right", "both") else None
+    unbounded = rng.choice((None, -1))
+    left = rng.choice(sides) if kind in ("left", "both") else unbounded
+    right = rng.choice(sides[:5]) if kind in ("right", "both") else unbounded
     return left, right

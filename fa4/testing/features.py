@@ -60,6 +60,15 @@ FEATURES = (
         first_look=20,
     ),
     _feature("causal", "the causal mask is bottom-right aligned", dense(causal=True), 8),
+    Property(
+        "causal_many_queries",
+        "masks of more than 256 queries: bottom-right aligned in every query tile",
+        equals_oracle,
+        listed=cases_of("causal_many_queries", [{"causal": True, "rows": (290, 1030)}]),
+        needs=all_needs("causal"),
+        levels=("lse",),
+        first_look=4,
+    ),
     _feature(
         "window",
         "sliding windows: both sides, None and -1 unbounded, offsets, off-by-one edges",

@@ -30,7 +30,10 @@ ROWS = 256  # rows and work tiles of one launch
 
 @cute.kernel
 def tiles_kernel(sizes: cute.Tensor, out: cute.Tensor, spec: cutlass.Constexpr):
-    """Work tile `thread` of a call with the sizes of SIZES, as the fields of TILE_FIELDS."""
+    """Work tile `thread` of a call with the sizes of SIZES, as the fields of TILE_FIELDS.
+
+    Threads beyond the last work tile repeat it: the order divides by what is left of the heads.
+    """
     thread = cute.arch.thread_idx()[0]
     seqlen_q, seqlen_k, heads, group, batch, left, right, _ = (sizes[i] for i in range(len(SIZES)))
     rows = 128 * spec.numerics.q_tiles
@@ -42,7 +45,7 @@ def tiles_kernel(sizes: cute.Tensor, out: cute.Tensor, spec: cutlass.Constexpr):
         left if spec.window_left else None, right if spec.window_right else None,
         None, None, None, None, None,
     )  # fmt: skip
-    tile = locate(problem, thread)
+    tile = locate(problem, cutlass.min(thread, num_tiles - 1))
     whole_stop, whole_start = tile.whole_tiles(tile.first_row)
     values = (tile.block, tile.head, tile.batch, tile.kv_start, tile.kv_stop)
     for i, value in enumerate((*values, whole_start, whole_stop)):
