@@ -9,7 +9,7 @@ row share (its maximum, its sum) multiplies the result. Both are bounded by the 
 which is all that holds where few terms count (Higham and Mary, "A New Approach to Probabilistic
 Rounding Error Analysis", 2019). With |x y|_2 for the root of the sum over j of (x_j y_j)^2:
 
-    score     delta = |scale| c sqrt(d + 1) w |q k|_2 + 3 w (|s| + |s - m| + 2)
+    score     delta = c sqrt(d + 1) w sqrt(|scale q k|_2^2 + s^2) + 3 w (|s| + |s - m| + 2)
     P         rho = sqrt(delta^2 + (2 u)^2 + E^2)           a maximal error, so a few deviations
     row       eps = |p delta|_2 + c sqrt(n + 1) w |p|_2 + 4 w + E
     O         |p rho v|_2 + (eps + u) |O| + c sqrt(n + 1) w (|p v|_2 + |O|) + underflow of P
@@ -67,8 +67,10 @@ class Bounds:
         self.cubic = 0.0 if dtype in ("fp32", "fp64") else _CUBIC_EXP2
         self.g_keys = self.g(terms.visible.shape[-1])
         scores = np.where(np.isfinite(terms.scores), terms.scores, 0.0)
-        self.delta = np.abs(terms.scale) * self.g(terms.q.shape[-1])
-        self.delta = self.delta * two_norm(terms.q, terms.k.transpose(0, 2, 1))
+        norms = np.abs(terms.scale) * two_norm(terms.q, terms.k.transpose(0, 2, 1))
+        scaled = np.where(np.isfinite(terms.scaled), terms.scaled, 0.0)
+        # Partial sums of terms of one sign grow with their number, not with its root.
+        self.delta = self.g(terms.q.shape[-1]) * np.hypot(norms, scaled)
         size = np.abs(scores) + np.abs(scores - terms.top[..., None]) + 2.0
         self.delta = np.minimum(self.delta + 3 * self.w * size, _MOST_EXPONENT)
         self.rho = root(np.expm1(self.delta) ** 2 + (2 * self.u) ** 2 + self.cubic**2)
