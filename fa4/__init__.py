@@ -14,13 +14,13 @@ from fa4.version import __version__
 
 if TYPE_CHECKING:
     from fa4.api import (
-        AttentionGradients,
-        AttentionOutput,
         flash_attn_backward,
         flash_attn_func,
         flash_attn_varlen_backward,
         flash_attn_varlen_func,
     )
+    from fa4.backends import AttentionGradients
+    from fa4.compute import AttentionOutput
     from fa4.config import BackwardConfig, Exp2Split, ForwardConfig, Problem
 
 __all__ = [
@@ -38,7 +38,8 @@ __all__ = [
 ]
 refuse_mixed_files()  # before any of them is imported
 
-_OF_CONFIG = ("BackwardConfig", "Exp2Split", "ForwardConfig", "Problem")
+_HOMES = dict.fromkeys(("BackwardConfig", "Exp2Split", "ForwardConfig", "Problem"), "fa4.config")
+_HOMES |= {"AttentionGradients": "fa4.backends", "AttentionOutput": "fa4.compute"}
 
 
 def __getattr__(name: str) -> Any:
@@ -47,7 +48,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"fa4.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module("fa4.config" if name in _OF_CONFIG else "fa4.api")
+    home = importlib.import_module(_HOMES.get(name, "fa4.api"))
     globals()[name] = value = getattr(home, name)
     return value
 

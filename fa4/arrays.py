@@ -12,6 +12,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from fa4.dtypes import dtype_name
+
 # torch types without a NumPy counterpart: reinterpreted through an integer of the same width.
 _TORCH_BITS = {
     "bfloat16": ("uint16", ml_dtypes.bfloat16),
@@ -19,11 +21,26 @@ _TORCH_BITS = {
     "float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
 }
 
+_TORCH_TYPES = {
+    "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64",
+    "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
+}  # fmt: skip
+
 
 def is_torch(value: Any) -> bool:
     """Is this a torch tensor? Never imports torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def element_type(tensor: Any) -> str:
+    """ "bf16", "fp16", ... of a torch tensor or an array; TypeError for another type."""
+    if not is_torch(tensor):
+        return dtype_name(tensor.dtype)
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _TORCH_TYPES:
+        raise TypeError(f"dtype must be one of {', '.join(_TORCH_TYPES.values())}; got {name}")
+    return _TORCH_TYPES[name]
 
 
 def to_numpy(name: str, value: Any) -> np.ndarray:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fa4.checked import make_call
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.dtypes import ulp, unit_roundoff
 from fa4.reference import attention_forward
-from fa4.request import build_request
+from fa4.request import make_request
 from fa4.sm100.forward.correction import CHUNK
 from fa4.sm100.forward.spec import ForwardSpec, padded_dim
 from fa4.testing import Case
@@ -57,7 +58,7 @@ class Rescales:
 
 def reference(inputs: Inputs, config: ForwardConfig) -> Any:
     """The reference's result, with its counters."""
-    request = build_request(inputs.q, inputs.k, inputs.v, inputs.options, varlen=False)
+    request = make_request(make_call(inputs.q, inputs.k, inputs.v, inputs.options, varlen=False))
     return attention_forward(request.q, request.k, request.v, request.spec, config=config)
 
 

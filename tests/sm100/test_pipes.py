@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fa4.config import Exp2Split, Problem
-from fa4.front.prediction import measured_plan, tile_amounts
 from fa4.plan.measured import loop_math
+from fa4.prediction import measured_plan, tile_amounts
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import predict
 from fa4.sm100.pipes import pipe_amounts

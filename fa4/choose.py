@@ -1,4 +1,4 @@
-"""Which implementation computes a call: what impl="auto" picks, and what a choice asks for.
+"""Which implementation computes a call.
 
 auto        the first of these that can do the call: the kernel, for tensors on a GPU that it
             runs on; the emulator, if FA4_EMULATE=1 is set and the tensors are on the CPU; the
@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-from typing import Any
 
-from fa4.arrays import is_torch, to_numpy
+from fa4.arrays import is_torch
+from fa4.backends import NAMES, find_backend
+from fa4.call import Call
 
-IMPLEMENTATIONS = ("auto", "sm100", "emulator", "reference", "oracle")
-KERNELS = ("sm100", "emulator")
+IMPLEMENTATIONS = ("auto", *NAMES)
 EMULATE = "FA4_EMULATE"
 _OFF = ("", "0", "off", "no", "false")
 
@@ -34,17 +33,18 @@ def check_impl(impl: str) -> None:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}; got {impl!r}")
 
 
-def choose(q: Any, k: Any, v: Any, options: dict[str, Any]) -> str:
-    """The implementation that impl="auto" means for a call."""
-    picked, why = _preferred(q)
-    if picked != "reference" and (why := _refusal(q, k, v, options)):
+def choose(call: Call, *, gradient: bool = False) -> str:
+    """The implementation that impl="auto" means for a call (and its gradient)."""
+    picked, why = _preferred(call)
+    if picked != "reference" and (why := find_backend(picked).supports(call, gradient=gradient)):
         picked = "reference"
-    _say(picked, why, on_gpu=is_torch(q) and q.device.type == "cuda")
+    _say(picked, why, on_gpu=is_torch(call.q) and call.q.device.type == "cuda")
     return picked
 
 
-def _preferred(q: Any) -> tuple[str, str]:
+def _preferred(call: Call) -> tuple[str, str]:
     """What the place of the tensors and the environment ask for; and why not the kernel."""
+    q = call.q
     if is_torch(q) and q.device.type == "cuda":
         import torch
 
@@ -83,32 +83,9 @@ def runs_kernel(major: int, minor: int) -> bool:
     return major == 10 and minor in (0, 3)
 
 
-def _refusal(q: Any, k: Any, v: Any, options: dict[str, Any]) -> str:
-    """Why the kernel cannot do a call; "" if it can."""
-    from fa4.front.kernel import describe, read_arguments
-    from fa4.sm100.support import NotSupported, check
-    from fa4.sm100.toolchain import find_toolchain
-
-    try:
-        if not is_torch(q):
-            q, k, v = (to_numpy(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-        arguments = read_arguments(q, k, v, options)
-        check(describe(arguments))
-        if not is_tracing():
-            find_toolchain()
-    except (NotSupported, ImportError) as error:
-        return str(error)
-    if is_torch(q) and q.device.type == "cuda":
-        from fa4.front.op import as_tensors, needs_gradient
-
-        if needs_gradient(as_tensors(arguments)):
-            return "gradients: the SM100 backward kernel is not in this version"
-    return ""
-
-
 def _say(picked: str, why: str, *, on_gpu: bool) -> None:
-    """Once for each choice and reason. Not while torch.compile traces, which cannot log."""
-    if is_tracing() or (picked, why) in _said:
+    """Once for each choice and reason."""
+    if (picked, why) in _said:
         return
     _said.add((picked, why))
     slow = on_gpu and picked == "reference"
@@ -116,36 +93,3 @@ def _say(picked: str, why: str, *, on_gpu: bool) -> None:
     if slow:
         text += "; this copies the tensors to the CPU"
     logger.log(logging.WARNING if slow else logging.INFO, text)
-
-
-def is_tracing() -> bool:
-    """Is torch.compile tracing this code?"""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
-
-
-def require_place(impl: str, q: Any) -> None:
-    """Raises ValueError if the tensors are not where an implementation runs."""
-    where = f"on {q.device}" if is_torch(q) else f"a {type(q).__name__}"
-    if impl == "sm100" and not (is_torch(q) and q.device.type == "cuda"):
-        raise ValueError(f'impl="sm100" takes torch tensors on a CUDA GPU; q is {where}')
-    if impl == "emulator" and is_torch(q) and q.device.type != "cpu":
-        raise ValueError(f'impl="emulator" takes tensors on the CPU; q is {where}')
-
-
-def attend(
-    q: Any, k: Any, v: Any, options: dict[str, Any], *, impl: str, return_lse: bool
-) -> tuple[Any, Any]:
-    """(O, LSE) by the kernel, on a GPU or in the emulator."""
-    require_place(impl, q)
-    from fa4.front import kernel
-
-    if is_torch(q):
-        from fa4.front import op
-
-        arguments = kernel.read_arguments(q, k, v, options)
-        return op.attend(arguments, return_lse=return_lse)
-    q, k, v = (to_numpy(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    arguments = kernel.to_arrays(kernel.read_arguments(q, k, v, options))
-    out, lse, _ = kernel.run_on_emulator(arguments, lse=return_lse)
-    return out, lse

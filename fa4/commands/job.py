@@ -10,7 +10,8 @@ import numpy as np
 
 from fa4.api import flash_attn_func
 from fa4.arrays import like, to_numpy
-from fa4.front import choice
+from fa4.checked import make_call
+from fa4.choose import check_impl, choose, find_gpu
 
 TIMED_CALLS, WARM_UP_CALLS = 20, 5
 
@@ -29,16 +30,16 @@ class Job:
         emulator: Mapping[str, Any],
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        choice.check_impl(impl)
+        check_impl(impl)
         self.arrays, self.options, self.emulator = arrays, dict(options), dict(emulator)
         self._say = say
-        device, why = choice.find_gpu() if impl in ("auto", "sm100") else ("", "")
+        device, why = find_gpu() if impl in ("auto", "sm100") else ("", "")
         if impl == "sm100" and not device:
             raise ValueError(f"--impl sm100 needs a B200 or B300: {why}")
         self.device = device
         if impl == "auto":
             q, k, v = self._on_gpu() if device else arrays
-            impl = choice.choose(q, k, v, self.options)
+            impl = choose(make_call(q, k, v, self.options, varlen=False))
         self.impl = impl
         self.on_gpu = impl == "sm100"
         self.outputs: tuple[np.ndarray, np.ndarray] | None = None
@@ -60,7 +61,7 @@ class Job:
         return report | {"seconds": time.perf_counter() - start}
 
     def _compile(self) -> float:
-        from fa4.front.kernel import describe, read_arguments
+        from fa4.backends.kernel import describe
         from fa4.hardware import B200
         from fa4.sm100.build import build
         from fa4.sm100.call import choose_spec, find_gpu
@@ -70,7 +71,7 @@ class Job:
             import torch
 
             gpu = find_gpu(torch.cuda.get_device_capability(self.device))
-        call = describe(read_arguments(*self.arrays, self.options))
+        call = describe(make_call(*self.arrays, self.options, varlen=False))
         spec = choose_spec(call, gpu)
         self._say(f"compiling for {gpu.arch}")
         start = time.perf_counter()
@@ -79,12 +80,12 @@ class Job:
         return time.perf_counter() - start
 
     def _emulate(self) -> dict[str, Any]:
+        from fa4.backends import emulator
         from fa4.emulator import EmulationFailed
-        from fa4.front import kernel
 
-        arguments = kernel.read_arguments(*self.arrays, self.options)
+        call = make_call(*self.arrays, self.options, varlen=False)
         try:
-            out, lse, reports = kernel.run_on_emulator(arguments, **self.emulator)
+            out, lse, reports = emulator.run(call, **self.emulator)
             self.outputs = (out, lse)
         except EmulationFailed as failure:
             reports = [failure.report]

@@ -1,0 +1,64 @@
+"""The compiled SM100 kernel of a B200, executed on the CPU with the emulator's checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fa4.arrays import is_torch
+from fa4.backends import AttentionGradients, Saved, kernel, reference
+from fa4.call import Call
+from fa4.hardware import B200, Gpu
+from fa4.request import make_request
+from fa4.sm100.support import NotSupported, check
+from fa4.sm100.toolchain import find_toolchain
+
+# In the emulator a kernel has so many SMs: few, so that each CTA gets several work tiles.
+EMULATED_SMS = 4
+_NO_MOD_GRADIENT = "no gradients through a CuTe-DSL score_mod or mask_mod"
+
+
+def supports(call: Call, *, gradient: bool = False) -> str:
+    """What the kernel refuses, tensors that are not on the CPU, a missing compiler."""
+    try:
+        check(kernel.describe(call))
+        find_toolchain()
+    except (NotSupported, ImportError) as error:
+        return str(error)
+    if is_torch(call.q) and call.q.device.type != "cpu":
+        return f'impl="emulator" takes tensors on the CPU; q is on {call.q.device}'
+    if gradient and (call.mods.score_mod or call.mods.mask_mod):
+        return _NO_MOD_GRADIENT
+    return ""
+
+
+def forward(call: Call, *, lse: bool = True) -> tuple[Any, Any]:
+    """(O, LSE). Raises `fa4.emulator.EmulationFailed` if a check found something."""
+    return run(call, lse=lse)[:2]
+
+
+def run(call: Call, *, lse: bool = True, **options: Any) -> tuple[Any, Any, list[Any]]:
+    """(O, LSE, the emulator's reports); options of `fa4.emulator.launch`."""
+    from fa4 import emulator
+
+    reports: list[Any] = []
+
+    def start(compiled: Any, *values: Any) -> None:
+        reports.extend(emulator.launch(compiled, *values, **options))
+
+    check(kernel.describe(call))
+    if is_torch(call.q) and call.q.device.type != "cpu":
+        raise ValueError(f'impl="emulator" takes tensors on the CPU; q is on {call.q.device}')
+    make_request(call)  # the lengths, which the kernel would trust
+    return *kernel.launch(call, kernel.prepare(call, _machine, lse=lse), start), reports
+
+
+def _machine(call: Call) -> tuple[Gpu, int]:
+    del call  # the same for all
+    return B200, EMULATED_SMS
+
+
+def backward(call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradients:
+    """The reference's: there is no backward kernel in this version."""
+    if call.mods.score_mod or call.mods.mask_mod:
+        raise NotImplementedError(_NO_MOD_GRADIENT)
+    return reference.backward(call, saved, dout, dlse)

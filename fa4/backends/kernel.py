@@ -1,0 +1,162 @@
+"""What both ways to run the compiled SM100 kernel share: from a call to what is launched.
+
+The kernel of a form of calls, and everything of its launch that is no tensor, is found once
+(`prepare`); after that a call costs two outputs and a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa4.arrays import element_type, is_torch
+from fa4.call import VECTORS, Call, describe_form
+from fa4.hardware import Gpu
+from fa4.sm100.build import build
+from fa4.sm100.call import check_operand, choose_spec, launch_arguments
+from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.support import ForwardCall, check
+
+_MOST_PREPARED = 1024
+
+
+class Prepared(NamedTuple):
+    """sizes: the call without its tensors; kernel: None for an empty call; num_sms: most CTAs."""
+
+    sizes: ForwardCall
+    spec: ForwardSpec
+    kernel: Callable[..., Any] | None
+    num_sms: int
+
+
+_prepared: dict[Any, Prepared] = {}
+
+
+def describe(call: Call, *, lse: bool = True) -> ForwardCall:
+    """The call without its tensors, as the kernels' support table sees it."""
+    mods = call.mods.score_mod is not None or call.mods.mask_mod is not None
+    return ForwardCall(
+        dtype=call.dtype,
+        head_dim=call.q.shape[-1],
+        head_dim_v=call.v.shape[-1],
+        heads_q=call.q.shape[-2],
+        heads_k=call.k.shape[-2],
+        batch=call.batch,
+        rows_q=call.q.shape[-3],
+        rows_k=call.k.shape[-3],
+        max_seqlen_q=call.max_seqlen_q,
+        softmax_scale=call.softmax_scale,
+        window=call.window,
+        lse=lse,
+        sink=call.learnable_sink is not None,
+        softcap=call.softcap,
+        packed_q=call.cu_seqlens_q is not None,
+        packed_k=call.cu_seqlens_k is not None,
+        used_q=call.seqused_q is not None,
+        used_k=call.seqused_k is not None,
+        pack_gqa=call.pack_gqa,
+        score_mod=call.mods.score_mod,
+        mask_mod=call.mods.mask_mod,
+        aux=tuple((_aux_type(x), len(x.shape)) for x in call.aux_tensors) if mods else (),
+        numerics=call.mods.forward_config,
+        dropout_p=call.dropout_p,
+        num_splits=call.num_splits,
+        paged=call.page_table is not None,
+        block_sparse=bool(call.sparse_block),
+        descale=any(x is not None for x in (call.q_descale, call.k_descale, call.v_descale)),
+    )
+
+
+def _aux_type(tensor: Any) -> str:
+    """Its element type; integers by their names, such as "int32"."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return kind if kind.startswith(("int", "uint", "bool")) else element_type(tensor)
+
+
+def prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], *, lse: bool) -> Prepared:
+    """The kernel of a call on a machine (and its number of SMs), compiled if need be.
+
+    Raises NotSupported for what it refuses, ImportError without CuTe-DSL.
+    """
+    key = _key(call, find_machine, lse)
+    if key in _prepared:
+        return _prepared[key]
+    sizes = describe(call, lse=lse)
+    check(sizes)
+    gpu, num_sms = find_machine(call)
+    spec = choose_spec(sizes, gpu)
+    kernel = None
+    if not sizes.is_empty:
+        for name, tensor in zip("qkv", call[:3], strict=True):
+            check_operand(name, tensor)
+        kernel = build(spec, gpu.arch)
+    found = Prepared(sizes, spec, kernel, num_sms)
+    if key is not None:
+        if len(_prepared) >= _MOST_PREPARED:
+            _prepared.clear()
+        _prepared[key] = found
+    return found
+
+
+def _key(call: Call, find_machine: Callable[..., Any], lse: bool) -> Any:
+    """None for kernels with callables: their globals may have changed, which `build` looks at."""
+    if call.mods.score_mod is not None or call.mods.mask_mod is not None:
+        return None
+    return describe_form(call), find_machine, lse
+
+
+def launch(call: Call, prepared: Prepared, start: Callable[..., None]) -> tuple[Any, Any]:
+    """(O, LSE): `start(kernel, *arguments)` runs it."""
+    outputs = _allocate(call, prepared.sizes)
+    if prepared.kernel is None:
+        return outputs
+    vectors: dict[str, Any] = {name: _vector(getattr(call, name), "int32") for name in VECTORS}
+    vectors["sink"] = _vector(call.learnable_sink, "float32")
+    vectors["aux"] = tuple(call.aux_tensors) if prepared.sizes.aux else None
+    values = launch_arguments(
+        prepared.sizes, prepared.spec, call[:3], outputs, vectors, prepared.num_sms
+    )
+    start(prepared.kernel, *values)
+    return outputs
+
+
+def _vector(value: Any, kind: str) -> Any:
+    """A length vector or sink as the kernel reads it; conversions run where the tensor is."""
+    if value is None:
+        return None
+    if is_torch(value):
+        import torch
+
+        return value.detach().to(getattr(torch, kind)).contiguous()
+    return np.ascontiguousarray(value, kind)
+
+
+def _allocate(call: Call, sizes: ForwardCall) -> tuple[Any, Any]:
+    """O and LSE; filled where the kernel may leave rows unwritten: those of no sequence."""
+    if sizes.is_empty:
+        out = _full(call.q, call.out_shape, 0.0)
+        lse = _full(call.q, call.lse_shape, -np.inf, "float32")
+        if call.learnable_sink is not None:
+            lse[...] = _vector(call.learnable_sink, "float32")[:, None]
+        return out, lse
+    padded = sizes.packed_q or sizes.used_q
+    return (
+        _full(call.q, call.out_shape, 0.0 if padded else None),
+        _full(call.q, call.lse_shape if sizes.lse else (0,), -np.inf if padded else None,
+              "float32"),
+    )  # fmt: skip
+
+
+def _full(template: Any, shape: tuple[int, ...], value: float | None, kind: str = "") -> Any:
+    """A new tensor beside `template` and of its type (or `kind`); value None: uninitialised."""
+    if is_torch(template):
+        import torch
+
+        dtype = getattr(torch, kind) if kind else template.dtype
+        if value is None:
+            return template.new_empty(shape, dtype=dtype)
+        return template.new_full(shape, value, dtype=dtype)
+    dtype = np.dtype(kind) if kind else template.dtype
+    return np.empty(shape, dtype) if value is None else np.full(shape, value, dtype)
