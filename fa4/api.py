@@ -81,26 +81,14 @@ def flash_attn_func(
         ValueError, TypeError; NotImplementedError for what a kernel lacks: one line, what is wrong.
     """
     options = {
-        "softmax_scale": softmax_scale,
-        "causal": causal,
-        "window_size": window_size,
-        "learnable_sink": learnable_sink,
-        "softcap": softcap,
-        "num_splits": num_splits,
-        "pack_gqa": pack_gqa,
-        "deterministic": deterministic,
-        "score_mod": score_mod,
-        "score_mod_bwd": score_mod_bwd,
-        "mask_mod": mask_mod,
-        "aux_tensors": aux_tensors,
-        "block_sparse_tensors": block_sparse_tensors,
-        "dropout_p": dropout_p,
-        "dropout_seed": dropout_seed,
-        "q_descale": q_descale,
-        "k_descale": k_descale,
-        "v_descale": v_descale,
-        "config": config,
-    }
+        "softmax_scale": softmax_scale, "causal": causal, "window_size": window_size,
+        "learnable_sink": learnable_sink, "softcap": softcap, "num_splits": num_splits,
+        "pack_gqa": pack_gqa, "deterministic": deterministic, "score_mod": score_mod,
+        "score_mod_bwd": score_mod_bwd, "mask_mod": mask_mod, "aux_tensors": aux_tensors,
+        "block_sparse_tensors": block_sparse_tensors, "dropout_p": dropout_p,
+        "dropout_seed": dropout_seed, "q_descale": q_descale, "k_descale": k_descale,
+        "v_descale": v_descale, "config": config,
+    }  # fmt: skip
     return attend(make_call(q, k, v, options, varlen=False), impl, return_lse=return_lse)
 
 
@@ -153,33 +141,17 @@ def flash_attn_varlen_func(
     packed q.
     """
     options = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-        "page_table": page_table,
-        "softmax_scale": softmax_scale,
-        "causal": causal,
-        "window_size": window_size,
-        "learnable_sink": learnable_sink,
-        "softcap": softcap,
-        "num_splits": num_splits,
-        "pack_gqa": pack_gqa,
-        "deterministic": deterministic,
-        "score_mod": score_mod,
-        "score_mod_bwd": score_mod_bwd,
-        "mask_mod": mask_mod,
-        "aux_tensors": aux_tensors,
-        "block_sparse_tensors": block_sparse_tensors,
-        "dropout_p": dropout_p,
-        "dropout_seed": dropout_seed,
-        "q_descale": q_descale,
-        "k_descale": k_descale,
-        "v_descale": v_descale,
-        "config": config,
-    }
+        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "seqused_q": seqused_q,
+        "seqused_k": seqused_k, "page_table": page_table, "softmax_scale": softmax_scale,
+        "causal": causal, "window_size": window_size, "learnable_sink": learnable_sink,
+        "softcap": softcap, "num_splits": num_splits, "pack_gqa": pack_gqa,
+        "deterministic": deterministic, "score_mod": score_mod, "score_mod_bwd": score_mod_bwd,
+        "mask_mod": mask_mod, "aux_tensors": aux_tensors,
+        "block_sparse_tensors": block_sparse_tensors, "dropout_p": dropout_p,
+        "dropout_seed": dropout_seed, "q_descale": q_descale, "k_descale": k_descale,
+        "v_descale": v_descale, "config": config,
+    }  # fmt: skip
     return attend(make_call(q, k, v, options, varlen=True), impl, return_lse=return_lse)
 
 

@@ -26,13 +26,26 @@ class Mods(NamedTuple):
     backward_config: BackwardConfig | None = None
 
 
+class Form:
+    """Everything about a call but what lies in its tensors. Calls of one form share the object.
+
+    memo: what was found out about the form, by whoever found it out.
+    """
+
+    __slots__ = ("memo",)
+
+    def __init__(self) -> None:
+        self.memo: dict[Any, Any] = {}
+
+
 class Call(NamedTuple):
     """What is computed, and how.
 
     q is (B, Sq, Hq, d), k (B, Sk, Hk, d), v (B, Sk, Hk, dv); with cu_seqlens (total, heads, dim);
     with a page_table k and v are (pages, page_size, Hk, dim). window_*: None is unbounded, a right
     side of 0 causal. sparse_block: rows and keys of a block, or nothing. dropout_seed: None where
-    nothing is dropped or none was given yet. varlen: by the varlen function?
+    nothing is dropped or none was given yet. varlen: by the varlen function? form: None while
+    traced, and for callables without a hash.
     """
 
     q: Tensor
@@ -66,6 +79,7 @@ class Call(NamedTuple):
     varlen: bool
     mods: Mods
     dropout_seed: int | None
+    form: Form | None = None
 
     @property
     def dtype(self) -> str:
@@ -115,6 +129,7 @@ class Call(NamedTuple):
 
 FIRST_OPTION = Call._fields.index("aux_tensors")
 INPUTS = Call._fields[:FIRST_OPTION]  # single tensors
+ARGUMENTS = Call._fields[:-1]  # of the operators
 VECTORS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 
 _SCHEMA_TYPES = {
@@ -126,17 +141,5 @@ _SCHEMA_TYPES = {
 
 def operator_schema() -> str:
     """The fields as arguments of a torch operator: "Tensor q, Tensor k, ..."."""
-    kinds = {name: kind.__forward_arg__ for name, kind in Call.__annotations__.items()}
+    kinds = {name: Call.__annotations__[name].__forward_arg__ for name in ARGUMENTS}
     return ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in kinds.items())
-
-
-def describe_form(call: Call) -> tuple[Any, ...]:
-    """Everything about a call but what lies in its tensors, hashable if its callables are."""
-    tensors = [x for x in (*call[:FIRST_OPTION], *call.aux_tensors) if x is not None]
-    given = tuple(x is not None for x in call[:FIRST_OPTION])
-    shapes = tuple([(x.shape, x.dtype) for x in tensors])
-    if hasattr(call.q, "stride"):  # torch
-        places: tuple[Any, ...] = tuple([(x.stride(), x.device) for x in tensors])
-    else:
-        places = tuple([x.strides for x in tensors])
-    return given, shapes, places, tuple(call.sparse_block), call[FIRST_OPTION + 2 : -1]

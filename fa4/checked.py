@@ -7,14 +7,15 @@ lengths, pages) `fa4.request` checks, for those on the CPU.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fa4.arrays import is_torch, to_numpy
+from fa4.arrays import to_numpy
 from fa4.call import INPUTS, Call, Mods
 from fa4.config import BackwardConfig, ForwardConfig, normalize_window, require_int
-from fa4.form import check_form
+from fa4.form import with_form
 from fa4.scalars import as_bool, as_float, as_int
 
 DENSE_DEFAULTS: dict[str, Any] = {
@@ -48,9 +49,12 @@ VARLEN_DEFAULTS: dict[str, Any] = DENSE_DEFAULTS | {
     "page_table": None,
 }
 
-_SPARSE = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
+_SPARSE = INPUTS[-4:]  # the lists of block_sparse_tensors
+_OPTIONAL = INPUTS[3:-4]
+_NO_LISTS = [None] * len(_SPARSE)
 _DENSE_NAMES = DENSE_DEFAULTS.keys()
 _NO_MODS = Mods()
+_new: Any = Call  # for tensors by position, which are as many as INPUTS
 
 
 def make_call(q: Any, k: Any, v: Any, options: Mapping[str, Any], *, varlen: bool) -> Call:
@@ -67,11 +71,11 @@ def make_call(q: Any, k: Any, v: Any, options: Mapping[str, Any], *, varlen: boo
     tensors, aux = _gather(q, k, v, given)
     left, right = normalize_window(given["window_size"], as_bool("causal", given["causal"]))
     seed = given["dropout_seed"]
-    call = Call(
-        **tensors,
+    call: Call = _new(
+        *tensors,
         aux_tensors=aux,
         sparse_block=_block_size(given["block_sparse_tensors"]),
-        softmax_scale=_read_scale(given["softmax_scale"], tensors["q"]),
+        softmax_scale=_read_scale(given["softmax_scale"], tensors[0]),
         window_left=left,
         window_right=right,
         softcap=as_float("softcap", given["softcap"]),
@@ -85,47 +89,45 @@ def make_call(q: Any, k: Any, v: Any, options: Mapping[str, Any], *, varlen: boo
         mods=_read_mods(given),
         dropout_seed=None if seed is None else as_int("dropout_seed", seed),
     )
-    if not is_tracing():
-        check_form(call)
-    return call
-
-
-def is_tracing() -> bool:
-    """Is torch.compile tracing this code? Then sizes may be symbols: the operator checks them."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    if torch is not None and torch.compiler.is_compiling():
+        return call  # sizes may be symbols: the operator looks at them when it runs
+    return with_form(call)
 
 
-def _gather(q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """All tensors by their names, and the auxiliary ones: of torch, or else NumPy arrays."""
-    tensors: dict[str, Any] = {name: given.get(name) for name in INPUTS}
-    tensors |= {"q": q, "k": k, "v": v}
-    if given["block_sparse_tensors"] is not None:
-        tensors |= _sparse_lists(given["block_sparse_tensors"])
+def _gather(q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """All tensors in the order of INPUTS, and the auxiliary ones: of torch, or NumPy arrays."""
+    tensors = [q, k, v, *[given[name] for name in _OPTIONAL]]
+    sparse = given["block_sparse_tensors"]
+    tensors += _NO_LISTS if sparse is None else _sparse_lists(sparse)
     aux = given["aux_tensors"]
     if aux is None:
         aux = []
     elif not isinstance(aux, (list, tuple)):
         raise TypeError(f"aux_tensors must be a list of tensors; got {type(aux).__name__}")
-    in_torch = is_torch(q)
-    for name, value in (*tensors.items(), *[("aux_tensors", x) for x in aux]):
-        if value is not None and is_torch(value) != in_torch:
+    torch = sys.modules.get("torch")
+    torch_tensor: Any = () if torch is None else torch.Tensor
+    in_torch = isinstance(q, torch_tensor)
+    for place, value in enumerate((*tensors, *aux)):
+        if value is not None and isinstance(value, torch_tensor) != in_torch:
+            name = INPUTS[place] if place < len(INPUTS) else "aux_tensors"
             kind = "a torch tensor" if in_torch else "no torch tensor"
             raise TypeError(f"{name} must be {kind}, as q is; got {type(value).__name__}")
     if in_torch:
         return tensors, list(aux)
-    arrays = {name: x if x is None else to_numpy(name, x) for name, x in tensors.items()}
+    named = zip(INPUTS, tensors, strict=True)
+    arrays = [x if x is None else to_numpy(name, x) for name, x in named]
     return arrays, [to_numpy("aux_tensors", x) for x in aux]
 
 
-def _sparse_lists(sparse: Any) -> dict[str, Any]:
+def _sparse_lists(sparse: Any) -> list[Any]:
     """The lists of any object with the fields of `fa4.reference.BlockSparseTensors`."""
     lists = {name: getattr(sparse, name, None) for name in _SPARSE}
     if lists["mask_block_cnt"] is None or lists["mask_block_idx"] is None:
         raise ValueError("block_sparse_tensors needs mask_block_cnt and mask_block_idx; got None")
     if (lists["full_block_cnt"] is None) != (lists["full_block_idx"] is None):
         raise ValueError("full_block_cnt and full_block_idx go together; got one of them")
-    return lists
+    return list(lists.values())
 
 
 def _block_size(sparse: Any) -> list[int]:
@@ -144,7 +146,7 @@ def _read_scale(scale: Any, q: Any) -> float:
     if scale is not None:
         return as_float("softmax_scale", scale)
     dim = q.shape[-1] if len(q.shape) else 0
-    return float(dim**-0.5) if dim else 1.0
+    return 1.0 / math.sqrt(dim) if dim else 1.0
 
 
 def _read_mods(given: Mapping[str, Any]) -> Mods:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fa4.arrays import element_type, is_torch
-from fa4.call import Call, describe_form
+from fa4.call import FIRST_OPTION, Call, Form
 from fa4.config import require_int
 from fa4.reference.spec import Attention, Dropout
 
@@ -14,28 +14,49 @@ _INTEGERS = {
     "mask_block_cnt": 3, "mask_block_idx": 4, "full_block_cnt": 3, "full_block_idx": 4,
 }  # fmt: skip
 _MOST_FORMS = 4096
-_checked: set[tuple[Any, ...]] = set()
+_forms: dict[tuple[Any, ...], Form] = {}
 
 
-def check_form(call: Call) -> None:
-    """Raises TypeError or ValueError for what is wrong with a call, but for its tensors' values.
+def with_form(call: Call) -> Call:
+    """The call with its form. Raises TypeError or ValueError for what is wrong with it.
 
-    A form that passed once is not looked at again.
+    What lies in the tensors is not looked at, and a form that passed once is not looked at again.
     """
     try:
-        form = describe_form(call)
-        if form in _checked:
-            return
+        key = describe_form(call)
+        form = _forms.get(key)
+        if form is not None:
+            return call._replace(form=form)
     except (TypeError, AttributeError):  # callables without a hash, sizes that are symbols
-        form = None
+        key = None
     _check_tensors(call)
     _check_lengths(call)
     _check_factors(call)
     _check_options(call)
-    if form is not None:
-        if len(_checked) >= _MOST_FORMS:
-            _checked.clear()
-        _checked.add(form)
+    if key is None:
+        return call
+    if len(_forms) >= _MOST_FORMS:
+        _forms.clear()
+    form = _forms[key] = Form()
+    return call._replace(form=form)
+
+
+def describe_form(call: Call) -> tuple[Any, ...]:
+    """What two calls of one form have in common; without a hash if a callable has none."""
+    tensors: tuple[Any, ...] = call[:FIRST_OPTION]
+    q, k, v, *optional = tensors
+    more = [x for x in optional if x is not None] + call.aux_tensors
+    if hasattr(q, "stride"):  # torch
+        places: tuple[Any, ...] = (q.stride(), k.stride(), v.stride(), q.device, k.device, v.device)
+        rest: list[Any] = [(x.shape, x.dtype, x.stride(), x.device) for x in more]
+    else:
+        places = (q.strides, k.strides, v.strides)
+        rest = [(x.shape, x.dtype, x.strides) for x in more]
+    given = tuple([x is not None for x in optional]) if more else ()
+    return (
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, places, given, tuple(rest),
+        tuple(call.sparse_block), call[FIRST_OPTION + 2 : -2],
+    )  # fmt: skip
 
 
 def _check_tensors(call: Call) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from fa4.backends import NO_BACKWARD, Saved
-from fa4.call import FIRST_OPTION, Call, Mods, operator_schema
+from fa4.call import ARGUMENTS, FIRST_OPTION, Call, Mods, operator_schema
 from fa4.execute import Computed, run_backward, run_forward
-from fa4.form import check_form
+from fa4.form import with_form
 
 _SCHEMA = operator_schema()
 _DIFFERENTIABLE = ("q", "k", "v", "learnable_sink")
@@ -39,7 +39,7 @@ def to_operator(call: Call) -> tuple[Any, ...]:
     seed = call.dropout_seed
     if seed is not None and seed >= _WORD // 2:
         seed -= _WORD
-    return call._replace(mods=remember(*call.mods), dropout_seed=seed)
+    return call._replace(mods=remember(*call.mods), dropout_seed=seed)[:-1]
 
 
 def from_operator(values: tuple[Any, ...]) -> Call:
@@ -48,8 +48,7 @@ def from_operator(values: tuple[Any, ...]) -> Call:
     seed = call.dropout_seed
     mods = _known[call.mods]  # type: ignore[call-overload]
     call = call._replace(mods=mods, dropout_seed=None if seed is None else seed % _WORD)
-    check_form(call)
-    return call
+    return with_form(call)
 
 
 @torch.library.custom_op(
@@ -129,7 +128,7 @@ def _differentiate(ctx: Any, dout: Any, dlse: Any, _: Any) -> tuple[Any, ...]:
     fields = (*tensors[:FIRST_OPTION], tensors[FIRST_OPTION:], *ctx.rest)
     found = torch.ops.fa4.attention_backward(dout, dlse, out, lse, seed, *fields, ctx.impl)
     call = Call(*fields)
-    grads: dict[str, Any] = dict.fromkeys(Call._fields)
+    grads: dict[str, Any] = dict.fromkeys(ARGUMENTS)
     grads["aux_tensors"] = [None] * len(call.aux_tensors)
     grads["sparse_block"] = [None] * len(call.sparse_block)
     for name, grad in zip(_DIFFERENTIABLE, found, strict=True):

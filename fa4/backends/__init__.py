@@ -39,7 +39,7 @@ class AttentionGradients(NamedTuple):
 
 
 class Implementation(Protocol):
-    """What a module of this package offers. Calls have passed `fa4.form.check_form`."""
+    """What a module of this package offers. Calls have passed `fa4.form.with_form`."""
 
     def supports(self, call: Call, *, gradient: bool = False) -> str:
         """Why the call (and its gradient) cannot be computed; "" if it can. Computes nothing."""

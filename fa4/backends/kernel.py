@@ -12,26 +12,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa4.arrays import element_type, is_torch
-from fa4.call import VECTORS, Call, describe_form
+from fa4.call import VECTORS, Call
 from fa4.hardware import Gpu
 from fa4.sm100.build import build
 from fa4.sm100.call import check_operand, choose_spec, launch_arguments
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.support import ForwardCall, check
 
-_MOST_PREPARED = 1024
-
 
 class Prepared(NamedTuple):
-    """sizes: the call without its tensors; kernel: None for an empty call; num_sms: most CTAs."""
+    """What is the same for all calls of a form.
+
+    sizes: the call without its tensors. kernel: None for an empty call. num_sms: CTAs at most.
+    """
 
     sizes: ForwardCall
     spec: ForwardSpec
     kernel: Callable[..., Any] | None
     num_sms: int
-
-
-_prepared: dict[Any, Prepared] = {}
+    out_shape: tuple[int, ...]
+    lse_shape: tuple[int, ...]
 
 
 def describe(call: Call, *, lse: bool = True) -> ForwardCall:
@@ -80,9 +80,17 @@ def prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], *, lse:
 
     Raises NotSupported for what it refuses, ImportError without CuTe-DSL.
     """
-    key = _key(call, find_machine, lse)
-    if key in _prepared:
-        return _prepared[key]
+    memo = {} if call.form is None else call.form.memo
+    found: Prepared | None = memo.get((find_machine, lse))
+    if found is None:
+        found = _prepare(call, find_machine, lse)
+        # A callable's globals may change, at which `build` looks each time.
+        if call.mods.score_mod is None and call.mods.mask_mod is None:
+            memo[find_machine, lse] = found
+    return found
+
+
+def _prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], lse: bool) -> Prepared:
     sizes = describe(call, lse=lse)
     check(sizes)
     gpu, num_sms = find_machine(call)
@@ -92,24 +100,13 @@ def prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], *, lse:
         for name, tensor in zip("qkv", call[:3], strict=True):
             check_operand(name, tensor)
         kernel = build(spec, gpu.arch)
-    found = Prepared(sizes, spec, kernel, num_sms)
-    if key is not None:
-        if len(_prepared) >= _MOST_PREPARED:
-            _prepared.clear()
-        _prepared[key] = found
-    return found
-
-
-def _key(call: Call, find_machine: Callable[..., Any], lse: bool) -> Any:
-    """None for kernels with callables: their globals may have changed, which `build` looks at."""
-    if call.mods.score_mod is not None or call.mods.mask_mod is not None:
-        return None
-    return describe_form(call), find_machine, lse
+    lse_shape = call.lse_shape if lse or sizes.is_empty else (0,)
+    return Prepared(sizes, spec, kernel, num_sms, call.out_shape, lse_shape)
 
 
 def launch(call: Call, prepared: Prepared, start: Callable[..., None]) -> tuple[Any, Any]:
     """(O, LSE): `start(kernel, *arguments)` runs it."""
-    outputs = _allocate(call, prepared.sizes)
+    outputs = _allocate(call, prepared)
     if prepared.kernel is None:
         return outputs
     vectors: dict[str, Any] = {name: _vector(getattr(call, name), "int32") for name in VECTORS}
@@ -133,20 +130,15 @@ def _vector(value: Any, kind: str) -> Any:
     return np.ascontiguousarray(value, kind)
 
 
-def _allocate(call: Call, sizes: ForwardCall) -> tuple[Any, Any]:
+def _allocate(call: Call, prepared: Prepared) -> tuple[Any, Any]:
     """O and LSE; filled where the kernel may leave rows unwritten: those of no sequence."""
-    if sizes.is_empty:
-        out = _full(call.q, call.out_shape, 0.0)
-        lse = _full(call.q, call.lse_shape, -np.inf, "float32")
-        if call.learnable_sink is not None:
-            lse[...] = _vector(call.learnable_sink, "float32")[:, None]
-        return out, lse
-    padded = sizes.packed_q or sizes.used_q
-    return (
-        _full(call.q, call.out_shape, 0.0 if padded else None),
-        _full(call.q, call.lse_shape if sizes.lse else (0,), -np.inf if padded else None,
-              "float32"),
-    )  # fmt: skip
+    sizes = prepared.sizes
+    padded = sizes.packed_q or sizes.used_q or sizes.is_empty
+    out = _full(call.q, prepared.out_shape, 0.0 if padded else None)
+    lse = _full(call.q, prepared.lse_shape, -np.inf if padded else None, "float32")
+    if sizes.is_empty and call.learnable_sink is not None:
+        lse[...] = _vector(call.learnable_sink, "float32")[:, None]
+    return out, lse
 
 
 def _full(template: Any, shape: tuple[int, ...], value: float | None, kind: str = "") -> Any:
