@@ -19,12 +19,12 @@ from cutlass import cute
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fa4
+from fa4.compiled import build as builder
+from fa4.compiled import toolchain
+from fa4.compiled.support import NotSupported
 from fa4.front import choice
 from fa4.front import kernel as front_kernel
 from fa4.front import op as front_op
-from fa4.sm100 import build as builder
-from fa4.sm100 import toolchain
-from fa4.sm100.support import NotSupported
 from fa4.testing import assert_within_budget
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import dense_inputs

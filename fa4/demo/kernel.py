@@ -37,11 +37,11 @@ def run_kernel(
     padded_head_dim, arch, compiler; ok; checks (of out and lse); schedules (findings of each);
     resources; prediction (of the whole layer; None if the simulator has no such kernel).
     """
+    from fa4.compiled.build import build
+    from fa4.compiled.support import NotSupported
+    from fa4.compiled.toolchain import find_toolchain
+    from fa4.compiled.variants import choose_spec
     from fa4.front.kernel import describe, read_arguments
-    from fa4.sm100.build import build
-    from fa4.sm100.call import choose_spec
-    from fa4.sm100.support import NotSupported
-    from fa4.sm100.toolchain import find_toolchain
 
     tensors = next(split_heads(request)).tensors
     q, k, v = (np.ascontiguousarray(x[:, :MOST_ROWS]) for x in tensors)
@@ -126,7 +126,7 @@ def _resources(compiled: Any) -> dict[str, Any]:
 
     registers: the plan's; setmaxnreg: those that the code sets.
     """
-    from fa4.sm100.codegen import read_kernels
+    from fa4.inspect.codegen import read_kernels
 
     spec = compiled.spec
     (code,) = read_kernels(compiled.cubin, compiled.ptx)

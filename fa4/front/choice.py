@@ -85,9 +85,9 @@ def runs_kernel(major: int, minor: int) -> bool:
 
 def _refusal(q: Any, k: Any, v: Any, options: dict[str, Any]) -> str:
     """Why the kernel cannot do a call; "" if it can."""
+    from fa4.compiled.support import NotSupported, check
+    from fa4.compiled.toolchain import find_toolchain
     from fa4.front.kernel import describe, read_arguments
-    from fa4.sm100.support import NotSupported, check
-    from fa4.sm100.toolchain import find_toolchain
 
     try:
         if not is_torch(q):

@@ -60,10 +60,10 @@ class Job:
         return report | {"seconds": time.perf_counter() - start}
 
     def _compile(self) -> float:
+        from fa4.compiled.build import build
+        from fa4.compiled.variants import choose_spec, find_gpu
         from fa4.front.kernel import describe, read_arguments
         from fa4.hardware import B200
-        from fa4.sm100.build import build
-        from fa4.sm100.call import choose_spec, find_gpu
 
         gpu = B200
         if self.on_gpu:

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa4.arrays import is_torch, to_numpy
+from fa4.compiled.build import build
+from fa4.compiled.launch import launch_arguments
+from fa4.compiled.support import ForwardCall, check
+from fa4.compiled.variants import choose_spec, find_gpu
 from fa4.config import BackwardConfig, ForwardConfig, Window, normalize_window, require_int
 from fa4.dtypes import dtype_name
 from fa4.hardware import B200, Gpu
 from fa4.reference.spec import Attention
 from fa4.request import as_float, as_int, build_request, check_shapes
-from fa4.sm100.build import build
-from fa4.sm100.call import choose_spec, find_gpu, launch_arguments
-from fa4.sm100.support import ForwardCall, check
 
 # In the emulator a kernel has so many SMs: few, so that each CTA gets several work tiles.
 EMULATED_SMS = 4

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from fa4.compiled import forward as compiling
 from fa4.config import ForwardConfig, ForwardPipeline
 from fa4.hardware import B200
 from fa4.plan.forward import forward_plan
-from fa4.sm100.forward import compile as compiling
 from fa4.sm100.forward import correction, kernel, softmax
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.testing import Case

@@ -14,12 +14,12 @@ pytest.importorskip("cutlass")
 import ml_dtypes
 
 from fa4 import emulator
+from fa4.compiled.build import build
 from fa4.config import ForwardConfig
 from fa4.emulator.isa import mbarriers, tensor_mma
 from fa4.plan.schema import Arrive, PipelinePlan, Role, Wait, unroll
-from fa4.sm100.build import build
-from fa4.sm100.forward.context import mbarrier_numbers
 from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.kit.signals import mbarrier_numbers
 
 TILE = 128
 Events = dict[int, list[tuple[str, str]]]

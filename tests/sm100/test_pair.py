@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("cutlass")
 
 from fa4 import emulator
+from fa4.compiled.forward import compile_forward
 from fa4.config import ForwardConfig
 from fa4.emulator.execute import run
 from fa4.plan.schema import Arrive, Wait, Work, walk
-from fa4.sm100.forward.compile import compile_forward
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.testing.budget import Outputs, assert_within_budget
 from fa4.testing.case import Case

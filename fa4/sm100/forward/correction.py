@@ -7,19 +7,20 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.sm100.forward.context import WARPGROUP, Signals
-from fa4.sm100.forward.rowmath import LOG2_E, multiplied, rounded
-from fa4.sm100.forward.spec import padded_dim
-from fa4.sm100.forward.straight import stand_apart
-from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
-from fa4.sm100.forward.tmem import read_columns, warp_lanes, write_columns
+from fa4.sm100.kit.ptx_block import stand_apart
+from fa4.sm100.kit.rowmath import LOG2_E, multiplied, rounded
+from fa4.sm100.kit.schedulers import first_tile, next_tile
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.sm100.kit.tmem import read_columns, warp_lanes, write_columns
+from fa4.sm100.kit.units import WARPGROUP, padded_dim
 
 CHUNK = 16  # TMEM columns that a thread holds at a time
 LN_2 = 0.6931471805599453
 
 
 @dataclass(frozen=True)
-class Outputs:
+class CorrectionOperands:
     """What the correction warps work with.
 
     stats: per Q tile, log2(alpha) or l of 128 rows, then m. o: first TMEM column by Q tile.
@@ -35,7 +36,7 @@ class Outputs:
 
 
 @cute.jit
-def correction(signals: Signals, problem: Problem, outputs: Outputs) -> None:
+def correction(signals: Signals, problem: KernelProblem, outputs: CorrectionOperands) -> None:
     """Votes per warp whether O needs rescaling; releases the other Q tile's statistics."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     last: cutlass.Constexpr = q_tiles - 1
@@ -82,8 +83,8 @@ def rescale(column: cutlass.Constexpr, cols: cutlass.Constexpr, factor: Float32)
 @cute.jit
 def finish(
     signals: Signals,
-    problem: Problem,
-    outputs: Outputs,
+    problem: KernelProblem,
+    outputs: CorrectionOperands,
     tile: WorkTile,
     i: cutlass.Constexpr,
     tiles_done: Int32,

@@ -8,9 +8,10 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.forward_layout import output_over_queries
-from fa4.sm100.forward.context import WARP, Signals
-from fa4.sm100.forward.spec import TILE_ROWS
-from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
+from fa4.sm100.kit.schedulers import first_tile, next_tile
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.sm100.kit.units import TILE_ROWS, WARP
 
 VECTOR = 8  # elements of a 16-byte store
 
@@ -29,7 +30,7 @@ class Store:
 
 
 @cute.jit
-def epilogue(signals: Signals, problem: Problem, store: Store) -> None:
+def epilogue(signals: Signals, problem: KernelProblem, store: Store) -> None:
     """One O tile after the other, as the correction warps finish them."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     index = first_tile(problem)

@@ -8,8 +8,10 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.forward_layout import output_over_queries
-from fa4.sm100.forward.context import Signals
-from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
+from fa4.sm100.kit.rings import advance, stage_offset
+from fa4.sm100.kit.schedulers import first_tile, next_tile
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class Operand:
 
 
 @cute.jit
-def load(signals: Signals, problem: Problem, query: Operand, key: Operand, value: Operand) -> None:
+def load(
+    signals: Signals, problem: KernelProblem, query: Operand, key: Operand, value: Operand
+) -> None:
     """K, Q0, Q1, V, then K and V of the other KV tiles, last keys first."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
@@ -77,22 +81,6 @@ def _drain(
         slot, lap = advance(slot, lap, stages)
     for i in cutlass.range_constexpr(q_tiles):
         cute.arch.mbarrier_wait(signals.pointer(f"q{i}_empty"), (tiles_done - 1) & 1)
-
-
-def stage_offset(stage: Int32 | int, pitch: int, shift: int) -> Int32 | int:
-    """Where a stage starts; `shift` is what stage 1 lies off."""
-    offset = stage * pitch
-    return offset + cutlass.select_(stage == 1, Int32(shift), Int32(0)) if shift else offset
-
-
-def advance(slot: Int32, lap: Int32, stages: int) -> tuple[Int32, Int32]:
-    """The next slot of a ring, and how often the ring has been gone round."""
-    following = slot + 1
-    wrapped = following == stages
-    return (
-        cutlass.select_(wrapped, Int32(0), following),
-        cutlass.select_(wrapped, lap ^ 1, lap),
-    )
 
 
 def _fill(

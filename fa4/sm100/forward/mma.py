@@ -7,37 +7,19 @@ The whole warp runs the loop, and elects a thread for each product: then the com
 everything in uniform registers, where the tensor core wants it, and the election costs nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from fa4.sm100.forward.context import Signals
-from fa4.sm100.forward.load import advance, stage_offset
-from fa4.sm100.forward.spec import MMA_DEPTH
-from fa4.sm100.forward.straight import Straight
-from fa4.sm100.forward.tiles import Problem, first_tile, locate, next_tile
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Shared-memory descriptors of an operand's tiles (PTX ISA 9.7.16.4.1), in 16-byte units.
-
-    low, high: words of the first stage's. steps: offsets of the steps of 16 along K. pitch, shift:
-    from one stage to the next, and what stage 1 lies off.
-    """
-
-    low: Int32
-    high: Int32
-    steps: cutlass.Constexpr
-    pitch: cutlass.Constexpr
-    shift: cutlass.Constexpr
-
-    def stage(self, number: Int32 | int) -> Int32:
-        """The low word of a stage's first step."""
-        return self.low + stage_offset(number, self.pitch, self.shift)
+from fa4.sm100.kit.descriptors import OperandTiles, descriptors, multiply, plus
+from fa4.sm100.kit.ptx_block import PtxBlock
+from fa4.sm100.kit.rings import advance
+from fa4.sm100.kit.schedulers import first_tile, next_tile
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import KernelProblem, locate
+from fa4.sm100.kit.units import MMA_DEPTH
 
 
 @dataclass(frozen=True)
@@ -50,8 +32,8 @@ class Products:
     part; in both, operands and sums lie at the same addresses.
     """
 
-    q: Tiles
-    k: Tiles
+    q: OperandTiles
+    k: OperandTiles
     v: tuple
     idesc_s: cutlass.Constexpr
     idesc_o: cutlass.Constexpr
@@ -63,7 +45,7 @@ class Products:
 
 
 @cute.jit
-def mma(signals: Signals, problem: Problem, products: Products) -> None:
+def mma(signals: Signals, problem: KernelProblem, products: Products) -> None:
     """Every product of the work tiles of this CTA, or of its pair."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
@@ -107,11 +89,11 @@ def mma(signals: Signals, problem: Problem, products: Products) -> None:
 def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
     """S_i = Q_i K^T from a slot of the ring, and tell softmax i when it is there."""
     q, k = products.q, products.k
-    code = Straight()
-    a = _descriptors(code, q.stage(i), q.high, q.steps)
-    b = _descriptors(code, k.stage(slot), k.high, k.steps)
+    code = PtxBlock()
+    a = descriptors(code, q.stage(i), q.high, q.steps)
+    b = descriptors(code, k.stage(slot), k.high, k.steps)
     sums = ["0"] + ["1"] * (len(b) - 1)
-    _multiply(code, products.s[i], a, b, products.idesc_s, sums, products.cta_group)
+    multiply(code, products.s[i], a, b, products.idesc_s, sums, products.cta_group)
     signals.commit(f"s{i}_full")
 
 
@@ -126,43 +108,11 @@ def values(
         if not part:
             continue
         signals.wait(signal, use)
-        code = Straight()
+        code = PtxBlock()
         p = code.read(products.p[i])
-        a = [f"[{_plus(code, p, step * (MMA_DEPTH // 2))}]" for step in part]
-        b = _descriptors(code, v_low, v.high, v.steps[part.start : part.stop])
+        a = [f"[{plus(code, p, step * (MMA_DEPTH // 2))}]" for step in part]
+        b = descriptors(code, v_low, v.high, v.steps[part.start : part.stop])
         sums = ["1"] * len(b)
         if part.start == 0:
             sums[0] = code.read(Int32(accumulate))
-        _multiply(code, products.o[i], a, b, products.idesc_o, sums, products.cta_group)
-
-
-def _descriptors(code: Straight, low: Int32, high: Int32, steps: Sequence[int]) -> list[str]:
-    """Shared-memory descriptors of the steps of an operand's tile."""
-    first, upper = code.read(low), code.read(high)
-    words = [_plus(code, first, step) for step in steps]
-    return [code.do("mov.b64", f"{{{word}, {upper}}}", kind="b64") for word in words]
-
-
-def _plus(code: Straight, word: str, offset: int) -> str:
-    return code.do("add.s32", word, str(offset), kind="b32") if offset else word
-
-
-def _multiply(
-    code: Straight, target: Int32, a: list[str], b: list[str], idesc: int, sums: list[str],
-    cta_group: int,
-) -> None:  # fmt: skip
-    """tcgen05.mma for each step (PTX ISA 9.7.16.10.9.1), by an elected thread.
-
-    a: addresses in tensor memory in brackets, or descriptors as b. sums: what says, other than 0,
-    that the step's product is added to `target`.
-    """
-    elected, kind = code.register("pred"), code.do("mov.b32", str(idesc), kind="b32")
-    code.effect(f"elect.sync _|{elected}, -1;")
-    into = code.read(target)
-    for left, right, add in zip(a, b, sums, strict=True):
-        added = code.do("setp.ne.b32", add, "0", kind="pred")
-        code.effect(
-            f"@{elected} tcgen05.mma.cta_group::{cta_group}.kind::f16 "
-            f"[{into}], {left}, {right}, {kind}, {added};"
-        )
-    code.trace(effects=True)
+        multiply(code, products.o[i], a, b, products.idesc_o, sums, products.cta_group)

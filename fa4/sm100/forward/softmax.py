@@ -8,12 +8,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.sm100.forward import rowmath
-from fa4.sm100.forward.context import WARPGROUP, Signals
 from fa4.sm100.forward.mods import Mods, RowMods
-from fa4.sm100.forward.straight import stand_apart
-from fa4.sm100.forward.tiles import Problem, first_tile, locate, next_tile
-from fa4.sm100.forward.tmem import read_columns, warp_lanes, write_columns
+from fa4.sm100.kit import rowmath
+from fa4.sm100.kit.ptx_block import stand_apart
+from fa4.sm100.kit.schedulers import first_tile, next_tile
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import KernelProblem, locate
+from fa4.sm100.kit.tmem import read_columns, warp_lanes, write_columns
+from fa4.sm100.kit.units import WARPGROUP
 
 FRAGMENT = 32
 READ_COLS = 64  # of S per instruction: the maximum starts while the rest is on its way
@@ -38,7 +40,7 @@ class Rows:
 
 
 @cute.jit
-def softmax(signals: Signals, problem: Problem, rows: Rows) -> None:
+def softmax(signals: Signals, problem: KernelProblem, rows: Rows) -> None:
     """Every KV tile of every work tile, last keys first: masked, whole, masked by the window."""
     spec: cutlass.Constexpr = problem.spec
     thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -52,7 +54,10 @@ def softmax(signals: Signals, problem: Problem, rows: Rows) -> None:
         mods = rows.mods.of_row(tile, first_row + thread)
         whole_stop, whole_start = tile.whole_tiles(first_row)
         number, stop = tile.kv_stop, tile.kv_start
-        highest, total = rowmath.unseen(rows.scale_log2), [Float32(0.0), Float32(0.0)]
+        highest, total = (
+            rowmath.reference_without_keys(rows.scale_log2),
+            [Float32(0.0), Float32(0.0)],
+        )
         for _ in cutlass.range(number - cutlass.max(whole_stop, stop), unroll=1):
             number -= 1
             state = highest, total

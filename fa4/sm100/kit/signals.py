@@ -8,10 +8,8 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from fa4.plan.schema import Arrive, PipelinePlan, Signal, Wait
+from fa4.sm100.kit.units import WARP
 
-WARP = 32
-WARPGROUP = 128
-ELEMENTS = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 CTA_BARRIER = 0  # named barrier of all warps; the plan's own start at 1
 LEADER = 0  # rank in its pair of the CTA whose MMA warp issues the products of both
 BOTH = 0b11  # ranks of a pair, as a mask
