@@ -1,10 +1,12 @@
-"""Is the PTX of our forward kernels the same before and after a change of their source?
+"""Do our forward kernels compile to the same code before and after a change of their source?
 
-    python benchmarks/compare_ptx.py --store FOLDER      before: keeps the PTX of every kernel
-    python benchmarks/compare_ptx.py --against FOLDER    after: the first difference of each kernel
+    python benchmarks/compare_ptx.py --store FOLDER      before: keeps PTX and cubin of every kernel
+    python benchmarks/compare_ptx.py --against FOLDER    after: what differs
 
-The kernels are those of benchmark_features.py. Names of registers, labels and kernels do not count:
-each is replaced by its number in the order of first use. Exit code 1 if anything else differs.
+The kernels are those of benchmark_features.py. In PTX, names of registers, labels and kernels do
+not count: each is replaced by its number in the order of first use. PTX that differs may still be
+the same machine code, byte for byte: two instructions that do not depend on each other have changed
+places. Exit code 1 if the machine code of a kernel differs.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from feature_kernels import specs
+
+from fa4.emulator.elf import read_sections
 
 _COMMENT = re.compile(r"//[^\n]*")
 _COUNT = re.compile(r"<\d+>;")  # of registers that are declared
@@ -52,17 +56,51 @@ def difference(before: str, after: str) -> str:
     return "" if len(old) == len(new) else f"{len(old)} lines before, {len(new)} after"
 
 
-def compile_all() -> Iterator[tuple[str, str]]:
-    """(file name, PTX) of each kernel."""
+def machine_code(cubin: bytes) -> list[bytes]:
+    """The code sections of a cubin, in their order and without their names."""
+    sections = [one for one in read_sections(cubin) if one.name.startswith(".text.")]
+    return [cubin[one.offset : one.offset + one.size] for one in sections]
+
+
+def compile_all() -> Iterator[tuple[str, str, bytes]]:
+    """(name, PTX, cubin) of each kernel."""
     from fa4.compiled.forward import compile_forward
 
     os.environ["CUTE_DSL_NO_CACHE"] = "1"
     for name, spec in specs():
-        yield f"{name}.ptx", compile_forward(spec, spec.gpu.arch).artifacts.PTX
+        artifacts = compile_forward(spec, spec.gpu.arch).artifacts
+        yield name, artifacts.PTX, artifacts.CUBIN
+
+
+def store(folder: Path) -> None:
+    """Keeps what the kernels compile to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, ptx, cubin in compile_all():
+        (folder / f"{name}.ptx").write_text(ptx, encoding="utf-8")
+        (folder / f"{name}.cubin").write_bytes(cubin)
+        print(name, flush=True)
+
+
+def compare(folder: Path) -> bool:
+    """Prints what differs from what is kept; is all machine code the same?"""
+    kernels = same_ptx = same_code = 0
+    for name, ptx, cubin in compile_all():
+        kernels += 1
+        found = difference((folder / f"{name}.ptx").read_text(encoding="utf-8"), ptx)
+        same = machine_code((folder / f"{name}.cubin").read_bytes()) == machine_code(cubin)
+        same_ptx, same_code = same_ptx + (not found), same_code + same
+        if found:
+            what = "the same machine code" if same else "OTHER MACHINE CODE"
+            print(f"{name}: {what}; PTX {found}", flush=True)
+        elif not same:
+            print(f"{name}: OTHER MACHINE CODE of the same PTX", flush=True)
+    print(f"the same PTX but for names: {same_ptx} of {kernels} kernels")
+    print(f"the same machine code: {same_code} of {kernels}")
+    return same_code == kernels
 
 
 def main() -> None:
-    """Stores, or compares and says what differs."""
+    """Stores or compares."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -71,20 +109,9 @@ def main() -> None:
     what.add_argument("--against", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     if options.store:
-        options.store.mkdir(parents=True, exist_ok=True)
-        for name, ptx in compile_all():
-            (options.store / name).write_text(ptx, encoding="utf-8")
-            print(name, flush=True)
-        return
-    kernels = differing = 0
-    for name, ptx in compile_all():
-        kernels += 1
-        found = difference((options.against / name).read_text(encoding="utf-8"), ptx)
-        if found:
-            differing += 1
-            print(f"{name}: {found}", flush=True)
-    print(f"{kernels - differing} of {kernels} kernels equal but for names")
-    sys.exit(differing > 0)
+        store(options.store)
+    elif not compare(options.against):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

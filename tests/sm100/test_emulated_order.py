@@ -76,7 +76,8 @@ def expected(
     plan: PipelinePlan, role: Role, tiles: list[dict[str, int]]
 ) -> Iterator[tuple[str, str]]:
     """The role's mbarrier steps."""
-    steps = [*role.prologue, *(step for trips in tiles for step in unroll(role.program, trips))]
+    unrolled = (step for trips in tiles for step in unroll(role.program, trips))
+    steps = [*role.prologue, *unrolled, *role.closing]
     for step in steps:
         if isinstance(step, (Wait, Arrive)) and plan.signal(step.signal).kind == "mbarrier":
             yield "wait" if isinstance(step, Wait) else "arrive", step.signal
@@ -96,12 +97,10 @@ def test_every_warp_follows_its_program(spec: ForwardSpec, monkeypatch: pytest.M
     for role in spec.plan.roles:
         for warp in role.warps:
             want = list(expected(spec.plan, role, [x[_tile(role.name)] for x in tiles]))
-            got = events[warp][: len(want)]
-            rest = events[warp][len(want) :]
+            got = events[warp]
             if role.name == "epilogue":  # one store waits while the other runs
                 want, got = sorted(want), sorted(got)
             assert got == want, role.name
-            assert not rest or {name for _, name in rest} <= {"kv_empty", "q0_empty", "q1_empty"}
             checked += len(want)
     assert checked > 500
 

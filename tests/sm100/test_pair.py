@@ -129,7 +129,7 @@ def test_pairs(dims: tuple[int, int], causal: bool) -> None:
 def test_steps_are_the_plans(kernel: Kernel) -> None:
     """Role by role. A thread that waits for its own copy arrives later than the plan's copy."""
     for role in kernel.spec.plan.roles:
-        wanted = [s for s in walk((*role.prologue, *role.program)) if not isinstance(s, Work)]
+        wanted = [s for s in walk(role.steps) if not isinstance(s, Work)]
         traced = [step for name, step in kernel.trace if name == role.name]
         if role.name == "epilogue":
             wanted.sort(key=is_delayed)

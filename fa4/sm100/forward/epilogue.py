@@ -38,17 +38,17 @@ def epilogue(signals: Signals, problem: KernelProblem, store: Store) -> None:
     while index < problem.num_tiles:
         tile = locate(problem, index)
         for i in cutlass.range_constexpr(q_tiles):
-            signals.wait(f"epi{i}_full", tiles_done)
+            signals.numbered(i).wait("epi#_full", tiles_done)
             if cutlass.const_expr(store.atom is not None):
                 store_by_tma(store, tile, i)
                 cute.arch.cp_async_bulk_commit_group()
             else:
                 store_rows(store, tile, i)
-                signals.arrive(f"epi{i}_empty", after="tma")
+                signals.numbered(i).arrive("epi#_empty", after="tma")
         if cutlass.const_expr(store.atom is not None):
             for i in cutlass.range_constexpr(q_tiles):
                 cute.arch.cp_async_bulk_wait_group(q_tiles - 1 - i, read=True)
-                signals.arrive(f"epi{i}_empty", after="tma")
+                signals.numbered(i).arrive("epi#_empty", after="tma")
         if cutlass.const_expr(output_over_queries(problem.spec.pipeline)):
             signals.arrive("o_stored", after="tma")
         index = next_tile(signals, problem, index, tiles_done)

@@ -137,6 +137,7 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
         cute.arch.setmaxregister_increase(first.registers)
         i = q_tile(warp, spec)
         rows = Rows(
+            i=i,
             s=first_column(spec, "s", i),
             p=first_column(spec, "p", i),
             split=split_columns(spec.pipeline),
@@ -145,7 +146,7 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
             num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
         )
-        softmax(signals.of("softmax{i}", i), problem, rows)
+        softmax(signals.of("softmax#").numbered(i), problem, rows)
 
     for number, registers in plan.idle_warps.items():
         if warp == number:

@@ -15,7 +15,7 @@ from cutlass import Boolean, Int32
 
 from fa4.sm100.kit.descriptors import OperandTiles, descriptors, multiply, plus
 from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.rings import advance
+from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.schedulers import first_tile, next_tile
 from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import KernelProblem, locate
@@ -48,66 +48,66 @@ class Products:
 def mma(signals: Signals, problem: KernelProblem, products: Products) -> None:
     """Every product of the work tiles of this CTA, or of its pair."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
-    stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
     index = first_tile(problem)
-    slot, lap, tiles_done, uses = Int32(0), Int32(0), Int32(0), Int32(0)
+    ring, tiles_done = signals.ring("kv"), Int32(0)
+    turn = Ring.of(1)  # of P and O: a round per KV tile
     while index < problem.num_tiles:
         kv_tiles = locate(problem, index).kv_tiles
         for i in cutlass.range_constexpr(q_tiles):
-            signals.wait(f"q{i}_full", tiles_done)
+            signals.numbered(i).wait("q#_full", tiles_done)
             if cutlass.const_expr(i == 0):
-                signals.wait("kv_full", lap, slot)
-            scores(signals, products, i, slot)
-        signals.commit("kv_empty", slot)
-        slot, lap = advance(slot, lap, stages)
+                signals.wait("kv_full", ring)
+            scores(signals.numbered(i), products, i, ring)
+        signals.commit("kv_empty", ring)
+        ring = ring.next()
         for j in cutlass.range(1, kv_tiles, unroll=1):
-            signals.wait("kv_full", lap, slot)
-            next_slot, next_lap = advance(slot, lap, stages)
+            signals.wait("kv_full", ring)
+            keys = ring.next()
             for i in cutlass.range_constexpr(q_tiles):
-                values(signals, products, i, slot, uses, j > 1)
+                values(signals.numbered(i), products, i, ring, turn, j > 1)
                 if cutlass.const_expr(i == q_tiles - 1):
-                    signals.commit("kv_empty", slot)
+                    signals.commit("kv_empty", ring)
                 if cutlass.const_expr(i == 0):
-                    signals.wait("kv_full", next_lap, next_slot)
-                scores(signals, products, i, next_slot)
-            signals.commit("kv_empty", next_slot)
-            uses ^= 1
-            slot, lap = advance(next_slot, next_lap, stages)
+                    signals.wait("kv_full", keys)
+                scores(signals.numbered(i), products, i, keys)
+            signals.commit("kv_empty", keys)
+            turn = turn.next()
+            ring = keys.next()
         for i in cutlass.range_constexpr(q_tiles):
-            signals.commit(f"q{i}_empty")
-        signals.wait("kv_full", lap, slot)
+            signals.numbered(i).commit("q#_empty")
+        signals.wait("kv_full", ring)
         for i in cutlass.range_constexpr(q_tiles):
-            values(signals, products, i, slot, uses, kv_tiles > 1)
-            signals.commit(f"o{i}_full")
-        signals.commit("kv_empty", slot)
-        uses ^= 1
-        slot, lap = advance(slot, lap, stages)
+            values(signals.numbered(i), products, i, ring, turn, kv_tiles > 1)
+            signals.numbered(i).commit("o#_full")
+        signals.commit("kv_empty", ring)
+        turn = turn.next()
+        ring = ring.next()
         index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
 
 
-def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
+def scores(signals: Signals, products: Products, i: int, keys: Ring) -> None:
     """S_i = Q_i K^T from a slot of the ring, and tell softmax i when it is there."""
     q, k = products.q, products.k
     code = PtxBlock()
     a = descriptors(code, q.stage(i), q.high, q.steps)
-    b = descriptors(code, k.stage(slot), k.high, k.steps)
+    b = descriptors(code, k.stage(keys.slot), k.high, k.steps)
     sums = ["0"] + ["1"] * (len(b) - 1)
     multiply(code, products.s[i], a, b, products.idesc_s, sums, products.cta_group)
-    signals.commit(f"s{i}_full")
+    signals.commit("s#_full")
 
 
 def values(
-    signals: Signals, products: Products, i: int, slot: Int32, use: Int32, accumulate: Boolean
+    signals: Signals, products: Products, i: int, slot: Ring, turn: Ring, accumulate: Boolean
 ) -> None:
     """O_i += P_i V (=, for a work tile's first keys); the last part of P is waited for apart."""
     v = products.v[i]
-    v_low = v.stage(slot)
+    v_low = v.stage(slot.slot)
     parts = range(products.split), range(products.split, len(v.steps))
-    for part, signal in zip(parts, (f"p{i}_full_o{i}_scaled", f"p{i}_last"), strict=True):
+    for part, signal in zip(parts, ("p#_full_o#_scaled", "p#_last"), strict=True):
         if not part:
             continue
-        signals.wait(signal, use)
+        signals.wait(signal, turn)
         code = PtxBlock()
         p = code.read(products.p[i])
         a = [f"[{plus(code, p, step * (MMA_DEPTH // 2))}]" for step in part]

@@ -69,12 +69,12 @@ class WorkTile:
         """First packed row of the block, of all Q tiles and of both CTAs of a pair."""
         return self.block * block_rows(self.spec)
 
-    def tile_number(self, i: int) -> Int32:
+    def tile_number(self, i: Int32 | int) -> Int32:
         """Number in the sequence of this CTA's Q tile i; those of a pair lie side by side."""
         number = self.block * self.spec.numerics.q_tiles + i
         return number * self.spec.cta_group + self.rank
 
-    def tile_row(self, i: int) -> Int32:
+    def tile_row(self, i: Int32 | int) -> Int32:
         """First packed row of this CTA's Q tile i."""
         return self.tile_number(i) * TILE_ROWS
 
