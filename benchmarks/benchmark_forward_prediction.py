@@ -16,14 +16,14 @@ from typing import Any
 
 from common import describe_run, parse_output, write_result
 
+from fa4.compiled.toolchain import find_toolchain
+from fa4.compiled.variants import tuned_spec
 from fa4.config import Exp2Split, Problem
 from fa4.plan.measured import loop_math, with_measured_math
 from fa4.prediction import tile_amounts
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import predict
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.toolchain import find_toolchain
-from fa4.sm100.variants import tuned_spec
 
 TOKENS, HEADS, HEAD_DIM = 32768, 16, 128
 SPLITS = (

@@ -169,7 +169,7 @@ def our_spec(wanted: Wanted) -> Any:
 
 def start_from_cache(wanted: Wanted) -> float:
     """Seconds until fa4 has a kernel of its on-disk cache ready, its modules imported."""
-    from fa4.sm100.build import build
+    from fa4.compiled.build import build
 
     spec = our_spec(wanted)
     start = time.perf_counter()
@@ -179,7 +179,7 @@ def start_from_cache(wanted: Wanted) -> float:
 
 def find_compiler() -> Callable[..., Any]:
     """fa4's `compile_forward`. Raises ImportError if it is not there."""
-    for module in ("fa4.sm100.forward.kernel", "fa4.sm100.forward.compile"):
+    for module in ("fa4.sm100.forward.kernel", "fa4.compiled.forward"):
         try:
             found = getattr(importlib.import_module(module), "compile_forward", None)
         except ModuleNotFoundError as error:
@@ -211,7 +211,7 @@ def main() -> None:
     (out / "kernel.cubin").write_bytes(artifacts.CUBIN)
     (out / "kernel.ptx").write_text(artifacts.PTX)
 
-    from fa4.sm100.codegen import launch_smem_bytes
+    from fa4.inspect.codegen import launch_smem_bytes
 
     report = {
         "seconds": timed.seconds,

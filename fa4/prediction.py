@@ -10,14 +10,14 @@ from collections import Counter
 
 import numpy as np
 
+from fa4.compiled.build import build
+from fa4.compiled.launch import launch_arguments
+from fa4.compiled.support import ForwardCall
 from fa4.dtypes import numpy_dtype
+from fa4.inspect.pipes import pipe_amounts
 from fa4.plan.measured import with_measured_math
 from fa4.plan.schema import Math, PipelinePlan
-from fa4.sm100.build import build
-from fa4.sm100.call import launch_arguments
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.pipes import pipe_amounts
-from fa4.sm100.support import ForwardCall
 
 EXTRA_TILES = 2  # KV tiles that the longer run has more
 

@@ -24,9 +24,9 @@ from fa4.backends import emulator as emulator_backend
 from fa4.backends import kernel as kernel_backend
 from fa4.backends import sm100 as sm100_backend
 from fa4.checked import make_call
-from fa4.sm100 import build as builder
-from fa4.sm100 import toolchain
-from fa4.sm100.support import NotSupported
+from fa4.compiled import build as builder
+from fa4.compiled import toolchain
+from fa4.compiled.support import NotSupported
 from fa4.testing import assert_within_budget
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import dense_inputs

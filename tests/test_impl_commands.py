@@ -93,7 +93,7 @@ def test_run_reports_findings(capsys, monkeypatch) -> None:
         raise EmulationFailed(Report(findings=[finding]))
 
     monkeypatch.setattr("fa4.backends.emulator.run", failing)
-    monkeypatch.setattr("fa4.sm100.build.build", lambda *_: None)
+    monkeypatch.setattr("fa4.compiled.build.build", lambda *_: None)
     code, text, _ = call(capsys, "run", "--random", "1,1,8,64", "--impl", "emulator")
     assert code == 1 and "two writes" in text and "emulator: 1 findings" in text
 

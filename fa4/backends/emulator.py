@@ -7,10 +7,10 @@ from typing import Any
 from fa4.arrays import is_torch
 from fa4.backends import AttentionGradients, Saved, kernel, reference
 from fa4.call import Call
+from fa4.compiled.support import NotSupported, check
+from fa4.compiled.toolchain import find_toolchain
 from fa4.hardware import B200, Gpu
 from fa4.request import make_request
-from fa4.sm100.support import NotSupported, check
-from fa4.sm100.toolchain import find_toolchain
 
 # In the emulator a kernel has so many SMs: few, so that each CTA gets several work tiles.
 EMULATED_SMS = 4

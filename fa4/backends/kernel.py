@@ -13,11 +13,12 @@ import numpy as np
 
 from fa4.arrays import element_type, is_torch
 from fa4.call import VECTORS, Call
+from fa4.compiled.build import build
+from fa4.compiled.launch import check_operand, launch_arguments
+from fa4.compiled.support import ForwardCall, check
+from fa4.compiled.variants import choose_spec
 from fa4.hardware import Gpu
-from fa4.sm100.build import build
-from fa4.sm100.call import check_operand, choose_spec, launch_arguments
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.support import ForwardCall, check
 
 
 class Prepared(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any
 from fa4.arrays import is_torch
 from fa4.backends import NO_BACKWARD, AttentionGradients, Saved, kernel
 from fa4.call import Call
+from fa4.compiled.support import NotSupported, check
+from fa4.compiled.toolchain import find_toolchain
+from fa4.compiled.variants import find_gpu
 from fa4.hardware import Gpu
-from fa4.sm100.call import find_gpu
-from fa4.sm100.support import NotSupported, check
-from fa4.sm100.toolchain import find_toolchain
 
 
 def supports(call: Call, *, gradient: bool = False) -> str:

@@ -67,7 +67,7 @@ def doctor(
     Example: fa4 doctor --json
     """
     if matrix:
-        from fa4.sm100.support import describe_support
+        from fa4.compiled.support import describe_support
 
         emit({"kernel": "SM100 forward", "features": describe_support()}, as_json, render_matrix)
         return

@@ -62,9 +62,9 @@ class Job:
 
     def _compile(self) -> float:
         from fa4.backends.kernel import describe
+        from fa4.compiled.build import build
+        from fa4.compiled.variants import choose_spec, find_gpu
         from fa4.hardware import B200
-        from fa4.sm100.build import build
-        from fa4.sm100.call import choose_spec, find_gpu
 
         gpu = B200
         if self.on_gpu:

@@ -161,7 +161,7 @@ def estimate(problem: Problem, impl: str, minutes: float) -> None:
     if impl == "oracle":  # holds four float64 matrices and a mask of all heads
         scores = p.heads_q * p.seqlen_q * p.seqlen_k
         require_memory("impl oracle, whose scores are stored,", 33 * scores)
-    seconds = attention_seconds(impl, pairs, p.head_dim + (p.head_dim_v or 0))
+    seconds = attention_seconds(impl, pairs, p.head_dim + p.head_dim_v)
     if seconds > 60 * minutes:
         raise ValueError(
             f"impl {impl} would take about {time_text(seconds)}; --minutes allows {minutes:g}: "

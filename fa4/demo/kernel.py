@@ -40,10 +40,10 @@ def run_kernel(
     resources; prediction (of the whole layer; None if the simulator has no such kernel).
     """
     from fa4.backends.kernel import describe
-    from fa4.sm100.build import build
-    from fa4.sm100.call import choose_spec
-    from fa4.sm100.support import NotSupported
-    from fa4.sm100.toolchain import find_toolchain
+    from fa4.compiled.build import build
+    from fa4.compiled.support import NotSupported
+    from fa4.compiled.toolchain import find_toolchain
+    from fa4.compiled.variants import choose_spec
 
     tensors = next(split_heads(request)).tensors
     q, k, v = (np.ascontiguousarray(x[:, :MOST_ROWS]) for x in tensors)
@@ -128,7 +128,7 @@ def _resources(compiled: Any) -> dict[str, Any]:
 
     registers: the plan's; setmaxnreg: those that the code sets.
     """
-    from fa4.sm100.codegen import read_kernels
+    from fa4.inspect.codegen import read_kernels
 
     spec = compiled.spec
     (code,) = read_kernels(compiled.cubin, compiled.ptx)

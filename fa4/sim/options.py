@@ -196,14 +196,15 @@ def _build_problem(given: Mapping[str, Any], lengths: tuple[Lengths, ...] | None
     sizes = (given.get("batch", 1), given.get("seqlen_q", seqlen), given.get("seqlen_k", seqlen))
     if lengths is not None:
         sizes = (len(lengths), max(x.q for x in lengths), max(x.k for x in lengths))
+    head_dim = given.get("head_dim", DEFAULT_HEAD_DIM)
     return Problem(
         batch=sizes[0],
         seqlen_q=sizes[1],
         seqlen_k=sizes[2],
         heads_q=heads,
         heads_k=given.get("heads_k", heads),
-        head_dim=given.get("head_dim", DEFAULT_HEAD_DIM),
-        head_dim_v=given.get("head_dim_v"),
+        head_dim=head_dim,
+        head_dim_v=given.get("head_dim_v", head_dim),
         dtype=given.get("dtype", "bf16"),
         causal=given.get("causal", False),
         window_size=given.get("window", (None, None)),

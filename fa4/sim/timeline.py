@@ -145,7 +145,7 @@ def launch_order(problem: Problem, pipeline: AnyPipeline, simulation: Simulation
     work = forward_tiles(problem, pipeline, simulation.lengths)
     if pipeline.scheduler not in ("lpt", "clc") or not len(work.trips):
         return work
-    dims = pipeline.head_dim + (pipeline.head_dim_v or 0)
+    dims = pipeline.head_dim + pipeline.head_dim_v
     return work.take(lpt_order(work, problem.seqlen_k * dims * pipeline.element_bytes))
 
 

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fa4.compiled import identity
+from fa4.compiled.identity import NotHashable, describe, encode, kernel_key, spec_text
+from fa4.compiled.toolchain import Toolchain
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.hardware import B200, B300, Source
-from fa4.sm100 import identity
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.identity import NotHashable, describe, encode, kernel_key, spec_text
-from fa4.sm100.toolchain import Toolchain
 
 ROOT = Path(__file__).resolve().parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
@@ -159,9 +159,9 @@ def test_what_compiles_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_changed_source_file_changes_the_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("sm100/forward", "plan"):
+    for name in ("sm100/forward", "compiled", "plan"):
         (tmp_path / name).mkdir(parents=True)
-    files = ["config.py", "hardware.py", "plan/a.py", "sm100/forward/b.py"]
+    files = ["config.py", "hardware.py", "plan/a.py", "sm100/forward/b.py", "compiled/d.py"]
     for name in files:
         (tmp_path / name).write_text("x = 1\n")
     monkeypatch.setattr(identity, "ROOT", tmp_path)

@@ -18,7 +18,8 @@ from fa4.dtypes import ulp, unit_roundoff
 from fa4.reference import attention_forward
 from fa4.request import make_request
 from fa4.sm100.forward.correction import CHUNK
-from fa4.sm100.forward.spec import ForwardSpec, padded_dim
+from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.kit.units import padded_dim
 from fa4.testing import Case
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import Inputs

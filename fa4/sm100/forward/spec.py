@@ -10,15 +10,9 @@ from fa4.config import ForwardConfig, ForwardPipeline, require, require_int
 from fa4.hardware import B200, Gpu
 from fa4.plan.forward import forward_plan
 from fa4.plan.schema import PipelinePlan
+from fa4.sm100.kit.units import TILE_ROWS, padded_dim
 
-MMA_DEPTH = 16  # K of one 16-bit tcgen05.mma, and the step of its N (PTX ISA 9.7.16.2.1)
-TILE_ROWS = 128
 AUX_DTYPES = ("fp32", "bf16", "fp16", "int32")
-
-
-def padded_dim(dim: int) -> int:
-    """A head dimension as the tensor core sees it: the next multiple of 16, zero-filled by TMA."""
-    return -(-dim // MMA_DEPTH) * MMA_DEPTH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +49,7 @@ class ForwardSpec:
     gpu: Gpu = B200
 
     def __post_init__(self) -> None:
-        """Check what the kernel itself cannot do; `fa4.sm100.support` refuses earlier and wider."""
+        """Check what the kernel itself cannot do; `fa4.compiled.support` refuses earlier."""
         require(self.dtype in ("bf16", "fp16"), "dtype must be bf16 or fp16", self.dtype)
         require_int("group", self.group, 1, TILE_ROWS)
         require(TILE_ROWS % self.group == 0, "group must divide 128", self.group)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fa4.sm100.flow import Function, Instruction
+from fa4.inspect.flow import CodeInstruction, Function
 
 # What ends a basic block. Calls return behind themselves and end none.
 _JUMPS = ("BRA", "JMP")
@@ -22,7 +22,7 @@ def parse(text: str) -> tuple[Function, ...]:
     functions: list[Function] = []
     names: set[str] = set()
     name = section = ""
-    instructions: list[Instruction] = []
+    instructions: list[CodeInstruction] = []
     labels: dict[str, int] = {}
     waiting: list[str] = []
 
@@ -54,7 +54,7 @@ def parse(text: str) -> tuple[Function, ...]:
     return tuple(functions)
 
 
-def _instruction(line: str) -> Instruction | None:
+def _instruction(line: str) -> CodeInstruction | None:
     """`/*0a40*/ @!P0 BRA.U UP1, `(.L_x_3) ;`; None for every other line."""
     if not line.startswith("/*"):
         return None
@@ -74,7 +74,9 @@ def _instruction(line: str) -> Instruction | None:
     return _with_flow(int(address, 16), words[0], operands, guard, listed.partition('"')[0])
 
 
-def _with_flow(address: int, opcode: str, operands: str, guard: str, listed: str) -> Instruction:
+def _with_flow(
+    address: int, opcode: str, operands: str, guard: str, listed: str
+) -> CodeInstruction:
     """listed: targets of a jump through a table, separated by commas."""
     base = opcode.partition(".")[0]
     label = operands.partition("`(")[2].partition(")")[0]
@@ -82,16 +84,16 @@ def _with_flow(address: int, opcode: str, operands: str, guard: str, listed: str
     if base in _JUMPS:
         # A predicate before the label makes it conditional, as a guard does.
         falls = bool(guard) or "," in operands
-        return Instruction(address, opcode, operands, guard, targets, True, falls)
+        return CodeInstruction(address, opcode, operands, guard, targets, True, falls)
     if base in _TABLE_JUMPS:
         known = tuple(name for name in listed.split(",") if name)
-        return Instruction(address, opcode, operands, guard, known, True, bool(guard))
+        return CodeInstruction(address, opcode, operands, guard, known, True, bool(guard))
     if base in _ENDS:
-        return Instruction(address, opcode, operands, guard, (), True, bool(guard))
-    return Instruction(address, opcode, operands, guard, targets)
+        return CodeInstruction(address, opcode, operands, guard, (), True, bool(guard))
+    return CodeInstruction(address, opcode, operands, guard, targets)
 
 
-def _with_meetings(instructions: list[Instruction]) -> tuple[Instruction, ...]:
+def _with_meetings(instructions: list[CodeInstruction]) -> tuple[CodeInstruction, ...]:
     """BSYNC jumps to where diverged threads meet: what the BSSY of its barrier register named. Of
     several with one register the last one before it counts, as ptxas keeps such regions together.
     """

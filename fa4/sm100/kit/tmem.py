@@ -5,8 +5,8 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.sm100.forward.context import WARP, WARPGROUP
-from fa4.sm100.forward.straight import Straight
+from fa4.sm100.kit.ptx_block import PtxBlock
+from fa4.sm100.kit.units import WARP, WARPGROUP
 
 LANE = 1 << 16  # addresses from one lane of tensor memory to the next (PTX ISA 9.7.16.1)
 
@@ -26,7 +26,7 @@ def read_columns(address: Int32, width: int, step: int) -> list[Float32]:
     In this order ptxas gives the first columns, which are used up first, the low registers, from
     which it stores the first words of P.
     """
-    code = Straight()
+    code = PtxBlock()
     start = code.read(address)
     values: list[str] = []
     for first in reversed(range(0, width, step)):
@@ -38,7 +38,7 @@ def read_columns(address: Int32, width: int, step: int) -> list[Float32]:
 
 def write_columns(words: list[Any], address: Int32) -> None:
     """32-bit registers to as many columns of this thread's lane, by one instruction."""
-    code = Straight()
+    code = PtxBlock()
     operands = ", ".join(code.read_all(words))
     code.effect(
         f"tcgen05.st.sync.aligned.32x32b.x{len(words)}.b32 [{code.read(address)}], {{{operands}}};"

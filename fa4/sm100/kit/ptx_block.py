@@ -19,10 +19,10 @@ VALUES = {"f32": Float32, "b32": Int32}
 _REGISTER = re.compile(r"%(f32|b32|b64|pred)_\d+")
 
 
-class Straight:
+class PtxBlock:
     """Instructions in the order they are called; registers are their names.
 
-        code = Straight()
+        code = PtxBlock()
         a, b = code.read_all([x, y])  # traced values
         (largest,) = code.trace(code.do("max.f32", a, b))
 
@@ -110,7 +110,7 @@ def stand_apart(never: Int32) -> None:
     ptxas arranges what lies between two branches as it likes. Without these it starts the
     exponentials of a whole row before it stores the first part of P, and spills registers.
     """
-    code = Straight()
+    code = PtxBlock()
     code.effect(f"@{code.do('setp.lt.s32', code.read(never), '0', kind='pred')} exit;")
     code.trace(effects=True)
 

@@ -1,28 +1,28 @@
 """The tables of docs/forward.md, made of the plan, the tuned variants, the support table and the
 measured predictions.
 
-`python -m fa4.sm100.document docs/forward.md` writes them between their markers in that file.
+`python docs/forward_tables.py` writes them between their markers in that file.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fa4.compiled.support import describe_support
+from fa4.compiled.variants import tuned_spec
 from fa4.plan.render import markdown_table, render_graph, render_memory, render_roles
 from fa4.plan.render import render_signals as signals_table
 from fa4.plan.schema import Arrive, PipelinePlan, Wait, unroll
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.support import describe_support
-from fa4.sm100.variants import tuned_spec
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-COMMAND = "python -m fa4.sm100.document docs/forward.md"
+PAGE = Path(__file__).with_name("forward.md")
+RESULTS = PAGE.parents[1] / "benchmarks" / "results"
+COMMAND = "python docs/forward_tables.py"
 SHOWN = tuned_spec(128, 128)  # the kernel whose plan the page shows
 TRIPS = {"kv_tiles": 2, "masked_tiles": 1, "plain_tiles": 1}  # of the work tile that is unrolled
 WIDTH = 98
@@ -163,11 +163,10 @@ def fill(text: str) -> str:
     return text
 
 
-def main(paths: Iterable[str]) -> None:
-    """Writes the present tables into each of these documents."""
-    for path in map(Path, paths):
-        path.write_text(fill(path.read_text("utf-8")), encoding="utf-8")
+def main() -> None:
+    """Writes the present tables into the page."""
+    PAGE.write_text(fill(PAGE.read_text("utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from types import MappingProxyType
 
-from fa4.sm100.flow import Function, Instruction, Loop
+from fa4.inspect.flow import CodeInstruction, Function, NaturalLoop
 
 MIN_EXP2 = 30  # fewer MUFU.EX2 make no softmax loop
 # A masked loop selects per element (FSEL) or computes its predicates with integer logic.
@@ -63,7 +63,7 @@ _MARKED = ("STS", "STTM", "LDTM", "BAR", "SYNCS")
 _COLUMN_OF = {opcode: column for column, opcodes in COLUMNS.items() for opcode in opcodes}
 
 
-def column_of(instruction: Instruction) -> str:
+def column_of(instruction: CodeInstruction) -> str:
     """The column of the table that an instruction is counted in."""
     parts = instruction.opcode.split(".")
     for end in range(min(2, len(parts)), 0, -1):
@@ -197,7 +197,7 @@ def _is_chunk(opcode: str) -> bool:
     return bool(widths) and int(widths[0]) > NARROW
 
 
-def _kind(loop: Loop) -> str:
+def _kind(loop: NaturalLoop) -> str:
     counts = Counter(one.base for one in loop.inline)
     exp2 = sum(one.opcode.startswith("MUFU.EX2") for one in loop.inline)
     if exp2 >= MIN_EXP2 and counts["LDTM"]:
@@ -211,7 +211,9 @@ def _kind(loop: Loop) -> str:
     return LOAD if counts["UTMALDG"] else OTHER
 
 
-def _report(function: Function, loop: Loop, kind: str, budgets: Mapping[int, int]) -> LoopReport:
+def _report(
+    function: Function, loop: NaturalLoop, kind: str, budgets: Mapping[int, int]
+) -> LoopReport:
     counts = Counter(column_of(one) for one in loop.inline)
     marks = tuple(
         Mark(one.opcode, round(100 * place / loop.length, 1))
@@ -245,7 +247,7 @@ def _budgets(function: Function) -> dict[int, int]:
     return found
 
 
-def _shortest(function: Function, loop: Loop) -> int:
+def _shortest(function: Function, loop: NaturalLoop) -> int:
     """Instructions on the shortest way from the header back to it, inside the loop."""
     graph = function.graph
     inside = {one.address for one in (*loop.inline, *loop.outside)}

@@ -17,9 +17,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fa4.compiled.artifact import (
+    CompiledForward,
+    DamagedArtifact,
+    from_bytes,
+    read_header,
+    to_bytes,
+)
+from fa4.compiled.identity import spec_text
 from fa4.files import require_regular
-from fa4.sm100.artifact import CompiledForward, DamagedArtifact, from_bytes, read_header, to_bytes
-from fa4.sm100.identity import spec_text
 
 SUFFIX, LOCK_SUFFIX, PARTIAL_SUFFIX = ".fa4", ".lock", ".part"
 _OFF = {"0", "off", "no", "false"}

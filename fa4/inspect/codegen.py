@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fa4.sm100 import loops, ptx_report, sass
-from fa4.sm100.cubin import Resources, disassemble, read_resources
-from fa4.sm100.flow import Function
-from fa4.sm100.loops import LoopReport
-from fa4.sm100.ptx_report import PtxReport
+from fa4.inspect import loops, ptx_report, sass
+from fa4.inspect.cubin import Resources, disassemble, read_resources
+from fa4.inspect.flow import Function
+from fa4.inspect.loops import LoopReport
+from fa4.inspect.ptx_report import PtxReport
 
 _LAUNCH_BYTES = re.compile(
     r"(%\w+) = llvm\.getelementptr %\w+\[0, 2\] : \(!llvm\.ptr\) -> !llvm\.ptr, "

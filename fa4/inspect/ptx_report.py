@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from fa4.sm100.flow import Function, Instruction
+from fa4.inspect.flow import CodeInstruction, Function
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(")
@@ -131,7 +131,7 @@ def _short(opcode: str) -> str:
     return ".".join([parts[0], *packed]) if packed else parts[0]
 
 
-def _constants(code: tuple[Instruction, ...]) -> dict[str, int]:
+def _constants(code: tuple[CodeInstruction, ...]) -> dict[str, int]:
     """Registers that a single instruction sets, to a constant."""
     values: dict[str, int] = {}
     written = Counter(one.operands.partition(",")[0].strip() for one in code)
@@ -143,7 +143,7 @@ def _constants(code: tuple[Instruction, ...]) -> dict[str, int]:
     return values
 
 
-def _last(one: Instruction, values: Mapping[str, int]) -> int | None:
+def _last(one: CodeInstruction, values: Mapping[str, int]) -> int | None:
     """Value of the last operand, if it is known."""
     operand = one.operands.rpartition(",")[2].strip()
     constant = _CONSTANT.fullmatch(operand)
@@ -152,7 +152,7 @@ def _last(one: Instruction, values: Mapping[str, int]) -> int | None:
 
 def _function(name: str, text: str, start: int) -> Function:
     """The body that opens at `start`. Labels of inner scopes get the scope's number in front."""
-    instructions: list[Instruction] = []
+    instructions: list[CodeInstruction] = []
     labels: dict[str, int] = {}
     tables: dict[str, tuple[str, ...]] = {}
     scopes: list[int] = []
@@ -181,7 +181,7 @@ def _function(name: str, text: str, start: int) -> Function:
     return Function(name, name, code, labels)
 
 
-def _instruction(number: int, text: str, scopes: list[int]) -> Instruction:
+def _instruction(number: int, text: str, scopes: list[int]) -> CodeInstruction:
     guard = ""
     if text.startswith("@"):
         guard, _, text = text[1:].partition(" ") if " " in text else text[1:].partition("\t")
@@ -191,10 +191,10 @@ def _instruction(number: int, text: str, scopes: list[int]) -> Instruction:
     if base in ("bra", "brx"):
         label = operands.rpartition(",")[2]
         targets = _qualified(label, scopes)
-        return Instruction(number, opcode, operands, guard, targets, True, bool(guard))
+        return CodeInstruction(number, opcode, operands, guard, targets, True, bool(guard))
     if base in ("ret", "exit", "trap"):
-        return Instruction(number, opcode, operands, guard, (), True, bool(guard))
-    return Instruction(number, opcode, operands, guard)
+        return CodeInstruction(number, opcode, operands, guard, (), True, bool(guard))
+    return CodeInstruction(number, opcode, operands, guard)
 
 
 def _qualified(listed: str, scopes: list[int]) -> tuple[str, ...]:
@@ -204,8 +204,8 @@ def _qualified(listed: str, scopes: list[int]) -> tuple[str, ...]:
 
 
 def _resolved(
-    one: Instruction, labels: Mapping[str, int], tables: Mapping[str, tuple[str, ...]]
-) -> Instruction:
+    one: CodeInstruction, labels: Mapping[str, int], tables: Mapping[str, tuple[str, ...]]
+) -> CodeInstruction:
     """With the targets that exist: the innermost label of a name."""
     if not one.targets:
         return one
@@ -214,6 +214,6 @@ def _resolved(
         for label in tables.get(target, (target,)):
             if label in labels:
                 found.setdefault(label.partition(":")[2], label)
-    return Instruction(
+    return CodeInstruction(
         one.address, one.opcode, one.operands, one.guard, tuple(found.values()), True, one.falls
     )

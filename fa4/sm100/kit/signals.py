@@ -1,6 +1,8 @@
 """What every warp role is given: the plan's signals as barriers, and its memory as addresses."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import cutlass
 import cutlass.cute as cute
@@ -8,10 +10,9 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from fa4.plan.schema import Arrive, PipelinePlan, Signal, Wait
+from fa4.sm100.kit.rings import Ring, phase_of, slot_of
+from fa4.sm100.kit.units import WARP
 
-WARP = 32
-WARPGROUP = 128
-ELEMENTS = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 CTA_BARRIER = 0  # named barrier of all warps; the plan's own start at 1
 LEADER = 0  # rank in its pair of the CTA whose MMA warp issues the products of both
 BOTH = 0b11  # ranks of a pair, as a mask
@@ -40,8 +41,8 @@ class Signals:
     Waits and arrivals are by name; every count comes from the plan. `trace` collects them as the
     plan's own steps while the kernel is traced, so that they can be compared with its program.
 
-    One code serves the warpgroups of both Q tiles: `{i}` in the name of a role or a signal stands
-    for the number of the Q tile, `tile` is that number at run time.
+    Where a plan has several of a kind, their names differ by a number: code that serves all of them
+    writes `#` for it, in the names of signals and of its role, and says which by `numbered`.
 
     In a CTA pair the leader's MMA warp works for both CTAs: what it waits for arrives at the
     leader's barriers (loads count their bytes there, `remote` signals their threads), and what it
@@ -52,28 +53,36 @@ class Signals:
     role: cutlass.Constexpr
     trace: cutlass.Constexpr
     base: cute.Pointer
-    tile: Int32 | int = 0
+    number: Int32 | int | None = None
 
-    def of(self, role: str, tile: Int32 | int = 0) -> "Signals":
-        """The same signals as another role uses them; `tile` for one of `{i}`."""
-        return replace(self, role=role, tile=tile)
+    def of(self, role: str) -> "Signals":
+        """The same signals as another role uses them."""
+        return replace(self, role=role)
+
+    def numbered(self, number: Int32 | int) -> "Signals":
+        """The same signals with `number` for `#`; one that is known at run time only serves all."""
+        return replace(self, number=number)
+
+    def ring(self, name: str) -> Ring:
+        """The start of the ring `<name>_full`, `<name>_empty`."""
+        return Ring.of(self.plan.signal(f"{name}_full").stages)
 
     def pointer(self, name: str, stage: Int32 | int = 0) -> cute.Pointer:
         """The mbarrier of a signal's stage."""
-        return self.base + (self._number(mbarrier_numbers(self.plan), name) + stage)
+        return self.base + (self._place(mbarrier_numbers(self.plan), name) + stage)
 
-    def wait(self, name: str, use: Int32 | int = 0, stage: Int32 | int = 0) -> None:
-        """Wait for a stage's phase number `use`, from 0; free phases have passed already.
+    def wait(self, name: str, at: Ring | Int32 | int = 0) -> None:
+        """Wait for a phase: of a ring's slot, or number `at`, from 0; free phases have passed.
 
         A named barrier knows its phase.
         """
         signal = self._record(name, Wait)
         if signal.kind == "named":
-            cute.arch.barrier(barrier_id=self._number(named_numbers(self.plan), name),
+            cute.arch.barrier(barrier_id=self._place(named_numbers(self.plan), name),
                               number_of_threads=self._named_threads(signal))  # fmt: skip
         else:
-            phase = (use - signal.free // signal.stages) & 1
-            cute.arch.mbarrier_wait(self.pointer(name, stage), phase)
+            parity = (phase_of(at) - signal.free // signal.stages) & 1
+            cute.arch.mbarrier_wait(self.pointer(name, slot_of(at)), parity)
 
     def arrive(self, name: str, after: str | None = None) -> None:
         """Arrive with every thread that calls; the plan counts them.
@@ -82,7 +91,7 @@ class Signals:
         """
         signal = self._record(name, Arrive, after)
         if signal.kind == "named":
-            cute.arch.barrier_arrive(barrier_id=self._number(named_numbers(self.plan), name),
+            cute.arch.barrier_arrive(barrier_id=self._place(named_numbers(self.plan), name),
                                      number_of_threads=self._named_threads(signal))  # fmt: skip
         else:
             cute.arch.mbarrier_arrive(self.pointer(name), LEADER if signal.remote else None)
@@ -93,46 +102,61 @@ class Signals:
         with cute.arch.elect_one():
             self.arrive(name)
 
-    def expect(self, name: str, num_bytes: int, stage: Int32 | int = 0) -> cute.Pointer:
+    def expect(self, name: str, num_bytes: int, at: Ring | Int32 | int = 0) -> cute.Pointer:
         """One thread arrives for a copy of `num_bytes`; returns the barrier the copy completes.
 
         In a pair the leader's thread arrives for the copies of both CTAs.
         """
         self._record(name, Arrive, "tma")
-        full = self.pointer(name, stage)
+        full = self.pointer(name, slot_of(at))
         arrive_and_expect(full, num_bytes * self.plan.cta_group, self.plan.cta_group)
         return full
 
-    def commit(self, name: str, stage: Int32 | int = 0) -> None:
+    def commit(self, name: str, at: Ring | int = 0) -> None:
         """Arrive when the tensor core has finished this thread's products so far."""
         self._record(name, Arrive, "tensor")
         with cute.arch.elect_one():
             if self.plan.cta_group == 2:
-                tcgen05.commit(self.pointer(name, stage), BOTH, tcgen05.CtaGroup.TWO)
+                tcgen05.commit(self.pointer(name, slot_of(at)), BOTH, tcgen05.CtaGroup.TWO)
             else:
-                tcgen05.commit(self.pointer(name, stage))
+                tcgen05.commit(self.pointer(name, slot_of(at)))
 
     def _named_threads(self, signal: Signal) -> int:
         waiting = sum(len(self.plan.role(name).warps) for name in signal.waiters) * WARP
         return signal.arrive_count + waiting
 
-    def _number(self, numbers: dict[str, int], name: str) -> Int32 | int:
-        """The number of a signal's first barrier: of this role's Q tile, if each has its own."""
-        if isinstance(self.tile, int) or "{i}" not in name:
-            return numbers[name.format(i=self.tile)]
-        first, second = (numbers[name.format(i=i)] for i in range(2))
-        return first + (second - first) * self.tile
+    def _place(self, places: dict[str, int], name: str) -> Int32 | int:
+        """Where a signal's first barrier is; those of a kind lie at equal distances."""
+        if self.number is None or isinstance(self.number, int) or "#" not in name:
+            return places[self._name(name, self.number)]
+        found = [places[name.replace("#", str(i))] for i in _numbers(name, places)]
+        first, second = found[:2]
+        if found != list(range(first, first + (second - first) * len(found), second - first)):
+            raise ValueError(f"the barriers of {name} must lie at equal distances; got {found}")
+        return first + (second - first) * self.number
 
     def _record(self, name: str, step: type[Wait] | type[Arrive], *after: str | None) -> Signal:
-        """The signal, of the first Q tile if it has one for each; the step is kept of all."""
-        tiles = sum(role.name.startswith("softmax") for role in self.plan.roles)
-        for i in range(tiles if "{i}" in self.role else 1):
-            role, signal = self.role.format(i=i), self.plan.signal(name.format(i=i))
+        """The signal, or the first of its kind; the step is kept of each that this code serves."""
+        numbers: Sequence[int | None] = [self.number]
+        if isinstance(self.number, Int32):
+            numbers = _numbers(self.role, [role.name for role in self.plan.roles])
+        for number in numbers:
+            role, signal = self._name(self.role, number), self.plan.signal(self._name(name, number))
             allowed = signal.waiters if step is Wait else signal.arrivals
             if role not in allowed:
                 raise ValueError(f"the plan gives {role} no part in signal {signal.name}")
             self.trace.append((role, step(signal.name, *after)))
-        return self.plan.signal(name.format(i=0))
+        return self.plan.signal(self._name(name, numbers[0]))
+
+    def _name(self, name: str, number: int | None) -> str:
+        if number is None and "#" in name:
+            raise ValueError(f"which {name}? say it with numbered()")
+        return name.replace("#", str(number))
+
+
+def _numbers(name: str, known: Collection[str]) -> range:
+    """The numbers for which a name with `#` is known: from 0 on."""
+    return range(next(i for i in count() if name.replace("#", str(i)) not in known))
 
 
 def pair_rank(cta_group: int) -> Int32 | int:

@@ -17,10 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_SYMBOL_TABLE = 2  # SHT_SYMTAB
-_NOBITS = 8  # SHT_NOBITS
+from fa4.emulator.elf import read_sections, read_symbols
 
 # Attribute records: format byte, code byte, then a 16-bit value or the size of what follows.
 _SIZED = 4  # EIFMT_SVAL
@@ -53,18 +50,12 @@ class Disassembly(NamedTuple):
     problem: str = ""
 
 
-class _Section(NamedTuple):
-    name: str
-    kind: int
-    offset: int
-    size: int
-    link: int
-
-
 def read_resources(cubin: bytes) -> tuple[Resources, ...]:
     """The kernels of a cubin, by name. Raises ValueError if it is not one."""
-    sections = list(_sections(cubin))
-    symbols = _symbols(cubin, sections)
+    try:
+        sections, symbols = read_sections(cubin), read_symbols(cubin).names
+    except ValueError as error:
+        raise ValueError(f"not a cubin: {error}") from None
     values: dict[tuple[int, int], int] = {}
     for section in sections:
         if section.name == ".nv.info":
@@ -117,31 +108,6 @@ def disassemble(cubin: bytes) -> Disassembly:
     if done.returncode:
         return Disassembly(None, f"{tool} refuses the cubin: {done.stderr.strip()[:200]}")
     return Disassembly(done.stdout)
-
-
-def _sections(image: bytes) -> Iterator[_Section]:
-    if image[:5] != b"\x7fELF\x02":
-        raise ValueError(f"not a cubin: begins with {image[:4]!r}; expected a 64-bit ELF file")
-    (table,) = struct.unpack_from("<Q", image, 40)
-    entry_bytes, count, names_at = struct.unpack_from("<HHH", image, 58)
-    rows = [_SECTION.unpack_from(image, table + number * entry_bytes) for number in range(count)]
-    names = rows[names_at][4]
-    for row in rows:
-        size = row[5]
-        yield _Section(_text(image, names + row[0]), row[1], row[4], size, row[6])
-
-
-def _symbols(image: bytes, sections: list[_Section]) -> list[str]:
-    for section in sections:
-        if section.kind == _SYMBOL_TABLE:
-            names = sections[section.link].offset
-            data = image[section.offset : section.offset + section.size]
-            return [_text(image, names + row[0]) for row in _SYMBOL.iter_unpack(data)]
-    return []
-
-
-def _text(image: bytes, start: int) -> str:
-    return image[start : image.index(b"\0", start)].decode()
 
 
 def _records(data: bytes) -> Iterator[tuple[int, int, int]]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa4.config import ForwardConfig, Window
-from fa4.sm100.forward.spec import TILE_ROWS
+from fa4.sm100.forward.spec import AUX_DTYPES
+from fa4.sm100.kit.units import TILE_ROWS
 
-AUX_DTYPES = ("fp32", "bf16", "fp16", "int32")
 MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit
 
 

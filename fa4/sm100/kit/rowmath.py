@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.sm100.forward.straight import Straight, literal
+from fa4.sm100.kit.ptx_block import PtxBlock, literal
 
 LOG2_E = 1.4426950408889634
 # 2^23 + 2^22: adding it leaves the integer part of a small number in the low mantissa bits.
@@ -32,7 +32,7 @@ PACKED = {"bf16": "bf16x2", "fp16": "f16x2"}
 MASK_COLUMNS = 28  # columns that share a mask word
 
 
-def unseen(scale_log2: Float32) -> Float32:
+def reference_without_keys(scale_log2: Float32) -> Float32:
     """The reference maximum of a row that has seen no key: finite, so that no case is special.
 
     A masked score of -inf stays -inf below it, and its exponent does not overflow.
@@ -61,7 +61,7 @@ def maximum(row: list[Float32], floor: Float32) -> Float32:
     Five chains of 3-input maxima, joined by two more: one instruction per two elements. From the
     end, whose columns `read_columns` has first.
     """
-    code = Straight()
+    code = PtxBlock()
     values = code.read_all([floor, *reversed(row)])
     chains, rest = values[:5], values[5:]
     for i in range(0, len(rest), 2):
@@ -71,7 +71,7 @@ def maximum(row: list[Float32], floor: Float32) -> Float32:
     return code.trace(largest)[0]
 
 
-def _max3(code: Straight, a: str, b: str, c: str) -> str:
+def _max3(code: PtxBlock, a: str, b: str, c: str) -> str:
     """ptxas makes one instruction of two."""
     return code.do("max.f32", code.do("max.f32", a, b), c)
 
@@ -81,7 +81,7 @@ def add_up(row: list[Float32], sums: list[Float32]) -> list[Float32]:
 
     No sums yet: the row's first eight elements are them.
     """
-    code = Straight()
+    code = PtxBlock()
     values = code.read_all([*sums, *row])
     pairs = [code.pair(*values[i : i + 2]) for i in range(0, len(values), 2)]
     chains, rest = pairs[:4], pairs[4:]
@@ -92,7 +92,7 @@ def add_up(row: list[Float32], sums: list[Float32]) -> list[Float32]:
 
 def total(sums: list[Float32], before: list[Float32], factor: Float32) -> list[Float32]:
     """Two partial sums: before * factor + the eight."""
-    code = Straight()
+    code = PtxBlock()
     values = code.read_all([*sums, *before, factor])
     *chains, old = [code.pair(*values[i : i + 2]) for i in range(0, len(values) - 1, 2)]
     left, right = (code.packed("add.rn", *two) for two in (chains[:2], chains[2:]))
@@ -113,7 +113,7 @@ def exponentials(
 
     On MUFU, or as a polynomial of `degree` where `emulated` says so, two elements at a time.
     """
-    code = Straight()
+    code = PtxBlock()
     values = code.read_all(row)
     scales, offsets = (code.pair(one, one) for one in code.read_all([scale, offset]))
     pairs = [code.pair(*values[i : i + 2]) for i in range(0, len(values), 2)]
@@ -131,19 +131,19 @@ def exponentials(
 
 def rounded(row: list[Float32], element: str) -> list[Int32]:
     """The row as words of two 16-bit floats."""
-    code = Straight()
+    code = PtxBlock()
     values = code.read_all(row)
     return code.trace(*_round_pairs(code, values, element))
 
 
-def _round_pairs(code: Straight, values: list[str], element: str) -> list[str]:
+def _round_pairs(code: PtxBlock, values: list[str], element: str) -> list[str]:
     """float32 registers as words of two 16-bit floats."""
     opcode = f"cvt.rn.{PACKED[element]}.f32"
     pairs = zip(values[::2], values[1::2], strict=True)
     return [code.do(opcode, high, low, kind="b32") for low, high in pairs]
 
 
-def _polynomial_exp2(code: Straight, pair: str, degree: int) -> tuple[str, str]:
+def _polynomial_exp2(code: PtxBlock, pair: str, degree: int) -> tuple[str, str]:
     """2^x for x <= 127 on the FMA and integer pipes: floor by rounding, polynomial, exponent."""
 
     def both(constant: float) -> str:
@@ -163,7 +163,7 @@ def _polynomial_exp2(code: Straight, pair: str, degree: int) -> tuple[str, str]:
     return low, high
 
 
-def _scale_by_power(code: Straight, value: str, rounded: str) -> str:
+def _scale_by_power(code: PtxBlock, value: str, rounded: str) -> str:
     """value * 2^floor(x): the integer in the low bits of `rounded` is added to the exponent."""
     shifted = code.do("shl.b32", rounded, "23", kind="b32")
     return code.do("mov.b32", code.do("add.s32", value, shifted, kind="b32"))
@@ -171,18 +171,18 @@ def _scale_by_power(code: Straight, value: str, rounded: str) -> str:
 
 def multiplied(row: list[Float32], factor: Float32) -> list[Float32]:
     """row * factor, two elements at a time."""
-    code = Straight()
+    code = PtxBlock()
     return code.trace(*_products(code, row, factor))
 
 
 def tanh(row: list[Float32], factor: Float32) -> list[Float32]:
     """tanh(row * factor), by one instruction each."""
-    code = Straight()
+    code = PtxBlock()
     arguments = _products(code, row, factor)
     return code.trace(*(code.do("tanh.approx.f32", argument) for argument in arguments))
 
 
-def _products(code: Straight, row: list[Float32], factor: Float32) -> list[str]:
+def _products(code: PtxBlock, row: list[Float32], factor: Float32) -> list[str]:
     values = code.read_all(row)
     one = code.read(factor)
     factors = code.pair(one, one)
@@ -198,7 +198,7 @@ def keep_range(row: list[Float32], start: Int32 | None, stop: Int32) -> list[Flo
     One instruction moves 7 bits of a byte to predicates (R2P), so a byte of a mask word stands for
     7 columns: column c is bit c + c // 7 of all words, and 28 columns share a word.
     """
-    code = Straight()
+    code = PtxBlock()
     values = code.read_all(row)
     last = code.read(_mask_bit(stop, len(row)))
     first = None if start is None else code.read(_mask_bit(start, len(row)))
@@ -221,7 +221,7 @@ def _mask_bit(column: Int32, columns: int) -> Int32:
     return (column * (1024 + 147)) >> 10
 
 
-def _ones_from(code: Straight, bit: str, word: int) -> str:
+def _ones_from(code: PtxBlock, bit: str, word: int) -> str:
     """Mask word number `word`: its bits from `bit` of all words on are set."""
     if word:
         bit = code.do("sub.s32", bit, str(32 * word), kind="b32")

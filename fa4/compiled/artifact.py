@@ -19,9 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fa4.sm100.codegen import launch_smem_bytes
-from fa4.sm100.identity import describe
-from fa4.sm100.toolchain import find_toolchain
+from fa4.compiled.identity import describe
+from fa4.compiled.toolchain import find_toolchain
+from fa4.inspect.codegen import launch_smem_bytes
 
 MAGIC = b"fa4 kernel 1\n"
 FUNCTION = "fa4_forward"  # the exported name of every kernel's host function
@@ -68,7 +68,7 @@ class CompiledForward:
 
     @cached_property
     def _function(self) -> Callable[..., None]:
-        from fa4.sm100.native import load_function
+        from fa4.compiled.native import load_function
 
         return load_function(self.host_object, self.function_name)
 

@@ -1,4 +1,4 @@
-"""Straight PTX inside a traced kernel: what it computes, and what it refuses."""
+"""PtxBlock PTX inside a traced kernel: what it computes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.emulator import launch
 from fa4.reference.exp2 import fma_f32
-from fa4.sm100.forward.straight import Straight, literal, stand_apart
+from fa4.sm100.kit.ptx_block import PtxBlock, literal, stand_apart
 
 ROWS = 32
 FLOATS = st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False)
@@ -31,7 +31,7 @@ def several(given_: cute.Tensor, number: cute.Tensor, out: cute.Tensor):
     thread = cute.arch.thread_idx()[0]
     a, b = given_[thread, 0], given_[thread, 1]
     stand_apart(number[0])
-    code = Straight()
+    code = PtxBlock()
     first, second, again, count = code.read_all([a, b, a, number[0]])
     largest = code.do("max.f32", first, second)
     low, high = code.halves(
@@ -92,7 +92,7 @@ def test_a_negative_number_is_not_passed(kernel: Any) -> None:
 
 
 def test_results_must_differ_from_each_other_and_from_inputs() -> None:
-    code = Straight()
+    code = PtxBlock()
     result = code.do("add.f32", "%f32_8", "%f32_9")
     with pytest.raises(ValueError, match="twice"):
         code.trace(result, result)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from fa4.sm100.artifact import CompiledForward, Compiler, compile_artifact
-from fa4.sm100.cache import KernelCache, open_cache, say_once
+from fa4.compiled.artifact import CompiledForward, Compiler, compile_artifact
+from fa4.compiled.cache import KernelCache, open_cache, say_once
+from fa4.compiled.identity import NotHashable, kernel_key
+from fa4.compiled.toolchain import MISSING, find_toolchain
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.identity import NotHashable, kernel_key
-from fa4.sm100.toolchain import MISSING, find_toolchain
 
 ARCHS = ("sm_100a", "sm_103a")
 _MOST_IN_MEMORY = 256
@@ -50,7 +50,7 @@ def compile_forward(spec: ForwardSpec, arch: str) -> Any:
         import tvm_ffi  # noqa: F401
     except ImportError:
         raise ImportError(MISSING) from None
-    from fa4.sm100.forward.compile import compile_forward as compile_now
+    from fa4.compiled.forward import compile_forward as compile_now
 
     return compile_now(spec, arch)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-Blocks = dict[int, tuple["Instruction", ...]]
+Blocks = dict[int, tuple["CodeInstruction", ...]]
 Edges = dict[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Instruction:
+class CodeInstruction:
     """One instruction. opcode: with its modifiers, "MUFU.EX2". guard: its predicate, "!P0", or "".
 
     ends: it is the last of its basic block. targets: labels that it may jump to. falls: the next
@@ -40,7 +40,7 @@ class Function:
 
     name: str
     section: str
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[CodeInstruction, ...]
     labels: dict[str, int]
 
     @property
@@ -55,7 +55,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Loop:
+class NaturalLoop:
     """A natural loop: every block from which its header is reached again without leaving.
 
     inline: the instructions from the header to the end of the last latch, in address order. The
@@ -64,8 +64,8 @@ class Loop:
     """
 
     header: int
-    inline: tuple[Instruction, ...]
-    outside: tuple[Instruction, ...]
+    inline: tuple[CodeInstruction, ...]
+    outside: tuple[CodeInstruction, ...]
     parent: int | None = None
 
     @property
@@ -93,7 +93,7 @@ class Graph:
                 return
             block = above
 
-    def _find_loops(self) -> Iterator[Loop]:
+    def _find_loops(self) -> Iterator[NaturalLoop]:
         latches: dict[int, list[int]] = {}
         for block in self._order:
             for header in self.successors[block]:
@@ -106,7 +106,7 @@ class Graph:
             around = [h for h, other in bodies.items() if h != header and header in other]
             parent = min(around, key=lambda h: len(bodies[h]), default=None)
             inline = _inline_blocks(header, latches[header], before, self.blocks)
-            yield Loop(
+            yield NaturalLoop(
                 header,
                 _flatten(self.blocks, inline),
                 _flatten(self.blocks, body - inline),
@@ -117,8 +117,8 @@ class Graph:
 def _split(function: Function) -> Blocks:
     """Basic blocks: they begin at labels and behind jumps."""
     starts = set(function.labels.values())
-    blocks: dict[int, list[Instruction]] = {}
-    current: list[Instruction] | None = None
+    blocks: dict[int, list[CodeInstruction]] = {}
+    current: list[CodeInstruction] | None = None
     for one in function.instructions:
         if current is None or one.address in starts:
             current = blocks[one.address] = []
@@ -230,5 +230,5 @@ def _inline_blocks(
     return set(order[first : end + 1])
 
 
-def _flatten(blocks: Blocks, chosen: set[int]) -> tuple[Instruction, ...]:
+def _flatten(blocks: Blocks, chosen: set[int]) -> tuple[CodeInstruction, ...]:
     return tuple(one for start in sorted(chosen) for one in blocks[start])

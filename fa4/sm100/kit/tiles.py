@@ -1,22 +1,29 @@
 """Work tiles: which (query block, head, batch entry) a CTA works on, and which keys it needs."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Int32
 
-from fa4.sm100.forward.context import Signals, pair_rank
-from fa4.sm100.forward.spec import TILE_ROWS, ForwardSpec
+from fa4.sm100.kit.signals import pair_rank
+from fa4.sm100.kit.units import TILE_ROWS
 
 L2_SECTION_BYTES = 50 << 20  # K and V that stay in L2 beside everything else (FlashAttention-4)
 MOST_SECTION_BITS = 10
 LONGEST_FIRST = ("lpt", "clc")
 
 
+class TiledSpec(Protocol):
+    """What the rows of a work tile depend on: part of every kernel's spec."""
+
+    cta_group: int
+    numerics: Any
+
+
 @dataclass(frozen=True)
-class Problem:
+class KernelProblem:
     """Run-time sizes of a call, the same for every role. Tensors are None where the spec says so.
 
     heads: of work tiles, so KV heads where query heads are packed. group: query heads per KV head
@@ -62,12 +69,12 @@ class WorkTile:
         """First packed row of the block, of all Q tiles and of both CTAs of a pair."""
         return self.block * block_rows(self.spec)
 
-    def tile_number(self, i: int) -> Int32:
+    def tile_number(self, i: Int32 | int) -> Int32:
         """Number in the sequence of this CTA's Q tile i; those of a pair lie side by side."""
         number = self.block * self.spec.numerics.q_tiles + i
         return number * self.spec.cta_group + self.rank
 
-    def tile_row(self, i: int) -> Int32:
+    def tile_row(self, i: Int32 | int) -> Int32:
         """First packed row of this CTA's Q tile i."""
         return self.tile_number(i) * TILE_ROWS
 
@@ -127,54 +134,9 @@ class WorkTile:
         return self.kv_stop - self.kv_start
 
 
-def block_rows(spec: ForwardSpec) -> int:
+def block_rows(spec: TiledSpec) -> int:
     """Packed query rows of a work tile."""
     return TILE_ROWS * spec.numerics.q_tiles * spec.cta_group
-
-
-def first_tile(problem: Problem) -> Int32:
-    """The first work tile of this CTA (or CTA pair)."""
-    return _skip_empty(problem, cute.arch.block_idx()[0] // problem.spec.cta_group)
-
-
-def next_tile(signals: Signals, problem: Problem, index: Int32, tiles_done: Int32) -> Int32:
-    """The work tile after `index`; num_tiles or more at the end.
-
-    A grid of as many CTAs as work in parallel strides by its size. With "clc" the hardware answers
-    the scheduler warp's question; tiles_done counts this role's tiles before the one it has ended.
-    """
-    if problem.spec.scheduler == "clc":
-        return _stolen_tile(signals, problem, tiles_done)
-    step = cute.arch.grid_dim()[0] // problem.spec.cta_group
-    return _skip_empty(problem, index + step)
-
-
-@cute.jit
-def _stolen_tile(signals: Signals, problem: Problem, tiles_done: Int32) -> Int32:
-    """The work tile of the CTA that was cancelled for this one; num_tiles if there was none."""
-    signals.wait("work_full", tiles_done)
-    first_cta, _, _, valid = cute.arch.clc_response(problem.response)
-    # The next answer is written by the asynchronous proxy, over what was read just now.
-    cute.arch.fence_proxy("async.shared", space="cta")
-    signals.arrive_once("work_empty")
-    return cutlass.select_(valid != 0, first_cta, problem.num_tiles)
-
-
-@cute.jit
-def _skip_empty(problem: Problem, index: Int32) -> Int32:
-    """Pass over the blocks that lie beyond their sequence's end, where lengths differ."""
-    spec: cutlass.Constexpr = problem.spec
-    if cutlass.const_expr(spec.ragged_q):
-        step = cute.arch.grid_dim()[0] // spec.cta_group
-        while index < problem.num_tiles and not _has_rows(problem, index):
-            index += step
-    return index
-
-
-def _has_rows(problem: Problem, index: Int32) -> Boolean:
-    # Traced code evaluates both sides of an `and`: beyond the end it looks at the last tile.
-    tile = locate(problem, cutlass.min(index, problem.num_tiles - 1))
-    return tile.first_row < tile.seqlen_q * problem.spec.group
 
 
 def heads_per_section(head_bytes: Int32, heads: Int32) -> Int32:
@@ -186,7 +148,7 @@ def heads_per_section(head_bytes: Int32, heads: Int32) -> Int32:
     return section
 
 
-def _order(problem: Problem, index: Int32) -> tuple[Int32, Int32]:
+def _order(problem: KernelProblem, index: Int32) -> tuple[Int32, Int32]:
     """(query block, head of all batch entries) of work tile `index`.
 
     Query blocks vary fastest; or, longest first: in sections of heads that share L2, the last
@@ -201,7 +163,7 @@ def _order(problem: Problem, index: Int32) -> tuple[Int32, Int32]:
     return problem.blocks - 1 - place // width, first_head + place % width
 
 
-def locate(problem: Problem, index: Int32) -> WorkTile:
+def locate(problem: KernelProblem, index: Int32) -> WorkTile:
     """The work tile number `index`, and its sequences."""
     spec = problem.spec
     block, rest = _order(problem, index)

@@ -7,17 +7,13 @@ symbols come from libcute_dsl_runtime (which reaches the driver), from TVM-FFI a
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from fa4.sm100.toolchain import MISSING, find_toolchain
+from fa4.compiled.toolchain import MISSING, find_toolchain
+from fa4.emulator.elf import read_symbols
 
 _PREFIX = "__tvm_ffi_"  # of functions with TVM-FFI's calling convention
-
-# ELF64, little-endian: section header and symbol; SHT_SYMTAB and STB_GLOBAL.
-_SECTION, _SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
-_SYMBOL_TABLE, _GLOBAL = 2, 1
+_LINKER_SYMBOLS = {"_GLOBAL_OFFSET_TABLE_"}  # defined by the linker itself
 
 
 def load_function(image: bytes, name: str) -> Callable[..., None]:
@@ -30,14 +26,14 @@ def load_function(image: bytes, name: str) -> Callable[..., None]:
     except ImportError:
         raise ImportError(MISSING) from None
     paths = (str(find_toolchain().runtime), tvm_ffi.libinfo.find_libtvm_ffi())
-    code = _Code(image, [ctypes.CDLL(None), *map(ctypes.CDLL, paths)], _PREFIX + name)
+    code = _LinkedCode(image, [ctypes.CDLL(None), *map(ctypes.CDLL, paths)], _PREFIX + name)
     function: Callable[..., None] = tvm_ffi.Function.__from_extern_c__(
         code.address, keep_alive_object=code
     )
     return function
 
 
-class _Code:
+class _LinkedCode:
     """Linked code and what keeps it alive. address: of its function `name`."""
 
     def __init__(self, image: bytes, libraries: Sequence[ctypes.CDLL], name: str) -> None:
@@ -46,27 +42,12 @@ class _Code:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         builder = llvm.JITLibraryBuilder().add_object_img(image).export_symbol(name)
-        for symbol in _undefined_symbols(image):
+        for symbol in sorted(read_symbols(image).undefined - _LINKER_SYMBOLS):
             builder.import_symbol(symbol, _find(symbol, libraries))
         self._libraries = libraries
         self._jit = llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
         self._tracker = builder.link(self._jit, "host")
         self.address: int = self._tracker[name]
-
-
-def _undefined_symbols(image: bytes) -> Iterator[str]:
-    """The global symbols that an ELF object needs from elsewhere."""
-    (table,) = struct.unpack_from("<Q", image, 40)
-    size, count = struct.unpack_from("<HH", image, 58)
-    sections: list[Any] = [_SECTION.unpack_from(image, table + i * size) for i in range(count)]
-    for _, kind, _, _, offset, length, link, *_ in sections:
-        if kind != _SYMBOL_TABLE:
-            continue
-        for place, info, _, section, _, _ in _SYMBOL.iter_unpack(image[offset : offset + length]):
-            start = sections[link][4] + place
-            name = image[start : image.index(b"\0", start)].decode()
-            if name and info >> 4 == _GLOBAL and not section and name != "_GLOBAL_OFFSET_TABLE_":
-                yield name
 
 
 def _find(symbol: str, libraries: Sequence[ctypes.CDLL]) -> int:

@@ -25,10 +25,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fa4.sm100.toolchain import Toolchain
+from fa4.compiled.toolchain import Toolchain
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("sm100", "plan", "config.py", "hardware.py")  # what the generated code depends on
+# What the generated code depends on.
+SOURCES = ("sm100", "compiled", "plan", "config.py", "hardware.py")
 
 # Modules whose objects are named, not opened: their content is in the key by other means (the
 # sources above, the compiler's version, Python's version).
