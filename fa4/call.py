@@ -130,7 +130,6 @@ class Call(NamedTuple):
 FIRST_OPTION = Call._fields.index("aux_tensors")
 INPUTS = Call._fields[:FIRST_OPTION]  # single tensors
 ARGUMENTS = Call._fields[:-1]  # of the operators
-VECTORS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 
 _SCHEMA_TYPES = {
     "Tensor": "Tensor", "Tensor | None": "Tensor?", "list[Tensor]": "Tensor[]",

@@ -64,7 +64,9 @@ def attention_forward(*values: Any) -> tuple[torch.Tensor, ...]:
     *fields, impl, gradient, return_lse = values
     result = run_forward(from_operator(tuple(fields)), impl, lse=return_lse, gradient=gradient)
     seed = torch.tensor([_signed(result.dropout_seed or 0)])
-    return result.out, result.lse if return_lse else result.lse.new_empty(0), seed
+    empty_type = torch.float64 if impl == "oracle" else torch.float32
+    lse = result.lse if return_lse else result.out.new_empty(0, dtype=empty_type)
+    return result.out, lse, seed
 
 
 def _signed(seed: int) -> int:

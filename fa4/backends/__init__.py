@@ -11,6 +11,7 @@ A backend is a module with `supports`, `forward` and `backward`; see `Implementa
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import Any, NamedTuple, Protocol, cast
 
 from fa4.call import Call
@@ -45,12 +46,13 @@ class Implementation(Protocol):
         """Why the call (and its gradient) cannot be computed; "" if it can. Computes nothing."""
 
     def forward(self, call: Call, *, lse: bool = True) -> tuple[Any, Any]:
-        """(O, LSE). Without `lse`, what comes in its place is of no use."""
+        """(O, LSE). Without `lse`, None may come in its place."""
 
     def backward(self, call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradients:
         """From dO and, or None, the gradient of the LSE."""
 
 
+@cache
 def find_backend(name: str) -> Implementation:
     """The backend of a name in NAMES, imported when it is first asked for."""
     return cast(Implementation, importlib.import_module(f"fa4.backends.{name}"))

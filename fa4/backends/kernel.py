@@ -12,9 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa4.arrays import element_type, is_torch
-from fa4.call import VECTORS, Call
+from fa4.call import FIRST_OPTION, Call
 from fa4.compiled.build import build
-from fa4.compiled.launch import check_operand, launch_arguments
+from fa4.compiled.launch import (
+    LENGTHS,
+    check_address,
+    check_operand,
+    launch_arguments,
+    regular,
+)
 from fa4.compiled.support import ForwardCall, check
 from fa4.compiled.variants import choose_spec
 from fa4.hardware import Gpu
@@ -25,6 +31,7 @@ class Prepared(NamedTuple):
     """What is the same for all calls of a form.
 
     sizes: the call without its tensors. kernel: None for an empty call. num_sms: CTAs at most.
+    fixed: what a launch takes after q, k, v, O and LSE; None if it differs from call to call.
     """
 
     sizes: ForwardCall
@@ -33,6 +40,7 @@ class Prepared(NamedTuple):
     num_sms: int
     out_shape: tuple[int, ...]
     lse_shape: tuple[int, ...]
+    fixed: tuple[Any, ...] | None
 
 
 def describe(call: Call, *, lse: bool = True) -> ForwardCall:
@@ -101,23 +109,52 @@ def _prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], lse: b
         for name, tensor in zip("qkv", call[:3], strict=True):
             check_operand(name, tensor)
         kernel = build(spec, gpu.arch)
-    lse_shape = call.lse_shape if lse or sizes.is_empty else (0,)
-    return Prepared(sizes, spec, kernel, num_sms, call.out_shape, lse_shape)
+    return Prepared(
+        sizes=sizes,
+        spec=spec,
+        kernel=kernel,
+        num_sms=num_sms,
+        out_shape=call.out_shape,
+        lse_shape=call.lse_shape,
+        fixed=None if kernel is None else _fixed_arguments(call, sizes, spec, num_sms),
+    )
 
 
 def launch(call: Call, prepared: Prepared, start: Callable[..., None]) -> tuple[Any, Any]:
-    """(O, LSE): `start(kernel, *arguments)` runs it."""
-    outputs = _allocate(call, prepared)
+    """(O, LSE or None): `start(kernel, *arguments)` runs it."""
+    out, lse = _allocate(call, prepared)
     if prepared.kernel is None:
-        return outputs
-    vectors: dict[str, Any] = {name: _vector(getattr(call, name), "int32") for name in VECTORS}
+        return out, lse
+    q, k, v = call[:3]
+    fixed = prepared.fixed
+    if fixed is None:
+        sizes, spec = prepared.sizes, prepared.spec
+        fixed = launch_arguments(
+            sizes, spec, (q, k, v), (out, lse), _vectors(call, sizes), prepared.num_sms
+        )
+        start(prepared.kernel, *fixed)
+    else:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_address(name, tensor)
+        start(prepared.kernel, q, k, v, out, lse, *fixed)
+    return out, lse
+
+
+def _fixed_arguments(call: Call, sizes: ForwardCall, spec: ForwardSpec, num_sms: int) -> Any:
+    """Everything after q, k, v, O and LSE, if it is the same for all calls of the form."""
+    given = call[3:FIRST_OPTION]
+    if any(x is not None for x in given) or sizes.aux or any(regular(x) is not x for x in call[:3]):
+        return None
+    operands = (call.q, call.k, call.v)
+    return launch_arguments(sizes, spec, operands, (call.q, None), {}, num_sms)[5:]
+
+
+def _vectors(call: Call, sizes: ForwardCall) -> dict[str, Any]:
+    """Lengths, sink and auxiliary tensors as the kernel reads them."""
+    vectors = {name: _vector(getattr(call, name), "int32") for name in LENGTHS}
     vectors["sink"] = _vector(call.learnable_sink, "float32")
-    vectors["aux"] = tuple(call.aux_tensors) if prepared.sizes.aux else None
-    values = launch_arguments(
-        prepared.sizes, prepared.spec, call[:3], outputs, vectors, prepared.num_sms
-    )
-    start(prepared.kernel, *values)
-    return outputs
+    vectors["aux"] = tuple(call.aux_tensors) if sizes.aux else None
+    return vectors
 
 
 def _vector(value: Any, kind: str) -> Any:
@@ -136,6 +173,8 @@ def _allocate(call: Call, prepared: Prepared) -> tuple[Any, Any]:
     sizes = prepared.sizes
     padded = sizes.packed_q or sizes.used_q or sizes.is_empty
     out = _full(call.q, prepared.out_shape, 0.0 if padded else None)
+    if not sizes.lse:
+        return out, None
     lse = _full(call.q, prepared.lse_shape, -np.inf if padded else None, "float32")
     if sizes.is_empty and call.learnable_sink is not None:
         lse[...] = _vector(call.learnable_sink, "float32")[:, None]
@@ -144,12 +183,14 @@ def _allocate(call: Call, prepared: Prepared) -> tuple[Any, Any]:
 
 def _full(template: Any, shape: tuple[int, ...], value: float | None, kind: str = "") -> Any:
     """A new tensor beside `template` and of its type (or `kind`); value None: uninitialised."""
-    if is_torch(template):
-        import torch
+    if not is_torch(template):
+        dtype = np.dtype(kind) if kind else template.dtype
+        return np.empty(shape, dtype) if value is None else np.full(shape, value, dtype)
+    if value is None and not kind:
+        return template.new_empty(shape)
+    import torch
 
-        dtype = getattr(torch, kind) if kind else template.dtype
-        if value is None:
-            return template.new_empty(shape, dtype=dtype)
-        return template.new_full(shape, value, dtype=dtype)
-    dtype = np.dtype(kind) if kind else template.dtype
-    return np.empty(shape, dtype) if value is None else np.full(shape, value, dtype)
+    dtype = getattr(torch, kind) if kind else template.dtype
+    if value is None:
+        return template.new_empty(shape, dtype=dtype)
+    return template.new_full(shape, value, dtype=dtype)
