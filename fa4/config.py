@@ -62,6 +62,8 @@ def normalize_window(window_size: object, causal: bool = False) -> Window:
     FlashAttention, in every implementation. A window with left + right < 0 would hide every key,
     so it is refused.
     """
+    if type(window_size) is tuple and window_size == (None, None):  # by far the most
+        return None, 0 if causal else None
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise TypeError(f"window_size must be a pair (left, right); got {window_size!r}")
     sides: list[int | None] = []

@@ -18,6 +18,7 @@ from fa4.form import with_form
 _SCHEMA = operator_schema()
 _DIFFERENTIABLE = ("q", "k", "v", "learnable_sink")
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)  # O of these is bf16
+_ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _WORD = 2**64  # seeds are unsigned, an operator's integers signed
 
 _known: list[Mods] = [Mods()]
@@ -154,19 +155,23 @@ attention_backward.register_vmap(_refuse_vmap)
 
 def needs_gradient(call: Call) -> bool:
     """Will autograd record this call?"""
-    return torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (*call[:3], call.learnable_sink)
-    )
+    if not torch.is_grad_enabled():
+        return False
+    q, k, v, sink = call[:4]
+    needed = q.requires_grad or k.requires_grad or v.requires_grad
+    return needed or (sink is not None and sink.requires_grad)
 
 
 def is_plain(call: Call) -> bool:
     """Can the operator be left out: no gradient, no tracing, no mode, ordinary tensors?"""
-    return not (
-        torch.compiler.is_compiling()
-        or needs_gradient(call)
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in call[:3])
+    return (
+        type(call.q) in _ORDINARY
+        and type(call.k) in _ORDINARY
+        and type(call.v) in _ORDINARY
+        and not torch.compiler.is_compiling()
+        and not needs_gradient(call)
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 

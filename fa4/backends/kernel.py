@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa4.arrays import element_type, is_torch
-from fa4.call import FIRST_OPTION, Call
+from fa4.call import Call
 from fa4.compiled.build import build
 from fa4.compiled.launch import (
     LENGTHS,
+    LaunchArguments,
     check_address,
     check_operand,
     launch_arguments,
@@ -31,7 +32,8 @@ class Prepared(NamedTuple):
     """What is the same for all calls of a form.
 
     sizes: the call without its tensors. kernel: None for an empty call. num_sms: CTAs at most.
-    fixed: what a launch takes after q, k, v, O and LSE; None if it differs from call to call.
+    template: what a launch takes, without the tensors; None if TMA wants other strides of them.
+    vectors: are there tensors beside q, k and v?
     """
 
     sizes: ForwardCall
@@ -40,7 +42,8 @@ class Prepared(NamedTuple):
     num_sms: int
     out_shape: tuple[int, ...]
     lse_shape: tuple[int, ...]
-    fixed: tuple[Any, ...] | None
+    template: LaunchArguments | None
+    vectors: bool
 
 
 def describe(call: Call, *, lse: bool = True) -> ForwardCall:
@@ -104,11 +107,13 @@ def _prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], lse: b
     check(sizes)
     gpu, num_sms = find_machine(call)
     spec = choose_spec(sizes, gpu)
-    kernel = None
+    kernel = template = None
     if not sizes.is_empty:
         for name, tensor in zip("qkv", call[:3], strict=True):
             check_operand(name, tensor)
         kernel = build(spec, gpu.arch)
+        if all(regular(x) is x for x in call[:3]):
+            template = launch_arguments(sizes, spec, call[:3], (call.q, None), {}, num_sms)
     return Prepared(
         sizes=sizes,
         spec=spec,
@@ -116,44 +121,43 @@ def _prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], lse: b
         num_sms=num_sms,
         out_shape=call.out_shape,
         lse_shape=call.lse_shape,
-        fixed=None if kernel is None else _fixed_arguments(call, sizes, spec, num_sms),
+        template=template,
+        vectors=bool(_vectors(call, sizes)),
     )
 
 
 def launch(call: Call, prepared: Prepared, start: Callable[..., None]) -> tuple[Any, Any]:
     """(O, LSE or None): `start(kernel, *arguments)` runs it."""
     out, lse = _allocate(call, prepared)
+    sizes, template = prepared.sizes, prepared.template
     if prepared.kernel is None:
         return out, lse
     q, k, v = call[:3]
-    fixed = prepared.fixed
-    if fixed is None:
-        sizes, spec = prepared.sizes, prepared.spec
-        fixed = launch_arguments(
-            sizes, spec, (q, k, v), (out, lse), _vectors(call, sizes), prepared.num_sms
+    if template is None:
+        values = launch_arguments(
+            sizes, prepared.spec, (q, k, v), (out, lse), _vectors(call, sizes), prepared.num_sms
         )
-        start(prepared.kernel, *fixed)
-    else:
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            check_address(name, tensor)
-        start(prepared.kernel, q, k, v, out, lse, *fixed)
+        start(prepared.kernel, *values)
+        return out, lse
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_address(name, tensor)
+    if prepared.vectors:
+        template = template._replace(**_vectors(call, sizes))
+    start(prepared.kernel, q, k, v, out, lse, *template[5:])
     return out, lse
-
-
-def _fixed_arguments(call: Call, sizes: ForwardCall, spec: ForwardSpec, num_sms: int) -> Any:
-    """Everything after q, k, v, O and LSE, if it is the same for all calls of the form."""
-    given = call[3:FIRST_OPTION]
-    if any(x is not None for x in given) or sizes.aux or any(regular(x) is not x for x in call[:3]):
-        return None
-    operands = (call.q, call.k, call.v)
-    return launch_arguments(sizes, spec, operands, (call.q, None), {}, num_sms)[5:]
 
 
 def _vectors(call: Call, sizes: ForwardCall) -> dict[str, Any]:
     """Lengths, sink and auxiliary tensors as the kernel reads them."""
-    vectors = {name: _vector(getattr(call, name), "int32") for name in LENGTHS}
-    vectors["sink"] = _vector(call.learnable_sink, "float32")
-    vectors["aux"] = tuple(call.aux_tensors) if sizes.aux else None
+    vectors = {
+        name: _vector(tensor, "int32")
+        for name, tensor in ((name, getattr(call, name)) for name in LENGTHS)
+        if tensor is not None
+    }
+    if call.learnable_sink is not None:
+        vectors["sink"] = _vector(call.learnable_sink, "float32")
+    if sizes.aux:
+        vectors["aux"] = tuple(call.aux_tensors)
     return vectors
 
 
@@ -164,6 +168,8 @@ def _vector(value: Any, kind: str) -> Any:
     if is_torch(value):
         import torch
 
+        if value.dtype is getattr(torch, kind) and value.is_contiguous():
+            return value
         return value.detach().to(getattr(torch, kind)).contiguous()
     return np.ascontiguousarray(value, kind)
 
