@@ -54,7 +54,7 @@ def _count(spec: ForwardSpec, extra_tiles: int) -> dict[int, Counter[str]]:
     from fa4 import emulator
 
     refused = [name for name in ("window_left", "window_right", "packed_q", "packed_k", "used_q",
-                                 "used_k", "sink", "softcap", "score_mod", "mask_mod")
+                                 "used_k", "sink", "softcap", "score_mod", "mask_mod", "mask")
                if getattr(spec, name)]  # fmt: skip
     if refused:
         raise ValueError(f"instructions are counted of plain or causal kernels; got {refused[0]}")

@@ -57,7 +57,7 @@ def compile_forward(spec: ForwardSpec, arch: str) -> Any:
 
 def find_key(spec: ForwardSpec, arch: str, compiler: Compiler = compile_forward) -> str:
     """The key that a kernel is kept under; "" if its callables cannot be hashed, which is said."""
-    if spec.score_mod is None and spec.mask_mod is None:
+    if spec.score_mod is None and spec.mask_mod is None and spec.mask is None:
         return _plain_key(spec, arch, _name(compiler))
     # Callables may refer to globals that have changed since.
     try:

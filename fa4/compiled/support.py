@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa4.config import ForwardConfig, Window
+from fa4.masks import MASKS, IntervalMask
 from fa4.sm100.forward.spec import AUX_DTYPES
 from fa4.sm100.kit.units import TILE_ROWS
 
@@ -114,9 +115,12 @@ def _wrong_dims(call: ForwardCall) -> object:
 
 
 def _python_only(function: Callable[..., Any] | None) -> object:
-    return _when(
-        function is not None and not is_device_function(function), getattr(function, "__name__", "")
-    )
+    wrong = function is not None and not is_device_function(function)
+    return _when(wrong, getattr(function, "__name__", ""))
+
+
+def _python_mask(mask: Callable[..., Any] | None) -> object:
+    return None if isinstance(mask, IntervalMask) else _python_only(mask)
 
 
 def _wrong_aux(call: ForwardCall) -> object:
@@ -168,8 +172,9 @@ FORWARD: tuple[Feature, ...] = (
     Feature("softcap", True, "any positive number at run time"),
     Feature("score_mod", True, "a CuTe-DSL function (@cute.jit)",
             lambda c: _python_only(c.score_mod)),
-    Feature("mask_mod", True, "a CuTe-DSL function (@cute.jit)",
-            lambda c: _python_only(c.mask_mod)),
+    Feature("mask_mod", True, "a CuTe-DSL function (@cute.jit), or a mask of `fa4.masks`: "
+            + ", ".join(kind.__name__ for kind in MASKS),
+            lambda c: _python_mask(c.mask_mod)),
     Feature("aux_tensors", True, "fp32, bf16, fp16 or int32, of rank 1 to 5", _wrong_aux),
     Feature("NaN, inf in hidden K", True, "keys that no row sees may hold anything"),
     Feature("NaN, inf in hidden V", False,

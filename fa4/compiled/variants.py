@@ -9,6 +9,7 @@ from typing import Any
 from fa4.compiled.support import ForwardCall, check
 from fa4.config import ForwardConfig, Window
 from fa4.hardware import B200, B300, Gpu
+from fa4.masks import IntervalMask
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.units import TILE_ROWS
 
@@ -24,7 +25,8 @@ def tuned_spec(head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any)
     features: further fields of ForwardSpec. B300's exponential units are twice as fast, so nothing
     is emulated there.
     """
-    masked = any(features.get(name) for name in ("causal", "window_left", "window_right"))
+    masks = ("causal", "window_left", "window_right", "mask")
+    masked = any(features.get(name) for name in masks)
     tuned = ForwardConfig.tuned(features.get("dtype", "bf16"), head_dim, masked)
     if gpu.arch == "sm_103a":
         tuned = ForwardConfig(rescale_threshold_log2=tuned.rescale_threshold_log2)
@@ -56,6 +58,7 @@ def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
     """The kernel of a call. Raises NotSupported, with the reason, if there is none."""
     check(call)
     left, right = kernel_window(call)
+    mask = call.mask_mod if isinstance(call.mask_mod, IntervalMask) else None
     packs = call.group > 1 and TILE_ROWS % call.group == 0 and call.pack_gqa is not False
     group = call.group if packs else 1
     spec = tuned_spec(
@@ -75,10 +78,11 @@ def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
         sink=call.sink,
         softcap=call.softcap > 0,
         score_mod=call.score_mod,
-        mask_mod=call.mask_mod,
+        mask_mod=None if mask else call.mask_mod,
+        mask=mask,
         cta_group=_cta_group(call, call.longest_q * group),
         # Tiles of unequal length: the longest first, so that the short ones fill the gaps.
-        scheduler="static" if (left, right) == (None, None) else "lpt",
+        scheduler="static" if (left, right, mask) == (None, None, None) else "lpt",
         **({"aux": call.aux} if call.aux else {}),
     )
     return replace(spec, numerics=_numerics(call, spec.numerics, call.longest_q * group))

@@ -19,6 +19,7 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit import rowmath
+from fa4.sm100.kit.masks import keep_range
 from fa4.sm100.kit.ptx_block import PtxBlock
 from fa4.sm100.kit.tiles import KernelProblem, heads_per_section, locate
 
@@ -69,7 +70,7 @@ def rows_kernel(
     """
     thread = cute.arch.thread_idx()[0]
     row = [s[thread, c] for c in range(COLUMNS)]
-    row = rowmath.keep_range(row, bounds[thread, 0], bounds[thread, 1])
+    row = keep_range(row, bounds[thread, 0], bounds[thread, 1])
     most = rowmath.maximum(row, stats[thread, 0])
     highest, log2_alpha = rowmath.new_reference(
         most, stats[thread, 0], scale[0], spec.numerics.rescale_threshold_log2

@@ -9,7 +9,10 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from compare_ptx import difference
+import compare_ptx
+from compare_ptx import difference, machine_code
+
+from fa4.emulator.elf import ElfSection
 
 TEXT = """
 .visible .entry kernel_one_2(
@@ -44,3 +47,16 @@ def test_names_do_not_count(old: str, new: str) -> None:
 )  # fmt: skip
 def test_everything_else_does(old: str, new: str, found: str) -> None:
     assert found in difference(TEXT, TEXT.replace(old, new))
+
+
+def test_machine_code_is_the_code_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bytes, without their names; a changed byte elsewhere is none of it."""
+
+    def read(names: tuple[str, str]) -> list[bytes]:
+        sections = (ElfSection(names[0], 1, 0, 4, 0), ElfSection(names[1], 1, 4, 3, 0))
+        monkeypatch.setattr(compare_ptx, "read_sections", lambda _: sections)
+        return [machine_code(b"codeinf"), machine_code(b"codeINF"), machine_code(b"COdeinf")]
+
+    same, elsewhere, other = read((".text.kernel_1", ".nv.info"))
+    assert same == elsewhere == [b"code"] and other != same
+    assert read((".text.kernel_2", ".text.f"))[0] == [b"code", b"inf"]

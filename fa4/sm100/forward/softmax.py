@@ -11,6 +11,7 @@ from cutlass import Float32, Int32
 from fa4.plan.work import FRAGMENT
 from fa4.sm100.forward.mods import Mods, RowMods
 from fa4.sm100.kit import rowmath
+from fa4.sm100.kit.masks import keep_range
 from fa4.sm100.kit.ptx_block import stand_apart
 from fa4.sm100.kit.schedulers import first_tile, next_tile
 from fa4.sm100.kit.signals import Signals
@@ -69,7 +70,7 @@ def softmax(signals: Signals, problem: KernelProblem, rows: Rows) -> None:
             state = highest, total
             highest, total = step(signals, rows, mods, number, None, keys_done, state, slot)
             keys_done += 1
-        if cutlass.const_expr(spec.window_left):
+        if cutlass.const_expr(spec.hides_first_keys):
             for _ in cutlass.range(number - stop, unroll=1):
                 number -= 1
                 state = highest, total
@@ -108,8 +109,8 @@ def step(
     first_key = number * tile_n
     s = mods.modified(s, first_key)
     if cutlass.const_expr(visible is not None):
-        start = visible[0] - first_key if spec.window_left else None
-        s = rowmath.keep_range(s, start, visible[1] - first_key)
+        start = visible[0] - first_key if spec.hides_first_keys else None
+        s = keep_range(s, start, visible[1] - first_key)
     most = rowmath.maximum(s, highest)
     highest, log2_alpha = rowmath.new_reference(
         most, highest, rows.scale_log2, spec.numerics.rescale_threshold_log2

@@ -7,6 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.masks import Band
 from fa4.sm100.kit.signals import pair_rank
 from fa4.sm100.kit.units import TILE_ROWS
 
@@ -49,7 +50,10 @@ class KernelProblem:
 
 @dataclass(frozen=True)
 class WorkTile:
-    """One work tile: where it lies, and its sequences' first rows and lengths."""
+    """One work tile: where it lies, its sequences' first rows and lengths.
+
+    mask: an `IntervalMask`, of bounds that may be given at run time.
+    """
 
     spec: cutlass.Constexpr
     block: Int32
@@ -61,8 +65,7 @@ class WorkTile:
     start_k: Int32
     seqlen_q: Int32
     seqlen_k: Int32
-    left: Int32 | None
-    right: Int32 | None
+    mask: Any
 
     @property
     def first_row(self) -> Int32:
@@ -89,16 +92,13 @@ class WorkTile:
 
     def visible_end(self, row: Int32) -> Int32:
         """One past the last key that a packed row sees."""
-        if self.right is None:
-            return self.seqlen_k
-        last = self.position(row) + (self.seqlen_k - self.seqlen_q) + self.right
-        return cutlass.min(self.seqlen_k, last + 1)
+        stop = self.mask.stop(self.position(row), self.seqlen_q, self.seqlen_k)
+        return self.seqlen_k if stop is None else cutlass.min(self.seqlen_k, stop)
 
     def visible_start(self, row: Int32) -> Int32:
         """The first key that a packed row sees; may be negative."""
-        if self.left is None:
-            return Int32(0)
-        return self.position(row) + (self.seqlen_k - self.seqlen_q) - self.left
+        start = self.mask.start(self.position(row), self.seqlen_q, self.seqlen_k)
+        return Int32(0) if start is None else start
 
     @property
     def last_row(self) -> Int32:
@@ -115,7 +115,7 @@ class WorkTile:
     @property
     def kv_start(self) -> Int32:
         """First KV tile that any row of the block sees, below kv_stop."""
-        if self.left is None:
+        if not self.mask.has_start:
             return Int32(0)
         first = cutlass.max(self.visible_start(self.first_row), 0) // self.spec.numerics.tile_n
         return cutlass.min(first, self.kv_stop - 1)
@@ -181,8 +181,8 @@ def locate(problem: KernelProblem, index: Int32) -> WorkTile:
         start_k=start_k,
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
-        left=problem.window_left,
-        right=Int32(0) if spec.causal else problem.window_right,
+        mask=spec.mask
+        or Band(problem.window_left, Int32(0) if spec.causal else problem.window_right),
     )
 
 
