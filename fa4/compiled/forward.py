@@ -9,6 +9,8 @@ from cutlass import Float32, Int32, cute
 from cutlass.base_dsl.compiler import DumpDir
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from fa4.compiled.launch import LaunchArguments
+from fa4.plan import require_sound
 from fa4.sm100.forward.kernel import forward
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.descriptors import ELEMENTS
@@ -22,10 +24,10 @@ def compile_forward(
 ) -> Any:
     """What `cute.compile` returns, with PTX and cubin in `.artifacts`; TVM-FFI calls.
 
-    Call it with q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
-    sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms; None for what the spec
-    does not use. `trace` collects the steps (role, Wait or Arrive) as the kernel is traced.
+    Call it with `LaunchArguments`. `trace` collects the steps (role, Wait or Arrive) as the kernel
+    is traced. Raises ValueError, naming the rule, for a plan that `check_plan` refuses.
     """
+    require_sound(spec.plan, spec.gpu)
     arguments = fake_arguments(spec)
     with tempfile.TemporaryDirectory() as folder:
         options = (
@@ -59,26 +61,26 @@ def fake_arguments(spec: ForwardSpec) -> tuple[Any, ...]:
         strides = (*(cute.sym_int64() for _ in shape[:-1]), 1)
         lse = tensor(Float32, shape, stride=strides, assumed_align=4)
     aux = tuple(_auxiliary(*described) for described in spec.aux) or None
-    return (
-        operand(spec.packed_q, rows_q, heads_q, spec.head_dim),
-        operand(spec.packed_k, rows_k, heads_k, spec.head_dim),
-        operand(spec.packed_k, rows_k, heads_k, spec.head_dim_v),
-        operand(spec.packed_q, rows_q, heads_q, spec.head_dim_v),
-        lse,
-        Float32(0.0),
-        Float32(0.0) if spec.softcap else None,
-        Int32(0) if spec.window_left else None,
-        Int32(0) if spec.window_right else None,
-        Int32(1),
-        tensor(Float32, (heads_q,), stride=(1,), assumed_align=4) if spec.sink else None,
-        integers(spec.packed_q, batches),
-        integers(spec.packed_k, batches),
-        integers(spec.used_q, cute.sym_int()),
-        integers(spec.used_k, cute.sym_int()),
-        aux,
-        Int32(1),
-        make_fake_stream(use_tvm_ffi_env_stream=True),
+    arguments = LaunchArguments(
+        q=operand(spec.packed_q, rows_q, heads_q, spec.head_dim),
+        k=operand(spec.packed_k, rows_k, heads_k, spec.head_dim),
+        v=operand(spec.packed_k, rows_k, heads_k, spec.head_dim_v),
+        o=operand(spec.packed_q, rows_q, heads_q, spec.head_dim_v),
+        lse=lse,
+        softmax_scale=Float32(0.0),
+        softcap=Float32(0.0) if spec.softcap else None,
+        window_left=Int32(0) if spec.window_left else None,
+        window_right=Int32(0) if spec.window_right else None,
+        max_seqlen_q=Int32(1),
+        sink=tensor(Float32, (heads_q,), stride=(1,), assumed_align=4) if spec.sink else None,
+        cu_seqlens_q=integers(spec.packed_q, batches),
+        cu_seqlens_k=integers(spec.packed_k, batches),
+        seqused_q=integers(spec.used_q, cute.sym_int()),
+        seqused_k=integers(spec.used_k, cute.sym_int()),
+        aux=aux,
+        num_sms=Int32(1),
     )
+    return *arguments, make_fake_stream(use_tvm_ffi_env_stream=True)
 
 
 def _auxiliary(dtype: str, rank: int) -> Any:
