@@ -6,11 +6,11 @@ import numpy as np
 
 from benchmarks.emulator_hopper.programs import Array, Program, parameters
 from fa4.emulator.execute import run
-from fa4.emulator.host.launch_record import Allocation, Launch
-from fa4.emulator.isa.table import find
+from fa4.emulator.machine.launch_record import Allocation, Launch
 from fa4.emulator.machine.options import Options
 from fa4.emulator.ptx.parser import parse
 from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.translate.table import find
 
 # Families whose programs use memory in ways that the emulator's checks can fault.
 CHECKED = ("exchanges", "control", "accesses", "atomics", "barriers", "clusters", "tensors")

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING
 from threadpoolctl import ThreadpoolController
 
 from fa4.emulator.errors import EmulationFailed, Finding, LaunchError
-from fa4.emulator.layout import check_shared_bytes
+from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.machine.checks import Checks
 from fa4.emulator.machine.engine import Machine, Stop
 from fa4.emulator.machine.grid import Grid
 from fa4.emulator.machine.memory import Buffer, Memory, buffer_at
 from fa4.emulator.machine.options import Options
-from fa4.emulator.program import Program, build_program
 from fa4.emulator.ptx.parser import parse
 from fa4.emulator.ptx.syntax import Module
+from fa4.emulator.translate.layout import check_shared_bytes
+from fa4.emulator.translate.program import Program, build_program
 
 if TYPE_CHECKING:
-    from fa4.emulator.host.launch_record import Allocation, Launch
+    from fa4.emulator.machine.launch_record import Allocation, Launch
 
 # sm_100 and its family; sm_90a for kernels without wgmma. Others have other instructions.
 TARGETS = ("sm_90", "sm_100", "sm_103")
@@ -84,7 +85,7 @@ def load_program(ptx: str, kernel: str) -> Program:
         raise LaunchError(
             f"no kernel {kernel!r}; the PTX has {', '.join(module.kernels) or 'none'}"
         )
-    return build_program(module, module.kernels[kernel])
+    return build_program(module, module.kernels[kernel], TABLE)
 
 
 @cache

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from fa4.emulator.isa.lanes import LANES, SegmentBuilder, width_of
-from fa4.emulator.isa.table import find
+from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Instruction, Integer, Register
-from fa4.emulator.translate import compile_functions, function_text
+from fa4.emulator.translate.lanes import SegmentBuilder, width_of
+from fa4.emulator.translate.native import compile_functions, function_text
+from fa4.emulator.translate.table import find
 from tests.emulator.lane_rig import FULL, INTEGERS, instruction
 
 Values = Mapping[str, Sequence[int] | int]

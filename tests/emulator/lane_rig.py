@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 import numpy as np
 
-import fa4.emulator.isa
-from fa4.emulator.isa.lanes import SegmentBuilder, width_of
-from fa4.emulator.isa.table import find
 from fa4.emulator.ptx.syntax import Instruction, Operand, Register
-from fa4.emulator.translate import compile_functions, function_text
-
-for module in pkgutil.iter_modules(fa4.emulator.isa.__path__):
-    importlib.import_module(f"fa4.emulator.isa.{module.name}")
+from fa4.emulator.translate.lanes import SegmentBuilder, width_of
+from fa4.emulator.translate.native import compile_functions, function_text
+from fa4.emulator.translate.table import find
 
 INTEGERS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 FULL = 0xFFFFFFFF

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4.emulator.isa.lanes import LANES
-from fa4.emulator.isa.table import TABLE, Unsupported
+from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer, Pair, Register, Sink
+from fa4.emulator.translate.table import TABLE, Unsupported
 from tests.emulator.isa_rows import Compiled, lanes_of, masks, signed
 from tests.emulator.lane_rig import FULL, instruction
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4.emulator.isa.lanes import LANES, width_of
-from fa4.emulator.isa.table import Unsupported, find
+from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer
+from fa4.emulator.translate.lanes import width_of
+from fa4.emulator.translate.table import Unsupported, find
 from tests.emulator.isa_rows import (
     Compiled,
     Row,

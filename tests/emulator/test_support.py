@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fa4 import cli
-from fa4.emulator import support
-from fa4.emulator.isa import table
-from fa4.emulator.support import BEGIN, END, MANUAL_ONLY, markdown, support_table
+from fa4.emulator.tools import support
+from fa4.emulator.tools.support import BEGIN, END, MANUAL_ONLY, markdown, support_table
+from fa4.emulator.translate import table
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "emulator.md").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ def is_current(document: str) -> bool:
 
 
 def test_the_documented_table_is_the_present_one() -> None:
-    """If not: python -m fa4.emulator.support docs/emulator.md"""
+    """If not: python -m fa4.emulator.tools.support docs/emulator.md"""
     assert is_current(DOCUMENT)
 
 

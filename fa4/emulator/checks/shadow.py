@@ -18,7 +18,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from fa4.emulator.checks.clocks import LANES
 from fa4.emulator.checks.conflict import ASYNC_PROXY
 from fa4.emulator.checks.memory import Places, ShadowMemory, Unit
 from fa4.emulator.checks.records import (
@@ -43,6 +42,7 @@ from fa4.emulator.checks.records import (
     spread,
     unordered,
 )
+from fa4.emulator.masks import LANES
 
 ROWS_PER_WORD = 32
 

@@ -23,10 +23,10 @@ from fa4.emulator.isa.formats import (
     split,
     widen,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
 from fa4.emulator.isa.rounding import encode, flush_result
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
 from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 Kernel = Callable[[list[Lanes]], Lanes]
 

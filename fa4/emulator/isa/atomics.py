@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.lanes import width_of
 from fa4.emulator.isa.loads import store_unchecked
 from fa4.emulator.isa.ordering import (
     SCOPES,
@@ -24,25 +23,17 @@ from fa4.emulator.isa.ordering import (
     polls_in_vain,
     publish,
 )
-from fa4.emulator.isa.spaces import (
-    SHARED,
-    TYPES,
-    VECTORS,
-    Elements,
-    Piece,
-    Space,
-    lanes_in,
-    record,
-    units,
-)
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
+from fa4.emulator.isa.spaces import SHARED, TYPES, VECTORS, Elements, Piece, Space, record, units
 from fa4.emulator.machine.checks import ATOMIC, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.memory import Buffer
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import SPIN, Spin
+from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import Instruction
 from fa4.emulator.tma.reduction import reduce_bytes
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.lanes import width_of
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 _WORDS = frozenset({"u32", "s32", "u64", "s64"})
 _HALVES = frozenset({"f16", "bf16", "f16x2", "bf16x2"})
@@ -200,7 +191,7 @@ def _bind(
 
     def handler(fragment: Fragment, mask: int) -> Spin | None:
         warp = fragment.warp
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         addresses = address(warp)[lanes]
         values = source.read(warp)[lanes].view(whole).reshape(-1)
         others = third.read(warp)[lanes].view(whole).reshape(-1) if third is not None else None

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from fa4.emulator.checks.clocks import Message
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.context import Array, Handler, KernelContext, lanes_of, lowest
 from fa4.emulator.machine.grid import EXIT_HOOKS
 from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.waits import Wait, wait_for
+from fa4.emulator.masks import Array, lane_flags, lowest
 from fa4.emulator.ptx.syntax import Instruction, Operand
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 BARRIERS = 16
 WARP_THREADS = 32
@@ -169,7 +170,7 @@ def _bind_red(
             _require_whole_warp(fragment, mask, f"bar.red {number}")
         count = count_of(warp, lane) if count_of is not None else None
         episode, done = arrive(fragment, mask, number, count)
-        episode.votes.append(predicate(warp)[lanes_of[mask]].copy())
+        episode.votes.append(predicate(warp)[lane_flags[mask]].copy())
         if done:
             complete(warp.cta, number)
             finish(fragment, mask, episode)

@@ -12,9 +12,9 @@ from fa4.emulator.isa.formula import (
     shift_left,
     shift_right,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, is_signed
-from fa4.emulator.isa.table import lane, modifiers
 from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed
+from fa4.emulator.translate.table import lane, modifiers
 
 NONE_FOUND = -1
 

@@ -21,9 +21,9 @@ from fa4.emulator.isa.mbarriers import check_visible_to_copies, find_barrier
 from fa4.emulator.isa.signals import Signal
 from fa4.emulator.isa.spaces import Piece, units
 from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.memory import Buffer, MemoryFault, check_alignment, locate_one_shared
 from fa4.emulator.machine.state import AsyncOperation, Cta, Fragment, Warp
+from fa4.emulator.masks import Array
 from fa4.emulator.tma.reduction import reduce_bytes
 
 KIND = "cp.async.bulk"

@@ -21,14 +21,14 @@ from fa4.emulator.isa.bulk import (
     submit_drain,
     submit_fill,
 )
-from fa4.emulator.isa.spaces import lanes_in
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.machine.checks import ATOMIC, READ, WRITE
-from fa4.emulator.machine.context import Array, Handler, KernelContext, ScalarReader
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.state import Cta, Fragment, Warp
+from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import Instruction
 from fa4.emulator.tma.reduction import SUPPORTED
+from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 CLUSTER, OWN = "shared::cluster", "shared::cta"
 COMPLETE_TX = "mbarrier::complete_tx::bytes"
@@ -54,7 +54,7 @@ def each_lane(copy: Callable[[Fragment, int], None]) -> Handler:
     """A handler that issues one copy for each active lane."""
 
     def handler(fragment: Fragment, mask: int) -> None:
-        for lane in lanes_in(mask).tolist():
+        for lane in lanes_of(mask).tolist():
             copy(fragment, lane)
 
     return handler
@@ -71,7 +71,7 @@ def each_distinct(
 
     def handler(fragment: Fragment, mask: int) -> None:
         issued = set()
-        for lane in lanes_in(mask).tolist():
+        for lane in lanes_of(mask).tolist():
             key = tuple(read(fragment.warp, lane) for read in operands)
             if key not in issued:
                 issued.add(key)

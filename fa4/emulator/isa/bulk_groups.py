@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fa4.emulator.isa.bulk import KIND
 from fa4.emulator.isa.copy_groups import commit_handler, wait_handler
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.context import Handler, KernelContext
 from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 
 @machine("cp.async.bulk.commit_group", "9.7.9.25.6.1", "cp.async.bulk.commit_group")

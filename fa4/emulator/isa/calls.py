@@ -10,10 +10,10 @@ import numpy as np
 
 from fa4.emulator.isa.parameters import hidden_register
 from fa4.emulator.isa.spaces import Space, units
-from fa4.emulator.isa.table import Unsupported, machine
-from fa4.emulator.machine.context import Handler, KernelContext, ScalarReader
 from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.ptx.syntax import Instruction, Operand, Symbol, Vector
+from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.table import Unsupported, machine
 
 LONGEST_TEXT_BYTES = 1 << 16
 

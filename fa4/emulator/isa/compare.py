@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fa4.emulator.isa.formula import BITS, INTEGERS, define, destinations, like, spell
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, is_signed, width_of
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
 from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 # PTX comparison -> LLVM predicate. Ordered comparisons are false if an operand is NaN, so "ne" is
 # LLVM's "one"; the names with u are true then.

@@ -25,10 +25,10 @@ from fa4.emulator.isa.formats import (
     saturate,
     widen,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, is_signed, width_of
 from fa4.emulator.isa.rounding import ROUNDINGS, Exact, directed_f32, encode, flush_result
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
 from fa4.emulator.ptx.syntax import Instruction, Operand
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 FORMATS = {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
 INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")

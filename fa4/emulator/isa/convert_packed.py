@@ -25,10 +25,10 @@ from fa4.emulator.isa.formats import (
     split,
     widen,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
 from fa4.emulator.isa.rounding import encode
-from fa4.emulator.isa.table import Unsupported, modifiers
 from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, modifiers
 
 # packed type -> format, bits that an element takes
 NARROW: dict[str, tuple[Format, int]] = {

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fa4.emulator.checks.clocks import Message
-from fa4.emulator.machine.context import Handler, lanes_of
 from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.machine.waits import Wait, Waitable, wait_for
+from fa4.emulator.masks import lanes_of
+from fa4.emulator.translate.context import Handler
 
 
 class Copy(Waitable):
@@ -83,7 +84,7 @@ class CopyGroups:
             late = group.mask & mask
             if newest:
                 here, late = late, 0
-                for lane in _lanes(here):
+                for lane in lanes_of(here).tolist():
                     late |= (counts[lane] >= newest) << lane
                     counts[lane] += 1
             if late:
@@ -93,12 +94,6 @@ class CopyGroups:
         """Forgets the oldest groups that nobody can wait for any more."""
         while self.committed and self.committed[0].mask & ~self.committed[0].waited == 0:
             self.committed.popleft()
-
-
-def _lanes(mask: int) -> list[int]:
-    if mask & (mask - 1) == 0:
-        return [mask.bit_length() - 1] if mask else []
-    return [int(lane) for lane in lanes_of[mask].nonzero()[0]]
 
 
 def groups_of(warp: Warp, kind: str) -> CopyGroups:

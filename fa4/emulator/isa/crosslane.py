@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fa4.emulator.isa.formula import destinations, intrinsic, like
-from fa4.emulator.isa.lanes import LANES, Lanes, SegmentBuilder
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
+from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 # What shfl reads from a lane that does not take part. PTX leaves the value undefined; this one is
 # easy to recognise in a wrong result.

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fa4.emulator.isa.lanes import width_of
 from fa4.emulator.isa.spaces import SHARED
-from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.described import (
     ANY_SPACE,
     FIXED,
@@ -23,6 +21,7 @@ from fa4.emulator.machine.described import (
 )
 from fa4.emulator.machine.direct import DONE, transfer
 from fa4.emulator.machine.state import Fragment
+from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import (
     Address,
     FloatBits,
@@ -33,6 +32,8 @@ from fa4.emulator.ptx.syntax import (
     Sink,
     Symbol,
 )
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.lanes import width_of
 
 _SPACES = dict.fromkeys(SHARED, SHARED_SPACE) | {"global": GLOBAL_SPACE, "generic": ANY_SPACE}
 _BASES = {32: REGISTER_32, 64: REGISTER_64}

@@ -16,9 +16,9 @@ from fa4.emulator.isa.formats import (
     pass_nan,
     split,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
 from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 FTZ = ("f32", "f16", "f16x2")
 TYPES = (*FTZ, "f64", "bf16", "bf16x2")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from fa4.emulator.isa.mbarriers import fence_initialisations
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.context import Handler, KernelContext, lowest
 from fa4.emulator.machine.state import QUARTERS, Fragment
 from fa4.emulator.machine.waits import SPIN, Spin, Wait, Waitable, wait_for
+from fa4.emulator.masks import lowest
 from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 SCOPES = ("cta", "cluster", "gpu", "sys")
 WARP = 32

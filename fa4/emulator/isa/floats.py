@@ -29,7 +29,6 @@ from fa4.emulator.isa.formats import (
     split,
     widen,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
 from fa4.emulator.isa.rounding import (
     ROUNDINGS,
     directed_f32,
@@ -39,8 +38,9 @@ from fa4.emulator.isa.rounding import (
     native,
     round_to_odd,
 )
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
 from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 # type -> format of an element, elements in a register
 ELEMENTS: dict[str, tuple[Format, int]] = {

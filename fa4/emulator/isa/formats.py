@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4.emulator.isa.lanes import Lanes
+from fa4.emulator.translate.lanes import Lanes
 
 
 @dataclass(frozen=True)

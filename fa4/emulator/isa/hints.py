@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa4.emulator.isa.lanes import SegmentBuilder
-from fa4.emulator.isa.spaces import Space, lanes_in
-from fa4.emulator.isa.table import lane, machine, modifiers
-from fa4.emulator.machine.context import Handler, KernelContext
+from fa4.emulator.isa.spaces import Space
 from fa4.emulator.machine.state import Fragment
+from fa4.emulator.masks import lanes_of
 from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.lanes import SegmentBuilder
+from fa4.emulator.translate.table import lane, machine, modifiers
 
 _DISCARDED_BYTES = 128
 
@@ -34,7 +35,7 @@ def bind_discard(instruction: Instruction, context: KernelContext) -> Handler:
     address = context.address(instruction.operands[0])
 
     def handler(fragment: Fragment, mask: int) -> None:
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         places = address(fragment.warp)[lanes].astype(np.uint64)
         list(Space("global").pieces(fragment.warp, places, lanes, _DISCARDED_BYTES, write=True))
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
 from fa4.emulator.isa.mbarriers import find_barrier
-from fa4.emulator.isa.table import Unsupported, lane, machine, modifiers
 from fa4.emulator.machine.checks import WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext, lowest
 from fa4.emulator.machine.memory import locate_shared
 from fa4.emulator.machine.state import Cta, Fragment
+from fa4.emulator.masks import Array, lowest
 from fa4.emulator.ptx.syntax import Instruction, Vector
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, machine, modifiers
 
 RESPONSE_BYTES = 16
 _TRY = "clusterlaunchcontrol.try_cancel"

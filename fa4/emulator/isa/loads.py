@@ -30,17 +30,17 @@ from fa4.emulator.isa.spaces import (
     Piece,
     Space,
     check_vector,
-    lanes_in,
     record,
     units,
 )
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.memory import MemoryFault
-from fa4.emulator.machine.state import FULL_MASK, Fragment
+from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import SPIN, Spin
+from fa4.emulator.masks import FULL_MASK, Array, lanes_of
 from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 BULK_BYTES = 8  # st.bulk writes multiples of this
 CACHE_OPERATORS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt")
@@ -82,7 +82,7 @@ def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
 
     def handler(fragment: Fragment, mask: int) -> Spin | None:
         warp = fragment.warp
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         addresses = address(warp) if mask == FULL_MASK else address(warp)[lanes]
         touch = Touch(warp.clock, access, READ, lanes)
         values: Array | None = None
@@ -142,7 +142,7 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         addresses, values = address(warp), source.read(warp)
         if mask != FULL_MASK:
             addresses, values = addresses[lanes], values[lanes]
@@ -180,7 +180,7 @@ def bind_bulk_store(instruction: Instruction, context: KernelContext) -> Handler
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
-        for lane in lanes_in(mask).tolist():
+        for lane in lanes_of(mask).tolist():
             start, count = address_of(warp, lane), size_of(warp, lane) // BULK_BYTES
             if size_of(warp, lane) % BULK_BYTES:
                 raise MemoryFault("misaligned", "st.bulk of a size that is no multiple of 8")

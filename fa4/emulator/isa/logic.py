@@ -11,9 +11,9 @@ from fa4.emulator.isa.formula import (
     shift_left,
     shift_right,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
 from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 
 def look_up(table: int, a: Lanes, b: Lanes, c: Lanes) -> Lanes:

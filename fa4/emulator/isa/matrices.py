@@ -11,14 +11,15 @@ from functools import cache
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.lanes import SegmentBuilder
 from fa4.emulator.isa.loads import check_same_values, store_unchecked
-from fa4.emulator.isa.spaces import Elements, Piece, Space, lanes_in, record, units
-from fa4.emulator.isa.table import Unsupported, lane, machine, modifiers
+from fa4.emulator.isa.spaces import Elements, Piece, Space, record, units
 from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext, Reader
-from fa4.emulator.machine.state import FULL_MASK, Fragment, Warp
+from fa4.emulator.machine.state import Fragment, Warp
+from fa4.emulator.masks import FULL_MASK, Array, lanes_of
 from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.translate.context import Handler, KernelContext, Reader
+from fa4.emulator.translate.lanes import SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, machine, modifiers
 
 ROW_BYTES = 16
 ROWS = 8  # in memory, of one matrix
@@ -78,7 +79,7 @@ def _piece(
         raise warp.cta.machine.fatal(
             fragment, "divergence", f"{mask:#010x} execute it, all lanes of the warp must"
         )
-    lanes = lanes_in(FULL_MASK)[:rows]
+    lanes = lanes_of(FULL_MASK)[:rows]
     pieces = list(space.pieces(warp, address(warp)[:rows], lanes, ROW_BYTES, write))
     if len(pieces) != 1:
         raise warp.cta.machine.fatal(fragment, "out-of-bounds", "rows in several memories")
@@ -86,7 +87,7 @@ def _piece(
 
 
 def _touch(warp: Warp, access: Access, kind: str, rows: int) -> Touch:
-    return Touch(warp.clock, access, kind, lanes_in(FULL_MASK)[:rows])
+    return Touch(warp.clock, access, kind, lanes_of(FULL_MASK)[:rows])
 
 
 @machine(

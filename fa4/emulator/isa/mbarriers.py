@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.machine.checks import WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext, lanes_of, lowest
 from fa4.emulator.machine.mbarrier import MBarrier, MBarrierFault
 from fa4.emulator.machine.memory import MemoryFault, locate_one_shared
 from fa4.emulator.machine.state import Cta, Fragment, RemoteArrival, Warp
 from fa4.emulator.machine.waits import SPIN, Spin, Wait
+from fa4.emulator.masks import Array, lane_flags, lanes_of, lowest, mask_of
 from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 OBJECT_BYTES = 8
 SEMANTICS = ("release", "relaxed", "acquire")
@@ -36,14 +37,10 @@ def _addressed(fragment: Fragment, mask: int, addresses: Array) -> Iterator[tupl
             )
         group = left
         if left & (left - 1):
-            group &= _bits(addresses == addresses.dtype.type(first))
+            group &= mask_of(addresses == addresses.dtype.type(first))
         left &= ~group
         cta, offset = locate_one_shared(fragment.warp.cta, first, OBJECT_BYTES)
         yield cta, offset, group
-
-
-def _bits(lanes: Array) -> int:
-    return int(np.packbits(lanes, bitorder="little").view(np.uint32)[0])
 
 
 def find_barrier(fragment: Fragment, cta: Cta, offset: int, doing: str) -> MBarrier:
@@ -73,7 +70,7 @@ def _parts(group: int, pending: int) -> list[int]:
     if group.bit_count() <= pending or not pending:
         return [group]
     first = 0
-    for lane in lanes_of[group].nonzero()[0][:pending]:
+    for lane in lanes_of(group)[:pending]:
         first |= 1 << int(lane)
     return [first, group & ~first]
 
@@ -90,7 +87,7 @@ def _report_split(fragment: Fragment, parts: list[int], cta: Cta, barrier: MBarr
 
 
 def _total(amounts: Array, part: int) -> int:
-    return part.bit_count() if amounts is _ONCE else int(amounts[lanes_of[part]].sum())
+    return part.bit_count() if amounts is _ONCE else int(amounts[lane_flags[part]].sum())
 
 
 def _arrive(barrier: MBarrier, amounts: Array, part: int, expect: bool, message: Any) -> int:
@@ -282,7 +279,7 @@ def bind_tx(instruction: Instruction, context: KernelContext) -> Handler:
             count = barrier.expect if expecting else barrier.complete
             barrier.order.exempt |= not expecting  # it may end a phase, and publishes nothing
             with _FaultsOf(fragment, cta, barrier):
-                for lane in lanes_of[group].nonzero()[0]:
+                for lane in lanes_of(group):
                     count(int(amounts[lane]))
 
     return handler
@@ -332,7 +329,7 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
                     warp.name, fragment.line, warp.clock.epoch, warp.cta.cluster.barrier.phase
                 )
             single = bool(expect) or amounts is _ONCE
-            single = single or bool((amounts[lanes_of[group]] == 1).all())
+            single = single or bool((amounts[lane_flags[group]] == 1).all())
             parts = _parts(group, barrier.pending if single else 32)
             if len(parts) > 1:
                 _report_split(fragment, parts, cta, barrier)
@@ -348,7 +345,7 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
                 with _FaultsOf(fragment, cta, barrier):
                     state = _arrive(barrier, amounts, part, bool(expect), message)
                 if state_to is not None:
-                    states[lanes_of[part]] = state
+                    states[lane_flags[part]] = state
         if state_to is not None:
             state_to(warp, states, mask)
 
@@ -396,7 +393,7 @@ def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
             _check_visible(fragment, group, cta, barrier)
             state = int(states[lowest(group)])
             if passed(barrier, state):
-                results |= lanes_of[group]
+                results |= lane_flags[group]
                 barrier.order.exempt |= semantics == "relaxed"
                 if by_parity:
                     commits = warp.cta.cluster.commit_id(warp)

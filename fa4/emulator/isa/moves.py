@@ -10,10 +10,10 @@ and so are constant, parameter and local ones of 64 bits; of 32 bits they lack t
 from __future__ import annotations
 
 from fa4.emulator.isa.formula import BITS, INTEGERS, spell
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, width_of
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
-from fa4.emulator.layout import WINDOW_BYTES, WINDOWS
 from fa4.emulator.ptx.syntax import Instruction, Vector
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, width_of
+from fa4.emulator.translate.layout import WINDOW_BYTES, WINDOWS
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1

@@ -6,11 +6,11 @@ for a call is a hidden register. Parameters behind a register address are read b
 
 from __future__ import annotations
 
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, is_signed, width_of
 from fa4.emulator.isa.spaces import SPACES, TYPES, VECTORS
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
-from fa4.emulator.layout import PARAMETER_WINDOW
 from fa4.emulator.ptx.syntax import Address, Instruction, Operand, Register, Symbol, Vector
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
+from fa4.emulator.translate.layout import PARAMETER_WINDOW
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 _SPACES = tuple(space for space in SPACES if space.startswith("param"))
 

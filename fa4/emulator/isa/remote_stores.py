@@ -14,14 +14,15 @@ from fa4.emulator.isa.atomics import in_rounds
 from fa4.emulator.isa.loads import store_unchecked
 from fa4.emulator.isa.mbarriers import find_barrier
 from fa4.emulator.isa.signals import Signal
-from fa4.emulator.isa.spaces import VECTORS, Elements, Piece, Space, lanes_in, record, units
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
+from fa4.emulator.isa.spaces import VECTORS, Elements, Piece, Space, record, units
 from fa4.emulator.machine.checks import ATOMIC, WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.memory import MemoryFault, check_alignment, locate_shared
 from fa4.emulator.machine.state import Fragment
+from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import Instruction
 from fa4.emulator.tma.reduction import SUPPORTED, reduce_bytes
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 _COMPLETE_TX = ("mbarrier::complete_tx::bytes",)
 _CLUSTER = ("shared::cluster",)
@@ -94,7 +95,7 @@ def _bind(
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp, cta = fragment.warp, fragment.warp.cta
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         values = source.read(warp)[lanes].view(f"V{size}").reshape(-1)
         pieces = list(space.pieces(warp, target(warp)[lanes], lanes, size, write=True))
         places = [p.home for p in pieces for _ in range(len(p.offsets))]

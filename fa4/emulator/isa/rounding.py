@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fa4.emulator.isa.formats import Format, flush, widen
-from fa4.emulator.isa.lanes import Lanes
+from fa4.emulator.translate.lanes import Lanes
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 DOUBLE_MANTISSA = 52

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.machine.checks import WRITE, Touch
-from fa4.emulator.machine.context import Handler, KernelContext, lowest
 from fa4.emulator.machine.memory import check_alignment, locate_shared
 from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.machine.tensor import TensorMemory, group_of, record_free, tensor_memory
 from fa4.emulator.machine.waits import Wait
+from fa4.emulator.masks import lowest
 from fa4.emulator.ptx.syntax import Instruction
 from fa4.emulator.tcgen05.errors import TmemError
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 CTA_GROUPS = ("cta_group::1", "cta_group::2")
 ADDRESS_BYTES = 4

@@ -12,14 +12,14 @@ import numpy as np
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.errors import EmulatorError
 from fa4.emulator.isa.spaces import Space, record, units
-from fa4.emulator.isa.table import Unsupported
 from fa4.emulator.machine.checks import READ, Touch
-from fa4.emulator.machine.context import KernelContext, ScalarReader
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.ptx.syntax import Address, Operand
 from fa4.emulator.tma.descriptor import MAP_BYTES, TensorMap
 from fa4.emulator.tma.transfer import SMEM_ALIGN_BYTES, Transfer, plan_gather4, plan_tile
+from fa4.emulator.translate.context import KernelContext, ScalarReader
+from fa4.emulator.translate.table import Unsupported
 
 MAP_ALIGN_BYTES = 64
 DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")

@@ -28,19 +28,20 @@ from fa4.emulator.isa.bulk_copies import (
     each_lane,
 )
 from fa4.emulator.isa.spaces import Piece
-from fa4.emulator.isa.table import machine, modifiers
 from fa4.emulator.isa.tensor_boxes import DIMENSIONS, MODES, bind_box
-from fa4.emulator.layout import RANK_SHIFT
 from fa4.emulator.machine.checks import ATOMIC, READ, WRITE
-from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.state import Cta, Fragment
 from fa4.emulator.machine.tensor import note_swizzle
+from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import Instruction
 from fa4.emulator.tma.descriptor import TF32_CODES, TensorMap
 from fa4.emulator.tma.reduction import SUPPORTED
 from fa4.emulator.tma.transfer import Transfer
 from fa4.emulator.tma.values import convert_loaded, fill_pattern
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.layout import RANK_SHIFT
+from fa4.emulator.translate.table import machine, modifiers
 
 _CHUNK_BYTES = 16
 

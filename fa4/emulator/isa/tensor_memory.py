@@ -15,11 +15,9 @@ from functools import lru_cache
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.isa.tensor_allocation import require_whole_warp
 from fa4.emulator.isa.tensor_registers import RegisterBlock
 from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext, lowest
 from fa4.emulator.machine.issuers import fence
 from fa4.emulator.machine.state import Fragment, TmemStream, Warp
 from fa4.emulator.machine.tensor import (
@@ -28,6 +26,7 @@ from fa4.emulator.machine.tensor import (
     tensor_memory,
 )
 from fa4.emulator.machine.waits import Wait
+from fa4.emulator.masks import Array, lowest
 from fa4.emulator.ptx.syntax import Instruction, Integer, Operand
 from fa4.emulator.tcgen05.errors import TmemError
 from fa4.emulator.tcgen05.tmem import COLUMNS
@@ -38,6 +37,8 @@ from fa4.emulator.tcgen05.tmem_access import (
     register_count,
     unpack16,
 )
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 SHAPES = ("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
 COUNTS = tuple(f"x{1 << power}" for power in range(8))

@@ -10,7 +10,6 @@ import numpy as np
 from fa4.emulator.checks.clocks import Message
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.mbarriers import OBJECT_BYTES, describe_barrier, find_barrier
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.isa.tensor_allocation import CTA_GROUPS, group_size
 from fa4.emulator.isa.tensor_pipe import (
     Job,
@@ -21,16 +20,18 @@ from fa4.emulator.isa.tensor_pipe import (
     latest_of,
 )
 from fa4.emulator.machine.checks import ATOMIC, Touch
-from fa4.emulator.machine.context import Handler, KernelContext, ScalarReader, lanes_of
 from fa4.emulator.machine.engine import Stop
 from fa4.emulator.machine.mbarrier import MBarrierFault
 from fa4.emulator.machine.memory import check_alignment, locate_shared
 from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.tensor import PAGE_BYTES, group_of, swizzle_at, swizzle_of
+from fa4.emulator.masks import lanes_of
 from fa4.emulator.ptx.syntax import Address, Instruction, Integer, Operand, Vector
 from fa4.emulator.tcgen05.descriptors import InstructionDescriptor, SmemDescriptor
 from fa4.emulator.tcgen05.mma import MmaOperation, MmaPlan, SmemOperand, plan_mma
 from fa4.emulator.tcgen05.tmem import TmemAddress
+from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 KINDS = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
 # Hints to the collector buffers, which keep an operand from one MMA to the next.
@@ -241,7 +242,7 @@ def bind_commit(instruction: Instruction, context: KernelContext) -> Handler:
     def handler(fragment: Fragment, mask: int) -> None:
         warp, cta = fragment.warp, fragment.warp.cta
         queue = group_of(cta, size).queue
-        for lane in lanes_of[mask].nonzero()[0].tolist():
+        for lane in lanes_of(mask).tolist():
             ranks = ranks_of(warp, lane) if ranks_of is not None else None
             targets = _targets(fragment, address_of(warp, lane), ranks)
             for target, offset in targets:

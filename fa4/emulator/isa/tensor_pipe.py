@@ -16,13 +16,13 @@ import numpy as np
 
 from fa4.emulator.checks.clocks import AsyncActor
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.layout import SHARED_BASE
 from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array, lowest
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.state import Cta, Fragment
 from fa4.emulator.machine.tensor import TensorGroup, granules_of, group_of, tensor_memory
+from fa4.emulator.masks import Array, lowest
 from fa4.emulator.tcgen05.tmem import SmemRead, TmemRegion
+from fa4.emulator.translate.layout import SHARED_BASE
 
 
 class Plan(Protocol):

@@ -12,13 +12,14 @@ import numpy as np
 
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.spaces import Piece, Space, record, units
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Handler, KernelContext, ScalarReader, lowest
 from fa4.emulator.machine.memory import check_alignment
 from fa4.emulator.machine.state import Fragment
+from fa4.emulator.masks import lowest
 from fa4.emulator.ptx.syntax import Instruction, Integer
 from fa4.emulator.tma.descriptor import ELEMENTS, MAP_BYTES, TF32_CODES
+from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 MAP_ALIGN_BYTES = 64
 Fields = list[tuple[int, int, int]]  # (first bit in the map, bits, value)

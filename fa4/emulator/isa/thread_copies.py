@@ -22,14 +22,15 @@ from fa4.emulator.isa.copy_groups import (
 from fa4.emulator.isa.loads import PREFETCHES
 from fa4.emulator.isa.mbarriers import find_barrier
 from fa4.emulator.isa.signals import Signal
-from fa4.emulator.isa.spaces import Piece, Space, lanes_in, record, units
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
+from fa4.emulator.isa.spaces import Piece, Space, record, units
 from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext, Reader
 from fa4.emulator.machine.memory import check_alignment
 from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.machine.waits import Wait
+from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import Instruction, Integer, Operand, Register
+from fa4.emulator.translate.context import Handler, KernelContext, Reader
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 KIND = "cp.async"
 SIZES = {"ca": (4, 8, 16), "cg": (16,)}
@@ -85,7 +86,7 @@ def bind_copy(instruction: Instruction, context: KernelContext) -> Handler:
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp, cta = fragment.warp, fragment.warp.cta
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         taken = np.minimum(source_size(warp)[lanes], size)
         targets = list(_SHARED.pieces(warp, target(warp)[lanes], lanes, size, write=True))
         addresses = source(warp)[lanes]
@@ -206,22 +207,19 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp, cta = fragment.warp, fragment.warp.cta
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         for piece in where.pieces(warp, address(warp)[lanes], lanes, 8, write=True):
             for offset in np.unique(piece.offsets).tolist():
                 barrier = find_barrier(fragment, cta, offset, "cp.async arrives at")
                 here = piece.offsets == offset
-                group = _mask_of(lanes[here if piece.indices is None else piece.indices[here]])
+                chosen = lanes[here if piece.indices is None else piece.indices[here]]
+                group = sum(1 << lane for lane in chosen.tolist())
                 if not noinc:
                     barrier.pending += group.bit_count()
                 signal = Signal(cta, offset, barrier, instruction.line)
                 _arrive_after_copies(warp, group, signal)
 
     return handler
-
-
-def _mask_of(lanes: Array) -> int:
-    return int(sum(1 << int(lane) for lane in lanes))
 
 
 def _arrive_after_copies(warp: Warp, lanes: int, signal: Signal) -> None:

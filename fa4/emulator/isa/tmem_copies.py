@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.isa.tensor_allocation import CTA_GROUPS, group_size
 from fa4.emulator.isa.tensor_pipe import Job, PipeInstruction, issue, issuing_lane, job_of
-from fa4.emulator.machine.context import Handler, KernelContext
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.ptx.syntax import Instruction
 from fa4.emulator.tcgen05.descriptors import SmemDescriptor
 from fa4.emulator.tcgen05.tmem import TmemAddress
 from fa4.emulator.tcgen05.tmem_copy import plan_copy, plan_shift
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 SHAPES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
 MULTICASTS = ("warpx2::02_13", "warpx2::01_23", "warpx4")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa4.emulator.isa.table import Unsupported, machine
-from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.state import Fragment
+from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine
 
 ROWS, COLUMNS = 16, 8
 _LANE = np.arange(32)

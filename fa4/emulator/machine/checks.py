@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fa4.emulator.checks.clocks import LANES, Actor
+from fa4.emulator.checks.clocks import Actor
 from fa4.emulator.checks.conflict import (
     SAME_INSTRUCTION_WRITE,
     WRITE_AFTER_WRITE,
@@ -18,14 +18,14 @@ from fa4.emulator.checks.conflict import (
 from fa4.emulator.checks.global_shadow import GlobalShadow
 from fa4.emulator.checks.memory import ShadowMemory
 from fa4.emulator.checks.shadow import Shadow
-from fa4.emulator.isa.lanes import width_of
-from fa4.emulator.isa.table import Unsupported
-from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.memory import Buffer
+from fa4.emulator.masks import LANES, Array
+from fa4.emulator.translate.lanes import width_of
+from fa4.emulator.translate.table import Unsupported
 
 if TYPE_CHECKING:
     from fa4.emulator.machine.state import Cta, Warp
-    from fa4.emulator.program import Program
+    from fa4.emulator.translate.program import Program
 
 READ, WRITE, ATOMIC = "read", "write", "atomic"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fa4.emulator.layout import RANK_SHIFT
+from fa4.emulator.translate.layout import RANK_SHIFT
 
 if TYPE_CHECKING:
     from fa4.emulator.machine.memory import Buffer

@@ -21,7 +21,6 @@ from numba.extending import intrinsic
 from fa4.emulator.checks import global_shadow, shadow
 from fa4.emulator.checks.records import FIELDS, FOUND_FIELDS, SHADOW, Mine, spread
 from fa4.emulator.checks.shadow import ROWS_PER_WORD
-from fa4.emulator.layout import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW
 from fa4.emulator.machine.described import (
     ANY_SPACE,
     BUFFER,
@@ -33,6 +32,7 @@ from fa4.emulator.machine.described import (
     WARP,
     WITH_RANK,
 )
+from fa4.emulator.translate.layout import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW
 
 DONE, MISSED = 0, 1
 _LANES = 32

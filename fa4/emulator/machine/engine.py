@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fa4.emulator.errors import EmulatorError, Finding
-from fa4.emulator.machine.context import lanes_of, lowest
 from fa4.emulator.machine.schedule import make_schedule
 from fa4.emulator.machine.state import AsyncOperation, Cta, Fragment, Join, Warp
 from fa4.emulator.machine.waits import Spin, Wait, wait_for
-from fa4.emulator.program import BRANCH, EXIT, INDEXED, JUMP, MACHINE, RUN, Step
+from fa4.emulator.masks import lanes_of, lowest
+from fa4.emulator.translate.program import BRANCH, EXIT, INDEXED, JUMP, MACHINE, RUN, Step
 
 if TYPE_CHECKING:
     from fa4.emulator.machine.checks import Checks
@@ -334,14 +334,14 @@ class Machine:
         offset = warp.program.registers.offsets[getattr(index, "name", "")][0]
         values = warp.words[offset // 4 : offset // 4 + 32]
         masks: dict[int, int] = {}
-        for lane in lanes_of[fragment.mask].nonzero()[0]:
+        for lane in lanes_of(fragment.mask).tolist():
             value = int(values[lane])
             if value >= len(step.targets):
                 raise self.fatal(
                     fragment, "branch", f"brx.idx with index {value} of {len(step.targets)} targets"
                 )
             target = step.targets[value]
-            masks[target] = masks.get(target, 0) | 1 << int(lane)
+            masks[target] = masks.get(target, 0) | 1 << lane
         return masks
 
     def _branch(self, fragment: Fragment, step: Step, masks: dict[int, int]) -> None:
@@ -409,8 +409,9 @@ class Machine:
         """Waits until the other lanes of the warp are here too; runs the step for all at once."""
         warp = fragment.warp
         here = [f for f in warp.fragments if f.pc == fragment.pc and f.wait is not None]
-        assert step.members is not None
-        named = step.members(warp, lowest(fragment.mask)) & warp.alive
+        named = warp.alive
+        if step.members is not None:
+            named &= step.members(warp, lowest(fragment.mask))
         union = fragment.mask
         for other in here:
             union |= other.mask

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fa4.emulator.layout import MODULE_WINDOW, PARAMETER_WINDOW, SHARED_BASE
-from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.memory import Buffer
 from fa4.emulator.machine.options import WARP_START_STEPS
-from fa4.emulator.machine.state import FULL_MASK, QUARTERS, Cluster, Cta, Fragment, Position, Warp
+from fa4.emulator.machine.state import QUARTERS, Cluster, Cta, Fragment, Position, Warp
+from fa4.emulator.masks import FULL_MASK, Array
+from fa4.emulator.translate.layout import MODULE_WINDOW, PARAMETER_WINDOW, SHARED_BASE
 
 if TYPE_CHECKING:
-    from fa4.emulator.host.launch_record import Launch
     from fa4.emulator.machine.engine import Machine
-    from fa4.emulator.program import Program
+    from fa4.emulator.machine.launch_record import Launch
+    from fa4.emulator.translate.program import Program
 
 Triple = tuple[int, int, int]
 # Registers of an SM, and the granularity of the allocation per warp: CUDA programming guide,

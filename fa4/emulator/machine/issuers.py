@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fa4.emulator.machine.checks import TMEM_COLUMNS, TMEM_GROUPS, WRITE
-from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.state import Warp
+from fa4.emulator.masks import Array
 
 BEFORE, AFTER = "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync"
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fa4.emulator.errors import EmulatorError
-from fa4.emulator.layout import (
+from fa4.emulator.machine.described import describe_buffers
+from fa4.emulator.masks import Array
+from fa4.emulator.translate.layout import (
     LOCAL_WINDOW,
     MODULE_WINDOW,
     PARAMETER_WINDOW,
@@ -19,8 +21,6 @@ from fa4.emulator.layout import (
     SHARED_BASE,
     SHARED_WINDOW,
 )
-from fa4.emulator.machine.context import Array
-from fa4.emulator.machine.described import describe_buffers
 
 if TYPE_CHECKING:
     from fa4.emulator.machine.grid import Grid

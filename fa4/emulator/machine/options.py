@@ -20,7 +20,7 @@ class Options:
     deadlocks are always checked). resident_clusters: clusters that run at the same time at first;
     more start when those cannot go on without them. max_findings: stop after this many.
     collect: return findings in the report instead of raising EmulationFailed. events: a recorder
-    (fa4.emulator.trace.Recorder) or None. clusters_limit: how many clusters fit on the chip.
+    (fa4.emulator.tools.trace.Recorder) or None. clusters_limit: how many clusters fit on the chip.
     strict_tmem_loads: report registers used before tcgen05.wait::ld, as the manual asks; the
     hardware waits by itself, and kernels that are known to be right rely on it. max_steps: a
     finding ends a run that is not over after so many steps of warps, of which the start of a warp

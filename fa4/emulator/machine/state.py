@@ -8,26 +8,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from fa4.emulator.checks.clocks import (
-    LANES,
-    AsyncPool,
-    Message,
-    PipeActor,
-    Stream,
-    WarpClock,
-    actor_id,
-)
-from fa4.emulator.layout import SHARED_BASE
-from fa4.emulator.machine.context import Array
+from fa4.emulator.checks.clocks import AsyncPool, Message, PipeActor, Stream, WarpClock, actor_id
 from fa4.emulator.machine.described import describe_warp
 from fa4.emulator.machine.waits import Countdown, Wait, Waitable
+from fa4.emulator.masks import FULL_MASK, LANES, Array
+from fa4.emulator.translate.layout import SHARED_BASE
 
 if TYPE_CHECKING:
     from fa4.emulator.machine.engine import Machine
     from fa4.emulator.machine.grid import Grid
     from fa4.emulator.machine.mbarrier import MBarrier
 
-FULL_MASK = 0xFFFFFFFF
 # Of an SM: warp i of a CTA is in quarter i % 4, with registers of its own (measured on an H100:
 # tests/emulator/test_hopper_facts.py).
 QUARTERS = 4

@@ -10,9 +10,9 @@ import numpy as np
 from fa4.emulator.checks.clocks import actor_id
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.machine.checks import TMEM_GROUP_LANES, TMEM_GROUPS, WRITE, Touch
-from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.issuers import Issuers
 from fa4.emulator.machine.waits import Waitable
+from fa4.emulator.masks import Array
 from fa4.emulator.tcgen05.descriptors import Swizzle
 from fa4.emulator.tcgen05.errors import TmemError
 from fa4.emulator.tcgen05.tmem import COLUMNS, LANES

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from fa4.emulator.checks.clocks import FENCED, LANES, SEEN, AsyncPool, lanes_of
+from fa4.emulator.checks.clocks import FENCED, SEEN, AsyncPool
 from fa4.emulator.machine.mbarrier import MBarrier
 from fa4.emulator.machine.state import POOL_ROWS, Cluster, Cta, Fragment, Warp
+from fa4.emulator.masks import LANES, lanes_of
 
 # Handled instructions that are no events, by prefix of their opcode: they order, or touch nothing
 # that a thread or a unit could race for.

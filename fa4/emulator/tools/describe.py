@@ -9,10 +9,10 @@ import numpy as np
 
 from fa4.emulator.errors import EmulatorError, Finding, UnsupportedInstruction
 from fa4.emulator.execute import Report, load_module, load_program
-from fa4.emulator.layout import lay_out_variables
-from fa4.emulator.machine.context import Array
+from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import Kernel, Module
-from fa4.emulator.roles import find_roles
+from fa4.emulator.tools.roles import find_roles
+from fa4.emulator.translate.layout import lay_out_variables
 
 TOP_OPCODES = 16
 

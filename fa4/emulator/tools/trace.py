@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fa4.emulator.machine.context import Array
+from fa4.emulator.masks import Array
 
 if TYPE_CHECKING:
     from fa4.emulator.machine.state import AsyncOperation, Cluster, Fragment
-    from fa4.emulator.program import Step
+    from fa4.emulator.translate.program import Step
 
 SCHEMA = "fa4-emulator-trace-1"
 INSTRUCTION, WAIT, ASYNCHRONOUS = "instruction", "wait", "asynchronous"

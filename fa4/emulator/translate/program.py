@@ -6,26 +6,12 @@ instruction with a Python handler (memory, barriers, tensor operations), or a br
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from fa4.emulator.errors import UnsupportedInstruction
-from fa4.emulator.flow import live_out, postdominators
-from fa4.emulator.isa.lanes import SegmentBuilder
-from fa4.emulator.isa.table import Operation, Unsupported, find
-from fa4.emulator.layout import (
-    CLOCKS,
-    SHARED_WINDOW,
-    RegisterFile,
-    Variables,
-    lay_out_registers,
-    lay_out_variables,
-)
-from fa4.emulator.machine.context import Handler, KernelContext, ScalarReader
 from fa4.emulator.ptx.syntax import (
     Address,
     Instruction,
@@ -37,11 +23,18 @@ from fa4.emulator.ptx.syntax import (
     Symbol,
     Vector,
 )
-from fa4.emulator.translate import SegmentFunction, compile_functions, function_text
-from fa4.emulator.watches import find_watch
-
-if TYPE_CHECKING:
-    from fa4.emulator.machine.state import Fragment
+from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.flow import live_out, postdominators
+from fa4.emulator.translate.lanes import SegmentBuilder
+from fa4.emulator.translate.layout import (
+    SHARED_WINDOW,
+    RegisterFile,
+    Variables,
+    lay_out_registers,
+    lay_out_variables,
+)
+from fa4.emulator.translate.native import SegmentFunction, compile_functions, function_text
+from fa4.emulator.translate.table import Operation, Table, Unsupported, find
 
 RUN, MACHINE, BRANCH, JUMP, INDEXED, EXIT = range(6)
 
@@ -53,9 +46,9 @@ class Step:
     kind: RUN, MACHINE, BRANCH (conditional), JUMP, INDEXED (brx.idx), EXIT. function: the
     compiled registers part; a branch's returns the mask of lanes that take it. target: step of
     the branch; meet: step where its diverged lanes meet again (-1: never). converges: the lanes of
-    the warp that `members` reads wait for each other before it. reads, writes, touches: registers
-    that it reads first, writes, either. guard: of a MACHINE step, (word of the predicate in the
-    register file, all bits set if it is negated).
+    the warp that `members` reads (None: all) wait for each other before it. reads, writes,
+    touches: registers that it reads first, writes, either. guard: of a MACHINE step, (word of the
+    predicate in the register file, all bits set if it is negated).
     """
 
     index: int
@@ -115,20 +108,14 @@ class Program:
         return f"{instruction.location[0]}:{instruction.location[1]}"
 
 
-@cache
-def load_instruction_set() -> None:
-    """Imports every module of fa4.emulator.isa, which fills the table."""
-    package = importlib.import_module("fa4.emulator.isa")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"fa4.emulator.isa.{module.name}")
+def build_program(module: Module, kernel: Kernel, table: Table) -> Program:
+    """Translates a kernel by the rows of a table.
 
-
-def build_program(module: Module, kernel: Kernel) -> Program:
-    """Translates a kernel. Raises UnsupportedInstruction with all that cannot be executed."""
-    load_instruction_set()
+    Raises UnsupportedInstruction with all that cannot be executed.
+    """
     registers = lay_out_registers(kernel)
     variables = lay_out_variables(module, kernel)
-    assembler = _Assembler(module, kernel, registers, variables)
+    assembler = _Assembler(KernelContext(module, kernel, registers, variables), table)
     steps = assembler.assemble()
     program = Program(module, kernel, registers, variables, steps)
     for step in steps:
@@ -153,7 +140,7 @@ def registers_of(operand: Operand) -> set[str]:
     return set()
 
 
-def _watched(watch: Handler, step: Step, fragment: Fragment, mask: int) -> None:
+def _watched(watch: Handler, step: Step, fragment: Any, mask: int) -> None:
     """Does a step of one register instruction after `watch` has seen its operands."""
     watch(fragment, mask)
     warp = fragment.warp
@@ -164,13 +151,12 @@ def _watched(watch: Handler, step: Step, fragment: Fragment, mask: int) -> None:
 class _Assembler:
     """Collects instructions into steps."""
 
-    def __init__(
-        self, module: Module, kernel: Kernel, registers: RegisterFile, variables: Variables
-    ) -> None:
-        self.kernel = kernel
-        self.registers = registers
-        self.variables = variables
-        self.context = KernelContext(module, kernel, registers, variables)
+    def __init__(self, context: KernelContext, table: Table) -> None:
+        self.kernel = context.kernel
+        self.registers = context.registers
+        self.variables = context.variables
+        self.context = context
+        self.table = table
         self.steps: list[Step] = []
         self.builders: dict[int, tuple[SegmentBuilder, str]] = {}
         self.problems: list[tuple[int, str, str]] = []
@@ -213,14 +199,14 @@ class _Assembler:
 
     def _add(self, instruction: Instruction) -> None:
         try:
-            operation = find(instruction)
+            operation = find(instruction, self.table)
             if operation.kind == "control":
                 self._add_control(instruction, operation)
-            elif operation.kind == "machine" or self._reads_clock(instruction):
+            elif operation.kind == "machine":
                 self._finish(RUN)
                 self._add_machine(instruction, operation)
             else:
-                watch = find_watch(instruction, self.context)
+                watch = operation.watch and operation.watch(instruction, self.context)
                 if operation.converges or watch is not None:
                     self._finish(RUN)
                     self.converges = operation.converges
@@ -243,10 +229,6 @@ class _Assembler:
         self.pending, self.converges = [], False
         self.builder = self._new_builder()
 
-    @staticmethod
-    def _reads_clock(instruction: Instruction) -> bool:
-        return any(isinstance(o, Register) and o.name in CLOCKS for o in instruction.operands)
-
     def _guard(self, instruction: Instruction) -> Any:
         if instruction.guard is None:
             return None
@@ -254,10 +236,7 @@ class _Assembler:
         return ~value if instruction.guard.negated else value
 
     def _add_machine(self, instruction: Instruction, operation: Operation) -> None:
-        if operation.kind == "machine":
-            handler = operation.function(instruction, self.context)
-        else:
-            handler = self.context.bind_clock(instruction)
+        handler = operation.function(instruction, self.context)
         step = Step(len(self.steps), MACHINE, (instruction,), handler=handler, operation=operation)
         step.converges = operation.converges
         if step.converges:
@@ -270,10 +249,10 @@ class _Assembler:
         step.touches = step.reads
         self.steps.append(step)
 
-    def _members(self, instruction: Instruction) -> ScalarReader:
-        """Reads the mask of lanes that a .sync instruction names."""
+    def _members(self, instruction: Instruction) -> ScalarReader | None:
+        """Reads the mask of lanes that a .sync instruction names; None: all of them."""
         if instruction.parts[0] in ("activemask", "movmatrix", "ldmatrix", "stmatrix", "tensormap"):
-            return lambda warp, lane: warp.alive
+            return None
         position = 0 if instruction.parts[0] == "bar" else -1
         return self.context.scalar(instruction.operands[position], "b32")
 
