@@ -25,7 +25,7 @@ import emulated_kernels
 from common import describe_run, parse_output, write_result
 from emulated_kernels import Kernel
 
-from fa4.emulator import EmulatorError, Options
+from fa4.emulator import EmulatorError, Options, RunEvents
 from fa4.emulator.tools.faults import Fault, plant
 from fa4.emulator.tools.redundancy import Orderings
 
@@ -69,7 +69,7 @@ class Outcome:
         return self.how not in (SURVIVED, NOT_EXECUTED, EQUIVALENT)
 
 
-class Lines:
+class Lines(RunEvents):
     """PTX lines of the instructions with handlers that a run executes: given as `events`."""
 
     def __init__(self) -> None:
@@ -78,11 +78,6 @@ class Lines:
     def executed(self, fragment: Any, step: Any, outcome: Any, tick: int) -> None:
         """A handler ran."""
         self.executed_lines.add(step.instruction.line)
-
-    def issued(self, *_: Any) -> None:
-        """Nothing to note."""
-
-    completed = cluster_started = issued
 
 
 def judge(kernel: Kernel, ptx: str, expected: bytes) -> tuple[str, str, str]:

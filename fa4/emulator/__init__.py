@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fa4.emulator.execute import Report, run
     from fa4.emulator.host.ptx_launch import Tma, make_launch, run_ptx
     from fa4.emulator.host.session import Session, emulate, launch
+    from fa4.emulator.machine.events import BarrierUse, RunEvents
     from fa4.emulator.machine.launch_record import Allocation, Launch
     from fa4.emulator.machine.options import Options
     from fa4.emulator.tools.seeds import Exploration, explore
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Allocation",
+    "BarrierUse",
     "EmulationFailed",
     "EmulatorError",
     "Exploration",
@@ -49,6 +51,7 @@ __all__ = [
     "PtxError",
     "Recorder",
     "Report",
+    "RunEvents",
     "Session",
     "Tma",
     "UnsupportedInstruction",
@@ -68,6 +71,7 @@ _MODULES = {
     "execute": ("Report", "run"),
     "host.ptx_launch": ("Tma", "make_launch", "run_ptx"),
     "host.session": ("Session", "emulate", "launch"),
+    "machine.events": ("BarrierUse", "RunEvents"),
     "machine.launch_record": ("Allocation", "Launch"),
     "machine.options": ("Options",),
     "tools.seeds": ("Exploration", "explore"),

@@ -24,8 +24,8 @@ from fa4.emulator.isa.ordering import (
     publish,
 )
 from fa4.emulator.isa.spaces import SHARED, TYPES, VECTORS, Elements, Piece, Space, record, units
-from fa4.emulator.machine.checks import ATOMIC, Touch
-from fa4.emulator.machine.memory import Buffer
+from fa4.emulator.machine.memory import GlobalBuffer
+from fa4.emulator.machine.shadows import ATOMIC, Touch
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import SPIN, Spin
 from fa4.emulator.masks import Array, lanes_of
@@ -93,11 +93,11 @@ class Update:
         if third is not None:
             equal = (rows == operand).all(axis=1)
             return np.where(equal[:, None], _rows(third), rows).view(old.dtype).reshape(-1)
-        if self.kind == "f32" and isinstance(home, Buffer):
+        if self.kind == "f32" and isinstance(home, GlobalBuffer):
             total = _flush(reduce_bytes("add", "f32", _flush(rows), _flush(operand)))
         else:
             total = reduce_bytes(self.operation, self.kind.removesuffix("x2"), rows, operand)
-        if self.kind == "f64" and not isinstance(home, Buffer):
+        if self.kind == "f64" and not isinstance(home, GlobalBuffer):
             total = _quiet(total, operand, rows)
         return np.ascontiguousarray(total).view(old.dtype).reshape(-1)
 

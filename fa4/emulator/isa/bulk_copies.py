@@ -21,8 +21,8 @@ from fa4.emulator.isa.bulk import (
     submit_drain,
     submit_fill,
 )
-from fa4.emulator.machine.checks import ATOMIC, READ, WRITE
 from fa4.emulator.machine.memory import MemoryFault
+from fa4.emulator.machine.shadows import ATOMIC, READ, WRITE
 from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import Instruction

@@ -70,9 +70,7 @@ def _bind_assertion(read: list[ScalarReader]) -> Handler:
             read_text(warp, lane, read[k](warp, lane)).decode("utf-8", "replace") for k in (0, 1, 3)
         )
         line = read[2](warp, lane) & 0xFFFFFFFF
-        raise warp.cta.machine.fatal(
-            fragment, "assert", f"{file}:{line}: {function}: assertion `{condition}` failed"
-        )
+        raise fragment.fatal("assert", f"{file}:{line}: {function}: assertion `{condition}` failed")
 
     return handler
 

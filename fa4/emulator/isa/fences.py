@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fa4.emulator.isa.mbarriers import fence_initialisations
+from fa4.emulator.machine.grid import trigger
 from fa4.emulator.machine.state import QUARTERS, Fragment
-from fa4.emulator.machine.waits import SPIN, Spin, Wait, Waitable, wait_for
+from fa4.emulator.machine.waits import SPIN, Blocked, Spin, wait_for
 from fa4.emulator.masks import lowest
 from fa4.emulator.ptx.syntax import Instruction, Integer
 from fa4.emulator.translate.context import Handler, KernelContext
@@ -18,10 +19,11 @@ def _fence(fragment: Fragment, mask: int) -> None:
     """A fence publishes what came before it through later relaxed accesses of its threads, and
     takes over what earlier relaxed loads have seen (PTX ISA 8.8, fence patterns)."""
     warp = fragment.warp
-    pending = warp.unit.pop("pending_acquire", None)
+    fences = warp.fences
+    pending, fences.pending = fences.pending, None
     if pending is not None:
         warp.clock.acquire(pending)
-    warp.unit["fence_release"] = warp.clock.release(mask)
+    fences.published = warp.clock.release(mask)
 
 
 @machine("fence", "9.7.13.5", "fence{.sc,.acq_rel,.acquire,.release}{.sync_restrict}.scope")
@@ -86,20 +88,19 @@ def bind_setmaxnreg(instruction: Instruction, context: KernelContext) -> Handler
         raise Unsupported("setmaxnreg needs a multiple of 8 in 24..256")
     wanted = amount.value
 
-    def handler(fragment: Fragment, mask: int) -> Wait | None:
+    def handler(fragment: Fragment, mask: int) -> Blocked | None:
         warp, cta = fragment.warp, fragment.warp.cta
         if mask != warp.alive:
-            cta.machine.fault(fragment, "divergence", "setmaxnreg by a part of the warp")
+            fragment.fault("divergence", "setmaxnreg by a part of the warp")
         change = wanted - warp.register_budget
         if (change > 0) != (direction == "inc") and change != 0:
-            cta.machine.fault(
-                fragment,
+            fragment.fault(
                 "registers",
                 f"setmaxnreg.{direction} to {wanted} from {warp.register_budget}",
             )
         quarter = warp.index % QUARTERS
         if change * WARP > cta.registers_free[quarter]:
-            return Wait(
+            return Blocked(
                 cta.register_waiters,
                 lambda: (
                     f"{change * WARP} more registers (setmaxnreg.inc to {wanted}); the CTA's "
@@ -120,8 +121,7 @@ def bind_launch_dependents(instruction: Instruction, context: KernelContext) -> 
     """The CTA lets the next grid in the stream start."""
 
     def handler(fragment: Fragment, mask: int) -> None:
-        cta = fragment.warp.cta
-        cta.grid.trigger(cta)
+        trigger(fragment.warp.cta)
 
     return handler
 
@@ -130,12 +130,13 @@ def bind_launch_dependents(instruction: Instruction, context: KernelContext) -> 
 def bind_dependency_wait(instruction: Instruction, context: KernelContext) -> Handler:
     """Waits for the grids before in the stream to end."""
 
-    def handler(fragment: Fragment, mask: int) -> Wait | None:
+    def handler(fragment: Fragment, mask: int) -> Blocked | None:
         warp = fragment.warp
         grid = warp.cta.grid
         if grid.prior is not None and not grid.prior.done:
-            waitable = warp.cta.unit.setdefault("prior_waiters", Waitable())
-            return wait_for(waitable, "the end of the grid before (griddepcontrol.wait)")
+            return wait_for(
+                warp.cta.prior_waiters, "the end of the grid before (griddepcontrol.wait)"
+            )
         warp.clock.finish_launches(grid.number)
         return None
 
@@ -159,9 +160,7 @@ def bind_trap(instruction: Instruction, context: KernelContext) -> Handler:
     what = instruction.parts[0]
 
     def handler(fragment: Fragment, mask: int) -> None:
-        raise fragment.warp.cta.machine.fatal(
-            fragment, what, f"lane {lowest(mask)} executes {what}"
-        )
+        raise fragment.fatal(what, f"lane {lowest(mask)} executes {what}")
 
     return handler
 

@@ -12,8 +12,11 @@ import numpy as np
 
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.mbarriers import find_barrier
-from fa4.emulator.machine.checks import WRITE, Touch
-from fa4.emulator.machine.memory import locate_shared
+from fa4.emulator.machine.checks import record_shared
+from fa4.emulator.machine.events import BarrierUse
+from fa4.emulator.machine.grid import take_cluster
+from fa4.emulator.machine.shadows import WRITE, Touch
+from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Cta, Fragment
 from fa4.emulator.masks import Array, lowest
 from fa4.emulator.ptx.syntax import Instruction, Vector
@@ -32,7 +35,7 @@ _CANCELLED = (64, 1)
 def _cancel(cta: Cta) -> Array:
     """Takes a cluster off the grid; the response for it."""
     grid = cta.grid
-    index = grid.take_cluster()
+    index = take_cluster(grid)
     if index is None:
         return np.zeros(4, np.uint32)
     position = grid.cluster_position(index)
@@ -72,10 +75,10 @@ def bind_try_cancel(instruction: Instruction, context: KernelContext) -> Handler
         targets = own.cluster.ctas if multicast else [own]
         actor = own.pool.begin(warp.clock.snapshot(mask))
         for cta in targets:
-            own.machine.checks.shared(
+            record_shared(
                 cta, np.array([offset]), RESPONSE_BYTES, Touch(actor, how, WRITE, actor.lane)
             )
-            find_barrier(fragment, cta, barrier_offset, "signals")
+            find_barrier(fragment, cta, barrier_offset, BarrierUse.CANCEL)
 
         def complete() -> None:
             response = _cancel(own).view(np.uint8)
@@ -83,7 +86,7 @@ def bind_try_cancel(instruction: Instruction, context: KernelContext) -> Handler
                 cta.smem[offset : offset + RESPONSE_BYTES] = response
                 cta.mbarriers[barrier_offset].complete(RESPONSE_BYTES, actor.completion())
 
-        own.machine.submit(own, _TRY, instruction.line, complete)
+        own.submit(_TRY, instruction.line, complete)
 
     return handler
 

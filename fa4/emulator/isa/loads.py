@@ -33,8 +33,8 @@ from fa4.emulator.isa.spaces import (
     record,
     units,
 )
-from fa4.emulator.machine.checks import READ, WRITE, Touch
 from fa4.emulator.machine.memory import MemoryFault
+from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import SPIN, Spin
 from fa4.emulator.masks import FULL_MASK, Array, lanes_of
@@ -219,8 +219,7 @@ def check_same_values(fragment: Fragment, piece: Piece, values: Array) -> None:
         return
     lost = (kept != values).nonzero()[0]
     offset = int(piece.offsets[lost[0]])
-    fragment.warp.cta.machine.fault(
-        fragment,
+    fragment.fault(
         "race",
         f"two lanes write different values to the same place in one instruction, at byte {offset}",
     )

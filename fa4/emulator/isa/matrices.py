@@ -13,7 +13,7 @@ import numpy as np
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.loads import check_same_values, store_unchecked
 from fa4.emulator.isa.spaces import Elements, Piece, Space, record, units
-from fa4.emulator.machine.checks import READ, WRITE, Touch
+from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.masks import FULL_MASK, Array, lanes_of
 from fa4.emulator.ptx.syntax import Instruction
@@ -76,13 +76,11 @@ def _piece(
     """The rows in memory, one unit of 16 bytes each."""
     warp = fragment.warp
     if mask != FULL_MASK:
-        raise warp.cta.machine.fatal(
-            fragment, "divergence", f"{mask:#010x} execute it, all lanes of the warp must"
-        )
+        raise fragment.fatal("divergence", f"{mask:#010x} execute it, all lanes of the warp must")
     lanes = lanes_of(FULL_MASK)[:rows]
     pieces = list(space.pieces(warp, address(warp)[:rows], lanes, ROW_BYTES, write))
     if len(pieces) != 1:
-        raise warp.cta.machine.fatal(fragment, "out-of-bounds", "rows in several memories")
+        raise fragment.fatal("out-of-bounds", "rows in several memories")
     return pieces[0]
 
 

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.machine.checks import WRITE, Touch
+from fa4.emulator.machine.checks import record_shared
+from fa4.emulator.machine.events import BarrierUse
 from fa4.emulator.machine.mbarrier import MBarrier, MBarrierFault
-from fa4.emulator.machine.memory import MemoryFault, locate_one_shared
+from fa4.emulator.machine.memory import MemoryFault
+from fa4.emulator.machine.shadows import WRITE, Touch
+from fa4.emulator.machine.shared_memory import locate_one_shared
 from fa4.emulator.machine.state import Cta, Fragment, RemoteArrival, Warp
-from fa4.emulator.machine.waits import SPIN, Spin, Wait
+from fa4.emulator.machine.waits import SPIN, Blocked, Spin
 from fa4.emulator.masks import Array, lane_flags, lanes_of, lowest, mask_of
 from fa4.emulator.ptx.syntax import Instruction
 from fa4.emulator.translate.context import Handler, KernelContext
@@ -43,17 +46,24 @@ def _addressed(fragment: Fragment, mask: int, addresses: Array) -> Iterator[tupl
         yield cta, offset, group
 
 
-def find_barrier(fragment: Fragment, cta: Cta, offset: int, doing: str) -> MBarrier:
+def find_barrier(fragment: Fragment, cta: Cta, offset: int, use: BarrierUse) -> MBarrier:
     """The initialised mbarrier at a shared address; a fatal finding if there is none."""
     barrier = cta.mbarriers.get(offset)
     if barrier is None:
-        raise cta.machine.fatal(
-            fragment,
+        raise fragment.fatal(
             "mbarrier",
-            f"{doing} shared address {offset:#x} of CTA {cta.index}, "
+            f"{use.value} shared address {offset:#x} of CTA {cta.index}, "
             "which holds no initialised mbarrier",
         )
+    if use is not BarrierUse.WAIT:  # which may not succeed
+        _tell(fragment, cta, offset, use)
     return barrier
+
+
+def _tell(fragment: Fragment, cta: Cta, offset: int, use: BarrierUse) -> None:
+    events = cta.machine.events
+    if events is not None:
+        events.barrier_used(fragment, cta, offset, use)
 
 
 def describe_barrier(cta: Cta, barrier: MBarrier) -> str:
@@ -78,8 +88,7 @@ def _parts(group: int, pending: int) -> list[int]:
 def _report_split(fragment: Fragment, parts: list[int], cta: Cta, barrier: MBarrier) -> None:
     """Lanes of one instruction arrive in two phases: the count does not fit the threads."""
     first, second = (part.bit_count() for part in parts)
-    cta.machine.fault(
-        fragment,
+    fragment.fault(
         "mbarrier",
         f"{first} of its lanes complete the phase of {describe_barrier(cta, barrier)}, and the "
         f"other {second} arrive in the next phase: more threads arrive than it was initialised for",
@@ -113,19 +122,19 @@ class _FaultsOf:
     def __exit__(self, _kind: Any, fault: BaseException | None, _trace: Any) -> None:
         if isinstance(fault, MBarrierFault):
             text = f"{describe_barrier(self._cta, self._barrier)}: {fault}"
-            raise self._cta.machine.fatal(self._fragment, "mbarrier", text) from None
+            raise self._fragment.fatal("mbarrier", text) from None
 
 
 def _write_object(fragment: Fragment, cta: Cta, offset: int, mask: int, how: Access) -> None:
     """Records that the object's bytes are written."""
     touch = Touch(fragment.warp.clock, how, WRITE, lowest(mask))
-    cta.machine.checks.shared(cta, np.array([offset]), OBJECT_BYTES, touch)
+    record_shared(cta, np.array([offset]), OBJECT_BYTES, touch)
 
 
 def _check_visible(fragment: Fragment, mask: int, cta: Cta, barrier: MBarrier) -> None:
     """The initialisation must have happened before the use, for every lane that uses it."""
     warp = fragment.warp
-    if warp.row in barrier.visible_to or not cta.machine.checks.enabled:
+    if warp.row in barrier.visible_to or not cta.machine.shadows.enabled:
         return
     cluster, actor, epoch = barrier.made_by
     knowledge = warp.clock.knowledge
@@ -133,8 +142,7 @@ def _check_visible(fragment: Fragment, mask: int, cta: Cta, barrier: MBarrier) -
         barrier.visible_to.add(warp.row)
     elif actor != warp.row * 32 + lowest(mask) or mask & (mask - 1):
         barrier.visible_to.add(warp.row)
-        cta.machine.fault(
-            fragment,
+        fragment.fault(
             "mbarrier",
             f"uses {describe_barrier(cta, barrier)} although nothing orders the initialisation "
             "before this use",
@@ -156,7 +164,7 @@ def fence_initialisations(warp: Warp, mask: int) -> None:
 def check_visible_to_copies(fragment: Fragment, cta: Cta, barrier: MBarrier) -> None:
     """The initialisation must be visible to the async proxy before a bulk copy signals the mbarrier
     (CUDA programming guide, "Using TMA"; PTX ISA 9.7.13.5, fence.mbarrier_init)."""
-    if barrier.visible_to_copies or not cta.machine.checks.enabled:
+    if barrier.visible_to_copies or not cta.machine.shadows.enabled:
         return
     barrier.visible_to_copies = True  # report once
     cluster, actor, epoch = barrier.made_by
@@ -165,8 +173,7 @@ def check_visible_to_copies(fragment: Fragment, cta: Cta, barrier: MBarrier) -> 
     if fenced_in is not None and (warp.row == actor // 32 or knowledge.seen[actor] >= fenced_in):
         return
     if cluster == knowledge.cluster and knowledge.fenced[actor] < epoch:
-        cta.machine.fault(
-            fragment,
+        fragment.fault(
             "missing-proxy-fence",
             f"a copy signals {describe_barrier(cta, barrier)}, and no fence.mbarrier_init or "
             "fence.proxy.async makes the initialisation visible to the async proxy before",
@@ -175,14 +182,13 @@ def check_visible_to_copies(fragment: Fragment, cta: Cta, barrier: MBarrier) -> 
 
 def _report_overtaken(cta: Cta, barrier: MBarrier, line: int) -> None:
     """A phase ended, and nothing orders a wait for the phase before it before that."""
-    if cta.machine.checks.enabled:
-        cta.machine.report(
+    if cta.machine.shadows.enabled:
+        cta.report(
             "mbarrier",
             f"nothing orders this wait before the end of phase {barrier.phase - 1} of "
             f"{describe_barrier(cta, barrier)}: it succeeded because phase {barrier.phase - 2} "
             "was over, and would not have succeeded had it come later",
             line,
-            cta,
         )
 
 
@@ -190,9 +196,8 @@ def _check_phase(
     fragment: Fragment, cta: Cta, barrier: MBarrier, known: bool, consequence: str
 ) -> None:
     """known: whether the warp knows that the phase before the one it means is over."""
-    if not known and cta.machine.checks.enabled:
-        cta.machine.fault(
-            fragment,
+    if not known and cta.machine.shadows.enabled:
+        fragment.fault(
             "mbarrier",
             f"nothing tells the warp that the phase before is over: {consequence}; "
             f"{describe_barrier(cta, barrier)}",
@@ -212,9 +217,7 @@ def bind_init(instruction: Instruction, context: KernelContext) -> Handler:
         for cta, offset, group in _addressed(fragment, mask, address(fragment.warp)):
             old = cta.mbarriers.get(offset)
             if old is not None and old.waiters:
-                cta.machine.fault(
-                    fragment, "mbarrier", f"initialises {describe_barrier(cta, old)} in use"
-                )
+                fragment.fault("mbarrier", f"initialises {describe_barrier(cta, old)} in use")
             try:
                 barrier = MBarrier(
                     offset,
@@ -223,7 +226,7 @@ def bind_init(instruction: Instruction, context: KernelContext) -> Handler:
                     partial(_report_overtaken, cta),
                 )
             except MBarrierFault as fault:
-                raise cta.machine.fatal(fragment, "mbarrier", str(fault)) from None
+                raise fragment.fatal("mbarrier", str(fault)) from None
             warp = fragment.warp
             barrier.made_by = (
                 warp.cta.cluster.number, warp.row * 32 + lowest(group), warp.clock.epoch
@@ -243,11 +246,9 @@ def bind_inval(instruction: Instruction, context: KernelContext) -> Handler:
 
     def handler(fragment: Fragment, mask: int) -> None:
         for cta, offset, group in _addressed(fragment, mask, address(fragment.warp)):
-            barrier = find_barrier(fragment, cta, offset, "invalidates")
+            barrier = find_barrier(fragment, cta, offset, BarrierUse.INVALIDATE)
             if barrier.waiters:
-                cta.machine.fault(
-                    fragment, "mbarrier", f"invalidates {describe_barrier(cta, barrier)} in use"
-                )
+                fragment.fault("mbarrier", f"invalidates {describe_barrier(cta, barrier)} in use")
             _write_object(fragment, cta, offset, group, how)
             del cta.mbarriers[offset]
 
@@ -273,7 +274,7 @@ def bind_tx(instruction: Instruction, context: KernelContext) -> Handler:
     def handler(fragment: Fragment, mask: int) -> None:
         amounts = bytes_of(fragment.warp)
         for cta, offset, group in _addressed(fragment, mask, address(fragment.warp)):
-            barrier = find_barrier(fragment, cta, offset, "counts bytes at")
+            barrier = find_barrier(fragment, cta, offset, BarrierUse.COUNT_BYTES)
             _check_visible(fragment, group, cta, barrier)
             cta.machine.progress += 1
             count = barrier.expect if expecting else barrier.complete
@@ -317,7 +318,7 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
         amounts = amount_of(warp) if amount_of is not None else _ONCE
         states = np.zeros(32, np.uint64)
         for cta, offset, group in _addressed(fragment, mask, address(warp)):
-            barrier = find_barrier(fragment, cta, offset, "arrives at")
+            barrier = find_barrier(fragment, cta, offset, BarrierUse.ARRIVE)
             _check_visible(fragment, group, cta, barrier)
             barrier.arrivers.add(warp.name)
             cta.machine.progress += 1
@@ -335,9 +336,7 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
                 _report_split(fragment, parts, cta, barrier)
             for part in parts:
                 message: Any = (
-                    warp.unit.get("fence_release")
-                    if semantics == "relaxed"
-                    else warp.clock.release(part)
+                    warp.fences.published if semantics == "relaxed" else warp.clock.release(part)
                 )
                 if dropping:
                     # Before the arrival, which may begin the next phase.
@@ -384,15 +383,16 @@ def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
     def passed(barrier: MBarrier, state: int) -> bool:
         return barrier.passed(state & 1) if by_parity else barrier.phase > state
 
-    def handler(fragment: Fragment, mask: int) -> Wait | Spin | None:
+    def handler(fragment: Fragment, mask: int) -> Blocked | Spin | None:
         warp = fragment.warp
         states = state_of(warp)
         results = np.zeros(32, bool)
         for cta, offset, group in _addressed(fragment, mask, address(warp)):
-            barrier = find_barrier(fragment, cta, offset, "waits at")
+            barrier = find_barrier(fragment, cta, offset, BarrierUse.WAIT)
             _check_visible(fragment, group, cta, barrier)
             state = int(states[lowest(group)])
             if passed(barrier, state):
+                _tell(fragment, cta, offset, BarrierUse.WAIT)
                 results |= lane_flags[group]
                 barrier.order.exempt |= semantics == "relaxed"
                 if by_parity:
@@ -404,11 +404,11 @@ def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
             elif blocking and group == mask and not fragment.timed_out:
                 _check_overrun(fragment, cta, barrier)
                 if cta.machine.schedule.gives_up(fragment.line):
-                    warp.unit.pop(fragment.number, None)
+                    fragment.awaited = None
                     write(warp, results, mask)
                     return SPIN
-                return Wait(barrier, partial(_waiting, cta, barrier, state), times_out=True)
-        warp.unit.pop(fragment.number, None)
+                return Blocked(barrier, partial(_waiting, cta, barrier, state), times_out=True)
+        fragment.awaited = None
         write(warp, results, mask)
         return None if blocking or results.any() else SPIN
 
@@ -421,12 +421,11 @@ def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
 
 def _check_overrun(fragment: Fragment, cta: Cta, barrier: MBarrier) -> None:
     """A waiter that finds the barrier two phases on has missed the phase it waited for."""
-    known = fragment.warp.unit.setdefault(fragment.number, (barrier, barrier.phase))
-    if known[0] is barrier and barrier.phase != known[1]:
-        cta.machine.fault(
-            fragment,
+    known = fragment.awaited
+    if known is not None and known[0] is barrier and barrier.phase != known[1]:
+        fragment.fault(
             "mbarrier",
             f"waits for phase {known[1]} of {describe_barrier(cta, barrier)}, which is already "
             "over and so is the next: a parity two phases away looks unfinished",
         )
-    fragment.warp.unit[fragment.number] = (barrier, barrier.phase)
+    fragment.awaited = (barrier, barrier.phase)

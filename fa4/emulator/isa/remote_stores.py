@@ -15,8 +15,10 @@ from fa4.emulator.isa.loads import store_unchecked
 from fa4.emulator.isa.mbarriers import find_barrier
 from fa4.emulator.isa.signals import Signal
 from fa4.emulator.isa.spaces import VECTORS, Elements, Piece, Space, record, units
-from fa4.emulator.machine.checks import ATOMIC, WRITE, Touch
-from fa4.emulator.machine.memory import MemoryFault, check_alignment, locate_shared
+from fa4.emulator.machine.events import BarrierUse
+from fa4.emulator.machine.memory import MemoryFault, check_alignment
+from fa4.emulator.machine.shadows import ATOMIC, WRITE, Touch
+from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import Instruction
@@ -112,7 +114,7 @@ def _bind(
             for signal in signals:
                 signal.complete(size, actor.completion(fenced=False))
 
-        cta.machine.submit(cta, instruction.opcode, instruction.line, complete)
+        cta.submit(instruction.opcode, instruction.line, complete)
 
     return handler
 
@@ -124,6 +126,6 @@ def _signals(fragment: Fragment, addresses: Array, line: int) -> list[Signal]:
     found = []
     for target, offsets, _ in locate_shared(cta, addresses, 8):
         for offset in offsets.tolist():
-            barrier = find_barrier(fragment, target, offset, f"{cta.index}'s store signals")
+            barrier = find_barrier(fragment, target, offset, BarrierUse.STORE)
             found.append(Signal(target, offset, barrier, line))
     return found

@@ -14,8 +14,10 @@ from typing import Any
 import numba
 import numpy as np
 
-from fa4.emulator.machine.checks import Touch
-from fa4.emulator.machine.memory import Buffer, MemoryFault, check_alignment, locate_shared
+from fa4.emulator.machine.checks import record_buffer, record_shared
+from fa4.emulator.machine.memory import GlobalBuffer, MemoryFault, check_alignment
+from fa4.emulator.machine.shadows import Touch
+from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Cta, Warp
 from fa4.emulator.masks import FULL_MASK, Array, lane_flags
 from fa4.emulator.ptx.syntax import FloatBits, Integer, Operand, Register, Sink
@@ -59,7 +61,7 @@ class Piece:
     data: Array
     offsets: Array
     indices: Array | None
-    home: Cta | Buffer | None
+    home: Cta | GlobalBuffer | None
 
 
 @numba.njit(cache=True)
@@ -216,11 +218,10 @@ def record(warp: Warp, piece: Piece, size_bytes: int, touch: Touch) -> None:
     if piece.indices is not None and isinstance(touch.lanes, np.ndarray):
         lanes = touch.lanes[piece.indices]
         touch = Touch(touch.actor, touch.how, touch.kind, lanes, touch.idle)
-    checks = warp.cta.machine.checks
     if isinstance(piece.home, Cta):
-        checks.shared(piece.home, piece.offsets, size_bytes, touch)
+        record_shared(piece.home, piece.offsets, size_bytes, touch)
     else:
-        checks.buffer(warp.cta, piece.home, piece.offsets, size_bytes, touch)
+        record_buffer(warp.cta, piece.home, piece.offsets, size_bytes, touch)
 
 
 class Elements:

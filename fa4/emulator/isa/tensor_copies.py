@@ -29,10 +29,9 @@ from fa4.emulator.isa.bulk_copies import (
 )
 from fa4.emulator.isa.spaces import Piece
 from fa4.emulator.isa.tensor_boxes import DIMENSIONS, MODES, bind_box
-from fa4.emulator.machine.checks import ATOMIC, READ, WRITE
 from fa4.emulator.machine.memory import MemoryFault
+from fa4.emulator.machine.shadows import ATOMIC, READ, WRITE
 from fa4.emulator.machine.state import Cta, Fragment
-from fa4.emulator.machine.tensor import note_swizzle
 from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import Instruction
 from fa4.emulator.tma.descriptor import TF32_CODES, TensorMap
@@ -113,7 +112,7 @@ def _bind_load(instruction: Instruction, context: KernelContext) -> Handler:
             writes = _shared(cta, plan.smem_addresses, plan.unit_bytes)
             move = partial(_fill, tensor_map, plan, reads, writes)
             stop = int(plan.smem_addresses.max()) + plan.unit_bytes
-            note_swizzle(cta, offset, stop, tensor_map.swizzle, tensor_map.swizzle_atom_bytes)
+            cta.swizzles.note(offset, stop, tensor_map.swizzle, tensor_map.swizzle_atom_bytes)
             submit_fill(warp.cta, "TMA load", actor, move, (signal, plan.total_bytes))
 
     return each_lane(copy)
@@ -145,8 +144,7 @@ def _signalled_cta(fragment: Fragment, target: Cta, barrier: int, paired: bool, 
             raise MemoryFault("out-of-bounds", f"CTA rank {rank}: the cluster has no such pair")
         return target.cluster.ctas[rank]
     if named and cta is not target:
-        raise fragment.warp.cta.machine.fatal(
-            fragment,
+        raise fragment.fatal(
             "mbarrier",
             f"the copy writes CTA {target.index} but its mbarrier {barrier:#x} is in CTA "
             f"{cta.index}; only .cta_group::2 allows that",
@@ -205,9 +203,7 @@ def _bind_drain(
         tensor_map, plan = box.plan(fragment, lane, offset, store=True)
         shared_side(warp, source, plan.total_bytes, own_cta=True)
         if operation and tensor_map.element not in SUPPORTED[operation]:
-            raise cta.machine.fatal(
-                fragment, "descriptor", f".{operation} of {tensor_map.element} elements"
-            )
+            raise fragment.fatal("descriptor", f".{operation} of {tensor_map.element} elements")
         reads = _shared(cta, plan.smem_addresses[plan.valid], plan.unit_bytes)
         writes = _global(fragment, plan, write=True)
         if operation:

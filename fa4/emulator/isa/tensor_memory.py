@@ -17,15 +17,12 @@ import numpy as np
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.tensor_allocation import require_whole_warp
 from fa4.emulator.isa.tensor_registers import RegisterBlock
-from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.issuers import fence
+from fa4.emulator.machine.checks import record_tensor
+from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Fragment, TmemStream, Warp
-from fa4.emulator.machine.tensor import (
-    TensorMemory,
-    granules_of,
-    tensor_memory,
-)
-from fa4.emulator.machine.waits import Wait
+from fa4.emulator.machine.tensor import TensorMemory, granules_of
+from fa4.emulator.machine.tensor_access import pipe_epochs, tensor_memory
+from fa4.emulator.machine.waits import Blocked
 from fa4.emulator.masks import Array, lowest
 from fa4.emulator.ptx.syntax import Instruction, Integer, Operand
 from fa4.emulator.tcgen05.errors import TmemError
@@ -186,7 +183,7 @@ def _load_handler(
         tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.ld")
         actor = warp.tmem_loading.actors.begin()
         touch = Touch(actor, how, READ, actor.lane)
-        cta.machine.checks.tensor(cta, cells.granules, touch)
+        record_tensor(cta, cells.granules, touch)
         warp.tmem_loads.update(due)
         warp.tmem_loading.started()
 
@@ -197,7 +194,7 @@ def _load_handler(
             deliver(warp, values, mask)
             warp.tmem_loading.finished()
 
-        cta.machine.submit(cta, "tcgen05.ld", line, complete)
+        cta.submit("tcgen05.ld", line, complete)
 
     return handler
 
@@ -224,7 +221,7 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
         tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.st")
         actor = warp.tmem_storing.actors.begin()
         touch = Touch(actor, how, WRITE, actor.lane)
-        cta.machine.checks.tensor(cta, cells.granules, touch)
+        record_tensor(cta, cells.granules, touch)
         values = block.read(warp)
         warp.tmem_storing.started()
 
@@ -233,7 +230,7 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
             tensor.data.reshape(-1)[cells.words] = words
             warp.tmem_storing.finished()
 
-        cta.machine.submit(cta, "tcgen05.st", line, complete)
+        cta.submit("tcgen05.st", line, complete)
 
     return handler
 
@@ -253,11 +250,11 @@ def bind_wait_store(instruction: Instruction, context: KernelContext) -> Handler
 
 
 def _wait_handler(what: str, pending_of: Callable[[Warp], TmemStream]) -> Handler:
-    def handler(fragment: Fragment, mask: int) -> Wait | None:
+    def handler(fragment: Fragment, mask: int) -> Blocked | None:
         warp = fragment.warp
         pending = pending_of(warp)
         if pending.count:
-            return Wait(pending, lambda: f"{pending.count} operations at {what}")
+            return Blocked(pending, lambda: f"{pending.count} operations at {what}")
         require_whole_warp(fragment, mask, what)
         warp.settle(pending)
         return None
@@ -271,9 +268,13 @@ def bind_fence(instruction: Instruction, context: KernelContext) -> Handler:
     """Orders what the tensor pipe was given by one thread before what another gives it."""
     if len(instruction.parts) > 2:
         raise Unsupported(f"modifier .{instruction.parts[2]}")
-    which = instruction.opcode
+    before = instruction.parts[1] == "fence::before_thread_sync"
 
     def handler(fragment: Fragment, mask: int) -> None:
-        fence(fragment.warp, which)
+        warp = fragment.warp
+        if before:
+            warp.pipe_fences.before = pipe_epochs(warp)
+        else:
+            warp.pipe_fences.after = pipe_epochs(warp)
 
     return handler

@@ -9,6 +9,7 @@ import numpy as np
 
 from fa4.emulator.checks.clocks import Message
 from fa4.emulator.checks.conflict import Access
+from fa4.emulator.checks.shadow import Shadow
 from fa4.emulator.isa.mbarriers import OBJECT_BYTES, describe_barrier, find_barrier
 from fa4.emulator.isa.tensor_allocation import CTA_GROUPS, group_size
 from fa4.emulator.isa.tensor_pipe import (
@@ -19,12 +20,16 @@ from fa4.emulator.isa.tensor_pipe import (
     job_of,
     latest_of,
 )
-from fa4.emulator.machine.checks import ATOMIC, Touch
-from fa4.emulator.machine.engine import Stop
+from fa4.emulator.machine.checks import record_shared
+from fa4.emulator.machine.events import BarrierUse
+from fa4.emulator.machine.machine_state import Stop
 from fa4.emulator.machine.mbarrier import MBarrierFault
-from fa4.emulator.machine.memory import check_alignment, locate_shared
+from fa4.emulator.machine.memory import check_alignment
+from fa4.emulator.machine.shadows import ATOMIC, Touch
+from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Cta, Fragment, Warp
-from fa4.emulator.machine.tensor import PAGE_BYTES, group_of, swizzle_at, swizzle_of
+from fa4.emulator.machine.tensor import PAGE_BYTES, swizzle_of
+from fa4.emulator.machine.tensor_access import group_of, members_of
 from fa4.emulator.masks import lanes_of
 from fa4.emulator.ptx.syntax import Address, Instruction, Integer, Operand, Vector
 from fa4.emulator.tcgen05.descriptors import InstructionDescriptor, SmemDescriptor
@@ -191,16 +196,17 @@ def _mma_handler(
 
 def _check_swizzle(fragment: Fragment, size: int, pages: tuple[Pages, ...]) -> None:
     """Compares the descriptors with the layouts in which tensor copies have written."""
-    for cta in group_of(fragment.warp.cta, size).ctas:
-        if "swizzles" not in cta.unit or cta.smem_shadow is None:
+    own = fragment.warp.cta
+    for cta in members_of(own, group_of(own, size)):
+        shadow = cta.smem_shadow
+        if not cta.swizzles or shadow is None:
             continue
         for operand in pages:
             for address in operand.probes:
-                noted = swizzle_at(cta, address)
-                if noted in (None, operand.swizzle) or _overwritten(cta, address):
+                noted = cta.swizzles.at(address)
+                if noted in (None, operand.swizzle) or _overwritten(shadow, address):
                     continue
-                cta.machine.fault(
-                    fragment,
+                fragment.fault(
                     "descriptor",
                     f"matrix {operand.operand} is described with {_swizzle_text(operand.swizzle)}, "
                     f"but the tensor copy that wrote shared address {address:#x} of CTA "
@@ -209,9 +215,8 @@ def _check_swizzle(fragment: Fragment, size: int, pages: tuple[Pages, ...]) -> N
                 break
 
 
-def _overwritten(cta: Cta, address: int) -> bool:
+def _overwritten(shadow: Shadow, address: int) -> bool:
     """Whether threads have written there since the copy, in whatever layout."""
-    shadow = cta.smem_shadow
     return not shadow.written_by_async_proxy(address // shadow.granule_bytes)
 
 
@@ -246,9 +251,10 @@ def bind_commit(instruction: Instruction, context: KernelContext) -> Handler:
             ranks = ranks_of(warp, lane) if ranks_of is not None else None
             targets = _targets(fragment, address_of(warp, lane), ranks)
             for target, offset in targets:
-                find_barrier(fragment, target, offset, "commits to").arrivers.add(warp.name)
+                barrier = find_barrier(fragment, target, offset, BarrierUse.COMMIT)
+                barrier.arrivers.add(warp.name)
                 touch = Touch(warp.clock, how, ATOMIC, lane)
-                cta.machine.checks.shared(target, np.array([offset]), OBJECT_BYTES, touch)
+                record_shared(target, np.array([offset]), OBJECT_BYTES, touch)
             actor = latest_of(fragment, lane)
             message = actor.completion() if actor is not None else None
             if message is not None:
@@ -261,7 +267,7 @@ def bind_commit(instruction: Instruction, context: KernelContext) -> Handler:
                 for target, offset in targets:
                     _arrive(warp, line, target, offset, message)
 
-            cta.machine.submit(cta, "tcgen05.commit", line, complete, queue)
+            cta.submit("tcgen05.commit", line, complete, queue)
 
     return handler
 
@@ -282,16 +288,16 @@ def _targets(fragment: Fragment, address: int, ranks: int | None) -> list[tuple[
 
 def _arrive(warp: Warp, line: int, cta: Cta, offset: int, message: Message | None) -> None:
     """One arrival, at completion; the mbarrier may be gone or full by then."""
-    machine = warp.cta.machine
     barrier = cta.mbarriers.get(offset)
     if cta.done or barrier is None:
         why = "has exited" if cta.done else "holds no mbarrier there any more"
         text = f"tcgen05.commit arrives at shared address {offset:#x} of CTA {cta.index}, which "
-        machine.report("exit" if cta.done else "mbarrier", text + why, line, warp.cta, warp.index)
+        kind = "exit" if cta.done else "mbarrier"
+        warp.cta.report(kind, text + why, line, warp.index)
         return
     try:
         barrier.arrive(1, message)
     except MBarrierFault as fault:
         text = f"{describe_barrier(cta, barrier)}: {fault}"
-        machine.report("mbarrier", text, line, warp.cta, warp.index)
+        warp.cta.report("mbarrier", text, line, warp.index)
         raise Stop from None

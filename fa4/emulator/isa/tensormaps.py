@@ -12,8 +12,8 @@ import numpy as np
 
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.spaces import Piece, Space, record, units
-from fa4.emulator.machine.checks import READ, WRITE, Touch
 from fa4.emulator.machine.memory import check_alignment
+from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.masks import lowest
 from fa4.emulator.ptx.syntax import Instruction, Integer
@@ -120,7 +120,7 @@ def bind_replace(instruction: Instruction, context: KernelContext) -> Handler:
         try:
             fields = fields_of(field, dimension, value_of(warp, lane))
         except Unsupported as problem:
-            raise warp.cta.machine.fatal(fragment, "descriptor", str(problem)) from None
+            raise fragment.fatal("descriptor", str(problem)) from None
         changed = replace_fields(memory[piece.offsets].tobytes(), fields)
         _touch(fragment, piece, access, WRITE, lane)
         memory[piece.offsets] = np.frombuffer(changed, memory.dtype)

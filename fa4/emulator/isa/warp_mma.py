@@ -72,7 +72,7 @@ def bind_mma(instruction: Instruction, context: KernelContext) -> Handler:
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
         if mask != warp.alive:
-            warp.cta.machine.fault(fragment, "divergence", "mma.sync by a part of the warp")
+            fragment.fault("divergence", "mma.sync by a part of the warp")
         words = [np.stack([read(warp) for read in row], axis=1) for row in readers]
         left = np.empty((ROWS, depth))
         right = np.empty((COLUMNS, depth))

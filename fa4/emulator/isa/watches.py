@@ -28,8 +28,6 @@ def watch_divisor(instruction: Instruction, context: KernelContext) -> Handler |
             zero = zero & guard(warp)
         if zero.any():
             lane = int(zero.argmax())
-            warp.cta.machine.fault(
-                fragment, "division", f"lane {lane} divides by zero: the result is undefined"
-            )
+            fragment.fault("division", f"lane {lane} divides by zero: the result is undefined")
 
     return handler

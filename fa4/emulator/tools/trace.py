@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fa4.emulator.machine.events import RunEvents
+from fa4.emulator.machine.operations import AsyncOperation
+from fa4.emulator.machine.state import Cluster, Fragment
+from fa4.emulator.machine.waits import Blocked
 from fa4.emulator.masks import Array
-
-if TYPE_CHECKING:
-    from fa4.emulator.machine.state import AsyncOperation, Cluster, Fragment
-    from fa4.emulator.translate.program import Step
+from fa4.emulator.translate.program import Step
 
 SCHEMA = "fa4-emulator-trace-1"
 INSTRUCTION, WAIT, ASYNCHRONOUS = "instruction", "wait", "asynchronous"
@@ -36,7 +37,7 @@ class Event:
     line: int
 
 
-class Recorder:
+class Recorder(RunEvents):
     """Pass it as `events` to a run; then read `events`, or write a Perfetto file.
 
     Example:
@@ -61,7 +62,7 @@ class Recorder:
         if begun is not None:
             start, name, line = begun
             self.events.append(Event(start, tick, warp.cta.index, track, WAIT, name, line))
-        if hasattr(outcome, "retry"):
+        if isinstance(outcome, Blocked):
             start = begun[0] if begun is not None and begun[2] == instruction.line else tick
             if begun is not None and start == begun[0]:
                 self.events.pop()
@@ -90,7 +91,7 @@ class Recorder:
             Event(
                 start,
                 tick,
-                operation.cta.index,
+                operation.cta,
                 unit_of(operation.what),
                 ASYNCHRONOUS,
                 operation.what,
