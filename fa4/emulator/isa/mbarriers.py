@@ -26,6 +26,7 @@ OBJECT_BYTES = 8
 SEMANTICS = ("release", "relaxed", "acquire")
 SCOPES = ("cta", "cluster")
 SPACES = ("shared", "shared::cta", "shared::cluster")
+WAIT, ARRIVE = BarrierUse.WAIT, BarrierUse.ARRIVE  # looked up once
 _ONCE = np.ones(32, np.uint32)  # how often each lane arrives
 
 
@@ -55,15 +56,10 @@ def find_barrier(fragment: Fragment, cta: Cta, offset: int, use: BarrierUse) -> 
             f"{use.value} shared address {offset:#x} of CTA {cta.index}, "
             "which holds no initialised mbarrier",
         )
-    if use is not BarrierUse.WAIT:  # which may not succeed
-        _tell(fragment, cta, offset, use)
-    return barrier
-
-
-def _tell(fragment: Fragment, cta: Cta, offset: int, use: BarrierUse) -> None:
     events = cta.machine.events
-    if events is not None:
+    if events is not None and use is not WAIT:  # which may not succeed
         events.barrier_used(fragment, cta, offset, use)
+    return barrier
 
 
 def describe_barrier(cta: Cta, barrier: MBarrier) -> str:
@@ -318,7 +314,7 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
         amounts = amount_of(warp) if amount_of is not None else _ONCE
         states = np.zeros(32, np.uint64)
         for cta, offset, group in _addressed(fragment, mask, address(warp)):
-            barrier = find_barrier(fragment, cta, offset, BarrierUse.ARRIVE)
+            barrier = find_barrier(fragment, cta, offset, ARRIVE)
             _check_visible(fragment, group, cta, barrier)
             barrier.arrivers.add(warp.name)
             cta.machine.progress += 1
@@ -388,11 +384,12 @@ def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
         states = state_of(warp)
         results = np.zeros(32, bool)
         for cta, offset, group in _addressed(fragment, mask, address(warp)):
-            barrier = find_barrier(fragment, cta, offset, BarrierUse.WAIT)
+            barrier = find_barrier(fragment, cta, offset, WAIT)
             _check_visible(fragment, group, cta, barrier)
             state = int(states[lowest(group)])
             if passed(barrier, state):
-                _tell(fragment, cta, offset, BarrierUse.WAIT)
+                if cta.machine.events is not None:
+                    cta.machine.events.barrier_used(fragment, cta, offset, WAIT)
                 results |= lane_flags[group]
                 barrier.order.exempt |= semantics == "relaxed"
                 if by_parity:
