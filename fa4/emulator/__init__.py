@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fa4.emulator.errors import (
         EmulationFailed,
         EmulatorError,
-        Finding,
+        KernelFinding,
         LaunchError,
         PtxError,
         UnsupportedInstruction,
@@ -44,7 +44,7 @@ __all__ = [
     "EmulationFailed",
     "EmulatorError",
     "Exploration",
-    "Finding",
+    "KernelFinding",
     "Launch",
     "LaunchError",
     "Options",
@@ -65,7 +65,7 @@ __all__ = [
 
 _MODULES = {
     "errors": (
-        "EmulationFailed", "EmulatorError", "Finding", "LaunchError", "PtxError",
+        "EmulationFailed", "EmulatorError", "KernelFinding", "LaunchError", "PtxError",
         "UnsupportedInstruction",
     ),
     "execute": ("Report", "run"),

@@ -11,7 +11,7 @@ from math import prod
 
 from threadpoolctl import ThreadpoolController
 
-from fa4.emulator.errors import EmulationFailed, Finding, LaunchError
+from fa4.emulator.errors import EmulationFailed, KernelFinding, LaunchError
 from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.machine.engine import Engine
 from fa4.emulator.machine.grid import count_running
@@ -45,7 +45,7 @@ class Report:
     """
 
     kernels: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[KernelFinding] = field(default_factory=list)
     instructions: Counter[str] = field(default_factory=Counter)
     warp_instructions: Counter[str] = field(default_factory=Counter)
     by_warp: dict[int, Counter[str]] = field(default_factory=dict)

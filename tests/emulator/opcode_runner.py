@@ -9,7 +9,7 @@ import numpy as np
 
 from fa4.emulator.isa import approx, convert, extremes, floats, halves
 from fa4.emulator.masks import LANES
-from fa4.emulator.ptx.syntax import Instruction, Operand, Register, Vector
+from fa4.emulator.ptx.syntax import Operand, PtxInstruction, Register, Vector
 from fa4.emulator.translate.lanes import SegmentBuilder, width_of
 from fa4.emulator.translate.native import SegmentFunction, compile_functions, function_text
 from fa4.emulator.translate.table import find
@@ -20,9 +20,9 @@ FULL = 0xFFFFFFFF
 STRIDE = 512
 
 
-def instruction(opcode: str, *operands: Operand) -> Instruction:
-    """An unguarded Instruction."""
-    return Instruction(opcode, tuple(opcode.split(".")), operands, None, 1, opcode)
+def instruction(opcode: str, *operands: Operand) -> PtxInstruction:
+    """An unguarded PtxInstruction."""
+    return PtxInstruction(opcode, tuple(opcode.split(".")), operands, None, 1, opcode)
 
 
 def build(opcode: str, kinds: tuple[str, ...], vector: int = 0) -> SegmentFunction:

@@ -29,7 +29,7 @@ from fa4.emulator.machine.shadows import ATOMIC, Touch
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import SPIN, Spin
 from fa4.emulator.masks import Array, lanes_of
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import reduce_bytes
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.lanes import width_of
@@ -140,7 +140,7 @@ def _flush(rows: Array) -> Array:
     return flushed
 
 
-def _bind_update(instruction: Instruction, name: str, operations: set[str]) -> Update:
+def _bind_update(instruction: PtxInstruction, name: str, operations: set[str]) -> Update:
     operation, semantics, scope, space, vector, kind, noftz, _ = modifiers(
         instruction,
         name,
@@ -174,7 +174,7 @@ def _bind_update(instruction: Instruction, name: str, operations: set[str]) -> U
 
 
 def _bind(
-    instruction: Instruction, context: KernelContext, update: Update, returns: bool
+    instruction: PtxInstruction, context: KernelContext, update: Update, returns: bool
 ) -> Handler:
     operands = instruction.operands
     target = Elements(context, operands[0], update.kind, written=True) if returns else None
@@ -227,7 +227,7 @@ def _bind(
     ".add .min .max .inc .dec .and .or .xor .exch .cas; .u .s .b32 .b64 .b128 .b16 (cas) .f32 "
     ".f64 .f16 .bf16{x2}.noftz; .v2 .v4 .v8 in global memory",
 )
-def bind_atom(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_atom(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Returns the value before."""
     return _bind(instruction, context, _bind_update(instruction, "atom", set(OPERATIONS)), True)
 
@@ -238,13 +238,13 @@ def bind_atom(instruction: Instruction, context: KernelContext) -> Handler:
     "{.relaxed .release} {.scope} {.global .shared{::cta ::cluster}; generic} .add .min .max .inc "
     ".dec .and .or .xor; types and vectors as atom",
 )
-def bind_red(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_red(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """As atom, without a result."""
     operations = set(OPERATIONS) - {"exch", "cas"}
     return _bind(instruction, context, _bind_update(instruction, "red", operations), False)
 
 
 @machine("multimem", "9.7.9.14", "not supported: one GPU")
-def bind_multimem(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_multimem(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Refused."""
     raise Unsupported("multimem addresses: the emulator has one GPU")

@@ -11,7 +11,7 @@ from fa4.emulator.machine.barriers import Episode
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import Blocked, wait_for
 from fa4.emulator.masks import lane_flags, lowest
-from fa4.emulator.ptx.syntax import Instruction, Operand
+from fa4.emulator.ptx.syntax import Operand, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
@@ -62,7 +62,7 @@ def _optional(context: KernelContext, operands: tuple[Operand, ...], index: int)
     return context.scalar(operands[index], "u32") if len(operands) > index else None
 
 
-def _bind_sync(instruction: Instruction, context: KernelContext, aligned: bool) -> Handler:
+def _bind_sync(instruction: PtxInstruction, context: KernelContext, aligned: bool) -> Handler:
     number_of = context.scalar(instruction.operands[0], "u32")
     count_of = _optional(context, instruction.operands, 1)
 
@@ -91,7 +91,7 @@ def _bind_sync(instruction: Instruction, context: KernelContext, aligned: bool) 
     return handler
 
 
-def _bind_arrive(instruction: Instruction, context: KernelContext, aligned: bool) -> Handler:
+def _bind_arrive(instruction: PtxInstruction, context: KernelContext, aligned: bool) -> Handler:
     if len(instruction.operands) < 2:
         raise Unsupported("arrive without a thread count")
     number_of = context.scalar(instruction.operands[0], "u32")
@@ -110,7 +110,7 @@ def _bind_arrive(instruction: Instruction, context: KernelContext, aligned: bool
 
 
 def _bind_red(
-    instruction: Instruction, context: KernelContext, aligned: bool, operation: str
+    instruction: PtxInstruction, context: KernelContext, aligned: bool, operation: str
 ) -> Handler:
     target, number_operand, *rest = instruction.operands
     predicate = context.reader(rest[-1], "pred")
@@ -149,7 +149,7 @@ def _bind_red(
 
 
 @machine("bar", "9.7.13.1", "bar{.cta}.{sync,arrive} a{,b}; bar{.cta}.red.{popc,and,or}")
-def bind_bar(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_bar(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """All lanes of the warp take part (.aligned is implied)."""
     _, action, operation, _ = modifiers(
         instruction, "bar", ("cta",), ("sync", "arrive", "red"), ("popc", "and", "or"),
@@ -164,7 +164,7 @@ def bind_bar(instruction: Instruction, context: KernelContext) -> Handler:
     "barrier{.cta}.{sync,arrive}{.aligned} a{,b}; barrier{.cta}.red.{popc,and,or}{.aligned}",
     types=("sync", "arrive", "red"),
 )
-def bind_barrier(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_barrier(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Without .aligned, the lanes of a warp may arrive apart."""
     _, action, operation, aligned, _ = modifiers(
         instruction, "barrier", ("cta",), ("sync", "arrive", "red"), ("popc", "and", "or"),
@@ -174,7 +174,7 @@ def bind_barrier(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 def _bind_any(
-    instruction: Instruction, context: KernelContext, action: str, operation: str, aligned: bool
+    instruction: PtxInstruction, context: KernelContext, action: str, operation: str, aligned: bool
 ) -> Handler:
     if action == "sync":
         return _bind_sync(instruction, context, aligned)
@@ -186,7 +186,7 @@ def _bind_any(
 
 
 @machine("bar.warp.sync", "9.7.13.2", "bar.warp.sync membermask", converges=True)
-def bind_warp_sync(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_warp_sync(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The lanes of the mask wait for each other and see each other's memory accesses."""
 
     def handler(fragment: Fragment, mask: int) -> None:
@@ -198,7 +198,7 @@ def bind_warp_sync(instruction: Instruction, context: KernelContext) -> Handler:
 @machine(
     "barrier.cluster.arrive", "9.7.13.4", "barrier.cluster.arrive{.release,.relaxed}{.aligned}"
 )
-def bind_cluster_arrive(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_cluster_arrive(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Arrives once in each phase of the cluster's barrier."""
     semantics, _ = modifiers(
         instruction, "barrier.cluster.arrive", ("release", "relaxed"), ("aligned",)
@@ -222,7 +222,7 @@ def bind_cluster_arrive(instruction: Instruction, context: KernelContext) -> Han
 
 
 @machine("barrier.cluster.wait", "9.7.13.4", "barrier.cluster.wait{.acquire}{.aligned}")
-def bind_cluster_wait(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_cluster_wait(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until all threads of the cluster have arrived."""
     modifiers(instruction, "barrier.cluster.wait", ("acquire",), ("aligned",))
 

@@ -17,7 +17,7 @@ from fa4.emulator.checks.clocks import AsyncActor, Message
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.atomics import in_rounds
 from fa4.emulator.isa.mbarriers import check_visible_to_copies, find_barrier
-from fa4.emulator.isa.signals import Signal
+from fa4.emulator.isa.signals import MBarrierSignal
 from fa4.emulator.isa.spaces import Piece, units
 from fa4.emulator.machine.checks import record_buffer, record_shared
 from fa4.emulator.machine.copies import IssuedCopy
@@ -134,12 +134,12 @@ def check_bulk(what: str, address: int, size_bytes: int) -> None:
         raise MemoryFault("misaligned", f"a bulk copy of {size_bytes} bytes: not a multiple of 16")
 
 
-def barrier_signal(fragment: Fragment, cta: Cta, address: int, line: int) -> Signal:
+def barrier_signal(fragment: Fragment, cta: Cta, address: int, line: int) -> MBarrierSignal:
     """The mbarrier at the CTA-relative part of a shared address, in `cta`."""
     _, offset = shared_side(fragment.warp, address, 8, own_cta=False)
     barrier = find_barrier(fragment, cta, offset, BarrierUse.COPY)
     check_visible_to_copies(fragment, cta, barrier)
-    return Signal(cta, offset, barrier, line)
+    return MBarrierSignal(cta, offset, barrier, line)
 
 
 def begin(warp: Warp, lane: int) -> Message:
@@ -152,7 +152,7 @@ def submit_fill(
     what: str,
     actor: AsyncActor,
     move: Callable[[], None],
-    done: tuple[Signal, int],
+    done: tuple[MBarrierSignal, int],
 ) -> None:
     """An operation that writes shared memory and then counts bytes at an mbarrier.
 

@@ -11,7 +11,7 @@ import numpy as np
 from fa4.emulator.isa.parameters import hidden_register
 from fa4.emulator.isa.spaces import Space, units
 from fa4.emulator.machine.state import Fragment, Warp
-from fa4.emulator.ptx.syntax import Instruction, Operand, Symbol, Vector
+from fa4.emulator.ptx.syntax import Operand, PtxInstruction, Symbol, Vector
 from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
 from fa4.emulator.translate.table import Unsupported, machine
 
@@ -23,7 +23,7 @@ _LENGTHS = {b"hh": 1, b"h": 2, b"": 4, b"ll": 8, b"l": 8, b"z": 8, b"j": 8, b"t"
 
 
 @machine("call", "9.7.12.4", "call{.uni} of vprintf and __assertfail, which the driver provides")
-def bind_call(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_call(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """vprintf appends to the output, __assertfail ends the run with the finding "assert"."""
     results, name, arguments = _split(instruction.operands)
     read = [context.scalar(hidden_register(a), "b64") for a in arguments]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fa4.emulator.machine.state import Fragment
-from fa4.emulator.ptx.syntax import Instruction, Register
+from fa4.emulator.ptx.syntax import PtxInstruction, Register
 from fa4.emulator.translate.context import UNSIGNED, Handler, KernelContext
 from fa4.emulator.translate.lanes import width_of
 from fa4.emulator.translate.table import machine
@@ -13,7 +13,7 @@ from fa4.emulator.translate.table import machine
 CLOCKS = ("%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
 
 
-def reads_clock(instruction: Instruction) -> bool:
+def reads_clock(instruction: PtxInstruction) -> bool:
     """Whether the source of a mov is a clock."""
     source = instruction.operands[-1]
     return isinstance(source, Register) and source.name in CLOCKS
@@ -21,7 +21,7 @@ def reads_clock(instruction: Instruction) -> bool:
 
 # Its forms are those of the other mov.
 @machine("mov", "9.7.9.3", "", accepts=reads_clock)
-def bind_clock(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_clock(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """All lanes read the same count."""
     target, source = instruction.operands
     kind = instruction.parts[-1]

@@ -25,9 +25,9 @@ from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import (
     Address,
     FloatBits,
-    Instruction,
     Integer,
     Operand,
+    PtxInstruction,
     Register,
     Sink,
     Symbol,
@@ -40,7 +40,7 @@ _BASES = {32: REGISTER_32, 64: REGISTER_64}
 
 
 def load_directly(
-    instruction: Instruction, context: KernelContext, kind: str, access: int, general: Handler
+    instruction: PtxInstruction, context: KernelContext, kind: str, access: int, general: Handler
 ) -> Handler:
     """A handler of a weak load of type `kind` that leaves to `general` what is unusual.
 
@@ -64,7 +64,7 @@ def load_directly(
 
 
 def store_directly(
-    instruction: Instruction, context: KernelContext, kind: str, access: int, general: Handler
+    instruction: PtxInstruction, context: KernelContext, kind: str, access: int, general: Handler
 ) -> Handler:
     """The same for a weak store."""
     address, data = instruction.operands
@@ -86,7 +86,7 @@ def store_directly(
 
 
 def _plan(
-    instruction: Instruction, context: KernelContext, address: Operand, data: Operand, kind: str
+    instruction: PtxInstruction, context: KernelContext, address: Operand, data: Operand, kind: str
 ) -> Array | None:
     """A PLAN, an array of one; None for what the general handlers must do always."""
     spaces = [_SPACES[part] for part in instruction.parts if part in _SPACES]

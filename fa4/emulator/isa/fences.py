@@ -7,7 +7,7 @@ from fa4.emulator.machine.grid import trigger
 from fa4.emulator.machine.state import QUARTERS, Fragment
 from fa4.emulator.machine.waits import SPIN, Blocked, Spin, wait_for
 from fa4.emulator.masks import lowest
-from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
@@ -28,7 +28,7 @@ def _fence(fragment: Fragment, mask: int) -> None:
 
 @machine("fence", "9.7.13.5", "fence{.sc,.acq_rel,.acquire,.release}{.sync_restrict}.scope")
 @machine("membar", "9.7.13.5", "membar.{cta,gl,sys}")
-def bind_fence(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """A fence of the generic proxy."""
     modifiers(
         instruction,
@@ -52,7 +52,7 @@ def bind_fence(instruction: Instruction, context: KernelContext) -> Handler:
     "9.7.13.5",
     "fence.proxy.tensormap::generic.{release,acquire}.scope",
 )
-def bind_proxy_fence(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_proxy_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """A fence between proxies."""
     orders_async = instruction.parts[2].startswith("async")
 
@@ -66,7 +66,7 @@ def bind_proxy_fence(instruction: Instruction, context: KernelContext) -> Handle
 
 
 @machine("fence.mbarrier_init", "9.7.13.5", "fence.mbarrier_init.release.cluster")
-def bind_init_fence(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_init_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Makes mbarrier.init visible to the cluster, together with a following cluster barrier."""
     modifiers(instruction, "fence.mbarrier_init", ("release",), ("cluster",))
 
@@ -78,7 +78,7 @@ def bind_init_fence(instruction: Instruction, context: KernelContext) -> Handler
 
 
 @machine("setmaxnreg", "9.7.19.5", "setmaxnreg.{inc,dec}.sync.aligned.u32 n")
-def bind_setmaxnreg(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_setmaxnreg(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Gives registers back to the CTA's pool in a quarter of the SM, or waits for enough there."""
     direction, _, _, _ = modifiers(
         instruction, "setmaxnreg", ("inc", "dec"), ("sync",), ("aligned",), ("u32",)
@@ -117,7 +117,7 @@ def bind_setmaxnreg(instruction: Instruction, context: KernelContext) -> Handler
 
 
 @machine("griddepcontrol.launch_dependents", "9.7.13.17", "griddepcontrol.launch_dependents")
-def bind_launch_dependents(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_launch_dependents(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The CTA lets the next grid in the stream start."""
 
     def handler(fragment: Fragment, mask: int) -> None:
@@ -127,7 +127,7 @@ def bind_launch_dependents(instruction: Instruction, context: KernelContext) -> 
 
 
 @machine("griddepcontrol.wait", "9.7.13.17", "griddepcontrol.wait")
-def bind_dependency_wait(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_dependency_wait(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits for the grids before in the stream to end."""
 
     def handler(fragment: Fragment, mask: int) -> Blocked | None:
@@ -144,7 +144,7 @@ def bind_dependency_wait(instruction: Instruction, context: KernelContext) -> Ha
 
 
 @machine("nanosleep", "9.7.19.2", "nanosleep.u32 t")
-def bind_nanosleep(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_nanosleep(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Sleeping lets other warps run."""
 
     def handler(fragment: Fragment, mask: int) -> Spin:
@@ -155,7 +155,7 @@ def bind_nanosleep(instruction: Instruction, context: KernelContext) -> Handler:
 
 @machine("trap", "9.7.19.4", "trap")
 @machine("brkpt", "9.7.19.1", "brkpt")
-def bind_trap(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_trap(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Ends the run with a finding."""
     what = instruction.parts[0]
 
@@ -166,7 +166,7 @@ def bind_trap(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 @machine("pmevent", "9.7.19.3", "pmevent a")
-def bind_nothing(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_nothing(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """No effect here."""
 
     def handler(fragment: Fragment, mask: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from fa4.emulator.ptx.syntax import Instruction, Operand, Pair, Sink
+from fa4.emulator.ptx.syntax import Operand, Pair, PtxInstruction, Sink
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed
 from fa4.emulator.translate.table import lane, modifiers
 
@@ -45,7 +45,7 @@ def define(
     """
 
     @lane(name, section, spell(types), types=types, **more)
-    def emit(b: SegmentBuilder, i: Instruction) -> None:
+    def emit(b: SegmentBuilder, i: PtxInstruction) -> None:
         (kind,) = modifiers(i, name, types)
         given = i.operands[1:]
         kinds = operands or [""] * len(given)

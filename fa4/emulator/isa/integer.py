@@ -16,7 +16,7 @@ from fa4.emulator.isa.formula import (
     spell,
 )
 from fa4.emulator.isa.watches import watch_divisor
-from fa4.emulator.ptx.syntax import Instruction, Register
+from fa4.emulator.ptx.syntax import PtxInstruction, Register
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
 from fa4.emulator.translate.table import lane, modifiers
 
@@ -176,7 +176,7 @@ def _define_carry(name: str, section: str, half: Callable[..., Lanes] | None) ->
     combine = _difference_with_borrow if stem.startswith("sub") else _sum_with_carry
 
     @lane(name, section, spell(WORDS), types=WORDS)
-    def emit(b: SegmentBuilder, i: Instruction) -> None:
+    def emit(b: SegmentBuilder, i: PtxInstruction) -> None:
         (kind,) = modifiers(i, name, WORDS)
         sources = [b.read(operand, kind) for operand in i.operands[1:]]
         left = sources[0] if half is None else half(is_signed(kind), sources[0], sources[1])

@@ -19,7 +19,7 @@ from fa4.emulator.machine.shadows import WRITE, Touch
 from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Cta, Fragment
 from fa4.emulator.masks import Array, lowest
-from fa4.emulator.ptx.syntax import Instruction, Vector
+from fa4.emulator.ptx.syntax import PtxInstruction, Vector
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
 from fa4.emulator.translate.table import Unsupported, lane, machine, modifiers
@@ -49,7 +49,7 @@ def _cancel(cta: Cta) -> Array:
     "clusterlaunchcontrol.try_cancel.async{.shared::cta}.mbarrier::complete_tx::bytes"
     "{.multicast::cluster::all}.b128 [a], [mbar]",
 )
-def bind_try_cancel(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_try_cancel(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Asynchronous: the response is written and 16 bytes are completed on the mbarrier later."""
     _, _, _, multicast, _ = modifiers(
         instruction,
@@ -91,14 +91,14 @@ def bind_try_cancel(instruction: Instruction, context: KernelContext) -> Handler
     return handler
 
 
-def _field(builder: SegmentBuilder, instruction: Instruction, place: tuple[int, int]) -> Lanes:
+def _field(builder: SegmentBuilder, instruction: PtxInstruction, place: tuple[int, int]) -> Lanes:
     first, bits = place
     response = builder.read(instruction.operands[1], "b128")
     return (response >> first).resize(32) & ((1 << bits) - 1)
 
 
 @lane(f"{_QUERY}.is_canceled", "9.7.13.18.2", f"{_QUERY}.is_canceled.pred.b128 p, response")
-def emit_is_canceled(builder: SegmentBuilder, instruction: Instruction) -> None:
+def emit_is_canceled(builder: SegmentBuilder, instruction: PtxInstruction) -> None:
     """Whether the request took a cluster."""
     modifiers(instruction, f"{_QUERY}.is_canceled", ("pred",), ("b128",))
     cancelled = _field(builder, instruction, _CANCELLED)
@@ -110,7 +110,7 @@ def emit_is_canceled(builder: SegmentBuilder, instruction: Instruction) -> None:
     "9.7.13.18.2",
     f"{_QUERY}.get_first_ctaid{{::x,::y,::z}}.{{v4.b32,b32}}.b128",
 )
-def emit_first_ctaid(builder: SegmentBuilder, instruction: Instruction) -> None:
+def emit_first_ctaid(builder: SegmentBuilder, instruction: PtxInstruction) -> None:
     """All coordinates of the cancelled cluster's first CTA."""
     target = instruction.operands[0]
     if not isinstance(target, Vector) or len(target.elements) != 4:
@@ -124,7 +124,7 @@ def _register_single(axis: str) -> None:
     name = f"{_QUERY}.get_first_ctaid::{axis}"
 
     @lane(name, "9.7.13.18.2", f"{name}.b32.b128 d, response")
-    def emit_one(builder: SegmentBuilder, instruction: Instruction) -> None:
+    def emit_one(builder: SegmentBuilder, instruction: PtxInstruction) -> None:
         builder.write(instruction.operands[0], _field(builder, instruction, _FIELDS[axis]))
 
 

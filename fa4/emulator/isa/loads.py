@@ -38,7 +38,7 @@ from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import SPIN, Spin
 from fa4.emulator.masks import FULL_MASK, Array, lanes_of
-from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
@@ -53,7 +53,7 @@ PREFETCHES = ("L2::64B", "L2::128B", "L2::256B")
 HINTS = (CACHE_OPERATORS, L1_HINTS, L2_HINTS, ("L2::cache_hint",), PREFETCHES)
 
 
-def _form(instruction: Instruction, name: str) -> tuple[Ordering, Space, str, int]:
+def _form(instruction: PtxInstruction, name: str) -> tuple[Ordering, Space, str, int]:
     """(semantics, space, type, bytes of a lane) of a load or store."""
     semantics, _, scope, space, vector, kind, *_ = modifiers(
         instruction, name, SEMANTICS, ("mmio",), SCOPES, SPACES, VECTORS, TYPES, ("nc",), *HINTS
@@ -71,7 +71,7 @@ def _form(instruction: Instruction, name: str) -> tuple[Ordering, Space, str, in
     "{.weak .volatile .relaxed .acquire .mmio} {.scope} {.const .global .local .shared{::cta "
     "::cluster} .param; generic} {.nc} {.v2 .v4 .v8} .b8-.b128 .u .s .f32 .f64; cache hints",
 )
-def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Uninitialised bytes of shared memory and unordered writes are findings."""
     ordering, space, kind, size_bytes = _form(instruction, "ld")
     target = Elements(context, instruction.operands[0], kind, written=True)
@@ -110,10 +110,10 @@ def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 @machine("ldu", "9.7.9.10", "{.global} {.v2 .v4} .type: as ld")
-def bind_uniform_load(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_uniform_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """A load of one address for all lanes."""
     parts = ("ld", *instruction.parts[1:])
-    plain = Instruction(
+    plain = PtxInstruction(
         ".".join(parts),
         parts,
         instruction.operands,
@@ -131,7 +131,7 @@ def bind_uniform_load(instruction: Instruction, context: KernelContext) -> Handl
     "{.weak .volatile .relaxed .release .mmio} {.scope} {.global .local .shared{::cta ::cluster}; "
     "generic} {.v2 .v4 .v8} .b8-.b128 .u .s .f32 .f64; cache hints",
 )
-def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Two lanes that write different values to one place are a race."""
     ordering, space, kind, size_bytes = _form(instruction, "st")
     source = Elements(context, instruction.operands[1], kind)
@@ -168,7 +168,7 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 @machine("st.bulk", "9.7.9.14", "st.bulk{.weak}{.shared::cta} [a], size, 0")
-def bind_bulk_store(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_bulk_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Each lane clears its range of shared memory, a multiple of 8 bytes."""
     modifiers(instruction, "st.bulk", ("weak",), ("shared::cta",))
     address, size, value = instruction.operands

@@ -18,7 +18,7 @@ from fa4.emulator.machine.shared_memory import locate_one_shared
 from fa4.emulator.machine.state import Cta, Fragment, RemoteArrival, Warp
 from fa4.emulator.machine.waits import SPIN, Blocked, Spin
 from fa4.emulator.masks import Array, lane_flags, lanes_of, lowest, mask_of
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
@@ -201,7 +201,7 @@ def _check_phase(
 
 
 @machine("mbarrier.init", "9.7.13.15.9", "mbarrier.init{.shared{::cta}}.b64 [addr], count")
-def bind_init(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_init(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Makes an mbarrier object."""
     modifiers(instruction, "mbarrier.init", SPACES, ("b64",))
     address = context.address(instruction.operands[0])
@@ -234,7 +234,7 @@ def bind_init(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 @machine("mbarrier.inval", "9.7.13.15.10", "mbarrier.inval{.shared{::cta}}.b64 [addr]")
-def bind_inval(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_inval(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Ends the life of an mbarrier object."""
     modifiers(instruction, "mbarrier.inval", SPACES, ("b64",))
     address = context.address(instruction.operands[0])
@@ -259,7 +259,7 @@ def bind_inval(instruction: Instruction, context: KernelContext) -> Handler:
     "9.7.13.15.12",
     "mbarrier.complete_tx{.relaxed.scope}{.space}.b64 [a], n",
 )
-def bind_tx(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_tx(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Changes the bytes that the current phase still waits for."""
     name = ".".join(instruction.parts[:2])
     modifiers(instruction, name, ("relaxed",), SCOPES, SPACES, ("b64",))
@@ -293,7 +293,7 @@ def bind_tx(instruction: Instruction, context: KernelContext) -> Handler:
     "9.7.13.15.14",
     "mbarrier.arrive_drop{.expect_tx}{.noComplete}{.release,.relaxed}{.cta,.cluster}{.space}.b64",
 )
-def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_arrive(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Arrivals, one for each active lane; with .expect_tx also bytes to wait for."""
     name = ".".join(instruction.parts[:2])
     expect, _, semantics, _, _, _ = modifiers(
@@ -348,7 +348,7 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 @machine("mbarrier.pending_count", "9.7.13.15.17", "mbarrier.pending_count.b64 count, state")
-def bind_pending(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_pending(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The state operand holds no count here."""
     raise Unsupported("mbarrier.pending_count: the state operand is opaque here")
 
@@ -364,7 +364,7 @@ def bind_pending(instruction: Instruction, context: KernelContext) -> Handler:
     "mbarrier.try_wait{.parity}{.acquire,.relaxed}{.cta,.cluster}{.space}.b64 p, [a], "
     "state{, hint}",
 )
-def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_wait(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """try_wait blocks until the phase is over; when nothing else can happen it gives up, as its
     time limit on hardware allows."""
     name = ".".join(instruction.parts[:2])

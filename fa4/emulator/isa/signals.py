@@ -14,7 +14,7 @@ from fa4.emulator.machine.state import Cta
 
 
 @dataclass(frozen=True, eq=False)
-class Signal:
+class MBarrierSignal:
     """The mbarrier that an operation will signal, looked up when it was issued.
 
     offset: shared address in `cta`, without a rank. line: PTX line of the operation.

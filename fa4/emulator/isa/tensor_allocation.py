@@ -18,7 +18,7 @@ from fa4.emulator.machine.tensor_access import (
 )
 from fa4.emulator.machine.waits import Blocked
 from fa4.emulator.masks import lowest
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tcgen05.errors import TmemError
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import Unsupported, machine, modifiers
@@ -48,7 +48,7 @@ def group_size(qualifier: str) -> int:
 @machine(
     "tcgen05.alloc", "9.7.16.7.1", "tcgen05.alloc.cta_group.sync.aligned{.shared::cta}.b32 [a], n"
 )
-def bind_alloc(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_alloc(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Blocks while the columns are not free; the two CTAs of a pair allocate together."""
     group, *_ = modifiers(
         instruction,
@@ -107,7 +107,7 @@ def _write_address(warp: Warp, address: int, value: int, touch: Touch) -> None:
 
 
 @machine("tcgen05.dealloc", "9.7.16.7.1", "tcgen05.dealloc.cta_group.sync.aligned.b32 taddr, n")
-def bind_dealloc(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_dealloc(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Every use of the columns must be ordered before: for the checks it writes them."""
     group, *_ = modifiers(
         instruction, "tcgen05.dealloc", CTA_GROUPS, ("sync",), ("aligned",), ("b32",)
@@ -135,7 +135,7 @@ def bind_dealloc(instruction: Instruction, context: KernelContext) -> Handler:
     "9.7.16.7.1",
     "tcgen05.relinquish_alloc_permit.cta_group.sync.aligned",
 )
-def bind_relinquish(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_relinquish(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The CTA allocates no more."""
     group, *_ = modifiers(
         instruction, "tcgen05.relinquish_alloc_permit", CTA_GROUPS, ("sync",), ("aligned",)

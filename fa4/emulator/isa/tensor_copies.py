@@ -33,7 +33,7 @@ from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.shadows import ATOMIC, READ, WRITE
 from fa4.emulator.machine.state import Cta, Fragment
 from fa4.emulator.masks import Array
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.descriptor import TF32_CODES, TensorMap
 from fa4.emulator.tma.reduction import SUPPORTED
 from fa4.emulator.tma.transfer import Transfer
@@ -66,14 +66,14 @@ def _chunks(cta: Cta, plan: Transfer) -> Side:
     ".mbarrier::complete_tx::bytes{.multicast::cluster}{.cta_group::1 .cta_group::2} and "
     ".global.shared::cta{.tile .tile::scatter4}.bulk_group; {.L2::cache_hint}; no im2col",
 )
-def bind_tensor_copy(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_tensor_copy(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Copies a box of a tensor."""
     if instruction.parts[5:6] == ("global",):
         return _bind_store(instruction, context)
     return _bind_load(instruction, context)
 
 
-def _bind_load(instruction: Instruction, context: KernelContext) -> Handler:
+def _bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """global -> shared. With .cta_group::2 each signal goes to the CTA of the destination's pair
     that has the parity of the mbarrier operand's CTA."""
     dimensions, space, _, mode, _, multicast, group, _ = modifiers(
@@ -152,7 +152,7 @@ def _signalled_cta(fragment: Fragment, target: Cta, barrier: int, paired: bool, 
     return target
 
 
-def _bind_store(instruction: Instruction, context: KernelContext) -> Handler:
+def _bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """shared -> global."""
     dimensions, _, _, mode, _, _ = modifiers(
         instruction,
@@ -173,7 +173,7 @@ def _bind_store(instruction: Instruction, context: KernelContext) -> Handler:
     "cp.reduce.async.bulk.tensor.{1d-5d}.global.shared::cta.{add min max inc dec and or xor}"
     "{.tile}.bulk_group{.L2::cache_hint}",
 )
-def bind_tensor_reduction(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_tensor_reduction(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Combines a box in shared memory with the tensor, element by element."""
     dimensions, _, _, operation, mode, _, _ = modifiers(
         instruction,
@@ -190,7 +190,7 @@ def bind_tensor_reduction(instruction: Instruction, context: KernelContext) -> H
 
 
 def _bind_drain(
-    instruction: Instruction, context: KernelContext, dimensions: str, mode: str, operation: str
+    instruction: PtxInstruction, context: KernelContext, dimensions: str, mode: str, operation: str
 ) -> Handler:
     line = instruction.line
     box = bind_box(instruction.operands[0], context, dimensions, mode, line)
@@ -222,7 +222,7 @@ def _bind_drain(
     "9.7.9.25.5.4",
     "cp.async.bulk.prefetch.tensor.{1d-5d}.L2.global{.tile .tile::gather4}{.L2::cache_hint}",
 )
-def bind_tensor_prefetch(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_tensor_prefetch(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Only checks the tensor map and the addresses."""
     dimensions, _, _, mode, _ = modifiers(
         instruction,

@@ -24,7 +24,7 @@ from fa4.emulator.machine.tensor import TensorMemory, granules_of
 from fa4.emulator.machine.tensor_access import pipe_epochs, tensor_memory
 from fa4.emulator.machine.waits import Blocked
 from fa4.emulator.masks import Array, lowest
-from fa4.emulator.ptx.syntax import Instruction, Integer, Operand
+from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction
 from fa4.emulator.tcgen05.errors import TmemError
 from fa4.emulator.tcgen05.tmem import COLUMNS
 from fa4.emulator.tcgen05.tmem_access import (
@@ -42,7 +42,7 @@ COUNTS = tuple(f"x{1 << power}" for power in range(8))
 
 
 @dataclass(frozen=True)
-class Form:
+class TmemForm:
     """The shape of a load or store. half_split: columns, for .16x32bx2. packed: 16-bit halves."""
 
     shape: str
@@ -64,7 +64,7 @@ class Cells:
 
 
 @lru_cache(maxsize=1024)
-def cells_of(form: Form, warp_in_group: int, address: int) -> Cells:
+def cells_of(form: TmemForm, warp_in_group: int, address: int) -> Cells:
     """The cells at an address. Raises TmemError if the warp may not touch them."""
     places = access_map(
         form.shape, form.count, warp_in_group, address, form.half_split, form.packed
@@ -76,7 +76,7 @@ def cells_of(form: Form, warp_in_group: int, address: int) -> Cells:
     return Cells(words, np.concatenate(granules), first, last - first + 1)
 
 
-def _form(shape: str, count: str, packing: str, rest: tuple[Operand, ...]) -> Form:
+def _form(shape: str, count: str, packing: str, rest: tuple[Operand, ...]) -> TmemForm:
     """rest: what stands behind the address and the registers, the half-split offset."""
     if not shape or not count:
         raise Unsupported("no shape or no count")
@@ -85,11 +85,11 @@ def _form(shape: str, count: str, packing: str, rest: tuple[Operand, ...]) -> Fo
     split = rest[0].value if rest and isinstance(rest[0], Integer) else None
     if (split is None) != (shape != "16x32bx2"):
         raise Unsupported("a half-split offset belongs to .16x32bx2, and only to it")
-    return Form(shape, int(count[1:]), split, bool(packing))
+    return TmemForm(shape, int(count[1:]), split, bool(packing))
 
 
 def _registers(
-    context: KernelContext, operand: Operand, form: Form, written: bool
+    context: KernelContext, operand: Operand, form: TmemForm, written: bool
 ) -> RegisterBlock:
     block = RegisterBlock(context, operand, written)
     try:
@@ -102,7 +102,7 @@ def _registers(
 
 
 def _located(
-    fragment: Fragment, mask: int, form: Form, addresses: Array, what: str
+    fragment: Fragment, mask: int, form: TmemForm, addresses: Array, what: str
 ) -> tuple[TensorMemory, Cells]:
     """The tensor memory and the cells of an access. Raises TmemError if it is not allowed."""
     warp, address = fragment.warp, int(addresses[lowest(mask)])
@@ -120,7 +120,7 @@ def _located(
     "9.7.16.8.3",
     "tcgen05.ld.sync.aligned.shape.num{.pack::16b}.b32 r, [taddr]{, halfSplit}",
 )
-def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Tensor memory to registers."""
     _, _, shape, count, packing, _ = modifiers(
         instruction, "tcgen05.ld", ("sync",), ("aligned",), SHAPES, COUNTS, ("pack::16b",), ("b32",)
@@ -137,7 +137,7 @@ def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
     "tcgen05.ld.red.sync.aligned.{32x32b,16x32bx2}.num.{min,max}{.abs}{.NaN}.{f32,u32,s32} r, v, "
     "[taddr]{, halfSplit}",
 )
-def bind_reducing_load(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_reducing_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """A load that also gives each thread the minimum or maximum of its registers."""
     _, _, shape, count, operation, absolute, nan, element = modifiers(
         instruction, "tcgen05.ld.red", ("sync",), ("aligned",), ("32x32b", "16x32bx2"), COUNTS,
@@ -166,9 +166,9 @@ def bind_reducing_load(instruction: Instruction, context: KernelContext) -> Hand
 
 
 def _load_handler(
-    instruction: Instruction,
+    instruction: PtxInstruction,
     context: KernelContext,
-    form: Form,
+    form: TmemForm,
     address: Operand,
     names: tuple[str, ...],
     deliver: Callable[[Warp, Array, int], None],
@@ -204,7 +204,7 @@ def _load_handler(
     "9.7.16.8.4",
     "tcgen05.st.sync.aligned.shape.num{.unpack::16b}.b32 [taddr]{, halfSplit}, r",
 )
-def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Registers to tensor memory."""
     _, _, shape, count, packing, _ = modifiers(
         instruction, "tcgen05.st", ("sync",), ("aligned",), SHAPES, COUNTS, ("unpack::16b",),
@@ -236,14 +236,14 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 @machine("tcgen05.wait::ld", "9.7.16.8.5", "tcgen05.wait::ld.sync.aligned")
-def bind_wait_load(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_wait_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until all earlier tcgen05.ld of the threads have delivered."""
     modifiers(instruction, "tcgen05.wait::ld", ("sync",), ("aligned",))
     return _wait_handler("tcgen05.wait::ld", lambda warp: warp.tmem_loading)
 
 
 @machine("tcgen05.wait::st", "9.7.16.8.5", "tcgen05.wait::st.sync.aligned")
-def bind_wait_store(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_wait_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until all earlier tcgen05.st of the threads are done."""
     modifiers(instruction, "tcgen05.wait::st", ("sync",), ("aligned",))
     return _wait_handler("tcgen05.wait::st", lambda warp: warp.tmem_storing)
@@ -264,7 +264,7 @@ def _wait_handler(what: str, pending_of: Callable[[Warp], TmemStream]) -> Handle
 
 @machine("tcgen05.fence::before_thread_sync", "9.7.16.11.1", "tcgen05.fence::before_thread_sync")
 @machine("tcgen05.fence::after_thread_sync", "9.7.16.11.1", "tcgen05.fence::after_thread_sync")
-def bind_fence(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Orders what the tensor pipe was given by one thread before what another gives it."""
     if len(instruction.parts) > 2:
         raise Unsupported(f"modifier .{instruction.parts[2]}")

@@ -13,8 +13,8 @@ from fa4.emulator.checks.shadow import Shadow
 from fa4.emulator.isa.mbarriers import OBJECT_BYTES, describe_barrier, find_barrier
 from fa4.emulator.isa.tensor_allocation import CTA_GROUPS, group_size
 from fa4.emulator.isa.tensor_pipe import (
-    Job,
     PipeInstruction,
+    PipeJob,
     issue,
     issuing_lane,
     job_of,
@@ -31,7 +31,7 @@ from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.tensor import PAGE_BYTES, swizzle_of
 from fa4.emulator.machine.tensor_access import group_of, members_of
 from fa4.emulator.masks import lanes_of
-from fa4.emulator.ptx.syntax import Address, Instruction, Integer, Operand, Vector
+from fa4.emulator.ptx.syntax import Address, Integer, Operand, PtxInstruction, Vector
 from fa4.emulator.tcgen05.descriptors import InstructionDescriptor, SmemDescriptor
 from fa4.emulator.tcgen05.mma import MmaOperation, MmaPlan, SmemOperand, plan_mma
 from fa4.emulator.tcgen05.tmem import TmemAddress
@@ -48,7 +48,7 @@ _RANK_BITS = 24
 
 
 @dataclass(frozen=True)
-class Form:
+class MmaForm:
     """What the opcode of an MMA says. a_in_tmem: matrix A is in tensor memory."""
 
     kind: str
@@ -71,7 +71,7 @@ class Pages:
 
 @lru_cache(maxsize=4096)
 def prepare(
-    form: Form,
+    form: MmaForm,
     d: int,
     a: int,
     b: int,
@@ -79,7 +79,7 @@ def prepare(
     accumulate: bool,
     scale_input_d: int,
     disable_lanes: tuple[int, ...],
-) -> tuple[Job, tuple[Pages, ...]]:
+) -> tuple[PipeJob, tuple[Pages, ...]]:
     """An MMA with these operand values. Raises DescriptorError or TmemError if it is invalid."""
     operation = MmaOperation(
         cta_group=form.cta_group,
@@ -115,7 +115,7 @@ def _pages(plan: MmaPlan) -> tuple[Pages, ...]:
     "tcgen05.mma.cta_group.kind{.collector::a::use} [d], a|[a], b, idesc{, disable-output-lane}, "
     "p{, scale-input-d}; kinds f16, tf32, f8f6f4, i8",
 )
-def bind_mma(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Matrix multiply and accumulate; dense, without block scaling."""
     group, kind, _ = modifiers(instruction, "tcgen05.mma", CTA_GROUPS, KINDS, COLLECTORS_A)
     size = group_size(group)
@@ -137,7 +137,7 @@ def bind_mma(instruction: Instruction, context: KernelContext) -> Handler:
     "tcgen05.mma.ws.cta_group::1.kind{.collector::bN::use} [d], a|[a], b, idesc, p{, 0}; "
     "kinds f16, tf32, f8f6f4, i8",
 )
-def bind_mma_ws(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_mma_ws(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The weight-stationary form; no columns are masked."""
     _, kind, _ = modifiers(
         instruction, "tcgen05.mma.ws", ("cta_group::1",), KINDS, (*COLLECTORS_A, *COLLECTORS_B)
@@ -151,7 +151,7 @@ def bind_mma_ws(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 def _mma_handler(
-    instruction: Instruction,
+    instruction: PtxInstruction,
     context: KernelContext,
     opcode: tuple[str, int, bool],
     operands: list[Operand],
@@ -162,7 +162,7 @@ def _mma_handler(
     kind, size, ws = opcode
     if not kind:
         raise Unsupported("no .kind")
-    form = Form(kind.removeprefix("kind::"), size, ws, isinstance(operands[1], Address))
+    form = MmaForm(kind.removeprefix("kind::"), size, ws, isinstance(operands[1], Address))
     d_of = context.scalar_address(operands[0])
     a_of = (
         context.scalar_address(operands[1])
@@ -231,7 +231,7 @@ def _swizzle_text(swizzle: tuple[int, int] | None) -> str:
     "tcgen05.commit.cta_group.mbarrier::arrive::one{.shared::cluster}{.multicast::cluster}.b64 "
     "[mbar]{, mask}",
 )
-def bind_commit(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_commit(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Arrives at an mbarrier when the earlier operations of the thread are complete."""
     group, mechanism, _, multicast, _ = modifiers(
         instruction, "tcgen05.commit", CTA_GROUPS, ("mbarrier::arrive::one",),

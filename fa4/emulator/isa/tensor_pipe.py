@@ -27,7 +27,7 @@ from fa4.emulator.tcgen05.tmem import SmemRead, TmemRegion
 from fa4.emulator.translate.layout import SHARED_BASE
 
 
-class Plan(Protocol):
+class PipePlan(Protocol):
     """What MmaPlan, CopyPlan and ShiftPlan have in common."""
 
     @property
@@ -75,10 +75,10 @@ class SmemUse:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class PipeJob:
     """A plan with what the checks want to know of it."""
 
-    plan: Plan
+    plan: PipePlan
     smem: tuple[SmemUse, ...]
     uses: tuple[Use, ...]
 
@@ -99,7 +99,7 @@ class PipeInstruction:
         return cls(name, line, cta_group, Access(line, async_proxy=True), Access(line))
 
 
-def job_of(plan: Plan) -> Job:
+def job_of(plan: PipePlan) -> PipeJob:
     """Reads before writes; the same granules read and written count as both."""
     regions = [(region, READ) for region in plan.tmem_reads]
     regions += [(region, WRITE) for region in plan.tmem_writes]
@@ -114,7 +114,7 @@ def job_of(plan: Plan) -> Job:
         for region, kind in regions
         if len(region.lanes)
     )
-    return Job(plan, tuple(_smem_uses(plan.smem_reads)), uses)
+    return PipeJob(plan, tuple(_smem_uses(plan.smem_reads)), uses)
 
 
 def _smem_uses(reads: tuple[SmemRead, ...]) -> Iterator[SmemUse]:
@@ -147,7 +147,7 @@ def issuing_lane(fragment: Fragment, mask: int, name: str) -> int:
     return lowest(mask)
 
 
-def issue(fragment: Fragment, lane: int, job: Job, instruction: PipeInstruction) -> None:
+def issue(fragment: Fragment, lane: int, job: PipeJob, instruction: PipeInstruction) -> None:
     """Hands an operation to the tensor pipe of the CTA, or of its pair.
 
     Raises TmemError or MemoryFault if it touches what it may not.
@@ -172,7 +172,9 @@ def issue(fragment: Fragment, lane: int, job: Job, instruction: PipeInstruction)
     cta.submit(instruction.name, instruction.line, complete, group.queue)
 
 
-def _check_issuers(fragment: Fragment, lane: int, group: TensorGroup, job: Job, epoch: int) -> None:
+def _check_issuers(
+    fragment: Fragment, lane: int, group: TensorGroup, job: PipeJob, epoch: int
+) -> None:
     """The order of what several threads issue is not the pipe's matter but theirs."""
     warp = fragment.warp
     if not warp.cta.machine.shadows.enabled:
@@ -197,7 +199,7 @@ def latest_of(fragment: Fragment, lane: int) -> AsyncActor | None:
     return fragment.warp.pipe_latest.get(lane)
 
 
-def _check_bounds(members: Sequence[Cta], job: Job, instruction: PipeInstruction) -> None:
+def _check_bounds(members: Sequence[Cta], job: PipeJob, instruction: PipeInstruction) -> None:
     for use in job.uses:
         tensor = tensor_memory(members[use.rank], instruction.cta_group)
         tensor.require(use.first_column, use.columns)
@@ -217,7 +219,7 @@ def _check_bounds(members: Sequence[Cta], job: Job, instruction: PipeInstruction
 
 
 def _record(
-    members: Sequence[Cta], job: Job, actor: AsyncActor, instruction: PipeInstruction
+    members: Sequence[Cta], job: PipeJob, actor: AsyncActor, instruction: PipeInstruction
 ) -> None:
     if not members[0].machine.shadows.enabled:
         return

@@ -14,7 +14,7 @@ from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.copy_groups import commit_handler, wait_handler
 from fa4.emulator.isa.loads import PREFETCHES
 from fa4.emulator.isa.mbarriers import find_barrier
-from fa4.emulator.isa.signals import Signal
+from fa4.emulator.isa.signals import MBarrierSignal
 from fa4.emulator.isa.spaces import Piece, Space, record, units
 from fa4.emulator.machine.copies import CopyGroups, IssuedCopy
 from fa4.emulator.machine.events import BarrierUse
@@ -23,7 +23,7 @@ from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.machine.waits import Blocked
 from fa4.emulator.masks import Array, lanes_of
-from fa4.emulator.ptx.syntax import Instruction, Integer, Operand, Register
+from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction, Register
 from fa4.emulator.translate.context import Handler, KernelContext, Reader
 from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
@@ -45,7 +45,7 @@ class _Sources:
 
 
 def _source_size(
-    instruction: Instruction, context: KernelContext, operands: tuple[Operand, ...], size: int
+    instruction: PtxInstruction, context: KernelContext, operands: tuple[Operand, ...], size: int
 ) -> Reader:
     """Reads how many bytes of the source each lane copies; the rest of `size` is zero."""
     if not operands:
@@ -63,7 +63,7 @@ def _source_size(
     "[dst], [src], 4 8 16{, src-size | ignore-src}{, cache-policy}",
     types=("ca", "cg"),
 )
-def bind_copy(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_copy(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """One operation for the warp; each lane's part belongs to its own group."""
     operator, _, _, hint, _ = modifiers(
         instruction,
@@ -132,13 +132,13 @@ def _move(sources: list[_Sources], targets: list[Piece], count: int, size: int) 
 
 
 @machine("cp.async.commit_group", "9.7.9.25.3.2", "cp.async.commit_group")
-def bind_commit(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_commit(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Closes a group of each active lane."""
     return commit_handler(_groups)
 
 
 @machine("cp.async.wait_group", "9.7.9.25.3.3", "cp.async.wait_group N")
-def bind_wait_group(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_wait_group(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until at most the N latest groups of each lane are under way."""
     count = instruction.operands[0]
     if not isinstance(count, Integer) or count.value < 0:
@@ -147,7 +147,7 @@ def bind_wait_group(instruction: Instruction, context: KernelContext) -> Handler
 
 
 @machine("cp.async.wait_all", "9.7.9.25.3.3", "cp.async.wait_all")
-def bind_wait_all(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_wait_all(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits for every cp.async of the active lanes, committed or not."""
     wait = wait_handler(_groups, 0, False, "cp.async.wait_all")
 
@@ -166,7 +166,7 @@ def bind_wait_all(instruction: Instruction, context: KernelContext) -> Handler:
     "9.7.13.15.17",
     "cp.async.mbarrier.arrive{.noinc}{.shared{::cta}}.b64 [addr]",
 )
-def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_arrive(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Each lane arrives once all its earlier cp.async are done; without .noinc the phase also
     waits for one arrival more."""
     noinc, space, _ = modifiers(
@@ -186,13 +186,13 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
                 group = sum(1 << lane for lane in chosen.tolist())
                 if not noinc:
                     barrier.pending += group.bit_count()
-                signal = Signal(cta, offset, barrier, instruction.line)
+                signal = MBarrierSignal(cta, offset, barrier, instruction.line)
                 _arrive_after_copies(warp, group, signal)
 
     return handler
 
 
-def _arrive_after_copies(warp: Warp, lanes: int, signal: Signal) -> None:
+def _arrive_after_copies(warp: Warp, lanes: int, signal: MBarrierSignal) -> None:
     """Submits the arrival of `lanes` once their copies under way are done."""
     cta, progress = warp.cta, warp.thread_copies
     waiting = [copy for copy in progress.under_way if copy.mask & lanes]

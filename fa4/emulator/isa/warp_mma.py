@@ -10,7 +10,7 @@ import numpy as np
 
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.masks import Array
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import Unsupported, machine
 
@@ -53,7 +53,7 @@ def _widen(words: Array, kind: str) -> Array:
     "9.7.14.5",
     "mma.sync.aligned.{m16n8k8,m16n8k16}.row.col.{f32,f16}.{f16,bf16}.{f16,bf16}.{f32,f16}",
 )
-def bind_mma(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """D = A * B + C with A 16 x K by rows, B K x 8 by columns."""
     parts = instruction.parts
     if parts[2] != "aligned" or parts[3] not in _DEPTHS or parts[4:6] != ("row", "col"):

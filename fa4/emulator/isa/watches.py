@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.masks import lane_flags
-from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
 
 
-def watch_divisor(instruction: Instruction, context: KernelContext) -> Handler | None:
+def watch_divisor(instruction: PtxInstruction, context: KernelContext) -> Handler | None:
     """Reports lanes that divide by zero, whose result the manual leaves open (PTX ISA 9.7.1.8).
 
     None for a divisor that is a constant.

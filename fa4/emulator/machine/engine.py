@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from fa4.emulator.errors import EmulatorError, Finding
+from fa4.emulator.errors import EmulatorError, KernelFinding
 from fa4.emulator.machine.deadlock import explain
 from fa4.emulator.machine.grid import start, start_next, warp_exited
 from fa4.emulator.machine.machine_state import MachineState, Stop
@@ -117,7 +117,7 @@ class Engine(MachineState):
         message, line, cta, warp = explain(self.grids, kind)
         with suppress(Stop):
             if cta is None:
-                self.report(Finding(kind, message, line))
+                self.report(KernelFinding(kind, message, line))
             else:
                 cta.report(kind, message, line, warp)
         return Stop()
@@ -127,7 +127,7 @@ class Engine(MachineState):
         latest = self._latest
         with suppress(Stop):
             if latest is None:
-                self.report(Finding("step-limit", message))
+                self.report(KernelFinding("step-limit", message))
             else:
                 latest.fault("step-limit", f"{message}; the warp that ran last is here")
         return Stop()

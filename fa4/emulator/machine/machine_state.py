@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from fa4.emulator.errors import Finding
+from fa4.emulator.errors import KernelFinding
 from fa4.emulator.machine.events import RunEvents
 from fa4.emulator.machine.memory import Memory
 from fa4.emulator.machine.operations import AsyncOperation
@@ -35,7 +35,7 @@ class MachineState:
         self.schedule = make_schedule(options.schedule, options.seed)
         self.ready: deque[Any] = deque()
         self.operations: list[AsyncOperation] = []
-        self.findings: list[Finding] = []
+        self.findings: list[KernelFinding] = []
         self.output: list[str] = []
         self.events: RunEvents | None = options.events
         self.ticks = 0
@@ -49,7 +49,7 @@ class MachineState:
         self._numbers += 1
         return self._numbers
 
-    def report(self, finding: Finding) -> None:
+    def report(self, finding: KernelFinding) -> None:
         """Records a finding, once per kind, line and role; stops the run when there are many."""
         line = finding.line
         key = (finding.kind, line, finding.message if line == 0 else "")

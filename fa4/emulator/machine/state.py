@@ -23,7 +23,7 @@ from fa4.emulator.checks.clocks import (
     WarpClock,
 )
 from fa4.emulator.checks.shadow import Shadow
-from fa4.emulator.errors import Finding
+from fa4.emulator.errors import KernelFinding
 from fa4.emulator.machine.actor_rows import POOL_ROWS, WARPS_PER_STREAM_ROW, ActorRows
 from fa4.emulator.machine.barriers import ClusterBarrier, ClusterVisits, NamedBarrier
 from fa4.emulator.machine.copies import CopyGroups, ThreadCopies
@@ -283,7 +283,7 @@ class Cta:
     def report(self, kind: str, message: str, line: int = 0, warp: int = -1) -> None:
         """Records a finding at a PTX line. Raises Stop when there are many."""
         source = self.grid.program.source_of(line)
-        self.machine.report(Finding(kind, message, line, source, self.index, warp))
+        self.machine.report(KernelFinding(kind, message, line, source, self.index, warp))
 
     def submit(
         self,

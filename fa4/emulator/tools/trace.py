@@ -25,7 +25,7 @@ INSTRUCTION, WAIT, ASYNCHRONOUS = "instruction", "wait", "asynchronous"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TraceEvent:
     """start, end: ticks. track: "warp 3", or the unit of an asynchronous operation."""
 
     start: int
@@ -47,7 +47,7 @@ class Recorder(RunEvents):
     """
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[TraceEvent] = []
         self._waits: dict[int, tuple[int, str, int]] = {}
         self._issued: dict[int, int] = {}
 
@@ -61,7 +61,7 @@ class Recorder(RunEvents):
         begun = self._waits.pop(fragment.number, None)
         if begun is not None:
             start, name, line = begun
-            self.events.append(Event(start, tick, warp.cta.index, track, WAIT, name, line))
+            self.events.append(TraceEvent(start, tick, warp.cta.index, track, WAIT, name, line))
         if isinstance(outcome, Blocked):
             start = begun[0] if begun is not None and begun[2] == instruction.line else tick
             if begun is not None and start == begun[0]:
@@ -69,7 +69,7 @@ class Recorder(RunEvents):
             self._waits[fragment.number] = (start, instruction.opcode, instruction.line)
         elif begun is None or begun[2] != instruction.line:
             self.events.append(
-                Event(
+                TraceEvent(
                     tick - 1,
                     tick,
                     warp.cta.index,
@@ -88,7 +88,7 @@ class Recorder(RunEvents):
         """An asynchronous operation is done."""
         start = self._issued.pop(operation.order, tick)
         self.events.append(
-            Event(
+            TraceEvent(
                 start,
                 tick,
                 operation.cta,
@@ -102,7 +102,7 @@ class Recorder(RunEvents):
     def cluster_started(self, cluster: Cluster, tick: int) -> None:
         """The CTAs of a cluster began."""
         for cta in cluster.ctas:
-            self.events.append(Event(tick, tick, cta.index, "CTA", INSTRUCTION, "start", 0))
+            self.events.append(TraceEvent(tick, tick, cta.index, "CTA", INSTRUCTION, "start", 0))
 
     # Read by users.
 

@@ -14,11 +14,11 @@ from typing import Any
 from fa4.emulator.errors import UnsupportedInstruction
 from fa4.emulator.ptx.syntax import (
     Address,
-    Instruction,
     Kernel,
     Module,
     Operand,
     Pair,
+    PtxInstruction,
     Register,
     Symbol,
     Vector,
@@ -53,7 +53,7 @@ class Step:
 
     index: int
     kind: int
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[PtxInstruction, ...]
     function: SegmentFunction | None = None
     handler: Callable[..., Any] | None = None
     operation: Operation | None = None
@@ -68,7 +68,7 @@ class Step:
     guard: tuple[int, int] | None = None
 
     @property
-    def instruction(self) -> Instruction:
+    def instruction(self) -> PtxInstruction:
         """Its last instruction: the branch, or the one with a handler."""
         return self.instructions[-1]
 
@@ -89,7 +89,7 @@ class Program:
         """The kernel's name."""
         return self.kernel.name
 
-    def instruction_at(self, line: int) -> Instruction | None:
+    def instruction_at(self, line: int) -> PtxInstruction | None:
         """The instruction on a PTX line, or None."""
         step = self.step_of_line.get(line)
         found = self.steps[step].instructions if step is not None else ()
@@ -160,7 +160,7 @@ class _Assembler:
         self.steps: list[Step] = []
         self.builders: dict[int, tuple[SegmentBuilder, str]] = {}
         self.problems: list[tuple[int, str, str]] = []
-        self.pending: list[Instruction] = []
+        self.pending: list[PtxInstruction] = []
         self.builder = self._new_builder()
         self.converges = False
 
@@ -197,7 +197,7 @@ class _Assembler:
         self._compile()
         return self.steps
 
-    def _add(self, instruction: Instruction) -> None:
+    def _add(self, instruction: PtxInstruction) -> None:
         try:
             operation = find(instruction, self.table)
             if operation.kind == "control":
@@ -223,19 +223,19 @@ class _Assembler:
             # Whatever an entry of the table trips over: operands of another number or kind.
             self._refuse(instruction, "operands that do not fit")
 
-    def _refuse(self, instruction: Instruction, why: str) -> None:
+    def _refuse(self, instruction: PtxInstruction, why: str) -> None:
         """Notes an instruction; what was collected with it is dropped, since nothing will run."""
         self.problems.append((instruction.line, instruction.text, why))
         self.pending, self.converges = [], False
         self.builder = self._new_builder()
 
-    def _guard(self, instruction: Instruction) -> Any:
+    def _guard(self, instruction: PtxInstruction) -> Any:
         if instruction.guard is None:
             return None
         value = self.builder.register(instruction.guard.name)
         return ~value if instruction.guard.negated else value
 
-    def _add_machine(self, instruction: Instruction, operation: Operation) -> None:
+    def _add_machine(self, instruction: PtxInstruction, operation: Operation) -> None:
         handler = operation.function(instruction, self.context)
         step = Step(len(self.steps), MACHINE, (instruction,), handler=handler, operation=operation)
         step.converges = operation.converges
@@ -249,14 +249,14 @@ class _Assembler:
         step.touches = step.reads
         self.steps.append(step)
 
-    def _members(self, instruction: Instruction) -> ScalarReader | None:
+    def _members(self, instruction: PtxInstruction) -> ScalarReader | None:
         """Reads the mask of lanes that a .sync instruction names; None: all of them."""
         if instruction.parts[0] in ("activemask", "movmatrix", "ldmatrix", "stmatrix", "tensormap"):
             return None
         position = 0 if instruction.parts[0] == "bar" else -1
         return self.context.scalar(instruction.operands[position], "b32")
 
-    def _add_control(self, instruction: Instruction, operation: Operation) -> None:
+    def _add_control(self, instruction: PtxInstruction, operation: Operation) -> None:
         kind = operation.function(instruction)
         if instruction.parts[0] == "bra":
             (target,) = instruction.operands
@@ -278,7 +278,7 @@ class _Assembler:
         self._finish(kind, result)
 
     @staticmethod
-    def _index_register(instruction: Instruction) -> str:
+    def _index_register(instruction: PtxInstruction) -> str:
         index = instruction.operands[0]
         if not isinstance(index, Register):
             raise Unsupported("brx.idx needs a register index")
@@ -329,7 +329,7 @@ class _Assembler:
             if step.kind in (BRANCH, INDEXED):
                 step.meet = immediate[step.index]
 
-    def _listed_targets(self, instruction: Instruction) -> tuple[str, ...]:
+    def _listed_targets(self, instruction: PtxInstruction) -> tuple[str, ...]:
         name = instruction.operands[1]
         if not isinstance(name, Symbol):
             raise Unsupported("brx.idx needs a target list")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -45,8 +45,8 @@ class Operation:
     function: Callable[..., Any]
     types: frozenset[str] = frozenset()
     converges: bool = False
-    accepts: Callable[[Instruction], bool] | None = None
-    watch: Callable[[Instruction, Any], Callable[[Any, int], None] | None] | None = None
+    accepts: Callable[[PtxInstruction], bool] | None = None
+    watch: Callable[[PtxInstruction, Any], Callable[[Any, int], None] | None] | None = None
 
 
 Table: TypeAlias = dict[str, list[Operation]]  # by name
@@ -76,7 +76,7 @@ def machine(name: str, section: str, forms: str, **keywords: Any) -> Callable[[F
     return register("machine", name, section, forms, **keywords)
 
 
-def find(instruction: Instruction, table: Table = TABLE) -> Operation:
+def find(instruction: PtxInstruction, table: Table = TABLE) -> Operation:
     """The row of a table that executes `instruction`. Raises Unsupported if there is none."""
     parts = instruction.parts
     for length in range(len(parts), 0, -1):
@@ -88,7 +88,7 @@ def find(instruction: Instruction, table: Table = TABLE) -> Operation:
     raise Unsupported("no such instruction in the table")
 
 
-def modifiers(instruction: Instruction, name: str, *groups: Iterable[str]) -> list[str]:
+def modifiers(instruction: PtxInstruction, name: str, *groups: Iterable[str]) -> list[str]:
     """Splits the parts after `name` into one modifier for each group, "" where absent.
 
     Each group lists the modifiers of which at most one may be present; the order of the groups
