@@ -7,8 +7,11 @@ used. So the `fa4` command answers Ctrl-C from its first moment.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fa4.emulator import kept_code
 from fa4.install import refuse_mixed_files
 from fa4.version import __version__
 
@@ -37,6 +40,16 @@ __all__ = [
     "flash_attn_varlen_func",
 ]
 refuse_mixed_files()  # before any of them is imported
+
+
+def _prepare(sources: Sequence[Path]) -> None:
+    """Looks after the emulator's compiled code, which knows nothing of the rest of fa4."""
+    from fa4.compiled_code import prepare
+
+    prepare(sources)
+
+
+kept_code.keep_with(_prepare)
 
 _HOMES = dict.fromkeys(("BackwardConfig", "Exp2Split", "ForwardConfig", "Problem"), "fa4.config")
 _HOMES |= {"AttentionGradients": "fa4.backends", "AttentionOutput": "fa4.compute"}

@@ -14,6 +14,8 @@ from textwrap import indent
 
 import pytest
 
+from tests.import_graph import circles, import_graph, package_sources
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("fa4", "tests", "docs", "examples", "benchmarks", ".ci")
 SKIPPED = {"__pycache__", "generated", "out"}
@@ -44,6 +46,9 @@ MANY_PARAMETERS = {
     "fa4.commands.run.run": "a typer command: one parameter per option",
     "fa4.commands.compile.compile": "a typer command: one parameter per option",
 }
+
+# Packages whose modules import one way only.
+WITHOUT_CIRCLES = ("fa4.emulator",)
 
 # Written in pieces, so that this file does not contain what it forbids.
 REGISTRY = re.compile(
@@ -224,6 +229,37 @@ def test_every_part_is_in_an_import_contract() -> None:
     parts |= {p.parent.name for p in (ROOT / "fa4").glob("*/__init__.py")}
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert parts_without_contract(pyproject, parts) == []
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+def test_imports_lead_one_way(package: str) -> None:
+    """No module imports itself by way of others, for types only or inside a function neither."""
+    graph = import_graph(package_sources(ROOT, package))
+    assert sum(map(len, graph.values())) > len(graph) > 1  # it has seen the package
+    assert circles(graph) == []
+
+
+PLANTED_IMPORTS = {
+    "at the top": "from p import b",
+    "for types": "if TYPE_CHECKING:\n    from p.b import B",
+    "in a function": "def f():\n    import p.b",
+    "relative": "from . import b",
+    "relative name": "from .b import B",
+    "by text": "b = importlib.import_module('p.b')",
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED_IMPORTS.values(), ids=PLANTED_IMPORTS)
+def test_a_planted_circle_is_seen(planted: str) -> None:
+    """Whatever way the import that closes it is written."""
+    around = {
+        "p": "from p.a import A",
+        "p.b": "import p.q.c",
+        "p.q": "",
+        "p.q.c": "from p import a",
+    }
+    assert circles(import_graph({**around, "p.a": planted})) == [["p.a", "p.b", "p.q.c"]]
+    assert circles(import_graph({**around, "p.a": "from other import b"})) == []
 
 
 def test_exceptions_are_still_needed() -> None:

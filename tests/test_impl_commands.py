@@ -84,10 +84,10 @@ def test_run_finds_a_wrong_result(capsys, monkeypatch) -> None:
 
 def test_run_reports_findings(capsys, monkeypatch) -> None:
     """What the emulator's checks found is shown, with exit code 1 and no result."""
-    from fa4.emulator import Finding
+    from fa4.emulator import KernelFinding
     from fa4.emulator.execute import Report
 
-    finding = Finding(kind="race", message="two writes", line=7, cta=0, warp=3)
+    finding = KernelFinding(kind="race", message="two writes", line=7, cta=0, warp=3)
 
     def failing(*_, **__):
         raise EmulationFailed(Report(findings=[finding]))

@@ -18,7 +18,7 @@ from fa4.demo.inputs import Layer
 from fa4.demo.kernel import MOST_ROWS, run_kernel
 from fa4.demo.measure import prepare
 from fa4.emulator import EmulationFailed, Report
-from fa4.emulator.errors import Finding
+from fa4.emulator.errors import KernelFinding
 
 
 def draw_layer(rows: int, dim: int, heads: int = 2) -> Layer:
@@ -92,7 +92,7 @@ def test_findings_make_it_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def racy(arguments: Any, **options: Any) -> Any:
         if options["schedule"] == "random":
-            raise EmulationFailed(Report(findings=[Finding(kind="race", message="planted")]))
+            raise EmulationFailed(Report(findings=[KernelFinding(kind="race", message="planted")]))
         return real(arguments, **options)
 
     monkeypatch.setattr(fa4.backends.emulator, "run", racy)

@@ -15,8 +15,8 @@ from fa4.emulator.errors import LaunchError
 from fa4.emulator.host import Launch
 from fa4.emulator.host.arguments import array_allocation
 from fa4.emulator.host.device import DEVICE_ATTRIBUTES, device_attribute, max_active_clusters
-from fa4.emulator.host.launch_record import overlapping_groups
 from fa4.emulator.host.runtime import HostRuntime
+from fa4.emulator.machine.launch_record import overlapping_groups
 
 
 def test_importing_needs_neither_cutlass_nor_torch():

@@ -15,6 +15,7 @@ import pytest
 from fa4.checked import make_call
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.dtypes import ulp, unit_roundoff
+from fa4.emulator import RunEvents
 from fa4.reference import attention_forward
 from fa4.request import make_request
 from fa4.sm100.forward.correction import CHUNK
@@ -32,7 +33,7 @@ POLYNOMIAL_ERROR = 8.8e-5  # relative, of degree 3
 FLOAT32_SCORES = 2.0**-21  # of the largest score: what the order of a sum may change
 
 
-class Rescales:
+class Rescales(RunEvents):
     """Counts the rescales of O, by warp: given to the emulator as `events`."""
 
     def __init__(self, run: Kernel) -> None:
@@ -44,11 +45,6 @@ class Rescales:
         """A handler ran."""
         mine = fragment.warp.index in self.warps
         self.stores += mine and step.instruction.opcode.startswith("tcgen05.st")
-
-    def issued(self, *_: Any) -> None:
-        """Nothing to note."""
-
-    completed = cluster_started = issued
 
     @property
     def count(self) -> int:

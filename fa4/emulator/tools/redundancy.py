@@ -21,9 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from fa4.emulator.checks.clocks import FENCED, LANES, SEEN, AsyncPool, lanes_of
+from fa4.emulator.checks.clocks import FENCED, SEEN
+from fa4.emulator.machine.actor_rows import POOL_ROWS
+from fa4.emulator.machine.events import RunEvents
 from fa4.emulator.machine.mbarrier import MBarrier
-from fa4.emulator.machine.state import POOL_ROWS, Cluster, Cta, Fragment, Warp
+from fa4.emulator.machine.state import Cluster, Cta, Fragment, Warp
+from fa4.emulator.masks import LANES, lanes_of
+from fa4.emulator.translate.program import Step
 
 # Handled instructions that are no events, by prefix of their opcode: they order, or touch nothing
 # that a thread or a unit could race for.
@@ -38,7 +42,7 @@ Name = tuple[int, int, int]  # an operation: warp row, number of the event that 
 Place = tuple[int, int]  # a cluster: number of the grid in the run, index of the cluster
 
 
-class Orderings:
+class Orderings(RunEvents):
     """A recorder (`Options.events`) of what happened before each event of a run."""
 
     def __init__(self) -> None:
@@ -58,7 +62,7 @@ class Orderings:
 
     # Called by the machine.
 
-    def executed(self, fragment: Fragment, step: Any, outcome: Any, tick: int) -> None:
+    def executed(self, fragment: Fragment, step: Step, outcome: Any, tick: int) -> None:
         """A handler ran, perhaps not for the last time if it returned a wait."""
         warp, instruction = fragment.warp, step.instruction
         me = _place(warp.cta.cluster), warp.row
@@ -76,11 +80,6 @@ class Orderings:
         for lane in lanes_of(fragment.mask).tolist():
             by_lane[lane].append(epoch)
 
-    def issued(self, *_: Any) -> None:
-        """Nothing to note."""
-
-    completed = cluster_started = issued
-
     # Translation.
 
     def _only_makes_barriers(self, cta: Cta) -> bool:
@@ -96,8 +95,7 @@ class Orderings:
         cluster = warp.cta.cluster
         for cta in cluster.ctas:
             names = self._operations.setdefault((_place(cluster), cta.rank), [])
-            pool: AsyncPool = cta.pool
-            names += [(warp.row, event, which) for which in range(pool.begun - len(names))]
+            names += [(warp.row, event, which) for which in range(cta.pool.begun - len(names))]
 
     def _known(self, warp: Warp, mask: int) -> int:
         """A hash of what a warp knows, the same in all runs where it knows the same.
@@ -119,7 +117,7 @@ class Orderings:
     def _translate(self, cluster: Cluster, known: Any) -> tuple[Any, ...]:
         """Numbers of events instead of epochs, names of operations instead of ids."""
         warps = cluster.size * cluster.grid.warp_count
-        pools = cluster.pool_row(0) * LANES
+        pools = cluster.rows.pool(0) * LANES
         rest = pools + cluster.size * _POOL_IDS
         parts: list[Any] = []
         for column in (SEEN, FENCED):
@@ -162,5 +160,4 @@ class Orderings:
 
 
 def _place(cluster: Cluster) -> Place:
-    grid = cluster.grid
-    return grid.machine.grids.index(grid), cluster.index
+    return cluster.grid.index, cluster.index

@@ -17,7 +17,7 @@ import numpy as np
 from fa4.emulator.errors import ArgumentError, EmulatorError, LaunchError
 from fa4.emulator.execute import Report, load_module, run
 from fa4.emulator.host.addresses import shift_of
-from fa4.emulator.host.launch_record import Allocation, Launch
+from fa4.emulator.machine.launch_record import Allocation, Launch
 from fa4.emulator.machine.options import Options
 from fa4.emulator.ptx.syntax import Kernel, Variable
 from fa4.emulator.tma.descriptor import TensorMap

@@ -9,22 +9,23 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fa4.emulator.machine.context import Array
-
-if TYPE_CHECKING:
-    from fa4.emulator.machine.state import AsyncOperation, Cluster, Fragment
-    from fa4.emulator.program import Step
+from fa4.emulator.machine.events import RunEvents
+from fa4.emulator.machine.operations import AsyncOperation
+from fa4.emulator.machine.state import Cluster, Fragment
+from fa4.emulator.machine.waits import Blocked
+from fa4.emulator.masks import Array
+from fa4.emulator.translate.program import Step
 
 SCHEMA = "fa4-emulator-trace-1"
 INSTRUCTION, WAIT, ASYNCHRONOUS = "instruction", "wait", "asynchronous"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TraceEvent:
     """start, end: ticks. track: "warp 3", or the unit of an asynchronous operation."""
 
     start: int
@@ -36,7 +37,7 @@ class Event:
     line: int
 
 
-class Recorder:
+class Recorder(RunEvents):
     """Pass it as `events` to a run; then read `events`, or write a Perfetto file.
 
     Example:
@@ -46,7 +47,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[TraceEvent] = []
         self._waits: dict[int, tuple[int, str, int]] = {}
         self._issued: dict[int, int] = {}
 
@@ -60,15 +61,15 @@ class Recorder:
         begun = self._waits.pop(fragment.number, None)
         if begun is not None:
             start, name, line = begun
-            self.events.append(Event(start, tick, warp.cta.index, track, WAIT, name, line))
-        if hasattr(outcome, "retry"):
+            self.events.append(TraceEvent(start, tick, warp.cta.index, track, WAIT, name, line))
+        if isinstance(outcome, Blocked):
             start = begun[0] if begun is not None and begun[2] == instruction.line else tick
             if begun is not None and start == begun[0]:
                 self.events.pop()
             self._waits[fragment.number] = (start, instruction.opcode, instruction.line)
         elif begun is None or begun[2] != instruction.line:
             self.events.append(
-                Event(
+                TraceEvent(
                     tick - 1,
                     tick,
                     warp.cta.index,
@@ -87,10 +88,10 @@ class Recorder:
         """An asynchronous operation is done."""
         start = self._issued.pop(operation.order, tick)
         self.events.append(
-            Event(
+            TraceEvent(
                 start,
                 tick,
-                operation.cta.index,
+                operation.cta,
                 unit_of(operation.what),
                 ASYNCHRONOUS,
                 operation.what,
@@ -101,7 +102,7 @@ class Recorder:
     def cluster_started(self, cluster: Cluster, tick: int) -> None:
         """The CTAs of a cluster began."""
         for cta in cluster.ctas:
-            self.events.append(Event(tick, tick, cta.index, "CTA", INSTRUCTION, "start", 0))
+            self.events.append(TraceEvent(tick, tick, cta.index, "CTA", INSTRUCTION, "start", 0))
 
     # Read by users.
 

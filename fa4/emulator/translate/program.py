@@ -6,42 +6,35 @@ instruction with a Python handler (memory, barriers, tensor operations), or a br
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from fa4.emulator.errors import UnsupportedInstruction
-from fa4.emulator.flow import live_out, postdominators
-from fa4.emulator.isa.lanes import SegmentBuilder
-from fa4.emulator.isa.table import Operation, Unsupported, find
-from fa4.emulator.layout import (
-    CLOCKS,
+from fa4.emulator.ptx.syntax import (
+    Address,
+    Kernel,
+    Module,
+    Operand,
+    Pair,
+    PtxInstruction,
+    Register,
+    Symbol,
+    Vector,
+)
+from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.flow import live_out, postdominators
+from fa4.emulator.translate.lanes import SegmentBuilder
+from fa4.emulator.translate.layout import (
     SHARED_WINDOW,
     RegisterFile,
     Variables,
     lay_out_registers,
     lay_out_variables,
 )
-from fa4.emulator.machine.context import Handler, KernelContext, ScalarReader
-from fa4.emulator.ptx.syntax import (
-    Address,
-    Instruction,
-    Kernel,
-    Module,
-    Operand,
-    Pair,
-    Register,
-    Symbol,
-    Vector,
-)
-from fa4.emulator.translate import SegmentFunction, compile_functions, function_text
-from fa4.emulator.watches import find_watch
-
-if TYPE_CHECKING:
-    from fa4.emulator.machine.state import Fragment
+from fa4.emulator.translate.native import SegmentFunction, compile_functions, function_text
+from fa4.emulator.translate.table import Operation, Table, Unsupported, find
 
 RUN, MACHINE, BRANCH, JUMP, INDEXED, EXIT = range(6)
 
@@ -53,14 +46,14 @@ class Step:
     kind: RUN, MACHINE, BRANCH (conditional), JUMP, INDEXED (brx.idx), EXIT. function: the
     compiled registers part; a branch's returns the mask of lanes that take it. target: step of
     the branch; meet: step where its diverged lanes meet again (-1: never). converges: the lanes of
-    the warp that `members` reads wait for each other before it. reads, writes, touches: registers
-    that it reads first, writes, either. guard: of a MACHINE step, (word of the predicate in the
-    register file, all bits set if it is negated).
+    the warp that `members` reads (None: all) wait for each other before it. reads, writes,
+    touches: registers that it reads first, writes, either. guard: of a MACHINE step, (word of the
+    predicate in the register file, all bits set if it is negated).
     """
 
     index: int
     kind: int
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[PtxInstruction, ...]
     function: SegmentFunction | None = None
     handler: Callable[..., Any] | None = None
     operation: Operation | None = None
@@ -75,7 +68,7 @@ class Step:
     guard: tuple[int, int] | None = None
 
     @property
-    def instruction(self) -> Instruction:
+    def instruction(self) -> PtxInstruction:
         """Its last instruction: the branch, or the one with a handler."""
         return self.instructions[-1]
 
@@ -96,7 +89,7 @@ class Program:
         """The kernel's name."""
         return self.kernel.name
 
-    def instruction_at(self, line: int) -> Instruction | None:
+    def instruction_at(self, line: int) -> PtxInstruction | None:
         """The instruction on a PTX line, or None."""
         step = self.step_of_line.get(line)
         found = self.steps[step].instructions if step is not None else ()
@@ -115,20 +108,14 @@ class Program:
         return f"{instruction.location[0]}:{instruction.location[1]}"
 
 
-@cache
-def load_instruction_set() -> None:
-    """Imports every module of fa4.emulator.isa, which fills the table."""
-    package = importlib.import_module("fa4.emulator.isa")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"fa4.emulator.isa.{module.name}")
+def build_program(module: Module, kernel: Kernel, table: Table) -> Program:
+    """Translates a kernel by the rows of a table.
 
-
-def build_program(module: Module, kernel: Kernel) -> Program:
-    """Translates a kernel. Raises UnsupportedInstruction with all that cannot be executed."""
-    load_instruction_set()
+    Raises UnsupportedInstruction with all that cannot be executed.
+    """
     registers = lay_out_registers(kernel)
     variables = lay_out_variables(module, kernel)
-    assembler = _Assembler(module, kernel, registers, variables)
+    assembler = _Assembler(KernelContext(module, kernel, registers, variables), table)
     steps = assembler.assemble()
     program = Program(module, kernel, registers, variables, steps)
     for step in steps:
@@ -153,7 +140,7 @@ def registers_of(operand: Operand) -> set[str]:
     return set()
 
 
-def _watched(watch: Handler, step: Step, fragment: Fragment, mask: int) -> None:
+def _watched(watch: Handler, step: Step, fragment: Any, mask: int) -> None:
     """Does a step of one register instruction after `watch` has seen its operands."""
     watch(fragment, mask)
     warp = fragment.warp
@@ -164,17 +151,16 @@ def _watched(watch: Handler, step: Step, fragment: Fragment, mask: int) -> None:
 class _Assembler:
     """Collects instructions into steps."""
 
-    def __init__(
-        self, module: Module, kernel: Kernel, registers: RegisterFile, variables: Variables
-    ) -> None:
-        self.kernel = kernel
-        self.registers = registers
-        self.variables = variables
-        self.context = KernelContext(module, kernel, registers, variables)
+    def __init__(self, context: KernelContext, table: Table) -> None:
+        self.kernel = context.kernel
+        self.registers = context.registers
+        self.variables = context.variables
+        self.context = context
+        self.table = table
         self.steps: list[Step] = []
         self.builders: dict[int, tuple[SegmentBuilder, str]] = {}
         self.problems: list[tuple[int, str, str]] = []
-        self.pending: list[Instruction] = []
+        self.pending: list[PtxInstruction] = []
         self.builder = self._new_builder()
         self.converges = False
 
@@ -211,16 +197,16 @@ class _Assembler:
         self._compile()
         return self.steps
 
-    def _add(self, instruction: Instruction) -> None:
+    def _add(self, instruction: PtxInstruction) -> None:
         try:
-            operation = find(instruction)
+            operation = find(instruction, self.table)
             if operation.kind == "control":
                 self._add_control(instruction, operation)
-            elif operation.kind == "machine" or self._reads_clock(instruction):
+            elif operation.kind == "machine":
                 self._finish(RUN)
                 self._add_machine(instruction, operation)
             else:
-                watch = find_watch(instruction, self.context)
+                watch = operation.watch and operation.watch(instruction, self.context)
                 if operation.converges or watch is not None:
                     self._finish(RUN)
                     self.converges = operation.converges
@@ -237,27 +223,20 @@ class _Assembler:
             # Whatever an entry of the table trips over: operands of another number or kind.
             self._refuse(instruction, "operands that do not fit")
 
-    def _refuse(self, instruction: Instruction, why: str) -> None:
+    def _refuse(self, instruction: PtxInstruction, why: str) -> None:
         """Notes an instruction; what was collected with it is dropped, since nothing will run."""
         self.problems.append((instruction.line, instruction.text, why))
         self.pending, self.converges = [], False
         self.builder = self._new_builder()
 
-    @staticmethod
-    def _reads_clock(instruction: Instruction) -> bool:
-        return any(isinstance(o, Register) and o.name in CLOCKS for o in instruction.operands)
-
-    def _guard(self, instruction: Instruction) -> Any:
+    def _guard(self, instruction: PtxInstruction) -> Any:
         if instruction.guard is None:
             return None
         value = self.builder.register(instruction.guard.name)
         return ~value if instruction.guard.negated else value
 
-    def _add_machine(self, instruction: Instruction, operation: Operation) -> None:
-        if operation.kind == "machine":
-            handler = operation.function(instruction, self.context)
-        else:
-            handler = self.context.bind_clock(instruction)
+    def _add_machine(self, instruction: PtxInstruction, operation: Operation) -> None:
+        handler = operation.function(instruction, self.context)
         step = Step(len(self.steps), MACHINE, (instruction,), handler=handler, operation=operation)
         step.converges = operation.converges
         if step.converges:
@@ -270,14 +249,14 @@ class _Assembler:
         step.touches = step.reads
         self.steps.append(step)
 
-    def _members(self, instruction: Instruction) -> ScalarReader:
-        """Reads the mask of lanes that a .sync instruction names."""
+    def _members(self, instruction: PtxInstruction) -> ScalarReader | None:
+        """Reads the mask of lanes that a .sync instruction names; None: all of them."""
         if instruction.parts[0] in ("activemask", "movmatrix", "ldmatrix", "stmatrix", "tensormap"):
-            return lambda warp, lane: warp.alive
+            return None
         position = 0 if instruction.parts[0] == "bar" else -1
         return self.context.scalar(instruction.operands[position], "b32")
 
-    def _add_control(self, instruction: Instruction, operation: Operation) -> None:
+    def _add_control(self, instruction: PtxInstruction, operation: Operation) -> None:
         kind = operation.function(instruction)
         if instruction.parts[0] == "bra":
             (target,) = instruction.operands
@@ -299,7 +278,7 @@ class _Assembler:
         self._finish(kind, result)
 
     @staticmethod
-    def _index_register(instruction: Instruction) -> str:
+    def _index_register(instruction: PtxInstruction) -> str:
         index = instruction.operands[0]
         if not isinstance(index, Register):
             raise Unsupported("brx.idx needs a register index")
@@ -350,7 +329,7 @@ class _Assembler:
             if step.kind in (BRANCH, INDEXED):
                 step.meet = immediate[step.index]
 
-    def _listed_targets(self, instruction: Instruction) -> tuple[str, ...]:
+    def _listed_targets(self, instruction: PtxInstruction) -> tuple[str, ...]:
         name = instruction.operands[1]
         if not isinstance(name, Symbol):
             raise Unsupported("brx.idx needs a target list")

@@ -5,7 +5,7 @@ the manual, a row can be confirmed by two kinds of measurement, read from `bench
 opcodes whose results equal those of an H200 bit for bit or within the stated bound, and opcodes
 executed in kernels of other authors whose outputs are right.
 
-`python -m fa4.emulator.support docs/emulator.md` writes the table between the markers in that file.
+`python -m fa4.emulator.tools.support docs/emulator.md` writes the table between the markers there.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fa4.emulator.isa.table import TABLE, Operation
-from fa4.emulator.program import load_instruction_set
+from fa4.emulator.isa.instruction_set import TABLE
+from fa4.emulator.translate.table import Operation
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 # (who confirms, file, key of its list of opcodes)
 EVIDENCE = (
     ("H200", "emulator_hopper.json", "confirmed"),
     ("foreign kernels", "emulator_foreign.json", "opcodes"),
 )
 MANUAL_ONLY, REFUSED = "manual only", "refused"
-BEGIN = "<!-- support table: written by python -m fa4.emulator.support docs/emulator.md -->"
+BEGIN = "<!-- support table: written by python -m fa4.emulator.tools.support docs/emulator.md -->"
 END = "<!-- end of the support table -->"
 
 
@@ -59,7 +59,6 @@ class Support:
 
 def support_table(results: Path = RESULTS) -> list[Support]:
     """All instructions by name, rows of one name and section together."""
-    load_instruction_set()
     evidence = {who: _opcodes(results / file, key) for who, file, key in EVIDENCE}
     owner = {opcode: _row_of(opcode) for opcodes in evidence.values() for opcode in opcodes}
     groups: dict[tuple[str, str], list[Operation]] = {}

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fa4.emulator.execute import Report, run
-from fa4.emulator.host.launch_record import Allocation, Launch
+from fa4.emulator.machine.launch_record import Allocation, Launch
 from fa4.emulator.machine.memory import buffer_at
 from fa4.emulator.machine.options import Options
-from fa4.emulator.trace import Recorder
+from fa4.emulator.tools.trace import Recorder
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from fa4.emulator.isa.lanes import SegmentBuilder
+from fa4.emulator.translate.lanes import SegmentBuilder
 
 # run(registers, mask, parameters) -> result: addresses of the warp's register file and of the
 # parameter block, the active lanes; the result is the segment's scalar (0 unless it branches).

@@ -16,7 +16,7 @@ _SIGNS = (
 
 
 @dataclass(frozen=True)
-class Role:
+class WarpRole:
     """Warps that executed the same instructions. counts: warp instructions by opcode, summed."""
 
     name: str
@@ -24,7 +24,7 @@ class Role:
     counts: Counter[str]
 
 
-def find_roles(by_warp: dict[int, Counter[str]]) -> list[Role]:
+def find_roles(by_warp: dict[int, Counter[str]]) -> list[WarpRole]:
     """Groups warps that executed the same opcodes. Empty warps form the role "idle"."""
     groups: dict[frozenset[str], list[int]] = {}
     for warp in sorted(by_warp):
@@ -34,7 +34,7 @@ def find_roles(by_warp: dict[int, Counter[str]]) -> list[Role]:
         counts: Counter[str] = Counter()
         for warp in warps:
             counts.update(by_warp[warp])
-        roles.append(Role(_name(opcodes), tuple(warps), counts))
+        roles.append(WarpRole(_name(opcodes), tuple(warps), counts))
     return roles
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from fa4.emulator.isa.lanes import FloatBits, width_of
-from fa4.emulator.isa.table import Unsupported
-from fa4.emulator.layout import CLOCKS, RANK_SHIFT, RegisterFile, Variables
+from fa4.emulator.masks import FULL_MASK, Array, lane_flags, mask_of
 from fa4.emulator.ptx.syntax import (
     Address,
-    Instruction,
     Integer,
     Kernel,
     Module,
@@ -23,35 +20,42 @@ from fa4.emulator.ptx.syntax import (
     Symbol,
     Vector,
 )
+from fa4.emulator.translate.lanes import FloatBits, width_of
+from fa4.emulator.translate.layout import RANK_SHIFT, RegisterFile, Variables
+from fa4.emulator.translate.table import Unsupported
 
-if TYPE_CHECKING:
-    from fa4.emulator.machine.state import Fragment, Warp
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-Reader: TypeAlias = "Callable[[Warp], Array]"
-ScalarReader: TypeAlias = "Callable[[Warp, int], int]"
-Writer: TypeAlias = "Callable[[Warp, Array, int], None]"
-Handler: TypeAlias = "Callable[[Fragment, int], Any]"
+class _Placed(Protocol):
+    @property
+    def rank(self) -> int: ...
+
+
+class WarpRegisters(Protocol):
+    """What reading and writing operands needs of a warp.
+
+    words, views: its register file as uint32, and by width in bits. cta: knows its rank.
+    """
+
+    @property
+    def words(self) -> Array:
+        """uint32 (n,)."""
+
+    @property
+    def views(self) -> dict[int, Array]:
+        """16, 32 and 64 bits -> unsigned integers (n,)."""
+
+    @property
+    def cta(self) -> _Placed:
+        """The CTA that it belongs to."""
+
+
+Reader: TypeAlias = Callable[[WarpRegisters], Array]
+ScalarReader: TypeAlias = Callable[[WarpRegisters, int], int]
+Writer: TypeAlias = Callable[[WarpRegisters, Array, int], None]
+# (the fragment that executes, mask of its lanes) -> None, or why it does not simply go on.
+Handler: TypeAlias = Callable[[Any, int], Any]
 
 UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-_LANE_BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
-
-
-class _LaneTable(dict[int, Array]):
-    def __missing__(self, mask: int) -> Array:
-        lanes = (_LANE_BITS & np.uint32(mask)) != 0
-        lanes.flags.writeable = False
-        if len(self) < 4096:
-            self[mask] = lanes
-        return lanes
-
-
-lanes_of = _LaneTable()  # mask -> bool (32,)
-
-
-def lowest(mask: int) -> int:
-    """The lowest lane of a mask that is not empty."""
-    return (mask & -mask).bit_length() - 1
 
 
 class KernelContext:
@@ -98,8 +102,8 @@ class KernelContext:
     def _register_reader(self, operand: Register, bits: int) -> Reader:
         offset, own_bits = self.locate(operand.name)
         if own_bits == 1:
-            word, flip = offset // 4, 0xFFFFFFFF if operand.negated else 0
-            return lambda warp: lanes_of[int(warp.words[word]) ^ flip]
+            word, flip = offset // 4, FULL_MASK if operand.negated else 0
+            return lambda warp: lane_flags[int(warp.words[word]) ^ flip]
         if own_bits < bits:
             raise Unsupported(f"{operand.name} has {own_bits} bits, {bits} are needed")
         kind, size = UNSIGNED[own_bits], own_bits // 8
@@ -144,10 +148,9 @@ class KernelContext:
         if own_bits == 1:
             word = offset // 4
 
-            def write_predicate(warp: Warp, values: Array, mask: int) -> None:
-                bits = int(np.packbits(values, bitorder="little").view(np.uint32)[0])
+            def write_predicate(warp: WarpRegisters, values: Array, mask: int) -> None:
                 old = int(warp.words[word])
-                warp.words[word] = (bits & mask) | (old & ~mask & 0xFFFFFFFF)
+                warp.words[word] = (mask_of(values) & mask) | (old & ~mask & FULL_MASK)
 
             return write_predicate
         bits = width_of(ptx_type)
@@ -158,14 +161,14 @@ class KernelContext:
         target = UNSIGNED[own_bits]
         narrow = np.dtype(f"i{max(bits // 8, 1)}")
 
-        def write(warp: Warp, values: Array, mask: int) -> None:
+        def write(warp: WarpRegisters, values: Array, mask: int) -> None:
             if signed:
                 values = values.view(narrow).astype(np.dtype(f"i{own_bits // 8}")).view(target)
             view = warp.views[own_bits][first : first + 32]
-            if mask == 0xFFFFFFFF:
+            if mask == FULL_MASK:
                 view[:] = values
             else:
-                np.copyto(view, values, where=lanes_of[mask], casting="unsafe")
+                np.copyto(view, values, where=lane_flags[mask], casting="unsafe")
 
         return write
 
@@ -198,19 +201,3 @@ class KernelContext:
         """One lane of an address operand."""
         read = self.address(operand)
         return lambda warp, lane: int(read(warp)[lane])
-
-    def bind_clock(self, instruction: Instruction) -> Handler:
-        """mov of %clock, %clock64, %globaltimer: the machine's count of executed steps."""
-        source, kind = instruction.operands[1], instruction.parts[-1]
-        if instruction.parts[0] != "mov" or not isinstance(source, Register):
-            raise Unsupported("clocks can only be moved to a register")
-        write = self.writer(instruction.operands[0], kind)
-        high, bits = source.name.endswith("_hi"), width_of(kind)
-        if source.name not in CLOCKS:
-            raise Unsupported(f"special register {source.name}")
-
-        def handler(fragment: Fragment, mask: int) -> None:
-            now = fragment.warp.cta.machine.ticks >> (32 if high else 0)
-            write(fragment.warp, np.full(32, now & ((1 << bits) - 1), UNSIGNED[bits]), mask)
-
-        return handler

@@ -3,7 +3,7 @@
 Three kinds of entry:
 
 - `lane` operations compute registers from registers. Their function emits LLVM vector code over
-  the 32 lanes of a warp (see `fa4.emulator.isa.lanes`).
+  the 32 lanes of a warp (see `fa4.emulator.translate.lanes`).
 - `machine` operations touch memory, barriers or other units. Their function binds an instruction
   to a Python handler once, when the kernel is loaded (see `fa4.emulator.machine`).
 - `control` operations are branches and exits, which the program builder knows.
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -34,7 +34,8 @@ class Operation:
     instructions with one of these among their parts (empty: all). section: of the PTX ISA 9.x
     manual. forms: the accepted modifiers, for the support table. converges: all named lanes of
     the warp take part (.sync), so diverged lanes wait for each other first. accepts: if given, the
-    entry serves only instructions for which it is true.
+    entry serves only instructions for which it is true. watch: of a `lane` operation, binds what
+    looks at the operands before it executes, or gives None where nothing needs to be looked at.
     """
 
     name: str
@@ -44,25 +45,21 @@ class Operation:
     function: Callable[..., Any]
     types: frozenset[str] = frozenset()
     converges: bool = False
-    accepts: Callable[[Instruction], bool] | None = None
+    accepts: Callable[[PtxInstruction], bool] | None = None
+    watch: Callable[[PtxInstruction, Any], Callable[[Any, int], None] | None] | None = None
 
 
-TABLE: dict[str, list[Operation]] = {}
+Table: TypeAlias = dict[str, list[Operation]]  # by name
+TABLE: Table = {}
 
 
 def register(
-    kind: str,
-    name: str,
-    section: str,
-    forms: str,
-    types: Iterable[str] = (),
-    converges: bool = False,
-    accepts: Callable[[Instruction], bool] | None = None,
+    kind: str, name: str, section: str, forms: str, types: Iterable[str] = (), **more: Any
 ) -> Callable[[Function], Function]:
-    """Decorator: adds the decorated function to the table under `name`."""
+    """Decorator: adds the decorated function to the table under `name`. more: of `Operation`."""
 
     def add(function: Function) -> Function:
-        row = Operation(name, kind, section, forms, function, frozenset(types), converges, accepts)
+        row = Operation(name, kind, section, forms, function, frozenset(types), **more)
         TABLE.setdefault(name, []).append(row)
         return function
 
@@ -79,11 +76,11 @@ def machine(name: str, section: str, forms: str, **keywords: Any) -> Callable[[F
     return register("machine", name, section, forms, **keywords)
 
 
-def find(instruction: Instruction) -> Operation:
-    """The row that executes `instruction`. Raises Unsupported if there is none."""
+def find(instruction: PtxInstruction, table: Table = TABLE) -> Operation:
+    """The row of a table that executes `instruction`. Raises Unsupported if there is none."""
     parts = instruction.parts
     for length in range(len(parts), 0, -1):
-        for row in TABLE.get(".".join(parts[:length]), ()):
+        for row in table.get(".".join(parts[:length]), ()):
             if row.types and not row.types.intersection(parts[length:]):
                 continue
             if row.accepts is None or row.accepts(instruction):
@@ -91,7 +88,7 @@ def find(instruction: Instruction) -> Operation:
     raise Unsupported("no such instruction in the table")
 
 
-def modifiers(instruction: Instruction, name: str, *groups: Iterable[str]) -> list[str]:
+def modifiers(instruction: PtxInstruction, name: str, *groups: Iterable[str]) -> list[str]:
     """Splits the parts after `name` into one modifier for each group, "" where absent.
 
     Each group lists the modifiers of which at most one may be present; the order of the groups

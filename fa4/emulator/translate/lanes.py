@@ -5,7 +5,7 @@ operators, so that an instruction's meaning reads like a formula:
 
     b.write(i.operands[0], b.read(i.operands[1], "u32") + b.read(i.operands[2], "u32"))
 
-The text of the function is later compiled by `fa4.emulator.translate`.
+The text of the function is later compiled by `fa4.emulator.translate.native`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fa4.emulator.isa.table import Unsupported
+from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import FloatBits, Integer, Operand, Register, Sink, Symbol
+from fa4.emulator.translate.table import Unsupported
 
-LANES = 32
 WIDTHS = {"8": 8, "16": 16, "32": 32, "64": 64, "128": 128}
 # name -> LLVM function, its result type, the definitions and declarations that a call needs
 _subroutines: dict[str, tuple[str, str, frozenset[str]]] = {}

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fa4.emulator.ptx.parser import parse
-from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 
 # Opcode prefix -> what its removal is called. The longest prefix counts.
 _REMOVED = {
@@ -73,7 +73,7 @@ def plant(ptx: str, kernel: str | None = None) -> list[Fault]:
     return faults
 
 
-def _alterations(instruction: Instruction) -> Iterator[tuple[str, str]]:
+def _alterations(instruction: PtxInstruction) -> Iterator[tuple[str, str]]:
     """(what is done, the statement instead) for an instruction; "" removes it."""
     opcode = instruction.opcode
     if opcode.startswith(_WAITS):
@@ -98,7 +98,7 @@ def _alterations(instruction: Instruction) -> Iterator[tuple[str, str]]:
         yield "32 threads more expected", _with_last(instruction, 32)
 
 
-def _succeed(instruction: Instruction) -> str:
+def _succeed(instruction: PtxInstruction) -> str:
     """A wait that always succeeds: its predicate becomes true."""
     predicate = re.search(r"mbarrier\.\S+\s+([^\s,]+)\s*,", instruction.text)
     assert predicate is not None
@@ -106,7 +106,7 @@ def _succeed(instruction: Instruction) -> str:
     return f"{guard}setp.eq.u32 {predicate[1]}, 0, 0;"
 
 
-def _with_last(instruction: Instruction, change: int) -> str:
+def _with_last(instruction: PtxInstruction, change: int) -> str:
     """The same instruction with its last operand increased; "" if nothing would be left of it."""
     last = instruction.operands[-1]
     if isinstance(last, Integer) and last.value + change <= 0:
@@ -114,7 +114,7 @@ def _with_last(instruction: Instruction, change: int) -> str:
     return _with_operand(instruction, len(instruction.operands) - 1, "add", change)
 
 
-def _with_operand(instruction: Instruction, index: int, operation: str, change: int) -> str:
+def _with_operand(instruction: PtxInstruction, index: int, operation: str, change: int) -> str:
     """The same instruction with a 32-bit operand altered. operation: "add" or "xor"."""
     start, operand, end = _split_at(instruction.text, index)
     if re.fullmatch(r"\d+", operand):
@@ -140,7 +140,7 @@ def _split_at(text: str, index: int) -> tuple[str, str, str]:
     return text[: starts[index]], text[starts[index] : stop].strip(), text[stop:]
 
 
-def _replace(lines: list[str], instruction: Instruction, statement: str) -> str | None:
+def _replace(lines: list[str], instruction: PtxInstruction, statement: str) -> str | None:
     """The text with the instruction's statement, which starts on its line, replaced.
 
     None if the statement is not found.

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fa4.emulator.errors import EmulatorError, Finding, UnsupportedInstruction
+from fa4.emulator.errors import EmulatorError, KernelFinding, UnsupportedInstruction
 from fa4.emulator.execute import Report, load_module, load_program
-from fa4.emulator.layout import lay_out_variables
-from fa4.emulator.machine.context import Array
+from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import Kernel, Module
-from fa4.emulator.roles import find_roles
+from fa4.emulator.tools.roles import find_roles
+from fa4.emulator.translate.layout import lay_out_variables
 
 TOP_OPCODES = 16
 
@@ -85,7 +85,7 @@ def describe_report(report: Report, ptx: str) -> dict[str, Any]:
     }
 
 
-def describe_findings(findings: list[Finding], ptx: str) -> list[dict[str, Any]]:
+def describe_findings(findings: list[KernelFinding], ptx: str) -> list[dict[str, Any]]:
     """Findings with the text of their PTX line."""
     lines = ptx.splitlines()
     return [

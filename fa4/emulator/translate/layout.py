@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fa4.emulator.errors import LaunchError, PtxError
-from fa4.emulator.isa.lanes import width_of
 from fa4.emulator.ptx.syntax import Kernel, Module, Variable
+from fa4.emulator.translate.lanes import width_of
 
 # Generic addresses of the windows. Real host addresses have 47 bits, so that these never clash.
 SHARED_WINDOW = 0x7E00_0000_0000_0000
@@ -48,15 +48,6 @@ SPECIALS_32 = (
     "%aggr_smem_size",
 )
 SPECIALS_64 = ("%gridid", "%current_graph_exec")
-# Read anew at every use.
-CLOCKS = {
-    "%clock": 32,
-    "%clock_hi": 32,
-    "%clock64": 64,
-    "%globaltimer": 64,
-    "%globaltimer_lo": 32,
-    "%globaltimer_hi": 32,
-}
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,7 @@ class RegisterFile:
 def lay_out_registers(kernel: Kernel) -> RegisterFile:
     """Predicates take 4 bytes (a mask), others 32 lanes of their width, 64-byte aligned."""
     widths = {name: width_of(kind) for name, kind in kernel.registers.items()}
-    widths |= dict.fromkeys(SPECIALS_32, 32) | dict.fromkeys(SPECIALS_64, 64) | CLOCKS
+    widths |= dict.fromkeys(SPECIALS_32, 32) | dict.fromkeys(SPECIALS_64, 64)
     widths |= {"%cc": 1, "%is_explicit_cluster": 1}
     for variable in kernel.variables:
         if variable.space == "param":
