@@ -16,7 +16,7 @@ from fa4.config import BackwardConfig, ForwardConfig, Window
 Tensor = Any  # of NumPy or torch
 
 
-class Mods(NamedTuple):
+class Extras(NamedTuple):
     """What is neither tensor nor number; operators are given a number that stands for it."""
 
     score_mod: Callable[..., Any] | None = None
@@ -77,7 +77,7 @@ class Call(NamedTuple):
     max_seqlen_q: int | None
     max_seqlen_k: int | None
     varlen: bool
-    mods: Mods
+    extras: Extras
     dropout_seed: int | None
     form: Form | None = None
 
@@ -134,7 +134,7 @@ ARGUMENTS = Call._fields[:-1]  # of the operators
 _SCHEMA_TYPES = {
     "Tensor": "Tensor", "Tensor | None": "Tensor?", "list[Tensor]": "Tensor[]",
     "list[int]": "SymInt[]", "float": "float", "int": "SymInt", "int | None": "SymInt?",
-    "bool": "bool", "bool | None": "bool?", "Mods": "int",
+    "bool": "bool", "bool | None": "bool?", "Extras": "int",
 }  # fmt: skip
 
 

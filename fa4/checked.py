@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fa4.arrays import to_numpy
-from fa4.call import INPUTS, Call, Mods
+from fa4.call import INPUTS, Call, Extras
 from fa4.config import BackwardConfig, ForwardConfig, normalize_window, require_int
 from fa4.form import with_form
 from fa4.scalars import as_bool, as_float, as_int
@@ -53,7 +53,7 @@ _SPARSE = INPUTS[-4:]  # the lists of block_sparse_tensors
 _OPTIONAL = INPUTS[3:-4]
 _NO_LISTS = [None] * len(_SPARSE)
 _DENSE_NAMES = DENSE_DEFAULTS.keys()
-_NO_MODS = Mods()
+_NO_EXTRAS = Extras()
 _new: Any = Call  # for tensors by position, which are as many as INPUTS
 
 
@@ -86,7 +86,7 @@ def make_call(q: Any, k: Any, v: Any, options: Mapping[str, Any], *, varlen: boo
         max_seqlen_q=_optional_int("max_seqlen_q", given["max_seqlen_q"]),
         max_seqlen_k=_optional_int("max_seqlen_k", given["max_seqlen_k"]),
         varlen=varlen,
-        mods=_read_mods(given),
+        extras=_read_extras(given),
         dropout_seed=None if seed is None else as_int("dropout_seed", seed),
     )
     torch = sys.modules.get("torch")
@@ -149,13 +149,13 @@ def _read_scale(scale: Any, q: Any) -> float:
     return 1.0 / math.sqrt(dim) if dim else 1.0
 
 
-def _read_mods(given: Mapping[str, Any]) -> Mods:
+def _read_extras(given: Mapping[str, Any]) -> Extras:
     """The callables and configs. `config` may be one config, or a pair."""
     functions = given["score_mod"], given["score_mod_bwd"], given["mask_mod"]
     config = given["config"]
     if config is None and functions == (None, None, None):
-        return _NO_MODS
-    for name, function in zip(Mods._fields, functions, strict=False):
+        return _NO_EXTRAS
+    for name, function in zip(Extras._fields, functions, strict=False):
         if function is not None and not callable(function):
             raise TypeError(f"{name} must be callable; got {function!r}")
     forward = backward = None
@@ -166,7 +166,7 @@ def _read_mods(given: Mapping[str, Any]) -> Mods:
             backward = part
         elif part is not None:
             raise TypeError(f"config must be a ForwardConfig or BackwardConfig; got {part!r}")
-    return Mods(*functions, forward, backward)
+    return Extras(*functions, forward, backward)
 
 
 def _optional_int(name: str, value: Any) -> int | None:

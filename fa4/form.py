@@ -166,7 +166,7 @@ def _check_options(call: Call) -> None:
     Dropout(probability=call.dropout_p, seed=call.dropout_seed or 0)
     Attention(
         softmax_scale=call.softmax_scale, window=call.window, softcap=call.softcap,
-        score_mod=call.mods.score_mod, mask_mod=call.mods.mask_mod,
+        score_mod=call.extras.score_mod, mask_mod=call.extras.mask_mod,
     )  # fmt: skip
-    if call.mods.forward_config is not None:
-        call.mods.forward_config.check_dtype(call.dtype)
+    if call.extras.forward_config is not None:
+        call.extras.forward_config.check_dtype(call.dtype)

@@ -140,7 +140,7 @@ def _check_max_seqlens(call: Call, packing: Packing) -> None:
 
 
 def _read_features(call: Call) -> Attention:
-    sink, mods = call.learnable_sink, call.mods
+    sink, mods = call.learnable_sink, call.extras
     lists = [_integers(call, f"{kind}_block_{part}")
              for kind in ("mask", "full") for part in ("cnt", "idx")]  # fmt: skip
     return Attention(
@@ -196,7 +196,7 @@ def _check_block_lists(call: Call) -> None:
 
 def _choose_configs(call: Call) -> tuple[ForwardConfig, BackwardConfig]:
     """The given ones, else FlashAttention-4's choices."""
-    forward, backward = call.mods.forward_config, call.mods.backward_config
+    forward, backward = call.extras.forward_config, call.extras.backward_config
     if forward is None:
         forward = ForwardConfig.tuned(call.dtype, call.q.shape[-1], call.window_right == 0)
     if call.num_splits > 1:

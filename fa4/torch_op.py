@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fa4.backends import NO_BACKWARD, Saved
-from fa4.call import ARGUMENTS, FIRST_OPTION, Call, Mods, operator_schema
+from fa4.call import ARGUMENTS, FIRST_OPTION, Call, Extras, operator_schema
 from fa4.execute import Computed, run_backward, run_forward
 from fa4.form import with_form
 
@@ -21,34 +21,36 @@ _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)  # O of these is bf16
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _WORD = 2**64  # seeds are unsigned, an operator's integers signed
 
-_known: list[Mods] = [Mods()]
-_numbers: dict[Mods, int] = {Mods(): 0}
+_known: list[Extras] = [Extras()]
+_numbers: dict[Extras, int] = {Extras(): 0}
 
 
 @torch._dynamo.assume_constant_result
 def remember(*fields: Any) -> int:
-    """A number that stands for `Mods` of these fields as long as the process lives."""
-    mods = Mods(*fields)
-    if mods not in _numbers:
-        _numbers[mods] = len(_known)
-        _known.append(mods)
-    return _numbers[mods]
+    """A number that stands for `Extras` of these fields as long as the process lives."""
+    extras = Extras(*fields)
+    if extras not in _numbers:
+        _numbers[extras] = len(_known)
+        _known.append(extras)
+    return _numbers[extras]
+
+
+def _signed(seed: int) -> int:
+    return seed - _WORD if seed >= _WORD // 2 else seed
 
 
 def to_operator(call: Call) -> tuple[Any, ...]:
     """A call as an operator's arguments."""
-    seed = call.dropout_seed
-    if seed is not None and seed >= _WORD // 2:
-        seed -= _WORD
-    return call._replace(mods=remember(*call.mods), dropout_seed=seed)[:-1]
+    seed = None if call.dropout_seed is None else _signed(call.dropout_seed)
+    return call._replace(extras=remember(*call.extras), dropout_seed=seed)[:-1]
 
 
 def from_operator(values: tuple[Any, ...]) -> Call:
     """An operator's arguments as a checked call."""
     call = Call(*values)
     seed = call.dropout_seed
-    mods = _known[call.mods]  # type: ignore[call-overload]
-    call = call._replace(mods=mods, dropout_seed=None if seed is None else seed % _WORD)
+    extras = _known[call.extras]  # type: ignore[call-overload]
+    call = call._replace(extras=extras, dropout_seed=None if seed is None else seed % _WORD)
     return with_form(call)
 
 
@@ -68,10 +70,6 @@ def attention_forward(*values: Any) -> tuple[torch.Tensor, ...]:
     empty_type = torch.float64 if impl == "oracle" else torch.float32
     lse = result.lse if return_lse else result.out.new_empty(0, dtype=empty_type)
     return result.out, lse, seed
-
-
-def _signed(seed: int) -> int:
-    return seed - _WORD if seed >= _WORD // 2 else seed
 
 
 @attention_forward.register_fake

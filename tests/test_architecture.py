@@ -48,7 +48,10 @@ MANY_PARAMETERS = {
 }
 
 # Packages whose modules import one way only.
-WITHOUT_CIRCLES = ("fa4.emulator",)
+WITHOUT_CIRCLES = ("fa4", "fa4.emulator")
+
+# Classes that share a name, and why.
+SAME_NAME: dict[str, str] = {}
 
 # Written in pieces, so that this file does not contain what it forbids.
 REGISTRY = re.compile(
@@ -237,6 +240,24 @@ def test_imports_lead_one_way(package: str) -> None:
     graph = import_graph(package_sources(ROOT, package))
     assert sum(map(len, graph.values())) > len(graph) > 1  # it has seen the package
     assert circles(graph) == []
+
+
+def classes_by_name(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Name of a class -> the modules that define one of that name."""
+    homes: dict[str, list[str]] = {}
+    for module, text in sources.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    return homes
+
+
+def test_class_names_are_unique() -> None:
+    """One name, one thing; the pairs that share one say why."""
+    shared = {name: homes for name, homes in classes_by_name(package_sources(ROOT, "fa4")).items()
+              if len(homes) > 1}  # fmt: skip
+    assert shared.keys() == SAME_NAME.keys(), shared
+    assert classes_by_name({"a": "class X: pass", "b": "class X: pass"}) == {"X": ["a", "b"]}
 
 
 PLANTED_IMPORTS = {

@@ -26,7 +26,7 @@ def supports(call: Call, *, gradient: bool = False) -> str:
         return str(error)
     if is_torch(call.q) and call.q.device.type != "cpu":
         return f'impl="emulator" takes tensors on the CPU; q is on {call.q.device}'
-    if gradient and (call.mods.score_mod or call.mods.mask_mod):
+    if gradient and (call.extras.score_mod or call.extras.mask_mod):
         return _NO_MOD_GRADIENT
     return ""
 
@@ -59,6 +59,6 @@ def _machine(call: Call) -> tuple[Gpu, int]:
 
 def backward(call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradients:
     """The reference's: there is no backward kernel in this version."""
-    if call.mods.score_mod or call.mods.mask_mod:
+    if call.extras.score_mod or call.extras.mask_mod:
         raise NotImplementedError(_NO_MOD_GRADIENT)
     return reference.backward(call, saved, dout, dlse)

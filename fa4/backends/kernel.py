@@ -48,7 +48,7 @@ class Prepared(NamedTuple):
 
 def describe(call: Call, *, lse: bool = True) -> ForwardCall:
     """The call without its tensors, as the kernels' support table sees it."""
-    mods = call.mods.score_mod is not None or call.mods.mask_mod is not None
+    mods = call.extras.score_mod is not None or call.extras.mask_mod is not None
     return ForwardCall(
         dtype=call.dtype,
         head_dim=call.q.shape[-1],
@@ -69,10 +69,10 @@ def describe(call: Call, *, lse: bool = True) -> ForwardCall:
         used_q=call.seqused_q is not None,
         used_k=call.seqused_k is not None,
         pack_gqa=call.pack_gqa,
-        score_mod=call.mods.score_mod,
-        mask_mod=call.mods.mask_mod,
+        score_mod=call.extras.score_mod,
+        mask_mod=call.extras.mask_mod,
         aux=tuple((_aux_type(x), len(x.shape)) for x in call.aux_tensors) if mods else (),
-        numerics=call.mods.forward_config,
+        numerics=call.extras.forward_config,
         dropout_p=call.dropout_p,
         num_splits=call.num_splits,
         paged=call.page_table is not None,
@@ -97,7 +97,7 @@ def prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], *, lse:
     if found is None:
         found = _prepare(call, find_machine, lse)
         # A callable's globals may change, at which `build` looks each time.
-        if call.mods.score_mod is None and call.mods.mask_mod is None:
+        if call.extras.score_mod is None and call.extras.mask_mod is None:
             memo[find_machine, lse] = found
     return found
 

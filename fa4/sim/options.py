@@ -47,7 +47,7 @@ _PARTS: tuple[tuple[str, ...], ...] = ((), ("numerics",), ("numerics", "exp2"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class SimulationRequest:
     """What to simulate; `given` holds the settings that were named, typed."""
 
     problem: Problem
@@ -63,7 +63,7 @@ class Request:
         return predict(self.problem, self.pipeline, self.machine, self.simulation)
 
 
-def build(settings: Mapping[str, object]) -> Request:
+def build(settings: Mapping[str, object]) -> SimulationRequest:
     """The request of some settings, the rest as FlashAttention-4 would choose it.
 
     Keys are those of FIELDS, or gpu.X and costs.X for any figure of a machine; values are text or
@@ -80,7 +80,7 @@ def build(settings: Mapping[str, object]) -> Request:
     problem = _build_problem(given, lengths)
     pipeline = _build_pipeline(problem, machine, given)
     simulation = _build_simulation(pipeline, given, lengths)
-    return Request(
+    return SimulationRequest(
         problem=problem, pipeline=pipeline, machine=machine, simulation=simulation, given=given
     )
 
@@ -321,5 +321,5 @@ def _build_simulation(
     return Simulation(lengths=lengths, rescale_rate=rate, exact=given.get("exact", False))
 
 
-__all__ = ["FIELDS", "Request", "build", "default_pipeline", "read_lengths",
+__all__ = ["FIELDS", "SimulationRequest", "build", "default_pipeline", "read_lengths",
            "read_settings"]  # fmt: skip

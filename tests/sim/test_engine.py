@@ -62,7 +62,7 @@ def lowered(plan: PipelinePlan, machine: Machine) -> EventCode:
     return lower(plan, costs.work, costs.signal, SHARES)
 
 
-def outcome(run: Callable[[], engine.Run]) -> dict[str, object] | str:
+def outcome(run: Callable[[], engine.EngineRun]) -> dict[str, object] | str:
     """Everything that a run reports, or the message of its deadlock."""
     try:
         result = run()
@@ -77,7 +77,7 @@ def twins_agree(code: EventCode, trips: np.ndarray) -> bool:
     return ours == outcome(lambda: engine_python.execute(code, trips))
 
 
-def finished(drawn: Drawn) -> tuple[EventCode, engine.Run]:
+def finished(drawn: Drawn) -> tuple[EventCode, engine.EngineRun]:
     """The logged run of a drawn plan; plans that deadlock are not drawn."""
     code = drawn.code
     try:
