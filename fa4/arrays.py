@@ -1,4 +1,4 @@
-"""Arrays in, arrays out: NumPy, torch, or anything with `__dlpack__` or `__array__`.
+"""Arrays and numbers as callers pass them: NumPy, torch, or what has `__dlpack__` or `__array__`.
 
 The reference computes on NumPy arrays; bf16 and FP8 use ml_dtypes. What goes in comes out: results
 are torch tensors on the input's device when q was a torch tensor.
@@ -6,6 +6,7 @@ are torch tensors on the input's device when q was a torch tensor.
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import Any
 
@@ -87,3 +88,32 @@ def like(template: Any, array: np.ndarray) -> Any:
             raw = torch.from_numpy(np.ascontiguousarray(array).view(bits))
             return raw.view(getattr(torch, kind)).to(template.device)
     return torch.from_numpy(np.ascontiguousarray(array)).to(template.device)
+
+
+def as_bool(name: str, value: Any) -> bool:
+    """True or False; TypeError naming the argument for anything else."""
+    if value is True or value is False:
+        return value is True
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False; got {value!r}")
+
+
+def as_float(name: str, value: Any) -> float:
+    """A number, of whatever type can be one; TypeError naming the argument otherwise."""
+    try:
+        if isinstance(value, (str, bytes, bool)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name} must be a number; got {value!r}") from None
+
+
+def as_int(name: str, value: Any) -> int:
+    """Python and NumPy integers and 0-d integer tensors, but not bools."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer; got {value!r}") from None

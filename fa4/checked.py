@@ -12,11 +12,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fa4.arrays import to_numpy
+from fa4.arrays import as_bool, as_float, as_int, to_numpy
 from fa4.call import INPUTS, Call, Extras
 from fa4.config import BackwardConfig, ForwardConfig, normalize_window, require_int
 from fa4.form import with_form
-from fa4.scalars import as_bool, as_float, as_int
 
 DENSE_DEFAULTS: dict[str, Any] = {
     "softmax_scale": None,

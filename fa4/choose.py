@@ -1,4 +1,4 @@
-"""Which implementation computes a call.
+"""Which implementation computes a call, and the call computed by it.
 
 auto        the first of these that can do the call: the kernel, for tensors on a GPU that it
             runs on; the emulator, if FA4_EMULATE=1 is set and the tensors are on the CPU; the
@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from fa4.arrays import is_torch
-from fa4.backends import NAMES, find_backend
+from fa4.backends import NAMES, AttentionGradients, Saved, find_backend
 from fa4.call import Call
 
 IMPLEMENTATIONS = ("auto", *NAMES)
 EMULATE = "FA4_EMULATE"
+MOST_SEED = 2**31 - 1
 _OFF = ("", "0", "off", "no", "false")
 
 logger = logging.getLogger("fa4")
@@ -93,3 +97,34 @@ def _say(picked: str, why: str, *, on_gpu: bool) -> None:
     if slow:
         text += "; this copies the tensors to the CPU"
     logger.log(logging.WARNING if slow else logging.INFO, text)
+
+
+class Computed(NamedTuple):
+    """O, LSE, and the seed of what was dropped (None without dropout)."""
+
+    out: Any
+    lse: Any
+    dropout_seed: int | None
+
+
+def run_forward(call: Call, impl: str, *, lse: bool, gradient: bool) -> Computed:
+    """The backend's forward pass, with a seed drawn if dropout needs one."""
+    if call.dropout_p and call.dropout_seed is None:
+        call = call._replace(dropout_seed=draw_seed(call))
+    name = choose(call, gradient=gradient) if impl == "auto" else impl
+    return Computed(*find_backend(name).forward(call, lse=lse), call.dropout_seed)
+
+
+def run_backward(call: Call, saved: Saved, dout: Any, dlse: Any, impl: str) -> AttentionGradients:
+    """The gradients of a call, by the implementation that computes it."""
+    name = choose(call, gradient=True) if impl == "auto" else impl
+    return find_backend(name).backward(call, saved, dout, dlse)
+
+
+def draw_seed(call: Call) -> int:
+    """A seed from the generator of the tensors' framework: torch's or NumPy's global one."""
+    if is_torch(call.q):
+        import torch
+
+        return int(torch.randint(MOST_SEED, ()))
+    return int(np.random.randint(MOST_SEED))  # noqa: NPY002 - np.random.seed is what users set

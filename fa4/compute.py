@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fa4.arrays import is_torch, to_numpy
+from fa4.arrays import as_bool, is_torch, to_numpy
 from fa4.backends import AttentionGradients, Saved
 from fa4.call import Call
-from fa4.choose import check_impl
-from fa4.execute import Computed, run_backward, run_forward
-from fa4.scalars import as_bool
+from fa4.choose import Computed, check_impl, run_backward, run_forward
 
 
 class AttentionOutput(NamedTuple):

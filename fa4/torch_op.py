@@ -12,7 +12,7 @@ import torch
 
 from fa4.backends import NO_BACKWARD, Saved
 from fa4.call import ARGUMENTS, FIRST_OPTION, Call, Extras, operator_schema
-from fa4.execute import Computed, run_backward, run_forward
+from fa4.choose import Computed, run_backward, run_forward
 from fa4.form import with_form
 
 _SCHEMA = operator_schema()
