@@ -130,10 +130,10 @@ class Signals:
         if self.number is None or isinstance(self.number, int) or "#" not in name:
             return places[self._name(name, self.number)]
         found = [places[name.replace("#", str(i))] for i in _numbers(name, places)]
-        first, second = found[:2]
-        if found != list(range(first, first + (second - first) * len(found), second - first)):
+        first, step = found[0], found[-1] - found[-2] if len(found) > 1 else 0
+        if found != [first + step * i for i in range(len(found))]:
             raise ValueError(f"the barriers of {name} must lie at equal distances; got {found}")
-        return first + (second - first) * self.number
+        return first + step * self.number
 
     def _record(self, name: str, step: type[Wait] | type[Arrive], *after: str | None) -> Signal:
         """The signal, or the first of its kind; the step is kept of each that this code serves."""
@@ -156,6 +156,8 @@ class Signals:
 
 def _numbers(name: str, known: Collection[str]) -> range:
     """The numbers for which a name with `#` is known: from 0 on."""
+    if "#" not in name:
+        raise ValueError(f"{name} has one number; one that is known at run time serves several")
     return range(next(i for i in count() if name.replace("#", str(i)) not in known))
 
 
