@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         flash_attn_varlen_func,
     )
     from fa4.config import BackwardConfig, Exp2Split, ForwardConfig, Problem
+    from fa4.dropin.replace import replace_sdpa
+    from fa4.dropin.sdpa import sdpa
 
 __all__ = [
     "AttentionGradients",
@@ -35,23 +37,27 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_backward",
     "flash_attn_varlen_func",
+    "replace_sdpa",
+    "sdpa",
 ]
 refuse_mixed_files()  # before any of them is imported
 
-_OF_CONFIG = ("BackwardConfig", "Exp2Split", "ForwardConfig", "Problem")
+_MODULES = ("api", "config", "flash_attn", "transformers")
+_HOMES = dict.fromkeys(("BackwardConfig", "Exp2Split", "ForwardConfig", "Problem"), "fa4.config")
+_HOMES |= {"replace_sdpa": "fa4.dropin.replace", "sdpa": "fa4.dropin.sdpa"}
 
 
 def __getattr__(name: str) -> Any:
     """A public name, loaded when it is first asked for."""
-    if name in ("api", "config"):
+    if name in _MODULES:
         return importlib.import_module(f"fa4.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module("fa4.config" if name in _OF_CONFIG else "fa4.api")
+    home = importlib.import_module(_HOMES.get(name, "fa4.api"))
     globals()[name] = value = getattr(home, name)
     return value
 
 
 def __dir__() -> list[str]:
     """What `dir(fa4)` and completion show: the names that are loaded on demand, too."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
