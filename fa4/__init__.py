@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fa4.backends import AttentionGradients
     from fa4.compute import AttentionOutput
     from fa4.config import BackwardConfig, Exp2Split, ForwardConfig, Problem
+    from fa4.dropin.replace import replace_sdpa
+    from fa4.dropin.sdpa import sdpa
 
 __all__ = [
     "AttentionGradients",
@@ -38,6 +40,8 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_backward",
     "flash_attn_varlen_func",
+    "replace_sdpa",
+    "sdpa",
 ]
 refuse_mixed_files()  # before any of them is imported
 
@@ -51,13 +55,15 @@ def _prepare(sources: Sequence[Path]) -> None:
 
 kept_code.keep_with(_prepare)
 
+_MODULES = ("api", "config", "flash_attn", "transformers")
 _HOMES = dict.fromkeys(("BackwardConfig", "Exp2Split", "ForwardConfig", "Problem"), "fa4.config")
 _HOMES |= {"AttentionGradients": "fa4.backends", "AttentionOutput": "fa4.compute"}
+_HOMES |= {"replace_sdpa": "fa4.dropin.replace", "sdpa": "fa4.dropin.sdpa"}
 
 
 def __getattr__(name: str) -> Any:
     """A public name, loaded when it is first asked for."""
-    if name in ("api", "config"):
+    if name in _MODULES:
         return importlib.import_module(f"fa4.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -68,4 +74,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """What `dir(fa4)` and completion show: the names that are loaded on demand, too."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

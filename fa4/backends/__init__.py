@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from fa4.call import Call
 
 NAMES = ("sm100", "emulator", "reference", "oracle")
+KERNELS = NAMES[:2]  # compiled
 NO_BACKWARD = {
     "sm100": "the SM100 backward kernel is not in this version: call under torch.no_grad(), or "
     'with impl="reference", whose gradients are computed on the CPU'
