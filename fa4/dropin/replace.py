@@ -41,19 +41,16 @@ def _look_up(*args: Any, **kwargs: Any) -> Any:
 class ReplacedSdpa(TorchFunctionMode):
     """Inside, in this thread, every call of torch's function is a call of `fa4.sdpa`.
 
-    torch.nn.MultiheadAttention has a way for inference that calls no such function; it is switched
-    off meanwhile.
+    While a mode is entered, torch.nn.MultiheadAttention does not take its way for inference, which
+    calls no such function.
     """
 
     def __init__(self, impl: str) -> None:
         super().__init__()
         self.impl = impl
-        self.fast_path: list[bool] = []
 
     def __enter__(self) -> Any:
         """Put the function in place."""
-        self.fast_path.append(torch.backends.mha.get_fastpath_enabled())
-        torch.backends.mha.set_fastpath_enabled(False)
         _entered.impls.append(self.impl)
         _count(1)
         return super().__enter__()
@@ -63,7 +60,6 @@ class ReplacedSdpa(TorchFunctionMode):
         super().__exit__(*raised)
         _count(-1)
         _entered.impls.pop()
-        torch.backends.mha.set_fastpath_enabled(self.fast_path.pop())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """torch's protocol: what a function that was called gives."""

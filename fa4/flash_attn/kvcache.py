@@ -88,6 +88,7 @@ class _Rotary:
         """x (B, S, H, d) at `positions` (B, S), in the type of x."""
         import torch
 
+        _check_positions(positions, len(self.tables[0]), "rotary_cos has rows for {} positions")
         wide = torch.promote_types(x.dtype, torch.float32)
         width = 2 * self.tables[0].shape[1]
         turned, rest = x[..., :width].to(wide), x[..., width:]
@@ -152,13 +153,7 @@ class _Cache:
 
     def places(self, positions: Any) -> tuple[Any, Any]:
         """(page, slot) of each position (B, S); ValueError beyond the cache, if on the CPU."""
-        if self.device.type == "cpu" and positions.numel():
-            least, most = int(positions.min()), int(positions.max())
-            if least < 0 or most >= self.capacity:
-                raise ValueError(
-                    f"a sequence has room for {self.capacity} keys in the cache; "
-                    f"got position {least if least < 0 else most}"
-                )
+        _check_positions(positions, self.capacity, "a sequence in the cache has room for {} keys")
         page = self.table.gather(1, positions // self.page_size)
         return page, positions % self.page_size
 
@@ -172,6 +167,15 @@ class _Cache:
         if self.is_whole:
             return k_cache, v_cache, {"seqused_k": stop}
         return k_cache, v_cache, {"seqused_k": stop, "page_table": self.table}
+
+
+def _check_positions(positions: Any, count: int, rule: str) -> None:
+    """ValueError for a position that is not in [0, count); a GPU's are not looked at."""
+    if positions.device.type != "cpu" or not positions.numel():
+        return
+    for position in (int(positions.min()), int(positions.max())):
+        if not 0 <= position < count:
+            raise ValueError(f"{rule.format(count)}; got position {position}")
 
 
 def _write(cache: Any, where: tuple[Any, Any], new: Any) -> Any:

@@ -127,6 +127,19 @@ def test_what_is_refused() -> None:
         gradient.sum().backward()
 
 
+def test_gradient_through_the_lse() -> None:
+    """Of the sum of the LSE: dK is the sum of the probabilities times q."""
+    q, k, v = (x.requires_grad_() for x in draw_inputs(1, 2, 1, 5, 5, 16))
+    slopes = torch.rand(2)
+    _, lse, _ = flash_attn.flash_attn_func(q, k, v, alibi_slopes=slopes, return_attn_probs=True)
+    (found,) = torch.autograd.grad(lse.sum(), k)
+    eye = torch.eye(5, dtype=torch.float64)[None, :, None].expand(1, 5, 2, 5)
+    p = formula(q, k, eye, slopes, False)
+    torch.testing.assert_close(
+        found, torch.einsum("bihj,bihd->bjhd", p, q) / 4, rtol=1e-10, atol=1e-12
+    )
+
+
 def test_packed_sequences_have_their_own_distances() -> None:
     """Each sequence as if it were alone, with the slopes of its batch entry."""
     torch.manual_seed(2)

@@ -58,7 +58,7 @@ def problems(draw: Any) -> dict[str, Any]:
     if kind == "pages":
         call["block_table"] = order[: batch * pages].reshape(batch, pages).int()
     if "k" in call and draw(st.booleans()):
-        angles = torch.randn(40, draw(st.sampled_from((2, 8))), dtype=torch.float64)
+        angles = torch.randn(60, draw(st.sampled_from((2, 8))), dtype=torch.float64)
         call["rotary_cos"], call["rotary_sin"] = angles.cos(), angles.sin()
         call["rotary_interleaved"] = draw(st.booleans())
     if draw(st.booleans()):
@@ -162,7 +162,11 @@ def test_gradients_reach_what_was_given() -> None:
         ({"rotary_sin": None}, "rotary_cos and rotary_sin go together"),
         ({"k": None, "v": None}, "rotary_cos and rotary_sin need k and v"),
         ({"cache_seqlens": None}, "k and v need cache_seqlens"),
-        ({"cache_seqlens": 7}, "room for 8 keys in the cache; got position 8"),
+        ({"cache_seqlens": 7}, "room for 8 keys; got position 8"),
+        (
+            {"rotary_cos": torch.ones(4, 4), "rotary_sin": torch.ones(4, 4)},
+            "rotary_cos has rows for 4 positions; got position 4",
+        ),
         ({"cache_seqlens": torch.tensor([1, 2])}, r"cache_seqlens must be an int or \(1,\)"),
         (
             {"block_table": torch.zeros(1, 1).int(), "cache_leftpad": torch.zeros(1).int()},

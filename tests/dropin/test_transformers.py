@@ -108,21 +108,23 @@ def test_forward_and_backward(name: str, padded: bool) -> None:
     assert masks == [every or first] + [every] * (5 if name == "T5" else 1)
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_generate(name: str) -> None:
-    """Twelve tokens with a cache, of padded prompts: those of "eager", and with a static cache."""
+def test_generate(name: str, padded: bool) -> None:
+    """Twelve tokens with a cache: those of "eager", and the same with a static cache."""
     model = build(name)
+    mask = PADDING if padded else torch.ones_like(PADDING)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     found = {}
     for impl in ("eager", "fa4"):
         model.set_attn_implementation(impl)
-        found[impl] = model.generate(TOKENS, attention_mask=PADDING, **options)
+        found[impl] = model.generate(TOKENS, attention_mask=mask, **options)
     assert found["fa4"].equal(found["eager"])
     assert found["fa4"].shape[1] >= 12 and len(found["fa4"].unique()) > 3
     if name != "T5":
         static = model.generate(
             TOKENS,
-            attention_mask=PADDING,
+            attention_mask=mask,
             **options,
             cache_implementation="static",
             disable_compile=True,
@@ -172,6 +174,16 @@ def test_causal_or_not() -> None:
     assert attend(module=mock.Mock(is_causal=False)).equal(attend(is_causal=False))
     x = torch.randn(2, 4, 3, 8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(attend(query=x[:, :, 2:]), attend()[:, 2:], rtol=1e-5, atol=1e-6)
+
+
+def test_masks_of_the_caller() -> None:
+    """Boolean, additive, and longer than the keys, as for a static cache."""
+    mask = torch.tensor([[1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1]], dtype=torch.bool)[None, None]
+    added = torch.where(mask, 0.0, -torch.inf)
+    for given in (mask, added, mask[..., :3]):
+        expected = attend(attention_mask=mask[..., :3])
+        torch.testing.assert_close(attend(attention_mask=given), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(attend(attention_mask=added), attend(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
