@@ -114,6 +114,18 @@ def test_auto_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(taken) == 1
 
 
+def test_a_gpu_is_asked_for_its_own_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """impl="sm100" gets the tensors that want gradients, so that it can refuse them."""
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "fa4.dropin.attend.flash_attn_func", lambda *given, **named: seen.append((given, named))
+    )
+    q, k, v = (x.requires_grad_() for x in draw_inputs(1, 2, 2, 4, 5, 64))
+    flash_attn.flash_attn_func(q, k, v, alibi_slopes=torch.rand(4), impl="sm100")
+    ((given, named),) = seen
+    assert given[0] is q and named["impl"] == "sm100" and callable(named["score_mod"])
+
+
 def test_what_is_refused() -> None:
     """ALiBi with a softcap in the kernel; a second derivative."""
     q, k, v = (x.bfloat16().requires_grad_() for x in draw_inputs(1, 2, 2, 4, 5, 64))

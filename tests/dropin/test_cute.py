@@ -10,10 +10,9 @@ import torch
 
 import fa4
 from fa4.flash_attn import cute
-from tests.conformance.foreign import flash_attention, missing
 from tests.dropin.support import differences, signature
 
-# flash-attn-4 4.0.0b36; the test below compares with the package itself, where it is installed.
+# flash-attn-4 4.0.0b36; tests/conformance compares with the package itself.
 START = "q, k, v, qv=None, "
 COMMON = (
     "softmax_scale=None, causal=False, window_size=(None, None), learnable_sink=None, softcap=0.0, "
@@ -40,16 +39,6 @@ SIGNATURES = {
 def test_signature(name: str) -> None:
     """Names, order and defaults."""
     assert differences(getattr(cute, name), signature(SIGNATURES[name])) == []
-
-
-@pytest.mark.conformance
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.skipif(bool(missing()), reason=missing())
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signature_of_the_installed_package(name: str) -> None:
-    """The real function's parameters are those of the table, one by one."""
-    real = inspect.signature(getattr(flash_attention(), name))
-    assert differences(getattr(cute, name), real) == []
 
 
 def tensors() -> Any:
