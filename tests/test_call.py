@@ -204,6 +204,20 @@ def test_the_gradient_drops_what_the_call_dropped() -> None:
     assert not torch.allclose(other.dv, grads.dv)
 
 
+def test_gradients_through_a_mask_of_ours() -> None:
+    """The kernel's result, the reference's gradients: both know `fa4.masks`."""
+    from fa4.masks import Chunked
+
+    grads = []
+    for impl in ("emulator", "reference"):
+        q, k, v = tensors(torch.bfloat16)
+        fa4.flash_attn_func(q, k, v, mask_mod=Chunked(3), impl=impl).float().sum().backward()
+        grads.append([q.grad, k.grad, v.grad])
+    for ours, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0.02, atol=0.02)
+    assert grads[0][2].abs().sum() > 0
+
+
 def test_seeds_of_64_bits_pass_the_operator() -> None:
     q, k, v = tensors()
     seed = 2**64 - 3

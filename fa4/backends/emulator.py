@@ -7,7 +7,7 @@ from typing import Any
 from fa4.arrays import is_torch
 from fa4.backends import AttentionGradients, Saved, kernel, reference
 from fa4.call import Call
-from fa4.compiled.support import NotSupported, check
+from fa4.compiled.support import NotSupported, check, is_device_function
 from fa4.compiled.toolchain import find_toolchain
 from fa4.hardware import B200, Gpu
 from fa4.request import make_request
@@ -26,7 +26,7 @@ def supports(call: Call, *, gradient: bool = False) -> str:
         return str(error)
     if is_torch(call.q) and call.q.device.type != "cpu":
         return f'impl="emulator" takes tensors on the CPU; q is on {call.q.device}'
-    if gradient and (call.extras.score_mod or call.extras.mask_mod):
+    if gradient and _has_device_mods(call):
         return _NO_MOD_GRADIENT
     return ""
 
@@ -57,8 +57,14 @@ def _machine(call: Call) -> tuple[Gpu, int]:
     return B200, EMULATED_SMS
 
 
+def _has_device_mods(call: Call) -> bool:
+    """Are there callables that only a kernel can call? Those of `fa4.masks` the reference can."""
+    mods = (call.extras.score_mod, call.extras.mask_mod)
+    return any(mod is not None and is_device_function(mod) for mod in mods)
+
+
 def backward(call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradients:
     """The reference's: there is no backward kernel in this version."""
-    if call.extras.score_mod or call.extras.mask_mod:
+    if _has_device_mods(call):
         raise NotImplementedError(_NO_MOD_GRADIENT)
     return reference.backward(call, saved, dout, dlse)
