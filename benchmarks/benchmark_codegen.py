@@ -8,7 +8,7 @@
 All compile with CuTe-DSL 4.8.1 in its CUDA 13 flavour, for sm_100a, without a GPU: nothing runs, no
 figure is a speed on a GPU. `--install` puts compiler, disassembler and cuDNN's kernels into
 .venv/codegen, so that .venv keeps its own flavour; `make conformance` installs flash-attn-4.
-Loop lengths are warp issue slots for each row of 128 scores (see fa4/sm100/loops.py). "base" is
+Loop lengths are warp issue slots for each row of 128 scores (see fa4/inspect/loops.py). "base" is
 without emulated exponentials, each of which costs 4 slots more than a MUFU in every peer. Compile
 times are of the compiling process's CPU, warm: the shortest but the first.
 """
@@ -32,9 +32,9 @@ from common import RESULTS, describe_run, write_result
 SITE = ROOT / ".venv" / "codegen"
 sys.path.append(str(SITE))  # its disassembler
 
-from fa4.sm100 import loops  # noqa: E402
-from fa4.sm100.codegen import KernelCode, read_kernels  # noqa: E402
-from fa4.sm100.cubin import find_disassembler  # noqa: E402
+from fa4.inspect import loops  # noqa: E402
+from fa4.inspect.codegen import KernelCode, read_kernels  # noqa: E402
+from fa4.inspect.cubin import find_disassembler  # noqa: E402
 
 DSL = "4.8.1"
 PACKAGES = (
@@ -101,7 +101,7 @@ def compile_case(dims: tuple[int, int], causal: bool, compiles: int) -> Iterator
     cuDNN's causal (192, 128) keeps 34 exponentials on a cheaper polynomial then: left out.
     """
     for maker in (FLASH, CUDNN, OURS):
-        pair = maker == OURS and not causal and dims[1] == 128  # as fa4.sm100.call chooses
+        pair = maker == OURS and not causal and dims[1] == 128  # as fa4.compiled.launch chooses
         wanted = Wanted(maker, *dims, causal, cta_group=2 if pair else 1)
         found = compile_one(wanted, compiles)
         yield found

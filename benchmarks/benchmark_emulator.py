@@ -20,7 +20,7 @@ import numpy as np
 from common import describe_run, parse_output, write_result
 
 from fa4.emulator import Options
-from fa4.emulator.ptx_launch import run_ptx
+from fa4.emulator.host.ptx_launch import run_ptx
 
 ROUNDS = 3
 WARPS = 4

@@ -1,13 +1,13 @@
 """Which planted synchronisation faults the emulator notices, and why it misses the others.
 
 Every wait, arrival, fence, commit, count of bytes and of threads in three GEMMs and an attention
-kernel is removed or altered, one at a time (`fa4.emulator.faults`). A fault counts as caught if a
-check fires or the outputs differ, under fifo or one of two seeds of the other schedules. Faults in
-instructions that the problem never executes are left out.
+kernel is removed or altered, one at a time (`fa4.emulator.tools.faults`). A fault counts as caught
+if a check fires or the outputs differ, under fifo or one of two seeds of the other schedules.
+Faults in instructions that the problem never executes are left out.
 
 What was removed may have been redundant: then the kernel is the same as before, and there is
 nothing to notice. That is decided by comparing what happened before what in both kernels
-(`fa4.emulator.redundancy`), under all schedules: `equivalent`. A survivor is a fault that is
+(`fa4.emulator.tools.redundancy`), under all schedules: `equivalent`. A survivor is a fault that is
 neither caught nor equivalent; each is explained in WHY. The equivalent ones of a kind are also
 removed all together, which shows whether they stand for one another.
 Usage: python benchmarks/benchmark_faults.py [--output FILE]    (`make conformance` first)
@@ -25,9 +25,9 @@ import emulated_kernels
 from common import describe_run, parse_output, write_result
 from emulated_kernels import Kernel
 
-from fa4.emulator import EmulatorError, Options
-from fa4.emulator.faults import Fault, plant
-from fa4.emulator.redundancy import Orderings
+from fa4.emulator import EmulatorError, Options, RunEvents
+from fa4.emulator.tools.faults import Fault, plant
+from fa4.emulator.tools.redundancy import Orderings
 
 SCHEDULES = (("fifo", 0), ("random", 0), ("random", 1), ("adversarial", 0), ("adversarial", 1))
 SURVIVED, NOT_EXECUTED, WRONG = "survived", "not executed", "wrong result"
@@ -69,7 +69,7 @@ class Outcome:
         return self.how not in (SURVIVED, NOT_EXECUTED, EQUIVALENT)
 
 
-class Lines:
+class Lines(RunEvents):
     """PTX lines of the instructions with handlers that a run executes: given as `events`."""
 
     def __init__(self) -> None:
@@ -78,11 +78,6 @@ class Lines:
     def executed(self, fragment: Any, step: Any, outcome: Any, tick: int) -> None:
         """A handler ran."""
         self.executed_lines.add(step.instruction.line)
-
-    def issued(self, *_: Any) -> None:
-        """Nothing to note."""
-
-    completed = cluster_started = issued
 
 
 def judge(kernel: Kernel, ptx: str, expected: bytes) -> tuple[str, str, str]:

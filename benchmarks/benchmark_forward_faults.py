@@ -12,8 +12,8 @@ from benchmark_faults import report_on
 from common import parse_output, write_result
 from emulated_kernels import Kernel, capture
 
+from fa4.compiled.forward import compile_forward
 from fa4.config import ForwardConfig
-from fa4.sm100.forward.compile import compile_forward
 from fa4.sm100.forward.spec import ForwardSpec
 
 ROWS, KEYS = 400, 257

@@ -1,6 +1,6 @@
 """What the simulator predicts for the compiled forward kernel, by its own instruction counts.
 
-The emulator counts what each role executes for a KV tile (`fa4.front.prediction`), the plan's
+The emulator counts what each role executes for a KV tile (`fa4.prediction`), the plan's
 amounts are scaled to that, and the simulator, with the constants calibrated on published figures of
 FlashAttention-4, runs the paper's shapes: 32k tokens, 16 heads, head dim 128. Shares of emulated
 exponentials and CTA pairs are varied. Kernels are compiled once (`fa4 cache`); compiling all takes
@@ -16,14 +16,14 @@ from typing import Any
 
 from common import describe_run, parse_output, write_result
 
+from fa4.compiled.toolchain import find_toolchain
+from fa4.compiled.variants import tuned_spec
 from fa4.config import Exp2Split, Problem
-from fa4.front.prediction import tile_amounts
 from fa4.plan.measured import loop_math, with_measured_math
+from fa4.prediction import tile_amounts
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import predict
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.toolchain import find_toolchain
-from fa4.sm100.variants import tuned_spec
 
 TOKENS, HEADS, HEAD_DIM = 32768, 16, 128
 SPLITS = (

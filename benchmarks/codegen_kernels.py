@@ -10,7 +10,6 @@ fetches the kernel through fa4's cache instead, and leaves start.json.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import json
 import os
@@ -145,8 +144,10 @@ def compile_cudnn(wanted: Wanted, timed: Timed) -> None:
 
 
 def compile_ours(wanted: Wanted, timed: Timed) -> None:
-    """fa4's kernel. Raises ImportError if there is none."""
-    compile_forward, spec = find_compiler(), our_spec(wanted)
+    """fa4's kernel."""
+    from fa4.compiled.forward import compile_forward
+
+    spec = our_spec(wanted)
     timed.run(lambda: compile_forward(spec, "sm_100a"))
 
 
@@ -169,26 +170,12 @@ def our_spec(wanted: Wanted) -> Any:
 
 def start_from_cache(wanted: Wanted) -> float:
     """Seconds until fa4 has a kernel of its on-disk cache ready, its modules imported."""
-    from fa4.sm100.build import build
+    from fa4.compiled.build import build
 
     spec = our_spec(wanted)
     start = time.perf_counter()
     build(spec)
     return time.perf_counter() - start
-
-
-def find_compiler() -> Callable[..., Any]:
-    """fa4's `compile_forward`. Raises ImportError if it is not there."""
-    for module in ("fa4.sm100.forward.kernel", "fa4.sm100.forward.compile"):
-        try:
-            found = getattr(importlib.import_module(module), "compile_forward", None)
-        except ModuleNotFoundError as error:
-            if error.name != module:
-                raise
-            continue
-        if found is not None:
-            return found
-    raise ImportError("fa4.sm100.forward has no compile_forward yet")
 
 
 MAKERS = {OURS: compile_ours, FLASH: compile_flash, CUDNN: compile_cudnn}
@@ -211,7 +198,7 @@ def main() -> None:
     (out / "kernel.cubin").write_bytes(artifacts.CUBIN)
     (out / "kernel.ptx").write_text(artifacts.PTX)
 
-    from fa4.sm100.codegen import launch_smem_bytes
+    from fa4.inspect.codegen import launch_smem_bytes
 
     report = {
         "seconds": timed.seconds,

@@ -7,21 +7,26 @@ used. So the `fa4` command answers Ctrl-C from its first moment.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fa4.emulator import kept_code
 from fa4.install import refuse_mixed_files
 from fa4.version import __version__
 
 if TYPE_CHECKING:
     from fa4.api import (
-        AttentionGradients,
-        AttentionOutput,
         flash_attn_backward,
         flash_attn_func,
         flash_attn_varlen_backward,
         flash_attn_varlen_func,
     )
+    from fa4.backends import AttentionGradients
+    from fa4.compute import AttentionOutput
     from fa4.config import BackwardConfig, Exp2Split, ForwardConfig, Problem
+    from fa4.dropin.replace import replace_sdpa
+    from fa4.dropin.sdpa import sdpa
 
 __all__ = [
     "AttentionGradients",
@@ -35,23 +40,38 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_backward",
     "flash_attn_varlen_func",
+    "replace_sdpa",
+    "sdpa",
 ]
 refuse_mixed_files()  # before any of them is imported
 
-_OF_CONFIG = ("BackwardConfig", "Exp2Split", "ForwardConfig", "Problem")
+
+def _prepare(sources: Sequence[Path]) -> None:
+    """Looks after the emulator's compiled code, which knows nothing of the rest of fa4."""
+    from fa4.compiled_code import prepare
+
+    prepare(sources)
+
+
+kept_code.keep_with(_prepare)
+
+_MODULES = ("api", "config", "flash_attn", "transformers")
+_HOMES = dict.fromkeys(("BackwardConfig", "Exp2Split", "ForwardConfig", "Problem"), "fa4.config")
+_HOMES |= {"AttentionGradients": "fa4.backends", "AttentionOutput": "fa4.compute"}
+_HOMES |= {"replace_sdpa": "fa4.dropin.replace", "sdpa": "fa4.dropin.sdpa"}
 
 
 def __getattr__(name: str) -> Any:
     """A public name, loaded when it is first asked for."""
-    if name in ("api", "config"):
+    if name in _MODULES:
         return importlib.import_module(f"fa4.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module("fa4.config" if name in _OF_CONFIG else "fa4.api")
+    home = importlib.import_module(_HOMES.get(name, "fa4.api"))
     globals()[name] = value = getattr(home, name)
     return value
 
 
 def __dir__() -> list[str]:
     """What `dir(fa4)` and completion show: the names that are loaded on demand, too."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -1,6 +1,6 @@
 """The public functions, with FlashAttention's names, layouts and conventions.
 
-    impl="auto"        the kernel on a B200 or B300; elsewhere the reference (`fa4.front.choice`)
+    impl="auto"        the kernel on a B200 or B300; elsewhere the reference (`fa4.choose`)
     impl="sm100"       the compiled kernel, on a B200 or B300
     impl="emulator"    the same compiled kernel, on the CPU
     impl="reference"   FA4's algorithm in NumPy, in the kernel's order of operations
@@ -15,32 +15,12 @@ side of None or -1 is unbounded. LSE is float32, natural logarithm, (batch, head
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from fa4.arrays import is_torch, like, to_numpy
+from fa4.backends import AttentionGradients, Saved
+from fa4.checked import make_call
+from fa4.compute import attend, differentiate
 from fa4.config import Window
-from fa4.front import choice
-from fa4.oracle import attend_batch, differentiate_batch
-from fa4.reference import SavedForward, attention_backward, attention_forward
-from fa4.request import DENSE_DEFAULTS, VARLEN_DEFAULTS, Request, build_request
-
-
-class AttentionOutput(NamedTuple):
-    """Result of a call with return_lse=True."""
-
-    out: Any
-    lse: Any
-
-
-class AttentionGradients(NamedTuple):
-    """Result of `flash_attn_backward`; dsink is None without a learnable_sink."""
-
-    dq: Any
-    dk: Any
-    dv: Any
-    dsink: Any
 
 
 def flash_attn_func(
@@ -62,7 +42,7 @@ def flash_attn_func(
     aux_tensors: Any = None,
     block_sparse_tensors: Any = None,
     dropout_p: float = 0.0,
-    dropout_seed: int = 0,
+    dropout_seed: int | None = None,
     q_descale: Any = None,
     k_descale: Any = None,
     v_descale: Any = None,
@@ -86,7 +66,9 @@ def flash_attn_func(
         mask_mod: (batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> keep; replaces causal
             and window_size. aux_tensors: handed to the callables.
         block_sparse_tensors: `fa4.reference.BlockSparseTensors`.
-        dropout_p, dropout_seed: drop probabilities by a counter-based generator.
+        dropout_p, dropout_seed: drop probabilities by a counter-based generator. Without a seed one
+            is drawn from torch's or NumPy's global generator; the result with return_lse has it as
+            `dropout_seed`, for `flash_attn_backward`.
         q_descale, k_descale, v_descale: (B, Hk) factors of FP8 inputs.
         config: `fa4.ForwardConfig`, `fa4.BackwardConfig` or both; None: FA4's choices.
         impl: one of the names above; `fa4 doctor --matrix` lists what the kernels refuse.
@@ -98,11 +80,16 @@ def flash_attn_func(
     Raises:
         ValueError, TypeError; NotImplementedError for what a kernel lacks: one line, what is wrong.
     """
-    values = (softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, pack_gqa,
-              deterministic, score_mod, score_mod_bwd, mask_mod, aux_tensors, block_sparse_tensors,
-              dropout_p, dropout_seed, q_descale, k_descale, v_descale, config)  # fmt: skip
-    options = dict(zip(DENSE_DEFAULTS, values, strict=True))
-    return _run(q, k, v, options, varlen=False, impl=impl, return_lse=return_lse)
+    options = {
+        "softmax_scale": softmax_scale, "causal": causal, "window_size": window_size,
+        "learnable_sink": learnable_sink, "softcap": softcap, "num_splits": num_splits,
+        "pack_gqa": pack_gqa, "deterministic": deterministic, "score_mod": score_mod,
+        "score_mod_bwd": score_mod_bwd, "mask_mod": mask_mod, "aux_tensors": aux_tensors,
+        "block_sparse_tensors": block_sparse_tensors, "dropout_p": dropout_p,
+        "dropout_seed": dropout_seed, "q_descale": q_descale, "k_descale": k_descale,
+        "v_descale": v_descale, "config": config,
+    }  # fmt: skip
+    return attend(make_call(q, k, v, options, varlen=False), impl, return_lse=return_lse)
 
 
 def flash_attn_varlen_func(
@@ -131,7 +118,7 @@ def flash_attn_varlen_func(
     aux_tensors: Any = None,
     block_sparse_tensors: Any = None,
     dropout_p: float = 0.0,
-    dropout_seed: int = 0,
+    dropout_seed: int | None = None,
     q_descale: Any = None,
     k_descale: Any = None,
     v_descale: Any = None,
@@ -153,13 +140,19 @@ def flash_attn_varlen_func(
     The other arguments, results and errors are those of `flash_attn_func`; LSE is (Hq, total) for
     packed q.
     """
-    values = (softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, pack_gqa,
-              deterministic, score_mod, score_mod_bwd, mask_mod, aux_tensors, block_sparse_tensors,
-              dropout_p, dropout_seed, q_descale, k_descale, v_descale, config, cu_seqlens_q,
-              cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k,
-              page_table)  # fmt: skip
-    options = dict(zip(VARLEN_DEFAULTS, values, strict=True))
-    return _run(q, k, v, options, varlen=True, impl=impl, return_lse=return_lse)
+    options = {
+        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "seqused_q": seqused_q,
+        "seqused_k": seqused_k, "page_table": page_table, "softmax_scale": softmax_scale,
+        "causal": causal, "window_size": window_size, "learnable_sink": learnable_sink,
+        "softcap": softcap, "num_splits": num_splits, "pack_gqa": pack_gqa,
+        "deterministic": deterministic, "score_mod": score_mod, "score_mod_bwd": score_mod_bwd,
+        "mask_mod": mask_mod, "aux_tensors": aux_tensors,
+        "block_sparse_tensors": block_sparse_tensors, "dropout_p": dropout_p,
+        "dropout_seed": dropout_seed, "q_descale": q_descale, "k_descale": k_descale,
+        "v_descale": v_descale, "config": config,
+    }  # fmt: skip
+    return attend(make_call(q, k, v, options, varlen=True), impl, return_lse=return_lse)
 
 
 def flash_attn_backward(
@@ -174,14 +167,15 @@ def flash_attn_backward(
     impl: str = "auto",
     **options: Any,
 ) -> AttentionGradients:
-    """Gradients of a dense call from its saved out and lse.
+    """AttentionGradients of a dense call from its saved out and lse.
 
     dout and out are (B, Sq, Hq, dv), lse and dlse (B, Hq, Sq); `options` are those of the
     forward call (`flash_attn_func`). With impl="oracle", out and lse are recomputed in float64.
     Every other impl but "sm100", which has no backward kernel yet, means the reference.
     Returns `AttentionGradients(dq, dk, dv, dsink)` in the layouts of their inputs.
     """
-    return _run_backward((dout, q, k, v, out, lse, dlse), options, varlen=False, impl=impl)
+    call = make_call(q, k, v, options, varlen=False)
+    return differentiate(call, Saved(out, lse), dout, dlse, impl)
 
 
 def flash_attn_varlen_backward(
@@ -197,66 +191,5 @@ def flash_attn_varlen_backward(
     **options: Any,
 ) -> AttentionGradients:
     """`flash_attn_backward` for `flash_attn_varlen_func`; paged K and V get paged gradients."""
-    return _run_backward((dout, q, k, v, out, lse, dlse), options, varlen=True, impl=impl)
-
-
-def _run(
-    q: Any, k: Any, v: Any, options: dict[str, Any], *, varlen: bool, impl: str, return_lse: bool
-) -> Any:
-    choice.check_impl(impl)
-    if impl == "auto":
-        impl = choice.choose(q, k, v, options)
-    if impl in choice.KERNELS:
-        out, lse = choice.attend(q, k, v, options, impl=impl, return_lse=return_lse)
-    elif is_torch(q):
-        from fa4.torch_front import attend
-
-        out, lse = attend(q, k, v, options, varlen=varlen, impl=impl)
-    else:
-        out, lse = forward_request(build_request(q, k, v, options, varlen=varlen), impl)
-    return AttentionOutput(out, lse) if return_lse else out
-
-
-def forward_request(request: Request, impl: str) -> tuple[np.ndarray, np.ndarray]:
-    """(out, lse) of a checked request, as NumPy arrays."""
-    inputs = (request.q, request.k, request.v)
-    if impl == "oracle":
-        return attend_batch(*inputs, request.keywords)
-    result = attention_forward(
-        *inputs, request.spec, request.forward_config, packing=request.packing
-    )
-    return result.out, result.lse
-
-
-def _run_backward(
-    tensors: tuple[Any, ...], options: dict[str, Any], *, varlen: bool, impl: str
-) -> AttentionGradients:
-    choice.check_impl(impl)
-    if impl == "sm100":
-        raise NotImplementedError("the SM100 backward kernel is not in this version")
-    dout, q, k, v, out, lse, dlse = tensors
-    request = build_request(q, k, v, options, varlen=varlen)
-    lse_shape = request.lse_shape
-    out_shape = (*request.q.shape[:-1], request.v.shape[-1])
-    arrays: dict[str, Any] = {}
-    for name, value, shape in (("dout", dout, out_shape), ("out", out, out_shape),
-                               ("lse", lse, lse_shape), ("dlse", dlse, lse_shape)):  # fmt: skip
-        array = None if name == "dlse" and value is None else to_numpy(name, value)
-        if array is not None and array.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}; got {array.shape}")
-        arrays[name] = array
-    inputs = (request.q, request.k, request.v)
-    result: Any
-    if impl == "oracle":
-        result = differentiate_batch(inputs, arrays["dout"], arrays["dlse"], request.keywords)
-    else:
-        result = attention_backward(
-            inputs,
-            SavedForward(**arrays),
-            request.spec,
-            request.backward_config,
-            packing=request.packing,
-        )
-    dq, dk, dv = (like(q, x) for x in (result.dq, result.dk, result.dv))
-    dsink = None if result.dsink is None else like(q, result.dsink)
-    return AttentionGradients(dq, dk, dv, dsink)
+    call = make_call(q, k, v, options, varlen=True)
+    return differentiate(call, Saved(out, lse), dout, dlse, impl)

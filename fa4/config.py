@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 Window = tuple[int | None, int | None]
 
@@ -61,6 +62,8 @@ def normalize_window(window_size: object, causal: bool = False) -> Window:
     FlashAttention, in every implementation. A window with left + right < 0 would hide every key,
     so it is refused.
     """
+    if type(window_size) is tuple and window_size == (None, None):  # by far the most
+        return None, 0 if causal else None
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise TypeError(f"window_size must be a pair (left, right); got {window_size!r}")
     sides: list[int | None] = []
@@ -78,6 +81,12 @@ def normalize_window(window_size: object, causal: bool = False) -> Window:
             f"got left {left} and right {right}"
         )
     return left, right
+
+
+def _fill_head_dim_v(sizes: Any) -> None:
+    """V's head dimension is K's where none is given; so it is an int wherever it is read."""
+    if sizes.head_dim_v is None:
+        object.__setattr__(sizes, "head_dim_v", sizes.head_dim)
 
 
 def sum_clipped(first: int, count: int, most: int) -> int:
@@ -100,15 +109,14 @@ class Problem:
     heads_q: int
     heads_k: int
     head_dim: int
-    head_dim_v: int | None = None
+    head_dim_v: int = None  # type: ignore[assignment]  # None: head_dim
     dtype: str = "bf16"
     causal: bool = False
     window_size: Window = (None, None)
 
     def __post_init__(self) -> None:
         """Check every size; fill head_dim_v with head_dim where it is None."""
-        if self.head_dim_v is None:
-            object.__setattr__(self, "head_dim_v", self.head_dim)
+        _fill_head_dim_v(self)
         for name in ("batch", "seqlen_q", "seqlen_k"):
             require_int(name, getattr(self, name), 0)
         for name in ("heads_q", "heads_k"):
@@ -128,7 +136,6 @@ class Problem:
 
         As in the paper, a causal mask counts half of the pairs; a window counts those it shows.
         """
-        assert self.head_dim_v is not None
         dims = self.head_dim + self.head_dim_v
         if self.window_size in ((None, None), (None, 0)):
             pairs = self.seqlen_q * self.seqlen_k
@@ -180,10 +187,10 @@ class Exp2Split:
 
     def emulated_columns(self, tile_n: int) -> tuple[bool, ...]:
         """For each of tile_n columns: does the polynomial compute its exponential?"""
-        fragments = -(-tile_n // 32)
+        fragments = -(-tile_n // FRAGMENT_COLS)
         flags = []
         for column in range(tile_n):
-            fragment, pair = column // 32, column % 32 & ~1
+            fragment, pair = column // FRAGMENT_COLS, column % FRAGMENT_COLS & ~1
             flags.append(
                 self.frequency > 0
                 and self.start_fragment <= fragment < fragments - 1
@@ -311,7 +318,7 @@ class ForwardPipeline:
     """
 
     head_dim: int = 128
-    head_dim_v: int | None = None
+    head_dim_v: int = None  # type: ignore[assignment]  # None: head_dim
     element_bytes: int = 2
     causal: bool = False
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
@@ -325,8 +332,7 @@ class ForwardPipeline:
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
-        if self.head_dim_v is None:
-            object.__setattr__(self, "head_dim_v", self.head_dim)
+        _fill_head_dim_v(self)
         for name in ("head_dim", "head_dim_v"):
             require_int(name, getattr(self, name), 8, 512)
             require(getattr(self, name) % 8 == 0, f"{name} must be a multiple of 8",
@@ -371,7 +377,7 @@ class BackwardPipeline:
     """
 
     head_dim: int = 128
-    head_dim_v: int | None = None
+    head_dim_v: int = None  # type: ignore[assignment]  # None: head_dim
     element_bytes: int = 2
     causal: bool = False
     numerics: BackwardConfig = field(default_factory=BackwardConfig)
@@ -380,8 +386,7 @@ class BackwardPipeline:
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
-        if self.head_dim_v is None:
-            object.__setattr__(self, "head_dim_v", self.head_dim)
+        _fill_head_dim_v(self)
         for name in ("head_dim", "head_dim_v"):
             require_int(name, getattr(self, name), 16, 256)
             require(getattr(self, name) % 16 == 0, f"{name} must be a multiple of 16",
@@ -402,7 +407,7 @@ class WarpgroupPipeline:
     """
 
     head_dim: int = 128
-    head_dim_v: int | None = None
+    head_dim_v: int = None  # type: ignore[assignment]  # None: head_dim
     element_bytes: int = 2
     causal: bool = False
     tile_n: int = 128
@@ -414,8 +419,7 @@ class WarpgroupPipeline:
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
-        if self.head_dim_v is None:
-            object.__setattr__(self, "head_dim_v", self.head_dim)
+        _fill_head_dim_v(self)
         require_int("head_dim", self.head_dim, 8, 256)
         require_int("tile_n", self.tile_n, 16, 256)
         require_int("consumers", self.consumers, 1, 3)

@@ -68,6 +68,8 @@ def dtype_name(dtype_or_array: DTypeLike | FloatArray) -> str:
     else:
         dtype = np.dtype(dtype_or_array)
     name = _NAMES.get(dtype)
+    if name is None and not dtype.isnative:
+        raise TypeError(f"dtype must be in native byte order; got {dtype.str}")
     if name is None:
         raise TypeError(f"dtype must be one of {list(_FORMATS)}; got {dtype.name}")
     return name

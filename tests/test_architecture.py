@@ -14,6 +14,8 @@ from textwrap import indent
 
 import pytest
 
+from tests.import_graph import circles, import_graph, package_sources
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("fa4", "tests", "docs", "examples", "benchmarks", ".ci")
 SKIPPED = {"__pycache__", "generated", "out"}
@@ -27,6 +29,16 @@ MANY_PARAMETERS = {
     "fa4.api.flash_attn_varlen_func": "keeps FlashAttention's signature",
     "fa4.api.flash_attn_backward": "takes what flash_attn_func takes",
     "fa4.api.flash_attn_varlen_backward": "takes what flash_attn_varlen_func takes",
+    "fa4.flash_attn.plain.flash_attn_func": "keeps flash_attn 2's signature",
+    "fa4.flash_attn.plain.flash_attn_varlen_func": "keeps flash_attn 2's signature",
+    "fa4.flash_attn.packed.flash_attn_qkvpacked_func": "keeps flash_attn 2's signature",
+    "fa4.flash_attn.packed.flash_attn_kvpacked_func": "keeps flash_attn 2's signature",
+    "fa4.flash_attn.packed.flash_attn_varlen_qkvpacked_func": "keeps flash_attn 2's signature",
+    "fa4.flash_attn.packed.flash_attn_varlen_kvpacked_func": "keeps flash_attn 2's signature",
+    "fa4.flash_attn.kvcache.flash_attn_with_kvcache": "keeps flash_attn 2's signature",
+    "fa4.flash_attn.cute.interface.flash_attn_func": "keeps flash-attn-4's signature",
+    "fa4.flash_attn.cute.interface.flash_attn_varlen_func": "keeps flash-attn-4's signature",
+    "fa4.dropin.sdpa.sdpa": "keeps torch's signature",
     "fa4.commands.verify.verify": "a typer command: one parameter per option",
     "fa4.commands.demo.demo": "a typer command: one parameter per option",
     "fa4.commands.generations.generations": "a typer command: one parameter per option",
@@ -44,6 +56,12 @@ MANY_PARAMETERS = {
     "fa4.commands.run.run": "a typer command: one parameter per option",
     "fa4.commands.compile.compile": "a typer command: one parameter per option",
 }
+
+# Packages whose modules import one way only.
+WITHOUT_CIRCLES = ("fa4", "fa4.emulator")
+
+# Classes that share a name, and why.
+SAME_NAME: dict[str, str] = {}
 
 # Written in pieces, so that this file does not contain what it forbids.
 REGISTRY = re.compile(
@@ -105,7 +123,9 @@ def too_long(path: str, text: str) -> list[str]:
     found = [f"{path}: {lines} lines, limit {limit}"] if lines > limit else []
     limit = ROLE_LINES if path.startswith("fa4/sm100/") else FUNCTION_LINES
     for name, node in functions(ast.parse(text)):
-        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        counted = f"{module_name(path)}.{name}" not in MANY_PARAMETERS
+        first = node.lineno if counted else node.body[0].lineno  # of a long signature, the body
+        lines = (node.end_lineno or first) - first + 1
         if lines > limit:
             found.append(f"{path}: {name} has {lines} lines, limit {limit}")
     return found
@@ -222,6 +242,55 @@ def test_every_part_is_in_an_import_contract() -> None:
     parts |= {p.parent.name for p in (ROOT / "fa4").glob("*/__init__.py")}
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert parts_without_contract(pyproject, parts) == []
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+def test_imports_lead_one_way(package: str) -> None:
+    """No module imports itself by way of others, for types only or inside a function neither."""
+    graph = import_graph(package_sources(ROOT, package))
+    assert sum(map(len, graph.values())) > len(graph) > 1  # it has seen the package
+    assert circles(graph) == []
+
+
+def classes_by_name(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Name of a class -> the modules that define one of that name."""
+    homes: dict[str, list[str]] = {}
+    for module, text in sources.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    return homes
+
+
+def test_class_names_are_unique() -> None:
+    """One name, one thing; the pairs that share one say why."""
+    shared = {name: homes for name, homes in classes_by_name(package_sources(ROOT, "fa4")).items()
+              if len(homes) > 1}  # fmt: skip
+    assert shared.keys() == SAME_NAME.keys(), shared
+    assert classes_by_name({"a": "class X: pass", "b": "class X: pass"}) == {"X": ["a", "b"]}
+
+
+PLANTED_IMPORTS = {
+    "at the top": "from p import b",
+    "for types": "if TYPE_CHECKING:\n    from p.b import B",
+    "in a function": "def f():\n    import p.b",
+    "relative": "from . import b",
+    "relative name": "from .b import B",
+    "by text": "b = importlib.import_module('p.b')",
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED_IMPORTS.values(), ids=PLANTED_IMPORTS)
+def test_a_planted_circle_is_seen(planted: str) -> None:
+    """Whatever way the import that closes it is written."""
+    around = {
+        "p": "from p.a import A",
+        "p.b": "import p.q.c",
+        "p.q": "",
+        "p.q.c": "from p import a",
+    }
+    assert circles(import_graph({**around, "p.a": planted})) == [["p.a", "p.b", "p.q.c"]]
+    assert circles(import_graph({**around, "p.a": "from other import b"})) == []
 
 
 def test_exceptions_are_still_needed() -> None:

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import fa4
+from fa4.checked import make_call
 from fa4.commands.compile import window_features
 from fa4.config import normalize_window
 from fa4.dtypes import round_to
-from fa4.front.kernel import read_arguments
-from fa4.request import DENSE_DEFAULTS
 from fa4.sim.options import build
 from fa4.testing.inputs import visible_pairs
 
@@ -66,7 +65,7 @@ def test_everywhere_else(window: Any) -> None:
     q, k, v = arrays(8)
     right = (window[0], 0)
     assert normalize_window(window, causal=True) == right
-    fronts = [read_arguments(q, k, v, DENSE_DEFAULTS | x) for x in (given, meant)]
+    fronts = [make_call(q, k, v, x, varlen=False) for x in (given, meant)]
     assert fronts[0].window == fronts[1].window == right
     seen = [visible_pairs(options, 0, 1, (ROWS, KEYS)) for options in (given, meant)]
     assert np.array_equal(*seen)

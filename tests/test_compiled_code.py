@@ -102,3 +102,25 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         again, said = copy.predict(**nowhere)
         assert again == seconds
         assert said == f"fa4: {COMPILING}, {EVERY_TIME}\n"
+
+
+def test_the_emulator_is_looked_after() -> None:
+    """All its files with compiled functions, before the first of them is imported."""
+    code = """
+import sys
+import fa4.compiled_code
+told = []
+fa4.compiled_code.prepare = lambda sources: told.append((sources, [*sys.modules]))
+import fa4.emulator.execute
+((sources, before),) = told
+assert not any(name.startswith("fa4.emulator.checks.") for name in before), before
+compiled = {m.__file__ for n, m in sys.modules.items() if n.startswith("fa4.emulator.")
+            if any(type(value).__name__ == "CPUDispatcher" for value in vars(m).values())}
+print(sorted(compiled - set(map(str, sources))))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=250,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{[str(ROOT / 'fa4/emulator/isa/spaces.py')]}\n"  # shares no constants

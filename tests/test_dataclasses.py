@@ -20,13 +20,13 @@ MUTABLE = {
     "ForwardResult": "arrays handed to the caller",
     "BackwardResult": "arrays handed to the caller",
     "Layout": "is filled buffer by buffer",
-    "Run": "arrays of one execution",
+    "EngineRun": "arrays of one execution",
 }
 # Records that are written out in one line wherever they are made, always in one order.
 POSITIONAL = {
     "Arrive", "BackwardResult", "ChipRun", "Counters", "Execution", "Finding", "ForwardResult",
-    "Generation", "KernelTime", "Layout", "Loop", "Point", "QuantizedBlocks", "RowState", "Run",
-    "Semaphore", "Skipped", "Sweep", "Wait", "Work",
+    "Generation", "KernelTime", "Layout", "Loop", "Point", "QuantizedBlocks", "RowState",
+    "EngineRun", "Semaphore", "Skipped", "Sweep", "Wait", "Work",
 }  # fmt: skip
 
 

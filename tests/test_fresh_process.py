@@ -84,6 +84,27 @@ assert fa4.flash_attn_func(q, k, v).shape == (1, 5, 2, 8)
     run_fresh(code)
 
 
+def test_flash_attn_2_runs_on_arrays() -> None:
+    """Its names need no torch; what does says so, with the command."""
+    code = """
+import numpy as np
+
+import fa4
+
+q, k, v = np.random.default_rng(0).standard_normal((3, 1, 5, 2, 8), dtype=np.float32)
+slopes = np.ones(2, np.float32)
+out = fa4.flash_attn.flash_attn_func(q, k, v, 0.0, None, True, alibi_slopes=slopes)
+np.testing.assert_allclose(out[:, 0], v[:, 0], rtol=1e-6)
+try:
+    fa4.sdpa
+except ImportError as error:
+    assert str(error).startswith("fa4.sdpa needs torch: pip install"), error
+else:
+    raise AssertionError("fa4.sdpa without torch")
+"""
+    run_fresh(code)
+
+
 def test_doctor_runs() -> None:
     """`fa4 doctor` must not crash because something is missing."""
     code = """

@@ -19,17 +19,23 @@ from cutlass import cute
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fa4
-from fa4.front import choice
-from fa4.front import kernel as front_kernel
-from fa4.front import op as front_op
-from fa4.sm100 import build as builder
-from fa4.sm100 import toolchain
-from fa4.sm100.support import NotSupported
+from fa4 import choose, form, torch_op
+from fa4.backends import emulator as emulator_backend
+from fa4.backends import kernel as kernel_backend
+from fa4.backends import sm100 as sm100_backend
+from fa4.checked import make_call
+from fa4.compiled import build as builder
+from fa4.compiled import toolchain
+from fa4.compiled.support import NotSupported
 from fa4.testing import assert_within_budget
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import dense_inputs
 
 ROWS, KEYS = 40, 150
+
+
+def call_of(tensors, **options):
+    return make_call(*tensors, options, varlen=False)
 
 
 def draw(dtype=ml_dtypes.bfloat16, rows=ROWS, keys=KEYS, dim=64, batch=1):
@@ -46,7 +52,8 @@ def tensors(**options):
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Kernels that were built or launched; nothing runs."""
     seen: list[object] = []
-    monkeypatch.setattr(front_kernel, "build", lambda *given: seen.append(given))
+    monkeypatch.setattr(form, "_forms", {})
+    monkeypatch.setattr(kernel_backend, "build", lambda *given: seen.append(given) or print)
     monkeypatch.setattr("fa4.emulator.launch", lambda *given, **_: seen.append(given) or [])
     return seen
 
@@ -54,7 +61,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 @pytest.fixture
 def picks(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     """The log's lines, from a fresh start."""
-    monkeypatch.setattr(choice, "_said", set())
+    monkeypatch.setattr(choose, "_said", set())
     caplog.set_level(logging.INFO, "fa4")
     return lambda: [(record.levelno, record.getMessage()) for record in caplog.records]
 
@@ -88,14 +95,14 @@ def test_emulator_on_tensors_with_gradients() -> None:
 def test_operator_is_well_formed() -> None:
     """torch's own checks: schema, fake implementation, autograd, tracing with dynamic sizes."""
     q, k, v = (x.requires_grad_() for x in tensors(rows=8, keys=16))
-    arguments = front_kernel.read_arguments(q, k, v, {"causal": True, "window_size": (None, None)})
-    torch.library.opcheck(torch.ops.fa4.flash_attn_forward, (*arguments, True))
+    call = torch_op.to_operator(call_of((q, k, v), causal=True))
+    torch.library.opcheck(torch.ops.fa4.attention_forward, (*call, "emulator", True, True))
 
 
 @pytest.mark.parametrize("impl", ["emulator", "auto"])
 def test_torch_compile(impl, monkeypatch) -> None:
     """In one graph, forward and backward."""
-    monkeypatch.setenv(choice.EMULATE, "1")
+    monkeypatch.setenv(choose.EMULATE, "1")
 
     def step(q, k, v):
         return fa4.flash_attn_func(2 * q, k, v, causal=True, impl=impl).float().sum()
@@ -135,7 +142,10 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         built.append(arch)
         return lambda *values: emulator.launch(kernel, *values)
 
-    monkeypatch.setattr(front_kernel, "build", build)
+    monkeypatch.setattr(form, "_forms", {})
+    monkeypatch.setattr(kernel_backend, "build", build)
+    monkeypatch.setattr(sm100_backend, "_place", lambda call: "")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     properties = types.SimpleNamespace(multi_processor_count=2)
@@ -148,8 +158,7 @@ def test_the_way_to_a_gpu(monkeypatch) -> None:
     q, k, v = tensors()
     expected = fa4.flash_attn_func(q, k, v, causal=True, impl="emulator", return_lse=True)
     built = pretend_gpu(monkeypatch)
-    arguments = front_kernel.read_arguments(q, k, v, {"causal": True, "window_size": (None, None)})
-    out, lse = front_kernel.run_on_gpu(arguments)
+    out, lse = sm100_backend.forward(call_of((q, k, v), causal=True))
     assert built == ["sm_100a"]
     assert torch.equal(out, expected.out) and torch.equal(lse, expected.lse)
 
@@ -157,9 +166,8 @@ def test_the_way_to_a_gpu(monkeypatch) -> None:
 def test_other_gpus_are_refused(monkeypatch) -> None:
     built = pretend_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    options = {"causal": True, "window_size": (None, None)}
     with pytest.raises(ValueError, match=r"B200.*this GPU has compute capability 9\.0"):
-        front_kernel.run_on_gpu(front_kernel.read_arguments(*tensors(), options))
+        sm100_backend.forward(call_of(tensors(), causal=True))
     assert built == []
 
 
@@ -192,8 +200,8 @@ BAD = [
     (draw(), {"num_splits": 0}, ValueError, "num_splits must be between 1 and 256; got 0"),
     (draw(), {"num_splits": -2}, ValueError, "num_splits must be between 1 and 256; got -2"),
     (draw(), {"num_splits": 257}, ValueError, "num_splits must be between 1 and 256; got 257"),
-    (draw(), {"block_sparse_tensors": 1}, NotSupported, "block_sparse_tensors"),
-    (draw(), {"q_descale": np.ones((1, 1))}, NotSupported, "fp8"),
+    (draw(), {"block_sparse_tensors": 1}, ValueError, "needs mask_block_cnt"),
+    (draw(), {"q_descale": np.ones((1, 1))}, ValueError, "FP8 inputs only; q, k, v are bf16"),
     (draw(), {"score_mod": lambda s, *_: s}, NotSupported, "score_mod"),
     (draw(), {"softcap": -1.0}, ValueError, "softcap must be at least 0.0; got -1.0"),
     (draw(), {"softmax_scale": float("nan")}, ValueError, "softmax_scale must be finite; got nan"),
@@ -228,7 +236,9 @@ def test_wrong_lengths_launch_nothing(launched) -> None:
                 q, k, v, cu_seqlens_k=np.array([0, 150]), impl="emulator", **options
             )
     with pytest.raises(NotSupported, match="page_table: keys and values in one tensor"):
-        fa4.flash_attn_varlen_func(*draw(), page_table=np.zeros((1, 1), int), impl="emulator")
+        fa4.flash_attn_varlen_func(
+            *draw(), page_table=np.zeros((1, 1), int), seqused_k=np.array([1]), impl="emulator"
+        )
     assert launched == []
 
 
@@ -262,7 +272,7 @@ def test_empty_problems_launch_nothing(rows, keys, launched) -> None:
 
 def test_auto_says_once_what_it_picks(picks, launched, monkeypatch) -> None:
     """The reference, unless FA4_EMULATE asks for the emulator and the kernel can do the call."""
-    monkeypatch.delenv(choice.EMULATE, raising=False)
+    monkeypatch.delenv(choose.EMULATE, raising=False)
     low, wide = draw(), draw(np.float32)
     for _ in range(2):
         fa4.flash_attn_func(*low)
@@ -271,8 +281,8 @@ def test_auto_says_once_what_it_picks(picks, launched, monkeypatch) -> None:
         (logging.INFO, 'impl="auto" picks "reference": the tensors are not on a GPU, and '
                        "FA4_EMULATE is not set"),
     ]  # fmt: skip
-    monkeypatch.setenv(choice.EMULATE, "1")
-    assert choice.choose(*low, {"causal": False, "window_size": (None, None)}) == "emulator"
+    monkeypatch.setenv(choose.EMULATE, "1")
+    assert choose.choose(call_of(low)) == "emulator"
     out = fa4.flash_attn_func(*wide)
     assert np.array_equal(out, fa4.flash_attn_func(*wide, impl="reference"))
     assert [text for _, text in picks()[1:]] == [
@@ -292,23 +302,20 @@ def test_auto_looks_at_the_gpu(capability, picked, level, picks, monkeypatch) ->
     """B200 and B300 run the kernel; another GPU's tensors go to the CPU, with a warning."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    options = {"causal": False, "window_size": (None, None)}
     with FakeTensorMode():
-        q, k, v = (torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in tensors())
-        assert choice.choose(q, k, v, options) == picked
-        assert choice.choose(q, k, v, options | {"dropout_p": 0.5}) == "reference"
-        assert choice.choose(q.requires_grad_(), k, v, options) == "reference"
+        given = [torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in tensors()]
+        assert choose.choose(call_of(given)) == picked
+        assert choose.choose(call_of(given, dropout_p=0.5)) == "reference"
+        assert choose.choose(call_of(given), gradient=True) == "reference"
     assert picks()[0][0] == level and f'picks "{picked}"' in picks()[0][1]
     if picked == "sm100":
         assert "no random numbers" in picks()[1][1] and "gradients" in picks()[2][1]
 
 
-def test_the_operator_knows_cpu_and_cuda_only() -> None:
-    q = torch.empty(1, 4, 1, 64, dtype=torch.float16)
-    arguments = front_kernel.read_arguments(q, q, q, {"causal": False, "window_size": (None, None)})
-    moved = arguments._replace(q=types.SimpleNamespace(device=torch.device("meta")))
-    with pytest.raises(ValueError, match="q must be on a CUDA GPU or the CPU; got meta"):
-        front_op.flash_attn_forward._init_fn(*moved, True)
+def test_the_emulator_knows_the_cpu_only() -> None:
+    q = torch.empty(1, 4, 1, 64, dtype=torch.float16, device="meta")
+    with pytest.raises(ValueError, match=r"emulator.* takes tensors on the CPU; q is on meta"):
+        emulator_backend.forward(call_of((q, q, q)))
 
 
 def test_variable_lengths() -> None:

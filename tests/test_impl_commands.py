@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from fa4 import cli
+from fa4 import choose, cli
 from fa4.commands import bench
 from fa4.commands import run as run_module
 from fa4.config import Problem
 from fa4.emulator import EmulationFailed
-from fa4.front import choice
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -27,7 +26,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(choice.EMULATE, raising=False)
+    monkeypatch.delenv(choose.EMULATE, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
@@ -74,7 +73,7 @@ def test_run_finds_a_wrong_result(capsys, monkeypatch) -> None:
         result.out[0, -1, 1, 3] += 0.5
         return result
 
-    from fa4.front import job
+    from fa4.commands import job
 
     honest = job.flash_attn_func
     monkeypatch.setattr(job, "flash_attn_func", wrong)
@@ -85,16 +84,16 @@ def test_run_finds_a_wrong_result(capsys, monkeypatch) -> None:
 
 def test_run_reports_findings(capsys, monkeypatch) -> None:
     """What the emulator's checks found is shown, with exit code 1 and no result."""
-    from fa4.emulator import Finding
+    from fa4.emulator import KernelFinding
     from fa4.emulator.execute import Report
 
-    finding = Finding(kind="race", message="two writes", line=7, cta=0, warp=3)
+    finding = KernelFinding(kind="race", message="two writes", line=7, cta=0, warp=3)
 
     def failing(*_, **__):
         raise EmulationFailed(Report(findings=[finding]))
 
-    monkeypatch.setattr("fa4.front.kernel.run_on_emulator", failing)
-    monkeypatch.setattr("fa4.sm100.build.build", lambda *_: None)
+    monkeypatch.setattr("fa4.backends.emulator.run", failing)
+    monkeypatch.setattr("fa4.compiled.build.build", lambda *_: None)
     code, text, _ = call(capsys, "run", "--random", "1,1,8,64", "--impl", "emulator")
     assert code == 1 and "two writes" in text and "emulator: 1 findings" in text
 
@@ -213,7 +212,7 @@ def test_which_gpu_is_found(capabilities, found, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capabilities[number])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "GPU")
-    device, why = choice.find_gpu()
+    device, why = choose.find_gpu()
     assert device == found and bool(why) == (not found)
     if not found:
         assert "10.0 or 10.3; found GPU" in why

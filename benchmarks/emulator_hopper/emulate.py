@@ -6,11 +6,11 @@ import numpy as np
 
 from benchmarks.emulator_hopper.programs import Array, Program, parameters
 from fa4.emulator.execute import run
-from fa4.emulator.host.launch_record import Allocation, Launch
-from fa4.emulator.isa.table import find
+from fa4.emulator.machine.launch_record import Allocation, Launch
 from fa4.emulator.machine.options import Options
 from fa4.emulator.ptx.parser import parse
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.table import find
 
 # Families whose programs use memory in ways that the emulator's checks can fault.
 CHECKED = ("exchanges", "control", "accesses", "atomics", "barriers", "clusters", "tensors")
@@ -51,6 +51,6 @@ def opcodes_of(program: Program) -> dict[str, list[str]]:
     (kernel,) = parse(program.text).kernels.values()
     found: dict[str, set[str]] = {}
     for item in kernel.instructions:
-        if isinstance(item, Instruction):
+        if isinstance(item, PtxInstruction):
             found.setdefault(find(item).name, set()).add(item.opcode)
     return {name: sorted(spellings) for name, spellings in sorted(found.items())}

@@ -71,8 +71,8 @@ def capture_case(case: dict[str, Any]) -> tuple[Any, Arena, Any]:
     import torch
 
     from benchmarks.emulated_kernels import capture
-    from fa4.sm100.forward.compile import compile_forward
-    from fa4.sm100.variants import tuned_spec
+    from fa4.compiled.forward import compile_forward
+    from fa4.compiled.variants import tuned_spec
 
     spec = tuned_spec(**case["spec"])
     numerics = replace(spec.numerics, q_tiles=case.get("q_tiles", 2))

@@ -43,7 +43,7 @@ def bench(
 
     Example: fa4 bench --head-dims 128 --seqlens 8k,32k --masks causal
     """
-    from fa4.front.choice import find_gpu
+    from fa4.choose import find_gpu
 
     problems = list(make_grid(head_dims, seqlens, masks, dtype))
     names = read_names("backends", backends, BACKENDS)
@@ -138,7 +138,7 @@ def time_call(device: str, repeats: int, name: str, problem: Problem) -> float:
     """Seconds of one call of a back end on random tensors."""
     import torch
 
-    from fa4.front.job import time_on_gpu
+    from fa4.commands.job import time_on_gpu
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[problem.dtype]
     p = problem

@@ -15,7 +15,7 @@ from fa4.commands import emit
 from fa4.commands.compile import ARCH_HELP, FLAVOUR_HELP, table
 
 if TYPE_CHECKING:
-    from fa4.sm100.cache import Entry, KernelCache
+    from fa4.compiled.cache import Entry, KernelCache
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 SHOWN_KEY = 12  # digits of a key that are shown to people
@@ -100,7 +100,7 @@ def warm(
 
 def opened() -> KernelCache:
     """The cache. Raises ValueError if it is off."""
-    from fa4.sm100.cache import open_cache
+    from fa4.compiled.cache import open_cache
 
     found = open_cache()
     if found is None:
@@ -110,8 +110,8 @@ def opened() -> KernelCache:
 
 def check(arch: str, flavour: str) -> None:
     """Raises what is wrong with the options, before processes are started."""
-    from fa4.sm100.toolchain import find_toolchain, select_flavour
-    from fa4.sm100.variants import GPUS
+    from fa4.compiled.toolchain import find_toolchain, select_flavour
+    from fa4.compiled.variants import GPUS
 
     if arch not in GPUS:
         raise ValueError(f"arch must be one of {', '.join(GPUS)}; got {arch!r}")
@@ -152,7 +152,7 @@ def make_all(arch: str, flavour: str, jobs: int) -> Iterator[dict[str, Any]]:
     """Builds the common kernels; shows progress on a terminal."""
     from rich.progress import Progress
 
-    from fa4.sm100.variants import GPUS, common_specs
+    from fa4.compiled.variants import GPUS, common_specs
 
     count = len(list(common_specs(GPUS[arch])))
     pool = _pool(min(jobs, count))
@@ -171,10 +171,10 @@ def make_one(arch: str, flavour: str, index: int) -> dict[str, Any]:
     """Builds one of the common kernels, in a process of the pool."""
     import warnings
 
-    from fa4.sm100.build import build
-    from fa4.sm100.identity import describe, spec_text
-    from fa4.sm100.toolchain import select_flavour
-    from fa4.sm100.variants import GPUS, common_specs
+    from fa4.compiled.build import build
+    from fa4.compiled.identity import describe, spec_text
+    from fa4.compiled.toolchain import select_flavour
+    from fa4.compiled.variants import GPUS, common_specs
 
     spec = list(common_specs(GPUS[arch]))[index]
     started, start = time.time(), time.perf_counter()

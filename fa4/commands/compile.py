@@ -93,8 +93,8 @@ def window_features(window: str, causal: bool) -> dict[str, bool]:
 
 def find_spec(arch: str, head_dim: int, head_dim_v: int, features: dict[str, Any]) -> ForwardSpec:
     """The tuned spec of the options; ValueError if they make no kernel for this machine."""
+    from fa4.compiled.variants import GPUS, tuned_spec
     from fa4.config import require
-    from fa4.sm100.variants import GPUS, tuned_spec
 
     if arch not in GPUS:
         raise ValueError(f"arch must be one of {', '.join(GPUS)}; got {arch!r}")
@@ -109,11 +109,11 @@ def make(
     spec: ForwardSpec, arch: str, flavour: str, no_cache: bool
 ) -> tuple[dict[str, Any], dict[str, str | bytes]]:
     """(report, content of the files) of a spec, compiled now or found in the cache."""
-    from fa4.sm100.artifact import compile_artifact
-    from fa4.sm100.build import build, compile_forward
-    from fa4.sm100.codegen import read_kernels
-    from fa4.sm100.cubin import disassemble
-    from fa4.sm100.toolchain import find_toolchain, select_flavour
+    from fa4.compiled.artifact import compile_artifact
+    from fa4.compiled.build import build, compile_forward
+    from fa4.compiled.toolchain import find_toolchain, select_flavour
+    from fa4.inspect.codegen import read_kernels
+    from fa4.inspect.cubin import disassemble
 
     toolchain = select_flavour(flavour) if flavour else find_toolchain()
     started, start = time.time(), time.perf_counter()
@@ -164,7 +164,7 @@ def describe_plan(spec: ForwardSpec) -> dict[str, Any]:
 
 def file_stem(kernel: str, spec: ForwardSpec, arch: str) -> str:
     """A name such as forward-128-bf16-causal-sm_100a."""
-    from fa4.sm100.identity import describe
+    from fa4.compiled.identity import describe
 
     skipped = {"head_dim", "head_dim_v", "dtype", "numerics", "gpu", "lse"}
     dims = f"{spec.head_dim}" + (f"x{spec.head_dim_v}" * (spec.head_dim_v != spec.head_dim))
@@ -192,7 +192,7 @@ def write(folder: Path, stem: str, files: Mapping[str, str | bytes]) -> list[Pat
 
 def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     """The report for people: what was compiled and how, roles, memory, loops, files."""
-    from fa4.sm100.identity import spec_text
+    from fa4.compiled.identity import spec_text
 
     found = "found in the cache" if report["from_cache"] else "compiled"
     parts: list[Any] = [

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 
 import fa4
+from fa4.choose import find_gpu
 from fa4.commands import emit
-from fa4.front.choice import find_gpu
 from fa4.install import DISTRIBUTION
 
 CORE = ("numpy", "numba", "ml_dtypes", "threadpoolctl", "typer", "rich")
@@ -67,7 +67,7 @@ def doctor(
     Example: fa4 doctor --json
     """
     if matrix:
-        from fa4.sm100.support import describe_support
+        from fa4.compiled.support import describe_support
 
         emit({"kernel": "SM100 forward", "features": describe_support()}, as_json, render_matrix)
         return

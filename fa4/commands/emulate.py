@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.table import Table
 
-    from fa4.emulator.host.launch_record import Allocation, Launch
-    from fa4.emulator.seeds import Exploration
+    from fa4.emulator.machine.launch_record import Allocation, Launch
+    from fa4.emulator.tools.seeds import Exploration
 
 TOP_OPCODES, TOP_OF_A_ROLE, LISTED_OPCODES, LISTED_PROBLEMS = 12, 4, 16, 3
 MAX_STEPS = 10_000_000  # half a minute
@@ -90,7 +90,7 @@ def emulate(
     Example: fa4 emulate add.ptx --grid 8 --arg x:f32[1024]=random --arg y:f32[1024]=zeros
     """
     if support:
-        from fa4.emulator.support import describe_support
+        from fa4.emulator.tools.support import describe_support
 
         emit(describe_support(), as_json, render_support)
         return
@@ -99,7 +99,7 @@ def emulate(
     with one_line_errors(file):
         ptx = read_ptx(file)
         if list_only:
-            from fa4.emulator.describe import describe_kernels
+            from fa4.emulator.tools.describe import describe_kernels
 
             emit({"file": str(file), **describe_kernels(ptx)}, as_json, render_kernels)
             return
@@ -122,7 +122,7 @@ def emulate(
 
 
 @dataclass
-class Job:
+class PtxJob:
     """A launch with its memory. arrays: by name. before: their content at the start."""
 
     launch: Launch
@@ -166,11 +166,11 @@ def prepare(
     seed: int,
     dynamic_smem_bytes: int,
     shapes: Mapping[str, str],
-) -> Job:
+) -> PtxJob:
     """The launch that the options describe."""
     from fa4.emulator.errors import ArgumentError
-    from fa4.emulator.ptx_arguments import arrays_of, parse_arguments
-    from fa4.emulator.ptx_launch import find_kernel, make_launch
+    from fa4.emulator.host.ptx_arguments import arrays_of, parse_arguments
+    from fa4.emulator.host.ptx_launch import find_kernel, make_launch
 
     find_kernel(ptx, kernel)  # before large arrays are made
     triples = {name: parse_shape(name, text) for name, text in shapes.items()}
@@ -183,7 +183,7 @@ def prepare(
     except ArgumentError as error:
         text = texts[list(values).index(error.argument)]
         raise ValueError(f"--arg {text}: {error}") from error
-    return Job(launch, allocations, arrays, {name: a.copy() for name, a in arrays.items()})
+    return PtxJob(launch, allocations, arrays, {name: a.copy() for name, a in arrays.items()})
 
 
 def parse_shape(name: str, text: str) -> tuple[int, int, int] | None:
@@ -215,7 +215,7 @@ def choose_schedule(name: str, seeds: int) -> str:
     return name or ("fifo" if seeds == 1 else "random")
 
 
-def check_outputs(job: Job, texts: Sequence[str], trace: Path | None) -> dict[str, Path]:
+def check_outputs(job: PtxJob, texts: Sequence[str], trace: Path | None) -> dict[str, Path]:
     """Array -> file, of the --out options. Raises before anything runs if one cannot be written."""
     if not texts and trace is None:
         return {}
@@ -242,10 +242,10 @@ def check_outputs(job: Job, texts: Sequence[str], trace: Path | None) -> dict[st
     return places
 
 
-def run(job: Job, seeds: int, options: Mapping[str, Any], trace: Path | None) -> Exploration:
+def run(job: PtxJob, seeds: int, options: Mapping[str, Any], trace: Path | None) -> Exploration:
     """Runs the job; writes the timeline of the last run."""
     from fa4.emulator.machine.options import Options
-    from fa4.emulator.seeds import explore
+    from fa4.emulator.tools.seeds import explore
 
     found = explore(
         [job.launch], job.allocations, Options(**options), seeds, record=trace is not None
@@ -256,7 +256,7 @@ def run(job: Job, seeds: int, options: Mapping[str, Any], trace: Path | None) ->
     return found
 
 
-def write(job: Job, places: Mapping[str, Path]) -> dict[str, Path]:
+def write(job: PtxJob, places: Mapping[str, Path]) -> dict[str, Path]:
     """Writes arrays; types that .npy files do not know (bf16, fp8) as float32."""
     import io
 
@@ -272,9 +272,9 @@ def write(job: Job, places: Mapping[str, Path]) -> dict[str, Path]:
     return dict(places)
 
 
-def describe(job: Job, found: Exploration) -> dict[str, Any]:
+def describe(job: PtxJob, found: Exploration) -> dict[str, Any]:
     """The report as plain data."""
-    from fa4.emulator.describe import describe_array, describe_report
+    from fa4.emulator.tools.describe import describe_array, describe_report
 
     launch = job.launch
     return {

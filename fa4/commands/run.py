@@ -34,7 +34,7 @@ KeysOption = Annotated[str, typer.Option(metavar="S", help="Keys of --random; de
 HeadsKOption = Annotated[int, typer.Option(help="KV heads of --random; 0: as many as heads.")]
 DimVOption = Annotated[int, typer.Option(help="d of the values of --random; 0: d.")]
 ImplOption = Annotated[
-    str, typer.Option(help="auto, sm100, emulator, reference or oracle (docs: fa4.front.choice).")
+    str, typer.Option(help="auto, sm100, emulator, reference or oracle (docs: fa4.choose).")
 ]
 OutOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write out and lse: .npz or .safetensors.")
@@ -77,7 +77,7 @@ def run(
 
     Example: fa4 run --random 1,2,256,64 --causal --impl emulator
     """
-    from fa4.front.job import Job
+    from fa4.commands.job import Job
 
     own = {"--keys": keys, "--heads-k": heads_k, "--head-dim-v": head_dim_v}
     check_options(file, random, own, layer)
@@ -161,7 +161,7 @@ def estimate(problem: Problem, impl: str, minutes: float) -> None:
     if impl == "oracle":  # holds four float64 matrices and a mask of all heads
         scores = p.heads_q * p.seqlen_q * p.seqlen_k
         require_memory("impl oracle, whose scores are stored,", 33 * scores)
-    seconds = attention_seconds(impl, pairs, p.head_dim + (p.head_dim_v or 0))
+    seconds = attention_seconds(impl, pairs, p.head_dim + p.head_dim_v)
     if seconds > 60 * minutes:
         raise ValueError(
             f"impl {impl} would take about {time_text(seconds)}; --minutes allows {minutes:g}: "
@@ -220,12 +220,13 @@ def read_layer(file: Path, name: str, dtype: str) -> Operands:
 
 def describe_problem(arrays: Operands, options: Mapping[str, Any]) -> Problem:
     """The sizes as a Problem. Raises ValueError where q, k and v do not fit together."""
+    from fa4.checked import make_call
     from fa4.config import Problem
     from fa4.dtypes import dtype_name
-    from fa4.request import build_request
+    from fa4.request import make_request
 
     q, k, v = arrays
-    build_request(q, k, v, dict(options), varlen=False)
+    make_request(make_call(q, k, v, options, varlen=False))
     return Problem(
         batch=q.shape[0],
         seqlen_q=q.shape[1],
@@ -250,7 +251,7 @@ def compare(
     Of large problems the last rows (which mean the same without the others, as masks are aligned
     bottom-right) of the first heads are looked at: `checked` says how many.
     """
-    from fa4.request import DENSE_DEFAULTS
+    from fa4.checked import DENSE_DEFAULTS
     from fa4.testing.budget import check_output, expect_forward
     from fa4.testing.inputs import dense_inputs
 

@@ -1,6 +1,6 @@
 """Where the demo's queries, keys and values come from: a text read by MiniLM, or a file of arrays.
 
-Either way the result is a `Source`: named layers, computed one at a time.
+Either way the result is a `LayerSource`: named layers, computed one at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Source:
+class LayerSource:
     """What is measured: a description for the report, the number of layers, and the layers."""
 
     about: dict[str, Any]
@@ -60,7 +60,7 @@ def read_text(path: Path | None) -> str:
         ) from None
 
 
-def text_source(path: Path | None, max_chunks: int) -> Source:
+def text_source(path: Path | None, max_chunks: int) -> LayerSource:
     """The attention layers of MiniLM reading a text, cut into chunks of up to 512 tokens.
 
     The last chunk may be shorter: the chunks are one variable-length batch. Chunks after the first
@@ -80,7 +80,7 @@ def text_source(path: Path | None, max_chunks: int) -> Source:
         "tokens_used": sum(map(len, used)),
         "chunk_lengths": [len(chunk) for chunk in used],
     }
-    return Source(about, model.num_layers, _text_layers(model, used))
+    return LayerSource(about, model.num_layers, _text_layers(model, used))
 
 
 def _text_layers(model: MiniLM, chunks: list[np.ndarray]) -> Iterator[Layer]:
@@ -89,7 +89,7 @@ def _text_layers(model: MiniLM, chunks: list[np.ndarray]) -> Iterator[Layer]:
         yield Layer(f"layer{number}", "MiniLM-L6-v2", q, k, v, cu_seqlens)
 
 
-def file_source(path: Path) -> Source:
+def file_source(path: Path) -> LayerSource:
     """The layers in a .npz or .safetensors file.
 
     Arrays are called q, k, v (one layer) or <layer>.q, <layer>.k, <layer>.v, and are (S, H, D) or
@@ -113,7 +113,7 @@ def file_source(path: Path) -> Source:
         parts = {part: _check_array(path, prefix + part, grouped[name][part]) for part in "qkv"}
         layers.append(Layer(name or "qkv", str(path), **parts))
     about = {"kind": "arrays", "path": str(path)}
-    return Source(about, len(layers), iter(layers))
+    return LayerSource(about, len(layers), iter(layers))
 
 
 def _natural_order(name: str) -> list[tuple[int, str]]:

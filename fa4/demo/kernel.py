@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from fa4.call import Call
+from fa4.checked import make_call
 from fa4.demo.inputs import Layer
 from fa4.demo.measure import split_heads
 from fa4.demo.speed import predict_request
@@ -37,17 +39,17 @@ def run_kernel(
     padded_head_dim, arch, compiler; ok; checks (of out and lse); schedules (findings of each);
     resources; prediction (of the whole layer; None if the simulator has no such kernel).
     """
-    from fa4.front.kernel import describe, read_arguments
-    from fa4.sm100.build import build
-    from fa4.sm100.call import choose_spec
-    from fa4.sm100.support import NotSupported
-    from fa4.sm100.toolchain import find_toolchain
+    from fa4.backends.kernel import describe
+    from fa4.compiled.build import build
+    from fa4.compiled.support import NotSupported
+    from fa4.compiled.toolchain import find_toolchain
+    from fa4.compiled.variants import choose_spec
 
     tensors = next(split_heads(request)).tensors
     q, k, v = (np.ascontiguousarray(x[:, :MOST_ROWS]) for x in tensors)
-    arguments = read_arguments(q, k, v, {"causal": causal, "window_size": (None, None)})
+    call = make_call(q, k, v, {"causal": causal}, varlen=False)
     try:
-        spec = choose_spec(describe(arguments))
+        spec = choose_spec(describe(call))
         toolchain = find_toolchain()
         progress(f"compiled kernel: compiling for {spec.gpu.arch}, unless it is in the cache")
         compiled = build(spec, spec.gpu.arch)
@@ -55,7 +57,7 @@ def run_kernel(
     except (ImportError, NotSupported) as error:
         return {"problem": f"the compiled kernel is left out: {error}"}
     started = time.perf_counter()
-    outputs, schedules = _emulate(arguments, progress)
+    outputs, schedules = _emulate(call, progress)
     checks = _check((q, k, v), causal, outputs)
     progress(f"compiled kernel: emulated in {time.perf_counter() - started:.1f} s")
     found = any(schedule["findings"] for schedule in schedules)
@@ -77,17 +79,17 @@ def run_kernel(
 
 
 def _emulate(
-    arguments: Any, progress: Callable[[str], None]
+    call: Call, progress: Callable[[str], None]
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[dict[str, Any]]]:
     """(O, LSE) of each schedule that the checks did not stop, and what each schedule found."""
+    from fa4.backends import emulator
     from fa4.emulator import EmulationFailed
-    from fa4.front.kernel import run_on_emulator
 
     outputs, schedules = [], []
     for seed, schedule in enumerate(SCHEDULES):
         progress(f"compiled kernel: emulating under schedule {schedule}")
         try:
-            out, lse, reports = run_on_emulator(arguments, schedule=schedule, seed=seed)
+            out, lse, reports = emulator.run(call, schedule=schedule, seed=seed)
             outputs.append((out, lse))
         except EmulationFailed as failure:
             reports = [failure.report]
@@ -126,7 +128,7 @@ def _resources(compiled: Any) -> dict[str, Any]:
 
     registers: the plan's; setmaxnreg: those that the code sets.
     """
-    from fa4.sm100.codegen import read_kernels
+    from fa4.inspect.codegen import read_kernels
 
     spec = compiled.spec
     (code,) = read_kernels(compiled.cubin, compiled.ptx)

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fa4.checked import make_call
 from fa4.demo.inputs import Layer
 from fa4.dtypes import round_to
 from fa4.reference import Counters, attention_forward
-from fa4.request import Request, build_request
+from fa4.request import Request, make_request
 from fa4.testing.budget import Check, Expected, check_output, expect_forward
 from fa4.testing.inputs import dense_inputs
 
@@ -101,7 +102,8 @@ def prepare(layer: Layer, causal: bool) -> Request:
     if layer.cu_seqlens is not None:
         options |= {"cu_seqlens_q": layer.cu_seqlens, "cu_seqlens_k": layer.cu_seqlens}
     try:
-        request = build_request(q, k, v, options, varlen=layer.cu_seqlens is not None)
+        call = make_call(q, k, v, options, varlen=layer.cu_seqlens is not None)
+        request = make_request(call)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
     for part in split_heads(request):

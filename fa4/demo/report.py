@@ -11,7 +11,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from fa4.demo.inputs import Source
+from fa4.demo.inputs import LayerSource
 from fa4.demo.kernel import run_kernel
 from fa4.demo.measure import DTYPE, measure, prepare
 from fa4.demo.rescales import RescaleCounts
@@ -20,7 +20,7 @@ from fa4.files import require_replaceable
 
 
 def build_report(
-    source: Source, causal: bool, progress: Callable[[str], None], *, kernel: bool = True
+    source: LayerSource, causal: bool, progress: Callable[[str], None], *, kernel: bool = True
 ) -> dict[str, Any]:
     """Measure every layer of a source; `progress` gets a line after each.
 

@@ -67,11 +67,11 @@ def _describe(
     if kernel is None:
         prediction = predict(problem, default_forward(problem, machine.gpu), machine, simulation)
     else:
-        from fa4.front.prediction import measured_plan
+        from fa4.prediction import measured_plan
 
-        pipeline, dims = kernel.pipeline, (problem.head_dim, problem.head_dim_v or 0)
+        pipeline, dims = kernel.pipeline, (problem.head_dim, problem.head_dim_v)
         padded = replace(problem, head_dim=pipeline.head_dim, head_dim_v=pipeline.head_dim_v)
-        useful = sum(dims) / (pipeline.head_dim + (pipeline.head_dim_v or 0))
+        useful = sum(dims) / (pipeline.head_dim + pipeline.head_dim_v)
         prediction = predict(padded, pipeline, machine, simulation, measured_plan(kernel))
     return {
         "machine": prediction.machine,

@@ -24,31 +24,34 @@ if TYPE_CHECKING:
     from fa4.emulator.errors import (
         EmulationFailed,
         EmulatorError,
-        Finding,
+        KernelFinding,
         LaunchError,
         PtxError,
         UnsupportedInstruction,
     )
     from fa4.emulator.execute import Report, run
-    from fa4.emulator.host.launch_record import Allocation, Launch
+    from fa4.emulator.host.ptx_launch import Tma, make_launch, run_ptx
     from fa4.emulator.host.session import Session, emulate, launch
+    from fa4.emulator.machine.events import BarrierUse, RunEvents
+    from fa4.emulator.machine.launch_record import Allocation, Launch
     from fa4.emulator.machine.options import Options
-    from fa4.emulator.ptx_launch import Tma, make_launch, run_ptx
-    from fa4.emulator.seeds import Exploration, explore
-    from fa4.emulator.trace import Recorder
+    from fa4.emulator.tools.seeds import Exploration, explore
+    from fa4.emulator.tools.trace import Recorder
 
 __all__ = [
     "Allocation",
+    "BarrierUse",
     "EmulationFailed",
     "EmulatorError",
     "Exploration",
-    "Finding",
+    "KernelFinding",
     "Launch",
     "LaunchError",
     "Options",
     "PtxError",
     "Recorder",
     "Report",
+    "RunEvents",
     "Session",
     "Tma",
     "UnsupportedInstruction",
@@ -62,16 +65,17 @@ __all__ = [
 
 _MODULES = {
     "errors": (
-        "EmulationFailed", "EmulatorError", "Finding", "LaunchError", "PtxError",
+        "EmulationFailed", "EmulatorError", "KernelFinding", "LaunchError", "PtxError",
         "UnsupportedInstruction",
     ),
     "execute": ("Report", "run"),
-    "seeds": ("Exploration", "explore"),
-    "host.launch_record": ("Allocation", "Launch"),
+    "host.ptx_launch": ("Tma", "make_launch", "run_ptx"),
     "host.session": ("Session", "emulate", "launch"),
+    "machine.events": ("BarrierUse", "RunEvents"),
+    "machine.launch_record": ("Allocation", "Launch"),
     "machine.options": ("Options",),
-    "ptx_launch": ("Tma", "make_launch", "run_ptx"),
-    "trace": ("Recorder",),
+    "tools.seeds": ("Exploration", "explore"),
+    "tools.trace": ("Recorder",),
 }  # fmt: skip
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 

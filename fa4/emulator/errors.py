@@ -44,7 +44,7 @@ class ArgumentError(LaunchError):
 
 
 @dataclass(frozen=True)
-class Finding:
+class KernelFinding:
     """One thing a check found.
 
     kind: "race", "deadlock", "uninitialised", "out-of-bounds", "misaligned", "missing-fence",
@@ -80,5 +80,5 @@ class EmulationFailed(EmulatorError):
 
     def __init__(self, report: Any) -> None:
         self.report = report
-        self.findings: list[Finding] = list(report.findings)
+        self.findings: list[KernelFinding] = list(report.findings)
         super().__init__(str(report))

@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from threadpoolctl import ThreadpoolController
 
-from fa4.emulator.errors import EmulationFailed, Finding, LaunchError
-from fa4.emulator.layout import check_shared_bytes
-from fa4.emulator.machine.checks import Checks
-from fa4.emulator.machine.engine import Machine, Stop
-from fa4.emulator.machine.grid import Grid
-from fa4.emulator.machine.memory import Buffer, Memory, buffer_at
+from fa4.emulator.errors import EmulationFailed, KernelFinding, LaunchError
+from fa4.emulator.isa.instruction_set import TABLE
+from fa4.emulator.machine.engine import Engine
+from fa4.emulator.machine.grid import count_running
+from fa4.emulator.machine.launch_record import Allocation, Launch
+from fa4.emulator.machine.machine_state import Stop
+from fa4.emulator.machine.memory import GlobalBuffer, Memory, buffer_at
 from fa4.emulator.machine.options import Options
-from fa4.emulator.program import Program, build_program
+from fa4.emulator.machine.shadows import Shadows
+from fa4.emulator.machine.state import Grid
 from fa4.emulator.ptx.parser import parse
 from fa4.emulator.ptx.syntax import Module
-
-if TYPE_CHECKING:
-    from fa4.emulator.host.launch_record import Allocation, Launch
+from fa4.emulator.translate.layout import check_shared_bytes
+from fa4.emulator.translate.program import Program, build_program
 
 # sm_100 and its family; sm_90a for kernels without wgmma. Others have other instructions.
 TARGETS = ("sm_90", "sm_100", "sm_103")
@@ -45,7 +45,7 @@ class Report:
     """
 
     kernels: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[KernelFinding] = field(default_factory=list)
     instructions: Counter[str] = field(default_factory=Counter)
     warp_instructions: Counter[str] = field(default_factory=Counter)
     by_warp: dict[int, Counter[str]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def load_program(ptx: str, kernel: str) -> Program:
         raise LaunchError(
             f"no kernel {kernel!r}; the PTX has {', '.join(module.kernels) or 'none'}"
         )
-    return build_program(module, module.kernels[kernel])
+    return build_program(module, module.kernels[kernel], TABLE)
 
 
 @cache
@@ -110,19 +110,20 @@ def run(
     for launch, program in zip(launches, programs, strict=True):
         check_launch(launch, program)
     memory = Memory([buffer for a in allocations for buffer in _buffers(a)])
-    checks = Checks(options.checks)
+    shadows = Shadows(options.checks)
     for program in programs:
-        checks.add_program(program)
-    machine = Machine(options, memory, checks)
+        shadows.add_program(program)
+    machine = Engine(options, memory, shadows)
     report = Report(kernels=[launch.kernel for launch in launches])
     report.load_seconds = time.perf_counter() - began
     began = time.perf_counter()
     group: list[Grid] = []
-    for launch, program in zip(launches, programs, strict=True):
+    for index, (launch, program) in enumerate(zip(launches, programs, strict=True)):
         if group and not launch.programmatic:
             _run_group(machine, group)
             group = []
-        grid = Grid(machine, launch, program, _next_cluster_number, group[-1] if group else None)
+        prior = group[-1] if group else None
+        grid = Grid(machine, launch, program, index, _next_cluster_number, prior)
         _next_cluster_number += grid.cluster_count
         group.append(grid)
         if machine.findings and not options.collect:
@@ -135,34 +136,30 @@ def run(
     return report
 
 
-def _buffers(allocation: Allocation) -> list[Buffer]:
+def _buffers(allocation: Allocation) -> list[GlobalBuffer]:
     """Where kernels see it; and where it is, for pointers that the program made itself."""
     a = allocation
     here = buffer_at(a.name, a.address, a.size_bytes, a.writable)
-    seen = Buffer(a.name, a.address + a.shift, here.data, a.writable)
+    seen = GlobalBuffer(a.name, a.address + a.shift, here.data, a.writable)
     return [seen, here] if a.shift else [here]
 
 
-def _run_group(machine: Machine, grids: list[Grid]) -> None:
-    machine.grids.extend(grids)
-    machine.active = list(grids)
-    if grids:
-        grids[0].start()
+def _run_group(machine: Engine, grids: list[Grid]) -> None:
     try:
         # The products of one tcgen05.mma are too small for BLAS to share among threads.
         with _blas().limit(limits=1):
-            machine.run()
+            machine.run_group(grids)
     except Stop:
         machine.ready.clear()
         machine.operations.clear()
 
 
-def _summarise(machine: Machine, report: Report) -> None:
+def _summarise(machine: Engine, report: Report) -> None:
     report.findings = list(machine.findings)
     report.output = list(machine.output)
     report.steps = machine.ticks
     for grid in machine.grids:
-        grid.count_running()
+        count_running(grid)
         for warp, counts in grid.warp_step_counts.items():
             tally = report.by_warp.setdefault(warp, Counter())
             for step, count in zip(grid.program.steps, counts, strict=True):

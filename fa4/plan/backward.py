@@ -60,7 +60,7 @@ def backward_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
 def _lay_out(pipeline: BackwardPipeline, gpu: Gpu) -> list[Buffer]:
     """Memory map; raises ValueError with the sum when something does not fit."""
     pair = pipeline.numerics.cta_group == 2
-    d, dv, size = pipeline.head_dim, pipeline.head_dim_v or 0, pipeline.element_bytes
+    d, dv, size = pipeline.head_dim, pipeline.head_dim_v, pipeline.element_bytes
     layout, tile = Layout(), TILE * size
     half = 2 if pair else 1
     layout.add("q", "smem", tile * d // half, stages=1 if pair else 2, align=1024)
@@ -89,7 +89,7 @@ def _lay_out(pipeline: BackwardPipeline, gpu: Gpu) -> list[Buffer]:
 
 def _lay_out_tmem(layout: Layout, pipeline: BackwardPipeline, pair: bool) -> None:
     """S and P, dV, dP with dS and dQ, dK; dQ moves into the free half of S in pairs."""
-    d, dv, half = pipeline.head_dim, pipeline.head_dim_v or 0, TILE // 2
+    d, dv, half = pipeline.head_dim, pipeline.head_dim_v, TILE // 2
     s = layout.add("s", "tmem", TILE)
     layout.add("dv", "tmem", dv)
     dp = layout.add("dp", "tmem", TILE)
@@ -108,7 +108,7 @@ def _lay_out_tmem(layout: Layout, pipeline: BackwardPipeline, pair: bool) -> Non
 def _signals(pipeline: BackwardPipeline) -> list[Signal]:
     """Every signal with its arrive counts."""
     pair = pipeline.numerics.cta_group
-    d, dv, size = pipeline.head_dim, pipeline.head_dim_v or 0, pipeline.element_bytes
+    d, dv, size = pipeline.head_dim, pipeline.head_dim_v, pipeline.element_bytes
     stages = 1 if pair == 2 else 2
     signals = [
         # A tile's first Q brings K along and its first dO brings V.

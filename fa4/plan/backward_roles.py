@@ -52,7 +52,7 @@ def first_key_bytes(pipeline: BackwardPipeline) -> int:
 def load_role(pipeline: BackwardPipeline) -> Role:
     """Q with K, dO with V, then Q and dO of the later query tiles, and their LSE and D."""
     pair = pipeline.numerics.cta_group == 2
-    d, dv = pipeline.head_dim, pipeline.head_dim_v or 0
+    d, dv = pipeline.head_dim, pipeline.head_dim_v
     row = TILE * pipeline.element_bytes
     part = 2 if pair else 1
 
@@ -93,7 +93,7 @@ def load_role(pipeline: BackwardPipeline) -> Role:
 def _product(pipeline: BackwardPipeline, what: str) -> Work:
     """One of the five products, as one CTA sees it."""
     size, group = pipeline.element_bytes, pipeline.numerics.cta_group
-    d, dv = pipeline.head_dim, pipeline.head_dim_v or 0
+    d, dv = pipeline.head_dim, pipeline.head_dim_v
     shapes = {  # rows, columns, depth, A in tensor memory
         "S": (TILE, TILE, d, False),
         "dP": (TILE, TILE, dv, False),
@@ -175,7 +175,7 @@ def compute_role(pipeline: BackwardPipeline) -> Role:
     # dV and dK leave through the places of operands that are used up.
     pair = pipeline.numerics.cta_group == 2
     staging = {"dV": "v" if pair else "do", "dK": "k" if pair else "q"}
-    for what, dim in (("dV", pipeline.head_dim_v or 0), ("dK", pipeline.head_dim)):
+    for what, dim in (("dV", pipeline.head_dim_v), ("dK", pipeline.head_dim)):
         cols, place = dim // 2, (staging[what],)
         end += (
             Work(f"read {what}", TmemAccess(kind="load", cols=cols), reads=(what.lower(),)),

@@ -20,6 +20,7 @@ from fa4.plan.schema import (
     PipelinePlan,
     Program,
     TmemAccess,
+    Wait,
     Work,
     walk,
 )
@@ -81,15 +82,23 @@ def unique_names(plan: PipelinePlan, gpu: Gpu) -> Broken:
 def known_trips(plan: PipelinePlan, gpu: Gpu) -> Broken:
     """Loops and shares name what the plan declares."""
     for role in plan.roles:
-        for loop in _loops((*role.prologue, *role.program)):
+        for loop in _loops(role.steps):
             if loop.trip not in plan.trips:
                 yield role.name, f"loops over {loop.trip}; the plan's trips are {list(plan.trips)}"
         if any(True for _ in _loops(role.prologue)):
             yield role.name, "loops in its prologue, before there is a work tile to count"
-        for step in walk((*role.prologue, *role.program)):
+        for step in walk(role.steps):
             share = step.share if isinstance(step, Work) else None
             if share is not None and share not in plan.shares:
                 yield role.name, f"{step} uses share {share}; declared are {list(plan.shares)}"
+
+
+def closing_waits(plan: PipelinePlan, gpu: Gpu) -> Broken:
+    """After its last work tile a role only waits."""
+    for role in plan.roles:
+        for step in role.closing:
+            if not isinstance(step, Wait):
+                yield role.name, f"ends with {step}; it may only wait there"
 
 
 def _loops(program: Program) -> Iterator[Loop]:
@@ -123,7 +132,7 @@ def aligned_warpgroups(plan: PipelinePlan, gpu: Gpu) -> Broken:
     for role in plan.roles:
         tensor = any(
             isinstance(step, Work) and isinstance(step.amount, TmemAccess)
-            for step in walk((*role.prologue, *role.program))
+            for step in walk(role.steps)
         )
         if not role.warps or (len(role.warps) < GROUP_WARPS and not tensor):
             continue
@@ -164,6 +173,7 @@ def register_file(plan: PipelinePlan, gpu: Gpu) -> Broken:
 STRUCTURE_RULES: tuple[Rule, ...] = (
     unique_names,
     known_trips,
+    closing_waits,
     signal_rules.declared_roles,
     signal_rules.known_signals,
     signal_rules.declared_arrivers,

@@ -49,10 +49,10 @@ def forward_plan(pipeline: ForwardPipeline, gpu: Gpu) -> PipelinePlan:
     roles = [softmax_role(pipeline, tile) for tile in range(pipeline.numerics.q_tiles)]
     if pipeline.correction == "warpgroup":
         roles.append(correction_role(pipeline))
-    roles += [mma_role(pipeline), epilogue_role(pipeline), load_role(pipeline)]
+    roles += [mma_role(pipeline), epilogue_role(pipeline), load_role(pipeline, stages)]
     signals = _signals(pipeline, stages)
     if steals_work(pipeline):
-        roles, of_work = steal_work(roles, registers(pipeline)[2])
+        roles, of_work = steal_work(roles, registers(pipeline).others)
         signals += of_work
     return PipelinePlan(
         name=f"forward d{pipeline.head_dim}x{pipeline.head_dim_v} cta_group {pipeline.cta_group}",
@@ -67,7 +67,6 @@ def forward_plan(pipeline: ForwardPipeline, gpu: Gpu) -> PipelinePlan:
 
 def _signals(pipeline: ForwardPipeline, stages: int) -> list[Signal]:
     """Every signal with its arrive counts; one meaning each."""
-    assert pipeline.head_dim_v is not None
     pair, q_tiles = pipeline.cta_group, pipeline.numerics.q_tiles
     inline = pipeline.correction == "inline"
     q_bytes = WARPGROUP * pipeline.head_dim * pipeline.element_bytes * pair

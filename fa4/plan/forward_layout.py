@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from fa4.config import ForwardPipeline
 from fa4.hardware import Gpu
 from fa4.plan.memory import TILE_BUDGET_BYTES, Layout, require_fit, ring_stages
@@ -20,20 +22,27 @@ OTHER_BARRIERS = 32  # beside the K/V ring's: up to 20, the TMEM pointer, a sche
 REGISTERS_PER_LANE = 512  # 64K registers / 128 lanes of a warpgroup
 
 
-def registers(pipeline: ForwardPipeline) -> tuple[int, int, int]:
-    """Registers per thread of the softmax, correction and other warps."""
+class RegisterBudget(NamedTuple):
+    """Registers per thread of each kind of warps."""
+
+    softmax: int
+    correction: int
+    others: int
+
+
+def registers(pipeline: ForwardPipeline) -> RegisterBudget:
+    """What the warps of a kernel share the register file by."""
     if pipeline.head_dim < 96:
-        return SMALL_HEAD_REGISTERS[pipeline.element_bytes]
+        return RegisterBudget(*SMALL_HEAD_REGISTERS[pipeline.element_bytes])
     softmax, correction = WIDE_REGISTERS
     if pipeline.element_bytes == 1:
         key = (pipeline.cta_group, pipeline.causal)
         softmax, correction = FP8_REGISTERS.get(key, FP8_CAUSAL_REGISTERS)
-    return softmax, correction, REGISTERS_PER_LANE - 2 * softmax - correction
+    return RegisterBudget(softmax, correction, REGISTERS_PER_LANE - 2 * softmax - correction)
 
 
 def kv_slot_bytes(pipeline: ForwardPipeline) -> int:
     """One slot of the ring that K and V share: the larger of the two, halved in a CTA pair."""
-    assert pipeline.head_dim_v is not None
     wide = max(pipeline.head_dim, pipeline.head_dim_v)
     return pipeline.numerics.tile_n * wide * pipeline.element_bytes // pipeline.cta_group
 
@@ -48,7 +57,6 @@ def split_columns(pipeline: ForwardPipeline) -> int:
 
 def output_over_queries(pipeline: ForwardPipeline) -> bool:
     """Does O take the place of wide Q tiles in shared memory? It leaves when they are used up."""
-    assert pipeline.head_dim_v is not None
     return pipeline.head_dim >= 192 and pipeline.head_dim_v >= 64
 
 
@@ -59,7 +67,6 @@ def steals_work(pipeline: ForwardPipeline) -> bool:
 
 def lay_out(pipeline: ForwardPipeline, gpu: Gpu) -> list[Buffer]:
     """Shared and tensor memory; raises ValueError with the sum when something does not fit."""
-    assert pipeline.head_dim_v is not None
     layout, q_tiles, tile_n = Layout(), pipeline.numerics.q_tiles, pipeline.numerics.tile_n
     q_bytes = WARPGROUP * pipeline.head_dim * pipeline.element_bytes
     o_bytes = WARPGROUP * pipeline.head_dim_v * max(2, pipeline.element_bytes)
@@ -99,7 +106,6 @@ def _add_ring(layout: Layout, pipeline: ForwardPipeline) -> int:
     The middle slot shifts by half the difference, to start where the tile before it ends.
     A K in the first slot reaches over the K that was in the middle one, and waits for that.
     """
-    assert pipeline.head_dim_v is not None
     slot, budget = kv_slot_bytes(pipeline), TILE_BUDGET_BYTES - layout.ends["smem"]
     small = slot * pipeline.head_dim_v // pipeline.head_dim
     wide = (pipeline.head_dim, pipeline.head_dim_v) == (192, 128)

@@ -32,10 +32,12 @@ CORRECTION_WARPS = (8, 9, 10, 11)
 MMA_WARP, EPILOGUE_WARP, LOAD_WARP = 12, 13, 14
 
 
-def load_role(pipeline: ForwardPipeline) -> Role:
-    """K, Q0, Q1, V, then K and V of the later tiles, as far ahead as the ring allows."""
+def load_role(pipeline: ForwardPipeline, stages: int) -> Role:
+    """K, Q0, Q1, V, then K and V of the later tiles, as far ahead as the ring allows.
+
+    stages: of that ring. At the end it waits until the products have used what it loaded.
+    """
     tile_n, size = pipeline.numerics.tile_n, pipeline.element_bytes
-    assert pipeline.head_dim_v is not None
 
     def fetch(what: str, signal: str, num_bytes: int, cold: bool = False) -> Program:
         copy = Copy(kind="load", num_bytes=num_bytes, cold=cold)
@@ -52,7 +54,16 @@ def load_role(pipeline: ForwardPipeline) -> Role:
     for i in range(pipeline.numerics.q_tiles):
         q += fetch(f"Q{i}", f"q{i}", WARPGROUP * pipeline.head_dim * size, cold=True)
     program = (*fetch("K", "kv", k_bytes, cold=True), *q, *v, Loop("kv_tiles", (*k, *v), offset=-1))
-    return Role(name="load", warps=(LOAD_WARP,), registers=registers(pipeline)[2], program=program)
+    return Role(
+        name="load",
+        warps=(LOAD_WARP,),
+        registers=registers(pipeline).others,
+        program=program,
+        closing=(
+            *(Wait("kv_empty") for _ in range(stages)),
+            *(Wait(f"q{i}_empty") for i in range(pipeline.numerics.q_tiles)),
+        ),
+    )
 
 
 def mma_role(pipeline: ForwardPipeline) -> Role:
@@ -82,7 +93,7 @@ def mma_role(pipeline: ForwardPipeline) -> Role:
     return Role(
         name="mma",
         warps=(MMA_WARP,),
-        registers=registers(pipeline)[2],
+        registers=registers(pipeline).others,
         program=(*first, *release, Loop("kv_tiles", steady, offset=-1), *tail, *release),
     )
 
@@ -102,14 +113,13 @@ def _scores(pipeline: ForwardPipeline, i: int) -> Program:
 
 def _values(pipeline: ForwardPipeline, i: int) -> Program:
     """O_i += P_i V in two parts: the first may start when split_p of P is stored."""
-    assert pipeline.head_dim_v is not None
     tile_n = pipeline.numerics.tile_n
     head = split_columns(pipeline)
 
     def part(what: str, keys: int) -> Work:
         amount = mma(
             WARPGROUP,
-            pipeline.head_dim_v or 0,
+            pipeline.head_dim_v,
             keys,
             element_bytes=pipeline.element_bytes,
             a_in_tmem=pipeline.p_space == "tmem",
@@ -138,7 +148,7 @@ def softmax_role(pipeline: ForwardPipeline, i: int) -> Role:
     return Role(
         name=f"softmax{i}",
         warps=SOFTMAX_WARPS[i],
-        registers=registers(pipeline)[0],
+        registers=registers(pipeline).softmax,
         program=(*loops, *end),
     )
 
@@ -155,7 +165,6 @@ def _softmax_step(pipeline: ForwardPipeline, i: int, masked: bool) -> Program:
         steps += (Work(f"mask S{i}", masking(tile_n)),)
     steps += (Work(f"row max {i}", row_max(tile_n)),)
     if inline:
-        assert pipeline.head_dim_v is not None
         steps += (Wait(f"pv{i}_done"), *rescale(pipeline.head_dim_v, f"o{i}"))
     else:
         steps += (
@@ -190,7 +199,6 @@ def correction_role(pipeline: ForwardPipeline) -> Role:
 
     Releasing the other Q tile's statistics slot staggers the two softmax warpgroups.
     """
-    assert pipeline.head_dim_v is not None
     tiles = range(pipeline.numerics.q_tiles)
     last = tiles[-1]
     # The first block needs no rescale: its signals only pass through.
@@ -212,7 +220,7 @@ def correction_role(pipeline: ForwardPipeline) -> Role:
     return Role(
         name="correction",
         warps=CORRECTION_WARPS,
-        registers=registers(pipeline)[1],
+        registers=registers(pipeline).correction,
         prologue=tuple(Arrive(f"p{i}_full_o{i}_scaled") for i in tiles),
         program=(*start, Loop("kv_tiles", steady, offset=-1), *end),
     )
@@ -220,7 +228,6 @@ def correction_role(pipeline: ForwardPipeline) -> Role:
 
 def _finish_output(pipeline: ForwardPipeline, i: int) -> Program:
     """O_i out of tensor memory, times 1/l, rounded, into shared memory for the store."""
-    assert pipeline.head_dim_v is not None
     dim = pipeline.head_dim_v
     steps: Program = (
         Wait(f"o{i}_full"),
@@ -235,7 +242,6 @@ def _finish_output(pipeline: ForwardPipeline, i: int) -> Program:
 
 def epilogue_role(pipeline: ForwardPipeline) -> Role:
     """Stores O tiles by TMA."""
-    assert pipeline.head_dim_v is not None
     program: Program = ()
     for i in range(pipeline.numerics.q_tiles):
         store = Copy(kind="store", num_bytes=WARPGROUP * pipeline.head_dim_v * 2)
@@ -249,6 +255,6 @@ def epilogue_role(pipeline: ForwardPipeline) -> Role:
     return Role(
         name="epilogue",
         warps=(EPILOGUE_WARP,),
-        registers=registers(pipeline)[2],
+        registers=registers(pipeline).others,
         program=program,
     )

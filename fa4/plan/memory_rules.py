@@ -35,7 +35,7 @@ def find_buffer(plan: PipelinePlan, name: str) -> Buffer | None:
 def works(plan: PipelinePlan) -> Iterator[tuple[str, Work]]:
     """(role, work) for every piece of work of a plan, loop bodies once."""
     for role in plan.roles:
-        for step in walk((*role.prologue, *role.program)):
+        for step in walk(role.steps):
             if isinstance(step, Work):
                 yield role.name, step
 

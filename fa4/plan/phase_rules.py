@@ -80,6 +80,7 @@ class Replay:
             every = [*unroll(role.prologue, {})]
             for trips in tiles:
                 every += unroll(role.program, trips)
+            every += unroll(role.closing, {})
             self.steps[role.name] = [step for step in every if not isinstance(step, Work)]
         self.position = dict.fromkeys(self.steps, 0)
         self.arrived: Counter[tuple[str, str]] = Counter()

@@ -144,13 +144,23 @@ Program = tuple[Step, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """Warps that run one program: `prologue` once per CTA, `program` once per work tile."""
+    """Warps that run one program: `prologue` once per CTA, `program` once per work tile.
+
+    `closing`, after the last work tile, only waits: for others that still use this CTA's memory.
+    Nobody waits for it, so that the simulator leaves it out.
+    """
 
     name: str
     warps: tuple[int, ...]
     registers: int
     program: Program
     prologue: Program = ()
+    closing: Program = ()
+
+    @property
+    def steps(self) -> Program:
+        """Everything it does, in order, its program once."""
+        return (*self.prologue, *self.program, *self.closing)
 
 
 @dataclass(frozen=True, kw_only=True)

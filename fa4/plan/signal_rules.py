@@ -60,11 +60,7 @@ def known_signals(plan: PipelinePlan, gpu: Gpu) -> Broken:
     """Programs wait and arrive on signals of the plan."""
     names = {signal.name for signal in plan.signals}
     for role in plan.roles:
-        used = {
-            step.signal
-            for step in walk((*role.prologue, *role.program))
-            if isinstance(step, (Wait, Arrive))
-        }
+        used = {step.signal for step in walk(role.steps) if isinstance(step, (Wait, Arrive))}
         for name in sorted(used - names):
             yield role.name, f"uses signal {name}, which the plan does not have"
 
@@ -85,7 +81,7 @@ def _compare(plan: PipelinePlan, kind: type, verb: str) -> Broken:
         doing = {
             role.name
             for role in plan.roles
-            for step in walk((*role.prologue, *role.program))
+            for step in walk(role.steps)
             if not isinstance(step, Work) and (type(step), step.signal) == (kind, signal.name)
         }
         for name in sorted(declared - doing):
@@ -117,7 +113,7 @@ def arrive_counts(plan: PipelinePlan, gpu: Gpu) -> Broken:
 
 def _arrives(plan: PipelinePlan, signal: Signal, role: str) -> list[Arrive]:
     owner = plan.role(role)
-    steps = walk((*owner.prologue, *owner.program))
+    steps = walk(owner.steps)
     return [s for s in steps if isinstance(s, Arrive) and s.signal == signal.name]
 
 
@@ -125,7 +121,7 @@ def elected_after_sync(plan: PipelinePlan, gpu: Gpu) -> Broken:
     """One thread may arrive for a role of several warps only once these have met (`Sync`)."""
     for role in plan.roles:
         met = True
-        for step in walk((*role.prologue, *role.program)):
+        for step in walk(role.steps):
             if isinstance(step, Work):
                 met = isinstance(step.amount, Sync)
             elif isinstance(step, Arrive) and step.after is None and not met:

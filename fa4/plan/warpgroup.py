@@ -47,7 +47,7 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
 
 def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
     layout, size = Layout(), pipeline.element_bytes
-    rows, dv = pipeline.block_rows, pipeline.head_dim_v or 0
+    rows, dv = pipeline.block_rows, pipeline.head_dim_v
     q = layout.add("q", "smem", rows * pipeline.head_dim * size, align=1024)
     layout.add("k", "smem", pipeline.tile_n * pipeline.head_dim * size,
                stages=pipeline.kv_stages, align=1024)  # fmt: skip
@@ -64,7 +64,7 @@ def _names(pipeline: WarpgroupPipeline) -> list[str]:
 
 def _signals(pipeline: WarpgroupPipeline) -> list[Signal]:
     names, size = _names(pipeline), pipeline.element_bytes
-    stages, tile_n, dv = pipeline.kv_stages, pipeline.tile_n, pipeline.head_dim_v or 0
+    stages, tile_n, dv = pipeline.kv_stages, pipeline.tile_n, pipeline.head_dim_v
     # (slots, bytes of a fill, arrivals of a consumer when it has read the slot)
     rings = {
         "q": (1, pipeline.block_rows * pipeline.head_dim * size, WARPGROUP),
@@ -106,7 +106,7 @@ def _signals(pipeline: WarpgroupPipeline) -> list[Signal]:
 
 
 def _producer(pipeline: WarpgroupPipeline) -> Role:
-    size, dv = pipeline.element_bytes, pipeline.head_dim_v or 0
+    size, dv = pipeline.element_bytes, pipeline.head_dim_v
 
     def fetch(what: str, num_bytes: int, cold: bool = False) -> Program:
         copy = Copy(kind="load", num_bytes=num_bytes, cold=cold)
@@ -126,7 +126,7 @@ def _producer(pipeline: WarpgroupPipeline) -> Role:
 
 def _consumer(pipeline: WarpgroupPipeline, i: int) -> Role:
     """One warpgroup's program."""
-    size, dv = pipeline.element_bytes, pipeline.head_dim_v or 0
+    size, dv = pipeline.element_bytes, pipeline.head_dim_v
     qk = mma(ROWS, pipeline.tile_n, pipeline.head_dim, element_bytes=size)
     pv = mma(ROWS, dv, pipeline.tile_n, element_bytes=size, a_in_tmem=True)  # A in registers
     scores: Program = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fa4.config import Exp2Split
+from fa4.config import FRAGMENT_COLS, Exp2Split
 from fa4.plan.schema import Math, Mma, Program, TmemAccess, Work
 
 WARPGROUP = 128  # threads, and rows of a tile: one thread per row
-FRAGMENT = 32  # columns of S that a thread turns into P at a time
+FRAGMENT = FRAGMENT_COLS  # columns of S that a thread turns into P at a time
 
 # Software exp2 per element, packed two by two where the hardware can (facts: fma clamp, round-down
 # add, two subtractions and the Horner steps as f32x2; max and the exponent insertion one by one).

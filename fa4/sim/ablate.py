@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fa4.config import BackwardPipeline, ForwardPipeline
 
 if TYPE_CHECKING:
-    from fa4.sim.options import Request
+    from fa4.sim.options import SimulationRequest
     from fa4.sim.predict import Prediction
 
 OFF_RESCALE_RATE = 1.0  # without a threshold nearly every warp sees its maximum rise in every tile
@@ -72,7 +72,7 @@ class Outcome:
 class Ablation:
     """The call as asked for, and without each idea."""
 
-    request: Request
+    request: SimulationRequest
     base: Prediction
     outcomes: tuple[Outcome, ...]
 
@@ -109,7 +109,7 @@ def ablate(
 
 
 def _switch_off(
-    idea: Idea, request: Request, base: Prediction, settings: Mapping[str, object]
+    idea: Idea, request: SimulationRequest, base: Prediction, settings: Mapping[str, object]
 ) -> Outcome:
     from fa4.sim.options import build
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa4.sim import engine
-from fa4.sim.code import EventCode, Run
+from fa4.sim.code import EngineRun, EventCode
 from fa4.sim.limits import check_steps, check_turns
 from fa4.sim.worktiles import WorkTiles
 
@@ -73,7 +73,7 @@ class TileRunner:
     def _simulate(self, trips: np.ndarray) -> Execution:
         return _execution(self._engine(trips))
 
-    def _engine(self, trips: np.ndarray) -> Run:
+    def _engine(self, trips: np.ndarray) -> EngineRun:
         self._steps += int(trips[:, 0].sum())
         check_steps(self._steps)
         return engine.execute(self.code, trips)
@@ -112,7 +112,7 @@ def _key(trips: np.ndarray) -> bytes:
     return np.ascontiguousarray(trips).tobytes()
 
 
-def _execution(run: Run) -> Execution:
+def _execution(run: EngineRun) -> Execution:
     return Execution(run.end, run.busy, run.stalled, run.events)
 
 
@@ -216,5 +216,12 @@ def _summary(
     return ChipRun(last, busy, stalled, sum(run.events for run in runs), imbalance)
 
 
-__all__ = ["ChipRun", "Execution", "Run", "TileRunner", "run_in_turn", "run_one_by_one",
-           "run_persistent"]  # fmt: skip
+__all__ = [
+    "ChipRun",
+    "EngineRun",
+    "Execution",
+    "TileRunner",
+    "run_in_turn",
+    "run_one_by_one",
+    "run_persistent",
+]  # fmt: skip

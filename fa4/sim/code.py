@@ -76,7 +76,7 @@ class EventCode:
 
 
 @dataclass
-class Run:
+class EngineRun:
     """What one execution did. Times are cycles from 0.
 
     busy (U,) occupied cycles per unit; stalled (R, S) cycles each role waited on each signal;
@@ -101,7 +101,7 @@ class PipelineDeadlock(RuntimeError):
     """Roles wait for each other; the message names each role, signal and phase."""
 
 
-def explain_deadlock(code: EventCode, run: Run) -> str:
+def explain_deadlock(code: EventCode, run: EngineRun) -> str:
     """Who waits on which phase of what, who should arrive, and a wait-for cycle if there is one."""
     lines, waits_for = [], {}
     slots = _waiter_slots(code)

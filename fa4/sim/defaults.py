@@ -28,7 +28,6 @@ def default_forward(problem: Problem, gpu: Gpu) -> ForwardPipeline:
     when a sequence has more than one block of rows. B300's exponential units are twice as fast, so
     nothing is emulated there.
     """
-    assert problem.head_dim_v is not None
     masked = problem.window_size != (None, None)
     rows = problem.seqlen_q * (problem.heads_q // problem.heads_k)
     padded = 128 if 96 < problem.head_dim <= 128 else problem.head_dim

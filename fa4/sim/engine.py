@@ -26,9 +26,9 @@ from fa4.sim.code import (
     TILE_END,
     UNITS_PER_WORK,
     WAIT,
+    EngineRun,
     EventCode,
     PipelineDeadlock,
-    Run,
     explain_deadlock,
 )
 
@@ -79,7 +79,7 @@ class _State(NamedTuple):
 
 def execute(
     code: EventCode, trips: np.ndarray, *, log: bool = False, event_limit: int = NO_LIMIT
-) -> Run:
+) -> EngineRun:
     """Run the work tiles `trips` (T, number of trip names) one after the other on one machine.
 
     Raises PipelineDeadlock naming the roles, signals and phases; RuntimeError if a signal runs more
@@ -93,7 +93,7 @@ def execute(
         if written <= capacity:
             break
         capacity = written  # the log was too small: run again, the run is deterministic
-    run = Run(
+    run = EngineRun(
         outcome=outcome,
         end=float(state.finish.max(initial=0.0)),
         events=events,

@@ -18,9 +18,9 @@ from fa4.sim.code import (
     LOOP,
     TILE_END,
     WAIT,
+    EngineRun,
     EventCode,
     PipelineDeadlock,
-    Run,
     explain_deadlock,
 )
 
@@ -38,7 +38,7 @@ class _Role:
     finished: bool = False
 
 
-class Machine:
+class PlainMachine:
     """State of one run; `execute` drives it."""
 
     def __init__(self, code: EventCode, trips: np.ndarray) -> None:
@@ -134,9 +134,9 @@ class Machine:
         return float(end)
 
 
-def execute(code: EventCode, trips: np.ndarray) -> Run:
+def execute(code: EventCode, trips: np.ndarray) -> EngineRun:
     """Same result as `engine.execute(code, trips, log=True)`."""
-    machine = Machine(code, np.asarray(trips, np.int64))
+    machine = PlainMachine(code, np.asarray(trips, np.int64))
     while True:
         for role in machine.roles:
             machine.skip_control(role)
@@ -145,7 +145,7 @@ def execute(code: EventCode, trips: np.ndarray) -> Run:
         if not ready:
             break
         machine.step(min(ready, key=lambda role: (role.clock, role.index)))
-    run = Run(
+    run = EngineRun(
         outcome=DEADLOCK if live else FINISHED,
         end=max((role.clock for role in machine.roles if role.finished), default=0.0),
         events=len(machine.log),

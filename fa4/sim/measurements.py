@@ -174,7 +174,7 @@ def _read_row(path: Path, line: int, header: list[str], cells: list[str]) -> Row
             heads_q=values["heads"],
             heads_k=values.get("heads_k", values["heads"]),
             head_dim=values["head_dim"],
-            head_dim_v=values.get("head_dim_v"),
+            head_dim_v=values.get("head_dim_v", values["head_dim"]),
             dtype=values["dtype"],
             causal=values["causal"],
         )

@@ -47,7 +47,7 @@ _PARTS: tuple[tuple[str, ...], ...] = ((), ("numerics",), ("numerics", "exp2"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class SimulationRequest:
     """What to simulate; `given` holds the settings that were named, typed."""
 
     problem: Problem
@@ -63,7 +63,7 @@ class Request:
         return predict(self.problem, self.pipeline, self.machine, self.simulation)
 
 
-def build(settings: Mapping[str, object]) -> Request:
+def build(settings: Mapping[str, object]) -> SimulationRequest:
     """The request of some settings, the rest as FlashAttention-4 would choose it.
 
     Keys are those of FIELDS, or gpu.X and costs.X for any figure of a machine; values are text or
@@ -80,7 +80,7 @@ def build(settings: Mapping[str, object]) -> Request:
     problem = _build_problem(given, lengths)
     pipeline = _build_pipeline(problem, machine, given)
     simulation = _build_simulation(pipeline, given, lengths)
-    return Request(
+    return SimulationRequest(
         problem=problem, pipeline=pipeline, machine=machine, simulation=simulation, given=given
     )
 
@@ -196,14 +196,15 @@ def _build_problem(given: Mapping[str, Any], lengths: tuple[Lengths, ...] | None
     sizes = (given.get("batch", 1), given.get("seqlen_q", seqlen), given.get("seqlen_k", seqlen))
     if lengths is not None:
         sizes = (len(lengths), max(x.q for x in lengths), max(x.k for x in lengths))
+    head_dim = given.get("head_dim", DEFAULT_HEAD_DIM)
     return Problem(
         batch=sizes[0],
         seqlen_q=sizes[1],
         seqlen_k=sizes[2],
         heads_q=heads,
         heads_k=given.get("heads_k", heads),
-        head_dim=given.get("head_dim", DEFAULT_HEAD_DIM),
-        head_dim_v=given.get("head_dim_v"),
+        head_dim=head_dim,
+        head_dim_v=given.get("head_dim_v", head_dim),
         dtype=given.get("dtype", "bf16"),
         causal=given.get("causal", False),
         window_size=given.get("window", (None, None)),
@@ -320,5 +321,5 @@ def _build_simulation(
     return Simulation(lengths=lengths, rescale_rate=rate, exact=given.get("exact", False))
 
 
-__all__ = ["FIELDS", "Request", "build", "default_pipeline", "read_lengths",
+__all__ = ["FIELDS", "SimulationRequest", "build", "default_pipeline", "read_lengths",
            "read_settings"]  # fmt: skip

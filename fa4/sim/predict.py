@@ -162,7 +162,7 @@ def _run_forward(
     runner = make_runner(plan, machine, simulation)
     tiles = forward_tiles(problem, pipeline, simulation.lengths)
     if pipeline.scheduler in ("lpt", "clc"):
-        dims = pipeline.head_dim + (pipeline.head_dim_v or 0)
+        dims = pipeline.head_dim + pipeline.head_dim_v
         head_bytes = problem.seqlen_k * dims * pipeline.element_bytes
         tiles = tiles.take(lpt_order(tiles, head_bytes))
     slots = clusters(machine.gpu, pipeline.cta_group)
@@ -214,7 +214,7 @@ def forward_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipelin
     """Bytes that must cross HBM once: Q, K, V in, O and LSE out."""
     rows = problem.batch * problem.seqlen_q * problem.heads_q
     keys = problem.batch * problem.seqlen_k * problem.heads_k
-    kv_bytes = keys * (problem.head_dim + (problem.head_dim_v or 0)) * pipeline.element_bytes
+    kv_bytes = keys * (problem.head_dim + problem.head_dim_v) * pipeline.element_bytes
     q_bytes = rows * problem.head_dim * pipeline.element_bytes
     return q_bytes + kv_bytes + output_bytes(problem, pipeline)
 
@@ -222,7 +222,7 @@ def forward_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipelin
 def output_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
     """Bytes of O (bf16 for FP8 inputs) and of the float32 LSE."""
     rows = problem.batch * problem.seqlen_q * problem.heads_q
-    return rows * ((problem.head_dim_v or 0) * max(2, pipeline.element_bytes) + 4)
+    return rows * (problem.head_dim_v * max(2, pipeline.element_bytes) + 4)
 
 
 def partial_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
@@ -230,12 +230,12 @@ def partial_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipelin
     if pipeline.num_splits == 1:
         return 0
     rows = problem.batch * problem.seqlen_q * problem.heads_q
-    return pipeline.num_splits * rows * ((problem.head_dim_v or 0) + 1) * 4
+    return pipeline.num_splits * rows * (problem.head_dim_v + 1) * 4
 
 
 def backward_bytes(problem: Problem, pipeline: BackwardPipeline) -> tuple[int, int, int]:
     """Bytes across HBM: preprocess (O, dO, zeroed dQ), main kernel, postprocess (dQ to 16 bits)."""
-    size, d, dv = pipeline.element_bytes, problem.head_dim, problem.head_dim_v or 0
+    size, d, dv = pipeline.element_bytes, problem.head_dim, problem.head_dim_v
     rows = problem.batch * problem.seqlen_q * problem.heads_q
     keys = problem.batch * problem.seqlen_k * problem.heads_k
     before = rows * (2 * dv * size + 4 * d)

@@ -15,7 +15,7 @@ import numpy as np
 from fa4.config import BackwardPipeline, Problem, require_int
 from fa4.plan.schema import PipelinePlan
 from fa4.sim import engine
-from fa4.sim.code import ARRIVE, WAIT, EventCode, Run
+from fa4.sim.code import ARRIVE, WAIT, EngineRun, EventCode
 from fa4.sim.limits import check_work
 from fa4.sim.machine import Machine
 from fa4.sim.predict import AnyPipeline, Simulation, build_plan, make_runner
@@ -145,7 +145,7 @@ def launch_order(problem: Problem, pipeline: AnyPipeline, simulation: Simulation
     work = forward_tiles(problem, pipeline, simulation.lengths)
     if pipeline.scheduler not in ("lpt", "clc") or not len(work.trips):
         return work
-    dims = pipeline.head_dim + (pipeline.head_dim_v or 0)
+    dims = pipeline.head_dim + pipeline.head_dim_v
     return work.take(lpt_order(work, problem.seqlen_k * dims * pipeline.element_bytes))
 
 
@@ -177,7 +177,7 @@ def _read_log(code: EventCode, trips: np.ndarray, name: str) -> CtaTimeline:
     )  # fmt: skip
 
 
-def _tile_ends(run: Run) -> tuple[float, ...]:
+def _tile_ends(run: EngineRun) -> tuple[float, ...]:
     return tuple(float(x) for x in run.tile_ends)
 
 

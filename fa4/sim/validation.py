@@ -10,7 +10,7 @@ from fa4.hardware import GPUS
 from fa4.sim.fields import FIELDS
 from fa4.sim.machine import COSTS, Machine
 from fa4.sim.measurements import Row, pipeline_for
-from fa4.sim.options import Request
+from fa4.sim.options import SimulationRequest
 from fa4.sim.predict import predict
 
 
@@ -100,7 +100,7 @@ KERNEL_TARGETS = ("pipeline", "numerics", "exp2")  # fields that change FlashAtt
 MEASURED_VARIANTS = ("deterministic",)  # but were measured
 
 
-def known_accuracy(request: Request) -> dict[str, object]:
+def known_accuracy(request: SimulationRequest) -> dict[str, object]:
     """The machine's measured error as plain data, and what of `request` was never measured."""
     machine = request.machine
     name = machine.name.lower()
@@ -129,7 +129,7 @@ def known_accuracy(request: Request) -> dict[str, object]:
     }
 
 
-def _unmeasured(request: Request, accuracy: Accuracy) -> list[str]:
+def _unmeasured(request: SimulationRequest, accuracy: Accuracy) -> list[str]:
     """What of a request lies outside the measured points."""
     problem, given = request.problem, request.given
     least, most = accuracy.seqlens

@@ -22,7 +22,7 @@ FloatArray = np.ndarray
 
 
 @dataclass(frozen=True)
-class Run:
+class DenseRun:
     """A dense call: out (B, Sq, Hq, dv), lse (B, Hq, Sq) or None in float64, and their budgets."""
 
     inputs: Inputs
@@ -32,12 +32,12 @@ class Run:
     lse_allowed: FloatArray
 
 
-def run(backend: Backend, inputs: Inputs) -> Run:
+def run(backend: Backend, inputs: Inputs) -> DenseRun:
     """Call the back end on dense inputs (at least one batch entry) and fetch the budgets."""
     outputs = backend.forward(inputs)
     lse_type = None if outputs.lse is None else lse_type_of(outputs.lse)
     expected = expect_forward(inputs, lse_type)
-    return Run(
+    return DenseRun(
         inputs,
         outputs.out.astype(np.float64),
         None if outputs.lse is None else outputs.lse.astype(np.float64),
@@ -46,7 +46,7 @@ def run(backend: Backend, inputs: Inputs) -> Run:
     )
 
 
-def rerun(backend: Backend, first: Run, **changes: Any) -> Run:
+def rerun(backend: Backend, first: DenseRun, **changes: Any) -> DenseRun:
     """The call again with other q, k, v or options; an option set to None is left out."""
     arrays = [changes.pop(name, getattr(first.inputs, name)) for name in ("q", "k", "v")]
     options = {k: v for k, v in (first.inputs.options | changes).items() if v is not None}
@@ -70,7 +70,7 @@ def agree(label: str, a: FloatArray, b: FloatArray, allowed: FloatArray) -> floa
     return float(share[at])
 
 
-def same(a: Run, b: Run, pick: Callable[[FloatArray], FloatArray] | None = None) -> float:
+def same(a: DenseRun, b: DenseRun, pick: Callable[[FloatArray], FloatArray] | None = None) -> float:
     """Both outputs of two calls agree; `pick` maps b's arrays (rows second) onto a's."""
     pick = pick or (lambda x: x)
     share = agree("out", a.out, pick(b.out), a.out_allowed + pick(b.out_allowed))

@@ -18,8 +18,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as set_seed
 
+from fa4.checked import DENSE_DEFAULTS
 from fa4.config import require, require_int
-from fa4.request import DENSE_DEFAULTS
 from fa4.testing.backends import DTYPES, FP8, Backend, NotCovered, load_backend
 from fa4.testing.case import Case
 from fa4.testing.inputs import build_options

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fa4.sm100.artifact import MAGIC, CompiledForward, to_bytes
+from fa4.compiled.artifact import MAGIC, CompiledForward, to_bytes
 from tests.commands.support import call, refused
 
 KEYS = {name: name * 40 for name in "abcdef"}

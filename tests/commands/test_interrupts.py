@@ -48,8 +48,8 @@ def strike(moment: str, seconds: float, *arguments: str) -> subprocess.Completed
         ("numpy", 0.0, "predict"),
         ("numba", 0.05, "predict"),
         ("cutlass", 0.1, "compile"),
-        ("fa4.sm100.forward.compile", 0.3, "compile"),
-        ("fa4.sm100.forward.compile", 1.5, "compile"),
+        ("fa4.compiled.forward", 0.3, "compile"),
+        ("fa4.compiled.forward", 1.5, "compile"),
     ],
 )
 def test_ctrl_c_is_one_line(moment: str, seconds: float, command: str) -> None:

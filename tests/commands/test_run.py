@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fa4.commands import limits
-from fa4.front import job
+from fa4.commands import job, limits
 from tests.commands.support import call, refused
 
 

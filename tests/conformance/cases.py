@@ -62,6 +62,10 @@ DOUBLE_ARRIVAL = {
     "barrier": "two barrier.cluster.arrive before the first wait; each thread must arrive only "
     "once before the barrier completes (PTX ISA 9.7.13.3)"
 }
+NO_MORE_TILES = {
+    "division": "a CTA without a further tile splits its index by the number of tiles of a group "
+    "that was not found, which is 0, before it looks whether there is one; nothing is made of it"
+}
 
 
 def tutorial(number: str, *sizes: int, **facts: Any) -> Foreign:
@@ -78,7 +82,7 @@ def dense(name: str, family: str, gemm: Gemm, file: str = "dense_gemm") -> Forei
 def grouped(name: str, in_smem: bool) -> Foreign:
     """NVIDIA's grouped GEMM, with tensor maps made in shared or in global memory."""
     sizes = ((128, 128, 64), (256, 128, 128), (128, 256, 64))
-    return Foreign(name, "grouped GEMM", lambda: gemms.grouped_gemm(sizes, in_smem))
+    return Foreign(name, "grouped GEMM", lambda: gemms.grouped_gemm(sizes, in_smem), NO_MORE_TILES)
 
 
 PAIR: Fields = {"tiler": (256, 128), "cluster": (2, 1), "two_ctas": True}

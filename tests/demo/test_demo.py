@@ -247,7 +247,7 @@ class Blocker:
             raise ImportError(f"{name} is blocked in this test")
 
 sys.meta_path.insert(0, Blocker())
-from fa4.sm100 import toolchain
+from fa4.compiled import toolchain
 
 toolchain._package_folder = lambda: None  # as where the compiler's package is not installed
 from fa4 import cli

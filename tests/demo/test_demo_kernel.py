@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("cutlass")
 pytest.importorskip("tvm_ffi")
 
-import fa4.front.kernel
+import fa4.backends.emulator
 from fa4 import cli
 from fa4.demo.inputs import Layer
 from fa4.demo.kernel import MOST_ROWS, run_kernel
 from fa4.demo.measure import prepare
 from fa4.emulator import EmulationFailed, Report
-from fa4.emulator.errors import Finding
+from fa4.emulator.errors import KernelFinding
 
 
 def draw_layer(rows: int, dim: int, heads: int = 2) -> Layer:
@@ -36,7 +36,7 @@ def plain_front(monkeypatch: pytest.MonkeyPatch) -> None:
         out = np.zeros(arguments.out_shape, arguments.q.dtype)
         return out, np.zeros(arguments.lse_shape, np.float32), []
 
-    monkeypatch.setattr(fa4.front.kernel, "run_on_emulator", zeros)
+    monkeypatch.setattr(fa4.backends.emulator, "run", zeros)
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,14 +88,14 @@ def test_wrong_results_and_long_inputs(
 
 def test_findings_make_it_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """A race under one schedule; the other schedules still run."""
-    real = fa4.front.kernel.run_on_emulator
+    real = fa4.backends.emulator.run
 
     def racy(arguments: Any, **options: Any) -> Any:
         if options["schedule"] == "random":
-            raise EmulationFailed(Report(findings=[Finding(kind="race", message="planted")]))
+            raise EmulationFailed(Report(findings=[KernelFinding(kind="race", message="planted")]))
         return real(arguments, **options)
 
-    monkeypatch.setattr(fa4.front.kernel, "run_on_emulator", racy)
+    monkeypatch.setattr(fa4.backends.emulator, "run", racy)
     kernel, _ = run(draw_layer(150, 24))
     assert [len(row["findings"]) for row in kernel["schedules"]] == [0, 1, 0]
     assert not kernel["ok"] and kernel["checks"]["out"]["within_budget"]

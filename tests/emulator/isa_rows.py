@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from fa4.emulator.isa.lanes import LANES, SegmentBuilder, width_of
-from fa4.emulator.isa.table import find
-from fa4.emulator.ptx.syntax import Instruction, Integer, Register
-from fa4.emulator.translate import compile_functions, function_text
+from fa4.emulator.masks import LANES
+from fa4.emulator.ptx.syntax import Integer, PtxInstruction, Register
+from fa4.emulator.translate.lanes import SegmentBuilder, width_of
+from fa4.emulator.translate.native import compile_functions, function_text
+from fa4.emulator.translate.table import find
 from tests.emulator.lane_rig import FULL, INTEGERS, instruction
 
 Values = Mapping[str, Sequence[int] | int]
@@ -43,7 +44,7 @@ class Compiled:
 
     def __init__(
         self,
-        program: Iterable[Instruction],
+        program: Iterable[PtxInstruction],
         registers: Mapping[str, str],
         symbols: Mapping[str, int] | None = None,
     ) -> None:
@@ -150,7 +151,7 @@ def check_corners(row: Row) -> None:
         check_row(row, list(zip(*batch, strict=True)), guard=0, mask=FULL)
 
 
-def lanes_of(width: int) -> st.SearchStrategy[list[int]]:
+def lane_values(width: int) -> st.SearchStrategy[list[int]]:
     """32 values of `width` bits, half of them adversarial."""
     corners = adversarial(width)
     size = width // 8
@@ -173,5 +174,5 @@ masks = st.sampled_from([FULL, 0, 1, 0x80000000, 0x0000FFFF, 0x55555555]) | st.i
 @st.composite
 def row_inputs(draw: st.DrawFn, row: Row) -> tuple[list[list[int]], int, int]:
     """(sources, guard, mask) for `check_row`."""
-    sources = [draw(lanes_of(width_of(kind))) for kind in row.sources]
+    sources = [draw(lane_values(width_of(kind))) for kind in row.sources]
     return sources, draw(masks), draw(masks)

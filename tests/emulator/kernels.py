@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fa4.emulator.execute import Report, run
-from fa4.emulator.host.launch_record import Allocation, Launch
+from fa4.emulator.machine.launch_record import Allocation, Launch
 from fa4.emulator.machine.options import Options
 from fa4.emulator.ptx.parser import parse
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 import numpy as np
 
-import fa4.emulator.isa
-from fa4.emulator.isa.lanes import SegmentBuilder, width_of
-from fa4.emulator.isa.table import find
-from fa4.emulator.ptx.syntax import Instruction, Operand, Register
-from fa4.emulator.translate import compile_functions, function_text
-
-for module in pkgutil.iter_modules(fa4.emulator.isa.__path__):
-    importlib.import_module(f"fa4.emulator.isa.{module.name}")
+from fa4.emulator.ptx.syntax import Operand, PtxInstruction, Register
+from fa4.emulator.translate.lanes import SegmentBuilder, width_of
+from fa4.emulator.translate.native import compile_functions, function_text
+from fa4.emulator.translate.table import find
 
 INTEGERS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 FULL = 0xFFFFFFFF
@@ -22,14 +15,14 @@ FULL = 0xFFFFFFFF
 
 def instruction(
     opcode: str, *operands: Operand | str, guard: Register | None = None
-) -> Instruction:
-    """An Instruction; a string operand is the name of a register."""
+) -> PtxInstruction:
+    """A PtxInstruction; a string operand is the name of a register."""
     made = tuple(Register(o) if isinstance(o, str) else o for o in operands)
-    return Instruction(opcode, tuple(opcode.split(".")), made, guard, 1, opcode)
+    return PtxInstruction(opcode, tuple(opcode.split(".")), made, guard, 1, opcode)
 
 
 def run(
-    program: list[Instruction],
+    program: list[PtxInstruction],
     registers: dict[str, str],
     inputs: dict[str, np.ndarray | int],
     mask: int = FULL,

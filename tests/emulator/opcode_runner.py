@@ -8,10 +8,11 @@ from functools import cache
 import numpy as np
 
 from fa4.emulator.isa import approx, convert, extremes, floats, halves
-from fa4.emulator.isa.lanes import LANES, SegmentBuilder, width_of
-from fa4.emulator.isa.table import find
-from fa4.emulator.ptx.syntax import Instruction, Operand, Register, Vector
-from fa4.emulator.translate import SegmentFunction, compile_functions, function_text
+from fa4.emulator.masks import LANES
+from fa4.emulator.ptx.syntax import Operand, PtxInstruction, Register, Vector
+from fa4.emulator.translate.lanes import SegmentBuilder, width_of
+from fa4.emulator.translate.native import SegmentFunction, compile_functions, function_text
+from fa4.emulator.translate.table import find
 
 REGISTERING = (approx, convert, extremes, floats, halves)
 INTEGERS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
@@ -19,9 +20,9 @@ FULL = 0xFFFFFFFF
 STRIDE = 512
 
 
-def instruction(opcode: str, *operands: Operand) -> Instruction:
-    """An unguarded Instruction."""
-    return Instruction(opcode, tuple(opcode.split(".")), operands, None, 1, opcode)
+def instruction(opcode: str, *operands: Operand) -> PtxInstruction:
+    """An unguarded PtxInstruction."""
+    return PtxInstruction(opcode, tuple(opcode.split(".")), operands, None, 1, opcode)
 
 
 def build(opcode: str, kinds: tuple[str, ...], vector: int = 0) -> SegmentFunction:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from fa4.emulator.ptx.syntax import (
     Address,
     FloatBits,
-    Instruction,
     Integer,
     Kernel,
     Operand,
     Pair,
+    PtxInstruction,
     Register,
     Sink,
     Symbol,
@@ -170,7 +170,7 @@ class KernelWriter:
         self.names = Names()
         self.registers: dict[str, str] = {}
         self.variables: list[Variable] = []
-        self.instructions: list[Instruction] = []
+        self.instructions: list[PtxInstruction] = []
         self.labels: dict[str, int] = {}
         self.location: tuple[str, int] | None = None
 
@@ -256,7 +256,7 @@ class KernelWriter:
         line = self.text.put(*tokens, opcode, *listed, ";")
         text = "".join([*tokens, opcode, *listed])
         self.instructions.append(
-            Instruction(
+            PtxInstruction(
                 *(opcode, tuple(opcode.split(".")), tuple(operand for _, operand in written)),
                 *(guard, line, text, self.location),
             )

@@ -140,7 +140,7 @@ def test_every_form_that_the_usage_shows_is_taken(
     taken = 0
     for word in shown:
         if not word.startswith(("NAME=", "x>")):
-            from fa4.emulator.ptx_arguments import parse_arguments
+            from fa4.emulator.host.ptx_arguments import parse_arguments
 
             parse_arguments([word])
             taken += 1

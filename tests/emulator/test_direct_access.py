@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fa4.emulator import execute
 from fa4.emulator.isa import direct_access
 from fa4.emulator.machine.direct import DONE, MISSED
-from fa4.emulator.machine.engine import Machine
+from fa4.emulator.machine.engine import Engine
 from tests.emulator.kernels import aligned, run_ptx
 
 SLOTS, SLOT_BYTES = 64, 32  # places of the memories that a program uses
@@ -131,16 +131,16 @@ def outcome(body: str, arrays: list[np.ndarray], **options: Any) -> Outcome:
     """Runs a body from the same state of memory and of the numbering of clusters."""
     for k, array in enumerate(arrays):
         array[...] = np.random.default_rng(k).integers(0, 256, array.shape, np.uint8)
-    machines: list[Machine] = []
+    machines: list[Engine] = []
 
-    def make(*arguments: Any) -> Machine:
-        machines.append(Machine(*arguments))
+    def make(*arguments: Any) -> Engine:
+        machines.append(Engine(*arguments))
         return machines[-1]
 
     execute.load_program.cache_clear()
     with (
         patch.object(execute, "_next_cluster_number", 1),
-        patch.object(execute, "Machine", make),
+        patch.object(execute, "Engine", make),
     ):
         report = run_ptx(body, arrays, smem=SHARED_BYTES, collect=True, **options)
     execute.load_program.cache_clear()

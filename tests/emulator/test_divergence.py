@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.emulator.errors import EmulationFailed
-from fa4.emulator.flow import live_out, postdominators
+from fa4.emulator.translate.flow import live_out, postdominators
 from tests.emulator.kernels import kinds, run_ptx
 
 ROUND = 0xFFFFFFFF

@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from fa4.emulator.faults import plant
 from fa4.emulator.ptx.parser import parse
+from fa4.emulator.tools.faults import plant
 from tests.emulator.kernels import module_text, run_ptx
 from tests.emulator.test_barriers import PIPELINE, SCHEDULES, expected_pipeline
 

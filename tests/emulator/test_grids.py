@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from fa4.emulator.errors import EmulationFailed, LaunchError, PtxError, UnsupportedInstruction
 from fa4.emulator.execute import Report, load_module, run
-from fa4.emulator.host.launch_record import Allocation, Launch
+from fa4.emulator.machine.launch_record import Allocation, Launch
 from fa4.emulator.machine.options import Options
-from fa4.emulator.trace import ASYNCHRONOUS, WAIT, Recorder
+from fa4.emulator.tools.trace import ASYNCHRONOUS, WAIT, Recorder
 from tests.emulator.kernels import kinds, module_text, run_ptx
 
 SCHEDULES = ("fifo", "random", "adversarial")

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fa4.emulator.elf import read_symbols
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.host import Launch
 from fa4.emulator.host.arguments import array_allocation
 from fa4.emulator.host.device import DEVICE_ATTRIBUTES, device_attribute, max_active_clusters
-from fa4.emulator.host.elf import read_symbols
-from fa4.emulator.host.launch_record import overlapping_groups
 from fa4.emulator.host.runtime import HostRuntime
+from fa4.emulator.machine.launch_record import overlapping_groups
 
 
 def test_importing_needs_neither_cutlass_nor_torch():

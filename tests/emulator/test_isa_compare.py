@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4.emulator.isa.lanes import LANES, width_of
-from fa4.emulator.isa.table import Unsupported
+from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import FloatBits, Integer, Pair, Register, Sink
-from tests.emulator.isa_rows import Compiled, adversarial, lanes_of, masks, signed
+from fa4.emulator.translate.lanes import width_of
+from fa4.emulator.translate.table import Unsupported
+from tests.emulator.isa_rows import Compiled, adversarial, lane_values, masks, signed
 from tests.emulator.lane_rig import FULL, instruction
 
 BASIC = {
@@ -120,7 +121,7 @@ JOINED = {
 @pytest.mark.parametrize("boolean", JOINED)
 @pytest.mark.parametrize("negated", [False, True])
 @pytest.mark.parametrize("sinks", [(), ("p",), ("q",)])
-@given(a=lanes_of(32), b=lanes_of(32), c=masks, guard=masks, mask=masks)
+@given(a=lane_values(32), b=lane_values(32), c=masks, guard=masks, mask=masks)
 @settings(max_examples=5, deadline=None)
 def test_boolean_operators(boolean, negated, sinks, a, b, c, guard, mask):
     """p = t op c and q = !t op c; here q is also the source c, and either may be the sink."""
@@ -215,8 +216,8 @@ SELECTED = [f"{sign}{w}" for sign in "bus" for w in (16, 32, 64)] + ["f32", "f64
 def test_selp_and_slct(kind, data):
     """Bits pass unchanged (NaN payloads too). slct tests c >= 0: NaN no, -0 yes."""
     w = width_of(kind)
-    a, b, c = data.draw(lanes_of(w)), data.draw(lanes_of(w)), data.draw(masks)
-    integers = data.draw(lanes_of(32))
+    a, b, c = data.draw(lane_values(w)), data.draw(lane_values(w)), data.draw(masks)
+    integers = data.draw(lane_values(32))
     specials = st.sampled_from(special_floats("f32"))
     floats = data.draw(st.lists(specials, min_size=LANES, max_size=LANES))
     guard, mask = data.draw(masks), data.draw(masks)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4.emulator.isa.lanes import LANES
-from fa4.emulator.isa.table import TABLE, Unsupported
+from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer, Pair, Register, Sink
-from tests.emulator.isa_rows import Compiled, lanes_of, masks, signed
+from fa4.emulator.translate.table import TABLE, Unsupported
+from tests.emulator.isa_rows import Compiled, lane_values, masks, signed
 from tests.emulator.lane_rig import FULL, instruction
 
 POISON = 0xBAD0BAD0
@@ -85,7 +85,7 @@ def test_shfl_with_constant_operands(mode, data):
         {"d": "b32", "a": "b32", "p": "pred", "g": "pred"},
     )
     guard, mask = data.draw(masks), data.draw(masks)
-    inputs = {"a": data.draw(lanes_of(32))}
+    inputs = {"a": data.draw(lane_values(32))}
     check_shfl(mode, program, inputs, [b] * LANES, [c] * LANES, [members] * LANES, guard, mask)
 
 
@@ -107,7 +107,7 @@ def shfl_of_registers(mode):
 def test_shfl_with_register_operands(mode, data):
     """Every lane has its own offset, clamp and membermask."""
     draw = data.draw
-    inputs = {"a": draw(lanes_of(32)), "b": draw(lanes_of(32)), "m": draw(lanes_of(32))}
+    inputs = {"a": draw(lane_values(32)), "b": draw(lane_values(32)), "m": draw(lane_values(32))}
     inputs["c"] = draw(st.lists(st.sampled_from(CLAMPS), min_size=LANES, max_size=LANES))
     if draw(st.booleans()):
         inputs["m"] = [FULL] * LANES
@@ -141,7 +141,7 @@ def member_masks(draw):
     kind = draw(st.sampled_from(["same", "halves", "any"]))
     if kind == "halves":
         return [0xFFFF] * 16 + [0xFFFF0000] * 16
-    return [draw(masks)] * LANES if kind == "same" else draw(lanes_of(32))
+    return [draw(masks)] * LANES if kind == "same" else draw(lane_values(32))
 
 
 @functools.cache
@@ -274,7 +274,7 @@ def test_redux(form, data):
         pool = pool if draw(st.integers(0, 3)) else FLOATS[9:14]
         a = draw(st.lists(st.sampled_from(pool), min_size=LANES, max_size=LANES))
     else:
-        a = draw(lanes_of(32))
+        a = draw(lane_values(32))
     guard, mask, members = draw(masks), draw(masks), member_masks(draw)
     after = reducing(form)({"a": a, "m": members, "g": guard, "d": [OLD] * LANES}, mask)
     taking_part = mask & guard

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4.emulator.isa.lanes import LANES, width_of
-from fa4.emulator.isa.table import Unsupported, find
+from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer
+from fa4.emulator.translate.lanes import width_of
+from fa4.emulator.translate.table import Unsupported, find
 from tests.emulator.isa_rows import (
     Compiled,
     Row,
     check_corners,
     check_row,
-    lanes_of,
+    lane_values,
     row_inputs,
     signed,
 )
@@ -311,7 +312,7 @@ def test_carry_flag(kind, stem, reads, count, exact, data):
         [instruction(f"{stem}.{kind}", "d", *names)],
         dict.fromkeys([*names, "d"], kind) | {"%cc": "pred"},
     )
-    values = [data.draw(lanes_of(w)) for _ in names]
+    values = [data.draw(lane_values(w)) for _ in names]
     flags = data.draw(st.integers(0, 2**32 - 1))
     after = program(dict(zip(names, values, strict=True)) | {"%cc": flags})
     for lane in range(LANES):
@@ -322,7 +323,7 @@ def test_carry_flag(kind, stem, reads, count, exact, data):
         assert after["%cc"] >> lane & 1 == flag
 
 
-@given(a=lanes_of(64), b=lanes_of(64))
+@given(a=lane_values(64), b=lane_values(64))
 @settings(max_examples=10, deadline=None)
 def test_multiword_product(a, b):
     """The manual's example of a carry chain: 64 by 64 bits in 32-bit pieces (9.7.2.6)."""

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4.emulator.isa.lanes import LANES
-from fa4.emulator.isa.table import Unsupported
+from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer, Pair, Register, Sink
+from fa4.emulator.translate.table import Unsupported
 from tests.emulator.isa_rows import (
     Compiled,
     Row,
     check_corners,
     check_row,
-    lanes_of,
+    lane_values,
     masks,
     row_inputs,
     signed,
@@ -119,7 +119,7 @@ def test_all_tables_of_lop3():
 @pytest.mark.parametrize("boolean", ["or", "and"])
 @pytest.mark.parametrize("negated", [False, True])
 @pytest.mark.parametrize("keeps", [True, False])
-@given(a=lanes_of(32), b=lanes_of(32), q=masks, guard=masks, mask=masks)
+@given(a=lane_values(32), b=lane_values(32), q=masks, guard=masks, mask=masks)
 @settings(max_examples=5, deadline=None)
 def test_lop3_with_predicate(boolean, negated, keeps, a, b, q, guard, mask):
     """p = (d != 0) op q; d may be the sink."""

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4.emulator.isa.lanes import LANES
-from fa4.emulator.isa.table import Unsupported
-from fa4.emulator.layout import WINDOWS
+from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import FloatBits, Integer, Register, Sink, Symbol, Vector
+from fa4.emulator.translate.layout import WINDOWS
+from fa4.emulator.translate.table import Unsupported
 from tests.emulator.isa_rows import (
     Compiled,
     Row,
     check_corners,
     check_row,
-    lanes_of,
+    lane_values,
     masks,
     row_inputs,
 )
@@ -83,7 +83,7 @@ def test_any_values_under_guard_and_mask(row, data):
 @settings(max_examples=20, deadline=None)
 def test_prmt_with_constant_control(data):
     control = data.draw(st.integers(0, 0xFFFF) | st.sampled_from([0x3210, 0x7654, 0x5410, 0xFFFF]))
-    a, b = data.draw(lanes_of(32)), data.draw(lanes_of(32))
+    a, b = data.draw(lane_values(32)), data.draw(lane_values(32))
     program = Compiled(
         [instruction("prmt.b32", "d", "a", "b", Integer(control))], dict.fromkeys("dab", "b32")
     )
@@ -98,8 +98,8 @@ def test_prmt_with_constant_control(data):
 def test_pack_and_unpack(width, parts, data):
     """The first element is the lowest; under a guard, and with one element dropped."""
     part = width // parts
-    whole, guard, mask = data.draw(lanes_of(width)), data.draw(masks), data.draw(masks)
-    elements = [data.draw(lanes_of(part)) for _ in range(parts)]
+    whole, guard, mask = data.draw(lane_values(width)), data.draw(masks), data.draw(masks)
+    elements = [data.draw(lane_values(part)) for _ in range(parts)]
     sources, targets = [[f"{n}{k}" for k in range(parts)] for n in "st"]
     program = Compiled(
         [
@@ -126,7 +126,7 @@ def test_pack_and_unpack(width, parts, data):
             assert after[name][lane] == (kept if runs and k else 0)
 
 
-@given(low=lanes_of(64), high=lanes_of(64), mask=masks)
+@given(low=lane_values(64), high=lane_values(64), mask=masks)
 @settings(max_examples=6, deadline=None)
 def test_128_bit_registers(low, high, mask):
     """Packed and unpacked by halves and by quarters; sinks in between."""
@@ -225,7 +225,7 @@ def test_cvta_of_shared_memory(space):
 
 
 @pytest.mark.parametrize("space", ["global", "const", "local", "param", "param::entry"])
-@given(addresses=lanes_of(64))
+@given(addresses=lane_values(64))
 @settings(max_examples=3, deadline=None)
 def test_cvta_of_other_memory_adds_what_32_bits_lack(space, addresses):
     program = Compiled(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fa4.emulator.checks.clocks import FULL_MASK, AsyncPool, Stream, WarpClock
+from fa4.emulator.checks.clocks import AsyncPool, Stream, WarpClock
 from fa4.emulator.checks.conflict import MISSING_PROXY_FENCE, WRITE_AFTER_READ, Access
 from fa4.emulator.checks.shadow import Shadow
 from fa4.emulator.execute import Report
-from fa4.emulator.machine.state import POOL_ROWS
+from fa4.emulator.machine.actor_rows import POOL_ROWS
+from fa4.emulator.masks import FULL_MASK
 from tests.emulator.kernels import aligned, run_ptx
 
 ROWS, STREAM_ROW = 8, 2

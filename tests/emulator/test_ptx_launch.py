@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.emulator import EmulationFailed, EmulatorError, LaunchError, Options, Tma, explore
-from fa4.emulator.ptx_arguments import ALIGNMENT_BYTES, TYPES, arrays_of, parse_arguments
-from fa4.emulator.ptx_launch import make_launch, run_ptx
+from fa4.emulator.host.ptx_arguments import ALIGNMENT_BYTES, TYPES, arrays_of, parse_arguments
+from fa4.emulator.host.ptx_launch import make_launch, run_ptx
 
 HEADER = ".version 8.8\n.target sm_100a\n.address_size 64\n"
 

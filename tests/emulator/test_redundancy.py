@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fa4.emulator.redundancy import Orderings
+from fa4.emulator.tools.redundancy import Orderings
 from tests.emulator.kernels import aligned, run_ptx
 from tests.emulator.test_barriers import PIPELINE, SCHEDULES
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fa4 import cli
-from fa4.emulator import support
-from fa4.emulator.isa import table
-from fa4.emulator.support import BEGIN, END, MANUAL_ONLY, markdown, support_table
+from fa4.emulator.tools import support
+from fa4.emulator.tools.support import BEGIN, END, MANUAL_ONLY, markdown, support_table
+from fa4.emulator.translate import table
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "emulator.md").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ def is_current(document: str) -> bool:
 
 
 def test_the_documented_table_is_the_present_one() -> None:
-    """If not: python -m fa4.emulator.support docs/emulator.md"""
+    """If not: python -m fa4.emulator.tools.support docs/emulator.md"""
     assert is_current(DOCUMENT)
 
 
@@ -104,7 +104,7 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 # The kinds of findings.
 
-POSITIONS = {"fault": 1, "fatal": 1, "report": 0, "MemoryFault": 0}  # where a call has the kind
+NAMING = {"fault", "fatal", "report", "MemoryFault"}  # calls whose first argument is the kind
 INDIRECT = {"fault", "uninitialised", "missing-proxy-fence", "trap", "brkpt", "livelock"}
 
 
@@ -114,10 +114,10 @@ def kinds_in(source: str) -> set[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if len(node.args) > POSITIONS.get(name, 99):
+            if name in NAMING and node.args:
                 found |= {
                     inner.value
-                    for inner in ast.walk(node.args[POSITIONS[name]])
+                    for inner in ast.walk(node.args[0])
                     if isinstance(inner, ast.Constant) and isinstance(inner.value, str)
                 }
         if isinstance(node, ast.ClassDef):
@@ -143,7 +143,7 @@ def test_every_kind_of_finding_is_documented() -> None:
 
 def test_the_search_for_kinds_finds_them() -> None:
     """Planted: a call with a new kind, and an error class with one."""
-    source = 'machine.fault(f, "new", "text")\nclass E(Exception):\n    kind = "other"\n'
+    source = 'fragment.fault("new", "text")\nclass E(Exception):\n    kind = "other"\n'
     assert kinds_in(source + 'raise MemoryFault("exit" if a else "far", "m")') == {
         "new", "other", "exit", "far"
     }  # fmt: skip

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from fa4.emulator.execute import Report
-from fa4.emulator.machine.grid import Grid
-from fa4.emulator.machine.tensor import note_swizzle, swizzle_at, swizzle_of
+from fa4.emulator.machine import grid
+from fa4.emulator.machine.state import Grid
+from fa4.emulator.machine.tensor import SwizzleNotes, swizzle_of
 from fa4.emulator.tcgen05.descriptors import Swizzle
 from fa4.emulator.tcgen05.formats import Format
 from tests.emulator.kernels import kinds, run_ptx
@@ -251,15 +252,15 @@ def test_pair_without_a_fault() -> None:
 @pytest.fixture
 def noting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     """Notes a swizzle for all operands, as a TMA load would have."""
-    original = Grid.start_cluster
+    original = grid.start_cluster
 
     def use(span_bytes: int | None) -> None:
-        def start(grid: Grid, index: int) -> None:
-            original(grid, index)
-            for cta in grid.resident[-1].ctas:
-                note_swizzle(cta, DATA, DATA + PROBLEM.image.shape[1], span_bytes)
+        def start(started: Grid, index: int) -> None:
+            original(started, index)
+            for cta in started.resident[-1].ctas:
+                cta.swizzles.note(DATA, DATA + PROBLEM.image.shape[1], span_bytes)
 
-        monkeypatch.setattr(Grid, "start_cluster", start)
+        monkeypatch.setattr(grid, "start_cluster", start)
 
     return use
 
@@ -289,17 +290,13 @@ def test_descriptor_must_have_the_swizzle_of_the_copy(noting, span, found) -> No
 
 
 def test_swizzle_notes() -> None:
-    class Bare:
-        unit: dict[Any, Any]
-
-    cta: Any = Bare()
-    cta.unit = {}
-    assert swizzle_at(cta, 5000) is None
-    note_swizzle(cta, 4096, 6144, 128, 32)
-    assert swizzle_at(cta, 4096) == swizzle_at(cta, 6143) == (128, 32)
-    assert swizzle_at(cta, 6144) is None and swizzle_at(cta, 4095) is None
-    note_swizzle(cta, 5120, 5136, None)
-    assert swizzle_at(cta, 5120) is None and swizzle_at(cta, 4096) == (128, 32)
+    notes = SwizzleNotes()
+    assert notes.at(5000) is None
+    notes.note(4096, 6144, 128, 32)
+    assert notes.at(4096) == notes.at(6143) == (128, 32)
+    assert notes.at(6144) is None and notes.at(4095) is None
+    notes.note(5120, 5136, None)
+    assert notes.at(5120) is None and notes.at(4096) == (128, 32)
     spans = {Swizzle.NONE: (0, 16), Swizzle.B32: (32, 16), Swizzle.B64: (64, 16),
              Swizzle.B128: (128, 16), Swizzle.B128_BASE32: (128, 32)}  # fmt: skip
     assert {swizzle: swizzle_of(swizzle) for swizzle in Swizzle} == spans

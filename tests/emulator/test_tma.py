@@ -16,7 +16,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fa4.emulator.tma.descriptor import ELEMENT_BYTES, DescriptorError, TensorMap, TmaError
+from fa4.emulator.tma.descriptor import ELEMENT_BYTES, TensorMap, TensorMapError, TmaError
 from fa4.emulator.tma.reduction import DTYPES
 from fa4.emulator.tma.swizzle import PATTERNS, swizzle_addresses
 from fa4.emulator.tma.transfer import (
@@ -283,7 +283,7 @@ def test_every_bit_of_a_map_is_read_or_must_be_zero() -> None:
         flipped[bit // 8] ^= 1 << bit % 8
         try:
             tensor_map = TensorMap.decode(flipped)
-        except DescriptorError:
+        except TensorMapError:
             continue
         read += 1
         assert tensor_map != full
@@ -294,7 +294,7 @@ def test_every_bit_of_a_map_is_read_or_must_be_zero() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.binary(min_size=128, max_size=128))
 def test_decode_refuses_noise(noise: bytes) -> None:
-    with pytest.raises(DescriptorError):
+    with pytest.raises(TensorMapError):
         TensorMap.decode(noise)
 
 
@@ -337,7 +337,7 @@ NONSENSE = [
 
 @pytest.mark.parametrize(("change", "field"), NONSENSE)
 def test_nonsense_is_refused_by_field(change: dict[str, object], field: str) -> None:
-    with pytest.raises(DescriptorError, match=f"TMA: {field} is ") as caught:
+    with pytest.raises(TensorMapError, match=f"TMA: {field} is ") as caught:
         replace(SQUARE, **change)
     assert caught.value.field == field
     assert str(caught.value.value) in str(caught.value)
@@ -381,7 +381,7 @@ def test_nonsense_is_refused_by_field(change: dict[str, object], field: str) -> 
 def test_words_that_are_no_supported_map(raw: bytes, field: str) -> None:
     if field == "rank":
         raw = raw[:8] + bytes([raw[8] | 0x50]) + raw[9:]
-    with pytest.raises(DescriptorError, match=f"TMA: {field}"):
+    with pytest.raises(TensorMapError, match=f"TMA: {field}"):
         TensorMap.decode(raw)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fa4.emulator.machine.tensor import swizzle_at
+from fa4.emulator.machine import grid
+from fa4.emulator.machine.state import Cta
 from fa4.emulator.tma.descriptor import TensorMap
 from tests.emulator.kernels import aligned, run_ptx
 
@@ -52,16 +53,14 @@ def test_tf32_loads_round() -> None:
 def test_the_swizzle_of_a_load_is_noted(
     swizzle: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fa4.emulator.machine import checks
-
     seen = []
-    ended = checks.Checks.cta_exited
+    ended = grid.check_cta_exit
 
-    def look(self: checks.Checks, cta: object) -> None:
-        seen.append(swizzle_at(cta, 1024))
-        ended(self, cta)
+    def look(cta: Cta) -> None:
+        seen.append(cta.swizzles.at(1024))
+        ended(cta)
 
-    monkeypatch.setattr(checks.Checks, "cta_exited", look)
+    monkeypatch.setattr(grid, "check_cta_exit", look)
     data = aligned(np.zeros((8, columns), np.float32))
     load("f32", data, swizzle)
     assert seen == [(swizzle, 16)]

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fa4.front.choice import find_gpu
+from fa4.choose import find_gpu
 
 DEVICE, WHY = find_gpu()
 

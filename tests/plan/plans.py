@@ -73,8 +73,8 @@ def edit_role(
     """`plan` with the programs of one role edited."""
 
     def edited(role: Any) -> Any:
-        programs = (edit(role.prologue, change), edit(role.program, change))
-        return replace(role, prologue=programs[0], program=programs[1])
+        names = ("prologue", "program", "closing")
+        return replace(role, **{name: edit(getattr(role, name), change) for name in names})
 
     return with_role(plan, name, edited)
 

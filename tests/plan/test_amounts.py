@@ -74,7 +74,7 @@ def test_hopper_products_and_copies(name: str) -> None:
     """Q once, K and V once per tile, all for every warpgroup; O out, in 16 bits."""
     pipeline = HOPPER[name]
     plan = warpgroup_plan(pipeline, H100)
-    d, dv, rows = pipeline.head_dim, pipeline.head_dim_v or 0, 64 * pipeline.consumers
+    d, dv, rows = pipeline.head_dim, pipeline.head_dim_v, 64 * pipeline.consumers
     assert multiply_adds(plan) == rows * TILES * pipeline.tile_n * (d + dv)
     assert copied(plan, "load") == 2 * (rows * d + TILES * pipeline.tile_n * (d + dv))
     assert copied(plan, "store") == 2 * rows * dv
@@ -92,7 +92,7 @@ def test_hopper_operands_in_shared_memory(name: str) -> None:
         for work in works(plan)
         if isinstance(work.amount, Mma)
     }
-    d, dv, tile_n = pipeline.head_dim, pipeline.head_dim_v or 0, pipeline.tile_n
+    d, dv, tile_n = pipeline.head_dim, pipeline.head_dim_v, pipeline.tile_n
     assert read == {"QK": (2 * ROWS * d, 2 * tile_n * d), "PV": (0, 2 * tile_n * dv)}
 
 
@@ -101,7 +101,7 @@ def test_hopper_memory_and_barriers(name: str) -> None:
     """A buffer holds its tile, O takes Q's place, and a barrier expects what a slot holds."""
     pipeline = HOPPER[name]
     plan = warpgroup_plan(pipeline, H100)
-    d, dv, rows = pipeline.head_dim, pipeline.head_dim_v or 0, 64 * pipeline.consumers
+    d, dv, rows = pipeline.head_dim, pipeline.head_dim_v, 64 * pipeline.consumers
     tiles = {"q": rows * d, "k": pipeline.tile_n * d, "v": pipeline.tile_n * dv}
     for what, elements in tiles.items():
         buffer, full = plan.buffer(what), plan.signal(f"{what}_full")
@@ -129,7 +129,7 @@ def test_hopper_arithmetic_of_a_step() -> None:
     of an element of O: a product per step. Each thread holds half of a row's columns."""
     pipeline = WarpgroupPipeline(overlap=False)
     own = [w for w in works(warpgroups(overlap=False), "consumer0") if hasattr(w.amount, "mufu")]
-    count, dv = TILES * pipeline.tile_n / 2, pipeline.head_dim_v or 0
+    count, dv = TILES * pipeline.tile_n / 2, pipeline.head_dim_v
 
     def total(unit: str, *names: str) -> float:
         return sum(getattr(w.amount, unit) for w in own if w.what.startswith(names))

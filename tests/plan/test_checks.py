@@ -79,6 +79,7 @@ FAULTS: list[tuple[str, Fault]] = [
     ("known_trips", lambda: replace(ONE, trips=("kv_tiles", "masked_tiles"))),
     ("known_trips", lambda: replace(ONE, shares=())),
     ("known_trips", lambda: role("load", prologue=(Loop("kv_tiles", ()),))),
+    ("closing_waits", lambda: role("load", closing=(Arrive("kv_full"),))),
     ("declared_roles", lambda: with_signal(ONE, "kv_full", waiters=("mma", "nobody"))),
     ("declared_roles", lambda: with_signal(ONE, "kv_full", kind="semaphore")),
     ("known_signals", lambda: role("load", program=(*ONE.role("load").program, Wait("lost")))),
@@ -138,6 +139,7 @@ FAULTS: list[tuple[str, Fault]] = [
         ONE, buffers=tuple(b for b in ONE.buffers if b.name != "barriers"))),
     ("balanced_phases", lambda: edit_role(ONE, "softmax0", double_arrive)),
     ("runs_to_the_end", lambda: with_signal(ONE, "kv_empty", free=0)),
+    ("runs_to_the_end", lambda: role("load", closing=4 * (Wait("kv_empty"),))),
     ("runs_to_the_end", lambda: late_statistics(FORWARD["one Q tile"])),
     ("parity_is_enough", lambda: slow_reader(FORWARD["inline correction"])),
     ("arrivers_in_step", lambda: role(

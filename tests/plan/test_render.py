@@ -121,7 +121,7 @@ def test_graph() -> None:
 
 
 def test_program() -> None:
-    """Waits, arrives, work with amounts, loops with offsets, and the prologue."""
+    """Waits, arrives, work with amounts, loops with offsets, what is before and after them."""
     text = render_program(ONE.role("correction"))
     assert text.startswith("correction (warps 8-11, 80 registers)\n  once per CTA:\n")
     assert "\n    repeat kv_tiles - 1:\n      wait stats0_full\n" in text
@@ -129,7 +129,10 @@ def test_program() -> None:
     mma = render_program(ONE.role("mma"))
     assert "QK0: mma 128 x 128 x 128, reads q0 kv, writes s0, asynchronous" in mma
     assert "arrive s0_full after tensor" in mma
-    assert "load K: load 32768 B from HBM, writes kv" in render_program(ONE.role("load"))
+    load = render_program(ONE.role("load"))
+    assert "load K: load 32768 B from HBM, writes kv" in load
+    waits = 3 * "    wait kv_empty\n" + "    wait q0_empty\n    wait q1_empty"
+    assert load.endswith("\n  at the end:\n" + waits)
     reduce = render_program(BACKWARD["deterministic pair"].role("reduce"))
     assert "wait for turn: poll a counter" in reduce and "sync reduce: barrier" in reduce
 

@@ -525,10 +525,10 @@ def test_case_48_callables_never_see_an_index_outside_the_problem() -> None:
 
     def add_bias(score, batch, head, q_idx, kv_idx, info, aux):
         assert np.all((q_idx >= 0) & (kv_idx >= 0))
-        return score + aux[head, q_idx, kv_idx]
+        return score + aux[0][head, q_idx, kv_idx]
 
     q, k, v = arrays((1, 21, 37, 2, 1, 8, 8))
-    out, _ = attend(q, k, v, score_mod=add_bias, aux_tensors=bias)
+    out, _ = attend(q, k, v, score_mod=add_bias, aux_tensors=[bias])
     want, _ = attend(q, k, v, score_mod=lambda s, *_: s + bias, impl="oracle")
     assert worst(out, want) <= EXACT
 

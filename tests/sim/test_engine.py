@@ -62,7 +62,7 @@ def lowered(plan: PipelinePlan, machine: Machine) -> EventCode:
     return lower(plan, costs.work, costs.signal, SHARES)
 
 
-def outcome(run: Callable[[], engine.Run]) -> dict[str, object] | str:
+def outcome(run: Callable[[], engine.EngineRun]) -> dict[str, object] | str:
     """Everything that a run reports, or the message of its deadlock."""
     try:
         result = run()
@@ -77,7 +77,7 @@ def twins_agree(code: EventCode, trips: np.ndarray) -> bool:
     return ours == outcome(lambda: engine_python.execute(code, trips))
 
 
-def finished(drawn: Drawn) -> tuple[EventCode, engine.Run]:
+def finished(drawn: Drawn) -> tuple[EventCode, engine.EngineRun]:
     """The logged run of a drawn plan; plans that deadlock are not drawn."""
     code = drawn.code
     try:
@@ -470,34 +470,34 @@ def test_prologues_have_no_loops() -> None:
 # engine on the plans of FAULT_CASES: a comparison that no fault upsets compares nothing.
 
 
-def _free_waits(machine: engine_python.Machine) -> None:
+def _free_waits(machine: engine_python.PlainMachine) -> None:
     machine.code = replace(machine.code, signal_wait_cost=machine.code.signal_wait_cost * 0)
 
 
-def _no_arrival_latency(machine: engine_python.Machine) -> None:
+def _no_arrival_latency(machine: engine_python.PlainMachine) -> None:
     machine.code = replace(machine.code, signal_latency=machine.code.signal_latency * 0)
 
 
-def _no_free_slots(machine: engine_python.Machine) -> None:
+def _no_free_slots(machine: engine_python.PlainMachine) -> None:
     machine.code = replace(machine.code, signal_free=machine.code.signal_free * 0)
 
 
-def _free_issue(machine: engine_python.Machine) -> None:
+def _free_issue(machine: engine_python.PlainMachine) -> None:
     machine.code = replace(machine.code, work_issue=machine.code.work_issue * 0)
 
 
-def _blocking_work(machine: engine_python.Machine) -> None:
+def _blocking_work(machine: engine_python.PlainMachine) -> None:
     original = machine.work
     machine.work = lambda role, index, _: original(role, index, False)
 
 
-def _commits_at_once(machine: engine_python.Machine) -> None:
+def _commits_at_once(machine: engine_python.PlainMachine) -> None:
     instructions = machine.code.instructions.copy()
     instructions[instructions[:, 0] == ARRIVE, 2] = -1
     machine.code = replace(machine.code, instructions=instructions)
 
 
-def _unlimited_units(machine: engine_python.Machine) -> None:
+def _unlimited_units(machine: engine_python.PlainMachine) -> None:
     original = machine.work
 
     def work(role: engine_python._Role, index: int, asynchronous: bool) -> float:
@@ -507,20 +507,20 @@ def _unlimited_units(machine: engine_python.Machine) -> None:
     machine.work = work
 
 
-def _last_arriver_is_enough(machine: engine_python.Machine) -> None:
+def _last_arriver_is_enough(machine: engine_python.PlainMachine) -> None:
     arrivers = machine.code.signal_arrivers.copy()
     arrivers[:, 0] += arrivers[:, 1] - 1
     arrivers[:, 1] = 1
     machine.code = replace(machine.code, signal_arrivers=arrivers)
 
 
-def _loops_ignore_offsets(machine: engine_python.Machine) -> None:
+def _loops_ignore_offsets(machine: engine_python.PlainMachine) -> None:
     instructions = machine.code.instructions.copy()
     instructions[instructions[:, 0] == LOOP, 2] = 0
     machine.code = replace(machine.code, instructions=instructions)
 
 
-def _last_role_first(machine: engine_python.Machine) -> None:
+def _last_role_first(machine: engine_python.PlainMachine) -> None:
     for role in machine.roles:
         role.clock += 1e-9 * (len(machine.roles) - role.index)
 
@@ -532,16 +532,16 @@ FAULTS = [_free_waits, _no_arrival_latency, _no_free_slots, _free_issue, _blocki
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(
-    fault: Callable[[engine_python.Machine], None], monkeypatch: pytest.MonkeyPatch
+    fault: Callable[[engine_python.PlainMachine], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparison of the twins fails if one of them has other semantics."""
     code = lowered(forward_plan(ForwardPipeline(), B200), find_machine("b200"))
     assert twins_agree(code, TILES)
-    original = engine_python.Machine.__init__
+    original = engine_python.PlainMachine.__init__
 
-    def faulty(machine: engine_python.Machine, code: EventCode, trips: np.ndarray) -> None:
+    def faulty(machine: engine_python.PlainMachine, code: EventCode, trips: np.ndarray) -> None:
         original(machine, code, trips)
         fault(machine)
 
-    monkeypatch.setattr(engine_python.Machine, "__init__", faulty)
+    monkeypatch.setattr(engine_python.PlainMachine, "__init__", faulty)
     assert not twins_agree(code, TILES)

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
+from fa4.compiled.build import build as build_cached
+from fa4.compiled.forward import compile_forward
 from fa4.config import Exp2Split, ForwardConfig, normalize_window
 from fa4.dtypes import numpy_dtype
 from fa4.emulator.host.session import Session
 from fa4.emulator.machine.options import Options
-from fa4.sm100.build import build as build_cached
-from fa4.sm100.forward.compile import compile_forward
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.testing import Case
 from fa4.testing.budget import Outputs

@@ -17,10 +17,11 @@ from cutlass import Float32, Int32, Uint32
 from cutlass.base_dsl.compiler import DumpDir
 from cutlass.cute.runtime import make_fake_tensor
 
-from fa4.sm100.forward import rowmath
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.forward.straight import Straight
-from fa4.sm100.forward.tiles import Problem, heads_per_section, locate
+from fa4.sm100.kit import rowmath
+from fa4.sm100.kit.masks import keep_range
+from fa4.sm100.kit.ptx_block import PtxBlock
+from fa4.sm100.kit.tiles import KernelProblem, heads_per_section, locate
 
 COLUMNS = 128
 TILE_FIELDS = ("block", "head", "batch", "kv_start", "kv_stop", "whole_start", "whole_stop")
@@ -40,7 +41,7 @@ def tiles_kernel(sizes: cute.Tensor, out: cute.Tensor, spec: cutlass.Constexpr):
     blocks = (seqlen_q * spec.group + rows - 1) // rows
     num_tiles = blocks * heads * batch
     section = heads_per_section(seqlen_k * ((spec.head_dim + spec.head_dim_v) * 2), heads * batch)
-    problem = Problem(
+    problem = KernelProblem(
         spec, seqlen_q, seqlen_k, heads, group, blocks, num_tiles, section,
         left if spec.window_left else None, right if spec.window_right else None,
         None, None, None, None, None,
@@ -69,7 +70,7 @@ def rows_kernel(
     """
     thread = cute.arch.thread_idx()[0]
     row = [s[thread, c] for c in range(COLUMNS)]
-    row = rowmath.keep_range(row, bounds[thread, 0], bounds[thread, 1])
+    row = keep_range(row, bounds[thread, 0], bounds[thread, 1])
     most = rowmath.maximum(row, stats[thread, 0])
     highest, log2_alpha = rowmath.new_reference(
         most, stats[thread, 0], scale[0], spec.numerics.rescale_threshold_log2
@@ -136,10 +137,10 @@ def unpacked(active: bool) -> Iterator[None]:
     if not active:
         yield
         return
-    with mock.patch.object(Straight, "packed", _two_scalars):
+    with mock.patch.object(PtxBlock, "packed", _two_scalars):
         yield
 
 
-def _two_scalars(code: Straight, opcode: str, *pairs: str) -> str:
+def _two_scalars(code: PtxBlock, opcode: str, *pairs: str) -> str:
     lanes = zip(*(code.halves(pair) for pair in pairs), strict=True)
     return code.pair(*(code.do(f"{opcode}.f32", *operands) for operands in lanes))

@@ -71,6 +71,9 @@ def _visible(spec: Any, sizes: dict[str, int], row: int) -> range:
     """Keys that a packed row sees (bottom-right aligned)."""
     diagonal = row // spec.group + sizes["seqlen_k"] - sizes["seqlen_q"]
     stop = sizes["seqlen_k"]
+    if spec.mask is not None:  # chunks
+        start = max(0, diagonal // spec.mask.size * spec.mask.size)
+        return range(start, max(start, min(stop, diagonal + 1)))
     if spec.causal or spec.window_right:
         stop = min(stop, diagonal + (0 if spec.causal else sizes["right"]) + 1)
     start = max(0, diagonal - sizes["left"]) if spec.window_left else 0

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from fa4.compiled import forward as compiling
 from fa4.config import ForwardConfig, ForwardPipeline
 from fa4.hardware import B200
 from fa4.plan.forward import forward_plan
-from fa4.sm100.forward import compile as compiling
 from fa4.sm100.forward import correction, kernel, softmax
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.testing import Case
@@ -41,9 +41,9 @@ BUGS = {
     "missing TMEM-store fence": Bug(
         softmax,
         """            cute.arch.fence_view_async_tmem_store()
-            signals.arrive("p{i}_full_o{i}_scaled")
+            signals.arrive("p#_full_o#_scaled")
 """,
-        """            signals.arrive("p{i}_full_o{i}_scaled")
+        """            signals.arrive("p#_full_o#_scaled")
 """,
         frozenset({"race", "uninitialised"}),
     ),
@@ -55,10 +55,10 @@ BUGS = {
     ),
     "correction that does not arrive when it skips": Bug(
         correction,
-        '                signals.arrive(f"p{i}_full_o{i}_scaled")\n'
-        '                signals.arrive(f"stats{last - i}_empty")\n',
-        '                    signals.arrive(f"p{i}_full_o{i}_scaled")\n'
-        '                signals.arrive(f"stats{last - i}_empty")\n',
+        '                signals.numbered(i).arrive("p#_full_o#_scaled")\n'
+        '                signals.numbered(last - i).arrive("stats#_empty")\n',
+        '                    signals.numbered(i).arrive("p#_full_o#_scaled")\n'
+        '                signals.numbered(last - i).arrive("stats#_empty")\n',
         frozenset({"deadlock"}),
     ),
     "warpgroup without its idle warp": Bug(

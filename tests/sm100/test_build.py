@@ -18,13 +18,13 @@ import pytest
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 tvm_ffi = pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
 
+from fa4.compiled import build as build_module  # noqa: E402
+from fa4.compiled import cache as cache_module  # noqa: E402
+from fa4.compiled import identity  # noqa: E402
+from fa4.compiled.artifact import to_bytes  # noqa: E402
+from fa4.compiled.build import build  # noqa: E402
+from fa4.compiled.cache import CacheWarning, open_cache  # noqa: E402
 from fa4.emulator import LaunchError, launch  # noqa: E402
-from fa4.sm100 import build as build_module  # noqa: E402
-from fa4.sm100 import cache as cache_module  # noqa: E402
-from fa4.sm100 import identity  # noqa: E402
-from fa4.sm100.artifact import to_bytes  # noqa: E402
-from fa4.sm100.build import build  # noqa: E402
-from fa4.sm100.cache import CacheWarning, open_cache  # noqa: E402
 from fa4.sm100.forward.spec import ForwardSpec  # noqa: E402
 from tests.sm100.standin import LOG, clamp, compilations, compile_scale  # noqa: E402
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SPEC = ForwardSpec(head_dim=64, head_dim_v=64)
 N = 40
 PINNED = """
-from fa4.sm100 import identity
+from fa4.compiled import identity
 hash_now, identity.source_hash = identity.source_hash, lambda: "pinned"
 """
 START_SECONDS = 0.050  # the promise for a kernel that is in the cache
@@ -178,7 +178,7 @@ def test_processes_compile_once() -> None:
     program = """
         import json, os, time
         from pathlib import Path
-        from fa4.sm100.build import build
+        from fa4.compiled.build import build
         from fa4.sm100.forward.spec import ForwardSpec
         from tests.sm100.standin import compile_scale
         folder = Path(os.environ["FA4_CACHE_DIR"]).parent
@@ -199,10 +199,10 @@ def test_a_kept_kernel_starts_fast_and_without_cutlass() -> None:
     program = f"""
         import json, sys, time
         import numpy as np, tvm_ffi
-        from fa4.sm100 import build as build_module
-        from fa4.sm100.build import build
+        from fa4.compiled import build as build_module
+        from fa4.compiled.build import build
         from fa4.sm100.forward.spec import ForwardSpec
-        from fa4.sm100.native import load_function
+        from fa4.compiled.native import load_function
         from fa4.emulator import launch
         def compile_scale(spec, arch):
             raise AssertionError("compiled")

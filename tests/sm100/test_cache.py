@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4.sm100 import cache as cache_module
-from fa4.sm100.artifact import CompiledForward, DamagedArtifact, from_bytes, to_bytes
-from fa4.sm100.cache import CacheWarning, KernelCache, open_cache
+from fa4.compiled import cache as cache_module
+from fa4.compiled.artifact import CompiledForward, DamagedArtifact, from_bytes, to_bytes
+from fa4.compiled.cache import CacheWarning, KernelCache, open_cache
 
 KEY = "0123abcd" * 5
 

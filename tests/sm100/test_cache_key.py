@@ -18,12 +18,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fa4.compiled import identity
+from fa4.compiled.identity import NotHashable, describe, encode, kernel_key, spec_text
+from fa4.compiled.toolchain import Toolchain
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.hardware import B200, B300, Source
-from fa4.sm100 import identity
+from fa4.masks import Band, Chunked
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.identity import NotHashable, describe, encode, kernel_key, spec_text
-from fa4.sm100.toolchain import Toolchain
 
 ROOT = Path(__file__).resolve().parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
@@ -67,6 +68,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "group": st.sampled_from([1, 2, 4]),
     "score_mod": st.sampled_from([None, plain, other]),
     "mask_mod": st.sampled_from([None, plain, other]),
+    "mask": st.sampled_from([None, None, Chunked(8), Chunked(9), Band(8, 0)]),
     "aux": st.sampled_from([(), (("fp32", 1),), (("int32", 1), ("fp32", 2))]),
     "cta_group": st.integers(1, 2),
     "scheduler": st.sampled_from(["static", "lpt"]),
@@ -78,8 +80,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 def valid(fields: dict[str, Any]) -> bool:
     """Do the features not exclude one another?"""
-    masked = fields["mask_mod"] is not None and (fields["causal"] or fields["window_left"])
-    return not masked and not (fields["softcap"] and fields["score_mod"] is not None)
+    window = fields["causal"] or fields["window_left"]
+    masks = sum(map(bool, (window, fields["mask"], fields["mask_mod"])))
+    return masks <= 1 and not (fields["softcap"] and fields["score_mod"] is not None)
 
 
 SPECS = st.fixed_dictionaries(FIELDS).filter(valid).map(lambda fields: ForwardSpec(**fields))
@@ -159,9 +162,16 @@ def test_what_compiles_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_changed_source_file_changes_the_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("sm100/forward", "plan"):
+    for name in ("sm100/forward", "compiled", "masks", "plan"):
         (tmp_path / name).mkdir(parents=True)
-    files = ["config.py", "hardware.py", "plan/a.py", "sm100/forward/b.py"]
+    files = [
+        "config.py",
+        "hardware.py",
+        "plan/a.py",
+        "sm100/forward/b.py",
+        "compiled/d.py",
+        "masks/e.py",
+    ]
     for name in files:
         (tmp_path / name).write_text("x = 1\n")
     monkeypatch.setattr(identity, "ROOT", tmp_path)

@@ -13,17 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fa4.compiled.launch import check_operand, element_strides, launch_arguments, regular
+from fa4.compiled.support import ForwardCall, NotSupported
+from fa4.compiled.variants import choose_spec, find_gpu, kernel_window
 from fa4.config import ForwardConfig
-from fa4.sm100.call import (
-    check_operand,
-    choose_spec,
-    element_strides,
-    find_gpu,
-    kernel_window,
-    launch_arguments,
-    regular,
-)
-from fa4.sm100.support import ForwardCall, NotSupported
 
 PLAIN = ForwardCall(
     dtype="bf16", head_dim=128, head_dim_v=128, heads_q=2, heads_k=2, batch=1, rows_q=512,
@@ -145,7 +138,7 @@ def test_layouts_that_it_can() -> None:
 
 def test_arguments_are_the_kernels() -> None:
     """In the order of its parameters, with None exactly where its stand-ins have it."""
-    from fa4.sm100.forward.compile import fake_arguments
+    from fa4.compiled.forward import fake_arguments
     from fa4.sm100.forward.kernel import forward
 
     names = [*inspect.signature(forward).parameters][:18]

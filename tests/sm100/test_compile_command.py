@@ -14,10 +14,11 @@ pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
 
 from fa4 import cli
 from fa4.commands import cache as cache_command
-from fa4.sm100 import build as build_module
-from fa4.sm100 import cache as cache_module
-from fa4.sm100 import cubin, toolchain
-from fa4.sm100.variants import common_specs
+from fa4.compiled import build as build_module
+from fa4.compiled import cache as cache_module
+from fa4.compiled import toolchain
+from fa4.compiled.variants import common_specs
+from fa4.inspect import cubin
 from tests.sm100.standin import LOG, compilations, compile_scale
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fa4.checked import make_call
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.dtypes import ulp, unit_roundoff
+from fa4.emulator import RunEvents
 from fa4.reference import attention_forward
-from fa4.request import build_request
+from fa4.request import make_request
 from fa4.sm100.forward.correction import CHUNK
-from fa4.sm100.forward.spec import ForwardSpec, padded_dim
+from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.kit.units import padded_dim
 from fa4.testing import Case
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import Inputs
@@ -30,7 +33,7 @@ POLYNOMIAL_ERROR = 8.8e-5  # relative, of degree 3
 FLOAT32_SCORES = 2.0**-21  # of the largest score: what the order of a sum may change
 
 
-class Rescales:
+class Rescales(RunEvents):
     """Counts the rescales of O, by warp: given to the emulator as `events`."""
 
     def __init__(self, run: Kernel) -> None:
@@ -43,11 +46,6 @@ class Rescales:
         mine = fragment.warp.index in self.warps
         self.stores += mine and step.instruction.opcode.startswith("tcgen05.st")
 
-    def issued(self, *_: Any) -> None:
-        """Nothing to note."""
-
-    completed = cluster_started = issued
-
     @property
     def count(self) -> int:
         """Warps times KV tiles whose O was multiplied."""
@@ -57,7 +55,7 @@ class Rescales:
 
 def reference(inputs: Inputs, config: ForwardConfig) -> Any:
     """The reference's result, with its counters."""
-    request = build_request(inputs.q, inputs.k, inputs.v, inputs.options, varlen=False)
+    request = make_request(make_call(inputs.q, inputs.k, inputs.v, inputs.options, varlen=False))
     return attention_forward(request.q, request.k, request.v, request.spec, config=config)
 
 

@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("cutlass")
 
 from fa4 import emulator
+from fa4.compiled.forward import compile_forward
 from fa4.config import ForwardConfig
 from fa4.emulator.execute import run
 from fa4.plan.schema import Arrive, Wait, Work, walk
-from fa4.sm100.forward.compile import compile_forward
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.testing.budget import Outputs, assert_within_budget
 from fa4.testing.case import Case
@@ -129,7 +129,7 @@ def test_pairs(dims: tuple[int, int], causal: bool) -> None:
 def test_steps_are_the_plans(kernel: Kernel) -> None:
     """Role by role. A thread that waits for its own copy arrives later than the plan's copy."""
     for role in kernel.spec.plan.roles:
-        wanted = [s for s in walk((*role.prologue, *role.program)) if not isinstance(s, Work)]
+        wanted = [s for s in walk(role.steps) if not isinstance(s, Work)]
         traced = [step for name, step in kernel.trace if name == role.name]
         if role.name == "epilogue":
             wanted.sort(key=is_delayed)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fa4.sm100 import codegen, cubin, loops, ptx_report, sass
-from fa4.sm100.flow import Loop
-from fa4.sm100.loops import LoopReport
+from fa4.inspect import codegen, cubin, loops, ptx_report, sass
+from fa4.inspect.flow import NaturalLoop
+from fa4.inspect.loops import LoopReport
 
 KERNEL = "attention_kernel"
 INSTRUCTION_BYTES = 16
@@ -94,7 +94,7 @@ def only(text: str) -> sass.Function:
     return function
 
 
-def found(code: str, padding: int = 0) -> tuple[Loop, ...]:
+def found(code: str, padding: int = 0) -> tuple[NaturalLoop, ...]:
     return only(listing(code, padding=padding)).graph.loops
 
 

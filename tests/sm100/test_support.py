@@ -8,9 +8,16 @@ from dataclasses import replace
 
 import pytest
 
+from fa4.compiled import support
+from fa4.compiled.support import (
+    FORWARD,
+    Feature,
+    ForwardCall,
+    NotSupported,
+    check,
+    describe_support,
+)
 from fa4.config import ForwardConfig
-from fa4.sm100 import support
-from fa4.sm100.support import FORWARD, Feature, ForwardCall, NotSupported, check, describe_support
 
 PLAIN = ForwardCall(
     dtype="bf16", head_dim=64, head_dim_v=64, heads_q=4, heads_k=2, batch=1, rows_q=5, rows_k=7

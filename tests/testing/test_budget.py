@@ -119,7 +119,10 @@ def test_an_error_beyond_the_budget_is_found(output: str, dtype: str) -> None:
         report = check_budget(inputs, replace(exact, **{output: wrong}))
         assert report.passed is passes
         check = next(c for c in report.checks if c.output == output)
-        assert check.index == (1, *at) and check.share == pytest.approx(times, rel=0.03)
+        # A budget of float64 is a few spacings, to which the sum is rounded.
+        step = np.spacing(np.float64(abs(wrong[(1, *at)]))) / allowed[at]
+        assert check.index == (1, *at)
+        assert check.share == pytest.approx(times, rel=0.03, abs=step)
 
 
 @pytest.mark.parametrize("name", ["dq", "dk", "dv", "dsink"])

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-LANES = 32
-FULL_MASK = 0xFFFF_FFFF
+from fa4.emulator.masks import FULL_MASK, LANES, lanes_of
+
 SEEN, FENCED = 0, 1
 Known = NDArray[np.int32]  # (2, ids of the cluster): epochs seen, epochs fenced
 
@@ -30,14 +29,6 @@ Known = NDArray[np.int32]  # (2, ids of the cluster): epochs seen, epochs fenced
 def actor_id(row: int, lane: int = 0) -> int:
     """The number of an actor within its cluster."""
     return row * LANES + lane
-
-
-@lru_cache(maxsize=4096)
-def lanes_of(mask: int) -> NDArray[np.int64]:
-    """The numbers of the lanes in a 32-bit mask."""
-    found = np.array([lane for lane in range(LANES) if mask >> lane & 1], dtype=np.int64)
-    found.setflags(write=False)
-    return found
 
 
 class Foreign:

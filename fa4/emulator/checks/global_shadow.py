@@ -42,7 +42,7 @@ from fa4.emulator.checks.records import (
 )
 
 
-class Records(NamedTuple):
+class GlobalRecords(NamedTuple):
     """The state of a shadow, for compiled code."""
 
     writes: np.ndarray  # uint32 (granules, FIELDS): the last write
@@ -120,7 +120,7 @@ class GlobalShadow(ShadowMemory):
     def __init__(self, size_bytes: int, granule_bytes: int, initialised: bool = False) -> None:
         super().__init__(-(-size_bytes // granule_bytes), granule_bytes)
         self._initialised = initialised
-        self._records = Records(
+        self._records = GlobalRecords(
             writes=np.zeros((self.granules, FIELDS), dtype=np.uint32),
             reads=np.zeros((self.granules, FIELDS), dtype=np.uint32),
             found=self._found,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fa4.emulator.checks.clocks import LANES, Actor, actor_id
+from fa4.emulator.checks.clocks import Actor, actor_id
 from fa4.emulator.checks.conflict import (
     FLAG_BITS,
     KINDS,
@@ -29,6 +29,7 @@ from fa4.emulator.checks.records import (
     Mine,
     mine_of,
 )
+from fa4.emulator.masks import LANES
 
 Places: TypeAlias = NDArray[np.int64]
 Unit: TypeAlias = tuple[int, int]

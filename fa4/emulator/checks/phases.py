@@ -14,7 +14,8 @@ warp count as one. Nothing is asked of barriers with relaxed operations, which o
 
 from __future__ import annotations
 
-from fa4.emulator.checks.clocks import LANES, Message, WarpClock
+from fa4.emulator.checks.clocks import Message, WarpClock
+from fa4.emulator.masks import LANES
 
 
 class PhaseOrder:

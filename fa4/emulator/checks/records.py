@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numba
 import numpy as np
 
-from fa4.emulator.checks.clocks import FENCED, LANES, SEEN, Actor
+from fa4.emulator.checks.clocks import FENCED, SEEN, Actor
 from fa4.emulator.checks.conflict import (
     ASYNC_PROXY,
     KINDS,
@@ -25,6 +25,7 @@ from fa4.emulator.checks.conflict import (
     WRITE_AFTER_READ,
     WRITE_AFTER_WRITE,
 )
+from fa4.emulator.masks import LANES
 
 # The kinds of conflict as compiled code numbers them.
 RAW, WAW, WAR, NOT_INITIALISED, NOT_FENCED, SAME_INSTRUCTION = (

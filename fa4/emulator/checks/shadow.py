@@ -18,7 +18,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from fa4.emulator.checks.clocks import LANES
 from fa4.emulator.checks.conflict import ASYNC_PROXY
 from fa4.emulator.checks.memory import Places, ShadowMemory, Unit
 from fa4.emulator.checks.records import (
@@ -43,11 +42,12 @@ from fa4.emulator.checks.records import (
     spread,
     unordered,
 )
+from fa4.emulator.masks import LANES
 
 ROWS_PER_WORD = 32
 
 
-class Records(NamedTuple):
+class SharedRecords(NamedTuple):
     """The state of a shadow, for compiled code."""
 
     writes: np.ndarray  # uint32 (granules, FIELDS): the last write
@@ -145,7 +145,7 @@ class Shadow(ShadowMemory):
     def __init__(self, granules: int, granule_bytes: int, rows: int) -> None:
         super().__init__(granules, granule_bytes)
         words = -(-rows // ROWS_PER_WORD)
-        self._records = Records(
+        self._records = SharedRecords(
             writes=np.zeros((granules, FIELDS), dtype=np.uint32),
             readers=np.zeros((granules, words), dtype=np.uint32),
             reads=np.zeros((rows, granules, FIELDS), dtype=np.uint32),

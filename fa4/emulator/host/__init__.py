@@ -4,7 +4,7 @@
 imported when one of them is used, not before.
 """
 
-from fa4.emulator.host.launch_record import Allocation, Launch
 from fa4.emulator.host.session import Session, emulate, launch
+from fa4.emulator.machine.launch_record import Allocation, Launch
 
 __all__ = ["Allocation", "Launch", "Session", "emulate", "launch"]

@@ -15,7 +15,7 @@ import numpy as np
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.host.addresses import no_shift
 from fa4.emulator.host.dlpack import is_torch_tensor
-from fa4.emulator.host.launch_record import Allocation
+from fa4.emulator.machine.launch_record import Allocation
 
 _ALLOWED = (
     "NumPy arrays, CPU torch tensors, CuTe tensors and pointers over CPU memory, numbers, streams, "

@@ -8,8 +8,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from fa4.emulator.elf import read_symbols
 from fa4.emulator.errors import LaunchError
-from fa4.emulator.host.elf import read_symbols
 from fa4.emulator.host.runtime import I32, HostRuntime, P
 
 # Defined by the linker itself.

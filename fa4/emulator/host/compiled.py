@@ -14,9 +14,9 @@ from fa4.emulator.errors import LaunchError
 from fa4.emulator.host.arguments import is_array, replace_leaves
 from fa4.emulator.host.dlpack import DeviceView
 from fa4.emulator.host.exported import Export, Exported, ExportedProgram
-from fa4.emulator.host.launch_record import Launch
 from fa4.emulator.host.program import HostProgram, readable_name
 from fa4.emulator.host.runtime import I32, P
+from fa4.emulator.machine.launch_record import Launch
 
 _KEEP_PTX = (
     "compile it with cute.compile[cute.KeepPTX(True)](...), with options='--keep-ptx' or with "

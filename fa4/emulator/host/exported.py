@@ -12,8 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.host.arguments import is_array, replace_leaves
 from fa4.emulator.host.dlpack import KDL_CPU, KDL_CUDA, DeviceView
-from fa4.emulator.host.launch_record import Launch
 from fa4.emulator.host.program import HostProgram
+from fa4.emulator.machine.launch_record import Launch
 
 
 @runtime_checkable

@@ -9,8 +9,8 @@ from typing import Any
 
 from fa4.emulator.host.addresses import no_shift
 from fa4.emulator.host.code import HostCode
-from fa4.emulator.host.launch_record import Launch
 from fa4.emulator.host.runtime import HostRuntime
+from fa4.emulator.machine.launch_record import Launch
 
 
 def readable_name(mangled: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.execute import load_module
 from fa4.emulator.host.device import MAX_SHARED_BYTES_PER_BLOCK, device_attribute
-from fa4.emulator.host.launch_record import Launch
+from fa4.emulator.machine.launch_record import Launch
 from fa4.emulator.ptx.syntax import Kernel
 
 P, I32, I64 = C.c_void_p, C.c_int32, C.c_int64

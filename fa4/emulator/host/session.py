@@ -13,9 +13,9 @@ from fa4.emulator.errors import EmulationFailed, LaunchError
 from fa4.emulator.host.addresses import no_shift, shift_of
 from fa4.emulator.host.arguments import TensorBook, array_allocation, collect, is_array
 from fa4.emulator.host.compiled import PlainProgram, load
-from fa4.emulator.host.launch_record import Allocation, Launch, overlapping_groups
 from fa4.emulator.host.patches import redirected
 from fa4.emulator.host.program import HostProgram
+from fa4.emulator.machine.launch_record import Allocation, Launch, overlapping_groups
 
 # (launches that may overlap, memory, options) -> report
 Executor: TypeAlias = Callable[[Sequence[Launch], Sequence[Allocation], Any], Any]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fa4.emulator.isa.floats import ELEMENTS
 from fa4.emulator.isa.formats import (
     F32,
-    Format,
+    FloatFormat,
     canonical,
     decode,
     flush,
@@ -23,10 +23,10 @@ from fa4.emulator.isa.formats import (
     split,
     widen,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
 from fa4.emulator.isa.rounding import encode, flush_result
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 Kernel = Callable[[list[Lanes]], Lanes]
 
@@ -143,7 +143,7 @@ APPROXIMATIONS = (
 )
 
 
-def approximate(row: Approximation, sources: list[Lanes], form: Format, ftz: bool) -> Lanes:
+def approximate(row: Approximation, sources: list[Lanes], form: FloatFormat, ftz: bool) -> Lanes:
     """The bits of one element of an approximate instruction, from the bits of its sources."""
 
     def body(*elements: Lanes) -> Lanes:
@@ -153,7 +153,7 @@ def approximate(row: Approximation, sources: list[Lanes], form: Format, ftz: boo
     return sources[0].builder.subroutine(name, body, *sources)
 
 
-def _approximate(row: Approximation, sources: list[Lanes], form: Format, ftz: bool) -> Lanes:
+def _approximate(row: Approximation, sources: list[Lanes], form: FloatFormat, ftz: bool) -> Lanes:
     values = [decode(flush(bits, form) if ftz else bits, form) for bits in sources]
     result = row.kernel(values)
     if form is F32:
@@ -164,8 +164,8 @@ def _approximate(row: Approximation, sources: list[Lanes], form: Format, ftz: bo
     return flush_result(bits, result, form, "rn") if ftz else bits
 
 
-def _emitter(row: Approximation) -> Callable[[SegmentBuilder, Instruction], None]:
-    def emit(builder: SegmentBuilder, i: Instruction) -> None:
+def _emitter(row: Approximation) -> Callable[[SegmentBuilder, PtxInstruction], None]:
+    def emit(builder: SegmentBuilder, i: PtxInstruction) -> None:
         ftz, kind = modifiers(i, row.name, ("ftz",), tuple(row.types))
         if not kind:
             raise Unsupported("no type")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.lanes import width_of
 from fa4.emulator.isa.loads import store_unchecked
 from fa4.emulator.isa.ordering import (
     SCOPES,
@@ -24,25 +23,17 @@ from fa4.emulator.isa.ordering import (
     polls_in_vain,
     publish,
 )
-from fa4.emulator.isa.spaces import (
-    SHARED,
-    TYPES,
-    VECTORS,
-    Elements,
-    Piece,
-    Space,
-    lanes_in,
-    record,
-    units,
-)
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.checks import ATOMIC, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext
-from fa4.emulator.machine.memory import Buffer
+from fa4.emulator.isa.spaces import SHARED, TYPES, VECTORS, Elements, Piece, Space, record, units
+from fa4.emulator.machine.memory import GlobalBuffer
+from fa4.emulator.machine.shadows import ATOMIC, Touch
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import SPIN, Spin
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.masks import Array, lanes_of
+from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import reduce_bytes
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.lanes import width_of
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 _WORDS = frozenset({"u32", "s32", "u64", "s64"})
 _HALVES = frozenset({"f16", "bf16", "f16x2", "bf16x2"})
@@ -102,11 +93,11 @@ class Update:
         if third is not None:
             equal = (rows == operand).all(axis=1)
             return np.where(equal[:, None], _rows(third), rows).view(old.dtype).reshape(-1)
-        if self.kind == "f32" and isinstance(home, Buffer):
+        if self.kind == "f32" and isinstance(home, GlobalBuffer):
             total = _flush(reduce_bytes("add", "f32", _flush(rows), _flush(operand)))
         else:
             total = reduce_bytes(self.operation, self.kind.removesuffix("x2"), rows, operand)
-        if self.kind == "f64" and not isinstance(home, Buffer):
+        if self.kind == "f64" and not isinstance(home, GlobalBuffer):
             total = _quiet(total, operand, rows)
         return np.ascontiguousarray(total).view(old.dtype).reshape(-1)
 
@@ -149,7 +140,7 @@ def _flush(rows: Array) -> Array:
     return flushed
 
 
-def _bind_update(instruction: Instruction, name: str, operations: set[str]) -> Update:
+def _bind_update(instruction: PtxInstruction, name: str, operations: set[str]) -> Update:
     operation, semantics, scope, space, vector, kind, noftz, _ = modifiers(
         instruction,
         name,
@@ -183,7 +174,7 @@ def _bind_update(instruction: Instruction, name: str, operations: set[str]) -> U
 
 
 def _bind(
-    instruction: Instruction, context: KernelContext, update: Update, returns: bool
+    instruction: PtxInstruction, context: KernelContext, update: Update, returns: bool
 ) -> Handler:
     operands = instruction.operands
     target = Elements(context, operands[0], update.kind, written=True) if returns else None
@@ -200,7 +191,7 @@ def _bind(
 
     def handler(fragment: Fragment, mask: int) -> Spin | None:
         warp = fragment.warp
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         addresses = address(warp)[lanes]
         values = source.read(warp)[lanes].view(whole).reshape(-1)
         others = third.read(warp)[lanes].view(whole).reshape(-1) if third is not None else None
@@ -236,7 +227,7 @@ def _bind(
     ".add .min .max .inc .dec .and .or .xor .exch .cas; .u .s .b32 .b64 .b128 .b16 (cas) .f32 "
     ".f64 .f16 .bf16{x2}.noftz; .v2 .v4 .v8 in global memory",
 )
-def bind_atom(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_atom(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Returns the value before."""
     return _bind(instruction, context, _bind_update(instruction, "atom", set(OPERATIONS)), True)
 
@@ -247,13 +238,13 @@ def bind_atom(instruction: Instruction, context: KernelContext) -> Handler:
     "{.relaxed .release} {.scope} {.global .shared{::cta ::cluster}; generic} .add .min .max .inc "
     ".dec .and .or .xor; types and vectors as atom",
 )
-def bind_red(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_red(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """As atom, without a result."""
     operations = set(OPERATIONS) - {"exch", "cas"}
     return _bind(instruction, context, _bind_update(instruction, "red", operations), False)
 
 
 @machine("multimem", "9.7.9.14", "not supported: one GPU")
-def bind_multimem(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_multimem(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Refused."""
     raise Unsupported("multimem addresses: the emulator has one GPU")

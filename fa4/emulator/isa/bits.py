@@ -12,9 +12,9 @@ from fa4.emulator.isa.formula import (
     shift_left,
     shift_right,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, is_signed
-from fa4.emulator.isa.table import lane, modifiers
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed
+from fa4.emulator.translate.table import lane, modifiers
 
 NONE_FOUND = -1
 
@@ -96,7 +96,7 @@ def _define_dot(name: str, section: str, pairs: int, first_byte: int) -> None:
     """d = c + the products of `pairs` parts of a and the bytes of b from `first_byte` on."""
 
     @lane(name, section, "(.u32 .s32 of a) (.u32 .s32 of b)")
-    def emit(b: SegmentBuilder, i: Instruction) -> None:
+    def emit(b: SegmentBuilder, i: PtxInstruction) -> None:
         a_type, b_type = modifiers(i, name, ("u32", "s32"), ("u32", "s32"))
         a, x, total = (b.read(operand, "u32") for operand in i.operands[1:])
         for k in range(pairs):

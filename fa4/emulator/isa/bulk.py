@@ -16,17 +16,20 @@ import numpy as np
 from fa4.emulator.checks.clocks import AsyncActor, Message
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.atomics import in_rounds
-from fa4.emulator.isa.copy_groups import Copy, groups_of
 from fa4.emulator.isa.mbarriers import check_visible_to_copies, find_barrier
-from fa4.emulator.isa.signals import Signal
+from fa4.emulator.isa.signals import MBarrierSignal
 from fa4.emulator.isa.spaces import Piece, units
-from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array
-from fa4.emulator.machine.memory import Buffer, MemoryFault, check_alignment, locate_one_shared
-from fa4.emulator.machine.state import AsyncOperation, Cta, Fragment, Warp
+from fa4.emulator.machine.checks import record_buffer, record_shared
+from fa4.emulator.machine.copies import IssuedCopy
+from fa4.emulator.machine.events import BarrierUse
+from fa4.emulator.machine.memory import GlobalBuffer, MemoryFault, check_alignment
+from fa4.emulator.machine.operations import AsyncOperation
+from fa4.emulator.machine.shadows import READ, WRITE, Touch
+from fa4.emulator.machine.shared_memory import locate_one_shared
+from fa4.emulator.machine.state import Cta, Fragment, Warp
+from fa4.emulator.masks import Array
 from fa4.emulator.tma.reduction import reduce_bytes
 
-KIND = "cp.async.bulk"
 CHUNK_BYTES = 16
 
 
@@ -65,14 +68,14 @@ class Side:
 
     def touch(self, cta: Cta, actor: AsyncActor, line: int, kind: str) -> None:
         """Records the accesses of an operation, at its issue."""
-        checks = cta.machine.checks
+        granule = cta.machine.shadows.global_granule
         touch = Touch(actor, Access(line, async_proxy=True), kind, actor.lane)
         for piece in self.pieces:
             if isinstance(piece.home, Cta):
-                checks.shared(piece.home, piece.offsets, self.unit_bytes, touch)
+                record_shared(piece.home, piece.offsets, self.unit_bytes, touch)
             elif piece.home is not None:
-                offsets, size = self._granules(piece, checks.global_granule)
-                checks.buffer(cta, piece.home, offsets, size, touch)
+                offsets, size = self._granules(piece, granule)
+                record_buffer(cta, piece.home, offsets, size, touch)
 
     def _granules(self, piece: Piece, granule: int) -> tuple[Array, int]:
         """(offsets, bytes) of what the shadow records: whole granules only, so that copies that
@@ -120,7 +123,7 @@ def global_side(warp: Warp, addresses: Array, unit_bytes: int, write: bool) -> S
     return Side(pieces, len(addresses), unit_bytes)
 
 
-def _home(cta: Cta, buffer: Buffer) -> Buffer | None:
+def _home(cta: Cta, buffer: GlobalBuffer) -> GlobalBuffer | None:
     return None if buffer is cta.grid.parameter_buffer else buffer
 
 
@@ -131,12 +134,12 @@ def check_bulk(what: str, address: int, size_bytes: int) -> None:
         raise MemoryFault("misaligned", f"a bulk copy of {size_bytes} bytes: not a multiple of 16")
 
 
-def barrier_signal(fragment: Fragment, cta: Cta, address: int, line: int) -> Signal:
+def barrier_signal(fragment: Fragment, cta: Cta, address: int, line: int) -> MBarrierSignal:
     """The mbarrier at the CTA-relative part of a shared address, in `cta`."""
     _, offset = shared_side(fragment.warp, address, 8, own_cta=False)
-    barrier = find_barrier(fragment, cta, offset, "a copy signals")
+    barrier = find_barrier(fragment, cta, offset, BarrierUse.COPY)
     check_visible_to_copies(fragment, cta, barrier)
-    return Signal(cta, offset, barrier, line)
+    return MBarrierSignal(cta, offset, barrier, line)
 
 
 def begin(warp: Warp, lane: int) -> Message:
@@ -149,7 +152,7 @@ def submit_fill(
     what: str,
     actor: AsyncActor,
     move: Callable[[], None],
-    done: tuple[Signal, int],
+    done: tuple[MBarrierSignal, int],
 ) -> None:
     """An operation that writes shared memory and then counts bytes at an mbarrier.
 
@@ -161,7 +164,7 @@ def submit_fill(
         move()
         signal.complete(size_bytes, actor.completion())
 
-    cta.machine.submit(cta, what, signal.line, complete)
+    cta.submit(what, signal.line, complete)
 
 
 def submit_drain(
@@ -177,8 +180,8 @@ def submit_drain(
     reader, writer = cta.pool.begin(snapshot), cta.pool.begin(snapshot)
     source.touch(cta, reader, line, READ)
     target.touch(cta, writer, line, kind)
-    copy = Copy(1 << lane)
-    groups_of(warp, KIND).add(copy)
+    copy = IssuedCopy(1 << lane)
+    warp.bulk_copies.add(copy)
     queue: deque[AsyncOperation] = deque()
     held: list[Array] = []
 
@@ -190,6 +193,6 @@ def submit_drain(
         write(held[0])
         copy.finish(writer.completion())
 
-    cta.machine.submit(cta, f"{what} (reading shared memory)", line, read, queue)
+    cta.submit(f"{what} (reading shared memory)", line, read, queue)
     # The write needs nothing of the CTA, which may exit before.
-    cta.machine.submit(cta, f"{what} (writing)", line, finish, queue).harmless = True
+    cta.submit(f"{what} (writing)", line, finish, queue).harmless = True

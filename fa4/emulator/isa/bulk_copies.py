@@ -21,14 +21,14 @@ from fa4.emulator.isa.bulk import (
     submit_drain,
     submit_fill,
 )
-from fa4.emulator.isa.spaces import lanes_in
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.checks import ATOMIC, READ, WRITE
-from fa4.emulator.machine.context import Array, Handler, KernelContext, ScalarReader
 from fa4.emulator.machine.memory import MemoryFault
+from fa4.emulator.machine.shadows import ATOMIC, READ, WRITE
 from fa4.emulator.machine.state import Cta, Fragment, Warp
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.masks import Array, lanes_of
+from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import SUPPORTED
+from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 CLUSTER, OWN = "shared::cluster", "shared::cta"
 COMPLETE_TX = "mbarrier::complete_tx::bytes"
@@ -54,7 +54,7 @@ def each_lane(copy: Callable[[Fragment, int], None]) -> Handler:
     """A handler that issues one copy for each active lane."""
 
     def handler(fragment: Fragment, mask: int) -> None:
-        for lane in lanes_in(mask).tolist():
+        for lane in lanes_of(mask).tolist():
             copy(fragment, lane)
 
     return handler
@@ -71,7 +71,7 @@ def each_distinct(
 
     def handler(fragment: Fragment, mask: int) -> None:
         issued = set()
-        for lane in lanes_in(mask).tolist():
+        for lane in lanes_of(mask).tolist():
             key = tuple(read(fragment.warp, lane) for read in operands)
             if key not in issued:
                 issued.add(key)
@@ -87,7 +87,7 @@ def each_distinct(
     ".mbarrier::complete_tx::bytes{.multicast::cluster}; .global.shared::cta.bulk_group{.cp_mask}; "
     "{.L2::cache_hint}",
 )
-def bind_bulk_copy(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_bulk_copy(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Contiguous bytes; address and size are multiples of 16."""
     parts = instruction.parts[3:]
     if parts[:1] == ("global",):
@@ -97,7 +97,7 @@ def bind_bulk_copy(instruction: Instruction, context: KernelContext) -> Handler:
     return _bind_exchange(instruction, context, "cp.async.bulk", "", "")
 
 
-def _bind_load(instruction: Instruction, context: KernelContext) -> Handler:
+def _bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """global -> shared."""
     _, space, _, _, multicast, _ = modifiers(
         instruction,
@@ -138,7 +138,7 @@ def _move(source: Side, target: Side) -> None:
     target.scatter(source.gather())
 
 
-def _addresses(instruction: Instruction, context: KernelContext) -> tuple[ScalarReader, ...]:
+def _addresses(instruction: PtxInstruction, context: KernelContext) -> tuple[ScalarReader, ...]:
     """Readers of the destination, the source, the size and the mbarrier."""
     operands = instruction.operands
     return (
@@ -150,7 +150,7 @@ def _addresses(instruction: Instruction, context: KernelContext) -> tuple[Scalar
 
 
 def _bind_exchange(
-    instruction: Instruction, context: KernelContext, name: str, operation: str, element: str
+    instruction: PtxInstruction, context: KernelContext, name: str, operation: str, element: str
 ) -> Handler:
     """shared::cta -> shared::cluster, copied or reduced."""
     if not operation:
@@ -183,7 +183,7 @@ def _bind_exchange(
     return each_lane(copy)
 
 
-def _bind_store(instruction: Instruction, context: KernelContext) -> Handler:
+def _bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """shared::cta -> global."""
     masked = modifiers(
         instruction,
@@ -236,7 +236,7 @@ def _masked_sides(warp: Warp, start: int, source: int, size: int, mask: int) -> 
     ".shared::cluster.shared::cta.mbarrier::complete_tx::bytes; .add .min .max .inc .dec .and .or "
     ".xor{.noftz}.type",
 )
-def bind_bulk_reduction(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_bulk_reduction(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Element-wise atomic updates of global or shared memory."""
     _, target, _, _, _, operation, _, element = modifiers(
         instruction,
@@ -270,7 +270,7 @@ def bind_bulk_reduction(instruction: Instruction, context: KernelContext) -> Han
 
 
 @machine("cp.async.bulk.prefetch", "9.7.9.25.4.3", "cp.async.bulk.prefetch.L2.global")
-def bind_bulk_prefetch(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_bulk_prefetch(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Only checks the addresses."""
     address_of = context.scalar_address(instruction.operands[0])
     size_of = context.scalar(instruction.operands[1], "u32")

@@ -10,10 +10,10 @@ import numpy as np
 
 from fa4.emulator.isa.parameters import hidden_register
 from fa4.emulator.isa.spaces import Space, units
-from fa4.emulator.isa.table import Unsupported, machine
-from fa4.emulator.machine.context import Handler, KernelContext, ScalarReader
 from fa4.emulator.machine.state import Fragment, Warp
-from fa4.emulator.ptx.syntax import Instruction, Operand, Symbol, Vector
+from fa4.emulator.ptx.syntax import Operand, PtxInstruction, Symbol, Vector
+from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.table import Unsupported, machine
 
 LONGEST_TEXT_BYTES = 1 << 16
 
@@ -23,7 +23,7 @@ _LENGTHS = {b"hh": 1, b"h": 2, b"": 4, b"ll": 8, b"l": 8, b"z": 8, b"j": 8, b"t"
 
 
 @machine("call", "9.7.12.4", "call{.uni} of vprintf and __assertfail, which the driver provides")
-def bind_call(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_call(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """vprintf appends to the output, __assertfail ends the run with the finding "assert"."""
     results, name, arguments = _split(instruction.operands)
     read = [context.scalar(hidden_register(a), "b64") for a in arguments]
@@ -70,9 +70,7 @@ def _bind_assertion(read: list[ScalarReader]) -> Handler:
             read_text(warp, lane, read[k](warp, lane)).decode("utf-8", "replace") for k in (0, 1, 3)
         )
         line = read[2](warp, lane) & 0xFFFFFFFF
-        raise warp.cta.machine.fatal(
-            fragment, "assert", f"{file}:{line}: {function}: assertion `{condition}` failed"
-        )
+        raise fragment.fatal("assert", f"{file}:{line}: {function}: assertion `{condition}` failed")
 
     return handler
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fa4.emulator.isa.formula import BITS, INTEGERS, define, destinations, like, spell
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, is_signed, width_of
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 # PTX comparison -> LLVM predicate. Ordered comparisons are false if an operand is NaN, so "ne" is
 # LLVM's "one"; the names with u are true then.
@@ -77,7 +77,7 @@ def compared(comparison: str, flush: bool, kind: str, a: Lanes, b: Lanes) -> Lan
 
 
 def _compared_operands(
-    b: SegmentBuilder, i: Instruction, comparison: str, flush: bool, kind: str
+    b: SegmentBuilder, i: PtxInstruction, comparison: str, flush: bool, kind: str
 ) -> list[Lanes]:
     """The comparison of sources 1 and 2; of their low and their high halves if they are packed."""
     x, y = b.read(i.operands[1], kind), b.read(i.operands[2], kind)
@@ -90,7 +90,9 @@ def _compared_operands(
     ]
 
 
-def _combined(b: SegmentBuilder, i: Instruction, boolean: str, results: list[Lanes]) -> list[Lanes]:
+def _combined(
+    b: SegmentBuilder, i: PtxInstruction, boolean: str, results: list[Lanes]
+) -> list[Lanes]:
     """The results joined with the predicate in source 3, if there is a Boolean operator."""
     if not boolean:
         return results
@@ -102,7 +104,7 @@ _SETP_TYPES = (*FULL, *HALVES, *PACKED_HALVES)
 
 
 @lane("setp", "9.7.6.2", f".CmpOp {{.and .or .xor}} {{.ftz}} {spell(_SETP_TYPES)}")
-def emit_setp(b: SegmentBuilder, i: Instruction) -> None:
+def emit_setp(b: SegmentBuilder, i: PtxInstruction) -> None:
     """p|q: the result and, unless the type is packed, that of the opposite comparison."""
     comparison, boolean, flush, kind = modifiers(
         i, "setp", COMPARISONS, BOOLEANS, ("ftz",), _SETP_TYPES
@@ -125,7 +127,7 @@ def _set_destinations(source: str) -> tuple[str, ...]:
 
 
 @lane("set", "9.7.6.1", ".CmpOp {.and .or .xor} {.ftz} .dtype .stype")
-def emit_set(b: SegmentBuilder, i: Instruction) -> None:
+def emit_set(b: SegmentBuilder, i: PtxInstruction) -> None:
     """d = 1.0 or all ones where the comparison holds, else 0."""
     written = ("u32", "s32", "u16", "s16", "f32", *HALVES, *PACKED_HALVES)
     comparison, boolean, flush, target, kind = modifiers(
@@ -145,7 +147,7 @@ def emit_set(b: SegmentBuilder, i: Instruction) -> None:
 
 
 @lane("slct", "9.7.6.4", f"{spell(FULL)}, then .s32 or {{.ftz}} .f32")
-def emit_slct(b: SegmentBuilder, i: Instruction) -> None:
+def emit_slct(b: SegmentBuilder, i: PtxInstruction) -> None:
     """d = c >= 0 ? a : b; a NaN selects b."""
     flush, kind, tested = modifiers(i, "slct", ("ftz",), FULL, ("s32", "f32"))
     first, second = b.read(i.operands[1], kind), b.read(i.operands[2], kind)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from fa4.emulator.isa.table import register
-from fa4.emulator.ptx.syntax import Instruction
-
-# The kinds of fa4.emulator.program, which imports this package.
-_BRANCH, _INDEXED, _EXIT = 2, 4, 5
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.program import BRANCH, EXIT, INDEXED
+from fa4.emulator.translate.table import register
 
 
 @register("control", "bra", "9.7.12.2", "bra{.uni} target")
-def branch(instruction: Instruction) -> int:
+def branch(instruction: PtxInstruction) -> int:
     """A jump, or a conditional branch if guarded."""
-    return _BRANCH
+    return BRANCH
 
 
 @register("control", "brx.idx", "9.7.12.3", "brx.idx{.uni} index, targets")
-def indexed_branch(instruction: Instruction) -> int:
+def indexed_branch(instruction: PtxInstruction) -> int:
     """A branch through a table of labels."""
-    return _INDEXED
+    return INDEXED
 
 
 @register("control", "exit", "9.7.12.6", "exit")
 @register("control", "ret", "9.7.12.5", "ret{.uni}, of the kernel itself")
-def leave(instruction: Instruction) -> int:
+def leave(instruction: PtxInstruction) -> int:
     """The end of a thread."""
-    return _EXIT
+    return EXIT

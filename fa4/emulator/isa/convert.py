@@ -15,7 +15,7 @@ from fa4.emulator.isa.formats import (
     F16,
     F32,
     F64,
-    Format,
+    FloatFormat,
     canonical,
     decode,
     flush,
@@ -25,10 +25,10 @@ from fa4.emulator.isa.formats import (
     saturate,
     widen,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, is_signed, width_of
 from fa4.emulator.isa.rounding import ROUNDINGS, Exact, directed_f32, encode, flush_result
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
-from fa4.emulator.ptx.syntax import Instruction, Operand
+from fa4.emulator.ptx.syntax import Operand, PtxInstruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 FORMATS = {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
 INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
@@ -38,7 +38,7 @@ INTEGRAL = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 EXACT_IN_DOUBLE = 1 << 53
 
 
-def types_of(instruction: Instruction) -> tuple[str, str]:
+def types_of(instruction: PtxInstruction) -> tuple[str, str]:
     """(destination, source) types of a cvt."""
     types = [part for part in instruction.parts if part in SCALARS or part in PACKED]
     if len(types) != 2:
@@ -59,7 +59,7 @@ def types_of(instruction: Instruction) -> tuple[str, str]:
     ".rn{.relu}.f16x2.{e4m3x2 e5m2x2 e2m3x2 e3m2x2 e2m1x2}, "
     "{.rz .rp}{.satfinite}.ue8m0x2.{f32 bf16x2}, .rn.bf16x2.ue8m0x2",
 )
-def cvt(builder: SegmentBuilder, i: Instruction) -> None:
+def cvt(builder: SegmentBuilder, i: PtxInstruction) -> None:
     """Dispatches on the two types."""
     to, source = types_of(i)
     if to in PACKED or source in PACKED:
@@ -85,13 +85,13 @@ def clamp(value: Lanes, source_signed: bool, to: str) -> Lanes:
     return builder.call("llvm.smin.v32i64", "i64", value, builder.constant(top, "i64"))
 
 
-def _modifiers(i: Instruction, *groups: Iterable[str]) -> list[str]:
+def _modifiers(i: PtxInstruction, *groups: Iterable[str]) -> list[str]:
     """The modifiers of a cvt by group, its two types left out."""
     to, source = types_of(i)
     return modifiers(i, "cvt", *groups, (to,), (source,))
 
 
-def _integer_to_integer(builder: SegmentBuilder, i: Instruction, to: str, source: str) -> None:
+def _integer_to_integer(builder: SegmentBuilder, i: PtxInstruction, to: str, source: str) -> None:
     fits = (source[0] == to[0] or is_signed(to)) and (
         width_of(to) > width_of(source) or (width_of(to) == width_of(source) and source[0] == to[0])
     )
@@ -111,7 +111,7 @@ def _read(builder: SegmentBuilder, operand: Operand, source: str, ftz: bool) -> 
     return value if form is F64 else widen(value)
 
 
-def _float_to_integer(builder: SegmentBuilder, i: Instruction, to: str, source: str) -> None:
+def _float_to_integer(builder: SegmentBuilder, i: PtxInstruction, to: str, source: str) -> None:
     """Out of range values are clamped always. NaN is 0, or the top bit if a type has 64 bits."""
     if source == "bf16" and width_of(to) == 8:
         raise Unsupported(f"cvt.{to}.{source}")
@@ -131,7 +131,7 @@ def _float_to_integer(builder: SegmentBuilder, i: Instruction, to: str, source: 
     builder.write(i.operands[0], result, is_signed(to))
 
 
-def _float_modifiers(i: Instruction, to: str, source: str) -> tuple[str, bool, bool, bool, bool]:
+def _float_modifiers(i: PtxInstruction, to: str, source: str) -> tuple[str, bool, bool, bool, bool]:
     """(rounding, ftz, sat, relu, satfinite) of a cvt to a float; only where ptxas accepts them."""
     to_half = source == "f32" and to in ("f16", "bf16")
     inexact = source in INTEGERS or width_of(to) < width_of(source)
@@ -151,7 +151,7 @@ def _float_modifiers(i: Instruction, to: str, source: str) -> tuple[str, bool, b
     return rounding, bool(ftz), bool(sat), bool(relu), bool(finite)
 
 
-def _to_float(builder: SegmentBuilder, i: Instruction, to: str, source: str) -> None:
+def _to_float(builder: SegmentBuilder, i: PtxInstruction, to: str, source: str) -> None:
     """Integer or floating-point source; the result is rounded to an integral value or to `to`."""
     if to == "bf16" and width_of(source) == 8:
         raise Unsupported(f"cvt.{to}.{source}")
@@ -211,7 +211,7 @@ def _odd_double(value: Lanes, signed: bool) -> Lanes:
     return negative.select(-result, result)
 
 
-def _round(value: Lanes, form: Format, rounding: str, finite: bool) -> Lanes:
+def _round(value: Lanes, form: FloatFormat, rounding: str, finite: bool) -> Lanes:
     """The bits in `form` of floats or doubles."""
     if form not in (F32, F64):
         return encode(value, form, rounding, finite)
@@ -222,7 +222,7 @@ def _round(value: Lanes, form: Format, rounding: str, finite: bool) -> Lanes:
 
 
 @lane("cvt.pack", "9.7.9.22", ".sat.{u16 s16}.s32, .sat.{u8 s8 u4 s4 u2 s2}.s32.b32")
-def cvt_pack(builder: SegmentBuilder, i: Instruction) -> None:
+def cvt_pack(builder: SegmentBuilder, i: PtxInstruction) -> None:
     """a and b saturated, a above b; the low bits of c fill the register above them."""
     wide, narrow = ("u16", "s16"), ("u8", "s8", "u4", "s4", "u2", "s2")
     sat, to, source, third = modifiers(i, "cvt.pack", ("sat",), wide + narrow, ("s32",), ("b32",))

@@ -16,7 +16,7 @@ from fa4.emulator.isa.formats import (
     F16,
     F32,
     TF32,
-    Format,
+    FloatFormat,
     canonical,
     decode,
     is_nan,
@@ -25,13 +25,13 @@ from fa4.emulator.isa.formats import (
     split,
     widen,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
 from fa4.emulator.isa.rounding import encode
-from fa4.emulator.isa.table import Unsupported, modifiers
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, modifiers
 
 # packed type -> format, bits that an element takes
-NARROW: dict[str, tuple[Format, int]] = {
+NARROW: dict[str, tuple[FloatFormat, int]] = {
     "e4m3x2": (E4M3, 8),
     "e5m2x2": (E5M2, 8),
     "e2m3x2": (E2M3, 8),
@@ -39,7 +39,7 @@ NARROW: dict[str, tuple[Format, int]] = {
     "e2m1x2": (E2M1, 4),
 }
 FROM_HALVES = (("e4m3x2", "f16x2"), ("e5m2x2", "f16x2"), ("e2m1x2", "f16x2"))
-HALF_PAIRS: dict[str, Format] = {"f16x2": F16, "bf16x2": BF16}
+HALF_PAIRS: dict[str, FloatFormat] = {"f16x2": F16, "bf16x2": BF16}
 QUADRUPLES = ("e4m3x4", "e5m2x4", "e2m3x4", "e3m2x4", "e2m1x4")
 PACKED = (*NARROW, *HALF_PAIRS, *QUADRUPLES, "tf32", "ue8m0x2")
 # Random bits for each element under .rs: as many as the conversion from f32 drops.
@@ -47,7 +47,7 @@ RANDOM_BITS = {"f16x2": 13, "bf16x2": 16}
 UE8M0_NAN = 0xFF
 
 
-def convert_packed(builder: SegmentBuilder, i: Instruction, to: str, source: str) -> None:
+def convert_packed(builder: SegmentBuilder, i: PtxInstruction, to: str, source: str) -> None:
     """A cvt of which a type is in PACKED. Raises Unsupported for pairs that have no conversion."""
     if to in QUADRUPLES:
         raise Unsupported(f".{to}: the manual leaves open which bits the random ones meet")
@@ -80,7 +80,7 @@ def nearest_f16(value: Lanes) -> Lanes:
     return canonical(value.convert("fptrunc", "half").as_integer(), is_nan(value), F16)
 
 
-def _floats_to_halves(builder: SegmentBuilder, i: Instruction, to: str) -> None:
+def _floats_to_halves(builder: SegmentBuilder, i: PtxInstruction, to: str) -> None:
     rounding, relu, finite, _, _ = modifiers(
         i, "cvt", ("rn", "rz", "rs"), ("relu",), ("satfinite",), (to,), ("f32",)
     )
@@ -110,7 +110,7 @@ def _floats_to_halves(builder: SegmentBuilder, i: Instruction, to: str) -> None:
     builder.write(i.operands[0], pair)
 
 
-def _float_to_tf32(builder: SegmentBuilder, i: Instruction) -> None:
+def _float_to_tf32(builder: SegmentBuilder, i: PtxInstruction) -> None:
     """tf32 is an f32 whose 13 low bits are zero."""
     rounding, relu, finite, _, _ = modifiers(
         i, "cvt", ("rn", "rz", "rna"), ("relu",), ("satfinite",), ("tf32",), ("f32",)
@@ -129,7 +129,7 @@ def _float_to_tf32(builder: SegmentBuilder, i: Instruction) -> None:
     builder.write(i.operands[0], bits)
 
 
-def _to_narrow(builder: SegmentBuilder, i: Instruction, to: str, source: str) -> None:
+def _to_narrow(builder: SegmentBuilder, i: PtxInstruction, to: str, source: str) -> None:
     form, bits = NARROW[to]
     rounding, finite, relu, _, _ = modifiers(
         i, "cvt", ("rn",), ("satfinite",), ("relu",), (to,), (source,)
@@ -145,7 +145,7 @@ def _to_narrow(builder: SegmentBuilder, i: Instruction, to: str, source: str) ->
     builder.write(i.operands[0], join(codes))
 
 
-def _from_narrow(builder: SegmentBuilder, i: Instruction, source: str) -> None:
+def _from_narrow(builder: SegmentBuilder, i: PtxInstruction, source: str) -> None:
     form, bits = NARROW[source]
     rounding, relu, _, _ = modifiers(i, "cvt", ("rn",), ("relu",), ("f16x2",), (source,))
     if not rounding:
@@ -157,7 +157,7 @@ def _from_narrow(builder: SegmentBuilder, i: Instruction, source: str) -> None:
     builder.write(i.operands[0], join(results))
 
 
-def _to_scale(builder: SegmentBuilder, i: Instruction, source: str) -> None:
+def _to_scale(builder: SegmentBuilder, i: PtxInstruction, source: str) -> None:
     """ue8m0 is the exponent of a power of two: the magnitude's, rounded down or up."""
     rounding, finite, _, _ = modifiers(
         i, "cvt", ("rz", "rp"), ("satfinite",), ("ue8m0x2",), (source,)
@@ -185,7 +185,7 @@ def _to_scale(builder: SegmentBuilder, i: Instruction, source: str) -> None:
     builder.write(i.operands[0], join(results))
 
 
-def _from_scale(builder: SegmentBuilder, i: Instruction) -> None:
+def _from_scale(builder: SegmentBuilder, i: PtxInstruction) -> None:
     rounding, _, _ = modifiers(i, "cvt", ("rn",), ("bf16x2",), ("ue8m0x2",))
     if not rounding:
         raise Unsupported("no rounding modifier")

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fa4.emulator.isa.formula import destinations, intrinsic, like
-from fa4.emulator.isa.lanes import LANES, Lanes, SegmentBuilder
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
-from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.masks import LANES
+from fa4.emulator.ptx.syntax import Integer, PtxInstruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 # What shfl reads from a lane that does not take part. PTX leaves the value undefined; this one is
 # easy to recognise in a wrong result.
@@ -94,7 +95,7 @@ def _constant_sources(
 
 
 @lane("shfl.sync", "9.7.9.6", "(.up .down .bfly .idx) .b32", converges=True)
-def emit_shfl(b: SegmentBuilder, i: Instruction) -> None:
+def emit_shfl(b: SegmentBuilder, i: PtxInstruction) -> None:
     """d = a of the source lane (`source_lane`), or of the own lane if that is out of range.
 
     Constant operands, the usual case, make it one LLVM shuffle.
@@ -120,7 +121,7 @@ def emit_shfl(b: SegmentBuilder, i: Instruction) -> None:
 
 
 @lane("vote.sync", "9.7.13.9", "(.all .any .uni) .pred, .ballot .b32", converges=True)
-def emit_vote(b: SegmentBuilder, i: Instruction) -> None:
+def emit_vote(b: SegmentBuilder, i: PtxInstruction) -> None:
     """What the predicates of the participants have in common, or all of them as a mask."""
     mode, kind = modifiers(i, "vote.sync", ("all", "any", "uni", "ballot"), ("pred", "b32"))
     if (mode == "ballot") != (kind == "b32"):
@@ -141,7 +142,7 @@ def _define_match(mode: str) -> None:
     name = f"match.{mode}.sync"
 
     @lane(name, "9.7.13.10", ".b32 .b64", converges=True)
-    def emit(b: SegmentBuilder, i: Instruction) -> None:
+    def emit(b: SegmentBuilder, i: PtxInstruction) -> None:
         (kind,) = modifiers(i, name, ("b32", "b64"))
         value = b.read(i.operands[1], kind)
         present = _participants(b, b.read(i.operands[2], "b32"))
@@ -187,7 +188,7 @@ _BITWISE: dict[str, tuple[int, Callable[[Lanes, Lanes], Lanes]]] = {
     types=("u32", "s32", "b32"),
     converges=True,
 )
-def emit_redux(b: SegmentBuilder, i: Instruction) -> None:
+def emit_redux(b: SegmentBuilder, i: PtxInstruction) -> None:
     """One integer or bitwise operation over the values of the participants."""
     operation, kind = modifiers(
         i, "redux.sync", ("add", "min", "max", *_BITWISE), ("u32", "s32", "b32")
@@ -212,7 +213,7 @@ def _ordered(bits: Lanes) -> Lanes:
 
 
 @lane("redux.sync", "9.7.13.13", "(.min .max) {.abs} {.NaN} .f32", types=("f32",), converges=True)
-def emit_redux_f32(b: SegmentBuilder, i: Instruction) -> None:
+def emit_redux_f32(b: SegmentBuilder, i: PtxInstruction) -> None:
     """Minimum or maximum; NaN inputs are left out, or decide the result with .NaN."""
     operation, magnitude, strict, _ = modifiers(
         i, "redux.sync", ("min", "max"), ("abs",), ("NaN",), ("f32",)
@@ -230,7 +231,7 @@ def emit_redux_f32(b: SegmentBuilder, i: Instruction) -> None:
 
 
 @lane("elect.sync", "9.7.13.15", "", converges=True)
-def emit_elect(b: SegmentBuilder, i: Instruction) -> None:
+def emit_elect(b: SegmentBuilder, i: PtxInstruction) -> None:
     """The lowest active lane of the membermask leads; d is its number."""
     modifiers(i, "elect.sync")
     present = _participants(b, b.read(i.operands[1], "b32"))
@@ -242,7 +243,7 @@ def emit_elect(b: SegmentBuilder, i: Instruction) -> None:
 
 
 @lane("activemask", "9.7.13.12", ".b32")
-def emit_activemask(b: SegmentBuilder, i: Instruction) -> None:
+def emit_activemask(b: SegmentBuilder, i: PtxInstruction) -> None:
     """The lanes that execute this very instruction now; it waits for nobody."""
     modifiers(i, "activemask", ("b32",))
     b.write(i.operands[0], b.splat(b.ballot(b.active()), "i32"))

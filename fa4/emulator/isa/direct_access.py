@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fa4.emulator.isa.lanes import width_of
 from fa4.emulator.isa.spaces import SHARED
-from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.described import (
     ANY_SPACE,
     FIXED,
@@ -23,23 +21,26 @@ from fa4.emulator.machine.described import (
 )
 from fa4.emulator.machine.direct import DONE, transfer
 from fa4.emulator.machine.state import Fragment
+from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import (
     Address,
     FloatBits,
-    Instruction,
     Integer,
     Operand,
+    PtxInstruction,
     Register,
     Sink,
     Symbol,
 )
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.lanes import width_of
 
 _SPACES = dict.fromkeys(SHARED, SHARED_SPACE) | {"global": GLOBAL_SPACE, "generic": ANY_SPACE}
 _BASES = {32: REGISTER_32, 64: REGISTER_64}
 
 
 def load_directly(
-    instruction: Instruction, context: KernelContext, kind: str, access: int, general: Handler
+    instruction: PtxInstruction, context: KernelContext, kind: str, access: int, general: Handler
 ) -> Handler:
     """A handler of a weak load of type `kind` that leaves to `general` what is unusual.
 
@@ -63,7 +64,7 @@ def load_directly(
 
 
 def store_directly(
-    instruction: Instruction, context: KernelContext, kind: str, access: int, general: Handler
+    instruction: PtxInstruction, context: KernelContext, kind: str, access: int, general: Handler
 ) -> Handler:
     """The same for a weak store."""
     address, data = instruction.operands
@@ -85,7 +86,7 @@ def store_directly(
 
 
 def _plan(
-    instruction: Instruction, context: KernelContext, address: Operand, data: Operand, kind: str
+    instruction: PtxInstruction, context: KernelContext, address: Operand, data: Operand, kind: str
 ) -> Array | None:
     """A PLAN, an array of one; None for what the general handlers must do always."""
     spaces = [_SPACES[part] for part in instruction.parts if part in _SPACES]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fa4.emulator.isa.floats import ELEMENTS, Emitter, type_of
 from fa4.emulator.isa.formats import (
     F64,
-    Format,
+    FloatFormat,
     canonical,
     decode,
     flush,
@@ -16,16 +16,16 @@ from fa4.emulator.isa.formats import (
     pass_nan,
     split,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 FTZ = ("f32", "f16", "f16x2")
 TYPES = (*FTZ, "f64", "bf16", "bf16x2")
 SCALARS = ("f32", "f64")
 
 
-def extremum(name: str, left: Lanes, right: Lanes, form: Format, propagate: bool) -> Lanes:
+def extremum(name: str, left: Lanes, right: Lanes, form: FloatFormat, propagate: bool) -> Lanes:
     """min or max of encoded numbers, -0 < +0. A NaN loses against a number unless `propagate`."""
 
     def body(a: Lanes, b: Lanes) -> Lanes:
@@ -35,7 +35,7 @@ def extremum(name: str, left: Lanes, right: Lanes, form: Format, propagate: bool
     return left.builder.subroutine(label, body, left, right)
 
 
-def _extremum(name: str, left: Lanes, right: Lanes, form: Format, propagate: bool) -> Lanes:
+def _extremum(name: str, left: Lanes, right: Lanes, form: FloatFormat, propagate: bool) -> Lanes:
     a, b = decode(left, form), decode(right, form)
     result = a.compare("ogt" if name == "max" else "olt", b).select(left, right)
     # Equal numbers have equal bits, except zeros.
@@ -49,7 +49,7 @@ def _extremum(name: str, left: Lanes, right: Lanes, form: Format, propagate: boo
     return canonical(result, is_nan(a) & is_nan(b), form)
 
 
-def _emit_extremum(name: str, builder: SegmentBuilder, i: Instruction) -> None:
+def _emit_extremum(name: str, builder: SegmentBuilder, i: PtxInstruction) -> None:
     kind = type_of(i)
     form, count = ELEMENTS[kind]
     three = kind == "f32" and len(i.operands) == 4
@@ -79,7 +79,7 @@ def _emit_extremum(name: str, builder: SegmentBuilder, i: Instruction) -> None:
     builder.write(i.operands[0], join(results))
 
 
-def _emit_sign(name: str, builder: SegmentBuilder, i: Instruction) -> None:
+def _emit_sign(name: str, builder: SegmentBuilder, i: PtxInstruction) -> None:
     """NaN, whose sign the manual leaves open, becomes the canonical one or in f64 quiet, as on an
     H200."""
     kind = type_of(i)
@@ -96,7 +96,7 @@ def _emit_sign(name: str, builder: SegmentBuilder, i: Instruction) -> None:
     builder.write(i.operands[0], join(results))
 
 
-def _emitter(function: Callable[[str, SegmentBuilder, Instruction], None], name: str) -> Emitter:
+def _emitter(function: Callable[[str, SegmentBuilder, PtxInstruction], None], name: str) -> Emitter:
     return lambda builder, i: function(name, builder, i)
 
 
@@ -116,7 +116,7 @@ _register()
 
 
 @lane("copysign", "9.7.3.2", ".f32, .f64", types=SCALARS)
-def copysign(builder: SegmentBuilder, i: Instruction) -> None:
+def copysign(builder: SegmentBuilder, i: PtxInstruction) -> None:
     """The sign of a on the magnitude of b."""
     (kind,) = modifiers(i, "copysign", SCALARS)
     form = ELEMENTS[kind][0]
@@ -130,7 +130,7 @@ def copysign(builder: SegmentBuilder, i: Instruction) -> None:
     "{.finite .infinite .number .notanumber .normal .subnormal}.{f32 f64}",
     types=SCALARS,
 )
-def testp(builder: SegmentBuilder, i: Instruction) -> None:
+def testp(builder: SegmentBuilder, i: PtxInstruction) -> None:
     """A property of a number as predicate; zeros count as normal."""
     names = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
     name, kind = modifiers(i, "testp", names, SCALARS)

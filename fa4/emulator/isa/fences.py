@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from fa4.emulator.isa.mbarriers import fence_initialisations
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.context import Handler, KernelContext, lowest
+from fa4.emulator.machine.grid import trigger
 from fa4.emulator.machine.state import QUARTERS, Fragment
-from fa4.emulator.machine.waits import SPIN, Spin, Wait, Waitable, wait_for
-from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.machine.waits import SPIN, Blocked, Spin, wait_for
+from fa4.emulator.masks import lowest
+from fa4.emulator.ptx.syntax import Integer, PtxInstruction
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 SCOPES = ("cta", "cluster", "gpu", "sys")
 WARP = 32
@@ -17,15 +19,16 @@ def _fence(fragment: Fragment, mask: int) -> None:
     """A fence publishes what came before it through later relaxed accesses of its threads, and
     takes over what earlier relaxed loads have seen (PTX ISA 8.8, fence patterns)."""
     warp = fragment.warp
-    pending = warp.unit.pop("pending_acquire", None)
+    fences = warp.fences
+    pending, fences.pending = fences.pending, None
     if pending is not None:
         warp.clock.acquire(pending)
-    warp.unit["fence_release"] = warp.clock.release(mask)
+    fences.published = warp.clock.release(mask)
 
 
 @machine("fence", "9.7.13.5", "fence{.sc,.acq_rel,.acquire,.release}{.sync_restrict}.scope")
 @machine("membar", "9.7.13.5", "membar.{cta,gl,sys}")
-def bind_fence(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """A fence of the generic proxy."""
     modifiers(
         instruction,
@@ -49,7 +52,7 @@ def bind_fence(instruction: Instruction, context: KernelContext) -> Handler:
     "9.7.13.5",
     "fence.proxy.tensormap::generic.{release,acquire}.scope",
 )
-def bind_proxy_fence(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_proxy_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """A fence between proxies."""
     orders_async = instruction.parts[2].startswith("async")
 
@@ -63,7 +66,7 @@ def bind_proxy_fence(instruction: Instruction, context: KernelContext) -> Handle
 
 
 @machine("fence.mbarrier_init", "9.7.13.5", "fence.mbarrier_init.release.cluster")
-def bind_init_fence(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_init_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Makes mbarrier.init visible to the cluster, together with a following cluster barrier."""
     modifiers(instruction, "fence.mbarrier_init", ("release",), ("cluster",))
 
@@ -75,7 +78,7 @@ def bind_init_fence(instruction: Instruction, context: KernelContext) -> Handler
 
 
 @machine("setmaxnreg", "9.7.19.5", "setmaxnreg.{inc,dec}.sync.aligned.u32 n")
-def bind_setmaxnreg(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_setmaxnreg(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Gives registers back to the CTA's pool in a quarter of the SM, or waits for enough there."""
     direction, _, _, _ = modifiers(
         instruction, "setmaxnreg", ("inc", "dec"), ("sync",), ("aligned",), ("u32",)
@@ -85,20 +88,19 @@ def bind_setmaxnreg(instruction: Instruction, context: KernelContext) -> Handler
         raise Unsupported("setmaxnreg needs a multiple of 8 in 24..256")
     wanted = amount.value
 
-    def handler(fragment: Fragment, mask: int) -> Wait | None:
+    def handler(fragment: Fragment, mask: int) -> Blocked | None:
         warp, cta = fragment.warp, fragment.warp.cta
         if mask != warp.alive:
-            cta.machine.fault(fragment, "divergence", "setmaxnreg by a part of the warp")
+            fragment.fault("divergence", "setmaxnreg by a part of the warp")
         change = wanted - warp.register_budget
         if (change > 0) != (direction == "inc") and change != 0:
-            cta.machine.fault(
-                fragment,
+            fragment.fault(
                 "registers",
                 f"setmaxnreg.{direction} to {wanted} from {warp.register_budget}",
             )
         quarter = warp.index % QUARTERS
         if change * WARP > cta.registers_free[quarter]:
-            return Wait(
+            return Blocked(
                 cta.register_waiters,
                 lambda: (
                     f"{change * WARP} more registers (setmaxnreg.inc to {wanted}); the CTA's "
@@ -115,26 +117,26 @@ def bind_setmaxnreg(instruction: Instruction, context: KernelContext) -> Handler
 
 
 @machine("griddepcontrol.launch_dependents", "9.7.13.17", "griddepcontrol.launch_dependents")
-def bind_launch_dependents(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_launch_dependents(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The CTA lets the next grid in the stream start."""
 
     def handler(fragment: Fragment, mask: int) -> None:
-        cta = fragment.warp.cta
-        cta.grid.trigger(cta)
+        trigger(fragment.warp.cta)
 
     return handler
 
 
 @machine("griddepcontrol.wait", "9.7.13.17", "griddepcontrol.wait")
-def bind_dependency_wait(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_dependency_wait(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits for the grids before in the stream to end."""
 
-    def handler(fragment: Fragment, mask: int) -> Wait | None:
+    def handler(fragment: Fragment, mask: int) -> Blocked | None:
         warp = fragment.warp
         grid = warp.cta.grid
         if grid.prior is not None and not grid.prior.done:
-            waitable = warp.cta.unit.setdefault("prior_waiters", Waitable())
-            return wait_for(waitable, "the end of the grid before (griddepcontrol.wait)")
+            return wait_for(
+                warp.cta.prior_waiters, "the end of the grid before (griddepcontrol.wait)"
+            )
         warp.clock.finish_launches(grid.number)
         return None
 
@@ -142,7 +144,7 @@ def bind_dependency_wait(instruction: Instruction, context: KernelContext) -> Ha
 
 
 @machine("nanosleep", "9.7.19.2", "nanosleep.u32 t")
-def bind_nanosleep(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_nanosleep(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Sleeping lets other warps run."""
 
     def handler(fragment: Fragment, mask: int) -> Spin:
@@ -153,20 +155,18 @@ def bind_nanosleep(instruction: Instruction, context: KernelContext) -> Handler:
 
 @machine("trap", "9.7.19.4", "trap")
 @machine("brkpt", "9.7.19.1", "brkpt")
-def bind_trap(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_trap(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Ends the run with a finding."""
     what = instruction.parts[0]
 
     def handler(fragment: Fragment, mask: int) -> None:
-        raise fragment.warp.cta.machine.fatal(
-            fragment, what, f"lane {lowest(mask)} executes {what}"
-        )
+        raise fragment.fatal(what, f"lane {lowest(mask)} executes {what}")
 
     return handler
 
 
 @machine("pmevent", "9.7.19.3", "pmevent a")
-def bind_nothing(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_nothing(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """No effect here."""
 
     def handler(fragment: Fragment, mask: int) -> None:

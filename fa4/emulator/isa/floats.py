@@ -17,7 +17,7 @@ from fa4.emulator.isa.formats import (
     F16,
     F32,
     F64,
-    Format,
+    FloatFormat,
     canonical,
     decode,
     flush,
@@ -29,7 +29,6 @@ from fa4.emulator.isa.formats import (
     split,
     widen,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
 from fa4.emulator.isa.rounding import (
     ROUNDINGS,
     directed_f32,
@@ -39,11 +38,12 @@ from fa4.emulator.isa.rounding import (
     native,
     round_to_odd,
 )
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 # type -> format of an element, elements in a register
-ELEMENTS: dict[str, tuple[Format, int]] = {
+ELEMENTS: dict[str, tuple[FloatFormat, int]] = {
     "f32": (F32, 1),
     "f64": (F64, 1),
     "f32x2": (F32, 2),
@@ -52,7 +52,7 @@ ELEMENTS: dict[str, tuple[Format, int]] = {
     "bf16": (BF16, 1),
     "bf16x2": (BF16, 2),
 }
-Emitter = Callable[[SegmentBuilder, Instruction], None]
+Emitter = Callable[[SegmentBuilder, PtxInstruction], None]
 FLOATS = ("f32", "f64", "f32x2")
 MIXED = ("f16", "bf16")
 # operation -> number of sources
@@ -83,13 +83,13 @@ class Modifiers:
     relu: bool = False
 
 
-def type_of(instruction: Instruction) -> str:
+def type_of(instruction: PtxInstruction) -> str:
     """The floating-point type that an instruction works in: the first one among its parts."""
     return next(part for part in instruction.parts if part in ELEMENTS)
 
 
 def arithmetic(
-    operation: str, sources: list[tuple[Lanes, Format]], form: Format, how: Modifiers
+    operation: str, sources: list[tuple[Lanes, FloatFormat]], form: FloatFormat, how: Modifiers
 ) -> Lanes:
     """The bits of add, sub, mul, fma, div or sqrt of encoded sources, rounded once to `form`."""
     formats = [source for _, source in sources]
@@ -104,7 +104,7 @@ def arithmetic(
 
 
 def _arithmetic(
-    operation: str, sources: list[tuple[Lanes, Format]], form: Format, how: Modifiers
+    operation: str, sources: list[tuple[Lanes, FloatFormat]], form: FloatFormat, how: Modifiers
 ) -> Lanes:
     values = [decode(flush(b, f) if how.ftz else b, f) for b, f in sources]
     odd = None
@@ -150,7 +150,7 @@ def _nearest_pairs(operation: str, registers: list[Lanes]) -> Lanes:
 
 
 def emit_arithmetic(
-    operation: str, builder: SegmentBuilder, i: Instruction, flags: Iterable[str]
+    operation: str, builder: SegmentBuilder, i: PtxInstruction, flags: Iterable[str]
 ) -> None:
     """Any operation of ARITHMETIC. flags: those of ftz, sat and relu that the type accepts."""
     kind = type_of(i)
@@ -191,12 +191,12 @@ def emit_arithmetic(
     builder.write(i.operands[0], join(results))
 
 
-def _one(form: Format) -> int:
+def _one(form: FloatFormat) -> int:
     return form.bias << form.mantissa_bits
 
 
 def _arithmetic_emitter(operation: str) -> Emitter:
-    def emit(builder: SegmentBuilder, i: Instruction) -> None:
+    def emit(builder: SegmentBuilder, i: PtxInstruction) -> None:
         kind = type_of(i)
         flags = {"f32": ("ftz", "sat"), "f32x2": ("ftz",), "f64": ()}[kind]
         quotient = operation in ("div", "rcp", "sqrt")

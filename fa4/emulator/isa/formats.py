@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4.emulator.isa.lanes import Lanes
+from fa4.emulator.translate.lanes import Lanes
 
 
 @dataclass(frozen=True)
-class Format:
+class FloatFormat:
     """A binary floating-point format: a sign, exponent_bits, mantissa_bits.
 
     nan: the bits of its canonical NaN, or None. infinity: whether the all-ones exponent
@@ -56,16 +56,16 @@ class Format:
 
 # The manual names the NaN that f32 and 16-bit operations give; f64's is what an H200 gives for an
 # invalid operation (a NaN among the sources passes on: see `pass_nan`).
-F64 = Format("f64", 11, 52, 0xFFF8 << 48)
-F32 = Format("f32", 8, 23, 0x7FFFFFFF)
-F16 = Format("f16", 5, 10, 0x7FFF)
-BF16 = Format("bf16", 8, 7, 0x7FFF)
-TF32 = Format("tf32", 8, 10, 0x3FFFF)
-E5M2 = Format("e5m2", 5, 2, 0x7F)
-E4M3 = Format("e4m3", 4, 3, 0x7F, infinity=False)
-E3M2 = Format("e3m2", 3, 2, None, infinity=False)
-E2M3 = Format("e2m3", 2, 3, None, infinity=False)
-E2M1 = Format("e2m1", 2, 1, None, infinity=False)
+F64 = FloatFormat("f64", 11, 52, 0xFFF8 << 48)
+F32 = FloatFormat("f32", 8, 23, 0x7FFFFFFF)
+F16 = FloatFormat("f16", 5, 10, 0x7FFF)
+BF16 = FloatFormat("bf16", 8, 7, 0x7FFF)
+TF32 = FloatFormat("tf32", 8, 10, 0x3FFFF)
+E5M2 = FloatFormat("e5m2", 5, 2, 0x7F)
+E4M3 = FloatFormat("e4m3", 4, 3, 0x7F, infinity=False)
+E3M2 = FloatFormat("e3m2", 3, 2, None, infinity=False)
+E2M3 = FloatFormat("e2m3", 2, 3, None, infinity=False)
+E2M1 = FloatFormat("e2m1", 2, 1, None, infinity=False)
 
 
 def is_nan(value: Lanes) -> Lanes:
@@ -88,7 +88,7 @@ def join(parts: list[Lanes]) -> Lanes:
     return word
 
 
-def decode(bits: Lanes, form: Format) -> Lanes:
+def decode(bits: Lanes, form: FloatFormat) -> Lanes:
     """The value of encoded numbers of at most 32 bits as float, exactly; double for f64."""
     if form in (F32, F64):
         return bits.as_float()
@@ -115,20 +115,20 @@ def widen(value: Lanes) -> Lanes:
     return value.convert("fpext", "double")
 
 
-def flush(bits: Lanes, form: Format) -> Lanes:
+def flush(bits: Lanes, form: FloatFormat) -> Lanes:
     """Subnormal numbers become zeros of the same sign (.ftz)."""
     tiny = (bits & form.infinity_bits).compare("eq", 0)
     return tiny.select(bits & form.sign, bits)
 
 
-def canonical(bits: Lanes, nan: Lanes, form: Format) -> Lanes:
+def canonical(bits: Lanes, nan: Lanes, form: FloatFormat) -> Lanes:
     """The bits, with the format's canonical NaN where the i1 `nan` is true."""
     if form.nan is None:
         raise ValueError(f"{form.name} has no NaN")
     return nan.select(bits.builder.constant(form.nan, bits.type), bits)
 
 
-def pass_nan(bits: Lanes, source: Lanes, form: Format, to: Format) -> Lanes:
+def pass_nan(bits: Lanes, source: Lanes, form: FloatFormat, to: FloatFormat) -> Lanes:
     """The bits in `to`, but a NaN in `source` keeps its sign and the top of its payload, quiet.
 
     What f64 operations and conversions from and to f64 do, as measured on an H200.

@@ -9,10 +9,11 @@ and writes the result. `s` says whether the type is signed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, is_signed
-from fa4.emulator.isa.table import lane, modifiers
-from fa4.emulator.ptx.syntax import Instruction, Operand, Pair, Sink
+from fa4.emulator.ptx.syntax import Operand, Pair, PtxInstruction, Sink
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed
+from fa4.emulator.translate.table import lane, modifiers
 
 Formula = Callable[..., Lanes]
 
@@ -34,15 +35,17 @@ def define(
     types: Sequence[str],
     formula: Formula,
     operands: Sequence[str] = (),
+    **more: Any,
 ) -> None:
     """Adds instruction `name`.type to the table for each of `types`.
 
     formula(signed, *sources) returns the result in its own width. operands: the PTX types of the
     sources, "" for the instruction's type; by default all have the instruction's type.
+    more: of `Operation`.
     """
 
-    @lane(name, section, spell(types), types=types)
-    def emit(b: SegmentBuilder, i: Instruction) -> None:
+    @lane(name, section, spell(types), types=types, **more)
+    def emit(b: SegmentBuilder, i: PtxInstruction) -> None:
         (kind,) = modifiers(i, name, types)
         given = i.operands[1:]
         kinds = operands or [""] * len(given)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 # Importing floats first puts its rows first: `add.f32.bf16` belongs to f32, not to bf16.
 from fa4.emulator.isa.floats import Emitter, emit_arithmetic, type_of
-from fa4.emulator.isa.lanes import SegmentBuilder
-from fa4.emulator.isa.table import Unsupported, lane
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.lanes import SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane
 
 HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 SECTIONS = {"add": "9.7.4.1", "sub": "9.7.4.2", "mul": "9.7.4.3", "fma": "9.7.4.4"}
 
 
 def _emitter(operation: str) -> Emitter:
-    def emit(builder: SegmentBuilder, i: Instruction) -> None:
+    def emit(builder: SegmentBuilder, i: PtxInstruction) -> None:
         if "oob" in i.parts:
             raise Unsupported("modifier .oob: no tensor load of the emulator makes such a NaN")
         if "sat" in i.parts and "relu" in i.parts:

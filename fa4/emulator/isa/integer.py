@@ -15,9 +15,10 @@ from fa4.emulator.isa.formula import (
     like,
     spell,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, is_signed, width_of
-from fa4.emulator.isa.table import lane, modifiers
-from fa4.emulator.ptx.syntax import Instruction, Register
+from fa4.emulator.isa.watches import watch_divisor
+from fa4.emulator.ptx.syntax import PtxInstruction, Register
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
+from fa4.emulator.translate.table import lane, modifiers
 
 # The condition code register has one bit. It is a carry after additions, a borrow after
 # subtractions.
@@ -110,8 +111,8 @@ def _define_sums() -> None:
     define("sub", "9.7.1.2", INTEGERS, lambda s, a, b: a - b)
     define("sub.sat", "9.7.1.2", ("s32",), lambda s, a, b: intrinsic("ssub.sat", a, b))
     define("sad", "9.7.1.7", INTEGERS, lambda s, a, b, c: c + distance(s, a, b))
-    define("div", "9.7.1.8", INTEGERS, quotient)
-    define("rem", "9.7.1.9", INTEGERS, remainder)
+    define("div", "9.7.1.8", INTEGERS, quotient, watch=watch_divisor)
+    define("rem", "9.7.1.9", INTEGERS, remainder, watch=watch_divisor)
     define("abs", "9.7.1.10", SIGNED, lambda s, a: a.compare("slt", 0).select(-a, a))
     define("neg", "9.7.1.11", SIGNED, lambda s, a: -a)
 
@@ -175,7 +176,7 @@ def _define_carry(name: str, section: str, half: Callable[..., Lanes] | None) ->
     combine = _difference_with_borrow if stem.startswith("sub") else _sum_with_carry
 
     @lane(name, section, spell(WORDS), types=WORDS)
-    def emit(b: SegmentBuilder, i: Instruction) -> None:
+    def emit(b: SegmentBuilder, i: PtxInstruction) -> None:
         (kind,) = modifiers(i, name, WORDS)
         sources = [b.read(operand, kind) for operand in i.operands[1:]]
         left = sources[0] if half is None else half(is_signed(kind), sources[0], sources[1])

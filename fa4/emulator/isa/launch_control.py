@@ -11,14 +11,18 @@ from __future__ import annotations
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
 from fa4.emulator.isa.mbarriers import find_barrier
-from fa4.emulator.isa.table import Unsupported, lane, machine, modifiers
-from fa4.emulator.machine.checks import WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext, lowest
-from fa4.emulator.machine.memory import locate_shared
+from fa4.emulator.machine.checks import record_shared
+from fa4.emulator.machine.events import BarrierUse
+from fa4.emulator.machine.grid import take_cluster
+from fa4.emulator.machine.shadows import WRITE, Touch
+from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Cta, Fragment
-from fa4.emulator.ptx.syntax import Instruction, Vector
+from fa4.emulator.masks import Array, lowest
+from fa4.emulator.ptx.syntax import PtxInstruction, Vector
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, machine, modifiers
 
 RESPONSE_BYTES = 16
 _TRY = "clusterlaunchcontrol.try_cancel"
@@ -31,7 +35,7 @@ _CANCELLED = (64, 1)
 def _cancel(cta: Cta) -> Array:
     """Takes a cluster off the grid; the response for it."""
     grid = cta.grid
-    index = grid.take_cluster()
+    index = take_cluster(grid)
     if index is None:
         return np.zeros(4, np.uint32)
     position = grid.cluster_position(index)
@@ -45,7 +49,7 @@ def _cancel(cta: Cta) -> Array:
     "clusterlaunchcontrol.try_cancel.async{.shared::cta}.mbarrier::complete_tx::bytes"
     "{.multicast::cluster::all}.b128 [a], [mbar]",
 )
-def bind_try_cancel(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_try_cancel(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Asynchronous: the response is written and 16 bytes are completed on the mbarrier later."""
     _, _, _, multicast, _ = modifiers(
         instruction,
@@ -71,10 +75,10 @@ def bind_try_cancel(instruction: Instruction, context: KernelContext) -> Handler
         targets = own.cluster.ctas if multicast else [own]
         actor = own.pool.begin(warp.clock.snapshot(mask))
         for cta in targets:
-            own.machine.checks.shared(
+            record_shared(
                 cta, np.array([offset]), RESPONSE_BYTES, Touch(actor, how, WRITE, actor.lane)
             )
-            find_barrier(fragment, cta, barrier_offset, "signals")
+            find_barrier(fragment, cta, barrier_offset, BarrierUse.CANCEL)
 
         def complete() -> None:
             response = _cancel(own).view(np.uint8)
@@ -82,19 +86,19 @@ def bind_try_cancel(instruction: Instruction, context: KernelContext) -> Handler
                 cta.smem[offset : offset + RESPONSE_BYTES] = response
                 cta.mbarriers[barrier_offset].complete(RESPONSE_BYTES, actor.completion())
 
-        own.machine.submit(own, _TRY, instruction.line, complete)
+        own.submit(_TRY, instruction.line, complete)
 
     return handler
 
 
-def _field(builder: SegmentBuilder, instruction: Instruction, place: tuple[int, int]) -> Lanes:
+def _field(builder: SegmentBuilder, instruction: PtxInstruction, place: tuple[int, int]) -> Lanes:
     first, bits = place
     response = builder.read(instruction.operands[1], "b128")
     return (response >> first).resize(32) & ((1 << bits) - 1)
 
 
 @lane(f"{_QUERY}.is_canceled", "9.7.13.18.2", f"{_QUERY}.is_canceled.pred.b128 p, response")
-def emit_is_canceled(builder: SegmentBuilder, instruction: Instruction) -> None:
+def emit_is_canceled(builder: SegmentBuilder, instruction: PtxInstruction) -> None:
     """Whether the request took a cluster."""
     modifiers(instruction, f"{_QUERY}.is_canceled", ("pred",), ("b128",))
     cancelled = _field(builder, instruction, _CANCELLED)
@@ -106,7 +110,7 @@ def emit_is_canceled(builder: SegmentBuilder, instruction: Instruction) -> None:
     "9.7.13.18.2",
     f"{_QUERY}.get_first_ctaid{{::x,::y,::z}}.{{v4.b32,b32}}.b128",
 )
-def emit_first_ctaid(builder: SegmentBuilder, instruction: Instruction) -> None:
+def emit_first_ctaid(builder: SegmentBuilder, instruction: PtxInstruction) -> None:
     """All coordinates of the cancelled cluster's first CTA."""
     target = instruction.operands[0]
     if not isinstance(target, Vector) or len(target.elements) != 4:
@@ -120,7 +124,7 @@ def _register_single(axis: str) -> None:
     name = f"{_QUERY}.get_first_ctaid::{axis}"
 
     @lane(name, "9.7.13.18.2", f"{name}.b32.b128 d, response")
-    def emit_one(builder: SegmentBuilder, instruction: Instruction) -> None:
+    def emit_one(builder: SegmentBuilder, instruction: PtxInstruction) -> None:
         builder.write(instruction.operands[0], _field(builder, instruction, _FIELDS[axis]))
 
 

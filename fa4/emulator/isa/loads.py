@@ -30,17 +30,17 @@ from fa4.emulator.isa.spaces import (
     Piece,
     Space,
     check_vector,
-    lanes_in,
     record,
     units,
 )
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.memory import MemoryFault
-from fa4.emulator.machine.state import FULL_MASK, Fragment
+from fa4.emulator.machine.shadows import READ, WRITE, Touch
+from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import SPIN, Spin
-from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.masks import FULL_MASK, Array, lanes_of
+from fa4.emulator.ptx.syntax import Integer, PtxInstruction
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 BULK_BYTES = 8  # st.bulk writes multiples of this
 CACHE_OPERATORS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt")
@@ -53,7 +53,7 @@ PREFETCHES = ("L2::64B", "L2::128B", "L2::256B")
 HINTS = (CACHE_OPERATORS, L1_HINTS, L2_HINTS, ("L2::cache_hint",), PREFETCHES)
 
 
-def _form(instruction: Instruction, name: str) -> tuple[Ordering, Space, str, int]:
+def _form(instruction: PtxInstruction, name: str) -> tuple[Ordering, Space, str, int]:
     """(semantics, space, type, bytes of a lane) of a load or store."""
     semantics, _, scope, space, vector, kind, *_ = modifiers(
         instruction, name, SEMANTICS, ("mmio",), SCOPES, SPACES, VECTORS, TYPES, ("nc",), *HINTS
@@ -71,7 +71,7 @@ def _form(instruction: Instruction, name: str) -> tuple[Ordering, Space, str, in
     "{.weak .volatile .relaxed .acquire .mmio} {.scope} {.const .global .local .shared{::cta "
     "::cluster} .param; generic} {.nc} {.v2 .v4 .v8} .b8-.b128 .u .s .f32 .f64; cache hints",
 )
-def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Uninitialised bytes of shared memory and unordered writes are findings."""
     ordering, space, kind, size_bytes = _form(instruction, "ld")
     target = Elements(context, instruction.operands[0], kind, written=True)
@@ -82,7 +82,7 @@ def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
 
     def handler(fragment: Fragment, mask: int) -> Spin | None:
         warp = fragment.warp
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         addresses = address(warp) if mask == FULL_MASK else address(warp)[lanes]
         touch = Touch(warp.clock, access, READ, lanes)
         values: Array | None = None
@@ -110,10 +110,10 @@ def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 @machine("ldu", "9.7.9.10", "{.global} {.v2 .v4} .type: as ld")
-def bind_uniform_load(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_uniform_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """A load of one address for all lanes."""
     parts = ("ld", *instruction.parts[1:])
-    plain = Instruction(
+    plain = PtxInstruction(
         ".".join(parts),
         parts,
         instruction.operands,
@@ -131,7 +131,7 @@ def bind_uniform_load(instruction: Instruction, context: KernelContext) -> Handl
     "{.weak .volatile .relaxed .release .mmio} {.scope} {.global .local .shared{::cta ::cluster}; "
     "generic} {.v2 .v4 .v8} .b8-.b128 .u .s .f32 .f64; cache hints",
 )
-def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Two lanes that write different values to one place are a race."""
     ordering, space, kind, size_bytes = _form(instruction, "st")
     source = Elements(context, instruction.operands[1], kind)
@@ -142,7 +142,7 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         addresses, values = address(warp), source.read(warp)
         if mask != FULL_MASK:
             addresses, values = addresses[lanes], values[lanes]
@@ -168,7 +168,7 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 @machine("st.bulk", "9.7.9.14", "st.bulk{.weak}{.shared::cta} [a], size, 0")
-def bind_bulk_store(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_bulk_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Each lane clears its range of shared memory, a multiple of 8 bytes."""
     modifiers(instruction, "st.bulk", ("weak",), ("shared::cta",))
     address, size, value = instruction.operands
@@ -180,7 +180,7 @@ def bind_bulk_store(instruction: Instruction, context: KernelContext) -> Handler
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
-        for lane in lanes_in(mask).tolist():
+        for lane in lanes_of(mask).tolist():
             start, count = address_of(warp, lane), size_of(warp, lane) // BULK_BYTES
             if size_of(warp, lane) % BULK_BYTES:
                 raise MemoryFault("misaligned", "st.bulk of a size that is no multiple of 8")
@@ -219,8 +219,7 @@ def check_same_values(fragment: Fragment, piece: Piece, values: Array) -> None:
         return
     lost = (kept != values).nonzero()[0]
     offset = int(piece.offsets[lost[0]])
-    fragment.warp.cta.machine.fault(
-        fragment,
+    fragment.fault(
         "race",
         f"two lanes write different values to the same place in one instruction, at byte {offset}",
     )

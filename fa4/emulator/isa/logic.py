@@ -11,9 +11,9 @@ from fa4.emulator.isa.formula import (
     shift_left,
     shift_right,
 )
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
-from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.ptx.syntax import Integer, PtxInstruction
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 
 def look_up(table: int, a: Lanes, b: Lanes, c: Lanes) -> Lanes:
@@ -27,7 +27,7 @@ def look_up(table: int, a: Lanes, b: Lanes, c: Lanes) -> Lanes:
 
 
 @lane("lop3", "9.7.8.6", "{.or .and} .b32; d|p and a fifth source with .or .and", types=("b32",))
-def emit_lop3(b: SegmentBuilder, i: Instruction) -> None:
+def emit_lop3(b: SegmentBuilder, i: PtxInstruction) -> None:
     """d = table(a, b, c) bit by bit; p = (d != 0) .or/.and the predicate in source 5."""
     boolean, _ = modifiers(i, "lop3", ("or", "and"), ("b32",))
     sources = [b.read(operand, "b32") for operand in i.operands[1:4]]

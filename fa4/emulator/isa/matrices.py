@@ -11,14 +11,15 @@ from functools import cache
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.lanes import SegmentBuilder
 from fa4.emulator.isa.loads import check_same_values, store_unchecked
-from fa4.emulator.isa.spaces import Elements, Piece, Space, lanes_in, record, units
-from fa4.emulator.isa.table import Unsupported, lane, machine, modifiers
-from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext, Reader
-from fa4.emulator.machine.state import FULL_MASK, Fragment, Warp
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.isa.spaces import Elements, Piece, Space, record, units
+from fa4.emulator.machine.shadows import READ, WRITE, Touch
+from fa4.emulator.machine.state import Fragment, Warp
+from fa4.emulator.masks import FULL_MASK, Array, lanes_of
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.context import Handler, KernelContext, Reader
+from fa4.emulator.translate.lanes import SegmentBuilder
+from fa4.emulator.translate.table import Unsupported, lane, machine, modifiers
 
 ROW_BYTES = 16
 ROWS = 8  # in memory, of one matrix
@@ -44,7 +45,7 @@ def fragment_bytes(shape: str, trans: bool) -> Array:
     return row * ROW_BYTES + 2 * column + byte % 2
 
 
-def _form(instruction: Instruction, name: str) -> tuple[str, int, bool]:
+def _form(instruction: PtxInstruction, name: str) -> tuple[str, int, bool]:
     """(shape, matrices, transposed). Raises Unsupported for other forms."""
     _, _, shape, count, trans, _, kind = modifiers(
         instruction,
@@ -64,7 +65,7 @@ def _form(instruction: Instruction, name: str) -> tuple[str, int, bool]:
     return shape, COUNTS[count], bool(trans)
 
 
-def _space(instruction: Instruction) -> Space:
+def _space(instruction: PtxInstruction) -> Space:
     named = any(part in _SHARED for part in instruction.parts)
     return Space("shared" if named else "", own_cta_only=True)
 
@@ -75,18 +76,16 @@ def _piece(
     """The rows in memory, one unit of 16 bytes each."""
     warp = fragment.warp
     if mask != FULL_MASK:
-        raise warp.cta.machine.fatal(
-            fragment, "divergence", f"{mask:#010x} execute it, all lanes of the warp must"
-        )
-    lanes = lanes_in(FULL_MASK)[:rows]
+        raise fragment.fatal("divergence", f"{mask:#010x} execute it, all lanes of the warp must")
+    lanes = lanes_of(FULL_MASK)[:rows]
     pieces = list(space.pieces(warp, address(warp)[:rows], lanes, ROW_BYTES, write))
     if len(pieces) != 1:
-        raise warp.cta.machine.fatal(fragment, "out-of-bounds", "rows in several memories")
+        raise fragment.fatal("out-of-bounds", "rows in several memories")
     return pieces[0]
 
 
 def _touch(warp: Warp, access: Access, kind: str, rows: int) -> Touch:
-    return Touch(warp.clock, access, kind, lanes_in(FULL_MASK)[:rows])
+    return Touch(warp.clock, access, kind, lanes_of(FULL_MASK)[:rows])
 
 
 @machine(
@@ -95,7 +94,7 @@ def _touch(warp: Warp, access: Access, kind: str, rows: int) -> Touch:
     "ldmatrix.sync.aligned.m8n8{.x1 .x2 .x4}{.trans}{.shared{::cta}}.b16",
     converges=True,
 )
-def bind_load_matrix(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_load_matrix(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The lane that gives a row's address reads it."""
     shape, count, trans = _form(instruction, "ldmatrix")
     rows, access, space = count * ROWS, Access(instruction.line), _space(instruction)
@@ -124,7 +123,7 @@ def bind_load_matrix(instruction: Instruction, context: KernelContext) -> Handle
     ".m16n8{.x1 .x2 .x4}.trans.b8",
     converges=True,
 )
-def bind_store_matrix(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_store_matrix(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The lane that gives a row's address writes it."""
     shape, count, trans = _form(instruction, "stmatrix")
     rows, access, space = count * ROWS, Access(instruction.line), _space(instruction)
@@ -155,7 +154,7 @@ def bind_store_matrix(instruction: Instruction, context: KernelContext) -> Handl
     "movmatrix.sync.aligned.m8n8.trans.b16",
     converges=True,
 )
-def emit_move_matrix(b: SegmentBuilder, i: Instruction) -> None:
+def emit_move_matrix(b: SegmentBuilder, i: PtxInstruction) -> None:
     """Lane t receives elements (2 (t % 4), t / 4) and (2 (t % 4) + 1, t / 4) of the matrix."""
     modifiers(i, "movmatrix", ("sync",), ("aligned",), ("m8n8",), ("trans",), ("b16",))
     value = b.read(i.operands[1], "b32")

@@ -9,19 +9,24 @@ from typing import Any
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.checks import WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext, lanes_of, lowest
+from fa4.emulator.machine.checks import record_shared
+from fa4.emulator.machine.events import BarrierUse
 from fa4.emulator.machine.mbarrier import MBarrier, MBarrierFault
-from fa4.emulator.machine.memory import MemoryFault, locate_one_shared
+from fa4.emulator.machine.memory import MemoryFault
+from fa4.emulator.machine.shadows import WRITE, Touch
+from fa4.emulator.machine.shared_memory import locate_one_shared
 from fa4.emulator.machine.state import Cta, Fragment, RemoteArrival, Warp
-from fa4.emulator.machine.waits import SPIN, Spin, Wait
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.machine.waits import SPIN, Blocked, Spin
+from fa4.emulator.masks import Array, lane_flags, lanes_of, lowest, mask_of
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 OBJECT_BYTES = 8
 SEMANTICS = ("release", "relaxed", "acquire")
 SCOPES = ("cta", "cluster")
 SPACES = ("shared", "shared::cta", "shared::cluster")
+WAIT, ARRIVE = BarrierUse.WAIT, BarrierUse.ARRIVE  # looked up once
 _ONCE = np.ones(32, np.uint32)  # how often each lane arrives
 
 
@@ -36,26 +41,24 @@ def _addressed(fragment: Fragment, mask: int, addresses: Array) -> Iterator[tupl
             )
         group = left
         if left & (left - 1):
-            group &= _bits(addresses == addresses.dtype.type(first))
+            group &= mask_of(addresses == addresses.dtype.type(first))
         left &= ~group
         cta, offset = locate_one_shared(fragment.warp.cta, first, OBJECT_BYTES)
         yield cta, offset, group
 
 
-def _bits(lanes: Array) -> int:
-    return int(np.packbits(lanes, bitorder="little").view(np.uint32)[0])
-
-
-def find_barrier(fragment: Fragment, cta: Cta, offset: int, doing: str) -> MBarrier:
+def find_barrier(fragment: Fragment, cta: Cta, offset: int, use: BarrierUse) -> MBarrier:
     """The initialised mbarrier at a shared address; a fatal finding if there is none."""
     barrier = cta.mbarriers.get(offset)
     if barrier is None:
-        raise cta.machine.fatal(
-            fragment,
+        raise fragment.fatal(
             "mbarrier",
-            f"{doing} shared address {offset:#x} of CTA {cta.index}, "
+            f"{use.value} shared address {offset:#x} of CTA {cta.index}, "
             "which holds no initialised mbarrier",
         )
+    events = cta.machine.events
+    if events is not None and use is not WAIT:  # which may not succeed
+        events.barrier_used(fragment, cta, offset, use)
     return barrier
 
 
@@ -73,7 +76,7 @@ def _parts(group: int, pending: int) -> list[int]:
     if group.bit_count() <= pending or not pending:
         return [group]
     first = 0
-    for lane in lanes_of[group].nonzero()[0][:pending]:
+    for lane in lanes_of(group)[:pending]:
         first |= 1 << int(lane)
     return [first, group & ~first]
 
@@ -81,8 +84,7 @@ def _parts(group: int, pending: int) -> list[int]:
 def _report_split(fragment: Fragment, parts: list[int], cta: Cta, barrier: MBarrier) -> None:
     """Lanes of one instruction arrive in two phases: the count does not fit the threads."""
     first, second = (part.bit_count() for part in parts)
-    cta.machine.fault(
-        fragment,
+    fragment.fault(
         "mbarrier",
         f"{first} of its lanes complete the phase of {describe_barrier(cta, barrier)}, and the "
         f"other {second} arrive in the next phase: more threads arrive than it was initialised for",
@@ -90,7 +92,7 @@ def _report_split(fragment: Fragment, parts: list[int], cta: Cta, barrier: MBarr
 
 
 def _total(amounts: Array, part: int) -> int:
-    return part.bit_count() if amounts is _ONCE else int(amounts[lanes_of[part]].sum())
+    return part.bit_count() if amounts is _ONCE else int(amounts[lane_flags[part]].sum())
 
 
 def _arrive(barrier: MBarrier, amounts: Array, part: int, expect: bool, message: Any) -> int:
@@ -116,19 +118,19 @@ class _FaultsOf:
     def __exit__(self, _kind: Any, fault: BaseException | None, _trace: Any) -> None:
         if isinstance(fault, MBarrierFault):
             text = f"{describe_barrier(self._cta, self._barrier)}: {fault}"
-            raise self._cta.machine.fatal(self._fragment, "mbarrier", text) from None
+            raise self._fragment.fatal("mbarrier", text) from None
 
 
 def _write_object(fragment: Fragment, cta: Cta, offset: int, mask: int, how: Access) -> None:
     """Records that the object's bytes are written."""
     touch = Touch(fragment.warp.clock, how, WRITE, lowest(mask))
-    cta.machine.checks.shared(cta, np.array([offset]), OBJECT_BYTES, touch)
+    record_shared(cta, np.array([offset]), OBJECT_BYTES, touch)
 
 
 def _check_visible(fragment: Fragment, mask: int, cta: Cta, barrier: MBarrier) -> None:
     """The initialisation must have happened before the use, for every lane that uses it."""
     warp = fragment.warp
-    if warp.row in barrier.visible_to or not cta.machine.checks.enabled:
+    if warp.row in barrier.visible_to or not cta.machine.shadows.enabled:
         return
     cluster, actor, epoch = barrier.made_by
     knowledge = warp.clock.knowledge
@@ -136,8 +138,7 @@ def _check_visible(fragment: Fragment, mask: int, cta: Cta, barrier: MBarrier) -
         barrier.visible_to.add(warp.row)
     elif actor != warp.row * 32 + lowest(mask) or mask & (mask - 1):
         barrier.visible_to.add(warp.row)
-        cta.machine.fault(
-            fragment,
+        fragment.fault(
             "mbarrier",
             f"uses {describe_barrier(cta, barrier)} although nothing orders the initialisation "
             "before this use",
@@ -159,7 +160,7 @@ def fence_initialisations(warp: Warp, mask: int) -> None:
 def check_visible_to_copies(fragment: Fragment, cta: Cta, barrier: MBarrier) -> None:
     """The initialisation must be visible to the async proxy before a bulk copy signals the mbarrier
     (CUDA programming guide, "Using TMA"; PTX ISA 9.7.13.5, fence.mbarrier_init)."""
-    if barrier.visible_to_copies or not cta.machine.checks.enabled:
+    if barrier.visible_to_copies or not cta.machine.shadows.enabled:
         return
     barrier.visible_to_copies = True  # report once
     cluster, actor, epoch = barrier.made_by
@@ -168,8 +169,7 @@ def check_visible_to_copies(fragment: Fragment, cta: Cta, barrier: MBarrier) -> 
     if fenced_in is not None and (warp.row == actor // 32 or knowledge.seen[actor] >= fenced_in):
         return
     if cluster == knowledge.cluster and knowledge.fenced[actor] < epoch:
-        cta.machine.fault(
-            fragment,
+        fragment.fault(
             "missing-proxy-fence",
             f"a copy signals {describe_barrier(cta, barrier)}, and no fence.mbarrier_init or "
             "fence.proxy.async makes the initialisation visible to the async proxy before",
@@ -178,14 +178,13 @@ def check_visible_to_copies(fragment: Fragment, cta: Cta, barrier: MBarrier) -> 
 
 def _report_overtaken(cta: Cta, barrier: MBarrier, line: int) -> None:
     """A phase ended, and nothing orders a wait for the phase before it before that."""
-    if cta.machine.checks.enabled:
-        cta.machine.report(
+    if cta.machine.shadows.enabled:
+        cta.report(
             "mbarrier",
             f"nothing orders this wait before the end of phase {barrier.phase - 1} of "
             f"{describe_barrier(cta, barrier)}: it succeeded because phase {barrier.phase - 2} "
             "was over, and would not have succeeded had it come later",
             line,
-            cta,
         )
 
 
@@ -193,9 +192,8 @@ def _check_phase(
     fragment: Fragment, cta: Cta, barrier: MBarrier, known: bool, consequence: str
 ) -> None:
     """known: whether the warp knows that the phase before the one it means is over."""
-    if not known and cta.machine.checks.enabled:
-        cta.machine.fault(
-            fragment,
+    if not known and cta.machine.shadows.enabled:
+        fragment.fault(
             "mbarrier",
             f"nothing tells the warp that the phase before is over: {consequence}; "
             f"{describe_barrier(cta, barrier)}",
@@ -203,7 +201,7 @@ def _check_phase(
 
 
 @machine("mbarrier.init", "9.7.13.15.9", "mbarrier.init{.shared{::cta}}.b64 [addr], count")
-def bind_init(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_init(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Makes an mbarrier object."""
     modifiers(instruction, "mbarrier.init", SPACES, ("b64",))
     address = context.address(instruction.operands[0])
@@ -215,9 +213,7 @@ def bind_init(instruction: Instruction, context: KernelContext) -> Handler:
         for cta, offset, group in _addressed(fragment, mask, address(fragment.warp)):
             old = cta.mbarriers.get(offset)
             if old is not None and old.waiters:
-                cta.machine.fault(
-                    fragment, "mbarrier", f"initialises {describe_barrier(cta, old)} in use"
-                )
+                fragment.fault("mbarrier", f"initialises {describe_barrier(cta, old)} in use")
             try:
                 barrier = MBarrier(
                     offset,
@@ -226,7 +222,7 @@ def bind_init(instruction: Instruction, context: KernelContext) -> Handler:
                     partial(_report_overtaken, cta),
                 )
             except MBarrierFault as fault:
-                raise cta.machine.fatal(fragment, "mbarrier", str(fault)) from None
+                raise fragment.fatal("mbarrier", str(fault)) from None
             warp = fragment.warp
             barrier.made_by = (
                 warp.cta.cluster.number, warp.row * 32 + lowest(group), warp.clock.epoch
@@ -238,7 +234,7 @@ def bind_init(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 @machine("mbarrier.inval", "9.7.13.15.10", "mbarrier.inval{.shared{::cta}}.b64 [addr]")
-def bind_inval(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_inval(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Ends the life of an mbarrier object."""
     modifiers(instruction, "mbarrier.inval", SPACES, ("b64",))
     address = context.address(instruction.operands[0])
@@ -246,11 +242,9 @@ def bind_inval(instruction: Instruction, context: KernelContext) -> Handler:
 
     def handler(fragment: Fragment, mask: int) -> None:
         for cta, offset, group in _addressed(fragment, mask, address(fragment.warp)):
-            barrier = find_barrier(fragment, cta, offset, "invalidates")
+            barrier = find_barrier(fragment, cta, offset, BarrierUse.INVALIDATE)
             if barrier.waiters:
-                cta.machine.fault(
-                    fragment, "mbarrier", f"invalidates {describe_barrier(cta, barrier)} in use"
-                )
+                fragment.fault("mbarrier", f"invalidates {describe_barrier(cta, barrier)} in use")
             _write_object(fragment, cta, offset, group, how)
             del cta.mbarriers[offset]
 
@@ -265,7 +259,7 @@ def bind_inval(instruction: Instruction, context: KernelContext) -> Handler:
     "9.7.13.15.12",
     "mbarrier.complete_tx{.relaxed.scope}{.space}.b64 [a], n",
 )
-def bind_tx(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_tx(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Changes the bytes that the current phase still waits for."""
     name = ".".join(instruction.parts[:2])
     modifiers(instruction, name, ("relaxed",), SCOPES, SPACES, ("b64",))
@@ -276,13 +270,13 @@ def bind_tx(instruction: Instruction, context: KernelContext) -> Handler:
     def handler(fragment: Fragment, mask: int) -> None:
         amounts = bytes_of(fragment.warp)
         for cta, offset, group in _addressed(fragment, mask, address(fragment.warp)):
-            barrier = find_barrier(fragment, cta, offset, "counts bytes at")
+            barrier = find_barrier(fragment, cta, offset, BarrierUse.COUNT_BYTES)
             _check_visible(fragment, group, cta, barrier)
             cta.machine.progress += 1
             count = barrier.expect if expecting else barrier.complete
             barrier.order.exempt |= not expecting  # it may end a phase, and publishes nothing
             with _FaultsOf(fragment, cta, barrier):
-                for lane in lanes_of[group].nonzero()[0]:
+                for lane in lanes_of(group):
                     count(int(amounts[lane]))
 
     return handler
@@ -299,7 +293,7 @@ def bind_tx(instruction: Instruction, context: KernelContext) -> Handler:
     "9.7.13.15.14",
     "mbarrier.arrive_drop{.expect_tx}{.noComplete}{.release,.relaxed}{.cta,.cluster}{.space}.b64",
 )
-def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_arrive(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Arrivals, one for each active lane; with .expect_tx also bytes to wait for."""
     name = ".".join(instruction.parts[:2])
     expect, _, semantics, _, _, _ = modifiers(
@@ -320,7 +314,7 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
         amounts = amount_of(warp) if amount_of is not None else _ONCE
         states = np.zeros(32, np.uint64)
         for cta, offset, group in _addressed(fragment, mask, address(warp)):
-            barrier = find_barrier(fragment, cta, offset, "arrives at")
+            barrier = find_barrier(fragment, cta, offset, ARRIVE)
             _check_visible(fragment, group, cta, barrier)
             barrier.arrivers.add(warp.name)
             cta.machine.progress += 1
@@ -332,15 +326,13 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
                     warp.name, fragment.line, warp.clock.epoch, warp.cta.cluster.barrier.phase
                 )
             single = bool(expect) or amounts is _ONCE
-            single = single or bool((amounts[lanes_of[group]] == 1).all())
+            single = single or bool((amounts[lane_flags[group]] == 1).all())
             parts = _parts(group, barrier.pending if single else 32)
             if len(parts) > 1:
                 _report_split(fragment, parts, cta, barrier)
             for part in parts:
                 message: Any = (
-                    warp.unit.get("fence_release")
-                    if semantics == "relaxed"
-                    else warp.clock.release(part)
+                    warp.fences.published if semantics == "relaxed" else warp.clock.release(part)
                 )
                 if dropping:
                     # Before the arrival, which may begin the next phase.
@@ -348,7 +340,7 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
                 with _FaultsOf(fragment, cta, barrier):
                     state = _arrive(barrier, amounts, part, bool(expect), message)
                 if state_to is not None:
-                    states[lanes_of[part]] = state
+                    states[lane_flags[part]] = state
         if state_to is not None:
             state_to(warp, states, mask)
 
@@ -356,7 +348,7 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 @machine("mbarrier.pending_count", "9.7.13.15.17", "mbarrier.pending_count.b64 count, state")
-def bind_pending(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_pending(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The state operand holds no count here."""
     raise Unsupported("mbarrier.pending_count: the state operand is opaque here")
 
@@ -372,7 +364,7 @@ def bind_pending(instruction: Instruction, context: KernelContext) -> Handler:
     "mbarrier.try_wait{.parity}{.acquire,.relaxed}{.cta,.cluster}{.space}.b64 p, [a], "
     "state{, hint}",
 )
-def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_wait(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """try_wait blocks until the phase is over; when nothing else can happen it gives up, as its
     time limit on hardware allows."""
     name = ".".join(instruction.parts[:2])
@@ -387,16 +379,18 @@ def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
     def passed(barrier: MBarrier, state: int) -> bool:
         return barrier.passed(state & 1) if by_parity else barrier.phase > state
 
-    def handler(fragment: Fragment, mask: int) -> Wait | Spin | None:
+    def handler(fragment: Fragment, mask: int) -> Blocked | Spin | None:
         warp = fragment.warp
         states = state_of(warp)
         results = np.zeros(32, bool)
         for cta, offset, group in _addressed(fragment, mask, address(warp)):
-            barrier = find_barrier(fragment, cta, offset, "waits at")
+            barrier = find_barrier(fragment, cta, offset, WAIT)
             _check_visible(fragment, group, cta, barrier)
             state = int(states[lowest(group)])
             if passed(barrier, state):
-                results |= lanes_of[group]
+                if cta.machine.events is not None:
+                    cta.machine.events.barrier_used(fragment, cta, offset, WAIT)
+                results |= lane_flags[group]
                 barrier.order.exempt |= semantics == "relaxed"
                 if by_parity:
                     commits = warp.cta.cluster.commit_id(warp)
@@ -407,11 +401,11 @@ def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
             elif blocking and group == mask and not fragment.timed_out:
                 _check_overrun(fragment, cta, barrier)
                 if cta.machine.schedule.gives_up(fragment.line):
-                    warp.unit.pop(fragment.number, None)
+                    fragment.awaited = None
                     write(warp, results, mask)
                     return SPIN
-                return Wait(barrier, partial(_waiting, cta, barrier, state), times_out=True)
-        warp.unit.pop(fragment.number, None)
+                return Blocked(barrier, partial(_waiting, cta, barrier, state), times_out=True)
+        fragment.awaited = None
         write(warp, results, mask)
         return None if blocking or results.any() else SPIN
 
@@ -424,12 +418,11 @@ def bind_wait(instruction: Instruction, context: KernelContext) -> Handler:
 
 def _check_overrun(fragment: Fragment, cta: Cta, barrier: MBarrier) -> None:
     """A waiter that finds the barrier two phases on has missed the phase it waited for."""
-    known = fragment.warp.unit.setdefault(fragment.number, (barrier, barrier.phase))
-    if known[0] is barrier and barrier.phase != known[1]:
-        cta.machine.fault(
-            fragment,
+    known = fragment.awaited
+    if known is not None and known[0] is barrier and barrier.phase != known[1]:
+        fragment.fault(
             "mbarrier",
             f"waits for phase {known[1]} of {describe_barrier(cta, barrier)}, which is already "
             "over and so is the next: a parity two phases away looks unfinished",
         )
-    fragment.warp.unit[fragment.number] = (barrier, barrier.phase)
+    fragment.awaited = (barrier, barrier.phase)

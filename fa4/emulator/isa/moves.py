@@ -10,10 +10,10 @@ and so are constant, parameter and local ones of 64 bits; of 32 bits they lack t
 from __future__ import annotations
 
 from fa4.emulator.isa.formula import BITS, INTEGERS, spell
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, width_of
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
-from fa4.emulator.layout import WINDOW_BYTES, WINDOWS
-from fa4.emulator.ptx.syntax import Instruction, Vector
+from fa4.emulator.ptx.syntax import PtxInstruction, Vector
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, width_of
+from fa4.emulator.translate.layout import WINDOW_BYTES, WINDOWS
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
@@ -44,7 +44,7 @@ def _pack(b: SegmentBuilder, vector: Vector, kind: str) -> Lanes:
 
 
 @lane("mov", "9.7.9.3", spell(MOVED))
-def emit_mov(b: SegmentBuilder, i: Instruction) -> None:
+def emit_mov(b: SegmentBuilder, i: PtxInstruction) -> None:
     """Registers, special registers, constants, addresses of variables; {a, b} packs or unpacks."""
     (kind,) = modifiers(i, "mov", MOVED)
     target, source = i.operands
@@ -58,7 +58,7 @@ def emit_mov(b: SegmentBuilder, i: Instruction) -> None:
 
 
 @lane("prmt", "9.7.9.7", f".b32 {{{spell(_PERMUTE_MODES)}}}")
-def emit_prmt(b: SegmentBuilder, i: Instruction) -> None:
+def emit_prmt(b: SegmentBuilder, i: PtxInstruction) -> None:
     """Result byte k is the byte of b:a that nibble k of the control names.
 
     Bit 3 of a nibble asks for eight copies of that byte's sign instead.
@@ -80,7 +80,7 @@ def emit_prmt(b: SegmentBuilder, i: Instruction) -> None:
 
 
 @lane("cvta", "9.7.9.20", f"{{.to}} ({spell(SHARED + IDENTICAL)}) .u64")
-def emit_cvta(b: SegmentBuilder, i: Instruction) -> None:
+def emit_cvta(b: SegmentBuilder, i: PtxInstruction) -> None:
     """An address in a state space as a generic address, or with .to the other way round."""
     to, space, _ = modifiers(i, "cvta", ("to",), SHARED + IDENTICAL, ("u64",))
     address = b.read(i.operands[1], "u64")
@@ -93,7 +93,7 @@ def emit_cvta(b: SegmentBuilder, i: Instruction) -> None:
 
 
 @lane("isspacep", "9.7.9.19", f"({spell(('global', *SHARED))})")
-def emit_isspacep(b: SegmentBuilder, i: Instruction) -> None:
+def emit_isspacep(b: SegmentBuilder, i: PtxInstruction) -> None:
     """Whether a generic address lies in the shared window; every other address is global.
 
     Without a suffix, .shared means the own CTA's part of the window. Constant, local and
@@ -118,7 +118,7 @@ def _window(b: SegmentBuilder, space: str, kind: str) -> int:
 
 
 @lane("mapa", "9.7.9.23", "{.shared::cluster} .u32 .u64; without space .u64")
-def emit_mapa(b: SegmentBuilder, i: Instruction) -> None:
+def emit_mapa(b: SegmentBuilder, i: PtxInstruction) -> None:
     """The address of the same variable in the CTA of the given rank."""
     space, kind = modifiers(i, "mapa", ("shared::cluster",), ("u32", "u64"))
     window = _window(b, space, kind)
@@ -128,7 +128,7 @@ def emit_mapa(b: SegmentBuilder, i: Instruction) -> None:
 
 
 @lane("getctarank", "9.7.9.24", "{.shared::cluster} .u32 .u64; without space .u64")
-def emit_getctarank(b: SegmentBuilder, i: Instruction) -> None:
+def emit_getctarank(b: SegmentBuilder, i: PtxInstruction) -> None:
     """The rank of the CTA that an address belongs to."""
     space, kind = modifiers(i, "getctarank", ("shared::cluster",), ("u32", "u64"))
     address = b.read(i.operands[1], kind) - _window(b, space, kind)

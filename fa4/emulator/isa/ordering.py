@@ -2,8 +2,8 @@
 
 A release leaves what it publishes with the location it writes; an acquire that reads the location
 takes it over. A relaxed write behind a fence publishes what the fence did
-(`warp.unit["fence_release"]`); what a relaxed read sees is kept for the next fence
-(`warp.unit["pending_acquire"]`). An atomic continues the release sequence of its location, a
+(`warp.fences.published`); what a relaxed read sees is kept for the next fence
+(`warp.fences.pending`). An atomic continues the release sequence of its location, a
 plain strong write ends it.
 
 Approximations towards fewer reports: the lanes of a warp share what they learn, and a weak write
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from fa4.emulator.checks.clocks import Message
 from fa4.emulator.isa.spaces import Piece
-from fa4.emulator.isa.table import Unsupported
-from fa4.emulator.machine.context import Array
 from fa4.emulator.machine.state import Cta, Warp
+from fa4.emulator.masks import Array
+from fa4.emulator.translate.table import Unsupported
 
 SEMANTICS = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel")
 SCOPES = ("cta", "cluster", "gpu", "sys")
@@ -102,10 +102,10 @@ def observe(warp: Warp, ordering: Ordering, places: set[Location]) -> None:
     for message in found.values():
         if ordering.acquires:
             warp.clock.acquire(message)
-        elif "pending_acquire" in warp.unit:
-            warp.unit["pending_acquire"].join(message)
+        elif warp.fences.pending is not None:
+            warp.fences.pending.join(message)
         else:
-            warp.unit["pending_acquire"] = message.copy()
+            warp.fences.pending = message.copy()
 
 
 def publish(
@@ -114,7 +114,7 @@ def publish(
     """A strong write to `places` by the lanes in `mask`: leaves there what it publishes."""
     cta = warp.cta
     flags = cta.machine.memory.flags
-    message = warp.clock.release(mask) if ordering.releases else warp.unit.get("fence_release")
+    message = warp.clock.release(mask) if ordering.releases else warp.fences.published
     for place in places:
         before = flags.get(place) if atomic else None
         if message is None and before is None:
@@ -130,7 +130,6 @@ def publish(
 def polls_in_vain(warp: Warp, line: int, values: Array) -> bool:
     """Whether a strong access saw the same as when the warp last executed it."""
     seen = values.tobytes()
-    key = f"poll:{line}"
-    before = warp.unit.get(key)
-    warp.unit[key] = seen
+    before = warp.polled.get(line)
+    warp.polled[line] = seen
     return bool(before == seen)

@@ -6,11 +6,11 @@ for a call is a hidden register. Parameters behind a register address are read b
 
 from __future__ import annotations
 
-from fa4.emulator.isa.lanes import Lanes, SegmentBuilder, is_signed, width_of
 from fa4.emulator.isa.spaces import SPACES, TYPES, VECTORS
-from fa4.emulator.isa.table import Unsupported, lane, modifiers
-from fa4.emulator.layout import PARAMETER_WINDOW
-from fa4.emulator.ptx.syntax import Address, Instruction, Operand, Register, Symbol, Vector
+from fa4.emulator.ptx.syntax import Address, Operand, PtxInstruction, Register, Symbol, Vector
+from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
+from fa4.emulator.translate.layout import PARAMETER_WINDOW
+from fa4.emulator.translate.table import Unsupported, lane, modifiers
 
 _SPACES = tuple(space for space in SPACES if space.startswith("param"))
 
@@ -20,7 +20,7 @@ def hidden_register(name: str) -> Register:
     return Register(f"param:{name}")
 
 
-def is_direct(instruction: Instruction) -> bool:
+def is_direct(instruction: PtxInstruction) -> bool:
     """Whether the address is that of a parameter by name."""
     addresses = [o for o in instruction.operands if isinstance(o, Address)]
     return len(addresses) == 1 and isinstance(addresses[0].base, Symbol)
@@ -51,7 +51,7 @@ def _load(b: SegmentBuilder, offset: int, bits: int) -> Lanes:
 @lane("ld.param", "9.7.9.8", "{::entry ::func} {.v2 .v4 .v8} .b8-.b128 .u .s .f", accepts=is_direct)
 @lane("ld.param::entry", "9.7.9.8", "as ld.param", accepts=is_direct)
 @lane("ld.param::func", "9.7.9.8", "as ld.param", accepts=is_direct)
-def emit_load_parameter(b: SegmentBuilder, i: Instruction) -> None:
+def emit_load_parameter(b: SegmentBuilder, i: PtxInstruction) -> None:
     """A kernel parameter, or what a call returned."""
     _, _, kind = modifiers(i, "ld", _SPACES, VECTORS, TYPES)
     target, address = i.operands
@@ -70,7 +70,7 @@ def emit_load_parameter(b: SegmentBuilder, i: Instruction) -> None:
 
 @lane("st.param", "9.7.9.12", "{::func} .b8-.b64 .u .s .f: the arguments of vprintf, __assertfail")
 @lane("st.param::func", "9.7.9.12", "as st.param")
-def emit_store_parameter(b: SegmentBuilder, i: Instruction) -> None:
+def emit_store_parameter(b: SegmentBuilder, i: PtxInstruction) -> None:
     """An argument of a call."""
     _, kind = modifiers(i, "st", _SPACES, TYPES)
     address, source = i.operands

@@ -13,15 +13,18 @@ from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.atomics import in_rounds
 from fa4.emulator.isa.loads import store_unchecked
 from fa4.emulator.isa.mbarriers import find_barrier
-from fa4.emulator.isa.signals import Signal
-from fa4.emulator.isa.spaces import VECTORS, Elements, Piece, Space, lanes_in, record, units
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.checks import ATOMIC, WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext
-from fa4.emulator.machine.memory import MemoryFault, check_alignment, locate_shared
+from fa4.emulator.isa.signals import MBarrierSignal
+from fa4.emulator.isa.spaces import VECTORS, Elements, Piece, Space, record, units
+from fa4.emulator.machine.events import BarrierUse
+from fa4.emulator.machine.memory import MemoryFault, check_alignment
+from fa4.emulator.machine.shadows import ATOMIC, WRITE, Touch
+from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Fragment
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.masks import Array, lanes_of
+from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import SUPPORTED, reduce_bytes
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 _COMPLETE_TX = ("mbarrier::complete_tx::bytes",)
 _CLUSTER = ("shared::cluster",)
@@ -35,7 +38,7 @@ Update = Callable[[Piece, Array], None]
     "9.7.9.13",
     "st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes{.v2 .v4}.{b u s f}{32 64}",
 )
-def bind_async_store(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_async_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Each lane's value, and as many bytes at the mbarrier it names in the same CTA."""
     _, space, _, vector, kind = modifiers(
         instruction, "st.async", ("weak",), _CLUSTER, _COMPLETE_TX, ("v2", "v4"), _WORDS
@@ -56,7 +59,7 @@ def bind_async_store(instruction: Instruction, context: KernelContext) -> Handle
     "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{add min max inc dec "
     "and or xor}.{u32 s32 u64 b32}",
 )
-def bind_async_reduction(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_async_reduction(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """As st.async, combining each value with what is there."""
     _, _, space, _, operation, kind = modifiers(
         instruction,
@@ -86,7 +89,7 @@ def bind_async_reduction(instruction: Instruction, context: KernelContext) -> Ha
 
 
 def _bind(
-    instruction: Instruction, context: KernelContext, kind: str, touch_kind: str, update: Update
+    instruction: PtxInstruction, context: KernelContext, kind: str, touch_kind: str, update: Update
 ) -> Handler:
     target, barrier = (context.address(instruction.operands[k]) for k in (0, 2))
     source = Elements(context, instruction.operands[1], kind)
@@ -94,7 +97,7 @@ def _bind(
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp, cta = fragment.warp, fragment.warp.cta
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         values = source.read(warp)[lanes].view(f"V{size}").reshape(-1)
         pieces = list(space.pieces(warp, target(warp)[lanes], lanes, size, write=True))
         places = [p.home for p in pieces for _ in range(len(p.offsets))]
@@ -111,18 +114,18 @@ def _bind(
             for signal in signals:
                 signal.complete(size, actor.completion(fenced=False))
 
-        cta.machine.submit(cta, instruction.opcode, instruction.line, complete)
+        cta.submit(instruction.opcode, instruction.line, complete)
 
     return handler
 
 
-def _signals(fragment: Fragment, addresses: Array, line: int) -> list[Signal]:
+def _signals(fragment: Fragment, addresses: Array, line: int) -> list[MBarrierSignal]:
     """The mbarrier of each lane."""
     cta = fragment.warp.cta
     check_alignment(addresses, 8, "mbarrier")
     found = []
     for target, offsets, _ in locate_shared(cta, addresses, 8):
         for offset in offsets.tolist():
-            barrier = find_barrier(fragment, target, offset, f"{cta.index}'s store signals")
-            found.append(Signal(target, offset, barrier, line))
+            barrier = find_barrier(fragment, target, offset, BarrierUse.STORE)
+            found.append(MBarrierSignal(target, offset, barrier, line))
     return found

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4.emulator.isa.formats import Format, flush, widen
-from fa4.emulator.isa.lanes import Lanes
+from fa4.emulator.isa.formats import FloatFormat, flush, widen
+from fa4.emulator.translate.lanes import Lanes
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 DOUBLE_MANTISSA = 52
@@ -114,7 +114,7 @@ def directed_f32(result: Exact, mode: str) -> Lanes:
 
 def encode(
     value: Lanes,
-    form: Format,
+    form: FloatFormat,
     mode: str = "rn",
     finite: bool = False,
     random: tuple[Lanes, int] | None = None,
@@ -137,7 +137,7 @@ def encode(
 
 
 def _encode(
-    value: Lanes, form: Format, mode: str, finite: bool, random: tuple[Lanes, int] | None
+    value: Lanes, form: FloatFormat, mode: str, finite: bool, random: tuple[Lanes, int] | None
 ) -> Lanes:
     builder = value.builder
     bits = value.as_integer()
@@ -183,7 +183,9 @@ def _carry(
     return away.select(unit - 1, zero)
 
 
-def _overflow(magnitude: Lanes, negative: Lanes, form: Format, mode: str, finite: bool) -> Lanes:
+def _overflow(
+    magnitude: Lanes, negative: Lanes, form: FloatFormat, mode: str, finite: bool
+) -> Lanes:
     """The code of numbers beyond the largest: it, or infinity."""
     builder = magnitude.builder
     largest = builder.constant(form.largest, "i64")
@@ -198,7 +200,7 @@ def _overflow(magnitude: Lanes, negative: Lanes, form: Format, mode: str, finite
     return keeps.select(infinity, largest)
 
 
-def flush_result(bits: Lanes, odd: Lanes, form: Format, mode: str) -> Lanes:
+def flush_result(bits: Lanes, odd: Lanes, form: FloatFormat, mode: str) -> Lanes:
     """Flushes encoded results that are subnormal, and those that only became normal by rounding.
 
     odd: the exact results as doubles rounded to odd. Measured on an H200: a result counts as tiny

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from fa4.emulator.checks.clocks import Message
 from fa4.emulator.isa.mbarriers import describe_barrier
-from fa4.emulator.machine.engine import Stop
+from fa4.emulator.machine.machine_state import Stop
 from fa4.emulator.machine.mbarrier import MBarrier, MBarrierFault
 from fa4.emulator.machine.state import Cta
 
 
 @dataclass(frozen=True, eq=False)
-class Signal:
+class MBarrierSignal:
     """The mbarrier that an operation will signal, looked up when it was issued.
 
     offset: shared address in `cta`, without a rank. line: PTX line of the operation.
@@ -45,5 +45,5 @@ class Signal:
             yield
         except MBarrierFault as fault:
             text = describe_barrier(self.cta, self.barrier)
-            self.cta.machine.report("mbarrier", f"{text}: {fault}", self.line, self.cta)
+            self.cta.report("mbarrier", f"{text}: {fault}", self.line)
             raise Stop from None

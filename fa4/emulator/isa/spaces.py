@@ -14,9 +14,16 @@ from typing import Any
 import numba
 import numpy as np
 
-from fa4.emulator.isa.lanes import width_of
-from fa4.emulator.isa.table import Unsupported
-from fa4.emulator.layout import (
+from fa4.emulator.machine.checks import record_buffer, record_shared
+from fa4.emulator.machine.memory import GlobalBuffer, MemoryFault, check_alignment
+from fa4.emulator.machine.shadows import Touch
+from fa4.emulator.machine.shared_memory import locate_shared
+from fa4.emulator.machine.state import Cta, Warp
+from fa4.emulator.masks import FULL_MASK, Array, lane_flags
+from fa4.emulator.ptx.syntax import FloatBits, Integer, Operand, Register, Sink
+from fa4.emulator.translate.context import UNSIGNED, KernelContext, Reader
+from fa4.emulator.translate.lanes import width_of
+from fa4.emulator.translate.layout import (
     LOCAL_WINDOW,
     RANK_SHIFT,
     SHARED_BASE,
@@ -24,11 +31,7 @@ from fa4.emulator.layout import (
     WINDOW_BYTES,
     WINDOWS,
 )
-from fa4.emulator.machine.checks import Touch
-from fa4.emulator.machine.context import UNSIGNED, Array, KernelContext, Reader, lanes_of
-from fa4.emulator.machine.memory import Buffer, MemoryFault, check_alignment, locate_shared
-from fa4.emulator.machine.state import FULL_MASK, Cta, Warp
-from fa4.emulator.ptx.syntax import FloatBits, Integer, Operand, Register, Sink
+from fa4.emulator.translate.table import Unsupported
 
 SHARED = ("shared", "shared::cta", "shared::cluster")
 SPACES = (*SHARED, "global", "const", "local", "param", "param::entry", "param::func")
@@ -46,11 +49,6 @@ _WINDOW_SHIFT = 56
 _LANES = np.arange(32)
 
 
-def lanes_in(mask: int) -> Array:
-    """The numbers of the lanes in a mask, ascending."""
-    return _LANES if mask == FULL_MASK else lanes_of[mask].nonzero()[0]
-
-
 @dataclass(slots=True)
 class Piece:
     """Units of one access that lie in one memory.
@@ -63,7 +61,7 @@ class Piece:
     data: Array
     offsets: Array
     indices: Array | None
-    home: Cta | Buffer | None
+    home: Cta | GlobalBuffer | None
 
 
 @numba.njit(cache=True)
@@ -220,11 +218,10 @@ def record(warp: Warp, piece: Piece, size_bytes: int, touch: Touch) -> None:
     if piece.indices is not None and isinstance(touch.lanes, np.ndarray):
         lanes = touch.lanes[piece.indices]
         touch = Touch(touch.actor, touch.how, touch.kind, lanes, touch.idle)
-    checks = warp.cta.machine.checks
     if isinstance(piece.home, Cta):
-        checks.shared(piece.home, piece.offsets, size_bytes, touch)
+        record_shared(piece.home, piece.offsets, size_bytes, touch)
     else:
-        checks.buffer(warp.cta, piece.home, piece.offsets, size_bytes, touch)
+        record_buffer(warp.cta, piece.home, piece.offsets, size_bytes, touch)
 
 
 class Elements:
@@ -268,17 +265,17 @@ class Elements:
     def write(self, warp: Warp, values: Array, mask: int) -> None:
         """values: (n, words), a row for each lane of the mask."""
         if self._index is not None:
-            index = self._index if mask == FULL_MASK else self._index[lanes_of[mask]]
+            index = self._index if mask == FULL_MASK else self._index[lane_flags[mask]]
             warp.views[self._bits][index] = values
             return
         if mask != FULL_MASK:
             spread = np.zeros((32, self.words), self.dtype)
-            spread[lanes_of[mask]] = values
+            spread[lane_flags[mask]] = values
             values = spread
         if self._wide:
             for k, offset in enumerate(self._offsets):
                 if offset is not None:
-                    chosen = lanes_of[mask]
+                    chosen = lane_flags[mask]
                     _wide_view(warp, offset)[chosen] = values[chosen, 2 * k : 2 * k + 2]
             return
         for k, write in enumerate(self._writers):

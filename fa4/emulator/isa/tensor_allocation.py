@@ -5,15 +5,23 @@ from __future__ import annotations
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.checks import WRITE, Touch
-from fa4.emulator.machine.context import Handler, KernelContext, lowest
-from fa4.emulator.machine.memory import check_alignment, locate_shared
+from fa4.emulator.machine.checks import record_shared
+from fa4.emulator.machine.memory import check_alignment
+from fa4.emulator.machine.shadows import WRITE, Touch
+from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Fragment, Warp
-from fa4.emulator.machine.tensor import TensorMemory, group_of, record_free, tensor_memory
-from fa4.emulator.machine.waits import Wait
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.machine.tensor_access import (
+    group_of,
+    make_tensor_memory,
+    record_free,
+    tensor_memory,
+)
+from fa4.emulator.machine.waits import Blocked
+from fa4.emulator.masks import lowest
+from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tcgen05.errors import TmemError
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 CTA_GROUPS = ("cta_group::1", "cta_group::2")
 ADDRESS_BYTES = 4
@@ -23,8 +31,7 @@ def require_whole_warp(fragment: Fragment, mask: int, what: str) -> None:
     """A finding unless all living lanes of the warp execute a .sync.aligned instruction."""
     warp = fragment.warp
     if mask != warp.alive:
-        warp.cta.machine.fault(
-            fragment,
+        fragment.fault(
             "divergence",
             f"{what} by lanes {mask:#010x} alone, while {warp.alive & ~mask:#010x} of the warp "
             "are elsewhere: all lanes must execute it together",
@@ -41,7 +48,7 @@ def group_size(qualifier: str) -> int:
 @machine(
     "tcgen05.alloc", "9.7.16.7.1", "tcgen05.alloc.cta_group.sync.aligned{.shared::cta}.b32 [a], n"
 )
-def bind_alloc(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_alloc(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Blocks while the columns are not free; the two CTAs of a pair allocate together."""
     group, *_ = modifiers(
         instruction,
@@ -57,25 +64,24 @@ def bind_alloc(instruction: Instruction, context: KernelContext) -> Handler:
     columns_of = context.scalar(instruction.operands[1], "u32")
     how = Access(line=instruction.line)
 
-    def handler(fragment: Fragment, mask: int) -> Wait | None:
+    def handler(fragment: Fragment, mask: int) -> Blocked | None:
         warp, lane = fragment.warp, lowest(mask)
         cta = warp.cta
         columns = columns_of(warp, lane)
         owner = group_of(cta, size)
         tensor = cta.tensor
         if tensor is None:
-            tensor = cta.tensor = TensorMemory(cta, owner, instruction.line)
+            tensor = make_tensor_memory(cta, owner, instruction.line)
         tensor_memory(cta, size)
         if tensor.relinquished:
             raise TmemError("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
         tensor.allocator.check(columns)
-        allocated = owner.allocate(warp, columns)
+        allocated = owner.allocate(cta.rank, warp.index, columns)
         if allocated is None:
-            return Wait(owner, lambda: owner.waits_for(columns))
+            return Blocked(owner, lambda: owner.waits_for(columns))
         require_whole_warp(fragment, mask, "tcgen05.alloc")
         if columns > tensor.latest_columns:
-            cta.machine.fault(
-                fragment,
+            fragment.fault(
                 "tmem",
                 f"tcgen05.alloc of {columns} columns after one of {tensor.latest_columns}: sizes "
                 "must not increase",
@@ -97,11 +103,11 @@ def _write_address(warp: Warp, address: int, value: int, touch: Touch) -> None:
             raise TmemError("tcgen05.alloc writes its address into its own CTA's shared memory")
         start = int(offsets[0])
         target.smem[start : start + ADDRESS_BYTES].view(np.uint32)[0] = value
-        warp.cta.machine.checks.shared(target, offsets, ADDRESS_BYTES, touch)
+        record_shared(target, offsets, ADDRESS_BYTES, touch)
 
 
 @machine("tcgen05.dealloc", "9.7.16.7.1", "tcgen05.dealloc.cta_group.sync.aligned.b32 taddr, n")
-def bind_dealloc(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_dealloc(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Every use of the columns must be ordered before: for the checks it writes them."""
     group, *_ = modifiers(
         instruction, "tcgen05.dealloc", CTA_GROUPS, ("sync",), ("aligned",), ("b32",)
@@ -129,7 +135,7 @@ def bind_dealloc(instruction: Instruction, context: KernelContext) -> Handler:
     "9.7.16.7.1",
     "tcgen05.relinquish_alloc_permit.cta_group.sync.aligned",
 )
-def bind_relinquish(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_relinquish(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The CTA allocates no more."""
     group, *_ = modifiers(
         instruction, "tcgen05.relinquish_alloc_permit", CTA_GROUPS, ("sync",), ("aligned",)

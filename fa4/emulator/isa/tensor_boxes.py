@@ -12,14 +12,14 @@ import numpy as np
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.errors import EmulatorError
 from fa4.emulator.isa.spaces import Space, record, units
-from fa4.emulator.isa.table import Unsupported
-from fa4.emulator.machine.checks import READ, Touch
-from fa4.emulator.machine.context import KernelContext, ScalarReader
 from fa4.emulator.machine.memory import MemoryFault
+from fa4.emulator.machine.shadows import READ, Touch
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.ptx.syntax import Address, Operand
 from fa4.emulator.tma.descriptor import MAP_BYTES, TensorMap
 from fa4.emulator.tma.transfer import SMEM_ALIGN_BYTES, Transfer, plan_gather4, plan_tile
+from fa4.emulator.translate.context import KernelContext, ScalarReader
+from fa4.emulator.translate.table import Unsupported
 
 MAP_ALIGN_BYTES = 64
 DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
@@ -56,15 +56,15 @@ class Box:
             plan = plan_gather4 if self.packed_rows else plan_tile
             return tensor_map, plan(tensor_map, values, smem_offset, store=store)
         except EmulatorError as error:
-            raise fragment.warp.cta.machine.fatal(fragment, "descriptor", str(error)) from None
+            raise fragment.fatal("descriptor", str(error)) from None
 
     def read_map(self, fragment: Fragment, lane: int) -> bytes:
         """The 128 bytes of the tensor map."""
         warp = fragment.warp
         address = self.address(warp, lane)
         if address % MAP_ALIGN_BYTES:
-            raise warp.cta.machine.fatal(
-                fragment, "descriptor", f"a tensor map at {address:#x}, not a multiple of 64"
+            raise fragment.fatal(
+                "descriptor", f"a tensor map at {address:#x}, not a multiple of 64"
             )
         place, who = np.array([address], np.uint64), np.array([lane])
         (piece,) = _GENERIC.resolve(warp, place, who, MAP_BYTES, write=False)

@@ -28,19 +28,19 @@ from fa4.emulator.isa.bulk_copies import (
     each_lane,
 )
 from fa4.emulator.isa.spaces import Piece
-from fa4.emulator.isa.table import machine, modifiers
 from fa4.emulator.isa.tensor_boxes import DIMENSIONS, MODES, bind_box
-from fa4.emulator.layout import RANK_SHIFT
-from fa4.emulator.machine.checks import ATOMIC, READ, WRITE
-from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.memory import MemoryFault
+from fa4.emulator.machine.shadows import ATOMIC, READ, WRITE
 from fa4.emulator.machine.state import Cta, Fragment
-from fa4.emulator.machine.tensor import note_swizzle
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.masks import Array
+from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.descriptor import TF32_CODES, TensorMap
 from fa4.emulator.tma.reduction import SUPPORTED
 from fa4.emulator.tma.transfer import Transfer
 from fa4.emulator.tma.values import convert_loaded, fill_pattern
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.layout import RANK_SHIFT
+from fa4.emulator.translate.table import machine, modifiers
 
 _CHUNK_BYTES = 16
 
@@ -66,14 +66,14 @@ def _chunks(cta: Cta, plan: Transfer) -> Side:
     ".mbarrier::complete_tx::bytes{.multicast::cluster}{.cta_group::1 .cta_group::2} and "
     ".global.shared::cta{.tile .tile::scatter4}.bulk_group; {.L2::cache_hint}; no im2col",
 )
-def bind_tensor_copy(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_tensor_copy(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Copies a box of a tensor."""
     if instruction.parts[5:6] == ("global",):
         return _bind_store(instruction, context)
     return _bind_load(instruction, context)
 
 
-def _bind_load(instruction: Instruction, context: KernelContext) -> Handler:
+def _bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """global -> shared. With .cta_group::2 each signal goes to the CTA of the destination's pair
     that has the parity of the mbarrier operand's CTA."""
     dimensions, space, _, mode, _, multicast, group, _ = modifiers(
@@ -112,7 +112,7 @@ def _bind_load(instruction: Instruction, context: KernelContext) -> Handler:
             writes = _shared(cta, plan.smem_addresses, plan.unit_bytes)
             move = partial(_fill, tensor_map, plan, reads, writes)
             stop = int(plan.smem_addresses.max()) + plan.unit_bytes
-            note_swizzle(cta, offset, stop, tensor_map.swizzle, tensor_map.swizzle_atom_bytes)
+            cta.swizzles.note(offset, stop, tensor_map.swizzle, tensor_map.swizzle_atom_bytes)
             submit_fill(warp.cta, "TMA load", actor, move, (signal, plan.total_bytes))
 
     return each_lane(copy)
@@ -144,8 +144,7 @@ def _signalled_cta(fragment: Fragment, target: Cta, barrier: int, paired: bool, 
             raise MemoryFault("out-of-bounds", f"CTA rank {rank}: the cluster has no such pair")
         return target.cluster.ctas[rank]
     if named and cta is not target:
-        raise fragment.warp.cta.machine.fatal(
-            fragment,
+        raise fragment.fatal(
             "mbarrier",
             f"the copy writes CTA {target.index} but its mbarrier {barrier:#x} is in CTA "
             f"{cta.index}; only .cta_group::2 allows that",
@@ -153,7 +152,7 @@ def _signalled_cta(fragment: Fragment, target: Cta, barrier: int, paired: bool, 
     return target
 
 
-def _bind_store(instruction: Instruction, context: KernelContext) -> Handler:
+def _bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """shared -> global."""
     dimensions, _, _, mode, _, _ = modifiers(
         instruction,
@@ -174,7 +173,7 @@ def _bind_store(instruction: Instruction, context: KernelContext) -> Handler:
     "cp.reduce.async.bulk.tensor.{1d-5d}.global.shared::cta.{add min max inc dec and or xor}"
     "{.tile}.bulk_group{.L2::cache_hint}",
 )
-def bind_tensor_reduction(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_tensor_reduction(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Combines a box in shared memory with the tensor, element by element."""
     dimensions, _, _, operation, mode, _, _ = modifiers(
         instruction,
@@ -191,7 +190,7 @@ def bind_tensor_reduction(instruction: Instruction, context: KernelContext) -> H
 
 
 def _bind_drain(
-    instruction: Instruction, context: KernelContext, dimensions: str, mode: str, operation: str
+    instruction: PtxInstruction, context: KernelContext, dimensions: str, mode: str, operation: str
 ) -> Handler:
     line = instruction.line
     box = bind_box(instruction.operands[0], context, dimensions, mode, line)
@@ -204,9 +203,7 @@ def _bind_drain(
         tensor_map, plan = box.plan(fragment, lane, offset, store=True)
         shared_side(warp, source, plan.total_bytes, own_cta=True)
         if operation and tensor_map.element not in SUPPORTED[operation]:
-            raise cta.machine.fatal(
-                fragment, "descriptor", f".{operation} of {tensor_map.element} elements"
-            )
+            raise fragment.fatal("descriptor", f".{operation} of {tensor_map.element} elements")
         reads = _shared(cta, plan.smem_addresses[plan.valid], plan.unit_bytes)
         writes = _global(fragment, plan, write=True)
         if operation:
@@ -225,7 +222,7 @@ def _bind_drain(
     "9.7.9.25.5.4",
     "cp.async.bulk.prefetch.tensor.{1d-5d}.L2.global{.tile .tile::gather4}{.L2::cache_hint}",
 )
-def bind_tensor_prefetch(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_tensor_prefetch(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Only checks the tensor map and the addresses."""
     dimensions, _, _, mode, _ = modifiers(
         instruction,

@@ -15,20 +15,16 @@ from functools import lru_cache
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.isa.tensor_allocation import require_whole_warp
 from fa4.emulator.isa.tensor_registers import RegisterBlock
-from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext, lowest
-from fa4.emulator.machine.issuers import fence
+from fa4.emulator.machine.checks import record_tensor
+from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Fragment, TmemStream, Warp
-from fa4.emulator.machine.tensor import (
-    TensorMemory,
-    granules_of,
-    tensor_memory,
-)
-from fa4.emulator.machine.waits import Wait
-from fa4.emulator.ptx.syntax import Instruction, Integer, Operand
+from fa4.emulator.machine.tensor import TensorMemory, granules_of
+from fa4.emulator.machine.tensor_access import pipe_epochs, tensor_memory
+from fa4.emulator.machine.waits import Blocked
+from fa4.emulator.masks import Array, lowest
+from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction
 from fa4.emulator.tcgen05.errors import TmemError
 from fa4.emulator.tcgen05.tmem import COLUMNS
 from fa4.emulator.tcgen05.tmem_access import (
@@ -38,13 +34,15 @@ from fa4.emulator.tcgen05.tmem_access import (
     register_count,
     unpack16,
 )
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 SHAPES = ("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
 COUNTS = tuple(f"x{1 << power}" for power in range(8))
 
 
 @dataclass(frozen=True)
-class Form:
+class TmemForm:
     """The shape of a load or store. half_split: columns, for .16x32bx2. packed: 16-bit halves."""
 
     shape: str
@@ -66,7 +64,7 @@ class Cells:
 
 
 @lru_cache(maxsize=1024)
-def cells_of(form: Form, warp_in_group: int, address: int) -> Cells:
+def cells_of(form: TmemForm, warp_in_group: int, address: int) -> Cells:
     """The cells at an address. Raises TmemError if the warp may not touch them."""
     places = access_map(
         form.shape, form.count, warp_in_group, address, form.half_split, form.packed
@@ -78,7 +76,7 @@ def cells_of(form: Form, warp_in_group: int, address: int) -> Cells:
     return Cells(words, np.concatenate(granules), first, last - first + 1)
 
 
-def _form(shape: str, count: str, packing: str, rest: tuple[Operand, ...]) -> Form:
+def _form(shape: str, count: str, packing: str, rest: tuple[Operand, ...]) -> TmemForm:
     """rest: what stands behind the address and the registers, the half-split offset."""
     if not shape or not count:
         raise Unsupported("no shape or no count")
@@ -87,11 +85,11 @@ def _form(shape: str, count: str, packing: str, rest: tuple[Operand, ...]) -> Fo
     split = rest[0].value if rest and isinstance(rest[0], Integer) else None
     if (split is None) != (shape != "16x32bx2"):
         raise Unsupported("a half-split offset belongs to .16x32bx2, and only to it")
-    return Form(shape, int(count[1:]), split, bool(packing))
+    return TmemForm(shape, int(count[1:]), split, bool(packing))
 
 
 def _registers(
-    context: KernelContext, operand: Operand, form: Form, written: bool
+    context: KernelContext, operand: Operand, form: TmemForm, written: bool
 ) -> RegisterBlock:
     block = RegisterBlock(context, operand, written)
     try:
@@ -104,7 +102,7 @@ def _registers(
 
 
 def _located(
-    fragment: Fragment, mask: int, form: Form, addresses: Array, what: str
+    fragment: Fragment, mask: int, form: TmemForm, addresses: Array, what: str
 ) -> tuple[TensorMemory, Cells]:
     """The tensor memory and the cells of an access. Raises TmemError if it is not allowed."""
     warp, address = fragment.warp, int(addresses[lowest(mask)])
@@ -122,7 +120,7 @@ def _located(
     "9.7.16.8.3",
     "tcgen05.ld.sync.aligned.shape.num{.pack::16b}.b32 r, [taddr]{, halfSplit}",
 )
-def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Tensor memory to registers."""
     _, _, shape, count, packing, _ = modifiers(
         instruction, "tcgen05.ld", ("sync",), ("aligned",), SHAPES, COUNTS, ("pack::16b",), ("b32",)
@@ -139,7 +137,7 @@ def bind_load(instruction: Instruction, context: KernelContext) -> Handler:
     "tcgen05.ld.red.sync.aligned.{32x32b,16x32bx2}.num.{min,max}{.abs}{.NaN}.{f32,u32,s32} r, v, "
     "[taddr]{, halfSplit}",
 )
-def bind_reducing_load(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_reducing_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """A load that also gives each thread the minimum or maximum of its registers."""
     _, _, shape, count, operation, absolute, nan, element = modifiers(
         instruction, "tcgen05.ld.red", ("sync",), ("aligned",), ("32x32b", "16x32bx2"), COUNTS,
@@ -168,9 +166,9 @@ def bind_reducing_load(instruction: Instruction, context: KernelContext) -> Hand
 
 
 def _load_handler(
-    instruction: Instruction,
+    instruction: PtxInstruction,
     context: KernelContext,
-    form: Form,
+    form: TmemForm,
     address: Operand,
     names: tuple[str, ...],
     deliver: Callable[[Warp, Array, int], None],
@@ -185,7 +183,7 @@ def _load_handler(
         tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.ld")
         actor = warp.tmem_loading.actors.begin()
         touch = Touch(actor, how, READ, actor.lane)
-        cta.machine.checks.tensor(cta, cells.granules, touch)
+        record_tensor(cta, cells.granules, touch)
         warp.tmem_loads.update(due)
         warp.tmem_loading.started()
 
@@ -196,7 +194,7 @@ def _load_handler(
             deliver(warp, values, mask)
             warp.tmem_loading.finished()
 
-        cta.machine.submit(cta, "tcgen05.ld", line, complete)
+        cta.submit("tcgen05.ld", line, complete)
 
     return handler
 
@@ -206,7 +204,7 @@ def _load_handler(
     "9.7.16.8.4",
     "tcgen05.st.sync.aligned.shape.num{.unpack::16b}.b32 [taddr]{, halfSplit}, r",
 )
-def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Registers to tensor memory."""
     _, _, shape, count, packing, _ = modifiers(
         instruction, "tcgen05.st", ("sync",), ("aligned",), SHAPES, COUNTS, ("unpack::16b",),
@@ -223,7 +221,7 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
         tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.st")
         actor = warp.tmem_storing.actors.begin()
         touch = Touch(actor, how, WRITE, actor.lane)
-        cta.machine.checks.tensor(cta, cells.granules, touch)
+        record_tensor(cta, cells.granules, touch)
         values = block.read(warp)
         warp.tmem_storing.started()
 
@@ -232,31 +230,31 @@ def bind_store(instruction: Instruction, context: KernelContext) -> Handler:
             tensor.data.reshape(-1)[cells.words] = words
             warp.tmem_storing.finished()
 
-        cta.machine.submit(cta, "tcgen05.st", line, complete)
+        cta.submit("tcgen05.st", line, complete)
 
     return handler
 
 
 @machine("tcgen05.wait::ld", "9.7.16.8.5", "tcgen05.wait::ld.sync.aligned")
-def bind_wait_load(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_wait_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until all earlier tcgen05.ld of the threads have delivered."""
     modifiers(instruction, "tcgen05.wait::ld", ("sync",), ("aligned",))
     return _wait_handler("tcgen05.wait::ld", lambda warp: warp.tmem_loading)
 
 
 @machine("tcgen05.wait::st", "9.7.16.8.5", "tcgen05.wait::st.sync.aligned")
-def bind_wait_store(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_wait_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until all earlier tcgen05.st of the threads are done."""
     modifiers(instruction, "tcgen05.wait::st", ("sync",), ("aligned",))
     return _wait_handler("tcgen05.wait::st", lambda warp: warp.tmem_storing)
 
 
 def _wait_handler(what: str, pending_of: Callable[[Warp], TmemStream]) -> Handler:
-    def handler(fragment: Fragment, mask: int) -> Wait | None:
+    def handler(fragment: Fragment, mask: int) -> Blocked | None:
         warp = fragment.warp
         pending = pending_of(warp)
         if pending.count:
-            return Wait(pending, lambda: f"{pending.count} operations at {what}")
+            return Blocked(pending, lambda: f"{pending.count} operations at {what}")
         require_whole_warp(fragment, mask, what)
         warp.settle(pending)
         return None
@@ -266,13 +264,17 @@ def _wait_handler(what: str, pending_of: Callable[[Warp], TmemStream]) -> Handle
 
 @machine("tcgen05.fence::before_thread_sync", "9.7.16.11.1", "tcgen05.fence::before_thread_sync")
 @machine("tcgen05.fence::after_thread_sync", "9.7.16.11.1", "tcgen05.fence::after_thread_sync")
-def bind_fence(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Orders what the tensor pipe was given by one thread before what another gives it."""
     if len(instruction.parts) > 2:
         raise Unsupported(f"modifier .{instruction.parts[2]}")
-    which = instruction.opcode
+    before = instruction.parts[1] == "fence::before_thread_sync"
 
     def handler(fragment: Fragment, mask: int) -> None:
-        fence(fragment.warp, which)
+        warp = fragment.warp
+        if before:
+            warp.pipe_fences.before = pipe_epochs(warp)
+        else:
+            warp.pipe_fences.after = pipe_epochs(warp)
 
     return handler

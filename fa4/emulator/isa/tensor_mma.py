@@ -9,28 +9,34 @@ import numpy as np
 
 from fa4.emulator.checks.clocks import Message
 from fa4.emulator.checks.conflict import Access
+from fa4.emulator.checks.shadow import Shadow
 from fa4.emulator.isa.mbarriers import OBJECT_BYTES, describe_barrier, find_barrier
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.isa.tensor_allocation import CTA_GROUPS, group_size
 from fa4.emulator.isa.tensor_pipe import (
-    Job,
     PipeInstruction,
+    PipeJob,
     issue,
     issuing_lane,
     job_of,
     latest_of,
 )
-from fa4.emulator.machine.checks import ATOMIC, Touch
-from fa4.emulator.machine.context import Handler, KernelContext, ScalarReader, lanes_of
-from fa4.emulator.machine.engine import Stop
+from fa4.emulator.machine.checks import record_shared
+from fa4.emulator.machine.events import BarrierUse
+from fa4.emulator.machine.machine_state import Stop
 from fa4.emulator.machine.mbarrier import MBarrierFault
-from fa4.emulator.machine.memory import check_alignment, locate_shared
+from fa4.emulator.machine.memory import check_alignment
+from fa4.emulator.machine.shadows import ATOMIC, Touch
+from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Cta, Fragment, Warp
-from fa4.emulator.machine.tensor import PAGE_BYTES, group_of, swizzle_at, swizzle_of
-from fa4.emulator.ptx.syntax import Address, Instruction, Integer, Operand, Vector
+from fa4.emulator.machine.tensor import PAGE_BYTES, swizzle_of
+from fa4.emulator.machine.tensor_access import group_of, members_of
+from fa4.emulator.masks import lanes_of
+from fa4.emulator.ptx.syntax import Address, Integer, Operand, PtxInstruction, Vector
 from fa4.emulator.tcgen05.descriptors import InstructionDescriptor, SmemDescriptor
 from fa4.emulator.tcgen05.mma import MmaOperation, MmaPlan, SmemOperand, plan_mma
 from fa4.emulator.tcgen05.tmem import TmemAddress
+from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 KINDS = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
 # Hints to the collector buffers, which keep an operand from one MMA to the next.
@@ -42,7 +48,7 @@ _RANK_BITS = 24
 
 
 @dataclass(frozen=True)
-class Form:
+class MmaForm:
     """What the opcode of an MMA says. a_in_tmem: matrix A is in tensor memory."""
 
     kind: str
@@ -65,7 +71,7 @@ class Pages:
 
 @lru_cache(maxsize=4096)
 def prepare(
-    form: Form,
+    form: MmaForm,
     d: int,
     a: int,
     b: int,
@@ -73,7 +79,7 @@ def prepare(
     accumulate: bool,
     scale_input_d: int,
     disable_lanes: tuple[int, ...],
-) -> tuple[Job, tuple[Pages, ...]]:
+) -> tuple[PipeJob, tuple[Pages, ...]]:
     """An MMA with these operand values. Raises DescriptorError or TmemError if it is invalid."""
     operation = MmaOperation(
         cta_group=form.cta_group,
@@ -109,7 +115,7 @@ def _pages(plan: MmaPlan) -> tuple[Pages, ...]:
     "tcgen05.mma.cta_group.kind{.collector::a::use} [d], a|[a], b, idesc{, disable-output-lane}, "
     "p{, scale-input-d}; kinds f16, tf32, f8f6f4, i8",
 )
-def bind_mma(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Matrix multiply and accumulate; dense, without block scaling."""
     group, kind, _ = modifiers(instruction, "tcgen05.mma", CTA_GROUPS, KINDS, COLLECTORS_A)
     size = group_size(group)
@@ -131,7 +137,7 @@ def bind_mma(instruction: Instruction, context: KernelContext) -> Handler:
     "tcgen05.mma.ws.cta_group::1.kind{.collector::bN::use} [d], a|[a], b, idesc, p{, 0}; "
     "kinds f16, tf32, f8f6f4, i8",
 )
-def bind_mma_ws(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_mma_ws(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The weight-stationary form; no columns are masked."""
     _, kind, _ = modifiers(
         instruction, "tcgen05.mma.ws", ("cta_group::1",), KINDS, (*COLLECTORS_A, *COLLECTORS_B)
@@ -145,7 +151,7 @@ def bind_mma_ws(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 def _mma_handler(
-    instruction: Instruction,
+    instruction: PtxInstruction,
     context: KernelContext,
     opcode: tuple[str, int, bool],
     operands: list[Operand],
@@ -156,7 +162,7 @@ def _mma_handler(
     kind, size, ws = opcode
     if not kind:
         raise Unsupported("no .kind")
-    form = Form(kind.removeprefix("kind::"), size, ws, isinstance(operands[1], Address))
+    form = MmaForm(kind.removeprefix("kind::"), size, ws, isinstance(operands[1], Address))
     d_of = context.scalar_address(operands[0])
     a_of = (
         context.scalar_address(operands[1])
@@ -190,16 +196,17 @@ def _mma_handler(
 
 def _check_swizzle(fragment: Fragment, size: int, pages: tuple[Pages, ...]) -> None:
     """Compares the descriptors with the layouts in which tensor copies have written."""
-    for cta in group_of(fragment.warp.cta, size).ctas:
-        if "swizzles" not in cta.unit or cta.smem_shadow is None:
+    own = fragment.warp.cta
+    for cta in members_of(own, group_of(own, size)):
+        shadow = cta.smem_shadow
+        if not cta.swizzles or shadow is None:
             continue
         for operand in pages:
             for address in operand.probes:
-                noted = swizzle_at(cta, address)
-                if noted in (None, operand.swizzle) or _overwritten(cta, address):
+                noted = cta.swizzles.at(address)
+                if noted in (None, operand.swizzle) or _overwritten(shadow, address):
                     continue
-                cta.machine.fault(
-                    fragment,
+                fragment.fault(
                     "descriptor",
                     f"matrix {operand.operand} is described with {_swizzle_text(operand.swizzle)}, "
                     f"but the tensor copy that wrote shared address {address:#x} of CTA "
@@ -208,9 +215,8 @@ def _check_swizzle(fragment: Fragment, size: int, pages: tuple[Pages, ...]) -> N
                 break
 
 
-def _overwritten(cta: Cta, address: int) -> bool:
+def _overwritten(shadow: Shadow, address: int) -> bool:
     """Whether threads have written there since the copy, in whatever layout."""
-    shadow = cta.smem_shadow
     return not shadow.written_by_async_proxy(address // shadow.granule_bytes)
 
 
@@ -225,7 +231,7 @@ def _swizzle_text(swizzle: tuple[int, int] | None) -> str:
     "tcgen05.commit.cta_group.mbarrier::arrive::one{.shared::cluster}{.multicast::cluster}.b64 "
     "[mbar]{, mask}",
 )
-def bind_commit(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_commit(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Arrives at an mbarrier when the earlier operations of the thread are complete."""
     group, mechanism, _, multicast, _ = modifiers(
         instruction, "tcgen05.commit", CTA_GROUPS, ("mbarrier::arrive::one",),
@@ -241,13 +247,14 @@ def bind_commit(instruction: Instruction, context: KernelContext) -> Handler:
     def handler(fragment: Fragment, mask: int) -> None:
         warp, cta = fragment.warp, fragment.warp.cta
         queue = group_of(cta, size).queue
-        for lane in lanes_of[mask].nonzero()[0].tolist():
+        for lane in lanes_of(mask).tolist():
             ranks = ranks_of(warp, lane) if ranks_of is not None else None
             targets = _targets(fragment, address_of(warp, lane), ranks)
             for target, offset in targets:
-                find_barrier(fragment, target, offset, "commits to").arrivers.add(warp.name)
+                barrier = find_barrier(fragment, target, offset, BarrierUse.COMMIT)
+                barrier.arrivers.add(warp.name)
                 touch = Touch(warp.clock, how, ATOMIC, lane)
-                cta.machine.checks.shared(target, np.array([offset]), OBJECT_BYTES, touch)
+                record_shared(target, np.array([offset]), OBJECT_BYTES, touch)
             actor = latest_of(fragment, lane)
             message = actor.completion() if actor is not None else None
             if message is not None:
@@ -260,7 +267,7 @@ def bind_commit(instruction: Instruction, context: KernelContext) -> Handler:
                 for target, offset in targets:
                     _arrive(warp, line, target, offset, message)
 
-            cta.machine.submit(cta, "tcgen05.commit", line, complete, queue)
+            cta.submit("tcgen05.commit", line, complete, queue)
 
     return handler
 
@@ -281,16 +288,16 @@ def _targets(fragment: Fragment, address: int, ranks: int | None) -> list[tuple[
 
 def _arrive(warp: Warp, line: int, cta: Cta, offset: int, message: Message | None) -> None:
     """One arrival, at completion; the mbarrier may be gone or full by then."""
-    machine = warp.cta.machine
     barrier = cta.mbarriers.get(offset)
     if cta.done or barrier is None:
         why = "has exited" if cta.done else "holds no mbarrier there any more"
         text = f"tcgen05.commit arrives at shared address {offset:#x} of CTA {cta.index}, which "
-        machine.report("exit" if cta.done else "mbarrier", text + why, line, warp.cta, warp.index)
+        kind = "exit" if cta.done else "mbarrier"
+        warp.cta.report(kind, text + why, line, warp.index)
         return
     try:
         barrier.arrive(1, message)
     except MBarrierFault as fault:
         text = f"{describe_barrier(cta, barrier)}: {fault}"
-        machine.report("mbarrier", text, line, warp.cta, warp.index)
+        warp.cta.report("mbarrier", text, line, warp.index)
         raise Stop from None

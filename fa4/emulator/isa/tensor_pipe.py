@@ -16,16 +16,18 @@ import numpy as np
 
 from fa4.emulator.checks.clocks import AsyncActor
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.layout import SHARED_BASE
-from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array, lowest
+from fa4.emulator.machine.checks import record_shared, record_tensor
 from fa4.emulator.machine.memory import MemoryFault
+from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Cta, Fragment
-from fa4.emulator.machine.tensor import TensorGroup, granules_of, group_of, tensor_memory
+from fa4.emulator.machine.tensor import TensorGroup, granules_of
+from fa4.emulator.machine.tensor_access import group_of, members_of, pipe_thread, tensor_memory
+from fa4.emulator.masks import Array, lowest
 from fa4.emulator.tcgen05.tmem import SmemRead, TmemRegion
+from fa4.emulator.translate.layout import SHARED_BASE
 
 
-class Plan(Protocol):
+class PipePlan(Protocol):
     """What MmaPlan, CopyPlan and ShiftPlan have in common."""
 
     @property
@@ -73,10 +75,10 @@ class SmemUse:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class PipeJob:
     """A plan with what the checks want to know of it."""
 
-    plan: Plan
+    plan: PipePlan
     smem: tuple[SmemUse, ...]
     uses: tuple[Use, ...]
 
@@ -97,7 +99,7 @@ class PipeInstruction:
         return cls(name, line, cta_group, Access(line, async_proxy=True), Access(line))
 
 
-def job_of(plan: Plan) -> Job:
+def job_of(plan: PipePlan) -> PipeJob:
     """Reads before writes; the same granules read and written count as both."""
     regions = [(region, READ) for region in plan.tmem_reads]
     regions += [(region, WRITE) for region in plan.tmem_writes]
@@ -112,7 +114,7 @@ def job_of(plan: Plan) -> Job:
         for region, kind in regions
         if len(region.lanes)
     )
-    return Job(plan, tuple(_smem_uses(plan.smem_reads)), uses)
+    return PipeJob(plan, tuple(_smem_uses(plan.smem_reads)), uses)
 
 
 def _smem_uses(reads: tuple[SmemRead, ...]) -> Iterator[SmemUse]:
@@ -138,48 +140,50 @@ def _granules(lanes: bytes, first_column: int, columns: int) -> Array:
 def issuing_lane(fragment: Fragment, mask: int, name: str) -> int:
     """The one lane that issues; a finding if there are more."""
     if mask & (mask - 1):
-        fragment.warp.cta.machine.fault(
-            fragment,
+        fragment.fault(
             "divergence",
             f"{name} by {mask.bit_count()} threads of the warp: each would issue it; elect one",
         )
     return lowest(mask)
 
 
-def issue(fragment: Fragment, lane: int, job: Job, instruction: PipeInstruction) -> None:
+def issue(fragment: Fragment, lane: int, job: PipeJob, instruction: PipeInstruction) -> None:
     """Hands an operation to the tensor pipe of the CTA, or of its pair.
 
     Raises TmemError or MemoryFault if it touches what it may not.
     """
     warp, cta = fragment.warp, fragment.warp.cta
     group = group_of(cta, instruction.cta_group)
-    _check_bounds(group, job, instruction)
+    members = members_of(cta, group)
+    _check_bounds(members, job, instruction)
     actor = group.pipe.begin(warp.clock.snapshot(1 << lane))
-    warp.unit["tcgen05", lane] = actor
-    _record(group, job, actor, instruction)
+    warp.pipe_latest[lane] = actor
+    _record(members, job, actor, instruction)
     _check_issuers(fragment, lane, group, job, actor.epoch)
-    smem = [member.smem for member in group.ctas]
-    tmem = [member.tensor.data for member in group.ctas]
+    smem = [member.smem for member in members]
+    tmem = [tensor_memory(member).data for member in members]
 
     def complete() -> None:
-        for member in group.ctas:
+        for member in members:
             if member.done:
                 _report_exit(cta, member, instruction)
         job.plan.execute(smem, tmem)
 
-    cta.machine.submit(cta, instruction.name, instruction.line, complete, group.queue)
+    cta.submit(instruction.name, instruction.line, complete, group.queue)
 
 
-def _check_issuers(fragment: Fragment, lane: int, group: TensorGroup, job: Job, epoch: int) -> None:
+def _check_issuers(
+    fragment: Fragment, lane: int, group: TensorGroup, job: PipeJob, epoch: int
+) -> None:
     """The order of what several threads issue is not the pipe's matter but theirs."""
-    warp, machine = fragment.warp, fragment.warp.cta.machine
-    if not machine.checks.enabled:
+    warp = fragment.warp
+    if not warp.cta.machine.shadows.enabled:
         return
+    thread = pipe_thread(warp, lane)
     for use in job.uses:
-        other = group.issuers.unordered(warp, lane, use.rank, use.granules, use.kind)
+        other = group.issuers.unordered(thread, use.rank, use.granules, use.kind)
         if other:
-            machine.fault(
-                fragment,
+            fragment.fault(
                 "race",
                 f"touches TMEM columns {use.first_column}..{use.first_column + use.columns - 1} "
                 f"after an operation that {other} has issued: the tensor pipe orders operations of "
@@ -187,21 +191,20 @@ def _check_issuers(fragment: Fragment, lane: int, group: TensorGroup, job: Job, 
                 "before_thread_sync and ::after_thread_sync around the synchronisation",
             )
     for use in job.uses:
-        group.issuers.record(warp, lane, fragment.line, epoch, use.rank, use.granules, use.kind)
+        group.issuers.record(thread, fragment.line, epoch, use.rank, use.granules, use.kind)
 
 
 def latest_of(fragment: Fragment, lane: int) -> AsyncActor | None:
     """The operation of the pipe that a thread issued last."""
-    actor: AsyncActor | None = fragment.warp.unit.get(("tcgen05", lane))
-    return actor
+    return fragment.warp.pipe_latest.get(lane)
 
 
-def _check_bounds(group: TensorGroup, job: Job, instruction: PipeInstruction) -> None:
+def _check_bounds(members: Sequence[Cta], job: PipeJob, instruction: PipeInstruction) -> None:
     for use in job.uses:
-        tensor = tensor_memory(group.ctas[use.rank], instruction.cta_group)
+        tensor = tensor_memory(members[use.rank], instruction.cta_group)
         tensor.require(use.first_column, use.columns)
     for read in job.smem:
-        member = group.ctas[read.rank]
+        member = members[read.rank]
         if read.first < SHARED_BASE or read.stop > member.shared_end:
             raise MemoryFault(
                 "out-of-bounds",
@@ -215,22 +218,22 @@ def _check_bounds(group: TensorGroup, job: Job, instruction: PipeInstruction) ->
             )
 
 
-def _record(group: TensorGroup, job: Job, actor: AsyncActor, instruction: PipeInstruction) -> None:
-    checks = group.ctas[0].machine.checks
-    if not checks.enabled:
+def _record(
+    members: Sequence[Cta], job: PipeJob, actor: AsyncActor, instruction: PipeInstruction
+) -> None:
+    if not members[0].machine.shadows.enabled:
         return
     touch = Touch(actor, instruction.smem, READ, actor.lane)
     for read in job.smem:
-        checks.shared(group.ctas[read.rank], read.addresses, read.unit_bytes, touch)
+        record_shared(members[read.rank], read.addresses, read.unit_bytes, touch)
     for use in job.uses:
         touch = Touch(actor, instruction.tmem, use.kind, actor.lane)
-        checks.tensor(group.ctas[use.rank], use.granules, touch)
+        record_tensor(members[use.rank], use.granules, touch)
 
 
 def _report_exit(cta: Cta, member: Cta, instruction: PipeInstruction) -> None:
-    cta.machine.report(
+    cta.report(
         "exit",
         f"CTA {member.index} exits while {instruction.name} of its pair still uses its memory",
         instruction.line,
-        cta,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa4.emulator.isa.table import Unsupported
-from fa4.emulator.machine.context import Array, KernelContext, lanes_of
-from fa4.emulator.machine.state import FULL_MASK, Warp
+from fa4.emulator.machine.state import Warp
+from fa4.emulator.masks import FULL_MASK, Array, lane_flags
 from fa4.emulator.ptx.syntax import Operand, Register
+from fa4.emulator.translate.context import KernelContext
+from fa4.emulator.translate.table import Unsupported
 
 _LANES = np.arange(32)
 _WORDS = 32  # of one register in the register file, one for each lane
@@ -52,7 +53,7 @@ class RegisterBlock:
             for write, row in zip(self._writers, values, strict=True):
                 write(warp, row, mask)
         elif mask != FULL_MASK:
-            lanes = lanes_of[mask]
+            lanes = lane_flags[mask]
             warp.words[self._index[:, lanes]] = values[:, lanes]
         elif self._run is not None:
             warp.words[self._run].reshape(self.count, _WORDS)[:] = values

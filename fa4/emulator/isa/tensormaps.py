@@ -12,13 +12,14 @@ import numpy as np
 
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.isa.spaces import Piece, Space, record, units
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Handler, KernelContext, ScalarReader, lowest
 from fa4.emulator.machine.memory import check_alignment
+from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Fragment
-from fa4.emulator.ptx.syntax import Instruction, Integer
+from fa4.emulator.masks import lowest
+from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.tma.descriptor import ELEMENTS, MAP_BYTES, TF32_CODES
+from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 MAP_ALIGN_BYTES = 64
 Fields = list[tuple[int, int, int]]  # (first bit in the map, bits, value)
@@ -89,7 +90,7 @@ def _touch(fragment: Fragment, piece: Piece, access: Access, kind: str, lane: in
     "elemtype interleave_layout swizzle_mode swizzle_atomicity fill_mode}{.global .shared::cta}"
     ".b1024.{b32 b64}",
 )
-def bind_replace(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_replace(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Reads and writes the whole map, a weak access."""
     _, field, space, _, kind = modifiers(
         instruction,
@@ -119,7 +120,7 @@ def bind_replace(instruction: Instruction, context: KernelContext) -> Handler:
         try:
             fields = fields_of(field, dimension, value_of(warp, lane))
         except Unsupported as problem:
-            raise warp.cta.machine.fatal(fragment, "descriptor", str(problem)) from None
+            raise fragment.fatal("descriptor", str(problem)) from None
         changed = replace_fields(memory[piece.offsets].tobytes(), fields)
         _touch(fragment, piece, access, WRITE, lane)
         memory[piece.offsets] = np.frombuffer(changed, memory.dtype)
@@ -135,7 +136,7 @@ def bind_replace(instruction: Instruction, context: KernelContext) -> Handler:
     "[dst], [src], 128",
     converges=True,
 )
-def bind_copy_map(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_copy_map(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The warp copies one map from shared to global memory and releases it to other proxies."""
     modifiers(
         instruction,

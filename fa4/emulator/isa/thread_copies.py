@@ -10,30 +10,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa4.emulator.checks.clocks import AsyncActor, Message
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.copy_groups import (
-    Copy,
-    CopyGroups,
-    commit_handler,
-    groups_of,
-    wait_handler,
-)
+from fa4.emulator.isa.copy_groups import commit_handler, wait_handler
 from fa4.emulator.isa.loads import PREFETCHES
 from fa4.emulator.isa.mbarriers import find_barrier
-from fa4.emulator.isa.signals import Signal
-from fa4.emulator.isa.spaces import Piece, Space, lanes_in, record, units
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
-from fa4.emulator.machine.checks import READ, WRITE, Touch
-from fa4.emulator.machine.context import Array, Handler, KernelContext, Reader
+from fa4.emulator.isa.signals import MBarrierSignal
+from fa4.emulator.isa.spaces import Piece, Space, record, units
+from fa4.emulator.machine.copies import CopyGroups, IssuedCopy
+from fa4.emulator.machine.events import BarrierUse
 from fa4.emulator.machine.memory import check_alignment
+from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Fragment, Warp
-from fa4.emulator.machine.waits import Wait
-from fa4.emulator.ptx.syntax import Instruction, Integer, Operand, Register
+from fa4.emulator.machine.waits import Blocked
+from fa4.emulator.masks import Array, lanes_of
+from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction, Register
+from fa4.emulator.translate.context import Handler, KernelContext, Reader
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
-KIND = "cp.async"
 SIZES = {"ca": (4, 8, 16), "cg": (16,)}
 _SHARED, _GLOBAL = Space("shared"), Space("global")
+
+
+def _groups(warp: Warp) -> CopyGroups:
+    return warp.thread_copies.groups
 
 
 @dataclass
@@ -46,7 +45,7 @@ class _Sources:
 
 
 def _source_size(
-    instruction: Instruction, context: KernelContext, operands: tuple[Operand, ...], size: int
+    instruction: PtxInstruction, context: KernelContext, operands: tuple[Operand, ...], size: int
 ) -> Reader:
     """Reads how many bytes of the source each lane copies; the rest of `size` is zero."""
     if not operands:
@@ -64,7 +63,7 @@ def _source_size(
     "[dst], [src], 4 8 16{, src-size | ignore-src}{, cache-policy}",
     types=("ca", "cg"),
 )
-def bind_copy(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_copy(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """One operation for the warp; each lane's part belongs to its own group."""
     operator, _, _, hint, _ = modifiers(
         instruction,
@@ -85,7 +84,7 @@ def bind_copy(instruction: Instruction, context: KernelContext) -> Handler:
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp, cta = fragment.warp, fragment.warp.cta
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         taken = np.minimum(source_size(warp)[lanes], size)
         targets = list(_SHARED.pieces(warp, target(warp)[lanes], lanes, size, write=True))
         addresses = source(warp)[lanes]
@@ -97,15 +96,15 @@ def bind_copy(instruction: Instruction, context: KernelContext) -> Handler:
             record(warp, part.piece, part.size_bytes, touch)
         for piece in targets:
             record(warp, piece, size, Touch(actor, access, WRITE, actor.lane))
-        copy = Copy(mask)
-        _begin(warp, copy)
+        copy = IssuedCopy(mask)
+        warp.thread_copies.begin(copy)
 
         def complete() -> None:
             _move(sources, targets, len(lanes), size)
-            _end(warp, copy, actor)
+            warp.thread_copies.end(copy, actor.completion(fenced=False))
 
         # Nothing asks threads to wait for their copies before they exit; flash-attn-4 does not.
-        cta.machine.submit(cta, "cp.async", instruction.line, complete).harmless = True
+        cta.submit("cp.async", instruction.line, complete).harmless = True
 
     return handler
 
@@ -132,59 +131,31 @@ def _move(sources: list[_Sources], targets: list[Piece], count: int, size: int) 
         units(piece.data, size)[piece.offsets] = part_of
 
 
-class _Progress:
-    """The cp.async of a warp that are under way, and what the finished ones published."""
-
-    def __init__(self) -> None:
-        self.under_way: list[Copy] = []
-        self.finished: Message | None = None
-
-
-def _progress(warp: Warp) -> _Progress:
-    progress: _Progress = warp.unit.setdefault("cp.async progress", _Progress())
-    return progress
-
-
-def _begin(warp: Warp, copy: Copy) -> None:
-    groups_of(warp, KIND).add(copy)
-    _progress(warp).under_way.append(copy)
-
-
-def _end(warp: Warp, copy: Copy, actor: AsyncActor) -> None:
-    progress, message = _progress(warp), actor.completion(fenced=False)
-    progress.under_way.remove(copy)
-    if progress.finished is None:
-        progress.finished = message.copy()
-    else:
-        progress.finished.join(message)
-    copy.finish(message)
-
-
 @machine("cp.async.commit_group", "9.7.9.25.3.2", "cp.async.commit_group")
-def bind_commit(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_commit(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Closes a group of each active lane."""
-    return commit_handler(KIND)
+    return commit_handler(_groups)
 
 
 @machine("cp.async.wait_group", "9.7.9.25.3.3", "cp.async.wait_group N")
-def bind_wait_group(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_wait_group(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until at most the N latest groups of each lane are under way."""
     count = instruction.operands[0]
     if not isinstance(count, Integer) or count.value < 0:
         raise Unsupported(f"cp.async.wait_group {count}")
-    return wait_handler(KIND, count.value, False, f"cp.async.wait_group {count.value}")
+    return wait_handler(_groups, count.value, False, f"cp.async.wait_group {count.value}")
 
 
 @machine("cp.async.wait_all", "9.7.9.25.3.3", "cp.async.wait_all")
-def bind_wait_all(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_wait_all(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits for every cp.async of the active lanes, committed or not."""
-    wait = wait_handler(KIND, 0, False, "cp.async.wait_all")
+    wait = wait_handler(_groups, 0, False, "cp.async.wait_all")
 
-    def handler(fragment: Fragment, mask: int) -> Wait | None:
-        groups: CopyGroups = groups_of(fragment.warp, KIND)
+    def handler(fragment: Fragment, mask: int) -> Blocked | None:
+        groups = _groups(fragment.warp)
         if any(lanes & mask for lanes, _ in groups.open):
             groups.commit(mask)
-        outcome: Wait | None = wait(fragment, mask)
+        outcome: Blocked | None = wait(fragment, mask)
         return outcome
 
     return handler
@@ -195,7 +166,7 @@ def bind_wait_all(instruction: Instruction, context: KernelContext) -> Handler:
     "9.7.13.15.17",
     "cp.async.mbarrier.arrive{.noinc}{.shared{::cta}}.b64 [addr]",
 )
-def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_arrive(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Each lane arrives once all its earlier cp.async are done; without .noinc the phase also
     waits for one arrival more."""
     noinc, space, _ = modifiers(
@@ -206,27 +177,24 @@ def bind_arrive(instruction: Instruction, context: KernelContext) -> Handler:
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp, cta = fragment.warp, fragment.warp.cta
-        lanes = lanes_in(mask)
+        lanes = lanes_of(mask)
         for piece in where.pieces(warp, address(warp)[lanes], lanes, 8, write=True):
             for offset in np.unique(piece.offsets).tolist():
-                barrier = find_barrier(fragment, cta, offset, "cp.async arrives at")
+                barrier = find_barrier(fragment, cta, offset, BarrierUse.ARRIVE_AFTER_COPIES)
                 here = piece.offsets == offset
-                group = _mask_of(lanes[here if piece.indices is None else piece.indices[here]])
+                chosen = lanes[here if piece.indices is None else piece.indices[here]]
+                group = sum(1 << lane for lane in chosen.tolist())
                 if not noinc:
                     barrier.pending += group.bit_count()
-                signal = Signal(cta, offset, barrier, instruction.line)
+                signal = MBarrierSignal(cta, offset, barrier, instruction.line)
                 _arrive_after_copies(warp, group, signal)
 
     return handler
 
 
-def _mask_of(lanes: Array) -> int:
-    return int(sum(1 << int(lane) for lane in lanes))
-
-
-def _arrive_after_copies(warp: Warp, lanes: int, signal: Signal) -> None:
+def _arrive_after_copies(warp: Warp, lanes: int, signal: MBarrierSignal) -> None:
     """Submits the arrival of `lanes` once their copies under way are done."""
-    cta, progress = warp.cta, _progress(warp)
+    cta, progress = warp.cta, warp.thread_copies
     waiting = [copy for copy in progress.under_way if copy.mask & lanes]
     left = len(waiting)
 
@@ -237,7 +205,7 @@ def _arrive_after_copies(warp: Warp, lanes: int, signal: Signal) -> None:
         nonlocal left
         left -= 1
         if left <= 0:
-            cta.machine.submit(cta, "cp.async.mbarrier.arrive", signal.line, arrive)
+            cta.submit("cp.async.mbarrier.arrive", signal.line, arrive)
 
     for copy in waiting:
         copy.when_done.append(one_done)

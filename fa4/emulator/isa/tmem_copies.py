@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fa4.emulator.isa.table import Unsupported, machine, modifiers
 from fa4.emulator.isa.tensor_allocation import CTA_GROUPS, group_size
-from fa4.emulator.isa.tensor_pipe import Job, PipeInstruction, issue, issuing_lane, job_of
-from fa4.emulator.machine.context import Handler, KernelContext
+from fa4.emulator.isa.tensor_pipe import PipeInstruction, PipeJob, issue, issuing_lane, job_of
 from fa4.emulator.machine.state import Fragment
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tcgen05.descriptors import SmemDescriptor
 from fa4.emulator.tcgen05.tmem import TmemAddress
 from fa4.emulator.tcgen05.tmem_copy import plan_copy, plan_shift
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine, modifiers
 
 SHAPES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
 MULTICASTS = ("warpx2::02_13", "warpx2::01_23", "warpx4")
@@ -24,13 +24,13 @@ _MULTICASTS_OF = {"64x128b": MULTICASTS[:2], "32x128b": MULTICASTS[2:]}
 @lru_cache(maxsize=1024)
 def _copy(
     shape: str, multicast: str, source_format: str, cta_group: int, address: int, descriptor: int
-) -> Job:
+) -> PipeJob:
     place, source = TmemAddress.decode(address), SmemDescriptor.decode(descriptor)
     return job_of(plan_copy(shape, multicast, source_format, cta_group, place, source))
 
 
 @lru_cache(maxsize=256)
-def _shift(cta_group: int, address: int) -> Job:
+def _shift(cta_group: int, address: int) -> PipeJob:
     return job_of(plan_shift(cta_group, TmemAddress.decode(address)))
 
 
@@ -39,7 +39,7 @@ def _shift(cta_group: int, address: int) -> Job:
     "9.7.16.9.1",
     "tcgen05.cp.cta_group.shape{.multicast}{.b8x16.{b6x16_p32,b4x16_p64}} [taddr], desc",
 )
-def bind_copy(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_copy(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Shared to tensor memory."""
     group, shape, multicast, target_format, source_format = modifiers(
         instruction, "tcgen05.cp", CTA_GROUPS, SHAPES, MULTICASTS, ("b8x16",), SOURCE_FORMATS
@@ -64,7 +64,7 @@ def bind_copy(instruction: Instruction, context: KernelContext) -> Handler:
 
 
 @machine("tcgen05.shift", "9.7.16.9.2", "tcgen05.shift.cta_group.down [taddr]")
-def bind_shift(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_shift(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Moves 31 of a warp's 32 lanes down by one."""
     group, down = modifiers(instruction, "tcgen05.shift", CTA_GROUPS, ("down",))
     if not down:

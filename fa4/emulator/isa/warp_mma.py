@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa4.emulator.isa.table import Unsupported, machine
-from fa4.emulator.machine.context import Array, Handler, KernelContext
 from fa4.emulator.machine.state import Fragment
-from fa4.emulator.ptx.syntax import Instruction
+from fa4.emulator.masks import Array
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.table import Unsupported, machine
 
 ROWS, COLUMNS = 16, 8
 _LANE = np.arange(32)
@@ -52,7 +53,7 @@ def _widen(words: Array, kind: str) -> Array:
     "9.7.14.5",
     "mma.sync.aligned.{m16n8k8,m16n8k16}.row.col.{f32,f16}.{f16,bf16}.{f16,bf16}.{f32,f16}",
 )
-def bind_mma(instruction: Instruction, context: KernelContext) -> Handler:
+def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """D = A * B + C with A 16 x K by rows, B K x 8 by columns."""
     parts = instruction.parts
     if parts[2] != "aligned" or parts[3] not in _DEPTHS or parts[4:6] != ("row", "col"):
@@ -71,7 +72,7 @@ def bind_mma(instruction: Instruction, context: KernelContext) -> Handler:
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
         if mask != warp.alive:
-            warp.cta.machine.fault(fragment, "divergence", "mma.sync by a part of the warp")
+            fragment.fault("divergence", "mma.sync by a part of the warp")
         words = [np.stack([read(warp) for read in row], axis=1) for row in readers]
         left = np.empty((ROWS, depth))
         right = np.empty((COLUMNS, depth))

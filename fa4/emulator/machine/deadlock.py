@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from fa4.emulator.machine.mbarrier import MBarrier
-
-if TYPE_CHECKING:
-    from fa4.emulator.machine.engine import Machine
-    from fa4.emulator.machine.state import Cta, Fragment
+from fa4.emulator.machine.state import Cta, Fragment, Grid
 
 
-def explain(machine: Machine, kind: str) -> tuple[str, int, Cta | None, int]:
+def explain(grids: Sequence[Grid], kind: str) -> tuple[str, int, Cta | None, int]:
     """(message, PTX line, CTA, warp) of the first fragment that stands still."""
     stuck: list[Fragment] = []
-    for grid in machine.grids:
+    for grid in grids:
         for cluster in grid.resident:
             for cta in cluster.ctas:
                 for warp in cta.warps:
                     stuck += warp.fragments
     if not stuck:
         return "clusters remain that cannot start", 0, None, -1
-    arrivers = _arrivers(machine)
+    arrivers = _arrivers(grids)
     lines = ["    " + _describe(fragment) for fragment in stuck]
     cycle = _cycle(stuck, arrivers)
     verb = "nothing can go on" if kind == "deadlock" else "warps poll forever"
@@ -42,10 +39,10 @@ def _describe(fragment: Fragment) -> str:
     return f"{warp.name}{mask}: {what} ({place})"
 
 
-def _arrivers(machine: Machine) -> dict[MBarrier, set[str]]:
+def _arrivers(grids: Sequence[Grid]) -> dict[MBarrier, set[str]]:
     """Which warps have ever arrived on each mbarrier: those a waiter waits for."""
     found: dict[MBarrier, set[str]] = {}
-    for grid in machine.grids:
+    for grid in grids:
         for cluster in grid.resident:
             for cta in cluster.ctas:
                 for barrier in cta.mbarriers.values():

@@ -5,15 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-from fa4.emulator.layout import RANK_SHIFT
-
-if TYPE_CHECKING:
-    from fa4.emulator.machine.memory import Buffer
-    from fa4.emulator.machine.state import Warp
 
 NOWHERE = -1  # PLAN.places of a constant, or of what is dropped
 MOST_WORDS = 8  # of one lane: .v8
@@ -45,35 +39,3 @@ PLAN = np.dtype(
         *((name, np.int64, (MOST_WORDS,)) for name in ("places", "strides", "widths", "constants")),
     ]
 )
-
-
-def describe_warp(warp: Warp) -> Any:
-    """The WARP of a warp, an array of one; it is valid as long as the warp lives."""
-    cta = warp.cta
-    known = warp.clock.knowledge.known
-    described = np.zeros(1, WARP)
-    values = {
-        "registers": warp.base,
-        "shared_base": cta.rank << RANK_SHIFT,
-        "shared_end": cta.shared_end,
-        "smem": cta.smem_address,
-        "shadow": cta.smem_shadow.state_address if cta.smem_shadow is not None else 0,
-        "buffers": cta.machine.memory.table_address,
-        "row": warp.row,
-        "cluster": cta.cluster.number,
-        "known": known.ctypes.data,
-        "ids": known.shape[1],
-    }
-    for name, value in values.items():
-        described[name] = value
-    return described
-
-
-def describe_buffers(buffers: list[Buffer]) -> Any:
-    """The BUFFERs of buffers, in the same order; they are valid as long as these live."""
-    rows = np.zeros(len(buffers), BUFFER)
-    for row, buffer in zip(rows, buffers, strict=True):
-        row["start"], row["end"] = buffer.address, buffer.end
-        row["data"], row["writable"] = buffer.data.ctypes.data, buffer.writable
-        row["shadow"] = buffer.shadow.state_address if buffer.shadow is not None else 0
-    return rows

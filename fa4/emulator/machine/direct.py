@@ -21,7 +21,6 @@ from numba.extending import intrinsic
 from fa4.emulator.checks import global_shadow, shadow
 from fa4.emulator.checks.records import FIELDS, FOUND_FIELDS, SHADOW, Mine, spread
 from fa4.emulator.checks.shadow import ROWS_PER_WORD
-from fa4.emulator.layout import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW
 from fa4.emulator.machine.described import (
     ANY_SPACE,
     BUFFER,
@@ -33,6 +32,7 @@ from fa4.emulator.machine.described import (
     WARP,
     WITH_RANK,
 )
+from fa4.emulator.translate.layout import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW
 
 DONE, MISSED = 0, 1
 _LANES = 32
@@ -196,7 +196,7 @@ def _mine(warp: Any, state: Any, plan: Any, epoch: int, known_from: int) -> Any:
 def _admitted_shared(state: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> bool:
     """Compares an access with a shadow and records it, unless there is anything to report."""
     size, rows = state.granules, state.rows
-    records = shadow.Records(
+    records = shadow.SharedRecords(
         numba.carray(_pointer(state.writes), (size, FIELDS), np.uint32),
         numba.carray(_pointer(state.readers), (size, -(-rows // ROWS_PER_WORD)), np.uint32),
         numba.carray(_pointer(state.reads), (rows, size, FIELDS), np.uint32),
@@ -212,7 +212,7 @@ def _admitted_shared(state: Any, granules: Any, lanes: Any, mine: Any, is_write:
 @numba.njit(cache=True)
 def _admitted_global(state: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> bool:
     """The same for global memory."""
-    records = global_shadow.Records(
+    records = global_shadow.GlobalRecords(
         numba.carray(_pointer(state.writes), (state.granules, FIELDS), np.uint32),
         numba.carray(_pointer(state.reads), (state.granules, FIELDS), np.uint32),
         np.zeros(FOUND_FIELDS, np.int64),

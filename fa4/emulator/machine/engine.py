@@ -2,124 +2,46 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fa4.emulator.errors import EmulatorError, Finding
-from fa4.emulator.machine.context import lanes_of, lowest
-from fa4.emulator.machine.schedule import make_schedule
-from fa4.emulator.machine.state import AsyncOperation, Cta, Fragment, Join, Warp
-from fa4.emulator.machine.waits import Spin, Wait, wait_for
-from fa4.emulator.program import BRANCH, EXIT, INDEXED, JUMP, MACHINE, RUN, Step
-
-if TYPE_CHECKING:
-    from fa4.emulator.machine.checks import Checks
-    from fa4.emulator.machine.grid import Grid
-    from fa4.emulator.machine.memory import Memory
-    from fa4.emulator.machine.options import Options
+from fa4.emulator.errors import EmulatorError, KernelFinding
+from fa4.emulator.machine.deadlock import explain
+from fa4.emulator.machine.grid import start, start_next, warp_exited
+from fa4.emulator.machine.machine_state import MachineState, Stop
+from fa4.emulator.machine.memory import Memory
+from fa4.emulator.machine.operations import AsyncOperation
+from fa4.emulator.machine.options import Options
+from fa4.emulator.machine.shadows import Shadows
+from fa4.emulator.machine.state import Fragment, Grid, Join, Warp
+from fa4.emulator.machine.waits import Blocked, Spin, wait_for
+from fa4.emulator.masks import lanes_of, lowest
+from fa4.emulator.translate.program import BRANCH, EXIT, INDEXED, JUMP, MACHINE, RUN, Step
 
 # Polls without anything else happening anywhere before the machine is called livelocked.
 SPIN_LIMIT = 20_000
 
 
-class Stop(Exception):
-    """Ends the run: a finding after which going on makes no sense."""
+class Engine(MachineState):
+    """Executes grids: the launches of one group at a time, which may overlap."""
 
-
-class Machine:
-    """Executes grids. One machine runs the launches of one group, which may overlap.
-
-    ticks counts executed steps; progress counts events that others can wait for (arrivals, ends
-    of copies, memory flags, exits): when it stands still and nothing can run, that is a deadlock.
-    """
-
-    def __init__(self, options: Options, memory: Memory, checks: Checks) -> None:
-        self.options = options
-        self.memory = memory
-        self.checks = checks
-        self.schedule = make_schedule(options.schedule, options.seed)
-        self.ready: deque[Fragment] = deque()
-        self.operations: list[AsyncOperation] = []
+    def __init__(self, options: Options, memory: Memory, shadows: Shadows) -> None:
+        super().__init__(options, memory, shadows)
         self.grids: list[Grid] = []  # all that ever ran
         self.active: list[Grid] = []
-        self.findings: list[Finding] = []
-        self.output: list[str] = []
-        self.events: Any = options.events
-        self.ticks = 0
-        self.progress = 0
-        self.numbers = 0
-        self.steps_left: float = options.max_steps or math.inf
         self._latest: Fragment | None = None
-        self._seen_findings: set[tuple[str, int, str]] = set()
 
-    def next_number(self) -> int:
-        """A number that no fragment or operation of this machine has had."""
-        self.numbers += 1
-        return self.numbers
+    def run_group(self, grids: Sequence[Grid]) -> None:
+        """Runs grids of which each may overlap the one before, until all are done.
 
-    # Findings.
-
-    def report(
-        self, kind: str, message: str, line: int = 0, cta: Cta | None = None, warp: int = -1
-    ) -> None:
-        """Records a finding, once per kind, line and role; stops the run when there are many."""
-        source = cta.grid.program.source_of(line) if cta is not None else ""
-        key = (kind, line, message if line == 0 else "")
-        if key in self._seen_findings:
-            return
-        self._seen_findings.add(key)
-        index = cta.index if cta is not None else -1
-        self.findings.append(Finding(kind, message, line, source, index, warp))
-        if len(self.findings) >= self.options.max_findings:
-            raise Stop
-
-    def fault(self, fragment: Fragment, kind: str, message: str) -> None:
-        """Records a finding of the instruction that `fragment` executes."""
-        warp = fragment.warp
-        self.report(kind, message, fragment.line, warp.cta, warp.index)
-
-    def fatal(self, fragment: Fragment, kind: str, message: str) -> Stop:
-        """Records a finding after which the kernel cannot go on; raise the result."""
-        self.fault(fragment, kind, message)
-        return Stop()
-
-    # Asynchronous operations.
-
-    def submit(
-        self,
-        cta: Cta,
-        what: str,
-        line: int,
-        complete: Callable[[], None],
-        queue: deque[AsyncOperation] | None = None,
-    ) -> AsyncOperation:
-        """Hands an operation to a unit; `complete` runs at some later time."""
-        operation = AsyncOperation(what, line, cta, complete, queue, self.next_number())
-        if queue is not None:
-            queue.append(operation)
-        self.operations.append(operation)
-        cta.async_count.started()
-        self.progress += 1
-        if self.events is not None:
-            self.events.issued(operation, self.ticks)
-        return operation
-
-    def _eligible(self) -> list[AsyncOperation]:
-        return [o for o in self.operations if o.queue is None or o.queue[0] is o]
-
-    def _complete(self, operation: AsyncOperation) -> None:
-        self.operations.remove(operation)
-        if operation.queue is not None:
-            operation.queue.popleft()
-        self.progress += 1
-        self.ticks += 1
-        operation.complete()
-        operation.cta.async_count.finished()
-        if self.events is not None:
-            self.events.completed(operation, self.ticks)
+        Raises Stop after a finding that ends the run.
+        """
+        self.grids.extend(grids)
+        self.active = list(grids)
+        if grids:
+            start(grids[0])
+        self.run()
 
     # The main loop.
 
@@ -130,9 +52,9 @@ class Machine:
         while True:
             if self.steps_left <= 0:
                 raise self._endless()
-            eligible = self._eligible() if self.operations else []
+            eligible = self.completable() if self.operations else []
             if not self.ready and not eligible:
-                if any(grid.start_next() for grid in self.active):
+                if any(start_next(grid) for grid in self.active):
                     continue
                 if all(grid.done for grid in self.active):
                     return
@@ -143,7 +65,7 @@ class Machine:
             before = self.progress
             chosen, quantum = self.schedule.choose(self.ready, eligible)
             if isinstance(chosen, AsyncOperation):
-                self._complete(chosen)
+                self.complete(chosen)
                 spins = 0
                 continue
             self.ready.remove(chosen)
@@ -157,8 +79,8 @@ class Machine:
     def _after_spins(self, spins: int, eligible: list[AsyncOperation]) -> None:
         """Many polls in vain: let something else happen, or give up."""
         if eligible:
-            self._complete(eligible[0])
-        elif any(grid.start_next() for grid in self.active):
+            self.complete(eligible[0])
+        elif any(start_next(grid) for grid in self.active):
             return
         elif spins % 1024 == 0:
             self._time_out()
@@ -192,11 +114,12 @@ class Machine:
         ]
 
     def _deadlocked(self, kind: str = "deadlock") -> Stop:
-        from fa4.emulator.machine.deadlock import explain
-
-        message, line, cta, warp = explain(self, kind)
+        message, line, cta, warp = explain(self.grids, kind)
         with suppress(Stop):
-            self.report(kind, message, line, cta, warp)
+            if cta is None:
+                self.report(KernelFinding(kind, message, line))
+            else:
+                cta.report(kind, message, line, warp)
         return Stop()
 
     def _endless(self) -> Stop:
@@ -204,9 +127,9 @@ class Machine:
         latest = self._latest
         with suppress(Stop):
             if latest is None:
-                self.report("step-limit", message)
+                self.report(KernelFinding("step-limit", message))
             else:
-                self.fault(latest, "step-limit", f"{message}; the warp that ran last is here")
+                latest.fault("step-limit", f"{message}; the warp that ran last is here")
         return Stop()
 
     # Fragments.
@@ -279,7 +202,7 @@ class Machine:
             outcome = step.handler(fragment, mask)
         except EmulatorError as error:
             kind = getattr(error, "kind", "fault")
-            raise self.fatal(fragment, kind, str(error)) from None
+            raise fragment.fatal(kind, str(error)) from None
         if self.events is not None:
             self.events.executed(fragment, step, outcome, self.ticks)
         if outcome is None:
@@ -290,7 +213,7 @@ class Machine:
             fragment.timed_out = False
             fragment.pc += 1
             return outcome
-        assert isinstance(outcome, Wait)
+        assert isinstance(outcome, Blocked)
         fragment.timed_out = False
         if not outcome.retry:
             fragment.pc += 1
@@ -309,12 +232,11 @@ class Machine:
         warp = fragment.warp
         if self.options.strict_tmem_loads and not step.reads.isdisjoint(warp.tmem_loads):
             name = sorted(step.reads & warp.tmem_loads.keys())[0]
-            self.report(
+            warp.cta.report(
                 "missing-wait",
                 f"{name} is used before tcgen05.wait::ld: the tcgen05.ld at PTX line "
                 f"{warp.tmem_loads[name]} may not have delivered it",
                 step.instructions[0].line,
-                warp.cta,
                 warp.index,
             )
         if warp.tmem_loading.count:
@@ -334,14 +256,14 @@ class Machine:
         offset = warp.program.registers.offsets[getattr(index, "name", "")][0]
         values = warp.words[offset // 4 : offset // 4 + 32]
         masks: dict[int, int] = {}
-        for lane in lanes_of[fragment.mask].nonzero()[0]:
+        for lane in lanes_of(fragment.mask).tolist():
             value = int(values[lane])
             if value >= len(step.targets):
-                raise self.fatal(
-                    fragment, "branch", f"brx.idx with index {value} of {len(step.targets)} targets"
+                raise fragment.fatal(
+                    "branch", f"brx.idx with index {value} of {len(step.targets)} targets"
                 )
             target = step.targets[value]
-            masks[target] = masks.get(target, 0) | 1 << int(lane)
+            masks[target] = masks.get(target, 0) | 1 << lane
         return masks
 
     def _branch(self, fragment: Fragment, step: Step, masks: dict[int, int]) -> None:
@@ -389,7 +311,7 @@ class Machine:
         self._wake_gathered(warp)
         self.progress += 1
         if not warp.alive:
-            warp.cta.grid.warp_exited(warp)
+            warp_exited(warp)
 
     def _release_joins(self, warp: Warp, joins: tuple[Join, ...]) -> None:
         """Lanes that only waited for lanes that are gone now go on."""
@@ -409,13 +331,14 @@ class Machine:
         """Waits until the other lanes of the warp are here too; runs the step for all at once."""
         warp = fragment.warp
         here = [f for f in warp.fragments if f.pc == fragment.pc and f.wait is not None]
-        assert step.members is not None
-        named = step.members(warp, lowest(fragment.mask)) & warp.alive
+        named = warp.alive
+        if step.members is not None:
+            named &= step.members(warp, lowest(fragment.mask))
         union = fragment.mask
         for other in here:
             union |= other.mask
         if named & ~union:
-            fragment.wait = Wait(None, lambda: f"lanes {named & ~union:#010x} of its warp")
+            fragment.wait = Blocked(None, lambda: f"lanes {named & ~union:#010x} of its warp")
             return False
         own = fragment.mask
         fragment.mask = union
@@ -434,7 +357,7 @@ class Machine:
     def _run_gathered(self, fragment: Fragment, step: Step) -> None:
         warp = fragment.warp
         if step.kind != RUN:
-            raise self.fatal(fragment, "divergence", "a .sync instruction in a branch step")
+            raise fragment.fatal("divergence", "a .sync instruction in a branch step")
         if step.function is not None:
             step.function(warp.base, fragment.mask, warp.cta.grid.parameter_address)
         fragment.pc += 1

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from fa4.emulator.checks.clocks import Message
 from fa4.emulator.checks.phases import PhaseOrder
 from fa4.emulator.machine.waits import Waitable
-
-if TYPE_CHECKING:
-    from fa4.emulator.checks.clocks import Message
 
 MAX_COUNT = (1 << 20) - 1  # PTX ISA 9.7.13.15.1: expected and pending counts, tx-count range
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from fa4.emulator.errors import LaunchError
+from fa4.emulator.machine.events import RunEvents
 
 SCHEDULES = ("fifo", "random", "adversarial")
 # As long as starting a warp takes, about (measured, AMD EPYC).
@@ -19,9 +19,9 @@ class Options:
     checks: False turns off races, uninitialised reads and fences (faster; bounds, barriers and
     deadlocks are always checked). resident_clusters: clusters that run at the same time at first;
     more start when those cannot go on without them. max_findings: stop after this many.
-    collect: return findings in the report instead of raising EmulationFailed. events: a recorder
-    (fa4.emulator.trace.Recorder) or None. clusters_limit: how many clusters fit on the chip.
-    strict_tmem_loads: report registers used before tcgen05.wait::ld, as the manual asks; the
+    collect: return findings in the report instead of raising EmulationFailed. events: who hears
+    what happens, such as `fa4.emulator.Recorder`. clusters_limit: how many clusters fit on the
+    chip. strict_tmem_loads: report registers used before tcgen05.wait::ld, as the manual asks; the
     hardware waits by itself, and kernels that are known to be right rely on it. max_steps: a
     finding ends a run that is not over after so many steps of warps, of which the start of a warp
     counts as WARP_START_STEPS (None: no limit).
@@ -33,7 +33,7 @@ class Options:
     resident_clusters: int = 2
     max_findings: int = 20
     collect: bool = False
-    events: Any = None
+    events: RunEvents | None = None
     clusters_limit: int = 148
     strict_tmem_loads: bool = False
     max_steps: int | None = None

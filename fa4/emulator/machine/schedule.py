@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeVar
 
 from fa4.emulator.errors import LaunchError
-from fa4.emulator.machine.state import AsyncOperation, Fragment
+from fa4.emulator.machine.operations import AsyncOperation
+from fa4.emulator.machine.waits import Runnable
 
-Item: TypeAlias = "Fragment | AsyncOperation"
-
+Ready = TypeVar("Ready", bound=Runnable)
 
 # Share of blocking waits that end without success, under seeded schedules: one of these for each
 # wait in the PTX. A wait that gives up nearly always shows what a mere attempt would do.
@@ -24,8 +24,8 @@ class Schedule(Protocol):
     """
 
     def choose(
-        self, ready: Sequence[Fragment], operations: Sequence[AsyncOperation]
-    ) -> tuple[Item, int]:
+        self, ready: Sequence[Ready], operations: Sequence[AsyncOperation]
+    ) -> tuple[Ready | AsyncOperation, int]:
         """The next item and its number of steps."""
 
     def gives_up(self, line: int) -> bool:
@@ -50,8 +50,8 @@ class Fifo:
     """Operations complete as soon as possible, in order of issue; warps take turns."""
 
     def choose(
-        self, ready: Sequence[Fragment], operations: Sequence[AsyncOperation]
-    ) -> tuple[Item, int]:
+        self, ready: Sequence[Ready], operations: Sequence[AsyncOperation]
+    ) -> tuple[Ready | AsyncOperation, int]:
         """The oldest operation, else the oldest warp."""
         if operations:
             return operations[0], 0
@@ -70,8 +70,8 @@ class Random:
         self._patience = Patience(seed)
 
     def choose(
-        self, ready: Sequence[Fragment], operations: Sequence[AsyncOperation]
-    ) -> tuple[Item, int]:
+        self, ready: Sequence[Ready], operations: Sequence[AsyncOperation]
+    ) -> tuple[Ready | AsyncOperation, int]:
         """Any ready warp or operation."""
         index = self._random.randrange(len(ready) + len(operations))
         if index < len(ready):
@@ -100,8 +100,8 @@ class Adversarial:
         self._priority: dict[object, float] = {}
 
     def choose(
-        self, ready: Sequence[Fragment], operations: Sequence[AsyncOperation]
-    ) -> tuple[Item, int]:
+        self, ready: Sequence[Ready], operations: Sequence[AsyncOperation]
+    ) -> tuple[Ready | AsyncOperation, int]:
         """The warp of highest priority; operations last."""
         draw = self._random.random()
         if operations and (not ready or draw * self.EAGERNESS < 1):

@@ -1,42 +1,56 @@
-"""The state of a running grid: clusters of CTAs, their warps, and fragments of diverged warps."""
+"""The state of a running grid: clusters of CTAs, their warps, and fragments of diverged warps.
+
+Each knows the one that it is a part of, so they stand in one file. What they do not need to know
+one another for lies below; what starts, checks, ends and explains them lies above.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fa4.emulator.checks.clocks import (
-    LANES,
+    AsyncActor,
     AsyncPool,
     Message,
     PipeActor,
     Stream,
     WarpClock,
-    actor_id,
 )
-from fa4.emulator.layout import SHARED_BASE
-from fa4.emulator.machine.context import Array
-from fa4.emulator.machine.described import describe_warp
-from fa4.emulator.machine.waits import Countdown, Wait, Waitable
+from fa4.emulator.checks.shadow import Shadow
+from fa4.emulator.errors import KernelFinding
+from fa4.emulator.machine.actor_rows import POOL_ROWS, WARPS_PER_STREAM_ROW, ActorRows
+from fa4.emulator.machine.barriers import ClusterBarrier, ClusterVisits, NamedBarrier
+from fa4.emulator.machine.copies import CopyGroups, ThreadCopies
+from fa4.emulator.machine.described import WARP
+from fa4.emulator.machine.issuers import PipeFences
+from fa4.emulator.machine.launch_record import Launch
+from fa4.emulator.machine.machine_state import MachineState, Stop
+from fa4.emulator.machine.mbarrier import MBarrier
+from fa4.emulator.machine.memory import GlobalBuffer
+from fa4.emulator.machine.operations import AsyncOperation
+from fa4.emulator.machine.tensor import SwizzleNotes, TensorGroup, TensorMemory
+from fa4.emulator.machine.waits import Blocked, Countdown, Waitable
+from fa4.emulator.masks import FULL_MASK, LANES, Array
+from fa4.emulator.translate.layout import (
+    MODULE_WINDOW,
+    PARAMETER_WINDOW,
+    RANK_SHIFT,
+    SHARED_BASE,
+)
+from fa4.emulator.translate.program import Program
 
-if TYPE_CHECKING:
-    from fa4.emulator.machine.engine import Machine
-    from fa4.emulator.machine.grid import Grid
-    from fa4.emulator.machine.mbarrier import MBarrier
-
-FULL_MASK = 0xFFFFFFFF
 # Of an SM: warp i of a CTA is in quarter i % 4, with registers of its own (measured on an H100:
 # tests/emulator/test_hopper_facts.py).
 QUARTERS = 4
+Triple: TypeAlias = tuple[int, int, int]
 # The coordinates of a CTA in the grid, and in its cluster.
-Position: TypeAlias = "tuple[tuple[int, int, int], tuple[int, int, int]]"
-POOL_ROWS = 4  # rows of 32 ids for a CTA's asynchronous operations
-# Warps that share a row of ids for their tensor memory loads and stores: each of them reaches other
-# lanes, so that the shadow, which remembers one read for each row, forgets none.
-WARPS_PER_STREAM_ROW = 4
+Position: TypeAlias = tuple[Triple, Triple]
 
 
 @dataclass(eq=False)
@@ -52,17 +66,19 @@ class Fragment:
     """Lanes of a warp that execute together.
 
     joins: the meeting points ahead, innermost last. wait: why it stands still, or None.
-    timed_out: its wait ended without success.
+    timed_out: its wait ended without success. awaited: the mbarrier that it waits for, and its
+    phase when it looked last.
     """
 
-    __slots__ = ("joins", "mask", "number", "pc", "timed_out", "wait", "warp")
+    __slots__ = ("awaited", "joins", "mask", "number", "pc", "timed_out", "wait", "warp")
 
     def __init__(self, warp: Warp, pc: int, mask: int, joins: tuple[Join, ...]) -> None:
         self.warp = warp
         self.pc = pc
         self.mask = mask
         self.joins = joins
-        self.wait: Wait | None = None
+        self.wait: Blocked | None = None
+        self.awaited: tuple[MBarrier, int] | None = None
         self.timed_out = False
         self.number = warp.cta.machine.next_number()
 
@@ -79,6 +95,27 @@ class Fragment:
         step = self.warp.program.steps[min(self.pc, len(self.warp.program.steps) - 1)]
         return step.instructions[0].line if step.instructions else 0
 
+    def fault(self, kind: str, message: str) -> None:
+        """Records a finding of the instruction that it executes."""
+        self.warp.cta.report(kind, message, self.line, self.warp.index)
+
+    def fatal(self, kind: str, message: str) -> Stop:
+        """Records a finding after which the kernel cannot go on; raise the result."""
+        self.fault(kind, message)
+        return Stop()
+
+
+@dataclass(slots=True)
+class WarpFences:
+    """What fences of a warp publish and take over (PTX ISA 8.8, fence patterns).
+
+    published: by its latest fence, through relaxed accesses behind it. pending: what relaxed reads
+    have seen, for the next fence to take over.
+    """
+
+    published: Message | None = None
+    pending: Message | None = None
+
 
 class TmemStream(Countdown):
     """The tensor memory loads, or the stores, of a warp that are under way."""
@@ -94,11 +131,13 @@ class Warp:
     words, views: the register file as uint32, and by width in bits. tmem_loads: registers that a
     tcgen05.ld has not delivered yet, name -> PTX line. counts: executions of each step.
     described_at: where its WARP is, for compiled code (`fa4.emulator.machine.described`).
+    polled: PTX line -> what a strong access there saw last. thread_copies, bulk_copies: cp.async,
+    cp.async.bulk. pipe_latest: lane -> the operation of a tensor pipe that it issued last.
     """
 
     def __init__(self, cta: Cta, index: int, alive: int) -> None:
         program = cta.grid.program
-        self.cta = cta
+        self.cta: Cta = cta
         self.index = index
         self.program = program
         size = program.registers.size_bytes
@@ -116,17 +155,22 @@ class Warp:
         self.threads = alive
         self.fragments: list[Fragment] = []
         cluster = cta.cluster
-        self.row = cta.rank * cta.warp_count + index
-        self.clock = WarpClock(self.row, cluster.rows, cluster.number, cluster.known_from)
+        self.row = cluster.rows.warp(cta.rank, index)
+        self.clock = WarpClock(self.row, cluster.rows.count, cluster.number, cluster.known_from)
         self.tmem_loads: dict[str, int] = {}
-        group, place = divmod(index, WARPS_PER_STREAM_ROW)
-        row = cluster.stream_row(cta.rank) + group
+        row, place = cluster.rows.stream(cta.rank, index), index % WARPS_PER_STREAM_ROW
         self.tmem_loading = TmemStream(Stream(row, 2 * place, self.clock))
         self.tmem_storing = TmemStream(Stream(row, 2 * place + 1, self.clock))
         self.register_budget = 0
         self.counts = [0] * len(program.steps)
-        self.unit: dict[Any, Any] = {}
-        self._described = describe_warp(self)
+        self.fences = WarpFences()
+        self.polled: dict[int, bytes] = {}
+        self.cluster_visits = ClusterVisits()
+        self.thread_copies = ThreadCopies()
+        self.bulk_copies = CopyGroups()
+        self.pipe_latest: dict[int, AsyncActor] = {}
+        self.pipe_fences = PipeFences()
+        self._described = self._describe()
         self.described_at = int(self._described.ctypes.data)
 
     @property
@@ -149,6 +193,26 @@ class Warp:
             first = offset // (bits // 8)
             self.views[bits][first : first + 32] = values
 
+    def _describe(self) -> Any:
+        """The WARP of this warp, an array of one; it is valid as long as the warp lives."""
+        cta, known = self.cta, self.clock.knowledge.known
+        described = np.zeros(1, WARP)
+        values = {
+            "registers": self.base,
+            "shared_base": cta.rank << RANK_SHIFT,
+            "shared_end": cta.shared_end,
+            "smem": cta.smem_address,
+            "shadow": cta.smem_shadow.state_address if cta.smem_shadow is not None else 0,
+            "buffers": cta.machine.memory.table_address,
+            "row": self.row,
+            "cluster": cta.cluster.number,
+            "known": known.ctypes.data,
+            "ids": known.shape[1],
+        }
+        for name, value in values.items():
+            described[name] = value
+        return described
+
 
 @dataclass(frozen=True)
 class RemoteArrival:
@@ -160,61 +224,50 @@ class RemoteArrival:
     phase: int
 
 
-@dataclass(eq=False)
-class NamedBarrier(Waitable):
-    """One of the 16 barriers of bar.sync: threads that arrived, threads expected."""
-
-    number: int = 0
-    expected: int = 0
-    arrived: int = 0
-    message: Message | None = None
-    votes: list[tuple[Any, int, Array]] = field(default_factory=list)
-    generation: int = 0
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-
 class Cta:
     """A CTA: shared memory, barriers, tensor memory, warps.
 
-    smem[a] is the byte at shared address a; the first KiB belongs to the system. async_count: its
-    asynchronous operations under way. pipe: the queue of its tensor pipe.
+    smem[a] is the byte at shared address a; the first KiB belongs to the system. tensor: made at
+    the first tcgen05.alloc. tensor_groups: by size, those that it is the first CTA of. triggered:
+    it has executed griddepcontrol.launch_dependents, or exited.
     """
 
     def __init__(self, cluster: Cluster, index: int, rank: int, position: Position) -> None:
         grid = cluster.grid
-        self.grid: Grid = grid
-        self.machine: Machine = grid.machine
+        self.grid = grid
+        self.machine = grid.machine
         self.cluster = cluster
         self.index = index
         self.rank = rank
         self.position = position
-        self.shared_end: int = (
-            grid.program.variables.dynamic_shared_address + grid.dynamic_smem_bytes
-        )
+        variables, rows = grid.program.variables, cluster.rows
+        self.shared_end = variables.dynamic_shared_address + grid.launch.dynamic_smem_bytes
         self.smem: Array = np.zeros(max(self.shared_end, SHARED_BASE), np.uint8)
         self.smem_address = int(self.smem.ctypes.data)
-        self.warp_count: int = grid.warp_count
+        self.warp_count = grid.warp_count
         self.mbarriers: dict[int, MBarrier] = {}
         self.remote_arrivals: dict[int, RemoteArrival] = {}  # by the row of the warp
         self.barriers: dict[int, NamedBarrier] = {}
-        self.pool = AsyncPool(cluster.pool_row(rank), POOL_ROWS)
-        self.pipe_actor = PipeActor(cluster.pipe_row(rank))
-        self.async_count = Countdown()
-        self.tensor: Any = None  # tensor memory, made at the first tcgen05.alloc
-        self.unit: dict[Any, Any] = {}
+        self.pool = AsyncPool(rows.pool(rank), POOL_ROWS)
+        self.pipe_actor = PipeActor(rows.pipe(rank))
+        self.tensor: TensorMemory | None = None
+        self.tensor_groups: dict[int, TensorGroup] = {}
+        self.swizzles = SwizzleNotes()
+        self.triggered = False
+        self.prior_waiters = Waitable()
         self.local: dict[int, Array] = {}
         self.warps: list[Warp] = []
         self.exited = 0
         self.registers_free = [0] * QUARTERS
         self.register_waiters = Waitable()
-        self.smem_shadow: Any = grid.machine.checks.smem_shadow(self)
+        self.smem_shadow: Shadow | None = self.machine.shadows.of_smem(
+            grid.program, len(self.smem), rows.count
+        )
 
     def barrier(self, number: int) -> NamedBarrier:
         """The named barrier of this number."""
         if number not in self.barriers:
-            self.barriers[number] = NamedBarrier(number)
+            self.barriers[number] = NamedBarrier()
         return self.barriers[number]
 
     @property
@@ -222,17 +275,26 @@ class Cta:
         """Whether all its warps have exited."""
         return self.exited == len(self.warps)
 
+    @property
+    def live_threads(self) -> int:
+        """Threads that named barriers for all wait for: whole warps of which lanes are alive."""
+        return sum(LANES for warp in self.warps if warp.alive)
 
-class ClusterBarrier(Waitable):
-    """barrier.cluster: threads that arrived in this phase."""
+    def report(self, kind: str, message: str, line: int = 0, warp: int = -1) -> None:
+        """Records a finding at a PTX line. Raises Stop when there are many."""
+        source = self.grid.program.source_of(line)
+        self.machine.report(KernelFinding(kind, message, line, source, self.index, warp))
 
-    def __init__(self, threads: int) -> None:
-        super().__init__()
-        self.threads = threads
-        self.arrived = 0
-        self.phase = 0
-        self.message: Message | None = None
-        self.last_message: Message | None = None
+    def submit(
+        self,
+        what: str,
+        line: int,
+        complete: Callable[[], None],
+        queue: deque[AsyncOperation] | None = None,
+    ) -> AsyncOperation:
+        """Hands an operation to a unit; `complete` runs at some later time."""
+        me = self.cluster.number, self.index
+        return self.machine.submit(me, what, line, complete, queue)
 
 
 class Cluster:
@@ -244,52 +306,21 @@ class Cluster:
         self.grid = grid
         self.index = index
         self.number = number
-        self.known_from: int = grid.known_from
+        self.known_from = grid.known_from
         self.size = len(ctas)
-        self.stream_rows: int = -(-grid.warp_count // WARPS_PER_STREAM_ROW)
-        self.rows: int = self.size * (grid.warp_count + 1 + POOL_ROWS + self.stream_rows)
+        self.rows = ActorRows(self.size, grid.warp_count)
         self.ctas = [
             Cta(self, cta_index, rank, position) for rank, (cta_index, position) in enumerate(ctas)
         ]
         self.barrier = ClusterBarrier(self.size * grid.thread_count)
 
-    def pipe_row(self, rank: int) -> int:
-        """The clock row of a CTA's tensor pipe."""
-        return self.size * self.grid.warp_count + rank
-
     def commit_id(self, warp: Warp) -> int:
-        """The id whose epoch tells what a warp had done when it issued its latest tcgen05.commit.
-
-        A commit publishes no accesses of its thread, but it comes after the thread's waits. The id
-        is one of those in the row of the CTA's tensor pipe that no access has.
-        """
-        return actor_id(self.pipe_row(warp.cta.rank), 1 + warp.index % (LANES - 1))
-
-    def pool_row(self, rank: int) -> int:
-        """The first clock row of a CTA's asynchronous operations."""
-        return self.size * (self.grid.warp_count + 1) + rank * POOL_ROWS
-
-    def stream_row(self, rank: int) -> int:
-        """The first clock row of the tensor memory loads and stores of a CTA's warps."""
-        return self.size * (self.grid.warp_count + 1 + POOL_ROWS) + rank * self.stream_rows
+        """See `ActorRows.commit_id`."""
+        return self.rows.commit_id(warp.cta.rank, warp.index)
 
     def name_of_id(self, identity: int) -> str:
         """Text for an actor id in reports."""
-        row, lane = divmod(identity, 32)
-        warps = self.grid.warp_count
-        if row < self.size * warps:
-            cta = self.ctas[row // warps]
-            return f"CTA {cta.index} warp {row % warps} lane {lane}"
-        row -= self.size * warps
-        if row < self.size:
-            return f"the tensor pipe of CTA {self.ctas[row].index}"
-        row -= self.size
-        if row < self.size * POOL_ROWS:
-            return f"an asynchronous operation of CTA {self.ctas[row // POOL_ROWS].index}"
-        rank, group = divmod(row - self.size * POOL_ROWS, self.stream_rows)
-        warp = WARPS_PER_STREAM_ROW * group + lane // 2
-        what = "tcgen05.st" if lane % 2 else "tcgen05.ld"
-        return f"a {what} of CTA {self.ctas[rank].index} warp {warp}"
+        return self.rows.name_of(identity, [cta.index for cta in self.ctas])
 
     @property
     def done(self) -> bool:
@@ -297,18 +328,89 @@ class Cluster:
         return all(cta.done for cta in self.ctas)
 
 
-@dataclass(eq=False)
-class AsyncOperation:
-    """Something a unit does later.
+class Grid:
+    """One launch. index: among those of the run. number: of its first cluster, unique over all
+    launches of the process.
 
-    complete: does it, and signals. queue: operations of one queue complete in order; None:
-    whenever. what, line: for reports. order: age.
+    prior: the launch before it in the stream, when this one may overlap it (programmatic
+    dependent launch); follower: the other way round. started: clusters that run, ran or were taken
+    over, the first ones. resident: those that run. warp_step_counts: warp -> executions of each
+    step, by the warps that are done.
     """
 
-    what: str
-    line: int
-    cta: Cta
-    complete: Any
-    queue: deque[AsyncOperation] | None = None
-    order: int = 0
-    harmless: bool = False  # may be under way when its CTA exits: it needs nothing of the CTA then
+    def __init__(
+        self,
+        machine: MachineState,
+        launch: Launch,
+        program: Program,
+        index: int,
+        number: int,
+        prior: Grid | None,
+    ) -> None:
+        self.machine = machine
+        self.launch = launch
+        self.program = program
+        self.index = index
+        self.number = number
+        self.prior = prior if launch.programmatic else None
+        self.follower: Grid | None = None
+        self.known_from = number
+        if self.prior is not None:
+            self.prior.follower = self
+            self.known_from = self.prior.known_from
+        self.thread_count = prod(launch.block)
+        self.warp_count = -(-self.thread_count // LANES)
+        self.cluster_size = prod(launch.cluster)
+        x, y, z = (g // c for g, c in zip(launch.grid, launch.cluster, strict=True))
+        self.cluster_grid: Triple = (x, y, z)
+        self.cluster_count = x * y * z
+        self.cta_count = prod(launch.grid)
+        self.parameter_buffer = _parameters(launch, program)
+        self.parameter_address = int(self.parameter_buffer.data.ctypes.data)
+        image = bytearray(program.variables.module_image)
+        self.module_buffer = GlobalBuffer(
+            "module variables", MODULE_WINDOW, np.frombuffer(image, np.uint8), True
+        )
+        self.started = 0
+        self.resident: list[Cluster] = []
+        self.triggered = 0
+        self.ctas_done = 0
+        self.warp_step_counts: dict[int, list[int]] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether all its CTAs are done."""
+        return self.ctas_done == self.cta_count
+
+    @property
+    def may_start(self) -> bool:
+        """Whether its CTAs may run: the launch before is over, or has let it start early."""
+        return self.prior is None or self.prior.done or self.prior.all_triggered
+
+    @property
+    def all_triggered(self) -> bool:
+        """Every CTA has executed griddepcontrol.launch_dependents, or exited."""
+        return self.triggered >= self.cta_count
+
+    def cluster_position(self, index: int) -> Triple:
+        """Coordinates of a cluster in the grid of clusters."""
+        x, y, _ = self.cluster_grid
+        return (index % x, index // x % y, index // (x * y))
+
+    def add_counts(self, warp: Warp) -> None:
+        """Adds the steps that a warp has executed."""
+        totals = self.warp_step_counts.setdefault(warp.index, [0] * len(warp.counts))
+        for index, count in enumerate(warp.counts):
+            if count:
+                totals[index] += count
+
+
+def _parameters(launch: Launch, program: Program) -> GlobalBuffer:
+    """The parameters of a kernel, at an address that is a multiple of 128."""
+    variables = program.variables
+    storage = np.zeros(variables.parameter_bytes + 128, np.uint8)
+    start = -storage.ctypes.data % 128
+    block = storage[start : start + variables.parameter_bytes]
+    for offset, value in zip(variables.parameter_offsets, launch.parameters, strict=True):
+        block[offset : offset + len(value)] = np.frombuffer(value, np.uint8)
+    return GlobalBuffer("kernel parameters", PARAMETER_WINDOW, block, False)

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from fa4.emulator.machine.state import Fragment
+
+class Runnable(Protocol):
+    """What may wait, and runs again later: a fragment of a warp."""
+
+    @property
+    def warp(self) -> object:
+        """The warp that it is a part of."""
+
+    def make_ready(self) -> None:
+        """Its wait is over."""
 
 
 @dataclass(slots=True, eq=False)
-class Wait:
+class Blocked:
     """Returned by a handler whose instruction cannot finish now.
 
     on: what it waits for, or None for a wait that only other warps' progress ends. retry: the
     instruction is executed again when the fragment wakes; otherwise it is over and the fragment
     continues behind it. times_out: the hardware lets this wait end without success
     (mbarrier.try_wait), so that a machine where nothing else can happen wakes it once.
-    wake: called when the fragment continues (not for retries). describe: text for reports.
+    wake: called with the fragment when it continues (not for retries). describe: text for reports.
     """
 
     on: Waitable | None
     describe: Callable[[], str]
     retry: bool = True
     times_out: bool = False
-    wake: Callable[[Fragment], None] | None = None
+    wake: Callable[[Any], None] | None = None
 
 
 class Spin:
@@ -39,7 +47,7 @@ class Waitable:
     """Anything fragments wait on. Subclasses call `wake` when their state changed."""
 
     def __init__(self) -> None:
-        self.waiters: list[Fragment] = []
+        self.waiters: list[Runnable] = []
 
     def wake(self) -> None:
         """Makes all waiting fragments ready; those that retry may wait again."""
@@ -65,6 +73,6 @@ class Countdown(Waitable):
         self.wake()
 
 
-def wait_for(on: Waitable, what: str, **keywords: Any) -> Wait:
+def wait_for(on: Waitable, what: str, **keywords: Any) -> Blocked:
     """A retrying wait with a fixed description."""
-    return Wait(on, lambda: what, **keywords)
+    return Blocked(on, lambda: what, **keywords)

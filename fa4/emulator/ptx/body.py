@@ -7,7 +7,7 @@ from fa4.emulator.ptx.declarations import SPACES, read_registers, read_variables
 from fa4.emulator.ptx.lexer import Cursor, is_name
 from fa4.emulator.ptx.names import Names
 from fa4.emulator.ptx.operands import read_label, read_operands, read_register
-from fa4.emulator.ptx.syntax import Instruction, Operand, Register, Variable
+from fa4.emulator.ptx.syntax import Operand, PtxInstruction, Register, Variable
 
 
 class Body:
@@ -22,7 +22,7 @@ class Body:
     ) -> None:
         self.variables: list[Variable] = []
         self.registers: dict[str, str] = {}
-        self.instructions: list[Instruction] = []
+        self.instructions: list[PtxInstruction] = []
         self.labels: dict[str, int] = {}
         self.branch_targets: dict[str, tuple[str, ...]] = {}
         self._cursor = cursor
@@ -100,7 +100,7 @@ class Body:
         if guard is not None:
             text = "".join(tokens[start:after_guard]) + " " + text
         self.instructions.append(
-            Instruction(opcode, parts, operands, guard, line, text.rstrip(), self._location)
+            PtxInstruction(opcode, parts, operands, guard, line, text.rstrip(), self._location)
         )
 
     def _read_guard(self) -> Register:

@@ -122,7 +122,7 @@ def _list(operands: tuple[Operand, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class PtxInstruction:
     """One instruction. `opcode` is the full dotted name, e.g. "add.rn.f32x2".
 
     parts: opcode split at the dots ("shared::cta" stays one part).
@@ -174,7 +174,7 @@ class Kernel:
     parameters: tuple[Variable, ...]
     variables: tuple[Variable, ...]
     registers: dict[str, str]
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[PtxInstruction, ...]
     labels: dict[str, int]
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -46,7 +46,7 @@ class TmaError(EmulatorError):
         super().__init__(f"TMA: {field} is {value}, allowed: {allowed}")
 
 
-class DescriptorError(TmaError):
+class TensorMapError(TmaError):
     """A tensor map that makes no sense, or whose mode the emulator does not execute."""
 
 
@@ -63,7 +63,7 @@ class TensorMap:
     no data, kept so that encode gives back what decode read (2: as CuTe-DSL encodes for sm_100a).
 
     Every TensorMap obeys the rules of cuTensorMapEncodeTiled: the constructor raises
-    DescriptorError otherwise.
+    TensorMapError otherwise.
     """
 
     address: int
@@ -118,7 +118,7 @@ class TensorMap:
 
     @staticmethod
     def decode(raw: bytes) -> TensorMap:
-        """The map in `raw` (128 bytes; the first 64 carry it). Raises DescriptorError."""
+        """The map in `raw` (128 bytes; the first 64 carry it). Raises TensorMapError."""
         return _decode(bytes(raw))
 
     def encode(self) -> bytes:
@@ -128,7 +128,7 @@ class TensorMap:
 
 def _require(condition: bool, field: str, value: object, allowed: str) -> None:
     if not condition:
-        raise DescriptorError(field, value, allowed)
+        raise TensorMapError(field, value, allowed)
 
 
 def _check_tensor(m: TensorMap) -> None:

@@ -15,7 +15,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from fa4.emulator.tma.descriptor import DescriptorError, TensorMap, TmaError
+from fa4.emulator.tma.descriptor import TensorMap, TensorMapError, TmaError
 from fa4.emulator.tma.swizzle import PERIOD_BYTES, swizzle_addresses
 
 CHUNK_BYTES = 16  # the swizzles move whole chunks
@@ -51,7 +51,7 @@ def plan_tile(
 
     Raises TmaError for coordinates of another rank, a start of the box that is not 16-byte aligned,
     negative coordinates of a store (the hardware traps on these two), or a misaligned smem_base;
-    DescriptorError for interleaved maps.
+    TensorMapError for interleaved maps.
     """
     _check_operands(tensor_map, coordinates, tensor_map.rank, smem_base, store)
     inside = all(
@@ -83,9 +83,9 @@ def plan_gather4(
     """
     _check_operands(tensor_map, coordinates, 5, smem_base, store)
     if tensor_map.rank != 2:
-        raise DescriptorError("rank", tensor_map.rank, "2 for gather4 and scatter4")
+        raise TensorMapError("rank", tensor_map.rank, "2 for gather4 and scatter4")
     if tensor_map.box[1] != 1:
-        raise DescriptorError("box", tensor_map.box, "1 row for gather4 and scatter4")
+        raise TensorMapError("box", tensor_map.box, "1 row for gather4 and scatter4")
     column, *rows = coordinates
     unit_bytes = CHUNK_BYTES if store else _unit_bytes(tensor_map, column)
     row_offsets = _global_offsets(tensor_map, unit_bytes)
@@ -129,7 +129,7 @@ def _check_operands(
     if len(coordinates) != expected:
         raise TmaError("number of coordinates", len(coordinates), f"{expected} for this map")
     if tensor_map.interleave:
-        raise DescriptorError("interleave", tensor_map.interleave, "0 (others are not supported)")
+        raise TensorMapError("interleave", tensor_map.interleave, "0 (others are not supported)")
     if smem_base % SMEM_ALIGN_BYTES or smem_base < 0:
         raise TmaError("shared address", hex(smem_base), f"a multiple of {SMEM_ALIGN_BYTES}")
     if coordinates[0] * tensor_map.element_bytes % CHUNK_BYTES:

@@ -59,7 +59,7 @@ class Flash1Config:
         return min(columns, head_dim), columns
 
 
-class _Forward(SequenceTiles):
+class _Flash1Forward(SequenceTiles):
     """O (Hq, Sq, dv), m and l (Hq, Sq) in HBM, in the work type."""
 
     def __init__(self, seq: Sequence, spec: Attention, config: Flash1Config) -> None:
@@ -119,7 +119,7 @@ class _Forward(SequenceTiles):
         self.charge(read=elements * self.d * self.itemsize + state, write=state)
 
 
-class _Backward(GradientTiles):
+class _Flash1Backward(GradientTiles):
     """Algorithm 4: dK_j and dV_j stay on chip, dQ_i passes through HBM for each block pair."""
 
     def run(self, config: Flash1Config) -> SequenceGradients:
@@ -151,7 +151,7 @@ def forward_sequence(seq: Sequence, spec: Attention, config: Flash1Config) -> Se
     Blocks that the mask or `block_sparse` hides entirely are skipped (Algorithm 5).
     """
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        return _Forward(seq, spec, config).run()
+        return _Flash1Forward(seq, spec, config).run()
 
 
 def backward_sequence(
@@ -163,4 +163,4 @@ def backward_sequence(
     exp(S - LSE), and are charged as the two vectors they are.
     """
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        return _Backward(seq, up, spec).run(config)
+        return _Flash1Backward(seq, up, spec).run(config)

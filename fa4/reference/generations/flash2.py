@@ -58,24 +58,24 @@ class Flash2Config:
         raise ValueError(f"sram_bytes must be at least {needed} for FA2's tiles; got {sram_bytes}")
 
 
-class WorkTile(NamedTuple):
+class HeadBlock(NamedTuple):
     """What one CTA computes: a head and its query rows (forward) or keys (backward)."""
 
     head: int
     tile: Tile
 
 
-def work_tiles(heads: int, seqlen_q: int, config: Flash2Config) -> list[WorkTile]:
+def work_tiles(heads: int, seqlen_q: int, config: Flash2Config) -> list[HeadBlock]:
     """Forward work of one sequence: independent of each other, one per CTA.
 
     FA1 has one work tile per head; here long sequences fill the device as well (section 3.2).
     """
-    return [WorkTile(head, rows) for head in range(heads) for rows in cut(seqlen_q, config.tile_m)]
+    return [HeadBlock(head, rows) for head in range(heads) for rows in cut(seqlen_q, config.tile_m)]
 
 
-def backward_work_tiles(heads: int, seqlen_k: int, config: Flash2Config) -> list[WorkTile]:
+def backward_work_tiles(heads: int, seqlen_k: int, config: Flash2Config) -> list[HeadBlock]:
     """Backward work of one sequence: one CTA per head and block of KV columns."""
-    return [WorkTile(head, cols) for head in range(heads) for cols in cut(seqlen_k, config.tile_n)]
+    return [HeadBlock(head, cols) for head in range(heads) for cols in cut(seqlen_k, config.tile_n)]
 
 
 class Flash2Forward(SequenceTiles):

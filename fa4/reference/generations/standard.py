@@ -35,7 +35,7 @@ class StandardConfig:
             numpy_dtype(self.stored_dtype)
 
 
-class _Forward(SequenceTiles):
+class _StandardForward(SequenceTiles):
     """The whole score matrix as one tile, rounded where it passes through HBM."""
 
     def __init__(self, seq: Sequence, spec: Attention, config: StandardConfig) -> None:
@@ -77,7 +77,7 @@ class _Forward(SequenceTiles):
         self.charge(write=heads * rows.size * self.dv * item)
 
 
-class _Backward(GradientTiles):
+class _StandardBackward(GradientTiles):
     """Algorithm 3. P is recomputed from the LSE here; the charges are those of reading it."""
 
     def __init__(
@@ -115,7 +115,7 @@ class _Backward(GradientTiles):
 def forward_sequence(seq: Sequence, spec: Attention, config: StandardConfig) -> SequenceOutput:
     """Standard attention of one sequence: O in the output type, LSE, and counters."""
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        return _Forward(seq, spec, config).run()
+        return _StandardForward(seq, spec, config).run()
 
 
 def backward_sequence(
@@ -123,4 +123,4 @@ def backward_sequence(
 ) -> SequenceGradients:
     """Standard gradients of one sequence in the work type (float32 or float64)."""
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        return _Backward(seq, up, spec, config).run()
+        return _StandardBackward(seq, up, spec, config).run()

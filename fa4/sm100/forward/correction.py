@@ -7,19 +7,20 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.sm100.forward.context import WARPGROUP, Signals
-from fa4.sm100.forward.rowmath import LOG2_E, multiplied, rounded
-from fa4.sm100.forward.spec import padded_dim
-from fa4.sm100.forward.straight import stand_apart
-from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
-from fa4.sm100.forward.tmem import read_columns, warp_lanes, write_columns
+from fa4.sm100.kit.ptx_block import stand_apart
+from fa4.sm100.kit.rowmath import LOG2_E, multiplied, rounded
+from fa4.sm100.kit.schedulers import first_tile, next_tile
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.sm100.kit.tmem import read_columns, warp_lanes, write_columns
+from fa4.sm100.kit.units import WARPGROUP, padded_dim
 
 CHUNK = 16  # TMEM columns that a thread holds at a time
 LN_2 = 0.6931471805599453
 
 
 @dataclass(frozen=True)
-class Outputs:
+class CorrectionOperands:
     """What the correction warps work with.
 
     stats: per Q tile, log2(alpha) or l of 128 rows, then m. o: first TMEM column by Q tile.
@@ -35,34 +36,34 @@ class Outputs:
 
 
 @cute.jit
-def correction(signals: Signals, problem: Problem, outputs: Outputs) -> None:
+def correction(signals: Signals, problem: KernelProblem, outputs: CorrectionOperands) -> None:
     """Votes per warp whether O needs rescaling; releases the other Q tile's statistics."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     last: cutlass.Constexpr = q_tiles - 1
     cols: cutlass.Constexpr = padded_dim(problem.spec.head_dim_v)
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     for i in cutlass.range_constexpr(q_tiles):
-        signals.arrive(f"p{i}_full_o{i}_scaled")
+        signals.numbered(i).arrive("p#_full_o#_scaled")
     index = first_tile(problem)
     tiles_done = Int32(0)
     while index < problem.num_tiles:
         tile = locate(problem, index)
         # The first keys' products overwrite O: these signals only pass through.
-        signals.wait("stats0_full")
-        signals.arrive("stats0_empty")
+        signals.numbered(0).wait("stats#_full")
+        signals.numbered(0).arrive("stats#_empty")
         if cutlass.const_expr(q_tiles == 2):
-            signals.wait("stats1_full")
+            signals.numbered(1).wait("stats#_full")
         for _ in cutlass.range(1, tile.kv_tiles, unroll=1):
             for i in cutlass.range_constexpr(q_tiles):
-                signals.wait(f"stats{i}_full")
+                signals.numbered(i).wait("stats#_full")
                 log2_alpha = outputs.stats[i][thread]
                 if cute.arch.vote_any_sync(log2_alpha < 0.0):
                     alpha = cute.math.exp2(log2_alpha, fastmath=True)
                     rescale(outputs.o[i], cols, alpha)
-                signals.arrive(f"p{i}_full_o{i}_scaled")
-                signals.arrive(f"stats{last - i}_empty")
+                signals.numbered(i).arrive("p#_full_o#_scaled")
+                signals.numbered(last - i).arrive("stats#_empty")
         if cutlass.const_expr(q_tiles == 2):
-            signals.arrive("stats1_empty")
+            signals.numbered(1).arrive("stats#_empty")
         for i in cutlass.range_constexpr(q_tiles):
             finish(signals, problem, outputs, tile, i, tiles_done)
         index = next_tile(signals, problem, index, tiles_done)
@@ -82,17 +83,17 @@ def rescale(column: cutlass.Constexpr, cols: cutlass.Constexpr, factor: Float32)
 @cute.jit
 def finish(
     signals: Signals,
-    problem: Problem,
-    outputs: Outputs,
+    problem: KernelProblem,
+    outputs: CorrectionOperands,
     tile: WorkTile,
     i: cutlass.Constexpr,
     tiles_done: Int32,
 ) -> None:
     """O_i / l to shared memory and LSE to global memory, once the last product is there."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
-    signals.wait(f"stats{i}_full")
+    signals.numbered(i).wait("stats#_full")
     total, highest = outputs.stats[i][thread], outputs.stats[i][WARPGROUP + thread]
-    signals.arrive(f"stats{i}_empty")
+    signals.numbered(i).arrive("stats#_empty")
     row = tile.tile_row(i) + thread
     peak, shrink = highest * outputs.scale_log2, Float32(1.0)
     if cutlass.const_expr(outputs.sink is not None):
@@ -102,8 +103,8 @@ def finish(
     if cutlass.const_expr(outputs.lse is not None):
         lse = (peak + cute.math.log2(total, fastmath=True)) * LN_2
         store_lse(outputs.lse, tile, row, cutlass.select_(empty, -Float32.inf, lse))
-    signals.wait(f"o{i}_full", tiles_done)
-    signals.wait(f"epi{i}_empty", tiles_done)
+    signals.numbered(i).wait("o#_full", tiles_done)
+    signals.numbered(i).wait("epi#_empty", tiles_done)
     lanes = warp_lanes()
     for first in cutlass.range_constexpr(0, padded_dim(problem.spec.head_dim_v), CHUNK):
         columns = read_columns(lanes + (outputs.o[i] + first), CHUNK, CHUNK)
@@ -122,10 +123,10 @@ def finish(
             target,
         )
         stand_apart(problem.num_tiles)
-    signals.arrive(f"p{i}_full_o{i}_scaled")
+    signals.numbered(i).arrive("p#_full_o#_scaled")
     if cutlass.const_expr(not problem.spec.ragged_q):
         cute.arch.fence_proxy("async.shared", space="cta")
-    signals.arrive(f"epi{i}_full")
+    signals.numbered(i).arrive("epi#_full")
 
 
 @cute.jit

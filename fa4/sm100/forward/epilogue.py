@@ -8,9 +8,10 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.forward_layout import output_over_queries
-from fa4.sm100.forward.context import WARP, Signals
-from fa4.sm100.forward.spec import TILE_ROWS
-from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
+from fa4.sm100.kit.schedulers import first_tile, next_tile
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.sm100.kit.units import TILE_ROWS, WARP
 
 VECTOR = 8  # elements of a 16-byte store
 
@@ -29,7 +30,7 @@ class Store:
 
 
 @cute.jit
-def epilogue(signals: Signals, problem: Problem, store: Store) -> None:
+def epilogue(signals: Signals, problem: KernelProblem, store: Store) -> None:
     """One O tile after the other, as the correction warps finish them."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
     index = first_tile(problem)
@@ -37,17 +38,17 @@ def epilogue(signals: Signals, problem: Problem, store: Store) -> None:
     while index < problem.num_tiles:
         tile = locate(problem, index)
         for i in cutlass.range_constexpr(q_tiles):
-            signals.wait(f"epi{i}_full", tiles_done)
+            signals.numbered(i).wait("epi#_full", tiles_done)
             if cutlass.const_expr(store.atom is not None):
                 store_by_tma(store, tile, i)
                 cute.arch.cp_async_bulk_commit_group()
             else:
                 store_rows(store, tile, i)
-                signals.arrive(f"epi{i}_empty", after="tma")
+                signals.numbered(i).arrive("epi#_empty", after="tma")
         if cutlass.const_expr(store.atom is not None):
             for i in cutlass.range_constexpr(q_tiles):
                 cute.arch.cp_async_bulk_wait_group(q_tiles - 1 - i, read=True)
-                signals.arrive(f"epi{i}_empty", after="tma")
+                signals.numbered(i).arrive("epi#_empty", after="tma")
         if cutlass.const_expr(output_over_queries(problem.spec.pipeline)):
             signals.arrive("o_stored", after="tma")
         index = next_tile(signals, problem, index, tiles_done)

@@ -7,23 +7,12 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.forward_layout import split_columns
 from fa4.plan.schema import Role
-from fa4.sm100.forward.context import (
-    CTA_BARRIER,
-    ELEMENTS,
-    LEADER,
-    WARP,
-    WARPGROUP,
-    Signals,
-    init_signals,
-    pair_rank,
-)
-from fa4.sm100.forward.correction import Outputs, correction
+from fa4.sm100.forward.correction import CorrectionOperands, correction
 from fa4.sm100.forward.epilogue import Store, epilogue
 from fa4.sm100.forward.load import Operand, load
 from fa4.sm100.forward.mma import mma
 from fa4.sm100.forward.mods import Mods, scales
 from fa4.sm100.forward.operands import (
-    CTA_GROUPS,
     columns_first,
     key_view,
     kv_shift,
@@ -35,10 +24,13 @@ from fa4.sm100.forward.operands import (
     shared_layouts,
     tiled_mmas,
 )
-from fa4.sm100.forward.scheduler import scheduler
 from fa4.sm100.forward.softmax import Rows, softmax
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.forward.tiles import Problem, block_rows, heads_per_section
+from fa4.sm100.kit.descriptors import CTA_GROUPS, ELEMENTS
+from fa4.sm100.kit.schedulers import scheduler
+from fa4.sm100.kit.signals import CTA_BARRIER, LEADER, Signals, init_signals, pair_rank
+from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
+from fa4.sm100.kit.units import WARP, WARPGROUP
 
 TMEM_COLS = 512  # all of it: one CTA per SM, so that column numbers are known while compiling
 SWIZZLE_ALIGN = 1024
@@ -108,7 +100,7 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
     response = None
     if cutlass.const_expr(spec.scheduler == "clc"):
         response = memory + plan.buffer("work").start
-    problem = Problem(spec, *(*sizes, *window, *lengths, response))
+    problem = KernelProblem(spec, *(*sizes, *window, *lengths, response))
     operands = make_operands(spec, mmas, loads, layouts, memory)
     shared_o = shared_tensor(spec, memory, "o", layouts[3])
     stats = tuple(stats_tensor(spec, memory, i) for i in range(q_tiles))
@@ -138,13 +130,14 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
     if has_role(warp, plan.role("correction")):
         cute.arch.setmaxregister_decrease(plan.role("correction").registers)
         columns = [plan.buffer(f"o{i}").start for i in range(q_tiles)]
-        outputs = Outputs(stats, columns, shared_o, scale_log2, lse, sink)
+        outputs = CorrectionOperands(stats, columns, shared_o, scale_log2, lse, sink)
         correction(signals.of("correction"), problem, outputs)
     first, last = plan.role("softmax0"), plan.role(f"softmax{q_tiles - 1}")
     if has_role(warp, first, last):
         cute.arch.setmaxregister_increase(first.registers)
         i = q_tile(warp, spec)
         rows = Rows(
+            i=i,
             s=first_column(spec, "s", i),
             p=first_column(spec, "p", i),
             split=split_columns(spec.pipeline),
@@ -153,7 +146,7 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
             num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
         )
-        softmax(signals.of("softmax{i}", i), problem, rows)
+        softmax(signals.of("softmax#").numbered(i), problem, rows)
 
     for number, registers in plan.idle_warps.items():
         if warp == number:

@@ -8,8 +8,10 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.forward_layout import output_over_queries
-from fa4.sm100.forward.context import Signals
-from fa4.sm100.forward.tiles import Problem, WorkTile, first_tile, locate, next_tile
+from fa4.sm100.kit.rings import Ring, stage_offset
+from fa4.sm100.kit.schedulers import first_tile, next_tile
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
 
 
 @dataclass(frozen=True)
@@ -38,76 +40,64 @@ class Operand:
 
 
 @cute.jit
-def load(signals: Signals, problem: Problem, query: Operand, key: Operand, value: Operand) -> None:
+def load(
+    signals: Signals, problem: KernelProblem, query: Operand, key: Operand, value: Operand
+) -> None:
     """K, Q0, Q1, V, then K and V of the other KV tiles, last keys first."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
-    stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
     index = first_tile(problem)
-    slot, lap, tiles_done = Int32(0), Int32(0), Int32(0)
+    ring, tiles_done = signals.ring("kv"), Int32(0)
     while index < problem.num_tiles:
         tile = locate(problem, index)
         q, k, v = _query_tiles(query, tile), _key_tiles(key, tile), _value_tiles(value, tile)
         last = tile.kv_stop - 1
-        _fill(signals, "kv", key, k[None, last], slot, lap)
-        slot, lap = advance(slot, lap, stages)
+        _fill(signals, "kv", key, k[None, last], ring.slot, ring)
+        ring = ring.next()
         if cutlass.const_expr(output_over_queries(problem.spec.pipeline)):
             signals.wait("o_stored", tiles_done)
         for i in cutlass.range_constexpr(q_tiles):
-            _fill(signals, f"q{i}", query, q[None, tile.block * q_tiles + i], i, tiles_done)
-        _fill(signals, "kv", value, v[None, last], slot, lap)
-        slot, lap = advance(slot, lap, stages)
+            source = q[None, tile.block * q_tiles + i]
+            _fill(signals.numbered(i), "q#", query, source, i, tiles_done)
+        _fill(signals, "kv", value, v[None, last], ring.slot, ring)
+        ring = ring.next()
         for j in cutlass.range(1, tile.kv_tiles, unroll=1):
-            _fill(signals, "kv", key, k[None, last - j], slot, lap)
-            slot, lap = advance(slot, lap, stages)
-            _fill(signals, "kv", value, v[None, last - j], slot, lap)
-            slot, lap = advance(slot, lap, stages)
+            _fill(signals, "kv", key, k[None, last - j], ring.slot, ring)
+            ring = ring.next()
+            _fill(signals, "kv", value, v[None, last - j], ring.slot, ring)
+            ring = ring.next()
         index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
-    _drain(signals, q_tiles, slot, lap, tiles_done)
+    _drain(signals, q_tiles, ring, tiles_done)
 
 
 @cute.jit
-def _drain(
-    signals: Signals, q_tiles: cutlass.Constexpr, slot: Int32, lap: Int32, tiles_done: Int32
-) -> None:
+def _drain(signals: Signals, q_tiles: cutlass.Constexpr, ring: Ring, tiles_done: Int32) -> None:
     """The last products end, and tell, before this CTA's shared memory is given back."""
-    stages: cutlass.Constexpr = signals.plan.signal("kv_empty").stages
-    for _ in cutlass.range_constexpr(stages):
-        cute.arch.mbarrier_wait(signals.pointer("kv_empty", slot), (lap - 1) & 1)
-        slot, lap = advance(slot, lap, stages)
+    for _ in cutlass.range_constexpr(ring.stages):
+        signals.wait("kv_empty", ring)
+        ring = ring.next()
     for i in cutlass.range_constexpr(q_tiles):
-        cute.arch.mbarrier_wait(signals.pointer(f"q{i}_empty"), (tiles_done - 1) & 1)
-
-
-def stage_offset(stage: Int32 | int, pitch: int, shift: int) -> Int32 | int:
-    """Where a stage starts; `shift` is what stage 1 lies off."""
-    offset = stage * pitch
-    return offset + cutlass.select_(stage == 1, Int32(shift), Int32(0)) if shift else offset
-
-
-def advance(slot: Int32, lap: Int32, stages: int) -> tuple[Int32, Int32]:
-    """The next slot of a ring, and how often the ring has been gone round."""
-    following = slot + 1
-    wrapped = following == stages
-    return (
-        cutlass.select_(wrapped, Int32(0), following),
-        cutlass.select_(wrapped, lap ^ 1, lap),
-    )
+        signals.numbered(i).wait("q#_empty", tiles_done)
 
 
 def _fill(
-    signals: Signals, name: str, operand: Operand, tile: cute.Tensor, stage: Int32, lap: Int32
+    signals: Signals,
+    name: str,
+    operand: Operand,
+    tile: cute.Tensor,
+    stage: Int32 | int,
+    at: Ring | Int32,
 ) -> None:
     """Wait until a stage is free, then start the copy of a tile into it.
 
-    A K in stage 0 of an uneven ring reaches into the K that was in stage 1: it waits for that one,
-    which is released after the last user of stage 0.
+    stage: of shared memory. at: the phase of its signals. A K in stage 0 of an uneven ring reaches
+    into the K that was in stage 1: it waits for that one, which is released after the last user of
+    stage 0.
     """
-    barrier = stage if name == "kv" else 0
     reaches_over = operand.shift < 0
-    free = cutlass.select_(stage == 0, Int32(1), stage) if reaches_over else barrier
-    signals.wait(f"{name}_empty", lap, free)
-    full = signals.expect(f"{name}_full", operand.num_bytes, barrier)
+    free = at.on(cutlass.select_(stage == 0, Int32(1), stage)) if reaches_over else at
+    signals.wait(f"{name}_empty", free)
+    full = signals.expect(f"{name}_full", operand.num_bytes, at)
     start = operand.start + stage_offset(stage, operand.pitch, operand.shift)
     shared = cute.make_tensor(start, operand.layout)
     target, source = cpasync.tma_partition(

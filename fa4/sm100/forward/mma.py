@@ -7,37 +7,19 @@ The whole warp runs the loop, and elects a thread for each product: then the com
 everything in uniform registers, where the tensor core wants it, and the election costs nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from fa4.sm100.forward.context import Signals
-from fa4.sm100.forward.load import advance, stage_offset
-from fa4.sm100.forward.spec import MMA_DEPTH
-from fa4.sm100.forward.straight import Straight
-from fa4.sm100.forward.tiles import Problem, first_tile, locate, next_tile
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Shared-memory descriptors of an operand's tiles (PTX ISA 9.7.16.4.1), in 16-byte units.
-
-    low, high: words of the first stage's. steps: offsets of the steps of 16 along K. pitch, shift:
-    from one stage to the next, and what stage 1 lies off.
-    """
-
-    low: Int32
-    high: Int32
-    steps: cutlass.Constexpr
-    pitch: cutlass.Constexpr
-    shift: cutlass.Constexpr
-
-    def stage(self, number: Int32 | int) -> Int32:
-        """The low word of a stage's first step."""
-        return self.low + stage_offset(number, self.pitch, self.shift)
+from fa4.sm100.kit.descriptors import OperandTiles, descriptors, multiply, plus
+from fa4.sm100.kit.ptx_block import PtxBlock
+from fa4.sm100.kit.rings import Ring
+from fa4.sm100.kit.schedulers import first_tile, next_tile
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import KernelProblem, locate
+from fa4.sm100.kit.units import MMA_DEPTH
 
 
 @dataclass(frozen=True)
@@ -50,8 +32,8 @@ class Products:
     part; in both, operands and sums lie at the same addresses.
     """
 
-    q: Tiles
-    k: Tiles
+    q: OperandTiles
+    k: OperandTiles
     v: tuple
     idesc_s: cutlass.Constexpr
     idesc_o: cutlass.Constexpr
@@ -63,106 +45,74 @@ class Products:
 
 
 @cute.jit
-def mma(signals: Signals, problem: Problem, products: Products) -> None:
+def mma(signals: Signals, problem: KernelProblem, products: Products) -> None:
     """Every product of the work tiles of this CTA, or of its pair."""
     q_tiles: cutlass.Constexpr = problem.spec.numerics.q_tiles
-    stages: cutlass.Constexpr = signals.plan.signal("kv_full").stages
     index = first_tile(problem)
-    slot, lap, tiles_done, uses = Int32(0), Int32(0), Int32(0), Int32(0)
+    ring, tiles_done = signals.ring("kv"), Int32(0)
+    turn = Ring.of(1)  # of P and O: a round per KV tile
     while index < problem.num_tiles:
         kv_tiles = locate(problem, index).kv_tiles
         for i in cutlass.range_constexpr(q_tiles):
-            signals.wait(f"q{i}_full", tiles_done)
+            signals.numbered(i).wait("q#_full", tiles_done)
             if cutlass.const_expr(i == 0):
-                signals.wait("kv_full", lap, slot)
-            scores(signals, products, i, slot)
-        signals.commit("kv_empty", slot)
-        slot, lap = advance(slot, lap, stages)
+                signals.wait("kv_full", ring)
+            scores(signals.numbered(i), products, i, ring)
+        signals.commit("kv_empty", ring)
+        ring = ring.next()
         for j in cutlass.range(1, kv_tiles, unroll=1):
-            signals.wait("kv_full", lap, slot)
-            next_slot, next_lap = advance(slot, lap, stages)
+            signals.wait("kv_full", ring)
+            keys = ring.next()
             for i in cutlass.range_constexpr(q_tiles):
-                values(signals, products, i, slot, uses, j > 1)
+                values(signals.numbered(i), products, i, ring, turn, j > 1)
                 if cutlass.const_expr(i == q_tiles - 1):
-                    signals.commit("kv_empty", slot)
+                    signals.commit("kv_empty", ring)
                 if cutlass.const_expr(i == 0):
-                    signals.wait("kv_full", next_lap, next_slot)
-                scores(signals, products, i, next_slot)
-            signals.commit("kv_empty", next_slot)
-            uses ^= 1
-            slot, lap = advance(next_slot, next_lap, stages)
+                    signals.wait("kv_full", keys)
+                scores(signals.numbered(i), products, i, keys)
+            signals.commit("kv_empty", keys)
+            turn = turn.next()
+            ring = keys.next()
         for i in cutlass.range_constexpr(q_tiles):
-            signals.commit(f"q{i}_empty")
-        signals.wait("kv_full", lap, slot)
+            signals.numbered(i).commit("q#_empty")
+        signals.wait("kv_full", ring)
         for i in cutlass.range_constexpr(q_tiles):
-            values(signals, products, i, slot, uses, kv_tiles > 1)
-            signals.commit(f"o{i}_full")
-        signals.commit("kv_empty", slot)
-        uses ^= 1
-        slot, lap = advance(slot, lap, stages)
+            values(signals.numbered(i), products, i, ring, turn, kv_tiles > 1)
+            signals.numbered(i).commit("o#_full")
+        signals.commit("kv_empty", ring)
+        turn = turn.next()
+        ring = ring.next()
         index = next_tile(signals, problem, index, tiles_done)
         tiles_done += 1
 
 
-def scores(signals: Signals, products: Products, i: int, slot: Int32) -> None:
+def scores(signals: Signals, products: Products, i: int, keys: Ring) -> None:
     """S_i = Q_i K^T from a slot of the ring, and tell softmax i when it is there."""
     q, k = products.q, products.k
-    code = Straight()
-    a = _descriptors(code, q.stage(i), q.high, q.steps)
-    b = _descriptors(code, k.stage(slot), k.high, k.steps)
+    code = PtxBlock()
+    a = descriptors(code, q.stage(i), q.high, q.steps)
+    b = descriptors(code, k.stage(keys.slot), k.high, k.steps)
     sums = ["0"] + ["1"] * (len(b) - 1)
-    _multiply(code, products.s[i], a, b, products.idesc_s, sums, products.cta_group)
-    signals.commit(f"s{i}_full")
+    multiply(code, products.s[i], a, b, products.idesc_s, sums, products.cta_group)
+    signals.commit("s#_full")
 
 
 def values(
-    signals: Signals, products: Products, i: int, slot: Int32, use: Int32, accumulate: Boolean
+    signals: Signals, products: Products, i: int, slot: Ring, turn: Ring, accumulate: Boolean
 ) -> None:
     """O_i += P_i V (=, for a work tile's first keys); the last part of P is waited for apart."""
     v = products.v[i]
-    v_low = v.stage(slot)
+    v_low = v.stage(slot.slot)
     parts = range(products.split), range(products.split, len(v.steps))
-    for part, signal in zip(parts, (f"p{i}_full_o{i}_scaled", f"p{i}_last"), strict=True):
+    for part, signal in zip(parts, ("p#_full_o#_scaled", "p#_last"), strict=True):
         if not part:
             continue
-        signals.wait(signal, use)
-        code = Straight()
+        signals.wait(signal, turn)
+        code = PtxBlock()
         p = code.read(products.p[i])
-        a = [f"[{_plus(code, p, step * (MMA_DEPTH // 2))}]" for step in part]
-        b = _descriptors(code, v_low, v.high, v.steps[part.start : part.stop])
+        a = [f"[{plus(code, p, step * (MMA_DEPTH // 2))}]" for step in part]
+        b = descriptors(code, v_low, v.high, v.steps[part.start : part.stop])
         sums = ["1"] * len(b)
         if part.start == 0:
             sums[0] = code.read(Int32(accumulate))
-        _multiply(code, products.o[i], a, b, products.idesc_o, sums, products.cta_group)
-
-
-def _descriptors(code: Straight, low: Int32, high: Int32, steps: Sequence[int]) -> list[str]:
-    """Shared-memory descriptors of the steps of an operand's tile."""
-    first, upper = code.read(low), code.read(high)
-    words = [_plus(code, first, step) for step in steps]
-    return [code.do("mov.b64", f"{{{word}, {upper}}}", kind="b64") for word in words]
-
-
-def _plus(code: Straight, word: str, offset: int) -> str:
-    return code.do("add.s32", word, str(offset), kind="b32") if offset else word
-
-
-def _multiply(
-    code: Straight, target: Int32, a: list[str], b: list[str], idesc: int, sums: list[str],
-    cta_group: int,
-) -> None:  # fmt: skip
-    """tcgen05.mma for each step (PTX ISA 9.7.16.10.9.1), by an elected thread.
-
-    a: addresses in tensor memory in brackets, or descriptors as b. sums: what says, other than 0,
-    that the step's product is added to `target`.
-    """
-    elected, kind = code.register("pred"), code.do("mov.b32", str(idesc), kind="b32")
-    code.effect(f"elect.sync _|{elected}, -1;")
-    into = code.read(target)
-    for left, right, add in zip(a, b, sums, strict=True):
-        added = code.do("setp.ne.b32", add, "0", kind="pred")
-        code.effect(
-            f"@{elected} tcgen05.mma.cta_group::{cta_group}.kind::f16 "
-            f"[{into}], {left}, {right}, {kind}, {added};"
-        )
-    code.trace(effects=True)
+        multiply(code, products.o[i], a, b, products.idesc_o, sums, products.cta_group)

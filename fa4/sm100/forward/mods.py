@@ -15,8 +15,8 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32
 
-from fa4.sm100.forward.rowmath import LOG2_E, tanh
-from fa4.sm100.forward.tiles import WorkTile
+from fa4.sm100.kit.rowmath import LOG2_E, tanh
+from fa4.sm100.kit.tiles import WorkTile
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Mods:
             batch=tile.batch,
             head=tile.query_head(row),
             position=cutlass.min(tile.position(row), tile.seqlen_q - 1),
-            seqlens=SeqlenInfo(tile.seqlen_q, tile.seqlen_k),
+            seqlens=TracedSeqlens(tile.seqlen_q, tile.seqlen_k),
         )
 
 
 @dataclass(frozen=True)
-class SeqlenInfo:
+class TracedSeqlens:
     """Lengths of the sequences of one batch entry."""
 
     seqlen_q: Int32
@@ -63,7 +63,7 @@ class RowMods:
     batch: Int32
     head: Int32
     position: Int32
-    seqlens: SeqlenInfo
+    seqlens: TracedSeqlens
 
     def modified(self, scores: list[Float32], first_key: Int32) -> list[Float32]:
         """The scores of the keys from `first_key` on, modified and masked.

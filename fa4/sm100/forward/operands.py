@@ -1,6 +1,5 @@
 """Operands of both products: views of global tensors, shared-memory layouts, MMA descriptors."""
 
-from dataclasses import replace
 from typing import Any
 
 import cutlass.cute as cute
@@ -14,12 +13,16 @@ from cutlass.utils.blackwell_helpers import (
 )
 
 from fa4.plan.forward_layout import split_columns
-from fa4.sm100.forward.context import ELEMENTS
-from fa4.sm100.forward.mma import Products, Tiles
-from fa4.sm100.forward.spec import MMA_DEPTH, TILE_ROWS, ForwardSpec, padded_dim
-
-DESCRIPTOR_UNIT_BYTES = 16  # of addresses and offsets in a shared-memory descriptor
-CTA_GROUPS = {1: tcgen05.CtaGroup.ONE, 2: tcgen05.CtaGroup.TWO}
+from fa4.sm100.forward.mma import Products
+from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.kit.descriptors import (
+    CTA_GROUPS,
+    ELEMENTS,
+    computed_anew,
+    instruction_descriptor,
+    operand_tiles,
+)
+from fa4.sm100.kit.units import MMA_DEPTH, TILE_ROWS, padded_dim
 
 
 def tiled_mmas(spec: ForwardSpec) -> tuple:
@@ -96,47 +99,22 @@ def make_products(spec: ForwardSpec, mmas: tuple, shared: tuple, tmem: Int32) ->
     plan, tiles = spec.plan, range(spec.numerics.q_tiles)
     makers = mmas[0].make_fragment_A, mmas[0].make_fragment_B, mmas[1].make_fragment_B
     q, k, v = (
-        _descriptor(make(tensor), pitch, shift, ELEMENTS[spec.dtype].width // 8)
+        operand_tiles(make(tensor), pitch, shift, ELEMENTS[spec.dtype].width // 8)
         for make, (tensor, pitch, shift) in zip(makers, shared, strict=True)
     )
-    (_, tile_n, _), (_, values, _) = product_tiles(spec)
+    (rows, tile_n, _), (_, values, _) = product_tiles(spec)
     return Products(
         q=q,
         k=k,
-        v=tuple(v if i == 0 else _computed_anew(v) for i in tiles),
-        idesc_s=_instruction_descriptor(spec, tile_n, transpose_b=False),
-        idesc_o=_instruction_descriptor(spec, values, transpose_b=True),
+        v=tuple(v if i == 0 else computed_anew(v) for i in tiles),
+        idesc_s=instruction_descriptor(spec.dtype, rows, tile_n, transpose_b=False),
+        idesc_o=instruction_descriptor(spec.dtype, rows, values, transpose_b=True),
         cta_group=spec.cta_group,
         s=tuple(tmem + plan.buffer(f"s{i}").start for i in tiles),
         p=tuple(tmem + plan.buffer(f"p{i}").start for i in tiles),
         o=tuple(tmem + plan.buffer(f"o{i}").start for i in tiles),
         split=split_columns(spec.pipeline) // MMA_DEPTH,
     )
-
-
-def _computed_anew(tiles: Tiles) -> Tiles:
-    """The same tiles by a word that the compiler takes for another one.
-
-    Between the two Q tiles' PV lies a QK: holding V's words over it takes 16 uniform registers that
-    do not exist. Spilling them costs more than adding the steps again.
-    """
-    return replace(tiles, low=cute.arch.make_warp_uniform(tiles.low))
-
-
-def _descriptor(fragment: cute.Tensor, pitch: int, shift: int, element_bytes: int) -> Tiles:
-    """The descriptors of an operand's tiles; pitch and shift in elements."""
-    steps = cute.size(fragment, mode=[2])
-    offsets = tuple(cute.crd2idx((0, 0, step), fragment.layout) for step in range(steps))
-    word = tcgen05.smem_descriptor_to_int(fragment.iterator)
-    pitch, shift = (n * element_bytes // DESCRIPTOR_UNIT_BYTES for n in (pitch, shift))
-    return Tiles(word.to(Int32), (word >> 32).to(Int32), offsets, pitch, shift)
-
-
-def _instruction_descriptor(spec: ForwardSpec, n: int, *, transpose_b: bool) -> int:
-    """kind::f16 with float32 sums (PTX ISA 9.7.16.4.2)."""
-    kind = {"fp16": 0, "bf16": 1}[spec.dtype]
-    types = 1 << 4 | kind << 7 | kind << 10
-    return types | transpose_b << 16 | n // 8 << 17 | rows_of_product(spec) // 16 << 24
 
 
 def query_view(tensor: cute.Tensor, spec: ForwardSpec) -> cute.Tensor:

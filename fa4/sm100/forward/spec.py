@@ -8,17 +8,12 @@ from typing import Any
 
 from fa4.config import ForwardConfig, ForwardPipeline, require, require_int
 from fa4.hardware import B200, Gpu
+from fa4.masks import IntervalMask
 from fa4.plan.forward import forward_plan
 from fa4.plan.schema import PipelinePlan
+from fa4.sm100.kit.units import TILE_ROWS, padded_dim
 
-MMA_DEPTH = 16  # K of one 16-bit tcgen05.mma, and the step of its N (PTX ISA 9.7.16.2.1)
-TILE_ROWS = 128
 AUX_DTYPES = ("fp32", "bf16", "fp16", "int32")
-
-
-def padded_dim(dim: int) -> int:
-    """A head dimension as the tensor core sees it: the next multiple of 16, zero-filled by TMA."""
-    return -(-dim // MMA_DEPTH) * MMA_DEPTH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +23,9 @@ class ForwardSpec:
     dtype: "bf16" or "fp16". window_left, window_right: bounds are given at run time. lse: LSE is
     written. group: query heads that share the rows of a tile (packed GQA), 1 for none. packed_q,
     packed_k: cu_seqlens are given; used_q, used_k: seqused are given. sink, softcap: given at run
-    time. score_mod, mask_mod: CuTe-DSL callables (`fa4.sm100.forward.mods`). aux: element type
-    ("fp32", "bf16", "fp16" or "int32") and rank of each auxiliary tensor that they are given.
+    time. score_mod, mask_mod: CuTe-DSL callables (`fa4.sm100.forward.mods`). mask: of `fa4.masks`,
+    in place of mask_mod. aux: element type ("fp32", "bf16", "fp16" or "int32") and rank of each
+    auxiliary tensor that they are given.
     """
 
     head_dim: int
@@ -48,6 +44,7 @@ class ForwardSpec:
     softcap: bool = False
     score_mod: Callable[..., Any] | None = None
     mask_mod: Callable[..., Any] | None = None
+    mask: IntervalMask | None = None
     aux: tuple[tuple[str, int], ...] = ()
     cta_group: int = 1
     scheduler: str = "static"
@@ -55,7 +52,7 @@ class ForwardSpec:
     gpu: Gpu = B200
 
     def __post_init__(self) -> None:
-        """Check what the kernel itself cannot do; `fa4.sm100.support` refuses earlier and wider."""
+        """Check what the kernel itself cannot do; `fa4.compiled.support` refuses earlier."""
         require(self.dtype in ("bf16", "fp16"), "dtype must be bf16 or fp16", self.dtype)
         require_int("group", self.group, 1, TILE_ROWS)
         require(TILE_ROWS % self.group == 0, "group must divide 128", self.group)
@@ -63,7 +60,8 @@ class ForwardSpec:
             raise ValueError("scheduler clc needs cta_group 1; got 2")
         if self.causal and self.window_right:
             raise ValueError("causal has its own right bound; got window_right=True")
-        if self.mask_mod is not None and (self.causal or self.window_left or self.window_right):
+        masks = (self.causal or self.window_left or self.window_right, self.mask, self.mask_mod)
+        if sum(bool(one) for one in masks) > 1:
             raise ValueError("mask_mod replaces causal and windows; got both")
         if self.score_mod is not None and self.softcap:
             raise ValueError("softcap is a score_mod of its own; got both")
@@ -82,12 +80,22 @@ class ForwardSpec:
         return self.packed_k or self.used_k
 
     @property
+    def hides_last_keys(self) -> bool:
+        """Do rows differ in the last key that they see?"""
+        return self.causal or self.window_right or self.mask is not None
+
+    @property
+    def hides_first_keys(self) -> bool:
+        """Do rows differ in the first key that they see?"""
+        return self.window_left or (self.mask is not None and self.mask.has_start)
+
+    @property
     def pipeline(self) -> ForwardPipeline:
         """The pipeline of this kernel; head dimensions padded."""
         return ForwardPipeline(
             head_dim=padded_dim(self.head_dim),
             head_dim_v=padded_dim(self.head_dim_v),
-            causal=self.causal or self.window_right,
+            causal=self.hides_last_keys,
             numerics=self.numerics,
             cta_group=self.cta_group,
             scheduler=self.scheduler,

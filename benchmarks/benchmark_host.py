@@ -1,0 +1,139 @@
+"""What the host does for a call, from the public function to the launch, beside flash-attn-4.
+
+    python benchmarks/benchmark_host.py [--output FILE]
+
+Both compute on CPU tensors that claim to be on a B200, with kernels that are in the process and do
+nothing: what is timed is Python, the checks, the outputs and the choice of the kernel. CPU seconds
+of this thread, the least of several rounds of each in turn, since the machine is shared. Exit code
+1 if a call takes longer than MOST_US microseconds, or longer than flash-attn-4's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from common import describe_run, parse_output, write_result
+
+sys.path.append(str(Path(__file__).parents[1]))  # the way to the foreign packages is a test's
+
+import fa4
+from fa4.backends import kernel, sm100
+
+MOST_US = 15.0
+ROUNDS, CALLS = 15, 400
+B200 = SimpleNamespace(multi_processor_count=148, name="NVIDIA B200", major=10, minor=0)
+
+
+class NoKernels(dict[Any, Any]):
+    """flash-attn-4's cache of compiled kernels, with one that does nothing for every key."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __getitem__(self, key: Any) -> Any:
+        hash(key)  # a real one looks it up
+        return _do_nothing
+
+
+def _do_nothing(*arguments: Any) -> None:
+    """A launch."""
+
+
+@contextmanager
+def pretended_b200() -> Iterator[Any]:
+    """CPU tensors pass for a B200's; yields flash-attn-4's interface, None if not installed."""
+    os.environ |= {"FLASH_ATTENTION_ARCH": "sm_100", "FLASH_ATTENTION_NUM_SMS": "148"}
+    from tests.conformance.foreign import flash_attention, missing
+
+    interface = None if missing() else flash_attention()
+    with ExitStack() as stack:
+        cuda = mock.patch.multiple(
+            torch.cuda,
+            get_device_capability=lambda device=None: (10, 0),
+            get_device_properties=lambda device=None: B200,
+            current_device=lambda: None,
+        )
+        stack.enter_context(cuda)
+        stack.enter_context(mock.patch.object(torch.Tensor, "is_cuda", True))
+        stack.enter_context(mock.patch.object(kernel, "build", lambda spec, arch: _do_nothing))
+        here = mock.patch.object(sm100, "_place", lambda call: "" if call.q.device.type else "-")
+        stack.enter_context(here)
+        if interface is not None:
+            cached = mock.patch.object(interface._flash_attn_fwd, "compile_cache", NoKernels())
+            stack.enter_context(cached)
+        yield interface
+
+
+def cases(interface: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]]:
+    """For each kind of call: ours and, where installed, flash-attn-4's."""
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.bfloat16)
+
+    # Few rows: filling an output is the GPU's work, and here would be the CPU's.
+    q, k, v = tensor(2, 4, 16, 128), tensor(2, 4, 4, 128), tensor(2, 4, 4, 128)
+    offsets = torch.tensor([0, 3, 8], dtype=torch.int32)
+    rows = [x.flatten(0, 1) for x in (q, k, v)]
+    plain = {"causal": True}
+    window = {"window_size": (2, 0), "return_lse": True}
+    lengths = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets,
+               "max_seqlen_q": 5, "max_seqlen_k": 5, "causal": True}  # fmt: skip
+
+    def ours(function: Any, inputs: Any, options: dict[str, Any]) -> Callable[[], Any]:
+        return lambda: function(*inputs, **options, impl="sm100")
+
+    def theirs(name: str, inputs: Any, options: dict[str, Any]) -> Callable[[], Any] | None:
+        function = getattr(interface, name, None)
+        return None if function is None else lambda: function(*inputs, **options)
+
+    return {
+        name: (ours(getattr(fa4, function), inputs, options), theirs(function, inputs, options))
+        for name, function, inputs, options in (
+            ("causal", "flash_attn_func", (q, k, v), plain),
+            ("window, with LSE", "flash_attn_func", (q, k, v), window),
+            ("variable lengths", "flash_attn_varlen_func", rows, lengths),
+        )
+    }
+
+
+def least_us(functions: list[Callable[[], Any]]) -> list[float]:
+    """CPU microseconds of a call of each."""
+    least = [float("inf")] * len(functions)
+    for function in functions:
+        function()
+    for _ in range(ROUNDS):
+        for number, function in enumerate(functions):
+            start = time.thread_time()
+            for _ in range(CALLS):
+                function()
+            least[number] = min(least[number], (time.thread_time() - start) / CALLS)
+    return [seconds * 1e6 for seconds in least]
+
+
+def main() -> int:
+    """Measure, print, write; the exit code."""
+    options = parse_output(__doc__ or "", "host")
+    rows, good = [], True
+    with pretended_b200() as interface, torch.no_grad():
+        for name, (ours, theirs) in cases(interface).items():
+            mine, *peer = least_us([ours] if theirs is None else [ours, theirs])
+            rows.append({"call": name, "us": mine, "flash_attn_4_us": peer[0] if peer else None})
+            text = f"{name:18} {mine:6.1f} us"
+            good = good and mine <= MOST_US and (not peer or mine <= peer[0])
+            print(text + (f", flash-attn-4 {peer[0]:6.1f} us" if peer else ", no flash-attn-4"))
+    packages = ("torch",) if interface is None else ("torch", "nvidia-cutlass-dsl")
+    write_result(options.output, {"run": describe_run(packages), "most_us": MOST_US, "rows": rows})
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

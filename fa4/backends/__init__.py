@@ -1,0 +1,59 @@
+"""The implementations of attention, one file each, behind one interface.
+
+reference   FA4's algorithm in NumPy, in the kernel's order of operations
+oracle      the definition in float64; results stay float64
+emulator    the compiled SM100 kernel, executed on the CPU
+sm100       the compiled SM100 kernel on a B200 or B300
+
+A backend is a module with `supports`, `forward` and `backward`; see `Implementation`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any, NamedTuple, Protocol, cast
+
+from fa4.call import Call
+
+NAMES = ("sm100", "emulator", "reference", "oracle")
+KERNELS = NAMES[:2]  # compiled
+NO_BACKWARD = {
+    "sm100": "the SM100 backward kernel is not in this version: call under torch.no_grad(), or "
+    'with impl="reference", whose gradients are computed on the CPU'
+}
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs of the forward one, in the call's framework."""
+
+    out: Any
+    lse: Any
+
+
+class AttentionGradients(NamedTuple):
+    """In the layouts of their inputs; dsink is None without a learnable_sink."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dsink: Any
+
+
+class Implementation(Protocol):
+    """What a module of this package offers. Calls have passed `fa4.form.with_form`."""
+
+    def supports(self, call: Call, *, gradient: bool = False) -> str:
+        """Why the call (and its gradient) cannot be computed; "" if it can. Computes nothing."""
+
+    def forward(self, call: Call, *, lse: bool = True) -> tuple[Any, Any]:
+        """(O, LSE). Without `lse`, None may come in its place."""
+
+    def backward(self, call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradients:
+        """From dO and, or None, the gradient of the LSE."""
+
+
+@cache
+def find_backend(name: str) -> Implementation:
+    """The backend of a name in NAMES, imported when it is first asked for."""
+    return cast(Implementation, importlib.import_module(f"fa4.backends.{name}"))

@@ -1,0 +1,202 @@
+"""What both ways to run the compiled SM100 kernel share: from a call to what is launched.
+
+The kernel of a form of calls, and everything of its launch that is no tensor, is found once
+(`prepare`); after that a call costs two outputs and a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa4.arrays import element_type, is_torch
+from fa4.call import Call
+from fa4.compiled.build import build
+from fa4.compiled.launch import (
+    LENGTHS,
+    LaunchArguments,
+    check_address,
+    check_operand,
+    launch_arguments,
+    regular,
+)
+from fa4.compiled.support import ForwardCall, check
+from fa4.compiled.variants import choose_spec
+from fa4.hardware import Gpu
+from fa4.sm100.forward.spec import ForwardSpec
+
+
+class Prepared(NamedTuple):
+    """What is the same for all calls of a form.
+
+    sizes: the call without its tensors. kernel: None for an empty call. num_sms: CTAs at most.
+    template: what a launch takes, without the tensors; None if TMA wants other strides of them.
+    vectors: are there tensors beside q, k and v?
+    """
+
+    sizes: ForwardCall
+    spec: ForwardSpec
+    kernel: Callable[..., Any] | None
+    num_sms: int
+    out_shape: tuple[int, ...]
+    lse_shape: tuple[int, ...]
+    template: LaunchArguments | None
+    vectors: bool
+
+
+def describe(call: Call, *, lse: bool = True) -> ForwardCall:
+    """The call without its tensors, as the kernels' support table sees it."""
+    mods = call.extras.score_mod is not None or call.extras.mask_mod is not None
+    return ForwardCall(
+        dtype=call.dtype,
+        head_dim=call.q.shape[-1],
+        head_dim_v=call.v.shape[-1],
+        heads_q=call.q.shape[-2],
+        heads_k=call.k.shape[-2],
+        batch=call.batch,
+        rows_q=call.q.shape[-3],
+        rows_k=call.k.shape[-3],
+        max_seqlen_q=call.max_seqlen_q,
+        softmax_scale=call.softmax_scale,
+        window=call.window,
+        lse=lse,
+        sink=call.learnable_sink is not None,
+        softcap=call.softcap,
+        packed_q=call.cu_seqlens_q is not None,
+        packed_k=call.cu_seqlens_k is not None,
+        used_q=call.seqused_q is not None,
+        used_k=call.seqused_k is not None,
+        pack_gqa=call.pack_gqa,
+        score_mod=call.extras.score_mod,
+        mask_mod=call.extras.mask_mod,
+        aux=tuple((_aux_type(x), len(x.shape)) for x in call.aux_tensors) if mods else (),
+        numerics=call.extras.forward_config,
+        dropout_p=call.dropout_p,
+        num_splits=call.num_splits,
+        paged=call.page_table is not None,
+        block_sparse=bool(call.sparse_block),
+        descale=any(x is not None for x in (call.q_descale, call.k_descale, call.v_descale)),
+    )
+
+
+def _aux_type(tensor: Any) -> str:
+    """Its element type; integers by their names, such as "int32"."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return kind if kind.startswith(("int", "uint", "bool")) else element_type(tensor)
+
+
+def prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], *, lse: bool) -> Prepared:
+    """The kernel of a call on a machine (and its number of SMs), compiled if need be.
+
+    Raises NotSupported for what it refuses, ImportError without CuTe-DSL.
+    """
+    memo = {} if call.form is None else call.form.memo
+    found: Prepared | None = memo.get((find_machine, lse))
+    if found is None:
+        found = _prepare(call, find_machine, lse)
+        # A callable's globals may change, at which `build` looks each time.
+        if call.extras.score_mod is None and call.extras.mask_mod is None:
+            memo[find_machine, lse] = found
+    return found
+
+
+def _prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], lse: bool) -> Prepared:
+    sizes = describe(call, lse=lse)
+    check(sizes)
+    gpu, num_sms = find_machine(call)
+    spec = choose_spec(sizes, gpu)
+    kernel = template = None
+    if not sizes.is_empty:
+        for name, tensor in zip("qkv", call[:3], strict=True):
+            check_operand(name, tensor)
+        kernel = build(spec, gpu.arch)
+        if all(regular(x) is x for x in call[:3]):
+            template = launch_arguments(sizes, spec, call[:3], (call.q, None), {}, num_sms)
+    return Prepared(
+        sizes=sizes,
+        spec=spec,
+        kernel=kernel,
+        num_sms=num_sms,
+        out_shape=call.out_shape,
+        lse_shape=call.lse_shape,
+        template=template,
+        vectors=bool(_vectors(call, sizes)),
+    )
+
+
+def launch(call: Call, prepared: Prepared, start: Callable[..., None]) -> tuple[Any, Any]:
+    """(O, LSE or None): `start(kernel, *arguments)` runs it."""
+    out, lse = _allocate(call, prepared)
+    sizes, template = prepared.sizes, prepared.template
+    if prepared.kernel is None:
+        return out, lse
+    q, k, v = call[:3]
+    if template is None:
+        values = launch_arguments(
+            sizes, prepared.spec, (q, k, v), (out, lse), _vectors(call, sizes), prepared.num_sms
+        )
+        start(prepared.kernel, *values)
+        return out, lse
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_address(name, tensor)
+    if prepared.vectors:
+        template = template._replace(**_vectors(call, sizes))
+    start(prepared.kernel, q, k, v, out, lse, *template[5:])
+    return out, lse
+
+
+def _vectors(call: Call, sizes: ForwardCall) -> dict[str, Any]:
+    """Lengths, sink and auxiliary tensors as the kernel reads them."""
+    vectors = {
+        name: _vector(tensor, "int32")
+        for name, tensor in ((name, getattr(call, name)) for name in LENGTHS)
+        if tensor is not None
+    }
+    if call.learnable_sink is not None:
+        vectors["sink"] = _vector(call.learnable_sink, "float32")
+    if sizes.aux:
+        vectors["aux"] = tuple(call.aux_tensors)
+    return vectors
+
+
+def _vector(value: Any, kind: str) -> Any:
+    """A length vector or sink as the kernel reads it; conversions run where the tensor is."""
+    if value is None:
+        return None
+    if is_torch(value):
+        import torch
+
+        if value.dtype is getattr(torch, kind) and value.is_contiguous():
+            return value
+        return value.detach().to(getattr(torch, kind)).contiguous()
+    return np.ascontiguousarray(value, kind)
+
+
+def _allocate(call: Call, prepared: Prepared) -> tuple[Any, Any]:
+    """O and LSE; filled where the kernel may leave rows unwritten: those of no sequence."""
+    sizes = prepared.sizes
+    padded = sizes.packed_q or sizes.used_q or sizes.is_empty
+    out = _full(call.q, prepared.out_shape, 0.0 if padded else None)
+    if not sizes.lse:
+        return out, None
+    lse = _full(call.q, prepared.lse_shape, -np.inf if padded else None, "float32")
+    if sizes.is_empty and call.learnable_sink is not None:
+        lse[...] = _vector(call.learnable_sink, "float32")[:, None]
+    return out, lse
+
+
+def _full(template: Any, shape: tuple[int, ...], value: float | None, kind: str = "") -> Any:
+    """A new tensor beside `template` and of its type (or `kind`); value None: uninitialised."""
+    if not is_torch(template):
+        dtype = np.dtype(kind) if kind else template.dtype
+        return np.empty(shape, dtype) if value is None else np.full(shape, value, dtype)
+    if value is None and not kind:
+        return template.new_empty(shape)
+    import torch
+
+    dtype = getattr(torch, kind) if kind else template.dtype
+    if value is None:
+        return template.new_empty(shape, dtype=dtype)
+    return template.new_full(shape, value, dtype=dtype)

@@ -1,0 +1,172 @@
+"""From the public functions' arguments to a checked `Call`.
+
+Tensors stay as they come, in their own framework and uncopied. Everything that can be seen without
+reading them is checked (`fa4.form`), once for all calls of a form; what lies in them (offsets,
+lengths, pages) `fa4.request` checks, for those on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from fa4.arrays import as_bool, as_float, as_int, to_numpy
+from fa4.call import INPUTS, Call, Extras
+from fa4.config import BackwardConfig, ForwardConfig, normalize_window, require_int
+from fa4.form import with_form
+
+DENSE_DEFAULTS: dict[str, Any] = {
+    "softmax_scale": None,
+    "causal": False,
+    "window_size": (None, None),
+    "learnable_sink": None,
+    "softcap": 0.0,
+    "num_splits": 1,
+    "pack_gqa": None,
+    "deterministic": True,
+    "score_mod": None,
+    "score_mod_bwd": None,
+    "mask_mod": None,
+    "aux_tensors": None,
+    "block_sparse_tensors": None,
+    "dropout_p": 0.0,
+    "dropout_seed": None,
+    "q_descale": None,
+    "k_descale": None,
+    "v_descale": None,
+    "config": None,
+}
+VARLEN_DEFAULTS: dict[str, Any] = DENSE_DEFAULTS | {
+    "cu_seqlens_q": None,
+    "cu_seqlens_k": None,
+    "max_seqlen_q": None,
+    "max_seqlen_k": None,
+    "seqused_q": None,
+    "seqused_k": None,
+    "page_table": None,
+}
+
+_SPARSE = INPUTS[-4:]  # the lists of block_sparse_tensors
+_OPTIONAL = INPUTS[3:-4]
+_NO_LISTS = [None] * len(_SPARSE)
+_DENSE_NAMES = DENSE_DEFAULTS.keys()
+_NO_EXTRAS = Extras()
+_new: Any = Call  # for tensors by position, which are as many as INPUTS
+
+
+def make_call(q: Any, k: Any, v: Any, options: Mapping[str, Any], *, varlen: bool) -> Call:
+    """The call of these tensors and options (names as in `VARLEN_DEFAULTS`; some may be missing).
+
+    Raises TypeError and ValueError with one line that names the argument, the value and what is
+    allowed.
+    """
+    given = {**VARLEN_DEFAULTS, **options}
+    if len(given) > len(VARLEN_DEFAULTS) or not (varlen or options.keys() <= _DENSE_NAMES):
+        allowed = VARLEN_DEFAULTS if varlen else DENSE_DEFAULTS
+        unknown = min(set(options) - set(allowed))
+        raise TypeError(f"unknown option {unknown!r}; allowed are {', '.join(allowed)}")
+    tensors, aux = _gather(q, k, v, given)
+    left, right = normalize_window(given["window_size"], as_bool("causal", given["causal"]))
+    seed = given["dropout_seed"]
+    call: Call = _new(
+        *tensors,
+        aux_tensors=aux,
+        sparse_block=_block_size(given["block_sparse_tensors"]),
+        softmax_scale=_read_scale(given["softmax_scale"], tensors[0]),
+        window_left=left,
+        window_right=right,
+        softcap=as_float("softcap", given["softcap"]),
+        num_splits=as_int("num_splits", given["num_splits"]),
+        pack_gqa=given["pack_gqa"],
+        deterministic=as_bool("deterministic", given["deterministic"]),
+        dropout_p=as_float("dropout_p", given["dropout_p"]),
+        max_seqlen_q=_optional_int("max_seqlen_q", given["max_seqlen_q"]),
+        max_seqlen_k=_optional_int("max_seqlen_k", given["max_seqlen_k"]),
+        varlen=varlen,
+        extras=_read_extras(given),
+        dropout_seed=None if seed is None else as_int("dropout_seed", seed),
+    )
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        return call  # sizes may be symbols: the operator looks at them when it runs
+    return with_form(call)
+
+
+def _gather(q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """All tensors in the order of INPUTS, and the auxiliary ones: of torch, or NumPy arrays."""
+    tensors = [q, k, v, *[given[name] for name in _OPTIONAL]]
+    sparse = given["block_sparse_tensors"]
+    tensors += _NO_LISTS if sparse is None else _sparse_lists(sparse)
+    aux = given["aux_tensors"]
+    if aux is None:
+        aux = []
+    elif not isinstance(aux, (list, tuple)):
+        raise TypeError(f"aux_tensors must be a list of tensors; got {type(aux).__name__}")
+    torch = sys.modules.get("torch")
+    torch_tensor: Any = () if torch is None else torch.Tensor
+    in_torch = isinstance(q, torch_tensor)
+    for place, value in enumerate((*tensors, *aux)):
+        if value is not None and isinstance(value, torch_tensor) != in_torch:
+            name = INPUTS[place] if place < len(INPUTS) else "aux_tensors"
+            kind = "a torch tensor" if in_torch else "no torch tensor"
+            raise TypeError(f"{name} must be {kind}, as q is; got {type(value).__name__}")
+    if in_torch:
+        return tensors, list(aux)
+    named = zip(INPUTS, tensors, strict=True)
+    arrays = [x if x is None else to_numpy(name, x) for name, x in named]
+    return arrays, [to_numpy("aux_tensors", x) for x in aux]
+
+
+def _sparse_lists(sparse: Any) -> list[Any]:
+    """The lists of any object with the fields of `fa4.reference.BlockSparseTensors`."""
+    lists = {name: getattr(sparse, name, None) for name in _SPARSE}
+    if lists["mask_block_cnt"] is None or lists["mask_block_idx"] is None:
+        raise ValueError("block_sparse_tensors needs mask_block_cnt and mask_block_idx; got None")
+    if (lists["full_block_cnt"] is None) != (lists["full_block_idx"] is None):
+        raise ValueError("full_block_cnt and full_block_idx go together; got one of them")
+    return list(lists.values())
+
+
+def _block_size(sparse: Any) -> list[int]:
+    if sparse is None:
+        return []
+    rows, columns = sparse.block_size
+    size = {"block_size rows": rows, "block_size columns": columns}
+    size = {name: as_int(name, n) for name, n in size.items()}
+    for name, n in size.items():
+        require_int(name, n, 1)
+    return list(size.values())
+
+
+def _read_scale(scale: Any, q: Any) -> float:
+    """The given one, or 1 / sqrt(d). Without a d, which is refused later, any."""
+    if scale is not None:
+        return as_float("softmax_scale", scale)
+    dim = q.shape[-1] if len(q.shape) else 0
+    return 1.0 / math.sqrt(dim) if dim else 1.0
+
+
+def _read_extras(given: Mapping[str, Any]) -> Extras:
+    """The callables and configs. `config` may be one config, or a pair."""
+    functions = given["score_mod"], given["score_mod_bwd"], given["mask_mod"]
+    config = given["config"]
+    if config is None and functions == (None, None, None):
+        return _NO_EXTRAS
+    for name, function in zip(Extras._fields, functions, strict=False):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be callable; got {function!r}")
+    forward = backward = None
+    for part in config if isinstance(config, tuple) else (config,):
+        if isinstance(part, ForwardConfig):
+            forward = part
+        elif isinstance(part, BackwardConfig):
+            backward = part
+        elif part is not None:
+            raise TypeError(f"config must be a ForwardConfig or BackwardConfig; got {part!r}")
+    return Extras(*functions, forward, backward)
+
+
+def _optional_int(name: str, value: Any) -> int | None:
+    return None if value is None else as_int(name, value)

@@ -1,0 +1,131 @@
+"""One call measured: by any implementation, with its time and what the emulator found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fa4.api import flash_attn_func
+from fa4.arrays import like, to_numpy
+from fa4.checked import make_call
+from fa4.choose import check_impl, choose, find_gpu
+
+TIMED_CALLS, WARM_UP_CALLS = 20, 5
+
+
+class Job:
+    """One call. outputs: (out, lse) as arrays, None if the emulator's checks stopped the kernel.
+
+    impl: what really runs; on_gpu: is it the compiled kernel on a GPU?
+    """
+
+    def __init__(
+        self,
+        arrays: tuple[np.ndarray, np.ndarray, np.ndarray],
+        options: Mapping[str, Any],
+        impl: str,
+        emulator: Mapping[str, Any],
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        check_impl(impl)
+        self.arrays, self.options, self.emulator = arrays, dict(options), dict(emulator)
+        self._say = say
+        device, why = find_gpu() if impl in ("auto", "sm100") else ("", "")
+        if impl == "sm100" and not device:
+            raise ValueError(f"--impl sm100 needs a B200 or B300: {why}")
+        self.device = device
+        if impl == "auto":
+            q, k, v = self._on_gpu() if device else arrays
+            impl = choose(make_call(q, k, v, self.options, varlen=False))
+        self.impl = impl
+        self.on_gpu = impl == "sm100"
+        self.outputs: tuple[np.ndarray, np.ndarray] | None = None
+
+    def execute(self) -> dict[str, Any]:
+        """Runs it: implementation, seconds of the call (of the kernel on a GPU), findings."""
+        report: dict[str, Any] = {"impl": self.impl, "compile_seconds": None, "findings": []}
+        if self.impl in ("sm100", "emulator"):
+            report["compile_seconds"] = self._compile()
+        self._say(f"running {self.impl}")
+        if self.on_gpu:
+            return report | {"seconds": self._run_on_gpu()}
+        start = time.perf_counter()
+        if self.impl == "emulator":
+            report |= self._emulate()
+        else:
+            result = flash_attn_func(*self.arrays, **self.options, impl=self.impl, return_lse=True)
+            self.outputs = (result.out, result.lse)
+        return report | {"seconds": time.perf_counter() - start}
+
+    def _compile(self) -> float:
+        from fa4.backends.kernel import describe
+        from fa4.compiled.build import build
+        from fa4.compiled.variants import choose_spec, find_gpu
+        from fa4.hardware import B200
+
+        gpu = B200
+        if self.on_gpu:
+            import torch
+
+            gpu = find_gpu(torch.cuda.get_device_capability(self.device))
+        call = describe(make_call(*self.arrays, self.options, varlen=False))
+        spec = choose_spec(call, gpu)
+        self._say(f"compiling for {gpu.arch}")
+        start = time.perf_counter()
+        if not call.is_empty:
+            build(spec, gpu.arch)
+        return time.perf_counter() - start
+
+    def _emulate(self) -> dict[str, Any]:
+        from fa4.backends import emulator
+        from fa4.emulator import EmulationFailed
+
+        call = make_call(*self.arrays, self.options, varlen=False)
+        try:
+            out, lse, reports = emulator.run(call, **self.emulator)
+            self.outputs = (out, lse)
+        except EmulationFailed as failure:
+            reports = [failure.report]
+        return {
+            "findings": [str(finding) for report in reports for finding in report.findings],
+            "emulated_instructions": sum(report.instructions.total() for report in reports),
+            "load_seconds": sum(report.load_seconds for report in reports),
+        }
+
+    def _on_gpu(self) -> tuple[Any, Any, Any]:
+        import torch
+
+        template = torch.empty(0, device=self.device)
+        q, k, v = (like(template, array) for array in self.arrays)
+        return q, k, v
+
+    def _run_on_gpu(self) -> float:
+        """Seconds of one call: the median of several, after a first one."""
+
+        tensors = self._on_gpu()
+
+        def call() -> Any:
+            return flash_attn_func(*tensors, **self.options, impl="sm100", return_lse=True)
+
+        result = call()
+        self.outputs = to_numpy("out", result.out), to_numpy("lse", result.lse)
+        return time_on_gpu(call, TIMED_CALLS)
+
+
+def time_on_gpu(call: Any, repeats: int, warm_up: int = WARM_UP_CALLS) -> float:
+    """Median seconds of a call on the current stream, by CUDA events."""
+    import torch
+
+    for _ in range(warm_up):
+        call()
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for start, end in pairs:
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    times = sorted(start.elapsed_time(end) for start, end in pairs)
+    return float(times[len(times) // 2]) / 1e3

@@ -1,0 +1,1 @@
+"""Compiled kernels: chosen for a call, built once, kept on disk, loaded and launched."""

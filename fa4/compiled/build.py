@@ -1,0 +1,95 @@
+"""From a spec to a kernel that can be called: in this process, from disk, or compiled now."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from fa4.compiled.artifact import CompiledForward, Compiler, compile_artifact
+from fa4.compiled.cache import KernelCache, open_cache, say_once
+from fa4.compiled.identity import NotHashable, kernel_key
+from fa4.compiled.toolchain import MISSING, find_toolchain
+from fa4.sm100.forward.spec import ForwardSpec
+
+ARCHS = ("sm_100a", "sm_103a")
+_MOST_IN_MEMORY = 256
+
+_made: dict[Any, CompiledForward] = {}
+_compiling = threading.RLock()  # CuTe-DSL compiles one thing at a time
+
+
+def build(
+    spec: ForwardSpec, arch: str = "sm_100a", *, compiler: Compiler | None = None
+) -> CompiledForward:
+    """The kernel of a spec, compiled at most once per process and, with the cache, per machine.
+
+    arch: "sm_100a" (B200) or "sm_103a" (B300). compiler: instead of `compile_forward`, with its
+    signature. Raises ValueError for another arch or a spec that does not fit the machine,
+    ImportError if CuTe-DSL is not installed.
+    """
+    if arch not in ARCHS:
+        raise ValueError(f"arch must be one of {', '.join(ARCHS)}; got {arch!r}")
+    compiler = compiler or compile_forward
+    key = find_key(spec, arch, compiler)
+    name = key or (spec, arch, _name(compiler))
+    with _compiling:
+        if name not in _made:
+            artifact = _fetch(spec, arch, compiler, key)
+            if len(_made) >= _MOST_IN_MEMORY:
+                _made.pop(next(iter(_made)))
+            _made[name] = artifact
+        return _made[name]
+
+
+def compile_forward(spec: ForwardSpec, arch: str) -> Any:
+    """The real compiler, imported when something has to be compiled. Raises ImportError."""
+    try:
+        import cutlass  # noqa: F401
+        import tvm_ffi  # noqa: F401
+    except ImportError:
+        raise ImportError(MISSING) from None
+    from fa4.compiled.forward import compile_forward as compile_now
+
+    return compile_now(spec, arch)
+
+
+def find_key(spec: ForwardSpec, arch: str, compiler: Compiler = compile_forward) -> str:
+    """The key that a kernel is kept under; "" if its callables cannot be hashed, which is said."""
+    if spec.score_mod is None and spec.mask_mod is None and spec.mask is None:
+        return _plain_key(spec, arch, _name(compiler))
+    # Callables may refer to globals that have changed since.
+    try:
+        return kernel_key(spec, arch, find_toolchain(), _name(compiler))
+    except NotHashable as error:
+        say_once(f"the kernel is not kept in the cache: {error}")
+        return ""
+
+
+@lru_cache(maxsize=1024)
+def _plain_key(spec: ForwardSpec, arch: str, compiler: str) -> str:
+    return kernel_key(spec, arch, find_toolchain(), compiler)
+
+
+def _fetch(spec: ForwardSpec, arch: str, compiler: Compiler, key: str) -> CompiledForward:
+    cache = open_cache() if key else None
+    if cache is None:
+        return compile_artifact(spec, arch, compiler, key)
+    return cache.load(key, spec) or _compile_once(cache, key, spec, arch, compiler)
+
+
+def _compile_once(
+    cache: KernelCache, key: str, spec: ForwardSpec, arch: str, compiler: Compiler
+) -> CompiledForward:
+    with cache.lock(key):
+        # Whoever held the lock before has probably made it.
+        artifact = cache.load(key, spec)
+        if artifact is None:
+            artifact = compile_artifact(spec, arch, compiler, key)
+            cache.store(artifact)
+        return artifact
+
+
+def _name(compiler: Callable[..., Any]) -> str:
+    return f"{compiler.__module__}.{compiler.__qualname__}"

@@ -1,0 +1,129 @@
+"""The arguments of a compiled kernel: what it takes for a call, in its order.
+
+Tensors are torch tensors or NumPy arrays; neither package is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fa4.compiled.support import ForwardCall, NotSupported
+from fa4.compiled.variants import kernel_window
+from fa4.sm100.forward.spec import ForwardSpec
+
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+ALIGN_BYTES = 16  # TMA: of addresses and strides (PTX ISA, tensormap; CUDA driver API)
+
+
+def check_operand(name: str, tensor: Any) -> None:
+    """Raises NotSupported unless TMA can address a tensor: contiguous rows, 16-byte alignment."""
+    strides, item_bytes = element_strides(tensor), tensor.itemsize
+    sizes = list(zip(tensor.shape, strides, strict=True))
+    if sizes[-1][0] > 1 and sizes[-1][1] != 1:
+        raise _refused("the last dimension must be contiguous", name, strides)
+    if any(size > 1 and (n < 0 or n * item_bytes % ALIGN_BYTES) for size, n in sizes[:-1]):
+        rule = f"strides must be multiples of {ALIGN_BYTES // item_bytes} elements"
+        raise _refused(rule, name, strides)
+    check_address(name, tensor)
+
+
+def check_address(name: str, tensor: Any) -> None:
+    """Raises NotSupported unless TMA can address the first element."""
+    address = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
+    if address % ALIGN_BYTES:
+        raise _refused(f"the first element must lie at a multiple of {ALIGN_BYTES} bytes",
+                       name, hex(address))  # fmt: skip
+
+
+def _refused(rule: str, name: str, value: object) -> NotSupported:
+    return NotSupported("strides", f"SM100 kernel, strides: {rule}; {name} has {value}")
+
+
+def element_strides(tensor: Any) -> tuple[int, ...]:
+    """Strides in elements."""
+    if hasattr(tensor, "stride"):  # torch
+        return tuple(tensor.stride())
+    return tuple(stride // tensor.itemsize for stride in tensor.strides)
+
+
+def regular(tensor: Any) -> Any:
+    """The same tensor with the strides of a contiguous one in dimensions of size 1.
+
+    Such a stride addresses nothing, but TMA descriptors ask every stride to be aligned.
+    """
+    strides = element_strides(tensor)
+    wanted, step = list(strides), 1
+    for axis in reversed(range(len(strides))):
+        if tensor.shape[axis] == 1:
+            wanted[axis] = step
+        step = max(step, wanted[axis] * tensor.shape[axis])
+    if tuple(wanted) == strides:
+        return tensor
+    if hasattr(tensor, "as_strided"):
+        return tensor.as_strided(tuple(tensor.shape), wanted)
+    from numpy.lib.stride_tricks import as_strided
+
+    return as_strided(tensor, strides=[n * tensor.itemsize for n in wanted])
+
+
+class LaunchArguments(NamedTuple):
+    """What the compiled kernel takes: the parameters of `fa4.sm100.forward.kernel.forward`.
+
+    None for what its spec has no use for. aux: a tuple. num_sms: CTAs at most.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any
+    softmax_scale: float
+    softcap: float | None
+    window_left: int | None
+    window_right: int | None
+    max_seqlen_q: int
+    sink: Any
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    seqused_q: Any
+    seqused_k: Any
+    aux: tuple[Any, ...] | None
+    num_sms: int
+
+
+def launch_arguments(
+    call: ForwardCall,
+    spec: ForwardSpec,
+    operands: Sequence[Any],
+    outputs: tuple[Any, Any],
+    vectors: Mapping[str, Any],
+    num_sms: int,
+) -> LaunchArguments:
+    """The arguments of a call.
+
+    operands: q, k, v. outputs: o and lse. vectors: sink, cu_seqlens_*, seqused_* and aux, where
+    they are given. Raises NotSupported for a tensor that TMA cannot address.
+    """
+    for name, tensor in zip("qkv", operands, strict=True):
+        check_operand(name, tensor)
+    out, lse = outputs
+    q, k, v, out = (regular(tensor) for tensor in (*operands, out))
+    left, right = kernel_window(call)
+    lengths = {name: vectors.get(name) for name in LENGTHS}
+    return LaunchArguments(
+        q=q,
+        k=k,
+        v=v,
+        o=out,
+        lse=lse if spec.lse else None,
+        softmax_scale=call.softmax_scale,
+        softcap=call.softcap if spec.softcap else None,
+        window_left=left if spec.window_left else None,
+        window_right=right if spec.window_right else None,
+        max_seqlen_q=max(call.longest_q, 1),
+        sink=vectors.get("sink"),
+        **lengths,
+        aux=vectors.get("aux"),
+        num_sms=num_sms,
+    )

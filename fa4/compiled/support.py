@@ -1,0 +1,226 @@
+"""What the SM100 kernels can do, as one table: it is printed, and every call is checked against it.
+
+A call that a row refuses raises `NotSupported` before anything is compiled. The table needs neither
+CuTe-DSL nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fa4.config import ForwardConfig, Window
+from fa4.masks import MASKS, IntervalMask
+from fa4.sm100.forward.spec import AUX_DTYPES
+from fa4.sm100.kit.units import TILE_ROWS
+
+MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit
+
+
+class NotSupported(NotImplementedError):
+    """The kernel does not do what a call asks for; `feature` names the table's row."""
+
+    def __init__(self, feature: str, message: str) -> None:
+        super().__init__(message)
+        self.feature = feature
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardCall:
+    """What a call asks of the forward kernel: sizes and options, no tensors.
+
+    rows_q, rows_k: sequence lengths, or all rows of a packed tensor, whose longest sequence has
+    max_seqlen_q rows or less (None: not known). batch: sequences. packed_q, packed_k: cu_seqlens
+    are given; used_q, used_k: seqused are. aux: element type and rank of each auxiliary tensor.
+    numerics: None for the tuned ones.
+    The fields from `dropout_p` on are options that no kernel here has.
+    """
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    heads_q: int
+    heads_k: int
+    batch: int
+    rows_q: int
+    rows_k: int
+    max_seqlen_q: int | None = None
+    softmax_scale: float = 1.0
+    window: Window = (None, None)
+    lse: bool = True
+    sink: bool = False
+    softcap: float = 0.0
+    packed_q: bool = False
+    packed_k: bool = False
+    used_q: bool = False
+    used_k: bool = False
+    pack_gqa: bool | None = None
+    score_mod: Callable[..., Any] | None = None
+    mask_mod: Callable[..., Any] | None = None
+    aux: tuple[tuple[str, int], ...] = ()
+    numerics: ForwardConfig | None = None
+    dropout_p: float = 0.0
+    num_splits: int = 1
+    paged: bool = False
+    block_sparse: bool = False
+    descale: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.heads_q // self.heads_k
+
+    @property
+    def longest_q(self) -> int:
+        """Rows of the longest sequence of queries, or more."""
+        if not self.packed_q or self.max_seqlen_q is None:
+            return self.rows_q
+        return min(self.rows_q, self.max_seqlen_q)
+
+    @property
+    def varlen(self) -> str:
+        """Which lengths are given by tensors; empty if none are."""
+        given = {"cu_seqlens_q": self.packed_q, "cu_seqlens_k": self.packed_k,
+                 "seqused_q": self.used_q, "seqused_k": self.used_k}  # fmt: skip
+        return ", ".join(name for name, is_given in given.items() if is_given)
+
+    @property
+    def is_empty(self) -> bool:
+        """Is there no query, or no key at all: nothing to launch?"""
+        return not (self.batch and self.rows_q and self.rows_k)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One row. detail: limits, or why it is refused. refused: what of a call it refuses, or None.
+
+    supported False: the row is there to refuse.
+    """
+
+    name: str
+    supported: bool
+    detail: str
+    refused: Callable[[ForwardCall], object] = lambda call: None
+
+
+def _when(condition: object, value: object) -> object:
+    return value if condition else None
+
+
+def _wrong_dims(call: ForwardCall) -> object:
+    dims = (call.head_dim, call.head_dim_v)
+    fits = dims == (192, 128) or all(8 <= dim <= 128 and dim % 8 == 0 for dim in dims)
+    return _when(not fits, f"(d, dv) = {dims}")
+
+
+def _python_only(function: Callable[..., Any] | None) -> object:
+    wrong = function is not None and not is_device_function(function)
+    return _when(wrong, getattr(function, "__name__", ""))
+
+
+def _python_mask(mask: Callable[..., Any] | None) -> object:
+    return None if isinstance(mask, IntervalMask) else _python_only(mask)
+
+
+def _wrong_aux(call: ForwardCall) -> object:
+    wrong = [aux for aux in call.aux if aux[0] not in AUX_DTYPES or not 1 <= aux[1] <= 5]
+    return _when(wrong, f"{wrong[0][0]} of rank {wrong[0][1]}" if wrong else "")
+
+
+def _wrong_tiles(call: ForwardCall) -> object:
+    """The parts of a ForwardConfig that the kernel has no freedom in."""
+    config = call.numerics
+    if config is None:
+        return None
+    fixed = {"tile_m": TILE_ROWS, "tile_n": TILE_ROWS, "rescale_rows": 1, "p_offset_log2": 0.0}
+    wrong = [f"{name} = {getattr(config, name)}" for name, value in fixed.items()
+             if getattr(config, name) != value]  # fmt: skip
+    return wrong[0] if wrong else None
+
+
+FORWARD: tuple[Feature, ...] = (
+    Feature("bf16, fp16", True, "O in the same type, LSE in float32"),
+    Feature(
+        "fp8", False, "products of 16-bit types only",
+        lambda c: _when(c.dtype in ("e4m3", "e5m2") or c.descale, c.dtype),
+    ),
+    Feature(
+        "fp32, fp64", False, "the tensor core has no such product: convert to bf16 or fp16",
+        lambda c: _when(c.dtype in ("fp32", "fp64"), c.dtype),
+    ),
+    Feature(
+        "head dimensions", True, "d and dv each a multiple of 8 up to 128, or d 192 with dv 128",
+        _wrong_dims,
+    ),
+    Feature(
+        "sequence lengths", True, "any, empty ones too; a tensor has less than 2^31 rows",
+        lambda c: _when(max(c.rows_q, c.rows_k) > MOST_ROWS, max(c.rows_q, c.rows_k)),
+    ),
+    Feature("softmax_scale", True, "positive",
+            lambda c: _when(not c.softmax_scale > 0, c.softmax_scale)),
+    Feature("causal", True, "bottom-right aligned; makes the window's right side 0"),
+    Feature("window_size", True, "each side at run time"),
+    Feature("grouped-query heads", True, "heads_q a multiple of heads_k"),
+    Feature(
+        "pack_gqa", True, "if heads_q / heads_k divides 128; by default wherever it does",
+        lambda c: _when(c.pack_gqa and TILE_ROWS % c.group, f"{c.heads_q} on {c.heads_k} heads"),
+    ),
+    Feature("varlen", True, "cu_seqlens and seqused, of queries and keys independently"),
+    Feature("learnable_sink", True, "one logit per query head"),
+    Feature("return_lse", True, "natural logarithm"),
+    Feature("softcap", True, "any positive number at run time"),
+    Feature("score_mod", True, "a CuTe-DSL function (@cute.jit)",
+            lambda c: _python_only(c.score_mod)),
+    Feature("mask_mod", True, "a CuTe-DSL function (@cute.jit), or a mask of `fa4.masks`: "
+            + ", ".join(kind.__name__ for kind in MASKS),
+            lambda c: _python_mask(c.mask_mod)),
+    Feature("aux_tensors", True, "fp32, bf16, fp16 or int32, of rank 1 to 5", _wrong_aux),
+    Feature("NaN, inf in hidden K", True, "keys that no row sees may hold anything"),
+    Feature("NaN, inf in hidden V", False,
+            "0 * NaN: what a mask or window hides in a loaded tile reaches every row of the tile"),
+    Feature("strides", True, "last dimension contiguous, the others multiples of 16 bytes"),
+    Feature(
+        "config", True, "q_tiles, threshold and emulated exponentials; 128 x 128 tiles, by row",
+        _wrong_tiles,
+    ),
+    Feature("CTA pairs", True, "chosen for long unmasked sequences with d 128 or 192"),
+    Feature("gradients", False, "no backward kernel yet; impl=\"emulator\" takes the reference's"),
+    Feature("dropout_p", False, "no random numbers in the kernel",
+            lambda c: _when(c.dropout_p, c.dropout_p)),
+    Feature("num_splits", False, "one CTA computes all keys of a query",
+            lambda c: _when(c.num_splits > 1, c.num_splits)),
+    Feature("page_table", False, "keys and values in one tensor, not in pages",
+            lambda c: _when(c.paged, "a page_table")),
+    Feature("block_sparse_tensors", False, "every KV tile that the mask shows is computed",
+            lambda c: _when(c.block_sparse, "block_sparse_tensors")),
+)  # fmt: skip
+
+
+def check(call: ForwardCall) -> None:
+    """Raises NotSupported, with the row's reason, if the kernel does not do a call."""
+    for feature in FORWARD:
+        value = feature.refused(call)
+        if value is not None:
+            raise NotSupported(
+                feature.name, f"SM100 kernel, {feature.name}: {feature.detail}; got {value}"
+            )
+
+
+def is_device_function(function: Callable[..., Any]) -> bool:
+    """Is it a CuTe-DSL function, which a kernel can call? Those of cute.jit wrap the user's."""
+    wrapped = getattr(function, "__wrapped__", None)
+    module = getattr(function, "__globals__", {}).get("__name__", "")
+    return wrapped is not None and module.partition(".")[0] == "cutlass"
+
+
+def describe_support() -> list[dict[str, Any]]:
+    """The table as plain data, one row per feature."""
+    return [
+        {
+            "feature": feature.name,
+            "forward": feature.supported,
+            "detail": feature.detail,
+        }
+        for feature in FORWARD
+    ]

@@ -1,0 +1,119 @@
+"""Which kernel a call gets: tuned choices for head dims and machine; and the common variants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from fa4.compiled.support import ForwardCall, check
+from fa4.config import ForwardConfig, Window
+from fa4.hardware import B200, B300, Gpu
+from fa4.masks import IntervalMask
+from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.kit.units import TILE_ROWS
+
+GPUS = {gpu.arch: gpu for gpu in (B200, B300)}
+
+COMMON_HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
+PAIR_DIMS = (128, 192)
+
+
+def tuned_spec(head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any) -> ForwardSpec:
+    """The spec with FlashAttention-4's tuned arithmetic for its dims, mask and machine.
+
+    features: further fields of ForwardSpec. B300's exponential units are twice as fast, so nothing
+    is emulated there.
+    """
+    masks = ("causal", "window_left", "window_right", "mask")
+    masked = any(features.get(name) for name in masks)
+    tuned = ForwardConfig.tuned(features.get("dtype", "bf16"), head_dim, masked)
+    if gpu.arch == "sm_103a":
+        tuned = ForwardConfig(rescale_threshold_log2=tuned.rescale_threshold_log2)
+    features.setdefault("numerics", tuned)
+    return ForwardSpec(head_dim=head_dim, head_dim_v=head_dim_v, gpu=gpu, **features)
+
+
+def common_specs(gpu: Gpu = B200) -> Iterator[ForwardSpec]:
+    """What most models call: the usual head dims, both element types, with and without mask."""
+    for head_dim, head_dim_v in COMMON_HEAD_DIMS:
+        for dtype in ("bf16", "fp16"):
+            for causal in (False, True):
+                yield tuned_spec(head_dim, head_dim_v, gpu, dtype=dtype, causal=causal)
+
+
+def find_gpu(capability: tuple[int, int]) -> Gpu:
+    """The machine with a compute capability. Raises ValueError if no kernel runs on it."""
+    arch = f"sm_{capability[0]}{capability[1]}a"
+    if arch not in GPUS:
+        known = ", ".join(f"{gpu.arch} ({gpu.name})" for gpu in GPUS.values())
+        raise ValueError(
+            f"the SM100 kernel runs on {known}; this GPU has compute capability "
+            f"{capability[0]}.{capability[1]}"
+        )
+    return GPUS[arch]
+
+
+def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
+    """The kernel of a call. Raises NotSupported, with the reason, if there is none."""
+    check(call)
+    left, right = kernel_window(call)
+    mask = call.mask_mod if isinstance(call.mask_mod, IntervalMask) else None
+    packs = call.group > 1 and TILE_ROWS % call.group == 0 and call.pack_gqa is not False
+    group = call.group if packs else 1
+    spec = tuned_spec(
+        call.head_dim,
+        call.head_dim_v,
+        gpu,
+        dtype=call.dtype,
+        causal=right == 0,
+        window_left=left is not None,
+        window_right=right not in (None, 0),
+        lse=call.lse,
+        group=group,
+        packed_q=call.packed_q,
+        packed_k=call.packed_k,
+        used_q=call.used_q,
+        used_k=call.used_k,
+        sink=call.sink,
+        softcap=call.softcap > 0,
+        score_mod=call.score_mod,
+        mask_mod=None if mask else call.mask_mod,
+        mask=mask,
+        cta_group=_cta_group(call, call.longest_q * group),
+        # Tiles of unequal length: the longest first, so that the short ones fill the gaps.
+        scheduler="static" if (left, right, mask) == (None, None, None) else "lpt",
+        **({"aux": call.aux} if call.aux else {}),
+    )
+    return replace(spec, numerics=_numerics(call, spec.numerics, call.longest_q * group))
+
+
+def _numerics(call: ForwardCall, tuned: ForwardConfig, rows: int) -> ForwardConfig:
+    """The given ones, else the tuned ones with as many Q tiles as there is work for."""
+    if call.numerics is not None:
+        return call.numerics
+    return replace(tuned, q_tiles=1) if rows <= TILE_ROWS else tuned
+
+
+def _cta_group(call: ForwardCall, rows: int) -> int:
+    """2 where pairs of CTAs pay: long sequences without a mask, whose tiles are all alike."""
+    plain = kernel_window(call) == (None, None) and call.mask_mod is None
+    varlen = call.packed_q or call.packed_k or call.used_q or call.used_k
+    plain = plain and (call.numerics is None or call.numerics.q_tiles == 2)
+    fits = call.head_dim in PAIR_DIMS and call.head_dim_v == TILE_ROWS and rows > 2 * TILE_ROWS
+    return 2 if plain and not varlen and fits else 1
+
+
+def kernel_window(call: ForwardCall) -> Window:
+    """The window as the kernel needs it: no side that hides nothing, and 32-bit bounds.
+
+    Query i of Sq sees keys from i + Sk - Sq - left to i + Sk - Sq + right.
+    """
+    left, right = call.window
+    most = call.rows_q + call.rows_k
+    if left is not None:
+        left = None if left >= call.rows_k - 1 else max(left, -most)
+    if right is not None:
+        # A right side of 0 is another kernel (causal), not another bound: it stays.
+        right = None if right > 0 and right >= call.rows_q - 1 else max(right, -most)
+    return left, right

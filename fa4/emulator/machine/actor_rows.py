@@ -1,0 +1,72 @@
+"""The numbers of the actors of a cluster: which rows of its clocks are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fa4.emulator.checks.clocks import actor_id
+from fa4.emulator.masks import LANES
+
+POOL_ROWS = 4  # rows of 32 ids for a CTA's asynchronous operations
+# Warps that share a row of ids for their tensor memory loads and stores: each of them reaches other
+# lanes, so that the shadow, which remembers one read for each row, forgets none.
+WARPS_PER_STREAM_ROW = 4
+
+
+@dataclass(frozen=True)
+class ActorRows:
+    """The rows of a cluster: of all warps, of the CTAs' tensor pipes, of the pools of asynchronous
+    operations, of the warps' tensor memory loads and stores.
+
+    ctas, warps: how many CTAs the cluster has, and warps each of them.
+    """
+
+    ctas: int
+    warps: int
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return self.stream(self.ctas, 0)
+
+    def warp(self, rank: int, index: int) -> int:
+        """The row of a warp's lanes."""
+        return rank * self.warps + index
+
+    def pipe(self, rank: int) -> int:
+        """The row of a CTA's tensor pipe."""
+        return self.ctas * self.warps + rank
+
+    def commit_id(self, rank: int, warp: int) -> int:
+        """The id whose epoch tells what a warp had done when it issued its latest tcgen05.commit.
+
+        A commit publishes no accesses of its thread, but it comes after the thread's waits. The id
+        is one of those in the row of the CTA's tensor pipe that no access has.
+        """
+        return actor_id(self.pipe(rank), 1 + warp % (LANES - 1))
+
+    def pool(self, rank: int) -> int:
+        """The first row of a CTA's asynchronous operations."""
+        return self.ctas * (self.warps + 1) + rank * POOL_ROWS
+
+    def stream(self, rank: int, warp: int) -> int:
+        """The row of the tensor memory loads and stores of a warp."""
+        rows = -(-self.warps // WARPS_PER_STREAM_ROW)
+        return self.pool(self.ctas) + rank * rows + warp // WARPS_PER_STREAM_ROW
+
+    def name_of(self, identity: int, ctas: Sequence[int]) -> str:
+        """Text for an actor id in reports. ctas: the indices of the CTAs in the grid, by rank."""
+        row, lane = divmod(identity, LANES)
+        if row < self.pipe(0):
+            rank, index = divmod(row, self.warps)
+            return f"CTA {ctas[rank]} warp {index} lane {lane}"
+        if row < self.pool(0):
+            return f"the tensor pipe of CTA {ctas[row - self.pipe(0)]}"
+        if row < self.stream(0, 0):
+            return f"an asynchronous operation of CTA {ctas[(row - self.pool(0)) // POOL_ROWS]}"
+        rows = self.stream(1, 0) - self.stream(0, 0)
+        rank, group = divmod(row - self.stream(0, 0), rows)
+        index = WARPS_PER_STREAM_ROW * group + lane // 2
+        what = "tcgen05.st" if lane % 2 else "tcgen05.ld"
+        return f"a {what} of CTA {ctas[rank]} warp {index}"

@@ -1,0 +1,351 @@
+"""Turns a parsed kernel into a program: steps that the machine executes one after the other.
+
+A step is either a run of register instructions, compiled to one function over 32 lanes, or one
+instruction with a Python handler (memory, barriers, tensor operations), or a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fa4.emulator.errors import UnsupportedInstruction
+from fa4.emulator.ptx.syntax import (
+    Address,
+    Kernel,
+    Module,
+    Operand,
+    Pair,
+    PtxInstruction,
+    Register,
+    Symbol,
+    Vector,
+)
+from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.flow import live_out, postdominators
+from fa4.emulator.translate.lanes import SegmentBuilder
+from fa4.emulator.translate.layout import (
+    SHARED_WINDOW,
+    RegisterFile,
+    Variables,
+    lay_out_registers,
+    lay_out_variables,
+)
+from fa4.emulator.translate.native import SegmentFunction, compile_functions, function_text
+from fa4.emulator.translate.table import Operation, Table, Unsupported, find
+
+RUN, MACHINE, BRANCH, JUMP, INDEXED, EXIT = range(6)
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One step of a program.
+
+    kind: RUN, MACHINE, BRANCH (conditional), JUMP, INDEXED (brx.idx), EXIT. function: the
+    compiled registers part; a branch's returns the mask of lanes that take it. target: step of
+    the branch; meet: step where its diverged lanes meet again (-1: never). converges: the lanes of
+    the warp that `members` reads (None: all) wait for each other before it. reads, writes,
+    touches: registers that it reads first, writes, either. guard: of a MACHINE step, (word of the
+    predicate in the register file, all bits set if it is negated).
+    """
+
+    index: int
+    kind: int
+    instructions: tuple[PtxInstruction, ...]
+    function: SegmentFunction | None = None
+    handler: Callable[..., Any] | None = None
+    operation: Operation | None = None
+    target: int = -1
+    targets: tuple[int, ...] = ()
+    meet: int = -1
+    converges: bool = False
+    members: ScalarReader | None = None
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+    touches: frozenset[str] = frozenset()
+    guard: tuple[int, int] | None = None
+
+    @property
+    def instruction(self) -> PtxInstruction:
+        """Its last instruction: the branch, or the one with a handler."""
+        return self.instructions[-1]
+
+
+@dataclass(eq=False)
+class Program:
+    """An executable kernel."""
+
+    module: Module
+    kernel: Kernel
+    registers: RegisterFile
+    variables: Variables
+    steps: list[Step]
+    step_of_line: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.kernel.name
+
+    def instruction_at(self, line: int) -> PtxInstruction | None:
+        """The instruction on a PTX line, or None."""
+        step = self.step_of_line.get(line)
+        found = self.steps[step].instructions if step is not None else ()
+        return next((i for i in found if i.line == line), None)
+
+    def describe_line(self, line: int) -> str:
+        """ "PTX line 12: st.shared.b32" """
+        instruction = self.instruction_at(line)
+        return f"PTX line {line}" + (f": {instruction.opcode}" if instruction is not None else "")
+
+    def source_of(self, line: int) -> str:
+        """ "file.py:12" for a PTX line that has .loc information, else ""."""
+        instruction = self.instruction_at(line)
+        if instruction is None or instruction.location is None:
+            return ""
+        return f"{instruction.location[0]}:{instruction.location[1]}"
+
+
+def build_program(module: Module, kernel: Kernel, table: Table) -> Program:
+    """Translates a kernel by the rows of a table.
+
+    Raises UnsupportedInstruction with all that cannot be executed.
+    """
+    registers = lay_out_registers(kernel)
+    variables = lay_out_variables(module, kernel)
+    assembler = _Assembler(KernelContext(module, kernel, registers, variables), table)
+    steps = assembler.assemble()
+    program = Program(module, kernel, registers, variables, steps)
+    for step in steps:
+        for instruction in step.instructions:
+            program.step_of_line[instruction.line] = step.index
+    return program
+
+
+def registers_of(operand: Operand) -> set[str]:
+    """The names of all registers in an operand."""
+    if isinstance(operand, Register):
+        return {operand.name}
+    if isinstance(operand, Symbol):
+        return {f"param:{operand.name}"}  # an argument of a call: see isa.parameters
+    if isinstance(operand, Vector):
+        return set().union(*(registers_of(element) for element in operand.elements))
+    if isinstance(operand, Pair):
+        return registers_of(operand.first) | registers_of(operand.second)
+    if isinstance(operand, Address):
+        found = {c.name for c in operand.coordinates if isinstance(c, Register)}
+        return found | ({operand.base.name} if isinstance(operand.base, Register) else set())
+    return set()
+
+
+def _watched(watch: Handler, step: Step, fragment: Any, mask: int) -> None:
+    """Does a step of one register instruction after `watch` has seen its operands."""
+    watch(fragment, mask)
+    warp = fragment.warp
+    if step.function is not None:
+        step.function(warp.base, mask, warp.cta.grid.parameter_address)
+
+
+class _Assembler:
+    """Collects instructions into steps."""
+
+    def __init__(self, context: KernelContext, table: Table) -> None:
+        self.kernel = context.kernel
+        self.registers = context.registers
+        self.variables = context.variables
+        self.context = context
+        self.table = table
+        self.steps: list[Step] = []
+        self.builders: dict[int, tuple[SegmentBuilder, str]] = {}
+        self.problems: list[tuple[int, str, str]] = []
+        self.pending: list[PtxInstruction] = []
+        self.builder = self._new_builder()
+        self.converges = False
+
+    def _new_builder(self) -> SegmentBuilder:
+        def address(name: str) -> int:
+            if name == "%shared_window":
+                return SHARED_WINDOW
+            if name not in self.variables.addresses:
+                raise Unsupported(f"the address of {name}")
+            return self.variables.addresses[name]
+
+        return SegmentBuilder(self.registers.offsets, address, self.variables.shared)
+
+    def assemble(self) -> list[Step]:
+        """All steps, compiled."""
+        at_label: dict[int, list[str]] = {}
+        for label, position in self.kernel.labels.items():
+            at_label.setdefault(position, []).append(label)
+        step_of_label: dict[str, int] = {}
+        for position, instruction in enumerate(self.kernel.instructions):
+            if position in at_label:
+                self._finish(RUN)
+                step_of_label |= dict.fromkeys(at_label[position], len(self.steps))
+            self._add(instruction)
+        self._finish(RUN)
+        step_of_label |= dict.fromkeys(
+            at_label.get(len(self.kernel.instructions), ()), len(self.steps)
+        )
+        # Falling off the end is the same as ret.
+        self.steps.append(Step(len(self.steps), EXIT, ()))
+        if self.problems:
+            raise UnsupportedInstruction(self.kernel.name, self.problems)
+        self._link(step_of_label)
+        self._compile()
+        return self.steps
+
+    def _add(self, instruction: PtxInstruction) -> None:
+        try:
+            operation = find(instruction, self.table)
+            if operation.kind == "control":
+                self._add_control(instruction, operation)
+            elif operation.kind == "machine":
+                self._finish(RUN)
+                self._add_machine(instruction, operation)
+            else:
+                watch = operation.watch and operation.watch(instruction, self.context)
+                if operation.converges or watch is not None:
+                    self._finish(RUN)
+                    self.converges = operation.converges
+                self.builder.guard = self._guard(instruction)
+                operation.function(self.builder, instruction)
+                self.pending.append(instruction)
+                if watch is not None:
+                    self._finish(RUN)
+                    self.steps[-1].kind = MACHINE
+                    self.steps[-1].handler = partial(_watched, watch, self.steps[-1])
+        except Unsupported as problem:
+            self._refuse(instruction, str(problem))
+        except (TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError):
+            # Whatever an entry of the table trips over: operands of another number or kind.
+            self._refuse(instruction, "operands that do not fit")
+
+    def _refuse(self, instruction: PtxInstruction, why: str) -> None:
+        """Notes an instruction; what was collected with it is dropped, since nothing will run."""
+        self.problems.append((instruction.line, instruction.text, why))
+        self.pending, self.converges = [], False
+        self.builder = self._new_builder()
+
+    def _guard(self, instruction: PtxInstruction) -> Any:
+        if instruction.guard is None:
+            return None
+        value = self.builder.register(instruction.guard.name)
+        return ~value if instruction.guard.negated else value
+
+    def _add_machine(self, instruction: PtxInstruction, operation: Operation) -> None:
+        handler = operation.function(instruction, self.context)
+        step = Step(len(self.steps), MACHINE, (instruction,), handler=handler, operation=operation)
+        step.converges = operation.converges
+        if step.converges:
+            step.members = self._members(instruction)
+        guard = instruction.guard
+        if guard is not None:
+            step.guard = self.registers.offsets[guard.name][0] // 4, -int(guard.negated)
+        names = set().union(*(registers_of(o) for o in instruction.operands), set())
+        step.reads = frozenset(names | ({guard.name} if guard is not None else set()))
+        step.touches = step.reads
+        self.steps.append(step)
+
+    def _members(self, instruction: PtxInstruction) -> ScalarReader | None:
+        """Reads the mask of lanes that a .sync instruction names; None: all of them."""
+        if instruction.parts[0] in ("activemask", "movmatrix", "ldmatrix", "stmatrix", "tensormap"):
+            return None
+        position = 0 if instruction.parts[0] == "bar" else -1
+        return self.context.scalar(instruction.operands[position], "b32")
+
+    def _add_control(self, instruction: PtxInstruction, operation: Operation) -> None:
+        kind = operation.function(instruction)
+        if instruction.parts[0] == "bra":
+            (target,) = instruction.operands
+            if not isinstance(target, Symbol) or target.name not in self.kernel.labels:
+                raise Unsupported(f"{target} is not a label")
+        guard = self._guard(instruction)
+        if kind == EXIT and guard is not None:
+            kind = BRANCH
+        self.pending.append(instruction)
+        result = "0"
+        if kind == BRANCH and guard is None:
+            kind = JUMP
+        if kind == BRANCH:
+            self.builder.guard = guard
+            result = self.builder.ballot(self.builder.active())
+        if kind == INDEXED:
+            self._listed_targets(instruction)
+            self.builder.register(self._index_register(instruction))
+        self._finish(kind, result)
+
+    @staticmethod
+    def _index_register(instruction: PtxInstruction) -> str:
+        index = instruction.operands[0]
+        if not isinstance(index, Register):
+            raise Unsupported("brx.idx needs a register index")
+        return index.name
+
+    def _finish(self, kind: int, result: str = "0") -> None:
+        """Closes the current run of register instructions as a step of `kind`."""
+        if not self.pending:
+            self.converges = False
+            return
+        step = Step(len(self.steps), kind, tuple(self.pending), converges=self.converges)
+        self.builder.guard = None
+        if self.builder.lines or self.builder.written:
+            self.builders[step.index] = (self.builder, result)
+        if self.converges:
+            step.members = self._members(self.pending[0])
+        step.reads = frozenset(self.builder.read_first)
+        step.writes = frozenset(self.builder.written)
+        step.touches = step.reads | step.writes
+        self.steps.append(step)
+        self.pending = []
+        self.builder = self._new_builder()
+        self.converges = False
+
+    def _link(self, step_of_label: dict[str, int]) -> None:
+        """Branch targets, and for each branch the step where diverged lanes meet."""
+        exit_step = len(self.steps) - 1
+        successors: list[list[int]] = []
+        for step in self.steps:
+            after = [step.index + 1]
+            if step.kind in (BRANCH, JUMP):
+                target = step.instruction.operands[0] if step.instruction.operands else None
+                step.target = (
+                    step_of_label[target.name] if isinstance(target, Symbol) else exit_step
+                )
+                after = [step.target] + (after if step.kind == BRANCH else [])
+            elif step.kind == INDEXED:
+                step.targets = tuple(
+                    step_of_label[name] for name in self._listed_targets(step.instruction)
+                )
+                after = list(dict.fromkeys(step.targets))
+            elif step.kind == EXIT:
+                after = []
+            successors.append(after)
+        self.successors = successors
+        immediate = postdominators(successors)
+        for step in self.steps:
+            if step.kind in (BRANCH, INDEXED):
+                step.meet = immediate[step.index]
+
+    def _listed_targets(self, instruction: PtxInstruction) -> tuple[str, ...]:
+        name = instruction.operands[1]
+        if not isinstance(name, Symbol):
+            raise Unsupported("brx.idx needs a target list")
+        return self.kernel.branch_targets[name.name]
+
+    def _compile(self) -> None:
+        uses = [set(step.reads) for step in self.steps]
+        defines = [set(step.writes) - set(step.reads) for step in self.steps]
+        live = live_out(self.successors, uses, defines, [step.writes for step in self.steps])
+        bodies = {}
+        for index, (builder, result) in self.builders.items():
+            kept = live[index]
+            if self.steps[index].kind == INDEXED:  # the engine reads the index itself
+                kept = kept | {self._index_register(self.steps[index].instruction)}
+            builder.store_back(kept)
+            text = function_text("SEGMENT", builder, result)
+            bodies[str(index)] = (text, frozenset(builder.declarations))
+        for key, function in compile_functions(bodies).items():
+            self.steps[int(key)].function = function

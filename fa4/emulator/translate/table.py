@@ -1,0 +1,107 @@
+"""One table of instructions: name, section of the manual, forms, and the function that does it.
+
+Three kinds of entry:
+
+- `lane` operations compute registers from registers. Their function emits LLVM vector code over
+  the 32 lanes of a warp (see `fa4.emulator.translate.lanes`).
+- `machine` operations touch memory, barriers or other units. Their function binds an instruction
+  to a Python handler once, when the kernel is loaded (see `fa4.emulator.machine`).
+- `control` operations are branches and exits, which the program builder knows.
+
+An instruction is looked up by its longest dotted prefix that has an entry which accepts its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from fa4.emulator.ptx.syntax import PtxInstruction
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Unsupported(Exception):
+    """Raised while an instruction is bound or emitted: the reason it cannot be executed."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of the table.
+
+    name: dotted opcode prefix, "add" or "cp.async.bulk.tensor". types: the entry serves only
+    instructions with one of these among their parts (empty: all). section: of the PTX ISA 9.x
+    manual. forms: the accepted modifiers, for the support table. converges: all named lanes of
+    the warp take part (.sync), so diverged lanes wait for each other first. accepts: if given, the
+    entry serves only instructions for which it is true. watch: of a `lane` operation, binds what
+    looks at the operands before it executes, or gives None where nothing needs to be looked at.
+    """
+
+    name: str
+    kind: str
+    section: str
+    forms: str
+    function: Callable[..., Any]
+    types: frozenset[str] = frozenset()
+    converges: bool = False
+    accepts: Callable[[PtxInstruction], bool] | None = None
+    watch: Callable[[PtxInstruction, Any], Callable[[Any, int], None] | None] | None = None
+
+
+Table: TypeAlias = dict[str, list[Operation]]  # by name
+TABLE: Table = {}
+
+
+def register(
+    kind: str, name: str, section: str, forms: str, types: Iterable[str] = (), **more: Any
+) -> Callable[[Function], Function]:
+    """Decorator: adds the decorated function to the table under `name`. more: of `Operation`."""
+
+    def add(function: Function) -> Function:
+        row = Operation(name, kind, section, forms, function, frozenset(types), **more)
+        TABLE.setdefault(name, []).append(row)
+        return function
+
+    return add
+
+
+def lane(name: str, section: str, forms: str, **keywords: Any) -> Callable[[Function], Function]:
+    """Registers `emit(builder, instruction)`."""
+    return register("lane", name, section, forms, **keywords)
+
+
+def machine(name: str, section: str, forms: str, **keywords: Any) -> Callable[[Function], Function]:
+    """Registers `bind(instruction, context) -> handler(warp, mask)`."""
+    return register("machine", name, section, forms, **keywords)
+
+
+def find(instruction: PtxInstruction, table: Table = TABLE) -> Operation:
+    """The row of a table that executes `instruction`. Raises Unsupported if there is none."""
+    parts = instruction.parts
+    for length in range(len(parts), 0, -1):
+        for row in table.get(".".join(parts[:length]), ()):
+            if row.types and not row.types.intersection(parts[length:]):
+                continue
+            if row.accepts is None or row.accepts(instruction):
+                return row
+    raise Unsupported("no such instruction in the table")
+
+
+def modifiers(instruction: PtxInstruction, name: str, *groups: Iterable[str]) -> list[str]:
+    """Splits the parts after `name` into one modifier for each group, "" where absent.
+
+    Each group lists the modifiers of which at most one may be present; the order of the groups
+    does not matter, every part must belong to one. Raises Unsupported naming the part that does
+    not fit.
+    """
+    found = [""] * len(groups)
+    members = [frozenset(group) for group in groups]
+    for part in instruction.parts[name.count(".") + 1 :]:
+        for index, group in enumerate(members):
+            if part in group and not found[index]:
+                found[index] = part
+                break
+        else:
+            raise Unsupported(f"modifier .{part}")
+    return found

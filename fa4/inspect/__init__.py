@@ -1,0 +1,1 @@
+"""Reads what compilers made of a kernel: PTX, cubins and machine code. Runs nothing."""

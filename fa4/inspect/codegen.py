@@ -1,0 +1,122 @@
+"""What the compiler made of a kernel: its resources, spills and loops, from cubin and PTX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from fa4.inspect import loops, ptx_report, sass
+from fa4.inspect.cubin import Resources, disassemble, read_resources
+from fa4.inspect.flow import Function
+from fa4.inspect.loops import LoopReport
+from fa4.inspect.ptx_report import PtxReport
+
+_LAUNCH_BYTES = re.compile(
+    r"(%\w+) = llvm\.getelementptr %\w+\[0, 2\] : \(!llvm\.ptr\) -> !llvm\.ptr, "
+    r"!llvm\.struct<\(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32\)>"
+)
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """One kernel. ptx: None if not given. dynamic_smem_bytes: of its launch, None if unknown.
+
+    instructions (without NOP), loads and stores of spills, and loops are of the machine code: None
+    and empty if no disassembler is installed; `problem` then says what is missing.
+    """
+
+    resources: Resources
+    ptx: PtxReport | None
+    dynamic_smem_bytes: int | None
+    instructions: int | None
+    spill_loads: int | None
+    spill_stores: int | None
+    loops: tuple[LoopReport, ...]
+    problem: str = ""
+
+    @property
+    def known_loops(self) -> tuple[LoopReport, ...]:
+        """The loops that do the kernel's work; "other" ones are over work tiles, or retries."""
+        return tuple(loop for loop in self.loops if loop.kind != loops.OTHER)
+
+    @property
+    def setmaxnreg(self) -> tuple[int, ...]:
+        """The register budgets of the roles, each once, the largest first."""
+        budgets = {value for _, value in self.ptx.budgets} if self.ptx else set()
+        return tuple(sorted(budgets, reverse=True))
+
+    @property
+    def tmem_columns(self) -> int | None:
+        """Columns of the largest allocation, None if they are not a constant."""
+        known = [columns for columns in self.ptx.tmem_columns if columns] if self.ptx else []
+        return max(known, default=None)
+
+    def with_smem(self, dynamic_smem_bytes: int | None) -> KernelCode:
+        """The same with what its launch asks for."""
+        return replace(self, dynamic_smem_bytes=dynamic_smem_bytes)
+
+    def loop(self, kind: str) -> LoopReport | None:
+        """The longest loop of a kind: two warpgroups may have a copy each."""
+        found = [loop for loop in self.loops if loop.kind == kind]
+        return max(found, key=lambda loop: loop.length, default=None)
+
+    def describe(self) -> dict[str, object]:
+        """Everything as plain data, for JSON."""
+        return {
+            "kernel": self.resources.name,
+            "registers_at_launch": self.resources.registers,
+            "frame_bytes": self.resources.frame_bytes,
+            "static_smem_bytes": self.resources.smem_bytes,
+            "dynamic_smem_bytes": self.dynamic_smem_bytes,
+            "instructions": self.instructions,
+            "spill_loads": self.spill_loads,
+            "spill_stores": self.spill_stores,
+            "loops": [loop.describe() for loop in self.known_loops],
+            "ptx": self.ptx.describe() if self.ptx else None,
+            "problem": self.problem,
+        }
+
+
+def read_kernels(cubin: bytes, ptx: str = "") -> tuple[KernelCode, ...]:
+    """The kernels of a module. Raises ValueError if the cubin is none, or if it has no code."""
+    text, problem = disassemble(cubin)
+    functions = sass.parse(text) if text else ()
+    by_name = {function.name: function for function in functions}
+    reports = {report.name: report for report in ptx_report.read(ptx)} if ptx else {}
+    found = []
+    for resources in read_resources(cubin):
+        function = by_name.get(resources.name)
+        callees = [one for one in functions if one.section == resources.name]
+        found.append(
+            KernelCode(
+                resources,
+                reports.get(resources.name),
+                None,
+                sum(one.count for one in callees) if function else None,
+                _count(callees, "LDL") if function else None,
+                _count(callees, "STL") if function else None,
+                loops.classify(function) if function else (),
+                problem,
+            )
+        )
+    return tuple(found)
+
+
+def launch_smem_bytes(host_module: str) -> int | None:
+    """Dynamic shared memory of the only launch in a host module's MLIR text; None if it is not a
+    constant. The launch record's type tells its fields: grid, block, bytes, stream, attributes."""
+    field = _LAUNCH_BYTES.search(host_module)
+    if field is None:
+        return None
+    stored = re.search(rf"llvm\.store (%\w+), {field[1]} : i64", host_module[field.end() :])
+    if stored is None:
+        return None
+    constants = re.findall(
+        rf"{stored[1]} = llvm\.mlir\.constant\((\d+) : i64\)", host_module[: field.start()]
+    )
+    return int(constants[-1]) if constants else None
+
+
+def _count(functions: Iterable[Function], opcode: str) -> int:
+    return sum(one.base == opcode for function in functions for one in function.instructions)

@@ -1,0 +1,1 @@
+"""Building blocks of the SM100 kernels: what forward and backward have in common."""

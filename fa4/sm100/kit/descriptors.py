@@ -1,0 +1,95 @@
+"""What the tensor core is told: operands and products as descriptors, and the products' issue."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import tcgen05
+
+from fa4.sm100.kit.ptx_block import PtxBlock
+from fa4.sm100.kit.rings import stage_offset
+
+ELEMENTS = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
+CTA_GROUPS = {1: tcgen05.CtaGroup.ONE, 2: tcgen05.CtaGroup.TWO}
+DESCRIPTOR_UNIT_BYTES = 16  # of addresses and offsets in a shared-memory descriptor
+
+
+@dataclass(frozen=True)
+class OperandTiles:
+    """Shared-memory descriptors of an operand's tiles (PTX ISA 9.7.16.4.1), in 16-byte units.
+
+    low, high: words of the first stage's. steps: offsets of the steps of 16 along K. pitch, shift:
+    from one stage to the next, and what stage 1 lies off.
+    """
+
+    low: Int32
+    high: Int32
+    steps: cutlass.Constexpr
+    pitch: cutlass.Constexpr
+    shift: cutlass.Constexpr
+
+    def stage(self, number: Int32 | int) -> Int32:
+        """The low word of a stage's first step."""
+        return self.low + stage_offset(number, self.pitch, self.shift)
+
+
+def computed_anew(tiles: OperandTiles) -> OperandTiles:
+    """The same tiles by a word that the compiler takes for another one.
+
+    Between the two Q tiles' PV lies a QK: holding V's words over it takes 16 uniform registers that
+    do not exist. Spilling them costs more than adding the steps again.
+    """
+    return replace(tiles, low=cute.arch.make_warp_uniform(tiles.low))
+
+
+def operand_tiles(
+    fragment: cute.Tensor, pitch: int, shift: int, element_bytes: int
+) -> OperandTiles:
+    """The descriptors of an operand's tiles; pitch and shift in elements."""
+    steps = cute.size(fragment, mode=[2])
+    offsets = tuple(cute.crd2idx((0, 0, step), fragment.layout) for step in range(steps))
+    word = tcgen05.smem_descriptor_to_int(fragment.iterator)
+    pitch, shift = (n * element_bytes // DESCRIPTOR_UNIT_BYTES for n in (pitch, shift))
+    return OperandTiles(word.to(Int32), (word >> 32).to(Int32), offsets, pitch, shift)
+
+
+def instruction_descriptor(dtype: str, m: int, n: int, *, transpose_b: bool) -> int:
+    """kind::f16 with float32 sums (PTX ISA 9.7.16.4.2)."""
+    kind = {"fp16": 0, "bf16": 1}[dtype]
+    types = 1 << 4 | kind << 7 | kind << 10
+    return types | transpose_b << 16 | n // 8 << 17 | m // 16 << 24
+
+
+def descriptors(code: PtxBlock, low: Int32, high: Int32, steps: Sequence[int]) -> list[str]:
+    """Shared-memory descriptors of the steps of an operand's tile."""
+    first, upper = code.read(low), code.read(high)
+    words = [plus(code, first, step) for step in steps]
+    return [code.do("mov.b64", f"{{{word}, {upper}}}", kind="b64") for word in words]
+
+
+def plus(code: PtxBlock, word: str, offset: int) -> str:
+    """A word with an offset added, if there is one."""
+    return code.do("add.s32", word, str(offset), kind="b32") if offset else word
+
+
+def multiply(
+    code: PtxBlock, target: Int32, a: list[str], b: list[str], idesc: int, sums: list[str],
+    cta_group: int,
+) -> None:  # fmt: skip
+    """tcgen05.mma for each step (PTX ISA 9.7.16.10.9.1), by an elected thread.
+
+    a: addresses in tensor memory in brackets, or descriptors as b. sums: what says, other than 0,
+    that the step's product is added to `target`.
+    """
+    elected, kind = code.register("pred"), code.do("mov.b32", str(idesc), kind="b32")
+    code.effect(f"elect.sync _|{elected}, -1;")
+    into = code.read(target)
+    for left, right, add in zip(a, b, sums, strict=True):
+        added = code.do("setp.ne.b32", add, "0", kind="pred")
+        code.effect(
+            f"@{elected} tcgen05.mma.cta_group::{cta_group}.kind::f16 "
+            f"[{into}], {left}, {right}, {kind}, {added};"
+        )
+    code.trace(effects=True)

@@ -1,0 +1,192 @@
+"""What every warp role is given: the plan's signals as barriers, and its memory as addresses."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import tcgen05
+
+from fa4.plan.schema import Arrive, PipelinePlan, Signal, Wait
+from fa4.sm100.kit.rings import Ring, phase_of, slot_of
+from fa4.sm100.kit.units import WARP
+
+CTA_BARRIER = 0  # named barrier of all warps; the plan's own start at 1
+LEADER = 0  # rank in its pair of the CTA whose MMA warp issues the products of both
+BOTH = 0b11  # ranks of a pair, as a mask
+
+
+def mbarrier_numbers(plan: PipelinePlan) -> dict[str, int]:
+    """The first mbarrier of each signal, counted from the start of the barriers' memory."""
+    numbers, total = {}, 0
+    for signal in plan.signals:
+        if signal.kind == "mbarrier":
+            numbers[signal.name] = total
+            total += signal.stages
+    return numbers
+
+
+def named_numbers(plan: PipelinePlan) -> dict[str, int]:
+    """The hardware barrier of each named signal."""
+    names = [signal.name for signal in plan.signals if signal.kind == "named"]
+    return {name: number for number, name in enumerate(names, CTA_BARRIER + 1)}
+
+
+@dataclass(frozen=True)
+class Signals:
+    """The signals of a plan, as one role uses them.
+
+    Waits and arrivals are by name; every count comes from the plan. `trace` collects them as the
+    plan's own steps while the kernel is traced, so that they can be compared with its program.
+
+    Where a plan has several of a kind, their names differ by a number: code that serves all of them
+    writes `#` for it, in the names of signals and of its role, and says which by `numbered`.
+
+    In a CTA pair the leader's MMA warp works for both CTAs: what it waits for arrives at the
+    leader's barriers (loads count their bytes there, `remote` signals their threads), and what it
+    commits arrives at the barriers of both.
+    """
+
+    plan: cutlass.Constexpr
+    role: cutlass.Constexpr
+    trace: cutlass.Constexpr
+    base: cute.Pointer
+    number: Int32 | int | None = None
+
+    def of(self, role: str) -> "Signals":
+        """The same signals as another role uses them."""
+        return replace(self, role=role)
+
+    def numbered(self, number: Int32 | int) -> "Signals":
+        """The same signals with `number` for `#`; one that is known at run time only serves all."""
+        return replace(self, number=number)
+
+    def ring(self, name: str) -> Ring:
+        """The start of the ring `<name>_full`, `<name>_empty`."""
+        return Ring.of(self.plan.signal(f"{name}_full").stages)
+
+    def pointer(self, name: str, stage: Int32 | int = 0) -> cute.Pointer:
+        """The mbarrier of a signal's stage."""
+        return self.base + (self._place(mbarrier_numbers(self.plan), name) + stage)
+
+    def wait(self, name: str, at: Ring | Int32 | int = 0) -> None:
+        """Wait for a phase: of a ring's slot, or number `at`, from 0; free phases have passed.
+
+        A named barrier knows its phase.
+        """
+        signal = self._record(name, Wait)
+        if signal.kind == "named":
+            cute.arch.barrier(barrier_id=self._place(named_numbers(self.plan), name),
+                              number_of_threads=self._named_threads(signal))  # fmt: skip
+        else:
+            parity = (phase_of(at) - signal.free // signal.stages) & 1
+            cute.arch.mbarrier_wait(self.pointer(name, slot_of(at)), parity)
+
+    def arrive(self, name: str, after: str | None = None) -> None:
+        """Arrive with every thread that calls; the plan counts them.
+
+        after: the unit whose work the callers have waited for, where the plan has it arrive.
+        """
+        signal = self._record(name, Arrive, after)
+        if signal.kind == "named":
+            cute.arch.barrier_arrive(barrier_id=self._place(named_numbers(self.plan), name),
+                                     number_of_threads=self._named_threads(signal))  # fmt: skip
+        else:
+            cute.arch.mbarrier_arrive(self.pointer(name), LEADER if signal.remote else None)
+
+    def arrive_once(self, name: str) -> None:
+        """Arrive once per warp, when all of its threads are here."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            self.arrive(name)
+
+    def expect(self, name: str, num_bytes: int, at: Ring | Int32 | int = 0) -> cute.Pointer:
+        """One thread arrives for a copy of `num_bytes`; returns the barrier the copy completes.
+
+        In a pair the leader's thread arrives for the copies of both CTAs.
+        """
+        self._record(name, Arrive, "tma")
+        full = self.pointer(name, slot_of(at))
+        arrive_and_expect(full, num_bytes * self.plan.cta_group, self.plan.cta_group)
+        return full
+
+    def commit(self, name: str, at: Ring | int = 0) -> None:
+        """Arrive when the tensor core has finished this thread's products so far."""
+        self._record(name, Arrive, "tensor")
+        with cute.arch.elect_one():
+            if self.plan.cta_group == 2:
+                tcgen05.commit(self.pointer(name, slot_of(at)), BOTH, tcgen05.CtaGroup.TWO)
+            else:
+                tcgen05.commit(self.pointer(name, slot_of(at)))
+
+    def _named_threads(self, signal: Signal) -> int:
+        waiting = sum(len(self.plan.role(name).warps) for name in signal.waiters) * WARP
+        return signal.arrive_count + waiting
+
+    def _place(self, places: dict[str, int], name: str) -> Int32 | int:
+        """Where a signal's first barrier is; those of a kind lie at equal distances."""
+        if self.number is None or isinstance(self.number, int) or "#" not in name:
+            return places[self._name(name, self.number)]
+        found = [places[name.replace("#", str(i))] for i in _numbers(name, places)]
+        first, step = found[0], found[-1] - found[-2] if len(found) > 1 else 0
+        if found != [first + step * i for i in range(len(found))]:
+            raise ValueError(f"the barriers of {name} must lie at equal distances; got {found}")
+        return first + step * self.number
+
+    def _record(self, name: str, step: type[Wait] | type[Arrive], *after: str | None) -> Signal:
+        """The signal, or the first of its kind; the step is kept of each that this code serves."""
+        numbers: Sequence[int | None] = [self.number]
+        if isinstance(self.number, Int32):
+            numbers = _numbers(self.role, [role.name for role in self.plan.roles])
+        for number in numbers:
+            role, signal = self._name(self.role, number), self.plan.signal(self._name(name, number))
+            allowed = signal.waiters if step is Wait else signal.arrivals
+            if role not in allowed:
+                raise ValueError(f"the plan gives {role} no part in signal {signal.name}")
+            self.trace.append((role, step(signal.name, *after)))
+        return self.plan.signal(self._name(name, numbers[0]))
+
+    def _name(self, name: str, number: int | None) -> str:
+        if number is None and "#" in name:
+            raise ValueError(f"which {name}? say it with numbered()")
+        return name.replace("#", str(number))
+
+
+def _numbers(name: str, known: Collection[str]) -> range:
+    """The numbers for which a name with `#` is known: from 0 on."""
+    if "#" not in name:
+        raise ValueError(f"{name} has one number; one that is known at run time serves several")
+    return range(next(i for i in count() if name.replace("#", str(i)) not in known))
+
+
+def pair_rank(cta_group: int) -> Int32 | int:
+    """This CTA's rank in its pair: clusters are two blocks side by side.
+
+    From the block's index, which the compiler knows to be uniform; the MMA warp branches on it, and
+    instructions of the tensor core in divergent code cost a loop each.
+    """
+    return cute.arch.block_idx()[0] % 2 if cta_group == 2 else LEADER
+
+
+@cute.jit
+def arrive_and_expect(
+    barrier: cute.Pointer, num_bytes: cutlass.Constexpr, cta_group: cutlass.Constexpr
+) -> None:
+    """One thread of the CTA, or of the leader of a pair, arrives for `num_bytes`."""
+    if pair_rank(cta_group) == LEADER:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, num_bytes)
+
+
+@cute.jit
+def init_signals(signals: Signals) -> None:
+    """One thread gives every mbarrier the plan's arrive count."""
+    with cute.arch.elect_one():
+        for signal in signals.plan.signals:
+            if cutlass.const_expr(signal.kind == "mbarrier"):
+                for stage in cutlass.range_constexpr(signal.stages):
+                    cute.arch.mbarrier_init(signals.pointer(signal.name, stage),
+                                            signal.arrive_count)  # fmt: skip
+        cute.arch.mbarrier_init_fence()
