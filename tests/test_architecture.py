@@ -17,7 +17,7 @@ import pytest
 from tests.import_graph import circles, import_graph, package_sources
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("fa4", "tests", "docs", "examples", "benchmarks", ".ci")
+FOLDERS = ("fa4", "tests", "docs", "examples", "benchmarks", "hardware", ".ci")
 SKIPPED = {"__pycache__", "generated", "out"}
 
 LIBRARY_LINES, TEST_LINES = 500, 700
@@ -199,7 +199,7 @@ def test_sizes() -> None:
 
 def test_parameters() -> None:
     """Functions keep the parameter limit, or stand in the list with a reason."""
-    files = python_files("fa4", "examples", "benchmarks")
+    files = python_files("fa4", "examples", "benchmarks", "hardware")
     assert [e for p, text in files for e in too_many_parameters(p, text, MANY_PARAMETERS)] == []
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +13,8 @@ import pytest
 
 from fa4.commands import doctor
 from fa4.install import DISTRIBUTION, clone_folder, install_command, refuse_mixed_files
+from tests.installed import EXTRAS, PYPROJECT, ROOT, call, copy_project
 
-ROOT = Path(__file__).resolve().parents[1]
-PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-OPTIONAL = PYPROJECT.partition("\n[project.optional-dependencies]\n")[2].partition("\n[project.")[0]
-EXTRAS = re.findall(r"^(\w+) = \[", OPTIONAL, re.MULTILINE)
-BUILT_FROM = ("fa4", "fa4_lab.py", "pyproject.toml", "README.md", "LICENSE")
 HINT = re.compile(r"pip install ([^`\n\"]+)")
 
 # What our hints name and no extra needs.
@@ -51,49 +43,6 @@ def source_files() -> list[Path]:
     """The files whose hints a user sees."""
     found = [*(ROOT / "fa4").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     return [path for path in found if path != ROOT / "fa4/install.py"]
-
-
-def copy_project(folder: Path) -> Path:
-    """A copy of what an installation is built from."""
-    skip = shutil.ignore_patterns("__pycache__")
-    for name in BUILT_FROM:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=skip)
-        else:
-            folder.mkdir(exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    return folder
-
-
-def call(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command outside the project, with nothing of this process's paths."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        [str(word) for word in command],
-        cwd="/",
-        env={**env, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-
-
-@pytest.fixture
-def wheel_python(tmp_path: Path) -> Path:
-    """A Python that sees the packages of this one, with the built wheel installed."""
-    clone, wheels, venv = copy_project(tmp_path / "clone"), tmp_path / "wheels", tmp_path / "venv"
-    built = call(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
-                 "--no-index", clone, "-w", wheels)  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    call(sys.executable, "-m", "venv", "--without-pip", venv)
-    python = venv / "bin/python"
-    site = call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout
-    Path(site.strip(), "deps.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    installed = call(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps",
-                     "--no-index", *wheels.glob("fa4_lab-*.whl"))  # fmt: skip
-    assert installed.returncode == 0, installed.stderr
-    return python
 
 
 def test_hints_name_what_exists() -> None:
@@ -197,42 +146,3 @@ def test_what_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
     done = call(*start, PYTHONPATH=str(site))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert f"pip install --force-reinstall {DISTRIBUTION}" in done.stderr
-
-
-@pytest.mark.slow
-def test_the_wheel(wheel_python: Path) -> None:
-    """Its name, what it brings, its command; every hint it gives is accepted by pip."""
-    code = """
-import importlib.metadata as metadata, json, fa4, fa4.install, sys
-mine = metadata.distribution("fa4-lab")
-print(json.dumps({
-    "file": fa4.__file__, "version": mine.version, "tops": mine.read_text("top_level.txt").split(),
-    "hints": {extra: fa4.install.install_command(extra) for extra in sys.argv[1:]},
-    "extras": mine.metadata.get_all("Provides-Extra"),
-}))"""
-    told = json.loads(call(wheel_python, "-c", code, *EXTRAS).stdout)
-    assert Path(told["file"]).is_relative_to(wheel_python.parents[1])
-    assert sorted(told["tops"]) == ["fa4", "fa4_lab"]
-    assert sorted(told["extras"]) == sorted(EXTRAS)
-    assert call(wheel_python.parent / "fa4", "--version").stdout == f"fa4 {told['version']}\n"
-    accepted(told["hints"], wheel_python)
-
-
-@pytest.mark.slow
-def test_the_hints_of_a_clone(tmp_path: Path) -> None:
-    """They install into the clone's own folder, whose name may hold a space."""
-    clone = copy_project(tmp_path / "a clone")
-    hints = {extra: install_command(extra, clone / "fa4") for extra in EXTRAS}
-    accepted(hints, Path(sys.executable), "--no-build-isolation")
-
-
-def accepted(hints: dict[str, str], python: Path, *options: str) -> None:
-    """pip takes each hint; nothing is installed. Here are the packages of `viz` and `cluster`."""
-    for extra in ("viz", "cluster"):
-        words = shlex.split(hints[extra])
-        assert words[:2] == ["pip", "install"]
-        done = call(sys.executable, "-m", "pip", "--python", python, "install", "--dry-run",
-                    "--no-index", *options, *words[2:])  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert "does not provide the extra" not in done.stderr
-        assert "Requirement already satisfied: " in done.stdout

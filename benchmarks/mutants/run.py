@@ -39,8 +39,8 @@ from benchmarks.mutants.sample import Mutant, describe, draw
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = Path(__file__).with_name("record.py")
-COPIED = ("fa4", "tests", "benchmarks", "docs", "pyproject.toml", "README.md", "CHANGELOG.md",
-          "Makefile")  # fmt: skip
+COPIED = ("fa4", "tests", "benchmarks", "hardware", "docs", "pyproject.toml", "README.md",
+          "CHANGELOG.md", "Makefile")  # fmt: skip
 COMMON_TESTS = ("tests/test_api.py", "tests/test_config.py", "tests/test_dataclasses.py")
 # Not changed: figures for people to look at, and what only measures.
 LEFT_OUT = ("fa4/sim/figure.py",)

@@ -53,7 +53,7 @@ COMMANDS: Mapping[tuple[str, ...], tuple[int, tuple[str, ...]]] = {
     ("cache", "warm"): (2, ("--arch", "sm_90a")),
     ("doctor",): (2, ()),
     ("demo",): (3, ("--input", "{files}/in.npz", "--no-kernel")),
-    ("verify",): (3, ("--max-examples", "1", "--property", "plain")),
+    ("verify",): (3, ("--max-examples", "1", "--only", "plain")),
     ("bench",): (3, ()),
 }  # fmt: skip
 # Options that ask for as much work as one likes: (command, option).

@@ -1,4 +1,4 @@
-"""docs/verify.md: the table of kernels is what the benchmark recorded."""
+"""docs/verify.md: the table of kernels is what a GPU's run recorded."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
+from hardware import RESULTS, verify_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
-RECORDED = json.loads((ROOT / "benchmarks/results/verify_gpu.json").read_text(encoding="utf-8"))
+RECORDED = json.loads((RESULTS / "verify_gpu.json").read_text(encoding="utf-8"))
 
 
-def test_the_table_of_kernels_is_the_recorded_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_kernels_is_the_recorded_one() -> None:
     """Word for word; another figure would be seen."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import verify_gpu
-
     assert verify_gpu.table(RECORDED["backends"]) in PAGE
     backends: dict[str, Any] = json.loads(json.dumps(RECORDED["backends"]))
     backends["torch-sdpa-flash"]["cases"] += 1

@@ -1,6 +1,6 @@
 """What a Hopper GPU computed: the recorded comparison, its replay, and the facts it taught.
 
-`benchmarks/emulator_hopper` runs PTX programs on an H200 and on the emulator. Its result file holds
+`hardware/emulator_hopper` runs PTX programs on an H200 and on the emulator. Its result file holds
 digests of what the GPU computed, so that the emulator is held to them without a GPU.
 """
 
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.common import RESULTS
-from benchmarks.emulator_hopper import (
+from fa4.emulator.tma.descriptor import TensorMap
+from hardware import RESULTS
+from hardware.emulator_hopper import (
     barriers,
     compare,
     programs,
@@ -25,8 +26,7 @@ from benchmarks.emulator_hopper import (
     suite,
     values,
 )
-from benchmarks.emulator_hopper.emulate import CHECKED, emulate
-from fa4.emulator.tma.descriptor import TensorMap
+from hardware.emulator_hopper.emulate import CHECKED, emulate
 from tests.emulator.kernels import aligned, kinds, run_ptx
 from tests.emulator.opcode_runner import check
 

@@ -10,22 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from docs.support_table import BEGIN, END, EVIDENCE, PAGE, fill, markdown, measured, section_of
 from fa4 import cli
 from fa4.emulator.tools import support
-from fa4.emulator.tools.support import BEGIN, END, MANUAL_ONLY, markdown, support_table
+from fa4.emulator.tools.support import MANUAL_ONLY, confirmed_opcodes, support_table
 from fa4.emulator.translate import table
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = (ROOT / "docs" / "emulator.md").read_text(encoding="utf-8")
+DOCUMENT = PAGE.read_text(encoding="utf-8")
 
 
 def is_current(document: str) -> bool:
     """Whether the table in a document is the present one."""
-    return support.section_of(document) == "\n".join(markdown(support_table()))
+    return section_of(document) == "\n".join(markdown(support_table()))
 
 
 def test_the_documented_table_is_the_present_one() -> None:
-    """If not: python -m fa4.emulator.tools.support docs/emulator.md"""
+    """If not: python docs/support_table.py"""
     assert is_current(DOCUMENT)
 
 
@@ -53,14 +54,19 @@ def test_every_row_is_there_with_its_name() -> None:
         assert re.fullmatch(r"9\.7\.[\d.]+\d(, 9\.7\.[\d.]+\d)*", row.sections), row
 
 
+def test_the_package_has_what_was_measured() -> None:
+    """If not: python docs/support_table.py"""
+    assert confirmed_opcodes() == measured()
+
+
 def test_evidence_is_read_from_the_results(tmp_path: Path) -> None:
     """Opcodes confirm the row that executes them, by name and type, and no other."""
-    hopper = {"confirmed": {"add": ["add.rn.f32", "add.s32"], "mad.wide": ["mad.wide.u32"]}}
-    (tmp_path / "emulator_hopper.json").write_text(json.dumps(hopper))
-    (tmp_path / "emulator_foreign.json").write_text(
-        json.dumps({"opcodes": ["tcgen05.ld.sync.aligned.32x32b.x32.b32", "add.s32", "nothing.x"]})
-    )
-    rows = support_table(tmp_path)
+    foreign = ["tcgen05.ld.sync.aligned.32x32b.x32.b32", "add.s32", "nothing.x"]
+    hopper = {"add": ["add.rn.f32", "add.s32"], "mad.wide": ["mad.wide.u32"]}
+    for (file, key), opcodes in zip(EVIDENCE.values(), (hopper, foreign), strict=True):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(json.dumps({key: opcodes}))
+    rows = support_table(measured(tmp_path))
     basis = {(row.instruction, row.sections): row.basis for row in rows if row.basis != MANUAL_ONLY}
     assert basis.pop(("multimem", "9.7.9.14")) == "refused"
     assert basis == {
@@ -69,24 +75,19 @@ def test_evidence_is_read_from_the_results(tmp_path: Path) -> None:
         ("mad.wide", "9.7.1.4"): "H200 (1)",
         ("tcgen05.ld", "9.7.16.8.3"): "foreign kernels (1)",
     }
-    assert all(row.basis in (MANUAL_ONLY, "refused") for row in support_table(tmp_path / "none"))
+    assert all(row.basis in (MANUAL_ONLY, "refused") for row in support_table({}))
     counts = support.counts(rows)
     assert (counts["H200"], counts["foreign kernels"], counts["refused"]) == (3, 2, 1)
     assert counts[MANUAL_ONLY] == len(rows) - 5
 
 
-def test_writing_keeps_the_rest(tmp_path: Path) -> None:
+def test_filling_keeps_the_rest() -> None:
     """Only what stands between the markers changes; without markers nothing does."""
-    path = tmp_path / "page.md"
-    path.write_text(f"before\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n")
-    support.main([str(path)])
-    text = path.read_text()
+    text = fill(f"before\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n")
     assert is_current(text) and text.startswith("before\n") and text.endswith("\nafter\n")
-    support.main([str(path)])
-    assert path.read_text() == text
-    path.write_text("no table\n")
+    assert fill(text) == text
     with pytest.raises(ValueError, match="lacks"):
-        support.main([str(path)])
+        fill("no table\n")
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:

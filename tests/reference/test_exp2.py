@@ -418,8 +418,8 @@ def test_unknown_degree_is_refused():
 
 
 def test_the_bound_is_what_the_hardware_showed() -> None:
-    """The largest distance over all inputs on an H200, on record (benchmarks/h200_exp2.py)."""
-    path = Path(__file__).resolve().parents[2] / "benchmarks/results/h200_exp2.json"
+    """The largest distance over all inputs on an H200, on record (hardware/h200_exp2.py)."""
+    path = Path(__file__).resolve().parents[2] / "hardware/results/h200_exp2.json"
     checks = json.loads(path.read_text(encoding="utf-8"))["checks"]
     found = next(x for x in checks if x["check"].startswith("exp2_mufu"))["ulp_histogram"]
     assert max(abs(int(distance)) for distance in found) == exp2.MUFU_MAX_ULP

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from benchmarks.common import RESULTS
-from benchmarks.forward_hopper import skeleton, skeleton_cases
-from benchmarks.forward_hopper.skeleton_ptx import without_tensor_core
+from hardware import RESULTS
+from hardware.forward_hopper import skeleton, skeleton_cases
+from hardware.forward_hopper.skeleton_ptx import without_tensor_core
 
 
 @pytest.fixture(scope="module")

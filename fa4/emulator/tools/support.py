@@ -1,34 +1,24 @@
 """The support table: which PTX instructions the emulator executes, and what each rests on.
 
 Every row of the instruction table carries its forms and its section of the PTX ISA manual. Beyond
-the manual, a row can be confirmed by two kinds of measurement, read from `benchmarks/results`:
-opcodes whose results equal those of an H200 bit for bit or within the stated bound, and opcodes
-executed in kernels of other authors whose outputs are right.
-
-`python -m fa4.emulator.tools.support docs/emulator.md` writes the table between the markers there.
+the manual, a row can be confirmed by two kinds of measurement: opcodes whose results equal those of
+an H200 bit for bit or within the stated bound, and opcodes executed in kernels of other authors
+whose outputs are right. `confirmed.json` lists both; `docs/support_table.py` writes it.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from importlib import resources
 from typing import Any
 
 from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.translate.table import Operation
 
-RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
-# (who confirms, file, key of its list of opcodes)
-EVIDENCE = (
-    ("H200", "emulator_hopper.json", "confirmed"),
-    ("foreign kernels", "emulator_foreign.json", "opcodes"),
-)
+CONFIRMED = "confirmed.json"  # beside this file: who confirms -> opcodes
 MANUAL_ONLY, REFUSED = "manual only", "refused"
-BEGIN = "<!-- support table: written by python -m fa4.emulator.tools.support docs/emulator.md -->"
-END = "<!-- end of the support table -->"
 
 
 @dataclass(frozen=True)
@@ -57,9 +47,12 @@ class Support:
         return ", ".join(listed) or MANUAL_ONLY
 
 
-def support_table(results: Path = RESULTS) -> list[Support]:
-    """All instructions by name, rows of one name and section together."""
-    evidence = {who: _opcodes(results / file, key) for who, file, key in EVIDENCE}
+def support_table(confirmed: Mapping[str, Sequence[str]] | None = None) -> list[Support]:
+    """All instructions by name, rows of one name and section together.
+
+    confirmed: who confirms -> opcodes; by default what comes with the package.
+    """
+    evidence = confirmed_opcodes() if confirmed is None else confirmed
     owner = {opcode: _row_of(opcode) for opcodes in evidence.values() for opcode in opcodes}
     groups: dict[tuple[str, str], list[Operation]] = {}
     for name in sorted(TABLE):
@@ -68,25 +61,19 @@ def support_table(results: Path = RESULTS) -> list[Support]:
     table = []
     for (name, section), rows in groups.items():
         forms = "; ".join(dict.fromkeys(row.forms for row in rows if row.forms))
-        confirmed = {
+        by = {
             who: tuple(o for o in opcodes if any(owner[o] is row for row in rows))
             for who, opcodes in evidence.items()
         }
-        table.append(Support(name, _with_name(name, forms), section, confirmed))
+        table.append(Support(name, _with_name(name, forms), section, by))
     return table
 
 
-def _opcodes(path: Path, key: str) -> list[str]:
-    """Opcodes that a result file lists, sorted; none if it was not measured yet.
-
-    The file has them as a list, or as lists by the name of the instruction.
-    """
-    if not path.exists():
-        return []
-    listed = json.loads(path.read_text(encoding="utf-8"))[key]
-    if isinstance(listed, dict):
-        listed = [opcode for opcodes in listed.values() for opcode in opcodes]
-    return sorted(set(listed))
+def confirmed_opcodes() -> dict[str, list[str]]:
+    """Who confirms -> opcodes, as they come with the package."""
+    path = resources.files("fa4.emulator.tools").joinpath(CONFIRMED)
+    found: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def _row_of(opcode: str) -> Operation | None:
@@ -105,15 +92,6 @@ def _with_name(name: str, forms: str) -> str:
     return f"{name}{'' if forms.startswith('{') else ' '}{forms}".strip()
 
 
-def markdown(table: Iterable[Support]) -> Iterator[str]:
-    """The lines of the table as it stands in the documentation."""
-    yield "| instruction | forms | PTX ISA | confirmed by |"
-    yield "|---|---|---|---|"
-    for row in table:
-        forms = row.forms.replace("|", "\\|")
-        yield f"| `{row.instruction}` | `{forms}` | {row.sections} | {row.basis} |"
-
-
 def describe_support() -> dict[str, Any]:
     """The table as plain data."""
     table = support_table()
@@ -123,37 +101,11 @@ def describe_support() -> dict[str, Any]:
 
 def counts(table: Iterable[Support]) -> dict[str, int]:
     """How many rows are confirmed by each kind of evidence, by the manual only, and refused."""
-    found = {who: 0 for who, _, _ in EVIDENCE} | {MANUAL_ONLY: 0, REFUSED: 0}
+    table = list(table)
+    found = dict.fromkeys((who for row in table for who in row.confirmed), 0)
+    found |= {MANUAL_ONLY: 0, REFUSED: 0}
     for row in table:
         kinds = [who for who, opcodes in row.confirmed.items() if opcodes]
         for kind in [REFUSED] if row.refused else kinds or [MANUAL_ONLY]:
             found[kind] += 1
     return found
-
-
-def section_of(text: str) -> str:
-    """The table in a document, without its markers. Raises ValueError if they are not there."""
-    before, begin, rest = text.partition(BEGIN)
-    inside, end, _ = rest.partition(END)
-    if not (begin and end and before):
-        raise ValueError(f"the document lacks {BEGIN!r} or {END!r}")
-    return inside.strip()
-
-
-def replace_section(text: str, table: str) -> str:
-    """A document with another table between its markers. Raises ValueError without them."""
-    section_of(text)
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
-
-
-def main(paths: Iterable[str]) -> None:
-    """Writes the present table into each of these documents."""
-    table = "\n".join(markdown(support_table()))
-    for path in map(Path, paths):
-        path.write_text(replace_section(path.read_text("utf-8"), table), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,0 +1,74 @@
+"""The emulator's support table in docs/emulator.md, and the measurements it rests on.
+
+`python docs/support_table.py` reads from the result files which opcodes gave the results of an H200
+and which were executed in kernels of other authors, writes them into the package, where
+`fa4 emulate --support` finds them, and the table between its markers in that page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fa4.emulator.tools import support
+from fa4.emulator.tools.support import Support, support_table
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "emulator.md"
+PACKAGED = ROOT / "fa4" / "emulator" / "tools" / support.CONFIRMED
+# Who confirms -> result file, key of its opcodes: a list, or lists by the name of the instruction.
+EVIDENCE = {
+    "H200": ("hardware/results/emulator_hopper.json", "confirmed"),
+    "foreign kernels": ("benchmarks/results/emulator_foreign.json", "opcodes"),
+}
+BEGIN = "<!-- support table: written by python docs/support_table.py -->"
+END = "<!-- end of the support table -->"
+
+
+def measured(root: Path = ROOT) -> dict[str, list[str]]:
+    """Who confirms -> opcodes, sorted, as the result files have them."""
+    found = {}
+    for who, (file, key) in EVIDENCE.items():
+        listed = json.loads((root / file).read_text(encoding="utf-8"))[key]
+        if isinstance(listed, dict):
+            listed = [opcode for opcodes in listed.values() for opcode in opcodes]
+        found[who] = sorted(set(listed))
+    return found
+
+
+def markdown(table: Iterable[Support]) -> Iterator[str]:
+    """The lines of the table as it stands in the documentation."""
+    yield "| instruction | forms | PTX ISA | confirmed by |"
+    yield "|---|---|---|---|"
+    for row in table:
+        forms = row.forms.replace("|", "\\|")
+        yield f"| `{row.instruction}` | `{forms}` | {row.sections} | {row.basis} |"
+
+
+def section_of(text: str) -> str:
+    """The table in a document, without its markers. Raises ValueError if they are not there."""
+    before, begin, rest = text.partition(BEGIN)
+    inside, end, _ = rest.partition(END)
+    if not (begin and end and before):
+        raise ValueError(f"the document lacks {BEGIN!r} or {END!r}")
+    return inside.strip()
+
+
+def fill(text: str) -> str:
+    """A document with the present table between its markers. Raises ValueError without them."""
+    section_of(text)
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    table = "\n".join(markdown(support_table()))
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+
+
+def main() -> None:
+    """Writes the package's file, then the page's table."""
+    PACKAGED.write_text(json.dumps(measured(), indent=0) + "\n", encoding="utf-8")
+    PAGE.write_text(fill(PAGE.read_text("utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""The wheel, installed where nothing else of the project is: what it brings, and every command."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from fa4.cli import COMMANDS
+from fa4.install import install_command
+from tests.commands import fuzz
+from tests.commands.fuzz_values import make_files
+from tests.installed import (
+    EXTRAS,
+    ROOT,
+    build_wheel,
+    call,
+    copy_project,
+    make_environment,
+    required_by,
+)
+
+# One call of every command, quick ones: those of the fuzzer, but for
+QUICK = {words: arguments for words, (_, arguments) in fuzz.COMMANDS.items()} | {
+    ("demo",): ("--chunks", "1", "--no-kernel"),
+    ("bench",): ("--head-dims", "64", "--seqlens", "1k", "--masks", "full", "--repeats", "1"),
+    ("cache", "warm"): ("--jobs", "2"),
+    ("emulate", "--support"): (),
+}
+# These say in one line which optional package they need.
+NEED_MORE = {("demo",), ("verify",), ("compile",), ("bench",), ("cache", "warm")}
+# What lies beside the code, and a command that reads it.
+DATA = {"demo/attention.txt": ("demo",), "emulator/tools/confirmed.json": ("emulate", "--support")}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment: its Python, its site-packages, and a folder to run in, with `files` in it."""
+
+    python: Path
+    site: Path
+    folder: Path
+
+    def run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """The command of these words, as a user calls it who has only this environment."""
+        files = str(self.folder / "files")
+        arguments = [word.format(files=files) for word in QUICK[tuple(words)]]
+        return call(self.python.with_name("fa4"), *words, *arguments, folder=self.folder,
+                    HOME=str(self.folder), FA4_CACHE_DIR=str(self.folder / "kept"))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def install(folder: Path, wheel: Path, packages: Sequence[metadata.Distribution]) -> Installed:
+    python, site = make_environment(folder / "venv", wheel, packages)
+    (folder / "files").mkdir()
+    make_files(folder / "files")
+    return Installed(python, site, folder)
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """With the packages that the project requires, and none that is optional."""
+    return install(tmp_path_factory.mktemp("bare"), wheel, required_by(wheel))
+
+
+@pytest.fixture(scope="module")
+def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """With all packages of this Python."""
+    pytest.importorskip("cutlass")
+    return install(tmp_path_factory.mktemp("full"), wheel, list(metadata.distributions()))
+
+
+def refused_for(done: subprocess.CompletedProcess[str], reason: str) -> bool:
+    """Ended with exit code 2 and one line that names this reason."""
+    last = done.stderr.splitlines()[-1:] or [""]
+    return done.returncode == 2 and done.stdout == "" and bool(
+        re.match(rf"fa4: error: .*{reason}", last[0])
+    )  # fmt: skip
+
+
+def test_it_brings_every_file_of_the_package(wheel: Path) -> None:
+    """Code and data, and each data file is one that a command is seen to need below."""
+    here = {str(path.relative_to(ROOT)) for path in (ROOT / "fa4").rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts}  # fmt: skip
+    there = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("fa4/")}
+    assert here == there
+    data = {name.removeprefix("fa4/") for name in there if not name.endswith(".py")}
+    assert data == {"py.typed", *DATA}
+
+
+def test_every_command_has_its_quick_call() -> None:
+    """The table here against the command's own."""
+    assert {words[0] for words in QUICK} == set(COMMANDS)
+    assert QUICK.keys() - {("emulate", "--support")} == fuzz.option_tables().keys()
+
+
+@pytest.mark.parametrize("words", QUICK, ids=" ".join)
+def test_a_command_with_what_is_required(words: tuple[str, ...], bare: Installed) -> None:
+    """It runs; or says in one line which optional package it needs, and does so with that."""
+    done = bare.run(words)
+    if words in NEED_MORE:
+        assert refused_for(done, "pip install "), (done.stdout, done.stderr)
+    else:
+        assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("words", sorted(NEED_MORE), ids=" ".join)
+def test_a_command_with_what_is_optional(words: tuple[str, ...], full: Installed) -> None:
+    """Those that need more have it; what they measure on may be missing."""
+    done = full.run(words)
+    if words == ("bench",) and done.returncode:
+        assert refused_for(done, "fa4 bench needs a B200 or B300"), (done.stdout, done.stderr)
+    else:
+        assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_missing_data_file_is_noticed(name: str, full: Installed) -> None:
+    """Planted: the command that reads it no longer ends well, and ends well with it again."""
+    path = full.site / "fa4" / name
+    away = path.rename(full.folder / "away")
+    try:
+        done = full.run(DATA[name])
+        assert done.returncode != 0 and path.name in done.stderr
+    finally:
+        away.rename(path)
+    assert full.run(DATA[name]).returncode == 0
+
+
+def test_what_is_installed(full: Installed) -> None:
+    """Its name, what it brings, its command; every hint it gives is accepted by pip."""
+    code = """
+import importlib.metadata as metadata, json, fa4, fa4.install, sys
+mine = metadata.distribution("fa4-lab")
+print(json.dumps({
+    "file": fa4.__file__, "version": mine.version, "tops": mine.read_text("top_level.txt").split(),
+    "hints": {extra: fa4.install.install_command(extra) for extra in sys.argv[1:]},
+    "extras": mine.metadata.get_all("Provides-Extra"), "path": sys.path,
+}))"""
+    told = json.loads(call(full.python, "-c", code, *EXTRAS).stdout)
+    assert Path(told["file"]).is_relative_to(full.site)
+    assert not [path for path in told["path"] if path and Path(path, "pyproject.toml").exists()]
+    assert sorted(told["tops"]) == ["fa4", "fa4_lab"]
+    assert sorted(told["extras"]) == sorted(EXTRAS)
+    version = call(full.python.with_name("fa4"), "--version")
+    assert version.stdout == f"fa4 {told['version']}\n"
+    assert list(unaccepted(told["hints"], full.python)) == []
+
+
+def test_the_hints_of_a_clone(tmp_path: Path) -> None:
+    """They install into the clone's own folder, whose name may hold a space."""
+    clone = copy_project(tmp_path / "a clone")
+    hints = {extra: install_command(extra, clone / "fa4") for extra in EXTRAS}
+    assert list(unaccepted(hints, Path(sys.executable), "--no-build-isolation")) == []
+
+
+def unaccepted(hints: dict[str, str], python: Path, *options: str) -> Iterator[str]:
+    """What pip says of a hint that it does not take; nothing is installed. Here are the packages of
+    `viz` and `cluster`."""
+    for extra in ("viz", "cluster"):
+        words = shlex.split(hints[extra])
+        assert words[:2] == ["pip", "install"]
+        done = call(sys.executable, "-m", "pip", "--python", python, "install", "--dry-run",
+                    "--no-index", *options, *words[2:])  # fmt: skip
+        if (
+            done.returncode
+            or "does not provide the extra" in done.stderr
+            or "Requirement already satisfied: " not in done.stdout
+        ):
+            yield done.stdout + done.stderr
