@@ -106,6 +106,7 @@ FAST = (
     "accesses-cp-async",
     "atomics-shared-0",
     "atomics-vectors",
+    "barriers-hints",
     "barriers-mbarrier-2",
     "barriers-reductions",
     "clusters-remote",

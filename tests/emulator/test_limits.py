@@ -87,6 +87,7 @@ def test_a_division_of_integers_by_zero_is_reported(instruction: str) -> None:
     (finding,) = report.findings
     assert finding.kind == "division" and "lane 0 divides by zero" in finding.message
     assert finding.line == module_text(body, 0).splitlines().index(f"  {instruction}") + 1
+    assert run_ptx(body, checks=False).ok
     assert run_ptx(DIVIDE.format(instruction=f"@%p1 {instruction}")).ok
     swapped = instruction.split(", ")
     assert run_ptx(DIVIDE.format(instruction=f"{swapped[0]}, {swapped[1]}, {swapped[1]};")).ok

@@ -46,7 +46,7 @@ def load_directly(
 
     access: the word of its `Access`.
     """
-    data, address = instruction.operands
+    data, address = instruction.operands[:2]  # a cache policy may follow
     plan = _plan(instruction, context, address, data, kind)
     if plan is None:
         return general
@@ -67,7 +67,7 @@ def store_directly(
     instruction: PtxInstruction, context: KernelContext, kind: str, access: int, general: Handler
 ) -> Handler:
     """The same for a weak store."""
-    address, data = instruction.operands
+    address, data = instruction.operands[:2]
     plan = _plan(instruction, context, address, data, kind)
     if plan is None:
         return general

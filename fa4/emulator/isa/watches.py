@@ -26,7 +26,7 @@ def watch_divisor(instruction: PtxInstruction, context: KernelContext) -> Handle
         zero = lane_flags[mask] & (read(warp) == 0)
         if guard is not None:
             zero = zero & guard(warp)
-        if zero.any():
+        if zero.any() and warp.cta.machine.options.checks:
             lane = int(zero.argmax())
             fragment.fault("division", f"lane {lane} divides by zero: the result is undefined")
 
