@@ -17,8 +17,9 @@ class Options:
     """schedule, seed: the order of events ("fifo", "random", "adversarial"), reproducible.
 
     checks: False turns off races, uninitialised reads, fences and divisions by zero (faster;
-    bounds, barriers and deadlocks are always checked). resident_clusters: clusters that run at the same time at first;
-    more start when those cannot go on without them. max_findings: stop after this many.
+    bounds, barriers and deadlocks are always checked). resident_clusters: clusters that run at the
+    same time at first; more start when those cannot go on without them. max_findings: stop after
+    this many.
     collect: return findings in the report instead of raising EmulationFailed. events: who hears
     what happens, such as `fa4.emulator.Recorder`. clusters_limit: how many clusters fit on the
     chip. strict_tmem_loads: report registers used before tcgen05.wait::ld, as the manual asks; the
