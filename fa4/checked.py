@@ -54,6 +54,8 @@ _NO_LISTS = [None] * len(_SPARSE)
 _DENSE_NAMES = DENSE_DEFAULTS.keys()
 _NO_EXTRAS = Extras()
 _new: Any = Call  # for tensors by position, which are as many as INPUTS
+_MOST_KNOWN = 4096
+_known: dict[Any, tuple[Any, ...]] = {}  # as written -> the fields after the optional tensors
 
 
 def make_call(q: Any, k: Any, v: Any, options: Mapping[str, Any], *, varlen: bool) -> Call:
@@ -62,6 +64,43 @@ def make_call(q: Any, k: Any, v: Any, options: Mapping[str, Any], *, varlen: boo
     Raises TypeError and ValueError with one line that names the argument, the value and what is
     allowed.
     """
+    written = _as_written((q, k, v), options, varlen)
+    try:
+        known = _known.get(written)
+    except TypeError:  # a list, a callable without a hash, a size that is a symbol
+        written = known = None
+    if known is not None:
+        optional = [options.get(name) for name in _OPTIONAL]
+        return Call._make([q, k, v, *optional, *known])
+    call = _make_new(q, k, v, options, varlen)
+    if written and call.form and not (call.sparse_block or call.aux_tensors):
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[written] = call[len(_OPTIONAL) + 3 :]
+    return call
+
+
+def _as_written(tensors: Any, options: Mapping[str, Any], varlen: bool) -> Any:
+    """What two calls in torch share that give the same `Call` but for tensors; None if traced."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.compiler.is_compiling() or not isinstance(tensors[0], torch.Tensor):
+        return None
+    try:
+        q, k, v = tensors
+        values = [
+            (x.shape, x.dtype, x.stride(), x.device) if isinstance(x, torch.Tensor) else x
+            for x in options.values()
+        ]
+        return (
+            q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.stride(), k.stride(),
+            v.stride(), q.device, k.device, v.device, varlen, *options, *values,
+            *map(type, values),  # 1 is not True
+        )  # fmt: skip
+    except (TypeError, AttributeError):  # what is no tensor
+        return None
+
+
+def _make_new(q: Any, k: Any, v: Any, options: Mapping[str, Any], varlen: bool) -> Call:
     given = {**VARLEN_DEFAULTS, **options}
     if len(given) > len(VARLEN_DEFAULTS) or not (varlen or options.keys() <= _DENSE_NAMES):
         allowed = VARLEN_DEFAULTS if varlen else DENSE_DEFAULTS

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fa4
-from fa4 import form
+from fa4 import checked, form
 from fa4.backends import NAMES, AttentionGradients, find_backend
 from fa4.call import ARGUMENTS, INPUTS, Call, operator_schema
 from fa4.checked import DENSE_DEFAULTS, VARLEN_DEFAULTS, make_call
@@ -82,6 +82,28 @@ def test_a_form_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert make_call(q, q, q, {}, varlen=False).form is not calls[0].form
     with pytest.raises(ValueError, match="share the batch size"):
         make_call(np.concatenate([N, N]), N, N, {}, varlen=False)
+
+
+def test_a_repeated_call_holds_its_own_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In torch the way from the arguments is short the second time, and keeps nothing alive."""
+    monkeypatch.setattr(checked, "_known", {})
+    made: list[Any] = []
+    real = checked._make_new
+    monkeypatch.setattr(checked, "_make_new", lambda *a: made.append(a) or real(*a))
+    options = {"causal": True, "softmax_scale": 0.5, "learnable_sink": torch.ones(1)}
+    one = make_call(T, T, T, options, varlen=False)
+    sink, other = torch.zeros(1), T + 1
+    two = make_call(other, other, other, options | {"learnable_sink": sink}, varlen=False)
+    assert len(made) == 1 and two.q is other and two.learnable_sink is sink
+    assert two._replace(q=T, k=T, v=T, learnable_sink=one.learnable_sink) == one
+    with pytest.raises(TypeError, match="causal must be True or False; got 1"):
+        make_call(T, T, T, options | {"causal": 1}, varlen=False)
+    with pytest.raises(TypeError, match="unknown option 'windows'"):
+        make_call(T, T, T, {"windows": True} | options, varlen=False)
+    for aux in ([T], (T,)):
+        make_call(T, T, T, options | {"aux_tensors": aux}, varlen=False)
+    held = [x for fields in checked._known.values() for x in fields if isinstance(x, torch.Tensor)]
+    assert len(checked._known) == 1 and not held
 
 
 BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [

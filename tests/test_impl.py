@@ -19,7 +19,7 @@ from cutlass import cute
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fa4
-from fa4 import choose, form, torch_op
+from fa4 import checked, choose, form, torch_op
 from fa4.backends import emulator as emulator_backend
 from fa4.backends import kernel as kernel_backend
 from fa4.backends import sm100 as sm100_backend
@@ -38,6 +38,12 @@ def call_of(tensors, **options):
     return make_call(*tensors, options, varlen=False)
 
 
+def forget_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call has been checked or given a kernel yet."""
+    monkeypatch.setattr(form, "_forms", {})
+    monkeypatch.setattr(checked, "_known", {})
+
+
 def draw(dtype=ml_dtypes.bfloat16, rows=ROWS, keys=KEYS, dim=64, batch=1):
     rng = np.random.default_rng(0)
     shapes = ((batch, rows, 2, dim), (batch, keys, 1, dim), (batch, keys, 1, dim))
@@ -52,7 +58,7 @@ def tensors(**options):
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Kernels that were built or launched; nothing runs."""
     seen: list[object] = []
-    monkeypatch.setattr(form, "_forms", {})
+    forget_forms(monkeypatch)
     monkeypatch.setattr(kernel_backend, "build", lambda *given: seen.append(given) or print)
     monkeypatch.setattr("fa4.emulator.launch", lambda *given, **_: seen.append(given) or [])
     return seen
@@ -142,7 +148,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         built.append(arch)
         return lambda *values: emulator.launch(kernel, *values)
 
-    monkeypatch.setattr(form, "_forms", {})
+    forget_forms(monkeypatch)
     monkeypatch.setattr(kernel_backend, "build", build)
     monkeypatch.setattr(sm100_backend, "_place", lambda call: "")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
