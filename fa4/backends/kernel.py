@@ -7,6 +7,7 @@ The kernel of a form of calls, and everything of its launch that is no tensor, i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,13 +166,19 @@ def _vector(value: Any, kind: str) -> Any:
     """A length vector or sink as the kernel reads it; conversions run where the tensor is."""
     if value is None:
         return None
-    if is_torch(value):
-        import torch
+    if not is_torch(value):
+        return np.ascontiguousarray(value, kind)
+    dtype = _torch_type(kind)
+    if value.dtype is dtype and value.is_contiguous():
+        return value
+    return value.detach().to(dtype).contiguous()
 
-        if value.dtype is getattr(torch, kind) and value.is_contiguous():
-            return value
-        return value.detach().to(getattr(torch, kind)).contiguous()
-    return np.ascontiguousarray(value, kind)
+
+@cache
+def _torch_type(kind: str) -> Any:
+    import torch
+
+    return getattr(torch, kind)
 
 
 def _allocate(call: Call, prepared: Prepared) -> tuple[Any, Any]:
@@ -192,11 +199,7 @@ def _full(template: Any, shape: tuple[int, ...], value: float | None, kind: str 
     if not is_torch(template):
         dtype = np.dtype(kind) if kind else template.dtype
         return np.empty(shape, dtype) if value is None else np.full(shape, value, dtype)
-    if value is None and not kind:
-        return template.new_empty(shape)
-    import torch
-
-    dtype = getattr(torch, kind) if kind else template.dtype
+    dtype = _torch_type(kind) if kind else template.dtype
     if value is None:
         return template.new_empty(shape, dtype=dtype)
     return template.new_full(shape, value, dtype=dtype)
