@@ -83,12 +83,15 @@ def make_call(q: Any, k: Any, v: Any, options: Mapping[str, Any], *, varlen: boo
 def _as_written(tensors: Any, options: Mapping[str, Any], varlen: bool) -> Any:
     """What two calls in torch share that give the same `Call` but for tensors; None if traced."""
     torch = sys.modules.get("torch")
-    if torch is None or torch.compiler.is_compiling() or not isinstance(tensors[0], torch.Tensor):
+    if torch is None or torch.compiler.is_compiling():
+        return None
+    tensor: Any = torch.Tensor
+    if not isinstance(tensors[0], tensor):
         return None
     try:
         q, k, v = tensors
         values = [
-            (x.shape, x.dtype, x.stride(), x.device) if isinstance(x, torch.Tensor) else x
+            (x.shape, x.dtype, x.stride(), x.device) if isinstance(x, tensor) else x
             for x in options.values()
         ]
         return (
