@@ -356,3 +356,19 @@ def test_bad_values(option: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         command.generations(**option)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tile_m", [128, 64, 32, 16])
+def test_fa2_takes_the_largest_tiles_that_fit(tile_m: int) -> None:
+    """Q, K and V of a step, to the byte: square tiles, and one of 128 x 64 between the largest."""
+    dims, itemsize = 64 + 64, 2
+    needed = (tile_m + 2 * tile_m) * dims * itemsize // 2
+    fits = Flash2Config.for_sram(needed, dims, itemsize)
+    assert (fits.tile_m, fits.tile_n) == (tile_m, tile_m)
+    if tile_m > 16:
+        smaller = Flash2Config.for_sram(needed - 1, dims, itemsize)
+        wanted = (128, 64) if tile_m == 128 else (tile_m // 2, tile_m // 2)
+        assert (smaller.tile_m, smaller.tile_n) == wanted
+    else:
+        with pytest.raises(ValueError, match=f"sram_bytes must be at least {needed}"):
+            Flash2Config.for_sram(needed - 1, dims, itemsize)
