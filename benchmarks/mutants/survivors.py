@@ -123,4 +123,14 @@ WHY: dict[tuple[str, str, str], str] = {
         "FIRST_RADIUS, LEAST_RADIUS, MOST_RADIUS = 0.25, 0.004, 0.6  # of the ranges",
         "FIRST_RADIUS, LEAST_RADIUS, MOST_RADIUS = 0.125, 0.004, 0.6  # of the ranges",
     ): "where the search begins, not what it finds: planted constants are recovered either way",
+    (
+        "fa4/sim/chip.py",
+        "longer = short + (missing > 0)[:, None] * period",
+        "longer = short + (missing != 0)[:, None] * period",
+    ): "equivalent: what is missing is a maximum of 0 and something",
+    (
+        "fa4/testing/design.py",
+        "rows = keys = 1",
+        "rows = keys = 2",
+    ): "equivalent: in these layouts the lengths of a case say it all, and the two are not read",
 }
