@@ -90,9 +90,12 @@ def _as_written(tensors: Any, options: Mapping[str, Any], varlen: bool) -> Any:
         return None
     try:
         q, k, v = tensors
+        # A tensor in place of a number is read in every call: a list has no hash.
         values = [
-            (x.shape, x.dtype, x.stride(), x.device) if isinstance(x, tensor) else x
-            for x in options.values()
+            ((x.shape, x.dtype, x.stride(), x.device) if name in _OPTIONAL else [])
+            if isinstance(x, tensor)
+            else x
+            for name, x in options.items()
         ]
         return (
             q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.stride(), k.stride(),

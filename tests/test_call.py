@@ -106,6 +106,18 @@ def test_a_repeated_call_holds_its_own_tensors(monkeypatch: pytest.MonkeyPatch) 
     assert len(checked._known) == 1 and not held
 
 
+def test_numbers_in_tensors_are_read_in_every_call() -> None:
+    """A tensor that stands for a number is its value, not its form."""
+    for name in ("softmax_scale", "softcap", "num_splits"):
+        kind = int if name == "num_splits" else float
+        for value in (1, 2):
+            call = make_call(T, T, T, {name: torch.tensor(kind(value))}, varlen=False)
+            assert getattr(call, name) == value
+    for value in (4, 5):
+        lengths = {"max_seqlen_q": torch.tensor(value)}
+        assert make_call(T, T, T, lengths, varlen=True).max_seqlen_q == value
+
+
 BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ((N, T, T), {}, TypeError, "k must be no torch tensor, as q is; got Tensor"),
     ((T, N, T), {}, TypeError, "k must be a torch tensor, as q is; got ndarray"),
