@@ -40,10 +40,19 @@ def check_impl(impl: str) -> None:
 def choose(call: Call, *, gradient: bool = False) -> str:
     """The implementation that impl="auto" means for a call (and its gradient)."""
     picked, why = _preferred(call)
-    if picked != "reference" and (why := find_backend(picked).supports(call, gradient=gradient)):
+    if picked != "reference" and (why := _refusal(picked, call, gradient)):
         picked = "reference"
     _say(picked, why, on_gpu=is_torch(call.q) and call.q.device.type == "cuda")
     return picked
+
+
+def _refusal(picked: str, call: Call, gradient: bool) -> str:
+    """Why a backend cannot do a call, found out once for its form; "" if it can."""
+    memo = {} if call.form is None else call.form.memo
+    why = memo.get((picked, gradient))
+    if why is None:
+        why = memo[picked, gradient] = find_backend(picked).supports(call, gradient=gradient)
+    return str(why)
 
 
 def _preferred(call: Call) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fa4
-from fa4 import checked, form
+from fa4 import checked, choose, form
 from fa4.backends import NAMES, AttentionGradients, find_backend
 from fa4.call import ARGUMENTS, INPUTS, Call, operator_schema
 from fa4.checked import DENSE_DEFAULTS, VARLEN_DEFAULTS, make_call
@@ -116,6 +116,23 @@ def test_numbers_in_tensors_are_read_in_every_call() -> None:
     for value in (4, 5):
         lengths = {"max_seqlen_q": torch.tensor(value)}
         assert make_call(T, T, T, lengths, varlen=True).max_seqlen_q == value
+
+
+def test_auto_asks_a_backend_once_for_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again for a gradient, and for another form."""
+    monkeypatch.setenv(choose.EMULATE, "1")
+    monkeypatch.setattr(form, "_forms", {})
+    asked: list[bool] = []
+    backend = find_backend("emulator")
+    monkeypatch.setattr(
+        backend, "supports", lambda call, gradient: asked.append(gradient) or "not today"
+    )
+    for gradient in (False, False, True):
+        call = make_call(N, N, N, {}, varlen=False)
+        assert choose.choose(call, gradient=gradient) == "reference"
+    assert asked == [False, True]
+    choose.choose(make_call(N, N, N, {"causal": True}, varlen=False))
+    assert asked == [False, True, False]
 
 
 BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
