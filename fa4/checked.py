@@ -177,7 +177,10 @@ def _sparse_lists(sparse: Any) -> list[Any]:
 def _block_size(sparse: Any) -> list[int]:
     if sparse is None:
         return []
-    rows, columns = sparse.block_size
+    given = getattr(sparse, "block_size", None)
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise ValueError(f"block_size must be (rows, columns); got {given!r}")
+    rows, columns = given
     size = {"block_size rows": rows, "block_size columns": columns}
     size = {name: as_int(name, n) for name, n in size.items()}
     for name, n in size.items():

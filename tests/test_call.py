@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,12 @@ BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ((T, T, T), {"impl": "sm100", "softcap": -1.0}, ValueError, "softcap must be at least 0"),
     ((T, T, T), {"impl": "sm100"}, NotImplementedError, "convert to bf16 or fp16; got fp32"),
     ((T, T, T[..., :0]), {}, ValueError, "v must have at least one head and head_dim 1"),
+    (
+        (N, N, N),
+        {"block_sparse_tensors": SimpleNamespace(mask_block_cnt=N, mask_block_idx=N)},
+        ValueError,
+        "block_size must be (rows, columns); got None",
+    ),
     ((N, N, N), {"mask_mod": 3}, TypeError, "mask_mod must be callable; got 3"),
 ]
 
