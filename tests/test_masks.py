@@ -48,6 +48,19 @@ def test_bounds_are_the_mask(mask: IntervalMask, rows: int, keys: int) -> None:
         assert list(np.flatnonzero(seen[row])) == list(run)
 
 
+@given(mask=drawn_masks(), rows=LENGTHS, keys=LENGTHS)
+def test_rows_of_a_key(mask: IntervalMask, rows: int, keys: int) -> None:
+    """The rows that see a key are a run, which never goes back from a key to the next."""
+    seen = shown(mask, rows, keys)
+    for key in range(keys):
+        first, stop = mask.first_row(key, rows, keys), mask.stop_row(key, rows, keys)
+        run = range(max(first or 0, 0), rows if stop is None else min(stop, rows))
+        assert list(np.flatnonzero(seen[:, key])) == list(run)
+    key = np.arange(keys + 200)
+    for bound in (mask.first_row(key, rows, keys), mask.stop_row(key, rows, keys)):
+        assert bound is None or (np.diff(bound) >= 0).all()
+
+
 @given(sides=st.tuples(*[st.none() | st.integers(0, 40)] * 2), rows=LENGTHS, keys=LENGTHS)
 def test_band(sides: tuple[int | None, int | None], rows: int, keys: int) -> None:
     """The same as window_size; with a right side of 0 as causal."""

@@ -92,6 +92,43 @@ class LaunchArguments(NamedTuple):
     num_sms: int
 
 
+class BackwardArguments(NamedTuple):
+    """What the compiled backward kernels take: the parameters of `fa4.sm100.backward.host`.
+
+    out, lse: of the forward pass. dlse, sink, dsink: None where their spec has no use for them.
+    dq_accum to turns: as `fa4.sm100.backward.workspace` describes them, uninitialised; turns is
+    None without a fixed order, sink_parts without a sink. The rest as in `LaunchArguments`.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    dout: Any
+    lse: Any
+    dlse: Any
+    dq: Any
+    dk: Any
+    dv: Any
+    dsink: Any
+    dq_accum: Any
+    stats: Any
+    sink_parts: Any
+    turns: Any
+    softmax_scale: float
+    softcap: float | None
+    window_left: int | None
+    window_right: int | None
+    max_seqlen_q: int
+    max_seqlen_k: int
+    sink: Any
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    seqused_q: Any
+    seqused_k: Any
+    aux: tuple[Any, ...] | None
+
+
 def launch_arguments(
     call: ForwardCall,
     spec: ForwardSpec,

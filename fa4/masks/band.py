@@ -25,3 +25,11 @@ class Band(IntervalMask):
     def stop(self, row: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
         """Behind the key `right` after the diagonal."""
         return None if self.right is None else row + (seqlen_k - seqlen_q) + self.right + 1
+
+    def first_row(self, key: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
+        """The query whose diagonal is `right` before the key."""
+        return None if self.right is None else key - (seqlen_k - seqlen_q) - self.right
+
+    def stop_row(self, key: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
+        """Behind the query whose diagonal is `left` after the key."""
+        return None if self.left is None else key - (seqlen_k - seqlen_q) + self.left + 1

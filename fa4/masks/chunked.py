@@ -29,3 +29,11 @@ class Chunked(IntervalMask):
     def stop(self, row: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
         """Behind the diagonal."""
         return row + (seqlen_k - seqlen_q) + 1
+
+    def first_row(self, key: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
+        """The query on whose diagonal the key is."""
+        return key - (seqlen_k - seqlen_q)
+
+    def stop_row(self, key: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
+        """The first query of the next chunk."""
+        return (key // self.size + 1) * self.size - (seqlen_k - seqlen_q)

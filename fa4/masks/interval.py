@@ -29,6 +29,14 @@ class IntervalMask(ABC):
     def stop(self, row: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
         """One past the last key that query `row` sees; None for a mask that hides no last keys."""
 
+    @abstractmethod
+    def first_row(self, key: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
+        """The first query that sees `key`; None for a mask that hides no last keys."""
+
+    @abstractmethod
+    def stop_row(self, key: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
+        """One past the last query that sees `key`; None for a mask that hides no first keys."""
+
     @property
     def has_start(self) -> bool:
         """Does it hide first keys?"""

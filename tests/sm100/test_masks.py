@@ -44,6 +44,12 @@ class Mine(IntervalMask):
     def stop(self, row: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
         return row + (seqlen_k - seqlen_q) + 1 - self.late
 
+    def first_row(self, key: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
+        return key - (seqlen_k - seqlen_q) + self.late
+
+    def stop_row(self, key: Any, seqlen_q: Any, seqlen_k: Any) -> Any:
+        return None
+
 
 def operands() -> list[np.ndarray]:
     rng = np.random.default_rng(0)
