@@ -24,6 +24,7 @@ from fa4.plan.backward_roles import (
     mma_role,
     reduce_role,
 )
+from fa4.plan.backward_single import single_plan
 from fa4.plan.memory import Layout, require_fit
 from fa4.plan.schema import Buffer, PipelinePlan, Signal, ring
 from fa4.plan.work import WARPGROUP
@@ -41,6 +42,8 @@ def backward_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
             f"backward tiles must be {TILE} x {TILE}, the lanes of tensor memory; "
             f"got {numerics.tile_m} x {numerics.tile_n}"
         )
+    if numerics.cta_group == 1:
+        return single_plan(pipeline, gpu)
     buffers = _lay_out(pipeline, gpu)
     return PipelinePlan(
         name=f"backward d{pipeline.head_dim} cta_group {numerics.cta_group}",

@@ -13,14 +13,11 @@ from fa4.sm100.forward.load import Operand, load
 from fa4.sm100.forward.mma import mma
 from fa4.sm100.forward.mods import Mods, scales
 from fa4.sm100.forward.operands import (
-    columns_first,
-    key_view,
     kv_shift,
     make_products,
     output_tile,
     product_tiles,
     query_view,
-    rows_first,
     shared_layouts,
     tiled_mmas,
 )
@@ -31,6 +28,7 @@ from fa4.sm100.kit.schedulers import scheduler
 from fa4.sm100.kit.signals import CTA_BARRIER, LEADER, Signals, init_signals, pair_rank
 from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
 from fa4.sm100.kit.units import WARP, WARPGROUP
+from fa4.sm100.kit.views import columns_first, ending_view, rows_first
 
 TMEM_COLS = 512  # all of it: one CTA per SM, so that column numbers are known while compiling
 SWIZZLE_ALIGN = 1024
@@ -54,15 +52,13 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
     mmas = tiled_mmas(spec)
     layouts = shared_layouts(spec, mmas)
     qk_tile, pv_tile = product_tiles(spec)
+    keys = ending_view(rows_first(k, spec.packed_k), 0, spec.ragged_k)
+    values = ending_view(columns_first(v, spec.packed_k), 1, spec.ragged_k)
     op = cpasync.CopyBulkTensorTileG2SOp(CTA_GROUPS[spec.cta_group])
     loads = (
         cute.nvgpu.make_tiled_tma_atom_A(op, query_view(q, spec), layouts[0], qk_tile, mmas[0]),
-        cute.nvgpu.make_tiled_tma_atom_B(
-            op, key_view(rows_first(k, spec.packed_k), 0, spec), layouts[1], qk_tile, mmas[0]
-        ),
-        cute.nvgpu.make_tiled_tma_atom_B(
-            op, key_view(columns_first(v, spec.packed_k), 1, spec), layouts[2], pv_tile, mmas[1]
-        ),
+        cute.nvgpu.make_tiled_tma_atom_B(op, keys, layouts[1], qk_tile, mmas[0]),
+        cute.nvgpu.make_tiled_tma_atom_B(op, values, layouts[2], pv_tile, mmas[1]),
     )
     if cutlass.const_expr(spec.ragged_q):
         store = (None, o)
