@@ -2,7 +2,7 @@
 
 A CTA owns a KV tile and walks the query tiles m of the query heads that share it:
 
-    S dP dV | S' dK dQ dP' dV' ... | dQ dK
+    S dP dV | S' dK dQ dP' dV' ... | dK dQ
 
 Each compute warpgroup has half of the columns (queries) of S^T, and packs P into the first half of
 those, as dS over dP: a thread overwrites what it alone has read, so that nobody waits for others.
@@ -199,9 +199,9 @@ def _mma(pipeline: BackwardPipeline) -> Role:
             Loop("q_tiles", steady, offset=-1),
             commit("dv_full"),
             Wait("ds_full"),
-            *queries,
             *keys,
             commit("dk_full"),
+            *queries,
         ),
     )
 

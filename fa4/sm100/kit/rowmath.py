@@ -187,3 +187,45 @@ def _products(code: PtxBlock, row: list[Float32], factor: Float32) -> list[str]:
     for i in range(0, len(values), 2):
         result += code.halves(code.packed("mul.rn", code.pair(*values[i : i + 2]), factors))
     return result
+
+
+def one_minus_squares(row: list[Float32], factors: list[Float32]) -> list[Float32]:
+    """factor * (1 - x^2), two elements at a time."""
+    code = PtxBlock()
+    values, others = code.read_all(row), code.read_all(factors)
+    one, minus_one = (code.pair(literal(sign), literal(sign)) for sign in (1.0, -1.0))
+    result: list[str] = []
+    for i in range(0, len(values), 2):
+        x, factor = (code.pair(*some[i : i + 2]) for some in (values, others))
+        square = code.packed("mul.rn", x, x)
+        rest = code.packed("fma.rn", square, minus_one, one)
+        result += code.halves(code.packed("mul.rn", rest, factor))
+    return code.trace(*result)
+
+
+def powers_with_offsets(
+    row: list[Float32], scale: Float32, offsets: list[Float32], element: str
+) -> tuple[list[Float32], list[Int32]]:
+    """2^(row * scale + offset of each element), and the same rounded, two to a word."""
+    code = PtxBlock()
+    values, others, factor = code.read_all(row), code.read_all(offsets), code.read(scale)
+    factors = code.pair(factor, factor)
+    results: list[str] = []
+    for i in range(0, len(values), 2):
+        x, offset = (code.pair(*some[i : i + 2]) for some in (values, others))
+        exponents = code.halves(code.packed("fma.rn", x, factors, offset))
+        results += [code.do("ex2.approx.ftz.f32", half) for half in exponents]
+    words = _round_pairs(code, results, element)
+    traced = code.trace(*results, *words)
+    return traced[: len(results)], traced[len(results) :]
+
+
+def sums_times(row: list[Float32], terms: list[Float32], factors: list[Float32]) -> list[Float32]:
+    """(row + term) * factor, two elements at a time."""
+    code = PtxBlock()
+    sources = [code.read_all(one) for one in (row, terms, factors)]
+    result: list[str] = []
+    for i in range(0, len(row), 2):
+        x, term, factor = (code.pair(*some[i : i + 2]) for some in sources)
+        result += code.halves(code.packed("mul.rn", code.packed("add.rn", x, term), factor))
+    return code.trace(*result)

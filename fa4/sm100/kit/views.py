@@ -3,6 +3,8 @@
 import cutlass.cute as cute
 from cutlass import Int64
 
+from fa4.sm100.kit.descriptors import swizzle_bytes
+
 
 def rows_first(tensor: cute.Tensor, packed: bool) -> cute.Tensor:
     """(seqlen, dim, heads, batch), or (total, dim, heads)."""
@@ -32,4 +34,17 @@ def ending_view(view: cute.Tensor, mode: int, ragged: bool) -> cute.Tensor:
     start = cute.make_ptr(element, moved, cute.AddressSpace.gmem, assumed_align=16)
     return cute.make_tensor(
         start, cute.make_layout((*shape, shape[mode] + 1), stride=(*stride, stride[mode]))
+    )
+
+
+def swizzled_layout(rows: int, dim: int, stages: int = 0) -> cute.ComposedLayout:
+    """(rows, dim) or (rows, dim, stages) of 16-bit elements in shared memory, as
+    `descriptors.swizzled_tiles` describes them to the tensor core."""
+    run = swizzle_bytes(dim) // 2
+    shape, stride = (rows, (run, dim // run)), (run, (1, rows * run))
+    if stages:
+        shape, stride = (*shape, stages), (*stride, rows * dim)
+    bits = {64: 3, 32: 2, 16: 1}[run]
+    return cute.make_composed_layout(
+        cute.make_swizzle(bits, 4, 3), 0, cute.make_layout(shape, stride=stride)
     )

@@ -1,0 +1,137 @@
+"""The MMA warp: issues the five products of a query tile in the order that tensor memory allows.
+
+    S dP dV | S' dK dQ dP' dV' ... | dK dQ
+
+While the compute warps turn dP into dS the tensor core runs dV and the next S; while they turn
+that S into P, it runs dK, dQ and the next dP.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from fa4.sm100.kit.descriptors import OperandTiles, descriptors, multiply, plus
+from fa4.sm100.kit.ptx_block import PtxBlock
+from fa4.sm100.kit.rings import Ring
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.units import MMA_DEPTH
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product: where its operands and its sum lie.
+
+    a: shared memory, or addresses of its steps in tensor memory. b: shared memory. idesc: its
+    instruction descriptor. sum: an address in tensor memory.
+    """
+
+    a: OperandTiles | tuple
+    b: OperandTiles
+    idesc: cutlass.Constexpr
+    sum: Int32
+
+
+@dataclass(frozen=True)
+class Products:
+    """The five products of a query tile. dq_over_dp: dQ lies where the next dP will."""
+
+    s: Product
+    dp: Product
+    dv: Product
+    dk: Product
+    dq: Product
+    dq_over_dp: cutlass.Constexpr
+    cta_group: cutlass.Constexpr
+
+
+@cute.jit
+def mma(signals: Signals, trips: Int32, products: Products) -> None:
+    """Every product of the work tile."""
+    early: cutlass.Constexpr = products.dq_over_dp
+    ring, turn = signals.ring("q"), Ring.of(1)
+    if trips > 0:
+        _scores(signals, products, ring)
+        _gradients(signals, products, turn, early)
+        _values(signals, products, turn, False)
+        for trip in cutlass.range(1, trips, unroll=1):
+            following = ring.next()
+            _scores(signals, products, following)
+            signals.wait("ds_full", turn)
+            _keys(signals, products, ring, trip > 1)
+            _queries(signals, products, turn, not early)
+            turn = turn.next()
+            _gradients(signals, products, turn, early)
+            _values(signals, products, turn, True)
+            ring = following
+        signals.commit("dv_full")
+        signals.wait("ds_full", turn)
+        _keys(signals, products, ring, trips > 1)
+        signals.commit("dk_full")
+        _queries(signals, products, turn, not early)
+
+
+def _scores(signals: Signals, products: Products, ring: Ring) -> None:
+    """S = K Q^T."""
+    signals.wait("q_full", ring)
+    issue(products, products.s, ring.slot)
+    signals.commit("s_full")
+
+
+def _gradients(signals: Signals, products: Products, turn: Ring, drained: bool) -> None:
+    """dP = V dO^T."""
+    signals.wait("do_full", turn)
+    if drained:
+        signals.wait("dq_empty", turn)
+    issue(products, products.dp)
+    signals.commit("dp_full")
+
+
+def _values(signals: Signals, products: Products, turn: Ring, more: bool) -> None:
+    """dV += P^T dO."""
+    signals.wait("p_full", turn)
+    issue(products, products.dv, more=more)
+    signals.commit("do_empty")
+
+
+def _keys(signals: Signals, products: Products, ring: Ring, more: Boolean) -> None:
+    """dK += dS^T Q."""
+    issue(products, products.dk, ring.slot, more=more)
+    signals.commit("q_empty", ring)
+
+
+def _queries(signals: Signals, products: Products, turn: Ring, drained: bool) -> None:
+    """dQ = dS K."""
+    if drained:
+        signals.wait("dq_empty", turn)
+    issue(products, products.dq)
+    signals.commit("dq_full")
+
+
+def issue(
+    products: Products, product: Product, stage: Int32 | int = 0, more: Boolean | bool = False
+) -> None:
+    """One product, from a stage of B. more: it is added to the sum so far."""
+    code = PtxBlock()
+    b = descriptors(code, product.b.stage(stage), product.b.high, product.b.steps)
+    if isinstance(product.a, OperandTiles):
+        a = descriptors(code, product.a.low, product.a.high, product.a.steps)
+    else:
+        first = code.read(product.a[0])
+        a = [f"[{plus(code, first, offset)}]" for offset in product.a[1]]
+    sums = ["1"] * len(b)
+    if more is not True:
+        sums[0] = code.read(Int32(more)) if isinstance(more, Boolean) else "0"
+    multiply(code, product.sum, a, b, product.idesc, sums, products.cta_group)
+
+
+def in_tensor_memory(halves: tuple[Int32, int]) -> tuple:
+    """Steps of an operand of 128 columns of 16 bits, in two halves of packed words.
+
+    halves: the address of the first one, and by how many columns the second lies behind it.
+    """
+    start, distance = halves
+    words = MMA_DEPTH // 2
+    steps = range(0, 64 // 2, words)
+    return start, tuple(half + step for half in (0, distance) for step in steps)
