@@ -101,20 +101,26 @@ def step(
     raw = read_columns(warp_lanes() + columns.s, HALF, HALF)
     p = []
     for first in cutlass.range_constexpr(0, HALF, FRAGMENT):
-        values, words = probabilities(columns, mods, raw, first, first_row, seen, stats)
+        values, words = probabilities(
+            columns, mods, raw[first : first + FRAGMENT], first_row + first, seen,
+            stats + first * FLOAT_BYTES,
+        )  # fmt: skip
         p += values
         write_columns(words, warp_lanes() + (columns.s + first // 2))
         stand_apart(columns.never)
     cute.arch.fence_view_async_tmem_store()
     signals.arrive_once("p_full")
     signals.wait("dp_full", progress.turn)
-    for first in cutlass.range_constexpr(0, HALF, FRAGMENT):
-        chunk = slice(first, first + FRAGMENT)
-        dp = read_columns(warp_lanes() + (columns.dp + first), FRAGMENT, FRAGMENT)
-        minus_d = read_shared(stats + (TILE_ROWS + first) * FLOAT_BYTES, FRAGMENT)
+    width: cutlass.Constexpr = FRAGMENT // 2 if spec.modifies_scores else FRAGMENT
+    for first in cutlass.range_constexpr(0, HALF, width):
+        chunk = slice(first, first + width)
+        dp = read_columns(warp_lanes() + (columns.dp + first), width, width)
+        minus_d = read_shared(stats + (TILE_ROWS + first) * FLOAT_BYTES, width)
         chances = p[chunk]
         if cutlass.const_expr(spec.modifies_scores):
-            chances, _ = probabilities(columns, mods, raw, first, first_row, seen, stats)
+            # P once more, as there are no registers for both P and the scores.
+            chances, _ = probabilities(columns, mods, raw[chunk], first_row + first, seen,
+                                       stats + first * FLOAT_BYTES)  # fmt: skip
         gradients = rowmath.sums_times(dp, minus_d, chances)
         if cutlass.const_expr(spec.modifies_scores):
             gradients = mods.passed_back(gradients, raw[chunk], first_row + first)
@@ -133,18 +139,20 @@ def probabilities(
     columns: Columns,
     mods: KeyMods,
     raw: list[Float32],
-    first: int,
     first_row: Int32,
     seen: Any,
-    stats: Int32,
+    minus_lse: Int32,
 ) -> tuple[list[Float32], list[Int32]]:
-    """P of a fragment from its raw scores, and the same as words."""
-    scores = mods.modified(raw[first : first + FRAGMENT], first_row + first)
+    """P of the queries from `first_row` on from their raw scores, and the same as words.
+
+    minus_lse: where theirs are in shared memory.
+    """
+    scores = mods.modified(raw, first_row)
     if seen is not None:
-        start, stop = (row - (first_row + first) for row in seen)
+        start, stop = (row - first_row for row in seen)
         scores = keep_range(scores, start, stop)
-    minus_lse = read_shared(stats + first * FLOAT_BYTES, FRAGMENT)
-    return rowmath.powers_with_offsets(scores, columns.scale_log2, minus_lse, mods.spec.dtype)
+    offsets = read_shared(minus_lse, len(raw))
+    return rowmath.powers_with_offsets(scores, columns.scale_log2, offsets, mods.spec.dtype)
 
 
 def read_shared(address: Int32, count: int) -> list[Float32]:

@@ -103,8 +103,8 @@ def make_products(spec: BackwardSpec, memory: cute.Pointer) -> Products:
     def descriptor(n: int, *, a: bool, b: bool) -> int:
         return instruction_descriptor(spec.dtype, TILE_ROWS, n, transpose_a=a, transpose_b=b)
 
-    def column(name: str) -> Int32:
-        return Int32(plan.buffer(name).start)
+    def column(name: str) -> int:
+        return plan.buffer(name).start
 
     scores = descriptor(TILE_ROWS, a=False, b=False)
     values, keys = (descriptor(dims[name], a=False, b=True) for name in ("do", "q"))

@@ -7,12 +7,13 @@ that S into P, it runs dK, dQ and the next dP.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from fa4.sm100.kit.descriptors import OperandTiles, descriptors, multiply, plus
+from fa4.sm100.kit.descriptors import OperandTiles, constant_or_read, descriptors, multiply, plus
 from fa4.sm100.kit.ptx_block import PtxBlock
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
@@ -56,14 +57,14 @@ def mma(signals: Signals, trips: Int32, products: Products) -> None:
         _gradients(signals, products, turn, early)
         _values(signals, products, turn, False)
         for trip in cutlass.range(1, trips, unroll=1):
-            following = ring.next()
-            _scores(signals, products, following)
+            following, zero = ring.next(), afresh(trip)
+            _scores(signals, products, following, zero)
             signals.wait("ds_full", turn)
-            _keys(signals, products, ring, trip > 1)
-            _queries(signals, products, turn, not early)
+            _keys(signals, products, ring, trip > 1, zero)
+            _queries(signals, products, turn, not early, zero)
             turn = turn.next()
-            _gradients(signals, products, turn, early)
-            _values(signals, products, turn, True)
+            _gradients(signals, products, turn, early, zero)
+            _values(signals, products, turn, True, zero)
             ring = following
         signals.commit("dv_full")
         signals.wait("ds_full", turn)
@@ -72,58 +73,66 @@ def mma(signals: Signals, trips: Int32, products: Products) -> None:
         _queries(signals, products, turn, not early)
 
 
-def _scores(signals: Signals, products: Products, ring: Ring) -> None:
+def _scores(signals: Signals, products: Products, ring: Ring, zero: Any = 0) -> None:
     """S = K Q^T."""
     signals.wait("q_full", ring)
-    issue(products, products.s, ring.slot)
+    issue(products, products.s, ring.slot, zero=zero)
     signals.commit("s_full")
 
 
-def _gradients(signals: Signals, products: Products, turn: Ring, drained: bool) -> None:
+def _gradients(
+    signals: Signals, products: Products, turn: Ring, drained: bool, zero: Any = 0
+) -> None:
     """dP = V dO^T."""
     signals.wait("do_full", turn)
     if drained:
         signals.wait("dq_empty", turn)
-    issue(products, products.dp)
+    issue(products, products.dp, zero=zero)
     signals.commit("dp_full")
 
 
-def _values(signals: Signals, products: Products, turn: Ring, more: bool) -> None:
+def _values(signals: Signals, products: Products, turn: Ring, more: bool, zero: Any = 0) -> None:
     """dV += P^T dO."""
     signals.wait("p_full", turn)
-    issue(products, products.dv, more=more)
+    issue(products, products.dv, more=more, zero=zero)
     signals.commit("do_empty")
 
 
-def _keys(signals: Signals, products: Products, ring: Ring, more: Boolean) -> None:
+def _keys(signals: Signals, products: Products, ring: Ring, more: Boolean, zero: Any = 0) -> None:
     """dK += dS^T Q."""
-    issue(products, products.dk, ring.slot, more=more)
+    issue(products, products.dk, ring.slot, more=more, zero=zero)
     signals.commit("q_empty", ring)
 
 
-def _queries(signals: Signals, products: Products, turn: Ring, drained: bool) -> None:
+def _queries(
+    signals: Signals, products: Products, turn: Ring, drained: bool, zero: Any = 0
+) -> None:
     """dQ = dS K."""
     if drained:
         signals.wait("dq_empty", turn)
-    issue(products, products.dq)
+    issue(products, products.dq, zero=zero)
     signals.commit("dq_full")
 
 
 def issue(
-    products: Products, product: Product, stage: Int32 | int = 0, more: Boolean | bool = False
+    products: Products,
+    product: Product,
+    stage: Int32 | int = 0,
+    more: Boolean | bool = False,
+    zero: Any = 0,
 ) -> None:
     """One product, from a stage of B. more: it is added to the sum so far."""
     code = PtxBlock()
-    b = descriptors(code, product.b.stage(stage), product.b.high, product.b.steps)
+    b = descriptors(code, product.b.stage(stage) + zero, product.b.high, product.b.steps)
     if isinstance(product.a, OperandTiles):
-        a = descriptors(code, product.a.low, product.a.high, product.a.steps)
+        a = descriptors(code, product.a.low + zero, product.a.high, product.a.steps)
     else:
-        first = code.read(product.a[0])
+        first = constant_or_read(code, product.a[0] + zero)
         a = [f"[{plus(code, first, offset)}]" for offset in product.a[1]]
     sums = ["1"] * len(b)
     if more is not True:
         sums[0] = code.read(Int32(more)) if isinstance(more, Boolean) else "0"
-    multiply(code, product.sum, a, b, product.idesc, sums, products.cta_group)
+    multiply(code, product.sum + zero, a, b, product.idesc, sums, products.cta_group)
 
 
 def in_tensor_memory(halves: tuple[Int32, int]) -> tuple:
@@ -135,3 +144,13 @@ def in_tensor_memory(halves: tuple[Int32, int]) -> tuple:
     words = MMA_DEPTH // 2
     steps = range(0, 64 // 2, words)
     return start, tuple(half + step for half in (0, distance) for step in steps)
+
+
+def afresh(trip: Int32) -> Int32:
+    """0, which the compiler does not know: added to what is constant over the loop.
+
+    40 products have 80 words of descriptors. ptxas would compute them before the loop and then hold
+    them in ordinary registers, from which each has to be moved where the tensor core wants it.
+    """
+    code = PtxBlock()
+    return code.trace(code.do("shr.s32", code.read(trip), "31", kind="b32"))[0]

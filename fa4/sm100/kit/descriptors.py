@@ -26,7 +26,7 @@ class OperandTiles:
     """
 
     low: Int32
-    high: Int32
+    high: Int32 | int
     steps: cutlass.Constexpr
     pitch: cutlass.Constexpr
     shift: cutlass.Constexpr
@@ -81,8 +81,8 @@ def swizzled_tiles(
     unit = DESCRIPTOR_UNIT_BYTES
     high = 8 * width // unit | 1 << 14 | mode << 29
     return OperandTiles(
-        low=cute.arch.make_warp_uniform(Int32(start.toint()) // unit | run // unit << 16),
-        high=Int32(high - (1 << 32) if high >> 31 else high),
+        low=Int32(start.toint()) // unit | run // unit << 16,
+        high=high,
         steps=tuple(offset // unit for offset in offsets),
         pitch=stage_bytes // unit,
         shift=0,
@@ -98,11 +98,19 @@ def instruction_descriptor(
     return types | transpose_a << 15 | transpose_b << 16 | n // 8 << 17 | m // 16 << 24
 
 
-def descriptors(code: PtxBlock, low: Int32, high: Int32, steps: Sequence[int]) -> list[str]:
+def descriptors(code: PtxBlock, low: Int32, high: Int32 | int, steps: Sequence[int]) -> list[str]:
     """Shared-memory descriptors of the steps of an operand's tile."""
-    first, upper = code.read(low), code.read(high)
+    first = code.read(low)
+    upper = constant_or_read(code, high)
     words = [plus(code, first, step) for step in steps]
     return [code.do("mov.b64", f"{{{word}, {upper}}}", kind="b64") for word in words]
+
+
+def constant_or_read(code: PtxBlock, value: Int32 | int) -> str:
+    """A word; one that is known while compiling goes straight to a uniform register."""
+    if isinstance(value, int):
+        return code.do("mov.b32", str(value), kind="b32")
+    return code.read(value)
 
 
 def plus(code: PtxBlock, word: str, offset: int) -> str:
@@ -111,7 +119,7 @@ def plus(code: PtxBlock, word: str, offset: int) -> str:
 
 
 def multiply(
-    code: PtxBlock, target: Int32, a: list[str], b: list[str], idesc: int, sums: list[str],
+    code: PtxBlock, target: Int32 | int, a: list[str], b: list[str], idesc: int, sums: list[str],
     cta_group: int,
 ) -> None:  # fmt: skip
     """tcgen05.mma for each step (PTX ISA 9.7.16.10.9.1), by an elected thread.
@@ -121,7 +129,7 @@ def multiply(
     """
     elected, kind = code.register("pred"), code.do("mov.b32", str(idesc), kind="b32")
     code.effect(f"elect.sync _|{elected}, -1;")
-    into = code.read(target)
+    into = constant_or_read(code, target)
     for left, right, add in zip(a, b, sums, strict=True):
         added = code.do("setp.ne.b32", add, "0", kind="pred")
         code.effect(
