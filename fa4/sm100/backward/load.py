@@ -11,7 +11,6 @@ from fa4.plan.backward_single import STATS_BYTES
 from fa4.sm100.backward.tiles import KeyTile
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.units import TILE_ROWS
 
 
 @dataclass(frozen=True)
@@ -19,12 +18,14 @@ class Source:
     """One operand's way from global to shared memory.
 
     atom, tensor: the TMA copy and its coordinates, (rows, dim, head, batch), as `ending_view` has
-    them. shared: (rows, dim) swizzled, (rows, dim, stage) of Q.
+    them. shared: (rows, dim) swizzled, (rows, dim, stage) of Q. column: which part of the columns,
+    where a CTA of a pair loads half of them.
     """
 
     atom: cute.CopyAtom
     tensor: cute.Tensor
     shared: cute.Tensor
+    column: Int32 | int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -118,7 +119,10 @@ def copy_stats(
 
 
 def tiles_of(source: Source, tile: KeyTile, head: Int32, *, of_keys: bool) -> cute.Tensor:
-    """(128, dim, number) tiles of a head, by their number in the sequence."""
+    """(rows, dim, number) tiles of a head, by their number in the sequence.
+
+    Of the columns, those of `source.column`.
+    """
     spec = tile.spec
     packed, ragged, start, length = spec.packed_q, spec.ragged_q, tile.start_q, tile.seqlen_q
     if of_keys:
@@ -129,5 +133,5 @@ def tiles_of(source: Source, tile: KeyTile, head: Int32, *, of_keys: bool) -> cu
     tensor = source.tensor[(None, None, *index)]
     if ragged:
         tensor = cute.domain_offset((source.tensor.shape[0] - length, 0), tensor)
-    dim = cute.size(source.shared.shape[1])
-    return cute.local_tile(tensor, (TILE_ROWS, dim), (None, 0))
+    shape = cute.size(source.shared.shape[0]), cute.size(source.shared.shape[1])
+    return cute.local_tile(tensor, shape, (None, source.column))
