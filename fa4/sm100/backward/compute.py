@@ -36,18 +36,22 @@ class Split:
     group_step: int
     fragment_step: int
 
-    def first_query(self, group: Int32 | int, fragment: int) -> Int32 | int:
-        """The first query of a run."""
-        return group * self.group_step + fragment * self.fragment_step
+    def query(self, fragment: int) -> int:
+        """The first query of a run, counted from the warpgroup's first one."""
+        return fragment * self.fragment_step
 
-    def first_word(self, group: Int32 | int, fragment: int) -> Int32 | int:
-        """Where its words start, counted from those of the tile."""
-        return group * self.group_step + fragment * (FRAGMENT // 2)
+    def word(self, fragment: int) -> int:
+        """Where its words start, counted from the warpgroup's."""
+        return fragment * (FRAGMENT // 2)
 
     def word_of(self, query: int) -> int:
-        """Where the word of an even query is."""
-        runs = {self.first_query(g, f): self.first_word(g, f) for g in (0, 1) for f in (0, 1)}
-        return runs[query // FRAGMENT * FRAGMENT] + query % FRAGMENT // 2
+        """Where the word of an even query of the tile is."""
+        for group in (0, 1):
+            for fragment in (0, 1):
+                inside = query - group * self.group_step - self.query(fragment)
+                if 0 <= inside < FRAGMENT:
+                    return group * self.group_step + self.word(fragment) + inside // 2
+        raise ValueError(f"query must be one of a tile; got {query}")
 
 
 @dataclass(frozen=True)
@@ -70,15 +74,15 @@ class DsStore:
 class Columns:
     """What a compute warp works with.
 
-    split, group: which queries. s, dp: first columns of tensor memory, where P and dS go as well.
-    ds: in shared memory. stats: shared memory of -LSE in stage 0. scale_log2: from scores to
-    exponents of 2. never: see `stand_apart`.
+    split, first_query: which queries. s, dp: the warpgroup's first columns of tensor memory, where
+    P and dS go as well. ds: in shared memory. stats: shared memory of its first query's -LSE in
+    stage 0. scale_log2: from scores to exponents of 2. never: see `stand_apart`.
     """
 
     split: cutlass.Constexpr
-    group: Int32
-    s: cutlass.Constexpr
-    dp: cutlass.Constexpr
+    first_query: Int32
+    s: Int32
+    dp: Int32
     ds: DsStore
     stats: Int32
     scale_log2: Float32
@@ -140,6 +144,7 @@ def step(
     """One query tile. seen: rows [start, stop) that see the key, None where all do."""
     spec: cutlass.Constexpr = mods.spec
     pair: cutlass.Constexpr = spec.cta_group == 2
+    first_row = row_tile * TILE_ROWS + columns.first_query
     stats = columns.stats + progress.ring.slot * STATS_BYTES
     signals.wait("s_full", progress.turn)
     signals.wait("row_stats_full", progress.ring)
@@ -149,21 +154,20 @@ def step(
         signals.arrive_once("s_read")
     p = []
     for fragment in cutlass.range_constexpr(FRAGMENTS):
-        query = columns.split.first_query(columns.group, fragment)
+        query = columns.split.query(fragment)
         scores = raw[fragment * FRAGMENT : (fragment + 1) * FRAGMENT]
         values, words = probabilities(
-            columns, mods, scores, row_tile * TILE_ROWS + query, seen, stats + query * FLOAT_BYTES
+            columns, mods, scores, first_row + query, seen, stats + query * FLOAT_BYTES
         )
         p += values
-        place = columns.split.first_word(columns.group, fragment)
-        write_columns(words, warp_lanes() + (columns.s + place))
+        write_columns(words, warp_lanes() + (columns.s + columns.split.word(fragment)))
         stand_apart(columns.never)
     cute.arch.fence_view_async_tmem_store()
     signals.arrive_once("p_full")
     signals.wait("dp_full", progress.turn)
     words = []
     for fragment in cutlass.range_constexpr(FRAGMENTS):
-        words += gradients(columns, mods, (raw, p), fragment, row_tile, seen, stats)
+        words += gradients(columns, mods, (raw, p), fragment, first_row, seen, stats)
         if cutlass.const_expr(not pair):
             store_ds(columns.ds, words[-FRAGMENT // 2 :], fragment)
         stand_apart(columns.never)
@@ -182,12 +186,11 @@ def step(
 
 def read_scores(columns: Columns) -> list[Float32]:
     """The thread's half of a row of S^T."""
-    first, second = (columns.split.first_query(columns.group, f) for f in (0, 1))
-    lanes = warp_lanes()
-    if columns.split.fragment_step == FRAGMENT:
-        return read_columns(lanes + (columns.s + first), HALF, HALF)
-    later = read_columns(lanes + (columns.s + second), FRAGMENT, FRAGMENT)
-    return read_columns(lanes + (columns.s + first), FRAGMENT, FRAGMENT) + later
+    lanes, step = warp_lanes() + columns.s, columns.split.fragment_step
+    if step == FRAGMENT:
+        return read_columns(lanes, HALF, HALF)
+    later = read_columns(lanes + step, FRAGMENT, FRAGMENT)
+    return read_columns(lanes, FRAGMENT, FRAGMENT) + later
 
 
 def gradients(
@@ -195,14 +198,13 @@ def gradients(
     mods: KeyMods,
     scores: tuple[list[Float32], list[Float32]],
     fragment: int,
-    row_tile: Int32,
+    first_row: Int32,
     seen: Any,
     stats: Int32,
 ) -> list[Int32]:
     """dS of a fragment as words, stored in tensor memory. scores: raw, and P of them."""
     spec = mods.spec
-    query = columns.split.first_query(columns.group, fragment)
-    place = columns.split.first_word(columns.group, fragment)
+    query, place = columns.split.query(fragment), columns.split.word(fragment)
     words: list[Int32] = []
     width = FRAGMENT // 2 if spec.modifies_scores else FRAGMENT
     for first in range(0, FRAGMENT, width):
@@ -210,7 +212,7 @@ def gradients(
         raw, p = (some[start : start + width] for some in scores)
         dp = read_columns(warp_lanes() + (columns.dp + query + first), width, width)
         minus_d = read_shared(stats + (TILE_ROWS + query + first) * FLOAT_BYTES, width)
-        row = row_tile * TILE_ROWS + query + first
+        row = first_row + query + first
         if spec.modifies_scores:
             # P once more, as there are no registers for both P and the scores.
             minus_lse = stats + (query + first) * FLOAT_BYTES

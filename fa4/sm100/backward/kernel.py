@@ -198,13 +198,15 @@ def make_columns(
             Int32(place.toint()), swizzle ^ (group * (ROW_BYTES // 2)),
             Int32(cute.arch.map_dsmem_ptr(place, peer).toint()), Int32(barrier.toint()), rank,
         )  # fmt: skip
+    split = make_split(spec)
+    first_query = group * split.group_step
     return Columns(
-        split=make_split(spec),
-        group=group,
-        s=plan.buffer("s").start,
-        dp=plan.buffer("dp").start,
+        split=split,
+        first_query=first_query,
+        s=plan.buffer("s").start + first_query,
+        dp=plan.buffer("dp").start + first_query,
         ds=ds,
-        stats=Int32((memory + plan.buffer("row_stats").start).toint()),
+        stats=Int32((memory + plan.buffer("row_stats").start).toint()) + first_query * 4,
         scale_log2=scale_log2,
         never=never,
     )

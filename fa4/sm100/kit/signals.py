@@ -121,6 +121,13 @@ class Signals:
         arrive_and_expect(full, num_bytes * ctas, ctas)
         return full
 
+    def expect_more(self, name: str, num_bytes: int) -> cute.Pointer:
+        """One thread announces further bytes of the first phase, without arriving."""
+        signal = self.plan.signal(name)
+        for_both = any(leads_pair(self.plan.role(waiter)) for waiter in signal.waiters)
+        announce(self.pointer(name), num_bytes * (2 if for_both else 1), 2 if for_both else 1)
+        return self.pointer(name)
+
     def expect_from_peer(self, name: str, num_bytes: int) -> None:
         """One thread arrives for what the peer stores into this CTA's shared memory."""
         arrive_and_expect(self.pointer(name), num_bytes, 1)
@@ -196,6 +203,14 @@ def arrive_and_expect(
     if pair_rank(cta_group) == LEADER:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, num_bytes)
+
+
+@cute.jit
+def announce(barrier: cute.Pointer, num_bytes: int, cta_group: cutlass.Constexpr) -> None:
+    """One thread of the CTA, or of the leader of a pair, announces `num_bytes`."""
+    if pair_rank(cta_group) == LEADER:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_expect_tx(barrier, num_bytes)
 
 
 @cute.jit
