@@ -97,8 +97,9 @@ def fake_arguments(spec: BackwardSpec) -> dict[str, Any]:
 class Sizes:
     """What may vary without compiling again.
 
-    lengths: rows of each sequence. slack: unused rows behind each. beyond: by how much the longest
-    sequence is said to be longer. blind: share of the rows that see no key.
+    lengths: rows of each sequence. slack: unused rows behind each, where lengths are given. beyond:
+    by how much the longest sequence is said to be longer. blind: share of the rows that see no key.
+    gaps: something lies between the rows of each tensor.
     """
 
     lengths: tuple[int, ...]
@@ -109,6 +110,7 @@ class Sizes:
     lse: str = "heads first"
     dlse: str = "heads first"
     blind: float = 0.1
+    gaps: bool = True
     seed: int = 0
 
 
@@ -121,6 +123,12 @@ class Place:
     strides: tuple[int, ...]
     dtype: Any
 
+    @property
+    def size(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        steps = zip(self.shape, self.strides, strict=True)
+        return sum((n - 1) * stride for n, stride in steps) + np.dtype(self.dtype).itemsize
+
     def view(self, buffer: Array) -> Array:
         """The tensor in a buffer."""
         return np.ndarray(self.shape, self.dtype, buffer, self.start, self.strides)  # type: ignore[call-overload]
@@ -131,9 +139,10 @@ class Call:
 
     def __init__(self, spec: BackwardSpec, sizes: Sizes) -> None:
         self.spec, self.sizes = spec, sizes
-        room = [n + sizes.slack for n in sizes.lengths]
-        self.starts = np.concatenate([[0], np.cumsum(room)]).astype(np.int32)
-        self.seqlen = max(*room, 1)
+        slack = sizes.slack if spec.used_q else 0
+        given = [n + slack for n in sizes.lengths]
+        self.starts = np.concatenate([[0], np.cumsum(given)]).astype(np.int32)
+        self.seqlen = max(*given, 1)
         self.blocks = -(-self.seqlen // TILE_ROWS)
         self.places: dict[str, Place] = {}
         self.bytes_used = 0
@@ -162,7 +171,7 @@ class Call:
         self._put("seqused_q", (len(sizes.lengths),), np.int32)
 
     def _put(self, name: str, shape: tuple[int, ...], dtype: Any, layout: str = "rows") -> None:
-        """The next tensor; its rows are 16 bytes apart, and one more of the inner ones is there.
+        """The next tensor, with room for one more index between those of each dimension.
 
         layout: "heads first" and "rows first" exchange two dimensions in memory; "one for all
         heads" and "one for all" repeat what is there once.
@@ -176,23 +185,29 @@ class Call:
         strides, step = [0] * len(shape), item_bytes
         for axis in reversed(order):
             strides[axis] = step
-            gap = 16 // item_bytes if axis == order[-1] else 1
-            step = (step * (shape[axis] + gap) + 15) // 16 * 16 if len(shape) > 1 else step
+            step *= shape[axis]
+            if self.sizes.gaps and len(shape) > 1:
+                step = (step + (16 if axis == order[-1] else strides[axis]) + 15) // 16 * 16
         if layout == "one for all heads":
             strides[-2] = 0
         elif layout == "one for all":
             strides = [0] * (len(shape) - 1) + [item_bytes if len(shape) > 2 else 0]
-        self.places[name] = Place(self.bytes_used, shape, tuple(strides), dtype)
-        last = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + item_bytes
-        self.bytes_used = (self.bytes_used + last + 16 + 255) // 256 * 256
+        self.places[name] = place = Place(self.bytes_used, shape, tuple(strides), dtype)
+        self.bytes_used = (self.bytes_used + place.size + 16 + 255) // 256 * 256
 
     def view(self, buffer: Array, name: str) -> Array:
         """A tensor of the call in a buffer."""
         return self.places[name].view(buffer)
 
-    def buffer(self) -> Array:
-        """The call's memory before anything runs."""
-        buffer = aligned(np.full(self.bytes_used, 0xFF, np.uint8))
+    def bytes_of(self, buffer: Array, name: str) -> Array:
+        """All bytes between a tensor's first and last element."""
+        place = self.places[name]
+        return buffer[place.start : place.start + place.size]
+
+    def buffer(self, name: str) -> Array:
+        """The call's memory before a kernel runs; the second one finds results in the workspace."""
+        buffer = room(self.bytes_used)
+        buffer[:] = 0xFF
         rng = np.random.default_rng(self.sizes.seed)
         self.view(buffer, "cu_seqlens_q")[:] = self.starts
         self.view(buffer, "seqused_q")[:] = self.sizes.lengths
@@ -202,18 +217,17 @@ class Call:
         for batch, length in enumerate(self.sizes.lengths):
             for head in range(self.sizes.heads):
                 for tensor in (out, dout):
-                    rows = self._rows(tensor, head, batch, 0, length)
+                    rows = self.rows(tensor, head, batch, 0, length)
                     rows[:] = rng.standard_normal(rows.shape)
-                self._rows_of_lse(dlse, head, batch, 0, length)[:] = rng.standard_normal(length)
+                self.rows_of_lse(dlse, head, batch, 0, length)[:] = rng.standard_normal(length)
                 values = 5 * rng.standard_normal(length)
                 values[rng.random(length) < self.sizes.blind] = -np.inf
-                self._rows_of_lse(lse, head, batch, 0, length)[:] = values
-        for block in self.existing():
-            tile = self.view(buffer, "dq_accum")[block.head, block.tile]
-            tile[dq_places(block.rows, self.spec)] = rng.standard_normal(
-                (block.rows, self.spec.head_dim)
-            )
-            self.view(buffer, "sink_parts")[block.head, block.tile] = rng.standard_normal()
+                self.rows_of_lse(lse, head, batch, 0, length)[:] = values
+        for block in self.existing() if name == "postprocess" else ():
+            places = dq_places(block.rows, self.spec)
+            values = rng.standard_normal(places.shape)
+            block.of_tile(buffer, "dq_accum")[0, places] = values
+            block.of_tile(buffer, "sink_parts")[:] = rng.standard_normal()
         return buffer
 
     def arguments(self, name: str, buffer: Array) -> list[Any]:
@@ -237,14 +251,15 @@ class Call:
     def _longest(self) -> int:
         return max(self.sizes.lengths) + self.sizes.beyond if self.spec.packed_q else self.seqlen
 
-    def _rows(self, tensor: Array, head: int, batch: int, first: int, stop: int) -> Array:
+    def rows(self, tensor: Array, head: int, batch: int, first: int, stop: int) -> Array:
         """(rows, dim) of a sequence, in a tensor like q."""
         start = int(self.starts[batch])
         if self.spec.packed_q:
             return tensor[start + first : start + stop, head]
         return tensor[batch, first:stop, head]
 
-    def _rows_of_lse(self, tensor: Array, head: int, batch: int, first: int, stop: int) -> Array:
+    def rows_of_lse(self, tensor: Array, head: int, batch: int, first: int, stop: int) -> Array:
+        """(rows,) of a sequence, in a tensor like the LSE."""
         start = int(self.starts[batch])
         if self.spec.packed_q:
             return tensor[head, start + first : start + stop]
@@ -276,12 +291,12 @@ class Block:
     def of(self, buffer: Array, name: str) -> Array:
         """(rows, dim) of a tensor like q."""
         tensor = self.call.view(buffer, name)
-        return self.call._rows(tensor, self.head, self.batch, self.first, self.first + self.rows)
+        return self.call.rows(tensor, self.head, self.batch, self.first, self.first + self.rows)
 
     def of_lse(self, buffer: Array, name: str) -> Array:
         """(rows,) of a tensor like the LSE, in float64."""
         tensor = self.call.view(buffer, name)
-        rows = self.call._rows_of_lse(
+        rows = self.call.rows_of_lse(
             tensor, self.head, self.batch, self.first, self.first + self.rows
         )
         return rows.astype(np.float64)
@@ -291,12 +306,18 @@ class Block:
         return self.call.view(buffer, name)[self.head, self.tile : self.tile + 1]
 
 
-def aligned(buffer: Array) -> Array:
-    """A copy at a multiple of 256 bytes, as GPU memory is."""
-    base = np.empty(buffer.size + 256, np.uint8)
+def room(size_bytes: int) -> Array:
+    """Memory at a multiple of 256 bytes, as a GPU's is."""
+    base = np.empty(size_bytes + 256, np.uint8)
     start = -base.ctypes.data % 256
-    base[start : start + buffer.size] = buffer
-    return base[start : start + buffer.size]
+    return base[start : start + size_bytes]
+
+
+def copy(buffer: Array) -> Array:
+    """The same contents elsewhere."""
+    other = room(buffer.size)
+    other[:] = buffer
+    return other
 
 
 def dq_places(rows: int, spec: BackwardSpec) -> Array:

@@ -29,8 +29,8 @@ from tests.sm100.backward_prepost import (
     Array,
     Call,
     Sizes,
-    aligned,
     compile_small,
+    copy,
     errors,
 )
 from tests.sm100.test_bug_classes import Bug, altered
@@ -59,8 +59,8 @@ def compiled(name: str, variant: str) -> tuple[Any, Session]:
 
 def run(name: str, call: Call, kernel: Any, session: Session, **options: Any) -> list[str]:
     """What is wrong after a launch in the emulator, whose findings raise."""
-    before = call.buffer()
-    after = aligned(before)
+    before = call.buffer(name)
+    after = copy(before)
     session._options = Options(**options)
     session.call(kernel, call.arguments(name, after), {})
     return errors(name, call, before, after)
@@ -76,7 +76,7 @@ def drawn_sizes(draw: Any, spec: BackwardSpec) -> Sizes:
     return Sizes(
         lengths=tuple(lengths),
         heads=draw(st.integers(1, 3)),
-        slack=draw(st.sampled_from((0, 3, 150))) if spec.used_q else 0,
+        slack=draw(st.sampled_from((0, 3, 150))),
         beyond=draw(st.sampled_from((0, 1, 300))),
         dout=draw(st.sampled_from(DOUT_LAYOUTS)),
         lse=draw(st.sampled_from(LSE_LAYOUTS)),
@@ -105,7 +105,7 @@ def test_the_same_bits_in_every_order(variant: str) -> None:
         images = set()
         for schedule in SCHEDULES:
             for seed, resident in ((1, 1), (2, 7)):
-                buffer = call.buffer()
+                buffer = call.buffer(name)
                 kernel, session = compiled(name, variant)
                 session._options = Options(schedule=schedule, seed=seed, resident_clusters=resident)
                 session.call(kernel, call.arguments(name, buffer), {})
@@ -126,7 +126,7 @@ def test_sink_gradient_of_many_sequences(lengths: tuple[int, ...]) -> None:
 def test_offsets_of_more_than_32_bits(name: str, variant: str) -> None:
     """Heads 2^31 + 2^19 elements apart, of which most is never touched."""
     call = Call(SPECS[variant], Sizes((130,), heads=2))
-    near, far = call.buffer(), call.buffer()
+    near, far = call.buffer(name), call.buffer(name)
     kernel, session = compiled(name, variant)
     session._options = Options(checks=False)
     session.call(kernel, call.arguments(name, near), {})
