@@ -24,7 +24,7 @@ LARGE = Sizes((16384,), heads=16, gaps=False)
 def calls() -> dict[str, Call]:
     """By name: a call for each variant of the tests, and one without a sequence in front."""
     dense = Sizes((700, 700), heads=2, dout="heads first", lse="rows first")
-    ragged = Sizes((700, 1, 0, 129, 128, 257), heads=2, slack=3, beyond=100, blind=0.2)
+    ragged = Sizes((700, 1, 0, 129, 128, 257), heads=2, slack=3, tail=100, blind=0.2)
     found = {
         name: Call(spec, ragged if spec.packed_q or spec.used_q else dense)
         for name, spec in SPECS.items()

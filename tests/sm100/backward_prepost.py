@@ -29,9 +29,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FUNCTIONS = {"preprocess": preprocess, "postprocess": postprocess}
 PARAMETERS = {
     "preprocess": ("out", "dout", "lse", "dlse", "dq_accum", "stats", "sink_parts", "turns", "sink",
-                   "max_seqlen_q", "cu_seqlens_q", "seqused_q"),
-    "postprocess": ("dq_accum", "dq", "dsink", "sink_parts", "softmax_scale", "max_seqlen_q",
-                    "cu_seqlens_q", "seqused_q"),
+                   "cu_seqlens_q", "seqused_q"),
+    "postprocess": ("dq_accum", "dq", "dsink", "sink_parts", "softmax_scale", "cu_seqlens_q",
+                    "seqused_q"),
 }  # fmt: skip
 DOUT_LAYOUTS = ("rows", "heads first", "one for all heads", "one for all")
 LSE_LAYOUTS = ("heads first", "rows first")
@@ -87,7 +87,6 @@ def fake_arguments(spec: BackwardSpec) -> dict[str, Any]:
         "dq": operand(spec.head_dim),
         "dsink": tensor(Float32, heads) if spec.sink else None,
         "softmax_scale": Float32(0.0),
-        "max_seqlen_q": Int32(1),
         "cu_seqlens_q": tensor(Int32, batches) if spec.packed_q else None,
         "seqused_q": tensor(Int32, cute.sym_int()) if spec.used_q else None,
     }
@@ -97,15 +96,15 @@ def fake_arguments(spec: BackwardSpec) -> dict[str, Any]:
 class Sizes:
     """What may vary without compiling again.
 
-    lengths: rows of each sequence. slack: unused rows behind each, where lengths are given. beyond:
-    by how much the longest sequence is said to be longer. blind: share of the rows that see no key.
-    gaps: something lies between the rows of each tensor.
+    lengths: rows of each sequence. slack: unused rows behind each, where lengths are given. tail:
+    rows behind all sequences of a packed tensor. blind: share of the rows that see no key. gaps:
+    something lies between the rows of each tensor.
     """
 
     lengths: tuple[int, ...]
     heads: int = 2
     slack: int = 0
-    beyond: int = 0
+    tail: int = 0
     dout: str = "rows"
     lse: str = "heads first"
     dlse: str = "heads first"
@@ -151,7 +150,7 @@ class Call:
     def _lay_out(self) -> None:
         spec, sizes, heads = self.spec, self.sizes, self.sizes.heads
         element = numpy_dtype(spec.dtype)
-        rows = int(self.starts[-1]) + 5 if spec.packed_q else self.seqlen
+        rows = max(int(self.starts[-1]) + sizes.tail, 1) if spec.packed_q else self.seqlen
         outer = (rows,) if spec.packed_q else (len(sizes.lengths), rows)
         tiles = tiles_of(rows, len(sizes.lengths), packed=spec.packed_q)
         for name, dim in (("out", spec.head_dim_v), ("dq", spec.head_dim)):
@@ -233,7 +232,7 @@ class Call:
     def arguments(self, name: str, buffer: Array) -> list[Any]:
         """What the compiled function is called with."""
         spec = self.spec
-        numbers = {"softmax_scale": SCALE, "max_seqlen_q": max(self._longest(), 1)}
+        numbers = {"softmax_scale": SCALE}
         absent = {
             "dlse": not spec.lse_gradient,
             "sink_parts": not spec.sink,
@@ -247,9 +246,6 @@ class Call:
             None if absent.get(x) else numbers[x] if x in numbers else self.view(buffer, x)
             for x in PARAMETERS[name]
         ]
-
-    def _longest(self) -> int:
-        return max(self.sizes.lengths) + self.sizes.beyond if self.spec.packed_q else self.seqlen
 
     def rows(self, tensor: Array, head: int, batch: int, first: int, stop: int) -> Array:
         """(rows, dim) of a sequence, in a tensor like q."""

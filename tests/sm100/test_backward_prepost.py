@@ -77,7 +77,7 @@ def drawn_sizes(draw: Any, spec: BackwardSpec) -> Sizes:
         lengths=tuple(lengths),
         heads=draw(st.integers(1, 3)),
         slack=draw(st.sampled_from((0, 3, 150))),
-        beyond=draw(st.sampled_from((0, 1, 300))),
+        tail=draw(st.sampled_from((0, 1, 300))),
         dout=draw(st.sampled_from(DOUT_LAYOUTS)),
         lse=draw(st.sampled_from(LSE_LAYOUTS)),
         dlse=draw(st.sampled_from((*LSE_LAYOUTS, "one for all"))),
@@ -196,15 +196,15 @@ FAULTS = {
         preprocess, "cutlass.select_(blind, Float32(1.0), share)", "share"
     ),
     "tile of another sequence": edit(
-        row_blocks, "tile=self.first_tile(batch, start)", "tile=start // TILE_ROWS"
+        row_blocks, "        tile=tile,", "        tile=tile + (batch > 0),"
     ),
     "blocks beyond the sequence": edit(row_blocks, "self.rows > 0", "self.rows > -TILE_ROWS"),
     "tensor's rows for the sequence's": edit(
-        row_blocks, "sequence(self.cu_seqlens, self.seqused,", "sequence(self.cu_seqlens, None,"
+        row_blocks, "sequence(rows.cu_seqlens, rows.seqused,", "sequence(rows.cu_seqlens, None,"
     ),
     "no barrier before the last sum": edit(row_blocks, "    cute.arch.barrier()\n", ""),
     "bisection one off": edit(row_blocks, "[middle]) <= tile", "[middle]) < tile"),
-    "last tiles left out": edit(row_blocks, "self.cu_seqlens[self.batch] if", "Int32(0) if"),
+    "last tiles left out": edit(row_blocks, "tiles_of(seqlen, batch,", "tiles_of(seqlen, 0,"),
     "dQ unscaled": edit(postprocess, "[x * scale for x", "[x for x"),
     "dQ's columns": edit(postprocess, "vector * WIDTH + VECTOR", "vector * WIDTH"),
     "rows of no sequence stored": edit(
@@ -214,7 +214,7 @@ FAULTS = {
         postprocess, "if block_at(rows, head, tile).exists:", "if tile >= 0:"
     ),
     "no dsink if the first sequence is empty": edit(
-        postprocess, "(block.batch == 0) &", "block.exists & (block.batch == 0) &"
+        postprocess, "if block.tile == 0:", "if block.exists & (block.tile == 0):"
     ),
 }  # fmt: skip
 

@@ -24,15 +24,15 @@ BATCH = 4  # stores whose loads a thread has under way at a time
 
 
 @cute.jit
-def postprocess(dq_accum, dq, dsink, sink_parts, softmax_scale, max_seqlen_q, cu_seqlens_q,
+def postprocess(dq_accum, dq, dsink, sink_parts, softmax_scale, cu_seqlens_q,
                 seqused_q, stream, spec: cutlass.Constexpr):  # fmt: skip
     """Launch on tensors as `fa4.sm100.backward.workspace` and `LaunchArguments` describe them.
 
     dq: as q. dsink: float32 (heads,), None without a sink.
     """
-    rows = all_rows(dq, max_seqlen_q, cu_seqlens_q, seqused_q, spec)
+    rows = all_rows(dq, cu_seqlens_q, seqused_q, spec)
     kernel(dq_accum, dq, dsink, sink_parts, softmax_scale, rows).launch(
-        grid=(rows.num_blocks, 1, 1), block=(THREADS, 1, 1), stream=stream
+        grid=(rows.tiles * rows.heads, 1, 1), block=(THREADS, 1, 1), stream=stream
     )
 
 
@@ -43,7 +43,7 @@ def kernel(dq_accum, dq, dsink, sink_parts, softmax_scale, rows: QueryRows):
     if block.exists:
         store_rows(dq_accum[block.head, block.tile, None], block, dq, softmax_scale)
     if cutlass.const_expr(rows.spec.sink):  # noqa: SIM102
-        if (block.batch == 0) & (block.number == 0):
+        if block.tile == 0:
             add_up_sink(rows, block.head, sink_parts, dsink)
 
 

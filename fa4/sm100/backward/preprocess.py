@@ -16,24 +16,25 @@ BATCH = 4  # rows whose loads a thread has under way at a time
 
 
 @cute.jit
-def preprocess(out, dout, lse, dlse, dq_accum, stats, sink_parts, turns, sink, max_seqlen_q,
+def preprocess(out, dout, lse, dlse, dq_accum, stats, sink_parts, turns, sink,
                cu_seqlens_q, seqused_q, stream, spec: cutlass.Constexpr):  # fmt: skip
     """Launch on tensors as `fa4.sm100.backward.workspace` and `LaunchArguments` describe them.
 
     out, dout: (batch, seqlen, heads, dim), or (total, heads, dim) where packed, with rows of any
     stride of whole 16 bytes. lse, dlse: (batch, heads, seqlen) or (heads, total), of any strides.
     """
-    rows = all_rows(out, max_seqlen_q, cu_seqlens_q, seqused_q, spec)
+    rows = all_rows(out, cu_seqlens_q, seqused_q, spec)
+    grid = (rows.tiles * rows.heads, 1, 1)
     kernel(
         out, dout, lse, dlse, dq_accum, stats, sink_parts, turns, sink, rows
-    ).launch(grid=(rows.num_blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)  # fmt: skip
+    ).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)  # fmt: skip
 
 
 @cute.kernel
 def kernel(out, dout, lse, dlse, dq_accum, stats, sink_parts, turns, sink, rows: QueryRows):
     """One block: D = rowsum(dO O) - dLSE, LSE to base 2, its part of dsink, and zeros.
 
-    QueryRows beyond the sequence get -inf in place of -LSE, so that their P is 0.
+    Rows beyond the sequence get -inf in place of -LSE, so that their P is 0.
     """
     block = this_block(rows)
     thread = cute.arch.thread_idx()[0]

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from fa4.sm100.backward.spec import BackwardSpec
-from fa4.sm100.backward.workspace import first_tile
+from fa4.sm100.backward.workspace import first_tile, tiles_of
 from fa4.sm100.kit.tiles import sequence
 from fa4.sm100.kit.units import TILE_ROWS, WARP
 
@@ -19,58 +19,37 @@ THREADS = TILE_ROWS  # of a CTA: a thread for each row
 class QueryRows:
     """The query rows of a call. Lengths are None where the spec says so.
 
-    blocks: of the longest sequence. heads: of queries.
+    heads: of queries. seqlen: rows of each sequence, or of all where they are packed. blocks: of
+    each sequence. tiles: of each head in the workspace.
     """
 
     spec: cutlass.Constexpr
-    blocks: Int32
     heads: Int32
     batch: Int32
     seqlen: Int32
+    blocks: Int32
+    tiles: Int32
     cu_seqlens: Any
     seqused: Any
-
-    @property
-    def num_blocks(self) -> Int32:
-        """Row blocks of all heads, those that do not exist included."""
-        return self.blocks * self.heads * self.batch
-
-    @property
-    def tiles(self) -> Int32:
-        """One past the last tile of a head that a sequence may own."""
-        start = self.cu_seqlens[self.batch] if self.spec.packed_q else Int32(0)
-        return self.first_tile(self.batch, start)
 
     def first_tile(self, batch: Int32, start: Int32) -> Int32:
         """Of the sequence that starts at row `start` of a packed tensor."""
         return first_tile(batch, start, self.blocks, packed=self.spec.packed_q)
-
-    def block(self, head: Int32, batch: Int32, number: Int32) -> "RowBlock":
-        """Block `number` of a sequence."""
-        start, length = sequence(self.cu_seqlens, self.seqused, batch, self.seqlen)
-        return RowBlock(
-            spec=self.spec,
-            head=head,
-            batch=batch,
-            number=number,
-            start=start,
-            rows=length - number * TILE_ROWS,
-            tile=self.first_tile(batch, start) + number,
-        )
 
 
 @dataclass(frozen=True)
 class RowBlock:
     """One block.
 
-    start: its sequence's first row in a packed tensor. rows: from the block's first to the end of
-    the sequence; 0 or less for a block that does not exist. tile: its number in the workspace.
+    first: its first row in the sequence, which starts at row `start` of a packed tensor. rows: from
+    there to the end of the sequence; 0 or less for a block that does not exist. tile: its number in
+    the workspace.
     """
 
     spec: cutlass.Constexpr
     head: Int32
     batch: Int32
-    number: Int32
+    first: Int32
     start: Int32
     rows: Int32
     tile: Int32
@@ -86,7 +65,7 @@ class RowBlock:
             tensor = tensor[None, self.head, None]
         else:
             tensor = tensor[self.batch, None, self.head, None]
-        return cute.domain_offset((self.start + self.number * TILE_ROWS, 0), tensor)
+        return cute.domain_offset((self.start + self.first, 0), tensor)
 
     def of_lse(self, tensor: cute.Tensor) -> cute.Tensor:
         """(rows,) of the LSE, or of its gradient, from the block's first row on."""
@@ -94,32 +73,31 @@ class RowBlock:
             tensor = tensor[self.head, None]
         else:
             tensor = tensor[self.batch, self.head, None]
-        return cute.domain_offset((self.start + self.number * TILE_ROWS,), tensor)
+        return cute.domain_offset((self.start + self.first,), tensor)
 
 
-def all_rows(
-    tensor: cute.Tensor, max_seqlen: Int32, cu_seqlens: Any, seqused: Any, spec: BackwardSpec
-) -> QueryRows:
+def all_rows(tensor: cute.Tensor, cu_seqlens: Any, seqused: Any, spec: BackwardSpec) -> QueryRows:
     """The rows of a tensor (batch, seqlen, heads, dim), or (total, heads, dim) where packed."""
     batch, seqlen = tensor.shape[0], tensor.shape[-3]
     if spec.packed_q:
-        batch, seqlen = cu_seqlens.shape[0] - 1, max_seqlen
+        batch = cu_seqlens.shape[0] - 1
     blocks = (seqlen + TILE_ROWS - 1) // TILE_ROWS
-    return QueryRows(spec, blocks, tensor.shape[-2], batch, seqlen, cu_seqlens, seqused)
+    tiles = tiles_of(seqlen, batch, packed=spec.packed_q)
+    return QueryRows(spec, tensor.shape[-2], batch, seqlen, blocks, tiles, cu_seqlens, seqused)
 
 
 def this_block(rows: QueryRows) -> RowBlock:
-    """The block of this CTA. Heads vary fastest, as they do in memory."""
+    """The block of this CTA: one for each tile. Heads vary fastest, as they do in memory."""
     index = cute.arch.block_idx()[0]
-    head, rest = index % rows.heads, index // rows.heads
-    return rows.block(head, rest // rows.blocks, rest % rows.blocks)
+    return block_at(rows, index % rows.heads, index // rows.heads)
 
 
 @cute.jit
 def block_at(rows: QueryRows, head: Int32, tile: Int32) -> RowBlock:
     """The block that has a tile of the workspace; it may not exist.
 
-    Packed: the last sequence whose tiles do not begin after it, by bisection.
+    Packed: the last sequence whose tiles do not begin after it, by bisection. So the grid needs no
+    block for the longest sequence's length in every sequence.
     """
     batch, number = tile // rows.blocks, tile % rows.blocks
     if cutlass.const_expr(rows.spec.packed_q):
@@ -130,7 +108,16 @@ def block_at(rows: QueryRows, head: Int32, tile: Int32) -> RowBlock:
             batch = cutlass.select_(before, middle, batch)
             beyond = cutlass.select_(before, beyond, middle)
         number = tile - rows.first_tile(batch, rows.cu_seqlens[batch])
-    return rows.block(head, batch, number)
+    start, length = sequence(rows.cu_seqlens, rows.seqused, batch, rows.seqlen)
+    return RowBlock(
+        spec=rows.spec,
+        head=head,
+        batch=batch,
+        first=number * TILE_ROWS,
+        start=start,
+        rows=length - number * TILE_ROWS,
+        tile=tile,
+    )
 
 
 @cute.jit
