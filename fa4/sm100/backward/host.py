@@ -5,10 +5,29 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.sm100.backward.kernel import kernel, tile_shapes
+from fa4.sm100.backward.postprocess import postprocess
+from fa4.sm100.backward.preprocess import preprocess
 from fa4.sm100.forward.mods import scales
 from fa4.sm100.kit.descriptors import CTA_GROUPS
 from fa4.sm100.kit.units import TILE_ROWS, WARP
 from fa4.sm100.kit.views import ending_view, rows_first, swizzled_layout
+
+
+@cute.jit
+def backward(q, k, v, out, dout, lse, dlse, dq, dk, dv, dsink, dq_accum, stats, sink_parts, turns,
+             softmax_scale, softcap, window_left, window_right, max_seqlen_q, max_seqlen_k, sink,
+             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, stream,
+             spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Launch on `fa4.compiled.launch.BackwardArguments`, tensors (batch, seqlen, heads, dim) or,
+    where packed, (total, heads, dim)."""
+    preprocess(out, dout, lse, dlse, dq_accum, stats, sink_parts, turns, sink, cu_seqlens_q,
+               seqused_q, stream, spec)  # fmt: skip
+    gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, softcap,
+              (window_left, window_right), (max_seqlen_q, max_seqlen_k),
+              (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, stream, spec,
+              trace)  # fmt: skip
+    postprocess(dq_accum, dq, dsink, sink_parts, softmax_scale, cu_seqlens_q, seqused_q, stream,
+                spec)  # fmt: skip
 
 
 @cute.jit
