@@ -43,8 +43,8 @@ SPECS = {
     "(192, 128)": BackwardSpec(head_dim=192, head_dim_v=128, lse_gradient=True),
     "packed, used": BackwardSpec(head_dim=8, head_dim_v=16, dtype="fp16", packed_q=True,
                                  used_q=True, sink=True, deterministic=True),
-    "d < dv": BackwardSpec(head_dim=40, head_dim_v=104, used_q=True, lse_gradient=True),
-    "d > dv": BackwardSpec(head_dim=120, head_dim_v=8, dtype="fp16", packed_q=True),
+    "d below dv": BackwardSpec(head_dim=40, head_dim_v=104, used_q=True, lse_gradient=True),
+    "d above dv": BackwardSpec(head_dim=120, head_dim_v=8, dtype="fp16", packed_q=True),
 }  # fmt: skip
 LENGTHS = (1, 2, 127, 128, 129, 257)
 MOST_BLOCKS = 10
