@@ -80,5 +80,7 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
         grid=(blocks * heads_k * batch * spec.cta_group, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
         cluster=(2, 1, 1) if spec.cta_group == 2 else None,
+        # One CTA per SM. Where ptxas cannot tell how many, it ignores setmaxnreg.
+        min_blocks_per_mp=1,
         stream=stream,
     )  # fmt: skip
