@@ -7,8 +7,8 @@ from cutlass.cute.nvgpu import cpasync
 from fa4.sm100.backward.kernel import kernel, tile_shapes
 from fa4.sm100.backward.postprocess import postprocess
 from fa4.sm100.backward.preprocess import preprocess
-from fa4.sm100.forward.mods import scales
 from fa4.sm100.kit.descriptors import CTA_GROUPS
+from fa4.sm100.kit.scores import scales
 from fa4.sm100.kit.units import TILE_ROWS, WARP
 from fa4.sm100.kit.views import ending_view, rows_first, swizzled_layout
 
@@ -54,7 +54,7 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
         return cpasync.make_tiled_tma_atom(op, view, swizzled_layout(*shape), shape)
 
     loading = cpasync.CopyBulkTensorTileG2SOp(CTA_GROUPS[spec.cta_group])
-    loads = (
+    loads: tuple = (
         atom(q, shapes["q"], False, loading),
         atom(k, shapes["k"], True, loading),
         atom(v, shapes["v"], True, loading),
