@@ -110,7 +110,7 @@ def make(
 ) -> tuple[dict[str, Any], dict[str, str | bytes]]:
     """(report, content of the files) of a spec, compiled now or found in the cache."""
     from fa4.compiled.artifact import compile_artifact
-    from fa4.compiled.build import build, compile_forward
+    from fa4.compiled.build import build, compile_kernel
     from fa4.compiled.toolchain import find_toolchain, select_flavour
     from fa4.inspect.codegen import read_kernels
     from fa4.inspect.cubin import disassemble
@@ -119,7 +119,7 @@ def make(
     started, start = time.time(), time.perf_counter()
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        artifact = compile_artifact(spec, arch, compile_forward) if no_cache else build(spec, arch)
+        artifact = compile_artifact(spec, arch, compile_kernel) if no_cache else build(spec, arch)
     seconds = time.perf_counter() - start
     kernels = read_kernels(artifact.cubin, artifact.ptx)
     smem = artifact.metadata["dynamic_smem_bytes"]

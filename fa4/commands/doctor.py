@@ -69,7 +69,7 @@ def doctor(
     if matrix:
         from fa4.compiled.support import describe_support
 
-        emit({"kernel": "SM100 forward", "features": describe_support()}, as_json, render_matrix)
+        emit({"kernel": "SM100", "features": describe_support()}, as_json, render_matrix)
         return
     emit(diagnose(), as_json, render)
 
@@ -78,11 +78,12 @@ def render_matrix(report: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the kernel supports, and what impl="sm100" and impl="emulator" refuse."""
     from rich.table import Table
 
-    table = Table("feature", "forward", "limits, or why not")
+    table = Table("feature", "forward", "backward", "limits, or why not")
+    words = {True: "yes", False: "no", None: "-"}
     for row in report["features"]:
-        table.add_row(row["feature"], "yes" if row["forward"] else "no", row["detail"])
+        table.add_row(row["feature"], words[row["forward"]], words[row["backward"]], row["detail"])
     return (
-        f'{report["kernel"]} kernel (impl="sm100" and impl="emulator"); what it refuses, '
+        f'{report["kernel"]} kernels (impl="sm100" and impl="emulator"); what they refuse, '
         'impl="reference" computes',
         table,
     )

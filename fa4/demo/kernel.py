@@ -132,12 +132,13 @@ def _resources(compiled: Any) -> dict[str, Any]:
 
     spec = compiled.spec
     (code,) = read_kernels(compiled.cubin, compiled.ptx)
+    code = code.with_smem(compiled.metadata["dynamic_smem_bytes"])
     return {
         "registers": {role.name: role.registers for role in spec.plan.roles},
         "setmaxnreg": code.setmaxnreg,
         "registers_at_launch": code.resources.registers,
         "spill_bytes": code.resources.frame_bytes,
-        "smem_bytes": compiled.metadata["dynamic_smem_bytes"],
+        "smem_bytes": code.dynamic_smem_bytes,
         "smem_bytes_limit": spec.gpu.smem_bytes_per_cta,
         "tmem_columns": code.tmem_columns,
         "tmem_columns_used": spec.plan.bytes_used("tmem"),

@@ -29,7 +29,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FA4_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv(LOG, str(tmp_path / "compilations"))
     monkeypatch.setattr(build_module, "_made", {})
-    monkeypatch.setattr(build_module, "compile_forward", compile_scale)
+    monkeypatch.setattr(build_module, "compile_kernel", compile_scale)
     monkeypatch.setattr(cache_module, "_said", set())
 
 
@@ -180,7 +180,7 @@ def test_warm_makes_what_is_missing(fa4: Any, monkeypatch: pytest.MonkeyPatch) -
             raise RuntimeError("no such kernel\nat line 1")
         return compile_scale(spec, arch)
 
-    monkeypatch.setattr(build_module, "compile_forward", refuse)
+    monkeypatch.setattr(build_module, "compile_kernel", refuse)
     code, out, _ = fa4("cache", "warm", "--json")
     rows = json.loads(out)["kernels"]
     failed = [row for row in rows if row["problem"] == "RuntimeError: no such kernel"]
