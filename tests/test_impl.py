@@ -248,16 +248,18 @@ def test_wrong_lengths_launch_nothing(launched) -> None:
     assert launched == []
 
 
-def test_sm100_has_no_backward() -> None:
+def test_gradients_of_fake_tensors() -> None:
+    """Shapes and types of every gradient, with nothing computed."""
     with FakeTensorMode():
-        q = torch.empty(1, 4, 1, 64, dtype=torch.float16, device="cuda", requires_grad=True)
-        with pytest.raises(NotImplementedError, match="backward kernel is not in this version"):
-            fa4.flash_attn_func(q, q, q, impl="sm100")
-        with torch.no_grad():
-            assert fa4.flash_attn_func(q, q, q, impl="sm100").shape == q.shape
-    x = np.zeros((1, 4, 1, 8), np.float32)
-    with pytest.raises(NotImplementedError, match="backward kernel is not in this version"):
-        fa4.flash_attn_backward(x, x, x, x, x, np.zeros((1, 1, 4)), impl="sm100")
+        q = torch.empty(1, 6, 4, 64, dtype=torch.float16, requires_grad=True)
+        k = torch.empty(1, 9, 2, 64, dtype=torch.float16, requires_grad=True)
+        v = torch.empty(1, 9, 2, 32, dtype=torch.float16, requires_grad=True)
+        sink = torch.empty(4, dtype=torch.bfloat16, requires_grad=True)
+        out = fa4.flash_attn_func(q, k, v, learnable_sink=sink, impl="sm100")
+        out.sum().backward()
+        for x in (q, k, v, sink):
+            assert x.grad is not None
+            assert (x.grad.shape, x.grad.dtype) == (x.shape, x.dtype)
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(0, 5), (5, 0)])

@@ -7,7 +7,7 @@ from typing import Any
 from cutlass import Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_tensor
 
-from fa4.compiled.launch import BackwardArguments, workspace_shapes
+from fa4.compiled.launch import WORKSPACE, BackwardArguments, workspace_shapes
 from fa4.compiled.stand_ins import ALIGN_BYTES, StandIns, compile_host
 from fa4.sm100.backward.spec import BackwardSpec
 
@@ -64,4 +64,4 @@ def _workspace(spec: BackwardSpec, heads: Any) -> dict[str, Any]:
         strides.insert(0, cute.sym_int64(divisibility=divisor))
         align = ALIGN_BYTES if divisor > 1 else 4
         found[name] = make_fake_tensor(element, shape, stride=tuple(strides), assumed_align=align)
-    return {name: found.get(name) for name in ("dq_accum", "stats", "sink_parts", "turns")}
+    return {name: found.get(name) for name in WORKSPACE}

@@ -17,6 +17,7 @@ from fa4.sm100.kit.units import TILE_ROWS
 
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 VECTORS = ("sink", *LENGTHS, "aux")
+WORKSPACE = ("dq_accum", "stats", "sink_parts", "turns")  # of the backward kernels
 ALIGN_BYTES = 16  # TMA: of addresses and strides (PTX ISA, tensormap; CUDA driver API)
 
 
@@ -34,10 +35,25 @@ def check_operand(name: str, tensor: Any) -> None:
 
 def check_address(name: str, tensor: Any) -> None:
     """Raises NotSupported unless TMA can address the first element."""
-    address = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
-    if address % ALIGN_BYTES:
+    if not is_aligned(tensor):
+        address = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
         raise _refused(f"the first element must lie at a multiple of {ALIGN_BYTES} bytes",
                        name, hex(address))  # fmt: skip
+
+
+def is_aligned(tensor: Any) -> bool:
+    """Is the first element where TMA can address it?"""
+    address = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
+    return bool(address % ALIGN_BYTES == 0)
+
+
+def is_addressable(tensor: Any) -> bool:
+    """Can TMA address a tensor?"""
+    try:
+        check_operand("", tensor)
+    except NotSupported:
+        return False
+    return True
 
 
 def _refused(rule: str, name: str, value: object) -> NotSupported:
