@@ -7,7 +7,6 @@ Where only autograd has to know of a call, it is recorded without them, in a thi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from fa4.choose import Computed, choose, draw_seed, run_backward, run_forward
 from fa4.form import with_form
 
 _SCHEMA = operator_schema()
-_DIFFERENTIABLE = ("q", "k", "v", "learnable_sink")
+_DIFFERENTIABLE = Call._fields[:4]  # q, k, v and learnable_sink
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)  # O of these is bf16
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _WORD = 2**64  # seeds are unsigned, an operator's integers signed
@@ -107,11 +106,12 @@ def attention_backward(*values: Any) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _in_types(found: AttentionGradients, call: Call) -> Iterator[torch.Tensor | None]:
+def _in_types(found: AttentionGradients, call: Call) -> list[torch.Tensor | None]:
     """The gradients of `_DIFFERENTIABLE` in the types of their inputs; None for no input."""
-    for grad, name in zip(found, _DIFFERENTIABLE, strict=True):
-        x = getattr(call, name)
-        yield None if x is None or grad is None else grad.to(x.dtype)
+    return [
+        None if x is None or grad is None else grad if grad.dtype is x.dtype else grad.to(x.dtype)
+        for grad, x in zip(found, call, strict=False)
+    ]
 
 
 @attention_backward.register_fake

@@ -95,22 +95,21 @@ def prepare(call: Call, find_machine: FindMachine, *, lse: bool) -> Prepared:
 
     Raises NotSupported for what it refuses, ImportError without CuTe-DSL.
     """
-    key = (find_machine, lse)
-    found: Prepared = remembered(call, key, lambda: _prepare(call, find_machine, lse))
+    found: Prepared = remembered(call, (find_machine, lse), _prepare, find_machine, lse)
     return found
 
 
-def remembered(call: Call, key: Any, find: Callable[[], Any]) -> Any:
-    """What `find` finds, once for all calls of a form.
+def remembered(call: Call, key: Any, find: Callable[..., Any], *arguments: Any) -> Any:
+    """What `find(call, *arguments)` finds, once for all calls of a form.
 
     But each time for calls with callables: their globals may change, at which `build` looks.
     """
-    memo = {} if call.form is None else call.form.memo
-    found = memo.get(key)
+    form = call.form
+    found = None if form is None else form.memo.get(key)
     if found is None:
-        found = find()
-        if call.extras.score_mod is None and call.extras.mask_mod is None:
-            memo[key] = found
+        found = find(call, *arguments)
+        if form and call.extras.score_mod is None and call.extras.mask_mod is None:
+            form.memo[key] = found
     return found
 
 

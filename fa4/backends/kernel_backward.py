@@ -49,19 +49,24 @@ class PreparedBackward(NamedTuple):
     """What is the same for all calls of a form.
 
     sizes: the call without its tensors. kernel: None for an empty call. template: what a launch
-    takes, without the tensors. workspace: shape and type of each scratch tensor, None for one that
-    is not needed. regular: can TMA address q, k and v as they are? vectors: are there tensors
-    beside these? out_strides, lse_strides: of contiguous ones.
+    takes, without the tensors. workspace: shapes of the scratch tensors in float32, None for one
+    that is not needed; turns: of those in int32. fills: which gradients are to be zero before the
+    launch, as rows of no sequence are not written; () for none. regular: can TMA address q, k and v
+    as they are? vectors: are there tensors beside these? out_strides, lse_strides: of contiguous
+    ones. new: makes a tensor in the framework of the call, uninitialised.
     """
 
     sizes: BackwardCall
     kernel: Callable[..., Any] | None
     template: BackwardArguments
-    workspace: tuple[tuple[tuple[int, ...], str] | None, ...]
+    workspace: tuple[tuple[int, ...] | None, ...]
+    turns: tuple[int, ...] | None
+    fills: tuple[bool, ...]
     regular: bool
     vectors: bool
     out_strides: tuple[int, ...]
     lse_strides: tuple[int, ...]
+    new: Callable[[Any, tuple[int, ...]], Any]
 
 
 def describe_backward(call: Call, *, lse_gradient: bool = False) -> BackwardCall:
@@ -84,14 +89,14 @@ def is_missing() -> bool:
 
 def check_gradient(call: Call) -> None:
     """Raises NotSupported, with the reason, if the kernels have no gradient of a call."""
+    remembered(call, check_gradient, _check_gradient)
 
-    def find() -> bool:
-        if is_missing():
-            raise NotSupported("gradients", "the SM100 backward kernel is not in this version")
-        check(describe_backward(call))
-        return True
 
-    remembered(call, check_gradient, find)
+def _check_gradient(call: Call) -> bool:
+    if is_missing():
+        raise NotSupported("gradients", "the SM100 backward kernel is not in this version")
+    check(describe_backward(call))
+    return True
 
 
 def require_gradient(call: Call) -> None:
@@ -111,9 +116,7 @@ def prepare_backward(
 ) -> PreparedBackward:
     """The kernels of a call on a machine, compiled if need be. Raises as `fa4.backends.kernel`."""
     key = (find_machine, call.deterministic, lse_gradient)
-    found: PreparedBackward = remembered(
-        call, key, lambda: _prepare(call, find_machine, lse_gradient)
-    )
+    found: PreparedBackward = remembered(call, key, _prepare, find_machine, lse_gradient)
     return found
 
 
@@ -129,19 +132,27 @@ def _prepare(call: Call, find_machine: FindMachine, lse_gradient: bool) -> Prepa
         kernel = build(spec, gpu.arch)
     tiles = tiles_of(sizes.rows_q, sizes.batch, packed=sizes.packed_q)
     shapes = workspace_shapes(spec, sizes.heads_q, tiles)
-    workspace = {
-        name: (shape, "int32" if name == "turns" else "float32") for name, shape in shapes.items()
-    }
     return PreparedBackward(
         sizes=sizes,
         kernel=kernel,
         template=backward_template(sizes, spec),
-        workspace=tuple(workspace.get(name) for name in WORKSPACE),
+        workspace=tuple(shapes.get(name) for name in WORKSPACE if name != "turns"),
+        turns=shapes.get("turns"),
+        fills=_rows_to_fill(sizes),
         regular=all(regular(x) is x for x in call[:3]),
         vectors=bool(read_vectors(call, sizes)),
         out_strides=_contiguous_strides(call.out_shape),
         lse_strides=_contiguous_strides(call.lse_shape),
+        new=_new_in_torch if is_torch(call.q) else _new_in_numpy,
     )
+
+
+def _rows_to_fill(sizes: BackwardCall) -> tuple[bool, ...]:
+    """Whether dQ, dK, dV and dsink may have elements that no kernel writes; () if none has."""
+    empty = sizes.is_empty
+    keys = empty or sizes.packed_k or sizes.used_k
+    found = (empty or sizes.packed_q or sizes.used_q, keys, keys, empty)
+    return found if any(found) else ()
 
 
 def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -164,76 +175,67 @@ def launch_backward(
     upstream: dO and, or None, the gradient of the LSE. Raises TypeError for a dO, O or LSE of
     another type than the call's; nothing is launched then.
     """
-    dout, dlse = upstream
-    _check_types(call, saved, dout)
-    grads = _allocate(call, prepared.sizes)
-    if prepared.kernel is None:
-        return _without_scores(call, grads, dlse)
-    q, k, v = call[:3]
+    q, k, v, sink, *_ = call
+    (out, lse), (dout, dlse) = saved, upstream
+    _check_types(q.dtype, saved, dout)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_address(name, tensor)
+    new = prepared.new
+    dq, dk, dv = new(q, q.shape), new(k, k.shape), new(v, v.shape)
+    dsink = None if sink is None else new(lse, sink.shape)
+    for grad, fill in zip((dq, dk, dv, dsink), prepared.fills, strict=False):
+        if fill and grad is not None:
+            grad[...] = 0
+    if prepared.kernel is None:
+        return _without_scores(AttentionGradients(dq, dk, dv, dsink), sink, dlse)
     if not prepared.regular:
         q, k, v = regular(q), regular(k), regular(v)
     template = prepared.template
     if prepared.vectors:
         template = template._replace(**read_vectors(call, prepared.sizes))
-    strides = prepared.out_strides
-    rows = (saved.lse,) if dlse is None else (saved.lse, dlse)
-    lse, *given = [_rows(x, prepared.lse_strides) for x in rows]
+    strides, row_strides = prepared.out_strides, prepared.lse_strides
     start(
-        prepared.kernel,
-        q, k, v, _operand(saved.out, strides), _operand(dout, strides), lse, *(given or (None,)),
-        *grads,
-        *[None if x is None else new_tensor(q, x[0], None, x[1]) for x in prepared.workspace],
+        prepared.kernel, q, k, v, _operand(out, strides), _operand(dout, strides),
+        _rows(lse, row_strides), None if dlse is None else _rows(dlse, row_strides),
+        dq, dk, dv, dsink,
+        *[None if shape is None else new(lse, shape) for shape in prepared.workspace],
+        prepared.turns and new_tensor(q, prepared.turns, None, "int32"),
         *template[_NUMBERS:],
     )  # fmt: skip
-    return _in_its_type(grads, call.learnable_sink)
+    return AttentionGradients(dq, dk, dv, _in_type(dsink, sink))
 
 
-def _check_types(call: Call, saved: Saved, dout: Any) -> None:
+def _new_in_torch(template: Any, shape: tuple[int, ...]) -> Any:
+    return template.new_empty(shape)
+
+
+def _new_in_numpy(template: Any, shape: tuple[int, ...]) -> Any:
+    return np.empty(shape, template.dtype)
+
+
+def _check_types(dtype: Any, saved: Saved, dout: Any) -> None:
     """dO and O are of q's type, the LSE is float32."""
-    q = call.q
-    for name, value in (("dout", dout), ("out", saved.out)):
-        if value.dtype != q.dtype:
-            raise TypeError(f"{name} must be {q.dtype}, as q is; got {value.dtype}")
-    if saved.lse.itemsize != 4:
-        raise TypeError(f"lse must be float32, as the forward pass returns it; "
-                        f"got {saved.lse.dtype}")  # fmt: skip
+    out, lse = saved
+    if dout.dtype != dtype or out.dtype != dtype:
+        name, wrong = ("dout", dout) if dout.dtype != dtype else ("out", out)
+        raise TypeError(f"{name} must be {dtype}, as q is; got {wrong.dtype}")
+    if lse.itemsize != 4:
+        raise TypeError(f"lse must be float32, as the forward pass returns it; got {lse.dtype}")
 
 
-def _allocate(call: Call, sizes: BackwardCall) -> AttentionGradients:
-    """dQ, dK, dV and dsink, in float32 as the kernel writes it.
-
-    Zero where the kernels may leave rows unwritten: those of no sequence.
-    """
-    q, k, v = call[:3]
-    empty = sizes.is_empty
-    fill_q = 0.0 if empty or sizes.packed_q or sizes.used_q else None
-    fill_k = 0.0 if empty or sizes.packed_k or sizes.used_k else None
-    return AttentionGradients(
-        new_tensor(q, tuple(q.shape), fill_q),
-        new_tensor(k, tuple(k.shape), fill_k),
-        new_tensor(v, tuple(v.shape), fill_k),
-        new_tensor(q, (sizes.heads_q,), 0.0 if empty else None, "float32") if sizes.sink else None,
-    )
-
-
-def _without_scores(call: Call, grads: AttentionGradients, dlse: Any) -> AttentionGradients:
+def _without_scores(grads: AttentionGradients, sink: Any, dlse: Any) -> AttentionGradients:
     """Of a call without queries or keys: zeros, but for a sink, which then is all of the LSE."""
     if grads.dsink is not None and dlse is not None:
         heads_first = dlse if len(dlse.shape) == 2 else dlse.swapaxes(0, 1)
         grads.dsink[...] = heads_first.reshape(len(grads.dsink), -1).sum(-1)
-    return _in_its_type(grads, call.learnable_sink)
+    return grads._replace(dsink=_in_type(grads.dsink, sink))
 
 
-def _in_its_type(grads: AttentionGradients, sink: Any) -> AttentionGradients:
-    """The same with dsink in the sink's type."""
-    dsink = grads.dsink
+def _in_type(dsink: Any, sink: Any) -> Any:
+    """dsink, which the kernels write in float32, in the sink's type."""
     if dsink is None or dsink.dtype == sink.dtype:
-        return grads
-    return grads._replace(
-        dsink=dsink.to(sink.dtype) if is_torch(sink) else dsink.astype(sink.dtype)
-    )
+        return dsink
+    return dsink.to(sink.dtype) if is_torch(sink) else dsink.astype(sink.dtype)
 
 
 def _operand(tensor: Any, strides: tuple[int, ...]) -> Any:
