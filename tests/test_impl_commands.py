@@ -109,11 +109,11 @@ def test_large_problems_are_checked_in_part(monkeypatch) -> None:
     arrays = run_module.draw("1,4,70,16", "90", 2, 0, "fp16", 0)
     options = {"causal": True, "softcap": 0.0, "softmax_scale": None, "window_size": (None, None)}
     result = fa4.flash_attn_func(*arrays, **options, impl="reference", return_lse=True)
-    report = run_module.compare(arrays, options, result)
+    report = judge.compare(arrays, options, result, print)
     assert report["checked"] == {"rows": 20, "heads": 2, "of_rows": 70, "of_heads": 4}
     assert report["within_budget"]
     result.lse[0, 1, 60] += 0.1
-    assert not run_module.compare(arrays, options, result)["within_budget"]
+    assert not judge.compare(arrays, options, result, print)["within_budget"]
 
 
 @pytest.mark.parametrize(
