@@ -2,25 +2,21 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.forward_layout import split_columns
-from fa4.plan.schema import Role
 from fa4.sm100.forward.correction import CorrectionOperands, correction
 from fa4.sm100.forward.epilogue import Store, epilogue
 from fa4.sm100.forward.load import Operand, load
 from fa4.sm100.forward.mma import mma
 from fa4.sm100.forward.mods import Mods, scales
 from fa4.sm100.forward.operands import (
-    columns_first,
-    key_view,
     kv_shift,
     make_products,
     output_tile,
     product_tiles,
     query_view,
-    rows_first,
     shared_layouts,
     tiled_mmas,
 )
@@ -28,12 +24,11 @@ from fa4.sm100.forward.softmax import Rows, softmax
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.descriptors import CTA_GROUPS, ELEMENTS
 from fa4.sm100.kit.schedulers import scheduler
-from fa4.sm100.kit.signals import CTA_BARRIER, LEADER, Signals, init_signals, pair_rank
+from fa4.sm100.kit.setup import SWIZZLE_ALIGN, close_down, has_role, held_address, start_up
+from fa4.sm100.kit.signals import LEADER, Signals, pair_rank
 from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
 from fa4.sm100.kit.units import WARP, WARPGROUP
-
-TMEM_COLS = 512  # all of it: one CTA per SM, so that column numbers are known while compiling
-SWIZZLE_ALIGN = 1024
+from fa4.sm100.kit.views import columns_first, ending_view, rows_first
 
 
 @cute.jit
@@ -54,15 +49,13 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
     mmas = tiled_mmas(spec)
     layouts = shared_layouts(spec, mmas)
     qk_tile, pv_tile = product_tiles(spec)
+    keys = ending_view(rows_first(k, spec.packed_k), 0, spec.ragged_k)
+    values = ending_view(columns_first(v, spec.packed_k), 1, spec.ragged_k)
     op = cpasync.CopyBulkTensorTileG2SOp(CTA_GROUPS[spec.cta_group])
     loads = (
         cute.nvgpu.make_tiled_tma_atom_A(op, query_view(q, spec), layouts[0], qk_tile, mmas[0]),
-        cute.nvgpu.make_tiled_tma_atom_B(
-            op, key_view(rows_first(k, spec.packed_k), 0, spec), layouts[1], qk_tile, mmas[0]
-        ),
-        cute.nvgpu.make_tiled_tma_atom_B(
-            op, key_view(columns_first(v, spec.packed_k), 1, spec), layouts[2], pv_tile, mmas[1]
-        ),
+        cute.nvgpu.make_tiled_tma_atom_B(op, keys, layouts[1], qk_tile, mmas[0]),
+        cute.nvgpu.make_tiled_tma_atom_B(op, values, layouts[2], pv_tile, mmas[1]),
     )
     if cutlass.const_expr(spec.ragged_q):
         store = (None, o)
@@ -152,31 +145,7 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
         if warp == number:
             cute.arch.setmaxregister_decrease(registers)
 
-    meet(spec.cta_group)
-    if has_role(warp, plan.role("mma")):
-        start = cute.make_ptr(Float32, 0, cute.AddressSpace.tmem, assumed_align=16)
-        cute.arch.dealloc_tmem(start, TMEM_COLS, is_two_cta=spec.cta_group == 2)
-
-
-def meet(cta_group: int) -> None:
-    """Every warp of the CTA, or of the pair, waits here for the others.
-
-    At the start, so that nobody arrives at a barrier that its peer has not made; at the end, so
-    that no CTA exits while its peer still arrives there or multiplies what it holds.
-    """
-    if cta_group == 2:
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-    else:
-        cute.arch.barrier(barrier_id=CTA_BARRIER)
-
-
-def has_role(warp: Int32, role: Role, last: Role | None = None) -> Boolean:
-    """Does this warp have that role, or one up to `last`? The plan gives them consecutive warps."""
-    first, final = role.warps[0], (last or role).warps[-1]
-    if first == final:
-        return warp == first
-    return (warp >= first) & (warp <= final)
+    close_down(signals, warp)
 
 
 def q_tile(warp: Int32, spec: ForwardSpec) -> Int32 | int:
@@ -189,24 +158,6 @@ def first_column(spec: ForwardSpec, name: str, i: Int32 | int) -> Int32 | int:
     """In tensor memory, of what the plan calls `name` followed by the Q tile's number."""
     starts = [spec.plan.buffer(f"{name}{j}").start for j in range(spec.numerics.q_tiles)]
     return starts[0] + (starts[-1] - starts[0]) * i
-
-
-@cute.jit
-def start_up(signals: Signals, warp: Int32) -> None:
-    """Barriers and tensor memory are ready when every warp is past this."""
-    if warp == 0:
-        init_signals(signals)
-    if has_role(warp, signals.plan.role("mma")):
-        two_ctas = signals.plan.cta_group == 2
-        cute.arch.alloc_tmem(TMEM_COLS, held_address(signals), is_two_cta=two_ctas)
-        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=two_ctas)
-    meet(signals.plan.cta_group)
-
-
-def held_address(signals: Signals) -> cute.Pointer:
-    """Shared memory, behind the barriers, of the address of the tensor memory that is held."""
-    mbarriers = sum(s.stages for s in signals.plan.signals if s.kind == "mbarrier")
-    return cute.recast_ptr(signals.base + mbarriers, dtype=Int32)
 
 
 def make_operands(

@@ -137,7 +137,7 @@ def _value_tiles(value: Operand, tile: WorkTile) -> cute.Tensor:
 
 
 def _sequence_index(tile: WorkTile) -> list[Int32]:
-    """The last coordinates of a sequence of keys in `operands.key_view`."""
+    """The last coordinates of a sequence of keys in `views.ending_view`."""
     index = [tile.head_k]
     if not tile.spec.packed_k:
         index.append(tile.batch)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.tensor_utils.layout import LayoutEnum
 from cutlass.utils.blackwell_helpers import (
@@ -23,6 +23,7 @@ from fa4.sm100.kit.descriptors import (
     operand_tiles,
 )
 from fa4.sm100.kit.units import MMA_DEPTH, TILE_ROWS, padded_dim
+from fa4.sm100.kit.views import rows_first
 
 
 def tiled_mmas(spec: ForwardSpec) -> tuple:
@@ -126,34 +127,3 @@ def query_view(tensor: cute.Tensor, spec: ForwardSpec) -> cute.Tensor:
     shape = ((spec.group, shape[0]), shape[1], shape[2] // spec.group, *shape[3:])
     stride = ((stride[2], stride[0]), stride[1], stride[2] * spec.group, *stride[3:])
     return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
-
-
-def key_view(view: cute.Tensor, mode: int, spec: ForwardSpec) -> cute.Tensor:
-    """A view of K or V for TMA, keys in `mode`; where sequences differ, one that ends with them.
-
-    TMA fills with zeros what lies beyond a mode's size, and a sequence's end is not the tensor's.
-    So that it is, the start moves back by all `n` keys, and a last mode with the keys' own stride
-    moves it forward again: element (n - length + j, start + length) is key j of the sequence, and
-    beyond the mode from j = length on. Otherwise a NaN behind the end would reach O as 0 * NaN.
-    """
-    if not spec.ragged_k:
-        return view
-    shape, stride = view.layout.shape, view.layout.stride
-    element = view.element_type
-    moved = view.iterator.toint() - shape[mode] * Int64(stride[mode]) * (element.width // 8)
-    start = cute.make_ptr(element, moved, cute.AddressSpace.gmem, assumed_align=16)
-    return cute.make_tensor(
-        start, cute.make_layout((*shape, shape[mode] + 1), stride=(*stride, stride[mode]))
-    )
-
-
-def rows_first(tensor: cute.Tensor, packed: bool) -> cute.Tensor:
-    """(seqlen, dim, heads, batch), or (total, dim, heads)."""
-    modes = [0, 2, 1] if packed else [1, 3, 2, 0]
-    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, modes))
-
-
-def columns_first(tensor: cute.Tensor, packed: bool) -> cute.Tensor:
-    """(dim, seqlen, heads, batch), or (dim, total, heads)."""
-    modes = [2, 0, 1] if packed else [3, 1, 2, 0]
-    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, modes))

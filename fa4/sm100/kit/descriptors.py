@@ -10,6 +10,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from fa4.sm100.kit.ptx_block import PtxBlock
 from fa4.sm100.kit.rings import stage_offset
+from fa4.sm100.kit.units import MMA_DEPTH
 
 ELEMENTS = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 CTA_GROUPS = {1: tcgen05.CtaGroup.ONE, 2: tcgen05.CtaGroup.TWO}
@@ -25,7 +26,7 @@ class OperandTiles:
     """
 
     low: Int32
-    high: Int32
+    high: Int32 | int
     steps: cutlass.Constexpr
     pitch: cutlass.Constexpr
     shift: cutlass.Constexpr
@@ -55,18 +56,61 @@ def operand_tiles(
     return OperandTiles(word.to(Int32), (word >> 32).to(Int32), offsets, pitch, shift)
 
 
-def instruction_descriptor(dtype: str, m: int, n: int, *, transpose_b: bool) -> int:
-    """kind::f16 with float32 sums (PTX ISA 9.7.16.4.2)."""
+def swizzle_bytes(dim: int) -> int:
+    """Bytes of a row that lie together in shared memory, of tiles with `dim` 16-bit columns."""
+    return next(width for width in (128, 64, 32) if 2 * dim % width == 0)
+
+
+def swizzled_tiles(
+    start: cute.Pointer, rows: int, dim: int, *, along_rows: bool, stage_bytes: int = 0
+) -> OperandTiles:
+    """The descriptors of `rows` x `dim` 16-bit elements as TMA stores them, for either product.
+
+    Runs of `swizzle_bytes` of all rows lie one behind the other. Summed over the columns they are a
+    K-major operand; over the rows (along_rows) an MN-major one, of the same bytes (PTX ISA
+    9.7.16.10.6: strides between runs and between groups of 8 rows).
+    """
+    width = swizzle_bytes(dim)
+    run = rows * width
+    if along_rows:
+        offsets = [row * width for row in range(0, rows, MMA_DEPTH)]
+    else:
+        bits = range(0, 2 * dim, 2 * MMA_DEPTH)
+        offsets = [byte // width * run + byte % width for byte in bits]
+    mode = {128: 2, 64: 4, 32: 6}[width]
+    unit = DESCRIPTOR_UNIT_BYTES
+    high = 8 * width // unit | 1 << 14 | mode << 29
+    return OperandTiles(
+        low=Int32(start.toint()) // unit | run // unit << 16,
+        high=high,
+        steps=tuple(offset // unit for offset in offsets),
+        pitch=stage_bytes // unit,
+        shift=0,
+    )
+
+
+def instruction_descriptor(
+    dtype: str, m: int, n: int, *, transpose_b: bool, transpose_a: bool = False
+) -> int:
+    """kind::f16 with float32 sums (PTX ISA 9.7.16.4.2); transposed operands are MN-major."""
     kind = {"fp16": 0, "bf16": 1}[dtype]
     types = 1 << 4 | kind << 7 | kind << 10
-    return types | transpose_b << 16 | n // 8 << 17 | m // 16 << 24
+    return types | transpose_a << 15 | transpose_b << 16 | n // 8 << 17 | m // 16 << 24
 
 
-def descriptors(code: PtxBlock, low: Int32, high: Int32, steps: Sequence[int]) -> list[str]:
+def descriptors(code: PtxBlock, low: Int32, high: Int32 | int, steps: Sequence[int]) -> list[str]:
     """Shared-memory descriptors of the steps of an operand's tile."""
-    first, upper = code.read(low), code.read(high)
+    first = code.read(low)
+    upper = constant_or_read(code, high)
     words = [plus(code, first, step) for step in steps]
     return [code.do("mov.b64", f"{{{word}, {upper}}}", kind="b64") for word in words]
+
+
+def constant_or_read(code: PtxBlock, value: Int32 | int) -> str:
+    """A word; one that is known while compiling goes straight to a uniform register."""
+    if isinstance(value, int):
+        return code.do("mov.b32", str(value), kind="b32")
+    return code.read(value)
 
 
 def plus(code: PtxBlock, word: str, offset: int) -> str:
@@ -75,7 +119,7 @@ def plus(code: PtxBlock, word: str, offset: int) -> str:
 
 
 def multiply(
-    code: PtxBlock, target: Int32, a: list[str], b: list[str], idesc: int, sums: list[str],
+    code: PtxBlock, target: Int32 | int, a: list[str], b: list[str], idesc: int, sums: list[str],
     cta_group: int,
 ) -> None:  # fmt: skip
     """tcgen05.mma for each step (PTX ISA 9.7.16.10.9.1), by an elected thread.
@@ -85,7 +129,7 @@ def multiply(
     """
     elected, kind = code.register("pred"), code.do("mov.b32", str(idesc), kind="b32")
     code.effect(f"elect.sync _|{elected}, -1;")
-    into = code.read(target)
+    into = constant_or_read(code, target)
     for left, right, add in zip(a, b, sums, strict=True):
         added = code.do("setp.ne.b32", add, "0", kind="pred")
         code.effect(

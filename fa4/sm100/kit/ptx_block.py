@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
-CONSTRAINTS = {"f32": "f", "b32": "r"}  # of inline assembly, by kind of register
-VALUES = {"f32": Float32, "b32": Int32}
+CONSTRAINTS = {"f32": "f", "b32": "r", "b64": "l"}  # of inline assembly, by kind of register
+VALUES = {"f32": Float32, "b32": Int32, "b64": Int64}
 _REGISTER = re.compile(r"%(f32|b32|b64|pred)_\d+")
 
 
@@ -35,9 +35,10 @@ class PtxBlock:
         self._count: Counter[str] = Counter()
 
     def read(self, value: Any) -> str:
-        """A register with a traced Float32 or Int32, or a Python float."""
+        """A register with a traced Float32, Int32 or Int64, or a Python float."""
         value = Float32(value) if isinstance(value, float) else value
-        register = self.register("b32" if isinstance(value, Int32) else "f32")
+        kinds = [kind for kind, held in VALUES.items() if isinstance(value, held)]
+        register = self.register(kinds[0] if kinds else "f32")
         self._inputs.append((register, value))
         return register
 

@@ -133,6 +133,25 @@ def rounded(row: list[Float32], element: str) -> list[Int32]:
     return code.trace(*_round_pairs(code, values, element))
 
 
+def store_rounded(row: list[Float32], target: cute.Tensor, element: str) -> None:
+    """The row as 16-bit floats, by the widest stores that the target allows."""
+    words = cute.make_rmem_tensor(cute.make_layout(len(row) // 2), Int32)
+    for i, word in enumerate(rounded(row, element)):
+        words[i] = word
+    start = cute.recast_ptr(words.iterator, dtype=target.element_type)
+    cute.autovec_copy(cute.make_tensor(start, cute.make_layout(target.shape)), target)
+
+
+def dot(a: list[Float32], b: list[Float32]) -> Float32:
+    """Sum of products, in order."""
+    code = PtxBlock()
+    pairs = list(zip(code.read_all(a), code.read_all(b), strict=True))
+    total = code.do("mul.rn.f32", *pairs[0])
+    for pair in pairs[1:]:
+        total = code.do("fma.rn.f32", *pair, total)
+    return code.trace(total)[0]
+
+
 def _round_pairs(code: PtxBlock, values: list[str], element: str) -> list[str]:
     """float32 registers as words of two 16-bit floats."""
     opcode = f"cvt.rn.{PACKED[element]}.f32"
@@ -187,3 +206,45 @@ def _products(code: PtxBlock, row: list[Float32], factor: Float32) -> list[str]:
     for i in range(0, len(values), 2):
         result += code.halves(code.packed("mul.rn", code.pair(*values[i : i + 2]), factors))
     return result
+
+
+def one_minus_squares(row: list[Float32], factors: list[Float32]) -> list[Float32]:
+    """factor * (1 - x^2), two elements at a time."""
+    code = PtxBlock()
+    values, others = code.read_all(row), code.read_all(factors)
+    one, minus_one = (code.pair(literal(sign), literal(sign)) for sign in (1.0, -1.0))
+    result: list[str] = []
+    for i in range(0, len(values), 2):
+        x, factor = (code.pair(*some[i : i + 2]) for some in (values, others))
+        square = code.packed("mul.rn", x, x)
+        rest = code.packed("fma.rn", square, minus_one, one)
+        result += code.halves(code.packed("mul.rn", rest, factor))
+    return code.trace(*result)
+
+
+def powers_with_offsets(
+    row: list[Float32], scale: Float32, offsets: list[Float32], element: str
+) -> tuple[list[Float32], list[Int32]]:
+    """2^(row * scale + offset of each element), and the same rounded, two to a word."""
+    code = PtxBlock()
+    values, others, factor = code.read_all(row), code.read_all(offsets), code.read(scale)
+    factors = code.pair(factor, factor)
+    results: list[str] = []
+    for i in range(0, len(values), 2):
+        x, offset = (code.pair(*some[i : i + 2]) for some in (values, others))
+        exponents = code.halves(code.packed("fma.rn", x, factors, offset))
+        results += [code.do("ex2.approx.ftz.f32", half) for half in exponents]
+    words = _round_pairs(code, results, element)
+    traced = code.trace(*results, *words)
+    return traced[: len(results)], traced[len(results) :]
+
+
+def sums_times(row: list[Float32], terms: list[Float32], factors: list[Float32]) -> list[Float32]:
+    """(row + term) * factor, two elements at a time."""
+    code = PtxBlock()
+    sources = [code.read_all(one) for one in (row, terms, factors)]
+    result: list[str] = []
+    for i in range(0, len(row), 2):
+        x, term, factor = (code.pair(*some[i : i + 2]) for some in sources)
+        result += code.halves(code.packed("mul.rn", code.packed("add.rn", x, term), factor))
+    return code.trace(*result)

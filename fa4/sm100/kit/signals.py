@@ -10,6 +10,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from fa4.plan.schema import Arrive, PipelinePlan, Signal, Wait
+from fa4.plan.signal_rules import leads_pair
 from fa4.sm100.kit.rings import Ring, phase_of, slot_of
 from fa4.sm100.kit.units import WARP
 
@@ -74,43 +75,67 @@ class Signals:
     def wait(self, name: str, at: Ring | Int32 | int = 0) -> None:
         """Wait for a phase: of a ring's slot, or number `at`, from 0; free phases have passed.
 
-        A named barrier knows its phase.
+        A named barrier knows its phase. Of a group of bulk copies, the oldest of as many as have
+        places has read its memory.
         """
         signal = self._record(name, Wait)
-        if signal.kind == "named":
+        if signal.kind == "group":
+            cute.arch.cp_async_bulk_wait_group(signal.free - 1, read=True)
+        elif signal.kind == "named":
             cute.arch.barrier(barrier_id=self._place(named_numbers(self.plan), name),
                               number_of_threads=self._named_threads(signal))  # fmt: skip
         else:
             parity = (phase_of(at) - signal.free // signal.stages) & 1
             cute.arch.mbarrier_wait(self.pointer(name, slot_of(at)), parity)
 
-    def arrive(self, name: str, after: str | None = None) -> None:
+    def arrive(self, name: str, at: Ring | Int32 | int = 0, *, after: str | None = None) -> None:
         """Arrive with every thread that calls; the plan counts them.
 
         after: the unit whose work the callers have waited for, where the plan has it arrive.
         """
         signal = self._record(name, Arrive, after)
-        if signal.kind == "named":
+        if signal.kind == "group":
+            cute.arch.cp_async_bulk_commit_group()
+        elif signal.kind == "named":
             cute.arch.barrier_arrive(barrier_id=self._place(named_numbers(self.plan), name),
                                      number_of_threads=self._named_threads(signal))  # fmt: skip
         else:
-            cute.arch.mbarrier_arrive(self.pointer(name), LEADER if signal.remote else None)
+            place = self.pointer(name, slot_of(at))
+            cute.arch.mbarrier_arrive(place, LEADER if signal.remote else None)
 
-    def arrive_once(self, name: str) -> None:
+    def arrive_once(self, name: str, at: Ring | Int32 | int = 0) -> None:
         """Arrive once per warp, when all of its threads are here."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            self.arrive(name)
+            self.arrive(name, at)
 
-    def expect(self, name: str, num_bytes: int, at: Ring | Int32 | int = 0) -> cute.Pointer:
+    def expect(self, name: str, num_bytes: Int32 | int, at: Ring | Int32 | int = 0) -> cute.Pointer:
         """One thread arrives for a copy of `num_bytes`; returns the barrier the copy completes.
 
-        In a pair the leader's thread arrives for the copies of both CTAs.
+        What the leader's MMA warp waits for, the leader's thread expects for both CTAs of a pair.
         """
-        self._record(name, Arrive, "tma")
+        signal = self._record(name, Arrive, "tma")
         full = self.pointer(name, slot_of(at))
-        arrive_and_expect(full, num_bytes * self.plan.cta_group, self.plan.cta_group)
+        for_both = any(leads_pair(self.plan.role(waiter)) for waiter in signal.waiters)
+        ctas = 2 if for_both else 1
+        arrive_and_expect(full, num_bytes * ctas, ctas)
         return full
+
+    def expect_more(self, name: str, num_bytes: int) -> cute.Pointer:
+        """One thread announces further bytes of the first phase, without arriving."""
+        signal = self.plan.signal(name)
+        for_both = any(leads_pair(self.plan.role(waiter)) for waiter in signal.waiters)
+        announce(self.pointer(name), num_bytes * (2 if for_both else 1), 2 if for_both else 1)
+        return self.pointer(name)
+
+    def expect_from_peer(self, name: str, num_bytes: int) -> None:
+        """One thread arrives for what the peer stores into this CTA's shared memory."""
+        arrive_and_expect(self.pointer(name), num_bytes, 1)
+
+    def stored_in_peer(self, name: str) -> cute.Pointer:
+        """The barrier that stores into the peer's shared memory complete there."""
+        self._record(name, Arrive, "dsmem")
+        return self.pointer(name)
 
     def commit(self, name: str, at: Ring | int = 0) -> None:
         """Arrive when the tensor core has finished this thread's products so far."""
@@ -172,12 +197,20 @@ def pair_rank(cta_group: int) -> Int32 | int:
 
 @cute.jit
 def arrive_and_expect(
-    barrier: cute.Pointer, num_bytes: cutlass.Constexpr, cta_group: cutlass.Constexpr
+    barrier: cute.Pointer, num_bytes: Int32 | int, cta_group: cutlass.Constexpr
 ) -> None:
     """One thread of the CTA, or of the leader of a pair, arrives for `num_bytes`."""
     if pair_rank(cta_group) == LEADER:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, num_bytes)
+
+
+@cute.jit
+def announce(barrier: cute.Pointer, num_bytes: int, cta_group: cutlass.Constexpr) -> None:
+    """One thread of the CTA, or of the leader of a pair, announces `num_bytes`."""
+    if pair_rank(cta_group) == LEADER:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_expect_tx(barrier, num_bytes)
 
 
 @cute.jit

@@ -168,8 +168,8 @@ def locate(problem: KernelProblem, index: Int32) -> WorkTile:
     spec = problem.spec
     block, rest = _order(problem, index)
     head, batch = rest % problem.heads, rest // problem.heads
-    start_q, seqlen_q = _sequence(problem.cu_seqlens_q, problem.seqused_q, batch, problem.seqlen_q)
-    start_k, seqlen_k = _sequence(problem.cu_seqlens_k, problem.seqused_k, batch, problem.seqlen_k)
+    start_q, seqlen_q = sequence(problem.cu_seqlens_q, problem.seqused_q, batch, problem.seqlen_q)
+    start_k, seqlen_k = sequence(problem.cu_seqlens_k, problem.seqused_k, batch, problem.seqlen_k)
     return WorkTile(
         spec=spec,
         block=block,
@@ -186,7 +186,7 @@ def locate(problem: KernelProblem, index: Int32) -> WorkTile:
     )
 
 
-def _sequence(offsets: Any, used: Any, batch: Int32, length: Int32) -> tuple[Int32, Int32]:
+def sequence(offsets: Any, used: Any, batch: Int32, length: Int32) -> tuple[Int32, Int32]:
     """(first row in the packed tensor, length) of a batch entry's sequence."""
     start = Int32(0)
     if offsets is not None:

@@ -1,0 +1,178 @@
+"""Work tiles of the backward kernel: a KV tile (or a pair's two), and the query tiles that see any
+of its keys.
+
+`q_start`, `q_stop` and `keys_before` say which tiles meet, from either side: those in which some
+query sees some key. A fixed order of sums needs that both sides agree: a CTA's turn at a dQ tile is
+the number of KV tiles that add to it before.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from fa4.masks import Band
+from fa4.sm100.backward.workspace import first_tile
+from fa4.sm100.kit.signals import pair_rank
+from fa4.sm100.kit.tiles import sequence
+from fa4.sm100.kit.units import TILE_ROWS
+
+
+@dataclass(frozen=True)
+class BackwardProblem:
+    """Run-time sizes of a call, the same for every role. Tensors are None where the spec says so.
+
+    group: query heads per KV head. blocks: CTAs, or pairs, of the longest sequence; q_blocks: its
+    query tiles.
+    """
+
+    spec: cutlass.Constexpr
+    seqlen_q: Int32
+    seqlen_k: Int32
+    heads_k: Int32
+    group: Int32
+    blocks: Int32
+    q_blocks: Int32
+    window_left: Int32 | None
+    window_right: Int32 | None
+    cu_seqlens_q: cute.Tensor | None
+    cu_seqlens_k: cute.Tensor | None
+    seqused_q: cute.Tensor | None
+    seqused_k: cute.Tensor | None
+
+
+@dataclass(frozen=True)
+class KeyTile:
+    """The work tile of a CTA; those of a pair lie side by side, and walk the same query tiles.
+
+    row_tile: of its sequence's first row, in the workspace.
+    """
+
+    spec: cutlass.Constexpr
+    rank: Int32 | int
+    block: Int32
+    head_k: Int32
+    group: Int32
+    batch: Int32
+    start_q: Int32
+    start_k: Int32
+    seqlen_q: Int32
+    seqlen_k: Int32
+    row_tile: Int32
+    mask: Any
+
+    @property
+    def first_key(self) -> Int32:
+        """The first key of the tile."""
+        return self.block * TILE_ROWS
+
+    @property
+    def group_keys(self) -> int:
+        """Keys of the CTA, or of its pair."""
+        return TILE_ROWS * self.spec.cta_group
+
+    @property
+    def group_number(self) -> Int32:
+        """Number of the CTA, or of its pair, among those of the sequence."""
+        return self.block // self.spec.cta_group
+
+    @property
+    def group_first_key(self) -> Int32:
+        """The first key of the CTA, or of its pair."""
+        return self.group_number * self.group_keys
+
+    def first_row(self, key: Int32) -> Int32:
+        """The first query that sees a key; may be negative."""
+        row = self.mask.first_row(key, self.seqlen_q, self.seqlen_k)
+        return Int32(0) if row is None else row
+
+    def stop_row(self, key: Int32) -> Int32:
+        """One past the last query that sees a key; at most the sequence's end."""
+        row = self.mask.stop_row(key, self.seqlen_q, self.seqlen_k)
+        return self.seqlen_q if row is None else cutlass.min(self.seqlen_q, row)
+
+    @property
+    def q_start(self) -> Int32:
+        """The first query tile that sees a key of this one, or of the pair's."""
+        return cutlass.max(self.first_row(self.group_first_key), 0) // TILE_ROWS
+
+    @property
+    def q_stop(self) -> Int32:
+        """One past the last query tile that sees such a key; q_start if none does."""
+        last = cutlass.min(self.group_first_key + self.group_keys, self.seqlen_k) - 1
+        stop = (cutlass.max(self.stop_row(last), 0) + TILE_ROWS - 1) // TILE_ROWS
+        stop = cutlass.select_(self.group_first_key < self.seqlen_k, stop, Int32(0))
+        return cutlass.max(stop, self.q_start)
+
+    @property
+    def trips(self) -> Int32:
+        """Query tiles of all heads of the group."""
+        return (self.q_stop - self.q_start) * self.group
+
+    def whole_tiles(self) -> tuple[Int32, Int32]:
+        """(start, stop): every key of the tile is seen by all queries of tiles in between.
+
+        Rows beyond the sequence's end count as queries: their P is 0 by their LSE. Keys beyond the
+        end do not, so that the last KV tile may have no such tiles.
+        """
+        q_start, q_stop = self.q_start, self.q_stop
+        last_key = self.first_key + TILE_ROWS - 1
+        start = (cutlass.max(self.first_row(last_key), 0) + TILE_ROWS - 1) // TILE_ROWS
+        start = cutlass.select_(last_key < self.seqlen_k, cutlass.max(start, q_start), q_stop)
+        start = cutlass.min(start, q_stop)
+        stop = q_stop
+        if self.spec.hides_last_rows:
+            reach = self.stop_row(self.first_key)
+            whole = cutlass.max(reach, 0) // TILE_ROWS
+            stop = cutlass.select_(reach < self.seqlen_q, cutlass.min(whole, q_stop), q_stop)
+        return start, cutlass.max(stop, start)
+
+    def keys_before(self, row_tile: Int32) -> Int32:
+        """CTAs, or pairs, that add to the dQ of a query tile before this one: its turn.
+
+        Where a mask hides the last keys from the first rows, the last KV tiles come first: they
+        have the fewest query tiles, and everybody begins with another one.
+        """
+        first = row_tile * TILE_ROWS
+        if self.spec.hides_first_rows:
+            last = cutlass.min(first + TILE_ROWS, self.seqlen_q) - 1
+            stop = self.mask.stop(last, self.seqlen_q, self.seqlen_k)
+            stop = self.seqlen_k if stop is None else cutlass.min(stop, self.seqlen_k)
+            return (stop + self.group_keys - 1) // self.group_keys - 1 - self.group_number
+        start = self.mask.start(first, self.seqlen_q, self.seqlen_k)
+        before = Int32(0) if start is None else cutlass.max(start, 0) // self.group_keys
+        return self.group_number - before
+
+
+def locate(problem: BackwardProblem) -> KeyTile:
+    """The work tile of this CTA.
+
+    Tiles of a head side by side; the first ones, which most queries see under a causal mask, come
+    first, or in a fixed order of sums last, as nobody may wait for a CTA that starts later.
+    """
+    spec = problem.spec
+    rank = pair_rank(spec.cta_group)
+    index = cute.arch.block_idx()[0] // spec.cta_group
+    block, rest = index % problem.blocks, index // problem.blocks
+    head_k, batch = rest % problem.heads_k, rest // problem.heads_k
+    if spec.deterministic and spec.hides_first_rows:
+        block = problem.blocks - 1 - block
+    start_q, seqlen_q = sequence(problem.cu_seqlens_q, problem.seqused_q, batch, problem.seqlen_q)
+    start_k, seqlen_k = sequence(problem.cu_seqlens_k, problem.seqused_k, batch, problem.seqlen_k)
+    right = Int32(0) if spec.causal else problem.window_right
+    return KeyTile(
+        spec=spec,
+        rank=rank,
+        block=block * spec.cta_group + rank,
+        head_k=head_k,
+        group=problem.group,
+        batch=batch,
+        start_q=start_q,
+        start_k=start_k,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        row_tile=first_tile(batch, start_q, problem.q_blocks, packed=spec.packed_q),
+        mask=spec.mask or Band(problem.window_left, right),
+    )
