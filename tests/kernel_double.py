@@ -150,7 +150,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[BackwardDouble]:
         monkeypatch.setattr(kernel_backward, name, full_of_nan(getattr(kernel_backward, name)))
     monkeypatch.setattr(form, "_forms", {})
     monkeypatch.setattr(checked, "_known", {})
-    monkeypatch.setattr(kernel_backward, "is_missing", lambda: False)
     monkeypatch.setattr(kernel_backward, "build", build)
     monkeypatch.setattr(fa4.emulator, "launch", launch_either)
     return built

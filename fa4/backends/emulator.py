@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fa4.arrays import is_torch
-from fa4.backends import AttentionGradients, Saved, kernel, kernel_backward, reference
+from fa4.backends import AttentionGradients, Saved, kernel, kernel_backward
 from fa4.call import Call
 from fa4.compiled.support import NotSupported, check
 from fa4.compiled.toolchain import find_toolchain
@@ -25,7 +25,7 @@ def supports(call: Call, *, gradient: bool = False) -> str:
     """What the kernels refuse, tensors that are not on the CPU, a missing compiler."""
     try:
         check(kernel.describe(call))
-        if gradient and not kernel_backward.is_missing():
+        if gradient:
             kernel_backward.check_gradient(call)
         find_toolchain()
     except (NotSupported, ImportError) as error:
@@ -35,15 +35,13 @@ def supports(call: Call, *, gradient: bool = False) -> str:
 
 def forward(call: Call, *, lse: bool = True, gradient: bool = False) -> tuple[Any, Any]:
     """(O, LSE). Raises `fa4.emulator.EmulationFailed` if a check found something."""
-    if gradient and not kernel_backward.is_missing():
+    if gradient:
         kernel_backward.require_gradient(call)
     return run(call, lse=lse)[:2]
 
 
 def backward(call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradients:
     """AttentionGradients from the saved O and LSE. Raises as `forward` does."""
-    if kernel_backward.is_missing():
-        return reference.backward(call, saved, dout, dlse)
     return run_backward(call, saved, dout, dlse)[0]
 
 

@@ -8,8 +8,6 @@ have any strides: what TMA cannot address is copied.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,20 +79,12 @@ def describe_backward(call: Call, *, lse_gradient: bool = False) -> BackwardCall
     )
 
 
-@cache
-def is_missing() -> bool:
-    """Is there no backward kernel in this version?"""
-    return find_spec("fa4.sm100.backward.host") is None
-
-
 def check_gradient(call: Call) -> None:
     """Raises NotSupported, with the reason, if the kernels have no gradient of a call."""
     remembered(call, check_gradient, _check_gradient)
 
 
 def _check_gradient(call: Call) -> bool:
-    if is_missing():
-        raise NotSupported("gradients", "the SM100 backward kernel is not in this version")
     check(describe_backward(call))
     return True
 

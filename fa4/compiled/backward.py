@@ -9,6 +9,7 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.compiled.launch import WORKSPACE, BackwardArguments, workspace_shapes
 from fa4.compiled.stand_ins import ALIGN_BYTES, StandIns, compile_host
+from fa4.sm100.backward.host import backward
 from fa4.sm100.backward.spec import BackwardSpec
 
 
@@ -20,8 +21,6 @@ def compile_backward(
     Call it with `BackwardArguments`. Raises ValueError, naming the rule, for a plan that
     `check_plan` refuses.
     """
-    from fa4.sm100.backward.host import backward
-
     return compile_host(backward, fake_arguments(spec), spec, arch, trace)
 
 

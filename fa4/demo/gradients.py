@@ -33,7 +33,8 @@ def run_backward_kernels(
         check_gradient(call)
     except NotSupported as error:
         return {"problem": f"the backward kernels are left out: {error}"}
-    inputs = dense_inputs(*call[:3], **({"causal": True} if call.window_right == 0 else {}))
+    options: dict[str, Any] = {"causal": True} if call.window_right == 0 else {}
+    inputs = dense_inputs(*call[:3], **options)
     started = time.perf_counter()
     found, schedules = _emulate(call, outputs, inputs.dout, progress)
     progress(f"backward kernels: emulated in {time.perf_counter() - started:.1f} s")

@@ -27,6 +27,7 @@ from fa4.compiled.variants import choose_backward_spec
 from fa4.emulator import launch
 from fa4.inspect.codegen import read_kernels
 from fa4.masks import Chunked
+from fa4.sm100.backward import host
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.workspace import tiles_of
 from tests.sm100 import backward_double
@@ -41,7 +42,7 @@ PLAIN = BackwardCall(
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> ModuleType:
     """The small kernels in the place of the real ones, and an empty cache."""
-    monkeypatch.setitem(__import__("sys").modules, "fa4.sm100.backward.host", backward_double)
+    monkeypatch.setattr("fa4.compiled.backward.backward", backward_double.backward)
     monkeypatch.setenv("FA4_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(build_module, "_made", {})
     return backward_double
@@ -106,9 +107,10 @@ def test_workspace() -> None:
     ]  # fmt: skip
 
 
-def test_the_double_has_the_real_parameters() -> None:
-    """The fields of the record, in their order; then stream, spec and trace."""
-    names = [*inspect.signature(inspect.unwrap(backward_double.backward)).parameters]
+@pytest.mark.parametrize("function", [host.backward, backward_double.backward])
+def test_the_kernels_take_the_record(function: Any) -> None:
+    """The fields in their order; then stream, spec and trace."""
+    names = [*inspect.signature(inspect.unwrap(function)).parameters]
     assert tuple(names) == (*BackwardArguments._fields, "stream", "spec", "trace")
 
 
