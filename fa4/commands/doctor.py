@@ -35,8 +35,8 @@ class OptionalPackage:
 
 
 CUTE_DSL = "emulator of CuTe-DSL programs"
-KERNEL = "forward kernel, emulated"
-GPU_KERNEL = "forward kernel on a GPU"
+KERNEL = "kernels, emulated"
+GPU_KERNEL = "kernels on a GPU"
 
 # Bounds as in pyproject.toml, which says why torch has one.
 OPTIONAL = (
@@ -52,9 +52,6 @@ OPTIONAL = (
     OptionalPackage("apache-tvm-ffi", KERNEL, ("apache-tvm-ffi>=0.1.5",)),
     OptionalPackage("pytest", "the test suite", ("pytest",)),
 )
-
-NOT_YET = ("backward kernel",)  # planned parts that this version lacks
-
 
 def doctor(
     matrix: Annotated[
@@ -180,7 +177,6 @@ def judge_parts(optional: list[dict[str, Any]]) -> list[dict[str, Any]]:
         why = f"needs {', '.join(missing)}" if missing else ""
         parts.append({"part": part, "works": not missing, "why": why})
     parts += judge_kernel(optional)
-    parts += [{"part": part, "works": False, "why": "not in this version"} for part in NOT_YET]
     return parts
 
 
