@@ -53,6 +53,7 @@ OPTIONAL = (
     OptionalPackage("pytest", "the test suite", ("pytest",)),
 )
 
+
 def doctor(
     matrix: Annotated[
         bool, typer.Option("--matrix", help="List what the SM100 kernel supports.")
