@@ -134,11 +134,6 @@ def _wrong_dims(call: ForwardCall) -> object:
     return _when(not fits, f"(d, dv) = {dims}")
 
 
-def _wrong_gradient_dims(call: BackwardCall) -> object:
-    dims = (call.head_dim, call.head_dim_v)
-    return _when(max(dims) > 128 or _wrong_dims(call), f"(d, dv) = {dims}")
-
-
 def _wrong_gradient_of_mod(call: BackwardCall) -> object:
     """score_mod comes with its derivative, and both are functions of a kernel."""
     if (call.score_mod is None) != (call.score_mod_bwd is None):
@@ -240,15 +235,14 @@ FORWARD: tuple[Feature, ...] = (
 _FORWARD_ONLY = ("pack_gqa", "CTA pairs", "return_lse", "num_splits")
 _BACKWARD_OWN = (
     Feature("bf16, fp16", True, "gradients in the types of their inputs"),
-    Feature("head dimensions", True, "d and dv each a multiple of 8 up to 128",
-            _wrong_gradient_dims),
     Feature("learnable_sink", True, "dsink in its type"),
     Feature("score_mod", True, "with its score_mod_bwd, both CuTe-DSL functions (@cute.jit)",
             _wrong_gradient_of_mod),
     Feature("NaN, inf in hidden K", False, "0 * NaN: it reaches dQ of every row of a loaded tile"),
-    Feature("config", True, "128 x 128 tiles, one CTA; `deterministic` says the order of sums",
+    Feature("config", True, "128 x 128 tiles; `deterministic` says the order of sums",
             _wrong_order),
     Feature("gradient of the LSE", True, "float32"),
+    Feature("CTA pairs", True, "(d, dv) = (128, 128), from two KV tiles on, and (192, 128)"),
     Feature("deterministic", True, "the same bits in every launch; False is faster"),
     Feature("strides of dO", True, "any: what TMA cannot address is copied"),
 )  # fmt: skip

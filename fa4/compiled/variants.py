@@ -10,6 +10,7 @@ from fa4.compiled.support import BackwardCall, ForwardCall, check
 from fa4.config import ForwardConfig, Window
 from fa4.hardware import B200, B300, Gpu
 from fa4.masks import IntervalMask
+from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.units import TILE_ROWS
@@ -18,6 +19,7 @@ GPUS = {gpu.arch: gpu for gpu in (B200, B300)}
 
 COMMON_HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
 PAIR_DIMS = (128, 192)
+PAIR_TILE = (128, 128)  # head dims of the backward kernel of pairs
 
 
 def tuned_spec(head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any) -> ForwardSpec:
@@ -86,8 +88,18 @@ def choose_backward_spec(call: BackwardCall, gpu: Gpu = B200) -> BackwardSpec:
         score_mod_bwd=call.score_mod_bwd,
         lse_gradient=call.lse_gradient,
         deterministic=call.deterministic,
+        cta_group=_backward_cta_group(call),
         gpu=gpu,
     )
+
+
+def _backward_cta_group(call: BackwardCall) -> int:
+    """2 for the head dims of the kernels of pairs, where there is a KV tile for each CTA.
+
+    (192, 128) fits into no CTA alone.
+    """
+    dims = call.head_dim, call.head_dim_v
+    return 2 if dims == SERIAL_DIMS or (dims == PAIR_TILE and call.rows_k > TILE_ROWS) else 1
 
 
 def _features(call: ForwardCall) -> dict[str, Any]:

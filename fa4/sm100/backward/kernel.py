@@ -22,7 +22,7 @@ from fa4.sm100.backward.relay import relay
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, locate
 from fa4.sm100.kit.descriptors import ELEMENTS, instruction_descriptor, swizzled_tiles
-from fa4.sm100.kit.setup import SWIZZLE_ALIGN, close_down, has_role, start_up
+from fa4.sm100.kit.setup import SWIZZLE_ALIGN, close_down, has_role, start_up, take_registers
 from fa4.sm100.kit.signals import LEADER, Signals
 from fa4.sm100.kit.units import MMA_DEPTH, TILE_ROWS, WARP, WARPGROUP, padded_dim
 from fa4.sm100.kit.views import swizzled_layout
@@ -43,7 +43,7 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
     tile = locate(problem)
 
     if has_role(warp, plan.role("load")):
-        cute.arch.setmaxregister_decrease(plan.role("load").registers)
+        take_registers(plan, plan.role("load"))
         if cutlass.const_expr(spec.cta_group == 1):
             load(signals.of("load"), tile, make_sources(spec, memory, loads, stats))
         else:
@@ -53,7 +53,7 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
             else:
                 load_serial(signals.of("load"), tile, sources)
     if has_role(warp, plan.role("mma")):
-        cute.arch.setmaxregister_decrease(plan.role("mma").registers)
+        take_registers(plan, plan.role("mma"))
         if tile.rank == LEADER:
             products = make_products(spec, memory)
             if cutlass.const_expr(spec.cta_group == 1):
@@ -64,15 +64,15 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
                 mma_serial(signals.of("mma"), tile.trips, products)
     if cutlass.const_expr(spec.cta_group == 2):  # noqa: SIM102
         if has_role(warp, plan.role("relay")):
-            cute.arch.setmaxregister_decrease(plan.role("relay").registers)
+            take_registers(plan, plan.role("relay"))
             relay(signals.of("relay"), tile.trips)
     if has_role(warp, plan.role("reduce")):
-        cute.arch.setmaxregister_increase(plan.role("reduce").registers)
+        take_registers(plan, plan.role("reduce"))
         staging = memory + plan.buffer("dq_staging").start
         reduce(signals.of("reduce"), tile,
                Reduction(plan.buffer("dq").start, staging, dq_accum, turns))  # fmt: skip
     if has_role(warp, plan.role("compute")):
-        cute.arch.setmaxregister_increase(plan.role("compute").registers)
+        take_registers(plan, plan.role("compute"))
         key = tile.first_key + cute.arch.thread_idx()[0] % WARPGROUP
         mods = key_mods(spec, score_scale, aux, tile, key)
         numbers = warp // (WARPGROUP // WARP), scale_log2, problem.blocks
