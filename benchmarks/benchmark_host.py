@@ -1,8 +1,8 @@
 """What the host does for a call, from the public function to the launch, beside flash-attn-4.
 
-With its gradient, a call goes on to the launch of the backward kernels. Measured are all of it; what
-torch's autograd engine takes for a function that keeps the same tensors and only allocates; and both
-passes of ours without the engine, which the bound is on.
+With its gradient, a call goes on to the launch of the backward kernels. Measured are all of it;
+what torch's autograd engine takes for a function that keeps the same tensors and only allocates;
+and both passes of ours without the engine, which the bound is on.
 
     python benchmarks/benchmark_host.py [--output FILE]
 
