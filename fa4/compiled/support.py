@@ -12,8 +12,7 @@ from typing import Any
 
 from fa4.config import BackwardConfig, ForwardConfig, Window
 from fa4.masks import MASKS, IntervalMask
-from fa4.sm100.forward.spec import AUX_DTYPES
-from fa4.sm100.kit.units import TILE_ROWS
+from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS
 
 MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit
 

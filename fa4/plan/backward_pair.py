@@ -71,10 +71,10 @@ def pair_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
         name=f"backward d{pipeline.head_dim} cta_group 2",
         roles=(
             _compute(pipeline),
-            reduce_role(pipeline, DQ_SLICE_COLS),
+            reduce_role(pipeline, DQ_SLICE_COLS, REDUCE_REGISTERS),
             _mma(pipeline),
             _load(pipeline),
-            relay_role(),
+            relay_role(OTHER_REGISTERS),
         ),
         signals=_signals(pipeline),
         buffers=tuple(layout.buffers),
@@ -235,12 +235,12 @@ def _mma(pipeline: BackwardPipeline) -> Role:
     )
 
 
-def relay_role() -> Role:
+def relay_role(registers: int) -> Role:
     """Tells the leader that this CTA's half of dS from the other one is here."""
     return Role(
         name="relay",
         warps=(RELAY_WARP,),
-        registers=OTHER_REGISTERS,
+        registers=registers,
         program=(Loop("q_tiles", (Wait("ds_peer"), Arrive("ds_relayed"))),),
     )
 
@@ -290,7 +290,7 @@ def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
     )  # fmt: skip
 
 
-def reduce_role(pipeline: BackwardPipeline, cols: int) -> Role:
+def reduce_role(pipeline: BackwardPipeline, cols: int, registers: int) -> Role:
     """64 rows of dQ out of tensor memory and, by slices of `cols`, added into global memory."""
     d = pipeline.head_dim // 2  # columns of a warp: two warps share a row
     num_bytes = TILE * cols * 4
@@ -312,6 +312,6 @@ def reduce_role(pipeline: BackwardPipeline, cols: int) -> Role:
     return Role(
         name="reduce",
         warps=REDUCE_WARPS,
-        registers=REDUCE_REGISTERS,
+        registers=registers,
         program=(Loop("q_tiles", program),),
     )

@@ -27,13 +27,11 @@ from fa4.plan.backward_pair import (
     words_over,
 )
 from fa4.plan.backward_single import (
-    COMPUTE_REGISTERS,
     COMPUTE_WARPS,
     DQ_STAGES,
     HALF,
     LOAD_WARP,
     MMA_WARP,
-    OTHER_REGISTERS,
     STATS_BYTES,
     TILE,
     store_gradients,
@@ -57,6 +55,9 @@ from fa4.plan.schema import (
 from fa4.plan.work import WARPGROUP, masking, mma
 
 SERIAL_DIMS = (192, 128)
+# The load warp has twelve copies for a query tile, and needs more than 80 for their addresses;
+# dQ of a row has 96 columns.
+COMPUTE_REGISTERS, REDUCE_REGISTERS, OTHER_REGISTERS = 152, 112, 96
 DQ_SLICE_COLS = 16  # of the 96 of a warp: what fits beside the operands
 
 
@@ -74,10 +75,10 @@ def serial_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
         name=f"backward d{pipeline.head_dim} cta_group 2",
         roles=(
             _compute(pipeline),
-            reduce_role(pipeline, DQ_SLICE_COLS),
+            reduce_role(pipeline, DQ_SLICE_COLS, REDUCE_REGISTERS),
             _mma(pipeline),
             _load(pipeline),
-            relay_role(),
+            relay_role(OTHER_REGISTERS),
         ),
         signals=_signals(pipeline),
         buffers=tuple(layout.buffers),

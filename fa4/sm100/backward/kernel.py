@@ -101,25 +101,26 @@ def make_sources(
 ) -> TileSources:
     """Q, K, V and dO on their way from global to shared memory."""
     stages = spec.plan.buffer("q").stages if spec.cta_group == 1 else 0
-    found = [
-        TileSource(*load, shared_tile(spec, memory, name, tile_shapes(spec)[name], some))
-        for load, (name, some) in zip(
-            loads, (("q", stages), ("k", 0), ("v", 0), ("do", 0)), strict=True
-        )
-    ]
+    names = (("q", stages), ("k", 0), ("v", 0), ("do", 0))
+    q, k, v, dout = (
+        TileSource(atom, tensor, shared_tile(spec, memory, name, tile_shapes(spec)[name], some))
+        for (atom, tensor), (name, some) in zip(loads, names, strict=True)
+    )
     place = cute.recast_ptr(memory + spec.plan.buffer("row_stats").start, dtype=Float32)
-    return TileSources(*found, stats, place)
+    return TileSources(q, k, v, dout, stats, place)
 
 
 def make_pair_sources(
     spec: BackwardSpec, memory: cute.Pointer, loads: tuple, stats: cute.Tensor, tile: KeyTile
 ) -> PairTileSources:
     """The same by rows, and Q, dO and K by columns."""
-    halves = [
-        TileSource(*load, shared_tile(spec, memory, name, tile_shapes(spec)[name]), tile.rank)
-        for load, name in zip(loads[4:], ("q_t", "do_t", "k_t"), strict=True)
-    ]
-    return PairTileSources(make_sources(spec, memory, loads[:4], stats), *halves)
+    q_t, do_t, k_t = (
+        TileSource(
+            atom, tensor, shared_tile(spec, memory, name, tile_shapes(spec)[name]), tile.rank
+        )
+        for (atom, tensor), name in zip(loads[4:], ("q_t", "do_t", "k_t"), strict=True)
+    )
+    return PairTileSources(make_sources(spec, memory, loads[:4], stats), q_t, do_t, k_t)
 
 
 def make_products(spec: BackwardSpec, memory: cute.Pointer) -> BackwardProducts:
@@ -223,13 +224,12 @@ def make_columns(
 
 def make_gradients(spec: BackwardSpec, memory: cute.Pointer, stores: tuple) -> tuple:
     """dV and dK by way of operands' memory that nobody reads any more."""
-    dv, dk = stores
-    places = ("v", "k") if spec.cta_group == 2 else ("do", "q")
-    shapes = tile_shapes(spec)
-    return tuple(
-        Gradient(*store, shared_tile(spec, memory, place, shapes[like]),
-                 spec.plan.buffer(name).start, dim)
-        for store, place, like, name, dim in (
-            (dv, places[0], "v", "dv", spec.head_dim_v), (dk, places[1], "k", "dk", spec.head_dim)
-        )
-    )  # fmt: skip
+    (dv_atom, dv), (dk_atom, dk) = stores
+    dv_place, dk_place = ("v", "k") if spec.cta_group == 2 else ("do", "q")
+    shapes, plan = tile_shapes(spec), spec.plan
+    dv_tile = shared_tile(spec, memory, dv_place, shapes["v"])
+    dk_tile = shared_tile(spec, memory, dk_place, shapes["k"])
+    return (
+        Gradient(dv_atom, dv, dv_tile, plan.buffer("dv").start, spec.head_dim_v),
+        Gradient(dk_atom, dk, dk_tile, plan.buffer("dk").start, spec.head_dim),
+    )
