@@ -59,6 +59,7 @@ MANY_PARAMETERS = {
     "fa4.sm100.backward.preprocess.preprocess": "the arguments of a compiled kernel",
     "fa4.sm100.forward.kernel.forward": "the arguments of a compiled kernel",
     "fa4.sm100.forward.kernel.kernel": "the arguments of a compiled kernel",
+    "fa4.commands.bench.bench": "a typer command: one parameter per option",
     "fa4.commands.run.run": "a typer command: one parameter per option",
     "fa4.commands.compile.compile": "a typer command: one parameter per option",
 }

@@ -20,6 +20,7 @@ from fa4.compiled.launch import (
     LaunchArguments,
     check_address,
     check_operand,
+    is_aligned,
     launch_arguments,
     regular,
 )
@@ -150,12 +151,18 @@ def launch(call: Call, prepared: Prepared, start: Callable[..., None]) -> tuple[
         )
         start(prepared.kernel, *values)
         return out, lse
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        check_address(name, tensor)
+    check_addresses(q, k, v)
     if prepared.vectors:
         template = template._replace(**read_vectors(call, sizes))
     start(prepared.kernel, q, k, v, out, lse, *template[5:])
     return out, lse
+
+
+def check_addresses(q: Any, k: Any, v: Any) -> None:
+    """Raises NotSupported unless TMA can address the first element of each."""
+    if not is_aligned(q, k, v):
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_address(name, tensor)
 
 
 def read_vectors(call: Call, sizes: ForwardCall) -> dict[str, Any]:

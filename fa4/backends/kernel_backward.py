@@ -16,6 +16,7 @@ from fa4.arrays import is_torch
 from fa4.backends import AttentionGradients, Saved
 from fa4.backends.kernel import (
     FindMachine,
+    check_addresses,
     describe,
     new_tensor,
     read_vector,
@@ -28,7 +29,6 @@ from fa4.compiled.launch import (
     WORKSPACE,
     BackwardArguments,
     backward_template,
-    check_address,
     check_operand,
     element_strides,
     is_addressable,
@@ -165,11 +165,10 @@ def launch_backward(
     upstream: dO and, or None, the gradient of the LSE. Raises TypeError for a dO, O or LSE of
     another type than the call's; nothing is launched then.
     """
-    q, k, v, sink, *_ = call
+    q, k, v, sink = call[:4]
     (out, lse), (dout, dlse) = saved, upstream
     _check_types(q.dtype, saved, dout)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        check_address(name, tensor)
+    check_addresses(q, k, v)
     new = prepared.new
     dq, dk, dv = new(q, q.shape), new(k, k.shape), new(v, v.shape)
     dsink = None if sink is None else new(lse, sink.shape)
@@ -184,9 +183,12 @@ def launch_backward(
     if prepared.vectors:
         template = template._replace(**read_vectors(call, prepared.sizes))
     strides, row_strides = prepared.out_strides, prepared.lse_strides
+    if not (element_strides(out) == strides == element_strides(dout) and is_aligned(out, dout)):
+        out, dout = _operand(out, strides), _operand(dout, strides)
+    if dlse is not None:
+        dlse = _rows(dlse, row_strides)
     start(
-        prepared.kernel, q, k, v, _operand(out, strides), _operand(dout, strides),
-        _rows(lse, row_strides), None if dlse is None else _rows(dlse, row_strides),
+        prepared.kernel, q, k, v, out, dout, _rows(lse, row_strides), dlse,
         dq, dk, dv, dsink,
         *[None if shape is None else new(lse, shape) for shape in prepared.workspace],
         prepared.turns and new_tensor(q, prepared.turns, None, "int32"),
@@ -243,7 +245,8 @@ def _operand(tensor: Any, strides: tuple[int, ...]) -> Any:
 
 def _rows(tensor: Any, strides: tuple[int, ...]) -> Any:
     """LSE or its gradient: float32 and contiguous."""
-    tensor = read_vector(tensor, "float32")
+    if tensor.itemsize != 4:
+        tensor = read_vector(tensor, "float32")
     return tensor if element_strides(tensor) == strides else _copy(tensor)
 
 

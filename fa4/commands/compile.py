@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +20,8 @@ ARCH_HELP = "sm_100a (B200) or sm_103a (B300)."
 FLAVOUR_HELP = "Compiler: cu12 or cu13. Default: cu13 where it is installed."
 ANY_ORDER_HELP = "Backward, not deterministic: dQ is summed in any order."
 LSE_HELP = "Backward: with a gradient of the LSE."
+# What the kernels of a backward pass do, in the order of their launches.
+THREE_KERNELS = ("pre-process: statistics of rows", "main kernel", "post-process: dQ in 16 bits")
 TOP_OPCODES = 8  # named of a loop
 SHORTEST_PTX_LOOP = 32  # instructions
 SUFFIXES = {"ptx": ".ptx", "cubin": ".cubin", "host_object": ".o", "sass": ".sass"}
@@ -124,22 +125,35 @@ def make(
         "compile_seconds": artifact.metadata["compile_seconds"],
         "bytes": {name: len(content) for name, content in files.items()},
         "plan": describe_plan(spec),
-        "kernels": mark_planned([one.with_smem(smem).describe() for one in kernels]),
+        "kernels": in_launch_order([one.with_smem(smem).describe() for one in kernels], smem),
         "notes": [str(note.message) for note in notes],
     }
     return report, files
 
 
-def mark_planned(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same, each saying if it is the one that the plan is of: that with most shared memory."""
+def in_launch_order(
+    kernels: Sequence[Mapping[str, Any]], launched: Iterable[str]
+) -> list[dict[str, Any]]:
+    """The kernels of a module in the order of their launches.
+
+    launched: their names in that order. Each says what it does, if there are several, and if it is
+    the one that the plan is of: that with most shared memory.
+    """
+    order = list(launched)
     most = max((kernel["dynamic_smem_bytes"] or 0 for kernel in kernels), default=0)
-    return [kernel | {"planned": (kernel["dynamic_smem_bytes"] or 0) == most} for kernel in kernels]
+    found = sorted(
+        kernels,
+        key=lambda one: order.index(one["kernel"]) if one["kernel"] in order else len(order),
+    )
+    titles = THREE_KERNELS if len(found) == len(THREE_KERNELS) else [""] * len(found)
+    return [
+        {**kernel, "does": title, "planned": (kernel["dynamic_smem_bytes"] or 0) == most}
+        for kernel, title in zip(found, titles, strict=True)
+    ]
 
 
-def short_name(kernel: str) -> str:
-    """The name of a kernel's function, without what the compiler adds for its arguments."""
-    name = kernel.removeprefix("kernel_cutlass_")
-    return re.split(r"_(?=tensor|Tiled|None|Copy|\d)", name)[0]
+def _place(kernel: Mapping[str, Any], order: Sequence[str]) -> int:
+    return order.index(kernel["kernel"]) if kernel["kernel"] in order else 0
 
 
 def describe_plan(spec: Spec) -> dict[str, Any]:
@@ -181,8 +195,8 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         render_roles(report["plan"]["roles"]),
     ]
     for kernel in report["kernels"]:
-        if len(report["kernels"]) > 1:
-            parts.append(f"kernel {short_name(kernel['kernel'])}")
+        if kernel["does"]:
+            parts.append(kernel["does"])
         parts += render_memory(kernel, report["plan"])
         if kernel["problem"]:
             parts.append(f"loops of the PTX, since there is {kernel['problem']}")

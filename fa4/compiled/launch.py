@@ -41,10 +41,12 @@ def check_address(name: str, tensor: Any) -> None:
                        name, hex(address))  # fmt: skip
 
 
-def is_aligned(tensor: Any) -> bool:
-    """Is the first element where TMA can address it?"""
-    address = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
-    return bool(address % ALIGN_BYTES == 0)
+def is_aligned(*tensors: Any) -> bool:
+    """Are the first elements where TMA can address them?"""
+    joined = 0
+    for tensor in tensors:
+        joined |= tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
+    return joined % ALIGN_BYTES == 0
 
 
 def is_addressable(tensor: Any) -> bool:
@@ -63,7 +65,8 @@ def _refused(rule: str, name: str, value: object) -> NotSupported:
 def element_strides(tensor: Any) -> tuple[int, ...]:
     """Strides in elements."""
     if hasattr(tensor, "stride"):  # torch
-        return tuple(tensor.stride())
+        strides: tuple[int, ...] = tensor.stride()
+        return strides
     return tuple(stride // tensor.itemsize for stride in tensor.strides)
 
 

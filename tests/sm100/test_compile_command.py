@@ -94,16 +94,19 @@ def test_the_backward_kernels(fa4: Any, tmp_path: Path) -> None:
 
 
 def test_several_kernels_are_told_apart() -> None:
-    """The plan is of the one with most shared memory; names without the compiler's additions."""
-    kernels = [{"dynamic_smem_bytes": n} for n in (0, 4096, None)]
-    found = compile_command.mark_planned(kernels)
+    """In the order of their launches; the plan is of the one with most shared memory."""
+    kernels = [
+        {"kernel": name, "dynamic_smem_bytes": smem}
+        for name, smem in (("main", 4096), ("after", None), ("before", 0))
+    ]
+    found = compile_command.in_launch_order(kernels, ["before", "main", "after"])
+    assert [one["kernel"] for one in found] == ["before", "main", "after"]
     assert [one["planned"] for one in found] == [False, True, False]
-    for long, short in (
-        ("kernel_cutlass_fill_keys_tensorptrbf16_gmem", "fill_keys"),
-        ("kernel_cutlass_kernel_Tiled_MMA_Thr_Layout", "kernel"),
-        ("other", "other"),
-    ):
-        assert compile_command.short_name(long) == short
+    assert [one["does"].split(":")[0] for one in found] == [
+        "pre-process", "main kernel", "post-process"
+    ]  # fmt: skip
+    (alone,) = compile_command.in_launch_order(kernels[:1], [])
+    assert alone["planned"] and alone["does"] == ""
 
 
 def test_the_report_for_people(fa4: Any, monkeypatch: pytest.MonkeyPatch) -> None:
