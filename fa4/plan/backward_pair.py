@@ -67,7 +67,7 @@ def pair_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
     require_fit(layout.buffers, "tmem", gpu.tmem_cols, gpu.name)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return PipelinePlan(
-        name=f"backward d{pipeline.head_dim} cta_group 2",
+        name=f"backward d{pipeline.head_dim} cta_group 2 of fa4",
         roles=(_compute(pipeline), _reduce(pipeline), _mma(pipeline), _load(pipeline), _relay()),
         signals=_signals(pipeline),
         buffers=tuple(layout.buffers),

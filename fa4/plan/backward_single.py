@@ -49,12 +49,16 @@ STATS_BYTES = 2 * TILE * 4  # -LSE and -D of a tile's rows
 
 
 def single_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
-    """The plan. Raises ValueError with the sum where a memory is over-full."""
+    """The plan. Raises ValueError for a head dim above 128, or with the sum of what exceeds."""
+    if pipeline.head_dim > TILE:
+        raise ValueError(
+            f"head_dim must be at most {TILE}: dQ lies over a tile of dP; got {pipeline.head_dim}"
+        )
     layout = _lay_out(pipeline)
     require_fit(layout.buffers, "tmem", gpu.tmem_cols, gpu.name)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return PipelinePlan(
-        name=f"backward d{pipeline.head_dim} cta_group 1",
+        name=f"backward d{pipeline.head_dim} cta_group 1 of fa4",
         roles=(_compute(pipeline), _reduce(pipeline), _mma(pipeline), _load(pipeline)),
         signals=_signals(pipeline),
         buffers=tuple(layout.buffers),

@@ -18,7 +18,7 @@ from fa4.plan import PipelinePlan
 from fa4.plan.backward import TILE
 from fa4.plan.schema import Arrive, Copy, Loop, Mma, Program, SmemAccess, Wait, Work
 from fa4.plan.warpgroup import ROWS, warpgroup_plan
-from tests.plan.plans import BACKWARD, FORWARD, backward, forward
+from tests.plan.plans import BACKWARD, FORWARD, PUBLISHED, forward, published
 
 TILES, MASKED = 5, 3  # KV tiles of the work tile, or query tiles of a backward one
 ALIGNMENT = 1024  # of what TMA writes with its widest swizzle
@@ -193,10 +193,9 @@ def test_everybody_has_read_the_next_work_tile() -> None:
     assert full.tx_bytes == plan.buffer("work").size == 16
 
 
-@pytest.mark.parametrize("name", BACKWARD)
-def test_backward_products_and_copies(name: str) -> None:
+@pytest.mark.parametrize("plan", [*BACKWARD.values(), *PUBLISHED.values()])
+def test_backward_products_and_copies(plan: PipelinePlan) -> None:
     """Five products per pair of tiles; Q, dO, LSE and D per query tile; K and V once."""
-    plan = BACKWARD[name]
     pair = plan.cta_group == 2
     d, dv = plan.buffer("dk").size, plan.buffer("dv").size
     assert multiply_adds(plan) == TILES * TILE * TILE * (3 * d + 2 * dv)
@@ -209,12 +208,12 @@ def test_backward_products_and_copies(name: str) -> None:
     assert copied(plan, "store") == TILE * (d + dv) * 2
 
 
-def test_backward_memory_of_a_pair() -> None:
+def test_published_memory_of_a_pair() -> None:
     """Tiles of 128 x d and 128 x dv, those of the pair by halves; two floats per query row."""
     d, dv = 128, 64
     numerics = BackwardConfig(cta_group=2)
     pipeline = BackwardPipeline(numerics=numerics, head_dim=d, head_dim_v=dv)
-    plan = backward(cta_group=2, head_dim=d, head_dim_v=dv)
+    plan = published(cta_group=2, head_dim=d, head_dim_v=dv)
     assert pipeline.element_bytes == 2
     sizes = {"q": TILE * d, "k": 2 * TILE * d, "v": 2 * TILE * dv, "do": TILE * dv,
              "q_t": TILE * d, "do_t": TILE * dv, "k_t": 2 * TILE * d,

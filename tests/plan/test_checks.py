@@ -17,6 +17,7 @@ from fa4.plan.warpgroup import warpgroup_plan
 from tests.plan.plans import (
     BACKWARD,
     FORWARD,
+    PUBLISHED,
     change_work,
     drop_arrives,
     edit_role,
@@ -26,8 +27,10 @@ from tests.plan.plans import (
 )
 
 ONE, PAIR, BACK = FORWARD["one CTA"], FORWARD["pair"], BACKWARD["one CTA"]
-PLANS = {f"forward {k}": v for k, v in FORWARD.items()} | {
-    f"backward {k}": v for k, v in BACKWARD.items()
+PLANS = {
+    f"{name} {k}": plan
+    for name, plans in (("forward", FORWARD), ("backward", BACKWARD), ("published", PUBLISHED))
+    for k, plan in plans.items()
 }
 
 
