@@ -176,13 +176,18 @@ def compute_role(pipeline: BackwardPipeline) -> Role:
     pair = pipeline.numerics.cta_group == 2
     staging = {"dV": "v" if pair else "do", "dK": "k" if pair else "q"}
     for what, dim in (("dV", pipeline.head_dim_v), ("dK", pipeline.head_dim)):
-        cols, place = dim // 2, (staging[what],)
+        half = TILE * dim  # bytes of a warpgroup's
+        cols, place = (
+            dim // 2,
+            tuple(f"{staging[what]}[{half * i}:{half * (i + 1)}]" for i in (0, 1)),
+        )
         end += (
             Work(f"read {what}", TmemAccess(kind="load", cols=cols), reads=(what.lower(),)),
             Work(f"scale {what}", Math(fma=cols, alu=cols / 2, other=cols / 8)),
-            Work(f"write {what}", SmemAccess(num_bytes=TILE * dim * 2), writes=place),
+            Work(f"write {what}", SmemAccess(num_bytes=TILE * dim * 2), writes=place,
+                 by_group=True),
             Work(f"store {what}", Copy(kind="store", num_bytes=TILE * dim * 2), asynchronous=True,
-                 reads=place),
+                 reads=place, by_group=True),
         )  # fmt: skip
     return Role(
         name="compute",
@@ -199,7 +204,9 @@ def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
     products = Math(fma=2 * cols, alu=cols / 2, other=cols / 4)
     store = TmemAccess(kind="store", cols=cols * size // 4)
     pair = pipeline.numerics.cta_group == 2
-    shared = ("ds", "ds_exchange") if pair else ("ds",)
+    sent = TILE * TILE * size // 2
+    own, peers = f"ds[0:{sent}]", f"ds[{sent}:{2 * sent}]"  # a CTA's own keys, and the other's
+    shared = (own, "ds_exchange") if pair else ("ds",)
     steps: Program = (
         Wait("s_full"),
         Wait("row_stats_full"),
@@ -210,25 +217,25 @@ def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
     if masked:
         steps += (Work("mask S", masking(cols)),)
     steps += (
-        Work("exp S", exps),
-        Work("write P", store, writes=("p",)),
+        Work("exp S", exps, reads=("row_stats",)),
+        Work("write P", store, writes=("p[0:32]", "p[32:64]"), by_group=True),
         Work("sync compute", Sync(fenced=True)),
         Arrive("p_full"),
         Wait("dp_full"),
         Work("read dP", TmemAccess(kind="load", cols=cols), reads=("dp",)),
         Work("sync compute", Sync(fenced=True)),
-        Work("dS", products),
+        Work("dS", products, reads=("row_stats",)),
         Arrive("row_stats_empty"),
         Wait("ds_empty"),
-        Work("write dS", store, writes=("ds_t",)),
+        Work("write dS", store, writes=("ds_t[0:32]", "ds_t[32:64]"), by_group=True),
         Work("write dS", SmemAccess(num_bytes=TILE * TILE * size), writes=shared),
         Work("sync compute", Sync(fenced=True)),
         Arrive("ds_full"),
     )
     if pair:
-        push = Copy(kind="dsmem", num_bytes=TILE * TILE * size // 2)
+        push = Copy(kind="dsmem", num_bytes=sent)
         steps += (
-            Work("push dS", push, asynchronous=True, reads=("ds_exchange",), writes=("ds",)),
+            Work("push dS", push, asynchronous=True, reads=("ds_exchange",), writes=(peers,)),
             Arrive("ds_peer", after="dsmem"),
         )
     return steps

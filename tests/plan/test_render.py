@@ -127,10 +127,10 @@ def test_program() -> None:
     assert "\n    repeat kv_tiles - 1:\n      wait stats0_full\n" in text
     assert "read o0: tmem load 128 columns, reads o0, writes o0, times rescale_rate" in text
     mma = render_program(ONE.role("mma"))
-    assert "QK0: mma 128 x 128 x 128, reads q0 kv, writes s0, asynchronous" in mma
+    assert "QK0: mma 128 x 128 x 128, reads q0 kv:K, writes s0, asynchronous" in mma
     assert "arrive s0_full after tensor" in mma
     load = render_program(ONE.role("load"))
-    assert "load K: load 32768 B from HBM, writes kv" in load
+    assert "load K: load 32768 B from HBM, writes kv:K" in load
     waits = 3 * "    wait kv_empty\n" + "    wait q0_empty\n    wait q1_empty"
     assert load.endswith("\n  at the end:\n" + waits)
     reduce = render_program(BACKWARD["deterministic pair"].role("reduce"))
