@@ -29,6 +29,7 @@ from fa4.plan.schema import (
     Semaphore,
     Signal,
     SmemAccess,
+    Sync,
     TmemAccess,
     Wait,
     Work,
@@ -212,26 +213,31 @@ def _compute(pipeline: BackwardPipeline) -> Role:
         Loop(trip, _compute_step(pipeline, masked))
         for trip, masked in (("masked_tiles", True), ("plain_tiles", False))
     )
-    end: Program = ()
-    # dV and dK leave through the places of operands that are used up.
-    for what, dim, place in (
-        ("dV", pipeline.head_dim_v, "do"),
-        ("dK", pipeline.head_dim, "q"),
-    ):
-        cols, num_bytes = dim // 2, TILE * dim * pipeline.element_bytes
-        end += (
-            Wait(f"{what.lower()}_full"),
-            Work(f"read {what}", TmemAccess(kind="load", cols=cols), reads=(what.lower(),)),
-            Work(f"scale {what}", Math(fma=cols, alu=cols / 2, other=cols / 8)),
-            Work(f"write {what}", SmemAccess(num_bytes=num_bytes), writes=(place,)),
-            Work(f"store {what}", Copy(kind="store", num_bytes=num_bytes), reads=(place,)),
-        )
     return Role(
         name="compute",
         warps=COMPUTE_WARPS,
         registers=COMPUTE_REGISTERS,
-        program=(*loops, *end),
+        program=(*loops, *store_gradients(pipeline, "do", "q")),
     )
+
+
+def store_gradients(pipeline: BackwardPipeline, dv_place: str, dk_place: str) -> Program:
+    """dV and dK leave through the places of operands that are used up."""
+    program: Program = ()
+    for what, dim, place in (
+        ("dV", pipeline.head_dim_v, dv_place),
+        ("dK", pipeline.head_dim, dk_place),
+    ):
+        cols, num_bytes = dim // 2, TILE * dim * pipeline.element_bytes
+        program += (
+            Wait(f"{what.lower()}_full"),
+            Work(f"read {what}", TmemAccess(kind="load", cols=cols), reads=(what.lower(),)),
+            Work(f"scale {what}", Math(fma=cols, alu=cols / 2, other=cols / 8)),
+            Work(f"write {what}", SmemAccess(num_bytes=num_bytes), writes=(place,)),
+            Work("sync compute", Sync(fenced=True)),
+            Work(f"store {what}", Copy(kind="store", num_bytes=num_bytes), reads=(place,)),
+        )
+    return program
 
 
 def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:

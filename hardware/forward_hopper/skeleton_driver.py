@@ -32,7 +32,7 @@ class Driver(Gpu):
         pointer = self._upload(arena)
         address = pointer.value or 0
         parts = [
-            _moved(bytes.fromhex(part), case["base"], case["size"], address)
+            moved(bytes.fromhex(part), case["base"], case["size"], address)
             for part in case["parameters"]
         ]
         values = [ctypes.create_string_buffer(part, len(part)) for part in parts]
@@ -64,7 +64,7 @@ class Driver(Gpu):
         self._call("cuMemsetD8_v2", place, ctypes.c_ubyte(0xFF), size)
 
 
-def _moved(parameter: bytes, base: int, size: int, target: int) -> bytes:
+def moved(parameter: bytes, base: int, size: int, target: int) -> bytes:
     """A parameter with the addresses in [base, base + size) as far behind `target`."""
     if len(parameter) % 8:
         return parameter

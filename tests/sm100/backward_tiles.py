@@ -36,8 +36,8 @@ def tiles_kernel(
     left = sizes[2, batch] if cutlass.const_expr(spec.window_left) else None
     right = sizes[3, batch] if cutlass.const_expr(spec.window_right) else None
     problem = BackwardProblem(
-        spec, Int32(0), Int32(0), Int32(1), Int32(1), Int32(BLOCKS), Int32(BLOCKS), left, right,
-        None, None, sizes[0, None], sizes[1, None],
+        spec, Int32(0), Int32(0), Int32(1), Int32(1), Int32(BLOCKS // spec.cta_group),
+        Int32(BLOCKS), left, right, None, None, sizes[0, None], sizes[1, None],
     )  # fmt: skip
     with mock.patch.object(cute.arch, "block_idx", lambda: (thread, 0, 0)):
         tile = locate(problem)
@@ -119,7 +119,9 @@ def tile_errors(
     for batch, one in enumerate(sequences):
         part = slice(batch * BLOCKS, (batch + 1) * BLOCKS)
         some, every = meetings(spec, one)
-        by_tile: dict[int, list[int]] = {}
+        pairs = some.reshape(BLOCKS, -1, spec.cta_group).any(axis=2)  # their CTAs go together
+        some = np.repeat(pairs, spec.cta_group, axis=1)
+        by_tile: dict[tuple[int, int], list[int]] = {}
         for values, turn in zip(fields[part], turns[part], strict=True):
             tile = dict(zip(FIELDS, map(int, values), strict=True))
             what, n = f"{one}: {tile}", tile["block"] % BLOCKS
@@ -132,9 +134,9 @@ def tile_errors(
             elif not visited.start <= whole.start <= whole.stop <= visited.stop:
                 yield f"{what}: whole tiles are not among the visited"
             for m in visited:
-                by_tile.setdefault(m, []).append(int(turn[m % BLOCKS]))
+                by_tile.setdefault((m, n % spec.cta_group), []).append(int(turn[m % BLOCKS]))
         if sorted(fields[part, 0]) != list(range(BLOCKS)):
             yield f"{one}: KV tiles {fields[part, 0]}"
-        for m, order in by_tile.items():  # of launch
+        for (m, _), order in by_tile.items():  # of launch
             if spec.deterministic and order != list(range(len(order))):
                 yield f"{one}: turns at query tile {m} are {order}"

@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 pytest.importorskip("cutlass")
 
 from fa4.emulator import launch
 from fa4.masks import Chunked
 from fa4.sm100.backward.spec import BackwardSpec
-from fa4.sm100.backward.workspace import DQ_WARPS, dq_offset, first_tile, tiles_of
 from tests.sm100.backward_tiles import (
     BLOCKS,
     FIELDS,
@@ -37,13 +34,15 @@ MASKS: dict[str, dict[str, Any]] = {
     "causal, left": {"causal": True, "window_left": True},
     "both": {"window_left": True, "window_right": True},
     "chunks of 100": {"mask": Chunked(100)},
-    "chunks of 256": {"mask": Chunked(256)},
+    "chunks of 300, pair": {"mask": Chunked(300), "cta_group": 2},
+    "both, pair": {"window_left": True, "window_right": True, "cta_group": 2},
+    "causal, left, pair": {"causal": True, "window_left": True, "cta_group": 2},
 }
 
 
 def spec_of(name: str) -> BackwardSpec:
     return BackwardSpec(
-        head_dim=64, head_dim_v=64, used_q=True, used_k=True, deterministic=True, **MASKS[name]
+        head_dim=128, head_dim_v=128, used_q=True, used_k=True, deterministic=True, **MASKS[name]
     )
 
 
@@ -113,29 +112,3 @@ def test_wrong_tiles_are_seen() -> None:
     wrong = turns.copy()
     wrong[[2, 3]] = wrong[[3, 2]]
     assert list(tile_errors(spec, sequences, fields, wrong))
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 400), min_size=1, max_size=8), st.booleans())
-def test_tiles_of_sequences_in_the_workspace(lengths: list[int], packed: bool) -> None:
-    """No two sequences share a tile, and all are within what is allocated."""
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    rows = int(starts[-1]) if packed else max(lengths)
-    count, taken = tiles_of(rows, len(lengths), packed=packed), set[int]()
-    for batch, length in enumerate(lengths):
-        first = first_tile(batch, int(starts[batch]), -(-rows // TILE), packed=packed)
-        mine = set(range(first, first + -(-length // TILE)))
-        assert not mine & taken and all(tile < count for tile in mine)
-        taken |= mine
-
-
-@pytest.mark.parametrize("dim", range(16, 129, 16))
-def test_places_of_dq_in_a_tile(dim: int) -> None:
-    """Each element has one of its own; a warp's 32 rows are one run, 16 bytes a lane."""
-    row, col = np.meshgrid(np.arange(TILE), np.arange(dim), indexing="ij")
-    places = dq_offset(row, col, dim)
-    assert sorted(places.ravel()) == list(range(TILE * dim))
-    for warp in range(DQ_WARPS // 2):
-        mine = places[warp * 32 : (warp + 1) * 32]
-        assert mine.min() == warp * 32 * dim and mine.max() == (warp + 1) * 32 * dim - 1
-        np.testing.assert_array_equal(mine[:, :4], mine[0, 0] + np.arange(128).reshape(32, 4))

@@ -22,24 +22,70 @@ from fa4.sm100.kit.units import TILE_ROWS, WARPGROUP
 ROW_BYTES = 2 * HALF  # of a key in one half of dS in shared memory: the width of the swizzle
 FLOAT_BYTES = 4
 VECTOR = 4  # words of a 16-byte access
+FRAGMENTS = HALF // FRAGMENT  # of a warpgroup
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which queries of a tile a warpgroup has: two runs of 32, `fragment_step` apart.
+
+    Those of the second warpgroup lie `group_step` behind, and so do its words of P and dS in tensor
+    memory: the words lie over the first half of what the same threads read.
+    """
+
+    group_step: int
+    fragment_step: int
+
+    def query(self, fragment: int) -> int:
+        """The first query of a run, counted from the warpgroup's first one."""
+        return fragment * self.fragment_step
+
+    def word(self, fragment: int) -> int:
+        """Where its words start, counted from the warpgroup's."""
+        return fragment * (FRAGMENT // 2)
+
+    def word_of(self, query: int) -> int:
+        """Where the word of an even query of the tile is."""
+        for group in (0, 1):
+            for fragment in (0, 1):
+                inside = query - group * self.group_step - self.query(fragment)
+                if 0 <= inside < FRAGMENT:
+                    return group * self.group_step + self.word(fragment) + inside // 2
+        raise ValueError(f"query must be one of a tile; got {query}")
+
+
+@dataclass(frozen=True)
+class DsStore:
+    """Where a thread's dS goes in shared memory: its key's row, of 64 queries or 128 bytes.
+
+    row: in this CTA, of the queries that it has for itself. swizzle: by which the order of the
+    row's 16-byte vectors differs. peer_row, peer_barrier: in the other CTA of a pair, of what is
+    stored there; rank: this CTA's. None without a pair.
+    """
+
+    row: Int32
+    swizzle: Int32
+    peer_row: Int32 | None = None
+    peer_barrier: Int32 | None = None
+    rank: Int32 | None = None
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What a compute warp works with; its warpgroup's half of everything.
+    """What a compute warp works with.
 
-    s, dp: columns of tensor memory, where P and dS go as well. ds: shared memory of this thread's
-    key, in which 16-byte vectors lie in another order (`swizzle`). stats: shared memory of -LSE of
-    the half in stage 0. scale_log2: from scores to exponents of 2. number: of the half.
+    split, first_query: which queries. s, dp: the warpgroup's first columns of tensor memory, where
+    P and dS go as well. ds: in shared memory. stats: shared memory of its first query's -LSE in
+    stage 0. scale_log2: from scores to exponents of 2. never: see `stand_apart`.
     """
 
+    split: cutlass.Constexpr
+    first_query: Int32
     s: Int32
     dp: Int32
-    ds: Int32
-    swizzle: Int32
+    ds: DsStore
     stats: Int32
     scale_log2: Float32
-    number: Int32
     never: Int32
 
 
@@ -81,6 +127,9 @@ def compute(signals: Signals, tile: KeyTile, columns: Columns, mods: KeyMods) ->
                 step(signals, columns, mods, row_tile, seen, progress)
                 progress = progress.next()
         mods = mods.next_head()
+    if cutlass.const_expr(spec.cta_group == 2):  # noqa: SIM102
+        if tile.trips > 0:
+            signals.arrive_once("s_read")  # there is no further S: the last dS is stored
 
 
 @cute.jit
@@ -94,45 +143,106 @@ def step(
 ) -> None:
     """One query tile. seen: rows [start, stop) that see the key, None where all do."""
     spec: cutlass.Constexpr = mods.spec
-    first_row = row_tile * TILE_ROWS + columns.number * HALF
+    pair: cutlass.Constexpr = spec.cta_group == 2
+    first_row = row_tile * TILE_ROWS + columns.first_query
     stats = columns.stats + progress.ring.slot * STATS_BYTES
     signals.wait("s_full", progress.turn)
     signals.wait("row_stats_full", progress.ring)
-    raw = read_columns(warp_lanes() + columns.s, HALF, HALF)
+    raw = read_scores(columns)
+    if cutlass.const_expr(pair):
+        cute.arch.fence_view_async_tmem_load()
+        signals.arrive_once("s_read")
     p = []
-    for first in cutlass.range_constexpr(0, HALF, FRAGMENT):
+    for fragment in cutlass.range_constexpr(FRAGMENTS):
+        query = columns.split.query(fragment)
+        scores = raw[fragment * FRAGMENT : (fragment + 1) * FRAGMENT]
         values, words = probabilities(
-            columns, mods, raw[first : first + FRAGMENT], first_row + first, seen,
-            stats + first * FLOAT_BYTES,
-        )  # fmt: skip
+            columns, mods, scores, first_row + query, seen, stats + query * FLOAT_BYTES
+        )
         p += values
-        write_columns(words, warp_lanes() + (columns.s + first // 2))
+        write_columns(words, warp_lanes() + (columns.s + columns.split.word(fragment)))
         stand_apart(columns.never)
     cute.arch.fence_view_async_tmem_store()
     signals.arrive_once("p_full")
     signals.wait("dp_full", progress.turn)
-    width: cutlass.Constexpr = FRAGMENT // 2 if spec.modifies_scores else FRAGMENT
-    for first in cutlass.range_constexpr(0, HALF, width):
-        chunk = slice(first, first + width)
-        dp = read_columns(warp_lanes() + (columns.dp + first), width, width)
-        minus_d = read_shared(stats + (TILE_ROWS + first) * FLOAT_BYTES, width)
-        chances = p[chunk]
-        if cutlass.const_expr(spec.modifies_scores):
-            # P once more, as there are no registers for both P and the scores.
-            chances, _ = probabilities(columns, mods, raw[chunk], first_row + first, seen,
-                                       stats + first * FLOAT_BYTES)  # fmt: skip
-        gradients = rowmath.sums_times(dp, minus_d, chances)
-        if cutlass.const_expr(spec.modifies_scores):
-            gradients = mods.passed_back(gradients, raw[chunk], first_row + first)
-        words = rowmath.rounded(gradients, spec.dtype)
-        write_columns(words, warp_lanes() + (columns.dp + first // 2))
-        write_shared(words, columns.ds, columns.swizzle, first // 8)
+    words = []
+    for fragment in cutlass.range_constexpr(FRAGMENTS):
+        words += gradients(columns, mods, (raw, p), fragment, first_row, seen, stats)
+        if cutlass.const_expr(not pair):
+            store_ds(columns.ds, words[-FRAGMENT // 2 :], fragment)
         stand_apart(columns.never)
     cute.arch.fence_view_async_tmem_store()
-    cute.arch.fence_proxy("async.shared", space="cta")
-    signals.arrive_once("ds_full")
+    if cutlass.const_expr(pair):
+        signals.arrive_once("ds_full")
+        signals.wait("ds_empty", progress.turn)
+        exchange_ds(signals, columns.ds, words)
+        cute.arch.fence_proxy("async.shared", space="cta")
+    else:
+        cute.arch.fence_proxy("async.shared", space="cta")
+        signals.arrive_once("ds_full")
     with cute.arch.elect_one():
         signals.arrive("row_stats_empty", progress.ring)
+
+
+def read_scores(columns: Columns) -> list[Float32]:
+    """The thread's half of a row of S^T."""
+    lanes, step = warp_lanes() + columns.s, columns.split.fragment_step
+    if step == FRAGMENT:
+        return read_columns(lanes, HALF, HALF)
+    later = read_columns(lanes + step, FRAGMENT, FRAGMENT)
+    return read_columns(lanes, FRAGMENT, FRAGMENT) + later
+
+
+def gradients(
+    columns: Columns,
+    mods: KeyMods,
+    scores: tuple[list[Float32], list[Float32]],
+    fragment: int,
+    first_row: Int32,
+    seen: Any,
+    stats: Int32,
+) -> list[Int32]:
+    """dS of a fragment as words, stored in tensor memory. scores: raw, and P of them."""
+    spec = mods.spec
+    query, place = columns.split.query(fragment), columns.split.word(fragment)
+    words: list[Int32] = []
+    width = FRAGMENT // 2 if spec.modifies_scores else FRAGMENT
+    for first in range(0, FRAGMENT, width):
+        start = fragment * FRAGMENT + first
+        raw, p = (some[start : start + width] for some in scores)
+        dp = read_columns(warp_lanes() + (columns.dp + query + first), width, width)
+        minus_d = read_shared(stats + (TILE_ROWS + query + first) * FLOAT_BYTES, width)
+        row = first_row + query + first
+        if spec.modifies_scores:
+            # P once more, as there are no registers for both P and the scores.
+            minus_lse = stats + (query + first) * FLOAT_BYTES
+            p, _ = probabilities(columns, mods, raw, row, seen, minus_lse)
+        values = rowmath.sums_times(dp, minus_d, p)
+        if spec.modifies_scores:
+            values = mods.passed_back(values, raw, row)
+        rounded = rowmath.rounded(values, spec.dtype)
+        write_columns(rounded, warp_lanes() + (columns.dp + place + first // 2))
+        words += rounded
+    return words
+
+
+def store_ds(ds: DsStore, words: list[Int32], fragment: int) -> None:
+    """A fragment of dS to this CTA's shared memory."""
+    vectors = FRAGMENT // 2 // VECTOR
+    write_shared(words, ds.row, ds.swizzle, fragment * vectors)
+
+
+@cute.jit
+def exchange_ds(signals: Signals, ds: DsStore, words: list) -> None:
+    """Each fragment of dS to the CTA that has its rows of dQ: one stays, the other goes."""
+    signals.stored_in_peer("ds_peer")
+    half: cutlass.Constexpr = len(words) // 2
+    if ds.rank == 0:
+        write_shared(words[:half], ds.row, ds.swizzle, 0)
+        push_shared(words[half:], ds)
+    else:
+        write_shared(words[half:], ds.row, ds.swizzle, 0)
+        push_shared(words[:half], ds)
 
 
 def probabilities(
@@ -162,6 +272,22 @@ def read_shared(address: Int32, count: int) -> list[Float32]:
     for offset in range(0, count * FLOAT_BYTES, VECTOR * FLOAT_BYTES):
         values += code.load("ld.shared.v4.f32", VECTOR, f"{start}+{offset}")
     return code.trace(*values, effects=True)
+
+
+def push_shared(words: list[Int32], ds: DsStore) -> None:
+    """Words to the other CTA's shared memory, whose barrier counts their bytes (PTX, st.async)."""
+    code = PtxBlock()
+    base, barrier = code.read(ds.peer_row), code.read(ds.peer_barrier)
+    mask, names = code.read(ds.swizzle), code.read_all(words)
+    for number in range(0, len(names), VECTOR):
+        offset = code.do("xor.b32", mask, str(4 * number), kind="b32")
+        place = code.do("add.s32", base, offset, kind="b32")
+        some = ", ".join(names[number : number + VECTOR])
+        code.effect(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
+            f"[{place}], {{{some}}}, [{barrier}];"
+        )
+    code.trace(effects=True)
 
 
 def write_shared(words: list[Int32], row: Int32, swizzle: Int32, first_vector: int) -> None:

@@ -4,10 +4,30 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.sm100.backward.kernel import kernel
+from fa4.sm100.backward.kernel import kernel, tile_shapes
+from fa4.sm100.backward.postprocess import postprocess
+from fa4.sm100.backward.preprocess import preprocess
 from fa4.sm100.forward.mods import scales
-from fa4.sm100.kit.units import TILE_ROWS, WARP, padded_dim
+from fa4.sm100.kit.descriptors import CTA_GROUPS
+from fa4.sm100.kit.units import TILE_ROWS, WARP
 from fa4.sm100.kit.views import ending_view, rows_first, swizzled_layout
+
+
+@cute.jit
+def backward(q, k, v, out, dout, lse, dlse, dq, dk, dv, dsink, dq_accum, stats, sink_parts, turns,
+             softmax_scale, softcap, window_left, window_right, max_seqlen_q, max_seqlen_k, sink,
+             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, stream,
+             spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Launch on `fa4.compiled.launch.BackwardArguments`, tensors (batch, seqlen, heads, dim) or,
+    where packed, (total, heads, dim)."""
+    preprocess(out, dout, lse, dlse, dq_accum, stats, sink_parts, turns, sink, cu_seqlens_q,
+               seqused_q, stream, spec)  # fmt: skip
+    gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, softcap,
+              (window_left, window_right), (max_seqlen_q, max_seqlen_k),
+              (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, stream, spec,
+              trace)  # fmt: skip
+    postprocess(dq_accum, dq, dsink, sink_parts, softmax_scale, cu_seqlens_q, seqused_q, stream,
+                spec)  # fmt: skip
 
 
 @cute.jit
@@ -22,33 +42,43 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
         batch, seqlen_k = lengths[1].shape[0] - 1, longest[1]
     heads_k = k.shape[-2]
     group = q.shape[-2] // heads_k
-    blocks, q_blocks = ((n + TILE_ROWS - 1) // TILE_ROWS for n in (seqlen_k, seqlen_q))
-    d, dim_v = padded_dim(spec.head_dim), padded_dim(spec.head_dim_v)
+    keys: cutlass.Constexpr = TILE_ROWS * spec.cta_group
+    blocks, q_blocks = (seqlen_k + keys - 1) // keys, (seqlen_q + TILE_ROWS - 1) // TILE_ROWS
 
-    def atom(tensor, dim, packed, ragged, op):
+    shapes: cutlass.Constexpr = tile_shapes(spec)
+
+    def atom(tensor, shape, of_keys, op):
+        packed = spec.packed_k if of_keys else spec.packed_q
+        ragged = spec.ragged_k if of_keys else spec.ragged_q
         view = ending_view(rows_first(tensor, packed), 0, ragged)
-        return cpasync.make_tiled_tma_atom(
-            op, view, swizzled_layout(TILE_ROWS, dim), (TILE_ROWS, dim)
-        )
+        return cpasync.make_tiled_tma_atom(op, view, swizzled_layout(*shape), shape)
 
-    loading = cpasync.CopyBulkTensorTileG2SOp()
+    loading = cpasync.CopyBulkTensorTileG2SOp(CTA_GROUPS[spec.cta_group])
     loads = (
-        atom(q, d, spec.packed_q, spec.ragged_q, loading),
-        atom(k, d, spec.packed_k, spec.ragged_k, loading),
-        atom(v, dim_v, spec.packed_k, spec.ragged_k, loading),
-        atom(dout, dim_v, spec.packed_q, spec.ragged_q, loading),
+        atom(q, shapes["q"], False, loading),
+        atom(k, shapes["k"], True, loading),
+        atom(v, shapes["v"], True, loading),
+        atom(dout, shapes["do"], False, loading),
     )
+    if cutlass.const_expr(spec.cta_group == 2):
+        loads = (
+            *loads,
+            atom(q, shapes["q_t"], False, loading),
+            atom(dout, shapes["do_t"], False, loading),
+            atom(k, shapes["k_t"], True, loading),
+        )
     if cutlass.const_expr(spec.ragged_k):
         stores = (None, dv), (None, dk)
     else:
         storing = cpasync.CopyBulkTensorTileS2GOp()
-        stores = atom(dv, dim_v, False, False, storing), atom(dk, d, False, False, storing)
+        stores = atom(dv, shapes["v"], True, storing), atom(dk, shapes["k"], True, storing)
     sizes = (seqlen_q, seqlen_k, heads_k, group, blocks, q_blocks)
     kernel(
         loads, stores, stats, dq_accum, turns, scales(spec, softmax_scale, softcap), softmax_scale,
         aux, sizes, window, lengths, spec, trace,
     ).launch(
-        grid=(blocks * heads_k * batch, 1, 1),
+        grid=(blocks * heads_k * batch * spec.cta_group, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
+        cluster=(2, 1, 1) if spec.cta_group == 2 else None,
         stream=stream,
     )  # fmt: skip

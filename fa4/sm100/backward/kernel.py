@@ -7,18 +7,22 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from fa4.plan.backward_single import HALF, dq_over_dp
-from fa4.sm100.backward.compute import ROW_BYTES, Columns, compute
+from fa4.plan.work import FRAGMENT
+from fa4.sm100.backward.compute import ROW_BYTES, Columns, DsStore, Split, compute
 from fa4.sm100.backward.epilogue import Gradient, epilogue
 from fa4.sm100.backward.load import Source, Sources, load
-from fa4.sm100.backward.mma import Product, Products, in_tensor_memory, mma
+from fa4.sm100.backward.load_pair import PairSources, load_pair
+from fa4.sm100.backward.mma import Product, Products, mma
+from fa4.sm100.backward.mma_pair import mma_pair
 from fa4.sm100.backward.mods import key_mods
 from fa4.sm100.backward.reduce import Reduction, reduce
+from fa4.sm100.backward.relay import relay
 from fa4.sm100.backward.spec import BackwardSpec
-from fa4.sm100.backward.tiles import BackwardProblem, locate
+from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, locate
 from fa4.sm100.kit.descriptors import ELEMENTS, instruction_descriptor, swizzled_tiles
 from fa4.sm100.kit.setup import SWIZZLE_ALIGN, close_down, has_role, start_up
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.units import TILE_ROWS, WARPGROUP, padded_dim
+from fa4.sm100.kit.signals import LEADER, Signals
+from fa4.sm100.kit.units import MMA_DEPTH, TILE_ROWS, WARP, WARPGROUP, padded_dim
 from fa4.sm100.kit.views import swizzled_layout
 
 
@@ -31,7 +35,6 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
     barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
     signals = Signals(plan, "setup", trace, barriers)
     problem = BackwardProblem(spec, *(*sizes, *window, *lengths))
-    sources = make_sources(spec, memory, loads, stats)
     scale_log2, score_scale = factors
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     start_up(signals, warp)
@@ -39,10 +42,21 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
 
     if has_role(warp, plan.role("load")):
         cute.arch.setmaxregister_decrease(plan.role("load").registers)
-        load(signals.of("load"), tile, sources)
+        if cutlass.const_expr(spec.cta_group == 2):
+            load_pair(signals.of("load"), tile, make_pair_sources(spec, memory, loads, stats, tile))
+        else:
+            load(signals.of("load"), tile, make_sources(spec, memory, loads, stats))
     if has_role(warp, plan.role("mma")):
         cute.arch.setmaxregister_decrease(plan.role("mma").registers)
-        mma(signals.of("mma"), tile.trips, make_products(spec, memory))
+        if cutlass.const_expr(spec.cta_group == 2):
+            if tile.rank == LEADER:
+                mma_pair(signals.of("mma"), tile.trips, make_products(spec, memory))
+        else:
+            mma(signals.of("mma"), tile.trips, make_products(spec, memory))
+    if cutlass.const_expr(spec.cta_group == 2):  # noqa: SIM102
+        if has_role(warp, plan.role("relay")):
+            cute.arch.setmaxregister_decrease(plan.role("relay").registers)
+            relay(signals.of("relay"), tile.trips)
     if has_role(warp, plan.role("reduce")):
         cute.arch.setmaxregister_increase(plan.role("reduce").registers)
         staging = memory + plan.buffer("dq_staging").start
@@ -52,7 +66,8 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
         cute.arch.setmaxregister_increase(plan.role("compute").registers)
         key = tile.first_key + cute.arch.thread_idx()[0] % WARPGROUP
         mods = key_mods(spec, score_scale, aux, tile, key)
-        columns = make_columns(spec, memory, warp, scale_log2, problem.blocks)
+        numbers = warp // (WARPGROUP // WARP), scale_log2, problem.blocks
+        columns = make_columns(spec, memory, signals, tile.rank, numbers)
         compute(signals.of("compute"), tile, columns, mods)
         dv, dk = make_gradients(spec, memory, stores)
         epilogue(signals.of("compute"), tile, dv, dk, softmax_scale)
@@ -63,10 +78,10 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
 
 
 def shared_tile(
-    spec: BackwardSpec, memory: cute.Pointer, name: str, dim: int, stages: int = 0
+    spec: BackwardSpec, memory: cute.Pointer, name: str, shape: tuple[int, int], stages: int = 0
 ) -> cute.Tensor:
-    """(128, dim) of a buffer of the plan, swizzled; (128, dim, stages) where stages are given."""
-    layout = swizzled_layout(TILE_ROWS, dim, stages)
+    """(rows, dim) of a buffer of the plan, swizzled; (rows, dim, stages) where stages are given."""
+    layout = swizzled_layout(*shape, stages)
     start = memory + spec.plan.buffer(name).start
     pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
     return cute.make_tensor(pointer, layout.outer)
@@ -76,81 +91,136 @@ def make_sources(
     spec: BackwardSpec, memory: cute.Pointer, loads: tuple, stats: cute.Tensor
 ) -> Sources:
     """Q, K, V and dO on their way from global to shared memory."""
-    d, dv = padded_dim(spec.head_dim), padded_dim(spec.head_dim_v)
-    shared = (
-        shared_tile(spec, memory, "q", d, spec.plan.buffer("q").stages),
-        shared_tile(spec, memory, "k", d),
-        shared_tile(spec, memory, "v", dv),
-        shared_tile(spec, memory, "do", dv),
-    )
+    stages = spec.plan.buffer("q").stages if spec.cta_group == 1 else 0
+    found = [
+        Source(*load, shared_tile(spec, memory, name, tile_shapes(spec)[name], some))
+        for load, (name, some) in zip(
+            loads, (("q", stages), ("k", 0), ("v", 0), ("do", 0)), strict=True
+        )
+    ]
     place = cute.recast_ptr(memory + spec.plan.buffer("row_stats").start, dtype=Float32)
-    found = (Source(*pair, tile) for pair, tile in zip(loads, shared, strict=True))
     return Sources(*found, stats, place)
+
+
+def make_pair_sources(
+    spec: BackwardSpec, memory: cute.Pointer, loads: tuple, stats: cute.Tensor, tile: KeyTile
+) -> PairSources:
+    """The same by rows, and Q, dO and K by columns."""
+    halves = [
+        Source(*load, shared_tile(spec, memory, name, tile_shapes(spec)[name]), tile.rank)
+        for load, name in zip(loads[4:], ("q_t", "do_t", "k_t"), strict=True)
+    ]
+    return PairSources(make_sources(spec, memory, loads[:4], stats), *halves)
 
 
 def make_products(spec: BackwardSpec, memory: cute.Pointer) -> Products:
     """The five products; K and dS are read along their rows by dQ, Q and dO by dK and dV."""
-    plan = spec.plan
-    dims = {"q": padded_dim(spec.head_dim), "k": padded_dim(spec.head_dim),
-            "v": padded_dim(spec.head_dim_v), "do": padded_dim(spec.head_dim_v),
-            "ds": TILE_ROWS}  # fmt: skip
+    plan, shapes, group = spec.plan, tile_shapes(spec), spec.cta_group
+    split = make_split(spec)
+    d, dim_v = shapes["k"][1], shapes["v"][1]
+    turned = "_t" if group == 2 else ""
 
     def operand(name: str, *, along_rows: bool) -> Any:
         buffer = plan.buffer(name)
-        return swizzled_tiles(memory + buffer.start, TILE_ROWS, dims[name], along_rows=along_rows,
+        return swizzled_tiles(memory + buffer.start, *shapes[name], along_rows=along_rows,
                               stage_bytes=buffer.size)  # fmt: skip
 
-    def descriptor(n: int, *, a: bool, b: bool) -> int:
-        return instruction_descriptor(spec.dtype, TILE_ROWS, n, transpose_a=a, transpose_b=b)
+    def descriptor(m: int, n: int, *, a: bool, b: bool) -> int:
+        return instruction_descriptor(spec.dtype, m, n, transpose_a=a, transpose_b=b)
 
     def column(name: str) -> int:
         return plan.buffer(name).start
 
-    scores = descriptor(TILE_ROWS, a=False, b=False)
-    values, keys = (descriptor(dims[name], a=False, b=True) for name in ("do", "q"))
-    p, ds = (in_tensor_memory((column(f"{name}0"), HALF)) for name in ("p", "ds"))
+    def in_tensor_memory(name: str) -> tuple:
+        return column(name), tuple(split.word_of(q) for q in range(0, TILE_ROWS, MMA_DEPTH))
+
+    rows = TILE_ROWS * group
+    scores = descriptor(rows, TILE_ROWS, a=False, b=False)
     return Products(
         s=Product(operand("k", along_rows=False), operand("q", along_rows=False), scores,
                   column("s")),
         dp=Product(operand("v", along_rows=False), operand("do", along_rows=False), scores,
                    column("dp")),
-        dv=Product(p, operand("do", along_rows=True), values, column("dv")),
-        dk=Product(ds, operand("q", along_rows=True), keys, column("dk")),
-        dq=Product(operand("ds", along_rows=True), operand("k", along_rows=True),
-                   descriptor(dims["k"], a=True, b=True), column("dq")),
-        dq_over_dp=dq_over_dp(spec.pipeline),
-        cta_group=spec.cta_group,
+        dv=Product(in_tensor_memory("p0"), operand(f"do{turned}", along_rows=True),
+                   descriptor(rows, dim_v, a=False, b=True), column("dv")),
+        dk=Product(in_tensor_memory("ds0"), operand(f"q{turned}", along_rows=True),
+                   descriptor(rows, d, a=False, b=True), column("dk")),
+        dq=Product(operand("ds", along_rows=True), operand(f"k{turned}", along_rows=True),
+                   descriptor(TILE_ROWS, d, a=True, b=True), column("dq")),
+        dq_over_dp=group == 1 and dq_over_dp(spec.pipeline),
+        cta_group=group,
     )  # fmt: skip
 
 
+def tile_shapes(spec: BackwardSpec) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the operands in shared memory.
+
+    dS has the rows of keys. A CTA of a pair has half of the rows of Q and dO for the scores, half
+    of their columns (`_t`) for the sums, and dS of its half of the queries, for both KV tiles.
+    """
+    d, dim_v = padded_dim(spec.head_dim), padded_dim(spec.head_dim_v)
+    keys = {"k": (TILE_ROWS, d), "v": (TILE_ROWS, dim_v)}
+    if spec.cta_group == 1:
+        return keys | {"q": (TILE_ROWS, d), "do": (TILE_ROWS, dim_v), "ds": (TILE_ROWS, TILE_ROWS)}
+    return keys | {
+        "q": (HALF, d), "do": (HALF, dim_v), "q_t": (TILE_ROWS, d // 2),
+        "do_t": (TILE_ROWS, dim_v // 2), "k_t": (2 * TILE_ROWS, d // 2),
+        "ds": (2 * TILE_ROWS, HALF),
+    }  # fmt: skip
+
+
+def make_split(spec: BackwardSpec) -> Split:
+    """Which queries a compute warpgroup has: by where the plan puts its words of P.
+
+    A half of the tile; or, that the second half of S stays free, the same half of both halves.
+    """
+    step = spec.plan.buffer("p1").start - spec.plan.buffer("p0").start
+    return Split(step, TILE_ROWS // 2 + FRAGMENT - step)
+
+
 def make_columns(
-    spec: BackwardSpec, memory: cute.Pointer, warp: Int32, scale_log2: Float32, never: Int32
+    spec: BackwardSpec, memory: cute.Pointer, signals: Signals, rank: Int32 | int, numbers: tuple
 ) -> Columns:
-    """A compute warp's half of everything. never: see `stand_apart`."""
+    """What a compute warp works with. numbers: its group, the exponents' scale, and `never`."""
     plan = spec.plan
-    number = warp // (WARPGROUP // 32)
+    group, scale_log2, never = numbers
     key = cute.arch.thread_idx()[0] % WARPGROUP
-    ds = Int32((memory + plan.buffer("ds").start).toint())
-    stats = Int32((memory + plan.buffer("row_stats").start).toint())
+    start = memory + plan.buffer("ds").start
+    swizzle = key % 8 * 16
+    if spec.cta_group == 1:
+        row = Int32(start.toint()) + group * (TILE_ROWS * ROW_BYTES) + key * ROW_BYTES
+        ds = DsStore(row, swizzle)
+    else:
+        place = start + (rank * TILE_ROWS + key) * ROW_BYTES
+        peer = rank ^ 1
+        barrier = cute.arch.map_dsmem_ptr(signals.pointer("ds_peer"), peer)
+        ds = DsStore(
+            Int32(place.toint()), swizzle ^ (group * (ROW_BYTES // 2)),
+            Int32(cute.arch.map_dsmem_ptr(place, peer).toint()), Int32(barrier.toint()), rank,
+        )  # fmt: skip
+    split = make_split(spec)
+    first_query = group * split.group_step
     return Columns(
-        s=plan.buffer("s").start + number * HALF,
-        dp=plan.buffer("dp").start + number * HALF,
-        ds=ds + number * (TILE_ROWS * ROW_BYTES) + key * ROW_BYTES,
-        swizzle=key % 8 * 16,
-        stats=stats + number * (HALF * 4),
+        split=split,
+        first_query=first_query,
+        s=plan.buffer("s").start + first_query,
+        dp=plan.buffer("dp").start + first_query,
+        ds=ds,
+        stats=Int32((memory + plan.buffer("row_stats").start).toint()) + first_query * 4,
         scale_log2=scale_log2,
-        number=number,
         never=never,
     )
 
 
 def make_gradients(spec: BackwardSpec, memory: cute.Pointer, stores: tuple) -> tuple:
-    """dV by way of dO's memory, dK by way of Q's."""
+    """dV and dK by way of operands' memory that nobody reads any more."""
     dv, dk = stores
-    d, dim_v = padded_dim(spec.head_dim), padded_dim(spec.head_dim_v)
-    return (
-        Gradient(*dv, shared_tile(spec, memory, "do", dim_v), spec.plan.buffer("dv").start,
-                 spec.head_dim_v),
-        Gradient(*dk, shared_tile(spec, memory, "q", d), spec.plan.buffer("dk").start,
-                 spec.head_dim),
+    places = ("v", "k") if spec.cta_group == 2 else ("do", "q")
+    shapes = tile_shapes(spec)
+    return tuple(
+        Gradient(*store, shared_tile(spec, memory, place, shapes[like]),
+                 spec.plan.buffer(name).start, dim)
+        for store, place, like, name, dim in (
+            (dv, places[0], "v", "dv", spec.head_dim_v), (dk, places[1], "k", "dk", spec.head_dim)
+        )
     )  # fmt: skip

@@ -11,7 +11,6 @@ from fa4.plan.backward_single import STATS_BYTES
 from fa4.sm100.backward.tiles import KeyTile
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.units import TILE_ROWS
 
 
 @dataclass(frozen=True)
@@ -19,12 +18,19 @@ class Source:
     """One operand's way from global to shared memory.
 
     atom, tensor: the TMA copy and its coordinates, (rows, dim, head, batch), as `ending_view` has
-    them. shared: (rows, dim) swizzled, (rows, dim, stage) of Q.
+    them. shared: (rows, dim) swizzled, (rows, dim, stage) of Q. column: which part of the columns,
+    where a CTA of a pair loads half of them.
     """
 
     atom: cute.CopyAtom
     tensor: cute.Tensor
     shared: cute.Tensor
+    column: Int32 | int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of one tile."""
+        return cute.size(self.shared.shape[0])
 
     @property
     def num_bytes(self) -> int:
@@ -53,26 +59,21 @@ def load(signals: Signals, tile: KeyTile, sources: Sources) -> None:
     """Query heads of the group one after the other, their query tiles from the first on."""
     ring, turn = signals.ring("q"), Ring.of(1)
     trips, q_start = tile.trips, tile.q_start
-    k = tiles_of(sources.k, tile, tile.head_k, of_keys=True)
-    v = tiles_of(sources.v, tile, tile.head_k, of_keys=True)
     head, row_tile = tile.head_k * tile.group, q_start
-    for trip in cutlass.range(trips, unroll=1):
+    if trips > 0:
+        load_keys(signals, "q_full", sources.k, tile)
+        load_keys(signals, "do_full", sources.v, tile)
+    for _ in cutlass.range(trips, unroll=1):
         q = tiles_of(sources.q, tile, head, of_keys=False)
         dout = tiles_of(sources.dout, tile, head, of_keys=False)
         signals.wait("q_empty", ring)
-        q_bytes: cutlass.Constexpr = sources.q.num_bytes
-        full = signals.expect("q_full", with_first(trip, q_bytes, sources.k.num_bytes), ring)
-        if trip == 0:
-            copy_tile(sources.k, k[None, None, tile.block], sources.k.shared, full)
+        full = signals.expect("q_full", sources.q.num_bytes, ring)
         copy_tile(sources.q, q[None, None, row_tile], sources.q.shared[None, None, ring.slot], full)
         signals.wait("row_stats_empty", ring)
         full = signals.expect("row_stats_full", STATS_BYTES, ring)
         copy_stats(sources, head, tile.row_tile + row_tile, ring.slot, full)
         signals.wait("do_empty", turn)
-        do_bytes: cutlass.Constexpr = sources.dout.num_bytes
-        full = signals.expect("do_full", with_first(trip, do_bytes, sources.v.num_bytes), turn)
-        if trip == 0:
-            copy_tile(sources.v, v[None, None, tile.block], sources.v.shared, full)
+        full = signals.expect("do_full", sources.dout.num_bytes, turn)
         copy_tile(sources.dout, dout[None, None, row_tile], sources.dout.shared, full)
         ring, turn = ring.next(), turn.next()
         row_tile += 1
@@ -86,9 +87,12 @@ def load(signals: Signals, tile: KeyTile, sources: Sources) -> None:
         signals.wait("do_empty", turn)
 
 
-def with_first(trip: Int32, num_bytes: int, first_bytes: int) -> Int32:
-    """Bytes of a phase; the first one carries more."""
-    return cutlass.select_(trip == 0, Int32(num_bytes + first_bytes), Int32(num_bytes))
+def load_keys(signals: Signals, name: str, source: Source, tile: KeyTile) -> None:
+    """K or V of the work tile, counted with the first phase of `name`."""
+    number = tile.group_number if source.rows == tile.group_keys else tile.block
+    tiles = tiles_of(source, tile, tile.head_k, of_keys=True)
+    full = signals.expect_more(name, source.num_bytes)
+    copy_tile(source, tiles[None, None, number], source.shared, full)
 
 
 def copy_tile(source: Source, tile: cute.Tensor, shared: cute.Tensor, full: cute.Pointer) -> None:
@@ -118,7 +122,10 @@ def copy_stats(
 
 
 def tiles_of(source: Source, tile: KeyTile, head: Int32, *, of_keys: bool) -> cute.Tensor:
-    """(128, dim, number) tiles of a head, by their number in the sequence."""
+    """(rows, dim, number) tiles of a head, by their number in the sequence.
+
+    Of the columns, those of `source.column`.
+    """
     spec = tile.spec
     packed, ragged, start, length = spec.packed_q, spec.ragged_q, tile.start_q, tile.seqlen_q
     if of_keys:
@@ -129,5 +136,5 @@ def tiles_of(source: Source, tile: KeyTile, head: Int32, *, of_keys: bool) -> cu
     tensor = source.tensor[(None, None, *index)]
     if ragged:
         tensor = cute.domain_offset((source.tensor.shape[0] - length, 0), tensor)
-    dim = cute.size(source.shared.shape[1])
-    return cute.local_tile(tensor, (TILE_ROWS, dim), (None, 0))
+    shape = source.rows, cute.size(source.shared.shape[1])
+    return cute.local_tile(tensor, shape, (None, source.column))

@@ -17,7 +17,6 @@ from fa4.sm100.kit.descriptors import OperandTiles, constant_or_read, descriptor
 from fa4.sm100.kit.ptx_block import PtxBlock
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.units import MMA_DEPTH
 
 
 @dataclass(frozen=True)
@@ -133,17 +132,6 @@ def issue(
     if more is not True:
         sums[0] = code.read(Int32(more)) if isinstance(more, Boolean) else "0"
     multiply(code, product.sum + zero, a, b, product.idesc, sums, products.cta_group)
-
-
-def in_tensor_memory(halves: tuple[Int32, int]) -> tuple:
-    """Steps of an operand of 128 columns of 16 bits, in two halves of packed words.
-
-    halves: the address of the first one, and by how many columns the second lies behind it.
-    """
-    start, distance = halves
-    words = MMA_DEPTH // 2
-    steps = range(0, 64 // 2, words)
-    return start, tuple(half + step for half in (0, distance) for step in steps)
 
 
 def afresh(trip: Int32) -> Int32:

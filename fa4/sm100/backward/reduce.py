@@ -45,8 +45,9 @@ def reduce(signals: Signals, tile: KeyTile, work: Reduction) -> None:
     """Query heads of the group one after the other, their query tiles from the first on."""
     spec: cutlass.Constexpr = tile.spec
     dim: cutlass.Constexpr = padded_dim(spec.head_dim)
-    cols: cutlass.Constexpr = dq_slice_cols(dim)
-    slices: cutlass.Constexpr = dim // cols
+    own_cols: cutlass.Constexpr = dim // spec.cta_group
+    cols: cutlass.Constexpr = dq_slice_cols(own_cols)
+    slices: cutlass.Constexpr = own_cols // cols
     slot_bytes: cutlass.Constexpr = WARPGROUP * cols * FLOAT_BYTES
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // WARP)
     lane = cute.arch.lane_idx()
@@ -56,16 +57,16 @@ def reduce(signals: Signals, tile: KeyTile, work: Reduction) -> None:
     head, row_tile = tile.head_k * tile.group, q_start
     for _ in cutlass.range(tile.trips, unroll=1):
         signals.wait("dq_full", turn)
-        values = read_columns(warp_lanes() + work.dq, dim, gcd(READ_COLS, dim))
+        values = read_columns(warp_lanes() + work.dq, own_cols, gcd(READ_COLS, own_cols))
         cute.arch.fence_view_async_tmem_load()
         signals.arrive_once("dq_empty")
         place = Int64(head) * work.dq_accum.shape[1] + tile.row_tile + row_tile
         if cutlass.const_expr(spec.deterministic):
             release_turn(work.turns, held)
-            held = place * DQ_WARPS + warp
+            held = place * DQ_WARPS + tile.rank * (DQ_WARPS // 2) + warp
             await_turn(work.turns, held, tile.keys_before(row_tile))
-        target = work.dq_accum.iterator.toint() + FLOAT_BYTES * dim * (
-            place * TILE_ROWS + warp * WARP
+        target = work.dq_accum.iterator.toint() + FLOAT_BYTES * (
+            place * (TILE_ROWS * dim) + part_of_tile(tile, warp, dim)
         )
         for number in cutlass.range_constexpr(slices):
             slot = (turned + number) % DQ_STAGES
@@ -89,6 +90,17 @@ def reduce(signals: Signals, tile: KeyTile, work: Reduction) -> None:
     if cutlass.const_expr(spec.deterministic):
         release_turn(work.turns, held)
     cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def part_of_tile(tile: KeyTile, warp: Int32, dim: int) -> Int32:
+    """Where a warp's part of a dQ tile starts, in float32.
+
+    In a pair each CTA has half of the rows, and two of its warps the halves of their columns.
+    """
+    if tile.spec.cta_group == 1:
+        return warp * (WARP * dim)
+    rows, half = tile.rank * 2 + warp % 2, warp // 2
+    return rows * (WARP * dim) + half * (WARP * dim // 2)
 
 
 @cute.jit

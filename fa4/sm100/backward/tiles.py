@@ -1,4 +1,5 @@
-"""Work tiles of the backward kernel: a KV tile, and the query tiles that see any of its keys.
+"""Work tiles of the backward kernel: a KV tile (or a pair's two), and the query tiles that see any
+of its keys.
 
 `q_start`, `q_stop` and `keys_before` say which tiles meet, from either side: those in which some
 query sees some key. A fixed order of sums needs that both sides agree: a CTA's turn at a dQ tile is
@@ -14,6 +15,7 @@ from cutlass import Int32
 
 from fa4.masks import Band
 from fa4.sm100.backward.workspace import first_tile
+from fa4.sm100.kit.signals import pair_rank
 from fa4.sm100.kit.tiles import sequence
 from fa4.sm100.kit.units import TILE_ROWS
 
@@ -22,8 +24,8 @@ from fa4.sm100.kit.units import TILE_ROWS
 class BackwardProblem:
     """Run-time sizes of a call, the same for every role. Tensors are None where the spec says so.
 
-    group: query heads per KV head. blocks: KV tiles of the longest sequence, q_blocks: its query
-    tiles.
+    group: query heads per KV head. blocks: CTAs, or pairs, of the longest sequence; q_blocks: its
+    query tiles.
     """
 
     spec: cutlass.Constexpr
@@ -43,9 +45,13 @@ class BackwardProblem:
 
 @dataclass(frozen=True)
 class KeyTile:
-    """The work tile of a CTA. row_tile: of its sequence's first row, in the workspace."""
+    """The work tile of a CTA; those of a pair lie side by side, and walk the same query tiles.
+
+    row_tile: of its sequence's first row, in the workspace.
+    """
 
     spec: cutlass.Constexpr
+    rank: Int32 | int
     block: Int32
     head_k: Int32
     group: Int32
@@ -62,6 +68,21 @@ class KeyTile:
         """The first key of the tile."""
         return self.block * TILE_ROWS
 
+    @property
+    def group_keys(self) -> int:
+        """Keys of the CTA, or of its pair."""
+        return TILE_ROWS * self.spec.cta_group
+
+    @property
+    def group_number(self) -> Int32:
+        """Number of the CTA, or of its pair, among those of the sequence."""
+        return self.block // self.spec.cta_group
+
+    @property
+    def group_first_key(self) -> Int32:
+        """The first key of the CTA, or of its pair."""
+        return self.group_number * self.group_keys
+
     def first_row(self, key: Int32) -> Int32:
         """The first query that sees a key; may be negative."""
         row = self.mask.first_row(key, self.seqlen_q, self.seqlen_k)
@@ -74,16 +95,17 @@ class KeyTile:
 
     @property
     def q_start(self) -> Int32:
-        """The first query tile that sees a key of this one."""
-        return cutlass.max(self.first_row(self.first_key), 0) // TILE_ROWS
+        """The first query tile that sees a key of this one, or of the pair's."""
+        return cutlass.max(self.first_row(self.group_first_key), 0) // TILE_ROWS
 
     @property
     def q_stop(self) -> Int32:
-        """One past the last query tile that sees a key of this one; q_start if none does."""
-        last = cutlass.min(self.first_key + TILE_ROWS, self.seqlen_k) - 1
+        """One past the last query tile that sees such a key; q_start if none does."""
+        last = cutlass.min(self.group_first_key + self.group_keys, self.seqlen_k) - 1
         reach = self.stop_row(last)
         # A window that ends before the diagonal hides the last keys from all queries.
-        seen = (self.first_key < self.seqlen_k) & (self.first_row(self.first_key) < reach)
+        exists = self.group_first_key < self.seqlen_k
+        seen = exists & (self.first_row(self.group_first_key) < reach)
         stop = (cutlass.max(reach, 0) + TILE_ROWS - 1) // TILE_ROWS
         return cutlass.max(cutlass.select_(seen, stop, Int32(0)), self.q_start)
 
@@ -111,7 +133,7 @@ class KeyTile:
         return start, cutlass.max(stop, start)
 
     def keys_before(self, row_tile: Int32) -> Int32:
-        """KV tiles that add to the dQ of a query tile before this one: this CTA's turn.
+        """CTAs, or pairs, that add to the dQ of a query tile before this one: its turn.
 
         Where a mask hides the last keys from the first rows, the last KV tiles come first: they
         have the fewest query tiles, and everybody begins with another one.
@@ -121,9 +143,10 @@ class KeyTile:
             last = cutlass.min(first + TILE_ROWS, self.seqlen_q) - 1
             stop = self.mask.stop(last, self.seqlen_q, self.seqlen_k)
             stop = self.seqlen_k if stop is None else cutlass.min(stop, self.seqlen_k)
-            return (stop + TILE_ROWS - 1) // TILE_ROWS - 1 - self.block
+            return (stop + self.group_keys - 1) // self.group_keys - 1 - self.group_number
         start = self.mask.start(first, self.seqlen_q, self.seqlen_k)
-        return self.block if start is None else self.block - cutlass.max(start, 0) // TILE_ROWS
+        before = Int32(0) if start is None else cutlass.max(start, 0) // self.group_keys
+        return self.group_number - before
 
 
 def locate(problem: BackwardProblem) -> KeyTile:
@@ -133,7 +156,8 @@ def locate(problem: BackwardProblem) -> KeyTile:
     first, or in a fixed order of sums last, as nobody may wait for a CTA that starts later.
     """
     spec = problem.spec
-    index = cute.arch.block_idx()[0]
+    rank = pair_rank(spec.cta_group)
+    index = cute.arch.block_idx()[0] // spec.cta_group
     block, rest = index % problem.blocks, index // problem.blocks
     head_k, batch = rest % problem.heads_k, rest // problem.heads_k
     if spec.deterministic and spec.hides_first_rows:
@@ -143,7 +167,8 @@ def locate(problem: BackwardProblem) -> KeyTile:
     right = Int32(0) if spec.causal else problem.window_right
     return KeyTile(
         spec=spec,
-        block=block,
+        rank=rank,
+        block=block * spec.cta_group + rank,
         head_k=head_k,
         group=problem.group,
         batch=batch,

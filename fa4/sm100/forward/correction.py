@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.sm100.kit.ptx_block import stand_apart
-from fa4.sm100.kit.rowmath import LOG2_E, multiplied, rounded
+from fa4.sm100.kit.rowmath import LOG2_E, multiplied, store_rounded
 from fa4.sm100.kit.schedulers import first_tile, next_tile
 from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
@@ -109,19 +109,10 @@ def finish(
     for first in cutlass.range_constexpr(0, padded_dim(problem.spec.head_dim_v), CHUNK):
         columns = read_columns(lanes + (outputs.o[i] + first), CHUNK, CHUNK)
         values = multiplied(columns, factor)
-        words = cute.make_rmem_tensor(cute.make_layout(CHUNK // 2), Int32)
-        for c, word in enumerate(rounded(values, problem.spec.dtype)):
-            words[c] = word
         target = cute.local_tile(
             outputs.shared[None, None, i], (1, CHUNK), (thread, first // CHUNK)
         )
-        cute.autovec_copy(
-            cute.make_tensor(
-                cute.recast_ptr(words.iterator, dtype=target.element_type),
-                cute.make_layout((1, CHUNK)),
-            ),
-            target,
-        )
+        store_rounded(values, target, problem.spec.dtype)
         stand_apart(problem.num_tiles)
     signals.numbered(i).arrive("p#_full_o#_scaled")
     if cutlass.const_expr(not problem.spec.ragged_q):

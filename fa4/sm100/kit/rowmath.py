@@ -133,6 +133,25 @@ def rounded(row: list[Float32], element: str) -> list[Int32]:
     return code.trace(*_round_pairs(code, values, element))
 
 
+def store_rounded(row: list[Float32], target: cute.Tensor, element: str) -> None:
+    """The row as 16-bit floats, by the widest stores that the target allows."""
+    words = cute.make_rmem_tensor(cute.make_layout(len(row) // 2), Int32)
+    for i, word in enumerate(rounded(row, element)):
+        words[i] = word
+    start = cute.recast_ptr(words.iterator, dtype=target.element_type)
+    cute.autovec_copy(cute.make_tensor(start, cute.make_layout(target.shape)), target)
+
+
+def dot(a: list[Float32], b: list[Float32]) -> Float32:
+    """Sum of products, in order."""
+    code = PtxBlock()
+    pairs = list(zip(code.read_all(a), code.read_all(b), strict=True))
+    total = code.do("mul.rn.f32", *pairs[0])
+    for pair in pairs[1:]:
+        total = code.do("fma.rn.f32", *pair, total)
+    return code.trace(total)[0]
+
+
 def _round_pairs(code: PtxBlock, values: list[str], element: str) -> list[str]:
     """float32 registers as words of two 16-bit floats."""
     opcode = f"cvt.rn.{PACKED[element]}.f32"

@@ -10,6 +10,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from fa4.plan.schema import Arrive, PipelinePlan, Signal, Wait
+from fa4.plan.signal_rules import leads_pair
 from fa4.sm100.kit.rings import Ring, phase_of, slot_of
 from fa4.sm100.kit.units import WARP
 
@@ -111,12 +112,30 @@ class Signals:
     def expect(self, name: str, num_bytes: Int32 | int, at: Ring | Int32 | int = 0) -> cute.Pointer:
         """One thread arrives for a copy of `num_bytes`; returns the barrier the copy completes.
 
-        In a pair the leader's thread arrives for the copies of both CTAs.
+        What the leader's MMA warp waits for, the leader's thread expects for both CTAs of a pair.
         """
-        self._record(name, Arrive, "tma")
+        signal = self._record(name, Arrive, "tma")
         full = self.pointer(name, slot_of(at))
-        arrive_and_expect(full, num_bytes * self.plan.cta_group, self.plan.cta_group)
+        for_both = any(leads_pair(self.plan.role(waiter)) for waiter in signal.waiters)
+        ctas = 2 if for_both else 1
+        arrive_and_expect(full, num_bytes * ctas, ctas)
         return full
+
+    def expect_more(self, name: str, num_bytes: int) -> cute.Pointer:
+        """One thread announces further bytes of the first phase, without arriving."""
+        signal = self.plan.signal(name)
+        for_both = any(leads_pair(self.plan.role(waiter)) for waiter in signal.waiters)
+        announce(self.pointer(name), num_bytes * (2 if for_both else 1), 2 if for_both else 1)
+        return self.pointer(name)
+
+    def expect_from_peer(self, name: str, num_bytes: int) -> None:
+        """One thread arrives for what the peer stores into this CTA's shared memory."""
+        arrive_and_expect(self.pointer(name), num_bytes, 1)
+
+    def stored_in_peer(self, name: str) -> cute.Pointer:
+        """The barrier that stores into the peer's shared memory complete there."""
+        self._record(name, Arrive, "dsmem")
+        return self.pointer(name)
 
     def commit(self, name: str, at: Ring | int = 0) -> None:
         """Arrive when the tensor core has finished this thread's products so far."""
@@ -184,6 +203,14 @@ def arrive_and_expect(
     if pair_rank(cta_group) == LEADER:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, num_bytes)
+
+
+@cute.jit
+def announce(barrier: cute.Pointer, num_bytes: int, cta_group: cutlass.Constexpr) -> None:
+    """One thread of the CTA, or of the leader of a pair, announces `num_bytes`."""
+    if pair_rank(cta_group) == LEADER:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_expect_tx(barrier, num_bytes)
 
 
 @cute.jit

@@ -1,0 +1,67 @@
+"""The load warp of a CTA of a pair: halves of the operands, as both of the pair's products want."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+
+from fa4.plan.backward_single import STATS_BYTES
+from fa4.sm100.backward.load import (
+    Source,
+    Sources,
+    copy_stats,
+    copy_tile,
+    load_keys,
+    tiles_of,
+)
+from fa4.sm100.backward.tiles import KeyTile
+from fa4.sm100.kit.rings import Ring
+from fa4.sm100.kit.signals import Signals
+
+
+@dataclass(frozen=True)
+class PairSources:
+    """What a CTA loads: Q and dO by rows, as `whole`, and Q, dO and both K tiles by columns."""
+
+    whole: Sources
+    q_t: Source
+    do_t: Source
+    k_t: Source
+
+
+@cute.jit
+def load_pair(signals: Signals, tile: KeyTile, sources: PairSources) -> None:
+    """In the order in which the products before them free their places."""
+    stats, turn = signals.ring("row_stats"), Ring.of(1)
+    trips, q_start = tile.trips, tile.q_start
+    head, row_tile = tile.head_k * tile.group, q_start
+    if trips > 0:
+        load_keys(signals, "q_full", sources.whole.k, tile)
+        load_keys(signals, "do_full", sources.whole.v, tile)
+        load_keys(signals, "q_t_full", sources.k_t, tile)
+    for _ in cutlass.range(trips, unroll=1):
+        rows = row_tile * 2 + tile.rank
+        _fill(signals, "q", sources.whole.q, (tile, head, rows), turn)
+        signals.wait("row_stats_empty", stats)
+        full = signals.expect("row_stats_full", STATS_BYTES, stats)
+        copy_stats(sources.whole, head, tile.row_tile + row_tile, stats.slot, full)
+        _fill(signals, "do", sources.whole.dout, (tile, head, rows), turn)
+        _fill(signals, "do_t", sources.do_t, (tile, head, row_tile), turn)
+        _fill(signals, "q_t", sources.q_t, (tile, head, row_tile), turn)
+        stats, turn = stats.next(), turn.next()
+        row_tile += 1
+        ended = row_tile == tile.q_stop
+        head = cutlass.select_(ended, head + 1, head)
+        row_tile = cutlass.select_(ended, q_start, row_tile)
+    if trips > 0:
+        for name in ("q", "do", "do_t", "q_t"):
+            signals.wait(f"{name}_empty", turn)
+
+
+def _fill(signals: Signals, name: str, source: Source, place: tuple, turn: Ring) -> None:
+    """A tile of Q or dO. place: work tile, query head, number of the tile."""
+    tile, head, number = place
+    signals.wait(f"{name}_empty", turn)
+    full = signals.expect(f"{name}_full", source.num_bytes, turn)
+    tiles = tiles_of(source, tile, head, of_keys=False)
+    copy_tile(source, tiles[None, None, number], source.shared, full)
