@@ -11,6 +11,7 @@ from __future__ import annotations
 from fa4.config import BackwardPipeline
 from fa4.hardware import Gpu
 from fa4.plan.backward_pair import pair_plan
+from fa4.plan.backward_serial import SERIAL_DIMS, serial_plan
 from fa4.plan.backward_single import TILE, single_plan
 from fa4.plan.schema import PipelinePlan
 
@@ -25,5 +26,7 @@ def backward_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
             f"backward tiles must be {TILE} x {TILE}, the lanes of tensor memory; "
             f"got {numerics.tile_m} x {numerics.tile_n}"
         )
-    make = pair_plan if numerics.cta_group == 2 else single_plan
-    return make(pipeline, gpu)
+    if numerics.cta_group == 1:
+        return single_plan(pipeline, gpu)
+    serial = (pipeline.head_dim, pipeline.head_dim_v) == SERIAL_DIMS
+    return serial_plan(pipeline, gpu) if serial else pair_plan(pipeline, gpu)

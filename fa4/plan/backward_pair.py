@@ -20,6 +20,7 @@ from fa4.hardware import Gpu
 from fa4.plan.backward_single import (
     COMPUTE_REGISTERS,
     COMPUTE_WARPS,
+    DQ_SLICE_COLS,
     DQ_STAGES,
     HALF,
     LOAD_WARP,
@@ -29,12 +30,12 @@ from fa4.plan.backward_single import (
     REDUCE_WARPS,
     STATS_BYTES,
     TILE,
-    dq_slice_cols,
     store_gradients,
 )
 from fa4.plan.memory import Layout, require_fit
 from fa4.plan.schema import (
     Arrive,
+    Buffer,
     Copy,
     Loop,
     Math,
@@ -68,7 +69,13 @@ def pair_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return PipelinePlan(
         name=f"backward d{pipeline.head_dim} cta_group 2",
-        roles=(_compute(pipeline), _reduce(pipeline), _mma(pipeline), _load(pipeline), _relay()),
+        roles=(
+            _compute(pipeline),
+            reduce_role(pipeline, DQ_SLICE_COLS),
+            _mma(pipeline),
+            _load(pipeline),
+            relay_role(),
+        ),
         signals=_signals(pipeline),
         buffers=tuple(layout.buffers),
         cta_group=2,
@@ -84,27 +91,35 @@ def _lay_out(pipeline: BackwardPipeline) -> Layout:
              "ds": 2 * TILE * HALF}  # fmt: skip
     for name, elements in tiles.items():
         layout.add(name, "smem", elements * size, align=1024)
-    slice_bytes = WARPGROUP * dq_slice_cols(d // 2) * 4
+    slice_bytes = WARPGROUP * DQ_SLICE_COLS * 4
     layout.add("dq_staging", "smem", slice_bytes, stages=DQ_STAGES, align=128)
     layout.add("row_stats", "smem", STATS_BYTES, stages=STATS_STAGES, align=128)
     layout.add("barriers", "smem", 8 * 32, align=8)
     s, dp = layout.add("s", "tmem", TILE), layout.add("dp", "tmem", TILE)
     layout.add("dv", "tmem", dv)
     layout.add("dk", "tmem", d)
-    own = "a thread writes only over what it alone has read"
-    for half in (0, 1):
-        words = HALF // 2
-        layout.alias(f"p{half}", "tmem", s.start + half * words, words, {"s": own})
-        layout.alias(f"ds{half}", "tmem", dp.start + half * words, words, {"dp": own})
+    words_over(layout, s, "p")
+    words_over(layout, dp, "ds")
     safe = {"s": "dQ waits until the next S is read, the S after that until dQ is drained"}
     layout.alias("dq", "tmem", s.start + HALF, d // 2, safe)
     return layout
 
 
+def words_over(layout: Layout, scores: Buffer, name: str, *more: str) -> None:
+    """P or dS of each warpgroup over the first half of S or dP, whose second half stays free.
+
+    more: what else lies there, and has been read before.
+    """
+    own = "a thread writes only over what it alone has read"
+    for half in (0, 1):
+        words = HALF // 2
+        overlaps = {scores.name: own} | dict.fromkeys(more, "is read before dP is written")
+        layout.alias(f"{name}{half}", "tmem", scores.start + half * words, words, overlaps)
+
+
 def _signals(pipeline: BackwardPipeline) -> tuple[Signal, ...]:
     d, dv, size = pipeline.head_dim, pipeline.head_dim_v, pipeline.element_bytes
     q_bytes, do_bytes = TILE * d * size, TILE * dv * size
-    compute, reduce = {"compute": 16}, {"reduce": 8}
     return (
         # The first Q brings K along, the first dO V, and the first Q by columns K by columns.
         *ring("q", "load", "mma", 1, tx_bytes=q_bytes, first_tx_bytes=2 * q_bytes),
@@ -113,11 +128,21 @@ def _signals(pipeline: BackwardPipeline) -> tuple[Signal, ...]:
         *ring("do_t", "load", "mma", 1, tx_bytes=do_bytes),
         *ring("row_stats", "load", "compute", STATS_STAGES, tx_bytes=STATS_BYTES, releases=8),
         Signal(name="s_full", arrivals={"mma": 1}, waiters=("compute",)),
+        Signal(name="dp_full", arrivals={"mma": 1}, waiters=("compute",)),
+        *exchange_signals(),
+        Signal(name="ds_empty", arrivals={"mma": 1}, waiters=("compute",), free=1),
+        Signal(name="dv_full", arrivals={"mma": 1}, waiters=("compute",)),
+        Signal(name="dk_full", arrivals={"mma": 1}, waiters=("compute",)),
+    )
+
+
+def exchange_signals() -> tuple[Signal, ...]:
+    """What both CTAs of a pair tell the leader, and dS on its way from one to the other."""
+    compute, reduce = {"compute": 16}, {"reduce": 8}
+    return (
         Signal(name="s_read", arrivals=compute, waiters=("mma",), remote=True),
         Signal(name="p_full", arrivals=compute, waiters=("mma",), remote=True),
-        Signal(name="dp_full", arrivals={"mma": 1}, waiters=("compute",)),
         Signal(name="ds_full", arrivals=compute, waiters=("mma",), remote=True),
-        Signal(name="ds_empty", arrivals={"mma": 1}, waiters=("compute",), free=1),
         Signal(name="ds_peer", arrivals={"compute": 1}, waiters=("relay",),
                tx_bytes=EXCHANGED_BYTES),
         Signal(name="ds_relayed", arrivals={"relay": 2}, waiters=("mma",), remote=True),
@@ -125,8 +150,6 @@ def _signals(pipeline: BackwardPipeline) -> tuple[Signal, ...]:
         Signal(name="dq_empty", arrivals=reduce, waiters=("mma",), free=1, remote=True),
         Signal(name="dq_slot_empty", arrivals={"reduce": 1}, waiters=("reduce",), kind="group",
                free=DQ_STAGES),
-        Signal(name="dv_full", arrivals={"mma": 1}, waiters=("compute",)),
-        Signal(name="dk_full", arrivals={"mma": 1}, waiters=("compute",)),
     )  # fmt: skip
 
 
@@ -212,7 +235,7 @@ def _mma(pipeline: BackwardPipeline) -> Role:
     )
 
 
-def _relay() -> Role:
+def relay_role() -> Role:
     """Tells the leader that this CTA's half of dS from the other one is here."""
     return Role(
         name="relay",
@@ -267,10 +290,9 @@ def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
     )  # fmt: skip
 
 
-def _reduce(pipeline: BackwardPipeline) -> Role:
-    """64 rows of dQ out of tensor memory and, by slices, added into global memory."""
+def reduce_role(pipeline: BackwardPipeline, cols: int) -> Role:
+    """64 rows of dQ out of tensor memory and, by slices of `cols`, added into global memory."""
     d = pipeline.head_dim // 2  # columns of a warp: two warps share a row
-    cols = dq_slice_cols(d)
     num_bytes = TILE * cols * 4
     turn: Program = (Work("wait for turn", Semaphore()),) if pipeline.deterministic else ()
     program: Program = (

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.common import describe_run, write_result
 from hardware import RESULTS
-from hardware.backward_hopper.make_suite import TIMED, calls
+from hardware.backward_hopper.make_suite import TIMED, calls, label
 from tests.sm100.backward_prepost import FUNCTIONS, Call, errors
 
 RESULT = "backward_hopper.json"
@@ -58,13 +58,13 @@ def main() -> int:
     rows, timed = {}, {}
     for variant, call in calls().items():
         for name in FUNCTIONS:
-            case = f"{variant}, {name}"
+            case = label(variant, name)
             given = np.load(arguments.folder / f"{case}.npz")
             found = got[f"{case}/changed"], int(got[f"{case}/different"])
             rows[case] = judged(name, call, given, *found)
             print(f"{case}: {rows[case]}{' WRONG' if is_wrong(rows[case]) else ''}")
     for name in FUNCTIONS:
-        case = f"{TIMED}, {name}"
+        case = label(TIMED, name)
         timed[name] = rates(got[f"{case}/seconds"], int(got[f"{case}/moved_bytes"]))
         print(f"{case}: {timed[name]}")
     report = describe_run(("numpy", "nvidia-cutlass-dsl"))

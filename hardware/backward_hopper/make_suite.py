@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ def calls() -> dict[str, Call]:
 def large_call() -> Call:
     """What is timed: 16k rows of 16 heads."""
     return Call(BackwardSpec(head_dim=128, head_dim_v=128), LARGE)
+
+
+def label(variant: str, name: str) -> str:
+    """A launch's name, as of its file."""
+    return re.sub(r"\W+", "_", f"{variant} {name}").strip("_")
 
 
 def moved_bytes(name: str, call: Call) -> int:
@@ -82,11 +88,11 @@ def suite() -> Iterator[tuple[str, dict[str, Any]]]:
             emulated = copy(before)
             Session(None, (), {}).call(kernel, call.arguments(name, emulated), {})
             arrays = {"before": before, "emulated": emulated ^ before}
-            yield f"{variant}, {name}", arrays | described(kernel, call, name, before)
+            yield label(variant, name), arrays | described(kernel, call, name, before)
     call = large_call()
     for name in FUNCTIONS:
         kernel = compile_small(name, call.spec, ARCH)
-        yield f"{TIMED}, {name}", described(kernel, call, name, room(call.bytes_used))
+        yield label(TIMED, name), described(kernel, call, name, room(call.bytes_used))
 
 
 def main() -> int:

@@ -61,3 +61,8 @@ def test_rates() -> None:
     call = make_suite.large_call()
     assert make_suite.moved_bytes("postprocess", call) == 6 * 128 * 16 * 16384
     assert make_suite.moved_bytes("preprocess", call) == (8 * 128 + 12) * 16 * 16384
+
+
+def test_every_launch_has_its_file() -> None:
+    labels = [make_suite.label(call, name) for call in make_suite.calls() for name in FUNCTIONS]
+    assert len({*labels}) == len(labels) and make_suite.TIMED not in make_suite.calls()

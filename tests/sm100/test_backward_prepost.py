@@ -43,8 +43,8 @@ SPECS = {
     "(192, 128)": BackwardSpec(head_dim=192, head_dim_v=128, lse_gradient=True),
     "packed, used": BackwardSpec(head_dim=8, head_dim_v=16, dtype="fp16", packed_q=True,
                                  used_q=True, sink=True, deterministic=True),
-    "d < dv": BackwardSpec(head_dim=40, head_dim_v=104, used_q=True, lse_gradient=True),
-    "d > dv": BackwardSpec(head_dim=120, head_dim_v=8, dtype="fp16", packed_q=True),
+    "d below dv": BackwardSpec(head_dim=40, head_dim_v=104, used_q=True, lse_gradient=True),
+    "d above dv": BackwardSpec(head_dim=120, head_dim_v=8, dtype="fp16", packed_q=True),
 }  # fmt: skip
 LENGTHS = (1, 2, 127, 128, 129, 257)
 MOST_BLOCKS = 10
@@ -88,7 +88,7 @@ def drawn_sizes(draw: Any, spec: BackwardSpec) -> Sizes:
 
 @pytest.mark.parametrize("variant", SPECS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_as_defined(name: str, variant: str, data: st.DataObject) -> None:
     sizes = data.draw(drawn_sizes(SPECS[variant]))
@@ -219,9 +219,9 @@ FAULTS = {
 }  # fmt: skip
 
 
-def put_in_place(bug: Bug, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """The kernels as they are compiled next have the fault."""
-    module = altered(bug, folder)
+def put_in_place(bug: Bug, folder: Path, patch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels as they are compiled next have the fault; those that do."""
+    module, names = altered(bug, folder), []
     for original in (preprocess, postprocess):
         name = original.__name__.rsplit(".", 1)[-1]
         if bug.module is row_blocks:
@@ -229,6 +229,8 @@ def put_in_place(bug: Bug, folder: Path, patch: pytest.MonkeyPatch) -> None:
             module = altered(edit(original, line, "from altered_row_blocks import"), folder)
         if bug.module in (row_blocks, original):
             patch.setitem(FUNCTIONS, name, getattr(module, name))
+            names.append(name)
+    return names
 
 
 def seen(name: str, spec: BackwardSpec, call: Call) -> bool:
@@ -243,9 +245,9 @@ def seen(name: str, spec: BackwardSpec, call: Call) -> bool:
 def test_a_fault_is_seen(
     fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same in both kernels; and nothing is seen without one."""
+    """In one of the kernels that have it; and nothing is seen in either without one."""
     bug = FAULTS[fault] if fault else edit(row_blocks, "SmemAllocator", "SmemAllocator")
-    put_in_place(bug, tmp_path, monkeypatch)
+    names = put_in_place(bug, tmp_path, monkeypatch)
     spec = replace(SPECS["packed"], used_q=True)
     call = Call(spec, Sizes((0, 130, 128, 1), heads=1, slack=3, blind=0.3))
-    assert any(seen(name, spec, call) for name in FUNCTIONS) == (fault is not None)
+    assert any(seen(name, spec, call) for name in names) == (fault is not None)

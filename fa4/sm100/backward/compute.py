@@ -127,7 +127,7 @@ def compute(signals: Signals, tile: KeyTile, columns: Columns, mods: KeyMods) ->
                 step(signals, columns, mods, row_tile, seen, progress)
                 progress = progress.next()
         mods = mods.next_head()
-    if cutlass.const_expr(spec.cta_group == 2):  # noqa: SIM102
+    if cutlass.const_expr(spec.cta_group == 2 and spec.overlaps_tiles):  # noqa: SIM102
         if tile.trips > 0:
             signals.arrive_once("s_read")  # there is no further S: the last dS is stored
 
@@ -172,13 +172,14 @@ def step(
             store_ds(columns.ds, words[-FRAGMENT // 2 :], fragment)
         stand_apart(columns.never)
     cute.arch.fence_view_async_tmem_store()
-    if cutlass.const_expr(pair):
+    early: cutlass.Constexpr = pair and spec.overlaps_tiles
+    if cutlass.const_expr(early):  # dK may start; dQ of the tile before still reads shared memory
         signals.arrive_once("ds_full")
         signals.wait("ds_empty", progress.turn)
+    if cutlass.const_expr(pair):
         exchange_ds(signals, columns.ds, words)
-        cute.arch.fence_proxy("async.shared", space="cta")
-    else:
-        cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.fence_proxy("async.shared", space="cta")
+    if cutlass.const_expr(not early):
         signals.arrive_once("ds_full")
     with cute.arch.elect_one():
         signals.arrive("row_stats_empty", progress.ring)

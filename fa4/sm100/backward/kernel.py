@@ -10,10 +10,12 @@ from fa4.plan.backward_single import HALF, dq_over_dp
 from fa4.plan.work import FRAGMENT
 from fa4.sm100.backward.compute import ROW_BYTES, Columns, DsStore, Split, compute
 from fa4.sm100.backward.epilogue import Gradient, epilogue
-from fa4.sm100.backward.load import Source, Sources, load
-from fa4.sm100.backward.load_pair import PairSources, load_pair
-from fa4.sm100.backward.mma import Product, Products, mma
+from fa4.sm100.backward.load import TileSource, TileSources, load
+from fa4.sm100.backward.load_pair import PairTileSources, load_pair
+from fa4.sm100.backward.load_serial import load_serial
+from fa4.sm100.backward.mma import BackwardProducts, TileProduct, mma
 from fa4.sm100.backward.mma_pair import mma_pair
+from fa4.sm100.backward.mma_serial import mma_serial
 from fa4.sm100.backward.mods import key_mods
 from fa4.sm100.backward.reduce import Reduction, reduce
 from fa4.sm100.backward.relay import relay
@@ -42,17 +44,24 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
 
     if has_role(warp, plan.role("load")):
         cute.arch.setmaxregister_decrease(plan.role("load").registers)
-        if cutlass.const_expr(spec.cta_group == 2):
-            load_pair(signals.of("load"), tile, make_pair_sources(spec, memory, loads, stats, tile))
-        else:
+        if cutlass.const_expr(spec.cta_group == 1):
             load(signals.of("load"), tile, make_sources(spec, memory, loads, stats))
+        else:
+            sources = make_pair_sources(spec, memory, loads, stats, tile)
+            if cutlass.const_expr(spec.overlaps_tiles):
+                load_pair(signals.of("load"), tile, sources)
+            else:
+                load_serial(signals.of("load"), tile, sources)
     if has_role(warp, plan.role("mma")):
         cute.arch.setmaxregister_decrease(plan.role("mma").registers)
-        if cutlass.const_expr(spec.cta_group == 2):
-            if tile.rank == LEADER:
-                mma_pair(signals.of("mma"), tile.trips, make_products(spec, memory))
-        else:
-            mma(signals.of("mma"), tile.trips, make_products(spec, memory))
+        if tile.rank == LEADER:
+            products = make_products(spec, memory)
+            if cutlass.const_expr(spec.cta_group == 1):
+                mma(signals.of("mma"), tile.trips, products)
+            elif cutlass.const_expr(spec.overlaps_tiles):
+                mma_pair(signals.of("mma"), tile.trips, products)
+            else:
+                mma_serial(signals.of("mma"), tile.trips, products)
     if cutlass.const_expr(spec.cta_group == 2):  # noqa: SIM102
         if has_role(warp, plan.role("relay")):
             cute.arch.setmaxregister_decrease(plan.role("relay").registers)
@@ -89,31 +98,31 @@ def shared_tile(
 
 def make_sources(
     spec: BackwardSpec, memory: cute.Pointer, loads: tuple, stats: cute.Tensor
-) -> Sources:
+) -> TileSources:
     """Q, K, V and dO on their way from global to shared memory."""
     stages = spec.plan.buffer("q").stages if spec.cta_group == 1 else 0
     found = [
-        Source(*load, shared_tile(spec, memory, name, tile_shapes(spec)[name], some))
+        TileSource(*load, shared_tile(spec, memory, name, tile_shapes(spec)[name], some))
         for load, (name, some) in zip(
             loads, (("q", stages), ("k", 0), ("v", 0), ("do", 0)), strict=True
         )
     ]
     place = cute.recast_ptr(memory + spec.plan.buffer("row_stats").start, dtype=Float32)
-    return Sources(*found, stats, place)
+    return TileSources(*found, stats, place)
 
 
 def make_pair_sources(
     spec: BackwardSpec, memory: cute.Pointer, loads: tuple, stats: cute.Tensor, tile: KeyTile
-) -> PairSources:
+) -> PairTileSources:
     """The same by rows, and Q, dO and K by columns."""
     halves = [
-        Source(*load, shared_tile(spec, memory, name, tile_shapes(spec)[name]), tile.rank)
+        TileSource(*load, shared_tile(spec, memory, name, tile_shapes(spec)[name]), tile.rank)
         for load, name in zip(loads[4:], ("q_t", "do_t", "k_t"), strict=True)
     ]
-    return PairSources(make_sources(spec, memory, loads[:4], stats), *halves)
+    return PairTileSources(make_sources(spec, memory, loads[:4], stats), *halves)
 
 
-def make_products(spec: BackwardSpec, memory: cute.Pointer) -> Products:
+def make_products(spec: BackwardSpec, memory: cute.Pointer) -> BackwardProducts:
     """The five products; K and dS are read along their rows by dQ, Q and dO by dK and dV."""
     plan, shapes, group = spec.plan, tile_shapes(spec), spec.cta_group
     split = make_split(spec)
@@ -136,16 +145,16 @@ def make_products(spec: BackwardSpec, memory: cute.Pointer) -> Products:
 
     rows = TILE_ROWS * group
     scores = descriptor(rows, TILE_ROWS, a=False, b=False)
-    return Products(
-        s=Product(operand("k", along_rows=False), operand("q", along_rows=False), scores,
+    return BackwardProducts(
+        s=TileProduct(operand("k", along_rows=False), operand("q", along_rows=False), scores,
                   column("s")),
-        dp=Product(operand("v", along_rows=False), operand("do", along_rows=False), scores,
+        dp=TileProduct(operand("v", along_rows=False), operand("do", along_rows=False), scores,
                    column("dp")),
-        dv=Product(in_tensor_memory("p0"), operand(f"do{turned}", along_rows=True),
+        dv=TileProduct(in_tensor_memory("p0"), operand(f"do{turned}", along_rows=True),
                    descriptor(rows, dim_v, a=False, b=True), column("dv")),
-        dk=Product(in_tensor_memory("ds0"), operand(f"q{turned}", along_rows=True),
+        dk=TileProduct(in_tensor_memory("ds0"), operand(f"q{turned}", along_rows=True),
                    descriptor(rows, d, a=False, b=True), column("dk")),
-        dq=Product(operand("ds", along_rows=True), operand(f"k{turned}", along_rows=True),
+        dq=TileProduct(operand("ds", along_rows=True), operand(f"k{turned}", along_rows=True),
                    descriptor(TILE_ROWS, d, a=True, b=True), column("dq")),
         dq_over_dp=group == 1 and dq_over_dp(spec.pipeline),
         cta_group=group,

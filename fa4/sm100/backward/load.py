@@ -14,7 +14,7 @@ from fa4.sm100.kit.signals import Signals
 
 
 @dataclass(frozen=True)
-class Source:
+class TileSource:
     """One operand's way from global to shared memory.
 
     atom, tensor: the TMA copy and its coordinates, (rows, dim, head, batch), as `ending_view` has
@@ -40,22 +40,22 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Sources:
+class TileSources:
     """What the load warp loads. stats: in global memory, (heads, tiles, 2, 128) of float32.
 
     stats_shared: of all stages.
     """
 
-    q: Source
-    k: Source
-    v: Source
-    dout: Source
+    q: TileSource
+    k: TileSource
+    v: TileSource
+    dout: TileSource
     stats: cute.Tensor
     stats_shared: cute.Pointer
 
 
 @cute.jit
-def load(signals: Signals, tile: KeyTile, sources: Sources) -> None:
+def load(signals: Signals, tile: KeyTile, sources: TileSources) -> None:
     """Query heads of the group one after the other, their query tiles from the first on."""
     ring, turn = signals.ring("q"), Ring.of(1)
     trips, q_start = tile.trips, tile.q_start
@@ -87,7 +87,7 @@ def load(signals: Signals, tile: KeyTile, sources: Sources) -> None:
         signals.wait("do_empty", turn)
 
 
-def load_keys(signals: Signals, name: str, source: Source, tile: KeyTile) -> None:
+def load_keys(signals: Signals, name: str, source: TileSource, tile: KeyTile) -> None:
     """K or V of the work tile, counted with the first phase of `name`."""
     number = tile.group_number if source.rows == tile.group_keys else tile.block
     tiles = tiles_of(source, tile, tile.head_k, of_keys=True)
@@ -95,7 +95,9 @@ def load_keys(signals: Signals, name: str, source: Source, tile: KeyTile) -> Non
     copy_tile(source, tiles[None, None, number], source.shared, full)
 
 
-def copy_tile(source: Source, tile: cute.Tensor, shared: cute.Tensor, full: cute.Pointer) -> None:
+def copy_tile(
+    source: TileSource, tile: cute.Tensor, shared: cute.Tensor, full: cute.Pointer
+) -> None:
     """Start the copy of a tile of global memory, which completes `full`."""
     to, origin = cpasync.tma_partition(
         source.atom,
@@ -108,7 +110,7 @@ def copy_tile(source: Source, tile: cute.Tensor, shared: cute.Tensor, full: cute
 
 
 def copy_stats(
-    sources: Sources, head: Int32, row_tile: Int32, stage: Int32, full: cute.Pointer
+    sources: TileSources, head: Int32, row_tile: Int32, stage: Int32, full: cute.Pointer
 ) -> None:
     """Start the copy of a tile's row statistics: one run of memory."""
     words: cutlass.Constexpr = STATS_BYTES // 4
@@ -121,7 +123,7 @@ def copy_stats(
                   origin, to, mbar_ptr=full)  # fmt: skip
 
 
-def tiles_of(source: Source, tile: KeyTile, head: Int32, *, of_keys: bool) -> cute.Tensor:
+def tiles_of(source: TileSource, tile: KeyTile, head: Int32, *, of_keys: bool) -> cute.Tensor:
     """(rows, dim, number) tiles of a head, by their number in the sequence.
 
     Of the columns, those of `source.column`.

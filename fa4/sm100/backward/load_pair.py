@@ -7,8 +7,8 @@ import cutlass.cute as cute
 
 from fa4.plan.backward_single import STATS_BYTES
 from fa4.sm100.backward.load import (
-    Source,
-    Sources,
+    TileSource,
+    TileSources,
     copy_stats,
     copy_tile,
     load_keys,
@@ -20,17 +20,17 @@ from fa4.sm100.kit.signals import Signals
 
 
 @dataclass(frozen=True)
-class PairSources:
+class PairTileSources:
     """What a CTA loads: Q and dO by rows, as `whole`, and Q, dO and both K tiles by columns."""
 
-    whole: Sources
-    q_t: Source
-    do_t: Source
-    k_t: Source
+    whole: TileSources
+    q_t: TileSource
+    do_t: TileSource
+    k_t: TileSource
 
 
 @cute.jit
-def load_pair(signals: Signals, tile: KeyTile, sources: PairSources) -> None:
+def load_pair(signals: Signals, tile: KeyTile, sources: PairTileSources) -> None:
     """In the order in which the products before them free their places."""
     stats, turn = signals.ring("row_stats"), Ring.of(1)
     trips, q_start = tile.trips, tile.q_start
@@ -41,13 +41,13 @@ def load_pair(signals: Signals, tile: KeyTile, sources: PairSources) -> None:
         load_keys(signals, "q_t_full", sources.k_t, tile)
     for _ in cutlass.range(trips, unroll=1):
         rows = row_tile * 2 + tile.rank
-        _fill(signals, "q", sources.whole.q, (tile, head, rows), turn)
+        fill(signals, "q", sources.whole.q, (tile, head, rows), turn)
         signals.wait("row_stats_empty", stats)
         full = signals.expect("row_stats_full", STATS_BYTES, stats)
         copy_stats(sources.whole, head, tile.row_tile + row_tile, stats.slot, full)
-        _fill(signals, "do", sources.whole.dout, (tile, head, rows), turn)
-        _fill(signals, "do_t", sources.do_t, (tile, head, row_tile), turn)
-        _fill(signals, "q_t", sources.q_t, (tile, head, row_tile), turn)
+        fill(signals, "do", sources.whole.dout, (tile, head, rows), turn)
+        fill(signals, "do_t", sources.do_t, (tile, head, row_tile), turn)
+        fill(signals, "q_t", sources.q_t, (tile, head, row_tile), turn)
         stats, turn = stats.next(), turn.next()
         row_tile += 1
         ended = row_tile == tile.q_stop
@@ -58,7 +58,7 @@ def load_pair(signals: Signals, tile: KeyTile, sources: PairSources) -> None:
             signals.wait(f"{name}_empty", turn)
 
 
-def _fill(signals: Signals, name: str, source: Source, place: tuple, turn: Ring) -> None:
+def fill(signals: Signals, name: str, source: TileSource, place: tuple, turn: Ring) -> None:
     """A tile of Q or dO. place: work tile, query head, number of the tile."""
     tile, head, number = place
     signals.wait(f"{name}_empty", turn)

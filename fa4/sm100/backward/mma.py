@@ -20,7 +20,7 @@ from fa4.sm100.kit.signals import Signals
 
 
 @dataclass(frozen=True)
-class Product:
+class TileProduct:
     """One product: where its operands and its sum lie.
 
     a: shared memory, or addresses of its steps in tensor memory. b: shared memory. idesc: its
@@ -34,20 +34,20 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Products:
+class BackwardProducts:
     """The five products of a query tile. dq_over_dp: dQ lies where the next dP will."""
 
-    s: Product
-    dp: Product
-    dv: Product
-    dk: Product
-    dq: Product
+    s: TileProduct
+    dp: TileProduct
+    dv: TileProduct
+    dk: TileProduct
+    dq: TileProduct
     dq_over_dp: cutlass.Constexpr
     cta_group: cutlass.Constexpr
 
 
 @cute.jit
-def mma(signals: Signals, trips: Int32, products: Products) -> None:
+def mma(signals: Signals, trips: Int32, products: BackwardProducts) -> None:
     """Every product of the work tile."""
     early: cutlass.Constexpr = products.dq_over_dp
     ring, turn = signals.ring("q"), Ring.of(1)
@@ -72,7 +72,7 @@ def mma(signals: Signals, trips: Int32, products: Products) -> None:
         _queries(signals, products, turn, not early)
 
 
-def _scores(signals: Signals, products: Products, ring: Ring, zero: Any = 0) -> None:
+def _scores(signals: Signals, products: BackwardProducts, ring: Ring, zero: Any = 0) -> None:
     """S = K Q^T."""
     signals.wait("q_full", ring)
     issue(products, products.s, ring.slot, zero=zero)
@@ -80,7 +80,7 @@ def _scores(signals: Signals, products: Products, ring: Ring, zero: Any = 0) -> 
 
 
 def _gradients(
-    signals: Signals, products: Products, turn: Ring, drained: bool, zero: Any = 0
+    signals: Signals, products: BackwardProducts, turn: Ring, drained: bool, zero: Any = 0
 ) -> None:
     """dP = V dO^T."""
     signals.wait("do_full", turn)
@@ -90,21 +90,25 @@ def _gradients(
     signals.commit("dp_full")
 
 
-def _values(signals: Signals, products: Products, turn: Ring, more: bool, zero: Any = 0) -> None:
+def _values(
+    signals: Signals, products: BackwardProducts, turn: Ring, more: bool, zero: Any = 0
+) -> None:
     """dV += P^T dO."""
     signals.wait("p_full", turn)
     issue(products, products.dv, more=more, zero=zero)
     signals.commit("do_empty")
 
 
-def _keys(signals: Signals, products: Products, ring: Ring, more: Boolean, zero: Any = 0) -> None:
+def _keys(
+    signals: Signals, products: BackwardProducts, ring: Ring, more: Boolean, zero: Any = 0
+) -> None:
     """dK += dS^T Q."""
     issue(products, products.dk, ring.slot, more=more, zero=zero)
     signals.commit("q_empty", ring)
 
 
 def _queries(
-    signals: Signals, products: Products, turn: Ring, drained: bool, zero: Any = 0
+    signals: Signals, products: BackwardProducts, turn: Ring, drained: bool, zero: Any = 0
 ) -> None:
     """dQ = dS K."""
     if drained:
@@ -114,8 +118,8 @@ def _queries(
 
 
 def issue(
-    products: Products,
-    product: Product,
+    products: BackwardProducts,
+    product: TileProduct,
     stage: Int32 | int = 0,
     more: Boolean | bool = False,
     zero: Any = 0,

@@ -9,13 +9,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from fa4.sm100.backward.mma import Products, afresh, issue
+from fa4.sm100.backward.mma import BackwardProducts, afresh, issue
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
 
 
 @cute.jit
-def mma_pair(signals: Signals, trips: Int32, products: Products) -> None:
+def mma_pair(signals: Signals, trips: Int32, products: BackwardProducts) -> None:
     """Every product of the work tile. Of what is waited for, `turn` is the tile whose dQ is due."""
     turn, following = Ring.of(1), Ring.of(1)
     if trips > 0:
@@ -41,14 +41,14 @@ def mma_pair(signals: Signals, trips: Int32, products: Products) -> None:
         _queries(signals, products, turn, 0)
 
 
-def _scores(signals: Signals, products: Products, zero: Int32 | int) -> None:
+def _scores(signals: Signals, products: BackwardProducts, zero: Int32 | int) -> None:
     """S = K Q^T."""
     issue(products, products.s, zero=zero)
     signals.commit("s_full")
     signals.commit("q_empty")
 
 
-def _gradients(signals: Signals, products: Products, turn: Ring, zero: Int32 | int) -> None:
+def _gradients(signals: Signals, products: BackwardProducts, turn: Ring, zero: Int32 | int) -> None:
     """dP = V dO^T."""
     signals.wait("do_full", turn)
     issue(products, products.dp, zero=zero)
@@ -57,7 +57,7 @@ def _gradients(signals: Signals, products: Products, turn: Ring, zero: Int32 | i
 
 
 def _values(
-    signals: Signals, products: Products, turn: Ring, more: bool, zero: Int32 | int
+    signals: Signals, products: BackwardProducts, turn: Ring, more: bool, zero: Int32 | int
 ) -> None:
     """dV += P^T dO."""
     signals.wait("do_t_full", turn)
@@ -67,7 +67,7 @@ def _values(
 
 
 def _keys(
-    signals: Signals, products: Products, turn: Ring, more: Boolean, zero: Int32 | int
+    signals: Signals, products: BackwardProducts, turn: Ring, more: Boolean, zero: Int32 | int
 ) -> None:
     """dK += dS^T Q."""
     signals.wait("q_t_full", turn)
@@ -76,7 +76,7 @@ def _keys(
     signals.commit("q_t_empty")
 
 
-def _queries(signals: Signals, products: Products, turn: Ring, zero: Int32 | int) -> None:
+def _queries(signals: Signals, products: BackwardProducts, turn: Ring, zero: Int32 | int) -> None:
     """dQ = dS K, once the S that was issued before is read and both CTAs have both parts of dS."""
     signals.wait("s_read", turn.next())
     signals.wait("ds_relayed", turn)

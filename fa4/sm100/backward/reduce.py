@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from fa4.plan.backward_single import DQ_STAGES, dq_slice_cols
+from fa4.plan.backward_single import DQ_STAGES
 from fa4.sm100.backward.tiles import KeyTile
 from fa4.sm100.backward.workspace import DQ_WARPS, VECTOR
 from fa4.sm100.kit.ptx_block import PtxBlock
@@ -46,9 +46,9 @@ def reduce(signals: Signals, tile: KeyTile, work: Reduction) -> None:
     spec: cutlass.Constexpr = tile.spec
     dim: cutlass.Constexpr = padded_dim(spec.head_dim)
     own_cols: cutlass.Constexpr = dim // spec.cta_group
-    cols: cutlass.Constexpr = dq_slice_cols(own_cols)
+    slot_bytes: cutlass.Constexpr = spec.plan.buffer("dq_staging").size
+    cols: cutlass.Constexpr = slot_bytes // (WARPGROUP * FLOAT_BYTES)
     slices: cutlass.Constexpr = own_cols // cols
-    slot_bytes: cutlass.Constexpr = WARPGROUP * cols * FLOAT_BYTES
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // WARP)
     lane = cute.arch.lane_idx()
     own = Int32(work.staging.toint()) + warp * (slot_bytes * WARP // WARPGROUP)

@@ -10,6 +10,7 @@ from fa4.config import BackwardConfig, BackwardPipeline, require, require_int
 from fa4.hardware import B200, Gpu
 from fa4.masks import IntervalMask
 from fa4.plan.backward import backward_plan
+from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.schema import PipelinePlan
 from fa4.sm100.forward.spec import AUX_DTYPES
 from fa4.sm100.kit.units import padded_dim
@@ -90,6 +91,11 @@ class BackwardSpec:
     def modifies_scores(self) -> bool:
         """Is there something between the raw score and the exponential?"""
         return self.softcap or self.score_mod is not None
+
+    @property
+    def overlaps_tiles(self) -> bool:
+        """Do products of one query tile run between those of the next? (`fa4.plan.backward`)"""
+        return (self.head_dim, self.head_dim_v) != SERIAL_DIMS
 
     @property
     def pipeline(self) -> BackwardPipeline:
