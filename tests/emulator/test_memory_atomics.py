@@ -355,3 +355,20 @@ def test_faults_of_asynchronous_stores(planted: Callable[[str], str], kind: str)
         schedule="adversarial",
     )  # fmt: skip
     assert kind in kinds(report)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "finding"),
+    [("f32", "%rd1", "race"), ("f32", "%rd21", None), ("u32", "%rd1", None)],
+)
+def test_sums_whose_bits_depend_on_their_order(kind: str, place: str, finding: str | None) -> None:
+    """Two CTAs add to one place, or each to places of its own; reported only where asked for."""
+    text = (
+        f"{LANE} mov.u32 %r2, %ctaid.x; mad.lo.u32 %r1, %r2, 32, %r1; "
+        f"mad.wide.u32 %rd21, %r1, 4, %rd1; mov.b32 %r3, 0x3f800000; mov.b32 %f1, %r3; "
+        f"red.global.add.{kind} [{place}], {'%f1' if kind == 'f32' else '%r3'};"
+    )
+    for strict in (False, True):
+        data = np.zeros(64, np.float32)
+        report = run_ptx(text, [data], grid=(2, 1, 1), collect=True, ordered_sums=strict)
+        assert kinds(report) == ({finding} if strict and finding else set())

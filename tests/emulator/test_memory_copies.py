@@ -400,12 +400,13 @@ def test_bulk_reductions_of_many_ctas(
     for _ in range(4):
         expected = rule(expected, source).astype(dtype)
     copy = "cp.reduce.async.bulk.global.shared::cta.bulk_group." + suffix
-    report = run_ptx(
-        store_text(copy=copy, wait=WAIT_ALL), [source, out], grid=(4, 1, 1), smem=512,
-        schedule=schedule,
-    )  # fmt: skip
+    text = store_text(copy=copy, wait=WAIT_ALL)
+    shape: dict[str, Any] = {"grid": (4, 1, 1), "smem": 512, "schedule": schedule}
+    report = run_ptx(text, [source, out], **shape)
     np.testing.assert_array_equal(out, expected)
     assert report.ok
+    strict = run_ptx(text, [source, out], collect=True, ordered_sums=True, **shape)
+    assert kinds(strict) == ({"race"} if "add" in suffix and ".f" in suffix else set())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Strategies of problems for a compiled forward kernel: what may vary without compiling again."""
+"""Strategies of problems for a compiled kernel: what may vary without compiling again."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ MOST_TILES = 12  # pairs of a query block and a KV tile, over heads and sequence
 # masked_nan hides NaN among keys that other rows of the tile see: 0 * NaN is NaN in any kernel
 # that multiplies whole tiles.
 VALUES = tuple(name for name in REGIMES if name != "masked_nan")
+GRADIENT_VALUES = tuple(name for name in VALUES if name != "largest")  # those of K overflow
 SCHEDULES = ("random", "adversarial", "fifo")
 
 
 @st.composite
-def cases(draw_: Any, spec: ForwardSpec) -> Case:
-    """A problem for a spec: lengths at the edges of tiles, heads, values, mask and features."""
-    room = MOST_TILES
-    longest = 128 if spec.numerics.q_tiles == 1 and not spec.packed_q else 10**6
-    lengths_q = [n for n in EDGES if n <= longest] if longest < 10**6 else list(EDGES)
-    group = spec.group if spec.group > 1 else draw_(st.sampled_from(GROUPS))
+def cases(draw_: Any, spec: Any, room: int = MOST_TILES) -> Case:
+    """A problem for a spec, forward or backward: lengths at the edges of tiles, heads, features.
+
+    room: pairs of a query block and a KV tile, over heads and sequences.
+    """
+    forward = isinstance(spec, ForwardSpec)
+    packed_group = spec.group if forward else 1
+    longest = 128 if forward and spec.numerics.q_tiles == 1 and not spec.packed_q else 10**6
+    lengths_q = [n for n in EDGES if n <= longest]
+    group = packed_group if packed_group > 1 else draw_(st.sampled_from(GROUPS))
     varied_q, varied_k = spec.packed_q or spec.used_q, spec.packed_k or spec.used_k
     count = draw_(st.sampled_from((1, 2, 3) if varied_q or varied_k else (1, 2)))
     lengths: list[tuple[int, int]] = []
@@ -41,15 +46,17 @@ def cases(draw_: Any, spec: ForwardSpec) -> Case:
         if number and varied_k:
             keys = draw_(st.sampled_from((0, *SHORT)))
         lengths.append((rows, keys))
-    blocks = sum(-(-rows * spec.group // 256) * -(-keys // 128) for rows, keys in lengths)
-    unpacked = 1 if spec.group > 1 else group
-    if blocks * unpacked > room and spec.group == 1:
+    height = 256 if forward else 128
+    blocks = sum(-(-rows * packed_group // height) * -(-keys // 128) for rows, keys in lengths)
+    unpacked = 1 if packed_group > 1 else group
+    if blocks * unpacked > room and packed_group == 1:
         group = unpacked = 1
     heads_k = 2 if 2 * blocks * unpacked <= room else 1
     fields: dict[str, Any] = {
         "layout": "packed", "lengths": tuple(lengths), "heads_k": heads_k, "group": group,
         "head_dim": spec.head_dim, "head_dim_v": spec.head_dim_v, "dtype": spec.dtype,
-        "causal": spec.causal, "values": draw_(st.sampled_from(VALUES)),
+        "causal": spec.causal,
+        "values": draw_(st.sampled_from(VALUES if forward else GRADIENT_VALUES)),
         "seed": draw_(draw.seeds()),
     }  # fmt: skip
     if spec.sink:
@@ -65,7 +72,7 @@ def cases(draw_: Any, spec: ForwardSpec) -> Case:
     return Case(**fields)
 
 
-def _window(draw_: Any, spec: ForwardSpec, rows: int, keys: int) -> tuple[int | None, int | None]:
+def _window(draw_: Any, spec: Any, rows: int, keys: int) -> tuple[int | None, int | None]:
     """A window whose unbounded sides are those that the spec does not have."""
     left, right = draw_(draw.windows(rows, keys, causal=spec.causal))
     left = left if spec.window_left else None
@@ -76,10 +83,14 @@ def _window(draw_: Any, spec: ForwardSpec, rows: int, keys: int) -> tuple[int | 
 
 def runs() -> st.SearchStrategy[dict[str, Any]]:
     """How the emulator runs it: schedule, seed, and so few CTAs that each has several tiles."""
-    return st.fixed_dictionaries(
-        {
-            "schedule": st.sampled_from(SCHEDULES),
-            "seed": st.integers(0, 2**16),
-            "num_sms": st.sampled_from((1, 2, 3)),
-        }
-    )
+    return _runs(num_sms=st.sampled_from((1, 2, 3)))
+
+
+def backward_runs() -> st.SearchStrategy[dict[str, Any]]:
+    """Schedule, seed, and how many CTAs there are at a time."""
+    return _runs(resident_clusters=st.sampled_from((1, 2, 5)))
+
+
+def _runs(**more: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, Any]]:
+    chosen = {"schedule": st.sampled_from(SCHEDULES), "seed": st.integers(0, 2**16)}
+    return st.fixed_dictionaries(chosen | more)

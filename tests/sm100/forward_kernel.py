@@ -51,6 +51,10 @@ def identity(score: Any, b: Any, h: Any, i: Any, j: Any, info: Any, aux: Any) ->
     return score
 
 
+FLAGS = (
+    "causal", "window_left", "window_right", "packed_q", "packed_k", "used_q", "used_k", "sink",
+    "softcap", "deterministic",
+)  # fmt: skip
 _ALIBI, _TEMPER = SCORE_MODS["alibi"][0], SCORE_MODS["temper"][0]
 _STRIPES, _EMPTY = MASK_MODS["stripes"], MASK_MODS["odd_rows_empty"]
 _BIAS, _DOCUMENTS = ("fp32", 2), ("int32", 1)
@@ -93,33 +97,20 @@ def spec_of(name: str) -> ForwardSpec:
     return ForwardSpec(**{"numerics": tuned, **fields})
 
 
-def features(spec: ForwardSpec) -> set[str]:
-    """What is special about a spec, by name."""
-    flags = {
-        name
-        for name in (
-            "causal",
-            "window_left",
-            "window_right",
-            "packed_q",
-            "packed_k",
-            "used_q",
-            "used_k",
-            "sink",
-            "softcap",
-        )
-        if getattr(spec, name)
-    }
+def features(spec: Any) -> set[str]:
+    """What is special about a spec, forward or backward, by name."""
+    flags = {name for name in FLAGS if getattr(spec, name, False)}
     return flags | {
         name
         for name, has in {
             "fp16": spec.dtype == "fp16",
-            "no lse": not spec.lse,
-            "group": spec.group > 1,
+            "no lse": not getattr(spec, "lse", True),
+            "group": getattr(spec, "group", 1) > 1,
             "score_mod": spec.score_mod is not None,
             "mask_mod": spec.mask_mod is not None,
+            "mask": spec.mask is not None,
             "aux": bool(spec.aux),
-            "one Q tile": spec.numerics.q_tiles == 1,
+            "one Q tile": isinstance(spec, ForwardSpec) and spec.numerics.q_tiles == 1,
             "d != dv": spec.head_dim != spec.head_dim_v,
         }.items()
         if has
@@ -128,16 +119,16 @@ def features(spec: ForwardSpec) -> set[str]:
 
 def impossible(pair: frozenset[str]) -> bool:
     """Do two features exclude each other?"""
+    masks = "causal", "window_left", "window_right"
     return pair in map(
         frozenset,
-        [("causal", "window_right"), ("softcap", "score_mod"), ("mask_mod", "causal"),
-         ("mask_mod", "window_left"), ("mask_mod", "window_right")],
+        [("causal", "window_right"), ("softcap", "score_mod"), ("mask_mod", "mask"),
+         *((other, one) for other in ("mask_mod", "mask") for one in masks)],
     )  # fmt: skip
 
 
-def pairs_met() -> tuple[set[frozenset[str]], set[frozenset[str]]]:
-    """(pairs of features in one of `SPECS`, all possible pairs)."""
-    found = [features(spec_of(name)) for name in SPECS]
+def pairs_met(found: list[set[str]]) -> tuple[set[frozenset[str]], set[frozenset[str]]]:
+    """(pairs that are in one of these sets of features, all possible pairs)."""
     met = {frozenset(pair) for names in found for pair in combinations(sorted(names), 2)}
     everything = combinations(sorted(set().union(*found)), 2)
     return met, {frozenset(pair) for pair in everything if not impossible(frozenset(pair))}
@@ -249,10 +240,11 @@ def check_untouched(inputs: Inputs, out: np.ndarray, lse: np.ndarray | None) -> 
         assert (np.moveaxis(lse, -2, -1)[~mine] == NOTHING).all(), "an LSE beyond its sequence"
 
 
-def make_inputs(spec: ForwardSpec, case: Case) -> Inputs:
+def make_inputs(spec: Any, case: Case) -> Inputs:
     """The arrays of a case in the layout of a spec, what is unused filled with NaN.
 
-    The case is of layout "packed", whatever the spec: its lengths are what counts.
+    The case is of layout "packed", whatever the spec, forward or backward: its lengths are what
+    counts.
     """
     inputs = build_inputs(case)
     options = {
@@ -260,8 +252,12 @@ def make_inputs(spec: ForwardSpec, case: Case) -> Inputs:
     }
     if spec.mask_mod is not None:
         options["mask_mod"] = spec.mask_mod
+    if spec.mask is not None:
+        options["mask_mod"] = spec.mask
     if spec.score_mod is not None:
         options["score_mod"] = spec.score_mod
+    if getattr(spec, "score_mod_bwd", None) is not None:
+        options["score_mod_bwd"] = spec.score_mod_bwd
     if spec.aux:
         options["aux_tensors"] = auxiliary(spec, case)
     sequences = tuple(
@@ -269,6 +265,7 @@ def make_inputs(spec: ForwardSpec, case: Case) -> Inputs:
         for b, seq in enumerate(inputs.sequences)
     )
     q, q_index, rows = _lay_out([seq.q for seq in sequences], spec.packed_q, spec.used_q)
+    dout, _, _ = _lay_out([seq.dout for seq in sequences], spec.packed_q, spec.used_q)
     k, kv_index, keys = _lay_out([seq.k for seq in sequences], spec.packed_k, spec.used_k)
     v, _, _ = _lay_out([seq.v for seq in sequences], spec.packed_k, spec.used_k)
     for side, packed, used, offsets, parts in (
@@ -280,7 +277,7 @@ def make_inputs(spec: ForwardSpec, case: Case) -> Inputs:
         if used:
             options[f"seqused_{side}"] = np.array([len(part) for part in parts], np.int32)
     return replace(
-        inputs, q=q, k=k, v=v, sequences=sequences, q_index=q_index, kv_index=kv_index,
+        inputs, q=q, k=k, v=v, dout=dout, sequences=sequences, q_index=q_index, kv_index=kv_index,
         options=options,
     )  # fmt: skip
 
@@ -307,7 +304,7 @@ def _lay_out(
     return array, index, offsets
 
 
-def auxiliary(spec: ForwardSpec, case: Case) -> tuple[np.ndarray, ...]:
+def auxiliary(spec: Any, case: Case) -> tuple[np.ndarray, ...]:
     """Tensors for `biased` and `listed`, exactly as long as the longest sequence needs."""
     rng = np.random.default_rng([case.seed, 5])
     longest = max(1, *(max(lengths) for lengths in case.lengths))

@@ -25,8 +25,8 @@ from fa4.emulator.isa.ordering import (
 )
 from fa4.emulator.isa.spaces import SHARED, TYPES, VECTORS, Elements, Piece, Space, record, units
 from fa4.emulator.machine.memory import GlobalBuffer
-from fa4.emulator.machine.shadows import ATOMIC, Touch
-from fa4.emulator.machine.state import Fragment
+from fa4.emulator.machine.shadows import ATOMIC, WRITE, Touch
+from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.machine.waits import SPIN, Spin
 from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
@@ -173,6 +173,12 @@ def _bind_update(instruction: PtxInstruction, name: str, operations: set[str]) -
     return Update(operation, kind, Space(space), ordering, size_bytes)
 
 
+def kind_of_update(warp: Warp, operation: str, element: str) -> str:
+    """How an update accesses memory: an ATOMIC commutes with others, a WRITE does not."""
+    sums = operation == "add" and "f" in element
+    return WRITE if sums and warp.cta.machine.options.ordered_sums else ATOMIC
+
+
 def _bind(
     instruction: PtxInstruction, context: KernelContext, update: Update, returns: bool
 ) -> Handler:
@@ -183,7 +189,7 @@ def _bind(
     source = Elements(context, operands[at + 1], update.kind)
     is_cas = update.operation == "cas"
     third = Elements(context, operands[at + 2], update.kind) if is_cas else None
-    access = Access(instruction.line, strong=True)
+    access = {ATOMIC: Access(instruction.line, strong=True), WRITE: Access(instruction.line)}
     size_bytes, ordering = update.size_bytes, update.ordering
     whole = np.dtype(f"V{size_bytes}")
     if source.size_bytes != size_bytes:
@@ -195,7 +201,8 @@ def _bind(
         addresses = address(warp)[lanes]
         values = source.read(warp)[lanes].view(whole).reshape(-1)
         others = third.read(warp)[lanes].view(whole).reshape(-1) if third is not None else None
-        touch = Touch(warp.clock, access, ATOMIC, lanes)
+        kind = kind_of_update(warp, update.operation, update.kind)
+        touch = Touch(warp.clock, access[kind], kind, lanes)
         results = np.empty(len(lanes), whole)
         changed = False
         for piece in update.space.pieces(warp, addresses, lanes, size_bytes, write=True):

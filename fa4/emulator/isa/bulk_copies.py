@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from fa4.emulator.isa.atomics import kind_of_update
 from fa4.emulator.isa.bulk import (
     Side,
     barrier_signal,
@@ -22,7 +23,7 @@ from fa4.emulator.isa.bulk import (
     submit_fill,
 )
 from fa4.emulator.machine.memory import MemoryFault
-from fa4.emulator.machine.shadows import ATOMIC, READ, WRITE
+from fa4.emulator.machine.shadows import READ, WRITE
 from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
@@ -170,7 +171,8 @@ def _bind_exchange(
         reads = shared_chunks(warp.cta, source_offset, size)
         writes = shared_chunks(cta, offset, size)
         reads.touch(warp.cta, actor, line, READ)
-        writes.touch(warp.cta, actor, line, ATOMIC if operation else WRITE)
+        kind = kind_of_update(warp, operation, element) if operation else WRITE
+        writes.touch(warp.cta, actor, line, kind)
 
         def move() -> None:
             if operation:
@@ -264,7 +266,8 @@ def bind_bulk_reduction(instruction: PtxInstruction, context: KernelContext) -> 
             warp, target_of(warp, lane), source_of(warp, lane), size_of(warp, lane)
         )
         update = partial(writes.reduce, operation, element)
-        submit_drain(warp, lane, "bulk reduction", instruction.line, reads, update, writes, ATOMIC)
+        kind = kind_of_update(warp, operation, element)
+        submit_drain(warp, lane, "bulk reduction", instruction.line, reads, update, writes, kind)
 
     return each_lane(copy)
 

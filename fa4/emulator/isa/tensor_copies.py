@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from fa4.emulator.isa.atomics import kind_of_update
 from fa4.emulator.isa.bulk import (
     Side,
     barrier_signal,
@@ -30,7 +31,7 @@ from fa4.emulator.isa.bulk_copies import (
 from fa4.emulator.isa.spaces import Piece
 from fa4.emulator.isa.tensor_boxes import DIMENSIONS, MODES, bind_box
 from fa4.emulator.machine.memory import MemoryFault
-from fa4.emulator.machine.shadows import ATOMIC, READ, WRITE
+from fa4.emulator.machine.shadows import READ, WRITE
 from fa4.emulator.machine.state import Cta, Fragment
 from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import PtxInstruction
@@ -208,7 +209,8 @@ def _bind_drain(
         writes = _global(fragment, plan, write=True)
         if operation:
             update = partial(writes.reduce, operation, tensor_map.element)
-            submit_drain(warp, lane, "TMA reduction", line, reads, update, writes, ATOMIC)
+            kind = kind_of_update(warp, operation, tensor_map.element)
+            submit_drain(warp, lane, "TMA reduction", line, reads, update, writes, kind)
         else:
             submit_drain(warp, lane, "TMA store", line, reads, writes.scatter, writes)
 

@@ -25,7 +25,9 @@ class Options:
     chip. strict_tmem_loads: report registers used before tcgen05.wait::ld, as the manual asks; the
     hardware waits by itself, and kernels that are known to be right rely on it. max_steps: a
     finding ends a run that is not over after so many steps of warps, of which the start of a warp
-    counts as WARP_START_STEPS (None: no limit).
+    counts as WARP_START_STEPS (None: no limit). ordered_sums: report two additions of floats to the
+    same memory that nothing orders, in whose order the bits of the sum differ: what a kernel must
+    not have whose results are the same every time.
     """
 
     schedule: str = "fifo"
@@ -38,6 +40,7 @@ class Options:
     clusters_limit: int = 148
     strict_tmem_loads: bool = False
     max_steps: int | None = None
+    ordered_sums: bool = False
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:

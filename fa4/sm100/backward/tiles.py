@@ -102,9 +102,12 @@ class KeyTile:
     def q_stop(self) -> Int32:
         """One past the last query tile that sees such a key; q_start if none does."""
         last = cutlass.min(self.group_first_key + self.group_keys, self.seqlen_k) - 1
-        stop = (cutlass.max(self.stop_row(last), 0) + TILE_ROWS - 1) // TILE_ROWS
-        stop = cutlass.select_(self.group_first_key < self.seqlen_k, stop, Int32(0))
-        return cutlass.max(stop, self.q_start)
+        reach = self.stop_row(last)
+        # A window that ends before the diagonal hides the last keys from all queries.
+        exists = self.group_first_key < self.seqlen_k
+        seen = exists & (self.first_row(self.group_first_key) < reach)
+        stop = (cutlass.max(reach, 0) + TILE_ROWS - 1) // TILE_ROWS
+        return cutlass.max(cutlass.select_(seen, stop, Int32(0)), self.q_start)
 
     @property
     def trips(self) -> Int32:

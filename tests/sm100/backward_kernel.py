@@ -1,0 +1,346 @@
+"""The compiled backward kernel as a function of a `Case`, run by the emulator.
+
+The main kernel alone: what the kernels around it would compute is done here by NumPy, so that a
+fault is the main kernel's. `SPECS` names the code that the tests compile: few kernels, each with
+several features at once. Sizes, values and schedules are drawn at run time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import cutlass
+import numpy as np
+import pytest
+from cutlass import Float32, Int32, cute
+from cutlass.base_dsl.compiler import DumpDir
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from fa4.compiled.build import build as build_cached
+from fa4.compiled.forward import AUX_ELEMENTS
+from fa4.config import normalize_window
+from fa4.emulator.host.session import Session
+from fa4.emulator.machine.options import Options
+from fa4.masks import Chunked
+from fa4.oracle import attend
+from fa4.plan import require_sound
+from fa4.sm100.backward import host
+from fa4.sm100.backward.spec import BackwardSpec
+from fa4.sm100.backward.workspace import DQ_WARPS, dq_offset, first_tile, tiles_of
+from fa4.sm100.kit.descriptors import ELEMENTS
+from fa4.sm100.kit.units import TILE_ROWS, padded_dim
+from fa4.testing.budget import Outputs
+from fa4.testing.case import MASK_MODS, SCORE_MODS
+from fa4.testing.inputs import Inputs
+from tests.sm100.forward_kernel import (
+    KERNELS,
+    NOTHING,
+    UNBOUNDED,
+    aligned_copy,
+    as_numpy,
+    as_torch,
+    biased,
+    listed,
+)
+
+REDUCE_WARPS = 4  # that add to a dQ tile
+
+
+def passed(grad: Any, score: Any, b: Any, h: Any, i: Any, j: Any, info: Any, aux: Any) -> Any:
+    """The derivative of a bias."""
+    return grad
+
+
+def curved(score: Any, b: Any, h: Any, i: Any, j: Any, info: Any, aux: Any) -> Any:
+    """A score whose derivative depends on it, which no bias's and no factor's does."""
+    return score - score * score * 0.015625
+
+
+def curved_bwd(grad: Any, score: Any, b: Any, h: Any, i: Any, j: Any, info: Any, aux: Any) -> Any:
+    """Its derivative."""
+    return grad * (1.0 - score * 0.03125)
+
+
+_BIAS, _DOCUMENTS = ("fp32", 2), ("int32", 1)
+_BIASED = {"score_mod": biased, "score_mod_bwd": passed}
+_TEMPERED = dict(zip(("score_mod", "score_mod_bwd"), SCORE_MODS["temper"], strict=True))
+_CURVED = {"score_mod": curved, "score_mod_bwd": curved_bwd}
+_STRIPES = MASK_MODS["stripes"]
+
+SPECS: dict[str, dict[str, Any]] = {
+    "plain": {"head_dim": 128},
+    "causal": {"head_dim": 64, "dtype": "fp16", "causal": True, "deterministic": True},
+    "window": {"head_dim": 72, "head_dim_v": 16, "window_left": True, "window_right": True,
+               "packed_q": True, "packed_k": True, "deterministic": True, **_TEMPERED},
+    "packed": {"head_dim": 64, "head_dim_v": 128, "causal": True, "window_left": True,
+               "packed_q": True, "packed_k": True, "used_q": True, "used_k": True,
+               "softcap": True, "deterministic": True},
+    "padded": {"head_dim": 40, "head_dim_v": 24, "dtype": "fp16", "window_left": True,
+               "window_right": True, "used_q": True, "used_k": True, "softcap": True},
+    "biased": {"head_dim": 8, "head_dim_v": 120, "dtype": "fp16", "causal": True,
+               "window_left": True, "used_q": True, "packed_k": True, "aux": (_BIAS,), **_BIASED},
+    "biased_window": {"head_dim": 104, "window_right": True, "packed_q": True, "used_k": True,
+                      "aux": (_BIAS,), "deterministic": True, "dtype": "fp16", **_BIASED},
+    "masked": {"head_dim": 32, "packed_q": True, "packed_k": True, "used_q": True, "used_k": True,
+               "mask_mod": listed, "aux": (_BIAS, _DOCUMENTS), "dtype": "fp16",
+               "deterministic": True, **_BIASED},
+    "masked_softcap": {"head_dim": 16, "head_dim_v": 88, "mask_mod": _STRIPES, "softcap": True,
+                       "packed_q": True, "aux": (_BIAS,)},
+    "chunked": {"head_dim": 128, "mask": Chunked(100), "packed_q": True, "packed_k": True,
+                "used_q": True, "used_k": True, "deterministic": True, "dtype": "fp16"},
+    "chunked_curved": {"head_dim": 96, "head_dim_v": 64, "mask": Chunked(200), "aux": (_BIAS,),
+                       **_CURVED},
+    "chunked_softcap": {"head_dim": 24, "head_dim_v": 32, "mask": Chunked(128), "softcap": True,
+                        "aux": (_BIAS,)},
+    "capped": {"head_dim": 112, "softcap": True, "window_right": True, "packed_k": True,
+               "aux": (_BIAS,), "causal": False},
+}  # fmt: skip
+
+
+def spec_of(name: str) -> BackwardSpec:
+    """One of `SPECS`; head_dim_v is head_dim where it is not named."""
+    return BackwardSpec(**{"head_dim_v": SPECS[name]["head_dim"], **SPECS[name]})
+
+
+@cute.jit
+def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, softcap, window_left,
+              window_right, longest_q, longest_k, cu_seqlens_q, cu_seqlens_k, seqused_q,
+              seqused_k, aux, stream, spec: cutlass.Constexpr,
+              trace: cutlass.Constexpr):  # fmt: skip
+    """`host.gradients` with one level of arguments."""
+    host.gradients(
+        q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, softcap,
+        (window_left, window_right), (longest_q, longest_k),
+        (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, stream, spec, trace,
+    )  # fmt: skip
+
+
+def compile_gradients(
+    spec: BackwardSpec, arch: str = "sm_100a", trace: list[Any] | None = None
+) -> Any:
+    """What `cute.compile` returns for the main kernel; see `compile_forward`."""
+    require_sound(spec.plan, spec.gpu)
+    with tempfile.TemporaryDirectory() as folder:
+        options = (
+            cute.EnableTVMFFI(True),
+            cute.KeepPTX(True),
+            cute.KeepCUBIN(True),
+            cute.GPUArch(arch),
+            DumpDir(folder),
+        )
+        steps = [] if trace is None else trace
+        return cute.compile[options](gradients, *fake_arguments(spec), spec, steps)
+
+
+def fake_arguments(spec: BackwardSpec) -> tuple[Any, ...]:
+    """Stand-ins with symbolic sizes for the arguments of `gradients`, the stream included."""
+    element, tensor = ELEMENTS[spec.dtype], make_fake_tensor
+    batch, offsets, rows_q, rows_k, heads_q, heads_k, tiles = (cute.sym_int() for _ in range(7))
+    d = padded_dim(spec.head_dim)
+
+    def operand(of_keys: bool, dim: int) -> Any:
+        packed, rows, heads = spec.packed_q, rows_q, heads_q
+        if of_keys:
+            packed, rows, heads = spec.packed_k, rows_k, heads_k
+        shape = (rows, heads, dim) if packed else (batch, rows, heads, dim)
+        strides = (*(cute.sym_int64(divisibility=8) for _ in shape[:-1]), 1)
+        return tensor(element, shape, stride=strides, assumed_align=16)
+
+    def kept(kind: Any, align: int, *per_tile: int) -> Any:
+        strides = [1]
+        for size in reversed(per_tile):
+            strides.insert(0, strides[0] * size)
+        per_head = cute.sym_int64(divisibility=4)
+        return tensor(kind, (heads_q, tiles, *per_tile), stride=(per_head, *strides),
+                      assumed_align=align)  # fmt: skip
+
+    def integers(given: bool, length: Any) -> Any:
+        return tensor(Int32, (length,), stride=(1,), assumed_align=4) if given else None
+
+    def auxiliary(dtype: str, rank: int) -> Any:
+        kind, shape = AUX_ELEMENTS[dtype], tuple(cute.sym_int() for _ in range(rank))
+        strides = tuple(cute.sym_int64() for _ in range(rank))
+        return tensor(kind, shape, stride=strides, assumed_align=kind.width // 8)
+
+    return (
+        operand(False, spec.head_dim),
+        operand(True, spec.head_dim),
+        operand(True, spec.head_dim_v),
+        operand(False, spec.head_dim_v),
+        operand(True, spec.head_dim),
+        operand(True, spec.head_dim_v),
+        kept(Float32, 16, TILE_ROWS * d),
+        kept(Float32, 16, 2, TILE_ROWS),
+        kept(Int32, 4, DQ_WARPS) if spec.deterministic else None,
+        Float32(0.0),
+        Float32(0.0) if spec.softcap else None,
+        Int32(0) if spec.window_left else None,
+        Int32(0) if spec.window_right else None,
+        Int32(1),
+        Int32(1),
+        integers(spec.packed_q, offsets),
+        integers(spec.packed_k, offsets),
+        integers(spec.used_q, cute.sym_int()),
+        integers(spec.used_k, cute.sym_int()),
+        tuple(auxiliary(*described) for described in spec.aux) or None,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What the kernels hand one another, as `workspace` describes it; NaN where no tile is.
+
+    places: (first tile, rows) of each sequence.
+    """
+
+    dq_accum: np.ndarray
+    stats: np.ndarray
+    turns: np.ndarray
+    places: tuple[tuple[int, int], ...]
+
+    def tiles(self) -> Iterator[int]:
+        """Every tile that a sequence has."""
+        for first, rows in self.places:
+            yield from range(first, first + -(-rows // TILE_ROWS))
+
+
+def prepare(spec: BackwardSpec, inputs: Inputs, with_dlse: bool = False) -> Workspace:
+    """-LSE and -D from the oracle, as float32 and from an O rounded to the element type."""
+    heads, packed = inputs.q.shape[-2], spec.packed_q
+    batch = len(inputs.sequences)
+    lengths = [len(seq.q) for seq in inputs.sequences]
+    rows = inputs.q.shape[0] if packed else inputs.q.shape[1]
+    count = tiles_of(rows, batch, packed=packed)
+    d = padded_dim(spec.head_dim)
+    accum = np.full((heads, count, TILE_ROWS * d), np.nan, np.float32)
+    stats = np.full((heads, count, 2, TILE_ROWS), np.nan, np.float32)
+    places = []
+    for b, seq in enumerate(inputs.sequences):
+        start = inputs.q_index[b][0].start if packed else 0
+        first = first_tile(b, start, -(-rows // TILE_ROWS), packed=packed)
+        blocks = -(-lengths[b] // TILE_ROWS)
+        places.append((first, lengths[b]))
+        out, lse = attend(seq.q, seq.k, seq.v, inputs.options, b)
+        out = out.astype(inputs.q.dtype).astype(np.float32)
+        row_dot = (seq.dout.astype(np.float32) * out).sum(axis=-1).T
+        if with_dlse:
+            row_dot = row_dot - seq.dlse
+        part = np.zeros((heads, 2, blocks * TILE_ROWS), np.float32)
+        part[:, 0] = -np.inf
+        part[:, 0, : lengths[b]] = np.where(np.isinf(lse), 0.0, -lse * np.log2(np.e))
+        part[:, 1, : lengths[b]] = -row_dot
+        part = part.reshape(heads, 2, blocks, TILE_ROWS).transpose(0, 2, 1, 3)
+        stats[:, first : first + blocks] = part
+        accum[:, first : first + blocks] = 0.0
+    return Workspace(accum, stats, np.zeros((heads, count, DQ_WARPS), np.int32), tuple(places))
+
+
+def finish(spec: BackwardSpec, inputs: Inputs, space: Workspace, scale: float) -> np.ndarray:
+    """dQ in the layout of q, scaled and rounded. AssertionError if other tiles were touched."""
+    d, dq = padded_dim(spec.head_dim), np.full_like(inputs.q, NOTHING)
+    row, col = np.meshgrid(np.arange(TILE_ROWS), np.arange(d), indexing="ij")
+    sums = space.dq_accum[:, :, dq_offset(row, col, d)]
+    for index, (first, rows) in zip(inputs.q_index, space.places, strict=True):
+        mine = sums[:, first : first + -(-rows // TILE_ROWS)].reshape(len(sums), -1, d)
+        mine = mine[:, :rows, : spec.head_dim].transpose(1, 0, 2) * np.float32(scale)
+        dq[index] = mine.astype(dq.dtype)
+    others = np.ones(sums.shape[1], bool)
+    others[list(space.tiles())] = False
+    assert np.isnan(space.dq_accum[:, others]).all(), "dQ of a tile that no sequence has"
+    return dq
+
+
+@dataclass(frozen=True)
+class BackwardKernel:
+    """A compiled spec, with its host code loaded."""
+
+    spec: BackwardSpec
+    compiled: Any
+    session: Session
+
+    def __call__(
+        self, inputs: Inputs, *, with_dlse: bool = False, **options: Any
+    ) -> tuple[Outputs, Any]:
+        """(gradients, report of the emulator); findings raise unless collect=True."""
+        space = prepare(self.spec, inputs, with_dlse)
+        report, outputs = self.launch(inputs, space, **options)
+        return outputs, report
+
+    def launch(self, inputs: Inputs, space: Workspace, **options: Any) -> tuple[Any, Outputs]:
+        """The same on a workspace that is kept."""
+        call = arguments(self.spec, inputs, space)
+        self.session._options = Options(**options)
+        self.session.reports.clear()
+        self.session.call(self.compiled, call, {})
+        (report,) = self.session.reports
+        dk, dv = (as_numpy(x) for x in call[4:6])
+        mine = np.zeros(dk.shape[:-2], bool)
+        for index in inputs.kv_index:
+            mine[index] = True
+        for written in (dk, dv):
+            assert (written[~mine] == NOTHING).all(), "a key beyond its sequence was written"
+            assert surroundings_are_nan(written), "memory beside a gradient was written"
+        dq = finish(self.spec, inputs, space, call[9])
+        return report, Outputs(None, dq=dq, dk=dk.copy(), dv=dv.copy())
+
+
+@cache
+def kernel(name: str) -> BackwardKernel:
+    """One of `SPECS`, compiled once on this machine as long as no source changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FA4_CACHE", "1")
+        patch.setenv("FA4_CACHE_DIR", str(KERNELS))
+        spec = spec_of(name)
+        compiled = build_cached(spec, compiler=compile_gradients)
+        return BackwardKernel(spec, compiled, Session(None, (), {}))
+
+
+def build(spec: BackwardSpec, trace: list[Any] | None = None) -> BackwardKernel:
+    """A kernel that is not kept. trace: collects its steps."""
+    return BackwardKernel(spec, compile_gradients(spec, trace=trace), Session(None, (), {}))
+
+
+def arguments(spec: BackwardSpec, inputs: Inputs, space: Workspace) -> tuple[Any, ...]:
+    """What `gradients` is called with, in its order; dK and dV hold `NOTHING`."""
+    options = inputs.options
+    operands = (inputs.q, inputs.k, inputs.v, inputs.dout)
+    outputs = (np.full_like(x, NOTHING) for x in (inputs.k, inputs.v))
+    left, right = normalize_window(options.get("window_size", (None, None)), spec.causal)
+    scale, aux = options.get("softmax_scale"), options.get("aux_tensors")
+    parts = [(len(seq.q), len(seq.k)) for seq in inputs.sequences]
+
+    def optional(given: bool, value: Any) -> Any:
+        return value if given else None
+
+    def vector(name: str) -> Any:
+        values = options.get(name)
+        return None if values is None else np.ascontiguousarray(values, np.int32)
+
+    return (
+        *(as_torch(aligned_copy(x)) for x in (*operands, *outputs)),
+        space.dq_accum,
+        space.stats,
+        optional(spec.deterministic, space.turns),
+        spec.head_dim**-0.5 if scale is None else scale,
+        optional(spec.softcap, options.get("softcap")),
+        optional(spec.window_left, UNBOUNDED if left is None else left),
+        optional(spec.window_right, UNBOUNDED if right is None else right),
+        max(rows for rows, _ in parts),
+        max(keys for _, keys in parts),
+        *map(vector, ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
+        optional(bool(spec.aux), aux),
+    )
+
+
+def surroundings_are_nan(x: np.ndarray) -> bool:
+    """Is what `aligned_copy` put around an array still there?"""
+    heads, dim = x.shape[-2:]
+    shape = (*x.shape[:-2], heads + 1, dim + 8)
+    wide = np.lib.stride_tricks.as_strided(x, shape, x.strides)
+    kept = np.isnan(wide.astype(np.float32))
+    return bool(kept[..., heads, :].all() and kept[..., dim:].all())
