@@ -13,7 +13,7 @@ from fa4.config import WarpgroupPipeline
 from fa4.hardware import B200, H100
 from fa4.plan import PipelinePlan, check_plan
 from fa4.plan.order_rules import ordered_accesses
-from fa4.plan.places import Region, Resolver, find_place
+from fa4.plan.places import MemoryRegion, Resolver, find_place
 from fa4.plan.schema import Arrive, Copy, Loop, SmemAccess, Sync, Wait, Work, walk
 from fa4.plan.warpgroup import warpgroup_plan
 from tests.plan.plans import (
@@ -215,9 +215,9 @@ def test_names_of_places() -> None:
     assert regions["s1[0:32,64:96]"].region().spans == ((128, 160), (192, 224))
     for name in ("q2", "s1[0:129]", "s1[32:32]", "s1[]", "kv:", "lost", "s0[0:8"):
         assert find_place(plan, name) is None
-    assert not Region("a", "smem", ((0, 8),)).meets(Region("b", "smem", ((8, 16),)))
-    assert Region("a", "smem", ((0, 8),)).meets(Region("b", "smem", ((20, 24), (7, 9))))
-    assert not Region("a", "smem", ((0, 8),)).meets(Region("b", "tmem", ((0, 8),)))
+    assert not MemoryRegion("a", "smem", ((0, 8),)).meets(MemoryRegion("b", "smem", ((8, 16),)))
+    assert MemoryRegion("a", "smem", ((0, 8),)).meets(MemoryRegion("b", "smem", ((20, 24), (7, 9))))
+    assert not MemoryRegion("a", "smem", ((0, 8),)).meets(MemoryRegion("b", "tmem", ((0, 8),)))
 
 
 def test_a_label_means_the_loads_of_its_name() -> None:
