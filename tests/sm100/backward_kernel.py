@@ -330,8 +330,8 @@ def arguments(spec: BackwardSpec, inputs: Inputs, space: Workspace) -> tuple[Any
         optional(spec.softcap, options.get("softcap")),
         optional(spec.window_left, UNBOUNDED if left is None else left),
         optional(spec.window_right, UNBOUNDED if right is None else right),
-        max(rows for rows, _ in parts),
-        max(keys for _, keys in parts),
+        max(1, *(rows for rows, _ in parts)),
+        max(1, *(keys for _, keys in parts)),
         *map(vector, ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
         optional(bool(spec.aux), aux),
     )
