@@ -110,7 +110,8 @@ def backward() -> list[Row]:
     pairs: list[float] = []
     shares: dict[str, list[float]] = {"no": [], "yes": []}
     for seqlen in LENGTHS:
-        call = {"pass": "bwd", "seqlen": seqlen, "batch": TOKENS // seqlen, "heads": 16}
+        call = {"pass": "bwd", "seqlen": seqlen, "batch": TOKENS // seqlen, "heads": 16,
+                "design": "flash_attn.cute"}  # fmt: skip
         pairs.append(run(**call, cta_group=1).seconds / run(**call).seconds)
         for causal, found in shares.items():
             masked = call | {"causal": causal}

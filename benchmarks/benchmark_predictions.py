@@ -14,6 +14,7 @@ from common import describe_run, parse_output, write_result
 from fa4.commands.predict import describe
 from fa4.sim.ablate import ablate
 
+PUBLISHED = {"design": "flash_attn.cute"}  # the kernel that published figures are of
 # Between them: each kernel, machine, element type, mask and scheduler, widths of heads, and shapes
 # with remainders.
 CALLS: dict[str, dict[str, str]] = {
@@ -35,8 +36,15 @@ CALLS: dict[str, dict[str, str]] = {
                                   "cta_group": "1", "head_dim": "64"},
     "backward, deterministic": {"pass": "bwd", "seqlen": "4k", "deterministic": "yes",
                                 "causal": "yes", "heads": "32", "heads_k": "8"},
+    "published backward": {"pass": "bwd", "seqlen": "8k", "batch": "4", **PUBLISHED},
+    "published backward, causal, one CTA": {"pass": "bwd", "seqlen": "4k", "causal": "yes",
+                                            "cta_group": "1", "head_dim": "64", **PUBLISHED},
+    "published backward, deterministic": {"pass": "bwd", "seqlen": "4k", "deterministic": "yes",
+                                          "causal": "yes", "heads": "32", "heads_k": "8",
+                                          **PUBLISHED},
     "ideas": {"seqlen": "4k", "causal": "yes"},
     "ideas of the backward pass": {"pass": "bwd", "seqlen": "4k"},
+    "ideas of the published backward pass": {"pass": "bwd", "seqlen": "4k", **PUBLISHED},
 }  # fmt: skip
 FIGURES = ("seconds", "tflops", "peak_share", "cycles", "bottleneck", "bound", "unit_busy",
            "role_stalls", "imbalance", "kernels", "work_tiles", "events")  # fmt: skip

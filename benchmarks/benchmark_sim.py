@@ -182,7 +182,10 @@ def main() -> None:
     options = parse_output(__doc__ or "", "sim")
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    engines = [measure_engine("forward", FORWARD), measure_engine("backward", BackwardPipeline())]
+    engines = [
+        measure_engine("forward", FORWARD),
+        measure_engine("backward", BackwardPipeline(design="flash_attn.cute")),
+    ]
     for row in engines:
         simpy_ratio = row.get("ratio_to_simpy")
         against = f", {simpy_ratio:.0f} x SimPy" if simpy_ratio else ", SimPy is not installed"

@@ -78,9 +78,10 @@ def _variant_row(name: str, spec: ForwardSpec) -> tuple[object, ...]:
 
 def render_features() -> str:
     """The support table of `fa4 doctor --matrix`."""
-    rows = ((row["feature"], "yes" if row["forward"] else "no", row["detail"])
+    words = {True: "yes", False: "no", None: "-"}
+    rows = ((row["feature"], words[row["forward"]], words[row["backward"]], row["detail"])
             for row in describe_support())  # fmt: skip
-    return markdown_table(("feature", "kernel", "limits, or why not"), rows)
+    return markdown_table(("feature", "forward", "backward", "limits, or why not"), rows)
 
 
 def render_prediction(results: Path = RESULTS) -> str:

@@ -1,12 +1,14 @@
 """The public functions, with FlashAttention's names, layouts and conventions.
 
-    impl="auto"        the kernel on a B200 or B300; elsewhere the reference (`fa4.choose`)
-    impl="sm100"       the compiled kernel, on a B200 or B300
-    impl="emulator"    the same compiled kernel, on the CPU
+    impl="auto"        the kernels on a B200 or B300; elsewhere the reference (`fa4.choose`)
+    impl="sm100"       the compiled kernels, on a B200 or B300
+    impl="emulator"    the same compiled kernels, on the CPU
     impl="reference"   FA4's algorithm in NumPy, in the kernel's order of operations
     impl="oracle"      the definition in float64; results stay float64
 
-Kernels take @cute.jit functions as score_mod and mask_mod, the others Python's.
+Kernels take @cute.jit functions as score_mod, score_mod_bwd and mask_mod, the others Python's.
+Gradients are computed by the implementation of the call. What its kernels have no gradient of is
+refused when the call is made, if an input requires grad; impl="auto" then takes the reference.
 
 Everything after v is keyword-only. Causal and windowed masks are bottom-right aligned; a window
 side of None or -1 is unbounded. LSE is float32, natural logarithm, (batch, heads, seqlen) or
@@ -60,7 +62,8 @@ def flash_attn_func(
         softcap: scores become softcap * tanh(score / softcap); 0 switches it off.
         num_splits: parts of the KV sequence computed apart and combined.
         pack_gqa: do query heads share a kernel's tile? None: where they can. Changes no result.
-        deterministic: fixed order of sums in the backward pass.
+        deterministic: a fixed order of sums in the backward pass, and so the same bits each time;
+            False is faster. torch.use_deterministic_algorithms(True) means True in any case.
         score_mod: (score, batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> score.
         score_mod_bwd: (grad, score, batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> grad.
         mask_mod: (batch, head, q_idx, kv_idx, seqlen_info, aux_tensors) -> keep; replaces causal
@@ -169,10 +172,23 @@ def flash_attn_backward(
 ) -> AttentionGradients:
     """AttentionGradients of a dense call from its saved out and lse.
 
-    dout and out are (B, Sq, Hq, dv), lse and dlse (B, Hq, Sq); `options` are those of the
-    forward call (`flash_attn_func`). With impl="oracle", out and lse are recomputed in float64.
-    Every other impl but "sm100", which has no backward kernel yet, means the reference.
-    Returns `AttentionGradients(dq, dk, dv, dsink)` in the layouts of their inputs.
+    Args:
+        dout: gradient of out, (B, Sq, Hq, dv), in out's type and of any strides.
+        q, k, v: of the call.
+        out, lse: what the call returned with return_lse=True: (B, Sq, Hq, dv), and (B, Hq, Sq) in
+            float32. impl="oracle" computes both again in float64.
+        dlse: gradient of lse, (B, Hq, Sq); None if there is none.
+        impl: as in `flash_attn_func`; options: the call's. A call with dropout needs its
+            dropout_seed; gradients through a score_mod need its score_mod_bwd.
+
+    Returns:
+        `AttentionGradients(dq, dk, dv, dsink)` in the layouts of their inputs, and with kernels in
+        their types; dsink is None without a learnable_sink. Rows of no sequence get 0.
+
+    Raises:
+        TypeError, ValueError for what is missing or not of the call (shape, type, device; on the
+        CPU also an LSE that is NaN or infinite where rows see keys); NotImplementedError for what
+        a kernel lacks: one line, nothing launched, nothing overwritten.
     """
     call = make_call(q, k, v, options, varlen=False)
     return differentiate(call, Saved(out, lse), dout, dlse, impl)
@@ -190,6 +206,11 @@ def flash_attn_varlen_backward(
     impl: str = "auto",
     **options: Any,
 ) -> AttentionGradients:
-    """`flash_attn_backward` for `flash_attn_varlen_func`; paged K and V get paged gradients."""
+    """`flash_attn_backward` for `flash_attn_varlen_func`.
+
+    Of packed queries dout and out are (total, Hq, dv), lse and dlse (Hq, total). What lies in rows
+    of no sequence is not looked at; their gradients are 0. With a page_table, which the kernels
+    lack, dk and dv are paged as k and v are.
+    """
     call = make_call(q, k, v, options, varlen=True)
     return differentiate(call, Saved(out, lse), dout, dlse, impl)

@@ -4,8 +4,8 @@ auto        the first of these that can do the call: the kernel, for tensors on 
             runs on; the emulator, if FA4_EMULATE=1 is set and the tensors are on the CPU; the
             reference. What was picked is said once in the log "fa4": a warning where tensors
             on a GPU go to the CPU, otherwise information.
-sm100       the compiled kernel on a GPU of compute capability 10.0 or 10.3
-emulator    the same compiled kernel, executed on the CPU
+sm100       the compiled kernels on a GPU of compute capability 10.0 or 10.3
+emulator    the same compiled kernels, executed on the CPU
 reference   FA4's algorithm in NumPy
 oracle      the definition in float64
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,12 +122,19 @@ def run_forward(call: Call, impl: str, *, lse: bool, gradient: bool) -> Computed
     if call.dropout_p and call.dropout_seed is None:
         call = call._replace(dropout_seed=draw_seed(call))
     name = choose(call, gradient=gradient) if impl == "auto" else impl
-    return Computed(*find_backend(name).forward(call, lse=lse), call.dropout_seed)
+    found = find_backend(name).forward(call, lse=lse, gradient=gradient)
+    return Computed(*found, call.dropout_seed)
 
 
 def run_backward(call: Call, saved: Saved, dout: Any, dlse: Any, impl: str) -> AttentionGradients:
-    """The gradients of a call, by the implementation that computes it."""
+    """The gradients of a call, by the implementation that computes it.
+
+    torch.use_deterministic_algorithms means deterministic=True, whatever the call says.
+    """
     name = choose(call, gradient=True) if impl == "auto" else impl
+    torch = sys.modules.get("torch")
+    if not call.deterministic and torch and torch.are_deterministic_algorithms_enabled():
+        call = call._replace(deterministic=True)
     return find_backend(name).backward(call, saved, dout, dlse)
 
 

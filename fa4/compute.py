@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fa4.arrays import as_bool, is_torch, to_numpy
+from fa4.arrays import as_bool, is_torch
 from fa4.backends import AttentionGradients, Saved
+from fa4.backends.saved import read_saved
 from fa4.call import Call
 from fa4.choose import Computed, check_impl, run_backward, run_forward
 
@@ -45,25 +46,17 @@ def _attend(call: Call, impl: str, *, lse: bool) -> Computed:
     if is_torch(call.q):
         from fa4 import torch_op
 
-        if not torch_op.is_plain(call):
-            return torch_op.attend(call, impl, lse=lse)
+        return torch_op.attend(call, impl, lse=lse)
     return run_forward(call, impl, lse=lse, gradient=False)
 
 
 def differentiate(call: Call, saved: Saved, dout: Any, dlse: Any, impl: str) -> AttentionGradients:
-    """Gradients from a forward pass that the user saved. Raises ValueError for wrong shapes."""
+    """Gradients from a forward pass that the user saved.
+
+    Raises TypeError and ValueError for what is missing or not of the call, before anything runs.
+    """
     check_impl(impl)
     if call.dropout_p and call.dropout_seed is None:
         raise ValueError("dropout_seed must be the forward call's, as dropout_p is given; got None")
-    given = {"dout": dout, "out": saved.out, "lse": saved.lse, "dlse": dlse}
-    shapes = {"dout": call.out_shape, "out": call.out_shape,
-              "lse": call.lse_shape, "dlse": call.lse_shape}  # fmt: skip
-    for name, value in given.items():
-        if value is None and name == "dlse":
-            continue
-        if not is_torch(value):
-            given[name] = value = to_numpy(name, value)
-        if tuple(value.shape) != tuple(shapes[name]):
-            raise ValueError(f"{name} must have shape {shapes[name]}; got {tuple(value.shape)}")
-    saved = Saved(given["out"], given["lse"])
-    return run_backward(call, saved, given["dout"], given["dlse"], impl)
+    saved, dout, dlse = read_saved(call, saved, dout, dlse)
+    return run_backward(call, saved, dout, dlse, impl)

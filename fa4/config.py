@@ -28,6 +28,8 @@ DTYPE_MAX_LOG2 = {
 FRAGMENT_COLS = 32  # columns of a row of scores that are read from tensor memory at once
 MOST_FRAGMENTS = 8  # of the widest tile, 256 columns
 
+BACKWARD_DESIGNS = ("fa4", "flash_attn.cute")  # whose backward kernel: ours, the published one
+
 WARP_ROWS = 32  # rows of a tile that one warp owns: one thread per row
 
 
@@ -373,7 +375,8 @@ class BackwardPipeline:
     """Everything that shapes a backward kernel's pipeline.
 
     `numerics` holds the tile sizes and the CTA group. deterministic: CTAs add to a dQ tile in a
-    fixed order, one after the other. scheduler: "naive", "lpt" or "spt" (shortest first).
+    fixed order, one after the other. scheduler: "naive", "lpt" or "spt" (shortest first). design:
+    whose kernel, of BACKWARD_DESIGNS: this package's, or the published one of flash_attn.cute.
     """
 
     head_dim: int = 128
@@ -383,6 +386,7 @@ class BackwardPipeline:
     numerics: BackwardConfig = field(default_factory=BackwardConfig)
     deterministic: bool = False
     scheduler: str = "naive"
+    design: str = "fa4"
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
@@ -392,9 +396,10 @@ class BackwardPipeline:
             require(getattr(self, name) % 16 == 0, f"{name} must be a multiple of 16",
                     getattr(self, name))  # fmt: skip
         require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
-        allowed = ("naive", "lpt", "spt")
-        require(self.scheduler in allowed, f"scheduler must be one of {', '.join(allowed)}",
-                self.scheduler)  # fmt: skip
+        choices = {"scheduler": ("naive", "lpt", "spt"), "design": BACKWARD_DESIGNS}
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
 
 
 @dataclass(frozen=True, kw_only=True)

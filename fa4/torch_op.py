@@ -1,7 +1,8 @@
-"""torch.ops.fa4: attention as torch operators, for every implementation.
+"""torch.ops.fa4: attention as torch operators, for every implementation; and their short cut.
 
-They have fake implementations and gradients, so that calls work under autograd, torch.compile and
+The operators have fake implementations and gradients, so that calls work under torch.compile and
 FakeTensorMode; their arguments are the fields of `Call`. Importing this module registers them.
+Where only autograd has to know of a call, it is recorded without them, in a third of the time.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from typing import Any
 
 import torch
 
-from fa4.backends import NO_BACKWARD, Saved
+from fa4.backends import AttentionGradients, Saved
 from fa4.call import ARGUMENTS, FIRST_OPTION, Call, Extras, operator_schema
-from fa4.choose import Computed, run_backward, run_forward
+from fa4.choose import Computed, choose, draw_seed, run_backward, run_forward
 from fa4.form import with_form
 
 _SCHEMA = operator_schema()
-_DIFFERENTIABLE = ("q", "k", "v", "learnable_sink")
+_DIFFERENTIABLE = Call._fields[:4]  # q, k, v and learnable_sink
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)  # O of these is bf16
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _WORD = 2**64  # seeds are unsigned, an operator's integers signed
@@ -89,7 +90,7 @@ def _(*values: Any) -> tuple[torch.Tensor, ...]:
 @torch.library.custom_op(
     "fa4::attention_backward",
     mutates_args=(),
-    schema=f"(Tensor dout, Tensor dlse, Tensor out, Tensor lse, Tensor seed, {_SCHEMA}, str impl)"
+    schema=f"(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor seed, {_SCHEMA}, str impl)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def attention_backward(*values: Any) -> tuple[torch.Tensor, ...]:
@@ -99,11 +100,18 @@ def attention_backward(*values: Any) -> tuple[torch.Tensor, ...]:
     if call.dropout_p:
         call = call._replace(dropout_seed=int(seed) % _WORD)
     found = run_backward(call, Saved(out, lse), dout, dlse, impl)
-    inputs = (getattr(call, name) for name in _DIFFERENTIABLE)
     return tuple(
-        call.q.new_empty(0) if x is None or grad is None else grad.to(x.dtype).contiguous()
-        for grad, x in zip(found, inputs, strict=True)
+        call.q.new_empty(0) if grad is None else grad.contiguous()
+        for grad in _in_types(found, call)
     )
+
+
+def _in_types(found: AttentionGradients, call: Call) -> list[torch.Tensor | None]:
+    """The gradients of `_DIFFERENTIABLE` in the types of their inputs; None for no input."""
+    return [
+        None if x is None or grad is None else grad if grad.dtype is x.dtype else grad.to(x.dtype)
+        for grad, x in zip(found, call, strict=False)
+    ]
 
 
 @attention_backward.register_fake
@@ -117,24 +125,64 @@ def _(*values: Any) -> tuple[torch.Tensor, ...]:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     *fields, impl, _, has_lse = inputs
-    call = Call(*fields)
-    ctx.save_for_backward(*output, *call[:FIRST_OPTION], *call.aux_tensors)
-    ctx.rest, ctx.impl, ctx.has_lse = fields[FIRST_OPTION + 1 :], impl, has_lse
+    _keep(ctx, Call(*fields), output)
+    ctx.impl, ctx.has_lse = impl, has_lse
+
+
+def _keep(ctx: Any, call: Call, outputs: tuple[torch.Tensor, ...]) -> None:
+    """Hands autograd the tensors, whose changes it sees, and keeps the rest of the call."""
+    ctx.save_for_backward(*outputs, *call[:FIRST_OPTION], *call.aux_tensors)
+    ctx.rest = call[FIRST_OPTION + 1 :]
+    # A gradient that nobody asked for is then None, not zeros.
+    ctx.set_materialize_grads(False)
+
+
+def _restore(ctx: Any, outputs: int) -> tuple[list[torch.Tensor], Call]:
+    """What `_keep` was given: so many outputs, and the call."""
+    tensors = ctx.saved_tensors
+    given, aux = tensors[outputs : outputs + FIRST_OPTION], tensors[outputs + FIRST_OPTION :]
+    return tensors[:outputs], Call._make([*given, list(aux), *ctx.rest])
 
 
 def _differentiate(ctx: Any, dout: Any, dlse: Any, _: Any) -> tuple[Any, ...]:
     if not ctx.has_lse:
         raise RuntimeError("gradients need the LSE: call the operator with return_lse=True")
-    out, lse, seed, *tensors = ctx.saved_tensors
-    fields = (*tensors[:FIRST_OPTION], tensors[FIRST_OPTION:], *ctx.rest)
+    (out, lse, seed), call = _restore(ctx, 3)
+    dout = torch.zeros_like(out) if dout is None else dout
+    fields = call[: len(ARGUMENTS)]
     found = torch.ops.fa4.attention_backward(dout, dlse, out, lse, seed, *fields, ctx.impl)
-    call = Call(*fields)
     grads: dict[str, Any] = dict.fromkeys(ARGUMENTS)
     grads["aux_tensors"] = [None] * len(call.aux_tensors)
     grads["sparse_block"] = [None] * len(call.sparse_block)
     for name, grad in zip(_DIFFERENTIABLE, found, strict=True):
         grads[name] = None if getattr(call, name) is None else grad
     return *grads.values(), None, None, None
+
+
+class _Recorded(torch.autograd.Function):
+    """A call that autograd records, with the tensors that it may ask gradients of."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, sink: Any, call: Call, impl: str) -> Any:
+        """(O, LSE)."""
+        del q, k, v, sink  # the call's
+        result = run_forward(call, impl, lse=True, gradient=True)
+        _keep(ctx, call, (result.out, result.lse))
+        ctx.impl = impl
+        return result.out, result.lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
+        """The gradients of `_DIFFERENTIABLE`."""
+        (out, lse), call = _restore(ctx, 2)
+        dout = torch.zeros_like(out) if dout is None else dout
+        if torch.is_grad_enabled():  # create_graph: the operator refuses second derivatives
+            seed = torch.tensor([_signed(call.dropout_seed or 0)])
+            given = (dout, dlse, out, lse, seed, *to_operator(call))
+            found = torch.ops.fa4.attention_backward(*given, ctx.impl)
+            return *found[:3], None if call.learnable_sink is None else found[3], None, None
+        found = run_backward(call, Saved(out, lse), dout, dlse, ctx.impl)
+        return *_in_types(found, call), None, None
 
 
 def _differentiate_twice(ctx: Any, *grads: Any) -> Any:
@@ -161,26 +209,37 @@ def needs_gradient(call: Call) -> bool:
 
 
 def is_plain(call: Call) -> bool:
-    """Can the operator be left out: no gradient, no tracing, no mode, ordinary tensors?"""
+    """Can the operator be left out: no tracing, no mode, ordinary tensors?"""
     return (
         type(call.q) in _ORDINARY
         and type(call.k) in _ORDINARY
         and type(call.v) in _ORDINARY
         and not torch.compiler.is_compiling()
-        and not needs_gradient(call)
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 
 def attend(call: Call, impl: str, *, lse: bool) -> Computed:
-    """O and LSE through the operator. Raises NotImplementedError for a gradient that is missing."""
+    """O and LSE, recorded by autograd if a gradient is required.
+
+    Raises NotImplementedError, before anything is computed, for a gradient that a kernel lacks.
+    """
     gradient = needs_gradient(call)
-    if gradient and impl in NO_BACKWARD:
-        raise NotImplementedError(NO_BACKWARD[impl])
-    out, found, seed = torch.ops.fa4.attention_forward(
-        *to_operator(call), impl, gradient, lse or gradient
-    )
+    if not is_plain(call):
+        return _attend_by_operator(call, impl, gradient, lse or gradient)
+    if not gradient:
+        return run_forward(call, impl, lse=lse, gradient=False)
+    if call.dropout_p and call.dropout_seed is None:
+        call = call._replace(dropout_seed=draw_seed(call))
+    name = choose(call, gradient=True) if impl == "auto" else impl
+    out, found = _Recorded.apply(*call[:4], call, name)
+    return Computed(out, found, call.dropout_seed)
+
+
+def _attend_by_operator(call: Call, impl: str, gradient: bool, lse: bool) -> Computed:
+    """The same where somebody has to know of the operator: a compiler, a mode, a subclass."""
+    out, found, seed = torch.ops.fa4.attention_forward(*to_operator(call), impl, gradient, lse)
     if not call.dropout_p or torch.compiler.is_compiling():
         return Computed(out, found, None)
     return Computed(out, found, int(seed) % _WORD)

@@ -263,7 +263,7 @@ def test_the_gradient_drops_what_the_call_dropped() -> None:
 
 
 def test_gradients_through_a_mask_of_ours() -> None:
-    """The kernel's result, the reference's gradients: both know `fa4.masks`."""
+    """The kernels know `fa4.masks` as the reference does."""
     from fa4.masks import Chunked
 
     grads = []

@@ -85,7 +85,7 @@ def test_emulator_on_arrays() -> None:
 
 
 def test_emulator_on_tensors_with_gradients() -> None:
-    """torch in, torch out; the gradients are the reference's, also those through the LSE."""
+    """torch in, torch out; gradients by the kernels, also those through the LSE."""
     found = {}
     for impl in ("emulator", "reference"):
         q, k, v = (x.requires_grad_() for x in tensors())
@@ -248,16 +248,18 @@ def test_wrong_lengths_launch_nothing(launched) -> None:
     assert launched == []
 
 
-def test_sm100_has_no_backward() -> None:
+def test_gradients_of_fake_tensors() -> None:
+    """Shapes and types of every gradient, with nothing computed."""
     with FakeTensorMode():
-        q = torch.empty(1, 4, 1, 64, dtype=torch.float16, device="cuda", requires_grad=True)
-        with pytest.raises(NotImplementedError, match="backward kernel is not in this version"):
-            fa4.flash_attn_func(q, q, q, impl="sm100")
-        with torch.no_grad():
-            assert fa4.flash_attn_func(q, q, q, impl="sm100").shape == q.shape
-    x = np.zeros((1, 4, 1, 8), np.float32)
-    with pytest.raises(NotImplementedError, match="backward kernel is not in this version"):
-        fa4.flash_attn_backward(x, x, x, x, x, np.zeros((1, 1, 4)), impl="sm100")
+        q = torch.empty(1, 6, 4, 64, dtype=torch.float16, requires_grad=True)
+        k = torch.empty(1, 9, 2, 64, dtype=torch.float16, requires_grad=True)
+        v = torch.empty(1, 9, 2, 32, dtype=torch.float16, requires_grad=True)
+        sink = torch.empty(4, dtype=torch.bfloat16, requires_grad=True)
+        out = fa4.flash_attn_func(q, k, v, learnable_sink=sink, impl="sm100")
+        out.sum().backward()
+        for x in (q, k, v, sink):
+            assert x.grad is not None
+            assert (x.grad.shape, x.grad.dtype) == (x.shape, x.dtype)
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(0, 5), (5, 0)])
@@ -312,10 +314,14 @@ def test_auto_looks_at_the_gpu(capability, picked, level, picks, monkeypatch) ->
         given = [torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in tensors()]
         assert choose.choose(call_of(given)) == picked
         assert choose.choose(call_of(given, dropout_p=0.5)) == "reference"
-        assert choose.choose(call_of(given), gradient=True) == "reference"
+        assert choose.choose(call_of(given), gradient=True) == picked
+        wide = call_of([torch.empty(1, 4, 1, d, device="cuda").bfloat16() for d in (192, 192, 128)])
+        assert choose.choose(wide) == picked
+        assert choose.choose(wide, gradient=True) == "reference"
     assert picks()[0][0] == level and f'picks "{picked}"' in picks()[0][1]
     if picked == "sm100":
-        assert "no random numbers" in picks()[1][1] and "gradients" in picks()[2][1]
+        assert "no random numbers" in picks()[1][1]
+        assert "SM100 backward kernel, head dimensions" in picks()[2][1]
 
 
 def test_the_emulator_knows_the_cpu_only() -> None:
@@ -345,8 +351,14 @@ def shift(score, batch, head, row, key, info, aux):
     return score + aux[0][head]
 
 
+@cute.jit
+def pass_on(grad, score, batch, head, row, key, info, aux):
+    return grad
+
+
 def test_score_mod_of_the_kernel() -> None:
-    """A CuTe-DSL function with an auxiliary tensor, also under torch.compile; no gradients."""
+    """A CuTe-DSL function with an auxiliary tensor, also under torch.compile; with its derivative
+    there are gradients, without it is refused when the call is made."""
     q, k, v = tensors(rows=8, keys=16)
     bias = torch.tensor([0.5, 2.0])
 
@@ -360,5 +372,18 @@ def test_score_mod_of_the_kernel() -> None:
     torch.testing.assert_close(ours.lse, plain.lse + bias[:, None], rtol=1e-4, atol=1e-4)
     compiled = torch.compile(call, fullgraph=True, backend="eager")(q, bias)
     assert torch.equal(compiled.lse, ours.lse)
-    with pytest.raises(NotImplementedError, match="no gradients through a CuTe-DSL score_mod"):
-        call(q.requires_grad_(), bias).out.sum().backward()
+    q.requires_grad_()
+    with pytest.raises(NotSupported, match=r"got score_mod without score_mod_bwd; an input requi"):
+        call(q, bias)
+    mods = {"score_mod": shift, "score_mod_bwd": pass_on, "aux_tensors": [bias]}
+    shifted = {
+        "score_mod": lambda s, b, h, i, j, info, aux: s + aux[0][h],
+        "score_mod_bwd": lambda g, *_: g,
+        "aux_tensors": [bias],
+    }
+    grads = []
+    for impl, options in (("emulator", mods), ("reference", shifted)):
+        q.grad = None
+        fa4.flash_attn_func(q, k, v, **options, impl=impl).float().square().sum().backward()
+        grads.append(q.grad)
+    torch.testing.assert_close(*grads, rtol=0.02, atol=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import ml_dtypes
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 from fa4 import choose, cli
-from fa4.commands import bench
+from fa4.commands import bench, judge
 from fa4.commands import run as run_module
 from fa4.config import Problem
 from fa4.emulator import EmulationFailed
+from tests.kernel_double import BackwardDouble, stand_in
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -100,18 +102,18 @@ def test_run_reports_findings(capsys, monkeypatch) -> None:
 
 def test_large_problems_are_checked_in_part(monkeypatch) -> None:
     """The last rows of the first heads; an error there is seen."""
-    monkeypatch.setattr(run_module, "MOST_SCORES", 20 * 90)
-    monkeypatch.setattr(run_module, "MOST_HEADS", 2)
+    monkeypatch.setattr(judge, "MOST_SCORES", 20 * 90)
+    monkeypatch.setattr(judge, "MOST_HEADS", 2)
     import fa4
 
     arrays = run_module.draw("1,4,70,16", "90", 2, 0, "fp16", 0)
     options = {"causal": True, "softcap": 0.0, "softmax_scale": None, "window_size": (None, None)}
     result = fa4.flash_attn_func(*arrays, **options, impl="reference", return_lse=True)
-    report = run_module.compare(arrays, options, result)
+    report = judge.compare(arrays, options, result, print)
     assert report["checked"] == {"rows": 20, "heads": 2, "of_rows": 70, "of_heads": 4}
     assert report["within_budget"]
     result.lse[0, 1, 60] += 0.1
-    assert not run_module.compare(arrays, options, result)["within_budget"]
+    assert not judge.compare(arrays, options, result, print)["within_budget"]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,52 @@ def test_layers_of_a_file(capsys, tmp_path) -> None:
     assert call(capsys, "run", str(tmp_path / "in.npz"), "--layer", "b")[0] == 0
 
 
+def test_run_with_gradients(capsys, tmp_path) -> None:
+    """Errors of the gradients too, and they are in the file; for people and for machines."""
+    out = tmp_path / "out.npz"
+    arguments = ("run", "--random", "2,4,30,16", "--heads-k", "2", "--backward", "--impl")
+    code, text, _ = call(capsys, *arguments, "reference", "--out", str(out), "--json")
+    report = json.loads(text)
+    assert code == 0 and report["backward"]["within_budget"] and report["tflops"] is None
+    assert report["backward"]["checks"].keys() == {"dq", "dk", "dv"}
+    assert report["backward"]["checked"] == {"kv_heads": 4, "of_kv_heads": 4}
+    assert report["backward"]["prediction"]["seconds"] > report["prediction"]["seconds"]
+    with np.load(out) as arrays:
+        assert arrays["dq"].shape == (2, 30, 4, 16) and arrays["dv"].shape == (2, 30, 2, 16)
+    code, text, _ = call(capsys, *arguments, "reference")
+    assert code == 0 and "backward:" in text and "the worst of 4 of 4 KV heads" in text
+    code, text, _ = call(capsys, *arguments, "oracle", "--json")
+    assert code == 0 and "checks" not in json.loads(text)["backward"]
+
+
+def test_run_with_gradients_of_the_kernel(capsys, monkeypatch) -> None:
+    """The emulator is given the kernels; what it finds in them, and a wrong result, are told."""
+    built = stand_in(monkeypatch)
+    monkeypatch.setattr("fa4.compiled.build.build", lambda spec, arch: built.append(spec))
+    arguments = ("run", "--random", "1,2,20,64", "--causal", "--impl", "emulator", "--backward")
+    code, text, _ = call(capsys, *arguments, "--json")
+    report = json.loads(text)["backward"]
+    assert code == 0 and report["within_budget"] and report["findings"] == []
+    assert report["compile_seconds"] >= 0 and report["tflops"] is None
+    right = BackwardDouble._write
+
+    def write(self, given, name, value) -> None:
+        right(self, given, name, value if name != "dk" else value * value.dtype.type(1.5))
+
+    monkeypatch.setattr(BackwardDouble, "_write", write)
+    code, text, _ = call(capsys, *arguments)
+    assert code == 1 and re.search(r"dK .*OVER", text) and not re.search(r"d[QV] .*OVER", text)
+
+
+def test_too_many_scores_are_not_checked(capsys, monkeypatch) -> None:
+    """Of gradients no part of the rows can be looked at alone; it is said."""
+    monkeypatch.setattr(judge, "MOST_SCORES", 100)
+    code, text, _ = call(
+        capsys, "run", "--random", "1,1,11,8", "--backward", "--impl", "reference"
+    )  # fmt: skip
+    assert code == 0 and "too many scores for the float64 oracle: not checked" in text
+
+
 def test_bench_needs_a_gpu(capsys) -> None:
     """Politely: one line, exit code 2; wrong options are told first."""
     code, out, err = call(capsys, "bench")
@@ -153,6 +201,7 @@ def test_bench_needs_a_gpu(capsys) -> None:
         (("--seqlens", "64k"), "--seqlens must be 1 to 32k; got 65536"),
         (("--head-dims", "1:2:3"), "--head-dims must be d or d:dv, with commas; got '1:2:3'"),
         (("--dtype", "fp8"), "--dtype must be bf16 or fp16; got 'fp8'"),
+        (("--deterministic",), "--deterministic is an option of --backward; got it without"),
     ):
         code, _, err = call(capsys, "bench", *arguments)
         assert code == 2 and message in err
@@ -185,7 +234,11 @@ def test_bench_measures_and_compares(capsys) -> None:
     assert rows[0]["predicted_tflops"] > 0
     from fa4.commands import emit
 
-    report = {"device": "X", "dtype": "bf16", "rows": rows}
+    backward = bench.Pass(backward=True, deterministic=True)
+    (row,) = bench.measure([problem], ["fa4"], timer, timed=backward)
+    assert row["tflops"]["fa4"] == pytest.approx(2.5 * rows[0]["tflops"]["fa4"])
+    assert backward.label == "backward pass, deterministic"
+    report = {"device": "X", "dtype": "bf16", "pass": "forward pass", "rows": rows}
     emit(report, False, bench.render)
     shown = capsys.readouterr().out
     assert "2.00" in shown and "flash: flash is not here" in shown
@@ -201,6 +254,39 @@ def test_bench_backends_agree() -> None:
     out = bench.find_backend("cudnn")(q, k, v, True).transpose(1, 2)
     expected = fa4.flash_attn_func(q, k, v, causal=True, impl="reference")
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_bench_gradients_agree(monkeypatch) -> None:
+    """What is timed is the backward pass alone, with the order of sums that was asked for."""
+    import fa4
+
+    seen: list[bool] = []
+    real = fa4.flash_attn_func
+
+    def ours(*given, deterministic, impl, **options):
+        seen.append(deterministic)
+        return real(*given, **options, impl="reference")
+
+    monkeypatch.setattr(fa4, "flash_attn_func", ours)
+    tensors = [torch.randn(1, 20, 2, 16) for _ in range(3)]
+    grads = []
+    for name, deterministic in (("fa4", True), ("cudnn", False)):
+        torch.manual_seed(0)
+        timed = bench.Pass(backward=True, deterministic=deterministic)
+        function = bench.find_backend(name, timed)
+
+        def in_our_layout(q, k, v, causal, function=function, ours=name == "fa4"):
+            out = function(q, k, v, causal)
+            return out if ours else out.transpose(1, 2).contiguous()
+
+        run = bench.gradient_of(in_our_layout, tensors, True)
+        grads.append(run())
+        assert all(torch.equal(x, y) for x, y in zip(run(), grads[-1], strict=True))
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+    assert seen == [True]
+    with pytest.raises(ValueError, match="SDPA has no argument for the order of sums"):
+        bench.find_backend("flash", bench.Pass(backward=True, deterministic=True))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 reference   FA4's algorithm in NumPy, in the kernel's order of operations
 oracle      the definition in float64; results stay float64
-emulator    the compiled SM100 kernel, executed on the CPU
-sm100       the compiled SM100 kernel on a B200 or B300
+emulator    the compiled SM100 kernels, executed on the CPU
+sm100       the compiled SM100 kernels on a B200 or B300
 
 A backend is a module with `supports`, `forward` and `backward`; see `Implementation`.
 """
@@ -18,10 +18,6 @@ from fa4.call import Call
 
 NAMES = ("sm100", "emulator", "reference", "oracle")
 KERNELS = NAMES[:2]  # compiled
-NO_BACKWARD = {
-    "sm100": "the SM100 backward kernel is not in this version: call under torch.no_grad(), or "
-    'with impl="reference", whose gradients are computed on the CPU'
-}
 
 
 class Saved(NamedTuple):
@@ -46,8 +42,11 @@ class Implementation(Protocol):
     def supports(self, call: Call, *, gradient: bool = False) -> str:
         """Why the call (and its gradient) cannot be computed; "" if it can. Computes nothing."""
 
-    def forward(self, call: Call, *, lse: bool = True) -> tuple[Any, Any]:
-        """(O, LSE). Without `lse`, None may come in its place."""
+    def forward(self, call: Call, *, lse: bool = True, gradient: bool = False) -> tuple[Any, Any]:
+        """(O, LSE). Without `lse`, None may come in its place.
+
+        gradient: will one be asked for? A call that has none is then refused.
+        """
 
     def backward(self, call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradients:
         """From dO and, or None, the gradient of the LSE."""

@@ -1,4 +1,4 @@
-"""What both ways to run the compiled SM100 kernel share: from a call to what is launched.
+"""What both ways to run the compiled forward kernel share: from a call to what is launched.
 
 The kernel of a form of calls, and everything of its launch that is no tensor, is found once
 (`prepare`); after that a call costs two outputs and a tuple.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from fa4.compiled.launch import (
     LaunchArguments,
     check_address,
     check_operand,
+    is_aligned,
     launch_arguments,
     regular,
 )
@@ -27,6 +28,8 @@ from fa4.compiled.support import ForwardCall, check
 from fa4.compiled.variants import choose_spec
 from fa4.hardware import Gpu
 from fa4.sm100.forward.spec import ForwardSpec
+
+FindMachine: TypeAlias = Callable[[Call], tuple[Gpu, int]]  # and its number of SMs
 
 
 class Prepared(NamedTuple):
@@ -88,22 +91,30 @@ def _aux_type(tensor: Any) -> str:
     return kind if kind.startswith(("int", "uint", "bool")) else element_type(tensor)
 
 
-def prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], *, lse: bool) -> Prepared:
+def prepare(call: Call, find_machine: FindMachine, *, lse: bool) -> Prepared:
     """The kernel of a call on a machine (and its number of SMs), compiled if need be.
 
     Raises NotSupported for what it refuses, ImportError without CuTe-DSL.
     """
-    memo = {} if call.form is None else call.form.memo
-    found: Prepared | None = memo.get((find_machine, lse))
-    if found is None:
-        found = _prepare(call, find_machine, lse)
-        # A callable's globals may change, at which `build` looks each time.
-        if call.extras.score_mod is None and call.extras.mask_mod is None:
-            memo[find_machine, lse] = found
+    found: Prepared = remembered(call, (find_machine, lse), _prepare, find_machine, lse)
     return found
 
 
-def _prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], lse: bool) -> Prepared:
+def remembered(call: Call, key: Any, find: Callable[..., Any], *arguments: Any) -> Any:
+    """What `find(call, *arguments)` finds, once for all calls of a form.
+
+    But each time for calls with callables: their globals may change, at which `build` looks.
+    """
+    form = call.form
+    found = None if form is None else form.memo.get(key)
+    if found is None:
+        found = find(call, *arguments)
+        if form and call.extras.score_mod is None and call.extras.mask_mod is None:
+            form.memo[key] = found
+    return found
+
+
+def _prepare(call: Call, find_machine: FindMachine, lse: bool) -> Prepared:
     sizes = describe(call, lse=lse)
     check(sizes)
     gpu, num_sms = find_machine(call)
@@ -123,7 +134,7 @@ def _prepare(call: Call, find_machine: Callable[[Call], tuple[Gpu, int]], lse: b
         out_shape=call.out_shape,
         lse_shape=call.lse_shape,
         template=template,
-        vectors=bool(_vectors(call, sizes)),
+        vectors=bool(read_vectors(call, sizes)),
     )
 
 
@@ -136,46 +147,53 @@ def launch(call: Call, prepared: Prepared, start: Callable[..., None]) -> tuple[
     q, k, v = call[:3]
     if template is None:
         values = launch_arguments(
-            sizes, prepared.spec, (q, k, v), (out, lse), _vectors(call, sizes), prepared.num_sms
+            sizes, prepared.spec, (q, k, v), (out, lse), read_vectors(call, sizes), prepared.num_sms
         )
         start(prepared.kernel, *values)
         return out, lse
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        check_address(name, tensor)
+    check_addresses(q, k, v)
     if prepared.vectors:
-        template = template._replace(**_vectors(call, sizes))
+        template = template._replace(**read_vectors(call, sizes))
     start(prepared.kernel, q, k, v, out, lse, *template[5:])
     return out, lse
 
 
-def _vectors(call: Call, sizes: ForwardCall) -> dict[str, Any]:
+def check_addresses(q: Any, k: Any, v: Any) -> None:
+    """Raises NotSupported unless TMA can address the first element of each."""
+    if not is_aligned(q, k, v):
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_address(name, tensor)
+
+
+def read_vectors(call: Call, sizes: ForwardCall) -> dict[str, Any]:
     """Lengths, sink and auxiliary tensors as the kernel reads them."""
     vectors = {
-        name: _vector(tensor, "int32")
+        name: read_vector(tensor, "int32")
         for name, tensor in ((name, getattr(call, name)) for name in LENGTHS)
         if tensor is not None
     }
     if call.learnable_sink is not None:
-        vectors["sink"] = _vector(call.learnable_sink, "float32")
+        vectors["sink"] = read_vector(call.learnable_sink, "float32")
     if sizes.aux:
         vectors["aux"] = tuple(call.aux_tensors)
     return vectors
 
 
-def _vector(value: Any, kind: str) -> Any:
+def read_vector(value: Any, kind: str) -> Any:
     """A length vector or sink as the kernel reads it; conversions run where the tensor is."""
     if value is None:
         return None
     if not is_torch(value):
         return np.ascontiguousarray(value, kind)
-    dtype = _torch_type(kind)
+    dtype = torch_type(kind)
     if value.dtype is dtype and value.is_contiguous():
         return value
     return value.detach().to(dtype).contiguous()
 
 
 @cache
-def _torch_type(kind: str) -> Any:
+def torch_type(kind: str) -> Any:
+    """torch's type of a name such as "float32"."""
     import torch
 
     return getattr(torch, kind)
@@ -185,21 +203,21 @@ def _allocate(call: Call, prepared: Prepared) -> tuple[Any, Any]:
     """O and LSE; filled where the kernel may leave rows unwritten: those of no sequence."""
     sizes = prepared.sizes
     padded = sizes.packed_q or sizes.used_q or sizes.is_empty
-    out = _full(call.q, prepared.out_shape, 0.0 if padded else None)
+    out = new_tensor(call.q, prepared.out_shape, 0.0 if padded else None)
     if not sizes.lse:
         return out, None
-    lse = _full(call.q, prepared.lse_shape, -np.inf if padded else None, "float32")
+    lse = new_tensor(call.q, prepared.lse_shape, -np.inf if padded else None, "float32")
     if sizes.is_empty and call.learnable_sink is not None:
-        lse[...] = _vector(call.learnable_sink, "float32")[:, None]
+        lse[...] = read_vector(call.learnable_sink, "float32")[:, None]
     return out, lse
 
 
-def _full(template: Any, shape: tuple[int, ...], value: float | None, kind: str = "") -> Any:
+def new_tensor(template: Any, shape: tuple[int, ...], value: float | None, kind: str = "") -> Any:
     """A new tensor beside `template` and of its type (or `kind`); value None: uninitialised."""
     if not is_torch(template):
         dtype = np.dtype(kind) if kind else template.dtype
         return np.empty(shape, dtype) if value is None else np.full(shape, value, dtype)
-    dtype = _torch_type(kind) if kind else template.dtype
+    dtype = torch_type(kind) if kind else template.dtype
     if value is None:
         return template.new_empty(shape, dtype=dtype)
     return template.new_full(shape, value, dtype=dtype)

@@ -17,9 +17,9 @@ def supports(call: Call, *, gradient: bool = False) -> str:
     return ""
 
 
-def forward(call: Call, *, lse: bool = True) -> tuple[Any, Any]:
+def forward(call: Call, *, lse: bool = True, gradient: bool = False) -> tuple[Any, Any]:
     """(O, LSE)."""
-    del lse  # costs nothing
+    del lse, gradient  # costs nothing
     request = make_request(call)
     result = attention_forward(
         request.q,

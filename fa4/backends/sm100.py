@@ -1,4 +1,4 @@
-"""The compiled SM100 kernel on a B200 or B300, on torch's current stream."""
+"""The compiled SM100 kernels on a B200 or B300, on torch's current stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from fa4.arrays import is_torch
-from fa4.backends import NO_BACKWARD, AttentionGradients, Saved, kernel
+from fa4.backends import AttentionGradients, Saved, kernel, kernel_backward
 from fa4.call import Call
 from fa4.compiled.support import NotSupported, check
 from fa4.compiled.toolchain import find_toolchain
@@ -15,9 +15,11 @@ from fa4.hardware import Gpu
 
 
 def supports(call: Call, *, gradient: bool = False) -> str:
-    """What the kernel refuses, another GPU, a missing compiler, gradients."""
+    """What the kernels refuse, another GPU, a missing compiler."""
     try:
         check(kernel.describe(call))
+        if gradient:
+            kernel_backward.check_gradient(call)
     except NotSupported as error:
         return str(error)
     if elsewhere := _place(call):
@@ -29,10 +31,10 @@ def supports(call: Call, *, gradient: bool = False) -> str:
         find_toolchain()
     except (ValueError, RuntimeError, ImportError) as error:
         return str(error)
-    return "gradients: the SM100 backward kernel is not in this version" if gradient else ""
+    return ""
 
 
-def forward(call: Call, *, lse: bool = True) -> tuple[Any, Any]:
+def forward(call: Call, *, lse: bool = True, gradient: bool = False) -> tuple[Any, Any]:
     """(O, LSE). The host never waits for the GPU.
 
     Raises ValueError for tensors or a GPU without a kernel, ImportError without CuTe-DSL and
@@ -41,6 +43,8 @@ def forward(call: Call, *, lse: bool = True) -> tuple[Any, Any]:
     if elsewhere := _place(call):
         check(kernel.describe(call))
         raise ValueError(elsewhere)
+    if gradient:
+        kernel_backward.require_gradient(call)
     return kernel.launch(call, kernel.prepare(call, _machine, lse=lse), _starter(call.q.device))
 
 
@@ -76,6 +80,10 @@ def _starter(device: Any) -> Any:
 
 
 def backward(call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradients:
-    """Refused: there is no backward kernel in this version."""
-    del call, saved, dout, dlse
-    raise NotImplementedError(NO_BACKWARD["sm100"])
+    """AttentionGradients from the saved O and LSE. Raises as `forward` does."""
+    if elsewhere := _place(call):
+        kernel_backward.check_gradient(call)
+        raise ValueError(elsewhere)
+    prepared = kernel_backward.prepare_backward(call, _machine, lse_gradient=dlse is not None)
+    start = _starter(call.q.device)
+    return kernel_backward.launch_backward(call, prepared, saved, (dout, dlse), start)

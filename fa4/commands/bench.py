@@ -1,4 +1,4 @@
-"""`fa4 bench`: our forward kernel beside torch's and FlashAttention-4's, on a B200 or B300."""
+"""`fa4 bench`: our kernels beside torch's and FlashAttention-4's, on a B200 or B300."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,10 +20,27 @@ TOTAL_TOKENS, HIDDEN = 32 * 1024, 2048
 HEAD_DIMS = "64,128,192:128"
 SEQLENS = "1k,2k,4k,8k,16k,32k"
 
+ORDER_HELP = "With --backward: sums in a fixed order, of those that can."
 OURS = "fa4"
 BACKENDS = (OURS, "cudnn", "flash", "flash-attn-4")
 
 Attention = Callable[..., Any]
+
+
+class Pass(NamedTuple):
+    """What is timed: the forward pass or, of a call that was made, the backward pass."""
+
+    backward: bool = False
+    deterministic: bool = False
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        order = ", deterministic" if self.deterministic else ""
+        return f"backward pass{order}" if self.backward else "forward pass"
+
+
+FORWARD_PASS = Pass()
 
 
 def bench(
@@ -32,10 +49,12 @@ def bench(
     masks: Annotated[str, typer.Option(help="full, causal or both.")] = "full,causal",
     backends: Annotated[str, typer.Option(help="Of these.")] = ",".join(BACKENDS),
     dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+    backward: Annotated[bool, typer.Option("--backward", help="Time gradients instead.")] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help=ORDER_HELP)] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Timed calls per point.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Time the forward kernel on a B200 or B300 against torch SDPA and flash-attn-4.
+    """Time the kernels on a B200 or B300 against torch SDPA and flash-attn-4.
 
     The paper's grid: 32k tokens in sequences of 1k to 32k, 2048 / d heads. Prints TFLOP/s, beside
     the simulator's prediction, and how many times as fast as each other one ours is. Exit code 2,
@@ -45,6 +64,9 @@ def bench(
     """
     from fa4.choose import find_gpu
 
+    if deterministic and not backward:
+        raise ValueError("--deterministic is an option of --backward; got it without")
+    timed = Pass(backward, deterministic)
     problems = list(make_grid(head_dims, seqlens, masks, dtype))
     names = read_names("backends", backends, BACKENDS)
     device, why = find_gpu()
@@ -53,8 +75,10 @@ def bench(
     from fa4.commands.verify import progress_bar
 
     with progress_bar() as update:
-        rows = measure(problems, names, functools.partial(time_call, device, repeats), update)
-    emit({"device": device_name(device), "dtype": dtype, "rows": rows}, as_json, render)
+        timer = functools.partial(time_call, device, repeats, timed)
+        rows = measure(problems, names, timer, update, timed)
+    report = {"device": device_name(device), "dtype": dtype, "pass": timed.label, "rows": rows}
+    emit(report, as_json, render)
 
 
 def read_names(option: str, text: str, allowed: Sequence[str]) -> list[str]:
@@ -103,6 +127,7 @@ def measure(
     backends: Sequence[str],
     timer: Callable[[str, Problem], float],
     update: Callable[[int, int, str], None] = lambda done, total, name: None,
+    timed: Pass = FORWARD_PASS,
 ) -> list[dict[str, Any]]:
     """A row per problem: TFLOP/s by back end, the prediction, and why something is missing.
 
@@ -118,10 +143,11 @@ def measure(
         for name in backends:
             update(len(rows) * len(backends) + len(tflops) + len(missing), total, name)
             try:
-                tflops[name] = problem.forward_flops / timer(name, problem) / 1e12
+                flops = problem.backward_flops if timed.backward else problem.forward_flops
+                tflops[name] = flops / timer(name, problem) / 1e12
             except Exception as error:  # another's kernel may refuse in any way
                 missing[name] = " ".join(str(error).split())[:200] or type(error).__name__
-        ours, found = tflops.get(OURS), predict(problem)
+        ours, found = tflops.get(OURS), predict(problem, backward=timed.backward)
         rows.append(
             {
                 "problem": problem.__dict__,
@@ -134,8 +160,8 @@ def measure(
     return rows
 
 
-def time_call(device: str, repeats: int, name: str, problem: Problem) -> float:
-    """Seconds of one call of a back end on random tensors."""
+def time_call(device: str, repeats: int, timed: Pass, name: str, problem: Problem) -> float:
+    """Seconds of one pass of a back end on random tensors."""
     import torch
 
     from fa4.commands.job import time_on_gpu
@@ -148,24 +174,48 @@ def time_call(device: str, repeats: int, name: str, problem: Problem) -> float:
         (p.batch, p.seqlen_k, p.heads_k, p.head_dim_v),
     )
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
-    with torch.no_grad(), torch.cuda.device(device), selected(name), warnings.catch_warnings():
+    with torch.cuda.device(device), selected(name), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says at length why a back end refuses
-        function = find_backend(name)
-        return time_on_gpu(lambda: function(q, k, v, p.causal), repeats)
+        function = find_backend(name, timed)
+        if timed.backward:
+            return time_on_gpu(gradient_of(function, (q, k, v), p.causal), repeats)
+        with torch.no_grad():
+            return time_on_gpu(lambda: function(q, k, v, p.causal), repeats)
 
 
-def find_backend(name: str) -> Attention:
-    """(q, k, v, causal) -> out, in FlashAttention's layout. Raises ImportError if not installed."""
+def gradient_of(
+    function: Attention, tensors: tuple[Any, Any, Any], causal: bool
+) -> Callable[[], Any]:
+    """The backward pass of one call, to be run again and again."""
+    import torch
+
+    inputs = [x.requires_grad_() for x in tensors]
+    result = function(*inputs, causal)
+    out = result[0] if isinstance(result, tuple) else result
+    dout = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
+
+
+def find_backend(name: str, timed: Pass = FORWARD_PASS) -> Attention:
+    """(q, k, v, causal) -> out, in FlashAttention's layout.
+
+    Raises ImportError if it is not installed, ValueError if it cannot be asked for a fixed order.
+    """
+    given: dict[str, Any] = {"deterministic": timed.deterministic}
     if name == OURS:
         import fa4
 
-        return lambda q, k, v, causal: fa4.flash_attn_func(q, k, v, causal=causal, impl="sm100")
+        return lambda q, k, v, causal: fa4.flash_attn_func(
+            q, k, v, causal=causal, **given, impl="sm100"
+        )
     if name == "flash-attn-4":
         try:
             from flash_attn.cute import flash_attn_func
         except ImportError:
             raise ImportError("flash-attn-4 is not installed: pip install flash-attn-4") from None
-        return lambda q, k, v, causal: flash_attn_func(q, k, v, causal=causal)
+        return lambda q, k, v, causal: flash_attn_func(q, k, v, causal=causal, **given)
+    if timed.deterministic:
+        raise ValueError("torch's SDPA has no argument for the order of sums")
     from torch.nn.functional import scaled_dot_product_attention
 
     def sdpa(q: Any, k: Any, v: Any, causal: bool) -> Any:
@@ -218,7 +268,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         table.add_row(dims, mask, str(p["seqlen_q"]), *cells)
     gaps = dict.fromkeys((name, why) for row in rows for name, why in row["missing"].items())
     return (
-        f"{report['device']}: forward pass, {report['dtype']}, TFLOP/s",
+        f"{report['device']}: {report['pass']}, {report['dtype']}, TFLOP/s",
         table,
         *(f"{name}: {why}" for name, why in gaps),
     )

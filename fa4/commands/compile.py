@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fa4.commands import emit
+from fa4.commands.specs import KERNELS, file_stem, find_spec, take_own, window_features
 
 if TYPE_CHECKING:
-    from fa4.sm100.forward.spec import ForwardSpec
+    from fa4.compiled.build import Spec
 
-KERNELS = ("forward",)
 ARCH_HELP = "sm_100a (B200) or sm_103a (B300)."
 FLAVOUR_HELP = "Compiler: cu12 or cu13. Default: cu13 where it is installed."
+ANY_ORDER_HELP = "Backward, not deterministic: dQ is summed in any order."
+LSE_HELP = "Backward: with a gradient of the LSE."
+# What the kernels of a backward pass do, in the order of their launches.
+THREE_KERNELS = ("pre-process: statistics of rows", "main kernel", "post-process: dQ in 16 bits")
 TOP_OPCODES = 8  # named of a loop
 SHORTEST_PTX_LOOP = 32  # instructions
 SUFFIXES = {"ptx": ".ptx", "cubin": ".cubin", "host_object": ".o", "sass": ".sass"}
@@ -30,7 +34,7 @@ Out = Annotated[
 
 
 def compile(
-    kernel: Annotated[str, typer.Argument(help="forward.")] = "forward",
+    kernel: Annotated[str, typer.Argument(help="forward or backward.")] = "forward",
     head_dim: Annotated[int, typer.Option(help="Elements of a query and key.")] = 128,
     head_dim_v: HeadDimV = None,
     dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
@@ -44,6 +48,8 @@ def compile(
     no_lse: Annotated[bool, typer.Option("--no-lse", help="Without LSE.")] = False,
     cta_group: Annotated[int, typer.Option(help="1, or 2 for CTA pairs.")] = 1,
     scheduler: Annotated[str, typer.Option(help="static, lpt or clc.")] = "static",
+    any_order: Annotated[bool, typer.Option("--any-order", help=ANY_ORDER_HELP)] = False,
+    lse_gradient: Annotated[bool, typer.Option("--lse-gradient", help=LSE_HELP)] = False,
     arch: Annotated[str, typer.Option(help=ARCH_HELP)] = "sm_100a",
     flavour: Annotated[str, typer.Option(help=FLAVOUR_HELP)] = "",
     out: Out = None,
@@ -52,28 +58,28 @@ def compile(
 ) -> None:
     """Compile a kernel without a GPU; show its registers, spills, memory and loops.
 
-    The result stays in the cache of compiled kernels (fa4 cache). docs/compile.md explains the
-    report.
+    The backward pass is three kernels in one module. The result stays in the cache of compiled
+    kernels (fa4 cache). docs/compile.md explains the report.
 
     Example: fa4 compile forward --head-dim 128 --causal --out kernels
     """
     from fa4.config import require
 
     require(kernel in KERNELS, f"the kernel must be one of {', '.join(KERNELS)}", kernel)
-    features = {
+    features: dict[str, Any] = {
         "dtype": dtype,
         "causal": causal,
         **window_features(window, causal),
-        "group": group,
         **dict.fromkeys(("packed_q", "packed_k"), varlen),
         **dict.fromkeys(("used_q", "used_k"), used),
         "softcap": softcap,
         "sink": sink,
-        "lse": not no_lse,
         "cta_group": cta_group,
-        "scheduler": scheduler,
     }
-    spec = find_spec(arch, head_dim, head_dim_v or head_dim, features)
+    own = {"group": group, "lse": not no_lse, "scheduler": scheduler,
+           "deterministic": not any_order, "lse_gradient": lse_gradient}  # fmt: skip
+    features |= take_own(kernel, own)
+    spec = find_spec(kernel, arch, head_dim, head_dim_v or head_dim, features)
     if out is not None:
         from fa4.demo.report import check_folder
 
@@ -83,34 +89,12 @@ def compile(
     emit(report, as_json, render)
 
 
-def window_features(window: str, causal: bool) -> dict[str, bool]:
-    """The fields of a spec that --window stands for; a causal mask is the right side itself."""
-    allowed = {"": (), "left": ("left",), "right": ("right",), "both": ("left", "right")}
-    if window not in allowed:
-        raise ValueError(f"--window must be left, right or both; got {window!r}")
-    return {f"window_{side}": True for side in allowed[window] if not (causal and side == "right")}
-
-
-def find_spec(arch: str, head_dim: int, head_dim_v: int, features: dict[str, Any]) -> ForwardSpec:
-    """The tuned spec of the options; ValueError if they make no kernel for this machine."""
-    from fa4.compiled.variants import GPUS, tuned_spec
-    from fa4.config import require
-
-    if arch not in GPUS:
-        raise ValueError(f"arch must be one of {', '.join(GPUS)}; got {arch!r}")
-    for name, dim in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
-        require(dim > 0 and dim % 8 == 0, f"{name} must be a positive multiple of 8", dim)
-    spec = tuned_spec(head_dim, head_dim_v, GPUS[arch], **features)
-    _ = spec.plan  # refuses what does not fit, before anything is compiled
-    return spec
-
-
 def make(
-    spec: ForwardSpec, arch: str, flavour: str, no_cache: bool
+    spec: Spec, arch: str, flavour: str, no_cache: bool
 ) -> tuple[dict[str, Any], dict[str, str | bytes]]:
     """(report, content of the files) of a spec, compiled now or found in the cache."""
     from fa4.compiled.artifact import compile_artifact
-    from fa4.compiled.build import build, compile_forward
+    from fa4.compiled.build import build, compile_kernel
     from fa4.compiled.toolchain import find_toolchain, select_flavour
     from fa4.inspect.codegen import read_kernels
     from fa4.inspect.cubin import disassemble
@@ -119,7 +103,7 @@ def make(
     started, start = time.time(), time.perf_counter()
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        artifact = compile_artifact(spec, arch, compile_forward) if no_cache else build(spec, arch)
+        artifact = compile_artifact(spec, arch, compile_kernel) if no_cache else build(spec, arch)
     seconds = time.perf_counter() - start
     kernels = read_kernels(artifact.cubin, artifact.ptx)
     smem = artifact.metadata["dynamic_smem_bytes"]
@@ -141,13 +125,38 @@ def make(
         "compile_seconds": artifact.metadata["compile_seconds"],
         "bytes": {name: len(content) for name, content in files.items()},
         "plan": describe_plan(spec),
-        "kernels": [one.with_smem(smem).describe() for one in kernels],
+        "kernels": in_launch_order([one.with_smem(smem).describe() for one in kernels], smem),
         "notes": [str(note.message) for note in notes],
     }
     return report, files
 
 
-def describe_plan(spec: ForwardSpec) -> dict[str, Any]:
+def in_launch_order(
+    kernels: Sequence[Mapping[str, Any]], launched: Iterable[str]
+) -> list[dict[str, Any]]:
+    """The kernels of a module in the order of their launches.
+
+    launched: their names in that order. Each says what it does, if there are several, and if it is
+    the one that the plan is of: that with most shared memory.
+    """
+    order = list(launched)
+    most = max((kernel["dynamic_smem_bytes"] or 0 for kernel in kernels), default=0)
+    found = sorted(
+        kernels,
+        key=lambda one: order.index(one["kernel"]) if one["kernel"] in order else len(order),
+    )
+    titles = THREE_KERNELS if len(found) == len(THREE_KERNELS) else [""] * len(found)
+    return [
+        {**kernel, "does": title, "planned": (kernel["dynamic_smem_bytes"] or 0) == most}
+        for kernel, title in zip(found, titles, strict=True)
+    ]
+
+
+def _place(kernel: Mapping[str, Any], order: Sequence[str]) -> int:
+    return order.index(kernel["kernel"]) if kernel["kernel"] in order else 0
+
+
+def describe_plan(spec: Spec) -> dict[str, Any]:
     """What the plan budgets, to hold beside what the compiler used."""
     plan, gpu = spec.plan, spec.gpu
     return {
@@ -160,21 +169,6 @@ def describe_plan(spec: ForwardSpec) -> dict[str, Any]:
         "tmem_columns": plan.bytes_used("tmem"),
         "tmem_columns_limit": gpu.tmem_cols,
     }
-
-
-def file_stem(kernel: str, spec: ForwardSpec, arch: str) -> str:
-    """A name such as forward-128-bf16-causal-sm_100a."""
-    from fa4.compiled.identity import describe
-
-    skipped = {"head_dim", "head_dim_v", "dtype", "numerics", "gpu", "lse"}
-    dims = f"{spec.head_dim}" + (f"x{spec.head_dim_v}" * (spec.head_dim_v != spec.head_dim))
-    words = [
-        name if value is True else f"{name}_{value}"
-        for name, value in describe(spec).items()
-        if name not in skipped
-    ]
-    lse = [] if spec.lse else ["no_lse"]
-    return "-".join([kernel, dims, spec.dtype, *words, *lse, arch])
 
 
 def write(folder: Path, stem: str, files: Mapping[str, str | bytes]) -> list[Path]:
@@ -201,6 +195,8 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         render_roles(report["plan"]["roles"]),
     ]
     for kernel in report["kernels"]:
+        if kernel["does"]:
+            parts.append(kernel["does"])
         parts += render_memory(kernel, report["plan"])
         if kernel["problem"]:
             parts.append(f"loops of the PTX, since there is {kernel['problem']}")
@@ -236,13 +232,16 @@ def render_memory(kernel: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterato
         )
     yield f"spills: {spilled}"
     dynamic = kernel["dynamic_smem_bytes"]
+    smem, tmem = "", ""
+    if kernel["planned"]:
+        smem = f"; the plan needs {plan['smem_bytes']} of {plan['smem_bytes_limit']}"
+        tmem = f"; the plan needs {plan['tmem_columns']}"
     yield (
         f"shared memory: {'unknown' if dynamic is None else dynamic} bytes dynamic, "
-        f"{kernel['static_smem_bytes']} static; the plan needs {plan['smem_bytes']} of "
-        f"{plan['smem_bytes_limit']}"
+        f"{kernel['static_smem_bytes']} static{smem}"
     )
     columns = ", ".join(map(str, ptx.get("tmem_columns", ()))) or "none"
-    yield f"tensor memory: {columns} columns; the plan needs {plan['tmem_columns']}"
+    yield f"tensor memory: {columns} columns{tmem}"
 
 
 def render_loops(loops: Any) -> Any:

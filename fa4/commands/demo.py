@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,9 +44,9 @@ def demo(
     """Run FA4's algorithm on the attention layers of a real model and check every layer.
 
     MiniLM-L6-v2 reads a text; each layer's q, k, v, rounded to bf16, go through FA4's forward pass
-    and through the float64 oracle. One head also goes through the compiled SM100 kernel, executed
-    by the emulator, if the compiler is installed. Exit code 1 if an error exceeds its budget or the
-    emulator finds a fault.
+    and through the float64 oracle. One head also goes through the compiled SM100 kernels, forward
+    and backward, executed by the emulator, if the compiler is installed. Exit code 1 if an error
+    exceeds its budget or the emulator finds a fault.
 
     Example: fa4 demo --causal --out out/causal
     """
@@ -83,21 +83,12 @@ def render_kernel(kernel: Mapping[str, Any] | None) -> tuple[str, ...]:
     used, head = kernel["resources"], f"head dim {kernel['head_dim']}"
     if kernel["padded_head_dim"] != kernel["head_dim"]:
         head += f" (padded to {kernel['padded_head_dim']})"
-    errors = ", ".join(
-        f"{label} error {check['error']:.1e} of {check['budget']:.1e} allowed"
-        for name, label in (("out", "O"), ("lse", "LSE"))
-        if (check := kernel["checks"].get(name))
-    )
-    findings = [finding for row in kernel["schedules"] for finding in row["findings"]]
-    counts = ", ".join(f"{row['schedule']} {len(row['findings'])}" for row in kernel["schedules"])
     registers = ", ".join(f"{role} {number}" for role, number in used["registers"].items())
     lines = [
         f"Compiled kernel ({kernel['arch']}, {kernel['compiler']}) in the emulator, first head of "
         f"{kernel['layer']}, {kernel['rows']} x {kernel['keys']}, {head}: "
         + ("ok" if kernel["ok"] else "WRONG"),
-        f"  {errors or 'no result'}",
-        f"  races and other findings by schedule: {counts}",
-        *(f"    {finding}" for finding in findings[:MOST_FINDINGS]),
+        *render_checks(kernel, {"out": "O", "lse": "LSE"}),
         f"  registers per thread: {registers}; spills {used['spill_bytes']} B",
         f"  shared memory {used['smem_bytes']} of {used['smem_bytes_limit']} B, tensor memory "
         f"{used['tmem_columns_used']} of {used['tmem_columns_limit']} columns",
@@ -108,7 +99,34 @@ def render_kernel(kernel: Mapping[str, Any] | None) -> tuple[str, ...]:
             f"  predicted on a {row['machine']} by its own instruction counts, one such layer: "
             f"{row['microseconds']:.1f} us"
         )
-    return tuple(lines)
+    return *lines, *render_backward(kernel["backward"])
+
+
+def render_backward(backward: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What the backward kernels did with the same head; nothing if they did not run."""
+    if backward is None or backward["problem"]:
+        return ()
+    bits = "the same bits" if backward["same_bits"] else "DIFFERENT BITS"
+    return (
+        "Backward kernels in the emulator, the same head: "
+        + ("ok" if backward["ok"] else "WRONG")
+        + f"; {bits} under every schedule",
+        *render_checks(backward, {"dq": "dQ", "dk": "dK", "dv": "dV"}),
+    )
+
+
+def render_checks(result: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[str]:
+    """Errors beside their budgets; findings by schedule."""
+    errors = ", ".join(
+        f"{label} error {check['error']:.1e} of {check['budget']:.1e} allowed"
+        for name, label in labels.items()
+        if (check := result["checks"].get(name))
+    )
+    yield f"  {errors or 'no result'}"
+    counts = ", ".join(f"{row['schedule']} {len(row['findings'])}" for row in result["schedules"])
+    yield f"  races and other findings by schedule: {counts}"
+    findings = [finding for row in result["schedules"] for finding in row["findings"]]
+    yield from (f"    {finding}" for finding in findings[:MOST_FINDINGS])
 
 
 def render_speed(prediction: Mapping[str, Any]) -> tuple[str, ...]:

@@ -35,8 +35,8 @@ class OptionalPackage:
 
 
 CUTE_DSL = "emulator of CuTe-DSL programs"
-KERNEL = "forward kernel, emulated"
-GPU_KERNEL = "forward kernel on a GPU"
+KERNEL = "kernels, emulated"
+GPU_KERNEL = "kernels on a GPU"
 
 # Bounds as in pyproject.toml, which says why torch has one.
 OPTIONAL = (
@@ -53,8 +53,6 @@ OPTIONAL = (
     OptionalPackage("pytest", "the test suite", ("pytest",)),
 )
 
-NOT_YET = ("backward kernel",)  # planned parts that this version lacks
-
 
 def doctor(
     matrix: Annotated[
@@ -69,7 +67,7 @@ def doctor(
     if matrix:
         from fa4.compiled.support import describe_support
 
-        emit({"kernel": "SM100 forward", "features": describe_support()}, as_json, render_matrix)
+        emit({"kernel": "SM100", "features": describe_support()}, as_json, render_matrix)
         return
     emit(diagnose(), as_json, render)
 
@@ -78,11 +76,12 @@ def render_matrix(report: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the kernel supports, and what impl="sm100" and impl="emulator" refuse."""
     from rich.table import Table
 
-    table = Table("feature", "forward", "limits, or why not")
+    table = Table("feature", "forward", "backward", "limits, or why not")
+    words = {True: "yes", False: "no", None: "-"}
     for row in report["features"]:
-        table.add_row(row["feature"], "yes" if row["forward"] else "no", row["detail"])
+        table.add_row(row["feature"], words[row["forward"]], words[row["backward"]], row["detail"])
     return (
-        f'{report["kernel"]} kernel (impl="sm100" and impl="emulator"); what it refuses, '
+        f'{report["kernel"]} kernels (impl="sm100" and impl="emulator"); what they refuse, '
         'impl="reference" computes',
         table,
     )
@@ -179,7 +178,6 @@ def judge_parts(optional: list[dict[str, Any]]) -> list[dict[str, Any]]:
         why = f"needs {', '.join(missing)}" if missing else ""
         parts.append({"part": part, "works": not missing, "why": why})
     parts += judge_kernel(optional)
-    parts += [{"part": part, "works": False, "why": "not in this version"} for part in NOT_YET]
     return parts
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fa4.plan.schema import PipelinePlan
 
 PASSES = ("forward", "backward")
+ONLY = {"forward": ("tile_n", "q_tiles", "kv_stages"), "backward": ("design",)}
 SEQLEN = 8192  # of the problem that FlashAttention-4's choices are looked up for
 
 
@@ -29,6 +30,9 @@ def explain(
     tile_n: Annotated[int | None, typer.Option(help="Keys of a KV tile; forward only.")] = None,
     q_tiles: Annotated[int | None, typer.Option(help="Q tiles per CTA; forward only.")] = None,
     kv_stages: Annotated[int | None, typer.Option(help="K/V ring slots; forward only.")] = None,
+    design: Annotated[
+        str | None, typer.Option(help="fa4 or flash_attn.cute; backward only.", show_default="fa4")
+    ] = None,
     programs: Annotated[bool, typer.Option("--programs", help="Show what roles do.")] = False,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the graph only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
@@ -49,7 +53,7 @@ def explain(
         raise ValueError("--mermaid and --json exclude each other; got both")
     choices = {"head_dim": head_dim, "head_dim_v": head_dim_v, "causal": causal,
                "cta_group": cta_group, "tile_n": tile_n, "q_tiles": q_tiles,
-               "kv_stages": kv_stages}  # fmt: skip
+               "kv_stages": kv_stages, "design": design}  # fmt: skip
     gpu = find_machine(machine).gpu
     plan = build(which, choices, gpu)
     report = describe(plan, gpu)
@@ -67,12 +71,13 @@ def build(which: str, choices: Mapping[str, Any], gpu: Gpu) -> PipelinePlan:
     """The plan of FlashAttention-4's choices for a long problem, with the given ones instead."""
     from fa4.plan import backward_plan, forward_plan
 
-    if which == "forward":
-        return forward_plan(_forward(choices, gpu), gpu)
-    for name in ("tile_n", "q_tiles", "kv_stages"):
+    other = "backward" if which == "forward" else "forward"
+    for name in ONLY[other]:
         if choices[name] is not None:
             option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} is an option of the forward pass; got {choices[name]}")
+            raise ValueError(f"{option} is an option of the {other} pass; got {choices[name]}")
+    if which == "forward":
+        return forward_plan(_forward(choices, gpu), gpu)
     return backward_plan(_backward(choices), gpu)
 
 
@@ -90,7 +95,7 @@ def _forward(choices: Mapping[str, Any], gpu: Gpu) -> ForwardPipeline:
 def _backward(choices: Mapping[str, Any]) -> BackwardPipeline:
     from fa4.sim.defaults import default_backward
 
-    pipeline = default_backward(_problem(choices))
+    pipeline = default_backward(_problem(choices), design=choices["design"] or "fa4")
     if choices["cta_group"] is None:
         return pipeline
     numerics = replace(pipeline.numerics, cta_group=choices["cta_group"])

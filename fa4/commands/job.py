@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from fa4.api import flash_attn_func
+from fa4.api import flash_attn_backward, flash_attn_func
 from fa4.arrays import like, to_numpy
+from fa4.backends import Saved
 from fa4.checked import make_call
 from fa4.choose import check_impl, choose, find_gpu
 
@@ -19,7 +21,8 @@ TIMED_CALLS, WARM_UP_CALLS = 20, 5
 class Job:
     """One call. outputs: (out, lse) as arrays, None if the emulator's checks stopped the kernel.
 
-    impl: what really runs; on_gpu: is it the compiled kernel on a GPU?
+    impl: what really runs; on_gpu: is it the compiled kernel on a GPU? gradient: will it be
+    differentiated? gradients: (dq, dk, dv) once it was.
     """
 
     def __init__(
@@ -29,6 +32,8 @@ class Job:
         impl: str,
         emulator: Mapping[str, Any],
         say: Callable[[str], None] = lambda line: None,
+        *,
+        gradient: bool = False,
     ) -> None:
         check_impl(impl)
         self.arrays, self.options, self.emulator = arrays, dict(options), dict(emulator)
@@ -39,10 +44,11 @@ class Job:
         self.device = device
         if impl == "auto":
             q, k, v = self._on_gpu() if device else arrays
-            impl = choose(make_call(q, k, v, self.options, varlen=False))
+            impl = choose(make_call(q, k, v, self.options, varlen=False), gradient=gradient)
         self.impl = impl
         self.on_gpu = impl == "sm100"
         self.outputs: tuple[np.ndarray, np.ndarray] | None = None
+        self.gradients: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def execute(self) -> dict[str, Any]:
         """Runs it: implementation, seconds of the call (of the kernel on a GPU), findings."""
@@ -60,10 +66,36 @@ class Job:
             self.outputs = (result.out, result.lse)
         return report | {"seconds": time.perf_counter() - start}
 
-    def _compile(self) -> float:
+    def differentiate(self, dout: np.ndarray) -> dict[str, Any]:
+        """The gradients of the call, which was executed: as `execute`, of the backward pass."""
+        assert self.outputs is not None
+        out, lse = self.outputs
+        report: dict[str, Any] = {"compile_seconds": None, "findings": []}
+        if self.impl in ("sm100", "emulator"):
+            report["compile_seconds"] = self._compile(backward=True)
+        self._say(f"running {self.impl}, backward")
+        start = time.perf_counter()
+        given = (dout, *self.arrays, out, lse)
+        if self.on_gpu:
+            template = self._on_gpu()[0]
+            given = tuple(like(template, array) for array in given)
+        if self.impl == "emulator":
+            report |= self._emulate(dout)
+        else:
+            found = flash_attn_backward(*given, **self.options, impl=self.impl)
+            dq, dk, dv = (to_numpy("gradient", x) for x in found[:3])
+            self.gradients = (dq, dk, dv)
+        seconds = time.perf_counter() - start
+        if self.on_gpu:
+            call = functools.partial(flash_attn_backward, *given, **self.options, impl="sm100")
+            seconds = time_on_gpu(call, TIMED_CALLS)
+        return report | {"seconds": seconds}
+
+    def _compile(self, *, backward: bool = False) -> float:
         from fa4.backends.kernel import describe
-        from fa4.compiled.build import build
-        from fa4.compiled.variants import choose_spec, find_gpu
+        from fa4.backends.kernel_backward import describe_backward
+        from fa4.compiled.build import Spec, build
+        from fa4.compiled.variants import choose_backward_spec, choose_spec, find_gpu
         from fa4.hardware import B200
 
         gpu = B200
@@ -71,22 +103,34 @@ class Job:
             import torch
 
             gpu = find_gpu(torch.cuda.get_device_capability(self.device))
-        call = describe(make_call(*self.arrays, self.options, varlen=False))
-        spec = choose_spec(call, gpu)
+        call = make_call(*self.arrays, self.options, varlen=False)
+        sizes = describe(call)
+        if backward:
+            spec: Spec = choose_backward_spec(describe_backward(call), gpu)
+        else:
+            spec = choose_spec(sizes, gpu)
         self._say(f"compiling for {gpu.arch}")
         start = time.perf_counter()
-        if not call.is_empty:
+        if not sizes.is_empty:
             build(spec, gpu.arch)
         return time.perf_counter() - start
 
-    def _emulate(self) -> dict[str, Any]:
+    def _emulate(self, dout: np.ndarray | None = None) -> dict[str, Any]:
+        """The call, or with dO its gradients; what the emulator found."""
         from fa4.backends import emulator
         from fa4.emulator import EmulationFailed
 
         call = make_call(*self.arrays, self.options, varlen=False)
         try:
-            out, lse, reports = emulator.run(call, **self.emulator)
-            self.outputs = (out, lse)
+            if dout is None:
+                out, lse, reports = emulator.run(call, **self.emulator)
+                self.outputs = (out, lse)
+            else:
+                assert self.outputs is not None
+                grads, reports = emulator.run_backward(
+                    call, Saved(*self.outputs), dout, **self.emulator
+                )
+                self.gradients = (grads.dq, grads.dk, grads.dv)
         except EmulationFailed as failure:
             reports = [failure.report]
         return {

@@ -24,10 +24,10 @@ UNIT_NAMES = {"tensor": "tensor core", "smem": "shared memory", "mufu": "exponen
 PAPER_KERNELS: tuple[dict[str, Any], ...] = (
     {"pass": "forward", "q_tiles": 1},
     {"pass": "forward", "q_tiles": 2},
-    {"pass": "backward", "cta_group": 1},
-    {"pass": "backward", "cta_group": 2},
+    {"pass": "backward", "cta_group": 1, "design": "flash_attn.cute"},
+    {"pass": "backward", "cta_group": 2, "design": "flash_attn.cute"},
 )
-FORWARD_ONLY = ("q_tiles", "emulated_frequency")
+ONLY = {"forward": ("q_tiles", "emulated_frequency"), "backward": ("design",)}
 
 # Okabe and Ito's colours, which people with any kind of colour blindness can tell apart.
 KINDS = {
@@ -72,6 +72,10 @@ def roofline(
             show_default="0",
         ),
     ] = None,
+    design: Annotated[
+        str | None,
+        typer.Option(help="Whose backward kernel, fa4 or flash_attn.cute.", show_default="fa4"),
+    ] = None,
     machine: Annotated[
         str, typer.Option(help="A machine's name, or a TOML file that describes one.")
     ] = "b200",
@@ -94,6 +98,7 @@ def roofline(
         "q_tiles": q_tiles,
         "cta_group": cta_group,
         "emulated_frequency": emulated_frequency,
+        "design": design,
     }
     if figure is not None:
         if figure.suffix.lower() not in (".png", ".svg"):
@@ -133,6 +138,7 @@ def describe_kernel(options: Mapping[str, Any], machine: Any) -> dict[str, Any]:
     return {
         "pass": options.get("pass", "forward"),
         "plan": plan.name,
+        "design": getattr(pipeline, "design", None),
         "tile": [rows, pipeline.numerics.tile_n, pipeline.head_dim],
         "cta_group": plan.cta_group,
         "emulated_share": emulated,
@@ -163,11 +169,13 @@ def make_pipeline(options: Mapping[str, Any]) -> ForwardPipeline | BackwardPipel
     require(direction in ("forward", "backward"), "pass must be forward or backward", direction)
     head_dim, tile_n = options.get("head_dim", 128), options.get("tile_n", 128)
     cta_group = options.get("cta_group", 1)
+    other = "backward" if direction == "forward" else "forward"
+    for name in ONLY[other]:
+        require(name not in options, f"{name} is for the {other} pass", options.get(name))
     if direction == "backward":
-        for name in FORWARD_ONLY:
-            require(name not in options, f"{name} is for the forward pass", options.get(name))
         tiles = BackwardConfig(tile_n=tile_n, cta_group=cta_group)
-        return BackwardPipeline(head_dim=head_dim, numerics=tiles)
+        design = options.get("design", "fa4")
+        return BackwardPipeline(head_dim=head_dim, numerics=tiles, design=design)
     frequency, split = options.get("emulated_frequency", 0), Exp2Split()
     if frequency:  # which columns of a group, and from which fragment on, as tuned for B200
         tuned = ForwardConfig.tuned("bf16", head_dim, causal=False).exp2
@@ -183,7 +191,8 @@ def title(kernel: Mapping[str, Any]) -> str:
     pair = ", CTA pair" if kernel["cta_group"] == 2 else ""
     emulated = kernel["emulated_share"]
     software = f", {emulated:.1%} of the exponentials emulated" if emulated else ""
-    return f"{kernel['pass']} {rows} x {keys} x {dim}{pair}{software}"
+    design = f", design {kernel['design']}" if kernel["design"] else ""
+    return f"{kernel['pass']} {rows} x {keys} x {dim}{pair}{design}{software}"
 
 
 def verdict(kernel: Mapping[str, Any]) -> str:

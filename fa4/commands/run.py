@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fa4.commands import emit
+from fa4.commands.judge import compare, compare_gradients, render
 from fa4.commands.limits import attention_seconds, require_memory, time_text
 from fa4.config import require
 from fa4.files import require_replaceable
@@ -18,13 +18,12 @@ from fa4.files import require_replaceable
 if TYPE_CHECKING:
     import numpy as np
 
+    from fa4.commands.job import Job
     from fa4.config import Problem
 
     Operands: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 SUFFIXES = (".npz", ".safetensors")
-MOST_SCORES = 2**24  # rows x keys that the oracle looks at, of one head
-MOST_HEADS = 8
 SAY_SECONDS = 10.0  # a shorter estimate is not worth a line
 
 RandomOption = Annotated[
@@ -61,6 +60,7 @@ def run(
     window: WindowOption = "",
     scale: Annotated[float | None, typer.Option(help="Of scores; default: 1/sqrt(d).")] = None,
     softcap: Annotated[float, typer.Option(help="Soft cap of scores; 0: none.")] = 0.0,
+    backward: Annotated[bool, typer.Option("--backward", help="Gradients of a drawn dO.")] = False,
     impl: ImplOption = "auto",
     schedule: ScheduleOption = "",
     seed: Annotated[int, typer.Option(help="Of --random and of the schedule.")] = 0,
@@ -73,7 +73,8 @@ def run(
 
     FILE is a .npz or .safetensors file with q, k, v as (B, S, H, D) or (S, H, D). Exit code 0 if
     the result is within the error budget and the emulator's checks found nothing, 1 if not, 2 for
-    bad input. With impl auto and FA4_EMULATE=1, the emulator is used where there is no GPU.
+    bad input. --backward adds dq, dk and dv of a dO that --seed draws. With impl auto and
+    FA4_EMULATE=1, the emulator is used where there is no GPU.
 
     Example: fa4 run --random 1,2,256,64 --causal --impl emulator
     """
@@ -91,22 +92,41 @@ def run(
     options: dict[str, Any] = {"causal": causal, "softcap": softcap, "softmax_scale": scale}
     options["window_size"] = read_window(window)
     problem = describe_problem(arrays, options)
-    job = Job(arrays, options, impl, {"schedule": schedule or "fifo", "seed": seed}, say)
+    how = {"schedule": schedule or "fifo", "seed": seed}
+    job = Job(arrays, options, impl, how, say, gradient=backward)
     if schedule and job.impl != "emulator":
         raise ValueError(f"--schedule is for the emulator; got {schedule!r} with impl {job.impl}")
-    estimate(problem, job.impl, minutes)
+    estimate(problem, job.impl, minutes, backward=backward)
     report = {"source": source, "problem": problem.__dict__, **job.execute()}
-    if job.outputs is not None and not no_check and job.impl != "oracle":
-        report |= compare(arrays, options, job.outputs)
+    checked = not no_check and job.impl != "oracle"
+    if job.outputs is not None and checked:
+        report |= compare(arrays, options, job.outputs, say)
     report["prediction"] = predict(problem)
     report["tflops"] = problem.forward_flops / report["seconds"] / 1e12 if job.on_gpu else None
+    report["backward"] = None
+    if backward and job.outputs is not None:
+        report["backward"] = differentiate(job, problem, seed, checked)
     report["out"] = None
     if out is not None and job.outputs is not None:
-        write(out, job.outputs)
+        write(out, name_results(job))
         report["out"] = str(out)
     emit(report, as_json, render)
-    if report["findings"] or not report.get("within_budget", True):
+    if not all(map(passed, (report, report["backward"]))):
         raise typer.Exit(1)
+
+
+def passed(report: Mapping[str, Any] | None) -> bool:
+    """Did a pass have no findings and keep its budget? One that did not run did."""
+    return report is None or (not report["findings"] and report.get("within_budget", True))
+
+
+def name_results(job: Job) -> dict[str, np.ndarray]:
+    """The arrays of a job by name, as they are written."""
+    assert job.outputs is not None
+    found = dict(zip(("out", "lse"), job.outputs, strict=True))
+    if job.gradients is not None:
+        found |= zip(("dq", "dk", "dv"), job.gradients, strict=True)
+    return found
 
 
 def check_options(file: Path | None, random: str, own: Mapping[str, Any], layer: str) -> None:
@@ -154,7 +174,7 @@ def read_window(text: str) -> Any:
         raise ValueError(f"--window {error}; got {text!r}") from None
 
 
-def estimate(problem: Problem, impl: str, minutes: float) -> None:
+def estimate(problem: Problem, impl: str, minutes: float, *, backward: bool = False) -> None:
     """Says how long it may take; raises ValueError if that is too long, or there is no memory."""
     p = problem
     pairs = p.batch * p.heads_q * p.visible_pairs
@@ -162,6 +182,8 @@ def estimate(problem: Problem, impl: str, minutes: float) -> None:
         scores = p.heads_q * p.seqlen_q * p.seqlen_k
         require_memory("impl oracle, whose scores are stored,", 33 * scores)
     seconds = attention_seconds(impl, pairs, p.head_dim + p.head_dim_v)
+    if backward:
+        seconds *= 1 + p.backward_flops / p.forward_flops if p.forward_flops else 1
     if seconds > 60 * minutes:
         raise ValueError(
             f"impl {impl} would take about {time_text(seconds)}; --minutes allows {minutes:g}: "
@@ -241,131 +263,66 @@ def describe_problem(arrays: Operands, options: Mapping[str, Any]) -> Problem:
     )
 
 
-def compare(
-    arrays: Operands,
-    options: Mapping[str, Any],
-    outputs: tuple[np.ndarray, np.ndarray],
-) -> dict[str, Any]:
-    """Errors of O and LSE against the float64 oracle, and their budget.
+def differentiate(job: Job, problem: Problem, seed: int, checked: bool) -> dict[str, Any]:
+    """The backward pass of a job with a dO that the seed draws: its time, findings and errors."""
+    import numpy as np
 
-    Of large problems the last rows (which mean the same without the others, as masks are aligned
-    bottom-right) of the first heads are looked at: `checked` says how many.
-    """
-    from fa4.checked import DENSE_DEFAULTS
-    from fa4.testing.budget import check_output, expect_forward
-    from fa4.testing.inputs import dense_inputs
+    from fa4.dtypes import round_to
 
-    (q, k, v), (out, lse) = arrays, outputs
-    group = q.shape[2] // k.shape[2]
-    rows = min(q.shape[1], max(1, MOST_SCORES // max(k.shape[1], 1)))
-    pairs = [(b, h) for b in range(q.shape[0]) for h in range(q.shape[2])][:MOST_HEADS]
-    meant = {name: x for name, x in options.items() if x != DENSE_DEFAULTS[name]}
-    worst: dict[str, Any] = {}
-    for number, (b, h) in enumerate(pairs):
-        say(f"checking head {number + 1} of {len(pairs)} against the oracle")
-        head, last = slice(h // group, h // group + 1), slice(q.shape[1] - rows, None)
-        inputs = dense_inputs(
-            q[b : b + 1, last, h : h + 1], k[b : b + 1, :, head], v[b : b + 1, :, head], **meant
-        )
-        expected = expect_forward(inputs)
-        got = {"out": out[b, last, h : h + 1], "lse": lse[b, h : h + 1, last]}
-        for name, part in got.items():
-            check = check_output(name, [part], expected[name])
-            if name not in worst or check.share > worst[name]["share"]:
-                worst[name] = {
-                    "error": check.error, "budget": check.allowed, "share": check.share
-                }  # fmt: skip
-    return {
-        "checks": worst,
-        "checked": {"rows": rows, "heads": len(pairs),
-                    "of_rows": q.shape[1], "of_heads": q.shape[0] * q.shape[2]},
-        "within_budget": all(check["share"] <= 1.0 for check in worst.values()),
-    }  # fmt: skip
+    rng = np.random.default_rng(seed + 1)
+    p = problem
+    shape = (p.batch, p.seqlen_q, p.heads_q, p.head_dim_v)
+    dout = round_to(rng.standard_normal(shape, np.float32), p.dtype)
+    report = job.differentiate(dout)
+    if job.gradients is not None and checked:
+        report |= compare_gradients(job.arrays, dout, job.options, job.gradients, say)
+    report["prediction"] = predict(problem, backward=True)
+    report["tflops"] = p.backward_flops / report["seconds"] / 1e12 if job.on_gpu else None
+    return report
 
 
-def predict(problem: Problem) -> dict[str, Any] | None:
+def predict(problem: Problem, *, backward: bool = False) -> dict[str, Any] | None:
     """The simulator's time on a B200; None for a problem that it has no kernel for."""
-    from fa4.sim.defaults import default_forward
+    from fa4.sim.defaults import default_backward, default_forward
     from fa4.sim.machine import find_machine
     from fa4.sim.predict import predict as simulate
 
     machine = find_machine("b200")
     try:
-        found = simulate(problem, default_forward(problem, machine.gpu), machine)
+        kernel = (
+            default_backward(problem, deterministic=True)
+            if backward
+            else default_forward(problem, machine.gpu)
+        )
+        found = simulate(problem, kernel, machine)
     except ValueError:
         return None
     return {"machine": found.machine, "seconds": found.seconds, "tflops": found.tflops}
 
 
-def write(path: Path, outputs: tuple[np.ndarray, np.ndarray]) -> None:
-    """Writes out and lse in one step; .npz files, which have no bf16, get it as float32."""
+def write(path: Path, results: Mapping[str, np.ndarray]) -> None:
+    """Writes the arrays in one step; .npz files, which have no bf16, get it as float32."""
     import io
 
     import numpy as np
 
     from fa4.demo.report import write_whole
 
-    arrays = {"out": outputs[0], "lse": outputs[1]}
     if path.suffix == ".npz":
         file = io.BytesIO()
         wide: dict[str, Any] = {
             name: array.astype(np.float32) if array.dtype.itemsize == 2 else array
-            for name, array in arrays.items()
+            for name, array in results.items()
         }
         np.savez(file, **wide)
         write_whole(path, file.getvalue())
         return
     from safetensors.numpy import save
 
-    write_whole(path, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
+    write_whole(path, save({name: np.ascontiguousarray(a) for name, a in results.items()}))
 
 
 def say(line: str) -> None:
     """Progress goes to stderr, and only to people."""
     if sys.stderr.isatty():
         print(f"fa4 run: {line}", file=sys.stderr, flush=True)
-
-
-def render(report: Mapping[str, Any]) -> tuple[str, ...]:
-    """The report for people: what ran, its error, its speed, what was found."""
-    p = report["problem"]
-    mask = "causal" if p["causal"] else "window " + ", ".join(map(str, p["window_size"]))
-    mask = "no mask" if p["window_size"] == (None, None) else mask
-    heads = f"{p['heads_q']} heads" + (
-        f" on {p['heads_k']} KV heads" if p["heads_k"] != p["heads_q"] else ""
-    )
-    lines = [
-        f"{report['impl']}: batch {p['batch']}, {p['seqlen_q']} queries x {p['seqlen_k']} keys, "
-        f"{heads}, d {p['head_dim']}, dv {p['head_dim_v']}, {p['dtype']}, {mask}"
-    ]
-    for name, check in report.get("checks", {}).items():
-        label = {"out": "O", "lse": "LSE"}[name]
-        verdict = "ok" if check["share"] <= 1 else "OVER"
-        lines.append(f"{label:4} error {check['error']:.2e}, budget {check['budget']:.2e}: "
-                     f"{verdict}")  # fmt: skip
-    if "checked" in report:
-        c = report["checked"]
-        lines.append(f"     the worst of {c['rows']} of {c['of_rows']} rows in {c['heads']} of "
-                     f"{c['of_heads']} heads, against the float64 oracle")  # fmt: skip
-    lines.append(_speed(report))
-    if report["impl"] == "emulator":
-        lines += [str(finding) for finding in report["findings"]]
-        lines.append(f"emulator: {len(report['findings']) or 'no'} findings")
-    if report["out"]:
-        lines.append(f"wrote {report['out']}")
-    return tuple(lines)
-
-
-def _speed(report: Mapping[str, Any]) -> str:
-    text = f"time {report['seconds'] * 1e3:.4g} ms"
-    if report["tflops"] is not None:
-        text += f", {report['tflops']:.0f} TFLOP/s"
-    if report["compile_seconds"] is not None:
-        text += f" (and {report['compile_seconds']:.2f} s to get the kernel)"
-    found = report["prediction"]
-    if found is not None and math.isfinite(found["tflops"]):
-        text += (
-            f"; predicted on a {found['machine']}: {found['seconds'] * 1e3:.4g} ms, "
-            f"{found['tflops']:.0f} TFLOP/s"
-        )
-    return text

@@ -1,8 +1,9 @@
 """A compiled kernel as data: what the cache keeps, what a GPU and the emulator are handed.
 
-`CompiledForward` holds the PTX, the cubin, and the host code: the object file that checks the
-arguments, builds TMA descriptors and launches the kernel. The host code is bound to a CUDA runtime
-when it is loaded, so that the same bytes run on a GPU (`CompiledForward.__call__`) and under
+`CompiledKernel` holds the PTX, the cubin, and the host code: the object file that checks the
+arguments, builds TMA descriptors and launches the kernel, or one after the other those of a
+backward pass. The host code is bound to a CUDA runtime
+when it is loaded, so that the same bytes run on a GPU (`CompiledKernel.__call__`) and under
 `fa4.emulator.launch`. Neither needs cutlass's compiler.
 """
 
@@ -22,15 +23,15 @@ from typing import Any
 from fa4.compiled.identity import describe
 from fa4.compiled.toolchain import find_toolchain
 from fa4.inspect.codegen import launch_smem_bytes
+from fa4.sm100.backward.spec import BackwardSpec
 
 MAGIC = b"fa4 kernel 1\n"
-FUNCTION = "fa4_forward"  # the exported name of every kernel's host function
 SECTIONS = ("ptx", "cubin", "host_object")
 
 _LENGTH = struct.Struct("<Q")
 _DIGEST_BYTES = 32
 
-# compile_forward's contract: (spec, arch) -> what cute.compile returns, PTX and cubin kept.
+# (spec, arch) -> what cute.compile returns, PTX and cubin kept.
 Compiler = Callable[[Any, str], Any]
 
 
@@ -39,13 +40,13 @@ class DamagedArtifact(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class CompiledForward:
-    """One compiled forward kernel, callable on a GPU of its architecture.
+class CompiledKernel:
+    """The compiled kernel, or kernels, of a spec, callable on a GPU of its architecture.
 
     key: its name in the cache, "" if it has none. host_object: an ELF object for this machine with
     TVM-FFI's calling convention. function_name: what it exports. parameters: names of the host
     function's arguments. metadata: plain data for people and reports
-    (spec, compiler, seconds, dynamic shared memory of the launch).
+    (spec, compiler, seconds, dynamic shared memory of each kernel's launch by the kernel's name).
     """
 
     spec: Any
@@ -73,9 +74,15 @@ class CompiledForward:
         return load_function(self.host_object, self.function_name)
 
 
-def compile_artifact(spec: Any, arch: str, compiler: Compiler, key: str = "") -> CompiledForward:
-    """Compiles a spec and exports the result. compiler: as `compile_forward`."""
+def kind_of(spec: Any) -> str:
+    """ "forward" or "backward", by the type of a spec."""
+    return "backward" if isinstance(spec, BackwardSpec) else "forward"
+
+
+def compile_artifact(spec: Any, arch: str, compiler: Compiler, key: str = "") -> CompiledKernel:
+    """Compiles a spec and exports the result."""
     toolchain = find_toolchain()
+    function = f"fa4_{kind_of(spec)}"
     start = time.perf_counter()
     compiled = compiler(spec, arch)
     seconds = time.perf_counter() - start
@@ -84,7 +91,7 @@ def compile_artifact(spec: Any, arch: str, compiler: Compiler, key: str = "") ->
         raise ValueError("no PTX or no cubin was kept: compile with KeepPTX and KeepCUBIN")
     with tempfile.TemporaryDirectory(prefix="fa4-export-") as folder:
         path = Path(folder) / "host.o"
-        compiled.export_to_c(str(path), FUNCTION, export_only_tvm_ffi_symbols=True)
+        compiled.export_to_c(str(path), function, export_only_tvm_ffi_symbols=True)
         host_object = path.read_bytes()
     metadata = {
         "spec": describe(spec),
@@ -93,20 +100,20 @@ def compile_artifact(spec: Any, arch: str, compiler: Compiler, key: str = "") ->
         "compile_seconds": seconds,
         "created": time.time(),
     }
-    return CompiledForward(
+    return CompiledKernel(
         spec=spec,
         key=key,
         arch=arch,
         ptx=artifacts.PTX,
         cubin=artifacts.CUBIN,
         host_object=host_object,
-        function_name=FUNCTION,
+        function_name=function,
         parameters=tuple(compiled.execution_args.signature.parameters),
         metadata=metadata,
     )
 
 
-def to_bytes(artifact: CompiledForward) -> bytes:
+def to_bytes(artifact: CompiledKernel) -> bytes:
     """One file: magic, header (JSON), sections, SHA-256 of all that comes before it."""
     sections = [artifact.ptx.encode(), artifact.cubin, artifact.host_object]
     header = json.dumps(
@@ -123,7 +130,7 @@ def to_bytes(artifact: CompiledForward) -> bytes:
     return body + hashlib.sha256(body).digest()
 
 
-def from_bytes(data: bytes, spec: Any = None) -> CompiledForward:
+def from_bytes(data: bytes, spec: Any = None) -> CompiledKernel:
     """The artefact in a file's bytes. Raises DamagedArtifact if a byte is not as written."""
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     header, start = read_header(data)
@@ -133,7 +140,7 @@ def from_bytes(data: bytes, spec: Any = None) -> CompiledForward:
     for name, length in zip(SECTIONS, header["sections"], strict=True):
         found[name] = body[start : start + length]
         start += length
-    return CompiledForward(
+    return CompiledKernel(
         spec=spec,
         key=header["key"],
         arch=header["arch"],

@@ -5,33 +5,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
-from fa4.compiled.artifact import CompiledForward, Compiler, compile_artifact
+from fa4.compiled.artifact import CompiledKernel, Compiler, compile_artifact, kind_of
 from fa4.compiled.cache import KernelCache, open_cache, say_once
 from fa4.compiled.identity import NotHashable, kernel_key
 from fa4.compiled.toolchain import MISSING, find_toolchain
+from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
+
+Spec: TypeAlias = ForwardSpec | BackwardSpec
 
 ARCHS = ("sm_100a", "sm_103a")
 _MOST_IN_MEMORY = 256
 
-_made: dict[Any, CompiledForward] = {}
+_made: dict[Any, CompiledKernel] = {}
 _compiling = threading.RLock()  # CuTe-DSL compiles one thing at a time
 
 
-def build(
-    spec: ForwardSpec, arch: str = "sm_100a", *, compiler: Compiler | None = None
-) -> CompiledForward:
-    """The kernel of a spec, compiled at most once per process and, with the cache, per machine.
+def build(spec: Spec, arch: str = "sm_100a", *, compiler: Compiler | None = None) -> CompiledKernel:
+    """What a spec selects, compiled at most once per process and, with the cache, per machine.
 
-    arch: "sm_100a" (B200) or "sm_103a" (B300). compiler: instead of `compile_forward`, with its
+    arch: "sm_100a" (B200) or "sm_103a" (B300). compiler: instead of `compile_kernel`, with its
     signature. Raises ValueError for another arch or a spec that does not fit the machine,
     ImportError if CuTe-DSL is not installed.
     """
     if arch not in ARCHS:
         raise ValueError(f"arch must be one of {', '.join(ARCHS)}; got {arch!r}")
-    compiler = compiler or compile_forward
+    compiler = compiler or compile_kernel
     key = find_key(spec, arch, compiler)
     name = key or (spec, arch, _name(compiler))
     with _compiling:
@@ -43,19 +44,21 @@ def build(
         return _made[name]
 
 
-def compile_forward(spec: ForwardSpec, arch: str) -> Any:
+def compile_kernel(spec: Spec, arch: str) -> Any:
     """The real compiler, imported when something has to be compiled. Raises ImportError."""
     try:
         import cutlass  # noqa: F401
         import tvm_ffi  # noqa: F401
     except ImportError:
         raise ImportError(MISSING) from None
-    from fa4.compiled.forward import compile_forward as compile_now
+    if kind_of(spec) == "backward":
+        from fa4.compiled.backward import compile_backward as compile_now
+    else:
+        from fa4.compiled.forward import compile_forward as compile_now  # type: ignore[assignment]
+    return compile_now(spec, arch)  # type: ignore[arg-type]
 
-    return compile_now(spec, arch)
 
-
-def find_key(spec: ForwardSpec, arch: str, compiler: Compiler = compile_forward) -> str:
+def find_key(spec: Spec, arch: str, compiler: Compiler = compile_kernel) -> str:
     """The key that a kernel is kept under; "" if its callables cannot be hashed, which is said."""
     if spec.score_mod is None and spec.mask_mod is None and spec.mask is None:
         return _plain_key(spec, arch, _name(compiler))
@@ -68,11 +71,11 @@ def find_key(spec: ForwardSpec, arch: str, compiler: Compiler = compile_forward)
 
 
 @lru_cache(maxsize=1024)
-def _plain_key(spec: ForwardSpec, arch: str, compiler: str) -> str:
+def _plain_key(spec: Spec, arch: str, compiler: str) -> str:
     return kernel_key(spec, arch, find_toolchain(), compiler)
 
 
-def _fetch(spec: ForwardSpec, arch: str, compiler: Compiler, key: str) -> CompiledForward:
+def _fetch(spec: Spec, arch: str, compiler: Compiler, key: str) -> CompiledKernel:
     cache = open_cache() if key else None
     if cache is None:
         return compile_artifact(spec, arch, compiler, key)
@@ -80,8 +83,8 @@ def _fetch(spec: ForwardSpec, arch: str, compiler: Compiler, key: str) -> Compil
 
 
 def _compile_once(
-    cache: KernelCache, key: str, spec: ForwardSpec, arch: str, compiler: Compiler
-) -> CompiledForward:
+    cache: KernelCache, key: str, spec: Spec, arch: str, compiler: Compiler
+) -> CompiledKernel:
     with cache.lock(key):
         # Whoever held the lock before has probably made it.
         artifact = cache.load(key, spec)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fa4.compiled.artifact import (
-    CompiledForward,
+    CompiledKernel,
     DamagedArtifact,
     from_bytes,
     read_header,
@@ -93,7 +93,7 @@ class KernelCache:
         """Where a kernel is kept."""
         return self.folder / f"{key}{SUFFIX}"
 
-    def load(self, key: str, spec: Any) -> CompiledForward | None:
+    def load(self, key: str, spec: Any) -> CompiledKernel | None:
         """The kernel under a key; None if there is none that can be used."""
         path = self.path(key)
         try:
@@ -110,7 +110,7 @@ class KernelCache:
             return None
         return artifact
 
-    def store(self, artifact: CompiledForward) -> bool:
+    def store(self, artifact: CompiledKernel) -> bool:
         """Keeps a kernel under its key, whole or not at all; False if it cannot."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The arguments of a compiled kernel: what it takes for a call, in its order.
+"""The arguments of compiled kernels: what they take for a call, in their order.
 
 Tensors are torch tensors or NumPy arrays; neither package is imported here.
 """
@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fa4.compiled.support import ForwardCall, NotSupported
+from fa4.compiled.support import BackwardCall, ForwardCall, NotSupported
 from fa4.compiled.variants import kernel_window
+from fa4.sm100.backward.spec import BackwardSpec
+from fa4.sm100.backward.workspace import DQ_WARPS
 from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.kit.units import TILE_ROWS
 
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+VECTORS = ("sink", *LENGTHS, "aux")
+WORKSPACE = ("dq_accum", "stats", "sink_parts", "turns")  # of the backward kernels
 ALIGN_BYTES = 16  # TMA: of addresses and strides (PTX ISA, tensormap; CUDA driver API)
 
 
@@ -30,10 +35,27 @@ def check_operand(name: str, tensor: Any) -> None:
 
 def check_address(name: str, tensor: Any) -> None:
     """Raises NotSupported unless TMA can address the first element."""
-    address = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
-    if address % ALIGN_BYTES:
+    if not is_aligned(tensor):
+        address = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
         raise _refused(f"the first element must lie at a multiple of {ALIGN_BYTES} bytes",
                        name, hex(address))  # fmt: skip
+
+
+def is_aligned(*tensors: Any) -> bool:
+    """Are the first elements where TMA can address them?"""
+    joined = 0
+    for tensor in tensors:
+        joined |= tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
+    return joined % ALIGN_BYTES == 0
+
+
+def is_addressable(tensor: Any) -> bool:
+    """Can TMA address a tensor?"""
+    try:
+        check_operand("", tensor)
+    except NotSupported:
+        return False
+    return True
 
 
 def _refused(rule: str, name: str, value: object) -> NotSupported:
@@ -43,7 +65,8 @@ def _refused(rule: str, name: str, value: object) -> NotSupported:
 def element_strides(tensor: Any) -> tuple[int, ...]:
     """Strides in elements."""
     if hasattr(tensor, "stride"):  # torch
-        return tuple(tensor.stride())
+        strides: tuple[int, ...] = tensor.stride()
+        return strides
     return tuple(stride // tensor.itemsize for stride in tensor.strides)
 
 
@@ -146,21 +169,43 @@ def launch_arguments(
         check_operand(name, tensor)
     out, lse = outputs
     q, k, v, out = (regular(tensor) for tensor in (*operands, out))
-    left, right = kernel_window(call)
-    lengths = {name: vectors.get(name) for name in LENGTHS}
+    given: dict[str, Any] = _numbers(call, spec) | {name: vectors.get(name) for name in VECTORS}
     return LaunchArguments(
-        q=q,
-        k=k,
-        v=v,
-        o=out,
-        lse=lse if spec.lse else None,
-        softmax_scale=call.softmax_scale,
-        softcap=call.softcap if spec.softcap else None,
-        window_left=left if spec.window_left else None,
-        window_right=right if spec.window_right else None,
-        max_seqlen_q=max(call.longest_q, 1),
-        sink=vectors.get("sink"),
-        **lengths,
-        aux=vectors.get("aux"),
-        num_sms=num_sms,
+        q=q, k=k, v=v, o=out, lse=lse if spec.lse else None, **given, num_sms=num_sms
     )
+
+
+def backward_template(call: BackwardCall, spec: BackwardSpec) -> BackwardArguments:
+    """The arguments of a call that are no tensors; None in the place of these."""
+    tensors: dict[str, Any] = dict.fromkeys(BackwardArguments._fields)
+    numbers = _numbers(call, spec) | {"max_seqlen_k": max(call.longest_k, 1)}
+    return BackwardArguments(**(tensors | numbers))
+
+
+def workspace_shapes(spec: BackwardSpec, heads: Any, tiles: Any) -> dict[str, tuple[Any, ...]]:
+    """The shapes of what the kernels of a spec hand one another, by name.
+
+    heads: of queries. tiles: of a head's queries, as `fa4.sm100.backward.workspace.tiles_of` counts
+    them. All are float32 but the turns, which are int32.
+    """
+    shapes: dict[str, tuple[Any, ...]] = {
+        "dq_accum": (heads, tiles, TILE_ROWS * spec.pipeline.head_dim),
+        "stats": (heads, tiles, 2, TILE_ROWS),
+    }
+    if spec.sink:
+        shapes["sink_parts"] = (heads, tiles)
+    if spec.deterministic:
+        shapes["turns"] = (heads, tiles, DQ_WARPS)
+    return shapes
+
+
+def _numbers(call: ForwardCall, spec: ForwardSpec | BackwardSpec) -> dict[str, Any]:
+    """Scale, softcap, bounds and the longest sequence; None for those that the spec has not."""
+    left, right = kernel_window(call)
+    return {
+        "softmax_scale": call.softmax_scale,
+        "softcap": call.softcap if spec.softcap else None,
+        "window_left": left if spec.window_left else None,
+        "window_right": right if spec.window_right else None,
+        "max_seqlen_q": max(call.longest_q, 1),
+    }

@@ -6,14 +6,13 @@ CuTe-DSL nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fa4.config import ForwardConfig, Window
+from fa4.config import BackwardConfig, ForwardConfig, Window
 from fa4.masks import MASKS, IntervalMask
-from fa4.sm100.forward.spec import AUX_DTYPES
-from fa4.sm100.kit.units import TILE_ROWS
+from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS
 
 MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit
 
@@ -91,6 +90,27 @@ class ForwardCall:
         return not (self.batch and self.rows_q and self.rows_k)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BackwardCall(ForwardCall):
+    """What a call asks of the backward kernels: that, and what only they look at.
+
+    lse_gradient: is there a gradient of the LSE? order: None for the kernel's own.
+    """
+
+    max_seqlen_k: int | None = None
+    lse_gradient: bool = False
+    deterministic: bool = True
+    score_mod_bwd: Callable[..., Any] | None = None
+    order: BackwardConfig | None = None
+
+    @property
+    def longest_k(self) -> int:
+        """Rows of the longest sequence of keys, or more."""
+        if not self.packed_k or self.max_seqlen_k is None:
+            return self.rows_k
+        return min(self.rows_k, self.max_seqlen_k)
+
+
 @dataclass(frozen=True)
 class Feature:
     """One row. detail: limits, or why it is refused. refused: what of a call it refuses, or None.
@@ -101,7 +121,7 @@ class Feature:
     name: str
     supported: bool
     detail: str
-    refused: Callable[[ForwardCall], object] = lambda call: None
+    refused: Callable[[Any], object] = lambda call: None
 
 
 def _when(condition: object, value: object) -> object:
@@ -112,6 +132,22 @@ def _wrong_dims(call: ForwardCall) -> object:
     dims = (call.head_dim, call.head_dim_v)
     fits = dims == (192, 128) or all(8 <= dim <= 128 and dim % 8 == 0 for dim in dims)
     return _when(not fits, f"(d, dv) = {dims}")
+
+
+def _wrong_gradient_of_mod(call: BackwardCall) -> object:
+    """score_mod comes with its derivative, and both are functions of a kernel."""
+    if (call.score_mod is None) != (call.score_mod_bwd is None):
+        return "score_mod without score_mod_bwd" if call.score_mod else "score_mod_bwd alone"
+    return _python_only(call.score_mod) or _python_only(call.score_mod_bwd)
+
+
+def _wrong_order(call: BackwardCall) -> object:
+    """A BackwardConfig has nothing that the kernel leaves open."""
+    config, own = call.order, BackwardConfig()
+    names = ("tile_m", "tile_n", "cta_group", "dq_order", "seed")
+    wrong = [f"{name} = {getattr(config, name)}" for name in names
+             if config is not None and getattr(config, name) != getattr(own, name)]  # fmt: skip
+    return wrong[0] if wrong else None
 
 
 def _python_only(function: Callable[..., Any] | None) -> object:
@@ -185,7 +221,6 @@ FORWARD: tuple[Feature, ...] = (
         _wrong_tiles,
     ),
     Feature("CTA pairs", True, "chosen for long unmasked sequences with d 128 or 192"),
-    Feature("gradients", False, "no backward kernel yet; impl=\"emulator\" takes the reference's"),
     Feature("dropout_p", False, "no random numbers in the kernel",
             lambda c: _when(c.dropout_p, c.dropout_p)),
     Feature("num_splits", False, "one CTA computes all keys of a query",
@@ -197,13 +232,43 @@ FORWARD: tuple[Feature, ...] = (
 )  # fmt: skip
 
 
+_FORWARD_ONLY = ("pack_gqa", "CTA pairs", "return_lse", "num_splits")
+_BACKWARD_OWN = (
+    Feature("bf16, fp16", True, "gradients in the types of their inputs"),
+    Feature("learnable_sink", True, "dsink in its type"),
+    Feature("score_mod", True, "with its score_mod_bwd, both CuTe-DSL functions (@cute.jit)",
+            _wrong_gradient_of_mod),
+    Feature("NaN, inf in hidden K", False, "0 * NaN: it reaches dQ of every row of a loaded tile"),
+    Feature("config", True, "128 x 128 tiles; `deterministic` says the order of sums",
+            _wrong_order),
+    Feature("gradient of the LSE", True, "float32"),
+    Feature("CTA pairs", True, "(d, dv) = (128, 128), from two KV tiles on, and (192, 128)"),
+    Feature("deterministic", True, "the same bits in every launch; False is faster"),
+    Feature("strides of dO", True, "any: what TMA cannot address is copied"),
+)  # fmt: skip
+
+
+def _backward_rows() -> Iterator[Feature]:
+    """The forward kernel's rows that hold for the backward kernels too, and their own."""
+    own = {row.name: row for row in _BACKWARD_OWN}
+    for row in FORWARD:
+        if row.name not in _FORWARD_ONLY:
+            yield own.pop(row.name, row)
+    yield from own.values()
+
+
+BACKWARD: tuple[Feature, ...] = tuple(_backward_rows())
+
+
 def check(call: ForwardCall) -> None:
-    """Raises NotSupported, with the row's reason, if the kernel does not do a call."""
-    for feature in FORWARD:
+    """Raises NotSupported, with the row's reason, if the kernels do not do a call."""
+    backward = isinstance(call, BackwardCall)
+    name = "SM100 backward kernel" if backward else "SM100 kernel"
+    for feature in BACKWARD if backward else FORWARD:
         value = feature.refused(call)
         if value is not None:
             raise NotSupported(
-                feature.name, f"SM100 kernel, {feature.name}: {feature.detail}; got {value}"
+                feature.name, f"{name}, {feature.name}: {feature.detail}; got {value}"
             )
 
 
@@ -215,12 +280,24 @@ def is_device_function(function: Callable[..., Any]) -> bool:
 
 
 def describe_support() -> list[dict[str, Any]]:
-    """The table as plain data, one row per feature."""
+    """The tables as plain data, one row per feature; None where a kernel has no such row."""
+    forward, backward = ({row.name: row for row in table} for table in (FORWARD, BACKWARD))
     return [
         {
-            "feature": feature.name,
-            "forward": feature.supported,
-            "detail": feature.detail,
+            "feature": name,
+            "forward": forward[name].supported if name in forward else None,
+            "backward": backward[name].supported if name in backward else None,
+            "detail": _both_details(forward.get(name), backward.get(name)),
         }
-        for feature in FORWARD
+        for name in forward | backward
     ]
+
+
+def _both_details(forward: Feature | None, backward: Feature | None) -> str:
+    """What is said of the forward kernel, and what else of the backward ones."""
+    if forward is None or backward is None:
+        row = forward or backward
+        return row.detail if row else ""
+    if forward.detail == backward.detail:
+        return forward.detail
+    return f"{forward.detail}; backward: {backward.detail}"

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fa4.compiled.support import ForwardCall, check
+from fa4.compiled.support import BackwardCall, ForwardCall, check
 from fa4.config import ForwardConfig, Window
 from fa4.hardware import B200, B300, Gpu
 from fa4.masks import IntervalMask
+from fa4.plan.backward_serial import SERIAL_DIMS
+from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.units import TILE_ROWS
 
@@ -17,6 +19,7 @@ GPUS = {gpu.arch: gpu for gpu in (B200, B300)}
 
 COMMON_HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
 PAIR_DIMS = (128, 192)
+PAIR_TILE = (128, 128)  # head dims of the backward kernel of pairs
 
 
 def tuned_spec(head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any) -> ForwardSpec:
@@ -57,35 +60,68 @@ def find_gpu(capability: tuple[int, int]) -> Gpu:
 def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
     """The kernel of a call. Raises NotSupported, with the reason, if there is none."""
     check(call)
-    left, right = kernel_window(call)
-    mask = call.mask_mod if isinstance(call.mask_mod, IntervalMask) else None
+    features = _features(call)
     packs = call.group > 1 and TILE_ROWS % call.group == 0 and call.pack_gqa is not False
     group = call.group if packs else 1
+    # Tiles of unequal length: the longest first, so that the short ones fill the gaps.
+    uneven = any(features[name] for name in ("causal", "window_left", "window_right", "mask"))
     spec = tuned_spec(
         call.head_dim,
         call.head_dim_v,
         gpu,
-        dtype=call.dtype,
-        causal=right == 0,
-        window_left=left is not None,
-        window_right=right not in (None, 0),
+        **features,
         lse=call.lse,
         group=group,
-        packed_q=call.packed_q,
-        packed_k=call.packed_k,
-        used_q=call.used_q,
-        used_k=call.used_k,
-        sink=call.sink,
-        softcap=call.softcap > 0,
-        score_mod=call.score_mod,
-        mask_mod=None if mask else call.mask_mod,
-        mask=mask,
         cta_group=_cta_group(call, call.longest_q * group),
-        # Tiles of unequal length: the longest first, so that the short ones fill the gaps.
-        scheduler="static" if (left, right, mask) == (None, None, None) else "lpt",
-        **({"aux": call.aux} if call.aux else {}),
+        scheduler="lpt" if uneven else "static",
     )
     return replace(spec, numerics=_numerics(call, spec.numerics, call.longest_q * group))
+
+
+def choose_backward_spec(call: BackwardCall, gpu: Gpu = B200) -> BackwardSpec:
+    """The backward kernels of a call. Raises NotSupported, with the reason, if there are none."""
+    check(call)
+    return BackwardSpec(
+        head_dim=call.head_dim,
+        head_dim_v=call.head_dim_v,
+        **_features(call),
+        score_mod_bwd=call.score_mod_bwd,
+        lse_gradient=call.lse_gradient,
+        deterministic=call.deterministic,
+        cta_group=_backward_cta_group(call),
+        gpu=gpu,
+    )
+
+
+def _backward_cta_group(call: BackwardCall) -> int:
+    """2 for the head dims of the kernels of pairs, where there is a KV tile for each CTA.
+
+    (192, 128) fits into no CTA alone.
+    """
+    dims = call.head_dim, call.head_dim_v
+    return 2 if dims == SERIAL_DIMS or (dims == PAIR_TILE and call.rows_k > TILE_ROWS) else 1
+
+
+def _features(call: ForwardCall) -> dict[str, Any]:
+    """The fields of a spec that forward and backward kernels share."""
+    left, right = kernel_window(call)
+    mask = call.mask_mod if isinstance(call.mask_mod, IntervalMask) else None
+    return {
+        "dtype": call.dtype,
+        "causal": right == 0,
+        "window_left": left is not None,
+        "window_right": right not in (None, 0),
+        "packed_q": call.packed_q,
+        "packed_k": call.packed_k,
+        "used_q": call.used_q,
+        "used_k": call.used_k,
+        "sink": call.sink,
+        "softcap": call.softcap > 0,
+        "score_mod": call.score_mod,
+        "mask_mod": None if mask else call.mask_mod,
+        "mask": mask,
+        "aux": call.aux,
+    }
 
 
 def _numerics(call: ForwardCall, tuned: ForwardConfig, rows: int) -> ForwardConfig:

@@ -1,4 +1,4 @@
-"""The compiled SM100 kernel on one head of the demo's input, executed by the emulator.
+"""The compiled SM100 kernels on one head of the demo's input, executed by the emulator.
 
 Its errors are judged by the same budget as FA4 mode's, its findings are those of the emulator's
 checks under each schedule, and the simulator predicts its time by its own instruction counts.
@@ -14,6 +14,7 @@ import numpy as np
 
 from fa4.call import Call
 from fa4.checked import make_call
+from fa4.demo.gradients import describe_run, keep_worst, run_backward_kernels
 from fa4.demo.inputs import Layer
 from fa4.demo.measure import split_heads
 from fa4.demo.speed import predict_request
@@ -37,7 +38,8 @@ def run_kernel(
     rescale_rate: share of rescales in the layer, for the prediction. Keys of the result: problem
     (a sentence if the kernel cannot run here, and then nothing else); layer, rows, keys, head_dim,
     padded_head_dim, arch, compiler; ok; checks (of out and lse); schedules (findings of each);
-    resources; prediction (of the whole layer; None if the simulator has no such kernel).
+    resources; prediction (of the whole layer; None if the simulator has no such kernel); backward
+    (see `run_backward_kernels`; None if there is no result to differentiate).
     """
     from fa4.backends.kernel import describe
     from fa4.compiled.build import build
@@ -61,6 +63,8 @@ def run_kernel(
     checks = _check((q, k, v), causal, outputs)
     progress(f"compiled kernel: emulated in {time.perf_counter() - started:.1f} s")
     found = any(schedule["findings"] for schedule in schedules)
+    backward = run_backward_kernels(call, outputs[0], progress) if outputs else None
+    good = backward is None or bool(backward["problem"]) or backward["ok"]
     return {
         "problem": None,
         "layer": layer.name,
@@ -70,11 +74,12 @@ def run_kernel(
         "padded_head_dim": spec.pipeline.head_dim,
         "arch": spec.gpu.arch,
         "compiler": toolchain.label,
-        "ok": not found and all(check["within_budget"] for check in checks.values()),
+        "ok": good and not found and all(check["within_budget"] for check in checks.values()),
         "checks": checks,
         "schedules": schedules,
         "resources": _resources(compiled),
         "prediction": predict_request(request, causal, rescale_rate, kernel=spec),
+        "backward": backward,
     }
 
 
@@ -93,14 +98,7 @@ def _emulate(
             outputs.append((out, lse))
         except EmulationFailed as failure:
             reports = [failure.report]
-        schedules.append(
-            {
-                "schedule": schedule,
-                "seed": seed,
-                "findings": [str(finding) for report in reports for finding in report.findings],
-                "instructions": sum(report.instructions.total() for report in reports),
-            }
-        )
+        schedules.append(describe_run(schedule, seed, reports))
     return outputs, schedules
 
 
@@ -112,14 +110,7 @@ def _check(
     worst: dict[str, Any] = {}
     for out, lse in outputs:
         for name, got in (("out", out[0]), ("lse", lse[0])):
-            check = check_output(name, [got], expected[name])
-            if name not in worst or check.share > worst[name]["share_of_budget"]:
-                worst[name] = {
-                    "error": check.error,
-                    "budget": check.allowed,
-                    "share_of_budget": check.share,
-                    "within_budget": check.share <= 1.0,
-                }
+            keep_worst(worst, name, check_output(name, [got], expected[name]))
     return worst
 
 
@@ -132,12 +123,13 @@ def _resources(compiled: Any) -> dict[str, Any]:
 
     spec = compiled.spec
     (code,) = read_kernels(compiled.cubin, compiled.ptx)
+    code = code.with_smem(compiled.metadata["dynamic_smem_bytes"])
     return {
         "registers": {role.name: role.registers for role in spec.plan.roles},
         "setmaxnreg": code.setmaxnreg,
         "registers_at_launch": code.resources.registers,
         "spill_bytes": code.resources.frame_bytes,
-        "smem_bytes": compiled.metadata["dynamic_smem_bytes"],
+        "smem_bytes": code.dynamic_smem_bytes,
         "smem_bytes_limit": spec.gpu.smem_bytes_per_cta,
         "tmem_columns": code.tmem_columns,
         "tmem_columns_used": spec.plan.bytes_used("tmem"),

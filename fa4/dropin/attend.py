@@ -28,8 +28,9 @@ def attend(
 ) -> Any:
     """`fa4.flash_attn_func` or `fa4.flash_attn_varlen_func` of (q, k, v), and one modification.
 
-    options: keywords of that function without score_mod, mask_mod and aux_tensors. Gradients also
-    where the kernel computed the result, if on the CPU: then they are the reference's.
+    options: keywords of that function without score_mod, mask_mod and aux_tensors. Gradients are
+    those of the implementation; that of a bias, which no kernel has, is the reference's also where
+    the emulator computed the result, and NotImplementedError on a GPU.
     """
     function: Any = flash_attn_varlen_func if varlen else flash_attn_func
     if modification is None:
@@ -38,7 +39,13 @@ def attend(
         impl = choose(make_call(*tensors, options, varlen=varlen))
         # The kernel only where it has the modification, too.
         impl = impl if modification.kernel or impl not in KERNELS else "reference"
-    if impl != "sm100" and _wants_gradient(tensors, options, modification):
+    by_kernel = impl in KERNELS and modification.learned is None
+    if not by_kernel and _wants_gradient(tensors, options, modification):
+        if impl == "sm100":
+            raise NotImplementedError(
+                "the SM100 backward kernel has no gradient of a bias: detach it, or use "
+                'impl="reference"'
+            )
         from fa4.dropin.gradients import attend_with_gradient
 
         result = attend_with_gradient(tensors, options, modification, varlen=varlen, impl=impl)

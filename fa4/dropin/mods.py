@@ -40,13 +40,16 @@ class Modification:
         return given | {"score_mod": self.function, "score_mod_bwd": self.gradient}
 
     def for_kernel(self) -> dict[str, Any]:
-        """For the kernel. ImportError without CuTe-DSL, NotImplementedError by `kernel`."""
+        """For the kernels. ImportError without CuTe-DSL, NotImplementedError by `kernel`."""
         if not self.kernel:
             raise NotImplementedError(
                 "ALiBi with softcap is not in the kernel; impl must be auto, reference or oracle"
             )
-        name = "mask_mod" if self.gradient is None else "score_mod"
-        return {name: _compiled(self.function), "aux_tensors": list(self.aux)}
+        given: dict[str, Any] = {"aux_tensors": list(self.aux)}
+        function = _compiled(self.function)
+        if self.gradient is None:
+            return given | {"mask_mod": function}
+        return given | {"score_mod": function, "score_mod_bwd": _compiled(self.gradient)}
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fa4.inspect import loops, ptx_report, sass
@@ -12,6 +12,8 @@ from fa4.inspect.flow import Function
 from fa4.inspect.loops import LoopReport
 from fa4.inspect.ptx_report import PtxReport
 
+_LAUNCH = re.compile(r"llvm\.call @\w*cudaLaunchKernelEx\w*\(")
+_KERNEL = re.compile(r"llvm\.mlir\.addressof @kernels_(\w+) ")
 _LAUNCH_BYTES = re.compile(
     r"(%\w+) = llvm\.getelementptr %\w+\[0, 2\] : \(!llvm\.ptr\) -> !llvm\.ptr, "
     r"!llvm\.struct<\(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32\)>"
@@ -52,9 +54,9 @@ class KernelCode:
         known = [columns for columns in self.ptx.tmem_columns if columns] if self.ptx else []
         return max(known, default=None)
 
-    def with_smem(self, dynamic_smem_bytes: int | None) -> KernelCode:
-        """The same with what its launch asks for."""
-        return replace(self, dynamic_smem_bytes=dynamic_smem_bytes)
+    def with_smem(self, dynamic_smem_bytes: Mapping[str, int | None]) -> KernelCode:
+        """The same with what its launch asks for, given by the names of kernels."""
+        return replace(self, dynamic_smem_bytes=dynamic_smem_bytes.get(self.resources.name))
 
     def loop(self, kind: str) -> LoopReport | None:
         """The longest loop of a kind: two warpgroups may have a copy each."""
@@ -103,18 +105,28 @@ def read_kernels(cubin: bytes, ptx: str = "") -> tuple[KernelCode, ...]:
     return tuple(found)
 
 
-def launch_smem_bytes(host_module: str) -> int | None:
-    """Dynamic shared memory of the only launch in a host module's MLIR text; None if it is not a
-    constant. The launch record's type tells its fields: grid, block, bytes, stream, attributes."""
-    field = _LAUNCH_BYTES.search(host_module)
-    if field is None:
-        return None
-    stored = re.search(rf"llvm\.store (%\w+), {field[1]} : i64", host_module[field.end() :])
+def launch_smem_bytes(host_module: str) -> dict[str, int | None]:
+    """Dynamic shared memory of every launch in a host module's MLIR text, by the kernel's name.
+
+    None if it is not a constant. The launch record's type tells its fields: grid, block, bytes,
+    stream, attributes.
+    """
+    found, start = {}, 0
+    for launch in _LAUNCH.finditer(host_module):
+        text, start = host_module[start : launch.start()], launch.end()
+        if kernels := _KERNEL.findall(text):
+            found[kernels[-1]] = _stored_bytes(text, host_module[: launch.start()])
+    return found
+
+
+def _stored_bytes(text: str, before: str) -> int | None:
+    """What is stored as a launch's bytes in `text`, with the constants of all text before it."""
+    stored = None
+    for field in _LAUNCH_BYTES.finditer(text):
+        stored = re.search(rf"llvm\.store (%\w+), {field[1]} : i64", text[field.end() :]) or stored
     if stored is None:
         return None
-    constants = re.findall(
-        rf"{stored[1]} = llvm\.mlir\.constant\((\d+) : i64\)", host_module[: field.start()]
-    )
+    constants = re.findall(rf"{stored[1]} = llvm\.mlir\.constant\((\d+) : i64\)", before)
     return int(constants[-1]) if constants else None
 
 

@@ -1,9 +1,11 @@
-"""FlashAttention-4's backward pass on Blackwell as a plan: by one CTA, or by pairs.
+"""The backward pass on Blackwell as a plan: by one CTA, or by pairs.
 
 A CTA owns one KV tile and walks the query tiles m. Five products per m, on transposed scores:
 S = K Q^T, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ = dS K. Tensor memory is full, so regions are
 shared: P lies over S, dS over dP, and dQ over dP (`backward_single`) or S (`backward_pair`), which
 fixes the order of the products. The reduce warps add dQ into global memory in float32.
+
+`BackwardPipeline.design` chooses between this package's kernels and the published ones.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from fa4.hardware import Gpu
 from fa4.plan.backward_pair import pair_plan
 from fa4.plan.backward_serial import SERIAL_DIMS, serial_plan
 from fa4.plan.backward_single import TILE, single_plan
+from fa4.plan.published_backward import published_plan
 from fa4.plan.schema import PipelinePlan
 
 
@@ -26,6 +29,8 @@ def backward_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
             f"backward tiles must be {TILE} x {TILE}, the lanes of tensor memory; "
             f"got {numerics.tile_m} x {numerics.tile_n}"
         )
+    if pipeline.design != "fa4":
+        return published_plan(pipeline, gpu)
     if numerics.cta_group == 1:
         return single_plan(pipeline, gpu)
     serial = (pipeline.head_dim, pipeline.head_dim_v) == SERIAL_DIMS

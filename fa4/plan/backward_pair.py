@@ -55,6 +55,8 @@ from fa4.plan.work import WARPGROUP, masking, mma
 RELAY_WARP = 14
 STATS_STAGES = 2
 EXCHANGED_BYTES = TILE * HALF * 2  # of dS, from each CTA to the other
+# dS of a CTA's rows for its own keys and for the other's; in memory the leader's keys come first.
+OWN_DS, PEERS_DS = f"ds[0:{EXCHANGED_BYTES}]", f"ds[{EXCHANGED_BYTES}:{2 * EXCHANGED_BYTES}]"
 
 
 def pair_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
@@ -68,18 +70,19 @@ def pair_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
     require_fit(layout.buffers, "tmem", gpu.tmem_cols, gpu.name)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return PipelinePlan(
-        name=f"backward d{pipeline.head_dim} cta_group 2",
+        name=f"backward d{pipeline.head_dim} cta_group 2 of fa4",
         roles=(
             _compute(pipeline),
-            reduce_role(pipeline, DQ_SLICE_COLS),
+            reduce_role(pipeline, DQ_SLICE_COLS, REDUCE_REGISTERS),
             _mma(pipeline),
             _load(pipeline),
-            relay_role(),
+            relay_role(OTHER_REGISTERS),
         ),
         signals=_signals(pipeline),
         buffers=tuple(layout.buffers),
         cta_group=2,
         trips=("q_tiles", "masked_tiles", "plain_tiles"),
+        persistent=False,
     )
 
 
@@ -235,12 +238,12 @@ def _mma(pipeline: BackwardPipeline) -> Role:
     )
 
 
-def relay_role() -> Role:
+def relay_role(registers: int) -> Role:
     """Tells the leader that this CTA's half of dS from the other one is here."""
     return Role(
         name="relay",
         warps=(RELAY_WARP,),
-        registers=OTHER_REGISTERS,
+        registers=registers,
         program=(Loop("q_tiles", (Wait("ds_peer"), Arrive("ds_relayed"))),),
     )
 
@@ -263,34 +266,43 @@ def _compute(pipeline: BackwardPipeline) -> Role:
     )
 
 
+def own_columns(name: str) -> tuple[str, str]:
+    """The columns of S or dP that each compute warpgroup has."""
+    return f"{name}[0:32,64:96]", f"{name}[32:64,96:128]"
+
+
 def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
     """One query tile; each thread has a key and half of the queries."""
-    words = HALF * pipeline.element_bytes // 4
+    words, stats = HALF * pipeline.element_bytes // 4, ("row_stats",)
     mask: Program = (Work("mask S", masking(HALF)),) if masked else ()
     return (
         Wait("s_full"),
         Wait("row_stats_full"),
-        Work("read S", TmemAccess(kind="load", cols=HALF), reads=("s",)),
+        Work("read S", TmemAccess(kind="load", cols=HALF), reads=own_columns("s"),
+             by_group=True),
         Arrive("s_read"),
         *mask,
-        Work("exp S", Math(mufu=HALF, fma=HALF, alu=HALF / 2, other=HALF / 4)),
-        Work("write P", TmemAccess(kind="store", cols=words), writes=("p0", "p1")),
+        Work("exp S", Math(mufu=HALF, fma=HALF, alu=HALF / 2, other=HALF / 4), reads=stats),
+        Work("write P", TmemAccess(kind="store", cols=words), writes=("p0", "p1"),
+             by_group=True),
         Arrive("p_full"),
         Wait("dp_full"),
-        Work("read dP", TmemAccess(kind="load", cols=HALF), reads=("dp",)),
-        Work("dS", Math(fma=2 * HALF, alu=HALF / 2, other=HALF / 4)),
-        Work("write dS", TmemAccess(kind="store", cols=words), writes=("ds0", "ds1")),
-        Wait("ds_empty"),
-        Work("write dS", SmemAccess(num_bytes=EXCHANGED_BYTES), writes=("ds",)),
-        Work("push dS", Copy(kind="dsmem", num_bytes=EXCHANGED_BYTES), asynchronous=True,
-             writes=("ds",)),
-        Arrive("ds_peer", after="dsmem"),
+        Work("read dP", TmemAccess(kind="load", cols=HALF), reads=own_columns("dp"),
+             by_group=True),
+        Work("dS", Math(fma=2 * HALF, alu=HALF / 2, other=HALF / 4), reads=stats),
+        Work("write dS", TmemAccess(kind="store", cols=words), writes=("ds0", "ds1"),
+             by_group=True),
         Arrive("ds_full"),
+        Wait("ds_empty"),
+        Work("write dS", SmemAccess(num_bytes=EXCHANGED_BYTES), writes=(OWN_DS,)),
+        Work("push dS", Copy(kind="dsmem", num_bytes=EXCHANGED_BYTES), asynchronous=True,
+             writes=(PEERS_DS,)),
+        Arrive("ds_peer", after="dsmem"),
         Arrive("row_stats_empty"),
     )  # fmt: skip
 
 
-def reduce_role(pipeline: BackwardPipeline, cols: int) -> Role:
+def reduce_role(pipeline: BackwardPipeline, cols: int, registers: int) -> Role:
     """64 rows of dQ out of tensor memory and, by slices of `cols`, added into global memory."""
     d = pipeline.head_dim // 2  # columns of a warp: two warps share a row
     num_bytes = TILE * cols * 4
@@ -312,6 +324,6 @@ def reduce_role(pipeline: BackwardPipeline, cols: int) -> Role:
     return Role(
         name="reduce",
         warps=REDUCE_WARPS,
-        registers=REDUCE_REGISTERS,
+        registers=registers,
         program=(Loop("q_tiles", program),),
     )

@@ -20,20 +20,21 @@ from fa4.config import BackwardPipeline
 from fa4.hardware import Gpu
 from fa4.plan.backward_pair import (
     EXCHANGED_BYTES,
+    OWN_DS,
+    PEERS_DS,
     STATS_STAGES,
     exchange_signals,
+    own_columns,
     reduce_role,
     relay_role,
     words_over,
 )
 from fa4.plan.backward_single import (
-    COMPUTE_REGISTERS,
     COMPUTE_WARPS,
     DQ_STAGES,
     HALF,
     LOAD_WARP,
     MMA_WARP,
-    OTHER_REGISTERS,
     STATS_BYTES,
     TILE,
     store_gradients,
@@ -57,6 +58,9 @@ from fa4.plan.schema import (
 from fa4.plan.work import WARPGROUP, masking, mma
 
 SERIAL_DIMS = (192, 128)
+# The load warp has twelve copies for a query tile, and needs more than 80 for their addresses;
+# dQ of a row has 96 columns.
+COMPUTE_REGISTERS, REDUCE_REGISTERS, OTHER_REGISTERS = 152, 112, 96
 DQ_SLICE_COLS = 16  # of the 96 of a warp: what fits beside the operands
 
 
@@ -71,18 +75,19 @@ def serial_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
     require_fit(layout.buffers, "tmem", gpu.tmem_cols, gpu.name)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return PipelinePlan(
-        name=f"backward d{pipeline.head_dim} cta_group 2",
+        name=f"backward d{pipeline.head_dim} cta_group 2 of fa4",
         roles=(
             _compute(pipeline),
-            reduce_role(pipeline, DQ_SLICE_COLS),
+            reduce_role(pipeline, DQ_SLICE_COLS, REDUCE_REGISTERS),
             _mma(pipeline),
             _load(pipeline),
-            relay_role(),
+            relay_role(OTHER_REGISTERS),
         ),
         signals=_signals(pipeline),
         buffers=tuple(layout.buffers),
         cta_group=2,
         trips=("q_tiles", "masked_tiles", "plain_tiles"),
+        persistent=False,
     )
 
 
@@ -225,24 +230,28 @@ def _compute(pipeline: BackwardPipeline) -> Role:
 
 def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
     """One query tile; each thread has a key and half of the queries."""
-    words = HALF * pipeline.element_bytes // 4
+    words, stats = HALF * pipeline.element_bytes // 4, ("row_stats",)
     mask: Program = (Work("mask S", masking(HALF)),) if masked else ()
     return (
         Wait("s_full"),
         Wait("row_stats_full"),
-        Work("read S", TmemAccess(kind="load", cols=HALF), reads=("s",)),
+        Work("read S", TmemAccess(kind="load", cols=HALF), reads=own_columns("s"),
+             by_group=True),
         Arrive("s_read"),
         *mask,
-        Work("exp S", Math(mufu=HALF, fma=HALF, alu=HALF / 2, other=HALF / 4)),
-        Work("write P", TmemAccess(kind="store", cols=words), writes=("p0", "p1")),
+        Work("exp S", Math(mufu=HALF, fma=HALF, alu=HALF / 2, other=HALF / 4), reads=stats),
+        Work("write P", TmemAccess(kind="store", cols=words), writes=("p0", "p1"),
+             by_group=True),
         Arrive("p_full"),
         Wait("dp_full"),
-        Work("read dP", TmemAccess(kind="load", cols=HALF), reads=("dp",)),
-        Work("dS", Math(fma=2 * HALF, alu=HALF / 2, other=HALF / 4)),
-        Work("write dS", TmemAccess(kind="store", cols=words), writes=("ds0", "ds1")),
-        Work("write dS", SmemAccess(num_bytes=EXCHANGED_BYTES), writes=("ds",)),
+        Work("read dP", TmemAccess(kind="load", cols=HALF), reads=own_columns("dp"),
+             by_group=True),
+        Work("dS", Math(fma=2 * HALF, alu=HALF / 2, other=HALF / 4), reads=stats),
+        Work("write dS", TmemAccess(kind="store", cols=words), writes=("ds0", "ds1"),
+             by_group=True),
+        Work("write dS", SmemAccess(num_bytes=EXCHANGED_BYTES), writes=(OWN_DS,)),
         Work("push dS", Copy(kind="dsmem", num_bytes=EXCHANGED_BYTES), asynchronous=True,
-             writes=("ds",)),
+             writes=(PEERS_DS,)),
         Arrive("ds_peer", after="dsmem"),
         Arrive("ds_full"),
         Arrive("row_stats_empty"),

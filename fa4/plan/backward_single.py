@@ -49,16 +49,21 @@ STATS_BYTES = 2 * TILE * 4  # -LSE and -D of a tile's rows
 
 
 def single_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
-    """The plan. Raises ValueError with the sum where a memory is over-full."""
+    """The plan. Raises ValueError for a head dim above 128, or with the sum of what exceeds."""
+    if pipeline.head_dim > TILE:
+        raise ValueError(
+            f"head_dim must be at most {TILE}: dQ lies over a tile of dP; got {pipeline.head_dim}"
+        )
     layout = _lay_out(pipeline)
     require_fit(layout.buffers, "tmem", gpu.tmem_cols, gpu.name)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return PipelinePlan(
-        name=f"backward d{pipeline.head_dim} cta_group 1",
+        name=f"backward d{pipeline.head_dim} cta_group 1 of fa4",
         roles=(_compute(pipeline), _reduce(pipeline), _mma(pipeline), _load(pipeline)),
         signals=_signals(pipeline),
         buffers=tuple(layout.buffers),
         trips=("q_tiles", "masked_tiles", "plain_tiles"),
+        persistent=False,
     )
 
 
@@ -240,22 +245,29 @@ def store_gradients(pipeline: BackwardPipeline, dv_place: str, dk_place: str) ->
     return program
 
 
+def _own(name: str) -> tuple[str, str]:
+    """The columns of S or dP that each compute warpgroup has."""
+    return f"{name}[0:64]", f"{name}[64:128]"
+
+
 def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
     """One query tile; each thread has a key and half of the queries."""
-    words = HALF * pipeline.element_bytes // 4
+    words, stats = HALF * pipeline.element_bytes // 4, ("row_stats",)
     mask: Program = (Work("mask S", masking(HALF)),) if masked else ()
     return (
         Wait("s_full"),
         Wait("row_stats_full"),
-        Work("read S", TmemAccess(kind="load", cols=HALF), reads=("s",)),
+        Work("read S", TmemAccess(kind="load", cols=HALF), reads=_own("s"), by_group=True),
         *mask,
-        Work("exp S", Math(mufu=HALF, fma=HALF, alu=HALF / 2, other=HALF / 4)),
-        Work("write P", TmemAccess(kind="store", cols=words), writes=("p0", "p1")),
+        Work("exp S", Math(mufu=HALF, fma=HALF, alu=HALF / 2, other=HALF / 4), reads=stats),
+        Work("write P", TmemAccess(kind="store", cols=words), writes=("p0", "p1"), by_group=True),
         Arrive("p_full"),
         Wait("dp_full"),
-        Work("read dP", TmemAccess(kind="load", cols=HALF), reads=("dp",)),
-        Work("dS", Math(fma=2 * HALF, alu=HALF / 2, other=HALF / 4)),
-        Work("write dS", TmemAccess(kind="store", cols=words), writes=("ds0", "ds1")),
+        Work("read dP", TmemAccess(kind="load", cols=HALF), reads=_own("dp"), by_group=True),
+        Work("dS", Math(fma=2 * HALF, alu=HALF / 2, other=HALF / 4), reads=stats),
+        Work(
+            "write dS", TmemAccess(kind="store", cols=words), writes=("ds0", "ds1"), by_group=True
+        ),
         Work(
             "write dS",
             SmemAccess(num_bytes=TILE * TILE * pipeline.element_bytes),

@@ -1,8 +1,9 @@
 """Static checks of a `PipelinePlan`: what must hold before anybody simulates or compiles it.
 
 A rule is a function of a plan and a machine that yields (subject, message) for each thing that
-breaks it; messages carry the numbers. The rules on signals, memory and phases are in
-`signal_rules`, `memory_rules` and `phase_rules`; those on roles are here.
+breaks it; messages carry the numbers. The rules on signals, memory, phases and the order of
+accesses are in `signal_rules`, `memory_rules`, `phase_rules` and `order_rules`; those on roles are
+here.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fa4.hardware import Gpu
-from fa4.plan import memory_rules, phase_rules, signal_rules
+from fa4.plan import memory_rules, order_rules, phase_rules, signal_rules
 from fa4.plan.schema import (
     GROUP_WARPS,
     LEAST_REGISTERS,
+    Arrive,
     Loop,
     PipelinePlan,
     Program,
@@ -101,6 +103,26 @@ def closing_waits(plan: PipelinePlan, gpu: Gpu) -> Broken:
                 yield role.name, f"ends with {step}; it may only wait there"
 
 
+def products_ended(plan: PipelinePlan, gpu: Gpu) -> Broken:
+    """A role that waits at its end does so until products have released all slots of its rings."""
+    by_products = {
+        step.signal
+        for role in plan.roles
+        for step in walk(role.program)
+        if isinstance(step, Arrive) and step.after == "tensor"
+    }
+    for role in plan.roles:
+        waits = Counter(step.signal for step in role.closing if isinstance(step, Wait))
+        for signal in plan.signals if role.closing else ():
+            slots = signal.free if signal.name in by_products else 0
+            if role.name in signal.waiters and waits[signal.name] != slots:
+                yield (
+                    role.name,
+                    f"waits {waits[signal.name]}x for {signal.name} at its end; products use "
+                    f"{slots} slots",
+                )
+
+
 def _loops(program: Program) -> Iterator[Loop]:
     for step in program:
         if isinstance(step, Loop):
@@ -184,6 +206,7 @@ OTHER_RULES: tuple[Rule, ...] = (
     warps_in_one_role,
     aligned_warpgroups,
     register_file,
+    products_ended,
     signal_rules.arrive_counts,
     signal_rules.elected_after_sync,
     signal_rules.stages_and_credits,
@@ -200,4 +223,5 @@ OTHER_RULES: tuple[Rule, ...] = (
     phase_rules.runs_to_the_end,
     phase_rules.parity_is_enough,
     phase_rules.arrivers_in_step,
+    order_rules.ordered_accesses,
 )

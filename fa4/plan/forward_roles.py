@@ -41,9 +41,10 @@ def load_role(pipeline: ForwardPipeline, stages: int) -> Role:
 
     def fetch(what: str, signal: str, num_bytes: int, cold: bool = False) -> Program:
         copy = Copy(kind="load", num_bytes=num_bytes, cold=cold)
+        place = f"kv:{what}" if signal == "kv" else signal
         return (
             Wait(f"{signal}_empty"),
-            Work(f"load {what}", copy, asynchronous=True, writes=(signal,)),
+            Work(f"load {what}", copy, asynchronous=True, writes=(place,)),
             Arrive(f"{signal}_full", after="tma"),
         )
 
@@ -107,7 +108,7 @@ def _scores(pipeline: ForwardPipeline, i: int) -> Program:
         element_bytes=pipeline.element_bytes,
         cta_group=pipeline.cta_group,
     )
-    product = Work(f"QK{i}", amount, asynchronous=True, reads=(f"q{i}", "kv"), writes=(f"s{i}",))
+    product = Work(f"QK{i}", amount, asynchronous=True, reads=(f"q{i}", "kv:K"), writes=(f"s{i}",))
     return product, Arrive(f"s{i}_full", after="tensor")
 
 
@@ -116,7 +117,7 @@ def _values(pipeline: ForwardPipeline, i: int) -> Program:
     tile_n = pipeline.numerics.tile_n
     head = split_columns(pipeline)
 
-    def part(what: str, keys: int) -> Work:
+    def part(what: str, first: int, keys: int) -> Work:
         amount = mma(
             WARPGROUP,
             pipeline.head_dim_v,
@@ -125,11 +126,17 @@ def _values(pipeline: ForwardPipeline, i: int) -> Program:
             a_in_tmem=pipeline.p_space == "tmem",
             cta_group=pipeline.cta_group,
         )
-        return Work(what, amount, asynchronous=True, reads=(f"p{i}", "kv"), writes=(f"o{i}",))
+        return Work(
+            what,
+            amount,
+            asynchronous=True,
+            reads=(_probabilities(pipeline, i, first, keys), "kv:V"),
+            writes=(f"o{i}",),
+        )
 
-    steps: Program = (Wait(f"p{i}_full_o{i}_scaled"), part(f"PV{i} head", head))
+    steps: Program = (Wait(f"p{i}_full_o{i}_scaled"), part(f"PV{i} head", 0, head))
     if head < tile_n:
-        steps += (Wait(f"p{i}_last"), part(f"PV{i} tail", tile_n - head))
+        steps += (Wait(f"p{i}_last"), part(f"PV{i} tail", head, tile_n - head))
     if pipeline.correction == "inline":
         steps += (Arrive(f"pv{i}_done", after="tensor"),)
     return steps
@@ -168,14 +175,14 @@ def _softmax_step(pipeline: ForwardPipeline, i: int, masked: bool) -> Program:
         steps += (Wait(f"pv{i}_done"), *rescale(pipeline.head_dim_v, f"o{i}"))
     else:
         steps += (
-            Work(f"write alpha {i}", SmemAccess(num_bytes=4 * WARPGROUP), writes=("row_stats",)),
+            Work(f"write alpha {i}", SmemAccess(num_bytes=4 * WARPGROUP), writes=(_statistics(i),)),
             Arrive(f"stats{i}_full"),
         )
     done, split_at = 0, split_columns(pipeline)
     for number, (columns, emulated) in enumerate(fragments(tile_n, split)):
-        done += columns
         exps = exponentials(columns, emulated, split.degree)
-        steps += (Work(f"exp S{i} {number}", exps), _store_p(pipeline, i, columns))
+        steps += (Work(f"exp S{i} {number}", exps), _store_p(pipeline, i, done, columns))
+        done += columns
         if done == split_at:
             steps += (Arrive(f"p{i}_full_o{i}_scaled"),)
     if split_at < tile_n:
@@ -185,13 +192,33 @@ def _softmax_step(pipeline: ForwardPipeline, i: int, masked: bool) -> Program:
     return (*steps, Work(f"row sum {i}", row_sum(tile_n)))
 
 
-def _store_p(pipeline: ForwardPipeline, i: int, columns: int) -> Work:
+def _probabilities(pipeline: ForwardPipeline, i: int, first: int, columns: int) -> str:
+    """Where columns of P_i are: words of tensor memory, or their share of shared memory."""
+    size = pipeline.element_bytes
+    unit = (1, 4) if pipeline.p_space == "tmem" else (WARPGROUP, 1)
+    start, stop = (column * size * unit[0] // unit[1] for column in (first, first + columns))
+    return f"p{i}[{start}:{stop}]"
+
+
+def _store_p(pipeline: ForwardPipeline, i: int, first: int, columns: int) -> Work:
     """A fragment of P to tensor memory, or to shared memory."""
-    num_bytes = columns * pipeline.element_bytes
+    num_bytes, place = columns * pipeline.element_bytes, _probabilities(pipeline, i, first, columns)
     if pipeline.p_space == "tmem":
         access = TmemAccess(kind="store", cols=num_bytes // 4)
-        return Work(f"write P{i}", access, writes=(f"p{i}",))
-    return Work(f"write P{i}", SmemAccess(num_bytes=WARPGROUP * num_bytes), writes=(f"p{i}",))
+        return Work(f"write P{i}", access, writes=(place,))
+    return Work(f"write P{i}", SmemAccess(num_bytes=WARPGROUP * num_bytes), writes=(place,))
+
+
+def _statistics(i: int) -> str:
+    """Where Q tile i's rows have their alphas, sums and maxima."""
+    num_bytes = 2 * 4 * WARPGROUP
+    return f"row_stats[{i * num_bytes}:{(i + 1) * num_bytes}]"
+
+
+def _output(pipeline: ForwardPipeline, i: int) -> str:
+    """Where O_i waits for its store."""
+    num_bytes = WARPGROUP * pipeline.head_dim_v * max(2, pipeline.element_bytes)
+    return f"o[{i * num_bytes}:{(i + 1) * num_bytes}]"
 
 
 def correction_role(pipeline: ForwardPipeline) -> Role:
@@ -209,7 +236,7 @@ def correction_role(pipeline: ForwardPipeline) -> Role:
     for i in tiles:
         steady += (
             Wait(f"stats{i}_full"),
-            Work(f"vote {i}", Math(alu=2, other=6), reads=("row_stats",)),
+            Work(f"vote {i}", Math(alu=2, other=6), reads=(_statistics(i),)),
             *rescale(pipeline.head_dim_v, f"o{i}"),
             Arrive(f"p{i}_full_o{i}_scaled"),
             Arrive(f"stats{last - i}_empty"),
@@ -234,7 +261,9 @@ def _finish_output(pipeline: ForwardPipeline, i: int) -> Program:
         Wait(f"epi{i}_empty"),
         Work(f"read O{i}", TmemAccess(kind="load", cols=dim), reads=(f"o{i}",)),
         Work(f"scale O{i}", Math(fma=dim, alu=dim / 2, other=dim / 8)),
-        Work(f"write O{i}", SmemAccess(num_bytes=WARPGROUP * dim * 2), writes=("o",)),
+        Work(
+            f"write O{i}", SmemAccess(num_bytes=WARPGROUP * dim * 2), writes=(_output(pipeline, i),)
+        ),
     )
     freed = () if pipeline.correction == "inline" else (Arrive(f"p{i}_full_o{i}_scaled"),)
     return (*steps, *freed, Arrive(f"epi{i}_full"))
@@ -247,7 +276,7 @@ def epilogue_role(pipeline: ForwardPipeline) -> Role:
         store = Copy(kind="store", num_bytes=WARPGROUP * pipeline.head_dim_v * 2)
         program += (
             Wait(f"epi{i}_full"),
-            Work(f"store O{i}", store, asynchronous=True, reads=("o",)),
+            Work(f"store O{i}", store, asynchronous=True, reads=(_output(pipeline, i),)),
             Arrive(f"epi{i}_empty", after="tma"),
         )
     if output_over_queries(pipeline):

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from fa4.hardware import Gpu
-from fa4.plan.schema import Buffer, Copy, Mma, PipelinePlan, Wait, Work, walk
+from fa4.plan.places import find_buffer, find_place
+from fa4.plan.schema import GROUP_WARPS, Buffer, Copy, Mma, PipelinePlan, Wait, Work, walk
 
 Broken = Iterator[tuple[str, str]]
 
@@ -20,18 +21,6 @@ NOT_NAMED_BY_WORK = ("barriers",)  # signals are their readers and writers
 TAIL = "_tail"  # bytes behind a ring of uneven slots
 
 
-def find_buffer(plan: PipelinePlan, name: str) -> Buffer | None:
-    """The buffer that work means by `name`: a buffer, or `<buffer><stage>` of one with stages."""
-    for buffer in plan.buffers:
-        if name == buffer.name:
-            return buffer
-    for buffer in plan.buffers:
-        stage = name.removeprefix(buffer.name)
-        if stage != name and stage.isdigit() and int(stage) < buffer.stages:
-            return buffer
-    return None
-
-
 def works(plan: PipelinePlan) -> Iterator[tuple[str, Work]]:
     """(role, work) for every piece of work of a plan, loop bodies once."""
     for role in plan.roles:
@@ -41,11 +30,19 @@ def works(plan: PipelinePlan) -> Iterator[tuple[str, Work]]:
 
 
 def known_buffers(plan: PipelinePlan, gpu: Gpu) -> Broken:
-    """Work reads and writes buffers of the plan."""
+    """Work reads and writes buffers of the plan, and by label what is loaded."""
+    loaded = {name for _, work in works(plan) for name in work.writes}
     for role, work in works(plan):
         for name in (*work.reads, *work.writes):
-            if find_buffer(plan, name) is None:
-                yield role, f"{work.what} names {name}, which is no buffer nor a stage of one"
+            place = find_place(plan, name)
+            if place is None:
+                yield role, f"{work.what} names {name}, which is no buffer nor a part of one"
+            elif work.by_group and len(plan.role(role).warps) != GROUP_WARPS * max(
+                len(work.reads), len(work.writes)
+            ):
+                yield role, f"{work.what} has not one place for each warpgroup"
+            elif place.label is not None and name not in loaded:
+                yield role, f"{work.what} names {name}, which no load brings"
 
 
 def memory_fits(plan: PipelinePlan, gpu: Gpu) -> Broken:

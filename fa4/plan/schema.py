@@ -117,8 +117,9 @@ class Arrive:
 class Work:
     """Something that takes time. `asynchronous` work lets the role go on once it is issued.
 
-    `reads` and `writes` name buffers. `share` names a run-time fraction (such as the rescale rate)
-    by which the amount is multiplied.
+    `reads` and `writes` name buffers, or parts of them (`places`). by_group: each warpgroup of the
+    role has one of the named places for itself; else all have all. `share` names a run-time
+    fraction (such as the rescale rate) by which the amount is multiplied.
     """
 
     what: str
@@ -127,6 +128,7 @@ class Work:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     share: str | None = None
+    by_group: bool = False
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,10 @@ class Buffer:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelinePlan:
-    """One kernel on one machine: roles, signals and memory. `cta_group` CTAs work together."""
+    """One kernel on one machine: roles, signals and memory. `cta_group` CTAs work together.
+
+    persistent: a CTA may have several work tiles, one after the other.
+    """
 
     name: str
     roles: tuple[Role, ...]
@@ -222,6 +227,7 @@ class PipelinePlan:
     buffers: tuple[Buffer, ...]
     cta_group: int = 1
     trips: tuple[str, ...] = ("kv_tiles",)
+    persistent: bool = True
     shares: tuple[str, ...] = ()
 
     def role(self, name: str) -> Role:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from fa4.config import WarpgroupPipeline
 from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
+from fa4.plan.memory_rules import TILE_ALIGN_BYTES
 from fa4.plan.schema import (
     Arrive,
     Buffer,
@@ -28,6 +29,7 @@ from fa4.plan.schema import (
 from fa4.plan.work import WARPGROUP, mma
 
 ROWS = 64  # of a warpgroup: wgmma's M
+BARRIER_BYTES = 8 * 32
 REGISTERS = {1: (152, 152), 2: (240, 24), 3: (160, 32)}  # consumer, producer (FlashAttention-3)
 
 
@@ -38,7 +40,7 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
     kind = "FA3" if pipeline.ping_pong else "serial"
     return PipelinePlan(
         name=f"{kind} forward d{pipeline.head_dim}, {pipeline.consumers} warpgroups",
-        roles=(*(_consumer(pipeline, i) for i in consumers), _producer(pipeline)),
+        roles=(*(_consumer(pipeline, gpu, i) for i in consumers), _producer(pipeline)),
         signals=tuple(_signals(pipeline)),
         buffers=tuple(buffers),
         trips=("kv_tiles", "masked_tiles", "plain_tiles"),
@@ -52,10 +54,22 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
     layout.add("k", "smem", pipeline.tile_n * pipeline.head_dim * size,
                stages=pipeline.kv_stages, align=1024)  # fmt: skip
     layout.add("v", "smem", pipeline.tile_n * dv * size, stages=pipeline.kv_stages, align=1024)
-    layout.alias("o", "smem", q.start, rows * dv * size, {"q": "Q is no longer needed"})
-    layout.add("barriers", "smem", 8 * 32, align=8)
+    if _output_over_queries(pipeline, gpu):
+        safe = {"q": "a warpgroup's rows over its own; the next Q is loaded when O is stored"}
+        layout.alias("o", "smem", q.start, q.size, safe)
+    else:
+        layout.add("o", "smem", rows * dv * size, align=1024)
+    layout.add("barriers", "smem", BARRIER_BYTES, align=8)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return layout.buffers
+
+
+def _output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
+    """Is there no room for O beside Q, K and V? It is no wider than Q then."""
+    d, dv, stages = pipeline.head_dim, pipeline.head_dim_v, pipeline.kv_stages
+    elements = pipeline.block_rows * (d + dv) + stages * pipeline.tile_n * (d + dv)
+    room = gpu.smem_bytes_per_cta - BARRIER_BYTES - 3 * TILE_ALIGN_BYTES
+    return dv <= d and elements * pipeline.element_bytes > room
 
 
 def _names(pipeline: WarpgroupPipeline) -> list[str]:
@@ -124,14 +138,19 @@ def _producer(pipeline: WarpgroupPipeline) -> Role:
     return Role(name="load", warps=(4 * pipeline.consumers,), registers=registers, program=program)
 
 
-def _consumer(pipeline: WarpgroupPipeline, i: int) -> Role:
+def _rows(name: str, i: int, row_bytes: int) -> str:
+    """A warpgroup's rows of Q or O."""
+    return f"{name}[{i * ROWS * row_bytes}:{(i + 1) * ROWS * row_bytes}]"
+
+
+def _consumer(pipeline: WarpgroupPipeline, gpu: Gpu, i: int) -> Role:
     """One warpgroup's program."""
     size, dv = pipeline.element_bytes, pipeline.head_dim_v
     qk = mma(ROWS, pipeline.tile_n, pipeline.head_dim, element_bytes=size)
     pv = mma(ROWS, dv, pipeline.tile_n, element_bytes=size, a_in_tmem=True)  # A in registers
     scores: Program = (
         Wait("k_full"),
-        Work(f"QK{i}", qk, asynchronous=True, reads=("q", "k")),
+        Work(f"QK{i}", qk, asynchronous=True, reads=(_rows("q", i, pipeline.head_dim * size), "k")),
         Arrive(f"s{i}_done", after="tensor"),
         Arrive("k_empty", after="tensor"),
     )
@@ -151,18 +170,25 @@ def _consumer(pipeline: WarpgroupPipeline, i: int) -> Role:
         Loop("masked_tiles", step(pipeline, i, parts, True), offset=-1 if pipeline.overlap else 0),
         Loop("plain_tiles", step(pipeline, i, parts, False)),
     )
+    over = _output_over_queries(pipeline, gpu)
+    output = _rows("o", i, max(dv, pipeline.head_dim if over else 0) * size)
     end: Program = (
-        Arrive("q_empty"),
+        *(() if over else (Arrive("q_empty"),)),
         Wait(f"stored{i}"),
         Work(f"scale O{i}", _unpacked(fma=dv / 2, alu=dv / 4)),
-        Work(f"write O{i}", SmemAccess(num_bytes=ROWS * dv * size), writes=("o",)),
+        Work(
+            f"write O{i}",
+            SmemAccess(num_bytes=ROWS * dv * size),
+            writes=(output,),
+        ),
         Work(
             f"store O{i}",
             Copy(kind="store", num_bytes=ROWS * dv * size),
             asynchronous=True,
-            reads=("o",),
+            reads=(output,),
         ),
         Arrive(f"stored{i}", after="tma"),
+        *((Arrive("q_empty", after="tma"),) if over else ()),
     )
     if pipeline.overlap:
         # The last tile's P V has no next S to hide behind.

@@ -49,16 +49,26 @@ def default_forward(problem: Problem, gpu: Gpu) -> ForwardPipeline:
     )
 
 
-def default_backward(problem: Problem, *, deterministic: bool = False) -> BackwardPipeline:
-    """Backward choices of flash_attn.cute: pairs from head dim 128 on, SPT when deterministic."""
-    masked = problem.window_size != (None, None)
+def default_backward(
+    problem: Problem, *, deterministic: bool = False, design: str = "fa4"
+) -> BackwardPipeline:
+    """Backward choices of a design: pairs at head dim 128, last keys first when deterministic.
+
+    flash_attn.cute takes pairs beyond 128 as well, and any mask for one that hides last keys.
+    """
+    dims, (left, right) = (problem.head_dim, problem.head_dim_v), problem.window_size
+    if design == "fa4":
+        pair, hides_last = dims == (128, 128), right is not None
+    else:
+        pair, hides_last = problem.head_dim >= 128, (left, right) != (None, None)
     return BackwardPipeline(
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
-        causal=masked,
-        numerics=BackwardConfig(cta_group=2 if problem.head_dim >= 128 else 1),
+        causal=problem.window_size != (None, None),
+        numerics=BackwardConfig(cta_group=2 if pair else 1),
         deterministic=deterministic,
-        scheduler="spt" if deterministic and masked else "naive",
+        scheduler="spt" if deterministic and hides_last else "naive",
+        design=design,
     )
 
 

@@ -233,8 +233,8 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
     """The kernel that the row's software ran, as far as its name tells.
 
     FA2 and torch's flash_attention are FlashAttention-2, FA3 is version 3; else the machine's own
-    (FlashAttention-4, or 3 without tensor memory). "1-CTA", "2-CTA" and "deterministic" choose the
-    variant.
+    (FlashAttention-4, or 3 without tensor memory). Backward that is flash_attn.cute's. "1-CTA",
+    "2-CTA" and "deterministic" choose the variant.
     """
     name = row.software.lower()
     backward = row.direction == "bwd"
@@ -247,6 +247,7 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
         backward=backward,
         deterministic=backward and "deterministic" in name,
         kernel=kernel,
+        design="flash_attn.cute",
     )
     for text, group in (("1-cta", 1), ("2-cta", 2)):
         if text not in name:

@@ -222,6 +222,7 @@ def _build_pipeline(problem: Problem, machine: Machine, given: Mapping[str, Any]
         backward=direction == "bwd",
         deterministic=bool(given.get("deterministic")),
         kernel=given.get("kernel"),
+        design=given.get("design", "fa4"),
     )
     for name, value in given.items():
         field = FIELDS.get(name)
@@ -251,8 +252,12 @@ def default_pipeline(
     backward: bool = False,
     deterministic: bool = False,
     kernel: str | None = None,
+    design: str = "fa4",
 ) -> AnyPipeline:
-    """What FlashAttention runs: `kernel`, or version 4 with tensor memory and 3 without."""
+    """What FlashAttention runs: `kernel`, or version 4 with tensor memory and 3 without.
+
+    design: whose backward kernel (`BackwardPipeline`).
+    """
     from fa4.sim import defaults
 
     kernel = kernel or ("fa4" if machine.gpu.tmem_cols else "fa3")
@@ -268,7 +273,7 @@ def default_pipeline(
     if kernel == "fa2":
         return defaults.default_serial(problem)
     if backward:
-        return defaults.default_backward(problem, deterministic=deterministic)
+        return defaults.default_backward(problem, deterministic=deterministic, design=design)
     return defaults.default_forward(problem, machine.gpu)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fa4.compiled.artifact import MAGIC, CompiledForward, to_bytes
+from fa4.compiled.artifact import MAGIC, CompiledKernel, to_bytes
 from tests.commands.support import call, refused
 
 KEYS = {name: name * 40 for name in "abcdef"}
@@ -16,7 +16,7 @@ KEYS = {name: name * 40 for name in "abcdef"}
 
 def kernel(key: str) -> bytes:
     """The file of a kernel, without compiling one."""
-    made = CompiledForward(
+    made = CompiledKernel(
         spec=None, key=key, arch="sm_100a", ptx=".version", cubin=b"cubin" * 100,
         host_object=b"object", function_name="f", parameters=(),
         metadata={"spec": {"head_dim": 128}, "compiler": {"flavour": "cu13"}},

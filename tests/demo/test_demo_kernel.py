@@ -14,6 +14,8 @@ pytest.importorskip("tvm_ffi")
 
 import fa4.backends.emulator
 from fa4 import cli
+from fa4.commands import demo as demo_command
+from fa4.compiled.support import NotSupported
 from fa4.demo.inputs import Layer
 from fa4.demo.kernel import MOST_ROWS, run_kernel
 from fa4.demo.measure import prepare
@@ -64,6 +66,10 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert used["registers"].keys() >= {"softmax0", "correction", "mma", "load", "epilogue"}
     assert set(used["registers"].values()) == set(used["setmaxnreg"])
     assert kernel["prediction"]["microseconds"] > 0 and kernel["prediction"]["head_dim"] == 24
+    backward = kernel["backward"]
+    assert backward["ok"] and backward["same_bits"] and backward["problem"] is None
+    assert backward["checks"].keys() == {"dq", "dk", "dv"}
+    assert [row["findings"] for row in backward["schedules"]] == [[], []]
 
 
 def run(layer: Layer, causal: bool = False) -> tuple[dict[str, Any], list[str]]:
@@ -99,6 +105,43 @@ def test_findings_make_it_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, _ = run(draw_layer(150, 24))
     assert [len(row["findings"]) for row in kernel["schedules"]] == [0, 1, 0]
     assert not kernel["ok"] and kernel["checks"]["out"]["within_budget"]
+
+
+WRONG_GRADIENTS = {
+    "over the budget": (2.0, 2.0, "dV error"),
+    "other bits": (1.0, 1.0078125, "DIFFERENT BITS"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_GRADIENTS)
+def test_wrong_gradients(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the backward kernels too: an error, or bits that differ between schedules."""
+    real = fa4.backends.emulator.run_backward
+    first, other, message = WRONG_GRADIENTS[kind]
+
+    def wrong(*given: Any, schedule: str, **options: Any) -> Any:
+        grads, reports = real(*given, schedule=schedule, **options)
+        factor = first if schedule == "fifo" else other
+        return grads._replace(dv=(grads.dv * factor).astype(grads.dv.dtype)), reports
+
+    monkeypatch.setattr(fa4.backends.emulator, "run_backward", wrong)
+    kernel, _ = run(draw_layer(20, 24))
+    assert not kernel["ok"] and not kernel["backward"]["ok"]
+    assert kernel["backward"]["same_bits"] == (first == other)
+    assert kernel["backward"]["checks"]["dv"]["within_budget"] == (first == 1.0)
+    assert message in "\n".join(demo_command.render_kernel(kernel))
+
+
+def test_gradients_that_the_kernels_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward kernel is shown all the same."""
+
+    def refuse(call: Any) -> None:
+        raise NotSupported("config", "not these")
+
+    monkeypatch.setattr("fa4.backends.kernel_backward.check_gradient", refuse)
+    kernel, _ = run(draw_layer(20, 24))
+    assert kernel["ok"] and "left out: not these" in kernel["backward"]["problem"]
+    assert not any("Backward" in line for line in demo_command.render_kernel(kernel))
 
 
 def test_what_the_kernel_refuses_is_left_out() -> None:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fa4
 from fa4 import emulator, flash_attn
 from tests.dropin.support import assert_within, term_size
 
@@ -84,7 +85,7 @@ def test_on_arrays(
 
 @pytest.mark.parametrize("shape", [(4,), (2, 4)])
 def test_in_the_kernel(shape: tuple[int, ...]) -> None:
-    """The compiled kernel in the emulator; its gradients are the reference's."""
+    """The compiled kernels in the emulator, with their gradients."""
     torch.manual_seed(1)
     inputs, slopes = draw_inputs(2, 2, 2, 40, 150, 64), torch.rand(shape)
     compare(
@@ -115,7 +116,7 @@ def test_auto_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_is_asked_for_its_own_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """impl="sm100" gets the tensors that want gradients, so that it can refuse them."""
+    """impl="sm100" gets the tensors that want gradients, and the derivative."""
     seen: list[Any] = []
     monkeypatch.setattr(
         "fa4.dropin.attend.flash_attn_func", lambda *given, **named: seen.append((given, named))
@@ -124,6 +125,10 @@ def test_a_gpu_is_asked_for_its_own_gradients(monkeypatch: pytest.MonkeyPatch) -
     flash_attn.flash_attn_func(q, k, v, alibi_slopes=torch.rand(4), impl="sm100")
     ((given, named),) = seen
     assert given[0] is q and named["impl"] == "sm100" and callable(named["score_mod"])
+    assert callable(named["score_mod_bwd"])
+    bias = torch.zeros(1, 4, 4, 5, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="has no gradient of a bias: detach it"):
+        fa4.sdpa(*(x.transpose(1, 2) for x in (q, k, v)), bias, impl="sm100", enable_gqa=True)
 
 
 def test_what_is_refused() -> None:

@@ -32,6 +32,11 @@ def backward(*, cta_group: int = 1, **choices: Any) -> PipelinePlan:
     return backward_plan(BackwardPipeline(numerics=numerics, **choices), B200)
 
 
+def published(**choices: Any) -> PipelinePlan:
+    """The plan of flash_attn.cute's backward kernel on a B200."""
+    return backward(design="flash_attn.cute", **choices)
+
+
 FORWARD = {
     "one CTA": forward(),
     "pair": forward(cta_group=2),
@@ -53,6 +58,14 @@ BACKWARD = {
     "deterministic pair": backward(cta_group=2, deterministic=True),
     "head dim 64": backward(head_dim=64),
     "causal": backward(causal=True),
+}
+PUBLISHED = {
+    "one CTA": published(),
+    "pair": published(cta_group=2),
+    "deterministic": published(deterministic=True),
+    "deterministic pair": published(cta_group=2, deterministic=True),
+    "head dim 64": published(head_dim=64),
+    "causal": published(causal=True),
 }
 
 

@@ -18,7 +18,7 @@ from fa4.plan import PipelinePlan
 from fa4.plan.backward import TILE
 from fa4.plan.schema import Arrive, Copy, Loop, Mma, Program, SmemAccess, Wait, Work
 from fa4.plan.warpgroup import ROWS, warpgroup_plan
-from tests.plan.plans import BACKWARD, FORWARD, backward, forward
+from tests.plan.plans import BACKWARD, FORWARD, PUBLISHED, forward, published
 
 TILES, MASKED = 5, 3  # KV tiles of the work tile, or query tiles of a backward one
 ALIGNMENT = 1024  # of what TMA writes with its widest swizzle
@@ -36,6 +36,7 @@ HOPPER = {
     "FA3, three warpgroups": WarpgroupPipeline(consumers=3, head_dim=64),
     "no overlap": WarpgroupPipeline(overlap=False),
     "serial": WarpgroupPipeline(overlap=False, ping_pong=False),
+    "O over Q": WarpgroupPipeline(head_dim=192, head_dim_v=128),
     "narrow values": WarpgroupPipeline(head_dim=128, head_dim_v=64, tile_n=96),
 }
 
@@ -98,7 +99,7 @@ def test_hopper_operands_in_shared_memory(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOPPER)
 def test_hopper_memory_and_barriers(name: str) -> None:
-    """A buffer holds its tile, O takes Q's place, and a barrier expects what a slot holds."""
+    """A buffer holds its tile and a barrier expects it; O takes Q's place where it has to."""
     pipeline = HOPPER[name]
     plan = warpgroup_plan(pipeline, H100)
     d, dv, rows = pipeline.head_dim, pipeline.head_dim_v, 64 * pipeline.consumers
@@ -112,10 +113,12 @@ def test_hopper_memory_and_barriers(name: str) -> None:
         # One thread releases a K or V slot when the products have read it; every thread has had
         # its rows of Q, since a warpgroup reads them without a barrier of its own.
         assert set(empty.arrivals.values()) == {128 if what == "q" else 1}
-    assert (plan.buffer("o").start, plan.buffer("o").size) == (
-        plan.buffer("q").start,
-        2 * rows * dv,
-    )
+    q, o = plan.buffer("q"), plan.buffer("o")
+    if name == "O over Q":
+        assert (o.start, o.size) == (q.start, q.size)
+        assert 2 * (rows + pipeline.kv_stages * pipeline.tile_n) * (d + dv) > 2**10 * 224
+    else:
+        assert o.size == 2 * rows * dv and not o.overlaps
     for i in range(pipeline.consumers):  # a warpgroup has one place for its rows of O
         assert plan.signal(f"stored{i}").free == plan.buffer("o").stages
     assert plan.bytes_used("smem") <= H100.smem_bytes_per_cta
@@ -193,10 +196,9 @@ def test_everybody_has_read_the_next_work_tile() -> None:
     assert full.tx_bytes == plan.buffer("work").size == 16
 
 
-@pytest.mark.parametrize("name", BACKWARD)
-def test_backward_products_and_copies(name: str) -> None:
+@pytest.mark.parametrize("plan", [*BACKWARD.values(), *PUBLISHED.values()])
+def test_backward_products_and_copies(plan: PipelinePlan) -> None:
     """Five products per pair of tiles; Q, dO, LSE and D per query tile; K and V once."""
-    plan = BACKWARD[name]
     pair = plan.cta_group == 2
     d, dv = plan.buffer("dk").size, plan.buffer("dv").size
     assert multiply_adds(plan) == TILES * TILE * TILE * (3 * d + 2 * dv)
@@ -209,12 +211,12 @@ def test_backward_products_and_copies(name: str) -> None:
     assert copied(plan, "store") == TILE * (d + dv) * 2
 
 
-def test_backward_memory_of_a_pair() -> None:
+def test_published_memory_of_a_pair() -> None:
     """Tiles of 128 x d and 128 x dv, those of the pair by halves; two floats per query row."""
     d, dv = 128, 64
     numerics = BackwardConfig(cta_group=2)
     pipeline = BackwardPipeline(numerics=numerics, head_dim=d, head_dim_v=dv)
-    plan = backward(cta_group=2, head_dim=d, head_dim_v=dv)
+    plan = published(cta_group=2, head_dim=d, head_dim_v=dv)
     assert pipeline.element_bytes == 2
     sizes = {"q": TILE * d, "k": 2 * TILE * d, "v": 2 * TILE * dv, "do": TILE * dv,
              "q_t": TILE * d, "do_t": TILE * dv, "k_t": 2 * TILE * d,

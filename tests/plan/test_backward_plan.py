@@ -1,4 +1,4 @@
-"""FlashAttention-4's backward plan: its known numbers; it runs, and needs every arrive."""
+"""This package's backward plans: memory, counts, orders; they run, and need every arrive."""
 
 from __future__ import annotations
 
@@ -10,62 +10,70 @@ from hypothesis import strategies as st
 from fa4.config import BackwardConfig, BackwardPipeline
 from fa4.hardware import B200, H200
 from fa4.plan import PipelinePlan, backward_plan, check_plan
-from fa4.plan.schema import Arrive, Mma, Wait, Work, unroll
+from fa4.plan.schema import Sync, Wait, Work, unroll, walk
 from fa4.sim import engine, engine_python
 from fa4.sim.code import PipelineDeadlock
 from tests.plan.plans import BACKWARD, backward, drop_arrives, event_code, trips
+from tests.plan.test_published_plan import columns, products
 
 ONE, PAIR = BACKWARD["one CTA"], BACKWARD["pair"]
-
-
-def columns(plan: PipelinePlan) -> dict[str, tuple[int, int]]:
-    """Buffer -> [start, stop) in tensor memory."""
-    return {b.name: (b.start, b.stop) for b in plan.buffers if b.space == "tmem"}
+KIB = 1024
 
 
 @pytest.mark.parametrize(
     ("plan", "expected"),
     [
-        (ONE, {"s": (0, 128), "p": (0, 64), "dv": (128, 256), "dp": (256, 384),
-               "ds_t": (256, 320), "dq": (256, 384), "dk": (384, 512)}),
-        (BACKWARD["head dim 64"], {"s": (0, 128), "p": (0, 64), "dv": (128, 192),
-                                   "dp": (192, 320), "ds_t": (192, 256), "dq": (192, 256),
-                                   "dk": (320, 384)}),
-        (PAIR, {"s": (0, 128), "p": (0, 64), "dq": (64, 128), "dv": (128, 256),
-                "dp": (256, 384), "ds_t": (256, 320), "dk": (384, 512)}),
+        (ONE, {"s": (0, 128), "p0": (0, 32), "p1": (64, 96), "dp": (128, 256), "ds0": (128, 160),
+               "ds1": (192, 224), "dq": (128, 256), "dv": (256, 384), "dk": (384, 512)}),
+        (BACKWARD["head dim 64"], {"s": (0, 128), "p0": (0, 32), "p1": (64, 96),
+                                   "dp": (128, 256), "ds0": (128, 160), "ds1": (192, 224),
+                                   "dv": (256, 320), "dk": (320, 384), "dq": (384, 448)}),
+        (PAIR, {"s": (0, 128), "p0": (0, 32), "p1": (32, 64), "dq": (64, 128), "dp": (128, 256),
+                "ds0": (128, 160), "ds1": (160, 192), "dv": (256, 384), "dk": (384, 512)}),
     ],
 )  # fmt: skip
 def test_tensor_memory(plan: PipelinePlan, expected: dict) -> None:
-    """P over S, dS over dP, dQ over dP in one CTA and over half of S in a pair."""
+    """P over S, dS over dP; dQ over dP, over half of S in a pair, or apart where there is room."""
     assert columns(plan) == expected
 
 
-@pytest.mark.parametrize(("plan", "theirs"), [(ONE, 232448), (PAIR, 231424)])
-def test_shared_memory(plan: PipelinePlan, theirs: int) -> None:
-    """224 KiB of tiles as in flash_attn.cute; 704 bytes less for barriers and alignment."""
-    tiles = sum(
-        b.size * b.stages
-        for b in plan.buffers
-        if b.space == "smem" and b.name not in ("row_stats", "barriers")
-    )
-    assert tiles == 224 * 1024
-    assert theirs - plan.bytes_used("smem") == 704
+@pytest.mark.parametrize(
+    ("head_dim", "cols", "over"),
+    [(16, 304, False), (64, 448, False), (80, 496, False), (96, 448, True), (128, 512, True)],
+)
+def test_dq_lies_apart_where_there_is_room(head_dim: int, cols: int, over: bool) -> None:
+    """S, dP, dV, dK and dQ of up to 85 columns fit beside each other."""
+    plan = backward(head_dim=head_dim)
+    assert plan.bytes_used("tmem") == cols
+    assert ("dp" in plan.buffer("dq").overlaps) is over
 
 
 @pytest.mark.parametrize(
-    ("choices", "registers"),
+    ("choices", "kib"),
     [
-        ({}, (152, 136, 88)),
-        ({"causal": True}, (136, 144, 88)),
-        ({"causal": True, "deterministic": True}, (152, 136, 88)),
-        ({"cta_group": 2}, (136, 136, 104)),
-        ({"cta_group": 2, "causal": True}, (136, 136, 104)),
+        # Q twice, K, V, dO, dS, two slices of dQ
+        ({}, (64, 32, 32, 32, 32, 32)),
+        ({"head_dim": 64}, (32, 16, 16, 16, 32, 32)),
+        # Q, K, V, dO, Q and dO by columns, K by columns of both, dS, two slices of dQ
+        ({"cta_group": 2}, (16, 32, 32, 16, 16, 16, 32, 32, 32)),
     ],
 )
-def test_registers(choices: dict, registers: tuple[int, int, int]) -> None:
-    """Reduce, compute, and the load and MMA warps."""
+def test_shared_memory(choices: dict, kib: tuple[int, ...]) -> None:
+    """Tiles one behind the other, two stages of statistics, the barriers; nothing between."""
     plan = backward(**choices)
-    assert tuple(plan.role(name).registers for name in ("reduce", "compute", "mma")) == registers
+    smem = [b for b in plan.buffers if b.space == "smem"]
+    assert tuple(b.size * b.stages // KIB for b in smem[:-2]) == kib
+    assert (smem[-2].name, smem[-2].size, smem[-2].stages) == ("row_stats", 2 * 128 * 4, 2)
+    assert plan.bytes_used("smem") == sum(kib) * KIB + 2 * KIB + smem[-1].size
+
+
+def test_registers() -> None:
+    """All of the register file, whatever the variant."""
+    for plan in BACKWARD.values():
+        counts = {role.name: role.registers for role in plan.roles}
+        assert counts.pop("compute") == counts.pop("reduce") == 144
+        assert set(counts.values()) == {80}
+        assert B200.registers_per_sm == 128 * (2 * 144 + 144 + 80)
 
 
 @pytest.mark.parametrize(("plan", "group"), [(ONE, 1), (PAIR, 2)])
@@ -75,23 +83,20 @@ def test_arrive_counts(plan: PipelinePlan, group: int) -> None:
     assert counts["p_full"] == counts["ds_full"] == 8 * group
     assert counts["dq_empty"] == 4 * group
     assert counts["row_stats_empty"] == 8
-    assert {
-        counts[n] for n in ("q_full", "q_empty", "do_full", "s_full", "dp_full", "dq_full")
-    } == {1}
+    remote = (counts.get("s_read"), counts.get("ds_relayed"))
+    assert remote == ((16, 2) if group == 2 else (None, None))
+    assert {counts[n] for n in ("q_full", "q_empty", "do_full", "s_full", "dp_full", "dq_full",
+                                "dv_full", "dk_full")} == {1}  # fmt: skip
 
 
-@pytest.mark.parametrize(("plan", "extra"), [(ONE, 32768), (PAIR, 131072)])
-def test_first_loads_carry_keys_and_values(plan: PipelinePlan, extra: int) -> None:
-    """K comes with the first Q (twice in each CTA of a pair), V with the first dO."""
-    assert plan.signal("q_full").tx_bytes == 32768
-    assert plan.signal("q_full").first_tx_bytes == extra
-    assert plan.signal("do_full").first_tx_bytes == 32768 * plan.cta_group
-
-
-def products(plan: PipelinePlan, count: int) -> str:
-    """Names of the products in the order in which they are issued."""
-    steps = unroll(plan.role("mma").program, dict.fromkeys(plan.trips, count))
-    return " ".join(s.what for s in steps if isinstance(s, Work) and isinstance(s.amount, Mma))
+def test_first_loads_carry_keys_and_values() -> None:
+    """K comes with the first Q and V with the first dO; in a pair K again, by columns."""
+    extra = {name: 32768 for name in ("q_full", "do_full")}
+    first = {s.name: s.first_tx_bytes for s in ONE.signals if s.first_tx_bytes}
+    assert first == extra
+    first = {s.name: s.first_tx_bytes for s in PAIR.signals if s.first_tx_bytes}
+    assert first == {name: 65536 for name in (*extra, "q_t_full")}
+    assert PAIR.signal("q_full").tx_bytes == 32768  # of both CTAs, half each
 
 
 def test_issue_order() -> None:
@@ -101,39 +106,25 @@ def test_issue_order() -> None:
     assert products(PAIR, 2) == "S dP dV S dK dP dQ dV dK dQ"
 
 
-def test_dq_and_s_take_turns_in_a_pair() -> None:
-    """dQ is issued only when the S under it was read, an S only when the dQ under it is drained."""
-    steps = list(unroll(PAIR.role("mma").program, dict.fromkeys(PAIR.trips, 4)))
-    read = drained = scores = gradients = 0
-    for step in steps:
-        read += step == Wait("s_read")
-        drained += step == Wait("dq_empty")
-        if isinstance(step, Work) and step.what == "S":
-            scores += 1
-            assert drained > gradients - 1  # the first wait is free
-        elif isinstance(step, Work) and step.what == "dQ":
-            gradients += 1
-            assert read == scores
-    assert Arrive("dq_full", after="tensor") in steps
+def test_no_barrier_among_compute_warps_per_tile() -> None:
+    """They meet twice at the end, before dV and dK are stored."""
+    for plan in BACKWARD.values():
+        steps = list(walk(plan.role("compute").program))
+        met = [i for i, s in enumerate(steps) if isinstance(s, Work) and isinstance(s.amount, Sync)]
+        assert len(met) == 2 and min(met) > steps.index(Wait("dv_full"))
 
 
 @pytest.mark.parametrize(
-    ("choices", "slices"),
-    [
-        ({}, (32, 2, 4)),
-        ({"head_dim": 64}, (32, 2, 2)),
-        ({"head_dim": 16}, (16, 2, 1)),
-        ({"head_dim": 48}, (16, 2, 3)),
-        ({"cta_group": 2}, (8, 4, 8)),
-        ({"cta_group": 2, "deterministic": True}, (16, 2, 4)),
-        ({"cta_group": 2, "head_dim": 48, "deterministic": True}, (8, 2, 3)),
-    ],
-)
-def test_dq_leaves_whole(choices: dict, slices: tuple[int, int, int]) -> None:
-    """The slices of dQ (columns, buffers, slices per tile) cover all of its columns."""
-    plan, (cols, stages, count) = backward(**choices), slices
+    ("choices", "cols", "count"),
+    [({}, 32, 4), ({"head_dim": 64}, 32, 2), ({"head_dim": 16}, 16, 1), ({"head_dim": 48}, 16, 3),
+     ({"cta_group": 2}, 32, 2), ({"cta_group": 2, "deterministic": True}, 32, 2)],
+)  # fmt: skip
+def test_dq_leaves_whole(choices: dict, cols: int, count: int) -> None:
+    """The slices of dQ cover all of its columns; two of them are on the way at a time."""
+    plan = backward(**choices)
     staging = plan.buffer("dq_staging")
-    assert (staging.size, staging.stages) == (128 * cols * 4, stages)
+    assert (staging.size, staging.stages) == (128 * cols * 4, 2)
+    assert plan.signal("dq_slot_empty").free == 2
     steps = unroll(plan.role("reduce").program, dict.fromkeys(plan.trips, 1))
     assert sum(isinstance(s, Work) and s.what == "add dQ" for s in steps) == count
     assert cols * count == choices.get("head_dim", 128) // choices.get("cta_group", 1)
@@ -142,10 +133,12 @@ def test_dq_leaves_whole(choices: dict, slices: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"head_dim": 192, "head_dim_v": 128}, "TMEM plan needs 576 columns: s 128 + dv 128 + "
-                                               "dp 128 + dk 192; B200 has 512"),
+        ({"head_dim_v": 144}, "TMEM plan needs 528 columns: s 128 + dp 128 + dv 144 + dk 128; "
+                              "B200 has 512"),
         ({"head_dim": 144, "head_dim_v": 16}, "head_dim must be at most 128: dQ lies over a tile "
-                                              "of S or dP; got 144"),
+                                              "of dP; got 144"),
+        ({"cta_group": 2, "head_dim": 64}, "a pair's head_dim and head_dim_v must be 128: dQ lies "
+                                           "over half of S; got 64 and 64"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(choices: dict, message: str) -> None:
@@ -156,11 +149,15 @@ def test_what_does_not_fit(choices: dict, message: str) -> None:
 
 
 def test_other_refusals() -> None:
-    """No plan without tensor memory, none for other tiles."""
-    with pytest.raises(ValueError, match="needs tensor memory; H200 has none"):
-        backward_plan(BackwardPipeline(), H200)
-    with pytest.raises(ValueError, match=r"must be 128 x 128.*got 128 x 64"):
-        backward_plan(BackwardPipeline(numerics=BackwardConfig(tile_n=64)), B200)
+    """No plan without tensor memory, none for other tiles, no third design."""
+    for design in ("fa4", "flash_attn.cute"):
+        with pytest.raises(ValueError, match="needs tensor memory; H200 has none"):
+            backward_plan(BackwardPipeline(design=design), H200)
+        with pytest.raises(ValueError, match=r"must be 128 x 128.*got 128 x 64"):
+            numerics = BackwardConfig(tile_n=64)
+            backward_plan(BackwardPipeline(numerics=numerics, design=design), B200)
+    with pytest.raises(ValueError, match=r"design must be one of fa4, flash_attn.cute; got 'x'"):
+        BackwardPipeline(design="x")
 
 
 @pytest.mark.parametrize("name", BACKWARD)
@@ -181,16 +178,9 @@ def test_a_deadlock_names_the_cycle() -> None:
     """Roles, signals and phases, and who waits for whom in a circle."""
     with pytest.raises(PipelineDeadlock) as raised:
         engine.execute(event_code(drop_arrives(PAIR, "compute", "ds_peer")), trips(2, 2))
-    assert "mma waits on ds_peer phase 0 for compute" in str(raised.value)
+    assert "relay waits on ds_peer phase 0 for compute" in str(raised.value)
     assert "cycle: " in str(raised.value)
-    assert "mma -(ds_peer)-> compute" in str(raised.value)
-
-
-def test_two_slots_hide_a_missing_release() -> None:
-    """Two tiles of one query tile fill two slots: their release is never waited for."""
-    for role, signal in (("mma", "q_empty"), ("compute", "row_stats_empty")):
-        assert ONE.signal(signal).stages == 2
-        engine.execute(event_code(drop_arrives(ONE, role, signal)), trips(1, 1))
+    assert "mma -(ds_relayed)-> relay" in str(raised.value)
 
 
 @settings(max_examples=40, deadline=None)
@@ -201,6 +191,12 @@ def test_two_slots_hide_a_missing_release() -> None:
         head_dim_v=st.none() | st.integers(1, 10).map(lambda x: 16 * x),
         causal=st.booleans(),
         numerics=st.builds(BackwardConfig, cta_group=st.integers(1, 2)),
+        deterministic=st.booleans(),
+    )
+    | st.builds(
+        BackwardPipeline,
+        causal=st.booleans(),
+        numerics=st.just(BackwardConfig(cta_group=2)),
         deterministic=st.booleans(),
     ),
     st.lists(st.integers(1, 5), min_size=1, max_size=3),
@@ -213,7 +209,7 @@ def test_every_plan_that_builds_is_sound_and_runs(
     try:
         plan = backward_plan(pipeline, B200)
     except ValueError as error:
-        assert "needs" in str(error) or "at most 128" in str(error)
+        assert "needs" in str(error) or "must be" in str(error)
         assume(False)
     assert check_plan(plan, B200) == []
     code, tiles = event_code(plan), trips(*totals, masked=masked)

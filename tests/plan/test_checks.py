@@ -17,6 +17,7 @@ from fa4.plan.warpgroup import warpgroup_plan
 from tests.plan.plans import (
     BACKWARD,
     FORWARD,
+    PUBLISHED,
     change_work,
     drop_arrives,
     edit_role,
@@ -26,8 +27,10 @@ from tests.plan.plans import (
 )
 
 ONE, PAIR, BACK = FORWARD["one CTA"], FORWARD["pair"], BACKWARD["one CTA"]
-PLANS = {f"forward {k}": v for k, v in FORWARD.items()} | {
-    f"backward {k}": v for k, v in BACKWARD.items()
+PLANS = {
+    f"{name} {k}": plan
+    for name, plans in (("forward", FORWARD), ("backward", BACKWARD), ("published", PUBLISHED))
+    for k, plan in plans.items()
 }
 
 
@@ -90,6 +93,11 @@ FAULTS: list[tuple[str, Fault]] = [
     ("declared_waiters", lambda: with_signal(ONE, "s0_full", waiters=("softmax1",))),
     ("known_buffers", lambda: change_work(ONE, "mma", "QK0", reads=("q0", "kvx"))),
     ("known_buffers", lambda: change_work(ONE, "mma", "QK0", reads=("q2", "kv"))),
+    ("known_buffers", lambda: change_work(ONE, "mma", "QK0", reads=("q0", "kv:Q"))),
+    ("known_buffers", lambda: change_work(ONE, "mma", "QK0", writes=("s0[0:129]",))),
+    ("known_buffers", lambda: change_work(BACK, "compute", "read S", reads=("s",))),
+    ("products_ended", lambda: role("load", closing=ONE.role("load").closing[1:])),
+    ("products_ended", lambda: role("load", closing=2 * ONE.role("load").closing)),
     ("warps_in_one_role", lambda: role("load", warps=(13,))),
     ("warps_in_one_role", lambda: role("load", warps=())),
     ("warps_in_one_role", lambda: role("load", warps=(32,))),
@@ -144,6 +152,8 @@ FAULTS: list[tuple[str, Fault]] = [
     ("parity_is_enough", lambda: slow_reader(FORWARD["inline correction"])),
     ("arrivers_in_step", lambda: role(
         "correction", prologue=2 * ONE.role("correction").prologue)),
+    ("ordered_accesses", lambda: change_work(ONE, "mma", "PV0 head", reads=("p0", "kv:V"))),
+    ("ordered_accesses", lambda: change_work(BACK, "mma", "dQ", writes=("dv",))),
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from fa4.plan import (
     render_signals,
 )
 from fa4.plan.render import span
-from tests.plan.plans import BACKWARD, FORWARD, backward, forward, with_buffer
+from tests.plan.plans import BACKWARD, FORWARD, PUBLISHED, backward, forward, with_buffer
 
 ONE, PAIR = FORWARD["one CTA"], BACKWARD["pair"]
 Run = Callable[..., tuple[int, str, str]]
@@ -73,9 +73,9 @@ def test_roles() -> None:
 def test_signals() -> None:
     """Kind, stages, counts, bytes, waiters and free phases."""
     lines = render_signals(PAIR).splitlines()
-    assert "| q_full | mbarrier | 1 | load 1 | 1 | 32768 (first +131072) | mma | 0 |" in lines
+    assert "| q_full | mbarrier | 1 | load 1 | 1 | 32768 (first +65536) | mma | 0 |" in lines
     assert "| p_full | mbarrier, both CTAs | 1 | compute 16 | 16 | - | mma | 0 |" in lines
-    assert "| dq_slot_empty | named | 1 | reduce 1 | 1 | - | reduce | 4 |" in lines
+    assert "| dq_slot_empty | group | 1 | reduce 1 | 1 | - | reduce | 2 |" in lines
 
 
 def test_memory() -> None:
@@ -127,14 +127,16 @@ def test_program() -> None:
     assert "\n    repeat kv_tiles - 1:\n      wait stats0_full\n" in text
     assert "read o0: tmem load 128 columns, reads o0, writes o0, times rescale_rate" in text
     mma = render_program(ONE.role("mma"))
-    assert "QK0: mma 128 x 128 x 128, reads q0 kv, writes s0, asynchronous" in mma
+    assert "QK0: mma 128 x 128 x 128, reads q0 kv:K, writes s0, asynchronous" in mma
     assert "arrive s0_full after tensor" in mma
     load = render_program(ONE.role("load"))
-    assert "load K: load 32768 B from HBM, writes kv" in load
+    assert "load K: load 32768 B from HBM, writes kv:K" in load
     waits = 3 * "    wait kv_empty\n" + "    wait q0_empty\n    wait q1_empty"
     assert load.endswith("\n  at the end:\n" + waits)
     reduce = render_program(BACKWARD["deterministic pair"].role("reduce"))
-    assert "wait for turn: poll a counter" in reduce and "sync reduce: barrier" in reduce
+    assert "wait for turn: poll a counter" in reduce
+    reduce = render_program(PUBLISHED["deterministic pair"].role("reduce"))
+    assert "sync reduce: barrier" in reduce
 
 
 def test_explain_prints_the_plan(explain: Run) -> None:
@@ -190,7 +192,13 @@ def test_explain_programs_and_mermaid(explain: Run) -> None:
         ("--cta-group 3", "cta_group must be between 1 and 2; got 3"),
         ("--kv-stages 1", "kv_stages must be between 2 and 32; got 1"),
         ("--pass backward --tile-n 64", "--tile-n is an option of the forward pass; got 64"),
-        ("--pass backward --head-dim 192 --head-dim-v 128", "TMEM plan needs 576 columns"),
+        ("--pass backward --head-dim 192 --head-dim-v 128", "head_dim must be at most 128"),
+        (
+            "--pass backward --head-dim 192 --head-dim-v 128 --design flash_attn.cute",
+            "TMEM plan needs 576 columns",
+        ),
+        ("--design fa4", "--design is an option of the backward pass; got fa4"),
+        ("--pass backward --design x", "design must be one of fa4, flash_attn.cute; got 'x'"),
         ("--json --mermaid", "--mermaid and --json exclude each other"),
     ],
 )

@@ -50,9 +50,11 @@ def test_published_throughput_is_met() -> None:
 def test_accuracy_says_what_was_not_measured() -> None:
     """Within the measured shapes it applies; outside, it names why not."""
     assert known_accuracy(build({}))["applies"]
-    assert known_accuracy(build({"pass": "bwd", "deterministic": True}))["applies"]
+    backward = {"pass": "bwd", "deterministic": True}
+    assert known_accuracy(build({**backward, "design": "flash_attn.cute"}))["applies"]
     for settings, reason in (
         ({"head_dim": 64}, "head dims 64, 64"),
+        (backward, "this package's backward kernel"),
         ({"dtype": "e4m3"}, "e4m3"),
         ({"seqlen": 512}, "512 queries, 512 keys"),
         ({"heads_k": 4}, "grouped heads"),

@@ -102,7 +102,7 @@ def test_every_setting_arrives(name: str, value: object, path: str, expected: ob
 
 def test_no_setting_is_forgotten_here() -> None:
     """The table above and the tests below cover every field."""
-    elsewhere = {"pass", "kernel", "lengths", "deterministic", "consumers", "overlap"}
+    elsewhere = {"pass", "kernel", "lengths", "deterministic", "consumers", "overlap", "design"}
     assert {row[0] for row in ARRIVES} | elsewhere == set(FIELDS)
 
 
@@ -113,6 +113,24 @@ def test_backward() -> None:
     assert (request.pipeline.deterministic, request.pipeline.scheduler) == (True, "spt")
     assert request.pipeline.numerics.cta_group == 1
     assert build({"pass": "bwd"}).pipeline == default_backward(build({}).problem)
+
+
+def test_designs() -> None:
+    """This package's kernel unless the published one is asked for; each with its own choices."""
+
+    def chosen(**settings: object) -> tuple[object, ...]:
+        pipeline = build({"pass": "bwd", **settings}).pipeline
+        assert isinstance(pipeline, BackwardPipeline)
+        return pipeline.design, pipeline.numerics.cta_group, pipeline.scheduler
+
+    published = {"design": "flash_attn.cute"}
+    assert chosen() == ("fa4", 2, "naive")
+    assert chosen(**published) == ("flash_attn.cute", 2, "naive")
+    assert chosen(head_dim_v=64) == ("fa4", 1, "naive")
+    assert chosen(head_dim_v=64, **published) == ("flash_attn.cute", 2, "naive")
+    left = {"window": "64,none", "deterministic": True}
+    assert chosen(**left) == ("fa4", 2, "naive")
+    assert chosen(**left, **published) == ("flash_attn.cute", 2, "spt")
 
 
 def test_other_kernels() -> None:
@@ -190,6 +208,8 @@ def test_bad_lengths(content: bytes, message: str, tmp_path: Path) -> None:
         ({"tau": 2, "pass": "bwd"}, "tau does not apply to pass bwd"),
         ({"deterministic": "yes"}, "deterministic does not apply to pass fwd"),
         ({"overlap": "yes"}, "overlap does not apply to pass fwd"),
+        ({"design": "fa4"}, "design does not apply to pass fwd of kernel fa4"),
+        ({"pass": "bwd", "design": "x"}, "design must be one of fa4, flash_attn.cute; got 'x'"),
         ({"pass": "bwd", "machine": "h200"}, "no backward of fa3"),
         ({"pass": "bwd", "dtype": "e4m3"}, "dtype e4m3 has no kernel for pass bwd"),
         ({"rescale_rate": "2"}, "rescale_rate must be between 0 and 1"),

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.compiled import cache as cache_module
-from fa4.compiled.artifact import CompiledForward, DamagedArtifact, from_bytes, to_bytes
+from fa4.compiled.artifact import CompiledKernel, DamagedArtifact, from_bytes, to_bytes
 from fa4.compiled.cache import CacheWarning, KernelCache, open_cache
 
 KEY = "0123abcd" * 5
 
 
-def artifact(key: str = KEY, **spec: object) -> CompiledForward:
-    return CompiledForward(
+def artifact(key: str = KEY, **spec: object) -> CompiledKernel:
+    return CompiledKernel(
         spec=None,
         key=key,
         arch="sm_100a",
@@ -48,7 +48,7 @@ def kept(tmp_path: Path) -> Iterator[KernelCache]:
     assert not list(cache.folder.glob("*.part"))
 
 
-def same(one: CompiledForward | None, two: CompiledForward) -> bool:
+def same(one: CompiledKernel | None, two: CompiledKernel) -> bool:
     return one is not None and to_bytes(one) == to_bytes(two)
 
 

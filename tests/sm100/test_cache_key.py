@@ -24,6 +24,7 @@ from fa4.compiled.toolchain import Toolchain
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.hardware import B200, B300, Source
 from fa4.masks import Band, Chunked
+from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +103,28 @@ def test_the_strategies_know_every_field() -> None:
 def test_keys_are_equal_exactly_for_equal_specs(one: ForwardSpec, two: ForwardSpec) -> None:
     assert (key(one) == key(two)) == (one == two)
     assert key(one) == key(dataclasses.replace(one))
+
+
+BACKWARD_CHANGES: dict[str, Any] = {
+    "head_dim": 128, "head_dim_v": 128, "dtype": "fp16", "causal": True, "window_left": True,
+    "window_right": True, "packed_q": True, "packed_k": True, "used_q": True, "used_k": True,
+    "sink": True, "lse_gradient": True, "softcap": True, "score_mod": other,
+    "score_mod_bwd": other, "mask_mod": plain, "mask": Chunked(8), "aux": (("fp32", 1),),
+    "deterministic": True, "cta_group": 2, "gpu": B300,
+}  # fmt: skip
+
+
+def test_every_field_of_a_backward_spec_is_in_the_key() -> None:
+    """And the kind of kernels."""
+    spec = BackwardSpec(head_dim=64, head_dim_v=64)
+    assert {field.name for field in dataclasses.fields(spec)} == BACKWARD_CHANGES.keys()
+    mods = {"score_mod": plain, "score_mod_bwd": plain}
+    keys = {key(spec), key(ForwardSpec(head_dim=64, head_dim_v=64))}
+    keys.add(key(dataclasses.replace(spec, **mods)))
+    for name, value in BACKWARD_CHANGES.items():
+        around = mods if name.startswith("score_mod") else {}
+        keys.add(key(dataclasses.replace(spec, **around | {name: value})))
+    assert len(keys) == 3 + len(BACKWARD_CHANGES)
 
 
 def test_numbers_that_are_equal_make_equal_keys() -> None:

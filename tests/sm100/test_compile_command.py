@@ -14,6 +14,7 @@ pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
 
 from fa4 import cli
 from fa4.commands import cache as cache_command
+from fa4.commands import compile as compile_command
 from fa4.compiled import build as build_module
 from fa4.compiled import cache as cache_module
 from fa4.compiled import toolchain
@@ -29,7 +30,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FA4_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv(LOG, str(tmp_path / "compilations"))
     monkeypatch.setattr(build_module, "_made", {})
-    monkeypatch.setattr(build_module, "compile_forward", compile_scale)
+    monkeypatch.setattr(build_module, "compile_kernel", compile_scale)
     monkeypatch.setattr(cache_module, "_said", set())
 
 
@@ -73,6 +74,41 @@ def test_compile_writes_what_it_made_and_says_how(fa4: Any, tmp_path: Path) -> N
     assert compilations() == 2
 
 
+def test_the_backward_kernels(fa4: Any, tmp_path: Path) -> None:
+    """Their own options; the other kernel's are refused."""
+    arguments = ("compile", "backward", "--head-dim", "64", "--any-order", "--lse-gradient")
+    report = report_of(fa4, *arguments, "--sink", "--window", "left", "--out", str(tmp_path))
+    spec = {"head_dim": 64, "head_dim_v": 64, "window_left": True, "sink": True,
+            "lse_gradient": True}  # fmt: skip
+    assert report["spec"] == spec and report["kernels"][0]["planned"] is True
+    stem = "backward-64-bf16-window_left-sink-lse_gradient-any_order-sm_100a"
+    assert (tmp_path / f"{stem}.ptx").exists()
+    assert report_of(fa4, "compile", "backward")["spec"]["deterministic"] is True
+    for kernel, option, message in (
+        ("backward", ("--group", "2"), "--group is an option of the forward kernel; got backward"),
+        ("backward", ("--no-lse",), "--no-lse is an option of the forward kernel; got backward"),
+        ("forward", ("--any-order",), "--any-order is an option of the backward kernel"),
+    ):
+        code, _, err = fa4("compile", kernel, *option)
+        assert code == 2 and message in err
+
+
+def test_several_kernels_are_told_apart() -> None:
+    """In the order of their launches; the plan is of the one with most shared memory."""
+    kernels = [
+        {"kernel": name, "dynamic_smem_bytes": smem}
+        for name, smem in (("main", 4096), ("after", None), ("before", 0))
+    ]
+    found = compile_command.in_launch_order(kernels, ["before", "main", "after"])
+    assert [one["kernel"] for one in found] == ["before", "main", "after"]
+    assert [one["planned"] for one in found] == [False, True, False]
+    assert [one["does"].split(":")[0] for one in found] == [
+        "pre-process", "main kernel", "post-process"
+    ]  # fmt: skip
+    (alone,) = compile_command.in_launch_order(kernels[:1], [])
+    assert alone["planned"] and alone["does"] == ""
+
+
 def test_the_report_for_people(fa4: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a disassembler: how to get one, and the loops of the PTX instead."""
     monkeypatch.setattr(cubin, "find_disassembler", lambda: None)
@@ -88,7 +124,7 @@ def test_the_report_for_people(fa4: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("backward",), "the kernel must be one of forward; got 'backward'"),
+        (("sideways",), "the kernel must be one of forward, backward; got 'sideways'"),
         (("--head-dim", "7"), "head_dim must be a positive multiple of 8; got 7"),
         (("--head-dim", "0"), "head_dim must be a positive multiple of 8; got 0"),
         (("--dtype", "fp8"), "dtype"),
@@ -180,7 +216,7 @@ def test_warm_makes_what_is_missing(fa4: Any, monkeypatch: pytest.MonkeyPatch) -
             raise RuntimeError("no such kernel\nat line 1")
         return compile_scale(spec, arch)
 
-    monkeypatch.setattr(build_module, "compile_forward", refuse)
+    monkeypatch.setattr(build_module, "compile_kernel", refuse)
     code, out, _ = fa4("cache", "warm", "--json")
     rows = json.loads(out)["kernels"]
     failed = [row for row in rows if row["problem"] == "RuntimeError: no such kernel"]

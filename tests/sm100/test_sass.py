@@ -378,7 +378,7 @@ def test_a_kernel_with_its_machine_code(tool: Path) -> None:
     assert softmax is not None and softmax.length == SOFTMAX_LENGTH
     assert code.loop(loops.MMA) is None
     assert [one.kind for one in code.known_loops] == [loops.SOFTMAX]
-    plain = json.loads(json.dumps(code.with_smem(5).describe()))
+    plain = json.loads(json.dumps(code.with_smem({code.resources.name: 5}).describe()))
     assert (plain["frame_bytes"], plain["dynamic_smem_bytes"], len(plain["loops"])) == (16, 5, 1)
 
 
@@ -501,11 +501,19 @@ LAUNCH = """
   llvm.store %d, %1 : i32, !llvm.ptr
   %2 = llvm.getelementptr %0[0, 2] : (!llvm.ptr) -> !llvm.ptr, !llvm.struct<RECORD>
   llvm.store %c, %2 : i64, !llvm.ptr
-  %c = llvm.mlir.constant(8 : i64) : i64
+  %3 = llvm.mlir.addressof @kernels_kernel_one : !llvm.ptr
+  %4 = llvm.call @_cudaLaunchKernelEx(%0, %3, %5) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
+  %d = llvm.mlir.constant(8 : i64) : i64
+  %6 = llvm.getelementptr %9[0, 2] : (!llvm.ptr) -> !llvm.ptr, !llvm.struct<RECORD>
+  llvm.store %d, %6 : i64, !llvm.ptr
+  %7 = llvm.mlir.addressof @kernels_kernel_two : !llvm.ptr
+  %8 = llvm.call @_cudaLaunchKernelEx(%9, %7, %5) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
 """.replace("RECORD", "(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)")
 
 
-def test_dynamic_shared_memory_of_the_launch() -> None:
-    assert codegen.launch_smem_bytes(LAUNCH) == 232448
-    assert codegen.launch_smem_bytes(LAUNCH.replace("store %c", "store %arg1")) is None
-    assert codegen.launch_smem_bytes("module {}") is None
+def test_dynamic_shared_memory_of_the_launches() -> None:
+    """Each kernel's own; None where it is known at run time only."""
+    assert codegen.launch_smem_bytes(LAUNCH) == {"kernel_one": 232448, "kernel_two": 8}
+    unknown = codegen.launch_smem_bytes(LAUNCH.replace("store %c", "store %arg1"))
+    assert unknown == {"kernel_one": None, "kernel_two": 8}
+    assert codegen.launch_smem_bytes("module {}") == {}

@@ -10,14 +10,16 @@ import pytest
 
 from fa4.compiled import support
 from fa4.compiled.support import (
+    BACKWARD,
     FORWARD,
+    BackwardCall,
     Feature,
     ForwardCall,
     NotSupported,
     check,
     describe_support,
 )
-from fa4.config import ForwardConfig
+from fa4.config import BackwardConfig, ForwardConfig
 
 PLAIN = ForwardCall(
     dtype="bf16", head_dim=64, head_dim_v=64, heads_q=4, heads_k=2, batch=1, rows_q=5, rows_k=7
@@ -47,6 +49,57 @@ REFUSED = [
 ]  # fmt: skip
 
 
+BACKWARD_PLAIN = BackwardCall(**vars(PLAIN))
+BACKWARD_REFUSED = [
+    *(row for row in REFUSED
+      if row[1] not in ("head dimensions", "score_mod", "config", "pack_gqa", "num_splits")),
+    ({"head_dim": 63, "head_dim_v": 63}, "head dimensions", "got (d, dv) = (63, 63)"),
+    ({"head_dim": 128, "head_dim_v": 192}, "head dimensions", "got (d, dv) = (128, 192)"),
+    ({"score_mod": max}, "score_mod", "got score_mod without score_mod_bwd"),
+    ({"score_mod_bwd": max}, "score_mod", "got score_mod_bwd alone"),
+    ({"score_mod": max, "score_mod_bwd": min}, "score_mod", "(@cute.jit); got max"),
+    ({"order": BackwardConfig(tile_n=64)}, "config", "got tile_n = 64"),
+    ({"order": BackwardConfig(cta_group=2)}, "config", "got cta_group = 2"),
+    ({"order": BackwardConfig(dq_order="random")}, "config", "got dq_order = random"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "feature", "message"), BACKWARD_REFUSED)
+def test_refused_gradients(changes, feature, message, monkeypatch) -> None:
+    """As those of forward calls."""
+    call = replace(BACKWARD_PLAIN, **changes)
+    with pytest.raises(
+        NotSupported, match="SM100 backward kernel.*" + re.escape(message)
+    ) as caught:
+        check(call)
+    assert caught.value.feature == feature and "\n" not in str(caught.value)
+    others = tuple(row for row in BACKWARD if row.name != feature)
+    monkeypatch.setattr(support, "BACKWARD", others)
+    check(call)
+
+
+def test_what_only_the_forward_pass_looks_at() -> None:
+    """Gradients of what the forward kernel would compute in another way are the same."""
+    for changes in (
+        {"num_splits": 2}, {"heads_q": 6, "pack_gqa": True}, {"numerics": ForwardConfig(tile_n=64)},
+    ):  # fmt: skip
+        check(replace(BACKWARD_PLAIN, **changes))
+        with pytest.raises(NotSupported):
+            check(replace(PLAIN, **changes))
+    check(replace(BACKWARD_PLAIN, order=BackwardConfig(), deterministic=False, lse_gradient=True))
+
+
+def test_both_tables_in_one() -> None:
+    """A row says which kernels it is of, and where they differ, what holds for each."""
+    rows = {row["feature"]: row for row in describe_support()}
+    assert rows["dropout_p"]["forward"] is rows["dropout_p"]["backward"] is False
+    assert (rows["num_splits"]["forward"], rows["num_splits"]["backward"]) == (False, None)
+    assert (rows["deterministic"]["forward"], rows["deterministic"]["backward"]) == (None, True)
+    assert rows["score_mod"]["detail"].endswith(
+        "(@cute.jit); backward: with its score_mod_bwd, both CuTe-DSL functions (@cute.jit)"
+    )
+
+
 @pytest.mark.parametrize(("changes", "feature", "message"), REFUSED)
 def test_refusals_name_the_row_and_the_value(changes, feature, message, monkeypatch) -> None:
     """One line: row, reason, value. Without its row, nothing would refuse the call."""
@@ -63,6 +116,9 @@ def test_every_refusing_row_is_tested() -> None:
     """A new row needs a case above."""
     refusing = {row.name for row in FORWARD if row.refused is not Feature("", True, "").refused}
     assert refusing == {feature for _, feature, _ in REFUSED}
+    plain = Feature("", True, "").refused
+    refusing = {row.name for row in BACKWARD if row.refused is not plain}
+    assert refusing == {feature for _, feature, _ in BACKWARD_REFUSED}
 
 
 def test_accepted() -> None:
@@ -101,6 +157,7 @@ def test_doctor_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="0"):
             main(arguments)
         shown.append(capsys.readouterr().out)
-    assert all(row.name in shown[0] for row in FORWARD)
+    names = {row.name for row in (*FORWARD, *BACKWARD)}
+    assert all(name in shown[0] for name in names)
     assert json.loads(shown[1])["features"] == describe_support()
-    assert len(describe_support()) == len({row.name for row in FORWARD})
+    assert sorted(row["feature"] for row in describe_support()) == sorted(names)

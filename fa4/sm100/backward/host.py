@@ -7,8 +7,8 @@ from cutlass.cute.nvgpu import cpasync
 from fa4.sm100.backward.kernel import kernel, tile_shapes
 from fa4.sm100.backward.postprocess import postprocess
 from fa4.sm100.backward.preprocess import preprocess
-from fa4.sm100.forward.mods import scales
 from fa4.sm100.kit.descriptors import CTA_GROUPS
+from fa4.sm100.kit.scores import scales
 from fa4.sm100.kit.units import TILE_ROWS, WARP
 from fa4.sm100.kit.views import ending_view, rows_first, swizzled_layout
 
@@ -54,7 +54,7 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
         return cpasync.make_tiled_tma_atom(op, view, swizzled_layout(*shape), shape)
 
     loading = cpasync.CopyBulkTensorTileG2SOp(CTA_GROUPS[spec.cta_group])
-    loads = (
+    loads: tuple = (
         atom(q, shapes["q"], False, loading),
         atom(k, shapes["k"], True, loading),
         atom(v, shapes["v"], True, loading),
@@ -80,5 +80,7 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
         grid=(blocks * heads_k * batch * spec.cta_group, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
         cluster=(2, 1, 1) if spec.cta_group == 2 else None,
+        # One CTA per SM. Where ptxas cannot tell how many, it ignores setmaxnreg.
+        min_blocks_per_mp=1,
         stream=stream,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from fa4.sm100.backward.relay import relay
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, locate
 from fa4.sm100.kit.descriptors import ELEMENTS, instruction_descriptor, swizzled_tiles
-from fa4.sm100.kit.setup import SWIZZLE_ALIGN, close_down, has_role, start_up
+from fa4.sm100.kit.setup import SWIZZLE_ALIGN, close_down, has_role, start_up, take_registers
 from fa4.sm100.kit.signals import LEADER, Signals
 from fa4.sm100.kit.units import MMA_DEPTH, TILE_ROWS, WARP, WARPGROUP, padded_dim
 from fa4.sm100.kit.views import swizzled_layout
@@ -43,7 +43,7 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
     tile = locate(problem)
 
     if has_role(warp, plan.role("load")):
-        cute.arch.setmaxregister_decrease(plan.role("load").registers)
+        take_registers(plan, plan.role("load"))
         if cutlass.const_expr(spec.cta_group == 1):
             load(signals.of("load"), tile, make_sources(spec, memory, loads, stats))
         else:
@@ -53,7 +53,7 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
             else:
                 load_serial(signals.of("load"), tile, sources)
     if has_role(warp, plan.role("mma")):
-        cute.arch.setmaxregister_decrease(plan.role("mma").registers)
+        take_registers(plan, plan.role("mma"))
         if tile.rank == LEADER:
             products = make_products(spec, memory)
             if cutlass.const_expr(spec.cta_group == 1):
@@ -64,15 +64,15 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
                 mma_serial(signals.of("mma"), tile.trips, products)
     if cutlass.const_expr(spec.cta_group == 2):  # noqa: SIM102
         if has_role(warp, plan.role("relay")):
-            cute.arch.setmaxregister_decrease(plan.role("relay").registers)
+            take_registers(plan, plan.role("relay"))
             relay(signals.of("relay"), tile.trips)
     if has_role(warp, plan.role("reduce")):
-        cute.arch.setmaxregister_increase(plan.role("reduce").registers)
+        take_registers(plan, plan.role("reduce"))
         staging = memory + plan.buffer("dq_staging").start
         reduce(signals.of("reduce"), tile,
                Reduction(plan.buffer("dq").start, staging, dq_accum, turns))  # fmt: skip
     if has_role(warp, plan.role("compute")):
-        cute.arch.setmaxregister_increase(plan.role("compute").registers)
+        take_registers(plan, plan.role("compute"))
         key = tile.first_key + cute.arch.thread_idx()[0] % WARPGROUP
         mods = key_mods(spec, score_scale, aux, tile, key)
         numbers = warp // (WARPGROUP // WARP), scale_log2, problem.blocks
@@ -101,25 +101,26 @@ def make_sources(
 ) -> TileSources:
     """Q, K, V and dO on their way from global to shared memory."""
     stages = spec.plan.buffer("q").stages if spec.cta_group == 1 else 0
-    found = [
-        TileSource(*load, shared_tile(spec, memory, name, tile_shapes(spec)[name], some))
-        for load, (name, some) in zip(
-            loads, (("q", stages), ("k", 0), ("v", 0), ("do", 0)), strict=True
-        )
-    ]
+    names = (("q", stages), ("k", 0), ("v", 0), ("do", 0))
+    q, k, v, dout = (
+        TileSource(atom, tensor, shared_tile(spec, memory, name, tile_shapes(spec)[name], some))
+        for (atom, tensor), (name, some) in zip(loads, names, strict=True)
+    )
     place = cute.recast_ptr(memory + spec.plan.buffer("row_stats").start, dtype=Float32)
-    return TileSources(*found, stats, place)
+    return TileSources(q, k, v, dout, stats, place)
 
 
 def make_pair_sources(
     spec: BackwardSpec, memory: cute.Pointer, loads: tuple, stats: cute.Tensor, tile: KeyTile
 ) -> PairTileSources:
     """The same by rows, and Q, dO and K by columns."""
-    halves = [
-        TileSource(*load, shared_tile(spec, memory, name, tile_shapes(spec)[name]), tile.rank)
-        for load, name in zip(loads[4:], ("q_t", "do_t", "k_t"), strict=True)
-    ]
-    return PairTileSources(make_sources(spec, memory, loads[:4], stats), *halves)
+    q_t, do_t, k_t = (
+        TileSource(
+            atom, tensor, shared_tile(spec, memory, name, tile_shapes(spec)[name]), tile.rank
+        )
+        for (atom, tensor), name in zip(loads[4:], ("q_t", "do_t", "k_t"), strict=True)
+    )
+    return PairTileSources(make_sources(spec, memory, loads[:4], stats), q_t, do_t, k_t)
 
 
 def make_products(spec: BackwardSpec, memory: cute.Pointer) -> BackwardProducts:
@@ -223,13 +224,12 @@ def make_columns(
 
 def make_gradients(spec: BackwardSpec, memory: cute.Pointer, stores: tuple) -> tuple:
     """dV and dK by way of operands' memory that nobody reads any more."""
-    dv, dk = stores
-    places = ("v", "k") if spec.cta_group == 2 else ("do", "q")
-    shapes = tile_shapes(spec)
-    return tuple(
-        Gradient(*store, shared_tile(spec, memory, place, shapes[like]),
-                 spec.plan.buffer(name).start, dim)
-        for store, place, like, name, dim in (
-            (dv, places[0], "v", "dv", spec.head_dim_v), (dk, places[1], "k", "dk", spec.head_dim)
-        )
-    )  # fmt: skip
+    (dv_atom, dv), (dk_atom, dk) = stores
+    dv_place, dk_place = ("v", "k") if spec.cta_group == 2 else ("do", "q")
+    shapes, plan = tile_shapes(spec), spec.plan
+    dv_tile = shared_tile(spec, memory, dv_place, shapes["v"])
+    dk_tile = shared_tile(spec, memory, dk_place, shapes["k"])
+    return (
+        Gradient(dv_atom, dv, dv_tile, plan.buffer("dv").start, spec.head_dim_v),
+        Gradient(dk_atom, dk, dk_tile, plan.buffer("dk").start, spec.head_dim),
+    )

@@ -14,8 +14,8 @@ import cutlass
 from cutlass import Float32, Int32
 
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.forward.mods import TracedSeqlens
 from fa4.sm100.kit.rowmath import one_minus_squares, tanh
+from fa4.sm100.kit.scores import TracedSeqlens
 
 
 @dataclass(frozen=True)

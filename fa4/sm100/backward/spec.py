@@ -12,8 +12,7 @@ from fa4.masks import IntervalMask
 from fa4.plan.backward import backward_plan
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.schema import PipelinePlan
-from fa4.sm100.forward.spec import AUX_DTYPES
-from fa4.sm100.kit.units import padded_dim
+from fa4.sm100.kit.units import AUX_DTYPES, padded_dim
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from fa4.sm100.forward.correction import CorrectionOperands, correction
 from fa4.sm100.forward.epilogue import Store, epilogue
 from fa4.sm100.forward.load import Operand, load
 from fa4.sm100.forward.mma import mma
-from fa4.sm100.forward.mods import Mods, scales
+from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import (
     kv_shift,
     make_products,
@@ -24,6 +24,7 @@ from fa4.sm100.forward.softmax import Rows, softmax
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.descriptors import CTA_GROUPS, ELEMENTS
 from fa4.sm100.kit.schedulers import scheduler
+from fa4.sm100.kit.scores import scales
 from fa4.sm100.kit.setup import SWIZZLE_ALIGN, close_down, has_role, held_address, start_up
 from fa4.sm100.kit.signals import LEADER, Signals, pair_rank
 from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section

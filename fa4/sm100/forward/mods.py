@@ -10,12 +10,12 @@ keys beyond a sequence's end are given its last index, so that tensors may be re
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 from cutlass import Float32, Int32
 
-from fa4.sm100.kit.rowmath import LOG2_E, tanh
+from fa4.sm100.kit.rowmath import tanh
+from fa4.sm100.kit.scores import TracedSeqlens
 from fa4.sm100.kit.tiles import WorkTile
 
 
@@ -36,23 +36,6 @@ class Mods:
             position=cutlass.min(tile.position(row), tile.seqlen_q - 1),
             seqlens=TracedSeqlens(tile.seqlen_q, tile.seqlen_k),
         )
-
-
-@dataclass(frozen=True)
-class TracedSeqlens:
-    """Lengths of the sequences of one batch entry."""
-
-    seqlen_q: Int32
-    seqlen_k: Int32
-
-
-def scales(spec: Any, softmax_scale: Float32, softcap: Float32 | None) -> tuple:
-    """(factor from scores to exponents of 2, factor of the raw scores or None)."""
-    if softcap is not None:
-        return softcap * LOG2_E, softmax_scale / softcap
-    if spec.score_mod is not None:
-        return Float32(LOG2_E), softmax_scale
-    return softmax_scale * LOG2_E, None
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ from fa4.hardware import B200, Gpu
 from fa4.masks import IntervalMask
 from fa4.plan.forward import forward_plan
 from fa4.plan.schema import PipelinePlan
-from fa4.sm100.kit.units import TILE_ROWS, padded_dim
-
-AUX_DTYPES = ("fp32", "bf16", "fp16", "int32")
+from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS, padded_dim
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,14 @@
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from fa4.plan.schema import Role
+from fa4.hardware import B200
+from fa4.plan.schema import PipelinePlan, Role
 from fa4.sm100.kit.signals import CTA_BARRIER, Signals, init_signals
+from fa4.sm100.kit.units import WARP
 
 TMEM_COLS = 512  # all of it: one CTA per SM, so that column numbers are known while compiling
 SWIZZLE_ALIGN = 1024
+REGISTERS_PER_SM = B200.registers_per_sm  # as of every GPU that has tensor memory
 
 
 @cute.jit
@@ -29,6 +32,14 @@ def close_down(signals: Signals, warp: Int32) -> None:
     if has_role(warp, signals.plan.role("mma")):
         start = cute.make_ptr(Float32, 0, cute.AddressSpace.tmem, assumed_align=16)
         cute.arch.dealloc_tmem(start, TMEM_COLS, is_two_cta=signals.plan.cta_group == 2)
+
+
+def take_registers(plan: PipelinePlan, role: Role) -> None:
+    """The role's registers in place of those that each thread is launched with."""
+    if role.registers > REGISTERS_PER_SM // (plan.warps * WARP):
+        cute.arch.setmaxregister_increase(role.registers)
+    else:
+        cute.arch.setmaxregister_decrease(role.registers)
 
 
 def held_address(signals: Signals) -> cute.Pointer:

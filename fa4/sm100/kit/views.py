@@ -41,7 +41,8 @@ def swizzled_layout(rows: int, dim: int, stages: int = 0) -> cute.ComposedLayout
     """(rows, dim) or (rows, dim, stages) of 16-bit elements in shared memory, as
     `descriptors.swizzled_tiles` describes them to the tensor core."""
     run = swizzle_bytes(dim) // 2
-    shape, stride = (rows, (run, dim // run)), (run, (1, rows * run))
+    shape: tuple = (rows, (run, dim // run))
+    stride: tuple = (run, (1, rows * run))
     if stages:
         shape, stride = (*shape, stages), (*stride, rows * dim)
     bits = {64: 3, 32: 2, 16: 1}[run]
