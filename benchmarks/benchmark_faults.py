@@ -192,7 +192,8 @@ def groups(
         if how == SURVIVED and is_equivalent(kernel, text, before):
             how = EQUIVALENT
         found[kind] = {
-            "count": len(chosen), "lines": sorted(lines), "does_the_same": DOES_THE_SAME[kind],
+            "count": len(chosen), "lines": sorted(lines),
+            "does_the_same": DOES_THE_SAME.get(kind, "not explained"),
             "all_removed_together": how, "schedule": schedule, "message": message,
         }  # fmt: skip
     return found
