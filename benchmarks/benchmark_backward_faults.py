@@ -2,9 +2,8 @@
 
 As benchmark_faults.py, on two compiled kernels: dense with TMA stores and in any order of sums; and
 causal, packed, with plain stores and in a fixed order of sums, which is checked as well
-(`ordered_sums`). Two CTAs, so that the terms of dQ give the same sum in either order and memory can
-be compared bit for bit. Each has three query tiles, of three heads or of one: the emulator tells no
-more than 128 asynchronous operations of a CTA apart, which is what they take.
+(`ordered_sums`). Two CTAs, each with two query tiles of two heads that share its keys: two terms
+are the same sum in either order, so that memory can be compared bit for bit.
 Usage: python benchmarks/benchmark_backward_faults.py [--output FILE]
 """
 
@@ -20,7 +19,7 @@ from emulated_kernels import Kernel, capture
 from fa4.emulator import Options
 from fa4.sm100.backward.spec import BackwardSpec
 
-KEYS = 250
+ROWS, KEYS = 200, 250
 SPECS: dict[str, dict[str, Any]] = {
     "backward, dense d128": {},
     "backward, packed causal d128, fixed order": {
@@ -37,9 +36,8 @@ def backward_kernel(name: str) -> Kernel:
     from tests.sm100.forward_kernel import make_inputs
 
     spec = BackwardSpec(head_dim=128, head_dim_v=128, **SPECS[name])
-    rows, group = (300, 1) if spec.causal else (100, 3)
     case = Case(
-        layout="packed", lengths=((rows, KEYS),), group=group, head_dim=128, head_dim_v=128,
+        layout="packed", lengths=((ROWS, KEYS),), group=2, head_dim=128, head_dim_v=128,
         dtype="bf16", causal=spec.causal,
     )  # fmt: skip
     inputs = make_inputs(spec, case)
