@@ -109,8 +109,9 @@ def test_any_order_is_within_budget() -> None:
 
 def test_launched_in_another_order(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits, where all CTAs are resident; else nobody's turn comes."""
-    inputs = problem(build(SMALL))
-    wanted = bits(build(SMALL), inputs, {})
+    run = build(SMALL)
+    inputs = problem(run)
+    wanted = bits(run, inputs, {})
     put_in_place([LAST_FIRST], tmp_path, monkeypatch)
     run = build(SMALL)
     for how in ({"resident_clusters": 3}, {"resident_clusters": 3, "schedule": "random"}):
