@@ -44,7 +44,10 @@ class Traced(NamedTuple):
         return str(self.run.compiled.artifacts.PTX)
 
 
-@pytest.fixture(scope="module", params=SPECS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("d128", marks=pytest.mark.slow), "d64, causal, fixed order"],
+)
 def traced(request: pytest.FixtureRequest) -> Traced:
     trace: list[tuple[str, Wait | Arrive]] = []
     return Traced(build(BackwardSpec(**SPECS[request.param]), trace), trace)
