@@ -1,19 +1,22 @@
 """Which planted synchronisation faults the emulator notices in our backward kernel.
 
-As benchmark_faults.py, on two compiled kernels: dense with TMA stores and in any order of sums; and
+As benchmark_faults.py, on three compiled kernels: dense with TMA stores and in any order of sums;
 causal, packed, with plain stores and in a fixed order of sums, which is checked as well
-(`ordered_sums`). Two CTAs, each with two query tiles of two heads that share its keys: two terms
-are the same sum in either order, so that memory can be compared bit for bit.
-Usage: python benchmarks/benchmark_backward_faults.py [--output FILE]
+(`ordered_sums`); and a pair of CTAs. Two CTAs, each with two query tiles of two heads that share
+its keys: two terms are the same sum in either order, so that memory can be compared bit for bit.
+Usage: python benchmarks/benchmark_backward_faults.py [--output FILE] [--only NAME]
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from benchmark_faults import report_on
-from common import parse_output, write_result
+from benchmark_faults import campaign, show, summary
+from common import RESULTS, write_result
 from emulated_kernels import Kernel, capture
 
 from fa4.emulator import Options
@@ -25,6 +28,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "backward, packed causal d128, fixed order": {
         "causal": True, "packed_q": True, "packed_k": True, "deterministic": True,
     },
+    "backward, d128 pair": {"cta_group": 2},
 }  # fmt: skip
 PATIENCE = 5  # times the steps of the whole kernel: who polls for longer polls for ever
 
@@ -54,9 +58,25 @@ def backward_kernel(name: str) -> Kernel:
 
 
 def main() -> None:
-    """Run everything, print it, write the result file."""
-    options = parse_output(__doc__ or "", "backward_faults")
-    write_result(options.output, report_on([backward_kernel(name) for name in SPECS]))
+    """Run everything or one kernel, print it, write the result file, which keeps the others."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=RESULTS / "backward_faults.json")
+    parser.add_argument("--only", choices=SPECS, help="run this one; keep the file's others")
+    options = parser.parse_args()
+    kept = kept_results(options.output) if options.only else {}
+    for name in [options.only] if options.only else SPECS:
+        kept[name] = campaign(backward_kernel(name))
+        show(kept[name])
+    report = summary([kept[name] for name in SPECS if name in kept])
+    for result in report["kernels"]:
+        result.setdefault("run", report["run"])
+    write_result(options.output, report)
+
+
+def kept_results(path: Path) -> dict[str, dict[str, Any]]:
+    """The campaigns of a result file by kernel, each with the run that it is of."""
+    report = json.loads(path.read_text())
+    return {one["kernel"]: {"run": report["run"], **one} for one in report["kernels"]}
 
 
 if __name__ == "__main__":

@@ -250,6 +250,11 @@ def report_on(kernels: list[Kernel]) -> dict[str, Any]:
     for kernel in kernels:
         results.append(campaign(kernel))
         show(results[-1])
+    return summary(results)
+
+
+def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the result file says of these campaigns, printed."""
     names = ("caught", EQUIVALENT, SURVIVED)
     total = shares(Counter({name: sum(r[name] for r in results) for name in names}))
     print(f"\n{total['caught']} of {total['executed']} caught ({total['share_caught']:.1%}), "

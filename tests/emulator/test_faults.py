@@ -91,3 +91,22 @@ def test_orders_and_their_scopes_are_altered() -> None:
     relaxed, narrow = faults[0].text, faults[1].text
     assert "ld.relaxed.gpu.global.b32 %r1," in relaxed and "ld.acquire.cta.global" in narrow
     parse(relaxed), parse(narrow)
+
+
+def test_ctas_of_a_pair_are_altered() -> None:
+    """Who hears of a commit, and whose shared memory an address is of."""
+    commit = (
+        "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64"
+    )
+    body = f"""
+  mapa.shared::cluster.u32 %r2, %r1, %r3; mapa.shared::cluster.u32 %r2, %r1, 0;
+  {{ .reg .b16 both; mov.b16 both, 3; {commit} [%r1], both; }}
+"""
+    faults = plant(module_text(body, 1))
+    kinds = ["another CTA of the pair"] * 2 + ["commit removed", "commit to one CTA alone"]
+    assert [fault.kind for fault in faults] == kinds
+    assert "xor.b32 altered_value, %r3, 1; mapa.shared::cluster.u32" in faults[0].text
+    assert "mapa.shared::cluster.u32 %r2, %r1, 1;" in faults[1].text
+    assert f"{commit} [%r1], 1;" in faults[3].text
+    for fault in faults:
+        parse(fault.text)

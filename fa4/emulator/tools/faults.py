@@ -4,7 +4,8 @@
         report = run([replace(launch, ptx=fault.text)], allocations, Options(collect=True))
 
 Each wait, arrival, fence, commit, byte count and barrier count of the kernels is removed or
-altered in turn; everything else stays as it is.
+altered in turn, and so is the CTA of a cluster that one of them is for; everything else stays as it
+is.
 """
 
 from __future__ import annotations
@@ -100,6 +101,11 @@ def _alterations(instruction: PtxInstruction) -> Iterator[tuple[str, str]]:
     removed = [prefix for prefix in _REMOVED if opcode.startswith(prefix)]
     if removed:
         yield _REMOVED[max(removed, key=len)], ""
+    if opcode.startswith("tcgen05.commit") and ".multicast" in opcode:
+        start, _, end = _split_at(instruction.text, 1)
+        yield "commit to one CTA alone", f"{start} 1{end};"
+    if opcode.startswith("mapa"):
+        yield "another CTA of the pair", _with_operand(instruction, 2, "xor", 1)
     if opcode.startswith("mbarrier.arrive") and "expect_tx" not in opcode:
         yield "arrive twice", f"{{ {instruction.text}; {instruction.text}; }}"
     if opcode.startswith("mbarrier.init"):
