@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any, NamedTuple
 
 import pytest
 
 pytest.importorskip("cutlass")
 
+from fa4.emulator import BarrierUse
 from fa4.inspect.codegen import launch_smem_bytes
 from fa4.plan.schema import Arrive, Loop, PipelinePlan, Program, Role, Wait, Work, walk
 from fa4.sm100.backward.spec import BackwardSpec
@@ -96,10 +98,23 @@ def test_steps_are_the_plans(traced: Traced) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pair", "wide pair"])
-def test_steps_and_counts_of_a_pair(name: str) -> None:
+def test_a_pair_is_its_plan(name: str) -> None:
     traced = with_trace(name)
     test_steps_are_the_plans(traced)
     test_counts_are_the_plans(traced)
+    test_bytes_are_the_plans(traced)
+    recorder = recorded(traced)
+    check_events(traced, recorder)
+    others = recorder.elsewhere
+    for missing in (min(others), max(others)):
+        others.subtract([missing])
+        with pytest.raises(AssertionError):
+            check_events(traced, recorder)
+        others.update([missing])
+    relay = recorder.events[1, traced.plan.role("relay").warps[0]]
+    relay.insert(0, relay.pop(2))
+    with pytest.raises(AssertionError, match="relay"):
+        check_events(traced, recorder)
 
 
 @pytest.mark.parametrize("number", [0, 7, -1])
@@ -128,35 +143,120 @@ def test_counts_are_the_plans(traced: Traced) -> None:
 
 
 def test_bytes_are_the_plans(traced: Traced) -> None:
-    """What each copy's barrier is told to expect: the tiles of the plan's signals."""
+    """What each copy's barrier is told to expect: the tiles of the plan's signals.
+
+    Once for each copy in the source; what comes from the other CTA is expected in one place.
+    """
     plan, ptx = traced.plan, traced.ptx
     moved = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", ptx))
     said = re.findall(r"mbarrier\.\S*expect_tx\S*\s+(?:%rd\d+, )?\[.*\], (\S+);", ptx)
-    wanted = [n for s in plan.signals for n in (s.tx_bytes, s.first_tx_bytes) if n]
+    arrivals = [step for _, step in traced.trace if isinstance(step, Arrive)]
+    names = [step.signal for step in arrivals if step.after == "tma"]
+    names += {step.signal for step in arrivals if step.after == "dsmem"}
+    wanted = [plan.signal(name).tx_bytes for name in names]
+    wanted += [s.first_tx_bytes for s in plan.signals if s.first_tx_bytes]
+    assert set(names) == {s.name for s in plan.signals if s.tx_bytes}
     assert sorted(int(moved.get(amount, amount)) for amount in said) == sorted(wanted)
 
 
-def test_every_warp_follows_its_program(traced: Traced) -> None:
-    """CTAs of every number of query tiles, none included, each of their roles."""
+class PairSignals(UsedSignals):
+    """As `UsedSignals`: of a commit for both CTAs of a pair, what it does in its own.
+
+    elsewhere: what is used in the other CTA, (its rank, verb, signal) -> how often.
+    """
+
+    def __init__(self, plan: PipelinePlan) -> None:
+        super().__init__(plan)
+        self.elsewhere: Counter[tuple[int, str, str]] = Counter()
+
+    def barrier_used(self, fragment: Any, cta: Any, offset: int, use: BarrierUse) -> None:
+        """An instruction used an mbarrier."""
+        own = fragment.warp.cta
+        if cta is not own and use in (BarrierUse.COMMIT, BarrierUse.ARRIVE, BarrierUse.WAIT):
+            name = self.names[(offset - min(cta.mbarriers)) // 8]
+            self.elsewhere[cta.rank, use.value, name] += 1
+        if cta is own or use is not BarrierUse.COMMIT:
+            super().barrier_used(fragment, cta, offset, use)
+
+
+def expected_of_rank(
+    plan: PipelinePlan, role: Role, trips: dict[str, int], rank: int
+) -> list[tuple[str, str]]:
+    """A role's mbarrier steps in one CTA of a pair; a CTA without a pair is a leader.
+
+    The leader multiplies for both, and expects the bytes of both for that. Bytes that come from the
+    other CTA are expected by who waits for them, not by who sends them. What is loaded only once
+    comes first.
+    """
+    steps: list[tuple[str, str]] = []
+    for verb, name in expected(plan, role, [trips]):
+        signal = plan.signal(name)
+        if verb == "arrive" and role.name == "load" and rank and "mma" in signal.waiters:
+            continue
+        if name == "ds_peer" and verb == "arrive":
+            continue
+        if name == "ds_peer":
+            steps.append(("arrive", name))
+        steps.append((verb, name))
+    if role.name == "load":
+        (loop,) = (step for step in role.program if isinstance(step, Loop))
+        again = {step.signal for step in signalled((*loop.body, *role.closing))}
+        steps.sort(key=lambda step: step[1] in again)
+    return [] if role.name == "mma" and rank else steps
+
+
+def recorded(traced: Traced) -> PairSignals:
+    """The events of a run."""
     run, spec = traced.run, traced.run.spec
     case = Case(
         layout="packed", lengths=((ROWS, KEYS),), group=GROUP, head_dim=spec.head_dim,
         head_dim_v=spec.head_dim_v, dtype=spec.dtype, causal=spec.causal,
         window_size=(30, None) if spec.window_left else (None, None),
     )  # fmt: skip
-    recorder = UsedSignals(traced.plan)
+    recorder = PairSignals(traced.plan)
     run(make_inputs(spec, case), events=recorder, schedule="random", resident_clusters=4)
+    return recorder
+
+
+def test_every_warp_follows_its_program(traced: Traced) -> None:
+    """CTAs of every number of query tiles, none included, each of their roles."""
+    check_events(traced, recorded(traced))
+
+
+def check_events(traced: Traced, recorder: PairSignals) -> None:
+    """Each warp's events are those of its role's program, unrolled."""
+    spec, plan = traced.run.spec, traced.plan
     some, every = meetings(spec, Sequence(ROWS, KEYS, 30, 0))
-    blocks = -(-KEYS // 128)
+    pairs = some.reshape(len(some), -1, plan.cta_group).any(axis=2)
+    count = -(-KEYS // (128 * plan.cta_group))
     checked, trips_met = 0, set()
-    for cta in range(blocks):
-        block = blocks - 1 - cta if spec.deterministic and spec.hides_first_rows else cta
-        tiles, whole = (int(x[:, block].sum()) * GROUP for x in (some, every))
+    for cta in range(count * plan.cta_group):
+        number, rank = divmod(cta, plan.cta_group)
+        if spec.deterministic and spec.hides_first_rows:
+            number = count - 1 - number
+        tiles = int(pairs[:, number].sum()) * GROUP
+        whole = int(every[:, number * plan.cta_group + rank].sum()) * GROUP
         trips = {"q_tiles": tiles, "masked_tiles": tiles - whole, "plain_tiles": whole}
         trips_met.add(tiles)
-        for role in traced.plan.roles:
-            want = list(expected(traced.plan, role, [trips])) if tiles else []
+        for role in plan.roles:
+            want = expected_of_rank(plan, role, trips, rank) if tiles else []
             for warp in role.warps:
                 assert recorder.events[cta, warp] == want, (role.name, cta)
                 checked += len(want)
-    assert checked > 1000 and len(trips_met) > 1
+    assert checked > 1000 and (len(trips_met) > 1 or plan.cta_group == 2)
+    check_other_cta(plan, recorder)
+
+
+def check_other_cta(plan: PipelinePlan, recorder: PairSignals) -> None:
+    """Every commit is for both CTAs, and the follower's threads arrive at the leader's barriers."""
+    met: Counter[tuple[int, str, str]] = Counter()
+    if plan.cta_group == 2:
+        for (cta, warp), steps in recorder.events.items():
+            for verb, name in steps:
+                role = next(role.name for role in plan.roles if warp in role.warps)
+                if verb == "arrive" and role == "mma":
+                    met[1, BarrierUse.COMMIT.value, name] += 1
+                elif verb == "arrive" and plan.signal(name).remote and cta % 2:
+                    met[0, BarrierUse.ARRIVE.value, name] += 1
+        assert len(met) > 10
+    assert recorder.elsewhere == met

@@ -46,12 +46,12 @@ class UsedSignals(RunEvents):
 
     def __init__(self, plan: PipelinePlan) -> None:
         self.events: Events = defaultdict(list)
-        self._names = _names(plan)
+        self.names = _names(plan)
 
     def barrier_used(self, fragment: Any, cta: Any, offset: int, use: BarrierUse) -> None:
         """An instruction used an mbarrier."""
         if use in VERBS:
-            name = self._names[(offset - min(cta.mbarriers)) // 8]
+            name = self.names[(offset - min(cta.mbarriers)) // 8]
             self.events[fragment.warp.cta.index, fragment.warp.index].append((VERBS[use], name))
 
 
