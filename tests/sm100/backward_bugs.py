@@ -2,7 +2,7 @@
 
 A bug is an edit of the kernel's source, or of its plan. `caught_by` runs the edited kernel in the
 emulator and tells which checks notice: kinds of findings of the emulator, `REFUSED` by a rule of
-the plan, `WRONG` against the oracle.
+the plan, `WRONG` against the oracle. Those of pairs of CTAs are in `backward_pair_bugs`.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ CLASSES = {
     "18": "more stages than places",
     "19": "a compiler whose code never returns",
     "20": "bytes expected are not those copied",
-    "21": "a signal in too narrow a scope",
+    "21": "a signal in too narrow a scope, or that does not reach the other CTA",
     "22": "tensor memory freed before the peer's allocation",
     "22b": "tensor memory used after it is freed",
-    "22c": "slot filled again, or given on, too early; uneven registers",
+    "22c": "slot filled again, or given on, too early or never; uneven registers",
     "22d": "no fence between ordinary accesses and copies",
     "23": "a CTA exits while its peer still signals it",
     "24": "memory with a second use, written too early",
@@ -93,6 +93,7 @@ def without(module: ModuleType, text: str, before: str = "", behind: str = "") -
     return module, before + text + behind, before + behind
 
 
+MEET = "    meet(signals.plan.cta_group)\n"
 TMEM_STORED = "    cute.arch.fence_view_async_tmem_store()\n"
 PROXY = 'cute.arch.fence_proxy("async.shared", space="cta")\n'
 ALL_COMPUTE = "cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=COMPUTE_THREADS)\n"
@@ -208,7 +209,7 @@ BUGS = {
     ),
     "tensor memory given back before all have read it": bug(
         "22b", "tmem",
-        without(setup, "    meet(signals.plan.cta_group)\n", behind="    if has_role"),
+        without(setup, MEET, behind="    if has_role"),
     ),
     "dO's slot filled again at once": bug(
         "22c", "race",
@@ -261,11 +262,6 @@ IMPOSSIBLE = {
     "13": "there are no block lists in the backward pass: a call that has them is refused",
     "19": "not in the kernel's code but in the compiler's version, which every cache key holds; a "
     "kernel that does not end is ended by `max_steps`",
-}
-ONLY_PAIRS = {
-    "4": "a turn counts CTAs where it should count pairs",
-    "22": "tensor memory given back while the peer still allocates",
-    "23": "a CTA exits while its peer still arrives there",
 }
 
 

@@ -8,8 +8,9 @@ there, and one vector of epochs per warp says what happened before the warp's ne
 ("seen"), another what of it was made visible to the async proxy ("fenced", PTX ISA 8.4 "Proxies").
 
 Approximations, all towards fewer reports: the lanes of a warp share one pair of vectors, so what
-one lane learns, all of its warp know; a warp's partial `sync_lanes` counts for all its lanes; and
-an id of a pool stands for its earlier operations too, once it is used again.
+one lane learns, all of its warp know; a warp's partial `sync_lanes` counts for all its lanes; a
+proxy fence counts for the memory of every CTA, also where it names the shared memory of its own;
+and an id of a pool stands for its earlier operations too, once it is used again.
 """
 
 from __future__ import annotations
