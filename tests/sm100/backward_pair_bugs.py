@@ -11,6 +11,7 @@ from fa4.sm100.backward import (
     load_serial,
     mma_pair,
     mma_serial,
+    reduce,
     relay,
     tiles,
 )
@@ -25,6 +26,7 @@ PAIR: dict[str, Any] = {
     "deterministic": True,
 }
 WIDE_PAIR: dict[str, Any] = {"head_dim": 192, "head_dim_v": 128, "cta_group": 2}
+RELEASED = 'sem="release",\n                      scope='
 # The arrival behind the loops, which says that the last dS is stored, in front of them.
 _LAST = """    if cutlass.const_expr(spec.cta_group == 2 and spec.overlaps_tiles):  # noqa: SIM102
         if tile.trips > 0:
@@ -43,6 +45,16 @@ PAIR_BUGS: dict[str, BackwardBug] = {
         "4", "step-limit", (tiles, "return self.group_number - before",
                             "return self.block - before"),
         spec={**WIDE_PAIR, "deterministic": True},
+    ),
+    "both CTAs of a pair count at one place": bug(
+        "6", "step-limit", (reduce, "tile.rank * (DQ_WARPS // 2) + warp", "warp"), spec=PAIR,
+    ),
+    "rows of dQ of the leader in both CTAs": bug(
+        "20", "race", (reduce, "tile.rank * 2 + warp % 2", "warp % 2"), spec=PAIR,
+    ),
+    "turns that only the pair sees": bug(
+        "21", "race",
+        (reduce, RELEASED + '"gpu"', RELEASED + '"cluster"'), spec=PAIR,
     ),
     "bytes of one CTA expected for both": bug(
         "20", "race",
