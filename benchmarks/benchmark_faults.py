@@ -46,6 +46,11 @@ DOES_THE_SAME = {
     "the ring before an exit; the CTA lives on until its epilogue has the last accumulator",
     "TMEM wait removed": "the next instruction reads a register of the load, which waits for it as "
     "the hardware's scoreboard does (Options.strict_tmem_loads reports it)",
+    "bulk commit removed": "a later commit of the thread closes a group of both copies, and who "
+    "waits for one of them waits for both",
+    "bulk wait removed": "the same thread has waited for the same copies, or for more, just before",
+    "warp barrier removed": "another barrier of the warp, or of more, follows before anything that "
+    "this one orders",
     "cluster wait removed": "a second cluster barrier precedes it, and nothing needs the second",
 }
 # Survivors, one by one: kind and instruction -> why the kernel is right all the same.
@@ -192,7 +197,8 @@ def groups(
         if how == SURVIVED and is_equivalent(kernel, text, before):
             how = EQUIVALENT
         found[kind] = {
-            "count": len(chosen), "lines": sorted(lines), "does_the_same": DOES_THE_SAME[kind],
+            "count": len(chosen), "lines": sorted(lines),
+            "does_the_same": DOES_THE_SAME.get(kind, "not explained"),
             "all_removed_together": how, "schedule": schedule, "message": message,
         }  # fmt: skip
     return found

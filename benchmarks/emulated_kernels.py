@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,21 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch, and the memory as it was before. changed: as a correct run leaves it."""
+    """One launch, and the memory as it was before. choices: options that all of its runs have."""
 
     name: str
     launch: Launch
     allocations: tuple[Allocation, ...]
     memory: tuple[np.ndarray, ...]
     images: tuple[np.ndarray, ...]
+    choices: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, options: Options, ptx: str = "") -> Report:
         """Runs it from the same memory as ever, perhaps with other PTX."""
         for memory, image in zip(self.memory, self.images, strict=True):
             memory[:] = image
         launch = replace(self.launch, ptx=ptx) if ptx else self.launch
-        return run([launch], self.allocations, options)
+        return run([launch], self.allocations, replace(options, **self.choices))
 
     def contents(self) -> bytes:
         """The memory as the last run left it."""

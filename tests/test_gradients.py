@@ -365,7 +365,7 @@ def test_tensors_on_another_device(built: list[BackwardDouble]) -> None:
 NO_GRADIENT: list[tuple[dict[str, Any], str]] = [
     ({"dropout_p": 0.5}, "dropout_p: no random numbers in the kernel; got 0.5"),
     ({"score_mod": max}, "score_mod"),
-    ({"config": BackwardConfig(cta_group=2)}, "config: 128 x 128 tiles, one CTA"),
+    ({"config": BackwardConfig(tile_n=64)}, "config: 128 x 128 tiles"),
 ]
 
 
@@ -386,22 +386,40 @@ def test_a_missing_gradient_is_refused_with_the_call(
     assert built == []
 
 
-def test_head_dims_without_a_gradient(
+def test_auto_takes_the_reference_for_a_missing_gradient(
     built: list[BackwardDouble], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(192, 128): computed without gradients, refused with them; "auto" takes the reference."""
-    q, k = (torch.randn(1, 4, 1, 192).bfloat16() for _ in range(2))
-    v = torch.randn(1, 4, 1, 128).bfloat16()
-    assert emulator.supports(make_call(q, k, v, {}, varlen=False)) == ""
-    q.requires_grad_()
-    call = make_call(q, k, v, {}, varlen=False)
-    assert "up to 128; got (d, dv) = (192, 128)" in emulator.supports(call, gradient=True)
-    with pytest.raises(NotImplementedError, match=re.escape("got (d, dv) = (192, 128)")):
-        fa4.flash_attn_func(q, k, v, impl="emulator")
+    """What the forward kernel does is computed without gradients; with them it is refused."""
+    _, *inputs = tensors()
+    options = {"config": BackwardConfig(tile_n=64)}
+    call = make_call(*inputs, options, varlen=False)
+    assert emulator.supports(call) == "" and "tile_n" in emulator.supports(call, gradient=True)
+    q, k, v = (x.requires_grad_() for x in inputs)
+    with pytest.raises(NotImplementedError, match="got tile_n = 64"):
+        fa4.flash_attn_func(q, k, v, **options, impl="emulator")
     monkeypatch.setenv(choose.EMULATE, "1")
     assert choose.choose(call) == "emulator" and choose.choose(call, gradient=True) == "reference"
-    fa4.flash_attn_func(q, k, v).float().sum().backward()
+    fa4.flash_attn_func(q, k, v, **options).float().sum().backward()
     assert q.grad is not None and built == []
+
+
+@pytest.mark.parametrize(
+    ("dims", "keys", "group"),
+    [((192, 128), 30, 2), ((128, 128), 200, 2), ((128, 128), 30, 1), ((64, 128), 200, 1)],
+)
+def test_pairs_of_ctas(
+    dims: tuple[int, int], keys: int, group: int, built: list[BackwardDouble]
+) -> None:
+    """Chosen by head dims and keys; what is launched is the same."""
+    q, k = (torch.randn(1, n, 1, dims[0]).bfloat16() for n in (20, keys))
+    v = torch.randn(1, keys, 1, dims[1]).bfloat16()
+    out, lse = saved(q, k, v)
+    given = (torch.ones_like(out), q, k, v, out, lse)
+    found, expected = (
+        fa4.flash_attn_backward(*given, impl=impl) for impl in ("emulator", "reference")
+    )
+    same(found, expected)
+    assert built[0].spec.cta_group == group
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "learnable_sink": None}])

@@ -27,6 +27,7 @@ from fa4.checked import make_call
 from fa4.compiled import build as builder
 from fa4.compiled import toolchain
 from fa4.compiled.support import NotSupported
+from fa4.config import BackwardConfig
 from fa4.testing import assert_within_budget
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import dense_inputs
@@ -315,13 +316,13 @@ def test_auto_looks_at_the_gpu(capability, picked, level, picks, monkeypatch) ->
         assert choose.choose(call_of(given)) == picked
         assert choose.choose(call_of(given, dropout_p=0.5)) == "reference"
         assert choose.choose(call_of(given), gradient=True) == picked
-        wide = call_of([torch.empty(1, 4, 1, d, device="cuda").bfloat16() for d in (192, 192, 128)])
-        assert choose.choose(wide) == picked
-        assert choose.choose(wide, gradient=True) == "reference"
+        small_tiles = call_of(given, config=BackwardConfig(tile_n=64))
+        assert choose.choose(small_tiles) == picked
+        assert choose.choose(small_tiles, gradient=True) == "reference"
     assert picks()[0][0] == level and f'picks "{picked}"' in picks()[0][1]
     if picked == "sm100":
         assert "no random numbers" in picks()[1][1]
-        assert "SM100 backward kernel, head dimensions" in picks()[2][1]
+        assert "SM100 backward kernel, config" in picks()[2][1]
 
 
 def test_the_emulator_knows_the_cpu_only() -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa4.hardware import Gpu
-from fa4.plan.ordering import Ordering
+from fa4.plan.ordering import AccessReplay
 from fa4.plan.phase_rules import REPLAYED
 from fa4.plan.schema import PipelinePlan
 
@@ -36,7 +36,7 @@ def ordered_accesses(plan: PipelinePlan, gpu: Gpu) -> Broken:
     several = REPLAYED if plan.persistent else tuple((total,) for total in (1, 2, 3, 4))
     for totals in (*several, (deepest + 1,)):
         try:
-            replay = Ordering(plan, totals)
+            replay = AccessReplay(plan, totals)
         except IndexError:
             yield "rings", f"with tiles of {totals} a tile is read that no load brings"
             return

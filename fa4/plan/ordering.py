@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fa4.plan.phase_rules import trip_counts
-from fa4.plan.places import Region, Resolver
+from fa4.plan.places import MemoryRegion, Resolver
 from fa4.plan.schema import (
     GROUP_WARPS,
     Arrive,
@@ -29,7 +29,7 @@ Known = int  # a set of accesses that have ended, one bit each
 
 
 @dataclass(frozen=True)
-class Use:
+class MemoryUse:
     """Work on memory, by one warpgroup: regions by their numbers."""
 
     work: Work
@@ -38,11 +38,11 @@ class Use:
     writes: tuple[int, ...]
 
 
-Step = Wait | Arrive | Use | Sync
+Step = Wait | Arrive | MemoryUse | Sync
 
 
 @dataclass
-class Actor:
+class RoleInCta:
     """A role in one CTA: where it is, and what each of its warpgroups knows to have ended."""
 
     role: Role
@@ -55,22 +55,20 @@ class Actor:
     products: Known = 0  # what is known when those issued so far have ended
     copies: dict[str, Known] = field(default_factory=dict)  # likewise, by unit; see `fresh`
     telling: dict[str, list[list[Known]]] = field(default_factory=dict)  # its arrivals, by barrier
-    fresh: set[str] = field(
-        default_factory=set
-    )  # units with work since the last arrival after them
+    fresh: set[str] = field(default_factory=set)  # units with work since an arrival after them
 
 
-class Ordering:
+class AccessReplay:
     """All roles of all CTAs over some work tiles, one after the other as far as each can go."""
 
     def __init__(self, plan: PipelinePlan, totals: Sequence[int]) -> None:
         self.plan, self.ctas = plan, tuple(range(plan.cta_group))
         self.signals = {signal.name: signal for signal in plan.signals}
         self.leads = {role.name: leads_pair(role) for role in plan.roles}
-        self.regions: dict[Region, int] = {}
+        self.regions: dict[MemoryRegion, int] = {}
         programs = self._programs(totals)
         self.actors = [
-            Actor(role, cta, self.leads[role.name], programs[role.name], [0] * _groups(role))
+            RoleInCta(role, cta, self.leads[role.name], programs[role.name], [0] * _groups(role))
             for role in plan.roles
             for cta in (self.ctas[:1] if self.leads[role.name] else self.ctas)
         ]
@@ -78,7 +76,7 @@ class Ordering:
                       for region in self.regions]  # fmt: skip
         self.read = [[0] * len(self.regions) for _ in self.ctas]
         self.written = [[0] * len(self.regions) for _ in self.ctas]
-        self.accesses: list[tuple[Actor, Use]] = []
+        self.accesses: list[tuple[RoleInCta, MemoryUse]] = []
         # What has been told at each CTA's barrier by each arriver, and which barriers one reaches.
         self.told: dict[tuple[str, int], list[list[Known]]] = {}
         for actor in self.actors:
@@ -121,13 +119,15 @@ class Ordering:
         )  # fmt: skip
         groups = _groups(role)
         if work.by_group:
-            return [Use(work, g, tuple(reads[g : g + 1]), tuple(writes[g : g + 1]))
+            return [MemoryUse(work, g, tuple(reads[g : g + 1]), tuple(writes[g : g + 1]))
                     for g in range(groups)]  # fmt: skip
         # One thread issues copies and products.
         one = isinstance(work.amount, (Copy, Mma))
-        return [Use(work, g, tuple(reads), tuple(writes)) for g in range(1 if one else groups)]
+        return [
+            MemoryUse(work, g, tuple(reads), tuple(writes)) for g in range(1 if one else groups)
+        ]
 
-    def _targets(self, signal: Signal, actor: Actor) -> tuple[int, ...]:
+    def _targets(self, signal: Signal, actor: RoleInCta) -> tuple[int, ...]:
         """CTAs whose barrier an arrival reaches; only the leader's, where its products wait."""
         if actor.leads or len(self.ctas) == 1:
             return self.ctas
@@ -154,21 +154,21 @@ class Ordering:
                 return f"{self._name(actor)} on {actor.steps[actor.position]}"
         return None
 
-    def _advance(self, actor: Actor) -> bool:
+    def _advance(self, actor: RoleInCta) -> bool:
         step = actor.steps[actor.position]
         if isinstance(step, Wait):
             if not self._wait(actor, step):
                 return False
         elif isinstance(step, Arrive):
             self._arrive(actor, step)
-        elif isinstance(step, Use):
+        elif isinstance(step, MemoryUse):
             self._access(actor, step)
         else:
             actor.known = [_join(actor.known)] * len(actor.known)
         actor.position += 1
         return True
 
-    def _wait(self, actor: Actor, step: Wait) -> bool:
+    def _wait(self, actor: RoleInCta, step: Wait) -> bool:
         key = (actor.role.name, actor.cta, step.signal)
         phase = self.waited.get(key, 0) - self.signals[step.signal].free
         if phase >= 0:
@@ -180,7 +180,7 @@ class Ordering:
         self.waited[key] = self.waited.get(key, 0) + 1
         return True
 
-    def _arrive(self, actor: Actor, step: Arrive) -> None:
+    def _arrive(self, actor: RoleInCta, step: Arrive) -> None:
         if step.after is None:
             told = _join(actor.known)
         elif step.after == "tensor":
@@ -191,7 +191,7 @@ class Ordering:
         for barrier in actor.telling[step.signal]:
             barrier.append(told)
 
-    def _access(self, actor: Actor, use: Use) -> None:
+    def _access(self, actor: RoleInCta, use: MemoryUse) -> None:
         amount, bit = use.work.amount, 1 << len(self.accesses)
         self.accesses.append((actor, use))
         before = actor.known[use.group]
@@ -224,7 +224,12 @@ class Ordering:
             actor.fresh.add(unit)
 
     def _check(
-        self, actor: Actor, use: Use, before: Known, at: tuple[int, ...], into: tuple[int, ...]
+        self,
+        actor: RoleInCta,
+        use: MemoryUse,
+        before: Known,
+        at: tuple[int, ...],
+        into: tuple[int, ...],
     ) -> None:
         """Note every access to the same memory that this one does not know to have ended."""
         for cta in at:
@@ -237,7 +242,7 @@ class Ordering:
                     hit = (self.written[cta][other] | self.read[cta][other]) & ~before
                     self._compare(actor, use, hit, other)
 
-    def _compare(self, actor: Actor, use: Use, unknown: Known, place: int) -> None:
+    def _compare(self, actor: RoleInCta, use: MemoryUse, unknown: Known, place: int) -> None:
         while unknown:
             number = (unknown & -unknown).bit_length() - 1
             unknown &= unknown - 1
@@ -250,7 +255,7 @@ class Ordering:
                 key, f"{names[1]} may come before {names[0]} has ended: no signal orders them"
             )
 
-    def _name(self, actor: Actor) -> str:
+    def _name(self, actor: RoleInCta) -> str:
         return actor.role.name if len(self.ctas) == 1 else f"{actor.role.name} {actor.cta}"
 
 

@@ -20,14 +20,14 @@ Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Region:
+class MemoryRegion:
     """Runs [start, stop) of columns or bytes of a memory space of one CTA."""
 
     name: str
     space: str
     spans: Spans
 
-    def meets(self, other: Region) -> bool:
+    def meets(self, other: MemoryRegion) -> bool:
         """Do the two have memory in common?"""
         return self.space == other.space and any(
             a < stop and start < b for a, b in self.spans for start, stop in other.spans
@@ -44,12 +44,12 @@ class Place:
     label: str | None
     spans: Spans
 
-    def region(self, turn: int = 0) -> Region:
+    def region(self, turn: int = 0) -> MemoryRegion:
         """Its memory, in the stage `turn` where the name leaves that open."""
         size, open_stage = self.buffer.size, self.stage is None and not self.spans
         at = self.buffer.start + size * (turn if open_stage else self.stage or 0)
         spans = self.spans or ((0, size),)
-        return Region(self.name, self.buffer.space, tuple((at + a, at + b) for a, b in spans))
+        return MemoryRegion(self.name, self.buffer.space, tuple((at + a, at + b) for a, b in spans))
 
 
 def find_place(plan: PipelinePlan, name: str) -> Place | None:
@@ -95,13 +95,13 @@ class Resolver:
     uses: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     fills: Counter[str] = field(default_factory=Counter)
     filled: dict[str, list[int]] = field(default_factory=dict)
-    regions: dict[tuple[str, int], Region] = field(default_factory=dict)
+    regions: dict[tuple[str, int], MemoryRegion] = field(default_factory=dict)
 
-    def resolve(self, role: str, work: Work, names: Iterable[str]) -> list[Region]:
+    def resolve(self, role: str, work: Work, names: Iterable[str]) -> list[MemoryRegion]:
         """The next use by this work of each name. Raises IndexError for a tile nobody loads."""
         return [self._next(role, work, name) for name in names]
 
-    def _next(self, role: str, work: Work, name: str) -> Region:
+    def _next(self, role: str, work: Work, name: str) -> MemoryRegion:
         place = self.places.get(name) or find_place(self.plan, name)
         assert place is not None  # the rule on names comes first
         self.places[name] = place

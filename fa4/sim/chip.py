@@ -7,14 +7,14 @@ otherwise meet only through the order in which they take work tiles. CTAs of a p
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from fa4.sim import engine
 from fa4.sim.code import EngineRun, EventCode
-from fa4.sim.limits import check_steps, check_turns
+from fa4.sim.limits import check_steps
 from fa4.sim.worktiles import WorkTiles
 
 # The periodic shortcut simulates this many steps of a longer loop and extends the rest by the
@@ -135,7 +135,7 @@ def run_persistent(
     runner.expect(sequences)
     runs = [runner.run(trips) for trips in sequences]
     finish = np.array([start_cycles + run.cycles for run in runs])
-    return _summary(runner, finish, runs, machines)
+    return summarize(runner, finish, runs, machines)
 
 
 def run_one_by_one(
@@ -157,50 +157,10 @@ def run_one_by_one(
     for run in runs:
         start = 0.0 if starts_once and free[0] > 0.0 else start_cycles
         heapq.heapreplace(free, free[0] + start + run.cycles)
-    return _summary(runner, np.array(free), runs, machines)
+    return summarize(runner, np.array(free), runs, machines)
 
 
-def run_in_turn(
-    runner: TileRunner,
-    tiles: WorkTiles,
-    machines: int,
-    start_cycles: float,
-    hop_cycles: Callable[[], float] | float,
-) -> ChipRun:
-    """Deterministic backward: the CTAs of a head add to each dQ tile in launch order.
-
-    CTA n may add to query tile m only `hop_cycles` after its predecessor did. A CTA's own adds are
-    evenly spaced over its run, and a wait delays everything after it.
-    """
-    check_turns(int(tiles.trips[:, 0].sum()))
-    runner.expect(tiles.trips[:, None])
-    hop = hop_cycles() if callable(hop_cycles) else hop_cycles
-    free = [0.0] * machines
-    runs = []
-    last_add: dict[tuple[int, int], np.ndarray] = {}
-    for i, trips in enumerate(tiles.trips):
-        run = runner.run(trips[None])
-        runs.append(run)
-        steps = int(trips[0])
-        head = (int(tiles.batch[i]), int(tiles.head[i]))
-        start = heapq.heappop(free) + start_cycles
-        pace = run.cycles / (steps + 1)
-        own = start + pace * np.arange(1, steps + 1)
-        before = last_add.get(head)
-        adds = own
-        if before is not None:
-            shared = min(steps, len(before))
-            earliest = np.full(steps, -np.inf)
-            earliest[-shared:] = before[-shared:] + hop
-            # adds[m] = max(own pace after adds[m - 1], earliest[m]): a running maximum of delays
-            delay = np.maximum.accumulate(np.maximum(earliest - own, 0.0))
-            adds = own + delay
-        last_add[head] = adds
-        heapq.heappush(free, float(adds[-1] + pace))
-    return _summary(runner, np.array(free), runs, machines)
-
-
-def _summary(
+def summarize(
     runner: TileRunner, finish: np.ndarray, runs: list[Execution], machines: int
 ) -> ChipRun:
     """Means over all machines, idle ones included."""
@@ -221,7 +181,7 @@ __all__ = [
     "EngineRun",
     "Execution",
     "TileRunner",
-    "run_in_turn",
     "run_one_by_one",
     "run_persistent",
+    "summarize",
 ]  # fmt: skip

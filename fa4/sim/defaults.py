@@ -11,6 +11,7 @@ from fa4.config import (
     WarpgroupPipeline,
 )
 from fa4.hardware import Gpu
+from fa4.plan.backward_serial import SERIAL_DIMS
 
 
 def element_bytes(dtype: str) -> int:
@@ -52,13 +53,16 @@ def default_forward(problem: Problem, gpu: Gpu) -> ForwardPipeline:
 def default_backward(
     problem: Problem, *, deterministic: bool = False, design: str = "fa4"
 ) -> BackwardPipeline:
-    """Backward choices of a design: pairs at head dim 128, last keys first when deterministic.
+    """Backward choices of a design, as its kernels make them.
 
-    flash_attn.cute takes pairs beyond 128 as well, and any mask for one that hides last keys.
+    Both run last keys first in a fixed order of sums where a mask hides them from the first rows,
+    flash_attn.cute under any mask. Pairs: this package's at (128, 128) with keys for both CTAs and
+    at (192, 128), flash_attn.cute's from head dim 128 on.
     """
     dims, (left, right) = (problem.head_dim, problem.head_dim_v), problem.window_size
     if design == "fa4":
-        pair, hides_last = dims == (128, 128), right is not None
+        pair = dims == SERIAL_DIMS or (dims == (128, 128) and problem.seqlen_k > 128)
+        hides_last = right is not None
     else:
         pair, hides_last = problem.head_dim >= 128, (left, right) != (None, None)
     return BackwardPipeline(

@@ -49,7 +49,8 @@ def count_tiles(
     """Work tiles of one sequence, at least one per head."""
     if isinstance(pipeline, BackwardPipeline):
         step = pipeline.numerics.tile_n * pipeline.numerics.cta_group
-        return problem.heads_q * max(1, -(-keys // step))
+        heads = problem.heads_k if pipeline.design == "fa4" else problem.heads_q
+        return heads * max(1, -(-keys // step))
     packed = rows * (problem.heads_q // problem.heads_k)
     return problem.heads_k * max(1, -(-packed // pipeline.block_rows)) * pipeline.num_splits
 

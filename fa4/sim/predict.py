@@ -18,11 +18,12 @@ from fa4.plan.backward import backward_plan
 from fa4.plan.forward import forward_plan
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import warpgroup_plan
-from fa4.sim.chip import ChipRun, TileRunner, run_in_turn, run_one_by_one, run_persistent
+from fa4.sim.chip import ChipRun, TileRunner, run_one_by_one, run_persistent
 from fa4.sim.costs import MachineCosts
 from fa4.sim.limits import check_work
 from fa4.sim.lower import lower
 from fa4.sim.machine import Machine
+from fa4.sim.turns import run_in_turn
 from fa4.sim.worktiles import (
     Lengths,
     backward_order,
@@ -30,6 +31,7 @@ from fa4.sim.worktiles import (
     clusters,
     forward_tiles,
     lpt_order,
+    turns_from_last,
 )
 
 # Share of warps and KV tiles in which O is rescaled. Published benchmarks run on random normal
@@ -189,7 +191,9 @@ def _run_backward(
     slots, costs = clusters(machine.gpu, pipeline.numerics.cta_group), machine.costs
     if pipeline.deterministic:
         start, hop = costs.cta_start_cycles, costs.semaphore_cycles
-        return run_in_turn(runner, tiles, slots, start, hop), runner, len(tiles.trips)
+        last_first = turns_from_last(problem, pipeline)
+        run = run_in_turn(runner, tiles, slots, start, hop, last_first=last_first)
+        return run, runner, len(tiles.trips)
     run = run_one_by_one(runner, tiles, slots, costs.cta_start_cycles)
     return run, runner, len(tiles.trips)
 

@@ -7,7 +7,7 @@ that its band can see (bottom-right aligned), and masks those it sees only in pa
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -28,12 +28,18 @@ class Lengths(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkTiles:
-    """Arrays over work tiles in launch order: trips (T, 3) total, masked, plain; head and block."""
+    """Arrays over work tiles in launch order: trips (T, 3) total, masked, plain; head and block.
+
+    first: backward, the first query tile it visits. group: backward, the heads that it visits one
+    after the other, all with the same tiles; `head` counts the groups then.
+    """
 
     trips: np.ndarray
     batch: np.ndarray
     head: np.ndarray
     block: np.ndarray
+    first: np.ndarray
+    group: int = 1
 
     def take(self, order: np.ndarray) -> WorkTiles:
         """The same tiles in another order."""
@@ -42,6 +48,8 @@ class WorkTiles:
             batch=self.batch[order],
             head=self.head[order],
             block=self.block[order],
+            first=self.first[order],
+            group=self.group,
         )
 
 
@@ -129,16 +137,36 @@ def split_trips(trips: np.ndarray, splits: int) -> np.ndarray:
 def backward_tiles(
     problem: Problem, pipeline: BackwardPipeline, lengths: Seq[Lengths] | None = None
 ) -> WorkTiles:
-    """Work tiles of a backward call: key blocks fastest, then query heads, then sequences."""
-    numerics = pipeline.numerics
+    """Work tiles of a backward call: key blocks fastest, then heads, then sequences.
+
+    This package's CTAs visit all query heads of a KV head, flash_attn.cute's one.
+    """
+    numerics, right = pipeline.numerics, problem.window_size[1]
+    group = problem.heads_q // problem.heads_k if pipeline.design == "fa4" else 1
     step = numerics.tile_n * numerics.cta_group
-    parts = []
+    parts, firsts = [], []
     for batches, length in sequences(problem, lengths):
         starts = np.arange(0, length.k, step)
         keys = np.stack([starts, np.minimum(starts + step, length.k)], axis=1)
         trips = query_trips(problem, length, keys, numerics.tile_m)
-        parts.append((batches, trips, problem.heads_q))
-    return _collect(parts)
+        parts.append((batches, group * trips, problem.heads_q // group))
+        first = np.zeros(len(starts), np.int64)
+        if right is not None:
+            first = np.maximum(0, (starts + length.q - length.k - right) // numerics.tile_m)
+        firsts.append(np.tile(first, len(batches) * problem.heads_q // group))
+    tiles = _collect(parts)
+    return replace(tiles, group=group, first=np.concatenate(firsts)) if firsts else tiles
+
+
+def turns_from_last(problem: Problem, pipeline: BackwardPipeline) -> bool:
+    """Do the last keys come first in a fixed order of sums?
+
+    In this package's kernels wherever a mask hides them from the first rows, in flash_attn.cute's
+    where they are launched first.
+    """
+    if pipeline.design == "fa4":
+        return problem.window_size[1] is not None
+    return pipeline.scheduler == "spt"
 
 
 def _collect(parts: list[tuple[range, np.ndarray, int]]) -> WorkTiles:
@@ -157,6 +185,7 @@ def _collect(parts: list[tuple[range, np.ndarray, int]]) -> WorkTiles:
         batch=np.concatenate(batches),
         head=np.concatenate(heads),
         block=np.concatenate(blocks),
+        first=np.zeros(sum(map(len, blocks)), np.int64),
     )
 
 

@@ -2,8 +2,8 @@
 
 Tensor memory is a global array, and the warp that would issue a product computes it: each lane four
 rows, one column after the other. Operands in shared memory are found by their descriptors (PTX ISA
-9.7.16.4.1), in the layouts of this project's kernels: swizzled by 128 bytes, Q and K by rows, V by
-columns. Slow, but everything else is as compiled, and TMA fills shared memory.
+9.7.16.4.1), swizzled by 128 bytes, and read along rows or columns as the instruction descriptor
+says. Slow, but everything else is as compiled, and TMA fills shared memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 from hardware.forward_hopper.skeleton_ptx import TMEM_WORDS, replaced, retargeted
 
 ROWS_PER_LANE, DEPTH, SWIZZLE_ROW_BYTES = 4, 16, 128
+TRANSPOSE_A, TRANSPOSE_B = 1 << 15, 1 << 16  # in an instruction descriptor (PTX ISA 9.7.16.4.2)
 PRODUCT = re.compile(
     r"@%pred_\d+ tcgen05\.mma\.cta_group::1\.kind::f16 \[(\S+)\], (\S+), (\S+), (\S+), (\S+);"
 )
@@ -97,29 +98,27 @@ def _descriptor(name: str, first: int) -> str:
 
 
 def _product(target: str, a: str, b: str, kind: str, add: str) -> str:
-    """D = A B^T (+ D) of one step of 16. A in tensor memory goes with a B that is stored by K."""
+    """D = A B^T (+ D) of one step of 16."""
     in_tmem = a.startswith("[")
     text = "{" + REGISTERS + _descriptor(b, 0)
     if not in_tmem:
         text += _descriptor(a, 3)
     text += (
         f"shr.u32 s6, {kind}, 17; and.b32 s6, s6, 63; shl.b32 s6, s6, 3; mov.u32 s7, %laneid; "
+        f"and.b32 s12, {kind}, {TRANSPOSE_A}; and.b32 s13, {kind}, {TRANSPOSE_B};\n"
         f"and.b32 s8, {target}, 65535; mov.u32 s9, 0;\nROWS:\n"
         "shl.b32 s10, s9, 5; add.u32 s10, s10, s7;\n" + _row_pointer("s10")
     )  # fmt: skip
     if in_tmem:
         text += f"and.b32 s42, {a[1:-1]}, 65535; mul.wide.u32 sd2, s42, 4; add.u64 sd2, sd2, sd0;\n"
         text += "ld.global.v4.b32 {s20, s21, s22, s23}, [sd2];\n"
-        text += "ld.global.v4.b32 {s24, s25, s26, s27}, [sd2+16];\n"
+        text += "ld.global.v4.b32 {s24, s25, s26, s27}, [sd2+16];\n" + _unpack()
     else:
-        text += _row_of("s3", "s5", "s10") + _load_row()
-    for word in range(8):
-        text += f"shl.b32 s45, s{20 + word}, 16; mov.b32 sa{2 * word}, s45; "
-        text += f"and.b32 s45, s{20 + word}, 0xffff0000; mov.b32 sa{2 * word + 1}, s45;\n"
+        text += _either("s12", "A", _column("sa", 3, "s10"), _row("s10", 3) + _unpack())
     text += (
         "mul.wide.u32 sd2, s8, 4; add.u64 sd2, sd2, sd0; mov.u32 s11, 0;\nCOLUMNS:\n"
         f"mov.f32 sc, 0f00000000; @{add} ld.global.f32 sc, [sd2];\n"
-        + (_by_k() if in_tmem else _by_rows())
+        + _either("s13", "B", _times_column(), _times_row())
         + "st.global.f32 [sd2], sc; add.u64 sd2, sd2, 4; add.u32 s11, s11, 1; "
         "setp.lt.u32 sp, s11, s6; @sp bra COLUMNS;\n"
         f"add.u32 s9, s9, 1; setp.lt.u32 sp, s9, {ROWS_PER_LANE}; @sp bra ROWS;\n"
@@ -128,9 +127,31 @@ def _product(target: str, a: str, b: str, kind: str, add: str) -> str:
     return text
 
 
-def _by_rows() -> str:
+def _either(flag: str, name: str, along_columns: str, along_rows: str) -> str:
+    """The first of two texts where a flag is set."""
+    return (
+        f"setp.ne.u32 sp, {flag}, 0; @sp bra COLUMN_{name};\n{along_rows}bra END_{name};\n"
+        f"COLUMN_{name}:\n{along_columns}END_{name}:\n"
+    )
+
+
+def _unpack() -> str:
+    """sa0 to sa15 from the words s20 to s27."""
+    text = ""
+    for word in range(8):
+        text += f"shl.b32 s45, s{20 + word}, 16; mov.b32 sa{2 * word}, s45; "
+        text += f"and.b32 s45, s{20 + word}, 0xffff0000; mov.b32 sa{2 * word + 1}, s45;\n"
+    return text
+
+
+def _row(row: str, first: int) -> str:
+    """A row of a K-major operand, as words; `first`: of its descriptor's registers."""
+    return _row_of(f"s{first}", f"s{first + 2}", row) + _load_row()
+
+
+def _times_row() -> str:
     """sc += row s11 of a K-major B times A's row."""
-    text = _row_of("s0", "s2", "s11") + _load_row()
+    text = _row("s11", 0)
     for word in range(8):
         text += f"shl.b32 s45, s{20 + word}, 16; mov.b32 sb, s45; "
         text += f"fma.rn.f32 sc, sa{2 * word}, sb, sc; and.b32 s45, s{20 + word}, 0xffff0000; "
@@ -138,15 +159,34 @@ def _by_rows() -> str:
     return text
 
 
-def _by_k() -> str:
-    """sc += column s11 of an N-major B times A's row."""
-    text = (
-        "shr.u32 s40, s11, 6; mad.lo.u32 s40, s40, s1, s0; and.b32 s41, s11, 63; "
-        "shl.b32 s41, s41, 1; add.u32 s40, s40, s41;\n"
-    )
+def _column(target: str, first: int, number: str) -> str:
+    """Column `number` of an operand that is stored by K, as floats <target>0 to 15."""
+    text = _column_start(first, number)
     for k in range(DEPTH):
-        text += f"mad.lo.u32 s42, s2, {k // 8}, s40; add.u32 s42, s42, {k % 8 * 128};\n"
-        text += _swizzled("s42")
-        text += "{ .reg .b16 h; ld.shared.b16 h, [s42]; cvt.u32.u16 s45, h; } "
-        text += f"shl.b32 s45, s45, 16; mov.b32 sb, s45; fma.rn.f32 sc, sa{k}, sb, sc;\n"
+        text += _element(first, k) + f"mov.b32 {target}{k}, s45;\n"
     return text
+
+
+def _times_column() -> str:
+    """sc += column s11 of an N-major B times A's row."""
+    text = _column_start(0, "s11")
+    for k in range(DEPTH):
+        text += _element(0, k) + f"mov.b32 sb, s45; fma.rn.f32 sc, sa{k}, sb, sc;\n"
+    return text
+
+
+def _column_start(first: int, number: str) -> str:
+    """s40: where a column starts, before swizzling."""
+    return (
+        f"shr.u32 s40, {number}, 6; mad.lo.u32 s40, s40, s{first + 1}, s{first}; "
+        f"and.b32 s41, {number}, 63; shl.b32 s41, s41, 1; add.u32 s40, s40, s41;\n"
+    )
+
+
+def _element(first: int, k: int) -> str:
+    """s45: the bits of element k of the column at s40, as float32."""
+    return (
+        f"mad.lo.u32 s42, s{first + 2}, {k // 8}, s40; add.u32 s42, s42, {k % 8 * 128};\n"
+        + _swizzled("s42")
+        + "{ .reg .b16 h; ld.shared.b16 h, [s42]; cvt.u32.u16 s45, h; } shl.b32 s45, s45, 16; "
+    )

@@ -72,3 +72,22 @@ def test_statements_in_inner_scopes_and_with_guards() -> None:
     assert "expect_tx" not in faults["arrive.expect_tx removed"]
     for text in faults.values():
         parse(text)
+
+
+def test_orders_and_their_scopes_are_altered() -> None:
+    """What acquires or releases, and for whom; relaxed accesses have neither."""
+    body = """
+  ld.acquire.gpu.global.b32 %r1, [%rd1]; ld.relaxed.gpu.global.b32 %r2, [%rd1];
+  red.release.gpu.global.add.u32 [%rd1], %r1; st.release.cta.global.b32 [%rd1], %r1;
+"""
+    faults = plant(module_text(body, 1))
+    assert [(f.kind, f.instruction.split(" ")[0]) for f in faults] == [
+        ("order removed", "ld.acquire.gpu.global.b32"),
+        ("order within the CTA", "ld.acquire.gpu.global.b32"),
+        ("order removed", "red.release.gpu.global.add.u32"),
+        ("order within the CTA", "red.release.gpu.global.add.u32"),
+        ("order removed", "st.release.cta.global.b32"),
+    ]
+    relaxed, narrow = faults[0].text, faults[1].text
+    assert "ld.relaxed.gpu.global.b32 %r1," in relaxed and "ld.acquire.cta.global" in narrow
+    parse(relaxed), parse(narrow)

@@ -350,10 +350,12 @@ def test_bulk_stores(schedule: str, options: dict[str, str], finding: str | None
         np.testing.assert_array_equal(out, source)
 
 
-def test_a_store_that_nobody_waited_for_outlives_its_source() -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_store_that_nobody_waited_for_outlives_its_source(schedule: str) -> None:
+    """Whether it has read in time or not."""
     text = store_text(wait="mov.u32 %r9, 0;")
     report = run_ptx(text, [random_bytes(128), random_bytes(128, 1)], smem=512, collect=True,
-                     schedule="adversarial")  # fmt: skip
+                     schedule=schedule)  # fmt: skip
     assert kinds(report) == {"exit"}
 
 

@@ -98,3 +98,36 @@ def test_what_is_ordered_does_not_depend_on_the_schedule(body: str) -> None:
 def test_other_events_are_another_order() -> None:
     more = EXCHANGE + "  st.shared.b32 [%a+2048], %r1;\n"
     assert not orderings(EXCHANGE).same_as(orderings(more))
+
+
+# CTA 0 writes and sets a flag; CTA 1, which starts when CTA 0 is over, finds it set.
+FLAG = """
+  mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; setp.ne.u32 %p1, %r2, 0;
+  setp.ne.u32 %p2, %r1, 0; @%p2 bra OVER; mov.u32 %r3, 7;
+  @%p1 bra SECOND;
+  st.global.b32 [%rd1+128], %r3;
+  EXTRA
+  st.release.gpu.global.b32 [%rd1], %r3;
+  bra OVER;
+SECOND:
+  ld.acquire.gpu.global.b32 %r4, [%rd1];
+  ld.global.b32 %r5, [%rd1+128];
+OVER:
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [("", "", True), ("EXTRA", "fence.acq_rel.gpu;", True), (".acquire", ".relaxed", False),
+     (".release", ".relaxed", False)],
+)  # fmt: skip
+def test_what_another_cluster_tells(old: str, new: str, same: bool) -> None:
+    """It has another number in each run of the process, and other epochs."""
+    found = []
+    for text in (FLAG, FLAG.replace(old, new) if old else FLAG):
+        found.append(Orderings())
+        run_ptx(
+            text.replace("EXTRA", ""), [np.zeros(64, np.uint32)], block=(32, 1, 1), grid=(2, 1, 1),
+            collect=True, events=found[-1], clusters_limit=1, resident_clusters=1,
+        )  # fmt: skip
+    assert found[0].same_as(found[1]) == same

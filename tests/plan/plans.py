@@ -58,6 +58,10 @@ BACKWARD = {
     "deterministic pair": backward(cta_group=2, deterministic=True),
     "head dim 64": backward(head_dim=64),
     "causal": backward(causal=True),
+    "wide pair": backward(cta_group=2, head_dim=192, head_dim_v=128),
+    "deterministic wide pair": backward(
+        cta_group=2, head_dim=192, head_dim_v=128, deterministic=True
+    ),
 }
 PUBLISHED = {
     "one CTA": published(),

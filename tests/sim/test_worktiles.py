@@ -20,11 +20,12 @@ from fa4.hardware import B200
 from fa4.plan.backward import backward_plan
 from fa4.plan.forward import forward_plan
 from fa4.sim import chip, engine, worktiles
-from fa4.sim.chip import Execution, TileRunner, run_in_turn, run_one_by_one, run_persistent
+from fa4.sim.chip import Execution, TileRunner, run_one_by_one, run_persistent
 from fa4.sim.code import EventCode
 from fa4.sim.costs import MachineCosts
 from fa4.sim.lower import lower
 from fa4.sim.machine import Machine, find_machine
+from fa4.sim.turns import run_in_turn
 from fa4.sim.worktiles import (
     L2_SECTION_BYTES,
     Lengths,
@@ -122,9 +123,14 @@ def test_backward_trips_are_the_masks(
     numerics = BackwardConfig(tile_m=tile_m, tile_n=tile_n, cta_group=cta_group)
     tiles = backward_tiles(problem, BackwardPipeline(head_dim=64, numerics=numerics))
     mask, step = visible(problem).T, tile_n * cta_group
-    assert len(tiles.trips) == problem.batch * problem.heads_q * -(-len(mask) // step)
-    for trips, block in zip(tiles.trips, tiles.block, strict=True):
-        check_trips(trips, mask[block * step : (block + 1) * step], tile_m)
+    assert len(tiles.trips) == problem.batch * problem.heads_k * -(-len(mask) // step)
+    assert tiles.group == problem.heads_q // problem.heads_k
+    for trips, block, first in zip(tiles.trips, tiles.block, tiles.first, strict=True):
+        rows = mask[block * step : (block + 1) * step]
+        check_trips(trips // tiles.group, rows, tile_m)
+        seen = np.flatnonzero(rows.any(axis=0))
+        assert (trips % tiles.group == 0).all()
+        assert not len(seen) or first == seen[0] // tile_m
 
 
 @FEW
@@ -146,7 +152,8 @@ def tiles_of(cycles: list[int], heads: int = 1) -> WorkTiles:
     count = len(cycles)
     trips = np.array([[c, i, c] for i, c in enumerate(cycles)], np.int64).reshape(-1, 3)
     index = np.arange(count)
-    return WorkTiles(trips=trips, batch=0 * index, head=index % heads, block=index // heads)
+    head, block = index % heads, index // heads
+    return WorkTiles(trips=trips, batch=0 * index, head=head, block=block, first=0 * index)
 
 
 @dataclass
@@ -292,7 +299,7 @@ def test_backward_order(problem: Problem, scheduler: str) -> None:
     order = backward_order(tiles, scheduler)
     assert sorted(order) == list(range(len(tiles.trips)))
     taken = tiles.take(order)
-    head = taken.batch * problem.heads_q + taken.head
+    head = taken.batch * problem.heads_k + taken.head
     assert (np.diff(head) >= 0).all()
     for one in set(head):
         blocks, trips = taken.block[head == one], taken.trips[head == one, 0]

@@ -7,7 +7,6 @@ several features at once. Sizes, values and schedules are drawn at run time.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,22 +15,19 @@ from typing import Any
 import cutlass
 import numpy as np
 import pytest
-from cutlass import Float32, Int32, cute
-from cutlass.base_dsl.compiler import DumpDir
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass import cute
 
+from fa4.compiled.backward import fake_arguments
 from fa4.compiled.build import build as build_cached
-from fa4.compiled.forward import AUX_ELEMENTS
+from fa4.compiled.stand_ins import compile_host
 from fa4.config import normalize_window
 from fa4.emulator.host.session import Session
 from fa4.emulator.machine.options import Options
 from fa4.masks import Chunked
 from fa4.oracle import attend
-from fa4.plan import require_sound
 from fa4.sm100.backward import host
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.workspace import DQ_WARPS, dq_offset, first_tile, tiles_of
-from fa4.sm100.kit.descriptors import ELEMENTS
 from fa4.sm100.kit.units import TILE_ROWS, padded_dim
 from fa4.testing.budget import Outputs
 from fa4.testing.case import MASK_MODS, SCORE_MODS
@@ -106,6 +102,14 @@ def spec_of(name: str) -> BackwardSpec:
     return BackwardSpec(**{"head_dim_v": SPECS[name]["head_dim"], **SPECS[name]})
 
 
+# Of `fa4.compiled.launch.BackwardArguments`, what the main kernel is given.
+PARAMETERS = (
+    "q", "k", "v", "dout", "dk", "dv", "dq_accum", "stats", "turns", "softmax_scale", "softcap",
+    "window_left", "window_right", "max_seqlen_q", "max_seqlen_k", "cu_seqlens_q", "cu_seqlens_k",
+    "seqused_q", "seqused_k", "aux",
+)  # fmt: skip
+
+
 @cute.jit
 def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, softcap, window_left,
               window_right, longest_q, longest_k, cu_seqlens_q, cu_seqlens_k, seqused_q,
@@ -123,72 +127,8 @@ def compile_gradients(
     spec: BackwardSpec, arch: str = "sm_100a", trace: list[Any] | None = None
 ) -> Any:
     """What `cute.compile` returns for the main kernel; see `compile_forward`."""
-    require_sound(spec.plan, spec.gpu)
-    with tempfile.TemporaryDirectory() as folder:
-        options = (
-            cute.EnableTVMFFI(True),
-            cute.KeepPTX(True),
-            cute.KeepCUBIN(True),
-            cute.GPUArch(arch),
-            DumpDir(folder),
-        )
-        steps = [] if trace is None else trace
-        return cute.compile[options](gradients, *fake_arguments(spec), spec, steps)
-
-
-def fake_arguments(spec: BackwardSpec) -> tuple[Any, ...]:
-    """Stand-ins with symbolic sizes for the arguments of `gradients`, the stream included."""
-    element, tensor = ELEMENTS[spec.dtype], make_fake_tensor
-    batch, offsets, rows_q, rows_k, heads_q, heads_k, tiles = (cute.sym_int() for _ in range(7))
-    d = padded_dim(spec.head_dim)
-
-    def operand(of_keys: bool, dim: int) -> Any:
-        packed, rows, heads = spec.packed_q, rows_q, heads_q
-        if of_keys:
-            packed, rows, heads = spec.packed_k, rows_k, heads_k
-        shape = (rows, heads, dim) if packed else (batch, rows, heads, dim)
-        strides = (*(cute.sym_int64(divisibility=8) for _ in shape[:-1]), 1)
-        return tensor(element, shape, stride=strides, assumed_align=16)
-
-    def kept(kind: Any, align: int, *per_tile: int) -> Any:
-        strides = [1]
-        for size in reversed(per_tile):
-            strides.insert(0, strides[0] * size)
-        per_head = cute.sym_int64(divisibility=4)
-        return tensor(kind, (heads_q, tiles, *per_tile), stride=(per_head, *strides),
-                      assumed_align=align)  # fmt: skip
-
-    def integers(given: bool, length: Any) -> Any:
-        return tensor(Int32, (length,), stride=(1,), assumed_align=4) if given else None
-
-    def auxiliary(dtype: str, rank: int) -> Any:
-        kind, shape = AUX_ELEMENTS[dtype], tuple(cute.sym_int() for _ in range(rank))
-        strides = tuple(cute.sym_int64() for _ in range(rank))
-        return tensor(kind, shape, stride=strides, assumed_align=kind.width // 8)
-
-    return (
-        operand(False, spec.head_dim),
-        operand(True, spec.head_dim),
-        operand(True, spec.head_dim_v),
-        operand(False, spec.head_dim_v),
-        operand(True, spec.head_dim),
-        operand(True, spec.head_dim_v),
-        kept(Float32, 16, TILE_ROWS * d),
-        kept(Float32, 16, 2, TILE_ROWS),
-        kept(Int32, 4, DQ_WARPS) if spec.deterministic else None,
-        Float32(0.0),
-        Float32(0.0) if spec.softcap else None,
-        Int32(0) if spec.window_left else None,
-        Int32(0) if spec.window_right else None,
-        Int32(1),
-        Int32(1),
-        integers(spec.packed_q, offsets),
-        integers(spec.packed_k, offsets),
-        integers(spec.used_q, cute.sym_int()),
-        integers(spec.used_k, cute.sym_int()),
-        tuple(auxiliary(*described) for described in spec.aux) or None,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-    )
+    given = fake_arguments(spec)
+    return compile_host(gradients, [getattr(given, name) for name in PARAMETERS], spec, arch, trace)
 
 
 @dataclass(frozen=True)
@@ -330,8 +270,8 @@ def arguments(spec: BackwardSpec, inputs: Inputs, space: Workspace) -> tuple[Any
         optional(spec.softcap, options.get("softcap")),
         optional(spec.window_left, UNBOUNDED if left is None else left),
         optional(spec.window_right, UNBOUNDED if right is None else right),
-        max(rows for rows, _ in parts),
-        max(keys for _, keys in parts),
+        max(1, *(rows for rows, _ in parts)),
+        max(1, *(keys for _, keys in parts)),
         *map(vector, ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
         optional(bool(spec.aux), aux),
     )

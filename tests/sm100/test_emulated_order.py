@@ -22,7 +22,7 @@ from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.signals import mbarrier_numbers
 
 TILE = 128
-Events = dict[int, list[tuple[str, str]]]
+Events = dict[tuple[int, int], list[tuple[str, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ VERBS = {
 
 
 class UsedSignals(RunEvents):
-    """Warp -> (verb, signal) of its mbarrier instructions, in the order in which they ended."""
+    """(CTA, warp) -> (verb, signal) of its mbarrier instructions, in the order of their ends."""
 
     def __init__(self, plan: PipelinePlan) -> None:
         self.events: Events = defaultdict(list)
@@ -52,7 +52,7 @@ class UsedSignals(RunEvents):
         """An instruction used an mbarrier."""
         if use in VERBS:
             name = self._names[(offset - min(cta.mbarriers)) // 8]
-            self.events[fragment.warp.index].append((VERBS[use], name))
+            self.events[fragment.warp.cta.index, fragment.warp.index].append((VERBS[use], name))
 
 
 def _names(plan: PipelinePlan) -> dict[int, str]:
@@ -90,7 +90,7 @@ def test_every_warp_follows_its_program(spec: ForwardSpec) -> None:
     for role in spec.plan.roles:
         for warp in role.warps:
             want = list(expected(spec.plan, role, [x[_tile(role.name)] for x in tiles]))
-            got = events[warp]
+            got = events[0, warp]
             if role.name == "epilogue":  # one store waits while the other runs
                 want, got = sorted(want), sorted(got)
             assert got == want, role.name

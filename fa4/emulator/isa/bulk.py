@@ -183,7 +183,7 @@ def submit_drain(
     reader, writer = cta.pool.begin(snapshot), cta.pool.begin(snapshot)
     source.touch(cta, reader, line, READ)
     target.touch(cta, writer, line, kind)
-    copy = IssuedCopy(1 << lane)
+    copy = IssuedCopy(1 << lane, line)
     warp.bulk_copies.add(copy)
     queue: deque[AsyncOperation] = deque()
     held: list[Array] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fa4.emulator.checks.clocks import actor_id
 from fa4.emulator.masks import LANES
 
-POOL_ROWS = 4  # rows of 32 ids for a CTA's asynchronous operations
+POOL_ROWS = 8  # rows of 32 ids for a CTA's asynchronous operations
 # Warps that share a row of ids for their tensor memory loads and stores: each of them reaches other
 # lanes, so that the shadow, which remembers one read for each row, forgets none.
 WARPS_PER_STREAM_ROW = 4

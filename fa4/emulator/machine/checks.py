@@ -108,12 +108,23 @@ def check_cta_exit(cta: Cta) -> None:
         listed = ", ".join(sorted({f"{o.what} (PTX line {o.line})" for o in under_way}))
         text = f"the CTA exits while operations are under way: {listed}"
         cta.report("exit", text, under_way[0].line)
+    elif cta.machine.shadows.enabled:
+        _check_unawaited(cta)
     if cta.machine.shadows.enabled and cta.remote_arrivals:
         _check_remote_arrivals(cta)
     if cta.tensor is not None and cta.tensor.allocated_columns:
         columns = cta.tensor.allocated_columns
         text = f"the CTA exits without tcgen05.dealloc of {columns} columns"
         cta.report("tmem", text, cta.tensor.line)
+
+
+def _check_unawaited(cta: Cta) -> None:
+    """Shared memory that copies read has to live until then: who issued them must wait for it."""
+    for warp in cta.warps:
+        for copy in warp.bulk_copies.unawaited():
+            text = "reads shared memory, and nothing keeps the CTA from exiting before"
+            cta.report("exit", f"a copy of {warp.name} {text}", copy.line, warp.index)
+            return
 
 
 def _check_remote_arrivals(cta: Cta) -> None:

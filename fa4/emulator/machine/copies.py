@@ -14,13 +14,14 @@ from fa4.emulator.masks import LANES, lanes_of
 class IssuedCopy(Waitable):
     """One copy that a thread can wait for: first it has read its source, then it is done.
 
-    mask: lanes that issued it. read_messages, messages: what its two ends publish, until the warp
-    has taken it over. when_done: called once, at the end.
+    mask: lanes that issued it. line: its PTX line. read_messages, messages: what its two ends
+    publish, until the warp has taken it over. when_done: called once, at the end.
     """
 
-    def __init__(self, mask: int) -> None:
+    def __init__(self, mask: int, line: int = 0) -> None:
         super().__init__()
         self.mask = mask
+        self.line = line
         self.has_read = False
         self.is_done = False
         self.read_messages: list[Message] = []
@@ -83,6 +84,11 @@ class CopyGroups:
                     counts[lane] += 1
             if late:
                 yield late, group
+
+    def unawaited(self) -> Iterator[IssuedCopy]:
+        """Copies of which no lane has waited until their sources are read."""
+        for copies in (self.open, *(group.copies for group in self.committed)):
+            yield from (copy for _, copy in copies if copy.read_messages or not copy.has_read)
 
     def drop_finished(self) -> None:
         """Forgets the oldest groups that nobody can wait for any more."""

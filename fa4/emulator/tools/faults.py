@@ -43,6 +43,14 @@ _REMOVED = {
     "cp.async.mbarrier.arrive": "arrive removed",
     "griddepcontrol.wait": "dependency wait removed",
 }
+_ORDERED = (
+    "ld.acquire",
+    "st.release",
+    "red.release",
+    "atom.acquire",
+    "atom.release",
+    "atom.acq_rel",
+)
 _WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
 _BYTES = 16  # by how much a byte count is altered: the smallest unit of a bulk copy
 
@@ -81,6 +89,14 @@ def _alterations(instruction: PtxInstruction) -> Iterator[tuple[str, str]]:
         if ".parity" in opcode:
             yield "parity flipped", _with_operand(instruction, 2, "xor", 1)
         return
+    if opcode.startswith(_ORDERED):
+        order = opcode.split(".")[1]
+        yield "order removed", instruction.text.replace(f".{order}", ".relaxed", 1) + ";"
+        if ".gpu" in opcode or ".sys" in opcode:
+            yield (
+                "order within the CTA",
+                re.sub(r"\.(gpu|sys)", ".cta", instruction.text, count=1) + ";",
+            )
     removed = [prefix for prefix in _REMOVED if opcode.startswith(prefix)]
     if removed:
         yield _REMOVED[max(removed, key=len)], ""

@@ -52,6 +52,9 @@ class Orderings(RunEvents):
         self._epoch: dict[tuple[Place, int], int] = {}  # of the next event
         self._warps: dict[tuple[Place, int], Warp] = {}
         self._translated: dict[tuple[Place, int], tuple[bytes, int]] = {}
+        # By number of a cluster, which differs from run to run:
+        self._clusters: dict[int, Cluster] = {}
+        self._translated_foreign: dict[int, tuple[bytes, int]] = {}
         # By cluster and rank of a CTA:
         self._operations: dict[tuple[Place, int], list[Name]] = {}
         self._barriers: dict[tuple[Place, int], dict[int, MBarrier]] = {}
@@ -67,6 +70,7 @@ class Orderings(RunEvents):
         warp, instruction = fragment.warp, step.instruction
         me = _place(warp.cta.cluster), warp.row
         self._warps.setdefault(me, warp)
+        self._clusters.setdefault(warp.cta.cluster.number, warp.cta.cluster)
         epoch = self._epoch.get(me, 1)
         self._epoch[me] = warp.clock.epoch
         if outcome is not None or instruction.opcode.startswith(_NO_EVENTS):
@@ -111,8 +115,20 @@ class Orderings(RunEvents):
         cached = self._translated.get(me)
         if cached is None or cached[0] != raw:
             cached = self._translated[me] = raw, hash(self._translate(cluster, known))
-        others = [(number, foreign.tobytes()) for number, foreign in knowledge.foreign]
+        others = [self._foreign(number, theirs) for number, theirs in knowledge.foreign]
         return hash((cached[1], *others)) if others else cached[1]
+
+    def _foreign(self, number: int, known: Any) -> tuple[Any, ...]:
+        """What is known of another cluster, of this launch or of one that is over."""
+        cluster = self._clusters.get(number)
+        if cluster is None:
+            return number, known.tobytes()
+        raw = known.tobytes()
+        cached = self._translated_foreign.get(number)
+        if cached is None or cached[0] != raw:
+            translated = hash(self._translate(cluster, known))
+            cached = self._translated_foreign[number] = raw, translated
+        return _place(cluster), cached[1]
 
     def _translate(self, cluster: Cluster, known: Any) -> tuple[Any, ...]:
         """Numbers of events instead of epochs, names of operations instead of ids."""
