@@ -25,6 +25,7 @@ CASES = (((128, 128), False), ((128, 128), True), ((64, 64), False), ((64, 64), 
          ((192, 128), False), ((192, 128), True))  # fmt: skip
 SERIAL = (192, 128)  # fits into no CTA alone
 MMA_DEPTH, TILE = 16, 128
+INSTRUCTION_BYTES = 16
 # What must not be longer than in the best peer; and what has a limit of its own.
 COMPARED = ("compile_cpu_seconds", "mma_slots", "reduce_slots", "barriers")
 LIMITS = {"compute_slots": 391, "masked_slots": 460, "spill_instructions": 0, "frame_bytes": 0,
@@ -83,7 +84,6 @@ def wanted_of(dims: tuple[int, int], causal: bool) -> list[Wanted]:
     makers += [CUDNN] if dims == (TILE, TILE) else []
     groups = {SERIAL: (2,), (TILE, TILE): (1, 2)}.get(dims, (1,))
     wanted = [Wanted(maker, *dims, causal, backward=True) for maker in makers]
-    wanted.insert(1, replace(wanted[0], deterministic=True))
     ours = Wanted(OURS, *dims, causal, backward=True)
     return wanted + [
         replace(ours, cta_group=group, deterministic=in_turn)
@@ -129,29 +129,26 @@ def mma_slots(code: KernelCode, instructions: int) -> int | None:
     by further trips of a loop inside.
     """
     with_mma = [(loop.columns.get("MMA", 0), loop) for loop in code.loops]
-    whole = [(loop.length, count) for count, loop in with_mma if 2 * count >= instructions]
+    whole = [pair for pair in with_mma if 2 * pair[0] >= instructions]
     if not whole:
         return None
-    length, count = min(whole)
-    inner = [(loop.length, inside) for inside, loop in with_mma if 0 < 2 * inside < instructions]
-    if count < instructions and inner:
-        inside_length, inside = max(inner)
-        length += inside_length * (instructions - count) // inside
-    return length
+    count, loop = min(whole, key=lambda pair: pair[1].length)
+    stop = loop.header + loop.length * INSTRUCTION_BYTES
+    inner = [pair for pair in with_mma if pair[0] and loop.header < pair[1].header < stop]
+    if count == instructions or not inner:
+        return loop.length
+    inside, trip = max(inner, key=lambda pair: pair[0])
+    return loop.length + trip.length * (instructions - count) // inside
 
 
 def against(ours: Found, peers: Sequence[Found]) -> dict[str, dict[str, Any]]:
-    """Each figure beside the best peer's: the MMA warp's of those for as many CTAs, the reduce
-    warps' of those that add in a fixed order if ours do."""
+    """Each figure beside the best peer's: the MMA warp's beside those for as many CTAs. The peers
+    add dQ in any order, so ours that does not has no peer in that."""
     found = ratios(ours, peers, figures)
-    for name, alike in (
-        ("mma_slots", [peer for peer in peers if peer.pair == ours.pair]),
-        ("reduce_slots",
-         [peer for peer in peers if peer.wanted.deterministic == ours.wanted.deterministic]),
-    ):  # fmt: skip
-        found.pop(name, None)
-        found |= {key: row for key, row in ratios(ours, alike, figures).items() if key == name}
-    return found
+    alike = ratios(ours, [peer for peer in peers if peer.pair == ours.pair], figures)
+    dropped = {"mma_slots", *(("reduce_slots",) if ours.wanted.deterministic else ())}
+    found = {name: row for name, row in found.items() if name not in dropped}
+    return found | {name: row for name, row in alike.items() if name == "mma_slots"}
 
 
 def missed(ours: Found, peers: Sequence[Found]) -> list[str]:

@@ -33,9 +33,7 @@ def compile_flash(wanted: Wanted, timed: Timed, no_device: Callable[[], Any]) ->
             for dim in (d, d, dv, dv, dv)
         ]
         lse = torch.empty(BATCH, HEADS, ROWS, dtype=torch.float32, device="cuda")
-        interface._flash_attn_bwd(
-            *tensors, lse, causal=wanted.causal, deterministic=wanted.deterministic
-        )
+        interface._flash_attn_bwd(*tensors, lse, causal=wanted.causal)
 
 
 def compile_cudnn(wanted: Wanted, timed: Timed, no_device: Callable[[], Any]) -> None:

@@ -39,8 +39,8 @@ PACKAGES = {
 @dataclass(frozen=True)
 class Wanted:
     """One kernel. exp2: "tuned" for the maker's own share of emulated exponentials, "mufu" for
-    none. cta_group: of ours only; the others choose it themselves. deterministic: of ours and
-    flash-attn-4's."""
+    none. cta_group, deterministic: of ours only; the others choose the first themselves, and add
+    in any order."""
 
     maker: str
     head_dim: int
