@@ -62,7 +62,7 @@ def count(name: str, q_tiles: int) -> SharedTraffic:
     run, traffic = kernel(name), SharedTraffic()
     keys = TILE_ROWS * run.spec.cta_group
     case = Case(
-        lengths=((q_tiles * TILE_ROWS, keys),), heads_k=1, group=1, head_dim=run.spec.head_dim,
+        layout="packed", lengths=((q_tiles * TILE_ROWS, keys),), head_dim=run.spec.head_dim,
         head_dim_v=run.spec.head_dim_v, dtype=run.spec.dtype,
     )  # fmt: skip
     run(make_inputs(run.spec, case), events=traffic)
