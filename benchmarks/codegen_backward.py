@@ -69,12 +69,25 @@ def compare_case(dims: tuple[int, int], causal: bool, compiles: int) -> dict[str
         "head_dim_v": dims[1],
         "mask": mask,
         "limits": LIMITS,
-        "kernels": [
-            describe(one, figures(one), disagreement(one)) | {"pair": one.pair} for one in found
-        ],
+        "kernels": [brief(one) for one in found],
         "against_best_peer": {one.name: against(one, peers) for one in mine},
         "goals_missed": {one.name: missed(one, peers) for one in mine},
     }
+
+
+def brief(found: Found) -> dict[str, Any]:
+    """A kernel as plain data, of its code only the loops that are compared."""
+    row = describe(found, figures(found), disagreement(found)) | {"pair": found.pair}
+    if found.code is not None:
+        del row["code"]
+        compared = (loops.GRADIENTS, loops.GRADIENTS_MASKED, loops.MMA, loops.REDUCE)
+        row["instructions"] = found.code.instructions
+        row["budgets"] = list(found.code.setmaxnreg)
+        row["dynamic_smem_bytes"] = found.code.dynamic_smem_bytes
+        row["columns"] = {
+            loop.kind: dict(loop.columns) for loop in found.code.loops if loop.kind in compared
+        }
+    return row
 
 
 def wanted_of(dims: tuple[int, int], causal: bool) -> list[Wanted]:
@@ -109,6 +122,7 @@ def figures(found: Found) -> Figures:
         "compute_slots": compute.length if compute else None,
         "compute_shortest_slots": compute.shortest if compute else None,
         "masked_slots": masked.length if masked else None,
+        "masked_shortest_slots": masked.shortest if masked else None,
         "mma_slots": mma_slots(code, instructions_of(found)),
         "reduce_slots": reduce.length if reduce else None,
         "barriers": sum(one.barriers for one in (compute, reduce) if one),
