@@ -10,7 +10,15 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from docs.backward_tables import PLANS, RESULTS, SECTIONS, TABLES, render_code, render_traffic
+from docs.backward_tables import (
+    PLANS,
+    RESULTS,
+    SECTIONS,
+    TABLES,
+    render_code,
+    render_prediction,
+    render_traffic,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "backward.md"
@@ -53,6 +61,25 @@ def test_what_a_kernel_misses_is_said(tmp_path: Path) -> None:
     report["backward"][0]["goals_missed"] = {"ours": ["mma_slots"]}
     (tmp_path / path.name).write_text(json.dumps(report))
     assert render_code(tmp_path).endswith("Goals missed:\n\n- (128, 128) full, ours: mma_slots")
+
+
+def test_predictions_count_instructions(tmp_path: Path) -> None:
+    """Planted: ten times the exponentials in one kernel; a case that is gone."""
+    path = RESULTS / "codegen.json"
+    report = json.loads(path.read_text("utf-8"))
+    (kernel,) = (one for one in report["backward"][0]["kernels"] if one["name"] == "ours 2 CTA")
+    kernel["columns"]["gradients"]["MUFU.EX2"] *= 10
+    (tmp_path / path.name).write_text(json.dumps(report))
+    before, after = (
+        text.splitlines() for text in (render_prediction(), render_prediction(tmp_path))
+    )
+    changed = [line for line in after if line not in before]
+    assert [line.split(" | ")[0] for line in changed] == ["| d 128, pair"]
+    assert re.search(r"\| \d+ \(\d+\) \|", changed[0])
+    report["backward"] = report["backward"][:2]
+    (tmp_path / path.name).write_text(json.dumps(report))
+    with pytest.raises(ValueError, match="has no backward kernel for"):
+        render_prediction(tmp_path)
 
 
 def test_every_signal_and_role_is_listed() -> None:
