@@ -53,8 +53,24 @@ DOES_THE_SAME = {
     "this one orders",
     "cluster wait removed": "a second cluster barrier precedes it, and nothing needs the second",
 }
-# Survivors, one by one: kind and instruction -> why the kernel is right all the same.
-WHY: dict[tuple[str, str], str] = {}
+# Survivors, one by one: kind and instruction -> why the kernel is right all the same, or why the
+# emulator does not see that it is not.
+_STATS = (
+    "the load warp waits for the slot of the row statistics after the one of the same tile's Q: "
+    "dK has read that, so dS was stored, for which the statistics had been read"
+)
+_WAIT = "mbarrier.try_wait.parity.shared.b64 P1, [{}], {}, 10000000"
+WHY: dict[tuple[str, str], str] = {
+    ("wait removed", _WAIT.format("%r88", "%r89")): _STATS,
+    ("wait removed", _WAIT.format("%r129", "%r130")): _STATS,
+    (
+        "warp barrier removed",
+        "bar.warp.sync -1",
+    ): "behind tcgen05.wait, which is of the whole warp, "
+    "before one lane arrives for all: nobody races for what it orders besides. Behind a wait for "
+    "bulk copies, which one lane has issued: not seen, as what one lane has waited for counts as "
+    "known to its warp",
+}
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from tests.sm100.forward_kernel import (
     listed,
 )
 
-REDUCE_WARPS = 4  # that add to a dQ tile
+REDUCE_WARPS = 4  # of a CTA, that add to a dQ tile
 
 
 def passed(grad: Any, score: Any, b: Any, h: Any, i: Any, j: Any, info: Any, aux: Any) -> Any:
@@ -92,8 +92,14 @@ SPECS: dict[str, dict[str, Any]] = {
                        **_CURVED},
     "chunked_softcap": {"head_dim": 24, "head_dim_v": 32, "mask": Chunked(128), "softcap": True,
                         "aux": (_BIAS,)},
+    "pair": {"head_dim": 128, "causal": True, "deterministic": True, "cta_group": 2},
+    "pair_window": {"head_dim": 128, "dtype": "fp16", "window_left": True, "window_right": True,
+                    "packed_q": True, "packed_k": True, "used_q": True, "used_k": True,
+                    "cta_group": 2},
+    "wide_pair": {"head_dim": 192, "head_dim_v": 128, "window_left": True, "deterministic": True,
+                  "packed_q": True, "packed_k": True, "cta_group": 2},
     "capped": {"head_dim": 112, "softcap": True, "window_right": True, "packed_k": True,
-               "aux": (_BIAS,), "causal": False},
+               "aux": (_BIAS,)},
 }  # fmt: skip
 
 

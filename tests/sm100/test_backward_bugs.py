@@ -28,7 +28,6 @@ FEW = (
     "the next turn when the sums are read, not added",
     "two counts of registers in a warpgroup",
     "dQ's elements in another order",
-    "half of the bytes expected",
 )
 
 

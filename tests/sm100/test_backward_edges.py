@@ -84,7 +84,7 @@ def test_nan_at_a_hidden_key_stays_there(tensor: str) -> None:
     assert_within_budget(inputs, outputs, gradients_alone=True)
 
 
-@pytest.mark.parametrize("lengths", [((0, 0), (0, 130)), ((5, 0), (130, 0)), ((0, 40), (129, 5))])
+@pytest.mark.parametrize("lengths", [((0, 0), (0, 130), (129, 5)), ((5, 0), (130, 0))])
 def test_empty_sequences(lengths: tuple[tuple[int, int], ...]) -> None:
     """No rows, no keys, neither: gradients that exist are 0, and nothing else is written."""
     run = kernel("packed")

@@ -18,7 +18,7 @@ from tests.sm100.test_forward_features import CHEAP
 
 # In every run of the tests; the others, and more of these, by `make test-slow`.
 FEW = ("plain", "window", "packed", "chunked")
-FEW_EXAMPLES, ROOM, EXAMPLES = 2, 6, 8
+FEW_EXAMPLES, ROOM, EXAMPLES = 1, 6, 8
 
 
 def check(run: BackwardKernel, case: Case, how: dict[str, Any], with_dlse: bool) -> None:

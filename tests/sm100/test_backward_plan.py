@@ -25,6 +25,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "d64, causal, fixed order": {
         "head_dim": 64, "head_dim_v": 64, "causal": True, "deterministic": True, "used_k": True,
     },
+    "pair": {"head_dim": 128, "head_dim_v": 128, "cta_group": 2, "causal": True},
+    "wide pair": {"head_dim": 192, "head_dim_v": 128, "cta_group": 2, "deterministic": True},
 }  # fmt: skip
 ROWS, KEYS, GROUP = 300, 400, 2
 
@@ -44,10 +46,12 @@ class Traced(NamedTuple):
         return str(self.run.compiled.artifacts.PTX)
 
 
-@pytest.fixture(scope="module", params=SPECS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("d128", marks=pytest.mark.slow), "d64, causal, fixed order"],
+)
 def traced(request: pytest.FixtureRequest) -> Traced:
-    trace: list[tuple[str, Wait | Arrive]] = []
-    return Traced(build(BackwardSpec(**SPECS[request.param]), trace), trace)
+    return with_trace(request.param)
 
 
 def signalled(program: Program) -> list[Wait | Arrive]:
@@ -55,18 +59,27 @@ def signalled(program: Program) -> list[Wait | Arrive]:
     return [step for step in walk(program) if not isinstance(step, Work)]
 
 
+def with_trace(name: str) -> Traced:
+    trace: list[tuple[str, Wait | Arrive]] = []
+    return Traced(build(BackwardSpec(**SPECS[name]), trace), trace)
+
+
 def as_written(role: Role, spec: BackwardSpec) -> list[Wait | Arrive]:
     """A role's steps as its source has them.
 
     The load warp's first query tile is one turn of its loop, which the plan has apart as K and V
-    come with it. The compute warps have the masked loop once more where a window ends.
+    come with it; what is loaded only once stands before. The compute warps have the masked loop
+    once more where a window ends.
     """
     steps = signalled(role.steps)
     loops = [step for step in role.program if isinstance(step, Loop)]
     if role.name == "load":
         (loop,) = loops
-        assert signalled(role.program) == 2 * signalled(loop.body)
-        return [*signalled(loop.body), *signalled(role.closing)]
+        body = signalled(loop.body)
+        first = signalled(role.program)[: -len(body)]
+        once = [step for step in first if step not in body]
+        assert [step for step in first if step in body] == body
+        return [*once, *body, *signalled(role.closing)]
     if role.name == "compute" and spec.hides_last_rows:
         masked, plain = (signalled(loop.body) for loop in loops)
         assert masked == plain
@@ -79,6 +92,14 @@ def test_steps_are_the_plans(traced: Traced) -> None:
         found = [step for name, step in traced.trace if name == role.name]
         assert found == as_written(role, traced.run.spec), role.name
     assert {name for name, _ in traced.trace} == {role.name for role in traced.plan.roles}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pair", "wide pair"])
+def test_steps_and_counts_of_a_pair(name: str) -> None:
+    traced = with_trace(name)
+    test_steps_are_the_plans(traced)
+    test_counts_are_the_plans(traced)
 
 
 @pytest.mark.parametrize("number", [0, 7, -1])
@@ -98,7 +119,9 @@ def test_counts_are_the_plans(traced: Traced) -> None:
     assert sorted(budgets) == sorted(wanted)
     assert f".reqntid {plan.warps * 32}" in ptx
     moved = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", ptx))
-    (columns,) = re.findall(r"tcgen05\.alloc\.cta_group::1\.sync\S+\s+\[.*\], (\S+);", ptx)
+    (columns,) = re.findall(
+        rf"tcgen05\.alloc\.cta_group::{plan.cta_group}\.sync\S+\s+\[.*\], (\S+);", ptx
+    )
     assert plan.bytes_used("tmem") <= int(moved.get(columns, columns)) == 512
     (smem,) = launch_smem_bytes(str(traced.run.compiled.ir_module)).values()
     assert smem == plan.bytes_used("smem")

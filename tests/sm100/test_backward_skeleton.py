@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 
+from hardware import RESULTS
 from hardware.backward_hopper import skeleton, skeleton_cases
 
 D64 = {"head_dim": 64, "head_dim_v": 64}
@@ -22,13 +24,25 @@ SMALL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
+def test_an_h200_gave_what_the_definition_says() -> None:
+    """Every case ended each time; in any order dQ did change, so that a fixed one is not luck."""
+    recorded = json.loads((RESULTS / skeleton.RESULT).read_text())
+    assert set(recorded["cases"]) == set(skeleton_cases.cases()) and recorded["wrong"] == []
+    for name, case in recorded["cases"].items():
+        assert "H200" in case["device"] and case["launches"] == skeleton_cases.repeats(name)
+        assert not skeleton.is_wrong(name, case)
+        assert ("findings" in case) != (name in skeleton_cases.ONLY_ON_THE_GPU)
+    assert recorded["cases"]["products"]["different"]["dq_accum"] > 0
+
+
+@pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases that take seconds."""
     monkeypatch.setattr(skeleton, "cases", lambda: SMALL)
     monkeypatch.setattr(skeleton_cases, "cases", lambda: SMALL)
 
 
+@pytest.mark.usefixtures("small")
 def test_without_products_sums_are_exact() -> None:
     """No finding, the right integers; another bit, a tile more or less is seen."""
     found, findings = skeleton.emulate_case("integers")
@@ -42,6 +56,7 @@ def test_without_products_sums_are_exact() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small")
 def test_with_products_gradients_are_within_budget() -> None:
     found, findings = skeleton.emulate_case("products")
     assert findings == [] and skeleton.error_of("products", found) < 1.0
@@ -49,6 +64,7 @@ def test_with_products_gradients_are_within_budget() -> None:
     assert skeleton.error_of("products", found) > 1.0
 
 
+@pytest.mark.usefixtures("small")
 def test_what_counts_as_wrong() -> None:
     """Other bits where they must be the same, errors, findings."""
     assert skeleton_cases.same_every_time("products") == skeleton_cases.OUTPUTS
