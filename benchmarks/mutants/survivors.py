@@ -86,14 +86,6 @@ WHY: dict[tuple[str, str, str], str] = {
         "cold: bool = True",
     ): "equivalent: every plan says of each load whether it is cold, and of stores nobody asks",
     (
-        "fa4/sim/costs.py",
-        "semaphore_cycles: float = _figure(700.0, \"polling a counter in L2 until it is this CTA's "
-        'turn")',
-        "semaphore_cycles: float = _figure( 350.0, \"polling a counter in L2 until it is this CTA's "  # noqa: E501
-        'turn")',
-    ): "every machine with a deterministic backward kernel has a fitted value, which is on record; "
-    "this one is its starting point",
-    (
         "fa4/sim/chip.py",
         "imbalance = max(0.0, 1.0 - mean / last)  # not below 0 by rounding",
         "imbalance = max( -1.0, 1.0 - mean / last)  # not below 0 by rounding",
