@@ -128,6 +128,62 @@ def test_flex_attention_takes_modifiers(adapter, case: Case) -> None:
     assert assert_within_budget(inputs, adapter("flex-attention").forward(inputs)) <= 1.0
 
 
+@pytest.mark.parametrize("case", [
+    BASE, replace(BASE, softcap=2.0), replace(BASE, score_mod="alibi"),
+    replace(BASE, mask_mod="stripes"), PACKED,
+])  # fmt: skip
+def test_what_torch_cannot_trace(adapter, monkeypatch, case: Case) -> None:
+    """A modifier that its compiler gives up on is not covered; without one, it is a failure."""
+    backend = adapter("flex-attention")
+    broken = torch._dynamo.exc.Unsupported("no such call\nand a long story")
+
+    def gives_up(compiled: bool):
+        def attention(*tensors, **options):
+            raise broken
+
+        return attention
+
+    monkeypatch.setattr("fa4.testing.adapters.flex._flex", gives_up)
+    has_modifier = case.score_mod is not None or case.mask_mod is not None
+    with pytest.raises(NotCovered if has_modifier else type(broken)) as caught:
+        backend.forward(build_inputs(case))
+    assert not has_modifier or str(caught.value).endswith("the modifier: no such call")
+
+
+WINDOWS = {  # what xFormers is told: no bias is its fastest kernel, then its causal one
+    "plain": ("none", None),
+    "causal": ("LowerTriangularFromBottomRightMask", (None, 0)),
+    "window": ("LocalAttentionFromBottomRightMask", (2, 3)),
+    "left": ("LocalAttentionFromBottomRightMask", (2, 13)),
+    "right": ("LocalAttentionFromBottomRightMask", (13, 3)),
+    "causal window": ("LocalAttentionFromBottomRightMask", (2, 0)),
+    "packed": ("BlockDiagonalMask", (None, None)),
+    "packed causal": ("BlockDiagonalMask", (None, 0)),
+    "packed window": ("BlockDiagonalMask", (2, 0)),
+}
+
+
+@pytest.mark.parametrize("label", WINDOWS)
+@pytest.mark.parametrize("name", ["", "_forward_requires_grad"])
+def test_the_bias_that_xformers_is_given(adapter, monkeypatch, label: str, name: str) -> None:
+    """With the LSE and without it."""
+    backend, seen = adapter("xformers"), []
+    fmha, full_name = sys.modules["xformers.ops.fmha"], f"memory_efficient_attention{name}"
+    run = getattr(fmha, full_name)
+
+    def note(*tensors, attn_bias=None, **options):
+        seen.append((type(attn_bias).__name__, getattr(attn_bias, "window", None)))
+        return run(*tensors, attn_bias=attn_bias, **options)
+
+    monkeypatch.setattr(fmha, full_name, note)
+    inputs = build_inputs(CASES[label])
+    options = inputs.options | {"return_lse": bool(name)}
+    function = backend.varlen if inputs.is_varlen else backend.function
+    backend.call(function, inputs.q, inputs.k, inputs.v, **options)
+    kind, window = WINDOWS[label]
+    assert seen == [(kind if window else "NoneType", window)]
+
+
 def test_a_kernel_is_held_to_itself(adapter) -> None:
     """The CPU's flash kernel refuses what the math kernel takes, and torch says why."""
     with pytest.raises(NotCovered, match="same last dimension"):
