@@ -155,6 +155,6 @@ WHY: dict[tuple[str, str, str], str] = {
         "fa4/plan/published_backward.py",
         'layout.add("k_t", "smem", 2 * tile * d // 2, align=1024)',
         'layout.add("k_t", "smem", 2 * tile * d // 2, align= 512)',
-    ): "equivalent: head dims are multiples of 16, so that every region before it ends at a multiple "
-    "of 1024 bytes",
+    ): "equivalent: head dims are multiples of 16, so that every region before it ends at a "
+    "multiple of 1024 bytes",
 }
