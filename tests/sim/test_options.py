@@ -53,6 +53,13 @@ def test_bad_counts(text: str) -> None:
         parse_count(text)
 
 
+def test_the_largest_count() -> None:
+    """What an array of 64-bit integers holds, and not one more; the message says so."""
+    assert parse_count("9223372036854775807") == 2**63 - 1
+    with pytest.raises(ValueError, match="at most 9223372036854775807$"):
+        parse_count("9223372036854775808")
+
+
 def test_flags_and_windows() -> None:
     """Spellings of yes and no; open sides of a window."""
     assert [parse_flag(x) for x in ("yes", "On", "1", "true")] == [True] * 4

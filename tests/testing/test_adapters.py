@@ -91,6 +91,21 @@ def test_what_it_offers_is_right_and_the_rest_is_refused(adapter, name: str) -> 
     assert (backend.reason_missing("lse") is None) == (name not in WITHOUT_LSE)
 
 
+@pytest.mark.parametrize(("name", "case", "message"), [
+    ("flash-attn-2", CASES["v dim"], "one head dim for Q, K and V; got 16 and 32"),
+    ("flash-attn-2", CASES["offset"], r"a window side below 0 \(-2\) means unbounded there"),
+    ("xformers", CASES["offset"], r"a window side below 0 \(-2\) means unbounded there"),
+    ("xformers", replace(PACKED, window_size=(2, 3)), "windows that reach beyond the diagonal"),
+    ("flashinfer", replace(PACKED, window_size=(2, 3)), "windows that reach beyond the diagonal"),
+    ("flex-attention", replace(BASE, seqlen_k=0), "takes no empty tensors"),
+    ("flex-attention", replace(BASE, batch=0), "takes no empty tensors"),
+])  # fmt: skip
+def test_refusals_say_what_and_how_much(adapter, name: str, case: Case, message: str) -> None:
+    """In a call that is otherwise offered."""
+    with pytest.raises(NotCovered, match=message):
+        adapter(name).forward(build_inputs(case))
+
+
 @pytest.mark.parametrize("name", sorted(GRADIENTS))
 def test_gradients(adapter, name: str) -> None:
     """dQ, dK, dV and dsink, dense and packed, wherever the forward pass is offered."""
