@@ -56,7 +56,7 @@ def test_bad_counts(text: str) -> None:
 def test_the_largest_count() -> None:
     """What an array of 64-bit integers holds, and not one more; the message says so."""
     assert parse_count("9223372036854775807") == 2**63 - 1
-    with pytest.raises(ValueError, match="at most 9223372036854775807$"):
+    with pytest.raises(ValueError, match=r"at most 9223372036854775807$"):
         parse_count("9223372036854775808")
 
 
