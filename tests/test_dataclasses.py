@@ -23,16 +23,16 @@ MUTABLE = {
     "Layout": "is filled buffer by buffer",
     "EngineRun": "arrays of one execution",
     "Backend": "remembers what it refused",
-    "Actor": "goes through its program",
+    "RoleInCta": "goes through its program",
     "Resolver": "counts the turns of rings",
 }
 # Records that are written out in one line wherever they are made, always in one order.
 POSITIONAL = {
-    "Actor", "Arrive", "Backend", "BackwardResult", "BudgetReport", "Check", "ChipRun", "Counters",
+    "Arrive", "Backend", "BackwardResult", "BudgetReport", "Check", "ChipRun", "Counters",
     "DenseRun", "EngineRun", "Execution", "FailureGroup", "Finding", "ForwardResult", "Generation",
-    "Inputs", "KernelTime", "Layout", "Loop", "Outputs", "Place", "Plan", "Point", "Property",
-    "PropertyResult", "QuantizedBlocks", "Region", "Resolver", "RowState", "Semaphore", "Skipped",
-    "Sweep", "Use", "VerifyReport", "Wait", "Work",
+    "Inputs", "KernelTime", "Layout", "Loop", "MemoryRegion", "MemoryUse", "Outputs", "Place",
+    "Plan", "Point", "Property", "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta",
+    "RowState", "Semaphore", "Skipped", "Sweep", "VerifyReport", "Wait", "Work",
 }  # fmt: skip
 
 
