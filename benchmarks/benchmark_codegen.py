@@ -1,8 +1,10 @@
-"""What one compiler makes of three forward kernels: flash-attn-4's, cuDNN's open ones and ours.
+"""What one compiler makes of attention kernels: flash-attn-4's, NVIDIA's open ones and ours.
 
     python benchmarks/benchmark_codegen.py --install     once: the compiler and the peers
     python benchmarks/benchmark_codegen.py               the whole table, and results/codegen.json
     python benchmarks/benchmark_codegen.py --ours d128 --causal      only ours, its loops, quickly
+    python benchmarks/benchmark_codegen.py --ours d128 --backward --cta-group 2         the same
+    python benchmarks/benchmark_codegen.py --backward         the table of the backward pass alone
     python benchmarks/benchmark_codegen.py --cubin FILE.cubin        the loops of any kernel
 
 All compile with CuTe-DSL 4.8.1 in its CUDA 13 flavour, for sm_100a, without a GPU: nothing runs, no
@@ -10,31 +12,32 @@ figure is a speed on a GPU. `--install` puts compiler, disassembler and cuDNN's 
 .venv/codegen, so that .venv keeps its own flavour; `make conformance` installs flash-attn-4.
 Loop lengths are warp issue slots for each row of 128 scores (see fa4/inspect/loops.py). "base" is
 without emulated exponentials, each of which costs 4 slots more than a MUFU in every peer. Compile
-times are of the compiling process's CPU, warm: the shortest but the first.
+times are of the compiling process's CPU, warm: the shortest but the first. The backward pass is in
+codegen_backward.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from codegen_kernels import CUDNN, FLASH, OURS, ROOT, Wanted
+import codegen_found
+from codegen_backward import CASES, compare_backward
+from codegen_found import SECONDS, SITE, WORKER, Found, compile_one, describe, environment, number
+from codegen_kernels import CUDNN, EXAMPLE, FLASH, OURS, ROOT, Wanted
 from common import RESULTS, describe_run, write_result
 
-SITE = ROOT / ".venv" / "codegen"
-sys.path.append(str(SITE))  # its disassembler
-
-from fa4.inspect import loops  # noqa: E402
-from fa4.inspect.codegen import KernelCode, read_kernels  # noqa: E402
-from fa4.inspect.cubin import find_disassembler  # noqa: E402
+from fa4.inspect import loops
+from fa4.inspect.codegen import KernelCode, read_kernels
+from fa4.inspect.cubin import find_disassembler
 
 DSL = "4.8.1"
 PACKAGES = (
@@ -48,7 +51,6 @@ PACKAGES = (
 DIMS = {"d64": (64, 64), "d128": (128, 128), "d192": (192, 128)}
 COMPILES = 3  # the first one warms the process
 SLOTS_PER_EMULATED = 4  # 10 instructions for a pair in place of 2 MUFU
-SECONDS = 600
 # What must not be longer than in the best peer, and what has a limit of its own.
 COMPARED = (
     "compile_cpu_seconds", "softmax_base_slots", "masked_base_slots", "mma_slots",
@@ -73,28 +75,6 @@ KNOWN = {
 }
 
 
-@dataclass(frozen=True)
-class Found:
-    """A compiled kernel, or why there is none."""
-
-    wanted: Wanted
-    code: KernelCode | None = None
-    seconds: float = 0.0
-    wall_seconds: tuple[float, ...] = ()
-    versions: dict[str, str] | None = None
-    problem: str = ""
-
-    @property
-    def name(self) -> str:
-        """For the table."""
-        parts = [self.wanted.maker]
-        if self.wanted.maker == OURS and self.wanted.cta_group == 2:
-            parts.append("2 CTA")
-        if self.wanted.exp2 == "mufu":
-            parts.append("no emulation")
-        return " ".join(parts)
-
-
 def compile_case(dims: tuple[int, int], causal: bool, compiles: int) -> Iterator[Found]:
     """The kernels of one case; without emulation too, where it can be switched off.
 
@@ -114,32 +94,6 @@ def compile_case(dims: tuple[int, int], causal: bool, compiles: int) -> Iterator
 def emulates(found: Found) -> bool:
     """Whether any exponential is not a MUFU."""
     return found.code is not None and any(loop.emulated for loop in found.code.loops)
-
-
-def compile_one(wanted: Wanted, compiles: int) -> Found:
-    """Compiles in a process of its own and reads what came out."""
-    worker = Path(__file__).with_name("codegen_kernels.py")
-    with tempfile.TemporaryDirectory(prefix="fa4-codegen-") as folder:
-        command = [sys.executable, "-W", "ignore", str(worker), *wanted.arguments()]
-        done = subprocess.run(
-            [*command, str(compiles), folder], env=os.environ | {"PYTHONPATH": str(SITE)},
-            cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            return Found(wanted, problem=lines[-1].strip() if lines else "failed without a word")
-        out = Path(folder)
-        report = json.loads((out / "compile.json").read_text())
-        kernels = read_kernels(
-            (out / "kernel.cubin").read_bytes(), (out / "kernel.ptx").read_text()
-        )
-    # A module may hold helpers beside the kernel.
-    code = max(kernels, key=lambda one: one.instructions or 0)
-    code = code.with_smem(report["dynamic_smem_bytes"])
-    times = report["cpu_seconds"]
-    return Found(
-        wanted, code, min(times[1:] or times), tuple(report["seconds"]), report["versions"]
-    )
 
 
 def print_loops(code: KernelCode) -> None:
@@ -178,13 +132,12 @@ def base_slots(loop: loops.LoopReport | None) -> float | None:
 def measure_start(wanted: Wanted) -> dict[str, Any]:
     """Seconds to a kernel of ours that is in the on-disk cache, in a new process."""
     with tempfile.TemporaryDirectory(prefix="fa4-codegen-") as folder:
-        environment = {"PYTHONPATH": str(SITE), "FA4_CACHE_DIR": str(Path(folder) / "cache")}
-        worker = Path(__file__).with_name("codegen_kernels.py")
-        command = [sys.executable, "-W", "ignore", str(worker), *wanted.arguments(), "0", folder]
+        cache = {"FA4_CACHE_DIR": str(Path(folder) / "cache")}
+        command = [sys.executable, "-W", "ignore", str(WORKER), wanted.argument(), "0", folder]
         seconds: list[float] = []
         for _ in range(4):
             done = subprocess.run(
-                command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True,
+                command, env=environment() | cache, cwd=ROOT, capture_output=True, text=True,
                 timeout=SECONDS, check=False,
             )  # fmt: skip
             if done.returncode:
@@ -230,18 +183,7 @@ def disagreement(found: Found) -> str:
     return "" if tuple(counted) == known else f"counted {counted}, known {list(known)}"
 
 
-def ratios(ours: Found, peers: Iterable[Found]) -> dict[str, dict[str, Any]]:
-    """Each figure of ours beside the best of the peers in this run."""
-    result = {}
-    theirs = [(figures(peer), peer.name) for peer in peers]
-    for name, value in figures(ours).items():
-        known = [(row[name], who) for row, who in theirs if row.get(name) is not None]
-        if value is None or not known:
-            continue
-        best, who = min(known, key=lambda pair: pair[0])
-        ratio = round(value / best, 3) if best else None
-        result[name] = {"ours": value, "best_peer": best, "peer": who, "ratio": ratio}
-    return result
+ratios = partial(codegen_found.ratios, figures=figures)
 
 
 def missed(ours: Found, peers: Iterable[Found]) -> list[str]:
@@ -305,11 +247,6 @@ def print_row(found: Found) -> None:
     )
 
 
-def number(value: float | None) -> str:
-    """For a cell."""
-    return "-" if value is None else f"{value:.0f}"
-
-
 def compare(cases: Sequence[tuple[str, bool]], compiles: int) -> list[dict[str, Any]]:
     """Compiles and prints every case."""
     rows = []
@@ -340,31 +277,13 @@ def compare(cases: Sequence[tuple[str, bool]], compiles: int) -> list[dict[str, 
                 "head_dim": DIMS[dims][0],
                 "head_dim_v": DIMS[dims][1],
                 "mask": mask,
-                "kernels": [describe(one) for one in found],
+                "kernels": [describe(one, figures(one), disagreement(one)) for one in found],
                 "against_best_peer": {one.name: ratios(one, peers) for one in mine},
                 "goals_missed": {one.name: missed(one, peers) for one in mine},
                 "slots_per_emulated": costs,
             }
         )
     return rows
-
-
-def describe(found: Found) -> dict[str, Any]:
-    """A kernel as plain data; its PTX loops and single instructions are left out."""
-    row: dict[str, Any] = {"name": found.name}
-    if found.code is None:
-        return row | {"problem": found.problem}
-    code = found.code.describe()
-    code["ptx"] = {name: x for name, x in code["ptx"].items() if name != "loops"}
-    for loop in code["loops"]:
-        del loop["marks"]
-    return row | {
-        "versions": found.versions,
-        "disagreement": disagreement(found),
-        "seconds": [round(x, 3) for x in found.wall_seconds],
-        "figures": figures(found),
-        "code": code,
-    }
 
 
 def install() -> None:
@@ -381,8 +300,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--install", action="store_true")
     parser.add_argument("--cubin", type=Path, metavar="FILE")
     parser.add_argument("--ours", choices=DIMS, help="compile ours alone, once")
-    parser.add_argument("--peer", choices=(FLASH, CUDNN), help="with --ours: this one instead")
+    parser.add_argument(
+        "--peer", choices=(FLASH, CUDNN, EXAMPLE), help="with --ours: this one instead"
+    )
     parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--backward", action="store_true", help="the backward pass alone")
+    parser.add_argument("--deterministic", action="store_true", help="with --backward")
     parser.add_argument("--no-emulation", action="store_true")
     parser.add_argument("--cta-group", type=int, choices=(1, 2), default=1)
     parser.add_argument("--cases", nargs="*", choices=DIMS, default=list(DIMS))
@@ -410,20 +333,31 @@ def main() -> None:
     if options.ours:
         exp2 = "mufu" if options.no_emulation else "tuned"
         maker = options.peer or OURS
-        wanted = Wanted(maker, *DIMS[options.ours], options.causal, exp2, options.cta_group)
+        wanted = Wanted(maker, *DIMS[options.ours], options.causal, exp2, options.cta_group,
+                        options.backward, options.deterministic)  # fmt: skip
         found = compile_one(wanted, 1)
         if found.code is None:
             sys.exit(f"{found.name}: {found.problem}")
         print_loops(found.code)
         return
-    rows = compare(
-        [(dims, causal) for dims in options.cases for causal in (False, True)], options.compiles
+    result: dict[str, Any] = {"cached_start": None, "cases": []}
+    if options.backward:  # the forward pass stays as it was
+        known = json.loads(options.output.read_text("utf-8"))
+        result = {name: known[name] for name in result}
+    else:
+        masks = (False, True)
+        result["cases"] = compare(
+            [(dims, causal) for dims in options.cases for causal in masks], options.compiles
+        )
+        result["cached_start"] = measure_start(Wanted(OURS, 128, 128, True))
+        print(f"ours from the on-disk cache: {result['cached_start']}")
+    dims = [DIMS[name] for name in options.cases]
+    result["backward"] = compare_backward(
+        [case for case in CASES if case[0] in dims], options.compiles
     )
-    start = measure_start(Wanted(OURS, 128, 128, True))
-    print(f"ours from the on-disk cache: {start}")
     run = describe_run(("nvidia-cutlass-dsl", "torch"))
     run["versions"]["codegen"] = list(PACKAGES)
-    write_result(options.output, {"run": run, "cached_start": start, "cases": rows})
+    write_result(options.output, {"run": run} | result)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ measured predictions.
 from __future__ import annotations
 
 import json
-import re
+import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
+
+from docs.marked_tables import MarkedTables
 from fa4.compiled.support import describe_support
 from fa4.compiled.variants import tuned_spec
 from fa4.plan.render import markdown_table, render_graph, render_memory, render_roles
@@ -40,12 +43,17 @@ VARIANT_TITLES = ("kernel", "warps", "registers: softmax, correction, others", "
                   "shared memory", "tensor memory", "emulated of 128")  # fmt: skip
 
 
-def render_order(plan: PipelinePlan) -> str:
-    """What every role does in one work tile of two KV tiles, waits and arrivals included."""
+def render_order(plan: PipelinePlan, trips: Mapping[str, int] = TRIPS, only: str = "") -> str:
+    """What every role does in one work tile of two tiles, waits and arrivals included.
+
+    only: the name of the one role that is shown; "" for all.
+    """
     parts = []
     for role in plan.roles:
+        if only not in ("", role.name):
+            continue
         steps = []
-        for step in unroll(role.program, TRIPS):
+        for step in unroll(role.program, trips):
             if isinstance(step, Wait):
                 steps.append(f"<{step.signal}")
             elif isinstance(step, Arrive):
@@ -136,37 +144,13 @@ SECTIONS: dict[str, Callable[[], str]] = {
 }
 
 
-def begin(name: str) -> str:
-    """The line before a table."""
-    return f"<!-- {name}: written by {COMMAND} -->"
-
-
-def end(name: str) -> str:
-    """The line after it."""
-    return f"<!-- end of {name} -->"
-
-
-def stale(text: str) -> Iterator[str]:
-    """Names of the tables that a document lacks, has twice, or has as they were."""
-    for name, render in SECTIONS.items():
-        if text.count(f"{begin(name)}\n\n{render()}\n\n{end(name)}") != 1:
-            yield name
-
-
-def fill(text: str) -> str:
-    """A document with the present tables. Raises ValueError if it lacks a table's markers."""
-    for name, render in SECTIONS.items():
-        marked = re.compile(f"{re.escape(begin(name))}.*?{re.escape(end(name))}", re.DOTALL)
-        if not marked.search(text):
-            raise ValueError(f"the document lacks {begin(name)!r} or {end(name)!r}")
-        table = f"{begin(name)}\n\n{render()}\n\n{end(name)}"
-        text = marked.sub(lambda _, table=table: table, text, count=1)  # type: ignore[misc]
-    return text
+TABLES = MarkedTables(COMMAND, SECTIONS)
+stale, fill = TABLES.stale, TABLES.fill
 
 
 def main() -> None:
     """Writes the present tables into the page."""
-    PAGE.write_text(fill(PAGE.read_text("utf-8")), encoding="utf-8")
+    TABLES.write(PAGE)
 
 
 if __name__ == "__main__":

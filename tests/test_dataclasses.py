@@ -12,6 +12,7 @@ import pytest
 import fa4.plan
 import fa4.reference
 import fa4.sim
+import fa4.testing
 
 # What changes while something runs, or is handed back for good.
 MUTABLE = {
@@ -21,12 +22,17 @@ MUTABLE = {
     "BackwardResult": "arrays handed to the caller",
     "Layout": "is filled buffer by buffer",
     "EngineRun": "arrays of one execution",
+    "Backend": "remembers what it refused",
+    "RoleInCta": "goes through its program",
+    "Resolver": "counts the turns of rings",
 }
 # Records that are written out in one line wherever they are made, always in one order.
 POSITIONAL = {
-    "Arrive", "BackwardResult", "ChipRun", "Counters", "Execution", "Finding", "ForwardResult",
-    "Generation", "KernelTime", "Layout", "Loop", "Point", "QuantizedBlocks", "RowState",
-    "EngineRun", "Semaphore", "Skipped", "Sweep", "Wait", "Work",
+    "Arrive", "Backend", "BackwardResult", "BudgetReport", "Check", "ChipRun", "Counters",
+    "DenseRun", "EngineRun", "Execution", "FailureGroup", "Finding", "ForwardResult", "Generation",
+    "Inputs", "KernelTime", "Layout", "Loop", "MemoryRegion", "MemoryUse", "Outputs", "Place",
+    "Plan", "Point", "Property", "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta",
+    "RowState", "Semaphore", "Skipped", "Sweep", "VerifyReport", "Wait", "Work",
 }  # fmt: skip
 
 
@@ -43,7 +49,9 @@ def dataclasses_of(*packages: object) -> Iterator[type]:
                     yield value
 
 
-FOUND = {value.__name__: value for value in dataclasses_of(fa4.reference, fa4.plan, fa4.sim)}
+FOUND = {
+    value.__name__: value for value in dataclasses_of(fa4.reference, fa4.plan, fa4.sim, fa4.testing)
+}
 
 
 @pytest.mark.parametrize("name", FOUND)

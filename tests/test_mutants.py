@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("cosmic_ray", reason="installed by `make mutants`")
 
-from benchmarks.mutants.run import Journal, Verdict, summarize
-from benchmarks.mutants.sample import describe, draw, find_all
+from benchmarks.mutants import run
+from benchmarks.mutants.run import ROOT, Journal, Verdict, judge_all, summarize
+from benchmarks.mutants.sample import Mutant, describe, draw, find_all
+from benchmarks.mutants.survivors import WHY
 
 SOURCE = '''"""A file."""
 
@@ -52,6 +58,81 @@ def test_the_draw_is_seeded_and_changes_something(file: Path) -> None:
     assert len(set(places)) == len(places) > 5
     before = ast.dump(ast.parse(SOURCE))
     assert all(ast.dump(ast.parse(mutant.text(SOURCE))) != before for mutant in every)
+
+
+def identities(mutants: list[Mutant]) -> set[tuple[str, str, str, int]]:
+    return {mutant.identity for mutant in mutants}
+
+
+def test_edits_elsewhere_leave_the_sample(file: Path) -> None:
+    """Lines before, deeper indentation, or a new file change nothing of what they do not hold."""
+    some = draw([file], file.parent, 6, seed=3)
+    moved = "".join(f"    {line}" if line.strip() else line for line in SOURCE.splitlines(True))
+    file.write_text(f"NAME = 'half'\n\nif NAME:\n{moved}")
+    again = draw([file], file.parent, 6, seed=3)
+    kept = [mutant for mutant in again if mutant.code not in ("NAME = 'half'", "if NAME:")]
+    assert identities(kept) == identities(some[: len(kept)]) and len(kept) >= 5
+    assert all(a.line == b.line + 3 for a, b in zip(kept, some, strict=False))
+    other = file.with_name("other.py")
+    other.write_text("FIRST = 7\nSECOND = 70\n")
+    both = draw([file, other], file.parent, 6, seed=3)
+    kept = [mutant for mutant in both if mutant.path == "half.py"]
+    assert len(kept) >= 4 and identities(kept) == identities(again[: len(kept)])
+
+
+def test_equal_lines_are_told_apart() -> None:
+    """By their number, each change of each once; an equal line more leaves the others' numbers."""
+    one = find_all("x.py", "a = 1\n")
+    two = find_all("x.py", "a = 1\nb = a\na = 1\n")
+    assert len(identities(two)) == len(two) == 2 * len(one) > 0
+    assert identities(one) < identities(two)
+    assert len({(mutant.family, mutant.place) for mutant in two}) == 2
+
+
+@pytest.fixture
+def judged(monkeypatch) -> None:
+    """A judge in place of tests: it leaves a mark in its copy and takes longer for the first."""
+
+    def judge(copy: Path, mutant: Mutant, record: object) -> Verdict:
+        (copy / f"judged-{mutant.line}-{mutant.column}").write_text(mutant.operator)
+        time.sleep(0.3 if mutant.line == record.slow else 0.05)  # type: ignore[attr-defined]
+        return Verdict(mutant, mutant.code, "", "a test fails", f"{os.getpid()} {copy}", 1)
+
+    monkeypatch.setattr(run, "judge", judge)
+
+
+@pytest.mark.usefixtures("judged")
+def test_several_processes_judge(file: Path, tmp_path: Path) -> None:
+    """Each in its own copy; in order; one line of the journal each, from which a run goes on."""
+    mutants = draw([file], file.parent, 8, seed=1)
+    template, record = tmp_path / "template", SimpleNamespace(slow=mutants[0].line)
+    template.mkdir()
+    deadline, kept = time.monotonic() + 600, tmp_path / "journal"
+    first = judge_all(mutants[:6], template, record, deadline, Journal(kept), 2)
+    assert [verdict.mutant for verdict in first] == mutants[:6]
+    workers = {tuple(verdict.by.split()) for verdict in first}
+    assert len(workers) == len({copy for _, copy in workers}) == 2
+    assert str(os.getpid()) not in {process for process, _ in workers}
+    assert not any(Path(copy).exists() for _, copy in workers) and not any(template.iterdir())
+    lines = [json.loads(line)["mutant"] for line in kept.read_text().splitlines()]
+    assert identities([Mutant(**line) for line in lines]) == identities(mutants[:6])
+    assert len(lines) == 6
+    file.write_text("\n\n" + SOURCE)  # other line numbers, the same changes
+    moved = draw([file], file.parent, 8, seed=1)
+    assert judge_all(moved, template, record, 0.0, Journal(kept), 2) == first
+    every = judge_all(moved, template, record, deadline, Journal(kept), 2)
+    assert every[:6] == first and [verdict.mutant for verdict in every[6:]] == moved[6:]
+
+
+@pytest.mark.parametrize("key", WHY, ids=lambda key: key[1][:40])
+def test_explanations_are_of_changes_that_there_are(key: tuple[str, str, str]) -> None:
+    """Each names one line of its file (a decorator may stand at several) and a change of it."""
+    path, before, after = key
+    source = (ROOT / path).read_text(encoding="utf-8")
+    lines = sum(line.strip() == before for line in source.splitlines())
+    assert lines == 1 or (lines and before.startswith("@"))
+    changes = [mutant for mutant in find_all(path, source) if mutant.code == before]
+    assert (before, after) in {describe(mutant, source) for mutant in changes}
 
 
 def test_the_journal_forgets_survivors(file: Path, tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ change is noticed if a test fails, the module cannot be imported any more, or th
 longer than before.
 `survivors.WHY` explains those that were not noticed: each changes nothing that the package
 promises. Exit code 1 if fewer than LEAST_SHARE were noticed or a survivor has no explanation.
-With --journal a run that was stopped goes on where it was, and one after new tests judges the
-survivors only: what was noticed once stays noticed, since tests are only added.
-Usage: python -m benchmarks.mutants.run [--count N] [--seed N] [--minutes N] [--package NAME ...]
-           [--skip FILE ...] [--journal FILE] [--record FILE] [--output FILE]
+With --journal a run that was stopped goes on where it was, and one after new tests, or after edits
+of other lines, judges the survivors and what is new in the sample: what was noticed once stays
+noticed, since tests are only added. --jobs processes judge at a time, each in a copy of its own.
+Usage: python -m benchmarks.mutants.run [--count N] [--seed N] [--minutes N] [--jobs N]
+           [--package NAME ...] [--skip FILE ...] [--journal FILE] [--record FILE] [--output FILE]
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,7 +43,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDER = Path(__file__).with_name("record.py")
 COPIED = ("fa4", "tests", "benchmarks", "hardware", "docs", "pyproject.toml", "README.md",
           "CHANGELOG.md", "Makefile")  # fmt: skip
-COMMON_TESTS = ("tests/test_api.py", "tests/test_config.py", "tests/test_dataclasses.py")
+COMMON_TESTS = ("tests/test_api.py", "tests/test_config.py", "tests/test_dataclasses.py",
+                "tests/docs/test_simulator_page.py")  # fmt: skip
 # Not changed: figures for people to look at, and what only measures.
 LEFT_OUT = ("fa4/sim/figure.py",)
 LIMIT_SECONDS = 40  # of tests for one change, CPU time of the recorded run
@@ -244,13 +247,13 @@ class Journal:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.noticed: dict[Mutant, Verdict] = {}
+        self.noticed: dict[tuple[str, str, str, int], Verdict] = {}
         if path is not None and path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 fields = json.loads(line)
                 verdict = Verdict(**fields | {"mutant": Mutant(**fields["mutant"])})
                 if verdict.how not in (SURVIVED, STARTED_NOTHING):
-                    self.noticed[verdict.mutant] = verdict
+                    self.noticed[verdict.mutant.identity] = verdict
 
     def add(self, verdict: Verdict) -> None:
         """Append one."""
@@ -259,24 +262,71 @@ class Journal:
                 file.write(json.dumps(asdict(verdict)) + "\n")
 
 
+class _Bench:
+    """What one process judges with: a copy of its own, the record, and the time that it has."""
+
+    copy: Path
+    record: Record
+    deadline: float
+
+    @classmethod
+    def prepare(cls, folder: Path, template: Path, record: Record, deadline: float) -> None:
+        """Called once in each process."""
+        cls.copy = folder / f"copy-{os.getpid()}"
+        shutil.copytree(template, cls.copy)  # with what numba has compiled for it
+        cls.record, cls.deadline = record, deadline
+
+    @classmethod
+    def judge(cls, mutant: Mutant) -> Verdict | None:
+        """None when the time is over."""
+        if time.monotonic() > cls.deadline:
+            return None
+        return judge(cls.copy, mutant, cls.record)
+
+
 def judge_all(
-    mutants: Sequence[Mutant], copy: Path, record: Record, deadline: float, journal: Journal
-) -> Iterator[Verdict]:
-    """One verdict after the other, until the time is over."""
-    for number, mutant in enumerate(mutants, 1):
-        if time.monotonic() > deadline:
-            print(f"out of time after {number - 1} of {len(mutants)} changes", flush=True)
-            return
-        if mutant in journal.noticed:
-            yield journal.noticed[mutant]
-            continue
-        verdict = judge(copy, mutant, record)
-        journal.add(verdict)
-        print(f"{number}/{len(mutants)} {mutant.path}:{mutant.line}: {verdict.how} {verdict.by}")
-        if verdict.how in (SURVIVED, STARTED_NOTHING):
-            print(f"    - {verdict.before}\n    + {verdict.after}")
-        sys.stdout.flush()
-        yield verdict
+    mutants: Sequence[Mutant],
+    copy: Path,
+    record: Record,
+    deadline: float,
+    journal: Journal,
+    jobs: int = 1,
+) -> list[Verdict]:
+    """The verdicts in the order of the changes, by `jobs` processes; those that the journal knows,
+    and until time.monotonic() is `deadline` the others. Only this process writes the journal."""
+    found = {n: journal.noticed[m.identity] for n, m in enumerate(mutants)
+             if m.identity in journal.noticed}  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory(prefix="fa4-mutants-") as folder,
+        ProcessPoolExecutor(
+            jobs,
+            multiprocessing.get_context("fork"),
+            _Bench.prepare,
+            (Path(folder), copy, record, deadline),
+        ) as pool,
+    ):
+        started = {
+            pool.submit(_Bench.judge, mutant): number
+            for number, mutant in enumerate(mutants)
+            if number not in found
+        }
+        for future in as_completed(started):
+            verdict = future.result()
+            if verdict is not None:
+                found[started[future]] = verdict
+                journal.add(verdict)
+                _tell(verdict, f"{len(found)}/{len(mutants)}")
+    if len(found) < len(mutants):
+        print(f"out of time after {len(found)} of {len(mutants)} changes", flush=True)
+    return [found[number] for number in sorted(found)]
+
+
+def _tell(verdict: Verdict, count: str) -> None:
+    mutant = verdict.mutant
+    print(f"{count} {mutant.path}:{mutant.line}: {verdict.how} {verdict.by}")
+    if verdict.how in (SURVIVED, STARTED_NOTHING):
+        print(f"    - {verdict.before}\n    + {verdict.after}")
+    sys.stdout.flush()
 
 
 def summarize(verdicts: Sequence[Verdict], why: Mapping[tuple[str, str, str], str]) -> dict:
@@ -303,7 +353,7 @@ def summarize(verdicts: Sequence[Verdict], why: Mapping[tuple[str, str, str], st
         },
         "survivors": [
             {
-                **{key: asdict(v.mutant)[key] for key in ("path", "line", "operator")},
+                **{key: asdict(v.mutant)[key] for key in ("path", "line", "operator", "number")},
                 "before": v.before,
                 "after": v.after,
                 "tests": v.tests,
@@ -317,6 +367,7 @@ def summarize(verdicts: Sequence[Verdict], why: Mapping[tuple[str, str, str], st
 def parse() -> argparse.Namespace:
     """The options; see the module's text."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=1, help="processes that judge at a time")
     parser.add_argument("--package", action="append", help="default: reference, plan, sim, testing")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
@@ -341,7 +392,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fa4-mutants-") as folder:
         copy, record = prepare(Path(folder), packages, given.record)
         deadline = start + 60 * given.minutes
-        verdicts = list(judge_all(mutants, copy, record, deadline, Journal(given.journal)))
+        verdicts = judge_all(mutants, copy, record, deadline, Journal(given.journal), given.jobs)
 
     from benchmarks.common import RESULTS, describe_run, write_result
     from benchmarks.mutants.survivors import WHY

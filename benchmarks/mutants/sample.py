@@ -3,13 +3,17 @@
 The changes are those of cosmic-ray's operators that keep the program sensible: + for -, < for <=,
 `and` for `or`, True for False, n for n + 1. Left out are annotations, which do not run, and changes
 that cannot run (a matrix product of numbers), since any test notices those.
+
+What is drawn hangs on the text of its own line alone, by a hash of it: an edit elsewhere, or a new
+file, leaves the rest of the sample as it was.
 """
 
 from __future__ import annotations
 
 import ast
-import random
+import hashlib
 from ast import literal_eval
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -63,13 +67,28 @@ OPERATORS: dict[str, type[Operator]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one file. line, column: where, from 1 and from 0."""
+    """One change of one file, the `occurrence`-th of its operator there. line, column: where, from
+    1 and from 0. code: the text of the line. number, place: among the changes of this operator, and
+    among the places of this kind of operator, at lines of that text in the file."""
 
     path: str
     operator: str
     occurrence: int
     line: int
     column: int
+    code: str
+    number: int
+    place: int
+
+    @property
+    def identity(self) -> tuple[str, str, str, int]:
+        """What stays the same when other lines of the file are edited."""
+        return self.path, self.operator, self.code, self.number
+
+    @property
+    def family(self) -> str:
+        """The kind of the operator: others of it would change the same place."""
+        return self.operator.partition("_")[0]
 
     def text(self, source: str) -> str:
         """The file with the change made."""
@@ -85,37 +104,51 @@ def describe(mutant: Mutant, source: str) -> tuple[str, str]:
 
 def find_all(path: str, source: str) -> list[Mutant]:
     """Every change of a file, also those that change nothing."""
-    tree, found = get_ast(source), []
+    found: list[Mutant] = []
+    tree, lines = get_ast(source), [line.strip() for line in source.splitlines()]
     nodes, idle = list(ast_nodes(tree)), list(_annotations(source))
+    equal: Counter[tuple[str, str]] = Counter()
+    places: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for name, kind in OPERATORS.items():
         operator = kind()
-        places = (start for node in nodes for start, _ in operator.mutation_positions(node))
-        for occurrence, (line, column) in enumerate(places):
-            if not any(first <= (line, column) < last for first, last in idle):
-                found.append(Mutant(path, name, occurrence, line, column))
+        starts = (start for node in nodes for start, _ in operator.mutation_positions(node))
+        for occurrence, (line, column) in enumerate(starts):
+            if any(first <= (line, column) < last for first, last in idle):
+                continue
+            code = lines[line - 1]
+            known = places.setdefault((name.partition("_")[0], code), [])
+            if (line, column) not in known:
+                known.append((line, column))
+            number, place = equal[name, code], known.index((line, column))
+            equal[name, code] += 1
+            found.append(Mutant(path, name, occurrence, line, column, code, number, place))
     return found
 
 
 def draw(files: Iterable[Path], root: Path, count: int, seed: int) -> list[Mutant]:
     """`count` changes at different places, each place as likely as another; fewer if there are
-    fewer places. The same for the same sources and seed."""
-    places: dict[tuple[str, int, int, str], list[Mutant]] = {}
+    fewer places. Those of the smallest hashes: the same for the same lines and seed."""
+    places: dict[tuple[str, str, str, int], list[Mutant]] = {}
     sources = {}
     for file in sorted(files):
         path = str(file.relative_to(root))
         sources[path] = file.read_text(encoding="utf-8")
         for mutant in find_all(path, sources[path]):
-            family = mutant.operator.partition("_")[0]
-            places.setdefault((path, mutant.line, mutant.column, family), []).append(mutant)
-    chance = random.Random(seed)
-    order = sorted(places)
-    chance.shuffle(order)
+            place = (path, mutant.family, mutant.code, mutant.place)
+            places.setdefault(place, []).append(mutant)
     chosen: list[Mutant] = []
-    for place in order:
-        mutant = chance.choice(places[place])
-        if len(chosen) < count and _changes(mutant, sources[mutant.path]):
+    for place in sorted(places, key=lambda place: _hash(seed, *place)):
+        if len(chosen) == count:
+            break
+        mutant = min(places[place], key=lambda mutant: _hash(seed, *mutant.identity))
+        if _changes(mutant, sources[mutant.path]):
             chosen.append(mutant)
     return chosen
+
+
+def _hash(*words: object) -> bytes:
+    """The same in every process and of every version of Python."""
+    return hashlib.sha256(repr(words).encode()).digest()
 
 
 def _changes(mutant: Mutant, source: str) -> bool:

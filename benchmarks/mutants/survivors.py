@@ -86,14 +86,6 @@ WHY: dict[tuple[str, str, str], str] = {
         "cold: bool = True",
     ): "equivalent: every plan says of each load whether it is cold, and of stores nobody asks",
     (
-        "fa4/sim/costs.py",
-        "semaphore_cycles: float = _figure(700.0, \"polling a counter in L2 until it is this CTA's "
-        'turn")',
-        "semaphore_cycles: float = _figure( 350.0, \"polling a counter in L2 until it is this CTA's "  # noqa: E501
-        'turn")',
-    ): "every machine with a deterministic backward kernel has a fitted value, which is on record; "
-    "this one is its starting point",
-    (
         "fa4/sim/chip.py",
         "imbalance = max(0.0, 1.0 - mean / last)  # not below 0 by rounding",
         "imbalance = max( -1.0, 1.0 - mean / last)  # not below 0 by rounding",
@@ -133,4 +125,36 @@ WHY: dict[tuple[str, str, str], str] = {
         "rows = keys = 1",
         "rows = keys = 2",
     ): "equivalent: in these layouts the lengths of a case say it all, and the two are not read",
+    (
+        "fa4/sim/engine_python.py",
+        "moment = max(start, role.last_done.get(b, 0.0)) if b >= 0 else start",
+        "moment = max(start, role.last_done.get(b, 0.0)) if b >= -1 else start",
+    ): "equivalent: asynchronous work has a unit, so that nothing is kept under -1, and no role's "
+    "time is below the default of 0",
+    (
+        "fa4/testing/adapters/flex.py",
+        "return (out[0], lse[0]) if return_lse else out[0]",
+        "return (out[0], lse[ -1]) if return_lse else out[0]",
+    ): "equivalent: packed sequences are one batch entry there, made so two lines above",
+    (
+        "fa4/reference/generations/flash3.py",
+        'phases.append(products if tile == 0 else (*products, Op("values", tile - 1)))',
+        'phases.append(products if tile <= 0 else (*products, Op("values", tile - 1)))',
+    ): "equivalent: tiles are counted from 0",
+    (
+        "fa4/testing/plain.py",
+        "total = np.where(self.total > 0, self.total, 1)",
+        "total = np.where(self.total > 0, self.total, 2)",
+    ): "equivalent: where the sum is 0, so is each of its terms, whatever divides them",
+    (
+        "fa4/testing/bounds.py",
+        "top = np.where(top > 0.0, top, 1.0)",
+        "top = np.where(top > 0.0, top, 0.5)",
+    ): "equivalent: where the largest weight is 0, all are, and the result with them",
+    (
+        "fa4/plan/published_backward.py",
+        'layout.add("k_t", "smem", 2 * tile * d // 2, align=1024)',
+        'layout.add("k_t", "smem", 2 * tile * d // 2, align= 512)',
+    ): "equivalent: head dims are multiples of 16, so that every region before it ends at a "
+    "multiple of 1024 bytes",
 }

@@ -152,10 +152,6 @@ def in_launch_order(
     ]
 
 
-def _place(kernel: Mapping[str, Any], order: Sequence[str]) -> int:
-    return order.index(kernel["kernel"]) if kernel["kernel"] in order else 0
-
-
 def describe_plan(spec: Spec) -> dict[str, Any]:
     """What the plan budgets, to hold beside what the compiler used."""
     plan, gpu = spec.plan, spec.gpu
@@ -220,9 +216,11 @@ def render_memory(kernel: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterato
     """Registers, spills, shared and tensor memory of a kernel, one line each."""
     ptx = kernel["ptx"] or {}
     budgets = [f"{registers} ({kind})" for kind, registers in ptx.get("budgets", ())]
+    ignored = ", ".join(map(str, kernel["ignored_budgets"]))
     yield (
         f"registers per thread at launch: {kernel['registers_at_launch']}; "
         f"setmaxnreg: {', '.join(dict.fromkeys(budgets)) or 'none'}"
+        + (f"; the compiler IGNORES {ignored}" if ignored else "")
     )
     spilled = f"{kernel['frame_bytes']} bytes of local memory"
     if kernel["instructions"] is not None:

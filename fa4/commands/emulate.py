@@ -53,6 +53,9 @@ StrictOption = Annotated[
     bool,
     typer.Option("--strict-tmem-loads", help="Ask for tcgen05.wait::ld as the manual does."),
 ]
+OrderedOption = Annotated[
+    bool, typer.Option("--ordered-sums", help="Report sums of floats in an order left to chance.")
+]
 MaxStepsOption = Annotated[
     int, typer.Option(min=1, help="End a kernel that is not at its end after so many steps.")
 ]
@@ -75,6 +78,7 @@ def emulate(
     seeds: SeedsOption = 1,
     no_checks: Annotated[bool, typer.Option("--no-checks", help="No race checks.")] = False,
     strict_tmem_loads: StrictOption = False,
+    ordered_sums: OrderedOption = False,
     max_findings: Annotated[int, typer.Option(min=1, help="Stop after this many.")] = 20,
     max_steps: MaxStepsOption = MAX_STEPS,
     trace: TraceOption = None,
@@ -111,6 +115,7 @@ def emulate(
             "schedule": schedule,
             "checks": not no_checks,
             "strict_tmem_loads": strict_tmem_loads,
+            "ordered_sums": ordered_sums,
             "max_findings": max_findings,
             "max_steps": max_steps,
         }

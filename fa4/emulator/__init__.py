@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fa4.emulator.machine.options import Options
     from fa4.emulator.tools.seeds import Exploration, explore
     from fa4.emulator.tools.trace import Recorder
+    from fa4.emulator.tools.traffic import SharedTraffic
 
 __all__ = [
     "Allocation",
@@ -53,6 +54,7 @@ __all__ = [
     "Report",
     "RunEvents",
     "Session",
+    "SharedTraffic",
     "Tma",
     "UnsupportedInstruction",
     "emulate",
@@ -76,6 +78,7 @@ _MODULES = {
     "machine.options": ("Options",),
     "tools.seeds": ("Exploration", "explore"),
     "tools.trace": ("Recorder",),
+    "tools.traffic": ("SharedTraffic",),
 }  # fmt: skip
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 

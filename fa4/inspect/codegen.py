@@ -24,8 +24,10 @@ _LAUNCH_BYTES = re.compile(
 class KernelCode:
     """One kernel. ptx: None if not given. dynamic_smem_bytes: of its launch, None if unknown.
 
-    instructions (without NOP), loads and stores of spills, and loops are of the machine code: None
-    and empty if no disassembler is installed; `problem` then says what is missing.
+    instructions (without NOP), loads and stores of spills, loops and ignored_budgets are of the
+    machine code: None and empty if no disassembler is installed; `problem` then says what is
+    missing. ignored_budgets: registers that the PTX asks for by setmaxnreg and the machine code
+    never sets, as ptxas ignores the instruction where it cannot tell the CTAs of an SM.
     """
 
     resources: Resources
@@ -35,6 +37,7 @@ class KernelCode:
     spill_loads: int | None
     spill_stores: int | None
     loops: tuple[LoopReport, ...]
+    ignored_budgets: tuple[int, ...] = ()
     problem: str = ""
 
     @property
@@ -45,8 +48,7 @@ class KernelCode:
     @property
     def setmaxnreg(self) -> tuple[int, ...]:
         """The register budgets of the roles, each once, the largest first."""
-        budgets = {value for _, value in self.ptx.budgets} if self.ptx else set()
-        return tuple(sorted(budgets, reverse=True))
+        return _budgets(self.ptx)
 
     @property
     def tmem_columns(self) -> int | None:
@@ -74,6 +76,7 @@ class KernelCode:
             "instructions": self.instructions,
             "spill_loads": self.spill_loads,
             "spill_stores": self.spill_stores,
+            "ignored_budgets": list(self.ignored_budgets),
             "loops": [loop.describe() for loop in self.known_loops],
             "ptx": self.ptx.describe() if self.ptx else None,
             "problem": self.problem,
@@ -99,6 +102,7 @@ def read_kernels(cubin: bytes, ptx: str = "") -> tuple[KernelCode, ...]:
                 _count(callees, "LDL") if function else None,
                 _count(callees, "STL") if function else None,
                 loops.classify(function) if function else (),
+                _ignored(reports.get(resources.name), callees) if function else (),
                 problem,
             )
         )
@@ -132,3 +136,15 @@ def _stored_bytes(text: str, before: str) -> int | None:
 
 def _count(functions: Iterable[Function], opcode: str) -> int:
     return sum(one.base == opcode for function in functions for one in function.instructions)
+
+
+def _budgets(ptx: PtxReport | None) -> tuple[int, ...]:
+    """What setmaxnreg asks for, each once, the largest first."""
+    asked = {value for _, value in ptx.budgets} if ptx else set()
+    return tuple(sorted(asked, reverse=True))
+
+
+def _ignored(ptx: PtxReport | None, functions: Iterable[Function]) -> tuple[int, ...]:
+    """What setmaxnreg asks for and no USETMAXREG sets."""
+    kept = {one for function in functions for one in loops.budgets(function.instructions)}
+    return tuple(budget for budget in _budgets(ptx) if budget not in kept)

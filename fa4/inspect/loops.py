@@ -1,14 +1,15 @@
 """What the loops of an attention kernel are, and what their issue slots go to.
 
 A softmax thread owns one row of S: a trip of its loop turns `elements` scores into P, so that
-length x 128 / elements is the cost of a row of 128 in warp issue slots. Counts are static: guarded
+length x 128 / elements is the cost of a row of 128 in warp issue slots. A thread of the backward
+pass recomputes P and makes a dS of each of its `elements` scores. Counts are static: guarded
 instructions that do nothing are included, retries of barrier waits are not.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from types import MappingProxyType
@@ -18,11 +19,16 @@ from fa4.inspect.flow import CodeInstruction, Function, NaturalLoop
 MIN_EXP2 = 30  # fewer MUFU.EX2 make no softmax loop
 # A masked loop selects per element (FSEL) or computes its predicates with integer logic.
 MASK_SELECTS, MASK_LOGIC = 60, 100
+# Maxima of a softmax loop; the backward pass has the LSE and looks for none.
+MIN_MAXIMA = 16
+MIN_REDUCED = 8  # STS of a loop that brings float32 sums out of tensor memory
 ROW = 128  # elements of a row of S that one tile holds
 NARROW = 4  # registers: a smaller tcgen05.st is no chunk of P, but a factor of the row
 
 SOFTMAX, MASKED, MMA = "softmax", "softmax masked", "mma"
+GRADIENTS, GRADIENTS_MASKED, REDUCE = "gradients", "gradients masked", "reduce"
 CORRECTION, LOAD, OTHER = "correction", "load", "other"
+_OF_SCORES = {SOFTMAX: 2, MASKED: 2, GRADIENTS: 1, GRADIENTS_MASKED: 1}  # scores for each F2FP
 
 # Column of the table -> opcodes, with the modifiers that matter. The longest name that fits counts.
 COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -86,9 +92,9 @@ class LoopReport:
     """One loop. columns: in-line instructions by column of the table; outside: those elsewhere.
 
     length: in-line instructions; shortest: those of the shortest way around (a correction that
-    skips). elements: scores turned into P by a trip, 0 in loops of other kinds. emulated: how many
-    of them without MUFU. registers: budget of the role (USETMAXREG), None if nothing sets it.
-    highest_register: the largest index named.
+    skips). elements: scores turned into P by a trip, in the backward pass into P and dS; 0 in loops
+    of other kinds. emulated: how many of them without MUFU. registers: budget of the role
+    (USETMAXREG), None if nothing sets it. highest_register: the largest index named.
     """
 
     kind: str
@@ -109,11 +115,22 @@ class LoopReport:
 
     @property
     def emulated(self) -> int:
-        """Elements whose exponential is not a MUFU: each row has one MUFU more, of its factor."""
+        """Elements whose exponential is not a MUFU: each row has one MUFU more, of its factor; the
+        backward pass has no factors."""
         if not self.elements:
             return 0
-        rows = max(1, self.elements // ROW)
+        rows = max(1, self.elements // ROW) if self.is_softmax else 0
         return max(0, self.elements + rows - self.columns.get("MUFU.EX2", 0))
+
+    @property
+    def is_softmax(self) -> bool:
+        """Is it a loop of the forward pass over scores?"""
+        return self.kind in (SOFTMAX, MASKED)
+
+    @property
+    def barriers(self) -> int:
+        """Barriers among warps (BAR) of a trip; mbarriers are none."""
+        return sum(mark.opcode.startswith("BAR") for mark in self.marks)
 
     @property
     def spills(self) -> int:
@@ -123,16 +140,18 @@ class LoopReport:
     @property
     def alpha(self) -> float | None:
         """Where the factor of the row is published: a narrow store to SMEM or TMEM. In percent."""
-        return next((m.percent for m in self.marks if _is_factor(m.opcode)), None)
+        factors = (m.percent for m in self.marks if _is_factor(m.opcode))
+        return next(factors, None) if self.is_softmax else None
 
     @property
     def p_stored(self) -> tuple[float, ...]:
-        """Where the chunks of P are stored to TMEM. In percent."""
+        """Where the chunks of P, in the backward pass then those of dS, are stored to TMEM. In
+        percent."""
         return tuple(mark.percent for mark in self.marks if _is_chunk(mark.opcode))
 
     @property
     def p_arrived(self) -> tuple[float, ...]:
-        """The first arrival on an mbarrier behind chunks of P. In percent."""
+        """The first arrival on an mbarrier behind chunks of P or dS. In percent."""
         found: list[float] = []
         stored = False
         for mark in self.marks:
@@ -157,6 +176,7 @@ class LoopReport:
             "registers": self.registers,
             "highest_register": self.highest_register,
             "spills": self.spills,
+            "barriers": self.barriers,
             "alpha_percent": self.alpha,
             "p_stored_percent": list(self.p_stored),
             "p_arrived_percent": list(self.p_arrived),
@@ -178,9 +198,9 @@ def classify(function: Function) -> tuple[LoopReport, ...]:
             if kinds[around] != OTHER and kinds[loop.header] != OTHER:
                 outer.add(around)
             around = parents[around]
-    budgets = _budgets(function)
+    known = _budgets(function)
     return tuple(
-        _report(function, loop, OTHER if loop.header in outer else kinds[loop.header], budgets)
+        _report(function, loop, OTHER if loop.header in outer else kinds[loop.header], known)
         for loop in loops
     )
 
@@ -203,16 +223,30 @@ def _kind(loop: NaturalLoop) -> str:
     if exp2 >= MIN_EXP2 and counts["LDTM"]:
         selects = counts["FSEL"] + counts["FSETP"]
         logic = counts["LOP3"] + counts["PRMT"] + counts["SEL"]
-        return MASKED if selects > MASK_SELECTS or logic > MASK_LOGIC else SOFTMAX
+        masked = selects > MASK_SELECTS or logic > MASK_LOGIC
+        if _maxima(loop) >= MIN_MAXIMA:
+            return MASKED if masked else SOFTMAX
+        return GRADIENTS_MASKED if masked else GRADIENTS
     if any(counts[opcode] for opcode in COLUMNS["MMA"]):
         return MMA
     if counts["LDTM"] and counts["STTM"] and counts["FMUL2"] + counts["FMUL"]:
         return CORRECTION
+    if counts["LDTM"] and counts["STS"] >= MIN_REDUCED and not counts["F2FP"]:
+        return REDUCE
     return LOAD if counts["UTMALDG"] else OTHER
 
 
+def _maxima(loop: NaturalLoop) -> int:
+    """Maxima of scores; an LDTM that finds the largest of what it loads counts as all of them."""
+    found = 0
+    for one in loop.inline:
+        found += one.base in ("FMNMX", "FMNMX3")
+        found += MIN_MAXIMA * one.opcode.startswith("LDTM.STAT")
+    return found
+
+
 def _report(
-    function: Function, loop: NaturalLoop, kind: str, budgets: Mapping[int, int]
+    function: Function, loop: NaturalLoop, kind: str, known: Mapping[int, int]
 ) -> LoopReport:
     counts = Counter(column_of(one) for one in loop.inline)
     marks = tuple(
@@ -228,8 +262,8 @@ def _report(
         shortest=_shortest(function, loop),
         outside=len(loop.outside),
         columns=MappingProxyType({name: counts[name] for name in _NAMES if counts[name]}),
-        elements=2 * counts["F2FP"] if kind in (SOFTMAX, MASKED) else 0,
-        registers=next((budgets[block] for block in chain if block in budgets), None),
+        elements=_OF_SCORES.get(kind, 0) * counts["F2FP"],
+        registers=next((known[block] for block in chain if block in known), None),
         highest_register=max(
             (_highest(one.operands) for one in (*loop.inline, *loop.outside)), default=-1
         ),
@@ -237,14 +271,17 @@ def _report(
     )
 
 
+def budgets(instructions: Iterable[CodeInstruction]) -> Iterator[int]:
+    """The registers per thread that each USETMAXREG leaves."""
+    for one in instructions:
+        if one.base == "USETMAXREG":
+            yield int(one.operands.split(",")[-1].strip(), 0)
+
+
 def _budgets(function: Function) -> dict[int, int]:
     """Block -> the registers per thread that its last USETMAXREG leaves."""
-    found = {}
-    for start, body in function.graph.blocks.items():
-        for one in body:
-            if one.base == "USETMAXREG":
-                found[start] = int(one.operands.split(",")[-1].strip(), 0)
-    return found
+    by_block = {start: list(budgets(body)) for start, body in function.graph.blocks.items()}
+    return {start: found[-1] for start, found in by_block.items() if found}
 
 
 def _shortest(function: Function, loop: NaturalLoop) -> int:

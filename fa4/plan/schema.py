@@ -87,7 +87,7 @@ class Sync:
     fenced: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Semaphore:
     """Poll a counter in global memory until it is this CTA's turn."""
 

@@ -194,12 +194,12 @@ def _read_row(path: Path, line: int, header: list[str], cells: list[str]) -> Row
 
 def machine_name(rows: Seq[Row]) -> str:
     """The machine that all rows were measured on. ValueError if there is no such one."""
-    names = sorted({row.gpu.lower() for row in rows})
-    if len(names) > 1:
-        raise ValueError(f"rows are from {', '.join(names)}; choose one with --machine")
-    if names[0] not in GPUS:
-        raise ValueError(f"unknown gpu {names[0]!r}; say with --machine what to compare it with")
-    return names[0]
+    name, *others = sorted({row.gpu.lower() for row in rows})
+    if others:
+        raise ValueError(f"rows are from {', '.join((name, *others))}; choose one with --machine")
+    if name not in GPUS:
+        raise ValueError(f"unknown gpu {name!r}; say with --machine what to compare it with")
+    return name
 
 
 def select_rows(

@@ -6,9 +6,10 @@ within a bound that neither has a part in: norms of q, k, v and dout, and unit r
 attention is held twice, unrounded in float64, where hardly anything is allowed, and as it is used.
 
     e = |scale| 4 sqrt(d + 1) w max|q| max|k| + 16 w (|scale| max|q| max|k| + |bias| + 1)
-    |O|   <= (e^2e - 1 + 6 u + n w) 2 max|v|,     |LSE| <= 2 e + n w + 8 w (|LSE| + 1)
-    |dV|  <= rel rows max|dout|,                  rel = e^2e - 1 + 8 u + n w
-    |dQ|  <= rel |scale| A max|k|,  |dK| <= rel |scale| A max|q| rows
+    rel = (e^2e - 1 + 8 u + n w + n 2^-24) / (1 - dropout)             FP8: n 2^-10, P's underflow
+    |O|   <= 2 rel max|v|,                        |LSE| <= 2 e + n w + 8 w (|LSE| + 1)
+    |dV|  <= 2 rel rows max|dout|
+    |dQ|  <= 2 rel |scale| A max|k|,  |dK| <= 2 rel |scale| A max|q| rows
                                                   A = 4 max|dout| max|v| + max|dlse|
 
 max|x| is the largest Euclidean norm of a row. It is far wider than a budget, and far narrower than

@@ -156,6 +156,19 @@ def test_findings_name_line_and_source(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(capsys, path, "--block", 64)[0] == 0
 
 
+def test_sums_in_any_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two CTAs add a float to one place: a finding only where fixed orders are asked for."""
+    path = tmp_path / "sum.ptx"
+    path.write_text(
+        f"{HEADER}\n.visible .entry sum(.param .u64 x)\n{{ .reg .b64 %x; ld.param.u64 %x, [x]; "
+        "red.global.add.f32 [%x], 0f3F800000; ret; }\n"
+    )
+    given = path, "--grid", 2, "--arg", "x:f32[1]=zeros"
+    assert run(capsys, *given)[0] == 0
+    code, out, _ = run(capsys, *given, "--ordered-sums")
+    assert code == 1 and "race: " in out
+
+
 def test_seeds_stop_at_the_first_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

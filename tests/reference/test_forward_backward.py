@@ -149,6 +149,15 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
         assert_exact(drawn)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+def test_the_exchange_of_ds(rows: int) -> None:
+    """Each CTA has half of the rows, the first one more of an odd number, with all keys."""
+    whole = np.arange(2.0 * rows * 7).reshape(2, rows, 7)
+    first, second = backward_exchange((whole[..., :4], whole[..., 4:]))
+    assert np.array_equal(first, whole[:, : (rows + 1) // 2])
+    assert np.array_equal(second, whole[:, (rows + 1) // 2 :])
+
+
 @pytest.mark.parametrize("fault", ["no D", "no exchange", "no scale"])
 def test_a_planted_backward_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = arrays(SHAPE, 3)

@@ -50,6 +50,26 @@ def test_published_file() -> None:
     assert machine_name(rows) == "b200"
 
 
+@pytest.mark.parametrize(
+    ("changed", "label"),
+    [
+        ({}, "fwd full B2 H16 S4096 d128"),
+        ({"pass": "bwd", "causal": "1"}, "bwd causal B2 H16 S4096 d128"),
+        ({"head_dim_v": "64"}, "fwd full B2 H16 S4096 d128x64"),
+        ({"head_dim_v": "192"}, "fwd full B2 H16 S4096 d128x192"),
+        ({"head_dim": "192", "head_dim_v": "192"}, "fwd full B2 H16 S4096 d192"),
+        ({"heads_k": "4"}, "fwd full B2 H16/4 S4096 d128"),
+        ({"heads_k": "16", "dtype": "fp16"}, "fwd full B2 H16 S4096 d128 fp16"),
+    ],
+)
+def test_a_point_in_a_few_words(changed: dict[str, str], label: str, tmp_path: Path) -> None:
+    """What is as usual is not said."""
+    columns = {"gpu": "B200", "software": "FA4", "pass": "fwd", "head_dim": "128", "causal": "0",
+               "seqlen": "4096", "batch": "2", "heads": "16", "dtype": "bf16",
+               "tflops": "1"} | changed  # fmt: skip
+    assert one_row(tmp_path, ",".join(columns.values()), ",".join(columns)).label == label
+
+
 def test_optional_columns(tmp_path: Path) -> None:
     """head_dim_v and heads_k may be missing or empty; lengths take k; columns in any order."""
     plain = one_row(tmp_path, GOOD)

@@ -27,6 +27,17 @@ def test_without_settings_it_is_the_papers_headline() -> None:
     assert request.predict() == predict(problem, request.pipeline, request.machine)
 
 
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_setting_is_described(name: str) -> None:
+    """A sentence of help, and beside it the default, which is among the choices."""
+    field = FIELDS[name]
+    assert field.name == name and bool(field.metavar) == (not field.is_flag)
+    assert field.help.endswith(".") and len(field.help) > 8
+    assert field.default and not field.default.endswith(".")
+    if field.choices:
+        assert field.default.partition(" ")[0] in (*field.choices, "FA4's")
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("8k", 8192), ("1.5K", 1536), ("2m", 2 * 1024**2), (" 7 ", 7), ("0", 0)]
 )
@@ -40,6 +51,13 @@ def test_bad_counts(text: str) -> None:
     """What is no whole number is refused."""
     with pytest.raises(ValueError, match="whole number"):
         parse_count(text)
+
+
+def test_the_largest_count() -> None:
+    """What an array of 64-bit integers holds, and not one more; the message says so."""
+    assert parse_count("9223372036854775807") == 2**63 - 1
+    with pytest.raises(ValueError, match=r"at most 9223372036854775807$"):
+        parse_count("9223372036854775808")
 
 
 def test_flags_and_windows() -> None:

@@ -117,7 +117,7 @@ BUGS = {
         "3", "race",
         (compute, "return group * self.group_step + self.word",
          "return group * self.group_step // 2 + self.word"),
-        (compute, "(columns.s + columns.split.word(fragment))",
+        (compute, "(columns.s + columns.word(fragment))",
          "(columns.s - columns.first_query // 2 + columns.split.word(fragment))"),
     ),
     "KV tiles before the window have turns": bug(

@@ -121,6 +121,18 @@ def test_the_report_for_people(fa4: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         assert part in text, part
 
 
+def test_ignored_registers_are_said() -> None:
+    """Planted: a kernel whose setmaxnreg the compiler has dropped."""
+    kernel = {"ptx": {"budgets": [("inc", 152)]}, "registers_at_launch": 128, "frame_bytes": 0,
+              "instructions": None, "dynamic_smem_bytes": 0, "static_smem_bytes": 0,
+              "planned": False, "ignored_budgets": []}  # fmt: skip
+    line = "registers per thread at launch: 128; setmaxnreg: 152 (inc)"
+    assert next(compile_command.render_memory(kernel, {})) == line
+    kernel["ignored_budgets"] = [152]
+    ignoring = next(compile_command.render_memory(kernel, {}))
+    assert ignoring == f"{line}; the compiler IGNORES 152"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

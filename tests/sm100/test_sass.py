@@ -48,9 +48,10 @@ def repeat(count: int, instruction: str) -> str:
     return f"{instruction}\n" * count
 
 
+MAXIMA = repeat(loops.MIN_MAXIMA, "FMNMX3 R2, R4, R5, R2")
 SOFTMAX = (
     "LDTM.x32 R4, tmem[UR4]\n"
-    + repeat(3, "FMNMX3 R2, R4, R5, R2")
+    + MAXIMA
     + "MUFU.EX2 R3, R3\nSTS [R9], R3\n"
     + repeat(28, "MUFU.EX2 R6, R6")
     + "STTM.x16 tmem[UR5], R6\n"
@@ -270,6 +271,30 @@ def test_thirty_exponentials_make_a_softmax_loop() -> None:
     assert reports(few.replace("STS [R9], R3", "MUFU.EX2 R6, R6\nSTS [R9], R3"), loops.SOFTMAX)
 
 
+@pytest.mark.parametrize("selects", [0, 61])
+def test_a_loop_without_maxima_makes_gradients(selects: int) -> None:
+    """Each score becomes a P and a dS, two conversions to 16 bits; nothing else is emulated."""
+    code = PROGRAM.replace(MAXIMA, repeat(selects, "FSEL R4, R4, -INF , P1") + "BAR.SYNC 0x1\n")
+    kinds = loops.GRADIENTS, loops.GRADIENTS_MASKED
+    assert [len(reports(code, kind)) for kind in kinds] == [not selects, bool(selects)]
+    (report,) = reports(code, kinds[bool(selects)])
+    assert (report.elements, report.emulated, report.alpha, report.barriers) == (32, 0, None, 1)
+    assert report.per_row == 4 * report.length and len(report.p_stored) == 2
+    found = code.replace("LDTM.x32", "LDTM.STAT.x32.MAX.F32")
+    assert not any(reports(found, kind) for kind in kinds), "LDTM finds the maximum itself"
+
+
+@pytest.mark.parametrize(
+    "count, more, reduces",
+    [(8, "", True), (7, "", False), (8, "F2FP.BF16.F32.PACK_AB R6, R6, R7", False)],
+)
+def test_float32_sums_leave_tensor_memory(count: int, more: str, reduces: bool) -> None:
+    code = f""".L_tile:\nLDTM.x32 R4, tmem[UR4]\n{more}\n{repeat(count, "STS.128 [R9], R4")}
+        UBLKRED.G.S.ADD.F32.RN [UR4], [UR6], UR8\n@P0 BRA %.L_tile\nEXIT"""
+    (loop,) = loops.classify(only(listing(code)))
+    assert (loop.kind == loops.REDUCE) == reduces
+
+
 ROLES = f"""
 USETMAXREG.DEALLOC.CTAPOOL 0x30
 .L_mma:
@@ -380,6 +405,20 @@ def test_a_kernel_with_its_machine_code(tool: Path) -> None:
     assert [one.kind for one in code.known_loops] == [loops.SOFTMAX]
     plain = json.loads(json.dumps(code.with_smem({code.resources.name: 5}).describe()))
     assert (plain["frame_bytes"], plain["dynamic_smem_bytes"], len(plain["loops"])) == (16, 5, 1)
+
+
+def test_budgets_that_the_compiler_ignores(tool: Path) -> None:
+    """Planted: machine code without one of two budgets, or both. Without PTX none is asked."""
+    asked = ptx_report.read(PTX)[0].budgets
+    kept = [f"USETMAXREG.DEALLOC.CTAPOOL {registers:#x}\n" for _, registers in asked]
+    install(tool, f"cat {tool.parent}/out.txt")
+    for present in (kept, kept[:1], []):
+        (tool.parent / "out.txt").write_text(listing("".join(present) + "EXIT"))
+        (code,) = codegen.read_kernels(elf({KERNEL: (128, 0, 0)}), PTX)
+        missing = {registers for _, registers in asked[len(present) :]}
+        assert set(code.ignored_budgets) == missing == set(code.describe()["ignored_budgets"])
+    (code,) = codegen.read_kernels(elf({KERNEL: (128, 0, 0)}))
+    assert code.ignored_budgets == ()
 
 
 def test_kernels_of_one_module_are_counted_apart(tool: Path) -> None:

@@ -91,6 +91,21 @@ def test_what_it_offers_is_right_and_the_rest_is_refused(adapter, name: str) -> 
     assert (backend.reason_missing("lse") is None) == (name not in WITHOUT_LSE)
 
 
+@pytest.mark.parametrize(("name", "case", "message"), [
+    ("flash-attn-2", CASES["v dim"], "one head dim for Q, K and V; got 16 and 32"),
+    ("flash-attn-2", CASES["offset"], r"a window side below 0 \(-2\) means unbounded there"),
+    ("xformers", CASES["offset"], r"a window side below 0 \(-2\) means unbounded there"),
+    ("xformers", replace(PACKED, window_size=(2, 3)), "windows that reach beyond the diagonal"),
+    ("flashinfer", replace(PACKED, window_size=(2, 3)), "windows that reach beyond the diagonal"),
+    ("flex-attention", replace(BASE, seqlen_k=0), "takes no empty tensors"),
+    ("flex-attention", replace(BASE, batch=0), "takes no empty tensors"),
+])  # fmt: skip
+def test_refusals_say_what_and_how_much(adapter, name: str, case: Case, message: str) -> None:
+    """In a call that is otherwise offered."""
+    with pytest.raises(NotCovered, match=message):
+        adapter(name).forward(build_inputs(case))
+
+
 @pytest.mark.parametrize("name", sorted(GRADIENTS))
 def test_gradients(adapter, name: str) -> None:
     """dQ, dK, dV and dsink, dense and packed, wherever the forward pass is offered."""
@@ -126,6 +141,62 @@ def test_flex_attention_takes_modifiers(adapter, case: Case) -> None:
     """The kit's own functions, NumPy's calls in them too, traced by torch."""
     inputs = build_inputs(case)
     assert assert_within_budget(inputs, adapter("flex-attention").forward(inputs)) <= 1.0
+
+
+@pytest.mark.parametrize("case", [
+    BASE, replace(BASE, softcap=2.0), replace(BASE, score_mod="alibi"),
+    replace(BASE, mask_mod="stripes"), PACKED,
+])  # fmt: skip
+def test_what_torch_cannot_trace(adapter, monkeypatch, case: Case) -> None:
+    """A modifier that its compiler gives up on is not covered; without one, it is a failure."""
+    backend = adapter("flex-attention")
+    broken = torch._dynamo.exc.Unsupported("no such call\nand a long story")
+
+    def gives_up(compiled: bool):
+        def attention(*tensors, **options):
+            raise broken
+
+        return attention
+
+    monkeypatch.setattr("fa4.testing.adapters.flex._flex", gives_up)
+    has_modifier = case.score_mod is not None or case.mask_mod is not None
+    with pytest.raises(NotCovered if has_modifier else type(broken)) as caught:
+        backend.forward(build_inputs(case))
+    assert not has_modifier or str(caught.value).endswith("the modifier: no such call")
+
+
+WINDOWS = {  # what xFormers is told: no bias is its fastest kernel, then its causal one
+    "plain": ("none", None),
+    "causal": ("LowerTriangularFromBottomRightMask", (None, 0)),
+    "window": ("LocalAttentionFromBottomRightMask", (2, 3)),
+    "left": ("LocalAttentionFromBottomRightMask", (2, 13)),
+    "right": ("LocalAttentionFromBottomRightMask", (13, 3)),
+    "causal window": ("LocalAttentionFromBottomRightMask", (2, 0)),
+    "packed": ("BlockDiagonalMask", (None, None)),
+    "packed causal": ("BlockDiagonalMask", (None, 0)),
+    "packed window": ("BlockDiagonalMask", (2, 0)),
+}
+
+
+@pytest.mark.parametrize("label", WINDOWS)
+@pytest.mark.parametrize("name", ["", "_forward_requires_grad"])
+def test_the_bias_that_xformers_is_given(adapter, monkeypatch, label: str, name: str) -> None:
+    """With the LSE and without it."""
+    backend, seen = adapter("xformers"), []
+    fmha, full_name = sys.modules["xformers.ops.fmha"], f"memory_efficient_attention{name}"
+    run = getattr(fmha, full_name)
+
+    def note(*tensors, attn_bias=None, **options):
+        seen.append((type(attn_bias).__name__, getattr(attn_bias, "window", None)))
+        return run(*tensors, attn_bias=attn_bias, **options)
+
+    monkeypatch.setattr(fmha, full_name, note)
+    inputs = build_inputs(CASES[label])
+    options = inputs.options | {"return_lse": bool(name)}
+    function = backend.varlen if inputs.is_varlen else backend.function
+    backend.call(function, inputs.q, inputs.k, inputs.v, **options)
+    kind, window = WINDOWS[label]
+    assert seen == [(kind if window else "NoneType", window)]
 
 
 def test_a_kernel_is_held_to_itself(adapter) -> None:

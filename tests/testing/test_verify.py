@@ -27,6 +27,14 @@ def test_the_oracle_uses_no_budget() -> None:
     assert report.passed and all(result.worst_share < 1e-3 for result in report.results)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_property_judges_a_back_end_without_gaps(name: str) -> None:
+    """A first case of each is run and passes: no check takes an honest result for a gap."""
+    (prop,) = runner_module.find_properties([name])
+    result = runner_module.run_property(prop, load_backend("reference"), most=1)
+    assert (result.status, result.reason) == ("passed", "") and result.cases >= 1, result
+
+
 def test_failures_shrink() -> None:
     """The example is as small as it can be, and its source is short lines."""
     (result,) = verify(f"{HERE}:top_left_causal", only=["causal"]).results

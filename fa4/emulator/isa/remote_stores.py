@@ -106,6 +106,9 @@ def _bind(
             raise MemoryFault("out-of-bounds", "the mbarrier lies in another CTA than the data")
         actor = cta.pool.begin(warp.clock.snapshot(mask))
         for piece in pieces:
+            if cta.machine.events is not None:
+                num_bytes = len(piece.offsets) * size
+                cta.machine.events.moved(cta, piece.home, instruction.line, num_bytes)
             record(warp, piece, size, Touch(actor, access, touch_kind, actor.lane))
 
         def complete() -> None:

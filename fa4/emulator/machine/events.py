@@ -45,5 +45,11 @@ class RunEvents:
     def completed(self, operation: AsyncOperation, tick: int) -> None:
         """An asynchronous operation is done."""
 
+    def moved(self, issuer: Any, owner: Any, line: int, num_bytes: int) -> None:
+        """An asynchronous operation that a CTA issued reads or writes shared memory of `owner`.
+
+        line: of its PTX. A copy within shared memory is told twice, for each side.
+        """
+
     def cluster_started(self, cluster: Any, tick: int) -> None:
         """The CTAs of a cluster began."""

@@ -36,13 +36,13 @@ class Split:
     group_step: int
     fragment_step: int
 
-    def query(self, fragment: int) -> int:
+    def query(self, run: Int32 | int) -> Int32 | int:
         """The first query of a run, counted from the warpgroup's first one."""
-        return fragment * self.fragment_step
+        return run * self.fragment_step
 
-    def word(self, fragment: int) -> int:
+    def word(self, run: Int32 | int) -> Int32 | int:
         """Where its words start, counted from the warpgroup's."""
-        return fragment * (FRAGMENT // 2)
+        return run * (FRAGMENT // 2)
 
     def word_of(self, query: int) -> int:
         """Where the word of an even query of the tile is."""
@@ -60,33 +60,43 @@ class DsStore:
 
     row: in this CTA, of the queries that it has for itself. swizzle: by which the order of the
     row's 16-byte vectors differs. peer_row, peer_barrier: in the other CTA of a pair, of what is
-    stored there; rank: this CTA's. None without a pair.
+    stored there. None without a pair.
     """
 
     row: Int32
     swizzle: Int32
     peer_row: Int32 | None = None
     peer_barrier: Int32 | None = None
-    rank: Int32 | None = None
 
 
 @dataclass(frozen=True)
 class Columns:
     """What a compute warp works with.
 
-    split, first_query: which queries. s, dp: the warpgroup's first columns of tensor memory, where
-    P and dS go as well. ds: in shared memory. stats: shared memory of its first query's -LSE in
-    stage 0. scale_log2: from scores to exponents of 2. never: see `stand_apart`.
+    split, first_query: which queries. first_run: of the two that the warpgroup has, the one that it
+    takes first: in a pair the one whose dS stays here. s, dp: the warpgroup's first columns of
+    tensor memory, where P and dS go as well. ds: in shared memory. stats: shared memory of its
+    first query's -LSE in stage 0. scale_log2: from scores to exponents of 2. never: see
+    `stand_apart`.
     """
 
     split: cutlass.Constexpr
     first_query: Int32
+    first_run: Int32 | int
     s: Int32
     dp: Int32
     ds: DsStore
     stats: Int32
     scale_log2: Float32
     never: Int32
+
+    def query(self, fragment: int) -> Int32 | int:
+        """The first query of a fragment, counted from the warpgroup's first one."""
+        return self.split.query(fragment ^ self.first_run)
+
+    def word(self, fragment: int) -> Int32 | int:
+        """Where its words start, counted from the warpgroup's."""
+        return self.split.word(fragment ^ self.first_run)
 
 
 @dataclass(frozen=True)
@@ -154,13 +164,13 @@ def step(
         signals.arrive_once("s_read")
     p = []
     for fragment in cutlass.range_constexpr(FRAGMENTS):
-        query = columns.split.query(fragment)
+        query = columns.query(fragment)
         scores = raw[fragment * FRAGMENT : (fragment + 1) * FRAGMENT]
         values, words = probabilities(
             columns, mods, scores, first_row + query, seen, stats + query * FLOAT_BYTES
         )
         p += values
-        write_columns(words, warp_lanes() + (columns.s + columns.split.word(fragment)))
+        write_columns(words, warp_lanes() + (columns.s + columns.word(fragment)))
         stand_apart(columns.never)
     cute.arch.fence_view_async_tmem_store()
     signals.arrive_once("p_full")
@@ -169,8 +179,12 @@ def step(
     for fragment in cutlass.range_constexpr(FRAGMENTS):
         words += gradients(columns, mods, (raw, p), fragment, first_row, seen, stats)
         if cutlass.const_expr(not pair):
+            write_ds(columns, words[-FRAGMENT // 2 :], fragment)
             store_ds(columns.ds, words[-FRAGMENT // 2 :], fragment)
         stand_apart(columns.never)
+    if cutlass.const_expr(pair):  # now, as the words of one fragment lie over dP of the other
+        write_ds(columns, words[: FRAGMENT // 2], 0)
+        write_ds(columns, words[FRAGMENT // 2 :], 1)
     cute.arch.fence_view_async_tmem_store()
     early: cutlass.Constexpr = pair and spec.overlaps_tiles
     if cutlass.const_expr(early):  # dK may start; dQ of the tile before still reads shared memory
@@ -186,12 +200,14 @@ def step(
 
 
 def read_scores(columns: Columns) -> list[Float32]:
-    """The thread's half of a row of S^T."""
-    lanes, step = warp_lanes() + columns.s, columns.split.fragment_step
-    if step == FRAGMENT:
+    """The thread's half of a row of S^T, fragment after fragment."""
+    lanes = warp_lanes() + columns.s
+    if columns.split.fragment_step == FRAGMENT:
         return read_columns(lanes, HALF, HALF)
-    later = read_columns(lanes + step, FRAGMENT, FRAGMENT)
-    return read_columns(lanes, FRAGMENT, FRAGMENT) + later
+    first, later = (
+        read_columns(lanes + columns.query(fragment), FRAGMENT, FRAGMENT) for fragment in (0, 1)
+    )
+    return first + later
 
 
 def gradients(
@@ -203,9 +219,9 @@ def gradients(
     seen: Any,
     stats: Int32,
 ) -> list[Int32]:
-    """dS of a fragment as words, stored in tensor memory. scores: raw, and P of them."""
+    """dS of a fragment as words. scores: raw, and P of them."""
     spec = mods.spec
-    query, place = columns.split.query(fragment), columns.split.word(fragment)
+    query = columns.query(fragment)
     words: list[Int32] = []
     width = FRAGMENT // 2 if spec.modifies_scores else FRAGMENT
     for first in range(0, FRAGMENT, width):
@@ -221,10 +237,13 @@ def gradients(
         values = rowmath.sums_times(dp, minus_d, p)
         if spec.modifies_scores:
             values = mods.passed_back(values, raw, row)
-        rounded = rowmath.rounded(values, spec.dtype)
-        write_columns(rounded, warp_lanes() + (columns.dp + place + first // 2))
-        words += rounded
+        words += rowmath.rounded(values, spec.dtype)
     return words
+
+
+def write_ds(columns: Columns, words: list[Int32], fragment: int) -> None:
+    """A fragment of dS to tensor memory."""
+    write_columns(words, warp_lanes() + (columns.dp + columns.word(fragment)))
 
 
 def store_ds(ds: DsStore, words: list[Int32], fragment: int) -> None:
@@ -233,17 +252,11 @@ def store_ds(ds: DsStore, words: list[Int32], fragment: int) -> None:
     write_shared(words, ds.row, ds.swizzle, fragment * vectors)
 
 
-@cute.jit
-def exchange_ds(signals: Signals, ds: DsStore, words: list) -> None:
-    """Each fragment of dS to the CTA that has its rows of dQ: one stays, the other goes."""
+def exchange_ds(signals: Signals, ds: DsStore, words: list[Int32]) -> None:
+    """Each fragment of dS to the CTA that has its rows of dQ: the first stays, the other goes."""
     signals.stored_in_peer("ds_peer")
-    half: cutlass.Constexpr = len(words) // 2
-    if ds.rank == 0:
-        write_shared(words[:half], ds.row, ds.swizzle, 0)
-        push_shared(words[half:], ds)
-    else:
-        write_shared(words[half:], ds.row, ds.swizzle, 0)
-        push_shared(words[:half], ds)
+    push_shared(words[FRAGMENT // 2 :], ds)
+    write_shared(words[: FRAGMENT // 2], ds.row, ds.swizzle, 0)
 
 
 def probabilities(

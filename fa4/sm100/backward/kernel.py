@@ -206,13 +206,14 @@ def make_columns(
         barrier = cute.arch.map_dsmem_ptr(signals.pointer("ds_peer"), peer)
         ds = DsStore(
             Int32(place.toint()), swizzle ^ (group * (ROW_BYTES // 2)),
-            Int32(cute.arch.map_dsmem_ptr(place, peer).toint()), Int32(barrier.toint()), rank,
+            Int32(cute.arch.map_dsmem_ptr(place, peer).toint()), Int32(barrier.toint()),
         )  # fmt: skip
     split = make_split(spec)
     first_query = group * split.group_step
     return Columns(
         split=split,
         first_query=first_query,
+        first_run=rank,
         s=plan.buffer("s").start + first_query,
         dp=plan.buffer("dp").start + first_query,
         ds=ds,

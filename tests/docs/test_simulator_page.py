@@ -1,0 +1,42 @@
+"""docs/simulator.md: its tables are those of the cost model, which has a source for each figure."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from docs.simulator_tables import PAGE, SECTIONS, blocks, fill, unit
+from fa4.sim.costs import FREE_CONSTANTS, CostTable
+
+DOCUMENT = PAGE.read_text(encoding="utf-8")
+
+
+def test_tables_are_up_to_date() -> None:
+    """If not: python docs/simulator_tables.py."""
+    assert fill(DOCUMENT) == DOCUMENT
+
+
+@pytest.mark.parametrize("number", range(len(SECTIONS)))
+def test_a_stale_table_is_found_and_mended(number: int) -> None:
+    """Planted: one changed digit or letter in a table, or a table that is not there."""
+    _, table, end = list(blocks())[number]
+    changed = DOCUMENT.replace(table, table[:-3] + "?" + table[-2:])
+    assert changed != DOCUMENT and fill(changed) == DOCUMENT
+    with pytest.raises(ValueError, match=end):
+        fill(DOCUMENT.replace(end, ""))
+
+
+def test_every_figure_is_listed_once() -> None:
+    """With its unit and its source, among the costs or among the free constants."""
+    tables = [table for _, table, _ in blocks()]
+    for item in fields(CostTable):
+        assert sum(table.count(f"| `{item.name}` | {unit(item.name)} |") for table in tables) == 1
+        assert CostTable.sources()[item.name] in "".join(tables)
+
+
+@pytest.mark.parametrize("name", FREE_CONSTANTS)
+def test_what_is_fitted_starts_within_its_bounds(name: str) -> None:
+    """Also where calibration begins."""
+    least, most, _ = FREE_CONSTANTS[name]
+    assert 0 < least <= getattr(CostTable(), name) <= most

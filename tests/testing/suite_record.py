@@ -1,0 +1,162 @@
+"""What the suite asks of a back end by default, as digests: `python -m tests.testing.suite_record`.
+
+The run that `fa4 verify` makes without options is a contract with those who publish its result: the
+cases of each property, the kit's own mask and score functions, and the values of each regime. Any
+change of the tables behind them is a change of that contract, to be recorded on purpose by running
+this module. What Hypothesis draws is recorded with its version, since another one draws others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+from fa4.reference import SeqlenInfo
+from fa4.testing import PROPERTIES, Case, build_inputs, load_backend, strategies
+from fa4.testing.case import AUX_WIDTH, MASK_MODS, SCORE_MODS
+from fa4.testing.property import Property
+from fa4.testing.runner import run_property
+from fa4.testing.values import REGIMES
+
+FILE = Path(__file__).with_name("suite.json")
+DRAWS = 60  # of a strategy alone
+HEADS, ROWS, KEYS = np.ix_(np.arange(3), np.arange(80), np.arange(90))
+
+
+def digest(lines: Iterable[object]) -> str:
+    """Sixteen hexadecimal digits of the lines' text."""
+    return hashlib.sha256("\n".join(map(str, lines)).encode()).hexdigest()[:16]
+
+
+def run_of(prop: Property) -> tuple[list[Case], dict[str, Any]]:
+    """The cases that a back end without gaps is asked for by default, and the levels counted."""
+    cases: list[Case] = []
+    backend = load_backend("reference")
+    result = run_property(replace(prop, check=lambda _, case: float(bool(cases.append(case)))),
+                          backend)  # fmt: skip
+    assert result.status == "passed" and result.cases == len(cases), result
+    return cases, result.levels
+
+
+def asked_by(prop: Property) -> dict[str, Any]:
+    """What a property is stated for, and the cases of its design with their levels."""
+    if prop.listed is None:
+        cases, levels = [], {}
+    else:
+        cases, levels = run_of(replace(prop, strategy=None))
+    stated = (sorted(prop.needs), prop.dtypes, prop.group, prop.levels, sorted(prop.shrinks))
+    return {
+        "stated": digest([*stated, prop.first_look]),
+        "listed": digest(map(repr, cases)),
+        "levels": digest(sorted((name, sorted(counts.items())) for name, counts in levels.items())),
+    }
+
+
+def drawn_by(prop: Property) -> str:
+    """What Hypothesis draws beyond the design, and the levels of that."""
+    cases, levels = run_of(replace(prop, listed=None))
+    return digest([*map(repr, cases), json.dumps(levels, sort_keys=True)])
+
+
+def public_strategies() -> dict[str, Callable[..., SearchStrategy[Any]]]:
+    """Those of `fa4.testing.strategies`, with windows of some lengths."""
+    found = {
+        name: function
+        for name, function in vars(strategies).items()
+        if getattr(function, "__module__", "") == strategies.__name__ and name != "windows"
+    }
+    return found | {"windows": partial(strategies.windows, 200, 300)}
+
+
+def drawn_from(strategy: SearchStrategy[Any]) -> str:
+    """What one seed draws from a strategy."""
+    values: list[str] = []
+
+    @seed(0)
+    @settings(
+        max_examples=DRAWS, database=None, deadline=None, derandomize=False,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck), verbosity=Verbosity.quiet,
+    )  # fmt: skip
+    @given(strategy)
+    def draw(value: Any) -> None:
+        values.append(repr(value))
+
+    draw()
+    return digest(values)
+
+
+def mods() -> dict[str, str]:
+    """Each mask and score function, and each derivative, over a grid with rectangular lengths."""
+    info = SeqlenInfo(80, 90)
+    table = np.arange(2 * 3 * AUX_WIDTH).reshape(2, 3, AUX_WIDTH)
+    aux = (table / 8.0, (table % 3) - 1.0)
+    where = (1, HEADS, ROWS, KEYS, info, aux)
+    scores = (ROWS - KEYS) / 16.0 + HEADS
+    found = {name: function(*where) for name, function in MASK_MODS.items()}
+    for name, (forward, backward) in SCORE_MODS.items():
+        found[name] = forward(scores, *where)
+        found[f"{name} backward"] = backward(scores, scores, *where)
+    return {
+        name: digest(np.broadcast_to(value, (3, 80, 90)).astype(float).round(9).ravel().tolist())
+        for name, value in found.items()
+    }
+
+
+def values() -> dict[str, dict[str, list[float]]]:
+    """Mean, root mean square, least and largest of q, k and v of each regime, in two types."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in REGIMES:
+        for dtype in ("fp32", "fp16"):
+            case = Case(seqlen_q=40, seqlen_k=300, heads_k=2, head_dim=32, head_dim_v=24,
+                        dtype=dtype, values=name, seed=4)  # fmt: skip
+            inputs = build_inputs(case)
+            found[f"{name} {dtype}"] = {
+                letter: [
+                    float(f"{figure:.6g}")
+                    for figure in (x.mean(), np.hypot.reduce(x) / x.size**0.5, x.min(), x.max())
+                ]
+                for letter in "qkv"
+                for x in [getattr(inputs, letter).astype(np.float64).ravel()]
+            }
+    return found
+
+
+def record() -> dict[str, Any]:
+    """Everything that the file holds."""
+    return {
+        "hypothesis": hypothesis.__version__,
+        "properties": {
+            prop.name: asked_by(prop) | ({"drawn": drawn_by(prop)} if prop.strategy else {})
+            for prop in PROPERTIES
+        },
+        "strategies": {name: drawn_from(make()) for name, make in public_strategies().items()},
+        "mods": mods(),
+        "values": values(),
+    }
+
+
+def write() -> None:
+    """The file, with an entry a line, so that a change of it can be read."""
+    parts = []
+    for title, content in record().items():
+        text = json.dumps(content)
+        if isinstance(content, dict):
+            rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in content.items()]
+            text = "{\n" + ",\n".join(rows) + "\n}"
+        parts.append(f"{json.dumps(title)}: {text}")
+    FILE.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
