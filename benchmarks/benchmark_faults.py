@@ -68,39 +68,28 @@ _FIRST_S_READ = (
     "the MMA warp of a pair waits for p_full of the same tile before it looks at s_read again, and "
     "the same warps arrive there later: without this wait dP may start earlier, and nothing else"
 )
-_LAST_S_READ = (
-    "the last dS of a pair: a warp stores its CTA's half before it sends the other half, for which "
-    "the MMA warp waits by way of the relay; the emulator takes what was stored before a store to "
-    "the other CTA as known to whoever knows of that. It stays, as PTX does not promise that"
-)
 _LAST_DS_EMPTY = "nobody waits for the last phase of ds_empty: there is no further dS"
 _SOME_BYTES = (
     "not seen: a store of a warp to the other CTA is one operation, and who knows of 16 of its 512 "
     "bytes knows all"
 )
-_PEERS_FENCE = (
-    "not seen: the relay of the other CTA has a fence behind these stores, and the emulator takes "
-    "a proxy fence as of the memory of all CTAs, whatever it names"
-)
 _COMMIT = (
     "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 "
-    "[%r65+231592], %rs30"
+    "[%r64+231592], %rs30"
 )
 _WAIT = "mbarrier.try_wait.parity.shared.b64 P1, [{}], {}, 10000000"
 WHY: dict[tuple[str, str], str] = {
     ("wait removed", _WAIT.format("%r88", "%r89")): _STATS,
     ("wait removed", _WAIT.format("%r129", "%r130")): _STATS,
-    ("wait removed", _WAIT.format("%r132", "%r133")): _PAIR_STATS,
-    ("wait removed", _WAIT.format("%r243", "0")): _FIRST_S_READ,
-    ("wait removed", _WAIT.format("%r243", "%r242")): _LAST_S_READ,
+    ("wait removed", _WAIT.format("%r131", "%r132")): _PAIR_STATS,
+    ("wait removed", _WAIT.format("%r242", "0")): _FIRST_S_READ,
     ("commit removed", _COMMIT): _LAST_DS_EMPTY,
     ("commit to one CTA alone", _COMMIT): _LAST_DS_EMPTY,
     (
         "16 bytes fewer expected",
-        "mbarrier.arrive.expect_tx.shared.b64 %rd65, [%r266], %r265",
+        "mbarrier.arrive.expect_tx.shared.b64 %rd65, [%r265], %r264",
     ): _SOME_BYTES,
-    ("proxy fence removed", "fence.proxy.async.shared::cta"): _PEERS_FENCE,
-    ("another CTA of the pair", "mapa.shared::cluster.u32 %r142, %r35, %r25"): "the pair's CTAs "
+    ("another CTA of the pair", "mapa.shared::cluster.u32 %r141, %r35, %r25"): "the pair's CTAs "
     "copy the same row statistics, each the other's; a copy counts its bytes where it goes to",
     (
         "warp barrier removed",
@@ -109,7 +98,7 @@ WHY: dict[tuple[str, str], str] = {
     "before one lane arrives for all: nobody races for what it orders besides. Behind a wait for "
     "bulk copies, which one lane has issued: not seen, as what one lane has waited for counts as "
     "known to its warp. Behind the wait and the fence of a pair's "
-    "relay, which all lanes pass. Before the last arrival at s_read: see the wait for that",
+    "relay, which all lanes pass.",
 }
 
 

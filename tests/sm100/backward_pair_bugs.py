@@ -111,6 +111,9 @@ PAIR_BUGS: dict[str, BackwardBug] = {
         "23", "exit", (setup, MEET + "    if has_role", "    meet(1)\n    if has_role"),
         spec=WIDE_PAIR,
     ),
+    "no fence behind dS, of which a later signal tells": bug(
+        "2", "missing-proxy-fence", without(compute, "    " + PROXY), spec=PAIR,
+    ),
     "dS written again before dQ has read it": bug(
         "22c", "race",
         without(compute, '        signals.wait("ds_empty", progress.turn)\n'), spec=PAIR,
