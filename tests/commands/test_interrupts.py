@@ -49,7 +49,7 @@ def strike(moment: str, seconds: float, *arguments: str) -> subprocess.Completed
         ("numba", 0.05, "predict"),
         ("cutlass", 0.1, "compile"),
         ("fa4.compiled.forward", 0.3, "compile"),
-        ("fa4.compiled.forward", 1.5, "compile"),
+        ("fa4.compiled.forward", 0.7, "compile"),
     ],
 )
 def test_ctrl_c_is_one_line(moment: str, seconds: float, command: str) -> None:

