@@ -253,11 +253,16 @@ FLASH = [
     flash_backward(
         "d64_gqa", "1 CTA", problem(200, 200, causal=True, group=2), UNFINISHED_STORES
     ),
-    flash_backward("d128", "2 CTAs", problem(256, 256, 128)),
-    flash_backward("d128_causal", "2 CTAs", problem(256, 256, 128, causal=True)),
-    flash_backward("deterministic", "deterministic", problem(256, 256), deterministic=True),
+    flash_backward("d128", "2 CTAs", problem(256, 256, 128), UNFINISHED_STORES),
     flash_backward(
-        "deterministic_2cta", "deterministic", problem(256, 512, 128), deterministic=True
+        "d128_causal", "2 CTAs", problem(256, 256, 128, causal=True), UNFINISHED_STORES
+    ),
+    flash_backward(
+        "deterministic", "deterministic", problem(256, 256), UNFINISHED_STORES, deterministic=True
+    ),
+    flash_backward(
+        "deterministic_2cta", "deterministic", problem(256, 512, 128), UNFINISHED_STORES,
+        deterministic=True,
     ),
 ]  # fmt: skip
 
