@@ -23,14 +23,14 @@ from fa4.sm100.kit.signals import Signals
 class TileProduct:
     """One product: where its operands and its sum lie.
 
-    a: shared memory, or addresses of its steps in tensor memory. b: shared memory. idesc: its
-    instruction descriptor. sum: an address in tensor memory.
+    a: shared memory; or tensor memory, the first column and the offsets of its steps. b: shared
+    memory. idesc: its instruction descriptor. sum: the first column of tensor memory.
     """
 
-    a: OperandTiles | tuple
+    a: OperandTiles | tuple[int, tuple[int, ...]]
     b: OperandTiles
     idesc: cutlass.Constexpr
-    sum: Int32
+    sum: int
 
 
 @dataclass(frozen=True)
