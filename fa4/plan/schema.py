@@ -167,7 +167,8 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
-    """One-way synchronisation. kind is "mbarrier", "named", or "group": a thread's own bulk copies.
+    """One-way synchronisation. kind is "mbarrier", "named", "group": a thread's own bulk copies,
+    or "products": a warpgroup's own, of wgmma.
 
     `arrivals` gives, per arriver, how many arrivals of the hardware barrier one `Arrive` stands for
     (threads, or 1 for an elected thread, a commit or a TMA completion); their sum is the barrier's

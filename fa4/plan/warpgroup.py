@@ -13,6 +13,7 @@ from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
 from fa4.plan.memory_rules import TILE_ALIGN_BYTES
 from fa4.plan.schema import (
+    GROUP_WARPS,
     Arrive,
     Buffer,
     Copy,
@@ -23,6 +24,7 @@ from fa4.plan.schema import (
     Role,
     Signal,
     SmemAccess,
+    Sync,
     Wait,
     Work,
 )
@@ -30,7 +32,7 @@ from fa4.plan.work import WARPGROUP, mma
 
 ROWS = 64  # of a warpgroup: wgmma's M
 BARRIER_BYTES = 8 * 32
-REGISTERS = {1: (152, 152), 2: (240, 24), 3: (160, 32)}  # consumer, producer (FlashAttention-3)
+REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}  # consumer, producer (FlashAttention-3)
 
 
 def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
@@ -54,7 +56,7 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
     layout.add("k", "smem", pipeline.tile_n * pipeline.head_dim * size,
                stages=pipeline.kv_stages, align=1024)  # fmt: skip
     layout.add("v", "smem", pipeline.tile_n * dv * size, stages=pipeline.kv_stages, align=1024)
-    if _output_over_queries(pipeline, gpu):
+    if output_over_queries(pipeline, gpu):
         safe = {"q": "a warpgroup's rows over its own; the next Q is loaded when O is stored"}
         layout.alias("o", "smem", q.start, q.size, safe)
     else:
@@ -64,7 +66,7 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
     return layout.buffers
 
 
-def _output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
+def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
     """Is there no room for O beside Q, K and V? It is no wider than Q then."""
     d, dv, stages = pipeline.head_dim, pipeline.head_dim_v, pipeline.kv_stages
     elements = pipeline.block_rows * (d + dv) + stages * pipeline.tile_n * (d + dv)
@@ -81,9 +83,9 @@ def _signals(pipeline: WarpgroupPipeline) -> list[Signal]:
     stages, tile_n, dv = pipeline.kv_stages, pipeline.tile_n, pipeline.head_dim_v
     # (slots, bytes of a fill, arrivals of a consumer when it has read the slot)
     rings = {
-        "q": (1, pipeline.block_rows * pipeline.head_dim * size, WARPGROUP),
-        "k": (stages, tile_n * pipeline.head_dim * size, 1),
-        "v": (stages, tile_n * dv * size, 1),
+        "q": (1, pipeline.block_rows * pipeline.head_dim * size, GROUP_WARPS),
+        "k": (stages, tile_n * pipeline.head_dim * size, GROUP_WARPS),
+        "v": (stages, tile_n * dv * size, GROUP_WARPS),
     }
     signals = []
     for ring_name, (slots, num_bytes, releases) in rings.items():
@@ -107,15 +109,16 @@ def _signals(pipeline: WarpgroupPipeline) -> list[Signal]:
         before = names[i - 1]
         for product in ("s", "o"):
             signals.append(
-                Signal(name=f"{product}{i}_done", arrivals={name: 128}, waiters=(name,),
-                       kind="named")
+                Signal(name=f"{product}{i}_done", arrivals={name: 1}, waiters=(name,),
+                       kind="products")
             )  # fmt: skip
         if pipeline.ping_pong:
             signals.append(
-                Signal(name=f"turn{i}", arrivals={before: 128}, waiters=(name,), kind="named",
-                       free=1 if i == 0 else 0)
+                Signal(name=f"turn{i}", arrivals={before: WARPGROUP}, waiters=(name,), kind="named")
             )  # fmt: skip
-        signals.append(Signal(name=f"stored{i}", arrivals={name: 1}, waiters=(name,), free=1))
+        signals.append(
+            Signal(name=f"stored{i}", arrivals={name: 1}, waiters=(name,), kind="group", free=1)
+        )
     return signals
 
 
@@ -133,9 +136,9 @@ def _producer(pipeline: WarpgroupPipeline) -> Role:
     k_bytes = pipeline.tile_n * pipeline.head_dim * size
     q = fetch("q", pipeline.block_rows * pipeline.head_dim * size, cold=True)
     k, v = fetch("k", k_bytes), fetch("v", pipeline.tile_n * dv * size)
-    program = (*q, *fetch("k", k_bytes, cold=True), Loop("kv_tiles", (*k, *v), offset=-1), *v)
+    program = (*fetch("k", k_bytes, cold=True), *q, Loop("kv_tiles", (*k, *v), offset=-1), *v)
     registers = REGISTERS[pipeline.consumers][1]
-    return Role(name="load", warps=(4 * pipeline.consumers,), registers=registers, program=program)
+    return Role(name="load", warps=(GROUP_WARPS * pipeline.consumers,), registers=registers, program=program)
 
 
 def _rows(name: str, i: int, row_bytes: int) -> str:
@@ -152,13 +155,11 @@ def _consumer(pipeline: WarpgroupPipeline, gpu: Gpu, i: int) -> Role:
         Wait("k_full"),
         Work(f"QK{i}", qk, asynchronous=True, reads=(_rows("q", i, pipeline.head_dim * size), "k")),
         Arrive(f"s{i}_done", after="tensor"),
-        Arrive("k_empty", after="tensor"),
     )
     values: Program = (
         Wait("v_full"),
         Work(f"PV{i}", pv, asynchronous=True, reads=("v",)),
         Arrive(f"o{i}_done", after="tensor"),
-        Arrive("v_empty", after="tensor"),
     )
     fix = (Work(f"rescale O{i}", _unpacked(fma=dv / 2)),)
     step = _overlapped if pipeline.overlap else _serial
@@ -170,17 +171,19 @@ def _consumer(pipeline: WarpgroupPipeline, gpu: Gpu, i: int) -> Role:
         Loop("masked_tiles", step(pipeline, i, parts, True), offset=-1 if pipeline.overlap else 0),
         Loop("plain_tiles", step(pipeline, i, parts, False)),
     )
-    over = _output_over_queries(pipeline, gpu)
+    over = output_over_queries(pipeline, gpu)
     output = _rows("o", i, max(dv, pipeline.head_dim if over else 0) * size)
     end: Program = (
         *(() if over else (Arrive("q_empty"),)),
-        Wait(f"stored{i}"),
         Work(f"scale O{i}", _unpacked(fma=dv / 2, alu=dv / 4)),
+        Wait(f"stored{i}"),
+        Work(f"sync {i}", Sync()),
         Work(
             f"write O{i}",
             SmemAccess(num_bytes=ROWS * dv * size),
             writes=(output,),
         ),
+        Work(f"sync {i}", Sync(fenced=True)),
         Work(
             f"store O{i}",
             Copy(kind="store", num_bytes=ROWS * dv * size),
@@ -188,17 +191,19 @@ def _consumer(pipeline: WarpgroupPipeline, gpu: Gpu, i: int) -> Role:
             reads=(output,),
         ),
         Arrive(f"stored{i}", after="tma"),
-        *((Arrive("q_empty", after="tma"),) if over else ()),
+        *((Wait(f"stored{i}"), Arrive("q_empty")) if over else ()),
     )
     if pipeline.overlap:
         # The last tile's P V has no next S to hide behind.
-        end = (*values, Wait(f"o{i}_done"), *fix, *end)
-    warps = tuple(range(4 * i, 4 * i + 4))
+        end = (*values, Wait(f"o{i}_done"), Arrive("v_empty"), *end)
+    last = i == pipeline.consumers - 1
     return Role(
         name=f"consumer{i}",
-        warps=warps,
+        warps=tuple(range(GROUP_WARPS * i, GROUP_WARPS * (i + 1))),
         registers=REGISTERS[pipeline.consumers][0],
+        prologue=(Arrive("turn0"),) if pipeline.ping_pong and last else (),
         program=(*begin, *loops, *end),
+        closing=() if over else (Wait(f"stored{i}"),),
     )
 
 
@@ -216,7 +221,9 @@ def _serial(
     scores, values, fix = parts
     take, give = _turns(pipeline, i)
     softmax = _softmax(pipeline, i, masked)
-    return (*take, *scores, *give, Wait(f"s{i}_done"), *softmax, *fix, *values, Wait(f"o{i}_done"))
+    scored = (Wait(f"s{i}_done"), Arrive("k_empty"))
+    summed = (Wait(f"o{i}_done"), Arrive("v_empty"))
+    return (*take, *scores, *give, *scored, *softmax, *fix, *values, *summed)
 
 
 def _overlapped(
@@ -226,8 +233,9 @@ def _overlapped(
     scores, values, fix = parts
     take, give = _turns(pipeline, i)
     softmax = _softmax(pipeline, i, masked)
-    done = (Wait(f"o{i}_done"), *fix) if values else ()
-    return (*take, *scores, *values, *give, Wait(f"s{i}_done"), *softmax, *done)
+    scored = (Wait(f"s{i}_done"), Arrive("k_empty"))
+    done = (Wait(f"o{i}_done"), Arrive("v_empty"), *fix) if values else ()
+    return (*take, *scores, *values, *give, *scored, *softmax, *done)
 
 
 def _unpacked(mufu: float = 0.0, fma: float = 0.0, alu: float = 0.0) -> Math:
