@@ -115,7 +115,9 @@ def products_ended(plan: PipelinePlan, gpu: Gpu) -> Broken:
         waits = Counter(step.signal for step in role.closing if isinstance(step, Wait))
         for signal in plan.signals if role.closing else ():
             slots = signal.free if signal.name in by_products else 0
-            if role.name in signal.waiters and waits[signal.name] != slots:
+            if signal.kind != "mbarrier" or role.name not in signal.waiters:
+                continue
+            if waits[signal.name] != slots:
                 yield (
                     role.name,
                     f"waits {waits[signal.name]}x for {signal.name} at its end; products use "

@@ -43,7 +43,7 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
     return PipelinePlan(
         name=f"{kind} forward d{pipeline.head_dim}, {pipeline.consumers} warpgroups",
         roles=(*(_consumer(pipeline, gpu, i) for i in consumers), _producer(pipeline)),
-        signals=tuple(_signals(pipeline)),
+        signals=tuple(_signals(pipeline, output_over_queries(pipeline, gpu))),
         buffers=tuple(buffers),
         trips=("kv_tiles", "masked_tiles", "plain_tiles"),
     )
@@ -78,7 +78,7 @@ def _names(pipeline: WarpgroupPipeline) -> list[str]:
     return [f"consumer{i}" for i in range(pipeline.consumers)]
 
 
-def _signals(pipeline: WarpgroupPipeline) -> list[Signal]:
+def _signals(pipeline: WarpgroupPipeline, over: bool) -> list[Signal]:
     names, size = _names(pipeline), pipeline.element_bytes
     stages, tile_n, dv = pipeline.kv_stages, pipeline.tile_n, pipeline.head_dim_v
     # (slots, bytes of a fill, arrivals of a consumer when it has read the slot)
@@ -117,8 +117,9 @@ def _signals(pipeline: WarpgroupPipeline) -> list[Signal]:
                 Signal(name=f"turn{i}", arrivals={before: WARPGROUP}, waiters=(name,), kind="named")
             )  # fmt: skip
         signals.append(
-            Signal(name=f"stored{i}", arrivals={name: 1}, waiters=(name,), kind="group", free=1)
-        )
+            Signal(name=f"stored{i}", arrivals={name: 1}, waiters=(name,), kind="group",
+                   free=0 if over else 1)
+        )  # fmt: skip
     return signals
 
 
@@ -176,8 +177,7 @@ def _consumer(pipeline: WarpgroupPipeline, gpu: Gpu, i: int) -> Role:
     end: Program = (
         *(() if over else (Arrive("q_empty"),)),
         Work(f"scale O{i}", _unpacked(fma=dv / 2, alu=dv / 4)),
-        Wait(f"stored{i}"),
-        Work(f"sync {i}", Sync()),
+        *(() if over else (Wait(f"stored{i}"), Work(f"sync {i}", Sync()))),
         Work(
             f"write O{i}",
             SmemAccess(num_bytes=ROWS * dv * size),
@@ -191,7 +191,7 @@ def _consumer(pipeline: WarpgroupPipeline, gpu: Gpu, i: int) -> Role:
             reads=(output,),
         ),
         Arrive(f"stored{i}", after="tma"),
-        *((Wait(f"stored{i}"), Arrive("q_empty")) if over else ()),
+        *((Wait(f"stored{i}"), Work(f"sync {i}", Sync()), Arrive("q_empty")) if over else ()),
     )
     if pipeline.overlap:
         # The last tile's P V has no next S to hide behind.

@@ -82,7 +82,7 @@ class Signals:
         if signal.kind == "products":
             return
         if signal.kind == "group":
-            cute.arch.cp_async_bulk_wait_group(signal.free - 1, read=True)
+            cute.arch.cp_async_bulk_wait_group(max(signal.free - 1, 0), read=True)
         elif signal.kind == "named":
             cute.arch.barrier(barrier_id=self._place(named_numbers(self.plan), name),
                               number_of_threads=self._named_threads(signal))  # fmt: skip

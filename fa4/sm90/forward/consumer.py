@@ -8,15 +8,15 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.sm100.kit import rowmath
+from fa4.sm100.kit.ptx_block import stand_apart
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
-from fa4.sm100.kit.units import WARPGROUP
+from fa4.sm100.kit.units import MMA_DEPTH, WARPGROUP
 from fa4.sm90.forward import fragment
-from fa4.sm90.forward.output import Output, finish
+from fa4.sm90.forward.output import Output, close, finish
 from fa4.sm90.forward.products import Products, wait_products
 from fa4.sm90.forward.schedule import first_work, next_work
-
 
 @dataclass(frozen=True)
 class Work:
@@ -26,6 +26,7 @@ class Work:
     number: Int32
     products: Products
     scale_log2: Float32
+    num_tiles: Int32
 
 @dataclass(frozen=True)
 class State:
@@ -81,6 +82,7 @@ def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output
         keys, values = state.keys, state.values
         index = next_work(problem, index, tiles_done)
         tiles_done += 1
+    close(signals, spec)
 
 
 def start(work: Work, keys: Ring, values: Ring) -> State:
@@ -105,16 +107,45 @@ def step(
     return _serial(signals, work, tile, number, rows, state)
 
 
+class ValueProduct:
+    """PV of a KV tile, started in parts: a warp that starts a product waits for the tensor core.
+
+    The first part follows on S; each further one is started when the softmax has come so far that
+    the tensor core has nearly finished the parts before.
+    """
+
+    def __init__(self, work: Work, state: State) -> None:
+        self.sums = state.sums
+        self._work, self._state = work, state
+        steps, parts = work.spec.tile_n // MMA_DEPTH, work.spec.value_parts
+        bounds = [round(steps * i / parts) for i in range(parts + 1)]
+        self._parts = [range(*bounds[i : i + 2]) for i in range(parts)]
+
+    def start(self) -> None:
+        """Start the next part, if there is one."""
+        if self._parts:
+            work, state = self._work, self._state
+            stage = state.values.slot
+            self.sums = work.products.weighted(
+                self.sums, state.words, stage, self._parts.pop(0)
+            )
+
+    def start_all(self) -> None:
+        """Start what is left."""
+        while self._parts:
+            self.start()
+
+
 def first_step(
     signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
 ) -> State:
     """S and softmax of the last keys, whose PV runs beside the next tile's softmax."""
-    take_turn(signals, work)
     signals.wait("k_full", state.keys)
+    take_turn(signals, work)
     s = start_scores(signals, work, state)
     give_turn(signals, work)
     s, keys = scores_done(signals, 0, s, state.keys)
-    p, state, _ = softmax(work, tile, number, rows, s, state)
+    p, state, _ = softmax(work, tile, number, rows, s, state, None)
     words = rowmath.rounded(p, work.spec.dtype)
     return replace(state, words=words, keys=keys)
 
@@ -123,15 +154,19 @@ def _overlapped(
     signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
 ) -> State:
     """S of this tile, then PV of the one before, which runs under this tile's softmax."""
-    take_turn(signals, work)
     signals.wait("k_full", state.keys)
-    s = start_scores(signals, work, state)
     signals.wait("v_full", state.values)
-    sums = start_values(signals, work, state)
+    take_turn(signals, work)
+    s = start_scores(signals, work, state)
+    product = ValueProduct(work, state)
+    product.start()
+    signals.arrive("o#_done", after="tensor")
     give_turn(signals, work)
     s, keys = scores_done(signals, 1, s, state.keys)
-    p, state, fix = softmax(work, tile, number, rows, s, state)
-    sums, values = values_done(signals, sums, state.values)
+    p, state, fix = softmax(work, tile, number, rows, s, state, product)
+    product.start_all()
+    stand_apart(work.num_tiles)
+    sums, values = values_done(signals, product.sums, state.values)
     sums = fragment.rescale(sums, *fix)
     words = rowmath.rounded(p, work.spec.dtype)
     return replace(state, sums=sums, words=words, keys=keys, values=values)
@@ -141,27 +176,26 @@ def _serial(
     signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
 ) -> State:
     """S, softmax, PV, one after the other."""
-    take_turn(signals, work)
     signals.wait("k_full", state.keys)
+    take_turn(signals, work)
     s = start_scores(signals, work, state)
     give_turn(signals, work)
     s, keys = scores_done(signals, 0, s, state.keys)
-    p, state, fix = softmax(work, tile, number, rows, s, state)
+    p, state, fix = softmax(work, tile, number, rows, s, state, None)
     sums = fragment.rescale(state.sums, *fix)
     words = rowmath.rounded(p, work.spec.dtype)
     state = replace(state, sums=sums, words=words, keys=keys)
-    signals.wait("v_full", state.values)
-    sums = start_values(signals, work, state)
-    sums, values = values_done(signals, sums, state.values)
-    return replace(state, sums=sums, words=[], values=values)
+    return replace(last_product(signals, work, state), words=[])
 
 
 def last_product(signals: Signals, work: Work, state: State) -> State:
     """PV of the first keys: no S is left to run beside it."""
     signals.wait("v_full", state.values)
-    sums = start_values(signals, work, state)
-    sums, values = values_done(signals, sums, state.values)
-    return replace(state, sums=sums, words=[], values=values)
+    product = ValueProduct(work, state)
+    product.start_all()
+    signals.arrive("o#_done", after="tensor")
+    sums, values = values_done(signals, product.sums, state.values)
+    return replace(state, sums=sums, values=values)
 
 
 def take_turn(signals: Signals, work: Work) -> None:
@@ -181,13 +215,6 @@ def start_scores(signals: Signals, work: Work, state: State) -> list[Float32]:
     s = work.products.scores(state.keys.slot)
     signals.arrive("s#_done", after="tensor")
     return s
-
-
-def start_values(signals: Signals, work: Work, state: State) -> list[Float32]:
-    """O with PV, once it is done."""
-    sums = work.products.weighted(state.sums, state.words, state.values.slot)
-    signals.arrive("o#_done", after="tensor")
-    return sums
 
 
 def scores_done(
@@ -211,14 +238,24 @@ def values_done(
 
 
 def softmax(
-    work: Work, tile: WorkTile, number: Int32, rows: Any, s: list[Float32], state: State
+    work: Work, tile: WorkTile, number: Int32, rows: Any, s: list[Float32], state: State,
+    product: ValueProduct | None,
 ) -> tuple[list[Float32], State, tuple]:
-    """P in float32, the state with new maxima and totals, and O's (log2 of, ) factors."""
+    """P in float32, the state with new maxima and totals, and O's (log2 of, ) factors.
+
+    product: parts of it are started in between.
+    """  # fmt: skip
     spec = work.spec
     exp2, tau = spec.numerics.exp2, spec.numerics.rescale_threshold_log2
     if rows is not None:
         s = masked(tile, number * spec.tile_n, rows, s)
-    most = fragment.maxima(s, state.highest)
+    most = state.highest
+    half = len(s) // 8 * 4
+    for part in (s[:half], s[half:]):
+        most = fragment.larger(part, most)
+        if product is not None:
+            product.start()
+    most = fragment.quad_maxima(most)
     moved = [
         rowmath.new_reference(new, old, work.scale_log2, tau)
         for new, old in zip(most, state.highest, strict=True)
@@ -226,9 +263,18 @@ def softmax(
     highest, log2_alphas = ([pair[i] for pair in moved] for i in range(2))
     offsets = [-(one * work.scale_log2) for one in highest]
     emulated = exp2.emulated_columns(len(s) // fragment.ROWS_OF_THREAD)
-    p = fragment.powers(s, work.scale_log2, offsets, emulated, exp2.degree)
     alphas = [cute.math.exp2(one, fastmath=True) for one in log2_alphas]
-    totals = fragment.add_rows(p, state.totals, alphas)
+    p: list[Float32] = []
+    totals = fragment.scaled_totals(state.totals, alphas)
+    quarter = -(-len(s) // 16) * 4
+    for first in range(0, len(s), quarter):
+        part = s[first : first + quarter]
+        flags = emulated[first // 2 : (first + quarter) // 2]
+        values = fragment.powers(part, work.scale_log2, offsets, flags, exp2.degree)
+        totals = fragment.add_rows(values, totals)
+        p += values
+        if product is not None and first + quarter < len(s):
+            product.start()
     return p, replace(state, highest=highest, totals=totals), (log2_alphas, alphas)
 
 

@@ -103,7 +103,8 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
     if has_role(warp, first, last):
         take_registers(plan, first)
         number = warp // (WARPGROUP // WARP)
-        work = Work(spec, number, make_products(spec, memory, number), scale_log2)
+        work = Work(spec, number, make_products(spec, memory, number), scale_log2,
+                    problem.num_tiles)  # fmt: skip
         shared = shared_tensor(spec, memory, "o")[None, None, number]
         output = Output(*store, shared, scale_log2, lse, sink)
         consume(signals.of("consumer#").numbered(number), problem, work, output)

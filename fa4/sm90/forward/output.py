@@ -50,9 +50,10 @@ def finish(
     sums = [totals[2 * row] + totals[2 * row + 1] for row in range(fragment.ROWS_OF_THREAD)]
     factors = divisors(output, tile, rows, fragment.quad_sums(sums), state.highest)
     words = rounded(fragment.multiplied_rows(state.sums, factors), spec.dtype)
-    if thread < WARP:
-        signals.wait("stored#")
-    meet_warpgroup(signals)
+    if cutlass.const_expr(not over):
+        if thread < WARP:
+            signals.wait("stored#")
+        meet_warpgroup(signals)
     width: cutlass.Constexpr = swizzle_bytes(cute.size(output.shared.shape[1]))
     fragment.store_matrices(words, output.shared.iterator.toint().to(Int32), thread, width)
     if cutlass.const_expr(output.atom is not None):
@@ -70,6 +71,14 @@ def finish(
             signals.wait("stored#")
         meet_warpgroup(signals)
         signals.arrive_once("q_empty")
+
+
+@cute.jit
+def close(signals: Signals, spec: cutlass.Constexpr) -> None:
+    """The last store has read shared memory, before the CTA gives it back."""
+    if cutlass.const_expr(not output_over_queries(spec.pipeline, spec.gpu)):  # noqa: SIM102
+        if cute.arch.thread_idx()[0] % WARPGROUP < WARP:
+            signals.wait("stored#")
 
 
 def meet_warpgroup(signals: Signals) -> None:

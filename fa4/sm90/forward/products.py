@@ -43,13 +43,14 @@ class Products:
         return code.trace(*sums, effects=True)
 
     def weighted(
-        self, sums: list[Float32], words: list[Int32], stage: Int32 | int
+        self, sums: list[Float32], words: list[Int32], stage: Int32 | int, steps: range
     ) -> list[Float32]:
-        """Start O += P V with P's words in registers, as a group of its own."""
+        """Start the given steps along K of O += P V, as a group of their own; P is in registers."""
         code = PtxBlock()
-        into, p = code.update_all(sums), code.read_all(words)
+        into, p = code.update_all(sums), code.read_all(words[4 * steps.start : 4 * steps.stop])
         a = ["{" + ", ".join(p[i : i + 4]) + "}" for i in range(0, len(p), 4)]
-        b = descriptors(code, self.v.stage(stage), self.v.high, self.v.steps)
+        offsets = self.v.steps[steps.start : steps.stop]
+        b = descriptors(code, self.v.stage(stage), self.v.high, offsets)
         _multiply(code, into, a, b, self.dtype, added=True, transposed=True)
         return code.trace(*into, effects=True)
 

@@ -52,6 +52,7 @@ class WarpgroupSpec:
     p_source: str = "registers"
     overlap: bool = True
     ping_pong: bool = True
+    value_parts: int = 4
     scheduler: str = "static"
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = H200
