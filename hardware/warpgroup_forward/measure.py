@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fa4.compiled.artifact import CompiledKernel, compile_artifact
+from fa4.compiled.artifact import CompiledKernel, compile_artifact, from_bytes, to_bytes
 from fa4.compiled.forward import fake_arguments
 from fa4.compiled.stand_ins import compile_host
 from fa4.config import Exp2Split, ForwardConfig
@@ -66,13 +66,14 @@ def compile_kernel(spec: WarpgroupSpec, arch: str) -> Any:
     return compile_host(forward, fake_arguments(spec), spec, arch, None)
 
 
-def compiled(item: tuple[str, dict[str, Any]]) -> tuple[str, CompiledKernel | None, str]:
-    """A variant's kernel, or why there is none."""
+def compiled(item: tuple[str, dict[str, Any]]) -> tuple[str, bytes, str]:
+    """A variant's kernel as bytes, or why there is none."""
     name, fields = item
     try:
-        return name, compile_artifact(make_spec(fields), "sm_90a", compile_kernel), ""
+        artifact = compile_artifact(make_spec(fields), "sm_90a", compile_kernel)
+        return name, to_bytes(artifact), ""
     except Exception as error:
-        return name, None, f"{type(error).__name__}: {error}"
+        return name, b"", f"{type(error).__name__}: {error}"
 
 
 class Inputs:
@@ -218,7 +219,10 @@ def main() -> int:
     begun = time.monotonic()
     items = [item for item in plan["variants"].items() if f"check {item[0]}" not in seen]
     with multiprocessing.get_context("spawn").Pool(min(arguments.processes, len(items))) as pool:
-        kernels = {name: (kernel, why) for name, kernel, why in pool.imap(compiled, items)}
+        kernels = {
+            name: (from_bytes(data, make_spec(plan["variants"][name])) if data else None, why)
+            for name, data, why in pool.imap(compiled, items)
+        }
     print(f"{len(kernels)} kernels in {time.monotonic() - begun:.1f} s", flush=True)
     watchdog = Watchdog()
     with arguments.results.open("a") as file:
