@@ -80,7 +80,7 @@ def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output
             state = last_product(signals, work, state)
         finish(signals, work, tile, output, rows, state)
         keys, values = state.keys, state.values
-        index = next_work(problem, index, tiles_done)
+        index = next_work(problem, index)
         tiles_done += 1
     close(signals, spec)
 
@@ -107,35 +107,6 @@ def step(
     return _serial(signals, work, tile, number, rows, state)
 
 
-class ValueProduct:
-    """PV of a KV tile, started in parts: a warp that starts a product waits for the tensor core.
-
-    The first part follows on S; each further one is started when the softmax has come so far that
-    the tensor core has nearly finished the parts before.
-    """
-
-    def __init__(self, work: Work, state: State) -> None:
-        self.sums = state.sums
-        self._work, self._state = work, state
-        steps, parts = work.spec.tile_n // MMA_DEPTH, work.spec.value_parts
-        bounds = [round(steps * i / parts) for i in range(parts + 1)]
-        self._parts = [range(*bounds[i : i + 2]) for i in range(parts)]
-
-    def start(self) -> None:
-        """Start the next part, if there is one."""
-        if self._parts:
-            work, state = self._work, self._state
-            stage = state.values.slot
-            self.sums = work.products.weighted(
-                self.sums, state.words, stage, self._parts.pop(0)
-            )
-
-    def start_all(self) -> None:
-        """Start what is left."""
-        while self._parts:
-            self.start()
-
-
 def first_step(
     signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
 ) -> State:
@@ -145,7 +116,7 @@ def first_step(
     s = start_scores(signals, work, state)
     give_turn(signals, work)
     s, keys = scores_done(signals, 0, s, state.keys)
-    p, state, _ = softmax(work, tile, number, rows, s, state, None)
+    p, state, _ = softmax(work, tile, number, rows, s, state)
     words = rowmath.rounded(p, work.spec.dtype)
     return replace(state, words=words, keys=keys)
 
@@ -158,15 +129,12 @@ def _overlapped(
     signals.wait("v_full", state.values)
     take_turn(signals, work)
     s = start_scores(signals, work, state)
-    product = ValueProduct(work, state)
-    product.start()
-    signals.arrive("o#_done", after="tensor")
+    sums = start_values(signals, work, state)
     give_turn(signals, work)
     s, keys = scores_done(signals, 1, s, state.keys)
-    p, state, fix = softmax(work, tile, number, rows, s, state, product)
-    product.start_all()
-    stand_apart(work.num_tiles)
-    sums, values = values_done(signals, product.sums, state.values)
+    p, state, fix = softmax(work, tile, number, rows, s, state)
+    stand_apart(work.num_tiles)  # else ptxas waits for PV before the exponentials
+    sums, values = values_done(signals, sums, state.values)
     sums = fragment.rescale(sums, *fix)
     words = rowmath.rounded(p, work.spec.dtype)
     return replace(state, sums=sums, words=words, keys=keys, values=values)
@@ -181,7 +149,7 @@ def _serial(
     s = start_scores(signals, work, state)
     give_turn(signals, work)
     s, keys = scores_done(signals, 0, s, state.keys)
-    p, state, fix = softmax(work, tile, number, rows, s, state, None)
+    p, state, fix = softmax(work, tile, number, rows, s, state)
     sums = fragment.rescale(state.sums, *fix)
     words = rowmath.rounded(p, work.spec.dtype)
     state = replace(state, sums=sums, words=words, keys=keys)
@@ -191,10 +159,8 @@ def _serial(
 def last_product(signals: Signals, work: Work, state: State) -> State:
     """PV of the first keys: no S is left to run beside it."""
     signals.wait("v_full", state.values)
-    product = ValueProduct(work, state)
-    product.start_all()
-    signals.arrive("o#_done", after="tensor")
-    sums, values = values_done(signals, product.sums, state.values)
+    sums = start_values(signals, work, state)
+    sums, values = values_done(signals, sums, state.values)
     return replace(state, sums=sums, values=values)
 
 
@@ -215,6 +181,13 @@ def start_scores(signals: Signals, work: Work, state: State) -> list[Float32]:
     s = work.products.scores(state.keys.slot)
     signals.arrive("s#_done", after="tensor")
     return s
+
+
+def start_values(signals: Signals, work: Work, state: State) -> list[Float32]:
+    """O with PV, once it is done."""
+    sums = work.products.weighted(state.sums, state.words, state.values.slot)
+    signals.arrive("o#_done", after="tensor")
+    return sums
 
 
 def scores_done(
@@ -238,24 +211,14 @@ def values_done(
 
 
 def softmax(
-    work: Work, tile: WorkTile, number: Int32, rows: Any, s: list[Float32], state: State,
-    product: ValueProduct | None,
+    work: Work, tile: WorkTile, number: Int32, rows: Any, s: list[Float32], state: State
 ) -> tuple[list[Float32], State, tuple]:
-    """P in float32, the state with new maxima and totals, and O's (log2 of, ) factors.
-
-    product: parts of it are started in between.
-    """  # fmt: skip
+    """P in float32, the state with new maxima and totals, and O's (log2 of, ) factors."""
     spec = work.spec
     exp2, tau = spec.numerics.exp2, spec.numerics.rescale_threshold_log2
     if rows is not None:
         s = masked(tile, number * spec.tile_n, rows, s)
-    most = state.highest
-    half = len(s) // 8 * 4
-    for part in (s[:half], s[half:]):
-        most = fragment.larger(part, most)
-        if product is not None:
-            product.start()
-    most = fragment.quad_maxima(most)
+    most = fragment.maxima(s, state.highest)
     moved = [
         rowmath.new_reference(new, old, work.scale_log2, tau)
         for new, old in zip(most, state.highest, strict=True)
@@ -263,18 +226,9 @@ def softmax(
     highest, log2_alphas = ([pair[i] for pair in moved] for i in range(2))
     offsets = [-(one * work.scale_log2) for one in highest]
     emulated = exp2.emulated_columns(len(s) // fragment.ROWS_OF_THREAD)
+    p = fragment.powers(s, work.scale_log2, offsets, emulated, exp2.degree)
     alphas = [cute.math.exp2(one, fastmath=True) for one in log2_alphas]
-    p: list[Float32] = []
-    totals = fragment.scaled_totals(state.totals, alphas)
-    quarter = -(-len(s) // 16) * 4
-    for first in range(0, len(s), quarter):
-        part = s[first : first + quarter]
-        flags = emulated[first // 2 : (first + quarter) // 2]
-        values = fragment.powers(part, work.scale_log2, offsets, flags, exp2.degree)
-        totals = fragment.add_rows(values, totals)
-        p += values
-        if product is not None and first + quarter < len(s):
-            product.start()
+    totals = fragment.add_rows(p, state.totals, alphas)
     return p, replace(state, highest=highest, totals=totals), (log2_alphas, alphas)
 
 

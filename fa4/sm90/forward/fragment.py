@@ -65,8 +65,8 @@ def keep_columns(
     return joined(*kept)
 
 
-def larger(values: list[Float32], floors: list[Float32]) -> list[Float32]:
-    """Per row, the largest of the thread's elements, at least the row's floor."""
+def maxima(values: list[Float32], floors: list[Float32]) -> list[Float32]:
+    """Largest element of each row, over the quad, at least its floor."""
     code = PtxBlock()
     registers, lowest = code.read_all(values), code.read_all(floors)
     found = []
@@ -76,13 +76,6 @@ def larger(values: list[Float32], floors: list[Float32]) -> list[Float32]:
         for i, value in enumerate(rest):
             chains[i % CHAINS] = code.do("max.f32", chains[i % CHAINS], value)
         found.append(code.do("max.f32", *chains))
-    return code.trace(*found)
-
-
-def quad_maxima(values: list[Float32]) -> list[Float32]:
-    """The largest of the quad's, of each value."""
-    code = PtxBlock()
-    found = code.read_all(values)
     for distance in (1, 2):
         others = [_exchanged(code, value, distance) for value in found]
         found = [code.do("max.f32", *two) for two in zip(found, others, strict=True)]
@@ -140,23 +133,23 @@ def _polynomial_exp2(code: PtxBlock, x: str, degree: int) -> str:
     return code.do("mov.b32", code.do("add.s32", bits, shifted, kind="b32"))
 
 
-def scaled_totals(totals: list[Float32], factors: list[Float32]) -> list[Float32]:
-    """The partial sums of `add_rows` times their rows' factors."""
+def add_rows(
+    values: list[Float32], totals: list[Float32], factors: list[Float32]
+) -> list[Float32]:
+    """Two partial sums of each row: totals * factor + the row's elements."""
     code = PtxBlock()
-    before, scales = code.read_all(totals), code.read_all(factors)
-    results = [code.do("mul.rn.f32", one, scales[i // CHAINS]) for i, one in enumerate(before)]
-    return code.trace(*results)
-
-
-def add_rows(values: list[Float32], totals: list[Float32]) -> list[Float32]:
-    """Two partial sums of each row, with the elements added."""
-    code = PtxBlock()
-    registers, chains = code.read_all(values), code.read_all(totals)
+    registers, before, scales = (code.read_all(one) for one in (values, totals, factors))
+    results = []
     for row in range(ROWS_OF_THREAD):
-        for i, value in enumerate(of_row(registers, row)):
-            chain = CHAINS * row + i % CHAINS
-            chains[chain] = code.do("add.rn.f32", chains[chain], value)
-    return code.trace(*chains)
+        mine = of_row(registers, row)
+        chains = [
+            code.do("fma.rn.f32", before[CHAINS * row + i], scales[row], mine[i])
+            for i in range(CHAINS)
+        ]
+        for i, value in enumerate(mine[CHAINS:]):
+            chains[i % CHAINS] = code.do("add.rn.f32", chains[i % CHAINS], value)
+        results += chains
+    return code.trace(*results)
 
 
 def multiplied_rows(values: list[Float32], factors: list[Float32]) -> list[Float32]:

@@ -63,7 +63,7 @@ def load(
             values = values.next()
         _fill(signals, "v", value, v[None, None, tile.kv_start], values)
         values = values.next()
-        index = next_work(problem, index, tiles_done)
+        index = next_work(problem, index)
         tiles_done += 1
 
 

@@ -43,14 +43,13 @@ class Products:
         return code.trace(*sums, effects=True)
 
     def weighted(
-        self, sums: list[Float32], words: list[Int32], stage: Int32 | int, steps: range
+        self, sums: list[Float32], words: list[Int32], stage: Int32 | int
     ) -> list[Float32]:
-        """Start the given steps along K of O += P V, as a group of their own; P is in registers."""
+        """Start O += P V with P's words in registers, as a group of its own."""
         code = PtxBlock()
-        into, p = code.update_all(sums), code.read_all(words[4 * steps.start : 4 * steps.stop])
+        into, p = code.update_all(sums), code.read_all(words)
         a = ["{" + ", ".join(p[i : i + 4]) + "}" for i in range(0, len(p), 4)]
-        offsets = self.v.steps[steps.start : steps.stop]
-        b = descriptors(code, self.v.stage(stage), self.v.high, offsets)
+        b = descriptors(code, self.v.stage(stage), self.v.high, self.v.steps)
         _multiply(code, into, a, b, self.dtype, added=True, transposed=True)
         return code.trace(*into, effects=True)
 
