@@ -50,7 +50,7 @@ def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output
     spec: cutlass.Constexpr = problem.spec
     index = first_work(problem)
     keys, values, tiles_done = signals.ring("k"), signals.ring("v"), Int32(0)
-    if cutlass.const_expr(spec.ping_pong):
+    if cutlass.const_expr(spec.takes_turns):
         if work.number == spec.consumers - 1:
             last = signals.of(f"consumer{spec.consumers - 1}").numbered(0)
             last.arrive("turn#")
@@ -66,6 +66,8 @@ def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output
         if cutlass.const_expr(spec.overlap):
             number -= 1
             state = first_step(signals, work, tile, number, rows, state)
+        else:
+            take_turn(signals, work)
         for _ in cutlass.range(number - cutlass.max(whole_stop, stop), unroll=1):
             number -= 1
             state = step(signals, work, tile, number, rows, state)
@@ -78,6 +80,8 @@ def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output
                 state = step(signals, work, tile, number, rows, state)
         if cutlass.const_expr(spec.overlap):
             state = last_product(signals, work, state)
+        else:
+            give_turn(signals, work)
         finish(signals, work, tile, output, rows, state)
         keys, values = state.keys, state.values
         index = next_work(problem, index)
@@ -112,9 +116,7 @@ def first_step(
 ) -> State:
     """S and softmax of the last keys, whose PV runs beside the next tile's softmax."""
     signals.wait("k_full", state.keys)
-    take_turn(signals, work)
     s = start_scores(signals, work, state)
-    give_turn(signals, work)
     s, keys = scores_done(signals, 0, s, state.keys)
     p, state, _ = softmax(work, tile, number, rows, s, state)
     words = rowmath.rounded(p, work.spec.dtype)
@@ -143,17 +145,20 @@ def _overlapped(
 def _serial(
     signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
 ) -> State:
-    """S, softmax, PV, one after the other."""
+    """S, softmax, PV, one after the other; a turn is PV and the next S."""
     signals.wait("k_full", state.keys)
-    take_turn(signals, work)
     s = start_scores(signals, work, state)
     give_turn(signals, work)
     s, keys = scores_done(signals, 0, s, state.keys)
     p, state, fix = softmax(work, tile, number, rows, s, state)
     sums = fragment.rescale(state.sums, *fix)
     words = rowmath.rounded(p, work.spec.dtype)
+    signals.wait("v_full", state.values)
+    take_turn(signals, work)
     state = replace(state, sums=sums, words=words, keys=keys)
-    return replace(last_product(signals, work, state), words=[])
+    sums = start_values(signals, work, state)
+    sums, values = values_done(signals, sums, state.values)
+    return replace(state, sums=sums, words=[], values=values)
 
 
 def last_product(signals: Signals, work: Work, state: State) -> State:
@@ -166,13 +171,13 @@ def last_product(signals: Signals, work: Work, state: State) -> State:
 
 def take_turn(signals: Signals, work: Work) -> None:
     """Wait for this warpgroup's turn at the tensor core."""
-    if work.spec.ping_pong:
+    if work.spec.takes_turns:
         signals.wait("turn#")
 
 
 def give_turn(signals: Signals, work: Work) -> None:
     """The next warpgroup's turn."""
-    if work.spec.ping_pong:
+    if work.spec.takes_turns:
         signals.hand_on("turn#", work.spec.consumers)
 
 

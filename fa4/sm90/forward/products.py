@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Float32, Int32
 
-from fa4.plan.warpgroup import ROWS
+from fa4.config import WARPGROUP_ROWS
 from fa4.sm100.kit.descriptors import DESCRIPTOR_UNIT_BYTES, OperandTiles, descriptors, swizzle_bytes
 from fa4.sm100.kit.ptx_block import PtxBlock
 from fa4.sm100.kit.units import MMA_DEPTH
@@ -68,7 +68,7 @@ def _multiply(
     for step, (left, right) in enumerate(zip(a, b, strict=True)):
         majors = f"{int(transposed)}" if left.startswith("{") else f"0, {int(transposed)}"
         code.effect(
-            f"wgmma.mma_async.sync.aligned.m{ROWS}n{columns}k{MMA_DEPTH}.f32.{kind}.{kind} "
+            f"wgmma.mma_async.sync.aligned.m{WARPGROUP_ROWS}n{columns}k{MMA_DEPTH}.f32.{kind}.{kind} "
             f"{{{', '.join(sums)}}}, {left}, {right}, {onto[min(step, 1)]}, 1, 1, {majors};"
         )
     code.effect("wgmma.commit_group.sync.aligned;")

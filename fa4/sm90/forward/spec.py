@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fa4.config import ForwardConfig, WarpgroupPipeline, require, require_int
+from fa4.config import WARPGROUP_ROWS, ForwardConfig, WarpgroupPipeline, require, require_int
 from fa4.hardware import H200, Gpu
 from fa4.masks import IntervalMask
 from fa4.plan.schema import PipelinePlan
-from fa4.plan.warpgroup import ROWS, warpgroup_plan
+from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sm100.kit.units import AUX_DTYPES, padded_dim
 
 SCHEDULERS = ("static", "fold", "lpt", "naive")
@@ -51,7 +51,7 @@ class WarpgroupSpec:
     kv_stages: int = 2
     p_source: str = "registers"
     overlap: bool = True
-    ping_pong: bool = True
+    ping_pong: bool | None = None
     scheduler: str = "static"
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = H200
@@ -64,8 +64,8 @@ class WarpgroupSpec:
             require(dim % 8 == 0, f"{name} must be a multiple of 8", dim)
         require_int("tile_n", self.tile_n, 16, 256)
         require(self.tile_n % 16 == 0, "tile_n must be a multiple of 16", self.tile_n)
-        require_int("group", self.group, 1, ROWS)
-        require(ROWS % self.group == 0, f"group must divide {ROWS}", self.group)
+        require_int("group", self.group, 1, WARPGROUP_ROWS)
+        require(WARPGROUP_ROWS % self.group == 0, f"group must divide {WARPGROUP_ROWS}", self.group)
         require(
             self.scheduler in SCHEDULERS,
             f"scheduler must be one of {', '.join(SCHEDULERS)}",
@@ -83,6 +83,11 @@ class WarpgroupSpec:
             require_int("the rank of an aux tensor", rank, 1, 5)
 
     @property
+    def takes_turns(self) -> bool:
+        """Do the warpgroups take turns at the tensor core?"""
+        return self.pipeline.takes_turns
+
+    @property
     def cta_group(self) -> int:
         """CTAs that work together: one."""
         return 1
@@ -90,7 +95,7 @@ class WarpgroupSpec:
     @property
     def tile_rows(self) -> int:
         """Rows of a Q tile: a warpgroup's."""
-        return ROWS
+        return WARPGROUP_ROWS
 
     @property
     def q_tiles(self) -> int:
@@ -128,6 +133,7 @@ class WarpgroupSpec:
             consumers=self.consumers,
             kv_stages=self.kv_stages,
             ping_pong=self.ping_pong,
+            p_source=self.p_source,
             overlap=self.overlap,
             scheduler="lpt" if self.scheduler == "fold" else self.scheduler,
         )
