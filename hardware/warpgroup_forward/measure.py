@@ -11,6 +11,7 @@ run that a hanging kernel has ended can be taken up. Needs torch and CuTe-DSL.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
@@ -29,7 +30,7 @@ from fa4.config import Exp2Split, ForwardConfig
 from fa4.sm90.forward.spec import WarpgroupSpec
 
 HANGS_AFTER_S = 40.0
-ROUNDS, BURST_MS, PAUSE_S = 7, 2.5, 0.005
+ROUNDS, BURST_MS, PAUSE_S = 5, 1.5, 0.02
 CHECKED = ((1, 300, 417, 2), (2, 640, 1024, 3), (1, 77, 5, 1))  # batch, queries, keys, heads
 
 
@@ -54,6 +55,7 @@ class Problem:
 def make_spec(fields: dict[str, Any]) -> WarpgroupSpec:
     """A spec from plain data; exp2 and tau are the numerics' own."""
     fields = dict(fields)
+    fields.pop("x", None)
     exp2 = Exp2Split(**fields.pop("exp2", {}))
     tau = fields.pop("tau", 8.0)
     return WarpgroupSpec(numerics=ForwardConfig(exp2=exp2, rescale_threshold_log2=tau), **fields)
@@ -69,6 +71,7 @@ def compile_kernel(spec: WarpgroupSpec, arch: str) -> Any:
 def compiled(item: tuple[str, dict[str, Any]]) -> tuple[str, bytes, str]:
     """A variant's kernel as bytes, or why there is none."""
     name, fields = item
+    os.environ["FA4_X"] = fields.get("x", "")
     try:
         artifact = compile_artifact(make_spec(fields), "sm_90a", compile_kernel)
         return name, to_bytes(artifact), ""
@@ -153,6 +156,23 @@ def peers(names: list[str], given: Inputs, causal: bool) -> dict[str, Callable[[
     return {name: known[name] for name in names}
 
 
+class Meter:
+    """The GPU's clock and power, as the driver tells them."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._library.nvmlInit_v2()
+        self._device = ctypes.c_void_p()
+        self._library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self._device))
+
+    def read(self) -> tuple[int, float]:
+        """MHz of the multiprocessors, watts."""
+        clock, power = ctypes.c_uint(), ctypes.c_uint()
+        self._library.nvmlDeviceGetClockInfo(self._device, 1, ctypes.byref(clock))
+        self._library.nvmlDeviceGetPowerUsage(self._device, ctypes.byref(power))
+        return clock.value, power.value / 1000
+
+
 def burst_ms(function: Callable[[], Any], calls: int) -> float:
     """Milliseconds of a call, in a burst of them."""
     import torch
@@ -166,8 +186,10 @@ def burst_ms(function: Callable[[], Any], calls: int) -> float:
     return start.elapsed_time(end) / calls
 
 
-def measured(functions: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Milliseconds per call of each, in bursts that take turns."""
+def measured(
+    functions: dict[str, Callable[[], Any]], meter: Meter
+) -> tuple[dict[str, list[float]], dict[str, list[tuple[int, float]]]]:
+    """Milliseconds per call of each, in bursts that take turns; clocks and power behind them."""
     import torch
 
     calls, working = {}, {}
@@ -180,11 +202,13 @@ def measured(functions: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
         except Exception as error:
             print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
     found: dict[str, list[float]] = {name: [] for name in working}
+    state: dict[str, list[tuple[int, float]]] = {name: [] for name in working}
     for _ in range(ROUNDS):
         for name, function in working.items():
             time.sleep(PAUSE_S)
             found[name].append(burst_ms(function, calls[name]))
-    return found
+            state[name].append(meter.read())
+    return found, state
 
 
 class Watchdog:
@@ -269,13 +293,15 @@ def time_problem(
     functions = {name: (lambda k=k: given.launch(k)) for name, k in fits.items()}
     functions.update(peers(peer_names, given, problem.causal))
     watchdog.alive(f"time {problem}")
-    times = measured(functions)
+    times, state = measured(functions, Meter())
     table = {name: problem.flops / statistics.median(ms) / 1e9 for name, ms in times.items()}
-    note(f"time {problem}", problem=asdict(problem), ms=times, tflops=table)
+    note(f"time {problem}", problem=asdict(problem), ms=times, state=state, tflops=table)
     mask = "causal" if problem.causal else "full"
     title = f"d{problem.head_dim},{problem.head_dim_v} {mask} {problem.batch}x{problem.seqlen}"
     best = sorted(table.items(), key=lambda item: -item[1])
-    print(f"{title}: " + "  ".join(f"{name} {rate:.0f}" for name, rate in best), flush=True)
+    print(f"{title}: " + "  ".join(
+        f"{name} {rate:.0f}@{statistics.median(s[0] for s in state[name])}" for name, rate in best
+    ), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.sm100.forward.mods import Mods
 from fa4.sm100.kit import rowmath
 from fa4.sm100.kit.ptx_block import stand_apart
 from fa4.sm100.kit.rings import Ring
@@ -14,19 +15,25 @@ from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
 from fa4.sm100.kit.units import MMA_DEPTH, WARPGROUP
 from fa4.sm90.forward import fragment
-from fa4.sm90.forward.output import Output, close, finish
+from fa4.sm90.forward.output import Output, close, finish, meet_warpgroup, share
 from fa4.sm90.forward.products import Products, wait_products
 from fa4.sm90.forward.schedule import first_work, next_work
 
 @dataclass(frozen=True)
 class Work:
-    """What a warpgroup works with. number: which warpgroup it is."""
+    """What a warpgroup works with.
+
+    number: which warpgroup it is. probabilities: P in shared memory, (rows, cols) of this
+    warpgroup, None where PV takes it from registers. num_tiles: work tiles of the call.
+    """
 
     spec: cutlass.Constexpr
     number: Int32
     products: Products
+    probabilities: cute.Tensor | None
     scale_log2: Float32
     num_tiles: Int32
+    mods: Mods
 
 @dataclass(frozen=True)
 class State:
@@ -94,7 +101,7 @@ def start(work: Work, keys: Ring, values: Ring) -> State:
     spec = work.spec
     return State(
         sums=[Float32(0.0)] * (work.products.values // 2),
-        words=[Int32(0)] * (spec.tile_n // 4) if spec.overlap else [],
+        words=[Int32(0)] * (spec.tile_n // 4 if spec.overlap and spec.p_source != "smem" else 0),
         highest=[rowmath.reference_without_keys(work.scale_log2)] * fragment.ROWS_OF_THREAD,
         totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD * fragment.CHAINS),
         keys=keys,
@@ -119,7 +126,7 @@ def first_step(
     s = start_scores(signals, work, state)
     s, keys = scores_done(signals, 0, s, state.keys)
     p, state, _ = softmax(work, tile, number, rows, s, state)
-    words = rowmath.rounded(p, work.spec.dtype)
+    words = probabilities(signals, work, p)
     return replace(state, words=words, keys=keys)
 
 
@@ -138,7 +145,7 @@ def _overlapped(
     stand_apart(work.num_tiles)  # else ptxas waits for PV before the exponentials
     sums, values = values_done(signals, sums, state.values)
     sums = fragment.rescale(sums, *fix)
-    words = rowmath.rounded(p, work.spec.dtype)
+    words = probabilities(signals, work, p)
     return replace(state, sums=sums, words=words, keys=keys, values=values)
 
 
@@ -152,7 +159,7 @@ def _serial(
     s, keys = scores_done(signals, 0, s, state.keys)
     p, state, fix = softmax(work, tile, number, rows, s, state)
     sums = fragment.rescale(state.sums, *fix)
-    words = rowmath.rounded(p, work.spec.dtype)
+    words = probabilities(signals, work, p)
     signals.wait("v_full", state.values)
     take_turn(signals, work)
     state = replace(state, sums=sums, words=words, keys=keys)
@@ -220,7 +227,8 @@ def softmax(
 ) -> tuple[list[Float32], State, tuple]:
     """P in float32, the state with new maxima and totals, and O's (log2 of, ) factors."""
     spec = work.spec
-    exp2, tau = spec.numerics.exp2, spec.numerics.rescale_threshold_log2
+    tau = spec.numerics.rescale_threshold_log2
+    s = modified(work, tile, number * spec.tile_n, s)
     if rows is not None:
         s = masked(tile, number * spec.tile_n, rows, s)
     most = fragment.maxima(s, state.highest)
@@ -230,11 +238,40 @@ def softmax(
     ]
     highest, log2_alphas = ([pair[i] for pair in moved] for i in range(2))
     offsets = [-(one * work.scale_log2) for one in highest]
-    emulated = exp2.emulated_columns(len(s) // fragment.ROWS_OF_THREAD)
-    p = fragment.powers(s, work.scale_log2, offsets, emulated, exp2.degree)
+    p = fragment.powers(s, work.scale_log2, offsets, spec.numerics.exp2)
     alphas = [cute.math.exp2(one, fastmath=True) for one in log2_alphas]
     totals = fragment.add_rows(p, state.totals, alphas)
     return p, replace(state, highest=highest, totals=totals), (log2_alphas, alphas)
+
+
+def modified(work: Work, tile: WorkTile, first_key: Int32, s: list[Float32]) -> list[Float32]:
+    """S after softcap, score_mod and mask_mod (`fa4.sm100.forward.mods`)."""
+    spec, mods = work.spec, work.mods
+    if spec.softcap:
+        s = fragment.tanh(s, mods.score_scale)
+    if spec.score_mod is None and spec.mask_mod is None:
+        return s
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    first_row = tile.tile_row(work.number) + fragment.thread_row(thread)
+    rows = [mods.of_row(tile, first_row + i * fragment.ROW_STEP) for i in range(2)]
+    first_key = first_key + 2 * (thread % fragment.QUAD)
+    last = cutlass.max(tile.seqlen_k - 1, 0)
+    keys = [cutlass.min(first_key + fragment.column_of(i), last) for i in range(len(s))]
+    return [
+        rows[fragment.row_of(i)].modify(score, key)
+        for i, (score, key) in enumerate(zip(s, keys, strict=True))
+    ]
+
+
+def probabilities(signals: Signals, work: Work, p: list[Float32]) -> list[Int32]:
+    """P in the operands' type, in words; none if it is in shared memory, for all to see."""
+    words = rowmath.rounded(p, work.spec.dtype)
+    if work.probabilities is None:
+        return words
+    share(words, work.probabilities)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    meet_warpgroup(signals)
+    return []
 
 
 def masked(

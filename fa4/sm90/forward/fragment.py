@@ -6,9 +6,9 @@ four threads of a quad have the same rows.
 """
 
 import cutlass
-import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.config import Exp2Split
 from fa4.sm100.kit.masks import keep_range
 from fa4.sm100.kit.ptx_block import PtxBlock, literal
 from fa4.sm100.kit.rowmath import COEFFICIENTS, LOWEST_EXPONENT, MAGIC
@@ -96,23 +96,33 @@ def _exchanged(code: PtxBlock, value: str, distance: int) -> str:
     return code.do("shfl.sync.bfly.b32", value, str(distance), "31", FULL_MASK)
 
 
-def powers(
-    values: list[Float32], scale: Float32, offsets: list[Float32], emulated: tuple[bool, ...],
-    degree: int,
-) -> list[Float32]:
-    """2^(value * scale + offset of its row), by MUFU or, where `emulated`, a polynomial.
+def emulated_elements(exp2: Exp2Split, count: int) -> list[bool]:
+    """For each element of a thread's row: does the polynomial compute its exponential?
 
-    emulated: for each element of a row.
-    """  # fmt: skip
+    Of the pairs that a thread has in every eight columns, those that `exp2` says of pairs of
+    columns; all fragments are alike.
+    """
+    pairs = (element & ~1 for element in range(count))
+    return [
+        exp2.frequency > 0 and pair % exp2.frequency >= exp2.frequency - exp2.residue
+        for pair in pairs
+    ]
+
+
+def powers(
+    values: list[Float32], scale: Float32, offsets: list[Float32], exp2: Exp2Split
+) -> list[Float32]:
+    """2^(value * scale + offset of its row), by MUFU or, of some elements, a polynomial."""
     code = PtxBlock()
     registers, factor = code.read_all(values), code.read(scale)
     terms = code.read_all(offsets)
-    flags = joined(list(emulated), list(emulated))
+    flags = emulated_elements(exp2, len(values) // ROWS_OF_THREAD)
+    flags = joined(flags, flags)
     results = []
     for i, (value, polynomial) in enumerate(zip(registers, flags, strict=True)):
         x = code.do("fma.rn.f32", value, factor, terms[row_of(i)])
         if polynomial:
-            results.append(_polynomial_exp2(code, x, degree))
+            results.append(_polynomial_exp2(code, x, exp2.degree))
         else:
             results.append(code.do("ex2.approx.ftz.f32", x))
     return code.trace(*results)
@@ -150,6 +160,14 @@ def add_rows(
             chains[i % CHAINS] = code.do("add.rn.f32", chains[i % CHAINS], value)
         results += chains
     return code.trace(*results)
+
+
+def tanh(values: list[Float32], factor: Float32) -> list[Float32]:
+    """tanh(value * factor), by one instruction each."""
+    code = PtxBlock()
+    registers, scale = code.read_all(values), code.read(factor)
+    arguments = [code.do("mul.rn.f32", value, scale) for value in registers]
+    return code.trace(*(code.do("tanh.approx.f32", argument) for argument in arguments))
 
 
 def multiplied_rows(values: list[Float32], factors: list[Float32]) -> list[Float32]:

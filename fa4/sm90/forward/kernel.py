@@ -5,8 +5,9 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import query_view
-from fa4.sm100.kit.descriptors import ELEMENTS
+from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
 from fa4.sm100.kit.scores import scales
 from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.sm100.kit.signals import Signals, init_signals
@@ -27,6 +28,7 @@ def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
         "q": (spec.tile_rows, d, spec.consumers),
         "k": (spec.tile_n, d, spec.kv_stages),
         "v": (spec.tile_n, dv, spec.kv_stages),
+        "p": (spec.tile_rows, spec.tile_n, spec.consumers),
         "o": (spec.tile_rows, dv, spec.consumers),
     }
 
@@ -107,8 +109,18 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
     if has_role(warp, first, last):
         take_registers(plan, first)
         number = warp // (WARPGROUP // WARP)
-        work = Work(spec, number, make_products(spec, memory, number), scale_log2,
-                    problem.num_tiles)  # fmt: skip
+        probabilities = None
+        if cutlass.const_expr(spec.p_source == "smem"):
+            probabilities = shared_tensor(spec, memory, "p")[None, None, number]
+        work = Work(
+            spec=spec,
+            number=number,
+            products=make_products(spec, memory, number),
+            probabilities=probabilities,
+            scale_log2=scale_log2,
+            num_tiles=problem.num_tiles,
+            mods=Mods(spec, score_scale, aux),
+        )
         shared = shared_tensor(spec, memory, "o")[None, None, number]
         output = Output(*store, shared, scale_log2, lse, sink)
         consume(signals.of("consumer#").numbered(number), problem, work, output)
@@ -130,18 +142,17 @@ def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> P
     plan, shapes = spec.plan, tile_shapes(spec)
     start = memory.toint().to(Int32)
 
-    def tiles(name, offset, along_rows):
+    def tiles(name: str, along_rows: bool, stage: Int32 | int = 0) -> OperandTiles:
         rows, dim, _ = shapes[name]
-        place = start + (plan.buffer(name).start + offset)
-        return operand_tiles(
-            place, rows, dim, along_rows=along_rows, stage_bytes=rows * dim * 2
-        )
+        stage_bytes = rows * dim * ELEMENTS[spec.dtype].width // 8
+        place = start + (plan.buffer(name).start + stage * stage_bytes)
+        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes)
 
-    rows, dim, _ = shapes["q"]
     return Products(
-        q=tiles("q", number * (rows * dim * 2), False),
-        k=tiles("k", 0, False),
-        v=tiles("v", 0, True),
+        q=tiles("q", False, number),
+        k=tiles("k", False),
+        v=tiles("v", True),
+        p=tiles("p", False, number) if spec.p_source == "smem" else None,
         dtype=spec.dtype,
         tile_n=spec.tile_n,
         values=padded_dim(spec.head_dim_v),

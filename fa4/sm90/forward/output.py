@@ -54,8 +54,7 @@ def finish(
         if thread < WARP:
             signals.wait("stored#")
         meet_warpgroup(signals)
-    width: cutlass.Constexpr = swizzle_bytes(cute.size(output.shared.shape[1]))
-    fragment.store_matrices(words, output.shared.iterator.toint().to(Int32), thread, width)
+    share(words, output.shared)
     if cutlass.const_expr(output.atom is not None):
         cute.arch.fence_proxy("async.shared", space="cta")
     meet_warpgroup(signals)
@@ -65,12 +64,21 @@ def finish(
             signals.arrive("stored#", after="tma")
     else:
         store_rows(output, tile, work.number, thread)
+        if cutlass.const_expr(over):
+            cute.arch.fence_proxy("async.shared", space="cta")
         signals.arrive("stored#", after="tma")
     if cutlass.const_expr(over):
         if thread < WARP:
             signals.wait("stored#")
         meet_warpgroup(signals)
         signals.arrive_once("q_empty")
+
+
+def share(words: list[Int32], shared: cute.Tensor) -> None:
+    """A warpgroup's words of two elements to its (rows, cols) of shared memory."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    width = swizzle_bytes(cute.size(shared.shape[1]))
+    fragment.store_matrices(words, shared.iterator.toint().to(Int32), thread, width)
 
 
 @cute.jit

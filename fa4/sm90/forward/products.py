@@ -21,7 +21,9 @@ TYPES = {"bf16": "bf16", "fp16": "f16"}
 
 @dataclass(frozen=True)
 class Products:
-    """Where a warpgroup's operands lie. q: its own rows. k, v: of the ring's first stage.
+    """Where a warpgroup's operands lie. q, p: its own rows. k, v: of the ring's first stage.
+
+    p: None where P comes from registers.
 
     dtype: of all three. values: padded columns of V.
     """
@@ -29,6 +31,7 @@ class Products:
     q: OperandTiles
     k: OperandTiles
     v: OperandTiles
+    p: OperandTiles | None
     dtype: cutlass.Constexpr
     tile_n: cutlass.Constexpr
     values: cutlass.Constexpr
@@ -45,10 +48,13 @@ class Products:
     def weighted(
         self, sums: list[Float32], words: list[Int32], stage: Int32 | int
     ) -> list[Float32]:
-        """Start O += P V with P's words in registers, as a group of its own."""
+        """Start O += P V as a group of its own; P's words, or none where it is in shared memory."""
         code = PtxBlock()
         into, p = code.update_all(sums), code.read_all(words)
-        a = ["{" + ", ".join(p[i : i + 4]) + "}" for i in range(0, len(p), 4)]
+        if self.p is None:
+            a = ["{" + ", ".join(p[i : i + 4]) + "}" for i in range(0, len(p), 4)]
+        else:
+            a = descriptors(code, self.p.low, self.p.high, self.p.steps)
         b = descriptors(code, self.v.stage(stage), self.v.high, self.v.steps)
         _multiply(code, into, a, b, self.dtype, added=True, transposed=True)
         return code.trace(*into, effects=True)
