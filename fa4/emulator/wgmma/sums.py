@@ -102,6 +102,7 @@ def _add(
     rows, depth, columns = a.shape[0], a.shape[1], b.shape[1]
     most = np.empty(columns, np.int32)
     total = np.empty(columns, np.int64)
+    d_left, d_right = max(d_shift, 0), max(-d_shift, 0)
     for m in range(rows):
         for n in range(columns):
             most[n] = d_exponent[m, n]
@@ -110,10 +111,10 @@ def _add(
             for n in range(columns):
                 most[n] = max(most[n], exponent + b_exponent[k, n])
         for n in range(columns):
-            shift = min(most[n] - d_exponent[m, n], 62)
+            shift = min(most[n] - d_exponent[m, n] + d_right, 62)
             value = np.int64(d[m, n])
             sign = value >> 63
-            kept = (((value ^ sign) - sign) << d_shift) >> shift
+            kept = (((value ^ sign) - sign) << d_left) >> shift
             total[n] = (kept ^ sign) - sign
         for k in range(depth):
             exponent, left = a_exponent[m, k], np.int64(a[m, k])
@@ -130,14 +131,15 @@ def _add(
                 out[m, n] = np.float64(total[n]) * 2.0 ** (most[n] - fraction_bits)
 
 
-def to_float32(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Rounded toward zero."""
+def to_float32(values: npt.NDArray[np.float64], mantissa_bits: int) -> Words:
+    """Words of float32: toward zero, with so many mantissa bits; beyond the largest, infinite."""
     with np.errstate(over="ignore", under="ignore"):
         nearest = values.astype(np.float32)
-    beyond = np.abs(nearest.astype(np.float64)) > np.abs(values)
-    if beyond.any():
-        nearest[beyond] = np.nextafter(nearest[beyond], np.float32(0))
-    return nearest
+    words = nearest.view(np.uint32)
+    words -= np.abs(nearest.astype(np.float64)) > np.abs(values)
+    words[np.abs(values) >= 2.0**128] += 1
+    words &= np.uint32(0xFFFFFFFF << (23 - mantissa_bits) & 0xFFFFFFFF)
+    return words
 
 
 def multiply(form: Form, a: Bytes, b: Bytes, d: Words | None) -> Words:
@@ -154,14 +156,13 @@ def multiply(form: Form, a: Bytes, b: Bytes, d: Words | None) -> Words:
     bits = FRACTION_BITS[form.a]
     up = bits - layouts[0].mantissa_bits - layouts[1].mantissa_bits
     d_up = bits - layouts[2].mantissa_bits
-    extra = max(0, -up, -d_up)
     sums = np.empty(codes.shape)
     _add(
         left.significand, left.exponent,
         np.ascontiguousarray(right.significand.T), np.ascontiguousarray(right.exponent.T),
-        before.significand, before.exponent, up + extra, d_up + extra, bits + extra, sums,
+        before.significand, before.exponent, up, d_up, bits, sums,
     )  # fmt: skip
-    words = _encode(form.d, sums)
+    words = _encode(form, sums)
     if any(part.special.any() for part in (left, right, before)):
         values = [
             part.values(layout.mantissa_bits)
@@ -173,11 +174,15 @@ def multiply(form: Form, a: Bytes, b: Bytes, d: Words | None) -> Words:
     return words
 
 
-def _encode(element: Format, sums: npt.NDArray[np.float64]) -> Words:
-    if element is Format.F16:
+def _encode(form: Form, sums: npt.NDArray[np.float64]) -> Words:
+    if form.d is Format.F16:
         with np.errstate(over="ignore"):
-            return sums.astype(np.float16).view(np.uint16).astype(np.uint32)
-    return to_float32(sums).view(np.uint32)
+            words = sums.astype(np.float16).view(np.uint16).astype(np.uint32)
+        words[words == 0x8000] = 0
+    else:
+        words = to_float32(sums, min(FRACTION_BITS[form.a], 23))
+        words[words == 0x80000000] = 0
+    return words
 
 
 def _place_extremes(element: Format, sums: npt.NDArray[np.float64], words: Words) -> None:
