@@ -206,7 +206,8 @@ def _issue(
     absent = [group.first_warp + k for k in range(WARPS) if k not in meeting.a]
     exited = [index for index in absent if not cta.warps[index].alive]
     if exited:
-        raise fragment.fatal("warpgroup", f"warp {exited[0]} of its warpgroup has exited without it")
+        text = f"warp {exited[0]} of its warpgroup has exited without it"
+        raise fragment.fatal("warpgroup", text)
     if not absent:
         _launch(cta, group, own, smem, accumulate)
 

@@ -112,7 +112,8 @@ def gather_d(form: Form, words: npt.NDArray[np.uint32]) -> Words:
     """Elements of D, bits (64, n), from the registers of four warps (4, registers, 32 lanes)."""
     if form.d is Format.F16:
         halves = words.reshape(WARPS, -1, 2, 8, 4, 1).view(np.uint16)
-        return halves.transpose(0, 2, 3, 1, 4, 5).reshape(ROWS, form.n)
+        ordered = halves.transpose(0, 2, 3, 1, 4, 5).reshape(ROWS, form.n)
+        return ordered.astype(np.uint32)
     pairs = words.reshape(WARPS, -1, 2, 2, 8, 4)  # warp, j, h, one of the pair, g, t
     return pairs.transpose(0, 2, 4, 1, 5, 3).reshape(ROWS, form.n)
 
