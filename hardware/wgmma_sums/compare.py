@@ -73,8 +73,7 @@ def confirmed() -> dict[str, list[str]]:
     """The opcodes whose outputs were compared."""
     found = []
     for types in COMBINATIONS:
-        for n in (8, COLUMNS, 256):
-            found.append(_opcode(Kernel(types.d, types.a, types.b, n=n)))
+        found += [_opcode(Kernel(types.d, types.a, types.b, n=n)) for n in (8, COLUMNS, 256)]
     for a in ("s8", "u8"):
         for b in ("s8", "u8"):
             found += [_opcode(Kernel("s32", a, b, saturate=s)) for s in (False, True)]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
+from fa4.emulator.isa.swizzles import Pages, check_swizzle, pages_of
 from fa4.emulator.isa.tensor_registers import RegisterBlock
 from fa4.emulator.machine.checks import record_shared
 from fa4.emulator.machine.memory import MemoryFault
@@ -193,6 +194,7 @@ def _issue(
         touch = Touch(actor, own.smem, READ, actor.lane)
         for operand in smem:
             record_shared(cta, operand.by_warp[place], UNIT_BYTES, touch)
+    check_swizzle(fragment, [cta], [_pages(operand) for operand in smem])
     key = own.line, accumulate, tuple(operand.descriptor for operand in smem)
     words = own.a.read(warp) if own.a is not None else None
     meeting = group.join(place, products.issued, own.line, key, words)
@@ -210,6 +212,11 @@ def _issue(
         raise fragment.fatal("warpgroup", text)
     if not absent:
         _launch(cta, group, own, smem, accumulate)
+
+
+@lru_cache(maxsize=4096)
+def _pages(operand: SmemOperand) -> Pages:
+    return pages_of(operand.name.upper(), operand.units, operand.descriptor.swizzle)
 
 
 def _launch(

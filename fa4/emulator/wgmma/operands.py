@@ -56,13 +56,14 @@ def encode_descriptor(descriptor: SmemDescriptor) -> int:
 
 @dataclass(frozen=True, eq=False)
 class SmemOperand:
-    """An operand in shared memory.
+    """An operand in shared memory, "a" or "b".
 
     units: addresses of its 16-byte units, (rows, 2) or, if it is M- or N-major, (16, rows / 8).
     first, stop: the first byte of all, and the one behind the last. by_warp: of A, the units that
     hold the 16 rows of each warp, which no other warp reads; of B all.
     """
 
+    name: str
     descriptor: SmemDescriptor
     units: Indices
     transposed: bool
@@ -94,4 +95,4 @@ def operand_at(form: Form, which: str, value: int) -> SmemOperand:
         parts = np.split(units, WARPS, axis=1 if transposed else 0)
         by_warp = tuple(np.ascontiguousarray(part).ravel() for part in parts)
     first, stop = int(units.min()), int(units.max()) + UNIT_BYTES
-    return SmemOperand(descriptor, units, transposed, first, stop, by_warp)
+    return SmemOperand(which, descriptor, units, transposed, first, stop, by_warp)
