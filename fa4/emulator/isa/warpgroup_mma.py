@@ -138,7 +138,7 @@ def bind_product(instruction: PtxInstruction, context: KernelContext) -> Handler
     return handler
 
 
-@machine("wgmma.mma_async.sp", "9.7.15.6", "wgmma.mma_async.sp: refused")
+@machine("wgmma.mma_async.sp", "9.7.15.6", "not supported: sparse A")
 def refuse_sparse(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Products with a sparse matrix A."""
     raise Unsupported("sparse matrices are not supported")
