@@ -22,7 +22,7 @@ __global__ void wait_ready(long n, Stamp* out) {
 }
 __global__ void arrive_only(long n, Stamp* out) {
   __shared__ uint64_t barrier;
-  if (threadIdx.x == 0) init_barrier(smem(&barrier), 1);
+  if (threadIdx.x == 0) init_barrier(smem(&barrier), blockDim.x);
   publish_barriers();
   repeat(n, out, [&](int) { arrive(smem(&barrier)); });
 }

@@ -29,7 +29,7 @@ from hardware.hopper_units.products import header
 FOLDER = Path(__file__).parent
 PROGRAMS = ("barriers", "pipes", "softmax", "wgmma", "memory", "launch", "copies")
 OPTIONS = ("-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a")
-SECONDS = 60  # of a program, at most: one that hangs is ended
+SECONDS = 25  # of a program, at most: one that hangs is ended
 STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
 
 
