@@ -117,9 +117,9 @@ __global__ void store_fence_sync(long n, Stamp* out, bool fenced) {
     asm volatile("bar.sync 1, %0;" ::"r"(blockDim.x) : "memory");
   });
 }
-__global__ void shuffle_chain(long n, Stamp* out, int from, int* sink) {
+__global__ void shuffle_chain(long n, Stamp* out, int* sink) {
   int value = threadIdx.x;
-  repeat(n, out, [&](int) { value = __shfl_sync(~0u, value, from); });
+  repeat(n, out, [&](int) { value = __shfl_sync(~0u, value, value); });
   if (value == -1) *sink = value;
 }
 // setmaxnreg: a warpgroup gives registers away and takes them again.
@@ -197,7 +197,7 @@ int main() {
     cost(("st.shared, fence.proxy.async, bar.sync/" + of).c_str(), "16 bytes per thread",
          launcher(store_fence_sync, 1, threads, 0, true));
   }
-  cost("shfl/latency", "one warp, dependent", launcher(shuffle_chain, 1, 32, 0, 5, (int*)nullptr));
+  cost("shfl/latency", "one warp, dependent", launcher(shuffle_chain, 1, 32, 0, (int*)nullptr));
   cost("setmaxnreg/dec and inc", "one warpgroup, 40 and 232", launcher(register_turns, 1, 128, 0));
   const auto handover = slopes(launcher(register_handover, 1, 384, 0), 200, 1000);
   report("setmaxnreg/handover there and back", "cycles",

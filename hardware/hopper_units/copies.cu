@@ -2,13 +2,13 @@
 #include "boxes.cuh"
 #include "common.cuh"
 
-constexpr int KIB = 1024;
+constexpr int KIB = 1024, BOX_BYTES = 8 * KIB;
 constexpr long L2_BYTES = 16L << 20, HBM_BYTES = 4L << 30;
 
 // Boxes in a ring of stages: one warp issues a box every `pace` cycles if a stage is free, another
 // waits for each and notes how long it was under way.
 __global__ void loads(long n, Stamp* out, const __grid_constant__ CUtensorMap map, int box_rows,
-                      int stages, int pace, long boxes, long first, double* latency) {
+                      int stages, int pace, int boxes, int first, double* latency) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ uint64_t full[32], empty[32];
   __shared__ volatile long long issued[32];
@@ -19,19 +19,19 @@ __global__ void loads(long n, Stamp* out, const __grid_constant__ CUtensorMap ma
   publish_barriers();
   const long long start = now();
   if (threadIdx.x == 0) {
-    long long next = start;
-    int stage = 0, parity = 1;
-    long box = (first + blockIdx.x) % boxes;
-    for (long i = 0; i < n; ++i) {
-      wait_barrier(smem(&empty[stage]), parity);
+    const uint32_t fulls = smem(full), empties = smem(empty);
+    long long next = start + static_cast<long long>(pace) * blockIdx.x / gridDim.x;  // not in step
+    int stage = 0, parity = 1, box = (first + blockIdx.x) % boxes;
+    for (int i = 0; i < n; ++i) {
+      wait_barrier(empties + 8 * stage, parity);
       if (pace) {
         while (now() < next) {
         }
         next = max(next + pace, now());
       }
+      expect_bytes(fulls + 8 * stage, bytes);
       issued[stage] = now();
-      expect_bytes(smem(&full[stage]), bytes);
-      load_box(data + stage * bytes, &map, static_cast<int>(box) * box_rows, smem(&full[stage]));
+      load_box(data + stage * bytes, &map, box * box_rows, fulls + 8 * stage);
       if ((box += gridDim.x) >= boxes) box -= boxes;
       if (++stage == stages) stage = 0, parity ^= 1;
     }
@@ -89,17 +89,29 @@ __global__ void stores(long n, Stamp* out, const __grid_constant__ CUtensorMap m
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   mark(out, start);
 }
-// The same with sums of float32 in memory, in pieces of consecutive bytes.
-__global__ void sums(long n, Stamp* out, float* to, int bytes, Wait wait, long pieces, long first) {
+// The same with sums of float32 in memory: pieces of consecutive bytes, or boxes of a tensor map.
+template <bool TENSOR>
+__global__ void sums(long n, Stamp* out, const __grid_constant__ CUtensorMap map, float* to, int bytes, Wait wait,
+                     long pieces, long first, float value) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t data = (smem(memory) + 1023) / 1024 * 1024;
+  for (int i = threadIdx.x; i < bytes; i += WARP)
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(data + 4 * i), "f"(value) : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncwarp();
   const long long start = now();
   long piece = (first + blockIdx.x) % pieces;
-  for (long i = 0; i < n; ++i) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                     reinterpret_cast<char*>(to) + piece * bytes),
-                 "r"(data + static_cast<int>(i & 3) * bytes), "r"(bytes)
-                 : "memory");
+  for (long i = 0; i < n && threadIdx.x == 0; ++i) {
+    const uint32_t from = data + static_cast<int>(i & 3) * bytes;
+    if (TENSOR)
+      asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+                   "r"(0), "r"(static_cast<int>(piece) * (bytes / ROW_BYTES)), "r"(from)
+                   : "memory");
+    else
+      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                       reinterpret_cast<char*>(to) + piece * bytes),
+                   "r"(from), "r"(bytes)
+                   : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     if (wait == COMPLETE) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     if (wait == READ) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
@@ -117,7 +129,11 @@ double* latencies = nullptr;
 // Boxes of a buffer that a series of launches walks through, so that none of HBM is read twice soon.
 struct Walk {
   long bytes, first = 0;
-  long advance(long boxes, long total) { return (first = (first + boxes) % total); }
+  long advance(long boxes, long total) {
+    const long here = first;
+    first = (first + boxes) % total;
+    return here;
+  }
 };
 
 struct Loaded {
@@ -129,10 +145,13 @@ Loaded measure_loads(int ctas, int box_rows, int stages, int pace, long bytes, l
   Walk walk{bytes};
   Loaded found;
   const auto once = [&](long n) {
-    const long first = walk.advance(n * ctas, boxes);
-    return launcher(loads, ctas, 64, stages * box_rows * ROW_BYTES + KIB, map, box_rows, stages, pace, boxes,
+    const int first = walk.advance(n * ctas, boxes);
+    return launcher(loads, ctas, 64, stages * box_rows * ROW_BYTES + KIB, map, box_rows, stages, pace, (int)boxes,
                     first, latencies)(n);
   };
+  if (bytes <= L2_BYTES)  // all of it, twice
+    launcher(loads, sms, 64, BOX_BYTES + KIB, rows_map(buffer, bytes, 64), 64, 1, 0, (int)(bytes / BOX_BYTES), 0,
+             latencies)(2 * bytes / BOX_BYTES / sms + 1);
   once(less), once(more);
   for (int i = 0; i < repeats(); ++i) {
     const double cycles = once(less);
@@ -212,23 +231,24 @@ void store_cases(const char* to, long bytes) {
              rate(slopes(run(READ_LATER), 64, 320), box));
     }
 }
-void sum_cases(const char* to, long bytes) {
+template <bool TENSOR>
+void sum_cases(const char* to, long bytes, float value) {
   for (int ctas : {1, sms / 4, sms})
     for (int piece : {4 * KIB, 16 * KIB, 32 * KIB}) {
       const long pieces = bytes / piece;
+      const CUtensorMap map = rows_map(buffer, bytes, piece / ROW_BYTES, true);
       Walk walk{bytes};
       const auto run = [&](Wait wait) {
         return [&, wait](long n) {
-          return launcher(sums, ctas, 32, 4 * piece + KIB, (float*)buffer, piece, wait, pieces,
-                          walk.advance(n * ctas, pieces))(n);
+          return launcher(sums<TENSOR>, ctas, 32, 4 * piece + KIB, map, (float*)buffer, piece, wait, pieces,
+                          walk.advance(n * ctas, pieces), value)(n);
         };
       };
-      const std::string name = std::string("sum ") + to + "/" + std::to_string(piece / KIB) + " KiB, " +
-                               of_sms(ctas);
-      report(name + ", until written", "cycles", "wait_group 0", slopes(run(COMPLETE), 64, 192));
-      report(name + ", until read", "cycles", "wait_group.read 0", slopes(run(READ), 64, 192));
+      const std::string name = std::string("sum ") + (TENSOR ? "by map " : "") + "of " + (value ? "ones" : "zeros") + " in " +
+                               to + "/" + std::to_string(piece / KIB) + " KiB, " + of_sms(ctas);
+      report(name + ", until written", "cycles", "wait_group 0", slopes(run(COMPLETE), 64, 128));
       report(name + ", rate", "bytes/clk/SM", "three groups under way",
-             rate(slopes(run(READ_LATER), 64, 320), piece));
+             rate(slopes(run(READ_LATER), 64, 192), piece));
     }
 }
 // All SMs read 4 GiB once, by events.
@@ -241,7 +261,7 @@ void stream() {
   std::vector<double> values;
   for (int i = 0; i <= repeats(); ++i) {
     CHECK(cudaEventRecord(begin));
-    loads<<<sms, 64, STAGES * BOX + KIB>>>(n, stamps(), map, ROWS, STAGES, 0, boxes, 0, latencies);
+    loads<<<sms, 64, STAGES * BOX + KIB>>>(n, stamps(), map, ROWS, STAGES, 0, (int)boxes, 0, latencies);
     CHECK(cudaEventRecord(end));
     CHECK(cudaEventSynchronize(end));
     float ms;
@@ -260,11 +280,12 @@ int main() {
   load_cases("L2", L2_BYTES), load_cases("HBM", HBM_BYTES);
   load_curve("L2", L2_BYTES, sms, {2048, 1024, 768, 640, 512, 448, 384, 352, 320, 288, 256});
   load_curve("HBM", HBM_BYTES, sms, {8192, 4096, 2048, 1536, 1280, 1152, 1024, 960, 896, 832, 768});
-  load_curve("L2", L2_BYTES, 1, {2048, 1024, 512, 384, 320, 256, 192, 160, 128});
-  load_curve("L2", L2_BYTES, sms / 2, {2048, 512, 384, 320, 256});
+  load_curve("L2", L2_BYTES, 1, {2048, 512, 320, 256, 192, 160});
+  load_curve("L2", L2_BYTES, sms / 2, {2048, 512, 384, 320, 288, 256, 224});
   issue_cost();
   store_cases("L2", L2_BYTES), store_cases("HBM", HBM_BYTES);
-  sum_cases("L2", L2_BYTES), sum_cases("HBM", HBM_BYTES);
+  sum_cases<false>("L2", L2_BYTES, 1), sum_cases<true>("L2", L2_BYTES, 1), sum_cases<false>("HBM", HBM_BYTES, 1);
+  sum_cases<false>("L2", L2_BYTES, 0);
   stream();
   report_clock("copies after");
 }

@@ -93,6 +93,28 @@ void launches() {
     report("launch/empty kernels in a graph, CTAs " + std::to_string(ctas), "ns", "by events, 400 less 100", values);
   }
 }
+// What events around one kernel show, queued behind a long one so that the host has no part in it.
+void between_events() {
+  cudaEvent_t begin, end;
+  CHECK(cudaEventCreate(&begin)), CHECK(cudaEventCreate(&end));
+  Life* out;
+  CHECK(cudaMallocHost(&out, sizeof(Life)));
+  for (int kernels : {0, 1, 2}) {
+    std::vector<double> values;
+    for (int i = 0; i <= repeats(); ++i) {
+      lives<<<1, 32>>>(out, 600000);
+      CHECK(cudaEventRecord(begin));
+      for (int k = 0; k < kernels; ++k) empty<<<132, 384>>>();
+      CHECK(cudaEventRecord(end));
+      CHECK(cudaEventSynchronize(end));
+      float ms;
+      CHECK(cudaEventElapsedTime(&ms, begin, end));
+      if (i) values.push_back(1e6 * ms);
+    }
+    report("launch/between events, empty kernels " + std::to_string(kernels), "ns", "132 CTAs, behind a long kernel", values);
+  }
+  CHECK(cudaFreeHost(out));
+}
 // Two waves and a half: what lies between the end of a CTA and the start of the next on its SM.
 void waves(int threads, int bytes, int cluster, int sms) {
   Life* out;
@@ -135,7 +157,7 @@ int main() {
   report_clock("launch before");
   int sms = 0;
   CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
-  launches();
+  launches(), between_events();
   for (int threads : {128, 384}) waves(threads, 200 * KIB, 1, sms);
   waves(384, 120 * KIB, 1, sms), waves(384, 200 * KIB, 2, sms);
   for (int threads : {384, 1024}) {

@@ -24,10 +24,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hardware.hopper_units import power
 from hardware.hopper_units.products import header
 
 FOLDER = Path(__file__).parent
 PROGRAMS = ("barriers", "pipes", "softmax", "wgmma", "memory", "launch", "copies")
+POWER = "power"  # the last: it heats the GPU
 OPTIONS = ("-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a")
 SECONDS = 25  # of a program, at most: one that hangs is ended
 STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
@@ -99,7 +101,7 @@ def main() -> None:
     """Build, run, write; exit status 1 if a program failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=PROGRAMS)
+    parser.add_argument("--only", nargs="+", choices=[*PROGRAMS, POWER], default=[*PROGRAMS, POWER])
     parser.add_argument("--built", type=Path, help="a folder with the programs, instead of nvcc")
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--commit", default=os.environ.get("COMMIT", ""), help="of the sources")
@@ -110,11 +112,12 @@ def main() -> None:
         folder = given.built or Path(temporary)
         if not given.built:
             build(folder, given.nvcc, tuple(given.only))
-        for program in given.only:
+        for program in filter(POWER.__ne__, given.only):
             found, state = run(folder, program)
             figures += found
             states.append(state)
             print(program, len(found), "figures,", state["seconds"], "s", state.get("failed", ""), flush=True)
+        loads = power.measure(folder / POWER) if POWER in given.only else []
     report = {
         "schema_version": 1,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -122,6 +125,7 @@ def main() -> None:
         "machine": machine(),
         "states": states,
         "figures": figures,
+        "loads": loads,
     }
     given.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     sys.exit(any("failed" in state for state in states))

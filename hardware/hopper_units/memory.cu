@@ -55,29 +55,30 @@ __global__ void store_load(long n, Stamp* out, uint32_t* sink) {
   if (value == 12345) *sink = value;
 }
 enum Access { LOAD4, LOAD16, STORE4, STORE16, STMATRIX, LDMATRIX };
+// `flip` moves to other words after every UNROLL accesses: none can be left out as known.
 template <Access ACCESS>
-__global__ void accesses(long n, Stamp* out, uint32_t* sink) {
+__global__ void accesses(long n, Stamp* out, int flip, uint32_t* sink) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const int width = ACCESS == LOAD4 || ACCESS == STORE4 ? 4 : 16;
-  const uint32_t at = smem(memory) + threadIdx.x * width;
-  uint32_t sum = 0;
+  uint32_t at = smem(memory) + threadIdx.x * width, sum = 0;
   repeat(n, out, [&](int k) {
-    uint32_t a, b, c, d;
-    if (ACCESS == LOAD4) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(a) : "r"(at + 4096 * k) : "memory");
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    const uint32_t word = at + 8 * KIB * k;
+    if (k == UNROLL - 1) at ^= flip;
+    if (ACCESS == LOAD4) asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(a) : "r"(word) : "memory");
     if (ACCESS == LOAD16)
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at + 16 * KIB * (k & 3)) : "memory");
+      asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(word) : "memory");
     if (ACCESS == LDMATRIX)
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at + 16 * KIB * (k & 3)) : "memory");
-    if (ACCESS == STORE4) asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + 4096 * k), "r"(k) : "memory");
+                   : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(word) : "memory");
+    if (ACCESS == STORE4) asm volatile("st.shared.b32 [%0], %1;" ::"r"(word), "r"(k) : "memory");
     if (ACCESS == STORE16)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at + 16 * KIB * (k & 3)), "r"(k) : "memory");
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(word), "r"(k) : "memory");
     if (ACCESS == STMATRIX)
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %1, %1, %1};" ::"r"(at + 16 * KIB * (k & 3)),
-                   "r"(k) : "memory");
-    if (ACCESS == LOAD4) sum ^= a;
-    if (ACCESS == LOAD16 || ACCESS == LDMATRIX) sum ^= a ^ b ^ c ^ d;
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %1, %1, %1};" ::"r"(word), "r"(k)
+                   : "memory");
+    sum ^= a ^ b ^ c ^ d;
   });
   if (sum == 12345) *sink = sum;
 }
@@ -94,22 +95,31 @@ __global__ void __cluster_dims__(2, 1, 1) remote_chain(long n, Stamp* out, uint3
   if (at == 1) *sink = at;
   meet_cluster();
 }
-__global__ void __cluster_dims__(2, 1, 1) remote_loads(long n, Stamp* out, bool both, uint32_t* sink) {
+enum Way { LOADS, STORES };
+template <Way WAY>
+__global__ void __cluster_dims__(2, 1, 1) remote(long n, Stamp* out, bool both, uint32_t* sink) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t peer = in_cta(smem(memory) + threadIdx.x * 16, blockIdx.x % 2 ^ 1);
   uint32_t sum = 0;
   meet_cluster();
-  if (both || blockIdx.x % 2 == 0)
+  if (both || blockIdx.x % 2 == 0) {
     repeat(n, out, [&](int k) {
-      uint32_t a, b, c, d;
-      asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(peer + 16 * KIB * (k & 3)) : "memory");
+      uint32_t a = 0, b = 0, c = 0, d = 0;
+      const uint32_t at = peer + 16 * KIB * (k & 3);
+      if (WAY == LOADS)
+        asm volatile("ld.volatile.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at) : "memory");
+      if (WAY == STORES)
+        asm volatile("st.volatile.shared::cluster.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(k) : "memory");
       sum ^= a ^ b ^ c ^ d;
     });
+  }
   if (sum == 12345) *sink = sum;
   meet_cluster();
 }
-// A turn between two CTAs of a cluster: each arrives at the other's barrier.
+// A turn between two CTAs of a cluster: each arrives at the other's barrier. FENCED: what was written
+// before is seen by the whole cluster, as for data in memory; without, as for data that a copy brings.
+template <bool FENCED>
 __global__ void __cluster_dims__(2, 1, 1) remote_turns(long n, Stamp* out) {
   __shared__ uint64_t barrier;
   if (threadIdx.x == 0) init_barrier(smem(&barrier), 1);
@@ -118,13 +128,15 @@ __global__ void __cluster_dims__(2, 1, 1) remote_turns(long n, Stamp* out) {
   const int rank = blockIdx.x % 2;
   const uint32_t own = smem(&barrier), peer = in_cta(own, rank ^ 1);
   const auto wait = [&](int parity) {
+    if (!FENCED) return wait_barrier(own, parity);
     asm volatile(
         "{\n.reg .pred done;\nagain:\n"
         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(own), "r"(parity) : "memory");
   };
   const auto signal = [&] {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer) : "memory");
+    if (FENCED) asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer) : "memory");
+    else asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(peer) : "memory");
   };
   repeat(n, out, [&](int k) {
     if (rank == 0) signal(), wait(k & 1);
@@ -173,7 +185,7 @@ __global__ void poll_chain(long n, Stamp* out, uint32_t* counter) {
 __global__ void load_chain_l2(long n, Stamp* out, uint32_t* words) {
   uint32_t value = 0;
   repeat(n, out, [&](int) {
-    asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(value) : "l"(words + (value & 1)) : "memory");
+    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(words + (value & 1)) : "memory");
   });
 }
 __global__ void fence_gpu(long n, Stamp* out) {
@@ -210,22 +222,26 @@ int main() {
   cost("shared/ld 16 bytes, latency", "one warp, dependent", launcher(load_chain_wide, 1, 32, 0, nowhere));
   cost("shared/st then ld of it", "one warp, dependent", launcher(store_load, 1, 32, 0, nowhere));
   const auto rates = [&](const std::string& name, auto kernel, int width) {
-    for (int threads : {128, 512, 1024})
+    for (int threads : {128, 256, 512})
       report("shared/" + name + ", " + std::to_string(threads / WARP) + " warps, rate", "bytes/clk", "no bank conflict",
-             rate(slopes(launcher(kernel, 1, threads, 64 * KIB, nowhere), 100, 500), 1.0 * threads * width * UNROLL));
+             rate(slopes(launcher(kernel, 1, threads, 128 * KIB, 64 * KIB, nowhere), 100, 500), 1.0 * threads * width * UNROLL));
   };
   rates("ld 4 bytes", accesses<LOAD4>, 4), rates("ld 16 bytes", accesses<LOAD16>, 16);
   rates("st 4 bytes", accesses<STORE4>, 4), rates("st 16 bytes", accesses<STORE16>, 16);
   rates("stmatrix.x4", accesses<STMATRIX>, 16), rates("ldmatrix.x4", accesses<LDMATRIX>, 16);
   cost("cluster/ld 4 bytes, latency", "one warp of a pair, dependent", launcher(remote_chain, 2, 32, 0, nowhere));
-  const double tile = 1024.0 * 16 * UNROLL;
-  report("cluster/ld 16 bytes, one way, rate", "bytes/clk/SM", "32 warps of one CTA of a pair",
-         rate(slopes(launcher(remote_loads, 2, 1024, 64 * KIB, false, nowhere), 100, 500), tile));
-  report("cluster/ld 16 bytes, both ways, rate", "bytes/clk/SM", "32 warps of each CTA of a pair",
-         rate(slopes(launcher(remote_loads, 2, 1024, 64 * KIB, true, nowhere), 100, 500), tile));
-  report("cluster/ld 16 bytes, 66 pairs, rate", "bytes/clk/SM", "32 warps of every CTA",
-         rate(slopes(launcher(remote_loads, 132, 1024, 64 * KIB, true, nowhere), 100, 500), tile));
-  cost("cluster/mbarrier one way", "half of a turn there and back", launcher(remote_turns, 2, 1, 0), 0.5);
+  const auto remote_rates = [&](const std::string& what, auto kernel) {
+    const double bytes = 1024.0 * 16 * UNROLL;
+    report("cluster/" + what + " 16 bytes, one way, rate", "bytes/clk/SM", "32 warps of one CTA of a pair",
+           rate(slopes(launcher(kernel, 2, 1024, 64 * KIB, false, nowhere), 100, 500), bytes));
+    report("cluster/" + what + " 16 bytes, both ways, rate", "bytes/clk/SM", "32 warps of each CTA of a pair",
+           rate(slopes(launcher(kernel, 2, 1024, 64 * KIB, true, nowhere), 100, 500), bytes));
+    report("cluster/" + what + " 16 bytes, 66 pairs, rate", "bytes/clk/SM", "32 warps of every CTA",
+           rate(slopes(launcher(kernel, 132, 1024, 64 * KIB, true, nowhere), 100, 500), bytes));
+  };
+  remote_rates("ld", remote<LOADS>), remote_rates("st", remote<STORES>);
+  cost("cluster/mbarrier one way, release.cluster", "half of a turn there and back", launcher(remote_turns<true>, 2, 1, 0), 0.5);
+  cost("cluster/mbarrier one way", "half of a turn there and back, no fence", launcher(remote_turns<false>, 2, 1, 0), 0.5);
   for (int bytes : {4 * KIB, 16 * KIB}) {
     const std::string of = "cluster/bulk copy of " + std::to_string(bytes / KIB) + " KiB, ";
     report(of + "latency", "cycles", "both of a pair send, wait, send again",
@@ -235,7 +251,7 @@ int main() {
     report(of + "66 pairs, rate", "bytes/clk/SM", "four under way",
            rate(slopes(launcher(remote_copies, 132, 32, 8 * bytes, bytes, 4), 100, 500), bytes));
   }
-  cost("L2/ld", "one thread, dependent", launcher(load_chain_l2, 1, 1, 0, counters));
+  cost("L2/ld.relaxed.gpu", "one thread, dependent", launcher(load_chain_l2, 1, 1, 0, counters));
   cost("L2/ld.acquire.gpu", "one thread, dependent", launcher(poll_chain, 1, 1, 0, counters));
   cost("L2/atom.add", "one thread, dependent", launcher(atomic_chain, 1, 1, 0, counters));
   cost("L2/fence.acq_rel.gpu", "one thread, nothing under way", launcher(fence_gpu, 1, 1, 0));

@@ -20,22 +20,23 @@ struct Loading {
   long long* boxes;
 };
 
-__device__ void load_until_done(const CUtensorMap& map, uint32_t ring, uint64_t* full, volatile int* done,
+__device__ void load_until_done(const CUtensorMap& map, uint32_t ring, uint32_t full, volatile int* done,
                                 int groups, Loading loading) {
-  long long count = 0, next = now();
-  while (*done < groups) {
-    const int stage = count % STAGES, parity = count / STAGES & 1;
-    if (count >= STAGES) wait_barrier(smem(&full[stage]), parity ^ 1);
+  long long next = now();
+  int count = 0;
+  for (; *done < groups; ++count) {
+    const int stage = count % STAGES;
+    if (count >= STAGES) wait_barrier(full + 8 * stage, count / STAGES & 1 ^ 1);
     if (loading.pace) {
       while (now() < next) {
       }
       next = max(next + loading.pace, now());
     }
-    expect_bytes(smem(&full[stage]), BOX);
-    load_box(ring + stage * BOX, &map, (count + blockIdx.x * 7) % (L2_BYTES / BOX) * BOX_ROWS, smem(&full[stage]));
-    ++count;
+    expect_bytes(full + 8 * stage, BOX);
+    load_box(ring + stage * BOX, &map, (count + blockIdx.x * 7) % static_cast<int>(L2_BYTES / BOX) * BOX_ROWS,
+             full + 8 * stage);
   }
-  for (long long i = max(0ll, count - STAGES); i < count; ++i) wait_barrier(smem(&full[i % STAGES]), i / STAGES & 1);
+  for (int i = max(0, count - STAGES); i < count; ++i) wait_barrier(full + 8 * (i % STAGES), i / STAGES & 1);
   loading.boxes[blockIdx.x] = count;
 }
 
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(most_threads(WIDTH), 1)
   const int group = threadIdx.x / 128;
   if (group == groups) {
     if (threadIdx.x % 128 == 0 && loading.pace >= 0)
-      load_until_done(map, data + RING_AT, full, &done, groups, loading);
+      load_until_done(map, data + RING_AT, smem(full), &done, groups, loading);
     return;
   }
   float d[WIDTH / 2];
