@@ -306,6 +306,18 @@ def _replace_in(pipeline: Any, changes: Mapping[str, object], direction: str) ->
     raise ValueError(f"{next(iter(changes))} does not apply to pass {direction} of kernel {kernel}")
 
 
+def read_choice(pipeline: Any, name: str) -> tuple[bool, Any]:
+    """Whether a pipeline has a setting of FIELDS, and its value."""
+    named = _CONFIG_NAMES.get(name, name)
+    for path in _PARTS:
+        holder = pipeline
+        for part in path:
+            holder = getattr(holder, part, None)
+        if is_dataclass(holder) and named in {item.name for item in fields(holder)}:
+            return True, getattr(holder, named)
+    return False, None
+
+
 def _in_settings(message: str) -> str:
     """A message of a config class in the words of the settings: "tau must be ..."."""
     for name, of_config in _CONFIG_NAMES.items():
@@ -326,5 +338,5 @@ def _build_simulation(
     return Simulation(lengths=lengths, rescale_rate=rate, exact=given.get("exact", False))
 
 
-__all__ = ["FIELDS", "SimulationRequest", "build", "default_pipeline", "read_lengths",
-           "read_settings"]  # fmt: skip
+__all__ = ["FIELDS", "SimulationRequest", "build", "default_pipeline", "read_choice",
+           "read_lengths", "read_settings"]  # fmt: skip
