@@ -107,7 +107,7 @@ def critical_chain(code: EventCode, trips: np.ndarray) -> CriticalChain:
             if path is not None:
                 first, last = path[-1], path[0]
                 return CriticalChain(
-                    rows=tuple(walk.describe(path)),
+                    rows=_from_a_signal(tuple(walk.describe(path))),
                     cycles=walk.moment(last) - walk.moment(first),
                     steps=walk.step[last.row] - walk.step[first.row],
                     period_steps=steps,
@@ -220,7 +220,9 @@ class _Walk:
     def circuit(self, period: int) -> list[_Node] | None:
         """Nodes backwards in time from one to the same one a multiple of `period` steps earlier."""
         late = [row for row, step in enumerate(self.step) if step == LAST_STEP]
-        node: _Node | None = _Node("clock", max(late, key=lambda row: self.end[row])) if late else None
+        node: _Node | None = (
+            _Node("clock", max(late, key=lambda row: self.end[row])) if late else None
+        )
         path: list[_Node] = []
         met: dict[tuple[object, ...], int] = {}
         while node is not None:
@@ -293,6 +295,13 @@ class _Walk:
 
     def _name(self, row: int) -> str:
         return f"{self.code.role_names[self.role[row]]}: {self._what(_Node('done', row))}"
+
+
+def _from_a_signal(rows: tuple[ChainRow, ...]) -> tuple[ChainRow, ...]:
+    """A circuit has no first row: begin where something was waited for, if anything was."""
+    kinds = [row.reason for row in rows]
+    first = next((kinds.index(kind) for kind in ("signal", "role") if kind in kinds), 0)
+    return rows[first:] + rows[:first]
 
 
 def _clock(row: int) -> _Node | None:

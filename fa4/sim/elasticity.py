@@ -80,14 +80,18 @@ class Elasticities:
         return sum(row.value for row in self.rows if row.name not in COUNTED_TWICE)
 
     @property
+    def shares(self) -> tuple[float, float]:
+        """The total's parts: of units, and of latencies and other constants."""
+        units = sum(row.value for row in self.rows if row.is_unit)
+        return units, self.total - units
+
+    @property
     def felt(self) -> tuple[Elasticity, ...]:
         """Those above the noise."""
         return tuple(row for row in self.rows if row.value > self.noise)
 
 
-def measure(
-    seconds: Seconds, machine: Machine, progress: Progress | None = None
-) -> Elasticities:
+def measure(seconds: Seconds, machine: Machine, progress: Progress | None = None) -> Elasticities:
     """Elasticities of `seconds` (of a machine) around `machine`, by central differences."""
     used = figures_read(seconds, machine)
     groups = {name: tuple(f for f in group if f in used) for name, group in all_figures().items()}
@@ -166,7 +170,9 @@ def figures_read(seconds: Seconds, machine: Machine) -> frozenset[str]:
     A figure that is 0 has no relative change and counts as not read.
     """
     read: set[str] = set()
-    seconds(Machine(gpu=_noting(machine.gpu, "gpu", read), costs=_noting(machine.costs, "costs", read)))
+    seconds(
+        Machine(gpu=_noting(machine.gpu, "gpu", read), costs=_noting(machine.costs, "costs", read))
+    )
     return frozenset(
         figure for figure in read if getattr(getattr(machine, figure.partition(".")[0]),
                                              figure.partition(".")[2])
@@ -184,7 +190,7 @@ def _noting(table: Any, name: str, read: set[str]) -> Any:
         return object.__getattribute__(self, attribute)
 
     noting = type(f"Noting{kind.__name__}", (kind,), {"__getattribute__": note})
-    copy = object.__new__(noting)
+    copy: Any = object.__new__(noting)
     for figure in figures:
         object.__setattr__(copy, figure, getattr(table, figure))
     read.clear()

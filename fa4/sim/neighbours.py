@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 
 PARTS = ("pipeline", "numerics", "exp2")  # targets of the settings that make a kernel
 KEPT = frozenset({"deterministic", "design", "tau", "exp2_degree", "exp2_start", "exp2_residue"})
-# How far the next choices of a number are; it is its own neighbour at most.
+# How far the next choices of a number are.
 STEPS: Mapping[str, tuple[int, ...]] = {
     "tile_n": (-32, -16, 16, 32),
     "tile_m": (-64, 64),
-    "q_tiles": (-1, 1),
-    "cta_group": (-1, 1),
     "kv_stages": (-1, 1),
     "consumers": (-1, 1),
     "exp2_frequency": (-4, -2, 2, 4),
 }
+OTHERS: Mapping[str, tuple[int, ...]] = {"q_tiles": (1, 2), "cta_group": (1, 2)}
 DOUBLED = frozenset({"num_splits"})
 SPLITS = (0.5, 0.75, 1.0)  # of P
 FIRST_FREQUENCY = 16  # of emulated exponentials where none are
@@ -82,6 +81,7 @@ def _numbers(name: str, now: Any) -> Iterator[float]:
         yield from (FIRST_FREQUENCY,) if now == 0 else (0,)
     if now:
         yield from (now + step for step in STEPS.get(name, ()) if now + step > 0)
+    yield from (value for value in OTHERS.get(name, ()) if value != now)
     if name in DOUBLED:
         yield from (2 * now, *((now // 2,) if now > 1 else ()))
     if name == "split_p":
