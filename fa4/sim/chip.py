@@ -56,7 +56,7 @@ class TileRunner:
     def __init__(self, code: EventCode, *, exact: bool = False) -> None:
         self.code, self.exact = code, exact
         self._known: dict[bytes, Execution] = {}
-        self._shortened: dict[bytes, EngineRun] = {}  # many long tiles shorten to the same ones
+        self._runs: dict[bytes, EngineRun] = {}
         self._steps = 0
 
     def expect(self, sequences: Iterable[np.ndarray]) -> None:
@@ -75,15 +75,12 @@ class TileRunner:
         return _execution(self._engine(trips))
 
     def _engine(self, trips: np.ndarray) -> EngineRun:
-        self._steps += int(trips[:, 0].sum())
-        check_steps(self._steps)
-        return engine.execute(self.code, trips)
-
-    def _short_engine(self, trips: np.ndarray) -> EngineRun:
-        key = _key(trips)
-        if key not in self._shortened:
-            self._shortened[key] = self._engine(trips)
-        return self._shortened[key]
+        key = _key(trips)  # long loops of many lengths are shortened to the same few
+        if key not in self._runs:
+            self._steps += int(trips[:, 0].sum())
+            check_steps(self._steps)
+            self._runs[key] = engine.execute(self.code, trips)
+        return self._runs[key]
 
     def _shortcut(self, trips: np.ndarray) -> Execution:
         """A persistent CTA with many equal work tiles: run a few, extend the rest."""
@@ -106,7 +103,7 @@ class TileRunner:
         period = PERIOD_STEPS * np.array([1, 0, 1])
         short = trips - missing[:, None] * period
         longer = short + (missing > 0)[:, None] * period
-        runs = [self._short_engine(steps) for steps in (short, longer)]
+        runs = [self._engine(steps) for steps in (short, longer)]
         spans = [np.diff(run.tile_ends, prepend=0.0) for run in runs]
         periods = (spans[1] - spans[0])[missing > 0]
         if np.ptp(periods) > SAME_PERIOD * periods.mean():
