@@ -86,8 +86,9 @@ def render_why(report: Mapping[str, Any]) -> tuple[Any, ...]:
     parts: list[Any] = [
         f"\nlonger by, if a unit needs 10% more cycles or a constant is 10% larger (noise "
         f"{noise:.1%})",
-        _slopes(shown),
-        f"{rest} more matter less; all together {report['elasticity_sum'] / 10:.1%}",
+        *((_slopes(shown),) if shown else ()),
+        f"{rest}{' more matter less' if shown else ' do not stand out'}; all together "
+        f"{report['elasticity_sum'] / 10:.1%}",
     ]
     if report["chain"] is not None:
         parts += render_chain(report["chain"])
