@@ -24,7 +24,6 @@ STEPS: Mapping[str, tuple[int, ...]] = {
     "tile_n": (-32, -16, 16, 32),
     "tile_m": (-64, 64),
     "kv_stages": (-1, 1),
-    "consumers": (-1, 1),
     "exp2_frequency": (-4, -2, 2, 4),
 }
 OTHERS: Mapping[str, tuple[int, ...]] = {"q_tiles": (1, 2), "cta_group": (1, 2)}

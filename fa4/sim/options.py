@@ -315,6 +315,9 @@ def _replace_in(pipeline: Any, changes: Mapping[str, object], direction: str) ->
 
 def read_choice(pipeline: Any, name: str) -> tuple[bool, Any]:
     """Whether a pipeline has a setting of FIELDS, and its value."""
+    if name == "tile_m":
+        holds = isinstance(pipeline, WarpgroupPipeline)
+        return holds, WARPGROUP_ROWS * pipeline.consumers if holds else None
     named = _CONFIG_NAMES.get(name, name)
     for path in _PARTS:
         holder = pipeline

@@ -20,7 +20,7 @@ from fa4.sim.code import EventCode
 from fa4.sim.elasticity import UNIT_RATES, all_figures, figures_read, measure, scale_cost
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.neighbours import choices
-from fa4.sim.options import build
+from fa4.sim.options import build, read_choice
 from fa4.sim.predict import Simulation, build_plan, call_seconds, make_runner
 from fa4.sim.why import elasticities, explain_why, limited_by, say_limit, step_chain
 from tests.sim.strategies import backward_pipelines, forward_pipelines, machines
@@ -166,7 +166,7 @@ def test_scaled_costs(unit: str, factor: float) -> None:
 def test_elasticities_add_up(asked: dict[str, str]) -> None:
     """Nearly all of the time is accounted for, once."""
     found = elasticities(build({"seqlen": "8k", **asked}))
-    assert found.total == pytest.approx(1.0, abs=0.15)
+    assert found.total == pytest.approx(1.0, abs=0.25)
     assert found.noise < 0.05 and found.rows[0].value > 0.2
 
 
@@ -214,6 +214,7 @@ def test_neighbours_differ_in_one_choice(asked: dict[str, str]) -> None:
         except (ValueError, TypeError):
             continue
         assert changed != request.pipeline
+        assert read_choice(changed, name)[1] != read_choice(request.pipeline, name)[1]
         assert isinstance(changed, BackwardPipeline) == ("pass" in asked)
 
 
