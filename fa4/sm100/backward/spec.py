@@ -100,13 +100,19 @@ class BackwardSpec:
 
     @property
     def pipeline(self) -> BackwardPipeline:
-        """The pipeline of this kernel; head dimensions padded."""
+        """The pipeline of this kernel; head dimensions padded.
+
+        In a fixed order of sums the last keys come first where they are hidden from the first rows.
+        """
+        last_first = self.deterministic and self.hides_first_rows
+        order = "descending" if last_first else "ascending"
         return BackwardPipeline(
             head_dim=padded_dim(self.head_dim),
             head_dim_v=padded_dim(self.head_dim_v),
             causal=self.hides_first_rows or self.hides_last_rows,
-            numerics=BackwardConfig(cta_group=self.cta_group),
+            numerics=BackwardConfig(cta_group=self.cta_group, dq_order=order),
             deterministic=self.deterministic,
+            scheduler="spt" if last_first else "naive",
         )
 
     @property
