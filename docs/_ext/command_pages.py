@@ -27,27 +27,21 @@ def render_command(name: str, command: Any) -> Iterator[str]:
         paragraph = " ".join(paragraph.split())
         example = paragraph.partition("Example: ")[2]
         yield f"```console\n{example}\n```\n" if example else f"{escape(paragraph)}\n"
-    rows = [option_row(option) for option in command.params if not getattr(option, "hidden", False)]
+    context = typer.Context(command)
+    rows = [row for option in command.params if (row := option_row(option, context))]
     if rows:
-        yield "| option | | default |\n|---|---|---|"
+        yield "| option | |\n|---|---|"
         yield "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
-def option_row(option: Any) -> tuple[str, str, str]:
-    """How an option is written, what it means, what it is if it is not given."""
-    written = ", ".join((*option.opts, *option.secondary_opts))
-    kind = "" if getattr(option, "is_flag", False) else (option.metavar or option.type.name).upper()
-    is_argument = option.param_type_name == "argument"
-    shown = f"`{kind or written}`" if is_argument else f"`{written}{' ' + kind if kind else ''}`"
-    default = option.default
-    shown_default = getattr(option, "show_default", None)
-    if isinstance(shown_default, str):
-        given = shown_default
-    elif default is None or callable(default) or default in ((), [], False, True, ""):
-        given = ""
-    else:
-        given = str(default)
-    return shown.replace("|", "\\|"), escape(getattr(option, "help", "") or ""), escape(given)
+def option_row(option: Any, context: Any) -> tuple[str, str] | None:
+    """How an option is written and what it means, as `--help` has them; None if it is hidden."""
+    record = option.get_help_record(context)
+    if record is None:
+        return None
+    written, meaning = record
+    shown = " ".join(written.split()).replace("|", "\\|")
+    return f"`{shown}`", escape(meaning)
 
 
 def render_commands() -> str:
