@@ -15,7 +15,7 @@ def to_rst(lines: list[str]) -> list[str]:
     result: list[str] = []
     for paragraph in re.split(r"\n\s*\n", "\n".join(lines).strip("\n")):
         written = paragraph.splitlines()
-        is_list = written and all(re.match(r"- |  ", line) for line in written)
+        is_list = bool(re.match(r"- ", paragraph)) and all(re.match(r"- |  ", x) for x in written)
         if any(line.startswith((" ", "\t")) for line in written) and not is_list:
             result += ["::", "", *(f"    {line}" for line in written), ""]
         else:
