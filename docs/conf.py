@@ -12,11 +12,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).with_name("_ext"))]
 
+from pygments.lexers.shell import BashLexer  # noqa: E402
+from sphinx.highlighting import lexers  # noqa: E402
+
 import fa4  # noqa: E402, after the path that finds it
+
+lexers["console"] = BashLexer()  # commands without a prompt in front of them
 
 project = "fa4"
 author = "The fa4 authors"
-copyright = author  # noqa: A001, Sphinx's name for it
+copyright = author
 version = release = fa4.__version__
 
 extensions = [

@@ -1,9 +1,9 @@
 """The picture of README.md and tile.md: one work tile's timeline and, below it, its memory.
 
-`python docs/picture.py` draws docs/pictures/tile.svg from what the simulator records for 512 queries
-and keys: what `fa4 trace --seqlen 512 --heads 1 --cta-group 1` writes, without the latency of the first
-loads. A role has one colour wherever these pages draw it (Okabe and Ito's, which people with any kind
-of colour blindness can tell apart).
+`python docs/picture.py` draws docs/pictures/tile.svg from what the simulator records for 512
+queries and keys: what `fa4 trace --seqlen 512 --heads 1 --cta-group 1` writes, without the latency
+of the first loads. A role has one colour wherever these pages draw it (Okabe and Ito's, which
+people with any kind of colour blindness can tell apart).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from fa4.sim.options import build
-from fa4.sim.timeline import CtaTimeline, Event, record
+from fa4.sim.timeline import CtaTimeline, Event, UnitSlice, record
 
 PICTURE = Path(__file__).with_name("pictures") / "tile.svg"
 SETTINGS = {"seqlen": 512, "heads": 1, "cta_group": 1}
@@ -30,7 +30,7 @@ WAIT = "#E9E9E9"
 WIDTH, LEFT, RIGHT, ROW, TOP = 980, 128, 12, 21, 46
 LETTER = 5.3  # width of a letter of size 9
 LEAST_PIXELS = 0.4
-# First word of a piece of work -> what a run of such pieces is called, and how strong its colour is.
+# First word of a piece of work -> the name of a run of such pieces, and the colour's strength.
 STEPS = {
     "read": ("read", 0.55), "mask": ("max", 0.75), "row": ("max", 0.75), "write": ("write", 0.55),
     "exp": ("exp, write P", 1.0), "vote": ("vote", 1.0), "scale": ("scale O", 0.8),
@@ -99,44 +99,47 @@ def named(cta: CtaTimeline, role: str, what: str) -> list[Event]:
     return [event for event in cta.events if (event.role, event.what) == (role, what)]
 
 
+def products(cta: CtaTimeline, what: str) -> list[UnitSlice]:
+    """The tensor core's pieces of one name, in order."""
+    return [piece for piece in cta.unit_slices if (piece.unit, piece.what) == ("tensor", what)]
+
+
 def tensor_memory_rows(cta: CtaTimeline) -> Rows:
     """S and P of each Q tile, which share columns, and O."""
-    rows: Rows = {}
+    rows: Rows = {"S0 / P0": [], "S1 / P1": [], "O0": [], "O1": []}
     for tile in "01":
         softmax, colour = f"softmax{tile}", COLOURS[f"softmax{tile}"]
-        parts = {name: [x for x in cta.unit_slices if x.what == f"{name}{tile}{more}"]
-                 for name, more in (("QK", ""), ("PV", " head"), ("PV_end", ""))}  # fmt: skip
-        parts["PV_end"] = [x for x in cta.unit_slices
-                           if x.what == f"PV{tile} tail" and x.unit == "tensor"]  # fmt: skip
-        scores = [x for x in parts["QK"] if x.unit == "tensor"]
+        scores, ends = products(cta, f"QK{tile}"), products(cta, f"PV{tile} tail")
         reads, writes = named(cta, softmax, f"read S{tile}"), named(cta, softmax, f"write P{tile}")
-        per_step = len(writes) // len(scores)
-        pieces = []
-        for step, product in enumerate(scores):
-            pieces.append(Piece(product.start, reads[step].end, f"S{tile}", colour, 0.85))
-            first = writes[step * per_step].start
-            pieces.append(Piece(first, parts["PV_end"][step].end, f"P{tile}", colour, 0.45))
-        rows[f"S{tile} / P{tile}"] = pieces
-        start = next(x.start for x in parts["PV"] if x.unit == "tensor")
-        end = named(cta, "correction", f"read O{tile}")[0].end
-        rows[f"O{tile}"] = [Piece(start, end, f"O{tile}, float32", colour, 0.7)]
-    return {name: rows[name] for name in ("S0 / P0", "S1 / P1", "O0", "O1")}
+        firsts = writes[:: len(writes) // len(scores)]
+        for product, read, write, end in zip(scores, reads, firsts, ends, strict=True):
+            rows[f"S{tile} / P{tile}"] += [
+                Piece(product.start, read.end, f"S{tile}", colour, 0.85),
+                Piece(write.start, end.end, f"P{tile}", colour, 0.45),
+            ]
+        start = products(cta, f"PV{tile} head")[0].start
+        end_of_o = named(cta, "correction", f"read O{tile}")[0].end
+        rows[f"O{tile}"].append(Piece(start, end_of_o, f"O{tile}, float32", colour, 0.7))
+    return rows
 
 
 def shared_memory_rows(cta: CtaTimeline, slots: int) -> Rows:
     """Q, the slots of the ring of K and V (pale while they are loaded), and O on its way out."""
     rows: Rows = {}
     for tile in "01":
-        load, done = named(cta, "load", f"load Q{tile}")[0], named(cta, "mma", f"arrive q{tile}_empty")
+        start = named(cta, "load", f"load Q{tile}")[0].start
         here = named(cta, "load", f"arrive q{tile}_full")[0].done
-        rows[f"Q{tile}"] = [Piece(load.start, here, "", COLOURS["load"], 0.35),
-                            Piece(here, done[0].done, f"Q{tile}", COLOURS["load"])]  # fmt: skip
+        free = named(cta, "mma", f"arrive q{tile}_empty")[0].done
+        rows[f"Q{tile}"] = [
+            Piece(start, here, "", COLOURS["load"], 0.35),
+            Piece(here, free, f"Q{tile}", COLOURS["load"]),
+        ]
     loads = [x for x in cta.events if x.role == "load" and x.what in ("load K", "load V")]
     full, empty = named(cta, "load", "arrive kv_full"), named(cta, "mma", "arrive kv_empty")
-    for number, (load, here, free) in enumerate(zip(loads, full, empty, strict=True)):
+    for number, (load, landed, left) in enumerate(zip(loads, full, empty, strict=True)):
         row = rows.setdefault(f"K/V slot {number % slots}", [])
-        row.append(Piece(load.start, here.done, "", COLOURS["load"], 0.35))
-        row.append(Piece(here.done, free.done, f"{load.what[-1]}{number // 2}", COLOURS["load"]))
+        row.append(Piece(load.start, landed.done, "", COLOURS["load"], 0.35))
+        row.append(Piece(landed.done, left.done, f"{load.what[-1]}{number // 2}", COLOURS["load"]))
     rows["O on its way out"] = [
         Piece(named(cta, "correction", f"write O{tile}")[0].start,
               named(cta, "epilogue", f"store O{tile}")[0].done, f"O{tile}", COLOURS["epilogue"])
@@ -160,7 +163,9 @@ def draw_rows(rows: Rows, top: float, first: float, scale: float) -> Iterator[st
                 f'fill="{piece.colour}" fill-opacity="{piece.strength:g}"/>'
             )
             if piece.name and len(piece.name) * LETTER + 3 <= width:
-                dark = piece.colour in (COLOURS["mma"], COLOURS["softmax0"]) and piece.strength > 0.8
+                dark = (
+                    piece.colour in (COLOURS["mma"], COLOURS["softmax0"]) and piece.strength > 0.8
+                )
                 ink = "#FFF" if dark else "#222"
                 yield (
                     f'<text x="{start + width / 2:.1f}" y="{y + 11.5:g}" text-anchor="middle" '

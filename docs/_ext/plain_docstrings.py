@@ -36,7 +36,13 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
     lines[:] = to_rst(lines)
 
 
+def skip(app: Any, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
+    """Leaves out what has no docstring of its own: the fields of named tuples."""
+    return True if (getattr(obj, "__doc__", "") or "").startswith("Alias for field") else None
+
+
 def setup(app: Any) -> dict[str, Any]:
     """Sphinx calls it."""
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -11,46 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from glossary_words import SIGNAL, SIGNAL_TERM, cut, pattern_of, read_glossary
 from sphinx.addnodes import pending_xref
 from sphinx.transforms import SphinxTransform
 
 GLOSSARY = Path(__file__).resolve().parents[1] / "glossary.md"
-SIGNAL = re.compile(r"[a-z_]+\d?_(full|empty|last|dead|ready|landed|read)(_[a-z0-9_]+)?")
-SIGNAL_TERM = "signal name"
 # Words in these are left alone.
 CLOSED = (nodes.title, nodes.literal, nodes.reference, pending_xref, nodes.literal_block, nodes.raw,
           nodes.comment, nodes.math, nodes.caption, nodes.term, nodes.rubric)  # fmt: skip
 OPEN = (nodes.paragraph, nodes.list_item, nodes.definition)
-
-
-def read_glossary(text: str) -> dict[str, str]:
-    """Term -> the first sentence of its definition, from the page's glossary blocks."""
-    terms: dict[str, str] = {}
-    for block in re.findall(r"^```\{glossary\}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        for names, body in re.findall(r"((?:^\S.*\n)+)((?:^(?: .*)?\n)+)", block, re.MULTILINE):
-            words = " ".join(body.split()).replace("`", "")
-            first = re.split(r"(?<=[.;:]) ", words)[0].rstrip(":;")
-            terms |= dict.fromkeys((name.strip() for name in names.splitlines()), first)
-    return terms
-
-
-def pattern_of(terms: dict[str, str]) -> re.Pattern[str]:
-    """Finds any of them as a word, longest first, an s behind it included."""
-    words = "|".join(re.escape(term) for term in sorted(terms, key=len, reverse=True))
-    return re.compile(rf"(?<![\w-])({words})(s?)(?![\w-])")
-
-
-def cut(text: str, found: re.Pattern[str], seen: set[str], terms: dict[str, str]) -> list[Any]:
-    """Text and (term, spelling) of each first use; `seen` holds definitions that had a link."""
-    pieces: list[Any] = []
-    end = 0
-    for match in found.finditer(text):
-        if terms[match[1]] in seen:
-            continue
-        seen.add(terms[match[1]])
-        pieces += [text[end : match.start()], (match[1], match[0])]
-        end = match.end()
-    return [piece for piece in [*pieces, text[end:]] if piece]
 
 
 class LinkTerms(SphinxTransform):
