@@ -44,6 +44,7 @@ suppress_warnings = ["myst.strikethrough"]
 nitpicky = True  # a link to what is not there is an error
 nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages have no page here
 autodoc_typehints = "none"  # the docstrings say shapes and types in words
+autodoc_mock_imports = ["torch"]  # the drop-in functions need it; their docstrings do not
 autodoc_member_order = "bysource"
 default_role = "code"  # `name` in docstrings
 smartquotes = False
