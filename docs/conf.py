@@ -46,6 +46,7 @@ nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages have no page
 autodoc_typehints = "none"  # the docstrings say shapes and types in words
 autodoc_mock_imports = ["torch"]  # the drop-in functions need it; their docstrings do not
 autodoc_member_order = "bysource"
+toc_object_entries_show_parents = "hide"
 default_role = "code"  # `name` in docstrings
 smartquotes = False
 

@@ -5,21 +5,42 @@ from __future__ import annotations
 import re
 from typing import Any
 
+SECTIONS = ("Args:", "Returns:", "Raises:")
+
 
 def to_rst(lines: list[str]) -> list[str]:
     """A docstring's lines as reStructuredText that shows the same.
 
-    Paragraphs with an indented line are shown as they are written; elsewhere what would be markup
-    is escaped, except `code` and lists.
+    The sections of arguments, results and errors become lists; other paragraphs with an indented
+    line are shown as they are written; elsewhere what would be markup is escaped, except `code` and
+    lists.
     """
     result: list[str] = []
     for paragraph in re.split(r"\n\s*\n", "\n".join(lines).strip("\n")):
         written = paragraph.splitlines()
-        is_list = bool(re.match(r"- ", paragraph)) and all(re.match(r"- |  ", x) for x in written)
-        if any(line.startswith((" ", "\t")) for line in written) and not is_list:
-            result += ["::", "", *(f"    {line}" for line in written), ""]
+        is_list = written and all(re.match(r"- |  ", line) for line in written)
+        is_list = is_list and written[0].startswith("- ")
+        if written and written[0] in SECTIONS:
+            result += [f"**{written[0].rstrip(':')}**", "", *entries(written[1:]), ""]
+        elif any(line.startswith((" ", "\t")) for line in written) and not is_list:
+            result += [".. code-block:: text", "", *(f"    {line}" for line in written), ""]
         else:
             result += [*map(escape, written), ""]
+    return result
+
+
+def entries(lines: list[str]) -> list[str]:
+    """A list of a section's entries; a line that is indented further goes on with the last one."""
+    indent = min(len(line) - len(line.lstrip()) for line in lines)
+    result: list[str] = []
+    for line in (line[indent:] for line in lines):
+        named = re.match(r"(\w+(?:, \w+)*): (.*)", line)
+        if line.startswith(" ") or (result and not named):
+            result[-1] += " " + escape(line.strip())
+        elif named:
+            result.append(f"- ``{named[1]}``: {escape(named[2])}")
+        else:
+            result.append(f"- {escape(line)}")
     return result
 
 
