@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 GLOSSARY = read_glossary((DOCS / "glossary.md").read_text(encoding="utf-8"))
-MOST_LINES = {"README.md": 90, "ladder": 135}
+MOST_LINES = {"README.md": 88, "ladder": 135}
 
 
 def plans() -> Iterator[PipelinePlan]:
