@@ -32,6 +32,7 @@ extensions = [
     "plain_docstrings",
     "command_pages",
     "role_graphs",
+    "scripts",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_*"]

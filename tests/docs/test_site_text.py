@@ -6,6 +6,7 @@ from pathlib import Path
 
 from docs._ext.files import rewrite
 from docs._ext.plain_docstrings import to_rst
+from docs._ext.scripts import PAGES, script
 
 DOCSTRING = """One line with `code`, a * b | c_ and *args.
 
@@ -48,3 +49,13 @@ def test_links_to_what_is_no_page(tmp_path: Path) -> None:
     assert rewrite(text, docs, docs) == (
         "the code [`a.py`](../fa4/a.py) {download}`readme <../README.md>` [page](./page.md#x)"
     )
+
+
+def test_the_programs_of_a_page_are_one() -> None:
+    """In order, without what they print; a file of its own for each chapter."""
+    text = "# Title\n\n```python\na = 1\n```\n\n```output\nx\n```\n\n```python\n\nb = a\n```\n"
+    assert script("ladder/01-x", text) == (
+        '"""Title: the programs of the page, in one file."""\n\na = 1\n\nb = a\n'
+    )
+    assert PAGES.fullmatch("ladder/10-balance") and PAGES.fullmatch("tile")
+    assert not PAGES.fullmatch("ladder/index") and not PAGES.fullmatch("start")
