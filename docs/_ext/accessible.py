@@ -8,7 +8,11 @@ from typing import Any
 
 MENDED = (
     (r'<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
-    (r"<pre>", '<pre tabindex="0">'),  # it may be wider than the page, and then scrolls
+    (
+        r"<pre>",
+        '<pre tabindex="0">',
+    ),  # may be wider than the page, and then scrolls: so does a table
+    (r'<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'),
     (r'<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="All pages">'),
     (
         r'<aside class="toc-drawer( no-toc)?">',
