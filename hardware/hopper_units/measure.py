@@ -117,7 +117,13 @@ def main() -> None:
             figures += found
             states.append(state)
             print(program, len(found), "figures,", state["seconds"], "s", state.get("failed", ""), flush=True)
-        loads = power.measure(folder / POWER) if POWER in given.only else []
+        loads = []
+        if POWER in given.only:
+            try:
+                loads = power.measure(folder / POWER)
+            except subprocess.CalledProcessError as error:
+                states.append({"program": POWER, "failed": error.stderr.strip()})
+                print(POWER, error.stderr)
     report = {
         "schema_version": 1,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
