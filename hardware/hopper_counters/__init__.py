@@ -1,1 +1,1 @@
-"""Hardware counters of Hopper kernels, beside what their code, the emulator and the simulator say."""
+"""Hardware counters of Hopper kernels, beside their code, the emulator and the simulator."""
