@@ -1,0 +1,154 @@
+"""A kernel's instructions as ncu lists them: roles, loops, pipes, and what their warps waited for."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+BRANCHES = ("BRA", "BRX", "JMP", "CALL", "BSYNC", "BREAK")
+ENDS = ("EXIT", "RET")
+# Opcodes of each pipe (what stands before the first dot); the counters of six kernels hold this
+# table to the hardware.
+PIPES: Mapping[str, tuple[str, ...]] = {
+    "xu": ("MUFU", "I2F", "F2I"),
+    "tensor_op_gmma": ("HGMMA", "QGMMA", "IGMMA"),
+    "fma": ("FFMA", "FMUL", "FADD", "IMAD", "HFMA2", "HADD2", "HMUL2", "VIADD"),
+    "alu": (
+        "FMNMX", "FSETP", "FSEL", "FCHK", "F2FP", "IADD3", "LEA", "LOP3", "SHF", "ISETP",
+        "SEL", "PRMT", "IMNMX", "VIMNMX", "VIADDMNMX", "VIMNMX3", "PLOP3", "MOV", "SGXT", "IABS",
+        "P2R", "R2P", "CS2R", "VOTE", "LEPC", "NOP", "FLO", "POPC", "BREV",
+    ),
+}  # fmt: skip
+ROLES = ("prologue", "producer", "consumer", "all")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line: where, what, how many warps executed it, and samples by reason of waiting."""
+
+    address: int
+    text: str
+    executed: int
+    samples: int
+    stalls: Mapping[str, int]
+
+    @property
+    def opcode(self) -> str:
+        """With its modifiers, without predicate and operands."""
+        return re.sub(r"^\s*@!?U?P\w+\s*", "", self.text).split()[0].rstrip(";")
+
+    @property
+    def name(self) -> str:
+        """The opcode without modifiers."""
+        return self.opcode.split(".")[0]
+
+    @property
+    def is_predicated(self) -> bool:
+        """Whether it may be passed over."""
+        return self.text.lstrip().startswith("@")
+
+    @property
+    def target(self) -> int | None:
+        """Where a branch goes, as an address."""
+        if self.name not in (*BRANCHES, "BSSY"):
+            return None
+        found = re.findall(r"\b0x([0-9a-f]+)\b", self.text)
+        return int(found[-1], 16) if found else None
+
+
+def kernels(text: str) -> Iterator[list[Instruction]]:
+    """The kernels of ncu's source page (CSV), in order. Raises ValueError for another form."""
+    parts = re.split(r'(?m)^"Kernel Name".*\n', text)[1:]
+    if not parts:
+        raise ValueError('no kernel in the source page: no line begins with "Kernel Name"')
+    for part in parts:
+        rows = csv.DictReader(io.StringIO(part))
+        if not {"Address", "Source", "# Samples", "Instructions Executed"} <= set(rows.fieldnames or ()):
+            raise ValueError(f"the source page lacks columns; it has {rows.fieldnames}")
+        stalls = [
+            name for name in rows.fieldnames or () if re.fullmatch(r"stall_\w+", name)
+        ]
+        yield [
+            Instruction(
+                address=int(row["Address"], 16),
+                text=row["Source"],
+                executed=int(row["Instructions Executed"]),
+                samples=int(row["# Samples"]),
+                stalls={name.removeprefix("stall_"): int(row[name]) for name in stalls if int(row[name])},
+            )
+            for row in rows
+        ]
+
+
+class Code:
+    """Instructions with their flow of control."""
+
+    def __init__(self, instructions: Sequence[Instruction]) -> None:
+        """Instructions in the order of their addresses."""
+        self.instructions = instructions
+        self._at = {item.address: i for i, item in enumerate(instructions)}
+
+    def successors(self, index: int) -> list[int]:
+        """Where control may go after an instruction. A reconvergence counts as going on."""
+        item = self.instructions[index]
+        found = []
+        if item.name in BRANCHES and item.target in self._at:
+            found.append(self._at[item.target])
+        goes_on = item.is_predicated or item.name not in ("BRA", "JMP", *ENDS)
+        if goes_on and index + 1 < len(self.instructions):
+            found.append(index + 1)
+        return found
+
+    def reached(self, starts: Iterable[int]) -> set[int]:
+        """Instructions that control can reach from these."""
+        seen, waiting = set(), list(starts)
+        while waiting:
+            index = waiting.pop()
+            if index not in seen:
+                seen.add(index)
+                waiting += self.successors(index)
+        return seen
+
+    def roles(self) -> list[str]:
+        """Of each instruction: the producer's and the consumers' parts begin where `setmaxnreg`
+        gives registers away or takes them; what comes before is the prologue."""
+        parts = {"producer": "USETMAXREG.DEALLOC", "consumer": "USETMAXREG.TRY_ALLOC"}
+        reached = {
+            role: self.reached(
+                i for i, item in enumerate(self.instructions) if item.opcode.startswith(opcode)
+            )
+            for role, opcode in parts.items()
+        }
+        return [
+            "all" if i in reached["producer"] and i in reached["consumer"]
+            else next((role for role in parts if i in reached[role]), "prologue")
+            for i in range(len(self.instructions))
+        ]  # fmt: skip
+
+    def loops(self) -> list[range]:
+        """Innermost loops: from the target of a backward branch to the branch; none within."""
+        spans = []
+        for i, item in enumerate(self.instructions):
+            if item.name == "BRA" and item.target in self._at and self._at[item.target] < i:
+                spans.append(range(self._at[item.target], i + 1))
+        return [
+            span for span in spans
+            if not any(other != span and other.start in span and other[-1] in span for other in spans)
+        ]  # fmt: skip
+
+
+def pipe_of(name: str) -> str | None:
+    """The pipe of an opcode, where the table has it."""
+    return next((pipe for pipe, names in PIPES.items() if name in names), None)
+
+
+def by_name(instructions: Iterable[Instruction]) -> Counter[str]:
+    """Executions of each opcode without modifiers."""
+    found: Counter[str] = Counter()
+    for item in instructions:
+        found[item.name] += item.executed
+    return found
