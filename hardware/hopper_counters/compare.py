@@ -27,17 +27,18 @@ from hardware.hopper_counters.sass import PIPES, Code, Instruction, by_name, ker
 
 CODE_SHARE = 0.02  # loops times trips against the counters
 POINTS = 5.0  # the simulator's shares against the counters, in percent
-# What the emulator counts -> the counter, in the same unit.
+# What the emulator counts -> the counter, in the same unit; instructions are those of warps.
 EMULATED = {
     "wgmma": "pipe_tensor_op_gmma",
-    "exponentials": "pipe_xu",
+    "exponentials": "exponentials",
     "copied_bytes": "tma_read_bytes",
 }
+EXPONENTIAL = "MUFU.EX2"
 WAITS = 6  # reasons shown per role
 
 
 def counters(raw: str) -> Iterator[dict[str, float]]:
-    """{key of METRICS: number} per kernel of ncu's raw page. Raises ValueError for a missing one."""
+    """{key of METRICS: number} per kernel of ncu's raw page. ValueError for a missing one."""
     rows = list(csv.DictReader(io.StringIO(raw)))[1:]  # the first row holds units
     for row in rows:
         missing = [name for name in METRICS.values() if row.get(name) in (None, "", "n/a")]
@@ -95,7 +96,10 @@ def compare(
 ) -> dict[str, Any]:
     """One kernel: its counters, waits by role, and every comparison that can be made."""
     code, work = Code(instructions), Work.of(given)
-    executed, predicted = executed_by_pipe(instructions), by_loops(code, work)
+    exponentials = sum(item.executed for item in instructions if item.opcode == EXPONENTIAL)
+    counted = {**counted, "exponentials": exponentials}
+    executed = executed_by_pipe(instructions)
+    predicted = by_loops(code, work, int(counted["grid"]))
     checks = [
         check("products of the tiles", counted["pipe_tensor_op_gmma"], work.wgmma, 0.0),
         check("bytes of the tiles", counted["tma_read_bytes"], work.copied_bytes, 0.0),

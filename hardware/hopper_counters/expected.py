@@ -41,9 +41,9 @@ class Work:
             head_dim_v=fields.get("head_dim_v", fields["head_dim"]),
             seqlen=fields["seqlen"],
             sequences=fields["batch"] * fields["heads"],
-            tile_m=fields["tile_m"],
-            tile_n=fields["tile_n"],
-            causal=fields["causal"],
+            tile_m=fields.get("tile_m") or MMA_ROWS * fields.get("consumers", 2),
+            tile_n=fields.get("tile_n", 128),
+            causal=fields.get("causal", False),
         )
 
     @property
@@ -89,35 +89,23 @@ def is_spin(body: list[Instruction]) -> bool:
     return len(body) < 16 and bool(names & {"SYNCS", "NANOSLEEP"})
 
 
-def by_loops(code: Code, work: Work) -> Counter[str]:
+def by_loops(code: Code, work: Work, ctas: int) -> Counter[str]:
     """Instructions of each pipe from the disassembly alone: loops times their trips.
 
-    A loop with products runs as often as one of its products; together with those outside they must
-    be what the tiles need. The producer's loops run as often, in one warp; what is in no loop runs
-    once per warp of its role and tile. Loops that only wait are left out. Raises ValueError where
-    the products do not add up.
+    A loop with products runs as often as one of its products (that these add up to what the tiles
+    need is another check); the producer's loops as often, in one warp; what is in no such loop once
+    per warp of its role and tile, the prologue once per warp. Loops that only wait are left out.
     """
     roles, loops = code.roles(), code.loops()
     bodies = [[code.instructions[i] for i in loop] for loop in loops]
     inside = {i for loop in loops for i in loop}
     consumers = work.tiles * work.warps
-    once = sum(
-        item.executed
-        for i, item in enumerate(code.instructions)
-        if i not in inside and item.name == "HGMMA"
-    )
     trips = [max((x.executed for x in body if x.name == "HGMMA"), default=0) for body in bodies]
-    looped = sum(
-        count * sum(item.name == "HGMMA" for item in body)
-        for count, body in zip(trips, bodies, strict=True)
-    )
-    if looped + once != work.wgmma:
-        raise ValueError(f"the tiles need {work.wgmma} products; the code has {looped} + {once}")
     steps = sum(trips) // work.warps
     runs = {
         "consumer": consumers,
         "producer": work.tiles,
-        "prologue": work.tiles * (work.warps + WARPS_PER_GROUP),
+        "prologue": ctas * (work.warps + WARPS_PER_GROUP),
         "all": consumers,
     }
     found: Counter[str] = Counter()

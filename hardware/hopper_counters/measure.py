@@ -21,7 +21,6 @@ from pathlib import Path
 from hardware.hopper_counters.metrics import METRICS
 
 PROBE = "import torch; torch.ones(1, device='cuda').add_(1); torch.cuda.synchronize()"
-KERNEL_NAME = "regex:(?i)forward"
 
 
 class NoCounters(RuntimeError):
@@ -47,7 +46,7 @@ def profile(configurations: Path, report: Path) -> str:
     """Run `launch` under ncu; what it printed. CalledProcessError if ncu fails."""
     command = [
         "ncu", "--clock-control", "none", "--profile-from-start", "off", "--force-overwrite",
-        "--kernel-name", KERNEL_NAME, "--section", "SourceCounters",
+        "--section", "SourceCounters",
         "--metrics", ",".join(METRICS.values()), "--export", str(report),
         sys.executable, "-m", "hardware.hopper_counters.launch", str(configurations),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A kernel's instructions as ncu lists them: roles, loops, pipes, and what their warps waited for."""
+"""A kernel's instructions as ncu lists them: roles, loops, pipes, what their warps waited for."""
 
 from __future__ import annotations
 
@@ -67,18 +67,20 @@ def kernels(text: str) -> Iterator[list[Instruction]]:
         raise ValueError('no kernel in the source page: no line begins with "Kernel Name"')
     for part in parts:
         rows = csv.DictReader(io.StringIO(part))
-        if not {"Address", "Source", "# Samples", "Instructions Executed"} <= set(rows.fieldnames or ()):
+        if not {"Address", "Source", "# Samples", "Instructions Executed"} <= set(
+            rows.fieldnames or ()
+        ):
             raise ValueError(f"the source page lacks columns; it has {rows.fieldnames}")
-        stalls = [
-            name for name in rows.fieldnames or () if re.fullmatch(r"stall_\w+", name)
-        ]
+        stalls = [name for name in rows.fieldnames or () if re.fullmatch(r"stall_\w+", name)]
         yield [
             Instruction(
                 address=int(row["Address"], 16),
                 text=row["Source"],
                 executed=int(row["Instructions Executed"]),
                 samples=int(row["# Samples"]),
-                stalls={name.removeprefix("stall_"): int(row[name]) for name in stalls if int(row[name])},
+                stalls={
+                    name.removeprefix("stall_"): int(row[name]) for name in stalls if int(row[name])
+                },
             )
             for row in rows
         ]
@@ -135,10 +137,15 @@ class Code:
         for i, item in enumerate(self.instructions):
             if item.name == "BRA" and item.target in self._at and self._at[item.target] < i:
                 spans.append(range(self._at[item.target], i + 1))
+        ends = [(span.start, span[-1]) for span in spans]
         return [
-            span for span in spans
-            if not any(other != span and other.start in span and other[-1] in span for other in spans)
-        ]  # fmt: skip
+            span
+            for span in spans
+            if not any(
+                (start, end) != (span.start, span[-1]) and start in span and end in span
+                for start, end in ends
+            )
+        ]
 
 
 def pipe_of(name: str) -> str | None:
