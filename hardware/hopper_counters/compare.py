@@ -99,7 +99,7 @@ def compare(
     exponentials = sum(item.executed for item in instructions if item.opcode == EXPONENTIAL)
     counted = {**counted, "exponentials": exponentials}
     executed = executed_by_pipe(instructions)
-    predicted = by_loops(code, work, int(counted["grid"]))
+    predicted, looped = by_loops(code)
     checks = [
         check("products of the tiles", counted["pipe_tensor_op_gmma"], work.wgmma, 0.0),
         check("bytes of the tiles", counted["tma_read_bytes"], work.copied_bytes, 0.0),
@@ -119,6 +119,7 @@ def compare(
         "configuration": dict(given),
         "counters": dict(counted),
         "roles": by_role(code),
+        "loops_percent": round(100 * looped, 1),
         "checks": checks,
         "passed": all(found["passed"] for found in checks),
     }

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hardware.hopper_counters.sass import Code, Instruction, pipe_of
+from hardware.hopper_counters.sass import Code, pipe_of
 
 WARPS_PER_GROUP, MMA_ROWS, MMA_DEPTH, ELEMENT_BYTES = 4, 64, 16, 2
 
@@ -83,43 +83,27 @@ class Work:
         return self.sequences * self.seqlen * self.head_dim_v * ELEMENT_BYTES
 
 
-def is_spin(body: list[Instruction]) -> bool:
-    """Whether a loop only waits: it tries a barrier or sleeps, and is short."""
-    names = {item.name for item in body}
-    return len(body) < 16 and bool(names & {"SYNCS", "NANOSLEEP"})
+def by_loops(code: Code) -> tuple[Counter[str], float]:
+    """Instructions of each pipe, and the share of them that is loops times their trips.
 
-
-def by_loops(code: Code, work: Work, ctas: int) -> Counter[str]:
-    """Instructions of each pipe from the disassembly alone: loops times their trips.
-
-    A loop with products runs as often as one of its products (that these add up to what the tiles
-    need is another check); the producer's loops as often, in one warp; what is in no such loop once
-    per warp of its role and tile, the prologue once per warp. Loops that only wait are left out.
+    A loop runs as often as a product in it (that these add up to what the tiles need is another
+    check). Its instructions count once per trip; those that a branch may pass over, as a rescaling
+    that is not needed, and those of no such loop count as they were executed.
     """
-    roles, loops = code.roles(), code.loops()
-    bodies = [[code.instructions[i] for i in loop] for loop in loops]
-    inside = {i for loop in loops for i in loop}
-    consumers = work.tiles * work.warps
-    trips = [max((x.executed for x in body if x.name == "HGMMA"), default=0) for body in bodies]
-    steps = sum(trips) // work.warps
-    runs = {
-        "consumer": consumers,
-        "producer": work.tiles,
-        "prologue": ctas * (work.warps + WARPS_PER_GROUP),
-        "all": consumers,
-    }
-    found: Counter[str] = Counter()
-    for body, count, loop in zip(bodies, trips, loops, strict=True):
-        if count or (roles[loop.start] == "producer" and not is_spin(body)):
-            add(found, body, count or steps)
+    regular: Counter[str] = Counter()
+    other: Counter[str] = Counter()
+    every_trip = set()
+    for loop in code.loops():
+        body = [code.instructions[i] for i in loop]
+        trips = max((item.executed for item in body if item.name == "HGMMA"), default=0)
+        if not trips:
+            continue
+        passed = code.passed_over(loop)
+        every_trip |= set(loop) - passed
+        for i in set(loop) - passed:
+            if pipe := pipe_of(code.instructions[i].name):
+                regular[pipe] += trips
     for i, item in enumerate(code.instructions):
-        if i not in inside:
-            add(found, [item], runs[roles[i]])
-    return found
-
-
-def add(found: Counter[str], body: list[Instruction], times: int) -> None:
-    """Count instructions of a pipe that the table knows."""
-    for item in body:
-        if pipe := pipe_of(item.name):
-            found[pipe] += times
+        if i not in every_trip and (pipe := pipe_of(item.name)):
+            other[pipe] += item.executed
+    return regular + other, sum(regular.values()) / sum((regular + other).values())

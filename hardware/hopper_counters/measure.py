@@ -1,6 +1,6 @@
 """Read hardware counters of Hopper kernels with ncu: totals, and by instruction.
 
-    PYTHONPATH=. python3 -m hardware.hopper_counters.measure CONFIGURATIONS.json FOLDER
+    COMMIT=... PYTHONPATH=. python3 -m hardware.hopper_counters.measure CONFIGURATIONS.json FOLDER
 
 Needs an NVIDIA GPU of compute capability 9.0, ncu and the right to read its counters, PyTorch, and
 what the kernels need. Writes FOLDER/raw.csv (a row per kernel), FOLDER/source.csv (its instructions
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,7 @@ def machine() -> dict[str, str]:
     return {
         **dict(zip(fields.split(","), (x.strip() for x in said.split(",")), strict=True)),
         "ncu": version.stdout.strip().splitlines()[-1],
+        "commit": os.environ.get("COMMIT", "unknown"),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 

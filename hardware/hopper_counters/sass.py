@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 BRANCHES = ("BRA", "BRX", "JMP", "CALL", "BSYNC", "BREAK")
@@ -20,10 +20,11 @@ PIPES: Mapping[str, tuple[str, ...]] = {
     "alu": (
         "FMNMX", "FSETP", "FSEL", "FCHK", "F2FP", "IADD3", "LEA", "LOP3", "SHF", "ISETP",
         "SEL", "PRMT", "IMNMX", "VIMNMX", "VIADDMNMX", "VIMNMX3", "PLOP3", "MOV", "SGXT", "IABS",
-        "P2R", "R2P", "CS2R", "VOTE", "LEPC", "NOP", "FLO", "POPC", "BREV",
+        "P2R", "R2P", "R2UR", "CS2R", "VOTE", "LEPC", "NOP", "FLO", "POPC", "BREV",
     ),
 }  # fmt: skip
-ROLES = ("prologue", "producer", "consumer", "all")
+MOST_OF_A_WAIT = 16  # instructions
+FEW_REGISTERS = 64  # per thread, of warps that only start copies
 
 
 @dataclass(frozen=True)
@@ -105,47 +106,71 @@ class Code:
             found.append(index + 1)
         return found
 
-    def reached(self, starts: Iterable[int]) -> set[int]:
-        """Instructions that control can reach from these."""
-        seen, waiting = set(), list(starts)
+    def reached(self, starts: Iterable[int], stops: Collection[int]) -> set[int]:
+        """Instructions that control can reach from these without passing others."""
+        seen: set[int] = set()
+        waiting = list(starts)
         while waiting:
             index = waiting.pop()
-            if index not in seen:
+            if index not in seen and index not in stops:
                 seen.add(index)
                 waiting += self.successors(index)
         return seen
 
     def roles(self) -> list[str]:
-        """Of each instruction: the producer's and the consumers' parts begin where `setmaxnreg`
-        gives registers away or takes them; what comes before is the prologue."""
-        parts = {"producer": "USETMAXREG.DEALLOC", "consumer": "USETMAXREG.TRY_ALLOC"}
-        reached = {
-            role: self.reached(
-                i for i, item in enumerate(self.instructions) if item.opcode.startswith(opcode)
-            )
-            for role, opcode in parts.items()
-        }
+        """Of each instruction. The producer's part begins where `setmaxnreg` leaves few registers,
+        the consumers' where it leaves or takes many; what comes before both is the prologue."""
+        entries: dict[str, set[int]] = {"producer": set(), "consumer": set()}
+        for i, item in enumerate(self.instructions):
+            if item.name == "USETMAXREG":
+                registers = int(item.text.split()[-1].rstrip(";"), 16)
+                entries["producer" if registers < FEW_REGISTERS else "consumer"].add(i)
+        others = {"producer": "consumer", "consumer": "producer"}
+        reached = {role: self.reached(entries[role], entries[others[role]]) for role in entries}
         return [
             "all" if i in reached["producer"] and i in reached["consumer"]
-            else next((role for role in parts if i in reached[role]), "prologue")
+            else next((role for role in entries if i in reached[role]), "prologue")
             for i in range(len(self.instructions))
         ]  # fmt: skip
 
     def loops(self) -> list[range]:
-        """Innermost loops: from the target of a backward branch to the branch; none within."""
-        spans = []
-        for i, item in enumerate(self.instructions):
-            if item.name == "BRA" and item.target in self._at and self._at[item.target] < i:
-                spans.append(range(self._at[item.target], i + 1))
-        ends = [(span.start, span[-1]) for span in spans]
+        """Innermost loops that do work: from the target of a backward branch to the branch. Loops
+        that only wait, alone or within one of these, are none."""
+        spans = [
+            range(self._at[item.target], i + 1)
+            for i, item in enumerate(self.instructions)
+            if item.name == "BRA" and item.target in self._at and self._at[item.target] < i
+        ]
+        spans = [span for span in spans if not self._is_wait(span)]
+        # A branch back from a wait behind the code ends no loop: what it spans cuts through loops.
+        spans = [
+            span
+            for span in spans
+            if self.instructions[span[-1]].is_predicated
+            or not any(x.start < span.start < x.stop < span.stop for x in spans)
+        ]
         return [
             span
             for span in spans
-            if not any(
-                (start, end) != (span.start, span[-1]) and start in span and end in span
-                for start, end in ends
-            )
+            if not any(x != span and x.start in span and x[-1] in span for x in spans)
         ]
+
+    def passed_over(self, loop: range) -> set[int]:
+        """Instructions of a loop that a branch within it may pass over, or that wait."""
+        found: set[int] = set()
+        for i in loop:
+            item = self.instructions[i]
+            if item.name == "BRA" and item.target in self._at:
+                target = self._at[item.target]
+                if target in loop:
+                    span = range(i + 1, target) if target > i else range(target, i + 1)
+                    if span != loop:
+                        found |= set(span)
+        return found
+
+    def _is_wait(self, span: range) -> bool:
+        names = {self.instructions[i].name for i in span}
+        return len(span) < MOST_OF_A_WAIT and bool(names & {"SYNCS", "NANOSLEEP", "USETMAXREG"})
 
 
 def pipe_of(name: str) -> str | None:
