@@ -299,9 +299,14 @@ def time_problem(
     mask = "causal" if problem.causal else "full"
     title = f"d{problem.head_dim},{problem.head_dim_v} {mask} {problem.batch}x{problem.seqlen}"
     best = sorted(table.items(), key=lambda item: -item[1])
-    print(f"{title}: " + "  ".join(
-        f"{name} {rate:.0f}@{statistics.median(s[0] for s in state[name])}" for name, rate in best
-    ), flush=True)
+    print(
+        f"{title}: "
+        + "  ".join(
+            f"{name} {rate:.0f}@{statistics.median(s[0] for s in state[name])}"
+            for name, rate in best
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
