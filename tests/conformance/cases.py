@@ -71,7 +71,7 @@ NO_MORE_TILES = {
 }
 FEW_CLUSTERS = {
     "division": "with less than 8 clusters along M the index is divided by the number of clusters "
-    "in whole groups of 8, which is 0, before it looks whether there are such; nothing is made of it"
+    "in whole groups of 8, which is 0, before it looks whether there are any; it is not used"
 }
 LATE_ZEROS = {
     "missing-fence": "the compiler has put the zeros of the accumulator behind wgmma.fence, whose "

@@ -225,9 +225,8 @@ def _launch(
     """All four warps have issued: the tensor cores have the product."""
     meeting = group.meetings.popleft()
     group.met += 1
-    if cta.machine.events is not None:
-        num_bytes = sum(operand.units.size for operand in smem) * UNIT_BYTES
-        cta.machine.events.moved(cta, cta, own.line, num_bytes)
+    cta.note_moved(cta, own.line, sum(operand.units.size for operand in smem) * UNIT_BYTES)
+    cta.note_product(own.line, own.form.macs)
     warps = cta.warps[group.first_warp : group.first_warp + WARPS]
     complete = _completion(group, own, smem, accumulate, meeting, warps)
     cta.submit("wgmma.mma_async", own.line, complete, group.queue)

@@ -6,7 +6,7 @@ one another for lies below; what starts, checks, ends and explains them lies abo
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -291,6 +291,17 @@ class Cta:
         source = self.grid.program.source_of(line)
         self.machine.report(KernelFinding(kind, message, line, source, self.index, warp))
 
+    def note_moved(self, owner: Cta, line: int, num_bytes: int) -> None:
+        """An asynchronous operation of this CTA moves bytes of a CTA's shared memory."""
+        self.grid.moved_bytes[line] += num_bytes
+        if self.machine.events is not None:
+            self.machine.events.moved(self, owner, line, num_bytes)
+
+    def note_product(self, line: int, macs: int) -> None:
+        """This CTA issues a product of so many multiplications to its tensor cores."""
+        self.grid.products[line] += 1
+        self.grid.macs[line] += macs
+
     def submit(
         self,
         what: str,
@@ -341,7 +352,9 @@ class Grid:
     prior: the launch before it in the stream, when this one may overlap it (programmatic
     dependent launch); follower: the other way round. started: clusters that run, ran or were taken
     over, the first ones. resident: those that run. warp_step_counts: warp -> executions of each
-    step, by the warps that are done.
+    step, by the warps that are done. moved_bytes, products, macs: by PTX line, bytes of shared
+    memory that asynchronous operations have moved, products of tensor cores, and their
+    multiplications.
     """
 
     def __init__(
@@ -382,6 +395,9 @@ class Grid:
         self.triggered = 0
         self.ctas_done = 0
         self.warp_step_counts: dict[int, list[int]] = {}
+        self.moved_bytes: Counter[int] = Counter()
+        self.products: Counter[int] = Counter()
+        self.macs: Counter[int] = Counter()
 
     @property
     def done(self) -> bool:
