@@ -35,7 +35,7 @@ def modelled(types: Combination, given: Tiles) -> Codes:
     """Codes of D as the package computes them."""
     form = Form(COLUMNS, *(_FORMATS[name] for name in (types.a, types.b, types.d)))
     a, b = operands.operand_bytes(types.a, given.a), operands.operand_bytes(types.b, given.b)
-    parts = zip(a, b, given.d, strict=True)
+    parts = zip(a, b, given.d.astype(np.uint32), strict=True)
     return np.stack([multiply(form, *part) for part in parts]).astype(np.int64)
 
 
