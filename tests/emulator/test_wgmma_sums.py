@@ -15,7 +15,7 @@ import pytest
 
 from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.wgmma import sums
-from fa4.emulator.wgmma.forms import Form
+from fa4.emulator.wgmma.forms import ProductForm
 from hardware import RESULTS
 from hardware.wgmma_sums import compare, operands
 from hardware.wgmma_sums.operands import CASES, COMBINATIONS, Combination
@@ -122,7 +122,7 @@ def test_a_rule_of_the_sum(rule: str) -> None:
     a = np.zeros((64, 16), np.float32)
     a[:, : len(factors)] = factors
     ones = np.ones((8, 16), np.float32)
-    form = Form(8, Format.BF16, Format.BF16, Format.F32)
+    form = ProductForm(8, Format.BF16, Format.BF16, Format.F32)
     d = np.full((64, 8), before, np.float32).view(np.uint32)
     words = sums.multiply(form, _bf16_bytes(a), _bf16_bytes(ones), d)
     expected = np.full((64, 8), after, np.float32)

@@ -36,7 +36,7 @@ from fa4.emulator.machine.memory import GlobalBuffer
 from fa4.emulator.machine.operations import AsyncOperation
 from fa4.emulator.machine.tensor import SwizzleNotes, TensorGroup, TensorMemory
 from fa4.emulator.machine.waits import Blocked, Countdown, Waitable
-from fa4.emulator.machine.warpgroups import Warpgroup, WarpProducts
+from fa4.emulator.machine.warpgroups import WarpgroupUnit, WarpProducts
 from fa4.emulator.masks import FULL_MASK, LANES, Array
 from fa4.emulator.translate.layout import (
     MODULE_WINDOW,
@@ -257,7 +257,7 @@ class Cta:
         self.pipe_actor = PipeActor(rows.pipe(rank))
         self.tensor: TensorMemory | None = None
         self.tensor_groups: dict[int, TensorGroup] = {}
-        self.warpgroups: dict[int, Warpgroup] = {}
+        self.warpgroups: dict[int, WarpgroupUnit] = {}
         self.swizzles = SwizzleNotes()
         self.triggered = False
         self.prior_waiters = Waitable()

@@ -27,14 +27,14 @@ import numpy.typing as npt
 
 from fa4.emulator.tcgen05.formats import CANONICAL_NAN_F16, CANONICAL_NAN_F32, Format
 from fa4.emulator.tcgen05.tmem import Bytes, Words
-from fa4.emulator.wgmma.forms import Form
+from fa4.emulator.wgmma.forms import ProductForm
 
 Integers = npt.NDArray[np.int32]
 _NOTHING = -(1 << 20)  # the exponent of zero
 
 
 @dataclass(frozen=True)
-class Layout:
+class FloatLayout:
     """A floating-point type: exponent bits, mantissa bits, bias; whether it has infinities."""
 
     exponent_bits: int
@@ -44,12 +44,12 @@ class Layout:
 
 
 LAYOUTS = {
-    Format.F16: Layout(5, 10, 15),
-    Format.BF16: Layout(8, 7, 127),
-    Format.TF32: Layout(8, 10, 127),
-    Format.E4M3: Layout(4, 3, 7, False),
-    Format.E5M2: Layout(5, 2, 15),
-    Format.F32: Layout(8, 23, 127),
+    Format.F16: FloatLayout(5, 10, 15),
+    Format.BF16: FloatLayout(8, 7, 127),
+    Format.TF32: FloatLayout(8, 10, 127),
+    Format.E4M3: FloatLayout(4, 3, 7, False),
+    Format.E5M2: FloatLayout(5, 2, 15),
+    Format.F32: FloatLayout(8, 23, 127),
 }
 # Bits kept below the largest exponent of the addends.
 FRACTION_BITS = {
@@ -97,7 +97,7 @@ def _take_apart(
     return found > 0
 
 
-def split(layout: Layout, codes: Words) -> Parts:
+def split(layout: FloatLayout, codes: Words) -> Parts:
     """Takes codes of a type apart."""
     flat = np.ascontiguousarray(codes).reshape(-1)
     significand, exponent = np.empty(flat.size, np.int32), np.empty(flat.size, np.int32)
@@ -107,7 +107,7 @@ def split(layout: Layout, codes: Words) -> Parts:
     return Parts(significand.reshape(codes.shape), exponent.reshape(codes.shape), special)
 
 
-def _values(layout: Layout, codes: Words, parts: Parts) -> npt.NDArray[np.float64]:
+def _values(layout: FloatLayout, codes: Words, parts: Parts) -> npt.NDArray[np.float64]:
     """The numbers, infinities and NaNs that codes stand for, which float64 holds exactly."""
     values = np.ldexp(parts.significand.astype(np.float64), parts.exponent - layout.mantissa_bits)
     ones, top = (1 << layout.mantissa_bits) - 1, (1 << layout.exponent_bits) - 1
@@ -123,14 +123,16 @@ def _values(layout: Layout, codes: Words, parts: Parts) -> npt.NDArray[np.float6
 
 
 @numba.njit(cache=True)
-def _add(
-    a: Any, a_exponent: Any, b: Any, b_exponent: Any, d: Any, d_exponent: Any,
-    product_shift: int, d_shift: int, fraction_bits: int, out: Any,
-) -> None:  # fmt: skip
+def _add(left: Any, right: Any, before: Any, bits: Any, out: Any) -> None:
     """out (m, n): sums as float64 that no rounding to float32 has touched yet.
 
-    a (m, K), b (K, n) with exponents; d (m, n). The shifts align them to fraction_bits.
+    left (m, K), right (K, n), before (m, n): significands and exponents. bits: how far products and
+    accumulators are shifted up, and how many bits then stand below the largest exponent.
     """
+    a, a_exponent = left
+    b, b_exponent = right
+    d, d_exponent = before
+    product_shift, d_shift, fraction_bits = bits
     rows, depth, columns = a.shape[0], a.shape[1], b.shape[1]
     most = np.empty(columns, np.int32)
     total = np.empty(columns, np.int64)
@@ -181,7 +183,7 @@ def _cut_off(sums: Any, kept: int, words: Any) -> None:
         words[i] = word
 
 
-def multiply(form: Form, a: Bytes, b: Bytes, d: Words | None) -> Words:
+def multiply(form: ProductForm, a: Bytes, b: Bytes, d: Words | None) -> Words:
     """D (m, n) as bits: A (m, bytes of K) times B (n, bytes of K) plus d, None: no accumulator."""
     if form.is_integer:
         return _multiply_integers(form, a, b, d)
@@ -190,14 +192,15 @@ def multiply(form: Form, a: Bytes, b: Bytes, d: Words | None) -> Words:
     codes = [codes_of(form.a, a), codes_of(form.b, b), before]
     left, right, old = parts = [split(*each) for each in zip(layouts, codes, strict=True)]
     flip = -1 if form.negate_a != form.negate_b else 1
-    bits = FRACTION_BITS[form.a]
-    sums = np.empty(before.shape)
+    fraction, sums = FRACTION_BITS[form.a], np.empty(before.shape)
+    mantissas = [layout.mantissa_bits for layout in layouts]
     _add(
-        left.significand * np.int32(flip), left.exponent,
-        np.ascontiguousarray(right.significand.T), np.ascontiguousarray(right.exponent.T),
-        old.significand, old.exponent, bits - layouts[0].mantissa_bits - layouts[1].mantissa_bits,
-        bits - layouts[2].mantissa_bits, bits, sums,
-    )  # fmt: skip
+        (left.significand * np.int32(flip), left.exponent),
+        (np.ascontiguousarray(right.significand.T), np.ascontiguousarray(right.exponent.T)),
+        (old.significand, old.exponent),
+        (fraction - mantissas[0] - mantissas[1], fraction - mantissas[2], fraction),
+        sums,
+    )
     words = _encode(form, sums)
     if any(part.has_special for part in parts):
         values = [_values(*each) for each in zip(layouts, codes, parts, strict=True)]
@@ -206,7 +209,7 @@ def multiply(form: Form, a: Bytes, b: Bytes, d: Words | None) -> Words:
     return words
 
 
-def _encode(form: Form, sums: npt.NDArray[np.float64]) -> Words:
+def _encode(form: ProductForm, sums: npt.NDArray[np.float64]) -> Words:
     if form.d is Format.F16:
         with np.errstate(over="ignore"):
             halves = sums.astype(np.float16).view(np.uint16).astype(np.uint32)
@@ -227,7 +230,7 @@ def _place_extremes(element: Format, sums: npt.NDArray[np.float64], words: Words
     words[np.isnan(sums)] = nan
 
 
-def _multiply_integers(form: Form, a: Bytes, b: Bytes, d: Words | None) -> Words:
+def _multiply_integers(form: ProductForm, a: Bytes, b: Bytes, d: Words | None) -> Words:
     types = {Format.S8: np.int8, Format.U8: np.uint8}
     left = a.view(types[form.a]).astype(np.float64)
     right = b.view(types[form.b]).astype(np.float64)
