@@ -10,12 +10,21 @@ import pytest
 
 from fa4.emulator.errors import UnsupportedInstruction
 from fa4.emulator.execute import Report
-from fa4.emulator.machine import warpgroup_checks
+from fa4.emulator.machine import grid, warpgroup_checks
+from fa4.emulator.machine.state import Grid
 from fa4.emulator.tcgen05.descriptors import Swizzle
 from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.tools.faults import plant
 from tests.emulator.kernels import kinds
-from tests.emulator.wgmma_kernels import Layouts, Types, WgmmaKernel, multiply, product, registers
+from tests.emulator.wgmma_kernels import (
+    SMEM,
+    Layouts,
+    Types,
+    WgmmaKernel,
+    multiply,
+    product,
+    registers,
+)
 
 BF16 = Types(Format.F32, Format.BF16, Format.BF16)
 SMEM_A = product(BF16, 16)
@@ -247,6 +256,24 @@ def test_a_copy_over_operands_in_flight() -> None:
     assert "overwrites what a wgmma of CTA 0" in text
     late = BASE.but(after="  bar.sync 0;\n" + copy_of(1024))
     assert run(late, smem=len(SMEM_A.image) + 64).ok
+
+
+@pytest.mark.parametrize(("span", "found"), [(0, set()), (None, set()), (128, {"descriptor"})])
+def test_descriptors_must_have_the_swizzle_of_the_copy(
+    span: int | None, found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noted for all operands, as a tensor copy would have."""
+    original = grid.start_cluster
+
+    def start(started: Grid, index: int) -> None:
+        original(started, index)
+        for cta in started.resident[-1].ctas:
+            cta.swizzles.note(SMEM, SMEM + len(SMEM_A.image), span)
+
+    monkeypatch.setattr(grid, "start_cluster", start)
+    copied = copy_of(len(SMEM_A.image)) + "  bar.sync 0;\n"
+    kernel = BASE.but(copy=False, before=copied)
+    assert kinds(run(kernel, smem=len(SMEM_A.image) + 64)) == found
 
 
 def test_operands_outside_shared_memory() -> None:
