@@ -141,7 +141,7 @@ _PROPERTIES = {
         total_memory=180 * 10**9, **_COMMON,
     ),
     "sm_90a": SimpleNamespace(
-        name="NVIDIA H200", major=9, multi_processor_count=132, L2_cache_size=52_428_800,
+        name="NVIDIA H200", major=9, multi_processor_count=132, L2_cache_size=62_914_560,
         total_memory=141 * 10**9, **_COMMON,
     ),
 }  # fmt: skip
