@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fa4.compiled.artifact import CompiledKernel, compile_artifact, from_bytes, to_bytes
-from fa4.compiled.forward import fake_arguments
-from fa4.compiled.stand_ins import compile_host
+from fa4.compiled.forward import compile_warpgroup
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.sm90.forward.spec import WarpgroupSpec
 
@@ -55,25 +54,16 @@ class Problem:
 def make_spec(fields: dict[str, Any]) -> WarpgroupSpec:
     """A spec from plain data; exp2 and tau are the numerics' own."""
     fields = dict(fields)
-    fields.pop("x", None)
     exp2 = Exp2Split(**fields.pop("exp2", {}))
     tau = fields.pop("tau", 8.0)
     return WarpgroupSpec(numerics=ForwardConfig(exp2=exp2, rescale_threshold_log2=tau), **fields)
 
 
-def compile_kernel(spec: WarpgroupSpec, arch: str) -> Any:
-    """What `cute.compile` returns."""
-    from fa4.sm90.forward.kernel import forward
-
-    return compile_host(forward, fake_arguments(spec), spec, arch, None)
-
-
 def compiled(item: tuple[str, dict[str, Any]]) -> tuple[str, bytes, str]:
     """A variant's kernel as bytes, or why there is none."""
     name, fields = item
-    os.environ["FA4_X"] = fields.get("x", "")
     try:
-        artifact = compile_artifact(make_spec(fields), "sm_90a", compile_kernel)
+        artifact = compile_artifact(make_spec(fields), "sm_90a", compile_warpgroup)
         return name, to_bytes(artifact), ""
     except Exception as error:
         return name, b"", f"{type(error).__name__}: {error}"
