@@ -7,6 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.plan.warpgroup import output_over_queries
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.kit import rowmath
 from fa4.sm100.kit.ptx_block import stand_apart
@@ -85,6 +86,8 @@ def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output
             for _ in cutlass.range(number - stop, unroll=1):
                 number -= 1
                 state = step(signals, work, tile, number, rows, state)
+        if cutlass.const_expr(not output_over_queries(spec.pipeline, spec.gpu)):
+            signals.arrive_once("q_empty")
         if cutlass.const_expr(spec.overlap):
             state = last_product(signals, work, state)
         else:
