@@ -106,7 +106,7 @@ def start(work: Work, keys: Ring, values: Ring) -> State:
         sums=[Float32(0.0)] * (work.products.values // 2),
         words=[Int32(0)] * (spec.tile_n // 4 if spec.overlap and spec.p_source != "smem" else 0),
         highest=[rowmath.reference_without_keys(work.scale_log2)] * fragment.ROWS_OF_THREAD,
-        totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD * fragment.CHAINS),
+        totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD * fragment.SUMS),
         keys=keys,
         values=values,
     )

@@ -18,7 +18,8 @@ ROW_STEP = 8  # from a thread's first row to its second
 QUAD = 4
 RUN = 8  # columns that a quad shares, two for each of its threads
 FULL_MASK = "-1"  # all lanes take part in a shuffle
-CHAINS = 2  # of dependent maxima or additions, for each row
+CHAINS = 2  # of dependent maxima, for each row
+SUMS = 1  # of dependent additions
 
 
 def thread_row(thread: Int32) -> Int32:
@@ -153,11 +154,11 @@ def add_rows(
     for row in range(ROWS_OF_THREAD):
         mine = of_row(registers, row)
         chains = [
-            code.do("fma.rn.f32", before[CHAINS * row + i], scales[row], mine[i])
-            for i in range(CHAINS)
+            code.do("fma.rn.f32", before[SUMS * row + i], scales[row], mine[i])
+            for i in range(SUMS)
         ]
-        for i, value in enumerate(mine[CHAINS:]):
-            chains[i % CHAINS] = code.do("add.rn.f32", chains[i % CHAINS], value)
+        for i, value in enumerate(mine[SUMS:]):
+            chains[i % SUMS] = code.do("add.rn.f32", chains[i % SUMS], value)
         results += chains
     return code.trace(*results)
 
