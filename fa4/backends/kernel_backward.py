@@ -79,20 +79,20 @@ def describe_backward(call: Call, *, lse_gradient: bool = False) -> BackwardCall
     )
 
 
-def check_gradient(call: Call) -> None:
-    """Raises NotSupported, with the reason, if the kernels have no gradient of a call."""
-    remembered(call, check_gradient, _check_gradient)
+def check_gradient(call: Call, family: str = "sm100") -> None:
+    """Raises NotSupported, with the reason, if a family's kernels have no gradient of a call."""
+    remembered(call, (check_gradient, family), _check_gradient, family)
 
 
-def _check_gradient(call: Call) -> bool:
-    check(describe_backward(call))
+def _check_gradient(call: Call, family: str) -> bool:
+    check(describe_backward(call), family)
     return True
 
 
-def require_gradient(call: Call) -> None:
+def require_gradient(call: Call, family: str = "sm100") -> None:
     """The same before the forward pass of a call whose inputs require gradients."""
     try:
-        check_gradient(call)
+        check_gradient(call, family)
     except NotSupported as error:
         raise NotSupported(
             error.feature,
@@ -112,7 +112,6 @@ def prepare_backward(
 
 def _prepare(call: Call, find_machine: FindMachine, lse_gradient: bool) -> PreparedBackward:
     sizes = describe_backward(call, lse_gradient=lse_gradient)
-    check(sizes)
     gpu, _ = find_machine(call)
     spec = choose_backward_spec(sizes, gpu)
     kernel = None
