@@ -64,7 +64,7 @@ def run_backward(
     kernel_backward.check_gradient(call, family)
     start, reports = _starter(call, options)
     prepared = kernel_backward.prepare_backward(
-        call, machine_of(family), lse_gradient=dlse is not None
+        call, machine_of(family), saved, lse_gradient=dlse is not None
     )
     return kernel_backward.launch_backward(call, prepared, saved, (dout, dlse), start), reports
 

@@ -56,8 +56,9 @@ def backward(family: str, call: Call, saved: Saved, dout: Any, dlse: Any) -> Att
     if elsewhere := find_fault(family, call):
         kernel_backward.check_gradient(call, family)
         raise ValueError(elsewhere)
-    find_machine = machine_of(family)
-    prepared = kernel_backward.prepare_backward(call, find_machine, lse_gradient=dlse is not None)
+    prepared = kernel_backward.prepare_backward(
+        call, machine_of(family), saved, lse_gradient=dlse is not None
+    )
     start = starter(call.q.device)
     return kernel_backward.launch_backward(call, prepared, saved, (dout, dlse), start)
 

@@ -153,6 +153,7 @@ _BACKWARD_OWN = (
             _wrong_order),
     Feature("gradients", True, "of q, k, v and learnable_sink"),
     Feature("gradient of the LSE", True, "float32"),
+    Feature("out_residual", True, "what rounding took from O, in its type"),
     Feature("CTA pairs", True, "(d, dv) = (128, 128), from two KV tiles on, and (192, 128)"),
     Feature("deterministic", True, "the same bits in every launch; False is faster"),
     Feature("strides of dO", True, "any: what TMA cannot address is copied"),

@@ -92,11 +92,13 @@ class ForwardCall:
 class BackwardCall(ForwardCall):
     """What a call asks of the backward kernels: that, and what only they look at.
 
-    lse_gradient: is there a gradient of the LSE? order: None for the kernel's own.
+    lse_gradient: is there a gradient of the LSE? out_residual: is O's rounding error given? order:
+    None for the kernel's own.
     """
 
     max_seqlen_k: int | None = None
     lse_gradient: bool = False
+    out_residual: bool = False
     deterministic: bool = True
     score_mod_bwd: Callable[..., Any] | None = None
     order: BackwardConfig | None = None
