@@ -1,8 +1,8 @@
 """What the emulator says when one wait, arrival or fence is taken out of our kernels, as data.
 
 `fa4 explore` shows it beside the plan: fa4/explore/verdicts.json holds, for each PTX instruction
-whose removal benchmark_forward_faults.py and benchmark_backward_faults.py try, the plan's steps that
-it carries out, the verdict, and both sides of a race or who waits for whom in a deadlock. How a
+whose removal benchmark_forward_faults.py and benchmark_backward_faults.py try, the plan's steps
+that it carries out, the verdict, both sides of a race or who waits for whom in a deadlock. How a
 fault is judged is said in benchmark_faults.py.
 Usage: python benchmarks/record_verdicts.py [--output FILE] [--only NAME]
 """
@@ -12,13 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import benchmark_backward_faults as backward
 import benchmark_faults as faults
@@ -44,7 +41,7 @@ NAMES = (FORWARD, SINGLE, PAIR)
 VERBS = {BarrierUse.WAIT: "wait", BarrierUse.ARRIVE: "arrive", BarrierUse.COMMIT: "arrive"}
 
 _WARP = re.compile(r"CTA (\d+) warp (\d+)")
-_SIDE = re.compile(r"(?:CTA (\d+) warp (\d+)(?: lane \d+)?|([a-z][^()]*?)) \(PTX line (\d+): (\S+)\)")
+_SIDE = re.compile(r"\(PTX line (\d+): (\S+)\)")
 _WAITER = re.compile(
     r"CTA (?P<cta>\d+) warp (?P<warp>\d+): (?:parity \d of mbarrier (?P<address>0x[0-9a-f]+) of "
     r"CTA (?P<owner>\d+) \(.*?phase (?P<phase>\d+), (?P<missing>.*?)\)|barrier (?P<number>\d+), "
@@ -113,6 +110,7 @@ def steps_of(fault: Fault, uses: Uses, named: NamedPlan) -> list[list[str]]:
     for verb, number, warp in sorted(uses.barriers.get(fault.line, ())):
         found[named.role(warp), verb, named.mbarrier(number)] = None
     roles = dict.fromkeys(named.role(warp) for warp in sorted(uses.warps[fault.line]))
+    roles.pop("idle", None)
     if fault.instruction.startswith(("bar.sync", "bar.arrive")):
         verb = "wait" if fault.instruction.startswith("bar.sync") else "arrive"
         operand = fault.instruction.split()[1].rstrip(",")
@@ -137,16 +135,15 @@ def named_signal(role: str, verb: str, operand: str, named: NamedPlan) -> str:
     return signal
 
 
-def sides_of(message: str, named: NamedPlan) -> list[dict[str, Any]]:
-    """Both sides of a race: who, at which PTX line, with which instruction."""
-    return [
-        {
-            "who": named.role(int(warp)) if warp else who.removeprefix("the ").strip(),
-            "ptx_line": int(line),
-            "instruction": opcode,
-        }
-        for _, warp, who, line, opcode in _SIDE.findall(message.replace("overwrites what ", ""))
-    ]
+def sides_of(message: str, uses: Uses, named: NamedPlan) -> list[dict[str, Any]]:
+    """Both sides of a race: the role whose instruction it is, its PTX line and its opcode."""
+    found = []
+    for line, opcode in _SIDE.findall(message.split("\n")[0]):
+        roles = {named.role(warp) for warp in uses.warps.get(int(line), ())}
+        found.append(
+            {"roles": sorted(roles), "ptx_line": int(line), "instruction": opcode.rstrip(";")}
+        )
+    return found
 
 
 def waits_of(message: str, named: NamedPlan) -> list[dict[str, Any]]:
@@ -199,7 +196,7 @@ def record(kernel: Kernel, plan: PipelinePlan) -> list[dict[str, Any]]:
             "ptx_line": fault.line, "kind": fault.kind, "instruction": fault.instruction,
             "steps": steps_of(fault, uses, named), "verdict": how, "schedule": schedule,
             "message": with_roles(message, named) if message else why,
-            "sides": sides_of(message, named) if how != "deadlock" else [],
+            "sides": sides_of(message, uses, named) if how != "deadlock" else [],
             "waits": waits_of(message, named) if how == "deadlock" else [],
         })  # fmt: skip
         print(f"  {fault.line:5} {fault.kind:24} {how}", flush=True)

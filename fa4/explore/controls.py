@@ -101,7 +101,7 @@ CONTROLS = (
     _control(
         "seqlen", "Length", "length",
         "Tokens of a sequence; 32k tokens in all. Changes how many steps there are, not a step.",
-        *_lengths(1, 2, 4, 8, 16, 32),
+        *_lengths(1, 4, 8, 32),
     ),
     _control(
         "tile_n", "Keys per tile", "shape", "Keys of one step: columns of a tile of scores S.",

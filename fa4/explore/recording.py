@@ -26,9 +26,10 @@ from fa4.explore.programs import Json, Touches, plan_data
 from fa4.explore.roles import UNITS
 from fa4.explore.steps import RECORDED_STEPS, pack_step
 from fa4.plan.schema import PipelinePlan
+from fa4.sim.chip import TileRunner
 from fa4.sim.machine import Machine
 from fa4.sim.options import SimulationRequest, build
-from fa4.sim.predict import AnyPipeline, Prediction, Simulation, build_plan, predict
+from fa4.sim.predict import AnyPipeline, Prediction, build_plan, make_runner, predict
 from fa4.sim.roofline import roofline_terms
 from fa4.sim.timeline import record
 
@@ -75,6 +76,7 @@ class Recording:
     _plan_keys: dict[Any, tuple[PipelinePlan, str]] = field(default_factory=dict)
     _step_keys: dict[Any, int] = field(default_factory=dict)
     _result_keys: dict[Any, int] = field(default_factory=dict)
+    _runners: dict[Any, TileRunner] = field(default_factory=dict)
 
     def choices(self, key: str) -> tuple[Choice, ...]:
         """The choices of a control."""
@@ -128,6 +130,7 @@ class Recording:
         key = (request.machine.name, plan_key, request.simulation.rescale_rate)
         if key not in self._step_keys:
             self._step_keys[key] = self._record(request, plan)
+            self._runners[key] = make_runner(plan, request.machine, request.simulation)
         self.shape_steps.append(self._step_keys[key])
         for problem in problems:
             self.point_results.append(self._result(key, problem, request))
@@ -185,15 +188,13 @@ class Recording:
             scheduler = "naive"  # all work tiles are equally long
         whole = (key, problem, scheduler, getattr(pipeline, "deterministic", False))
         if whole not in self._result_keys:
-            self._result_keys[whole] = self._predict(problem, pipeline, request)
+            self._result_keys[whole] = self._predict(problem, request, self._runners[key])
         return self._result_keys[whole]
 
-    def _predict(
-        self, problem: Problem, pipeline: AnyPipeline, request: SimulationRequest
-    ) -> int:
-        simulation: Simulation = request.simulation
+    def _predict(self, problem: Problem, request: SimulationRequest, runner: TileRunner) -> int:
         try:
-            found = predict(problem, pipeline, request.machine, simulation)
+            found = predict(problem, request.pipeline, request.machine, request.simulation,
+                            runner=runner)  # fmt: skip
         except ValueError as error:
             return self.refuse(str(error))
         self.results.append(found)

@@ -19,7 +19,7 @@ from fa4.plan.schema import Arrive, Wait, Work
 from fa4.sim.timeline import CtaTimeline, Event, Timeline, UnitSlice
 
 STEPS = 2  # in a window: enough to see what a step leaves to the next
-RECORDED_STEPS, FIRST_STEP = 24, 14  # of a work tile; where the window begins, far from both ends
+RECORDED_STEPS, FIRST_STEP = 20, 11  # of a work tile; where the window begins, far from both ends
 TICKS_PER_CYCLE = (4, 2, 1)  # the finest that fits is taken
 LEAD_TICKS = 8192  # an event may begin this long before the window
 MOST_TICKS = 65535
@@ -78,7 +78,9 @@ def place_events(timeline: Timeline, touches: Touches) -> list[PlacedEvent]:
     for role in fillers_first(plan):
         steps = list(unrolled(role, trips))
         if len(steps) != len(by_role[role.name]):
-            raise RuntimeError(f"{role.name} has {len(by_role[role.name])} events, not {len(steps)}")
+            raise RuntimeError(
+                f"{role.name} has {len(by_role[role.name])} events, not {len(steps)}"
+            )
         for event, (line, step) in zip(by_role[role.name], steps, strict=True):
             if event.what != _named(step):
                 raise RuntimeError(f"{role.name}: {event.what} stands for line {line}, {step}")

@@ -95,10 +95,13 @@ def predict(
     machine: Machine,
     simulation: Simulation | None = None,
     plan: PipelinePlan | None = None,
+    runner: TileRunner | None = None,
 ) -> Prediction:
     """Time of one call. Raises ValueError if the pipeline does not fit the machine.
 
     plan: instead of the pipeline's own one, with the same roles and signals but other amounts.
+    runner: one of the same plan, machine and simulation (`make_runner`), which knows the work tiles
+    that it has met in other calls.
     """
     simulation = simulation or Simulation()
     check_work(problem, pipeline, simulation.lengths)
@@ -109,8 +112,9 @@ def predict(
             f"{problem.head_dim_v} and {pipeline.head_dim}, {pipeline.head_dim_v}"
         )
     plan = _same_shape(plan, build_plan(pipeline, machine.gpu))
+    runner = runner or make_runner(plan, machine, simulation)
     if not isinstance(pipeline, BackwardPipeline):
-        run, runner, count = _run_forward(problem, pipeline, plan, machine, simulation)
+        run, count = _run_forward(problem, pipeline, runner, machine, simulation)
         flops = sum(part.forward_flops for part in parts)
         moved = sum(forward_bytes(part, pipeline) for part in parts)
         partial = sum(partial_bytes(part, pipeline) for part in parts)
@@ -119,7 +123,7 @@ def predict(
             out = sum(output_bytes(part, pipeline) for part in parts)
             kernels.append(_timed("combine", 0.0, partial + out, machine))
     else:
-        run, runner, count = _run_backward(problem, pipeline, plan, machine, simulation)
+        run, count = _run_backward(problem, pipeline, runner, machine, simulation)
         flops = sum(part.backward_flops for part in parts)
         traffic = [backward_bytes(part, pipeline) for part in parts]
         before, main, after = (sum(kind) for kind in zip(*traffic, strict=True))
@@ -157,11 +161,10 @@ def build_plan(pipeline: AnyPipeline, gpu: Gpu) -> PipelinePlan:
 def _run_forward(
     problem: Problem,
     pipeline: ForwardPipeline | WarpgroupPipeline,
-    plan: PipelinePlan,
+    runner: TileRunner,
     machine: Machine,
     simulation: Simulation,
-) -> tuple[ChipRun, TileRunner, int]:
-    runner = make_runner(plan, machine, simulation)
+) -> tuple[ChipRun, int]:
     tiles = forward_tiles(problem, pipeline, simulation.lengths)
     if pipeline.scheduler in ("lpt", "clc"):
         dims = pipeline.head_dim + pipeline.head_dim_v
@@ -175,17 +178,16 @@ def _run_forward(
         # A persistent CTA that steals work (CLC) starts once; the next tile id is asked for early.
         once = pipeline.scheduler == "clc"
         run = run_one_by_one(runner, tiles, slots, start, starts_once=once)
-    return run, runner, len(tiles.trips)
+    return run, len(tiles.trips)
 
 
 def _run_backward(
     problem: Problem,
     pipeline: BackwardPipeline,
-    plan: PipelinePlan,
+    runner: TileRunner,
     machine: Machine,
     simulation: Simulation,
-) -> tuple[ChipRun, TileRunner, int]:
-    runner = make_runner(plan, machine, simulation)
+) -> tuple[ChipRun, int]:
     tiles = backward_tiles(problem, pipeline, simulation.lengths)
     tiles = tiles.take(backward_order(tiles, pipeline.scheduler))
     slots, costs = clusters(machine.gpu, pipeline.numerics.cta_group), machine.costs
@@ -193,9 +195,9 @@ def _run_backward(
         start, hop = costs.cta_start_cycles, costs.semaphore_cycles
         last_first = turns_from_last(problem, pipeline)
         run = run_in_turn(runner, tiles, slots, start, hop, last_first=last_first)
-        return run, runner, len(tiles.trips)
+        return run, len(tiles.trips)
     run = run_one_by_one(runner, tiles, slots, costs.cta_start_cycles)
-    return run, runner, len(tiles.trips)
+    return run, len(tiles.trips)
 
 
 def make_runner(plan: PipelinePlan, machine: Machine, simulation: Simulation) -> TileRunner:
