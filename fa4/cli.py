@@ -31,6 +31,7 @@ COMMANDS = (
     "ablate",
     "roofline",
     "trace",
+    "explore",
     "explain",
     "machines",
     "validate",

@@ -38,6 +38,7 @@ def head_of(recording: Recording, verdicts: Mapping[str, Any]) -> dict[str, Any]
             "clock_hz": machine.clock_hz,
             "sm_count": machine.gpu.sm_count,
             "peak_flops": machine.gpu.peak_bf16_flops,
+            "auto_kernel": "fa4" if machine.gpu.tmem_cols else "fa3",
         }
     return {
         "schema_version": SCHEMA_VERSION,

@@ -74,8 +74,8 @@ def build_page(data: str) -> str:
         raise ValueError("a module holds </script, which would end it")
     style = "\n".join(files[name] for name in sorted(files) if name.endswith(".css"))
     page = files["page.html"]
-    for mark, content in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("DATA", data)):
-        before, found, after = page.partition(f"{mark}<!---->" if mark == "DATA" else mark)
+    for mark, content in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("DATA<!---->", data)):
+        before, found, after = page.partition(mark)
         if not found:
             raise ValueError(f"page.html lacks the place for {mark}")
         page = before + content + after

@@ -63,8 +63,9 @@ function programLine(role, [depth, kind, text, signal, detail]) {
   return { item };
 }
 
-function fenceLine(role, opcode) {
-  return el("li", { class: "line fence", style: "--depth:1" }, el("span", { class: "what" }, opcode), el("span", { class: "detail" }), removeButton(role, "fence", opcode));
+function fenceLine(role, [verb, what]) {
+  const text = verb === "fence" ? what : `${verb} ${what}`;
+  return el("li", { class: "line fence", style: "--depth:1" }, el("span", { class: "what" }, text), el("span", { class: "detail" }), removeButton(role, verb, what));
 }
 
 function removeButton(role, verb, signal) {

@@ -36,13 +36,13 @@ export function removalsAt(plan, role, verb, signal) {
   return kernel ? indexOf(kernel).get(`${role}/${verb}/${signal}`) || [] : [];
 }
 
-/** The fences of a role in the compiled kernel, and its barriers that the plan does not name. */
+/** [verb, what] of a role's fences in the compiled kernel, and of barriers that the plan does not name. */
 export function fencesOf(plan, role) {
   const kernel = kernelOf(plan);
   if (!kernel) return [];
   const known = new Set(plan.signals.map((one) => one.name));
   return [...indexOf(kernel).keys()].map((key) => key.split("/"))
-    .filter(([name, verb, what]) => name === role && verb === "fence" && !known.has(what)).map(([, , what]) => what);
+    .filter(([name, , what]) => name === role && !known.has(what)).map(([, verb, what]) => [verb, what]);
 }
 
 function summary(kernel) {
