@@ -41,7 +41,7 @@ NAMES = (FORWARD, SINGLE, PAIR)
 VERBS = {BarrierUse.WAIT: "wait", BarrierUse.ARRIVE: "arrive", BarrierUse.COMMIT: "arrive"}
 
 _WARP = re.compile(r"CTA (\d+) warp (\d+)")
-_SIDE = re.compile(r"\(PTX line (\d+): (\S+)\)")
+_SIDE = re.compile(r"(?:warp (\d+)(?: lane \d+)? )?\(PTX line (\d+): (\S+)\)")
 _WAITER = re.compile(
     r"CTA (?P<cta>\d+) warp (?P<warp>\d+): (?:parity \d of mbarrier (?P<address>0x[0-9a-f]+) of "
     r"CTA (?P<owner>\d+) \(.*?phase (?P<phase>\d+), (?P<missing>.*?)\)|barrier (?P<number>\d+), "
@@ -138,8 +138,9 @@ def named_signal(role: str, verb: str, operand: str, named: NamedPlan) -> str:
 def sides_of(message: str, uses: Uses, named: NamedPlan) -> list[dict[str, Any]]:
     """Both sides of a race: the role whose instruction it is, its PTX line and its opcode."""
     found = []
-    for line, opcode in _SIDE.findall(message.split("\n")[0]):
-        roles = {named.role(warp) for warp in uses.warps.get(int(line), ())}
+    for warp, line, opcode in _SIDE.findall(message.split("\n")[0]):
+        warps = {int(warp)} if warp else uses.warps.get(int(line), set())
+        roles = {named.role(one) for one in warps}
         found.append(
             {"roles": sorted(roles), "ptx_line": int(line), "instruction": opcode.rstrip(";")}
         )

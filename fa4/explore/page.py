@@ -1,7 +1,7 @@
 """The page: HTML, style and modules of fa4/explore/web in one file, with the data in it.
 
-The modules are ordinary ES modules, which a browser does not load from a disk; so they are put into
-one, in an order in which each stands behind those that it imports from. Nothing else is changed.
+The modules are ordinary ES modules, which a browser does not load from a disk. So each becomes a
+function of its own that returns what it exports, behind those that it imports from.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ FOLDER = "web"
 ENTRY = "main.js"
 MOST_BYTES = 4_000_000  # of the whole file
 
-_IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=(?:async )?function|const|let|class)", re.MULTILINE)
-_DEFINED = re.compile(
-    r"^(?:async )?(?:function\*?|const|let|class) (\w+)|^(?:const|let) \{([^}]*)\}", re.MULTILINE
-)
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w-]+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?function|const|class) (\w+)", re.MULTILINE)
 _LEFT = re.compile(r"^\s*(?:import|export)\b.*$", re.MULTILINE)
 
 
@@ -35,8 +32,7 @@ def read_files() -> dict[str, str]:
 def bundle(files: Mapping[str, str], entry: str = ENTRY) -> str:
     """The modules that `entry` needs as one script.
 
-    Raises ValueError for an import of nothing, in a circle or in another form, or a name that two
-    modules define.
+    Raises ValueError for an import of nothing, in a circle or in a form that is not understood.
     """
     order: list[str] = []
 
@@ -46,24 +42,26 @@ def bundle(files: Mapping[str, str], entry: str = ENTRY) -> str:
         if name not in files:
             raise ValueError(f"{path[-1] if path else 'the page'} imports {name}, which is missing")
         if name not in order:
-            for other in _IMPORT.findall(files[name]):
-                visit(other, (*path, name))
+            for _, other in _IMPORT.findall(files[name]):
+                visit(f"{other}.js", (*path, name))
             order.append(name)
 
     visit(entry, ())
-    owners: dict[str, str] = {}
-    parts = []
-    for name in order:
-        text = _EXPORT.sub("", _IMPORT.sub("", files[name]))
-        left = _LEFT.search(text)
-        if left:
-            raise ValueError(f"{name}: not understood: {left[0].strip()!r}")
-        for single, several in _DEFINED.findall(text):
-            for defined in [single] if single else re.findall(r"\w+", several):
-                if owners.setdefault(defined, name) != name:
-                    raise ValueError(f"{defined} is defined in {owners[defined]} and in {name}")
-        parts.append(f"// {name}\n{text.strip()}\n")
-    return "\n".join(parts)
+    return "\n".join(as_function(name, files[name]) for name in order)
+
+
+def as_function(name: str, text: str) -> str:
+    """A module as a constant that holds its exports. Raises ValueError for other import forms."""
+    exports = [found[1] for found in _EXPORT.findall(text)]
+    body = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r"const \1 = \2_module;", text))
+    left = _LEFT.search(body)
+    if left:
+        raise ValueError(f"{name}: not understood: {left[0].strip()!r}")
+    own = name.removesuffix(".js").replace("-", "_")
+    return (
+        f"// {name}\nconst {own}_module = (() => {{\n{body.strip()}\n"
+        f"return {{ {', '.join(exports)} }};\n}})();\n"
+    )
 
 
 def build_page(data: str) -> str:

@@ -44,6 +44,6 @@ UNITS = {
     "tmem_load": "TMEM loads",
     "tmem_store": "TMEM stores",
     "tma": "bulk copies (TMA)",
-    "dsmem": "copies to the other CTA",
+    "dsmem": "peer copies (DSMEM)",
     "reduce": "bulk reductions",
 }

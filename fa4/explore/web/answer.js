@@ -23,8 +23,8 @@ function unitName(name) {
 }
 
 function figures(name, selection, compare) {
-  const { result, context, reason } = pointOf(selection);
-  if (!result) return el("div", { class: "figures none" }, compare ? el("b", { class: "which" }, name) : null, el("p", { class: "big" }, "—"), el("p", {}, reason));
+  const { result, reason } = pointOf(selection);
+  if (!result) return el("div", { class: "figures none" }, compare ? el("b", { class: "which" }, name) : null, el("p", { class: "big" }, "—"), el("p", {}, compare ? reason : "no prediction"));
   const machine = theHead().machines[selection.machine];
   const busiest = Object.entries(result.busy).sort((a, b) => b[1] - a[1])[0];
   const cell = (value, label, title) => el("div", { class: "cell", title }, el("b", {}, value), el("span", {}, label));
@@ -35,9 +35,8 @@ function figures(name, selection, compare) {
       cell(percent(result.peakShare, 1), `of ${machine.name}'s peak`),
       cell(time(result.seconds), "a call"),
       cell(percent(busiest[1]), `${unitName(busiest[0])} busy`),
-      cell(percent(result.boundShare), `of the bound, ${unitName(result.boundBy)}`, "bound over predicted time"),
-      cell(percent(result.imbalance, 1), "of SM time idle at the end")),
-    context ? null : null);
+      result.boundBy === busiest[0] ? null : cell(percent(result.boundShare), `of the time ${unitName(result.boundBy)} needs`),
+      cell(percent(result.imbalance, 1), "of SM time idle at the end")));
 }
 
 function time(seconds) {
@@ -60,7 +59,8 @@ export function drawAnswer() {
   const command = commandOf(state[state.on]);
   const parts = [el("h2", { id: "answer-title", class: "unseen" }, "Predicted speed"), el("p", { class: "subject" }, sentence(state[state.on])), el("div", { class: "pair" }, cards)];
   if (state.compare) parts.push(el("p", { class: "ratio" }, comparison(state)));
-  parts.push(el("p", { class: "command" }, el("code", {}, command), el("button", { type: "button", class: "plain", onclick: (press) => copy(press.target, command) }, "copy")));
+  parts.push(el("p", { class: "command" }, el("code", {}, command), el("button", { type: "button", class: "plain", onclick: (press) => copy(press.target, command) }, "copy"),
+    el("button", { type: "button", class: "plain", title: "the timeline as a file for ui.perfetto.dev", onclick: (press) => copy(press.target, command.replace("predict", "trace")) }, "copy for fa4 trace")));
   section.replaceChildren(...parts);
 }
 
@@ -71,7 +71,7 @@ function copy(button, text) {
 
 function comparison(state) {
   const [a, b] = [pointOf(state.a).result, pointOf(state.b).result];
-  const different = theHead().controls.filter((one) => resolved(state.a, one.key) !== resolved(state.b, one.key)).map((one) => one.label.toLowerCase());
+  const different = theHead().controls.filter((one) => resolved(state.a, one.key) !== resolved(state.b, one.key)).map((one) => one.label);
   if (!different.length) return "A and B are the same. Pick B above and change something.";
   const change = `They differ in ${listed(different)}.`;
   return a && b ? `B is ${number(b.tflops / a.tflops, 3)} times as fast as A. ${change}` : change;

@@ -60,7 +60,7 @@ function signalRow(signal, y, x, width) {
   for (const waiter of signal.waiters) {
     for (const arriver of Object.keys(signal.arrivals)) {
       arrows[arriver] ||= sv("g", { class: `arrow ${roleClass(arriver)}` });
-      arrows[arriver].append(arrow(x[arriver], x[waiter], middle));
+      arrows[arriver].append(...arrow(x[arriver], x[waiter], middle));
     }
     rings[waiter] = sv("circle", { cx: x[waiter], cy: middle, r: 6.5, class: `ring ${roleClass(waiter)}` });
   }
@@ -72,7 +72,7 @@ function signalRow(signal, y, x, width) {
 }
 
 function arrow(from, to, y) {
-  if (from === to) return sv("path", { d: `M${from} ${y - 5}h12v10h-7m3 -3l-4 3l4 3` });
+  if (from === to) return [sv("path", { d: `M${from} ${y - 5}h12v10h-7m3 -3l-4 3l4 3` })];
   const way = Math.sign(to - from);
   const end = to - way * 8;
   return [sv("circle", { cx: from, cy: y, r: 3, class: "start" }), sv("path", { d: `M${from} ${y}H${end}m${-way * 4} -3.5l${way * 4} 3.5l${-way * 4} 3.5` })];

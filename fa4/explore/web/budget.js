@@ -40,7 +40,7 @@ export function drawBudget(step) {
       if (wide > 16) svg.append(sv("text", { x: x(from) + wide / 2, y: y + 14, "text-anchor": "middle", class: `on-${role}` }, letterOf(role)));
       from += part;
     }
-    svg.append(sv("text", { x: x(cycles) + 5, y: y + 14, class: "count" }, number(cycles)));
+    svg.append(sv("text", { x: width - 1, y: y + 14, "text-anchor": "end", class: "count" }, number(cycles)));
   });
   const end = x(step.step_cycles);
   svg.append(sv("line", { x1: end, x2: end, y1: 0, y2: height - 16, class: "limit" }),

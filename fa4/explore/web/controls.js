@@ -15,8 +15,13 @@ export function makeControls() {
     if (!parts.has(title)) parts.set(title, []);
     parts.get(title).push(makeGroup(one));
   }
-  const head = el("div", { class: "choosing" }, el("span", { id: "choosing" }), el("button", { type: "button", class: "plain", id: "reset", onclick: reset }, "FlashAttention's choices"));
-  byId("controls").replaceChildren(head, ...[...parts].map(([title, list]) => el("div", { class: "part" }, el("h2", {}, title), list)));
+  const head = el("div", { class: "choosing" }, el("span", { id: "choosing" }), el("button", { type: "button", class: "plain", id: "reset", onclick: reset }, "all to auto"));
+  byId("controls").replaceChildren(head, ...[...parts].map(([title, list]) => el("div", { class: "part" }, el("h2", {}, title), list)),
+    el("p", { id: "hint", class: "hint", "aria-hidden": "true" }, "Struck out: no such kernel fits or exists; choose it to see why. Dashed: what auto stands for."));
+}
+
+function hint(one) {
+  byId("hint").replaceChildren(el("b", {}, `${one.label}. `), one.about);
 }
 
 function makeGroup(one) {
@@ -27,7 +32,8 @@ function makeGroup(one) {
     return { input, choice, label: el("label", { for: `${one.key}-${choice.key}`, title: choice.about || null }, choice.label) };
   });
   const note = el("span", { class: "note" });
-  const set = el("fieldset", { id: `set-${one.key}` }, el("legend", {}, one.label, note), el("p", { class: "about" }, one.about),
+  const set = el("fieldset", { id: `set-${one.key}`, "aria-describedby": `about-${one.key}`, onpointerenter: () => hint(one), onfocusin: () => hint(one) },
+    el("legend", {}, one.label, note), el("p", { class: "unseen", id: `about-${one.key}` }, one.about),
     el("div", { class: "chips" }, inputs.map(({ input, label }) => [input, label])));
   groups.set(one.key, { one, set, inputs, note });
   return set;

@@ -41,7 +41,7 @@ function showChoice() {
   const second = state.compare ? pointOf(state[other]) : {};
   const both = [{ step, name: state.on.toUpperCase() }];
   if (second.step !== undefined && second.step >= 0) both.push({ step: stepOf(second.step), name: other.toUpperCase() });
-  if (both.length > 1) both.forEach((one) => { one.name += one.name.toLowerCase() === state.on ? ", shown below" : ""; });
+  if (both.length > 1) both.forEach((one) => { one.name += one.name.toLowerCase() === state.on ? ": the figures below are of this one" : ""; });
   drawTimeline(both, go);
   setStep(step);
   drawMemory(step);

@@ -4,7 +4,7 @@ import { byId, el, heading, kib, number, sv, tableOf } from "./dom.js";
 import { regionsAt } from "./moment.js";
 import { letterOf, roleClass } from "./timeline.js";
 
-const HEIGHT = 372;
+const HEIGHT = 400;
 const WIDTH = 150;
 const LEAST = 12; // of a part that has a label
 let maps = [];
@@ -102,7 +102,7 @@ export function moveMemory(t) {
     part.more.setAttribute("class", writing.length ? `more on-${roleOf(writing[0])}` : "more");
     const short = part.tall ? part.name : [part.name, mark].filter(Boolean).join(" ");
     part.text.textContent = clip(short, part.room);
-    part.more.textContent = clip(mark || (last ? `by ${letterOf(roleOf(last))}` : ""), part.room);
+    part.more.textContent = clip(mark || (last ? `by ${letterOf(roleOf(last))}` : here.length ? "not in a step" : ""), part.room);
   }
 }
 

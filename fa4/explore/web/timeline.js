@@ -4,9 +4,9 @@ import { byId, el, heading, number, sv, tableOf } from "./dom.js";
 import { theHead } from "./data.js";
 import { describeEvent, eventAt } from "./moment.js";
 
-const ROW = 22;
+const ROW = 25;
 const GAP = 14;
-const LABEL = 108;
+const LABEL = 136;
 const LEAST = 640;
 let cursors = [];
 let drawn = [];
@@ -103,10 +103,10 @@ function axis(step, x, height, top) {
 }
 
 function rowLabel(y, text, letter) {
-  const group = sv("g", {}, sv("text", { x: letter ? 26 : 0, y: y + 15, class: "label" }, text));
+  const group = sv("g", {}, sv("text", { x: letter ? 26 : 0, y: y + 16, class: "label" }, text));
   if (letter) {
-    group.append(sv("rect", { x: 0, y: y + 3, width: 20, height: 16, rx: 3, class: `mark ${roleClass(text)}` }),
-      sv("text", { x: 10, y: y + 15, class: `letter on-${text}`, "text-anchor": "middle" }, letter));
+    group.append(sv("rect", { x: 0, y: y + 4, width: 20, height: 16, rx: 3, class: `mark ${roleClass(text)}` }),
+      sv("text", { x: 10, y: y + 16, class: `letter on-${text}`, "text-anchor": "middle" }, letter));
   }
   return group;
 }
@@ -120,16 +120,16 @@ function roleBar(step, event, x, y) {
   const from = x(event.start);
   if (event.kind === "arrive") {
     if (event.start < 0 || event.start > step.length) return sv("g");
-    return sv("path", { d: `M${from} ${y + 20}l-3 -4h6z`, class: "tick", "data-event": event.number });
+    return sv("path", { d: `M${from} ${y + 23}l-3 -4h6z`, class: "tick", "data-event": event.number });
   }
   const width = Math.max(0.7, x(event.end) - from);
   if (event.start >= step.length || event.end <= 0) return sv("g");
   const waits = event.kind === "wait";
   const group = sv("g", { "data-event": event.number, class: waits ? "wait" : roleClass(name) });
-  group.append(sv("rect", { x: from, y: y + (waits ? 6 : 2), width, height: waits ? 8 : 16, rx: waits ? 2 : 3 }));
+  group.append(sv("rect", { x: from, y: y + (waits ? 7 : 3), width, height: waits ? 10 : 17, rx: waits ? 2 : 3 }));
   const words = event.text.split(" ");
   const text = waits ? fitted([event.signal], width) : fitted([event.text, words[0], letterOf(name)], width);
-  if (text) group.append(sv("text", { x: from + width / 2, y: y + (waits ? 13.5 : 14), "text-anchor": "middle", class: waits ? "faint" : `on-${name}` }, text));
+  if (text) group.append(sv("text", { x: from + width / 2, y: y + (waits ? 15 : 15.5), "text-anchor": "middle", class: waits ? "faint" : `on-${name}` }, text));
   return group;
 }
 
@@ -139,10 +139,10 @@ function unitBar(step, slice, x, y) {
   if (slice.start >= step.length || slice.end <= 0) return null;
   const name = step.plan.roles[slice.event.role].name;
   const group = sv("g", { "data-event": slice.event.number, class: roleClass(name) },
-    sv("rect", { x: from, y: y + 3, width, height: 15, rx: 2 }));
+    sv("rect", { x: from, y: y + 4, width, height: 16, rx: 2 }));
   const letter = letterOf(name);
   const text = fitted([`${letter} ${slice.event.text}`, `${letter} ${slice.event.text.split(" ")[0]}`, letter], width);
-  if (text) group.append(sv("text", { x: from + width / 2, y: y + 14, "text-anchor": "middle", class: `on-${name}` }, text));
+  if (text) group.append(sv("text", { x: from + width / 2, y: y + 16, "text-anchor": "middle", class: `on-${name}` }, text));
   return group;
 }
 

@@ -78,12 +78,13 @@ function chip(role) {
   return el("span", { class: `chip ${roleClass(role)} on-${role}` }, letterOf(role));
 }
 
-function removalCard(removal) {
+function removalCard(removal, at) {
+  const first = at === 0;
   const [name, meaning] = theHead().verdicts.names[removal.verdict];
   const kind = removal.verdict === "equivalent" || removal.verdict === "survived" ? "fine" : "wrong";
   const parts = [el("h3", { class: `badge ${kind}` }, el("span", { "aria-hidden": "true" }, MARKS[removal.verdict] || "!"), ` ${name}`),
     el("p", { class: "meaning" }, `${meaning}.`)];
-  if (removal.waits.length) parts.push(waitList(removal.waits));
+  if (removal.waits.length) parts.push(el("details", { open: first }, el("summary", {}, "Who waits for whom"), waitList(removal.waits)));
   else if (removal.sides.length) parts.push(el("div", { class: "sides" }, removal.sides.map(side)));
   if (removal.message && !removal.waits.length) parts.push(el("p", { class: "message" }, removal.message));
   const where = `PTX line ${removal.ptx_line}: ${removal.instruction}`;
