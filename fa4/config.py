@@ -31,6 +31,8 @@ MOST_FRAGMENTS = 8  # of the widest tile, 256 columns
 BACKWARD_DESIGNS = ("fa4", "flash_attn.cute")  # whose backward kernel: ours, the published one
 
 WARP_ROWS = 32  # rows of a tile that one warp owns: one thread per row
+WARPGROUP_ROWS = 64  # of wgmma, the tensor core instruction of a Hopper warpgroup
+PRODUCT_DEPTH_BYTES = 32  # of both operands that one tensor core instruction multiplies and sums
 
 
 def require(condition: bool, rule: str, value: object) -> None:
@@ -404,11 +406,12 @@ class BackwardPipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class WarpgroupPipeline:
-    """A forward kernel before tensor memory: consumer warpgroups that hold S, P and O in registers.
+    """A forward kernel before tensor memory: consumer warpgroups that hold S and O in registers.
 
-    consumers: warpgroups of 64 query rows each. ping_pong: they take turns at the tensor core
-    (FlashAttention-3). overlap: a warpgroup starts the next S before this tile's P V (its second
-    idea). Both off is a serial, FlashAttention-2-like kernel.
+    consumers: warpgroups of 64 query rows each, tile_m / 64. overlap: a warpgroup starts the next S
+    before this tile's P V, whose products its softmax runs under. ping_pong: warpgroups take turns
+    at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel, like
+    FlashAttention-2. p_source: P enters P V from "registers", or through "smem".
     """
 
     head_dim: int = 128
@@ -418,25 +421,44 @@ class WarpgroupPipeline:
     tile_n: int = 128
     consumers: int = 2
     kv_stages: int = 2
-    ping_pong: bool = True
+    ping_pong: bool | None = None
     overlap: bool = True
+    p_source: str = "registers"
     scheduler: str = "static"
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
         _fill_head_dim_v(self)
         require_int("head_dim", self.head_dim, 8, 256)
+        require(self.element_bytes in (1, 2), "element_bytes must be 1 or 2", self.element_bytes)
         require_int("tile_n", self.tile_n, 16, 256)
+        depth = PRODUCT_DEPTH_BYTES // self.element_bytes
+        require(
+            self.tile_n % depth == 0,
+            f"tile_n must be a multiple of {depth}, the keys that one instruction of P V takes",
+            self.tile_n,
+        )
         require_int("consumers", self.consumers, 1, 3)
         require_int("kv_stages", self.kv_stages, 1, 32)
-        allowed = ("static", "lpt", "naive")
-        require(
-            self.scheduler in allowed,
-            f"scheduler must be one of {', '.join(allowed)}",
-            self.scheduler,
-        )
+        choices = {"p_source": ("registers", "smem"), "scheduler": ("static", "lpt", "naive")}
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
         if self.ping_pong and self.consumers < 2:
             raise ValueError("ping_pong needs at least 2 consumers; got 1")
+
+    @property
+    def takes_turns(self) -> bool:
+        """Do the warpgroups take turns at the tensor core?
+
+        Unless `ping_pong` says, as FlashAttention-3 and flash_attn.cute choose: with overlap two
+        and three warpgroups up to head dim 128, without only two.
+        """
+        if self.ping_pong is not None:
+            return self.ping_pong
+        if self.overlap:
+            return self.consumers >= 2 and self.head_dim <= 128
+        return self.consumers == 2
 
     @property
     def cta_group(self) -> int:
@@ -451,4 +473,4 @@ class WarpgroupPipeline:
     @property
     def block_rows(self) -> int:
         """Query rows of a work tile."""
-        return 64 * self.consumers
+        return WARPGROUP_ROWS * self.consumers

@@ -18,6 +18,7 @@ from typing import Any
 
 GROUP_WARPS = 4  # of a warpgroup
 LEAST_REGISTERS = 24  # that setmaxnreg leaves a thread (PTX ISA)
+THREAD_REGISTERS = 255  # that one thread's instructions can name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class Mma:
 
     rows x cols x depth multiply-adds of this CTA. `a_bytes` and `b_bytes` are what the products
     read from shared memory (0 for an operand in tensor memory); cta_group 2 spans a CTA pair.
+    in_registers: the accumulator, and A unless in shared memory, are registers of the warpgroup
+    that issues it (wgmma) instead of tensor memory.
     """
 
     rows: int
@@ -35,6 +38,7 @@ class Mma:
     b_bytes: int
     cta_group: int = 1
     element_bytes: int = 2
+    in_registers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +153,8 @@ class Role:
     """Warps that run one program: `prologue` once per CTA, `program` once per work tile.
 
     `closing`, after the last work tile, only waits: for others that still use this CTA's memory.
-    Nobody waits for it, so that the simulator leaves it out.
+    Nobody waits for it, so that the simulator leaves it out. `live` says how many registers of a
+    thread hold what where most hold something; empty if the plan does not say.
     """
 
     name: str
@@ -158,6 +163,12 @@ class Role:
     program: Program
     prologue: Program = ()
     closing: Program = ()
+    live: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def spilled_registers(self) -> int:
+        """Values of a thread that find no register and wait in local memory."""
+        return max(0, sum(self.live.values()) - min(self.registers, THREAD_REGISTERS))
 
     @property
     def steps(self) -> Program:
@@ -167,7 +178,8 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
-    """One-way synchronisation. kind is "mbarrier", "named", or "group": a thread's own bulk copies.
+    """One-way synchronisation. kind is "mbarrier", "named", or, without a barrier, what a role waits
+    for by itself: "group", its bulk copies, or "products", those of its warpgroup in registers.
 
     `arrivals` gives, per arriver, how many arrivals of the hardware barrier one `Arrive` stands for
     (threads, or 1 for an elected thread, a commit or a TMA completion); their sum is the barrier's
@@ -214,11 +226,23 @@ class Buffer:
         return self.start + self.size * self.stages
 
 
+@dataclass(frozen=True)
+class Turns:
+    """CTAs of a head add to the same tiles one after the other, and hold their SMs meanwhile.
+
+    order: of KV tiles, "ascending" or "descending". launches: orders in which they may start.
+    """
+
+    order: str
+    launches: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipelinePlan:
     """One kernel on one machine: roles, signals and memory. `cta_group` CTAs work together.
 
-    persistent: a CTA may have several work tiles, one after the other.
+    persistent: a CTA may have several work tiles, one after the other. turns: None where CTAs do
+    not wait for each other.
     """
 
     name: str
@@ -229,6 +253,7 @@ class PipelinePlan:
     trips: tuple[str, ...] = ("kv_tiles",)
     persistent: bool = True
     shares: tuple[str, ...] = ()
+    turns: Turns | None = None
 
     def role(self, name: str) -> Role:
         """The role called `name`; KeyError otherwise."""

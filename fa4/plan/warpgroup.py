@@ -4,6 +4,7 @@ A producer warp loads; each consumer warpgroup owns 64 query rows and does all e
 its products, waits for them, and keeps S, P and O in registers. FlashAttention-3 hides softmax in
 two ways: consumers take turns at the tensor core (ping-pong), and a consumer issues the next S
 before this tile's P V (overlap). Without both, products and softmax of a warpgroup alternate.
+P enters P V from registers, or through shared memory, which takes less registers.
 """
 
 from __future__ import annotations
@@ -12,36 +13,30 @@ from fa4.config import WarpgroupPipeline
 from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
 from fa4.plan.memory_rules import TILE_ALIGN_BYTES
-from fa4.plan.schema import (
-    Arrive,
-    Buffer,
-    Copy,
-    Loop,
-    Math,
-    PipelinePlan,
-    Program,
-    Role,
-    Signal,
-    SmemAccess,
-    Wait,
-    Work,
-)
-from fa4.plan.work import WARPGROUP, mma
+from fa4.plan.schema import Buffer, PipelinePlan, Signal
+from fa4.plan.warpgroup_roles import consumer_role, producer_role
+from fa4.plan.work import WARPGROUP
 
-ROWS = 64  # of a warpgroup: wgmma's M
 BARRIER_BYTES = 8 * 32
-REGISTERS = {1: (152, 152), 2: (240, 24), 3: (160, 32)}  # consumer, producer (FlashAttention-3)
+# Consumer and producer after setmaxnreg, by warpgroups (FlashAttention-3, flash_attn.cute).
+REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}
+RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each warp
 
 
 def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
     """The plan of such a kernel. Raises ValueError if it does not fit the machine."""
     buffers = _lay_out(pipeline, gpu)
-    consumers = range(pipeline.consumers)
-    kind = "FA3" if pipeline.ping_pong else "serial"
+    consumer, producer = REGISTERS[pipeline.consumers]
+    over = output_over_queries(pipeline, gpu)
+    kind = "FA3" if pipeline.takes_turns else "serial"
+    consumers = (
+        consumer_role(pipeline, i, registers=consumer, output_over_queries=over)
+        for i in range(pipeline.consumers)
+    )
     return PipelinePlan(
         name=f"{kind} forward d{pipeline.head_dim}, {pipeline.consumers} warpgroups",
-        roles=(*(_consumer(pipeline, gpu, i) for i in consumers), _producer(pipeline)),
-        signals=tuple(_signals(pipeline)),
+        roles=(*consumers, producer_role(pipeline, registers=producer)),
+        signals=tuple(_signals(pipeline, over)),
         buffers=tuple(buffers),
         trips=("kv_tiles", "masked_tiles", "plain_tiles"),
     )
@@ -50,202 +45,73 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
 def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
     layout, size = Layout(), pipeline.element_bytes
     rows, dv = pipeline.block_rows, pipeline.head_dim_v
-    q = layout.add("q", "smem", rows * pipeline.head_dim * size, align=1024)
-    layout.add("k", "smem", pipeline.tile_n * pipeline.head_dim * size,
-               stages=pipeline.kv_stages, align=1024)  # fmt: skip
-    layout.add("v", "smem", pipeline.tile_n * dv * size, stages=pipeline.kv_stages, align=1024)
-    if _output_over_queries(pipeline, gpu):
+    q = layout.add("q", "smem", rows * pipeline.head_dim * size, align=TILE_ALIGN_BYTES)
+    for name, width in (("k", pipeline.head_dim), ("v", dv)):
+        layout.add(name, "smem", pipeline.tile_n * width * size,
+                   stages=pipeline.kv_stages, align=TILE_ALIGN_BYTES)  # fmt: skip
+    if pipeline.p_source == "smem":
+        layout.add("p", "smem", rows * pipeline.tile_n * size, align=TILE_ALIGN_BYTES)
+    if output_over_queries(pipeline, gpu):
         safe = {"q": "a warpgroup's rows over its own; the next Q is loaded when O is stored"}
         layout.alias("o", "smem", q.start, q.size, safe)
     else:
-        layout.add("o", "smem", rows * dv * size, align=1024)
+        layout.add("o", "smem", rows * dv * size, align=TILE_ALIGN_BYTES)
     layout.add("barriers", "smem", BARRIER_BYTES, align=8)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return layout.buffers
 
 
-def _output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
-    """Is there no room for O beside Q, K and V? It is no wider than Q then."""
-    d, dv, stages = pipeline.head_dim, pipeline.head_dim_v, pipeline.kv_stages
-    elements = pipeline.block_rows * (d + dv) + stages * pipeline.tile_n * (d + dv)
-    room = gpu.smem_bytes_per_cta - BARRIER_BYTES - 3 * TILE_ALIGN_BYTES
+def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
+    """Is there no room for O beside Q, K, V and P? It is no wider than Q then."""
+    d, dv, rows = pipeline.head_dim, pipeline.head_dim_v, pipeline.block_rows
+    elements = rows * (d + dv) + pipeline.kv_stages * pipeline.tile_n * (d + dv)
+    if pipeline.p_source == "smem":
+        elements += rows * pipeline.tile_n
+    room = gpu.smem_bytes_per_cta - BARRIER_BYTES - 4 * TILE_ALIGN_BYTES
     return dv <= d and elements * pipeline.element_bytes > room
 
 
-def _names(pipeline: WarpgroupPipeline) -> list[str]:
-    return [f"consumer{i}" for i in range(pipeline.consumers)]
+def _signals(pipeline: WarpgroupPipeline, over_queries: bool) -> list[Signal]:
+    """Rings of Q, K and V; what each warpgroup waits for by itself; turns.
 
-
-def _signals(pipeline: WarpgroupPipeline) -> list[Signal]:
-    names, size = _names(pipeline), pipeline.element_bytes
-    stages, tile_n, dv = pipeline.kv_stages, pipeline.tile_n, pipeline.head_dim_v
-    # (slots, bytes of a fill, arrivals of a consumer when it has read the slot)
-    rings = {
-        "q": (1, pipeline.block_rows * pipeline.head_dim * size, WARPGROUP),
-        "k": (stages, tile_n * pipeline.head_dim * size, 1),
-        "v": (stages, tile_n * dv * size, 1),
-    }
-    signals = []
-    for ring_name, (slots, num_bytes, releases) in rings.items():
-        signals += [
-            Signal(
-                name=f"{ring_name}_full",
-                arrivals={"load": 1},
-                waiters=tuple(names),
-                stages=slots,
-                tx_bytes=num_bytes,
-            ),
-            Signal(
-                name=f"{ring_name}_empty",
-                arrivals=dict.fromkeys(names, releases),
-                waiters=("load",),
-                stages=slots,
-                free=slots,
-            ),
-        ]
+    A warpgroup's own products and stores have no barrier: it waits for their groups
+    (wgmma.wait_group, cp.async.bulk.wait_group).
+    """
+    names = [f"consumer{i}" for i in range(pipeline.consumers)]
+    size, stages = pipeline.element_bytes, pipeline.kv_stages
+    d_bytes, dv_bytes = pipeline.head_dim * size, pipeline.head_dim_v * size
+    signals = [
+        *_ring(names, "q", 1, pipeline.block_rows * d_bytes, RELEASES),
+        *_ring(names, "k", stages, pipeline.tile_n * d_bytes, RELEASES),
+        *_ring(names, "v", stages, pipeline.tile_n * dv_bytes, RELEASES),
+    ]
     for i, name in enumerate(names):
-        before = names[i - 1]
-        for product in ("s", "o"):
+        # Over the queries, a store is waited for at once, else before the next one.
+        free = 0 if over_queries else 1
+        own = {f"s{i}_done": ("products", 0), f"o{i}_done": ("products", 0),
+               f"stored{i}": ("group", free)}  # fmt: skip
+        signals += [
+            Signal(name=one, arrivals={name: 1}, waiters=(name,), kind=kind, free=free)
+            for one, (kind, free) in own.items()
+        ]
+        if pipeline.takes_turns:
             signals.append(
-                Signal(name=f"{product}{i}_done", arrivals={name: 128}, waiters=(name,),
+                Signal(name=f"turn{i}", arrivals={names[i - 1]: WARPGROUP}, waiters=(name,),
                        kind="named")
             )  # fmt: skip
-        if pipeline.ping_pong:
-            signals.append(
-                Signal(name=f"turn{i}", arrivals={before: 128}, waiters=(name,), kind="named",
-                       free=1 if i == 0 else 0)
-            )  # fmt: skip
-        signals.append(Signal(name=f"stored{i}", arrivals={name: 1}, waiters=(name,), free=1))
     return signals
 
 
-def _producer(pipeline: WarpgroupPipeline) -> Role:
-    size, dv = pipeline.element_bytes, pipeline.head_dim_v
-
-    def fetch(what: str, num_bytes: int, cold: bool = False) -> Program:
-        copy = Copy(kind="load", num_bytes=num_bytes, cold=cold)
-        return (
-            Wait(f"{what}_empty"),
-            Work(f"load {what}", copy, asynchronous=True, writes=(what,)),
-            Arrive(f"{what}_full", after="tma"),
-        )
-
-    k_bytes = pipeline.tile_n * pipeline.head_dim * size
-    q = fetch("q", pipeline.block_rows * pipeline.head_dim * size, cold=True)
-    k, v = fetch("k", k_bytes), fetch("v", pipeline.tile_n * dv * size)
-    program = (*q, *fetch("k", k_bytes, cold=True), Loop("kv_tiles", (*k, *v), offset=-1), *v)
-    registers = REGISTERS[pipeline.consumers][1]
-    return Role(name="load", warps=(4 * pipeline.consumers,), registers=registers, program=program)
-
-
-def _rows(name: str, i: int, row_bytes: int) -> str:
-    """A warpgroup's rows of Q or O."""
-    return f"{name}[{i * ROWS * row_bytes}:{(i + 1) * ROWS * row_bytes}]"
-
-
-def _consumer(pipeline: WarpgroupPipeline, gpu: Gpu, i: int) -> Role:
-    """One warpgroup's program."""
-    size, dv = pipeline.element_bytes, pipeline.head_dim_v
-    qk = mma(ROWS, pipeline.tile_n, pipeline.head_dim, element_bytes=size)
-    pv = mma(ROWS, dv, pipeline.tile_n, element_bytes=size, a_in_tmem=True)  # A in registers
-    scores: Program = (
-        Wait("k_full"),
-        Work(f"QK{i}", qk, asynchronous=True, reads=(_rows("q", i, pipeline.head_dim * size), "k")),
-        Arrive(f"s{i}_done", after="tensor"),
-        Arrive("k_empty", after="tensor"),
-    )
-    values: Program = (
-        Wait("v_full"),
-        Work(f"PV{i}", pv, asynchronous=True, reads=("v",)),
-        Arrive(f"o{i}_done", after="tensor"),
-        Arrive("v_empty", after="tensor"),
-    )
-    fix = (Work(f"rescale O{i}", _unpacked(fma=dv / 2)),)
-    step = _overlapped if pipeline.overlap else _serial
-    parts = (scores, values, fix)
-    begin: Program = (Wait("q_full"),)
-    if pipeline.overlap:  # the first tile, always masked, has no earlier P V to run beside it
-        begin += _overlapped(pipeline, i, (scores, (), ()), masked=True)
-    loops = (
-        Loop("masked_tiles", step(pipeline, i, parts, True), offset=-1 if pipeline.overlap else 0),
-        Loop("plain_tiles", step(pipeline, i, parts, False)),
-    )
-    over = _output_over_queries(pipeline, gpu)
-    output = _rows("o", i, max(dv, pipeline.head_dim if over else 0) * size)
-    end: Program = (
-        *(() if over else (Arrive("q_empty"),)),
-        Wait(f"stored{i}"),
-        Work(f"scale O{i}", _unpacked(fma=dv / 2, alu=dv / 4)),
-        Work(
-            f"write O{i}",
-            SmemAccess(num_bytes=ROWS * dv * size),
-            writes=(output,),
-        ),
-        Work(
-            f"store O{i}",
-            Copy(kind="store", num_bytes=ROWS * dv * size),
-            asynchronous=True,
-            reads=(output,),
-        ),
-        Arrive(f"stored{i}", after="tma"),
-        *((Arrive("q_empty", after="tma"),) if over else ()),
-    )
-    if pipeline.overlap:
-        # The last tile's P V has no next S to hide behind.
-        end = (*values, Wait(f"o{i}_done"), *fix, *end)
-    warps = tuple(range(4 * i, 4 * i + 4))
-    return Role(
-        name=f"consumer{i}",
-        warps=warps,
-        registers=REGISTERS[pipeline.consumers][0],
-        program=(*begin, *loops, *end),
-    )
-
-
-def _turns(pipeline: WarpgroupPipeline, i: int) -> tuple[Program, Program]:
-    """Wait for this warpgroup's turn at the tensor core, and hand it on."""
-    if not pipeline.ping_pong:
-        return (), ()
-    return (Wait(f"turn{i}"),), (Arrive(f"turn{(i + 1) % pipeline.consumers}"),)
-
-
-def _serial(
-    pipeline: WarpgroupPipeline, i: int, parts: tuple[Program, Program, Program], masked: bool
-) -> Program:
-    """S, softmax, rescale, P V, one after the other."""
-    scores, values, fix = parts
-    take, give = _turns(pipeline, i)
-    softmax = _softmax(pipeline, i, masked)
-    return (*take, *scores, *give, Wait(f"s{i}_done"), *softmax, *fix, *values, Wait(f"o{i}_done"))
-
-
-def _overlapped(
-    pipeline: WarpgroupPipeline, i: int, parts: tuple[Program, Program, Program], masked: bool
-) -> Program:
-    """S of this tile, then P V of the last one, if any, while this tile's softmax runs."""
-    scores, values, fix = parts
-    take, give = _turns(pipeline, i)
-    softmax = _softmax(pipeline, i, masked)
-    done = (Wait(f"o{i}_done"), *fix) if values else ()
-    return (*take, *scores, *values, *give, Wait(f"s{i}_done"), *softmax, *done)
-
-
-def _unpacked(mufu: float = 0.0, fma: float = 0.0, alu: float = 0.0) -> Math:
-    """Instructions one by one: Hopper has no packed float32, so each FMA takes an issue slot."""
-    return Math(mufu=mufu, fma=fma, alu=alu, other=fma / 2)
-
-
-def _softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
-    """Maximum, exponentials, conversion, sum; a thread holds tile_n / 2 elements of S."""
-    count = pipeline.tile_n / 2
-    steps: Program = ()
-    if masked:
-        steps += (Work(f"mask S{i}", _unpacked(alu=1.25 * count)),)
-    half = count / 2
-    return (
-        *steps,
-        Work(f"row max {i}", _unpacked(alu=count)),
-        Work(f"exp S{i} 0", _unpacked(mufu=half, fma=half, alu=half / 2)),
-        Work(f"exp S{i} 1", _unpacked(mufu=half, fma=half, alu=half / 2)),
-        Work(f"row sum {i}", _unpacked(fma=count)),
-    )
+def _ring(
+    names: list[str], ring: str, stages: int, num_bytes: int, releases: int
+) -> tuple[Signal, Signal]:
+    """`<ring>_full` and `<ring>_empty` of slots that the producer fills and all consumers read."""
+    full = Signal(
+        name=f"{ring}_full", arrivals={"load": 1}, waiters=tuple(names), stages=stages,
+        tx_bytes=num_bytes,
+    )  # fmt: skip
+    empty = Signal(
+        name=f"{ring}_empty", arrivals=dict.fromkeys(names, releases), waiters=("load",),
+        stages=stages, free=stages,
+    )  # fmt: skip
+    return full, empty

@@ -27,13 +27,18 @@ def mma(
     *,
     element_bytes: int,
     a_in_tmem: bool = False,
+    in_registers: bool = False,
     cta_group: int = 1,
 ) -> Mma:
-    """rows x cols x depth for one CTA; in a pair, each CTA stages half of the B operand."""
+    """rows x cols x depth for one CTA; in a pair, each CTA stages half of the B operand.
+
+    in_registers: where other products have tensor memory, this one has the warpgroup's registers.
+    """
     a_bytes = 0 if a_in_tmem else rows * depth * element_bytes
     b_bytes = cols * depth * element_bytes // cta_group
     return Mma(rows=rows, cols=cols, depth=depth, a_bytes=a_bytes, b_bytes=b_bytes,
-               cta_group=cta_group, element_bytes=element_bytes)  # fmt: skip
+               cta_group=cta_group, element_bytes=element_bytes,
+               in_registers=in_registers)  # fmt: skip
 
 
 def row_max(columns: int) -> Math:

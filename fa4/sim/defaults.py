@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fa4.config import (
+    WARPGROUP_ROWS,
     BackwardConfig,
     BackwardPipeline,
     ForwardConfig,
@@ -65,31 +68,56 @@ def default_backward(
         hides_last = right is not None
     else:
         pair, hides_last = problem.head_dim >= 128, (left, right) != (None, None)
+    last_first = deterministic and hides_last
+    numerics = BackwardConfig(
+        cta_group=2 if pair else 1, dq_order="descending" if last_first else "ascending"
+    )
     return BackwardPipeline(
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         causal=problem.window_size != (None, None),
-        numerics=BackwardConfig(cta_group=2 if pair else 1),
+        numerics=numerics,
         deterministic=deterministic,
-        scheduler="spt" if deterministic and hides_last else "naive",
+        scheduler="spt" if last_first else "naive",
         design=design,
     )
 
 
-def default_hopper(problem: Problem, gpu: Gpu) -> WarpgroupPipeline:
-    """A FlashAttention-3-like kernel: two warpgroups of 64 rows that take turns.
+@dataclass(frozen=True)
+class HopperTile:
+    """Rows, keys, and from where P enters P V."""
 
-    Without the second overlap (next S beside this P V), which the measured cuDNN kernels do not
-    show (docs/simulator.md).
-    """
+    tile_m: int
+    tile_n: int
+    p_source: str = "registers"
+
+
+# Largest head dim -> tile with and without a mask: flash_attn.cute's Hopper forward.
+HOPPER_TILES = {
+    64: (HopperTile(192, 128), HopperTile(192, 128)),
+    96: (HopperTile(192, 144, "smem"), HopperTile(192, 128, "smem")),
+    128: (HopperTile(128, 128), HopperTile(128, 128)),
+    192: (HopperTile(128, 128), HopperTile(128, 128)),
+    256: (HopperTile(128, 80), HopperTile(128, 80)),
+}
+
+
+def default_hopper(problem: Problem) -> WarpgroupPipeline:
+    """Choices of flash_attn.cute's Hopper forward: a CTA per work tile, longest first if masked."""
     masked = problem.window_size != (None, None)
+    widest = max(problem.head_dim, problem.head_dim_v)
+    if widest > max(HOPPER_TILES):
+        raise ValueError(f"head dims of fa3 are at most {max(HOPPER_TILES)}; got {widest}")
+    tile = HOPPER_TILES[min(dim for dim in HOPPER_TILES if dim >= widest)][masked]
     return WarpgroupPipeline(
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         element_bytes=element_bytes(problem.dtype),
         causal=masked,
-        overlap=False,
-        scheduler="lpt" if masked else "static",
+        tile_n=tile.tile_n,
+        consumers=tile.tile_m // WARPGROUP_ROWS,
+        p_source=tile.p_source,
+        scheduler="lpt" if masked else "naive",
     )
 
 

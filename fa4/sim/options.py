@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from fa4.config import (
     FRAGMENT_COLS,
+    WARPGROUP_ROWS,
     BackwardPipeline,
     ForwardConfig,
     ForwardPipeline,
     Problem,
+    WarpgroupPipeline,
 )
 from fa4.files import read_text
 from fa4.hardware import Gpu, Source
@@ -269,7 +271,7 @@ def default_pipeline(
                 f"kernel fa3 needs wgmma, which only {WGMMA_ARCH} has; machine {machine.name} is "
                 f"{machine.gpu.arch}"
             )
-        return defaults.default_hopper(problem, machine.gpu)
+        return defaults.default_hopper(problem)
     if kernel == "fa2":
         return defaults.default_serial(problem)
     if backward:
@@ -289,8 +291,13 @@ def _check_split(numerics: ForwardConfig, given: Mapping[str, object]) -> None:
 
 def _replace_in(pipeline: Any, changes: Mapping[str, object], direction: str) -> Any:
     """`pipeline` with settings of one of its parts replaced together, wherever it holds them."""
+    parts = _PARTS
+    if "tile_m" in changes:
+        if isinstance(pipeline, WarpgroupPipeline):
+            changes = {"consumers": _warpgroups(changes["tile_m"])}
+        parts = ((),)  # of the warpgroups alone: the other kernels' tiles have 128 rows
     named = {_CONFIG_NAMES.get(name, name): value for name, value in changes.items()}
-    for path in _PARTS:
+    for path in parts:
         holders = [pipeline]
         for part in path:
             holders.append(getattr(holders[-1], part, None))
@@ -304,6 +311,29 @@ def _replace_in(pipeline: Any, changes: Mapping[str, object], direction: str) ->
             return changed
     kernel = "fa4" if isinstance(pipeline, (ForwardPipeline, BackwardPipeline)) else "fa3 and fa2"
     raise ValueError(f"{next(iter(changes))} does not apply to pass {direction} of kernel {kernel}")
+
+
+def read_choice(pipeline: Any, name: str) -> tuple[bool, Any]:
+    """Whether a pipeline has a setting of FIELDS, and its value."""
+    if name == "tile_m":
+        holds = isinstance(pipeline, WarpgroupPipeline)
+        return holds, WARPGROUP_ROWS * pipeline.consumers if holds else None
+    named = _CONFIG_NAMES.get(name, name)
+    for path in _PARTS:
+        holder = pipeline
+        for part in path:
+            holder = getattr(holder, part, None)
+        if is_dataclass(holder) and named in {item.name for item in fields(holder)}:
+            return True, getattr(holder, named)
+    return False, None
+
+
+def _warpgroups(tile_m: object) -> int:
+    """Warpgroups of 64 rows that make a tile."""
+    tiles = [rows * WARPGROUP_ROWS for rows in (1, 2, 3)]
+    if tile_m not in tiles:
+        raise ValueError(f"tile_m must be one of {', '.join(map(str, tiles))}; got {tile_m}")
+    return tiles.index(tile_m) + 1
 
 
 def _in_settings(message: str) -> str:
@@ -326,5 +356,5 @@ def _build_simulation(
     return Simulation(lengths=lengths, rescale_rate=rate, exact=given.get("exact", False))
 
 
-__all__ = ["FIELDS", "SimulationRequest", "build", "default_pipeline", "read_lengths",
-           "read_settings"]  # fmt: skip
+__all__ = ["FIELDS", "SimulationRequest", "build", "default_pipeline", "read_choice",
+           "read_lengths", "read_settings"]  # fmt: skip

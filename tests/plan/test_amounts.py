@@ -8,16 +8,17 @@ copied, where it lies and where a barrier expects it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from fa4.config import BackwardConfig, BackwardPipeline, WarpgroupPipeline
+from fa4.config import WARPGROUP_ROWS, BackwardConfig, BackwardPipeline, WarpgroupPipeline
 from fa4.hardware import H100
 from fa4.plan import PipelinePlan
 from fa4.plan.backward import TILE
 from fa4.plan.schema import Arrive, Copy, Loop, Mma, Program, SmemAccess, Wait, Work
-from fa4.plan.warpgroup import ROWS, warpgroup_plan
+from fa4.plan.warpgroup import warpgroup_plan
 from tests.plan.plans import BACKWARD, FORWARD, PUBLISHED, forward, published
 
 TILES, MASKED = 5, 3  # KV tiles of the work tile, or query tiles of a backward one
@@ -36,6 +37,11 @@ HOPPER = {
     "FA3, three warpgroups": WarpgroupPipeline(consumers=3, head_dim=64),
     "no overlap": WarpgroupPipeline(overlap=False),
     "serial": WarpgroupPipeline(overlap=False, ping_pong=False),
+    "one warpgroup": WarpgroupPipeline(consumers=1),
+    "three without turns": WarpgroupPipeline(consumers=3, overlap=False, kv_stages=1),
+    "P in shared memory": WarpgroupPipeline(p_source="smem", tile_n=112),
+    "P in shared memory, serial": WarpgroupPipeline(p_source="smem", overlap=False),
+    "wide values": WarpgroupPipeline(head_dim=256, tile_n=80),
     "O over Q": WarpgroupPipeline(head_dim=192, head_dim_v=128),
     "narrow values": WarpgroupPipeline(head_dim=128, head_dim_v=64, tile_n=96),
 }
@@ -79,13 +85,14 @@ def test_hopper_products_and_copies(name: str) -> None:
     assert multiply_adds(plan) == rows * TILES * pipeline.tile_n * (d + dv)
     assert copied(plan, "load") == 2 * (rows * d + TILES * pipeline.tile_n * (d + dv))
     assert copied(plan, "store") == 2 * rows * dv
-    written = [w.amount for w in works(plan) if isinstance(w.amount, SmemAccess)]
-    assert sum(amount.num_bytes for amount in written) == 2 * rows * dv
+    written = sum(w.amount.num_bytes for w in works(plan) if isinstance(w.amount, SmemAccess))
+    probabilities = rows * TILES * pipeline.tile_n if pipeline.p_source == "smem" else 0
+    assert written == 2 * (rows * dv + probabilities)
 
 
 @pytest.mark.parametrize("name", HOPPER)
 def test_hopper_operands_in_shared_memory(name: str) -> None:
-    """Q K^T reads both operands, P V only V: P stays in registers."""
+    """Q K^T reads both operands, P V only V, unless P is in shared memory too."""
     pipeline = HOPPER[name]
     plan = warpgroup_plan(pipeline, H100)
     read = {
@@ -94,7 +101,9 @@ def test_hopper_operands_in_shared_memory(name: str) -> None:
         if isinstance(work.amount, Mma)
     }
     d, dv, tile_n = pipeline.head_dim, pipeline.head_dim_v, pipeline.tile_n
-    assert read == {"QK": (2 * ROWS * d, 2 * tile_n * d), "PV": (0, 2 * tile_n * dv)}
+    p_bytes = 2 * WARPGROUP_ROWS * tile_n if pipeline.p_source == "smem" else 0
+    q_bytes = 2 * WARPGROUP_ROWS * d
+    assert read == {"QK": (q_bytes, 2 * tile_n * d), "PV": (p_bytes, 2 * tile_n * dv)}
 
 
 @pytest.mark.parametrize("name", HOPPER)
@@ -110,26 +119,70 @@ def test_hopper_memory_and_barriers(name: str) -> None:
         stages = 1 if what == "q" else pipeline.kv_stages
         empty = plan.signal(f"{what}_empty")
         assert buffer.stages == full.stages == empty.stages == empty.free == stages
-        # One thread releases a K or V slot when the products have read it; every thread has had
-        # its rows of Q, since a warpgroup reads them without a barrier of its own.
-        assert set(empty.arrivals.values()) == {128 if what == "q" else 1}
+        # One lane of each warp releases a slot when it has waited for the products.
+        assert set(empty.arrivals.values()) == {4}
     q, o = plan.buffer("q"), plan.buffer("o")
-    if name == "O over Q":
+    elements = (rows + pipeline.kv_stages * pipeline.tile_n) * (d + dv)
+    if pipeline.p_source == "smem":
+        assert plan.buffer("p").size == 2 * rows * pipeline.tile_n
+        elements += rows * pipeline.tile_n
+    if 2 * elements > 2**10 * 222:
         assert (o.start, o.size) == (q.start, q.size)
-        assert 2 * (rows + pipeline.kv_stages * pipeline.tile_n) * (d + dv) > 2**10 * 224
     else:
         assert o.size == 2 * rows * dv and not o.overlaps
     for i in range(pipeline.consumers):  # a warpgroup has one place for its rows of O
         assert plan.signal(f"stored{i}").free == plan.buffer("o").stages
     assert plan.bytes_used("smem") <= H100.smem_bytes_per_cta
     assert plan.buffer("barriers").size >= 8 * sum(
-        signal.stages for signal in plan.signals if signal.kind != "named"
+        signal.stages for signal in plan.signals if signal.kind == "mbarrier"
     )
 
 
+@pytest.mark.parametrize(("overlap", "consumers", "head_dim", "turns"), [
+    (True, 1, 128, False), (True, 2, 128, True), (True, 3, 128, True), (True, 2, 136, False),
+    (False, 1, 128, False), (False, 2, 256, True), (False, 3, 64, False),
+])  # fmt: skip
+def test_who_takes_turns(overlap: bool, consumers: int, head_dim: int, turns: bool) -> None:
+    """As the published kernels choose, unless the caller does; a turn is handed to the next."""
+    pipeline = WarpgroupPipeline(overlap=overlap, consumers=consumers, head_dim=head_dim,
+                                 tile_n=64, kv_stages=1)  # fmt: skip
+    assert pipeline.takes_turns is turns
+    if consumers > 1:
+        assert replace(pipeline, ping_pong=not turns).takes_turns is not turns
+    plan = warpgroup_plan(pipeline, H100)
+    names = [f"turn{i}" for i in range(consumers)] if turns else []
+    assert [s.name for s in plan.signals if s.name.startswith("turn")] == names
+    for i, name in enumerate(names):
+        assert plan.signal(name).arrivals == {f"consumer{(i - 1) % consumers}": 128}
+
+
+@pytest.mark.parametrize(("choices", "live"), [
+    ({}, 64 + 32 + 64), ({"p_source": "smem"}, 64 + 64), ({"overlap": False}, 64 + 64),
+    ({"head_dim": 256, "tile_n": 80}, 40 + 20 + 128),
+])  # fmt: skip
+def test_registers_of_a_consumer(choices: dict, live: int) -> None:
+    """S and O in float32, and P of 16 bits where the next S is computed beside it."""
+    role = warpgroups(**choices).role("consumer0")
+    assert role.live["S"] + role.live["O"] + role.live.get("P", 0) == live
+    assert role.spilled_registers == 0
+    tight = replace(role, registers=sum(role.live.values()) - 8)
+    assert tight.spilled_registers == 8
+
+
+def test_three_warpgroups_with_all_of_it_in_registers_spill() -> None:
+    """160 registers each: 128 keys with P as an operand do not fit, without overlap they do."""
+
+    def spilled(**choices: object) -> int:
+        return warpgroups(consumers=3, **choices).role("consumer1").spilled_registers
+
+    assert spilled(tile_n=128) > 0 and spilled(tile_n=112) > 0
+    assert spilled(tile_n=80) == spilled(overlap=False) == spilled(p_source="smem") == 0
+
+
 def test_hopper_arithmetic_of_a_step() -> None:
-    """Of a score: an exponential, a fused scale-subtract, half a conversion, a maximum and a sum;
-    of an element of O: a product per step. Each thread holds half of a row's columns."""
+    """Of a score: an exponential, a fused scale-subtract, an addition to the row sum, a maximum and
+    half a conversion; of an element of O: a product per step. A thread holds half of a row's
+    columns, of two rows, each with its maximum and its scale."""
     pipeline = WarpgroupPipeline(overlap=False)
     own = [w for w in works(warpgroups(overlap=False), "consumer0") if hasattr(w.amount, "mufu")]
     count, dv = TILES * pipeline.tile_n / 2, pipeline.head_dim_v
@@ -137,9 +190,9 @@ def test_hopper_arithmetic_of_a_step() -> None:
     def total(unit: str, *names: str) -> float:
         return sum(getattr(w.amount, unit) for w in own if w.what.startswith(names))
 
-    assert total("mufu", "exp") == total("fma", "exp") == count == total("alu", "row max")
-    assert total("alu", "exp") == count / 2  # two numbers per conversion
-    assert total("fma", "row sum") == count
+    assert total("mufu", "exp") == count == total("alu", "row max") == total("fma", "exp") / 2
+    assert total("alu", "convert") == count / 2  # two numbers per conversion
+    assert total("mufu", "exchange") == 2 * TILES
     assert total("fma", "rescale") == TILES * dv / 2
     assert total("fma", "scale") == dv / 2 and total("alu", "scale") == dv / 4
     assert total("mufu", "row", "mask", "rescale", "scale") == 0

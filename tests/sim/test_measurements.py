@@ -178,6 +178,6 @@ def test_variants(tmp_path: Path, b200: Machine) -> None:
     forward = chosen("FA4 1-CTA deterministic", "fwd")
     assert isinstance(forward, ForwardPipeline) and forward.cta_group == 1
     hopper = chosen("torch 2.11.0 sdpa cudnn_attention", "fwd", find_machine("h200"))
-    assert isinstance(hopper, WarpgroupPipeline) and hopper.ping_pong
+    assert isinstance(hopper, WarpgroupPipeline) and hopper.takes_turns
     serial = chosen("FA2 2.8.3", "fwd", find_machine("h200"))
-    assert isinstance(serial, WarpgroupPipeline) and not serial.ping_pong
+    assert isinstance(serial, WarpgroupPipeline) and not serial.takes_turns

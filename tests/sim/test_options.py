@@ -120,7 +120,8 @@ def test_every_setting_arrives(name: str, value: object, path: str, expected: ob
 
 def test_no_setting_is_forgotten_here() -> None:
     """The table above and the tests below cover every field."""
-    elsewhere = {"pass", "kernel", "lengths", "deterministic", "consumers", "overlap", "design"}
+    elsewhere = {"pass", "kernel", "lengths", "deterministic", "design"}
+    elsewhere |= {"tile_m", "overlap", "p_source"}  # of fa3
     assert {row[0] for row in ARRIVES} | elsewhere == set(FIELDS)
 
 
@@ -153,11 +154,12 @@ def test_designs() -> None:
 
 def test_other_kernels() -> None:
     """FlashAttention-3 where there is no tensor memory; 2 on request."""
-    hopper = build({"machine": "h200", "overlap": "yes", "consumers": 3})
+    hopper = build({"machine": "h200", "overlap": "no", "tile_m": 192, "p_source": "smem"})
     assert isinstance(hopper.pipeline, WarpgroupPipeline)
-    assert (hopper.pipeline.overlap, hopper.pipeline.consumers) == (True, 3)
+    assert (hopper.pipeline.overlap, hopper.pipeline.consumers) == (False, 3)
+    assert hopper.pipeline.p_source == "smem" and hopper.pipeline.scheduler == "naive"
     serial = build({"machine": "h200", "kernel": "fa2"}).pipeline
-    assert isinstance(serial, WarpgroupPipeline) and not serial.ping_pong
+    assert isinstance(serial, WarpgroupPipeline) and not serial.takes_turns
 
 
 def test_without_threshold_o_is_rescaled_in_every_step() -> None:
@@ -226,6 +228,9 @@ def test_bad_lengths(content: bytes, message: str, tmp_path: Path) -> None:
         ({"tau": 2, "pass": "bwd"}, "tau does not apply to pass bwd"),
         ({"deterministic": "yes"}, "deterministic does not apply to pass fwd"),
         ({"overlap": "yes"}, "overlap does not apply to pass fwd"),
+        ({"tile_m": "64"}, "tile_m does not apply to pass fwd of kernel fa4"),
+        ({"tile_m": "96", "machine": "h200"}, "tile_m must be one of 64, 128, 192; got 96"),
+        ({"tile_n": "72", "machine": "h200"}, "tile_n must be a multiple of 16"),
         ({"design": "fa4"}, "design does not apply to pass fwd of kernel fa4"),
         ({"pass": "bwd", "design": "x"}, "design must be one of fa4, flash_attn.cute; got 'x'"),
         ({"pass": "bwd", "machine": "h200"}, "no backward of fa3"),

@@ -1,0 +1,265 @@
+"""What the producer warp and a consumer warpgroup do, per work tile (see `warpgroup`).
+
+Instructions are those of flash_attn.cute's Hopper kernel: Nsight Compute's counts per pipe of
+twelve of its configurations on an H200 (tests/sim/data/h200_counters.csv) divided by steps and
+warps are, for tile_n keys and dv columns of O, to a hundredth or two of all instructions:
+
+    exponentials tile_n / 2 + 2, FMA pipe tile_n + dv / 2 + 9, ALU pipe 3/4 tile_n + 22.
+
+A thread holds tile_n / 2 scores and dv / 2 elements of O, of two rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fa4.config import WARPGROUP_ROWS, WarpgroupPipeline
+from fa4.plan.schema import (
+    Arrive,
+    Copy,
+    Loop,
+    Math,
+    Program,
+    Role,
+    SmemAccess,
+    Sync,
+    Wait,
+    Work,
+)
+from fa4.plan.work import mma
+
+Parts = tuple[Program, Callable[[bool], Program], Program]  # before the loops, a step, after them
+
+EXP_PARTS = 4  # pieces of a tile's exponentials, in which several warpgroups share the units
+OWN_ROWS = 2  # of a thread
+WIDE_O_COLS = 128  # beyond it, O is rescaled while S's product runs, before P V is issued
+
+# Registers of a consumer thread beyond S, P and O: row maxima, sums and scales; addresses,
+# descriptors, loop and barrier state.
+STATISTICS_REGISTERS = 3 * OWN_ROWS
+ADDRESS_REGISTERS = 18
+
+
+def live_registers(pipeline: WarpgroupPipeline) -> dict[str, int]:
+    """Registers of a consumer thread that hold values at once where most do, by what they hold.
+
+    S is float32 and becomes P of 16 (8) bits in place. With overlap S of the next tile is under
+    way while this tile's P is still an operand, unless P is in shared memory.
+    """
+    live = {"S": pipeline.tile_n // 2, "O": pipeline.head_dim_v // 2}
+    if pipeline.overlap and pipeline.p_source == "registers":
+        live["P"] = pipeline.tile_n * pipeline.element_bytes // 8
+    return live | {"statistics": STATISTICS_REGISTERS, "addresses": ADDRESS_REGISTERS}
+
+
+def producer_role(pipeline: WarpgroupPipeline, *, registers: int) -> Role:
+    """K and Q, then K of the next and V of this tile in turn, as far ahead as the rings allow."""
+    size, tile_n = pipeline.element_bytes, pipeline.tile_n
+
+    def fetch(what: str, num_bytes: int, cold: bool = False) -> Program:
+        copy = Copy(kind="load", num_bytes=num_bytes, cold=cold)
+        return (
+            Wait(f"{what}_empty"),
+            Work(f"load {what}", copy, asynchronous=True, writes=(what,)),
+            Arrive(f"{what}_full", after="tma"),
+        )
+
+    k_bytes = tile_n * pipeline.head_dim * size
+    q = fetch("q", pipeline.block_rows * pipeline.head_dim * size, cold=True)
+    k, v = fetch("k", k_bytes), fetch("v", tile_n * pipeline.head_dim_v * size)
+    program = (*fetch("k", k_bytes, cold=True), *q, Loop("kv_tiles", (*k, *v), offset=-1), *v)
+    warp = 4 * pipeline.consumers
+    return Role(name="load", warps=(warp,), registers=registers, program=program)
+
+
+def consumer_role(
+    pipeline: WarpgroupPipeline, i: int, *, registers: int, output_over_queries: bool
+) -> Role:
+    """Warpgroup i's program."""
+    begin, step, end = (_overlapped if pipeline.overlap else _serial)(pipeline, i)
+    loops = (
+        Loop("masked_tiles", step(True), offset=-1 if pipeline.overlap else 0),
+        Loop("plain_tiles", step(False)),
+    )
+    return Role(
+        name=f"consumer{i}",
+        warps=tuple(range(4 * i, 4 * i + 4)),
+        registers=registers,
+        live=live_registers(pipeline),
+        # The first turn is the first warpgroup's.
+        prologue=(Arrive("turn0"),) if pipeline.takes_turns and i == pipeline.consumers - 1 else (),
+        closing=() if output_over_queries else (Wait(f"stored{i}"),),
+        program=(
+            Wait("q_full"),
+            *begin,
+            *loops,
+            *end,
+            *_epilogue(pipeline, i, output_over_queries),
+        ),
+    )
+
+
+def _serial(pipeline: WarpgroupPipeline, i: int) -> Parts:
+    """S, softmax, rescale, P V, one after the other.
+
+    A turn begins with P V and ends when the next S is issued: its product runs on in the other's.
+    """
+    take, give = _turns(pipeline, i)
+
+    def step(masked: bool) -> Program:
+        return (
+            *_scores(pipeline, i),
+            *give,
+            *_await_scores(i),
+            *_softmax(pipeline, i, masked),
+            *_probabilities(pipeline, i),
+            *_rescale(pipeline, i),
+            Wait("v_full"),
+            *take,
+            *_values(pipeline, i),
+            *_await_values(i),
+        )
+
+    return take, step, give
+
+
+def _overlapped(pipeline: WarpgroupPipeline, i: int) -> Parts:
+    """S of this tile, then P V of the last one in the same turn, while this softmax runs.
+
+    The first tile, always masked, has no earlier P V to run beside it, the last P V no next S.
+    """
+    take, give = _turns(pipeline, i)
+    early = pipeline.head_dim_v > WIDE_O_COLS
+    before, after = (_rescale(pipeline, i), ()) if early else ((), _rescale(pipeline, i))
+
+    def step(masked: bool) -> Program:
+        return (
+            Wait("k_full"),
+            Wait("v_full"),
+            *take,
+            *_scores(pipeline, i)[1:],
+            *before,
+            *_values(pipeline, i),
+            *give,
+            *_await_scores(i),
+            *_softmax(pipeline, i, masked),
+            *_await_values(i),
+            *_probabilities(pipeline, i),
+            *after,
+        )
+
+    begin: Program = (
+        *_scores(pipeline, i),
+        *_await_scores(i),
+        *_softmax(pipeline, i, True),
+        *_probabilities(pipeline, i),
+    )
+    end: Program = (*before, Wait("v_full"), *_values(pipeline, i), *_await_values(i))
+    return begin, step, end
+
+
+def _rows(name: str, i: int, row_bytes: int) -> str:
+    """A warpgroup's rows of Q, P or O."""
+    return f"{name}[{i * WARPGROUP_ROWS * row_bytes}:{(i + 1) * WARPGROUP_ROWS * row_bytes}]"
+
+
+def _scores(pipeline: WarpgroupPipeline, i: int) -> Program:
+    size, d = pipeline.element_bytes, pipeline.head_dim
+    product = mma(WARPGROUP_ROWS, pipeline.tile_n, d, element_bytes=size, in_registers=True)
+    reads = (_rows("q", i, d * size), "k")
+    return (
+        Wait("k_full"),
+        Work(f"QK{i}", product, asynchronous=True, reads=reads),
+        Arrive(f"s{i}_done", after="tensor"),
+    )
+
+
+def _values(pipeline: WarpgroupPipeline, i: int) -> Program:
+    size, dv, tile_n = pipeline.element_bytes, pipeline.head_dim_v, pipeline.tile_n
+    shared = pipeline.p_source == "smem"
+    product = mma(WARPGROUP_ROWS, dv, tile_n, element_bytes=size, a_in_tmem=not shared,
+                  in_registers=True)  # fmt: skip
+    reads = (_rows("p", i, tile_n * size), "v") if shared else ("v",)
+    return (
+        Work(f"PV{i}", product, asynchronous=True, reads=reads),
+        Arrive(f"o{i}_done", after="tensor"),
+    )
+
+
+def _await_scores(i: int) -> Program:
+    return Wait(f"s{i}_done"), Arrive("k_empty")
+
+
+def _await_values(i: int) -> Program:
+    return Wait(f"o{i}_done"), Arrive("v_empty")
+
+
+def _turns(pipeline: WarpgroupPipeline, i: int) -> tuple[Program, Program]:
+    """Wait for this warpgroup's turn at the tensor core, and hand it on."""
+    if not pipeline.takes_turns:
+        return (), ()
+    return (Wait(f"turn{i}"),), (Arrive(f"turn{(i + 1) % pipeline.consumers}"),)
+
+
+def _unpacked(
+    *, mufu: float = 0.0, fma: float = 0.0, alu: float = 0.0, other: float = 0.0, chain: int = 0
+) -> Math:
+    """Instructions one by one: Hopper has no packed float32, so each FMA takes an issue slot."""
+    return Math(mufu=mufu, fma=fma, alu=alu, other=other + fma / 2, chain=chain)
+
+
+def _softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
+    """Row maximum and its exchange between four lanes, exponentials and row sums."""
+    scores = pipeline.tile_n / 2
+    part = scores / EXP_PARTS
+    steps: Program = ()
+    if masked:
+        steps += (Work(f"mask S{i}", _unpacked(alu=1.25 * scores)),)
+    return (
+        *steps,
+        Work(f"row max {i}", _unpacked(alu=scores)),
+        # Two exchanges with other lanes, the new maximum, and the scale of what came before.
+        Work(f"exchange {i}", _unpacked(mufu=OWN_ROWS, fma=9, alu=22, other=36)),
+        *(
+            Work(f"exp S{i} {n}", _unpacked(mufu=part, fma=2 * part))  # scale, and row sum
+            for n in range(EXP_PARTS)
+        ),
+    )
+
+
+def _probabilities(pipeline: WarpgroupPipeline, i: int) -> Program:
+    """P in the operands' type, into shared memory if P V takes it from there."""
+    convert = Work(f"convert P{i}", _unpacked(alu=pipeline.tile_n / 4))
+    if pipeline.p_source == "registers":
+        return (convert,)
+    row_bytes = pipeline.tile_n * pipeline.element_bytes
+    store = SmemAccess(num_bytes=WARPGROUP_ROWS * row_bytes)
+    return (
+        convert,
+        Work(f"write P{i}", store, writes=(_rows("p", i, row_bytes),)),
+        Work(f"show P{i}", Sync(fenced=True)),
+    )
+
+
+def _rescale(pipeline: WarpgroupPipeline, i: int) -> Program:
+    return (Work(f"rescale O{i}", _unpacked(fma=pipeline.head_dim_v / 2)),)
+
+
+def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Program:
+    """O divided by the row sums and stored by one thread, once the last store has been read."""
+    size, dv = pipeline.element_bytes, pipeline.head_dim_v
+    output = _rows("o", i, max(dv, pipeline.head_dim if over_queries else 0) * size)
+    num_bytes = WARPGROUP_ROWS * dv * size
+    return (
+        *(() if over_queries else (Arrive("q_empty"),)),
+        Work(f"scale O{i}", _unpacked(fma=dv / 2, alu=dv / 4)),
+        # One thread waits for the store.
+        *(() if over_queries else (Wait(f"stored{i}"), Work(f"meet {i}", Sync()))),
+        Work(f"write O{i}", SmemAccess(num_bytes=num_bytes), writes=(output,)),
+        Work(f"show O{i}", Sync(fenced=True)),
+        Work(f"store O{i}", Copy(kind="store", num_bytes=num_bytes), asynchronous=True,
+             reads=(output,)),
+        Arrive(f"stored{i}", after="tma"),
+        *((Wait(f"stored{i}"), Work(f"meet {i}", Sync()), Arrive("q_empty"))
+          if over_queries else ()),
+    )  # fmt: skip
