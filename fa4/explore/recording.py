@@ -26,7 +26,9 @@ from fa4.explore.programs import Json, Touches, plan_data
 from fa4.explore.roles import UNITS
 from fa4.explore.steps import RECORDED_STEPS, pack_step
 from fa4.plan.schema import PipelinePlan
+from fa4.sim.chain import CriticalChain, critical_chain
 from fa4.sim.chip import TileRunner
+from fa4.sim.code import EventCode
 from fa4.sim.machine import Machine
 from fa4.sim.options import SimulationRequest, build
 from fa4.sim.predict import AnyPipeline, Prediction, build_plan, make_runner, predict
@@ -34,7 +36,7 @@ from fa4.sim.roofline import roofline_terms
 from fa4.sim.timeline import record
 
 CONTEXT = ("machine", "pass", "kernel", "head_dim", "mask")
-LONGEST = "32k"  # tokens of the call that timelines are recorded of
+RECORDED_TOKENS = 32 * 1024  # of the sequence that timelines are recorded of
 STATIC_CAUSAL = (
     "not on this page: with persistent CTAs under a mask every CTA has another sequence of work "
     "tiles, which takes long to simulate; fa4 predict --causal --scheduler static does it"
@@ -120,7 +122,7 @@ class Recording:
     def _add_shape(self, chosen: Mapping[str, Choice], problems: list[Problem]) -> None:
         lengths = len(problems)
         try:
-            request = build(settings_of({**chosen, "seqlen": self._longest()}))
+            request = build(settings_of({**chosen, "seqlen": self.choices("seqlen")[-1]}))
             plan, plan_key = self._plan(request.pipeline, request.machine)
         except ValueError as error:
             number = self.refuse(str(error))
@@ -129,14 +131,11 @@ class Recording:
             return
         key = (request.machine.name, plan_key, request.simulation.rescale_rate)
         if key not in self._step_keys:
-            self._step_keys[key] = self._record(request, plan)
             self._runners[key] = make_runner(plan, request.machine, request.simulation)
+            self._step_keys[key] = self._record(request, plan, self._runners[key].code)
         self.shape_steps.append(self._step_keys[key])
         for problem in problems:
             self.point_results.append(self._result(key, problem, request))
-
-    def _longest(self) -> Choice:
-        return self.choices("seqlen")[-1]
 
     def _plan(self, pipeline: AnyPipeline, machine: Machine) -> tuple[PipelinePlan, str]:
         """The plan and what tells it from others; most settings of a scheduler do not change it."""
@@ -147,10 +146,12 @@ class Recording:
             self._plan_keys[fixed, machine.name] = (plan, repr(plan))
         return self._plan_keys[fixed, machine.name]
 
-    def _record(self, request: SimulationRequest, plan: PipelinePlan) -> int:
+    def _record(self, request: SimulationRequest, plan: PipelinePlan, code: EventCode) -> int:
         """Record a timeline; its number."""
         # Most steps under a mask are plain ones; without it every work tile has many of them.
-        problem = replace(request.problem, causal=False, window_size=(None, None))
+        problem = replace(request.problem, batch=1, seqlen_q=RECORDED_TOKENS,
+                          seqlen_k=RECORDED_TOKENS, causal=False,
+                          window_size=(None, None))  # fmt: skip
         timeline = record(problem, request.pipeline, request.machine, request.simulation,
                           kv_tiles=RECORDED_STEPS)  # fmt: skip
         touches = Touches()
@@ -162,9 +163,22 @@ class Recording:
             "step_cycles": window.step_cycles,
             "clock_hz": request.machine.clock_hz,
             "roofline_cycles": [round(terms.totals.get(unit, 0.0), 2) for unit in UNITS],
+            "chain": self._chain(critical_chain(code, np.array(timeline.ctas[0].trips))),
         })  # fmt: skip
         self.blobs.append(blob)
         return len(self.steps) - 1
+
+    def _chain(self, chain: CriticalChain) -> Json:
+        """The critical chain: the number of each row's link, and its cycles."""
+        return {
+            "links": [
+                self._part("links", [row.role, row.what, row.unit, row.reason])
+                for row in chain.rows
+            ],
+            "cycles": [round(row.cycles, 2) for row in chain.rows],
+            "steps": chain.steps,
+            "settled": chain.settled,
+        }
 
     def _plan_parts(self, plan: PipelinePlan, machine: Machine, touches: Touches) -> Json:
         """The plan's data, with what many plans share replaced by its number."""

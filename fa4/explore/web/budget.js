@@ -58,13 +58,14 @@ export function drawBudget(step) {
 /** Draw the critical chain of a step: what waited for what, all the way round. */
 export function drawChain(step) {
   const section = byId("chain");
-  const { rows, steps, settled } = step.chain;
-  const total = rows.reduce((sum, row) => sum + row[3], 0);
+  const { links, cycles, steps, settled } = step.chain;
+  const rows = links.map((link, i) => [...theHead().parts.links[link], cycles[i]]);
+  const total = rows.reduce((sum, row) => sum + row[4], 0);
   const about = `What the step waits for, piece after piece: ${number(total / steps)} cycles of a step${steps > 1 ? ` (${steps} steps shown)` : ""}. A cycle less in any of them is a cycle less in all${settled ? "" : "; this pipeline does not repeat itself exactly"}.`;
-  const most = Math.max(...rows.map((row) => row[3]));
-  const items = rows.map(([role, what, unit, cycles, reason]) => el("li", {},
+  const most = Math.max(...rows.map((row) => row[4]));
+  const items = rows.map(([role, what, unit, reason, taken]) => el("li", {},
     el("span", { class: `chip ${roleClass(role)} on-${role}` }, letterOf(role)),
-    el("span", { class: "what" }, what, el("small", {}, ` ${unit ? theHead().units[unit] || unit : ""}${reason === "signal" ? " · was waited for" : reason === "unit" ? " · unit was busy" : ""}`)),
-    el("span", { class: "cycles" }, number(cycles)), el("span", { class: `weight ${roleClass(role)}`, style: `--share:${(cycles / most).toFixed(3)}` })));
+    el("span", { class: "what" }, what, el("small", {}, ` ${unit ? theHead().units[unit] || unit : ""}${reason === "signal" ? " · after a signal" : reason === "unit" ? " · after the unit" : ""}`)),
+    el("span", { class: "cycles" }, number(taken)), el("span", { class: `weight ${roleClass(role)}`, style: `--share:${(taken / most).toFixed(3)}` })));
   section.replaceChildren(heading("chain", "Critical chain", about), el("ol", { class: "chain", tabindex: "0", "aria-label": "Critical chain" }, items));
 }

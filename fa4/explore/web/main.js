@@ -49,8 +49,7 @@ function showChoice() {
   drawProgram(step);
   drawVerdict(step.plan);
   drawBudget(step);
-  byId("chain").hidden = !step.chain;
-  if (step.chain) drawChain(step);
+  drawChain(step);
   byId("levers").hidden = !point.result;
   if (point.result) drawLevers(shown(), point);
   showMomentEverywhere();
