@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--only", choices=NAMES, help="record this one; keep the file's others")
     options = parser.parse_args()
     kept: dict[str, Any] = {}
-    if options.only and options.output.exists():
+    if options.output.exists():
         kept = {one["kernel"]: one for one in json.loads(read_text(options.output))["kernels"]}
     for name in [options.only] if options.only else NAMES:
         print(name, flush=True)

@@ -98,7 +98,9 @@ export const KEYS = [
 /** Keys of the whole page; `others` are actions by key that are not about time. */
 export function listenToKeys(others) {
   document.addEventListener("keydown", (press) => {
-    if (press.ctrlKey || press.metaKey || press.altKey || press.target.closest("input, select, textarea, dialog")) return;
+    if (press.ctrlKey || press.metaKey || press.altKey || press.target.closest("select, dialog")) return;
+    // Radio buttons and the slider have arrows, space, Home and End for themselves.
+    if (press.target.closest("input") && !/^[a-z?[\]]$/i.test(press.key)) return;
     const onButton = press.target.closest("button, summary, a, label");
     const acts = {
       " ": onButton ? null : toggle, ArrowLeft: () => hop(-1), ArrowRight: () => hop(1),
