@@ -75,8 +75,9 @@ function removeButton(role, verb, signal) {
   const off = theState().off === key;
   const kinds = [...new Set(found.map((one) => one.verdict))].map((one) => theHead().verdicts.names[one][0]);
   const says = off ? `put ${verb} ${signal} back` : `remove ${verb} ${signal}`;
-  return [el("button", { type: "button", class: "switch", "aria-pressed": String(off), "aria-label": says, title: `${says}: ${listed(kinds)}`,
-    "data-key": key, onclick: () => change({ off: off ? "" : key }, "removed") }, off ? "off" : "on")];
+  return [el("button", { type: "button", class: "switch", "aria-pressed": String(off), title: `${says}: ${listed(kinds)}`,
+    "data-key": key, onclick: () => change({ off: off ? "" : key }, "removed") },
+  off ? "off" : "on", el("span", { class: "unseen" }, `, ${says}`))];
 }
 
 /** Mark the line at a moment, and say in each tab what its role does. */
