@@ -94,7 +94,12 @@ def machine() -> dict[str, Any]:
     """What it was measured on."""
     version = "from elsewhere"
     named = query("name", "driver_version", "power.limit", "clocks.max.sm", "memory.total")
-    return {**named, "nvcc": version, "kernel": platform.release(), "python": platform.python_version()}
+    return {
+        **named,
+        "nvcc": version,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
 
 
 def main() -> None:
@@ -116,7 +121,15 @@ def main() -> None:
             found, state = run(folder, program)
             figures += found
             states.append(state)
-            print(program, len(found), "figures,", state["seconds"], "s", state.get("failed", ""), flush=True)
+            print(
+                program,
+                len(found),
+                "figures,",
+                state["seconds"],
+                "s",
+                state.get("failed", ""),
+                flush=True,
+            )
         loads = power.measure(folder / POWER) if POWER in given.only else []
     report = {
         "schema_version": 1,

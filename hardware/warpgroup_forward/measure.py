@@ -188,21 +188,26 @@ def burst_ms(function: Callable[[], Any], calls: int) -> float:
     return start.elapsed_time(end) / calls
 
 
+def calls_of_burst(name: str, function: Callable[[], Any]) -> int:
+    """How often it is called in a burst; 0 if it cannot be, which is said."""
+    import torch
+
+    try:
+        function()
+        torch.cuda.synchronize()
+        return max(1, min(100, round(BURST_MS / burst_ms(function, 2))))
+    except Exception as error:
+        print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        return 0
+
+
 def measured(
     functions: dict[str, Callable[[], Any]], meter: Meter, pause_s: float
 ) -> tuple[dict[str, list[float]], dict[str, list[tuple[int, float]]]]:
     """Milliseconds per call of each, in bursts that take turns; clocks and power behind them."""
-    import torch
 
-    calls, working = {}, {}
-    for name, function in functions.items():
-        try:
-            function()
-            torch.cuda.synchronize()
-            calls[name] = max(1, min(100, round(BURST_MS / burst_ms(function, 2))))
-            working[name] = function
-        except Exception as error:
-            print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    calls = {name: calls_of_burst(name, function) for name, function in functions.items()}
+    working = {name: function for name, function in functions.items() if calls[name]}
     found: dict[str, list[float]] = {name: [] for name in working}
     state: dict[str, list[tuple[int, float]]] = {name: [] for name in working}
     for _ in range(ROUNDS):
@@ -248,7 +253,9 @@ def main() -> int:
     items = [item for item in plan["variants"].items() if f"check {item[0]}" not in seen]
     with multiprocessing.get_context("spawn").Pool(min(arguments.processes, len(items))) as pool:
         kinds = {(p["head_dim"], p["head_dim_v"], p["causal"]) for p in plan["problems"]}
-        warmed = pool.map_async(warm_flash, sorted(kinds) if "flash-attn-4" in plan["peers"] else [])
+        warmed = pool.map_async(
+            warm_flash, sorted(kinds) if "flash-attn-4" in plan["peers"] else []
+        )
         kernels = {
             name: (from_bytes(data, make_spec(plan["variants"][name])) if data else None, why)
             for name, data, why in pool.imap(compiled, items)
@@ -306,9 +313,14 @@ def time_problem(
     mask = "causal" if problem.causal else "full"
     title = f"d{problem.head_dim},{problem.head_dim_v} {mask} {problem.batch}x{problem.seqlen}"
     best = sorted(table.items(), key=lambda item: -item[1])
-    print(f"{title}: " + "  ".join(
-        f"{name} {rate:.0f}@{statistics.median(s[0] for s in state[name])}" for name, rate in best
-    ), flush=True)
+    print(
+        f"{title}: "
+        + "  ".join(
+            f"{name} {rate:.0f}@{statistics.median(s[0] for s in state[name])}"
+            for name, rate in best
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
