@@ -253,8 +253,9 @@ def render_memory(kernel: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterato
         f"shared memory: {'unknown' if dynamic is None else dynamic} bytes dynamic, "
         f"{kernel['static_smem_bytes']} static{smem}"
     )
-    columns = ", ".join(map(str, ptx.get("tmem_columns", ()))) or "none"
-    yield f"tensor memory: {columns} columns{tmem}"
+    if plan["tmem_columns_limit"]:  # Hopper has none
+        columns = ", ".join(map(str, ptx.get("tmem_columns", ()))) or "none"
+        yield f"tensor memory: {columns} columns{tmem}"
 
 
 def render_loops(loops: Any) -> Any:
