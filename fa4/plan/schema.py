@@ -226,7 +226,7 @@ class Buffer:
         return self.start + self.size * self.stages
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Turns:
     """CTAs of a head add to the same tiles one after the other, and hold their SMs meanwhile.
 

@@ -131,7 +131,7 @@ def test_hopper_memory_and_barriers(name: str) -> None:
     else:
         assert o.size == 2 * rows * dv and not o.overlaps
     for i in range(pipeline.consumers):  # a warpgroup has one place for its rows of O
-        assert plan.signal(f"stored{i}").free == plan.buffer("o").stages
+        assert plan.signal(f"stored{i}").free == (0 if o.overlaps else plan.buffer("o").stages)
     assert plan.bytes_used("smem") <= H100.smem_bytes_per_cta
     assert plan.buffer("barriers").size >= 8 * sum(
         signal.stages for signal in plan.signals if signal.kind == "mbarrier"

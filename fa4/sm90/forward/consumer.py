@@ -7,6 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.plan.warpgroup import output_over_queries
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.kit import rowmath
 from fa4.sm100.kit.ptx_block import stand_apart
@@ -24,7 +25,8 @@ class Work:
     """What a warpgroup works with.
 
     number: which warpgroup it is. probabilities: P in shared memory, (rows, cols) of this
-    warpgroup, None where PV takes it from registers. num_tiles: work tiles of the call.
+    warpgroup, None where PV takes it from registers. slack: of scores, by which a maximum may rise
+    above its reference. num_tiles: work tiles of the call.
     """
 
     spec: cutlass.Constexpr
@@ -32,6 +34,7 @@ class Work:
     products: Products
     probabilities: cute.Tensor | None
     scale_log2: Float32
+    slack: Float32
     num_tiles: Int32
     mods: Mods
 
@@ -39,8 +42,8 @@ class Work:
 class State:
     """What is carried from one KV tile to the next. Of each list, a thread's part.
 
-    sums: O. words: P of the KV tile whose PV is next, in registers. highest: reference maxima, log2
-    of the factors that O still needs. totals: partial row sums, of the first row, then the second.
+    sums: O. words: P of the KV tile whose PV is next, in registers. highest: reference
+    maxima. totals: row sums of this thread's columns.
     """
 
     sums: list
@@ -85,6 +88,8 @@ def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output
             for _ in cutlass.range(number - stop, unroll=1):
                 number -= 1
                 state = step(signals, work, tile, number, rows, state)
+        if cutlass.const_expr(not output_over_queries(spec.pipeline, spec.gpu)):
+            signals.arrive_once("q_empty")
         if cutlass.const_expr(spec.overlap):
             state = last_product(signals, work, state)
         else:
@@ -103,7 +108,7 @@ def start(work: Work, keys: Ring, values: Ring) -> State:
         sums=[Float32(0.0)] * (work.products.values // 2),
         words=[Int32(0)] * (spec.tile_n // 4 if spec.overlap and spec.p_source != "smem" else 0),
         highest=[rowmath.reference_without_keys(work.scale_log2)] * fragment.ROWS_OF_THREAD,
-        totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD * fragment.CHAINS),
+        totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD),
         keys=keys,
         values=values,
     )
@@ -225,23 +230,18 @@ def values_done(
 def softmax(
     work: Work, tile: WorkTile, number: Int32, rows: Any, s: list[Float32], state: State
 ) -> tuple[list[Float32], State, tuple]:
-    """P in float32, the state with new maxima and totals, and O's (log2 of, ) factors."""
+    """P in float32, the state with new maxima and totals; whether O needs factors, and them."""
     spec = work.spec
-    tau = spec.numerics.rescale_threshold_log2
     s = modified(work, tile, number * spec.tile_n, s)
     if rows is not None:
         s = masked(tile, number * spec.tile_n, rows, s)
-    most = fragment.maxima(s, state.highest)
-    moved = [
-        rowmath.new_reference(new, old, work.scale_log2, tau)
-        for new, old in zip(most, state.highest, strict=True)
-    ]
-    highest, log2_alphas = ([pair[i] for pair in moved] for i in range(2))
+    highest, factors, moved = fragment.raise_references(
+        s, state.highest, work.scale_log2, work.slack
+    )
     offsets = [-(one * work.scale_log2) for one in highest]
     p = fragment.powers(s, work.scale_log2, offsets, spec.numerics.exp2)
-    alphas = [cute.math.exp2(one, fastmath=True) for one in log2_alphas]
-    totals = fragment.add_rows(p, state.totals, alphas)
-    return p, replace(state, highest=highest, totals=totals), (log2_alphas, alphas)
+    totals = fragment.add_rows(p, state.totals, factors)
+    return p, replace(state, highest=highest, totals=totals), (moved, factors)
 
 
 def modified(work: Work, tile: WorkTile, first_key: Int32, s: list[Float32]) -> list[Float32]:

@@ -118,6 +118,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
             products=make_products(spec, memory, number),
             probabilities=probabilities,
             scale_log2=scale_log2,
+            slack=spec.numerics.rescale_threshold_log2 / scale_log2,
             num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
         )

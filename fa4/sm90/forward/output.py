@@ -44,11 +44,8 @@ def finish(
     spec: cutlass.Constexpr = tile.spec
     over: cutlass.Constexpr = output_over_queries(spec.pipeline, spec.gpu)
     thread = cute.arch.thread_idx()[0] % WARPGROUP
-    if cutlass.const_expr(not over):
-        signals.arrive_once("q_empty")
     totals = state.totals
-    sums = [totals[2 * row] + totals[2 * row + 1] for row in range(fragment.ROWS_OF_THREAD)]
-    factors = divisors(output, tile, rows, fragment.quad_sums(sums), state.highest)
+    factors = divisors(output, tile, rows, fragment.quad_sums(totals), state.highest)
     words = rounded(fragment.multiplied_rows(state.sums, factors), spec.dtype)
     if cutlass.const_expr(not over):
         if thread < WARP:
