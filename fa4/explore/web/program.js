@@ -60,7 +60,7 @@ export function drawProgram(next) {
     "ol",
     { class: "lines", id: "lines", role: "list" },
     lines.map((one) => one.item),
-    extra.length ? el("li", { class: "line heading" }, "fences of the compiled kernel") : null,
+    extra.length ? el("li", { class: "line heading" }, "in the compiled kernel besides") : null,
     extra,
   );
   section.replaceChildren(

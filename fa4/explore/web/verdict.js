@@ -36,14 +36,15 @@ export function removalsAt(plan, role, verb, signal) {
   return kernel ? indexOf(kernel).get(`${role}/${verb}/${signal}`) || [] : [];
 }
 
-/** [verb, what] of a role's fences in the compiled kernel, and of barriers that the plan does not name. */
+/** [verb, what] of a role in the compiled kernel that is no line of its program: fences and the like. */
 export function fencesOf(plan, role) {
   const kernel = kernelOf(plan);
   if (!kernel) return [];
-  const known = new Set(plan.signals.map((one) => one.name));
+  const program = plan.roles.find((one) => one.name === role).lines;
+  const known = new Set(program.map(([, kind, , signal]) => `${theHead().kinds[kind]}/${signal}`));
   return [...indexOf(kernel).keys()]
     .map((key) => key.split("/"))
-    .filter(([name, , what]) => name === role && !known.has(what))
+    .filter(([name, verb, what]) => name === role && !known.has(`${verb}/${what}`))
     .map(([, verb, what]) => [verb, what]);
 }
 
