@@ -1,6 +1,6 @@
 // The roofline strip: cycles that a step asks of each unit, beside the cycles it takes.
 
-import { byId, el, heading, number, percent, sv, tableOf } from "./dom.js";
+import { byId, el, heading, listed, number, percent, sv, tableOf } from "./dom.js";
 import { theHead } from "./data.js";
 import { letterOf, roleClass } from "./timeline.js";
 
@@ -91,6 +91,17 @@ export function drawBudget(step) {
   );
 }
 
+// What the chain's cycles are spent on, most first: "tensor core 43%".
+function shares(rows, total) {
+  const sums = new Map();
+  for (const [, , unit, , taken] of rows) {
+    const name = unit ? theHead().units[unit] || unit : "barriers";
+    sums.set(name, (sums.get(name) || 0) + taken);
+  }
+  const sorted = [...sums].sort((a, b) => b[1] - a[1]);
+  return sorted.map(([name, taken]) => `${name} ${percent(taken / total)}`);
+}
+
 /** Draw the critical chain of a step: what waited for what, all the way round. */
 export function drawChain(step) {
   const section = byId("chain");
@@ -120,6 +131,7 @@ export function drawChain(step) {
   );
   section.replaceChildren(
     heading("chain", "Critical chain", about),
+    el("p", { class: "sum" }, `On it: ${listed(shares(rows, total))}.`),
     el("ol", { class: "chain", tabindex: "0", "aria-label": "Critical chain" }, items),
   );
 }

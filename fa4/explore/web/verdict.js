@@ -70,7 +70,7 @@ export function drawVerdict(plan) {
       el(
         "p",
         { class: "quiet" },
-        "Nothing is recorded for this design: only this package's own kernels for Blackwell were run in the emulator.",
+        "Nothing is recorded for this design: verdicts are of this package's own kernels for Blackwell.",
       ),
     );
     return;
