@@ -20,17 +20,17 @@ _EMULATED = ForwardConfig(exp2=Exp2Split(frequency=8, residue=4))
 
 CHOICES: dict[str, dict[str, Any]] = {
     "plain": {"tile_n": 160, "ping_pong": False},
-    "causal": {"tile_n": 128, "consumers": 3, "scheduler": "fold", "numerics": _EMULATED},
+    "causal": {"tile_n": 128, "consumers": 3, "scheduler": "snake", "numerics": _EMULATED},
     "window": {"tile_n": 112, "p_source": "smem"},
     "decode": {"tile_n": 128, "consumers": 1, "overlap": False},
-    "packed": {"tile_n": 80, "kv_stages": 3, "scheduler": "fold"},
+    "packed": {"tile_n": 80, "kv_stages": 3, "scheduler": "snake"},
     "packed_window": {"tile_n": 64, "kv_stages": 4, "consumers": 1, "p_source": "smem",
                       "overlap": False, "scheduler": "naive"},
     "padded": {"tile_n": 96, "consumers": 3, "ping_pong": True},
     "masked": {"tile_n": 48, "overlap": False, "ping_pong": True, "scheduler": "lpt"},
     "masked_softcap": {"tile_n": 176, "consumers": 1, "kv_stages": 1, "numerics": _EMULATED},
     "causal_mod": {"tile_n": 128, "p_source": "smem", "ping_pong": True, "scheduler": "lpt"},
-    "wide": {"tile_n": 80, "scheduler": "fold"},
+    "wide": {"tile_n": 80, "scheduler": "snake"},
 }  # fmt: skip
 WIDE = {"head_dim": 256, "causal": True, "used_q": True, "sink": True}  # O lies over Q
 

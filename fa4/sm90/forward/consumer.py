@@ -64,8 +64,8 @@ def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output
         if work.number == spec.consumers - 1:
             last = signals.of(f"consumer{spec.consumers - 1}").numbered(0)
             last.arrive("turn#")
+    tile = locate_any(problem, index)
     while index < problem.num_tiles:
-        tile = locate(problem, index)
         first_row = tile.tile_row(work.number)
         thread_row = first_row + fragment.thread_row(cute.arch.thread_idx()[0] % WARPGROUP)
         rows = thread_row, thread_row + fragment.ROW_STEP
@@ -91,14 +91,24 @@ def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output
         if cutlass.const_expr(not output_over_queries(spec.pipeline, spec.gpu)):
             signals.arrive_once("q_empty")
         if cutlass.const_expr(spec.overlap):
-            state = last_product(signals, work, state)
+            signals.wait("v_full", state.values)
+            sums = start_values(signals, work, state)
         else:
             give_turn(signals, work)
-        finish(signals, work, tile, output, rows, state)
-        keys, values = state.keys, state.values
         index = next_work(problem, index)
+        following = locate_any(problem, index)  # its divisions run beside the last product
+        if cutlass.const_expr(spec.overlap):
+            sums, values = values_done(signals, sums, state.values)
+            state = replace(state, sums=sums, words=[], values=values)
+        finish(signals, work, tile, output, rows, state)
+        keys, values, tile = state.keys, state.values, following
         tiles_done += 1
     close(signals, spec)
+
+
+def locate_any(problem: KernelProblem, index: Int32) -> WorkTile:
+    """The work tile; beyond the end, the last one, of which nothing is used."""
+    return locate(problem, cutlass.min(index, problem.num_tiles - 1))
 
 
 def start(work: Work, keys: Ring, values: Ring) -> State:
@@ -171,14 +181,6 @@ def _serial(
     sums = start_values(signals, work, state)
     sums, values = values_done(signals, sums, state.values)
     return replace(state, sums=sums, words=[], values=values)
-
-
-def last_product(signals: Signals, work: Work, state: State) -> State:
-    """PV of the first keys: no S is left to run beside it."""
-    signals.wait("v_full", state.values)
-    sums = start_values(signals, work, state)
-    sums, values = values_done(signals, sums, state.values)
-    return replace(state, sums=sums, values=values)
 
 
 def take_turn(signals: Signals, work: Work) -> None:

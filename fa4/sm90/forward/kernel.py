@@ -18,6 +18,7 @@ from fa4.sm90.forward.consumer import Work, consume
 from fa4.sm90.forward.load import Operand, load
 from fa4.sm90.forward.output import Output
 from fa4.sm90.forward.products import Products, operand_tiles
+from fa4.sm90.forward.schedule import heads_at_once
 from fa4.sm90.forward.spec import WarpgroupSpec
 
 
@@ -45,10 +46,13 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
     rows = block_rows(spec)
     blocks = (seqlen_q * spec.group + rows - 1) // rows
     num_tiles = blocks * heads * batch
-    if cutlass.const_expr(spec.scheduler == "fold"):
-        num_tiles = (blocks + 1) // 2 * 2 * heads * batch
     width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
-    section = heads_per_section(k.shape[-3] * width, heads * batch)
+    ctas = num_tiles
+    if cutlass.const_expr(spec.scheduler in ("static", "snake")):
+        ctas = cutlass.min(num_sms, num_tiles)
+    section = heads_at_once(spec.consumers, ctas)
+    if cutlass.const_expr(spec.scheduler == "lpt"):
+        section = heads_per_section(k.shape[-3] * width, heads * batch)
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
     shapes: cutlass.Constexpr = tile_shapes(spec)
 
@@ -66,11 +70,6 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
         store = (None, o)
     else:
         store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
-    ctas = num_tiles
-    if cutlass.const_expr(spec.scheduler == "static"):
-        ctas = cutlass.min(num_sms, num_tiles)
-    if cutlass.const_expr(spec.scheduler == "fold"):
-        ctas = cutlass.min(num_sms, num_tiles // 2)
     kernel(
         loads, store, lse, scales(spec, softmax_scale, softcap), aux, sizes,
         (window_left, window_right), sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k),

@@ -5,7 +5,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import output_over_queries
@@ -44,8 +44,9 @@ def finish(
     spec: cutlass.Constexpr = tile.spec
     over: cutlass.Constexpr = output_over_queries(spec.pipeline, spec.gpu)
     thread = cute.arch.thread_idx()[0] % WARPGROUP
-    totals = state.totals
-    factors = divisors(output, tile, rows, fragment.quad_sums(totals), state.highest)
+    totals = fragment.quad_sums(state.totals)
+    peaks = [highest * output.scale_log2 for highest in state.highest]
+    totals, peaks, factors = normalisers(output, tile, rows, totals, peaks)
     words = rounded(fragment.multiplied_rows(state.sums, factors), spec.dtype)
     if cutlass.const_expr(not over):
         if thread < WARP:
@@ -69,6 +70,11 @@ def finish(
             signals.wait("stored#")
         meet_warpgroup(signals)
         signals.arrive_once("q_empty")
+    if cutlass.const_expr(output.lse is not None):
+        if thread % fragment.QUAD == 0:
+            for row, total, peak in zip(rows, totals, peaks, strict=True):
+                lse = (peak + cute.math.log2(total, fastmath=True)) * LN_2
+                store_lse(output.lse, tile, row, cutlass.select_(is_empty(total), -Float32.inf, lse))
 
 
 def share(words: list[Int32], shared: cute.Tensor) -> None:
@@ -92,24 +98,24 @@ def meet_warpgroup(signals: Signals) -> None:
     cute.arch.barrier(barrier_id=first + signals.number, number_of_threads=WARPGROUP)
 
 
-@cute.jit
-def divisors(
-    output: Output, tile: WorkTile, rows: tuple, totals: list, highest: list
-) -> list[Float32]:
-    """Each row's factor 1 / l; stores its LSE."""
-    quad_thread = cute.arch.thread_idx()[0] % fragment.QUAD
-    factors = []
-    for i in cutlass.range_constexpr(fragment.ROWS_OF_THREAD):
-        total, peak, shrink = totals[i], highest[i] * output.scale_log2, Float32(1.0)
-        if cutlass.const_expr(output.sink is not None):
-            total, peak, shrink = add_sink(output.sink[tile.query_head(rows[i])], total, peak)
-        empty = (total == 0.0) | (total != total)
-        factors.append(shrink * cute.arch.rcp_approx(cutlass.select_(empty, Float32(1.0), total)))
-        if cutlass.const_expr(output.lse is not None):
-            lse = (peak + cute.math.log2(total, fastmath=True)) * LN_2
-            if quad_thread == 0:
-                store_lse(output.lse, tile, rows[i], cutlass.select_(empty, -Float32.inf, lse))
-    return factors
+def normalisers(
+    output: Output, tile: WorkTile, rows: tuple, totals: list, peaks: list
+) -> tuple[list[Float32], list[Float32], list[Float32]]:
+    """Each row's l and m in powers of 2, with its sink, and the factor of O."""
+    found = []
+    for row, total, peak in zip(rows, totals, peaks, strict=True):
+        shrink = Float32(1.0)
+        if output.sink is not None:
+            total, peak, shrink = add_sink(output.sink[tile.query_head(row)], total, peak)
+        divisor = cutlass.select_(is_empty(total), Float32(1.0), total)
+        found.append((total, peak, shrink * cute.arch.rcp_approx(divisor)))
+    totals, peaks, factors = ([one[i] for one in found] for i in range(3))
+    return totals, peaks, factors
+
+
+def is_empty(total: Float32) -> Boolean:
+    """Has a row with this sum seen no key, or only NaN?"""
+    return (total == 0.0) | (total != total)
 
 
 def store_by_tma(output: Output, tile: WorkTile, number: Int32) -> None:

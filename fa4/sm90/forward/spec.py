@@ -13,7 +13,7 @@ from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sm100.kit.units import AUX_DTYPES, padded_dim
 
-SCHEDULERS = ("static", "fold", "lpt", "naive")
+SCHEDULERS = ("static", "snake", "lpt", "naive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,8 @@ class WarpgroupSpec:
     Features, up to aux, are those of `fa4.sm100.forward.spec.ForwardSpec`. The rest are choices of
     `WarpgroupPipeline`: consumers warpgroups of 64 rows of queries, KV tiles of tile_n keys in
     kv_stages stages; p_source, where P enters PV from ("registers" or "smem"); overlap, ping_pong.
-    scheduler: "static" (a CTA per SM strides over the work tiles), "fold" (over pairs of a long and
-    a short one), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the emulated exponentials, counted along the
+    scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first,
+    back and forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the emulated exponentials, counted along the
     columns of a row that a thread holds, two of every eight.
     """
 
@@ -135,7 +135,7 @@ class WarpgroupSpec:
             ping_pong=self.ping_pong,
             p_source=self.p_source,
             overlap=self.overlap,
-            scheduler="lpt" if self.scheduler == "fold" else self.scheduler,
+            scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
         )
 
     @property
