@@ -227,10 +227,22 @@ class Buffer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Turns:
+    """CTAs of a head add to the same tiles one after the other, and hold their SMs meanwhile.
+
+    order: of KV tiles, "ascending" or "descending". launches: orders in which they may start.
+    """
+
+    order: str
+    launches: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelinePlan:
     """One kernel on one machine: roles, signals and memory. `cta_group` CTAs work together.
 
-    persistent: a CTA may have several work tiles, one after the other.
+    persistent: a CTA may have several work tiles, one after the other. turns: None where CTAs do
+    not wait for each other.
     """
 
     name: str
@@ -241,6 +253,7 @@ class PipelinePlan:
     trips: tuple[str, ...] = ("kv_tiles",)
     persistent: bool = True
     shares: tuple[str, ...] = ()
+    turns: Turns | None = None
 
     def role(self, name: str) -> Role:
         """The role called `name`; KeyError otherwise."""

@@ -56,6 +56,7 @@ class TileRunner:
     def __init__(self, code: EventCode, *, exact: bool = False) -> None:
         self.code, self.exact = code, exact
         self._known: dict[bytes, Execution] = {}
+        self._runs: dict[bytes, EngineRun] = {}
         self._steps = 0
 
     def expect(self, sequences: Iterable[np.ndarray]) -> None:
@@ -74,9 +75,12 @@ class TileRunner:
         return _execution(self._engine(trips))
 
     def _engine(self, trips: np.ndarray) -> EngineRun:
-        self._steps += int(trips[:, 0].sum())
-        check_steps(self._steps)
-        return engine.execute(self.code, trips)
+        key = _key(trips)  # long loops of many lengths are shortened to the same few
+        if key not in self._runs:
+            self._steps += int(trips[:, 0].sum())
+            check_steps(self._steps)
+            self._runs[key] = engine.execute(self.code, trips)
+        return self._runs[key]
 
     def _shortcut(self, trips: np.ndarray) -> Execution:
         """A persistent CTA with many equal work tiles: run a few, extend the rest."""

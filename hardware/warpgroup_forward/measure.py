@@ -26,6 +26,7 @@ from typing import Any
 from fa4.compiled.artifact import CompiledKernel, compile_artifact, from_bytes, to_bytes
 from fa4.compiled.forward import compile_warpgroup
 from fa4.config import Exp2Split, ForwardConfig
+from fa4.inspect.cubin import read_resources
 from fa4.sm90.forward.spec import WarpgroupSpec
 
 HANGS_AFTER_S = 40.0
@@ -36,7 +37,7 @@ CHECKED = ((1, 300, 417, 2), (2, 640, 1024, 3), (1, 77, 5, 1))  # batch, queries
 
 @dataclass(frozen=True)
 class Problem:
-    """A call that is timed."""
+    """A call that is timed. spread: standard deviation of Q; that of K and V is 1."""
 
     head_dim: int
     head_dim_v: int
@@ -44,6 +45,7 @@ class Problem:
     seqlen: int
     batch: int
     heads: int
+    spread: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -58,6 +60,11 @@ def make_spec(fields: dict[str, Any]) -> WarpgroupSpec:
     exp2 = Exp2Split(**fields.pop("exp2", {}))
     tau = fields.pop("tau", 8.0)
     return WarpgroupSpec(numerics=ForwardConfig(exp2=exp2, rescale_threshold_log2=tau), **fields)
+
+
+def frame_bytes(kernel: CompiledKernel) -> int:
+    """Local memory of a thread: 0 if nothing was spilled."""
+    return max(resources.frame_bytes for resources in read_resources(kernel.cubin))
 
 
 def compiled(item: tuple[str, dict[str, Any]]) -> tuple[str, bytes, str]:
@@ -277,7 +284,7 @@ def main() -> int:
                 print(f"{name}: {why[:300]}", flush=True)
                 continue
             note(f"check {name}", begun=True)
-            result = check(kernel)
+            result = check(kernel) | {"frame_bytes": frame_bytes(kernel)}
             note(f"checked {name}", **result)
             print(f"{name}: {result}", flush=True)
             if result["ok"] or plan.get("time_wrong"):
@@ -304,6 +311,7 @@ def time_problem(
         return
     spec = next(iter(fits.values())).spec
     given = Inputs(spec, problem.batch, problem.seqlen, problem.seqlen, problem.heads)
+    given.q *= problem.spread
     functions = {name: (lambda k=k: given.launch(k)) for name, k in fits.items()}
     functions.update(peers(peer_names, given, problem.causal))
     watchdog.alive(f"time {problem}")
