@@ -66,16 +66,15 @@ def tuned_warpgroup_spec(
 def _scheduler(
     consumers: int, problem: WarpgroupProblem, features: dict[str, Any], gpu: Gpu
 ) -> str:
-    """static for work tiles of equal length; fold for those of a causal mask, two for each SM.
+    """static for work tiles of equal length; else the longest first, back and forth.
 
-    Else the longest first, so that the short ones fill the gaps.
+    Without several for each SM, or with sequences of many lengths, by CTAs that fill the gaps.
     """
     if not _uneven(features):
         return "static"
     ragged = any(features.get(name) for name in ("packed_q", "used_q", "packed_k", "used_k"))
-    folds = bool(features.get("causal")) and not features.get("window_left") and not ragged
     enough = work_tiles(consumers, problem) >= 2 * gpu.sm_count
-    return "fold" if folds and enough else "lpt"
+    return "snake" if enough and not ragged else "lpt"
 
 
 def _uneven(features: dict[str, Any]) -> bool:
