@@ -99,12 +99,15 @@ def predict(
     machine: Machine,
     simulation: Simulation | None = None,
     plan: PipelinePlan | None = None,
+    runner: TileRunner | None = None,
 ) -> Prediction:
     """Time of one call. Raises ValueError if the pipeline does not fit the machine.
 
     plan: instead of the pipeline's own one, with the same roles and signals but other amounts.
+    runner: one of the same plan, machine and simulation (`make_runner`), which knows the work tiles
+    that it has met in other calls.
     """
-    call = _simulate(problem, pipeline, machine, simulation or Simulation(), plan)
+    call = _simulate(problem, pipeline, machine, simulation or Simulation(), plan, runner)
     return _report(problem, machine, call)
 
 
@@ -138,6 +141,7 @@ def _simulate(
     machine: Machine,
     simulation: Simulation,
     plan: PipelinePlan | None,
+    runner: TileRunner | None = None,
 ) -> _SimulatedCall:
     check_work(problem, pipeline, simulation.lengths)
     parts = _parts(problem, simulation.lengths)
@@ -149,7 +153,7 @@ def _simulate(
     plan = _same_shape(plan, build_plan(pipeline, machine.gpu))
     if not isinstance(pipeline, BackwardPipeline):
         again = partial(_run_forward, problem, pipeline, plan, simulation=simulation)
-        run, runner, count = again(machine=machine)
+        run, runner, count = again(machine=machine, runner=runner)
         flops = sum(part.forward_flops for part in parts)
         moved = sum(forward_bytes(part, pipeline) for part in parts)
         split = sum(partial_bytes(part, pipeline) for part in parts)
@@ -160,7 +164,7 @@ def _simulate(
             kernels.append(_timed("combine", 0.0, split + out, machine))
     else:
         again = partial(_run_backward, problem, pipeline, plan, simulation=simulation)
-        run, runner, count = again(machine=machine)
+        run, runner, count = again(machine=machine, runner=runner)
         flops = sum(part.backward_flops for part in parts)
         traffic = [backward_bytes(part, pipeline) for part in parts]
         before, moved, after = (sum(kind) for kind in zip(*traffic, strict=True))
@@ -203,8 +207,9 @@ def _run_forward(
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,
+    runner: TileRunner | None = None,
 ) -> tuple[ChipRun, TileRunner, int]:
-    runner = make_runner(plan, machine, simulation)
+    runner = runner or make_runner(plan, machine, simulation)
     tiles = forward_tiles(problem, pipeline, simulation.lengths)
     if pipeline.scheduler in ("lpt", "clc"):
         dims = pipeline.head_dim + pipeline.head_dim_v
@@ -227,8 +232,9 @@ def _run_backward(
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,
+    runner: TileRunner | None = None,
 ) -> tuple[ChipRun, TileRunner, int]:
-    runner = make_runner(plan, machine, simulation)
+    runner = runner or make_runner(plan, machine, simulation)
     tiles = backward_tiles(problem, pipeline, simulation.lengths)
     tiles = tiles.take(backward_order(tiles, pipeline.scheduler))
     slots, costs = clusters(machine.gpu, pipeline.numerics.cta_group), machine.costs

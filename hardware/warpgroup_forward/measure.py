@@ -26,6 +26,7 @@ from typing import Any
 from fa4.compiled.artifact import CompiledKernel, compile_artifact, from_bytes, to_bytes
 from fa4.compiled.forward import compile_warpgroup
 from fa4.config import Exp2Split, ForwardConfig
+from fa4.inspect.cubin import read_resources
 from fa4.sm90.forward.spec import WarpgroupSpec
 
 HANGS_AFTER_S = 40.0
@@ -36,7 +37,7 @@ CHECKED = ((1, 300, 417, 2), (2, 640, 1024, 3), (1, 77, 5, 1))  # batch, queries
 
 @dataclass(frozen=True)
 class Problem:
-    """A call that is timed."""
+    """A call that is timed. spread: standard deviation of Q; that of K and V is 1."""
 
     head_dim: int
     head_dim_v: int
@@ -44,6 +45,7 @@ class Problem:
     seqlen: int
     batch: int
     heads: int
+    spread: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -58,6 +60,11 @@ def make_spec(fields: dict[str, Any]) -> WarpgroupSpec:
     exp2 = Exp2Split(**fields.pop("exp2", {}))
     tau = fields.pop("tau", 8.0)
     return WarpgroupSpec(numerics=ForwardConfig(exp2=exp2, rescale_threshold_log2=tau), **fields)
+
+
+def frame_bytes(kernel: CompiledKernel) -> int:
+    """Local memory of a thread: 0 if nothing was spilled."""
+    return max(resources.frame_bytes for resources in read_resources(kernel.cubin))
 
 
 def compiled(item: tuple[str, dict[str, Any]]) -> tuple[str, bytes, str]:
@@ -188,21 +195,26 @@ def burst_ms(function: Callable[[], Any], calls: int) -> float:
     return start.elapsed_time(end) / calls
 
 
+def calls_of_burst(name: str, function: Callable[[], Any]) -> int:
+    """How often it is called in a burst; 0 if it cannot be, which is said."""
+    import torch
+
+    try:
+        function()
+        torch.cuda.synchronize()
+        return max(1, min(100, round(BURST_MS / burst_ms(function, 2))))
+    except Exception as error:
+        print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        return 0
+
+
 def measured(
     functions: dict[str, Callable[[], Any]], meter: Meter, pause_s: float
 ) -> tuple[dict[str, list[float]], dict[str, list[tuple[int, float]]]]:
     """Milliseconds per call of each, in bursts that take turns; clocks and power behind them."""
-    import torch
 
-    calls, working = {}, {}
-    for name, function in functions.items():
-        try:
-            function()
-            torch.cuda.synchronize()
-            calls[name] = max(1, min(100, round(BURST_MS / burst_ms(function, 2))))
-            working[name] = function
-        except Exception as error:
-            print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    calls = {name: calls_of_burst(name, function) for name, function in functions.items()}
+    working = {name: function for name, function in functions.items() if calls[name]}
     found: dict[str, list[float]] = {name: [] for name in working}
     state: dict[str, list[tuple[int, float]]] = {name: [] for name in working}
     for _ in range(ROUNDS):
@@ -248,7 +260,9 @@ def main() -> int:
     items = [item for item in plan["variants"].items() if f"check {item[0]}" not in seen]
     with multiprocessing.get_context("spawn").Pool(min(arguments.processes, len(items))) as pool:
         kinds = {(p["head_dim"], p["head_dim_v"], p["causal"]) for p in plan["problems"]}
-        warmed = pool.map_async(warm_flash, sorted(kinds) if "flash-attn-4" in plan["peers"] else [])
+        warmed = pool.map_async(
+            warm_flash, sorted(kinds) if "flash-attn-4" in plan["peers"] else []
+        )
         kernels = {
             name: (from_bytes(data, make_spec(plan["variants"][name])) if data else None, why)
             for name, data, why in pool.imap(compiled, items)
@@ -270,7 +284,7 @@ def main() -> int:
                 print(f"{name}: {why[:300]}", flush=True)
                 continue
             note(f"check {name}", begun=True)
-            result = check(kernel)
+            result = check(kernel) | {"frame_bytes": frame_bytes(kernel)}
             note(f"checked {name}", **result)
             print(f"{name}: {result}", flush=True)
             if result["ok"] or plan.get("time_wrong"):
@@ -297,6 +311,7 @@ def time_problem(
         return
     spec = next(iter(fits.values())).spec
     given = Inputs(spec, problem.batch, problem.seqlen, problem.seqlen, problem.heads)
+    given.q *= problem.spread
     functions = {name: (lambda k=k: given.launch(k)) for name, k in fits.items()}
     functions.update(peers(peer_names, given, problem.causal))
     watchdog.alive(f"time {problem}")
@@ -306,9 +321,14 @@ def time_problem(
     mask = "causal" if problem.causal else "full"
     title = f"d{problem.head_dim},{problem.head_dim_v} {mask} {problem.batch}x{problem.seqlen}"
     best = sorted(table.items(), key=lambda item: -item[1])
-    print(f"{title}: " + "  ".join(
-        f"{name} {rate:.0f}@{statistics.median(s[0] for s in state[name])}" for name, rate in best
-    ), flush=True)
+    print(
+        f"{title}: "
+        + "  ".join(
+            f"{name} {rate:.0f}@{statistics.median(s[0] for s in state[name])}"
+            for name, rate in best
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

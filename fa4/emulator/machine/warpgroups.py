@@ -92,7 +92,7 @@ class Meeting:
     a: dict[int, Array | None] = field(default_factory=dict)
 
 
-class Warpgroup(Waitable):
+class WarpgroupUnit(Waitable):
     """Four warps, the first of which has an index that is a multiple of four.
 
     queue: their products that are under way. met, completed: how many all warps have issued, and
