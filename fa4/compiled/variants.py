@@ -11,7 +11,7 @@ from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
 from fa4.hardware import B200, B300, H200, Gpu
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
-from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups, work_tiles
+from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
@@ -57,25 +57,20 @@ def tuned_warpgroup_spec(
             keys=COMMON_ROWS, heads=16, batch=1, masked=_uneven(features), causal=causal,
         )  # fmt: skip
     tuned = tuned_warpgroups(problem, gpu)
-    for name in ("consumers", "tile_n", "kv_stages", "ping_pong"):
+    for name in ("consumers", "tile_n", "kv_stages"):
         features.setdefault(name, getattr(tuned, name))
-    features.setdefault("scheduler", _scheduler(features["consumers"], problem, features, gpu))
+    features.setdefault("scheduler", _scheduler(features))
     return WarpgroupSpec(head_dim=head_dim, head_dim_v=head_dim_v, **features)
 
 
-def _scheduler(
-    consumers: int, problem: WarpgroupProblem, features: dict[str, Any], gpu: Gpu
-) -> str:
-    """static for work tiles of equal length; fold for those of a causal mask, two for each SM.
+def _scheduler(features: dict[str, Any]) -> str:
+    """A CTA for each SM, back and forth where a mask makes work tiles of unequal length.
 
-    Else the longest first, so that the short ones fill the gaps.
+    Where lengths are in tensors a CTA for each work tile, as nobody knows which are long.
     """
-    if not _uneven(features):
-        return "static"
-    ragged = any(features.get(name) for name in ("packed_q", "used_q", "packed_k", "used_k"))
-    folds = bool(features.get("causal")) and not features.get("window_left") and not ragged
-    enough = work_tiles(consumers, problem) >= 2 * gpu.sm_count
-    return "fold" if folds and enough else "lpt"
+    if any(features.get(name) for name in ("packed_q", "packed_k", "used_q", "used_k")):
+        return "lpt"
+    return "snake" if _uneven(features) else "static"
 
 
 def _uneven(features: dict[str, Any]) -> bool:
@@ -116,9 +111,9 @@ def find_gpu(capability: tuple[int, int], family: str = "") -> Gpu:
 
 def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec | WarpgroupSpec:
     """The kernel of a call. Raises NotSupported, with the reason, if there is none."""
-    choose: Any = choose_sm90_spec if FAMILIES[gpu.arch] == "sm90" else choose_sm100_spec
-    found: ForwardSpec | WarpgroupSpec = choose(call, gpu)
-    return found
+    if FAMILIES[gpu.arch] == "sm90":
+        return choose_sm90_spec(call, gpu)
+    return choose_sm100_spec(call, gpu)
 
 
 def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
