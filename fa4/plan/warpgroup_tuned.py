@@ -32,7 +32,7 @@ class WarpgroupTile:
 
 # Of one warpgroup, measured with d 128: what it reaches of the speed of two, and its start.
 _ONE, _ONE_START = 475 / 711, 20
-# (largest d and dv, masked) -> tiles, that of fewest warpgroups last. 192 is the class of dv up to 128.
+# (largest d and dv, masked) -> tiles, that of fewest warpgroups last. 192: of dv up to 128.
 TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
     (64, False): (WarpgroupTile(3, 128, 596, 91), WarpgroupTile(2, 128, 449, 47)),
     (64, True): (WarpgroupTile(3, 128, 566, 109), WarpgroupTile(2, 128, 466, 46)),
