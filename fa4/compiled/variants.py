@@ -63,7 +63,6 @@ def tuned_warpgroup_spec(
     return WarpgroupSpec(head_dim=head_dim, head_dim_v=head_dim_v, **features)
 
 
-<<<<<<< HEAD
 def _scheduler(features: dict[str, Any]) -> str:
     """A CTA for each SM, back and forth where a mask makes work tiles of unequal length.
 
@@ -72,20 +71,6 @@ def _scheduler(features: dict[str, Any]) -> str:
     if any(features.get(name) for name in ("packed_q", "packed_k", "used_q", "used_k")):
         return "lpt"
     return "snake" if _uneven(features) else "static"
-=======
-def _scheduler(
-    consumers: int, problem: WarpgroupProblem, features: dict[str, Any], gpu: Gpu
-) -> str:
-    """static for work tiles of equal length; else the longest first, back and forth.
-
-    Without several for each SM, or with sequences of many lengths, by CTAs that fill the gaps.
-    """
-    if not _uneven(features):
-        return "static"
-    ragged = any(features.get(name) for name in ("packed_q", "used_q", "packed_k", "used_k"))
-    enough = work_tiles(consumers, problem) >= 2 * gpu.sm_count
-    return "snake" if enough and not ragged else "lpt"
->>>>>>> kernel
 
 
 def _uneven(features: dict[str, Any]) -> bool:
