@@ -24,16 +24,16 @@ from fa4.explore.controls import (
 )
 from fa4.explore.programs import Json, Touches, plan_data
 from fa4.explore.roles import UNITS
-from fa4.explore.steps import RECORDED_STEPS, pack_step
+from fa4.explore.steps import RECORDED_STEPS, Window, pack_step, timing_of
 from fa4.plan.schema import PipelinePlan
-from fa4.sim.chain import CriticalChain, critical_chain
+from fa4.sim.chain import critical_chain
 from fa4.sim.chip import TileRunner
 from fa4.sim.code import EventCode
 from fa4.sim.machine import Machine
 from fa4.sim.options import SimulationRequest, build
 from fa4.sim.predict import AnyPipeline, Prediction, build_plan, make_runner, predict
 from fa4.sim.roofline import roofline_terms
-from fa4.sim.timeline import record
+from fa4.sim.timeline import CtaTimeline, record
 
 CONTEXT = ("machine", "pass", "kernel", "head_dim", "mask")
 RECORDED_TOKENS = 32 * 1024  # of the sequence that timelines are recorded of
@@ -79,6 +79,7 @@ class Recording:
     _step_keys: dict[Any, int] = field(default_factory=dict)
     _result_keys: dict[Any, int] = field(default_factory=dict)
     _runners: dict[Any, TileRunner] = field(default_factory=dict)
+    _chains: dict[Any, Json] = field(default_factory=dict)
 
     def choices(self, key: str) -> tuple[Choice, ...]:
         """The choices of a control."""
@@ -163,22 +164,24 @@ class Recording:
             "step_cycles": window.step_cycles,
             "clock_hz": request.machine.clock_hz,
             "roofline_cycles": [round(terms.totals.get(unit, 0.0), 2) for unit in UNITS],
-            "chain": self._chain(critical_chain(code, np.array(timeline.ctas[0].trips))),
+            "chain": self._chain(timeline.ctas[0], window, code),
         })  # fmt: skip
         self.blobs.append(blob)
         return len(self.steps) - 1
 
-    def _chain(self, chain: CriticalChain) -> Json:
-        """The critical chain: the number of each row's link, and its cycles."""
-        return {
-            "links": [
-                self._part("links", [row.role, row.what, row.unit, row.reason])
-                for row in chain.rows
-            ],
-            "cycles": [round(row.cycles, 2) for row in chain.rows],
-            "steps": chain.steps,
-            "settled": chain.settled,
-        }
+    def _chain(self, cta: CtaTimeline, window: Window, code: EventCode) -> Json:
+        """The critical chain, shared by equal steps: numbers of its rows' links, their cycles."""
+        key = timing_of(cta, window)
+        if key not in self._chains:
+            chain = critical_chain(code, np.array(cta.trips))
+            links = [[row.role, row.what, row.unit, row.reason] for row in chain.rows]
+            self._chains[key] = {
+                "links": [self._part("links", link) for link in links],
+                "cycles": [round(row.cycles, 2) for row in chain.rows],
+                "steps": chain.steps,
+                "settled": chain.settled,
+            }
+        return self._chains[key]
 
     def _plan_parts(self, plan: PipelinePlan, machine: Machine, touches: Touches) -> Json:
         """The plan's data, with what many plans share replaced by its number."""
