@@ -40,7 +40,7 @@ export function drawTimeline(steps, onMoment) {
   const tip = el("p", { class: "tip", id: "tip" }, " ");
   section.querySelector(".drawing")?.remove();
   const ns = 1e9 / steps[0].step.clock_hz;
-  const about = `Two steps of ${number(steps[0].step.step_cycles)} cycles (${number(steps[0].step.step_cycles * ns)} ns) each, as simulated. Above the warp roles, below the units they keep busy.`;
+  const about = `Two steps of ${number(steps[0].step.step_cycles)} cycles (${number(steps[0].step.step_cycles * ns)} ns) each, as simulated. Above the warp roles, below the units they keep busy. Grey: waiting for the signal that is named; a triangle: arriving at one.`;
   const drawing = el(
     "div",
     { class: "drawing" },
