@@ -28,6 +28,7 @@ from fa4.call import Call
 IMPLEMENTATIONS = ("auto", *NAMES)
 EMULATE = "FA4_EMULATE"
 KERNEL_OF = {(9, 0): "sm90", (10, 0): "sm100", (10, 3): "sm100"}  # by compute capability
+MADE_FOR = {"sm100": "a B200 or B300", "sm90": "an H100 or H200"}
 MOST_SEED = 2**31 - 1
 _OFF = ("", "0", "off", "no", "false")
 

@@ -116,12 +116,14 @@ def find_gpu(capability: tuple[int, int], family: str = "") -> Gpu:
 
 def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec | WarpgroupSpec:
     """The kernel of a call. Raises NotSupported, with the reason, if there is none."""
-    family = FAMILIES[gpu.arch]
-    check(call, family)
-    return _choose_hopper(call, gpu) if family == "sm90" else _choose_blackwell(call, gpu)
+    choose: Any = choose_sm90_spec if FAMILIES[gpu.arch] == "sm90" else choose_sm100_spec
+    found: ForwardSpec | WarpgroupSpec = choose(call, gpu)
+    return found
 
 
-def _choose_hopper(call: ForwardCall, gpu: Gpu) -> WarpgroupSpec:
+def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
+    """The same for Hopper."""
+    check(call, "sm90")
     group = _packed_heads(call, WARPGROUP_ROWS)
     features = _features(call) | {"lse": call.lse, "group": group, "gpu": gpu}
     if call.numerics is not None:
@@ -146,7 +148,9 @@ def _packed_heads(call: ForwardCall, rows: int) -> int:
     return call.group if packs else 1
 
 
-def _choose_blackwell(call: ForwardCall, gpu: Gpu) -> ForwardSpec:
+def choose_sm100_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
+    """The same for Blackwell."""
+    check(call)
     features, group = _features(call), _packed_heads(call, TILE_ROWS)
     spec = tuned_spec(
         call.head_dim,

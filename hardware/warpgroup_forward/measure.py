@@ -195,21 +195,26 @@ def burst_ms(function: Callable[[], Any], calls: int) -> float:
     return start.elapsed_time(end) / calls
 
 
+def calls_of_burst(name: str, function: Callable[[], Any]) -> int:
+    """How often it is called in a burst; 0 if it cannot be, which is said."""
+    import torch
+
+    try:
+        function()
+        torch.cuda.synchronize()
+        return max(1, min(100, round(BURST_MS / burst_ms(function, 2))))
+    except Exception as error:
+        print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        return 0
+
+
 def measured(
     functions: dict[str, Callable[[], Any]], meter: Meter, pause_s: float
 ) -> tuple[dict[str, list[float]], dict[str, list[tuple[int, float]]]]:
     """Milliseconds per call of each, in bursts that take turns; clocks and power behind them."""
-    import torch
 
-    calls, working = {}, {}
-    for name, function in functions.items():
-        try:
-            function()
-            torch.cuda.synchronize()
-            calls[name] = max(1, min(100, round(BURST_MS / burst_ms(function, 2))))
-            working[name] = function
-        except Exception as error:
-            print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    calls = {name: calls_of_burst(name, function) for name, function in functions.items()}
+    working = {name: function for name, function in functions.items() if calls[name]}
     found: dict[str, list[float]] = {name: [] for name in working}
     state: dict[str, list[tuple[int, float]]] = {name: [] for name in working}
     for _ in range(ROUNDS):

@@ -16,19 +16,23 @@ LONGEST_FIRST = ("lpt", "clc", "snake")
 
 
 class TiledSpec(Protocol):
-    """What the rows of a work tile depend on: part of every kernel's spec.
-
-    tile_rows, tile_n: rows of a Q tile and of a KV tile; q_tiles: Q tiles of a CTA.
-    """
+    """What the rows of a work tile depend on: part of every kernel's spec."""
 
     @property
-    def cta_group(self) -> int: ...
+    def cta_group(self) -> int:
+        """CTAs that work together."""
+
     @property
-    def tile_rows(self) -> int: ...
+    def tile_rows(self) -> int:
+        """Rows of a Q tile."""
+
     @property
-    def tile_n(self) -> int: ...
+    def tile_n(self) -> int:
+        """Keys of a KV tile."""
+
     @property
-    def q_tiles(self) -> int: ...
+    def q_tiles(self) -> int:
+        """Q tiles of a CTA."""
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,7 @@ def raise_references(
     factor, room = code.read(scale), code.read(slack)
     limits = [code.do("add.rn.f32", one, room) for one in references]
     found = [_largest(code, of_row(registers, row)) for row in range(ROWS_OF_THREAD)]
-    above = [
-        code.do("setp.gt.f32", *two, kind="pred") for two in zip(found, limits, strict=True)
-    ]
+    above = [code.do("setp.gt.f32", *two, kind="pred") for two in zip(found, limits, strict=True)]
     either = code.do("or.pred", *above, kind="pred")
     needed = code.do("vote.sync.any.pred", either, FULL_MASK, kind="pred")
     alphas = [code.do("mov.f32", literal(1.0)) for _ in found]
@@ -169,9 +167,7 @@ def _polynomial_exp2(code: PtxBlock, x: str, degree: int) -> str:
     return code.do("mov.b32", code.do("add.s32", bits, shifted, kind="b32"))
 
 
-def add_rows(
-    values: list[Float32], totals: list[Float32], factors: list[Float32]
-) -> list[Float32]:
+def add_rows(values: list[Float32], totals: list[Float32], factors: list[Float32]) -> list[Float32]:
     """Each row's total * factor + its elements."""
     code = PtxBlock()
     registers, before, scales = (code.read_all(one) for one in (values, totals, factors))
@@ -240,5 +236,3 @@ def store_matrices(words: list[Int32], base: Int32, thread: Int32, row_bytes: in
             f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{chunks[chunk]}+{offset}], {{{operands}}};"
         )
     code.trace(effects=True)
-
-

@@ -5,6 +5,12 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.sm90.forward.consumer import ConsumerWork, consume
+from fa4.sm90.forward.load import TileLoad, load
+from fa4.sm90.forward.output import OutputTile
+from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
+from fa4.sm90.forward.schedule import heads_at_once
+from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import query_view
 from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
@@ -14,12 +20,6 @@ from fa4.sm100.kit.signals import Signals, init_signals
 from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
 from fa4.sm100.kit.units import WARP, WARPGROUP, padded_dim
 from fa4.sm100.kit.views import ending_view, rows_first, swizzled_layout
-from fa4.sm90.forward.consumer import Work, consume
-from fa4.sm90.forward.load import Operand, load
-from fa4.sm90.forward.output import Output
-from fa4.sm90.forward.products import Products, operand_tiles
-from fa4.sm90.forward.schedule import heads_at_once
-from fa4.sm90.forward.spec import WarpgroupSpec
 
 
 def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
@@ -101,7 +101,8 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
     if has_role(warp, plan.role("load")):
         take_registers(plan, plan.role("load"))
         operands = [
-            Operand(*loads[i], shared_tensor(spec, memory, name)) for i, name in enumerate("qkv")
+            TileLoad(*(*loads[i], shared_tensor(spec, memory, name)))
+            for i, name in enumerate("qkv")
         ]
         load(signals.of("load"), problem, *operands)
     first, last = plan.role("consumer0"), plan.role(f"consumer{spec.consumers - 1}")
@@ -111,7 +112,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
         probabilities = None
         if cutlass.const_expr(spec.p_source == "smem"):
             probabilities = shared_tensor(spec, memory, "p")[None, None, number]
-        work = Work(
+        work = ConsumerWork(
             spec=spec,
             number=number,
             products=make_products(spec, memory, number),
@@ -122,7 +123,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
             mods=Mods(spec, score_scale, aux),
         )
         shared = shared_tensor(spec, memory, "o")[None, None, number]
-        output = Output(*store, shared, scale_log2, lse, sink)
+        output = OutputTile(*(*store, shared, scale_log2, lse, sink))
         consume(signals.of("consumer#").numbered(number), problem, work, output)
     for idle, registers in plan.idle_warps.items():
         if warp == idle:
@@ -137,7 +138,7 @@ def shared_tensor(spec: WarpgroupSpec, memory: cute.Pointer, name: str) -> cute.
     return cute.make_tensor(pointer, layout.outer)
 
 
-def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> Products:
+def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> WarpgroupProducts:
     """Descriptors of warpgroup `number`'s rows of Q, and of K and V."""
     plan, shapes = spec.plan, tile_shapes(spec)
     start = memory.toint().to(Int32)
@@ -148,7 +149,7 @@ def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> P
         place = start + (plan.buffer(name).start + stage * stage_bytes)
         return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes)
 
-    return Products(
+    return WarpgroupProducts(
         q=tiles("q", False, number),
         k=tiles("k", False),
         v=tiles("v", True),

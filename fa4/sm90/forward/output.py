@@ -9,19 +9,19 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import output_over_queries
+from fa4.sm90.forward import fragment
 from fa4.sm100.forward.correction import LN_2, add_sink, store_lse
 from fa4.sm100.kit.descriptors import swizzle_bytes
 from fa4.sm100.kit.rowmath import rounded
 from fa4.sm100.kit.signals import CTA_BARRIER, Signals, named_numbers
 from fa4.sm100.kit.tiles import WorkTile
 from fa4.sm100.kit.units import WARP, WARPGROUP
-from fa4.sm90.forward import fragment
 
 VECTOR = 8  # elements of a 16-byte store
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputTile:
     """O in shared memory, (rows, cols) of this warpgroup, and in global memory.
 
     atom, tensor: TMA store and its coordinates; or, where a sequence may end inside a tile of the
@@ -38,7 +38,7 @@ class Output:
 
 @cute.jit
 def finish(
-    signals: Signals, work: Any, tile: WorkTile, output: Output, rows: tuple, state: Any
+    signals: Signals, work: Any, tile: WorkTile, output: OutputTile, rows: tuple, state: Any
 ) -> None:
     """O / l of this warpgroup's rows, and LSE."""
     spec: cutlass.Constexpr = tile.spec
@@ -70,11 +70,13 @@ def finish(
             signals.wait("stored#")
         meet_warpgroup(signals)
         signals.arrive_once("q_empty")
-    if cutlass.const_expr(output.lse is not None):
+    if cutlass.const_expr(output.lse is not None):  # noqa: SIM102
         if thread % fragment.QUAD == 0:
             for row, total, peak in zip(rows, totals, peaks, strict=True):
                 lse = (peak + cute.math.log2(total, fastmath=True)) * LN_2
-                store_lse(output.lse, tile, row, cutlass.select_(is_empty(total), -Float32.inf, lse))
+                store_lse(
+                    output.lse, tile, row, cutlass.select_(is_empty(total), -Float32.inf, lse)
+                )
 
 
 def share(words: list[Int32], shared: cute.Tensor) -> None:
@@ -94,12 +96,13 @@ def close(signals: Signals, spec: cutlass.Constexpr) -> None:
 
 def meet_warpgroup(signals: Signals) -> None:
     """The warps of this warpgroup meet, at the named barriers behind the plan's."""
+    number: Any = signals.number
     first = CTA_BARRIER + 1 + len(named_numbers(signals.plan))
-    cute.arch.barrier(barrier_id=first + signals.number, number_of_threads=WARPGROUP)
+    cute.arch.barrier(barrier_id=first + number, number_of_threads=WARPGROUP)
 
 
 def normalisers(
-    output: Output, tile: WorkTile, rows: tuple, totals: list, peaks: list
+    output: OutputTile, tile: WorkTile, rows: tuple, totals: list, peaks: list
 ) -> tuple[list[Float32], list[Float32], list[Float32]]:
     """Each row's l and m in powers of 2, with its sink, and the factor of O."""
     found = []
@@ -118,7 +121,7 @@ def is_empty(total: Float32) -> Boolean:
     return (total == 0.0) | (total != total)
 
 
-def store_by_tma(output: Output, tile: WorkTile, number: Int32) -> None:
+def store_by_tma(output: OutputTile, tile: WorkTile, number: Int32) -> None:
     """O; TMA leaves out rows and columns that the tensor does not have."""
     shape = tuple(cute.size(mode) for mode in output.shared.shape)
     tensor = output.tensor[None, None, tile.head, tile.batch]
@@ -134,7 +137,7 @@ def store_by_tma(output: Output, tile: WorkTile, number: Int32) -> None:
 
 
 @cute.jit
-def store_rows(output: Output, tile: WorkTile, number: Int32, thread: Int32) -> None:
+def store_rows(output: OutputTile, tile: WorkTile, number: Int32, thread: Int32) -> None:
     """O with 16-byte stores, a row's vectors side by side; rows beyond the sequence stay out."""
     spec: cutlass.Constexpr = tile.spec
     vectors: cutlass.Constexpr = spec.head_dim_v // VECTOR

@@ -23,9 +23,9 @@ class WarpgroupSpec:
     Features, up to aux, are those of `fa4.sm100.forward.spec.ForwardSpec`. The rest are choices of
     `WarpgroupPipeline`: consumers warpgroups of 64 rows of queries, KV tiles of tile_n keys in
     kv_stages stages; p_source, where P enters PV from ("registers" or "smem"); overlap, ping_pong.
-    scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first,
-    back and forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the emulated exponentials, counted along the
-    columns of a row that a thread holds, two of every eight.
+    scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first, back and
+    forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
+    emulated exponentials, of the pairs that a thread has in every eight columns.
     """
 
     head_dim: int
