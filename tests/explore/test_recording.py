@@ -279,9 +279,24 @@ def test_other_machines_take_their_place(tmp_path: Any) -> None:
         else c.only("fa4") if c.key == "kernel" else c.only("bwd") if c.key == "pass" else c
         for c in with_machines(controls(quick=True), (str(path),))
     )  # fmt: skip
-    recording = record_grid(few, lambda: None)
+    done: list[None] = []
+    recording = record_grid(few, lambda: done.append(None))
+    assert len(done) == count_shapes(few)
     head, _ = unpack(pack(recording, read_verdicts()))
     assert head["machines"][str(path)]["name"] == "B200 (mine)"
+
+
+def test_a_machine_without_pairs_refuses_them(tmp_path: Any) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text('base = "b200"\n[gpu]\nsm_count = 1\n')
+    few = tuple(
+        c.only("128") if c.key == "head_dim" else c.only("1k") if c.key == "seqlen"
+        else c.only("fa4") if c.key == "kernel" else c.only("bwd") if c.key == "pass" else c
+        for c in with_machines(controls(quick=True), (str(path),))
+    )  # fmt: skip
+    recording = record_grid(few, lambda: None)
+    assert any("a CTA pair needs 2 SMs" in reason for reason in recording.reasons.values)
+    assert recording.results and min(recording.point_results) < 0
 
 
 def test_packing_is_repeatable_and_versioned(small: Small) -> None:
