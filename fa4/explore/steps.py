@@ -55,6 +55,22 @@ def find_window(cta: CtaTimeline) -> Window:
     return Window(times[FIRST_STEP], times[FIRST_STEP + STEPS])
 
 
+def timing_of(cta: CtaTimeline, window: Window) -> tuple[Any, ...]:
+    """What is equal if and only if roles and units do the same at the same times in the window."""
+    events = tuple(
+        (event.role, event.what, round(event.start - window.start, 3),
+         round(event.end - event.start, 3), round(event.done - event.end, 3),
+         round(event.stalled, 3))
+        for event in cta.events if window.start <= event.start < window.end
+    )  # fmt: skip
+    slices = tuple(
+        (piece.unit, piece.role, piece.what, round(piece.start - window.start, 3),
+         round(piece.end - piece.start, 3))
+        for piece in cta.unit_slices if window.start <= piece.start < window.end
+    )  # fmt: skip
+    return round(window.step_cycles, 3), events, slices
+
+
 @dataclass(frozen=True)
 class PlacedEvent:
     """An event of the timeline, its line in its role's program, and the memory it touches."""
