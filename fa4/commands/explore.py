@@ -54,6 +54,7 @@ def explore(
     if machine:
         grid = with_machines(grid, tuple(dict.fromkeys(machine)))
     verdicts = read_verdicts()
+    build_page("")  # what the page is made of is there
     began = time.perf_counter()
     with progress_bar(count_shapes(grid)) as advance:
         recording = record_grid(grid, advance)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import resources
 
 FOLDER = "web"
-ENTRY = "main.js"
+PAGE, STYLES, ENTRY = "page.html", ("base.css", "figures.css"), "main.js"
 MOST_BYTES = 4_000_000  # of the whole file
 
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w-]+)\.js";$', re.MULTILINE)
@@ -20,13 +20,11 @@ _LEFT = re.compile(r"^\s*(?:import|export)\b.*$", re.MULTILINE)
 
 
 def read_files() -> dict[str, str]:
-    """Name -> text of the files that the page is made of."""
+    """Name -> text of the files that the page is made of. Raises FileNotFoundError."""
     folder = resources.files("fa4.explore").joinpath(FOLDER)
-    return {
-        item.name: item.read_text(encoding="utf-8")
-        for item in folder.iterdir()
-        if item.name.endswith((".js", ".css", ".html"))
-    }
+    modules = [item.name for item in folder.iterdir() if item.name.endswith(".js")]
+    names = (PAGE, *STYLES, *modules)
+    return {name: folder.joinpath(name).read_text(encoding="utf-8") for name in names}
 
 
 def bundle(files: Mapping[str, str], entry: str = ENTRY) -> str:
@@ -70,8 +68,8 @@ def build_page(data: str) -> str:
     script = bundle(files)
     if "</script" in script.lower():
         raise ValueError("a module holds </script, which would end it")
-    style = "\n".join(files[name] for name in sorted(files) if name.endswith(".css"))
-    page = files["page.html"]
+    style = "\n".join(files[name] for name in STYLES)
+    page = files[PAGE]
     for mark, content in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("DATA<!---->", data)):
         before, found, after = page.partition(mark)
         if not found:

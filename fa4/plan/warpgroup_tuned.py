@@ -1,8 +1,9 @@
 """Which tiles a Hopper forward kernel gets for a problem: the one place where they are chosen.
 
-Measured on an H200 at 1,980 MHz with `hardware.warpgroup_forward.measure`: bf16, 16k tokens, hidden
-size 2048. Long problems take the fastest tile. A short one takes that with which all SMs have work,
-little of it is padding and not much is spent on the beginning and the end of work tiles.
+Measured on an H200: TFLOP/s of the kernel in `fa4.sm90.forward`, bf16, one sequence of 16k tokens,
+hidden size 2048, by `hardware.warpgroup_forward.measure`; those of 64 rows are assumed where their
+comment says so, at the share that they reach with head dim 128. Long problems take the fastest
+tile. A short one takes that with which all SMs have work and little of it is padding.
 """
 
 from __future__ import annotations
@@ -18,37 +19,71 @@ from fa4.plan.warpgroup import warpgroup_plan
 
 @dataclass(frozen=True)
 class WarpgroupTile:
-    """Warpgroups of 64 rows and keys of a KV tile, and what they were measured at.
-
-    tflops: with one sequence of 16k. start: what a work tile takes beside its keys, in rows times
-    keys per TFLOP/s, from sequences of 512 or 1k.
-    """
+    """Warpgroups of 64 rows, keys of a KV tile, what was measured, and who has turns."""
 
     consumers: int
     tile_n: int
     tflops: float
-    start: float
+    ping_pong: bool | None = None
 
 
-# Of one warpgroup, measured with d 128: what it reaches of the speed of two, and its start.
-_ONE, _ONE_START = 475 / 711, 20
-# (largest d and dv, masked) -> tiles, that of fewest warpgroups last. 192: of dv up to 128.
+_ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128 keys
+
+# (largest d and dv, masked) -> tiles, the fastest first. (192, 128) is the class of dv to 128.
+# Without a mask, times what that call's last wave of work tiles leaves idle on 132 SMs.
 TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
-    (64, False): (WarpgroupTile(3, 128, 596, 91), WarpgroupTile(2, 128, 449, 47)),
-    (64, True): (WarpgroupTile(3, 128, 566, 109), WarpgroupTile(2, 128, 466, 46)),
-    (96, False): (WarpgroupTile(3, 112, 687, 49), WarpgroupTile(3, 96, 677, 43)),
-    (96, True): (WarpgroupTile(3, 112, 618, 42), WarpgroupTile(3, 96, 608, 38)),
-    (128, False): (
-        WarpgroupTile(3, 80, 775, 38),
-        WarpgroupTile(2, 144, 741, 46),
-        WarpgroupTile(2, 128, 735, 36),
+    (64, False): (
+        WarpgroupTile(3, 128, 596 * 1.015, ping_pong=False),
+        WarpgroupTile(2, 128, 449 * 1.031, ping_pong=False),
+        WarpgroupTile(1, 128, 449 * _ONE * 1.031),  # assumed
     ),
-    (128, True): (WarpgroupTile(3, 80, 703, 47), WarpgroupTile(2, 128, 734, 32)),
-    (192, False): (WarpgroupTile(2, 128, 769, 41),),
-    (192, True): (WarpgroupTile(2, 128, 733, 39), WarpgroupTile(2, 112, 732, 46)),
-    (256, False): (WarpgroupTile(2, 80, 829, 34),),
-    (256, True): (WarpgroupTile(2, 80, 808, 42), WarpgroupTile(2, 64, 785, 39)),
+    (64, True): (
+        WarpgroupTile(3, 128, 554, ping_pong=False),
+        WarpgroupTile(2, 128, 428),
+        WarpgroupTile(1, 128, 428 * _ONE),  # assumed
+    ),
+    (96, False): (
+        WarpgroupTile(3, 112, 684 * 1.063),
+        WarpgroupTile(3, 96, 664 * 1.063),
+        WarpgroupTile(2, 128, 664 * 561 / 640 * 1.031),  # assumed
+        WarpgroupTile(1, 128, 664 * 561 / 640 * _ONE * 1.031),  # assumed
+    ),
+    (96, True): (
+        WarpgroupTile(3, 112, 682),
+        WarpgroupTile(3, 96, 668),
+        WarpgroupTile(2, 128, 668 * 561 / 640),  # assumed
+        WarpgroupTile(1, 128, 668 * 561 / 640 * _ONE),  # assumed
+    ),
+    (128, False): (
+        WarpgroupTile(3, 80, 785 * 1.063),
+        WarpgroupTile(2, 128, 735 * 1.031),
+        WarpgroupTile(1, 128, 735 * _ONE * 1.031),  # assumed
+    ),
+    (128, True): (
+        WarpgroupTile(3, 80, 776),
+        WarpgroupTile(2, 128, 715),
+        WarpgroupTile(1, 128, 715 * _ONE),  # assumed
+    ),
+    (192, False): (
+        WarpgroupTile(3, 80, 781 * 1.063),
+        WarpgroupTile(2, 128, 763 * 1.031, ping_pong=True),
+        WarpgroupTile(1, 128, 763 * _ONE * 1.031),  # assumed
+    ),
+    (192, True): (
+        WarpgroupTile(3, 80, 782),
+        WarpgroupTile(2, 128, 733, ping_pong=True),
+        WarpgroupTile(1, 128, 733 * _ONE),  # assumed
+    ),
+    (256, False): (
+        WarpgroupTile(2, 80, 833 * 1.031),
+        WarpgroupTile(2, 64, 808 * 1.031),
+        WarpgroupTile(1, 80, 833 * _ONE * 1.031),  # assumed
+    ),
 }
+# Keys' worth of time that a work tile costs beside its steps: its first S and its store. From the
+# same run: calls of 512 to 4k tokens beside those of 16k, head dims 64 and 128.
+START_KEYS = 160
+START_KEYS_CAUSAL = {1: 80, 2: 80, 3: 250}  # by warpgroups; of one, assumed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +106,7 @@ class WarpgroupProblem:
 
 @lru_cache(maxsize=1024)
 def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
-    """The pipeline of a problem on a machine of compute capability 9.0; head dims as the kernel's.
+    """The pipeline of a problem on a machine of compute capability 9.0; head dims padded by 16.
 
     Raises ValueError for head dims above 256, and where no tile fits the machine.
     """
@@ -80,6 +115,12 @@ def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
         dims = problem.head_dim, problem.head_dim_v
         raise ValueError(f"no tile of (d, dv) = {dims} fits into {gpu.name}'s shared memory")
     return min(found, key=lambda one: _cost(one[0], problem, gpu.sm_count))[1]
+
+
+def work_tiles(consumers: int, problem: WarpgroupProblem) -> int:
+    """How many there are, of all sequences and heads."""
+    blocks = -(-max(problem.rows, 1) // (consumers * WARPGROUP_ROWS))
+    return blocks * problem.heads * problem.batch
 
 
 def _fitting(
@@ -94,27 +135,25 @@ def _fitting(
                 causal=problem.masked,
                 tile_n=tile_n,
                 consumers=tile.consumers,
-                scheduler="lpt" if problem.masked else "static",
+                ping_pong=tile.ping_pong,
             )
             try:
                 plan = warpgroup_plan(pipeline, gpu)
             except ValueError:  # too large for shared memory
                 continue
             if not any(role.spilled_registers for role in plan.roles):
-                yield WarpgroupTile(tile.consumers, tile_n, tile.tflops, tile.start), pipeline
+                yield WarpgroupTile(tile.consumers, tile_n, tile.tflops), pipeline
                 break
 
 
 def _measured(problem: WarpgroupProblem) -> tuple[WarpgroupTile, ...]:
-    """Those of the head dims' class, and one warpgroup alone, for few rows."""
     widest = max(problem.head_dim, problem.head_dim_v)
     if widest > 256:
         raise ValueError(f"head dims are at most 256; got {widest}")
     if widest > 128:
         widest = 192 if widest <= 192 and problem.head_dim_v <= 128 else 256
-    tiles = TILES[min(dim for dim, _ in TILES if dim >= widest), problem.masked]
-    two = tiles[-1]
-    return *tiles, WarpgroupTile(1, two.tile_n, two.tflops * _ONE, _ONE_START)
+    width = min(dim for dim, _ in TILES if dim >= widest)
+    return TILES.get((width, problem.masked)) or TILES[width, False]
 
 
 def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> float:
@@ -124,11 +163,11 @@ def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> float:
     the longest does.
     """
     rows = tile.consumers * WARPGROUP_ROWS
-    blocks = -(-max(problem.rows, 1) // rows)
-    shares = [(i + 1) / blocks for i in range(blocks)] if problem.causal else [1.0]
-    steps = [max(1, -(-problem.keys * share // tile.tile_n)) for share in shares]
-    times = [rows * tile.tile_n * count / tile.tflops + tile.start for count in steps]
-    tiles = blocks * problem.heads * problem.batch
+    keys = -(-max(problem.keys, 1) // tile.tile_n) * tile.tile_n
+    start = START_KEYS_CAUSAL[tile.consumers] if problem.causal else START_KEYS
+    longest = rows * (keys + start) / tile.tflops
+    count = work_tiles(tile.consumers, problem)
     if not problem.causal:
-        return -(-tiles // sms) * times[0]
-    return max(tiles / sms * sum(times) / blocks, times[-1])
+        return -(-count // sms) * longest
+    mean = rows * (min(keys, (problem.keys + rows + tile.tile_n) / 2) + start) / tile.tflops
+    return max(count / sms * mean, longest)

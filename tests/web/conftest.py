@@ -116,23 +116,33 @@ def opened(browser: Any, explorer: Explorer) -> Iterator[Open]:
     tabs: list[Tab] = []
 
     def show(fragment: str = "", width: int = WIDE, **options: Any) -> Tab:
-        page = browser.new_page(viewport={"width": width, "height": 950}, **options)
-        page.set_default_timeout(MILLISECONDS)
-        tab = Tab(page)
-        tabs.append(tab)
-        page.on("console", lambda said: tab.problems.append(f"{said.type}: {said.text}"))
-        page.on("pageerror", lambda error: tab.problems.append(str(error)))
-        page.on("request", lambda asked: tab.requests.append(asked.url))
-        page.goto(f"{explorer.file.as_uri()}#{fragment}")
-        page.wait_for_selector("html[data-ready=yes]", state="attached")
-        return tab
+        tabs.append(open_tab(browser, explorer.file, fragment, width=width, **options))
+        tabs[-1].page.wait_for_selector("html[data-ready=yes]", state="attached")
+        return tabs[-1]
 
     yield show
     for tab in tabs:
-        problems, requests = tab.problems, {url.partition("#")[0] for url in tab.requests}
         tab.page.close()
-        assert problems == []
-        assert {url for url in requests if url != "data:,"} == {explorer.file.as_uri()}
+        assert what_is_wrong(tab, explorer.file) == []
+
+
+def open_tab(
+    browser: Any, file: Path, fragment: str = "", *, width: int = WIDE, **options: Any
+) -> Tab:
+    """The file in a page of its own, which notes what it says and asks for."""
+    tab = Tab(browser.new_page(viewport={"width": width, "height": 950}, **options))
+    tab.page.set_default_timeout(MILLISECONDS)
+    tab.page.on("console", lambda said: tab.problems.append(f"{said.type}: {said.text}"))
+    tab.page.on("pageerror", lambda error: tab.problems.append(str(error)))
+    tab.page.on("request", lambda asked: tab.requests.append(asked.url))
+    tab.page.goto(f"{file.as_uri()}#{fragment}")
+    return tab
+
+
+def what_is_wrong(tab: Tab, file: Path) -> list[str]:
+    """What the page said on its console, and what it asked for but itself."""
+    asked = {url.partition("#")[0] for url in tab.requests} - {"data:,", file.as_uri()}
+    return tab.problems + sorted(asked)
 
 
 @pytest.fixture(scope="session")

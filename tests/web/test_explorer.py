@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fa4 import cli
 from fa4.sim.options import build
-from tests.web.conftest import NARROW, PICTURES, Explorer, Open, Tab
+from tests.web.conftest import (
+    NARROW,
+    PICTURES,
+    Explorer,
+    Open,
+    Tab,
+    open_tab,
+    what_is_wrong,
+)
 
 pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
 
@@ -41,6 +50,24 @@ def test_it_opens_from_the_disk(opened: Open, explorer: Explorer) -> None:
     for name in ("timeline", "memory", "barriers", "program", "verdict", "roofline", "chain",
                  "levers"):  # fmt: skip
         assert len(tab.text(f"#{name}")) > 40, name
+
+
+def test_a_page_that_asks_or_complains_is_noticed(browser: Any, tmp_path: Path) -> None:
+    """Planted: an error, a request to the disk, and one elsewhere."""
+    file = tmp_path / "page.html"
+    for text, message in (
+        ("<script>throw new Error('planted')</script>", "planted"),
+        ("<script>console.error('planted')</script>", "error: planted"),
+        ("<img src='other.png'>", "other.png"),
+        ("<script src='http://127.0.0.1:9/x.js'></script>", "http://127.0.0.1:9/x.js"),
+    ):
+        file.write_text(f"<link rel=icon href='data:,'>{text}")
+        tab = open_tab(browser, file)
+        tab.page.wait_for_timeout(50)
+        tab.page.close()
+        assert any(message in one for one in what_is_wrong(tab, file)), text
+    file.write_text("<link rel=icon href='data:,'><p>calm</p>")
+    assert what_is_wrong(open_tab(browser, file), file) == []
 
 
 def test_every_control_changes_picture_and_numbers(opened: Open, explorer: Explorer) -> None:
@@ -189,6 +216,7 @@ def test_keys_and_playing(opened: Open) -> None:
     tab.page.keyboard.press("?")
     assert tab.page.locator("#help").is_visible()
     tab.page.keyboard.press("Escape")
+    tab.until("!document.getElementById('help').open")
     tab.page.keyboard.press("t")
     assert tab.page.evaluate("document.documentElement.dataset.theme") == "dark"
 

@@ -118,20 +118,23 @@ def bind_product(instruction: PtxInstruction, context: KernelContext) -> Handler
 
     smem_access = Access(instruction.line, async_proxy=True)
     own = ProductInstruction(instruction.line, form, d, a, smem_access, held)
-    a_desc = None if a is not None else context.reader(operands[1], "b64")
-    b_desc, scale = context.reader(operands[2], "b64"), context.reader(operands[3], "pred")
+    readers = [context.reader(operands[2], "b64"), context.reader(operands[3], "pred")]
+    if a is None:
+        readers.insert(0, context.reader(operands[1], "b64"))
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
         group = warpgroup_of(fragment, mask, "wgmma.mma_async")
-        values = [read(warp) for read in (a_desc, b_desc, scale) if read is not None]
-        if any((value != value[0]).any() for value in values):
-            raise fragment.fatal(
-                "divergence", "wgmma.mma_async: the lanes give different descriptors or scale-d"
-            )
-        found = [int(value[0]) for value in values]
+        found = []
+        for read in readers:
+            lanes = read(warp).tolist()
+            if lanes.count(lanes[0]) != len(lanes):
+                raise fragment.fatal(
+                    "divergence", "wgmma.mma_async: the lanes give different descriptors or scale-d"
+                )
+            found.append(lanes[0])
         smem = [operand_at(form, "b", found[-2])]
-        if a_desc is not None:
+        if a is None:
             smem.append(operand_at(form, "a", found[0]))
         _issue(fragment, group, own, smem, bool(found[-1]))
 
@@ -155,6 +158,9 @@ def warpgroup_of(fragment: Fragment, mask: int, what: str) -> WarpgroupUnit:
             "divergence", f"{what} by lanes {mask:#010x}: all of the warp must execute it together"
         )
     number = warp.index // WARPS
+    known = cta.warpgroups.get(number)
+    if known is not None:
+        return known
     first = number * WARPS
     members = cta.warps[first : first + WARPS]
     if len(members) < WARPS or any(member.threads != FULL_MASK for member in members):
@@ -163,8 +169,7 @@ def warpgroup_of(fragment: Fragment, mask: int, what: str) -> WarpgroupUnit:
             f"{what} needs four whole warps from a multiple of four on: the CTA has "
             f"{cta.grid.thread_count - 32 * first} threads from warp {first} on",
         )
-    if number not in cta.warpgroups:
-        cta.warpgroups[number] = WarpgroupUnit(first)
+    cta.warpgroups[number] = WarpgroupUnit(first)
     return cta.warpgroups[number]
 
 
@@ -194,7 +199,8 @@ def _issue(
         touch = Touch(actor, own.smem, READ, actor.lane)
         for operand in smem:
             record_shared(cta, operand.by_warp[place], UNIT_BYTES, touch)
-    check_swizzle(fragment, [cta], [_pages(operand) for operand in smem])
+    if cta.swizzles:
+        check_swizzle(fragment, [cta], [_pages(operand) for operand in smem])
     key = own.line, accumulate, tuple(operand.descriptor for operand in smem)
     words = own.a.read(warp) if own.a is not None else None
     meeting = group.join(place, products.issued, own.line, key, words)

@@ -23,25 +23,68 @@ export function drawBarriers(next, onRole) {
   const x = Object.fromEntries(plan.roles.map((role, i) => [role.name, NAME + gap * (i + 0.5)]));
   const signals = [...plan.signals].sort((a, b) => order(plan, a) - order(plan, b));
   const height = TOP + signals.length * ROW + 4;
-  const svg = sv("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img",
-    "aria-label": `${plan.signals.length} signals between ${plan.roles.length} roles` });
+  const svg = sv("svg", {
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+    class: "chart",
+    role: "img",
+    "aria-label": `${plan.signals.length} signals between ${plan.roles.length} roles`,
+  });
   for (const role of plan.roles) {
-    svg.append(sv("line", { x1: x[role.name], x2: x[role.name], y1: TOP - 4, y2: height - 2, class: "life" }));
-    const mark = sv("g", { class: "pick" }, sv("rect", { x: x[role.name] - 12, y: 2, width: 24, height: 17, rx: 4, class: `mark ${roleClass(role.name)}` }),
-      sv("text", { x: x[role.name], y: 15, "text-anchor": "middle", class: `letter on-${role.name}` }, letterOf(role.name)),
-      sv("title", {}, role.name));
+    svg.append(
+      sv("line", { x1: x[role.name], x2: x[role.name], y1: TOP - 4, y2: height - 2, class: "life" }),
+    );
+    const mark = sv(
+      "g",
+      { class: "pick" },
+      sv("rect", {
+        x: x[role.name] - 12,
+        y: 2,
+        width: 24,
+        height: 17,
+        rx: 4,
+        class: `mark ${roleClass(role.name)}`,
+      }),
+      sv(
+        "text",
+        { x: x[role.name], y: 15, "text-anchor": "middle", class: `letter on-${role.name}` },
+        letterOf(role.name),
+      ),
+      sv("title", {}, role.name),
+    );
     mark.addEventListener("click", () => onRole(role.name));
     svg.append(mark);
   }
   svg.append(sv("text", { x: width - 2, y: 14, "text-anchor": "end", class: "head" }, "phase · arrived"));
   signals.forEach((signal, i) => svg.append(signalRow(signal, TOP + i * ROW, x, width)));
-  const about = "An arrow leads from who arrives to who waits. The phase is complete when all have arrived; a ring marks a role that waits at the cursor.";
-  section.replaceChildren(heading("barriers", "Barriers", about),
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Barriers, scrolls sideways" }, svg),
-    tableOf("Barriers", ["signal", "kind", "arrive", "count", "bytes", "wait", "stages", "free at the start"], () => plan.signals.map((one) => [
-      one.name, one.kind, Object.entries(one.arrivals).map(([name, count]) => `${name} ${count}`).join(", "),
-      Object.values(one.arrivals).reduce((a, b) => a + b, 0), one.tx_bytes || "", one.waiters.join(", "), one.stages, one.free || "",
-    ])));
+  const about =
+    "An arrow leads from who arrives to who waits. The phase is complete when all have arrived; a ring marks a role that waits at the cursor.";
+  section.replaceChildren(
+    heading("barriers", "Barriers", about),
+    el(
+      "div",
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Barriers, scrolls sideways" },
+      svg,
+    ),
+    tableOf(
+      "Barriers",
+      ["signal", "kind", "arrive", "count", "bytes", "wait", "stages", "free at the start"],
+      () =>
+        plan.signals.map((one) => [
+          one.name,
+          one.kind,
+          Object.entries(one.arrivals)
+            .map(([name, count]) => `${name} ${count}`)
+            .join(", "),
+          Object.values(one.arrivals).reduce((a, b) => a + b, 0),
+          one.tx_bytes || "",
+          one.waiters.join(", "),
+          one.stages,
+          one.free || "",
+        ]),
+    ),
+  );
 }
 
 function order(plan, signal) {
@@ -53,8 +96,10 @@ function order(plan, signal) {
 function signalRow(signal, y, x, width) {
   const group = sv("g", { class: "signal" });
   const middle = y + ROW / 2;
-  group.append(sv("rect", { x: 0, y: y + 1, width, height: ROW - 2, rx: 3, class: "band" }),
-    sv("text", { x: 2, y: middle + 4, class: "name" }, signal.name));
+  group.append(
+    sv("rect", { x: 0, y: y + 1, width, height: ROW - 2, rx: 3, class: "band" }),
+    sv("text", { x: 2, y: middle + 4, class: "name" }, signal.name),
+  );
   const arrows = {};
   const rings = {};
   for (const waiter of signal.waiters) {
@@ -75,7 +120,10 @@ function arrow(from, to, y) {
   if (from === to) return [sv("path", { d: `M${from} ${y - 5}h12v10h-7m3 -3l-4 3l4 3` })];
   const way = Math.sign(to - from);
   const end = to - way * 8;
-  return [sv("circle", { cx: from, cy: y, r: 3, class: "start" }), sv("path", { d: `M${from} ${y}H${end}m${-way * 4} -3.5l${way * 4} 3.5l${-way * 4} 3.5` })];
+  return [
+    sv("circle", { cx: from, cy: y, r: 3, class: "start" }),
+    sv("path", { d: `M${from} ${y}H${end}m${-way * 4} -3.5l${way * 4} 3.5l${-way * 4} 3.5` }),
+  ];
 }
 
 /** Show counts and phases at a moment, and which signal has a wait or an arrival taken out. */
@@ -85,8 +133,10 @@ export function moveBarriers(t) {
   const [, , removed] = theState().off.split("/");
   for (const { signal, group, arrows, rings, count } of rows) {
     const now = found[signal.name];
-    for (const [name, shape] of Object.entries(arrows)) shape.classList.toggle("now", now.recent.includes(name));
-    for (const [name, ring] of Object.entries(rings)) ring.classList.toggle("waits", now.waiting.includes(name));
+    for (const [name, shape] of Object.entries(arrows))
+      shape.classList.toggle("now", now.recent.includes(name));
+    for (const [name, ring] of Object.entries(rings))
+      ring.classList.toggle("waits", now.waiting.includes(name));
     group.classList.toggle("busy", now.waiting.length > 0);
     group.classList.toggle("removed", removed === signal.name);
     const slot = signal.stages > 1 ? ` slot ${now.phases % signal.stages}` : ` parity ${now.phases % 2}`;

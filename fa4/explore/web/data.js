@@ -96,7 +96,9 @@ function resultOf(at, context, length, selection) {
     imbalance: columns.imbalance_share[at] / head.shares,
     boundShare: columns.bound_share[at] / head.shares,
     boundBy: head.bounds[columns.bound_by[at]],
-    busy: Object.fromEntries(units.map((unit, i) => [unit, columns.busy_share[i * count + at] / head.shares])),
+    busy: Object.fromEntries(
+      units.map((unit, i) => [unit, columns.busy_share[i * count + at] / head.shares]),
+    ),
   };
 }
 
@@ -130,27 +132,53 @@ function readStep(at) {
     let sum = 0;
     return Array.from(differences, (step) => ((sum = (sum + step) & 0xffff) - head.lead_ticks) / ticks);
   };
-  const role = take(events), line = take(events), touch = take(events);
+  const role = take(events),
+    line = take(events),
+    touch = take(events);
   const start = times(take(events));
-  const length = take(events), rest = take(events), stalled = take(events);
-  const asked = take(slices), unit = take(slices), begun = times(take(slices)), span = take(slices);
-  const signal = take(counts), arriver = take(counts), before = take(counts);
+  const length = take(events),
+    rest = take(events),
+    stalled = take(events);
+  const asked = take(slices),
+    unit = take(slices),
+    begun = times(take(slices)),
+    span = take(slices);
+  const signal = take(counts),
+    arriver = take(counts),
+    before = take(counts);
   const units = Object.keys(head.units);
   const found = start.map((from, i) => {
     const [, kind, text, named] = plan.roles[role[i]].lines[line[i]];
     const end = from + length[i] / ticks;
     return {
-      number: i, role: role[i], line: line[i], touch: plan.touches[touch[i]], start: from, end,
-      done: end + rest[i] / ticks, stalled: stalled[i] / ticks, kind: head.kinds[kind], text, signal: named,
+      number: i,
+      role: role[i],
+      line: line[i],
+      touch: plan.touches[touch[i]],
+      start: from,
+      end,
+      done: end + rest[i] / ticks,
+      stalled: stalled[i] / ticks,
+      kind: head.kinds[kind],
+      text,
+      signal: named,
     };
   });
   return {
-    ...about, plan, events: found, length: about.step_cycles * head.steps_shown,
+    ...about,
+    plan,
+    events: found,
+    length: about.step_cycles * head.steps_shown,
     slices: begun.map((from, i) => ({
-      event: found[asked[i]], unit: units[unit[i]], start: from, end: from + span[i] / ticks,
+      event: found[asked[i]],
+      unit: units[unit[i]],
+      start: from,
+      end: from + span[i] / ticks,
     })),
     counts: Array.from(signal, (one, i) => ({
-      signal: plan.signals[one].name, role: plan.roles[arriver[i]].name, before: before[i],
+      signal: plan.signals[one].name,
+      role: plan.roles[arriver[i]].name,
+      before: before[i],
     })),
   };
 }

@@ -63,11 +63,31 @@ export function tableOf(title, columns, rows) {
   const details = el("details", { class: "table" }, el("summary", {}, `${title} as a table`));
   const show = () => {
     if (!details.open || details.querySelector("table")) return;
-    body.append(...rows().map((row) => el("tr", {}, row.map((cell, i) =>
-      el(i ? "td" : "th", i ? {} : { scope: "row" }, String(cell))))));
-    const head = el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col" }, name))));
-    details.append(el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title },
-      el("table", {}, el("caption", { class: "unseen" }, title), head, body)));
+    body.append(
+      ...rows().map((row) =>
+        el(
+          "tr",
+          {},
+          row.map((cell, i) => el(i ? "td" : "th", i ? {} : { scope: "row" }, String(cell))),
+        ),
+      ),
+    );
+    const head = el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        columns.map((name) => el("th", { scope: "col" }, name)),
+      ),
+    );
+    details.append(
+      el(
+        "div",
+        { class: "scroll", tabindex: "0", role: "region", "aria-label": title },
+        el("table", {}, el("caption", { class: "unseen" }, title), head, body),
+      ),
+    );
   };
   details.addEventListener("toggle", show);
   return details;

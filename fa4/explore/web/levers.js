@@ -27,14 +27,34 @@ export function shapeKeys(point) {
 /** Draw what each single change of the kernel's shape would do. */
 export function drawLevers(selection, point) {
   const section = byId("levers");
-  const all = neighbours(selection, shapeKeys(point)).filter((one) => one.point.result)
+  const all = neighbours(selection, shapeKeys(point))
+    .filter((one) => one.point.result)
     .map((one) => ({ ...one, gain: one.point.result.tflops / point.result.tflops - 1 }))
     .sort((a, b) => b.gain - a.gain);
   const kept = all.length > MOST ? [...all.slice(0, 5), ...all.slice(5 - MOST)] : all;
   const about = `One change of the kernel, everything else as it is. Less than 3% is within the model's error.`;
-  const items = kept.map(({ key, choice, point: other, gain }) => el("li", {}, el("button", { type: "button", class: "lever", onclick: () => choose(key, choice.key),
-    "data-control": key, "data-choice": choice.key },
-  el("span", { class: `gain ${gain > 0.0005 ? "up" : gain < -0.0005 ? "down" : ""}` }, `${gain >= 0 ? "+" : "−"}${number(Math.abs(gain) * 100, 1)}%`),
-  el("span", { class: "what" }, `${control(key).label}: `, el("b", {}, choice.label)), el("span", { class: "cycles" }, number(other.result.tflops)))));
+  const items = kept.map(({ key, choice, point: other, gain }) =>
+    el(
+      "li",
+      {},
+      el(
+        "button",
+        {
+          type: "button",
+          class: "lever",
+          onclick: () => choose(key, choice.key),
+          "data-control": key,
+          "data-choice": choice.key,
+        },
+        el(
+          "span",
+          { class: `gain ${gain > 0.0005 ? "up" : gain < -0.0005 ? "down" : ""}` },
+          `${gain >= 0 ? "+" : "−"}${number(Math.abs(gain) * 100, 1)}%`,
+        ),
+        el("span", { class: "what" }, `${control(key).label}: `, el("b", {}, choice.label)),
+        el("span", { class: "cycles" }, number(other.result.tflops)),
+      ),
+    ),
+  );
   section.replaceChildren(heading("levers", "Change one thing", about), el("ul", { class: "levers" }, items));
 }

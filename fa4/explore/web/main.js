@@ -40,8 +40,12 @@ function showChoice() {
   const other = state.on === "a" ? "b" : "a";
   const second = state.compare ? pointOf(state[other]) : {};
   const both = [{ step, name: state.on.toUpperCase() }];
-  if (second.step !== undefined && second.step >= 0) both.push({ step: stepOf(second.step), name: other.toUpperCase() });
-  if (both.length > 1) both.forEach((one) => { one.name += one.name.toLowerCase() === state.on ? ": the figures below are of this one" : ""; });
+  if (second.step !== undefined && second.step >= 0)
+    both.push({ step: stepOf(second.step), name: other.toUpperCase() });
+  if (both.length > 1)
+    both.forEach((one) => {
+      one.name += one.name.toLowerCase() === state.on ? ": the figures below are of this one" : "";
+    });
   drawTimeline(both, go);
   setStep(step);
   drawMemory(step);
@@ -77,7 +81,9 @@ const actions = {
   b: () => change({ on: "b" }, "choice"),
   c: () => change({ compare: !theState().compare }, "choice"),
   r: reset,
-  t: () => { change({ theme: isDark() ? "light" : "dark" }, "theme"); },
+  t: () => {
+    change({ theme: isDark() ? "light" : "dark" }, "theme");
+  },
   "[": () => turnRole(-1),
   "]": () => turnRole(1),
   "?": () => byId("help").showModal(),
@@ -85,41 +91,108 @@ const actions = {
 
 function showTools() {
   const { on, compare } = theState();
-  const pick = (name) => el("button", { type: "button", "aria-pressed": String(on === name), "aria-label": `Show selection ${name.toUpperCase()}`, id: `pick-${name}`, onclick: actions[name] }, name.toUpperCase());
+  const pick = (name) =>
+    el(
+      "button",
+      {
+        type: "button",
+        "aria-pressed": String(on === name),
+        "aria-label": `Show selection ${name.toUpperCase()}`,
+        id: `pick-${name}`,
+        onclick: actions[name],
+      },
+      name.toUpperCase(),
+    );
   const focused = document.activeElement?.id;
   byId("tools").replaceChildren(
-    el("div", { class: "group", role: "group", "aria-label": "Selections" }, pick("a"), pick("b"),
-      el("button", { type: "button", "aria-pressed": String(compare), id: "compare", onclick: actions.c }, "side by side")),
-    el("button", { type: "button", id: "theme", "aria-label": "Light or dark", title: "Light or dark", onclick: actions.t }, "◐"),
-    el("button", { type: "button", id: "keys", "aria-label": "Keys", title: "Keys", onclick: actions["?"] }, "?"));
+    el(
+      "div",
+      { class: "group", role: "group", "aria-label": "Selections" },
+      pick("a"),
+      pick("b"),
+      el(
+        "button",
+        { type: "button", "aria-pressed": String(compare), id: "compare", onclick: actions.c },
+        "side by side",
+      ),
+    ),
+    el(
+      "button",
+      {
+        type: "button",
+        id: "theme",
+        "aria-label": "Light or dark",
+        title: "Light or dark",
+        onclick: actions.t,
+      },
+      "◐",
+    ),
+    el(
+      "button",
+      { type: "button", id: "keys", "aria-label": "Keys", title: "Keys", onclick: actions["?"] },
+      "?",
+    ),
+  );
   if (["pick-a", "pick-b", "compare", "theme", "keys"].includes(focused)) byId(focused).focus();
 }
 
 function makeHelp() {
-  byId("help").replaceChildren(el("h2", { id: "help-title" }, "Keys"),
-    el("dl", {}, KEYS.map(([keys, what]) => [el("dt", {}, keys.split(" ").map((key) => el("kbd", {}, key))), el("dd", {}, what)])),
-    el("form", { method: "dialog" }, el("button", {}, "Close")));
+  byId("help").replaceChildren(
+    el("h2", { id: "help-title" }, "Keys"),
+    el(
+      "dl",
+      {},
+      KEYS.map(([keys, what]) => [
+        el(
+          "dt",
+          {},
+          keys.split(" ").map((key) => el("kbd", {}, key)),
+        ),
+        el("dd", {}, what),
+      ]),
+    ),
+    el("form", { method: "dialog" }, el("button", {}, "Close")),
+  );
 }
 
 function makeStyles() {
-  const light = (colour) => { // relative luminance, WCAG 2
-    const [r, g, b] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16) / 255)
+  const light = (colour) => {
+    // relative luminance, WCAG 2
+    const [r, g, b] = [1, 3, 5]
+      .map((at) => parseInt(colour.slice(at, at + 2), 16) / 255)
       .map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const ink = (colour) => (light(colour) > 0.179 ? "#000" : "#fff");
-  const rules = (shade) => Object.entries(theHead().roles).map(([name, style]) =>
-    `.r-${name}{--c:${style[shade]}}.on-${name}{--ink-on:${ink(style[shade])}}`).join("\n");
+  const rules = (shade) =>
+    Object.entries(theHead().roles)
+      .map(([name, style]) => `.r-${name}{--c:${style[shade]}}.on-${name}{--ink-on:${ink(style[shade])}}`)
+      .join("\n");
   const dark = rules("dark");
   const scoped = (prefix) => dark.replaceAll(/^\./gm, `${prefix} .`).replaceAll("}.on", `}${prefix} .on`);
-  document.head.append(el("style", {}, `${rules("light")}\n@media (prefers-color-scheme: dark){${scoped(":root:not([data-theme=light])")}}\n${scoped(":root[data-theme=dark]")}`));
+  document.head.append(
+    el(
+      "style",
+      {},
+      `${rules("light")}\n@media (prefers-color-scheme: dark){${scoped(":root:not([data-theme=light])")}}\n${scoped(":root[data-theme=dark]")}`,
+    ),
+  );
 }
 
 function makeFoot() {
   const head = theHead();
   byId("foot").replaceChildren(
-    el("p", {}, "Times and speeds are those of fa4's simulator (see docs/simulator.md for what it models and how wrong it is). Memory and barriers are those of the plan that the kernels are built from. Not modelled: L2 and HBM contention between SMs, power, instruction scheduling."),
-    el("p", {}, `fa4 ${head.fa4_version}, data schema ${head.schema_version}; made by fa4 explore. Nothing leaves this file.`));
+    el(
+      "p",
+      {},
+      "Times and speeds are those of fa4's simulator (see docs/simulator.md for what it models and how wrong it is). Memory and barriers are those of the plan that the kernels are built from. Not modelled: L2 and HBM contention between SMs, power, instruction scheduling.",
+    ),
+    el(
+      "p",
+      {},
+      `fa4 ${head.fa4_version}, data schema ${head.schema_version}; made by fa4 explore. Nothing leaves this file.`,
+    ),
+  );
 }
 
 async function start() {
@@ -135,14 +208,21 @@ async function start() {
   listen((what) => {
     if (what === "choice") showChoice();
     else if (what === "moment") showMomentEverywhere();
-    else if (what === "role") { drawProgram(step); showMomentEverywhere(); }
-    else if (what === "removed") showRemoved();
+    else if (what === "role") {
+      drawProgram(step);
+      showMomentEverywhere();
+    } else if (what === "removed") showRemoved();
     else showTheme();
   });
   listenToKeys(actions);
   addEventListener("hashchange", followAddress);
   let width = innerWidth;
-  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; showChoice(); } });
+  addEventListener("resize", () => {
+    if (innerWidth !== width) {
+      width = innerWidth;
+      showChoice();
+    }
+  });
   showChoice();
   writeAddress();
   document.documentElement.dataset.ready = "yes";

@@ -6,13 +6,17 @@ function prepare(step) {
   if (prepared.has(step)) return prepared.get(step);
   const plan = step.plan;
   const roles = plan.roles.map((_, i) =>
-    step.events.filter((one) => one.role === i && one.kind !== "arrive"));
+    step.events.filter((one) => one.role === i && one.kind !== "arrive"),
+  );
   const signals = plan.signals.map((signal) => {
     const arrivers = Object.keys(signal.arrivals).map((name) => {
       const counted = step.counts.find((one) => one.signal === signal.name && one.role === name);
       const moments = step.events
-        .filter((one) => one.kind === "arrive" && one.signal === signal.name && plan.roles[one.role].name === name)
-        .map((one) => one.done).sort((a, b) => a - b);
+        .filter(
+          (one) => one.kind === "arrive" && one.signal === signal.name && plan.roles[one.role].name === name,
+        )
+        .map((one) => one.done)
+        .sort((a, b) => a - b);
       return { name, before: counted ? counted.before : 0, moments };
     });
     const waits = step.events.filter((one) => one.kind === "wait" && one.signal === signal.name);
@@ -31,7 +35,8 @@ function prepare(step) {
 function edgesOf(step) {
   const moments = new Set([0]);
   for (const one of step.events) {
-    for (const at of [one.start, one.end, one.done]) if (at > 0 && at < step.length) moments.add(Math.round(at * 4) / 4);
+    for (const at of [one.start, one.end, one.done])
+      if (at > 0 && at < step.length) moments.add(Math.round(at * 4) / 4);
   }
   return [...moments].sort((a, b) => a - b);
 }
@@ -54,14 +59,24 @@ export function eventAt(step, role, t) {
 export function signalsAt(step, t) {
   return prepare(step).signals.map(({ signal, arrivers, waits }) => {
     const made = arrivers.map((one) => ({
-      name: one.name, count: one.before + one.moments.filter((at) => at <= t).length,
+      name: one.name,
+      count: one.before + one.moments.filter((at) => at <= t).length,
       last: one.moments.filter((at) => at <= t).at(-1),
     }));
     const phases = made.length ? Math.min(...made.map((one) => one.count)) : 0;
     const need = Object.values(signal.arrivals).reduce((sum, one) => sum + one, 0);
     const here = made.reduce((sum, one) => sum + (one.count > phases ? signal.arrivals[one.name] : 0), 0);
-    const waiting = waits.filter((one) => one.start <= t && t < one.end).map((one) => step.plan.roles[one.role].name);
-    return { signal, phases, need, here, waiting, recent: made.filter((one) => t - one.last < 120).map((one) => one.name) };
+    const waiting = waits
+      .filter((one) => one.start <= t && t < one.end)
+      .map((one) => step.plan.roles[one.role].name);
+    return {
+      signal,
+      phases,
+      need,
+      here,
+      waiting,
+      recent: made.filter((one) => t - one.last < 120).map((one) => one.name),
+    };
   });
 }
 
@@ -72,7 +87,10 @@ export function regionsAt(step, t) {
     const later = writes.length ? writes.reduce((a, b) => (a.done > b.done ? a : b)) : undefined;
     const [name, space, spans] = step.plan.regions[i];
     return {
-      name, space, spans, reading: reads.filter((one) => busyAt(one, t)),
+      name,
+      space,
+      spans,
+      reading: reads.filter((one) => busyAt(one, t)),
       writing: writes.filter((one) => busyAt(one, t)),
       // In a steady state what was written a window ago was written in the same way.
       last: past.length ? past.reduce((a, b) => (a.done > b.done ? a : b)) : later,

@@ -20,13 +20,36 @@ export function makePlayback() {
   const button = (label, text, act, attributes = {}) =>
     el("button", { type: "button", "aria-label": label, title: label, onclick: act, ...attributes }, text);
   const play = button("Play", "▶", toggle, { class: "play" });
-  const slide = el("input", { type: "range", min: "0", step: "1", value: "0", "aria-label": "Cycle", id: "cycle",
-    oninput: () => go(Number(slide.value)) });
-  const pace = el("select", { "aria-label": "Speed", onchange: () => { speed = Number(pace.value); } },
-    SPEEDS.map((cycles, i) => el("option", { value: i, selected: i === speed }, `${cycles} cycles/s`)));
+  const slide = el("input", {
+    type: "range",
+    min: "0",
+    step: "1",
+    value: "0",
+    "aria-label": "Cycle",
+    id: "cycle",
+    oninput: () => go(Number(slide.value)),
+  });
+  const pace = el(
+    "select",
+    {
+      "aria-label": "Speed",
+      onchange: () => {
+        speed = Number(pace.value);
+      },
+    },
+    SPEEDS.map((cycles, i) => el("option", { value: i, selected: i === speed }, `${cycles} cycles/s`)),
+  );
   const shown = el("output", { class: "cycle", for: "cycle" });
-  const bar = el("div", { class: "playback" }, play,
-    button("Previous event", "‹", () => hop(-1)), button("Next event", "›", () => hop(1)), slide, shown, pace);
+  const bar = el(
+    "div",
+    { class: "playback" },
+    play,
+    button("Previous event", "‹", () => hop(-1)),
+    button("Next event", "›", () => hop(1)),
+    slide,
+    shown,
+    pace,
+  );
   byId("timeline").append(bar);
   parts = { play, slide, shown };
 }
@@ -74,7 +97,10 @@ function tick(now) {
   if (!playing) return;
   const passed = (now - before) / 1000;
   if (calm()) {
-    if (passed > 0.8) { before = now; go(nextEdge(step, theState().t, 1)); }
+    if (passed > 0.8) {
+      before = now;
+      go(nextEdge(step, theState().t, 1));
+    }
   } else {
     before = now;
     go((theState().t + passed * SPEEDS[speed]) % step.length);
@@ -103,8 +129,12 @@ export function listenToKeys(others) {
     if (press.target.closest("input") && !/^[a-z?[\]]$/i.test(press.key)) return;
     const onButton = press.target.closest("button, summary, a, label");
     const acts = {
-      " ": onButton ? null : toggle, ArrowLeft: () => hop(-1), ArrowRight: () => hop(1),
-      Home: () => go(0), End: () => go(step.length - 0.01), ...others,
+      " ": onButton ? null : toggle,
+      ArrowLeft: () => hop(-1),
+      ArrowRight: () => hop(1),
+      Home: () => go(0),
+      End: () => go(step.length - 0.01),
+      ...others,
     };
     const act = acts[press.key] || acts[press.key.toLowerCase()];
     if (!act) return;

@@ -20,7 +20,8 @@ export function shownRole() {
 /** Show another role's program: the one `by` places further on, or the one named. */
 export function turnRole(by) {
   const names = step.plan.roles.map((role) => role.name);
-  const next = typeof by === "string" ? by : names[(names.indexOf(shownRole()) + by + names.length) % names.length];
+  const next =
+    typeof by === "string" ? by : names[(names.indexOf(shownRole()) + by + names.length) % names.length];
   change({ role: next }, "role");
 }
 
@@ -32,40 +33,84 @@ export function drawProgram(next) {
   const role = step.plan.roles.find((one) => one.name === name);
   const focused = document.activeElement?.id || "";
   tabs = step.plan.roles.map((one) => roleTab(one, one.name === name));
-  const strip = el("div", { class: "tabs", role: "tablist", "aria-label": "Roles", onkeydown: (press) => {
-    const way = { ArrowRight: 1, ArrowLeft: -1 }[press.key];
-    if (way) { press.stopPropagation(); press.preventDefault(); turnRole(way); byId(`role-${shownRole()}`)?.focus(); }
-  } }, tabs.map((one) => one.tab));
+  const strip = el(
+    "div",
+    {
+      class: "tabs",
+      role: "tablist",
+      "aria-label": "Roles",
+      onkeydown: (press) => {
+        const way = { ArrowRight: 1, ArrowLeft: -1 }[press.key];
+        if (way) {
+          press.stopPropagation();
+          press.preventDefault();
+          turnRole(way);
+          byId(`role-${shownRole()}`)?.focus();
+        }
+      },
+    },
+    tabs.map((one) => one.tab),
+  );
   const waits = step.plan.signals.filter((one) => one.waiters.includes(name)).length;
   const arrives = step.plan.signals.filter((one) => name in one.arrivals).length;
   const about = `${name} ${theHead().roles[name] ? theHead().roles[name].about : ""}: ${role.warps.includes("-") ? "warps" : "warp"} ${role.warps}, ${role.registers} registers; waits for ${counted(waits, "signal")}, arrives at ${arrives}.`;
   lines = role.lines.map((line) => programLine(name, line));
   const extra = fencesOf(step.plan, name).map((fence) => fenceLine(name, fence));
-  const list = el("ol", { class: "lines", id: "lines", role: "list" }, lines.map((one) => one.item),
-    extra.length ? el("li", { class: "line heading" }, "fences of the compiled kernel") : null, extra);
-  section.replaceChildren(heading("program", "Program", about), strip,
-    el("div", { class: "listing", role: "tabpanel", tabindex: "0", "aria-labelledby": `role-${name}` }, list));
+  const list = el(
+    "ol",
+    { class: "lines", id: "lines", role: "list" },
+    lines.map((one) => one.item),
+    extra.length ? el("li", { class: "line heading" }, "in the compiled kernel besides") : null,
+    extra,
+  );
+  section.replaceChildren(
+    heading("program", "Program", about),
+    strip,
+    el("div", { class: "listing", role: "tabpanel", tabindex: "0", "aria-labelledby": `role-${name}` }, list),
+  );
   if (focused.startsWith("role-")) byId(focused)?.focus();
 }
 
 function roleTab(role, chosen) {
   const now = el("span", { class: "now" });
-  const tab = el("button", { type: "button", role: "tab", id: `role-${role.name}`, "aria-selected": String(chosen), tabindex: chosen ? "0" : "-1",
-    onclick: () => turnRole(role.name) },
-  el("span", { class: `chip ${roleClass(role.name)} on-${role.name}` }, letterOf(role.name)), el("span", { class: "who" }, role.name), now);
+  const tab = el(
+    "button",
+    {
+      type: "button",
+      role: "tab",
+      id: `role-${role.name}`,
+      "aria-selected": String(chosen),
+      tabindex: chosen ? "0" : "-1",
+      onclick: () => turnRole(role.name),
+    },
+    el("span", { class: `chip ${roleClass(role.name)} on-${role.name}` }, letterOf(role.name)),
+    el("span", { class: "who" }, role.name),
+    now,
+  );
   return { tab, now };
 }
 
 function programLine(role, [depth, kind, text, signal, detail]) {
   const named = theHead().kinds[kind];
-  const item = el("li", { class: `line ${named}`, style: `--depth:${depth}` }, el("span", { class: "what" }, text), el("span", { class: "detail" }, detail));
+  const item = el(
+    "li",
+    { class: `line ${named}`, style: `--depth:${depth}` },
+    el("span", { class: "what" }, text),
+    el("span", { class: "detail" }, detail),
+  );
   if (named === "wait" || named === "arrive") item.append(...removeButton(role, named, signal));
   return { item };
 }
 
 function fenceLine(role, [verb, what]) {
   const text = verb === "fence" ? what : `${verb} ${what}`;
-  return el("li", { class: "line fence", style: "--depth:1" }, el("span", { class: "what" }, text), el("span", { class: "detail" }), removeButton(role, verb, what));
+  return el(
+    "li",
+    { class: "line fence", style: "--depth:1" },
+    el("span", { class: "what" }, text),
+    el("span", { class: "detail" }),
+    removeButton(role, verb, what),
+  );
 }
 
 function removeButton(role, verb, signal) {
@@ -75,9 +120,21 @@ function removeButton(role, verb, signal) {
   const off = theState().off === key;
   const kinds = [...new Set(found.map((one) => one.verdict))].map((one) => theHead().verdicts.names[one][0]);
   const says = off ? `put ${verb} ${signal} back` : `remove ${verb} ${signal}`;
-  return [el("button", { type: "button", class: "switch", "aria-pressed": String(off), title: `${says}: ${listed(kinds)}`,
-    "data-key": key, onclick: () => change({ off: off ? "" : key }, "removed") },
-  off ? "off" : "on", el("span", { class: "unseen" }, `, ${says}`))];
+  return [
+    el(
+      "button",
+      {
+        type: "button",
+        class: "switch",
+        "aria-pressed": String(off),
+        title: `${says}: ${listed(kinds)}`,
+        "data-key": key,
+        onclick: () => change({ off: off ? "" : key }, "removed"),
+      },
+      off ? "off" : "on",
+      el("span", { class: "unseen" }, `, ${says}`),
+    ),
+  ];
 }
 
 /** Mark the line at a moment, and say in each tab what its role does. */
@@ -102,5 +159,6 @@ export function moveProgram(t) {
 function reveal(item) {
   const box = item.closest(".listing");
   const top = item.offsetTop - box.offsetTop;
-  if (top < box.scrollTop + 10 || top > box.scrollTop + box.clientHeight - 40) box.scrollTop = Math.max(0, top - 60);
+  if (top < box.scrollTop + 10 || top > box.scrollTop + box.clientHeight - 40)
+    box.scrollTop = Math.max(0, top - 60);
 }

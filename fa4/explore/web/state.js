@@ -11,7 +11,8 @@ export function defaults() {
   for (const one of theHead().controls) {
     const keys = one.choices.map((choice) => choice.key);
     const wanted = { head_dim: "128", seqlen: keys.at(-1), kernel: "auto" }[one.key];
-    selection[one.key] = one.level === "shape" ? "auto" : wanted === "auto" || keys.includes(wanted) ? wanted : keys[0];
+    selection[one.key] =
+      one.level === "shape" ? "auto" : wanted === "auto" || keys.includes(wanted) ? wanted : keys[0];
   }
   return selection;
 }
@@ -65,7 +66,8 @@ export function fragment() {
   const words = new URLSearchParams();
   const first = defaults();
   for (const [key, value] of Object.entries(state.a)) if (value !== first[key]) words.set(key, value);
-  for (const [key, value] of Object.entries(state.b)) if (value !== state.a[key]) words.set(`b.${key}`, value);
+  for (const [key, value] of Object.entries(state.b))
+    if (value !== state.a[key]) words.set(`b.${key}`, value);
   if (state.on === "b") words.set("on", "b");
   if (state.compare) words.set("compare", "1");
   if (state.t > 0) words.set("t", state.t.toFixed(0));
@@ -96,9 +98,14 @@ export function readAddress() {
   }
   const moment = Number(words.get("t"));
   state = {
-    a, b, on: words.get("on") === "b" ? "b" : "a", compare: words.get("compare") === "1",
-    t: Number.isFinite(moment) && moment > 0 ? moment : 0, role: words.get("role") || "",
-    off: words.get("off") || "", theme: ["light", "dark"].includes(words.get("theme")) ? words.get("theme") : "",
+    a,
+    b,
+    on: words.get("on") === "b" ? "b" : "a",
+    compare: words.get("compare") === "1",
+    t: Number.isFinite(moment) && moment > 0 ? moment : 0,
+    role: words.get("role") || "",
+    off: words.get("off") || "",
+    theme: ["light", "dark"].includes(words.get("theme")) ? words.get("theme") : "",
   };
 }
 

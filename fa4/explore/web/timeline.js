@@ -32,21 +32,39 @@ export function drawTimeline(steps, onMoment) {
     const figure = drawOne(step, width, longest, onMoment);
     return el("figure", {}, steps.length > 1 ? el("figcaption", { class: "which" }, name) : null, figure);
   });
-  const holder = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Timeline, scrolls sideways" }, figures);
+  const holder = el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Timeline, scrolls sideways" },
+    figures,
+  );
   const tip = el("p", { class: "tip", id: "tip" }, " ");
   section.querySelector(".drawing")?.remove();
   const ns = 1e9 / steps[0].step.clock_hz;
   const about = `Two steps of ${number(steps[0].step.step_cycles)} cycles (${number(steps[0].step.step_cycles * ns)} ns) each, as simulated. Above the warp roles, below the units they keep busy.`;
-  const drawing = el("div", { class: "drawing" }, heading("timeline", "Timeline", about), holder, tip,
-    tableOf("Timeline", ["role", "what", "from", "to", "complete", "cycles waited"], () => tableRows(steps[0].step)));
+  const drawing = el(
+    "div",
+    { class: "drawing" },
+    heading("timeline", "Timeline", about),
+    holder,
+    tip,
+    tableOf("Timeline", ["role", "what", "from", "to", "complete", "cycles waited"], () =>
+      tableRows(steps[0].step),
+    ),
+  );
   section.prepend(drawing);
 }
 
 function tableRows(step) {
-  return step.events.filter((one) => one.start < step.length).map((one) => [
-    step.plan.roles[one.role].name, one.text, Math.round(one.start), Math.round(one.end),
-    Math.round(one.done), one.stalled ? Math.round(one.stalled) : "",
-  ]);
+  return step.events
+    .filter((one) => one.start < step.length)
+    .map((one) => [
+      step.plan.roles[one.role].name,
+      one.text,
+      Math.round(one.start),
+      Math.round(one.end),
+      Math.round(one.done),
+      one.stalled ? Math.round(one.stalled) : "",
+    ]);
 }
 
 function unitRows(step) {
@@ -62,7 +80,14 @@ function drawOne(step, width, longest, onMoment) {
   const height = split + units.length * ROW + 6;
   const x = (t) => LABEL + (Math.min(Math.max(t, 0), step.length) / longest) * (width - LABEL - 2);
   const names = `Timeline of ${step.plan.name}: ${roles.map((role) => role.name).join(", ")} over ${number(step.length)} cycles.`;
-  const svg = sv("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": names, class: "chart" });
+  const svg = sv("svg", {
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+    role: "img",
+    "aria-label": names,
+    class: "chart",
+  });
   svg.append(axis(step, x, height, top));
   roles.forEach((role, i) => svg.append(rowLabel(top + i * ROW, role.name, letterOf(role.name))));
   units.forEach((unit, i) => svg.append(rowLabel(split + i * ROW, theHead().units[unit], "")));
@@ -72,8 +97,12 @@ function drawOne(step, width, longest, onMoment) {
     const bar = unitBar(step, slice, x, split + units.indexOf(slice.unit) * ROW);
     if (bar) svg.append(bar);
   }
-  const cursor = sv("g", { class: "cursor" }, sv("line", { x1: 0, x2: 0, y1: top - 6, y2: height }),
-    sv("path", { d: `M-5 ${top - 14}h10v5l-5 6l-5 -6z` }));
+  const cursor = sv(
+    "g",
+    { class: "cursor" },
+    sv("line", { x1: 0, x2: 0, y1: top - 6, y2: height }),
+    sv("path", { d: `M-5 ${top - 14}h10v5l-5 6l-5 -6z` }),
+  );
   svg.append(cursor);
   cursors.push({ cursor, x, step });
   const point = (press) => {
@@ -81,7 +110,10 @@ function drawOne(step, width, longest, onMoment) {
     const at = ((press.clientX - box.left) * (width / box.width) - LABEL) / (width - LABEL - 2);
     onMoment(Math.min(step.length - 0.01, Math.max(0, at * longest)));
   };
-  svg.addEventListener("pointerdown", (press) => { svg.setPointerCapture(press.pointerId); point(press); });
+  svg.addEventListener("pointerdown", (press) => {
+    svg.setPointerCapture(press.pointerId);
+    point(press);
+  });
   svg.addEventListener("pointermove", (press) => {
     if (press.buttons) point(press);
     const over = press.target.closest?.("[data-event]");
@@ -97,7 +129,9 @@ function axis(step, x, height, top) {
   }
   const stride = [100, 200, 250, 500, 1000, 2000].find((one) => step.length / one <= 9) || 4000;
   for (let at = 0; at <= step.length; at += stride) {
-    group.append(sv("text", { x: x(at) + (at ? 0 : 2), y: 10, "text-anchor": at ? "middle" : "start" }, number(at)));
+    group.append(
+      sv("text", { x: x(at) + (at ? 0 : 2), y: 10, "text-anchor": at ? "middle" : "start" }, number(at)),
+    );
   }
   return group;
 }
@@ -105,8 +139,10 @@ function axis(step, x, height, top) {
 function rowLabel(y, text, letter) {
   const group = sv("g", {}, sv("text", { x: letter ? 26 : 0, y: y + 16, class: "label" }, text));
   if (letter) {
-    group.append(sv("rect", { x: 0, y: y + 4, width: 20, height: 16, rx: 3, class: `mark ${roleClass(text)}` }),
-      sv("text", { x: 10, y: y + 16, class: `letter on-${text}`, "text-anchor": "middle" }, letter));
+    group.append(
+      sv("rect", { x: 0, y: y + 4, width: 20, height: 16, rx: 3, class: `mark ${roleClass(text)}` }),
+      sv("text", { x: 10, y: y + 16, class: `letter on-${text}`, "text-anchor": "middle" }, letter),
+    );
   }
   return group;
 }
@@ -126,10 +162,24 @@ function roleBar(step, event, x, y) {
   if (event.start >= step.length || event.end <= 0) return sv("g");
   const waits = event.kind === "wait";
   const group = sv("g", { "data-event": event.number, class: waits ? "wait" : roleClass(name) });
-  group.append(sv("rect", { x: from, y: y + (waits ? 7 : 3), width, height: waits ? 10 : 17, rx: waits ? 2 : 3 }));
+  group.append(
+    sv("rect", { x: from, y: y + (waits ? 7 : 3), width, height: waits ? 10 : 17, rx: waits ? 2 : 3 }),
+  );
   const words = event.text.split(" ");
   const text = waits ? fitted([event.signal], width) : fitted([event.text, words[0], letterOf(name)], width);
-  if (text) group.append(sv("text", { x: from + width / 2, y: y + (waits ? 15 : 15.5), "text-anchor": "middle", class: waits ? "faint" : `on-${name}` }, text));
+  if (text)
+    group.append(
+      sv(
+        "text",
+        {
+          x: from + width / 2,
+          y: y + (waits ? 15 : 15.5),
+          "text-anchor": "middle",
+          class: waits ? "faint" : `on-${name}`,
+        },
+        text,
+      ),
+    );
   return group;
 }
 
@@ -138,11 +188,20 @@ function unitBar(step, slice, x, y) {
   const width = Math.max(0.7, x(slice.end) - from);
   if (slice.start >= step.length || slice.end <= 0) return null;
   const name = step.plan.roles[slice.event.role].name;
-  const group = sv("g", { "data-event": slice.event.number, class: roleClass(name) },
-    sv("rect", { x: from, y: y + 4, width, height: 16, rx: 2 }));
+  const group = sv(
+    "g",
+    { "data-event": slice.event.number, class: roleClass(name) },
+    sv("rect", { x: from, y: y + 4, width, height: 16, rx: 2 }),
+  );
   const letter = letterOf(name);
-  const text = fitted([`${letter} ${slice.event.text}`, `${letter} ${slice.event.text.split(" ")[0]}`, letter], width);
-  if (text) group.append(sv("text", { x: from + width / 2, y: y + 16, "text-anchor": "middle", class: `on-${name}` }, text));
+  const text = fitted(
+    [`${letter} ${slice.event.text}`, `${letter} ${slice.event.text.split(" ")[0]}`, letter],
+    width,
+  );
+  if (text)
+    group.append(
+      sv("text", { x: from + width / 2, y: y + 16, "text-anchor": "middle", class: `on-${name}` }, text),
+    );
   return group;
 }
 
