@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from fa4.plan.render import markdown_table
-from fa4.sim.costs import FREE_CONSTANTS, CostTable
+from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
 from fa4.sim.machine import COSTS
 
 PAGE = Path(__file__).with_name("simulator.md")

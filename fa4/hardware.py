@@ -229,6 +229,7 @@ H200 = Gpu.from_figures(
     _HOPPER_SM
     | _same(H200_QUERY, sm_count=132, max_clock_hz=1.98e9, l2_bytes=62_914_560)
     | {
+        "l2_bytes_per_s": (9.77e12, Source("all SMs load by TMA: hardware/hopper_units")),
         "hbm_bytes": (141 * 10**9, Source("NVIDIA H200 data sheet; a device shows 143771 MiB")),
         "hbm_bytes_per_s": (4.8e12, Source("NVIDIA H200 data sheet; 4.2e12 measured: TileSight")),
     },

@@ -46,7 +46,7 @@ def describe(machine: Machine) -> dict[str, Any]:
     from dataclasses import fields
 
     from fa4.hardware import numeric_fields
-    from fa4.sim.costs import FREE_CONSTANTS, CostTable
+    from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
     from fa4.sim.validation import MEASURED
 
     gpu, origins = machine.gpu, CostTable.sources()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fa4.sim.costs import FREE_CONSTANTS, CostTable
+from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, free_constants
 from fa4.sim.machine import Machine
 from fa4.sim.measurements import Row
 from fa4.sim.validation import Comparison, Point, compare
@@ -130,7 +130,7 @@ def calibrate(
 
     `evaluations` bounds how often all rows are predicted during the search itself.
     """
-    names = tuple(FREE_CONSTANTS) if names is None else tuple(dict.fromkeys(names))
+    names = free_constants(machine.costs) if names is None else tuple(dict.fromkeys(names))
     for name in names:
         if name not in FREE_CONSTANTS:
             raise ValueError(f"constants to fit: {', '.join(FREE_CONSTANTS)}; got {name!r}")

@@ -48,6 +48,9 @@ class _Code(NamedTuple):
     work_occupancy: np.ndarray
     work_latency: np.ndarray
     work_issue: np.ndarray
+    work_passes: np.ndarray
+    work_under: np.ndarray
+    work_stretch: np.ndarray
     signal_arrivers: np.ndarray
     signal_free: np.ndarray
     signal_latency: np.ndarray
@@ -297,6 +300,7 @@ def _work(code, state, role):  # type: ignore[no-untyped-def]
     """Occupy the units of a piece of work; returns when it is done."""
     at = state.pc[role]
     work, asynchronous = code.instructions[at, 1], code.instructions[at, 2]
+    under, stretch = code.work_under[work], code.work_stretch[work]
     start = state.clock[role]
     end = start
     for j in range(UNITS_PER_WORK):
@@ -304,9 +308,16 @@ def _work(code, state, role):  # type: ignore[no-untyped-def]
         if unit < 0:
             break
         occupancy = code.work_occupancy[work, j]
-        state.unit_free[unit] = max(start, state.unit_free[unit]) + occupancy
+        begin = max(start, state.unit_free[unit])
+        if under >= 0:
+            beside = max(0.0, state.unit_free[under] - begin)
+            occupancy += min(occupancy * stretch, beside * stretch / (1.0 + stretch))
+        state.unit_free[unit] = begin + occupancy
         state.busy[unit] += occupancy
-        end = max(end, state.unit_free[unit])
+        done = state.unit_free[unit]
+        if code.work_passes[work, j]:
+            done = min(done, start + 2.0 * occupancy)
+        end = max(end, done)
     end += code.work_latency[work]
     if asynchronous:
         unit = code.work_units[work, 0]

@@ -6,6 +6,7 @@ Arrival times are kept whole, without the compiled engine's window.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -118,12 +119,19 @@ class PlainMachine:
         """Occupy the units of one piece of work; returns when it is done."""
         code, start = self.code, role.clock
         end = start
-        for unit, occupancy in zip(code.work_units[index], code.work_occupancy[index], strict=True):
+        under, stretch = int(code.work_under[index]), code.work_stretch[index]
+        pieces = (code.work_units[index], code.work_occupancy[index], code.work_passes[index])
+        for unit, alone, passes in zip(*pieces, strict=True):
             if unit < 0:
                 break
-            self.unit_free[unit] = max(start, self.unit_free[unit]) + occupancy
+            begin, occupancy = max(start, self.unit_free[unit]), alone
+            if under >= 0:
+                beside = max(0.0, self.unit_free[under] - begin)
+                occupancy += min(alone * stretch, beside * stretch / (1.0 + stretch))
+            self.unit_free[unit] = begin + occupancy
             self.busy[unit] += occupancy
-            end = max(end, self.unit_free[unit])
+            shared = start + 2.0 * occupancy if passes else math.inf
+            end = max(end, min(shared, self.unit_free[unit]))
         end += code.work_latency[index]
         if asynchronous:
             unit = int(code.work_units[index, 0])

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from docs.simulator_tables import PAGE, SECTIONS, blocks, fill, unit
-from fa4.sim.costs import FREE_CONSTANTS, CostTable
+from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
 
 DOCUMENT = PAGE.read_text(encoding="utf-8")
 

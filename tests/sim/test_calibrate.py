@@ -10,7 +10,7 @@ import pytest
 
 from fa4.config import Problem
 from fa4.sim.calibrate import Calibration, _minimise, calibrate, objective
-from fa4.sim.costs import FREE_CONSTANTS
+from fa4.sim.cost_table import FREE_CONSTANTS
 from fa4.sim.machine import BLACKWELL_COSTS, Machine, find_machine
 from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_rows
 from fa4.sim.options import build

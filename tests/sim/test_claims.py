@@ -63,5 +63,7 @@ def test_longest_first_on_an_h200(heads: int, heads_k: int, least: float, most: 
 @pytest.mark.parametrize("idea", ["ping-pong", "correction warpgroup", "P in tensor memory"])
 def test_each_idea_is_a_gain(idea: str) -> None:
     """Switched off alone, the kernel is slower."""
-    found = next(x for x in ablate({"seqlen": "32k"}).outcomes if x.idea.name == idea)
+    found = next(
+        x for x in ablate({"seqlen": "32k", "rescale_rate": 0.08}).outcomes if x.idea.name == idea
+    )
     assert found.speedup is not None and found.speedup > 1.03

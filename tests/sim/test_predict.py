@@ -190,7 +190,8 @@ def test_fp8_products_take_half_the_time() -> None:
     for size in (1, 2):
         plan = forward_plan(ForwardPipeline(element_bytes=size), B200.gpu)
         terms[size] = roofline_terms(plan, B200).totals
-    assert terms[1]["smem"] == terms[2]["smem"] / 2
+    statistics = 8  # cycles of float32 scales, of either type
+    assert terms[1]["smem"] - statistics == (terms[2]["smem"] - statistics) / 2
     assert terms[1]["mufu"] == terms[2]["mufu"]
     assert terms[1]["tensor"] == terms[2]["tensor"] / 2
     assert forward(problem(8192, dtype="e4m3")).seconds < forward(problem(8192)).seconds
