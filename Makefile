@@ -12,7 +12,7 @@ COMPILER := "nvidia-cutlass-dsl>=4.8" "cuda-python>=12.9" "apache-tvm-ffi>=0.1.5
 FOREIGN := flashinfer-python==0.7.2.post1 flash-attn-4==4.0.0b36 quack-kernels==0.6.5 einops==0.8.2
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 
-.PHONY: help demo test test-slow test-gpu conformance mutants lint format clean
+.PHONY: help demo test test-slow test-gpu conformance mutants lint format docs pages clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -36,6 +36,15 @@ mutants: $(VENV)/mutants.stamp ## which single changes of the code do the tests 
 
 test-gpu: $(VENV)/test.stamp ## the kernels on real hardware; fails without a B200 or B300
 	FA4_REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu -m gpu
+
+docs: $(VENV)/docs.stamp ## the pages of docs/ as a site, in out/site; warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -q -n docs out/site
+	$(BIN)/python docs/check_site.py out/site
+
+pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, the picture
+	for name in forward backward simulator; do $(BIN)/python docs/$${name}_tables.py || exit 1; done
+	$(BIN)/python docs/picture.py
+	$(BIN)/python docs/outputs.py
 
 lint: $(VENV)/lint.stamp ## style, types and import rules
 	$(BIN)/ruff check .
@@ -75,6 +84,10 @@ $(VENV)/foreign.stamp: $(VENV)/test.stamp
 
 $(VENV)/mutants.stamp: $(VENV)/test.stamp
 	$(PIP) install -e ".[mutants]"
+	@touch $@
+
+$(VENV)/docs.stamp: pyproject.toml | $(BIN)/pip
+	$(PIP) install -e ".[docs]"
 	@touch $@
 
 $(VENV)/lint.stamp: pyproject.toml | $(BIN)/pip

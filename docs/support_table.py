@@ -17,10 +17,14 @@ from fa4.emulator.tools.support import Support, support_table
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "emulator.md"
 PACKAGED = ROOT / "fa4" / "emulator" / "tools" / support.CONFIRMED
-# Who confirms -> result file, key of its opcodes: a list, or lists by the name of the instruction.
+# Who confirms -> result files, each with the key of its opcodes: a list, or lists by the name of the
+# instruction.
 EVIDENCE = {
-    "H200": ("hardware/results/emulator_hopper.json", "confirmed"),
-    "foreign kernels": ("benchmarks/results/emulator_foreign.json", "opcodes"),
+    "H200": (
+        ("hardware/results/emulator_hopper.json", "confirmed"),
+        ("hardware/results/wgmma_sums.json", "confirmed"),
+    ),
+    "foreign kernels": (("benchmarks/results/emulator_foreign.json", "opcodes"),),
 }
 BEGIN = "<!-- support table: written by python docs/support_table.py -->"
 END = "<!-- end of the support table -->"
@@ -29,11 +33,12 @@ END = "<!-- end of the support table -->"
 def measured(root: Path = ROOT) -> dict[str, list[str]]:
     """Who confirms -> opcodes, sorted, as the result files have them."""
     found = {}
-    for who, (file, key) in EVIDENCE.items():
-        listed = json.loads((root / file).read_text(encoding="utf-8"))[key]
-        if isinstance(listed, dict):
-            listed = [opcode for opcodes in listed.values() for opcode in opcodes]
-        found[who] = sorted(set(listed))
+    for who, files in EVIDENCE.items():
+        opcodes: set[str] = set()
+        for file, key in files:
+            listed = json.loads((root / file).read_text(encoding="utf-8"))[key]
+            opcodes.update(*listed.values() if isinstance(listed, dict) else [listed])
+        found[who] = sorted(opcodes)
     return found
 
 

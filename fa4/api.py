@@ -167,6 +167,7 @@ def flash_attn_backward(
     lse: Any,
     *,
     dlse: Any = None,
+    out_residual: Any = None,
     impl: str = "auto",
     **options: Any,
 ) -> AttentionGradients:
@@ -178,6 +179,8 @@ def flash_attn_backward(
         out, lse: what the call returned with return_lse=True: (B, Sq, Hq, dv), and (B, Hq, Sq) in
             float32. impl="oracle" computes both again in float64.
         dlse: gradient of lse, (B, Hq, Sq); None if there is none.
+        out_residual: what rounding took from out, (B, Sq, Hq, dv) in its type, of a forward pass
+            that had more bits: D = rowsum(dO (O + residual)). None if nobody kept it.
         impl: as in `flash_attn_func`; options: the call's. A call with dropout needs its
             dropout_seed; gradients through a score_mod need its score_mod_bwd.
 
@@ -191,7 +194,7 @@ def flash_attn_backward(
         a kernel lacks: one line, nothing launched, nothing overwritten.
     """
     call = make_call(q, k, v, options, varlen=False)
-    return differentiate(call, Saved(out, lse), dout, dlse, impl)
+    return differentiate(call, Saved(out, lse, out_residual), dout, dlse, impl)
 
 
 def flash_attn_varlen_backward(
@@ -203,14 +206,15 @@ def flash_attn_varlen_backward(
     lse: Any,
     *,
     dlse: Any = None,
+    out_residual: Any = None,
     impl: str = "auto",
     **options: Any,
 ) -> AttentionGradients:
     """`flash_attn_backward` for `flash_attn_varlen_func`.
 
-    Of packed queries dout and out are (total, Hq, dv), lse and dlse (Hq, total). What lies in rows
-    of no sequence is not looked at; their gradients are 0. With a page_table, which the kernels
-    lack, dk and dv are paged as k and v are.
+    Of packed queries dout, out and out_residual are (total, Hq, dv), lse and dlse (Hq, total).
+    What lies in rows of no sequence is not looked at; their gradients are 0. With a page_table,
+    which the kernels lack, dk and dv are paged as k and v are.
     """
     call = make_call(q, k, v, options, varlen=True)
-    return differentiate(call, Saved(out, lse), dout, dlse, impl)
+    return differentiate(call, Saved(out, lse, out_residual), dout, dlse, impl)

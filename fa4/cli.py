@@ -22,26 +22,16 @@ with interrupts.handled():
 
     import fa4
 
-COMMANDS = (
-    "demo",
-    "verify",
-    "generations",
-    "predict",
-    "sweep",
-    "ablate",
-    "roofline",
-    "trace",
-    "explain",
-    "machines",
-    "validate",
-    "calibrate",
-    "emulate",
-    "run",
-    "bench",
-    "compile",
-    "cache",
-    "doctor",
-)
+# What `fa4 --help` lists, by what one wants to do.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Check numerics": ("verify", "demo", "generations"),
+    "Predict speed": (
+        "predict", "sweep", "ablate", "roofline", "trace", "validate", "calibrate"
+    ),
+    "Run kernels": ("compile", "emulate", "run", "bench", "cache"),
+    "Look things up": ("explain", "machines", "doctor"),
+}  # fmt: skip
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 # What bad input or a missing package raises (UnicodeDecodeError is a ValueError, FileNotFoundError
 # an OSError). FA4_TRACEBACK=1 shows where it was raised.
@@ -81,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
     """The application with these commands; the fewer, the sooner it starts."""
-    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(cls=make_group_class(), pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(invoke_without_command=True)(start)
     command_class = make_command_class()
     for name in names:
@@ -110,6 +100,28 @@ def make_command_class() -> type[typer.core.TyperCommand]:
             return super().parse_args(ctx, args)
 
     return OnceCommand
+
+
+def make_group_class() -> type[typer.core.TyperGroup]:
+    """The application's help: commands in groups, what each does said in full."""
+
+    class GroupedCommands(typer.core.TyperGroup):
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            grouped = {name for names in GROUPS.values() for name in names}
+            others = tuple(name for name in self.commands if name not in grouped)
+            for title, names in (*GROUPS.items(), ("Commands", others)):
+                known = [name for name in names if name in self.commands]
+                if known:
+                    with formatter.section(title):
+                        formatter.write_dl([(x, summary(self.commands[x])) for x in known])
+
+    return GroupedCommands
+
+
+def summary(command: Any) -> str:
+    """The first paragraph of a command's help, on one line."""
+    paragraph, *_ = (command.help or "").strip().split("\n\n")
+    return " ".join(paragraph.split())
 
 
 def start(

@@ -46,7 +46,9 @@ class BackwardDouble:
     def _check(self, given: BackwardArguments) -> None:
         """TMA can address the operands; the rest is contiguous and of the type it should be."""
         spec = self.spec
-        for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv"):
+        residual = ("residual",) if spec.out_residual else ()
+        assert (given.residual is None) == (not residual)
+        for name in ("q", "k", "v", "out", "dout", *residual, "dq", "dk", "dv"):
             tensor = getattr(given, name)
             check_operand(name, tensor)
             assert regular(tensor) is tensor and tensor.dtype == given.q.dtype, name
@@ -81,7 +83,7 @@ class BackwardDouble:
         } | {name: getattr(given, name) for name in LENGTHS}  # fmt: skip
         given_tensors = [x.detach() if isinstance(x, torch.Tensor) else x for x in given[:3]]
         call = make_call(*given_tensors, options, varlen=True)
-        saved = Saved(given.out, given.lse)
+        saved = Saved(given.out, given.lse, given.residual)
         return find_backend("reference").backward(call, saved, given.dout, given.dlse)
 
     def _write(self, given: BackwardArguments, name: str, value: Any) -> None:

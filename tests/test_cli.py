@@ -55,6 +55,38 @@ def test_without_arguments_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in out for name in cli.COMMANDS)
 
 
+def test_help_is_grouped_and_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command once, under what it is for, its description not cut off at 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "..." not in out.partition("\n")[2]
+    sections = re.split(r"^(?=\S)", out.partition("--help")[2], flags=re.MULTILINE)
+    found = {text.partition(":\n")[0]: text for text in sections if ":\n" in text}
+    assert list(found) == list(cli.GROUPS)
+    for title, names in cli.GROUPS.items():
+        assert tuple(re.findall(r"^  (\w+)  ", found[title], re.MULTILINE)) == names
+    flat = " ".join(out.split())
+    commands = typer.main.get_command(cli.build_app()).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        words = cli.summary(command)
+        assert words.endswith(".") and words in re.sub(r"(?<=\w)- (?=\w)", "-", flat), name
+
+
+def test_a_command_of_no_group_is_listed(
+    capsys: pytest.CaptureFixture[str], add_command: Callable[[Callable[..., object]], None]
+) -> None:
+    """Nothing that can be called is hidden."""
+
+    def trial() -> None:
+        """Try something."""
+
+    add_command(trial)
+    assert "Commands:\n  trial  Try something.\n" in run(capsys)[1]
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_help_ends_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each command's help text shows a command line that can be copied."""

@@ -105,6 +105,38 @@ else:
     run_fresh(code)
 
 
+def test_attention_and_plans_do_without_numba() -> None:
+    """What needs no compiled code works where numba does not exist: as in a browser."""
+    code = """
+BLOCKED |= {"numba", "llvmlite"}
+
+import numpy as np
+
+import fa4
+from fa4.config import ForwardPipeline
+from fa4.hardware import B200
+from fa4.plan import check_plan, forward_plan
+from fa4.sim.machine import find_machine
+from fa4.sim.roofline import roofline_terms
+
+q, k, v = np.random.default_rng(0).standard_normal((3, 1, 70, 2, 16))
+exact, lse = fa4.flash_attn_func(q, k, v, causal=True, impl="oracle", return_lse=True)
+np.testing.assert_allclose(fa4.flash_attn_func(q, k, v, causal=True), exact, atol=1e-12)
+gradients = fa4.flash_attn_backward(q, q, k, v, exact, lse, causal=True)
+assert gradients.dq.shape == q.shape
+plan = forward_plan(ForwardPipeline(), B200)
+assert check_plan(plan, B200) == []
+assert roofline_terms(plan, find_machine("b200")).bound_by == "tensor"
+try:
+    import fa4.sim.predict
+except ImportError as error:
+    assert "numba" in str(error), error
+else:
+    raise AssertionError("the simulator's engine without numba")
+"""
+    run_fresh(code)
+
+
 def test_doctor_runs() -> None:
     """`fa4 doctor` must not crash because something is missing."""
     code = """

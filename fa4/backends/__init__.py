@@ -21,10 +21,14 @@ KERNELS = NAMES[:2]  # compiled
 
 
 class Saved(NamedTuple):
-    """What the backward pass needs of the forward one, in the call's framework."""
+    """What the backward pass needs of the forward one, in the call's framework.
+
+    residual: what rounding took from out, in out's shape and type; None if nobody kept it.
+    """
 
     out: Any
     lse: Any
+    residual: Any = None
 
 
 class AttentionGradients(NamedTuple):

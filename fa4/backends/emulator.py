@@ -58,7 +58,9 @@ def run_backward(
     """(gradients, the emulator's reports, one for each kernel); options as those of `run`."""
     kernel_backward.check_gradient(call)
     start, reports = _starter(call, options)
-    prepared = kernel_backward.prepare_backward(call, _machine, lse_gradient=dlse is not None)
+    prepared = kernel_backward.prepare_backward(
+        call, _machine, saved, lse_gradient=dlse is not None
+    )
     return kernel_backward.launch_backward(call, prepared, saved, (dout, dlse), start), reports
 
 

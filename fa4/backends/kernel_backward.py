@@ -67,12 +67,15 @@ class PreparedBackward(NamedTuple):
     new: Callable[[Any, tuple[int, ...]], Any]
 
 
-def describe_backward(call: Call, *, lse_gradient: bool = False) -> BackwardCall:
+def describe_backward(
+    call: Call, *, lse_gradient: bool = False, out_residual: bool = False
+) -> BackwardCall:
     """The call without its tensors, as the backward kernels' support table sees it."""
     return BackwardCall(
         **vars(describe(call)),
         max_seqlen_k=call.max_seqlen_k,
         lse_gradient=lse_gradient,
+        out_residual=out_residual,
         deterministic=call.deterministic,
         score_mod_bwd=call.extras.score_mod_bwd,
         order=call.extras.backward_config,
@@ -102,16 +105,17 @@ def require_gradient(call: Call) -> None:
 
 
 def prepare_backward(
-    call: Call, find_machine: FindMachine, *, lse_gradient: bool
+    call: Call, find_machine: FindMachine, saved: Saved, *, lse_gradient: bool
 ) -> PreparedBackward:
     """The kernels of a call on a machine, compiled if need be. Raises as `fa4.backends.kernel`."""
-    key = (find_machine, call.deterministic, lse_gradient)
-    found: PreparedBackward = remembered(call, key, _prepare, find_machine, lse_gradient)
+    given = lse_gradient, saved.residual is not None
+    key = (find_machine, call.deterministic, *given)
+    found: PreparedBackward = remembered(call, key, _prepare, find_machine, given)
     return found
 
 
-def _prepare(call: Call, find_machine: FindMachine, lse_gradient: bool) -> PreparedBackward:
-    sizes = describe_backward(call, lse_gradient=lse_gradient)
+def _prepare(call: Call, find_machine: FindMachine, given: tuple[bool, bool]) -> PreparedBackward:
+    sizes = describe_backward(call, lse_gradient=given[0], out_residual=given[1])
     check(sizes)
     gpu, _ = find_machine(call)
     spec = choose_backward_spec(sizes, gpu)
@@ -162,11 +166,11 @@ def launch_backward(
 ) -> AttentionGradients:
     """The gradients, in the types of their inputs; `start(kernels, *arguments)` runs them.
 
-    upstream: dO and, or None, the gradient of the LSE. Raises TypeError for a dO, O or LSE of
+    upstream: dO and, or None, the gradient of the LSE. Raises TypeError for dO or what was saved of
     another type than the call's; nothing is launched then.
     """
     q, k, v, sink = call[:4]
-    (out, lse), (dout, dlse) = saved, upstream
+    (out, lse, residual), (dout, dlse) = saved, upstream
     _check_types(q.dtype, saved, dout)
     check_addresses(q, k, v)
     new = prepared.new
@@ -187,8 +191,10 @@ def launch_backward(
         out, dout = _operand(out, strides), _operand(dout, strides)
     if dlse is not None:
         dlse = _rows(dlse, row_strides)
+    if residual is not None:
+        residual = _operand(residual, strides)
     start(
-        prepared.kernel, q, k, v, out, dout, _rows(lse, row_strides), dlse,
+        prepared.kernel, q, k, v, out, dout, _rows(lse, row_strides), dlse, residual,
         dq, dk, dv, dsink,
         *[None if shape is None else new(lse, shape) for shape in prepared.workspace],
         prepared.turns and new_tensor(q, prepared.turns, None, "int32"),
@@ -206,11 +212,13 @@ def _new_in_numpy(template: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _check_types(dtype: Any, saved: Saved, dout: Any) -> None:
-    """dO and O are of q's type, the LSE is float32."""
-    out, lse = saved
+    """dO, O and its residual are of q's type, the LSE is float32."""
+    out, lse, residual = saved
     if dout.dtype != dtype or out.dtype != dtype:
         name, wrong = ("dout", dout) if dout.dtype != dtype else ("out", out)
         raise TypeError(f"{name} must be {dtype}, as q is; got {wrong.dtype}")
+    if residual is not None and residual.dtype != dtype:
+        raise TypeError(f"out_residual must be {dtype}, as q is; got {residual.dtype}")
     if lse.itemsize != 4:
         raise TypeError(f"lse must be float32, as the forward pass returns it; got {lse.dtype}")
 

@@ -26,7 +26,7 @@ def forward(call: Call, *, lse: bool = True, gradient: bool = False) -> tuple[An
 
 
 def backward(call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradients:
-    """Float64 gradients; O and LSE are computed again, not taken from what was saved."""
+    """Float64 gradients; O and LSE are computed again, so that nothing saved is needed."""
     del saved
     request = make_request(call)
     upstream = None if dlse is None else to_numpy("dlse", dlse)

@@ -42,6 +42,7 @@ def backward(call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradien
             lse=to_numpy("lse", saved.lse),
             dout=to_numpy("dout", dout),
             dlse=None if dlse is None else to_numpy("dlse", dlse),
+            residual=(None if saved.residual is None else to_numpy("out_residual", saved.residual)),
         ),
         request.spec,
         request.backward_config,

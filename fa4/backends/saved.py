@@ -19,22 +19,22 @@ _FLOATS = ("bf16", "fp16", "fp32", "fp64")
 
 
 def read_saved(call: Call, saved: Saved, dout: Any, dlse: Any) -> tuple[Saved, Any, Any]:
-    """(O and LSE, dO, dLSE), arrays as NumPy's, all checked against the call they belong to.
+    """(O, LSE and residual, dO, dLSE), arrays as NumPy's, all checked against their call.
 
     Raises TypeError for what is missing or of another framework or kind of type, ValueError for
     another shape or device; where tensors are on the CPU, also for an LSE that cannot be the
     call's. Nothing else of what lies in tensors is looked at.
     """
-    shapes = {"dout": call.out_shape, "out": call.out_shape,
-              "lse": call.lse_shape, "dlse": call.lse_shape}  # fmt: skip
-    given = {"dout": dout, "out": saved.out, "lse": saved.lse, "dlse": dlse}
+    given = {"dout": dout, "out": saved.out, "lse": saved.lse, "dlse": dlse,
+             "out_residual": saved.residual}  # fmt: skip
     for name, value in given.items():
-        if value is not None or name != "dlse":
-            given[name] = _read(name, value, tuple(shapes[name]), call.q)
-    dout, out, lse, dlse = given.values()
+        if value is not None or name not in ("dlse", "out_residual"):
+            shape = call.lse_shape if name.endswith("lse") else call.out_shape
+            given[name] = _read(name, value, tuple(shape), call.q)
+    dout, out, lse, dlse, residual = given.values()
     if not is_torch(lse) or lse.device.type == "cpu":
         _check_lse(call, to_numpy("lse", lse))
-    return Saved(out, lse), dout, dlse
+    return Saved(out, lse, residual), dout, dlse
 
 
 def _read(name: str, value: Any, shape: tuple[int, ...], q: Any) -> Any:

@@ -84,6 +84,8 @@ def backward(call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradien
     if elsewhere := _place(call):
         kernel_backward.check_gradient(call)
         raise ValueError(elsewhere)
-    prepared = kernel_backward.prepare_backward(call, _machine, lse_gradient=dlse is not None)
+    prepared = kernel_backward.prepare_backward(
+        call, _machine, saved, lse_gradient=dlse is not None
+    )
     start = _starter(call.q.device)
     return kernel_backward.launch_backward(call, prepared, saved, (dout, dlse), start)

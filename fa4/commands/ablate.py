@@ -9,6 +9,7 @@ import typer
 
 from fa4.commands import emit
 from fa4.commands.predict import with_changes, with_settings
+from fa4.commands.why import limit_of
 
 if TYPE_CHECKING:
     from fa4.sim.ablate import Ablation
@@ -43,16 +44,17 @@ def ablate(
     from fa4.sim.ablate import ablate as run
 
     done = run(with_changes(settings, change), off_rescale_rate=off_rescale_rate)
-    emit(build_report(done), as_json, render)
+    emit(build_report(done, limit_of(done.request.given)), as_json, render)
 
 
-def build_report(done: Ablation) -> dict[str, Any]:
-    """The report as plain data; the keys are what `--json` prints."""
+def build_report(done: Ablation, limit: str | None = None) -> dict[str, Any]:
+    """The report as plain data; the keys are what `--json` prints. limit: of the call, in words."""
     problem = done.request.problem
     return {
         "problem": {name: getattr(problem, name) for name in problem.__dataclass_fields__},
         "machine": done.base.machine,
         "with_all": numbers(done.base),
+        "limit": limit,
         "ideas": [
             {
                 "idea": outcome.idea.name,
@@ -102,6 +104,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
             notes.append(f"{row['idea']}: {row['note']}")
     return (
         f"{base['plan']} on {report['machine']}: {base['bottleneck']}",
+        *((f"limited by {report['limit']}",) if report["limit"] else ()),
         table,
         *notes,
         "speedup: time without the idea alone, over the time with all",

@@ -20,6 +20,7 @@ ARCH_HELP = "sm_100a (B200) or sm_103a (B300)."
 FLAVOUR_HELP = "Compiler: cu12 or cu13. Default: cu13 where it is installed."
 ANY_ORDER_HELP = "Backward, not deterministic: dQ is summed in any order."
 LSE_HELP = "Backward: with a gradient of the LSE."
+RESIDUAL_HELP = "Backward: with what rounding took from O."
 # What the kernels of a backward pass do, in the order of their launches.
 THREE_KERNELS = ("pre-process: statistics of rows", "main kernel", "post-process: dQ in 16 bits")
 TOP_OPCODES = 8  # named of a loop
@@ -50,6 +51,7 @@ def compile(
     scheduler: Annotated[str, typer.Option(help="static, lpt or clc.")] = "static",
     any_order: Annotated[bool, typer.Option("--any-order", help=ANY_ORDER_HELP)] = False,
     lse_gradient: Annotated[bool, typer.Option("--lse-gradient", help=LSE_HELP)] = False,
+    out_residual: Annotated[bool, typer.Option("--out-residual", help=RESIDUAL_HELP)] = False,
     arch: Annotated[str, typer.Option(help=ARCH_HELP)] = "sm_100a",
     flavour: Annotated[str, typer.Option(help=FLAVOUR_HELP)] = "",
     out: Out = None,
@@ -77,7 +79,8 @@ def compile(
         "cta_group": cta_group,
     }
     own = {"group": group, "lse": not no_lse, "scheduler": scheduler,
-           "deterministic": not any_order, "lse_gradient": lse_gradient}  # fmt: skip
+           "deterministic": not any_order, "lse_gradient": lse_gradient,
+           "out_residual": out_residual}  # fmt: skip
     features |= take_own(kernel, own)
     spec = find_spec(kernel, arch, head_dim, head_dim_v or head_dim, features)
     if out is not None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from fa4.plan.schema import PipelinePlan
 
 PASSES = ("forward", "backward")
-ONLY = {"forward": ("tile_n", "q_tiles", "kv_stages"), "backward": ("design",)}
+ONLY = {"forward": ("tile_n", "q_tiles", "kv_stages"),
+        "backward": ("design", "deterministic", "scheduler")}  # fmt: skip
 SEQLEN = 8192  # of the problem that FlashAttention-4's choices are looked up for
 
 
@@ -32,6 +33,12 @@ def explain(
     kv_stages: Annotated[int | None, typer.Option(help="K/V ring slots; forward only.")] = None,
     design: Annotated[
         str | None, typer.Option(help="fa4 or flash_attn.cute; backward only.", show_default="fa4")
+    ] = None,
+    deterministic: Annotated[
+        bool | None, typer.Option("--deterministic", help="A fixed order of sums; backward only.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="naive, lpt or spt: order of launches; backward only.")
     ] = None,
     programs: Annotated[bool, typer.Option("--programs", help="Show what roles do.")] = False,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the graph only.")] = False,
@@ -53,7 +60,8 @@ def explain(
         raise ValueError("--mermaid and --json exclude each other; got both")
     choices = {"head_dim": head_dim, "head_dim_v": head_dim_v, "causal": causal,
                "cta_group": cta_group, "tile_n": tile_n, "q_tiles": q_tiles,
-               "kv_stages": kv_stages, "design": design}  # fmt: skip
+               "kv_stages": kv_stages, "design": design, "deterministic": deterministic,
+               "scheduler": scheduler}  # fmt: skip
     gpu = find_machine(machine).gpu
     plan = build(which, choices, gpu)
     report = describe(plan, gpu)
@@ -95,7 +103,12 @@ def _forward(choices: Mapping[str, Any], gpu: Gpu) -> ForwardPipeline:
 def _backward(choices: Mapping[str, Any]) -> BackwardPipeline:
     from fa4.sim.defaults import default_backward
 
-    pipeline = default_backward(_problem(choices), design=choices["design"] or "fa4")
+    pipeline = default_backward(
+        _problem(choices), design=choices["design"] or "fa4",
+        deterministic=bool(choices["deterministic"]),
+    )  # fmt: skip
+    if choices["scheduler"] is not None:
+        pipeline = replace(pipeline, scheduler=choices["scheduler"])
     if choices["cta_group"] is None:
         return pipeline
     numerics = replace(pipeline.numerics, cta_group=choices["cta_group"])
@@ -114,12 +127,14 @@ def describe(plan: PipelinePlan, gpu: Gpu) -> dict[str, Any]:
     """The report as plain data; the keys are what `--json` prints."""
     from fa4.plan import check_plan
     from fa4.plan.render import draw_memory, render_program
+    from fa4.plan.resident import resident_clusters
 
     return {
         "plan": plan.name,
         "machine": gpu.name,
         "cta_group": plan.cta_group,
         "warps": plan.warps,
+        "resident": resident_clusters(plan, gpu),
         "memory": {
             "smem_bytes": plan.bytes_used("smem"),
             "smem_bytes_limit": gpu.smem_bytes_per_cta,
@@ -179,6 +194,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     findings = [f"{row['rule']}: {row['subject']}: {row['message']}" for row in report["findings"]]
     return (
         f"{report['plan']} on {report['machine']}: {report['warps']} warps{pair}, "
+        f"{report['resident']} {'pairs' if pair else 'CTAs'} resident, "
         f"{memory['smem_bytes']} of {memory['smem_bytes_limit']} bytes of shared memory, "
         f"{memory['tmem_cols']} of {memory['tmem_cols_limit']} columns of tensor memory",
         *_tables(report),

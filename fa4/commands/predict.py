@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from fa4.commands import emit
+from fa4.commands.why import render_why, why_progress, why_report
 from fa4.sim.fields import FIELDS
 
 if TYPE_CHECKING:
@@ -81,10 +82,18 @@ def predict(
             help="What if: also predict with this changed, side by side; each one is a variant.",
         ),
     ] = None,
+    why: Annotated[
+        bool | None,
+        typer.Option(
+            "--why/--no-why",
+            help="What the time depends on, by about 100 more simulations.",
+            show_default="yes, up to 16k work tiles, without --compare",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     **settings: Any,
 ) -> None:
-    """Predict time, throughput and bottleneck of an attention call; no GPU needed.
+    """Predict time and throughput of an attention call, and what limits it; no GPU needed.
 
     Without options: the forward pass of 32k tokens, 16 heads, head dim 128, bf16, on a B200.
 
@@ -93,12 +102,30 @@ def predict(
     settings = with_changes(settings, change)
     variants = [split_changes("--compare", [text]) for text in compare or ()]
     first = describe(settings)
+    if why or (why is None and not variants and worth_asking(first)):
+        first["why"] = ask_why(settings)
     if not variants:
         emit(first, as_json, render)
         return
     compared = [compare_with(first, settings, changes) for changes in variants]
     # The first variant has the keys that a comparison of two has always had.
     emit({"a": first, **compared[0], "further": compared[1:]}, as_json, render_comparisons)
+
+
+def worth_asking(report: Mapping[str, Any]) -> bool:
+    """Is there work, and little enough of it to be simulated again and again?"""
+    from fa4.sim.why import MOST_WORK_TILES
+
+    return bool(0 < report["work_tiles"] <= MOST_WORK_TILES)
+
+
+def ask_why(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Why the call takes as long as it does, as plain data; shows progress."""
+    from fa4.sim.options import build
+    from fa4.sim.why import explain_why
+
+    with why_progress() as progress:
+        return why_report(explain_why(build(settings), progress))
 
 
 def compare_with(
@@ -185,6 +212,7 @@ def measure(prediction: Prediction) -> dict[str, Any]:
             "share": prediction.bound_seconds / prediction.seconds,
         },
         "unit_busy": dict(prediction.unit_busy),
+        "hbm_busy": prediction.hbm_busy,
         "role_stalls": {role: dict(row) for role, row in prediction.role_stalls.items()},
         "imbalance": prediction.imbalance,
         "kernels": [asdict(kernel) for kernel in prediction.kernels],
@@ -226,7 +254,8 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
             f"{bound['seconds'] * 1e6:.1f} us by {bound['by']}; the prediction reaches "
             f"{bound['share']:.0%} of it",
         ),
-        ("bottleneck", report["bottleneck"]),
+        *((("limited by", report["why"]["limit"]),) if "why" in report else ()),
+        ("busiest", report["bottleneck"]),
         (
             "kernels",
             ", ".join(f"{k['name']} {k['seconds'] * 1e6:.1f} us" for k in report["kernels"]),
@@ -243,9 +272,10 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         "",
         figures,
         "\nbusy share of each unit, mean over the SMs",
-        _bars(report["unit_busy"]),
+        _bars({**report["unit_busy"], "hbm": report["hbm_busy"]}),
         "\nwhat each warp role waits for, share of the time",
         _stalls(report["role_stalls"]),
+        *(render_why(report["why"]) if "why" in report else ()),
     )
 
 
@@ -315,8 +345,9 @@ def render_comparison(report: Mapping[str, Any]) -> tuple[Any, ...]:
     fresh = [what for what in b["accuracy"]["outside"] if what not in a["accuracy"]["outside"]]
     if fresh:
         error += f"; of B not measured: {', '.join(fresh)}"
+    limit = f"\n   limited by {a['why']['limit']}" if "why" in a else ""
     return (
-        f"A: {headline(a)}, {a['machine']['name']}, {a['plan']}\n   {a['bottleneck']}",
+        f"A: {headline(a)}, {a['machine']['name']}, {a['plan']}\n   {a['bottleneck']}{limit}",
         f"B: A with {changes}; {b['plan']}\n   {b['bottleneck']}",
         table,
         f"B is {report['speedup']:.3f} times as fast as A; model error: {error}",

@@ -14,7 +14,10 @@ OWN_OPTIONS: dict[str, tuple[tuple[str, str, Any], ...]] = {
     "forward": (
         ("group", "--group", 1), ("lse", "--no-lse", True), ("scheduler", "--scheduler", "static"),
     ),
-    "backward": (("deterministic", "--any-order", True), ("lse_gradient", "--lse-gradient", False)),
+    "backward": (
+        ("deterministic", "--any-order", True), ("lse_gradient", "--lse-gradient", False),
+        ("out_residual", "--out-residual", False),
+    ),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fa4.commands import emit
+from fa4.commands.why import limit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,10 @@ def sweep(
         require_int("--jobs", jobs, 1, MOST_JOBS)
     with progress_bar(len(planned)) as advance:
         rows, reused = collect(planned, csv, {"jobs": jobs, "dask": dask}, advance)
-    emit(build_report(planned, rows, reused) | {"csv": csv and str(csv)}, as_json, render)
+    report = build_report(planned, rows, reused) | {"csv": csv and str(csv)}
+    if report["best"] is not None:
+        report["limit"] = limit_of(report["best"]["settings"])
+    emit(report, as_json, render)
 
 
 @contextmanager
@@ -100,7 +104,7 @@ def collect(
 
 
 def build_report(planned: Sweep, rows: Mapping[int, Row], reused: int) -> dict[str, Any]:
-    """The report as plain data; the keys are what `--json` prints."""
+    """The report as plain data; the keys are what `--json` prints. limit: of the best point."""
     every = [
         {"point": point, "settings": planned.settings(point), **rows[point]}
         for point in sorted(rows)
@@ -116,6 +120,7 @@ def build_report(planned: Sweep, rows: Mapping[int, Row], reused: int) -> dict[s
         "infeasible": len(every) - len(feasible),
         "from_file": reused,
         "best": best,
+        "limit": None,
         "best_speedup": gain,
         "rows": every,
     }
@@ -140,6 +145,8 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     parts += [f"cannot run: {line}" for line in refusals(report["rows"])]
     if report["best"] is not None:
         parts.append(f"best: {say_row(report['best'])}")
+        if report["limit"]:
+            parts.append(f"limited by {report['limit']}")
         parts.append("default: what FlashAttention-4 would choose for the same problem and machine")
         gain = report["best_speedup"]
         if gain is not None and gain["speedup"] > 1.001 * (report["best"]["speedup"] or 0.0):

@@ -35,6 +35,7 @@ def fake_arguments(spec: BackwardSpec) -> BackwardArguments:
         dout=tensors.of_queries(spec.head_dim_v),
         lse=tensors.of_rows(),
         dlse=tensors.of_rows(spec.lse_gradient),
+        residual=tensors.of_queries(spec.head_dim_v) if spec.out_residual else None,
         dq=tensors.of_queries(spec.head_dim),
         dk=tensors.of_keys(spec.head_dim),
         dv=tensors.of_keys(spec.head_dim_v),

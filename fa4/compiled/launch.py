@@ -118,9 +118,10 @@ class LaunchArguments(NamedTuple):
 class BackwardArguments(NamedTuple):
     """What the compiled backward kernels take: the parameters of `fa4.sm100.backward.host`.
 
-    out, lse: of the forward pass. dlse, sink, dsink: None where their spec has no use for them.
-    dq_accum to turns: as `fa4.sm100.backward.workspace` describes them, uninitialised; turns is
-    None without a fixed order, sink_parts without a sink. The rest as in `LaunchArguments`.
+    out, lse: of the forward pass. dlse, residual (of out), sink, dsink: None where their spec has
+    no use for them. dq_accum to turns: as `fa4.sm100.backward.workspace` describes them,
+    uninitialised; turns is None without a fixed order, sink_parts without a sink. The rest as in
+    `LaunchArguments`.
     """
 
     q: Any
@@ -130,6 +131,7 @@ class BackwardArguments(NamedTuple):
     dout: Any
     lse: Any
     dlse: Any
+    residual: Any
     dq: Any
     dk: Any
     dv: Any

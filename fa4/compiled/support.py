@@ -94,11 +94,13 @@ class ForwardCall:
 class BackwardCall(ForwardCall):
     """What a call asks of the backward kernels: that, and what only they look at.
 
-    lse_gradient: is there a gradient of the LSE? order: None for the kernel's own.
+    lse_gradient: is there a gradient of the LSE? out_residual: is O's rounding error given? order:
+    None for the kernel's own.
     """
 
     max_seqlen_k: int | None = None
     lse_gradient: bool = False
+    out_residual: bool = False
     deterministic: bool = True
     score_mod_bwd: Callable[..., Any] | None = None
     order: BackwardConfig | None = None
@@ -242,6 +244,7 @@ _BACKWARD_OWN = (
     Feature("config", True, "128 x 128 tiles; `deterministic` says the order of sums",
             _wrong_order),
     Feature("gradient of the LSE", True, "float32"),
+    Feature("out_residual", True, "what rounding took from O, in its type"),
     Feature("CTA pairs", True, "(d, dv) = (128, 128), from two KV tiles on, and (192, 128)"),
     Feature("deterministic", True, "the same bits in every launch; False is faster"),
     Feature("strides of dO", True, "any: what TMA cannot address is copied"),

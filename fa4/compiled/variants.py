@@ -87,6 +87,7 @@ def choose_backward_spec(call: BackwardCall, gpu: Gpu = B200) -> BackwardSpec:
         **_features(call),
         score_mod_bwd=call.score_mod_bwd,
         lse_gradient=call.lse_gradient,
+        out_residual=call.out_residual,
         deterministic=call.deterministic,
         cta_group=_backward_cta_group(call),
         gpu=gpu,

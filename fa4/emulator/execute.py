@@ -26,7 +26,7 @@ from fa4.emulator.ptx.syntax import Module
 from fa4.emulator.translate.layout import check_shared_bytes
 from fa4.emulator.translate.program import Program, build_program
 
-# sm_100 and its family; sm_90a for kernels without wgmma. Others have other instructions.
+# sm_90a, and sm_100 with its family. Others have other instructions.
 TARGETS = ("sm_90", "sm_100", "sm_103")
 # CUDA programming guide, "Technical Specifications per Compute Capability", 9.0 and 10.0.
 MAX_SHAPES = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64)}

@@ -10,13 +10,16 @@ fixes the order of the products. The reduce warps add dQ into global memory in f
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from fa4.config import BackwardPipeline
 from fa4.hardware import Gpu
 from fa4.plan.backward_pair import pair_plan
 from fa4.plan.backward_serial import SERIAL_DIMS, serial_plan
 from fa4.plan.backward_single import TILE, single_plan
 from fa4.plan.published_backward import published_plan
-from fa4.plan.schema import PipelinePlan
+from fa4.plan.schema import PipelinePlan, Turns
 
 
 def backward_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
@@ -29,9 +32,28 @@ def backward_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
             f"backward tiles must be {TILE} x {TILE}, the lanes of tensor memory; "
             f"got {numerics.tile_m} x {numerics.tile_n}"
         )
+    return replace(_design(pipeline)(pipeline, gpu), turns=_turns(pipeline))
+
+
+def _design(pipeline: BackwardPipeline) -> Callable[[BackwardPipeline, Gpu], PipelinePlan]:
     if pipeline.design != "fa4":
-        return published_plan(pipeline, gpu)
-    if numerics.cta_group == 1:
-        return single_plan(pipeline, gpu)
+        return published_plan
+    if pipeline.numerics.cta_group == 1:
+        return single_plan
     serial = (pipeline.head_dim, pipeline.head_dim_v) == SERIAL_DIMS
-    return serial_plan(pipeline, gpu) if serial else pair_plan(pipeline, gpu)
+    return serial_plan if serial else pair_plan
+
+
+def _turns(pipeline: BackwardPipeline) -> Turns | None:
+    """The order of sums and of launches; the published kernels' turns go as they are launched.
+
+    "lpt" starts with the KV tiles that most queries see: without a mask all are alike, and start in
+    their order; which they are under a mask depends on its sides.
+    """
+    if not pipeline.deterministic:
+        return None
+    launches = {"naive": ("ascending",), "spt": ("descending",)}.get(
+        pipeline.scheduler, ("ascending", "descending") if pipeline.causal else ("ascending",)
+    )
+    order = pipeline.numerics.dq_order if pipeline.design == "fa4" else launches[0]
+    return Turns(order=order, launches=launches)

@@ -2,8 +2,8 @@
 
 A rule is a function of a plan and a machine that yields (subject, message) for each thing that
 breaks it; messages carry the numbers. The rules on signals, memory, phases and the order of
-accesses are in `signal_rules`, `memory_rules`, `phase_rules` and `order_rules`; those on roles are
-here.
+accesses are in `signal_rules`, `memory_rules`, `phase_rules` and `order_rules`, the one on what is
+resident in `resident`; those on roles are here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fa4.hardware import Gpu
-from fa4.plan import memory_rules, order_rules, phase_rules, signal_rules
+from fa4.plan import memory_rules, order_rules, phase_rules, resident, signal_rules
 from fa4.plan.schema import (
     GROUP_WARPS,
     LEAST_REGISTERS,
@@ -115,7 +115,9 @@ def products_ended(plan: PipelinePlan, gpu: Gpu) -> Broken:
         waits = Counter(step.signal for step in role.closing if isinstance(step, Wait))
         for signal in plan.signals if role.closing else ():
             slots = signal.free if signal.name in by_products else 0
-            if role.name in signal.waiters and waits[signal.name] != slots:
+            if signal.kind != "mbarrier" or role.name not in signal.waiters:
+                continue
+            if waits[signal.name] != slots:
                 yield (
                     role.name,
                     f"waits {waits[signal.name]}x for {signal.name} at its end; products use "
@@ -224,4 +226,5 @@ OTHER_RULES: tuple[Rule, ...] = (
     phase_rules.parity_is_enough,
     phase_rules.arrivers_in_step,
     order_rules.ordered_accesses,
+    resident.launches_end,
 )

@@ -189,8 +189,8 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
-    """One-way synchronisation. kind is "mbarrier", "named", or "group": a role's own bulk copies,
-    or its products in registers, for which it waits without a barrier.
+    """One-way synchronisation. kind is "mbarrier", "named", or, without a barrier, what a role waits
+    for by itself: "group", its bulk copies, or "products", those of its warpgroup in registers.
 
     `arrivals` gives, per arriver, how many arrivals of the hardware barrier one `Arrive` stands for
     (threads, or 1 for an elected thread, a commit or a TMA completion); their sum is the barrier's
@@ -237,11 +237,23 @@ class Buffer:
         return self.start + self.size * self.stages
 
 
+@dataclass(frozen=True)
+class Turns:
+    """CTAs of a head add to the same tiles one after the other, and hold their SMs meanwhile.
+
+    order: of KV tiles, "ascending" or "descending". launches: orders in which they may start.
+    """
+
+    order: str
+    launches: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipelinePlan:
     """One kernel on one machine: roles, signals and memory. `cta_group` CTAs work together.
 
-    persistent: a CTA may have several work tiles, one after the other.
+    persistent: a CTA may have several work tiles, one after the other. turns: None where CTAs do
+    not wait for each other.
     """
 
     name: str
@@ -252,6 +264,7 @@ class PipelinePlan:
     trips: tuple[str, ...] = ("kv_tiles",)
     persistent: bool = True
     shares: tuple[str, ...] = ()
+    turns: Turns | None = None
 
     def role(self, name: str) -> Role:
         """The role called `name`; KeyError otherwise."""

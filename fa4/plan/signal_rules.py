@@ -23,7 +23,7 @@ from fa4.plan.schema import (
 Broken = Iterator[tuple[str, str]]
 
 WARP = 32
-KINDS = ("mbarrier", "named", "group")
+KINDS = ("mbarrier", "named", "group", "products")
 
 
 def async_unit(amount: Amount) -> str | None:

@@ -19,8 +19,8 @@ from fa4.plan.work import WARPGROUP
 
 BARRIER_BYTES = 8 * 32
 # Consumer and producer after setmaxnreg, by warpgroups (FlashAttention-3, flash_attn.cute).
-REGISTERS = {1: (256, 56), 2: (240, 24), 3: (160, 32)}
-RELEASES = 4  # arrivals of a warpgroup that has used a slot of K or V: one lane of each warp
+REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}
+RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each warp
 
 
 def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
@@ -36,7 +36,7 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
     return PipelinePlan(
         name=f"{kind} forward d{pipeline.head_dim}, {pipeline.consumers} warpgroups",
         roles=(*consumers, producer_role(pipeline, registers=producer)),
-        signals=tuple(_signals(pipeline)),
+        signals=tuple(_signals(pipeline, over)),
         buffers=tuple(buffers),
         trips=("kv_tiles", "masked_tiles", "plain_tiles"),
     )
@@ -71,7 +71,7 @@ def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
     return dv <= d and elements * pipeline.element_bytes > room
 
 
-def _signals(pipeline: WarpgroupPipeline) -> list[Signal]:
+def _signals(pipeline: WarpgroupPipeline, over_queries: bool) -> list[Signal]:
     """Rings of Q, K and V; what each warpgroup waits for by itself; turns.
 
     A warpgroup's own products and stores have no barrier: it waits for their groups
@@ -81,19 +81,23 @@ def _signals(pipeline: WarpgroupPipeline) -> list[Signal]:
     size, stages = pipeline.element_bytes, pipeline.kv_stages
     d_bytes, dv_bytes = pipeline.head_dim * size, pipeline.head_dim_v * size
     signals = [
-        *_ring(names, "q", 1, pipeline.block_rows * d_bytes, WARPGROUP),
+        *_ring(names, "q", 1, pipeline.block_rows * d_bytes, RELEASES),
         *_ring(names, "k", stages, pipeline.tile_n * d_bytes, RELEASES),
         *_ring(names, "v", stages, pipeline.tile_n * dv_bytes, RELEASES),
     ]
     for i, name in enumerate(names):
-        for own, free in ((f"s{i}_done", 0), (f"o{i}_done", 0), (f"stored{i}", 1)):
-            signals.append(
-                Signal(name=own, arrivals={name: 1}, waiters=(name,), kind="group", free=free)
-            )
+        # Over the queries, a store is waited for at once, else before the next one.
+        free = 0 if over_queries else 1
+        own = {f"s{i}_done": ("products", 0), f"o{i}_done": ("products", 0),
+               f"stored{i}": ("group", free)}  # fmt: skip
+        signals += [
+            Signal(name=one, arrivals={name: 1}, waiters=(name,), kind=kind, free=free)
+            for one, (kind, free) in own.items()
+        ]
         if pipeline.takes_turns:
             signals.append(
                 Signal(name=f"turn{i}", arrivals={names[i - 1]: WARPGROUP}, waiters=(name,),
-                       kind="named", free=1 if i == 0 else 0)
+                       kind="named")
             )  # fmt: skip
     return signals
 

@@ -36,11 +36,11 @@ EXP_PARTS = 4  # pieces of a tile's exponentials, in which several warpgroups sh
 OWN_ROWS = 2  # of a thread
 WIDE_O_COLS = 128  # beyond it, O is rescaled while S's product runs, before P V is issued
 
-# What a step moves between registers and local memory, in registers of a thread. A few are stored
-# and loaded about twice each (Nsight Compute on an H200: 65 local accesses a step for 24 spilled
-# ones; the time is that of 4.5 each at L2's rate). Where not even the accumulators fit, the
+# What a step moves between registers and local memory, in registers of a thread: so many for the
+# first and for each further spilled one, fitted to the measured sweep (Nsight Compute on an H200
+# counted 65 local accesses a step for 24 spilled ones). Where not even the accumulators fit, the
 # compiler puts all products one after the other and moves both accumulators out and in.
-MOVES_OF_SPILLED, MOVES_OF_ACCUMULATORS = 8.0, 3.0
+MOVES_OF_FIRST, MOVES_OF_SPILLED, MOVES_OF_ACCUMULATORS = 90.0, 3.5, 2.8
 
 # Registers of a consumer thread beyond S, P and O: row maxima, sums and scales; addresses,
 # descriptors, loop and barrier state.
@@ -66,14 +66,14 @@ def spilled(pipeline: WarpgroupPipeline, registers: int) -> Program:
     over = sum(live.values()) - room
     if over <= 0:
         return ()
-    moved = MOVES_OF_SPILLED * over
+    moved = MOVES_OF_FIRST + MOVES_OF_SPILLED * over
     if sum(live.values()) - live.get("P", 0) > room:
         moved = max(moved, MOVES_OF_ACCUMULATORS * (live["S"] + live["O"]))
     return (Work("spill", Spill(registers=moved)),)
 
 
 def producer_role(pipeline: WarpgroupPipeline, *, registers: int) -> Role:
-    """Q, then K of the next and V of this tile in turn, as far ahead as the rings allow."""
+    """K and Q, then K of the next and V of this tile in turn, as far ahead as the rings allow."""
     size, tile_n = pipeline.element_bytes, pipeline.tile_n
 
     def fetch(what: str, num_bytes: int, cold: bool = False) -> Program:
@@ -87,7 +87,7 @@ def producer_role(pipeline: WarpgroupPipeline, *, registers: int) -> Role:
     k_bytes = tile_n * pipeline.head_dim * size
     q = fetch("q", pipeline.block_rows * pipeline.head_dim * size, cold=True)
     k, v = fetch("k", k_bytes), fetch("v", tile_n * pipeline.head_dim_v * size)
-    program = (*q, *fetch("k", k_bytes, cold=True), Loop("kv_tiles", (*k, *v), offset=-1), *v)
+    program = (*fetch("k", k_bytes, cold=True), *q, Loop("kv_tiles", (*k, *v), offset=-1), *v)
     warp = 4 * pipeline.consumers
     return Role(name="load", warps=(warp,), registers=registers, program=program)
 
@@ -107,6 +107,9 @@ def consumer_role(
         warps=tuple(range(4 * i, 4 * i + 4)),
         registers=registers,
         live=live_registers(pipeline),
+        # The first turn is the first warpgroup's.
+        prologue=(Arrive("turn0"),) if pipeline.takes_turns and i == pipeline.consumers - 1 else (),
+        closing=() if output_over_queries else (Wait(f"stored{i}"),),
         program=(
             Wait("q_full"),
             *begin,
@@ -152,10 +155,10 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int) -> Parts:
     def step(masked: bool) -> Program:
         return (
             Wait("k_full"),
+            Wait("v_full"),
             *take,
             *_scores(pipeline, i)[1:],
             *before,
-            Wait("v_full"),
             *_values(pipeline, i),
             *give,
             *_await_scores(i),
@@ -278,13 +281,14 @@ def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Progra
     num_bytes = WARPGROUP_ROWS * dv * size
     return (
         *(() if over_queries else (Arrive("q_empty"),)),
-        Wait(f"stored{i}"),
         Work(f"scale O{i}", _unpacked(fma=dv / 2, alu=dv / 4)),
-        Work(f"meet {i}", Sync()),  # one thread waited for the store
+        # One thread waits for the store.
+        *(() if over_queries else (Wait(f"stored{i}"), Work(f"meet {i}", Sync()))),
         Work(f"write O{i}", SmemAccess(num_bytes=num_bytes), writes=(output,)),
         Work(f"show O{i}", Sync(fenced=True)),
         Work(f"store O{i}", Copy(kind="store", num_bytes=num_bytes), asynchronous=True,
              reads=(output,)),
         Arrive(f"stored{i}", after="tma"),
-        *((Arrive("q_empty", after="tma"),) if over_queries else ()),
+        *((Wait(f"stored{i}"), Work(f"meet {i}", Sync()), Arrive("q_empty"))
+          if over_queries else ()),
     )  # fmt: skip

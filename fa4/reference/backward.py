@@ -1,7 +1,7 @@
 """FlashAttention-4 backward from the saved LSE, tile by tile.
 
-Preprocess: D = rowsum(dO O) - dLSE. Each CTA (or CTA pair) owns one (two) KV tiles and walks the
-query tiles that see them; per tile five products:
+Preprocess: D = rowsum(dO O) - dLSE, O with its residual if that was kept. Each CTA (or CTA pair)
+owns one (two) KV tiles and walks the query tiles that see them; per tile five products:
 
     S = Q K^T,  P = 2^(c S - LSE log2 e),  dP = dO V^T,  dS = P (dP - D)
     dV += P^T dO,  dK += dS^T Q,  dQ += dS K        (dK, dQ times softmax_scale at the end)
@@ -70,14 +70,16 @@ class _SequenceBackward:
         self.dq, self.dk, self.dv = (np.zeros(x.shape, self.work) for x in (seq.q, seq.k, seq.v))
 
     def _preprocess(self) -> np.ndarray:
-        """D (Hq, Sq): rowsum(dO O) minus the gradient that reached the LSE."""
-        row_dot = np.einsum(
-            "hsd,hsd->hs", self.up.dout.astype(self.work), self.up.out.astype(self.work)
-        )
+        """D (Hq, Sq): rowsum(dO (O + residual)) minus the gradient that reached the LSE."""
+        out = self.up.out.astype(self.work)
+        if self.up.residual is not None:
+            out = out + self.up.residual.astype(self.work)
+        row_dot = np.einsum("hsd,hsd->hs", self.up.dout.astype(self.work), out)
         if self.up.dlse is not None:
             row_dot = row_dot - self.up.dlse.astype(self.work)
         size = self.up.out.size
-        self.counters.hbm_read_bytes += 2 * size * self.up.out.dtype.itemsize
+        operands = 2 if self.up.residual is None else 3
+        self.counters.hbm_read_bytes += operands * size * self.up.out.dtype.itemsize
         self.counters.hbm_write_bytes += row_dot.size * 4
         self.counters.other_flops += 2 * size
         return row_dot

@@ -46,6 +46,7 @@ class Upstream(NamedTuple):
     lse: np.ndarray  # (Hq, Sq)
     dout: np.ndarray  # (Hq, Sq, dv)
     dlse: np.ndarray | None  # (Hq, Sq)
+    residual: np.ndarray | None  # (Hq, Sq, dv), what rounding took from out
 
 
 class SequenceGradients(NamedTuple):
@@ -198,6 +199,7 @@ class SavedForward:
     lse: np.ndarray
     dout: np.ndarray
     dlse: np.ndarray | None = None
+    residual: np.ndarray | None = None
 
 
 def run_backward(
@@ -222,6 +224,7 @@ def run_backward(
             saved.lse[lse_index],
             _heads_first(saved.dout[q_index]),
             None if saved.dlse is None else saved.dlse[lse_index],
+            None if saved.residual is None else _heads_first(saved.residual[q_index]),
         )
         grads = kernel(seq, upstream)
         dq[q_index] = grads.dq.transpose(1, 0, 2)

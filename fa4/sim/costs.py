@@ -73,7 +73,9 @@ class MachineCosts:
 
     def signal(self, signal: Signal) -> SignalCost:
         """Cycles of arriving on and passing a barrier."""
-        if signal.kind in ("named", "group"):  # a group of copies has no barrier to arrive at
+        if signal.kind == "products":  # their latency is up to the end of this wait
+            return SignalCost()
+        if signal.kind != "mbarrier":  # a group of copies has no barrier to arrive at
             return SignalCost(latency_cycles=0.0, wait_cycles=self.table.named_barrier_cycles)
         # The leader of a pair waits for its peer's arrivals: one way of a DSMEM round trip.
         remote = self.table.dsmem_latency_cycles / 2 if signal.remote else 0.0

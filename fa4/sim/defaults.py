@@ -68,13 +68,17 @@ def default_backward(
         hides_last = right is not None
     else:
         pair, hides_last = problem.head_dim >= 128, (left, right) != (None, None)
+    last_first = deterministic and hides_last
+    numerics = BackwardConfig(
+        cta_group=2 if pair else 1, dq_order="descending" if last_first else "ascending"
+    )
     return BackwardPipeline(
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         causal=problem.window_size != (None, None),
-        numerics=BackwardConfig(cta_group=2 if pair else 1),
+        numerics=numerics,
         deterministic=deterministic,
-        scheduler="spt" if deterministic and hides_last else "naive",
+        scheduler="spt" if last_first else "naive",
         design=design,
     )
 

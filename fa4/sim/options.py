@@ -314,6 +314,21 @@ def _replace_in(pipeline: Any, changes: Mapping[str, object], direction: str) ->
     raise ValueError(f"{next(iter(changes))} does not apply to pass {direction} of kernel {kernel}")
 
 
+def read_choice(pipeline: Any, name: str) -> tuple[bool, Any]:
+    """Whether a pipeline has a setting of FIELDS, and its value."""
+    if name == "tile_m":
+        holds = isinstance(pipeline, WarpgroupPipeline)
+        return holds, WARPGROUP_ROWS * pipeline.consumers if holds else None
+    named = _CONFIG_NAMES.get(name, name)
+    for path in _PARTS:
+        holder = pipeline
+        for part in path:
+            holder = getattr(holder, part, None)
+        if is_dataclass(holder) and named in {item.name for item in fields(holder)}:
+            return True, getattr(holder, named)
+    return False, None
+
+
 def _warpgroups(tile_m: object) -> int:
     """Warpgroups of 64 rows that make a tile."""
     tiles = [rows * WARPGROUP_ROWS for rows in (1, 2, 3)]
@@ -347,5 +362,5 @@ def _build_simulation(
     )  # fmt: skip
 
 
-__all__ = ["FIELDS", "SimulationRequest", "build", "default_pipeline", "read_lengths",
-           "read_settings"]  # fmt: skip
+__all__ = ["FIELDS", "SimulationRequest", "build", "default_pipeline", "read_choice",
+           "read_lengths", "read_settings"]  # fmt: skip

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from fa4.sim.costs import MachineCosts
 from fa4.sim.limits import check_work
 from fa4.sim.lower import lower
 from fa4.sim.machine import Machine
+from fa4.sim.pace import run_at_pace
 from fa4.sim.turns import run_in_turn
 from fa4.sim.worktiles import (
     Lengths,
@@ -56,11 +59,11 @@ class KernelTime:
 class Prediction:
     """What a call costs on a machine, and why.
 
-    unit_busy: share of the main kernel's cycles in which each unit of an average SM works.
-    clock_hz: of the SMs while the main kernel runs.
-    role_stalls: role -> signal -> share of those cycles spent waiting on it. imbalance: share of
-    the time that an average SM has nothing to do. bound_seconds: no faster than this, by the
-    busiest unit or by HBM, which `bound_by` names.
+    unit_busy: share of the main kernel's time in which each unit of an average SM works; hbm_busy:
+    share of the call in which HBM does. clock_hz: of the SMs in the main kernel. role_stalls: role
+    -> signal -> share of the main kernel's time spent waiting on it. imbalance: share of the time
+    that an average SM has nothing to do.
+    bound_seconds: no faster than this, by the busiest unit or by HBM, which `bound_by` names.
     """
 
     problem: Problem
@@ -72,6 +75,7 @@ class Prediction:
     tflops: float
     peak_share: float
     unit_busy: Mapping[str, float]
+    hbm_busy: float
     role_stalls: Mapping[str, Mapping[str, float]]
     imbalance: float
     bound_seconds: float
@@ -105,7 +109,42 @@ def predict(
 
     plan: instead of the pipeline's own one, with the same roles and signals but other amounts.
     """
-    simulation = simulation or Simulation()
+    call = _simulate(problem, pipeline, machine, simulation or Simulation(), plan)
+    return _report(problem, machine, call)
+
+
+def call_seconds(
+    problem: Problem,
+    pipeline: AnyPipeline,
+    machine: Machine,
+    simulation: Simulation | None = None,
+) -> float:
+    """The time of `predict` alone. Raises as it does."""
+    call = _simulate(problem, pipeline, machine, simulation or Simulation(), None)
+    return sum(kernel.seconds for kernel in call.kernels)
+
+
+class _SimulatedCall(NamedTuple):
+    """A simulated call. clock_hz: of its main kernel. run_on: simulates that on another machine."""
+
+    plan: PipelinePlan
+    run: ChipRun
+    runner: TileRunner
+    work_tiles: int
+    flops: int
+    kernels: tuple[KernelTime, ...]
+    main: KernelTime
+    clock_hz: float
+    run_on: Callable[[Machine], ChipRun]
+
+
+def _simulate(
+    problem: Problem,
+    pipeline: AnyPipeline,
+    machine: Machine,
+    simulation: Simulation,
+    plan: PipelinePlan | None,
+) -> _SimulatedCall:
     check_work(problem, pipeline, simulation.lengths)
     parts = _parts(problem, simulation.lengths)
     if (problem.head_dim, problem.head_dim_v) != (pipeline.head_dim, pipeline.head_dim_v):
@@ -116,37 +155,32 @@ def predict(
     plan = _same_shape(plan, build_plan(pipeline, machine.gpu))
     simulation = with_rescale_rate(simulation, problem, pipeline)
     if not isinstance(pipeline, BackwardPipeline):
-        run, runner, count = _run_forward(problem, pipeline, plan, machine, simulation)
-        clock = machine.clock_under(tensor_share(runner, run))
+        again = partial(_run_forward, problem, pipeline, plan, simulation=simulation)
+        run, runner, count = again(machine=machine)
         flops = sum(part.forward_flops for part in parts)
         moved = sum(forward_bytes(part, pipeline) for part in parts)
-        partial = sum(partial_bytes(part, pipeline) for part in parts)
-        kernels = [_timed("forward", run.cycles, moved + partial, machine, clock)]
-        if partial:
+        split = sum(partial_bytes(part, pipeline) for part in parts)
+        clock_hz = machine.clock_under(tensor_share(runner, run))
+        main = _timed("forward", run.cycles, moved + split, machine, clock_hz)
+        kernels = [main]
+        if split:
             out = sum(output_bytes(part, pipeline) for part in parts)
-            kernels.append(_timed("combine", 0.0, partial + out, machine))
+            kernels.append(_timed("combine", 0.0, split + out, machine))
     else:
-        run, runner, count = _run_backward(problem, pipeline, plan, machine, simulation)
-        clock = machine.clock_under(tensor_share(runner, run))
+        again = partial(_run_backward, problem, pipeline, plan, simulation=simulation)
+        run, runner, count = again(machine=machine)
         flops = sum(part.backward_flops for part in parts)
         traffic = [backward_bytes(part, pipeline) for part in parts]
-        before, main, after = (sum(kind) for kind in zip(*traffic, strict=True))
+        before, moved, after = (sum(kind) for kind in zip(*traffic, strict=True))
+        clock_hz = machine.clock_under(tensor_share(runner, run))
+        main = _timed("backward", run.cycles, moved, machine, clock_hz)
         kernels = [
             _timed("preprocess", 0.0, before, machine),
-            _timed("backward", run.cycles, main, machine, clock),
+            main,
             _timed("postprocess", 0.0, after, machine),
         ]
-    machine_run = MachineRun(run=run, runner=runner, clock_hz=clock)
-    return _report(problem, machine, plan, machine_run, tuple(kernels), (flops, count))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineRun:
-    """What the main kernel did, by which code, and the clock it ran at."""
-
-    run: ChipRun
-    runner: TileRunner
-    clock_hz: float
+    return _SimulatedCall(plan, run, runner, count, flops, tuple(kernels), main, clock_hz,
+                 lambda other: again(machine=other)[0])  # fmt: skip
 
 
 def tensor_share(runner: TileRunner, run: ChipRun) -> float:
@@ -349,51 +383,47 @@ def _timed(
     return KernelTime(name, seconds, hbm)
 
 
-def _report(
-    problem: Problem,
-    machine: Machine,
-    plan: PipelinePlan,
-    machine_run: MachineRun,
-    kernels: tuple[KernelTime, ...],
-    totals: tuple[int, int],
-) -> Prediction:
-    """Shares, bound and bottleneck of a run; totals are FLOPs and work tiles."""
-    flops, count = totals
-    run, code, clock_hz = machine_run.run, machine_run.runner.code, machine_run.clock_hz
-    cycles = max(run.cycles, 1.0)
-    seconds = sum(kernel.seconds for kernel in kernels)
+def _report(problem: Problem, machine: Machine, call: _SimulatedCall) -> Prediction:
+    """Shares and bounds of a simulated call; of the time that HBM takes, if that is longer."""
+    run, code = call.run, call.runner.code
+    seconds = sum(kernel.seconds for kernel in call.kernels)
+    cycles, waits = max(run.cycles, 1.0), run
+    hbm_cycles = call.main.hbm_seconds * call.clock_hz
+    if hbm_cycles > cycles and call.work_tiles:
+        cycles, waits = hbm_cycles, run_at_pace(call.run_on, machine, hbm_cycles)
     busy = {name: float(x) / cycles for name, x in zip(code.unit_names, run.busy, strict=True)}
-    bounds = {name: float(x) / clock_hz
+    bounds = {name: float(x) / call.clock_hz
               for name, x in zip(code.unit_names, run.busy, strict=True)}  # fmt: skip
-    bounds["hbm"] = sum(kernel.hbm_seconds for kernel in kernels)
+    bounds["hbm"] = sum(kernel.hbm_seconds for kernel in call.kernels)
     bound_by = max(bounds, key=lambda name: bounds[name])
     stalls = {
         role: {
-            signal: float(x) / cycles
+            signal: float(x) / max(waits.cycles, 1.0)
             for signal, x in zip(code.signal_names, row, strict=True)
             if x > 0
         }
-        for role, row in zip(code.role_names, run.stalled, strict=True)
+        for role, row in zip(code.role_names, waits.stalled, strict=True)
     }
-    tflops = flops / seconds / 1e12
+    tflops = call.flops / seconds / 1e12
     faster = 2 if DTYPE_BITS[problem.dtype] == 8 else 1  # FP8 products run at twice the rate
     prediction = Prediction(
         problem=problem,
         machine=machine.name,
-        plan=plan.name,
+        plan=call.plan.name,
         seconds=seconds,
         cycles=run.cycles,
-        clock_hz=clock_hz,
+        clock_hz=call.clock_hz,
         tflops=tflops,
         peak_share=tflops * 1e12 / (machine.gpu.peak_bf16_flops * faster),
         unit_busy=busy,
+        hbm_busy=bounds["hbm"] / seconds,
         role_stalls=stalls,
         imbalance=run.imbalance,
         bound_seconds=bounds[bound_by],
         bound_by=bound_by,
-        kernels=kernels,
+        kernels=call.kernels,
         events=run.events,
-        work_tiles=count,
+        work_tiles=call.work_tiles,
     )
     return replace(prediction, bottleneck=explain(prediction))
 

@@ -1,8 +1,8 @@
 """A fixed order of sums: CTAs wait for their turn at each dQ tile, and hold an SM while they do.
 
 Turns go through the blocks of keys of a head, first ones first or last ones first. A CTA that is
-resident may wait for one that is not: if all resident ones do, the launch order never ends. Which
-CTAs these are depends on no times, so that the simulation finds it in any run.
+resident may wait for one that is not: if all resident ones do, the launch order never ends
+(`fa4.plan.resident`, before anything is simulated).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import heapq
 
 import numpy as np
 
+from fa4.plan.resident import Stuck, find_stuck
 from fa4.sim.chip import ChipRun, Execution, TileRunner, summarize
 from fa4.sim.limits import check_turns
 from fa4.sim.worktiles import WorkTiles
@@ -37,13 +38,14 @@ def run_in_turn(
     check_turns(int(tiles.trips[:, 0].sum()))
     runner.expect(tiles.trips[:, None])
     before = turn_before(tiles, last_first=last_first)
+    stuck = find_stuck(before.tolist(), machines)
+    if stuck is not None:
+        raise TurnDeadlock(_describe(tiles, before, stuck, last_first))
     after = {int(first): i for i, first in enumerate(before) if first >= 0}
     free, starts = [0.0] * machines, np.zeros(len(before))
     runs: list[Execution] = []
     adds: dict[int, np.ndarray] = {-1: np.zeros(0)}
     while len(runs) < len(before):
-        if not free:
-            raise TurnDeadlock(_describe(tiles, before, len(runs), adds, last_first))
         tile: int | None = len(runs)
         starts[tile] = heapq.heappop(free) + start_cycles
         runs.append(runner.run(tiles.trips[tile][None]))
@@ -83,18 +85,11 @@ def _earliest(tiles: WorkTiles, first: int, tile: int, adds: np.ndarray) -> np.n
     return earliest.ravel()
 
 
-def _describe(
-    tiles: WorkTiles,
-    before: np.ndarray,
-    launched: int,
-    adds: dict[int, np.ndarray],
-    last_first: bool,
-) -> str:
+def _describe(tiles: WorkTiles, before: np.ndarray, stuck: Stuck, last_first: bool) -> str:
     """Who waits for whom, and in which order it would end."""
-    waiting = [tile for tile in range(launched) if tile not in adds]
-    tile = next(tile for tile in waiting if before[tile] >= launched)
+    tile = next(tile for tile in stuck.waiting if before[tile] >= stuck.launched)
     return (
-        f"this launch order never ends in a fixed order of sums: all {len(waiting)} that are "
+        f"this launch order never ends in a fixed order of sums: all {len(stuck.waiting)} that are "
         f"resident wait, such as block {tiles.block[tile]} of head {tiles.head[tile]} for block "
         f"{tiles.block[before[tile]]}, which has not started; turns go from the "
         f"{'last' if last_first else 'first'} keys on, and so must launches"

@@ -5,6 +5,7 @@ Written anew by `python -m tests.docs.test_architecture_page`.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_the_way_of_a_call() -> None:
 def test_what_the_page_names_exists() -> None:
     """Every file and folder in backquotes or in the figure."""
     text = PAGE.read_text(encoding="utf-8")
-    names = {word.strip("`(),.:;") for word in text.split() if "fa4/" in word}
+    names = set(re.findall(r"(?<![\w./])fa4/[\w/.]*\w", text))
     assert len(names) > 10
     assert [name for name in sorted(names) if not (ROOT / name).exists()] == []
 

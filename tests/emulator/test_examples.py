@@ -36,10 +36,12 @@ def test_example(name: str, culprit: str) -> None:
     assert report.count(culprit) == 4
 
 
-def test_readme_shows_the_example() -> None:
-    """Every CuTe-DSL block of the README stands in the example, word for word."""
+def test_the_page_shows_the_example() -> None:
+    """Every CuTe-DSL block of the how-to stands in the example, word for word."""
     example = (ROOT / "examples" / "hello_tcgen05.py").read_text(encoding="utf-8")
-    blocks = (ROOT / "README.md").read_text(encoding="utf-8").split("```py\n")[1:]
+    blocks = (
+        (ROOT / "docs" / "how-to" / "debug.md").read_text(encoding="utf-8").split("```py\n")[1:]
+    )
     assert len(blocks) == 2
     for block in blocks:
         assert block.split("```")[0] in example

@@ -63,22 +63,26 @@ def test_evidence_is_read_from_the_results(tmp_path: Path) -> None:
     """Opcodes confirm the row that executes them, by name and type, and no other."""
     foreign = ["tcgen05.ld.sync.aligned.32x32b.x32.b32", "add.s32", "nothing.x"]
     hopper = {"add": ["add.rn.f32", "add.s32"], "mad.wide": ["mad.wide.u32"]}
-    for (file, key), opcodes in zip(EVIDENCE.values(), (hopper, foreign), strict=True):
-        (tmp_path / file).parent.mkdir(parents=True)
+    products = {"wgmma.fence": ["wgmma.fence.sync.aligned"]}
+    files = [place for places in EVIDENCE.values() for place in places]
+    for (file, key), opcodes in zip(files, (hopper, products, foreign), strict=True):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(json.dumps({key: opcodes}))
     rows = support_table(measured(tmp_path))
     basis = {(row.instruction, row.sections): row.basis for row in rows if row.basis != MANUAL_ONLY}
     assert basis.pop(("multimem", "9.7.9.14")) == "refused"
+    assert basis.pop(("wgmma.mma_async.sp", "9.7.15.6")) == "refused"
     assert basis == {
         ("add", "9.7.3.3, 9.7.5.1"): "H200 (1)",
         ("add", "9.7.1.1"): "H200 (1), foreign kernels (1)",
         ("mad.wide", "9.7.1.4"): "H200 (1)",
+        ("wgmma.fence", "9.7.15.7.1"): "H200 (1)",
         ("tcgen05.ld", "9.7.16.8.3"): "foreign kernels (1)",
     }
     assert all(row.basis in (MANUAL_ONLY, "refused") for row in support_table({}))
     counts = support.counts(rows)
-    assert (counts["H200"], counts["foreign kernels"], counts["refused"]) == (3, 2, 1)
-    assert counts[MANUAL_ONLY] == len(rows) - 5
+    assert (counts["H200"], counts["foreign kernels"], counts["refused"]) == (4, 2, 2)
+    assert counts[MANUAL_ONLY] == len(rows) - 7
 
 
 def test_filling_keeps_the_rest() -> None:

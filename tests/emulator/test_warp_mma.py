@@ -1,4 +1,7 @@
-"""mma.sync against a matrix product of whole matrices, placed by the manual's formulas."""
+"""mma.sync against a matrix product of whole matrices, placed by the manual's formulas.
+
+The numbers are such that no sum is rounded; how sums are is test_wgmma_sums.py's matter.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,8 @@ def test_mma(depth: int, element: str, sums: str) -> None:
     random = np.random.default_rng(depth)
     kind = TYPES[element]
     total = np.float32 if sums == "f32" else np.float16
-    a = random.standard_normal((16, depth)).astype(kind)
-    b = random.standard_normal((depth, 8)).astype(kind)
-    c = random.standard_normal((16, 8)).astype(total)
+    a, b = ((random.integers(-8, 9, n) / 4).astype(kind) for n in ((16, depth), (depth, 8)))
+    c = (random.integers(-8, 9, (16, 8)) / 4).astype(total)
     of_a, of_b, of_c = fragments(a, b, c)
     words = [np.array(v, t).view(np.uint32).reshape(32, -1)
              for v, t in ((of_a, kind), (of_b, kind), (of_c, total))]  # fmt: skip

@@ -12,7 +12,7 @@ from fa4.hardware import B200, H100, H200
 from fa4.plan import PipelinePlan, check_plan, require_sound
 from fa4.plan.checks import OTHER_RULES, STRUCTURE_RULES
 from fa4.plan.phase_rules import trip_counts
-from fa4.plan.schema import Arrive, Buffer, Copy, Loop, Signal, Wait
+from fa4.plan.schema import Arrive, Buffer, Copy, Loop, Signal, Turns, Wait
 from fa4.plan.warpgroup import warpgroup_plan
 from tests.plan.plans import (
     BACKWARD,
@@ -154,6 +154,8 @@ FAULTS: list[tuple[str, Fault]] = [
         "correction", prologue=2 * ONE.role("correction").prologue)),
     ("ordered_accesses", lambda: change_work(ONE, "mma", "PV0 head", reads=("p0", "kv:V"))),
     ("ordered_accesses", lambda: change_work(BACK, "mma", "dQ", writes=("dv",))),
+    ("launches_end", lambda: replace(BACK, turns=Turns("descending", ("ascending",)))),
+    ("launches_end", lambda: replace(PAIR, turns=Turns("ascending", ("ascending", "descending")))),
 ]  # fmt: skip
 
 

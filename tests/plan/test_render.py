@@ -144,8 +144,8 @@ def test_explain_prints_the_plan(explain: Run) -> None:
     code, out, _ = explain("--cta-group", "1", "--causal")
     assert code == 0
     assert " ".join(out.split()).startswith(
-        "forward d128x128 cta_group 1 on B200: 16 warps, 231728 of 232448 bytes of shared memory, "
-        "512 of 512 columns of tensor memory"
+        "forward d128x128 cta_group 1 on B200: 16 warps, 148 CTAs resident, 231728 of 232448 bytes "
+        "of shared memory, 512 of 512 columns of tensor memory"
     )
     assert "The static checks find nothing." in out
     assert all(signal.name in out for signal in ONE.signals)

@@ -69,14 +69,33 @@ def test_predict_screen(capsys: pytest.CaptureFixture[str]) -> None:
         "B200, 148 SMs at 1.850 GHz",
         "TFLOP/s",
         "% of peak",
-        "bottleneck",
+        "limited by   semaphore_cycles: 10% more of it makes the call",
+        "busiest",
         "postprocess",
         "model error",
         "tensor ",
         "mma ",
+        "hbm ",
+        "critical chain of",
+        "best single change: ",
     ):
         assert text in out
-    assert len(out.splitlines()) <= 42
+    assert len(out.splitlines()) <= 68 and max(map(len, out.splitlines())) <= 80
+    code, short, _ = run(capsys, "predict", "--pass", "bwd", "--deterministic", "--no-why")
+    assert code == 0 and len(short.splitlines()) <= 42 and "limited by" not in short
+
+
+def test_predict_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of the why is in the report; it is left out where asked, compared or too much to do."""
+    why = run_json(capsys, "predict", *SMALL)["why"]
+    assert why["limited_by"] == why["elasticities"][0]["name"] and why["limited_by"] in why["limit"]
+    assert why["chain"]["cycles"] == pytest.approx(sum(x["cycles"] for x in why["chain"]["rows"]))
+    assert {found["setting"] for found in why["neighbours"]} >= {"tile_n", "cta_group", "q_tiles"}
+    for arguments in (("--no-why",), ("--compare", "tau=0"), ("--batch", "0"), ("--batch", "8k")):
+        report = run_json(capsys, "predict", *SMALL, *arguments)
+        assert "why" not in report and "why" not in report.get("a", {})
+    code, out, _ = run(capsys, "predict", *SMALL, "--compare", "tau=0", "--why")
+    assert code == 0 and "limited by" in out
 
 
 def test_every_field_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,8 +28,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FUNCTIONS = {"preprocess": preprocess, "postprocess": postprocess}
 PARAMETERS = {
-    "preprocess": ("out", "dout", "lse", "dlse", "dq_accum", "stats", "sink_parts", "turns", "sink",
-                   "cu_seqlens_q", "seqused_q"),
+    "preprocess": ("out", "dout", "lse", "dlse", "residual", "dq_accum", "stats", "sink_parts",
+                   "turns", "sink", "cu_seqlens_q", "seqused_q"),
     "postprocess": ("dq_accum", "dq", "dsink", "sink_parts", "softmax_scale", "cu_seqlens_q",
                     "seqused_q"),
 }  # fmt: skip
@@ -79,6 +79,7 @@ def fake_arguments(spec: BackwardSpec) -> dict[str, Any]:
         "dout": operand(spec.head_dim_v),
         "lse": of_rows(),
         "dlse": of_rows() if spec.lse_gradient else None,
+        "residual": operand(spec.head_dim_v) if spec.out_residual else None,
         "dq_accum": tensor(Float32, heads, tiles, size, step=4, align=16),
         "stats": tensor(Float32, heads, tiles, 2, TILE_ROWS),
         "sink_parts": tensor(Float32, heads, tiles) if spec.sink else None,
@@ -153,7 +154,8 @@ class Call:
         rows = max(int(self.starts[-1]) + sizes.tail, 1) if spec.packed_q else self.seqlen
         outer = (rows,) if spec.packed_q else (len(sizes.lengths), rows)
         tiles = tiles_of(rows, len(sizes.lengths), packed=spec.packed_q)
-        for name, dim in (("out", spec.head_dim_v), ("dq", spec.head_dim)):
+        for name, dim in (("out", spec.head_dim_v), ("residual", spec.head_dim_v),
+                          ("dq", spec.head_dim)):  # fmt: skip
             self._put(name, (*outer, heads, dim), element)
         self._put("dout", (*outer, heads, spec.head_dim_v), element, sizes.dout)
         for name, layout in (("lse", sizes.lse), ("dlse", sizes.dlse)):
@@ -218,6 +220,8 @@ class Call:
                 for tensor in (out, dout):
                     rows = self.rows(tensor, head, batch, 0, length)
                     rows[:] = rng.standard_normal(rows.shape)
+                rows = self.rows(self.view(buffer, "residual"), head, batch, 0, length)
+                rows[:] = 2.0**-9 * rng.standard_normal(rows.shape)
                 self.rows_of_lse(dlse, head, batch, 0, length)[:] = rng.standard_normal(length)
                 values = 5 * rng.standard_normal(length)
                 values[rng.random(length) < self.sizes.blind] = -np.inf
@@ -235,6 +239,7 @@ class Call:
         numbers = {"softmax_scale": SCALE}
         absent = {
             "dlse": not spec.lse_gradient,
+            "residual": not spec.out_residual,
             "sink_parts": not spec.sink,
             "turns": not spec.deterministic,
             "sink": not spec.sink,
@@ -349,13 +354,17 @@ def preprocessed(call: Call, before: Array, expected: Array) -> Expected:
     """Statistics and parts of dsink; zeros are put into `expected`."""
     spec = call.spec
     for block in call.existing():
-        products = block.of(before, "out").astype(float) * block.of(before, "dout").astype(float)
+        out = block.of(before, "out").astype(float)
+        if spec.out_residual:
+            out = out + block.of(before, "residual").astype(float)
+        products = out * block.of(before, "dout").astype(float)
         d, size = products.sum(-1), np.abs(products).sum(-1)
         if spec.lse_gradient:
             d, size = d - block.of_lse(before, "dlse"), size + np.abs(block.of_lse(before, "dlse"))
         lse = block.of_lse(before, "lse")
         base = np.where(np.isneginf(lse), 0.0, -lse * LOG2_E)
-        d_bound = 14 * ROUND * size  # eight products in a row, then at most 16 lanes as a tree
+        # Eight products in a row, then at most 16 lanes as a tree; O and its residual are one sum.
+        d_bound = (15 if spec.out_residual else 14) * ROUND * size
         at, rows = (block.head, block.tile), slice(block.rows)
         yield "stats", (*at, 0, rows), base, 3 * ROUND * np.abs(base)
         yield "stats", (*at, 1, rows), -d, d_bound

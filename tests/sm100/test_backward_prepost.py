@@ -44,6 +44,8 @@ SPECS = {
     "packed, used": BackwardSpec(head_dim=8, head_dim_v=16, dtype="fp16", packed_q=True,
                                  used_q=True, sink=True, deterministic=True),
     "d below dv": BackwardSpec(head_dim=40, head_dim_v=104, used_q=True, lse_gradient=True),
+    "residual": BackwardSpec(head_dim=64, head_dim_v=72, packed_q=True, used_q=True, sink=True,
+                             lse_gradient=True, deterministic=True, out_residual=True),
     "d above dv": BackwardSpec(head_dim=120, head_dim_v=8, dtype="fp16", packed_q=True),
 }  # fmt: skip
 LENGTHS = (1, 2, 127, 128, 129, 257)
@@ -174,6 +176,8 @@ FAULTS = {
         "-(lse_of_row * LOG2_E)",
     ),
     "gradient of the LSE added": edit(preprocess, "d -= block", "d += block"),
+    "residual left out": edit(preprocess, "outs = [*outs, block.of(residual)]", "pass"),
+    "residual taken off": edit(preprocess, "a + b for a, b", "a - b for a, b"),
     "D without its sign": edit(preprocess, "(exists, -d,", "(exists, d,"),
     "rows beyond the sequence as its last": edit(
         preprocess, "cutlass.select_(exists, base, -Float32.inf)", "base"
@@ -248,6 +252,6 @@ def test_a_fault_is_seen(
     """In one of the kernels that have it; and nothing is seen in either without one."""
     bug = FAULTS[fault] if fault else edit(row_blocks, "SmemAllocator", "SmemAllocator")
     names = put_in_place(bug, tmp_path, monkeypatch)
-    spec = replace(SPECS["packed"], used_q=True)
+    spec = replace(SPECS["packed"], used_q=True, out_residual=True)
     call = Call(spec, Sizes((0, 130, 128, 1), heads=1, slack=3, blind=0.3))
     assert any(seen(name, spec, call) for name in names) == (fault is not None)

@@ -108,7 +108,7 @@ def test_keys_are_equal_exactly_for_equal_specs(one: ForwardSpec, two: ForwardSp
 BACKWARD_CHANGES: dict[str, Any] = {
     "head_dim": 128, "head_dim_v": 128, "dtype": "fp16", "causal": True, "window_left": True,
     "window_right": True, "packed_q": True, "packed_k": True, "used_q": True, "used_k": True,
-    "sink": True, "lse_gradient": True, "softcap": True, "score_mod": other,
+    "sink": True, "lse_gradient": True, "out_residual": True, "softcap": True, "score_mod": other,
     "score_mod_bwd": other, "mask_mod": plain, "mask": Chunked(8), "aux": (("fp32", 1),),
     "deterministic": True, "cta_group": 2, "gpu": B300,
 }  # fmt: skip

@@ -76,12 +76,13 @@ def test_compile_writes_what_it_made_and_says_how(fa4: Any, tmp_path: Path) -> N
 
 def test_the_backward_kernels(fa4: Any, tmp_path: Path) -> None:
     """Their own options; the other kernel's are refused."""
-    arguments = ("compile", "backward", "--head-dim", "64", "--any-order", "--lse-gradient")
+    arguments = ("compile", "backward", "--head-dim", "64", "--any-order", "--lse-gradient",
+                 "--out-residual")  # fmt: skip
     report = report_of(fa4, *arguments, "--sink", "--window", "left", "--out", str(tmp_path))
     spec = {"head_dim": 64, "head_dim_v": 64, "window_left": True, "sink": True,
-            "lse_gradient": True}  # fmt: skip
+            "lse_gradient": True, "out_residual": True}  # fmt: skip
     assert report["spec"] == spec and report["kernels"][0]["planned"] is True
-    stem = "backward-64-bf16-window_left-sink-lse_gradient-any_order-sm_100a"
+    stem = "backward-64-bf16-window_left-sink-lse_gradient-out_residual-any_order-sm_100a"
     assert (tmp_path / f"{stem}.ptx").exists()
     assert report_of(fa4, "compile", "backward")["spec"]["deterministic"] is True
     for kernel, option, message in (

@@ -272,7 +272,7 @@ class AsyncPool:
 
 
 class Stream:
-    """Operations of one warp that it always waits for together (its tcgen05.ld, its tcgen05.st).
+    """Operations of one warp that end in order (its tcgen05.ld, its tcgen05.st, its wgmma).
 
     All have the same id: whoever knows of one knows of the earlier ones.
     """
@@ -291,12 +291,13 @@ class Stream:
         knowledge = self._clock.knowledge
         return AsyncActor(self._row, self._epoch, knowledge, since=self._epoch, lane=self._lane)
 
-    def settle(self) -> None:
-        """All are complete and the warp has waited for that.
+    def settle(self, epoch: int | None = None) -> None:
+        """All, or those up to `epoch`, are complete and the warp has waited for that.
 
         What they knew, the warp knew: only their own accesses are news.
         """
-        self._clock.knowledge.add(actor_id(self._row, self._lane), self._epoch, fenced=False)
+        done = self._epoch if epoch is None else epoch
+        self._clock.knowledge.add(actor_id(self._row, self._lane), done, fenced=False)
 
 
 class PipeActor:

@@ -40,6 +40,7 @@ from fa4.emulator.isa import (  # noqa: F401
     thread_copies,
     tmem_copies,
     warp_mma,
+    warpgroup_mma,
 )
 from fa4.emulator.translate.table import TABLE
 

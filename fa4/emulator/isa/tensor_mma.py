@@ -9,8 +9,8 @@ import numpy as np
 
 from fa4.emulator.checks.clocks import Message
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.checks.shadow import Shadow
 from fa4.emulator.isa.mbarriers import OBJECT_BYTES, describe_barrier, find_barrier
+from fa4.emulator.isa.swizzles import Pages, check_swizzle, pages_of
 from fa4.emulator.isa.tensor_allocation import CTA_GROUPS, group_size
 from fa4.emulator.isa.tensor_pipe import (
     PipeInstruction,
@@ -28,7 +28,6 @@ from fa4.emulator.machine.memory import check_alignment
 from fa4.emulator.machine.shadows import ATOMIC, Touch
 from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Cta, Fragment, Warp
-from fa4.emulator.machine.tensor import PAGE_BYTES, swizzle_of
 from fa4.emulator.machine.tensor_access import group_of, members_of
 from fa4.emulator.masks import lanes_of
 from fa4.emulator.ptx.syntax import Address, Integer, Operand, PtxInstruction, Vector
@@ -55,18 +54,6 @@ class MmaForm:
     cta_group: int
     ws: bool
     a_in_tmem: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Pages:
-    """Pages of shared memory that an operand lies in, and the swizzle its descriptor says.
-
-    probes: byte address of one unit of the operand in each page.
-    """
-
-    operand: str
-    probes: tuple[int, ...]
-    swizzle: tuple[int, int]
 
 
 @lru_cache(maxsize=4096)
@@ -102,10 +89,7 @@ def _pages(plan: MmaPlan) -> tuple[Pages, ...]:
     for name, operand in (("A", plan.a), ("B", plan.b)):
         descriptor = descriptors[name]
         if isinstance(operand, SmemOperand) and isinstance(descriptor, SmemDescriptor):
-            units = operand.units.ravel()
-            _, first = np.unique(units // PAGE_BYTES, return_index=True)
-            probes = tuple(int(address) for address in units[first])
-            found.append(Pages(name, probes, swizzle_of(descriptor.swizzle)))
+            found.append(pages_of(name, operand.units, descriptor.swizzle))
     return tuple(found)
 
 
@@ -189,40 +173,10 @@ def _mma_handler(
             tuple([word(warp, lane) for word in disable]),
         )
         issue(fragment, lane, job, pipe)
-        _check_swizzle(fragment, size, pages)
+        own = warp.cta
+        check_swizzle(fragment, members_of(own, group_of(own, size)), pages)
 
     return handler
-
-
-def _check_swizzle(fragment: Fragment, size: int, pages: tuple[Pages, ...]) -> None:
-    """Compares the descriptors with the layouts in which tensor copies have written."""
-    own = fragment.warp.cta
-    for cta in members_of(own, group_of(own, size)):
-        shadow = cta.smem_shadow
-        if not cta.swizzles or shadow is None:
-            continue
-        for operand in pages:
-            for address in operand.probes:
-                noted = cta.swizzles.at(address)
-                if noted in (None, operand.swizzle) or _overwritten(shadow, address):
-                    continue
-                fragment.fault(
-                    "descriptor",
-                    f"matrix {operand.operand} is described with {_swizzle_text(operand.swizzle)}, "
-                    f"but the tensor copy that wrote shared address {address:#x} of CTA "
-                    f"{cta.index} had {_swizzle_text(noted)}",
-                )
-                break
-
-
-def _overwritten(shadow: Shadow, address: int) -> bool:
-    """Whether threads have written there since the copy, in whatever layout."""
-    return not shadow.written_by_async_proxy(address // shadow.granule_bytes)
-
-
-def _swizzle_text(swizzle: tuple[int, int] | None) -> str:
-    span, atom = swizzle or (0, 16)
-    return f"{span}-byte swizzling (atoms of {atom} bytes)" if span else "no swizzling"
 
 
 @machine(

@@ -1,7 +1,6 @@
 """Matrix products of one warp on registers: mma.sync (PTX ISA 9.7.14.5).
 
-Products are exact; the sum over K and the accumulator is formed in float64 and rounded once, which
-is a model: how the hardware rounds inside the sum is not documented.
+Sums are those of Hopper's tensor core, measured with m16n8k16 (see `fa4.emulator.wgmma.sums`).
 """
 
 from __future__ import annotations
@@ -11,12 +10,16 @@ import numpy as np
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import Unsupported, machine
+from fa4.emulator.wgmma.forms import Form
+from fa4.emulator.wgmma.sums import multiply
 
 ROWS, COLUMNS = 16, 8
 _LANE = np.arange(32)
 _GROUP, _IN_GROUP = _LANE >> 2, _LANE & 3
+_FORMATS = {"f16": Format.F16, "bf16": Format.BF16, "f32": Format.F32}
 _DEPTHS = {"m16n8k8": 8, "m16n8k16": 16}
 
 
@@ -40,12 +43,9 @@ _C_ROW = _GROUP[:, None] + 8 * (np.arange(4) >> 1)
 _C_COLUMN = 2 * _IN_GROUP[:, None] + (np.arange(4) & 1)
 
 
-def _widen(words: Array, kind: str) -> Array:
-    """(32, n) packed pairs of 16-bit floats -> (32, 2 n) float64."""
-    halves = words.astype(np.uint32).view(np.uint16).reshape(32, -1)
-    if kind == "bf16":
-        return (halves.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return halves.view(np.float16).astype(np.float64)
+def _halves(words: Array) -> Array:
+    """(32, n) packed pairs of 16-bit floats -> (32, 2 n) of their codes."""
+    return words.astype(np.uint32).view(np.uint16).reshape(32, -1)
 
 
 @machine(
@@ -63,7 +63,8 @@ def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
         raise Unsupported(f"types {'.'.join(types)}")
     if types[0] != types[3] or types[0] not in (("f32", "f16") if types[1] == "f16" else ("f32",)):
         raise Unsupported(f"types {'.'.join(types)}")
-    depth, element, sums = _DEPTHS[shape], types[1], types[0]
+    depth, sums, element = _DEPTHS[shape], types[0], _FORMATS[types[1]]
+    form = Form(COLUMNS, element, element, _FORMATS[sums])
     d, a, b, c = (context.elements(operand) for operand in instruction.operands)
     readers = [[context.reader(o, "b32") for o in operands] for operands in (a, b, c)]
     writers = [context.writer(o, "b32") for o in d]
@@ -74,22 +75,16 @@ def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
         if mask != warp.alive:
             fragment.fault("divergence", "mma.sync by a part of the warp")
         words = [np.stack([read(warp) for read in row], axis=1) for row in readers]
-        left = np.empty((ROWS, depth))
-        right = np.empty((COLUMNS, depth))
-        total = np.empty((ROWS, COLUMNS))
-        left[a_places] = _widen(words[0], element)
-        right[b_places] = _widen(words[1], element)
-        total[_C_ROW, _C_COLUMN] = (
-            words[2].view(np.float32).astype(np.float64)
-            if sums == "f32"
-            else _widen(words[2], "f16")
-        )
-        with np.errstate(all="ignore"):
-            result = (left @ right.T + total)[_C_ROW, _C_COLUMN]
-            if sums == "f32":
-                packed = result.astype(np.float32).view(np.uint32)
-            else:
-                packed = result.astype(np.float16).view(np.uint32)
+        left = np.empty((ROWS, depth), np.uint16)
+        right = np.empty((COLUMNS, depth), np.uint16)
+        total = np.empty((ROWS, COLUMNS), np.uint32)
+        left[a_places] = _halves(words[0])
+        right[b_places] = _halves(words[1])
+        total[_C_ROW, _C_COLUMN] = words[2] if sums == "f32" else _halves(words[2])
+        found = multiply(form, left.view(np.uint8), right.view(np.uint8), total)
+        packed = found[_C_ROW, _C_COLUMN]
+        if sums == "f16":
+            packed = packed.astype(np.uint16).view(np.uint32)
         for index, write in enumerate(writers):
             write(warp, packed[:, index], mask)
 

@@ -17,18 +17,20 @@ WARPS_PER_STREAM_ROW = 4
 @dataclass(frozen=True)
 class ActorRows:
     """The rows of a cluster: of all warps, of the CTAs' tensor pipes, of the pools of asynchronous
-    operations, of the warps' tensor memory loads and stores.
+    operations, of the warps' tensor memory loads and stores, of their wgmma instructions.
 
-    ctas, warps: how many CTAs the cluster has, and warps each of them.
+    ctas, warps: how many CTAs the cluster has, and warps each of them. with_wgmma: the program has
+    wgmma instructions; else there are no rows for them.
     """
 
     ctas: int
     warps: int
+    with_wgmma: bool = False
 
     @property
     def count(self) -> int:
         """How many rows there are."""
-        return self.stream(self.ctas, 0)
+        return self.products(self.ctas, 0) if self.with_wgmma else self.stream(self.ctas, 0)
 
     def warp(self, rank: int, index: int) -> int:
         """The row of a warp's lanes."""
@@ -55,6 +57,11 @@ class ActorRows:
         rows = -(-self.warps // WARPS_PER_STREAM_ROW)
         return self.pool(self.ctas) + rank * rows + warp // WARPS_PER_STREAM_ROW
 
+    def products(self, rank: int, warp: int) -> int:
+        """The row of the wgmma instructions of a warp: one of its own, since the warps of a group
+        read the same operand, and the shadow remembers one read for each row."""
+        return self.stream(self.ctas, 0) + rank * self.warps + warp
+
     def name_of(self, identity: int, ctas: Sequence[int]) -> str:
         """Text for an actor id in reports. ctas: the indices of the CTAs in the grid, by rank."""
         row, lane = divmod(identity, LANES)
@@ -65,6 +72,9 @@ class ActorRows:
             return f"the tensor pipe of CTA {ctas[row - self.pipe(0)]}"
         if row < self.stream(0, 0):
             return f"an asynchronous operation of CTA {ctas[(row - self.pool(0)) // POOL_ROWS]}"
+        if row >= self.products(0, 0):
+            rank, index = divmod(row - self.products(0, 0), self.warps)
+            return f"a wgmma of CTA {ctas[rank]} warp {index}"
         rows = self.stream(1, 0) - self.stream(0, 0)
         rank, group = divmod(row - self.stream(0, 0), rows)
         index = WARPS_PER_STREAM_ROW * group + lane // 2

@@ -98,6 +98,9 @@ def check_warp_exit(warp: Warp) -> None:
             next(iter(warp.tmem_loads.values()), 0),
             warp.index,
         )
+    for product in warp.products.under_way:
+        text = "exits without a wgmma.wait_group for the group of this wgmma.mma_async"
+        warp.cta.report("exit", text, product.line, warp.index)
 
 
 def check_cta_exit(cta: Cta) -> None:

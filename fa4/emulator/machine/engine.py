@@ -16,6 +16,7 @@ from fa4.emulator.machine.options import Options
 from fa4.emulator.machine.shadows import Shadows
 from fa4.emulator.machine.state import Fragment, Grid, Join, Warp
 from fa4.emulator.machine.waits import Blocked, Spin, wait_for
+from fa4.emulator.machine.warpgroup_checks import note_use
 from fa4.emulator.masks import lanes_of, lowest
 from fa4.emulator.translate.program import BRANCH, EXIT, INDEXED, JUMP, MACHINE, RUN, Step
 
@@ -154,6 +155,8 @@ class Engine(MachineState):
                 and not self._loads_delivered(fragment, step)
             ):
                 return False
+            if step.held:
+                note_use(warp, step)
             quantum -= 1
             self.ticks += 1
             counts[fragment.pc] += 1

@@ -36,6 +36,7 @@ from fa4.emulator.machine.memory import GlobalBuffer
 from fa4.emulator.machine.operations import AsyncOperation
 from fa4.emulator.machine.tensor import SwizzleNotes, TensorGroup, TensorMemory
 from fa4.emulator.machine.waits import Blocked, Countdown, Waitable
+from fa4.emulator.machine.warpgroups import Warpgroup, WarpProducts
 from fa4.emulator.masks import FULL_MASK, LANES, Array
 from fa4.emulator.translate.layout import (
     MODULE_WINDOW,
@@ -133,6 +134,7 @@ class Warp:
     described_at: where its WARP is, for compiled code (`fa4.emulator.machine.described`).
     polled: PTX line -> what a strong access there saw last. thread_copies, bulk_copies: cp.async,
     cp.async.bulk. pipe_latest: lane -> the operation of a tensor pipe that it issued last.
+    products: its wgmma instructions.
     """
 
     def __init__(self, cta: Cta, index: int, alive: int) -> None:
@@ -161,6 +163,8 @@ class Warp:
         row, place = cluster.rows.stream(cta.rank, index), index % WARPS_PER_STREAM_ROW
         self.tmem_loading = TmemStream(Stream(row, 2 * place, self.clock))
         self.tmem_storing = TmemStream(Stream(row, 2 * place + 1, self.clock))
+        products = Stream(cluster.rows.products(cta.rank, index), 0, self.clock)
+        self.products = WarpProducts(products)
         self.register_budget = 0
         self.counts = [0] * len(program.steps)
         self.fences = WarpFences()
@@ -228,8 +232,9 @@ class Cta:
     """A CTA: shared memory, barriers, tensor memory, warps.
 
     smem[a] is the byte at shared address a; the first KiB belongs to the system. tensor: made at
-    the first tcgen05.alloc. tensor_groups: by size, those that it is the first CTA of. triggered:
-    it has executed griddepcontrol.launch_dependents, or exited.
+    the first tcgen05.alloc. tensor_groups: by size, those that it is the first CTA of. warpgroups:
+    by number, those that have executed wgmma instructions. triggered: it has executed
+    griddepcontrol.launch_dependents, or exited.
     """
 
     def __init__(self, cluster: Cluster, index: int, rank: int, position: Position) -> None:
@@ -252,6 +257,7 @@ class Cta:
         self.pipe_actor = PipeActor(rows.pipe(rank))
         self.tensor: TensorMemory | None = None
         self.tensor_groups: dict[int, TensorGroup] = {}
+        self.warpgroups: dict[int, Warpgroup] = {}
         self.swizzles = SwizzleNotes()
         self.triggered = False
         self.prior_waiters = Waitable()
@@ -308,7 +314,7 @@ class Cluster:
         self.number = number
         self.known_from = grid.known_from
         self.size = len(ctas)
-        self.rows = ActorRows(self.size, grid.warp_count)
+        self.rows = ActorRows(self.size, grid.warp_count, bool(grid.program.held_registers))
         self.ctas = [
             Cta(self, cta_index, rank, position) for rank, (cta_index, position) in enumerate(ctas)
         ]

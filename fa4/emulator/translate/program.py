@@ -6,7 +6,7 @@ instruction with a Python handler (memory, barriers, tensor operations), or a br
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -48,7 +48,8 @@ class Step:
     the branch; meet: step where its diverged lanes meet again (-1: never). converges: the lanes of
     the warp that `members` reads (None: all) wait for each other before it. reads, writes,
     touches: registers that it reads first, writes, either. guard: of a MACHINE step, (word of the
-    predicate in the register file, all bits set if it is negated).
+    predicate in the register file, all bits set if it is negated). held: those of
+    `Program.held_registers` that it touches, as bits; of what holds them itself none.
     """
 
     index: int
@@ -66,6 +67,7 @@ class Step:
     writes: frozenset[str] = frozenset()
     touches: frozenset[str] = frozenset()
     guard: tuple[int, int] | None = None
+    held: int = 0
 
     @property
     def instruction(self) -> PtxInstruction:
@@ -75,7 +77,10 @@ class Step:
 
 @dataclass(eq=False)
 class Program:
-    """An executable kernel."""
+    """An executable kernel.
+
+    held_registers: those that asynchronous instructions use after their issue (wgmma), name -> bit.
+    """
 
     module: Module
     kernel: Kernel
@@ -83,11 +88,19 @@ class Program:
     variables: Variables
     steps: list[Step]
     step_of_line: dict[int, int] = field(default_factory=dict)
+    held_registers: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The kernel's name."""
         return self.kernel.name
+
+    def held_bits(self, names: Iterable[str]) -> int:
+        """The bits of those of the names that are among `held_registers`."""
+        bits = 0
+        for name in self.held_registers.keys() & set(names):
+            bits |= self.held_registers[name]
+        return bits
 
     def instruction_at(self, line: int) -> PtxInstruction | None:
         """The instruction on a PTX line, or None."""
@@ -121,7 +134,26 @@ def build_program(module: Module, kernel: Kernel, table: Table) -> Program:
     for step in steps:
         for instruction in step.instructions:
             program.step_of_line[instruction.line] = step.index
+    _find_held(program)
     return program
+
+
+def _find_held(program: Program) -> None:
+    """Numbers the registers that instructions hold, and notes which steps touch them."""
+    names: set[str] = set()
+    for step in program.steps:
+        if step.operation is not None and step.operation.holds:
+            names |= held_by(step.instruction)
+    program.held_registers = {name: 1 << k for k, name in enumerate(sorted(names))}
+    for step in program.steps if names else ():
+        if step.operation is None or not step.operation.holds:
+            step.held = program.held_bits(step.touches)
+
+
+def held_by(instruction: PtxInstruction) -> set[str]:
+    """The registers that an instruction with `Operation.holds` holds."""
+    vectors = [operand for operand in instruction.operands if isinstance(operand, Vector)]
+    return set().union(*(registers_of(vector) for vector in vectors))
 
 
 def registers_of(operand: Operand) -> set[str]:

@@ -36,6 +36,7 @@ class Operation:
     the warp take part (.sync), so diverged lanes wait for each other first. accepts: if given, the
     entry serves only instructions for which it is true. watch: of a `lane` operation, binds what
     looks at the operands before it executes, or gives None where nothing needs to be looked at.
+    holds: registers in the vectors among its operands stay in use when it has been issued.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Operation:
     converges: bool = False
     accepts: Callable[[PtxInstruction], bool] | None = None
     watch: Callable[[PtxInstruction, Any], Callable[[Any, int], None] | None] | None = None
+    holds: bool = False
 
 
 Table: TypeAlias = dict[str, list[Operation]]  # by name

@@ -16,23 +16,25 @@ BATCH = 4  # rows whose loads a thread has under way at a time
 
 
 @cute.jit
-def preprocess(out, dout, lse, dlse, dq_accum, stats, sink_parts, turns, sink,
+def preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink,
                cu_seqlens_q, seqused_q, stream, spec: cutlass.Constexpr):  # fmt: skip
     """Launch on tensors as `fa4.sm100.backward.workspace` and `LaunchArguments` describe them.
 
-    out, dout: (batch, seqlen, heads, dim), or (total, heads, dim) where packed, with rows of any
-    stride of whole 16 bytes. lse, dlse: (batch, heads, seqlen) or (heads, total), of any strides.
+    out, dout and, or None, residual, what rounding took from out: (batch, seqlen, heads, dim), or
+    (total, heads, dim) where packed, with rows of any stride of whole 16 bytes. lse, dlse: (batch,
+    heads, seqlen) or (heads, total), of any strides.
     """
     rows = all_rows(out, cu_seqlens_q, seqused_q, spec)
     grid = (rows.tiles * rows.heads, 1, 1)
     kernel(
-        out, dout, lse, dlse, dq_accum, stats, sink_parts, turns, sink, rows
+        out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink, rows
     ).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)  # fmt: skip
 
 
 @cute.kernel
-def kernel(out, dout, lse, dlse, dq_accum, stats, sink_parts, turns, sink, rows: QueryRows):
-    """One block: D = rowsum(dO O) - dLSE, LSE to base 2, its part of dsink, and zeros.
+def kernel(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink,
+           rows: QueryRows):  # fmt: skip
+    """One block: D = rowsum(dO (O + residual)) - dLSE, LSE to base 2, its part of dsink, and zeros.
 
     Rows beyond the sequence get -inf in place of -LSE, so that their P is 0.
     """
@@ -41,7 +43,10 @@ def kernel(out, dout, lse, dlse, dq_accum, stats, sink_parts, turns, sink, rows:
     if block.exists:
         exists = thread < block.rows
         row = cutlass.min(thread, block.rows - 1)
-        d = row_products(block.of(out), block.of(dout), block.rows, rows.spec.head_dim_v)
+        outs = [block.of(out)]
+        if cutlass.const_expr(rows.spec.out_residual):
+            outs = [*outs, block.of(residual)]
+        d = row_products(outs, block.of(dout), block.rows, rows.spec.head_dim_v)
         if cutlass.const_expr(rows.spec.lse_gradient):
             d -= block.of_lse(dlse)[row]
         lse_of_row = block.of_lse(lse)[row]
@@ -67,10 +72,11 @@ def sink_share(sink: Float32, lse: Float32, blind: Any) -> Float32:
 
 @cute.jit
 def row_products(
-    out: cute.Tensor, dout: cute.Tensor, rows: Int32, dim: cutlass.Constexpr
+    outs: list[cute.Tensor], dout: cute.Tensor, rows: Int32, dim: cutlass.Constexpr
 ) -> Float32:
     """rowsum(dO O) of this thread's row; rows beyond the sequence repeat its last one.
 
+    outs: O, or O and its residual, of which O is the sum: exact in float32 but for its last bits.
     A row is read by as many lanes as it has vectors, or by the next power of two; these lanes read
     as many rows one after the other, and each keeps the sum of its own.
     """
@@ -83,12 +89,18 @@ def row_products(
     mine = Float32(0.0)
     for first in cutlass.range(0, lanes, batch, unroll=1):
         numbers = [cutlass.min(first_row + first + i, rows - 1) for i in range(batch)]
-        loaded = [(load(out, n, vector), load(dout, n, vector)) for n in numbers]
+        loaded = [(load_sum(outs, n, vector), load(dout, n, vector)) for n in numbers]
         for i in cutlass.range_constexpr(batch):
             part = cutlass.select_(lane < vectors, dot(*loaded[i]), Float32(0.0))
             total = cute.arch.warp_reduction_sum(part, threads_in_group=lanes)
             mine = cutlass.select_(first + i == lane, total, mine)
     return mine
+
+
+def load_sum(tensors: list[cute.Tensor], row: Int32, vector: Int32) -> list[Float32]:
+    """Eight elements of a row of the sum of one or two tensors."""
+    parts = [load(tensor, row, vector) for tensor in tensors]
+    return parts[0] if len(parts) == 1 else [a + b for a, b in zip(*parts, strict=True)]
 
 
 def load(tensor: cute.Tensor, row: Int32, vector: Int32) -> list[Float32]:

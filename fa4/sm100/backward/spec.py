@@ -21,10 +21,11 @@ class BackwardSpec:
 
     dtype: "bf16" or "fp16", of inputs and gradients. window_left, window_right: bounds are given at
     run time. packed_q, packed_k: cu_seqlens are given; used_q, used_k: seqused are given. sink: the
-    gradient of a sink is computed. lse_gradient: a gradient of the LSE is given. softcap: given at
-    run time. score_mod, score_mod_bwd, mask_mod: CuTe-DSL callables, as the forward kernel's. mask:
-    of `fa4.masks`, in place of mask_mod. aux: element type and rank of each auxiliary tensor.
-    deterministic: CTAs add to a dQ tile one after the other.
+    gradient of a sink is computed. lse_gradient: a gradient of the LSE is given. out_residual: what
+    rounding took from O is given, in its type. softcap: given at run time. score_mod,
+    score_mod_bwd, mask_mod: CuTe-DSL callables, as the forward kernel's. mask: of `fa4.masks`, in
+    place of mask_mod. aux: element type and rank of each auxiliary tensor. deterministic: CTAs add
+    to a dQ tile one after the other.
     """
 
     head_dim: int
@@ -39,6 +40,7 @@ class BackwardSpec:
     used_k: bool = False
     sink: bool = False
     lse_gradient: bool = False
+    out_residual: bool = False
     softcap: bool = False
     score_mod: Callable[..., Any] | None = None
     score_mod_bwd: Callable[..., Any] | None = None
@@ -98,13 +100,19 @@ class BackwardSpec:
 
     @property
     def pipeline(self) -> BackwardPipeline:
-        """The pipeline of this kernel; head dimensions padded."""
+        """The pipeline of this kernel; head dimensions padded.
+
+        In a fixed order of sums the last keys come first where they are hidden from the first rows.
+        """
+        last_first = self.deterministic and self.hides_first_rows
+        order = "descending" if last_first else "ascending"
         return BackwardPipeline(
             head_dim=padded_dim(self.head_dim),
             head_dim_v=padded_dim(self.head_dim_v),
             causal=self.hides_first_rows or self.hides_last_rows,
-            numerics=BackwardConfig(cta_group=self.cta_group),
+            numerics=BackwardConfig(cta_group=self.cta_group, dq_order=order),
             deterministic=self.deterministic,
+            scheduler="spt" if last_first else "naive",
         )
 
     @property

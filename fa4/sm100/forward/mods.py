@@ -60,9 +60,10 @@ class RowMods:
             return scores
         last = cutlass.max(self.seqlens.seqlen_k - 1, 0)
         keys = [cutlass.min(first_key + column, last) for column in range(len(scores))]
-        return [self._modify(score, key) for score, key in zip(scores, keys, strict=True)]
+        return [self.modify(score, key) for score, key in zip(scores, keys, strict=True)]
 
-    def _modify(self, score: Float32, key: Int32) -> Float32:
+    def modify(self, score: Float32, key: Int32) -> Float32:
+        """One score, by the callables; key: its index, at most the last one's."""
         spec, aux = self.mods.spec, self.mods.aux
         where = self.batch, self.head, self.position, key, self.seqlens, aux
         if spec.score_mod is not None:

@@ -68,6 +68,21 @@ class ForwardSpec:
             require_int("the rank of an aux tensor", rank, 1, 5)
 
     @property
+    def tile_rows(self) -> int:
+        """Rows of a Q tile."""
+        return TILE_ROWS
+
+    @property
+    def tile_n(self) -> int:
+        """Keys of a KV tile."""
+        return self.numerics.tile_n
+
+    @property
+    def q_tiles(self) -> int:
+        """Q tiles of a CTA."""
+        return self.numerics.q_tiles
+
+    @property
     def ragged_q(self) -> bool:
         """May a sequence of queries end inside the tensor? Then O is not stored by TMA."""
         return self.packed_q or self.used_q

@@ -32,6 +32,7 @@ class PtxBlock:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._inputs: list[tuple[str, Any]] = []
+        self._updated: set[str] = set()
         self._count: Counter[str] = Counter()
 
     def read(self, value: Any) -> str:
@@ -45,6 +46,12 @@ class PtxBlock:
     def read_all(self, values: Sequence[Any]) -> list[str]:
         """A register for each value."""
         return [self.read(value) for value in values]
+
+    def update_all(self, values: Sequence[Any]) -> list[str]:
+        """A register for each value, to be changed in place: results of `trace` as well."""
+        registers = self.read_all(values)
+        self._updated.update(registers)
+        return registers
 
     def do(self, opcode: str, *sources: str, kind: str = "f32") -> str:
         """One instruction; returns its result."""
@@ -82,10 +89,15 @@ class PtxBlock:
         effects: it does more than to compute them, so it stays where it is.
         """
         names = {name: f"${number}" for number, name in enumerate(results)}
-        if len(names) < len(results) or any(name in names for name, _ in self._inputs):
+        kept = [name for name, _ in self._inputs if name in names]
+        if len(names) < len(results) or set(kept) != self._updated:
             raise ValueError("a result is asked for twice, or is an input")
+        places = [
+            names[name][1:] if name in names else CONSTRAINTS[_kind(name)]
+            for name, _ in self._inputs
+        ]
         for number, (name, _) in enumerate(self._inputs, len(results)):
-            names[name] = f"${number}"
+            names.setdefault(name, f"${number}")
         declared = [
             f".reg .{kind} %{kind}_<{count}>;" for kind, count in sorted(self._count.items())
         ]
@@ -94,7 +106,7 @@ class PtxBlock:
         ]
         kinds = [_kind(name) for name in results]
         constraints = [f"=&{CONSTRAINTS[kind]}" for kind in kinds]
-        constraints += [CONSTRAINTS[_kind(name)] for name, _ in self._inputs]
+        constraints += places
         text = "\n\t".join(["{", *declared, *lines, "}"])
         values = [value for _, value in self._inputs]
         return _trace(text, ",".join(constraints), values, kinds, effects)

@@ -43,12 +43,13 @@ def _skip_empty(problem: KernelProblem, index: Int32) -> Int32:
     spec: cutlass.Constexpr = problem.spec
     if cutlass.const_expr(spec.ragged_q):
         step = cute.arch.grid_dim()[0] // spec.cta_group
-        while index < problem.num_tiles and not _has_rows(problem, index):
+        while index < problem.num_tiles and not has_rows(problem, index):
             index += step
     return index
 
 
-def _has_rows(problem: KernelProblem, index: Int32) -> Boolean:
+def has_rows(problem: KernelProblem, index: Int32) -> Boolean:
+    """Has the work tile any rows?"""
     # Traced code evaluates both sides of an `and`: beyond the end it looks at the last tile.
     tile = locate(problem, cutlass.min(index, problem.num_tiles - 1))
     return tile.first_row < tile.seqlen_q * problem.spec.group

@@ -76,11 +76,13 @@ class Signals:
         """Wait for a phase: of a ring's slot, or number `at`, from 0; free phases have passed.
 
         A named barrier knows its phase. Of a group of bulk copies, the oldest of as many as have
-        places has read its memory.
+        places has read its memory. A warpgroup's products are waited for with their sums.
         """
         signal = self._record(name, Wait)
+        if signal.kind == "products":
+            return
         if signal.kind == "group":
-            cute.arch.cp_async_bulk_wait_group(signal.free - 1, read=True)
+            cute.arch.cp_async_bulk_wait_group(max(signal.free - 1, 0), read=True)
         elif signal.kind == "named":
             cute.arch.barrier(barrier_id=self._place(named_numbers(self.plan), name),
                               number_of_threads=self._named_threads(signal))  # fmt: skip
@@ -94,6 +96,8 @@ class Signals:
         after: the unit whose work the callers have waited for, where the plan has it arrive.
         """
         signal = self._record(name, Arrive, after)
+        if signal.kind == "products":
+            return
         if signal.kind == "group":
             cute.arch.cp_async_bulk_commit_group()
         elif signal.kind == "named":
@@ -108,6 +112,20 @@ class Signals:
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             self.arrive(name, at)
+
+    def hand_on(self, name: str, count: int) -> None:
+        """Arrive at the named barrier `name` of the next of `count` roles, the first after the last.
+
+        Each role has the number of the barrier that it waits at.
+        """
+        places = named_numbers(self.plan)
+        found = [places[name.replace("#", str(i))] for i in range(count)]
+        for i in range(count):
+            step = Arrive(name.replace("#", str((i + 1) % count)))
+            self.trace.append((self._name(self.role, i), step))
+        following = cutlass.select_(self.number == count - 1, Int32(0), self.number + 1)
+        threads = self._named_threads(self.plan.signal(name.replace("#", "0")))
+        cute.arch.barrier_arrive(barrier_id=found[0] + following, number_of_threads=threads)
 
     def expect(self, name: str, num_bytes: Int32 | int, at: Ring | Int32 | int = 0) -> cute.Pointer:
         """One thread arrives for a copy of `num_bytes`; returns the barrier the copy completes.

@@ -9,7 +9,6 @@ from cutlass import Int32
 
 from fa4.masks import Band
 from fa4.sm100.kit.signals import pair_rank
-from fa4.sm100.kit.units import TILE_ROWS
 
 L2_SECTION_BYTES = 50 << 20  # K and V that stay in L2 beside everything else (FlashAttention-4)
 MOST_SECTION_BITS = 10
@@ -17,10 +16,19 @@ LONGEST_FIRST = ("lpt", "clc")
 
 
 class TiledSpec(Protocol):
-    """What the rows of a work tile depend on: part of every kernel's spec."""
+    """What the rows of a work tile depend on: part of every kernel's spec.
 
-    cta_group: int
-    numerics: Any
+    tile_rows, tile_n: rows of a Q tile and of a KV tile; q_tiles: Q tiles of a CTA.
+    """
+
+    @property
+    def cta_group(self) -> int: ...
+    @property
+    def tile_rows(self) -> int: ...
+    @property
+    def tile_n(self) -> int: ...
+    @property
+    def q_tiles(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -74,12 +82,12 @@ class WorkTile:
 
     def tile_number(self, i: Int32 | int) -> Int32:
         """Number in the sequence of this CTA's Q tile i; those of a pair lie side by side."""
-        number = self.block * self.spec.numerics.q_tiles + i
+        number = self.block * self.spec.q_tiles + i
         return number * self.spec.cta_group + self.rank
 
     def tile_row(self, i: Int32 | int) -> Int32:
         """First packed row of this CTA's Q tile i."""
-        return self.tile_number(i) * TILE_ROWS
+        return self.tile_number(i) * self.spec.tile_rows
 
     def position(self, row: Int32) -> Int32:
         """Position in its sequence of a packed row."""
@@ -109,7 +117,7 @@ class WorkTile:
     @property
     def kv_stop(self) -> Int32:
         """One past the last KV tile that any row of the block sees; at least 1."""
-        tile_n = self.spec.numerics.tile_n
+        tile_n = self.spec.tile_n
         return cutlass.max((self.visible_end(self.last_row) + tile_n - 1) // tile_n, 1)
 
     @property
@@ -117,14 +125,14 @@ class WorkTile:
         """First KV tile that any row of the block sees, below kv_stop."""
         if not self.mask.has_start:
             return Int32(0)
-        first = cutlass.max(self.visible_start(self.first_row), 0) // self.spec.numerics.tile_n
+        first = cutlass.max(self.visible_start(self.first_row), 0) // self.spec.tile_n
         return cutlass.min(first, self.kv_stop - 1)
 
     def whole_tiles(self, first_row: Int32) -> tuple[Int32, Int32]:
-        """(stop, start): every row of the 128 from `first_row` sees all of tiles in between."""
-        tile_n = self.spec.numerics.tile_n
+        """(stop, start): every row of the Q tile from `first_row` sees all of tiles in between."""
+        tile_n = self.spec.tile_n
         stop = cutlass.max(self.visible_end(first_row), 0) // tile_n
-        last_row = first_row + TILE_ROWS - 1
+        last_row = first_row + self.spec.tile_rows - 1
         start = cutlass.max(self.visible_start(last_row) + tile_n - 1, 0) // tile_n
         return stop, start
 
@@ -136,7 +144,7 @@ class WorkTile:
 
 def block_rows(spec: TiledSpec) -> int:
     """Packed query rows of a work tile."""
-    return TILE_ROWS * spec.numerics.q_tiles * spec.cta_group
+    return spec.tile_rows * spec.q_tiles * spec.cta_group
 
 
 def heads_per_section(head_bytes: Int32, heads: Int32) -> Int32:
@@ -152,8 +160,16 @@ def _order(problem: KernelProblem, index: Int32) -> tuple[Int32, Int32]:
     """(query block, head of all batch entries) of work tile `index`.
 
     Query blocks vary fastest; or, longest first: in sections of heads that share L2, the last
-    query blocks of all heads come first, as under a mask they see the most keys.
+    query blocks of all heads come first, as under a mask they see the most keys. Folded, the last
+    block and the first one, the last but one and the second: each two see as many keys together.
+    In the middle of an odd number of blocks lies one that has no rows.
     """
+    if problem.spec.scheduler == "fold":
+        pair, pairs = index // 2, (problem.blocks + 1) // 2
+        place = pair % pairs
+        beyond = cutlass.select_(index % 2 == 0, problem.blocks - 1 - place, problem.blocks)
+        first = (index % 2 == 1) & (2 * place + 1 != problem.blocks)
+        return cutlass.select_(first, place, beyond), pair // pairs
     if problem.spec.scheduler not in LONGEST_FIRST:
         return index % problem.blocks, index // problem.blocks
     tiles = problem.section * problem.blocks

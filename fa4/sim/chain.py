@@ -1,0 +1,308 @@
+"""The critical chain of a step: what the simulated pipeline waited for, piece by piece.
+
+`critical_chain` simulates one work tile with many equal steps and a log, starts at an event late in
+it and goes back through what each piece of work waited for: its own role, a unit that was busy with
+earlier work, or the last arrival of a signal. In a steady state the way back meets the same event
+an earlier step; the pieces between the two follow each other without a gap, so that their cycles
+are the cycles of the step. A cycle less in any of them is, for a small change, a cycle less of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fa4.sim import engine
+from fa4.sim.code import ARRIVE, WAIT, EventCode
+
+STEADY_STEPS = 96  # simulated; a settled pipeline repeats itself after a few of them
+LAST_STEP = STEADY_STEPS - 8  # where the walk starts: before the end can be felt
+MOST_PERIOD = 24  # steps after which a pipeline repeats itself at the latest, as `chip` has it
+SETTLED = 1e-6  # relative difference of the periods of a settled pipeline: rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainRow:
+    """`cycles` of the chain, in which `role` did `what` on `unit` (None: no unit, or a barrier).
+
+    reason says why it started when the row before it ended: "role" (next in its program), "unit"
+    (the unit was busy with the row before), "signal" (it waited for it). after: that row in words.
+    """
+
+    role: str
+    what: str
+    unit: str | None
+    cycles: float
+    reason: str
+    after: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticalChain:
+    """Rows in the order of time, from an event to the same event `steps` later, `cycles` in all.
+
+    settled: the pipeline repeated itself exactly; otherwise `cycles` are those of these steps.
+    period_steps: steps after which it did.
+    """
+
+    rows: tuple[ChainRow, ...]
+    cycles: float
+    steps: int
+    period_steps: int
+    settled: bool
+
+    @property
+    def step_cycles(self) -> float:
+        """Cycles of one step."""
+        return self.cycles / self.steps
+
+
+@dataclass(frozen=True)
+class _Node:
+    """Something that was complete at a moment: a role at the end of a log row ("clock"), a unit
+    with its part of a row's work ("unit"), a row's work with its latency ("done")."""
+
+    kind: str
+    row: int
+    unit: int = -1
+
+
+@dataclass(frozen=True)
+class _Link:
+    """How a node came about: from `before` (None: the launch), `cycles` earlier."""
+
+    before: _Node | None
+    reason: str
+    begin: float
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A row's work on a unit, and the row whose work was there before (-1 for none)."""
+
+    begin: float
+    end: float
+    before: int
+    queued: bool
+
+
+def steady_trips(trips: np.ndarray) -> np.ndarray:
+    """(1, 3) trips of the longest work tile of `trips` (T, 3), its plain steps made many."""
+    masked = int(trips[int(np.argmax(trips[:, 0])), 1])
+    return np.array([[masked + STEADY_STEPS, masked, STEADY_STEPS]], np.int64)
+
+
+def critical_chain(code: EventCode, trips: np.ndarray) -> CriticalChain:
+    """The chain of one step, for work tiles like the longest of `trips` (T, 3).
+
+    Raises RuntimeError if there is none: no event repeats, as in a plan without loops.
+    """
+    walk = _Walk(code, engine.execute(code, steady_trips(trips), log=True).log)
+    period = walk.period()
+    for settled, steps in ((True, period), (False, 1)):
+        if steps:
+            path = walk.circuit(steps)
+            if path is not None:
+                first, last = path[-1], path[0]
+                return CriticalChain(
+                    rows=_from_a_signal(tuple(walk.describe(path))),
+                    cycles=walk.moment(last) - walk.moment(first),
+                    steps=walk.step[last.row] - walk.step[first.row],
+                    period_steps=steps,
+                    settled=settled,
+                )
+    raise RuntimeError("no event of the pipeline repeats itself: it has no steady step")
+
+
+class _Walk:
+    """A log with, for each row, what it waited for."""
+
+    def __init__(self, code: EventCode, log: np.ndarray) -> None:
+        self.code = code
+        self.role = log[:, 0].astype(int).tolist()
+        self.instruction = log[:, 1].astype(int).tolist()
+        self.start, self.end = log[:, 3].tolist(), log[:, 4].tolist()
+        count = len(log)
+        self.step = [0] * count  # how often its role had come to this instruction
+        self.previous = [-1] * count  # the role's row before, arrivals apart
+        self.pieces: list[dict[int, _Piece]] = [{} for _ in range(count)]
+        self.done = list(self.end)  # of a row's work, latency and all; the log has this as its end
+        self.cause: list[tuple[float, float, _Node | None] | None] = [None] * count
+        self._read()
+
+    def _read(self) -> None:
+        """Repeat the engine's bookkeeping; RuntimeError where it disagrees with the log."""
+        code = self.code
+        seen: dict[tuple[int, int], int] = {}
+        last_row: dict[int, int] = {}
+        unit_row: dict[int, int] = {}
+        last_done: dict[tuple[int, int], int] = {}
+        arrivals: list[list[tuple[float, float, _Node | None]]] = [[] for _ in code.arriver_signal]
+        phases = [0] * max(1, code.waiters)
+        for row, (role, at) in enumerate(zip(self.role, self.instruction, strict=True)):
+            self.step[row] = seen[role, at] = seen.get((role, at), -1) + 1
+            self.previous[row] = last_row.get(role, -1)
+            op, a, b, _ = code.instructions[at].tolist()
+            if op == ARRIVE:
+                arrivals[a].append(self._arrival(row, a, last_done.get((role, b), -1)))
+                continue
+            if op == WAIT:
+                phase, phases[b] = phases[b] - int(code.signal_free[a]), phases[b] + 1
+                first, slots = code.signal_arrivers[a].tolist()
+                if phase >= 0:
+                    self.cause[row] = max(
+                        (arrivals[slot][phase] for slot in range(first, first + slots)),
+                        key=lambda arrival: arrival[0],
+                        default=None,
+                    )
+                ready = self.cause[row][0] if self.cause[row] else 0.0  # type: ignore[index]
+                expected = max(self.start[row], ready) + float(code.signal_wait_cost[a])
+            else:
+                expected = self._work(row, a, unit_row)
+                if b:
+                    self.end[row] = self.start[row] + float(code.work_issue[a])
+                unit = int(code.work_units[a, 0])
+                if b and unit >= 0:
+                    before = last_done.get((role, unit), -1)
+                    if before < 0 or self.done[row] >= self.done[before]:
+                        last_done[role, unit] = row
+            if expected != self.done[row]:
+                raise RuntimeError(
+                    f"the log has {self._name(row)} end at {self.done[row]:g}; what it waited for "
+                    f"gives {expected:g}"
+                )
+            last_row[role] = row
+
+    def _arrival(self, row: int, slot: int, done: int) -> tuple[float, float, _Node | None]:
+        """(effective time, moment, what it followed) of an arrival."""
+        moment = self.start[row]
+        follows = _clock(self.previous[row])
+        if done >= 0 and self.done[done] > moment:
+            moment, follows = self.done[done], _Node("done", done)
+        signal = self.code.arriver_signal[slot]
+        return moment + float(self.code.signal_latency[signal]), moment, follows
+
+    def _work(self, row: int, work: int, unit_row: dict[int, int]) -> float:
+        """Note the row's pieces; returns when its work is done."""
+        code, start = self.code, self.start[row]
+        end = start
+        for unit, cycles in zip(
+            code.work_units[work].tolist(), code.work_occupancy[work].tolist(), strict=True
+        ):
+            if unit < 0:
+                break
+            before = unit_row.get(unit, -1)
+            free = self.pieces[before][unit].end if before >= 0 else 0.0
+            begin = max(start, free)
+            self.pieces[row][unit] = _Piece(begin, begin + cycles, before, free > start)
+            unit_row[unit] = row
+            end = max(end, begin + cycles)
+        return end + float(code.work_latency[work])
+
+    def period(self) -> int:
+        """Steps after which every event of the settled pipeline comes again; 0 if it does not."""
+        ends: dict[tuple[int, int], list[float]] = {}
+        for role, at, end in zip(self.role, self.instruction, self.end, strict=True):
+            ends.setdefault((role, at), []).append(end)
+        series = [np.array(times) for times in ends.values() if len(times) >= STEADY_STEPS - 1]
+        for steps in range(1, MOST_PERIOD + 1) if series else ():
+            spans = np.stack([
+                x[LAST_STEP - 2 * MOST_PERIOD : LAST_STEP]
+                - x[LAST_STEP - 2 * MOST_PERIOD - steps : LAST_STEP - steps]
+                for x in series
+            ])  # fmt: skip
+            if np.ptp(spans) <= SETTLED * spans.mean():
+                return steps
+        return 0
+
+    def circuit(self, period: int) -> list[_Node] | None:
+        """Nodes backwards in time from one to the same one a multiple of `period` steps earlier."""
+        late = [row for row, step in enumerate(self.step) if step == LAST_STEP]
+        node: _Node | None = (
+            _Node("clock", max(late, key=lambda row: self.end[row])) if late else None
+        )
+        path: list[_Node] = []
+        met: dict[tuple[object, ...], int] = {}
+        while node is not None:
+            step = self.step[node.row]
+            key = (node.kind, node.unit, self.role[node.row], self.instruction[node.row],
+                   step % period)  # fmt: skip
+            path.append(node)
+            if key in met and step < self.step[path[met[key]].row]:
+                return path[met[key] :]
+            met.setdefault(key, len(path) - 1)
+            node = self.link(node).before
+        return None
+
+    def moment(self, node: _Node) -> float:
+        """When the node was complete."""
+        if node.kind == "unit":
+            return self.pieces[node.row][node.unit].end
+        return self.done[node.row] if node.kind == "done" else self.end[node.row]
+
+    def link(self, node: _Node) -> _Link:
+        """What the node waited for."""
+        row = node.row
+        op, _, asynchronous, _ = self.code.instructions[self.instruction[row]].tolist()
+        own = _Link(_clock(self.previous[row]), "role", self.start[row])
+        if op == WAIT:
+            cause = self.cause[row]
+            if cause is None or cause[0] <= self.start[row]:
+                return own
+            return _Link(cause[2], "signal", cause[1])
+        if node.kind == "clock" and asynchronous:
+            return own
+        pieces = self.pieces[row]
+        unit = node.unit
+        if node.kind != "unit":
+            unit = max(pieces, key=lambda unit: pieces[unit].end, default=-1)
+        if unit < 0 or not pieces[unit].queued:
+            return own
+        return _Link(_Node("unit", pieces[unit].before, unit), "unit", pieces[unit].begin)
+
+    def describe(self, path: Sequence[_Node]) -> Iterator[ChainRow]:
+        """Rows of a path, in the order of time, without those that take no time."""
+        for node in reversed(path[:-1]):
+            link = self.link(node)
+            cycles = self.moment(node) - link.begin
+            if cycles:
+                yield ChainRow(
+                    role=self.code.role_names[self.role[node.row]],
+                    what=self._what(node),
+                    unit=self._unit(node),
+                    cycles=cycles,
+                    reason=link.reason,
+                    after=self._name(link.before.row) if link.before else "the launch",
+                )
+
+    def _what(self, node: _Node) -> str:
+        op, a, asynchronous, _ = self.code.instructions[self.instruction[node.row]].tolist()
+        if op == WAIT:
+            return f"wait {self.code.signal_names[a]}"
+        what = self.code.work_names[a]
+        return f"issue {what}" if node.kind == "clock" and asynchronous else what
+
+    def _unit(self, node: _Node) -> str | None:
+        """The unit that the node's time went to."""
+        pieces = self.pieces[node.row]
+        asynchronous = bool(self.code.instructions[self.instruction[node.row], 2])
+        if not pieces or (node.kind == "clock" and asynchronous):
+            return None
+        unit = node.unit if node.kind == "unit" else max(pieces, key=lambda u: pieces[u].end)
+        return self.code.unit_names[unit]
+
+    def _name(self, row: int) -> str:
+        return f"{self.code.role_names[self.role[row]]}: {self._what(_Node('done', row))}"
+
+
+def _from_a_signal(rows: tuple[ChainRow, ...]) -> tuple[ChainRow, ...]:
+    """A circuit has no first row: begin where something was waited for, if anything was."""
+    kinds = [row.reason for row in rows]
+    first = next((kinds.index(kind) for kind in ("signal", "role") if kind in kinds), 0)
+    return rows[first:] + rows[:first]
+
+
+def _clock(row: int) -> _Node | None:
+    return _Node("clock", row) if row >= 0 else None

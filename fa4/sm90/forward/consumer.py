@@ -1,0 +1,286 @@
+"""A consumer warpgroup: products, softmax and output of its 64 rows of queries."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from fa4.sm100.forward.mods import Mods
+from fa4.sm100.kit import rowmath
+from fa4.sm100.kit.ptx_block import stand_apart
+from fa4.sm100.kit.rings import Ring
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.sm100.kit.units import MMA_DEPTH, WARPGROUP
+from fa4.sm90.forward import fragment
+from fa4.sm90.forward.output import Output, close, finish, meet_warpgroup, share
+from fa4.sm90.forward.products import Products, wait_products
+from fa4.sm90.forward.schedule import first_work, next_work
+
+@dataclass(frozen=True)
+class Work:
+    """What a warpgroup works with.
+
+    number: which warpgroup it is. probabilities: P in shared memory, (rows, cols) of this
+    warpgroup, None where PV takes it from registers. num_tiles: work tiles of the call.
+    """
+
+    spec: cutlass.Constexpr
+    number: Int32
+    products: Products
+    probabilities: cute.Tensor | None
+    scale_log2: Float32
+    num_tiles: Int32
+    mods: Mods
+
+@dataclass(frozen=True)
+class State:
+    """What is carried from one KV tile to the next. Of each list, a thread's part.
+
+    sums: O. words: P of the KV tile whose PV is next, in registers. highest: reference maxima, log2
+    of the factors that O still needs. totals: partial row sums, of the first row, then the second.
+    """
+
+    sums: list
+    words: list
+    highest: list
+    totals: list
+    keys: Ring
+    values: Ring
+
+
+@cute.jit
+def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output) -> None:
+    """Every KV tile of every work tile, last keys first: masked, whole, masked by the window."""
+    spec: cutlass.Constexpr = problem.spec
+    index = first_work(problem)
+    keys, values, tiles_done = signals.ring("k"), signals.ring("v"), Int32(0)
+    if cutlass.const_expr(spec.takes_turns):
+        if work.number == spec.consumers - 1:
+            last = signals.of(f"consumer{spec.consumers - 1}").numbered(0)
+            last.arrive("turn#")
+    while index < problem.num_tiles:
+        tile = locate(problem, index)
+        first_row = tile.tile_row(work.number)
+        thread_row = first_row + fragment.thread_row(cute.arch.thread_idx()[0] % WARPGROUP)
+        rows = thread_row, thread_row + fragment.ROW_STEP
+        whole_stop, whole_start = tile.whole_tiles(first_row)
+        number, stop = tile.kv_stop, tile.kv_start
+        state = start(work, keys, values)
+        signals.wait("q_full", tiles_done)
+        if cutlass.const_expr(spec.overlap):
+            number -= 1
+            state = first_step(signals, work, tile, number, rows, state)
+        else:
+            take_turn(signals, work)
+        for _ in cutlass.range(number - cutlass.max(whole_stop, stop), unroll=1):
+            number -= 1
+            state = step(signals, work, tile, number, rows, state)
+        for _ in cutlass.range(number - cutlass.max(whole_start, stop), unroll=1):
+            number -= 1
+            state = step(signals, work, tile, number, None, state)
+        if cutlass.const_expr(spec.hides_first_keys):
+            for _ in cutlass.range(number - stop, unroll=1):
+                number -= 1
+                state = step(signals, work, tile, number, rows, state)
+        if cutlass.const_expr(spec.overlap):
+            state = last_product(signals, work, state)
+        else:
+            give_turn(signals, work)
+        finish(signals, work, tile, output, rows, state)
+        keys, values = state.keys, state.values
+        index = next_work(problem, index)
+        tiles_done += 1
+    close(signals, spec)
+
+
+def start(work: Work, keys: Ring, values: Ring) -> State:
+    """The state of a work tile that has seen no key."""
+    spec = work.spec
+    return State(
+        sums=[Float32(0.0)] * (work.products.values // 2),
+        words=[Int32(0)] * (spec.tile_n // 4 if spec.overlap and spec.p_source != "smem" else 0),
+        highest=[rowmath.reference_without_keys(work.scale_log2)] * fragment.ROWS_OF_THREAD,
+        totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD * fragment.CHAINS),
+        keys=keys,
+        values=values,
+    )
+
+
+def step(
+    signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
+) -> State:
+    """KV tile `number`; rows: the thread's, or None where the tile needs no mask."""
+    if work.spec.overlap:
+        return _overlapped(signals, work, tile, number, rows, state)
+    return _serial(signals, work, tile, number, rows, state)
+
+
+def first_step(
+    signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
+) -> State:
+    """S and softmax of the last keys, whose PV runs beside the next tile's softmax."""
+    signals.wait("k_full", state.keys)
+    s = start_scores(signals, work, state)
+    s, keys = scores_done(signals, 0, s, state.keys)
+    p, state, _ = softmax(work, tile, number, rows, s, state)
+    words = probabilities(signals, work, p)
+    return replace(state, words=words, keys=keys)
+
+
+def _overlapped(
+    signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
+) -> State:
+    """S of this tile, then PV of the one before, which runs under this tile's softmax."""
+    signals.wait("k_full", state.keys)
+    signals.wait("v_full", state.values)
+    take_turn(signals, work)
+    s = start_scores(signals, work, state)
+    sums = start_values(signals, work, state)
+    give_turn(signals, work)
+    s, keys = scores_done(signals, 1, s, state.keys)
+    p, state, fix = softmax(work, tile, number, rows, s, state)
+    stand_apart(work.num_tiles)  # else ptxas waits for PV before the exponentials
+    sums, values = values_done(signals, sums, state.values)
+    sums = fragment.rescale(sums, *fix)
+    words = probabilities(signals, work, p)
+    return replace(state, sums=sums, words=words, keys=keys, values=values)
+
+
+def _serial(
+    signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
+) -> State:
+    """S, softmax, PV, one after the other; a turn is PV and the next S."""
+    signals.wait("k_full", state.keys)
+    s = start_scores(signals, work, state)
+    give_turn(signals, work)
+    s, keys = scores_done(signals, 0, s, state.keys)
+    p, state, fix = softmax(work, tile, number, rows, s, state)
+    sums = fragment.rescale(state.sums, *fix)
+    words = probabilities(signals, work, p)
+    signals.wait("v_full", state.values)
+    take_turn(signals, work)
+    state = replace(state, sums=sums, words=words, keys=keys)
+    sums = start_values(signals, work, state)
+    sums, values = values_done(signals, sums, state.values)
+    return replace(state, sums=sums, words=[], values=values)
+
+
+def last_product(signals: Signals, work: Work, state: State) -> State:
+    """PV of the first keys: no S is left to run beside it."""
+    signals.wait("v_full", state.values)
+    sums = start_values(signals, work, state)
+    sums, values = values_done(signals, sums, state.values)
+    return replace(state, sums=sums, values=values)
+
+
+def take_turn(signals: Signals, work: Work) -> None:
+    """Wait for this warpgroup's turn at the tensor core."""
+    if work.spec.takes_turns:
+        signals.wait("turn#")
+
+
+def give_turn(signals: Signals, work: Work) -> None:
+    """The next warpgroup's turn."""
+    if work.spec.takes_turns:
+        signals.hand_on("turn#", work.spec.consumers)
+
+
+def start_scores(signals: Signals, work: Work, state: State) -> list[Float32]:
+    """S, once it is done."""
+    s = work.products.scores(state.keys.slot)
+    signals.arrive("s#_done", after="tensor")
+    return s
+
+
+def start_values(signals: Signals, work: Work, state: State) -> list[Float32]:
+    """O with PV, once it is done."""
+    sums = work.products.weighted(state.sums, state.words, state.values.slot)
+    signals.arrive("o#_done", after="tensor")
+    return sums
+
+
+def scores_done(
+    signals: Signals, pending: int, s: list[Float32], keys: Ring
+) -> tuple[list[Float32], Ring]:
+    """S; its keys are released. pending: groups of products that were started later."""
+    signals.wait("s#_done")
+    s = wait_products(pending, s)
+    signals.arrive_once("k_empty", keys)
+    return s, keys.next()
+
+
+def values_done(
+    signals: Signals, sums: list[Float32], values: Ring
+) -> tuple[list[Float32], Ring]:
+    """O; its values are released."""
+    signals.wait("o#_done")
+    sums = wait_products(0, sums)
+    signals.arrive_once("v_empty", values)
+    return sums, values.next()
+
+
+def softmax(
+    work: Work, tile: WorkTile, number: Int32, rows: Any, s: list[Float32], state: State
+) -> tuple[list[Float32], State, tuple]:
+    """P in float32, the state with new maxima and totals, and O's (log2 of, ) factors."""
+    spec = work.spec
+    tau = spec.numerics.rescale_threshold_log2
+    s = modified(work, tile, number * spec.tile_n, s)
+    if rows is not None:
+        s = masked(tile, number * spec.tile_n, rows, s)
+    most = fragment.maxima(s, state.highest)
+    moved = [
+        rowmath.new_reference(new, old, work.scale_log2, tau)
+        for new, old in zip(most, state.highest, strict=True)
+    ]
+    highest, log2_alphas = ([pair[i] for pair in moved] for i in range(2))
+    offsets = [-(one * work.scale_log2) for one in highest]
+    p = fragment.powers(s, work.scale_log2, offsets, spec.numerics.exp2)
+    alphas = [cute.math.exp2(one, fastmath=True) for one in log2_alphas]
+    totals = fragment.add_rows(p, state.totals, alphas)
+    return p, replace(state, highest=highest, totals=totals), (log2_alphas, alphas)
+
+
+def modified(work: Work, tile: WorkTile, first_key: Int32, s: list[Float32]) -> list[Float32]:
+    """S after softcap, score_mod and mask_mod (`fa4.sm100.forward.mods`)."""
+    spec, mods = work.spec, work.mods
+    if spec.softcap:
+        s = fragment.tanh(s, mods.score_scale)
+    if spec.score_mod is None and spec.mask_mod is None:
+        return s
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    first_row = tile.tile_row(work.number) + fragment.thread_row(thread)
+    rows = [mods.of_row(tile, first_row + i * fragment.ROW_STEP) for i in range(2)]
+    first_key = first_key + 2 * (thread % fragment.QUAD)
+    last = cutlass.max(tile.seqlen_k - 1, 0)
+    keys = [cutlass.min(first_key + fragment.column_of(i), last) for i in range(len(s))]
+    return [
+        rows[fragment.row_of(i)].modify(score, key)
+        for i, (score, key) in enumerate(zip(s, keys, strict=True))
+    ]
+
+
+def probabilities(signals: Signals, work: Work, p: list[Float32]) -> list[Int32]:
+    """P in the operands' type, in words; none if it is in shared memory, for all to see."""
+    words = rowmath.rounded(p, work.spec.dtype)
+    if work.probabilities is None:
+        return words
+    share(words, work.probabilities)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    meet_warpgroup(signals)
+    return []
+
+
+def masked(
+    tile: WorkTile, first_key: Int32, rows: tuple[Int32, Int32], s: list[Float32]
+) -> list[Float32]:
+    """S with -inf where a row does not see a key."""
+    quad_thread = cute.arch.thread_idx()[0] % fragment.QUAD
+    starts = None
+    if tile.spec.hides_first_keys:
+        starts = [tile.visible_start(row) - first_key for row in rows]
+    stops = [tile.visible_end(row) - first_key for row in rows]
+    return fragment.keep_columns(s, starts, stops, quad_thread)

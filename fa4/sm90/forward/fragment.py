@@ -1,0 +1,225 @@
+"""A thread's part of a 64 x N accumulator of wgmma: which elements, and arithmetic on them.
+
+Thread t of the warpgroup, lane l of warp w, has rows 16 w + l / 4 and the one 8 below. Element i is
+of row i / 2 % 2 of these and in column 8 (i / 4) + 2 (l % 4) + i % 2 (PTX ISA 9.7.15.5.1.1.1). The
+four threads of a quad have the same rows.
+"""
+
+import cutlass
+from cutlass import Float32, Int32
+
+from fa4.config import Exp2Split
+from fa4.sm100.kit.masks import keep_range
+from fa4.sm100.kit.ptx_block import PtxBlock, literal
+from fa4.sm100.kit.rowmath import COEFFICIENTS, LOWEST_EXPONENT, MAGIC
+
+ROWS_OF_THREAD = 2
+ROW_STEP = 8  # from a thread's first row to its second
+QUAD = 4
+RUN = 8  # columns that a quad shares, two for each of its threads
+FULL_MASK = "-1"  # all lanes take part in a shuffle
+CHAINS = 2  # of dependent maxima or additions, for each row
+
+
+def thread_row(thread: Int32) -> Int32:
+    """The first of the rows of a thread of the warpgroup."""
+    return thread // 32 * 16 + thread % 32 // QUAD
+
+
+def row_of(element: int) -> int:
+    """Which of the thread's two rows an element is of."""
+    return element // 2 % ROWS_OF_THREAD
+
+
+def column_of(element: int) -> int:
+    """Its column, for the first thread of a quad."""
+    return element // 4 * RUN + element % 2
+
+
+def of_row(values: list, row: int) -> list:
+    """The elements of one of the thread's two rows."""
+    return [value for i, value in enumerate(values) if row_of(i) == row]
+
+
+def joined(first: list, second: list) -> list:
+    """Both rows' elements in the accumulator's order."""
+    rows = iter(first), iter(second)
+    return [next(rows[row_of(i)]) for i in range(len(first) + len(second))]
+
+
+def visible_elements(columns: Int32, quad_thread: Int32) -> Int32:
+    """How many of its elements in a row lie in the first `columns` columns; they come first."""
+    left = cutlass.max(columns - 2 * quad_thread, 0)
+    return left // RUN * 2 + cutlass.min(left % RUN, 2)
+
+
+def keep_columns(
+    values: list[Float32], starts: list[Int32] | None, stops: list[Int32], quad_thread: Int32
+) -> list[Float32]:
+    """-inf outside columns [start, stop) of each row."""
+    kept = []
+    for row in range(ROWS_OF_THREAD):
+        start = None if starts is None else visible_elements(starts[row], quad_thread)
+        stop = visible_elements(stops[row], quad_thread)
+        kept.append(keep_range(of_row(values, row), start, stop))
+    return joined(*kept)
+
+
+def maxima(values: list[Float32], floors: list[Float32]) -> list[Float32]:
+    """Largest element of each row, over the quad, at least its floor."""
+    code = PtxBlock()
+    registers, lowest = code.read_all(values), code.read_all(floors)
+    found = []
+    for row in range(ROWS_OF_THREAD):
+        first, *rest = of_row(registers, row)
+        chains = [lowest[row], first]
+        for i, value in enumerate(rest):
+            chains[i % CHAINS] = code.do("max.f32", chains[i % CHAINS], value)
+        found.append(code.do("max.f32", *chains))
+    for distance in (1, 2):
+        others = [_exchanged(code, value, distance) for value in found]
+        found = [code.do("max.f32", *two) for two in zip(found, others, strict=True)]
+    return code.trace(*found)
+
+
+def quad_sums(values: list[Float32]) -> list[Float32]:
+    """Each value summed over the quad."""
+    code = PtxBlock()
+    found = code.read_all(values)
+    for distance in (1, 2):
+        others = [_exchanged(code, value, distance) for value in found]
+        found = [code.do("add.rn.f32", *two) for two in zip(found, others, strict=True)]
+    return code.trace(*found)
+
+
+def _exchanged(code: PtxBlock, value: str, distance: int) -> str:
+    return code.do("shfl.sync.bfly.b32", value, str(distance), "31", FULL_MASK)
+
+
+def emulated_elements(exp2: Exp2Split, count: int) -> list[bool]:
+    """For each element of a thread's row: does the polynomial compute its exponential?
+
+    Of the pairs that a thread has in every eight columns, those that `exp2` says of pairs of
+    columns; all fragments are alike.
+    """
+    pairs = (element & ~1 for element in range(count))
+    return [
+        exp2.frequency > 0 and pair % exp2.frequency >= exp2.frequency - exp2.residue
+        for pair in pairs
+    ]
+
+
+def powers(
+    values: list[Float32], scale: Float32, offsets: list[Float32], exp2: Exp2Split
+) -> list[Float32]:
+    """2^(value * scale + offset of its row), by MUFU or, of some elements, a polynomial."""
+    code = PtxBlock()
+    registers, factor = code.read_all(values), code.read(scale)
+    terms = code.read_all(offsets)
+    flags = emulated_elements(exp2, len(values) // ROWS_OF_THREAD)
+    flags = joined(flags, flags)
+    results = []
+    for i, (value, polynomial) in enumerate(zip(registers, flags, strict=True)):
+        x = code.do("fma.rn.f32", value, factor, terms[row_of(i)])
+        if polynomial:
+            results.append(_polynomial_exp2(code, x, exp2.degree))
+        else:
+            results.append(code.do("ex2.approx.ftz.f32", x))
+    return code.trace(*results)
+
+
+def _polynomial_exp2(code: PtxBlock, x: str, degree: int) -> str:
+    """2^x for x <= 127: floor by rounding, polynomial, exponent (as `rowmath`, one by one)."""
+    x = code.do("max.f32", x, literal(LOWEST_EXPONENT))
+    rounded = code.do("add.rm.ftz.f32", x, literal(MAGIC))
+    whole = code.do("sub.rn.f32", rounded, literal(MAGIC))
+    fraction = code.do("sub.rn.f32", x, whole)
+    coefficients = COEFFICIENTS[degree]
+    value = literal(coefficients[-1])
+    for c in (*coefficients[-2::-1], 1.0):
+        value = code.do("fma.rn.f32", value, fraction, literal(c))
+    bits, power = (code.do("mov.b32", one, kind="b32") for one in (value, rounded))
+    shifted = code.do("shl.b32", power, "23", kind="b32")
+    return code.do("mov.b32", code.do("add.s32", bits, shifted, kind="b32"))
+
+
+def add_rows(
+    values: list[Float32], totals: list[Float32], factors: list[Float32]
+) -> list[Float32]:
+    """Two partial sums of each row: totals * factor + the row's elements."""
+    code = PtxBlock()
+    registers, before, scales = (code.read_all(one) for one in (values, totals, factors))
+    results = []
+    for row in range(ROWS_OF_THREAD):
+        mine = of_row(registers, row)
+        chains = [
+            code.do("fma.rn.f32", before[CHAINS * row + i], scales[row], mine[i])
+            for i in range(CHAINS)
+        ]
+        for i, value in enumerate(mine[CHAINS:]):
+            chains[i % CHAINS] = code.do("add.rn.f32", chains[i % CHAINS], value)
+        results += chains
+    return code.trace(*results)
+
+
+def tanh(values: list[Float32], factor: Float32) -> list[Float32]:
+    """tanh(value * factor), by one instruction each."""
+    code = PtxBlock()
+    registers, scale = code.read_all(values), code.read(factor)
+    arguments = [code.do("mul.rn.f32", value, scale) for value in registers]
+    return code.trace(*(code.do("tanh.approx.f32", argument) for argument in arguments))
+
+
+def multiplied_rows(values: list[Float32], factors: list[Float32]) -> list[Float32]:
+    """Each row times its factor."""
+    code = PtxBlock()
+    registers, scales = code.read_all(values), code.read_all(factors)
+    results = [code.do("mul.rn.f32", v, scales[row_of(i)]) for i, v in enumerate(registers)]
+    return code.trace(*results)
+
+
+def rescale(
+    values: list[Float32], log2_alphas: list[Float32], factors: list[Float32]
+) -> list[Float32]:
+    """Each row times its factor, unless all factors of the warp are 2^0: then nothing is done."""
+    code = PtxBlock()
+    registers = code.update_all(values)
+    exponents, scales = code.read_all(log2_alphas), code.read_all(factors)
+    lowest = code.do("min.f32", *exponents)
+    less = code.do("setp.lt.f32", lowest, literal(0.0), kind="pred")
+    needed = code.do("vote.sync.any.pred", less, FULL_MASK, kind="pred")
+    code.effect(f"@!{needed} bra.uni RESCALED;")
+    for i, value in enumerate(registers):
+        code.effect(f"mul.rn.f32 {value}, {value}, {scales[row_of(i)]};")
+    code.effect("RESCALED:")
+    return code.trace(*registers, effects=True)
+
+
+def store_matrices(words: list[Int32], base: Int32, thread: Int32, row_bytes: int) -> None:
+    """Words of two 16-bit elements to 64 rows of shared memory, swizzled as TMA reads them.
+
+    base: its address. row_bytes: of a run; runs of all 64 rows lie one behind the other. Each
+    stmatrix stores 16 columns of a warp's 16 rows; a lane names one row of one of four 8 x 8 parts.
+    """
+    lane = thread % 32
+    row = thread // 32 * 16 + lane % 16
+    mask = row * row_bytes // 128 % (row_bytes // 16)
+    half = lane // 16
+    code = PtxBlock()
+    registers = code.read_all(words)
+    start = code.read(base + row * row_bytes)
+    chunks: dict[int, str] = {}
+    for i in range(0, len(words), 4):
+        byte = i * 8
+        run, chunk = byte // row_bytes, byte % row_bytes // 16
+        if chunk not in chunks:
+            place = ((chunk + half) ^ mask) * 16
+            chunks[chunk] = code.do("add.s32", start, code.read(place), kind="b32")
+        operands = ", ".join(registers[i : i + 4])
+        offset = run * 64 * row_bytes
+        code.effect(
+            f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{chunks[chunk]}+{offset}], {{{operands}}};"
+        )
+    code.trace(effects=True)
+
+

@@ -1,0 +1,159 @@
+"""The Hopper forward kernel: its warps' roles, and the host function that launches it."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from fa4.sm100.forward.mods import Mods
+from fa4.sm100.forward.operands import query_view
+from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
+from fa4.sm100.kit.scores import scales
+from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
+from fa4.sm100.kit.signals import Signals, init_signals
+from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
+from fa4.sm100.kit.units import WARP, WARPGROUP, padded_dim
+from fa4.sm100.kit.views import ending_view, rows_first, swizzled_layout
+from fa4.sm90.forward.consumer import Work, consume
+from fa4.sm90.forward.load import Operand, load
+from fa4.sm90.forward.output import Output
+from fa4.sm90.forward.products import Products, operand_tiles
+from fa4.sm90.forward.spec import WarpgroupSpec
+
+
+def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
+    """(rows, columns, stages) of each operand in shared memory; Q's and O's are by warpgroup."""
+    d, dv = padded_dim(spec.head_dim), padded_dim(spec.head_dim_v)
+    return {
+        "q": (spec.tile_rows, d, spec.consumers),
+        "k": (spec.tile_n, d, spec.kv_stages),
+        "v": (spec.tile_n, dv, spec.kv_stages),
+        "p": (spec.tile_rows, spec.tile_n, spec.consumers),
+        "o": (spec.tile_rows, dv, spec.consumers),
+    }
+
+
+@cute.jit
+def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q, sink,
+            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, stream,
+            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Launch on tensors (batch, seqlen, heads, dim), or (total, heads, dim) where packed."""
+    batch, seqlen_q = q.shape[0], q.shape[-3]
+    if cutlass.const_expr(cu_seqlens_q is not None):
+        batch, seqlen_q = cu_seqlens_q.shape[0] - 1, max_seqlen_q
+    heads = q.shape[-2] // spec.group
+    rows = block_rows(spec)
+    blocks = (seqlen_q * spec.group + rows - 1) // rows
+    num_tiles = blocks * heads * batch
+    if cutlass.const_expr(spec.scheduler == "fold"):
+        num_tiles = (blocks + 1) // 2 * 2 * heads * batch
+    width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
+    section = heads_per_section(k.shape[-3] * width, heads * batch)
+    sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
+    shapes: cutlass.Constexpr = tile_shapes(spec)
+
+    def atom(name, view, op):
+        shape = shapes[name][:2]
+        return cpasync.make_tiled_tma_atom(op, view, swizzled_layout(*shape), shape)
+
+    loading = cpasync.CopyBulkTensorTileG2SOp()
+    loads = (
+        atom("q", query_view(q, spec), loading),
+        atom("k", ending_view(rows_first(k, spec.packed_k), 0, spec.ragged_k), loading),
+        atom("v", ending_view(rows_first(v, spec.packed_k), 0, spec.ragged_k), loading),
+    )
+    if cutlass.const_expr(spec.ragged_q):
+        store = (None, o)
+    else:
+        store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
+    ctas = num_tiles
+    if cutlass.const_expr(spec.scheduler == "static"):
+        ctas = cutlass.min(num_sms, num_tiles)
+    if cutlass.const_expr(spec.scheduler == "fold"):
+        ctas = cutlass.min(num_sms, num_tiles // 2)
+    kernel(
+        loads, store, lse, scales(spec, softmax_scale, softcap), aux, sizes,
+        (window_left, window_right), sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k),
+        spec, trace,
+    ).launch(
+        grid=(ctas, 1, 1),
+        block=(spec.plan.warps * WARP, 1, 1),
+        # One CTA per SM. Where ptxas cannot tell how many, it ignores setmaxnreg.
+        min_blocks_per_mp=1,
+        stream=stream,
+    )  # fmt: skip
+
+
+@cute.kernel
+def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
+           spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Set up the barriers, then let every warp run its role."""
+    plan: cutlass.Constexpr = spec.plan
+    memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
+    barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
+    signals = Signals(plan, "setup", trace, barriers)
+    problem = KernelProblem(spec, *(*sizes, *window, *lengths, None))
+    scale_log2, score_scale = factors
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp == 0:
+        init_signals(signals)
+    meet(spec.cta_group)
+
+    if has_role(warp, plan.role("load")):
+        take_registers(plan, plan.role("load"))
+        operands = [
+            Operand(*loads[i], shared_tensor(spec, memory, name)) for i, name in enumerate("qkv")
+        ]
+        load(signals.of("load"), problem, *operands)
+    first, last = plan.role("consumer0"), plan.role(f"consumer{spec.consumers - 1}")
+    if has_role(warp, first, last):
+        take_registers(plan, first)
+        number = warp // (WARPGROUP // WARP)
+        probabilities = None
+        if cutlass.const_expr(spec.p_source == "smem"):
+            probabilities = shared_tensor(spec, memory, "p")[None, None, number]
+        work = Work(
+            spec=spec,
+            number=number,
+            products=make_products(spec, memory, number),
+            probabilities=probabilities,
+            scale_log2=scale_log2,
+            num_tiles=problem.num_tiles,
+            mods=Mods(spec, score_scale, aux),
+        )
+        shared = shared_tensor(spec, memory, "o")[None, None, number]
+        output = Output(*store, shared, scale_log2, lse, sink)
+        consume(signals.of("consumer#").numbered(number), problem, work, output)
+    for idle, registers in plan.idle_warps.items():
+        if warp == idle:
+            cute.arch.setmaxregister_decrease(registers)
+
+
+def shared_tensor(spec: WarpgroupSpec, memory: cute.Pointer, name: str) -> cute.Tensor:
+    """(rows, dim, stages) of a buffer of the plan, swizzled."""
+    layout = swizzled_layout(*tile_shapes(spec)[name])
+    start = memory + spec.plan.buffer(name).start
+    pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
+    return cute.make_tensor(pointer, layout.outer)
+
+
+def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> Products:
+    """Descriptors of warpgroup `number`'s rows of Q, and of K and V."""
+    plan, shapes = spec.plan, tile_shapes(spec)
+    start = memory.toint().to(Int32)
+
+    def tiles(name: str, along_rows: bool, stage: Int32 | int = 0) -> OperandTiles:
+        rows, dim, _ = shapes[name]
+        stage_bytes = rows * dim * ELEMENTS[spec.dtype].width // 8
+        place = start + (plan.buffer(name).start + stage * stage_bytes)
+        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes)
+
+    return Products(
+        q=tiles("q", False, number),
+        k=tiles("k", False),
+        v=tiles("v", True),
+        p=tiles("p", False, number) if spec.p_source == "smem" else None,
+        dtype=spec.dtype,
+        tile_n=spec.tile_n,
+        values=padded_dim(spec.head_dim_v),
+    )

@@ -1,0 +1,108 @@
+"""The load warp: Q, K and V tiles to shared memory by TMA, as far ahead as the rings allow."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
+
+from fa4.sm100.kit.rings import Ring
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.sm90.forward.schedule import first_work, next_work
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand's way from global to shared memory.
+
+    atom, tensor: the TMA copy and its coordinates, (rows, dim, head, batch). shared: (rows, dim,
+    stage) swizzled; of Q, a stage is a warpgroup's rows.
+    """
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
+    shared: cute.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of one tile."""
+        rows, cols = (cute.size(mode) for mode in self.shared.shape[:2])
+        return rows, cols
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one tile."""
+        rows, cols = self.shape
+        return rows * cols * self.shared.element_type.width // 8
+
+
+@cute.jit
+def load(
+    signals: Signals, problem: KernelProblem, query: Operand, key: Operand, value: Operand
+) -> None:
+    """K and Q, then each K ahead of the V before it, last keys first."""
+    consumers: cutlass.Constexpr = problem.spec.consumers
+    index = first_work(problem)
+    keys, values, tiles_done = signals.ring("k"), signals.ring("v"), Int32(0)
+    while index < problem.num_tiles:
+        tile = locate(problem, index)
+        q, k, v = query_tiles(query, tile), _key_tiles(key, tile), _key_tiles(value, tile)
+        last = tile.kv_stop - 1
+        _fill(signals, "k", key, k[None, None, last], keys)
+        keys = keys.next()
+        signals.wait("q_empty", tiles_done)
+        full = signals.expect("q_full", query.num_bytes * consumers, tiles_done)
+        for i in cutlass.range_constexpr(consumers):
+            _copy(query, q[None, None, tile.tile_number(i)], i, full)
+        for j in cutlass.range(1, tile.kv_tiles, unroll=1):
+            _fill(signals, "k", key, k[None, None, last - j], keys)
+            keys = keys.next()
+            _fill(signals, "v", value, v[None, None, last - j + 1], values)
+            values = values.next()
+        _fill(signals, "v", value, v[None, None, tile.kv_start], values)
+        values = values.next()
+        index = next_work(problem, index)
+        tiles_done += 1
+
+
+def _fill(signals: Signals, name: str, operand: Operand, tile: cute.Tensor, ring: Ring) -> None:
+    """Wait until the ring's slot is free, then start the copy of a tile into it."""
+    signals.wait(f"{name}_empty", ring)
+    full = signals.expect(f"{name}_full", operand.num_bytes, ring)
+    _copy(operand, tile, ring.slot, full)
+
+
+def _copy(operand: Operand, tile: cute.Tensor, stage: Int32 | int, full: cute.Pointer) -> None:
+    target, source = cpasync.tma_partition(
+        operand.atom,
+        0,
+        cute.make_layout(1),
+        cute.group_modes(operand.shared[None, None, stage], 0, 2),
+        cute.group_modes(tile, 0, 2),
+    )
+    cute.copy(operand.atom, source, target, tma_bar_ptr=full)
+
+
+def query_tiles(query: Operand, tile: WorkTile) -> cute.Tensor:
+    """Tiles of the work tile's queries, by their number in the sequence."""
+    spec = tile.spec
+    if spec.packed_q:
+        start = (0, tile.start_q) if spec.group > 1 else tile.start_q
+        tensor = cute.domain_offset((start, 0), query.tensor[None, None, tile.head])
+    else:
+        tensor = query.tensor[None, None, tile.head, tile.batch]
+    return cute.local_tile(tensor, query.shape, (None, 0))
+
+
+def _key_tiles(operand: Operand, tile: WorkTile) -> cute.Tensor:
+    """Tiles of the work tile's keys or values, by their number in the sequence."""
+    spec = tile.spec
+    index = [tile.head_k] if spec.packed_k else [tile.head_k, tile.batch]
+    if spec.ragged_k:
+        index.append(tile.start_k + tile.seqlen_k)
+    tensor = operand.tensor[(None, None, *index)]
+    if spec.ragged_k:
+        tensor = cute.domain_offset((operand.tensor.shape[0] - tile.seqlen_k, 0), tensor)
+    return cute.local_tile(tensor, operand.shape, (None, 0))

@@ -1,0 +1,115 @@
+"""wgmma: S = Q K^T and O += P V of a warpgroup's 64 rows, with sums and P in registers.
+
+Products run asynchronously. Their sums are Python lists of Float32 that nothing may touch before
+`wait_products` has returned them; within a list, a thread's elements lie as `fragment` says.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+from cutlass import Float32, Int32
+
+from fa4.config import WARPGROUP_ROWS
+from fa4.sm100.kit.descriptors import DESCRIPTOR_UNIT_BYTES, OperandTiles, descriptors, swizzle_bytes
+from fa4.sm100.kit.ptx_block import PtxBlock
+from fa4.sm100.kit.units import MMA_DEPTH
+
+GROUP = 8  # keys or rows of a core matrix
+SWIZZLES = {128: 1, 64: 2, 32: 3}  # of a descriptor, by the bytes of a row that lie together
+TYPES = {"bf16": "bf16", "fp16": "f16"}
+
+
+@dataclass(frozen=True)
+class Products:
+    """Where a warpgroup's operands lie. q, p: its own rows. k, v: of the ring's first stage.
+
+    p: None where P comes from registers.
+
+    dtype: of all three. values: padded columns of V.
+    """
+
+    q: OperandTiles
+    k: OperandTiles
+    v: OperandTiles
+    p: OperandTiles | None
+    dtype: cutlass.Constexpr
+    tile_n: cutlass.Constexpr
+    values: cutlass.Constexpr
+
+    def scores(self, stage: Int32 | int) -> list[Float32]:
+        """Start S = Q K^T with the keys of a stage, as a group of its own."""
+        code = PtxBlock()
+        a = descriptors(code, self.q.low, self.q.high, self.q.steps)
+        b = descriptors(code, self.k.stage(stage), self.k.high, self.k.steps)
+        sums = [code.register("f32") for _ in range(self.tile_n // 2)]
+        _multiply(code, sums, a, b, self.dtype, added=False, transposed=False)
+        return code.trace(*sums, effects=True)
+
+    def weighted(
+        self, sums: list[Float32], words: list[Int32], stage: Int32 | int
+    ) -> list[Float32]:
+        """Start O += P V as a group of its own; P's words, or none where it is in shared memory."""
+        code = PtxBlock()
+        into, p = code.update_all(sums), code.read_all(words)
+        if self.p is None:
+            a = ["{" + ", ".join(p[i : i + 4]) + "}" for i in range(0, len(p), 4)]
+        else:
+            a = descriptors(code, self.p.low, self.p.high, self.p.steps)
+        b = descriptors(code, self.v.stage(stage), self.v.high, self.v.steps)
+        _multiply(code, into, a, b, self.dtype, added=True, transposed=True)
+        return code.trace(*into, effects=True)
+
+
+def _multiply(
+    code: PtxBlock, sums: list[str], a: list[str], b: list[str], dtype: str, *,
+    added: bool, transposed: bool,
+) -> None:  # fmt: skip
+    """wgmma.mma_async for each step along K (PTX ISA 9.7.15.5.2), and their group.
+
+    added: to what the sums are; else the first step overwrites them. transposed: B is MN-major.
+    """
+    columns, kind = 2 * len(sums), TYPES[dtype]
+    onto = [code.do("setp.ne.b32", flag, "0", kind="pred") for flag in (str(int(added)), "1")]
+    code.effect("wgmma.fence.sync.aligned;")
+    for step, (left, right) in enumerate(zip(a, b, strict=True)):
+        majors = f"{int(transposed)}" if left.startswith("{") else f"0, {int(transposed)}"
+        code.effect(
+            f"wgmma.mma_async.sync.aligned.m{WARPGROUP_ROWS}n{columns}k{MMA_DEPTH}.f32.{kind}.{kind} "
+            f"{{{', '.join(sums)}}}, {left}, {right}, {onto[min(step, 1)]}, 1, 1, {majors};"
+        )
+    code.effect("wgmma.commit_group.sync.aligned;")
+
+
+def wait_products(pending: int, sums: list[Float32]) -> list[Float32]:
+    """The sums of a group, when all but the last `pending` groups are finished."""
+    code = PtxBlock()
+    values = code.update_all(sums)
+    code.effect(f"wgmma.wait_group.sync.aligned {pending};")
+    return code.trace(*values, effects=True)
+
+
+def operand_tiles(
+    start: Int32, rows: int, dim: int, *, along_rows: bool, stage_bytes: int
+) -> OperandTiles:
+    """Descriptors (PTX ISA 9.7.15.5.1.2.2) of `rows` x `dim` 16-bit elements as TMA stores them.
+
+    start: address in shared memory. Runs of `swizzle_bytes` of all rows lie one behind the other.
+    Summed over the columns they are a K-major operand; over the rows (along_rows) an MN-major one:
+    the leading stride leads to the next run, the other to the next eight rows.
+    """
+    width = swizzle_bytes(dim)
+    run = rows * width
+    if along_rows:
+        offsets = [row * width for row in range(0, rows, MMA_DEPTH)]
+    else:
+        bits = range(0, 2 * dim, 2 * MMA_DEPTH)
+        offsets = [byte // width * run + byte % width for byte in bits]
+    unit = DESCRIPTOR_UNIT_BYTES
+    leading = run // unit if along_rows else 1
+    return OperandTiles(
+        low=start // unit | leading << 16,
+        high=GROUP * width // unit | SWIZZLES[width] << 30,
+        steps=tuple(offset // unit for offset in offsets),
+        pitch=stage_bytes // unit,
+        shift=0,
+    )

@@ -1,0 +1,249 @@
+"""What limits a call: the critical chain of a step, elasticities, neighbouring kernels, HBM."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa4.config import BackwardPipeline, WarpgroupPipeline
+from fa4.sim import chain as chain_module
+from fa4.sim import engine
+from fa4.sim.chain import MOST_PERIOD, CriticalChain, critical_chain, steady_trips
+from fa4.sim.code import EventCode
+from fa4.sim.elasticity import UNIT_RATES, all_figures, figures_read, measure, scale_cost
+from fa4.sim.machine import Machine, find_machine
+from fa4.sim.neighbours import choices
+from fa4.sim.options import build, read_choice
+from fa4.sim.predict import Simulation, build_plan, call_seconds, make_runner
+from fa4.sim.why import elasticities, explain_why, limited_by, say_limit, step_chain
+from tests.sim.strategies import backward_pipelines, forward_pipelines, machines
+
+B200, H200 = find_machine("b200"), find_machine("h200")
+QUOTED = {"causal": "yes", "seqlen": "16k"}  # shared memory is busy most, and does not matter
+HBM_BOUND = {"seqlen": "8k", "gpu.hbm_bytes_per_s": "5e10"}
+
+warpgroups = st.builds(
+    WarpgroupPipeline,
+    head_dim=st.sampled_from((64, 128)),
+    tile_n=st.sampled_from((64, 96, 128)),
+    consumers=st.integers(2, 3),
+    ping_pong=st.booleans(),
+    overlap=st.booleans(),
+)
+any_pipeline = forward_pipelines() | backward_pipelines() | warpgroups
+TRIPS = np.array([[9, 2, 7], [4, 1, 3]])
+
+
+def code_of(pipeline: Any, machine: Machine) -> EventCode:
+    """What the engine runs for a pipeline."""
+    machine = H200 if isinstance(pipeline, WarpgroupPipeline) else machine
+    return make_runner(build_plan(pipeline, machine.gpu), machine, Simulation()).code
+
+
+def sums_up(found: CriticalChain) -> bool:
+    """Are the rows' cycles the chain's?"""
+    return math.isclose(sum(row.cycles for row in found.rows), found.cycles, rel_tol=1e-9)
+
+
+def measured_step(code: EventCode, steps: int) -> float:
+    """Cycles per step of the settled pipeline, from two runs without a log."""
+    short = steady_trips(TRIPS)
+    longer = short + np.array([[1, 0, 1]]) * steps
+    return (engine.execute(code, longer).end - engine.execute(code, short).end) / steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_pipeline, machines())
+def test_the_chain_is_the_step(pipeline: Any, machine: Machine) -> None:
+    """Its rows add up to its cycles, and these are those of the step that the engine takes."""
+    code = code_of(pipeline, machine)
+    found = critical_chain(code, TRIPS)
+    assert found.rows and found.steps >= 1 and sums_up(found)
+    assert all(row.cycles > 0 and row.reason in ("role", "unit", "signal") for row in found.rows)
+    if found.settled:
+        assert found.steps % found.period_steps == 0
+        per_step = measured_step(code, found.period_steps * MOST_PERIOD)
+        assert found.step_cycles == pytest.approx(per_step, rel=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(any_pipeline)
+def test_a_chain_without_its_waits_is_found(pipeline: Any) -> None:
+    """Planted: a walk that is a cycle off wherever a signal was waited for does not add up."""
+    code = code_of(pipeline, B200)
+    right = critical_chain(code, TRIPS)
+    whole = chain_module._Walk.link
+
+    def blind(self: Any, node: Any) -> Any:
+        link = whole(self, node)
+        return link if link.reason != "signal" else replace(link, begin=link.begin + 1.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain_module._Walk, "link", blind)
+        wrong = critical_chain(code, TRIPS)
+    assert sums_up(wrong) == all(row.reason != "signal" for row in right.rows)
+
+
+def test_a_log_of_other_costs_is_refused() -> None:
+    """Planted: the walk repeats the engine's times, so that an engine with other rules shows."""
+    code = code_of(build({}).pipeline, B200)
+    log = engine.execute(code, steady_trips(TRIPS), log=True).log
+    with pytest.raises(RuntimeError, match="what it waited for gives"):
+        chain_module._Walk(code.scaled(2.0), log)
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, QUOTED, {"pass": "bwd", "cta_group": "1"}, {"machine": "h200"}], ids=str
+)
+def test_a_cycle_more_in_the_chain_is_a_cycle_more_of_the_step(asked: dict[str, str]) -> None:
+    """All works of a unit a little longer: the step grows by as often as the chain has it."""
+    request = build(asked)
+    code = code_of(request.pipeline, request.machine)
+    found = critical_chain(code, TRIPS)
+    assert found.settled
+    steps, little = found.period_steps * MOST_PERIOD, 1e-3
+    before = measured_step(code, steps)
+    for unit, name in enumerate(code.unit_names):
+        more = code.work_occupancy + little * (code.work_units == unit)
+        grown = measured_step(replace(code, work_occupancy=more), steps) - before
+        count = sum(row.unit == name for row in found.rows)
+        assert grown >= (count / found.steps - 1e-3) * little, name
+
+
+def test_no_work_has_no_chain() -> None:
+    """A call without sequences takes a launch."""
+    assert step_chain(build({"batch": "0"})) is None
+
+
+def test_elasticities_of_a_known_time() -> None:
+    """A time that is a sum has its parts as elasticities; what is not read has none."""
+
+    def seconds(machine: Machine) -> float:
+        products = 3.0 * B200.gpu.mma_flops_per_clk / machine.gpu.mma_flops_per_clk
+        return products + machine.costs.launch_ns / B200.costs.launch_ns
+
+    found = measure(seconds, B200)
+    values = {row.name: row.value for row in found.rows}
+    assert values["tensor"] == pytest.approx(0.75, abs=2e-3)
+    assert values["launch_ns"] == pytest.approx(0.25, abs=2e-3)
+    assert {row.name for row in found.rows if row.used} == {"tensor", "launch_ns"}
+    assert set(values) == set(all_figures())
+    assert figures_read(seconds, B200) == {"gpu.mma_flops_per_clk", "costs.launch_ns"}
+
+
+def test_noise_hides_what_it_could_feign() -> None:
+    """A unit whose speed makes a call slower: nothing smaller than that is called a limit."""
+
+    def seconds(machine: Machine) -> float:
+        faster = machine.gpu.mma_flops_per_clk > B200.gpu.mma_flops_per_clk
+        return 1.0 + 0.1 * faster + 0.1 * machine.costs.launch_ns / B200.costs.launch_ns
+
+    found = measure(seconds, B200)
+    assert found.noise > 0.3 and not found.felt
+    assert limited_by(found) == "" and "noise" in say_limit(found)
+
+
+@given(st.sampled_from(sorted(UNIT_RATES)), st.sampled_from((0.87, 0.9, 1.1, 1.13)))
+def test_scaled_costs(unit: str, factor: float) -> None:
+    """A rate falls as its cost rises; whole numbers move by at least one, and say how far."""
+    for figure in UNIT_RATES[unit]:
+        changed, reached = scale_cost(B200, figure, factor)
+        table, name = figure.split(".")
+        old, new = (getattr(getattr(m, table), name) for m in (B200, changed))
+        assert new != old and (reached > 1) == (factor > 1)
+        assert reached == pytest.approx(old / new)
+        assert type(new) is type(old)
+
+
+@pytest.mark.parametrize("asked", [{}, QUOTED, {"pass": "bwd"}, {"machine": "h200"}], ids=str)
+def test_elasticities_add_up(asked: dict[str, str]) -> None:
+    """Nearly all of the time is accounted for, once."""
+    found = elasticities(build({"seqlen": "8k", **asked}))
+    assert found.total == pytest.approx(1.0, abs=0.25)
+    assert found.noise < 0.05 and found.rows[0].value > 0.2
+
+
+def test_the_busiest_unit_need_not_matter() -> None:
+    """1.5 times the shared memory gains nothing, 1.5 times the exponentials 5%: said in advance."""
+    request = build(QUOTED)
+    found, prediction = elasticities(request), request.predict()
+    values = {row.name: row.value for row in found.rows}
+    assert prediction.bound_by == "smem" and limited_by(found) != "smem"
+    assert values["smem"] < 0.01 < 0.1 < values["mufu"]
+    gains = {
+        unit: prediction.seconds / build({**QUOTED, f"gpu.{figure}": rate}).predict().seconds - 1
+        for unit, figure, rate in (("smem", "smem_bytes_per_clk", 192), ("mufu", "exp_per_clk", 24))
+    }
+    assert abs(gains["smem"]) < 0.002 and 0.03 < gains["mufu"] < 0.1
+
+
+def test_the_best_single_change() -> None:
+    """Every neighbour is a call of its own; those that do not fit say why."""
+    request = build({})
+    why = explain_why(request)
+    assert why.best is not None and why.best.change == "cta_group=1"
+    assert why.error is not None and 0 < why.gain <= why.error
+    for found in why.neighbours:
+        if found.seconds is None:
+            assert found.refused and found.speedup is None
+            with pytest.raises((ValueError, TypeError, RuntimeError)):
+                build({found.setting: found.value}).predict()
+        else:
+            again = build({found.setting: found.value}).predict().seconds
+            assert found.seconds == again and found.refused == ""
+    assert why.refused and "tile_n=160" in {found.change for found in why.refused}
+
+
+@pytest.mark.parametrize("asked", [{}, {"pass": "bwd"}, {"machine": "h200"}], ids=str)
+def test_neighbours_differ_in_one_choice(asked: dict[str, str]) -> None:
+    """None is the call itself, none changes what is computed, none comes twice."""
+    request = build(asked)
+    found = list(choices(request))
+    assert found and len(set(found)) == len(found)
+    assert not {"tau", "exp2_degree", "deterministic", "design"} & {name for name, _ in found}
+    for name, value in found:
+        try:
+            changed = build({**asked, name: value}).pipeline
+        except (ValueError, TypeError):
+            continue
+        assert changed != request.pipeline
+        assert read_choice(changed, name)[1] != read_choice(request.pipeline, name)[1]
+        assert isinstance(changed, BackwardPipeline) == ("pass" in asked)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_hbm_bound_calls_wait_for_their_loads(direction: str) -> None:
+    """HBM is busy and limits; the tensor core's role waits for tiles that loads fill."""
+    request = build({**HBM_BOUND, "pass": direction})
+    prediction = request.predict()
+    assert prediction.hbm_busy > 0.99 and prediction.bound_by == "hbm"
+    assert max(prediction.unit_busy.values()) < 0.2
+    waits = prediction.role_stalls["mma"]
+    loads = sum(share for name, share in waits.items() if name[:2] in ("kv", "q_", "q0", "do"))
+    assert loads > 0.8
+    found = elasticities(request)
+    assert limited_by(found) == "hbm"
+    assert found.rows[0].value == pytest.approx(1.0, abs=0.01)
+
+
+def test_time_alone_is_the_predictions() -> None:
+    """Where waits are of no interest."""
+    for asked in ({}, {"pass": "bwd"}, HBM_BOUND):
+        r = build(asked)
+        assert call_seconds(r.problem, r.pipeline, r.machine, r.simulation) == r.predict().seconds
+
+
+def test_progress_reaches_its_end() -> None:
+    """It is told before how many simulations there will be."""
+    seen: list[tuple[int, int]] = []
+    found = measure(lambda m: m.costs.launch_ns + 1.0, B200, lambda *x: seen.append(x))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (found.simulations, found.simulations)
+    assert SimpleNamespace(total={total for _, total in seen}).total == {found.simulations}
