@@ -7,6 +7,7 @@ their bounds. The same seed gives the same result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -25,13 +26,21 @@ SHIFT = 0.1  # of a constant's range, for the sensitivity
 STARTS = 3
 SCREENED = 0.15  # of the evaluations go to the space-filling sample
 DEFAULT_EVALUATIONS = 400
+REFITS = 400  # of the bootstrap
+RIDGE = 0.01  # pull on a scaled constant: what changes times by 1 % over its range is barely known
+CLIPPED = 0.15  # log of the ratio beyond which a measurement counts no more
+FEW_CONFIGURATIONS = 8
 
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """A fitted constant: its bounds, and the mean error with it a tenth of its range off."""
+    """A fitted constant: its bounds, and the mean error with it a tenth of its range off.
+
+    interval: what 95 of 100 other choices of configurations among the measured ones would give
+    (`bootstrap`); as wide as the bounds where the measurements say nothing.
+    """
 
     name: str
     before: float
@@ -41,6 +50,7 @@ class Constant:
     why: str
     mape_below: float | None
     mape_above: float | None
+    interval: tuple[float, float]
 
     @property
     def at_bound(self) -> str:
@@ -152,7 +162,7 @@ def calibrate(
     return Calibration(
         before=compare(rows, machine),
         after=model.compare(best),
-        constants=_describe(model, best, tell),
+        constants=_describe(model, best, slopes, tell),
         costs=model.costs(best),
         left_out=Comparison(machine=machine.name, points=tuple(left_out)),
         evaluations=len(model.known),
@@ -243,9 +253,69 @@ def _predict_left_out(
     return model.compare(chosen).points[index]
 
 
-def _describe(model: _Model, best: np.ndarray, tell: Progress) -> tuple[Constant, ...]:
-    """Every fitted constant with its bounds and what moving it does to the mean error."""
+def quick_fit(
+    rows: Seq[Row], machine: Machine, names: Seq[str], rounds: int = 3
+) -> tuple[CostTable, np.ndarray]:
+    """Least squares of relative errors from the middle of the bounds on, some rounds of it.
+
+    Returns the cost table and its scaled point. For repeated fits, where `calibrate` takes long.
+    """
+    model = _Model(rows, machine, names)
+    at = np.full(len(model.names), 0.5)
+    best, value = at, math.inf
+    for _ in range(rounds):
+        missed = np.clip(np.log(model.times(at)), -CLIPPED, CLIPPED)
+        if float(missed @ missed) < value:
+            best, value = at, float(missed @ missed)
+        slopes = model.slopes(at, FIRST_RADIUS / 3)
+        at = np.clip(at + _solve(slopes, missed), 0.0, 1.0)
+    missed = np.clip(np.log(model.times(at)), -CLIPPED, CLIPPED)
+    best = at if float(missed @ missed) < value else best
+    return model.costs(best), best
+
+
+def _solve(slopes: np.ndarray, missed: np.ndarray) -> np.ndarray:
+    """The step that least squares takes, held back where the measurements say nothing."""
+    columns = slopes.shape[1]
+    held = np.vstack([slopes, RIDGE * np.eye(columns)])
+    return np.linalg.lstsq(held, np.concatenate([-missed, np.zeros(columns)]), rcond=None)[0]
+
+
+def configuration(row: Row) -> tuple[object, ...]:
+    """What is one choice of a kernel: everything but the lengths."""
+    problem = row.problem
+    return (row.direction, row.software, problem.head_dim, problem.head_dim_v, problem.causal,
+            problem.dtype, *row.tile.items())  # fmt: skip
+
+
+def bootstrap(
+    rows: Seq[Row], times: np.ndarray, slopes: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """(constants, 2) shifts of the scaled constants within which 95 % of refits lie.
+
+    Each refit draws as many configurations as there are, with repeats, and solves the linear model.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(configuration(row), []).append(index)
+    members, missed = list(groups.values()), times - 1.0
+    if len(members) < FEW_CONFIGURATIONS:  # each point is its own configuration then
+        members = [[index] for index in range(len(rows))]
+    shifts = []
+    for _ in range(REFITS):
+        drawn = rng.integers(0, len(members), len(members))
+        used = np.concatenate([members[i] for i in drawn])
+        shifts.append(_solve(slopes[used], missed[used]))
+    return np.percentile(np.array(shifts) - _solve(slopes, missed), (2.5, 97.5), axis=0).T
+
+
+def _describe(
+    model: _Model, best: np.ndarray, slopes: np.ndarray, tell: Progress
+) -> tuple[Constant, ...]:
+    """Every fitted constant with bounds, interval, and what moving it does to the mean error."""
     costs = model.costs(best)
+    shifts = bootstrap(model.rows, model.times(best), slopes, np.random.default_rng(0))
+    ends = model.least + np.clip(best[:, None] + shifts, 0.0, 1.0).T * model.span
     constants = []
     for index, name in enumerate(model.names):
         tell(index, len(model.names), "sensitivity")
@@ -266,6 +336,7 @@ def _describe(model: _Model, best: np.ndarray, tell: Progress) -> tuple[Constant
                 why=why,
                 mape_below=mapes[0],
                 mape_above=mapes[1],
+                interval=(float(ends[0, index]), float(ends[1, index])),
             )
         )
     return tuple(constants)

@@ -61,6 +61,7 @@ HOPPER_COSTS = HopperCosts()
 COSTS: Mapping[str, CostTable] = {
     "b200": BLACKWELL_COSTS,
     "b300": BLACKWELL_COSTS,
+    "gb300": BLACKWELL_COSTS,
     "h100": HOPPER_COSTS,
     "h200": HOPPER_COSTS,
 }

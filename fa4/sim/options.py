@@ -295,7 +295,7 @@ def _replace_in(pipeline: Any, changes: Mapping[str, object], direction: str) ->
     parts = _PARTS
     if "tile_m" in changes:
         if isinstance(pipeline, WarpgroupPipeline):
-            changes = {"consumers": _warpgroups(changes["tile_m"])}
+            changes = {"consumers": warpgroups(changes["tile_m"])}
         parts = ((),)  # of the warpgroups alone: the other kernels' tiles have 128 rows
     named = {_CONFIG_NAMES.get(name, name): value for name, value in changes.items()}
     for path in parts:
@@ -329,7 +329,7 @@ def read_choice(pipeline: Any, name: str) -> tuple[bool, Any]:
     return False, None
 
 
-def _warpgroups(tile_m: object) -> int:
+def warpgroups(tile_m: object) -> int:
     """Warpgroups of 64 rows that make a tile."""
     tiles = [rows * WARPGROUP_ROWS for rows in (1, 2, 3)]
     if tile_m not in tiles:
@@ -363,4 +363,4 @@ def _build_simulation(
 
 
 __all__ = ["FIELDS", "SimulationRequest", "build", "default_pipeline", "read_choice",
-           "read_lengths", "read_settings"]  # fmt: skip
+           "read_lengths", "read_settings", "warpgroups"]  # fmt: skip

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
+
 from fa4.hardware import GPUS
 from fa4.sim.fields import FIELDS
 from fa4.sim.machine import COSTS, Machine
@@ -41,9 +43,24 @@ class Comparison:
         return sum(abs(point.error) for point in self.points) / len(self.points)
 
     @property
+    def rank_correlation(self) -> float:
+        """Of predicted and measured throughput (Spearman); 1 for fewer than two points."""
+        if len(self.points) < 2:
+            return 1.0
+        columns = [[p.row.tflops, p.predicted_tflops] for p in self.points]
+        return float(np.corrcoef(_ranks(np.array(columns)).T)[0, 1])
+
+    @property
     def worst(self) -> Point:
         """The point with the largest absolute error."""
         return max(self.points, key=lambda point: abs(point.error))
+
+
+def _ranks(columns: np.ndarray) -> np.ndarray:
+    """Ranks in each column of (points, columns); equal values share the mean of theirs."""
+    below = (columns[None] < columns[:, None]).sum(axis=1)
+    level = (columns[None] == columns[:, None]).sum(axis=1)
+    return below + (level - 1) / 2
 
 
 def compare(rows: Seq[Row], machine: Machine) -> Comparison:
