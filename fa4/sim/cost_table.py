@@ -89,7 +89,9 @@ class CostTable:
     fetch_stall_cycles: float = _figure(
         0.0, "per instruction and further warpgroup: not told apart from vector_efficiency"
     )
-    vector_efficiency: float = _figure(1.0, "share of the FMA and ALU peak of real code")
+    vector_efficiency: float = _figure(
+        0.65, "share of the FMA and ALU peak of real code: three-register FMAs, QuickRunCUDA"
+    )
     sync_cycles: float = _figure(
         280.0, "a barrier within a role with its fences: a gpu fence is 280, QuickRunCUDA"
     )
@@ -97,7 +99,9 @@ class CostTable:
         800.0, "552 near and 920 far, unloaded: Fan et al.; what all SMs ask for queues behind it"
     )
     cta_start_cycles: float = _figure(2000.0, "launch, barriers, TMEM allocation of a CTA")
-    semaphore_cycles: float = _figure(700.0, "polling a counter in L2 until it is this CTA's turn")
+    semaphore_cycles: float = _figure(
+        2710.0, "a turn at dQ: reduction done 700, two gpu fences 2 x 280, counter in L2 2 x 725"
+    )
     launch_ns: float = _figure(2000.0, "kernel launch on the GPU's side: TileSight b200.py")
     sustained_clock: float = _figure(1.0, "share of the GPU's clock_hz: that of the paper's peak")
     throttle_from: float = _figure(
@@ -150,6 +154,7 @@ class HopperCosts(CostTable):
     named_barrier_cycles: float = _measured(34.8, "a turn handed to another warpgroup")
     warp_sync_cycles: float = _measured(20.0, "fence.proxy.async 15, syncwarp 4.75")
     sync_cycles: float = _measured(63.0, "bar.sync with fence.proxy.async, 91 less a store")
+    vector_efficiency: float = _measured(1.0, "FMNMX, F2FP, FFMA at their peaks")
     math_latency_cycles: float = _measured(4.0, "a dependent instruction")
     exp_issue_slots: float = _measured(4.5, "mixes of F FFMA, A FMNMX and an ex2 take F + A + 4.5")
     register_contention: float = _figure(0.8, "vector instructions beside products in registers")
@@ -167,13 +172,10 @@ class HopperCosts(CostTable):
 # What no measurement gives and calibration may choose: name -> (least, most, why these bounds).
 FREE_CONSTANTS: dict[str, tuple[float, float, str]] = {
     "vector_efficiency": (
-        0.4, 1.0, "three-register FMAs run at 0.65 of peak (QuickRunCUDA); 1 is the pipes' peak",
+        0.4, 1.0, "1 is the pipes' peak",
     ),
     "cta_start_cycles": (
         500.0, 9000.0, "TMEM allocation alone is 253 cycles; upper end 5 us, a whole launch",
-    ),
-    "semaphore_cycles": (
-        300.0, 4000.0, "one L2 access is 364 to 725 cycles (Fan et al.); a few per turn",
     ),
     "math_latency_cycles": (
         14.0, 120.0, "one MUFU result, to the FMA, MUFU, convert and store chain of a fragment",

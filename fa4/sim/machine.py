@@ -54,7 +54,6 @@ BLACKWELL_COSTS = CostTable(
     vector_efficiency=0.69,
     math_latency_cycles=56.8,
     cta_start_cycles=2111.0,
-    semaphore_cycles=2762.0,
 )
 HOPPER_COSTS = HopperCosts()
 

@@ -223,7 +223,7 @@ def test_bad_lengths(content: bytes, message: str, tmp_path: Path) -> None:
         ({"gpu.sm": 64}, r"unknown field gpu.sm; allowed: .*sm_count"),
         ({"costs.x": 64}, r"unknown field costs.x; allowed: .*launch_ns"),
         ({"gpu.sm_count": "many"}, r"gpu.sm_count must be a finite number; got 'many'"),
-        ({"machine": "b100"}, "b200, b300, h100, h200; got 'b100'"),
+        ({"machine": "b100"}, "b200, b300, gb300, h100, h200; got 'b100'"),
         ({"dtype": "fp64"}, "dtype must be one of bf16, fp16, e4m3, e5m2; got 'fp64'"),
         ({"causal": "maybe"}, "causal must be yes or no; got 'maybe'"),
         ({"window": "128"}, "window must be LEFT,RIGHT"),
