@@ -20,6 +20,7 @@ from fa4.sim.code import ARRIVE, WAIT, EngineRun, EventCode
 from fa4.sim.limits import check_work
 from fa4.sim.machine import Machine
 from fa4.sim.predict import (
+    HARDLY_EVER,
     AnyPipeline,
     Simulation,
     build_plan,
@@ -129,6 +130,7 @@ def record(
     if not len(work.trips):
         raise ValueError("the problem has no work tiles: a length or the batch is 0")
     share = slowest_warp_share(rate, GROUP_WARPS * plan.cta_group)
+    share = 0.0 if share < HARDLY_EVER else share
     resident = plan.cta_group * len(work.trips)
     code = make_runner(plan, machine, simulation, rescaling=share, ctas=resident).code
     slots = clusters(machine.gpu, plan.cta_group)

@@ -306,7 +306,7 @@ def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and report["schema_version"] == 1 and report["machine"] == "B200"
     (kernel,) = report["kernels"]
     assert kernel["tile"] == [256, 128, 64] and kernel["emulated_share"] == 0.125
-    assert kernel["totals"] == {"tensor": 1024, "smem": 768, "mufu": 1792}
+    assert kernel["totals"] == {"tensor": 1024, "smem": 776, "mufu": 1792}
     assert kernel["bound_by"] == "mufu"
 
 

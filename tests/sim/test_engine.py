@@ -282,6 +282,8 @@ def test_no_run_beats_its_critical_path(drawn: Drawn) -> None:
     """Units that queue only ever delay; and work ends no earlier than its unit can."""
     _, run = finished(drawn)
     assert run.end >= critical_path(drawn)
+    if any(cost.passes for cost in drawn.works.values()):
+        return  # what passes a queue ends before what it has delayed
     steps = [step for role in drawn.plan.roles for step in walk((*role.prologue, *role.program))]
     if not any(isinstance(step, Work) and step.asynchronous for step in steps):
         assert run.end >= max(run.busy, default=0.0)
