@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa4.sim import engine
-from fa4.sim.code import ARRIVE, WAIT, EventCode
+from fa4.sim.code import ARRIVE, WAIT, EventCode, stretched
 
 STEADY_STEPS = 96  # simulated; a settled pipeline repeats itself after a few of them
 LAST_STEP = STEADY_STEPS - 8  # where the walk starts: before the end can be felt
@@ -80,12 +80,16 @@ class _Link:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A row's work on a unit, and the row whose work was there before (-1 for none)."""
+    """A row's work on a unit, and the row whose work was there before (-1 for none).
+
+    done: when the row has what it asked for, before `end` if it passes the queue.
+    """
 
     begin: float
     end: float
     before: int
     queued: bool
+    done: float
 
 
 def steady_trips(trips: np.ndarray) -> np.ndarray:
@@ -188,17 +192,22 @@ class _Walk:
         """Note the row's pieces; returns when its work is done."""
         code, start = self.code, self.start[row]
         end = start
-        for unit, cycles in zip(
-            code.work_units[work].tolist(), code.work_occupancy[work].tolist(), strict=True
-        ):
+        under, stretch = int(code.work_under[work]), float(code.work_stretch[work])
+        parts = (code.work_units[work], code.work_occupancy[work], code.work_passes[work])
+        for unit, alone, passes in zip(*(part.tolist() for part in parts), strict=True):
             if unit < 0:
                 break
             before = unit_row.get(unit, -1)
             free = self.pieces[before][unit].end if before >= 0 else 0.0
-            begin = max(start, free)
-            self.pieces[row][unit] = _Piece(begin, begin + cycles, before, free > start)
+            begin, cycles = max(start, free), alone
+            if under >= 0:
+                last = unit_row.get(under, -1)
+                beside = self.pieces[last][under].end if last >= 0 else 0.0
+                cycles = stretched(alone, begin, beside, stretch)
+            done = min(begin + cycles, start + 2.0 * cycles) if passes else begin + cycles
+            self.pieces[row][unit] = _Piece(begin, begin + cycles, before, free > start, done)
             unit_row[unit] = row
-            end = max(end, begin + cycles)
+            end = max(end, done)
         return end + float(code.work_latency[work])
 
     def period(self) -> int:
@@ -257,8 +266,10 @@ class _Walk:
         pieces = self.pieces[row]
         unit = node.unit
         if node.kind != "unit":
-            unit = max(pieces, key=lambda unit: pieces[unit].end, default=-1)
+            unit = max(pieces, key=lambda unit: pieces[unit].done, default=-1)
         if unit < 0 or not pieces[unit].queued:
+            return own
+        if node.kind != "unit" and pieces[unit].done < pieces[unit].end:  # it passed the queue
             return own
         return _Link(_Node("unit", pieces[unit].before, unit), "unit", pieces[unit].begin)
 
@@ -290,7 +301,7 @@ class _Walk:
         asynchronous = bool(self.code.instructions[self.instruction[node.row], 2])
         if not pieces or (node.kind == "clock" and asynchronous):
             return None
-        unit = node.unit if node.kind == "unit" else max(pieces, key=lambda u: pieces[u].end)
+        unit = node.unit if node.kind == "unit" else max(pieces, key=lambda u: pieces[u].done)
         return self.code.unit_names[unit]
 
     def _name(self, row: int) -> str:

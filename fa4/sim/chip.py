@@ -161,9 +161,12 @@ def run_one_by_one(
     With `starts_once` a machine keeps its CTA, which steals further tiles (CLC): it pays the start
     for its first tile only.
     """
-    kinds, kind, counts = np.unique(tiles.trips, axis=0, return_inverse=True, return_counts=True)
-    runner.expect(kinds[:, None])
-    runs = [runner.run(trips[None]) for trips in kinds]
+    _, first, kind, counts = np.unique(
+        tiles.trips, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    runner.expect(tiles.trips[np.sort(first), None])
+    found = {int(i): runner.run(tiles.trips[i, None]) for i in np.sort(first)}
+    runs = [found[int(i)] for i in first]
     cycles = np.array([run.cycles for run in runs])[kind.ravel()].tolist() if runs else []
     free = [0.0] * machines
     for taken in cycles:

@@ -82,6 +82,12 @@ class EventCode:
         )
 
 
+def stretched(alone: float, begin: float, beside_until: float, stretch: float) -> float:
+    """Cycles that work of `alone` cycles takes from `begin` on beside a unit busy until then."""
+    beside = max(0.0, beside_until - begin)
+    return alone + min(alone * stretch, beside * stretch / (1.0 + stretch))
+
+
 @dataclass
 class EngineRun:
     """What one execution did. Times are cycles from 0.

@@ -23,6 +23,7 @@ from fa4.sim.code import (
     EventCode,
     PipelineDeadlock,
     explain_deadlock,
+    stretched,
 )
 
 
@@ -126,8 +127,7 @@ class PlainMachine:
                 break
             begin, occupancy = max(start, self.unit_free[unit]), alone
             if under >= 0:
-                beside = max(0.0, self.unit_free[under] - begin)
-                occupancy += min(alone * stretch, beside * stretch / (1.0 + stretch))
+                occupancy = stretched(alone, begin, self.unit_free[under], stretch)
             self.unit_free[unit] = begin + occupancy
             self.busy[unit] += occupancy
             shared = start + 2.0 * occupancy if passes else math.inf

@@ -41,6 +41,7 @@ from fa4.sim.worktiles import (
     turns_from_last,
 )
 
+MOST_COUNTED = 1 << 16
 HARDLY_EVER = 1e-6  # share of steps that change no printed digit
 REAL_RESCALE_RATE = 0.08  # of a real model's attention (fa4 demo, tiles of 32 keys)
 
@@ -215,10 +216,11 @@ def random_rescale_rate(tau: float, seqlen_k: int, tile_n: int) -> float:
     tiles = -(-seqlen_k // tile_n)
     if tiles < 2:
         return 0.0
-    seen = np.arange(1, tiles)
+    counted = min(tiles - 1, MOST_COUNTED)  # beyond, next to no tile has a new maximum
+    seen = np.arange(1, counted + 1)
     scale_log2 = math.log2(math.e) / np.sqrt(2.0 * np.log(tile_n * seen))
     kept = -np.log1p(np.exp(-np.minimum(tau / scale_log2, 700.0)) / seen)  # log of the odds' share
-    return float(np.mean(-np.expm1(WARP_ROWS * kept)))
+    return float(np.sum(-np.expm1(WARP_ROWS * kept))) / (tiles - 1)
 
 
 def _same_shape(plan: PipelinePlan | None, own: PipelinePlan) -> PipelinePlan:

@@ -16,7 +16,7 @@ import numpy as np
 from fa4.config import BackwardPipeline, Problem, require_int
 from fa4.plan.schema import GROUP_WARPS, PipelinePlan
 from fa4.sim import engine
-from fa4.sim.code import ARRIVE, WAIT, EngineRun, EventCode
+from fa4.sim.code import ARRIVE, WAIT, EngineRun, EventCode, stretched
 from fa4.sim.limits import check_work
 from fa4.sim.machine import Machine
 from fa4.sim.predict import (
@@ -258,8 +258,7 @@ class _LogReader:
                 break
             begun, cycles = max(start, self.unit_free[unit]), float(alone)
             if under >= 0:
-                beside = max(0.0, self.unit_free[under] - begun)
-                cycles += min(cycles * stretch, beside * stretch / (1.0 + stretch))
+                cycles = stretched(cycles, begun, self.unit_free[under], stretch)
             self.unit_free[unit] = begun + cycles
             shared = start + 2.0 * cycles if passes else math.inf
             done = max(done, min(shared, self.unit_free[unit]))
