@@ -193,6 +193,8 @@ class _Walk:
         code, start = self.code, self.start[row]
         end = start
         under, stretch = int(code.work_under[work]), float(code.work_stretch[work])
+        last = unit_row.get(under, -1)
+        beside = self.pieces[last][under].end if last >= 0 else 0.0
         parts = (code.work_units[work], code.work_occupancy[work], code.work_passes[work])
         for unit, alone, passes in zip(*(part.tolist() for part in parts), strict=True):
             if unit < 0:
@@ -201,8 +203,6 @@ class _Walk:
             free = self.pieces[before][unit].end if before >= 0 else 0.0
             begin, cycles = max(start, free), alone
             if under >= 0:
-                last = unit_row.get(under, -1)
-                beside = self.pieces[last][under].end if last >= 0 else 0.0
                 cycles = stretched(alone, begin, beside, stretch)
             done = min(begin + cycles, start + 2.0 * cycles) if passes else begin + cycles
             self.pieces[row][unit] = _Piece(begin, begin + cycles, before, free > start, done)

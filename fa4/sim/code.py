@@ -85,7 +85,7 @@ class EventCode:
 def stretched(alone: float, begin: float, beside_until: float, stretch: float) -> float:
     """Cycles that work of `alone` cycles takes from `begin` on beside a unit busy until then."""
     beside = max(0.0, beside_until - begin)
-    return alone + min(alone * stretch, beside * stretch / (1.0 + stretch))
+    return alone + min(alone * stretch, beside * (stretch / (1.0 + stretch)))
 
 
 @dataclass

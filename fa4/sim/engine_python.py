@@ -121,13 +121,14 @@ class PlainMachine:
         code, start = self.code, role.clock
         end = start
         under, stretch = int(code.work_under[index]), code.work_stretch[index]
+        beside_until = self.unit_free[under] if under >= 0 else 0.0
         pieces = (code.work_units[index], code.work_occupancy[index], code.work_passes[index])
         for unit, alone, passes in zip(*pieces, strict=True):
             if unit < 0:
                 break
             begin, occupancy = max(start, self.unit_free[unit]), alone
             if under >= 0:
-                occupancy = stretched(alone, begin, self.unit_free[under], stretch)
+                occupancy = stretched(alone, begin, beside_until, stretch)
             self.unit_free[unit] = begin + occupancy
             self.busy[unit] += occupancy
             shared = start + 2.0 * occupancy if passes else math.inf
