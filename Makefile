@@ -12,7 +12,7 @@ COMPILER := "nvidia-cutlass-dsl>=4.8" "cuda-python>=12.9" "apache-tvm-ffi>=0.1.5
 FOREIGN := flashinfer-python==0.7.2.post1 flash-attn-4==4.0.0b36 quack-kernels==0.6.5 einops==0.8.2
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 
-.PHONY: help demo test test-slow test-gpu conformance mutants lint format docs pages clean
+.PHONY: help demo test test-slow test-gpu test-web conformance mutants lint format docs pages clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -34,8 +34,11 @@ conformance: $(VENV)/foreign.stamp ## kernels of other authors in the emulator (
 mutants: $(VENV)/mutants.stamp ## which single changes of the code do the tests notice? (an hour)
 	$(BIN)/python -m benchmarks.mutants.run $(MUTANTS)
 
-test-gpu: $(VENV)/test.stamp ## the kernels on real hardware; fails without a B200 or B300
-	FA4_REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu -m gpu
+test-gpu: $(VENV)/test.stamp ## the kernels on real hardware; fails without a GPU that one runs on
+	FA4_REQUIRE_GPU=1 $(PYTEST) tests/gpu -m gpu -rs
+
+test-web: $(VENV)/web.stamp ## the explorer in a browser (apt-get install chromium), and its accessibility
+	$(BIN)/python -m pytest tests/web -m web
 
 docs: $(VENV)/docs.stamp ## the pages of docs/ as a site, in out/site; warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q -n docs out/site
@@ -80,6 +83,12 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp
 $(VENV)/foreign.stamp: $(VENV)/test.stamp
 	$(PIP) install -e ".[kernels,test]" apache-tvm-ffi
 	$(PIP) install --no-deps --upgrade --target $(VENV)/foreign $(FOREIGN)
+	@touch $@
+
+# The accessibility checker is a script that the tests put into the page.
+$(VENV)/web.stamp: $(VENV)/test.stamp
+	$(PIP) install -e ".[web]"
+	npm install --prefix $(VENV)/web --no-save --no-audit --no-fund axe-core@4
 	@touch $@
 
 $(VENV)/mutants.stamp: $(VENV)/test.stamp

@@ -140,7 +140,7 @@ def judge(kernel: Kernel, ptx: str, expected: bytes) -> tuple[str, str, str]:
         except EmulatorError as error:
             return "refused", name, str(error)
         if report.findings:
-            return report.findings[0].kind, name, report.findings[0].message.split("\n")[0]
+            return report.findings[0].kind, name, report.findings[0].message
         if kernel.contents() != expected:
             return WRONG, name, ""
     return SURVIVED, "", ""
@@ -244,7 +244,7 @@ def groups(
         found[kind] = {
             "count": len(chosen), "lines": sorted(lines),
             "does_the_same": DOES_THE_SAME.get(kind, "not explained"),
-            "all_removed_together": how, "schedule": schedule, "message": message,
+            "all_removed_together": how, "schedule": schedule, "message": message.split("\n")[0],
         }  # fmt: skip
     return found
 

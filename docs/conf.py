@@ -32,6 +32,8 @@ extensions = [
     "plain_docstrings",
     "command_pages",
     "role_graphs",
+    "scripts",
+    "accessible",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_*"]
@@ -61,5 +63,5 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0072B2", "color-brand-content": "#0072B2"},
     "dark_css_variables": {"color-brand-primary": "#56B4E9", "color-brand-content": "#56B4E9"},
 }
-pygments_style = "friendly"
-pygments_dark_style = "monokai"
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"

@@ -17,8 +17,8 @@ from fa4.emulator.tools.support import Support, support_table
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "emulator.md"
 PACKAGED = ROOT / "fa4" / "emulator" / "tools" / support.CONFIRMED
-# Who confirms -> result files, each with the key of its opcodes: a list, or lists by the name of the
-# instruction.
+# Who confirms -> result files, each with the key of its opcodes: a list, or lists by the name of
+# the instruction.
 EVIDENCE = {
     "H200": (
         ("hardware/results/emulator_hopper.json", "confirmed"),

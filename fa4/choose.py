@@ -1,13 +1,15 @@
 """Which implementation computes a call, and the call computed by it.
 
-auto        the first of these that can do the call: the kernel, for tensors on a GPU that it
-            runs on; the emulator, if FA4_EMULATE=1 is set and the tensors are on the CPU; the
-            reference. What was picked is said once in the log "fa4": a warning where tensors
-            on a GPU go to the CPU, otherwise information.
-sm100       the compiled kernels on a GPU of compute capability 10.0 or 10.3
-emulator    the same compiled kernels, executed on the CPU
-reference   FA4's algorithm in NumPy
-oracle      the definition in float64
+auto            the first of these that can do the call: the kernel, for tensors on a GPU that it
+                runs on; the emulator, if FA4_EMULATE=1 is set and the tensors are on the CPU; the
+                reference. What was picked is said once in the log "fa4": a warning where tensors
+                on a GPU go to the CPU, otherwise information.
+sm100           the compiled kernels on a GPU of compute capability 10.0 or 10.3
+sm90            the compiled forward kernel on a GPU of compute capability 9.0
+emulator        the kernels of sm100, executed on the CPU
+emulator_sm90   the kernel of sm90, executed on the CPU
+reference       FA4's algorithm in NumPy
+oracle          the definition in float64
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from fa4.call import Call
 
 IMPLEMENTATIONS = ("auto", *NAMES)
 EMULATE = "FA4_EMULATE"
+KERNEL_OF = {(9, 0): "sm90", (10, 0): "sm100", (10, 3): "sm100"}  # by compute capability
+MADE_FOR = {"sm100": "a B200 or B300", "sm90": "an H100 or H200"}
 MOST_SEED = 2**31 - 1
 _OFF = ("", "0", "off", "no", "false")
 
@@ -64,10 +68,11 @@ def _preferred(call: Call) -> tuple[str, str]:
 
         if not torch.cuda.is_available():
             return "reference", "torch finds no GPU"
-        major, minor = torch.cuda.get_device_capability(q.device)
-        if runs_kernel(major, minor):
-            return "sm100", ""
-        return "reference", f"the GPU has compute capability {major}.{minor}, the kernel needs 10.x"
+        capability = torch.cuda.get_device_capability(q.device)
+        if found := KERNEL_OF.get(capability):
+            return found, ""
+        has = "{}.{}".format(*capability)
+        return "reference", f"the GPU has compute capability {has}, kernels need {_needed()}"
     if is_torch(q) and q.device.type != "cpu":
         return "reference", f"the tensors are on {q.device}"
     if os.environ.get(EMULATE, "").strip().lower() not in _OFF:
@@ -75,26 +80,38 @@ def _preferred(call: Call) -> tuple[str, str]:
     return "reference", f"the tensors are not on a GPU, and {EMULATE} is not set"
 
 
-def find_gpu() -> tuple[str, str]:
-    """("cuda:N", "") of the first GPU that the kernel runs on; ("", why there is none)."""
+class FoundGpu(NamedTuple):
+    """The first GPU with a kernel, "cuda:N", and its implementation; or "" and why not."""
+
+    device: str
+    impl: str
+    why: str
+
+
+def find_gpu(impl: str = "") -> FoundGpu:
+    """The first GPU that a kernel runs on, or that of one implementation."""
     try:
         import torch
     except ImportError:
-        return "", "torch is not installed: pip install 'torch>=2.9,<2.14'"
+        return FoundGpu("", "", "torch is not installed: pip install 'torch>=2.9,<2.14'")
     if not torch.cuda.is_available():
-        return "", "torch finds no CUDA GPU"
+        return FoundGpu("", "", "torch finds no CUDA GPU")
     seen = []
     for number in range(torch.cuda.device_count()):
-        major, minor = torch.cuda.get_device_capability(number)
-        if runs_kernel(major, minor):
-            return f"cuda:{number}", ""
-        seen.append(f"{torch.cuda.get_device_name(number)} ({major}.{minor})")
-    return "", f"the kernel needs compute capability 10.0 or 10.3; found {', '.join(seen)}"
+        capability = torch.cuda.get_device_capability(number)
+        found = KERNEL_OF.get(capability)
+        if found and impl in ("", found):
+            return FoundGpu(f"cuda:{number}", found, "")
+        seen.append("{} ({}.{})".format(torch.cuda.get_device_name(number), *capability))
+    kernels = f"the {impl} kernel needs" if impl else "kernels need"
+    why = f"{kernels} compute capability {_needed(impl)}; found {', '.join(seen)}"
+    return FoundGpu("", "", why)
 
 
-def runs_kernel(major: int, minor: int) -> bool:
-    """Does the kernel run on a GPU of this compute capability (B200 and B300)?"""
-    return major == 10 and minor in (0, 3)
+def _needed(impl: str = "") -> str:
+    """The compute capabilities of an implementation, or of all: "9.0, 10.0 or 10.3"."""
+    fitting = [f"{x}.{y}" for (x, y), name in KERNEL_OF.items() if impl in ("", name)]
+    return " or ".join([", ".join(fitting[:-1]), fitting[-1]] if fitting[1:] else fitting)
 
 
 def _say(picked: str, why: str, *, on_gpu: bool) -> None:

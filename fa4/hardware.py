@@ -141,6 +141,7 @@ PTX_TENSOR_MEMORY = Source("PTX ISA manual, tcgen05: tensor memory of 128 lanes 
 BLACKWELL_TUNING_GUIDE = Source("NVIDIA Blackwell tuning guide, occupancy and shared memory")
 H200_QUERY = Source("cuDeviceGetAttribute on an NVIDIA H200")
 CUDA_COMPUTE_CAPABILITY = Source("CUDA C++ programming guide, compute capability tables")
+H200_MEASURED = Source("measured on an NVIDIA H200: hardware/results/hopper_units.json")
 B300_QUERY = Source("device query of a B300 SXM6 in ademeure/QuickRunCUDA, canonical reference")
 
 # What one SM offers, alike on all four (compute capabilities 9.0, 10.0 and 10.3).
@@ -160,15 +161,8 @@ _BLACKWELL_SM: dict[str, Figure] = {
     **_same(CUDA_COMPUTE_CAPABILITY, fma_lanes_per_clk=128),
 }
 _HOPPER_SM: dict[str, Figure] = {
-    **_same(CUDA_COMPUTE_CAPABILITY, **_SM_LIMITS, fma_lanes_per_clk=128, exp_per_clk=16),
+    **_same(CUDA_COMPUTE_CAPABILITY, **_SM_LIMITS),
     **_same(Source("no tensor memory before tcgen05 (PTX ISA)"), tmem_cols=0, tmem_lanes=0),
-    "mma_flops_per_clk": (4096, Source("NVIDIA H100 whitepaper: 989 TFLOP/s = 132 x 4096 x clock")),
-    "smem_bytes_per_clk": (128, Source("27.2 TB/s measured: TileSight h200_sxm.py", "medium")),
-    "clock_hz": (
-        1.83e9,
-        Source("clock that gives the data sheet's 989 TFLOP/s; H200 sustains 1.73"),
-    ),
-    "l2_bytes_per_s": (11.2e12, Source("measured on an H200: TileSight h200_sxm.py", "medium")),
 }
 
 B200 = Gpu.from_figures(
@@ -215,13 +209,25 @@ H100 = Gpu.from_figures(
     "H100",
     "sm_90a",
     _HOPPER_SM
+    | _same(CUDA_COMPUTE_CAPABILITY, fma_lanes_per_clk=128, exp_per_clk=16, smem_bytes_per_clk=128)
     | {
         "sm_count": (132, Source("NVIDIA H100 whitepaper, SXM5")),
+        "mma_flops_per_clk": (
+            4096,
+            Source("NVIDIA H100 whitepaper: 989 TFLOP/s = 132 x 4096 x clock"),
+        ),
+        "clock_hz": (
+            1.83e9,
+            Source("clock that gives the data sheet's 989 TFLOP/s; not measured on an H100"),
+        ),
         "max_clock_hz": (1.98e9, Source("stas00/ml-engineering, accelerator table")),
         "l2_bytes": (50 * 2**20, Source("NVIDIA H100 whitepaper")),
-        "l2_bytes_per_s": (11.2e12, Source("measured on an H200: TileSight h200_sxm.py", "low")),
+        "l2_bytes_per_s": (
+            9.0e12,
+            Source("not measured on an H100; an H200's bytes per clock at 1.83 GHz", "low"),
+        ),
         "hbm_bytes": (80 * 10**9, Source("NVIDIA H100 data sheet, SXM5")),
-        "hbm_bytes_per_s": (3.35e12, Source("NVIDIA H100 data sheet, SXM5")),
+        "hbm_bytes_per_s": (3.35e12, Source("NVIDIA H100 data sheet, SXM5; not measured")),
     },
 )
 
@@ -230,10 +236,28 @@ H200 = Gpu.from_figures(
     "sm_90a",
     _HOPPER_SM
     | _same(H200_QUERY, sm_count=132, max_clock_hz=1.98e9, l2_bytes=62_914_560)
+    | _same(
+        H200_MEASURED,
+        mma_flops_per_clk=4096,
+        exp_per_clk=16,
+        fma_lanes_per_clk=128,
+        smem_bytes_per_clk=128,
+        l2_bytes_per_s=9.8e12,
+    )
     | {
-        "l2_bytes_per_s": (9.77e12, Source("all SMs load by TMA: hardware/hopper_units")),
+        "clock_hz": (
+            1.83e9,
+            Source(
+                "clock that gives the data sheet's 989 TFLOP/s; measured: 1.98e9 without the tensor"
+                " core, 1.66e9 to 1.80e9 for 20 ms with it, then what 700 W allow"
+                " (hardware/results/hopper_units.json)"
+            ),
+        ),
         "hbm_bytes": (141 * 10**9, Source("NVIDIA H200 data sheet; a device shows 143771 MiB")),
-        "hbm_bytes_per_s": (4.8e12, Source("NVIDIA H200 data sheet; 4.2e12 measured: TileSight")),
+        "hbm_bytes_per_s": (
+            4.8e12,
+            Source("NVIDIA H200 data sheet; reads 4.64e12: hardware/results/hopper_units.json"),
+        ),
     },
 )
 

@@ -39,7 +39,11 @@ QUICK = {words: arguments for words, (_, arguments) in fuzz.COMMANDS.items()} | 
 # These say in one line which optional package they need.
 NEED_MORE = {("demo",), ("verify",), ("compile",), ("bench",), ("cache", "warm")}
 # What lies beside the code, and a command that reads it.
-DATA = {"demo/attention.txt": ("demo",), "emulator/tools/confirmed.json": ("emulate", "--support")}
+DATA = {
+    "demo/attention.txt": ("demo",),
+    "emulator/tools/confirmed.json": ("emulate", "--support"),
+    "explore/verdicts.json": ("explore",),
+} | {f"explore/web/{path.name}": ("explore",) for path in (ROOT / "fa4/explore/web").iterdir()}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -1,9 +1,11 @@
 """The implementations of attention, one file each, behind one interface.
 
-reference   FA4's algorithm in NumPy, in the kernel's order of operations
-oracle      the definition in float64; results stay float64
-emulator    the compiled SM100 kernels, executed on the CPU
-sm100       the compiled SM100 kernels on a B200 or B300
+reference       FA4's algorithm in NumPy, in the kernel's order of operations
+oracle          the definition in float64; results stay float64
+emulator        the compiled SM100 kernels, executed on the CPU
+emulator_sm90   the same with the Hopper kernel
+sm100           the compiled SM100 kernels on a B200 or B300
+sm90            the compiled Hopper kernel on an H100 or H200
 
 A backend is a module with `supports`, `forward` and `backward`; see `Implementation`.
 """
@@ -16,8 +18,10 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from fa4.call import Call
 
-NAMES = ("sm100", "emulator", "reference", "oracle")
-KERNELS = NAMES[:2]  # compiled
+ON_GPU = {"sm100": "sm100", "sm90": "sm90"}  # the family of the kernels of each
+EMULATED = {"emulator": "sm100", "emulator_sm90": "sm90"}
+KERNELS = ON_GPU | EMULATED  # compiled
+NAMES = (*KERNELS, "reference", "oracle")
 
 
 class Saved(NamedTuple):

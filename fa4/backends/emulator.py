@@ -1,94 +1,13 @@
-"""The compiled SM100 kernels of a B200, executed on the CPU with the emulator's checks.
-
-Gradients are the backward kernels', as the result is the forward kernel's: a call that they refuse
-is refused when it is made, if a gradient may be asked for.
-"""
+"""The compiled SM100 kernels of a B200, executed on the CPU with the emulator's checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
-from fa4.arrays import is_torch
-from fa4.backends import AttentionGradients, Saved, kernel, kernel_backward
-from fa4.call import Call
-from fa4.compiled.support import NotSupported, check
-from fa4.compiled.toolchain import find_toolchain
-from fa4.hardware import B200, Gpu
-from fa4.request import make_request
+from fa4.backends import emulated
 
-# In the emulator a kernel has so many SMs: few, so that each CTA gets several work tiles.
-EMULATED_SMS = 4
-
-
-def supports(call: Call, *, gradient: bool = False) -> str:
-    """What the kernels refuse, tensors that are not on the CPU, a missing compiler."""
-    try:
-        check(kernel.describe(call))
-        if gradient:
-            kernel_backward.check_gradient(call)
-        find_toolchain()
-    except (NotSupported, ImportError) as error:
-        return str(error)
-    return _place(call)
-
-
-def forward(call: Call, *, lse: bool = True, gradient: bool = False) -> tuple[Any, Any]:
-    """(O, LSE). Raises `fa4.emulator.EmulationFailed` if a check found something."""
-    if gradient:
-        kernel_backward.require_gradient(call)
-    return run(call, lse=lse)[:2]
-
-
-def backward(call: Call, saved: Saved, dout: Any, dlse: Any) -> AttentionGradients:
-    """AttentionGradients from the saved O and LSE. Raises as `forward` does."""
-    return run_backward(call, saved, dout, dlse)[0]
-
-
-def run(call: Call, *, lse: bool = True, **options: Any) -> tuple[Any, Any, list[Any]]:
-    """(O, LSE, the emulator's reports); options of `fa4.emulator.launch`."""
-    check(kernel.describe(call))
-    start, reports = _starter(call, options)
-    return *kernel.launch(call, kernel.prepare(call, _machine, lse=lse), start), reports
-
-
-def run_backward(
-    call: Call, saved: Saved, dout: Any, dlse: Any = None, **options: Any
-) -> tuple[AttentionGradients, list[Any]]:
-    """(gradients, the emulator's reports, one for each kernel); options as those of `run`."""
-    kernel_backward.check_gradient(call)
-    start, reports = _starter(call, options)
-    prepared = kernel_backward.prepare_backward(
-        call, _machine, saved, lse_gradient=dlse is not None
-    )
-    return kernel_backward.launch_backward(call, prepared, saved, (dout, dlse), start), reports
-
-
-def _starter(call: Call, options: dict[str, Any]) -> tuple[Callable[..., None], list[Any]]:
-    """What launches in the emulator, and the list that its reports go to.
-
-    Raises ValueError for tensors elsewhere and for wrong lengths, which a kernel would trust.
-    """
-    from fa4 import emulator
-
-    reports: list[Any] = []
-
-    def start(compiled: Any, *values: Any) -> None:
-        reports.extend(emulator.launch(compiled, *values, **options))
-
-    if elsewhere := _place(call):
-        raise ValueError(elsewhere)
-    make_request(call)
-    return start, reports
-
-
-def _place(call: Call) -> str:
-    """What is wrong with where the tensors are; "" if nothing."""
-    if is_torch(call.q) and call.q.device.type != "cpu":
-        return f'impl="emulator" takes tensors on the CPU; q is on {call.q.device}'
-    return ""
-
-
-def _machine(call: Call) -> tuple[Gpu, int]:
-    del call  # the same for all
-    return B200, EMULATED_SMS
+supports = partial(emulated.supports, "sm100")
+forward = partial(emulated.forward, "sm100")
+backward = partial(emulated.backward, "sm100")
+run = partial(emulated.run, "sm100")
+run_backward = partial(emulated.run_backward, "sm100")

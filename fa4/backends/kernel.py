@@ -24,9 +24,10 @@ from fa4.compiled.launch import (
     launch_arguments,
     regular,
 )
-from fa4.compiled.support import ForwardCall, check
+from fa4.compiled.support import ForwardCall
 from fa4.compiled.variants import choose_spec
 from fa4.hardware import Gpu
+from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.forward.spec import ForwardSpec
 
 FindMachine: TypeAlias = Callable[[Call], tuple[Gpu, int]]  # and its number of SMs
@@ -41,7 +42,7 @@ class Prepared(NamedTuple):
     """
 
     sizes: ForwardCall
-    spec: ForwardSpec
+    spec: ForwardSpec | WarpgroupSpec
     kernel: Callable[..., Any] | None
     num_sms: int
     out_shape: tuple[int, ...]
@@ -116,7 +117,6 @@ def remembered(call: Call, key: Any, find: Callable[..., Any], *arguments: Any) 
 
 def _prepare(call: Call, find_machine: FindMachine, lse: bool) -> Prepared:
     sizes = describe(call, lse=lse)
-    check(sizes)
     gpu, num_sms = find_machine(call)
     spec = choose_spec(sizes, gpu)
     kernel = template = None

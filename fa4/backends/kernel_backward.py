@@ -82,20 +82,20 @@ def describe_backward(
     )
 
 
-def check_gradient(call: Call) -> None:
-    """Raises NotSupported, with the reason, if the kernels have no gradient of a call."""
-    remembered(call, check_gradient, _check_gradient)
+def check_gradient(call: Call, family: str = "sm100") -> None:
+    """Raises NotSupported, with the reason, if a family's kernels have no gradient of a call."""
+    remembered(call, (check_gradient, family), _check_gradient, family)
 
 
-def _check_gradient(call: Call) -> bool:
-    check(describe_backward(call))
+def _check_gradient(call: Call, family: str) -> bool:
+    check(describe_backward(call), family)
     return True
 
 
-def require_gradient(call: Call) -> None:
+def require_gradient(call: Call, family: str = "sm100") -> None:
     """The same before the forward pass of a call whose inputs require gradients."""
     try:
-        check_gradient(call)
+        check_gradient(call, family)
     except NotSupported as error:
         raise NotSupported(
             error.feature,
@@ -116,7 +116,6 @@ def prepare_backward(
 
 def _prepare(call: Call, find_machine: FindMachine, given: tuple[bool, bool]) -> PreparedBackward:
     sizes = describe_backward(call, lse_gradient=given[0], out_residual=given[1])
-    check(sizes)
     gpu, _ = find_machine(call)
     spec = choose_backward_spec(sizes, gpu)
     kernel = None

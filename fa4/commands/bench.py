@@ -1,84 +1,118 @@
-"""`fa4 bench`: our kernels beside torch's and FlashAttention-4's, on a B200 or B300."""
+"""`fa4 bench`: our kernels beside torch's and FlashAttention-4's, on a GPU that they run on."""
 
 from __future__ import annotations
 
 import functools
-import warnings
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fa4.commands import emit
+from fa4.commands.bench_timing import FORWARD_PASS, OURS, Measured, Pass, time_calls
 
 if TYPE_CHECKING:
     from fa4.config import Problem
 
 # The grid of the FlashAttention-4 paper: 32k tokens, hidden size 2048, bf16.
 TOTAL_TOKENS, HIDDEN = 32 * 1024, 2048
-HEAD_DIMS = "64,128,192:128"
 SEQLENS = "1k,2k,4k,8k,16k,32k"
+# Head dims and lengths by implementation: the paper's, and what Hopper's kernel has beside them.
+GRIDS = {"sm100": ("64,128,192:128", SEQLENS), "sm90": ("64,96,128,192:128,256", f"512,{SEQLENS}")}
 
 ORDER_HELP = "With --backward: sums in a fixed order, of those that can."
-OURS = "fa4"
+FROM_HELP = "Show what --json wrote; measure nothing."
+FIGURE_HELP = "Draw it: .png or .svg."
 BACKENDS = (OURS, "cudnn", "flash", "flash-attn-4")
+FIGURES = (".png", ".svg")
 
-Attention = Callable[..., Any]
-
-
-class Pass(NamedTuple):
-    """What is timed: the forward pass or, of a call that was made, the backward pass."""
-
-    backward: bool = False
-    deterministic: bool = False
-
-    @property
-    def label(self) -> str:
-        """For people."""
-        order = ", deterministic" if self.deterministic else ""
-        return f"backward pass{order}" if self.backward else "forward pass"
-
-
-FORWARD_PASS = Pass()
+Timer = Callable[[Sequence[str], "Problem"], Measured]
 
 
 def bench(
-    head_dims: Annotated[str, typer.Option(help="d, or d:dv, with commas.")] = HEAD_DIMS,
-    seqlens: Annotated[str, typer.Option(help="Lengths, with commas.")] = SEQLENS,
+    head_dims: Annotated[str, typer.Option(help="d, or d:dv; default: the GPU's.")] = "",
+    seqlens: Annotated[str, typer.Option(help="Lengths; default: the GPU's.")] = "",
     masks: Annotated[str, typer.Option(help="full, causal or both.")] = "full,causal",
     backends: Annotated[str, typer.Option(help="Of these.")] = ",".join(BACKENDS),
     dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
     backward: Annotated[bool, typer.Option("--backward", help="Time gradients instead.")] = False,
     deterministic: Annotated[bool, typer.Option("--deterministic", help=ORDER_HELP)] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed calls per point.")] = 20,
+    repeats: Annotated[int, typer.Option(min=1, help="Bursts of calls per point.")] = 20,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", metavar="FILE", help=FIGURE_HELP)
+    ] = None,
+    earlier: Annotated[Path | None, typer.Option("--from", metavar="FILE", help=FROM_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Time the kernels on a B200 or B300 against torch SDPA and flash-attn-4.
+    """Time the kernels on a GPU against torch SDPA and flash-attn-4: H100, H200, B200, B300.
 
-    The paper's grid: 32k tokens in sequences of 1k to 32k, 2048 / d heads. Prints TFLOP/s, beside
-    the simulator's prediction, and how many times as fast as each other one ours is. Exit code 2,
-    and nothing measured, where there is no such GPU.
+    The paper's grid: 32k tokens in sequences of up to 32k, 2048 / d heads. The back ends take turns
+    in short bursts, so that all of them meet the same clock. Prints the median TFLOP/s, beside the
+    simulator's prediction, and how many times as fast as each other one ours is. Exit code 2, and
+    nothing measured, where there is no such GPU.
 
-    Example: fa4 bench --head-dims 128 --seqlens 8k,32k --masks causal
+    Example: fa4 bench --head-dims 128 --seqlens 8k,32k --masks causal --figure bench.png
     """
     from fa4.choose import find_gpu
 
     if deterministic and not backward:
         raise ValueError("--deterministic is an option of --backward; got it without")
-    timed = Pass(backward, deterministic)
-    problems = list(make_grid(head_dims, seqlens, masks, dtype))
-    names = read_names("backends", backends, BACKENDS)
-    device, why = find_gpu()
-    if not device:
-        raise ValueError(f"fa4 bench needs a B200 or B300: {why}")
-    from fa4.commands.verify import progress_bar
+    check_figure(figure)
+    if earlier is not None:
+        report = read_report(earlier)
+    else:
+        timed = Pass(backward, deterministic)
+        found = find_gpu()
+        grid = GRIDS[found.impl or "sm100"]
+        problems = list(make_grid(head_dims or grid[0], seqlens or grid[1], masks, dtype))
+        names = read_names("backends", backends, BACKENDS)
+        if not found.device:
+            raise ValueError(f"fa4 bench needs an H100, H200, B200 or B300: {found.why}")
+        from fa4.commands.verify import progress_bar
 
-    with progress_bar() as update:
-        timer = functools.partial(time_call, device, repeats, timed)
-        rows = measure(problems, names, timer, update, timed)
-    report = {"device": device_name(device), "dtype": dtype, "pass": timed.label, "rows": rows}
+        with progress_bar() as update:
+            timer = functools.partial(time_calls, found, repeats, timed)
+            rows = measure(problems, names, timer, update, timed, found.impl)
+        report = {"device": device_name(found.device), "impl": found.impl, "dtype": dtype,
+                  "pass": timed.label, "rows": rows}  # fmt: skip
+    report["figure"] = None if figure is None else str(figure)
+    if figure is not None:
+        from fa4.commands.bench_figure import draw_bench
+        from fa4.demo.report import write_whole
+
+        write_whole(figure, draw_bench(report, figure.suffix.removeprefix(".")))
     emit(report, as_json, render)
+
+
+def check_figure(figure: Path | None) -> None:
+    """Raises now what drawing would raise after everything is measured."""
+    if figure is None:
+        return
+    from fa4.commands.bench_figure import require_matplotlib
+    from fa4.demo.report import check_folder
+    from fa4.files import require_replaceable
+
+    if figure.suffix not in FIGURES:
+        raise ValueError(f"--figure must end in {' or '.join(FIGURES)}; got {str(figure)!r}")
+    require_replaceable(figure)
+    check_folder(figure.parent)
+    require_matplotlib()
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """What --json wrote. Raises ValueError for anything else."""
+    from fa4.files import require_regular
+
+    try:
+        report = json.loads(require_regular(path).read_text(encoding="utf-8"))
+        rows = report["rows"]
+        if not all(row["problem"].keys() and row["tflops"].items() for row in rows):
+            raise KeyError("tflops")
+        return {name: report[name] for name in ("device", "impl", "dtype", "pass", "rows")}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"--from needs a file that fa4 bench --json wrote; got {path}") from None
 
 
 def read_names(option: str, text: str, allowed: Sequence[str]) -> list[str]:
@@ -125,117 +159,36 @@ def make_grid(head_dims: str, seqlens: str, masks: str, dtype: str) -> Iterator[
 def measure(
     problems: Sequence[Problem],
     backends: Sequence[str],
-    timer: Callable[[str, Problem], float],
+    timer: Timer,
     update: Callable[[int, int, str], None] = lambda done, total, name: None,
     timed: Pass = FORWARD_PASS,
+    impl: str = "sm100",
 ) -> list[dict[str, Any]]:
     """A row per problem: TFLOP/s by back end, the prediction, and why something is missing.
 
-    timer: (back end, problem) -> seconds; what it raises is the reason for a gap.
+    timer: (back ends, problem) -> seconds of each, or why it cannot. impl: what "fa4" is.
     """
     from fa4.commands.run import predict
 
     rows: list[dict[str, Any]] = []
-    total = len(problems) * len(backends)
     for problem in problems:
-        tflops: dict[str, float] = {}
-        missing: dict[str, str] = {}
-        for name in backends:
-            update(len(rows) * len(backends) + len(tflops) + len(missing), total, name)
-            try:
-                flops = problem.backward_flops if timed.backward else problem.forward_flops
-                tflops[name] = flops / timer(name, problem) / 1e12
-            except Exception as error:  # another's kernel may refuse in any way
-                missing[name] = " ".join(str(error).split())[:200] or type(error).__name__
-        ours, found = tflops.get(OURS), predict(problem, backward=timed.backward)
+        p = problem
+        update(len(rows), len(problems), f"d {p.head_dim}, {p.seqlen_q} keys")
+        flops = p.backward_flops if timed.backward else p.forward_flops
+        seconds, missing = timer(backends, problem)
+        tflops = {name: flops / found / 1e12 for name, found in seconds.items()}
+        ours = tflops.get(OURS)
+        prediction = predict(problem, backward=timed.backward, impl=impl)
         rows.append(
             {
                 "problem": problem.__dict__,
                 "tflops": tflops,
-                "predicted_tflops": None if found is None else found["tflops"],
+                "predicted_tflops": None if prediction is None else prediction["tflops"],
                 "ratio": {n: ours / x for n, x in tflops.items() if ours and n != OURS},
                 "missing": missing,
             }
         )
     return rows
-
-
-def time_call(device: str, repeats: int, timed: Pass, name: str, problem: Problem) -> float:
-    """Seconds of one pass of a back end on random tensors."""
-    import torch
-
-    from fa4.commands.job import time_on_gpu
-
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[problem.dtype]
-    p = problem
-    shapes = (
-        (p.batch, p.seqlen_q, p.heads_q, p.head_dim),
-        (p.batch, p.seqlen_k, p.heads_k, p.head_dim),
-        (p.batch, p.seqlen_k, p.heads_k, p.head_dim_v),
-    )
-    q, k, v = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
-    with torch.cuda.device(device), selected(name), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says at length why a back end refuses
-        function = find_backend(name, timed)
-        if timed.backward:
-            return time_on_gpu(gradient_of(function, (q, k, v), p.causal), repeats)
-        with torch.no_grad():
-            return time_on_gpu(lambda: function(q, k, v, p.causal), repeats)
-
-
-def gradient_of(
-    function: Attention, tensors: tuple[Any, Any, Any], causal: bool
-) -> Callable[[], Any]:
-    """The backward pass of one call, to be run again and again."""
-    import torch
-
-    inputs = [x.requires_grad_() for x in tensors]
-    result = function(*inputs, causal)
-    out = result[0] if isinstance(result, tuple) else result
-    dout = torch.randn_like(out)
-    return lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
-
-
-def find_backend(name: str, timed: Pass = FORWARD_PASS) -> Attention:
-    """(q, k, v, causal) -> out, in FlashAttention's layout.
-
-    Raises ImportError if it is not installed, ValueError if it cannot be asked for a fixed order.
-    """
-    given: dict[str, Any] = {"deterministic": timed.deterministic}
-    if name == OURS:
-        import fa4
-
-        return lambda q, k, v, causal: fa4.flash_attn_func(
-            q, k, v, causal=causal, **given, impl="sm100"
-        )
-    if name == "flash-attn-4":
-        try:
-            from flash_attn.cute import flash_attn_func
-        except ImportError:
-            raise ImportError("flash-attn-4 is not installed: pip install flash-attn-4") from None
-        return lambda q, k, v, causal: flash_attn_func(q, k, v, causal=causal, **given)
-    if timed.deterministic:
-        raise ValueError("torch's SDPA has no argument for the order of sums")
-    from torch.nn.functional import scaled_dot_product_attention
-
-    def sdpa(q: Any, k: Any, v: Any, causal: bool) -> Any:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    return sdpa
-
-
-@contextmanager
-def selected(name: str) -> Iterator[None]:
-    """Inside, torch's SDPA uses the back end of that name alone; nothing for others."""
-    if name not in ("cudnn", "flash"):
-        yield
-        return
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    kernel = SDPBackend.CUDNN_ATTENTION if name == "cudnn" else SDPBackend.FLASH_ATTENTION
-    with sdpa_kernel(kernel):
-        yield
 
 
 def device_name(device: str) -> str:
@@ -270,8 +223,18 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         f"{report['device']}: {report['pass']}, {report['dtype']}, TFLOP/s",
         table,
+        *(f"{OURS} / {name}: {geometric_mean(rows, name):.3f} in the geometric mean"
+          for name in others),
         *(f"{name}: {why}" for name, why in gaps),
-    )
+        *([f"wrote {report['figure']}"] if report["figure"] else []),
+    )  # fmt: skip
+
+
+def geometric_mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Of how many times as fast ours is, over all rows that have both."""
+    from statistics import geometric_mean as mean
+
+    return mean(row["ratio"][name] for row in rows if name in row["ratio"])
 
 
 def _number(value: float | None, form: str) -> str:

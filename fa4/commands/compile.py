@@ -1,4 +1,4 @@
-"""`fa4 compile`: a kernel for Blackwell, compiled without a GPU, and what came of it."""
+"""`fa4 compile`: a kernel for Blackwell or Hopper, compiled without a GPU, and what came of it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fa4.commands import emit
-from fa4.commands.specs import KERNELS, file_stem, find_spec, take_own, window_features
+from fa4.commands.specs import (
+    KERNELS,
+    file_stem,
+    find_spec,
+    take_own,
+    take_tiles,
+    window_features,
+)
 
 if TYPE_CHECKING:
     from fa4.compiled.build import Spec
 
-ARCH_HELP = "sm_100a (B200) or sm_103a (B300)."
+ARCH_HELP = "sm_100a (B200), sm_103a (B300) or sm_90a (H100, H200)."
+SCHEDULER_HELP = "static, lpt or clc; sm_90a: static, snake, lpt, naive. Default: the tuned."
+TILE_HELP = "sm_90a, 0 for the tuned:"
 FLAVOUR_HELP = "Compiler: cu12 or cu13. Default: cu13 where it is installed."
 ANY_ORDER_HELP = "Backward, not deterministic: dQ is summed in any order."
 LSE_HELP = "Backward: with a gradient of the LSE."
@@ -48,7 +57,10 @@ def compile(
     sink: Annotated[bool, typer.Option("--sink", help="With attention sinks.")] = False,
     no_lse: Annotated[bool, typer.Option("--no-lse", help="Without LSE.")] = False,
     cta_group: Annotated[int, typer.Option(help="1, or 2 for CTA pairs.")] = 1,
-    scheduler: Annotated[str, typer.Option(help="static, lpt or clc.")] = "static",
+    scheduler: Annotated[str, typer.Option(help=SCHEDULER_HELP)] = "",
+    tile_m: Annotated[int, typer.Option(help=f"{TILE_HELP} rows, 64 to 192.")] = 0,
+    tile_n: Annotated[int, typer.Option(help=f"{TILE_HELP} keys.")] = 0,
+    stages: Annotated[int, typer.Option(help=f"{TILE_HELP} stages of K and V.")] = 0,
     any_order: Annotated[bool, typer.Option("--any-order", help=ANY_ORDER_HELP)] = False,
     lse_gradient: Annotated[bool, typer.Option("--lse-gradient", help=LSE_HELP)] = False,
     out_residual: Annotated[bool, typer.Option("--out-residual", help=RESIDUAL_HELP)] = False,
@@ -63,7 +75,7 @@ def compile(
     The backward pass is three kernels in one module. The result stays in the cache of compiled
     kernels (fa4 cache). docs/compile.md explains the report.
 
-    Example: fa4 compile forward --head-dim 128 --causal --out kernels
+    Example: fa4 compile --arch sm_90a --head-dim 128 --causal --out kernels
     """
     from fa4.config import require
 
@@ -81,7 +93,7 @@ def compile(
     own = {"group": group, "lse": not no_lse, "scheduler": scheduler,
            "deterministic": not any_order, "lse_gradient": lse_gradient,
            "out_residual": out_residual}  # fmt: skip
-    features |= take_own(kernel, own)
+    features |= take_own(kernel, own) | take_tiles(arch, tile_m, tile_n, stages)
     spec = find_spec(kernel, arch, head_dim, head_dim_v or head_dim, features)
     if out is not None:
         from fa4.demo.report import check_folder
@@ -241,8 +253,9 @@ def render_memory(kernel: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterato
         f"shared memory: {'unknown' if dynamic is None else dynamic} bytes dynamic, "
         f"{kernel['static_smem_bytes']} static{smem}"
     )
-    columns = ", ".join(map(str, ptx.get("tmem_columns", ()))) or "none"
-    yield f"tensor memory: {columns} columns{tmem}"
+    if plan["tmem_columns_limit"]:  # Hopper has none
+        columns = ", ".join(map(str, ptx.get("tmem_columns", ()))) or "none"
+        yield f"tensor memory: {columns} columns{tmem}"
 
 
 def render_loops(loops: Any) -> Any:

@@ -56,7 +56,7 @@ OPTIONAL = (
 
 def doctor(
     matrix: Annotated[
-        bool, typer.Option("--matrix", help="List what the SM100 kernel supports.")
+        bool, typer.Option("--matrix", help="List what the kernels support.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
@@ -67,22 +67,24 @@ def doctor(
     if matrix:
         from fa4.compiled.support import describe_support
 
-        emit({"kernel": "SM100", "features": describe_support()}, as_json, render_matrix)
+        emit({"features": describe_support()}, as_json, render_matrix)
         return
     emit(diagnose(), as_json, render)
 
 
 def render_matrix(report: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the kernel supports, and what impl="sm100" and impl="emulator" refuse."""
+    """What the kernels support; what they refuse is what each impl of theirs refuses."""
     from rich.table import Table
 
-    table = Table("feature", "forward", "backward", "limits, or why not")
+    columns = ("forward", "backward", "sm90")
+    table = Table("feature", *columns, "limits, or why not")
     words = {True: "yes", False: "no", None: "-"}
     for row in report["features"]:
-        table.add_row(row["feature"], words[row["forward"]], words[row["backward"]], row["detail"])
+        table.add_row(row["feature"], *(words[row[name]] for name in columns), row["detail"])
     return (
-        f'{report["kernel"]} kernels (impl="sm100" and impl="emulator"); what they refuse, '
-        'impl="reference" computes',
+        'forward, backward: the SM100 kernels (impl="sm100" and impl="emulator"); sm90: the Hopper '
+        'kernel (impl="sm90" and impl="emulator_sm90"); what they refuse, impl="reference" '
+        "computes",
         table,
     )
 
@@ -186,15 +188,16 @@ def judge_kernel(optional: list[dict[str, Any]]) -> list[dict[str, Any]]:
     needed = [item for item in optional if item["needed_by"] in (CUTE_DSL, KERNEL)]
     missing = [item["package"] for item in needed if item["version"] is None]
     why = f"needs {', '.join(missing)}" if missing else ""
-    on_gpu = why
+    on_gpu, served = why, ""
     if not missing:
         try:
-            _, on_gpu = find_gpu()
+            found = find_gpu()
+            on_gpu, served = found.why, found.impl
         except Exception as error:  # a broken driver or torch raises anything
             on_gpu = f"torch cannot say: {type(error).__name__}"
     return [
         {"part": KERNEL, "works": not missing, "why": why},
-        {"part": GPU_KERNEL, "works": not on_gpu, "why": on_gpu},
+        {"part": GPU_KERNEL, "works": not on_gpu, "why": on_gpu or f'impl="{served}"'},
     ]
 
 
@@ -209,7 +212,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     packages = Table("optional package", "version", "needed by")
     for row in report["optional"]:
         packages.add_row(row["package"], row["version"] or "missing", row["needed_by"])
-    parts = Table("part", "works", "why not")
+    parts = Table("part", "works", "why not, or by what")
     for row in report["works"]:
         parts.add_row(row["part"], "yes" if row["works"] else "no", row["why"])
     namesake = (

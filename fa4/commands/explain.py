@@ -166,18 +166,7 @@ def describe(plan: PipelinePlan, gpu: Gpu) -> dict[str, Any]:
             }
             for signal in plan.signals
         ],
-        "buffers": [
-            {
-                "buffer": buffer.name,
-                "space": buffer.space,
-                "start": buffer.start,
-                "stop": buffer.stop,
-                "size": buffer.size,
-                "stages": buffer.stages,
-                "overlaps": dict(buffer.overlaps),
-            }
-            for buffer in plan.buffers
-        ],
+        "buffers": _buffers(plan),
         "maps": [draw_memory(plan, space) for space in ("smem", "tmem")],
         "programs": {role.name: render_program(role) for role in plan.roles},
         "findings": [
@@ -185,6 +174,21 @@ def describe(plan: PipelinePlan, gpu: Gpu) -> dict[str, Any]:
             for found in check_plan(plan, gpu)
         ],
     }
+
+
+def _buffers(plan: PipelinePlan) -> list[dict[str, Any]]:
+    return [
+        {
+            "buffer": buffer.name,
+            "space": buffer.space,
+            "start": buffer.start,
+            "stop": buffer.stop,
+            "size": buffer.size,
+            "stages": buffer.stages,
+            "overlaps": dict(buffer.overlaps),
+        }
+        for buffer in plan.buffers
+    ]
 
 
 def render(report: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -11,9 +11,9 @@ import numpy as np
 
 from fa4.api import flash_attn_backward, flash_attn_func
 from fa4.arrays import like, to_numpy
-from fa4.backends import Saved
+from fa4.backends import EMULATED, KERNELS, ON_GPU, Saved
 from fa4.checked import make_call
-from fa4.choose import check_impl, choose, find_gpu
+from fa4.choose import MADE_FOR, check_impl, choose, find_gpu
 
 TIMED_CALLS, WARM_UP_CALLS = 20, 5
 
@@ -38,28 +38,30 @@ class Job:
         check_impl(impl)
         self.arrays, self.options, self.emulator = arrays, dict(options), dict(emulator)
         self._say = say
-        device, why = find_gpu() if impl in ("auto", "sm100") else ("", "")
-        if impl == "sm100" and not device:
-            raise ValueError(f"--impl sm100 needs a B200 or B300: {why}")
-        self.device = device
+        self.device = ""
+        if impl == "auto" or impl in ON_GPU:
+            found = find_gpu("" if impl == "auto" else impl)
+            self.device = found.device
+            if impl != "auto" and not found.device:
+                raise ValueError(f"--impl {impl} needs {MADE_FOR[impl]}: {found.why}")
         if impl == "auto":
-            q, k, v = self._on_gpu() if device else arrays
+            q, k, v = self._on_gpu() if self.device else arrays
             impl = choose(make_call(q, k, v, self.options, varlen=False), gradient=gradient)
         self.impl = impl
-        self.on_gpu = impl == "sm100"
+        self.on_gpu = impl in ON_GPU
         self.outputs: tuple[np.ndarray, np.ndarray] | None = None
         self.gradients: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def execute(self) -> dict[str, Any]:
         """Runs it: implementation, seconds of the call (of the kernel on a GPU), findings."""
         report: dict[str, Any] = {"impl": self.impl, "compile_seconds": None, "findings": []}
-        if self.impl in ("sm100", "emulator"):
+        if self.impl in KERNELS:
             report["compile_seconds"] = self._compile()
         self._say(f"running {self.impl}")
         if self.on_gpu:
             return report | {"seconds": self._run_on_gpu()}
         start = time.perf_counter()
-        if self.impl == "emulator":
+        if self.impl in EMULATED:
             report |= self._emulate()
         else:
             result = flash_attn_func(*self.arrays, **self.options, impl=self.impl, return_lse=True)
@@ -71,7 +73,7 @@ class Job:
         assert self.outputs is not None
         out, lse = self.outputs
         report: dict[str, Any] = {"compile_seconds": None, "findings": []}
-        if self.impl in ("sm100", "emulator"):
+        if self.impl in KERNELS:
             report["compile_seconds"] = self._compile(backward=True)
         self._say(f"running {self.impl}, backward")
         start = time.perf_counter()
@@ -79,7 +81,7 @@ class Job:
         if self.on_gpu:
             template = self._on_gpu()[0]
             given = tuple(like(template, array) for array in given)
-        if self.impl == "emulator":
+        if self.impl in EMULATED:
             report |= self._emulate(dout)
         else:
             found = flash_attn_backward(*given, **self.options, impl=self.impl)
@@ -87,22 +89,23 @@ class Job:
             self.gradients = (dq, dk, dv)
         seconds = time.perf_counter() - start
         if self.on_gpu:
-            call = functools.partial(flash_attn_backward, *given, **self.options, impl="sm100")
+            call = functools.partial(flash_attn_backward, *given, **self.options, impl=self.impl)
             seconds = time_on_gpu(call, TIMED_CALLS)
         return report | {"seconds": seconds}
 
     def _compile(self, *, backward: bool = False) -> float:
+        from fa4.backends.emulated import MACHINES
         from fa4.backends.kernel import describe
         from fa4.backends.kernel_backward import describe_backward
         from fa4.compiled.build import Spec, build
         from fa4.compiled.variants import choose_backward_spec, choose_spec, find_gpu
-        from fa4.hardware import B200
 
-        gpu = B200
         if self.on_gpu:
             import torch
 
             gpu = find_gpu(torch.cuda.get_device_capability(self.device))
+        else:
+            gpu = MACHINES[KERNELS[self.impl]]
         call = make_call(*self.arrays, self.options, varlen=False)
         sizes = describe(call)
         if backward:
@@ -117,18 +120,20 @@ class Job:
 
     def _emulate(self, dout: np.ndarray | None = None) -> dict[str, Any]:
         """The call, or with dO its gradients; what the emulator found."""
-        from fa4.backends import emulator
+        from fa4.backends import emulated
         from fa4.emulator import EmulationFailed
+
+        family = EMULATED[self.impl]
 
         call = make_call(*self.arrays, self.options, varlen=False)
         try:
             if dout is None:
-                out, lse, reports = emulator.run(call, **self.emulator)
+                out, lse, reports = emulated.run(family, call, **self.emulator)
                 self.outputs = (out, lse)
             else:
                 assert self.outputs is not None
-                grads, reports = emulator.run_backward(
-                    call, Saved(*self.outputs), dout, **self.emulator
+                grads, reports = emulated.run_backward(
+                    family, call, Saved(*self.outputs), dout, **self.emulator
                 )
                 self.gradients = (grads.dq, grads.dk, grads.dv)
         except EmulationFailed as failure:
@@ -152,7 +157,7 @@ class Job:
         tensors = self._on_gpu()
 
         def call() -> Any:
-            return flash_attn_func(*tensors, **self.options, impl="sm100", return_lse=True)
+            return flash_attn_func(*tensors, **self.options, impl=self.impl, return_lse=True)
 
         result = call()
         self.outputs = to_numpy("out", result.out), to_numpy("lse", result.lse)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fa4.backends import EMULATED
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -130,7 +132,7 @@ def render(report: Mapping[str, Any]) -> tuple[str, ...]:
     lines += render_pass(report)
     if report["backward"] is not None:
         lines += ["backward:", *render_pass(report["backward"])]
-    if report["impl"] == "emulator":
+    if report["impl"] in EMULATED:
         passes = [report] + ([report["backward"]] if report["backward"] else [])
         findings = [str(finding) for one in passes for finding in one["findings"]]
         lines += [*findings, f"emulator: {len(findings) or 'no'} findings"]

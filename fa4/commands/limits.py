@@ -11,7 +11,10 @@ CGROUP_LIMITS = (
 )
 # Scores a second on one core of a server CPU, at d = dv = 64; the emulator's are pairs of a query
 # and a key that the compiled kernel's instructions are executed for.
-SCORES_PER_SECOND = {"reference": 2e7, "oracle": 5e6, "emulator": 5e4, "sm100": 1e12}
+SCORES_PER_SECOND = {
+    "reference": 2e7, "oracle": 5e6, "emulator": 5e4, "emulator_sm90": 5e4, "sm100": 1e12,
+    "sm90": 1e12,
+}  # fmt: skip
 
 
 def memory_bytes() -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from fa4.backends import EMULATED, KERNELS
 from fa4.commands import emit
 from fa4.commands.judge import compare, compare_gradients, render
 from fa4.commands.limits import attention_seconds, require_memory, time_text
@@ -33,7 +34,10 @@ KeysOption = Annotated[str, typer.Option(metavar="S", help="Keys of --random; de
 HeadsKOption = Annotated[int, typer.Option(help="KV heads of --random; 0: as many as heads.")]
 DimVOption = Annotated[int, typer.Option(help="d of the values of --random; 0: d.")]
 ImplOption = Annotated[
-    str, typer.Option(help="auto, sm100, emulator, reference or oracle (docs: fa4.choose).")
+    str,
+    typer.Option(
+        help="auto, sm100, sm90, emulator, emulator_sm90, reference, oracle (fa4.choose)."
+    ),
 ]
 OutOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write out and lse: .npz or .safetensors.")
@@ -94,14 +98,14 @@ def run(
     problem = describe_problem(arrays, options)
     how = {"schedule": schedule or "fifo", "seed": seed}
     job = Job(arrays, options, impl, how, say, gradient=backward)
-    if schedule and job.impl != "emulator":
+    if schedule and job.impl not in EMULATED:
         raise ValueError(f"--schedule is for the emulator; got {schedule!r} with impl {job.impl}")
     estimate(problem, job.impl, minutes, backward=backward)
     report = {"source": source, "problem": problem.__dict__, **job.execute()}
     checked = not no_check and job.impl != "oracle"
     if job.outputs is not None and checked:
         report |= compare(arrays, options, job.outputs, say)
-    report["prediction"] = predict(problem)
+    report["prediction"] = predict(problem, impl=job.impl)
     report["tflops"] = problem.forward_flops / report["seconds"] / 1e12 if job.on_gpu else None
     report["backward"] = None
     if backward and job.outputs is not None:
@@ -276,25 +280,31 @@ def differentiate(job: Job, problem: Problem, seed: int, checked: bool) -> dict[
     report = job.differentiate(dout)
     if job.gradients is not None and checked:
         report |= compare_gradients(job.arrays, dout, job.options, job.gradients, say)
-    report["prediction"] = predict(problem, backward=True)
+    report["prediction"] = predict(problem, backward=True, impl=job.impl)
     report["tflops"] = p.backward_flops / report["seconds"] / 1e12 if job.on_gpu else None
     return report
 
 
-def predict(problem: Problem, *, backward: bool = False) -> dict[str, Any] | None:
-    """The simulator's time on a B200; None for a problem that it has no kernel for."""
-    from fa4.sim.defaults import default_backward, default_forward
+def predict(
+    problem: Problem, *, backward: bool = False, impl: str = "sm100"
+) -> dict[str, Any] | None:
+    """The simulator's time on the machine of an implementation: an H200, or a B200 for the others.
+
+    None for a problem that it has no kernel for.
+    """
+    from fa4.sim.defaults import default_backward, default_forward, default_warpgroups
     from fa4.sim.machine import find_machine
     from fa4.sim.predict import predict as simulate
 
-    machine = find_machine("b200")
+    hopper = KERNELS.get(impl) == "sm90"
+    machine = find_machine("h200" if hopper else "b200")
     try:
-        kernel = (
-            default_backward(problem, deterministic=True)
-            if backward
-            else default_forward(problem, machine.gpu)
-        )
-        found = simulate(problem, kernel, machine)
+        if backward:
+            found = simulate(problem, default_backward(problem, deterministic=True), machine)
+        elif hopper:
+            found = simulate(problem, default_warpgroups(problem, machine.gpu), machine)
+        else:
+            found = simulate(problem, default_forward(problem, machine.gpu), machine)
     except ValueError:
         return None
     return {"machine": found.machine, "seconds": found.seconds, "tflops": found.tflops}

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fa4.config import WARPGROUP_ROWS, require
+
 if TYPE_CHECKING:
     from fa4.compiled.build import Spec
+    from fa4.plan import PipelinePlan
 
 KERNELS = ("forward", "backward")
 # What one kernel has and the other has not: its field, its option, its default.
 OWN_OPTIONS: dict[str, tuple[tuple[str, str, Any], ...]] = {
     "forward": (
-        ("group", "--group", 1), ("lse", "--no-lse", True), ("scheduler", "--scheduler", "static"),
+        ("group", "--group", 1), ("lse", "--no-lse", True), ("scheduler", "--scheduler", ""),
     ),
     "backward": (
         ("deterministic", "--any-order", True), ("lse_gradient", "--lse-gradient", False),
@@ -27,7 +30,8 @@ def take_own(kernel: str, given: Mapping[str, Any]) -> dict[str, Any]:
         for name, option, default in options:
             if other != kernel and given[name] != default:
                 raise ValueError(f"{option} is an option of the {other} kernel; got {kernel}")
-    return {name: given[name] for name, _, _ in OWN_OPTIONS[kernel]}
+    own = {name: given[name] for name, _, _ in OWN_OPTIONS[kernel]}
+    return {name: value for name, value in own.items() if value != ""}
 
 
 def window_features(window: str, causal: bool) -> dict[str, bool]:
@@ -38,25 +42,52 @@ def window_features(window: str, causal: bool) -> dict[str, bool]:
     return {f"window_{side}": True for side in allowed[window] if not (causal and side == "right")}
 
 
+def take_tiles(arch: str, tile_m: int, tile_n: int, stages: int) -> dict[str, int]:
+    """The fields of a Hopper spec that --tile-m, --tile-n and --stages stand for; 0: the tuned."""
+    given = {"--tile-m": tile_m, "--tile-n": tile_n, "--stages": stages}
+    named = [f"{option} {value}" for option, value in given.items() if value]
+    if named and arch != "sm_90a":
+        raise ValueError(f"{named[0]} is a choice for --arch sm_90a; {arch} has one tile")
+    require(tile_m in (0, 64, 128, 192), "--tile-m must be 64, 128 or 192", tile_m)
+    fields = {"consumers": tile_m // WARPGROUP_ROWS, "tile_n": tile_n, "kv_stages": stages}
+    return {name: value for name, value in fields.items() if value}
+
+
 def find_spec(
     kernel: str, arch: str, head_dim: int, head_dim_v: int, features: dict[str, Any]
 ) -> Spec:
     """The (tuned) spec of the options; ValueError if they make no kernel for this machine."""
-    from fa4.compiled.variants import GPUS, tuned_spec
-    from fa4.config import require
+    from fa4.compiled.support import FAMILIES
+    from fa4.compiled.variants import GPUS, find_tuned
     from fa4.sm100.backward.spec import BackwardSpec
 
     if arch not in GPUS:
         raise ValueError(f"arch must be one of {', '.join(GPUS)}; got {arch!r}")
+    hopper = FAMILIES[arch] == "sm90"
+    if hopper and kernel == "backward":
+        raise ValueError("there is no backward kernel for sm_90a: sm_100a and sm_103a have one")
+    if hopper and features.pop("cta_group") != 1:
+        raise ValueError("--cta-group 2 is a choice for sm_100a and sm_103a; sm_90a has no pairs")
     for name, dim in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         require(dim > 0 and dim % 8 == 0, f"{name} must be a positive multiple of 8", dim)
     gpu = GPUS[arch]
     if kernel == "backward":
         spec: Spec = BackwardSpec(head_dim=head_dim, head_dim_v=head_dim_v, gpu=gpu, **features)
     else:
-        spec = tuned_spec(head_dim, head_dim_v, gpu, **features)
-    _ = spec.plan  # refuses what does not fit, before anything is compiled
+        spec = find_tuned(head_dim, head_dim_v, gpu, **features)
+    require_registers(spec.plan)  # the plan refuses what does not fit into shared memory
     return spec
+
+
+def require_registers(plan: PipelinePlan) -> None:
+    """Raises ValueError, with the sum, if a role's threads hold more than their registers."""
+    for role in plan.roles:
+        if role.spilled_registers:
+            parts = " + ".join(f"{name} {count}" for name, count in role.live.items())
+            raise ValueError(
+                f"a thread of {role.name} needs {sum(role.live.values())} registers: {parts}; "
+                f"it has {role.registers}: choose a smaller tile"
+            )
 
 
 def file_stem(kernel: str, spec: Spec, arch: str) -> str:

@@ -10,13 +10,14 @@ from typing import Any, TypeAlias
 from fa4.compiled.artifact import CompiledKernel, Compiler, compile_artifact, kind_of
 from fa4.compiled.cache import KernelCache, open_cache, say_once
 from fa4.compiled.identity import NotHashable, kernel_key
+from fa4.compiled.support import FAMILIES
 from fa4.compiled.toolchain import MISSING, find_toolchain
+from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
 
-Spec: TypeAlias = ForwardSpec | BackwardSpec
+Spec: TypeAlias = ForwardSpec | BackwardSpec | WarpgroupSpec
 
-ARCHS = ("sm_100a", "sm_103a")
 _MOST_IN_MEMORY = 256
 
 _made: dict[Any, CompiledKernel] = {}
@@ -26,12 +27,14 @@ _compiling = threading.RLock()  # CuTe-DSL compiles one thing at a time
 def build(spec: Spec, arch: str = "sm_100a", *, compiler: Compiler | None = None) -> CompiledKernel:
     """What a spec selects, compiled at most once per process and, with the cache, per machine.
 
-    arch: "sm_100a" (B200) or "sm_103a" (B300). compiler: instead of `compile_kernel`, with its
-    signature. Raises ValueError for another arch or a spec that does not fit the machine,
-    ImportError if CuTe-DSL is not installed.
+    arch: "sm_100a" (B200), "sm_103a" (B300) or, of a WarpgroupSpec, "sm_90a" (H100, H200).
+    compiler: instead of `compile_kernel`, with its signature. Raises ValueError for another arch or
+    a spec that does not fit the machine, ImportError if CuTe-DSL is not installed.
     """
-    if arch not in ARCHS:
-        raise ValueError(f"arch must be one of {', '.join(ARCHS)}; got {arch!r}")
+    family = "sm90" if isinstance(spec, WarpgroupSpec) else "sm100"
+    archs = [name for name, found in FAMILIES.items() if found == family]
+    if arch not in archs:
+        raise ValueError(f"arch must be one of {', '.join(archs)}; got {arch!r}")
     compiler = compiler or compile_kernel
     key = find_key(spec, arch, compiler)
     name = key or (spec, arch, _name(compiler))
@@ -53,6 +56,10 @@ def compile_kernel(spec: Spec, arch: str) -> Any:
         raise ImportError(MISSING) from None
     if kind_of(spec) == "backward":
         from fa4.compiled.backward import compile_backward as compile_now
+    elif isinstance(spec, WarpgroupSpec):
+        from fa4.compiled.forward import (  # type: ignore[assignment]
+            compile_warpgroup as compile_now,
+        )
     else:
         from fa4.compiled.forward import compile_forward as compile_now  # type: ignore[assignment]
     return compile_now(spec, arch)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from cutlass import Int32
 
 from fa4.compiled.launch import LaunchArguments
 from fa4.compiled.stand_ins import StandIns, compile_host
+from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.forward.kernel import forward
 from fa4.sm100.forward.spec import ForwardSpec
 
@@ -23,7 +24,16 @@ def compile_forward(
     return compile_host(forward, fake_arguments(spec), spec, arch, trace)
 
 
-def fake_arguments(spec: ForwardSpec) -> LaunchArguments:
+def compile_warpgroup(
+    spec: WarpgroupSpec, arch: str = "sm_90a", trace: list[Any] | None = None
+) -> Any:
+    """The same for Hopper."""
+    from fa4.sm90.forward.kernel import forward
+
+    return compile_host(forward, fake_arguments(spec), spec, arch, trace)
+
+
+def fake_arguments(spec: ForwardSpec | WarpgroupSpec) -> LaunchArguments:
     """Stand-ins with symbolic sizes for a call's arguments."""
     tensors = StandIns(spec)
     return LaunchArguments(

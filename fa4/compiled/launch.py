@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fa4.compiled.support import BackwardCall, ForwardCall, NotSupported
 from fa4.compiled.variants import kernel_window
+from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.workspace import DQ_WARPS
 from fa4.sm100.forward.spec import ForwardSpec
@@ -59,7 +60,7 @@ def is_addressable(tensor: Any) -> bool:
 
 
 def _refused(rule: str, name: str, value: object) -> NotSupported:
-    return NotSupported("strides", f"SM100 kernel, strides: {rule}; {name} has {value}")
+    return NotSupported("strides", f"compiled kernel, strides: {rule}; {name} has {value}")
 
 
 def element_strides(tensor: Any) -> tuple[int, ...]:
@@ -91,9 +92,10 @@ def regular(tensor: Any) -> Any:
 
 
 class LaunchArguments(NamedTuple):
-    """What the compiled kernel takes: the parameters of `fa4.sm100.forward.kernel.forward`.
+    """What a compiled kernel takes: the parameters of `fa4.sm100.forward.kernel.forward`.
 
-    None for what its spec has no use for. aux: a tuple. num_sms: CTAs at most.
+    Those of the Hopper kernel are the same. None for what its spec has no use for. aux: a tuple.
+    num_sms: CTAs at most.
     """
 
     q: Any
@@ -156,7 +158,7 @@ class BackwardArguments(NamedTuple):
 
 def launch_arguments(
     call: ForwardCall,
-    spec: ForwardSpec,
+    spec: ForwardSpec | WarpgroupSpec,
     operands: Sequence[Any],
     outputs: tuple[Any, Any],
     vectors: Mapping[str, Any],
@@ -201,7 +203,7 @@ def workspace_shapes(spec: BackwardSpec, heads: Any, tiles: Any) -> dict[str, tu
     return shapes
 
 
-def _numbers(call: ForwardCall, spec: ForwardSpec | BackwardSpec) -> dict[str, Any]:
+def _numbers(call: ForwardCall, spec: ForwardSpec | WarpgroupSpec | BackwardSpec) -> dict[str, Any]:
     """Scale, softcap, bounds and the longest sequence; None for those that the spec has not."""
     left, right = kernel_window(call)
     return {

@@ -1,20 +1,18 @@
-"""What the SM100 kernels can do, as one table: it is printed, and every call is checked against it.
+"""Calls as the kernels see them, and what is refused: by the tables of `fa4.compiled.features`.
 
-A call that a row refuses raises `NotSupported` before anything is compiled. The table needs neither
-CuTe-DSL nor torch.
+A call that a row refuses raises `NotSupported` before anything is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fa4.compiled.features import TABLES
 from fa4.config import BackwardConfig, ForwardConfig, Window
-from fa4.masks import MASKS, IntervalMask
-from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS
 
-MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit
+FAMILIES = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}  # of kernels, by arch
 
 
 class NotSupported(NotImplementedError):
@@ -113,194 +111,44 @@ class BackwardCall(ForwardCall):
         return min(self.rows_k, self.max_seqlen_k)
 
 
-@dataclass(frozen=True)
-class Feature:
-    """One row. detail: limits, or why it is refused. refused: what of a call it refuses, or None.
-
-    supported False: the row is there to refuse.
-    """
-
-    name: str
-    supported: bool
-    detail: str
-    refused: Callable[[Any], object] = lambda call: None
-
-
-def _when(condition: object, value: object) -> object:
-    return value if condition else None
-
-
-def _wrong_dims(call: ForwardCall) -> object:
-    dims = (call.head_dim, call.head_dim_v)
-    fits = dims == (192, 128) or all(8 <= dim <= 128 and dim % 8 == 0 for dim in dims)
-    return _when(not fits, f"(d, dv) = {dims}")
-
-
-def _wrong_gradient_of_mod(call: BackwardCall) -> object:
-    """score_mod comes with its derivative, and both are functions of a kernel."""
-    if (call.score_mod is None) != (call.score_mod_bwd is None):
-        return "score_mod without score_mod_bwd" if call.score_mod else "score_mod_bwd alone"
-    return _python_only(call.score_mod) or _python_only(call.score_mod_bwd)
-
-
-def _wrong_order(call: BackwardCall) -> object:
-    """A BackwardConfig has nothing that the kernel leaves open."""
-    config, own = call.order, BackwardConfig()
-    names = ("tile_m", "tile_n", "cta_group", "dq_order", "seed")
-    wrong = [f"{name} = {getattr(config, name)}" for name in names
-             if config is not None and getattr(config, name) != getattr(own, name)]  # fmt: skip
-    return wrong[0] if wrong else None
-
-
-def _python_only(function: Callable[..., Any] | None) -> object:
-    wrong = function is not None and not is_device_function(function)
-    return _when(wrong, getattr(function, "__name__", ""))
-
-
-def _python_mask(mask: Callable[..., Any] | None) -> object:
-    return None if isinstance(mask, IntervalMask) else _python_only(mask)
-
-
-def _wrong_aux(call: ForwardCall) -> object:
-    wrong = [aux for aux in call.aux if aux[0] not in AUX_DTYPES or not 1 <= aux[1] <= 5]
-    return _when(wrong, f"{wrong[0][0]} of rank {wrong[0][1]}" if wrong else "")
-
-
-def _wrong_tiles(call: ForwardCall) -> object:
-    """The parts of a ForwardConfig that the kernel has no freedom in."""
-    config = call.numerics
-    if config is None:
-        return None
-    fixed = {"tile_m": TILE_ROWS, "tile_n": TILE_ROWS, "rescale_rows": 1, "p_offset_log2": 0.0}
-    wrong = [f"{name} = {getattr(config, name)}" for name, value in fixed.items()
-             if getattr(config, name) != value]  # fmt: skip
-    return wrong[0] if wrong else None
-
-
-FORWARD: tuple[Feature, ...] = (
-    Feature("bf16, fp16", True, "O in the same type, LSE in float32"),
-    Feature(
-        "fp8", False, "products of 16-bit types only",
-        lambda c: _when(c.dtype in ("e4m3", "e5m2") or c.descale, c.dtype),
-    ),
-    Feature(
-        "fp32, fp64", False, "the tensor core has no such product: convert to bf16 or fp16",
-        lambda c: _when(c.dtype in ("fp32", "fp64"), c.dtype),
-    ),
-    Feature(
-        "head dimensions", True, "d and dv each a multiple of 8 up to 128, or d 192 with dv 128",
-        _wrong_dims,
-    ),
-    Feature(
-        "sequence lengths", True, "any, empty ones too; a tensor has less than 2^31 rows",
-        lambda c: _when(max(c.rows_q, c.rows_k) > MOST_ROWS, max(c.rows_q, c.rows_k)),
-    ),
-    Feature("softmax_scale", True, "positive",
-            lambda c: _when(not c.softmax_scale > 0, c.softmax_scale)),
-    Feature("causal", True, "bottom-right aligned; makes the window's right side 0"),
-    Feature("window_size", True, "each side at run time"),
-    Feature("grouped-query heads", True, "heads_q a multiple of heads_k"),
-    Feature(
-        "pack_gqa", True, "if heads_q / heads_k divides 128; by default wherever it does",
-        lambda c: _when(c.pack_gqa and TILE_ROWS % c.group, f"{c.heads_q} on {c.heads_k} heads"),
-    ),
-    Feature("varlen", True, "cu_seqlens and seqused, of queries and keys independently"),
-    Feature("learnable_sink", True, "one logit per query head"),
-    Feature("return_lse", True, "natural logarithm"),
-    Feature("softcap", True, "any positive number at run time"),
-    Feature("score_mod", True, "a CuTe-DSL function (@cute.jit)",
-            lambda c: _python_only(c.score_mod)),
-    Feature("mask_mod", True, "a CuTe-DSL function (@cute.jit), or a mask of `fa4.masks`: "
-            + ", ".join(kind.__name__ for kind in MASKS),
-            lambda c: _python_mask(c.mask_mod)),
-    Feature("aux_tensors", True, "fp32, bf16, fp16 or int32, of rank 1 to 5", _wrong_aux),
-    Feature("NaN, inf in hidden K", True, "keys that no row sees may hold anything"),
-    Feature("NaN, inf in hidden V", False,
-            "0 * NaN: what a mask or window hides in a loaded tile reaches every row of the tile"),
-    Feature("strides", True, "last dimension contiguous, the others multiples of 16 bytes"),
-    Feature(
-        "config", True, "q_tiles, threshold and emulated exponentials; 128 x 128 tiles, by row",
-        _wrong_tiles,
-    ),
-    Feature("CTA pairs", True, "chosen for long unmasked sequences with d 128 or 192"),
-    Feature("dropout_p", False, "no random numbers in the kernel",
-            lambda c: _when(c.dropout_p, c.dropout_p)),
-    Feature("num_splits", False, "one CTA computes all keys of a query",
-            lambda c: _when(c.num_splits > 1, c.num_splits)),
-    Feature("page_table", False, "keys and values in one tensor, not in pages",
-            lambda c: _when(c.paged, "a page_table")),
-    Feature("block_sparse_tensors", False, "every KV tile that the mask shows is computed",
-            lambda c: _when(c.block_sparse, "block_sparse_tensors")),
-)  # fmt: skip
-
-
-_FORWARD_ONLY = ("pack_gqa", "CTA pairs", "return_lse", "num_splits")
-_BACKWARD_OWN = (
-    Feature("bf16, fp16", True, "gradients in the types of their inputs"),
-    Feature("learnable_sink", True, "dsink in its type"),
-    Feature("score_mod", True, "with its score_mod_bwd, both CuTe-DSL functions (@cute.jit)",
-            _wrong_gradient_of_mod),
-    Feature("NaN, inf in hidden K", False, "0 * NaN: it reaches dQ of every row of a loaded tile"),
-    Feature("config", True, "128 x 128 tiles; `deterministic` says the order of sums",
-            _wrong_order),
-    Feature("gradient of the LSE", True, "float32"),
-    Feature("out_residual", True, "what rounding took from O, in its type"),
-    Feature("CTA pairs", True, "(d, dv) = (128, 128), from two KV tiles on, and (192, 128)"),
-    Feature("deterministic", True, "the same bits in every launch; False is faster"),
-    Feature("strides of dO", True, "any: what TMA cannot address is copied"),
-)  # fmt: skip
-
-
-def _backward_rows() -> Iterator[Feature]:
-    """The forward kernel's rows that hold for the backward kernels too, and their own."""
-    own = {row.name: row for row in _BACKWARD_OWN}
-    for row in FORWARD:
-        if row.name not in _FORWARD_ONLY:
-            yield own.pop(row.name, row)
-    yield from own.values()
-
-
-BACKWARD: tuple[Feature, ...] = tuple(_backward_rows())
-
-
-def check(call: ForwardCall) -> None:
-    """Raises NotSupported, with the row's reason, if the kernels do not do a call."""
-    backward = isinstance(call, BackwardCall)
-    name = "SM100 backward kernel" if backward else "SM100 kernel"
-    for feature in BACKWARD if backward else FORWARD:
+def check(call: ForwardCall, family: str = "sm100") -> None:
+    """Raises NotSupported, with the row's reason, if the kernels of a family do not do a call."""
+    name = family + " backward" * isinstance(call, BackwardCall)
+    for feature in TABLES[name]:
         value = feature.refused(call)
         if value is not None:
+            title = f"{name.replace('sm', 'SM')} kernel"
             raise NotSupported(
-                feature.name, f"{name}, {feature.name}: {feature.detail}; got {value}"
+                feature.name, f"{title}, {feature.name}: {feature.detail}; got {value}"
             )
 
 
-def is_device_function(function: Callable[..., Any]) -> bool:
-    """Is it a CuTe-DSL function, which a kernel can call? Those of cute.jit wrap the user's."""
-    wrapped = getattr(function, "__wrapped__", None)
-    module = getattr(function, "__globals__", {}).get("__name__", "")
-    return wrapped is not None and module.partition(".")[0] == "cutlass"
+# The columns of the matrix, by the names of the tables.
+COLUMNS = {"forward": "sm100", "backward": "sm100 backward", "sm90": "sm90"}
 
 
 def describe_support() -> list[dict[str, Any]]:
-    """The tables as plain data, one row per feature; None where a kernel has no such row."""
-    forward, backward = ({row.name: row for row in table} for table in (FORWARD, BACKWARD))
+    """The tables as plain data, one row per feature; None where a kernel has no such row.
+
+    detail: what is said of the first kernel that has the row, and where the others differ.
+    """
+    tables = {column: {row.name: row for row in TABLES[table]} for column, table in COLUMNS.items()}
+    names = dict.fromkeys(name for rows in tables.values() for name in rows)
     return [
         {
             "feature": name,
-            "forward": forward[name].supported if name in forward else None,
-            "backward": backward[name].supported if name in backward else None,
-            "detail": _both_details(forward.get(name), backward.get(name)),
+            **{
+                column: rows[name].supported if name in rows else None
+                for column, rows in tables.items()
+            },
+            "detail": _details(
+                {c: rows[name].detail for c, rows in tables.items() if name in rows}
+            ),
         }
-        for name in forward | backward
+        for name in names
     ]
 
 
-def _both_details(forward: Feature | None, backward: Feature | None) -> str:
-    """What is said of the forward kernel, and what else of the backward ones."""
-    if forward is None or backward is None:
-        row = forward or backward
-        return row.detail if row else ""
-    if forward.detail == backward.detail:
-        return forward.detail
-    return f"{forward.detail}; backward: {backward.detail}"
+def _details(found: dict[str, str]) -> str:
+    (_, first), *others = found.items()
+    return "; ".join([first, *(f"{column}: {text}" for column, text in others if text != first)])

@@ -6,18 +6,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fa4.compiled.support import BackwardCall, ForwardCall, check
-from fa4.config import ForwardConfig, Window
-from fa4.hardware import B200, B300, Gpu
+from fa4.compiled.support import FAMILIES, BackwardCall, ForwardCall, check
+from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
+from fa4.hardware import B200, B300, H200, Gpu
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
+from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups, work_tiles
+from fa4.sm90.forward.spec import ROWS_AT_ONCE, WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.units import TILE_ROWS
+from fa4.sm100.kit.units import TILE_ROWS, padded_dim
 
-GPUS = {gpu.arch: gpu for gpu in (B200, B300)}
+# A kernel for an H200 runs on an H100: they differ in memory alone.
+GPUS = {gpu.arch: gpu for gpu in (B200, B300, H200)}
 
 COMMON_HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
+# Up to 66 MiB at once were as fast back and forth or faster, 128 MiB as fast or slower (measured).
+AT_ONCE_BYTES = 75 << 20
+COMMON_ROWS = 8192  # of a sequence
 PAIR_DIMS = (128, 192)
 PAIR_TILE = (128, 128)  # head dims of the backward kernel of pairs
 
@@ -37,34 +43,120 @@ def tuned_spec(head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any)
     return ForwardSpec(head_dim=head_dim, head_dim_v=head_dim_v, gpu=gpu, **features)
 
 
-def common_specs(gpu: Gpu = B200) -> Iterator[ForwardSpec]:
+def tuned_warpgroup_spec(
+    head_dim: int, head_dim_v: int, problem: WarpgroupProblem | None = None, **features: Any
+) -> WarpgroupSpec:
+    """The Hopper spec with the tiles of a problem (None: a long one) and tau 8.
+
+    features: further fields of WarpgroupSpec; tiles among them are as given. No exponential is
+    emulated: measured, it gains nothing.
+    """
+    gpu = features.get("gpu", H200)
+    if problem is None:
+        causal = bool(features.get("causal"))
+        problem = WarpgroupProblem(
+            head_dim=padded_dim(head_dim), head_dim_v=padded_dim(head_dim_v), rows=COMMON_ROWS,
+            keys=COMMON_ROWS, heads=16, batch=1, masked=_uneven(features), causal=causal,
+        )  # fmt: skip
+    tuned = tuned_warpgroups(problem, gpu)
+    for name in ("consumers", "tile_n", "kv_stages", "ping_pong"):
+        features.setdefault(name, getattr(tuned, name))
+    features.setdefault("scheduler", _scheduler(features["consumers"], problem, features, gpu))
+    return WarpgroupSpec(head_dim=head_dim, head_dim_v=head_dim_v, **features)
+
+
+def _scheduler(
+    consumers: int, problem: WarpgroupProblem, features: dict[str, Any], gpu: Gpu
+) -> str:
+    """static for work tiles of equal length; else the longest first, back and forth.
+
+    Where the sequences of K and V that it reads at once are more than L2 keeps, where an SM has no
+    two work tiles and where sequences have many lengths, each CTA has one tile: the next fills the
+    gap.
+    """
+    if not _uneven(features):
+        return "static"
+    ragged = any(features.get(name) for name in ("packed_q", "used_q", "packed_k", "used_k"))
+    enough = work_tiles(consumers, problem) >= 2 * gpu.sm_count
+    at_once = min(gpu.sm_count // ROWS_AT_ONCE[consumers], problem.heads * problem.batch)
+    num_bytes = at_once * problem.keys * (problem.head_dim + problem.head_dim_v) * 2
+    return "snake" if enough and not ragged and num_bytes <= AT_ONCE_BYTES else "lpt"
+
+
+def _uneven(features: dict[str, Any]) -> bool:
+    """May work tiles differ in the number of their keys?"""
+    masks = ("causal", "window_left", "window_right", "mask")
+    return any(features.get(name) for name in masks)
+
+
+def common_specs(gpu: Gpu = B200) -> Iterator[ForwardSpec | WarpgroupSpec]:
     """What most models call: the usual head dims, both element types, with and without mask."""
     for head_dim, head_dim_v in COMMON_HEAD_DIMS:
         for dtype in ("bf16", "fp16"):
             for causal in (False, True):
-                yield tuned_spec(head_dim, head_dim_v, gpu, dtype=dtype, causal=causal)
+                yield find_tuned(head_dim, head_dim_v, gpu, dtype=dtype, causal=causal)
 
 
-def find_gpu(capability: tuple[int, int]) -> Gpu:
-    """The machine with a compute capability. Raises ValueError if no kernel runs on it."""
+def find_tuned(
+    head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any
+) -> ForwardSpec | WarpgroupSpec:
+    """The tuned spec of a long problem, for any machine that has a kernel."""
+    if FAMILIES[gpu.arch] == "sm90":
+        return tuned_warpgroup_spec(head_dim, head_dim_v, gpu=gpu, **features)
+    return tuned_spec(head_dim, head_dim_v, gpu, **features)
+
+
+def find_gpu(capability: tuple[int, int], family: str = "") -> Gpu:
+    """The machine with a compute capability. Raises ValueError if no kernel (of a family) is."""
     arch = f"sm_{capability[0]}{capability[1]}a"
-    if arch not in GPUS:
-        known = ", ".join(f"{gpu.arch} ({gpu.name})" for gpu in GPUS.values())
+    fitting = {name: gpu for name, gpu in GPUS.items() if family in ("", FAMILIES[name])}
+    if arch not in fitting:
+        known = ", ".join(f"{gpu.arch} ({gpu.name})" for gpu in fitting.values())
+        kernel = f"the {family.upper()} kernel runs" if family else "kernels run"
         raise ValueError(
-            f"the SM100 kernel runs on {known}; this GPU has compute capability "
-            f"{capability[0]}.{capability[1]}"
+            f"{kernel} on {known}; this GPU has compute capability {capability[0]}.{capability[1]}"
         )
-    return GPUS[arch]
+    return fitting[arch]
 
 
-def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
+def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec | WarpgroupSpec:
     """The kernel of a call. Raises NotSupported, with the reason, if there is none."""
+    choose: Any = choose_sm90_spec if FAMILIES[gpu.arch] == "sm90" else choose_sm100_spec
+    found: ForwardSpec | WarpgroupSpec = choose(call, gpu)
+    return found
+
+
+def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
+    """The same for Hopper."""
+    check(call, "sm90")
+    group = _packed_heads(call, WARPGROUP_ROWS)
+    features = _features(call) | {"lse": call.lse, "group": group, "gpu": gpu}
+    if call.numerics is not None:
+        features["numerics"] = call.numerics
+    sequences = call.batch if call.packed_k else 1
+    problem = WarpgroupProblem(
+        head_dim=padded_dim(call.head_dim),
+        head_dim_v=padded_dim(call.head_dim_v),
+        rows=call.longest_q * group,
+        keys=-(-call.rows_k // max(sequences, 1)),
+        heads=call.heads_q // group,
+        batch=call.batch,
+        masked=_uneven(features),
+        causal=features["causal"] and not features["window_left"],
+    )
+    return tuned_warpgroup_spec(call.head_dim, call.head_dim_v, problem, **features)
+
+
+def _packed_heads(call: ForwardCall, rows: int) -> int:
+    """Query heads that share the rows of a Q tile; 1 for none."""
+    packs = call.group > 1 and rows % call.group == 0 and call.pack_gqa is not False
+    return call.group if packs else 1
+
+
+def choose_sm100_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
+    """The same for Blackwell."""
     check(call)
-    features = _features(call)
-    packs = call.group > 1 and TILE_ROWS % call.group == 0 and call.pack_gqa is not False
-    group = call.group if packs else 1
-    # Tiles of unequal length: the longest first, so that the short ones fill the gaps.
-    uneven = any(features[name] for name in ("causal", "window_left", "window_right", "mask"))
+    features, group = _features(call), _packed_heads(call, TILE_ROWS)
     spec = tuned_spec(
         call.head_dim,
         call.head_dim_v,
@@ -73,14 +165,15 @@ def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
         lse=call.lse,
         group=group,
         cta_group=_cta_group(call, call.longest_q * group),
-        scheduler="lpt" if uneven else "static",
+        # Tiles of unequal length: the longest first, so that the short ones fill the gaps.
+        scheduler="lpt" if _uneven(features) else "static",
     )
     return replace(spec, numerics=_numerics(call, spec.numerics, call.longest_q * group))
 
 
 def choose_backward_spec(call: BackwardCall, gpu: Gpu = B200) -> BackwardSpec:
     """The backward kernels of a call. Raises NotSupported, with the reason, if there are none."""
-    check(call)
+    check(call, FAMILIES[gpu.arch])
     return BackwardSpec(
         head_dim=call.head_dim,
         head_dim_v=call.head_dim_v,

@@ -45,13 +45,13 @@ def run_kernel(
     from fa4.compiled.build import build
     from fa4.compiled.support import NotSupported
     from fa4.compiled.toolchain import find_toolchain
-    from fa4.compiled.variants import choose_spec
+    from fa4.compiled.variants import choose_sm100_spec
 
     tensors = next(split_heads(request)).tensors
     q, k, v = (np.ascontiguousarray(x[:, :MOST_ROWS]) for x in tensors)
     call = make_call(q, k, v, {"causal": causal}, varlen=False)
     try:
-        spec = choose_spec(describe(call))
+        spec = choose_sm100_spec(describe(call))
         toolchain = find_toolchain()
         progress(f"compiled kernel: compiling for {spec.gpu.arch}, unless it is in the cache")
         compiled = build(spec, spec.gpu.arch)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fa4.api import flash_attn_func, flash_attn_varlen_func
 from fa4.arrays import is_torch
-from fa4.backends import KERNELS
+from fa4.backends import KERNELS, ON_GPU
 from fa4.checked import make_call
 from fa4.choose import choose
 from fa4.compute import AttentionOutput
@@ -41,9 +41,9 @@ def attend(
         impl = impl if modification.kernel or impl not in KERNELS else "reference"
     by_kernel = impl in KERNELS and modification.learned is None
     if not by_kernel and _wants_gradient(tensors, options, modification):
-        if impl == "sm100":
+        if impl in ON_GPU:
             raise NotImplementedError(
-                "the SM100 backward kernel has no gradient of a bias: detach it, or use "
+                f"the {impl.upper()} kernels have no gradient of a bias: detach it, or use "
                 'impl="reference"'
             )
         from fa4.dropin.gradients import attend_with_gradient

@@ -16,6 +16,7 @@ from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.machine.engine import Engine
 from fa4.emulator.machine.grid import count_running
 from fa4.emulator.machine.launch_record import Allocation, Launch
+from fa4.emulator.machine.launch_work import LaunchWork, work_of
 from fa4.emulator.machine.machine_state import Stop
 from fa4.emulator.machine.memory import GlobalBuffer, Memory, buffer_at
 from fa4.emulator.machine.options import Options
@@ -40,8 +41,8 @@ class Report:
 
     findings: of the checks. instructions: executed thread-instructions by opcode;
     warp_instructions: the same per warp instruction. by_warp: warp index -> thread-instructions,
-    for the roles of a warp-specialised kernel. seconds: of execution, without loading.
-    output: what the kernel printed.
+    for the roles of a warp-specialised kernel. work: of each launch. seconds: of execution, without
+    loading. output: what the kernel printed.
     """
 
     kernels: list[str] = field(default_factory=list)
@@ -49,6 +50,7 @@ class Report:
     instructions: Counter[str] = field(default_factory=Counter)
     warp_instructions: Counter[str] = field(default_factory=Counter)
     by_warp: dict[int, Counter[str]] = field(default_factory=dict)
+    work: list[LaunchWork] = field(default_factory=list)
     seconds: float = 0.0
     load_seconds: float = 0.0
     steps: int = 0
@@ -160,6 +162,7 @@ def _summarise(machine: Engine, report: Report) -> None:
     report.steps = machine.ticks
     for grid in machine.grids:
         count_running(grid)
+        report.work.append(work_of(grid))
         for warp, counts in grid.warp_step_counts.items():
             tally = report.by_warp.setdefault(warp, Counter())
             for step, count in zip(grid.program.steps, counts, strict=True):

@@ -1,7 +1,8 @@
 """What the loops of an attention kernel are, and what their issue slots go to.
 
-A softmax thread owns one row of S: a trip of its loop turns `elements` scores into P, so that
-length x 128 / elements is the cost of a row of 128 in warp issue slots. A thread of the backward
+A softmax thread owns one row of S, or on Hopper, where its loop has the products as well, parts of
+two: a trip turns `elements` scores into P, so that length x 128 / elements is the cost of a row of
+128 in warp issue slots. A thread of the backward
 pass recomputes P and makes a dS of each of its `elements` scores. Counts are static: guarded
 instructions that do nothing are included, retries of barrier waits are not.
 """
@@ -42,7 +43,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "F2FP": ("F2FP",),
         "LDTM": ("LDTM",),
         "STTM": ("STTM",),
-        "MMA": ("UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA"),
+        "MMA": ("UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA", "HGMMA"),
         "scalar FP": ("FADD", "FMUL", "FFMA", "FSEL", "FSETP", "FSET", "MUFU"),
         "MOV": (
             "MOV", "UMOV", "IMAD.MOV", "IMAD.U32", "HFMA2", "R2UR", "CS2R", "S2R", "S2UR", "RPCMOV",
@@ -220,10 +221,12 @@ def _is_chunk(opcode: str) -> bool:
 def _kind(loop: NaturalLoop) -> str:
     counts = Counter(one.base for one in loop.inline)
     exp2 = sum(one.opcode.startswith("MUFU.EX2") for one in loop.inline)
-    if exp2 >= MIN_EXP2 and counts["LDTM"]:
+    if exp2 >= MIN_EXP2 and (counts["LDTM"] or counts["HGMMA"]):
         selects = counts["FSEL"] + counts["FSETP"]
         logic = counts["LOP3"] + counts["PRMT"] + counts["SEL"]
-        masked = selects > MASK_SELECTS or logic > MASK_LOGIC
+        # Hopper's tiles have any number of columns; each score is selected.
+        most = 2 * counts["F2FP"] - 1 if counts["HGMMA"] else MASK_SELECTS
+        masked = selects > most or logic > MASK_LOGIC
         if _maxima(loop) >= MIN_MAXIMA:
             return MASKED if masked else SOFTMAX
         return GRADIENTS_MASKED if masked else GRADIENTS

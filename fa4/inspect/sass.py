@@ -34,7 +34,7 @@ def parse(text: str) -> tuple[Function, ...]:
 
     for raw in text.splitlines():
         line = raw.strip()
-        if line.startswith(".section"):
+        if line.split(None, 1)[:1] == [".section"]:  # and not .sectioninfo
             finish()
             name = section = line.removeprefix(".section").split(",")[0].strip()[len(".text.") :]
         elif line.startswith(".type") and line.endswith(",@function"):

@@ -22,7 +22,7 @@ FROM = {"ascending": "first", "descending": "last"}
 Broken = Iterator[tuple[str, str]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stuck:
     """A launch order comes to a halt: `launched` CTAs have started, and those in `waiting` not
     ended."""
@@ -41,7 +41,9 @@ def find_stuck(before: Sequence[int], resident: int) -> Stuck | None:
     ended: set[int] = set()
     for launched in range(len(before)):
         if launched - len(ended) == resident:
-            return Stuck(launched, tuple(x for x in range(launched) if x not in ended))
+            return Stuck(
+                launched=launched, waiting=tuple(x for x in range(launched) if x not in ended)
+            )
         cta: int | None = launched
         while cta is not None and cta <= launched and (before[cta] < 0 or before[cta] in ended):
             ended.add(cta)

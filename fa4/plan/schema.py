@@ -189,8 +189,8 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
-    """One-way synchronisation. kind is "mbarrier", "named", or, without a barrier, what a role waits
-    for by itself: "group", its bulk copies, or "products", those of its warpgroup in registers.
+    """One-way synchronisation. kind is "mbarrier", "named", or, without a barrier, what a role
+    waits for by itself: "group", its bulk copies, "products", its warpgroup's in registers.
 
     `arrivals` gives, per arriver, how many arrivals of the hardware barrier one `Arrive` stands for
     (threads, or 1 for an elected thread, a commit or a TMA completion); their sum is the barrier's
@@ -237,7 +237,7 @@ class Buffer:
         return self.start + self.size * self.stages
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Turns:
     """CTAs of a head add to the same tiles one after the other, and hold their SMs meanwhile.
 

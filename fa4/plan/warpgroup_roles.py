@@ -114,6 +114,7 @@ def consumer_role(
             Wait("q_full"),
             *begin,
             *loops,
+            *(() if output_over_queries else (Arrive("q_empty"),)),
             *end,
             *_epilogue(pipeline, i, output_over_queries),
         ),
@@ -280,7 +281,6 @@ def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Progra
     output = _rows("o", i, max(dv, pipeline.head_dim if over_queries else 0) * size)
     num_bytes = WARPGROUP_ROWS * dv * size
     return (
-        *(() if over_queries else (Arrive("q_empty"),)),
         Work(f"scale O{i}", _unpacked(fma=dv / 2, alu=dv / 4)),
         # One thread waits for the store.
         *(() if over_queries else (Wait(f"stored{i}"), Work(f"meet {i}", Sync()))),

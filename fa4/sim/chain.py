@@ -9,13 +9,14 @@ are the cycles of the step. A cycle less in any of them is, for a small change, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fa4.sim import engine
-from fa4.sim.code import ARRIVE, WAIT, EventCode, stretched
+from fa4.sim.code import ARRIVE, WAIT, WORK, EventCode
+from fa4.sim.engine_python import PlainMachine
 
 STEADY_STEPS = 96  # simulated; a settled pipeline repeats itself after a few of them
 LAST_STEP = STEADY_STEPS - 8  # where the walk starts: before the end can be felt
@@ -103,7 +104,8 @@ def critical_chain(code: EventCode, trips: np.ndarray) -> CriticalChain:
 
     Raises RuntimeError if there is none: no event repeats, as in a plan without loops.
     """
-    walk = _Walk(code, engine.execute(code, steady_trips(trips), log=True).log)
+    steady = steady_trips(trips)
+    walk = _Walk(code, steady, engine.execute(code, steady, log=True).log)
     period = walk.period()
     for settled, steps in ((True, period), (False, 1)):
         if steps:
@@ -111,7 +113,7 @@ def critical_chain(code: EventCode, trips: np.ndarray) -> CriticalChain:
             if path is not None:
                 first, last = path[-1], path[0]
                 return CriticalChain(
-                    rows=_from_a_signal(tuple(walk.describe(path))),
+                    rows=_from_a_signal(walk.describe(path)),
                     cycles=walk.moment(last) - walk.moment(first),
                     steps=walk.step[last.row] - walk.step[first.row],
                     period_steps=steps,
@@ -121,94 +123,89 @@ def critical_chain(code: EventCode, trips: np.ndarray) -> CriticalChain:
 
 
 class _Walk:
-    """A log with, for each row, what it waited for."""
+    """A log with, for each row, what it waited for.
 
-    def __init__(self, code: EventCode, log: np.ndarray) -> None:
-        self.code = code
+    The readable engine repeats the rows in their order, so that its rules are not said twice.
+    """
+
+    def __init__(self, code: EventCode, trips: np.ndarray, log: np.ndarray) -> None:
+        self.code, self.machine = code, PlainMachine(code, trips)
         self.role = log[:, 0].astype(int).tolist()
         self.instruction = log[:, 1].astype(int).tolist()
-        self.start, self.end = log[:, 3].tolist(), log[:, 4].tolist()
+        self.start, self.done = log[:, 3].tolist(), log[:, 4].tolist()
         count = len(log)
+        self.end = [0.0] * count  # when its role goes on
         self.step = [0] * count  # how often its role had come to this instruction
         self.previous = [-1] * count  # the role's row before, arrivals apart
         self.pieces: list[dict[int, _Piece]] = [{} for _ in range(count)]
-        self.done = list(self.end)  # of a row's work, latency and all; the log has this as its end
+        # Of a wait: when its last arrival took effect, when that was made, and what it followed.
         self.cause: list[tuple[float, float, _Node | None] | None] = [None] * count
+        self._arrivals: list[list[tuple[float, float, _Node | None]]] = [
+            [] for _ in code.arriver_signal
+        ]
+        self._unit_row: dict[int, int] = {}
+        self._done_row: dict[tuple[int, int], int] = {}
         self._read()
 
     def _read(self) -> None:
-        """Repeat the engine's bookkeeping; RuntimeError where it disagrees with the log."""
-        code = self.code
+        """Repeat the rows; RuntimeError where the engine disagrees with the log."""
         seen: dict[tuple[int, int], int] = {}
         last_row: dict[int, int] = {}
-        unit_row: dict[int, int] = {}
-        last_done: dict[tuple[int, int], int] = {}
-        arrivals: list[list[tuple[float, float, _Node | None]]] = [[] for _ in code.arriver_signal]
-        phases = [0] * max(1, code.waiters)
-        for row, (role, at) in enumerate(zip(self.role, self.instruction, strict=True)):
-            self.step[row] = seen[role, at] = seen.get((role, at), -1) + 1
-            self.previous[row] = last_row.get(role, -1)
-            op, a, b, _ = code.instructions[at].tolist()
-            if op == ARRIVE:
-                arrivals[a].append(self._arrival(row, a, last_done.get((role, b), -1)))
-                continue
+        for row, (number, at) in enumerate(zip(self.role, self.instruction, strict=True)):
+            role = self.machine.roles[number]
+            self.machine.skip_control(role)
+            self.step[row] = seen[number, at] = seen.get((number, at), -1) + 1
+            self.previous[row] = last_row.get(number, -1)
+            op, a, b, _ = self.code.instructions[at].tolist()
             if op == WAIT:
-                phase, phases[b] = phases[b] - int(code.signal_free[a]), phases[b] + 1
-                first, slots = code.signal_arrivers[a].tolist()
-                if phase >= 0:
-                    self.cause[row] = max(
-                        (arrivals[slot][phase] for slot in range(first, first + slots)),
-                        key=lambda arrival: arrival[0],
-                        default=None,
-                    )
-                ready = self.cause[row][0] if self.cause[row] else 0.0  # type: ignore[index]
-                expected = max(self.start[row], ready) + float(code.signal_wait_cost[a])
+                self.cause[row] = self._last_arrival(a, b)
+                self.machine.step(role)
+            elif op == ARRIVE:
+                self._arrive(row, a, b)
             else:
-                expected = self._work(row, a, unit_row)
-                if b:
-                    self.end[row] = self.start[row] + float(code.work_issue[a])
-                unit = int(code.work_units[a, 0])
-                if b and unit >= 0:
-                    before = last_done.get((role, unit), -1)
-                    if before < 0 or self.done[row] >= self.done[before]:
-                        last_done[role, unit] = row
-            if expected != self.done[row]:
+                self._work(row, a, bool(b))
+            if self.machine.log[-1] != (number, at, role.tile, self.start[row], self.done[row]):
                 raise RuntimeError(
-                    f"the log has {self._name(row)} end at {self.done[row]:g}; what it waited for "
-                    f"gives {expected:g}"
+                    f"the log has {self._name(row)} from {self.start[row]:g} to "
+                    f"{self.done[row]:g}; what it waited for gives {self.machine.log[-1][3:]}"
                 )
-            last_row[role] = row
+            self.end[row] = role.clock
+            if op != ARRIVE:
+                last_row[number] = row
 
-    def _arrival(self, row: int, slot: int, done: int) -> tuple[float, float, _Node | None]:
-        """(effective time, moment, what it followed) of an arrival."""
-        moment = self.start[row]
-        follows = _clock(self.previous[row])
+    def _last_arrival(self, signal: int, slot: int) -> tuple[float, float, _Node | None] | None:
+        """The last arrival of the phase that a wait is at; None for a phase that was free."""
+        phase = self.machine.phases[slot] - int(self.code.signal_free[signal])
+        first, count = self.code.signal_arrivers[signal].tolist()
+        moments = [self._arrivals[x][phase] for x in range(first, first + count) if phase >= 0]
+        return max(moments, key=lambda arrival: arrival[0], default=None)
+
+    def _arrive(self, row: int, slot: int, unit: int) -> None:
+        number = self.role[row]
+        moment, follows = self.start[row], _clock(self.previous[row])
+        done = self._done_row.get((number, unit), -1)
         if done >= 0 and self.done[done] > moment:
             moment, follows = self.done[done], _Node("done", done)
-        signal = self.code.arriver_signal[slot]
-        return moment + float(self.code.signal_latency[signal]), moment, follows
+        self.machine.step(self.machine.roles[number])
+        self._arrivals[slot].append((self.machine.arrivals[slot][-1], moment, follows))
 
-    def _work(self, row: int, work: int, unit_row: dict[int, int]) -> float:
-        """Note the row's pieces; returns when its work is done."""
-        code, start = self.code, self.start[row]
-        end = start
-        under, stretch = int(code.work_under[work]), float(code.work_stretch[work])
-        last = unit_row.get(under, -1)
-        beside = self.pieces[last][under].end if last >= 0 else 0.0
-        parts = (code.work_units[work], code.work_occupancy[work], code.work_passes[work])
-        for unit, alone, passes in zip(*(part.tolist() for part in parts), strict=True):
-            if unit < 0:
-                break
-            before = unit_row.get(unit, -1)
-            free = self.pieces[before][unit].end if before >= 0 else 0.0
-            begin, cycles = max(start, free), alone
-            if under >= 0:
-                cycles = stretched(alone, begin, beside, stretch)
-            done = min(begin + cycles, start + 2.0 * cycles) if passes else begin + cycles
-            self.pieces[row][unit] = _Piece(begin, begin + cycles, before, free > start, done)
-            unit_row[unit] = row
-            end = max(end, done)
-        return end + float(code.work_latency[work])
+    def _work(self, row: int, work: int, asynchronous: bool) -> None:
+        number, start = self.role[row], self.start[row]
+        units = [unit for unit in self.code.work_units[work].tolist() if unit >= 0]
+        free = [self.machine.unit_free[unit] for unit in units]
+        self.machine.step(self.machine.roles[number])
+        passing = self.code.work_passes[work].tolist()
+        for unit, before, passes in zip(units, free, passing[: len(units)], strict=True):
+            begin, end = max(start, before), self.machine.unit_free[unit]
+            done = min(end, start + 2.0 * (end - begin)) if passes else end
+            self.pieces[row][unit] = _Piece(
+                begin, end, self._unit_row.get(unit, -1), before > start, done
+            )
+            self._unit_row[unit] = row
+        if asynchronous and units:
+            key = number, units[0]
+            if key not in self._done_row or self.done[row] >= self.done[self._done_row[key]]:
+                self._done_row[key] = row
 
     def period(self) -> int:
         """Steps after which every event of the settled pipeline comes again; 0 if it does not."""
@@ -254,14 +251,14 @@ class _Walk:
     def link(self, node: _Node) -> _Link:
         """What the node waited for."""
         row = node.row
-        op, _, asynchronous, _ = self.code.instructions[self.instruction[row]].tolist()
+        op = int(self.code.instructions[self.instruction[row], 0])
         own = _Link(_clock(self.previous[row]), "role", self.start[row])
         if op == WAIT:
             cause = self.cause[row]
             if cause is None or cause[0] <= self.start[row]:
                 return own
             return _Link(cause[2], "signal", cause[1])
-        if node.kind == "clock" and asynchronous:
+        if node.kind == "clock" and self._only_issued(row):
             return own
         pieces = self.pieces[row]
         unit = node.unit
@@ -273,33 +270,42 @@ class _Walk:
             return own
         return _Link(_Node("unit", pieces[unit].before, unit), "unit", pieces[unit].begin)
 
-    def describe(self, path: Sequence[_Node]) -> Iterator[ChainRow]:
-        """Rows of a path, in the order of time, without those that take no time."""
+    def _only_issued(self, row: int) -> bool:
+        """Did the role go on as soon as the row's work was under way?"""
+        op, work, asynchronous, _ = self.code.instructions[self.instruction[row]].tolist()
+        issued = self.start[row] + float(self.code.work_issue[work]) if op == WORK else 0.0
+        return bool(asynchronous) and self.end[row] <= issued
+
+    def describe(self, path: Sequence[_Node]) -> tuple[ChainRow, ...]:
+        """Rows of a path, in the order of time, without those that take no time.
+
+        A role that goes on before its work has begun on a unit takes cycles off the row before.
+        """
+        rows: list[ChainRow] = []
         for node in reversed(path[:-1]):
             link = self.link(node)
             cycles = self.moment(node) - link.begin
-            if cycles:
-                yield ChainRow(
-                    role=self.code.role_names[self.role[node.row]],
-                    what=self._what(node),
-                    unit=self._unit(node),
-                    cycles=cycles,
-                    reason=link.reason,
+            if cycles < 0 and rows:
+                rows[-1] = replace(rows[-1], cycles=rows[-1].cycles + cycles)
+            elif cycles:
+                rows.append(ChainRow(
+                    role=self.code.role_names[self.role[node.row]], what=self._what(node),
+                    unit=self._unit(node), cycles=cycles, reason=link.reason,
                     after=self._name(link.before.row) if link.before else "the launch",
-                )
+                ))  # fmt: skip
+        return tuple(rows)
 
     def _what(self, node: _Node) -> str:
-        op, a, asynchronous, _ = self.code.instructions[self.instruction[node.row]].tolist()
+        op, a, *_ = self.code.instructions[self.instruction[node.row]].tolist()
         if op == WAIT:
             return f"wait {self.code.signal_names[a]}"
-        what = self.code.work_names[a]
-        return f"issue {what}" if node.kind == "clock" and asynchronous else what
+        issued = node.kind == "clock" and self._only_issued(node.row)
+        return f"issue {self.code.work_names[a]}" if issued else self.code.work_names[a]
 
     def _unit(self, node: _Node) -> str | None:
         """The unit that the node's time went to."""
         pieces = self.pieces[node.row]
-        asynchronous = bool(self.code.instructions[self.instruction[node.row], 2])
-        if not pieces or (node.kind == "clock" and asynchronous):
+        if not pieces or (node.kind == "clock" and self._only_issued(node.row)):
             return None
         unit = node.unit if node.kind == "unit" else max(pieces, key=lambda u: pieces[u].done)
         return self.code.unit_names[unit]

@@ -15,6 +15,7 @@ from fa4.config import (
 )
 from fa4.hardware import Gpu
 from fa4.plan.backward_serial import SERIAL_DIMS
+from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 
 
 def element_bytes(dtype: str) -> int:
@@ -81,6 +82,24 @@ def default_backward(
         scheduler="spt" if last_first else "naive",
         design=design,
     )
+
+
+def default_warpgroups(problem: Problem, gpu: Gpu) -> WarpgroupPipeline:
+    """Choices of this package's Hopper kernel, whose Q tiles pack the heads of a group."""
+    left, right = problem.window_size
+    group = problem.heads_q // problem.heads_k
+    packed = group if WARPGROUP_ROWS % group == 0 else 1
+    wanted = WarpgroupProblem(
+        head_dim=problem.head_dim,
+        head_dim_v=problem.head_dim_v,
+        rows=problem.seqlen_q * packed,
+        keys=problem.seqlen_k,
+        heads=problem.heads_q // packed,
+        batch=problem.batch,
+        masked=(left, right) != (None, None),
+        causal=left is None and right == 0,
+    )
+    return tuned_warpgroups(wanted, gpu)
 
 
 @dataclass(frozen=True)

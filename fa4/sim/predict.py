@@ -106,12 +106,15 @@ def predict(
     machine: Machine,
     simulation: Simulation | None = None,
     plan: PipelinePlan | None = None,
+    runner: TileRunner | None = None,
 ) -> Prediction:
     """Time of one call. Raises ValueError if the pipeline does not fit the machine.
 
     plan: instead of the pipeline's own one, with the same roles and signals but other amounts.
+    runner: one of the same plan, machine and simulation (`make_runner`), which knows the work tiles
+    that it has met in other calls.
     """
-    call = _simulate(problem, pipeline, machine, simulation or Simulation(), plan)
+    call = _simulate(problem, pipeline, machine, simulation or Simulation(), plan, runner)
     return _report(problem, machine, call)
 
 
@@ -146,6 +149,7 @@ def _simulate(
     machine: Machine,
     simulation: Simulation,
     plan: PipelinePlan | None,
+    runner: TileRunner | None = None,
 ) -> _SimulatedCall:
     check_work(problem, pipeline, simulation.lengths)
     parts = _parts(problem, simulation.lengths)
@@ -158,7 +162,7 @@ def _simulate(
     simulation = with_rescale_rate(simulation, problem, pipeline)
     if not isinstance(pipeline, BackwardPipeline):
         again = partial(_run_forward, problem, pipeline, plan, simulation=simulation)
-        run, runner, count = again(machine=machine)
+        run, runner, count = again(machine=machine, runner=runner)
         flops = sum(part.forward_flops for part in parts)
         moved = sum(forward_bytes(part, pipeline) for part in parts)
         split = sum(partial_bytes(part, pipeline) for part in parts)
@@ -170,7 +174,7 @@ def _simulate(
             kernels.append(_timed("combine", 0.0, split + out, machine))
     else:
         again = partial(_run_backward, problem, pipeline, plan, simulation=simulation)
-        run, runner, count = again(machine=machine)
+        run, runner, count = again(machine=machine, runner=runner)
         flops = sum(part.backward_flops for part in parts)
         traffic = [backward_bytes(part, pipeline) for part in parts]
         before, moved, after = (sum(kind) for kind in zip(*traffic, strict=True))
@@ -252,6 +256,7 @@ def _run_forward(
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,
+    runner: TileRunner | None = None,
 ) -> tuple[ChipRun, TileRunner, int]:
     tiles = forward_tiles(problem, pipeline, simulation.lengths)
     if pipeline.scheduler in ("lpt", "clc"):
@@ -268,8 +273,10 @@ def _run_forward(
         once = pipeline.scheduler == "clc"
         return run_one_by_one(runner, tiles, slots, start, starts_once=once)
 
-    found, runner = _over_rescales(plan, machine, simulation, ctas, run)
-    return found, runner, len(tiles.trips)
+    if runner is not None:
+        return run(runner), runner, len(tiles.trips)
+    found, used = _over_rescales(plan, machine, simulation, ctas, run)
+    return found, used, len(tiles.trips)
 
 
 def _over_rescales(
@@ -299,9 +306,11 @@ def _run_backward(
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,
+    runner: TileRunner | None = None,
 ) -> tuple[ChipRun, TileRunner, int]:
     tiles = backward_tiles(problem, pipeline, simulation.lengths)
-    runner = make_runner(plan, machine, simulation, ctas=plan.cta_group * len(tiles.trips))
+    ctas = plan.cta_group * len(tiles.trips)
+    runner = runner or make_runner(plan, machine, simulation, ctas=ctas)
     tiles = tiles.take(backward_order(tiles, pipeline.scheduler))
     slots, costs = clusters(machine.gpu, pipeline.numerics.cta_group), machine.costs
     if pipeline.deterministic:

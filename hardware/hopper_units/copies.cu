@@ -128,10 +128,11 @@ double* latencies = nullptr;
 
 // Boxes of a buffer that a series of launches walks through, so that none of HBM is read twice soon.
 struct Walk {
-  long bytes, first = 0;
+  long box;
+  static inline long at = HBM_BYTES / 4;  // of all series together
   long advance(long boxes, long total) {
-    const long here = first;
-    first = (first + boxes) % total;
+    const long here = at / box % total;
+    at = (at + boxes * box) % HBM_BYTES;
     return here;
   }
 };
@@ -142,7 +143,7 @@ struct Loaded {
 Loaded measure_loads(int ctas, int box_rows, int stages, int pace, long bytes, long less, long more) {
   const CUtensorMap map = rows_map(buffer, bytes, box_rows);
   const long boxes = bytes / (box_rows * ROW_BYTES);
-  Walk walk{bytes};
+  Walk walk{box_rows * ROW_BYTES};
   Loaded found;
   const auto once = [&](long n) {
     const int first = walk.advance(n * ctas, boxes);
@@ -216,7 +217,7 @@ void store_cases(const char* to, long bytes) {
       const CUtensorMap map = rows_map(buffer, bytes, rows);
       const int box = rows * ROW_BYTES;
       const long boxes = bytes / box;
-      Walk walk{bytes};
+      Walk walk{box};
       const auto run = [&](Wait wait) {
         return [&, wait](long n) {
           return launcher(stores, ctas, 32, 4 * box + KIB, map, rows, wait, boxes,
@@ -237,7 +238,7 @@ void sum_cases(const char* to, long bytes, float value) {
     for (int piece : {4 * KIB, 16 * KIB, 32 * KIB}) {
       const long pieces = bytes / piece;
       const CUtensorMap map = rows_map(buffer, bytes, piece / ROW_BYTES, true);
-      Walk walk{bytes};
+      Walk walk{piece};
       const auto run = [&](Wait wait) {
         return [&, wait](long n) {
           return launcher(sums<TENSOR>, ctas, 32, 4 * piece + KIB, map, (float*)buffer, piece, wait, pieces,

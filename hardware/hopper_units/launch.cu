@@ -59,17 +59,6 @@ void launches() {
     CHECK(cudaEventElapsedTime(&ms, begin, end));
     return 1e6 * ms;
   };
-  for (int ctas : {1, 132, 1320}) {
-    const auto some = [&](int count) {
-      return time([&] {
-        for (int i = 0; i < count; ++i) empty<<<ctas, 384>>>();
-      });
-    };
-    some(200);
-    std::vector<double> values;
-    for (int i = 0; i < repeats(); ++i) values.push_back((some(400) - some(100)) / 300);
-    report("launch/empty kernels in a stream, CTAs " + std::to_string(ctas), "ns", "by events, 400 less 100", values);
-  }
   cudaStream_t stream;
   CHECK(cudaStreamCreate(&stream));
   for (int ctas : {1, 132, 1320}) {

@@ -90,11 +90,27 @@ def run(folder: Path, program: str) -> tuple[list[dict[str, Any]], dict[str, Any
     return figures, state
 
 
-def machine() -> dict[str, Any]:
+def text_of(report: dict[str, Any]) -> str:
+    """JSON with a line for each entry of its lists."""
+    lines = []
+    for key, value in report.items():
+        if isinstance(value, list):
+            inner = ",\n".join(f"  {json.dumps(item)}" for item in value)
+            lines.append(f" {json.dumps(key)}: [\n{inner}\n ]")
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def machine(nvcc: str) -> dict[str, Any]:
     """What it was measured on."""
-    version = "from elsewhere"
+    said = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True)
     named = query("name", "driver_version", "power.limit", "clocks.max.sm", "memory.total")
-    return {**named, "nvcc": version, "kernel": platform.release(), "python": platform.python_version()}
+    return {
+        **named,
+        "nvcc": said.stdout.strip().splitlines()[-1],
+        "python": platform.python_version(),
+    }
 
 
 def main() -> None:
@@ -116,18 +132,32 @@ def main() -> None:
             found, state = run(folder, program)
             figures += found
             states.append(state)
-            print(program, len(found), "figures,", state["seconds"], "s", state.get("failed", ""), flush=True)
-        loads = power.measure(folder / POWER) if POWER in given.only else []
+            print(
+                program,
+                len(found),
+                "figures,",
+                state["seconds"],
+                "s",
+                state.get("failed", ""),
+                flush=True,
+            )
+        loads = []
+        if POWER in given.only:
+            try:
+                loads = power.measure(folder / POWER)
+            except subprocess.CalledProcessError as error:
+                states.append({"program": POWER, "failed": error.stderr.strip()})
+                print(POWER, error.stderr)
     report = {
         "schema_version": 1,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": given.commit,
-        "machine": machine(),
+        "machine": machine(given.nvcc),
         "states": states,
         "figures": figures,
         "loads": loads,
     }
-    given.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    given.output.write_text(text_of(report), encoding="utf-8")
     sys.exit(any("failed" in state for state in states))
 
 

@@ -31,7 +31,6 @@ OPERATION(cvt_f16x2, "cvt.rn.f16x2.f32 %0, %0, %1;");
 OPERATION(f2i, "cvt.rni.s32.f32 %0, %0;");
 OPERATION(hfma2_bf16, "fma.rn.bf16x2 %0, %0, %1, %2;");
 OPERATION(hfma2_f16, "fma.rn.f16x2 %0, %0, %1, %2;");
-OPERATION(shfl, "shfl.sync.idx.b32 %0, %0, %0, 31, -1;");
 
 template <class Operation, int CHAINS, int UNROLL>
 __global__ void alone(long n, Stamp* out, Word a, Word b, Word* sink) {
@@ -180,17 +179,17 @@ int main() {
   single<op_shf>(), single<op_imad>(), single<op_vimnmx3>(), single<op_prmt>();
   single<op_setp_sel>(), single<op_ex2>(), single<op_lg2>(), single<op_tanh_approx>();
   single<op_cvt_bf16x2>(), single<op_cvt_f16x2>(), single<op_f2i>();
-  single<op_hfma2_bf16>(), single<op_hfma2_f16>(), single<op_shfl>();
+  single<op_hfma2_bf16>(), single<op_hfma2_f16>();
   together<op_ffma, 1, op_ffma, 1>(), together<op_ffma, 1, op_fadd, 1>(), together<op_ffma, 1, op_fmul, 1>();
   together<op_ffma, 1, op_fmnmx, 1>(), together<op_ffma, 1, op_iadd3, 1>(), together<op_ffma, 1, op_imad, 1>();
   together<op_fadd, 1, op_fadd, 1>(), together<op_fadd, 1, op_fmnmx, 1>(), together<op_fmnmx, 1, op_lop3, 1>();
   together<op_fmnmx, 1, op_cvt_bf16x2, 1>(), together<op_ffma, 1, op_cvt_bf16x2, 1>(), together<op_ffma, 2, op_cvt_bf16x2, 1>();
   together<op_ex2, 1, op_cvt_bf16x2, 1>(), together<op_cvt_bf16x2, 2, op_ex2, 1>(), together<op_ex2, 1, op_f2i, 1>();
-  together<op_ex2, 1, op_shfl, 1>(), together<op_ffma, 4, op_ex2, 1>(), together<op_ffma, 7, op_ex2, 1>();
+  together<op_ffma, 4, op_ex2, 1>(), together<op_ffma, 7, op_ex2, 1>();
   together<op_ffma, 8, op_ex2, 1>(), together<op_fmnmx, 3, op_ex2, 1>(), together<op_fmnmx, 4, op_ex2, 1>();
   together<op_ffma, 2, op_ex2, 1>(), together<op_ffma, 3, op_ex2, 1>(), together<op_ffma, 5, op_ex2, 1>();
   together<op_ffma, 6, op_ex2, 1>(), together<op_fmnmx, 2, op_ex2, 1>(), together<op_imad, 4, op_ex2, 1>();
-  together<op_ffma, 2, op_fmnmx, 1>(), together<op_ffma, 1, op_hfma2_bf16, 1>(), together<op_ffma, 1, op_shfl, 1>();
+  together<op_ffma, 2, op_fmnmx, 1>(), together<op_ffma, 1, op_hfma2_bf16, 1>();
   softmax_mix<3, 2>(), softmax_mix<4, 2>(), softmax_mix<5, 2>(), softmax_mix<3, 3>(), softmax_mix<1, 1>();
   by_operands<1>(), by_operands<2>(), by_operands<3>();
   report_clock("pipes after");

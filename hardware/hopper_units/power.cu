@@ -1,5 +1,5 @@
 // The SM clock over time under a load of all SMs: an idle loop, wgmma on zeros or on random numbers,
-// and that with what an attention kernel does besides. One line per load; its clock every 10 ms.
+// and that with what an attention kernel does besides. One line per load; its clock every 0.25 ms for 20 ms, then every 10 ms.
 #include <ctime>
 
 #include "boxes.cuh"
@@ -9,7 +9,7 @@
 constexpr int KIB = 1024, WIDTH = 128, CHAIN = 32, GROUPS = 2, A_BYTES = 16 * KIB, B_AT = 32 * KIB;
 constexpr int RING_AT = 64 * KIB, BOX_ROWS = 128, BOX = BOX_ROWS * ROW_BYTES, STAGES = 4;
 constexpr int SMEM = RING_AT + STAGES * BOX + KIB, LOADER = 3, MATH = 2, THREADS = 416;
-constexpr long BYTES = 1L << 30, EVERY_NS = 10000000;
+constexpr long BYTES = 1L << 30, SOON_NS = 250000, SOON = 80, LATER_NS = 10000000;  // 20 ms closely
 constexpr int MOST_SAMPLES = 1024;
 
 struct Sample {
@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     burn(long long ns, Load load, const __grid_constant__ CUtensorMap map, Sample* samples, float* sink) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ uint64_t full[STAGES];
+  __shared__ volatile bool goes_on[GROUPS];
   const uint32_t data = (smem(memory) + 1023) / 1024 * 1024;
   unsigned char* bytes = memory + (data - smem(memory));
   for (int i = threadIdx.x; i < RING_AT / 4; i += blockDim.x) {
@@ -84,9 +85,17 @@ __global__ void __launch_bounds__(THREADS, 1)
   float d[WIDTH / 2];
   long long next_sample = nanoseconds(), chains = 0;
   int count = 0;
-  for (long long time = next_sample; time < until; time = nanoseconds()) {
-    if (blockIdx.x == 0 && threadIdx.x == 0 && time >= next_sample && count < MOST_SAMPLES)
-      samples[count++] = {time, now(), chains}, next_sample += EVERY_NS;
+  while (true) {  // the warps of a warpgroup end together
+    if (threadIdx.x % 128 == 0) {
+      const long long time = nanoseconds();
+      goes_on[group] = time < until;
+      if (blockIdx.x == 0 && group == 0 && time >= next_sample && count < MOST_SAMPLES)
+        samples[count++] = {time, now(), chains}, next_sample += count < SOON ? SOON_NS : LATER_NS;
+    }
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+    const bool again = goes_on[group];
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+    if (!again) break;
     if (!load.products) continue;
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; ++i) d[i] = 0;
@@ -136,7 +145,9 @@ int main() {
       {{"products of zeros", true, false, false, 0, 0, 0}, 1.0},
       {{"products of random numbers", true, true, false, 0, 0, 0}, 0.2},
       {{"products of random numbers", true, true, false, 0, 0, 0}, 1.0},
-      {{"products of random numbers, half of the time", true, true, false, 0, 0, 2048}, 0.6},
+      {{"products of zeros, gaps of 6,144 cycles", true, false, false, 0, 0, 6144}, 0.4},
+      {{"products of random numbers, gaps of 2,048 cycles", true, true, false, 0, 0, 2048}, 0.6},
+      {{"products of random numbers, gaps of 6,144 cycles", true, true, false, 0, 0, 6144}, 0.6},
       {{"products of random numbers, softmax arithmetic", true, true, true, 0, 0, 0}, 1.0},
       {{"products of random numbers, softmax arithmetic, boxes from L2", true, true, true, 640, 16 << 20, 0}, 1.0},
       {{"products of random numbers, boxes from L2", true, true, false, 640, 16 << 20, 0}, 0.6},

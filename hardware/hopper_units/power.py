@@ -16,6 +16,7 @@ from typing import Any
 EVERY_SECONDS = 0.02
 FIELDS = ("power_w", "average_w", "clock_mhz", "energy_j", "reasons")
 INSTANT_POWER = 186  # NVML_FI_DEV_POWER_INSTANT
+BURST_MS = (1.0, 20.0)
 SECONDS = 40  # of the program, at most
 
 
@@ -56,29 +57,33 @@ class Poller:
         self._thread.join()
 
 
-def steady(values: list[float]) -> float:
-    """The median of the second half."""
-    return statistics.median(values[len(values) // 2 :])
+def median_within(times: list[float], values: list[float], begin: float, end: float) -> float:
+    """Median of the values at times (ms) from `begin` to before `end`."""
+    found = [value for ms, value in zip(times, values, strict=True) if begin <= ms < end]
+    return round(statistics.median(found), 1)
+
+
+def summary(found: dict[str, Any]) -> dict[str, float]:
+    """What a load comes to: clock from 1 to 20 ms, and clock, rate and power in its second half."""
+    end = 1e3 * found["seconds"]
+    half, clocks = end / 2, (found["ms"], found["mhz"])
+    return {
+        "burst_mhz": median_within(*clocks, *BURST_MS),
+        "burst_tflops": median_within(found["ms"], found["tflops"], *BURST_MS),
+        "steady_mhz": median_within(*clocks, half, end),
+        "steady_tflops": median_within(found["ms"], found["tflops"], half, end),
+        "steady_w": median_within(found["polled_ms"], found["power_w"], half, end),
+    }
 
 
 def under_load(found: dict[str, Any], samples: list[Any]) -> dict[str, Any]:
-    """One load with what was polled while it ran; the steady figures are of its second half."""
+    """One load with what was polled while it ran, and its summary."""
     begin, end = found.pop("begin_ns"), found.pop("end_ns")
     during = [sample for sample in samples if begin <= sample[0] <= end]
-    polled = {
-        name: [round(float(sample[i + 1]), 3) for sample in during] for i, name in enumerate(FIELDS)
-    }
-    energy = polled["energy_j"]
-    spent = (energy[-1] - energy[0]) / (1e-9 * (during[-1][0] - during[0][0]))
-    return {
-        **found,
-        "polled_ms": [round(1e-6 * (sample[0] - begin), 1) for sample in during],
-        **polled,
-        "steady_mhz": steady(found["mhz"]),
-        "steady_tflops": steady(found["tflops"]),
-        "steady_w": steady(polled["power_w"]),
-        "mean_w": round(spent, 1),
-    }
+    found["polled_ms"] = [round(1e-6 * (sample[0] - begin), 1) for sample in during]
+    for i, name in enumerate(FIELDS):
+        found[name] = [round(float(sample[i + 1]), 3) for sample in during]
+    return {**found, **summary(found)}
 
 
 def measure(program: Path) -> list[dict[str, Any]]:

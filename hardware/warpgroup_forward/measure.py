@@ -24,19 +24,20 @@ from pathlib import Path
 from typing import Any
 
 from fa4.compiled.artifact import CompiledKernel, compile_artifact, from_bytes, to_bytes
-from fa4.compiled.forward import fake_arguments
-from fa4.compiled.stand_ins import compile_host
+from fa4.compiled.forward import compile_warpgroup
 from fa4.config import Exp2Split, ForwardConfig
+from fa4.inspect.cubin import read_resources
 from fa4.sm90.forward.spec import WarpgroupSpec
 
 HANGS_AFTER_S = 40.0
 ROUNDS, BURST_MS, PAUSE_S = 5, 1.5, 0.02
+HOST_CYCLES = 3_000_000  # that the GPU sleeps, at least as long as the host needs for a burst
 CHECKED = ((1, 300, 417, 2), (2, 640, 1024, 3), (1, 77, 5, 1))  # batch, queries, keys, heads
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A call that is timed."""
+    """A call that is timed. spread: standard deviation of Q; that of K and V is 1."""
 
     head_dim: int
     head_dim_v: int
@@ -44,6 +45,7 @@ class Problem:
     seqlen: int
     batch: int
     heads: int
+    spread: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -55,25 +57,21 @@ class Problem:
 def make_spec(fields: dict[str, Any]) -> WarpgroupSpec:
     """A spec from plain data; exp2 and tau are the numerics' own."""
     fields = dict(fields)
-    fields.pop("x", None)
     exp2 = Exp2Split(**fields.pop("exp2", {}))
     tau = fields.pop("tau", 8.0)
     return WarpgroupSpec(numerics=ForwardConfig(exp2=exp2, rescale_threshold_log2=tau), **fields)
 
 
-def compile_kernel(spec: WarpgroupSpec, arch: str) -> Any:
-    """What `cute.compile` returns."""
-    from fa4.sm90.forward.kernel import forward
-
-    return compile_host(forward, fake_arguments(spec), spec, arch, None)
+def frame_bytes(kernel: CompiledKernel) -> int:
+    """Local memory of a thread: 0 if nothing was spilled."""
+    return max(resources.frame_bytes for resources in read_resources(kernel.cubin))
 
 
 def compiled(item: tuple[str, dict[str, Any]]) -> tuple[str, bytes, str]:
     """A variant's kernel as bytes, or why there is none."""
     name, fields = item
-    os.environ["FA4_X"] = fields.get("x", "")
     try:
-        artifact = compile_artifact(make_spec(fields), "sm_90a", compile_kernel)
+        artifact = compile_artifact(make_spec(fields), "sm_90a", compile_warpgroup)
         return name, to_bytes(artifact), ""
     except Exception as error:
         return name, b"", f"{type(error).__name__}: {error}"
@@ -173,11 +171,22 @@ class Meter:
         return clock.value, power.value / 1000
 
 
+def warm_flash(kind: tuple[int, int, bool]) -> None:
+    """Has flash-attn-4 compile a kernel into its cache."""
+    import torch
+    from flash_attn.cute.interface import flash_attn_func
+
+    q, v = (torch.zeros(1, 256, 1, d, device="cuda", dtype=torch.bfloat16) for d in kind[:2])
+    flash_attn_func(q, q, v, causal=kind[2])
+
+
 def burst_ms(function: Callable[[], Any], calls: int) -> float:
-    """Milliseconds of a call, in a burst of them."""
+    """Milliseconds of a call, in a burst of them that the GPU does not wait for."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(HOST_CYCLES)
+    function()
     start.record()
     for _ in range(calls):
         function()
@@ -186,26 +195,31 @@ def burst_ms(function: Callable[[], Any], calls: int) -> float:
     return start.elapsed_time(end) / calls
 
 
-def measured(
-    functions: dict[str, Callable[[], Any]], meter: Meter
-) -> tuple[dict[str, list[float]], dict[str, list[tuple[int, float]]]]:
-    """Milliseconds per call of each, in bursts that take turns; clocks and power behind them."""
+def calls_of_burst(name: str, function: Callable[[], Any]) -> int:
+    """How often it is called in a burst; 0 if it cannot be, which is said."""
     import torch
 
-    calls, working = {}, {}
-    for name, function in functions.items():
-        try:
-            function()
-            torch.cuda.synchronize()
-            calls[name] = max(1, min(100, round(BURST_MS / burst_ms(function, 2))))
-            working[name] = function
-        except Exception as error:
-            print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    try:
+        function()
+        torch.cuda.synchronize()
+        return max(1, min(100, round(BURST_MS / burst_ms(function, 2))))
+    except Exception as error:
+        print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        return 0
+
+
+def measured(
+    functions: dict[str, Callable[[], Any]], meter: Meter, pause_s: float
+) -> tuple[dict[str, list[float]], dict[str, list[tuple[int, float]]]]:
+    """Milliseconds per call of each, in bursts that take turns; clocks and power behind them."""
+
+    calls = {name: calls_of_burst(name, function) for name, function in functions.items()}
+    working = {name: function for name, function in functions.items() if calls[name]}
     found: dict[str, list[float]] = {name: [] for name in working}
     state: dict[str, list[tuple[int, float]]] = {name: [] for name in working}
     for _ in range(ROUNDS):
         for name, function in working.items():
-            time.sleep(PAUSE_S)
+            time.sleep(pause_s)
             found[name].append(burst_ms(function, calls[name]))
             state[name].append(meter.read())
     return found, state
@@ -241,12 +255,19 @@ def main() -> int:
     lines = arguments.results.read_text().splitlines() if arguments.results.exists() else []
     seen = {json.loads(line)["what"] for line in lines}
     begun = time.monotonic()
+    if "flash-attn-4" in plan["peers"]:
+        os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] = "1"
     items = [item for item in plan["variants"].items() if f"check {item[0]}" not in seen]
     with multiprocessing.get_context("spawn").Pool(min(arguments.processes, len(items))) as pool:
+        kinds = {(p["head_dim"], p["head_dim_v"], p["causal"]) for p in plan["problems"]}
+        warmed = pool.map_async(
+            warm_flash, sorted(kinds) if "flash-attn-4" in plan["peers"] else []
+        )
         kernels = {
             name: (from_bytes(data, make_spec(plan["variants"][name])) if data else None, why)
             for name, data, why in pool.imap(compiled, items)
         }
+        warmed.wait()
     print(f"{len(kernels)} kernels in {time.monotonic() - begun:.1f} s", flush=True)
     watchdog = Watchdog()
     with arguments.results.open("a") as file:
@@ -263,19 +284,19 @@ def main() -> int:
                 print(f"{name}: {why[:300]}", flush=True)
                 continue
             note(f"check {name}", begun=True)
-            result = check(kernel)
+            result = check(kernel) | {"frame_bytes": frame_bytes(kernel)}
             note(f"checked {name}", **result)
             print(f"{name}: {result}", flush=True)
             if result["ok"] or plan.get("time_wrong"):
                 good[name] = kernel
-        for number, fields in enumerate(plan["problems"]):
-            problem = Problem(**{k: v for k, v in fields.items() if k != "only"})
-            time_problem(problem, fields.get("only"), good, plan["peers"], note, watchdog)
+        for fields in plan["problems"]:
+            only, pause_s = fields.pop("only", None), fields.pop("pause_s", PAUSE_S)
+            time_problem(Problem(**fields), only, pause_s, good, plan["peers"], note, watchdog)
     return 0
 
 
 def time_problem(
-    problem: Problem, only: list[str] | None, kernels: dict[str, CompiledKernel],
+    problem: Problem, only: list[str] | None, pause_s: float, kernels: dict[str, CompiledKernel],
     peer_names: list[str], note: Callable[..., None], watchdog: Watchdog,
 ) -> None:  # fmt: skip
     """One line of the table."""
@@ -290,18 +311,24 @@ def time_problem(
         return
     spec = next(iter(fits.values())).spec
     given = Inputs(spec, problem.batch, problem.seqlen, problem.seqlen, problem.heads)
+    given.q *= problem.spread
     functions = {name: (lambda k=k: given.launch(k)) for name, k in fits.items()}
     functions.update(peers(peer_names, given, problem.causal))
     watchdog.alive(f"time {problem}")
-    times, state = measured(functions, Meter())
+    times, state = measured(functions, Meter(), pause_s)
     table = {name: problem.flops / statistics.median(ms) / 1e9 for name, ms in times.items()}
     note(f"time {problem}", problem=asdict(problem), ms=times, state=state, tflops=table)
     mask = "causal" if problem.causal else "full"
     title = f"d{problem.head_dim},{problem.head_dim_v} {mask} {problem.batch}x{problem.seqlen}"
     best = sorted(table.items(), key=lambda item: -item[1])
-    print(f"{title}: " + "  ".join(
-        f"{name} {rate:.0f}@{statistics.median(s[0] for s in state[name])}" for name, rate in best
-    ), flush=True)
+    print(
+        f"{title}: "
+        + "  ".join(
+            f"{name} {rate:.0f}@{statistics.median(s[0] for s in state[name])}"
+            for name, rate in best
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.common import describe_run, write_result
 from fa4.emulator.tcgen05.formats import Format
-from fa4.emulator.wgmma.forms import Form
+from fa4.emulator.wgmma.forms import ProductForm
 from fa4.emulator.wgmma.sums import multiply
 from hardware import RESULTS
 from hardware.wgmma_sums import operands
@@ -33,9 +33,9 @@ _OTHERS = ("wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned")
 
 def modelled(types: Combination, given: Tiles) -> Codes:
     """Codes of D as the package computes them."""
-    form = Form(COLUMNS, *(_FORMATS[name] for name in (types.a, types.b, types.d)))
+    form = ProductForm(COLUMNS, *(_FORMATS[name] for name in (types.a, types.b, types.d)))
     a, b = operands.operand_bytes(types.a, given.a), operands.operand_bytes(types.b, given.b)
-    parts = zip(a, b, given.d, strict=True)
+    parts = zip(a, b, given.d.astype(np.uint32), strict=True)
     return np.stack([multiply(form, *part) for part in parts]).astype(np.int64)
 
 

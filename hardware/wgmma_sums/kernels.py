@@ -56,9 +56,7 @@ class Kernel:
   .reg .pred %p<8>;
   .reg .b32 %r<64>;
   .reg .b64 %rd<32>;
-  .reg .b32 %v<128>;
-  .reg .b32 %a<4>;
-  .reg .b32 %b<2>;
+  .reg .b32 %v<128>, %a<4>, %b<2>;
   ld.param.b64 %rd1, [pa];
   ld.param.b64 %rd2, [pb];
   ld.param.b64 %rd3, [pd];
@@ -72,9 +70,9 @@ class Kernel:
   add.u32 %r5, %r3, %r4;
   cvt.u64.u32 %rd4, %r4;
   add.u64 %rd1, %rd1, %rd4;
+  add.u64 %rd2, %rd2, %rd4;
   ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd1];
   st.shared.v4.b32 [%r5], {{%r10, %r11, %r12, %r13}};
-  add.u64 %rd2, %rd2, %rd4;
 COPY:
   setp.ge.u32 %p1, %r4, {b_bytes};
   @%p1 bra COPIED;

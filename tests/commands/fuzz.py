@@ -39,6 +39,7 @@ COMMANDS: Mapping[tuple[str, ...], tuple[int, tuple[str, ...]]] = {
     ("ablate",): (6, ("--seqlen", "1k")),
     ("trace",): (8, ("--kv-tiles", "2")),
     ("roofline",): (8, ()),
+    ("explore",): (2, ("--quick", "--machine", "h200")),
     ("explain",): (8, ()),
     ("machines",): (5, ()),
     ("validate",): (6, ("--measurements", "{files}/good.csv")),
@@ -56,11 +57,11 @@ COMMANDS: Mapping[tuple[str, ...], tuple[int, tuple[str, ...]]] = {
     ("verify",): (3, ("--max-examples", "1", "--only", "plain")),
     ("bench",): (3, ()),
 }  # fmt: skip
-# Options that ask for as much work as one likes: (command, option).
+# Options that ask for as much work as one likes, or for a browser: (command, option).
 ENDLESS = {
     ("verify", "--max-examples"), ("verify", "--timeout"), ("verify", "--jobs"),
     ("calibrate", "--evaluations"), ("run", "--minutes"), ("emulate", "--max-steps"),
-    ("emulate", "--seeds"),
+    ("emulate", "--seeds"), ("explore", "--open"),
 }  # fmt: skip
 # A call of the compiler takes seconds; twelve of them are too many here.
 FIXED = {("cache", "warm", "--arch"): "sm_90a"}

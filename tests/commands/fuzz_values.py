@@ -255,7 +255,9 @@ def hostile_value(rng: random.Random, stem: str, files: Path) -> str:
         kind = [path for path in every if path.suffix[1:] in wanted]
         return str(rng.choice(kind if kind and rng.random() < 0.8 else every))
     if writes and rng.random() < 0.7:
-        kind = rng.choice(("json", "png", "svg", "npz", "safetensors", "toml", "csv", "npy", "txt"))
+        kind = rng.choice(
+            ("json", "png", "svg", "npz", "safetensors", "toml", "csv", "npy", "txt", "html")
+        )
         return rng.choice(
             (f"folder.{kind}", f"full.{kind}", f"file.{kind}", f"file.{kind}/x.{kind}", f"x.{kind}",
              f"a/b/c.{kind}", f"{'a' * 300}.{kind}", f"zero.{kind}", f".{kind}",
@@ -268,12 +270,12 @@ def out_values(metavar: str) -> list[str]:
     """Names of results, by what the option says it writes."""
     if "NAME" in metavar:
         return ["y=y.npy", "x=x.npy"]
-    return ["o.npz", "o.safetensors", "o.json", "o.svg", "o.png", "folder"]
+    return ["o.npz", "o.safetensors", "o.json", "o.svg", "o.png", "o.html", "folder"]
 
 
 def make_places(folder: Path) -> None:
     """What lies in the folder that a command writes to: folders, files and a full disk."""
-    for kind in ("json", "png", "svg", "npz", "safetensors", "toml", "csv", "npy", "txt"):
+    for kind in ("json", "png", "svg", "npz", "safetensors", "toml", "csv", "npy", "txt", "html"):
         (folder / f"folder.{kind}").mkdir()
         (folder / f"file.{kind}").write_bytes(b"what was there before")
         (folder / f"full.{kind}").symlink_to("/dev/full")

@@ -168,7 +168,7 @@ def _ordered(kind: Any) -> Any:
 # flash-attn-4.
 
 
-def flash_forward(case: Case, sms: int = 2, **options: Any) -> Program:
+def flash_forward(case: Case, sms: int = 2, arch: str = "sm_100a", **options: Any) -> Program:
     """Its forward pass, with the LSE; options: of `_flash_attn_fwd`. sms: multiprocessors, for the
     kernels that are persistent."""
     inputs = build_inputs(case)
@@ -180,14 +180,14 @@ def flash_forward(case: Case, sms: int = 2, **options: Any) -> Program:
     given |= {n: tensor_of(inputs.options[n]) for n in names if n in inputs.options}
 
     def run(session: Any) -> Arrays:
-        with cuda_is_cpu(), multiprocessors(sms):
+        with cuda_is_cpu(arch), multiprocessors(sms):
             out, lse, *_ = flash_attention()._flash_attn_fwd(q, k, v, return_lse=True, **given)
         return {"out": values_of(out), "lse": values_of(lse)}
 
     return Program(run, lambda found: judge(inputs, found))
 
 
-def flash_backward(case: Case, sms: int = 2, **options: Any) -> Program:
+def flash_backward(case: Case, sms: int = 2, arch: str = "sm_100a", **options: Any) -> Program:
     """Its backward pass: preprocessing, the gradients, and the conversion of dQ."""
     inputs = build_inputs(case)
     out, lse = _saved(inputs)
@@ -195,7 +195,7 @@ def flash_backward(case: Case, sms: int = 2, **options: Any) -> Program:
     tensors = [tensor_of(x) for x in arrays]
 
     def run(session: Any) -> Arrays:
-        with cuda_is_cpu(), multiprocessors(sms):
+        with cuda_is_cpu(arch), multiprocessors(sms):
             interface = flash_attention()
             found = interface._flash_attn_bwd(*tensors, causal=case.causal, **options)
         gradients = zip(("dq", "dk", "dv"), found, strict=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fa4.testing import Case
@@ -23,7 +24,7 @@ class Foreign:
 
     family: what it belongs to in the results. known: kinds of findings that are right, each with
     the reason. judged: False if those leave no outputs to compare. refused: why it cannot be
-    launched, as the error says it.
+    launched, as the error says it. arch: what it is compiled for.
     """
 
     name: str
@@ -32,8 +33,10 @@ class Foreign:
     known: Mapping[str, str] = field(default_factory=dict)
     judged: bool = True
     refused: str = ""
+    arch: str = "sm_100a"
 
 
+HOPPER = "sm_90a"
 Fields = dict[str, Any]
 
 ROWS_BEYOND = {
@@ -66,6 +69,14 @@ NO_MORE_TILES = {
     "division": "a CTA without a further tile splits its index by the number of tiles of a group "
     "that was not found, which is 0, before it looks whether there is one; nothing is made of it"
 }
+FEW_CLUSTERS = {
+    "division": "with less than 8 clusters along M the index is divided by the number of clusters "
+    "in whole groups of 8, which is 0, before it looks whether there are any; it is not used"
+}
+LATE_ZEROS = {
+    "missing-fence": "the compiler has put the zeros of the accumulator behind wgmma.fence, whose "
+    "effect on registers it does not know; ptxas moves them before it"
+}
 
 
 def tutorial(number: str, *sizes: int, **facts: Any) -> Foreign:
@@ -83,6 +94,12 @@ def grouped(name: str, in_smem: bool) -> Foreign:
     """NVIDIA's grouped GEMM, with tensor maps made in shared or in global memory."""
     sizes = ((128, 128, 64), (256, 128, 128), (128, 256, 64))
     return Foreign(name, "grouped GEMM", lambda: gemms.grouped_gemm(sizes, in_smem), NO_MORE_TILES)
+
+
+def hopper(name: str, gemm: Gemm, file: str = "dense_gemm", **facts: Any) -> Foreign:
+    """One of NVIDIA's dense GEMMs for Hopper."""
+    build = partial(gemms.hopper_gemm, file, gemm)
+    return Foreign(f"hopper_{name}", "Hopper GEMM", build, arch=HOPPER, **facts)
 
 
 PAIR: Fields = {"tiler": (256, 128), "cluster": (2, 1), "two_ctas": True}
@@ -124,6 +141,19 @@ GEMMS = [
     dense("software_pipeline", "software-pipelined", Gemm(mnkl=(256, 128, 256, 1)), PIPELINED),
     grouped("grouped_smem", True),
     grouped("grouped_gmem", False),
+    hopper("dense", Gemm(mnkl=(512, 128, 192, 1), tiler=(64, 128))),
+    hopper(
+        "dense_mn_major",
+        Gemm(mnkl=(128, 128, 64, 2), majors="mnm", output="Float16"),
+        known=FEW_CLUSTERS,
+    ),
+    hopper("dense_fp8", Gemm(mnkl=(512, 64, 256, 1), inputs="Float8E4M3FN", tiler=(64, 64))),
+    hopper(
+        "persistent",
+        Gemm(mnkl=(512, 512, 128, 1), tiler=(128, 256), cluster=(2, 1)),
+        "dense_gemm_persistent",
+        known=LATE_ZEROS,
+    ),
 ]
 
 REFUSED = [
@@ -232,6 +262,15 @@ RAGGED = ((100, 140), (1, 64), (200, 200))
 WHOLE = ((112, 140), (16, 64), (208, 200))  # the combining kernel takes 16 rows at a time
 WIDE: Fields = {"head_dim_v": 128}
 
+
+def flash_hopper(name: str, fields: Fields, backward: bool = False) -> Foreign:
+    """flash-attn-4 on Hopper."""
+    run = attention.flash_backward if backward else attention.flash_forward
+    build = partial(run, Case(dtype="bf16", **fields), arch=HOPPER)
+    kind = "backward" if backward else "forward"
+    return Foreign(f"fa4_sm90_{name}", f"flash-attn-4 {kind}, Hopper", build, arch=HOPPER)
+
+
 FLASH = [
     flash("d64", "1 CTA", problem(256, 384, heads_k=3, batch=2)),
     flash("d64_causal", "1 CTA", problem(300, 300, causal=True)),
@@ -264,6 +303,11 @@ FLASH = [
         "deterministic_2cta", "deterministic", problem(256, 512, 128), UNFINISHED_STORES,
         deterministic=True,
     ),
+    flash_hopper("d64_gqa_causal", problem(200, 300, causal=True, group=2)),
+    flash_hopper("d128", problem(128, 256, 128)),
+    flash_hopper("varlen", packed((100, 140), (1, 64), (130, 200), causal=True)),
+    flash_hopper("backward_d64_gqa", problem(200, 200, causal=True, group=2), backward=True),
+    flash_hopper("backward_d128", problem(128, 256, 128, causal=True), backward=True),
 ]  # fmt: skip
 
 

@@ -78,7 +78,6 @@ def example(path: str) -> ModuleType:
 
 def flash_attention() -> Any:
     """flash_attn.cute.interface, without the parts of the package that need a GPU or triton."""
-    os.environ.setdefault("FLASH_ATTENTION_ARCH", "sm_100")
     if "flash_attn" not in sys.modules:
         # Asks triton for more than the stand-in has, so it comes first.
         importlib.import_module("torch._dynamo")
@@ -127,39 +126,49 @@ def multiprocessors(count: int) -> Iterator[None]:
         yield
 
 
-# What torch says of a B200.
-_PROPERTIES = SimpleNamespace(
-    name="NVIDIA B200",
-    major=10,
-    minor=0,
-    multi_processor_count=148,
-    warp_size=32,
-    shared_memory_per_block_optin=232_448,
-    shared_memory_per_multiprocessor=233_472,
-    regs_per_multiprocessor=65_536,
-    max_threads_per_multi_processor=2048,
-    L2_cache_size=132_644_864,
-    total_memory=180 * 10**9,
-)
+_COMMON = {
+    "minor": 0,
+    "warp_size": 32,
+    "shared_memory_per_block_optin": 232_448,
+    "shared_memory_per_multiprocessor": 233_472,
+    "regs_per_multiprocessor": 65_536,
+    "max_threads_per_multi_processor": 2048,
+}
+# What torch says of a GPU of each architecture.
+_PROPERTIES = {
+    "sm_100a": SimpleNamespace(
+        name="NVIDIA B200", major=10, multi_processor_count=148, L2_cache_size=132_644_864,
+        total_memory=180 * 10**9, **_COMMON,
+    ),
+    "sm_90a": SimpleNamespace(
+        name="NVIDIA H200", major=9, multi_processor_count=132, L2_cache_size=62_914_560,
+        total_memory=141 * 10**9, **_COMMON,
+    ),
+}  # fmt: skip
 
 
 @contextlib.contextmanager
-def cuda_is_cpu() -> Iterator[None]:
+def cuda_is_cpu(arch: str = "sm_100a") -> Iterator[None]:
     """Inside, torch's device "cuda" is the CPU, and its tensors say that they are on a GPU."""
     import torch
 
+    properties = _PROPERTIES[arch]
+    arch_of = flash_attention()._get_device_arch
     answers = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_device_name": lambda device=None: _PROPERTIES.name,
-        "get_device_capability": lambda device=None: (10, 0),
-        "get_device_properties": lambda device=None: _PROPERTIES,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_capability": lambda device=None: (properties.major, 0),
+        "get_device_properties": lambda device=None: properties,
         "device": lambda device: contextlib.nullcontext(),
     }
     with contextlib.ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        stack.enter_context(mock.patch.dict(os.environ, FLASH_ATTENTION_ARCH=arch))
+        stack.callback(arch_of.cache_clear)
+        arch_of.cache_clear()
         stack.enter_context(_device_mode()())
         yield
 

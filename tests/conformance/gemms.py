@@ -113,6 +113,38 @@ def dense_gemm(name: str, gemm: Gemm) -> Program:
     return Program(run, exactly({"c": product}))
 
 
+def hopper_gemm(name: str, gemm: Gemm) -> Program:
+    """dense_gemm and dense_gemm_persistent for Hopper."""
+    m, n, k, batch = gemm.mnkl
+    a = _matrices(batch, m, k, gemm.majors[0] == "m", gemm.inputs, 0)
+    b = _matrices(batch, n, k, gemm.majors[1] == "n", gemm.inputs, 1)
+    c = np.zeros_like(_matrices(batch, m, n, gemm.majors[2] == "m", gemm.output, 2))
+    tensors = [tensor_of(x) for x in (a, b, c)]
+    compiled: list[Any] = []
+
+    def run(session: Any) -> Arrays:
+        import cutlass
+        import cutlass.torch
+        from cutlass import cute
+
+        views = [_leading(x) for x in tensors]
+        stream = cutlass.torch.default_stream()
+        if not compiled:
+            module = example(f"hopper/{name}.py")
+            persistent = "persistent" in name
+            kind = next(x for x in vars(module) if x.startswith("HopperWgmmaGemm"))
+            order = (1, True) if persistent else ()
+            kernel = getattr(module, kind)(cutlass.Float32, gemm.tiler, gemm.cluster, *order)
+            limit = (gemm.clusters,) if persistent else ()
+            compiled.append(cute.compile(kernel, *views, *limit, stream))
+        tensors[2].zero_()
+        compiled[0](*views, stream)
+        return {"c": array_of(tensors[2])}
+
+    product = np.einsum("mkl,nkl->mnl", a.astype(np.float64), b.astype(np.float64))
+    return Program(run, exactly({"c": product}))
+
+
 def _matrices(
     batch: int, rows: int, columns: int, rows_major: bool, dtype: str, seed: int
 ) -> np.ndarray:

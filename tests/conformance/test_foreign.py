@@ -28,15 +28,15 @@ SEEDS = 6
 
 
 def execute(
-    program: Program, schedule: str, seed: int, judged: bool
+    case: Foreign, program: Program, schedule: str, seed: int
 ) -> tuple[list[Any], Verdict | None]:
     """Runs a program; its reports, and the verdict on its outputs."""
     from fa4.emulator.host import emulate
 
     options = {"schedule": schedule, "seed": seed, "collect": True, "max_findings": 1000}
-    with emulate(**options) as session:
+    with emulate(arch=case.arch, **options) as session:
         found = program.run(session)
-    return session.reports, program.judge(found) if judged else None
+    return session.reports, program.judge(found) if case.judged else None
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -47,7 +47,7 @@ def test_foreign_kernel(case: Foreign, record_property: Any) -> None:
     for schedule, seed in [*((name, 0) for name in SCHEDULES), *later]:
         if seed and seen == case.known.keys():
             break
-        reports, verdict = execute(program, schedule, seed, case.judged)
+        reports, verdict = execute(case, program, schedule, seed)
         findings = [finding for report in reports for finding in report.findings]
         unknown = [str(finding) for finding in findings if finding.kind not in case.known]
         assert not unknown, f"{schedule}, seed {seed}: {unknown[:5]}"

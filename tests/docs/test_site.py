@@ -133,6 +133,31 @@ def test_continuous_integration_runs_what_the_readme_says() -> None:
     assert re.search(r"^exec make lint test docs conformance$", run, re.MULTILINE)
 
 
+def broken_links(path: Path, text: str) -> list[str]:
+    """Relative links of a page outside of the site to files or headings that there are not."""
+    wrong = []
+    for link in re.findall(r"\]\(((?!https?:)[^)\s]+)\)", text):
+        file, _, anchor = link.partition("#")
+        target = path.parent / file
+        if not target.exists():
+            wrong.append(link)
+        elif anchor:
+            titles = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+            wrong += [link] if anchor not in slugs else []
+    return wrong
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_links_outside_of_the_site_lead_somewhere(name: str) -> None:
+    """Sphinx checks those of docs/; planted faults are found."""
+    path = ROOT / name
+    text = path.read_text("utf-8")
+    assert broken_links(path, text) == []
+    planted = "[a](nowhere.md) [b](README.md#nothing) [c](https://example.org)"
+    assert broken_links(ROOT / "x.md", planted) == ["nowhere.md", "README.md#nothing"]
+
+
 # Sizes, references, the picture
 
 

@@ -212,7 +212,7 @@ def test_trace(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_list(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a launch needs, and what keeps a kernel from loading."""
-    broken = SCALE.replace("mul.f32 %v", "wgmma.fence.sync.aligned;\n  mul.f32 %v")
+    broken = SCALE.replace("mul.f32 %v", "wgmma.mma_async.sp.sync.aligned;\n  mul.f32 %v")
     ptx.write_text(broken.replace("{\n", "{\n  .shared .b8 tile[48];\n", 1))
     code, out, _ = run(capsys, ptx, "--list", "--json")
     (kernel,) = json.loads(out)["kernels"]
@@ -224,11 +224,11 @@ def test_list(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert kernel["registers"] == {"b32": 3, "b64": 3, "f32": 2, "pred": 1}
     assert kernel["directives"] == {"maxntid": [256, 1, 1]} and kernel["mix"]["mov.u32"] == 3
     (problem,) = kernel["unsupported"]
-    assert problem["text"] == "wgmma.fence.sync.aligned"
+    assert problem["text"] == "wgmma.mma_async.sp.sync.aligned"
     text = run(capsys, ptx, "--list")[1]
     assert "parameter factor: .f32, 4 bytes" in text and "unsupported, line" in text
     code, _, err = run(capsys, ptx, *ARGUMENTS, "--arg", "f32=1")
-    assert code == 2 and "wgmma.fence.sync.aligned" in err and err.count("\n") == 1
+    assert code == 2 and "wgmma.mma_async.sp.sync.aligned" in err and err.count("\n") == 1
 
 
 BAD = [

@@ -247,14 +247,13 @@ def test_unusable_texts() -> None:
 
 
 def test_all_unsupported_instructions_are_listed() -> None:
-    body = (
-        "mov.u32 %r1, 1;\nwgmma.fence.sync.aligned;\nadd.u32 %r1, %r1, 1;\ntex.1d.v4.s32.s32 %r1;"
-    )
+    refused = "wgmma.mma_async.sp.sync.aligned"
+    body = f"mov.u32 %r1, 1;\n{refused};\nadd.u32 %r1, %r1, 1;\ntex.1d.v4.s32.s32 %r1;"
     with pytest.raises(UnsupportedInstruction) as failure:
         run_ptx(body, [])
     lines = [line for line, _, _ in failure.value.problems]
     assert len(lines) == 2 and lines[1] == lines[0] + 2
-    assert "wgmma.fence" in str(failure.value) and f"line {lines[1]}" in str(failure.value)
+    assert refused in str(failure.value) and f"line {lines[1]}" in str(failure.value)
 
 
 def test_unknown_schedule() -> None:

@@ -104,6 +104,19 @@ def test_device_answers_as_a_b200():
 # Memory of arguments
 
 
+def test_the_device_is_that_of_the_architecture() -> None:
+    """An H200 inside a session for sm_90a, a B200 in others and outside."""
+    from fa4.emulator.host import emulate
+
+    def device() -> tuple[int, ...]:
+        return device_attribute(16), device_attribute(75), max_active_clusters(2)
+
+    for arch, expected in (("sm_90a", (132, 9, 66)), ("sm_100a", (148, 10, 74))):
+        with emulate(arch=arch):
+            assert device() == expected
+        assert device() == (148, 10, 74)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_allocations_span_first_to_last_element(data):

@@ -62,3 +62,42 @@ def test_it_is_the_product(types: Types, data: Any, schedule: str) -> None:
     assert report.ok, str(report)
     expected = scales[0] * scales[1] * count * (problem.a @ problem.b.T)
     np.testing.assert_array_equal(found, expected)
+
+
+ACCUMULATORS = 3
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("multiply"), st.integers(0, ACCUMULATORS - 1), st.booleans()),
+        st.tuples(st.just("commit")),
+        st.tuples(st.just("wait"), st.integers(0, 3)),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@pytest.mark.parametrize("schedule", ["random", "adversarial"])
+@settings(max_examples=30, deadline=None)
+@given(steps=STEPS, seed=st.integers(0, 99))
+def test_groups_in_flight(schedule: str, steps: list[tuple[Any, ...]], seed: int) -> None:
+    """Chains on several accumulators, in any groups with any waits, end as if done one by one."""
+    n = 8
+    problem = product(BF16, n, seed=seed)
+    each = BF16.d_registers(n)
+    exact = problem.a @ problem.b.T
+    sums = [np.zeros_like(exact)] * ACCUMULATORS
+    work = "".join(f"  mov.b32 %v{k}, 0;\n" for k in range(ACCUMULATORS * each))
+    work += "  wgmma.fence.sync.aligned;\n"
+    for step in steps:
+        if step[0] == "multiply":
+            _, target, accumulate = step
+            work += multiply(problem, int(accumulate), first=target * each)
+            sums[target] = exact + (sums[target] if accumulate else 0)
+        elif step[0] == "commit":
+            work += "  wgmma.commit_group.sync.aligned;\n"
+        else:
+            work += f"  wgmma.wait_group.sync.aligned {step[1]};\n"
+    kernel = WgmmaKernel(problem, work=work, registers_stored=ACCUMULATORS * each)
+    found, report = kernel.run(schedule=schedule, seed=seed)
+    assert report.ok, str(report)
+    np.testing.assert_array_equal(found, np.concatenate(sums, axis=1))

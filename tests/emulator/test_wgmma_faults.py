@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -9,11 +10,21 @@ import pytest
 
 from fa4.emulator.errors import UnsupportedInstruction
 from fa4.emulator.execute import Report
-from fa4.emulator.machine import warpgroup_checks
+from fa4.emulator.machine import grid, warpgroup_checks
+from fa4.emulator.machine.state import Grid
 from fa4.emulator.tcgen05.descriptors import Swizzle
 from fa4.emulator.tcgen05.formats import Format
+from fa4.emulator.tools.faults import plant
 from tests.emulator.kernels import kinds
-from tests.emulator.wgmma_kernels import Layouts, Types, WgmmaKernel, multiply, product, registers
+from tests.emulator.wgmma_kernels import (
+    SMEM,
+    Layouts,
+    Types,
+    WgmmaKernel,
+    multiply,
+    product,
+    registers,
+)
 
 BF16 = Types(Format.F32, Format.BF16, Format.BF16)
 SMEM_A = product(BF16, 16)
@@ -37,10 +48,7 @@ def sole_finding(report: Report, kind: str) -> str:
 
 def line_of(kernel: WgmmaKernel, text: str, occurrence: int = 0) -> int:
     """PTX line of the instruction that begins so."""
-    from tests.emulator.kernels import module_text
-
-    declarations = "  .reg .b32 %v<256>;\n  .reg .b32 %a<4>;\n"
-    lines = module_text(kernel.text(), 3, (), declarations).splitlines()
+    lines = kernel.module().splitlines()
     found = [k + 1 for k, line in enumerate(lines) if line.strip().startswith(text)]
     return found[occurrence]
 
@@ -250,6 +258,24 @@ def test_a_copy_over_operands_in_flight() -> None:
     assert run(late, smem=len(SMEM_A.image) + 64).ok
 
 
+@pytest.mark.parametrize(("span", "found"), [(0, set()), (None, set()), (128, {"descriptor"})])
+def test_descriptors_must_have_the_swizzle_of_the_copy(
+    span: int | None, found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noted for all operands, as a tensor copy would have."""
+    original = grid.start_cluster
+
+    def start(started: Grid, index: int) -> None:
+        original(started, index)
+        for cta in started.resident[-1].ctas:
+            cta.swizzles.note(SMEM, SMEM + len(SMEM_A.image), span)
+
+    monkeypatch.setattr(grid, "start_cluster", start)
+    copied = copy_of(len(SMEM_A.image)) + "  bar.sync 0;\n"
+    kernel = BASE.but(copy=False, before=copied)
+    assert kinds(run(kernel, smem=len(SMEM_A.image) + 64)) == found
+
+
 def test_operands_outside_shared_memory() -> None:
     far = product(BF16, 16)
     far.b_desc += 1 << 10
@@ -323,6 +349,25 @@ def test_a_group_that_is_not_whole(threads: int) -> None:
 def test_an_exit_with_products_under_way() -> None:
     report = run(BASE.but(wait="", store=False))
     assert kinds(report) == {"exit"} and "wgmma" in report.findings[0].message
+
+
+# All single faults of a kernel, by the planter.
+
+PLANTED = VALID["two groups, the older awaited"]
+
+
+def test_the_planter_knows_the_instructions() -> None:
+    """Of the fence, two commits and two waits; what is planted is found."""
+    text = PLANTED.module()
+    faults = [fault for fault in plant(text) if fault.instruction.startswith("wgmma")]
+    assert Counter(fault.kind for fault in faults) == {
+        "wgmma fence removed": 1, "wgmma commit removed": 2, "wgmma wait removed": 2,
+        "one group more left": 2,
+    }  # fmt: skip
+    assert PLANTED.run_text(text)[1].ok
+    for fault in faults:
+        report = PLANTED.run_text(fault.text)[1]
+        assert kinds(report) & {"missing-fence", "missing-wait", "exit"}, (fault.kind, fault.line)
 
 
 # What does not exist.

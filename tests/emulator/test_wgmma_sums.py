@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ import pytest
 
 from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.wgmma import sums
-from fa4.emulator.wgmma.forms import Form
+from fa4.emulator.wgmma.forms import ProductForm
 from hardware import RESULTS
 from hardware.wgmma_sums import compare, operands
 from hardware.wgmma_sums.operands import CASES, COMBINATIONS, Combination
 
+ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = 1_000_000  # of each combination of types, at least
 
 
@@ -49,6 +51,8 @@ def test_a_gpu_agreed_in_every_output() -> None:
     assert faults_of(report) == []
     assert "H200" in report["hardware"]["gpu"]
     assert report["mma_sync_differs"]["f32.bf16.bf16"] == 0
+    millions = sum(row["outputs"] for row in report["sums"].values()) / 1e6
+    assert f"{millions:.1f} million outputs" in (ROOT / "docs/emulator.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +126,7 @@ def test_a_rule_of_the_sum(rule: str) -> None:
     a = np.zeros((64, 16), np.float32)
     a[:, : len(factors)] = factors
     ones = np.ones((8, 16), np.float32)
-    form = Form(8, Format.BF16, Format.BF16, Format.F32)
+    form = ProductForm(8, Format.BF16, Format.BF16, Format.F32)
     d = np.full((64, 8), before, np.float32).view(np.uint32)
     words = sums.multiply(form, _bf16_bytes(a), _bf16_bytes(ones), d)
     expected = np.full((64, 8), after, np.float32)

@@ -15,7 +15,7 @@ import numpy as np
 from fa4.emulator.execute import Report
 from fa4.emulator.tcgen05.descriptors import SmemDescriptor, Swizzle
 from fa4.emulator.tcgen05.formats import Format
-from tests.emulator.kernels import run_ptx
+from tests.emulator.kernels import module_text, run_ptx
 from tests.emulator.tcgen05_support import element_address, packed_descriptor
 
 SMEM = 1024
@@ -260,16 +260,20 @@ COPIED:
         stores = "".join(f"  st.global.b32 [%rd47+{512 * i}], %v{i};\n" for i in range(self.stored))
         return f"  mul.wide.u32 %rd46, %r1, 4;\n  add.u64 %rd47, %rd2, %rd46;\n{stores}"
 
+    def module(self) -> str:
+        """The whole PTX."""
+        declarations = "  .reg .b32 %v<256>;\n  .reg .b32 %a<4>;\n"
+        return module_text(self.text(), 3, (), declarations)
+
     def run(self, **options: Any) -> tuple[np.ndarray, Report]:
         """(D as numbers, the report); findings are collected."""
+        return self.run_text(self.module(), **options)
+
+    def run_text(self, text: str, **options: Any) -> tuple[np.ndarray, Report]:
+        """The same with other PTX."""
         out = np.zeros((self.stored, max(self.threads, 128)), np.uint32)
         arrays = [self.problem.image.copy(), out, self.problem.a_words]
-        given = {
-            "block": (self.threads, 1, 1),
-            "smem": len(self.problem.image),
-            "collect": True,
-            "declarations": "  .reg .b32 %v<256>;\n  .reg .b32 %a<4>;\n",
-        } | options
-        report = run_ptx(self.text(), arrays, **given)
+        given = {"block": (self.threads, 1, 1), "smem": len(self.problem.image), "collect": True}
+        report = run_ptx(text, arrays, **(given | options))
         d = self.problem.types.d
         return elements(out, d, self.stored * (4 if d is Format.F16 else 2)), report

@@ -154,8 +154,10 @@ FAULTS: list[tuple[str, Fault]] = [
         "correction", prologue=2 * ONE.role("correction").prologue)),
     ("ordered_accesses", lambda: change_work(ONE, "mma", "PV0 head", reads=("p0", "kv:V"))),
     ("ordered_accesses", lambda: change_work(BACK, "mma", "dQ", writes=("dv",))),
-    ("launches_end", lambda: replace(BACK, turns=Turns("descending", ("ascending",)))),
-    ("launches_end", lambda: replace(PAIR, turns=Turns("ascending", ("ascending", "descending")))),
+    ("launches_end", lambda: replace(BACK, turns=Turns(
+        order="descending", launches=("ascending",)))),
+    ("launches_end", lambda: replace(PAIR, turns=Turns(
+        order="ascending", launches=("ascending", "descending")))),
 ]  # fmt: skip
 
 

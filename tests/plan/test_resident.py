@@ -79,7 +79,7 @@ def test_the_defaults_end(window: tuple[int | None, int | None], kind: str) -> N
     last_first = turns_from_last(request.problem, pipeline)
     assert plan.turns.order == ("descending" if last_first else "ascending")
     assert check_plan(plan, B200) == []
-    other = Turns(plan.turns.order, ("ascending" if last_first else "descending",))
+    other = Turns(order=plan.turns.order, launches=("ascending" if last_first else "descending",))
     (found,) = check_plan(replace(plan, turns=other), B200)
     resident = resident_clusters(plan, B200)
     assert found.rule == "launches_end" and f"all {resident} resident CTA pairs" in found.message

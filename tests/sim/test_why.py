@@ -97,7 +97,7 @@ def test_a_log_of_other_costs_is_refused() -> None:
     code = code_of(build({}).pipeline, B200)
     log = engine.execute(code, steady_trips(TRIPS), log=True).log
     with pytest.raises(RuntimeError, match="what it waited for gives"):
-        chain_module._Walk(code.scaled(2.0), log)
+        chain_module._Walk(code.scaled(2.0), steady_trips(TRIPS), log)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fa4.config import normalize_window
-from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.backward.spec import BackwardSpec
 from fa4.testing import Case
 from fa4.testing import strategies as draw
 from fa4.testing.values import REGIMES
@@ -30,7 +30,7 @@ def cases(draw_: Any, spec: Any, room: int = MOST_TILES) -> Case:
 
     room: pairs of a query block and a KV tile, over heads and sequences.
     """
-    forward = isinstance(spec, ForwardSpec)
+    forward = not isinstance(spec, BackwardSpec)
     packed_group = spec.group if forward else 1
     longest = 128 if forward and spec.numerics.q_tiles == 1 and not spec.packed_q else 10**6
     lengths_q = [n for n in EDGES if n <= longest]

@@ -4,8 +4,9 @@ As `shadow`, but actors come from any cluster of any launch. What a cluster does
 over is ordered after all of that launch (`Message.known_from`); what another cluster did is
 ordered only if messages carried it here (`Message.foreign`).
 
-Approximations towards fewer reports, beside those of `shadow`: one read is remembered per granule,
-so a write is compared only with the latest one.
+Approximations towards fewer reports, beside those of `shadow`: a granule has at most READERS reads
+that no later one stands for, the latest; a write is compared with these. A read stands for those
+that are ordered before it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from fa4.emulator.checks.conflict import MUST_BE_INITIALISED
+from fa4.emulator.checks.conflict import MUST_BE_INITIALISED, STRONG
 from fa4.emulator.checks.memory import Places, ShadowMemory, Unit
 from fa4.emulator.checks.records import (
     BY_LANES,
@@ -41,39 +42,86 @@ from fa4.emulator.checks.records import (
     unordered,
 )
 
+READERS = 2  # of a granule, whose reads are in no order
+
 
 class GlobalRecords(NamedTuple):
     """The state of a shadow, for compiled code."""
 
     writes: np.ndarray  # uint32 (granules, FIELDS): the last write
-    reads: np.ndarray  # uint32 (granules, FIELDS): the last read since, WHO is NEVER if none
+    # uint32 (READERS, granules, FIELDS): the reads since, the last one first; those behind a record
+    # whose WHO is NEVER do not count
+    reads: np.ndarray
     found: np.ndarray  # int64 (FOUND_FIELDS,)
 
 
 @numba.njit(cache=True)
 def _check_reads(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
-    """Compare a write with the last read of each granule since its last write."""
+    """Compare a write with the reads of each granule since its last write, the latest first."""
     for i in range(granules.size):
         granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
-        if records.reads[granule, WHO] != NEVER:
-            other = unordered(records.reads[granule], mine, lane)
+        for reads in records.reads:
+            if reads[granule, WHO] == NEVER:
+                break
+            other = unordered(reads[granule], mine, lane)
             if other >= 0:
-                report(records.found, WAR, granule, lane, records.reads[granule], other)
+                report(records.found, WAR, granule, lane, reads[granule], other)
 
 
 @numba.njit(cache=True)
 def _record_read(reads: Any, granules: Any, lanes: Any, mine: Any) -> None:
     """Keep a read; those of a row in the same epoch are one record, of several lanes."""
     for i in range(granules.size):
-        granule, mask = granules[i], 1 << lanes[min(i, lanes.size - 1)]
-        if (
-            reads[granule, EPOCH] == mine.epoch
-            and reads[granule, WHO] == mine.row + FIRST_ROW
-            and reads[granule, CLUSTER] == mine.cluster
-            and equally_strong(reads[granule, WORD], mine)
-        ):
-            mask |= np.int64(reads[granule, BY_LANES])
-        fill(reads, granule, mine, mask)
+        granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
+        mask = 1 << lane
+        if reads[0, granule, WHO] == NEVER or _same_time(reads[0, granule], mine):
+            if reads[0, granule, WHO] != NEVER:
+                mask |= np.int64(reads[0, granule, BY_LANES])
+        else:
+            mask = _make_room(reads, granule, lane, mine)
+        fill(reads[0], granule, mine, mask)
+
+
+@numba.njit(cache=True)
+def _same_time(record: Any, mine: Any) -> bool:
+    """Was a record made by my row in my epoch, as strongly?"""
+    return (
+        record[EPOCH] == mine.epoch
+        and record[WHO] == mine.row + FIRST_ROW
+        and record[CLUSTER] == mine.cluster
+        and equally_strong(record[WORD], mine)
+    )
+
+
+@numba.njit(cache=True)
+def _make_room(reads: Any, granule: int, lane: int, mine: Any) -> Any:
+    """Move the records of a granule on by one place, without those that my read stands for; the
+    lanes of my record."""
+    mask, kept = np.int64(1) << lane, 0
+    for k in range(READERS):
+        if reads[k, granule, WHO] == NEVER:
+            break
+        if _same_time(reads[k, granule], mine):
+            mask |= np.int64(reads[k, granule, BY_LANES])
+        elif not _stands_for(reads[k, granule], lane, mask, mine):
+            reads[kept, granule] = reads[k, granule]
+            kept += 1
+    if kept + 1 < READERS:
+        reads[kept + 1, granule, WHO] = NEVER
+    for k in range(min(kept, READERS - 1), 0, -1):
+        reads[k, granule] = reads[k - 1, granule]
+    return mask
+
+
+@numba.njit(cache=True)
+def _stands_for(record: Any, lane: int, mask: Any, mine: Any) -> bool:
+    """Does my read stand for a recorded one: is whatever is ordered after mine ordered after it?"""
+    if not equally_strong(record[WORD], mine):
+        return False
+    by_my_row = record[CLUSTER] == mine.cluster and record[WHO] == mine.row + FIRST_ROW
+    if by_my_row and np.int64(record[BY_LANES]) & ~mask == 0:
+        return True
+    return not mine.word & STRONG and unordered(record, mine, lane) < 0
 
 
 @numba.njit(cache=True)
@@ -89,7 +137,7 @@ def keep(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> 
     """Record an access that has been compared."""
     if is_write:
         for granule in granules:
-            records.reads[granule, WHO] = NEVER
+            records.reads[0, granule, WHO] = NEVER
         record_write(records.writes, granules, lanes, mine, records.found)
     else:
         _record_read(records.reads, granules, lanes, mine)
@@ -114,7 +162,7 @@ class GlobalShadow(ShadowMemory):
     """Records of the accesses to one allocation of global memory.
 
     size_bytes: of the allocation. initialised: the host filled it. Memory is taken only for the
-    granules that are used, 40 bytes for each.
+    granules that are used, 20 bytes for each and for each of its readers.
     """
 
     def __init__(self, size_bytes: int, granule_bytes: int, initialised: bool = False) -> None:
@@ -122,7 +170,7 @@ class GlobalShadow(ShadowMemory):
         self._initialised = initialised
         self._records = GlobalRecords(
             writes=np.zeros((self.granules, FIELDS), dtype=np.uint32),
-            reads=np.zeros((self.granules, FIELDS), dtype=np.uint32),
+            reads=np.zeros((READERS, self.granules, FIELDS), dtype=np.uint32),
             found=self._found,
         )
         self._describe(
@@ -140,7 +188,7 @@ class GlobalShadow(ShadowMemory):
         """Forget all about the granules start .. stop - 1: they are as at the start."""
         granules = self._check_range(start, stop)
         self._records.writes[granules] = NEVER
-        self._records.reads[granules] = NEVER
+        self._records.reads[:, granules] = NEVER
 
     def _run(
         self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Mine, is_write: bool

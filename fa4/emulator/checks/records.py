@@ -46,7 +46,7 @@ OUTSIDE = -1  # instead of the number of a kind
 NO_EPOCH = 1 << 62  # above all epochs
 
 # Where a shadow's records are, for compiled code that is given an address: `rows` of actors and
-# `granules` of `granule_bytes`; readers and rows are 0 where one read is kept per granule. dropped:
+# `granules` of `granule_bytes`; readers and rows are 0 where reads are not kept by row. dropped:
 # flags of an access that do not count here.
 SHADOW = np.dtype(
     [

@@ -1,6 +1,8 @@
-"""What a B200 answers when the host code asks the device about itself."""
+"""What a B200, or for sm_90a an H200, answers when the host code asks the device about itself."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from fa4.emulator.errors import LaunchError
 
@@ -9,6 +11,8 @@ MAX_SHARED_BYTES_PER_BLOCK = 232_448  # opt-in limit of dynamic plus static shar
 L2_BYTES = 132_644_864
 COMPUTE_CAPABILITY = (10, 0)
 DRIVER_VERSION = 13_000
+# The names above that an H200 answers otherwise (asked of one).
+H200 = {"MULTIPROCESSORS": 132, "L2_BYTES": 62_914_560, "COMPUTE_CAPABILITY": (9, 0)}
 
 # Numbers of cudaDeviceAttr (CUDA runtime API, driver_types.h) that CuTe-DSL programs ask for.
 DEVICE_ATTRIBUTES = {
@@ -22,11 +26,7 @@ DEVICE_ATTRIBUTES = {
     8: 49_152,  # cudaDevAttrMaxSharedMemoryPerBlock
     10: 32,  # cudaDevAttrWarpSize
     12: 65_536,  # cudaDevAttrMaxRegistersPerBlock
-    16: MULTIPROCESSORS,  # cudaDevAttrMultiProcessorCount
-    38: L2_BYTES,  # cudaDevAttrL2CacheSize
     39: 2048,  # cudaDevAttrMaxThreadsPerMultiProcessor
-    75: COMPUTE_CAPABILITY[0],  # cudaDevAttrComputeCapabilityMajor
-    76: COMPUTE_CAPABILITY[1],  # cudaDevAttrComputeCapabilityMinor
     81: 233_472,  # cudaDevAttrMaxSharedMemoryPerMultiprocessor
     82: 65_536,  # cudaDevAttrMaxRegistersPerMultiprocessor
     95: 1,  # cudaDevAttrCooperativeLaunch
@@ -38,9 +38,22 @@ DEVICE_ATTRIBUTES = {
 
 def device_attribute(number: int) -> int:
     """The value of a cudaDeviceAttr. Raises LaunchError for one that is not in the table."""
+    changing = {
+        16: MULTIPROCESSORS,  # cudaDevAttrMultiProcessorCount
+        38: L2_BYTES,  # cudaDevAttrL2CacheSize
+        75: COMPUTE_CAPABILITY[0],  # cudaDevAttrComputeCapabilityMajor
+        76: COMPUTE_CAPABILITY[1],  # cudaDevAttrComputeCapabilityMinor
+    }
+    if number in changing:
+        return changing[number]
     if number not in DEVICE_ATTRIBUTES:
         raise LaunchError(f"the host code asks for device attribute {number}, which is not known")
     return DEVICE_ATTRIBUTES[number]
+
+
+def answers_of(arch: str) -> dict[str, Any]:
+    """The values of this module that differ for an architecture, by name."""
+    return H200 if arch.startswith("sm_90") else {}
 
 
 def max_active_clusters(cluster_ctas: int) -> int:

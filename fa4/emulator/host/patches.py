@@ -111,12 +111,14 @@ def _keeping_ptx() -> Iterator[None]:
 
 
 def _settings(arch: str) -> _Replacements:
-    """Compilations are for `arch` and stay out of CuTe-DSL's cache on disk."""
+    """Compilations are for `arch` and stay out of CuTe-DSL's cache on disk; so is the device."""
     from cutlass.base_dsl.dsl import DSLSingletonMeta
 
     for dsl in DSLSingletonMeta._instances.values():
         yield dsl.envar, "_arch", arch
         yield dsl.envar, "disable_file_caching", True
+    for name, value in device.answers_of(arch).items():
+        yield device, name, value
 
 
 def _tensors(target: Target) -> _Replacements:

@@ -60,8 +60,9 @@ def emulate(
     """Inside this context every call of a CuTe-DSL function runs in the emulator.
 
     This holds for compiled functions and for `@cute.jit` functions called directly. Device
-    queries answer as a B200 would, CPU tensors count as GPU memory, compilations are for `arch`
-    and keep their PTX. The arguments are those of `launch`; not thread-safe, not nestable.
+    queries answer as a B200 would (for sm_90a: an H200), CPU tensors count as GPU memory,
+    compilations are for `arch` and keep their PTX. The arguments are those of `launch`; not
+    thread-safe, not nestable.
     """
     session = Session(executor, memory, options)
     try:

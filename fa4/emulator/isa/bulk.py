@@ -72,9 +72,7 @@ class Side:
         touch = Touch(actor, Access(line, async_proxy=True), kind, actor.lane)
         for piece in self.pieces:
             if isinstance(piece.home, Cta):
-                if cta.machine.events is not None:
-                    num_bytes = len(piece.offsets) * self.unit_bytes
-                    cta.machine.events.moved(cta, piece.home, line, num_bytes)
+                cta.note_moved(piece.home, line, len(piece.offsets) * self.unit_bytes)
                 record_shared(piece.home, piece.offsets, self.unit_bytes, touch)
             elif piece.home is not None:
                 offsets, size = self._granules(piece, granule)

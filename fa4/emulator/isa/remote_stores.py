@@ -19,7 +19,7 @@ from fa4.emulator.machine.events import BarrierUse
 from fa4.emulator.machine.memory import MemoryFault, check_alignment
 from fa4.emulator.machine.shadows import ATOMIC, WRITE, Touch
 from fa4.emulator.machine.shared_memory import locate_shared
-from fa4.emulator.machine.state import Fragment
+from fa4.emulator.machine.state import Cta, Fragment
 from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import SUPPORTED, reduce_bytes
@@ -106,9 +106,8 @@ def _bind(
             raise MemoryFault("out-of-bounds", "the mbarrier lies in another CTA than the data")
         actor = cta.pool.begin(warp.clock.snapshot(mask))
         for piece in pieces:
-            if cta.machine.events is not None:
-                num_bytes = len(piece.offsets) * size
-                cta.machine.events.moved(cta, piece.home, instruction.line, num_bytes)
+            if isinstance(piece.home, Cta):
+                cta.note_moved(piece.home, instruction.line, len(piece.offsets) * size)
             record(warp, piece, size, Touch(actor, access, touch_kind, actor.lane))
 
         def complete() -> None:

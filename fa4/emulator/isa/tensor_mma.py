@@ -66,8 +66,11 @@ def prepare(
     accumulate: bool,
     scale_input_d: int,
     disable_lanes: tuple[int, ...],
-) -> tuple[PipeJob, tuple[Pages, ...]]:
-    """An MMA with these operand values. Raises DescriptorError or TmemError if it is invalid."""
+) -> tuple[PipeJob, tuple[Pages, ...], int]:
+    """An MMA with these operand values, and how many multiplications it is.
+
+    Raises DescriptorError or TmemError if it is invalid.
+    """
     operation = MmaOperation(
         cta_group=form.cta_group,
         instruction=InstructionDescriptor.decode(descriptor, form.kind),
@@ -80,7 +83,8 @@ def prepare(
         ws=form.ws,
     )
     plan = plan_mma(operation)
-    return job_of(plan), _pages(plan)
+    shape = operation.instruction
+    return job_of(plan), _pages(plan), shape.m * shape.n * shape.k
 
 
 def _pages(plan: MmaPlan) -> tuple[Pages, ...]:
@@ -162,7 +166,7 @@ def _mma_handler(
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
         lane = issuing_lane(fragment, mask, name)
-        job, pages = prepare(
+        job, pages, macs = prepare(
             form,
             d_of(warp, lane),
             a_of(warp, lane),
@@ -174,6 +178,7 @@ def _mma_handler(
         )
         issue(fragment, lane, job, pipe)
         own = warp.cta
+        own.note_product(instruction.line, macs)
         check_swizzle(fragment, members_of(own, group_of(own, size)), pages)
 
     return handler

@@ -159,10 +159,9 @@ def issue(fragment: Fragment, lane: int, job: PipeJob, instruction: PipeInstruct
     actor = group.pipe.begin(warp.clock.snapshot(1 << lane))
     warp.pipe_latest[lane] = actor
     _record(members, job, actor, instruction)
-    if cta.machine.events is not None:
-        for use in job.smem:
-            num_bytes = len(use.addresses) * use.unit_bytes
-            cta.machine.events.moved(cta, members[use.rank], instruction.line, num_bytes)
+    for use in job.smem:
+        num_bytes = len(use.addresses) * use.unit_bytes
+        cta.note_moved(members[use.rank], instruction.line, num_bytes)
     _check_issuers(fragment, lane, group, job, actor.epoch)
     smem = [member.smem for member in members]
     tmem = [tensor_memory(member).data for member in members]

@@ -13,7 +13,7 @@ from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import Unsupported, machine
-from fa4.emulator.wgmma.forms import Form
+from fa4.emulator.wgmma.forms import ProductForm
 from fa4.emulator.wgmma.sums import multiply
 
 ROWS, COLUMNS = 16, 8
@@ -64,7 +64,7 @@ def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
     if types[0] != types[3] or types[0] not in (("f32", "f16") if types[1] == "f16" else ("f32",)):
         raise Unsupported(f"types {'.'.join(types)}")
     depth, sums, element = _DEPTHS[shape], types[0], _FORMATS[types[1]]
-    form = Form(COLUMNS, element, element, _FORMATS[sums])
+    form = ProductForm(COLUMNS, element, element, _FORMATS[sums])
     d, a, b, c = (context.elements(operand) for operand in instruction.operands)
     readers = [[context.reader(o, "b32") for o in operands] for operands in (a, b, c)]
     writers = [context.writer(o, "b32") for o in d]

@@ -22,7 +22,7 @@ from fa4.emulator.machine.shadows import READ, Touch
 from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.waits import Blocked
 from fa4.emulator.machine.warpgroup_checks import check_product
-from fa4.emulator.machine.warpgroups import WARPS, Meeting, Warpgroup
+from fa4.emulator.machine.warpgroups import WARPS, Meeting, WarpgroupUnit
 from fa4.emulator.masks import FULL_MASK, Array
 from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction, Vector
 from fa4.emulator.tcgen05.operands import UNIT_BYTES
@@ -32,14 +32,14 @@ from fa4.emulator.translate.program import Program
 from fa4.emulator.translate.table import Unsupported, machine, modifiers
 from fa4.emulator.wgmma.forms import (
     A_REGISTERS,
-    Form,
     FormError,
+    ProductForm,
     gather_a,
     gather_d,
     parse_types,
     scatter_d,
 )
-from fa4.emulator.wgmma.operands import SmemOperand, operand_at
+from fa4.emulator.wgmma.operands import MatrixInSmem, operand_at
 from fa4.emulator.wgmma.sums import multiply
 
 
@@ -51,7 +51,7 @@ class ProductInstruction:
     """
 
     line: int
-    form: Form
+    form: ProductForm
     d: RegisterBlock
     a: RegisterBlock | None
     smem: Access
@@ -67,7 +67,7 @@ def _immediates(operands: list[Operand], count: int, allowed: tuple[int, int]) -
     return values
 
 
-def _form_of(instruction: PtxInstruction, operands: list[Operand]) -> Form:
+def _form_of(instruction: PtxInstruction, operands: list[Operand]) -> ProductForm:
     """The form; `operands`: those behind scale-d, all of which it must take."""
     parts = list(instruction.parts[2:])
     if parts[:2] != ["sync", "aligned"] or len(parts) < 3:
@@ -87,7 +87,7 @@ def _form_of(instruction: PtxInstruction, operands: list[Operand]) -> Form:
             transposes = [0, *transposes][-2:]
     if operands:
         raise Unsupported(f"{len(operands)} operands too many")
-    return Form(
+    return ProductForm(
         form.n, form.a, form.b, form.d, saturate, in_registers,
         scales[0] < 0, scales[1] < 0, bool(transposes[0]), bool(transposes[1]),
     )  # fmt: skip
@@ -118,20 +118,23 @@ def bind_product(instruction: PtxInstruction, context: KernelContext) -> Handler
 
     smem_access = Access(instruction.line, async_proxy=True)
     own = ProductInstruction(instruction.line, form, d, a, smem_access, held)
-    a_desc = None if a is not None else context.reader(operands[1], "b64")
-    b_desc, scale = context.reader(operands[2], "b64"), context.reader(operands[3], "pred")
+    readers = [context.reader(operands[2], "b64"), context.reader(operands[3], "pred")]
+    if a is None:
+        readers.insert(0, context.reader(operands[1], "b64"))
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
         group = warpgroup_of(fragment, mask, "wgmma.mma_async")
-        values = [read(warp) for read in (a_desc, b_desc, scale) if read is not None]
-        if any((value != value[0]).any() for value in values):
-            raise fragment.fatal(
-                "divergence", "wgmma.mma_async: the lanes give different descriptors or scale-d"
-            )
-        found = [int(value[0]) for value in values]
+        found = []
+        for read in readers:
+            lanes = read(warp).tolist()
+            if lanes.count(lanes[0]) != len(lanes):
+                raise fragment.fatal(
+                    "divergence", "wgmma.mma_async: the lanes give different descriptors or scale-d"
+                )
+            found.append(lanes[0])
         smem = [operand_at(form, "b", found[-2])]
-        if a_desc is not None:
+        if a is None:
             smem.append(operand_at(form, "a", found[0]))
         _issue(fragment, group, own, smem, bool(found[-1]))
 
@@ -144,7 +147,7 @@ def refuse_sparse(instruction: PtxInstruction, context: KernelContext) -> Handle
     raise Unsupported("sparse matrices are not supported")
 
 
-def warpgroup_of(fragment: Fragment, mask: int, what: str) -> Warpgroup:
+def warpgroup_of(fragment: Fragment, mask: int, what: str) -> WarpgroupUnit:
     """The group of a warp that executes a wgmma instruction, all of it together.
 
     Raises Stop with a finding if a part of the warp does, or the CTA lacks warps of the group.
@@ -155,6 +158,9 @@ def warpgroup_of(fragment: Fragment, mask: int, what: str) -> Warpgroup:
             "divergence", f"{what} by lanes {mask:#010x}: all of the warp must execute it together"
         )
     number = warp.index // WARPS
+    known = cta.warpgroups.get(number)
+    if known is not None:
+        return known
     first = number * WARPS
     members = cta.warps[first : first + WARPS]
     if len(members) < WARPS or any(member.threads != FULL_MASK for member in members):
@@ -163,16 +169,15 @@ def warpgroup_of(fragment: Fragment, mask: int, what: str) -> Warpgroup:
             f"{what} needs four whole warps from a multiple of four on: the CTA has "
             f"{cta.grid.thread_count - 32 * first} threads from warp {first} on",
         )
-    if number not in cta.warpgroups:
-        cta.warpgroups[number] = Warpgroup(first)
+    cta.warpgroups[number] = WarpgroupUnit(first)
     return cta.warpgroups[number]
 
 
 def _issue(
     fragment: Fragment,
-    group: Warpgroup,
+    group: WarpgroupUnit,
     own: ProductInstruction,
-    smem: list[SmemOperand],
+    smem: list[MatrixInSmem],
     accumulate: bool,
 ) -> None:
     warp, cta = fragment.warp, fragment.warp.cta
@@ -194,7 +199,8 @@ def _issue(
         touch = Touch(actor, own.smem, READ, actor.lane)
         for operand in smem:
             record_shared(cta, operand.by_warp[place], UNIT_BYTES, touch)
-    check_swizzle(fragment, [cta], [_pages(operand) for operand in smem])
+    if cta.swizzles:
+        check_swizzle(fragment, [cta], [_pages(operand) for operand in smem])
     key = own.line, accumulate, tuple(operand.descriptor for operand in smem)
     words = own.a.read(warp) if own.a is not None else None
     meeting = group.join(place, products.issued, own.line, key, words)
@@ -215,26 +221,29 @@ def _issue(
 
 
 @lru_cache(maxsize=4096)
-def _pages(operand: SmemOperand) -> Pages:
+def _pages(operand: MatrixInSmem) -> Pages:
     return pages_of(operand.name.upper(), operand.units, operand.descriptor.swizzle)
 
 
 def _launch(
-    cta: Cta, group: Warpgroup, own: ProductInstruction, smem: list[SmemOperand], accumulate: bool
+    cta: Cta,
+    group: WarpgroupUnit,
+    own: ProductInstruction,
+    smem: list[MatrixInSmem],
+    accumulate: bool,
 ) -> None:
     """All four warps have issued: the tensor cores have the product."""
     meeting = group.meetings.popleft()
     group.met += 1
-    if cta.machine.events is not None:
-        num_bytes = sum(operand.units.size for operand in smem) * UNIT_BYTES
-        cta.machine.events.moved(cta, cta, own.line, num_bytes)
+    cta.note_moved(cta, own.line, sum(operand.units.size for operand in smem) * UNIT_BYTES)
+    cta.note_product(own.line, own.form.macs)
     warps = cta.warps[group.first_warp : group.first_warp + WARPS]
     complete = _completion(group, own, smem, accumulate, meeting, warps)
     cta.submit("wgmma.mma_async", own.line, complete, group.queue)
 
 
 def _completion(
-    group: Warpgroup, own: ProductInstruction, smem: list[SmemOperand], accumulate: bool,
+    group: WarpgroupUnit, own: ProductInstruction, smem: list[MatrixInSmem], accumulate: bool,
     meeting: Meeting, warps: list[Warp],
 ) -> Callable[[], None]:  # fmt: skip
     form, memory = own.form, warps[0].cta.smem

@@ -214,7 +214,9 @@ def _admitted_global(state: Any, granules: Any, lanes: Any, mine: Any, is_write:
     """The same for global memory."""
     records = global_shadow.GlobalRecords(
         numba.carray(_pointer(state.writes), (state.granules, FIELDS), np.uint32),
-        numba.carray(_pointer(state.reads), (state.granules, FIELDS), np.uint32),
+        numba.carray(
+            _pointer(state.reads), (global_shadow.READERS, state.granules, FIELDS), np.uint32
+        ),
         np.zeros(FOUND_FIELDS, np.int64),
     )
     global_shadow.compare(records, granules, lanes, mine, is_write)

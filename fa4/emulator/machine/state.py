@@ -6,7 +6,7 @@ one another for lies below; what starts, checks, ends and explains them lies abo
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -36,7 +36,7 @@ from fa4.emulator.machine.memory import GlobalBuffer
 from fa4.emulator.machine.operations import AsyncOperation
 from fa4.emulator.machine.tensor import SwizzleNotes, TensorGroup, TensorMemory
 from fa4.emulator.machine.waits import Blocked, Countdown, Waitable
-from fa4.emulator.machine.warpgroups import Warpgroup, WarpProducts
+from fa4.emulator.machine.warpgroups import WarpgroupUnit, WarpProducts
 from fa4.emulator.masks import FULL_MASK, LANES, Array
 from fa4.emulator.translate.layout import (
     MODULE_WINDOW,
@@ -257,7 +257,7 @@ class Cta:
         self.pipe_actor = PipeActor(rows.pipe(rank))
         self.tensor: TensorMemory | None = None
         self.tensor_groups: dict[int, TensorGroup] = {}
-        self.warpgroups: dict[int, Warpgroup] = {}
+        self.warpgroups: dict[int, WarpgroupUnit] = {}
         self.swizzles = SwizzleNotes()
         self.triggered = False
         self.prior_waiters = Waitable()
@@ -290,6 +290,17 @@ class Cta:
         """Records a finding at a PTX line. Raises Stop when there are many."""
         source = self.grid.program.source_of(line)
         self.machine.report(KernelFinding(kind, message, line, source, self.index, warp))
+
+    def note_moved(self, owner: Cta, line: int, num_bytes: int) -> None:
+        """An asynchronous operation of this CTA moves bytes of a CTA's shared memory."""
+        self.grid.moved_bytes[line] += num_bytes
+        if self.machine.events is not None:
+            self.machine.events.moved(self, owner, line, num_bytes)
+
+    def note_product(self, line: int, macs: int) -> None:
+        """This CTA issues a product of so many multiplications to its tensor cores."""
+        self.grid.products[line] += 1
+        self.grid.macs[line] += macs
 
     def submit(
         self,
@@ -341,7 +352,9 @@ class Grid:
     prior: the launch before it in the stream, when this one may overlap it (programmatic
     dependent launch); follower: the other way round. started: clusters that run, ran or were taken
     over, the first ones. resident: those that run. warp_step_counts: warp -> executions of each
-    step, by the warps that are done.
+    step, by the warps that are done. moved_bytes, products, macs: by PTX line, bytes of shared
+    memory that asynchronous operations have moved, products of tensor cores, and their
+    multiplications.
     """
 
     def __init__(
@@ -382,6 +395,9 @@ class Grid:
         self.triggered = 0
         self.ctas_done = 0
         self.warp_step_counts: dict[int, list[int]] = {}
+        self.moved_bytes: Counter[int] = Counter()
+        self.products: Counter[int] = Counter()
+        self.macs: Counter[int] = Counter()
 
     @property
     def done(self) -> bool:

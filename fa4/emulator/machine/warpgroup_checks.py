@@ -1,16 +1,13 @@
-"""The rules for registers that wgmma uses asynchronously (PTX ISA 9.7.15.4 and 9.7.15.6)."""
+"""The rules for registers that wgmma uses asynchronously (PTX ISA 9.7.15.4 and 9.7.15.7.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING
 
+from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.machine.warpgroups import Product
-
-if TYPE_CHECKING:
-    from fa4.emulator.machine.state import Fragment, Warp
-    from fa4.emulator.ptx.syntax import PtxInstruction
-    from fa4.emulator.translate.program import Program, Step
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.program import Program, Step, registers_of
 
 
 def note_use(warp: Warp, step: Step) -> None:
@@ -43,8 +40,6 @@ def _first_touching(
     program: Program, instructions: Iterable[PtxInstruction], bits: int
 ) -> tuple[PtxInstruction, str] | None:
     """The first instruction that touches one of these registers, and which."""
-    from fa4.emulator.translate.program import registers_of
-
     names = {name for name, bit in program.held_registers.items() if bit & bits}
     for instruction in instructions:
         guard = {instruction.guard.name} if instruction.guard is not None else set()
@@ -65,7 +60,7 @@ def check_product(fragment: Fragment, shape: Hashable, d: int, a: int) -> None:
     if products.unfenced & (d | a):
         _report_unfenced(fragment, d | a)
         return
-    for other in products.since_fence:
+    for other in products.since_fence.values():
         if _collide(other, shape, d, a):
             fragment.fault(
                 "missing-fence",
@@ -93,10 +88,7 @@ def _report_collision(fragment: Fragment, other: Product) -> None:
 def _report_unfenced(fragment: Fragment, bits: int) -> None:
     warp = fragment.warp
     products, program = warp.products, warp.program
-    if products.unfenced == -1 or not products.touching:
-        fragment.fault("missing-fence", "the first wgmma.mma_async without a wgmma.fence before it")
-        return
-    for index in products.touching:
+    for index in products.touching if products.unfenced != -1 else ():
         step = program.steps[index]
         found = _first_touching(program, step.instructions, bits)
         if found is not None:

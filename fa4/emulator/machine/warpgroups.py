@@ -34,7 +34,8 @@ class WarpProducts:
     number of the last product of each committed group that nothing has waited for. under_way:
     products that nothing has waited for; held: the registers they hold, as bits of
     `Program.held_registers`. unfenced: registers that threads have touched since the last
-    wgmma.fence, at first all; touching: the steps that did. since_fence: products since then.
+    wgmma.fence, at first all; touching: the steps that did. since_fence: products since then, one
+    for each shape and set of registers.
     """
 
     actors: Stream
@@ -44,14 +45,14 @@ class WarpProducts:
     held: int = 0
     unfenced: int = -1
     touching: dict[int, None] = field(default_factory=dict)
-    since_fence: list[Product] = field(default_factory=list)
+    since_fence: dict[Hashable, Product] = field(default_factory=dict)
 
     def begin(self, line: int, shape: Hashable, d: int, a: int) -> None:
         """One more is issued."""
         self.issued += 1
         product = Product(self.issued, line, shape, d, a)
         self.under_way.append(product)
-        self.since_fence.append(product)
+        self.since_fence.setdefault((shape, d, a), product)
         self.held |= d | a
 
     def commit(self) -> None:
@@ -92,7 +93,7 @@ class Meeting:
     a: dict[int, Array | None] = field(default_factory=dict)
 
 
-class Warpgroup(Waitable):
+class WarpgroupUnit(Waitable):
     """Four warps, the first of which has an index that is a multiple of four.
 
     queue: their products that are under way. met, completed: how many all warps have issued, and

@@ -77,6 +77,7 @@ def describe_report(report: Report, ptx: str) -> dict[str, Any]:
             }
             for role in find_roles(report.by_warp)
         ],
+        "work": [dict(vars(work)) for work in report.work],
         "steps": report.steps,
         "seconds": report.seconds,
         "load_seconds": report.load_seconds,

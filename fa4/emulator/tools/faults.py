@@ -42,6 +42,9 @@ _REMOVED = {
     "cp.async.wait_group": "copy wait removed",
     "cp.async.wait_all": "copy wait removed",
     "cp.async.mbarrier.arrive": "arrive removed",
+    "wgmma.fence": "wgmma fence removed",
+    "wgmma.commit_group": "wgmma commit removed",
+    "wgmma.wait_group": "wgmma wait removed",
     "griddepcontrol.wait": "dependency wait removed",
 }
 _ORDERED = (
@@ -118,6 +121,8 @@ def _alterations(instruction: PtxInstruction) -> Iterator[tuple[str, str]]:
         len(instruction.operands) > 1
     ):
         yield "32 threads more expected", _with_last(instruction, 32)
+    if opcode.startswith("wgmma.wait_group"):
+        yield "one group more left", _with_last(instruction, 1)
 
 
 def _succeed(instruction: PtxInstruction) -> str:

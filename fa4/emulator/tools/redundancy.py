@@ -35,7 +35,8 @@ _NO_EVENTS = (
     "bar.", "barrier.", "fence", "membar", "griddepcontrol", "mbarrier.try_wait",
     "mbarrier.test_wait", "tcgen05.wait", "tcgen05.fence", "tcgen05.relinquish",
     "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cp.async.commit_group",
-    "cp.async.wait", "nanosleep", "setmaxnreg", "prefetch", "ld.param",
+    "cp.async.wait", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group",
+    "nanosleep", "setmaxnreg", "prefetch", "ld.param",
 )  # fmt: skip
 _POOL_IDS = POOL_ROWS * LANES
 Name = tuple[int, int, int]  # an operation: warp row, number of the event that began it, which

@@ -25,6 +25,7 @@ from fa4.emulator.translate.program import Step
 # What moves the bytes, by prefix of the PTX opcode; the longest one counts.
 KINDS: Mapping[str, str] = {
     "tcgen05.mma": "products",
+    "wgmma.mma_async": "products",
     "tcgen05.cp": "copies to tensor memory",
     "cp.async.bulk": "copies",
     "cp.reduce.async.bulk": "bulk reductions",

@@ -34,7 +34,7 @@ class FormError(Exception):
 
 
 @dataclass(frozen=True)
-class Form:
+class ProductForm:
     """What the opcode and the immediates of a wgmma.mma_async say.
 
     D (64, n) = A (64, k) B (n, k)^T + D. a_in_registers: each thread holds a fragment of A.
@@ -73,7 +73,7 @@ class Form:
         return self.d is Format.S32
 
 
-def parse_types(shape: str, types: tuple[str, ...], saturate: bool) -> Form:
+def parse_types(shape: str, types: tuple[str, ...], saturate: bool) -> ProductForm:
     """The form of a shape such as "m64n128k16" and the types (D, A, B).
 
     Raises FormError if the instruction set lacks it (PTX ISA 9.7.15.2 and 9.7.15.5).
@@ -86,7 +86,7 @@ def parse_types(shape: str, types: tuple[str, ...], saturate: bool) -> Form:
     if a not in _KINDS or not alike or d not in _KINDS[a]:
         raise FormError(f"types .{d}.{a}.{b} do not exist")
     n, k = int(found[1]), int(found[2])
-    form = Form(n, a, b, d, saturate)
+    form = ProductForm(n, a, b, d, saturate)
     step = 16 if form.is_integer and n > 32 else 8
     if not 8 <= n <= 256 or n % step:
         raise FormError(f"n{n} does not exist for .{a} (8 to 256 in steps of {step})")
@@ -108,7 +108,7 @@ def gather_a(words: npt.NDArray[np.uint32]) -> Bytes:
     return np.ascontiguousarray(by_place.transpose(0, 2, 3, 1, 4)).view(np.uint8).reshape(ROWS, -1)
 
 
-def gather_d(form: Form, words: npt.NDArray[np.uint32]) -> Words:
+def gather_d(form: ProductForm, words: npt.NDArray[np.uint32]) -> Words:
     """Elements of D, bits (64, n), from the registers of four warps (4, registers, 32 lanes)."""
     if form.d is Format.F16:
         halves = words.reshape(WARPS, -1, 2, 8, 4, 1).view(np.uint16)
@@ -118,7 +118,7 @@ def gather_d(form: Form, words: npt.NDArray[np.uint32]) -> Words:
     return pairs.transpose(0, 2, 4, 1, 5, 3).reshape(ROWS, form.n)
 
 
-def scatter_d(form: Form, elements: Words) -> npt.NDArray[np.uint32]:
+def scatter_d(form: ProductForm, elements: Words) -> npt.NDArray[np.uint32]:
     """The registers of four warps, uint32 (4, registers, 32), that hold D; see `gather_d`."""
     by_place = elements.reshape(WARPS, 2, 8, form.n // 8, 4, 2)  # warp, h, g, j, t, one of the pair
     if form.d is Format.F16:

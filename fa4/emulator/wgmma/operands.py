@@ -15,7 +15,7 @@ from fa4.emulator.tcgen05.descriptors import SmemDescriptor, Swizzle
 from fa4.emulator.tcgen05.errors import DescriptorError
 from fa4.emulator.tcgen05.operands import UNIT_BYTES, Major, unit_addresses
 from fa4.emulator.tcgen05.tmem import Bytes, Indices
-from fa4.emulator.wgmma.forms import ROWS, WARPS, Form
+from fa4.emulator.wgmma.forms import ROWS, WARPS, ProductForm
 
 _SWIZZLES = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
 _MODES = {swizzle: mode for mode, swizzle in _SWIZZLES.items()}
@@ -55,7 +55,7 @@ def encode_descriptor(descriptor: SmemDescriptor) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class SmemOperand:
+class MatrixInSmem:
     """An operand in shared memory, "a" or "b".
 
     units: addresses of its 16-byte units, (rows, 2) or, if it is M- or N-major, (16, rows / 8).
@@ -82,7 +82,7 @@ class SmemOperand:
 
 
 @lru_cache(maxsize=4096)
-def operand_at(form: Form, which: str, value: int) -> SmemOperand:
+def operand_at(form: ProductForm, which: str, value: int) -> MatrixInSmem:
     """Operand "a" or "b" at a descriptor. Raises DescriptorError if there is no such layout."""
     descriptor = decode_descriptor(value)
     rows, element = (ROWS, form.a) if which == "a" else (form.n, form.b)
@@ -95,4 +95,4 @@ def operand_at(form: Form, which: str, value: int) -> SmemOperand:
         parts = np.split(units, WARPS, axis=1 if transposed else 0)
         by_warp = tuple(np.ascontiguousarray(part).ravel() for part in parts)
     first, stop = int(units.min()), int(units.max()) + UNIT_BYTES
-    return SmemOperand(which, descriptor, units, transposed, first, stop, by_warp)
+    return MatrixInSmem(which, descriptor, units, transposed, first, stop, by_warp)

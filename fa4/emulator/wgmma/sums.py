@@ -27,14 +27,14 @@ import numpy.typing as npt
 
 from fa4.emulator.tcgen05.formats import CANONICAL_NAN_F16, CANONICAL_NAN_F32, Format
 from fa4.emulator.tcgen05.tmem import Bytes, Words
-from fa4.emulator.wgmma.forms import Form
+from fa4.emulator.wgmma.forms import ProductForm
 
 Integers = npt.NDArray[np.int32]
 _NOTHING = -(1 << 20)  # the exponent of zero
 
 
 @dataclass(frozen=True)
-class Layout:
+class FloatLayout:
     """A floating-point type: exponent bits, mantissa bits, bias; whether it has infinities."""
 
     exponent_bits: int
@@ -44,12 +44,12 @@ class Layout:
 
 
 LAYOUTS = {
-    Format.F16: Layout(5, 10, 15),
-    Format.BF16: Layout(8, 7, 127),
-    Format.TF32: Layout(8, 10, 127),
-    Format.E4M3: Layout(4, 3, 7, False),
-    Format.E5M2: Layout(5, 2, 15),
-    Format.F32: Layout(8, 23, 127),
+    Format.F16: FloatLayout(5, 10, 15),
+    Format.BF16: FloatLayout(8, 7, 127),
+    Format.TF32: FloatLayout(8, 10, 127),
+    Format.E4M3: FloatLayout(4, 3, 7, False),
+    Format.E5M2: FloatLayout(5, 2, 15),
+    Format.F32: FloatLayout(8, 23, 127),
 }
 # Bits kept below the largest exponent of the addends.
 FRACTION_BITS = {
@@ -61,60 +61,78 @@ FRACTION_BITS = {
 }
 
 
-def codes_of(element: Format, data: Bytes) -> npt.NDArray[np.int64]:
-    """The codes of operand bytes, the last axis of which is K; tf32: the upper 19 bits."""
-    if element is Format.TF32:
-        return (data.view(np.uint32) >> np.uint32(13)).astype(np.int64)
-    if element.container_bytes == 2:
-        return data.view(np.uint16).astype(np.int64)
-    return data.astype(np.int64)
-
-
 class Parts(NamedTuple):
-    """Numbers taken apart: significand 2^(exponent - mantissa_bits), and what is no number.
-
-    special: 0 of finite values, else the infinity or NaN itself.
-    """
+    """Numbers taken apart: significand 2^(exponent - mantissa_bits), 0 for what is no number."""
 
     significand: Integers
     exponent: Integers
-    special: npt.NDArray[np.float64]
-
-    def values(self, mantissa_bits: int) -> npt.NDArray[np.float64]:
-        """The numbers, which float64 holds exactly."""
-        finite = np.ldexp(self.significand.astype(np.float64), self.exponent - mantissa_bits)
-        return finite + self.special
+    has_special: bool
 
 
-def split(layout: Layout, codes: npt.NDArray[np.int64]) -> Parts:
-    """Takes codes of a type apart."""
-    mantissa = codes & ((1 << layout.mantissa_bits) - 1)
-    top = (1 << layout.exponent_bits) - 1
-    field = codes >> layout.mantissa_bits & top
-    sign = 1 - 2 * (codes >> (layout.mantissa_bits + layout.exponent_bits) & 1)
-    special = field == top
-    if not layout.infinities:
-        special &= mantissa == (1 << layout.mantissa_bits) - 1
-    extreme = np.zeros(codes.shape)
-    if special.any():
-        infinite = special & (mantissa == 0) if layout.infinities else np.zeros_like(special)
-        extreme[special] = np.nan
-        extreme[infinite] = np.inf * sign[infinite]
-    significand = np.where(field > 0, mantissa + (1 << layout.mantissa_bits), mantissa)
-    significand = np.where(special, 0, significand)
-    exponent = np.where(significand != 0, np.maximum(field, 1) - layout.bias, _NOTHING)
-    return Parts((sign * significand).astype(np.int32), exponent.astype(np.int32), extreme)
+def codes_of(element: Format, data: Bytes) -> Words:
+    """The codes of operand bytes, the last axis of which is K; tf32: the upper 19 bits."""
+    if element is Format.TF32:
+        return data.view(np.uint32) >> np.uint32(13)
+    return data.view(np.uint16 if element.container_bytes == 2 else np.uint8).astype(np.uint32)
 
 
 @numba.njit(cache=True)
-def _add(
-    a: Any, a_exponent: Any, b: Any, b_exponent: Any, d: Any, d_exponent: Any,
-    product_shift: int, d_shift: int, fraction_bits: int, out: Any,
-) -> None:  # fmt: skip
+def _take_apart(
+    codes: Any, exponent_bits: int, mantissa_bits: int, infinities: bool,
+    significand: Any, exponent: Any,
+) -> bool:  # fmt: skip
+    """Fills the parts of codes, all of one dimension. Returns whether one is no number."""
+    ones, top = (1 << mantissa_bits) - 1, (1 << exponent_bits) - 1
+    bias, found = top >> 1, 0
+    for i in range(codes.size):
+        code: Any = np.int32(codes[i] & np.uint32(0x7FFFFFFF))
+        mantissa: Any = code & ones
+        field: Any = code >> mantissa_bits & top
+        special = field == top and (infinities or mantissa == ones)
+        value: Any = 0 if special else mantissa | (min(field, 1) << mantissa_bits)
+        found += special
+        exponent[i] = max(field, 1) - bias if value else _NOTHING
+        sign: Any = np.int32(codes[i] >> np.uint32(exponent_bits + mantissa_bits) & np.uint32(1))
+        significand[i] = (value ^ -sign) + sign
+    return found > 0
+
+
+def split(layout: FloatLayout, codes: Words) -> Parts:
+    """Takes codes of a type apart."""
+    flat = np.ascontiguousarray(codes).reshape(-1)
+    significand, exponent = np.empty(flat.size, np.int32), np.empty(flat.size, np.int32)
+    special = _take_apart(
+        flat, layout.exponent_bits, layout.mantissa_bits, layout.infinities, significand, exponent
+    )
+    return Parts(significand.reshape(codes.shape), exponent.reshape(codes.shape), special)
+
+
+def _values(layout: FloatLayout, codes: Words, parts: Parts) -> npt.NDArray[np.float64]:
+    """The numbers, infinities and NaNs that codes stand for, which float64 holds exactly."""
+    values = np.ldexp(parts.significand.astype(np.float64), parts.exponent - layout.mantissa_bits)
+    ones, top = (1 << layout.mantissa_bits) - 1, (1 << layout.exponent_bits) - 1
+    mantissa, special = codes & ones, codes >> layout.mantissa_bits & top == top
+    if not layout.infinities:
+        values[special & (mantissa == ones)] = np.nan
+        return values
+    values[special] = np.nan
+    negative = codes >> (layout.mantissa_bits + layout.exponent_bits) & 1
+    infinite = special & (mantissa == 0)
+    values[infinite] = np.where(negative[infinite], -np.inf, np.inf)
+    return values
+
+
+@numba.njit(cache=True)
+def _add(left: Any, right: Any, before: Any, bits: Any, out: Any) -> None:
     """out (m, n): sums as float64 that no rounding to float32 has touched yet.
 
-    a (m, K), b (K, n) with exponents; d (m, n). The shifts align them to fraction_bits.
+    left (m, K), right (K, n), before (m, n): significands and exponents. bits: how far products and
+    accumulators are shifted up, and how many bits then stand below the largest exponent.
     """
+    a, a_exponent = left
+    b, b_exponent = right
+    d, d_exponent = before
+    product_shift, d_shift, fraction_bits = bits
     rows, depth, columns = a.shape[0], a.shape[1], b.shape[1]
     most = np.empty(columns, np.int32)
     total = np.empty(columns, np.int64)
@@ -147,58 +165,60 @@ def _add(
                 out[m, n] = np.float64(total[n]) * 2.0 ** (most[n] - fraction_bits)
 
 
-def to_float32(values: npt.NDArray[np.float64], mantissa_bits: int) -> Words:
-    """Words of float32: toward zero, with so many mantissa bits; beyond the largest, infinite."""
-    with np.errstate(over="ignore", under="ignore"):
-        nearest = values.astype(np.float32)
-    words = nearest.view(np.uint32)
-    words -= np.abs(nearest.astype(np.float64)) > np.abs(values)
-    words[np.abs(values) >= 2.0**128] += 1
-    words &= np.uint32(0xFFFFFFFF << (23 - mantissa_bits) & 0xFFFFFFFF)
-    return words
+@numba.njit(cache=True)
+def _cut_off(sums: Any, kept: int, words: Any) -> None:
+    """float32 words of the bits of float64 sums (int64), toward zero. kept: mask of their bits."""
+    for i in range(sums.size):
+        bits = sums[i]
+        exponent = (bits >> 52 & 0x7FF) - 1023 + 127
+        mantissa = bits & ((1 << 52) - 1)
+        word = exponent << 23 | mantissa >> 29
+        if exponent >= 255:
+            word = 0x7F800000
+        elif exponent <= 0:
+            word = (mantissa | 1 << 52) >> min(30 - exponent, 62)
+        word &= kept
+        if word:
+            word |= (bits >> 32) & 0x80000000
+        words[i] = word
 
 
-def multiply(form: Form, a: Bytes, b: Bytes, d: Words | None) -> Words:
-    """D (64, n) as bits: A (64, 32 bytes) times B (n, 32 bytes) plus d, None: no accumulator."""
+def multiply(form: ProductForm, a: Bytes, b: Bytes, d: Words | None) -> Words:
+    """D (m, n) as bits: A (m, bytes of K) times B (n, bytes of K) plus d, None: no accumulator."""
     if form.is_integer:
         return _multiply_integers(form, a, b, d)
     layouts = [LAYOUTS[element] for element in (form.a, form.b, form.d)]
-    codes = np.zeros((len(a), form.n), np.int64) if d is None else d.astype(np.int64)
-    left = split(layouts[0], codes_of(form.a, a))
-    right = split(layouts[1], codes_of(form.b, b))
-    before = split(layouts[2], codes)
-    if form.negate_a != form.negate_b:
-        left = Parts(-left.significand, left.exponent, -left.special)
-    bits = FRACTION_BITS[form.a]
-    up = bits - layouts[0].mantissa_bits - layouts[1].mantissa_bits
-    d_up = bits - layouts[2].mantissa_bits
-    sums = np.empty(codes.shape)
+    before = np.zeros((len(a), form.n), np.uint32) if d is None else d
+    codes = [codes_of(form.a, a), codes_of(form.b, b), before]
+    left, right, old = parts = [split(*each) for each in zip(layouts, codes, strict=True)]
+    flip = -1 if form.negate_a != form.negate_b else 1
+    fraction, sums = FRACTION_BITS[form.a], np.empty(before.shape)
+    mantissas = [layout.mantissa_bits for layout in layouts]
     _add(
-        left.significand, left.exponent,
-        np.ascontiguousarray(right.significand.T), np.ascontiguousarray(right.exponent.T),
-        before.significand, before.exponent, up, d_up, bits, sums,
-    )  # fmt: skip
+        (left.significand * np.int32(flip), left.exponent),
+        (np.ascontiguousarray(right.significand.T), np.ascontiguousarray(right.exponent.T)),
+        (old.significand, old.exponent),
+        (fraction - mantissas[0] - mantissas[1], fraction - mantissas[2], fraction),
+        sums,
+    )
     words = _encode(form, sums)
-    if any(part.special.any() for part in (left, right, before)):
-        values = [
-            part.values(layout.mantissa_bits)
-            for part, layout in zip((left, right, before), layouts, strict=True)
-        ]
+    if any(part.has_special for part in parts):
+        values = [_values(*each) for each in zip(layouts, codes, parts, strict=True)]
         with np.errstate(invalid="ignore"):
-            extreme = values[0] @ values[1].T + values[2]
-        _place_extremes(form.d, extreme, words)
+            _place_extremes(form.d, flip * values[0] @ values[1].T + values[2], words)
     return words
 
 
-def _encode(form: Form, sums: npt.NDArray[np.float64]) -> Words:
+def _encode(form: ProductForm, sums: npt.NDArray[np.float64]) -> Words:
     if form.d is Format.F16:
         with np.errstate(over="ignore"):
-            words = sums.astype(np.float16).view(np.uint16).astype(np.uint32)
-        words[words == 0x8000] = 0
-    else:
-        words = to_float32(sums, min(FRACTION_BITS[form.a], 23))
-        words[words == 0x80000000] = 0
-    return words
+            halves = sums.astype(np.float16).view(np.uint16).astype(np.uint32)
+        halves[halves == 0x8000] = 0
+        return halves
+    words = np.empty(sums.size, np.uint32)
+    dropped = 23 - min(FRACTION_BITS[form.a], 23)
+    _cut_off(sums.reshape(-1).view(np.int64), -1 << dropped & 0x7FFFFFFF, words)
+    return words.reshape(sums.shape)
 
 
 def _place_extremes(element: Format, sums: npt.NDArray[np.float64], words: Words) -> None:
@@ -210,7 +230,7 @@ def _place_extremes(element: Format, sums: npt.NDArray[np.float64], words: Words
     words[np.isnan(sums)] = nan
 
 
-def _multiply_integers(form: Form, a: Bytes, b: Bytes, d: Words | None) -> Words:
+def _multiply_integers(form: ProductForm, a: Bytes, b: Bytes, d: Words | None) -> Words:
     types = {Format.S8: np.int8, Format.U8: np.uint8}
     left = a.view(types[form.a]).astype(np.float64)
     right = b.view(types[form.b]).astype(np.float64)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -114,7 +115,7 @@ class Signals:
             self.arrive(name, at)
 
     def hand_on(self, name: str, count: int) -> None:
-        """Arrive at the named barrier `name` of the next of `count` roles, the first after the last.
+        """Arrive at the named barrier `name` of the next of `count` roles in a circle.
 
         Each role has the number of the barrier that it waits at.
         """
@@ -123,7 +124,8 @@ class Signals:
         for i in range(count):
             step = Arrive(name.replace("#", str((i + 1) % count)))
             self.trace.append((self._name(self.role, i), step))
-        following = cutlass.select_(self.number == count - 1, Int32(0), self.number + 1)
+        number: Any = self.number
+        following = cutlass.select_(number == count - 1, Int32(0), number + 1)
         threads = self._named_threads(self.plan.signal(name.replace("#", "0")))
         cute.arch.barrier_arrive(barrier_id=found[0] + following, number_of_threads=threads)
 

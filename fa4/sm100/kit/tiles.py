@@ -12,23 +12,27 @@ from fa4.sm100.kit.signals import pair_rank
 
 L2_SECTION_BYTES = 50 << 20  # K and V that stay in L2 beside everything else (FlashAttention-4)
 MOST_SECTION_BITS = 10
-LONGEST_FIRST = ("lpt", "clc")
+LONGEST_FIRST = ("lpt", "clc", "snake")
 
 
 class TiledSpec(Protocol):
-    """What the rows of a work tile depend on: part of every kernel's spec.
-
-    tile_rows, tile_n: rows of a Q tile and of a KV tile; q_tiles: Q tiles of a CTA.
-    """
+    """What the rows of a work tile depend on: part of every kernel's spec."""
 
     @property
-    def cta_group(self) -> int: ...
+    def cta_group(self) -> int:
+        """CTAs that work together."""
+
     @property
-    def tile_rows(self) -> int: ...
+    def tile_rows(self) -> int:
+        """Rows of a Q tile."""
+
     @property
-    def tile_n(self) -> int: ...
+    def tile_n(self) -> int:
+        """Keys of a KV tile."""
+
     @property
-    def q_tiles(self) -> int: ...
+    def q_tiles(self) -> int:
+        """Q tiles of a CTA."""
 
 
 @dataclass(frozen=True)
@@ -160,16 +164,8 @@ def _order(problem: KernelProblem, index: Int32) -> tuple[Int32, Int32]:
     """(query block, head of all batch entries) of work tile `index`.
 
     Query blocks vary fastest; or, longest first: in sections of heads that share L2, the last
-    query blocks of all heads come first, as under a mask they see the most keys. Folded, the last
-    block and the first one, the last but one and the second: each two see as many keys together.
-    In the middle of an odd number of blocks lies one that has no rows.
+    query blocks of all heads come first, as under a mask they see the most keys.
     """
-    if problem.spec.scheduler == "fold":
-        pair, pairs = index // 2, (problem.blocks + 1) // 2
-        place = pair % pairs
-        beyond = cutlass.select_(index % 2 == 0, problem.blocks - 1 - place, problem.blocks)
-        first = (index % 2 == 1) & (2 * place + 1 != problem.blocks)
-        return cutlass.select_(first, place, beyond), pair // pairs
     if problem.spec.scheduler not in LONGEST_FIRST:
         return index % problem.blocks, index // problem.blocks
     tiles = problem.section * problem.blocks

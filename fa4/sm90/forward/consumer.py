@@ -7,40 +7,45 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.plan.warpgroup import output_over_queries
+from fa4.sm90.forward import fragment
+from fa4.sm90.forward.output import OutputTile, close, finish, meet_warpgroup, share
+from fa4.sm90.forward.products import WarpgroupProducts, wait_products
+from fa4.sm90.forward.schedule import first_work, next_work
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.kit import rowmath
 from fa4.sm100.kit.ptx_block import stand_apart
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
-from fa4.sm100.kit.units import MMA_DEPTH, WARPGROUP
-from fa4.sm90.forward import fragment
-from fa4.sm90.forward.output import Output, close, finish, meet_warpgroup, share
-from fa4.sm90.forward.products import Products, wait_products
-from fa4.sm90.forward.schedule import first_work, next_work
+from fa4.sm100.kit.units import WARPGROUP
+
 
 @dataclass(frozen=True)
-class Work:
+class ConsumerWork:
     """What a warpgroup works with.
 
     number: which warpgroup it is. probabilities: P in shared memory, (rows, cols) of this
-    warpgroup, None where PV takes it from registers. num_tiles: work tiles of the call.
+    warpgroup, None where PV takes it from registers. slack: of scores, by which a maximum may rise
+    above its reference. num_tiles: work tiles of the call.
     """
 
     spec: cutlass.Constexpr
     number: Int32
-    products: Products
+    products: WarpgroupProducts
     probabilities: cute.Tensor | None
     scale_log2: Float32
+    slack: Float32
     num_tiles: Int32
     mods: Mods
 
+
 @dataclass(frozen=True)
-class State:
+class ConsumerState:
     """What is carried from one KV tile to the next. Of each list, a thread's part.
 
-    sums: O. words: P of the KV tile whose PV is next, in registers. highest: reference maxima, log2
-    of the factors that O still needs. totals: partial row sums, of the first row, then the second.
+    sums: O. words: P of the KV tile whose PV is next, in registers. highest: reference
+    maxima. totals: row sums of this thread's columns.
     """
 
     sums: list
@@ -52,17 +57,19 @@ class State:
 
 
 @cute.jit
-def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output) -> None:
+def consume(
+    signals: Signals, problem: KernelProblem, work: ConsumerWork, output: OutputTile
+) -> None:
     """Every KV tile of every work tile, last keys first: masked, whole, masked by the window."""
     spec: cutlass.Constexpr = problem.spec
     index = first_work(problem)
     keys, values, tiles_done = signals.ring("k"), signals.ring("v"), Int32(0)
-    if cutlass.const_expr(spec.takes_turns):
+    if cutlass.const_expr(spec.takes_turns):  # noqa: SIM102
         if work.number == spec.consumers - 1:
             last = signals.of(f"consumer{spec.consumers - 1}").numbered(0)
             last.arrive("turn#")
+    tile = locate_any(problem, index)
     while index < problem.num_tiles:
-        tile = locate(problem, index)
         first_row = tile.tile_row(work.number)
         thread_row = first_row + fragment.thread_row(cute.arch.thread_idx()[0] % WARPGROUP)
         rows = thread_row, thread_row + fragment.ROW_STEP
@@ -85,33 +92,50 @@ def consume(signals: Signals, problem: KernelProblem, work: Work, output: Output
             for _ in cutlass.range(number - stop, unroll=1):
                 number -= 1
                 state = step(signals, work, tile, number, rows, state)
+        if cutlass.const_expr(not output_over_queries(spec.pipeline, spec.gpu)):
+            signals.arrive_once("q_empty")
         if cutlass.const_expr(spec.overlap):
-            state = last_product(signals, work, state)
+            signals.wait("v_full", state.values)
+            sums = start_values(signals, work, state)
         else:
             give_turn(signals, work)
-        finish(signals, work, tile, output, rows, state)
-        keys, values = state.keys, state.values
         index = next_work(problem, index)
+        following = locate_any(problem, index)  # its divisions run beside the last product
+        if cutlass.const_expr(spec.overlap):
+            sums, values = values_done(signals, sums, state.values)
+            state = replace(state, sums=sums, words=[], values=values)
+        finish(signals, work, tile, output, rows, state)
+        keys, values, tile = state.keys, state.values, following
         tiles_done += 1
     close(signals, spec)
 
 
-def start(work: Work, keys: Ring, values: Ring) -> State:
+def locate_any(problem: KernelProblem, index: Int32) -> WorkTile:
+    """The work tile; beyond the end, the last one, of which nothing is used."""
+    return locate(problem, cutlass.min(index, problem.num_tiles - 1))
+
+
+def start(work: ConsumerWork, keys: Ring, values: Ring) -> ConsumerState:
     """The state of a work tile that has seen no key."""
     spec = work.spec
-    return State(
+    return ConsumerState(
         sums=[Float32(0.0)] * (work.products.values // 2),
         words=[Int32(0)] * (spec.tile_n // 4 if spec.overlap and spec.p_source != "smem" else 0),
         highest=[rowmath.reference_without_keys(work.scale_log2)] * fragment.ROWS_OF_THREAD,
-        totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD * fragment.CHAINS),
+        totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD),
         keys=keys,
         values=values,
     )
 
 
 def step(
-    signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
-) -> State:
+    signals: Signals,
+    work: ConsumerWork,
+    tile: WorkTile,
+    number: Int32,
+    rows: Any,
+    state: ConsumerState,
+) -> ConsumerState:
     """KV tile `number`; rows: the thread's, or None where the tile needs no mask."""
     if work.spec.overlap:
         return _overlapped(signals, work, tile, number, rows, state)
@@ -119,8 +143,13 @@ def step(
 
 
 def first_step(
-    signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
-) -> State:
+    signals: Signals,
+    work: ConsumerWork,
+    tile: WorkTile,
+    number: Int32,
+    rows: Any,
+    state: ConsumerState,
+) -> ConsumerState:
     """S and softmax of the last keys, whose PV runs beside the next tile's softmax."""
     signals.wait("k_full", state.keys)
     s = start_scores(signals, work, state)
@@ -131,8 +160,13 @@ def first_step(
 
 
 def _overlapped(
-    signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
-) -> State:
+    signals: Signals,
+    work: ConsumerWork,
+    tile: WorkTile,
+    number: Int32,
+    rows: Any,
+    state: ConsumerState,
+) -> ConsumerState:
     """S of this tile, then PV of the one before, which runs under this tile's softmax."""
     signals.wait("k_full", state.keys)
     signals.wait("v_full", state.values)
@@ -150,8 +184,13 @@ def _overlapped(
 
 
 def _serial(
-    signals: Signals, work: Work, tile: WorkTile, number: Int32, rows: Any, state: State
-) -> State:
+    signals: Signals,
+    work: ConsumerWork,
+    tile: WorkTile,
+    number: Int32,
+    rows: Any,
+    state: ConsumerState,
+) -> ConsumerState:
     """S, softmax, PV, one after the other; a turn is PV and the next S."""
     signals.wait("k_full", state.keys)
     s = start_scores(signals, work, state)
@@ -168,34 +207,26 @@ def _serial(
     return replace(state, sums=sums, words=[], values=values)
 
 
-def last_product(signals: Signals, work: Work, state: State) -> State:
-    """PV of the first keys: no S is left to run beside it."""
-    signals.wait("v_full", state.values)
-    sums = start_values(signals, work, state)
-    sums, values = values_done(signals, sums, state.values)
-    return replace(state, sums=sums, values=values)
-
-
-def take_turn(signals: Signals, work: Work) -> None:
+def take_turn(signals: Signals, work: ConsumerWork) -> None:
     """Wait for this warpgroup's turn at the tensor core."""
     if work.spec.takes_turns:
         signals.wait("turn#")
 
 
-def give_turn(signals: Signals, work: Work) -> None:
+def give_turn(signals: Signals, work: ConsumerWork) -> None:
     """The next warpgroup's turn."""
     if work.spec.takes_turns:
         signals.hand_on("turn#", work.spec.consumers)
 
 
-def start_scores(signals: Signals, work: Work, state: State) -> list[Float32]:
+def start_scores(signals: Signals, work: ConsumerWork, state: ConsumerState) -> list[Float32]:
     """S, once it is done."""
     s = work.products.scores(state.keys.slot)
     signals.arrive("s#_done", after="tensor")
     return s
 
 
-def start_values(signals: Signals, work: Work, state: State) -> list[Float32]:
+def start_values(signals: Signals, work: ConsumerWork, state: ConsumerState) -> list[Float32]:
     """O with PV, once it is done."""
     sums = work.products.weighted(state.sums, state.words, state.values.slot)
     signals.arrive("o#_done", after="tensor")
@@ -212,9 +243,7 @@ def scores_done(
     return s, keys.next()
 
 
-def values_done(
-    signals: Signals, sums: list[Float32], values: Ring
-) -> tuple[list[Float32], Ring]:
+def values_done(signals: Signals, sums: list[Float32], values: Ring) -> tuple[list[Float32], Ring]:
     """O; its values are released."""
     signals.wait("o#_done")
     sums = wait_products(0, sums)
@@ -223,28 +252,30 @@ def values_done(
 
 
 def softmax(
-    work: Work, tile: WorkTile, number: Int32, rows: Any, s: list[Float32], state: State
-) -> tuple[list[Float32], State, tuple]:
-    """P in float32, the state with new maxima and totals, and O's (log2 of, ) factors."""
+    work: ConsumerWork,
+    tile: WorkTile,
+    number: Int32,
+    rows: Any,
+    s: list[Float32],
+    state: ConsumerState,
+) -> tuple[list[Float32], ConsumerState, tuple]:
+    """P in float32, the state with new maxima and totals; whether O needs factors, and them."""
     spec = work.spec
-    tau = spec.numerics.rescale_threshold_log2
     s = modified(work, tile, number * spec.tile_n, s)
     if rows is not None:
         s = masked(tile, number * spec.tile_n, rows, s)
-    most = fragment.maxima(s, state.highest)
-    moved = [
-        rowmath.new_reference(new, old, work.scale_log2, tau)
-        for new, old in zip(most, state.highest, strict=True)
-    ]
-    highest, log2_alphas = ([pair[i] for pair in moved] for i in range(2))
+    highest, factors, moved = fragment.raise_references(
+        s, state.highest, work.scale_log2, work.slack
+    )
     offsets = [-(one * work.scale_log2) for one in highest]
     p = fragment.powers(s, work.scale_log2, offsets, spec.numerics.exp2)
-    alphas = [cute.math.exp2(one, fastmath=True) for one in log2_alphas]
-    totals = fragment.add_rows(p, state.totals, alphas)
-    return p, replace(state, highest=highest, totals=totals), (log2_alphas, alphas)
+    totals = fragment.add_rows(p, state.totals, factors)
+    return p, replace(state, highest=highest, totals=totals), (moved, factors)
 
 
-def modified(work: Work, tile: WorkTile, first_key: Int32, s: list[Float32]) -> list[Float32]:
+def modified(
+    work: ConsumerWork, tile: WorkTile, first_key: Int32, s: list[Float32]
+) -> list[Float32]:
     """S after softcap, score_mod and mask_mod (`fa4.sm100.forward.mods`)."""
     spec, mods = work.spec, work.mods
     if spec.softcap:
@@ -263,7 +294,7 @@ def modified(work: Work, tile: WorkTile, first_key: Int32, s: list[Float32]) -> 
     ]
 
 
-def probabilities(signals: Signals, work: Work, p: list[Float32]) -> list[Int32]:
+def probabilities(signals: Signals, work: ConsumerWork, p: list[Float32]) -> list[Int32]:
     """P in the operands' type, in words; none if it is in shared memory, for all to see."""
     words = rowmath.rounded(p, work.spec.dtype)
     if work.probabilities is None:

@@ -18,7 +18,7 @@ ROW_STEP = 8  # from a thread's first row to its second
 QUAD = 4
 RUN = 8  # columns that a quad shares, two for each of its threads
 FULL_MASK = "-1"  # all lanes take part in a shuffle
-CHAINS = 2  # of dependent maxima or additions, for each row
+CHAINS = 2  # of dependent maxima, for each row
 
 
 def thread_row(thread: Int32) -> Int32:
@@ -65,21 +65,45 @@ def keep_columns(
     return joined(*kept)
 
 
-def maxima(values: list[Float32], floors: list[Float32]) -> list[Float32]:
-    """Largest element of each row, over the quad, at least its floor."""
+def raise_references(
+    values: list[Float32], highest: list[Float32], scale: Float32, slack: Float32
+) -> tuple[list[Float32], list[Float32], Int32]:
+    """(reference maximum of each row, factors of what came before, is a factor not 1?).
+
+    A reference rises to the row's maximum when that is higher by more than `slack`. No lane of the
+    warp has seen so high a score: then nothing is exchanged, and a branch passes over all of it.
+    """
     code = PtxBlock()
-    registers, lowest = code.read_all(values), code.read_all(floors)
-    found = []
-    for row in range(ROWS_OF_THREAD):
-        first, *rest = of_row(registers, row)
-        chains = [lowest[row], first]
-        for i, value in enumerate(rest):
-            chains[i % CHAINS] = code.do("max.f32", chains[i % CHAINS], value)
-        found.append(code.do("max.f32", *chains))
+    registers, references = code.read_all(values), code.update_all(highest)
+    factor, room = code.read(scale), code.read(slack)
+    limits = [code.do("add.rn.f32", one, room) for one in references]
+    found = [_largest(code, of_row(registers, row)) for row in range(ROWS_OF_THREAD)]
+    above = [code.do("setp.gt.f32", *two, kind="pred") for two in zip(found, limits, strict=True)]
+    either = code.do("or.pred", *above, kind="pred")
+    needed = code.do("vote.sync.any.pred", either, FULL_MASK, kind="pred")
+    alphas = [code.do("mov.f32", literal(1.0)) for _ in found]
+    moved = code.do("mov.b32", "0", kind="b32")
+    code.effect(f"@!{needed} bra.uni KEPT;")
     for distance in (1, 2):
         others = [_exchanged(code, value, distance) for value in found]
         found = [code.do("max.f32", *two) for two in zip(found, others, strict=True)]
-    return code.trace(*found)
+    for reference, limit, largest, alpha in zip(references, limits, found, alphas, strict=True):
+        rises = code.do("setp.gt.f32", largest, limit, kind="pred")
+        step = code.do("sub.rn.f32", reference, largest)
+        code.effect(f"@{rises} mul.rn.f32 {step}, {step}, {factor};")
+        code.effect(f"@{rises} ex2.approx.ftz.f32 {alpha}, {step};")
+        code.effect(f"@{rises} mov.f32 {reference}, {largest};")
+    code.effect(f"mov.b32 {moved}, 1;")
+    code.effect("KEPT:")
+    *results, flag = code.trace(*references, *alphas, moved, effects=True)
+    return results[:ROWS_OF_THREAD], results[ROWS_OF_THREAD:], flag
+
+
+def _largest(code: PtxBlock, values: list[str]) -> str:
+    chains = values[:CHAINS]
+    for i, value in enumerate(values[CHAINS:]):
+        chains[i % CHAINS] = code.do("max.f32", chains[i % CHAINS], value)
+    return code.do("max.f32", *chains)
 
 
 def quad_sums(values: list[Float32]) -> list[Float32]:
@@ -143,22 +167,17 @@ def _polynomial_exp2(code: PtxBlock, x: str, degree: int) -> str:
     return code.do("mov.b32", code.do("add.s32", bits, shifted, kind="b32"))
 
 
-def add_rows(
-    values: list[Float32], totals: list[Float32], factors: list[Float32]
-) -> list[Float32]:
-    """Two partial sums of each row: totals * factor + the row's elements."""
+def add_rows(values: list[Float32], totals: list[Float32], factors: list[Float32]) -> list[Float32]:
+    """Each row's total * factor + its elements."""
     code = PtxBlock()
     registers, before, scales = (code.read_all(one) for one in (values, totals, factors))
     results = []
-    for row in range(ROWS_OF_THREAD):
-        mine = of_row(registers, row)
-        chains = [
-            code.do("fma.rn.f32", before[CHAINS * row + i], scales[row], mine[i])
-            for i in range(CHAINS)
-        ]
-        for i, value in enumerate(mine[CHAINS:]):
-            chains[i % CHAINS] = code.do("add.rn.f32", chains[i % CHAINS], value)
-        results += chains
+    for row, (total, scale) in enumerate(zip(before, scales, strict=True)):
+        first, *rest = of_row(registers, row)
+        total = code.do("fma.rn.f32", total, scale, first)
+        for value in rest:
+            total = code.do("add.rn.f32", total, value)
+        results.append(total)
     return code.trace(*results)
 
 
@@ -178,17 +197,13 @@ def multiplied_rows(values: list[Float32], factors: list[Float32]) -> list[Float
     return code.trace(*results)
 
 
-def rescale(
-    values: list[Float32], log2_alphas: list[Float32], factors: list[Float32]
-) -> list[Float32]:
-    """Each row times its factor, unless all factors of the warp are 2^0: then nothing is done."""
+def rescale(values: list[Float32], moved: Int32, factors: list[Float32]) -> list[Float32]:
+    """Each row times its factor, unless `moved` is 0, as it is in the whole warp."""
     code = PtxBlock()
     registers = code.update_all(values)
-    exponents, scales = code.read_all(log2_alphas), code.read_all(factors)
-    lowest = code.do("min.f32", *exponents)
-    less = code.do("setp.lt.f32", lowest, literal(0.0), kind="pred")
-    needed = code.do("vote.sync.any.pred", less, FULL_MASK, kind="pred")
-    code.effect(f"@!{needed} bra.uni RESCALED;")
+    scales = code.read_all(factors)
+    stays = code.do("setp.eq.b32", code.read(moved), "0", kind="pred")
+    code.effect(f"@{stays} bra.uni RESCALED;")
     for i, value in enumerate(registers):
         code.effect(f"mul.rn.f32 {value}, {value}, {scales[row_of(i)]};")
     code.effect("RESCALED:")
@@ -221,5 +236,3 @@ def store_matrices(words: list[Int32], base: Int32, thread: Int32, row_bytes: in
             f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{chunks[chunk]}+{offset}], {{{operands}}};"
         )
     code.trace(effects=True)
-
-

@@ -5,6 +5,12 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.sm90.forward.consumer import ConsumerWork, consume
+from fa4.sm90.forward.load import TileLoad, load
+from fa4.sm90.forward.output import OutputTile
+from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
+from fa4.sm90.forward.schedule import heads_at_once
+from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import query_view
 from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
@@ -14,11 +20,6 @@ from fa4.sm100.kit.signals import Signals, init_signals
 from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
 from fa4.sm100.kit.units import WARP, WARPGROUP, padded_dim
 from fa4.sm100.kit.views import ending_view, rows_first, swizzled_layout
-from fa4.sm90.forward.consumer import Work, consume
-from fa4.sm90.forward.load import Operand, load
-from fa4.sm90.forward.output import Output
-from fa4.sm90.forward.products import Products, operand_tiles
-from fa4.sm90.forward.spec import WarpgroupSpec
 
 
 def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
@@ -45,10 +46,13 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
     rows = block_rows(spec)
     blocks = (seqlen_q * spec.group + rows - 1) // rows
     num_tiles = blocks * heads * batch
-    if cutlass.const_expr(spec.scheduler == "fold"):
-        num_tiles = (blocks + 1) // 2 * 2 * heads * batch
     width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
-    section = heads_per_section(k.shape[-3] * width, heads * batch)
+    ctas = num_tiles
+    if cutlass.const_expr(spec.scheduler in ("static", "snake")):
+        ctas = cutlass.min(num_sms, num_tiles)
+    section = heads_at_once(spec.consumers, ctas)
+    if cutlass.const_expr(spec.scheduler == "lpt"):
+        section = heads_per_section(k.shape[-3] * width, heads * batch)
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
     shapes: cutlass.Constexpr = tile_shapes(spec)
 
@@ -66,11 +70,6 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
         store = (None, o)
     else:
         store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
-    ctas = num_tiles
-    if cutlass.const_expr(spec.scheduler == "static"):
-        ctas = cutlass.min(num_sms, num_tiles)
-    if cutlass.const_expr(spec.scheduler == "fold"):
-        ctas = cutlass.min(num_sms, num_tiles // 2)
     kernel(
         loads, store, lse, scales(spec, softmax_scale, softcap), aux, sizes,
         (window_left, window_right), sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k),
@@ -102,7 +101,8 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
     if has_role(warp, plan.role("load")):
         take_registers(plan, plan.role("load"))
         operands = [
-            Operand(*loads[i], shared_tensor(spec, memory, name)) for i, name in enumerate("qkv")
+            TileLoad(*(*loads[i], shared_tensor(spec, memory, name)))
+            for i, name in enumerate("qkv")
         ]
         load(signals.of("load"), problem, *operands)
     first, last = plan.role("consumer0"), plan.role(f"consumer{spec.consumers - 1}")
@@ -112,17 +112,18 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
         probabilities = None
         if cutlass.const_expr(spec.p_source == "smem"):
             probabilities = shared_tensor(spec, memory, "p")[None, None, number]
-        work = Work(
+        work = ConsumerWork(
             spec=spec,
             number=number,
             products=make_products(spec, memory, number),
             probabilities=probabilities,
             scale_log2=scale_log2,
+            slack=spec.numerics.rescale_threshold_log2 / scale_log2,
             num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
         )
         shared = shared_tensor(spec, memory, "o")[None, None, number]
-        output = Output(*store, shared, scale_log2, lse, sink)
+        output = OutputTile(*(*store, shared, scale_log2, lse, sink))
         consume(signals.of("consumer#").numbered(number), problem, work, output)
     for idle, registers in plan.idle_warps.items():
         if warp == idle:
@@ -137,7 +138,7 @@ def shared_tensor(spec: WarpgroupSpec, memory: cute.Pointer, name: str) -> cute.
     return cute.make_tensor(pointer, layout.outer)
 
 
-def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> Products:
+def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> WarpgroupProducts:
     """Descriptors of warpgroup `number`'s rows of Q, and of K and V."""
     plan, shapes = spec.plan, tile_shapes(spec)
     start = memory.toint().to(Int32)
@@ -148,7 +149,7 @@ def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> P
         place = start + (plan.buffer(name).start + stage * stage_bytes)
         return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes)
 
-    return Products(
+    return WarpgroupProducts(
         q=tiles("q", False, number),
         k=tiles("k", False),
         v=tiles("v", True),

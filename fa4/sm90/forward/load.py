@@ -7,14 +7,14 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.sm90.forward.schedule import first_work, next_work
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
-from fa4.sm90.forward.schedule import first_work, next_work
 
 
 @dataclass(frozen=True)
-class Operand:
+class TileLoad:
     """One operand's way from global to shared memory.
 
     atom, tensor: the TMA copy and its coordinates, (rows, dim, head, batch). shared: (rows, dim,
@@ -40,7 +40,7 @@ class Operand:
 
 @cute.jit
 def load(
-    signals: Signals, problem: KernelProblem, query: Operand, key: Operand, value: Operand
+    signals: Signals, problem: KernelProblem, query: TileLoad, key: TileLoad, value: TileLoad
 ) -> None:
     """K and Q, then each K ahead of the V before it, last keys first."""
     consumers: cutlass.Constexpr = problem.spec.consumers
@@ -67,14 +67,14 @@ def load(
         tiles_done += 1
 
 
-def _fill(signals: Signals, name: str, operand: Operand, tile: cute.Tensor, ring: Ring) -> None:
+def _fill(signals: Signals, name: str, operand: TileLoad, tile: cute.Tensor, ring: Ring) -> None:
     """Wait until the ring's slot is free, then start the copy of a tile into it."""
     signals.wait(f"{name}_empty", ring)
     full = signals.expect(f"{name}_full", operand.num_bytes, ring)
     _copy(operand, tile, ring.slot, full)
 
 
-def _copy(operand: Operand, tile: cute.Tensor, stage: Int32 | int, full: cute.Pointer) -> None:
+def _copy(operand: TileLoad, tile: cute.Tensor, stage: Int32 | int, full: cute.Pointer) -> None:
     target, source = cpasync.tma_partition(
         operand.atom,
         0,
@@ -85,7 +85,7 @@ def _copy(operand: Operand, tile: cute.Tensor, stage: Int32 | int, full: cute.Po
     cute.copy(operand.atom, source, target, tma_bar_ptr=full)
 
 
-def query_tiles(query: Operand, tile: WorkTile) -> cute.Tensor:
+def query_tiles(query: TileLoad, tile: WorkTile) -> cute.Tensor:
     """Tiles of the work tile's queries, by their number in the sequence."""
     spec = tile.spec
     if spec.packed_q:
@@ -96,7 +96,7 @@ def query_tiles(query: Operand, tile: WorkTile) -> cute.Tensor:
     return cute.local_tile(tensor, query.shape, (None, 0))
 
 
-def _key_tiles(operand: Operand, tile: WorkTile) -> cute.Tensor:
+def _key_tiles(operand: TileLoad, tile: WorkTile) -> cute.Tensor:
     """Tiles of the work tile's keys or values, by their number in the sequence."""
     spec = tile.spec
     index = [tile.head_k] if spec.packed_k else [tile.head_k, tile.batch]

@@ -5,23 +5,23 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import output_over_queries
+from fa4.sm90.forward import fragment
 from fa4.sm100.forward.correction import LN_2, add_sink, store_lse
 from fa4.sm100.kit.descriptors import swizzle_bytes
 from fa4.sm100.kit.rowmath import rounded
 from fa4.sm100.kit.signals import CTA_BARRIER, Signals, named_numbers
 from fa4.sm100.kit.tiles import WorkTile
 from fa4.sm100.kit.units import WARP, WARPGROUP
-from fa4.sm90.forward import fragment
 
 VECTOR = 8  # elements of a 16-byte store
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputTile:
     """O in shared memory, (rows, cols) of this warpgroup, and in global memory.
 
     atom, tensor: TMA store and its coordinates; or, where a sequence may end inside a tile of the
@@ -38,17 +38,15 @@ class Output:
 
 @cute.jit
 def finish(
-    signals: Signals, work: Any, tile: WorkTile, output: Output, rows: tuple, state: Any
+    signals: Signals, work: Any, tile: WorkTile, output: OutputTile, rows: tuple, state: Any
 ) -> None:
     """O / l of this warpgroup's rows, and LSE."""
     spec: cutlass.Constexpr = tile.spec
     over: cutlass.Constexpr = output_over_queries(spec.pipeline, spec.gpu)
     thread = cute.arch.thread_idx()[0] % WARPGROUP
-    if cutlass.const_expr(not over):
-        signals.arrive_once("q_empty")
-    totals = state.totals
-    sums = [totals[2 * row] + totals[2 * row + 1] for row in range(fragment.ROWS_OF_THREAD)]
-    factors = divisors(output, tile, rows, fragment.quad_sums(sums), state.highest)
+    totals = fragment.quad_sums(state.totals)
+    peaks = [highest * output.scale_log2 for highest in state.highest]
+    totals, peaks, factors = normalisers(output, tile, rows, totals, peaks)
     words = rounded(fragment.multiplied_rows(state.sums, factors), spec.dtype)
     if cutlass.const_expr(not over):
         if thread < WARP:
@@ -72,6 +70,13 @@ def finish(
             signals.wait("stored#")
         meet_warpgroup(signals)
         signals.arrive_once("q_empty")
+    if cutlass.const_expr(output.lse is not None):  # noqa: SIM102
+        if thread % fragment.QUAD == 0:
+            for row, total, peak in zip(rows, totals, peaks, strict=True):
+                lse = (peak + cute.math.log2(total, fastmath=True)) * LN_2
+                store_lse(
+                    output.lse, tile, row, cutlass.select_(is_empty(total), -Float32.inf, lse)
+                )
 
 
 def share(words: list[Int32], shared: cute.Tensor) -> None:
@@ -91,31 +96,32 @@ def close(signals: Signals, spec: cutlass.Constexpr) -> None:
 
 def meet_warpgroup(signals: Signals) -> None:
     """The warps of this warpgroup meet, at the named barriers behind the plan's."""
+    number: Any = signals.number
     first = CTA_BARRIER + 1 + len(named_numbers(signals.plan))
-    cute.arch.barrier(barrier_id=first + signals.number, number_of_threads=WARPGROUP)
+    cute.arch.barrier(barrier_id=first + number, number_of_threads=WARPGROUP)
 
 
-@cute.jit
-def divisors(
-    output: Output, tile: WorkTile, rows: tuple, totals: list, highest: list
-) -> list[Float32]:
-    """Each row's factor 1 / l; stores its LSE."""
-    quad_thread = cute.arch.thread_idx()[0] % fragment.QUAD
-    factors = []
-    for i in cutlass.range_constexpr(fragment.ROWS_OF_THREAD):
-        total, peak, shrink = totals[i], highest[i] * output.scale_log2, Float32(1.0)
-        if cutlass.const_expr(output.sink is not None):
-            total, peak, shrink = add_sink(output.sink[tile.query_head(rows[i])], total, peak)
-        empty = (total == 0.0) | (total != total)
-        factors.append(shrink * cute.arch.rcp_approx(cutlass.select_(empty, Float32(1.0), total)))
-        if cutlass.const_expr(output.lse is not None):
-            lse = (peak + cute.math.log2(total, fastmath=True)) * LN_2
-            if quad_thread == 0:
-                store_lse(output.lse, tile, rows[i], cutlass.select_(empty, -Float32.inf, lse))
-    return factors
+def normalisers(
+    output: OutputTile, tile: WorkTile, rows: tuple, totals: list, peaks: list
+) -> tuple[list[Float32], list[Float32], list[Float32]]:
+    """Each row's l and m in powers of 2, with its sink, and the factor of O."""
+    found = []
+    for row, total, peak in zip(rows, totals, peaks, strict=True):
+        shrink = Float32(1.0)
+        if output.sink is not None:
+            total, peak, shrink = add_sink(output.sink[tile.query_head(row)], total, peak)
+        divisor = cutlass.select_(is_empty(total), Float32(1.0), total)
+        found.append((total, peak, shrink * cute.arch.rcp_approx(divisor)))
+    totals, peaks, factors = ([one[i] for one in found] for i in range(3))
+    return totals, peaks, factors
 
 
-def store_by_tma(output: Output, tile: WorkTile, number: Int32) -> None:
+def is_empty(total: Float32) -> Boolean:
+    """Has a row with this sum seen no key, or only NaN?"""
+    return (total == 0.0) | (total != total)
+
+
+def store_by_tma(output: OutputTile, tile: WorkTile, number: Int32) -> None:
     """O; TMA leaves out rows and columns that the tensor does not have."""
     shape = tuple(cute.size(mode) for mode in output.shared.shape)
     tensor = output.tensor[None, None, tile.head, tile.batch]
@@ -131,7 +137,7 @@ def store_by_tma(output: Output, tile: WorkTile, number: Int32) -> None:
 
 
 @cute.jit
-def store_rows(output: Output, tile: WorkTile, number: Int32, thread: Int32) -> None:
+def store_rows(output: OutputTile, tile: WorkTile, number: Int32, thread: Int32) -> None:
     """O with 16-byte stores, a row's vectors side by side; rows beyond the sequence stay out."""
     spec: cutlass.Constexpr = tile.spec
     vectors: cutlass.Constexpr = spec.head_dim_v // VECTOR

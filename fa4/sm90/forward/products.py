@@ -10,7 +10,12 @@ import cutlass
 from cutlass import Float32, Int32
 
 from fa4.config import WARPGROUP_ROWS
-from fa4.sm100.kit.descriptors import DESCRIPTOR_UNIT_BYTES, OperandTiles, descriptors, swizzle_bytes
+from fa4.sm100.kit.descriptors import (
+    DESCRIPTOR_UNIT_BYTES,
+    OperandTiles,
+    descriptors,
+    swizzle_bytes,
+)
 from fa4.sm100.kit.ptx_block import PtxBlock
 from fa4.sm100.kit.units import MMA_DEPTH
 
@@ -20,7 +25,7 @@ TYPES = {"bf16": "bf16", "fp16": "f16"}
 
 
 @dataclass(frozen=True)
-class Products:
+class WarpgroupProducts:
     """Where a warpgroup's operands lie. q, p: its own rows. k, v: of the ring's first stage.
 
     p: None where P comes from registers.
@@ -71,11 +76,12 @@ def _multiply(
     columns, kind = 2 * len(sums), TYPES[dtype]
     onto = [code.do("setp.ne.b32", flag, "0", kind="pred") for flag in (str(int(added)), "1")]
     code.effect("wgmma.fence.sync.aligned;")
+    shape = f"m{WARPGROUP_ROWS}n{columns}k{MMA_DEPTH}.f32.{kind}.{kind}"
     for step, (left, right) in enumerate(zip(a, b, strict=True)):
         majors = f"{int(transposed)}" if left.startswith("{") else f"0, {int(transposed)}"
         code.effect(
-            f"wgmma.mma_async.sync.aligned.m{WARPGROUP_ROWS}n{columns}k{MMA_DEPTH}.f32.{kind}.{kind} "
-            f"{{{', '.join(sums)}}}, {left}, {right}, {onto[min(step, 1)]}, 1, 1, {majors};"
+            f"wgmma.mma_async.sync.aligned.{shape} {{{', '.join(sums)}}}, "
+            f"{left}, {right}, {onto[min(step, 1)]}, 1, 1, {majors};"
         )
     code.effect("wgmma.commit_group.sync.aligned;")
 

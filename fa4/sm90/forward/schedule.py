@@ -1,17 +1,22 @@
-"""Which work tile is next: CTAs stride over all of them, or over pairs of equal work."""
+"""Which work tile is next: CTAs stride over all of them, back and forth where lengths differ."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.sm90.forward.spec import ROWS_AT_ONCE
 from fa4.sm100.kit.schedulers import has_rows
 from fa4.sm100.kit.tiles import KernelProblem
 
 
+def heads_at_once(consumers: int, ctas: Int32) -> Int32:
+    """Heads whose blocks are taken side by side: the grid takes whole rows of blocks."""
+    return cutlass.max(ctas // ROWS_AT_ONCE[consumers], 1)
+
+
 def first_work(problem: KernelProblem) -> Int32:
     """The first work tile of this CTA."""
-    index = cute.arch.block_idx()[0]
-    return _skip_empty(problem, 2 * index if problem.spec.scheduler == "fold" else index)
+    return _skip_empty(problem, cute.arch.block_idx()[0])
 
 
 def next_work(problem: KernelProblem, index: Int32) -> Int32:
@@ -20,18 +25,21 @@ def next_work(problem: KernelProblem, index: Int32) -> Int32:
 
 
 def _following(problem: KernelProblem, index: Int32) -> Int32:
-    """A grid's size on; folded, the other tile of the pair or the first of a pair so far on."""
+    """A grid's size on; or, longest first, at the mirrored place of the next round of the grid.
+
+    Of tiles that become shorter, each CTA then gets about as much work.
+    """
     grid = cute.arch.grid_dim()[0]
-    if problem.spec.scheduler != "fold":
+    if problem.spec.scheduler != "snake":
         return index + grid
-    return index + cutlass.select_(index % 2 == 0, Int32(1), 2 * grid - 1)
+    return 2 * (index // grid + 1) * grid - 1 - index
 
 
 @cute.jit
 def _skip_empty(problem: KernelProblem, index: Int32) -> Int32:
-    """Pass over blocks that have no rows: beyond their sequence's end, or in the fold's middle."""
+    """Pass over blocks that lie beyond their sequence's end, where lengths differ."""
     spec: cutlass.Constexpr = problem.spec
-    if cutlass.const_expr(spec.ragged_q or spec.scheduler == "fold"):
+    if cutlass.const_expr(spec.ragged_q):
         while index < problem.num_tiles and not has_rows(problem, index):
             index = _following(problem, index)
     return index

@@ -1,0 +1,172 @@
+"""Which tiles a Hopper forward kernel gets for a problem: the one place where they are chosen.
+
+Measured on an H200: TFLOP/s of the kernel in `fa4.sm90.forward`, bf16, one sequence of 16k tokens,
+hidden size 2048, by `hardware.warpgroup_forward.measure`; those of 64 rows are assumed where their
+comment says so, at the share that they reach with head dim 128. Long problems take the fastest
+tile. A short one takes that with which all SMs have work and little of it is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fa4.config import WARPGROUP_ROWS, WarpgroupPipeline
+from fa4.hardware import Gpu
+from fa4.plan.warpgroup import warpgroup_plan
+
+
+@dataclass(frozen=True)
+class WarpgroupTile:
+    """Warpgroups of 64 rows, keys of a KV tile, what was measured, and who has turns."""
+
+    consumers: int
+    tile_n: int
+    tflops: float
+    ping_pong: bool | None = None
+
+
+_ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128 keys
+
+# (largest d and dv, masked) -> tiles, the fastest first. (192, 128) is the class of dv to 128.
+# Without a mask, times what that call's last wave of work tiles leaves idle on 132 SMs.
+TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
+    (64, False): (
+        WarpgroupTile(3, 128, 596 * 1.015, ping_pong=False),
+        WarpgroupTile(2, 128, 449 * 1.031, ping_pong=False),
+        WarpgroupTile(1, 128, 449 * _ONE * 1.031),  # assumed
+    ),
+    (64, True): (
+        WarpgroupTile(3, 128, 554, ping_pong=False),
+        WarpgroupTile(2, 128, 428),
+        WarpgroupTile(1, 128, 428 * _ONE),  # assumed
+    ),
+    (96, False): (
+        WarpgroupTile(3, 112, 684 * 1.063),
+        WarpgroupTile(3, 96, 664 * 1.063),
+        WarpgroupTile(2, 128, 664 * 561 / 640 * 1.031),  # assumed
+        WarpgroupTile(1, 128, 664 * 561 / 640 * _ONE * 1.031),  # assumed
+    ),
+    (96, True): (
+        WarpgroupTile(3, 112, 682),
+        WarpgroupTile(3, 96, 668),
+        WarpgroupTile(2, 128, 668 * 561 / 640),  # assumed
+        WarpgroupTile(1, 128, 668 * 561 / 640 * _ONE),  # assumed
+    ),
+    (128, False): (
+        WarpgroupTile(3, 80, 785 * 1.063),
+        WarpgroupTile(2, 128, 735 * 1.031),
+        WarpgroupTile(1, 128, 735 * _ONE * 1.031),  # assumed
+    ),
+    (128, True): (
+        WarpgroupTile(3, 80, 776),
+        WarpgroupTile(2, 128, 715),
+        WarpgroupTile(1, 128, 715 * _ONE),  # assumed
+    ),
+    (192, False): (
+        WarpgroupTile(3, 80, 781 * 1.063),
+        WarpgroupTile(2, 128, 763 * 1.031, ping_pong=True),
+        WarpgroupTile(1, 128, 763 * _ONE * 1.031),  # assumed
+    ),
+    (192, True): (
+        WarpgroupTile(3, 80, 782),
+        WarpgroupTile(2, 128, 733, ping_pong=True),
+        WarpgroupTile(1, 128, 733 * _ONE),  # assumed
+    ),
+    (256, False): (
+        WarpgroupTile(2, 80, 833 * 1.031),
+        WarpgroupTile(2, 64, 808 * 1.031),
+        WarpgroupTile(1, 80, 833 * _ONE * 1.031),  # assumed
+    ),
+}
+# Keys' worth of time that a work tile costs beside its steps: its first S and its store. From the
+# same run: calls of 512 to 4k tokens beside those of 16k, head dims 64 and 128.
+START_KEYS = 160
+START_KEYS_CAUSAL = {1: 80, 2: 80, 3: 250}  # by warpgroups; of one, assumed
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarpgroupProblem:
+    """What the choice looks at. rows: of the longest sequence, times the heads packed in a tile.
+
+    heads: blocks of rows of one sequence are counted for each. keys: of a sequence, on average.
+    masked: do rows see different keys? causal: about half of them?
+    """
+
+    head_dim: int
+    head_dim_v: int
+    rows: int
+    keys: int
+    heads: int
+    batch: int
+    masked: bool = False
+    causal: bool = False
+
+
+@lru_cache(maxsize=1024)
+def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
+    """The pipeline of a problem on a machine of compute capability 9.0; head dims padded by 16.
+
+    Raises ValueError for head dims above 256, and where no tile fits the machine.
+    """
+    found = list(_fitting(problem, gpu))
+    if not found:
+        dims = problem.head_dim, problem.head_dim_v
+        raise ValueError(f"no tile of (d, dv) = {dims} fits into {gpu.name}'s shared memory")
+    return min(found, key=lambda one: _cost(one[0], problem, gpu.sm_count))[1]
+
+
+def work_tiles(consumers: int, problem: WarpgroupProblem) -> int:
+    """How many there are, of all sequences and heads."""
+    blocks = -(-max(problem.rows, 1) // (consumers * WARPGROUP_ROWS))
+    return blocks * problem.heads * problem.batch
+
+
+def _fitting(
+    problem: WarpgroupProblem, gpu: Gpu
+) -> Iterator[tuple[WarpgroupTile, WarpgroupPipeline]]:
+    """The tiles of the head dims, with fewer keys where shared memory is too small for them."""
+    for tile in _measured(problem):
+        for tile_n in range(tile.tile_n, 0, -16):
+            pipeline = WarpgroupPipeline(
+                head_dim=problem.head_dim,
+                head_dim_v=problem.head_dim_v,
+                causal=problem.masked,
+                tile_n=tile_n,
+                consumers=tile.consumers,
+                ping_pong=tile.ping_pong,
+            )
+            try:
+                warpgroup_plan(pipeline, gpu)
+            except ValueError:
+                continue
+            yield WarpgroupTile(tile.consumers, tile_n, tile.tflops), pipeline
+            break
+
+
+def _measured(problem: WarpgroupProblem) -> tuple[WarpgroupTile, ...]:
+    widest = max(problem.head_dim, problem.head_dim_v)
+    if widest > 256:
+        raise ValueError(f"head dims are at most 256; got {widest}")
+    if widest > 128:
+        widest = 192 if widest <= 192 and problem.head_dim_v <= 128 else 256
+    width = min(dim for dim, _ in TILES if dim >= widest)
+    return TILES.get((width, problem.masked)) or TILES[width, False]
+
+
+def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> float:
+    """Time of all work tiles, in rows times keys per TFLOP/s.
+
+    Tiles of equal length come in waves; those of unequal length fill all SMs, but none ends before
+    the longest does.
+    """
+    rows = tile.consumers * WARPGROUP_ROWS
+    keys = -(-max(problem.keys, 1) // tile.tile_n) * tile.tile_n
+    start = START_KEYS_CAUSAL[tile.consumers] if problem.causal else START_KEYS
+    longest = rows * (keys + start) / tile.tflops
+    count = work_tiles(tile.consumers, problem)
+    if not problem.causal:
+        return -(-count // sms) * longest
+    mean = rows * (min(keys, (problem.keys + rows + tile.tile_n) / 2) + start) / tile.tflops
+    return max(count / sms * mean, longest)

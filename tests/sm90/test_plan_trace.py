@@ -1,0 +1,103 @@
+"""The compiled Hopper kernel is its plan: steps as traced, counts and registers in the code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from fa4.compiled.forward import compile_warpgroup
+from fa4.inspect.codegen import read_kernels
+from fa4.plan.schema import Arrive, Program, Wait, walk
+from fa4.sm90.forward.spec import WarpgroupSpec
+
+SPECS: dict[str, dict[str, Any]] = {
+    "turns": {"head_dim": 128, "head_dim_v": 128, "causal": True, "scheduler": "snake"},
+    "no turns": {"head_dim": 64, "head_dim_v": 64, "consumers": 3, "ping_pong": False},
+    "serial": {"head_dim": 96, "head_dim_v": 64, "overlap": False, "p_source": "smem"},
+    "one": {"head_dim": 64, "head_dim_v": 128, "consumers": 1, "kv_stages": 3, "used_q": True},
+    "O over Q": {"head_dim": 256, "head_dim_v": 256, "tile_n": 80, "dtype": "fp16"},
+}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A compiled spec and its steps, (role, Wait or Arrive), in the order of the code."""
+
+    spec: WarpgroupSpec
+    compiled: Any
+    steps: list[tuple[str, Wait | Arrive]]
+
+    @property
+    def ptx(self) -> str:
+        """Of its only kernel."""
+        return self.compiled.artifacts.PTX
+
+
+@pytest.fixture(scope="module", params=SPECS)
+def traced(request: pytest.FixtureRequest) -> Traced:
+    spec = WarpgroupSpec(**SPECS[request.param])
+    steps: list[tuple[str, Wait | Arrive]] = []
+    return Traced(spec, compile_warpgroup(spec, trace=steps), steps)
+
+
+def signalled(program: Program) -> list[Wait | Arrive]:
+    """Its steps that are signals."""
+    return [step for step in walk(program) if isinstance(step, (Wait, Arrive))]
+
+
+def check_steps(spec: WarpgroupSpec, steps: list[tuple[str, Wait | Arrive]]) -> None:
+    """Each role's, in the order of its program."""
+    for role in spec.plan.roles:
+        found = [step for name, step in steps if name == role.name]
+        assert found == signalled(role.steps), role.name
+    assert {name for name, _ in steps} == {role.name for role in spec.plan.roles}
+
+
+def test_steps_are_the_plans(traced: Traced) -> None:
+    check_steps(traced.spec, traced.steps)
+
+
+@pytest.mark.parametrize("number", [0, 9, -1])
+def test_a_step_that_is_missing_is_seen(traced: Traced, number: int) -> None:
+    del (shorter := list(traced.steps))[number]
+    with pytest.raises(AssertionError):
+        check_steps(traced.spec, shorter)
+
+
+def test_counts_and_registers_are_the_plans(traced: Traced) -> None:
+    """Arrive counts, register budgets and threads; nothing is spilled."""
+    plan, ptx = traced.spec.plan, traced.ptx
+    counts = [s.arrive_count for s in plan.signals for _ in range(s.stages) if s.kind == "mbarrier"]
+    assert sorted(init_counts(ptx)) == sorted(counts)
+    budgets = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)]
+    wanted = {role.registers for role in plan.roles} | set(plan.idle_warps.values())
+    assert set(budgets) == wanted
+    assert f".reqntid {plan.warps * 32}" in ptx
+    (code,) = read_kernels(traced.compiled.artifacts.CUBIN)
+    assert code.resources.stack_bytes == code.resources.frame_bytes == 0
+
+
+def init_counts(ptx: str) -> list[int]:
+    """Arrive counts of the barriers that are made."""
+    made = re.findall(r"mbarrier\.init\.shared(?:::cta)?\.b64\s+\[[^\]]+\], (%?\w+);", ptx)
+    constants = dict(re.findall(r"mov\.b32\s+(%\w+), (\d+);", ptx))
+    return [int(constants.get(one, one)) for one in made]
+
+
+def test_products_are_the_plans(traced: Traced) -> None:
+    """wgmma of the plan's shapes, and of no others."""
+    spec = traced.spec
+    shapes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", traced.ptx))
+    assert shapes == {str(spec.tile_n), str(spec.pipeline.head_dim_v)}
+
+
+def test_spills_are_seen() -> None:
+    """Three warpgroups with 112 keys at head dim 128 do not fit their registers."""
+    spec = WarpgroupSpec(head_dim=128, head_dim_v=128, consumers=3, tile_n=112)
+    (code,) = read_kernels(compile_warpgroup(spec).artifacts.CUBIN)
+    assert code.resources.stack_bytes + code.resources.frame_bytes > 0

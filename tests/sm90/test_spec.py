@@ -1,0 +1,47 @@
+"""What a Hopper spec refuses, and what its plan is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fa4.masks import Chunked
+from fa4.sm90.forward.spec import WarpgroupSpec
+
+
+def make(**fields: Any) -> WarpgroupSpec:
+    return WarpgroupSpec(**{"head_dim": 128, "head_dim_v": 128, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dtype": "e4m3"}, "dtype must be bf16 or fp16; got 'e4m3'"),
+        ({"head_dim": 100}, "head_dim must be a multiple of 8; got 100"),
+        ({"head_dim_v": 264}, "head_dim_v must be .*256.*; got 264"),
+        ({"tile_n": 72}, "tile_n must be a multiple of 16; got 72"),
+        ({"group": 6}, "group must divide 64; got 6"),
+        ({"scheduler": "clc"}, "scheduler must be one of static, snake, lpt, naive; got 'clc'"),
+        ({"causal": True, "window_right": True}, "causal has its own right bound"),
+        ({"causal": True, "mask": Chunked(8)}, "mask_mod replaces causal and windows"),
+        ({"softcap": True, "score_mod": max}, "softcap is a score_mod of its own"),
+        ({"aux": (("fp64", 1),)}, "an aux dtype must be one of"),
+    ],
+)
+def test_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**fields)
+
+
+def test_what_does_not_fit() -> None:
+    """Shared memory, with the sum; turns of one."""
+    with pytest.raises(ValueError, match=r"shared memory plan needs \d+ bytes: q .* has 232448"):
+        make(head_dim=256, head_dim_v=256).plan  # noqa: B018
+    with pytest.raises(ValueError, match="ping_pong needs at least 2 consumers; got 1"):
+        make(consumers=1, ping_pong=True).plan  # noqa: B018
+
+
+def test_padded_dims() -> None:
+    assert make(head_dim=72, head_dim_v=40).pipeline.head_dim == 80
+    assert make(head_dim=72, head_dim_v=40).pipeline.head_dim_v == 48

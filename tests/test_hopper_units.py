@@ -1,0 +1,167 @@
+"""What was measured of a Hopper SM: the result file is whole, the page's tables are its figures."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from typing import Any
+
+import pytest
+
+from docs.hopper_tables import LISTS, LOAD, PAGE, SECTIONS, TABLES, WIDE, of_program
+from fa4.hardware import H100, H200
+from hardware.hopper_units import power
+from hardware.hopper_units.figures import FILE, figures, parse, report
+from hardware.hopper_units.measure import PROGRAMS, STATE, summary, text_of
+from hardware.hopper_units.products import WIDTHS, header
+
+DOCUMENT = PAGE.read_text(encoding="utf-8")
+REPORT = report()
+
+
+def changed(change: Any) -> dict[str, Any]:
+    """The report after `change`."""
+    other = copy.deepcopy(dict(REPORT))
+    change(other)
+    return other
+
+
+def test_the_report_names_machine_and_state() -> None:
+    """Machine, driver, date, commit; clock and power before and after each program."""
+    assert {"name", "driver_version", "power.limit", "nvcc"} <= set(REPORT["machine"])
+    assert re.fullmatch(r"[0-9a-f]{7,40}", REPORT["commit"])
+    assert re.match(r"\d{4}-\d\d-\d\dT", REPORT["date"])
+    assert [state["program"] for state in REPORT["states"]] == list(PROGRAMS)
+    for state in REPORT["states"]:
+        assert set(state["before"]) == set(state["after"]) == set(STATE)
+    assert FILE.read_text(encoding="utf-8") == text_of(dict(REPORT))
+
+
+def test_every_figure_is_whole() -> None:
+    """Value in its interval, unit, method; each program gave some; none is zero."""
+    found = parse(REPORT)
+    assert {figure.program for figure in found.values()} == set(PROGRAMS) == {*LISTS, *WIDE}
+    assert all(figure.value > 0 and figure.repeats in (1, 9) for figure in found.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x["figures"][3].update(value=1e6), "is not within"),
+        (lambda x: x["figures"][3].update(unit=""), "must be given"),
+        (lambda x: x["figures"].append(x["figures"][0]), "twice"),
+        (lambda x: x["states"][0].update(failed="1: a CUDA error"), "failed: barriers"),
+        (lambda x: x.update(schema_version=2), "schema_version must be 1"),
+    ],
+)
+def test_a_planted_fault_is_seen(change: Any, message: str) -> None:
+    """In a figure, among them, in a program, in the file's form."""
+    with pytest.raises(ValueError, match=message):
+        parse(changed(change))
+
+
+def test_tables_are_up_to_date() -> None:
+    """If not: python docs/hopper_tables.py."""
+    assert list(TABLES.stale(DOCUMENT)) == []
+    assert TABLES.fill(DOCUMENT) == DOCUMENT
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_changed_digit_is_seen_and_mended(name: str) -> None:
+    """Planted in each table."""
+    table = SECTIONS[name]()
+    at = max(match.start() for match in re.finditer(r"\d", table))
+    other = table[:at] + ("1" if table[at] != "1" else "2") + table[at + 1 :]
+    stale = DOCUMENT.replace(table, other)
+    assert list(TABLES.stale(stale)) == [name] and TABLES.fill(stale) == DOCUMENT
+
+
+def test_every_figure_is_in_a_table() -> None:
+    """Lists have a row for each; wide tables a cell for each."""
+    for program in LISTS:
+        rows = SECTIONS[program]().count("\n") - 1
+        assert rows == len(of_program(program))
+    for program in WIDE:
+        cells = [line.split(" | ")[1:] for line in SECTIONS[program]().splitlines()]
+        filled = sum(bool(re.match(r"\d", cell)) for row in cells for cell in row)
+        assert filled == len(of_program(program))
+
+
+def test_products_run_at_the_full_rate() -> None:
+    """N/2 cycles for two warpgroups from 64 columns on; below, the reads of A and B set it."""
+    for width in WIDTHS:
+        name = f"interval/m64n{width}k16, A from shared memory, warpgroups 2"
+        reads = (64 * 16 * 2 + width * 16 * 2) / 128
+        assert figures()[name].value == pytest.approx(max(width / 2, reads), rel=0.09)
+
+
+def test_what_the_page_says_is_what_was_measured() -> None:
+    """The figures in its first paragraphs."""
+
+    def value(name: str) -> float:
+        return figures()[name].value
+
+    behind = [
+        value(f"latency/m64n128k16, A from {source}, chain of {chain}") - 64 * chain
+        for source, chains in (("shared memory", (1, 8)), ("registers", (1, 8)))
+        for chain in chains
+    ]
+    assert (round(min(behind)), round(max(behind))) == (66, 86) and "66 to 86 cycles" in DOCUMENT
+    assert round(value("bar.arrive to bar.sync/2 groups of 128")) == 35 and "35 cycles" in DOCUMENT
+    assert round(value("mbarrier/one way, two warpgroups")) == 51 and "51 by mbarriers" in DOCUMENT
+    assert round(value("curve L2/132 SMs, 192 KiB in flight, rate")) == 37
+    assert round(value("curve HBM/132 SMs, 192 KiB in flight, rate")) == 19
+    loads = {load["load"]: load for load in REPORT["loads"]}
+    zeros = loads["products of zeros"]
+    full = loads["products of random numbers, softmax arithmetic, boxes from L2"]
+    assert round(zeros["burst_mhz"], -1) == 1800 and round(full["burst_mhz"], -1) == 1660
+    assert round(full["steady_mhz"], -1) == 1470
+    mixes = {
+        (int(f), int(a)): figure.value
+        for name, figure in figures().items()
+        for f, a in re.findall(r"^mix/(\d) ffma \+ (\d) fmnmx \+ 1 ex2, 16 warps", name)
+    }
+    for (f, a), cycles in mixes.items():
+        assert cycles == pytest.approx(max(8, f + a + 4.5), abs=0.3)
+
+
+def test_loads_hold_their_series() -> None:
+    """The summaries follow from the series; a load that is cut short has none."""
+    for load in REPORT["loads"]:
+        assert len(load["ms"]) == len(load["mhz"]) == len(load["tflops"]) > 80
+        assert power.summary(load) == {key: load[key] for key in LOAD}
+    short = {**REPORT["loads"][0], "ms": [0.1], "mhz": [1980.0], "tflops": [0.0]}
+    with pytest.raises(ValueError):
+        power.summary(short)
+
+
+def test_gpu_figures_are_the_measured_ones() -> None:
+    """Of the H200; the H100's say that they were not measured."""
+    found = figures()
+    clock = 1.98e9
+    l2 = found["curve L2/132 SMs, 192 KiB in flight, rate"].value * 132 * clock
+    assert H200.l2_bytes_per_s == pytest.approx(l2, rel=0.01)
+    assert H200.exp_per_clk == found["rate/ex2"].value
+    assert H200.smem_bytes_per_clk == found["shared/ld 16 bytes, 16 warps, rate"].value
+    assert round(found["stream/read of device memory"].value, 2) == 4.64
+    assert "4.64e12" in H200.sources["hbm_bytes_per_s"].text
+    for name in ("clock_hz", "l2_bytes_per_s", "hbm_bytes_per_s"):
+        assert "not measured" in H100.sources[name].text
+    assert not any("hopper_units" in source.text for source in H100.sources.values())
+
+
+def test_a_line_of_a_program_becomes_a_figure() -> None:
+    """Median, least and most; five digits."""
+    line = '{"name": "a/b", "unit": "cycles", "method": "m", "values": [3.0, 1.0000049, 2.0]}'
+    found = summary("pipes", line)
+    assert (found["value"], found["interval"], found["repeats"]) == (2.0, [1.0, 3.0], 3)
+    assert json.loads(text_of({"figures": [found], "date": "x"}))["figures"] == [found]
+
+
+def test_products_are_made_for_each_width() -> None:
+    """As many accumulators as the width needs, with A from registers and from shared memory."""
+    text = "\n".join(header())
+    for width in WIDTHS:
+        assert text.count(f"m64n{width}k16.f32.bf16.bf16") == 2
+        assert f"float (&d)[{width // 2}]" in text
