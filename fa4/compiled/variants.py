@@ -59,7 +59,9 @@ def tuned_warpgroup_spec(
             keys=COMMON_ROWS, heads=16, batch=1, masked=_uneven(features), causal=causal,
         )  # fmt: skip
     tuned = tuned_warpgroups(problem, gpu)
-    for name in ("consumers", "tile_n", "kv_stages", "ping_pong"):
+    if "consumers" not in features:  # the turns of other warpgroups say nothing
+        features.setdefault("ping_pong", tuned.ping_pong)
+    for name in ("consumers", "tile_n", "kv_stages"):
         features.setdefault(name, getattr(tuned, name))
     features.setdefault("scheduler", _scheduler(features["consumers"], problem, features, gpu))
     return WarpgroupSpec(head_dim=head_dim, head_dim_v=head_dim_v, **features)
@@ -121,9 +123,9 @@ def find_gpu(capability: tuple[int, int], family: str = "") -> Gpu:
 
 def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec | WarpgroupSpec:
     """The kernel of a call. Raises NotSupported, with the reason, if there is none."""
-    choose: Any = choose_sm90_spec if FAMILIES[gpu.arch] == "sm90" else choose_sm100_spec
-    found: ForwardSpec | WarpgroupSpec = choose(call, gpu)
-    return found
+    if FAMILIES[gpu.arch] == "sm90":
+        return choose_sm90_spec(call, gpu)
+    return choose_sm100_spec(call, gpu)
 
 
 def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:

@@ -24,7 +24,7 @@ from fa4.explore.controls import (
 )
 from fa4.explore.programs import Json, Touches, plan_data
 from fa4.explore.roles import UNITS
-from fa4.explore.steps import RECORDED_STEPS, Window, pack_step, timing_of
+from fa4.explore.steps import RECORDED_STEPS, StepWindow, pack_step, timing_of
 from fa4.plan.schema import PipelinePlan
 from fa4.sim.chain import critical_chain
 from fa4.sim.chip import TileRunner
@@ -166,7 +166,7 @@ class Recording:
         self.blobs.append(blob)
         return len(self.steps) - 1
 
-    def _chain(self, cta: CtaTimeline, window: Window, code: EventCode) -> Json:
+    def _chain(self, cta: CtaTimeline, window: StepWindow, code: EventCode) -> Json:
         """The critical chain, shared by equal steps: numbers of its rows' links, their cycles."""
         key = timing_of(cta, window)
         if key not in self._chains:

@@ -126,7 +126,7 @@ def work_tiles(consumers: int, problem: WarpgroupProblem) -> int:
 def _fitting(
     problem: WarpgroupProblem, gpu: Gpu
 ) -> Iterator[tuple[WarpgroupTile, WarpgroupPipeline]]:
-    """The tiles of the head dims, with fewer keys where shared memory is too small for them."""
+    """The tiles of the head dims, with fewer keys where they do not fit the machine."""
     for tile in _measured(problem):
         for tile_n in range(tile.tile_n, 0, -16):
             pipeline = WarpgroupPipeline(
@@ -138,11 +138,12 @@ def _fitting(
                 ping_pong=tile.ping_pong,
             )
             try:
-                warpgroup_plan(pipeline, gpu)
-            except ValueError:
+                plan = warpgroup_plan(pipeline, gpu)
+            except ValueError:  # too large for shared memory
                 continue
-            yield WarpgroupTile(tile.consumers, tile_n, tile.tflops), pipeline
-            break
+            if not any(role.spilled_registers for role in plan.roles):
+                yield WarpgroupTile(tile.consumers, tile_n, tile.tflops), pipeline
+                break
 
 
 def _measured(problem: WarpgroupProblem) -> tuple[WarpgroupTile, ...]:

@@ -61,10 +61,8 @@ HOPPER_CASES: list[Case] = [
     for dim, dim_v in ((256, 256), (160, 160), (64, 256), (256, 64), (248, 200), (192, 256))
     for causal in (False, True)
 ] + [
-    (dict(rows=rows, keys=rows, heads=32, heads_k=32, dim=dim), dict(causal=causal))
-    for rows in (512, 1500) for dim in (64, 96, 128) for causal in (False, True)
-] + [
-    (dict(rows=3000, keys=3000, heads=heads, heads_k=2), dict(causal=True)) for heads in (8, 32)
+    (dict(rows=rows, keys=rows, heads=heads, heads_k=2, dim=dim), dict(causal=causal))
+    for rows, heads in ((512, 40), (1000, 20)) for dim in (64, 96, 128) for causal in (False, True)
 ]  # fmt: skip
 
 
@@ -79,8 +77,12 @@ def check(place: Any, sizes: dict[str, Any], options: dict[str, Any]) -> None:
         (size["batch"], size["keys"], size["heads_k"], dim_v),
     ]
     arrays = draw(shapes, size["dtype"])
+    given = {
+        name: torch.tensor(x, device=place.device) if isinstance(x, np.ndarray) else x
+        for name, x in options.items()
+    }
     result = fa4.flash_attn_func(
-        *(to_gpu(x, place.device) for x in arrays), **options, impl=place.impl, return_lse=True
+        *(to_gpu(x, place.device) for x in arrays), **given, impl=place.impl, return_lse=True
     )
     outputs = Outputs(to_array(result.out, size["dtype"]), result.lse.cpu().numpy())
     plain = {name: value for name, value in options.items() if name != "pack_gqa"}
