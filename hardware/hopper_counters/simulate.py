@@ -20,8 +20,8 @@ from typing import Any
 from fa4.config import Problem
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import Prediction, predict
+from fa4.sm90.forward.spec import WarpgroupSpec
 from hardware.hopper_counters.compare import POINTS
-from hardware.warpgroup_forward.measure import make_spec
 
 MACHINE = "h200"
 # ncu's reasons for it: warps that look at an mbarrier (NANOSLEEP.SYNCS) are held by the long
@@ -35,7 +35,7 @@ SIGNALS: Mapping[str, tuple[str, ...]] = {
 
 def prediction(given: Mapping[str, Any]) -> Prediction:
     """Of a configuration's launch. Raises ValueError if its pipeline does not fit the machine."""
-    spec, seqlen, heads = make_spec(dict(given["spec"])), given["seqlen"], given["heads"]
+    spec, seqlen, heads = WarpgroupSpec(**given["spec"]), given["seqlen"], given["heads"]
     problem = Problem(
         batch=given["batch"], seqlen_q=seqlen, seqlen_k=seqlen, heads_q=heads, heads_k=heads,
         head_dim=spec.head_dim, head_dim_v=spec.head_dim_v, causal=spec.causal,
