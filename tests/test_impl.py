@@ -21,9 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fa4
 from fa4 import checked, choose, form, torch_op
 from fa4.backends import emulator as emulator_backend
-from fa4.backends import on_gpu
+from fa4.backends import find_backend, on_gpu
 from fa4.backends import kernel as kernel_backend
-from fa4.backends import find_backend
 from fa4.backends import sm100 as sm100_backend
 from fa4.checked import make_call
 from fa4.compiled import build as builder
@@ -313,7 +312,7 @@ def test_auto_says_once_what_it_picks(picks, launched, monkeypatch) -> None:
      ((9, 0), "sm90", logging.INFO), ((12, 0), "reference", logging.WARNING)],
 )  # fmt: skip
 def test_auto_looks_at_the_gpu(capability, picked, level, picks, monkeypatch) -> None:
-    """Blackwell and Hopper run theirs, Hopper without gradients; another GPU's tensors go to the CPU, with a warning."""
+    """Blackwell's and Hopper's run, Hopper's without gradients; others warn, and use the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with FakeTensorMode():

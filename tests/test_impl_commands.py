@@ -94,7 +94,7 @@ def test_run_reports_findings(capsys, monkeypatch) -> None:
     def failing(*_, **__):
         raise EmulationFailed(Report(findings=[finding]))
 
-    monkeypatch.setattr("fa4.backends.emulator.run", failing)
+    monkeypatch.setattr("fa4.backends.emulated.run", failing)
     monkeypatch.setattr("fa4.compiled.build.build", lambda *_: None)
     code, text, _ = call(capsys, "run", "--random", "1,1,8,64", "--impl", "emulator")
     assert code == 1 and "two writes" in text and "emulator: 1 findings" in text

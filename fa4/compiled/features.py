@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fa4.compiled.calls import BackwardCall, ForwardCall
 from fa4.config import WARPGROUP_ROWS, BackwardConfig, ForwardConfig
 from fa4.masks import MASKS, IntervalMask
 from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS
-
-if TYPE_CHECKING:
-    from fa4.compiled.support import BackwardCall, ForwardCall
 
 MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit
 
