@@ -11,8 +11,8 @@ from collections import Counter
 import numpy as np
 
 from fa4.compiled.build import build
-from fa4.compiled.calls import ForwardCall
 from fa4.compiled.launch import launch_arguments
+from fa4.compiled.support import ForwardCall
 from fa4.dtypes import numpy_dtype
 from fa4.inspect.pipes import pipe_amounts
 from fa4.plan.measured import with_measured_math

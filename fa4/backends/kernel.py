@@ -15,7 +15,6 @@ import numpy as np
 from fa4.arrays import element_type, is_torch
 from fa4.call import Call
 from fa4.compiled.build import build
-from fa4.compiled.calls import ForwardCall
 from fa4.compiled.launch import (
     LENGTHS,
     LaunchArguments,
@@ -25,6 +24,7 @@ from fa4.compiled.launch import (
     launch_arguments,
     regular,
 )
+from fa4.compiled.support import ForwardCall
 from fa4.compiled.variants import choose_spec
 from fa4.hardware import Gpu
 from fa4.sm90.forward.spec import WarpgroupSpec

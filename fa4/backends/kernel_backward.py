@@ -25,7 +25,6 @@ from fa4.backends.kernel import (
 )
 from fa4.call import Call
 from fa4.compiled.build import build
-from fa4.compiled.calls import BackwardCall
 from fa4.compiled.launch import (
     WORKSPACE,
     BackwardArguments,
@@ -37,7 +36,7 @@ from fa4.compiled.launch import (
     regular,
     workspace_shapes,
 )
-from fa4.compiled.support import NotSupported, check
+from fa4.compiled.support import BackwardCall, NotSupported, check
 from fa4.compiled.variants import choose_backward_spec
 from fa4.sm100.backward.workspace import tiles_of
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fa4.compiled.calls import BackwardCall, ForwardCall
-from fa4.compiled.support import NotSupported
+from fa4.compiled.support import BackwardCall, ForwardCall, NotSupported
 from fa4.compiled.variants import kernel_window
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fa4.compiled.calls import BackwardCall, ForwardCall
-from fa4.compiled.support import FAMILIES, check
+from fa4.compiled.support import FAMILIES, BackwardCall, ForwardCall, check
 from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
 from fa4.hardware import B200, B300, H200, Gpu
 from fa4.masks import IntervalMask

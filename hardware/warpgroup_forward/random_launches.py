@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa4.compiled.build import build
-from fa4.compiled.calls import ForwardCall
+from fa4.compiled.support import ForwardCall
 from fa4.compiled.variants import choose_sm90_spec
 
 HANGS_AFTER_S = 40.0

@@ -17,12 +17,12 @@ pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
 from fa4.compiled import build as build_module
 from fa4.compiled.backward import fake_arguments
 from fa4.compiled.build import build, find_key
-from fa4.compiled.calls import BackwardCall
 from fa4.compiled.launch import (
     BackwardArguments,
     backward_template,
     workspace_shapes,
 )
+from fa4.compiled.support import BackwardCall
 from fa4.compiled.variants import choose_backward_spec
 from fa4.emulator import launch
 from fa4.inspect.codegen import read_kernels

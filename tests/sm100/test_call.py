@@ -13,9 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa4.compiled.calls import ForwardCall
 from fa4.compiled.launch import check_operand, element_strides, launch_arguments, regular
-from fa4.compiled.support import NotSupported
+from fa4.compiled.support import ForwardCall, NotSupported
 from fa4.compiled.variants import choose_spec, find_gpu, kernel_window
 from fa4.config import ForwardConfig
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fa4
-from fa4.compiled.features import FORWARD
+from fa4.compiled.support import FORWARD
 from fa4.emulator.errors import LaunchError
 from fa4.sm100.forward import operands
 from fa4.sm100.forward.spec import ForwardSpec

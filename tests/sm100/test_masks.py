@@ -17,8 +17,7 @@ import fa4
 from fa4 import emulator
 from fa4.compiled import cache
 from fa4.compiled.build import find_key
-from fa4.compiled.calls import ForwardCall
-from fa4.compiled.support import NotSupported, check
+from fa4.compiled.support import ForwardCall, NotSupported, check
 from fa4.compiled.variants import choose_spec, tuned_spec
 from fa4.masks import Band, Chunked, IntervalMask
 from fa4.sm100.forward.spec import ForwardSpec

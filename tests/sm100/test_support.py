@@ -8,9 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from fa4.compiled.calls import BackwardCall, ForwardCall
-from fa4.compiled.features import BACKWARD, FORWARD, SM90, TABLES, Feature
-from fa4.compiled.support import NotSupported, check, describe_support
+from fa4.compiled.support import (
+    BACKWARD,
+    FORWARD,
+    SM90,
+    TABLES,
+    BackwardCall,
+    Feature,
+    ForwardCall,
+    NotSupported,
+    check,
+    describe_support,
+)
 from fa4.config import BackwardConfig, ForwardConfig
 
 PLAIN = ForwardCall(

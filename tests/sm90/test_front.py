@@ -15,8 +15,7 @@ pytest.importorskip("cutlass")
 import fa4
 from fa4 import cli
 from fa4.compiled.build import build, find_key
-from fa4.compiled.calls import ForwardCall
-from fa4.compiled.support import NotSupported
+from fa4.compiled.support import ForwardCall, NotSupported
 from fa4.compiled.variants import choose_sm90_spec, common_specs, find_tuned
 from fa4.config import ForwardConfig
 from fa4.hardware import H200
