@@ -15,8 +15,7 @@ import torch
 
 import fa4
 from fa4 import choose
-from fa4.backends import emulator
-from fa4.backends import sm100 as sm100_backend
+from fa4.backends import emulator, on_gpu
 from fa4.checked import make_call
 from fa4.config import BackwardConfig
 from fa4.hardware import B300
@@ -275,8 +274,8 @@ def test_empty_problems_launch_nothing(
 
 def test_the_way_to_a_gpu(built: list[BackwardDouble], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a B200 would be given is what the emulator is given."""
-    monkeypatch.setattr(sm100_backend, "_place", lambda call: "")
-    monkeypatch.setattr(sm100_backend, "_machine", lambda call: (B300, 132))
+    monkeypatch.setattr(on_gpu, "find_fault", lambda family, call: "")
+    monkeypatch.setattr(on_gpu, "machine_of", lambda family: lambda call: (B300, 132))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     dout, *inputs = tensors()
     out, lse = saved(*inputs)

@@ -79,7 +79,7 @@ PLAUSIBLE = {
     "random": ("1,1,8,16", "2,2,5,8", "1,2,130,64", "1,1,0,8"),
     "keys": ("1", "7", "200"),
     "heads-k": ("0", "1", "2"),
-    "impl": ("auto", "reference", "oracle", "sm100"),
+    "impl": ("auto", "reference", "oracle", "sm100", "sm90"),
     "schedule": ("fifo", "random", "adversarial"),
     "scale": ("0", "1", "-1", "0.125"),
     "softcap": ("0", "20"),
