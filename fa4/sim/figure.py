@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fa4 import drawing
 from fa4.config import require
+from fa4.drawing import FORMATS, GREY, PALE
 from fa4.sim.timeline import CtaTimeline, Event, Timeline, UnitSlice
 
 STEPS = 2  # steady-state steps shown: more make the names illegible
-FORMATS = ("png", "svg")
-GREY, PALE = "#444444", "#E3E3E3"
 
-# Okabe and Ito's colours, which people with any kind of colour blindness can tell apart.
 PRODUCT, EXPONENTIAL, MATH = "matrix product", "exponentials", "other arithmetic"
 TENSOR_MEMORY, SHARED_MEMORY = "tensor memory", "shared memory"
 COPY, BARRIER, WAITING = "bulk copy", "barrier, fence", "waiting"
 COLOURS = {
-    PRODUCT: "#0072B2",
-    EXPONENTIAL: "#D55E00",
-    MATH: "#E69F00",
-    TENSOR_MEMORY: "#009E73",
-    SHARED_MEMORY: "#CC79A7",
-    COPY: "#56B4E9",
-    BARRIER: "#999999",
+    PRODUCT: drawing.BLUE,
+    EXPONENTIAL: drawing.VERMILION,
+    MATH: drawing.ORANGE,
+    TENSOR_MEMORY: drawing.GREEN,
+    SHARED_MEMORY: drawing.PINK,
+    COPY: drawing.SKY,
+    BARRIER: drawing.SILVER,
     WAITING: PALE,
 }
 KIND_OF_UNIT = {
@@ -42,12 +40,6 @@ KIND_OF_UNIT = {
     "reduce": COPY,
 }
 UNIT_ORDER = tuple(KIND_OF_UNIT)
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "svg.hashsalt": "fa4",
-    "svg.fonttype": "none",
-}
 WIDTH_INCHES, ROW_INCHES, LABEL_POINTS = 15.0, 0.42, 7.5
 
 
@@ -156,27 +148,20 @@ def title_of(timeline: Timeline, window: Window) -> str:
 def draw_timeline(timeline: Timeline, file_format: str = "png", steps: int = STEPS) -> bytes:
     """The picture as PNG or SVG. ImportError if matplotlib is missing."""
     require(file_format in FORMATS, f"the format must be one of {', '.join(FORMATS)}", file_format)
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            f"the picture needs matplotlib ({error}): pip install matplotlib"
-        ) from None
     window = steady_window(timeline, steps)
-    rows = rows_of(timeline, window)
-    height = ROW_INCHES * len(rows) + 1.5
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, height), dpi=130)
-        FigureCanvasAgg(figure)  # no display, whatever the user's settings say
+    height = ROW_INCHES * len(rows_of(timeline, window)) + 1.5
+    with drawing.styled():
+        figure = drawing.new_figure((WIDTH_INCHES, height))
         axes = figure.add_axes((0.09, 0.62 / height, 0.895, 1 - 1.5 / height))
-        _draw_rows(axes, rows, window)
-        _draw_frame(axes, timeline, window, rows)
-        image = io.BytesIO()
-        plain = {"Date": None} if file_format == "svg" else {}
-        figure.savefig(image, format=file_format, metadata=plain)
-    return image.getvalue()
+        draw_axes(axes, timeline, window)
+        return drawing.save(figure, file_format)
+
+
+def draw_axes(axes: Any, timeline: Timeline, window: Window) -> None:
+    """The timeline on matplotlib's axes, which are to be almost WIDTH_INCHES wide."""
+    rows = rows_of(timeline, window)
+    _draw_rows(axes, rows, window)
+    _draw_frame(axes, timeline, window, rows)
 
 
 def _draw_rows(axes: Any, rows: dict[str, list[Bar]], window: Window) -> None:

@@ -2,7 +2,7 @@
 
     python -m hardware.warpgroup_forward.sweep plan PLAN.json
     PYTHONPATH=. python3 -m hardware.warpgroup_forward.measure PLAN.json RESULTS.jsonl      # GPU
-    python -m hardware.warpgroup_forward.sweep table RESULTS.jsonl hardware/results/hopper_sweep.csv
+    python -m hardware.warpgroup_forward.sweep table RESULTS.jsonl fa4/measured/hopper_sweep.csv
 
 A row of the table is one call of one variant: tile sizes, stages, where P is held, overlap, turns,
 scheduler, share of emulated exponentials, spread of the inputs (which sets how often O is
