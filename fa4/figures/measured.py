@@ -38,8 +38,8 @@ def collect_measured() -> Data:
         "title": f"Mean error {mean['B200']:.1%} on {len(b200)} points of B200, "
         f"{mean['H200']:.0%} on {len(errors['h200 fwd'])} of H200",
         "note": f"Constants were fitted to the B200 points. Of the sweep, {left_out} points are "
-        "left out: kernels that spill registers, emulate exponentials, use the scheduler fold, or had "
-        "inputs of larger spread.",
+        "left out: kernels that spill registers, emulate exponentials, use the scheduler fold, or "
+        "had inputs of larger spread.",
         "columns": ["group", "point", "measured TFLOP/s", "predicted TFLOP/s"],
         "rows": rows,
         "mean_error": mean,

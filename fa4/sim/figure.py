@@ -40,6 +40,7 @@ KIND_OF_UNIT = {
     "reduce": COPY,
 }
 UNIT_ORDER = tuple(KIND_OF_UNIT)
+COPY_UNIT = "tma"  # is always shown: that nothing is copied says something, too
 WIDTH_INCHES, ROW_INCHES, LABEL_POINTS = 15.0, 0.42, 7.5
 
 
@@ -63,7 +64,7 @@ class Bar:
 
 
 def steady_window(timeline: Timeline, steps: int = STEPS) -> Window:
-    """The last `steps` whole steps of the first work tile before its last but one.
+    """`steps` whole steps from the middle of the first work tile: there, loads still go on.
 
     A step is the time between two of the main role's first repeated pieces of work. Everything is
     shown if there are too few steps to be steady.
@@ -73,7 +74,8 @@ def steady_window(timeline: Timeline, steps: int = STEPS) -> Window:
     if len(starts) < steps + 3:
         period = (starts[-1] - starts[0]) / (len(starts) - 1) if len(starts) > 1 else None
         return Window(0.0, cta.tile_ends[0], period)
-    start, end = starts[-2 - steps], starts[-2]
+    first = min(len(starts) // 2, len(starts) - 2 - steps)
+    start, end = starts[first], starts[first + steps]
     return Window(start, end, (end - start) / steps)
 
 
@@ -100,7 +102,7 @@ def unit_shares(timeline: Timeline, window: Window) -> dict[str, float]:
 
 
 def rows_of(timeline: Timeline, window: Window) -> dict[str, list[Bar]]:
-    """Row name -> bars in the window: roles as in the plan, then the units that are used."""
+    """Row name -> bars in the window: roles as in the plan, then units: those used, and copies."""
     cta = timeline.ctas[0]
     rows: dict[str, list[Bar]] = {role.name: [] for role in timeline.plan.roles}
     units: dict[str, list[Bar]] = {unit: [] for unit in UNIT_ORDER}
@@ -110,7 +112,8 @@ def rows_of(timeline: Timeline, window: Window) -> dict[str, list[Bar]]:
     for piece in cta.unit_slices:
         if piece.end > window.start and piece.start < window.end and piece.end > piece.start:
             units.setdefault(piece.unit, []).append(_unit_bar(piece))
-    return rows | {f"{unit} unit": bars for unit, bars in units.items() if bars}
+    shown = {unit: bars for unit, bars in units.items() if bars or unit == COPY_UNIT}
+    return rows | {f"{unit} unit": bars for unit, bars in shown.items()}
 
 
 def _role_bar(event: Event) -> Bar:
