@@ -123,7 +123,7 @@ def _add_flows(tables: sqlite3.Connection, starts: list[Event], ends: list[Event
         start = begun[end["id"]]
         for event in (start, end):
             inside = tables.execute(
-                "SELECT COUNT(*) FROM slice WHERE pid = ? AND tid = ? AND ? BETWEEN ts AND ts + dur",
+                "SELECT COUNT(*) FROM slice WHERE pid = ? AND tid = ? AND ? BETWEEN ts AND ts+dur",
                 (event["pid"], event["tid"], _ns(event, "ts")),
             ).fetchone()
             if not inside[0]:
