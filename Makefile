@@ -34,8 +34,8 @@ conformance: $(VENV)/foreign.stamp ## kernels of other authors in the emulator (
 mutants: $(VENV)/mutants.stamp ## which single changes of the code do the tests notice? (an hour)
 	$(BIN)/python -m benchmarks.mutants.run $(MUTANTS)
 
-test-gpu: $(VENV)/test.stamp ## the kernels on real hardware; fails without a B200 or B300
-	FA4_REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu -m gpu
+test-gpu: $(VENV)/test.stamp ## the kernels on real hardware; fails without a GPU that one runs on
+	FA4_REQUIRE_GPU=1 $(PYTEST) tests/gpu -m gpu -rs
 
 test-web: $(VENV)/web.stamp ## the explorer in a browser (apt-get install chromium), and its accessibility
 	$(BIN)/python -m pytest tests/web -m web

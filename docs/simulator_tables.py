@@ -1,19 +1,29 @@
-"""The tables of docs/simulator.md: what every piece of work costs, and what was fitted.
+"""The tables of docs/simulator.md: what work costs, what was fitted, how wrong predictions are.
 
-`python docs/simulator_tables.py` writes them between their markers in that file.
+`python docs/simulator_tables.py` writes them between their markers in that file, and the picture
+beside them. Errors of fits to other points come from `benchmarks/benchmark_validation.py`.
 """
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
+from fa4.figures.measured import B200_FILE
 from fa4.plan.render import markdown_table
-from fa4.sim.costs import FREE_CONSTANTS, CostTable
-from fa4.sim.machine import COSTS
+from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, HopperCosts
+from fa4.sim.machine import COSTS, find_machine
+from fa4.sim.measurements import read_measurements, select_rows
+from fa4.sim.validation import Comparison, compare
 
 PAGE = Path(__file__).with_name("simulator.md")
+PICTURE = PAGE.parent / "pictures" / "hopper_sweep.svg"
+DATA = PAGE.parents[1] / "tests" / "sim" / "data"
+VALIDATION = PAGE.parents[1] / "benchmarks" / "results" / "validation.json"
 COMMAND = "python docs/simulator_tables.py"
 UNITS = {
     "_cycles": "cycles",
@@ -44,10 +54,121 @@ def render_costs() -> str:
     names = [item.name for item in fields(CostTable) if item.name not in FREE_CONSTANTS]
     rows = [
         (f"`{name}`", unit(name), *(f"{getattr(x, name):g}" for x in columns().values()),
-         CostTable.sources()[name])
+         CostTable.sources()[name], _hopper_source(name))
         for name in names
     ]  # fmt: skip
-    return markdown_table(("cost", "unit", *columns(), "source"), rows)
+    return markdown_table(("cost", "unit", *columns(), "source", "source for Hopper"), rows)
+
+
+def _hopper_source(name: str) -> str:
+    own = HopperCosts.sources()[name]
+    return "as there" if own == CostTable.sources()[name] else own
+
+
+@cache
+def comparison(file: Path, machine: str) -> Comparison:
+    """A file of measurements predicted by the machine as it is shipped."""
+    rows, _ = select_rows(read_measurements(file), find_machine(machine))
+    return compare(rows, find_machine(machine))
+
+
+def published() -> Comparison:
+    """FlashAttention-4's published throughput on B200."""
+    return comparison(B200_FILE, "b200")
+
+
+def swept() -> Comparison:
+    """The measured tile sweep of a Hopper kernel on an H200."""
+    return comparison(DATA / "h200_tile_sweep.csv", "h200")
+
+
+def _totals(found: Comparison) -> tuple[str, str, str]:
+    worst = found.worst
+    return f"{found.mape:.1%}", f"{worst.error:+.1%}", f"{found.rank_correlation:.3f}"
+
+
+def render_published() -> str:
+    """Every published point, then all."""
+    rows = [
+        (f"{p.row.label}, {p.row.software}", f"{p.row.tflops:g}", f"{p.predicted_tflops:.0f}",
+         f"{p.error:+.1%}")
+        for p in published().points
+    ]  # fmt: skip
+    mean, worst, _ = _totals(published())
+    rows.append(("**all**", "", "", f"mean {mean}, worst {worst}"))
+    return markdown_table(("call", "measured TFLOP/s", "predicted", "error"), rows)
+
+
+def render_swept() -> str:
+    """Mean signed error by tile, P's source and overlap, then all."""
+    groups: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for point in swept().points:
+        groups[tuple(point.row.tile[name] for name in TILE)].append(point.error)
+    rows = [
+        (f"{m} x {n}", source, "yes" if overlap else "no", f"{sum(x) / len(x):+.1%}",
+         f"{max(x, key=abs):+.1%}")
+        for (m, n, source, overlap), x in groups.items()
+    ]  # fmt: skip
+    mean, worst, rank = _totals(swept())
+    rows.append(("**all**", f"{len(swept().points)} points", f"rank correlation {rank}",
+                 f"absolute {mean}", worst))  # fmt: skip
+    return markdown_table(("tile", "P from", "overlap", "mean error", "worst"), rows)
+
+
+TILE = ("tile_m", "tile_n", "p_source", "overlap")
+
+
+def render_left_out() -> str:
+    """Errors of what constants were not fitted to, and those of a formula."""
+    report = json.loads(VALIDATION.read_text("utf-8"))
+    rows = [
+        (f"H200, {name}", str(x["points"]), f"{x['mape_percent']:.1f}%",
+         f"{x['worst_percent']:+.1f}%", f"rank correlation {x['rank_correlation']:.3f}")
+        for name, x in report["h200"].items() if name.startswith("kept out")
+    ]  # fmt: skip
+    rows += [
+        (f"B200, all but: {name}", str(x["points"]), f"{x['mape_percent']:.1f}%",
+         f"{x['worst_percent']:+.1f}%", f"formula {x['formula_mape_percent']:.1f}%")
+        for name, x in report["b200"]["left out"].items()
+    ]  # fmt: skip
+    return markdown_table(("not fitted to", "points", "mean error", "worst", "beside"), rows)
+
+
+def draw_sweep() -> str:
+    """Predicted against measured throughput of the sweep as an SVG, both axes from 0 to 800."""
+    side, margin, most = 520, 50, 800.0
+    scale = (side - 2 * margin) / most
+    colours = {64: "#0072b2", 128: "#e69f00", 192: "#cc3311"}
+
+    def at(measured: float, predicted: float) -> tuple[float, float]:
+        return margin + measured * scale, side - margin - predicted * scale
+
+    def text(x: float, y: float, words: str, more: str = "") -> str:
+        return f'<text x="{x:.1f}" y="{y:.1f}" {more}>{words}</text>'
+
+    (x0, y0), (x1, y1) = at(0, 0), at(most, most)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {side} {side}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{side}" height="{side}" fill="white"/>',
+        f'<path d="M{x0} {y1}V{y0}H{x1}" fill="none" stroke="black"/>',
+        f'<path d="M{x0} {y0}L{x1} {y1}" stroke="gray"/>',
+    ]
+    for tick in range(0, int(most) + 1, 200):
+        x, y = at(tick, tick)
+        parts += [text(x - 10, y0 + 16, str(tick)), text(x0 - 30, y + 4, str(tick))]
+    parts.append(text(x0 + 110, y0 + 36, "measured TFLOP/s, one H200"))
+    parts.append(text(14, y1 + 20, "predicted"))
+    for number, (tile_m, colour) in enumerate(colours.items()):
+        y = y1 + 20 + 18 * number
+        parts.append(f'<circle cx="{x0 + 30}" cy="{y - 4}" r="4" fill="{colour}"/>')
+        parts.append(text(x0 + 40, y, f"{tile_m} rows"))
+    for point in swept().points:
+        x, y = at(point.row.tflops, point.predicted_tflops)
+        colour = colours[point.row.tile["tile_m"]]
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}" '
+                     'fill-opacity="0.6"/>')  # fmt: skip
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def render_free() -> str:
@@ -62,7 +183,13 @@ def render_free() -> str:
     return markdown_table(titles, rows)
 
 
-SECTIONS = {"free constants": render_free, "costs": render_costs}
+SECTIONS = {
+    "published points": render_published,
+    "tile sweep": render_swept,
+    "left out": render_left_out,
+    "free constants": render_free,
+    "costs": render_costs,
+}
 
 
 def blocks() -> Iterator[tuple[str, str, str]]:
@@ -83,7 +210,8 @@ def fill(text: str) -> str:
 
 
 def main() -> None:
-    """Writes the present tables into the page."""
+    """Writes the present tables into the page, and the picture."""
+    PICTURE.write_text(draw_sweep(), encoding="utf-8")
     PAGE.write_text(fill(PAGE.read_text("utf-8")), encoding="utf-8")
 
 

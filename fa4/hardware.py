@@ -8,7 +8,7 @@ and how far to trust it; a number without a source cannot be constructed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 
 from fa4.config import require, require_finite, require_int
@@ -203,6 +203,8 @@ B300 = Gpu.from_figures(
     },
 )
 
+GB300 = replace(B300, name="GB300")  # a B300 beside a Grace CPU; no figure of its own was found
+
 H100 = Gpu.from_figures(
     "H100",
     "sm_90a",
@@ -260,7 +262,7 @@ H200 = Gpu.from_figures(
 )
 
 GPUS: Mapping[str, Gpu] = MappingProxyType(
-    {gpu.name.lower(): gpu for gpu in (B200, B300, H100, H200)}
+    {gpu.name.lower(): gpu for gpu in (B200, B300, GB300, H100, H200)}
 )
 
 

@@ -1,11 +1,11 @@
 """Makes single changes in a copy of the project and counts those that the tests notice.
 
 For each of a seeded sample of changes (`benchmarks.mutants.sample`) it runs the tests that ran the
-changed line in one recorded run (`record`), then those that ran anything of its file, then those of
-its package, up to LIMIT_SECONDS of them: constants, what tests make when they are loaded, and code
-that numba compiles are run by no test in particular. It stops at the first test that fails. A
-change is noticed if a test fails, the module cannot be imported any more, or the tests take far
-longer than before.
+changed line in one recorded run (`record`), then those in the test file of the module's name, then
+those that ran anything of its file, then those of its package, up to LIMIT_SECONDS of them:
+constants, what tests make when they are loaded, and code that numba compiles are run by no test in
+particular. It stops at the first test that fails. A change is noticed if a test fails, the module
+cannot be imported any more, or the tests take far longer than before.
 `survivors.WHY` explains those that were not noticed: each changes nothing that the package
 promises. Exit code 1 if fewer than LEAST_SHARE were noticed or a survivor has no explanation.
 With --journal a run that was stopped goes on where it was, and one after new tests, or after edits
@@ -80,12 +80,15 @@ class Record:
         self.lines: dict[str, dict[str, list[int]]] = loaded["lines"]
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Those that ran the changed line, then those of its file, then the package's; in each
-        group the fastest first, LIMIT_SECONDS of them in all."""
+        """Those that ran the changed line, those in the test file of its name (which may run it in
+        processes of their own), those of its file, then the package's; in each group the fastest
+        first, LIMIT_SECONDS of them in all."""
         lines = self.lines.get(mutant.path, {})
         package = mutant.path.split("/")[1]
+        namesake = f"tests/{package}/test_{Path(mutant.path).name}::"
         groups = (
             [self.names[number] for number in lines.get(str(mutant.line), ())],
+            [name for name in self.names if name.startswith(namesake)],
             [self.names[number] for some in lines.values() for number in some],
             [name for name in self.names if name.startswith((f"tests/{package}/", "tests/test_"))],
         )

@@ -80,6 +80,8 @@ def _prepare(
     """One pass of a back end, and how many make a burst; or why it has none."""
     import torch
 
+    function: Attention
+
     def call() -> Any:
         with selected(name), torch.no_grad():
             return function(*tensors, causal)

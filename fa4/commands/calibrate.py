@@ -117,13 +117,16 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
 
     constants = Table(box=SIMPLE_HEAD, pad_edge=False)
     constants.add_column("constant", no_wrap=True)
-    for heading in ("before", "fitted", "bounds", "at bound", "error 10% lower", "10% higher"):
+    for heading in (
+        "before", "fitted", "95% interval", "bounds", "at bound", "error 10% lower", "10% higher"
+    ):  # fmt: skip
         constants.add_column(heading, justify="right")
     for row in report["constants"]:
         constants.add_row(
             row["name"],
             f"{row['before']:g}",
             f"{row['value']:g}",
+            f"{row['interval'][0]:.3g} to {row['interval'][1]:.3g}",
             f"{row['least']:g} to {row['most']:g}",
             row["at_bound"] or "no",
             *(
@@ -145,6 +148,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         constants,
         errors,
         "10% lower, higher: mean error with the constant moved by a tenth of its range\n"
+        "95% interval: of refits to configurations drawn again (bootstrap)\n"
         "left out: each point predicted by a fit to all the others",
     ]
     if report["output"]:

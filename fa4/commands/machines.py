@@ -46,10 +46,11 @@ def describe(machine: Machine) -> dict[str, Any]:
     from dataclasses import fields
 
     from fa4.hardware import numeric_fields
-    from fa4.sim.costs import FREE_CONSTANTS, CostTable
-    from fa4.sim.validation import MEASURED
+    from fa4.sim.cost_table import FREE_CONSTANTS, free_constants
+    from fa4.sim.validation import machine_mape
 
-    gpu, origins = machine.gpu, CostTable.sources()
+    gpu, table = machine.gpu, type(machine.costs)
+    origins = table.sources()
     figures = {
         name: {
             "value": getattr(gpu, name),
@@ -59,22 +60,23 @@ def describe(machine: Machine) -> dict[str, Any]:
         for name in numeric_fields()
     }
     costs: dict[str, dict[str, Any]] = {}
-    for item in fields(CostTable):
+    for item in fields(table):
         value = getattr(machine.costs, item.name)
-        costs[item.name] = {"value": value, "fitted": item.name in FREE_CONSTANTS}
-        if item.name in FREE_CONSTANTS:
+        fitted = item.name in free_constants(machine.costs)
+        costs[item.name] = {"value": value, "fitted": fitted}
+        if fitted:
             least, most, why = FREE_CONSTANTS[item.name]
             costs[item.name] |= {"least": least, "most": most, "source": f"fitted; {why}"}
         else:
             changed = value != item.default
-            costs[item.name]["source"] = "differs from B200's" if changed else origins[item.name]
-    accuracy = MEASURED.get(gpu.name.lower())
+            source = "differs from the family's" if changed else origins[item.name]
+            costs[item.name]["source"] = source
     return {
         "name": gpu.name,
         "arch": gpu.arch,
         "peak_tflops": gpu.peak_bf16_flops / 1e12,
         "ridge_flops_per_byte": gpu.ridge_flops_per_byte,
-        "mape": None if accuracy is None else accuracy.mape,
+        "mape": machine_mape(gpu.name.lower()),
         "figures": figures,
         "costs": costs,
     }

@@ -44,36 +44,53 @@ def validate(
     for name, limit in (("--max-mape", max_mape), ("--max-error", max_error)):
         if limit is not None:
             require_finite(name, limit, 0.0)
-    found, rows, skipped = load_rows(measurements, machine, software)
-    try:
-        comparison = compare(rows, found)
-    except ValueError as error:
-        raise ValueError(f"{measurements} {error}") from error
-    report = describe(comparison, skipped) | {"limits": {"mape": max_mape, "error": max_error}}
-    failed = [
-        f"{what} {value:.2%} is more than {limit:g} %"
-        for what, value, limit in (
-            ("mean error", comparison.mape, max_mape),
-            ("worst error", abs(comparison.worst.error), max_error),
-        )
-        if limit is not None and value * 100 > limit
-    ]
+    limits = {"mape": max_mape, "error": max_error}
+    reports, failed = [], []
+    for found, rows, skipped in load_machines(measurements, machine, software):
+        try:
+            comparison = compare(rows, found)
+        except ValueError as error:
+            raise ValueError(f"{measurements} {error}") from error
+        reports.append(describe(comparison, skipped) | {"limits": limits})
+        failed += [
+            f"{found.name}: {what} {value:.2%} is more than {limit:g} %"
+            for what, value, limit in (
+                ("mean error", comparison.mape, max_mape),
+                ("worst error", abs(comparison.worst.error), max_error),
+            )
+            if limit is not None and value * 100 > limit
+        ]
+    report = reports[0] if len(reports) == 1 else {"machines": reports, "limits": limits}
     emit(report | {"failed": failed}, as_json, render)
     if failed:
         raise typer.Exit(1)
 
 
-def load_rows(
-    path: Path, machine: str | None, software: str | None
-) -> tuple[Machine, tuple[Row, ...], tuple[Skipped, ...]]:
-    """The machine (that of the rows, unless named), the rows to compare and those left out."""
+Selection = tuple["Machine", "tuple[Row, ...]", "tuple[Skipped, ...]"]
+
+
+def load_machines(path: Path, machine: str | None, software: str | None) -> list[Selection]:
+    """Of each machine (those of the rows, unless named): the rows to compare and those left out."""
     from fa4.sim.machine import find_machine
-    from fa4.sim.measurements import machine_name, read_measurements, select_rows
+    from fa4.sim.measurements import machine_names, read_measurements, select_rows
 
     rows = read_measurements(path)
-    found = find_machine(machine_name(rows) if machine is None else machine)
-    used, skipped = select_rows(rows, found, software)
-    return found, used, skipped
+    found = [find_machine(x) for x in ((machine,) if machine is not None else machine_names(rows))]
+    known = {item.name.lower() for item in found}
+    own = rows if machine is not None else [row for row in rows if row.gpu.lower() in known]
+    selections = []
+    for item in found:
+        alone = [row for row in own if len(found) == 1 or row.gpu.lower() == item.name.lower()]
+        selections.append((item, *select_rows(alone, item, software)))
+    return selections
+
+
+def load_rows(path: Path, machine: str | None, software: str | None) -> Selection:
+    """The one machine, the rows to compare and those left out. ValueError if there are several."""
+    from fa4.sim.measurements import machine_name, read_measurements
+
+    one = machine_name(read_measurements(path)) if machine is None else machine
+    return load_machines(path, one, software)[0]
 
 
 def describe(comparison: Comparison, skipped: tuple[Skipped, ...] = ()) -> dict[str, Any]:
@@ -82,6 +99,7 @@ def describe(comparison: Comparison, skipped: tuple[Skipped, ...] = ()) -> dict[
     return {
         "machine": comparison.machine,
         "mape": comparison.mape,
+        "rank_correlation": comparison.rank_correlation,
         "worst": {"line": worst.row.line, "point": worst.row.label, "error": worst.error},
         "points": [
             {
@@ -110,7 +128,10 @@ def describe(comparison: Comparison, skipped: tuple[Skipped, ...] = ()) -> dict[
 
 
 def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The report for people: one line per point, then the summary."""
+    """The report for people: of each machine one line per point, then the summary."""
+    if "machines" in report:
+        every = [part for item in report["machines"] for part in render(item)]
+        return (*every, *report.get("failed", ()))
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -142,7 +163,8 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     parts += [f"skipped ({why}): lines {', '.join(lines)}" for why, lines in reasons.items()]
     worst = report["worst"]
     parts.append(
-        f"mean absolute error {report['mape']:.2%} over {len(report['points'])} points; "
+        f"mean absolute error {report['mape']:.2%}, rank correlation "
+        f"{report['rank_correlation']:.3f} over {len(report['points'])} points; "
         f"worst {worst['error']:+.2%} (line {worst['line']}: {worst['point']})"
     )
     return (*parts, *report.get("failed", ()))

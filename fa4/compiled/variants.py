@@ -12,7 +12,7 @@ from fa4.hardware import B200, B300, H200, Gpu
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups, work_tiles
-from fa4.sm90.forward.spec import WarpgroupSpec
+from fa4.sm90.forward.spec import ROWS_AT_ONCE, WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.units import TILE_ROWS, padded_dim
@@ -21,6 +21,8 @@ from fa4.sm100.kit.units import TILE_ROWS, padded_dim
 GPUS = {gpu.arch: gpu for gpu in (B200, B300, H200)}
 
 COMMON_HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
+# Up to 66 MiB at once were as fast back and forth or faster, 128 MiB as fast or slower (measured).
+AT_ONCE_BYTES = 75 << 20
 COMMON_ROWS = 8192  # of a sequence
 PAIR_DIMS = (128, 192)
 PAIR_TILE = (128, 128)  # head dims of the backward kernel of pairs
@@ -57,7 +59,9 @@ def tuned_warpgroup_spec(
             keys=COMMON_ROWS, heads=16, batch=1, masked=_uneven(features), causal=causal,
         )  # fmt: skip
     tuned = tuned_warpgroups(problem, gpu)
-    for name in ("consumers", "tile_n", "kv_stages", "ping_pong"):
+    if "consumers" not in features:  # the turns of other warpgroups say nothing
+        features.setdefault("ping_pong", tuned.ping_pong)
+    for name in ("consumers", "tile_n", "kv_stages"):
         features.setdefault(name, getattr(tuned, name))
     features.setdefault("scheduler", _scheduler(features["consumers"], problem, features, gpu))
     return WarpgroupSpec(head_dim=head_dim, head_dim_v=head_dim_v, **features)
@@ -66,16 +70,19 @@ def tuned_warpgroup_spec(
 def _scheduler(
     consumers: int, problem: WarpgroupProblem, features: dict[str, Any], gpu: Gpu
 ) -> str:
-    """static for work tiles of equal length; fold for those of a causal mask, two for each SM.
+    """static for work tiles of equal length; else the longest first, back and forth.
 
-    Else the longest first, so that the short ones fill the gaps.
+    Where the sequences of K and V that it reads at once are more than L2 keeps, where an SM has no
+    two work tiles and where sequences have many lengths, each CTA has one tile: the next fills the
+    gap.
     """
     if not _uneven(features):
         return "static"
     ragged = any(features.get(name) for name in ("packed_q", "used_q", "packed_k", "used_k"))
-    folds = bool(features.get("causal")) and not features.get("window_left") and not ragged
     enough = work_tiles(consumers, problem) >= 2 * gpu.sm_count
-    return "fold" if folds and enough else "lpt"
+    at_once = min(gpu.sm_count // ROWS_AT_ONCE[consumers], problem.heads * problem.batch)
+    num_bytes = at_once * problem.keys * (problem.head_dim + problem.head_dim_v) * 2
+    return "snake" if enough and not ragged and num_bytes <= AT_ONCE_BYTES else "lpt"
 
 
 def _uneven(features: dict[str, Any]) -> bool:
@@ -116,9 +123,9 @@ def find_gpu(capability: tuple[int, int], family: str = "") -> Gpu:
 
 def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec | WarpgroupSpec:
     """The kernel of a call. Raises NotSupported, with the reason, if there is none."""
-    choose: Any = choose_sm90_spec if FAMILIES[gpu.arch] == "sm90" else choose_sm100_spec
-    found: ForwardSpec | WarpgroupSpec = choose(call, gpu)
-    return found
+    if FAMILIES[gpu.arch] == "sm90":
+        return choose_sm90_spec(call, gpu)
+    return choose_sm100_spec(call, gpu)
 
 
 def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 
 TOKENS = 32 * 1024  # of a call, as in the FlashAttention papers: the batch is TOKENS / seqlen
 HEADS = 16
@@ -166,7 +167,10 @@ def controls(quick: bool = False) -> tuple[Control, ...]:
 
 def with_machines(given: tuple[Control, ...], names: tuple[str, ...]) -> tuple[Control, ...]:
     """The controls with other machines: names, or TOML files as `fa4 machines --toml` writes."""
-    choices = tuple(_choice(name, name.upper(), machine=name) for name in names)
+    choices = tuple(
+        _choice(name, Path(name).stem if name.endswith(".toml") else name.upper(), machine=name)
+        for name in names
+    )
     return tuple(replace(c, choices=choices) if c.key == "machine" else c for c in given)
 
 

@@ -24,16 +24,16 @@ from fa4.explore.controls import (
 )
 from fa4.explore.programs import Json, Touches, plan_data
 from fa4.explore.roles import UNITS
-from fa4.explore.steps import RECORDED_STEPS, pack_step
+from fa4.explore.steps import RECORDED_STEPS, StepWindow, pack_step, timing_of
 from fa4.plan.schema import PipelinePlan
-from fa4.sim.chain import CriticalChain, critical_chain
+from fa4.sim.chain import critical_chain
 from fa4.sim.chip import TileRunner
 from fa4.sim.code import EventCode
 from fa4.sim.machine import Machine
 from fa4.sim.options import SimulationRequest, build
 from fa4.sim.predict import AnyPipeline, Prediction, build_plan, make_runner, predict
 from fa4.sim.roofline import roofline_terms
-from fa4.sim.timeline import record
+from fa4.sim.timeline import CtaTimeline, record
 
 CONTEXT = ("machine", "pass", "kernel", "head_dim", "mask")
 RECORDED_TOKENS = 32 * 1024  # of the sequence that timelines are recorded of
@@ -63,7 +63,7 @@ class Interned:
 
 @dataclass
 class Recording:
-    """What the page shows, as it is found; `points` counts down the contexts' shapes."""
+    """What the page shows, as it is found, and by what it is found again."""
 
     controls: tuple[Control, ...]
     parts: dict[str, Interned] = field(default_factory=dict)
@@ -79,6 +79,7 @@ class Recording:
     _step_keys: dict[Any, int] = field(default_factory=dict)
     _result_keys: dict[Any, int] = field(default_factory=dict)
     _runners: dict[Any, TileRunner] = field(default_factory=dict)
+    _chains: dict[Any, Json] = field(default_factory=dict)
 
     def choices(self, key: str) -> tuple[Choice, ...]:
         """The choices of a control."""
@@ -94,17 +95,15 @@ class Recording:
         chosen = {key: choice.key for key, choice in context.items()}
         entry: Json = {"choices": chosen, "controls": list(keys), "first": len(self.shape_steps)}
         self.contexts.append(entry)
-        problems, machine = self._problems(context, entry)
-        shapes = list(combinations(self.controls, keys)) if machine else []
-        for shape in shapes:
-            self._add_shape({**context, **shape}, problems)
+        problems = self._problems(context, entry)
+        for shape in combinations(self.controls, keys):
+            if problems:
+                self._add_shape({**context, **shape}, problems)
             advance()
-        entry["shapes"] = len(shapes)
+        entry["shapes"] = len(self.shape_steps) - entry["first"]
 
-    def _problems(
-        self, context: Mapping[str, Choice], entry: Json
-    ) -> tuple[list[Problem], Machine | None]:
-        """The calls of a context, and its machine; none if it is refused whatever the shape."""
+    def _problems(self, context: Mapping[str, Choice], entry: Json) -> list[Problem]:
+        """The calls of a context; none if it is refused whatever the shape."""
         problems = []
         try:
             for length in self.choices("seqlen"):
@@ -112,39 +111,38 @@ class Recording:
                 problems.append(request.problem)
         except ValueError as error:
             entry["reason"] = self.reasons.number(str(error))
-            return [], None
+            return []
         entry["auto"] = automatic(request)
         entry["flops"] = [
             p.backward_flops if context["pass"].key == "bwd" else p.forward_flops for p in problems
         ]
-        return problems, request.machine
+        return problems
 
     def _add_shape(self, chosen: Mapping[str, Choice], problems: list[Problem]) -> None:
-        lengths = len(problems)
         try:
             request = build(settings_of({**chosen, "seqlen": self.choices("seqlen")[-1]}))
-            plan, plan_key = self._plan(request.pipeline, request.machine)
+            plan, plan_key = self._plan(request.pipeline, request.machine, chosen["machine"].key)
+            key = (chosen["machine"].key, plan_key, request.simulation.rescale_rate)
+            if key not in self._step_keys:
+                self._runners[key] = make_runner(plan, request.machine, request.simulation)
+                self._step_keys[key] = self._record(request, plan, self._runners[key].code)
         except ValueError as error:
             number = self.refuse(str(error))
             self.shape_steps.append(number)
-            self.point_results += [number] * lengths
+            self.point_results += [number] * len(problems)
             return
-        key = (request.machine.name, plan_key, request.simulation.rescale_rate)
-        if key not in self._step_keys:
-            self._runners[key] = make_runner(plan, request.machine, request.simulation)
-            self._step_keys[key] = self._record(request, plan, self._runners[key].code)
         self.shape_steps.append(self._step_keys[key])
         for problem in problems:
             self.point_results.append(self._result(key, problem, request))
 
-    def _plan(self, pipeline: AnyPipeline, machine: Machine) -> tuple[PipelinePlan, str]:
+    def _plan(self, pipeline: AnyPipeline, machine: Machine, name: str) -> tuple[PipelinePlan, str]:
         """The plan and what tells it from others; most settings of a scheduler do not change it."""
         steals = getattr(pipeline, "scheduler", "") == "clc"
         fixed = pipeline if steals else replace(pipeline, scheduler=_plain_scheduler(pipeline))
-        if (fixed, machine.name) not in self._plan_keys:
+        if (fixed, name) not in self._plan_keys:
             plan = build_plan(pipeline, machine.gpu)
-            self._plan_keys[fixed, machine.name] = (plan, repr(plan))
-        return self._plan_keys[fixed, machine.name]
+            self._plan_keys[fixed, name] = (plan, repr(plan))
+        return self._plan_keys[fixed, name]
 
     def _record(self, request: SimulationRequest, plan: PipelinePlan, code: EventCode) -> int:
         """Record a timeline; its number."""
@@ -163,22 +161,24 @@ class Recording:
             "step_cycles": window.step_cycles,
             "clock_hz": request.machine.clock_hz,
             "roofline_cycles": [round(terms.totals.get(unit, 0.0), 2) for unit in UNITS],
-            "chain": self._chain(critical_chain(code, np.array(timeline.ctas[0].trips))),
+            "chain": self._chain(timeline.ctas[0], window, code),
         })  # fmt: skip
         self.blobs.append(blob)
         return len(self.steps) - 1
 
-    def _chain(self, chain: CriticalChain) -> Json:
-        """The critical chain: the number of each row's link, and its cycles."""
-        return {
-            "links": [
-                self._part("links", [row.role, row.what, row.unit, row.reason])
-                for row in chain.rows
-            ],
-            "cycles": [round(row.cycles, 2) for row in chain.rows],
-            "steps": chain.steps,
-            "settled": chain.settled,
-        }
+    def _chain(self, cta: CtaTimeline, window: StepWindow, code: EventCode) -> Json:
+        """The critical chain, shared by equal steps: numbers of its rows' links, their cycles."""
+        key = timing_of(cta, window)
+        if key not in self._chains:
+            chain = critical_chain(code, np.array(cta.trips))
+            links = [[row.role, row.what, row.unit, row.reason] for row in chain.rows]
+            self._chains[key] = {
+                "links": [self._part("links", link) for link in links],
+                "cycles": [round(row.cycles, 2) for row in chain.rows],
+                "steps": chain.steps,
+                "settled": chain.settled,
+            }
+        return self._chains[key]
 
     def _plan_parts(self, plan: PipelinePlan, machine: Machine, touches: Touches) -> Json:
         """The plan's data, with what many plans share replaced by its number."""

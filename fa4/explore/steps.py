@@ -26,7 +26,7 @@ MOST_TICKS = 65535
 
 
 @dataclass(frozen=True)
-class Window:
+class StepWindow:
     """Cycles [start, end) that are shown, STEPS steps."""
 
     start: float
@@ -38,7 +38,7 @@ class Window:
         return (self.end - self.start) / STEPS
 
 
-def find_window(cta: CtaTimeline) -> Window:
+def find_window(cta: CtaTimeline) -> StepWindow:
     """STEPS steps from the middle of the first work tile on; ValueError if it has too few.
 
     A step begins where the role that issues products begins what it does most often.
@@ -52,7 +52,23 @@ def find_window(cta: CtaTimeline) -> Window:
     if most <= FIRST_STEP + STEPS:
         raise ValueError(f"a window needs more than {FIRST_STEP + STEPS} steps; got {most}")
     times = next(times for times in starts.values() if len(times) == most)
-    return Window(times[FIRST_STEP], times[FIRST_STEP + STEPS])
+    return StepWindow(times[FIRST_STEP], times[FIRST_STEP + STEPS])
+
+
+def timing_of(cta: CtaTimeline, window: StepWindow) -> tuple[Any, ...]:
+    """What is equal if and only if roles and units do the same at the same times in the window."""
+    events = tuple(
+        (event.role, event.what, round(event.start - window.start, 3),
+         round(event.end - event.start, 3), round(event.done - event.end, 3),
+         round(event.stalled, 3))
+        for event in cta.events if window.start <= event.start < window.end
+    )  # fmt: skip
+    slices = tuple(
+        (piece.unit, piece.role, piece.what, round(piece.start - window.start, 3),
+         round(piece.end - piece.start, 3))
+        for piece in cta.unit_slices if window.start <= piece.start < window.end
+    )  # fmt: skip
+    return round(window.step_cycles, 3), events, slices
 
 
 @dataclass(frozen=True)
@@ -95,7 +111,7 @@ def _named(step: Any) -> str:
     return f"arrive {step.signal}" if isinstance(step, Arrive) else str(step.what)
 
 
-def pack_step(timeline: Timeline, touches: Touches) -> tuple[Window, np.ndarray]:
+def pack_step(timeline: Timeline, touches: Touches) -> tuple[StepWindow, np.ndarray]:
     """The window, and its content as 16-bit numbers: the page's `readStep` is the other side.
 
     ticks per cycle, number of events, of unit slices, of counts; then columns. Events: role, line,
@@ -132,14 +148,14 @@ def pack_step(timeline: Timeline, touches: Touches) -> tuple[Window, np.ndarray]
     return window, np.array(flat, np.int64).astype(np.uint16)
 
 
-def _finest(window: Window) -> int:
+def _finest(window: StepWindow) -> int:
     for ticks in TICKS_PER_CYCLE:
         if (window.end - window.start) * ticks + LEAD_TICKS < MOST_TICKS:
             return ticks
     raise ValueError(f"two steps take {window.end - window.start:.0f} cycles, too long for a page")
 
 
-def _at(cycles: float, window: Window, ticks: int) -> int:
+def _at(cycles: float, window: StepWindow, ticks: int) -> int:
     return max(0, round((cycles - window.start) * ticks) + LEAD_TICKS)
 
 
@@ -156,7 +172,7 @@ def _differences(values: list[int]) -> list[int]:
 
 
 def _slices(
-    cta: CtaTimeline, window: Window, shown: list[PlacedEvent]
+    cta: CtaTimeline, window: StepWindow, shown: list[PlacedEvent]
 ) -> list[tuple[int, UnitSlice]]:
     """(event, slice) of the units' work in the window; the event that asked for it, if shown."""
     owners: dict[tuple[str, str], list[tuple[float, int]]] = {}

@@ -136,7 +136,7 @@ def draw_roofline(figure: Any, data: Data) -> None:
 ABLATION = FigureEntry(
     name="ablation",
     about="waterfall: what each of FlashAttention-4's ideas adds (predicted)",
-    sources="fa4's simulator; its error is 1.5% on 15 published B200 figures (docs/simulator.md)",
+    sources="fa4's simulator; its error is on the figure measured",
     size_inches=(9.0, 4.6),
     collect=collect_ablation,
     draw=draw_ablation,

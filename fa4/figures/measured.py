@@ -21,7 +21,6 @@ GROUPS = {  # colour, marker, name
     "b200 bwd": (drawing.VERMILION, "s", "B200 backward (published)"),
     "h200 fwd": (drawing.GREEN, "x", "H200 forward, this package's kernel, every tile size"),
 }
-WARPGROUP_ROWS = 64
 
 
 def collect_measured() -> Data:
@@ -67,36 +66,17 @@ def read_sweep() -> Iterator[dict[str, str]]:
 
 def swept() -> Iterator[list[Any]]:
     """Our kernel on H200 at all its tile sizes, as far as the simulator knows their settings."""
-    from fa4.config import Problem
     from fa4.sim.machine import find_machine
-    from fa4.sim.options import default_pipeline
+    from fa4.sim.measurements import pipeline_for, read_measurements
     from fa4.sim.predict import predict
 
     machine = find_machine("h200")
-    for row in read_sweep():
-        if not is_modelled(row):
-            continue
-        heads, causal, dtype = int(row["heads"]), row["causal"] == "1", row["dtype"]
-        problem = Problem(
-            batch=int(row["batch"]), seqlen_q=int(row["seqlen"]), seqlen_k=int(row["seqlen"]),
-            heads_q=heads, heads_k=heads, head_dim=int(row["head_dim"]),
-            head_dim_v=int(row["head_dim_v"]), dtype=dtype, causal=causal,
-        )  # fmt: skip
-        usual: Any = default_pipeline(problem, machine)
-        pipeline = replace(
-            usual,
-            tile_n=int(row["tile_n"]),
-            consumers=int(row["tile_m"]) // WARPGROUP_ROWS,
-            kv_stages=int(row["kv_stages"]),
-            p_source=row["p_source"],
-            overlap=row["overlap"] == "1",
-            ping_pong=row["ping_pong"] == "1",
-            scheduler=row["scheduler"],
-        )
-        label = (f"fwd {'causal' if causal else 'full'} S{row['seqlen']} d{row['head_dim']} "
-                 f"{row['tile_m']}x{row['tile_n']}")  # fmt: skip
-        found = predict(problem, pipeline, machine)
-        yield ["h200 fwd", label, float(row["tflops"]), found.tflops]
+    for cells, row in zip(read_sweep(), read_measurements(HOPPER_FILE), strict=True):
+        if is_modelled(cells):
+            usual: Any = pipeline_for(row, machine)
+            pipeline = replace(usual, scheduler=cells["scheduler"])
+            found = predict(row.problem, pipeline, machine)
+            yield ["h200 fwd", row.label, row.tflops, found.tflops]
 
 
 def is_modelled(row: dict[str, str]) -> bool:

@@ -86,9 +86,20 @@ class Math:
 
 @dataclass(frozen=True, kw_only=True)
 class Sync:
-    """A barrier among the warps of one role; `fenced` with fences of tensor and shared memory."""
+    """A barrier among the warps of one role; `fenced` with fences of tensor and shared memory.
+
+    by_warp: among the lanes of each warp only.
+    """
 
     fenced: bool = False
+    by_warp: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spill:
+    """Registers of every thread of a role that cross to local memory and back, so many times."""
+
+    registers: float
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ class Semaphore:
     """Poll a counter in global memory until it is this CTA's turn."""
 
 
-Amount = Mma | Copy | TmemAccess | SmemAccess | Math | Sync | Semaphore
+Amount = Mma | Copy | TmemAccess | SmemAccess | Math | Sync | Semaphore | Spill
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from fa4.config import WARPGROUP_ROWS, WarpgroupPipeline
 from fa4.plan.schema import (
+    THREAD_REGISTERS,
     Arrive,
     Copy,
     Loop,
@@ -22,6 +23,7 @@ from fa4.plan.schema import (
     Program,
     Role,
     SmemAccess,
+    Spill,
     Sync,
     Wait,
     Work,
@@ -33,6 +35,12 @@ Parts = tuple[Program, Callable[[bool], Program], Program]  # before the loops, 
 EXP_PARTS = 4  # pieces of a tile's exponentials, in which several warpgroups share the units
 OWN_ROWS = 2  # of a thread
 WIDE_O_COLS = 128  # beyond it, O is rescaled while S's product runs, before P V is issued
+
+# What a step moves between registers and local memory, in registers of a thread: so many for the
+# first and for each further spilled one, fitted to the measured sweep (Nsight Compute on an H200
+# counted 65 local accesses a step for 24 spilled ones). Where not even the accumulators fit, the
+# compiler puts all products one after the other and moves both accumulators out and in.
+MOVES_OF_FIRST, MOVES_OF_SPILLED, MOVES_OF_ACCUMULATORS = 90.0, 3.5, 2.8
 
 # Registers of a consumer thread beyond S, P and O: row maxima, sums and scales; addresses,
 # descriptors, loop and barrier state.
@@ -50,6 +58,18 @@ def live_registers(pipeline: WarpgroupPipeline) -> dict[str, int]:
     if pipeline.overlap and pipeline.p_source == "registers":
         live["P"] = pipeline.tile_n * pipeline.element_bytes // 8
     return live | {"statistics": STATISTICS_REGISTERS, "addresses": ADDRESS_REGISTERS}
+
+
+def spilled(pipeline: WarpgroupPipeline, registers: int) -> Program:
+    """What of a step goes to local memory, if anything, for a budget of registers per thread."""
+    live, room = live_registers(pipeline), min(registers, THREAD_REGISTERS)
+    over = sum(live.values()) - room
+    if over <= 0:
+        return ()
+    moved = MOVES_OF_FIRST + MOVES_OF_SPILLED * over
+    if sum(live.values()) - live.get("P", 0) > room:
+        moved = max(moved, MOVES_OF_ACCUMULATORS * (live["S"] + live["O"]))
+    return (Work("spill", Spill(registers=moved)),)
 
 
 def producer_role(pipeline: WarpgroupPipeline, *, registers: int) -> Role:
@@ -77,9 +97,10 @@ def consumer_role(
 ) -> Role:
     """Warpgroup i's program."""
     begin, step, end = (_overlapped if pipeline.overlap else _serial)(pipeline, i)
+    spills = spilled(pipeline, registers)
     loops = (
-        Loop("masked_tiles", step(True), offset=-1 if pipeline.overlap else 0),
-        Loop("plain_tiles", step(False)),
+        Loop("masked_tiles", (*step(True), *spills), offset=-1 if pipeline.overlap else 0),
+        Loop("plain_tiles", (*step(False), *spills)),
     )
     return Role(
         name=f"consumer{i}",
@@ -114,7 +135,6 @@ def _serial(pipeline: WarpgroupPipeline, i: int) -> Parts:
             *_await_scores(i),
             *_softmax(pipeline, i, masked),
             *_probabilities(pipeline, i),
-            *_rescale(pipeline, i),
             Wait("v_full"),
             *take,
             *_values(pipeline, i),
@@ -210,9 +230,15 @@ def _unpacked(
 
 
 def _softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
-    """Row maximum and its exchange between four lanes, exponentials and row sums."""
+    """Row maximum and its exchange between four lanes, exponentials and row sums.
+
+    Without products in flight that hold P's or O's registers, the compiler converts P and rescales
+    O between the exponentials; with overlap both come when P V is done.
+    """
     scores = pipeline.tile_n / 2
-    part = scores / EXP_PARTS
+    part, between = scores / EXP_PARTS, Math()
+    if not pipeline.overlap:
+        between = _unpacked(fma=pipeline.head_dim_v / 2 / EXP_PARTS, alu=part / 2)
     steps: Program = ()
     if masked:
         steps += (Work(f"mask S{i}", _unpacked(alu=1.25 * scores)),)
@@ -222,23 +248,26 @@ def _softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
         # Two exchanges with other lanes, the new maximum, and the scale of what came before.
         Work(f"exchange {i}", _unpacked(mufu=OWN_ROWS, fma=9, alu=22, other=36)),
         *(
-            Work(f"exp S{i} {n}", _unpacked(mufu=part, fma=2 * part))  # scale, and row sum
+            Work(f"exp S{i} {n}", _unpacked(mufu=part, fma=2 * part + between.fma,
+                                            alu=between.alu))
             for n in range(EXP_PARTS)
         ),
-    )
+    )  # fmt: skip
 
 
 def _probabilities(pipeline: WarpgroupPipeline, i: int) -> Program:
     """P in the operands' type, into shared memory if P V takes it from there."""
-    convert = Work(f"convert P{i}", _unpacked(alu=pipeline.tile_n / 4))
+    convert: Program = ()
+    if pipeline.overlap:
+        convert = (Work(f"convert P{i}", _unpacked(alu=pipeline.tile_n / 4)),)
     if pipeline.p_source == "registers":
-        return (convert,)
+        return convert
     row_bytes = pipeline.tile_n * pipeline.element_bytes
     store = SmemAccess(num_bytes=WARPGROUP_ROWS * row_bytes)
     return (
-        convert,
+        *convert,
         Work(f"write P{i}", store, writes=(_rows("p", i, row_bytes),)),
-        Work(f"show P{i}", Sync(fenced=True)),
+        Work(f"show P{i}", Sync(fenced=True, by_warp=True)),  # a warp's rows of P are its own
     )
 
 

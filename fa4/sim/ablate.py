@@ -85,14 +85,9 @@ def ablate(
     Raises ValueError if the call itself cannot run, or the machine has no FlashAttention-4 kernel.
     """
     from fa4.sim.options import build
-    from fa4.sim.predict import REAL_RESCALE_RATE
 
     if not 0.0 <= off_rescale_rate <= 1.0:
         raise ValueError(f"off_rescale_rate must be between 0 and 1; got {off_rescale_rate}")
-    # Tiles that tau 0 rescales are what some ideas are for: with no rescale at all, as on random
-    # normal inputs, they would gain nothing. A setting of the caller's goes first.
-    if not {"tau", "rescale_rate"} & set(settings):
-        settings = {"rescale_rate": REAL_RESCALE_RATE, **settings}
     request = build(settings)
     if not isinstance(request.pipeline, (ForwardPipeline, BackwardPipeline)):
         raise ValueError(f"FlashAttention-4's ideas need tensor memory; {request.machine.name} "

@@ -81,12 +81,16 @@ class _Link:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A row's work on a unit, and the row whose work was there before (-1 for none)."""
+    """A row's work on a unit, and the row whose work was there before (-1 for none).
+
+    done: when the row has what it asked for, before `end` if it passes the queue.
+    """
 
     begin: float
     end: float
     before: int
     queued: bool
+    done: float
 
 
 def steady_trips(trips: np.ndarray) -> np.ndarray:
@@ -190,11 +194,13 @@ class _Walk:
         units = [unit for unit in self.code.work_units[work].tolist() if unit >= 0]
         free = [self.machine.unit_free[unit] for unit in units]
         self.machine.step(self.machine.roles[number])
-        for unit, before in zip(units, free, strict=True):
+        passing = self.code.work_passes[work].tolist()
+        for unit, before, passes in zip(units, free, passing[: len(units)], strict=True):
+            begin, end = max(start, before), self.machine.unit_free[unit]
+            done = min(end, start + 2.0 * (end - begin)) if passes else end
             self.pieces[row][unit] = _Piece(
-                max(start, before), self.machine.unit_free[unit], self._unit_row.get(unit, -1),
-                before > start,
-            )  # fmt: skip
+                begin, end, self._unit_row.get(unit, -1), before > start, done
+            )
             self._unit_row[unit] = row
         if asynchronous and units:
             key = number, units[0]
@@ -257,8 +263,10 @@ class _Walk:
         pieces = self.pieces[row]
         unit = node.unit
         if node.kind != "unit":
-            unit = max(pieces, key=lambda unit: pieces[unit].end, default=-1)
+            unit = max(pieces, key=lambda unit: pieces[unit].done, default=-1)
         if unit < 0 or not pieces[unit].queued:
+            return own
+        if node.kind != "unit" and pieces[unit].done < pieces[unit].end:  # it passed the queue
             return own
         return _Link(_Node("unit", pieces[unit].before, unit), "unit", pieces[unit].begin)
 
@@ -299,7 +307,7 @@ class _Walk:
         pieces = self.pieces[node.row]
         if not pieces or (node.kind == "clock" and self._only_issued(node.row)):
             return None
-        unit = node.unit if node.kind == "unit" else max(pieces, key=lambda u: pieces[u].end)
+        unit = node.unit if node.kind == "unit" else max(pieces, key=lambda u: pieces[u].done)
         return self.code.unit_names[unit]
 
     def _name(self, row: int) -> str:

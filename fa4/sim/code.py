@@ -13,6 +13,10 @@ complete the phases of signals. Two engines execute it with the same semantics: 
   was requested before; it occupies the unit for occupancy cycles. It is done when the last of its
   units is, plus its latency. Synchronous work blocks the role until then; asynchronous work only
   for its issue cycles.
+- On a unit that it passes, work takes every other cycle as long as what was requested before lasts:
+  it is done twice its occupancy after it asked, or in its turn if that is earlier.
+- Work with a unit `under` takes longer on its units while that one is busy with what was requested
+  before: 1 + stretch times.
 - A role runs its prologue once and its program once per work tile.
 """
 
@@ -53,6 +57,9 @@ class EventCode:
     work_occupancy: np.ndarray  # (W, UNITS_PER_WORK) float64 cycles
     work_latency: np.ndarray  # (W,) float64 cycles
     work_issue: np.ndarray  # (W,) float64 cycles
+    work_passes: np.ndarray  # (W, UNITS_PER_WORK) bool
+    work_under: np.ndarray  # (W,) int32 unit, -1 for none
+    work_stretch: np.ndarray  # (W,) float64 share
     signal_arrivers: np.ndarray  # (S, 2) int32: first arriver slot and number of them
     signal_free: np.ndarray  # (S,) int64
     signal_latency: np.ndarray  # (S,) float64
@@ -73,6 +80,12 @@ class EventCode:
             signal_latency=self.signal_latency * factor,
             signal_wait_cost=self.signal_wait_cost * factor,
         )
+
+
+def stretched(alone: float, begin: float, beside_until: float, stretch: float) -> float:
+    """Cycles that work of `alone` cycles takes from `begin` on beside a unit busy until then."""
+    beside = max(0.0, beside_until - begin)
+    return alone + min(alone * stretch, beside * (stretch / (1.0 + stretch)))
 
 
 @dataclass

@@ -48,6 +48,10 @@ class _Code(NamedTuple):
     work_occupancy: np.ndarray
     work_latency: np.ndarray
     work_issue: np.ndarray
+    work_passes: np.ndarray
+    work_under: np.ndarray
+    work_stretch: np.ndarray
+    work_lost: np.ndarray  # share of the time beside the other unit; a division here costs speed
     signal_arrivers: np.ndarray
     signal_free: np.ndarray
     signal_latency: np.ndarray
@@ -116,8 +120,13 @@ def execute(
 
 
 def _arrays(code: EventCode, trips: np.ndarray) -> _Code:
-    given = {name: getattr(code, name) for name in _Code._fields if name != "trips"}
-    return _Code(**given, trips=np.ascontiguousarray(trips, np.int64))
+    made = {
+        "trips": np.ascontiguousarray(trips, np.int64),
+        "work_lost": code.work_stretch / (1.0 + code.work_stretch),
+    }
+    return _Code(
+        **{name: getattr(code, name) for name in _Code._fields if name not in made}, **made
+    )
 
 
 def _fresh_state(code: EventCode, tiles: int) -> _State:
@@ -292,11 +301,13 @@ def _arrive(code, state, role, other):  # type: ignore[no-untyped-def]
     return other
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def _work(code, state, role):  # type: ignore[no-untyped-def]
     """Occupy the units of a piece of work; returns when it is done."""
     at = state.pc[role]
     work, asynchronous = code.instructions[at, 1], code.instructions[at, 2]
+    under, stretch, lost = code.work_under[work], code.work_stretch[work], code.work_lost[work]
+    beside_until = state.unit_free[under] if under >= 0 else 0.0
     start = state.clock[role]
     end = start
     for j in range(UNITS_PER_WORK):
@@ -304,9 +315,14 @@ def _work(code, state, role):  # type: ignore[no-untyped-def]
         if unit < 0:
             break
         occupancy = code.work_occupancy[work, j]
-        state.unit_free[unit] = max(start, state.unit_free[unit]) + occupancy
+        begin = max(start, state.unit_free[unit])
+        occupancy += min(occupancy * stretch, max(0.0, beside_until - begin) * lost)
+        state.unit_free[unit] = begin + occupancy
         state.busy[unit] += occupancy
-        end = max(end, state.unit_free[unit])
+        done = state.unit_free[unit]
+        if code.work_passes[work, j]:
+            done = min(done, start + 2.0 * occupancy)
+        end = max(end, done)
     end += code.work_latency[work]
     if asynchronous:
         unit = code.work_units[work, 0]

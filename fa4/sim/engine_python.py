@@ -6,6 +6,7 @@ Arrival times are kept whole, without the compiled engine's window.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +23,7 @@ from fa4.sim.code import (
     EventCode,
     PipelineDeadlock,
     explain_deadlock,
+    stretched,
 )
 
 
@@ -118,12 +120,19 @@ class PlainMachine:
         """Occupy the units of one piece of work; returns when it is done."""
         code, start = self.code, role.clock
         end = start
-        for unit, occupancy in zip(code.work_units[index], code.work_occupancy[index], strict=True):
+        under, stretch = int(code.work_under[index]), code.work_stretch[index]
+        beside_until = self.unit_free[under] if under >= 0 else 0.0
+        pieces = (code.work_units[index], code.work_occupancy[index], code.work_passes[index])
+        for unit, alone, passes in zip(*pieces, strict=True):
             if unit < 0:
                 break
-            self.unit_free[unit] = max(start, self.unit_free[unit]) + occupancy
+            begin, occupancy = max(start, self.unit_free[unit]), alone
+            if under >= 0:
+                occupancy = stretched(alone, begin, beside_until, stretch)
+            self.unit_free[unit] = begin + occupancy
             self.busy[unit] += occupancy
-            end = max(end, self.unit_free[unit])
+            shared = start + 2.0 * occupancy if passes else math.inf
+            end = max(end, min(shared, self.unit_free[unit]))
         end += code.work_latency[index]
         if asynchronous:
             unit = int(code.work_units[index, 0])

@@ -23,11 +23,18 @@ from fa4.sim.code import (
 
 @dataclass(frozen=True, kw_only=True)
 class WorkCost:
-    """Cycles of one piece of work: occupancy per unit (its own unit first), latency, issue."""
+    """Cycles of one piece of work: occupancy per unit (its own unit first), latency, issue.
+
+    passes: units that it shares cycle by cycle with what was requested before.
+    under: a unit beside which it takes 1 + stretch times as long on its own units.
+    """
 
     occupancy_cycles: Mapping[str, float]
     latency_cycles: float = 0.0
     issue_cycles: float = 0.0
+    passes: frozenset[str] = frozenset()
+    under: str | None = None
+    stretch: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +93,7 @@ class _Lowering:
         cost = self.work_costs(role, step)
         if len(cost.occupancy_cycles) > UNITS_PER_WORK:
             raise ValueError(f"{step.what} uses more than {UNITS_PER_WORK} units")
-        for unit in cost.occupancy_cycles:
+        for unit in (*cost.occupancy_cycles, *([cost.under] if cost.under else [])):
             self.unit_index(unit)
         self.code.append((WORK, len(self.works), int(step.asynchronous), 0))
         self.works.append((step.what, cost, share))
@@ -125,10 +132,12 @@ def lower(
         state.code.append((TILE_END, 0, 0, 0))
     units = np.full((len(state.works), UNITS_PER_WORK), -1, np.int32)
     occupancy = np.zeros((len(state.works), UNITS_PER_WORK))
+    passes = np.zeros((len(state.works), UNITS_PER_WORK), np.bool_)
     for row, (_, cost, share) in enumerate(state.works):
         for column, (unit, cycles) in enumerate(cost.occupancy_cycles.items()):
             units[row, column] = state.units[unit]
             occupancy[row, column] = cycles * share
+            passes[row, column] = unit in cost.passes
     roles = [role.name for role in plan.roles]
     names = [signal.name for signal in plan.signals]
     costs = [signal_costs(signal) for signal in plan.signals]
@@ -143,6 +152,12 @@ def lower(
         work_occupancy=occupancy,
         work_latency=np.array([cost.latency_cycles * share for _, cost, share in state.works]),
         work_issue=np.array([cost.issue_cycles for _, cost, _ in state.works]),
+        work_passes=passes,
+        work_under=np.array(
+            [-1 if cost.under is None else state.units[cost.under] for _, cost, _ in state.works],
+            np.int32,
+        ),
+        work_stretch=np.array([cost.stretch for _, cost, _ in state.works]),
         signal_arrivers=np.array(ranges, np.int32).reshape(-1, 2),
         signal_free=np.array([signal.free for signal in plan.signals], np.int64),
         signal_latency=np.array([cost.latency_cycles for cost in costs]),

@@ -14,7 +14,7 @@ from typing import Any
 
 from fa4.files import read_text
 from fa4.hardware import Gpu, Source, find_gpu
-from fa4.sim.costs import CostTable
+from fa4.sim.cost_table import CostTable, HopperCosts
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,33 +36,31 @@ class Machine:
 
     @property
     def clock_hz(self) -> float:
-        """SM clock under sustained load: one constant per machine, whatever the kernel draws."""
+        """SM clock under a load that power does not limit."""
         return self.gpu.clock_hz * self.costs.sustained_clock
+
+    def clock_under(self, tensor_share: float) -> float:
+        """Sustained SM clock with the tensor core at work for a share of the time.
+
+        Power limits the clock, and most of what changes it between attention kernels is the tensor
+        core: beyond a share the clock falls in proportion.
+        """
+        over = max(0.0, tensor_share - self.costs.throttle_from)
+        return self.clock_hz * max(0.1, 1.0 - self.costs.throttle_slope * over)
 
 
 # Fitted with `fa4 calibrate` to the published B200 figures (docs/simulator.md).
 BLACKWELL_COSTS = CostTable(
-    vector_efficiency=0.681,
-    math_latency_cycles=42.0,
-    sync_cycles=165.0,
-    hbm_latency_cycles=3481.0,
-    cta_start_cycles=2143.0,
-    semaphore_cycles=2511.0,
+    vector_efficiency=0.69,
+    math_latency_cycles=56.8,
+    cta_start_cycles=2111.0,
 )
-# Fitted to cuDNN's forward on an H200 that ran a large bf16 product at 680 TFLOP/s, well below its
-# nominal clock (docs/simulator.md).
-HOPPER_COSTS = replace(
-    BLACKWELL_COSTS,
-    vector_efficiency=0.776,
-    math_latency_cycles=26.0,
-    hbm_latency_cycles=531.0,
-    cta_start_cycles=767.0,
-    sustained_clock=0.835,
-)
+HOPPER_COSTS = HopperCosts()
 
 COSTS: Mapping[str, CostTable] = {
     "b200": BLACKWELL_COSTS,
     "b300": BLACKWELL_COSTS,
+    "gb300": BLACKWELL_COSTS,
     "h100": HOPPER_COSTS,
     "h200": HOPPER_COSTS,
 }

@@ -1,8 +1,9 @@
 """Measured throughput from a CSV file, and what to simulate for each row of it.
 
 Columns: gpu, software, pass, head_dim, causal, seqlen, batch, heads, dtype, tflops; head_dim_v,
-heads_k, source and approx may be missing. Throughput counts `Problem.forward_flops`, and 2.5 times
-that backward.
+heads_k, source and approx may be missing, and so may what a tile sweep of a Hopper kernel varies:
+tile_m, tile_n, p_source, overlap, kv_stages, ping_pong. Throughput counts `Problem.forward_flops`,
+and 2.5 times that backward.
 """
 
 from __future__ import annotations
@@ -12,19 +13,18 @@ import io
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fa4.config import BackwardPipeline, ForwardPipeline, Problem
+from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
 from fa4.files import read_bytes
-from fa4.hardware import GPUS
 from fa4.sim.fields import parse_count, parse_flag
-from fa4.sim.machine import Machine
-from fa4.sim.options import default_pipeline
+from fa4.sim.machine import COSTS, Machine
+from fa4.sim.options import default_pipeline, warpgroups
 from fa4.sim.predict import AnyPipeline
 
-OURS = "FA4"  # rows of other software are skipped unless asked for
+OURS = ("fa4", "flash-attn-4")  # rows of other software are skipped unless asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,7 @@ class Row:
     tflops: float
     source: str = ""
     approx: bool = False
+    tile: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -53,7 +54,19 @@ class Row:
             heads += f"/{problem.heads_k}"
         size = f"B{problem.batch} {heads} S{problem.seqlen_q} {dims}"
         dtype = "" if problem.dtype == "bf16" else f" {problem.dtype}"
-        return f"{self.direction} {mask} {size}{dtype}"
+        tile = "".join(_TILE_WORDS[name](value) for name, value in self.tile.items())
+        return f"{self.direction} {mask} {size}{dtype}{tile}"
+
+
+# How a choice of a tile sweep is said in a label.
+_TILE_WORDS: Mapping[str, Callable[[Any], str]] = {
+    "tile_m": " {}".format,
+    "tile_n": "x{}".format,
+    "p_source": lambda source: " P smem" if source == "smem" else "",
+    "overlap": lambda on: "" if on else " serial",
+    "kv_stages": " {} stages".format,
+    "ping_pong": lambda on: " turns" if on else " no turns",
+}
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,14 @@ _OPTIONAL: Mapping[str, Callable[[str], Any]] = {
     "source": str,
     "approx": parse_flag,
 }
+_TILE: Mapping[str, Callable[[str], Any]] = {
+    "tile_m": _size,
+    "tile_n": _size,
+    "p_source": _choice("registers", "smem"),
+    "overlap": parse_flag,
+    "kv_stages": _size,
+    "ping_pong": parse_flag,
+}
 
 
 def read_measurements(path: Path) -> tuple[Row, ...]:
@@ -158,9 +179,9 @@ def _read_row(path: Path, line: int, header: list[str], cells: list[str]) -> Row
         raise ValueError(f"{path} line {line}: expected {len(header)} values; got {len(cells)}")
     texts = dict(zip(header, cells, strict=True))
     values: dict[str, Any] = {}
-    for name, parse in {**_REQUIRED, **_OPTIONAL}.items():
+    for name, parse in {**_REQUIRED, **_OPTIONAL, **_TILE}.items():
         text = texts.get(name, "")
-        if name in _OPTIONAL and not text.strip():
+        if name not in _REQUIRED and not text.strip():
             continue
         try:
             values[name] = parse(text)
@@ -189,42 +210,51 @@ def _read_row(path: Path, line: int, header: list[str], cells: list[str]) -> Row
         tflops=values["tflops"],
         source=values.get("source", ""),
         approx=values.get("approx", False),
+        tile={name: values[name] for name in _TILE if name in values},
     )
 
 
+def machine_names(rows: Seq[Row]) -> tuple[str, ...]:
+    """The known machines that rows were measured on. ValueError if there is none."""
+    names = sorted({row.gpu.lower() for row in rows})
+    known = tuple(name for name in names if name in COSTS)
+    if not known:
+        raise ValueError(f"unknown gpu {names[0]!r}; say with --machine what to compare it with")
+    return known
+
+
 def machine_name(rows: Seq[Row]) -> str:
-    """The machine that all rows were measured on. ValueError if there is no such one."""
-    name, *others = sorted({row.gpu.lower() for row in rows})
+    """The only known machine that rows were measured on. ValueError if there is no such one."""
+    name, *others = machine_names(rows)
     if others:
         raise ValueError(f"rows are from {', '.join((name, *others))}; choose one with --machine")
-    if name not in GPUS:
-        raise ValueError(f"unknown gpu {name!r}; say with --machine what to compare it with")
     return name
 
 
 def select_rows(
     rows: Seq[Row], machine: Machine, software: str | None = None
 ) -> tuple[tuple[Row, ...], tuple[Skipped, ...]]:
-    """Rows measured on `machine` by software whose name starts with `software` (default FA4).
+    """Rows measured on `machine` by software whose name starts with `software`.
 
-    A machine "B200 (mine)", from a file based on B200, is compared with rows of B200. Raises
-    ValueError if no row is left.
+    Default: FA4 or flash-attn-4. A machine "B200 (mine)", from a file based on B200, is compared
+    with rows of B200. Raises ValueError if no row is left.
     """
-    prefix = OURS if software is None else software
+    prefixes = OURS if software is None else (software.lower(),)
+    wanted = " or ".join(OURS) if software is None else software
     gpu = machine.name.lower().partition(" (")[0]
     used: list[Row] = []
     skipped: list[Skipped] = []
     for row in rows:
         if row.gpu.lower() != gpu:
             skipped.append(Skipped(row, f"measured on {row.gpu}"))
-        elif not row.software.lower().startswith(prefix.lower()):
-            skipped.append(Skipped(row, f"software is not {prefix}"))
+        elif not row.software.lower().startswith(prefixes):
+            skipped.append(Skipped(row, f"software is not {wanted}"))
         else:
             used.append(row)
     if not used:
         there = sorted({f"{row.gpu} {row.software}" for row in rows})
         raise ValueError(
-            f"no row is for gpu {machine.name} and software {prefix}; there are {'; '.join(there)}"
+            f"no row is for gpu {machine.name} and software {wanted}; there are {'; '.join(there)}"
         )
     return tuple(used), tuple(skipped)
 
@@ -249,6 +279,12 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
         kernel=kernel,
         design="flash_attn.cute",
     )
+    if row.tile and not isinstance(pipeline, WarpgroupPipeline):
+        raise ValueError(f"{next(iter(row.tile))} is a choice of warpgroup kernels, not of {name}")
+    if isinstance(pipeline, WarpgroupPipeline):
+        choices = dict(row.tile)
+        rows = choices.pop("tile_m", pipeline.block_rows)
+        return replace(pipeline, consumers=warpgroups(rows), **choices)
     for text, group in (("1-cta", 1), ("2-cta", 2)):
         if text not in name:
             continue

@@ -81,7 +81,7 @@ def build(settings: Mapping[str, object]) -> SimulationRequest:
     lengths = _read_lengths(given)
     problem = _build_problem(given, lengths)
     pipeline = _build_pipeline(problem, machine, given)
-    simulation = _build_simulation(pipeline, given, lengths)
+    simulation = _build_simulation(problem, pipeline, given, lengths)
     return SimulationRequest(
         problem=problem, pipeline=pipeline, machine=machine, simulation=simulation, given=given
     )
@@ -130,6 +130,7 @@ def _change_machine(machine: Machine, given: Mapping[str, object]) -> Machine:
             raise ValueError(f"clock_ghz must be between {least} and {most}; got {ghz:g}")
         changes["gpu"]["clock_hz"] = ghz * 1e9
         changes["costs"].setdefault("sustained_clock", 1.0)
+        changes["costs"].setdefault("throttle_slope", 0.0)
     gpu, costs = machine.gpu, machine.costs
     if "clock_hz" in changes["gpu"]:
         most = max(gpu.max_clock_hz, changes["gpu"]["clock_hz"])
@@ -142,7 +143,7 @@ def _change_machine(machine: Machine, given: Mapping[str, object]) -> Machine:
 
 def require_figure(name: str) -> None:
     """Raises ValueError unless `name` is gpu.X or costs.X of a figure that machines have."""
-    from fa4.sim.costs import CostTable
+    from fa4.sim.cost_table import CostTable
 
     table, _, figure = name.partition(".")
     kind = Gpu if table == "gpu" else CostTable
@@ -294,7 +295,7 @@ def _replace_in(pipeline: Any, changes: Mapping[str, object], direction: str) ->
     parts = _PARTS
     if "tile_m" in changes:
         if isinstance(pipeline, WarpgroupPipeline):
-            changes = {"consumers": _warpgroups(changes["tile_m"])}
+            changes = {"consumers": warpgroups(changes["tile_m"])}
         parts = ((),)  # of the warpgroups alone: the other kernels' tiles have 128 rows
     named = {_CONFIG_NAMES.get(name, name): value for name, value in changes.items()}
     for path in parts:
@@ -328,7 +329,7 @@ def read_choice(pipeline: Any, name: str) -> tuple[bool, Any]:
     return False, None
 
 
-def _warpgroups(tile_m: object) -> int:
+def warpgroups(tile_m: object) -> int:
     """Warpgroups of 64 rows that make a tile."""
     tiles = [rows * WARPGROUP_ROWS for rows in (1, 2, 3)]
     if tile_m not in tiles:
@@ -344,17 +345,22 @@ def _in_settings(message: str) -> str:
 
 
 def _build_simulation(
-    pipeline: Any, given: Mapping[str, Any], lengths: tuple[Lengths, ...] | None
+    problem: Problem,
+    pipeline: AnyPipeline,
+    given: Mapping[str, Any],
+    lengths: tuple[Lengths, ...] | None,
 ) -> Simulation:
-    """Run-time shares; without a threshold O is rescaled in every step, as in online softmax."""
-    from fa4.sim.predict import DEFAULT_RESCALE_RATE, Simulation
+    """Run-time shares: as given, or as random inputs have them."""
+    from fa4.sim.predict import Simulation, with_rescale_rate
 
-    tau = getattr(getattr(pipeline, "numerics", None), "rescale_threshold_log2", None)
-    rate = given.get("rescale_rate", 1.0 if tau == 0.0 else DEFAULT_RESCALE_RATE)
-    if not 0.0 <= rate <= 1.0:
+    rate = given.get("rescale_rate")
+    if rate is not None and not 0.0 <= rate <= 1.0:
         raise ValueError(f"rescale_rate must be between 0 and 1; got {rate!r}")
-    return Simulation(lengths=lengths, rescale_rate=rate, exact=given.get("exact", False))
+    return with_rescale_rate(
+        Simulation(lengths=lengths, rescale_rate=rate, exact=given.get("exact", False)),
+        problem, pipeline,
+    )  # fmt: skip
 
 
 __all__ = ["FIELDS", "SimulationRequest", "build", "default_pipeline", "read_choice",
-           "read_lengths", "read_settings"]  # fmt: skip
+           "read_lengths", "read_settings", "warpgroups"]  # fmt: skip

@@ -7,18 +7,27 @@ occupied: units serve requests in the order in which the log has them. `trace` a
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fa4.config import BackwardPipeline, Problem, require_int
-from fa4.plan.schema import PipelinePlan
+from fa4.plan.schema import GROUP_WARPS, PipelinePlan
 from fa4.sim import engine
-from fa4.sim.code import ARRIVE, WAIT, EngineRun, EventCode
+from fa4.sim.code import ARRIVE, WAIT, EngineRun, EventCode, stretched
 from fa4.sim.limits import check_work
 from fa4.sim.machine import Machine
-from fa4.sim.predict import AnyPipeline, Simulation, build_plan, make_runner
+from fa4.sim.predict import (
+    HARDLY_EVER,
+    AnyPipeline,
+    Simulation,
+    build_plan,
+    make_runner,
+    slowest_warp_share,
+    with_rescale_rate,
+)
 from fa4.sim.worktiles import WorkTiles, backward_tiles, clusters, forward_tiles, lpt_order
 
 MOST_TILES, MOST_KV_TILES = 1000, 100_000
@@ -115,10 +124,15 @@ def record(
     simulation = simulation or Simulation()
     check_work(problem, pipeline, simulation.lengths)
     plan = build_plan(pipeline, machine.gpu)
+    simulation = with_rescale_rate(simulation, problem, pipeline)
+    rate = simulation.rescale_rate or 0.0
     work = launch_order(problem, pipeline, simulation)
     if not len(work.trips):
         raise ValueError("the problem has no work tiles: a length or the batch is 0")
-    code = make_runner(plan, machine, simulation).code
+    share = slowest_warp_share(rate, GROUP_WARPS * plan.cta_group)
+    share = 0.0 if share < HARDLY_EVER else share
+    resident = plan.cta_group * len(work.trips)
+    code = make_runner(plan, machine, simulation, rescaling=share, ctas=resident).code
     slots = clusters(machine.gpu, plan.cta_group)
     persistent = pipeline.scheduler == "static"
     chosen = np.arange(len(work.trips))[:: slots if persistent else 1][:tiles]
@@ -134,7 +148,7 @@ def record(
     return Timeline(
         problem=problem, plan=plan, machine=machine, units=code.unit_names, ctas=tuple(ctas),
         shortened=bool((trips[:, 0] < work.trips[chosen][:, 0]).any()),
-        rescale_rate=simulation.rescale_rate,
+        rescale_rate=rate,
     )  # fmt: skip
 
 
@@ -237,12 +251,18 @@ class _LogReader:
         code, done = self.code, start
         name, what = code.role_names[role], code.work_names[work]
         pieces: list[tuple[int, UnitSlice]] = []
-        for unit, cycles in zip(code.work_units[work], code.work_occupancy[work], strict=True):
+        under, stretch = int(code.work_under[work]), float(code.work_stretch[work])
+        beside_until = self.unit_free[under] if under >= 0 else 0.0
+        parts = (code.work_units[work], code.work_occupancy[work], code.work_passes[work])
+        for unit, alone, passes in zip(*parts, strict=True):
             if unit < 0:
                 break
-            begun = max(start, self.unit_free[unit])
-            self.unit_free[unit] = begun + float(cycles)
-            done = max(done, self.unit_free[unit])
+            begun, cycles = max(start, self.unit_free[unit]), float(alone)
+            if under >= 0:
+                cycles = stretched(cycles, begun, beside_until, stretch)
+            self.unit_free[unit] = begun + cycles
+            shared = start + 2.0 * cycles if passes else math.inf
+            done = max(done, min(shared, self.unit_free[unit]))
             pieces.append((int(unit), UnitSlice(
                 unit=code.unit_names[unit], role=name, what=what, tile=tile, start=begun,
                 end=self.unit_free[unit],

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
+
 from fa4.hardware import GPUS
 from fa4.sim.fields import FIELDS
 from fa4.sim.machine import COSTS, Machine
@@ -41,9 +43,24 @@ class Comparison:
         return sum(abs(point.error) for point in self.points) / len(self.points)
 
     @property
+    def rank_correlation(self) -> float:
+        """Of predicted and measured throughput (Spearman); 1 for fewer than two points."""
+        if len(self.points) < 2:
+            return 1.0
+        columns = [[p.row.tflops, p.predicted_tflops] for p in self.points]
+        return float(np.corrcoef(_ranks(np.array(columns)).T)[0, 1])
+
+    @property
     def worst(self) -> Point:
         """The point with the largest absolute error."""
         return max(self.points, key=lambda point: abs(point.error))
+
+
+def _ranks(columns: np.ndarray) -> np.ndarray:
+    """Ranks in each column of (points, columns); equal values share the mean of theirs."""
+    below = (columns[None] < columns[:, None]).sum(axis=1)
+    level = (columns[None] == columns[:, None]).sum(axis=1)
+    return below + (level - 1) / 2
 
 
 def compare(rows: Seq[Row], machine: Machine) -> Comparison:
@@ -60,53 +77,63 @@ def compare(rows: Seq[Row], machine: Machine) -> Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """What a machine's predictions were compared with, and how far off they were."""
+    """What a machine's predictions of a kind of kernel were compared with, and how far off.
+
+    choices: settings that were varied in the measurements.
+    """
 
     points: int
     mape: float
     worst: float
     against: str
-    passes: tuple[str, ...]
     head_dims: tuple[int, ...]
-    dtypes: tuple[str, ...]
     seqlens: tuple[int, int]
+    dtypes: tuple[str, ...] = ("bf16",)
+    choices: tuple[str, ...] = ()
 
 
-# What `fa4 validate` prints; tests/sim/test_calibrate.py repeats the comparisons.
-MEASURED: Mapping[str, Accuracy] = {
-    "b200": Accuracy(
-        points=15,
-        mape=0.015,
-        worst=0.029,
+# Machine, pass -> what `fa4 validate` prints; tests/sim/test_calibrate.py repeats the comparisons.
+MEASURED: Mapping[tuple[str, str], Accuracy] = {
+    ("b200", "fwd"): Accuracy(
+        points=8,
+        mape=0.016,
+        worst=0.032,
         against="published FlashAttention-4 throughput, which the constants were fitted to",
-        passes=("fwd", "bwd"),
         head_dims=(128,),
-        dtypes=("bf16",),
         seqlens=(1024, 32768),
     ),
-    "h200": Accuracy(
-        points=20,
-        mape=0.045,
-        worst=0.094,
-        against="cuDNN's forward on one power-limited H200, which the constants were fitted to",
-        passes=("fwd",),
-        head_dims=(64, 128),
-        dtypes=("bf16",),
+    ("b200", "bwd"): Accuracy(
+        points=7,
+        mape=0.020,
+        worst=0.048,
+        against="published FlashAttention-4 throughput, which the constants were fitted to",
+        head_dims=(128,),
         seqlens=(1024, 16384),
+        choices=("deterministic", "design"),
+    ),
+    ("h200", "fwd"): Accuracy(
+        points=176,
+        mape=0.040,
+        worst=0.190,
+        against="flash-attn-4's Hopper forward with forced tiles on one H200, to which two "
+        "constants and the cost of spills were fitted",
+        head_dims=(128,),
+        seqlens=(4096, 16384),
+        choices=("tile_m", "tile_n", "p_source", "overlap"),
     ),
 }
 
 KERNEL_TARGETS = ("pipeline", "numerics", "exp2")  # fields that change FlashAttention's choice
-MEASURED_VARIANTS = ("deterministic", "design")  # of which some were measured
 
 
 def known_accuracy(request: SimulationRequest) -> dict[str, object]:
-    """The machine's measured error as plain data, and what of `request` was never measured."""
+    """The error measured for such a kernel, as plain data, and what of `request` never was."""
     machine = request.machine
-    name = machine.name.lower()
-    accuracy = MEASURED.get(name)
+    name, direction = machine.name.lower(), str(request.given.get("pass", "fwd"))
+    accuracy = MEASURED.get((name, direction))
     if accuracy is None:
-        text = f"unknown: never compared with a measured {machine.name}"
+        what = "forward" if direction == "fwd" else "backward"
+        text = f"unknown: no {what} was ever compared with a measured {machine.name}"
         return {"measured": False, "applies": False, "outside": [], "text": text}
     outside = _unmeasured(request, accuracy)
     if (COSTS.get(name), GPUS.get(name)) != (machine.costs, machine.gpu):
@@ -129,6 +156,13 @@ def known_accuracy(request: SimulationRequest) -> dict[str, object]:
     }
 
 
+def machine_mape(name: str) -> float | None:
+    """Mean error over all that was measured on a machine; None if nothing was."""
+    own = [accuracy for (machine, _), accuracy in MEASURED.items() if machine == name]
+    points = sum(accuracy.points for accuracy in own)
+    return sum(x.points * x.mape for x in own) / points if own else None
+
+
 def _unmeasured(request: SimulationRequest, accuracy: Accuracy) -> list[str]:
     """What of a request lies outside the measured points."""
     problem, given = request.problem, request.given
@@ -137,12 +171,11 @@ def _unmeasured(request: SimulationRequest, accuracy: Accuracy) -> list[str]:
     tuned = [
         item
         for item in given
-        if item not in MEASURED_VARIANTS
+        if item not in accuracy.choices
         and item in FIELDS
         and (item in ("kernel", "rescale_rate") or FIELDS[item].target in KERNEL_TARGETS)
     ]
     checks = {
-        f"pass {given.get('pass')}": given.get("pass", "fwd") in accuracy.passes,
         f"head dims {problem.head_dim}, {problem.head_dim_v}": (
             problem.head_dim == problem.head_dim_v and problem.head_dim in accuracy.head_dims
         ),

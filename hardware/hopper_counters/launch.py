@@ -41,9 +41,10 @@ def flash_attn_4(given: Configuration) -> Callable[[], Any]:
 def own(given: Configuration) -> Callable[[], Any]:
     """The package's Hopper forward kernel: `spec` are the fields of its WarpgroupSpec."""
     from fa4.compiled.artifact import compile_artifact
-    from hardware.warpgroup_forward.measure import Inputs, compile_kernel, make_spec
+    from fa4.compiled.forward import compile_warpgroup
+    from hardware.warpgroup_forward.measure import Inputs, make_spec
 
-    kernel = compile_artifact(make_spec(dict(given["spec"])), "sm_90a", compile_kernel)
+    kernel = compile_artifact(make_spec(dict(given["spec"])), "sm_90a", compile_warpgroup)
     seqlen = given["seqlen"]
     inputs = Inputs(kernel.spec, given["batch"], seqlen, seqlen, given["heads"])
     return lambda: inputs.launch(kernel)

@@ -56,10 +56,10 @@ def variants() -> Iterator[dict[str, Any]]:
             yield {**base, "ping_pong": turns}
         for frequency, residue in EMULATED:
             yield {**base, "exp2": {"frequency": frequency, "residue": residue}}
-        for scheduler in ("static", "fold", "lpt", "naive"):
+        for scheduler in ("static", "snake", "lpt", "naive"):
             yield {**base, "causal": True, "scheduler": scheduler}
         for other in (64, 96, 112, 144):
-            yield {**base, "tile_n": other, "causal": True, "scheduler": "fold"}
+            yield {**base, "tile_n": other, "causal": True, "scheduler": "snake"}
 
 
 def fits(fields: dict[str, Any]) -> bool:

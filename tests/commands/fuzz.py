@@ -314,7 +314,7 @@ def is_whole(path: Path) -> bool:
             return content.endswith(b"\n") or b"[costs]" in content
     except Exception:
         return False
-    ends = {".png": b"IEND\xaeB`\x82", ".svg": b"</svg>\n", ".csv": b"\n"}
+    ends = {".png": b"IEND\xaeB`\x82", ".svg": b"</svg>\n", ".csv": b"\n", ".html": b"</html>\n"}
     return bool(content) and content.endswith(ends.get(kind, b""))
 
 

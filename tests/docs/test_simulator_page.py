@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from docs.simulator_tables import PAGE, SECTIONS, blocks, fill, unit
-from fa4.sim.costs import FREE_CONSTANTS, CostTable
+from docs.simulator_tables import PAGE, PICTURE, SECTIONS, blocks, draw_sweep, fill, unit
+from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
 
 DOCUMENT = PAGE.read_text(encoding="utf-8")
 
@@ -15,6 +15,11 @@ DOCUMENT = PAGE.read_text(encoding="utf-8")
 def test_tables_are_up_to_date() -> None:
     """If not: python docs/simulator_tables.py."""
     assert fill(DOCUMENT) == DOCUMENT
+
+
+def test_the_picture_is_up_to_date() -> None:
+    """Written by the same command."""
+    assert PICTURE.read_text(encoding="utf-8") == draw_sweep()
 
 
 @pytest.mark.parametrize("number", range(len(SECTIONS)))
@@ -39,4 +44,4 @@ def test_every_figure_is_listed_once() -> None:
 def test_what_is_fitted_starts_within_its_bounds(name: str) -> None:
     """Also where calibration begins."""
     least, most, _ = FREE_CONSTANTS[name]
-    assert 0 < least <= getattr(CostTable(), name) <= most
+    assert 0 <= least <= getattr(CostTable(), name) <= most

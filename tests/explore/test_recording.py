@@ -34,6 +34,7 @@ from fa4.explore.recording import (
 from fa4.explore.roles import ROLES, UNITS
 from fa4.explore.steps import LEAD_TICKS, place_events
 from fa4.explore.verdicts import read_verdicts
+from fa4.sim.chain import critical_chain
 from fa4.sim.options import build
 from fa4.sim.predict import build_plan, make_runner, predict
 from fa4.sim.timeline import record
@@ -177,6 +178,25 @@ def test_steps_are_those_of_the_timeline(small: Small) -> None:
     assert sum(chain["cycles"]) / chain["steps"] == pytest.approx(about["step_cycles"], rel=1e-4)
 
 
+def test_chains_are_those_of_predict(small: Small) -> None:
+    """Of every step, also where an equal one lent it: the rows of `fa4 predict`, in a circle."""
+    seen = set()
+    for settings, _, step in points(small):
+        if step < 0 or step in seen:
+            continue
+        seen.add(step)
+        request = build(settings)
+        plan = build_plan(request.pipeline, request.machine.gpu)
+        code = make_runner(plan, request.machine, request.simulation).code
+        chain = critical_chain(code, np.array([[24, 1, 23]]))
+        about = small.head["steps"][step]["chain"]
+        links = [small.head["parts"]["links"][link] for link in about["links"]]
+        expected = [[row.role, row.what, row.unit, row.reason] for row in chain.rows]
+        assert sorted(map(str, links)) == sorted(map(str, expected)), settings
+        assert sum(about["cycles"]) == pytest.approx(chain.cycles, abs=0.1)
+    assert len(seen) == len(small.head["steps"]) > 10
+
+
 def test_lines_and_memory_of_every_event(small: Small) -> None:
     """Each event has a line of its kind, and touches memory that its buffers have."""
     for number, about in enumerate(small.head["steps"]):
@@ -259,9 +279,24 @@ def test_other_machines_take_their_place(tmp_path: Any) -> None:
         else c.only("fa4") if c.key == "kernel" else c.only("bwd") if c.key == "pass" else c
         for c in with_machines(controls(quick=True), (str(path),))
     )  # fmt: skip
-    recording = record_grid(few, lambda: None)
+    done: list[None] = []
+    recording = record_grid(few, lambda: done.append(None))
+    assert len(done) == count_shapes(few)
     head, _ = unpack(pack(recording, read_verdicts()))
     assert head["machines"][str(path)]["name"] == "B200 (mine)"
+
+
+def test_a_machine_without_pairs_refuses_them(tmp_path: Any) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text('base = "b200"\n[gpu]\nsm_count = 1\n')
+    few = tuple(
+        c.only("128") if c.key == "head_dim" else c.only("1k") if c.key == "seqlen"
+        else c.only("fa4") if c.key == "kernel" else c.only("bwd") if c.key == "pass" else c
+        for c in with_machines(controls(quick=True), (str(path),))
+    )  # fmt: skip
+    recording = record_grid(few, lambda: None)
+    assert any("a CTA pair needs 2 SMs" in reason for reason in recording.reasons.values)
+    assert recording.results and min(recording.point_results) < 0
 
 
 def test_packing_is_repeatable_and_versioned(small: Small) -> None:

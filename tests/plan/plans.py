@@ -50,6 +50,7 @@ FORWARD = {
     "uneven ring": forward(head_dim=192, head_dim_v=128),
     "wide pair": forward(head_dim=192, head_dim_v=128, cta_group=2),
     "FP8": forward(element_bytes=1),
+    "work stealing": forward(scheduler="clc"),
 }
 BACKWARD = {
     "one CTA": backward(),

@@ -84,10 +84,13 @@ class Model:
         """Ask for every unit at once; asynchronous work goes on by itself."""
         cost = self.work_costs(role, step)
         share = 1.0 if step.share is None else self.shares[step.share]
-        occupied = [
-            self.env.process(self.occupy(unit, cycles * share))
-            for unit, cycles in cost.occupancy_cycles.items()
-        ]
+        occupied: list[simpy.Event] = []
+        for unit, alone in cost.occupancy_cycles.items():
+            cycles = alone * share
+            served: simpy.Event = self.env.process(self.occupy(unit, cycles))
+            if unit in cost.passes:  # every other cycle is its own while others use the unit
+                served = self.env.any_of([served, self.env.timeout(2.0 * cycles)])
+            occupied.append(served)
         done = self.env.process(self.finish(occupied, cost.latency_cycles * share))
         if not step.asynchronous:
             yield done

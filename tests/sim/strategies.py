@@ -25,7 +25,7 @@ from fa4.plan.backward import backward_plan
 from fa4.plan.forward import forward_plan
 from fa4.plan.schema import Arrive, Loop, PipelinePlan, Program, Role, Signal, Sync, Wait, Work
 from fa4.sim.code import EventCode
-from fa4.sim.costs import CostTable
+from fa4.sim.cost_table import CostTable
 from fa4.sim.lower import SignalCost, WorkCost, lower
 from fa4.sim.machine import BLACKWELL_COSTS, Machine
 
@@ -67,6 +67,9 @@ class _Builder:
             occupancy_cycles={unit: self.draw(CYCLES) for unit in units},
             latency_cycles=self.draw(CYCLES),
             issue_cycles=self.draw(CYCLES),
+            passes=frozenset(self.draw(st.sets(st.sampled_from(UNITS)))),
+            under=self.draw(st.none() | st.sampled_from(UNITS)),
+            stretch=self.draw(CYCLES) / 50,
         )
         return Work(name, Sync(), asynchronous=self.draw(st.booleans()))
 

@@ -145,7 +145,7 @@ def test_set_changes_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("predict", "--machine", "b100"), "b200, b300, h100, h200; got 'b100'"),
+        (("predict", "--machine", "b100"), "b200, b300, gb300, h100, h200; got 'b100'"),
         (("predict", "--machine", "no.toml"), "No such file or directory: no.toml"),
         (("predict", "--set", "tile=3"), "unknown field 'tile'; allowed: machine"),
         (("predict", "--set", "tile"), "expected NAME=VALUE"),

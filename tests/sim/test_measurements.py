@@ -149,7 +149,7 @@ def test_selection(tmp_path: Path, b200: Machine) -> None:
     used, skipped = select_rows(rows, b200)
     assert [row.line for row in used] == [2]
     assert [(item.row.line, item.why) for item in skipped] == [
-        (3, "software is not FA4"),
+        (3, "software is not fa4 or flash-attn-4"),
         (4, "measured on B300"),
     ]
     used, _ = select_rows(rows, b200, "cudnn")

@@ -11,7 +11,7 @@ from fa4.sim.defaults import default_backward, default_forward
 from fa4.sim.fields import FIELDS, parse_count, parse_flag, parse_window
 from fa4.sim.machine import find_machine
 from fa4.sim.options import build, read_lengths
-from fa4.sim.predict import DEFAULT_RESCALE_RATE, predict
+from fa4.sim.predict import predict
 
 
 def test_without_settings_it_is_the_papers_headline() -> None:
@@ -23,7 +23,7 @@ def test_without_settings_it_is_the_papers_headline() -> None:
     assert (problem.dtype, problem.causal) == ("bf16", False)
     assert request.machine == find_machine("b200")
     assert request.pipeline == default_forward(problem, request.machine.gpu)
-    assert request.simulation.rescale_rate == DEFAULT_RESCALE_RATE
+    assert request.simulation.rescale_rate == pytest.approx(0.0, abs=1e-6)
     assert request.predict() == predict(problem, request.pipeline, request.machine)
 
 
@@ -162,10 +162,13 @@ def test_other_kernels() -> None:
     assert isinstance(serial, WarpgroupPipeline) and not serial.takes_turns
 
 
-def test_without_threshold_o_is_rescaled_in_every_step() -> None:
+def test_without_threshold_o_is_rescaled_in_most_steps() -> None:
     """tau 0 is standard online softmax, unless a rate is given; FP8 kernels run with it."""
-    assert build({"tau": 0}).simulation.rescale_rate == 1.0
-    assert build({"dtype": "e4m3"}).simulation.rescale_rate == 1.0
+    call = {"tau": 0, "seqlen": "4k"}
+    rate = build(call).simulation.rescale_rate
+    assert rate is not None and 0.66 < rate < 0.99  # the reference's counts
+    assert build({**call, "tau": 0.001}).simulation.rescale_rate == pytest.approx(rate, rel=0.01)
+    assert build({"dtype": "e4m3", "seqlen": "4k"}).simulation.rescale_rate == rate
     assert build({"tau": 0, "rescale_rate": 0.3}).simulation.rescale_rate == 0.3
 
 
@@ -220,7 +223,7 @@ def test_bad_lengths(content: bytes, message: str, tmp_path: Path) -> None:
         ({"gpu.sm": 64}, r"unknown field gpu.sm; allowed: .*sm_count"),
         ({"costs.x": 64}, r"unknown field costs.x; allowed: .*launch_ns"),
         ({"gpu.sm_count": "many"}, r"gpu.sm_count must be a finite number; got 'many'"),
-        ({"machine": "b100"}, "b200, b300, h100, h200; got 'b100'"),
+        ({"machine": "b100"}, "b200, b300, gb300, h100, h200; got 'b100'"),
         ({"dtype": "fp64"}, "dtype must be one of bf16, fp16, e4m3, e5m2; got 'fp64'"),
         ({"causal": "maybe"}, "causal must be yes or no; got 'maybe'"),
         ({"window": "128"}, "window must be LEFT,RIGHT"),

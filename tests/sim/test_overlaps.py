@@ -81,7 +81,7 @@ def test_ordered_accesses_are_apart(name: str, machine: Machine, total: int, mas
 @pytest.mark.parametrize(
     ("role", "signal", "pair"),
     [
-        ("mma", "p_full", ("S", "read S")),
+        ("mma", "p_full", ("S", "write P")),
         ("mma", "dq_empty", ("dP", "read dQ")),
         ("load", "do_empty", ("load do", "dV")),
         ("mma", "ds_full", ("dQ", "write dS")),

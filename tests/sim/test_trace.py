@@ -108,6 +108,12 @@ def test_every_stall_has_a_cause_and_nothing_else_has(timeline: Timeline) -> Non
         assert len(targets) >= 0.9 * len(stalled) > 0
 
 
+def test_an_arrival_behind_a_unit_names_it(timeline: Timeline) -> None:
+    """Of every unit that arrives, not only of the first."""
+    arrivals = [event for cta in timeline.ctas for event in cta.events if event.kind == "arrive"]
+    assert {"tensor", "tma"} <= {event.unit for event in arrivals}
+
+
 def test_slices_say_their_cycles(timeline: Timeline) -> None:
     """Start and length in cycles of the CTA beside the viewer's microseconds, which are rounded."""
     scale = 1e9 / timeline.machine.clock_hz

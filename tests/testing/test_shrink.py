@@ -32,6 +32,15 @@ def test_the_plainest_case_remains_if_everything_fails() -> None:
         assert small == Case() and needed_features(small) == ()
 
 
+def test_lengths_shrink_to_one() -> None:
+    """One query and one key are the least, and are tried before two."""
+    small = shrink(BIG, lambda case: bool(case.softcap))
+    assert (small.seqlen_q, small.seqlen_k) == (Case().seqlen_q, Case().seqlen_k)
+    for name in ("seqlen_q", "seqlen_k"):
+        tried = [getattr(case, name) for case in simpler(BIG, frozenset({name}))]
+        assert min(tried) == 1 and sorted(tried) == tried
+
+
 def test_what_is_needed_stays() -> None:
     """Two features at once, a length, a layout, an element type."""
     small = shrink(BIG, lambda case: bool(case.softcap) and case.window_size != (None, None))

@@ -276,6 +276,7 @@ def test_every_figure_has_its_table(opened: Open) -> None:
     tables = tab.page.locator("details.table")
     for number in range(tables.count()):
         tables.nth(number).locator("summary").click()
+        tables.nth(number).locator("tbody tr").first.wait_for(state="attached")
         assert tables.nth(number).locator("tbody tr").count() > 5
     for figure in ("timeline", "memory", "barriers", "roofline"):
         assert tab.page.locator(f"#{figure} details.table").count() == 1

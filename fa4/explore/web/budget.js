@@ -76,7 +76,7 @@ export function drawBudget(step) {
   const units = Object.keys(theHead().units);
   const bound = Math.max(...step.roofline_cycles);
   const by = theHead().units[units[step.roofline_cycles.indexOf(bound)]];
-  const about = `What a step asks of each unit. None can take longer than the step; at the roofline, ${by}, it would take ${number(bound)} cycles, ${percent(bound / step.step_cycles)} of what it takes.`;
+  const about = `What a step asks of each unit. None can take longer than the step; at the roofline, ${by}, it would take ${number(bound)} cycles, ${percent(bound / step.step_cycles)} of what it takes. It leaves bulk loads out at the shared-memory port, as the paper does.`;
   section.replaceChildren(
     heading("roofline", "Roofline of a step", about),
     svg,

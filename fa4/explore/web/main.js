@@ -1,6 +1,6 @@
 // The page: reads the data and the address, makes the figures and keeps them up to date.
 
-import { byId, el } from "./dom.js";
+import { byId, el, say } from "./dom.js";
 import { loadData, pointOf, stepOf, theHead } from "./data.js";
 import { change, followAddress, listen, readAddress, reset, shown, theState, writeAddress } from "./state.js";
 import { makeControls, showControls } from "./controls.js";
@@ -57,6 +57,13 @@ function showChoice() {
   byId("levers").hidden = !point.result;
   if (point.result) drawLevers(shown(), point);
   showMomentEverywhere();
+}
+
+function sayAnswer() {
+  const { result, reason } = pointOf(shown());
+  say(result ? `${Math.round(result.tflops)} TFLOP/s` : `Refused: ${reason}`);
+  // What was pressed may be gone: a lever, a way out of a refusal.
+  if (document.activeElement === document.body) byId("answer").focus({ preventScroll: true });
 }
 
 function showRemoved() {
@@ -206,8 +213,10 @@ async function start() {
   makeHelp();
   makeFoot();
   listen((what) => {
-    if (what === "choice") showChoice();
-    else if (what === "moment") showMomentEverywhere();
+    if (what === "choice") {
+      showChoice();
+      sayAnswer();
+    } else if (what === "moment") showMomentEverywhere();
     else if (what === "role") {
       drawProgram(step);
       showMomentEverywhere();

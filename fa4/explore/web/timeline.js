@@ -40,7 +40,7 @@ export function drawTimeline(steps, onMoment) {
   const tip = el("p", { class: "tip", id: "tip" }, " ");
   section.querySelector(".drawing")?.remove();
   const ns = 1e9 / steps[0].step.clock_hz;
-  const about = `Two steps of ${number(steps[0].step.step_cycles)} cycles (${number(steps[0].step.step_cycles * ns)} ns) each, as simulated. Above the warp roles, below the units they keep busy.`;
+  const about = `Two steps of ${number(steps[0].step.step_cycles)} cycles (${number(steps[0].step.step_cycles * ns)} ns) each, as simulated. Above the warp roles, below the units they keep busy. Grey: waiting for the signal that is named; a triangle: arriving at one.`;
   const drawing = el(
     "div",
     { class: "drawing" },
@@ -117,7 +117,7 @@ function drawOne(step, width, longest, onMoment) {
   svg.addEventListener("pointermove", (press) => {
     if (press.buttons) point(press);
     const over = press.target.closest?.("[data-event]");
-    byId("tip").textContent = over ? describeEvent(step, step.events[over.dataset.event]) : " ";
+    if (over) byId("tip").textContent = describeEvent(step, step.events[over.dataset.event]);
   });
   return svg;
 }
@@ -210,14 +210,20 @@ export function moveCursor(t) {
   for (const { cursor, x, step } of cursors) {
     cursor.setAttribute("transform", `translate(${x(Math.min(t, step.length)).toFixed(2)} 0)`);
   }
+  byId("tip").textContent = sentenceAt(t);
 }
 
 /** What all roles do at a moment, in one sentence. */
 export function sentenceAt(t) {
   const { step } = drawn[0];
-  const words = step.plan.roles.map((role, i) => {
+  const busy = [];
+  const waits = [];
+  step.plan.roles.forEach((role, i) => {
     const event = eventAt(step, i, t);
-    return event ? `${role.name}: ${event.end > t ? event.text : "issues"}` : null;
+    if (!event || event.end <= t) return;
+    if (event.kind === "wait") waits.push(`${role.name} for ${event.signal}`);
+    else busy.push(`${role.name}: ${event.text}`);
   });
-  return `Cycle ${Math.round(t)}. ${words.filter(Boolean).join("; ")}.`;
+  const parts = [busy.join("; "), waits.length ? `waiting: ${waits.join(", ")}` : ""].filter(Boolean);
+  return `Cycle ${Math.round(t)}. ${parts.join(". ")}.`;
 }

@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from fa4.masks import Band
+from fa4.masks import Band, IntervalMask
 from fa4.sm100.kit.signals import pair_rank
 
 L2_SECTION_BYTES = 50 << 20  # K and V that stay in L2 beside everything else (FlashAttention-4)
@@ -62,10 +62,7 @@ class KernelProblem:
 
 @dataclass(frozen=True)
 class WorkTile:
-    """One work tile: where it lies, its sequences' first rows and lengths.
-
-    mask: an `IntervalMask`, of bounds that may be given at run time.
-    """
+    """One work tile: where it lies, its sequences' first rows and lengths."""
 
     spec: cutlass.Constexpr
     block: Int32
@@ -77,7 +74,18 @@ class WorkTile:
     start_k: Int32
     seqlen_q: Int32
     seqlen_k: Int32
-    mask: Any
+    window_left: Int32 | None
+    window_right: Int32 | None
+
+    @property
+    def mask(self) -> IntervalMask:
+        """The spec's, or the band of the bounds that are given at run time.
+
+        No field: what a loop carries is taken apart into values of the kernel, and a mask's own
+        numbers are none.
+        """
+        right = Int32(0) if self.spec.causal else self.window_right
+        return self.spec.mask or Band(self.window_left, right)
 
     @property
     def first_row(self) -> Int32:
@@ -193,8 +201,8 @@ def locate(problem: KernelProblem, index: Int32) -> WorkTile:
         start_k=start_k,
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
-        mask=spec.mask
-        or Band(problem.window_left, Int32(0) if spec.causal else problem.window_right),
+        window_left=problem.window_left,
+        window_right=problem.window_right,
     )
 
 

@@ -4,13 +4,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.sm90.forward.spec import ROWS_AT_ONCE
 from fa4.sm100.kit.schedulers import has_rows
 from fa4.sm100.kit.tiles import KernelProblem
-
-# Rows of blocks that run at once, by warpgroups: what shares K and V in L2 against equal shares.
-# Of 2 to 16 rows those whose worst CTA, of a causal call on 132 CTAs with 512 to 32k tokens, has
-# least to do (2 to 3% above the average).
-ROWS_AT_ONCE = {1: 4, 2: 4, 3: 2}
 
 
 def heads_at_once(consumers: int, ctas: Int32) -> Int32:

@@ -1,0 +1,178 @@
+"""The simulator beside measurements that it was not fitted to, and beside a roofline formula.
+
+B200: each kind of the published figures (causal, backward, each length, each source) is left out,
+the free constants are fitted to the others, and the kind is predicted; a roofline formula with four
+parameters goes through the same. H200: the free constants are fitted to half of the configurations
+of the measured tile sweep, three draws, and predict the other half; which kernels spill registers
+is predicted without any fit.
+Usage: python benchmarks/benchmark_validation.py [--output FILE]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import describe_run, parse_output, write_result
+
+from fa4.figures.measured import B200_FILE
+from fa4.plan.warpgroup import warpgroup_plan
+from fa4.sim.calibrate import configuration, quick_fit
+from fa4.sim.cost_table import CostTable, free_constants
+from fa4.sim.machine import find_machine
+from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_rows
+from fa4.sim.validation import Comparison, compare
+
+DATA = Path(__file__).parents[1] / "tests" / "sim" / "data"
+SPILLED_SHARE = (
+    0.7  # of the speed of the same tile with P in shared memory or the next narrower one
+)
+DRAWS = (0, 1, 2)
+
+
+def roofline_times(rows: list[Row], parameters: np.ndarray) -> np.ndarray:
+    """Seconds by a formula: FLOPs at a share of the peak, forward and backward, and what each work
+    tile costs beside; in a fixed order of sums, longer by a factor."""
+    forward, backward, per_tile_us, fixed_order = parameters
+    peak, sms = 2.25e15, 148
+    times = []
+    for row in rows:
+        problem, is_backward = row.problem, row.direction == "bwd"
+        flops = problem.backward_flops if is_backward else problem.forward_flops
+        tiles = (
+            problem.batch * problem.heads_q * -(-problem.seqlen_q // (128 if is_backward else 256))
+        )
+        seconds = flops / (peak * (backward if is_backward else forward))
+        seconds += tiles / sms * per_tile_us * 1e-6
+        times.append(seconds * (fixed_order if "deterministic" in row.software else 1.0))
+    return np.array(times)
+
+
+def fit_roofline(rows: list[Row]) -> np.ndarray:
+    """The formula's parameters with the least squares of logarithms (Gauss-Newton)."""
+    at = np.array([0.7, 0.65, 1.0, 1.2])
+    measured = np.array([flops_of(row) / row.tflops / 1e12 for row in rows])
+    for _ in range(30):
+        missed = np.log(roofline_times(rows, at) / measured)
+        slopes = np.stack([
+            (np.log(roofline_times(rows, at + step) / measured) - missed) / step.sum()
+            for step in np.diag(0.001 * at)
+        ], axis=1)  # fmt: skip
+        held = np.vstack([slopes * at, 1e-3 * np.eye(len(at))])
+        move = np.linalg.lstsq(held, np.concatenate([-missed, np.zeros(len(at))]), rcond=None)[0]
+        at = at * np.exp(np.clip(move, -0.5, 0.5))
+    return at
+
+
+def flops_of(row: Row) -> int:
+    """What the row's throughput counts."""
+    problem = row.problem
+    return problem.backward_flops if row.direction == "bwd" else problem.forward_flops
+
+
+def kinds_of(rows: list[Row]) -> Mapping[str, Callable[[Row], bool]]:
+    """The groups that are left out, by name."""
+    kinds: dict[str, Callable[[Row], bool]] = {
+        "causal": lambda row: row.problem.causal,
+        "backward": lambda row: row.direction == "bwd",
+    }
+    for length in sorted({row.problem.seqlen_k for row in rows}):
+        kinds[f"length {length}"] = lambda row, length=length: row.problem.seqlen_k == length
+    for source in sorted({row.source for row in rows}):
+        kinds[source] = lambda row, source=source: row.source == source
+    return kinds
+
+
+def summary(found: Comparison) -> dict[str, Any]:
+    """Mean and worst error, in percent."""
+    return {
+        "points": len(found.points),
+        "mape_percent": round(100 * found.mape, 2),
+        "worst_percent": round(100 * found.worst.error, 2),
+    }
+
+
+def blackwell() -> dict[str, Any]:
+    """Fitted to all, and each kind by a fit to the others, of simulator and formula."""
+    machine = find_machine("b200")
+    rows = list(select_rows(read_measurements(B200_FILE), machine)[0])
+    names = free_constants(machine.costs)
+    report: dict[str, Any] = {"all, by the shipped constants": summary(compare(rows, machine))}
+    own = roofline_times(rows, fit_roofline(rows))
+    report["all, formula"] = round(100 * float(np.abs(errors(rows, own)).mean()), 2)
+    groups = {}
+    for name, belongs in kinds_of(rows).items():
+        rest, out = [r for r in rows if not belongs(r)], [r for r in rows if belongs(r)]
+        costs, _ = quick_fit(rest, machine, names, rounds=4, start=CostTable())
+        formula = errors(out, roofline_times(out, fit_roofline(rest)))
+        groups[name] = summary(compare(out, replace(machine, costs=costs))) | {
+            "formula_mape_percent": round(100 * float(np.abs(formula).mean()), 2)
+        }
+        print(name, groups[name])
+    return report | {"left out": groups}
+
+
+def errors(rows: list[Row], seconds: np.ndarray) -> np.ndarray:
+    """Relative errors of throughput."""
+    tflops = np.array([flops_of(row) for row in rows]) / seconds / 1e12
+    return tflops / np.array([row.tflops for row in rows]) - 1.0
+
+
+def spills(rows: list[Row]) -> dict[str, Any]:
+    """Kernels that spill by the plan, against those that collapse in the measurements.
+
+    Collapsed: less than SPILLED_SHARE of the fastest tile of as many rows.
+    """
+    machine = find_machine("h200")
+    best: dict[object, float] = {}
+    for row in rows:
+        key = (row.problem, row.tile["tile_m"])
+        best[key] = max(best.get(key, 0.0), row.tflops)
+    wrong = []
+    for row in rows:
+        plan = warpgroup_plan(pipeline_for(row, machine), machine.gpu)  # type: ignore[arg-type]
+        predicted = plan.role("consumer0").spilled_registers > 0
+        collapsed = row.tflops < SPILLED_SHARE * best[row.problem, row.tile["tile_m"]]
+        if predicted != collapsed:
+            wrong.append(row.label)
+    return {"points": len(rows), "misjudged": len(wrong), "which": wrong}
+
+
+def hopper() -> dict[str, Any]:
+    """Half of the configurations predicted by a fit to the others, three draws."""
+    machine = find_machine("h200")
+    rows = list(select_rows(read_measurements(DATA / "h200_tile_sweep.csv"), machine)[0])
+    names = free_constants(machine.costs)
+    every = compare(rows, machine)
+    report: dict[str, Any] = {
+        "all, by the shipped constants": summary(every)
+        | {"rank_correlation": round(every.rank_correlation, 3)},
+        "spills": spills(rows),
+    }
+    keys = sorted({configuration(row) for row in rows}, key=repr)
+    for draw in DRAWS:
+        order = np.random.default_rng(draw).permutation(len(keys))
+        chosen = {keys[i] for i in order[: len(keys) // 2]}
+        used, kept = ([r for r in rows if (configuration(r) in chosen) is x] for x in (True, False))
+        costs, _ = quick_fit(used, machine, names, rounds=2)
+        found = compare(kept, replace(machine, costs=costs))
+        report[f"kept out, draw {draw}"] = summary(found) | {
+            "rank_correlation": round(found.rank_correlation, 3),
+            "constants": {name: round(getattr(costs, name), 3) for name in names},
+        }
+        print(f"draw {draw}", report[f"kept out, draw {draw}"])
+    return report
+
+
+def main() -> None:
+    """Print and write both."""
+    options = parse_output(__doc__, "validation")
+    report = {"run": describe_run(("numpy", "numba")), "h200": hopper(), "b200": blackwell()}
+    write_result(options.output, report)
+
+
+if __name__ == "__main__":
+    main()

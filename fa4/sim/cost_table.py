@@ -1,0 +1,197 @@
+"""Latencies, rates and rules of a machine that `Gpu` does not hold, each with its source.
+
+Blackwell's are published measurements, Hopper's were measured for this package on an H200
+(`hardware/hopper_units`). What nobody measured is a free constant, fitted within bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from fa4.config import require, require_finite
+
+
+def _figure(value: float, source: str) -> Any:
+    """A default that carries its source."""
+    return field(default=value, metadata={"source": source})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostTable:
+    """Latencies and rules of one machine, in SM cycles unless named otherwise.
+
+    Defaults are Blackwell's. `sources()` says where each comes from; FREE_CONSTANTS are fitted.
+    """
+
+    mma_latency_cycles: float = _figure(
+        136.0, "last product to visible, both operands in SMEM: SemiAnalysis umma_latency, B200"
+    )
+    mma_tmem_latency_cycles: float = _figure(
+        104.0, "the same with A in TMEM (wgmma: registers): SemiAnalysis umma_latency, B200"
+    )
+    mma_pair_latency_cycles: float = _figure(
+        34.0, "added by cta_group 2 (170 instead of 136): SemiAnalysis umma_latency, B200"
+    )
+    mma_issue_cycles: float = _figure(30.0, "Triton AutoWS LatencyModel, B200 probes")
+    tmem_load_bytes_per_clk: float = _figure(512.0, "TileSight 466-504, QuickRunCUDA 4 x 128")
+    tmem_store_bytes_per_clk: float = _figure(1024.0, "TileSight b200.py, 1023.9 measured")
+    tmem_load_latency_cycles: float = _figure(
+        115.0, "115 + 1 per register: Triton AutoWS LatencyModel, B200 probes"
+    )
+    tmem_store_latency_cycles: float = _figure(
+        32.0, "32 + 0.5 per register: Triton AutoWS LatencyModel, B200 probes"
+    )
+    alu_lanes_per_clk: float = _figure(64.0, "QuickRunCUDA B300 pipe catalogue")
+    issue_per_clk: float = _figure(4.0, "one warp instruction per sub-core: QuickRunCUDA")
+    math_latency_cycles: float = _figure(
+        14.0, "what the dependent instructions of a fragment expose; MUFU alone 14: QuickRunCUDA"
+    )
+    fma_latency_cycles: float = _figure(4.0, "FFMA, FADD, FMUL: QuickRunCUDA B300 catalogue")
+    smem_latency_cycles: float = _figure(26.0, "LDS 24-28: QuickRunCUDA")
+    tma_bytes_per_clk: float = _figure(126.0, "241 GB/s of one CTA: QuickRunCUDA")
+    fill_port_share: float = _figure(
+        1.0,
+        "of the SMEM port's cycles that a bulk load takes from operand reads: mixed 27 TB/s, "
+        "QuickRunCUDA",
+    )
+    tma_store_bytes_per_clk: float = _figure(
+        19.7, "52 cycles per KiB: Triton AutoWS LatencyModel, B200 probes"
+    )
+    tma_load_latency_cycles: float = _figure(
+        400.0, "L2 hit 460 + 6 per KiB (AutoWS LatencyModel), less the 8 per KiB of 126 B/clk"
+    )
+    tma_store_latency_cycles: float = _figure(130.0, "Triton AutoWS LatencyModel, B200 probes")
+    tma_issue_cycles: float = _figure(48.0, "cp.async.bulk: QuickRunCUDA")
+    dsmem_latency_cycles: float = _figure(215.0, "round trip in a cluster of 2: QuickRunCUDA")
+    dsmem_bytes_per_clk: float = _figure(
+        128.0, "a pass of 16 KiB is 128 cycles: FlashAttention-4 paper's dS exchange"
+    )
+    reduce_bytes_per_clk: float = _figure(
+        64.0, "no measurement found; half of the SMEM port, above what dQ needs"
+    )
+    reduce_latency_cycles: float = _figure(
+        700.0, "an L2 round trip, 364 near and 725 far: Fan et al. 2026"
+    )
+    mbarrier_wait_cycles: float = _figure(30.0, "Triton AutoWS LatencyModel, B200 probes")
+    mbarrier_arrive_cycles: float = _figure(20.0, "Triton AutoWS LatencyModel, B200 probes")
+    named_barrier_cycles: float = _figure(31.0, "bar.sync of 128 threads: QuickRunCUDA")
+    warp_sync_cycles: float = _figure(20.0, "as on an H200: fence.proxy.async 15, syncwarp 4.75")
+    hbm_efficiency: float = _figure(
+        0.88, "copies and TMA reads of 6.95-7.26 TB/s of 8: TileSight, SemiAnalysis"
+    )
+    exp_issue_slots: float = _figure(
+        1.0, "issue slots that an exponential takes from the other pipes: not measured, its own"
+    )
+    register_contention: float = _figure(
+        0.0, "tensor memory holds the accumulators: products leave the registers alone"
+    )
+    fetch_stall_cycles: float = _figure(
+        0.0, "per instruction and further warpgroup: not told apart from vector_efficiency"
+    )
+    vector_efficiency: float = _figure(
+        0.65, "share of the FMA and ALU peak of real code: three-register FMAs, QuickRunCUDA"
+    )
+    sync_cycles: float = _figure(
+        280.0, "a barrier within a role with its fences: a gpu fence is 280, QuickRunCUDA"
+    )
+    hbm_latency_cycles: float = _figure(
+        800.0, "552 near and 920 far, unloaded: Fan et al.; what all SMs ask for queues behind it"
+    )
+    cta_start_cycles: float = _figure(2000.0, "launch, barriers, TMEM allocation of a CTA")
+    semaphore_cycles: float = _figure(
+        2710.0, "a turn at dQ: reduction done 700, two gpu fences 2 x 280, counter in L2 2 x 725"
+    )
+    launch_ns: float = _figure(2000.0, "kernel launch on the GPU's side: TileSight b200.py")
+    sustained_clock: float = _figure(1.0, "share of the GPU's clock_hz: that of the paper's peak")
+    throttle_from: float = _figure(
+        1.0, "share of the time with the tensor core at work beyond which the clock falls: not seen"
+    )
+    throttle_slope: float = _figure(
+        0.0, "share of the clock lost per share of the tensor core beyond that: not measured"
+    )
+
+    def __post_init__(self) -> None:
+        """Every figure is finite and not negative; rates and efficiencies are positive."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            require_finite(item.name, value, 0.0)
+            if item.name.endswith(("per_clk", "efficiency", "clock")):
+                require(value > 0, f"{item.name} must be positive", value)
+
+    @classmethod
+    def sources(cls) -> dict[str, str]:
+        """Field -> where its default comes from."""
+        return {item.name: item.metadata["source"] for item in fields(cls)}
+
+
+def _measured(value: float, what: str) -> Any:
+    return _figure(value, f"measured on an H200: {what}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperCosts(CostTable):
+    """Those of H100 and H200: measured on an H200 except where a source says otherwise."""
+
+    mma_latency_cycles: float = _measured(
+        81.0, "8 wgmma and their wait, less n N / 2; Q, K in SMEM"
+    )
+    mma_tmem_latency_cycles: float = _measured(66.0, "the same with A in registers")
+    alu_lanes_per_clk: float = _measured(64.0, "FMNMX, F2FP, LOP3 (63)")
+    issue_per_clk: float = _measured(4.0, "FFMA with FMNMX, 1 per sub-core")
+    fma_latency_cycles: float = _measured(4.0, "dependent FFMA, FADD, FMUL, FMNMX, F2FP")
+    smem_latency_cycles: float = _measured(28.0, "STS to LDS; LDS 23 to 29")
+    tma_bytes_per_clk: float = _measured(109.0, "one SM loads 8 to 32 KiB from L2: 9.4 per KiB")
+    tma_load_latency_cycles: float = _measured(357.0, "L2 hit, 407 less the wait for the barrier")
+    fill_port_share: float = _measured(0.0, "products beside all that L2 gives lose 0% to 2.6%")
+    tma_store_latency_cycles: float = _measured(80.0, "80 + bytes / 32, one SM")
+    tma_store_bytes_per_clk: float = _measured(19.5, "all SMs store to L2; one alone 32")
+    tma_issue_cycles: float = _measured(56.5, "one load, whatever its size")
+    dsmem_latency_cycles: float = _measured(193.0, "ld.shared::cluster")
+    dsmem_bytes_per_clk: float = _measured(20.0, "bulk copy to the peer")
+    mbarrier_wait_cycles: float = _measured(45.8, "try_wait on a completed phase")
+    mbarrier_arrive_cycles: float = _measured(5.0, "51 from arrive to behind the wait, less that")
+    named_barrier_cycles: float = _measured(34.8, "a turn handed to another warpgroup")
+    warp_sync_cycles: float = _measured(20.0, "fence.proxy.async 15, syncwarp 4.75")
+    sync_cycles: float = _measured(63.0, "bar.sync with fence.proxy.async, 91 less a store")
+    vector_efficiency: float = _measured(1.0, "FMNMX, F2FP, FFMA at their peaks")
+    math_latency_cycles: float = _measured(4.0, "a dependent instruction")
+    exp_issue_slots: float = _measured(4.5, "mixes of F FFMA, A FMNMX and an ex2 take F + A + 4.5")
+    register_contention: float = _figure(0.8, "vector instructions beside products in registers")
+    fetch_stall_cycles: float = _figure(0.5, "per instruction and further warpgroup of the SM")
+    hbm_latency_cycles: float = _figure(573.0, "490 near and 655 far: Fan et al.")
+    hbm_efficiency: float = _measured(0.955, "a stream of 4 GiB read at 4.586 TB/s")
+    cta_start_cycles: float = _measured(567.0, "CTA replaced on an SM 400, its barriers 167")
+    semaphore_cycles: float = _measured(867.0, "a counter handed to another SM, 770 to 1134")
+    launch_ns: float = _measured(542.0, "empty kernels of 132 CTAs in a graph")
+    sustained_clock: float = _measured(0.975, "1.785 GHz of 1.83 in attention kernels (counters)")
+    throttle_from: float = _measured(0.53, "the same counters: less than that and the clock stays")
+    throttle_slope: float = _measured(0.157, "1.708 GHz with the tensor core busy 80% of the time")
+
+
+# What no measurement gives and calibration may choose: name -> (least, most, why these bounds).
+FREE_CONSTANTS: dict[str, tuple[float, float, str]] = {
+    "vector_efficiency": (
+        0.4, 1.0, "1 is the pipes' peak",
+    ),
+    "cta_start_cycles": (
+        500.0, 9000.0, "TMEM allocation alone is 253 cycles; upper end 5 us, a whole launch",
+    ),
+    "math_latency_cycles": (
+        14.0, 120.0, "one MUFU result, to the FMA, MUFU, convert and store chain of a fragment",
+    ),
+    "register_contention": (
+        0.0, 2.0, "a product reads and writes its accumulator at up to all of a register file port",
+    ),
+    "fetch_stall_cycles": (
+        0.0, 1.0, "warpgroups in different parts of a loop longer than a sub-core's cache of code",
+    ),
+}  # fmt: skip
+
+
+def free_constants(table: CostTable) -> tuple[str, ...]:
+    """Those that a machine's figures leave open: on Hopper all others are measured."""
+    hopper = ("register_contention", "fetch_stall_cycles")
+    if isinstance(table, HopperCosts):
+        return hopper
+    return tuple(name for name in FREE_CONSTANTS if name not in hopper)

@@ -1,0 +1,230 @@
+"""The simulator on Hopper: cycles of measured kernels, tile choices, and what must always hold."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa4.config import Problem, WarpgroupPipeline
+from fa4.plan.warpgroup import warpgroup_plan
+from fa4.sim.chip import TileRunner
+from fa4.sim.machine import Machine, find_machine
+from fa4.sim.measurements import pipeline_for, read_measurements, select_rows
+from fa4.sim.options import build
+from fa4.sim.predict import Simulation, make_runner, predict, random_rescale_rate
+from fa4.sim.validation import compare
+from fa4.sim.worktiles import forward_tiles
+
+DATA = Path(__file__).parent / "data"
+H200 = find_machine("h200")
+SMS = 132
+FEW = settings(deadline=None, max_examples=15)
+NOISE = 0.03  # by which a change of the queueing order may move a time
+
+HopperKernel = tuple[int, int, int, bool, bool]
+
+
+def counted_kernels() -> dict[HopperKernel, Mapping[str, float]]:
+    """Counters by head dim, rows and keys of a tile, overlap, mask; P in registers in all."""
+    found: dict[HopperKernel, dict[str, float]] = defaultdict(dict)
+    with (DATA / "h200_counters.csv").open() as file:
+        for row in csv.DictReader(file):
+            sizes = (int(row[name]) for name in ("head_dim", "tile_m", "tile_n"))
+            flags = (row[name] == "1" for name in ("overlap", "causal"))
+            assert row["p_source"] == "registers"
+            found[(*sizes, *flags)][row["metric"]] = float(row["value"])  # type: ignore[index]
+    return dict(found)
+
+
+COUNTED = counted_kernels()
+SPILLING = (128, 192, 128, True, False)
+
+
+def kernel_of(kernel: HopperKernel) -> tuple[Problem, WarpgroupPipeline]:
+    """The call that was counted: 4 x 4,096 tokens, 2,048 columns of heads."""
+    head_dim, tile_m, tile_n, overlap, causal = kernel
+    heads = 2048 // head_dim
+    problem = Problem(batch=4, seqlen_q=4096, seqlen_k=4096, heads_q=heads, heads_k=heads,
+                      head_dim=head_dim, causal=causal)  # fmt: skip
+    pipeline = WarpgroupPipeline(
+        head_dim=head_dim, tile_n=tile_n, consumers=tile_m // 64, overlap=overlap, causal=causal,
+        scheduler="lpt" if causal else "naive",
+    )  # fmt: skip
+    return problem, pipeline
+
+
+def active_cycles(kernel: HopperKernel, machine: Machine = H200) -> float:
+    """Cycles in which an average SM has a CTA."""
+    problem, pipeline = kernel_of(kernel)
+    tiles = forward_tiles(problem, pipeline)
+    runner: TileRunner = make_runner(warpgroup_plan(pipeline, machine.gpu), machine, Simulation())
+    cycles = sum(runner.run(trips[None]).cycles for trips in tiles.trips)
+    return (cycles + len(tiles.trips) * machine.costs.cta_start_cycles) / SMS
+
+
+@pytest.mark.parametrize("kernel", [k for k in COUNTED if k != SPILLING], ids=str)
+def test_active_cycles_of_counted_kernels(kernel: HopperKernel) -> None:
+    """Free of clock and launch: within 11 % each."""
+    measured = COUNTED[kernel]["sm__cycles_active.avg"]
+    assert active_cycles(kernel) == pytest.approx(measured, rel=0.11)
+
+
+def mean_error(machine: Machine) -> float:
+    """Of the active cycles of all counted kernels that do not spill."""
+    pairs = [(active_cycles(k, machine), COUNTED[k]["sm__cycles_active.avg"])
+             for k in COUNTED if k != SPILLING]  # fmt: skip
+    return float(np.mean([abs(ours / theirs - 1) for ours, theirs in pairs]))
+
+
+def test_active_cycles_on_average() -> None:
+    """4.5 %; without what products do to the registers far more."""
+    assert mean_error(H200) < 0.045
+    without = replace(H200, costs=replace(H200.costs, register_contention=0.0))
+    assert mean_error(without) > 1.5 * mean_error(H200)
+
+
+@pytest.mark.parametrize("kernel", [k for k in COUNTED if not k[4]], ids=str)
+def test_products_and_exponentials_are_those_counted(kernel: HopperKernel) -> None:
+    """Of all warps: instructions of the tensor core exactly, exponentials within 1 %."""
+    problem, pipeline = kernel_of(kernel)
+    steps = int(forward_tiles(problem, pipeline).trips[:, 0].sum()) * pipeline.consumers
+    wgmma = 4 * (pipeline.head_dim + pipeline.tile_n) / 16
+    assert steps * wgmma == COUNTED[kernel]["sm__inst_executed_pipe_tensor_op_gmma.sum"]
+    exponentials = steps * 4 * (pipeline.tile_n / 2 + 2)
+    counted = COUNTED[kernel]["sm__inst_executed_pipe_xu.sum"]
+    assert exponentials == pytest.approx(counted, rel=0.02)
+
+
+def test_spills_are_where_measured_kernels_collapse() -> None:
+    """At most 5 % misjudged; the fastest tile of as many rows never spills."""
+    rows, _ = select_rows(read_measurements(DATA / "h200_tile_sweep.csv"), H200)
+    fastest: dict[tuple[Problem, int], float] = defaultdict(float)
+    for row in rows:
+        key = (row.problem, row.tile["tile_m"])
+        fastest[key] = max(fastest[key], row.tflops)
+    wrong = 0
+    for row in rows:
+        pipeline = pipeline_for(row, H200)
+        assert isinstance(pipeline, WarpgroupPipeline)
+        spills = warpgroup_plan(pipeline, H200.gpu).role("consumer0").spilled_registers > 0
+        collapsed = row.tflops < 0.65 * fastest[row.problem, row.tile["tile_m"]]
+        wrong += spills != collapsed
+    assert wrong <= 0.05 * len(rows)
+
+
+TILES = {"tile_m": st.sampled_from((64, 128, 192)), "tile_n": st.sampled_from((64, 80, 112)),
+         "overlap": st.booleans(), "head_dim": st.sampled_from((64, 128))}  # fmt: skip
+
+
+def seconds(machine: Machine = H200, seqlen: int = 2048, batch: int = 4, heads: int = 16,
+            **tile: int) -> float:  # fmt: skip
+    """Predicted time of a call with a tile."""
+    dim = tile.pop("head_dim", 128)
+    problem = Problem(batch=batch, seqlen_q=seqlen, seqlen_k=seqlen, heads_q=heads, heads_k=heads,
+                      head_dim=dim)  # fmt: skip
+    consumers = tile.pop("tile_m", 128) // 64
+    pipeline = WarpgroupPipeline(head_dim=dim, consumers=consumers, scheduler="naive", **tile)
+    return predict(problem, pipeline, machine).seconds
+
+
+@FEW
+@given(st.fixed_dictionaries(TILES), st.sampled_from((
+    "tma_load_latency_cycles", "mma_latency_cycles", "hbm_latency_cycles", "mbarrier_wait_cycles",
+    "register_contention", "fetch_stall_cycles", "cta_start_cycles", "sync_cycles")),
+    st.floats(1.1, 3.0))  # fmt: skip
+def test_lower_costs_are_not_slower(tile: dict[str, int], name: str, factor: float) -> None:
+    """Beyond the noise of another queueing order."""
+    worse = replace(H200.costs, **{name: getattr(H200.costs, name) * factor})
+    assert seconds(**tile) <= seconds(replace(H200, costs=worse), **tile) * (1 + NOISE)
+
+
+@FEW
+@given(st.fixed_dictionaries(TILES), st.sampled_from((
+    "l2_bytes_per_s", "hbm_bytes_per_s", "mma_flops_per_clk", "exp_per_clk",
+    "smem_bytes_per_clk")))  # fmt: skip
+def test_higher_rates_are_not_slower(tile: dict[str, int], name: str) -> None:
+    """Twice of any rate, beyond the noise of another queueing order."""
+    gpu = replace(H200.gpu, **{name: 2 * getattr(H200.gpu, name)})
+    assert seconds(replace(H200, gpu=gpu), **tile) <= seconds(**tile) * (1 + NOISE)
+
+
+@FEW
+@given(st.fixed_dictionaries(TILES), st.integers(1, 4), st.sampled_from((2, 4, 8)))
+def test_batch_and_heads_are_alike(tile: dict[str, int], batch: int, heads: int) -> None:
+    """Without shared K and V only their product counts."""
+    one = seconds(batch=batch, heads=heads, **tile)
+    assert one == pytest.approx(seconds(batch=heads, heads=batch, **tile), rel=1e-9)
+
+
+@FEW
+@given(st.fixed_dictionaries(TILES))
+def test_time_grows_with_work(tile: dict[str, int]) -> None:
+    """Longer sequences and more of them take longer."""
+    assert seconds(**tile) < seconds(seqlen=4096, **tile)
+    assert seconds(**tile) <= seconds(batch=8, **tile)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_more_warpgroups_hide_latency(overlap: bool, head_dim: int) -> None:
+    """One warpgroup's chain leaves units idle: with two and three, as many rows take less time."""
+    step = {}
+    for consumers in (1, 2, 3):
+        pipeline = WarpgroupPipeline(head_dim=head_dim, tile_n=64, consumers=consumers,
+                                     overlap=overlap)  # fmt: skip
+        runner = make_runner(warpgroup_plan(pipeline, H200.gpu), H200, Simulation())
+        times = [runner.run(np.array([[n, 1, n - 1]])).cycles for n in (32, 64)]
+        step[consumers] = (times[1] - times[0]) / 32 / consumers
+    assert step[2] < step[1] and step[3] < step[1]
+
+
+RATES = st.floats(0.0, 1.0)
+
+
+@FEW
+@given(RATES, RATES, st.sampled_from(("warpgroup", "inline")))
+def test_more_rescales_are_not_faster(one: float, other: float, correction: str) -> None:
+    """A step rescales or not; the time lies between those of never and always."""
+    low, high = sorted((one, other))
+    call = {"seqlen": "2k", "correction": correction}
+    times = [build({**call, "rescale_rate": x}).predict().seconds for x in (low, high)]
+    assert times[0] <= times[1] * (1 + 1e-9)
+
+
+@FEW
+@given(st.floats(0.0, 8.0), st.floats(0.0, 8.0), st.sampled_from((256, 4096, 32768)))
+def test_a_higher_threshold_rescales_less(one: float, other: float, seqlen: int) -> None:
+    """Continuously: tau 0 and 0.001 are alike."""
+    low, high = sorted((one, other))
+    rates = [random_rescale_rate(tau, seqlen, 128) for tau in (low, high)]
+    assert 0.0 <= rates[1] <= rates[0] <= 1.0
+    near = random_rescale_rate(low + 1e-3, seqlen, 128)
+    assert near == pytest.approx(rates[0], abs=2e-3)
+
+
+def test_predict_and_validate_agree(tmp_path: Path) -> None:
+    """The same FP8 call by both; and a file with two machines, GB300 a name of its own."""
+    lines = (
+        "gpu,software,pass,head_dim,causal,seqlen,batch,heads,dtype,tflops",
+        "B200,FA4,fwd,128,0,4096,8,16,e4m3,1800",
+        "GB300,FA4,fwd,128,0,4096,8,16,bf16,1600",
+    )
+    (tmp_path / "some.csv").write_text("\n".join(lines) + "\n")
+    rows = read_measurements(tmp_path / "some.csv")
+    asked = {"seqlen": "4k", "batch": 8, "heads": 16}
+    for gpu, changes in (("b200", {"dtype": "e4m3"}), ("gb300", {})):
+        machine = find_machine(gpu)
+        used, skipped = select_rows(rows, machine)
+        assert len(used) == len(skipped) == 1
+        (point,) = compare(used, machine).points
+        assert (
+            point.predicted_tflops == build({"machine": gpu, **asked, **changes}).predict().tflops
+        )
