@@ -44,7 +44,8 @@ def collect_ablation() -> Data:
     note = f"Always there, as without it nothing fits: {', '.join(left_out)}." * bool(left_out)
     return {
         "title": f"From {tflops:,.0f} to {steps[-1][2]:,.0f} TFLOP/s: what each idea adds",
-        "note": f"{note} Ideas interact: in another order the steps are different.".strip(),
+        "note": f"{REAL_RESCALE_RATE:.0%} of the steps rescale O, as in a real model. {note} "
+        "Ideas interact: in another order the steps are different.",
         "columns": ["idea added", "TFLOP/s before", "TFLOP/s after"],
         "rows": [["none of them", 0.0, tflops], *(list(step) for step in steps)],
     }
@@ -136,7 +137,7 @@ def draw_roofline(figure: Any, data: Data) -> None:
 ABLATION = FigureEntry(
     name="ablation",
     about="waterfall: what each of FlashAttention-4's ideas adds (predicted)",
-    sources="fa4's simulator; its error is on the figure measured",
+    sources="fa4's simulator; the figure measured shows its error",
     size_inches=(9.0, 4.6),
     collect=collect_ablation,
     draw=draw_ablation,

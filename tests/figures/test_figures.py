@@ -18,6 +18,7 @@ from fa4.figures.measured import collect_measured, is_modelled, read_sweep
 from fa4.figures.numerics import collect_budget, collect_exp2
 from fa4.hardware import GPUS
 from fa4.sim.ablate import ablate
+from fa4.sim.predict import REAL_RESCALE_RATE
 from fa4.sim.validation import MEASURED
 
 
@@ -37,7 +38,7 @@ def test_the_waterfall_is_whole() -> None:
     """Each step begins where the one before ends; its top is what `fa4 ablate` starts from."""
     rows = collect_ablation()["rows"]
     assert [row[1] for row in rows[1:]] == [row[2] for row in rows[:-1]]
-    done = ablate({"seqlen": "8k", "causal": "yes"})
+    done = ablate({"seqlen": "8k", "causal": "yes", "rescale_rate": REAL_RESCALE_RATE})
     assert rows[-1][2] == pytest.approx(done.base.tflops)
     alone = {outcome.idea.name: outcome for outcome in done.outcomes if outcome.prediction}
     last = alone[rows[-1][0]]  # the only step that removes one idea from the whole kernel
