@@ -47,6 +47,7 @@ docs: $(VENV)/docs.stamp ## the pages of docs/ as a site, in out/site; warnings 
 pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, the picture
 	for name in forward backward simulator; do $(BIN)/python docs/$${name}_tables.py || exit 1; done
 	$(BIN)/python docs/picture.py
+	$(BIN)/fa4 figures --format svg --out docs/pictures
 	$(BIN)/python docs/outputs.py
 
 lint: $(VENV)/lint.stamp ## style, types and import rules

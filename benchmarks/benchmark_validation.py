@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from common import describe_run, parse_output, write_result
 
+from fa4.figures.measured import B200_FILE
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.calibrate import configuration, quick_fit
 from fa4.sim.cost_table import CostTable, free_constants
@@ -97,7 +98,7 @@ def summary(found: Comparison) -> dict[str, Any]:
 def blackwell() -> dict[str, Any]:
     """Fitted to all, and each kind by a fit to the others, of simulator and formula."""
     machine = find_machine("b200")
-    rows = list(select_rows(read_measurements(DATA / "b200_published.csv"), machine)[0])
+    rows = list(select_rows(read_measurements(B200_FILE), machine)[0])
     names = free_constants(machine.costs)
     report: dict[str, Any] = {"all, by the shipped constants": summary(compare(rows, machine))}
     own = roofline_times(rows, fit_roofline(rows))

@@ -13,6 +13,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
+from fa4.figures.measured import B200_FILE
 from fa4.plan.render import markdown_table
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, HopperCosts
 from fa4.sim.machine import COSTS, find_machine
@@ -67,20 +68,20 @@ def _hopper_source(name: str) -> str:
 
 
 @cache
-def comparison(file: str, machine: str) -> Comparison:
+def comparison(file: Path, machine: str) -> Comparison:
     """A file of measurements predicted by the machine as it is shipped."""
-    rows, _ = select_rows(read_measurements(DATA / file), find_machine(machine))
+    rows, _ = select_rows(read_measurements(file), find_machine(machine))
     return compare(rows, find_machine(machine))
 
 
 def published() -> Comparison:
     """FlashAttention-4's published throughput on B200."""
-    return comparison("b200_published.csv", "b200")
+    return comparison(B200_FILE, "b200")
 
 
 def swept() -> Comparison:
     """The measured tile sweep of a Hopper kernel on an H200."""
-    return comparison("h200_tile_sweep.csv", "h200")
+    return comparison(DATA / "h200_tile_sweep.csv", "h200")
 
 
 def _totals(found: Comparison) -> tuple[str, str, str]:

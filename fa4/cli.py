@@ -26,7 +26,8 @@ with interrupts.handled():
 GROUPS: dict[str, tuple[str, ...]] = {
     "Check numerics": ("verify", "demo", "generations"),
     "Predict speed": (
-        "predict", "sweep", "ablate", "roofline", "trace", "explore", "validate", "calibrate"
+        "predict", "sweep", "ablate", "roofline", "trace", "explore", "figures", "validate",
+        "calibrate"
     ),
     "Run kernels": ("compile", "emulate", "run", "bench", "cache"),
     "Look things up": ("explain", "machines", "doctor"),

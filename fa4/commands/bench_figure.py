@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
-# Okabe and Ito's colours, which people with any kind of colour blindness can tell apart.
+from fa4 import drawing
+from fa4.drawing import require_matplotlib
+
+__all__ = ["draw_bench", "require_matplotlib"]
+
 LINES = {
-    "fa4": ("#0072B2", "o", "-"),
-    "flash-attn-4": ("#D55E00", "s", "-"),
-    "cudnn": ("#009E73", "^", "-"),
-    "flash": ("#E69F00", "v", "-"),
-    "predicted": ("#666666", "", ":"),
+    "fa4": (drawing.BLUE, "o", "-"),
+    "flash-attn-4": (drawing.VERMILION, "s", "-"),
+    "cudnn": (drawing.GREEN, "^", "-"),
+    "flash": (drawing.ORANGE, "v", "-"),
+    "predicted": (drawing.GREY, "", ":"),
 }
 LABELS = {"fa4": "fa4", "cudnn": "SDPA, cuDNN", "flash": "SDPA, FlashAttention-2"}
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "svg.hashsalt": "fa4",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 PANEL_INCHES = 3.2, 2.7
-
-
-def require_matplotlib() -> None:
-    """Raises ImportError if it is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"the figure needs matplotlib ({error}): pip install matplotlib"
-        ) from None
 
 
 def draw_bench(report: Mapping[str, Any], kind: str) -> bytes:
     """The figure of a report as "png" or "svg". ImportError if matplotlib is missing."""
-    require_matplotlib()
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = report["rows"]
     dims = list(dict.fromkeys(_dims(row["problem"]) for row in rows))
     masks = list(dict.fromkeys(row["problem"]["causal"] for row in rows))
     width, height = PANEL_INCHES
-    with matplotlib.rc_context(STYLE):
+    with drawing.styled():
         size = max(2, len(dims)) * width, len(masks) * height + 0.8
-        figure = Figure(figsize=size, dpi=130, layout="constrained")
-        FigureCanvasAgg(figure)  # no display, whatever the user's settings say
+        figure = drawing.new_figure(size, layout="constrained")
         panels = figure.subplots(len(masks), len(dims), squeeze=False, sharex=True)
         for causal, line in zip(masks, panels, strict=True):
             for dim, axes in zip(dims, line, strict=True):
@@ -67,10 +47,7 @@ def draw_bench(report: Mapping[str, Any], kind: str) -> bytes:
         figure.legend(
             handles.values(), handles, loc="outside upper left", ncols=len(handles), frameon=False
         )
-        image = io.BytesIO()
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(image, format=kind, metadata=metadata)
-    return image.getvalue()
+        return drawing.save(figure, kind)
 
 
 def draw_panel(axes: Any, rows: list[Mapping[str, Any]]) -> None:

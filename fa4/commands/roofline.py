@@ -6,13 +6,13 @@ FlashAttention-4 paper.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fa4 import drawing
 from fa4.commands import emit
 
 if TYPE_CHECKING:
@@ -29,24 +29,13 @@ PAPER_KERNELS: tuple[dict[str, Any], ...] = (
 )
 ONLY = {"forward": ("q_tiles", "emulated_frequency"), "backward": ("design",)}
 
-# Okabe and Ito's colours, which people with any kind of colour blindness can tell apart.
 KINDS = {
-    "products": "#56B4E9",
-    "operand reads": "#E69F00",
-    "stores, exchange, reduction": "#D55E00",
-    "exponentials": "#009E73",
+    "products": drawing.SKY,
+    "operand reads": drawing.ORANGE,
+    "stores, exchange, reduction": drawing.VERMILION,
+    "exponentials": drawing.GREEN,
 }
 PRODUCTS_END: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1}
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "fa4",  # the same picture is the same file
-}
 
 
 def roofline(
@@ -226,34 +215,26 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def draw_figure(report: Mapping[str, Any], path: Path) -> None:
     """Stacked terms of each unit against the products' cycles. ImportError without matplotlib."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise ImportError(
-            f"the figure needs matplotlib ({error}): pip install matplotlib"
-        ) from None
     from fa4.demo.report import write_whole
 
     kernels = report["kernels"]
     longest = max(kernel["bound_cycles"] for kernel in kernels)
-    with matplotlib.rc_context(STYLE):
+    with drawing.styled(font_size=9, axes_titlesize=10):
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
         height = 1.5 * len(kernels) + 1.0
-        drawing = Figure(figsize=(11, height), dpi=150, layout="constrained")
-        panels = drawing.subplots(len(kernels), 1, sharex=True, squeeze=False)[:, 0]
+        figure = drawing.new_figure((11, height), layout="constrained")
+        panels = figure.subplots(len(kernels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, kernel in zip(panels, kernels, strict=True):
             draw_kernel(axes, kernel, longest)
         panels[-1].set_xlabel(f"cycles of one SM of {report['machine']} per step of one CTA")
         handles: list[Any] = [Patch(color=colour, label=kind) for kind, colour in KINDS.items()]
         handles.append(Line2D([], [], label="end of the products", **PRODUCTS_END))
-        drawing.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False)
+        figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False)
         kind = path.suffix.lower().removeprefix(".")
-        stable = {"Date": None} if kind == "svg" else {}
-        content = io.BytesIO()
-        drawing.savefig(content, format=kind, metadata=stable)
-    write_whole(path, content.getvalue())
+        content = drawing.save(figure, kind)
+    write_whole(path, content)
 
 
 def draw_kernel(axes: Any, kernel: Mapping[str, Any], longest: float) -> None:

@@ -13,6 +13,7 @@ from fa4.commands.predict import with_changes, with_settings
 from fa4.files import require_replaceable
 
 if TYPE_CHECKING:
+    from fa4.sim.measured_ranges import MeasuredCta
     from fa4.sim.timeline import Timeline
 
 SUFFIXES = (".json", ".png", ".svg")
@@ -32,10 +33,14 @@ def trace(
     kv_tiles: Annotated[
         int, typer.Option("--kv-tiles", help="Steps of each work tile; 0 for all of them.")
     ] = 24,
+    measured: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON of NVIDIA's run-iket, to lie beside the roles."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     **settings: Any,
 ) -> None:
-    """Write the timeline of a CTA: warp roles, units, waits and signals.
+    """Write the timeline of a CTA: warp roles, units, waits and signals, counters.
 
     Without options: what `fa4 predict` predicts without options.
 
@@ -47,6 +52,7 @@ def trace(
 
     kind = check_name(out)
     check_folder(out.parent)
+    ranges = read_ranges(measured, kind)
     request = build(with_changes(settings, change))
     timeline = record(
         request.problem,
@@ -56,9 +62,19 @@ def trace(
         tiles=tiles,
         kv_tiles=kv_tiles or None,
     )
-    content = draw(timeline, kind)
+    content = draw(timeline, kind, ranges)
     write_whole(out, content)
-    emit(summarize(timeline) | {"file": str(out), "file_bytes": len(content)}, as_json, render)
+    report = summarize(timeline) | {"file": str(out), "file_bytes": len(content)}
+    emit(report | {"measured": ranges and ranges.about}, as_json, render)
+
+
+def read_ranges(path: Path | None, kind: str) -> MeasuredCta | None:
+    """What was measured, if a file is named; ValueError where a picture would have to show it."""
+    from fa4.sim.measured_ranges import read_measured
+
+    if path is not None and kind != "json":
+        raise ValueError(f"--measured needs an --out that ends in .json; got .{kind}")
+    return None if path is None else read_measured(path)
 
 
 def check_name(out: Path) -> str:
@@ -69,12 +85,12 @@ def check_name(out: Path) -> str:
     return out.suffix.lower().removeprefix(".")
 
 
-def draw(timeline: Timeline, kind: str) -> bytes:
+def draw(timeline: Timeline, kind: str, measured: MeasuredCta | None = None) -> bytes:
     """The content of the file."""
     if kind == "json":
         from fa4.sim.trace import trace_text
 
-        return trace_text(timeline).encode()
+        return trace_text(timeline, measured).encode()
     from fa4.sim.figure import draw_timeline
 
     return draw_timeline(timeline, kind)
@@ -104,12 +120,19 @@ def render(report: Mapping[str, Any]) -> tuple[str, ...]:
     cut = ", steps left out" if about["shortened"] else ""
     steps = sum(rows[0] for cta in about["trips"]["per_cta"] for rows in cta)
     tiles = sum(len(cta) for cta in about["trips"]["per_cta"])
-    lines = (
+    lines: tuple[str, ...] = (
         report["title"],
         f"CTAs: {about['ctas']}, work tiles: {tiles}, steps: {steps}{cut}; {report['events']} "
         f"events in {report['microseconds']:.1f} us; units busy: {', '.join(busy)}",
         f"wrote {report['file']} ({report['file_bytes'] / 1024:.0f} KiB)",
     )
+    if report["measured"]:
+        shown = report["measured"]
+        lines += (
+            f"measured: CTA {tuple(shown['cta'])} of {shown['ctas']} of {shown['kernel']!r}, "
+            f"launch {shown['launch'] + 1} of {shown['launches']}: {shown['ranges']} ranges of "
+            f"{shown['warps']} warps, from its first range on",
+        )
     if report["file"].endswith(".json"):
         return (*lines, "open it at https://ui.perfetto.dev")
     return lines

@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import math
 from typing import Any
 
-# Okabe and Ito's colours, which people with any kind of colour blindness can tell apart.
-BLUE, ORANGE, VERMILION, GREY = "#0072B2", "#E69F00", "#D55E00", "#666666"
+from fa4 import drawing
+from fa4.drawing import BLUE, GREY, ORANGE, VERMILION
+
 FEATURED_TAU = 8.0  # the one FlashAttention-4 uses for bf16
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 
 
 def draw_figure(report: dict[str, Any]) -> bytes:
     """The figure of a report (`build_report`) as PNG. ImportError if matplotlib is missing."""
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+    with drawing.styled():
         from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ImportError as error:
-        raise ImportError(
-            f"the figure needs matplotlib ({error}): pip install matplotlib"
-        ) from None
-    with matplotlib.rc_context(STYLE):
+
         spacing = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.04)
-        figure = Figure(figsize=(12.5, 5.4), dpi=150, layout=spacing)
-        FigureCanvasAgg(figure)  # no display, whatever the user's settings say
+        figure = drawing.new_figure((12.5, 5.4), layout=spacing)
         errors, rescales = figure.subplots(1, 2, width_ratios=(1, 1.15))
         draw_errors(errors, report)
         draw_rescales(rescales, report)
         figure.supxlabel(describe_input(report), fontsize=9, color=GREY)
-        image = io.BytesIO()
-        figure.savefig(image, format="png")
-    return image.getvalue()
+        return drawing.save(figure, "png")
 
 
 def describe_input(report: dict[str, Any]) -> str:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fa4 import drawing
 from fa4.config import require
+from fa4.drawing import FORMATS, GREY, PALE
 from fa4.sim.timeline import CtaTimeline, Event, Timeline, UnitSlice
 
 STEPS = 2  # steady-state steps shown: more make the names illegible
-FORMATS = ("png", "svg")
-GREY, PALE = "#444444", "#E3E3E3"
 
-# Okabe and Ito's colours, which people with any kind of colour blindness can tell apart.
 PRODUCT, EXPONENTIAL, MATH = "matrix product", "exponentials", "other arithmetic"
 TENSOR_MEMORY, SHARED_MEMORY = "tensor memory", "shared memory"
 COPY, BARRIER, WAITING = "bulk copy", "barrier, fence", "waiting"
 COLOURS = {
-    PRODUCT: "#0072B2",
-    EXPONENTIAL: "#D55E00",
-    MATH: "#E69F00",
-    TENSOR_MEMORY: "#009E73",
-    SHARED_MEMORY: "#CC79A7",
-    COPY: "#56B4E9",
-    BARRIER: "#999999",
+    PRODUCT: drawing.BLUE,
+    EXPONENTIAL: drawing.VERMILION,
+    MATH: drawing.ORANGE,
+    TENSOR_MEMORY: drawing.GREEN,
+    SHARED_MEMORY: drawing.PINK,
+    COPY: drawing.SKY,
+    BARRIER: drawing.SILVER,
     WAITING: PALE,
 }
 KIND_OF_UNIT = {
@@ -42,12 +40,7 @@ KIND_OF_UNIT = {
     "reduce": COPY,
 }
 UNIT_ORDER = tuple(KIND_OF_UNIT)
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "svg.hashsalt": "fa4",
-    "svg.fonttype": "none",
-}
+COPY_UNIT = "tma"  # is always shown: that nothing is copied says something, too
 WIDTH_INCHES, ROW_INCHES, LABEL_POINTS = 15.0, 0.42, 7.5
 
 
@@ -71,7 +64,7 @@ class Bar:
 
 
 def steady_window(timeline: Timeline, steps: int = STEPS) -> Window:
-    """The last `steps` whole steps of the first work tile before its last but one.
+    """`steps` whole steps from the middle of the first work tile: there, loads still go on.
 
     A step is the time between two of the main role's first repeated pieces of work. Everything is
     shown if there are too few steps to be steady.
@@ -81,7 +74,8 @@ def steady_window(timeline: Timeline, steps: int = STEPS) -> Window:
     if len(starts) < steps + 3:
         period = (starts[-1] - starts[0]) / (len(starts) - 1) if len(starts) > 1 else None
         return Window(0.0, cta.tile_ends[0], period)
-    start, end = starts[-2 - steps], starts[-2]
+    first = min(len(starts) // 2, len(starts) - 2 - steps)
+    start, end = starts[first], starts[first + steps]
     return Window(start, end, (end - start) / steps)
 
 
@@ -108,7 +102,7 @@ def unit_shares(timeline: Timeline, window: Window) -> dict[str, float]:
 
 
 def rows_of(timeline: Timeline, window: Window) -> dict[str, list[Bar]]:
-    """Row name -> bars in the window: roles as in the plan, then the units that are used."""
+    """Row name -> bars in the window: roles as in the plan, then units: those used, and copies."""
     cta = timeline.ctas[0]
     rows: dict[str, list[Bar]] = {role.name: [] for role in timeline.plan.roles}
     units: dict[str, list[Bar]] = {unit: [] for unit in UNIT_ORDER}
@@ -118,7 +112,8 @@ def rows_of(timeline: Timeline, window: Window) -> dict[str, list[Bar]]:
     for piece in cta.unit_slices:
         if piece.end > window.start and piece.start < window.end and piece.end > piece.start:
             units.setdefault(piece.unit, []).append(_unit_bar(piece))
-    return rows | {f"{unit} unit": bars for unit, bars in units.items() if bars}
+    shown = {unit: bars for unit, bars in units.items() if bars or unit == COPY_UNIT}
+    return rows | {f"{unit} unit": bars for unit, bars in shown.items()}
 
 
 def _role_bar(event: Event) -> Bar:
@@ -156,27 +151,20 @@ def title_of(timeline: Timeline, window: Window) -> str:
 def draw_timeline(timeline: Timeline, file_format: str = "png", steps: int = STEPS) -> bytes:
     """The picture as PNG or SVG. ImportError if matplotlib is missing."""
     require(file_format in FORMATS, f"the format must be one of {', '.join(FORMATS)}", file_format)
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            f"the picture needs matplotlib ({error}): pip install matplotlib"
-        ) from None
     window = steady_window(timeline, steps)
-    rows = rows_of(timeline, window)
-    height = ROW_INCHES * len(rows) + 1.5
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, height), dpi=130)
-        FigureCanvasAgg(figure)  # no display, whatever the user's settings say
+    height = ROW_INCHES * len(rows_of(timeline, window)) + 1.5
+    with drawing.styled():
+        figure = drawing.new_figure((WIDTH_INCHES, height))
         axes = figure.add_axes((0.09, 0.62 / height, 0.895, 1 - 1.5 / height))
-        _draw_rows(axes, rows, window)
-        _draw_frame(axes, timeline, window, rows)
-        image = io.BytesIO()
-        plain = {"Date": None} if file_format == "svg" else {}
-        figure.savefig(image, format=file_format, metadata=plain)
-    return image.getvalue()
+        draw_axes(axes, timeline, window)
+        return drawing.save(figure, file_format)
+
+
+def draw_axes(axes: Any, timeline: Timeline, window: Window) -> None:
+    """The timeline on matplotlib's axes, which are to be almost WIDTH_INCHES wide."""
+    rows = rows_of(timeline, window)
+    _draw_rows(axes, rows, window)
+    _draw_frame(axes, timeline, window, rows)
 
 
 def _draw_rows(axes: Any, rows: dict[str, list[Bar]], window: Window) -> None:

@@ -2,7 +2,9 @@
 
 pid is the CTA and tid a role or a unit, so that slices of a tid never overlap. Times are
 microseconds at the machine's clock, rounded to nanoseconds (Perfetto's resolution: rounding later
-would make slices overlap); `args` holds cycles.
+would make slices overlap); `args` holds cycles. Counters say how many units are busy, how many
+columns of tensor memory hold something and how many bytes are on their way. Ranges that were
+measured inside a kernel lie under the role whose warps emitted them.
 """
 
 from __future__ import annotations
@@ -11,21 +13,33 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from fa4.sim import counters
+from fa4.sim.measured_ranges import MeasuredCta
 from fa4.sim.timeline import Arrow, CtaTimeline, Event, Timeline, UnitSlice
 
 SCHEMA_VERSION = 1  # of the trace's metadata and args
 UNIT_TID = 100  # tids of units start here, those of roles at 1; 0 is the CTA itself
+MEASURED_TID = 1000  # and those of measured warps here
+SORT_STEP = 100  # between two lanes, for the measured ones in between
 
 Json = dict[str, Any]
 
 
-def chrome_trace(timeline: Timeline) -> Json:
-    """The timeline as a Chrome trace (JSON object format), which ui.perfetto.dev opens."""
+def chrome_trace(timeline: Timeline, measured: MeasuredCta | None = None) -> Json:
+    """The timeline as a Chrome trace (JSON object format), which ui.perfetto.dev opens.
+
+    measured: ranges of one CTA, laid over the first simulated one.
+    """
     events: list[Json] = []
+    about = metadata(timeline)
     for pid, cta in enumerate(timeline.ctas):
-        events += _CtaWriter(timeline, cta, pid).events()
+        writer = _CtaWriter(timeline, cta, pid)
+        events += writer.events()
+        if measured is not None and pid == 0:
+            events += writer.measured(measured)
+            about["measured"] = measured.about
     events.sort(key=lambda event: (event["ph"] != "M", event.get("ts", 0.0)))
-    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": metadata(timeline)}
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
 
 
 def metadata(timeline: Timeline) -> Json:
@@ -54,7 +68,7 @@ class _CtaWriter:
     """Trace events of one CTA (one pid)."""
 
     def __init__(self, timeline: Timeline, cta: CtaTimeline, pid: int) -> None:
-        self.cta, self.pid = cta, pid
+        self.cta, self.pid, self.plan = cta, pid, timeline.plan
         self.ns_per_cycle = 1e9 / timeline.machine.clock_hz
         roles = [role.name for role in timeline.plan.roles]
         self.tids = {f"role {name}": 1 + i for i, name in enumerate(roles)}
@@ -66,7 +80,7 @@ class _CtaWriter:
         found = [self._meta("process_name", 0, name=self.cta.name)]
         for tid, name in self.names.items():
             found.append(self._meta("thread_name", tid, name=name))
-            found.append(self._meta("thread_sort_index", tid, sort_index=tid))
+            found.append(self._meta("thread_sort_index", tid, sort_index=SORT_STEP * tid))
         found += self._tiles()
         for event in self.cta.events:
             if event.kind == "arrive":
@@ -81,7 +95,40 @@ class _CtaWriter:
             found.append(self._slice(f"unit {piece.unit}", piece, "unit", args))
         for number, arrow in enumerate(self.cta.arrows):
             found += self._arrow(number, arrow)
-        return found
+        return found + list(self._counters())
+
+    def _counters(self) -> Iterator[Json]:
+        """Counter tracks; of changes within a nanosecond the last one counts."""
+        tracks = (
+            ("busy", "units", counters.units_busy(self.cta)),
+            ("tensor memory", "columns in use", counters.tensor_columns(self.plan, self.cta)),
+            ("copies", "bytes in flight", counters.bytes_in_flight(self.plan, self.cta)),
+        )
+        for name, unit, steps in tracks:
+            values = {self._ns(cycles): value for cycles, value in [(0.0, 0), *steps]}
+            for ns, value in values.items() if steps else ():
+                yield {"ph": "C", "pid": self.pid, "tid": 0, "name": name, "ts": ns / 1000,
+                       "args": {unit: value}}  # fmt: skip
+
+    def measured(self, measured: MeasuredCta) -> Iterator[Json]:
+        """Lanes of measured warps, each below its role's, from the CTA's first instruction on."""
+        start = self._ns(0.0)
+        roles = {warp: (number, role.name) for number, role in enumerate(self.plan.roles, 1)
+                 for warp in role.warps}  # fmt: skip
+        last = len(self.plan.roles)
+        for place, lane in enumerate(measured.lanes):
+            tid = MEASURED_TID + place
+            number, role = roles.get(lane.warp, (last, "no role"))
+            name = f"measured {role}, warp {lane.warp}{lane.suffix}"
+            yield self._meta("thread_name", tid, name=name)
+            sort_index = SORT_STEP * number + 1 + place % (SORT_STEP - 1)
+            yield self._meta("thread_sort_index", tid, sort_index=sort_index)
+            for item in lane.ranges:
+                ts = start + item.start_ns
+                yield {"ph": "X", "pid": self.pid, "tid": tid, "name": item.name,
+                       "cat": "measured", "ts": ts / 1000,
+                       "dur": (item.stop_ns - item.start_ns) / 1000,
+                       "args": {"role": role, "warp": lane.warp}}  # fmt: skip
 
     def _ns(self, cycles: float) -> int:
         """Whole nanoseconds since the launch of the first CTA, so that rounding never overlaps."""
@@ -128,6 +175,8 @@ class _CtaWriter:
             yield flow | ({"bp": "e"} if phase == "f" else {})
 
 
-def trace_text(timeline: Timeline) -> str:
+def trace_text(timeline: Timeline, measured: MeasuredCta | None = None) -> str:
     """The Chrome trace as compact JSON text."""
-    return json.dumps(chrome_trace(timeline), separators=(",", ":"), allow_nan=False) + "\n"
+    return (
+        json.dumps(chrome_trace(timeline, measured), separators=(",", ":"), allow_nan=False) + "\n"
+    )

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fa4.figures.measured import B200_FILE
 from fa4.sim.fields import FIELDS, parse_count, parse_flag, parse_number, parse_window
 
-DATA = Path(__file__).resolve().parents[1] / "sim" / "data"
 PTX = """.version 8.7
 .target sm_100a
 .address_size 64
@@ -153,7 +153,7 @@ def make_files(folder: Path) -> None:
 
 def measurements(rows: int = 7) -> str:
     """The first published measurements: the fewest that its constants can be fitted to."""
-    lines = (DATA / "b200_published.csv").read_text("utf-8").splitlines(keepends=True)
+    lines = B200_FILE.read_text("utf-8").splitlines(keepends=True)
     return "".join(lines[: rows + 1])
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from fa4 import cli
 from fa4.commands import emit, wrap
+from fa4.figures.measured import B200_FILE
 from tests.commands.support import call
 
-DATA = Path(__file__).resolve().parents[1] / "sim" / "data"
 COMMANDS = [
     ["predict"],
     ["predict", "--compare", "tau=0 ping_pong=no split_p=1", "--compare", "gpu.sm_count=100"],
@@ -25,7 +25,7 @@ COMMANDS = [
     ["explain", "--pass", "backward"],
     ["machines"],
     ["machines", "b200"],
-    ["validate", "--measurements", str(DATA / "b200_published.csv")],
+    ["validate", "--measurements", str(B200_FILE)],
     ["generations", "--seqlen", "64"],
     ["doctor"],
     ["doctor", "--matrix"],

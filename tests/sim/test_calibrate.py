@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fa4.config import Problem
+from fa4.figures.measured import B200_FILE
 from fa4.sim.calibrate import Calibration, _minimise, calibrate, objective
 from fa4.sim.cost_table import FREE_CONSTANTS
 from fa4.sim.machine import BLACKWELL_COSTS, Machine, find_machine
@@ -18,14 +19,14 @@ from fa4.sim.predict import predict
 from fa4.sim.validation import MEASURED, compare, known_accuracy
 
 DATA = Path(__file__).parent / "data"
-FILES = {"b200": "b200_published.csv", "h200": "h200_tile_sweep.csv"}
+FILES = {"b200": B200_FILE, "h200": DATA / "h200_tile_sweep.csv"}
 
 
 @pytest.mark.parametrize(("name", "direction"), sorted(MEASURED))
 def test_stored_accuracy_is_what_validation_finds(name: str, direction: str) -> None:
     """The error that `fa4 predict` quotes is the measured one."""
     machine = find_machine(name)
-    rows, skipped = select_rows(read_measurements(DATA / FILES[name]), machine)
+    rows, skipped = select_rows(read_measurements(FILES[name]), machine)
     found = compare([row for row in rows if row.direction == direction], machine)
     stored = MEASURED[name, direction]
     assert not skipped
@@ -38,7 +39,7 @@ def test_stored_accuracy_is_what_validation_finds(name: str, direction: str) -> 
 def test_published_throughput_is_met() -> None:
     """FlashAttention-4 on B200: mean error at most 2 %, worst at most 5 %."""
     machine = find_machine("b200")
-    rows, _ = select_rows(read_measurements(DATA / "b200_published.csv"), machine)
+    rows, _ = select_rows(read_measurements(B200_FILE), machine)
     found = compare(rows, machine)
     assert len(found.points) == 15
     assert found.mape <= 0.02
@@ -174,7 +175,7 @@ def test_the_same_seed_repeats_a_fit() -> None:
 def test_bad_requests() -> None:
     """Unknown constants and too few measurements are refused."""
     machine = find_machine("b200")
-    rows = read_measurements(DATA / "b200_published.csv")
+    rows = read_measurements(B200_FILE)
     with pytest.raises(ValueError, match=r"vector_efficiency.*; got 'hbm_efficiency'"):
         calibrate(rows, machine, ["hbm_efficiency"])
     with pytest.raises(ValueError, match="name a constant"):
@@ -185,7 +186,7 @@ def test_bad_requests() -> None:
 
 def test_a_row_that_cannot_be_predicted_is_named() -> None:
     """By its line in the file."""
-    row = read_measurements(DATA / "b200_published.csv")[7]
+    row = read_measurements(B200_FILE)[7]
     with pytest.raises(ValueError, match="line 9: no backward of fa3"):
         compare([row], find_machine("h200"))
 

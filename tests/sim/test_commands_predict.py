@@ -10,13 +10,14 @@ import pytest
 
 from fa4 import cli
 from fa4.commands import SCHEMA_VERSION
+from fa4.figures import measured
 from fa4.hardware import GPUS
 from fa4.sim.fields import FIELDS
 from fa4.sim.options import build
 
 COMMANDS = ("predict", "machines", "validate", "calibrate")
 DATA = Path(__file__).parent / "data"
-B200_FILE = str(DATA / "b200_published.csv")
+B200_FILE = str(measured.B200_FILE)
 SMALL = ("--seqlen", "1k", "--heads", "4")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fa4.config import BackwardPipeline, ForwardPipeline, WarpgroupPipeline
+from fa4.figures.measured import B200_FILE
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.measurements import (
     Row,
@@ -16,7 +17,7 @@ from fa4.sim.measurements import (
     select_rows,
 )
 
-PUBLISHED = Path(__file__).parent / "data" / "b200_published.csv"
+PUBLISHED = B200_FILE
 HEADER = "gpu,software,pass,head_dim,causal,seqlen,batch,heads,dtype,tflops"
 GOOD = "B200,FA4,fwd,128,0,8192,4,16,bf16,1534.8"
 

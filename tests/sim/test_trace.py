@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,11 @@ CALLS: dict[str, dict[str, str]] = {
 }
 
 
-def timeline_of(name: str, **how: Any) -> Timeline:
-    """Timeline of one of CALLS."""
-    request = build(CALLS[name])
+def timeline_of(
+    name: str, others: Mapping[str, dict[str, str]] | None = None, **how: Any
+) -> Timeline:
+    """Timeline of one of CALLS, or of other ones."""
+    request = build({**CALLS, **(others or {})}[name])
     return record(request.problem, request.pipeline, request.machine, request.simulation, **how)
 
 
@@ -58,7 +61,7 @@ def test_trace_has_the_structure_that_viewers_need(timeline: Timeline) -> None:
     events = document["traceEvents"]
     times = [event["ts"] for event in events if event["ph"] != "M"]
     assert times == sorted(times) and times[0] >= 0
-    assert {event["ph"] for event in events} <= {"M", "X", "i", "s", "f"}
+    assert {event["ph"] for event in events} <= {"M", "X", "i", "s", "f", "C"}
     slices: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
@@ -237,9 +240,19 @@ def test_rows_hold_roles_then_used_units(timeline: Timeline) -> None:
     roles = [role.name for role in timeline.plan.roles]
     assert list(rows)[: len(roles)] == roles
     assert list(rows)[len(roles)] == "tensor unit"
-    assert all(bars for name, bars in rows.items() if name.endswith(" unit"))
+    assert all(bars for name, bars in rows.items() if name.endswith(" unit") and "tma" not in name)
+    assert "tma unit" in rows
     assert {bar.kind for bars in rows.values() for bar in bars} <= set(COLOURS)
     assert any(bar.kind == WAITING for bar in rows[roles[0]])
+
+
+def test_a_deep_ring_is_still_being_filled_in_the_window() -> None:
+    """Head dim 64 under a mask loads far ahead: its last steps have no load left to show."""
+    timeline = timeline_of("d64 causal", {"d64 causal": {"head_dim": "64", "causal": "yes"}},
+                           kv_tiles=24)  # fmt: skip
+    rows = rows_of(timeline, steady_window(timeline))
+    assert {bar.names[0] for bar in rows["load"] if bar.kind != WAITING} == {"load K", "load V"}
+    assert len(rows["tma unit"]) >= 4
 
 
 def test_pictures() -> None:
