@@ -87,9 +87,10 @@ def _variant_row(name: str, spec: ForwardSpec) -> tuple[object, ...]:
 def render_features() -> str:
     """The support table of `fa4 doctor --matrix`."""
     words = {True: "yes", False: "no", None: "-"}
-    rows = ((row["feature"], words[row["forward"]], words[row["backward"]], row["detail"])
+    rows = ((row["feature"], words[row["forward"]], words[row["backward"]], words[row["sm90"]],
+             row["detail"])
             for row in describe_support())  # fmt: skip
-    return markdown_table(("feature", "forward", "backward", "limits, or why not"), rows)
+    return markdown_table(("feature", "forward", "backward", "sm90", "limits, or why not"), rows)
 
 
 def render_prediction(results: Path = RESULTS) -> str:

@@ -34,6 +34,7 @@ LEAST_PIXELS = 0.4
 STEPS = {
     "read": ("read", 0.55), "mask": ("max", 0.75), "row": ("max", 0.75), "write": ("write", 0.55),
     "exp": ("exp, write P", 1.0), "vote": ("vote", 1.0), "scale": ("scale O", 0.8),
+    "rescale": ("rescale O", 0.8),
 }  # fmt: skip
 
 

@@ -19,6 +19,8 @@ from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, HopperCosts
 from fa4.sim.machine import COSTS, find_machine
 from fa4.sim.measurements import read_measurements, select_rows
 from fa4.sim.validation import Comparison, compare
+from hardware import RESULTS
+from hardware.hopper_counters.simulate import apart, measured, prediction, simulated
 
 PAGE = Path(__file__).with_name("simulator.md")
 PICTURE = PAGE.parent / "pictures" / "hopper_sweep.svg"
@@ -134,6 +136,24 @@ def render_left_out() -> str:
     return markdown_table(("not fitted to", "points", "mean error", "worst", "beside"), rows)
 
 
+def render_counters() -> str:
+    """Shares of time, measured and simulated, of each kernel whose counters are on record."""
+    rows = []
+    for kernel in json.loads((RESULTS / "hopper_counters.json").read_text("utf-8"))["kernels"]:
+        given = kernel["configuration"]
+        there, here = measured(kernel), simulated(prediction(given))
+        choices = {x: y for x, y in given["spec"].items() if not x.startswith("head_dim")}
+        dims = f"{given['spec']['head_dim']}, {given['spec']['head_dim_v']}"
+        said = " ".join(f"{name}={value}" for name, value in choices.items()) or "as it comes"
+        cells = (
+            f"{there[name]:.1f}, {here[name]:.1f}{' (!)' if name in apart(there, here) else ''}"
+            for name in there
+        )
+        rows.append((dims, f"`{said}`" if choices else said, *cells))
+    titles = ("head dims", "kernel", "tensor core works", "producer waits", "consumer waits")
+    return markdown_table(titles, rows)
+
+
 def draw_sweep() -> str:
     """Predicted against measured throughput of the sweep as an SVG, both axes from 0 to 800."""
     side, margin, most = 520, 50, 800.0
@@ -187,6 +207,7 @@ SECTIONS = {
     "published points": render_published,
     "tile sweep": render_swept,
     "left out": render_left_out,
+    "counters": render_counters,
     "free constants": render_free,
     "costs": render_costs,
 }

@@ -1,10 +1,13 @@
 """The public functions, with FlashAttention's names, layouts and conventions.
 
-    impl="auto"        the kernels on a B200 or B300; elsewhere the reference (`fa4.choose`)
-    impl="sm100"       the compiled kernels, on a B200 or B300
-    impl="emulator"    the same compiled kernels, on the CPU
-    impl="reference"   FA4's algorithm in NumPy, in the kernel's order of operations
-    impl="oracle"      the definition in float64; results stay float64
+    impl="auto"            the kernel of the GPU that has the tensors; elsewhere the reference
+                           (`fa4.choose`)
+    impl="sm100"           the compiled kernels, on a B200 or B300
+    impl="sm90"            the compiled forward kernel, on an H100 or H200
+    impl="emulator"        the kernels of sm100, on the CPU
+    impl="emulator_sm90"   the kernel of sm90, on the CPU
+    impl="reference"       FA4's algorithm in NumPy, in the kernel's order of operations
+    impl="oracle"          the definition in float64; results stay float64
 
 Kernels take @cute.jit functions as score_mod, score_mod_bwd and mask_mod, the others Python's.
 Gradients are computed by the implementation of the call. What its kernels have no gradient of is

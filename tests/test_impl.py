@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fa4
 from fa4 import checked, choose, form, torch_op
 from fa4.backends import emulator as emulator_backend
+from fa4.backends import find_backend, on_gpu
 from fa4.backends import kernel as kernel_backend
 from fa4.backends import sm100 as sm100_backend
 from fa4.checked import make_call
@@ -151,7 +152,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     forget_forms(monkeypatch)
     monkeypatch.setattr(kernel_backend, "build", build)
-    monkeypatch.setattr(sm100_backend, "_place", lambda call: "")
+    monkeypatch.setattr(on_gpu, "find_fault", lambda family, call: "")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
@@ -173,8 +174,11 @@ def test_the_way_to_a_gpu(monkeypatch) -> None:
 def test_other_gpus_are_refused(monkeypatch) -> None:
     built = pretend_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    with pytest.raises(ValueError, match=r"B200.*this GPU has compute capability 9\.0"):
+    with pytest.raises(ValueError, match=r"SM100 kernel.*B200.*has compute capability 9\.0"):
         sm100_backend.forward(call_of(tensors(), causal=True))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    with pytest.raises(ValueError, match=r"SM90 kernel runs on sm_90a \(H200\); .* 10\.0"):
+        find_backend("sm90").forward(call_of(tensors(), causal=True))
     assert built == []
 
 
@@ -305,17 +309,18 @@ def test_auto_says_once_what_it_picks(picks, launched, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("capability", "picked", "level"),
     [((10, 0), "sm100", logging.INFO), ((10, 3), "sm100", logging.INFO),
-     ((9, 0), "reference", logging.WARNING), ((12, 0), "reference", logging.WARNING)],
+     ((9, 0), "sm90", logging.INFO), ((12, 0), "reference", logging.WARNING)],
 )  # fmt: skip
 def test_auto_looks_at_the_gpu(capability, picked, level, picks, monkeypatch) -> None:
-    """B200 and B300 run the kernel; another GPU's tensors go to the CPU, with a warning."""
+    """Blackwell's and Hopper's run, Hopper's without gradients; others warn, and use the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with FakeTensorMode():
         given = [torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in tensors()]
         assert choose.choose(call_of(given)) == picked
         assert choose.choose(call_of(given, dropout_p=0.5)) == "reference"
-        assert choose.choose(call_of(given), gradient=True) == picked
+        with_gradient = "reference" if picked == "sm90" else picked
+        assert choose.choose(call_of(given), gradient=True) == with_gradient
         small_tiles = call_of(given, config=BackwardConfig(tile_n=64))
         assert choose.choose(small_tiles) == picked
         assert choose.choose(small_tiles, gradient=True) == "reference"

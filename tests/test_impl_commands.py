@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fa4 import choose, cli
-from fa4.commands import bench, judge
+from fa4.commands import bench, bench_timing, judge
 from fa4.commands import run as run_module
 from fa4.config import Problem
 from fa4.emulator import EmulationFailed
@@ -94,7 +94,7 @@ def test_run_reports_findings(capsys, monkeypatch) -> None:
     def failing(*_, **__):
         raise EmulationFailed(Report(findings=[finding]))
 
-    monkeypatch.setattr("fa4.backends.emulator.run", failing)
+    monkeypatch.setattr("fa4.backends.emulated.run", failing)
     monkeypatch.setattr("fa4.compiled.build.build", lambda *_: None)
     code, text, _ = call(capsys, "run", "--random", "1,1,8,64", "--impl", "emulator")
     assert code == 1 and "two writes" in text and "emulator: 1 findings" in text
@@ -125,7 +125,9 @@ def test_large_problems_are_checked_in_part(monkeypatch) -> None:
         (["--random", "1,0,3,8"], "at least 1; got '1,0,3,8'"),
         (["--random", "1,2,3,64", "--impl", "sm100"], "--impl sm100 needs a B200 or B300: torch"),
         (["--random", "1,2,3,60", "--impl", "emulator"], "multiple of 8 up to 128"),
-        (["--random", "1,2,3,64", "--impl", "cuda"], "impl must be one of auto, sm100, emulator"),
+        (["--random", "1,2,3,64", "--impl", "sm90"], "--impl sm90 needs an H100 or H200: torch"),
+        (["--random", "1,2,3,60", "--impl", "emulator_sm90"], "multiple of 8 up to 256"),
+        (["--random", "1,2,3,64", "--impl", "cuda"], "impl must be one of auto, sm100, sm90, emul"),
         (["--random", "1,2,3,64", "--out", "x.txt"], "--out must end in .npz or .safetensors"),
         (["--random", "1,2,3,64", "--window", "3"], "must be LEFT,RIGHT"),
         (["missing.npz"], "No such file"),
@@ -194,13 +196,17 @@ def test_bench_needs_a_gpu(capsys) -> None:
     """Politely: one line, exit code 2; wrong options are told first."""
     code, out, err = call(capsys, "bench")
     assert (code, out) == (2, "")
-    assert err == "fa4: error: fa4 bench needs a B200 or B300: torch finds no CUDA GPU\n"
+    assert (
+        err == "fa4: error: fa4 bench needs an H100, H200, B200 or B300: torch finds no CUDA GPU\n"
+    )
     for arguments, message in (
         (("--masks", "some"), "--masks must be of full, causal; got 'some'"),
         (("--backends", "fa4,x"), "--backends must be of fa4, cudnn, flash, flash-attn-4; got 'x'"),
         (("--seqlens", "64k"), "--seqlens must be 1 to 32k; got 65536"),
         (("--head-dims", "1:2:3"), "--head-dims must be d or d:dv, with commas; got '1:2:3'"),
         (("--dtype", "fp8"), "--dtype must be bf16 or fp16; got 'fp8'"),
+        (("--figure", "x.pdf"), "--figure must end in .png or .svg; got 'x.pdf'"),
+        (("--from", __file__), "--from needs a file that fa4 bench --json wrote; got"),
         (("--deterministic",), "--deterministic is an option of --backward; got it without"),
     ):
         code, _, err = call(capsys, "bench", *arguments)
@@ -209,23 +215,23 @@ def test_bench_needs_a_gpu(capsys) -> None:
 
 def test_bench_grid() -> None:
     """The paper's: 32k tokens, 2048 / dv heads."""
-    grid = list(bench.make_grid(bench.HEAD_DIMS, bench.SEQLENS, "full,causal", "bf16"))
+    grid = list(bench.make_grid(*bench.GRIDS["sm100"], "full,causal", "bf16"))
     assert len(grid) == 3 * 2 * 6
     assert all(p.batch * p.seqlen_q == 32 * 1024 for p in grid)
     assert {(p.head_dim, p.head_dim_v, p.heads_q) for p in grid} == {
         (64, 64, 32), (128, 128, 16), (192, 128, 16)
     }  # fmt: skip
+    assert len(list(bench.make_grid(*bench.GRIDS["sm90"], "full,causal", "bf16"))) == 5 * 2 * 7
 
 
-def test_bench_measures_and_compares(capsys) -> None:
+def test_bench_measures_and_compares(capsys, tmp_path) -> None:
     """TFLOP/s from seconds, the ratio of ours to each other, and gaps with their reasons."""
     problem = Problem(seqlen_q=1024, seqlen_k=1024, heads_q=16, heads_k=16, head_dim=128)
     seconds = {"fa4": 1e-3, "cudnn": 2e-3}
 
-    def timer(name, problem):
-        if name not in seconds:
-            raise ImportError(f"{name} is\nnot here")
-        return seconds[name]
+    def timer(names, problem):
+        missing = {name: f"{name} is not here" for name in names if name not in seconds}
+        return bench_timing.Measured({n: seconds[n] for n in names if n in seconds}, missing)
 
     rows = bench.measure([problem], ["fa4", "cudnn", "flash"], timer)
     assert rows[0]["tflops"]["fa4"] == pytest.approx(4 * 1024**2 * 16 * 128 / 1e-3 / 1e12)
@@ -234,16 +240,25 @@ def test_bench_measures_and_compares(capsys) -> None:
     assert rows[0]["predicted_tflops"] > 0
     from fa4.commands import emit
 
-    backward = bench.Pass(backward=True, deterministic=True)
+    backward = bench_timing.Pass(backward=True, deterministic=True)
     (row,) = bench.measure([problem], ["fa4"], timer, timed=backward)
     assert row["tflops"]["fa4"] == pytest.approx(2.5 * rows[0]["tflops"]["fa4"])
     assert backward.label == "backward pass, deterministic"
-    report = {"device": "X", "dtype": "bf16", "pass": "forward pass", "rows": rows}
+    report = {"device": "X", "impl": "sm90", "dtype": "bf16", "pass": "forward pass", "rows": rows}
+    report["figure"] = None
     emit(report, False, bench.render)
     shown = capsys.readouterr().out
+    assert "fa4 / cudnn: 2.000 in the geometric mean" in shown
     assert "2.00" in shown and "flash: flash is not here" in shown
     emit(report, True, bench.render)
-    assert json.loads(capsys.readouterr().out)["rows"][0]["ratio"]["cudnn"] == pytest.approx(2.0)
+    text = capsys.readouterr().out
+    assert json.loads(text)["rows"][0]["ratio"]["cudnn"] == pytest.approx(2.0)
+    saved, figure = tmp_path / "bench.json", tmp_path / "bench.svg"
+    saved.write_text(text)
+    code, again, err = call(capsys, "bench", "--from", str(saved), "--figure", str(figure))
+    assert (code, err) == (0, "") and f"wrote {figure}" in again and "2.00" in again
+    drawn = figure.read_text()
+    assert drawn.startswith("<?xml") and "SDPA, cuDNN" in drawn and "d 128, no mask" in drawn
 
 
 def test_bench_backends_agree() -> None:
@@ -251,7 +266,7 @@ def test_bench_backends_agree() -> None:
     import fa4
 
     q, k, v = (torch.randn(1, 20, 2, 16) for _ in range(3))
-    out = bench.find_backend("cudnn")(q, k, v, True).transpose(1, 2)
+    out = bench_timing.find_backend("cudnn")(q, k, v, True).transpose(1, 2)
     expected = fa4.flash_attn_func(q, k, v, causal=True, impl="reference")
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
@@ -272,33 +287,38 @@ def test_bench_gradients_agree(monkeypatch) -> None:
     grads = []
     for name, deterministic in (("fa4", True), ("cudnn", False)):
         torch.manual_seed(0)
-        timed = bench.Pass(backward=True, deterministic=deterministic)
-        function = bench.find_backend(name, timed)
+        timed = bench_timing.Pass(backward=True, deterministic=deterministic)
+        function = bench_timing.find_backend(name, timed)
 
         def in_our_layout(q, k, v, causal, function=function, ours=name == "fa4"):
             out = function(q, k, v, causal)
             return out if ours else out.transpose(1, 2).contiguous()
 
-        run = bench.gradient_of(in_our_layout, tensors, True)
+        run = bench_timing.gradient_of(in_our_layout, tensors, True)
         grads.append(run())
         assert all(torch.equal(x, y) for x, y in zip(run(), grads[-1], strict=True))
     for one, two in zip(*grads, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
     assert seen == [True]
     with pytest.raises(ValueError, match="SDPA has no argument for the order of sums"):
-        bench.find_backend("flash", bench.Pass(backward=True, deterministic=True))
+        bench_timing.find_backend("flash", bench_timing.Pass(backward=True, deterministic=True))
 
 
 @pytest.mark.parametrize(
     ("capabilities", "found"),
-    [([(9, 0), (10, 3)], "cuda:1"), ([(10, 0)], "cuda:0"), ([(9, 0)], ""), ([(12, 0)], "")],
+    [([(12, 0), (10, 3)], "cuda:1"), ([(10, 0)], "cuda:0"), ([(9, 0)], "cuda:0"), ([(12, 0)], "")],
 )
 def test_which_gpu_is_found(capabilities, found, monkeypatch) -> None:
+    """The first that a kernel runs on; of one implementation, the first of its own."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capabilities[number])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "GPU")
-    device, why = choose.find_gpu()
-    assert device == found and bool(why) == (not found)
+    device, impl, why = choose.find_gpu()
+    assert device == found and bool(why) == (not found) and bool(impl) == bool(found)
     if not found:
-        assert "10.0 or 10.3; found GPU" in why
+        assert "kernels need compute capability 9.0, 10.0 or 10.3; found GPU (12.0)" in why
+    hopper = (9, 0) in capabilities
+    assert impl == ("sm90" if hopper else "sm100" if found else "")
+    elsewhere = choose.find_gpu("sm100" if hopper else "sm90")
+    assert elsewhere.device == "" and elsewhere.why.startswith("the sm")

@@ -1,17 +1,20 @@
-"""Calls as the kernels see them, and what is refused: by the tables of `fa4.compiled.features`.
+"""What the kernels can do, a table for each: it is printed, and every call is checked against it.
 
-A call that a row refuses raises `NotSupported` before anything is compiled.
+A call that a row refuses raises `NotSupported` before anything is compiled. The tables need neither
+CuTe-DSL nor torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fa4.compiled.features import TABLES
-from fa4.config import BackwardConfig, ForwardConfig, Window
+from fa4.config import WARPGROUP_ROWS, BackwardConfig, ForwardConfig, Window
+from fa4.masks import MASKS, IntervalMask
+from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS
 
+MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit
 FAMILIES = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}  # of kernels, by arch
 
 
@@ -109,6 +112,198 @@ class BackwardCall(ForwardCall):
         if not self.packed_k or self.max_seqlen_k is None:
             return self.rows_k
         return min(self.rows_k, self.max_seqlen_k)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One row. detail: limits, or why it is refused. refused: what of a call it refuses, or None.
+
+    supported False: the row is there to refuse.
+    """
+
+    name: str
+    supported: bool
+    detail: str
+    refused: Callable[[Any], object] = lambda call: None
+
+
+def _when(condition: object, value: object) -> object:
+    return value if condition else None
+
+
+def _dims_beyond(call: ForwardCall, most: int, *others: tuple[int, int]) -> object:
+    """Head dims that are neither multiples of 8 up to `most` nor one of `others`."""
+    dims = (call.head_dim, call.head_dim_v)
+    fits = dims in others or all(8 <= dim <= most and dim % 8 == 0 for dim in dims)
+    return _when(not fits, f"(d, dv) = {dims}")
+
+
+def _wrong_gradient_of_mod(call: BackwardCall) -> object:
+    """score_mod comes with its derivative, and both are functions of a kernel."""
+    if (call.score_mod is None) != (call.score_mod_bwd is None):
+        return "score_mod without score_mod_bwd" if call.score_mod else "score_mod_bwd alone"
+    return _python_only(call.score_mod) or _python_only(call.score_mod_bwd)
+
+
+def _wrong_order(call: BackwardCall) -> object:
+    """A BackwardConfig has nothing that the kernel leaves open."""
+    config, own = call.order, BackwardConfig()
+    names = ("tile_m", "tile_n", "cta_group", "dq_order", "seed")
+    wrong = [f"{name} = {getattr(config, name)}" for name in names
+             if config is not None and getattr(config, name) != getattr(own, name)]  # fmt: skip
+    return wrong[0] if wrong else None
+
+
+def _python_only(function: Callable[..., Any] | None) -> object:
+    wrong = function is not None and not is_device_function(function)
+    return _when(wrong, getattr(function, "__name__", ""))
+
+
+def _python_mask(mask: Callable[..., Any] | None) -> object:
+    return None if isinstance(mask, IntervalMask) else _python_only(mask)
+
+
+def _wrong_aux(call: ForwardCall) -> object:
+    wrong = [aux for aux in call.aux if aux[0] not in AUX_DTYPES or not 1 <= aux[1] <= 5]
+    return _when(wrong, f"{wrong[0][0]} of rank {wrong[0][1]}" if wrong else "")
+
+
+def _wrong_tiles(call: ForwardCall, **own: float) -> object:
+    """The parts of a ForwardConfig that the kernel has no freedom in; own: more of them."""
+    config = call.numerics
+    if config is None:
+        return None
+    fixed = {"tile_m": TILE_ROWS, "tile_n": TILE_ROWS, "rescale_rows": 1, "p_offset_log2": 0.0}
+    fixed |= own
+    wrong = [f"{name} = {getattr(config, name)}" for name, value in fixed.items()
+             if getattr(config, name) != value]  # fmt: skip
+    return wrong[0] if wrong else None
+
+
+FORWARD: tuple[Feature, ...] = (
+    Feature("bf16, fp16", True, "O in the same type, LSE in float32"),
+    Feature(
+        "fp8", False, "products of 16-bit types only",
+        lambda c: _when(c.dtype in ("e4m3", "e5m2") or c.descale, c.dtype),
+    ),
+    Feature(
+        "fp32, fp64", False, "the tensor core has no such product: convert to bf16 or fp16",
+        lambda c: _when(c.dtype in ("fp32", "fp64"), c.dtype),
+    ),
+    Feature(
+        "head dimensions", True, "d and dv each a multiple of 8 up to 128, or d 192 with dv 128",
+        lambda c: _dims_beyond(c, 128, (192, 128)),
+    ),
+    Feature(
+        "sequence lengths", True, "any, empty ones too; a tensor has less than 2^31 rows",
+        lambda c: _when(max(c.rows_q, c.rows_k) > MOST_ROWS, max(c.rows_q, c.rows_k)),
+    ),
+    Feature("softmax_scale", True, "positive",
+            lambda c: _when(not c.softmax_scale > 0, c.softmax_scale)),
+    Feature("causal", True, "bottom-right aligned; makes the window's right side 0"),
+    Feature("window_size", True, "each side at run time"),
+    Feature("grouped-query heads", True, "heads_q a multiple of heads_k"),
+    Feature(
+        "pack_gqa", True, "if heads_q / heads_k divides 128; by default wherever it does",
+        lambda c: _when(c.pack_gqa and TILE_ROWS % c.group, f"{c.heads_q} on {c.heads_k} heads"),
+    ),
+    Feature("varlen", True, "cu_seqlens and seqused, of queries and keys independently"),
+    Feature("learnable_sink", True, "one logit per query head"),
+    Feature("return_lse", True, "natural logarithm"),
+    Feature("softcap", True, "any positive number at run time"),
+    Feature("score_mod", True, "a CuTe-DSL function (@cute.jit)",
+            lambda c: _python_only(c.score_mod)),
+    Feature("mask_mod", True, "a CuTe-DSL function (@cute.jit), or a mask of `fa4.masks`: "
+            + ", ".join(kind.__name__ for kind in MASKS),
+            lambda c: _python_mask(c.mask_mod)),
+    Feature("aux_tensors", True, "fp32, bf16, fp16 or int32, of rank 1 to 5", _wrong_aux),
+    Feature("NaN, inf in hidden K", True, "keys that no row sees may hold anything"),
+    Feature("NaN, inf in hidden V", False,
+            "0 * NaN: what a mask or window hides in a loaded tile reaches every row of the tile"),
+    Feature("strides", True, "last dimension contiguous, the others multiples of 16 bytes"),
+    Feature(
+        "config", True, "q_tiles, threshold and emulated exponentials; 128 x 128 tiles, by row",
+        _wrong_tiles,
+    ),
+    Feature("CTA pairs", True, "chosen for long unmasked sequences with d 128 or 192"),
+    Feature("dropout_p", False, "no random numbers in the kernel",
+            lambda c: _when(c.dropout_p, c.dropout_p)),
+    Feature("num_splits", False, "one CTA computes all keys of a query",
+            lambda c: _when(c.num_splits > 1, c.num_splits)),
+    Feature("page_table", False, "keys and values in one tensor, not in pages",
+            lambda c: _when(c.paged, "a page_table")),
+    Feature("block_sparse_tensors", False, "every KV tile that the mask shows is computed",
+            lambda c: _when(c.block_sparse, "block_sparse_tensors")),
+)  # fmt: skip
+
+
+_FORWARD_ONLY = ("pack_gqa", "CTA pairs", "return_lse", "num_splits")
+_BACKWARD_OWN = (
+    Feature("bf16, fp16", True, "gradients in the types of their inputs"),
+    Feature("learnable_sink", True, "dsink in its type"),
+    Feature("score_mod", True, "with its score_mod_bwd, both CuTe-DSL functions (@cute.jit)",
+            _wrong_gradient_of_mod),
+    Feature("NaN, inf in hidden K", False, "0 * NaN: it reaches dQ of every row of a loaded tile"),
+    Feature("config", True, "128 x 128 tiles; `deterministic` says the order of sums",
+            _wrong_order),
+    Feature("gradients", True, "of q, k, v and learnable_sink"),
+    Feature("gradient of the LSE", True, "float32"),
+    Feature("out_residual", True, "what rounding took from O, in its type"),
+    Feature("CTA pairs", True, "(d, dv) = (128, 128), from two KV tiles on, and (192, 128)"),
+    Feature("deterministic", True, "the same bits in every launch; False is faster"),
+    Feature("strides of dO", True, "any: what TMA cannot address is copied"),
+)  # fmt: skip
+
+
+def _backward_rows() -> Iterator[Feature]:
+    """The forward kernel's rows that hold for the backward kernels too, and their own."""
+    own = {row.name: row for row in _BACKWARD_OWN}
+    for row in FORWARD:
+        if row.name not in _FORWARD_ONLY:
+            yield own.pop(row.name, row)
+    yield from own.values()
+
+
+BACKWARD: tuple[Feature, ...] = tuple(_backward_rows())
+
+_SM90_OWN = (
+    Feature("head dimensions", True, "d and dv each a multiple of 8 up to 256",
+            lambda c: _dims_beyond(c, 256)),
+    Feature(
+        "pack_gqa", True, "if heads_q / heads_k divides 64; by default wherever it does",
+        lambda c: _when(c.pack_gqa and WARPGROUP_ROWS % c.group,
+                        f"{c.heads_q} on {c.heads_k} heads"),
+    ),
+    Feature(
+        "config", True, "threshold and emulated exponentials, by row; tiles are the kernel's own",
+        lambda c: _wrong_tiles(c, q_tiles=ForwardConfig().q_tiles),
+    ),
+)  # fmt: skip
+
+
+def _sm90_rows() -> Iterator[Feature]:
+    """The SM100 forward kernel's rows that hold for Hopper's too, and its own."""
+    own = {row.name: row for row in _SM90_OWN}
+    for row in FORWARD:
+        if row.name != "CTA pairs":
+            yield own.get(row.name, row)
+
+
+_GRADIENTS = Feature("gradients", False, "there is no backward kernel for Hopper",
+                     lambda c: "a call whose gradient is asked for")  # fmt: skip
+SM90: tuple[Feature, ...] = (*_sm90_rows(), Feature("gradients", False, _GRADIENTS.detail))
+
+# By family and pass.
+TABLES = {
+    "sm100": FORWARD, "sm100 backward": BACKWARD, "sm90": SM90, "sm90 backward": (_GRADIENTS,),
+}  # fmt: skip
+
+
+def is_device_function(function: Callable[..., Any]) -> bool:
+    """Is it a CuTe-DSL function, which a kernel can call? Those of cute.jit wrap the user's."""
+    wrapped = getattr(function, "__wrapped__", None)
+    module = getattr(function, "__globals__", {}).get("__name__", "")
+    return wrapped is not None and module.partition(".")[0] == "cutlass"
 
 
 def check(call: ForwardCall, family: str = "sm100") -> None:

@@ -56,7 +56,7 @@ def tuned_warpgroup_spec(
         causal = bool(features.get("causal"))
         problem = WarpgroupProblem(
             head_dim=padded_dim(head_dim), head_dim_v=padded_dim(head_dim_v), rows=COMMON_ROWS,
-            keys=COMMON_ROWS, heads=16, batch=1, masked=_uneven(features), causal=causal,
+            keys=COMMON_ROWS, heads=16, batch=8, masked=_uneven(features), causal=causal,
         )  # fmt: skip
     tuned = tuned_warpgroups(problem, gpu)
     if "consumers" not in features:  # the turns of other warpgroups say nothing

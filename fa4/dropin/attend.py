@@ -43,7 +43,7 @@ def attend(
     if not by_kernel and _wants_gradient(tensors, options, modification):
         if impl in ON_GPU:
             raise NotImplementedError(
-                f"the {impl.upper()} kernels have no gradient of a bias: detach it, or use "
+                f"the {impl.upper()} backward kernel has no gradient of a bias: detach it, or use "
                 'impl="reference"'
             )
         from fa4.dropin.gradients import attend_with_gradient

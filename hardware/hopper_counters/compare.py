@@ -34,7 +34,7 @@ EMULATED = {
     "copied_bytes": "tma_read_bytes",
 }
 EXPONENTIAL = "MUFU.EX2"
-WAITS = 6  # reasons shown per role
+WAITS = 8  # reasons shown per role
 
 
 def counters(raw: str) -> Iterator[dict[str, float]]:

@@ -96,11 +96,14 @@ def output_bytes(buffer: Any, places: dict[str, Any]) -> dict[str, Any]:
 
 
 def emulated(
-    launch: Launch, memory: Sequence[Allocation], buffer: Any, places: dict[str, Any]
+    launch: Launch, memory: Sequence[Allocation], buffer: Any, places: dict[str, Any], **how: Any
 ) -> dict[str, Any]:
-    """Bytes of the outputs after a run of the emulator; the buffer is left as it was."""
+    """Bytes of the outputs after a run of the emulator; the buffer is left as it was.
+
+    how: the emulator's options, in place of a quick run's.
+    """
     before = buffer.copy()
-    run([launch], memory, Options(checks=False))
+    run([launch], memory, Options(**(how or {"checks": False})))
     after = output_bytes(buffer, places)
     buffer[:] = before
     return after

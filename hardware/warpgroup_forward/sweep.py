@@ -2,12 +2,16 @@
 
     python -m hardware.warpgroup_forward.sweep plan PLAN.json
     PYTHONPATH=. python3 -m hardware.warpgroup_forward.measure PLAN.json RESULTS.jsonl      # GPU
-    python -m hardware.warpgroup_forward.sweep table RESULTS.jsonl fa4/measured/hopper_sweep.csv
+    nvidia-smi --query-gpu=name,driver_version,power.limit,clocks.max.sm --format=csv > GPU.csv
+    python -m hardware.warpgroup_forward.sweep table RESULTS.jsonl \
+        fa4/measured/hopper_sweep.csv hardware/results/hopper_sweep.json \
+        --gpu GPU.csv --commit COMMIT
 
 A row of the table is one call of one variant: tile sizes, stages, where P is held, overlap, turns,
 scheduler, share of emulated exponentials, spread of the inputs (which sets how often O is
 rescaled), bytes of a thread's frame (0: nothing spilled), TFLOP/s (median of bursts that took turns
-with the other variants'), clock and power read behind the bursts.
+with the other variants'), clock and power read behind the bursts. The JSON file says which GPU,
+which driver and which commit of the kernel.
 """
 
 from __future__ import annotations
@@ -120,6 +124,9 @@ def main() -> None:
     table = commands.add_parser("table")
     table.add_argument("results", type=Path)
     table.add_argument("file", type=Path)
+    table.add_argument("about", type=Path, help="what is said of the run as a whole")
+    table.add_argument("--gpu", type=Path, required=True, help="what nvidia-smi said")
+    table.add_argument("--commit", required=True, help="of the kernel that ran")
     given = parser.parse_args()
     plan = make_plan()
     if given.command == "plan":
@@ -130,6 +137,15 @@ def main() -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(found := list(rows(given.results, plan)))
+    with given.gpu.open(newline="", encoding="utf-8") as file:
+        (machine,) = csv.DictReader(file, skipinitialspace=True)
+    about = {
+        "commit": given.commit,
+        "machine": machine,
+        "points": len(found),
+        "table": given.file.name,
+    }
+    given.about.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     print(f"{len(found)} points in {given.file}")
 
 

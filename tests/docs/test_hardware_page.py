@@ -12,11 +12,13 @@ PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
 def unlike_the_records(page: str) -> list[str]:
-    """Rows of the table whose result file names no such GPU, and result files without a row."""
+    """Rows of the table whose result file names no such GPU, and result files without a row;
+    a table of numbers goes with the JSON file of its name."""
     rows = re.findall(r"^\| `[^|]*\|[^|]*\| ([^|]+) \| `(results/[^`]+)` \|$", page, re.MULTILINE)
     wrong = [name for gpu, name in rows if gpu not in (FOLDER / name).read_text(encoding="utf-8")]
     listed = [FOLDER / name for _, name in rows]
-    return wrong + [path.name for path in sorted(RESULTS.iterdir()) if path not in listed]
+    files = {path for path in RESULTS.iterdir() if path.with_suffix(".json") not in listed}
+    return wrong + sorted(path.name for path in files if path not in listed)
 
 
 def test_machines_and_result_files_are_those_on_record() -> None:

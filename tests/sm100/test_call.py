@@ -98,9 +98,10 @@ def test_window_shows_the_same_keys(rows, keys, left, right) -> None:
 
 def test_machines() -> None:
     assert find_gpu((10, 0)).arch == "sm_100a" and find_gpu((10, 3)).arch == "sm_103a"
-    for capability in ((9, 0), (12, 0), (10, 1)):
+    assert find_gpu((9, 0), "sm90").arch == "sm_90a"
+    for capability, family in (((9, 0), "sm100"), ((10, 0), "sm90"), ((12, 0), ""), ((10, 1), "")):
         with pytest.raises(ValueError, match=re.escape(".".join(map(str, capability)))):
-            find_gpu(capability)
+            find_gpu(capability, family)
 
 
 def bf16(*shape: int) -> torch.Tensor:

@@ -143,7 +143,19 @@ def test_ignored_registers_are_said() -> None:
         (("--dtype", "fp8"), "dtype"),
         (("--window", "up"), "--window must be left, right or both; got 'up'"),
         (("--group", "3"), "group must divide 128; got 3"),
-        (("--arch", "sm_90a"), "arch must be one of sm_100a, sm_103a; got 'sm_90a'"),
+        (("--arch", "sm_80"), "arch must be one of sm_100a, sm_103a, sm_90a; got 'sm_80'"),
+        (("--tile-m", "64"), "--tile-m 64 is a choice for --arch sm_90a; sm_100a has one tile"),
+        (("--arch", "sm_90a", "--tile-m", "100"), "--tile-m must be 64, 128 or 192; got 100"),
+        (("--arch", "sm_90a", "--cta-group", "2"), "sm_90a has no pairs"),
+        (("--arch", "sm_90a", "--scheduler", "clc"), "one of static, snake, lpt, naive; got 'clc'"),
+        (
+            ("--arch", "sm_90a", "--tile-m", "192", "--tile-n", "128"),
+            "needs 184 registers: S 64 + O 64 + P 32 + statistics 6 + addresses 18; it has 160",
+        ),
+        (
+            ("--arch", "sm_90a", "--tile-m", "128", "--tile-n", "256"),
+            "shared memory plan needs 295168 bytes: q 32768 + k 2x65536 + v 2x65536",
+        ),
         (("--flavour", "cu11"), "flavour must be one of cu13, cu12; got 'cu11'"),
         (("--scheduler", "none"), "scheduler must be one of"),
     ],
@@ -198,7 +210,7 @@ def test_cache_lists_and_clears(fa4: Any) -> None:
     ("arguments", "message"),
     [
         (("clear", "--older-than", "3y"), "--older-than must be a number and one of s, m, h, d, w"),
-        (("warm", "--arch", "sm_90a"), "arch must be one of"),
+        (("warm", "--arch", "sm_80"), "arch must be one of"),
         (("warm", "--jobs", "0"), "jobs"),
     ],
 )

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from fa4.compiled import support
 from fa4.compiled.support import (
     BACKWARD,
     FORWARD,
+    SM90,
+    TABLES,
     BackwardCall,
     Feature,
     ForwardCall,
@@ -74,7 +75,7 @@ def test_refused_gradients(changes, feature, message, monkeypatch) -> None:
         check(call)
     assert caught.value.feature == feature and "\n" not in str(caught.value)
     others = tuple(row for row in BACKWARD if row.name != feature)
-    monkeypatch.setattr(support, "BACKWARD", others)
+    monkeypatch.setitem(TABLES, "sm100 backward", others)
     check(call)
 
 
@@ -93,6 +94,11 @@ def test_both_tables_in_one() -> None:
     """A row says which kernels it is of, and where they differ, what holds for each."""
     rows = {row["feature"]: row for row in describe_support()}
     assert rows["dropout_p"]["forward"] is rows["dropout_p"]["backward"] is False
+    assert [rows["CTA pairs"][name] for name in ("forward", "backward", "sm90")] == [
+        True, True, None
+    ]  # fmt: skip
+    assert (rows["gradients"]["backward"], rows["gradients"]["sm90"]) == (True, False)
+    assert "; sm90: d and dv each a multiple of 8 up to 256" in rows["head dimensions"]["detail"]
     assert (rows["num_splits"]["forward"], rows["num_splits"]["backward"]) == (False, None)
     assert (rows["deterministic"]["forward"], rows["deterministic"]["backward"]) == (None, True)
     assert rows["score_mod"]["detail"].endswith(
@@ -108,8 +114,42 @@ def test_refusals_name_the_row_and_the_value(changes, feature, message, monkeypa
         check(call)
     assert caught.value.feature == feature and "\n" not in str(caught.value)
     others = tuple(row for row in FORWARD if row.name != feature)
-    monkeypatch.setattr(support, "FORWARD", others)
+    monkeypatch.setitem(TABLES, "sm100", others)
     check(call)
+
+
+SM90_REFUSED = [
+    *(row for row in REFUSED if row[1] not in ("head dimensions", "pack_gqa")),
+    ({"head_dim": 63, "head_dim_v": 63}, "head dimensions", "up to 256; got (d, dv) = (63, 63)"),
+    ({"head_dim_v": 264}, "head dimensions", "got (d, dv) = (64, 264)"),
+    ({"heads_q": 6, "pack_gqa": True}, "pack_gqa", "divides 64; by default wherever it does; got"),
+    ({"numerics": ForwardConfig(q_tiles=1)}, "config", "got q_tiles = 1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "feature", "message"), SM90_REFUSED)
+def test_refusals_of_hopper(changes, feature, message, monkeypatch) -> None:
+    """As those of SM100, by its own table."""
+    call = replace(PLAIN, **changes)
+    with pytest.raises(NotSupported, match="SM90 kernel.*" + re.escape(message)) as caught:
+        check(call, "sm90")
+    assert caught.value.feature == feature and "\n" not in str(caught.value)
+    monkeypatch.setitem(TABLES, "sm90", tuple(row for row in SM90 if row.name != feature))
+    check(call, "sm90")
+
+
+def test_what_hopper_takes() -> None:
+    """Every head dim, and the rest as on Blackwell; no gradient at all."""
+    for changes in (
+        {}, {"head_dim": 256, "head_dim_v": 8}, {"head_dim": 136}, {"softcap": 3.0, "sink": True},
+        {"numerics": ForwardConfig(rescale_threshold_log2=0.0)}, {"rows_q": 0},
+    ):  # fmt: skip
+        check(replace(PLAIN, **changes), "sm90")
+    with pytest.raises(
+        NotSupported, match="SM90 backward kernel, gradients: there is no"
+    ) as caught:
+        check(BACKWARD_PLAIN, "sm90")
+    assert caught.value.feature == "gradients"
 
 
 def test_every_refusing_row_is_tested() -> None:
@@ -117,6 +157,8 @@ def test_every_refusing_row_is_tested() -> None:
     refusing = {row.name for row in FORWARD if row.refused is not Feature("", True, "").refused}
     assert refusing == {feature for _, feature, _ in REFUSED}
     plain = Feature("", True, "").refused
+    refusing = {row.name for row in SM90 if row.refused is not plain}
+    assert refusing == {feature for _, feature, _ in SM90_REFUSED}
     refusing = {row.name for row in BACKWARD if row.refused is not plain}
     assert refusing == {feature for _, feature, _ in BACKWARD_REFUSED}
 
@@ -157,7 +199,7 @@ def test_doctor_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="0"):
             main(arguments)
         shown.append(capsys.readouterr().out)
-    names = {row.name for row in (*FORWARD, *BACKWARD)}
+    names = {row.name for row in (*FORWARD, *BACKWARD, *SM90)}
     assert all(name in shown[0] for name in names)
     assert json.loads(shown[1])["features"] == describe_support()
     assert sorted(row["feature"] for row in describe_support()) == sorted(names)

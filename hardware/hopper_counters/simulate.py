@@ -1,0 +1,92 @@
+"""The simulator's shares of time beside the counters of the same launches.
+
+    python -m hardware.hopper_counters.simulate RESULT.json [SHARES.json]
+
+RESULT.json: what `compare` wrote of the package's kernels. A row per kernel: measured and simulated
+percent of the time that the tensor core works, that the producer waits for free buffers, and that a
+consumer waits for data, products or its turn. SHARES.json: the tensor core's, for `compare`. The
+exit status is 1 if a share is further off than `compare` allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fa4.config import Problem
+from fa4.sim.machine import find_machine
+from fa4.sim.predict import Prediction, predict
+from fa4.sm90.forward.spec import WarpgroupSpec
+from hardware.hopper_counters.compare import POINTS
+
+MACHINE = "h200"
+# ncu's reasons for it: warps that look at an mbarrier (NANOSLEEP.SYNCS) are held by the long
+# scoreboard, those whose products are not done (WARPGROUP.DEPBAR) or whose turn it is not by a
+# barrier.
+SIGNALS: Mapping[str, tuple[str, ...]] = {
+    "producer": ("long_sb",),
+    "consumer": ("long_sb", "barrier"),
+}
+
+
+def prediction(given: Mapping[str, Any]) -> Prediction:
+    """Of a configuration's launch. Raises ValueError if its pipeline does not fit the machine."""
+    spec, seqlen, heads = WarpgroupSpec(**given["spec"]), given["seqlen"], given["heads"]
+    problem = Problem(
+        batch=given["batch"], seqlen_q=seqlen, seqlen_k=seqlen, heads_q=heads, heads_k=heads,
+        head_dim=spec.head_dim, head_dim_v=spec.head_dim_v, causal=spec.causal,
+    )  # fmt: skip
+    return predict(problem, spec.pipeline, find_machine(MACHINE))
+
+
+def simulated(found: Prediction) -> dict[str, float]:
+    """Percent, of an average SM, of the producer and of the mean consumer."""
+    waits = {role: 100 * sum(stalls.values()) for role, stalls in found.role_stalls.items()}
+    consumers = [share for role, share in waits.items() if role.startswith("consumer")]
+    return {
+        "tensor_percent": 100 * found.unit_busy["tensor"],
+        "producer_waits_percent": waits["load"],
+        "consumer_waits_percent": sum(consumers) / len(consumers),
+    }
+
+
+def measured(kernel: Mapping[str, Any]) -> dict[str, float]:
+    """The same of a kernel of the result file."""
+    return {"tensor_percent": kernel["counters"]["tensor_percent"]} | {
+        f"{role}_waits_percent": sum(
+            kernel["roles"][role]["waits_percent"].get(reason, 0.0) for reason in reasons
+        )
+        for role, reasons in SIGNALS.items()
+    }
+
+
+def apart(one: Mapping[str, float], other: Mapping[str, float]) -> list[str]:
+    """Names of the shares that are further apart than `POINTS`."""
+    return [name for name in one if abs(one[name] - other[name]) > POINTS]
+
+
+def main() -> int:
+    """Prints the table; 1 if a share is too far off."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("result", type=Path)
+    parser.add_argument("shares", type=Path, nargs="?")
+    arguments = parser.parse_args()
+    shares, off = [], 0
+    for kernel in json.loads(arguments.result.read_text(encoding="utf-8"))["kernels"]:
+        there, here = measured(kernel), simulated(prediction(kernel["configuration"]))
+        off += len(apart(there, here))
+        shares.append({"tensor_percent": round(here["tensor_percent"], 2)})
+        cells = (f"{name} {there[name]:.1f}/{here[name]:.1f}" for name in there)
+        print(kernel["configuration"]["spec"], *cells, f"off: {apart(there, here)}", sep="  ")
+    if arguments.shares:
+        arguments.shares.write_text(json.dumps(shares, indent=1) + "\n", encoding="utf-8")
+    print(f"{off} of {3 * len(shares)} shares are off by more than {POINTS:g} points")
+    return int(bool(off))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

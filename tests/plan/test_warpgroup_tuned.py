@@ -1,0 +1,67 @@
+"""The tiles of Hopper problems: they fit, all rows are covered, and short problems fill the SMs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fa4.config import Problem
+from fa4.hardware import H200
+from fa4.plan.warpgroup import warpgroup_plan
+from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups, work_tiles
+from fa4.sim.defaults import default_warpgroups
+
+DIMS = st.integers(1, 16).map(lambda n: 16 * n)
+
+
+def problem(**changes: object) -> WarpgroupProblem:
+    """A long one, with changes."""
+    plain = dict(head_dim=128, head_dim_v=128, rows=16384, keys=16384, heads=16, batch=8)
+    return WarpgroupProblem(**(plain | changes))
+
+
+@given(DIMS, DIMS, st.integers(0, 40000), st.integers(0, 40000), st.integers(1, 64), st.booleans())
+def test_every_problem_has_a_tile_that_fits(d, dv, rows, keys, heads, masked) -> None:
+    """Shared memory and registers."""
+    found = tuned_warpgroups(
+        problem(head_dim=d, head_dim_v=dv, rows=rows, keys=keys, heads=heads, masked=masked), H200
+    )
+    assert (found.head_dim, found.head_dim_v) == (d, dv)
+    plan = warpgroup_plan(found, H200)
+    assert not any(role.spilled_registers for role in plan.roles)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "keys"),
+    [
+        ({}, 192, 80),
+        ({"rows": 1024, "keys": 1024, "batch": 16}, 128, 128),
+        ({"head_dim": 64, "head_dim_v": 64, "heads": 32}, 192, 128),
+        ({"head_dim": 256, "head_dim_v": 256, "heads": 8}, 128, 80),
+        ({"rows": 40, "keys": 4096}, 64, 128),
+        ({"rows": 1024, "keys": 1024, "batch": 1, "heads": 8}, 64, 128),
+    ],
+)
+def test_tiles(changes, rows, keys) -> None:
+    """The measured ones of long problems; few rows, or few work tiles, take one warpgroup."""
+    found = tuned_warpgroups(problem(**changes), H200)
+    assert (found.block_rows, found.tile_n) == (rows, keys)
+
+
+def test_work_tiles() -> None:
+    """Blocks of rows, of all heads and sequences."""
+    assert work_tiles(3, problem(rows=193, heads=5, batch=2)) == 2 * 5 * 2
+
+
+def test_dims_that_no_tile_has() -> None:
+    with pytest.raises(ValueError, match="head dims are at most 256; got 272"):
+        tuned_warpgroups(problem(head_dim=272), H200)
+
+
+def test_predictions_take_the_same_choice() -> None:
+    """The heads of a group share the rows of a tile, as in the kernel."""
+    of = Problem(seqlen_q=40, seqlen_k=4096, heads_q=32, heads_k=4, head_dim=128, causal=True)
+    found = default_warpgroups(of, H200)
+    same = problem(rows=320, keys=4096, heads=4, batch=1, masked=True, causal=True)
+    assert found == tuned_warpgroups(same, H200)

@@ -1,0 +1,133 @@
+"""The Hopper kernel behind the public functions and commands, in the emulator, without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+import fa4
+from fa4 import cli
+from fa4.compiled.build import build, find_key
+from fa4.compiled.support import ForwardCall, NotSupported
+from fa4.compiled.variants import choose_sm90_spec, common_specs, find_tuned
+from fa4.config import ForwardConfig
+from fa4.hardware import H200
+from fa4.masks import Chunked
+from fa4.sm90.forward.spec import WarpgroupSpec
+from fa4.testing import assert_within_budget
+from fa4.testing.budget import Outputs
+from fa4.testing.inputs import dense_inputs
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+CALL = ForwardCall(
+    dtype="bf16", head_dim=128, head_dim_v=128, heads_q=8, heads_k=2, batch=2, rows_q=4096,
+    rows_k=4096,
+)  # fmt: skip
+
+
+def draw(rows: int = 70, keys: int = 150, dim: int = 64) -> list[np.ndarray]:
+    """q, k, v with two query heads on one KV head."""
+    rng = np.random.default_rng(0)
+    shapes = ((1, rows, 2, dim), (1, keys, 1, dim), (1, keys, 1, dim))
+    return [rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in shapes]
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"mask_mod": Chunked(64)}])
+def test_within_the_budget(options) -> None:
+    """Arrays in, arrays out; a mask of `fa4.masks` too. The budget sees a wrong LSE."""
+    arrays = draw()
+    out, lse = fa4.flash_attn_func(*arrays, **options, impl="emulator_sm90", return_lse=True)
+    inputs = dense_inputs(*arrays, **options)
+    assert_within_budget(inputs, Outputs(out, lse))
+    with pytest.raises(AssertionError):
+        assert_within_budget(inputs, Outputs(out, lse + np.float32(0.01)))
+
+
+def test_variable_lengths() -> None:
+    """As the reference, also in rows that belong to no sequence."""
+    q, k, v = (x[0] for x in draw(rows=60))
+    options = {
+        "cu_seqlens_q": np.array([0, 10, 10, 50]), "cu_seqlens_k": np.array([0, 20, 90, 140]),
+        "seqused_k": np.array([20, 3, 0]), "causal": True, "return_lse": True,
+    }  # fmt: skip
+    ours = fa4.flash_attn_varlen_func(q, k, v, impl="emulator_sm90", **options)
+    expected = fa4.flash_attn_varlen_func(q, k, v, impl="reference", **options)
+    for found, wanted in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(
+            found.astype(np.float32), wanted.astype(np.float32), rtol=2**-7, atol=1e-4
+        )
+
+
+def test_gradients_are_refused_when_the_call_is_made() -> None:
+    """With the reason and what works; without grad the call is computed."""
+    q, k, v = (torch.tensor(x.astype(np.float32)).bfloat16() for x in draw(rows=8, keys=8))
+    q.requires_grad_()
+    with pytest.raises(NotSupported, match=r'no backward kernel for Hopper.*"reference"'):
+        fa4.flash_attn_func(q, k, v, impl="emulator_sm90")
+    with torch.no_grad():
+        assert fa4.flash_attn_func(q, k, v, impl="emulator_sm90").shape == q.shape
+    with pytest.raises(NotSupported, match="SM90 backward kernel, gradients"):
+        fa4.flash_attn_backward(q, q, k, v, q, torch.zeros(1, 2, 8), impl="emulator_sm90")
+
+
+def test_run_and_doctor(capsys) -> None:
+    """`fa4 run --impl emulator_sm90`: within budget, no findings, beside an H200's prediction."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(("run", "--random", "1,2,70,64", "--causal", "--impl", "emulator_sm90", "--json"))
+    report = json.loads(capsys.readouterr().out)
+    assert stop.value.code == 0 and report["within_budget"] and report["findings"] == []
+    assert report["impl"] == "emulator_sm90" and report["prediction"]["machine"] == "H200"
+
+
+def test_specs_of_calls() -> None:
+    """Heads of a group share tiles of 64 rows; the order of work tiles; numerics are kept."""
+    plain = choose_sm90_spec(CALL)
+    assert (plain.group, plain.scheduler, plain.gpu) == (4, "static", H200)
+    many = dataclasses.replace(CALL, batch=64)
+    assert choose_sm90_spec(dataclasses.replace(many, window=(None, 0))).scheduler == "snake"
+    ragged = dataclasses.replace(many, window=(None, 0), used_k=True)
+    assert choose_sm90_spec(ragged).scheduler == "lpt"
+    assert choose_sm90_spec(dataclasses.replace(CALL, heads_q=6, heads_k=2)).group == 1
+    own = ForwardConfig(rescale_threshold_log2=0.0)
+    assert choose_sm90_spec(dataclasses.replace(CALL, numerics=own)).numerics == own
+    with pytest.raises(NotSupported, match=r"config: .*got tile_n = 64"):
+        choose_sm90_spec(dataclasses.replace(CALL, numerics=ForwardConfig(tile_n=64)))
+
+
+def test_what_is_compiled() -> None:
+    """Twelve common kernels; the key holds the spec; another architecture is refused."""
+    specs = list(common_specs(H200))
+    assert len(specs) == 12 and all(isinstance(spec, WarpgroupSpec) for spec in specs)
+    assert len({find_key(spec, "sm_90a") for spec in specs}) == 12
+    spec = find_tuned(64, 64, H200)
+    assert find_key(spec, "sm_90a") != find_key(spec, "sm_100a")
+    for change in ({"tile_n": 96}, {"consumers": 1}, {"kv_stages": 3}, {"scheduler": "naive"}):
+        other = dataclasses.replace(spec, **change)
+        assert find_key(other, "sm_90a") != find_key(spec, "sm_90a"), change
+    with pytest.raises(ValueError, match="arch must be one of sm_90a; got 'sm_100a'"):
+        build(spec, "sm_100a")
+
+
+def test_compile_reports_the_loops(capsys, tmp_path, monkeypatch) -> None:
+    """Registers of the roles, no spills, the plan's shared memory; softmax loops where a
+    disassembler is installed."""
+    monkeypatch.setenv("FA4_CACHE_DIR", str(tmp_path))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(("compile", "--arch", "sm_90a", "--head-dim", "64", "--json"))
+    report = json.loads(capsys.readouterr().out)
+    (kernel,) = report["kernels"]
+    assert stop.value.code == 0 and report["arch"] == "sm_90a" and kernel["frame_bytes"] == 0
+    assert kernel["dynamic_smem_bytes"] == report["plan"]["smem_bytes"] <= 232448
+    assert report["plan"]["tmem_columns_limit"] == 0
+    if not kernel["problem"]:
+        kinds = [loop["kind"] for loop in kernel["loops"]]
+        assert "softmax" in kinds and "softmax masked" in kinds
+        assert kernel["ignored_budgets"] == []

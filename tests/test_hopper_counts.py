@@ -1,0 +1,72 @@
+"""What the emulator and the simulator say of the launches whose hardware counters are on record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from fa4.compiled.artifact import CompiledKernel, compile_artifact
+from fa4.compiled.forward import compile_warpgroup
+from hardware import RESULTS
+from hardware.hopper_counters import emulate, simulate
+from hardware.hopper_counters.expected import Work
+from hardware.warpgroup_forward.measure import make_spec
+
+CONFIGURATIONS = json.loads((Path(emulate.__file__).parent / "own.json").read_text())
+RESULT = json.loads((RESULTS / "hopper_counters.json").read_text(encoding="utf-8"))
+# By number: causal; three consumers, whose tiles leave a rest; 80 keys a tile.
+SMALL = {4: 384, 6: 448, 9: 256}
+
+
+def small(number: int) -> tuple[dict[str, Any], CompiledKernel]:
+    """A configuration with a short sequence, and its kernel."""
+    given = CONFIGURATIONS[number] | {"seqlen": SMALL[number], "batch": 2, "heads": 3}
+    return given, compile_artifact(make_spec(dict(given["spec"])), "sm_90a", compile_warpgroup)
+
+
+@pytest.mark.parametrize("number", SMALL)
+def test_the_emulator_counts_what_the_tiles_need(number: int) -> None:
+    """Products and bytes; parts of the launch come to as much as all of it. A tile more is seen."""
+    given, kernel = small(number)
+    work, found = Work.of(given), emulate.counts(given, kernel)
+    assert (found["wgmma"], found["copied_bytes"]) == (work.wgmma, work.copied_bytes)
+    whole = emulate.as_counters(emulate.emulate(kernel, given["seqlen"], given["seqlen"]))
+    assert (work.wgmma, work.copied_bytes) == (6 * whole["wgmma"], 6 * whole["copied_bytes"])
+    longer = Work.of(given | {"seqlen": given["seqlen"] + work.tile_m})
+    assert found["wgmma"] != longer.wgmma and found["copied_bytes"] != longer.copied_bytes
+    per_step = work.tile_n * 64 // 4 // 32  # a warp's values of a step, in instructions
+    steps = work.tile_steps * work.warps
+    assert per_step * steps <= found["exponentials"] <= (per_step + 2) * steps
+
+
+def test_ncu_counted_what_the_emulator_did() -> None:
+    """In every kernel on record: products, exponentials, bytes."""
+    for kernel in RESULT["kernels"]:
+        checks = {item["check"]: item for item in kernel["checks"]}
+        for name in ("wgmma", "exponentials", "copied_bytes"):
+            item = checks[f"emulator: {name}"]
+            assert item["counted"] == item["expected"] > 0
+
+
+def test_shares_far_apart_are_seen() -> None:
+    """Five points, of the tensor core and of both roles."""
+    kernel = RESULT["kernels"][0]
+    there = simulate.measured(kernel)
+    waits = kernel["roles"]["consumer"]["waits_percent"]
+    assert there["consumer_waits_percent"] == waits["barrier"] + waits["long_sb"]
+    assert simulate.apart(there, there) == []
+    for name, share in there.items():
+        assert simulate.apart(there, there | {name: share + 5.1}) == [name]
+
+
+def test_the_simulator_gives_the_same_shares() -> None:
+    """Of each: percent, for every configuration."""
+    for number in (0, 9):
+        found = simulate.simulated(simulate.prediction(CONFIGURATIONS[number]))
+        assert set(found) == set(simulate.measured(RESULT["kernels"][number]))
+        assert all(0 < share < 100 for share in found.values())

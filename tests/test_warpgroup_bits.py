@@ -1,0 +1,137 @@
+"""The suite that compares the Hopper forward kernel's bits: what it would see, and what it runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cutlass")
+
+from fa4.compiled.artifact import compile_artifact
+from fa4.compiled.forward import compile_warpgroup
+from fa4.emulator import run_ptx
+from hardware.warpgroup_bits import compare, make_suite
+from hardware.warpgroup_bits.cases import cases
+from hardware.warpgroup_bits.exact_ptx import without_approximations
+from tests.sm100.forward_kernel import arguments, features, make_inputs
+
+FUNCTIONS = {
+    "ex2.approx.ftz": (np.exp2, np.linspace(-20, 0, 128), 2e-3),
+    "lg2.approx.ftz": (np.log2, np.linspace(0.1, 500, 128), 2e-2),
+    "rcp.approx.ftz": (np.reciprocal, np.linspace(0.5, 500, 128), 1e-7),
+    "tanh.approx": (np.tanh, np.linspace(-4, 4, 128), 3e-2),
+}
+TEXT = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry kernel(.param .u64 x) {{
+  .reg .b32 %t, %a; .reg .b64 %p, %q; .reg .pred %pred;
+  ld.param.u64 %p, [x];
+  mov.u32 %t, %tid.x;
+  mul.wide.u32 %q, %t, 4;
+  add.s64 %p, %p, %q;
+  ld.global.b32 %a, [%p];
+  setp.lt.u32 %pred, %t, 64;
+  @%pred {name}.f32 %a, %a;
+  @!%pred {name}.f32 %a, %a;
+  st.global.b32 [%p], %a;
+  ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_exact_sequences_are_near_the_functions(name: str) -> None:
+    """So that a kernel with them is still a softmax; under a predicate too."""
+    function, values, error = FUNCTIONS[name]
+    x = values.astype(np.float32)
+    text = without_approximations(TEXT.format(name=name))
+    assert "approx" not in text
+    got = x.copy()
+    run_ptx(text, {"x": got}, block=(128, 1, 1))
+    np.testing.assert_allclose(got, function(x), rtol=error, atol=error / 4)
+
+
+def test_other_approximations_are_refused() -> None:
+    """One for which there is no sequence."""
+    with pytest.raises(ValueError, match=r"no exact sequence for: sqrt\.approx\.f32"):
+        without_approximations("sqrt.approx.f32 %a, %b;")
+
+
+def test_the_suite_has_every_feature() -> None:
+    """And every choice of the pipeline."""
+    specs = [case.spec for case in cases().values()]
+    met = set().union(*map(features, specs))
+    wanted = "causal window_left window_right packed_q packed_k used_k sink softcap score_mod"
+    assert {*wanted.split(), "mask_mod", "group", "fp16", "no lse", "d != dv"} <= met
+    assert {spec.consumers for spec in specs} == {1, 2, 3}
+    assert {spec.scheduler for spec in specs} == {"static", "snake", "naive", "lpt"}
+    assert {spec.p_source for spec in specs} == {"registers", "smem"}
+    assert {64, 96, 128, 192, 256} <= {spec.head_dim for spec in specs}
+
+
+def other_last_bit(ptx: str) -> str:
+    """MUFU's results with their last bit turned round."""
+    return re.sub(
+        r"((@!?%\w+ )?(?:ex2|lg2|rcp)\.approx\.ftz\.f32\s+(\S+), \S+;)",
+        lambda found: f"{found[1]} {found[2] or ''}xor.b32 {found[3]}, {found[3]}, 1;",
+        ptx,
+    )
+
+
+def captured(name: str) -> tuple[Any, ...]:
+    """(launch, its memory, the buffer, the places of outputs) of a call."""
+    case = cases()[name]
+    kernel = compile_artifact(case.spec, "sm_90a", compile_warpgroup)
+    call = arguments(case.spec, make_inputs(case.spec, case.problem), case.sms)
+    call, buffer, places = make_suite.laid_out(call)
+    return *make_suite.captured(kernel, call), buffer, places
+
+
+def emulated(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(a call of the suite, the emulator's outputs as if a GPU with another MUFU gave them)."""
+    launch, memory, buffer, places = captured(name)
+    exact = replace(launch, ptx=without_approximations(launch.ptx))
+    given: dict[str, Any] = {"launch": np.array(json.dumps({"places": places}))}
+    got: dict[str, Any] = {}
+    for kind, form in (("compiled", launch), ("exact", exact)):
+        got[f"case/{kind}/different"] = np.array(0)
+        there = replace(form, ptx=other_last_bit(form.ptx))
+        for found, text in ((given, f"emulated/{kind}"), (got, f"case/{kind}")):
+            run = make_suite.emulated(form if found is given else there, memory, buffer, places)
+            found.update({f"{text}/{output}": array for output, array in run.items()})
+    return given, got
+
+
+def test_a_bit_is_seen() -> None:
+    """In the exact kernel any; in the compiled one what MUFU does not explain."""
+    given, got = emulated("d64 one consumer")
+    rows = compare.judged(given, got, "case")
+    assert not compare.is_wrong(rows)
+    assert rows["exact"]["o"]["elements"] > 10_000 and rows["exact"]["o"]["other_bits"] == 0
+    assert rows["compiled"]["lse"]["other_bits"] > 0
+    near = compare.judged(given, got | {"case/exact/o": got["case/compiled/o"]}, "case")
+    assert near["exact"]["o"]["other_bits"] > 0 and near["exact"]["o"]["largest_difference"] < 0.05
+    for kind, output, step in (("exact", "o", 1), ("exact", "lse", 1), ("compiled", "o", 64)):
+        array = got[f"case/{kind}/{output}"].copy()
+        array[0] ^= step
+        changed = got | {f"case/{kind}/{output}": array}
+        assert compare.is_wrong(compare.judged(given, changed, "case"))
+    again = got | {"case/compiled/different": np.array(1)}
+    assert compare.is_wrong(compare.judged(given, again, "case"))
+
+
+@pytest.mark.parametrize("name", ["d64 three consumers", "tests: packed"])
+def test_bits_do_not_depend_on_the_schedule(name: str) -> None:
+    """As they must not on a GPU from launch to launch; all checks on, nothing found."""
+    call = captured(name)
+    usual = make_suite.emulated(*call)
+    other = make_suite.emulated(*call, schedule="adversarial", seed=7)
+    assert {name: array.tobytes() for name, array in usual.items()} == {
+        name: array.tobytes() for name, array in other.items()
+    }
