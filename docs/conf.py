@@ -33,6 +33,7 @@ extensions = [
     "command_pages",
     "role_graphs",
     "scripts",
+    "notebooks",
     "accessible",
 ]
 source_suffix = {".md": "markdown"}
