@@ -19,7 +19,7 @@ HIDDEN = ("timeline", "window")  # of a figure's data: objects, drawn but not pr
 
 def figures(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; all if none is named.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Which; all if none is named.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the files.")] = Path("out/figures"),
     file_format: Annotated[str, typer.Option("--format", help="png or svg.")] = "png",

@@ -40,6 +40,7 @@ COMMANDS: Mapping[tuple[str, ...], tuple[int, tuple[str, ...]]] = {
     ("trace",): (8, ("--kv-tiles", "2")),
     ("roofline",): (8, ()),
     ("explore",): (2, ("--quick", "--machine", "h200")),
+    ("figures",): (3, ("smem",)),
     ("explain",): (8, ()),
     ("machines",): (5, ()),
     ("validate",): (6, ("--measurements", "{files}/good.csv")),

@@ -62,6 +62,8 @@ PLAUSIBLE = {
     "output": ("my.toml",),
     "toml": ("b200", "h100"),
     "name": ("b200", "h200"),
+    "names": ("smem", "exp2", "roofline"),
+    "format": ("png", "svg"),
     "arch": ("sm_100a", "sm_103a"),
     "flavour": ("cu12", "cu13"),
     "window": ("left", "right", "both", "3,5", "none,0", "100,-2"),

@@ -20,6 +20,8 @@ COMMANDS = [
      "--set", "heads=8", "--set", "tile_n=64,128"],
     ["ablate", "--seqlen", "4k"],
     ["roofline"],
+    ["figures", "--list"],
+    ["figures", "smem", "--out", "figures"],
     ["trace", "--seqlen", "1k", "--out", "trace.json"],
     ["explain", "--programs"],
     ["explain", "--pass", "backward"],
