@@ -30,10 +30,10 @@ MUTABLE = {
 POSITIONAL = {
     "Arrive", "Backend", "BackwardResult", "BudgetReport", "Check", "ChipRun", "Counters",
     "DenseRun", "EngineRun", "Execution", "FailureGroup", "Finding", "ForwardResult", "Generation",
-    "HopperTile", "Inputs", "KernelTime", "Layout", "Loop", "MemoryRegion", "MemoryUse", "Outputs",
-    "Place", "Plan", "Point", "Property", "PropertyResult", "QuantizedBlocks", "Resolver",
-    "RoleInCta", "RowState", "Semaphore", "Skipped", "Sweep", "VerifyReport", "Wait",
-    "WarpgroupTile", "Work",
+    "HopperTile", "Inputs", "KernelTime", "Layout", "Loop", "MeasuredCta", "MeasuredLane",
+    "MeasuredRange", "MemoryRegion", "MemoryUse", "Outputs", "Place", "Plan", "Point", "Property",
+    "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta", "RowState", "Semaphore",
+    "Skipped", "Sweep", "VerifyReport", "Wait", "WarpgroupTile", "Work",
 }  # fmt: skip
 
 
