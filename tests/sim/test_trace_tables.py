@@ -91,6 +91,17 @@ def test_bytes_in_flight_fit_into_shared_memory(
     assert 16 * 1024 <= most <= timeline.plan.bytes_used("smem")
 
 
+def test_a_copy_is_on_its_way_until_it_has_landed() -> None:
+    """Not only while it is issued: the last one, a store of 128 x 128 in bf16, is alone."""
+    timeline = timeline_of("pairs", kv_tiles=3)
+    stores = [x for x in timeline.ctas[0].events if x.what.startswith("store O")]
+    last, before = sorted(stores, key=lambda x: -x.done)[:2]
+    late = [step for step in bytes_in_flight(timeline.plan, timeline.ctas[0])
+            if step[0] >= max(last.start, before.done)]  # fmt: skip
+    assert late == [(late[0][0], 128 * 128 * 2), (last.done, 0)]
+    assert last.done > last.end
+
+
 def test_accumulators_stay_and_scores_go() -> None:
     """O's columns are held from the first PV to the last read, those of S only while needed."""
     timeline = timeline_of("pairs", kv_tiles=6)
