@@ -67,7 +67,7 @@ def sparse(cnt=((1, 1),), idx=None, size=(4, 8)):
         ({"pack_gqa": "yes"}, TypeError, "pack_gqa must be True, False or None; got 'yes'"),
         ({"config": 128}, TypeError, "config must be a ForwardConfig or BackwardConfig; got 128"),
         ({"q_descale": np.ones((2, 2))}, ValueError, "q_descale applies to FP8 inputs only"),
-        ({"impl": "cuda"}, ValueError, "impl must be one of auto, sm100, emulator, "),
+        ({"impl": "cuda"}, ValueError, "impl must be one of auto, sm100, sm90, emulator, "),
         ({"block_sparse_tensors": sparse(((1, 1, 1),))}, ValueError, "mask_block_cnt must be"),
         ({"block_sparse_tensors": sparse(((3, 1),))}, ValueError, "must be in [0, 2]; got 3"),
         (

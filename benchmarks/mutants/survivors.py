@@ -86,11 +86,6 @@ WHY: dict[tuple[str, str, str], str] = {
     ): "equivalent: counts grow by a loop's body per trip from the second on, so that what differs "
     "with four trips differs with three",
     (
-        "fa4/sim/costs.py",
-        "used = {unit: cycles for unit, cycles in pipes.items() if cycles > 0}",
-        "used = {unit: cycles for unit, cycles in pipes.items() if cycles != 0}",
-    ): "equivalent: no amount of work is negative",
-    (
         "fa4/sim/options.py",
         'if getattr(pipeline, "element_bytes", 0) != element_bytes(problem.dtype):',
         'if getattr(pipeline, "element_bytes", 1) != element_bytes(problem.dtype):',

@@ -222,7 +222,8 @@ def random_rescale_rate(tau: float, seqlen_k: int, tile_n: int) -> float:
         return 0.0
     counted = min(tiles - 1, MOST_COUNTED)  # beyond, next to no tile has a new maximum
     seen = np.arange(1, counted + 1)
-    scale_log2 = math.log2(math.e) / np.sqrt(2.0 * np.log(tile_n * seen))
+    numbers = np.maximum(tile_n * seen, 2)  # one has no spread
+    scale_log2 = math.log2(math.e) / np.sqrt(2.0 * np.log(numbers))
     kept = -np.log1p(np.exp(-np.minimum(tau / scale_log2, 700.0)) / seen)  # log of the odds' share
     return float(np.sum(-np.expm1(WARP_ROWS * kept))) / (tiles - 1)
 

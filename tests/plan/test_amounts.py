@@ -19,6 +19,7 @@ from fa4.plan import PipelinePlan
 from fa4.plan.backward import TILE
 from fa4.plan.schema import Arrive, Copy, Loop, Mma, Program, SmemAccess, Wait, Work
 from fa4.plan.warpgroup import warpgroup_plan
+from fa4.plan.work_stealing import RESPONSE_BYTES
 from tests.plan.plans import BACKWARD, FORWARD, PUBLISHED, forward, published
 
 TILES, MASKED = 5, 3  # KV tiles of the work tile, or query tiles of a backward one
@@ -213,7 +214,8 @@ def test_forward_products_and_copies(name: str) -> None:
     d, dv = q.size // 128 // size, plan.buffer("o0").size
     assert multiply_adds(plan) == tiles * 128 * TILES * tile_n * (d + dv)
     keys = TILES * tile_n * (d + dv) * size // plan.cta_group
-    assert copied(plan, "load") == tiles * 128 * d * size + keys
+    answer = RESPONSE_BYTES if any(role.name == "scheduler" for role in plan.roles) else 0
+    assert copied(plan, "load") == tiles * 128 * d * size + keys + answer
     assert copied(plan, "store") == tiles * 128 * dv * 2
 
 

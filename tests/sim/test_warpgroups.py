@@ -202,8 +202,11 @@ def test_more_rescales_are_not_faster(one: float, other: float, correction: str)
 @FEW
 @given(st.floats(0.0, 8.0), st.floats(0.0, 8.0), st.sampled_from((256, 4096, 32768)))
 def test_a_higher_threshold_rescales_less(one: float, other: float, seqlen: int) -> None:
-    """Continuously: tau 0 and 0.001 are alike."""
+    """Continuously: tau 0 and 0.001 are alike. A tile of one key has a rate, too."""
     low, high = sorted((one, other))
+    for tile_n in (1, 2):
+        rates = [random_rescale_rate(tau, seqlen, tile_n) for tau in (low, high)]
+        assert 0.0 <= rates[1] <= rates[0] <= 1.0
     rates = [random_rescale_rate(tau, seqlen, 128) for tau in (low, high)]
     assert 0.0 <= rates[1] <= rates[0] <= 1.0
     near = random_rescale_rate(low + 1e-3, seqlen, 128)
