@@ -45,7 +45,8 @@ docs: $(VENV)/docs.stamp ## the pages of docs/ as a site, in out/site; warnings 
 	$(BIN)/python docs/check_site.py out/site
 
 pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, the picture
-	for name in forward backward simulator; do $(BIN)/python docs/$${name}_tables.py || exit 1; done
+	for name in forward_tables backward_tables simulator_tables hopper_speed; do \
+	  $(BIN)/python docs/$${name}.py || exit 1; done
 	$(BIN)/python docs/picture.py
 	$(BIN)/fa4 figures --format svg --out docs/pictures
 	$(BIN)/python docs/outputs.py

@@ -27,7 +27,8 @@ DATA = Path(__file__).parent / "data"
 H200 = find_machine("h200")
 SMS = 132
 FEW = settings(deadline=None, max_examples=15)
-NOISE = 0.03  # by which a change of the queueing order may move a time
+# By which a change of the queueing order may move a time: 4.4% is the most over these tiles.
+NOISE = 0.06
 
 HopperKernel = tuple[int, int, int, bool, bool]
 

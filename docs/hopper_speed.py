@@ -1,0 +1,107 @@
+"""The tables of docs/hopper.md: measured speed of the Hopper kernel beside others.
+
+`python docs/hopper_speed.py` writes them between their markers in that page.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from docs.marked_tables import MarkedTables
+from fa4.plan.render import markdown_table
+from hardware import RESULTS
+
+PAGE = Path(__file__).with_name("hopper.md")
+BENCH, KERNEL = RESULTS / "hopper_bench.json", RESULTS / "warpgroup_forward.json"
+PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cuDNN", "flash": "FlashAttention-2"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedPoint:
+    """TFLOP/s of one call: of ours, and of peers by the names of PEERS."""
+
+    dims: str
+    causal: bool
+    seqlen: int
+    ours: float
+    peers: dict[str, float]
+
+
+def bench_points() -> Iterator[SpeedPoint]:
+    """Of whole calls, as `fa4 bench` timed them."""
+    for row in json.loads(BENCH.read_text(encoding="utf-8"))["rows"]:
+        problem, rates = row["problem"], row["tflops"]
+        yield SpeedPoint(
+            dims=_dims(problem),
+            causal=problem["causal"],
+            seqlen=problem["seqlen_q"],
+            ours=rates["fa4"],
+            peers={name: rates[name] for name in PEERS if name in rates},
+        )
+
+
+def kernel_points() -> Iterator[SpeedPoint]:
+    """Of the kernel by itself: the best of the variants that were timed."""
+    for call in json.loads(KERNEL.read_text(encoding="utf-8"))["calls"]:
+        rates = call["tflops"]
+        yield SpeedPoint(
+            dims=_dims(call),
+            causal=call["causal"],
+            seqlen=call["seqlen"],
+            ours=max(rate for name, rate in rates.items() if name not in PEERS),
+            peers={name: rates[name] for name in PEERS if name in rates},
+        )
+
+
+def _dims(problem: dict) -> str:
+    d, dv = problem["head_dim"], problem["head_dim_v"]
+    return f"{d}" if d == dv else f"({d}, {dv})"
+
+
+def render_means() -> str:
+    """How many times as fast as each peer, in the geometric mean; where it was slower."""
+    found, rows = list(bench_points()), []
+    for name, title in PEERS.items():
+        ratios = [point.ours / point.peers[name] for point in found if name in point.peers]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        slower = sum(ratio < 1 for ratio in ratios)
+        rows.append((title, f"{mean:.3f}", str(len(ratios)), str(slower), f"{min(ratios):.2f}"))
+    return markdown_table(("against", "times as fast", "calls", "slower in", "worst"), rows)
+
+
+def render_calls(points: Callable[[], Iterator[SpeedPoint]]) -> str:
+    """A row for each head dim and mask, a column for each length: ours / flash-attn-4 / cuDNN."""
+    cells: dict[tuple[str, bool], dict[int, str]] = {}
+    for point in points():
+        beaten = point.ours < max(point.peers["flash-attn-4"], point.peers["cudnn"])
+        rates = (point.ours, point.peers["flash-attn-4"], point.peers["cudnn"])
+        text = " / ".join(f"{rate:.0f}" for rate in rates) + (" (!)" if beaten else "")
+        cells.setdefault((point.dims, point.causal), {})[point.seqlen] = text
+    lengths = sorted({length for row in cells.values() for length in row})
+    heads = [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths]
+    rows = [
+        (dims, "causal" if causal else "none", *(row.get(length, "") for length in lengths))
+        for (dims, causal), row in cells.items()
+    ]
+    return markdown_table(("head dim", "mask", *heads), rows)
+
+
+TABLES = MarkedTables(
+    "python docs/hopper_speed.py",
+    {
+        "means": render_means,
+        "calls": lambda: render_calls(bench_points),
+        "kernel": lambda: render_calls(kernel_points),
+    },
+)
+
+if __name__ == "__main__":
+    TABLES.write(PAGE)
+    print(f"wrote the tables of {PAGE.name}")
