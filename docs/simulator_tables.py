@@ -13,7 +13,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-from fa4.figures.measured import B200_FILE
+from fa4.figures.measured import B200_FILE, HOPPER_FILE
 from fa4.plan.render import markdown_table
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, HopperCosts
 from fa4.sim.machine import COSTS, find_machine
@@ -25,6 +25,7 @@ from hardware.hopper_counters.simulate import apart, measured, prediction, simul
 PAGE = Path(__file__).with_name("simulator.md")
 PICTURE = PAGE.parent / "pictures" / "hopper_sweep.svg"
 DATA = PAGE.parents[1] / "tests" / "sim" / "data"
+OWN_PICTURE = PICTURE.with_name("own_hopper_sweep.svg")
 VALIDATION = PAGE.parents[1] / "benchmarks" / "results" / "validation.json"
 COMMAND = "python docs/simulator_tables.py"
 UNITS = {
@@ -84,6 +85,11 @@ def swept() -> Comparison:
     return comparison(DATA / "h200_tile_sweep.csv", "h200")
 
 
+def own_swept() -> Comparison:
+    """The same of this package's kernel."""
+    return comparison(HOPPER_FILE, "h200")
+
+
 def _totals(found: Comparison) -> tuple[str, str, str]:
     worst = found.worst
     return f"{found.mape:.1%}", f"{worst.error:+.1%}", f"{found.rank_correlation:.3f}"
@@ -115,6 +121,47 @@ def render_swept() -> str:
     rows.append(("**all**", f"{len(swept().points)} points", f"rank correlation {rank}",
                  f"absolute {mean}", worst))  # fmt: skip
     return markdown_table(("tile", "P from", "overlap", "mean error", "worst"), rows)
+
+
+def render_own() -> str:
+    """Mean and worst error by head dims, rows and whether it spills by the plan, then all."""
+    groups: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for point in own_swept().points:
+        problem, tile = point.row.problem, point.row.tile
+        dims = f"{problem.head_dim}, {problem.head_dim_v}"
+        groups[dims, tile["tile_m"], tile["p_source"], tile["overlap"]].append(point.error)
+    rows = [
+        (dims, str(m), source, "yes" if overlap else "no", str(len(x)), f"{sum(x) / len(x):+.1%}",
+         f"{max(x, key=abs):+.1%}")
+        for (dims, m, source, overlap), x in groups.items()
+    ]  # fmt: skip
+    mean, worst, rank = _totals(own_swept())
+    rows.append(("**all**", "", f"rank correlation {rank}", "", str(len(own_swept().points)),
+                 f"absolute {mean}", worst))  # fmt: skip
+    titles = ("head dims", "rows", "P from", "overlap", "points", "mean error", "worst")
+    return markdown_table(titles, rows)
+
+
+def render_choices() -> str:
+    """What the simulator would choose of the sweep, and what it loses."""
+    report = json.loads(VALIDATION.read_text("utf-8"))["own h200"]["choices"]
+    rows = [
+        (f"{x['head_dim']}, {x['head_dim_v']}", "causal" if x["causal"] else "none",
+         str(x["seqlen"]), str(x["candidates"]), _words(x["chosen"]), f"{x['chosen_tflops']:g}",
+         _words(x["best"]), f"{x['best_tflops']:g}", f"{x['lost_percent']:.1f}%")
+        for x in report
+    ]  # fmt: skip
+    titles = ("head dims", "mask", "keys", "candidates", "chosen", "TFLOP/s", "best", "TFLOP/s",
+              "lost")  # fmt: skip
+    return markdown_table(titles, rows)
+
+
+def _words(tile: Mapping[str, object]) -> str:
+    words = f"{tile['tile_m']} x {tile['tile_n']}, {tile['kv_stages']} stages"
+    words += ", P in smem" if tile["p_source"] == "smem" else ""
+    words += "" if tile["overlap"] else ", serial"
+    words += ", turns" if tile["ping_pong"] else ""
+    return words + (f", {tile['emulated_percent']}% emulated" if tile["emulated_percent"] else "")
 
 
 TILE = ("tile_m", "tile_n", "p_source", "overlap")
@@ -154,9 +201,9 @@ def render_counters() -> str:
     return markdown_table(titles, rows)
 
 
-def draw_sweep() -> str:
-    """Predicted against measured throughput of the sweep as an SVG, both axes from 0 to 800."""
-    side, margin, most = 520, 50, 800.0
+def draw_sweep(found: Comparison) -> str:
+    """Predicted against measured throughput of the sweep as an SVG, both axes from 0 to 900."""
+    side, margin, most = 520, 50, 900.0
     scale = (side - 2 * margin) / most
     colours = {64: "#0072b2", 128: "#e69f00", 192: "#cc3311"}
 
@@ -183,7 +230,7 @@ def draw_sweep() -> str:
         y = y1 + 20 + 18 * number
         parts.append(f'<circle cx="{x0 + 30}" cy="{y - 4}" r="4" fill="{colour}"/>')
         parts.append(text(x0 + 40, y, f"{tile_m} rows"))
-    for point in swept().points:
+    for point in found.points:
         x, y = at(point.row.tflops, point.predicted_tflops)
         colour = colours[point.row.tile["tile_m"]]
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}" '
@@ -206,6 +253,8 @@ def render_free() -> str:
 SECTIONS = {
     "published points": render_published,
     "tile sweep": render_swept,
+    "own sweep": render_own,
+    "choices": render_choices,
     "left out": render_left_out,
     "counters": render_counters,
     "free constants": render_free,
@@ -232,7 +281,8 @@ def fill(text: str) -> str:
 
 def main() -> None:
     """Writes the present tables into the page, and the picture."""
-    PICTURE.write_text(draw_sweep(), encoding="utf-8")
+    for picture, found in ((PICTURE, swept()), (OWN_PICTURE, own_swept())):
+        picture.write_text(draw_sweep(found), encoding="utf-8")
     PAGE.write_text(fill(PAGE.read_text("utf-8")), encoding="utf-8")
 
 

@@ -411,7 +411,9 @@ class WarpgroupPipeline:
     consumers: warpgroups of 64 query rows each, tile_m / 64. overlap: a warpgroup starts the next S
     before this tile's P V, whose products its softmax runs under. ping_pong: warpgroups take turns
     at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel, like
-    FlashAttention-2. p_source: P enters P V from "registers", or through "smem".
+    FlashAttention-2. p_source: P enters P V from "registers", or through "smem". emulated: share of
+    the exponentials that a polynomial computes. design: whose code, "fa4" (this package's kernel)
+    or "flash_attn.cute".
     """
 
     head_dim: int = 128
@@ -425,11 +427,15 @@ class WarpgroupPipeline:
     overlap: bool = True
     p_source: str = "registers"
     scheduler: str = "static"
+    emulated: float = 0.0
+    design: str = "fa4"
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
         _fill_head_dim_v(self)
         require_int("head_dim", self.head_dim, 8, 256)
+        require_finite("emulated", self.emulated, 0.0)
+        require(self.emulated <= 1.0, "emulated must be at most 1", self.emulated)
         require(self.element_bytes in (1, 2), "element_bytes must be 1 or 2", self.element_bytes)
         require_int("tile_n", self.tile_n, 16, 256)
         depth = PRODUCT_DEPTH_BYTES // self.element_bytes
@@ -440,7 +446,8 @@ class WarpgroupPipeline:
         )
         require_int("consumers", self.consumers, 1, 3)
         require_int("kv_stages", self.kv_stages, 1, 32)
-        choices = {"p_source": ("registers", "smem"), "scheduler": ("static", "lpt", "naive")}
+        choices = {"p_source": ("registers", "smem"), "scheduler": ("static", "lpt", "naive"),
+                   "design": ("fa4", "flash_attn.cute")}  # fmt: skip
         for name, allowed in choices.items():
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)

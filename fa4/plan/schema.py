@@ -28,7 +28,8 @@ class Mma:
     rows x cols x depth multiply-adds of this CTA. `a_bytes` and `b_bytes` are what the products
     read from shared memory (0 for an operand in tensor memory); cta_group 2 spans a CTA pair.
     in_registers: the accumulator, and A unless in shared memory, are registers of the warpgroup
-    that issues it (wgmma) instead of tensor memory.
+    that issues it (wgmma) instead of tensor memory. issue_cycles: that its warps take to issue all
+    of its instructions, where the code says so; None: as the machine does.
     """
 
     rows: int
@@ -39,6 +40,7 @@ class Mma:
     cta_group: int = 1
     element_bytes: int = 2
     in_registers: bool = False
+    issue_cycles: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
         signals=tuple(_signals(pipeline, over)),
         buffers=tuple(buffers),
         trips=("kv_tiles", "masked_tiles", "plain_tiles"),
+        shares=("rescale_rate",) if pipeline.design == "fa4" else (),
     )
 
 

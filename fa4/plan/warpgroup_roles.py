@@ -1,13 +1,4 @@
-"""What the producer warp and a consumer warpgroup do, per work tile (see `warpgroup`).
-
-Instructions are those of flash_attn.cute's Hopper kernel: Nsight Compute's counts per pipe of
-twelve of its configurations on an H200 (tests/sim/data/h200_counters.csv) divided by steps and
-warps are, for tile_n keys and dv columns of O, to a hundredth or two of all instructions:
-
-    exponentials tile_n / 2 + 2, FMA pipe tile_n + dv / 2 + 9, ALU pipe 3/4 tile_n + 22.
-
-A thread holds tile_n / 2 scores and dv / 2 elements of O, of two rows.
-"""
+"""What the producer warp and a consumer warpgroup do, per work tile (see `warpgroup`)."""
 
 from __future__ import annotations
 
@@ -19,7 +10,6 @@ from fa4.plan.schema import (
     Arrive,
     Copy,
     Loop,
-    Math,
     Program,
     Role,
     SmemAccess,
@@ -28,24 +18,32 @@ from fa4.plan.schema import (
     Wait,
     Work,
 )
+from fa4.plan.warpgroup_code import (
+    OWN_ROWS,
+    probabilities,
+    products,
+    rescale,
+    rows_of,
+    softmax,
+    unpacked,
+)
 from fa4.plan.work import mma
 
 Parts = tuple[Program, Callable[[bool], Program], Program]  # before the loops, a step, after them
 
-EXP_PARTS = 4  # pieces of a tile's exponentials, in which several warpgroups share the units
-OWN_ROWS = 2  # of a thread
 WIDE_O_COLS = 128  # beyond it, O is rescaled while S's product runs, before P V is issued
 
 # What a step moves between registers and local memory, in registers of a thread: so many for the
 # first and for each further spilled one, fitted to the measured sweep (Nsight Compute on an H200
 # counted 65 local accesses a step for 24 spilled ones). Where not even the accumulators fit, the
 # compiler puts all products one after the other and moves both accumulators out and in.
+# This package's kernel does so only with overlap.
 MOVES_OF_FIRST, MOVES_OF_SPILLED, MOVES_OF_ACCUMULATORS = 90.0, 3.5, 2.8
 
 # Registers of a consumer thread beyond S, P and O: row maxima, sums and scales; addresses,
 # descriptors, loop and barrier state.
 STATISTICS_REGISTERS = 3 * OWN_ROWS
-ADDRESS_REGISTERS = 18
+ADDRESS_REGISTERS = {"fa4": 20, "flash_attn.cute": 18}
 
 
 def live_registers(pipeline: WarpgroupPipeline) -> dict[str, int]:
@@ -57,7 +55,10 @@ def live_registers(pipeline: WarpgroupPipeline) -> dict[str, int]:
     live = {"S": pipeline.tile_n // 2, "O": pipeline.head_dim_v // 2}
     if pipeline.overlap and pipeline.p_source == "registers":
         live["P"] = pipeline.tile_n * pipeline.element_bytes // 8
-    return live | {"statistics": STATISTICS_REGISTERS, "addresses": ADDRESS_REGISTERS}
+    return live | {
+        "statistics": STATISTICS_REGISTERS,
+        "addresses": ADDRESS_REGISTERS[pipeline.design],
+    }
 
 
 def spilled(pipeline: WarpgroupPipeline, registers: int) -> Program:
@@ -67,7 +68,8 @@ def spilled(pipeline: WarpgroupPipeline, registers: int) -> Program:
     if over <= 0:
         return ()
     moved = MOVES_OF_FIRST + MOVES_OF_SPILLED * over
-    if sum(live.values()) - live.get("P", 0) > room:
+    one_by_one = pipeline.overlap or pipeline.design != "fa4"
+    if one_by_one and sum(live.values()) - live.get("P", 0) > room:
         moved = max(moved, MOVES_OF_ACCUMULATORS * (live["S"] + live["O"]))
     return (Work("spill", Spill(registers=moved)),)
 
@@ -133,8 +135,9 @@ def _serial(pipeline: WarpgroupPipeline, i: int) -> Parts:
             *_scores(pipeline, i),
             *give,
             *_await_scores(i),
-            *_softmax(pipeline, i, masked),
-            *_probabilities(pipeline, i),
+            *softmax(pipeline, i, masked),
+            *(rescale(pipeline, i) if pipeline.design == "fa4" else ()),
+            *probabilities(pipeline, i),
             Wait("v_full"),
             *take,
             *_values(pipeline, i),
@@ -150,8 +153,8 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int) -> Parts:
     The first tile, always masked, has no earlier P V to run beside it, the last P V no next S.
     """
     take, give = _turns(pipeline, i)
-    early = pipeline.head_dim_v > WIDE_O_COLS
-    before, after = (_rescale(pipeline, i), ()) if early else ((), _rescale(pipeline, i))
+    early = pipeline.head_dim_v > WIDE_O_COLS and pipeline.design != "fa4"
+    before, after = (rescale(pipeline, i), ()) if early else ((), rescale(pipeline, i))
 
     def step(masked: bool) -> Program:
         return (
@@ -163,31 +166,27 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int) -> Parts:
             *_values(pipeline, i),
             *give,
             *_await_scores(i),
-            *_softmax(pipeline, i, masked),
+            *softmax(pipeline, i, masked),
             *_await_values(i),
-            *_probabilities(pipeline, i),
+            *probabilities(pipeline, i),
             *after,
         )
 
     begin: Program = (
         *_scores(pipeline, i),
         *_await_scores(i),
-        *_softmax(pipeline, i, True),
-        *_probabilities(pipeline, i),
+        *softmax(pipeline, i, True),
+        *probabilities(pipeline, i),
     )
     end: Program = (*before, Wait("v_full"), *_values(pipeline, i), *_await_values(i))
     return begin, step, end
 
 
-def _rows(name: str, i: int, row_bytes: int) -> str:
-    """A warpgroup's rows of Q, P or O."""
-    return f"{name}[{i * WARPGROUP_ROWS * row_bytes}:{(i + 1) * WARPGROUP_ROWS * row_bytes}]"
-
-
 def _scores(pipeline: WarpgroupPipeline, i: int) -> Program:
     size, d = pipeline.element_bytes, pipeline.head_dim
     product = mma(WARPGROUP_ROWS, pipeline.tile_n, d, element_bytes=size, in_registers=True)
-    reads = (_rows("q", i, d * size), "k")
+    product = products(pipeline, product)
+    reads = (rows_of("q", i, d * size), "k")
     return (
         Wait("k_full"),
         Work(f"QK{i}", product, asynchronous=True, reads=reads),
@@ -200,7 +199,8 @@ def _values(pipeline: WarpgroupPipeline, i: int) -> Program:
     shared = pipeline.p_source == "smem"
     product = mma(WARPGROUP_ROWS, dv, tile_n, element_bytes=size, a_in_tmem=not shared,
                   in_registers=True)  # fmt: skip
-    reads = (_rows("p", i, tile_n * size), "v") if shared else ("v",)
+    product = products(pipeline, product)
+    reads = (rows_of("p", i, tile_n * size), "v") if shared else ("v",)
     return (
         Work(f"PV{i}", product, asynchronous=True, reads=reads),
         Arrive(f"o{i}_done", after="tensor"),
@@ -222,66 +222,13 @@ def _turns(pipeline: WarpgroupPipeline, i: int) -> tuple[Program, Program]:
     return (Wait(f"turn{i}"),), (Arrive(f"turn{(i + 1) % pipeline.consumers}"),)
 
 
-def _unpacked(
-    *, mufu: float = 0.0, fma: float = 0.0, alu: float = 0.0, other: float = 0.0, chain: int = 0
-) -> Math:
-    """Instructions one by one: Hopper has no packed float32, so each FMA takes an issue slot."""
-    return Math(mufu=mufu, fma=fma, alu=alu, other=other + fma / 2, chain=chain)
-
-
-def _softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
-    """Row maximum and its exchange between four lanes, exponentials and row sums.
-
-    Without products in flight that hold P's or O's registers, the compiler converts P and rescales
-    O between the exponentials; with overlap both come when P V is done.
-    """
-    scores = pipeline.tile_n / 2
-    part, between = scores / EXP_PARTS, Math()
-    if not pipeline.overlap:
-        between = _unpacked(fma=pipeline.head_dim_v / 2 / EXP_PARTS, alu=part / 2)
-    steps: Program = ()
-    if masked:
-        steps += (Work(f"mask S{i}", _unpacked(alu=1.25 * scores)),)
-    return (
-        *steps,
-        Work(f"row max {i}", _unpacked(alu=scores)),
-        # Two exchanges with other lanes, the new maximum, and the scale of what came before.
-        Work(f"exchange {i}", _unpacked(mufu=OWN_ROWS, fma=9, alu=22, other=36)),
-        *(
-            Work(f"exp S{i} {n}", _unpacked(mufu=part, fma=2 * part + between.fma,
-                                            alu=between.alu))
-            for n in range(EXP_PARTS)
-        ),
-    )  # fmt: skip
-
-
-def _probabilities(pipeline: WarpgroupPipeline, i: int) -> Program:
-    """P in the operands' type, into shared memory if P V takes it from there."""
-    convert: Program = ()
-    if pipeline.overlap:
-        convert = (Work(f"convert P{i}", _unpacked(alu=pipeline.tile_n / 4)),)
-    if pipeline.p_source == "registers":
-        return convert
-    row_bytes = pipeline.tile_n * pipeline.element_bytes
-    store = SmemAccess(num_bytes=WARPGROUP_ROWS * row_bytes)
-    return (
-        *convert,
-        Work(f"write P{i}", store, writes=(_rows("p", i, row_bytes),)),
-        Work(f"show P{i}", Sync(fenced=True, by_warp=True)),  # a warp's rows of P are its own
-    )
-
-
-def _rescale(pipeline: WarpgroupPipeline, i: int) -> Program:
-    return (Work(f"rescale O{i}", _unpacked(fma=pipeline.head_dim_v / 2)),)
-
-
 def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Program:
     """O divided by the row sums and stored by one thread, once the last store has been read."""
     size, dv = pipeline.element_bytes, pipeline.head_dim_v
-    output = _rows("o", i, max(dv, pipeline.head_dim if over_queries else 0) * size)
+    output = rows_of("o", i, max(dv, pipeline.head_dim if over_queries else 0) * size)
     num_bytes = WARPGROUP_ROWS * dv * size
     return (
-        Work(f"scale O{i}", _unpacked(fma=dv / 2, alu=dv / 4)),
+        Work(f"scale O{i}", unpacked(fma=dv / 2, alu=dv / 4)),
         # One thread waits for the store.
         *(() if over_queries else (Wait(f"stored{i}"), Work(f"meet {i}", Sync()))),
         Work(f"write O{i}", SmemAccess(num_bytes=num_bytes), writes=(output,)),

@@ -96,7 +96,9 @@ class MachineCosts:
                 "smem": (amount.a_bytes + amount.b_bytes) / self.gpu.smem_bytes_per_clk,
             },
             latency_cycles=latency,
-            issue_cycles=table.mma_issue_cycles,
+            issue_cycles=table.mma_issue_cycles
+            if amount.issue_cycles is None
+            else amount.issue_cycles,
         )
 
     def _copy(self, amount: Copy, warps: int) -> WorkCost:

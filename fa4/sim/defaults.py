@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fa4.config import (
     WARPGROUP_ROWS,
@@ -121,7 +121,17 @@ HOPPER_TILES = {
 }
 
 
-def default_hopper(problem: Problem) -> WarpgroupPipeline:
+def default_hopper(problem: Problem, gpu: Gpu, *, design: str) -> WarpgroupPipeline:
+    """Choices of a design's Hopper forward; ours takes its CTAs' work longest first if masked."""
+    if design != "fa4":
+        return published_hopper(problem)
+    masked = problem.window_size != (None, None)
+    size = element_bytes(problem.dtype)
+    tuned = default_warpgroups(problem, gpu)
+    return replace(tuned, element_bytes=size, scheduler="lpt" if masked else "static")
+
+
+def published_hopper(problem: Problem) -> WarpgroupPipeline:
     """Choices of flash_attn.cute's Hopper forward: a CTA per work tile, longest first if masked."""
     masked = problem.window_size != (None, None)
     widest = max(problem.head_dim, problem.head_dim_v)
@@ -136,6 +146,7 @@ def default_hopper(problem: Problem) -> WarpgroupPipeline:
         tile_n=tile.tile_n,
         consumers=tile.tile_m // WARPGROUP_ROWS,
         p_source=tile.p_source,
+        design="flash_attn.cute",
         scheduler="lpt" if masked else "naive",
     )
 
@@ -151,4 +162,5 @@ def default_serial(problem: Problem) -> WarpgroupPipeline:
         ping_pong=False,
         overlap=False,
         scheduler="naive",
+        design="flash_attn.cute",
     )

@@ -145,7 +145,8 @@ _ALL = [
         overlap="fa3: start the next S before this tile's P V. | yes",
         deterministic="Backward: add to dQ in a fixed order. | no"),
     *_fields("pipeline", parse_word, "NAME",
-        design="Backward: this package's kernel, or the published one. | fa4 | fa4 flash_attn.cute",
+        design="Backward, Hopper: this package's kernel, or the published one. "
+               "| fa4 | fa4 flash_attn.cute",
         correction="Who rescales O. | warpgroup | warpgroup inline",
         p_space="Where P waits. | tmem | tmem smem",
         p_source="fa3: from where P enters P V. | registers (72 <= d <= 96: smem) | registers smem",

@@ -2,7 +2,8 @@
 
 Columns: gpu, software, pass, head_dim, causal, seqlen, batch, heads, dtype, tflops; head_dim_v,
 heads_k, source and approx may be missing, and so may what a tile sweep of a Hopper kernel varies:
-tile_m, tile_n, p_source, overlap, kv_stages, ping_pong. Throughput counts `Problem.forward_flops`,
+tile_m, tile_n, p_source, overlap, kv_stages, ping_pong, scheduler, emulated_percent, and spread,
+the standard deviation of the scores. Throughput counts `Problem.forward_flops`,
 and 2.5 times that backward.
 """
 
@@ -39,6 +40,7 @@ class Row:
     tflops: float
     source: str = ""
     approx: bool = False
+    spread: float = 1.0
     tile: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -66,6 +68,8 @@ _TILE_WORDS: Mapping[str, Callable[[Any], str]] = {
     "overlap": lambda on: "" if on else " serial",
     "kv_stages": " {} stages".format,
     "ping_pong": lambda on: " turns" if on else " no turns",
+    "scheduler": " {}".format,
+    "emulated_percent": lambda share: f" {share:g}% emulated" if share else "",
 }
 
 
@@ -84,6 +88,16 @@ def _positive(text: str) -> float:
         value = math.nan
     if not (value > 0 and math.isfinite(value)):
         raise ValueError("must be a positive number")
+    return value
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 100:
+        raise ValueError("must be a number from 0 to 100")
     return value
 
 
@@ -129,6 +143,7 @@ _OPTIONAL: Mapping[str, Callable[[str], Any]] = {
     "heads_k": _size,
     "source": str,
     "approx": parse_flag,
+    "spread": _positive,
 }
 _TILE: Mapping[str, Callable[[str], Any]] = {
     "tile_m": _size,
@@ -137,6 +152,8 @@ _TILE: Mapping[str, Callable[[str], Any]] = {
     "overlap": parse_flag,
     "kv_stages": _size,
     "ping_pong": parse_flag,
+    "scheduler": _choice("static", "lpt", "naive"),
+    "emulated_percent": _percent,
 }
 
 
@@ -210,6 +227,7 @@ def _read_row(path: Path, line: int, header: list[str], cells: list[str]) -> Row
         tflops=values["tflops"],
         source=values.get("source", ""),
         approx=values.get("approx", False),
+        spread=values.get("spread", 1.0),
         tile={name: values[name] for name in _TILE if name in values},
     )
 
@@ -264,7 +282,7 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
 
     FA2 and torch's flash_attention are FlashAttention-2, FA3 is version 3; else the machine's own
     (FlashAttention-4, or 3 without tensor memory). Backward that is flash_attn.cute's. "1-CTA",
-    "2-CTA" and "deterministic" choose the variant.
+    "2-CTA" and "deterministic" choose the variant, "fa4 sm_90" this package's Hopper kernel.
     """
     name = row.software.lower()
     backward = row.direction == "bwd"
@@ -277,13 +295,14 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
         backward=backward,
         deterministic=backward and "deterministic" in name,
         kernel=kernel,
-        design="flash_attn.cute",
+        design="fa4" if name.startswith("fa4 sm_90") else "flash_attn.cute",
     )
     if row.tile and not isinstance(pipeline, WarpgroupPipeline):
         raise ValueError(f"{next(iter(row.tile))} is a choice of warpgroup kernels, not of {name}")
     if isinstance(pipeline, WarpgroupPipeline):
         choices = dict(row.tile)
         rows = choices.pop("tile_m", pipeline.block_rows)
+        choices["emulated"] = choices.pop("emulated_percent", 0.0) / 100
         return replace(pipeline, consumers=warpgroups(rows), **choices)
     for text, group in (("1-cta", 1), ("2-cta", 2)):
         if text not in name:

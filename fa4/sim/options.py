@@ -259,7 +259,7 @@ def default_pipeline(
 ) -> AnyPipeline:
     """What FlashAttention runs: `kernel`, or version 4 with tensor memory and 3 without.
 
-    design: whose backward kernel (`BackwardPipeline`).
+    design: whose backward or Hopper kernel (`BackwardPipeline`, `WarpgroupPipeline`).
     """
     from fa4.sim import defaults
 
@@ -272,7 +272,7 @@ def default_pipeline(
                 f"kernel fa3 needs wgmma, which only {WGMMA_ARCH} has; machine {machine.name} is "
                 f"{machine.gpu.arch}"
             )
-        return defaults.default_hopper(problem)
+        return defaults.default_hopper(problem, machine.gpu, design=design)
     if kernel == "fa2":
         return defaults.default_serial(problem)
     if backward:

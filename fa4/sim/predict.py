@@ -42,6 +42,7 @@ from fa4.sim.worktiles import (
 )
 
 MOST_COUNTED = 1 << 16
+HOPPER_TAU = 8.0  # of this package's kernel; the other one rescales always
 HARDLY_EVER = 1e-6  # share of steps that change no printed digit
 REAL_RESCALE_RATE = 0.08  # of a real model's attention (fa4 demo, tiles of 32 keys)
 
@@ -92,11 +93,13 @@ class Prediction:
 class Simulation:
     """How to simulate: every step or by the periodic shortcut; run-time shares; lengths.
 
-    rescale_rate: share of warps and KV tiles in which O is rescaled; None: as random inputs do.
+    rescale_rate: share of warps and KV tiles in which O is rescaled; None: as random inputs do,
+    whose scores have the standard deviation `spread`.
     """
 
     lengths: tuple[Lengths, ...] | None = None
     rescale_rate: float | None = None
+    spread: float = 1.0
     exact: bool = False
 
 
@@ -203,14 +206,16 @@ def with_rescale_rate(
     if simulation.rescale_rate is not None:
         return simulation
     rate = 0.0
-    if isinstance(pipeline, ForwardPipeline):
-        tau = pipeline.numerics.rescale_threshold_log2
-        rate = random_rescale_rate(tau, problem.seqlen_k, pipeline.tile_n)
+    if not isinstance(pipeline, BackwardPipeline):
+        tau = HOPPER_TAU  # on Hopper it is no choice
+        if isinstance(pipeline, ForwardPipeline):
+            tau = pipeline.numerics.rescale_threshold_log2
+        rate = random_rescale_rate(tau, problem.seqlen_k, pipeline.tile_n, simulation.spread)
     return replace(simulation, rescale_rate=rate)
 
 
-def random_rescale_rate(tau: float, seqlen_k: int, tile_n: int) -> float:
-    """Share of warps and KV tiles that rescale O if scores are normal with deviation 1.
+def random_rescale_rate(tau: float, seqlen_k: int, tile_n: int, spread: float = 1.0) -> float:
+    """Share of warps and KV tiles that rescale O if scores are normal with deviation `spread`.
 
     Maxima of m normal numbers are spread like a Gumbel variable of scale 1 / sqrt(2 ln m), so that
     the next of j + 1 tiles exceeds the maximum of j by tau with odds of exp(-tau / scale) to j. A
@@ -223,7 +228,7 @@ def random_rescale_rate(tau: float, seqlen_k: int, tile_n: int) -> float:
     counted = min(tiles - 1, MOST_COUNTED)  # beyond, next to no tile has a new maximum
     seen = np.arange(1, counted + 1)
     numbers = np.maximum(tile_n * seen, 2)  # one has no spread
-    scale_log2 = math.log2(math.e) / np.sqrt(2.0 * np.log(numbers))
+    scale_log2 = spread * math.log2(math.e) / np.sqrt(2.0 * np.log(numbers))
     kept = -np.log1p(np.exp(-np.minimum(tau / scale_log2, 700.0)) / seen)  # log of the odds' share
     return float(np.sum(-np.expm1(WARP_ROWS * kept))) / (tiles - 1)
 

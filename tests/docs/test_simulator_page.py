@@ -6,7 +6,18 @@ from dataclasses import fields
 
 import pytest
 
-from docs.simulator_tables import PAGE, PICTURE, SECTIONS, blocks, draw_sweep, fill, unit
+from docs.simulator_tables import (
+    OWN_PICTURE,
+    PAGE,
+    PICTURE,
+    SECTIONS,
+    blocks,
+    draw_sweep,
+    fill,
+    own_swept,
+    swept,
+    unit,
+)
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
 
 DOCUMENT = PAGE.read_text(encoding="utf-8")
@@ -17,9 +28,10 @@ def test_tables_are_up_to_date() -> None:
     assert fill(DOCUMENT) == DOCUMENT
 
 
-def test_the_picture_is_up_to_date() -> None:
+def test_the_pictures_are_up_to_date() -> None:
     """Written by the same command."""
-    assert PICTURE.read_text(encoding="utf-8") == draw_sweep()
+    assert PICTURE.read_text(encoding="utf-8") == draw_sweep(swept())
+    assert OWN_PICTURE.read_text(encoding="utf-8") == draw_sweep(own_swept())
 
 
 @pytest.mark.parametrize("number", range(len(SECTIONS)))

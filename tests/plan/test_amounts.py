@@ -17,8 +17,9 @@ from fa4.config import WARPGROUP_ROWS, BackwardConfig, BackwardPipeline, Warpgro
 from fa4.hardware import H100
 from fa4.plan import PipelinePlan
 from fa4.plan.backward import TILE
-from fa4.plan.schema import Arrive, Copy, Loop, Mma, Program, SmemAccess, Wait, Work
+from fa4.plan.schema import Arrive, Copy, Loop, Math, Mma, Program, SmemAccess, Wait, Work
 from fa4.plan.warpgroup import warpgroup_plan
+from fa4.plan.warpgroup_code import probabilities, softmax
 from fa4.plan.work_stealing import RESPONSE_BYTES
 from tests.plan.plans import BACKWARD, FORWARD, PUBLISHED, forward, published
 
@@ -186,7 +187,8 @@ def test_hopper_arithmetic_of_a_step() -> None:
     half a conversion; of an element of O: a product per step. A thread holds half of a row's
     columns, of two rows, each with its maximum and its scale."""
     pipeline = WarpgroupPipeline(overlap=False)
-    own = [w for w in works(warpgroups(overlap=False), "consumer0") if hasattr(w.amount, "mufu")]
+    plan = warpgroups(overlap=False, design="flash_attn.cute")
+    own = [w for w in works(plan, "consumer0") if hasattr(w.amount, "mufu")]
     count, dv = TILES * pipeline.tile_n / 2, pipeline.head_dim_v
 
     def total(unit: str, *names: str) -> float:
@@ -202,6 +204,48 @@ def test_hopper_arithmetic_of_a_step() -> None:
     masked = total("alu", "mask")
     tiles = MASKED / TILES  # a select per score of a masked tile, and some predicates
     assert tiles * count <= masked <= 2 * tiles * count
+
+
+# tile_n, p_source, overlap -> exponentials, FMA and ALU pipe of a plain step of the compiled kernel
+# (head dims 128, two warpgroups), disassembled; of a masked one, more on the ALU pipe.
+COMPILED_STEPS = {
+    (64, "registers", True): (32, 77, 57, 53),
+    (112, "registers", True): (56, 126, 92, 85),
+    (128, "registers", True): (64, 142, 104, 100),
+    (128, "registers", False): (64, 140, 104, 101),
+    (176, "registers", True): (88, 193, 138, 138),
+}
+
+
+@pytest.mark.parametrize(("choice", "counts"), COMPILED_STEPS.items(), ids=str)
+def test_own_hopper_step_is_the_compiled_one(
+    choice: tuple[int, str, bool], counts: tuple[int, int, int, int]
+) -> None:
+    """Of each pipe within 6 instructions, none of them of what a step does only now and then."""
+    tile_n, source, overlap = choice
+    pipeline = WarpgroupPipeline(tile_n=tile_n, p_source=source, overlap=overlap)
+    steps = [
+        [w for w in (*softmax(pipeline, 0, masked), *probabilities(pipeline, 0))
+         if isinstance(w, Work) and isinstance(w.amount, Math) and w.share is None]
+        for masked in (False, True)
+    ]  # fmt: skip
+    plain, masked = (
+        [sum(getattr(w.amount, unit) for w in step) for unit in ("mufu", "fma", "alu")]
+        for step in steps
+    )
+    assert plain == pytest.approx(counts[:3], abs=6)
+    assert masked[2] - plain[2] == pytest.approx(counts[3], abs=6)
+
+
+def test_emulated_exponentials_leave_the_unit_for_the_fma_pipe() -> None:
+    """24 of 64 as in the disassembled kernel: 40 exponentials, 282 on the FMA pipe, 157 on ALU."""
+    pipeline = WarpgroupPipeline(emulated=0.375)
+    step = [*softmax(pipeline, 0, False), *probabilities(pipeline, 0)]
+    own = [w.amount for w in step if isinstance(w, Work) and isinstance(w.amount, Math)
+           and w.share is None]  # fmt: skip
+    assert sum(x.mufu for x in own) == 40
+    assert sum(x.fma for x in own) == pytest.approx(282, abs=6)
+    assert sum(x.alu for x in own) == pytest.approx(157, abs=25)
 
 
 @pytest.mark.parametrize("name", FORWARD)

@@ -18,7 +18,7 @@ from fa4.plan import backward_plan, check_plan
 from fa4.plan.resident import ctas_per_sm, find_stuck, resident_clusters
 from fa4.plan.schema import Role, Turns
 from fa4.plan.warpgroup import warpgroup_plan
-from fa4.sim.defaults import default_hopper
+from fa4.sim.defaults import published_hopper
 from fa4.sim.options import build
 from fa4.sim.worktiles import clusters, turns_from_last
 from tests.plan.plans import BACKWARD, FORWARD, PUBLISHED
@@ -120,7 +120,7 @@ def test_one_cta_per_sm(gpu) -> None:  # type: ignore[no-untyped-def]
         assert ctas_per_sm(plan, gpu) == 1, plan.name
         assert resident_clusters(plan, gpu) == clusters(gpu, plan.cta_group)
     problem = build({"machine": "h200"}).problem
-    plan = warpgroup_plan(default_hopper(problem), H200)
+    plan = warpgroup_plan(published_hopper(problem), H200)
     assert ctas_per_sm(plan, H200) == 1
 
 

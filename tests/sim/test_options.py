@@ -154,7 +154,11 @@ def test_designs() -> None:
 
 def test_other_kernels() -> None:
     """FlashAttention-3 where there is no tensor memory; 2 on request."""
-    hopper = build({"machine": "h200", "overlap": "no", "tile_m": 192, "p_source": "smem"})
+    choices = {"machine": "h200", "overlap": "no", "tile_m": 192, "p_source": "smem"}
+    own = build(choices).pipeline
+    assert isinstance(own, WarpgroupPipeline)
+    assert (own.design, own.consumers, own.scheduler) == ("fa4", 3, "static")
+    hopper = build(choices | {"design": "flash_attn.cute"})
     assert isinstance(hopper.pipeline, WarpgroupPipeline)
     assert (hopper.pipeline.overlap, hopper.pipeline.consumers) == (False, 3)
     assert hopper.pipeline.p_source == "smem" and hopper.pipeline.scheduler == "naive"

@@ -101,8 +101,11 @@ def test_a_log_of_other_costs_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, QUOTED, {"pass": "bwd", "cta_group": "1"}, {"machine": "h200"}], ids=str
-)
+    "asked",
+    [{}, QUOTED, {"pass": "bwd", "cta_group": "1"},
+     {"machine": "h200", "design": "flash_attn.cute"}],
+    ids=str,
+)  # fmt: skip
 def test_a_cycle_more_in_the_chain_is_a_cycle_more_of_the_step(asked: dict[str, str]) -> None:
     """All works of a unit a little longer: the step grows by as often as the chain has it."""
     request = build(asked)

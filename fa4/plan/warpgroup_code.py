@@ -1,0 +1,141 @@
+"""What a consumer warpgroup computes for a KV tile between its products, of either design.
+
+A thread holds tile_n / 2 scores and dv / 2 elements of O, of two rows.
+
+flash_attn.cute: Nsight Compute's counts per pipe of twelve of its configurations on an H200
+(tests/sim/data/h200_counters.csv) divided by steps and warps are, for tile_n keys and dv columns of
+O, to a hundredth or two of all instructions:
+
+    exponentials tile_n / 2 + 2, FMA pipe tile_n + dv / 2 + 9, ALU pipe 3/4 tile_n + 22.
+
+fa4: the loops of its compiled kernels (19 of them, disassembled) are, to 3 instructions,
+
+    exponentials tile_n / 2, FMA pipe tile_n + 14, ALU pipe 3/4 tile_n + 8, masks 0.8 tile_n.
+
+It scales all scores before the exponentials, with which it adds up the rows. Only where a maximum
+has risen by more than tau are maxima exchanged and is O rescaled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fa4.config import PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS, WarpgroupPipeline
+from fa4.plan.schema import Math, Mma, Program, SmemAccess, Sync, Work
+
+EXP_PARTS = 4  # pieces of a tile's exponentials, in which several warpgroups share the units
+OWN_ROWS = 2  # of a thread
+
+# Instructions of a score's polynomial: range, rounding, two differences, degree 3, exponent.
+EMULATED_FMA, EMULATED_ALU = 6.0, 3.0
+
+# What scoreboards and control codes of the exponentials and their sums add to their pipes' time, in
+# dependent instructions per score: from the compiled kernels, read as one warp alone executes them.
+SCOREBOARD_PER_SCORE = 0.25
+
+STORE_INSTRUCTIONS = 30.0  # of P to shared memory: stores, addresses, fence; likewise counted
+
+# Cycles of a wgmma's descriptors and issue, up to NARROW_DIM columns of Q and K and beyond.
+ISSUE_CYCLES, NARROW_DIM = (12.0, 20.0), 128
+
+
+def rows_of(name: str, i: int, row_bytes: int) -> str:
+    """Warpgroup i's rows of Q, P or O."""
+    return f"{name}[{i * WARPGROUP_ROWS * row_bytes}:{(i + 1) * WARPGROUP_ROWS * row_bytes}]"
+
+
+def unpacked(
+    *, mufu: float = 0.0, fma: float = 0.0, alu: float = 0.0, other: float = 0.0, chain: int = 0
+) -> Math:
+    """Instructions one by one: Hopper has no packed float32, so each FMA takes an issue slot."""
+    return Math(mufu=mufu, fma=fma, alu=alu, other=other + fma / 2, chain=chain)
+
+
+def products(pipeline: WarpgroupPipeline, product: Mma) -> Mma:
+    """A product with what its instructions, of 32 bytes of depth, take to issue.
+
+    From the control codes of the compiled kernels; beyond head dim 128 descriptors leave the
+    uniform registers. Not known of flash_attn.cute.
+    """
+    if pipeline.design != "fa4":
+        return product
+    wide = pipeline.head_dim > NARROW_DIM
+    instructions = product.depth * pipeline.element_bytes / PRODUCT_DEPTH_BYTES
+    return replace(product, issue_cycles=instructions * ISSUE_CYCLES[wide])
+
+
+def softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
+    """Row maximum, the reference that all exponentials are taken of, exponentials and row sums."""
+    code = _own_softmax if pipeline.design == "fa4" else _published_softmax
+    return code(pipeline, i, masked)
+
+
+def _own_softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
+    scores, emulated = pipeline.tile_n / 2, pipeline.emulated
+    part = scores / EXP_PARTS
+    mask: Program = (Work(f"mask S{i}", unpacked(alu=1.6 * scores)),) if masked else ()
+    one = unpacked(
+        mufu=part * (1 - emulated),
+        fma=part * (1 + EMULATED_FMA * emulated),
+        alu=part * (EMULATED_ALU * emulated + (0 if pipeline.overlap else 0.5)),
+        chain=round(SCOREBOARD_PER_SCORE * part),
+    )
+    return (
+        *mask,
+        Work(f"row max {i}", unpacked(alu=scores)),
+        # Has a maximum risen? A vote of the warp, on which the branch depends.
+        Work(f"vote {i}", unpacked(fma=14, alu=8, other=30, chain=10)),
+        Work(f"exchange {i}", unpacked(mufu=OWN_ROWS, fma=4, alu=8, other=8, chain=8),
+             share="rescale_rate"),
+        Work(f"scale S{i}", unpacked(fma=scores)),
+        *(Work(f"exp S{i} {n}", one) for n in range(EXP_PARTS)),
+    )  # fmt: skip
+
+
+def _published_softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
+    """Without products in flight that hold P's or O's registers, the compiler converts P and
+    rescales O between the exponentials; with overlap both come when P V is done."""
+    scores = pipeline.tile_n / 2
+    part, between = scores / EXP_PARTS, Math()
+    if not pipeline.overlap:
+        between = unpacked(fma=pipeline.head_dim_v / 2 / EXP_PARTS, alu=part / 2)
+    steps: Program = ()
+    if masked:
+        steps += (Work(f"mask S{i}", unpacked(alu=1.25 * scores)),)
+    return (
+        *steps,
+        Work(f"row max {i}", unpacked(alu=scores)),
+        # Two exchanges with other lanes, the new maximum, and the scale of what came before.
+        Work(f"exchange {i}", unpacked(mufu=OWN_ROWS, fma=9, alu=22, other=36)),
+        *(
+            Work(f"exp S{i} {n}", unpacked(mufu=part, fma=2 * part + between.fma,
+                                           alu=between.alu))
+            for n in range(EXP_PARTS)
+        ),
+    )  # fmt: skip
+
+
+def probabilities(pipeline: WarpgroupPipeline, i: int) -> Program:
+    """P in the operands' type, into shared memory if P V takes it from there."""
+    convert: Program = ()
+    # flash_attn.cute writes a part of P while it converts the next.
+    if pipeline.overlap and (pipeline.p_source == "registers" or pipeline.design == "fa4"):
+        convert = (Work(f"convert P{i}", unpacked(alu=pipeline.tile_n / 4)),)
+    if pipeline.p_source == "registers":
+        return convert
+    row_bytes = pipeline.tile_n * pipeline.element_bytes
+    store = SmemAccess(num_bytes=WARPGROUP_ROWS * row_bytes)
+    by_warp = pipeline.design != "fa4"  # a warp's rows of P are its own
+    if pipeline.design == "fa4":
+        convert += (Work(f"place P{i}", unpacked(other=STORE_INSTRUCTIONS)),)
+    return (
+        *convert,
+        Work(f"write P{i}", store, writes=(rows_of("p", i, row_bytes),)),
+        Work(f"show P{i}", Sync(fenced=True, by_warp=by_warp)),
+    )
+
+
+def rescale(pipeline: WarpgroupPipeline, i: int) -> Program:
+    """O times what the new maxima make of it: in every step, or where one has risen."""
+    share = "rescale_rate" if pipeline.design == "fa4" else None
+    return (Work(f"rescale O{i}", unpacked(fma=pipeline.head_dim_v / 2), share=share),)
