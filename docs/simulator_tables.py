@@ -7,11 +7,14 @@ beside them. Errors of fits to other points come from `benchmarks/benchmark_vali
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fa4.figures.measured import B200_FILE, HOPPER_FILE
 from fa4.plan.render import markdown_table
