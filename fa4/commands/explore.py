@@ -31,7 +31,7 @@ def explore(
 
     One file that needs no network: timeline of the warp roles and units, memory, barriers, program
     lines and predicted speed of every combination, and what the emulator says when a barrier is
-    taken out. It takes some three minutes to make.
+    taken out. It takes some minutes to make.
 
     Example: fa4 explore --quick --open
     """

@@ -27,7 +27,6 @@ from fa4.explore.roles import UNITS
 from fa4.explore.steps import RECORDED_STEPS, StepWindow, pack_step, timing_of
 from fa4.plan.schema import PipelinePlan
 from fa4.sim.chain import critical_chain
-from fa4.sim.chip import TileRunner
 from fa4.sim.code import EventCode
 from fa4.sim.machine import Machine
 from fa4.sim.options import SimulationRequest, build
@@ -78,7 +77,6 @@ class Recording:
     _plan_keys: dict[Any, tuple[PipelinePlan, str]] = field(default_factory=dict)
     _step_keys: dict[Any, int] = field(default_factory=dict)
     _result_keys: dict[Any, int] = field(default_factory=dict)
-    _runners: dict[Any, TileRunner] = field(default_factory=dict)
     _chains: dict[Any, Json] = field(default_factory=dict)
 
     def choices(self, key: str) -> tuple[Choice, ...]:
@@ -124,8 +122,8 @@ class Recording:
             plan, plan_key = self._plan(request.pipeline, request.machine, chosen["machine"].key)
             key = (chosen["machine"].key, plan_key, request.simulation.rescale_rate)
             if key not in self._step_keys:
-                self._runners[key] = make_runner(plan, request.machine, request.simulation)
-                self._step_keys[key] = self._record(request, plan, self._runners[key].code)
+                code = make_runner(plan, request.machine, request.simulation).code
+                self._step_keys[key] = self._record(request, plan, code)
         except ValueError as error:
             number = self.refuse(str(error))
             self.shape_steps.append(number)
@@ -202,13 +200,12 @@ class Recording:
             scheduler = "naive"  # all work tiles are equally long
         whole = (key, problem, scheduler, getattr(pipeline, "deterministic", False))
         if whole not in self._result_keys:
-            self._result_keys[whole] = self._predict(problem, request, self._runners[key])
+            self._result_keys[whole] = self._predict(problem, request)
         return self._result_keys[whole]
 
-    def _predict(self, problem: Problem, request: SimulationRequest, runner: TileRunner) -> int:
+    def _predict(self, problem: Problem, request: SimulationRequest) -> int:
         try:
-            found = predict(problem, request.pipeline, request.machine, request.simulation,
-                            runner=runner)  # fmt: skip
+            found = predict(problem, request.pipeline, request.machine, request.simulation)
         except ValueError as error:
             return self.refuse(str(error))
         self.results.append(found)

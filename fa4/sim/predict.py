@@ -109,15 +109,12 @@ def predict(
     machine: Machine,
     simulation: Simulation | None = None,
     plan: PipelinePlan | None = None,
-    runner: TileRunner | None = None,
 ) -> Prediction:
     """Time of one call. Raises ValueError if the pipeline does not fit the machine.
 
     plan: instead of the pipeline's own one, with the same roles and signals but other amounts.
-    runner: one of the same plan, machine and simulation (`make_runner`), which knows the work tiles
-    that it has met in other calls.
     """
-    call = _simulate(problem, pipeline, machine, simulation or Simulation(), plan, runner)
+    call = _simulate(problem, pipeline, machine, simulation or Simulation(), plan)
     return _report(problem, machine, call)
 
 
@@ -152,7 +149,6 @@ def _simulate(
     machine: Machine,
     simulation: Simulation,
     plan: PipelinePlan | None,
-    runner: TileRunner | None = None,
 ) -> _SimulatedCall:
     check_work(problem, pipeline, simulation.lengths)
     parts = _parts(problem, simulation.lengths)
@@ -165,7 +161,7 @@ def _simulate(
     simulation = with_rescale_rate(simulation, problem, pipeline)
     if not isinstance(pipeline, BackwardPipeline):
         again = partial(_run_forward, problem, pipeline, plan, simulation=simulation)
-        run, runner, count = again(machine=machine, runner=runner)
+        run, runner, count = again(machine=machine)
         flops = sum(part.forward_flops for part in parts)
         moved = sum(forward_bytes(part, pipeline) for part in parts)
         split = sum(partial_bytes(part, pipeline) for part in parts)
@@ -177,7 +173,7 @@ def _simulate(
             kernels.append(_timed("combine", 0.0, split + out, machine))
     else:
         again = partial(_run_backward, problem, pipeline, plan, simulation=simulation)
-        run, runner, count = again(machine=machine, runner=runner)
+        run, runner, count = again(machine=machine)
         flops = sum(part.backward_flops for part in parts)
         traffic = [backward_bytes(part, pipeline) for part in parts]
         before, moved, after = (sum(kind) for kind in zip(*traffic, strict=True))
@@ -262,7 +258,6 @@ def _run_forward(
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,
-    runner: TileRunner | None = None,
 ) -> tuple[ChipRun, TileRunner, int]:
     tiles = forward_tiles(problem, pipeline, simulation.lengths)
     if pipeline.scheduler in ("lpt", "clc"):
@@ -279,8 +274,6 @@ def _run_forward(
         once = pipeline.scheduler == "clc"
         return run_one_by_one(runner, tiles, slots, start, starts_once=once)
 
-    if runner is not None:
-        return run(runner), runner, len(tiles.trips)
     found, used = _over_rescales(plan, machine, simulation, ctas, run)
     return found, used, len(tiles.trips)
 
@@ -312,11 +305,10 @@ def _run_backward(
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,
-    runner: TileRunner | None = None,
 ) -> tuple[ChipRun, TileRunner, int]:
     tiles = backward_tiles(problem, pipeline, simulation.lengths)
     ctas = plan.cta_group * len(tiles.trips)
-    runner = runner or make_runner(plan, machine, simulation, ctas=ctas)
+    runner = make_runner(plan, machine, simulation, ctas=ctas)
     tiles = tiles.take(backward_order(tiles, pipeline.scheduler))
     slots, costs = clusters(machine.gpu, pipeline.numerics.cta_group), machine.costs
     if pipeline.deterministic:

@@ -36,7 +36,7 @@ from fa4.explore.steps import LEAD_TICKS, place_events
 from fa4.explore.verdicts import read_verdicts
 from fa4.sim.chain import critical_chain
 from fa4.sim.options import build
-from fa4.sim.predict import build_plan, make_runner, predict
+from fa4.sim.predict import build_plan, make_runner
 from fa4.sim.timeline import record
 from tests.explore.conftest import Small
 
@@ -120,17 +120,6 @@ def test_longest_first_is_in_order_where_all_are_equal() -> None:
             for scheduler in ("lpt", "naive")
         }
         assert seconds["lpt"] == seconds["naive"]
-
-
-def test_a_runner_that_knows_other_calls_changes_nothing() -> None:
-    runner = None
-    for length in ("1k", "4k"):
-        request = build({"seqlen": length, "causal": "yes"})
-        plan = build_plan(request.pipeline, request.machine.gpu)
-        runner = runner or make_runner(plan, request.machine, request.simulation)
-        again = predict(request.problem, request.pipeline, request.machine, request.simulation,
-                        runner=runner)  # fmt: skip
-        assert again == request.predict()
 
 
 def read_step(small: Small, number: int) -> dict[str, Any]:
