@@ -11,6 +11,9 @@ that are ordered before it.
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 from typing import Any, NamedTuple
 
 import numba
@@ -43,6 +46,8 @@ from fa4.emulator.checks.records import (
 )
 
 READERS = 2  # of a granule, whose reads are in no order
+LARGE_BYTES = 1 << 30
+MAP_NORESERVE = 0x4000  # of Linux's mmap; Python names it from 3.13 on
 
 
 class GlobalRecords(NamedTuple):
@@ -158,6 +163,16 @@ def _access(records: Any, places: Any, lanes: Any, unit: Any, mine: Any, is_writ
     return records.found[0]
 
 
+def _untouched(*shape: int) -> np.ndarray:
+    """uint32 zeros that take memory only where they are written. Linux refuses to reserve more in
+    one piece than the machine has, unless it is told that most will not be used."""
+    size_bytes = 4 * math.prod(shape)
+    if size_bytes < LARGE_BYTES or sys.platform != "linux":
+        return np.zeros(shape, dtype=np.uint32)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    return np.frombuffer(mmap.mmap(-1, size_bytes, flags=flags), dtype=np.uint32).reshape(shape)
+
+
 class GlobalShadow(ShadowMemory):
     """Records of the accesses to one allocation of global memory.
 
@@ -169,8 +184,8 @@ class GlobalShadow(ShadowMemory):
         super().__init__(-(-size_bytes // granule_bytes), granule_bytes)
         self._initialised = initialised
         self._records = GlobalRecords(
-            writes=np.zeros((self.granules, FIELDS), dtype=np.uint32),
-            reads=np.zeros((READERS, self.granules, FIELDS), dtype=np.uint32),
+            writes=_untouched(self.granules, FIELDS),
+            reads=_untouched(READERS, self.granules, FIELDS),
             found=self._found,
         )
         self._describe(
