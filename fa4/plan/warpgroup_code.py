@@ -148,6 +148,13 @@ def probabilities(pipeline: WarpgroupPipeline, i: int) -> Program:
     )
 
 
+def release(pipeline: WarpgroupPipeline, i: int) -> Program:
+    """What a step does once P V is done: the slot of V given back, the ring's next, branches."""
+    if pipeline.design != "fa4":
+        return ()
+    return (Work(f"release {i}", unpacked(other=12, chain=6)),)
+
+
 def rescale(pipeline: WarpgroupPipeline, i: int) -> Program:
     """O times what the new maxima make of it: in every step, or where one has risen."""
     share = "rescale_rate" if pipeline.design == "fa4" else None

@@ -22,6 +22,7 @@ from fa4.plan.warpgroup_code import (
     OWN_ROWS,
     probabilities,
     products,
+    release,
     rescale,
     rows_of,
     softmax,
@@ -33,10 +34,15 @@ Parts = tuple[Program, Callable[[bool], Program], Program]  # before the loops, 
 
 WIDE_O_COLS = 128  # beyond it, O is rescaled while S's product runs, before P V is issued
 
-# How often a step moves all of O out and in where not even S and O fit: with overlap and without.
-# Counted, like the other registers that cross to local memory, in the loops of 19 compiled kernels.
-OUTPUT_MOVES = {True: 3, False: 2}
-OUTPUT_PLACES = {True: 2, False: 1}
+# Where not even S and O fit: how often a step moves O out and in, and for how many of it the stack has
+# room, by design and overlap. Counted, like the other registers that cross to local memory, in the
+# loops of 25 compiled kernels.
+OUTPUT_MOVES = {
+    ("fa4", True): (3.0, 2.0),
+    ("fa4", False): (2.0, 1.0),
+    ("flash_attn.cute", True): (2.1, 2.1),
+    ("flash_attn.cute", False): (3.7, 3.2),
+}
 
 # Registers of a consumer thread beyond S, P and O: row maxima, sums and scales; addresses,
 # descriptors, loop and barrier state.
@@ -69,7 +75,8 @@ def spilled(pipeline: WarpgroupPipeline, registers: int) -> Program:
         return ()
     moved = held = min(4 + 2 * over, 28 + over)
     if over > live.get("P", 0):
-        moved, held = (of[pipeline.overlap] * live["O"] for of in (OUTPUT_MOVES, OUTPUT_PLACES))
+        moves = OUTPUT_MOVES[pipeline.design, pipeline.overlap]
+        moved, held = (round(share * live["O"]) for share in moves)
     return (Work("spill", Spill(registers=moved, held=held)),)
 
 
@@ -148,6 +155,7 @@ def _serial(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
             *spills,
             *values,
             *_await_values(i),
+            *release(pipeline, i),
         )
 
     return take, step, give
@@ -176,6 +184,7 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
             *_await_scores(i),
             *softmax(pipeline, i, masked),
             *_await_values(i),
+            *release(pipeline, i),
             *probabilities(pipeline, i),
             *after,
         )

@@ -94,11 +94,12 @@ class MachineCosts:
         latency = table.mma_latency_cycles if amount.a_bytes else table.mma_tmem_latency_cycles
         if amount.cta_group == 2:
             latency += table.mma_pair_latency_cycles
+        tensor = flops / (self.gpu.mma_flops_per_clk * 2 // amount.element_bytes)
+        operands = (amount.a_bytes + amount.b_bytes) / self.gpu.smem_bytes_per_clk
+        if amount.in_registers:  # products of a warpgroup wait for their operands in order
+            tensor = max(tensor, operands)
         return WorkCost(
-            occupancy_cycles={
-                "tensor": flops / (self.gpu.mma_flops_per_clk * 2 // amount.element_bytes),
-                "smem": (amount.a_bytes + amount.b_bytes) / self.gpu.smem_bytes_per_clk,
-            },
+            occupancy_cycles={"tensor": tensor, "smem": operands},
             latency_cycles=latency * amount.waits,
             issue_cycles=table.mma_issue_cycles
             if amount.issue_cycles is None
