@@ -85,7 +85,7 @@ class Math:
     fma: float = 0.0
     alu: float = 0.0
     other: float = 0.0
-    chain: int = 0
+    chain: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fa4.config import PRODUCT_DEPTH_BYTES
 from fa4.hardware import Gpu
 from fa4.plan.schema import (
     Amount,
@@ -52,6 +53,8 @@ class MachineCosts:
         self.gpu, self.table = gpu, table
         self.ctas = gpu.sm_count if ctas is None else max(1, min(ctas, gpu.sm_count))
         self.groups = max(1, sum(_has_math(role) for role in plan.roles)) if plan else 1
+        # In turns, the next warpgroup's products are queued behind this one's.
+        self.in_turns = plan is not None and any(x.name.startswith("turn") for x in plan.signals)
         self.cache_bytes = _left_of_cache(plan.bytes_used("smem")) if plan else 0
         clock_hz = gpu.clock_hz * table.sustained_clock
         self.l2_bytes_per_clk = gpu.l2_bytes_per_s / clock_hz / self.ctas
@@ -96,8 +99,11 @@ class MachineCosts:
             latency += table.mma_pair_latency_cycles
         tensor = flops / (self.gpu.mma_flops_per_clk * 2 // amount.element_bytes)
         operands = (amount.a_bytes + amount.b_bytes) / self.gpu.smem_bytes_per_clk
-        if amount.in_registers:  # products of a warpgroup wait for their operands in order
-            tensor = max(tensor, operands)
+        if amount.in_registers:
+            tensor = max(tensor, operands)  # products of a warpgroup wait for them in order
+            if not self.in_turns:
+                gap = table.mma_gap_cycles if amount.a_bytes else table.mma_tmem_gap_cycles
+                tensor += gap * amount.depth * amount.element_bytes / PRODUCT_DEPTH_BYTES
         return WorkCost(
             occupancy_cycles={"tensor": tensor, "smem": operands},
             latency_cycles=latency * amount.waits,
