@@ -29,8 +29,8 @@ ALIKE = 0.001  # relative difference of times that are called equal
 class Why:
     """neighbours: the fastest first. chain: None for a call without work.
 
-    error: what nine of ten ratios of two predictions for this machine are at most off by, over all
-    pairs of measured points; None where nothing was measured.
+    error: of the ratio of two predictions, `Comparison.ratio_error` of what was measured on this
+    machine; None where nothing was.
     """
 
     elasticities: Elasticities
@@ -87,7 +87,7 @@ def step_chain(request: SimulationRequest) -> CriticalChain | None:
 
 
 def ratio_error(request: SimulationRequest) -> float | None:
-    """What nine of ten ratios of two predictions are at most off by; None: nothing measured."""
+    """Of the ratio of two predictions; None where nothing was measured."""
     ratio = known_accuracy(request).get("ratio")
     return ratio if isinstance(ratio, float) else None
 

@@ -64,6 +64,28 @@ def measured(kernel: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def traffic(kernel: Mapping[str, Any], found: Prediction) -> dict[str, tuple[float, float]]:
+    """Measured and simulated: wavefronts of shared memory, bytes of device memory, bytes of L2.
+
+    Simulated bytes of L2 are those of bulk copies, each as often as an SM asks for it.
+    """
+    machine, counted = find_machine(MACHINE), kernel["counters"]
+    sms = machine.gpu.sm_count
+    memory_seconds = sum(kernel.hbm_seconds for kernel in found.kernels)
+    return {
+        "shared_wavefronts": (
+            counted["shared_wavefronts"], found.unit_busy["smem"] * found.cycles * sms,
+        ),
+        "dram_bytes": (
+            counted["dram_bytes"],
+            memory_seconds * machine.costs.hbm_efficiency * machine.gpu.hbm_bytes_per_s,
+        ),
+        "l2_bytes": (
+            counted["l2_bytes"], counted["tma_read_bytes"] + counted["tma_write_bytes"],
+        ),
+    }  # fmt: skip
+
+
 def apart(one: Mapping[str, float], other: Mapping[str, float]) -> list[str]:
     """Names of the shares that are further apart than `POINTS`."""
     return [name for name in one if abs(one[name] - other[name]) > POINTS]
