@@ -44,11 +44,12 @@ def prediction(given: Mapping[str, Any]) -> Prediction:
 
 
 def simulated(found: Prediction) -> dict[str, float]:
-    """Percent, of an average SM, of the producer and of the mean consumer."""
-    waits = {role: 100 * sum(stalls.values()) for role, stalls in found.role_stalls.items()}
+    """Percent of the time that an average SM has a CTA: of it, its producer and a mean consumer."""
+    percent = 100 / (1.0 - found.imbalance)  # ncu counts active cycles, and samples resident warps
+    waits = {role: percent * sum(stalls.values()) for role, stalls in found.role_stalls.items()}
     consumers = [share for role, share in waits.items() if role.startswith("consumer")]
     return {
-        "tensor_percent": 100 * found.unit_busy["tensor"],
+        "tensor_percent": percent * found.unit_busy["tensor"],
         "producer_waits_percent": waits["load"],
         "consumer_waits_percent": sum(consumers) / len(consumers),
     }
