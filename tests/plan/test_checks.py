@@ -225,6 +225,12 @@ def test_the_machine_counts() -> None:
     ]
 
 
+def test_a_single_slot_has_no_next_one_to_align() -> None:
+    """Only slots behind others must be a multiple of a TMA boundary."""
+    odd = with_buffer(ONE, "kv", size=32768 + 64, stages=1)
+    assert "aligned_buffers" not in {found.rule for found in check_plan(odd, B200)}
+
+
 def test_a_signal_without_arrivers() -> None:
     """Nobody could ever complete it."""
     lonely = Signal(name="lonely", arrivals={}, waiters=("mma",))
