@@ -233,6 +233,8 @@ def test_refits_draw_configurations(configurations: int, monkeypatch: pytest.Mon
     times = np.array([1.1, 0.9] * configurations)
     found = bootstrap(rows, times, np.ones((len(rows), 1)), np.random.default_rng(0))  # type: ignore[arg-type]
     assert (np.ptp(found) < 1e-9) == (configurations == 8)
+    if configurations == 7:  # as far to either side: plus and minus 0.1 are drawn alike
+        assert found[0, 0] < 0 and found[0, 1] == pytest.approx(-found[0, 0], rel=0.5)
 
 
 def test_objective() -> None:
