@@ -19,12 +19,13 @@ from fa4.plan.warpgroup import warpgroup_plan
 
 @dataclass(frozen=True)
 class WarpgroupTile:
-    """Warpgroups of 64 rows, keys of a KV tile, what was measured, and who has turns."""
+    """Warpgroups of 64 rows, keys of a KV tile, what was measured; turns and stages of a ring."""
 
     consumers: int
     tile_n: int
     tflops: float
-    ping_pong: bool | None = None
+    ping_pong: bool = False
+    kv_stages: int = 2
 
 
 _ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128 keys
@@ -33,57 +34,58 @@ _ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128
 # Without a mask, times what that call's last wave of work tiles leaves idle on 132 SMs.
 TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
     (64, False): (
-        WarpgroupTile(3, 128, 596 * 1.015, ping_pong=False),
-        WarpgroupTile(2, 128, 449 * 1.031, ping_pong=False),
-        WarpgroupTile(1, 128, 449 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 128, 614 * 1.015, kv_stages=4),
+        WarpgroupTile(2, 128, 412 * 1.031),
+        WarpgroupTile(1, 128, 412 * _ONE * 1.031),  # assumed
     ),
     (64, True): (
-        WarpgroupTile(3, 128, 554, ping_pong=False),
-        WarpgroupTile(2, 128, 428),
-        WarpgroupTile(1, 128, 428 * _ONE),  # assumed
+        WarpgroupTile(3, 128, 584, ping_pong=True),
+        WarpgroupTile(2, 128, 395),
+        WarpgroupTile(1, 128, 395 * _ONE),  # assumed
     ),
     (96, False): (
-        WarpgroupTile(3, 112, 684 * 1.063),
-        WarpgroupTile(3, 96, 664 * 1.063),
-        WarpgroupTile(2, 128, 664 * 561 / 640 * 1.031),  # assumed
-        WarpgroupTile(1, 128, 664 * 561 / 640 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 112, 734 * 1.063),
+        WarpgroupTile(2, 128, 642 * 1.031),
+        WarpgroupTile(1, 128, 642 * _ONE * 1.031),  # assumed
     ),
     (96, True): (
-        WarpgroupTile(3, 112, 682),
-        WarpgroupTile(3, 96, 668),
-        WarpgroupTile(2, 128, 668 * 561 / 640),  # assumed
-        WarpgroupTile(1, 128, 668 * 561 / 640 * _ONE),  # assumed
+        WarpgroupTile(3, 112, 713),
+        WarpgroupTile(2, 128, 713 * 642 / 734),  # assumed
+        WarpgroupTile(1, 128, 713 * 642 / 734 * _ONE),  # assumed
     ),
     (128, False): (
-        WarpgroupTile(3, 80, 785 * 1.063),
-        WarpgroupTile(2, 128, 735 * 1.031),
-        WarpgroupTile(1, 128, 735 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 80, 825 * 1.063),
+        WarpgroupTile(2, 128, 767 * 1.031),
+        WarpgroupTile(1, 128, 767 * _ONE * 1.031),  # assumed
     ),
     (128, True): (
-        WarpgroupTile(3, 80, 776),
-        WarpgroupTile(2, 128, 715),
-        WarpgroupTile(1, 128, 715 * _ONE),  # assumed
+        WarpgroupTile(3, 80, 809),
+        WarpgroupTile(2, 128, 809 * 767 / 825),  # assumed
+        WarpgroupTile(1, 128, 809 * 767 / 825 * _ONE),  # assumed
     ),
     (192, False): (
-        WarpgroupTile(3, 80, 781 * 1.063),
-        WarpgroupTile(2, 128, 763 * 1.031, ping_pong=True),
-        WarpgroupTile(1, 128, 763 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 80, 846 * 1.063),
+        WarpgroupTile(2, 128, 784 * 1.031),
+        WarpgroupTile(1, 128, 784 * _ONE * 1.031),  # assumed
     ),
     (192, True): (
-        WarpgroupTile(3, 80, 782),
-        WarpgroupTile(2, 128, 733, ping_pong=True),
-        WarpgroupTile(1, 128, 733 * _ONE),  # assumed
+        WarpgroupTile(3, 64, 830),
+        WarpgroupTile(2, 128, 771),
+        WarpgroupTile(1, 128, 771 * _ONE),  # assumed
     ),
     (256, False): (
-        WarpgroupTile(2, 80, 833 * 1.031),
-        WarpgroupTile(2, 64, 808 * 1.031),
-        WarpgroupTile(1, 80, 833 * _ONE * 1.031),  # assumed
+        WarpgroupTile(2, 80, 843 * 1.031),
+        WarpgroupTile(1, 80, 843 * _ONE * 1.031),  # assumed
+    ),
+    (256, True): (
+        WarpgroupTile(2, 64, 837),
+        WarpgroupTile(1, 64, 837 * _ONE),  # assumed
     ),
 }
 # Keys' worth of time that a work tile costs beside its steps: its first S and its store. From the
 # same run: calls of 512 to 4k tokens beside those of 16k, head dims 64 and 128.
 START_KEYS = 160
-START_KEYS_CAUSAL = {1: 80, 2: 80, 3: 250}  # by warpgroups; of one, assumed
+START_KEYS_CAUSAL = {1: 80, 2: 80, 3: 120}  # by warpgroups; of one, assumed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,7 @@ def _fitting(
                 causal=problem.masked,
                 tile_n=tile_n,
                 consumers=tile.consumers,
+                kv_stages=tile.kv_stages,
                 ping_pong=tile.ping_pong,
             )
             try:
@@ -153,7 +156,7 @@ def _measured(problem: WarpgroupProblem) -> tuple[WarpgroupTile, ...]:
     if widest > 128:
         widest = 192 if widest <= 192 and problem.head_dim_v <= 128 else 256
     width = min(dim for dim, _ in TILES if dim >= widest)
-    return TILES.get((width, problem.masked)) or TILES[width, False]
+    return TILES[width, problem.masked]
 
 
 def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> float:
