@@ -1,6 +1,6 @@
 """Which tiles a Hopper forward kernel gets for a problem: the one place where they are chosen.
 
-Measured on an H200: TFLOP/s of the kernel in `fa4.sm90.forward`, bf16, one sequence of 16k tokens,
+Measured on an H200: TFLOP/s of the kernel in `fa4.sm90.forward`, bf16, two sequences of 16k tokens,
 hidden size 2048, by `hardware.warpgroup_forward.measure`; those of 64 rows are assumed where their
 comment says so, at the share that they reach with head dim 128. Long problems take the fastest
 tile. A short one takes that with which all SMs have work and little of it is padding.
@@ -19,12 +19,15 @@ from fa4.plan.warpgroup import warpgroup_plan
 
 @dataclass(frozen=True)
 class WarpgroupTile:
-    """Warpgroups of 64 rows, keys of a KV tile, what was measured; turns and stages of a ring."""
+    """Warpgroups of 64 rows, keys of a KV tile, what was measured; stages of a ring.
+
+    turns_to: up to how many keys of a sequence the warpgroups take turns at the tensor core.
+    """
 
     consumers: int
     tile_n: int
     tflops: float
-    ping_pong: bool = False
+    turns_to: int = 0
     kv_stages: int = 2
 
 
@@ -34,52 +37,51 @@ _ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128
 # Without a mask, times what that call's last wave of work tiles leaves idle on 132 SMs.
 TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
     (64, False): (
-        WarpgroupTile(3, 128, 614 * 1.015, kv_stages=4),
-        WarpgroupTile(2, 128, 412 * 1.031),
-        WarpgroupTile(1, 128, 412 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 128, 610 * 1.007, kv_stages=4),
+        WarpgroupTile(2, 128, 412 * 1.015),
+        WarpgroupTile(1, 128, 412 * _ONE * 1.015),  # assumed
     ),
     (64, True): (
-        WarpgroupTile(3, 128, 584, ping_pong=True),
+        WarpgroupTile(3, 128, 581, turns_to=4096, kv_stages=4),
         WarpgroupTile(2, 128, 395),
         WarpgroupTile(1, 128, 395 * _ONE),  # assumed
     ),
     (96, False): (
-        WarpgroupTile(3, 112, 734 * 1.063),
-        WarpgroupTile(2, 128, 642 * 1.031),
-        WarpgroupTile(1, 128, 642 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 112, 722 * 1.007),
+        WarpgroupTile(2, 128, 647 * 1.031),
+        WarpgroupTile(1, 128, 647 * _ONE * 1.031),  # assumed
     ),
     (96, True): (
-        WarpgroupTile(3, 112, 713),
-        WarpgroupTile(2, 128, 713 * 642 / 734),  # assumed
-        WarpgroupTile(1, 128, 713 * 642 / 734 * _ONE),  # assumed
+        WarpgroupTile(3, 112, 699),
+        WarpgroupTile(2, 128, 699 * 647 / 722),  # assumed
+        WarpgroupTile(1, 128, 699 * 647 / 722 * _ONE),  # assumed
     ),
     (128, False): (
-        WarpgroupTile(3, 80, 825 * 1.063),
-        WarpgroupTile(2, 128, 767 * 1.031),
-        WarpgroupTile(1, 128, 767 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 80, 813 * 1.007),
+        WarpgroupTile(2, 128, 750 * 1.031),
+        WarpgroupTile(1, 128, 750 * _ONE * 1.031),  # assumed
     ),
     (128, True): (
-        WarpgroupTile(3, 80, 809),
-        WarpgroupTile(2, 128, 809 * 767 / 825),  # assumed
-        WarpgroupTile(1, 128, 809 * 767 / 825 * _ONE),  # assumed
+        WarpgroupTile(3, 80, 796),
+        WarpgroupTile(2, 128, 796 * 700 / 749),  # both a CTA per work tile
+        WarpgroupTile(1, 128, 796 * 700 / 749 * _ONE),  # assumed
     ),
     (192, False): (
-        WarpgroupTile(3, 80, 846 * 1.063),
-        WarpgroupTile(2, 128, 784 * 1.031),
-        WarpgroupTile(1, 128, 784 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 80, 825 * 1.007),
+        WarpgroupTile(2, 128, 769 * 1.031),
+        WarpgroupTile(1, 128, 769 * _ONE * 1.031),  # assumed
     ),
     (192, True): (
-        WarpgroupTile(3, 64, 830),
-        WarpgroupTile(2, 128, 771),
-        WarpgroupTile(1, 128, 771 * _ONE),  # assumed
+        WarpgroupTile(3, 64, 788),
+        WarpgroupTile(1, 128, 733 * _ONE),  # assumed
     ),
     (256, False): (
-        WarpgroupTile(2, 80, 843 * 1.031),
-        WarpgroupTile(1, 80, 843 * _ONE * 1.031),  # assumed
+        WarpgroupTile(2, 80, 821 * 1.031),
+        WarpgroupTile(1, 80, 821 * _ONE * 1.031),  # assumed
     ),
     (256, True): (
-        WarpgroupTile(2, 64, 837),
-        WarpgroupTile(1, 64, 837 * _ONE),  # assumed
+        WarpgroupTile(2, 64, 803),
+        WarpgroupTile(1, 64, 803 * _ONE),  # assumed
     ),
 }
 # Keys' worth of time that a work tile costs beside its steps: its first S and its store. From the
@@ -138,7 +140,7 @@ def _fitting(
                 tile_n=tile_n,
                 consumers=tile.consumers,
                 kv_stages=tile.kv_stages,
-                ping_pong=tile.ping_pong,
+                ping_pong=0 < problem.keys <= tile.turns_to,
             )
             try:
                 plan = warpgroup_plan(pipeline, gpu)
