@@ -35,6 +35,7 @@ def test_stored_accuracy_is_what_validation_finds(name: str, direction: str) -> 
     assert len(found.points) == stored.points
     assert found.mape == pytest.approx(stored.mape, abs=0.001)
     assert abs(found.worst.error) == pytest.approx(stored.worst, abs=0.002)
+    assert found.ratio_error == pytest.approx(stored.ratio, abs=0.001)
     assert found.mape <= 0.05 and found.rank_correlation >= 0.97
 
 
