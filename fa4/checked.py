@@ -108,7 +108,7 @@ def _as_written(tensors: Any, options: Mapping[str, Any], varlen: bool) -> Any:
 
 def _make_new(q: Any, k: Any, v: Any, options: Mapping[str, Any], varlen: bool) -> Call:
     given = {**VARLEN_DEFAULTS, **options}
-    if len(given) > len(VARLEN_DEFAULTS) or not (varlen or options.keys() <= _DENSE_NAMES):
+    if len(given) > len(VARLEN_DEFAULTS) or not (varlen or _DENSE_NAMES.issuperset(options)):
         allowed = VARLEN_DEFAULTS if varlen else DENSE_DEFAULTS
         unknown = min(set(options) - set(allowed))
         raise TypeError(f"unknown option {unknown!r}; allowed are {', '.join(allowed)}")
