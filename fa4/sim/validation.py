@@ -16,7 +16,6 @@ from fa4.sim.measurements import Row, pipeline_for
 from fa4.sim.options import SimulationRequest
 from fa4.sim.predict import Simulation, predict
 
-
 NINE_OF_TEN = 0.9
 
 
