@@ -172,7 +172,9 @@ class Role:
     """Warps that run one program: `prologue` once per CTA, `program` once per work tile.
 
     `closing`, after the last work tile, only waits: for others that still use this CTA's memory.
-    Nobody waits for it, so that the simulator leaves it out. `live` says how many registers of a
+    Nobody waits for it, so that the simulator leaves it out. `passing` takes the place of a step of
+    the program's loops for a tile that others of the CTA need and this role does not: the same
+    signals, no work. The simulator takes all tiles as needed. `live` says how many registers of a
     thread hold what where most hold something; empty if the plan does not say.
     """
 
@@ -181,6 +183,7 @@ class Role:
     registers: int
     program: Program
     prologue: Program = ()
+    passing: Program = ()
     closing: Program = ()
     live: Mapping[str, int] = field(default_factory=dict)
 
@@ -192,7 +195,7 @@ class Role:
     @property
     def steps(self) -> Program:
         """Everything it does, in order, its program once."""
-        return (*self.prologue, *self.program, *self.closing)
+        return (*self.prologue, *self.passing, *self.program, *self.closing)
 
 
 @dataclass(frozen=True, kw_only=True)

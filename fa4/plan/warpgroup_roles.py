@@ -121,6 +121,7 @@ def consumer_role(
         registers=registers,
         live=live_registers(pipeline),
         # The first turn is the first warpgroup's.
+        passing=_passing(pipeline, i) if passes_tiles(pipeline) else (),
         prologue=(Arrive("turn0"),) if pipeline.takes_turns and i == pipeline.consumers - 1 else (),
         closing=() if output_over_queries else (Wait(f"stored{i}"),),
         program=(
@@ -132,6 +133,17 @@ def consumer_role(
             *_epilogue(pipeline, i, output_over_queries),
         ),
     )
+
+
+def passes_tiles(pipeline: WarpgroupPipeline) -> bool:
+    """Does a warpgroup pass over tiles of which only rows of others see keys?"""
+    return pipeline.design == "fa4" and pipeline.causal and pipeline.consumers > 1
+
+
+def _passing(pipeline: WarpgroupPipeline, i: int) -> Program:
+    take, give = _turns(pipeline, i)
+    tiles = (Wait("k_full"), Arrive("k_empty"), Wait("v_full"), Arrive("v_empty"))
+    return (*tiles, *take, *give)
 
 
 def _serial(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
@@ -169,14 +181,18 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
     take, give = _turns(pipeline, i)
     early = pipeline.head_dim_v > WIDE_O_COLS and pipeline.design != "fa4"
     before, after = (rescale(pipeline, i), ()) if early else ((), rescale(pipeline, i))
+    # Within a turn, nothing is waited for; without turns, S's product does not wait for V.
+    late: Program = (Wait("v_full"),) if pipeline.design == "fa4" and not take else ()
+    at_once: Program = () if late else (Wait("v_full"),)
     scores, values = (of(pipeline, i, bool(spills)) for of in (_scores, _values))
 
     def step(masked: bool) -> Program:
         return (
             Wait("k_full"),
-            Wait("v_full"),
+            *at_once,
             *take,
             *scores[1:],
+            *late,
             *before,
             *spills,
             *values,

@@ -93,9 +93,9 @@ class VerifyReport:
     max_examples: int
     seed: int
     results: tuple[PropertyResult, ...]
+    seconds: float
     not_covered: dict[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
-    seconds: float = 0.0
 
     @property
     def passed(self) -> bool:

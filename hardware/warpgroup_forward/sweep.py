@@ -63,8 +63,8 @@ def variants() -> Iterator[dict[str, Any]]:
             yield {**base, "exp2": {"frequency": frequency, "residue": residue}}
         for scheduler in ("static", "snake", "lpt", "naive"):
             yield {**base, "causal": True, "scheduler": scheduler}
-        for other in (64, 96, 112, 144):
-            yield {**base, "tile_n": other, "causal": True, "scheduler": "snake"}
+        for other, scheduler in product((64, 96, 112, 144), ("snake", "lpt")):
+            yield {**base, "tile_n": other, "causal": True, "scheduler": scheduler}
 
 
 def fits(fields: dict[str, Any]) -> bool:

@@ -27,6 +27,7 @@ from tests.plan.plans import (
 )
 
 ONE, PAIR, BACK = FORWARD["one CTA"], FORWARD["pair"], BACKWARD["one CTA"]
+TURNS = warpgroup_plan(WarpgroupPipeline(causal=True), H200)
 PLANS = {
     f"{name} {k}": plan
     for name, plans in (("forward", FORWARD), ("backward", BACKWARD), ("published", PUBLISHED))
@@ -37,6 +38,12 @@ PLANS = {
 def role(name: str, **values: object) -> PipelinePlan:
     """The forward plan with fields of one role changed."""
     return with_role(ONE, name, lambda r: replace(r, **values))
+
+
+def passing_less(plan: PipelinePlan) -> PipelinePlan:
+    """A plan whose first role forgets the last signal where it passes over a tile."""
+    first, *others = plan.roles
+    return replace(plan, roles=(replace(first, passing=first.passing[:-1]), *others))
 
 
 def double_arrive(step: object) -> tuple[object, ...]:
@@ -147,6 +154,7 @@ FAULTS: list[tuple[str, Fault]] = [
         ONE, buffers=tuple(b for b in ONE.buffers if b.name != "barriers"))),
     ("balanced_phases", lambda: edit_role(ONE, "softmax0", double_arrive)),
     ("runs_to_the_end", lambda: with_signal(ONE, "kv_empty", free=0)),
+    ("passing_signals", lambda: passing_less(TURNS)),
     ("runs_to_the_end", lambda: role("load", closing=4 * (Wait("kv_empty"),))),
     ("runs_to_the_end", lambda: late_statistics(FORWARD["one Q tile"])),
     ("parity_is_enough", lambda: slow_reader(FORWARD["inline correction"])),
@@ -225,6 +233,12 @@ def test_the_machine_counts() -> None:
     ]
 
 
+def test_a_single_slot_has_no_next_one_to_align() -> None:
+    """Only slots behind others must be a multiple of a TMA boundary."""
+    odd = with_buffer(ONE, "kv", size=32768 + 64, stages=1)
+    assert "aligned_buffers" not in {found.rule for found in check_plan(odd, B200)}
+
+
 def test_a_signal_without_arrivers() -> None:
     """Nobody could ever complete it."""
     lonely = Signal(name="lonely", arrivals={}, waiters=("mma",))
@@ -232,3 +246,14 @@ def test_a_signal_without_arrivers() -> None:
     assert [found.message for found in findings if found.rule == "declared_roles"] == [
         "declares no arrivers"
     ]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_plan_that_spills_can_be_compiled(overlap: bool) -> None:
+    """Where registers do not suffice each product is waited for at once; all else is as before."""
+    tight = WarpgroupPipeline(consumers=3, tile_n=144, overlap=overlap)
+    plan = warpgroup_plan(tight, H200)
+    assert plan.role("consumer0").spilled_registers > 0
+    assert check_plan(plan, H200) == []
+    product = change_work(ONE, "mma", "QK0", asynchronous=False)  # of tensor memory
+    assert "committed_work" in {found.rule for found in check_plan(product, B200)}

@@ -146,6 +146,14 @@ def test_other_refusals() -> None:
         forward_plan(ForwardPipeline(numerics=ForwardConfig(tile_m=64)), B200)
 
 
+@pytest.mark.parametrize("dv", [16, 48, 56, 64, 128])
+def test_a_narrow_output_has_a_place_of_its_own(dv: int) -> None:
+    """Only an O of 64 columns or more takes the place of wide Q tiles, as in flash-attn-4."""
+    plan = forward(head_dim=192, head_dim_v=dv)
+    places = {buffer.name: buffer.start for buffer in plan.buffers}
+    assert (places["o"] == places["q"]) == (dv >= 64)
+
+
 def test_output_in_the_place_of_queries() -> None:
     """With wide Q tiles, the next Q is loaded only when O has left."""
     plan = FORWARD["wide pair"]

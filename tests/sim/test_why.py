@@ -172,6 +172,12 @@ def test_scaled_costs(unit: str, factor: float) -> None:
         assert type(new) is type(old)
 
 
+def test_nothing_times_a_factor_is_nothing() -> None:
+    """A constant of 0 stays, and so does its factor."""
+    free = replace(B200, costs=replace(B200.costs, launch_ns=0.0))
+    assert scale_cost(free, "costs.launch_ns", 1.1) == (free, 1.0)
+
+
 @pytest.mark.parametrize("asked", [{}, QUOTED, {"pass": "bwd"}, {"machine": "h200"}], ids=str)
 def test_elasticities_add_up(asked: dict[str, str]) -> None:
     """Nearly all of the time is accounted for, once."""
