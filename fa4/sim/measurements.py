@@ -152,7 +152,7 @@ _TILE: Mapping[str, Callable[[str], Any]] = {
     "overlap": parse_flag,
     "kv_stages": _size,
     "ping_pong": parse_flag,
-    "scheduler": _choice("static", "lpt", "naive"),
+    "scheduler": _choice("static", "snake", "lpt", "naive"),
     "emulated_percent": _percent,
 }
 
@@ -303,6 +303,8 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
         choices = dict(row.tile)
         rows = choices.pop("tile_m", pipeline.block_rows)
         choices["emulated"] = choices.pop("emulated_percent", 0.0) / 100
+        if choices.get("scheduler") == "snake":  # a fixed order that shares the work as lpt does
+            choices["scheduler"] = "lpt"
         return replace(pipeline, consumers=warpgroups(rows), **choices)
     for text, group in (("1-cta", 1), ("2-cta", 2)):
         if text not in name:
