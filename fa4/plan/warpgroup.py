@@ -33,9 +33,10 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
         consumer_role(pipeline, i, registers=consumer, output_over_queries=over)
         for i in range(pipeline.consumers)
     )
+    load = producer_role(pipeline, registers=producer, output_over_queries=over)
     return PipelinePlan(
         name=f"{kind} forward d{pipeline.head_dim}, {pipeline.consumers} warpgroups",
-        roles=(*consumers, producer_role(pipeline, registers=producer)),
+        roles=(*consumers, load),
         signals=tuple(_signals(pipeline, over)),
         buffers=tuple(buffers),
         trips=("kv_tiles", "masked_tiles", "plain_tiles"),

@@ -85,9 +85,15 @@ def _over(pipeline: WarpgroupPipeline, registers: int) -> int:
     return sum(live_registers(pipeline).values()) - min(registers, THREAD_REGISTERS)
 
 
-def producer_role(pipeline: WarpgroupPipeline, *, registers: int) -> Role:
-    """K and Q, then K of the next and V of this tile in turn, as far ahead as the rings allow."""
+def producer_role(
+    pipeline: WarpgroupPipeline, *, registers: int, output_over_queries: bool
+) -> Role:
+    """K and Q, then K of the next and V of this tile in turn, as far ahead as the rings allow.
+
+    A CTA that strides over work tiles has L2 fetch what the next one begins with.
+    """
     size, tile_n = pipeline.element_bytes, pipeline.tile_n
+    early = pipeline.design == "fa4" and pipeline.scheduler == "static" and not output_over_queries
 
     def fetch(what: str, num_bytes: int, cold: bool = False) -> Program:
         copy = Copy(kind="load", num_bytes=num_bytes, cold=cold)
@@ -98,9 +104,9 @@ def producer_role(pipeline: WarpgroupPipeline, *, registers: int) -> Role:
         )
 
     k_bytes = tile_n * pipeline.head_dim * size
-    q = fetch("q", pipeline.block_rows * pipeline.head_dim * size, cold=True)
+    q = fetch("q", pipeline.block_rows * pipeline.head_dim * size, cold=not early)
     k, v = fetch("k", k_bytes), fetch("v", tile_n * pipeline.head_dim_v * size)
-    program = (*fetch("k", k_bytes, cold=True), *q, Loop("kv_tiles", (*k, *v), offset=-1), *v)
+    program = (*fetch("k", k_bytes, cold=not early), *q, Loop("kv_tiles", (*k, *v), offset=-1), *v)
     warp = 4 * pipeline.consumers
     return Role(name="load", warps=(warp,), registers=registers, program=program)
 
