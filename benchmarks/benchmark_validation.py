@@ -193,10 +193,10 @@ def own_hopper() -> dict[str, Any]:
 
 def choices(found: Comparison) -> list[dict[str, Any]]:
     """The fastest by prediction beside the fastest by measurement, of each call on inputs of
-    standard deviation 1."""
+    standard deviation 1, among the schedulers that can be predicted (not the snake order)."""
     calls: dict[object, list[Point]] = {}
     for point in found.points:
-        if point.row.spread == 1.0:
+        if point.row.spread == 1.0 and point.row.tile["scheduler"] != "snake":
             calls.setdefault(point.row.problem, []).append(point)
     table = []
     for points in calls.values():

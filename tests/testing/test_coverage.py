@@ -73,6 +73,7 @@ def test_the_default_run_on_the_reference() -> None:
     assert not missing, missing
 
 
+@pytest.mark.slow
 def test_the_default_run_on_torch() -> None:
     """torch's own attention passes; what it lacks is not covered."""
     pytest.importorskip("torch")
@@ -80,6 +81,7 @@ def test_the_default_run_on_torch() -> None:
     assert code == 0 and report["counts"]["failed"] == 0 and report["counts"]["passed"] >= 40
 
 
+@pytest.mark.slow
 def test_the_default_run_on_a_plain_function() -> None:
     """The honest back end that faults are planted in: NumPy, every feature, exit code 0."""
     code, report = verify_json("--backend", "tests.testing.planted:honest")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,18 @@ CLASSES = {
     "gradients": 16,
     "behaviour": 3,
 }
+AT_ONCE = 4  # of each class; the rest are slow tests: 148 of them take four minutes of a core
+
+
+def by_speed() -> list[Any]:
+    """Names of the faults, all but the first of each class marked as slow."""
+    seen: Counter[str] = Counter()
+    names = []
+    for name, fault in FAULTS.items():
+        seen[fault.group] += 1
+        marks = pytest.mark.slow if seen[fault.group] > AT_ONCE else ()
+        names.append(pytest.param(name, marks=marks))
+    return names
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +67,7 @@ def first_failure(fault: Fault) -> PropertyResult:
     return failed[0]
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", by_speed())
 def test_planted_faults_are_caught(name: str) -> None:
     """At the first look, with an example, by a property whose name says what is wrong."""
     result = first_failure(FAULTS[name])
