@@ -14,6 +14,7 @@ from fa4.compiled.artifact import CompiledKernel, compile_artifact
 from fa4.compiled.forward import compile_warpgroup
 from hardware import RESULTS
 from hardware.hopper_counters import emulate, simulate
+from hardware.hopper_counters.compare import VALUES_SHARE
 from hardware.hopper_counters.expected import Work
 from hardware.warpgroup_forward.measure import make_spec
 
@@ -50,7 +51,9 @@ def test_ncu_counted_what_the_emulator_did() -> None:
         checks = {item["check"]: item for item in kernel["checks"]}
         for name in ("wgmma", "exponentials", "copied_bytes"):
             item = checks[f"emulator: {name}"]
-            assert item["counted"] == item["expected"] > 0
+            by_value = name == "exponentials" and kernel["configuration"]["spec"].get("causal")
+            allowed = item["counted"] * VALUES_SHARE if by_value else 0
+            assert abs(item["counted"] - item["expected"]) <= allowed and item["expected"] > 0
 
 
 def test_shares_far_apart_are_seen() -> None:

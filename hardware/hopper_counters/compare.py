@@ -35,6 +35,9 @@ EMULATED = {
 }
 EXPONENTIAL = "MUFU.EX2"
 WAITS = 8  # reasons shown per role
+# A warp that must rescale O has exponentials more: under a mask, where a row may begin with few
+# keys, that is a matter of the values, of which the emulator sees those of one head.
+VALUES_SHARE = 1e-5
 
 
 def counters(raw: str) -> Iterator[dict[str, float]]:
@@ -110,7 +113,8 @@ def compare(
         checks.append(check(f"{pipe}: executed opcodes", counter, executed[pipe], CODE_SHARE))
         checks.append(check(f"{pipe}: loops times trips", counter, predicted[pipe], CODE_SHARE))
     for name, number in (emulated or {}).items():
-        checks.append(check(f"emulator: {name}", counted[EMULATED[name]], number, 0.0))
+        share = VALUES_SHARE if name == "exponentials" and work.causal else 0.0
+        checks.append(check(f"emulator: {name}", counted[EMULATED[name]], number, share))
     for name, number in (simulated or {}).items():
         found = check(f"simulator: {name}", counted[name], number, 0.0)
         found["passed"] = abs(counted[name] - number) <= POINTS
