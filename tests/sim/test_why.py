@@ -84,7 +84,7 @@ def test_a_chain_without_its_waits_is_found(pipeline: Any) -> None:
 
     def blind(self: Any, node: Any) -> Any:
         link = whole(self, node)
-        return link if link.reason != "signal" else replace(link, begin=link.begin + 1.0)
+        return link if link.reason != "signal" else link._replace(begin=link.begin + 1.0)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain_module._Walk, "link", blind)
