@@ -10,6 +10,7 @@ from fa4.explore.controls import CONTROLS
 from fa4.explore.packing import pack, unpack
 from fa4.explore.page import MOST_BYTES, build_page
 from fa4.explore.recording import record_grid
+from fa4.explore.roles import ROLES
 from fa4.explore.verdicts import read_verdicts
 from tests.explore.conftest import Small, assert_as_predicted, points
 
@@ -30,6 +31,7 @@ def test_the_whole_page() -> None:
     lengths = len(next(c.choices for c in CONTROLS if c.key == "seqlen"))
     assert len(columns["point_results"]) == lengths * len(columns["shape_steps"])
     assert set(range(len(columns["tflops"]))) == set(columns["point_results"].clip(0).tolist())
+    assert {role["name"] for role in head["parts"]["roles"]} == set(ROLES)
     shown = [one for one in head["contexts"] if "reason" not in one]
     for control in (control for control in CONTROLS if control.level == "context"):
         for choice in control.choices:

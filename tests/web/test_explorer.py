@@ -215,6 +215,8 @@ def test_keys_and_playing(opened: Open) -> None:
     assert tab.page.locator(".tabs [aria-selected=true]").get_attribute("id") != role
     tab.page.keyboard.press("?")
     assert tab.page.locator("#help").is_visible()
+    for word in ("CTA", "TMEM", "MUFU", "TMA", "mbarrier", "p0_full_o0_scaled", "S, P, O"):
+        assert word in tab.text("#help"), word
     tab.page.keyboard.press("Escape")
     tab.until("!document.getElementById('help').open")
     tab.page.keyboard.press("t")
