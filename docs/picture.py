@@ -135,11 +135,10 @@ def shared_memory_rows(cta: CtaTimeline, slots: int) -> Rows:
         row = rows.setdefault(f"K/V slot {number % slots}", [])
         row.append(Piece(load.start, landed.done, "", COLOURS["load"], 0.35))
         row.append(Piece(landed.done, left.done, f"{load.what[-1]}{number // 2}", COLOURS["load"]))
-    rows["O on its way out"] = [
-        Piece(named(cta, "correction", f"write O{tile}")[0].start,
-              named(cta, "epilogue", f"store O{tile}")[0].done, f"O{tile}", COLOURS["epilogue"])
-        for tile in "01"
-    ]  # fmt: skip
+    for tile in "01":
+        written = named(cta, "correction", f"write O{tile}")[0].start
+        gone = named(cta, "epilogue", f"store O{tile}")[0].done
+        rows[f"O{tile} on its way out"] = [Piece(written, gone, f"O{tile}", COLOURS["epilogue"])]
     return rows
 
 
