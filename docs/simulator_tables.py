@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -23,7 +24,7 @@ from fa4.sim.machine import COSTS, find_machine
 from fa4.sim.measurements import read_measurements, select_rows
 from fa4.sim.validation import Comparison, compare
 from hardware import RESULTS
-from hardware.hopper_counters.simulate import apart, measured, prediction, simulated
+from hardware.hopper_counters.simulate import apart, measured, prediction, simulated, traffic
 
 PAGE = Path(__file__).with_name("simulator.md")
 PICTURE = PAGE.parent / "pictures" / "hopper_sweep.svg"
@@ -186,21 +187,43 @@ def render_left_out() -> str:
     return markdown_table(("not fitted to", "points", "mean error", "worst", "beside"), rows)
 
 
-def render_counters() -> str:
-    """Shares of time, measured and simulated, of each kernel whose counters are on record."""
-    rows = []
+def counted_kernels() -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
+    """(head dims, what was chosen) and the record of each kernel whose counters are on record."""
     for kernel in json.loads((RESULTS / "hopper_counters.json").read_text("utf-8"))["kernels"]:
-        given = kernel["configuration"]
-        there, here = measured(kernel), simulated(prediction(given))
-        choices = {x: y for x, y in given["spec"].items() if not x.startswith("head_dim")}
-        dims = f"{given['spec']['head_dim']}, {given['spec']['head_dim_v']}"
-        said = " ".join(f"{name}={value}" for name, value in choices.items()) or "as it comes"
+        spec = kernel["configuration"]["spec"]
+        choices = {x: y for x, y in spec.items() if not x.startswith("head_dim")}
+        said = " ".join(f"{name}={value}" for name, value in choices.items())
+        dims = f"{spec['head_dim']}, {spec['head_dim_v']}"
+        yield (dims, f"`{said}`" if said else "as it comes"), kernel
+
+
+def render_counters() -> str:
+    """Shares of time, measured and simulated."""
+    rows = []
+    for names, kernel in counted_kernels():
+        there, here = measured(kernel), simulated(prediction(kernel["configuration"]))
         cells = (
             f"{there[name]:.1f}, {here[name]:.1f}{' (!)' if name in apart(there, here) else ''}"
             for name in there
         )
-        rows.append((dims, f"`{said}`" if choices else said, *cells))
+        rows.append((*names, *cells))
     titles = ("head dims", "kernel", "tensor core works", "producer waits", "consumer waits")
+    return markdown_table(titles, rows)
+
+
+def render_traffic() -> str:
+    """Wavefronts and bytes, measured and simulated."""
+    scales = {"shared_wavefronts": 1e6, "dram_bytes": 1e6, "l2_bytes": 1e9}
+    rows = []
+    for names, kernel in counted_kernels():
+        found = traffic(kernel, prediction(kernel["configuration"]))
+        cells = (
+            f"{there / scales[name]:.3g}, {here / scales[name]:.3g} ({here / there - 1:+.0%})"
+            for name, (there, here) in found.items()
+        )
+        rows.append((*names, *cells))
+    titles = ("head dims", "kernel", "shared memory, million wavefronts", "device memory, MB",
+              "L2, GB")  # fmt: skip
     return markdown_table(titles, rows)
 
 
@@ -260,6 +283,7 @@ SECTIONS = {
     "choices": render_choices,
     "left out": render_left_out,
     "counters": render_counters,
+    "traffic": render_traffic,
     "free constants": render_free,
     "costs": render_costs,
 }

@@ -179,10 +179,18 @@ def test_unknown_options() -> None:
 
 
 COMPILED = [({}, ()), ({"causal": True, "return_lse": True}, ()), ({"softcap": 2.0}, (3, 2))]
+# Dynamo takes seconds for each: every implementation with one of the options, the rest slowly.
+FAST = {("auto", 0), ("oracle", 1), ("emulator", 2), ("reference", 1), ("reference", 2)}
 
 
-@pytest.mark.parametrize("impl", ["auto", "reference", "oracle", "emulator"])
-@pytest.mark.parametrize(("options", "window"), COMPILED)
+@pytest.mark.parametrize(
+    ("impl", "options", "window"),
+    [
+        pytest.param(impl, *COMPILED[n], marks=() if (impl, n) in FAST else pytest.mark.slow)
+        for impl in ("auto", "reference", "oracle", "emulator")
+        for n in range(len(COMPILED))
+    ],
+)
 def test_torch_compile(impl: str, options: dict[str, Any], window: Any) -> None:
     """The public function itself, in one graph, with its gradients, by every implementation."""
     torch._dynamo.reset()

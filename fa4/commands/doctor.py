@@ -48,7 +48,7 @@ OPTIONAL = (
     OptionalPackage("distributed", "fa4 sweep --dask", ("distributed>=2024.8",)),
     OptionalPackage("torch", "torch tensors, kernels", ("torch>=2.9,<2.14",)),
     OptionalPackage("nvidia-cutlass-dsl", CUTE_DSL, ("nvidia-cutlass-dsl>=4.8",)),
-    OptionalPackage("cuda-python", CUTE_DSL, ("cuda-python>=12.9",)),
+    OptionalPackage("cuda-bindings", CUTE_DSL, ("cuda-python>=12.9",)),  # brings them
     OptionalPackage("apache-tvm-ffi", KERNEL, ("apache-tvm-ffi>=0.1.5",)),
     OptionalPackage("pytest", "the test suite", ("pytest",)),
 )

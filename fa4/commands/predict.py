@@ -104,6 +104,7 @@ def predict(
     first = describe(settings)
     if why or (why is None and not variants and worth_asking(first)):
         first["why"] = ask_why(settings)
+        first["bottleneck"] = first["why"]["limit"]
     if not variants:
         emit(first, as_json, render)
         return
@@ -205,7 +206,8 @@ def measure(prediction: Prediction) -> dict[str, Any]:
         "tflops": prediction.tflops,
         "peak_share": prediction.peak_share,
         "cycles": prediction.cycles,
-        "bottleneck": prediction.bottleneck,
+        "busiest": prediction.bottleneck,
+        "bottleneck": None,  # what the time depends on, which `ask_why` finds
         "bound": {
             "seconds": prediction.bound_seconds,
             "by": prediction.bound_by,
@@ -254,8 +256,8 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
             f"{bound['seconds'] * 1e6:.1f} us by {bound['by']}; the prediction reaches "
             f"{bound['share']:.0%} of it",
         ),
-        *((("limited by", report["why"]["limit"]),) if "why" in report else ()),
-        ("busiest", report["bottleneck"]),
+        *((("limited by", report["bottleneck"]),) if report["bottleneck"] else ()),
+        ("busiest", report["busiest"]),
         (
             "kernels",
             ", ".join(f"{k['name']} {k['seconds'] * 1e6:.1f} us" for k in report["kernels"]),
@@ -345,10 +347,10 @@ def render_comparison(report: Mapping[str, Any]) -> tuple[Any, ...]:
     fresh = [what for what in b["accuracy"]["outside"] if what not in a["accuracy"]["outside"]]
     if fresh:
         error += f"; of B not measured: {', '.join(fresh)}"
-    limit = f"\n   limited by {a['why']['limit']}" if "why" in a else ""
+    limit = f"\n   limited by {a['bottleneck']}" if a["bottleneck"] else ""
     return (
-        f"A: {headline(a)}, {a['machine']['name']}, {a['plan']}\n   {a['bottleneck']}{limit}",
-        f"B: A with {changes}; {b['plan']}\n   {b['bottleneck']}",
+        f"A: {headline(a)}, {a['machine']['name']}, {a['plan']}\n   {a['busiest']}{limit}",
+        f"B: A with {changes}; {b['plan']}\n   {b['busiest']}",
         table,
         f"B is {report['speedup']:.3f} times as fast as A; model error: {error}",
     )

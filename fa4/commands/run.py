@@ -292,7 +292,7 @@ def predict(
 
     None for a problem that it has no kernel for.
     """
-    from fa4.sim.defaults import default_backward, default_forward, default_warpgroups
+    from fa4.sim.defaults import default_backward, default_forward, default_hopper
     from fa4.sim.machine import find_machine
     from fa4.sim.predict import predict as simulate
 
@@ -302,7 +302,7 @@ def predict(
         if backward:
             found = simulate(problem, default_backward(problem, deterministic=True), machine)
         elif hopper:
-            found = simulate(problem, default_warpgroups(problem, machine.gpu), machine)
+            found = simulate(problem, default_hopper(problem, machine.gpu, design="fa4"), machine)
         else:
             found = simulate(problem, default_forward(problem, machine.gpu), machine)
     except ValueError:

@@ -167,5 +167,5 @@ def say_best(report: Mapping[str, Any]) -> str:
     error = "the error is unknown"
     if best["error"] is not None:
         where = "within" if best["within_error"] else "beyond"
-        error = f"{where} the error of {best['error']:.0%}"
+        error = f"{where} {best['error']:.0%}, the error of a ratio (nine of ten predictions)"
     return f"best single change: {best['change']}: {best['speedup'] - 1:+.0%}, {error} ({count})"

@@ -103,6 +103,22 @@ def closing_waits(plan: PipelinePlan, gpu: Gpu) -> Broken:
                 yield role.name, f"ends with {step}; it may only wait there"
 
 
+def passing_signals(plan: PipelinePlan, gpu: Gpu) -> Broken:
+    """Passing over a tile makes the signals of a step of each loop, but for a role's own."""
+    shared = {signal.name for signal in plan.signals if signal.kind in ("mbarrier", "named")}
+
+    def signals(program: Program) -> Counter[Wait | Arrive]:
+        steps = (step for step in walk(program) if isinstance(step, (Wait, Arrive)))
+        return Counter(step for step in steps if step.signal in shared)
+
+    for role in plan.roles:
+        for loop in _loops(role.program) if role.passing else ():
+            differ = (a := signals(role.passing)) - (b := signals(loop.body)) or b - a
+            if differ:
+                listed = ", ".join(map(str, differ))
+                yield role.name, f"{loop.trip} and passing over a tile differ in {listed}"
+
+
 def products_ended(plan: PipelinePlan, gpu: Gpu) -> Broken:
     """A role that waits at its end does so until products have released all slots of its rings."""
     by_products = {
@@ -198,6 +214,7 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
     unique_names,
     known_trips,
     closing_waits,
+    passing_signals,
     signal_rules.declared_roles,
     signal_rules.known_signals,
     signal_rules.declared_arrivers,

@@ -201,6 +201,8 @@ def render_program(role: Role) -> str:
     if role.prologue:
         lines += ["  once per CTA:", *_steps(role.prologue, 2)]
     lines += ["  per work tile:", *_steps(role.program, 2)]
+    if role.passing:
+        lines += ["  for a tile that only others need:", *_steps(role.passing, 2)]
     if role.closing:
         lines += ["  at the end:", *_steps(role.closing, 2)]
     return "\n".join(lines)

@@ -29,7 +29,8 @@ class Mma:
     read from shared memory (0 for an operand in tensor memory); cta_group 2 spans a CTA pair.
     in_registers: the accumulator, and A unless in shared memory, are registers of the warpgroup
     that issues it (wgmma) instead of tensor memory. issue_cycles: that its warps take to issue all
-    of its instructions, where the code says so; None: as the machine does.
+    of its instructions, where the code says so; None: as the machine does. waits: how often its
+    warps wait until what they have issued of it is done.
     """
 
     rows: int
@@ -41,6 +42,7 @@ class Mma:
     element_bytes: int = 2
     in_registers: bool = False
     issue_cycles: float | None = None
+    waits: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,7 @@ class Math:
     fma: float = 0.0
     alu: float = 0.0
     other: float = 0.0
-    chain: int = 0
+    chain: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +101,13 @@ class Sync:
 
 @dataclass(frozen=True, kw_only=True)
 class Spill:
-    """Registers of every thread of a role that cross to local memory and back, so many times."""
+    """So many registers of every thread of a role go to local memory and come back.
 
-    registers: float
+    held: registers of a thread that it has room for; some go there more than once.
+    """
+
+    registers: int
+    held: int
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,9 @@ class Role:
     """Warps that run one program: `prologue` once per CTA, `program` once per work tile.
 
     `closing`, after the last work tile, only waits: for others that still use this CTA's memory.
-    Nobody waits for it, so that the simulator leaves it out. `live` says how many registers of a
+    Nobody waits for it, so that the simulator leaves it out. `passing` takes the place of a step of
+    the program's loops for a tile that others of the CTA need and this role does not: the same
+    signals, no work. The simulator takes all tiles as needed. `live` says how many registers of a
     thread hold what where most hold something; empty if the plan does not say.
     """
 
@@ -175,6 +183,7 @@ class Role:
     registers: int
     program: Program
     prologue: Program = ()
+    passing: Program = ()
     closing: Program = ()
     live: Mapping[str, int] = field(default_factory=dict)
 
@@ -186,7 +195,7 @@ class Role:
     @property
     def steps(self) -> Program:
         """Everything it does, in order, its program once."""
-        return (*self.prologue, *self.program, *self.closing)
+        return (*self.prologue, *self.passing, *self.program, *self.closing)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ has risen by more than tau are maxima exchanged and is O rescaled.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from fa4.config import PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS, WarpgroupPipeline
@@ -27,11 +28,12 @@ EXP_PARTS = 4  # pieces of a tile's exponentials, in which several warpgroups sh
 OWN_ROWS = 2  # of a thread
 
 # Instructions of a score's polynomial: range, rounding, two differences, degree 3, exponent.
-EMULATED_FMA, EMULATED_ALU = 6.0, 3.0
+EMULATED_FMA, EMULATED_ALU = 6.0, 2.0
 
-# What scoreboards and control codes of the exponentials and their sums add to their pipes' time, in
-# dependent instructions per score: from the compiled kernels, read as one warp alone executes them.
-SCOREBOARD_PER_SCORE = 0.25
+# What scoreboards add to the exponentials' and their sums' time on the pipes, in dependent
+# instructions per score. Assumed: the control codes of the compiled kernels leave 8 cycles for each,
+# MUFU's own, and S is scaled beside the first ones; what its results take is not in them.
+SCOREBOARD_PER_SCORE = 0.1
 
 STORE_INSTRUCTIONS = 30.0  # of P to shared memory: stores, addresses, fence; likewise counted
 
@@ -45,22 +47,25 @@ def rows_of(name: str, i: int, row_bytes: int) -> str:
 
 
 def unpacked(
-    *, mufu: float = 0.0, fma: float = 0.0, alu: float = 0.0, other: float = 0.0, chain: int = 0
+    *, mufu: float = 0.0, fma: float = 0.0, alu: float = 0.0, other: float = 0.0, chain: float = 0.0
 ) -> Math:
     """Instructions one by one: Hopper has no packed float32, so each FMA takes an issue slot."""
     return Math(mufu=mufu, fma=fma, alu=alu, other=other + fma / 2, chain=chain)
 
 
-def products(pipeline: WarpgroupPipeline, product: Mma) -> Mma:
+def products(pipeline: WarpgroupPipeline, product: Mma, waited: bool) -> Mma:
     """A product with what its instructions, of 32 bytes of depth, take to issue.
 
     From the control codes of the compiled kernels; beyond head dim 128 descriptors leave the
-    uniform registers. Not known of flash_attn.cute.
+    uniform registers. Not known of flash_attn.cute. waited: in all loops that spill registers the
+    compiler waits for each instruction before the next one.
     """
+    instructions = product.depth * pipeline.element_bytes // PRODUCT_DEPTH_BYTES
+    if waited:
+        product = replace(product, waits=instructions)
     if pipeline.design != "fa4":
         return product
     wide = pipeline.head_dim > NARROW_DIM
-    instructions = product.depth * pipeline.element_bytes / PRODUCT_DEPTH_BYTES
     return replace(product, issue_cycles=instructions * ISSUE_CYCLES[wide])
 
 
@@ -71,15 +76,8 @@ def softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
 
 
 def _own_softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
-    scores, emulated = pipeline.tile_n / 2, pipeline.emulated
-    part = scores / EXP_PARTS
+    scores = pipeline.tile_n / 2
     mask: Program = (Work(f"mask S{i}", unpacked(alu=1.6 * scores)),) if masked else ()
-    one = unpacked(
-        mufu=part * (1 - emulated),
-        fma=part * (1 + EMULATED_FMA * emulated),
-        alu=part * (EMULATED_ALU * emulated + (0 if pipeline.overlap else 0.5)),
-        chain=round(SCOREBOARD_PER_SCORE * part),
-    )
     return (
         *mask,
         Work(f"row max {i}", unpacked(alu=scores)),
@@ -88,8 +86,24 @@ def _own_softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
         Work(f"exchange {i}", unpacked(mufu=OWN_ROWS, fma=4, alu=8, other=8, chain=8),
              share="rescale_rate"),
         Work(f"scale S{i}", unpacked(fma=scores)),
-        *(Work(f"exp S{i} {n}", one) for n in range(EXP_PARTS)),
+        *_own_exponentials(pipeline, i),
     )  # fmt: skip
+
+
+def _own_exponentials(pipeline: WarpgroupPipeline, i: int) -> Iterator[Work]:
+    """In parts; the polynomials are in the first ones, where the compiler puts them."""
+    part = pipeline.tile_n / 2 / EXP_PARTS
+    left = pipeline.tile_n / 2 * pipeline.emulated
+    for n in range(EXP_PARTS):
+        emulated = min(part, left)
+        left -= emulated
+        amount = unpacked(
+            mufu=part - emulated,
+            fma=part + EMULATED_FMA * emulated,
+            alu=EMULATED_ALU * emulated + (0 if pipeline.overlap else 0.5 * part),
+            chain=SCOREBOARD_PER_SCORE * part,
+        )
+        yield Work(f"exp S{i} {n}", amount)
 
 
 def _published_softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
@@ -133,6 +147,13 @@ def probabilities(pipeline: WarpgroupPipeline, i: int) -> Program:
         Work(f"write P{i}", store, writes=(rows_of("p", i, row_bytes),)),
         Work(f"show P{i}", Sync(fenced=True, by_warp=by_warp)),
     )
+
+
+def release(pipeline: WarpgroupPipeline, i: int) -> Program:
+    """What a step does once P V is done: the slot of V given back, the ring's next, branches."""
+    if pipeline.design != "fa4":
+        return ()
+    return (Work(f"release {i}", unpacked(other=12, chain=6)),)
 
 
 def rescale(pipeline: WarpgroupPipeline, i: int) -> Program:

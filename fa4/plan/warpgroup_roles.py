@@ -22,6 +22,7 @@ from fa4.plan.warpgroup_code import (
     OWN_ROWS,
     probabilities,
     products,
+    release,
     rescale,
     rows_of,
     softmax,
@@ -33,12 +34,15 @@ Parts = tuple[Program, Callable[[bool], Program], Program]  # before the loops, 
 
 WIDE_O_COLS = 128  # beyond it, O is rescaled while S's product runs, before P V is issued
 
-# What a step moves between registers and local memory, in registers of a thread: so many for the
-# first and for each further spilled one, fitted to the measured sweep (Nsight Compute on an H200
-# counted 65 local accesses a step for 24 spilled ones). Where not even the accumulators fit, the
-# compiler puts all products one after the other and moves both accumulators out and in.
-# This package's kernel does so only with overlap.
-MOVES_OF_FIRST, MOVES_OF_SPILLED, MOVES_OF_ACCUMULATORS = 90.0, 3.5, 2.8
+# Where not even S and O fit: how often a step moves O out and in, and for how many of it the stack has
+# room, by design and overlap. Counted, like the other registers that cross to local memory, in the
+# loops of 25 compiled kernels.
+OUTPUT_MOVES = {
+    ("fa4", True): (3.0, 2.0),
+    ("fa4", False): (2.0, 1.0),
+    ("flash_attn.cute", True): (2.1, 2.1),
+    ("flash_attn.cute", False): (3.7, 3.2),
+}
 
 # Registers of a consumer thread beyond S, P and O: row maxima, sums and scales; addresses,
 # descriptors, loop and barrier state.
@@ -62,16 +66,23 @@ def live_registers(pipeline: WarpgroupPipeline) -> dict[str, int]:
 
 
 def spilled(pipeline: WarpgroupPipeline, registers: int) -> Program:
-    """What of a step goes to local memory, if anything, for a budget of registers per thread."""
-    live, room = live_registers(pipeline), min(registers, THREAD_REGISTERS)
-    over = sum(live.values()) - room
+    """What of a step goes to local memory, if anything, for a budget of registers per thread.
+
+    Before P V, which the turn at the tensor core is kept for.
+    """
+    over, live = _over(pipeline, registers), live_registers(pipeline)
     if over <= 0:
         return ()
-    moved = MOVES_OF_FIRST + MOVES_OF_SPILLED * over
-    one_by_one = pipeline.overlap or pipeline.design != "fa4"
-    if one_by_one and sum(live.values()) - live.get("P", 0) > room:
-        moved = max(moved, MOVES_OF_ACCUMULATORS * (live["S"] + live["O"]))
-    return (Work("spill", Spill(registers=moved)),)
+    moved = held = min(4 + 2 * over, 28 + over)
+    if over > live.get("P", 0):
+        moves = OUTPUT_MOVES[pipeline.design, pipeline.overlap]
+        moved, held = (round(share * live["O"]) for share in moves)
+    return (Work("spill", Spill(registers=moved, held=held)),)
+
+
+def _over(pipeline: WarpgroupPipeline, registers: int) -> int:
+    """Registers that are live at once beyond a thread's."""
+    return sum(live_registers(pipeline).values()) - min(registers, THREAD_REGISTERS)
 
 
 def producer_role(pipeline: WarpgroupPipeline, *, registers: int) -> Role:
@@ -98,11 +109,11 @@ def consumer_role(
     pipeline: WarpgroupPipeline, i: int, *, registers: int, output_over_queries: bool
 ) -> Role:
     """Warpgroup i's program."""
-    begin, step, end = (_overlapped if pipeline.overlap else _serial)(pipeline, i)
     spills = spilled(pipeline, registers)
+    begin, step, end = (_overlapped if pipeline.overlap else _serial)(pipeline, i, spills)
     loops = (
-        Loop("masked_tiles", (*step(True), *spills), offset=-1 if pipeline.overlap else 0),
-        Loop("plain_tiles", (*step(False), *spills)),
+        Loop("masked_tiles", step(True), offset=-1 if pipeline.overlap else 0),
+        Loop("plain_tiles", step(False)),
     )
     return Role(
         name=f"consumer{i}",
@@ -110,6 +121,7 @@ def consumer_role(
         registers=registers,
         live=live_registers(pipeline),
         # The first turn is the first warpgroup's.
+        passing=_passing(pipeline, i) if passes_tiles(pipeline) else (),
         prologue=(Arrive("turn0"),) if pipeline.takes_turns and i == pipeline.consumers - 1 else (),
         closing=() if output_over_queries else (Wait(f"stored{i}"),),
         program=(
@@ -123,16 +135,28 @@ def consumer_role(
     )
 
 
-def _serial(pipeline: WarpgroupPipeline, i: int) -> Parts:
+def passes_tiles(pipeline: WarpgroupPipeline) -> bool:
+    """Does a warpgroup pass over tiles of which only rows of others see keys?"""
+    return pipeline.design == "fa4" and pipeline.causal and pipeline.consumers > 1
+
+
+def _passing(pipeline: WarpgroupPipeline, i: int) -> Program:
+    take, give = _turns(pipeline, i)
+    tiles = (Wait("k_full"), Arrive("k_empty"), Wait("v_full"), Arrive("v_empty"))
+    return (*tiles, *take, *give)
+
+
+def _serial(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
     """S, softmax, rescale, P V, one after the other.
 
     A turn begins with P V and ends when the next S is issued: its product runs on in the other's.
     """
     take, give = _turns(pipeline, i)
+    scores, values = (of(pipeline, i, bool(spills)) for of in (_scores, _values))
 
     def step(masked: bool) -> Program:
         return (
-            *_scores(pipeline, i),
+            *scores,
             *give,
             *_await_scores(i),
             *softmax(pipeline, i, masked),
@@ -140,14 +164,16 @@ def _serial(pipeline: WarpgroupPipeline, i: int) -> Parts:
             *probabilities(pipeline, i),
             Wait("v_full"),
             *take,
-            *_values(pipeline, i),
+            *spills,
+            *values,
             *_await_values(i),
+            *release(pipeline, i),
         )
 
     return take, step, give
 
 
-def _overlapped(pipeline: WarpgroupPipeline, i: int) -> Parts:
+def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
     """S of this tile, then P V of the last one in the same turn, while this softmax runs.
 
     The first tile, always masked, has no earlier P V to run beside it, the last P V no next S.
@@ -155,54 +181,62 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int) -> Parts:
     take, give = _turns(pipeline, i)
     early = pipeline.head_dim_v > WIDE_O_COLS and pipeline.design != "fa4"
     before, after = (rescale(pipeline, i), ()) if early else ((), rescale(pipeline, i))
+    # Within a turn, nothing is waited for; without turns, S's product does not wait for V.
+    late: Program = (Wait("v_full"),) if pipeline.design == "fa4" and not take else ()
+    at_once: Program = () if late else (Wait("v_full"),)
+    scores, values = (of(pipeline, i, bool(spills)) for of in (_scores, _values))
 
     def step(masked: bool) -> Program:
         return (
             Wait("k_full"),
-            Wait("v_full"),
+            *at_once,
             *take,
-            *_scores(pipeline, i)[1:],
+            *scores[1:],
+            *late,
             *before,
-            *_values(pipeline, i),
+            *spills,
+            *values,
             *give,
             *_await_scores(i),
             *softmax(pipeline, i, masked),
             *_await_values(i),
+            *release(pipeline, i),
             *probabilities(pipeline, i),
             *after,
         )
 
     begin: Program = (
-        *_scores(pipeline, i),
+        *scores,
         *_await_scores(i),
         *softmax(pipeline, i, True),
         *probabilities(pipeline, i),
     )
-    end: Program = (*before, Wait("v_full"), *_values(pipeline, i), *_await_values(i))
+    end: Program = (*before, Wait("v_full"), *values, *_await_values(i))
     return begin, step, end
 
 
-def _scores(pipeline: WarpgroupPipeline, i: int) -> Program:
+def _scores(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
+    """S's product; waited: as the compiler issues it where registers do not suffice."""
     size, d = pipeline.element_bytes, pipeline.head_dim
     product = mma(WARPGROUP_ROWS, pipeline.tile_n, d, element_bytes=size, in_registers=True)
-    product = products(pipeline, product)
+    product = products(pipeline, product, waited)
     reads = (rows_of("q", i, d * size), "k")
     return (
         Wait("k_full"),
-        Work(f"QK{i}", product, asynchronous=True, reads=reads),
+        Work(f"QK{i}", product, asynchronous=not waited, reads=reads),
         Arrive(f"s{i}_done", after="tensor"),
     )
 
 
-def _values(pipeline: WarpgroupPipeline, i: int) -> Program:
+def _values(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
     size, dv, tile_n = pipeline.element_bytes, pipeline.head_dim_v, pipeline.tile_n
     shared = pipeline.p_source == "smem"
     product = mma(WARPGROUP_ROWS, dv, tile_n, element_bytes=size, a_in_tmem=not shared,
                   in_registers=True)  # fmt: skip
-    product = products(pipeline, product)
+    product = products(pipeline, product, waited)
     reads = (rows_of("p", i, tile_n * size), "v") if shared else ("v",)
     return (
-        Work(f"PV{i}", product, asynchronous=True, reads=reads),
+        Work(f"PV{i}", product, asynchronous=not waited, reads=reads),
         Arrive(f"o{i}_done", after="tensor"),
     )
 

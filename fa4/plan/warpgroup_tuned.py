@@ -1,6 +1,6 @@
 """Which tiles a Hopper forward kernel gets for a problem: the one place where they are chosen.
 
-Measured on an H200: TFLOP/s of the kernel in `fa4.sm90.forward`, bf16, one sequence of 16k tokens,
+Measured on an H200: TFLOP/s of the kernel in `fa4.sm90.forward`, bf16, two sequences of 16k tokens,
 hidden size 2048, by `hardware.warpgroup_forward.measure`; those of 64 rows are assumed where their
 comment says so, at the share that they reach with head dim 128. Long problems take the fastest
 tile. A short one takes that with which all SMs have work and little of it is padding.
@@ -19,12 +19,16 @@ from fa4.plan.warpgroup import warpgroup_plan
 
 @dataclass(frozen=True)
 class WarpgroupTile:
-    """Warpgroups of 64 rows, keys of a KV tile, what was measured, and who has turns."""
+    """Warpgroups of 64 rows, keys of a KV tile, what was measured; stages of a ring.
+
+    turns_to: up to how many keys of a sequence the warpgroups take turns at the tensor core.
+    """
 
     consumers: int
     tile_n: int
     tflops: float
-    ping_pong: bool | None = None
+    turns_to: int = 0
+    kv_stages: int = 2
 
 
 _ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128 keys
@@ -33,57 +37,57 @@ _ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128
 # Without a mask, times what that call's last wave of work tiles leaves idle on 132 SMs.
 TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
     (64, False): (
-        WarpgroupTile(3, 128, 596 * 1.015, ping_pong=False),
-        WarpgroupTile(2, 128, 449 * 1.031, ping_pong=False),
-        WarpgroupTile(1, 128, 449 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 128, 610 * 1.007, kv_stages=4),
+        WarpgroupTile(2, 128, 412 * 1.015),
+        WarpgroupTile(1, 128, 412 * _ONE * 1.015),  # assumed
     ),
     (64, True): (
-        WarpgroupTile(3, 128, 554, ping_pong=False),
-        WarpgroupTile(2, 128, 428),
-        WarpgroupTile(1, 128, 428 * _ONE),  # assumed
+        WarpgroupTile(3, 128, 581, turns_to=4096, kv_stages=4),
+        WarpgroupTile(2, 128, 395),
+        WarpgroupTile(1, 128, 395 * _ONE),  # assumed
     ),
     (96, False): (
-        WarpgroupTile(3, 112, 684 * 1.063),
-        WarpgroupTile(3, 96, 664 * 1.063),
-        WarpgroupTile(2, 128, 664 * 561 / 640 * 1.031),  # assumed
-        WarpgroupTile(1, 128, 664 * 561 / 640 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 112, 722 * 1.007),
+        WarpgroupTile(2, 128, 647 * 1.031),
+        WarpgroupTile(1, 128, 647 * _ONE * 1.031),  # assumed
     ),
     (96, True): (
-        WarpgroupTile(3, 112, 682),
-        WarpgroupTile(3, 96, 668),
-        WarpgroupTile(2, 128, 668 * 561 / 640),  # assumed
-        WarpgroupTile(1, 128, 668 * 561 / 640 * _ONE),  # assumed
+        WarpgroupTile(3, 112, 699),
+        WarpgroupTile(2, 128, 699 * 647 / 722),  # assumed
+        WarpgroupTile(1, 128, 699 * 647 / 722 * _ONE),  # assumed
     ),
     (128, False): (
-        WarpgroupTile(3, 80, 785 * 1.063),
-        WarpgroupTile(2, 128, 735 * 1.031),
-        WarpgroupTile(1, 128, 735 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 80, 813 * 1.007),
+        WarpgroupTile(2, 128, 750 * 1.031),
+        WarpgroupTile(1, 128, 750 * _ONE * 1.031),  # assumed
     ),
     (128, True): (
-        WarpgroupTile(3, 80, 776),
-        WarpgroupTile(2, 128, 715),
-        WarpgroupTile(1, 128, 715 * _ONE),  # assumed
+        WarpgroupTile(3, 80, 796),
+        WarpgroupTile(2, 128, 796 * 700 / 749),  # both a CTA per work tile
+        WarpgroupTile(1, 128, 796 * 700 / 749 * _ONE),  # assumed
     ),
     (192, False): (
-        WarpgroupTile(3, 80, 781 * 1.063),
-        WarpgroupTile(2, 128, 763 * 1.031, ping_pong=True),
-        WarpgroupTile(1, 128, 763 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 80, 825 * 1.007),
+        WarpgroupTile(2, 128, 769 * 1.031),
+        WarpgroupTile(1, 128, 769 * _ONE * 1.031),  # assumed
     ),
     (192, True): (
-        WarpgroupTile(3, 80, 782),
-        WarpgroupTile(2, 128, 733, ping_pong=True),
+        WarpgroupTile(3, 64, 788),
         WarpgroupTile(1, 128, 733 * _ONE),  # assumed
     ),
     (256, False): (
-        WarpgroupTile(2, 80, 833 * 1.031),
-        WarpgroupTile(2, 64, 808 * 1.031),
-        WarpgroupTile(1, 80, 833 * _ONE * 1.031),  # assumed
+        WarpgroupTile(2, 80, 821 * 1.031),
+        WarpgroupTile(1, 80, 821 * _ONE * 1.031),  # assumed
+    ),
+    (256, True): (
+        WarpgroupTile(2, 64, 803),
+        WarpgroupTile(1, 64, 803 * _ONE),  # assumed
     ),
 }
 # Keys' worth of time that a work tile costs beside its steps: its first S and its store. From the
 # same run: calls of 512 to 4k tokens beside those of 16k, head dims 64 and 128.
 START_KEYS = 160
-START_KEYS_CAUSAL = {1: 80, 2: 80, 3: 250}  # by warpgroups; of one, assumed
+START_KEYS_CAUSAL = {1: 80, 2: 80, 3: 120}  # by warpgroups; of one, assumed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +139,8 @@ def _fitting(
                 causal=problem.masked,
                 tile_n=tile_n,
                 consumers=tile.consumers,
-                ping_pong=tile.ping_pong,
+                kv_stages=tile.kv_stages,
+                ping_pong=0 < problem.keys <= tile.turns_to,
             )
             try:
                 plan = warpgroup_plan(pipeline, gpu)
@@ -153,7 +158,7 @@ def _measured(problem: WarpgroupProblem) -> tuple[WarpgroupTile, ...]:
     if widest > 128:
         widest = 192 if widest <= 192 and problem.head_dim_v <= 128 else 256
     width = min(dim for dim, _ in TILES if dim >= widest)
-    return TILES.get((width, problem.masked)) or TILES[width, False]
+    return TILES[width, problem.masked]
 
 
 def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> float:

@@ -4,7 +4,8 @@
 it and goes back through what each piece of work waited for: its own role, a unit that was busy with
 earlier work, or the last arrival of a signal. In a steady state the way back meets the same event
 an earlier step; the pieces between the two follow each other without a gap, so that their cycles
-are the cycles of the step. A cycle less in any of them is, for a small change, a cycle less of it.
+are the cycles of the step. A cycle less in any of them is, for a small change, a cycle less of it,
+or a part of one where what follows then has more of a product beside it.
 """
 
 from __future__ import annotations

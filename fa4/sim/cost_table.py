@@ -33,6 +33,10 @@ class CostTable:
     mma_pair_latency_cycles: float = _figure(
         34.0, "added by cta_group 2 (170 instead of 136): SemiAnalysis umma_latency, B200"
     )
+    mma_gap_cycles: float = _figure(
+        0.0, "of the tensor core between instructions of a lone warpgroup: no such thing in TMEM"
+    )
+    mma_tmem_gap_cycles: float = _figure(0.0, "the same with A in TMEM (wgmma: registers)")
     mma_issue_cycles: float = _figure(30.0, "Triton AutoWS LatencyModel, B200 probes")
     tmem_load_bytes_per_clk: float = _figure(512.0, "TileSight 466-504, QuickRunCUDA 4 x 128")
     tmem_store_bytes_per_clk: float = _figure(1024.0, "TileSight b200.py, 1023.9 measured")
@@ -137,6 +141,10 @@ class HopperCosts(CostTable):
         81.0, "8 wgmma and their wait, less n N / 2; Q, K in SMEM"
     )
     mma_tmem_latency_cycles: float = _measured(66.0, "the same with A in registers")
+    mma_gap_cycles: float = _measured(
+        1.8, "chains of 32 wgmma less chains of 8, N 64 to 128, beyond N / 2; two warpgroups fill it"
+    )
+    mma_tmem_gap_cycles: float = _measured(4.2, "the same with A in registers, 4.1 to 4.5")
     alu_lanes_per_clk: float = _measured(64.0, "FMNMX, F2FP, LOP3 (63)")
     issue_per_clk: float = _measured(4.0, "FFMA with FMNMX, 1 per sub-core")
     fma_latency_cycles: float = _measured(4.0, "dependent FFMA, FADD, FMUL, FMNMX, F2FP")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fa4.config import PRODUCT_DEPTH_BYTES
 from fa4.hardware import Gpu
 from fa4.plan.schema import (
     Amount,
@@ -32,6 +33,9 @@ from fa4.sim.lower import SignalCost, WorkCost
 WARP = 32
 GROUP_WARPS = 4
 REGISTER_BYTES = 4
+# What a CTA's shared memory may take of an SM's first cache, and that: CUDA programming guide, 9.0.
+CARVE_OUTS_KIB = (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)
+CACHE_KIB, RESERVED_KIB = 256, 1
 PORT = frozenset({"smem"})  # shared by threads, copies and operand reads cycle by cycle
 
 
@@ -49,6 +53,9 @@ class MachineCosts:
         self.gpu, self.table = gpu, table
         self.ctas = gpu.sm_count if ctas is None else max(1, min(ctas, gpu.sm_count))
         self.groups = max(1, sum(_has_math(role) for role in plan.roles)) if plan else 1
+        # In turns, the next warpgroup's products are queued behind this one's.
+        self.in_turns = plan is not None and any(x.name.startswith("turn") for x in plan.signals)
+        self.cache_bytes = _left_of_cache(plan.bytes_used("smem")) if plan else 0
         clock_hz = gpu.clock_hz * table.sustained_clock
         self.l2_bytes_per_clk = gpu.l2_bytes_per_s / clock_hz / self.ctas
         self.hbm_bytes_per_clk = table.hbm_efficiency * gpu.hbm_bytes_per_s / clock_hz / self.ctas
@@ -90,12 +97,16 @@ class MachineCosts:
         latency = table.mma_latency_cycles if amount.a_bytes else table.mma_tmem_latency_cycles
         if amount.cta_group == 2:
             latency += table.mma_pair_latency_cycles
+        tensor = flops / (self.gpu.mma_flops_per_clk * 2 // amount.element_bytes)
+        operands = (amount.a_bytes + amount.b_bytes) / self.gpu.smem_bytes_per_clk
+        if amount.in_registers:
+            tensor = max(tensor, operands)  # products of a warpgroup wait for them in order
+            if not self.in_turns:
+                gap = table.mma_gap_cycles if amount.a_bytes else table.mma_tmem_gap_cycles
+                tensor += gap * amount.depth * amount.element_bytes / PRODUCT_DEPTH_BYTES
         return WorkCost(
-            occupancy_cycles={
-                "tensor": flops / (self.gpu.mma_flops_per_clk * 2 // amount.element_bytes),
-                "smem": (amount.a_bytes + amount.b_bytes) / self.gpu.smem_bytes_per_clk,
-            },
-            latency_cycles=latency,
+            occupancy_cycles={"tensor": tensor, "smem": operands},
+            latency_cycles=latency * amount.waits,
             issue_cycles=table.mma_issue_cycles
             if amount.issue_cycles is None
             else amount.issue_cycles,
@@ -159,10 +170,14 @@ class MachineCosts:
         return WorkCost(occupancy_cycles={}, latency_cycles=self.table.semaphore_cycles)
 
     def _spill(self, amount: Spill, warps: int) -> WorkCost:
-        # What shared memory leaves of the first cache does not hold it: it crosses L2.
-        num_bytes = WARP * warps * REGISTER_BYTES * amount.registers
-        cycles = num_bytes / self.l2_bytes_per_clk
-        return WorkCost(occupancy_cycles={"tma": cycles})
+        """There and back; what the first cache does not hold of all warpgroups' crosses L2."""
+        thread_bytes = WARP * warps * REGISTER_BYTES
+        moved = 2 * amount.registers * thread_bytes
+        missed = max(0.0, 1.0 - self.cache_bytes / (amount.held * thread_bytes * self.groups))
+        occupancy = {"smem": moved / self.gpu.smem_bytes_per_clk}
+        if missed:
+            occupancy["tma"] = missed * moved / self.l2_bytes_per_clk
+        return WorkCost(occupancy_cycles=occupancy, passes=PORT)
 
     def _math(self, amount: Math, warps: int) -> WorkCost:
         """Vector instructions, beside which others' code is fetched and products use registers."""
@@ -188,3 +203,9 @@ class MachineCosts:
 
 def _has_math(role: Role) -> bool:
     return any(isinstance(x, Work) and isinstance(x.amount, Math) for x in walk(role.program))
+
+
+def _left_of_cache(smem_bytes: int) -> int:
+    """Bytes of an SM's first cache beside a CTA with so much shared memory."""
+    needed = min(smem_bytes / 1024 + RESERVED_KIB, CARVE_OUTS_KIB[-1])
+    return 1024 * (CACHE_KIB - min(kib for kib in CARVE_OUTS_KIB if kib >= needed))

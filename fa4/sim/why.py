@@ -29,8 +29,8 @@ ALIKE = 0.001  # relative difference of times that are called equal
 class Why:
     """neighbours: the fastest first. chain: None for a call without work.
 
-    error: by how much the ratio of two predictions may be wrong, each off by the worst error that
-    was measured on this machine; None where nothing was.
+    error: of the ratio of two predictions, `Comparison.ratio_error` of what was measured on this
+    machine; None where nothing was.
     """
 
     elasticities: Elasticities
@@ -90,9 +90,9 @@ def step_chain(request: SimulationRequest) -> CriticalChain | None:
 
 
 def ratio_error(request: SimulationRequest) -> float | None:
-    """By how much the ratio of two predictions may be wrong, if each is as wrong as the worst."""
-    worst = known_accuracy(request).get("worst")
-    return (1 + worst) / (1 - worst) - 1 if isinstance(worst, float) else None
+    """Of the ratio of two predictions; None where nothing was measured."""
+    ratio = known_accuracy(request).get("ratio")
+    return ratio if isinstance(ratio, float) else None
 
 
 def limited_by(found: Elasticities) -> str:

@@ -44,11 +44,12 @@ def prediction(given: Mapping[str, Any]) -> Prediction:
 
 
 def simulated(found: Prediction) -> dict[str, float]:
-    """Percent, of an average SM, of the producer and of the mean consumer."""
-    waits = {role: 100 * sum(stalls.values()) for role, stalls in found.role_stalls.items()}
+    """Percent of the time that an average SM has a CTA: of it, its producer and a mean consumer."""
+    percent = 100 / (1.0 - found.imbalance)  # ncu counts active cycles, and samples resident warps
+    waits = {role: percent * sum(stalls.values()) for role, stalls in found.role_stalls.items()}
     consumers = [share for role, share in waits.items() if role.startswith("consumer")]
     return {
-        "tensor_percent": 100 * found.unit_busy["tensor"],
+        "tensor_percent": percent * found.unit_busy["tensor"],
         "producer_waits_percent": waits["load"],
         "consumer_waits_percent": sum(consumers) / len(consumers),
     }
@@ -62,6 +63,28 @@ def measured(kernel: Mapping[str, Any]) -> dict[str, float]:
         )
         for role, reasons in SIGNALS.items()
     }
+
+
+def traffic(kernel: Mapping[str, Any], found: Prediction) -> dict[str, tuple[float, float]]:
+    """Measured and simulated: wavefronts of shared memory, bytes of device memory, bytes of L2.
+
+    Simulated bytes of L2 are those of bulk copies, each as often as an SM asks for it.
+    """
+    machine, counted = find_machine(MACHINE), kernel["counters"]
+    sms = machine.gpu.sm_count
+    memory_seconds = sum(kernel.hbm_seconds for kernel in found.kernels)
+    return {
+        "shared_wavefronts": (
+            counted["shared_wavefronts"], found.unit_busy["smem"] * found.cycles * sms,
+        ),
+        "dram_bytes": (
+            counted["dram_bytes"],
+            memory_seconds * machine.costs.hbm_efficiency * machine.gpu.hbm_bytes_per_s,
+        ),
+        "l2_bytes": (
+            counted["l2_bytes"], counted["tma_read_bytes"] + counted["tma_write_bytes"],
+        ),
+    }  # fmt: skip
 
 
 def apart(one: Mapping[str, float], other: Mapping[str, float]) -> list[str]:

@@ -170,6 +170,8 @@ def test_registers_of_a_consumer(choices: dict, live: int) -> None:
     assert role.spilled_registers == 0
     tight = replace(role, registers=sum(role.live.values()) - 8)
     assert tight.spilled_registers == 8
+    wide = replace(role, registers=512, live={"S": 256, "O": 8})
+    assert wide.spilled_registers == 264 - 255  # an instruction names no more, whatever there is
 
 
 def test_three_warpgroups_with_all_of_it_in_registers_spill() -> None:

@@ -27,6 +27,7 @@ from tests.plan.plans import (
 )
 
 ONE, PAIR, BACK = FORWARD["one CTA"], FORWARD["pair"], BACKWARD["one CTA"]
+TURNS = warpgroup_plan(WarpgroupPipeline(causal=True), H200)
 PLANS = {
     f"{name} {k}": plan
     for name, plans in (("forward", FORWARD), ("backward", BACKWARD), ("published", PUBLISHED))
@@ -37,6 +38,12 @@ PLANS = {
 def role(name: str, **values: object) -> PipelinePlan:
     """The forward plan with fields of one role changed."""
     return with_role(ONE, name, lambda r: replace(r, **values))
+
+
+def passing_less(plan: PipelinePlan) -> PipelinePlan:
+    """A plan whose first role forgets the last signal where it passes over a tile."""
+    first, *others = plan.roles
+    return replace(plan, roles=(replace(first, passing=first.passing[:-1]), *others))
 
 
 def double_arrive(step: object) -> tuple[object, ...]:
@@ -147,6 +154,7 @@ FAULTS: list[tuple[str, Fault]] = [
         ONE, buffers=tuple(b for b in ONE.buffers if b.name != "barriers"))),
     ("balanced_phases", lambda: edit_role(ONE, "softmax0", double_arrive)),
     ("runs_to_the_end", lambda: with_signal(ONE, "kv_empty", free=0)),
+    ("passing_signals", lambda: passing_less(TURNS)),
     ("runs_to_the_end", lambda: role("load", closing=4 * (Wait("kv_empty"),))),
     ("runs_to_the_end", lambda: late_statistics(FORWARD["one Q tile"])),
     ("parity_is_enough", lambda: slow_reader(FORWARD["inline correction"])),

@@ -104,6 +104,19 @@ def test_what_holds_others_comes_before_them() -> None:
     assert together > 0
 
 
+def test_only_what_overlaps_is_drawn_as_shared() -> None:
+    """Buffers that touch share nothing, also where both lie in one character."""
+    for plan in (*FORWARD.values(), *BACKWARD.values()):
+        for space in ("smem", "tmem"):
+            lines = render_memory(plan).partition(f"\n{space}: ")[2].partition("```")[0]
+            places = re.findall(r"^\S+ +\[ *(\d+), *(\d+)\) \|(.*)\|$", lines, re.MULTILINE)
+            spans = [(int(start), int(stop)) for start, stop, _ in places]
+            for number, (start, stop, bar) in enumerate(places):
+                others = spans[:number] + spans[number + 1 :]
+                shares = any(low < int(stop) and int(start) < high for low, high in others)
+                assert shares or "=" not in bar, (plan.name, lines)
+
+
 def test_thin_buffers_are_drawn() -> None:
     """A buffer below half a character still has a mark."""
     line = next(x for x in render_memory(ONE).splitlines() if x.startswith("barriers "))

@@ -134,6 +134,8 @@ def test_each_resource_counts() -> None:
     assert ctas_per_sm(wide, B200) == 4
     tmem = tuple(b for b in plan.buffers if b.space == "tmem")
     assert ctas_per_sm(replace(small, buffers=tmem), B200) == 512 // 256
+    column = (replace(tmem[0], size=8, start=0),)  # what is allocated has 32 columns at least
+    assert ctas_per_sm(replace(small, buffers=column), replace(B200, tmem_cols=128)) == 4
     smem = tuple(b for b in plan.buffers if b.space == "smem")
     assert ctas_per_sm(replace(small, buffers=smem), B200) == 1
 

@@ -10,7 +10,7 @@ import pytest
 
 from fa4.config import Problem
 from fa4.figures.measured import B200_FILE, HOPPER_FILE
-from fa4.sim.calibrate import Calibration, _minimise, calibrate, objective
+from fa4.sim.calibrate import Calibration, _minimise, _Model, bootstrap, calibrate, objective
 from fa4.sim.cost_table import FREE_CONSTANTS
 from fa4.sim.machine import BLACKWELL_COSTS, Machine, find_machine
 from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_rows
@@ -35,6 +35,7 @@ def test_stored_accuracy_is_what_validation_finds(name: str, direction: str) -> 
     assert len(found.points) == stored.points
     assert found.mape == pytest.approx(stored.mape, abs=0.001)
     assert abs(found.worst.error) == pytest.approx(stored.worst, abs=0.002)
+    assert found.ratio_error == pytest.approx(stored.ratio, abs=0.001)
     assert found.mape <= 0.05 and found.rank_correlation >= 0.97
 
 
@@ -206,6 +207,35 @@ def test_the_search_never_loses_ground() -> None:
         assert objective(times + slopes @ (found - center)) <= objective(times)
         stuck = _minimise(times, 0 * slopes, center, 0.1, (used, rng))
         assert (stuck == center).all()
+
+
+@pytest.mark.parametrize("at", [0.0, 0.5, 0.95, 1.0])
+def test_slopes_are_taken_inside_the_bounds(at: float) -> None:
+    """At the upper end of a range by a step down."""
+    tried: list[np.ndarray] = []
+
+    def times(_: _Model, point: np.ndarray) -> np.ndarray:
+        tried.append(point)
+        return np.array([point @ (2.0, -3.0), 1.0])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Model, "times", times)
+        model = _Model((), find_machine("b200"), ("cta_start_cycles", "math_latency_cycles"))
+        slopes = model.slopes(np.array([at, at]), 0.1)
+    assert slopes == pytest.approx(np.array([[2.0, -3.0], [0.0, 0.0]]))
+    assert len(tried) == 3 and all((point >= 0).all() and (point <= 1).all() for point in tried)
+
+
+@pytest.mark.parametrize("configurations", [7, 8])
+def test_refits_draw_configurations(configurations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors that cancel within each leave no doubt, where there are enough to draw from."""
+    monkeypatch.setattr("fa4.sim.calibrate.configuration", lambda row: row // 2)
+    rows = list(range(2 * configurations))
+    times = np.array([1.1, 0.9] * configurations)
+    found = bootstrap(rows, times, np.ones((len(rows), 1)), np.random.default_rng(0))  # type: ignore[arg-type]
+    assert (np.ptp(found) < 1e-9) == (configurations == 8)
+    if configurations == 7:  # as far to either side: plus and minus 0.1 are drawn alike
+        assert found[0, 0] < 0 and found[0, 1] == pytest.approx(-found[0, 0], rel=0.5)
 
 
 def test_objective() -> None:

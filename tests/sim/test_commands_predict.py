@@ -88,13 +88,16 @@ def test_predict_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_predict_why(capsys: pytest.CaptureFixture[str]) -> None:
     """All of the why is in the report; it is left out where asked, compared or too much to do."""
-    why = run_json(capsys, "predict", *SMALL)["why"]
+    report = run_json(capsys, "predict", *SMALL)
+    why = report["why"]
+    assert report["bottleneck"] == why["limit"] and "busiest" in report["busiest"]
     assert why["limited_by"] == why["elasticities"][0]["name"] and why["limited_by"] in why["limit"]
     assert why["chain"]["cycles"] == pytest.approx(sum(x["cycles"] for x in why["chain"]["rows"]))
     assert {found["setting"] for found in why["neighbours"]} >= {"tile_n", "cta_group", "q_tiles"}
     for arguments in (("--no-why",), ("--compare", "tau=0"), ("--batch", "0"), ("--batch", "8k")):
         report = run_json(capsys, "predict", *SMALL, *arguments)
         assert "why" not in report and "why" not in report.get("a", {})
+        assert report.get("a", report)["bottleneck"] is None
     code, out, _ = run(capsys, "predict", *SMALL, "--compare", "tau=0", "--why")
     assert code == 0 and "limited by" in out
 

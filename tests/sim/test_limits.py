@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa4.config import Exp2Split, Problem
+from fa4.config import (
+    BackwardConfig,
+    BackwardPipeline,
+    Exp2Split,
+    ForwardPipeline,
+    Problem,
+    WarpgroupPipeline,
+)
+from fa4.sim.limits import count_tiles
 from fa4.sim.machine import find_machine
 from fa4.sim.options import build
 from fa4.sim.sweep import make_sweep
-from fa4.sim.worktiles import Lengths, forward_tiles
+from fa4.sim.worktiles import Lengths, backward_tiles, forward_tiles
 
 
 @pytest.mark.parametrize(
@@ -134,3 +143,22 @@ def test_tiles_of_a_batch_are_those_of_its_sequences() -> None:
 def test_a_split_that_would_emulate_every_pair() -> None:
     with pytest.raises(ValueError, match="residue must be at most the frequency, 3; got 4"):
         Exp2Split(frequency=3)
+
+
+@given(st.integers(0, 700), st.integers(0, 700), st.sampled_from(((4, 4), (6, 2))), st.booleans())
+def test_work_tiles_are_counted_without_making_them(
+    rows: int, keys: int, heads: tuple[int, int], causal: bool
+) -> None:
+    """As many as there are, and one per head where there are none."""
+    problem = Problem(seqlen_q=rows, seqlen_k=keys, heads_q=heads[0], heads_k=heads[1],
+                      head_dim=64, causal=causal)  # fmt: skip
+    backward = BackwardPipeline(head_dim=64, numerics=BackwardConfig(cta_group=2))
+    published = replace(backward, design="flash_attn.cute")
+    found = [count_tiles(problem, one, rows, keys) for one in (backward, published)]
+    blocks = max(1, -(-keys // 256))
+    assert found == [heads[1] * blocks, heads[0] * blocks]
+    if rows and keys:
+        assert len(backward_tiles(problem, backward).trips) == found[0]
+        for forward in (ForwardPipeline(head_dim=64), WarpgroupPipeline(head_dim=64)):
+            made = forward_tiles(problem, forward).trips
+            assert len(made) == count_tiles(problem, forward, rows, keys)

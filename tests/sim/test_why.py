@@ -104,22 +104,28 @@ def test_a_log_of_other_costs_is_refused() -> None:
 @pytest.mark.parametrize(
     "asked",
     [{}, QUOTED, {"pass": "bwd", "cta_group": "1"},
+     {"machine": "h200"}, {"machine": "h200", "tile_m": "128", "tile_n": "128"},
      {"machine": "h200", "design": "flash_attn.cute"}],
     ids=str,
 )  # fmt: skip
 def test_a_cycle_more_in_the_chain_is_a_cycle_more_of_the_step(asked: dict[str, str]) -> None:
-    """All works of a unit a little longer: the step grows by as often as the chain has it."""
+    """All works of a unit a little longer: the step grows by as often as the chain has it.
+
+    Hopper's vector instructions take longer beside products: what begins later has less of them
+    beside it, and passes on a part of the delay.
+    """
     request = build(asked)
     code = code_of(request.pipeline, request.machine)
     found = critical_chain(code, TRIPS)
     assert found.settled
     steps, little = found.period_steps * MOST_PERIOD, 1e-3
     before = measured_step(code, steps)
+    passed_on = 1.0 / (1.0 + request.machine.costs.register_contention)
     for unit, name in enumerate(code.unit_names):
         more = code.work_occupancy + little * (code.work_units == unit)
         grown = measured_step(replace(code, work_occupancy=more), steps) - before
         count = sum(row.unit == name for row in found.rows)
-        assert grown >= (count / found.steps - 1e-3) * little, name
+        assert grown >= (passed_on * count / found.steps - 1e-3) * little, name
 
 
 @pytest.mark.parametrize("rate", ["0", "1"])
@@ -177,6 +183,12 @@ def test_scaled_costs(unit: str, factor: float) -> None:
         assert new != old and (reached > 1) == (factor > 1)
         assert reached == pytest.approx(old / new)
         assert type(new) is type(old)
+
+
+def test_nothing_times_a_factor_is_nothing() -> None:
+    """A constant of 0 stays, and so does its factor."""
+    free = replace(B200, costs=replace(B200.costs, launch_ns=0.0))
+    assert scale_cost(free, "costs.launch_ns", 1.1) == (free, 1.0)
 
 
 @pytest.mark.parametrize("asked", [{}, QUOTED, {"pass": "bwd"}, {"machine": "h200"}], ids=str)

@@ -38,6 +38,7 @@ def test_the_emulator_gives_the_same(emulated: tuple[dict[str, Any], list[str]])
     assert findings == [] and o_error <= skeleton.O_LIMIT and lse_error <= skeleton.LSE_LIMIT
 
 
+@pytest.mark.slow
 def test_with_products_it_is_attention() -> None:
     """Operands by TMA and descriptors, P through tensor memory, O rescaled."""
     case, findings = skeleton.emulate_case("products")

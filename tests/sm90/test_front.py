@@ -91,7 +91,7 @@ def test_specs_of_calls() -> None:
     """Heads of a group share tiles of 64 rows; the order of work tiles; numerics are kept."""
     plain = choose_sm90_spec(CALL)
     assert (plain.group, plain.scheduler, plain.gpu) == (4, "static", H200)
-    many = dataclasses.replace(CALL, batch=64)
+    many = dataclasses.replace(CALL, batch=64, rows_q=1024, rows_k=1024)
     assert choose_sm90_spec(dataclasses.replace(many, window=(None, 0))).scheduler == "snake"
     ragged = dataclasses.replace(many, window=(None, 0), used_k=True)
     assert choose_sm90_spec(ragged).scheduler == "lpt"

@@ -129,8 +129,12 @@ class WorkTile:
     @property
     def kv_stop(self) -> Int32:
         """One past the last KV tile that any row of the block sees; at least 1."""
+        return self.stop_of(self.last_row)
+
+    def stop_of(self, row: Int32) -> Int32:
+        """One past the last KV tile that a packed row sees; at least 1."""
         tile_n = self.spec.tile_n
-        return cutlass.max((self.visible_end(self.last_row) + tile_n - 1) // tile_n, 1)
+        return cutlass.max((self.visible_end(row) + tile_n - 1) // tile_n, 1)
 
     @property
     def kv_start(self) -> Int32:

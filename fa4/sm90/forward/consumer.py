@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.plan.warpgroup import output_over_queries
+from fa4.plan.warpgroup_roles import passes_tiles
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.output import OutputTile, close, finish, meet_warpgroup, share
 from fa4.sm90.forward.products import WarpgroupProducts, wait_products
@@ -75,6 +76,11 @@ def consume(
         rows = thread_row, thread_row + fragment.ROW_STEP
         whole_stop, whole_start = tile.whole_tiles(first_row)
         number, stop = tile.kv_stop, tile.kv_start
+        if cutlass.const_expr(passes_tiles(spec.pipeline)):
+            seen = cutlass.max(tile.stop_of(first_row + spec.tile_rows - 1), stop + 1)
+            for _ in cutlass.range(number - seen, unroll=1):
+                number -= 1
+                keys, values = pass_over(signals, work, keys, values)
         state = start(work, keys, values)
         signals.wait("q_full", tiles_done)
         if cutlass.const_expr(spec.overlap):
@@ -113,6 +119,17 @@ def consume(
 def locate_any(problem: KernelProblem, index: Int32) -> WorkTile:
     """The work tile; beyond the end, the last one, of which nothing is used."""
     return locate(problem, cutlass.min(index, problem.num_tiles - 1))
+
+
+def pass_over(signals: Signals, work: ConsumerWork, keys: Ring, values: Ring) -> tuple[Ring, Ring]:
+    """A KV tile of which no row of this warpgroup sees a key; others need it."""
+    signals.wait("k_full", keys)
+    signals.arrive_once("k_empty", keys)
+    signals.wait("v_full", values)
+    signals.arrive_once("v_empty", values)
+    take_turn(signals, work)
+    give_turn(signals, work)
+    return keys.next(), values.next()
 
 
 def start(work: ConsumerWork, keys: Ring, values: Ring) -> ConsumerState:
@@ -169,9 +186,12 @@ def _overlapped(
 ) -> ConsumerState:
     """S of this tile, then PV of the one before, which runs under this tile's softmax."""
     signals.wait("k_full", state.keys)
-    signals.wait("v_full", state.values)
-    take_turn(signals, work)
+    if work.spec.takes_turns:  # nothing is waited for in a turn
+        signals.wait("v_full", state.values)
+        take_turn(signals, work)
     s = start_scores(signals, work, state)
+    if not work.spec.takes_turns:
+        signals.wait("v_full", state.values)
     sums = start_values(signals, work, state)
     give_turn(signals, work)
     s, keys = scores_done(signals, 1, s, state.keys)

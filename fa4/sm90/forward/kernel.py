@@ -96,6 +96,10 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
         init_signals(signals)
+    if warp == 1:
+        for atom in (*(one for one, _ in loads), store[0]):
+            if cutlass.const_expr(atom is not None):
+                cpasync.prefetch_descriptor(atom)
     meet(spec.cta_group)
 
     if has_role(warp, plan.role("load")):

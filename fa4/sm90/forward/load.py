@@ -1,13 +1,16 @@
 """The load warp: Q, K and V tiles to shared memory by TMA, as far ahead as the rings allow."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.plan.warpgroup import output_over_queries
 from fa4.sm90.forward.schedule import first_work, next_work
+from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
@@ -52,6 +55,11 @@ def load(
         last = tile.kv_stop - 1
         _fill(signals, "k", key, k[None, None, last], keys)
         keys = keys.next()
+        if cutlass.const_expr(fetches_early(problem.spec)):
+            for i in cutlass.range_constexpr(consumers):
+                _prefetch(query, q[None, None, tile.tile_number(i)])
+            _prefetch(key, k[None, None, cutlass.max(last - 1, tile.kv_start)])
+            _prefetch(value, v[None, None, last])
         signals.wait("q_empty", tiles_done)
         full = signals.expect("q_full", query.num_bytes * consumers, tiles_done)
         for i in cutlass.range_constexpr(consumers):
@@ -67,6 +75,16 @@ def load(
         tiles_done += 1
 
 
+def fetches_early(spec: WarpgroupSpec) -> bool:
+    """Has L2 time to fetch what a work tile begins with, while this CTA still computes another?
+
+    Measured on an H200: up to 5% of the time of calls with 512 tokens. Where O waits for its store
+    before the next Q is loaded, it gains nothing.
+    """
+    persistent = spec.scheduler in ("static", "snake")
+    return persistent and not output_over_queries(spec.pipeline, spec.gpu)
+
+
 def _fill(signals: Signals, name: str, operand: TileLoad, tile: cute.Tensor, ring: Ring) -> None:
     """Wait until the ring's slot is free, then start the copy of a tile into it."""
     signals.wait(f"{name}_empty", ring)
@@ -75,6 +93,17 @@ def _fill(signals: Signals, name: str, operand: TileLoad, tile: cute.Tensor, rin
 
 
 def _copy(operand: TileLoad, tile: cute.Tensor, stage: Int32 | int, full: cute.Pointer) -> None:
+    target, source = _ends(operand, tile, stage)
+    cute.copy(operand.atom, source, target, tma_bar_ptr=full)
+
+
+def _prefetch(operand: TileLoad, tile: cute.Tensor) -> None:
+    """Has L2 fetch a tile."""
+    cute.prefetch(operand.atom, _ends(operand, tile, 0)[1])
+
+
+def _ends(operand: TileLoad, tile: cute.Tensor, stage: Int32 | int) -> tuple[Any, Any]:
+    """A tile in shared memory and in global memory, as TMA takes them."""
     target, source = cpasync.tma_partition(
         operand.atom,
         0,
@@ -82,7 +111,7 @@ def _copy(operand: TileLoad, tile: cute.Tensor, stage: Int32 | int, full: cute.P
         cute.group_modes(operand.shared[None, None, stage], 0, 2),
         cute.group_modes(tile, 0, 2),
     )
-    cute.copy(operand.atom, source, target, tma_bar_ptr=full)
+    return target, source
 
 
 def query_tiles(query: TileLoad, tile: WorkTile) -> cute.Tensor:
