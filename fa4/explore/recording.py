@@ -154,6 +154,10 @@ class Recording:
     def _add_shape(self, chosen: Mapping[str, Choice], problems: list[Problem]) -> None:
         try:
             request = build(settings_of({**chosen, "seqlen": self.choices("seqlen")[-1]}))
+            if "rescale_rate" not in chosen:  # that of random inputs depends on the length
+                request = replace(
+                    request, simulation=replace(request.simulation, rescale_rate=None)
+                )
             plan, plan_key = self._plan(request.pipeline, request.machine, chosen["machine"].key)
             key = (chosen["machine"].key, plan_key, request.simulation.rescale_rate)
             if key not in self._step_keys:
@@ -283,10 +287,14 @@ def automatic(request: SimulationRequest) -> dict[str, str]:
     pipeline = request.pipeline
     if isinstance(pipeline, BackwardPipeline):
         return {"cta_group": str(pipeline.numerics.cta_group), "order": "any"}
-    chosen = {"tile_n": str(pipeline.tile_n), "kv_stages": "fit", "scheduler": pipeline.scheduler}
+    chosen = {"tile_n": str(pipeline.tile_n), "scheduler": pipeline.scheduler}
     if isinstance(pipeline, ForwardPipeline):
         chosen |= {"q_tiles": str(pipeline.numerics.q_tiles), "cta_group": str(pipeline.cta_group),
-                   "exp2": "tuned", "rescale_rate": "0"}  # fmt: skip
+                   "kv_stages": "fit", "exp2": "tuned", "rescale_rate": "0"}  # fmt: skip
+    else:
+        turns = "-turns" if pipeline.ping_pong else ""
+        chosen |= {"warpgroups": f"{pipeline.consumers}{turns}",
+                   "kv_pairs": str(pipeline.kv_stages)}  # fmt: skip
     return chosen
 
 

@@ -13,8 +13,10 @@ from fa4.config import BackwardPipeline
 from fa4.explore.controls import (
     CONTROLS,
     QUICK,
+    combinations,
     controls,
     settings_of,
+    shape_keys,
     with_machines,
 )
 from fa4.explore.packing import SCHEMA_VERSION, pack, unpack
@@ -22,6 +24,7 @@ from fa4.explore.programs import Touches, lines_of, unrolled
 from fa4.explore.recording import (
     CONTEXT,
     STATIC_CAUSAL,
+    automatic,
     contexts,
     count_shapes,
     record_grid,
@@ -53,6 +56,42 @@ def test_numbers_are_those_of_predict(small: Small) -> None:
     for point in shown:
         assert_as_predicted(small, point)
     assert len(shown) > 20
+
+
+def test_what_is_automatic_can_be_chosen() -> None:
+    """FlashAttention's choice for each context is a choice of its controls."""
+    keys = {control.key: {choice.key for choice in control.choices} for control in CONTROLS}
+    seen = 0
+    for context in contexts(CONTROLS):
+        try:
+            request = build(settings_of(context) | {"seqlen": "32k"})
+        except ValueError:
+            continue
+        chosen = automatic(request)
+        assert set(chosen) == set(shape_keys(context["pass"].key, context["kernel"].key))
+        assert all(choice in keys[key] for key, choice in chosen.items()), (context, chosen)
+        seen += 1
+    assert seen > 30
+
+
+@pytest.mark.parametrize("kernel", ["fa3", "fa2"])
+def test_a_shape_is_the_same_kernel_at_every_length(kernel: str) -> None:
+    """Of what a shape leaves open, nothing depends on the length, so that one step serves all."""
+    for head_dim in ("64", "128"):
+        for shape in combinations(CONTROLS, shape_keys("fwd", kernel)):
+            found = []
+            for length in ("1k", "32k"):
+                given = {
+                    "machine": "h200",
+                    "kernel": kernel,
+                    "head_dim": head_dim,
+                    "seqlen": length,
+                }
+                try:
+                    found.append(build(settings_of(shape) | given).pipeline)
+                except ValueError as error:
+                    found.append(str(error))
+            assert found[0] == found[1]
 
 
 def test_numbers_of_another_point_are_noticed(small: Small) -> None:

@@ -71,9 +71,9 @@ def test_a_page_that_asks_or_complains_is_noticed(browser: Any, tmp_path: Path) 
 
 
 def test_every_control_changes_picture_and_numbers(opened: Open, explorer: Explorer) -> None:
-    """From a point that has them all: forward, then backward for what only that has."""
+    """From points that have them: forward, backward, and Hopper for what only they have."""
     seen = set()
-    for fragment in ("", "pass=bwd"):
+    for fragment in ("", "pass=bwd", "machine=h200"):
         tab = opened(fragment)
         for control in explorer.head["controls"]:
             key = control["key"]
@@ -101,7 +101,8 @@ def test_every_control_changes_picture_and_numbers(opened: Open, explorer: Explo
 @pytest.mark.parametrize(
     "fragment",
     ["", "seqlen=1k&mask=causal", "q_tiles=1&tile_n=256", "pass=bwd&order=fixed&mask=causal",
-     "machine=h200", "cta_group=1&rescale_rate=1&exp2=off", "mask=causal&scheduler=lpt"],
+     "machine=h200", "machine=h200&seqlen=1k&warpgroups=2-turns",
+     "cta_group=1&rescale_rate=1&exp2=off", "mask=causal&scheduler=lpt"],
 )  # fmt: skip
 def test_numbers_are_those_of_the_command(
     fragment: str, opened: Open, capsys: pytest.CaptureFixture[str]
