@@ -48,7 +48,7 @@ CALLS: dict[str, dict[str, str]] = {
     "ideas of the backward pass": {"pass": "bwd", "seqlen": "4k"},
     "ideas of the published backward pass": {"pass": "bwd", "seqlen": "4k", **PUBLISHED},
 }  # fmt: skip
-FIGURES = ("seconds", "tflops", "peak_share", "cycles", "bottleneck", "bound", "unit_busy",
+FIGURES = ("seconds", "tflops", "peak_share", "cycles", "busiest", "bound", "unit_busy",
            "role_stalls", "imbalance", "kernels", "work_tiles", "events")  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def main() -> None:
     found = {name: figures(name) for name in CALLS}
     for name, row in found.items():
         if "seconds" in row:
-            print(f"{name:28} {row['seconds'] * 1e6:10.1f} us  {row['bottleneck']}")
+            print(f"{name:28} {row['seconds'] * 1e6:10.1f} us  {row['busiest']}")
     rows = {name: {"call": CALLS[name], **row} for name, row in found.items()}
     write_result(
         options.output,

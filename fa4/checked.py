@@ -51,7 +51,6 @@ VARLEN_DEFAULTS: dict[str, Any] = DENSE_DEFAULTS | {
 _SPARSE = INPUTS[-4:]  # the lists of block_sparse_tensors
 _OPTIONAL = INPUTS[3:-4]
 _NO_LISTS = [None] * len(_SPARSE)
-_DENSE_NAMES = DENSE_DEFAULTS.keys()
 _NO_EXTRAS = Extras()
 _new: Any = Call  # for tensors by position, which are as many as INPUTS
 _MOST_KNOWN = 4096
@@ -108,7 +107,8 @@ def _as_written(tensors: Any, options: Mapping[str, Any], varlen: bool) -> Any:
 
 def _make_new(q: Any, k: Any, v: Any, options: Mapping[str, Any], varlen: bool) -> Call:
     given = {**VARLEN_DEFAULTS, **options}
-    if len(given) > len(VARLEN_DEFAULTS) or not (varlen or options.keys() <= _DENSE_NAMES):
+    alien = not varlen and any(name not in DENSE_DEFAULTS for name in options)
+    if alien or len(given) > len(VARLEN_DEFAULTS):
         allowed = VARLEN_DEFAULTS if varlen else DENSE_DEFAULTS
         unknown = min(set(options) - set(allowed))
         raise TypeError(f"unknown option {unknown!r}; allowed are {', '.join(allowed)}")

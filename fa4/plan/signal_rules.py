@@ -205,7 +205,10 @@ def _fills(plan: PipelinePlan, signal: Signal, role: str) -> Iterator[tuple[str,
 
 
 def committed_work(plan: PipelinePlan, gpu: Gpu) -> Broken:
-    """Asynchronous work is followed by an arrive on its unit; such an arrive has work before it."""
+    """Asynchronous work is followed by an arrive on its unit; such an arrive has work before it.
+
+    wgmma may have ended before: a compiler without registers waits for each as it issues it.
+    """
     for role in plan.roles:
         for trips in (1, 2):
             pending: dict[str, str] = {}
@@ -218,6 +221,9 @@ def committed_work(plan: PipelinePlan, gpu: Gpu) -> Broken:
                         continue
                     pending[unit] = step.what
                     issued.add(unit)
+                elif isinstance(step, Work):
+                    if isinstance(step.amount, Mma) and step.amount.in_registers:
+                        issued.add("tensor")
                 elif isinstance(step, Arrive) and step.after is not None:
                     if step.after not in issued:
                         yield (

@@ -31,7 +31,7 @@ OWN_ROWS = 2  # of a thread
 EMULATED_FMA, EMULATED_ALU = 6.0, 2.0
 
 # What scoreboards add to the exponentials' and their sums' time on the pipes, in dependent
-# instructions per score. Assumed: the control codes of the compiled kernels leave 8 cycles for each,
+# instructions per score. Assumed: the control codes of the compiled kernels leave 8 cycles each,
 # MUFU's own, and S is scaled beside the first ones; what its results take is not in them.
 SCOREBOARD_PER_SCORE = 0.1
 

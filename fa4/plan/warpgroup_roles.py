@@ -34,9 +34,9 @@ Parts = tuple[Program, Callable[[bool], Program], Program]  # before the loops, 
 
 WIDE_O_COLS = 128  # beyond it, O is rescaled while S's product runs, before P V is issued
 
-# Where not even S and O fit: how often a step moves O out and in, and for how many of it the stack has
-# room, by design and overlap. Counted, like the other registers that cross to local memory, in the
-# loops of 25 compiled kernels.
+# Where not even S and O fit: how often a step moves O out and in, and for how many of it the stack
+# has room, by design and overlap. Counted, like the other registers that cross to local memory, in
+# the loops of 25 compiled kernels.
 OUTPUT_MOVES = {
     ("fa4", True): (3.0, 2.0),
     ("fa4", False): (2.0, 1.0),

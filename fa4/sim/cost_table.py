@@ -142,7 +142,8 @@ class HopperCosts(CostTable):
     )
     mma_tmem_latency_cycles: float = _measured(66.0, "the same with A in registers")
     mma_gap_cycles: float = _measured(
-        1.8, "chains of 32 wgmma less chains of 8, N 64 to 128, beyond N / 2; two warpgroups fill it"
+        1.8,
+        "chains of 32 wgmma less chains of 8, beyond N / 2 for N 64 to 128; filled by others",
     )
     mma_tmem_gap_cycles: float = _measured(4.2, "the same with A in registers, 4.1 to 4.5")
     alu_lanes_per_clk: float = _measured(64.0, "FMNMX, F2FP, LOP3 (63)")

@@ -54,7 +54,7 @@ class MachineCosts:
         self.ctas = gpu.sm_count if ctas is None else max(1, min(ctas, gpu.sm_count))
         self.groups = max(1, sum(_has_math(role) for role in plan.roles)) if plan else 1
         # In turns, the next warpgroup's products are queued behind this one's.
-        self.in_turns = plan is not None and any(x.name.startswith("turn") for x in plan.signals)
+        self.in_turns = not plan or any(x.name.startswith("turn") for x in plan.signals)
         self.cache_bytes = _left_of_cache(plan.bytes_used("smem")) if plan else 0
         clock_hz = gpu.clock_hz * table.sustained_clock
         self.l2_bytes_per_clk = gpu.l2_bytes_per_s / clock_hz / self.ctas

@@ -17,7 +17,18 @@ from fa4.config import WARPGROUP_ROWS, BackwardConfig, BackwardPipeline, Warpgro
 from fa4.hardware import H100
 from fa4.plan import PipelinePlan
 from fa4.plan.backward import TILE
-from fa4.plan.schema import Arrive, Copy, Loop, Math, Mma, Program, SmemAccess, Wait, Work
+from fa4.plan.schema import (
+    Arrive,
+    Copy,
+    Loop,
+    Math,
+    Mma,
+    Program,
+    SmemAccess,
+    Spill,
+    Wait,
+    Work,
+)
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.plan.warpgroup_code import probabilities, softmax
 from fa4.plan.work_stealing import RESPONSE_BYTES
@@ -182,6 +193,52 @@ def test_three_warpgroups_with_all_of_it_in_registers_spill() -> None:
 
     assert spilled(tile_n=128) > 0 and spilled(tile_n=112) > 0
     assert spilled(tile_n=80) == spilled(overlap=False) == spilled(p_source="smem") == 0
+
+
+# Head dims, warpgroups, tile_n, overlap, design -> registers of a thread that the compiled loop of
+# plain steps stores to local memory (and loads again), from its disassembly.
+STORED = {
+    (128, 128, 3, 96, True, "fa4"): 8,
+    (64, 64, 3, 144, True, "fa4"): 16,
+    (128, 128, 1, 208, True, "fa4"): 16,
+    (96, 96, 3, 128, True, "fa4"): 24,
+    (128, 128, 3, 112, True, "fa4"): 32,
+    (192, 128, 3, 112, True, "fa4"): 32,
+    (64, 64, 3, 160, True, "fa4"): 40,
+    (96, 96, 3, 144, True, "fa4"): 49,
+    (128, 128, 3, 128, True, "fa4"): 54,
+    (64, 64, 3, 192, True, "fa4"): 70,
+    (96, 96, 3, 176, True, "fa4"): 145,
+    (128, 128, 3, 144, True, "fa4"): 192,
+    (128, 128, 3, 160, False, "fa4"): 132,
+    (128, 128, 3, 112, True, "flash_attn.cute"): 28,
+    (128, 128, 3, 128, True, "flash_attn.cute"): 56,
+    (128, 128, 3, 176, True, "flash_attn.cute"): 138,
+    (128, 128, 3, 176, False, "flash_attn.cute"): 235,
+}
+
+
+@pytest.mark.parametrize(("choice", "stored"), STORED.items(), ids=str)
+def test_spilled_registers_are_those_of_compiled_loops(
+    choice: tuple[int, int, int, int, bool, str], stored: int
+) -> None:
+    """To 8; and every instruction of the products is waited for, as in all of these loops."""
+    d, dv, consumers, tile_n, overlap, design = choice
+    plan = warpgroups(head_dim=d, head_dim_v=dv, consumers=consumers, tile_n=tile_n,
+                      overlap=overlap, design=design)  # fmt: skip
+    own = works(plan, "consumer0")
+    (spill,) = {w.amount for w in own if isinstance(w.amount, Spill)}
+    assert spill.registers == pytest.approx(stored, abs=8)
+    waits = {w.what: w.amount.waits for w in own if isinstance(w.amount, Mma)}
+    assert waits == {"QK0": d / 16, "PV0": tile_n / 16}
+    assert not any(w.asynchronous for w in own if isinstance(w.amount, Mma))
+
+
+def test_what_fits_is_not_waited_for() -> None:
+    """One wait for each product where nothing spills."""
+    own = works(warpgroups(consumers=3, tile_n=80), "consumer0")
+    assert {w.amount.waits for w in own if isinstance(w.amount, Mma)} == {1}
+    assert not any(isinstance(w.amount, Spill) for w in own)
 
 
 def test_hopper_arithmetic_of_a_step() -> None:

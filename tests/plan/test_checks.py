@@ -246,3 +246,14 @@ def test_a_signal_without_arrivers() -> None:
     assert [found.message for found in findings if found.rule == "declared_roles"] == [
         "declares no arrivers"
     ]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_plan_that_spills_can_be_compiled(overlap: bool) -> None:
+    """Where registers do not suffice each product is waited for at once; all else is as before."""
+    tight = WarpgroupPipeline(consumers=3, tile_n=144, overlap=overlap)
+    plan = warpgroup_plan(tight, H200)
+    assert plan.role("consumer0").spilled_registers > 0
+    assert check_plan(plan, H200) == []
+    product = change_work(ONE, "mma", "QK0", asynchronous=False)  # of tensor memory
+    assert "committed_work" in {found.rule for found in check_plan(product, B200)}

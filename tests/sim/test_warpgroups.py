@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from fa4.config import Problem, WarpgroupPipeline
 from fa4.figures.measured import HOPPER_FILE
+from fa4.plan.schema import Spill, Work, walk
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.chip import TileRunner
+from fa4.sim.costs import MachineCosts
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.measurements import pipeline_for, read_measurements, select_rows
 from fa4.sim.options import build
@@ -261,3 +263,36 @@ def test_predict_and_validate_agree(tmp_path: Path) -> None:
         assert (
             point.predicted_tflops == build({"machine": gpu, **asked, **changes}).predict().tflops
         )
+
+
+def test_the_first_cache_takes_what_shared_memory_leaves() -> None:
+    """Small stacks stay in it, of large ones a part crosses L2; more of it where more spills."""
+
+    def beside(tile_n: int) -> dict[str, float]:
+        pipeline = WarpgroupPipeline(tile_n=tile_n, consumers=3)
+        plan = warpgroup_plan(pipeline, H200.gpu)
+        role = plan.role("consumer0")
+        spill = next(step for step in walk(role.program) if isinstance(step, Work)
+                     and isinstance(step.amount, Spill))  # fmt: skip
+        costs = MachineCosts(H200.gpu, H200.costs, plan=plan)
+        return dict(costs.work(role, spill).occupancy_cycles)
+
+    assert set(beside(96)) == {"smem"}
+    assert 0 < beside(112)["tma"] < beside(128)["tma"] < beside(144)["tma"]
+
+
+def test_a_products_operands_and_gaps_take_the_tensor_core() -> None:
+    """Narrow products wait for shared memory; between a lone warpgroup's it idles."""
+
+    def cycles(what: str, **choices: object) -> float:
+        plan = warpgroup_plan(WarpgroupPipeline(**choices), H200.gpu)  # type: ignore[arg-type]
+        role = plan.role("consumer0")
+        work = next(x for x in walk(role.program) if isinstance(x, Work) and x.what == what)
+        costs = MachineCosts(H200.gpu, H200.costs, plan=plan)
+        return float(costs.work(role, work).occupancy_cycles["tensor"])
+
+    assert cycles("QK0", tile_n=128) == 8 * 64
+    assert cycles("QK0", tile_n=48) == 8 * 28  # 2 KiB of Q and 1.5 of K for 24 cycles of products
+    alone = cycles("QK0", tile_n=128, consumers=1)
+    assert alone == pytest.approx(8 * 65.83, rel=0.005)  # one wgmma after another, measured
+    assert cycles("PV0", tile_n=128, consumers=1) == pytest.approx(8 * 68.46, rel=0.005)
