@@ -37,7 +37,7 @@ mutants: $(VENV)/mutants.stamp ## which single changes of the code do the tests 
 test-gpu: $(VENV)/test.stamp ## the kernels on real hardware; fails without a GPU that one runs on
 	FA4_REQUIRE_GPU=1 $(PYTEST) tests/gpu -m gpu -rs
 
-test-web: $(VENV)/web.stamp ## the explorer in a browser (apt-get install chromium), and its accessibility
+test-web: docs $(VENV)/web.stamp ## explorer and site in a browser (apt-get install chromium)
 	$(BIN)/python -m pytest tests/web -m web
 
 docs: $(VENV)/docs.stamp ## the pages of docs/ as a site, in out/site; warnings are errors

@@ -58,6 +58,7 @@ html_title = "fa4"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_search_summary = False  # a page on the disk may not read the others
 html_show_sphinx = False
 html_baseurl = ""
 html_theme_options = {

@@ -2,8 +2,7 @@
 
 `python docs/picture.py` draws docs/pictures/tile.svg from what the simulator records for 512
 queries and keys: what `fa4 trace --seqlen 512 --heads 1 --cta-group 1` writes, without the latency
-of the first loads. A role has one colour wherever these pages draw it (Okabe and Ito's, which
-people with any kind of colour blindness can tell apart).
+of the first loads. A role has its colour and letter of fa4/explore/roles.py.
 """
 
 from __future__ import annotations
@@ -13,19 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from fa4.explore.roles import ROLES
 from fa4.sim.options import build
 from fa4.sim.timeline import CtaTimeline, Event, UnitSlice, record
 
 PICTURE = Path(__file__).with_name("pictures") / "tile.svg"
 SETTINGS = {"seqlen": 512, "heads": 1, "cta_group": 1}
-COLOURS = {
-    "load": "#56B4E9",
-    "mma": "#0072B2",
-    "softmax0": "#D55E00",
-    "softmax1": "#E69F00",
-    "correction": "#009E73",
-    "epilogue": "#CC79A7",
-}
+DRAWN = ("load", "mma", "softmax0", "softmax1", "correction", "epilogue")
+COLOURS = {role: ROLES[role].light for role in DRAWN}
 WAIT = "#E9E9E9"
 WIDTH, LEFT, RIGHT, ROW, TOP = 980, 128, 12, 21, 46
 LETTER = 5.3  # width of a letter of size 9
@@ -141,11 +135,10 @@ def shared_memory_rows(cta: CtaTimeline, slots: int) -> Rows:
         row = rows.setdefault(f"K/V slot {number % slots}", [])
         row.append(Piece(load.start, landed.done, "", COLOURS["load"], 0.35))
         row.append(Piece(landed.done, left.done, f"{load.what[-1]}{number // 2}", COLOURS["load"]))
-    rows["O on its way out"] = [
-        Piece(named(cta, "correction", f"write O{tile}")[0].start,
-              named(cta, "epilogue", f"store O{tile}")[0].done, f"O{tile}", COLOURS["epilogue"])
-        for tile in "01"
-    ]  # fmt: skip
+    for tile in "01":
+        written = named(cta, "correction", f"write O{tile}")[0].start
+        gone = named(cta, "epilogue", f"store O{tile}")[0].done
+        rows[f"O{tile} on its way out"] = [Piece(written, gone, f"O{tile}", COLOURS["epilogue"])]
     return rows
 
 
@@ -153,7 +146,12 @@ def draw_rows(rows: Rows, top: float, first: float, scale: float) -> Iterator[st
     """Bars with the names that fit, and the row's name on the left."""
     for number, (label, pieces) in enumerate(rows.items()):
         y = top + number * ROW
-        yield f'<text x="{LEFT - 8}" y="{y + 12:g}" text-anchor="end">{escape(label)}</text>'
+        letter = (
+            f' <tspan font-weight="bold">{ROLES[label].letter}</tspan>' if label in ROLES else ""
+        )
+        yield (
+            f'<text x="{LEFT - 8}" y="{y + 12:g}" text-anchor="end">{escape(label)}{letter}</text>'
+        )
         for piece in pieces:
             start = LEFT + max(0.0, piece.start - first) * scale
             width = LEFT + (piece.end - first) * scale - start

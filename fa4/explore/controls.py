@@ -19,7 +19,7 @@ FORWARD_SHAPE = (
     "tile_n", "q_tiles", "kv_stages", "cta_group", "exp2", "rescale_rate", "scheduler"
 )  # fmt: skip
 BACKWARD_SHAPE = ("cta_group", "order")
-WARPGROUP_SHAPE = ("tile_n", "kv_stages", "scheduler")
+WARPGROUP_SHAPE = ("warpgroups", "tile_n", "kv_pairs", "scheduler")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ CONTROLS = (
         _choice("fa4", "FA4", "this package's kernels", kernel="fa4"),
         _choice("published", "FA4 published", "flash_attn.cute's backward kernel", kernel="fa4",
                 design="flash_attn.cute"),
-        _choice("fa3", "FA3", "two warpgroups in ping-pong, wgmma", kernel="fa3"),
+        _choice("fa3", "FA3", "warpgroups that multiply and exponentiate at once", kernel="fa3"),
         _choice("fa2", "FA2", "products and softmax in turn", kernel="fa2"),
     ),
     _control(
@@ -105,8 +105,15 @@ CONTROLS = (
         *_lengths(1, 4, 8, 32),
     ),
     _control(
+        "warpgroups", "Warpgroups", "shape",
+        "Each has 64 query rows; in turns: one multiplies while the other exponentiates.",
+        _choice("2", "2", tile_m="128", ping_pong="no"),
+        _choice("2-turns", "2 in turns", "ping-pong", tile_m="128", ping_pong="yes"),
+        _choice("3", "3", tile_m="192", ping_pong="no"),
+    ),
+    _control(
         "tile_n", "Keys per tile", "shape", "Keys of one step: columns of a tile of scores S.",
-        *(_choice(n, n, tile_n=n) for n in ("64", "128", "256")),
+        *(_choice(n, n, tile_n=n) for n in ("64", "80", "128", "256")),
     ),
     _control(
         "q_tiles", "Q tiles", "shape", "Query tiles of 128 rows that a CTA works on in turns.",
@@ -115,6 +122,10 @@ CONTROLS = (
     _control(
         "kv_stages", "K/V stages", "shape", "K or V tiles that are in flight at a time.",
         _choice("fit", "what fits"), _choice("2", "2", kv_stages="2"),
+    ),
+    _control(
+        "kv_pairs", "K and V stages", "shape", "Tiles of K, and as many of V, in flight at a time.",
+        _choice("2", "2", kv_stages="2"), _choice("4", "4", kv_stages="4"),
     ),
     _control(
         "cta_group", "CTA pair", "shape", "Two CTAs on two SMs share operands of a product.",
@@ -153,7 +164,7 @@ BY_KEY = {control.key: control for control in CONTROLS}
 # A small grid that takes seconds: every control has a choice, every kind of point is there.
 QUICK = {
     "machine": ("b200", "h200"), "kernel": ("fa4", "fa3"), "head_dim": ("128", "256"),
-    "seqlen": ("1k", "8k"), "tile_n": ("128", "256"), "exp2": ("off", "tuned"),
+    "seqlen": ("1k", "8k"), "tile_n": ("80", "128", "256"), "exp2": ("off", "tuned"),
     "rescale_rate": ("0", "1"), "scheduler": ("static", "lpt"),
 }  # fmt: skip
 

@@ -7,8 +7,10 @@ also the same call share one prediction.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,12 +29,20 @@ from fa4.explore.roles import UNITS
 from fa4.explore.steps import RECORDED_STEPS, StepWindow, pack_step, timing_of
 from fa4.plan.schema import PipelinePlan
 from fa4.sim.chain import critical_chain
-from fa4.sim.code import EventCode
+from fa4.sim.chip import TileRunner
 from fa4.sim.machine import Machine
 from fa4.sim.options import SimulationRequest, build
-from fa4.sim.predict import AnyPipeline, Prediction, build_plan, make_runner, predict
+from fa4.sim.predict import (
+    AnyPipeline,
+    Prediction,
+    Simulation,
+    build_plan,
+    make_runner,
+    predict,
+    steps_rescaled,
+)
 from fa4.sim.roofline import roofline_terms
-from fa4.sim.timeline import CtaTimeline, record
+from fa4.sim.timeline import Timeline, record
 
 CONTEXT = ("machine", "pass", "kernel", "head_dim", "mask")
 RECORDED_TOKENS = 32 * 1024  # of the sequence that timelines are recorded of
@@ -61,6 +71,29 @@ class Interned:
 
 
 @dataclass
+class SharedRunners:
+    """Makes runners as `make_runner` does, one for all calls that run the same code.
+
+    Most points differ from others in their work tiles only, which their runner then knows. A plan
+    is told from others by which object it is, for which each is kept.
+    """
+
+    known: dict[Any, tuple[PipelinePlan, TileRunner]] = field(default_factory=dict)
+
+    def __call__(
+        self, plan: PipelinePlan, machine: Machine, simulation: Simulation, *,
+        rescaling: float = 0.0, ctas: int | None = None,
+    ) -> TileRunner:  # fmt: skip
+        most = machine.gpu.sm_count  # that run side by side
+        side_by_side = most if ctas is None else min(ctas, most)
+        key = (id(plan), machine, simulation.exact, rescaling, side_by_side)
+        if key not in self.known:
+            runner = make_runner(plan, machine, simulation, rescaling=rescaling, ctas=ctas)
+            self.known[key] = plan, runner
+        return self.known[key][1]
+
+
+@dataclass
 class Recording:
     """What the page shows, as it is found, and by what it is found again."""
 
@@ -78,6 +111,7 @@ class Recording:
     _step_keys: dict[Any, int] = field(default_factory=dict)
     _result_keys: dict[Any, int] = field(default_factory=dict)
     _chains: dict[Any, Json] = field(default_factory=dict)
+    _runners: SharedRunners = field(default_factory=SharedRunners)
 
     def choices(self, key: str) -> tuple[Choice, ...]:
         """The choices of a control."""
@@ -94,6 +128,7 @@ class Recording:
         entry: Json = {"choices": chosen, "controls": list(keys), "first": len(self.shape_steps)}
         self.contexts.append(entry)
         problems = self._problems(context, entry)
+        self._runners = SharedRunners()  # hardly any other context runs the same code
         for shape in combinations(self.controls, keys):
             if problems:
                 self._add_shape({**context, **shape}, problems)
@@ -119,11 +154,14 @@ class Recording:
     def _add_shape(self, chosen: Mapping[str, Choice], problems: list[Problem]) -> None:
         try:
             request = build(settings_of({**chosen, "seqlen": self.choices("seqlen")[-1]}))
+            if "rescale_rate" not in chosen:  # that of random inputs depends on the length
+                request = replace(
+                    request, simulation=replace(request.simulation, rescale_rate=None)
+                )
             plan, plan_key = self._plan(request.pipeline, request.machine, chosen["machine"].key)
             key = (chosen["machine"].key, plan_key, request.simulation.rescale_rate)
             if key not in self._step_keys:
-                code = make_runner(plan, request.machine, request.simulation).code
-                self._step_keys[key] = self._record(request, plan, code)
+                self._step_keys[key] = self._record(request, plan)
         except ValueError as error:
             number = self.refuse(str(error))
             self.shape_steps.append(number)
@@ -131,7 +169,7 @@ class Recording:
             return
         self.shape_steps.append(self._step_keys[key])
         for problem in problems:
-            self.point_results.append(self._result(key, problem, request))
+            self.point_results.append(self._result(key, problem, request, plan))
 
     def _plan(self, pipeline: AnyPipeline, machine: Machine, name: str) -> tuple[PipelinePlan, str]:
         """The plan and what tells it from others; most settings of a scheduler do not change it."""
@@ -142,7 +180,7 @@ class Recording:
             self._plan_keys[fixed, name] = (plan, repr(plan))
         return self._plan_keys[fixed, name]
 
-    def _record(self, request: SimulationRequest, plan: PipelinePlan, code: EventCode) -> int:
+    def _record(self, request: SimulationRequest, plan: PipelinePlan) -> int:
         """Record a timeline; its number."""
         # Most steps under a mask are plain ones; without it every work tile has many of them.
         problem = replace(request.problem, batch=1, seqlen_q=RECORDED_TOKENS,
@@ -159,16 +197,19 @@ class Recording:
             "step_cycles": window.step_cycles,
             "clock_hz": request.machine.clock_hz,
             "roofline_cycles": [round(terms.totals.get(unit, 0.0), 2) for unit in UNITS],
-            "chain": self._chain(timeline.ctas[0], window, code),
+            "chain": self._chain(timeline, window, request.simulation),
         })  # fmt: skip
         self.blobs.append(blob)
         return len(self.steps) - 1
 
-    def _chain(self, cta: CtaTimeline, window: StepWindow, code: EventCode) -> Json:
+    def _chain(self, timeline: Timeline, window: StepWindow, simulation: Simulation) -> Json:
         """The critical chain, shared by equal steps: numbers of its rows' links, their cycles."""
+        cta, plan = timeline.ctas[0], timeline.plan
         key = timing_of(cta, window)
         if key not in self._chains:
-            chain = critical_chain(code, np.array(cta.trips))
+            runner = self._runners(plan, timeline.machine, simulation,
+                                   rescaling=steps_rescaled(plan, simulation))  # fmt: skip
+            chain = critical_chain(runner.code, np.array(cta.trips))
             links = [[row.role, row.what, row.unit, row.reason] for row in chain.rows]
             self._chains[key] = {
                 "links": [self._part("links", link) for link in links],
@@ -189,7 +230,9 @@ class Recording:
     def _part(self, name: str, value: Any) -> int:
         return self.parts.setdefault(name, Interned()).number(value)
 
-    def _result(self, key: Any, problem: Problem, request: SimulationRequest) -> int:
+    def _result(
+        self, key: Any, problem: Problem, request: SimulationRequest, plan: PipelinePlan
+    ) -> int:
         """The number of a prediction, or a refusal."""
         pipeline = request.pipeline
         scheduler = getattr(pipeline, "scheduler", "")
@@ -200,12 +243,13 @@ class Recording:
             scheduler = "naive"  # all work tiles are equally long
         whole = (key, problem, scheduler, getattr(pipeline, "deterministic", False))
         if whole not in self._result_keys:
-            self._result_keys[whole] = self._predict(problem, request)
+            self._result_keys[whole] = self._predict(problem, request, plan)
         return self._result_keys[whole]
 
-    def _predict(self, problem: Problem, request: SimulationRequest) -> int:
+    def _predict(self, problem: Problem, request: SimulationRequest, plan: PipelinePlan) -> int:
         try:
-            found = predict(problem, request.pipeline, request.machine, request.simulation)
+            found = predict(problem, request.pipeline, request.machine, request.simulation,
+                            plan=plan, make=self._runners)  # fmt: skip
         except ValueError as error:
             return self.refuse(str(error))
         self.results.append(found)
@@ -243,10 +287,14 @@ def automatic(request: SimulationRequest) -> dict[str, str]:
     pipeline = request.pipeline
     if isinstance(pipeline, BackwardPipeline):
         return {"cta_group": str(pipeline.numerics.cta_group), "order": "any"}
-    chosen = {"tile_n": str(pipeline.tile_n), "kv_stages": "fit", "scheduler": pipeline.scheduler}
+    chosen = {"tile_n": str(pipeline.tile_n), "scheduler": pipeline.scheduler}
     if isinstance(pipeline, ForwardPipeline):
         chosen |= {"q_tiles": str(pipeline.numerics.q_tiles), "cta_group": str(pipeline.cta_group),
-                   "exp2": "tuned", "rescale_rate": "0"}  # fmt: skip
+                   "kv_stages": "fit", "exp2": "tuned", "rescale_rate": "0"}  # fmt: skip
+    else:
+        turns = "-turns" if pipeline.ping_pong else ""
+        chosen |= {"warpgroups": f"{pipeline.consumers}{turns}",
+                   "kv_pairs": str(pipeline.kv_stages)}  # fmt: skip
     return chosen
 
 
@@ -270,6 +318,19 @@ def count_shapes(controls: tuple[Control, ...]) -> int:
 def record_grid(controls: tuple[Control, ...], advance: Callable[[], None]) -> Recording:
     """Record all contexts; `advance` is called for every shape."""
     recording = Recording(controls)
-    for context in contexts(controls):
-        recording.add_context(context, advance)
+    with _uncollected():
+        for context in contexts(controls):
+            recording.add_context(context, advance)
     return recording
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the search for circles of objects: it is a third of the time, and there are none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

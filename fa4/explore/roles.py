@@ -31,6 +31,7 @@ ROLES = {
     "relay": RoleStyle("Y", "#009e73", "#1fb98e", "passes dS on within a CTA pair"),
     "consumer0": RoleStyle("C0", "#d55e00", "#ef7f2d", "products and softmax of 64 rows"),
     "consumer1": RoleStyle("C1", "#e69f00", "#f0b429", "products and softmax of 64 rows"),
+    "consumer2": RoleStyle("C2", "#cc79a7", "#d98fb8", "products and softmax of 64 rows"),
 }
 
 # What each unit of an SM is called on the page.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,8 +62,7 @@ class CriticalChain:
         return self.cycles / self.steps
 
 
-@dataclass(frozen=True)
-class _Node:
+class _Node(NamedTuple):
     """Something that was complete at a moment: a role at the end of a log row ("clock"), a unit
     with its part of a row's work ("unit"), a row's work with its latency ("done")."""
 
@@ -71,8 +71,7 @@ class _Node:
     unit: int = -1
 
 
-@dataclass(frozen=True)
-class _Link:
+class _Link(NamedTuple):
     """How a node came about: from `before` (None: the launch), `cycles` earlier."""
 
     before: _Node | None
@@ -80,8 +79,7 @@ class _Link:
     begin: float
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A row's work on a unit, and the row whose work was there before (-1 for none).
 
     done: when the row has what it asked for, before `end` if it passes the queue.
@@ -138,7 +136,7 @@ class _Walk:
         self.end = [0.0] * count  # when its role goes on
         self.step = [0] * count  # how often its role had come to this instruction
         self.previous = [-1] * count  # the role's row before, arrivals apart
-        self.pieces: list[dict[int, _Piece]] = [{} for _ in range(count)]
+        self.pieces: list[dict[int, _Piece]] = [{}] * count  # by unit; of work, one of its own
         # Of a wait: when its last arrival took effect, when that was made, and what it followed.
         self.cause: list[tuple[float, float, _Node | None] | None] = [None] * count
         self._arrivals: list[list[tuple[float, float, _Node | None]]] = [
@@ -157,7 +155,7 @@ class _Walk:
             self.machine.skip_control(role)
             self.step[row] = seen[number, at] = seen.get((number, at), -1) + 1
             self.previous[row] = last_row.get(number, -1)
-            op, a, b, _ = self.code.instructions[at].tolist()
+            op, a, b, _ = self.machine.instructions[at]
             if op == WAIT:
                 self.cause[row] = self._last_arrival(a, b)
                 self.machine.step(role)
@@ -176,8 +174,8 @@ class _Walk:
 
     def _last_arrival(self, signal: int, slot: int) -> tuple[float, float, _Node | None] | None:
         """The last arrival of the phase that a wait is at; None for a phase that was free."""
-        phase = self.machine.phases[slot] - int(self.code.signal_free[signal])
-        first, count = self.code.signal_arrivers[signal].tolist()
+        phase = self.machine.phases[slot] - self.machine.signal_free[signal]
+        first, count = self.machine.signal_arrivers[signal]
         moments = [self._arrivals[x][phase] for x in range(first, first + count) if phase >= 0]
         return max(moments, key=lambda arrival: arrival[0], default=None)
 
@@ -192,19 +190,18 @@ class _Walk:
 
     def _work(self, row: int, work: int, asynchronous: bool) -> None:
         number, start = self.role[row], self.start[row]
-        units = [unit for unit in self.code.work_units[work].tolist() if unit >= 0]
-        free = [self.machine.unit_free[unit] for unit in units]
+        uses = self.machine.work_pieces[work]
+        free = [self.machine.unit_free[unit] for unit, _, _ in uses]
         self.machine.step(self.machine.roles[number])
-        passing = self.code.work_passes[work].tolist()
-        for unit, before, passes in zip(units, free, passing[: len(units)], strict=True):
+        pieces = self.pieces[row] = {}
+        for (unit, _, passes), before in zip(uses, free, strict=True):
             begin, end = max(start, before), self.machine.unit_free[unit]
             done = min(end, start + 2.0 * (end - begin)) if passes else end
-            self.pieces[row][unit] = _Piece(
-                begin, end, self._unit_row.get(unit, -1), before > start, done
-            )
+            last = self._unit_row.get(unit, -1)
+            pieces[unit] = _Piece(begin, end, last, before > start, done)
             self._unit_row[unit] = row
-        if asynchronous and units:
-            key = number, units[0]
+        if asynchronous and uses:
+            key = number, uses[0][0]
             if key not in self._done_row or self.done[row] >= self.done[self._done_row[key]]:
                 self._done_row[key] = row
 
@@ -252,7 +249,7 @@ class _Walk:
     def link(self, node: _Node) -> _Link:
         """What the node waited for."""
         row = node.row
-        op = int(self.code.instructions[self.instruction[row], 0])
+        op = self.machine.instructions[self.instruction[row]][0]
         own = _Link(_clock(self.previous[row]), "role", self.start[row])
         if op == WAIT:
             cause = self.cause[row]
@@ -273,8 +270,8 @@ class _Walk:
 
     def _only_issued(self, row: int) -> bool:
         """Did the role go on as soon as the row's work was under way?"""
-        op, work, asynchronous, _ = self.code.instructions[self.instruction[row]].tolist()
-        issued = self.start[row] + float(self.code.work_issue[work]) if op == WORK else 0.0
+        op, work, asynchronous, _ = self.machine.instructions[self.instruction[row]]
+        issued = self.start[row] + self.machine.work_issue[work] if op == WORK else 0.0
         return bool(asynchronous) and self.end[row] <= issued
 
     def describe(self, path: Sequence[_Node]) -> tuple[ChainRow, ...]:
@@ -297,7 +294,7 @@ class _Walk:
         return tuple(rows)
 
     def _what(self, node: _Node) -> str:
-        op, a, *_ = self.code.instructions[self.instruction[node.row]].tolist()
+        op, a, *_ = self.machine.instructions[self.instruction[node.row]]
         if op == WAIT:
             return f"wait {self.code.signal_names[a]}"
         issued = node.kind == "clock" and self._only_issued(node.row)

@@ -161,13 +161,15 @@ def run_one_by_one(
     With `starts_once` a machine keeps its CTA, which steals further tiles (CLC): it pays the start
     for its first tile only.
     """
+    total, masked, _ = tiles.trips.T  # the third is their difference
     _, first, kind, counts = np.unique(
-        tiles.trips, axis=0, return_index=True, return_inverse=True, return_counts=True
-    )
+        total * (1 + masked.max(initial=0)) + masked,
+        return_index=True, return_inverse=True, return_counts=True,
+    )  # fmt: skip
     runner.expect(tiles.trips[np.sort(first), None])
     found = {int(i): runner.run(tiles.trips[i, None]) for i in np.sort(first)}
     runs = [found[int(i)] for i in first]
-    cycles = np.array([run.cycles for run in runs])[kind.ravel()].tolist() if runs else []
+    cycles = np.array([run.cycles for run in runs])[kind].tolist() if runs else []
     free = [0.0] * machines
     for taken in cycles:
         start = 0.0 if starts_once and free[0] > 0.0 else start_cycles

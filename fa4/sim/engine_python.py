@@ -44,7 +44,7 @@ class PlainMachine:
     """State of one run; `execute` drives it."""
 
     def __init__(self, code: EventCode, trips: np.ndarray) -> None:
-        self.code, self.trips = code, trips
+        self.code, self.trips = code, trips.tolist()
         self.roles = [_Role(r, int(code.entry[r, 0])) for r in range(len(code.role_names))]
         self.unit_free = [0.0] * len(code.unit_names)
         self.busy = [0.0] * len(code.unit_names)
@@ -54,10 +54,36 @@ class PlainMachine:
         self.tile_ends = np.zeros(len(trips))
         self.log: list[tuple[float, ...]] = []
 
+    @property
+    def code(self) -> EventCode:
+        """What is run."""
+        return self._code
+
+    @code.setter
+    def code(self, code: EventCode) -> None:
+        """Its arrays are read number by number, which lists are several times faster at."""
+        self._code = code
+        self.instructions: list[list[int]] = code.instructions.tolist()
+        self.signal_free: list[int] = code.signal_free.tolist()
+        self.signal_arrivers: list[list[int]] = code.signal_arrivers.tolist()
+        self.signal_latency: list[float] = code.signal_latency.tolist()
+        self.signal_wait_cost: list[float] = code.signal_wait_cost.tolist()
+        self.arriver_signal: list[int] = code.arriver_signal.tolist()
+        self.work_issue: list[float] = code.work_issue.tolist()
+        self.work_latency: list[float] = code.work_latency.tolist()
+        self.work_under: list[int] = code.work_under.tolist()
+        self.work_stretch: list[float] = code.work_stretch.tolist()
+        columns = (code.work_units, code.work_occupancy, code.work_passes)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        # Per work: (unit, occupied cycles, does it pass the queue?) of each unit that it uses.
+        self.work_pieces: list[list[tuple[int, float, bool]]] = [
+            [piece for piece in zip(*row, strict=True) if piece[0] >= 0] for row in rows
+        ]
+
     def phase_time(self, signal: int, slot: int) -> float | None:
         """When the phase that waiter slot `slot` is at completes; None if it has not yet."""
-        phase = self.phases[slot] - int(self.code.signal_free[signal])
-        first, count = self.code.signal_arrivers[signal]
+        phase = self.phases[slot] - self.signal_free[signal]
+        first, count = self.signal_arrivers[signal]
         if phase < 0:
             return 0.0
         moments = [self.arrivals[a] for a in range(first, first + count)]
@@ -68,9 +94,9 @@ class PlainMachine:
     def skip_control(self, role: _Role) -> None:
         """Follow loops and tile boundaries up to the next event or the end."""
         while not role.finished:
-            op, a, b, c = (int(x) for x in self.code.instructions[role.pc])
+            op, a, b, c = self.instructions[role.pc]
             if op == LOOP:
-                count = int(self.trips[role.tile, a]) + b
+                count = self.trips[role.tile][a] + b
                 if count > 0:
                     role.loops.append(count)
                     role.pc += 1
@@ -94,22 +120,22 @@ class PlainMachine:
 
     def blocked_on(self, role: _Role) -> int:
         """The signal that stops this role, -1 if none does."""
-        op, signal, slot, _ = self.code.instructions[role.pc]
-        return int(signal) if op == WAIT and self.phase_time(signal, slot) is None else -1
+        op, signal, slot, _ = self.instructions[role.pc]
+        return signal if op == WAIT and self.phase_time(signal, slot) is None else -1
 
     def step(self, role: _Role) -> None:
         """Execute one event of a role that can go on."""
-        op, a, b, _ = (int(x) for x in self.code.instructions[role.pc])
+        op, a, b, _ = self.instructions[role.pc]
         start, end = role.clock, role.clock
         if op == WAIT:
             ready = self.phase_time(a, b)
             assert ready is not None
             self.stalled[role.index, a] += max(0.0, ready - start)
-            role.clock = end = max(start, ready) + self.code.signal_wait_cost[a]
+            role.clock = end = max(start, ready) + self.signal_wait_cost[a]
             self.phases[b] += 1
         elif op == ARRIVE:
             moment = max(start, role.last_done.get(b, 0.0)) if b >= 0 else start
-            latency = self.code.signal_latency[self.code.arriver_signal[a]]
+            latency = self.signal_latency[self.arriver_signal[a]]
             self.arrivals[a].append(moment + latency)
         else:
             end = self.work(role, a, bool(b))
@@ -118,14 +144,12 @@ class PlainMachine:
 
     def work(self, role: _Role, index: int, asynchronous: bool) -> float:
         """Occupy the units of one piece of work; returns when it is done."""
-        code, start = self.code, role.clock
+        start = role.clock
         end = start
-        under, stretch = int(code.work_under[index]), code.work_stretch[index]
+        under, stretch = self.work_under[index], self.work_stretch[index]
         beside_until = self.unit_free[under] if under >= 0 else 0.0
-        pieces = (code.work_units[index], code.work_occupancy[index], code.work_passes[index])
-        for unit, alone, passes in zip(*pieces, strict=True):
-            if unit < 0:
-                break
+        pieces = self.work_pieces[index]
+        for unit, alone, passes in pieces:
             begin, occupancy = max(start, self.unit_free[unit]), alone
             if under >= 0:
                 occupancy = stretched(alone, begin, beside_until, stretch)
@@ -133,14 +157,15 @@ class PlainMachine:
             self.busy[unit] += occupancy
             shared = start + 2.0 * occupancy if passes else math.inf
             end = max(end, min(shared, self.unit_free[unit]))
-        end += code.work_latency[index]
+        end += self.work_latency[index]
         if asynchronous:
-            unit = int(code.work_units[index, 0])
-            role.last_done[unit] = max(role.last_done.get(unit, 0.0), end)
-            role.clock = start + code.work_issue[index]
+            if pieces:
+                unit = pieces[0][0]
+                role.last_done[unit] = max(role.last_done.get(unit, 0.0), end)
+            role.clock = start + self.work_issue[index]
         else:
             role.clock = end
-        return float(end)
+        return end
 
 
 def execute(code: EventCode, trips: np.ndarray) -> EngineRun:

@@ -22,7 +22,7 @@ from fa4.config import (
 from fa4.hardware import Gpu
 from fa4.plan.backward import backward_plan
 from fa4.plan.forward import forward_plan
-from fa4.plan.schema import PipelinePlan
+from fa4.plan.schema import GROUP_WARPS, PipelinePlan
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.chip import ChipRun, TileRunner, mean_run, run_one_by_one, run_persistent
 from fa4.sim.costs import MachineCosts
@@ -109,12 +109,15 @@ def predict(
     machine: Machine,
     simulation: Simulation | None = None,
     plan: PipelinePlan | None = None,
+    make: Callable[..., TileRunner] | None = None,
 ) -> Prediction:
     """Time of one call. Raises ValueError if the pipeline does not fit the machine.
 
     plan: instead of the pipeline's own one, with the same roles and signals but other amounts.
+    make: instead of `make_runner`, whose result it must equal; it may give again what it gave, as a
+    runner remembers what it simulated.
     """
-    call = _simulate(problem, pipeline, machine, simulation or Simulation(), plan)
+    call = _simulate(problem, pipeline, machine, simulation or Simulation(), plan, make)
     return _report(problem, machine, call)
 
 
@@ -149,6 +152,7 @@ def _simulate(
     machine: Machine,
     simulation: Simulation,
     plan: PipelinePlan | None,
+    make: Callable[..., TileRunner] | None = None,
 ) -> _SimulatedCall:
     check_work(problem, pipeline, simulation.lengths)
     parts = _parts(problem, simulation.lengths)
@@ -160,7 +164,8 @@ def _simulate(
     plan = _same_shape(plan, build_plan(pipeline, machine.gpu))
     simulation = with_rescale_rate(simulation, problem, pipeline)
     if not isinstance(pipeline, BackwardPipeline):
-        again = partial(_run_forward, problem, pipeline, plan, simulation=simulation)
+        again = partial(_run_forward, problem, pipeline, plan, simulation=simulation,
+                        make=make or make_runner)  # fmt: skip
         run, runner, count = again(machine=machine)
         flops = sum(part.forward_flops for part in parts)
         moved = sum(forward_bytes(part, pipeline) for part in parts)
@@ -172,7 +177,8 @@ def _simulate(
             out = sum(output_bytes(part, pipeline) for part in parts)
             kernels.append(_timed("combine", 0.0, split + out, machine))
     else:
-        again = partial(_run_backward, problem, pipeline, plan, simulation=simulation)
+        again = partial(_run_backward, problem, pipeline, plan, simulation=simulation,
+                        make=make or make_runner)  # fmt: skip
         run, runner, count = again(machine=machine)
         flops = sum(part.backward_flops for part in parts)
         traffic = [backward_bytes(part, pipeline) for part in parts]
@@ -258,6 +264,7 @@ def _run_forward(
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,
+    make: Callable[..., TileRunner],
 ) -> tuple[ChipRun, TileRunner, int]:
     tiles = forward_tiles(problem, pipeline, simulation.lengths)
     if pipeline.scheduler in ("lpt", "clc"):
@@ -274,27 +281,31 @@ def _run_forward(
         once = pipeline.scheduler == "clc"
         return run_one_by_one(runner, tiles, slots, start, starts_once=once)
 
-    found, used = _over_rescales(plan, machine, simulation, ctas, run)
+    share = steps_rescaled(plan, simulation)
+    made = partial(make, plan, machine, simulation, ctas=ctas)
+    found, used = _over_rescales(share, made, run)
     return found, used, len(tiles.trips)
 
 
+def steps_rescaled(plan: PipelinePlan, simulation: Simulation) -> float:
+    """Share of the steps in which a warp rescales O, as the pipeline feels it; the rate is set."""
+    if "rescale_rate" not in plan.shares:
+        return 0.0
+    share = slowest_warp_share(simulation.rescale_rate or 0.0, GROUP_WARPS * plan.cta_group)
+    return 0.0 if share < HARDLY_EVER else share
+
+
 def _over_rescales(
-    plan: PipelinePlan,
-    machine: Machine,
-    simulation: Simulation,
-    ctas: int,
-    run: Callable[[TileRunner], ChipRun],
+    share: float, made: Callable[..., TileRunner], run: Callable[[TileRunner], ChipRun]
 ) -> tuple[ChipRun, TileRunner]:
     """A run in which some steps rescale O and the others do not: their mean.
 
     A step pays for it all or nothing; the pipeline returns to its pace within a step or two.
     """
-    share = slowest_warp_share(simulation.rescale_rate or 0.0, 4 * plan.cta_group)
-    share = 0.0 if share < HARDLY_EVER else share
-    if "rescale_rate" not in plan.shares or share in (0.0, 1.0):
-        runner = make_runner(plan, machine, simulation, rescaling=share, ctas=ctas)
+    if share in (0.0, 1.0):
+        runner = made(rescaling=share)
         return run(runner), runner
-    runners = [make_runner(plan, machine, simulation, rescaling=x, ctas=ctas) for x in (0.0, 1.0)]
+    runners = [made(rescaling=x) for x in (0.0, 1.0)]
     never, always = (run(runner) for runner in runners)
     return mean_run(never, always, share), runners[1]
 
@@ -305,10 +316,11 @@ def _run_backward(
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,
+    make: Callable[..., TileRunner],
 ) -> tuple[ChipRun, TileRunner, int]:
     tiles = backward_tiles(problem, pipeline, simulation.lengths)
     ctas = plan.cta_group * len(tiles.trips)
-    runner = make_runner(plan, machine, simulation, ctas=ctas)
+    runner = make(plan, machine, simulation, ctas=ctas)
     tiles = tiles.take(backward_order(tiles, pipeline.scheduler))
     slots, costs = clusters(machine.gpu, pipeline.numerics.cta_group), machine.costs
     if pipeline.deterministic:

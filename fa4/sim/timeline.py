@@ -14,18 +14,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fa4.config import BackwardPipeline, Problem, require_int
-from fa4.plan.schema import GROUP_WARPS, PipelinePlan
+from fa4.plan.schema import PipelinePlan
 from fa4.sim import engine
 from fa4.sim.code import ARRIVE, WAIT, EngineRun, EventCode, stretched
 from fa4.sim.limits import check_work
 from fa4.sim.machine import Machine
 from fa4.sim.predict import (
-    HARDLY_EVER,
     AnyPipeline,
     Simulation,
     build_plan,
     make_runner,
-    slowest_warp_share,
+    steps_rescaled,
     with_rescale_rate,
 )
 from fa4.sim.worktiles import WorkTiles, backward_tiles, clusters, forward_tiles, lpt_order
@@ -129,8 +128,7 @@ def record(
     work = launch_order(problem, pipeline, simulation)
     if not len(work.trips):
         raise ValueError("the problem has no work tiles: a length or the batch is 0")
-    share = slowest_warp_share(rate, GROUP_WARPS * plan.cta_group)
-    share = 0.0 if share < HARDLY_EVER else share
+    share = steps_rescaled(plan, simulation)
     resident = plan.cta_group * len(work.trips)
     code = make_runner(plan, machine, simulation, rescaling=share, ctas=resident).code
     slots = clusters(machine.gpu, plan.cta_group)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fa4.sim.chain import CriticalChain, critical_chain
 from fa4.sim.elasticity import Elasticities, Progress, measure
 from fa4.sim.neighbours import Neighbour, neighbours
-from fa4.sim.predict import build_plan, call_seconds, make_runner
+from fa4.sim.predict import build_plan, call_seconds, make_runner, steps_rescaled
 from fa4.sim.timeline import launch_order
 from fa4.sim.validation import known_accuracy
 
@@ -82,8 +82,11 @@ def step_chain(request: SimulationRequest) -> CriticalChain | None:
     if not len(work.trips) or not work.trips[:, 0].max():
         return None
     plan = build_plan(request.pipeline, request.machine.gpu)
-    code = make_runner(plan, request.machine, request.simulation).code
-    return critical_chain(code, work.trips)
+    runner = make_runner(
+        plan, request.machine, request.simulation,
+        rescaling=steps_rescaled(plan, request.simulation), ctas=plan.cta_group * len(work.trips),
+    )  # fmt: skip
+    return critical_chain(runner.code, work.trips)
 
 
 def ratio_error(request: SimulationRequest) -> float | None:

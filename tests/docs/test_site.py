@@ -15,6 +15,7 @@ from docs._ext.glossary_words import SIGNAL, SIGNAL_TERM, cut, pattern_of, read_
 from docs.check_site import check_site
 from fa4 import cli
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardPipeline, WarpgroupPipeline
+from fa4.explore.roles import ROLES
 from fa4.hardware import B200, H100
 from fa4.plan import PipelinePlan, backward_plan, forward_plan
 from fa4.plan.warpgroup import warpgroup_plan
@@ -190,7 +191,10 @@ def test_the_picture_is_current() -> None:
     drawn = picture.draw()
     assert picture.PICTURE.read_text(encoding="utf-8") == drawn
     assert len(drawn) < 60_000 and "href" not in drawn and "aria-label" in drawn
-    for name in (*picture.COLOURS, "tensor core", "S0 / P0", "K/V slot 2"):
+    for role in picture.COLOURS:
+        letter = ROLES[role].letter
+        assert f'>{role} <tspan font-weight="bold">{letter}</tspan></text>' in drawn
+    for name in ("tensor core", "S0 / P0", "K/V slot 2", "O1 on its way out"):
         assert f">{name}</text>" in drawn
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,40 +22,21 @@ from fa4.explore.controls import (
 from fa4.explore.packing import SCHEMA_VERSION, pack, unpack
 from fa4.explore.programs import Touches, lines_of, unrolled
 from fa4.explore.recording import (
-    BOUNDS,
     CONTEXT,
-    SHARES,
     STATIC_CAUSAL,
+    automatic,
     contexts,
     count_shapes,
     record_grid,
 )
-from fa4.explore.roles import ROLES, UNITS
+from fa4.explore.roles import ROLES
 from fa4.explore.steps import LEAD_TICKS, place_events
 from fa4.explore.verdicts import read_verdicts
-from fa4.sim.chain import critical_chain
 from fa4.sim.options import build
-from fa4.sim.predict import build_plan, make_runner
+from fa4.sim.predict import build_plan
 from fa4.sim.timeline import record
-from tests.explore.conftest import Small
-
-Point = tuple[dict[str, str], int, int]  # settings, number of its result, number of its step
-
-
-def points(small: Small) -> Iterator[Point]:
-    """Every point that the page can look up, in the order of its numbers."""
-    lengths = next(c.choices for c in small.controls if c.key == "seqlen")
-    for context, entry in zip(contexts(small.controls), small.head["contexts"], strict=True):
-        keys = shape_keys(context["pass"].key, context["kernel"].key)
-        for at, shape in enumerate(combinations(small.controls, keys)):
-            for number, length in enumerate(lengths):
-                settings = settings_of({**context, **shape, "seqlen": length})
-                if "reason" in entry:
-                    yield settings, -1 - entry["reason"], -1 - entry["reason"]
-                    continue
-                point = entry["first"] + at
-                found = small.columns["point_results"][point * len(lengths) + number]
-                yield settings, int(found), int(small.columns["shape_steps"][point])
+from fa4.sim.why import step_chain
+from tests.explore.conftest import Small, assert_as_predicted, points
 
 
 def test_every_point_has_numbers_or_a_reason(small: Small) -> None:
@@ -72,26 +52,54 @@ def test_every_point_has_numbers_or_a_reason(small: Small) -> None:
 
 def test_numbers_are_those_of_predict(small: Small) -> None:
     """All of them, as `fa4 predict --json` prints them."""
-    checked = 0
-    for settings, result, step in points(small):
-        if result < 0:
+    shown = [point for point in points(small) if point[1] >= 0]
+    for point in shown:
+        assert_as_predicted(small, point)
+    assert len(shown) > 20
+
+
+def test_what_is_automatic_can_be_chosen() -> None:
+    """FlashAttention's choice for each context is a choice of its controls."""
+    keys = {control.key: {choice.key for choice in control.choices} for control in CONTROLS}
+    seen = 0
+    for context in contexts(CONTROLS):
+        try:
+            request = build(settings_of(context) | {"seqlen": "32k"})
+        except ValueError:
             continue
-        report = describe(settings)
-        columns = small.columns
-        assert columns["tflops"][result] == pytest.approx(report["tflops"], rel=1e-6), settings
-        assert columns["kernel_cycles"][result] == pytest.approx(report["cycles"], rel=1e-6)
-        shares = {
-            "imbalance_share": report["imbalance"], "bound_share": report["bound"]["share"]
-        }  # fmt: skip
-        for name, value in shares.items():
-            assert columns[name][result] / SHARES == pytest.approx(value, abs=1 / SHARES), name
-        assert BOUNDS[columns["bound_by"][result]] == report["bound"]["by"]
-        for unit, row in zip(UNITS, columns["busy_share"], strict=True):
-            busy = report["unit_busy"].get(unit, 0.0)
-            assert row[result] / SHARES == pytest.approx(busy, abs=1 / SHARES), unit
-        assert small.head["steps"][step]["clock_hz"] == report["machine"]["clock_hz"]
-        checked += 1
-    assert checked > 20
+        chosen = automatic(request)
+        assert set(chosen) == set(shape_keys(context["pass"].key, context["kernel"].key))
+        assert all(choice in keys[key] for key, choice in chosen.items()), (context, chosen)
+        seen += 1
+    assert seen > 30
+
+
+@pytest.mark.parametrize("kernel", ["fa3", "fa2"])
+def test_a_shape_is_the_same_kernel_at_every_length(kernel: str) -> None:
+    """Of what a shape leaves open, nothing depends on the length, so that one step serves all."""
+    for head_dim in ("64", "128"):
+        for shape in combinations(CONTROLS, shape_keys("fwd", kernel)):
+            found = []
+            for length in ("1k", "32k"):
+                given = {
+                    "machine": "h200",
+                    "kernel": kernel,
+                    "head_dim": head_dim,
+                    "seqlen": length,
+                }
+                try:
+                    found.append(build(settings_of(shape) | given).pipeline)
+                except ValueError as error:
+                    found.append(str(error))
+            assert found[0] == found[1]
+
+
+def test_numbers_of_another_point_are_noticed(small: Small) -> None:
+    shown = {result: (settings, result, step) for settings, result, step in points(small)
+             if result >= 0}  # fmt: skip
+    (settings, _, step), (_, other, _) = shown[0], shown[1]
+    with pytest.raises(AssertionError):
+        assert_as_predicted(small, (settings, other, step))
 
 
 def test_reasons_are_those_of_predict(small: Small) -> None:
@@ -174,15 +182,19 @@ def test_chains_are_those_of_predict(small: Small) -> None:
         if step < 0 or step in seen:
             continue
         seen.add(step)
-        request = build(settings)
-        plan = build_plan(request.pipeline, request.machine.gpu)
-        code = make_runner(plan, request.machine, request.simulation).code
-        chain = critical_chain(code, np.array([[24, 1, 23]]))
-        about = small.head["steps"][step]["chain"]
+        asked = build(settings)
+        plain = replace(asked.problem, causal=False, window_size=(None, None))  # steps are shown
+        chain = step_chain(replace(asked, problem=plain))
+        assert chain is not None
+        recorded = small.head["steps"][step]
+        about = recorded["chain"]
         links = [small.head["parts"]["links"][link] for link in about["links"]]
         expected = [[row.role, row.what, row.unit, row.reason] for row in chain.rows]
         assert sorted(map(str, links)) == sorted(map(str, expected)), settings
-        assert sum(about["cycles"]) == pytest.approx(chain.cycles, abs=0.1)
+        assert sum(about["cycles"]) == pytest.approx(chain.cycles, abs=0.1), settings
+        if about["settled"]:  # rescaling or not: of the step that is shown
+            mean = sum(about["cycles"]) / about["steps"]
+            assert mean == pytest.approx(recorded["step_cycles"], rel=0.02), settings
     assert len(seen) == len(small.head["steps"]) > 10
 
 

@@ -22,6 +22,7 @@ from fa4.sim.machine import Machine, find_machine
 from fa4.sim.neighbours import choices
 from fa4.sim.options import build, read_choice
 from fa4.sim.predict import Simulation, build_plan, call_seconds, make_runner
+from fa4.sim.timeline import record
 from fa4.sim.why import elasticities, explain_why, limited_by, say_limit, step_chain
 from tests.sim.strategies import backward_pipelines, forward_pipelines, machines
 
@@ -83,7 +84,7 @@ def test_a_chain_without_its_waits_is_found(pipeline: Any) -> None:
 
     def blind(self: Any, node: Any) -> Any:
         link = whole(self, node)
-        return link if link.reason != "signal" else replace(link, begin=link.begin + 1.0)
+        return link if link.reason != "signal" else link._replace(begin=link.begin + 1.0)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain_module._Walk, "link", blind)
@@ -125,6 +126,18 @@ def test_a_cycle_more_in_the_chain_is_a_cycle_more_of_the_step(asked: dict[str, 
         grown = measured_step(replace(code, work_occupancy=more), steps) - before
         count = sum(row.unit == name for row in found.rows)
         assert grown >= (passed_on * count / found.steps - 1e-3) * little, name
+
+
+@pytest.mark.parametrize("rate", ["0", "1"])
+def test_the_chain_of_a_call_rescales_as_the_call_does(rate: str) -> None:
+    """It is a step of the recorded timeline, in which O is rescaled always or never."""
+    request = build({"seqlen": "32k", "rescale_rate": rate})
+    chain = step_chain(request)
+    timeline = record(request.problem, request.pipeline, request.machine, request.simulation,
+                      kv_tiles=60)  # fmt: skip
+    starts = [x.start for x in timeline.ctas[0].events if x.what == "QK0" and x.kind == "issue"]
+    assert chain is not None and chain.settled
+    assert chain.step_cycles == pytest.approx((starts[50] - starts[26]) / 24, rel=1e-6)
 
 
 def test_no_work_has_no_chain() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -80,6 +81,12 @@ Open = Callable[..., Tab]
 
 @pytest.fixture(scope="session")
 def explorer(tmp_path_factory: pytest.TempPathFactory) -> Explorer:
+    """The small page, or the one that FA4_PAGE names, as `fa4 explore` wrote it."""
+    if "FA4_PAGE" in os.environ:
+        written = Path(os.environ["FA4_PAGE"]).resolve()
+        found = re.search(r'id="data">([^<]+)<', written.read_text())
+        assert found, f"{written} holds no data"
+        return Explorer(written, *unpack(found[1]))
     text = pack(record_grid(controls(quick=True), lambda: None), read_verdicts())
     file = tmp_path_factory.mktemp("page") / "explore.html"
     file.write_text(build_page(text))

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
 
 # What may show only in the numbers: a step looks the same whatever the length and launch order.
 NUMBERS_ONLY = ("seqlen", "mask", "scheduler", "order")
+MEMORY_ONLY = ("kv_pairs",)  # more places for loads that nobody waits for: the memory shows them
 STATES = {
     "plain": "t=1300",
     "backward": "pass=bwd&t=2000&role=compute",
@@ -71,9 +72,9 @@ def test_a_page_that_asks_or_complains_is_noticed(browser: Any, tmp_path: Path) 
 
 
 def test_every_control_changes_picture_and_numbers(opened: Open, explorer: Explorer) -> None:
-    """From a point that has them all: forward, then backward for what only that has."""
+    """From points that have them: forward, backward, and Hopper for what only they have."""
     seen = set()
-    for fragment in ("", "pass=bwd"):
+    for fragment in ("", "pass=bwd", "machine=h200"):
         tab = opened(fragment)
         for control in explorer.head["controls"]:
             key = control["key"]
@@ -84,7 +85,8 @@ def test_every_control_changes_picture_and_numbers(opened: Open, explorer: Explo
             for choice in control["choices"]:
                 tab.choose(key, choice["key"])
                 if tab.tflops is not None:
-                    pictures.add(tab.picture)
+                    memory = tab.page.locator("#memory").inner_html()
+                    pictures.add(memory if key in MEMORY_ONLY else tab.picture)
                     numbers.add(tab.tflops)
                 else:
                     numbers.add(0.0)
@@ -101,7 +103,8 @@ def test_every_control_changes_picture_and_numbers(opened: Open, explorer: Explo
 @pytest.mark.parametrize(
     "fragment",
     ["", "seqlen=1k&mask=causal", "q_tiles=1&tile_n=256", "pass=bwd&order=fixed&mask=causal",
-     "machine=h200", "cta_group=1&rescale_rate=1&exp2=off", "mask=causal&scheduler=lpt"],
+     "machine=h200", "machine=h200&seqlen=1k&warpgroups=2-turns",
+     "cta_group=1&rescale_rate=1&exp2=off", "mask=causal&scheduler=lpt"],
 )  # fmt: skip
 def test_numbers_are_those_of_the_command(
     fragment: str, opened: Open, capsys: pytest.CaptureFixture[str]
@@ -215,6 +218,8 @@ def test_keys_and_playing(opened: Open) -> None:
     assert tab.page.locator(".tabs [aria-selected=true]").get_attribute("id") != role
     tab.page.keyboard.press("?")
     assert tab.page.locator("#help").is_visible()
+    for word in ("CTA", "TMEM", "MUFU", "TMA", "mbarrier", "p0_full_o0_scaled", "S, P, O"):
+        assert word in tab.text("#help"), word
     tab.page.keyboard.press("Escape")
     tab.until("!document.getElementById('help').open")
     tab.page.keyboard.press("t")

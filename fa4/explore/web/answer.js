@@ -18,10 +18,12 @@ export function commandOf(selection) {
     );
   }
   return `fa4 predict ${Object.entries(settings)
-    .map(([name, value]) =>
-      value === "yes" ? `--${name.replaceAll("_", "-")}` : `--${name.replaceAll("_", "-")} ${value}`,
-    )
+    .map(([name, value]) => option(name.replaceAll("_", "-"), value))
     .join(" ")}`;
+}
+
+function option(name, value) {
+  return { yes: `--${name}`, no: `--no-${name}` }[value] ?? `--${name} ${value}`;
 }
 
 function unitName(name) {

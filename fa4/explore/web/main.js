@@ -13,6 +13,7 @@ import { drawProgram, moveProgram, turnRole } from "./program.js";
 import { drawVerdict } from "./verdict.js";
 import { drawBudget, drawChain } from "./budget.js";
 import { drawLevers } from "./levers.js";
+import { WORDS } from "./words.js";
 
 let step = null;
 
@@ -136,8 +137,8 @@ function showTools() {
     ),
     el(
       "button",
-      { type: "button", id: "keys", "aria-label": "Keys", title: "Keys", onclick: actions["?"] },
-      "?",
+      { type: "button", id: "keys", title: "Keys and words", onclick: actions["?"] },
+      "? words",
     ),
   );
   if (["pick-a", "pick-b", "compare", "theme", "keys"].includes(focused)) byId(focused).focus();
@@ -157,6 +158,12 @@ function makeHelp() {
         ),
         el("dd", {}, what),
       ]),
+    ),
+    el("h2", { id: "words" }, "Words"),
+    el(
+      "dl",
+      {},
+      WORDS.map(([words, what]) => [el("dt", {}, words), el("dd", {}, what)]),
     ),
     el("form", { method: "dialog" }, el("button", {}, "Close")),
   );
@@ -192,7 +199,7 @@ function makeFoot() {
     el(
       "p",
       {},
-      "Times and speeds are those of fa4's simulator (see docs/simulator.md for what it models and how wrong it is). Memory and barriers are those of the plan that the kernels are built from. Not modelled: L2 and HBM contention between SMs, power, instruction scheduling.",
+      "Times and speeds are those of fa4's simulator (see docs/simulator.md for what it models and how wrong it is). Memory and barriers are those of the plan that the kernels are built from. Not modelled: K and V that fall out of L2, temperature, the order of instructions in a warp.",
     ),
     el(
       "p",
