@@ -31,8 +31,8 @@ H200 = find_machine("h200")
 SMS = 132
 FEW = settings(deadline=None, max_examples=15)
 # By which a change of the queueing order may move a time, by rows of a tile. Over all these tiles,
-# rates and constants 2% is the most that one or two warpgroups lose by what is faster, and 15% three
-# (64 columns, no overlap, twice the exponentials): they meet at a unit at another moment then.
+# rates and constants 2% is the most that one or two warpgroups lose by what is faster, and 15%
+# three (64 columns, no overlap, twice the exponentials): they meet at a unit at another moment.
 NOISE = {64: 0.04, 128: 0.04, 192: 0.18}
 
 HopperKernel = tuple[int, int, int, bool, bool]
