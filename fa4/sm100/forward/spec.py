@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from fa4.config import ForwardConfig, ForwardPipeline, require, require_int
+from fa4.config import ForwardConfig, ForwardPipeline
 from fa4.hardware import B200, Gpu
-from fa4.masks import IntervalMask
 from fa4.plan.forward import forward_plan
 from fa4.plan.schema import PipelinePlan
-from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS, padded_dim
+from fa4.sm100.kit.features import ForwardFeatures
+from fa4.sm100.kit.units import TILE_ROWS, padded_dim
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForwardSpec:
-    """One forward kernel. Two specs that differ compile to different code and cache keys.
+class ForwardSpec(ForwardFeatures):
+    """One forward kernel. Two specs that differ compile to different code and cache keys."""
 
-    dtype: "bf16" or "fp16". window_left, window_right: bounds are given at run time. lse: LSE is
-    written. group: query heads that share the rows of a tile (packed GQA), 1 for none. packed_q,
-    packed_k: cu_seqlens are given; used_q, used_k: seqused are given. sink, softcap: given at run
-    time. score_mod, mask_mod: CuTe-DSL callables (`fa4.sm100.forward.mods`). mask: of `fa4.masks`,
-    in place of mask_mod. aux: element type ("fp32", "bf16", "fp16" or "int32") and rank of each
-    auxiliary tensor that they are given.
-    """
-
-    head_dim: int
-    head_dim_v: int
-    dtype: str = "bf16"
-    causal: bool = False
-    window_left: bool = False
-    window_right: bool = False
-    lse: bool = True
-    group: int = 1
-    packed_q: bool = False
-    packed_k: bool = False
-    used_q: bool = False
-    used_k: bool = False
-    sink: bool = False
-    softcap: bool = False
-    score_mod: Callable[..., Any] | None = None
-    mask_mod: Callable[..., Any] | None = None
-    mask: IntervalMask | None = None
-    aux: tuple[tuple[str, int], ...] = ()
     cta_group: int = 1
     scheduler: str = "static"
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
@@ -51,21 +23,9 @@ class ForwardSpec:
 
     def __post_init__(self) -> None:
         """Check what the kernel itself cannot do; `fa4.compiled.support` refuses earlier."""
-        require(self.dtype in ("bf16", "fp16"), "dtype must be bf16 or fp16", self.dtype)
-        require_int("group", self.group, 1, TILE_ROWS)
-        require(TILE_ROWS % self.group == 0, "group must divide 128", self.group)
+        self.check_features(TILE_ROWS)
         if self.scheduler == "clc" and self.cta_group == 2:
             raise ValueError("scheduler clc needs cta_group 1; got 2")
-        if self.causal and self.window_right:
-            raise ValueError("causal has its own right bound; got window_right=True")
-        masks = (self.causal or self.window_left or self.window_right, self.mask, self.mask_mod)
-        if sum(bool(one) for one in masks) > 1:
-            raise ValueError("mask_mod replaces causal and windows; got both")
-        if self.score_mod is not None and self.softcap:
-            raise ValueError("softcap is a score_mod of its own; got both")
-        for dtype, rank in self.aux:
-            require(dtype in AUX_DTYPES, f"an aux dtype must be one of {AUX_DTYPES}", dtype)
-            require_int("the rank of an aux tensor", rank, 1, 5)
 
     @property
     def tile_rows(self) -> int:
@@ -81,26 +41,6 @@ class ForwardSpec:
     def q_tiles(self) -> int:
         """Q tiles of a CTA."""
         return self.numerics.q_tiles
-
-    @property
-    def ragged_q(self) -> bool:
-        """May a sequence of queries end inside the tensor? Then O is not stored by TMA."""
-        return self.packed_q or self.used_q
-
-    @property
-    def ragged_k(self) -> bool:
-        """May rows of K and V beyond a sequence's end belong to somebody else?"""
-        return self.packed_k or self.used_k
-
-    @property
-    def hides_last_keys(self) -> bool:
-        """Do rows differ in the last key that they see?"""
-        return self.causal or self.window_right or self.mask is not None
-
-    @property
-    def hides_first_keys(self) -> bool:
-        """Do rows differ in the first key that they see?"""
-        return self.window_left or (self.mask is not None and self.mask.has_start)
 
     @property
     def pipeline(self) -> ForwardPipeline:

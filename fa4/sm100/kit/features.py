@@ -1,0 +1,79 @@
+"""What a call wants of a forward kernel, whatever machine it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fa4.config import require, require_int
+from fa4.masks import IntervalMask
+from fa4.sm100.kit.units import AUX_DTYPES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardFeatures:
+    """The part of a kernel's spec that says what it computes, not how.
+
+    dtype: "bf16" or "fp16". window_left, window_right: bounds are given at run time. lse: LSE is
+    written. group: query heads that share the rows of a tile (packed GQA), 1 for none. packed_q,
+    packed_k: cu_seqlens are given; used_q, used_k: seqused are given. sink, softcap: given at run
+    time. score_mod, mask_mod: CuTe-DSL callables (`fa4.sm100.forward.mods`). mask: of `fa4.masks`,
+    in place of mask_mod. aux: element type ("fp32", "bf16", "fp16" or "int32") and rank of each
+    auxiliary tensor that they are given.
+    """
+
+    head_dim: int
+    head_dim_v: int
+    dtype: str = "bf16"
+    causal: bool = False
+    window_left: bool = False
+    window_right: bool = False
+    lse: bool = True
+    group: int = 1
+    packed_q: bool = False
+    packed_k: bool = False
+    used_q: bool = False
+    used_k: bool = False
+    sink: bool = False
+    softcap: bool = False
+    score_mod: Callable[..., Any] | None = None
+    mask_mod: Callable[..., Any] | None = None
+    mask: IntervalMask | None = None
+    aux: tuple[tuple[str, int], ...] = ()
+
+    def check_features(self, rows: int) -> None:
+        """Raises ValueError for what excludes itself; rows: of a tile, which the group divides."""
+        require(self.dtype in ("bf16", "fp16"), "dtype must be bf16 or fp16", self.dtype)
+        require_int("group", self.group, 1, rows)
+        require(rows % self.group == 0, f"group must divide {rows}", self.group)
+        if self.causal and self.window_right:
+            raise ValueError("causal has its own right bound; got window_right=True")
+        masks = (self.causal or self.window_left or self.window_right, self.mask, self.mask_mod)
+        if sum(bool(one) for one in masks) > 1:
+            raise ValueError("mask_mod replaces causal and windows; got both")
+        if self.score_mod is not None and self.softcap:
+            raise ValueError("softcap is a score_mod of its own; got both")
+        for dtype, rank in self.aux:
+            require(dtype in AUX_DTYPES, f"an aux dtype must be one of {AUX_DTYPES}", dtype)
+            require_int("the rank of an aux tensor", rank, 1, 5)
+
+    @property
+    def ragged_q(self) -> bool:
+        """May a sequence of queries end inside the tensor? Then O is not stored by TMA."""
+        return self.packed_q or self.used_q
+
+    @property
+    def ragged_k(self) -> bool:
+        """May rows of K and V beyond a sequence's end belong to somebody else?"""
+        return self.packed_k or self.used_k
+
+    @property
+    def hides_last_keys(self) -> bool:
+        """Do rows differ in the last key that they see?"""
+        return self.causal or self.window_right or self.mask is not None
+
+    @property
+    def hides_first_keys(self) -> bool:
+        """Do rows differ in the first key that they see?"""
+        return self.window_left or (self.mask is not None and self.mask.has_start)
