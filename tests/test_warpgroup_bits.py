@@ -15,6 +15,7 @@ pytest.importorskip("cutlass")
 from fa4.compiled.artifact import compile_artifact
 from fa4.compiled.forward import compile_warpgroup
 from fa4.emulator import run_ptx
+from hardware import RESULTS
 from hardware.warpgroup_bits import compare, make_suite
 from hardware.warpgroup_bits.cases import cases
 from hardware.warpgroup_bits.exact_ptx import without_approximations
@@ -57,6 +58,16 @@ def test_exact_sequences_are_near_the_functions(name: str) -> None:
     np.testing.assert_allclose(got, function(x), rtol=error, atol=error / 4)
 
 
+def test_what_may_be_fused_is_rounded_twice() -> None:
+    """A product and a sum without rounding modes are one instruction in ptxas, two in PTX."""
+    text = "mul.f32 %a, %b, %c; sub.ftz.f32 %d, %a, %e; add.f32 %d, %d, %e; mul.rn.f32 %a, %b, %c;"
+    found = without_approximations(text)
+    assert found.split("; ")[0] == "mul.rn.f32 %a, %b, %c"
+    assert [word for word in found.split() if "." in word] == [
+        "mul.rn.f32", "sub.rn.ftz.f32", "add.rn.f32", "mul.rn.f32"
+    ]  # fmt: skip
+
+
 def test_other_approximations_are_refused() -> None:
     """One for which there is no sequence."""
     with pytest.raises(ValueError, match=r"no exact sequence for: sqrt\.approx\.f32"):
@@ -73,6 +84,19 @@ def test_the_suite_has_every_feature() -> None:
     assert {spec.scheduler for spec in specs} == {"static", "snake", "naive", "lpt"}
     assert {spec.p_source for spec in specs} == {"registers", "smem"}
     assert {64, 96, 128, 192, 256} <= {spec.head_dim for spec in specs}
+
+
+def test_what_an_h200_gave() -> None:
+    """Every bit with exact sequences; the same bits in every launch; nothing wrong."""
+    recorded = json.loads((RESULTS / "warpgroup_bits.json").read_text())
+    assert "H200" in recorded["device"] and recorded["launches"] == 20 and not recorded["wrong"]
+    assert set(recorded["calls"]) == set(cases())
+    for kernels in recorded["calls"].values():
+        assert not any(kernel["different_launches"] for kernel in kernels.values())
+        assert not any(kernels["exact"][name]["other_bits"] for name in ("o", "lse")
+                       if name in kernels["exact"])  # fmt: skip
+    assert recorded["equal_share"]["exact o"] == recorded["equal_share"]["exact lse"] == 1.0
+    assert recorded["equal_share"]["compiled o"] > 0.998
 
 
 def other_last_bit(ptx: str) -> str:

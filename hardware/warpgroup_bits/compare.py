@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.common import describe_run, write_result
 from hardware import RESULTS
+from hardware.warpgroup_bits.cases import cases
 from hardware.warpgroup_bits.run_there import KERNELS, REPEATS
 
 RESULT = "warpgroup_bits.json"
@@ -28,6 +29,7 @@ DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.f
 # between two 16-bit numbers to the other, and O by at most an ulp of the row's largest element; O's
 # own rounding may add one. LSE: those 2 ulp in the sum, MUFU's logarithm, float32's rounding.
 O_ULP_OF_ROW, LSE_RELATIVE = 2.0, 2.0**-20
+SOFTCAP_FACTOR = 4  # tanh is of an exponential and a reciprocal, and scores are it times the cap
 
 
 def elements(raw: Any, at: dict[str, Any]) -> Any:
@@ -88,8 +90,9 @@ def judged(given: Any, got: Any, case: str) -> dict[str, Any]:
     return rows
 
 
-def is_wrong(rows: dict[str, Any]) -> bool:
+def is_wrong(rows: dict[str, Any], softcap: bool = False) -> bool:
     """Other bits in the exact kernel or from launch to launch, or far off in the compiled one."""
+    lse_relative = LSE_RELATIVE * (SOFTCAP_FACTOR if softcap else 1)
     outputs = [name for name in ("o", "lse") if name in rows["exact"]]
     compiled = rows["compiled"]
     return bool(
@@ -97,7 +100,7 @@ def is_wrong(rows: dict[str, Any]) -> bool:
         or any(rows["exact"][name]["other_bits"] for name in outputs)
         or any(compiled[name]["other_specials"] for name in outputs)
         or compiled["o"]["largest_ulp_of_row"] > O_ULP_OF_ROW
-        or ("lse" in compiled and compiled["lse"]["largest_relative"] > LSE_RELATIVE)
+        or ("lse" in compiled and compiled["lse"]["largest_relative"] > lse_relative)
     )
 
 
@@ -114,18 +117,19 @@ def main() -> int:
     parser.add_argument("results", type=Path)
     arguments = parser.parse_args()
     got = np.load(arguments.results)
-    calls = {}
+    calls, wrong, made = {}, [], cases()
     for path in sorted(arguments.folder.glob("*.npz")):
         given = np.load(path)
         name = str(given["name"])
         calls[name] = judged(given, got, path.stem)
-        print(f"{name}: {calls[name]}{' WRONG' if is_wrong(calls[name]) else ''}", flush=True)
+        if is_wrong(calls[name], made[name].spec.softcap):
+            wrong.append(name)
+        print(f"{name}: {calls[name]}{' WRONG' if name in wrong else ''}", flush=True)
     shares = {
         f"{kernel} {output}": round(share_equal(calls, kernel, output), 6)
         for kernel in KERNELS
         for output in ("o", "lse")
     }
-    wrong = [name for name, rows in calls.items() if is_wrong(rows)]
     report = describe_run(("numpy", "nvidia-cutlass-dsl"))
     report |= {"device": str(got["device"]), "launches": REPEATS, "equal_share": shares}
     write_result(RESULTS / RESULT, report | {"calls": calls, "wrong": wrong})

@@ -2,6 +2,7 @@
 
 What MUFU gives in the last bits is known to the hardware alone. `without_approximations` takes it
 out of a kernel: everything that is left has its bits defined, and must agree in all of them.
+Products and sums without a rounding mode get one, since ptxas may fuse those into one instruction.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 APPROXIMATE = re.compile(
     r"(@!?%\w+ )?((?:ex2|lg2|rcp)\.approx\.ftz|tanh\.approx)\.f32\s+(\S+), (\S+);"
 )
+FUSIBLE = re.compile(r"\b(mul|add|sub)((?:\.ftz)?\.f32)\b")
 _MAGIC = 12582912.0  # 1.5 * 2^23: adding it leaves an integer in the low bits
 _EXP2 = (1.0, 0.6951, 0.2276, 0.0777)  # near 2^x on [0, 1]; which one does not matter
 _LOG2 = (0.0, 1.4387, -0.6778, 0.3218, -0.0827)  # near log2(1 + x) on [0, 1]
@@ -67,7 +69,7 @@ def _replacement(found: re.Match[str]) -> str:
 
 def without_approximations(ptx: str) -> str:
     """The module with exact sequences. Raises ValueError if an approximate instruction is left."""
-    text = APPROXIMATE.sub(_replacement, ptx)
+    text = FUSIBLE.sub(r"\1.rn\2", APPROXIMATE.sub(_replacement, ptx))
     if left := re.search(r"^.*\.(approx|full)\b.*$", text, re.MULTILINE):
         raise ValueError(f"no exact sequence for: {left[0].strip()}")
     return text
