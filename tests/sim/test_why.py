@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from fa4.config import BackwardPipeline, WarpgroupPipeline
 from fa4.sim import chain as chain_module
 from fa4.sim import engine
+from fa4.sim import why as why_module
 from fa4.sim.chain import MOST_PERIOD, CriticalChain, critical_chain, steady_trips
 from fa4.sim.code import EventCode
 from fa4.sim.elasticity import UNIT_RATES, all_figures, figures_read, measure, scale_cost
 from fa4.sim.machine import Machine, find_machine
-from fa4.sim.neighbours import choices
+from fa4.sim.neighbours import Neighbour, choices
 from fa4.sim.options import build, read_choice
 from fa4.sim.predict import Simulation, build_plan, call_seconds, make_runner
-from fa4.sim.why import elasticities, explain_why, limited_by, say_limit, step_chain
+from fa4.sim.why import Why, elasticities, explain_why, limited_by, say_limit, step_chain
 from tests.sim.strategies import backward_pipelines, forward_pipelines, machines
 
 B200, H200 = find_machine("b200"), find_machine("h200")
@@ -257,3 +258,20 @@ def test_progress_reaches_its_end() -> None:
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (found.simulations, found.simulations)
     assert SimpleNamespace(total={total for _, total in seen}).total == {found.simulations}
+
+
+@pytest.mark.parametrize("speedup", [None, 0.5, 1.0, 1.0005])
+def test_neighbours_that_gain_nothing_are_not_best(speedup: float | None) -> None:
+    """Nor those that differ by less than is called equal."""
+    other = Neighbour(setting="tile_n", value="96", seconds=1.0, speedup=speedup)
+    found = Why(elasticities=None, chain=None, neighbours=(other,), error=None)  # type: ignore[arg-type]
+    assert found.best is None and found.gain == 0.0
+    better = replace(found, neighbours=(replace(other, speedup=1.25), other))
+    assert better.best == better.neighbours[0] and better.gain == 0.25
+
+
+def test_the_error_of_a_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half too much over half too little is three times the truth; unmeasured, it is unknown."""
+    for accuracy, error in (({"worst": 0.5, "ratio": 2.0}, 2.0), ({}, None)):
+        monkeypatch.setattr(why_module, "known_accuracy", lambda request, known=accuracy: known)
+        assert why_module.ratio_error(build({})) == error
