@@ -93,6 +93,40 @@ def test_a_chain_without_its_waits_is_found(pipeline: Any) -> None:
         assert not sums_up(wrong)
 
 
+class Told(chain_module._Walk):
+    """A walk whose nodes take the cycles that it is told, of which some are below 0."""
+
+    def __init__(self, cycles: list[int]) -> None:
+        self.cycles, self.role = cycles, [0] * len(cycles)
+        self.code = SimpleNamespace(role_names=("mma",))  # type: ignore[assignment]
+
+    def moment(self, node: Any) -> float:
+        return float(self.cycles[node.row])
+
+    def link(self, node: Any) -> Any:
+        return chain_module._Link(None, "role", 0.0)
+
+    def _what(self, node: Any) -> str:
+        return f"work {node.row}"
+
+    def _unit(self, node: Any) -> str:
+        return ""
+
+
+@given(st.lists(st.integers(-9, 9), min_size=1, max_size=12))
+def test_who_goes_on_early_takes_cycles_off_the_row_before(cycles: list[int]) -> None:
+    """So that the rows add up to the chain, whatever their number."""
+    cycles = [10, *cycles]
+    path = [chain_module._Node("clock", row) for row in range(len(cycles))]
+    rows = Told(cycles).describe([*path[::-1], path[0]])
+    assert sum(row.cycles for row in rows) == sum(cycles)
+    assert len(rows) == sum(taken > 0 for taken in cycles)
+    for row in rows:  # what it took, less what followed without a row of its own
+        first = int(row.what.removeprefix("work "))
+        behind = next((n for n in range(first + 1, len(cycles)) if cycles[n] > 0), len(cycles))
+        assert row.cycles == sum(cycles[first:behind])
+
+
 def test_a_log_of_other_costs_is_refused() -> None:
     """Planted: the walk repeats the engine's times, so that an engine with other rules shows."""
     code = code_of(build({}).pipeline, B200)

@@ -17,6 +17,7 @@ from fa4.testing.case import MASK_MODS, SCORE_MODS
 from fa4.testing.inputs import visible_pairs
 from fa4.testing.levels import FEATURES, needs_of
 from fa4.testing.property import Plan
+from fa4.testing.runner import DEFAULT_EXAMPLES
 from fa4.testing.values import REGIMES
 
 few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -61,6 +62,11 @@ def test_cases_of_every_property_are_valid(prop) -> None:
     if prop.strategy is not None:
         settings(few, max_examples=5)(given(prop.strategy(prop.dtypes))(check))()
     assert prop.listed or prop.strategy
+
+
+def test_a_first_look_is_no_more_than_the_whole_run() -> None:
+    """Of each property, as many cases as it will draw by default at most."""
+    assert all(1 <= prop.first_look <= DEFAULT_EXAMPLES for prop in PROPERTIES)
 
 
 @few
