@@ -246,3 +246,12 @@ def test_a_wrong_shape_is_allowed_nothing() -> None:
     found = check_output("out", [np.ones((3, 1, 5))], expected)
     assert (found.share, found.error, found.allowed, found.index) == (np.inf, np.inf, 0.0, (0,))
     assert found.rule == "shape (3, 1, 5) must be (3, 1, 4)"
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+def test_a_row_without_keys_must_be_zero(dtype: str) -> None:
+    """Whatever else it holds is a finding with a message, however little is allowed there."""
+    inputs, outputs = forward(Case(seqlen_q=5, seqlen_k=3, causal=True, dtype=dtype))
+    outputs.out[:, 0] = 7
+    with pytest.raises(AssertionError, match=r"out\[0, 0, 0, 0\] = 7, oracle 0: must be exact"):
+        assert_within_budget(inputs, outputs)
