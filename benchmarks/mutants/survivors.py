@@ -167,4 +167,45 @@ WHY: dict[tuple[str, str, str], str] = {
         'layout.add("k_t", "smem", 2 * tile * d // 2, align= 512)',
     ): "equivalent: head dims are multiples of 16, so that every region before it ends at a "
     "multiple of 1024 bytes",
+    (
+        "fa4/sim/calibrate.py",
+        "slopes = model.slopes(best, radius / 3)",
+        "slopes = model.slopes(best, radius / 4)",
+    ): "only how far apart the points of a slope are: planted constants are found with either",
+    (
+        "fa4/testing/adapters/flash_attn_2.py",
+        "one_head_dim(arrays[0], arrays[2])",
+        "one_head_dim(arrays[ 1], arrays[2])",
+    ): "equivalent: the kit gives Q and K one head dim",
+    (
+        "fa4/sim/calibrate.py",
+        "share = (evaluations - count) // (len(starts) + 1)",
+        "share = (evaluations % count) // (len(starts) + 1)",
+    ): "only how the evaluations are shared among the starts of a search: what is planted is "
+    "found with either",
+    (
+        "fa4/plan/backward_single.py",
+        'layout.add("do", "smem", tile * dv, align=1024)',
+        'layout.add("do", "smem", tile * dv, align= 2048)',
+    ): "equivalent: head dims are multiples of 16, so that dO begins at a multiple of 4096 bytes",
+    (
+        "fa4/sim/lower.py",
+        "self.code.append((END, start, 0, 0))",
+        "self.code.append((END, start, 0, 1))",
+    ): "equivalent: the end of a loop has one operand, and the others are not read",
+    (
+        "fa4/sim/ablate.py",
+        "used=lambda p: p.split_p < 1.0),",
+        "used=lambda p: p.split_p != 1.0),",
+    ): "equivalent: split_p is at most 1",
+    (
+        "fa4/plan/published_backward.py",
+        'layout.add("v", "smem", tile * dv, align=1024)',
+        'layout.add("v", "smem", tile * dv, align= 2048)',
+    ): "equivalent: head dims are multiples of 16, so that V begins at a multiple of 2048 bytes",
+    (
+        "fa4/reference/exp2.py",
+        "step = np.where((error > 0.0) == (total > 0.0), 1, -1)",
+        "step = np.where((error >= 0.0) == (total > 0.0), 1, -1)",
+    ): "equivalent: an error of 0 is exact, and what is exact takes no step",
 }

@@ -57,7 +57,7 @@ def agree(label: str, a: FloatArray, b: FloatArray, allowed: FloatArray) -> floa
     """The largest share of `allowed` that a and b differ by; AssertionError if above 1 or NaN."""
     if a.size == 0:
         return 0.0
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):  # where nothing is allowed
         error = np.where(a == b, 0.0, np.abs(a - b))
         share = np.where(error == 0, 0.0, error / allowed)
     share = np.where(np.isnan(share) | np.isinf(error), np.inf, share)

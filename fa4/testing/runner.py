@@ -220,7 +220,7 @@ def _search(
     prop = recorder.prop
     repeats = options.repeats
     if most is not None:
-        options = replace(options, max_examples=most)
+        options = replace(options, max_examples=min(most, options.max_examples))
     try:
         if prop.listed is not None:
             plan = Plan(dtypes, repeats, options.seed, _offered(recorder.backend))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fa4.config import BackwardConfig, BackwardPipeline
 from fa4.hardware import B200, H200
 from fa4.plan import PipelinePlan, backward_plan, check_plan
-from fa4.plan.schema import Sync, Wait, Work, unroll, walk
+from fa4.plan.schema import Sync, TmemAccess, Wait, Work, unroll, walk
 from fa4.sim import engine, engine_python
 from fa4.sim.code import PipelineDeadlock
 from tests.plan.plans import BACKWARD, backward, drop_arrives, event_code, trips
@@ -103,6 +103,16 @@ def test_first_loads_carry_keys_and_values() -> None:
     first = {s.name: s.first_tx_bytes for s in PAIR.signals if s.first_tx_bytes}
     assert first == {name: 65536 for name in (*extra, "q_t_full")}
     assert PAIR.signal("q_full").tx_bytes == 32768  # of both CTAs, half each
+
+
+def test_stores_fill_their_columns() -> None:
+    """Each warpgroup writes its half of P and of dS, as many columns as the half has."""
+    for plan in BACKWARD.values():
+        steps = [s for s in walk(plan.role("compute").program) if isinstance(s, Work)]
+        stores = [s for s in steps if isinstance(s.amount, TmemAccess) and s.writes]
+        assert {name for s in stores for name in s.writes} == {"p0", "p1", "ds0", "ds1"}
+        for step in stores:
+            assert {plan.buffer(name).size for name in step.writes} == {step.amount.cols}
 
 
 def test_issue_order() -> None:

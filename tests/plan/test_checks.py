@@ -208,6 +208,21 @@ def test_a_work_tile_is_cut_in_every_way(total: int) -> None:
     assert all(sum(cut.values()) == 2 * total for cut in cuts)
 
 
+def test_a_cut_names_every_trip() -> None:
+    """Of a plan with more than two parts as well; they add up to the whole."""
+    cuts = trip_counts(replace(ONE, trips=("all", "first", "second", "third")), 3)
+    assert all(set(cut) == {"all", "first", "second", "third"} for cut in cuts)
+    assert all(sum(cut.values()) == 2 * cut["all"] == 6 for cut in cuts)
+
+
+def test_the_pointer_needs_room_beside_the_barriers() -> None:
+    """Eight bytes for each mbarrier and for the pointer to tensor memory, not one less."""
+    count = sum(signal.stages for signal in ONE.signals if signal.kind == "mbarrier")
+    for size, rules in ((8 * count + 8, set()), (8 * count + 7, {"barrier_space"})):
+        small = with_buffer(ONE, "barriers", size=size, stages=1)
+        assert {found.rule for found in check_plan(small, B200)} == rules
+
+
 def test_every_rule_has_a_planted_fault() -> None:
     """The table above is complete."""
     rules = {rule.__name__ for rule in (*STRUCTURE_RULES, *OTHER_RULES)}

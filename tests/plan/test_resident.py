@@ -15,6 +15,7 @@ from fa4 import cli
 from fa4.config import BackwardConfig, BackwardPipeline
 from fa4.hardware import B200, B300, H200
 from fa4.plan import backward_plan, check_plan
+from fa4.plan import resident as resident_module
 from fa4.plan.resident import ctas_per_sm, find_stuck, resident_clusters
 from fa4.plan.schema import Role, Turns
 from fa4.plan.warpgroup import warpgroup_plan
@@ -61,6 +62,15 @@ def test_the_walk_finds_what_never_ends(before: list[int], resident: int) -> Non
         assert len(stuck.waiting) == resident
         assert all(before[x] >= 0 for x in stuck.waiting)
         assert any(before[x] >= stuck.launched for x in stuck.waiting)
+
+
+@given(st.integers(1, 20))
+def test_each_waits_for_its_neighbour(blocks: int) -> None:
+    """In the order of launches for the one before, else for the one behind: a mirror image."""
+    same, other = resident_module._before(blocks, True), resident_module._before(blocks, False)
+    assert same == [-1, *range(blocks - 1)]
+    turned = [-1 if cta < 0 else blocks - 1 - cta for cta in other[::-1]]
+    assert turned == same
 
 
 @pytest.mark.parametrize("window", MASKS)

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from fa4.config import Problem
 from fa4.hardware import H200
+from fa4.plan import warpgroup_tuned
 from fa4.plan.warpgroup import warpgroup_plan
-from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups, work_tiles
+from fa4.plan.warpgroup_tuned import TILES, WarpgroupProblem, tuned_warpgroups, work_tiles
 from fa4.sim.defaults import default_warpgroups
 
 DIMS = st.integers(1, 16).map(lambda n: 16 * n)
@@ -41,12 +42,25 @@ def test_every_problem_has_a_tile_that_fits(d, dv, rows, keys, heads, masked) ->
         ({"head_dim": 256, "head_dim_v": 256, "heads": 8}, 128, 80),
         ({"rows": 40, "keys": 4096}, 64, 128),
         ({"rows": 1024, "keys": 1024, "batch": 1, "heads": 8}, 64, 128),
+        ({"rows": 40, "head_dim": 192}, 64, 128),
+        ({"rows": 192, "batch": 10, "head_dim": 256, "head_dim_v": 256}, 64, 80),
     ],
 )
 def test_tiles(changes, rows, keys) -> None:
     """The measured ones of long problems; few rows, or few work tiles, take one warpgroup."""
     found = tuned_warpgroups(problem(**changes), H200)
     assert (found.block_rows, found.tile_n) == (rows, keys)
+
+
+@pytest.mark.parametrize(("widest", "masked"), TILES)
+def test_the_table_is_in_order_and_fits(widest: int, masked: bool) -> None:
+    """The fastest first; each tile of the table has room and registers as it stands there."""
+    listed = TILES[widest, masked]
+    assert [tile.tflops for tile in listed] == sorted((t.tflops for t in listed), reverse=True)
+    dims = {"head_dim": widest, "head_dim_v": 128 if widest == 192 else widest}
+    found = warpgroup_tuned._fitting(problem(**dims, masked=masked), H200)
+    shapes = [(pipeline.consumers, pipeline.tile_n) for _, pipeline in found]
+    assert shapes == [(tile.consumers, tile.tile_n) for tile in listed]
 
 
 def test_work_tiles() -> None:
@@ -65,3 +79,11 @@ def test_predictions_take_the_same_choice() -> None:
     found = default_warpgroups(of, H200)
     same = problem(rows=320, keys=4096, heads=4, batch=1, masked=True, causal=True)
     assert found == tuned_warpgroups(same, H200)
+
+
+def test_long_masked_problems_of_narrow_heads_take_no_turns() -> None:
+    """Turns at the tensor core cost more there than they hide."""
+    found = tuned_warpgroups(
+        problem(head_dim=64, head_dim_v=64, heads=32, masked=True, causal=True), H200
+    )
+    assert (found.block_rows, found.tile_n, found.ping_pong) == (192, 128, False)

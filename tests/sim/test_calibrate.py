@@ -16,7 +16,7 @@ from fa4.sim.machine import BLACKWELL_COSTS, Machine, find_machine
 from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_rows
 from fa4.sim.options import build
 from fa4.sim.predict import predict
-from fa4.sim.validation import MEASURED, compare, known_accuracy
+from fa4.sim.validation import MEASURED, Comparison, Point, compare, known_accuracy
 
 DATA = Path(__file__).parent / "data"
 FILES = {"b200": B200_FILE, "h200": DATA / "h200_tile_sweep.csv"}
@@ -32,11 +32,26 @@ def test_stored_accuracy_is_what_validation_finds(name: str, direction: str) -> 
     found = compare([row for row in rows if row.direction == direction_alone], machine)
     stored = MEASURED[name, direction]
     assert not skipped
+    problems = [point.row.problem for point in found.points]
+    square = {problem.head_dim for problem in problems if problem.head_dim == problem.head_dim_v}
+    assert square == set(stored.head_dims)
+    lengths = {problem.seqlen_q for problem in problems}
+    assert (min(lengths), max(lengths)) == stored.seqlens
     assert len(found.points) == stored.points
     assert found.mape == pytest.approx(stored.mape, abs=0.001)
     assert abs(found.worst.error) == pytest.approx(stored.worst, abs=0.002)
     assert found.ratio_error == pytest.approx(stored.ratio, abs=0.001)
     assert found.mape <= 0.05 and found.rank_correlation >= 0.97
+
+
+def test_two_points_have_an_order() -> None:
+    """Predicted the right way round, or the wrong; one alone has none."""
+    slow, fast, *_ = sorted(read_measurements(B200_FILE), key=lambda row: row.tflops)
+    for right in (True, False):
+        points = (Point(slow, 1.0 if right else 2.0, ""), Point(fast, 2.0 if right else 1.0, ""))
+        found = Comparison(machine="B200", points=points)
+        assert found.rank_correlation == pytest.approx(1.0 if right else -1.0)
+        assert Comparison(machine="B200", points=points[:1]).rank_correlation == 1.0
 
 
 def test_published_throughput_is_met() -> None:

@@ -61,6 +61,8 @@ def test_published_file() -> None:
         ({"head_dim": "192", "head_dim_v": "192"}, "fwd full B2 H16 S4096 d192"),
         ({"heads_k": "4"}, "fwd full B2 H16/4 S4096 d128"),
         ({"heads_k": "16", "dtype": "fp16"}, "fwd full B2 H16 S4096 d128 fp16"),
+        ({"p_source": "smem"}, "fwd full B2 H16 S4096 d128 P smem"),
+        ({"p_source": "registers"}, "fwd full B2 H16 S4096 d128"),
     ],
 )
 def test_a_point_in_a_few_words(changed: dict[str, str], label: str, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fa4.config import BackwardPipeline, ForwardPipeline, WarpgroupPipeline
-from fa4.sim.defaults import default_backward, default_forward
+from fa4.plan.warpgroup import warpgroup_plan
+from fa4.sim.defaults import default_backward, default_forward, published_hopper
 from fa4.sim.fields import FIELDS, parse_count, parse_flag, parse_window
 from fa4.sim.machine import find_machine
 from fa4.sim.options import build, read_lengths
@@ -260,3 +261,31 @@ def test_none_means_not_given() -> None:
     """Commands pass what the user left out as None."""
     assert build(dict.fromkeys(FIELDS)).pipeline == build({}).pipeline
     assert isinstance(build({}).pipeline, ForwardPipeline)
+
+
+@pytest.mark.parametrize(
+    ("dims", "rows", "group"),
+    [((128, 128), 4096, 2), ((112, 128), 4096, 2), ((192, 128), 4096, 2), ((64, 128), 4096, 1),
+     ((96, 128), 4096, 1), ((128, 64), 4096, 1), ((128, 128), 256, 1)],
+)  # fmt: skip
+def test_who_works_in_pairs(dims: tuple[int, int], rows: int, group: int) -> None:
+    """Head dims that are padded to 128, and 192 with 128, if there is a second block of rows."""
+    d, dv = dims
+    call = build({"head_dim": d, "head_dim_v": dv, "seqlen": rows}).problem
+    assert default_forward(call, find_machine("b200").gpu).cta_group == group
+    masked = build({"head_dim": d, "head_dim_v": dv, "seqlen": rows, "causal": "yes"}).problem
+    assert default_forward(masked, find_machine("b200").gpu).cta_group == 1
+
+
+@pytest.mark.parametrize("causal", ["no", "yes"])
+@pytest.mark.parametrize(
+    ("head_dim", "rows"), [(16, 192), (64, 192), (96, 192), (112, 128), (192, 128), (256, 128)]
+)
+def test_published_tiles_of_hopper(head_dim: int, rows: int, causal: str) -> None:
+    """Three warpgroups of rows to head dim 96, then two; no kernel spills registers."""
+    dims = {"head_dim": head_dim, "head_dim_v": 128 if head_dim == 192 else head_dim}
+    request = build({"machine": "h200", "causal": causal, **dims})
+    found = published_hopper(request.problem)
+    assert found.block_rows == rows
+    plan = warpgroup_plan(found, request.machine.gpu)
+    assert not any(role.spilled_registers for role in plan.roles)

@@ -60,13 +60,17 @@ def test_busy_units_add_up_to_the_slices_of_units(
     loaded: tuple[Timeline, sqlite3.Connection],
 ) -> None:
     """The counter's integral is the time in slices; it begins and ends at 0."""
-    _, tables = loaded
+    timeline, tables = loaded
     busy = one(tables, "SELECT SUM(dur) FROM slice WHERE cat = 'unit' AND pid = 0")
     number = one(tables, "SELECT COUNT(*) FROM slice WHERE cat = 'unit' AND pid = 0")
     assert one(tables, INTEGRAL, "busy units") == pytest.approx(busy, abs=number)
     last = "SELECT value FROM counter WHERE pid = 0 AND name = ? ORDER BY ts {} LIMIT 1"
     for name in ("busy units", "copies bytes in flight"):
         assert [one(tables, last.format(end), name) for end in ("", "DESC")] == [0, 0]
+        first = "SELECT MIN(ts) FROM counter WHERE pid = 0 AND name = ?"
+        cta = timeline.ctas[0]  # from its first cycle on
+        start_ns = 1e9 / timeline.machine.clock_hz * (cta.launch + cta.start_cycles)
+        assert one(tables, first, name) == round(start_ns)
 
 
 def test_tensor_memory_fills_up_and_empties(

@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from fa4.config import BackwardPipeline, WarpgroupPipeline
 from fa4.sim import chain as chain_module
 from fa4.sim import engine
+from fa4.sim import why as why_module
 from fa4.sim.chain import MOST_PERIOD, CriticalChain, critical_chain, steady_trips
 from fa4.sim.code import EventCode
 from fa4.sim.elasticity import UNIT_RATES, all_figures, figures_read, measure, scale_cost
 from fa4.sim.machine import Machine, find_machine
-from fa4.sim.neighbours import choices
+from fa4.sim.neighbours import Neighbour, choices
 from fa4.sim.options import build, read_choice
 from fa4.sim.predict import Simulation, build_plan, call_seconds, make_runner
 from fa4.sim.timeline import record
-from fa4.sim.why import elasticities, explain_why, limited_by, say_limit, step_chain
+from fa4.sim.why import Why, elasticities, explain_why, limited_by, say_limit, step_chain
 from tests.sim.strategies import backward_pipelines, forward_pipelines, machines
 
 B200, H200 = find_machine("b200"), find_machine("h200")
@@ -91,6 +92,40 @@ def test_a_chain_without_its_waits_is_found(pipeline: Any) -> None:
         wrong = critical_chain(code, TRIPS)
     if any(row.reason == "signal" for row in right.rows):  # waits that take no time have no row
         assert not sums_up(wrong)
+
+
+class Told(chain_module._Walk):
+    """A walk whose nodes take the cycles that it is told, of which some are below 0."""
+
+    def __init__(self, cycles: list[int]) -> None:
+        self.cycles, self.role = cycles, [0] * len(cycles)
+        self.code = SimpleNamespace(role_names=("mma",))  # type: ignore[assignment]
+
+    def moment(self, node: Any) -> float:
+        return float(self.cycles[node.row])
+
+    def link(self, node: Any) -> Any:
+        return chain_module._Link(None, "role", 0.0)
+
+    def _what(self, node: Any) -> str:
+        return f"work {node.row}"
+
+    def _unit(self, node: Any) -> str:
+        return ""
+
+
+@given(st.lists(st.integers(-9, 9), min_size=1, max_size=12))
+def test_who_goes_on_early_takes_cycles_off_the_row_before(cycles: list[int]) -> None:
+    """So that the rows add up to the chain, whatever their number."""
+    cycles = [10, *cycles]
+    path = [chain_module._Node("clock", row) for row in range(len(cycles))]
+    rows = Told(cycles).describe([*path[::-1], path[0]])
+    assert sum(row.cycles for row in rows) == sum(cycles)
+    assert len(rows) == sum(taken > 0 for taken in cycles)
+    for row in rows:  # what it took, less what followed without a row of its own
+        first = int(row.what.removeprefix("work "))
+        behind = next((n for n in range(first + 1, len(cycles)) if cycles[n] > 0), len(cycles))
+        assert row.cycles == sum(cycles[first:behind])
 
 
 def test_a_log_of_other_costs_is_refused() -> None:
@@ -276,3 +311,20 @@ def test_progress_reaches_its_end() -> None:
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (found.simulations, found.simulations)
     assert SimpleNamespace(total={total for _, total in seen}).total == {found.simulations}
+
+
+@pytest.mark.parametrize("speedup", [None, 0.5, 1.0, 1.0005])
+def test_neighbours_that_gain_nothing_are_not_best(speedup: float | None) -> None:
+    """Nor those that differ by less than is called equal."""
+    other = Neighbour(setting="tile_n", value="96", seconds=1.0, speedup=speedup)
+    found = Why(elasticities=None, chain=None, neighbours=(other,), error=None)  # type: ignore[arg-type]
+    assert found.best is None and found.gain == 0.0
+    better = replace(found, neighbours=(replace(other, speedup=1.25), other))
+    assert better.best == better.neighbours[0] and better.gain == 0.25
+
+
+def test_the_error_of_a_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half too much over half too little is three times the truth; unmeasured, it is unknown."""
+    for accuracy, error in (({"worst": 0.5, "ratio": 2.0}, 2.0), ({}, None)):
+        monkeypatch.setattr(why_module, "known_accuracy", lambda request, known=accuracy: known)
+        assert why_module.ratio_error(build({})) == error

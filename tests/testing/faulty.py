@@ -36,6 +36,14 @@ def exits(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Any:
     return honest(q, k, v)
 
 
+def talks(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Any:
+    """As a library that tells all of its troubles before it gives up."""
+    if q.shape[-1] == BAD:
+        print(*(f"word {number}" for number in range(1, 8)), sep="\n", flush=True)
+        os._exit(4)
+    return honest(q, k, v)
+
+
 def aborts(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Any:
     """As a failed assertion in C."""
     if q.shape[-1] == BAD:

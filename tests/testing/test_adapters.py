@@ -199,6 +199,38 @@ def test_the_bias_that_xformers_is_given(adapter, monkeypatch, label: str, name:
     assert seen == [(kind if window else "NoneType", window)]
 
 
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [("plain", (False, -1, None)), ("causal", (True, -1, None)), ("causal window", (True, 2, None)),
+     ("window", (False, -1, 36)), ("right", (False, -1, 85))],
+)  # fmt: skip
+def test_the_mask_that_flashinfer_is_given(adapter, monkeypatch, label: str, told) -> None:
+    """(causal, left side, pairs of an explicit mask); beside such a mask there is no window."""
+    backend, seen, library = adapter("flashinfer"), [], sys.modules["flashinfer"]
+
+    def note(q, k, v, *, causal, window_left, custom_mask=None, **options):
+        pairs = None if custom_mask is None else int(custom_mask.sum())
+        seen.append((causal, window_left, pairs))
+        return torch.zeros(len(q), v.shape[1], v.shape[2], dtype=q.dtype)
+
+    monkeypatch.setattr(library, "single_prefill_with_kv_cache", note)
+    function = load_adapter("flashinfer", device="cpu").function
+    inputs = build_inputs(CASES[label])
+    backend.call(function, inputs.q, inputs.k, inputs.v, **inputs.options)
+    assert seen == [told] * BASE.batch
+
+
+@pytest.mark.parametrize("label", ["plain", "packed", "paged"])
+@pytest.mark.parametrize("name", ["flashinfer", "flash-attn-4"])
+def test_without_asking_there_is_no_lse(adapter, name: str, label: str) -> None:
+    """The output alone, as every function of the kit's contract."""
+    backend, inputs = adapter(name), build_inputs(CASES[label])
+    function = backend.varlen if inputs.is_varlen else backend.function
+    options = {key: value for key, value in inputs.options.items() if key != "return_lse"}
+    found = backend.call(function, inputs.q, inputs.k, inputs.v, **options)
+    assert found.shape == (*inputs.q.shape[:-1], inputs.v.shape[-1])
+
+
 def test_a_kernel_is_held_to_itself(adapter) -> None:
     """The CPU's flash kernel refuses what the math kernel takes, and torch says why."""
     with pytest.raises(NotCovered, match="same last dimension"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
 from fa4.testing import Case, assert_within_budget, build_inputs, load_backend
 from fa4.testing.contract import Backend
-from fa4.testing.refusals import BackendFailed, NotCovered, is_poison
+from fa4.testing.refusals import BackendFailed, NotCovered, is_poison, named_keywords
 from tests.testing import planted
 
 PLANTED, FAULTY, TORCH = (
@@ -238,3 +240,17 @@ def test_modules_that_exit_when_imported(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"cannot import 'leaver' .*: raised SystemExit\(3\)"):
         load_backend("leaver:f")
+
+
+def test_a_function_whose_signature_cannot_be_read_is_given_all_options() -> None:
+    """Compiled extensions have none; what they take shows in the call."""
+
+    def compiled(q, k, v, **options):
+        return q, options
+
+    compiled.__signature__ = "no signature"
+    with pytest.raises(TypeError):
+        inspect.signature(compiled)
+    assert named_keywords(compiled) == (frozenset(), True)
+    assert named_keywords(lambda q, causal=False: q) == ({"q", "causal"}, False)
+    assert named_keywords(lambda q, *, scale, **rest: q) == ({"q", "scale"}, True)

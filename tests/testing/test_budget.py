@@ -21,7 +21,7 @@ from fa4.testing import (
     plain_attention,
     plain_gradients,
 )
-from fa4.testing.budget import expect_forward
+from fa4.testing.budget import Expected, check_output, expect_forward
 from fa4.testing.plain import GradientTerms, Terms
 
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
@@ -222,3 +222,36 @@ def test_equal_terms_may_be_summed_one_after_another() -> None:
     case = Case(seqlen_q=6, seqlen_k=128, head_dim=128, head_dim_v=128, values="equal")
     share = check_property("gradients_masked", load_backend("torch-sdpa"), case)
     assert share is not None and share <= 1.0
+
+
+@pytest.mark.parametrize("error", [0.5, 1.0, 2.0])
+def test_errors_of_any_size_count(error: float) -> None:
+    """Those that are round numbers too; where nothing is allowed, what is right still passes."""
+    oracle = np.ones((3, 1, 4))
+    allowed, exact = np.full_like(oracle, 0.25), np.zeros(oracle.shape, bool)
+    expected = Expected([oracle], [allowed], [exact], [oracle], 0.0)
+    value = oracle.copy()
+    value[1, 0, 2] += error
+    found = check_output("out", [value], expected)
+    assert (found.share, found.error, found.index) == (error / 0.25, error, (0, 1, 0, 2))
+    nothing = expected._replace(allowed=[np.zeros_like(oracle)])
+    assert check_output("out", [oracle], nothing).share == 0.0
+    assert check_output("out", [value], nothing).share == np.inf
+
+
+def test_a_wrong_shape_is_allowed_nothing() -> None:
+    """It is told apart from a number that is far off."""
+    oracle = np.ones((3, 1, 4))
+    expected = Expected([oracle], [oracle], [oracle > 2], [oracle], 0.0)
+    found = check_output("out", [np.ones((3, 1, 5))], expected)
+    assert (found.share, found.error, found.allowed, found.index) == (np.inf, np.inf, 0.0, (0,))
+    assert found.rule == "shape (3, 1, 5) must be (3, 1, 4)"
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+def test_a_row_without_keys_must_be_zero(dtype: str) -> None:
+    """Whatever else it holds is a finding with a message, however little is allowed there."""
+    inputs, outputs = forward(Case(seqlen_q=5, seqlen_k=3, causal=True, dtype=dtype))
+    outputs.out[:, 0] = 7
+    with pytest.raises(AssertionError, match=r"out\[0, 0, 0, 0\] = 7, oracle 0: must be exact"):
+        assert_within_budget(inputs, outputs)

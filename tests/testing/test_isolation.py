@@ -67,6 +67,7 @@ def process_of(backend) -> int:
         ("killed", "ended its process with signal SIGSEGV"),
         ("exits", "exit code 3; it printed: the kernel says good-bye / to standard error too"),
         ("aborts", "ended its process with signal SIGABRT"),
+        ("talks", "exit code 4; it printed: word 3 / word 4 / word 5 / word 6 / word 7$"),
         ("hangs", "no answer within 1 s; killed"),
         ("leaves", r"raised SystemExit\(3\)"),
     ],

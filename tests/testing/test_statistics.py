@@ -7,7 +7,7 @@ import pytest
 
 from fa4.dtypes import round_to, ulp
 from fa4.testing import Case, build_inputs, verify
-from fa4.testing.budget import expect_forward
+from fa4.testing.budget import Expected, expect_forward
 from fa4.testing.statistics import check_bias, check_rms
 
 CASE = Case(seqlen_q=64, seqlen_k=1025, heads_k=2, head_dim=64, head_dim_v=64)
@@ -87,3 +87,17 @@ def test_the_median_allowance_is_at_most_three_times_the_error_of_plain_attentio
             expected = expect_forward(inputs)["out"]
             ratio = np.median(expected.allowed[0]) / expected.plain_error
             assert ratio <= 3.0, f"{dtype}, {keys} keys: {ratio:.2f}"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_a_mean_error_of_a_seventh_of_a_spacing_is_found(dtype: str) -> None:
+    """And one of a twentieth is not, however many rows show it."""
+    rng = np.random.default_rng(7)
+    oracle = rng.standard_normal((500, 1, 64))
+    expected = Expected([oracle], [oracle], [oracle > 9], [oracle], 0.0)
+    spacing, noise = ulp(oracle, dtype), rng.uniform(-0.5, 0.5, oracle.shape)
+    honest = oracle + noise * spacing
+    assert check_bias("out", [honest + np.sign(oracle) * spacing / 20], expected, dtype) < 1.0
+    for sign, word in ((-1, "toward zero: truncated"), (1, "away from zero")):
+        with pytest.raises(AssertionError, match=f"spacings {word}"):
+            check_bias("out", [honest + sign * np.sign(oracle) * spacing / 7], expected, dtype)

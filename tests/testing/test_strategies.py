@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from fa4.config import normalize_window
 from fa4.dtypes import dtype_name
+from fa4.reference.spec import BlockSparseTensors
 from fa4.testing import PROPERTIES, Case, build_inputs, strategies
 from fa4.testing.case import MASK_MODS, SCORE_MODS
 from fa4.testing.inputs import visible_pairs
 from fa4.testing.levels import FEATURES, needs_of
 from fa4.testing.property import Plan
+from fa4.testing.runner import DEFAULT_EXAMPLES
 from fa4.testing.values import REGIMES
 
 few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -60,6 +62,11 @@ def test_cases_of_every_property_are_valid(prop) -> None:
     if prop.strategy is not None:
         settings(few, max_examples=5)(given(prop.strategy(prop.dtypes))(check))()
     assert prop.listed or prop.strategy
+
+
+def test_a_first_look_is_no_more_than_the_whole_run() -> None:
+    """Of each property, as many cases as it will draw by default at most."""
+    assert all(1 <= prop.first_look <= DEFAULT_EXAMPLES for prop in PROPERTIES)
 
 
 @few
@@ -133,6 +140,19 @@ def test_visible_pairs_by_hand() -> None:
     assert window.sum(axis=1).tolist() == [1, 2, 2]
     odd = visible_pairs({"mask_mod": MASK_MODS["odd_rows_empty"]}, 0, 2, (2, 4))
     assert odd.sum(axis=-1).tolist() == [[2, 0], [2, 0]]
+
+
+def test_block_lists_of_each_sequence_or_of_all() -> None:
+    """The second sequence has its own lists, or those that stand for the whole batch."""
+    counts = np.array([[[1]], [[2]]], np.int32)  # (batch, heads, row blocks)
+    blocks = np.array([[[[1, 0]]], [[[0, 1]]]], np.int32)
+    own = BlockSparseTensors(counts, blocks, block_size=(2, 2))
+    seen = [visible_pairs({"block_sparse_tensors": own}, b, 1, (2, 4))[0, 0] for b in (0, 1)]
+    assert [row.tolist() for row in seen] == [[False, False, True, True], [True] * 4]
+    shared = BlockSparseTensors(counts[:1], blocks[:1], block_size=(2, 2))
+    for b in (0, 1):
+        again = visible_pairs({"block_sparse_tensors": shared}, b, 1, (2, 4))[0, 0]
+        assert again.tolist() == seen[0].tolist()
 
 
 @given(st.sampled_from(sorted(SCORE_MODS)), st.integers(0, 40), st.integers(0, 40))

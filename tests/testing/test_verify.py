@@ -281,3 +281,20 @@ def test_varlen_in_the_signature() -> None:
     case = Case(layout="packed", lengths=((3, 5), (0, 2)), values="grid")
     assert check_property("varlen", backend, case) <= 1.0
     assert np.isfinite(case.scale)
+
+
+def test_a_first_look_draws_no_more_than_was_asked_for() -> None:
+    """With -x each property is looked at twice, at first with at most as many cases."""
+
+    def count(exitfirst: bool) -> int:
+        calls = []
+
+        def attend(q, k, v):
+            calls.append(q.shape)
+            return planted.honest(q, k, v)
+
+        assert verify(attend, only=("plain",), max_examples=1, exitfirst=exitfirst).passed
+        return len(calls)
+
+    once = count(False)
+    assert once < count(True) <= 2 * once
