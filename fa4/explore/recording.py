@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fa4.config import BackwardPipeline, ForwardPipeline, Problem
+from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
 from fa4.explore.controls import (
     Choice,
     Control,
@@ -172,9 +172,13 @@ class Recording:
             self.point_results.append(self._result(key, problem, request, plan))
 
     def _plan(self, pipeline: AnyPipeline, machine: Machine, name: str) -> tuple[PipelinePlan, str]:
-        """The plan and what tells it from others; most settings of a scheduler do not change it."""
+        """The plan and what tells it from others; most settings of a scheduler do not change it.
+
+        Those that do: CTAs that ask for work, and Hopper's that stride over it and fetch ahead.
+        """
         steals = getattr(pipeline, "scheduler", "") == "clc"
-        fixed = pipeline if steals else replace(pipeline, scheduler=_plain_scheduler(pipeline))
+        as_it_is = steals or isinstance(pipeline, WarpgroupPipeline)
+        fixed = pipeline if as_it_is else replace(pipeline, scheduler=_plain_scheduler(pipeline))
         if (fixed, name) not in self._plan_keys:
             plan = build_plan(pipeline, machine.gpu)
             self._plan_keys[fixed, name] = (plan, repr(plan))
