@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("cosmic_ray", reason="installed by `make mutants`")
 
+from benchmarks.common import RESULTS
 from benchmarks.mutants import run
 from benchmarks.mutants.run import ROOT, Journal, Verdict, judge_all, summarize
 from benchmarks.mutants.sample import Mutant, describe, draw, find_all
@@ -153,3 +154,13 @@ def test_the_journal_forgets_survivors(file: Path, tmp_path: Path) -> None:
     result = summarize([v for v in verdicts], why)
     assert (result["changes"], result["noticed"], result["share"]) == (4, 2, 0.5)
     assert [row["why"] for row in result["survivors"]] == ["nothing needs it", ""]
+
+
+def test_the_recorded_run_noticed_enough() -> None:
+    """Of the whole sample, in every package that tests run; what was missed says why."""
+    found = json.loads((RESULTS / "mutants.json").read_text(encoding="utf-8"))
+    assert found["changes"] == found["noticed"] + len(found["survivors"]) == 300
+    assert found["share"] == round(found["noticed"] / 300, 4) >= run.LEAST_SHARE
+    assert set(found["packages"]) == set(found["packages_changed"])
+    assert len(found["noticed_by"]) == found["noticed"]
+    assert all(row["why"] for row in found["survivors"])

@@ -127,6 +127,7 @@ def test_problem_roofline() -> None:
     bound = problem_roofline(problem, forward(), machine)
     assert bound.steps == 16 * 32 * 64
     assert bound.seconds == pytest.approx(bound.steps * 2048 / 148 / 1.85e9, rel=1e-12)
+    assert bound.seconds == max(bound.unit_seconds.values())  # no pass before or after it
     tiny = replace(problem, seqlen_k=1)
     assert problem_roofline(tiny, forward(), machine).bound_by in ("tensor", "hbm")
 
