@@ -61,9 +61,12 @@ def tuned_warpgroup_spec(
     tuned = tuned_warpgroups(problem, gpu)
     if "consumers" not in features:  # the turns of other warpgroups say nothing
         features.setdefault("ping_pong", tuned.ping_pong)
+        features.setdefault("ahead", tuned.ahead and features.get("overlap", True))
     for name in ("consumers", "tile_n", "kv_stages"):
         features.setdefault(name, getattr(tuned, name))
     features.setdefault("scheduler", _scheduler(features["consumers"], problem, features, gpu))
+    if features["scheduler"] not in ("static", "snake"):  # no CTA has two work tiles
+        features["ahead"] = False
     return WarpgroupSpec(head_dim=head_dim, head_dim_v=head_dim_v, **features)
 
 

@@ -6,13 +6,13 @@ reads and writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
 
 from fa4.plan.places import MemoryRegion, Resolver
-from fa4.plan.schema import Copy, Loop, PipelinePlan, Program, Role, Step, Work
+from fa4.plan.schema import Copy, PipelinePlan, Role, Step, Wait, Work, in_order, unroll
 from fa4.sim.timeline import CtaTimeline, Event
 
 Changes = list[tuple[float, int]]  # (cycles, by how much)
@@ -102,6 +102,8 @@ def uses(plan: PipelinePlan, cta: CtaTimeline) -> Iterator[Use]:
         if len(steps) != len(by_role[role.name]):
             raise RuntimeError(f"{role.name}: {len(by_role[role.name])} events, not {len(steps)}")
         for event, step in zip(by_role[role.name], steps, strict=True):
+            if isinstance(step, Wait):
+                resolver.wait(role.name, step.signal)
             if isinstance(step, Work):
                 if event.what != step.what:
                     raise RuntimeError(f"{role.name}: {event.what} stands for {step.what}")
@@ -111,17 +113,6 @@ def uses(plan: PipelinePlan, cta: CtaTimeline) -> Iterator[Use]:
 
 def _steps(plan: PipelinePlan, role: Role, cta: CtaTimeline) -> Iterator[Step]:
     """What a role does for all work tiles of a CTA, its prologue once."""
-    for number, trips in enumerate(cta.trips):
-        named = dict(zip(plan.trips, trips, strict=True))
-        if not number:
-            yield from _unroll(role.prologue, named)
-        yield from _unroll(role.program, named)
-
-
-def _unroll(program: Program, trips: Mapping[str, int]) -> Iterator[Step]:
-    for step in program:
-        if isinstance(step, Loop):
-            for _ in range(max(0, trips[step.trip] + step.offset)):
-                yield from _unroll(step.body, trips)
-        else:
-            yield step
+    yield from role.prologue
+    for named in in_order(dict(zip(plan.trips, trips, strict=True)) for trips in cta.trips):
+        yield from unroll(role.program, named)

@@ -23,7 +23,7 @@ class WarpgroupSpec(ForwardFeatures):
 
     Beside the features, these are choices of `WarpgroupPipeline`: consumers warpgroups of 64 rows
     of queries, KV tiles of tile_n keys in kv_stages stages; p_source, where P enters PV from
-    ("registers" or "smem"); overlap, ping_pong.
+    ("registers" or "smem"); overlap, ping_pong, ahead.
     scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first, back and
     forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
     emulated exponentials, of the pairs that a thread has in every eight columns.
@@ -35,6 +35,7 @@ class WarpgroupSpec(ForwardFeatures):
     p_source: str = "registers"
     overlap: bool = True
     ping_pong: bool | None = None
+    ahead: bool = False
     scheduler: str = "static"
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = H200
@@ -86,6 +87,7 @@ class WarpgroupSpec(ForwardFeatures):
             ping_pong=self.ping_pong,
             p_source=self.p_source,
             overlap=self.overlap,
+            ahead=self.ahead,
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
         )
 
