@@ -413,8 +413,8 @@ class WarpgroupPipeline:
     at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel, like
     FlashAttention-2. p_source: P enters P V from "registers", or through "smem". emulated: share of
     the exponentials that a polynomial computes. ahead: a CTA starts the first S of its next work
-    tile before it stores this one's O. design: whose code, "fa4" (this package's kernel) or
-    "flash_attn.cute".
+    tile before it stores this one's O, with overlap and where O does not lie over Q. design: whose
+    code, "fa4" (this package's kernel) or "flash_attn.cute".
     """
 
     head_dim: int = 128
@@ -455,8 +455,6 @@ class WarpgroupPipeline:
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
         if self.ping_pong and self.consumers < 2:
             raise ValueError("ping_pong needs at least 2 consumers; got 1")
-        if self.ahead and not self.overlap:
-            raise ValueError("ahead needs overlap: else a warpgroup has one product at a time")
 
     @property
     def takes_turns(self) -> bool:

@@ -28,14 +28,15 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
     buffers = _lay_out(pipeline, gpu)
     consumer, producer = REGISTERS[pipeline.consumers]
     over = output_over_queries(pipeline, gpu)
-    if over and pipeline.ahead:
-        raise ValueError(
-            f"ahead needs room for O beside Q: {-_room_left(pipeline, gpu)} bytes more "
-            f"than {gpu.name} has; choose a smaller tile"
-        )
     kind = "FA3" if pipeline.takes_turns else "serial"
     consumers = (
-        consumer_role(pipeline, i, registers=consumer, output_over_queries=over)
+        consumer_role(
+            pipeline,
+            i,
+            registers=consumer,
+            output_over_queries=over,
+            ahead=begins_ahead(pipeline, gpu),
+        )
         for i in range(pipeline.consumers)
     )
     load = producer_role(pipeline, registers=producer, output_over_queries=over)
@@ -74,10 +75,15 @@ def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
     return pipeline.head_dim_v <= pipeline.head_dim and _room_left(pipeline, gpu) < 0
 
 
+def begins_ahead(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
+    """Does the next work tile's first S start before this one's O is stored?"""
+    return pipeline.ahead and pipeline.overlap and not output_over_queries(pipeline, gpu)
+
+
 def query_stages(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
     """Places for Q: 2 where the next work tile's comes ahead and there is room for it, else 1."""
     q_bytes = pipeline.block_rows * pipeline.head_dim * pipeline.element_bytes
-    return 2 if pipeline.ahead and _room_left(pipeline, gpu) >= q_bytes else 1
+    return 2 if begins_ahead(pipeline, gpu) and _room_left(pipeline, gpu) >= q_bytes else 1
 
 
 def _room_left(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:

@@ -114,13 +114,13 @@ def producer_role(
 
 
 def consumer_role(
-    pipeline: WarpgroupPipeline, i: int, *, registers: int, output_over_queries: bool
+    pipeline: WarpgroupPipeline, i: int, *, registers: int, output_over_queries: bool, ahead: bool
 ) -> Role:
-    """Warpgroup i's program."""
+    """Warpgroup i's program; ahead: the next work tile begins before this one's output."""
     spills = spilled(pipeline, registers)
     begin, first, step, end = (_overlapped if pipeline.overlap else _serial)(pipeline, i, spills)
     begin = (Wait("q_full"), *begin)
-    following = (Loop(FOLLOWING, begin),) if pipeline.ahead else ()
+    following = (Loop(FOLLOWING, begin),) if ahead else ()
     turn = (Arrive("turn0"),) if pipeline.takes_turns and i == pipeline.consumers - 1 else ()
     loops = (
         Loop("masked_tiles", step(True), offset=-1 if pipeline.overlap else 0),
@@ -132,10 +132,10 @@ def consumer_role(
         registers=registers,
         live=live_registers(pipeline),
         passing=_passing(pipeline, i) if passes_tiles(pipeline) else (),
-        prologue=(*turn, *begin) if pipeline.ahead else turn,  # the first turn is the first one's
+        prologue=(*turn, *begin) if ahead else turn,  # the first turn is the first one's
         closing=() if output_over_queries else (Wait(f"stored{i}"),),
         program=(
-            *(() if pipeline.ahead else begin),
+            *(() if ahead else begin),
             *first,
             *loops,
             *(() if output_over_queries else (Arrive("q_empty"),)),

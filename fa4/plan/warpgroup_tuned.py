@@ -38,7 +38,8 @@ class WarpgroupTile:
 _ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128 keys
 
 # (largest d and dv, masked) -> tiles, the fastest first. (192, 128) is the class of dv to 128. The
-# rates of tiles of short sequences are what their calls of 512 and 1k tokens come to by `_cost`.
+# rates of tiles of short sequences, and of head dim 96's two warpgroups, are what calls of 512 and
+# 1k tokens come to by `_cost`.
 # Without a mask, times what that call's last wave of work tiles leaves idle on 132 SMs.
 TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
     (64, False): (
@@ -54,14 +55,14 @@ TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
     ),
     (96, False): (
         WarpgroupTile(3, 96, 728 * 1.007, kv_stages=3, ahead=True),
-        WarpgroupTile(2, 128, 647 * 1.031),
-        WarpgroupTile(1, 128, 647 * _ONE * 1.031),  # assumed
+        WarpgroupTile(2, 128, 585),
+        WarpgroupTile(1, 128, 585 * _ONE),  # assumed
     ),
     (96, True): (
         WarpgroupTile(3, 64, 730, kv_stages=4, keys_to=2048, ahead=True),
         WarpgroupTile(3, 112, 699),
-        WarpgroupTile(2, 128, 699 * 647 / 722),  # assumed
-        WarpgroupTile(1, 128, 699 * 647 / 722 * _ONE),  # assumed
+        WarpgroupTile(2, 128, 580),
+        WarpgroupTile(1, 128, 580 * _ONE),  # assumed
     ),
     (128, False): (
         WarpgroupTile(3, 80, 820 * 1.007, ahead=True),
@@ -74,7 +75,7 @@ TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
         WarpgroupTile(1, 128, 796 * 700 / 749 * _ONE),  # assumed
     ),
     (192, False): (
-        WarpgroupTile(3, 80, 830 * 1.007, ahead=True),
+        WarpgroupTile(3, 80, 825 * 1.007),
         WarpgroupTile(2, 128, 769 * 1.031),
         WarpgroupTile(1, 128, 769 * _ONE * 1.031),  # assumed
     ),

@@ -64,7 +64,7 @@ def consume(
 ) -> None:
     """All work tiles of this CTA, if it has one: else there is no memory to begin with."""
     spec: cutlass.Constexpr = problem.spec
-    if cutlass.const_expr(spec.ahead and spec.ragged_q):
+    if cutlass.const_expr(spec.begins_ahead and spec.ragged_q):
         if first_work(problem) < problem.num_tiles:
             work_through(signals, problem, work, output)
     else:
@@ -85,7 +85,7 @@ def work_through(
             last.arrive("turn#")
     tile = locate_any(problem, index)
     number, s = tile.kv_stop, []
-    if cutlass.const_expr(spec.ahead):
+    if cutlass.const_expr(spec.begins_ahead):
         exists = index < problem.num_tiles
         number, s, keys, values = begin(signals, work, tile, queries, keys, values, exists)
     while index < problem.num_tiles:
@@ -94,7 +94,7 @@ def work_through(
         rows = thread_row, thread_row + fragment.ROW_STEP
         whole_stop, whole_start = tile.whole_tiles(first_row)
         stop = tile.kv_start
-        if cutlass.const_expr(not spec.ahead):
+        if cutlass.const_expr(not spec.begins_ahead):
             number, s, keys, values = begin(signals, work, tile, queries, keys, values)
         state = start(work, queries, keys, values)
         if cutlass.const_expr(spec.overlap):
@@ -124,12 +124,12 @@ def work_through(
             sums, values = values_done(signals, sums, state.values)
             state = replace(state, sums=sums, words=[], values=values)
         keys, values, s = state.keys, state.values, []
-        if cutlass.const_expr(spec.ahead):
+        if cutlass.const_expr(spec.begins_ahead):
             exists = index < problem.num_tiles
             number, s, keys, values = begin(signals, work, following, queries, keys, values, exists)
         finish(signals, work, tile, output, rows, state)
         tile = following
-    if cutlass.const_expr(spec.ahead):
+    if cutlass.const_expr(spec.begins_ahead):
         wait_products(0, s)  # the one that nobody uses
     close(signals, spec)
 
@@ -158,7 +158,7 @@ def begin(
     number, s = tile.kv_stop, []
     if cutlass.const_expr(passes_tiles(spec.pipeline)):
         passed = number - stop_of_rows(tile, tile.tile_row(work.number))
-        if cutlass.const_expr(spec.ahead):
+        if cutlass.const_expr(spec.begins_ahead):
             passed = cutlass.select_(exists, passed, Int32(0))
         for _ in cutlass.range(passed, unroll=1):
             number -= 1
@@ -170,7 +170,9 @@ def begin(
     if cutlass.const_expr(spec.overlap):
         # In a branch, ptxas has no registers for it. What it reads then is there, and S not used.
         slots = [
-            cutlass.select_(exists, ring.slot, 0) if cutlass.const_expr(spec.ahead) else ring.slot
+            cutlass.select_(exists, ring.slot, 0)
+            if cutlass.const_expr(spec.begins_ahead)
+            else ring.slot
             for ring in (queries, keys)
         ]
         s = start_scores(signals, work, *slots)
@@ -180,7 +182,7 @@ def begin(
 
 
 def stop_of_rows(tile: WorkTile, first_row: Int32) -> Int32:
-    """One past the last KV tile that a warpgroup needs; at least one, though none of its rows is."""
+    """One past the last KV tile that a warpgroup needs; at least one, also if it has no row."""
     spec, start = tile.spec, tile.kv_start
     stop = cutlass.max(tile.stop_of(first_row + spec.tile_rows - 1), start + 1)
     return cutlass.select_(first_row < tile.seqlen_q * spec.group, stop, start + 1)

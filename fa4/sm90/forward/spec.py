@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from fa4.config import WARPGROUP_ROWS, ForwardConfig, WarpgroupPipeline, require, require_int
 from fa4.hardware import H200, Gpu
 from fa4.plan.schema import PipelinePlan
-from fa4.plan.warpgroup import warpgroup_plan
+from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
 from fa4.sm100.kit.features import ForwardFeatures
 from fa4.sm100.kit.units import padded_dim
 
 # Rows of blocks that run at once with "snake", by warpgroups: of 2 to 16 those whose worst CTA, of
 # causal calls on 132 CTAs with 2k to 32k tokens, has least to do beyond the average.
 ROWS_AT_ONCE = {1: 4, 2: 4, 3: 2}
-SCHEDULERS = ("static", "snake", "lpt", "naive")
+PERSISTENT = ("static", "snake")  # a CTA has several work tiles, and knows which
+SCHEDULERS = (*PERSISTENT, "lpt", "naive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,11 @@ class WarpgroupSpec(ForwardFeatures):
         return self.pipeline.takes_turns
 
     @property
+    def begins_ahead(self) -> bool:
+        """Does the next work tile's first S start before this one's O is stored?"""
+        return begins_ahead(self.pipeline, self.gpu)
+
+    @property
     def cta_group(self) -> int:
         """CTAs that work together: one."""
         return 1
@@ -87,7 +93,7 @@ class WarpgroupSpec(ForwardFeatures):
             ping_pong=self.ping_pong,
             p_source=self.p_source,
             overlap=self.overlap,
-            ahead=self.ahead,
+            ahead=self.ahead and self.scheduler in PERSISTENT,
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
         )
 
