@@ -43,7 +43,8 @@ _ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128
 # Without a mask, times what that call's last wave of work tiles leaves idle on 132 SMs.
 TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
     (64, False): (
-        WarpgroupTile(3, 128, 610 * 1.007, turns_to=2048, kv_stages=4, ahead=True),
+        WarpgroupTile(3, 128, 610 * 1.007, turns_to=2048, kv_stages=4, keys_to=2048, ahead=True),
+        WarpgroupTile(3, 128, 610 * 1.007, kv_stages=4),
         WarpgroupTile(2, 128, 412 * 1.015),
         WarpgroupTile(1, 128, 412 * _ONE * 1.015),  # assumed
     ),
