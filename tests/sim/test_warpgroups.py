@@ -222,6 +222,23 @@ def test_more_warpgroups_hide_latency(overlap: bool, head_dim: int) -> None:
     assert step[2] < step[1] and step[3] < step[1]
 
 
+@FEW
+@given(st.integers(1, 6), st.integers(1, 8), st.sampled_from((64, 128)))
+def test_the_next_work_tile_begins_beside_an_output(tiles: int, steps: int, tile_n: int) -> None:
+    """Ahead, a CTA with several work tiles needs less time; one with a single tile as much."""
+    times = {}
+    for ahead in (False, True):
+        pipeline = WarpgroupPipeline(
+            head_dim=64, tile_n=tile_n, consumers=3, kv_stages=4, ping_pong=False, ahead=ahead
+        )
+        runner = make_runner(warpgroup_plan(pipeline, H200.gpu), H200, Simulation())
+        times[ahead] = runner.run(np.array([[steps, 1, steps - 1]] * tiles)).cycles
+    if tiles == 1:
+        assert times[True] == pytest.approx(times[False], rel=1e-9)
+    else:
+        assert times[True] < times[False]
+
+
 RATES = st.floats(0.0, 1.0)
 
 
