@@ -60,8 +60,10 @@ def tuned_warpgroup_spec(
         )  # fmt: skip
     tuned = tuned_warpgroups(problem, gpu)
     if "consumers" not in features:  # the turns of other warpgroups say nothing
-        features.setdefault("ping_pong", tuned.ping_pong)
-        features.setdefault("ahead", tuned.ahead)
+        # Both take registers, of which mods have none to spare: up to 328 bytes would be spilled.
+        spare = not (features.get("score_mod") or features.get("mask_mod"))
+        features.setdefault("ping_pong", tuned.ping_pong and spare)
+        features.setdefault("ahead", tuned.ahead and spare)
     for name in ("consumers", "tile_n", "kv_stages"):
         features.setdefault(name, getattr(tuned, name))
     features.setdefault("scheduler", _scheduler(features["consumers"], problem, features, gpu))

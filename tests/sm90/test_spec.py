@@ -53,6 +53,8 @@ def test_ahead_is_for_ctas_with_several_work_tiles(keys: int, rows: int) -> None
     assert tuned.begins_ahead == (tuned.scheduler == "snake") == (keys == 512)
     assert not tuned_warpgroup_spec(64, 64, problem, causal=True, consumers=3).begins_ahead
     assert not tuned_warpgroup_spec(64, 64, problem, causal=True, overlap=False).begins_ahead
+    modded = tuned_warpgroup_spec(64, 64, problem, causal=True, score_mod=max)
+    assert not modded.begins_ahead and not modded.takes_turns
     assert make(head_dim=64, head_dim_v=64, ahead=True).begins_ahead
     assert not make(head_dim=256, head_dim_v=256, tile_n=80, ahead=True).begins_ahead
 

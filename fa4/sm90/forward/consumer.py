@@ -185,6 +185,8 @@ def stop_of_rows(tile: WorkTile, first_row: Int32) -> Int32:
     """One past the last KV tile that a warpgroup needs; at least one, also if it has no row."""
     spec, start = tile.spec, tile.kv_start
     stop = cutlass.max(tile.stop_of(first_row + spec.tile_rows - 1), start + 1)
+    if spec.has_mods:  # they have no register to spare for it
+        return stop
     return cutlass.select_(first_row < tile.seqlen_q * spec.group, stop, start + 1)
 
 

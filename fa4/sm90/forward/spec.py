@@ -61,6 +61,11 @@ class WarpgroupSpec(ForwardFeatures):
         return self.pipeline.takes_turns
 
     @property
+    def has_mods(self) -> bool:
+        """Are scores or the mask computed by functions of the caller?"""
+        return self.score_mod is not None or self.mask_mod is not None
+
+    @property
     def begins_ahead(self) -> bool:
         """Does the next work tile's first S start before this one's O is stored?"""
         return begins_ahead(self.pipeline, self.gpu)
