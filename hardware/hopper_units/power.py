@@ -73,6 +73,10 @@ def summary(found: dict[str, Any]) -> dict[str, float]:
         "steady_mhz": median_within(*clocks, half, end),
         "steady_tflops": median_within(found["ms"], found["tflops"], half, end),
         "steady_w": median_within(found["polled_ms"], found["power_w"], half, end),
+        "steady_exponentials_per_ns": median_within(
+            found["ms"], found["exponentials_per_ns"], half, end
+        ),
+        "steady_bytes_per_ns": median_within(found["ms"], found["bytes_per_ns"], half, end),
     }
 
 
@@ -86,10 +90,9 @@ def under_load(found: dict[str, Any], samples: list[Any]) -> dict[str, Any]:
     return {**found, **summary(found)}
 
 
-def measure(program: Path) -> list[dict[str, Any]]:
+def measure(program: Path, *arguments: str) -> list[dict[str, Any]]:
     """Run the program; its loads in order. CalledProcessError if it fails."""
+    command = [str(program), *arguments]
     with Poller() as poller:
-        done = subprocess.run(
-            [str(program)], check=True, capture_output=True, text=True, timeout=SECONDS
-        )
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
     return [under_load(json.loads(line), poller.samples) for line in done.stdout.splitlines()]
