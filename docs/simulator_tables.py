@@ -252,6 +252,7 @@ def draw_sweep(found: Comparison) -> str:
         parts += [text(x - 10, y0 + 16, str(tick)), text(x0 - 30, y + 4, str(tick))]
     parts.append(text(x0 + 110, y0 + 36, "measured TFLOP/s, one H200"))
     parts.append(text(x0 - 30, y1 - 12, "predicted TFLOP/s"))
+    parts.append(text(x1, y0 + 48, f"Made by: {COMMAND}", 'font-size="9" text-anchor="end"'))
     for number, (tile_m, colour) in enumerate(colours.items()):
         y = y1 + 20 + 18 * number
         parts.append(f'<circle cx="{x0 + 30}" cy="{y - 4}" r="4" fill="{colour}"/>')
