@@ -60,11 +60,19 @@ def render_costs() -> str:
     """Every figure that was measured or published, with its source."""
     names = [item.name for item in fields(CostTable) if item.name not in FREE_CONSTANTS]
     rows = [
-        (f"`{name}`", unit(name), *(f"{getattr(x, name):g}" for x in columns().values()),
+        (f"`{name}`", unit(name), *(_with_interval(x, name) for x in columns().values()),
          CostTable.sources()[name], _hopper_source(name))
         for name in names
     ]  # fmt: skip
     return markdown_table(("cost", "unit", *columns(), "source", "source for Hopper"), rows)
+
+
+def _with_interval(table: CostTable, name: str) -> str:
+    """A figure, and between what it lies where that is known."""
+    value, interval = getattr(table, name), table.intervals().get(name)
+    if interval is None:
+        return f"{value:g}"
+    return f"{value:g} ({interval[0]:g} to {interval[1]:g})"
 
 
 def _hopper_source(name: str) -> str:
@@ -187,6 +195,17 @@ def render_left_out() -> str:
     return markdown_table(("not fitted to", "points", "mean error", "worst", "beside"), rows)
 
 
+def render_ends() -> str:
+    """The groups' errors with measured figures at the ends of their intervals."""
+    found = json.loads(VALIDATION.read_text("utf-8"))["b200"]["other starts"]
+    groups = next(iter(found.values()))
+    rows = [
+        (f"all but: {group}", *(f"{errors[group]:.1f}%" for errors in found.values()))
+        for group in groups
+    ]
+    return markdown_table(("not fitted to", *(f"`{name}`" for name in found)), rows)
+
+
 def counted_kernels() -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
     """(head dims, what was chosen) and the record of each kernel whose counters are on record."""
     for kernel in json.loads((RESULTS / "hopper_counters.json").read_text("utf-8"))["kernels"]:
@@ -283,6 +302,7 @@ SECTIONS = {
     "own sweep": render_own,
     "choices": render_choices,
     "left out": render_left_out,
+    "ends": render_ends,
     "counters": render_counters,
     "traffic": render_traffic,
     "free constants": render_free,

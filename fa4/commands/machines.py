@@ -71,6 +71,10 @@ def describe(machine: Machine) -> dict[str, Any]:
             changed = value != item.default
             source = "differs from the family's" if changed else origins[item.name]
             costs[item.name]["source"] = source
+            if not changed and item.name in table.intervals():
+                costs[item.name] |= dict(
+                    zip(("least", "most"), table.intervals()[item.name], strict=True)
+                )
     return {
         "name": gpu.name,
         "arch": gpu.arch,
@@ -127,7 +131,7 @@ def render_one(report: Mapping[str, Any]) -> tuple[Any, ...]:
         figures.add_row(name, _number(row["value"]), row["source"] + trust)
     for name, row in report["costs"].items():
         source = row["source"]
-        if row["fitted"]:
+        if "least" in row:
             source += f"; {_number(row['least'])} to {_number(row['most'])}"
         costs.add_row(name, _number(row["value"]), source)
     title = f"{report['name']} ({report['arch']}), peak {report['peak_tflops']:.0f} TFLOP/s"

@@ -11,10 +11,12 @@ from typing import Any
 
 from fa4.config import require, require_finite
 
+Interval = tuple[float, float]
 
-def _figure(value: float, source: str) -> Any:
-    """A default that carries its source."""
-    return field(default=value, metadata={"source": source})
+
+def _figure(value: float, source: str, interval: Interval | None = None) -> Any:
+    """A default that carries its source, and between what it lies if it was put together."""
+    return field(default=value, metadata={"source": source, "interval": interval})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,17 @@ class CostTable:
     hbm_latency_cycles: float = _figure(
         800.0, "552 near and 920 far, unloaded: Fan et al.; what all SMs ask for queues behind it"
     )
-    cta_start_cycles: float = _figure(2000.0, "launch, barriers, TMEM allocation of a CTA")
+    hbm_queue_share: float = _figure(
+        0.4,
+        "as on an H200: of a cold load's time at its SM's part of HBM, spent behind others",
+        (0.24, 1.07),
+    )
+    cta_start_cycles: float = _figure(
+        1059.0,
+        "as on an H200: a CTA of 512 threads replaced 418, 30 barriers and maps 331, setmaxnreg "
+        "310; TMEM allocation (253) goes on beside the first loads",
+        (585.0, 1312.0),
+    )
     semaphore_cycles: float = _figure(
         2710.0, "a turn at dQ: reduction done 700, two gpu fences 2 x 280, counter in L2 2 x 725"
     )
@@ -128,9 +140,15 @@ class CostTable:
         """Field -> where its default comes from."""
         return {item.name: item.metadata["source"] for item in fields(cls)}
 
+    @classmethod
+    def intervals(cls) -> dict[str, Interval]:
+        """Field -> between what its default lies, where it was put together of measurements."""
+        known = ((item.name, item.metadata["interval"]) for item in fields(cls))
+        return {name: interval for name, interval in known if interval is not None}
 
-def _measured(value: float, what: str) -> Any:
-    return _figure(value, f"measured on an H200: {what}")
+
+def _measured(value: float, what: str, interval: Interval | None = None) -> Any:
+    return _figure(value, f"measured on an H200: {what}", interval)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +188,14 @@ class HopperCosts(CostTable):
     fetch_stall_cycles: float = _figure(0.5, "per instruction and further warpgroup of the SM")
     hbm_latency_cycles: float = _figure(573.0, "490 near and 655 far: Fan et al.")
     hbm_efficiency: float = _measured(0.955, "a stream of 4 GiB read at 4.586 TB/s")
-    cta_start_cycles: float = _measured(567.0, "CTA replaced on an SM 400, its barriers 167")
+    hbm_queue_share: float = _measured(
+        0.4,
+        "CTAs out of step load 96 KiB: 0.24 to 1.07 with 36% to 64% of HBM's rate in use",
+        (0.24, 1.07),
+    )
+    cta_start_cycles: float = _measured(
+        855.0, "CTA replaced on an SM 417, 10 barriers 182, setmaxnreg 256", (584.0, 1004.0)
+    )
     semaphore_cycles: float = _measured(867.0, "a counter handed to another SM, 770 to 1134")
     launch_ns: float = _measured(542.0, "empty kernels of 132 CTAs in a graph")
     sustained_clock: float = _measured(0.975, "1.785 GHz of 1.83 in attention kernels (counters)")
@@ -182,9 +207,6 @@ class HopperCosts(CostTable):
 FREE_CONSTANTS: dict[str, tuple[float, float, str]] = {
     "vector_efficiency": (
         0.4, 1.0, "1 is the pipes' peak",
-    ),
-    "cta_start_cycles": (
-        500.0, 9000.0, "TMEM allocation alone is 253 cycles; upper end 5 us, a whole launch",
     ),
     "math_latency_cycles": (
         14.0, 120.0, "one MUFU result, to the FMA, MUFU, convert and store chain of a fragment",

@@ -51,9 +51,8 @@ class Machine:
 
 # Fitted with `fa4 calibrate` to the published B200 figures (docs/simulator.md).
 BLACKWELL_COSTS = CostTable(
-    vector_efficiency=0.69,
-    math_latency_cycles=56.8,
-    cta_start_cycles=2111.0,
+    vector_efficiency=0.6538,
+    math_latency_cycles=55.7,
 )
 HOPPER_COSTS = HopperCosts()
 

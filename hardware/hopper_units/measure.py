@@ -28,7 +28,8 @@ from hardware.hopper_units import power
 from hardware.hopper_units.products import header
 
 FOLDER = Path(__file__).parent
-PROGRAMS = ("barriers", "pipes", "softmax", "wgmma", "memory", "launch", "copies", "starts")
+PROGRAMS = ("barriers", "pipes", "softmax", "wgmma", "memory", "launch", "copies")
+ALONE = ("starts",)  # measured in a run of its own, with "energy": results/hopper_starts.json
 POWER = "power"  # the last: it heats the GPU
 LOADS = {"power": (), "energy": ("energy",)}  # arguments of that program, by what is measured
 OPTIONS = ("-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a")
@@ -118,7 +119,7 @@ def main() -> None:
     """Build, run, write; exit status 1 if a program failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", choices=[*PROGRAMS, *LOADS],
+    parser.add_argument("--only", nargs="+", choices=[*PROGRAMS, *ALONE, *LOADS],
                         default=[*PROGRAMS, POWER])  # fmt: skip
     parser.add_argument("--built", type=Path, help="a folder with the programs, instead of nvcc")
     parser.add_argument("--nvcc", default="nvcc")

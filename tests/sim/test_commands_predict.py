@@ -229,7 +229,10 @@ def test_machines(capsys: pytest.CaptureFixture[str]) -> None:
     one = run_json(capsys, "machines", "b200")
     assert one["figures"]["sm_count"]["value"] == 148
     assert all(row["source"] for table in ("figures", "costs") for row in one[table].values())
-    assert one["costs"]["cta_start_cycles"]["fitted"] is True
+    assert one["costs"]["vector_efficiency"]["fitted"] is True
+    start = one["costs"]["cta_start_cycles"]
+    assert start["least"] < start["value"] < start["most"] and not start["fitted"]
+    assert "585.0 to 1312.0" in " ".join(run(capsys, "machines", "b200")[1].split())
     assert run(capsys, "machines")[0] == run(capsys, "machines", "h200")[0] == 0
 
 
@@ -277,10 +280,13 @@ def test_calibrate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, few = tmp_path / "my.toml", tmp_path / "few.csv"
     lines = Path(B200_FILE).read_text().splitlines()
     few.write_text("\n".join([lines[0], *(line for line in lines if ",1024,32," in line)]))
-    constants = "vector_efficiency, cta_start_cycles"
+    constants = "vector_efficiency, math_latency_cycles"
     arguments = ("calibrate", "--measurements", str(few), "--constants", constants)
     report = run_json(capsys, *arguments, "--output", str(output))
-    assert [row["name"] for row in report["constants"]] == ["vector_efficiency", "cta_start_cycles"]
+    assert [row["name"] for row in report["constants"]] == [
+        "vector_efficiency",
+        "math_latency_cycles",
+    ]
     assert all(row["least"] <= row["value"] <= row["most"] for row in report["constants"])
     assert len(report["left_out"]["points"]) == 3
     again = run_json(capsys, "validate", "--measurements", str(few), "--machine", str(output))
