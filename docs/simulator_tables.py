@@ -22,9 +22,11 @@ from fa4.plan.render import markdown_table
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, HopperCosts
 from fa4.sim.machine import COSTS, find_machine
 from fa4.sim.measurements import read_measurements, select_rows
+from fa4.sim.power import H200_POWER, PowerFigures
 from fa4.sim.validation import Comparison, compare
 from hardware import RESULTS
 from hardware.hopper_counters.simulate import apart, measured, prediction, simulated, traffic
+from hardware.warpgroup_forward.repeated import sustained_calls
 
 PAGE = Path(__file__).with_name("simulator.md")
 PICTURE = PAGE.parent / "pictures" / "hopper_sweep.svg"
@@ -65,6 +67,36 @@ def render_costs() -> str:
         for name in names
     ]  # fmt: skip
     return markdown_table(("cost", "unit", *columns(), "source", "source for Hopper"), rows)
+
+
+def render_power() -> str:
+    """What operations of an H200 take of its power."""
+    intervals = PowerFigures.intervals()
+    rows = []
+    for name, source in PowerFigures.sources().items():
+        value = f"{getattr(H200_POWER, name):g}"
+        if name in intervals:
+            value += " ({:g} to {:g})".format(*intervals[name])
+        rows.append((f"`{name}`", value, source))
+    return markdown_table(("figure", "H200", "source"), rows)
+
+
+def render_sustained() -> str:
+    """Calls repeated for long, measured and predicted."""
+    rows = []
+    for call in sustained_calls():
+        problem, found = call.problem, call.prediction.sustained
+        assert found is not None
+        mask = "causal" if problem.causal else "none"
+        rows.append((
+            f"{problem.head_dim}, {problem.head_dim_v}", call.tile, mask, str(problem.seqlen_k),
+            f"{call.burst:.0f}, {call.prediction.tflops:.0f}",
+            f"{call.sustained:.0f}, {found.tflops:.0f}",
+            f"{call.sustained / call.burst:.3f}, {found.clock_share:.3f}",
+        ))  # fmt: skip
+    heads = ("head dims", "tile", "mask", "keys", "TFLOP/s in a burst", "for 0.4 to 0.8 s",
+             "ratio")  # fmt: skip
+    return markdown_table(heads, rows)
 
 
 def _with_interval(table: CostTable, name: str) -> str:
@@ -305,6 +337,8 @@ SECTIONS = {
     "ends": render_ends,
     "counters": render_counters,
     "traffic": render_traffic,
+    "sustained": render_sustained,
+    "power": render_power,
     "free constants": render_free,
     "costs": render_costs,
 }
