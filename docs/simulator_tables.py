@@ -17,12 +17,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fa4.figures.measured import B200_FILE, HOPPER_FILE
+from fa4.figures.measured import B200_FILE, H100_FILE, HOPPER_FILE
 from fa4.plan.render import markdown_table
-from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, HopperCosts
+from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, H100Costs, HopperCosts
 from fa4.sim.machine import COSTS, find_machine
-from fa4.sim.measurements import read_measurements, select_rows
+from fa4.sim.measurements import pipeline_for, read_measurements, select_rows
 from fa4.sim.power import H200_POWER, PowerFigures
+from fa4.sim.predict import predict
 from fa4.sim.validation import Comparison, compare
 from hardware import RESULTS
 from hardware.hopper_counters.simulate import apart, measured, prediction, simulated, traffic
@@ -69,6 +70,21 @@ def render_costs() -> str:
     return markdown_table(("cost", "unit", *columns(), "source", "source for Hopper"), rows)
 
 
+def render_h100() -> str:
+    """FlashAttention-3's published figures beside both speeds."""
+    machine = find_machine("h100")
+    rows, _ = select_rows(read_measurements(H100_FILE), machine, "FA3")
+    table = []
+    for row in rows:
+        found = predict(row.problem, pipeline_for(row, machine), machine)
+        assert found.sustained is not None
+        table.append((row.label, f"{row.tflops:g}", *(
+            f"{value:.0f}, {value / row.tflops - 1:+.1%}"
+            for value in (found.tflops, found.sustained.tflops)
+        )))  # fmt: skip
+    return markdown_table(("call", "published TFLOP/s", "in a burst", "without a pause"), table)
+
+
 def render_power() -> str:
     """What operations of an H200 take of its power."""
     intervals = PowerFigures.intervals()
@@ -109,7 +125,10 @@ def _with_interval(table: CostTable, name: str) -> str:
 
 def _hopper_source(name: str) -> str:
     own = HopperCosts.sources()[name]
-    return "as there" if own == CostTable.sources()[name] else own
+    said = "as there" if own == CostTable.sources()[name] else own
+    if getattr(H100Costs(), name) != getattr(HopperCosts(), name):
+        said += f"; H100: {H100Costs.sources()[name]}"
+    return said
 
 
 @cache
@@ -338,6 +357,7 @@ SECTIONS = {
     "counters": render_counters,
     "traffic": render_traffic,
     "sustained": render_sustained,
+    "h100": render_h100,
     "power": render_power,
     "free constants": render_free,
     "costs": render_costs,

@@ -147,58 +147,79 @@ class CostTable:
         return {name: interval for name, interval in known if interval is not None}
 
 
-def measured(value: float, what: str, interval: Interval | None = None) -> Any:
+def _measured(value: float, what: str, interval: Interval | None = None) -> Any:
     return figure(value, f"measured on an H200: {what}", interval)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HopperCosts(CostTable):
-    """Those of H100 and H200: measured on an H200 except where a source says otherwise."""
+    """Those of an H200: measured on one except where a source says otherwise."""
 
-    mma_latency_cycles: float = measured(81.0, "8 wgmma and their wait, less n N / 2; Q, K in SMEM")
-    mma_tmem_latency_cycles: float = measured(66.0, "the same with A in registers")
-    mma_gap_cycles: float = measured(
+    mma_latency_cycles: float = _measured(
+        81.0, "8 wgmma and their wait, less n N / 2; Q, K in SMEM"
+    )
+    mma_tmem_latency_cycles: float = _measured(66.0, "the same with A in registers")
+    mma_gap_cycles: float = _measured(
         1.8,
         "chains of 32 wgmma less chains of 8, beyond N / 2 for N 64 to 128; filled by others",
     )
-    mma_tmem_gap_cycles: float = measured(4.2, "the same with A in registers, 4.1 to 4.5")
-    alu_lanes_per_clk: float = measured(64.0, "FMNMX, F2FP, LOP3 (63)")
-    issue_per_clk: float = measured(4.0, "FFMA with FMNMX, 1 per sub-core")
-    fma_latency_cycles: float = measured(4.0, "dependent FFMA, FADD, FMUL, FMNMX, F2FP")
-    smem_latency_cycles: float = measured(28.0, "STS to LDS; LDS 23 to 29")
-    tma_bytes_per_clk: float = measured(109.0, "one SM loads 8 to 32 KiB from L2: 9.4 per KiB")
-    tma_load_latency_cycles: float = measured(357.0, "L2 hit, 407 less the wait for the barrier")
-    fill_port_share: float = measured(0.0, "products beside all that L2 gives lose 0% to 2.6%")
-    tma_store_latency_cycles: float = measured(80.0, "80 + bytes / 32, one SM")
-    tma_store_bytes_per_clk: float = measured(19.5, "all SMs store to L2; one alone 32")
-    tma_issue_cycles: float = measured(56.5, "one load, whatever its size")
-    dsmem_latency_cycles: float = measured(193.0, "ld.shared::cluster")
-    dsmem_bytes_per_clk: float = measured(20.0, "bulk copy to the peer")
-    mbarrier_wait_cycles: float = measured(45.8, "try_wait on a completed phase")
-    mbarrier_arrive_cycles: float = measured(5.0, "51 from arrive to behind the wait, less that")
-    named_barrier_cycles: float = measured(34.8, "a turn handed to another warpgroup")
-    warp_sync_cycles: float = measured(20.0, "fence.proxy.async 15, syncwarp 4.75")
-    sync_cycles: float = measured(63.0, "bar.sync with fence.proxy.async, 91 less a store")
-    vector_efficiency: float = measured(1.0, "FMNMX, F2FP, FFMA at their peaks")
-    math_latency_cycles: float = measured(4.0, "a dependent instruction")
-    exp_issue_slots: float = measured(4.5, "mixes of F FFMA, A FMNMX and an ex2 take F + A + 4.5")
+    mma_tmem_gap_cycles: float = _measured(4.2, "the same with A in registers, 4.1 to 4.5")
+    alu_lanes_per_clk: float = _measured(64.0, "FMNMX, F2FP, LOP3 (63)")
+    issue_per_clk: float = _measured(4.0, "FFMA with FMNMX, 1 per sub-core")
+    fma_latency_cycles: float = _measured(4.0, "dependent FFMA, FADD, FMUL, FMNMX, F2FP")
+    smem_latency_cycles: float = _measured(28.0, "STS to LDS; LDS 23 to 29")
+    tma_bytes_per_clk: float = _measured(109.0, "one SM loads 8 to 32 KiB from L2: 9.4 per KiB")
+    tma_load_latency_cycles: float = _measured(357.0, "L2 hit, 407 less the wait for the barrier")
+    fill_port_share: float = _measured(0.0, "products beside all that L2 gives lose 0% to 2.6%")
+    tma_store_latency_cycles: float = _measured(80.0, "80 + bytes / 32, one SM")
+    tma_store_bytes_per_clk: float = _measured(19.5, "all SMs store to L2; one alone 32")
+    tma_issue_cycles: float = _measured(56.5, "one load, whatever its size")
+    dsmem_latency_cycles: float = _measured(193.0, "ld.shared::cluster")
+    dsmem_bytes_per_clk: float = _measured(20.0, "bulk copy to the peer")
+    mbarrier_wait_cycles: float = _measured(45.8, "try_wait on a completed phase")
+    mbarrier_arrive_cycles: float = _measured(5.0, "51 from arrive to behind the wait, less that")
+    named_barrier_cycles: float = _measured(34.8, "a turn handed to another warpgroup")
+    warp_sync_cycles: float = _measured(20.0, "fence.proxy.async 15, syncwarp 4.75")
+    sync_cycles: float = _measured(63.0, "bar.sync with fence.proxy.async, 91 less a store")
+    vector_efficiency: float = _measured(1.0, "FMNMX, F2FP, FFMA at their peaks")
+    math_latency_cycles: float = _measured(4.0, "a dependent instruction")
+    exp_issue_slots: float = _measured(4.5, "mixes of F FFMA, A FMNMX and an ex2 take F + A + 4.5")
     register_contention: float = figure(0.8, "vector instructions beside products in registers")
     fetch_stall_cycles: float = figure(0.5, "per instruction and further warpgroup of the SM")
     hbm_latency_cycles: float = figure(573.0, "490 near and 655 far: Fan et al.")
-    hbm_efficiency: float = measured(0.955, "a stream of 4 GiB read at 4.586 TB/s")
-    hbm_queue_share: float = measured(
+    hbm_efficiency: float = _measured(0.955, "a stream of 4 GiB read at 4.586 TB/s")
+    hbm_queue_share: float = _measured(
         0.4,
         "CTAs out of step load 96 KiB: 0.24 to 1.07 with 36% to 64% of HBM's rate in use",
         (0.24, 1.07),
     )
-    cta_start_cycles: float = measured(
+    cta_start_cycles: float = _measured(
         855.0, "CTA replaced on an SM 417, 10 barriers 182, setmaxnreg 256", (584.0, 1004.0)
     )
-    semaphore_cycles: float = measured(867.0, "a counter handed to another SM, 770 to 1134")
-    launch_ns: float = measured(542.0, "empty kernels of 132 CTAs in a graph")
-    sustained_clock: float = measured(0.975, "1.785 GHz of 1.83 in attention kernels (counters)")
-    throttle_from: float = measured(0.53, "the same counters: less than that and the clock stays")
-    throttle_slope: float = measured(0.157, "1.708 GHz with the tensor core busy 80% of the time")
+    semaphore_cycles: float = _measured(867.0, "a counter handed to another SM, 770 to 1134")
+    launch_ns: float = _measured(542.0, "empty kernels of 132 CTAs in a graph")
+    sustained_clock: float = _measured(0.975, "1.785 GHz of 1.83 in attention kernels (counters)")
+    throttle_from: float = _measured(0.53, "the same counters: less than that and the clock stays")
+    throttle_slope: float = _measured(0.157, "1.708 GHz with the tensor core busy 80% of the time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class H100Costs(HopperCosts):
+    """An H100's: the chip is an H200's, so are these figures, which nobody has measured on it."""
+
+    hbm_efficiency: float = figure(
+        0.84,
+        "2.8 TB/s of 3.35 loaded, one report (mikamirai.com, 2026); HBM3e of an H200: 0.955",
+        (0.84, 0.955),
+    )
+
+    @classmethod
+    def sources(cls) -> dict[str, str]:
+        """Those of an H200 say that they were taken over."""
+        return {
+            name: source.replace("measured on an H200", "as on an H200, the same chip")
+            for name, source in super().sources().items()
+        }
 
 
 # What no measurement gives and calibration may choose: name -> (least, most, why these bounds).

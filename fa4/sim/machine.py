@@ -14,7 +14,7 @@ from typing import Any
 
 from fa4.files import read_text
 from fa4.hardware import Gpu, Source, find_gpu
-from fa4.sim.cost_table import CostTable, HopperCosts
+from fa4.sim.cost_table import CostTable, H100Costs, HopperCosts
 from fa4.sim.power import POWER, PowerFigures
 
 if sys.version_info >= (3, 11):
@@ -57,12 +57,13 @@ BLACKWELL_COSTS = CostTable(
     math_latency_cycles=55.7,
 )
 HOPPER_COSTS = HopperCosts()
+H100_COSTS = H100Costs()
 
 COSTS: Mapping[str, CostTable] = {
     "b200": BLACKWELL_COSTS,
     "b300": BLACKWELL_COSTS,
     "gb300": BLACKWELL_COSTS,
-    "h100": HOPPER_COSTS,
+    "h100": H100_COSTS,
     "h200": HOPPER_COSTS,
 }
 

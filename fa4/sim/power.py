@@ -94,5 +94,20 @@ def clock_share(beyond_idle_w: float, figures: PowerFigures) -> float:
     return float((left / beyond_idle_w) ** (1.0 / figures.exponent))
 
 
+@dataclass(frozen=True, kw_only=True)
+class H100PowerFigures(PowerFigures):
+    """An H100's: its own limit; what operations take as on an H200, the same chip."""
+
+    limit_w: float = figure(700.0, "NVIDIA H100 data sheet, SXM5: up to 700 W")
+
+    @classmethod
+    def sources(cls) -> dict[str, str]:
+        """Those of an H200 say that they were taken over."""
+        return {
+            name: source.replace("measured on an H200", "as on an H200, the same chip")
+            for name, source in super().sources().items()
+        }
+
+
 H200_POWER = PowerFigures()
-POWER: Mapping[str, PowerFigures] = {"h200": H200_POWER}
+POWER: Mapping[str, PowerFigures] = {"h100": H100PowerFigures(), "h200": H200_POWER}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fa4.config import Problem
-from fa4.figures.measured import B200_FILE, HOPPER_FILE
+from fa4.figures.measured import B200_FILE, H100_FILE, HOPPER_FILE
 from fa4.sim.calibrate import (
     Calibration,
     _minimise,
@@ -29,7 +29,7 @@ from fa4.sim.validation import MEASURED, Comparison, Point, compare, known_accur
 
 DATA = Path(__file__).parent / "data"
 VALIDATION = Path(__file__).parents[2] / "benchmarks" / "results" / "validation.json"
-FILES = {"b200": B200_FILE, "h200": DATA / "h200_tile_sweep.csv"}
+FILES = {"h100": H100_FILE, "b200": B200_FILE, "h200": DATA / "h200_tile_sweep.csv"}
 
 
 @pytest.mark.parametrize(("name", "direction"), sorted(MEASURED))
@@ -38,7 +38,8 @@ def test_stored_accuracy_is_what_validation_finds(name: str, direction: str) -> 
     machine = find_machine(name)
     own, _, direction_alone = direction.rpartition(" ")
     file = HOPPER_FILE if own else FILES[name]
-    rows, skipped = select_rows(read_measurements(file), machine)
+    software = "FA3" if name == "h100" else None
+    rows, skipped = select_rows(read_measurements(file), machine, software)
     found = compare([row for row in rows if row.direction == direction_alone], machine)
     stored = MEASURED[name, direction]
     assert not skipped
@@ -51,7 +52,8 @@ def test_stored_accuracy_is_what_validation_finds(name: str, direction: str) -> 
     assert found.mape == pytest.approx(stored.mape, abs=0.001)
     assert abs(found.worst.error) == pytest.approx(stored.worst, abs=0.002)
     assert found.ratio_error == pytest.approx(stored.ratio, abs=0.001)
-    assert found.mape <= 0.05 and found.rank_correlation >= 0.97
+    mape, rank = (0.08, 0.95) if software else (0.05, 0.97)  # bursts against a mixture of both
+    assert found.mape <= mape and found.rank_correlation >= rank
 
 
 def test_two_points_have_an_order() -> None:
@@ -72,6 +74,22 @@ def test_published_throughput_is_met() -> None:
     assert len(found.points) == 15
     assert found.mape <= 0.02
     assert abs(found.worst.error) <= 0.05
+
+
+def test_flash_attention_3_on_an_h100_is_met() -> None:
+    """Published figures that nothing was fitted to: calls below 4k as bursts within 9 %, those from
+    8k on without a pause within 5 %; as bursts those are 9 % off or more."""
+    machine = find_machine("h100")
+    rows, skipped = select_rows(read_measurements(H100_FILE), machine, "FA3")
+    assert len(rows) == 18 and not skipped
+    for row in rows:
+        found = predict(row.problem, pipeline_for(row, machine), machine)
+        assert found.sustained is not None
+        burst, sustained = (x / row.tflops - 1 for x in (found.tflops, found.sustained.tflops))
+        if row.problem.seqlen_k < 4096:
+            assert abs(burst) < 0.09
+        elif row.problem.seqlen_k > 4096:
+            assert abs(sustained) < 0.05 and burst > 0.09
 
 
 def test_accuracy_says_what_was_not_measured() -> None:
@@ -96,6 +114,9 @@ def test_accuracy_says_what_was_not_measured() -> None:
         assert not accuracy["applies"] and reason in str(accuracy["text"])
     for settings in ({"machine": "b300"}, {"machine": "gb300"}, {"machine": "h100"}):
         assert not known_accuracy(build(settings))["measured"]
+    assert "no forward of this package was" in str(known_accuracy(build({"machine": "h100"})))
+    published = {"machine": "h100", "design": "flash_attn.cute", "dtype": "fp16"}
+    assert known_accuracy(build({**published, "seqlen": "8k"}))["applies"]
     tile = {"machine": "h200", "seqlen": "4k", "tile_m": 64, "p_source": "smem", "overlap": "no"}
     assert known_accuracy(build(tile))["applies"]
     assert known_accuracy(build({**tile, "design": "flash_attn.cute"}))["applies"]
