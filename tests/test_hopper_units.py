@@ -12,6 +12,7 @@ import pytest
 from docs.hopper_tables import LISTS, LOAD, PAGE, SECTIONS, TABLES, WIDE, of_program
 from fa4.hardware import H100, H200
 from fa4.sim.cost_table import CostTable, HopperCosts
+from fa4.sim.power import H200_POWER
 from hardware.hopper_units import power
 from hardware.hopper_units.figures import FILE, STARTS_FILE, figures, parse, report
 from hardware.hopper_units.measure import PROGRAMS, STATE, summary, text_of
@@ -178,6 +179,21 @@ def test_a_cta_starts_as_measured() -> None:
         pytest.approx(replaced[0] + few, abs=1),
         pytest.approx(replaced[0] + barriers[0] + registers[0], abs=1),
     )
+
+
+def test_what_the_page_says_of_starts_and_energy() -> None:
+    """The figures in its first paragraphs."""
+    found = figures(STARTS_FILE)
+    rest = [
+        sum(found[f"start/{threads} threads, 96 KiB from L2, 64 KiB stored, {what}"].value
+            for what in ("barriers, later rounds", "registers, later rounds"))
+        for threads in (384, 512)
+    ]  # fmt: skip
+    assert [round(x, -1) for x in rest] == [590, 640] and "590 to 640 cycles" in DOCUMENT
+    assert "begins 417 cycles after" in DOCUMENT and "from device memory 88;" in " ".join(
+        DOCUMENT.split()
+    )
+    assert round(H200_POWER.l2_byte_pj + H200_POWER.hbm_byte_pj) == 88
 
 
 def test_a_cta_stays_until_its_stores_are_read() -> None:
