@@ -14,6 +14,7 @@ from fa4.sim.fields import FIELDS
 from fa4.sim.machine import COSTS, Machine
 from fa4.sim.measurements import Row, pipeline_for
 from fa4.sim.options import SimulationRequest
+from fa4.sim.power import POWER
 from fa4.sim.predict import Simulation, predict
 
 NINE_OF_TEN = 0.9
@@ -75,8 +76,15 @@ def _ranks(columns: np.ndarray) -> np.ndarray:
     return below + (level - 1) / 2
 
 
-def compare(rows: Seq[Row], machine: Machine) -> Comparison:
-    """Predict every row. Raises ValueError naming the line that cannot be predicted."""
+def compare(rows: Seq[Row], machine: Machine, *, sustained: bool = False) -> Comparison:
+    """Predict every row, in a burst or at the sustained clock. Raises ValueError naming the line
+    that cannot be predicted, or the machine whose sustained clock is not known."""
+    if sustained and machine.power is None:
+        known = ", ".join(sorted(POWER))
+        raise ValueError(
+            f"a sustained clock is known of {known}; nobody has measured what operations take of "
+            f"the power of {machine.name}"
+        )
     points = []
     for row in rows:
         try:
@@ -85,7 +93,10 @@ def compare(rows: Seq[Row], machine: Machine) -> Comparison:
             prediction = predict(row.problem, pipeline, machine, simulation)
         except ValueError as error:
             raise ValueError(f"line {row.line}: {error}") from error
-        points.append(Point(row, prediction.tflops, prediction.bottleneck))
+        tflops = prediction.tflops
+        if sustained and prediction.sustained is not None:
+            tflops = prediction.sustained.tflops
+        points.append(Point(row, tflops, prediction.bottleneck))
     return Comparison(machine=machine.name, points=tuple(points))
 
 

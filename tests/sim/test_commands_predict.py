@@ -14,6 +14,7 @@ from fa4.figures import measured
 from fa4.hardware import GPUS
 from fa4.sim.fields import FIELDS
 from fa4.sim.options import build
+from hardware.warpgroup_forward.repeated import sustained_calls
 
 COMMANDS = ("predict", "machines", "validate", "calibrate")
 DATA = Path(__file__).parent / "data"
@@ -293,3 +294,20 @@ def test_calibrate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert again["mape"] == pytest.approx(report["after"]["mape"])
     code, out, err = run(capsys, *arguments)
     assert (code, err) == (0, "") and "left out" in out
+
+
+def test_measurements_without_a_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`fa4 validate --sustained`; refused in one line where nothing is known."""
+    call = next(sustained_calls())
+    header = "gpu,software,pass,head_dim,causal,seqlen,batch,heads,dtype,tflops,tile_m,tile_n\n"
+    path = tmp_path / "mine.csv"
+    measured = f"fwd,128,0,4096,4,16,bf16,{call.sustained}"
+    path.write_text(f"{header}H200,fa4 sm_90a,{measured},192,80\n")
+    burst, sustained = (
+        run_json(capsys, "validate", "--measurements", str(path), *options)["mape"]
+        for options in ((), ("--sustained",))
+    )
+    assert burst > 0.1 and sustained < 0.06
+    path.write_text(f"{header}B200,FA4,{measured},,\n")
+    code, out, err = run(capsys, "validate", "--measurements", str(path), "--sustained")
+    assert (code, out) == (2, "") and err.count("\n") == 1 and "power of B200" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -125,12 +126,12 @@ def test_a_burst_is_never_slower(seqlen: str, head_dim: str, causal: bool) -> No
     assert found.sustained.tflops <= found.tflops
 
 
-def test_where_nothing_was_measured_nothing_is_said(tmp_path: object) -> None:
+def test_where_nothing_was_measured_nothing_is_said(tmp_path: Path) -> None:
     """On a B200; a machine from a file has what its base has."""
     assert build({}).predict().sustained is None and describe({})["sustained"] is None
     h100 = find_machine("h100").power
     assert h100 is not None and not any("measured on an" in x for x in h100.sources().values())
-    path = tmp_path / "mine.toml"  # type: ignore[operator]
+    path = tmp_path / "mine.toml"
     path.write_text('base = "H200"\n[gpu]\nsm_count = 100\n')
     assert read_machine(path).power == find_machine("h200").power == H200_POWER
 
