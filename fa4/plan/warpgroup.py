@@ -4,7 +4,8 @@ A producer warp loads; each consumer warpgroup owns 64 query rows and does all e
 its products, waits for them, and keeps S, P and O in registers. FlashAttention-3 hides softmax in
 two ways: consumers take turns at the tensor core (ping-pong), and a consumer issues the next S
 before this tile's P V (overlap). Without both, products and softmax of a warpgroup alternate.
-P enters P V from registers, or through shared memory, which takes less registers.
+P enters P V from registers, or through shared memory, which takes less registers. This package's
+kernel may begin the next work tile before it stores this one's output (ahead).
 """
 
 from __future__ import annotations
