@@ -35,15 +35,21 @@ QUICK = {words: arguments for words, (_, arguments) in fuzz.COMMANDS.items()} | 
     ("bench",): ("--head-dims", "64", "--seqlens", "1k", "--masks", "full", "--repeats", "1"),
     ("cache", "warm"): ("--jobs", "2"),
     ("emulate", "--support"): (),
+    ("figures",): ("measured",),
 }
 # These say in one line which optional package they need.
-NEED_MORE = {("demo",), ("verify",), ("compile",), ("bench",), ("cache", "warm")}
+NEED_MORE = {("demo",), ("verify",), ("compile",), ("bench",), ("cache", "warm"), ("figures",)}
 # What lies beside the code, and a command that reads it.
 DATA = {
     "demo/attention.txt": ("demo",),
     "emulator/tools/confirmed.json": ("emulate", "--support"),
     "explore/verdicts.json": ("explore",),
+    "measured/b200_published.csv": ("figures",),
+    "measured/hopper_sweep.csv": ("figures",),
 } | {f"explore/web/{path.name}": ("explore",) for path in (ROOT / "fa4/explore/web").iterdir()}
+
+# What no command reads by itself: `fa4 validate --measurements FILE` does.
+GIVEN = {"measured/h100_published.csv"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -104,7 +110,7 @@ def test_it_brings_every_file_of_the_package(wheel: Path) -> None:
     there = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("fa4/")}
     assert here == there
     data = {name.removeprefix("fa4/") for name in there if not name.endswith(".py")}
-    assert data == {"py.typed", *DATA}
+    assert data == {"py.typed", *GIVEN, *DATA}
 
 
 def test_every_command_has_its_quick_call() -> None:
@@ -128,7 +134,10 @@ def test_a_command_with_what_is_optional(words: tuple[str, ...], full: Installed
     """Those that need more have it; what they measure on may be missing."""
     done = full.run(words)
     if words == ("bench",) and done.returncode:
-        assert refused_for(done, "fa4 bench needs a B200 or B300"), (done.stdout, done.stderr)
+        assert refused_for(done, "fa4 bench needs an H100, H200, B200 or B300"), (
+            done.stdout,
+            done.stderr,
+        )
     else:
         assert done.returncode == 0 and done.stdout, done.stderr
 

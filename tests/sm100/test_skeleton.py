@@ -39,6 +39,7 @@ def test_the_emulator_gives_the_same(emulated: tuple[dict[str, Any], list[str]])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # minutes of one process, more beside others
 def test_with_products_it_is_attention() -> None:
     """Operands by TMA and descriptors, P through tensor memory, O rescaled."""
     case, findings = skeleton.emulate_case("products")
