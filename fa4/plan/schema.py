@@ -174,8 +174,8 @@ class Role:
     `closing`, after the last work tile, only waits: for others that still use this CTA's memory.
     Nobody waits for it, so that the simulator leaves it out. `passing` takes the place of a step of
     the program's loops for a tile that others of the CTA need and this role does not: the same
-    signals, no work. The simulator takes all tiles as needed. `live` says how many registers of a
-    thread hold what where most hold something; empty if the plan does not say.
+    signals, no work. `live` says how many registers of a thread hold what where most hold
+    something; empty if the plan does not say.
     """
 
     name: str

@@ -101,7 +101,8 @@ class TileRunner:
         missing = np.maximum(0, trips[:, 2] - SHORT_STEPS) // PERIOD_STEPS
         if not missing.any():
             return self._simulate(trips)
-        period = PERIOD_STEPS * np.array([1, 0, 1])
+        # Of the CTA, and of each role that passes over tiles, whose first column counts those.
+        period = PERIOD_STEPS * np.array([1, 0, 1] + [0, 0, 1] * (trips.shape[1] // 3 - 1))
         short = trips - missing[:, None] * period
         longer = short + (missing > 0)[:, None] * period
         key = _key(short) + _key(longer)
@@ -161,11 +162,9 @@ def run_one_by_one(
     With `starts_once` a machine keeps its CTA, which steals further tiles (CLC): it pays the start
     for its first tile only.
     """
-    total, masked, _ = tiles.trips.T  # the third is their difference
     _, first, kind, counts = np.unique(
-        total * (1 + masked.max(initial=0)) + masked,
-        return_index=True, return_inverse=True, return_counts=True,
-    )  # fmt: skip
+        kinds_of(tiles.trips), return_index=True, return_inverse=True, return_counts=True
+    )
     runner.expect(tiles.trips[np.sort(first), None])
     found = {int(i): runner.run(tiles.trips[i, None]) for i in np.sort(first)}
     runs = [found[int(i)] for i in first]
@@ -175,6 +174,15 @@ def run_one_by_one(
         start = 0.0 if starts_once and free[0] > 0.0 else start_cycles
         heapq.heapreplace(free, free[0] + start + taken)
     return summarize(runner, np.array(free), runs, machines, counts.tolist())
+
+
+def kinds_of(trips: np.ndarray) -> np.ndarray:
+    """(T,) a number per work tile, equal where all of `trips` (T, columns) are, in their order."""
+    total, masked, _, *own = trips.T  # the third is their difference, and so are each role's last
+    kinds: np.ndarray = total * (1 + masked.max(initial=0)) + masked
+    for column in (c for n, c in enumerate(own) if n % 3 < 2):
+        kinds = np.unique(kinds, return_inverse=True)[1] * (1 + column.max(initial=0)) + column
+    return kinds
 
 
 def mean_run(first: ChipRun, second: ChipRun, share: float) -> ChipRun:

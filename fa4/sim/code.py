@@ -44,7 +44,7 @@ class EventCode:
 
     instructions (I, 4) int32: WAIT signal waiter_slot; ARRIVE arriver_slot unit_or_-1; WORK index
     is_asynchronous; LOOP trip offset end; END start; TILE_END. entry (R, 2): first instruction of
-    each role's prologue and program.
+    each role's prologue and program. trip_columns: of the trips that it is run with (`passing`).
     """
 
     role_names: tuple[str, ...]
@@ -67,6 +67,7 @@ class EventCode:
     arriver_signal: np.ndarray  # (A,) int32
     arriver_role: np.ndarray  # (A,) int32
     waiters: int
+    trip_columns: int
 
     def scaled(self, factor: float) -> EventCode:
         """The same code with every cost multiplied by `factor`."""

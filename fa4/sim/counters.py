@@ -6,13 +6,14 @@ reads and writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
 
 from fa4.plan.places import MemoryRegion, Resolver
-from fa4.plan.schema import Copy, Loop, PipelinePlan, Program, Role, Step, Work
+from fa4.plan.schema import Copy, PipelinePlan, Role, Step, Work, unroll
+from fa4.sim.passing import full_program, own_trips
 from fa4.sim.timeline import CtaTimeline, Event
 
 Changes = list[tuple[float, int]]  # (cycles, by how much)
@@ -112,16 +113,7 @@ def uses(plan: PipelinePlan, cta: CtaTimeline) -> Iterator[Use]:
 def _steps(plan: PipelinePlan, role: Role, cta: CtaTimeline) -> Iterator[Step]:
     """What a role does for all work tiles of a CTA, its prologue once."""
     for number, trips in enumerate(cta.trips):
-        named = dict(zip(plan.trips, trips, strict=True))
+        named = own_trips(plan, role, trips)
         if not number:
-            yield from _unroll(role.prologue, named)
-        yield from _unroll(role.program, named)
-
-
-def _unroll(program: Program, trips: Mapping[str, int]) -> Iterator[Step]:
-    for step in program:
-        if isinstance(step, Loop):
-            for _ in range(max(0, trips[step.trip] + step.offset)):
-                yield from _unroll(step.body, trips)
-        else:
-            yield step
+            yield from unroll(role.prologue, named)
+        yield from unroll(full_program(role), named)

@@ -31,6 +31,7 @@ from fa4.sim.code import (
     PipelineDeadlock,
     explain_deadlock,
 )
+from fa4.sim.passing import widened
 
 NO_LIMIT = 1 << 62
 NOT_YET, LOST = -1.0, -2.0  # answers of _phase_time beside a moment
@@ -84,7 +85,7 @@ class _State(NamedTuple):
 def execute(
     code: EventCode, trips: np.ndarray, *, log: bool = False, event_limit: int = NO_LIMIT
 ) -> EngineRun:
-    """Run the work tiles `trips` (T, number of trip names) one after the other on one machine.
+    """Run the work tiles `trips` (T, columns of `passing`) one after the other on one machine.
 
     Raises PipelineDeadlock naming the roles, signals and phases; RuntimeError if a signal runs more
     than HISTORY phases ahead of its waiter or the event limit is reached.
@@ -121,7 +122,7 @@ def execute(
 
 def _arrays(code: EventCode, trips: np.ndarray) -> _Code:
     made = {
-        "trips": np.ascontiguousarray(trips, np.int64),
+        "trips": np.ascontiguousarray(widened(trips, code.trip_columns), np.int64),
         "work_lost": code.work_stretch / (1.0 + code.work_stretch),
     }
     return _Code(

@@ -25,6 +25,7 @@ from fa4.sim.code import (
     explain_deadlock,
     stretched,
 )
+from fa4.sim.passing import widened
 
 
 @dataclass
@@ -44,7 +45,7 @@ class PlainMachine:
     """State of one run; `execute` drives it."""
 
     def __init__(self, code: EventCode, trips: np.ndarray) -> None:
-        self.code, self.trips = code, trips.tolist()
+        self.code, self.trips = code, widened(trips, code.trip_columns).tolist()
         self.roles = [_Role(r, int(code.entry[r, 0])) for r in range(len(code.role_names))]
         self.unit_free = [0.0] * len(code.unit_names)
         self.busy = [0.0] * len(code.unit_names)

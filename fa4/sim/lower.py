@@ -19,6 +19,7 @@ from fa4.sim.code import (
     WORK,
     EventCode,
 )
+from fa4.sim.passing import column_names, full_program, own_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ class _Lowering:
         if depth >= MAX_LOOP_DEPTH:
             raise ValueError(f"loops of {role.name} nest deeper than {MAX_LOOP_DEPTH}")
         start = len(self.code)
-        self.code.append((LOOP, self.plan.trips.index(step.trip), step.offset, 0))
+        self.code.append((LOOP, own_columns(self.plan, role)[step.trip], step.offset, 0))
         self.emit_program(role, step.body, depth + 1)
         self.code[start] = (*self.code[start][:3], len(self.code))
         self.code.append((END, start, 0, 0))
@@ -128,7 +129,7 @@ def lower(
         state.emit_program(role, role.prologue)
         state.code.append((TILE_END, 0, 0, 0))
         entry.append((prologue, len(state.code)))
-        state.emit_program(role, role.program)
+        state.emit_program(role, full_program(role))
         state.code.append((TILE_END, 0, 0, 0))
     units = np.full((len(state.works), UNITS_PER_WORK), -1, np.int32)
     occupancy = np.zeros((len(state.works), UNITS_PER_WORK))
@@ -165,4 +166,5 @@ def lower(
         arriver_signal=np.array([names.index(s) for s, _ in state.arrivers], np.int32),
         arriver_role=np.array([roles.index(r) for _, r in state.arrivers], np.int32),
         waiters=len(state.waiters),
+        trip_columns=len(column_names(plan)),
     )

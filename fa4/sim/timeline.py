@@ -162,12 +162,20 @@ def launch_order(problem: Problem, pipeline: AnyPipeline, simulation: Simulation
 
 
 def shorten(trips: np.ndarray, kv_tiles: int | None) -> np.ndarray:
-    """(T, 3) total, masked and plain steps, cut to `kv_tiles`; masked steps come first."""
+    """(T, columns) total, masked and plain steps, cut to `kv_tiles`; masked steps come first.
+
+    A role that passes over tiles first does so of what is left, but for the last one.
+    """
     if kv_tiles is None:
         return trips
     total = np.minimum(trips[:, 0], kv_tiles)
     masked = np.minimum(trips[:, 1], total)
-    return np.stack([total, masked, total - masked], axis=1)
+    columns = [total, masked, total - masked]
+    for first in range(3, trips.shape[1], 3):
+        passed = np.minimum(trips[:, first], total - 1)
+        masked = np.minimum(trips[:, first + 1], total - passed)
+        columns += [passed, masked, total - passed - masked]
+    return np.stack(columns, axis=1)
 
 
 def _describe(work: WorkTiles, chosen: np.ndarray) -> str:

@@ -17,12 +17,16 @@ from fa4.config import Problem, WarpgroupPipeline
 from fa4.figures.measured import HOPPER_FILE
 from fa4.plan.schema import Spill, Work, walk
 from fa4.plan.warpgroup import warpgroup_plan
+from fa4.sim import engine, engine_python
 from fa4.sim.chip import TileRunner
+from fa4.sim.code import WORK
 from fa4.sim.costs import MachineCosts
+from fa4.sim.counters import uses
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.measurements import pipeline_for, read_measurements, select_rows
 from fa4.sim.options import build
 from fa4.sim.predict import Simulation, make_runner, predict, random_rescale_rate
+from fa4.sim.timeline import record
 from fa4.sim.validation import compare
 from fa4.sim.worktiles import forward_tiles
 
@@ -247,6 +251,41 @@ def test_a_higher_threshold_rescales_less(one: float, other: float, seqlen: int)
     assert 0.0 <= rates[1] <= rates[0] <= 1.0
     near = random_rescale_rate(low + 1e-3, seqlen, 128)
     assert near == pytest.approx(rates[0], abs=2e-3)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("consumers", [2, 3])
+def test_warpgroups_pass_over_tiles(consumers: int, overlap: bool) -> None:
+    """The first ones, of which they see no key: less work for the same tiles of the producer."""
+    pipeline = WarpgroupPipeline(consumers=consumers, tile_n=80, causal=True, overlap=overlap)
+    plan = warpgroup_plan(pipeline, H200.gpu)
+    code = make_runner(plan, H200, Simulation()).code
+    none = np.array([[9, 3, 6]] * 2)
+    own = [[n, 3 - n, 6] for n in reversed(range(consumers))]
+    some = np.array([[9, 3, 6, *np.ravel(own)]] * 2)
+    runs = [engine.execute(code, trips, log=True) for trips in (none, some)]
+    assert runs[1].end < runs[0].end or not overlap  # serially, turns may come at worse moments
+    assert (runs[1].busy <= runs[0].busy).all()
+    shared = [plan.signals[signal].kind != "products" for signal in code.arriver_signal]
+    assert np.array_equal(runs[1].arrivals[shared], runs[0].arrivals[shared])
+    plain = engine_python.execute(code, some)
+    assert plain.end == runs[1].end and np.array_equal(plain.log, runs[1].log)
+    for i, (passed, _, _) in enumerate(own):
+        products = code.work_names.index(f"QK{i}")
+        names = code.instructions[runs[1].log[:, 1].astype(int)]
+        works = [code.work_names[row[1]] for row in names if row[0] == WORK]
+        assert works.count(code.work_names[products]) == 2 * (9 - passed)
+
+
+def test_a_timeline_shows_tiles_passed_over() -> None:
+    """Events are those of the plan, tile by tile; `counters.uses` holds them against it."""
+    request = build({"machine": "h200", "causal": "yes", "seqlen": 1152, "tile_n": 64,
+                     "tile_m": 192})  # fmt: skip
+    timeline = record(request.problem, request.pipeline, request.machine, tiles=3)
+    for cta in timeline.ctas:
+        products = [e for e, work, _, _ in uses(timeline.plan, cta) if work.what == "QK0"]
+        assert len(products) == sum(row[0] - row[3] for row in cta.trips)
+    assert any(row[3] for cta in timeline.ctas for row in cta.trips)
 
 
 def test_predict_and_validate_agree(tmp_path: Path) -> None:
