@@ -66,13 +66,6 @@ class TmemAccess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmemAccess:
-    """A role reads or writes `num_bytes` of shared memory with ordinary loads and stores."""
-
-    num_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Math:
     """Instructions per thread of every warp of a role, by execution pipe.
 
@@ -86,6 +79,17 @@ class Math:
     alu: float = 0.0
     other: float = 0.0
     chain: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmemAccess:
+    """A role reads or writes `num_bytes` of shared memory with ordinary loads and stores.
+
+    among: other instructions that stand between them.
+    """
+
+    num_bytes: int
+    among: Math = Math()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +107,13 @@ class Sync:
 class Spill:
     """So many registers of every thread of a role go to local memory and come back.
 
-    held: registers of a thread that it has room for; some go there more than once.
+    held: registers of a thread that it has room for; some go there more than once. waits: how often
+    something waits for some of them to come back.
     """
 
     registers: int
     held: int
+    waits: int = 1
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,12 @@ from fa4.plan.schema import (
 )
 from fa4.plan.warpgroup_code import (
     OWN_ROWS,
+    powers,
     probabilities,
     products,
     release,
     rescale,
+    row_max,
     rows_of,
     softmax,
     unpacked,
@@ -43,6 +45,11 @@ OUTPUT_MOVES = {
     ("flash_attn.cute", True): (2.1, 2.1),
     ("flash_attn.cute", False): (3.7, 3.2),
 }
+
+# How often a step waits for registers that come back through L2. In the compiled loops whose stack
+# exceeds the first cache, what lies between a load and its use is short of L2's latency by 1.1, 1.4,
+# 1.9 and 4.3 times that.
+SPILL_WAITS = 2
 
 # Registers of a consumer thread beyond S, P and O: row maxima, sums and scales; addresses,
 # descriptors, loop and barrier state.
@@ -77,7 +84,7 @@ def spilled(pipeline: WarpgroupPipeline, registers: int) -> Program:
     if over > live.get("P", 0):
         moves = OUTPUT_MOVES[pipeline.design, pipeline.overlap]
         moved, held = (round(share * live["O"]) for share in moves)
-    return (Work("spill", Spill(registers=moved, held=held)),)
+    return (Work("spill", Spill(registers=moved, held=held, waits=SPILL_WAITS)),)
 
 
 def _over(pipeline: WarpgroupPipeline, registers: int) -> int:
@@ -191,6 +198,10 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
     late: Program = (Wait("v_full"),) if pipeline.design == "fa4" and not take else ()
     at_once: Program = () if late else (Wait("v_full"),)
     scores, values = (of(pipeline, i, bool(spills)) for of in (_scores, _values))
+    done, freed = _await_values(i)
+    soon: Program = ()
+    if spills:  # each instruction of P V is waited for; the row maximum is among them
+        values, soon, give = _values(pipeline, i, True, beside=True), (done, *give), ()
 
     def step(masked: bool) -> Program:
         return (
@@ -204,8 +215,11 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
             *values,
             *give,
             *_await_scores(i),
-            *softmax(pipeline, i, masked),
-            *_await_values(i),
+            *row_max(pipeline, i, masked),
+            *soon,
+            *powers(pipeline, i),
+            *(() if soon else (done,)),
+            freed,
             *release(pipeline, i),
             *probabilities(pipeline, i),
             *after,
@@ -234,7 +248,8 @@ def _scores(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
     )
 
 
-def _values(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
+def _values(pipeline: WarpgroupPipeline, i: int, waited: bool, *, beside: bool = False) -> Program:
+    """P V; waited: as for `_scores`, beside: with other work between its instructions."""
     size, dv, tile_n = pipeline.element_bytes, pipeline.head_dim_v, pipeline.tile_n
     shared = pipeline.p_source == "smem"
     product = mma(WARPGROUP_ROWS, dv, tile_n, element_bytes=size, a_in_tmem=not shared,
@@ -242,7 +257,7 @@ def _values(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
     product = products(pipeline, product, waited)
     reads = (rows_of("p", i, tile_n * size), "v") if shared else ("v",)
     return (
-        Work(f"PV{i}", product, asynchronous=not waited, reads=reads),
+        Work(f"PV{i}", product, asynchronous=beside or not waited, reads=reads),
         Arrive(f"o{i}_done", after="tensor"),
     )
 

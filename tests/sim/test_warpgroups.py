@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fa4.config import Problem, WarpgroupPipeline
 from fa4.figures.measured import HOPPER_FILE
-from fa4.plan.schema import Spill, Work, walk
+from fa4.plan.schema import Loop, Spill, Work, walk
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim import engine, engine_python
 from fa4.sim.chip import TileRunner
@@ -164,11 +164,11 @@ def test_own_spills_are_those_of_the_compiled_kernels() -> None:
 
 
 def test_own_sweep_is_predicted() -> None:
-    """Constants were fitted to the other kernel's sweep: 4.3 % and rank 0.986 on this one."""
+    """Constants were fitted to the other kernel's sweep: 3.9 % and rank 0.986 on this one."""
     rows = read_measurements(HOPPER_FILE)
     found = compare(rows, H200)
     assert len(rows) == 680
-    assert found.mape < 0.044 and found.rank_correlation > 0.98
+    assert found.mape < 0.04 and found.rank_correlation > 0.98
     published = [replace(row, software="flash-attn-4 sm_90") for row in rows]
     assert compare(published, H200).mape > 1.3 * found.mape  # as if it were the other kernel's code
 
@@ -322,6 +322,37 @@ def test_the_first_cache_takes_what_shared_memory_leaves() -> None:
 
     assert set(beside(96)) == {"smem"}
     assert 0 < beside(112)["tma"] < beside(128)["tma"] < beside(144)["tma"]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_stores_of_p_stand_among_other_instructions(overlap: bool) -> None:
+    """Conversions, or the last exponentials where nothing runs beside them: in all as many as with
+    P in registers, and no slower than the longer of the two."""
+    found = {}
+    for source in ("smem", "registers"):
+        pipeline = WarpgroupPipeline(p_source=source, overlap=overlap, consumers=1)
+        plan = warpgroup_plan(pipeline, H200.gpu)
+        role = plan.role("consumer0")
+        loop = [step for step in role.program if isinstance(step, Loop)][-1]
+        works = [step for step in walk(loop.body) if isinstance(step, Work)]
+        math = [getattr(x.amount, "among", x.amount) for x in works]
+        found[source] = {pipe: sum(getattr(x, pipe, 0.0) for x in math) for pipe in ("mufu", "alu")}
+        costs = MachineCosts(H200.gpu, H200.costs, plan=plan)
+        for work in works:
+            if work.what == "write P0":
+                cycles = costs.work(role, work).occupancy_cycles
+                assert cycles["smem"] == 64 * 128 * 2 / 128
+                assert cycles["alu" if overlap else "mufu"] > 0
+    assert found["smem"] == pytest.approx(found["registers"])
+
+
+def test_products_that_are_waited_for_one_by_one() -> None:
+    """A wgmma in a row of such, on an H200: N / 2 + 54 cycles, with A in registers N / 2 + 45."""
+    plan = warpgroup_plan(WarpgroupPipeline(consumers=3, tile_n=96), H200.gpu)
+    role, costs = plan.role("consumer0"), MachineCosts(H200.gpu, H200.costs, plan=plan)
+    for what, count, each, last in (("QK0", 8, 54, 81), ("PV0", 6, 45, 66)):
+        work = next(x for x in walk(role.program) if isinstance(x, Work) and x.what == what)
+        assert costs.work(role, work).latency_cycles == (count - 1) * each + last
 
 
 def test_a_products_operands_and_gaps_take_the_tensor_core() -> None:
