@@ -49,12 +49,15 @@ class Mma:
 class Copy:
     """A bulk copy: kind is "load", "store", "reduce" (add into global) or "dsmem" (to the peer).
 
-    `cold` loads touch data for the first time, so they come from HBM and not from L2.
+    `cold` loads touch data for the first time, so they come from HBM and not from L2. boxes: how
+    many instructions it takes, one after the other. address_cycles: what its warp computes for it.
     """
 
     kind: str
     num_bytes: int
     cold: bool = False
+    boxes: int = 1
+    address_cycles: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

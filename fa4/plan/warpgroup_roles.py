@@ -46,9 +46,13 @@ OUTPUT_MOVES = {
     ("flash_attn.cute", False): (3.7, 3.2),
 }
 
+BOX_ROW_BYTES = 128  # of a row, that one copy moves into memory swizzled by as much
+# By the control codes of compiled loops: two tiles of one box take 142 to 156 cycles, of two 200.
+ADDRESS_CYCLES, BOX_ADDRESS_CYCLES = 50.0, 25.0
+
 # How often a step waits for registers that come back through L2. In the compiled loops whose stack
-# exceeds the first cache, what lies between a load and its use is short of L2's latency by 1.1, 1.4,
-# 1.9 and 4.3 times that.
+# exceeds the first cache, what lies between a load and its use is short of L2's latency by 1.1,
+# 1.4, 1.9 and 4.3 times that.
 SPILL_WAITS = 2
 
 # Registers of a consumer thread beyond S, P and O: row maxima, sums and scales; addresses,
@@ -102,18 +106,26 @@ def producer_role(
     size, tile_n = pipeline.element_bytes, pipeline.tile_n
     early = pipeline.design == "fa4" and pipeline.scheduler == "static" and not output_over_queries
 
-    def fetch(what: str, num_bytes: int, cold: bool = False) -> Program:
-        copy = Copy(kind="load", num_bytes=num_bytes, cold=cold)
+    def fetch(what: str, rows: int, cols: int, cold: bool = False) -> Program:
+        boxes = -(-cols * size // BOX_ROW_BYTES) * (pipeline.consumers if what == "q" else 1)
+        cycles = ADDRESS_CYCLES + BOX_ADDRESS_CYCLES * boxes if pipeline.design == "fa4" else 0.0
+        copy = Copy(kind="load", num_bytes=rows * cols * size, cold=cold, boxes=boxes,
+                    address_cycles=cycles)  # fmt: skip
         return (
             Wait(f"{what}_empty"),
             Work(f"load {what}", copy, asynchronous=True, writes=(what,)),
             Arrive(f"{what}_full", after="tma"),
         )
 
-    k_bytes = tile_n * pipeline.head_dim * size
-    q = fetch("q", pipeline.block_rows * pipeline.head_dim * size, cold=not early)
-    k, v = fetch("k", k_bytes), fetch("v", tile_n * pipeline.head_dim_v * size)
-    program = (*fetch("k", k_bytes, cold=not early), *q, Loop("kv_tiles", (*k, *v), offset=-1), *v)
+    d, dv = pipeline.head_dim, pipeline.head_dim_v
+    q = fetch("q", pipeline.block_rows, d, cold=not early)
+    k, v = fetch("k", tile_n, d), fetch("v", tile_n, dv)
+    program = (
+        *fetch("k", tile_n, d, cold=not early),
+        *q,
+        Loop("kv_tiles", (*k, *v), offset=-1),
+        *v,
+    )
     warp = 4 * pipeline.consumers
     return Role(name="load", warps=(warp,), registers=registers, program=program)
 

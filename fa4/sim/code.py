@@ -16,7 +16,7 @@ complete the phases of signals. Two engines execute it with the same semantics: 
 - On a unit that it passes, work takes every other cycle as long as what was requested before lasts:
   it is done twice its occupancy after it asked, or in its turn if that is earlier.
 - Work with a unit `under` takes longer on its units while that one is busy with what was requested
-  before: 1 + stretch times.
+  before: 1 + stretch times, unit by unit.
 - A role runs its prologue once and its program once per work tile.
 """
 
@@ -59,7 +59,7 @@ class EventCode:
     work_issue: np.ndarray  # (W,) float64 cycles
     work_passes: np.ndarray  # (W, UNITS_PER_WORK) bool
     work_under: np.ndarray  # (W,) int32 unit, -1 for none
-    work_stretch: np.ndarray  # (W,) float64 share
+    work_stretch: np.ndarray  # (W, UNITS_PER_WORK) float64 share
     signal_arrivers: np.ndarray  # (S, 2) int32: first arriver slot and number of them
     signal_free: np.ndarray  # (S,) int64
     signal_latency: np.ndarray  # (S,) float64

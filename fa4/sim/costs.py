@@ -117,7 +117,7 @@ class MachineCosts:
 
     def _copy(self, amount: Copy, warps: int) -> WorkCost:
         table, size = self.table, amount.num_bytes
-        issue = table.tma_issue_cycles
+        issue = table.tma_issue_cycles * amount.boxes + amount.address_cycles
         if amount.kind == "reduce":
             occupancy = {
                 "reduce": size / table.reduce_bytes_per_clk,
@@ -205,7 +205,7 @@ class MachineCosts:
             + amount.chain * table.fma_latency_cycles
             + fetched * table.fetch_stall_cycles,
             under="tensor" if table.register_contention else None,
-            stretch=table.register_contention,
+            stretch=dict.fromkeys(pipes, table.register_contention),
         )
 
 

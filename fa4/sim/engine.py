@@ -307,7 +307,7 @@ def _work(code, state, role):  # type: ignore[no-untyped-def]
     """Occupy the units of a piece of work; returns when it is done."""
     at = state.pc[role]
     work, asynchronous = code.instructions[at, 1], code.instructions[at, 2]
-    under, stretch, lost = code.work_under[work], code.work_stretch[work], code.work_lost[work]
+    under = code.work_under[work]
     beside_until = state.unit_free[under] if under >= 0 else 0.0
     start = state.clock[role]
     end = start
@@ -317,6 +317,7 @@ def _work(code, state, role):  # type: ignore[no-untyped-def]
             break
         occupancy = code.work_occupancy[work, j]
         begin = max(start, state.unit_free[unit])
+        stretch, lost = code.work_stretch[work, j], code.work_lost[work, j]
         occupancy += min(occupancy * stretch, max(0.0, beside_until - begin) * lost)
         state.unit_free[unit] = begin + occupancy
         state.busy[unit] += occupancy

@@ -73,11 +73,10 @@ class PlainMachine:
         self.work_issue: list[float] = code.work_issue.tolist()
         self.work_latency: list[float] = code.work_latency.tolist()
         self.work_under: list[int] = code.work_under.tolist()
-        self.work_stretch: list[float] = code.work_stretch.tolist()
-        columns = (code.work_units, code.work_occupancy, code.work_passes)
+        columns = (code.work_units, code.work_occupancy, code.work_passes, code.work_stretch)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        # Per work: (unit, occupied cycles, does it pass the queue?) of each unit that it uses.
-        self.work_pieces: list[list[tuple[int, float, bool]]] = [
+        # Per work: (unit, occupied cycles, does it pass the queue?, stretch) of each unit it uses.
+        self.work_pieces: list[list[tuple[int, float, bool, float]]] = [
             [piece for piece in zip(*row, strict=True) if piece[0] >= 0] for row in rows
         ]
 
@@ -147,10 +146,10 @@ class PlainMachine:
         """Occupy the units of one piece of work; returns when it is done."""
         start = role.clock
         end = start
-        under, stretch = self.work_under[index], self.work_stretch[index]
+        under = self.work_under[index]
         beside_until = self.unit_free[under] if under >= 0 else 0.0
         pieces = self.work_pieces[index]
-        for unit, alone, passes in pieces:
+        for unit, alone, passes, stretch in pieces:
             begin, occupancy = max(start, self.unit_free[unit]), alone
             if under >= 0:
                 occupancy = stretched(alone, begin, beside_until, stretch)

@@ -27,7 +27,7 @@ class WorkCost:
     """Cycles of one piece of work: occupancy per unit (its own unit first), latency, issue.
 
     passes: units that it shares cycle by cycle with what was requested before.
-    under: a unit beside which it takes 1 + stretch times as long on its own units.
+    under: a unit beside which it takes 1 + stretch times as long, unit by unit of its own.
     """
 
     occupancy_cycles: Mapping[str, float]
@@ -35,7 +35,7 @@ class WorkCost:
     issue_cycles: float = 0.0
     passes: frozenset[str] = frozenset()
     under: str | None = None
-    stretch: float = 0.0
+    stretch: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +134,13 @@ def lower(
     units = np.full((len(state.works), UNITS_PER_WORK), -1, np.int32)
     occupancy = np.zeros((len(state.works), UNITS_PER_WORK))
     passes = np.zeros((len(state.works), UNITS_PER_WORK), np.bool_)
+    stretch = np.zeros((len(state.works), UNITS_PER_WORK))
     for row, (_, cost, share) in enumerate(state.works):
         for column, (unit, cycles) in enumerate(cost.occupancy_cycles.items()):
             units[row, column] = state.units[unit]
             occupancy[row, column] = cycles * share
             passes[row, column] = unit in cost.passes
+            stretch[row, column] = cost.stretch.get(unit, 0.0)
     roles = [role.name for role in plan.roles]
     names = [signal.name for signal in plan.signals]
     costs = [signal_costs(signal) for signal in plan.signals]
@@ -158,7 +160,7 @@ def lower(
             [-1 if cost.under is None else state.units[cost.under] for _, cost, _ in state.works],
             np.int32,
         ),
-        work_stretch=np.array([cost.stretch for _, cost, _ in state.works]),
+        work_stretch=stretch,
         signal_arrivers=np.array(ranges, np.int32).reshape(-1, 2),
         signal_free=np.array([signal.free for signal in plan.signals], np.int64),
         signal_latency=np.array([cost.latency_cycles for cost in costs]),

@@ -257,15 +257,15 @@ class _LogReader:
         code, done = self.code, start
         name, what = code.role_names[role], code.work_names[work]
         pieces: list[tuple[int, UnitSlice]] = []
-        under, stretch = int(code.work_under[work]), float(code.work_stretch[work])
+        under = int(code.work_under[work])
         beside_until = self.unit_free[under] if under >= 0 else 0.0
-        parts = (code.work_units[work], code.work_occupancy[work], code.work_passes[work])
-        for unit, alone, passes in zip(*parts, strict=True):
+        parts = (code.work_units, code.work_occupancy, code.work_passes, code.work_stretch)
+        for unit, alone, passes, stretch in zip(*(part[work] for part in parts), strict=True):
             if unit < 0:
                 break
             begun, cycles = max(start, self.unit_free[unit]), float(alone)
             if under >= 0:
-                cycles = stretched(cycles, begun, beside_until, stretch)
+                cycles = stretched(cycles, begun, beside_until, float(stretch))
             self.unit_free[unit] = begun + cycles
             shared = start + 2.0 * cycles if passes else math.inf
             done = max(done, min(shared, self.unit_free[unit]))
