@@ -52,6 +52,8 @@ DOES_THE_SAME = {
     "bulk wait removed": "the same thread has waited for the same copies, or for more, just before",
     "warp barrier removed": "another barrier of the warp, or of more, follows before anything that "
     "this one orders",
+    "wgmma fence removed": "the fence of the product issued just before it stands behind what was "
+    "last written to the operands and to the accumulator",
     "cluster wait removed": "a second cluster barrier precedes it, and nothing needs the second",
 }
 # Survivors, one by one: kind and instruction -> why the kernel is right all the same, or why the
@@ -92,9 +94,14 @@ WHY: dict[tuple[str, str], str] = {
     ("another CTA of the pair", "mapa.shared::cluster.u32 %r141, %r35, %r25"): "the pair's CTAs "
     "copy the same row statistics, each the other's; a copy counts its bytes where it goes to",
     (
+        "barrier removed",
+        "bar.sync %r31, 256",
+    ): "a turn at the tensor core orders nothing in memory: "
+    "without it the warpgroups' products come in another order, which costs time",
+    (
         "warp barrier removed",
         "bar.warp.sync -1",
-    ): "behind tcgen05.wait, which is of the whole warp, "
+    ): "behind tcgen05.wait or wgmma.wait_group, which are of the whole warp, "
     "before one lane arrives for all: nobody races for what it orders besides. Behind a wait for "
     "bulk copies, which one lane has issued: not seen, as what one lane has waited for counts as "
     "known to its warp. Behind the wait and the fence of a pair's "

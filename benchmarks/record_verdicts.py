@@ -1,9 +1,9 @@
 """What the emulator says when one wait, arrival or fence is taken out of our kernels, as data.
 
 `fa4 explore` shows it beside the plan: fa4/explore/verdicts.json holds, for each PTX instruction
-whose removal benchmark_forward_faults.py and benchmark_backward_faults.py try, the plan's steps
-that it carries out, the verdict, both sides of a race or who waits for whom in a deadlock. How a
-fault is judged is said in benchmark_faults.py.
+whose removal benchmark_forward_faults.py, benchmark_backward_faults.py and
+benchmark_warpgroup_faults.py try, the plan's steps that it carries out, the verdict, both sides of
+a race or who waits for whom in a deadlock. How a fault is judged is said in benchmark_faults.py.
 Usage: python benchmarks/record_verdicts.py [--output FILE] [--only NAME]
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 import benchmark_backward_faults as backward
 import benchmark_faults as faults
 import benchmark_forward_faults as forward
+import benchmark_warpgroup_faults as warpgroups
 from common import describe_run
 from emulated_kernels import Kernel
 
@@ -27,6 +28,7 @@ from fa4.emulator import BarrierUse, Options, RunEvents
 from fa4.emulator.tools.faults import Fault, plant
 from fa4.files import read_text
 from fa4.plan.schema import PipelinePlan
+from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.signals import CTA_BARRIER, mbarrier_numbers, named_numbers
@@ -34,10 +36,12 @@ from fa4.sm100.kit.signals import CTA_BARRIER, mbarrier_numbers, named_numbers
 OUTPUT = Path(__file__).parents[1] / "fa4" / "explore" / "verdicts.json"
 SCHEMA_VERSION = 1
 MBARRIER_BYTES = 8
+OWN_WARPS = "its own warps"  # a barrier within a role, which no plan names
+THREADS = 32  # of a warp
 MOST_MESSAGE = 600  # characters of a message that are kept
 FORWARD, PAIR = "dense causal d128", "backward, d128 pair"
 SINGLE = "backward, dense d128"
-NAMES = (FORWARD, SINGLE, PAIR)
+NAMES = (FORWARD, SINGLE, PAIR, *warpgroups.SPECS)
 VERBS = {BarrierUse.WAIT: "wait", BarrierUse.ARRIVE: "arrive", BarrierUse.COMMIT: "arrive"}
 
 _WARP = re.compile(r"CTA (\d+) warp (\d+)")
@@ -70,7 +74,7 @@ class NamedPlan:
         if number == CTA_BARRIER:
             return "all warps"
         names = {at: name for name, at in named_numbers(self.plan).items()}
-        return names.get(number, f"barrier {number}")  # one within a role, which no plan names
+        return names.get(number, OWN_WARPS)
 
     def arrivers(self, signal: str) -> list[str]:
         """The roles that complete a signal's phases; none for what is within a role."""
@@ -113,19 +117,21 @@ def steps_of(fault: Fault, uses: Uses, named: NamedPlan) -> list[list[str]]:
     roles.pop("idle", None)
     if fault.instruction.startswith(("bar.sync", "bar.arrive")):
         verb = "wait" if fault.instruction.startswith("bar.sync") else "arrive"
-        operand = fault.instruction.split()[1].rstrip(",")
+        number, _, threads = fault.instruction.partition(" ")[2].partition(", ")
         for role in roles:
-            found[role, verb, named_signal(role, verb, operand, named)] = None
+            own = threads == str(THREADS * len(named.plan.role(role).warps))
+            signal = OWN_WARPS if own else named_signal(role, verb, number, named)
+            found[role, verb, signal] = None
     if not found:
         opcode = fault.instruction.split()[0]
         found = {(role, "fence", opcode): None for role in roles}
     return [list(step) for step in found]
 
 
-def named_signal(role: str, verb: str, operand: str, named: NamedPlan) -> str:
+def named_signal(role: str, verb: str, number: str, named: NamedPlan) -> str:
     """The signal of a named barrier; where its number is in a register, the role's only one."""
-    if operand.isdigit():
-        return named.barrier(int(operand))
+    if number.isdigit():
+        return named.barrier(int(number))
     (signal,) = [
         signal.name
         for signal in named.plan.signals
@@ -208,10 +214,17 @@ def kernel_of(name: str) -> tuple[Kernel, PipelinePlan, dict[str, Any]]:
     """A kernel of the benchmarks, its plan, and where the explorer shows it."""
     if name == FORWARD:
         forward_spec = ForwardSpec(**forward.SPECS[name])
-        about = {"pass": "fwd", "cta_group": forward_spec.cta_group, "causal": True}
+        about = {"machine": "b200", "pass": "fwd", "cta_group": forward_spec.cta_group,
+                 "causal": True}  # fmt: skip
         return forward.forward_kernel(name), forward_spec.plan, about
+    if name in warpgroups.SPECS:
+        hopper = WarpgroupSpec(**warpgroups.SPECS[name])
+        about = {"machine": "h200", "pass": "fwd", "cta_group": 1, "causal": True,
+                 "tile_m": hopper.pipeline.block_rows, "tile_n": hopper.tile_n,
+                 "ping_pong": "yes" if hopper.takes_turns else "no"}  # fmt: skip
+        return warpgroups.warpgroup_kernel(name), hopper.plan, about
     spec = BackwardSpec(head_dim=128, head_dim_v=128, **backward.SPECS[name])
-    about = {"pass": "bwd", "cta_group": spec.cta_group, "causal": False}
+    about = {"machine": "b200", "pass": "bwd", "cta_group": spec.cta_group, "causal": False}
     return backward.backward_kernel(name), spec.plan, about
 
 
@@ -239,7 +252,8 @@ def main() -> None:
         print(name, flush=True)
         kernel, plan, about = kernel_of(name)
         kept[name] = {
-            "kernel": name, "plan": plan.name, **about,
+            "kernel": name, "plan": plan.name, **about, "roles": len(plan.roles),
+            "issues": next(role.name for role in plan.roles if role.name in ("mma", "consumer0")),
             "ptx_lines": kernel.launch.ptx.count("\n") + 1,
             "run": describe_run(("numpy", "numba", "nvidia-cutlass-dsl")),
             "removals": record(kernel, plan),

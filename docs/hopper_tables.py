@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from docs.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
-from hardware.hopper_units.figures import Unit, figures, report
+from hardware.hopper_units.figures import STARTS_FILE, Unit, figures, report
 
 PAGE = Path(__file__).with_name("hopper_units.md")
 # Programs whose figures differ by what stands behind the last comma: a column each.
@@ -24,6 +24,14 @@ LOAD = {
     "burst_mhz": "MHz, 1 to 20 ms", "burst_tflops": "TFLOP/s", "steady_mhz": "MHz, second half",
     "steady_tflops": "TFLOP/s, second half", "steady_w": "W, second half",
 }  # fmt: skip
+
+
+ENERGY = {
+    "steady_mhz": "MHz", "steady_tflops": "TFLOP/s", "steady_exponentials_per_ns": "exp/ns",
+    "steady_bytes_per_ns": "bytes/ns", "steady_w": "W",
+}  # fmt: skip
+LIFE = ("replaced", "barriers, later rounds", "registers, later rounds", "first box, later rounds",
+        "last box, later rounds", "last box, first round", "stores, later rounds")  # fmt: skip
 
 
 def of_program(program: str) -> list[Unit]:
@@ -74,6 +82,29 @@ def wide_table(group: str, rows: Mapping[str, Mapping[str, Unit]]) -> str:
     return f"{title}\n\n{markdown_table((group, *columns), body)}"
 
 
+def render_starts() -> str:
+    """The life of a CTA: a row per shape and load."""
+    found = figures(STARTS_FILE)
+    shapes = dict.fromkeys(
+        name.removeprefix("start/").removesuffix(", replaced")
+        for name in found if name.endswith(", replaced")
+    )  # fmt: skip
+    rows = [
+        (shape, *(number(found[f"start/{shape}, {what}"].value) for what in LIFE))
+        for shape in shapes
+    ]
+    return markdown_table(("CTA", *LIFE), rows)
+
+
+def render_energy() -> str:
+    """Rates and power in the second half of each load."""
+    rows = [
+        (load["load"], *(number(load[key]) for key in ENERGY))
+        for load in report(STARTS_FILE)["loads"]
+    ]
+    return markdown_table(("load", *ENERGY.values()), rows)
+
+
 def render_loads() -> str:
     """Clock, rate and power under load."""
     rows = [
@@ -96,6 +127,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "loads": render_loads,
     **{name: partial(render_list, name) for name in LISTS},
     **{name: partial(render_wide, name) for name in WIDE},
+    "starts": render_starts,
+    "energy": render_energy,
 }
 TABLES = MarkedTables("python docs/hopper_tables.py", SECTIONS)
 

@@ -17,14 +17,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fa4.figures.measured import B200_FILE, HOPPER_FILE
+from fa4.figures.measured import B200_FILE, H100_FILE, HOPPER_FILE
 from fa4.plan.render import markdown_table
-from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, HopperCosts
+from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, H100Costs, HopperCosts
 from fa4.sim.machine import COSTS, find_machine
-from fa4.sim.measurements import read_measurements, select_rows
+from fa4.sim.measurements import pipeline_for, read_measurements, select_rows
+from fa4.sim.power import H200_POWER, PowerFigures
+from fa4.sim.predict import predict
 from fa4.sim.validation import Comparison, compare
 from hardware import RESULTS
 from hardware.hopper_counters.simulate import apart, measured, prediction, simulated, traffic
+from hardware.warpgroup_forward.repeated import sustained_calls
 
 PAGE = Path(__file__).with_name("simulator.md")
 PICTURE = PAGE.parent / "pictures" / "hopper_sweep.svg"
@@ -60,16 +63,72 @@ def render_costs() -> str:
     """Every figure that was measured or published, with its source."""
     names = [item.name for item in fields(CostTable) if item.name not in FREE_CONSTANTS]
     rows = [
-        (f"`{name}`", unit(name), *(f"{getattr(x, name):g}" for x in columns().values()),
+        (f"`{name}`", unit(name), *(_with_interval(x, name) for x in columns().values()),
          CostTable.sources()[name], _hopper_source(name))
         for name in names
     ]  # fmt: skip
     return markdown_table(("cost", "unit", *columns(), "source", "source for Hopper"), rows)
 
 
+def render_h100() -> str:
+    """FlashAttention-3's published figures beside both speeds."""
+    machine = find_machine("h100")
+    rows, _ = select_rows(read_measurements(H100_FILE), machine, "FA3")
+    table = []
+    for row in rows:
+        found = predict(row.problem, pipeline_for(row, machine), machine)
+        assert found.sustained is not None
+        table.append((row.label, f"{row.tflops:g}", *(
+            f"{value:.0f}, {value / row.tflops - 1:+.1%}"
+            for value in (found.tflops, found.sustained.tflops)
+        )))  # fmt: skip
+    return markdown_table(("call", "published TFLOP/s", "in a burst", "without a pause"), table)
+
+
+def render_power() -> str:
+    """What operations of an H200 take of its power."""
+    intervals = PowerFigures.intervals()
+    rows = []
+    for name, source in PowerFigures.sources().items():
+        value = f"{getattr(H200_POWER, name):g}"
+        if name in intervals:
+            value += " ({:g} to {:g})".format(*intervals[name])
+        rows.append((f"`{name}`", value, source))
+    return markdown_table(("figure", "H200", "source"), rows)
+
+
+def render_sustained() -> str:
+    """Calls repeated for long, measured and predicted."""
+    rows = []
+    for call in sustained_calls():
+        problem, found = call.problem, call.prediction.sustained
+        assert found is not None
+        mask = "causal" if problem.causal else "none"
+        rows.append((
+            f"{problem.head_dim}, {problem.head_dim_v}", call.tile, mask, str(problem.seqlen_k),
+            f"{call.burst:.0f}, {call.prediction.tflops:.0f}",
+            f"{call.sustained:.0f}, {found.tflops:.0f}",
+            f"{call.sustained / call.burst:.3f}, {found.clock_share:.3f}",
+        ))  # fmt: skip
+    heads = ("head dims", "tile", "mask", "keys", "TFLOP/s in a burst", "for 0.4 to 0.8 s",
+             "ratio")  # fmt: skip
+    return markdown_table(heads, rows)
+
+
+def _with_interval(table: CostTable, name: str) -> str:
+    """A figure, and between what it lies where that is known."""
+    value, interval = getattr(table, name), table.intervals().get(name)
+    if interval is None:
+        return f"{value:g}"
+    return f"{value:g} ({interval[0]:g} to {interval[1]:g})"
+
+
 def _hopper_source(name: str) -> str:
     own = HopperCosts.sources()[name]
-    return "as there" if own == CostTable.sources()[name] else own
+    said = "as there" if own == CostTable.sources()[name] else own
+    if getattr(H100Costs(), name) != getattr(HopperCosts(), name):
+        said += f"; H100: {H100Costs.sources()[name]}"
+    return said
 
 
 @cache
@@ -187,6 +246,17 @@ def render_left_out() -> str:
     return markdown_table(("not fitted to", "points", "mean error", "worst", "beside"), rows)
 
 
+def render_ends() -> str:
+    """The groups' errors with measured figures at the ends of their intervals."""
+    found = json.loads(VALIDATION.read_text("utf-8"))["b200"]["other starts"]
+    groups = next(iter(found.values()))
+    rows = [
+        (f"all but: {group}", *(f"{errors[group]:.1f}%" for errors in found.values()))
+        for group in groups
+    ]
+    return markdown_table(("not fitted to", *(f"`{name}`" for name in found)), rows)
+
+
 def counted_kernels() -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
     """(head dims, what was chosen) and the record of each kernel whose counters are on record."""
     for kernel in json.loads((RESULTS / "hopper_counters.json").read_text("utf-8"))["kernels"]:
@@ -252,6 +322,7 @@ def draw_sweep(found: Comparison) -> str:
         parts += [text(x - 10, y0 + 16, str(tick)), text(x0 - 30, y + 4, str(tick))]
     parts.append(text(x0 + 110, y0 + 36, "measured TFLOP/s, one H200"))
     parts.append(text(x0 - 30, y1 - 12, "predicted TFLOP/s"))
+    parts.append(text(x1, y0 + 48, f"Made by: {COMMAND}", 'font-size="9" text-anchor="end"'))
     for number, (tile_m, colour) in enumerate(colours.items()):
         y = y1 + 20 + 18 * number
         parts.append(f'<circle cx="{x0 + 30}" cy="{y - 4}" r="4" fill="{colour}"/>')
@@ -282,8 +353,12 @@ SECTIONS = {
     "own sweep": render_own,
     "choices": render_choices,
     "left out": render_left_out,
+    "ends": render_ends,
     "counters": render_counters,
     "traffic": render_traffic,
+    "sustained": render_sustained,
+    "h100": render_h100,
+    "power": render_power,
     "free constants": render_free,
     "costs": render_costs,
 }

@@ -218,7 +218,7 @@ H100 = Gpu.from_figures(
         ),
         "clock_hz": (
             1.83e9,
-            Source("clock that gives the data sheet's 989 TFLOP/s; not measured on an H100"),
+            Source("tensor-core boost clock of SXM5 (whitepaper: 989 TFLOP/s); not measured"),
         ),
         "max_clock_hz": (1.98e9, Source("stas00/ml-engineering, accelerator table")),
         "l2_bytes": (50 * 2**20, Source("NVIDIA H100 whitepaper")),

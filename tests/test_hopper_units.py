@@ -11,8 +11,10 @@ import pytest
 
 from docs.hopper_tables import LISTS, LOAD, PAGE, SECTIONS, TABLES, WIDE, of_program
 from fa4.hardware import H100, H200
+from fa4.sim.cost_table import CostTable, HopperCosts
+from fa4.sim.power import H200_POWER
 from hardware.hopper_units import power
-from hardware.hopper_units.figures import FILE, figures, parse, report
+from hardware.hopper_units.figures import FILE, STARTS_FILE, figures, parse, report
 from hardware.hopper_units.measure import PROGRAMS, STATE, summary, text_of
 from hardware.hopper_units.products import WIDTHS, header
 
@@ -149,6 +151,80 @@ def test_gpu_figures_are_the_measured_ones() -> None:
     for name in ("clock_hz", "l2_bytes_per_s", "hbm_bytes_per_s"):
         assert "not measured" in H100.sources[name].text
     assert not any("hopper_units" in source.text for source in H100.sources.values())
+
+
+def test_a_cta_starts_as_measured() -> None:
+    """Replaced, barriers, registers; a kernel of 512 threads and 30 barriers, one of 384 and 10."""
+    found = figures(STARTS_FILE)
+
+    def value(threads: int, what: str) -> float:
+        return found[f"start/{threads} threads, 96 KiB from L2, 64 KiB stored, {what}"].value
+
+    replaced, barriers, registers = (
+        [value(threads, what) for threads in (384, 512)]
+        for what in ("replaced", "barriers, later rounds", "registers, later rounds")
+    )
+    few = figures()["CTA/8 barriers, fence, __syncthreads"].value
+    ten = few + 2 * (barriers[0] - few) / 22
+    assert CostTable().cta_start_cycles == pytest.approx(
+        replaced[1] + barriers[1] + registers[1], abs=1
+    )
+    hopper = replaced[0] + ten + registers[0]
+    assert HopperCosts().cta_start_cycles == pytest.approx(hopper, abs=1)
+    assert CostTable.intervals()["cta_start_cycles"] == (
+        pytest.approx(replaced[1] + few, abs=1),
+        pytest.approx(CostTable().cta_start_cycles + 253),
+    )
+    assert HopperCosts.intervals()["cta_start_cycles"] == (
+        pytest.approx(replaced[0] + few, abs=1),
+        pytest.approx(replaced[0] + barriers[0] + registers[0], abs=1),
+    )
+
+
+def test_what_the_page_says_of_starts_and_energy() -> None:
+    """The figures in its first paragraphs."""
+    found = figures(STARTS_FILE)
+    rest = [
+        sum(found[f"start/{threads} threads, 96 KiB from L2, 64 KiB stored, {what}"].value
+            for what in ("barriers, later rounds", "registers, later rounds"))
+        for threads in (384, 512)
+    ]  # fmt: skip
+    assert [round(x, -1) for x in rest] == [590, 640] and "590 to 640 cycles" in DOCUMENT
+    assert "begins 417 cycles after" in DOCUMENT and "from device memory 88;" in " ".join(
+        DOCUMENT.split()
+    )
+    assert round(H200_POWER.l2_byte_pj + H200_POWER.hbm_byte_pj) == 88
+
+
+def test_a_cta_stays_until_its_stores_are_read() -> None:
+    """What follows it starts as late after that as after a CTA without stores."""
+    found = figures(STARTS_FILE)
+    for threads in (384, 512):
+        names = [f"start/{threads} threads, {load}" for load in
+                 ("16 KiB from L2", "96 KiB from L2, 64 KiB stored")]  # fmt: skip
+        none, stored = (found[f"{name}, replaced"].value for name in names)
+        assert stored == pytest.approx(none, abs=2)
+        assert found[f"{names[1]}, stores, later rounds"].value > 64 * 1024 / 32
+
+
+@pytest.mark.parametrize(
+    ("hold", "used", "end"), [("12000 to 24000", 0.36, 0), ("4000 to 8000", 0.64, 1)]
+)
+def test_loads_from_device_memory_wait_as_measured(hold: str, used: float, end: int) -> None:
+    """The last of 96 KiB, beyond what it takes from L2 and HBM's own latency."""
+    units, found = figures(), figures(STARTS_FILE)
+    name = f"start/96 KiB from device memory, 64 KiB stored, holds of {hold}"
+    late = found[f"{name}, last box, later rounds"].value
+    from_l2 = "start/384 threads, 96 KiB from L2, 64 KiB stored, last box, later rounds"
+    alone = [units[f"load {where}/16 KiB, 1 SM, one in flight, latency"].value
+             for where in ("HBM", "L2")]  # fmt: skip
+    rate = units["load HBM/16 KiB, 132 SMs, 192 KiB in flight, rate"].value
+    share = (late - found[from_l2].value - (alone[0] - alone[1])) / (32 * 1024 / rate)
+    assert share == pytest.approx(CostTable.intervals()["hbm_queue_share"][end], abs=0.01)
+    parts = ("barriers, later rounds", "registers, later rounds", "stores, later rounds")
+    cycles = late + sum(found[f"{name}, {part}"].value for part in parts)
+    cycles += found[f"{name}, replaced"].value + sum(map(int, hold.split(" to "))) / 2
+    assert (96 + 64) * 1024 / cycles / rate == pytest.approx(used, abs=0.01)
 
 
 def test_a_line_of_a_program_becomes_a_figure() -> None:

@@ -71,6 +71,10 @@ def describe(machine: Machine) -> dict[str, Any]:
             changed = value != item.default
             source = "differs from the family's" if changed else origins[item.name]
             costs[item.name]["source"] = source
+            if not changed and item.name in table.intervals():
+                costs[item.name] |= dict(
+                    zip(("least", "most"), table.intervals()[item.name], strict=True)
+                )
     return {
         "name": gpu.name,
         "arch": gpu.arch,
@@ -79,7 +83,24 @@ def describe(machine: Machine) -> dict[str, Any]:
         "mape": machine_mape(gpu.name.lower()),
         "figures": figures,
         "costs": costs,
+        "power": describe_power(machine),
     }
+
+
+def describe_power(machine: Machine) -> dict[str, dict[str, Any]] | None:
+    """What operations take of the power, with sources; None if nobody has measured it."""
+    from dataclasses import asdict
+
+    figures = machine.power
+    if figures is None:
+        return None
+    sources, intervals = figures.sources(), figures.intervals()
+    described: dict[str, dict[str, Any]] = {}
+    for name, value in asdict(figures).items():
+        described[name] = {"value": value, "source": sources[name]}
+        if name in intervals:
+            described[name] |= dict(zip(("least", "most"), intervals[name], strict=True))
+    return described
 
 
 def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -125,9 +146,9 @@ def render_one(report: Mapping[str, Any]) -> tuple[Any, ...]:
     for name, row in report["figures"].items():
         trust = "" if row["confidence"] == "high" else f" ({row['confidence']} confidence)"
         figures.add_row(name, _number(row["value"]), row["source"] + trust)
-    for name, row in report["costs"].items():
+    for name, row in (report["costs"] | (report["power"] or {})).items():
         source = row["source"]
-        if row["fitted"]:
+        if "least" in row:
             source += f"; {_number(row['least'])} to {_number(row['most'])}"
         costs.add_row(name, _number(row["value"]), source)
     title = f"{report['name']} ({report['arch']}), peak {report['peak_tflops']:.0f} TFLOP/s"

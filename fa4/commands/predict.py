@@ -205,6 +205,7 @@ def measure(prediction: Prediction) -> dict[str, Any]:
         "seconds": prediction.seconds,
         "tflops": prediction.tflops,
         "peak_share": prediction.peak_share,
+        "sustained": None if prediction.sustained is None else asdict(prediction.sustained),
         "cycles": prediction.cycles,
         "busiest": prediction.bottleneck,
         "bottleneck": None,  # what the time depends on, which `ask_why` finds
@@ -251,6 +252,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     for name, value in (
         ("time", f"{report['seconds'] * 1e6:.1f} us, {report['cycles']:.0f} cycles of the kernel"),
         ("throughput", f"{report['tflops']:.0f} TFLOP/s, {report['peak_share']:.1%} of peak"),
+        *((("sustained", say_sustained(report["sustained"])),) if report["sustained"] else ()),
         (
             "bound",
             f"{bound['seconds'] * 1e6:.1f} us by {bound['by']}; the prediction reaches "
@@ -278,6 +280,18 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         "\nwhat each warp role waits for, share of the time",
         _stalls(report["role_stalls"]),
         *(render_why(report["why"]) if "why" in report else ()),
+    )
+
+
+def say_sustained(sustained: Mapping[str, Any]) -> str:
+    """Throughput of calls without a pause, and what power makes of the clock."""
+    rate, limit_w = f"{sustained['tflops']:.0f} TFLOP/s", sustained["limit_w"]
+    share, demand_w = sustained["clock_share"], sustained["demand_w"]
+    if share == 1.0:
+        return f"{rate} too: about {demand_w:.0f} of {limit_w:.0f} W"
+    return (
+        f"{rate} when repeated for 0.1 s and more: {limit_w:.0f} W leave {share:.0%} of the clock "
+        f"(which would take {demand_w:.0f} W)"
     )
 
 

@@ -32,6 +32,9 @@ def validate(
     max_error: Annotated[
         float | None, typer.Option(help="Exit with 1 if any error is more percent.")
     ] = None,
+    sustained: Annotated[
+        bool, typer.Option("--sustained", help="The measured calls were repeated without a pause.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Compare predictions with measured throughput: error of each point, mean and worst.
@@ -48,7 +51,7 @@ def validate(
     reports, failed = [], []
     for found, rows, skipped in load_machines(measurements, machine, software):
         try:
-            comparison = compare(rows, found)
+            comparison = compare(rows, found, sustained=sustained)
         except ValueError as error:
             raise ValueError(f"{measurements} {error}") from error
         reports.append(describe(comparison, skipped) | {"limits": limits})

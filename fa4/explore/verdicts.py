@@ -22,6 +22,12 @@ VERDICTS = {
     "missing-proxy-fence": (
         "missing fence", "the other proxy may not see what was written through this one"
     ),
+    "missing-fence": (
+        "missing fence", "a product may read registers before they are written (wgmma.fence)"
+    ),
+    "missing-wait": (
+        "missing wait", "registers are used that a product may still read or write"
+    ),
     "tmem": ("tensor memory not given back", "the CTA ends with columns allocated"),
     "exit": ("ends too early", "the CTA ends while copies still read its memory"),
     "barrier": ("broken barrier", "threads meet at a barrier that others do not come to"),

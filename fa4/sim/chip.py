@@ -28,9 +28,11 @@ SAME_PERIOD = 0.002
 
 @dataclass(frozen=True)
 class Execution:
-    """Cycles of one CTA over its work tiles, and the engine's run it is read from."""
+    """Cycles of one CTA over its work tiles, of these the last after its roles are done, in which
+    copies read its shared memory; and the engine's run it is read from."""
 
     cycles: float
+    tail_cycles: float
     busy: np.ndarray
     stalled: np.ndarray
     events: int
@@ -124,13 +126,15 @@ def _key(trips: np.ndarray) -> bytes:
 
 
 def _execution(run: EngineRun) -> Execution:
-    return Execution(run.end, run.busy, run.stalled, run.events)
+    tail = run.end - float(run.finish.max(initial=0.0))
+    return Execution(run.end, tail, run.busy, run.stalled, run.events)
 
 
 def _extend(base: Execution, first: Execution, second: Execution, periods: float) -> Execution:
     """`base` plus `periods` times the difference between two executions one period apart."""
     return Execution(
         base.cycles + periods * (second.cycles - first.cycles),
+        base.tail_cycles,
         base.busy + periods * (second.busy - first.busy),
         base.stalled + periods * (second.stalled - first.stalled),
         int(base.events + periods * (second.events - first.events)),
@@ -160,7 +164,7 @@ def run_one_by_one(
     """One CTA per work tile, given in order to the machine that is free first.
 
     With `starts_once` a machine keeps its CTA, which steals further tiles (CLC): it pays the start
-    for its first tile only.
+    for its first tile only, and its tail after the last.
     """
     _, first, kind, counts = np.unique(
         kinds_of(tiles.trips), return_index=True, return_inverse=True, return_counts=True
@@ -168,12 +172,15 @@ def run_one_by_one(
     runner.expect(tiles.trips[np.sort(first), None])
     found = {int(i): runner.run(tiles.trips[i, None]) for i in np.sort(first)}
     runs = [found[int(i)] for i in first]
-    cycles = np.array([run.cycles for run in runs])[kind].tolist() if runs else []
+    tail = max((run.tail_cycles for run in runs), default=0.0) if starts_once else 0.0
+    spent = [run.cycles - (run.tail_cycles if starts_once else 0.0) for run in runs]
+    cycles = np.array(spent)[kind].tolist() if runs else []
     free = [0.0] * machines
     for taken in cycles:
         start = 0.0 if starts_once and free[0] > 0.0 else start_cycles
         heapq.heapreplace(free, free[0] + start + taken)
-    return summarize(runner, np.array(free), runs, machines, counts.tolist())
+    finish = np.array([end + tail if end > 0.0 else end for end in free])
+    return summarize(runner, finish, runs, machines, counts.tolist())
 
 
 def kinds_of(trips: np.ndarray) -> np.ndarray:

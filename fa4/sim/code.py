@@ -17,7 +17,8 @@ complete the phases of signals. Two engines execute it with the same semantics: 
   it is done twice its occupancy after it asked, or in its turn if that is earlier.
 - Work with a unit `under` takes longer on its units while that one is busy with what was requested
   before: 1 + stretch times, unit by unit.
-- A role runs its prologue once and its program once per work tile.
+- A role runs its prologue once and its program once per work tile. The run ends with the last role
+  and the last asynchronous work: a CTA stays until copies have read its shared memory.
 """
 
 from __future__ import annotations

@@ -11,10 +11,12 @@ from typing import Any
 
 from fa4.config import require, require_finite
 
+Interval = tuple[float, float]
 
-def _figure(value: float, source: str) -> Any:
-    """A default that carries its source."""
-    return field(default=value, metadata={"source": source})
+
+def figure(value: float, source: str, interval: Interval | None = None) -> Any:
+    """A default that carries its source, and between what it lies if it was put together."""
+    return field(default=value, metadata={"source": source, "interval": interval})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,100 +26,110 @@ class CostTable:
     Defaults are Blackwell's. `sources()` says where each comes from; FREE_CONSTANTS are fitted.
     """
 
-    mma_latency_cycles: float = _figure(
+    mma_latency_cycles: float = figure(
         136.0, "last product to visible, both operands in SMEM: SemiAnalysis umma_latency, B200"
     )
-    mma_tmem_latency_cycles: float = _figure(
+    mma_tmem_latency_cycles: float = figure(
         104.0, "the same with A in TMEM (wgmma: registers): SemiAnalysis umma_latency, B200"
     )
-    mma_pair_latency_cycles: float = _figure(
+    mma_pair_latency_cycles: float = figure(
         34.0, "added by cta_group 2 (170 instead of 136): SemiAnalysis umma_latency, B200"
     )
-    mma_waited_cycles: float = _figure(
+    mma_waited_cycles: float = figure(
         136.0,
         "of each product that is waited for before the next one: none on Blackwell, as the last",
     )
-    mma_tmem_waited_cycles: float = _figure(104.0, "the same with A in TMEM (wgmma: registers)")
-    mma_gap_cycles: float = _figure(
+    mma_tmem_waited_cycles: float = figure(104.0, "the same with A in TMEM (wgmma: registers)")
+    mma_gap_cycles: float = figure(
         0.0, "of the tensor core between instructions of a lone warpgroup: no such thing in TMEM"
     )
-    mma_tmem_gap_cycles: float = _figure(0.0, "the same with A in TMEM (wgmma: registers)")
-    mma_issue_cycles: float = _figure(30.0, "Triton AutoWS LatencyModel, B200 probes")
-    tmem_load_bytes_per_clk: float = _figure(512.0, "TileSight 466-504, QuickRunCUDA 4 x 128")
-    tmem_store_bytes_per_clk: float = _figure(1024.0, "TileSight b200.py, 1023.9 measured")
-    tmem_load_latency_cycles: float = _figure(
+    mma_tmem_gap_cycles: float = figure(0.0, "the same with A in TMEM (wgmma: registers)")
+    mma_issue_cycles: float = figure(30.0, "Triton AutoWS LatencyModel, B200 probes")
+    tmem_load_bytes_per_clk: float = figure(512.0, "TileSight 466-504, QuickRunCUDA 4 x 128")
+    tmem_store_bytes_per_clk: float = figure(1024.0, "TileSight b200.py, 1023.9 measured")
+    tmem_load_latency_cycles: float = figure(
         115.0, "115 + 1 per register: Triton AutoWS LatencyModel, B200 probes"
     )
-    tmem_store_latency_cycles: float = _figure(
+    tmem_store_latency_cycles: float = figure(
         32.0, "32 + 0.5 per register: Triton AutoWS LatencyModel, B200 probes"
     )
-    alu_lanes_per_clk: float = _figure(64.0, "QuickRunCUDA B300 pipe catalogue")
-    issue_per_clk: float = _figure(4.0, "one warp instruction per sub-core: QuickRunCUDA")
-    math_latency_cycles: float = _figure(
+    alu_lanes_per_clk: float = figure(64.0, "QuickRunCUDA B300 pipe catalogue")
+    issue_per_clk: float = figure(4.0, "one warp instruction per sub-core: QuickRunCUDA")
+    math_latency_cycles: float = figure(
         14.0, "what the dependent instructions of a fragment expose; MUFU alone 14: QuickRunCUDA"
     )
-    fma_latency_cycles: float = _figure(4.0, "FFMA, FADD, FMUL: QuickRunCUDA B300 catalogue")
-    smem_latency_cycles: float = _figure(26.0, "LDS 24-28: QuickRunCUDA")
-    l2_load_latency_cycles: float = _figure(364.0, "a thread's load, near: Fan et al. 2026")
-    tma_bytes_per_clk: float = _figure(126.0, "241 GB/s of one CTA: QuickRunCUDA")
-    fill_port_share: float = _figure(
+    fma_latency_cycles: float = figure(4.0, "FFMA, FADD, FMUL: QuickRunCUDA B300 catalogue")
+    smem_latency_cycles: float = figure(26.0, "LDS 24-28: QuickRunCUDA")
+    l2_load_latency_cycles: float = figure(364.0, "a thread's load, near: Fan et al. 2026")
+    tma_bytes_per_clk: float = figure(126.0, "241 GB/s of one CTA: QuickRunCUDA")
+    fill_port_share: float = figure(
         1.0,
         "of the SMEM port's cycles that a bulk load takes from operand reads: mixed 27 TB/s, "
         "QuickRunCUDA",
     )
-    tma_store_bytes_per_clk: float = _figure(
+    tma_store_bytes_per_clk: float = figure(
         19.7, "52 cycles per KiB: Triton AutoWS LatencyModel, B200 probes"
     )
-    tma_load_latency_cycles: float = _figure(
+    tma_load_latency_cycles: float = figure(
         400.0, "L2 hit 460 + 6 per KiB (AutoWS LatencyModel), less the 8 per KiB of 126 B/clk"
     )
-    tma_store_latency_cycles: float = _figure(130.0, "Triton AutoWS LatencyModel, B200 probes")
-    tma_issue_cycles: float = _figure(48.0, "cp.async.bulk: QuickRunCUDA")
-    dsmem_latency_cycles: float = _figure(215.0, "round trip in a cluster of 2: QuickRunCUDA")
-    dsmem_bytes_per_clk: float = _figure(
+    tma_store_latency_cycles: float = figure(130.0, "Triton AutoWS LatencyModel, B200 probes")
+    tma_issue_cycles: float = figure(48.0, "cp.async.bulk: QuickRunCUDA")
+    dsmem_latency_cycles: float = figure(215.0, "round trip in a cluster of 2: QuickRunCUDA")
+    dsmem_bytes_per_clk: float = figure(
         128.0, "a pass of 16 KiB is 128 cycles: FlashAttention-4 paper's dS exchange"
     )
-    reduce_bytes_per_clk: float = _figure(
+    reduce_bytes_per_clk: float = figure(
         64.0, "no measurement found; half of the SMEM port, above what dQ needs"
     )
-    reduce_latency_cycles: float = _figure(
+    reduce_latency_cycles: float = figure(
         700.0, "an L2 round trip, 364 near and 725 far: Fan et al. 2026"
     )
-    mbarrier_wait_cycles: float = _figure(30.0, "Triton AutoWS LatencyModel, B200 probes")
-    mbarrier_arrive_cycles: float = _figure(20.0, "Triton AutoWS LatencyModel, B200 probes")
-    named_barrier_cycles: float = _figure(31.0, "bar.sync of 128 threads: QuickRunCUDA")
-    warp_sync_cycles: float = _figure(20.0, "as on an H200: fence.proxy.async 15, syncwarp 4.75")
-    hbm_efficiency: float = _figure(
+    mbarrier_wait_cycles: float = figure(30.0, "Triton AutoWS LatencyModel, B200 probes")
+    mbarrier_arrive_cycles: float = figure(20.0, "Triton AutoWS LatencyModel, B200 probes")
+    named_barrier_cycles: float = figure(31.0, "bar.sync of 128 threads: QuickRunCUDA")
+    warp_sync_cycles: float = figure(20.0, "as on an H200: fence.proxy.async 15, syncwarp 4.75")
+    hbm_efficiency: float = figure(
         0.88, "copies and TMA reads of 6.95-7.26 TB/s of 8: TileSight, SemiAnalysis"
     )
-    exp_issue_slots: float = _figure(
+    exp_issue_slots: float = figure(
         1.0, "issue slots that an exponential takes from the other pipes: not measured, its own"
     )
-    register_contention: float = _figure(
+    register_contention: float = figure(
         0.0, "tensor memory holds the accumulators: products leave the registers alone"
     )
-    fetch_stall_cycles: float = _figure(
+    fetch_stall_cycles: float = figure(
         0.0, "per instruction and further warpgroup: not told apart from vector_efficiency"
     )
-    vector_efficiency: float = _figure(
+    vector_efficiency: float = figure(
         0.65, "share of the FMA and ALU peak of real code: three-register FMAs, QuickRunCUDA"
     )
-    sync_cycles: float = _figure(
+    sync_cycles: float = figure(
         280.0, "a barrier within a role with its fences: a gpu fence is 280, QuickRunCUDA"
     )
-    hbm_latency_cycles: float = _figure(
+    hbm_latency_cycles: float = figure(
         800.0, "552 near and 920 far, unloaded: Fan et al.; what all SMs ask for queues behind it"
     )
-    cta_start_cycles: float = _figure(2000.0, "launch, barriers, TMEM allocation of a CTA")
-    semaphore_cycles: float = _figure(
+    hbm_queue_share: float = figure(
+        0.4,
+        "as on an H200: of a cold load's time at its SM's part of HBM, spent behind others",
+        (0.24, 1.07),
+    )
+    cta_start_cycles: float = figure(
+        1059.0,
+        "as on an H200: a CTA of 512 threads replaced 418, 30 barriers and maps 331, setmaxnreg "
+        "310; TMEM allocation (253) goes on beside the first loads",
+        (585.0, 1312.0),
+    )
+    semaphore_cycles: float = figure(
         2710.0, "a turn at dQ: reduction done 700, two gpu fences 2 x 280, counter in L2 2 x 725"
     )
-    launch_ns: float = _figure(2000.0, "kernel launch on the GPU's side: TileSight b200.py")
-    sustained_clock: float = _figure(1.0, "share of the GPU's clock_hz: that of the paper's peak")
-    throttle_from: float = _figure(
+    launch_ns: float = figure(2000.0, "kernel launch on the GPU's side: TileSight b200.py")
+    sustained_clock: float = figure(1.0, "share of the GPU's clock_hz: that of the paper's peak")
+    throttle_from: float = figure(
         1.0, "share of the time with the tensor core at work beyond which the clock falls: not seen"
     )
-    throttle_slope: float = _figure(
+    throttle_slope: float = figure(
         0.0, "share of the clock lost per share of the tensor core beyond that: not measured"
     )
 
@@ -134,21 +146,29 @@ class CostTable:
         """Field -> where its default comes from."""
         return {item.name: item.metadata["source"] for item in fields(cls)}
 
+    @classmethod
+    def intervals(cls) -> dict[str, Interval]:
+        """Field -> between what its default lies, where it was put together of measurements."""
+        known = ((item.name, item.metadata["interval"]) for item in fields(cls))
+        return {name: interval for name, interval in known if interval is not None}
 
-def _measured(value: float, what: str) -> Any:
-    return _figure(value, f"measured on an H200: {what}")
+
+def _measured(value: float, what: str, interval: Interval | None = None) -> Any:
+    return figure(value, f"measured on an H200: {what}", interval)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HopperCosts(CostTable):
-    """Those of H100 and H200: measured on an H200 except where a source says otherwise."""
+    """Those of an H200: measured on one except where a source says otherwise."""
 
     mma_latency_cycles: float = _measured(
         81.0, "8 wgmma and their wait, less n N / 2; Q, K in SMEM"
     )
     mma_tmem_latency_cycles: float = _measured(66.0, "the same with A in registers")
-    mma_waited_cycles: float = _measured(54.0, "16 wgmma in a row, each waited for, less N / 2")
-    mma_tmem_waited_cycles: float = _measured(45.0, "the same with A in registers")
+    mma_waited_cycles: float = _measured(
+        54.0, "16 wgmma in a row, each waited for, less N / 2", (54.0, 57.1)
+    )
+    mma_tmem_waited_cycles: float = _measured(45.0, "the same with A in registers", (45.0, 45.1))
     mma_gap_cycles: float = _measured(
         1.8,
         "chains of 32 wgmma less chains of 8, beyond N / 2 for N 64 to 128; filled by others",
@@ -175,11 +195,18 @@ class HopperCosts(CostTable):
     vector_efficiency: float = _measured(1.0, "FMNMX, F2FP, FFMA at their peaks")
     math_latency_cycles: float = _measured(4.0, "a dependent instruction")
     exp_issue_slots: float = _measured(4.5, "mixes of F FFMA, A FMNMX and an ex2 take F + A + 4.5")
-    register_contention: float = _figure(0.8, "vector instructions beside products in registers")
-    fetch_stall_cycles: float = _figure(0.5, "per instruction and further warpgroup of the SM")
-    hbm_latency_cycles: float = _figure(573.0, "490 near and 655 far: Fan et al.")
+    register_contention: float = figure(0.8, "vector instructions beside products in registers")
+    fetch_stall_cycles: float = figure(0.5, "per instruction and further warpgroup of the SM")
+    hbm_latency_cycles: float = figure(573.0, "490 near and 655 far: Fan et al.")
     hbm_efficiency: float = _measured(0.955, "a stream of 4 GiB read at 4.586 TB/s")
-    cta_start_cycles: float = _measured(567.0, "CTA replaced on an SM 400, its barriers 167")
+    hbm_queue_share: float = _measured(
+        0.4,
+        "CTAs out of step load 96 KiB: 0.24 to 1.07 with 36% to 64% of HBM's rate in use",
+        (0.24, 1.07),
+    )
+    cta_start_cycles: float = _measured(
+        855.0, "CTA replaced on an SM 417, 10 barriers 182, setmaxnreg 256", (584.0, 1004.0)
+    )
     semaphore_cycles: float = _measured(867.0, "a counter handed to another SM, 770 to 1134")
     launch_ns: float = _measured(542.0, "empty kernels of 132 CTAs in a graph")
     sustained_clock: float = _measured(0.975, "1.785 GHz of 1.83 in attention kernels (counters)")
@@ -187,13 +214,29 @@ class HopperCosts(CostTable):
     throttle_slope: float = _measured(0.157, "1.708 GHz with the tensor core busy 80% of the time")
 
 
+@dataclass(frozen=True, kw_only=True)
+class H100Costs(HopperCosts):
+    """An H100's: the chip is an H200's, so are these figures, which nobody has measured on it."""
+
+    hbm_efficiency: float = figure(
+        0.84,
+        "2.8 TB/s of 3.35 loaded, one report (mikamirai.com, 2026); HBM3e of an H200: 0.955",
+        (0.84, 0.955),
+    )
+
+    @classmethod
+    def sources(cls) -> dict[str, str]:
+        """Those of an H200 say that they were taken over."""
+        return {
+            name: source.replace("measured on an H200", "as on an H200, the same chip")
+            for name, source in super().sources().items()
+        }
+
+
 # What no measurement gives and calibration may choose: name -> (least, most, why these bounds).
 FREE_CONSTANTS: dict[str, tuple[float, float, str]] = {
     "vector_efficiency": (
         0.4, 1.0, "1 is the pipes' peak",
-    ),
-    "cta_start_cycles": (
-        500.0, 9000.0, "TMEM allocation alone is 253 cycles; upper end 5 us, a whole launch",
     ),
     "math_latency_cycles": (
         14.0, 120.0, "one MUFU result, to the FMA, MUFU, convert and store chain of a fragment",

@@ -140,7 +140,8 @@ class MachineCosts:
                             latency_cycles=table.tma_store_latency_cycles)  # fmt: skip
         latency = table.tma_load_latency_cycles
         if amount.cold:  # behind what all the others load at the same time
-            latency += table.hbm_latency_cycles + size / self.hbm_bytes_per_clk
+            queue = table.hbm_queue_share * size / self.hbm_bytes_per_clk
+            latency += table.hbm_latency_cycles + queue
         rate = min(table.tma_bytes_per_clk, self.l2_bytes_per_clk)
         occupancy = {"tma": size / rate}
         if table.fill_port_share:

@@ -100,7 +100,7 @@ def execute(
         capacity = written  # the log was too small: run again, the run is deterministic
     run = EngineRun(
         outcome=outcome,
-        end=float(state.finish.max(initial=0.0)),
+        end=float(max(state.finish.max(initial=0.0), state.last_done.max(initial=0.0))),
         events=events,
         busy=state.busy,
         stalled=state.stalled,

@@ -123,6 +123,10 @@ class PlainMachine:
         op, signal, slot, _ = self.instructions[role.pc]
         return signal if op == WAIT and self.phase_time(signal, slot) is None else -1
 
+    def released(self, role: _Role) -> float:
+        """When a role and all that it has asked for is done."""
+        return max(role.clock, *role.last_done.values(), 0.0)
+
     def step(self, role: _Role) -> None:
         """Execute one event of a role that can go on."""
         op, a, b, _ = self.instructions[role.pc]
@@ -181,7 +185,7 @@ def execute(code: EventCode, trips: np.ndarray) -> EngineRun:
         machine.step(min(ready, key=lambda role: (role.clock, role.index)))
     run = EngineRun(
         outcome=DEADLOCK if live else FINISHED,
-        end=max((role.clock for role in machine.roles if role.finished), default=0.0),
+        end=max((machine.released(role) for role in machine.roles if role.finished), default=0.0),
         events=len(machine.log),
         busy=np.array(machine.busy),
         stalled=machine.stalled,

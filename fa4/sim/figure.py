@@ -1,4 +1,7 @@
-"""A timeline as a picture: a few steady-state steps, roles above and units below."""
+"""A timeline as a picture: a few steady-state steps, roles above and units below.
+
+Everything that a warp role does has its colour, on the units, too; the strength says what it is.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any
 
 from fa4 import drawing
 from fa4.config import require
-from fa4.drawing import FORMATS, GREY, PALE
+from fa4.drawing import FORMATS, GREY, PALE, SILVER
+from fa4.role_styles import style_of
 from fa4.sim.timeline import CtaTimeline, Event, Timeline, UnitSlice
 
 STEPS = 2  # steady-state steps shown: more make the names illegible
@@ -16,16 +20,16 @@ STEPS = 2  # steady-state steps shown: more make the names illegible
 PRODUCT, EXPONENTIAL, MATH = "matrix product", "exponentials", "other arithmetic"
 TENSOR_MEMORY, SHARED_MEMORY = "tensor memory", "shared memory"
 COPY, BARRIER, WAITING = "bulk copy", "barrier, fence", "waiting"
-COLOURS = {
-    PRODUCT: drawing.BLUE,
-    EXPONENTIAL: drawing.VERMILION,
-    MATH: drawing.ORANGE,
-    TENSOR_MEMORY: drawing.GREEN,
-    SHARED_MEMORY: drawing.PINK,
-    COPY: drawing.SKY,
-    BARRIER: drawing.SILVER,
-    WAITING: PALE,
+# How strong a role's colour is in what it does; barriers and waits have the colours of no role.
+STRENGTHS = {
+    PRODUCT: 1.0,
+    EXPONENTIAL: 1.0,
+    COPY: 1.0,
+    MATH: 0.65,
+    TENSOR_MEMORY: 0.4,
+    SHARED_MEMORY: 0.4,
 }
+COLOURLESS = {BARRIER: SILVER, WAITING: PALE}
 KIND_OF_UNIT = {
     "tensor": PRODUCT,
     "mufu": EXPONENTIAL,
@@ -55,12 +59,20 @@ class Window:
 
 @dataclass(frozen=True)
 class Bar:
-    """A rectangle in a row, and the names to try for it, longest first."""
+    """A rectangle in a row: whose, what, and the names to try for it, longest first."""
 
     start: float
     end: float
+    role: str
     kind: str
     names: tuple[str, ...]
+
+    @property
+    def colour(self) -> str:
+        """The role's, mixed with white by the kind."""
+        if self.kind in COLOURLESS:
+            return COLOURLESS[self.kind]
+        return mix_with_white(style_of(self.role).light, STRENGTHS[self.kind])
 
 
 def steady_window(timeline: Timeline, steps: int = STEPS) -> Window:
@@ -119,13 +131,14 @@ def rows_of(timeline: Timeline, window: Window) -> dict[str, list[Bar]]:
 def _role_bar(event: Event) -> Bar:
     if event.kind == "wait":
         signal = event.what.removeprefix("wait ")
-        return Bar(event.start, event.end, WAITING, (signal,))
+        return Bar(event.start, event.end, event.role, WAITING, (signal,))
     kind = BARRIER if event.unit is None else KIND_OF_UNIT.get(event.unit, MATH)
-    return Bar(event.start, event.end, kind, _names(event.what))
+    return Bar(event.start, event.end, event.role, kind, _names(event.what))
 
 
 def _unit_bar(piece: UnitSlice) -> Bar:
-    return Bar(piece.start, piece.end, KIND_OF_UNIT.get(piece.unit, MATH), _names(piece.what))
+    kind = KIND_OF_UNIT.get(piece.unit, MATH)
+    return Bar(piece.start, piece.end, piece.role, kind, _names(piece.what))
 
 
 def _names(what: str) -> tuple[str, ...]:
@@ -176,31 +189,43 @@ def _draw_rows(axes: Any, rows: dict[str, list[Bar]], window: Window) -> None:
             span = (start - window.start, end - start)
             inches = span[1] * inches_per_cycle
             # An edge separates neighbours, but would hide a bar that is hardly wider than itself.
-            axes.broken_barh([span], (number - 0.39, 0.78), facecolors=COLOURS[bar.kind],
+            axes.broken_barh([span], (number - 0.39, 0.78), facecolors=bar.colour,
                              edgecolor="white", linewidth=0.5 if inches > 0.03 else 0)  # fmt: skip
             name = next((x for x in bar.names if _fits(x, inches)), None)
             if name is not None:
                 axes.text(span[0] + span[1] / 2, number, name, ha="center", va="center_baseline",
-                          fontsize=LABEL_POINTS, color=_ink(bar.kind))  # fmt: skip
+                          fontsize=LABEL_POINTS, color=ink_on(bar.colour))  # fmt: skip
 
 
 def _fits(name: str, inches: float) -> bool:
     return (0.60 * len(name) + 0.5) * LABEL_POINTS / 72 <= inches
 
 
-def _ink(kind: str) -> str:
-    return "white" if kind in (PRODUCT, EXPONENTIAL, TENSOR_MEMORY) else "black"
+def mix_with_white(colour: str, strength: float) -> str:
+    """A colour on white: at strength 1 as it is."""
+    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
+
+
+def luminance(colour: str) -> float:
+    """From 0 to 1 (WCAG's relative luminance of an sRGB colour)."""
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
+    return sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever has more contrast."""
+    return "black" if luminance(colour) > 0.179 else "white"
 
 
 def _draw_frame(axes: Any, timeline: Timeline, window: Window, rows: dict[str, list[Bar]]) -> None:
     """Axes, step lines, legend and title."""
-    from matplotlib.patches import Patch
-
     roles = len(timeline.plan.roles)
     length = window.end - window.start
     axes.set_xlim(0, length)
     axes.set_ylim(len(rows) - 0.45, -0.55)
-    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_yticks(range(len(rows)), [_label(timeline, row) for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.axhline(roles - 0.5, color=GREY, linewidth=1.0)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -208,11 +233,30 @@ def _draw_frame(axes: Any, timeline: Timeline, window: Window, rows: dict[str, l
         axes.axvline(line, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     clock = timeline.machine.clock_hz
     axes.set_xlabel(f"SM cycles ({1e9 / clock:.3f} ns each at {clock / 1e9:g} GHz)")
-    used = {bar.kind for bars in rows.values() for bar in bars}
-    handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items() if kind in used]
+    handles = list(_legend({bar.kind for bars in rows.values() for bar in bars}))
     axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.005, 1.0), frameon=False,
                 ncols=len(handles), fontsize=9, handlelength=1.2, columnspacing=1.4)  # fmt: skip
     axes.set_title(title_of(timeline, window), loc="left", fontsize=12, fontweight="bold", pad=28)
+
+
+def _label(timeline: Timeline, row: str) -> str:
+    """A role's name and letter; a unit's name."""
+    roles = {role.name for role in timeline.plan.roles}
+    return f"{row}  {style_of(row).letter}" if row in roles else row
+
+
+def _legend(kinds: set[str]) -> Iterator[Any]:
+    """What each strength of a colour means, then the colours that no role has."""
+    from matplotlib.patches import Patch
+
+    for strength in sorted(set(STRENGTHS.values()), reverse=True):
+        names = [kind for kind in STRENGTHS if STRENGTHS[kind] == strength and kind in kinds]
+        if names:
+            label = "a role's colour: " * (strength == 1.0) + ", ".join(names)
+            yield Patch(color=mix_with_white(style_of("mma").light, strength), label=label)
+    for kind, colour in COLOURLESS.items():
+        if kind in kinds:
+            yield Patch(color=colour, label=kind)
 
 
 def _step_lines(window: Window) -> Iterator[float]:

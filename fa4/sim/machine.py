@@ -14,7 +14,8 @@ from typing import Any
 
 from fa4.files import read_text
 from fa4.hardware import Gpu, Source, find_gpu
-from fa4.sim.cost_table import CostTable, HopperCosts
+from fa4.sim.cost_table import CostTable, H100Costs, HopperCosts
+from fa4.sim.power import POWER, PowerFigures
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,6 +29,7 @@ class Machine:
 
     gpu: Gpu
     costs: CostTable
+    power: PowerFigures | None = None  # None: nobody has measured what its operations take
 
     @property
     def name(self) -> str:
@@ -51,17 +53,17 @@ class Machine:
 
 # Fitted with `fa4 calibrate` to the published B200 figures (docs/simulator.md).
 BLACKWELL_COSTS = CostTable(
-    vector_efficiency=0.69,
-    math_latency_cycles=56.8,
-    cta_start_cycles=2111.0,
+    vector_efficiency=0.6538,
+    math_latency_cycles=55.7,
 )
 HOPPER_COSTS = HopperCosts()
+H100_COSTS = H100Costs()
 
 COSTS: Mapping[str, CostTable] = {
     "b200": BLACKWELL_COSTS,
     "b300": BLACKWELL_COSTS,
     "gb300": BLACKWELL_COSTS,
-    "h100": HOPPER_COSTS,
+    "h100": H100_COSTS,
     "h200": HOPPER_COSTS,
 }
 
@@ -75,7 +77,13 @@ def find_machine(name: str) -> Machine:
         return read_machine(Path(name))
     if name.lower() not in COSTS:
         raise ValueError(f"machine must be a .toml file or one of {', '.join(COSTS)}; got {name!r}")
-    return Machine(gpu=find_gpu(name), costs=COSTS[name.lower()])
+    return _known(name)
+
+
+def _known(name: str) -> Machine:
+    """One of those in the tables, in any case. ValueError lists them."""
+    gpu = find_gpu(name)
+    return Machine(gpu=gpu, costs=COSTS[gpu.name.lower()], power=POWER.get(gpu.name.lower()))
 
 
 def read_machine(path: Path) -> Machine:
@@ -97,8 +105,8 @@ def read_machine(path: Path) -> Machine:
     base = None
     if "base" in content:
         try:
-            base = Machine(gpu=find_gpu(str(content["base"])), costs=COSTS[content["base"].lower()])
-        except (ValueError, AttributeError):
+            base = _known(str(content["base"]))
+        except ValueError:
             raise ValueError(
                 f"{path}: base must be one of {', '.join(COSTS)}; got {content['base']!r}"
             ) from None
@@ -122,7 +130,7 @@ def read_machine(path: Path) -> Machine:
         gpu = _build_gpu(base.gpu if base else None, gpu_figures, sources, path)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{path}: {error}") from error
-    return Machine(gpu=gpu, costs=costs)
+    return Machine(gpu=gpu, costs=costs, power=base.power if base else None)
 
 
 def _build_gpu(

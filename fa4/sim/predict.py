@@ -30,6 +30,7 @@ from fa4.sim.limits import check_work
 from fa4.sim.lower import lower
 from fa4.sim.machine import Machine
 from fa4.sim.pace import run_at_pace
+from fa4.sim.power import Activity, Sustained, clock_share, energy_joules
 from fa4.sim.turns import run_in_turn
 from fa4.sim.worktiles import (
     Lengths,
@@ -67,6 +68,7 @@ class Prediction:
     -> signal -> share of the main kernel's time spent waiting on it. imbalance: share of the time
     that an average SM has nothing to do.
     bound_seconds: no faster than this, by the busiest unit or by HBM, which `bound_by` names.
+    sustained: the call repeated for long; None where nobody has measured what that takes.
     """
 
     problem: Problem
@@ -87,6 +89,7 @@ class Prediction:
     events: int
     work_tiles: int
     bottleneck: str = field(default="")
+    sustained: Sustained | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -406,6 +409,33 @@ def _timed(
     return KernelTime(name, seconds, hbm)
 
 
+def _sustained(machine: Machine, call: _SimulatedCall) -> Sustained | None:
+    """The call at the clock that its main kernel's power leaves it."""
+    if machine.power is None or not call.work_tiles:
+        return None
+    gpu, costs = machine.gpu, machine.costs
+    busy = dict(zip(call.runner.code.unit_names, gpu.sm_count * call.run.busy, strict=True))
+    l2_rate = gpu.l2_bytes_per_s / machine.clock_hz / gpu.sm_count
+    did = Activity(
+        tensor_cycles=float(busy.get("tensor", 0.0)),
+        exponentials=float(busy.get("mufu", 0.0)) * gpu.exp_per_clk,
+        l2_bytes=float(busy.get("tma", 0.0)) * min(costs.tma_bytes_per_clk, l2_rate),
+        hbm_bytes=call.main.hbm_seconds * costs.hbm_efficiency * gpu.hbm_bytes_per_s,
+    )
+    launch = costs.launch_ns * 1e-9
+    beyond_idle = energy_joules(did, machine.power, gpu) / (call.main.seconds - launch)
+    share = clock_share(beyond_idle, machine.power)
+    slower = max(call.run.cycles / (share * call.clock_hz), call.main.hbm_seconds) + launch
+    seconds = sum(kernel.seconds for kernel in call.kernels) - call.main.seconds + slower
+    return Sustained(
+        limit_w=machine.power.limit_w,
+        demand_w=beyond_idle + machine.power.idle_w,
+        clock_share=share,
+        seconds=seconds,
+        tflops=call.flops / seconds / 1e12,
+    )
+
+
 def _report(problem: Problem, machine: Machine, call: _SimulatedCall) -> Prediction:
     """Shares and bounds of a simulated call; of the time that HBM takes, if that is longer."""
     run, code = call.run, call.runner.code
@@ -447,6 +477,7 @@ def _report(problem: Problem, machine: Machine, call: _SimulatedCall) -> Predict
         kernels=call.kernels,
         events=run.events,
         work_tiles=call.work_tiles,
+        sustained=_sustained(machine, call),
     )
     return replace(prediction, bottleneck=explain(prediction))
 

@@ -52,12 +52,13 @@ def run_in_turn(
         # It, and those that are resident and have waited for it, one after the other.
         while tile is not None and tile < len(runs) and int(before[tile]) in adds:
             first = int(before[tile])
-            pace = runs[tile].cycles / (int(tiles.trips[tile, 0]) + 1)
+            tail = runs[tile].tail_cycles
+            pace = (runs[tile].cycles - tail) / (int(tiles.trips[tile, 0]) + 1)
             own = starts[tile] + pace * np.arange(1, int(tiles.trips[tile, 0]) + 1)
             earliest = _earliest(tiles, first, tile, adds[first] + hop_cycles)
             # adds[m] = max(own pace after adds[m - 1], earliest[m]): a running maximum of delays
             adds[tile] = own + np.maximum.accumulate(np.maximum(earliest - own, 0.0))
-            heapq.heappush(free, float(adds[tile][-1] + pace))
+            heapq.heappush(free, float(adds[tile][-1] + pace + tail))
             tile = after.get(tile)
     return summarize(runner, np.array(free), runs, machines)
 

@@ -13,6 +13,7 @@ from typing import Any
 from hardware import RESULTS
 
 FILE = RESULTS / "hopper_units.json"
+STARTS_FILE = RESULTS / "hopper_starts.json"  # lives of CTAs, energy
 SCHEMA = 1
 
 

@@ -29,7 +29,9 @@ from hardware.hopper_units.products import header
 
 FOLDER = Path(__file__).parent
 PROGRAMS = ("barriers", "pipes", "softmax", "wgmma", "memory", "launch", "copies")
+ALONE = ("starts",)  # measured in a run of its own, with "energy": results/hopper_starts.json
 POWER = "power"  # the last: it heats the GPU
+LOADS = {"power": (), "energy": ("energy",)}  # arguments of that program, by what is measured
 OPTIONS = ("-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a")
 SECONDS = 25  # of a program, at most: one that hangs is ended
 STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
@@ -117,7 +119,8 @@ def main() -> None:
     """Build, run, write; exit status 1 if a program failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", choices=[*PROGRAMS, POWER], default=[*PROGRAMS, POWER])
+    parser.add_argument("--only", nargs="+", choices=[*PROGRAMS, *ALONE, *LOADS],
+                        default=[*PROGRAMS, POWER])  # fmt: skip
     parser.add_argument("--built", type=Path, help="a folder with the programs, instead of nvcc")
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--commit", default=os.environ.get("COMMIT", ""), help="of the sources")
@@ -127,8 +130,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.built or Path(temporary)
         if not given.built:
-            build(folder, given.nvcc, tuple(given.only))
-        for program in filter(POWER.__ne__, given.only):
+            names = (POWER if name in LOADS else name for name in given.only)
+            build(folder, given.nvcc, tuple(dict.fromkeys(names)))
+        for program in (name for name in given.only if name not in LOADS):
             found, state = run(folder, program)
             figures += found
             states.append(state)
@@ -142,12 +146,12 @@ def main() -> None:
                 flush=True,
             )
         loads = []
-        if POWER in given.only:
-            try:
-                loads = power.measure(folder / POWER)
-            except subprocess.CalledProcessError as error:
-                states.append({"program": POWER, "failed": error.stderr.strip()})
-                print(POWER, error.stderr)
+        try:
+            for kind in (name for name in LOADS if name in given.only):
+                loads += power.measure(folder / POWER, *LOADS[kind])
+        except subprocess.CalledProcessError as error:
+            states.append({"program": POWER, "failed": error.stderr.strip()})
+            print(POWER, error.stderr)
     report = {
         "schema_version": 1,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

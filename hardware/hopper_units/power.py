@@ -15,6 +15,7 @@ from typing import Any
 
 EVERY_SECONDS = 0.02
 FIELDS = ("power_w", "average_w", "clock_mhz", "energy_j", "reasons")
+RATES = ("exponentials_per_ns", "bytes_per_ns")  # of the whole GPU; older runs did not count them
 INSTANT_POWER = 186  # NVML_FI_DEV_POWER_INSTANT
 BURST_MS = (1.0, 20.0)
 SECONDS = 40  # of the program, at most
@@ -67,12 +68,18 @@ def summary(found: dict[str, Any]) -> dict[str, float]:
     """What a load comes to: clock from 1 to 20 ms, and clock, rate and power in its second half."""
     end = 1e3 * found["seconds"]
     half, clocks = end / 2, (found["ms"], found["mhz"])
+    rates = {
+        f"steady_{name}": median_within(found["ms"], found[name], half, end)
+        for name in RATES
+        if name in found
+    }
     return {
         "burst_mhz": median_within(*clocks, *BURST_MS),
         "burst_tflops": median_within(found["ms"], found["tflops"], *BURST_MS),
         "steady_mhz": median_within(*clocks, half, end),
         "steady_tflops": median_within(found["ms"], found["tflops"], half, end),
         "steady_w": median_within(found["polled_ms"], found["power_w"], half, end),
+        **rates,
     }
 
 
@@ -86,10 +93,9 @@ def under_load(found: dict[str, Any], samples: list[Any]) -> dict[str, Any]:
     return {**found, **summary(found)}
 
 
-def measure(program: Path) -> list[dict[str, Any]]:
+def measure(program: Path, *arguments: str) -> list[dict[str, Any]]:
     """Run the program; its loads in order. CalledProcessError if it fails."""
+    command = [str(program), *arguments]
     with Poller() as poller:
-        done = subprocess.run(
-            [str(program)], check=True, capture_output=True, text=True, timeout=SECONDS
-        )
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
     return [under_load(json.loads(line), poller.samples) for line in done.stdout.splitlines()]

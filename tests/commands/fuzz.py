@@ -18,8 +18,9 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,8 @@ class Worker:
         make_places(place)
         before = snapshot(place)
         answer = self.run(arguments, place)
-        wrong = judge(answer) + self.left_behind(place, before, answer)
+        tables = tables_of(arguments)
+        wrong = judge(answer) + self.left_behind(place, before, answer, tables)
         shutil.rmtree(place)
         return [f"fa4 {shlex.join(arguments)[:600]}: {problem}" for problem in wrong]
 
@@ -237,9 +239,13 @@ class Worker:
         return dict(json.loads(line))
 
     def left_behind(
-        self, place: Path, before: Mapping[str, Any], answer: Mapping[str, Any]
+        self,
+        place: Path,
+        before: Mapping[str, Any],
+        answer: Mapping[str, Any],
+        tables: Collection[str] = (),
     ) -> list[str]:
-        """Files that are not whole, or that a refused command left."""
+        """Files that are not whole, or that a refused command left. tables: CSV by another name."""
         wrong = []
         if snapshot(self.files) != self.known:
             wrong.append("it changed a file that it was to read")
@@ -254,11 +260,19 @@ class Worker:
             if before.get(name) == what or (place / name).is_dir():
                 continue
             path, refused = place / name, answer.get("code") == 2
-            if path.suffix == ".csv" and path.is_file() and path.read_bytes().endswith(b"\n"):
+            table = path.suffix == ".csv" or name in tables
+            if table and path.is_file() and path.read_bytes().endswith(b"\n"):
                 continue  # a sweep that can be continued
             if refused or path.name.endswith(PARTIAL) or not is_whole(path):
                 wrong.append(f"it left {name[-60:]!r}, code {answer.get('code')}")
         return wrong
+
+
+def tables_of(arguments: Sequence[str]) -> set[str]:
+    """Files into which a command line has a table written, whatever they are called."""
+    after = {following for option, following in pairwise(arguments) if option == "--csv"}
+    joined = {one.removeprefix("--csv=") for one in arguments if one.startswith("--csv=")}
+    return {os.path.normpath(name) for name in after | joined}
 
 
 def judge(answer: Mapping[str, Any]) -> list[str]:

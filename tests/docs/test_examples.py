@@ -57,7 +57,8 @@ def test_only_python_blocks_run(tmp_path: Path) -> None:
 
 def test_what_does_not_run_is_marked() -> None:
     """Every block of a page says what it is; code that is Python and not run is ```py."""
-    kinds = {"bash", "console", "cuda", "mermaid", "output", "py", "python", "text", "toml"}
+    marked = ["bash", "console", "cuda", "mermaid", "output", "sql", "text", "toml"]
+    kinds = {"py", "python", *marked}
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
         fences = [line for line in lines if line.startswith("```")]

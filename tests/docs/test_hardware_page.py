@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -37,3 +38,35 @@ def test_the_files_it_names_exist() -> None:
     root = Path(FOLDER.parent)
     assert len(named) > 10
     assert [name for name in sorted(named) if not (root / name).exists()] == []
+
+
+def numbers_of(page: str) -> dict[str, list[str]]:
+    """Numbers that the rows of the Hopper kernel's suites say, by the suite's result file."""
+    rows = {name: row for row in page.splitlines()
+            for name in re.findall(r"`results/(\w+)\.json` \|$", row)}  # fmt: skip
+    patterns = {
+        "hopper_launches": r"([\d,]+) random calls .* by (\d+) kernels",
+        "hopper_sweep": r"(\d+) calls, each",
+        "warpgroup_bits": r"(\d+) calls .* launched (\d+) times.* in ([\d.]+)% of O's elements "
+        r"and (\d+)% of LSE's",
+    }
+    found = {name: re.search(pattern, rows[name]) for name, pattern in patterns.items()}
+    return {name: list(match.groups()) if match else [] for name, match in found.items()}
+
+
+def test_numbers_are_those_on_record() -> None:
+    """Calls, kernels, launches, points of the sweep and equal shares; another one would be seen."""
+    launches, sweep, bits = (
+        json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+        for name in ("hopper_launches", "hopper_sweep", "warpgroup_bits")
+    )
+    share = bits["equal_share"]
+    recorded = {
+        "hopper_launches": [f"{launches['launches']:,}", str(launches["kernels"])],
+        "hopper_sweep": [str(sweep["points"])],
+        "warpgroup_bits": [str(len(bits["calls"])), str(bits["launches"]),
+                           f"{100 * share['compiled o']:.1f}",
+                           f"{100 * share['compiled lse']:.0f}"],
+    }  # fmt: skip
+    assert numbers_of(PAGE) == recorded
+    assert numbers_of(PAGE.replace(f"{sweep['points']} calls", "1 calls")) != recorded

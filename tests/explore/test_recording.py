@@ -29,9 +29,9 @@ from fa4.explore.recording import (
     count_shapes,
     record_grid,
 )
-from fa4.explore.roles import ROLES
 from fa4.explore.steps import LEAD_TICKS, place_events
 from fa4.explore.verdicts import read_verdicts
+from fa4.role_styles import ROLES
 from fa4.sim.options import build
 from fa4.sim.predict import build_plan
 from fa4.sim.timeline import record

@@ -28,14 +28,16 @@ def kernel(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def plan_of(kernel: dict[str, Any]) -> PipelinePlan:
-    settings = {"pass": kernel["pass"], "cta_group": str(kernel["cta_group"]),
+    settings = {"machine": kernel["machine"], "pass": kernel["pass"],
                 "causal": "yes" if kernel["causal"] else "no"}  # fmt: skip
+    own = ("cta_group",) if kernel["machine"] == "b200" else ("tile_m", "tile_n", "ping_pong")
+    settings |= {name: str(kernel[name]) for name in own}
     request = build(settings)
     return build_plan(request.pipeline, request.machine.gpu)
 
 
 def campaigns() -> Iterator[dict[str, Any]]:
-    for name in ("forward_faults.json", "backward_faults.json"):
+    for name in ("forward_faults.json", "backward_faults.json", "warpgroup_faults.json"):
         yield from json.loads((RESULTS / name).read_text())["kernels"]
 
 
@@ -48,7 +50,7 @@ def test_verdicts_are_those_of_the_campaigns(kernel: dict[str, Any]) -> None:
         for how, count in row.items()
     })  # fmt: skip
     assert Counter((row["kind"], row["verdict"]) for row in kernel["removals"]) == expected
-    assert expected.total() > 90
+    assert expected.total() > 50
 
 
 def test_steps_are_the_plans(kernel: dict[str, Any]) -> None:
@@ -61,12 +63,13 @@ def test_steps_are_the_plans(kernel: dict[str, Any]) -> None:
     assert {role for role, _, _ in recorded} == roles
     assert {verb for _, verb, _ in recorded} == {"wait", "arrive", "fence"}
     others = {what for _, verb, what in recorded if verb != "fence"} - known
-    assert others <= {"all warps", "barrier 1"}
+    assert others <= {"all warps", "its own warps"}
     missing = {
         (role.name, "wait" if isinstance(step, Wait) else "arrive", step.signal)
         for role in plan.roles
         for step in walk(role.steps)
-        if isinstance(step, (Wait, Arrive)) and plan.signal(step.signal).kind != "group"
+        if isinstance(step, (Wait, Arrive))
+        and plan.signal(step.signal).kind in ("mbarrier", "named")
     } - recorded
     # What a copy or a store completes is no instruction of its own.
     assert all(verb == "arrive" for _, verb, _ in missing), missing

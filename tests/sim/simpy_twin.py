@@ -31,11 +31,13 @@ class Model:
     units: dict[str, simpy.Resource] = field(default_factory=dict)
     phases: dict[tuple[str, int], simpy.Event] = field(default_factory=dict)
     missing: dict[tuple[str, int], int] = field(default_factory=dict)
+    asked: list[simpy.Event] = field(default_factory=list)  # asynchronous work
 
     def run(self, tiles: Sequence[Mapping[str, int]]) -> float:
-        """Cycles until every role is done."""
+        """Cycles until every role is done, and what they have asked for."""
         roles = [self.env.process(self.role(role, tiles)) for role in self.plan.roles]
         self.env.run(self.env.all_of(roles))
+        self.env.run(self.env.all_of(self.asked))
         return float(self.env.now)
 
     def role(self, role: Role, tiles: Sequence[Mapping[str, int]]) -> Process:
@@ -97,6 +99,7 @@ class Model:
             return
         own = next(iter(cost.occupancy_cycles), "")
         pending.setdefault(own, []).append(done)
+        self.asked.append(done)
         yield self.env.timeout(cost.issue_cycles)
 
     def occupy(self, unit: str, cycles: float) -> Process:

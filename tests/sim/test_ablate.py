@@ -46,7 +46,7 @@ def test_big_ideas_are_gains() -> None:
     found = outcomes(ablate({"rescale_rate": REAL_RESCALE_RATE}))
     for name in ("two Q tiles", "ping-pong", "P in tensor memory", "conditional rescaling",
                  "correction warpgroup"):  # fmt: skip
-        assert found[name].speedup > 1.03, name
+        assert found[name].speedup > 1.02, name
 
 
 def test_ideas_not_in_use_say_so() -> None:

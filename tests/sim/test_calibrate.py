@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,17 @@ import numpy as np
 import pytest
 
 from fa4.config import Problem
-from fa4.figures.measured import B200_FILE, HOPPER_FILE
-from fa4.sim.calibrate import Calibration, _minimise, _Model, bootstrap, calibrate, objective
-from fa4.sim.cost_table import FREE_CONSTANTS
+from fa4.figures.measured import B200_FILE, H100_FILE, HOPPER_FILE
+from fa4.sim.calibrate import (
+    Calibration,
+    _minimise,
+    _Model,
+    bootstrap,
+    calibrate,
+    objective,
+    quick_fit,
+)
+from fa4.sim.cost_table import FREE_CONSTANTS, free_constants
 from fa4.sim.machine import BLACKWELL_COSTS, Machine, find_machine
 from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_rows
 from fa4.sim.options import build
@@ -19,7 +28,8 @@ from fa4.sim.predict import predict
 from fa4.sim.validation import MEASURED, Comparison, Point, compare, known_accuracy
 
 DATA = Path(__file__).parent / "data"
-FILES = {"b200": B200_FILE, "h200": DATA / "h200_tile_sweep.csv"}
+VALIDATION = Path(__file__).parents[2] / "benchmarks" / "results" / "validation.json"
+FILES = {"h100": H100_FILE, "b200": B200_FILE, "h200": DATA / "h200_tile_sweep.csv"}
 
 
 @pytest.mark.parametrize(("name", "direction"), sorted(MEASURED))
@@ -28,7 +38,8 @@ def test_stored_accuracy_is_what_validation_finds(name: str, direction: str) -> 
     machine = find_machine(name)
     own, _, direction_alone = direction.rpartition(" ")
     file = HOPPER_FILE if own else FILES[name]
-    rows, skipped = select_rows(read_measurements(file), machine)
+    software = "FA3" if name == "h100" else None
+    rows, skipped = select_rows(read_measurements(file), machine, software)
     found = compare([row for row in rows if row.direction == direction_alone], machine)
     stored = MEASURED[name, direction]
     assert not skipped
@@ -41,7 +52,8 @@ def test_stored_accuracy_is_what_validation_finds(name: str, direction: str) -> 
     assert found.mape == pytest.approx(stored.mape, abs=0.001)
     assert abs(found.worst.error) == pytest.approx(stored.worst, abs=0.002)
     assert found.ratio_error == pytest.approx(stored.ratio, abs=0.001)
-    assert found.mape <= 0.05 and found.rank_correlation >= 0.97
+    mape, rank = (0.08, 0.95) if software else (0.05, 0.97)  # bursts against a mixture of both
+    assert found.mape <= mape and found.rank_correlation >= rank
 
 
 def test_two_points_have_an_order() -> None:
@@ -62,6 +74,22 @@ def test_published_throughput_is_met() -> None:
     assert len(found.points) == 15
     assert found.mape <= 0.02
     assert abs(found.worst.error) <= 0.05
+
+
+def test_flash_attention_3_on_an_h100_is_met() -> None:
+    """Published figures that nothing was fitted to: calls below 4k as bursts within 9 %, those from
+    8k on without a pause within 5 %; as bursts those are 9 % off or more."""
+    machine = find_machine("h100")
+    rows, skipped = select_rows(read_measurements(H100_FILE), machine, "FA3")
+    assert len(rows) == 18 and not skipped
+    for row in rows:
+        found = predict(row.problem, pipeline_for(row, machine), machine)
+        assert found.sustained is not None
+        burst, sustained = (x / row.tflops - 1 for x in (found.tflops, found.sustained.tflops))
+        if row.problem.seqlen_k < 4096:
+            assert abs(burst) < 0.09
+        elif row.problem.seqlen_k > 4096:
+            assert abs(sustained) < 0.05 and burst > 0.09
 
 
 def test_accuracy_says_what_was_not_measured() -> None:
@@ -86,6 +114,9 @@ def test_accuracy_says_what_was_not_measured() -> None:
         assert not accuracy["applies"] and reason in str(accuracy["text"])
     for settings in ({"machine": "b300"}, {"machine": "gb300"}, {"machine": "h100"}):
         assert not known_accuracy(build(settings))["measured"]
+    assert "no forward of this package was" in str(known_accuracy(build({"machine": "h100"})))
+    published = {"machine": "h100", "design": "flash_attn.cute", "dtype": "fp16"}
+    assert known_accuracy(build({**published, "seqlen": "8k"}))["applies"]
     tile = {"machine": "h200", "seqlen": "4k", "tile_m": 64, "p_source": "smem", "overlap": "no"}
     assert known_accuracy(build(tile))["applies"]
     assert known_accuracy(build({**tile, "design": "flash_attn.cute"}))["applies"]
@@ -117,8 +148,8 @@ def synthetic(machine: Machine) -> tuple[Row, ...]:
 
 
 PLANTED = {
-    "vector_efficiency": 0.75,
-    "cta_start_cycles": 4000.0,
+    "vector_efficiency": 0.55,
+    "math_latency_cycles": 100.0,
 }
 
 
@@ -156,10 +187,10 @@ def test_only_the_named_constants_change(recovered: Calibration) -> None:
 def test_bounds_hold_and_are_reported() -> None:
     """Measurements beyond what a constant may reach end at its bound."""
     machine = find_machine("b200")
-    rows = synthetic(replace(machine, costs=replace(machine.costs, cta_start_cycles=30000.0)))
-    result = calibrate(rows[:3], machine, ["cta_start_cycles"], evaluations=60)
+    rows = synthetic(replace(machine, costs=replace(machine.costs, math_latency_cycles=600.0)))
+    result = calibrate(rows[:3], machine, ["math_latency_cycles"], evaluations=60)
     (constant,) = result.constants
-    assert constant.value == pytest.approx(FREE_CONSTANTS["cta_start_cycles"][1])
+    assert constant.value == pytest.approx(FREE_CONSTANTS["math_latency_cycles"][1])
     assert (constant.at_bound, constant.mape_above) == ("most", None)
 
 
@@ -167,10 +198,10 @@ def test_a_point_left_out_does_not_shape_its_own_prediction() -> None:
     """Two points that contradict each other: the fit compromises, left out each is missed more."""
     machine = find_machine("b200")
     slow, fast = (
-        synthetic(replace(machine, costs=replace(machine.costs, cta_start_cycles=cta_start_cycles)))
-        for cta_start_cycles in (5000.0, 1000.0)
+        synthetic(replace(machine, costs=replace(machine.costs, math_latency_cycles=cycles)))
+        for cycles in (110.0, 20.0)
     )
-    result = calibrate([slow[1], fast[4]], machine, ["cta_start_cycles"], evaluations=60)
+    result = calibrate([slow[1], fast[4]], machine, ["math_latency_cycles"], evaluations=60)
     missed = [abs(point.error) for point in result.left_out.points]
     fitted = [abs(point.error) for point in result.after.points]
     assert sum(missed) > 1.2 * sum(fitted)
@@ -179,10 +210,10 @@ def test_a_point_left_out_does_not_shape_its_own_prediction() -> None:
 def test_the_same_seed_repeats_a_fit() -> None:
     """And progress is told."""
     machine = find_machine("b200")
-    rows = synthetic(replace(machine, costs=replace(machine.costs, cta_start_cycles=6000.0)))[:3]
+    rows = synthetic(replace(machine, costs=replace(machine.costs, math_latency_cycles=100.0)))[:3]
     told: list[tuple[int, int, str]] = []
     first, second = (
-        calibrate(rows, machine, ["cta_start_cycles"], seed=5, evaluations=30,
+        calibrate(rows, machine, ["math_latency_cycles"], seed=5, evaluations=30,
                   progress=lambda *state: told.append(state))
         for _ in range(2)
     )  # fmt: skip
@@ -198,7 +229,7 @@ def test_bad_requests() -> None:
         calibrate(rows, machine, ["hbm_efficiency"])
     with pytest.raises(ValueError, match="name a constant"):
         calibrate(rows, machine, [])
-    with pytest.raises(ValueError, match="3 constants need at least 4 measurements; got 2"):
+    with pytest.raises(ValueError, match="2 constants need at least 3 measurements; got 2"):
         calibrate(rows[:2], machine)
 
 
@@ -235,7 +266,7 @@ def test_slopes_are_taken_inside_the_bounds(at: float) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_Model, "times", times)
-        model = _Model((), find_machine("b200"), ("cta_start_cycles", "math_latency_cycles"))
+        model = _Model((), find_machine("b200"), ("vector_efficiency", "math_latency_cycles"))
         slopes = model.slopes(np.array([at, at]), 0.1)
     assert slopes == pytest.approx(np.array([[2.0, -3.0], [0.0, 0.0]]))
     assert len(tried) == 3 and all((point >= 0).all() and (point <= 1).all() for point in tried)
@@ -257,3 +288,30 @@ def test_objective() -> None:
     """Mean plus 0.3 times the largest absolute relative error, row by row of a batch."""
     times = np.array([[1.0, 0.5], [1.0, 1.0]])  # half the time is twice the throughput
     assert objective(times) == pytest.approx([0.5 + 0.3 * 1.0, 0.0])
+
+
+def test_what_is_left_out_is_met() -> None:
+    """The causal points of B200 by a fit to the others: those do not tell what a CTA's start and
+    end take, which is measured. With CTAs that start and end at once they are far off."""
+    machine = find_machine("b200")
+    rows, _ = select_rows(read_measurements(B200_FILE), machine)
+    rest, out = ([r for r in rows if r.problem.causal is x] for x in (False, True))
+
+    def missed(machine: Machine) -> float:
+        names = free_constants(machine.costs)
+        costs, _ = quick_fit(rest, machine, names, start=machine.costs)
+        return compare(out, replace(machine, costs=costs)).mape
+
+    at_once = replace(machine.costs, cta_start_cycles=0.0, tma_store_bytes_per_clk=1e6)
+    assert missed(machine) <= 0.025
+    assert missed(replace(machine, costs=at_once)) > 2 * missed(machine)
+
+
+def test_recorded_groups_are_within_their_limits() -> None:
+    """benchmark_validation: each kind left out at most 4 % off, and less than the formula."""
+    groups = json.loads(VALIDATION.read_text("utf-8"))["b200"]
+    for group in groups["left out"].values():
+        assert group["mape_percent"] <= 4.0
+        assert group["mape_percent"] < group["formula_mape_percent"]
+    for moved in groups["other starts"].values():
+        assert max(moved.values()) <= 4.0

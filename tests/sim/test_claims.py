@@ -66,4 +66,4 @@ def test_each_idea_is_a_gain(idea: str) -> None:
     found = next(
         x for x in ablate({"seqlen": "32k", "rescale_rate": 0.08}).outcomes if x.idea.name == idea
     )
-    assert found.speedup is not None and found.speedup > 1.03
+    assert found.speedup is not None and found.speedup > 1.02

@@ -14,6 +14,7 @@ from fa4.figures import measured
 from fa4.hardware import GPUS
 from fa4.sim.fields import FIELDS
 from fa4.sim.options import build
+from hardware.warpgroup_forward.repeated import sustained_calls
 
 COMMANDS = ("predict", "machines", "validate", "calibrate")
 DATA = Path(__file__).parent / "data"
@@ -229,7 +230,10 @@ def test_machines(capsys: pytest.CaptureFixture[str]) -> None:
     one = run_json(capsys, "machines", "b200")
     assert one["figures"]["sm_count"]["value"] == 148
     assert all(row["source"] for table in ("figures", "costs") for row in one[table].values())
-    assert one["costs"]["cta_start_cycles"]["fitted"] is True
+    assert one["costs"]["vector_efficiency"]["fitted"] is True
+    start = one["costs"]["cta_start_cycles"]
+    assert start["least"] < start["value"] < start["most"] and not start["fitted"]
+    assert "585.0 to 1312.0" in " ".join(run(capsys, "machines", "b200")[1].split())
     assert run(capsys, "machines")[0] == run(capsys, "machines", "h200")[0] == 0
 
 
@@ -277,13 +281,33 @@ def test_calibrate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, few = tmp_path / "my.toml", tmp_path / "few.csv"
     lines = Path(B200_FILE).read_text().splitlines()
     few.write_text("\n".join([lines[0], *(line for line in lines if ",1024,32," in line)]))
-    constants = "vector_efficiency, cta_start_cycles"
+    constants = "vector_efficiency, math_latency_cycles"
     arguments = ("calibrate", "--measurements", str(few), "--constants", constants)
     report = run_json(capsys, *arguments, "--output", str(output))
-    assert [row["name"] for row in report["constants"]] == ["vector_efficiency", "cta_start_cycles"]
+    assert [row["name"] for row in report["constants"]] == [
+        "vector_efficiency",
+        "math_latency_cycles",
+    ]
     assert all(row["least"] <= row["value"] <= row["most"] for row in report["constants"])
     assert len(report["left_out"]["points"]) == 3
     again = run_json(capsys, "validate", "--measurements", str(few), "--machine", str(output))
     assert again["mape"] == pytest.approx(report["after"]["mape"])
     code, out, err = run(capsys, *arguments)
     assert (code, err) == (0, "") and "left out" in out
+
+
+def test_measurements_without_a_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`fa4 validate --sustained`; refused in one line where nothing is known."""
+    call = next(sustained_calls())
+    header = "gpu,software,pass,head_dim,causal,seqlen,batch,heads,dtype,tflops,tile_m,tile_n\n"
+    path = tmp_path / "mine.csv"
+    measured = f"fwd,128,0,4096,4,16,bf16,{call.sustained}"
+    path.write_text(f"{header}H200,fa4 sm_90a,{measured},192,80\n")
+    burst, sustained = (
+        run_json(capsys, "validate", "--measurements", str(path), *options)["mape"]
+        for options in ((), ("--sustained",))
+    )
+    assert burst > 0.1 and sustained < 0.06
+    path.write_text(f"{header}B200,FA4,{measured},,\n")
+    code, out, err = run(capsys, "validate", "--measurements", str(path), "--sustained")
+    assert (code, out) == (2, "") and err.count("\n") == 1 and "power of B200" in err

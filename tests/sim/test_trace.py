@@ -12,13 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 import typer.testing
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fa4.commands.trace import trace
+from fa4.role_styles import ROLES
 from fa4.sim import engine
 from fa4.sim.figure import (
-    COLOURS,
+    COLOURLESS,
+    STRENGTHS,
     WAITING,
     draw_timeline,
+    ink_on,
+    luminance,
+    mix_with_white,
     rows_of,
     steady_window,
     title_of,
@@ -245,8 +252,37 @@ def test_rows_hold_roles_then_used_units(timeline: Timeline) -> None:
     assert list(rows)[len(roles)] == "tensor unit"
     assert all(bars for name, bars in rows.items() if name.endswith(" unit") and "tma" not in name)
     assert "tma unit" in rows
-    assert {bar.kind for bars in rows.values() for bar in bars} <= set(COLOURS)
+    assert {bar.kind for bars in rows.values() for bar in bars} <= {*COLOURLESS, *STRENGTHS}
     assert any(bar.kind == WAITING for bar in rows[roles[0]])
+
+
+def test_bars_have_the_colour_of_their_role(timeline: Timeline) -> None:
+    """Also on the units; weaker or as strong as the role's own; a wait has that of no role."""
+    rows = rows_of(timeline, steady_window(timeline))
+    roles = {role.name for role in timeline.plan.roles}
+    assert roles <= set(ROLES)
+    for name, bars in rows.items():
+        for bar in bars:
+            assert bar.role == name if name in roles else bar.role in roles
+            own, (most, *_) = ROLES[bar.role].light, sorted(STRENGTHS.values(), reverse=True)
+            if bar.kind in COLOURLESS:
+                assert bar.colour == COLOURLESS[bar.kind]
+            else:
+                assert (bar.colour == own) == (STRENGTHS[bar.kind] == most == 1)
+
+
+@given(st.sampled_from([style.light for style in ROLES.values()]), st.floats(0, 1))
+def test_names_can_be_read_on_every_colour(colour: str, strength: float) -> None:
+    """A contrast of at least 4.5 (WCAG 2.2, 1.4.3)."""
+    assert (
+        contrast(mix_with_white(colour, strength), ink_on(mix_with_white(colour, strength))) >= 4.5
+    )
+
+
+def contrast(colour: str, ink: str) -> float:
+    """WCAG's ratio of a colour and black or white."""
+    lights = [luminance(colour) + 0.05, luminance({"black": "#000000"}.get(ink, "#ffffff")) + 0.05]
+    return max(lights) / min(lights)
 
 
 def test_a_deep_ring_is_still_being_filled_in_the_window() -> None:

@@ -223,7 +223,7 @@ class Recorder:
                 len(self.code.signal_names),
             ),
         )
-        return Execution(float(trips[:, 0].sum()), np.zeros(units), np.zeros(shape), 1)
+        return Execution(float(trips[:, 0].sum()), 0.0, np.zeros(units), np.zeros(shape), 1)
 
 
 def make_code(pipeline: ForwardPipeline | BackwardPipeline, machine: Machine) -> EventCode:
@@ -251,6 +251,24 @@ def test_persistent_machines_stride_through_the_tiles(cycles: list[int], slots: 
     assert sorted(i for part in runner.ran for i in part) == list(range(len(cycles)))
     assert result.cycles == 5 + max(sum(cycles[i::slots]) for i in range(slots))
     assert 0.0 <= result.imbalance < 1.0
+
+
+def test_a_cta_stays_until_its_stores_are_read() -> None:
+    """After each tile where a CTA is launched for it, after the last one where it steals more."""
+    runner = TileRunner(make_code(ForwardPipeline(), find_machine("b200")))
+    tiles = tiles_of([2, 2, 2])
+    trips = np.array([2, 0, 2])
+    alone = runner.run(trips[None])
+    assert alone.tail_cycles > 1000  # 32 KiB at 19.7 bytes a cycle
+    same = WorkTiles(
+        trips=np.tile(trips, (3, 1)), batch=tiles.batch, head=tiles.head, block=tiles.block,
+        first=tiles.first,
+    )  # fmt: skip
+    launched, stolen = (
+        run_one_by_one(runner, same, 1, 10.0, starts_once=once).cycles for once in (False, True)
+    )
+    assert launched == pytest.approx(3 * (10.0 + alone.cycles))
+    assert stolen == pytest.approx(launched - 2 * (10.0 + alone.tail_cycles))
 
 
 @FEW

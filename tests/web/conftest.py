@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from fa4.explore.recording import record_grid
 from fa4.explore.verdicts import read_verdicts
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-AXE = Path(sys.prefix) / "web" / "node_modules" / "axe-core" / "axe.min.js"
 PICTURES = Path(__file__).parents[2] / "out" / "web"  # screenshots, to be looked at
 WIDE, NARROW = 1440, 390
 MILLISECONDS = 30_000
@@ -154,8 +153,5 @@ def what_is_wrong(tab: Tab, file: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """The accessibility checker, as a script."""
-    path = Path(os.environ.get("FA4_AXE", AXE))
-    if not path.exists():
-        pytest.fail(f"axe-core is not at {path}; make test-web installs it")
-    return path.read_text()
+    """The accessibility checker, axe-core, as a script."""
+    return files("axe_playwright_python").joinpath("axe.min.js").read_text()

@@ -130,15 +130,22 @@ def test_numbers_are_those_of_the_command(
     assert "Not a directory" in capsys.readouterr().err  # it takes the same options
 
 
-@pytest.mark.parametrize("fragment", ["", "pass=bwd", "pass=bwd&cta_group=1"])
+@pytest.mark.parametrize(
+    ("fragment", "name"),
+    [
+        ("", "dense causal d128"),
+        ("pass=bwd", "backward, d128 pair"),
+        ("pass=bwd&cta_group=1", "backward, dense d128"),
+        ("machine=h200", "Hopper, three warpgroups"),
+        ("machine=h200&warpgroups=2-turns", "Hopper, two in turns"),
+    ],
+)
 def test_removing_a_barrier_shows_its_verdict(
-    fragment: str, opened: Open, explorer: Explorer
+    fragment: str, name: str, opened: Open, explorer: Explorer
 ) -> None:
     """Every switch of every role, against the recorded file."""
     tab = opened(fragment)
-    direction, group = "fwd" if not fragment else "bwd", 1 if "group" in fragment else 2
-    kernels = [one for one in explorer.head["verdicts"]["kernels"] if one["pass"] == direction]
-    kernel = next((one for one in kernels if one["cta_group"] == group), kernels[0])
+    kernel = next(x for x in explorer.head["verdicts"]["kernels"] if x["kernel"] == name)
     recorded: dict[str, list[list[Any]]] = {}
     for row in kernel["removals"]:
         for step in row["steps"]:
@@ -164,6 +171,8 @@ def test_a_race_and_a_deadlock_in_words(opened: Open) -> None:
     assert "race" in race and "tcgen05.st" in race and "nothing orders the write" in race
     dead = opened("off=load/arrive/kv_full").text("#verdict")
     assert "deadlock" in dead and re.search(r"mma waits for kv_full phase \d+ of", dead)
+    turns = opened("machine=h200&warpgroups=2-turns&off=consumer1/arrive/turn0").text("#verdict")
+    assert "deadlock" in turns and "consumer0 waits for turn0" in turns
     same = opened("off=load/wait/kv_empty").text("#verdict")
     assert "the same program" in same
 

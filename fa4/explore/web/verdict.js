@@ -8,12 +8,15 @@ import { change, theState } from "./state.js";
 const MARKS = { race: "⇄", deadlock: "∞", equivalent: "=", survived: "~" };
 const indexes = new Map();
 
-// The kernel whose verdicts fit a plan: of this package, the same pass, as many CTAs if there is one.
+// The kernel whose verdicts fit a plan: of this package, the same pass, for the same machines; if there
+// is one with as many CTAs and as many warpgroups, that one.
 function kernelOf(plan) {
   const direction = plan.name.startsWith("backward") ? "bwd" : "fwd";
-  const ours = plan.roles.some((role) => role.name === "mma") && !plan.name.includes("flash_attn.cute");
-  const fitting = ours ? theHead().verdicts.kernels.filter((one) => one.pass === direction) : [];
-  return fitting.find((one) => one.cta_group === plan.cta_group) || fitting[0];
+  const roles = new Set(plan.roles.map((role) => role.name));
+  const fitting = theHead().verdicts.kernels.filter((one) => one.pass === direction && roles.has(one.issues));
+  const known = plan.name.includes("flash_attn.cute") ? [] : fitting;
+  const alike = known.filter((one) => one.cta_group === plan.cta_group);
+  return alike.find((one) => one.roles === roles.size) || alike[0] || known[0];
 }
 
 function indexOf(kernel) {
@@ -70,7 +73,7 @@ export function drawVerdict(plan) {
       el(
         "p",
         { class: "quiet" },
-        "Nothing is recorded for this design: verdicts are of this package's own kernels for Blackwell.",
+        "Nothing is recorded for this design: verdicts are of this package's own kernels.",
       ),
     );
     return;

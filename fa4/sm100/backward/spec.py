@@ -6,77 +6,38 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fa4.config import BackwardConfig, BackwardPipeline, require, require_int
+from fa4.config import BackwardConfig, BackwardPipeline, require_int
 from fa4.hardware import B200, Gpu
-from fa4.masks import IntervalMask
 from fa4.plan.backward import backward_plan
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.schema import PipelinePlan
-from fa4.sm100.kit.units import AUX_DTYPES, padded_dim
+from fa4.sm100.kit.features import CallFeatures
+from fa4.sm100.kit.units import padded_dim
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackwardSpec:
+class BackwardSpec(CallFeatures):
     """One backward kernel, with the two small ones before and behind it.
 
-    dtype: "bf16" or "fp16", of inputs and gradients. window_left, window_right: bounds are given at
-    run time. packed_q, packed_k: cu_seqlens are given; used_q, used_k: seqused are given. sink: the
-    gradient of a sink is computed. lse_gradient: a gradient of the LSE is given. out_residual: what
-    rounding took from O is given, in its type. softcap: given at run time. score_mod,
-    score_mod_bwd, mask_mod: CuTe-DSL callables, as the forward kernel's. mask: of `fa4.masks`, in
-    place of mask_mod. aux: element type and rank of each auxiliary tensor. deterministic: CTAs add
-    to a dQ tile one after the other.
+    dtype: of inputs and gradients. sink: the gradient of a sink is computed. lse_gradient: a
+    gradient of the LSE is given. out_residual: what rounding took from O is given, in its type.
+    score_mod_bwd: a CuTe-DSL callable, as score_mod. deterministic: CTAs add to a dQ tile one after
+    the other.
     """
 
-    head_dim: int
-    head_dim_v: int
-    dtype: str = "bf16"
-    causal: bool = False
-    window_left: bool = False
-    window_right: bool = False
-    packed_q: bool = False
-    packed_k: bool = False
-    used_q: bool = False
-    used_k: bool = False
-    sink: bool = False
     lse_gradient: bool = False
     out_residual: bool = False
-    softcap: bool = False
-    score_mod: Callable[..., Any] | None = None
     score_mod_bwd: Callable[..., Any] | None = None
-    mask_mod: Callable[..., Any] | None = None
-    mask: IntervalMask | None = None
-    aux: tuple[tuple[str, int], ...] = ()
     deterministic: bool = False
     cta_group: int = 1
     gpu: Gpu = B200
 
     def __post_init__(self) -> None:
         """Check what the kernel itself cannot do; `fa4.compiled.support` refuses earlier."""
-        require(self.dtype in ("bf16", "fp16"), "dtype must be bf16 or fp16", self.dtype)
+        self.check_call()
         require_int("cta_group", self.cta_group, 1, 2)
-        if self.causal and self.window_right:
-            raise ValueError("causal has its own right bound; got window_right=True")
-        masks = (self.causal or self.window_left or self.window_right, self.mask, self.mask_mod)
-        if sum(bool(one) for one in masks) > 1:
-            raise ValueError("mask_mod replaces causal and windows; got both")
-        if self.score_mod is not None and self.softcap:
-            raise ValueError("softcap is a score_mod of its own; got both")
         if (self.score_mod is None) != (self.score_mod_bwd is None):
             raise ValueError("score_mod and score_mod_bwd belong together; got one of them")
-        for dtype, rank in self.aux:
-            require(dtype in AUX_DTYPES, f"an aux dtype must be one of {AUX_DTYPES}", dtype)
-            require_int("the rank of an aux tensor", rank, 1, 5)
-
-    @property
-    def ragged_q(self) -> bool:
-        """May a sequence of queries end inside the tensor?"""
-        return self.packed_q or self.used_q
-
-    @property
-    def ragged_k(self) -> bool:
-        """May a sequence of keys end inside the tensor? Then dK and dV are not stored by TMA."""
-        return self.packed_k or self.used_k
 
     @property
     def hides_first_rows(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a call wants of a forward kernel, whatever machine it is for."""
+"""What a call wants of a kernel, whatever machine it is for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from fa4.sm100.kit.units import AUX_DTYPES
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForwardFeatures:
-    """The part of a kernel's spec that says what it computes, not how.
+class CallFeatures:
+    """The part of a kernel's spec that says what it computes, not how, whatever the pass.
 
-    dtype: "bf16" or "fp16". window_left, window_right: bounds are given at run time. lse: LSE is
-    written. group: query heads that share the rows of a tile (packed GQA), 1 for none. packed_q,
+    dtype: "bf16" or "fp16". window_left, window_right: bounds are given at run time. packed_q,
     packed_k: cu_seqlens are given; used_q, used_k: seqused are given. sink, softcap: given at run
     time. score_mod, mask_mod: CuTe-DSL callables (`fa4.sm100.forward.mods`). mask: of `fa4.masks`,
     in place of mask_mod. aux: element type ("fp32", "bf16", "fp16" or "int32") and rank of each
@@ -29,8 +28,6 @@ class ForwardFeatures:
     causal: bool = False
     window_left: bool = False
     window_right: bool = False
-    lse: bool = True
-    group: int = 1
     packed_q: bool = False
     packed_k: bool = False
     used_q: bool = False
@@ -42,11 +39,9 @@ class ForwardFeatures:
     mask: IntervalMask | None = None
     aux: tuple[tuple[str, int], ...] = ()
 
-    def check_features(self, rows: int) -> None:
-        """Raises ValueError for what excludes itself; rows: of a tile, which the group divides."""
+    def check_call(self) -> None:
+        """Raises ValueError for what excludes itself."""
         require(self.dtype in ("bf16", "fp16"), "dtype must be bf16 or fp16", self.dtype)
-        require_int("group", self.group, 1, rows)
-        require(rows % self.group == 0, f"group must divide {rows}", self.group)
         if self.causal and self.window_right:
             raise ValueError("causal has its own right bound; got window_right=True")
         masks = (self.causal or self.window_left or self.window_right, self.mask, self.mask_mod)
@@ -60,13 +55,30 @@ class ForwardFeatures:
 
     @property
     def ragged_q(self) -> bool:
-        """May a sequence of queries end inside the tensor? Then O is not stored by TMA."""
+        """May a sequence of queries end inside the tensor? Then its rows are not stored by TMA."""
         return self.packed_q or self.used_q
 
     @property
     def ragged_k(self) -> bool:
-        """May rows of K and V beyond a sequence's end belong to somebody else?"""
+        """May a sequence of keys end inside the tensor? Then rows beyond it are somebody else's."""
         return self.packed_k or self.used_k
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardFeatures(CallFeatures):
+    """What a call wants of a forward kernel.
+
+    lse: LSE is written. group: query heads that share the rows of a tile (packed GQA), 1 for none.
+    """
+
+    lse: bool = True
+    group: int = 1
+
+    def check_features(self, rows: int) -> None:
+        """Raises ValueError for what excludes itself; rows: of a tile, which the group divides."""
+        self.check_call()
+        require_int("group", self.group, 1, rows)
+        require(rows % self.group == 0, f"group must divide {rows}", self.group)
 
     @property
     def hides_last_keys(self) -> bool:

@@ -1,4 +1,4 @@
-"""Colours and letters of warp roles, the same in every figure of the explorer.
+"""Colours and letters of warp roles, the same in every timeline: explorer, pictures, pages.
 
 Colours are those of Okabe and Ito, which people with any kind of colour blindness can tell apart;
 letters say the same without colour. Warps that do the same kind of work have the same colour.
@@ -34,7 +34,13 @@ ROLES = {
     "consumer2": RoleStyle("C2", "#cc79a7", "#d98fb8", "products and softmax of 64 rows"),
 }
 
-# What each unit of an SM is called on the page.
+
+def style_of(role: str) -> RoleStyle:
+    """The style of a role; one that is not listed has a colour of its own and its first letter."""
+    return ROLES.get(role, RoleStyle(role[:1].upper(), "#8c8c8c", "#a3a3a3", role))
+
+
+# What each unit of an SM is called in them.
 UNITS = {
     "tensor": "tensor core",
     "smem": "shared-memory port",
