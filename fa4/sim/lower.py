@@ -108,6 +108,21 @@ class _Lowering:
         return next(i for i, signal in enumerate(self.plan.signals) if signal.name == name)
 
 
+def _unit_rows(state: _Lowering) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(W, UNITS_PER_WORK) units of each piece of work: index, cycles, does it pass, stretch."""
+    units = np.full((len(state.works), UNITS_PER_WORK), -1, np.int32)
+    occupancy = np.zeros((len(state.works), UNITS_PER_WORK))
+    passes = np.zeros((len(state.works), UNITS_PER_WORK), np.bool_)
+    stretch = np.zeros((len(state.works), UNITS_PER_WORK))
+    for row, (_, cost, share) in enumerate(state.works):
+        for column, (unit, cycles) in enumerate(cost.occupancy_cycles.items()):
+            units[row, column] = state.units[unit]
+            occupancy[row, column] = cycles * share
+            passes[row, column] = unit in cost.passes
+            stretch[row, column] = cost.stretch.get(unit, 0.0)
+    return units, occupancy, passes, stretch
+
+
 def lower(
     plan: PipelinePlan,
     work_costs: WorkCosts,
@@ -131,16 +146,7 @@ def lower(
         entry.append((prologue, len(state.code)))
         state.emit_program(role, full_program(role))
         state.code.append((TILE_END, 0, 0, 0))
-    units = np.full((len(state.works), UNITS_PER_WORK), -1, np.int32)
-    occupancy = np.zeros((len(state.works), UNITS_PER_WORK))
-    passes = np.zeros((len(state.works), UNITS_PER_WORK), np.bool_)
-    stretch = np.zeros((len(state.works), UNITS_PER_WORK))
-    for row, (_, cost, share) in enumerate(state.works):
-        for column, (unit, cycles) in enumerate(cost.occupancy_cycles.items()):
-            units[row, column] = state.units[unit]
-            occupancy[row, column] = cycles * share
-            passes[row, column] = unit in cost.passes
-            stretch[row, column] = cost.stretch.get(unit, 0.0)
+    units, occupancy, passes, stretch = _unit_rows(state)
     roles = [role.name for role in plan.roles]
     names = [signal.name for signal in plan.signals]
     costs = [signal_costs(signal) for signal in plan.signals]
