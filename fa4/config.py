@@ -412,8 +412,9 @@ class WarpgroupPipeline:
     before this tile's P V, whose products its softmax runs under. ping_pong: warpgroups take turns
     at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel, like
     FlashAttention-2. p_source: P enters P V from "registers", or through "smem". emulated: share of
-    the exponentials that a polynomial computes. design: whose code, "fa4" (this package's kernel)
-    or "flash_attn.cute".
+    the exponentials that a polynomial computes. ahead: a CTA starts the first S of its next work
+    tile before it stores this one's O, with overlap and where O does not lie over Q. design: whose
+    code, "fa4" (this package's kernel) or "flash_attn.cute".
     """
 
     head_dim: int = 128
@@ -428,6 +429,7 @@ class WarpgroupPipeline:
     p_source: str = "registers"
     scheduler: str = "static"
     emulated: float = 0.0
+    ahead: bool = False
     design: str = "fa4"
 
     def __post_init__(self) -> None:

@@ -48,6 +48,17 @@ def test_the_emulator_counts_what_the_tiles_need(number: int) -> None:
     assert per_step * steps <= found["exponentials"] <= (per_step + 2) * steps
 
 
+@pytest.mark.parametrize(("queries", "fewer"), [(384, 0), (320, 1), (256, 2)])
+def test_warpgroups_without_a_row_need_one_tile(queries: int, fewer: int) -> None:
+    """Under a mask: those of the second work tile, of up to 192 of its 192 rows, but for one KV
+    tile that they do compute."""
+    fields = {"head_dim": 64, "head_dim_v": 64, "consumers": 3, "tile_n": 64, "causal": True}
+    kernel = compile_artifact(make_spec(fields), "sm_90a", compile_warpgroup)
+    found = emulate.as_counters(emulate.emulate(kernel, queries, queries))["wgmma"]
+    tiles = sum(range(1, queries // 64 + 1)) + fewer
+    assert found == tiles * 4 * (64 // 16 + 64 // 16)
+
+
 def test_ncu_counted_what_the_emulator_did() -> None:
     """In every kernel on record: products, exponentials, bytes."""
     for kernel in RESULT["kernels"]:

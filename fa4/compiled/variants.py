@@ -12,7 +12,7 @@ from fa4.hardware import B200, B300, H200, Gpu
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups, work_tiles
-from fa4.sm90.forward.spec import ROWS_AT_ONCE, WarpgroupSpec
+from fa4.sm90.forward.spec import PERSISTENT, ROWS_AT_ONCE, WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.units import TILE_ROWS, padded_dim
@@ -60,10 +60,15 @@ def tuned_warpgroup_spec(
         )  # fmt: skip
     tuned = tuned_warpgroups(problem, gpu)
     if "consumers" not in features:  # the turns of other warpgroups say nothing
-        features.setdefault("ping_pong", tuned.ping_pong)
+        # Both take registers, of which mods have none to spare: up to 328 bytes would be spilled.
+        spare = not (features.get("score_mod") or features.get("mask_mod"))
+        features.setdefault("ping_pong", tuned.ping_pong and spare)
+        features.setdefault("ahead", tuned.ahead and spare)
     for name in ("consumers", "tile_n", "kv_stages"):
         features.setdefault(name, getattr(tuned, name))
     features.setdefault("scheduler", _scheduler(features["consumers"], problem, features, gpu))
+    if features["scheduler"] not in PERSISTENT:  # the same kernel: no CTA has two work tiles
+        features["ahead"] = False
     return WarpgroupSpec(head_dim=head_dim, head_dim_v=head_dim_v, **features)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from fa4.hardware import Gpu
 from fa4.plan.places import Resolver
 from fa4.plan.render import describe_amount, span
-from fa4.plan.schema import Arrive, Loop, PipelinePlan, Program, Role, Step, Wait, Work
+from fa4.plan.schema import FOLLOWING, Arrive, Loop, PipelinePlan, Program, Role, Step, Wait, Work
 
 Json = dict[str, Any]
 # Kinds of lines, by number in the packed data.
@@ -47,7 +47,9 @@ def _lines(program: Program, depth: int) -> Iterator[Line]:
     for step in program:
         if isinstance(step, Loop):
             offset = f" {'-' if step.offset < 0 else '+'} {abs(step.offset)}" if step.offset else ""
-            yield Line(depth, "loop", f"repeat {step.trip}{offset}")
+            repeated = f"repeat {step.trip}{offset}"
+            begins = step.trip == FOLLOWING
+            yield Line(depth, "loop", "if a work tile follows" if begins else repeated)
             yield from _lines(step.body, depth + 1)
         elif isinstance(step, Wait):
             yield Line(depth, "wait", f"wait {step.signal}", step.signal)
@@ -60,7 +62,7 @@ def _lines(program: Program, depth: int) -> Iterator[Line]:
 
 
 def unrolled(role: Role, trips: Mapping[str, int]) -> Iterator[tuple[int, Step]]:
-    """(line, step) of what a role executes for its first work tile, its prologue first."""
+    """(line, step) of what a role executes for its only work tile, its prologue first."""
     number = 0
     for program, runs in ((role.prologue, True), (role.program, True), (role.closing, False)):
         if program:
@@ -76,7 +78,8 @@ def _size(program: Program) -> int:
 def _unroll(program: Program, line: int, trips: Mapping[str, int]) -> Iterator[tuple[int, Step]]:
     for step in program:
         if isinstance(step, Loop):
-            for _ in range(max(0, trips[step.trip] + step.offset)):
+            count = 0 if step.trip == FOLLOWING else trips[step.trip]
+            for _ in range(max(0, count + step.offset)):
                 yield from _unroll(step.body, line + 1, trips)
             line += _size(step.body)
         else:

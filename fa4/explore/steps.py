@@ -100,6 +100,8 @@ def place_events(timeline: Timeline, touches: Touches) -> list[PlacedEvent]:
         for event, (line, step) in zip(by_role[role.name], steps, strict=True):
             if event.what != _named(step):
                 raise RuntimeError(f"{role.name}: {event.what} stands for line {line}, {step}")
+            if isinstance(step, Wait):
+                resolver.wait(role.name, step.signal)
             touch = touches.number(resolver, role.name, step) if isinstance(step, Work) else 0
             placed.append(PlacedEvent(event, line, touch))
     return placed

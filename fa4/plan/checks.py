@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fa4.hardware import Gpu
 from fa4.plan import memory_rules, order_rules, phase_rules, resident, signal_rules
 from fa4.plan.schema import (
+    FOLLOWING,
     GROUP_WARPS,
     LEAST_REGISTERS,
     Arrive,
@@ -85,7 +86,7 @@ def known_trips(plan: PipelinePlan, gpu: Gpu) -> Broken:
     """Loops and shares name what the plan declares."""
     for role in plan.roles:
         for loop in _loops(role.steps):
-            if loop.trip not in plan.trips:
+            if loop.trip not in (*plan.trips, FOLLOWING):
                 yield role.name, f"loops over {loop.trip}; the plan's trips are {list(plan.trips)}"
         if any(True for _ in _loops(role.prologue)):
             yield role.name, "loops in its prologue, before there is a work tile to count"
@@ -112,11 +113,21 @@ def passing_signals(plan: PipelinePlan, gpu: Gpu) -> Broken:
         return Counter(step for step in steps if step.signal in shared)
 
     for role in plan.roles:
-        for loop in _loops(role.program) if role.passing else ():
+        loops = (loop for loop in _loops(role.program) if loop.trip != FOLLOWING)
+        for loop in loops if role.passing else ():
             differ = (a := signals(role.passing)) - (b := signals(loop.body)) or b - a
             if differ:
                 listed = ", ".join(map(str, differ))
                 yield role.name, f"{loop.trip} and passing over a tile differ in {listed}"
+
+
+def begun_alike(plan: PipelinePlan, gpu: Gpu) -> Broken:
+    """What begins the following work tiles ends the prologue, which begins the first."""
+    for role in plan.roles:
+        for loop in _loops(role.program):
+            begun = role.prologue[len(role.prologue) - len(loop.body) :]
+            if loop.trip == FOLLOWING and (begun != loop.body or loop.offset):
+                yield role.name, "begins the first work tile otherwise than the following ones"
 
 
 def products_ended(plan: PipelinePlan, gpu: Gpu) -> Broken:
@@ -215,6 +226,7 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
     known_trips,
     closing_waits,
     passing_signals,
+    begun_alike,
     signal_rules.declared_roles,
     signal_rules.known_signals,
     signal_rules.declared_arrivers,

@@ -20,6 +20,7 @@ from fa4.plan.schema import (
     Sync,
     Wait,
     Work,
+    in_order,
     unroll,
     walk,
 )
@@ -96,12 +97,14 @@ class AccessReplay:
         resolver, programs = Resolver(self.plan), {}
         for role in sorted(self.plan.roles, key=lambda role: not _fills_rings(role)):
             steps: list[Step] = []
-            programs_of = (unroll(role.program, trips) for trips in tiles)
+            programs_of = (unroll(role.program, trips) for trips in in_order(tiles))
             every = (unroll(role.prologue, {}), *programs_of, unroll(role.closing, {}))
             for step in (step for program in every for step in program):
                 if isinstance(step, Work):
                     steps += self._uses(resolver, role, step)
                 else:
+                    if isinstance(step, Wait):
+                        resolver.wait(role.name, step.signal)
                     steps.append(step)
             programs[role.name] = steps
         return programs

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from fa4.hardware import Gpu
-from fa4.plan.schema import Arrive, Loop, PipelinePlan, Role, Wait, Work, unroll
+from fa4.plan.schema import Arrive, Loop, PipelinePlan, Role, Wait, Work, in_order, unroll
 
 Broken = Iterator[tuple[str, str]]
 
 MOST_TRIPS = 4
 # KV (or query) tiles of the work tiles that are replayed one after the other.
-REPLAYED = ((1, 1, 1), (3, 2), (2, 3))
+REPLAYED = ((1, 1, 1), (3, 2), (2, 3), (2, 2, 2))
 
 
 def trip_counts(plan: PipelinePlan, total: int) -> list[dict[str, int]]:
@@ -78,7 +78,7 @@ class Replay:
         self.steps: dict[str, list[Wait | Arrive]] = {}
         for role in plan.roles:
             every = [*unroll(role.prologue, {})]
-            for trips in tiles:
+            for trips in in_order(tiles):
                 every += unroll(role.program, trips)
             every += unroll(role.closing, {})
             self.steps[role.name] = [step for step in every if not isinstance(step, Work)]

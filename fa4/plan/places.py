@@ -3,7 +3,8 @@
 `s` is a buffer, `p1` the second stage of one with stages. `s[0:32,64:96]` are columns (bytes) of a
 buffer, counted from its start. Of a ring that several loads fill, `kv:K` are the tiles of those
 that write `kv:K`, one after the other. A buffer of several stages is used stage by stage: each kind
-of work (its role and what it is called) begins with the first.
+of work (its role and what it is called) begins with the first. `q@[0:8192]` are bytes of the stage
+that the role has last waited for (`q_full`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from dataclasses import dataclass, field
 
 from fa4.plan.schema import Buffer, PipelinePlan, Work
 
-_NAME = re.compile(r"(?P<base>[^\[:]+)(?::(?P<label>\w+)|\[(?P<spans>\d+:\d+(?:,\d+:\d+)*)\])?")
+_NAME = re.compile(
+    r"(?P<base>[^\[:@]+)(?P<waited>@)?"
+    r"(?::(?P<label>\w+)|\[(?P<spans>\d+:\d+(?:,\d+:\d+)*)\])?"
+)
 Spans = tuple[tuple[int, int], ...]
 
 
@@ -36,17 +40,21 @@ class MemoryRegion:
 
 @dataclass(frozen=True)
 class Place:
-    """A name, read: the buffer, one stage of it, a label, runs from the start of what is named."""
+    """A name, read: the buffer, one stage of it, a label, runs from the start of what is named.
+
+    waited: of the stage that the role has last waited for.
+    """
 
     name: str
     buffer: Buffer
     stage: int | None
     label: str | None
     spans: Spans
+    waited: bool = False
 
     def region(self, turn: int = 0) -> MemoryRegion:
         """Its memory, in the stage `turn` where the name leaves that open."""
-        size, open_stage = self.buffer.size, self.stage is None and not self.spans
+        size, open_stage = self.buffer.size, self.waited or (self.stage is None and not self.spans)
         at = self.buffer.start + size * (turn if open_stage else self.stage or 0)
         spans = self.spans or ((0, size),)
         return MemoryRegion(self.name, self.buffer.space, tuple((at + a, at + b) for a, b in spans))
@@ -60,10 +68,11 @@ def find_place(plan: PipelinePlan, name: str) -> Place | None:
         return None
     runs = (run.split(":") for run in (match["spans"] or "").split(",") if run)
     spans = tuple((int(start), int(stop)) for start, stop in runs)
-    room = buffer.size * (buffer.stages if stage is None else 1)
+    waited = bool(match["waited"])
+    room = buffer.size * (buffer.stages if stage is None and not waited else 1)
     if not all(start < stop <= room for start, stop in spans):
         return None
-    return Place(name, buffer, stage, match["label"], spans)
+    return Place(name, buffer, stage, match["label"], spans, waited)
 
 
 def find_buffer(plan: PipelinePlan, name: str) -> Buffer | None:
@@ -96,6 +105,11 @@ class Resolver:
     fills: Counter[str] = field(default_factory=Counter)
     filled: dict[str, list[int]] = field(default_factory=dict)
     regions: dict[tuple[str, int], MemoryRegion] = field(default_factory=dict)
+    waits: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def wait(self, role: str, signal: str) -> None:
+        """The role has waited for the next phase of a signal."""
+        self.waits[role, signal] += 1
 
     def resolve(self, role: str, work: Work, names: Iterable[str]) -> list[MemoryRegion]:
         """The next use by this work of each name. Raises IndexError for a tile nobody loads."""
@@ -106,7 +120,9 @@ class Resolver:
         assert place is not None  # the rule on names comes first
         self.places[name] = place
         turn, stages = 0, place.buffer.stages
-        if stages > 1 and place.stage is None and not place.spans:
+        if place.waited:
+            turn = (self.waits[role, f"{place.buffer.name}_full"] - 1) % stages
+        elif stages > 1 and place.stage is None and not place.spans:
             use = self.uses[role, work.what, name]
             self.uses[role, work.what, name] += 1
             if place.label is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fa4.plan.schema import (
+    FOLLOWING,
     Amount,
     Arrive,
     Buffer,
@@ -213,7 +214,10 @@ def _steps(program: Program, depth: int) -> list[str]:
     for step in program:
         if isinstance(step, Loop):
             offset = f" {'-' if step.offset < 0 else '+'} {abs(step.offset)}" if step.offset else ""
-            lines += [f"{margin}repeat {step.trip}{offset}:", *_steps(step.body, depth + 1)]
+            title = f"repeat {step.trip}{offset}"
+            if step.trip == FOLLOWING:
+                title = "if a work tile follows"
+            lines += [f"{margin}{title}:", *_steps(step.body, depth + 1)]
         elif isinstance(step, Wait):
             lines.append(f"{margin}wait {step.signal}")
         elif isinstance(step, Arrive):

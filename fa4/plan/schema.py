@@ -12,13 +12,14 @@ from the start (the empty slots of a ring).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 GROUP_WARPS = 4  # of a warpgroup
 LEAST_REGISTERS = 24  # that setmaxnreg leaves a thread (PTX ISA)
 THREAD_REGISTERS = 255  # that one thread's instructions can name
+FOLLOWING = "following"  # trips of a loop: 1, but 0 in the last work tile of a CTA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +166,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Loop:
-    """Repeat `body` max(0, trips[trip] + offset) times."""
+    """Repeat `body` max(0, trips[trip] + offset) times.
+
+    Over FOLLOWING it begins the next work tile, if there is one, as the end of the prologue begins
+    the first.
+    """
 
     trip: str
     body: tuple[Step, ...]
@@ -203,8 +208,15 @@ class Role:
 
     @property
     def steps(self) -> Program:
-        """Everything it does, in order, its program once."""
-        return (*self.prologue, *self.passing, *self.program, *self.closing)
+        """Everything it does, in order, its program once; what it passes over comes first."""
+        begun = next((step.body for step in self.program if _begins(step)), ())
+        before = self.prologue[: len(self.prologue) - len(begun)]
+        program = (
+            part
+            for step in self.program
+            for part in ((*self.passing, step) if _begins(step) else (step,))
+        )
+        return (*before, *self.passing, *begun, *program, *self.closing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,6 +342,12 @@ def _named(items: tuple[Any, ...], name: str) -> Any:
     raise KeyError(name)
 
 
+def in_order(tiles: Iterable[Mapping[str, int]]) -> Iterator[Mapping[str, int]]:
+    """The trips of a CTA's work tiles, none of which follows the last."""
+    tiles = list(tiles)
+    return ({FOLLOWING: int(number < len(tiles)), **trips} for number, trips in enumerate(tiles, 1))
+
+
 def ring(
     name: str,
     producer: str,
@@ -362,6 +380,10 @@ def ring(
     return full, empty
 
 
+def _begins(step: Step) -> TypeGuard[Loop]:
+    return isinstance(step, Loop) and step.trip == FOLLOWING
+
+
 def walk(program: Program) -> Iterator[Wait | Arrive | Work]:
     """Every step of a program once, loop bodies included."""
     for step in program:
@@ -372,10 +394,14 @@ def walk(program: Program) -> Iterator[Wait | Arrive | Work]:
 
 
 def unroll(program: Program, trips: Mapping[str, int]) -> Iterator[Wait | Arrive | Work]:
-    """The steps as executed, loops unrolled with concrete trip counts."""
+    """The steps as executed, loops unrolled with concrete trip counts.
+
+    A work tile follows unless trips[FOLLOWING] is 0.
+    """
     for step in program:
         if isinstance(step, Loop):
-            for _ in range(max(0, trips[step.trip] + step.offset)):
+            count = trips.get(FOLLOWING, 1) if _begins(step) else trips[step.trip]
+            for _ in range(max(0, count + step.offset)):
                 yield from unroll(step.body, trips)
         else:
             yield step

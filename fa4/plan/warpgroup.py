@@ -4,7 +4,8 @@ A producer warp loads; each consumer warpgroup owns 64 query rows and does all e
 its products, waits for them, and keeps S, P and O in registers. FlashAttention-3 hides softmax in
 two ways: consumers take turns at the tensor core (ping-pong), and a consumer issues the next S
 before this tile's P V (overlap). Without both, products and softmax of a warpgroup alternate.
-P enters P V from registers, or through shared memory, which takes less registers.
+P enters P V from registers, or through shared memory, which takes less registers. This package's
+kernel may begin the next work tile before it stores this one's output (ahead).
 """
 
 from __future__ import annotations
@@ -30,14 +31,20 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
     over = output_over_queries(pipeline, gpu)
     kind = "FA3" if pipeline.takes_turns else "serial"
     consumers = (
-        consumer_role(pipeline, i, registers=consumer, output_over_queries=over)
+        consumer_role(
+            pipeline,
+            i,
+            registers=consumer,
+            output_over_queries=over,
+            ahead=begins_ahead(pipeline, gpu),
+        )
         for i in range(pipeline.consumers)
     )
     load = producer_role(pipeline, registers=producer, output_over_queries=over)
     return PipelinePlan(
         name=f"{kind} forward d{pipeline.head_dim}, {pipeline.consumers} warpgroups",
         roles=(*consumers, load),
-        signals=tuple(_signals(pipeline, over)),
+        signals=tuple(_signals(pipeline, over, query_stages(pipeline, gpu))),
         buffers=tuple(buffers),
         trips=("kv_tiles", "masked_tiles", "plain_tiles"),
         shares=("rescale_rate",) if pipeline.design == "fa4" else (),
@@ -47,7 +54,8 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
 def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
     layout, size = Layout(), pipeline.element_bytes
     rows, dv = pipeline.block_rows, pipeline.head_dim_v
-    q = layout.add("q", "smem", rows * pipeline.head_dim * size, align=TILE_ALIGN_BYTES)
+    q = layout.add("q", "smem", rows * pipeline.head_dim * size,
+                   stages=query_stages(pipeline, gpu), align=TILE_ALIGN_BYTES)  # fmt: skip
     for name, width in (("k", pipeline.head_dim), ("v", dv)):
         layout.add(name, "smem", pipeline.tile_n * width * size,
                    stages=pipeline.kv_stages, align=TILE_ALIGN_BYTES)  # fmt: skip
@@ -65,15 +73,31 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
 
 def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
     """Is there no room for O beside Q, K, V and P? It is no wider than Q then."""
-    d, dv, rows = pipeline.head_dim, pipeline.head_dim_v, pipeline.block_rows
-    elements = rows * (d + dv) + pipeline.kv_stages * pipeline.tile_n * (d + dv)
+    return pipeline.head_dim_v <= pipeline.head_dim and _room_left(pipeline, gpu) < 0
+
+
+def begins_ahead(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
+    """Does the next work tile's first S start before this one's O is stored?"""
+    return pipeline.ahead and pipeline.overlap and not output_over_queries(pipeline, gpu)
+
+
+def query_stages(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
+    """Places for Q: 2 where the next work tile's comes ahead and there is room for it, else 1."""
+    q_bytes = pipeline.block_rows * pipeline.head_dim * pipeline.element_bytes
+    return 2 if begins_ahead(pipeline, gpu) and _room_left(pipeline, gpu) >= q_bytes else 1
+
+
+def _room_left(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
+    """Bytes beside one Q, O, K, V and P; negative where these do not fit."""
+    rows, dims = pipeline.block_rows, pipeline.head_dim + pipeline.head_dim_v
+    elements = rows * dims + pipeline.kv_stages * pipeline.tile_n * dims
     if pipeline.p_source == "smem":
         elements += rows * pipeline.tile_n
     room = gpu.smem_bytes_per_cta - BARRIER_BYTES - 4 * TILE_ALIGN_BYTES
-    return dv <= d and elements * pipeline.element_bytes > room
+    return room - elements * pipeline.element_bytes
 
 
-def _signals(pipeline: WarpgroupPipeline, over_queries: bool) -> list[Signal]:
+def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int) -> list[Signal]:
     """Rings of Q, K and V; what each warpgroup waits for by itself; turns.
 
     A warpgroup's own products and stores have no barrier: it waits for their groups
@@ -83,7 +107,7 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool) -> list[Signal]:
     size, stages = pipeline.element_bytes, pipeline.kv_stages
     d_bytes, dv_bytes = pipeline.head_dim * size, pipeline.head_dim_v * size
     signals = [
-        *_ring(names, "q", 1, pipeline.block_rows * d_bytes, RELEASES),
+        *_ring(names, "q", query_places, pipeline.block_rows * d_bytes, RELEASES),
         *_ring(names, "k", stages, pipeline.tile_n * d_bytes, RELEASES),
         *_ring(names, "v", stages, pipeline.tile_n * dv_bytes, RELEASES),
     ]

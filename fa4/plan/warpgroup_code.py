@@ -42,7 +42,7 @@ ISSUE_CYCLES, NARROW_DIM = (12.0, 20.0), 128
 
 
 def rows_of(name: str, i: int, row_bytes: int) -> str:
-    """Warpgroup i's rows of Q, P or O."""
+    """Warpgroup i's rows of Q, P or O; `q@` is the Q that was last waited for."""
     return f"{name}[{i * WARPGROUP_ROWS * row_bytes}:{(i + 1) * WARPGROUP_ROWS * row_bytes}]"
 
 

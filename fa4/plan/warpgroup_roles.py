@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from fa4.config import WARPGROUP_ROWS, WarpgroupPipeline
 from fa4.plan.schema import (
+    FOLLOWING,
     THREAD_REGISTERS,
     Arrive,
     Copy,
@@ -32,7 +33,8 @@ from fa4.plan.warpgroup_code import (
 )
 from fa4.plan.work import mma
 
-Parts = tuple[Program, Callable[[bool], Program], Program]  # before the loops, a step, after them
+# What begins a work tile, what else comes before the loops, a step of them, what comes after.
+Parts = tuple[Program, Program, Callable[[bool], Program], Program]
 
 WIDE_O_COLS = 128  # beyond it, O is rescaled while S's product runs, before P V is issued
 
@@ -131,11 +133,14 @@ def producer_role(
 
 
 def consumer_role(
-    pipeline: WarpgroupPipeline, i: int, *, registers: int, output_over_queries: bool
+    pipeline: WarpgroupPipeline, i: int, *, registers: int, output_over_queries: bool, ahead: bool
 ) -> Role:
-    """Warpgroup i's program."""
+    """Warpgroup i's program; ahead: the next work tile begins before this one's output."""
     spills = spilled(pipeline, registers)
-    begin, step, end = (_overlapped if pipeline.overlap else _serial)(pipeline, i, spills)
+    begin, first, step, end = (_overlapped if pipeline.overlap else _serial)(pipeline, i, spills)
+    begin = (Wait("q_full"), *begin)
+    following = (Loop(FOLLOWING, begin),) if ahead else ()
+    turn = (Arrive("turn0"),) if pipeline.takes_turns and i == pipeline.consumers - 1 else ()
     loops = (
         Loop("masked_tiles", step(True), offset=-1 if pipeline.overlap else 0),
         Loop("plain_tiles", step(False)),
@@ -145,23 +150,26 @@ def consumer_role(
         warps=tuple(range(4 * i, 4 * i + 4)),
         registers=registers,
         live=live_registers(pipeline),
-        # The first turn is the first warpgroup's.
         passing=_passing(pipeline, i) if passes_tiles(pipeline) else (),
-        prologue=(Arrive("turn0"),) if pipeline.takes_turns and i == pipeline.consumers - 1 else (),
+        prologue=(*turn, *begin) if ahead else turn,  # the first turn is the first one's
         closing=() if output_over_queries else (Wait(f"stored{i}"),),
         program=(
-            Wait("q_full"),
-            *begin,
+            *(() if ahead else begin),
+            *first,
             *loops,
             *(() if output_over_queries else (Arrive("q_empty"),)),
             *end,
+            *following,
             *_epilogue(pipeline, i, output_over_queries),
         ),
     )
 
 
 def passes_tiles(pipeline: WarpgroupPipeline) -> bool:
-    """Does a warpgroup pass over tiles of which only rows of others see keys?"""
+    """Does a warpgroup pass over tiles of which only rows of others see keys?
+
+    Under a mask, also where its own rows lie beyond the sequence. Without one that slows it down.
+    """
     return pipeline.design == "fa4" and pipeline.causal and pipeline.consumers > 1
 
 
@@ -195,7 +203,7 @@ def _serial(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
             *release(pipeline, i),
         )
 
-    return take, step, give
+    return take, (), step, give
 
 
 def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
@@ -237,14 +245,13 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
             *after,
         )
 
-    begin: Program = (
-        *scores,
+    first: Program = (
         *_await_scores(i),
         *softmax(pipeline, i, True),
         *probabilities(pipeline, i),
     )
     end: Program = (*before, Wait("v_full"), *values, *_await_values(i))
-    return begin, step, end
+    return scores, first, step, end
 
 
 def _scores(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
@@ -252,7 +259,7 @@ def _scores(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
     size, d = pipeline.element_bytes, pipeline.head_dim
     product = mma(WARPGROUP_ROWS, pipeline.tile_n, d, element_bytes=size, in_registers=True)
     product = products(pipeline, product, waited)
-    reads = (rows_of("q", i, d * size), "k")
+    reads = (rows_of("q@", i, d * size), "k")
     return (
         Wait("k_full"),
         Work(f"QK{i}", product, asynchronous=not waited, reads=reads),

@@ -22,6 +22,8 @@ class WarpgroupTile:
     """Warpgroups of 64 rows, keys of a KV tile, what was measured; stages of a ring.
 
     turns_to: up to how many keys of a sequence the warpgroups take turns at the tensor core.
+    keys_to: up to how many the tile is taken at all; 0 for any. ahead: where a CTA strides over
+    work tiles, it starts the next one's first S before it stores this one's O.
     """
 
     consumers: int
@@ -29,35 +31,42 @@ class WarpgroupTile:
     tflops: float
     turns_to: int = 0
     kv_stages: int = 2
+    keys_to: int = 0
+    ahead: bool = False
 
 
 _ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128 keys
 
-# (largest d and dv, masked) -> tiles, the fastest first. (192, 128) is the class of dv to 128.
+# (largest d and dv, masked) -> tiles, the fastest first. (192, 128) is the class of dv to 128. The
+# rates of tiles of short sequences, and of head dim 96's two warpgroups, are what calls of 512 and
+# 1k tokens come to by `_cost`.
 # Without a mask, times what that call's last wave of work tiles leaves idle on 132 SMs.
 TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
     (64, False): (
+        WarpgroupTile(3, 128, 610 * 1.007, turns_to=2048, kv_stages=4, keys_to=2048, ahead=True),
         WarpgroupTile(3, 128, 610 * 1.007, kv_stages=4),
         WarpgroupTile(2, 128, 412 * 1.015),
         WarpgroupTile(1, 128, 412 * _ONE * 1.015),  # assumed
     ),
     (64, True): (
-        WarpgroupTile(3, 128, 581, turns_to=4096, kv_stages=4),
+        WarpgroupTile(3, 64, 640, kv_stages=6, keys_to=1024, ahead=True),
+        WarpgroupTile(3, 128, 581, turns_to=4096, kv_stages=4, ahead=True),
         WarpgroupTile(2, 128, 395),
         WarpgroupTile(1, 128, 395 * _ONE),  # assumed
     ),
     (96, False): (
-        WarpgroupTile(3, 112, 722 * 1.007),
-        WarpgroupTile(2, 128, 647 * 1.031),
-        WarpgroupTile(1, 128, 647 * _ONE * 1.031),  # assumed
+        WarpgroupTile(3, 96, 728 * 1.007, kv_stages=3, ahead=True),
+        WarpgroupTile(2, 128, 585),
+        WarpgroupTile(1, 128, 585 * _ONE),  # assumed
     ),
     (96, True): (
+        WarpgroupTile(3, 64, 730, kv_stages=4, keys_to=2048, ahead=True),
         WarpgroupTile(3, 112, 699),
-        WarpgroupTile(2, 128, 699 * 647 / 722),  # assumed
-        WarpgroupTile(1, 128, 699 * 647 / 722 * _ONE),  # assumed
+        WarpgroupTile(2, 128, 580),
+        WarpgroupTile(1, 128, 580 * _ONE),  # assumed
     ),
     (128, False): (
-        WarpgroupTile(3, 80, 813 * 1.007),
+        WarpgroupTile(3, 80, 820 * 1.007, ahead=True),
         WarpgroupTile(2, 128, 750 * 1.031),
         WarpgroupTile(1, 128, 750 * _ONE * 1.031),  # assumed
     ),
@@ -132,6 +141,8 @@ def _fitting(
 ) -> Iterator[tuple[WarpgroupTile, WarpgroupPipeline]]:
     """The tiles of the head dims, with fewer keys where they do not fit the machine."""
     for tile in _measured(problem):
+        if 0 < tile.keys_to < problem.keys:
+            continue
         for tile_n in range(tile.tile_n, 0, -16):
             pipeline = WarpgroupPipeline(
                 head_dim=problem.head_dim,
@@ -141,6 +152,7 @@ def _fitting(
                 consumers=tile.consumers,
                 kv_stages=tile.kv_stages,
                 ping_pong=0 < problem.keys <= tile.turns_to,
+                ahead=tile.ahead,
             )
             try:
                 plan = warpgroup_plan(pipeline, gpu)

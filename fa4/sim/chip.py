@@ -103,8 +103,7 @@ class TileRunner:
         missing = np.maximum(0, trips[:, 2] - SHORT_STEPS) // PERIOD_STEPS
         if not missing.any():
             return self._simulate(trips)
-        # Of the CTA, and of each role that passes over tiles, whose first column counts those.
-        period = PERIOD_STEPS * np.array([1, 0, 1] + [0, 0, 1] * (trips.shape[1] // 3 - 1))
+        period = PERIOD_STEPS * repeated(trips, PERIOD_STEPS * missing)
         short = trips - missing[:, None] * period
         longer = short + (missing > 0)[:, None] * period
         key = _key(short) + _key(longer)
@@ -181,6 +180,17 @@ def run_one_by_one(
         heapq.heapreplace(free, free[0] + start + taken)
     finish = np.array([end + tail if end > 0.0 else end for end in free])
     return summarize(runner, finish, runs, machines, counts.tolist())
+
+
+def repeated(trips: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """(T, columns) of which columns so many `steps` (T,) can be left out: plain ones of the CTA and
+    of each role that passes over tiles, or, if it has less, tiles that it passes over."""
+    found = np.zeros_like(trips)
+    found[:, [0, 2]] = 1
+    for first in range(3, trips.shape[1], 3):
+        plain = trips[:, first + 2] >= steps
+        found[:, first], found[:, first + 2] = ~plain, plain
+    return found
 
 
 def kinds_of(trips: np.ndarray) -> np.ndarray:

@@ -33,6 +33,7 @@ UNITS_PER_WORK = 5
 # Arrival times kept per arriver; a waiter may lag behind by this many phases (a ring of 32 stages
 # is the largest in use).
 HISTORY = 128
+IF_FOLLOWED = -1  # trip of a LOOP: once, unless this is the last work tile
 MAX_LOOP_DEPTH = 4
 
 # Outcome of a run.

@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 
 from fa4.plan.places import MemoryRegion, Resolver
-from fa4.plan.schema import Copy, PipelinePlan, Role, Step, Work, unroll
+from fa4.plan.schema import Copy, PipelinePlan, Role, Step, Wait, Work, in_order, unroll
 from fa4.sim.passing import full_program, own_trips
 from fa4.sim.timeline import CtaTimeline, Event
 
@@ -103,6 +103,8 @@ def uses(plan: PipelinePlan, cta: CtaTimeline) -> Iterator[Use]:
         if len(steps) != len(by_role[role.name]):
             raise RuntimeError(f"{role.name}: {len(by_role[role.name])} events, not {len(steps)}")
         for event, step in zip(by_role[role.name], steps, strict=True):
+            if isinstance(step, Wait):
+                resolver.wait(role.name, step.signal)
             if isinstance(step, Work):
                 if event.what != step.what:
                     raise RuntimeError(f"{role.name}: {event.what} stands for {step.what}")
@@ -112,8 +114,6 @@ def uses(plan: PipelinePlan, cta: CtaTimeline) -> Iterator[Use]:
 
 def _steps(plan: PipelinePlan, role: Role, cta: CtaTimeline) -> Iterator[Step]:
     """What a role does for all work tiles of a CTA, its prologue once."""
-    for number, trips in enumerate(cta.trips):
-        named = own_trips(plan, role, trips)
-        if not number:
-            yield from unroll(role.prologue, named)
+    yield from role.prologue
+    for named in in_order(own_trips(plan, role, trips) for trips in cta.trips):
         yield from unroll(full_program(role), named)

@@ -128,7 +128,9 @@ def default_hopper(problem: Problem, gpu: Gpu, *, design: str) -> WarpgroupPipel
     masked = problem.window_size != (None, None)
     size = element_bytes(problem.dtype)
     tuned = default_warpgroups(problem, gpu)
-    return replace(tuned, element_bytes=size, scheduler="lpt" if masked else "static")
+    if masked:  # a CTA per work tile: none comes ahead of another one's end
+        return replace(tuned, element_bytes=size, scheduler="lpt", ahead=False)
+    return replace(tuned, element_bytes=size)
 
 
 def published_hopper(problem: Problem) -> WarpgroupPipeline:

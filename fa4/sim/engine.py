@@ -21,6 +21,7 @@ from fa4.sim.code import (
     FINISHED,
     HISTORY,
     HISTORY_OVERFLOW,
+    IF_FOLLOWED,
     LOOP,
     MAX_LOOP_DEPTH,
     TILE_END,
@@ -218,7 +219,10 @@ def _skip_control(code, state, role):  # type: ignore[no-untyped-def]
         at = state.pc[role]
         op, a = code.instructions[at, 0], code.instructions[at, 1]
         if op == LOOP:
-            count = code.trips[state.tile[role], a] + code.instructions[at, 2]
+            if a == IF_FOLLOWED:
+                count = np.int64(state.tile[role] + 1 < code.trips.shape[0])
+            else:
+                count = code.trips[state.tile[role], a] + code.instructions[at, 2]
             if count > 0:
                 state.counters[role, state.depth[role]] = count
                 state.depth[role] += 1

@@ -16,6 +16,7 @@ from fa4.sim.code import (
     DEADLOCK,
     END,
     FINISHED,
+    IF_FOLLOWED,
     LOOP,
     TILE_END,
     WAIT,
@@ -96,7 +97,8 @@ class PlainMachine:
         while not role.finished:
             op, a, b, c = self.instructions[role.pc]
             if op == LOOP:
-                count = self.trips[role.tile][a] + b
+                followed = role.tile + 1 < len(self.trips)
+                count = int(followed) if a == IF_FOLLOWED else self.trips[role.tile][a] + b
                 if count > 0:
                     role.loops.append(count)
                     role.pc += 1

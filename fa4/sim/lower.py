@@ -7,10 +7,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fa4.plan.schema import Arrive, Loop, PipelinePlan, Program, Role, Signal, Wait, Work
+from fa4.plan.schema import (
+    FOLLOWING,
+    Arrive,
+    Loop,
+    PipelinePlan,
+    Program,
+    Role,
+    Signal,
+    Wait,
+    Work,
+)
 from fa4.sim.code import (
     ARRIVE,
     END,
+    IF_FOLLOWED,
     LOOP,
     MAX_LOOP_DEPTH,
     TILE_END,
@@ -83,7 +94,10 @@ class _Lowering:
         if depth >= MAX_LOOP_DEPTH:
             raise ValueError(f"loops of {role.name} nest deeper than {MAX_LOOP_DEPTH}")
         start = len(self.code)
-        self.code.append((LOOP, own_columns(self.plan, role)[step.trip], step.offset, 0))
+        column = IF_FOLLOWED
+        if step.trip != FOLLOWING:
+            column = own_columns(self.plan, role)[step.trip]
+        self.code.append((LOOP, column, step.offset, 0))
         self.emit_program(role, step.body, depth + 1)
         self.code[start] = (*self.code[start][:3], len(self.code))
         self.code.append((END, start, 0, 0))

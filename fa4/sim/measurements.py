@@ -2,9 +2,9 @@
 
 Columns: gpu, software, pass, head_dim, causal, seqlen, batch, heads, dtype, tflops; head_dim_v,
 heads_k, source and approx may be missing, and so may what a tile sweep of a Hopper kernel varies:
-tile_m, tile_n, p_source, overlap, kv_stages, ping_pong, scheduler, emulated_percent, and spread,
-the standard deviation of the scores. Throughput counts `Problem.forward_flops`,
-and 2.5 times that backward.
+tile_m, tile_n, p_source, overlap, kv_stages, ping_pong, ahead, scheduler, emulated_percent, and
+spread, the standard deviation of the scores. Throughput counts `Problem.forward_flops`, and 2.5
+times that backward.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ _TILE_WORDS: Mapping[str, Callable[[Any], str]] = {
     "overlap": lambda on: "" if on else " serial",
     "kv_stages": " {} stages".format,
     "ping_pong": lambda on: " turns" if on else " no turns",
+    "ahead": lambda on: " ahead" if on else "",
     "scheduler": " {}".format,
     "emulated_percent": lambda share: f" {share:g}% emulated" if share else "",
 }
@@ -152,6 +153,7 @@ _TILE: Mapping[str, Callable[[str], Any]] = {
     "overlap": parse_flag,
     "kv_stages": _size,
     "ping_pong": parse_flag,
+    "ahead": parse_flag,
     "scheduler": _choice("static", "snake", "lpt", "naive"),
     "emulated_percent": _percent,
 }
@@ -302,6 +304,8 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
     if isinstance(pipeline, WarpgroupPipeline):
         choices = dict(row.tile)
         rows = choices.pop("tile_m", pipeline.block_rows)
+        if choices:  # tiles were forced; one that was not said to be ahead was not
+            choices.setdefault("ahead", False)
         choices["emulated"] = choices.pop("emulated_percent", 0.0) / 100
         if choices.get("scheduler") == "snake":  # a fixed order that shares the work as lpt does
             choices["scheduler"] = "lpt"

@@ -295,7 +295,8 @@ def _replace_in(pipeline: Any, changes: Mapping[str, object], direction: str) ->
     parts = _PARTS
     if "tile_m" in changes:
         if isinstance(pipeline, WarpgroupPipeline):
-            changes = {"consumers": warpgroups(changes["tile_m"])}
+            # As the kernel of a forced tile: none of its work tiles comes ahead of an output.
+            changes = {"consumers": warpgroups(changes["tile_m"]), "ahead": False}
         parts = ((),)  # of the warpgroups alone: the other kernels' tiles have 128 rows
     named = {_CONFIG_NAMES.get(name, name): value for name, value in changes.items()}
     for path in parts:

@@ -84,6 +84,7 @@ def kv_trips(
     columns = [total, total - plain, plain]
     for own in parts:
         _, own_stop, *whole = _kv_range(problem, length, own, tile_n)
+        own_stop = np.where(own[:, 0] < length.q, own_stop, 0)  # else it has no row
         own_stop = np.clip(own_stop, start + 1, start + total)
         plain = _between(start, own_stop, *whole)
         columns += [start + total - own_stop, own_stop - start - plain, plain]
@@ -140,6 +141,7 @@ def forward_tiles(
     step = pipeline.block_rows
     passes = isinstance(pipeline, WarpgroupPipeline) and passes_tiles(pipeline)
     passes &= problem.window_size[1] is not None  # else all rows see the last keys
+    passes &= not getattr(pipeline, "ahead", False)
     own_rows = range(0, step, WARPGROUP_ROWS) if passes else ()
 
     def positions(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:

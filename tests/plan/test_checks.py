@@ -28,6 +28,16 @@ from tests.plan.plans import (
 
 ONE, PAIR, BACK = FORWARD["one CTA"], FORWARD["pair"], BACKWARD["one CTA"]
 TURNS = warpgroup_plan(WarpgroupPipeline(causal=True), H200)
+AHEAD = warpgroup_plan(
+    WarpgroupPipeline(head_dim=64, causal=True, consumers=3, kv_stages=4, ahead=True), H200
+)
+HOPPER = {
+    "turns": TURNS,
+    "ahead": AHEAD,
+    "ahead, one Q": warpgroup_plan(
+        WarpgroupPipeline(tile_n=80, consumers=3, ping_pong=False, ahead=True), H200
+    ),
+}
 PLANS = {
     f"{name} {k}": plan
     for name, plans in (("forward", FORWARD), ("backward", BACKWARD), ("published", PUBLISHED))
@@ -44,6 +54,21 @@ def passing_less(plan: PipelinePlan) -> PipelinePlan:
     """A plan whose first role forgets the last signal where it passes over a tile."""
     first, *others = plan.roles
     return replace(plan, roles=(replace(first, passing=first.passing[:-1]), *others))
+
+
+def begun_late(plan: PipelinePlan) -> PipelinePlan:
+    """A plan whose first role begins its first work tile without waiting for Q."""
+    first, *others = plan.roles
+    prologue = tuple(step for step in first.prologue if step != Wait("q_full"))
+    return replace(plan, roles=(replace(first, prologue=prologue), *others))
+
+
+def queries_released_early(plan: PipelinePlan) -> PipelinePlan:
+    """A plan whose first role gives Q back when the first S is done."""
+    first, *others = plan.roles
+    program = [step for step in first.program if step != Arrive("q_empty")]
+    program.insert(program.index(Wait("s0_done")) + 1, Arrive("q_empty"))
+    return replace(plan, roles=(replace(first, program=tuple(program)), *others))
 
 
 def double_arrive(step: object) -> tuple[object, ...]:
@@ -155,6 +180,8 @@ FAULTS: list[tuple[str, Fault]] = [
     ("balanced_phases", lambda: edit_role(ONE, "softmax0", double_arrive)),
     ("runs_to_the_end", lambda: with_signal(ONE, "kv_empty", free=0)),
     ("passing_signals", lambda: passing_less(TURNS)),
+    ("begun_alike", lambda: begun_late(AHEAD)),
+    ("ordered_accesses", lambda: queries_released_early(AHEAD)),
     ("runs_to_the_end", lambda: role("load", closing=4 * (Wait("kv_empty"),))),
     ("runs_to_the_end", lambda: late_statistics(FORWARD["one Q tile"])),
     ("parity_is_enough", lambda: slow_reader(FORWARD["inline correction"])),
@@ -173,6 +200,13 @@ FAULTS: list[tuple[str, Fault]] = [
 def test_plans_are_sound(name: str) -> None:
     """No rule finds anything in a kernel's plan."""
     require_sound(PLANS[name], B200)
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_hopper_plans_are_sound(name: str) -> None:
+    """Two places for Q where there is room for them, one where there is not."""
+    require_sound(HOPPER[name], H200)
+    assert HOPPER[name].buffer("q").stages == (2 if name == "ahead" else 1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from fa4.config import WarpgroupPipeline
-from fa4.hardware import B200, H100
+from fa4.hardware import B200, H100, H200
 from fa4.plan import PipelinePlan, check_plan
 from fa4.plan.order_rules import ordered_accesses
 from fa4.plan.places import MemoryRegion, Resolver, find_place
@@ -218,6 +218,23 @@ def test_names_of_places() -> None:
     assert not MemoryRegion("a", "smem", ((0, 8),)).meets(MemoryRegion("b", "smem", ((8, 16),)))
     assert MemoryRegion("a", "smem", ((0, 8),)).meets(MemoryRegion("b", "smem", ((20, 24), (7, 9))))
     assert not MemoryRegion("a", "smem", ((0, 8),)).meets(MemoryRegion("b", "tmem", ((0, 8),)))
+
+
+def test_a_waited_stage_is_the_last_wait_s() -> None:
+    """However often it is read, until its role waits for the next one."""
+    tile = WarpgroupPipeline(head_dim=64, consumers=3, ahead=True)
+    plan = warpgroup_plan(tile, H200)
+    resolver, queries = Resolver(plan), plan.buffer("q")
+    assert queries.stages == 2
+    read = Work("QK1", SmemAccess(num_bytes=1), reads=("q@[8192:16384]",))
+    starts = []
+    for _ in range(3):
+        resolver.wait("consumer1", "q_full")
+        resolver.wait("consumer0", "q_full")  # another role's waits are its own
+        starts += [resolver.resolve("consumer1", read, read.reads)[0].spans for _ in range(2)]
+    first, second = (((at + 8192, at + 16384),) for at in (0, queries.size))
+    assert starts == [first, first, second, second, first, first]
+    assert find_place(plan, "q@[0:24577]") is None
 
 
 def test_a_label_means_the_loads_of_its_name() -> None:

@@ -40,6 +40,34 @@ def test_every_problem_has_a_tile_that_fits(d, dv, rows, keys, heads, masked) ->
         ({"rows": 1024, "keys": 1024, "batch": 16}, 128, 128),
         ({"head_dim": 64, "head_dim_v": 64, "heads": 32}, 192, 128),
         ({"head_dim": 256, "head_dim_v": 256, "heads": 8}, 128, 80),
+        (
+            {
+                "head_dim": 64,
+                "head_dim_v": 64,
+                "rows": 1024,
+                "keys": 1024,
+                "heads": 32,
+                "batch": 32,
+                "masked": True,
+                "causal": True,
+            },
+            192,
+            64,
+        ),
+        (
+            {
+                "head_dim": 64,
+                "head_dim_v": 64,
+                "rows": 1025,
+                "keys": 1025,
+                "heads": 32,
+                "batch": 32,
+                "masked": True,
+                "causal": True,
+            },
+            192,
+            128,
+        ),
         ({"rows": 40, "keys": 4096}, 64, 128),
         ({"rows": 1024, "keys": 1024, "batch": 1, "heads": 8}, 64, 128),
         ({"rows": 40, "head_dim": 192}, 64, 128),
@@ -54,13 +82,20 @@ def test_tiles(changes, rows, keys) -> None:
 
 @pytest.mark.parametrize(("widest", "masked"), TILES)
 def test_the_table_is_in_order_and_fits(widest: int, masked: bool) -> None:
-    """The fastest first; each tile of the table has room and registers as it stands there."""
+    """The fastest first; each tile of the table has room and registers as it stands there.
+
+    Those of short sequences are for these alone.
+    """
     listed = TILES[widest, masked]
     assert [tile.tflops for tile in listed] == sorted((t.tflops for t in listed), reverse=True)
     dims = {"head_dim": widest, "head_dim_v": 128 if widest == 192 else widest}
-    found = warpgroup_tuned._fitting(problem(**dims, masked=masked), H200)
-    shapes = [(pipeline.consumers, pipeline.tile_n) for _, pipeline in found]
-    assert shapes == [(tile.consumers, tile.tile_n) for tile in listed]
+    for keys in (512, 16384):
+        found = warpgroup_tuned._fitting(problem(**dims, masked=masked, keys=keys), H200)
+        shapes = [(pipeline.consumers, pipeline.tile_n) for _, pipeline in found]
+        taken = [tile for tile in listed if tile.keys_to >= keys or not tile.keys_to]
+        assert shapes == [(tile.consumers, tile.tile_n) for tile in taken]
+    if any(tile.keys_to for tile in listed):
+        assert len(taken) < len(listed)
 
 
 def test_work_tiles() -> None:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fa4.config import BackwardPipeline, ForwardPipeline
-from fa4.hardware import B200
+from fa4.config import BackwardPipeline, ForwardPipeline, WarpgroupPipeline
+from fa4.hardware import B200, H200
 from fa4.plan.backward import backward_plan
 from fa4.plan.forward import forward_plan
 from fa4.plan.schema import (
@@ -32,6 +32,7 @@ from fa4.plan.schema import (
     unroll,
     walk,
 )
+from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim import engine, engine_python
 from fa4.sim.code import ARRIVE, END, HISTORY, LOOP, TILE_END, WAIT, WORK, EventCode
 from fa4.sim.code import PipelineDeadlock as Deadlock
@@ -106,6 +107,23 @@ def test_twins_agree_on_forward_kernels(pipeline: ForwardPipeline, machine: Mach
 def test_twins_agree_on_backward_kernels(pipeline: BackwardPipeline, machine: Machine) -> None:
     """The same on FlashAttention-4's backward plans."""
     assert twins_agree(lowered(backward_plan(pipeline, B200), machine), TILES)
+
+
+@FEW
+@given(st.integers(1, 3), st.integers(2, 4), machines())
+def test_twins_agree_on_work_tiles_that_begin_ahead(
+    consumers: int, stages: int, machine: Machine
+) -> None:
+    """The last work tile begins no other: each warpgroup has as many S as KV tiles."""
+    pipeline = WarpgroupPipeline(head_dim=64, consumers=consumers, kv_stages=stages, ahead=True)
+    plan = warpgroup_plan(pipeline, H200)
+    tiles = np.array([[7, 2, 5], [1, 1, 0], [4, 1, 3]])
+    code = lowered(plan, machine)
+    assert twins_agree(code, tiles)
+    log = engine.execute(code, tiles, log=True).log
+    names = [code.work_names[int(code.instructions[int(pc), 1])] for _, pc, *_ in log
+             if code.instructions[int(pc), 0] == WORK]  # fmt: skip
+    assert [names.count(f"QK{i}") for i in range(consumers)] == [tiles[:, 0].sum()] * consumers
 
 
 def steps_by_instruction(plan: PipelinePlan, code: EventCode) -> dict[int, object]:

@@ -230,6 +230,23 @@ def test_more_warpgroups_hide_latency(overlap: bool, head_dim: int) -> None:
     assert step[2] < step[1] and step[3] < step[1]
 
 
+@FEW
+@given(st.integers(1, 6), st.integers(1, 8), st.sampled_from((64, 128)))
+def test_the_next_work_tile_begins_beside_an_output(tiles: int, steps: int, tile_n: int) -> None:
+    """Ahead, a CTA with several work tiles needs less time; one with a single tile as much."""
+    times = {}
+    for ahead in (False, True):
+        pipeline = WarpgroupPipeline(
+            head_dim=64, tile_n=tile_n, consumers=3, kv_stages=4, ping_pong=False, ahead=ahead
+        )
+        runner = make_runner(warpgroup_plan(pipeline, H200.gpu), H200, Simulation())
+        times[ahead] = runner.run(np.array([[steps, 1, steps - 1]] * tiles)).cycles
+    if tiles == 1:
+        assert times[True] == pytest.approx(times[False], rel=1e-9)
+    else:
+        assert times[True] < times[False]
+
+
 RATES = st.floats(0.0, 1.0)
 
 
@@ -279,6 +296,13 @@ def test_warpgroups_pass_over_tiles(consumers: int, overlap: bool) -> None:
         names = code.instructions[runs[1].log[:, 1].astype(int)]
         works = [code.work_names[row[1]] for row in names if row[0] == WORK]
         assert works.count(code.work_names[products]) == 2 * (9 - passed)
+
+
+def test_a_warpgroup_without_rows_passes_over_all_tiles_but_one() -> None:
+    """Long loops are shortened for it, too: by what it passes over."""
+    call = {"machine": "h200", "causal": "yes", "seqlen": 64, "seqlen_k": 16384, "tile_m": 192}
+    times = [build({**call, "exact": exact}).predict().cycles for exact in ("no", "yes")]
+    assert times[0] == pytest.approx(times[1], rel=0.005)
 
 
 def test_a_timeline_shows_tiles_passed_over() -> None:

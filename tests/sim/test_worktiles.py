@@ -143,6 +143,8 @@ def test_warpgroups_pass_over_tiles_of_which_they_see_no_key(
             columns = slice(first * tile_n, (first + count) * tile_n)
             visited, last = own[:, columns], until[block * step + 64 * i :][:64, columns]
             sees = np.flatnonzero(last.any(axis=0)) // tile_n
+            if block * step + 64 * i >= problem.seqlen_q * ratio:  # it has no row
+                sees = sees[:0]
             assert passed == (count - 1 - sees[-1] if len(sees) else count - 1)
             _, whole = count_tiles(visited[:, : (count - passed) * tile_n], tile_n)
             assert plain == min(whole, count - passed - 1)

@@ -20,6 +20,16 @@ SPECS: dict[str, dict[str, Any]] = {
     "no turns": {"head_dim": 64, "head_dim_v": 64, "consumers": 3, "ping_pong": False},
     "serial": {"head_dim": 96, "head_dim_v": 64, "overlap": False, "p_source": "smem"},
     "one": {"head_dim": 64, "head_dim_v": 128, "consumers": 1, "kv_stages": 3, "used_q": True},
+    "ahead": {"head_dim": 64, "head_dim_v": 64, "consumers": 3, "causal": True, "ahead": True},
+    "ahead, one Q": {
+        "head_dim": 128,
+        "head_dim_v": 128,
+        "consumers": 3,
+        "tile_n": 80,
+        "ping_pong": False,
+        "ahead": True,
+        "packed_q": True,
+    },
     "O over Q": {"head_dim": 256, "head_dim_v": 256, "tile_n": 80, "dtype": "fp16"},
 }
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from fa4.compiled.variants import tuned_warpgroup_spec
 from fa4.masks import Chunked
+from fa4.plan.warpgroup_tuned import WarpgroupProblem
 from fa4.sm90.forward.spec import WarpgroupSpec
 
 
@@ -40,6 +42,21 @@ def test_what_does_not_fit() -> None:
         make(head_dim=256, head_dim_v=256).plan  # noqa: B018
     with pytest.raises(ValueError, match="ping_pong needs at least 2 consumers; got 1"):
         make(consumers=1, ping_pong=True).plan  # noqa: B018
+
+
+@pytest.mark.parametrize(("keys", "rows"), [(512, 4096), (8192, 4096)])
+def test_ahead_is_for_ctas_with_several_work_tiles(keys: int, rows: int) -> None:
+    """Of tuned tiles, where there are enough of them; never of a forced one, nor of O over Q."""
+    problem = WarpgroupProblem(head_dim=64, head_dim_v=64, rows=rows, keys=keys, heads=32, batch=8,
+                               masked=True, causal=True)  # fmt: skip
+    tuned = tuned_warpgroup_spec(64, 64, problem, causal=True)
+    assert tuned.begins_ahead == (tuned.scheduler == "snake") == (keys == 512)
+    assert not tuned_warpgroup_spec(64, 64, problem, causal=True, consumers=3).begins_ahead
+    assert not tuned_warpgroup_spec(64, 64, problem, causal=True, overlap=False).begins_ahead
+    modded = tuned_warpgroup_spec(64, 64, problem, causal=True, score_mod=max)
+    assert not modded.begins_ahead and not modded.takes_turns
+    assert make(head_dim=64, head_dim_v=64, ahead=True).begins_ahead
+    assert not make(head_dim=256, head_dim_v=256, tile_n=80, ahead=True).begins_ahead
 
 
 def test_padded_dims() -> None:

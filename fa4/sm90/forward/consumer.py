@@ -5,7 +5,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
 from fa4.plan.warpgroup import output_over_queries
 from fa4.plan.warpgroup_roles import passes_tiles
@@ -53,6 +53,7 @@ class ConsumerState:
     words: list
     highest: list
     totals: list
+    queries: Ring
     keys: Ring
     values: Ring
 
@@ -61,33 +62,44 @@ class ConsumerState:
 def consume(
     signals: Signals, problem: KernelProblem, work: ConsumerWork, output: OutputTile
 ) -> None:
+    """All work tiles of this CTA, if it has one: else there is no memory to begin with."""
+    spec: cutlass.Constexpr = problem.spec
+    if cutlass.const_expr(spec.begins_ahead and spec.ragged_q):
+        if first_work(problem) < problem.num_tiles:
+            work_through(signals, problem, work, output)
+    else:
+        work_through(signals, problem, work, output)
+
+
+@cute.jit
+def work_through(
+    signals: Signals, problem: KernelProblem, work: ConsumerWork, output: OutputTile
+) -> None:
     """Every KV tile of every work tile, last keys first: masked, whole, masked by the window."""
     spec: cutlass.Constexpr = problem.spec
     index = first_work(problem)
-    keys, values, tiles_done = signals.ring("k"), signals.ring("v"), Int32(0)
+    queries, keys, values = (signals.ring(name) for name in "qkv")
     if cutlass.const_expr(spec.takes_turns):  # noqa: SIM102
         if work.number == spec.consumers - 1:
             last = signals.of(f"consumer{spec.consumers - 1}").numbered(0)
             last.arrive("turn#")
     tile = locate_any(problem, index)
+    number, s = tile.kv_stop, []
+    if cutlass.const_expr(spec.begins_ahead):
+        exists = index < problem.num_tiles
+        number, s, keys, values = begin(signals, work, tile, queries, keys, values, exists)
     while index < problem.num_tiles:
         first_row = tile.tile_row(work.number)
         thread_row = first_row + fragment.thread_row(cute.arch.thread_idx()[0] % WARPGROUP)
         rows = thread_row, thread_row + fragment.ROW_STEP
         whole_stop, whole_start = tile.whole_tiles(first_row)
-        number, stop = tile.kv_stop, tile.kv_start
-        if cutlass.const_expr(passes_tiles(spec.pipeline)):
-            seen = cutlass.max(tile.stop_of(first_row + spec.tile_rows - 1), stop + 1)
-            for _ in cutlass.range(number - seen, unroll=1):
-                number -= 1
-                keys, values = pass_over(signals, work, keys, values)
-        state = start(work, keys, values)
-        signals.wait("q_full", tiles_done)
+        stop = tile.kv_start
+        if cutlass.const_expr(not spec.begins_ahead):
+            number, s, keys, values = begin(signals, work, tile, queries, keys, values)
+        state = start(work, queries, keys, values)
         if cutlass.const_expr(spec.overlap):
             number -= 1
-            state = first_step(signals, work, tile, number, rows, state)
-        else:
-            take_turn(signals, work)
+            state = first_step(signals, work, tile, number, rows, s, state)
         for _ in cutlass.range(number - cutlass.max(whole_stop, stop), unroll=1):
             number -= 1
             state = step(signals, work, tile, number, rows, state)
@@ -99,7 +111,8 @@ def consume(
                 number -= 1
                 state = step(signals, work, tile, number, rows, state)
         if cutlass.const_expr(not output_over_queries(spec.pipeline, spec.gpu)):
-            signals.arrive_once("q_empty")
+            signals.arrive_once("q_empty", queries)
+        queries = queries.next()
         if cutlass.const_expr(spec.overlap):
             signals.wait("v_full", state.values)
             sums = start_values(signals, work, state)
@@ -110,15 +123,71 @@ def consume(
         if cutlass.const_expr(spec.overlap):
             sums, values = values_done(signals, sums, state.values)
             state = replace(state, sums=sums, words=[], values=values)
+        keys, values, s = state.keys, state.values, []
+        if cutlass.const_expr(spec.begins_ahead):
+            exists = index < problem.num_tiles
+            number, s, keys, values = begin(signals, work, following, queries, keys, values, exists)
         finish(signals, work, tile, output, rows, state)
-        keys, values, tile = state.keys, state.values, following
-        tiles_done += 1
+        tile = following
+    if cutlass.const_expr(spec.begins_ahead):
+        wait_products(0, s)  # the one that nobody uses
     close(signals, spec)
 
 
 def locate_any(problem: KernelProblem, index: Int32) -> WorkTile:
     """The work tile; beyond the end, the last one, of which nothing is used."""
     return locate(problem, cutlass.min(index, problem.num_tiles - 1))
+
+
+@cute.jit
+def begin(
+    signals: Signals,
+    work: ConsumerWork,
+    tile: WorkTile,
+    queries: Ring,
+    keys: Ring,
+    values: Ring,
+    exists: Boolean | bool = True,
+) -> tuple[Int32, list[Float32], Ring, Ring]:
+    """Pass over what only others need, wait for Q; with overlap, start the first S.
+
+    exists: is there such a work tile? Known where the one before it is still to be finished. The
+    number of its last KV tile but those passed over, plus 1; S; the rings of K and V.
+    """
+    spec: cutlass.Constexpr = work.spec
+    number, s = tile.kv_stop, []
+    if cutlass.const_expr(passes_tiles(spec.pipeline)):
+        passed = number - stop_of_rows(tile, tile.tile_row(work.number))
+        if cutlass.const_expr(spec.begins_ahead):
+            passed = cutlass.select_(exists, passed, Int32(0))
+        for _ in cutlass.range(passed, unroll=1):
+            number -= 1
+            keys, values = pass_over(signals, work, keys, values)
+    if exists:
+        signals.wait("q_full", queries)
+        if cutlass.const_expr(spec.overlap):
+            signals.wait("k_full", keys)
+    if cutlass.const_expr(spec.overlap):
+        # In a branch, ptxas has no registers for it. What it reads then is there, and S not used.
+        slots = [
+            cutlass.select_(exists, ring.slot, 0)
+            if cutlass.const_expr(spec.begins_ahead)
+            else ring.slot
+            for ring in (queries, keys)
+        ]
+        s = start_scores(signals, work, *slots)
+    else:
+        take_turn(signals, work)
+    return number, s, keys, values
+
+
+def stop_of_rows(tile: WorkTile, first_row: Int32) -> Int32:
+    """One past the last KV tile that a warpgroup needs; at least one, also if it has no row."""
+    spec, start = tile.spec, tile.kv_start
+    stop = cutlass.max(tile.stop_of(first_row + spec.tile_rows - 1), start + 1)
+    if spec.has_mods:  # they have no register to spare for it
+        return stop
+    return cutlass.select_(first_row < tile.seqlen_q * spec.group, stop, start + 1)
 
 
 def pass_over(signals: Signals, work: ConsumerWork, keys: Ring, values: Ring) -> tuple[Ring, Ring]:
@@ -132,7 +201,7 @@ def pass_over(signals: Signals, work: ConsumerWork, keys: Ring, values: Ring) ->
     return keys.next(), values.next()
 
 
-def start(work: ConsumerWork, keys: Ring, values: Ring) -> ConsumerState:
+def start(work: ConsumerWork, queries: Ring, keys: Ring, values: Ring) -> ConsumerState:
     """The state of a work tile that has seen no key."""
     spec = work.spec
     return ConsumerState(
@@ -140,6 +209,7 @@ def start(work: ConsumerWork, keys: Ring, values: Ring) -> ConsumerState:
         words=[Int32(0)] * (spec.tile_n // 4 if spec.overlap and spec.p_source != "smem" else 0),
         highest=[rowmath.reference_without_keys(work.scale_log2)] * fragment.ROWS_OF_THREAD,
         totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD),
+        queries=queries,
         keys=keys,
         values=values,
     )
@@ -165,11 +235,10 @@ def first_step(
     tile: WorkTile,
     number: Int32,
     rows: Any,
+    s: list[Float32],
     state: ConsumerState,
 ) -> ConsumerState:
-    """S and softmax of the last keys, whose PV runs beside the next tile's softmax."""
-    signals.wait("k_full", state.keys)
-    s = start_scores(signals, work, state)
+    """Softmax of the last keys, whose S is under way and PV runs beside the next tile's softmax."""
     s, keys = scores_done(signals, 0, s, state.keys)
     p, state, _ = softmax(work, tile, number, rows, s, state)
     words = probabilities(signals, work, p)
@@ -189,7 +258,7 @@ def _overlapped(
     if work.spec.takes_turns:  # nothing is waited for in a turn
         signals.wait("v_full", state.values)
         take_turn(signals, work)
-    s = start_scores(signals, work, state)
+    s = start_scores(signals, work, state.queries.slot, state.keys.slot)
     if not work.spec.takes_turns:
         signals.wait("v_full", state.values)
     sums = start_values(signals, work, state)
@@ -213,7 +282,7 @@ def _serial(
 ) -> ConsumerState:
     """S, softmax, PV, one after the other; a turn is PV and the next S."""
     signals.wait("k_full", state.keys)
-    s = start_scores(signals, work, state)
+    s = start_scores(signals, work, state.queries.slot, state.keys.slot)
     give_turn(signals, work)
     s, keys = scores_done(signals, 0, s, state.keys)
     p, state, fix = softmax(work, tile, number, rows, s, state)
@@ -239,9 +308,11 @@ def give_turn(signals: Signals, work: ConsumerWork) -> None:
         signals.hand_on("turn#", work.spec.consumers)
 
 
-def start_scores(signals: Signals, work: ConsumerWork, state: ConsumerState) -> list[Float32]:
-    """S, once it is done."""
-    s = work.products.scores(state.keys.slot)
+def start_scores(
+    signals: Signals, work: ConsumerWork, queries: Int32 | int, keys: Int32 | int
+) -> list[Float32]:
+    """S of what is in these slots, once it is done."""
+    s = work.products.scores(queries, keys)
     signals.arrive("s#_done", after="tensor")
     return s
 

@@ -5,6 +5,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.plan.warpgroup import query_stages
 from fa4.sm90.forward.consumer import ConsumerWork, consume
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
@@ -23,10 +24,13 @@ from fa4.sm100.kit.views import ending_view, rows_first, swizzled_layout
 
 
 def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
-    """(rows, columns, stages) of each operand in shared memory; Q's and O's are by warpgroup."""
+    """(rows, columns, stages) of each operand in shared memory.
+
+    Q's, P's and O's stages are the warpgroups', of Q as often as there are places for it.
+    """
     d, dv = padded_dim(spec.head_dim), padded_dim(spec.head_dim_v)
     return {
-        "q": (spec.tile_rows, d, spec.consumers),
+        "q": (spec.tile_rows, d, spec.consumers * query_stages(spec.pipeline, spec.gpu)),
         "k": (spec.tile_n, d, spec.kv_stages),
         "v": (spec.tile_n, dv, spec.kv_stages),
         "p": (spec.tile_rows, spec.tile_n, spec.consumers),
@@ -151,6 +155,8 @@ def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> W
         rows, dim, _ = shapes[name]
         stage_bytes = rows * dim * ELEMENTS[spec.dtype].width // 8
         place = start + (plan.buffer(name).start + stage * stage_bytes)
+        if name == "q":  # a place holds all warpgroups' rows
+            stage_bytes *= spec.consumers
         return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes)
 
     return WarpgroupProducts(

@@ -26,7 +26,7 @@ TYPES = {"bf16": "bf16", "fp16": "f16"}
 
 @dataclass(frozen=True)
 class WarpgroupProducts:
-    """Where a warpgroup's operands lie. q, p: its own rows. k, v: of the ring's first stage.
+    """Where a warpgroup's operands lie. q, p: its own rows. q, k, v: of the ring's first stage.
 
     p: None where P comes from registers.
 
@@ -41,11 +41,11 @@ class WarpgroupProducts:
     tile_n: cutlass.Constexpr
     values: cutlass.Constexpr
 
-    def scores(self, stage: Int32 | int) -> list[Float32]:
-        """Start S = Q K^T with the keys of a stage, as a group of its own."""
+    def scores(self, queries: Int32 | int, keys: Int32 | int) -> list[Float32]:
+        """Start S = Q K^T with the queries and keys of a stage, as a group of its own."""
         code = PtxBlock()
-        a = descriptors(code, self.q.low, self.q.high, self.q.steps)
-        b = descriptors(code, self.k.stage(stage), self.k.high, self.k.steps)
+        a = descriptors(code, self.q.stage(queries), self.q.high, self.q.steps)
+        b = descriptors(code, self.k.stage(keys), self.k.high, self.k.steps)
         sums = [code.register("f32") for _ in range(self.tile_n // 2)]
         _multiply(code, sums, a, b, self.dtype, added=False, transposed=False)
         return code.trace(*sums, effects=True)

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from fa4.config import WARPGROUP_ROWS, ForwardConfig, WarpgroupPipeline, require, require_int
 from fa4.hardware import H200, Gpu
 from fa4.plan.schema import PipelinePlan
-from fa4.plan.warpgroup import warpgroup_plan
+from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
 from fa4.sm100.kit.features import ForwardFeatures
 from fa4.sm100.kit.units import padded_dim
 
 # Rows of blocks that run at once with "snake", by warpgroups: of 2 to 16 those whose worst CTA, of
 # causal calls on 132 CTAs with 2k to 32k tokens, has least to do beyond the average.
 ROWS_AT_ONCE = {1: 4, 2: 4, 3: 2}
-SCHEDULERS = ("static", "snake", "lpt", "naive")
+PERSISTENT = ("static", "snake")  # a CTA has several work tiles, and knows which
+SCHEDULERS = (*PERSISTENT, "lpt", "naive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class WarpgroupSpec(ForwardFeatures):
 
     Beside the features, these are choices of `WarpgroupPipeline`: consumers warpgroups of 64 rows
     of queries, KV tiles of tile_n keys in kv_stages stages; p_source, where P enters PV from
-    ("registers" or "smem"); overlap, ping_pong.
+    ("registers" or "smem"); overlap, ping_pong, ahead.
     scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first, back and
     forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
     emulated exponentials, of the pairs that a thread has in every eight columns.
@@ -35,6 +36,7 @@ class WarpgroupSpec(ForwardFeatures):
     p_source: str = "registers"
     overlap: bool = True
     ping_pong: bool | None = None
+    ahead: bool = False
     scheduler: str = "static"
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = H200
@@ -57,6 +59,16 @@ class WarpgroupSpec(ForwardFeatures):
     def takes_turns(self) -> bool:
         """Do the warpgroups take turns at the tensor core?"""
         return self.pipeline.takes_turns
+
+    @property
+    def has_mods(self) -> bool:
+        """Are scores or the mask computed by functions of the caller?"""
+        return self.score_mod is not None or self.mask_mod is not None
+
+    @property
+    def begins_ahead(self) -> bool:
+        """Does the next work tile's first S start before this one's O is stored?"""
+        return begins_ahead(self.pipeline, self.gpu)
 
     @property
     def cta_group(self) -> int:
@@ -86,6 +98,7 @@ class WarpgroupSpec(ForwardFeatures):
             ping_pong=self.ping_pong,
             p_source=self.p_source,
             overlap=self.overlap,
+            ahead=self.ahead and self.scheduler in PERSISTENT,
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
         )
 
