@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from docs.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
-from hardware.hopper_units.figures import STARTS_FILE, Unit, figures, report
+from hardware.hopper_units.figures import STARTS_FILE, STEPS_FILE, Unit, figures, report
 
 PAGE = Path(__file__).with_name("hopper_units.md")
 # Programs whose figures differ by what stands behind the last comma: a column each.
@@ -96,6 +96,36 @@ def render_starts() -> str:
     return markdown_table(("CTA", *LIFE), rows)
 
 
+def render_beside() -> str:
+    """Vector code alone and beside products: a row per code and number of warpgroups."""
+    rows: dict[str, dict[str, Unit]] = {}
+    for name, figure in figures(STEPS_FILE).items():
+        if name.startswith("beside/"):
+            code, groups, products = name.removeprefix("beside/").split(", ")
+            rows.setdefault(f"{code}, {groups}", {})[products] = figure
+    return wide_table("cycles", rows)
+
+
+def render_waited() -> str:
+    """Products that are waited for one by one."""
+    rows: dict[str, dict[str, Unit]] = {}
+    for name, figure in figures(STEPS_FILE).items():
+        if name.startswith("one by one/"):
+            shape, source, groups = name.removeprefix("one by one/").split(", ")
+            rows.setdefault(f"{shape}, {source}", {})[groups] = figure
+    return wide_table("cycles each", rows)
+
+
+def render_steps() -> str:
+    """Whole steps without loads: a row per tile."""
+    rows: dict[str, dict[str, Unit]] = {}
+    for name, figure in figures(STEPS_FILE).items():
+        if name.startswith("step/"):
+            dim, tile, how = name.removeprefix("step/").split(", ", 2)
+            rows.setdefault(f"{dim}, {tile}", {})[how] = figure
+    return wide_table("cycles of a step", rows)
+
+
 def render_energy() -> str:
     """Rates and power in the second half of each load."""
     rows = [
@@ -129,6 +159,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     **{name: partial(render_wide, name) for name in WIDE},
     "starts": render_starts,
     "energy": render_energy,
+    "waited": render_waited,
+    "beside": render_beside,
+    "steps": render_steps,
 }
 TABLES = MarkedTables("python docs/hopper_tables.py", SECTIONS)
 

@@ -271,7 +271,7 @@ def render_counters() -> str:
     """Shares of time, measured and simulated."""
     rows = []
     for names, kernel in counted_kernels():
-        there, here = measured(kernel), simulated(prediction(kernel["configuration"]))
+        there, here = measured(kernel), simulated(kernel["configuration"])
         cells = (
             f"{there[name]:.1f}, {here[name]:.1f}{' (!)' if name in apart(there, here) else ''}"
             for name in there

@@ -7,14 +7,19 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from docs.hopper_tables import LISTS, LOAD, PAGE, SECTIONS, TABLES, WIDE, of_program
+from fa4.config import WarpgroupPipeline
 from fa4.hardware import H100, H200
+from fa4.sim import engine
 from fa4.sim.cost_table import CostTable, HopperCosts
+from fa4.sim.machine import find_machine
 from fa4.sim.power import H200_POWER
+from fa4.sim.predict import Simulation, build_plan, make_runner
 from hardware.hopper_units import power
-from hardware.hopper_units.figures import FILE, STARTS_FILE, figures, parse, report
+from hardware.hopper_units.figures import FILE, STARTS_FILE, STEPS_FILE, figures, parse, report
 from hardware.hopper_units.measure import PROGRAMS, STATE, summary, text_of
 from hardware.hopper_units.products import WIDTHS, header
 
@@ -241,3 +246,52 @@ def test_products_are_made_for_each_width() -> None:
     for width in WIDTHS:
         assert text.count(f"m64n{width}k16.f32.bf16.bf16") == 2
         assert f"float (&d)[{width // 2}]" in text
+
+
+def test_products_waited_for_one_by_one() -> None:
+    """Beyond N / 2 cycles: constants of the simulator, for widths of 64 to 176."""
+    found = figures(STEPS_FILE)
+    costs = HopperCosts()
+    for source, constant in (("shared memory", costs.mma_waited_cycles),
+                             ("registers", costs.mma_tmem_waited_cycles)):  # fmt: skip
+        beyond = {
+            int(width): figure.value - int(width) / 2
+            for name, figure in found.items()
+            if (match := re.match(rf"one by one/m64n(\d+)k16, A from {source}, warpgroups 1", name))
+            for width in match.groups()
+        }
+        assert set(beyond) >= {64, 96, 128}
+        assert all(constant <= value + 0.5 and value < constant + 3.5 for value in beyond.values())
+
+
+def test_the_simulator_takes_as_long_as_steps_without_loads() -> None:
+    """Of 28 variants: 4 % on average; where products and softmax overlap, 6 % at most."""
+    machine = find_machine("h200")
+    off = {}
+    for name, figure in figures(STEPS_FILE).items():
+        match = re.match(r"step/d (\d+), (\d+) x (\d+), (overlap|serial)(, turns)?", name)
+        if match is None:
+            continue
+        dim, rows, tile_n = (int(text) for text in match.groups()[:3])
+        pipeline = WarpgroupPipeline(
+            head_dim=dim, consumers=rows // 64, tile_n=tile_n, overlap=match[4] == "overlap",
+            ping_pong=match[5] is not None,
+        )  # fmt: skip
+        code = make_runner(build_plan(pipeline, machine.gpu), machine, Simulation()).code
+        ends = [engine.execute(code, np.array([[n, 1, n - 1]])).end for n in (48, 96)]
+        off[name] = abs((ends[1] - ends[0]) / 48 / figure.value - 1)
+    assert len(off) == 28
+    assert np.mean(list(off.values())) < 0.042
+    assert all(error < 0.06 for name, error in off.items() if "overlap" in name)
+
+
+def test_softmax_is_slower_beside_products() -> None:
+    """By less than `register_contention` says, which stands for more than that."""
+    found = figures(STEPS_FILE)
+    ratios = [
+        figure.value / found[name.split(", products")[0] + ", nothing"].value - 1
+        for name, figure in found.items()
+        if name.startswith("beside/softmax") and "products" in name
+    ]
+    assert len(ratios) == 16
+    assert min(ratios) > 0.29 and max(ratios) < 0.69 < HopperCosts().register_contention

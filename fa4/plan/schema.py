@@ -50,12 +50,15 @@ class Mma:
 class Copy:
     """A bulk copy: kind is "load", "store", "reduce" (add into global) or "dsmem" (to the peer).
 
-    `cold` loads touch data for the first time, so they come from HBM and not from L2.
+    `cold` loads touch data for the first time, so they come from HBM and not from L2. boxes: how
+    many instructions it takes, one after the other. address_cycles: what its warp computes for it.
     """
 
     kind: str
     num_bytes: int
     cold: bool = False
+    boxes: int = 1
+    address_cycles: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +67,6 @@ class TmemAccess:
 
     kind: str
     cols: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SmemAccess:
-    """A role reads or writes `num_bytes` of shared memory with ordinary loads and stores."""
-
-    num_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +86,17 @@ class Math:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SmemAccess:
+    """A role reads or writes `num_bytes` of shared memory with ordinary loads and stores.
+
+    among: other instructions that stand between them.
+    """
+
+    num_bytes: int
+    among: Math = Math()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sync:
     """A barrier among the warps of one role; `fenced` with fences of tensor and shared memory.
 
@@ -104,11 +111,13 @@ class Sync:
 class Spill:
     """So many registers of every thread of a role go to local memory and come back.
 
-    held: registers of a thread that it has room for; some go there more than once.
+    held: registers of a thread that it has room for; some go there more than once. waits: how often
+    something waits for some of them to come back.
     """
 
     registers: int
     held: int
+    waits: int = 1
 
 
 @dataclass(frozen=True)
@@ -179,8 +188,8 @@ class Role:
     `closing`, after the last work tile, only waits: for others that still use this CTA's memory.
     Nobody waits for it, so that the simulator leaves it out. `passing` takes the place of a step of
     the program's loops for a tile that others of the CTA need and this role does not: the same
-    signals, no work. The simulator takes all tiles as needed. `live` says how many registers of a
-    thread hold what where most hold something; empty if the plan does not say.
+    signals, no work. `live` says how many registers of a thread hold what where most hold
+    something; empty if the plan does not say.
     """
 
     name: str

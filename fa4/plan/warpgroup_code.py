@@ -71,16 +71,24 @@ def products(pipeline: WarpgroupPipeline, product: Mma, waited: bool) -> Mma:
 
 def softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
     """Row maximum, the reference that all exponentials are taken of, exponentials and row sums."""
-    code = _own_softmax if pipeline.design == "fa4" else _published_softmax
-    return code(pipeline, i, masked)
+    return (*row_max(pipeline, i, masked), *powers(pipeline, i))
 
 
-def _own_softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
+def row_max(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
+    """The largest of a thread's scores of each row, of those that the mask leaves."""
+    scores, mask = pipeline.tile_n / 2, 1.6 if pipeline.design == "fa4" else 1.25
+    masking = (Work(f"mask S{i}", unpacked(alu=mask * scores)),) if masked else ()
+    return (*masking, Work(f"row max {i}", unpacked(alu=scores)))
+
+
+def powers(pipeline: WarpgroupPipeline, i: int) -> Program:
+    """What follows: references, exponentials, row sums."""
+    return (_own_powers if pipeline.design == "fa4" else _published_powers)(pipeline, i)
+
+
+def _own_powers(pipeline: WarpgroupPipeline, i: int) -> Program:
     scores = pipeline.tile_n / 2
-    mask: Program = (Work(f"mask S{i}", unpacked(alu=1.6 * scores)),) if masked else ()
     return (
-        *mask,
-        Work(f"row max {i}", unpacked(alu=scores)),
         # Has a maximum risen? A vote of the warp, on which the branch depends.
         Work(f"vote {i}", unpacked(fma=14, alu=8, other=30, chain=10)),
         Work(f"exchange {i}", unpacked(mufu=OWN_ROWS, fma=4, alu=8, other=8, chain=8),
@@ -91,34 +99,32 @@ def _own_softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
 
 
 def _own_exponentials(pipeline: WarpgroupPipeline, i: int) -> Iterator[Work]:
-    """In parts; the polynomials are in the first ones, where the compiler puts them."""
+    """In parts; without overlap, those of P that go to shared memory do so among the last ones."""
+    stored = pipeline.p_source == "smem" and not pipeline.overlap
+    for n in range(EXP_PARTS - stored):
+        yield Work(f"exp S{i} {n}", exponentials_part(pipeline, n))
+
+
+def exponentials_part(pipeline: WarpgroupPipeline, n: int) -> Math:
+    """Instructions of part `n`; the polynomials are in the first ones, as the compiler has them."""
     part = pipeline.tile_n / 2 / EXP_PARTS
-    left = pipeline.tile_n / 2 * pipeline.emulated
-    for n in range(EXP_PARTS):
-        emulated = min(part, left)
-        left -= emulated
-        amount = unpacked(
-            mufu=part - emulated,
-            fma=part + EMULATED_FMA * emulated,
-            alu=EMULATED_ALU * emulated + (0 if pipeline.overlap else 0.5 * part),
-            chain=SCOREBOARD_PER_SCORE * part,
-        )
-        yield Work(f"exp S{i} {n}", amount)
+    emulated = min(part, max(0.0, pipeline.tile_n / 2 * pipeline.emulated - n * part))
+    return unpacked(
+        mufu=part - emulated,
+        fma=part + EMULATED_FMA * emulated,
+        alu=EMULATED_ALU * emulated + (0 if pipeline.overlap else 0.5 * part),
+        chain=SCOREBOARD_PER_SCORE * part,
+    )
 
 
-def _published_softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
+def _published_powers(pipeline: WarpgroupPipeline, i: int) -> Program:
     """Without products in flight that hold P's or O's registers, the compiler converts P and
     rescales O between the exponentials; with overlap both come when P V is done."""
     scores = pipeline.tile_n / 2
     part, between = scores / EXP_PARTS, Math()
     if not pipeline.overlap:
         between = unpacked(fma=pipeline.head_dim_v / 2 / EXP_PARTS, alu=part / 2)
-    steps: Program = ()
-    if masked:
-        steps += (Work(f"mask S{i}", unpacked(alu=1.25 * scores)),)
     return (
-        *steps,
-        Work(f"row max {i}", unpacked(alu=scores)),
         # Two exchanges with other lanes, the new maximum, and the scale of what came before.
         Work(f"exchange {i}", unpacked(mufu=OWN_ROWS, fma=9, alu=22, other=36)),
         *(
@@ -131,21 +137,18 @@ def _published_softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Pro
 
 def probabilities(pipeline: WarpgroupPipeline, i: int) -> Program:
     """P in the operands' type, into shared memory if P V takes it from there."""
-    convert: Program = ()
-    # flash_attn.cute writes a part of P while it converts the next.
-    if pipeline.overlap and (pipeline.p_source == "registers" or pipeline.design == "fa4"):
-        convert = (Work(f"convert P{i}", unpacked(alu=pipeline.tile_n / 4)),)
+    amount = unpacked(alu=pipeline.tile_n / 4)
     if pipeline.p_source == "registers":
-        return convert
-    row_bytes = pipeline.tile_n * pipeline.element_bytes
-    store = SmemAccess(num_bytes=WARPGROUP_ROWS * row_bytes)
-    by_warp = pipeline.design != "fa4"  # a warp's rows of P are its own
-    if pipeline.design == "fa4":
-        convert += (Work(f"place P{i}", unpacked(other=STORE_INSTRUCTIONS)),)
+        return (Work(f"convert P{i}", amount),) if pipeline.overlap else ()
+    row_bytes, own = pipeline.tile_n * pipeline.element_bytes, pipeline.design == "fa4"
+    if not pipeline.overlap:
+        amount = exponentials_part(pipeline, EXP_PARTS - 1)
+    # flash_attn.cute writes a part of P while it converts the next, which was not counted.
+    among = replace(amount, other=amount.other + STORE_INSTRUCTIONS) if own else Math()
+    store = SmemAccess(num_bytes=WARPGROUP_ROWS * row_bytes, among=among)
     return (
-        *convert,
         Work(f"write P{i}", store, writes=(rows_of("p", i, row_bytes),)),
-        Work(f"show P{i}", Sync(fenced=True, by_warp=by_warp)),
+        Work(f"show P{i}", Sync(fenced=True, by_warp=not own)),  # else a warp's rows are its own
     )
 
 

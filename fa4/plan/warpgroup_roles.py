@@ -21,10 +21,12 @@ from fa4.plan.schema import (
 )
 from fa4.plan.warpgroup_code import (
     OWN_ROWS,
+    powers,
     probabilities,
     products,
     release,
     rescale,
+    row_max,
     rows_of,
     softmax,
     unpacked,
@@ -45,6 +47,15 @@ OUTPUT_MOVES = {
     ("flash_attn.cute", True): (2.1, 2.1),
     ("flash_attn.cute", False): (3.7, 3.2),
 }
+
+BOX_ROW_BYTES = 128  # of a row, that one copy moves into memory swizzled by as much
+# By the control codes of compiled loops: two tiles of one box take 142 to 156 cycles, of two 200.
+ADDRESS_CYCLES, BOX_ADDRESS_CYCLES = 50.0, 25.0
+
+# How often a step waits for registers that come back through L2. In the compiled loops whose stack
+# exceeds the first cache, what lies between a load and its use is short of L2's latency by 1.1,
+# 1.4, 1.9 and 4.3 times that.
+SPILL_WAITS = 2
 
 # Registers of a consumer thread beyond S, P and O: row maxima, sums and scales; addresses,
 # descriptors, loop and barrier state.
@@ -79,7 +90,7 @@ def spilled(pipeline: WarpgroupPipeline, registers: int) -> Program:
     if over > live.get("P", 0):
         moves = OUTPUT_MOVES[pipeline.design, pipeline.overlap]
         moved, held = (round(share * live["O"]) for share in moves)
-    return (Work("spill", Spill(registers=moved, held=held)),)
+    return (Work("spill", Spill(registers=moved, held=held, waits=SPILL_WAITS)),)
 
 
 def _over(pipeline: WarpgroupPipeline, registers: int) -> int:
@@ -97,18 +108,26 @@ def producer_role(
     size, tile_n = pipeline.element_bytes, pipeline.tile_n
     early = pipeline.design == "fa4" and pipeline.scheduler == "static" and not output_over_queries
 
-    def fetch(what: str, num_bytes: int, cold: bool = False) -> Program:
-        copy = Copy(kind="load", num_bytes=num_bytes, cold=cold)
+    def fetch(what: str, rows: int, cols: int, cold: bool = False) -> Program:
+        boxes = -(-cols * size // BOX_ROW_BYTES) * (pipeline.consumers if what == "q" else 1)
+        cycles = ADDRESS_CYCLES + BOX_ADDRESS_CYCLES * boxes if pipeline.design == "fa4" else 0.0
+        copy = Copy(kind="load", num_bytes=rows * cols * size, cold=cold, boxes=boxes,
+                    address_cycles=cycles)  # fmt: skip
         return (
             Wait(f"{what}_empty"),
             Work(f"load {what}", copy, asynchronous=True, writes=(what,)),
             Arrive(f"{what}_full", after="tma"),
         )
 
-    k_bytes = tile_n * pipeline.head_dim * size
-    q = fetch("q", pipeline.block_rows * pipeline.head_dim * size, cold=not early)
-    k, v = fetch("k", k_bytes), fetch("v", tile_n * pipeline.head_dim_v * size)
-    program = (*fetch("k", k_bytes, cold=not early), *q, Loop("kv_tiles", (*k, *v), offset=-1), *v)
+    d, dv = pipeline.head_dim, pipeline.head_dim_v
+    q = fetch("q", pipeline.block_rows, d, cold=not early)
+    k, v = fetch("k", tile_n, d), fetch("v", tile_n, dv)
+    program = (
+        *fetch("k", tile_n, d, cold=not early),
+        *q,
+        Loop("kv_tiles", (*k, *v), offset=-1),
+        *v,
+    )
     warp = 4 * pipeline.consumers
     return Role(name="load", warps=(warp,), registers=registers, program=program)
 
@@ -199,6 +218,10 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
     late: Program = (Wait("v_full"),) if pipeline.design == "fa4" and not take else ()
     at_once: Program = () if late else (Wait("v_full"),)
     scores, values = (of(pipeline, i, bool(spills)) for of in (_scores, _values))
+    done, freed = _await_values(i)
+    soon: Program = ()
+    if spills:  # each instruction of P V is waited for; the row maximum is among them
+        values, soon, give = _values(pipeline, i, True, beside=True), (done, *give), ()
 
     def step(masked: bool) -> Program:
         return (
@@ -212,8 +235,11 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
             *values,
             *give,
             *_await_scores(i),
-            *softmax(pipeline, i, masked),
-            *_await_values(i),
+            *row_max(pipeline, i, masked),
+            *soon,
+            *powers(pipeline, i),
+            *(() if soon else (done,)),
+            freed,
             *release(pipeline, i),
             *probabilities(pipeline, i),
             *after,
@@ -241,7 +267,8 @@ def _scores(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
     )
 
 
-def _values(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
+def _values(pipeline: WarpgroupPipeline, i: int, waited: bool, *, beside: bool = False) -> Program:
+    """P V; waited: as for `_scores`, beside: with other work between its instructions."""
     size, dv, tile_n = pipeline.element_bytes, pipeline.head_dim_v, pipeline.tile_n
     shared = pipeline.p_source == "smem"
     product = mma(WARPGROUP_ROWS, dv, tile_n, element_bytes=size, a_in_tmem=not shared,
@@ -249,7 +276,7 @@ def _values(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
     product = products(pipeline, product, waited)
     reads = (rows_of("p", i, tile_n * size), "v") if shared else ("v",)
     return (
-        Work(f"PV{i}", product, asynchronous=not waited, reads=reads),
+        Work(f"PV{i}", product, asynchronous=beside or not waited, reads=reads),
         Arrive(f"o{i}_done", after="tensor"),
     )
 

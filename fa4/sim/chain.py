@@ -191,10 +191,10 @@ class _Walk:
     def _work(self, row: int, work: int, asynchronous: bool) -> None:
         number, start = self.role[row], self.start[row]
         uses = self.machine.work_pieces[work]
-        free = [self.machine.unit_free[unit] for unit, _, _ in uses]
+        free = [self.machine.unit_free[unit] for unit, *_ in uses]
         self.machine.step(self.machine.roles[number])
         pieces = self.pieces[row] = {}
-        for (unit, _, passes), before in zip(uses, free, strict=True):
+        for (unit, _, passes, _), before in zip(uses, free, strict=True):
             begin, end = max(start, before), self.machine.unit_free[unit]
             done = min(end, start + 2.0 * (end - begin)) if passes else end
             last = self._unit_row.get(unit, -1)

@@ -103,7 +103,7 @@ class TileRunner:
         missing = np.maximum(0, trips[:, 2] - SHORT_STEPS) // PERIOD_STEPS
         if not missing.any():
             return self._simulate(trips)
-        period = PERIOD_STEPS * np.array([1, 0, 1])
+        period = PERIOD_STEPS * repeated(trips, PERIOD_STEPS * missing)
         short = trips - missing[:, None] * period
         longer = short + (missing > 0)[:, None] * period
         key = _key(short) + _key(longer)
@@ -165,11 +165,9 @@ def run_one_by_one(
     With `starts_once` a machine keeps its CTA, which steals further tiles (CLC): it pays the start
     for its first tile only, and its tail after the last.
     """
-    total, masked, _ = tiles.trips.T  # the third is their difference
     _, first, kind, counts = np.unique(
-        total * (1 + masked.max(initial=0)) + masked,
-        return_index=True, return_inverse=True, return_counts=True,
-    )  # fmt: skip
+        kinds_of(tiles.trips), return_index=True, return_inverse=True, return_counts=True
+    )
     runner.expect(tiles.trips[np.sort(first), None])
     found = {int(i): runner.run(tiles.trips[i, None]) for i in np.sort(first)}
     runs = [found[int(i)] for i in first]
@@ -182,6 +180,26 @@ def run_one_by_one(
         heapq.heapreplace(free, free[0] + start + taken)
     finish = np.array([end + tail if end > 0.0 else end for end in free])
     return summarize(runner, finish, runs, machines, counts.tolist())
+
+
+def repeated(trips: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """(T, columns) of which columns so many `steps` (T,) can be left out: plain ones of the CTA and
+    of each role that passes over tiles, or, if it has less, tiles that it passes over."""
+    found = np.zeros_like(trips)
+    found[:, [0, 2]] = 1
+    for first in range(3, trips.shape[1], 3):
+        plain = trips[:, first + 2] >= steps
+        found[:, first], found[:, first + 2] = ~plain, plain
+    return found
+
+
+def kinds_of(trips: np.ndarray) -> np.ndarray:
+    """(T,) a number per work tile, equal where all of `trips` (T, columns) are, in their order."""
+    total, masked, _, *own = trips.T  # the third is their difference, and so are each role's last
+    kinds: np.ndarray = total * (1 + masked.max(initial=0)) + masked
+    for column in (c for n, c in enumerate(own) if n % 3 < 2):
+        kinds = np.unique(kinds, return_inverse=True)[1] * (1 + column.max(initial=0)) + column
+    return kinds
 
 
 def mean_run(first: ChipRun, second: ChipRun, share: float) -> ChipRun:

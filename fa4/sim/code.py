@@ -16,7 +16,7 @@ complete the phases of signals. Two engines execute it with the same semantics: 
 - On a unit that it passes, work takes every other cycle as long as what was requested before lasts:
   it is done twice its occupancy after it asked, or in its turn if that is earlier.
 - Work with a unit `under` takes longer on its units while that one is busy with what was requested
-  before: 1 + stretch times.
+  before: 1 + stretch times, unit by unit.
 - A role runs its prologue once and its program once per work tile. The run ends with the last role
   and the last asynchronous work: a CTA stays until copies have read its shared memory.
 """
@@ -29,7 +29,7 @@ import numpy as np
 
 WAIT, ARRIVE, WORK, LOOP, END, TILE_END = range(6)
 
-UNITS_PER_WORK = 4
+UNITS_PER_WORK = 5
 # Arrival times kept per arriver; a waiter may lag behind by this many phases (a ring of 32 stages
 # is the largest in use).
 HISTORY = 128
@@ -46,7 +46,7 @@ class EventCode:
 
     instructions (I, 4) int32: WAIT signal waiter_slot; ARRIVE arriver_slot unit_or_-1; WORK index
     is_asynchronous; LOOP trip offset end; END start; TILE_END. entry (R, 2): first instruction of
-    each role's prologue and program.
+    each role's prologue and program. trip_columns: of the trips that it is run with (`passing`).
     """
 
     role_names: tuple[str, ...]
@@ -61,7 +61,7 @@ class EventCode:
     work_issue: np.ndarray  # (W,) float64 cycles
     work_passes: np.ndarray  # (W, UNITS_PER_WORK) bool
     work_under: np.ndarray  # (W,) int32 unit, -1 for none
-    work_stretch: np.ndarray  # (W,) float64 share
+    work_stretch: np.ndarray  # (W, UNITS_PER_WORK) float64 share
     signal_arrivers: np.ndarray  # (S, 2) int32: first arriver slot and number of them
     signal_free: np.ndarray  # (S,) int64
     signal_latency: np.ndarray  # (S,) float64
@@ -69,6 +69,7 @@ class EventCode:
     arriver_signal: np.ndarray  # (A,) int32
     arriver_role: np.ndarray  # (A,) int32
     waiters: int
+    trip_columns: int
 
     def scaled(self, factor: float) -> EventCode:
         """The same code with every cost multiplied by `factor`."""

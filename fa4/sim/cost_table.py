@@ -35,6 +35,11 @@ class CostTable:
     mma_pair_latency_cycles: float = figure(
         34.0, "added by cta_group 2 (170 instead of 136): SemiAnalysis umma_latency, B200"
     )
+    mma_waited_cycles: float = figure(
+        136.0,
+        "of each product that is waited for before the next one: none on Blackwell, as the last",
+    )
+    mma_tmem_waited_cycles: float = figure(104.0, "the same with A in TMEM (wgmma: registers)")
     mma_gap_cycles: float = figure(
         0.0, "of the tensor core between instructions of a lone warpgroup: no such thing in TMEM"
     )
@@ -55,6 +60,7 @@ class CostTable:
     )
     fma_latency_cycles: float = figure(4.0, "FFMA, FADD, FMUL: QuickRunCUDA B300 catalogue")
     smem_latency_cycles: float = figure(26.0, "LDS 24-28: QuickRunCUDA")
+    l2_load_latency_cycles: float = figure(364.0, "a thread's load, near: Fan et al. 2026")
     tma_bytes_per_clk: float = figure(126.0, "241 GB/s of one CTA: QuickRunCUDA")
     fill_port_share: float = figure(
         1.0,
@@ -159,6 +165,10 @@ class HopperCosts(CostTable):
         81.0, "8 wgmma and their wait, less n N / 2; Q, K in SMEM"
     )
     mma_tmem_latency_cycles: float = _measured(66.0, "the same with A in registers")
+    mma_waited_cycles: float = _measured(
+        54.0, "16 wgmma in a row, each waited for, less N / 2", (54.0, 57.1)
+    )
+    mma_tmem_waited_cycles: float = _measured(45.0, "the same with A in registers", (45.0, 45.1))
     mma_gap_cycles: float = _measured(
         1.8,
         "chains of 32 wgmma less chains of 8, beyond N / 2 for N 64 to 128; filled by others",
@@ -168,6 +178,7 @@ class HopperCosts(CostTable):
     issue_per_clk: float = _measured(4.0, "FFMA with FMNMX, 1 per sub-core")
     fma_latency_cycles: float = _measured(4.0, "dependent FFMA, FADD, FMUL, FMNMX, F2FP")
     smem_latency_cycles: float = _measured(28.0, "STS to LDS; LDS 23 to 29")
+    l2_load_latency_cycles: float = _measured(287.0, "ld.acquire.gpu")
     tma_bytes_per_clk: float = _measured(109.0, "one SM loads 8 to 32 KiB from L2: 9.4 per KiB")
     tma_load_latency_cycles: float = _measured(357.0, "L2 hit, 407 less the wait for the barrier")
     fill_port_share: float = _measured(0.0, "products beside all that L2 gives lose 0% to 2.6%")

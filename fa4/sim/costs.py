@@ -8,6 +8,7 @@ tma_store, dsmem, reduce. Rates come from `Gpu`, latencies and rules from `CostT
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fa4.config import PRODUCT_DEPTH_BYTES
 from fa4.hardware import Gpu
@@ -94,7 +95,9 @@ class MachineCosts:
     def _mma(self, amount: Mma, warps: int) -> WorkCost:
         flops = 2 * amount.rows * amount.cols * amount.depth
         table = self.table
-        latency = table.mma_latency_cycles if amount.a_bytes else table.mma_tmem_latency_cycles
+        latency, waited = table.mma_tmem_latency_cycles, table.mma_tmem_waited_cycles
+        if amount.a_bytes:
+            latency, waited = table.mma_latency_cycles, table.mma_waited_cycles
         if amount.cta_group == 2:
             latency += table.mma_pair_latency_cycles
         tensor = flops / (self.gpu.mma_flops_per_clk * 2 // amount.element_bytes)
@@ -106,7 +109,7 @@ class MachineCosts:
                 tensor += gap * amount.depth * amount.element_bytes / PRODUCT_DEPTH_BYTES
         return WorkCost(
             occupancy_cycles={"tensor": tensor, "smem": operands},
-            latency_cycles=latency * amount.waits,
+            latency_cycles=latency + waited * (amount.waits - 1),
             issue_cycles=table.mma_issue_cycles
             if amount.issue_cycles is None
             else amount.issue_cycles,
@@ -114,7 +117,7 @@ class MachineCosts:
 
     def _copy(self, amount: Copy, warps: int) -> WorkCost:
         table, size = self.table, amount.num_bytes
-        issue = table.tma_issue_cycles
+        issue = table.tma_issue_cycles * amount.boxes + amount.address_cycles
         if amount.kind == "reduce":
             occupancy = {
                 "reduce": size / table.reduce_bytes_per_clk,
@@ -157,9 +160,13 @@ class MachineCosts:
                         latency_cycles=self.table.tmem_store_latency_cycles)  # fmt: skip
 
     def _smem(self, amount: SmemAccess, warps: int) -> WorkCost:
-        cycles = amount.num_bytes / self.gpu.smem_bytes_per_clk
-        return WorkCost(occupancy_cycles={"smem": cycles}, passes=PORT,
-                        latency_cycles=self.table.smem_latency_cycles)  # fmt: skip
+        cycles = {"smem": amount.num_bytes / self.gpu.smem_bytes_per_clk}
+        latency = self.table.smem_latency_cycles
+        if amount.among == Math():
+            return WorkCost(occupancy_cycles=cycles, latency_cycles=latency, passes=PORT)
+        among = self._math(amount.among, warps)
+        return replace(among, occupancy_cycles=cycles | dict(among.occupancy_cycles), passes=PORT,
+                       latency_cycles=latency + among.latency_cycles)  # fmt: skip
 
     def _sync(self, amount: Sync, warps: int) -> WorkCost:
         cycles = self.table.sync_cycles if amount.fenced else self.table.named_barrier_cycles
@@ -178,7 +185,8 @@ class MachineCosts:
         occupancy = {"smem": moved / self.gpu.smem_bytes_per_clk}
         if missed:
             occupancy["tma"] = missed * moved / self.l2_bytes_per_clk
-        return WorkCost(occupancy_cycles=occupancy, passes=PORT)
+        late = missed * amount.waits * self.table.l2_load_latency_cycles
+        return WorkCost(occupancy_cycles=occupancy, latency_cycles=late, passes=PORT)
 
     def _math(self, amount: Math, warps: int) -> WorkCost:
         """Vector instructions, beside which others' code is fetched and products use registers."""
@@ -198,7 +206,7 @@ class MachineCosts:
             + amount.chain * table.fma_latency_cycles
             + fetched * table.fetch_stall_cycles,
             under="tensor" if table.register_contention else None,
-            stretch=table.register_contention,
+            stretch=dict.fromkeys(pipes, table.register_contention),
         )
 
 

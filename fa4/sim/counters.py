@@ -13,6 +13,7 @@ import numpy as np
 
 from fa4.plan.places import MemoryRegion, Resolver
 from fa4.plan.schema import Copy, PipelinePlan, Role, Step, Wait, Work, in_order, unroll
+from fa4.sim.passing import full_program, own_trips
 from fa4.sim.timeline import CtaTimeline, Event
 
 Changes = list[tuple[float, int]]  # (cycles, by how much)
@@ -114,5 +115,5 @@ def uses(plan: PipelinePlan, cta: CtaTimeline) -> Iterator[Use]:
 def _steps(plan: PipelinePlan, role: Role, cta: CtaTimeline) -> Iterator[Step]:
     """What a role does for all work tiles of a CTA, its prologue once."""
     yield from role.prologue
-    for named in in_order(dict(zip(plan.trips, trips, strict=True)) for trips in cta.trips):
-        yield from unroll(role.program, named)
+    for named in in_order(own_trips(plan, role, trips) for trips in cta.trips):
+        yield from unroll(full_program(role), named)

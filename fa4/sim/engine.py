@@ -32,6 +32,7 @@ from fa4.sim.code import (
     PipelineDeadlock,
     explain_deadlock,
 )
+from fa4.sim.passing import widened
 
 NO_LIMIT = 1 << 62
 NOT_YET, LOST = -1.0, -2.0  # answers of _phase_time beside a moment
@@ -85,7 +86,7 @@ class _State(NamedTuple):
 def execute(
     code: EventCode, trips: np.ndarray, *, log: bool = False, event_limit: int = NO_LIMIT
 ) -> EngineRun:
-    """Run the work tiles `trips` (T, number of trip names) one after the other on one machine.
+    """Run the work tiles `trips` (T, columns of `passing`) one after the other on one machine.
 
     Raises PipelineDeadlock naming the roles, signals and phases; RuntimeError if a signal runs more
     than HISTORY phases ahead of its waiter or the event limit is reached.
@@ -122,7 +123,7 @@ def execute(
 
 def _arrays(code: EventCode, trips: np.ndarray) -> _Code:
     made = {
-        "trips": np.ascontiguousarray(trips, np.int64),
+        "trips": np.ascontiguousarray(widened(trips, code.trip_columns), np.int64),
         "work_lost": code.work_stretch / (1.0 + code.work_stretch),
     }
     return _Code(
@@ -310,7 +311,7 @@ def _work(code, state, role):  # type: ignore[no-untyped-def]
     """Occupy the units of a piece of work; returns when it is done."""
     at = state.pc[role]
     work, asynchronous = code.instructions[at, 1], code.instructions[at, 2]
-    under, stretch, lost = code.work_under[work], code.work_stretch[work], code.work_lost[work]
+    under = code.work_under[work]
     beside_until = state.unit_free[under] if under >= 0 else 0.0
     start = state.clock[role]
     end = start
@@ -320,6 +321,7 @@ def _work(code, state, role):  # type: ignore[no-untyped-def]
             break
         occupancy = code.work_occupancy[work, j]
         begin = max(start, state.unit_free[unit])
+        stretch, lost = code.work_stretch[work, j], code.work_lost[work, j]
         occupancy += min(occupancy * stretch, max(0.0, beside_until - begin) * lost)
         state.unit_free[unit] = begin + occupancy
         state.busy[unit] += occupancy

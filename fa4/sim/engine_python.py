@@ -26,6 +26,7 @@ from fa4.sim.code import (
     explain_deadlock,
     stretched,
 )
+from fa4.sim.passing import widened
 
 
 @dataclass
@@ -45,7 +46,7 @@ class PlainMachine:
     """State of one run; `execute` drives it."""
 
     def __init__(self, code: EventCode, trips: np.ndarray) -> None:
-        self.code, self.trips = code, trips.tolist()
+        self.code, self.trips = code, widened(trips, code.trip_columns).tolist()
         self.roles = [_Role(r, int(code.entry[r, 0])) for r in range(len(code.role_names))]
         self.unit_free = [0.0] * len(code.unit_names)
         self.busy = [0.0] * len(code.unit_names)
@@ -73,11 +74,10 @@ class PlainMachine:
         self.work_issue: list[float] = code.work_issue.tolist()
         self.work_latency: list[float] = code.work_latency.tolist()
         self.work_under: list[int] = code.work_under.tolist()
-        self.work_stretch: list[float] = code.work_stretch.tolist()
-        columns = (code.work_units, code.work_occupancy, code.work_passes)
+        columns = (code.work_units, code.work_occupancy, code.work_passes, code.work_stretch)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        # Per work: (unit, occupied cycles, does it pass the queue?) of each unit that it uses.
-        self.work_pieces: list[list[tuple[int, float, bool]]] = [
+        # Per work: (unit, occupied cycles, does it pass the queue?, stretch) of each unit it uses.
+        self.work_pieces: list[list[tuple[int, float, bool, float]]] = [
             [piece for piece in zip(*row, strict=True) if piece[0] >= 0] for row in rows
         ]
 
@@ -152,10 +152,10 @@ class PlainMachine:
         """Occupy the units of one piece of work; returns when it is done."""
         start = role.clock
         end = start
-        under, stretch = self.work_under[index], self.work_stretch[index]
+        under = self.work_under[index]
         beside_until = self.unit_free[under] if under >= 0 else 0.0
         pieces = self.work_pieces[index]
-        for unit, alone, passes in pieces:
+        for unit, alone, passes, stretch in pieces:
             begin, occupancy = max(start, self.unit_free[unit]), alone
             if under >= 0:
                 occupancy = stretched(alone, begin, beside_until, stretch)

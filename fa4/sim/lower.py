@@ -30,6 +30,7 @@ from fa4.sim.code import (
     WORK,
     EventCode,
 )
+from fa4.sim.passing import column_names, full_program, own_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class WorkCost:
     """Cycles of one piece of work: occupancy per unit (its own unit first), latency, issue.
 
     passes: units that it shares cycle by cycle with what was requested before.
-    under: a unit beside which it takes 1 + stretch times as long on its own units.
+    under: a unit beside which it takes 1 + stretch times as long, unit by unit of its own.
     """
 
     occupancy_cycles: Mapping[str, float]
@@ -45,7 +46,7 @@ class WorkCost:
     issue_cycles: float = 0.0
     passes: frozenset[str] = frozenset()
     under: str | None = None
-    stretch: float = 0.0
+    stretch: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +94,10 @@ class _Lowering:
         if depth >= MAX_LOOP_DEPTH:
             raise ValueError(f"loops of {role.name} nest deeper than {MAX_LOOP_DEPTH}")
         start = len(self.code)
-        trips = IF_FOLLOWED if step.trip == FOLLOWING else self.plan.trips.index(step.trip)
-        self.code.append((LOOP, trips, step.offset, 0))
+        column = IF_FOLLOWED
+        if step.trip != FOLLOWING:
+            column = own_columns(self.plan, role)[step.trip]
+        self.code.append((LOOP, column, step.offset, 0))
         self.emit_program(role, step.body, depth + 1)
         self.code[start] = (*self.code[start][:3], len(self.code))
         self.code.append((END, start, 0, 0))
@@ -119,6 +122,21 @@ class _Lowering:
         return next(i for i, signal in enumerate(self.plan.signals) if signal.name == name)
 
 
+def _unit_rows(state: _Lowering) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(W, UNITS_PER_WORK) units of each piece of work: index, cycles, does it pass, stretch."""
+    units = np.full((len(state.works), UNITS_PER_WORK), -1, np.int32)
+    occupancy = np.zeros((len(state.works), UNITS_PER_WORK))
+    passes = np.zeros((len(state.works), UNITS_PER_WORK), np.bool_)
+    stretch = np.zeros((len(state.works), UNITS_PER_WORK))
+    for row, (_, cost, share) in enumerate(state.works):
+        for column, (unit, cycles) in enumerate(cost.occupancy_cycles.items()):
+            units[row, column] = state.units[unit]
+            occupancy[row, column] = cycles * share
+            passes[row, column] = unit in cost.passes
+            stretch[row, column] = cost.stretch.get(unit, 0.0)
+    return units, occupancy, passes, stretch
+
+
 def lower(
     plan: PipelinePlan,
     work_costs: WorkCosts,
@@ -140,16 +158,9 @@ def lower(
         state.emit_program(role, role.prologue)
         state.code.append((TILE_END, 0, 0, 0))
         entry.append((prologue, len(state.code)))
-        state.emit_program(role, role.program)
+        state.emit_program(role, full_program(role))
         state.code.append((TILE_END, 0, 0, 0))
-    units = np.full((len(state.works), UNITS_PER_WORK), -1, np.int32)
-    occupancy = np.zeros((len(state.works), UNITS_PER_WORK))
-    passes = np.zeros((len(state.works), UNITS_PER_WORK), np.bool_)
-    for row, (_, cost, share) in enumerate(state.works):
-        for column, (unit, cycles) in enumerate(cost.occupancy_cycles.items()):
-            units[row, column] = state.units[unit]
-            occupancy[row, column] = cycles * share
-            passes[row, column] = unit in cost.passes
+    units, occupancy, passes, stretch = _unit_rows(state)
     roles = [role.name for role in plan.roles]
     names = [signal.name for signal in plan.signals]
     costs = [signal_costs(signal) for signal in plan.signals]
@@ -169,7 +180,7 @@ def lower(
             [-1 if cost.under is None else state.units[cost.under] for _, cost, _ in state.works],
             np.int32,
         ),
-        work_stretch=np.array([cost.stretch for _, cost, _ in state.works]),
+        work_stretch=stretch,
         signal_arrivers=np.array(ranges, np.int32).reshape(-1, 2),
         signal_free=np.array([signal.free for signal in plan.signals], np.int64),
         signal_latency=np.array([cost.latency_cycles for cost in costs]),
@@ -177,4 +188,5 @@ def lower(
         arriver_signal=np.array([names.index(s) for s, _ in state.arrivers], np.int32),
         arriver_role=np.array([roles.index(r) for _, r in state.arrivers], np.int32),
         waiters=len(state.waiters),
+        trip_columns=len(column_names(plan)),
     )

@@ -162,12 +162,20 @@ def launch_order(problem: Problem, pipeline: AnyPipeline, simulation: Simulation
 
 
 def shorten(trips: np.ndarray, kv_tiles: int | None) -> np.ndarray:
-    """(T, 3) total, masked and plain steps, cut to `kv_tiles`; masked steps come first."""
+    """(T, columns) total, masked and plain steps, cut to `kv_tiles`; masked steps come first.
+
+    A role that passes over tiles first does so of what is left, but for the last one.
+    """
     if kv_tiles is None:
         return trips
     total = np.minimum(trips[:, 0], kv_tiles)
     masked = np.minimum(trips[:, 1], total)
-    return np.stack([total, masked, total - masked], axis=1)
+    columns = [total, masked, total - masked]
+    for first in range(3, trips.shape[1], 3):
+        passed = np.minimum(trips[:, first], total - 1)
+        masked = np.minimum(trips[:, first + 1], total - passed)
+        columns += [passed, masked, total - passed - masked]
+    return np.stack(columns, axis=1)
 
 
 def _describe(work: WorkTiles, chosen: np.ndarray) -> str:
@@ -249,15 +257,15 @@ class _LogReader:
         code, done = self.code, start
         name, what = code.role_names[role], code.work_names[work]
         pieces: list[tuple[int, UnitSlice]] = []
-        under, stretch = int(code.work_under[work]), float(code.work_stretch[work])
+        under = int(code.work_under[work])
         beside_until = self.unit_free[under] if under >= 0 else 0.0
-        parts = (code.work_units[work], code.work_occupancy[work], code.work_passes[work])
-        for unit, alone, passes in zip(*parts, strict=True):
+        parts = (code.work_units, code.work_occupancy, code.work_passes, code.work_stretch)
+        for unit, alone, passes, stretch in zip(*(part[work] for part in parts), strict=True):
             if unit < 0:
                 break
             begun, cycles = max(start, self.unit_free[unit]), float(alone)
             if under >= 0:
-                cycles = stretched(cycles, begun, beside_until, stretch)
+                cycles = stretched(cycles, begun, beside_until, float(stretch))
             self.unit_free[unit] = begun + cycles
             shared = start + 2.0 * cycles if passes else math.inf
             done = max(done, min(shared, self.unit_free[unit]))

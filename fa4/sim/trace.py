@@ -15,6 +15,7 @@ from typing import Any
 
 from fa4.sim import counters
 from fa4.sim.measured_ranges import MeasuredCta
+from fa4.sim.passing import column_names
 from fa4.sim.timeline import Arrow, CtaTimeline, Event, Timeline, UnitSlice
 
 SCHEMA_VERSION = 1  # of the trace's metadata and args
@@ -57,7 +58,7 @@ def metadata(timeline: Timeline) -> Json:
         } | {"window_size": list(problem.window_size)},
         "rescale_rate": timeline.rescale_rate,
         "ctas": len(timeline.ctas),
-        "trips": {"names": list(timeline.plan.trips),
+        "trips": {"names": column_names(timeline.plan),
                   "per_cta": [[list(row) for row in cta.trips] for cta in timeline.ctas]},
         "shortened": timeline.shortened,
         "cycles": timeline.cycles,

@@ -12,8 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
+from fa4.config import (
+    WARPGROUP_ROWS,
+    BackwardPipeline,
+    ForwardPipeline,
+    Problem,
+    WarpgroupPipeline,
+)
 from fa4.hardware import Gpu
+from fa4.plan.warpgroup_roles import passes_tiles
 
 # L2 bytes that the LPT order lets one section of heads occupy (flash_attn.cute).
 L2_SECTION_BYTES = 50 * 1024 * 1024
@@ -60,18 +67,46 @@ def sequences(problem: Problem, lengths: Seq[Lengths] | None) -> list[tuple[rang
     return [(range(problem.batch), Lengths(problem.seqlen_q, problem.seqlen_k))]
 
 
-def kv_trips(problem: Problem, length: Lengths, rows: np.ndarray, tile_n: int) -> np.ndarray:
+def kv_trips(
+    problem: Problem, length: Lengths, rows: np.ndarray, tile_n: int, parts: Seq[np.ndarray] = ()
+) -> np.ndarray:
     """(M, 3) total, masked and plain KV tiles of row blocks rows[i] = (first, one past last) row.
 
     Rows are positions in the sequence (already divided by the heads packed into a tile). The first
     KV tile visited always runs the masking code, and a row block that sees nothing runs one step,
-    as in the kernel.
+    as in the kernel. parts: likewise rows, of parts of each block that pass over tiles of which
+    they see no key, as long as those are the first ones; three columns for each follow, the tiles
+    it passes over, masked and plain ones.
     """
+    start, stop, *whole = _kv_range(problem, length, rows, tile_n)
+    total = np.maximum(1, stop - start)
+    plain = _between(start, np.maximum(stop, start + 1), *whole)
+    columns = [total, total - plain, plain]
+    for own in parts:
+        _, own_stop, *whole = _kv_range(problem, length, own, tile_n)
+        own_stop = np.where(own[:, 0] < length.q, own_stop, 0)  # else it has no row
+        own_stop = np.clip(own_stop, start + 1, start + total)
+        plain = _between(start, own_stop, *whole)
+        columns += [start + total - own_stop, own_stop - start - plain, plain]
+    return np.stack(columns, axis=1)
+
+
+def _between(
+    start: np.ndarray, stop: np.ndarray, whole_start: np.ndarray, whole_stop: np.ndarray
+) -> np.ndarray:
+    """Of the KV tiles from start on, those that no row needs a mask for; never the last one."""
+    plain = np.minimum(whole_stop, stop) - np.maximum(whole_start, start)
+    return np.clip(plain, 0, stop - start - 1)
+
+
+def _kv_range(
+    problem: Problem, length: Lengths, rows: np.ndarray, tile_n: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """First and one past the last KV tile that some row sees; the same of those that all see."""
     left, right = problem.window_size
     first, last = rows[:, 0], rows[:, 1] - 1
     offset = length.k - length.q
-    tiles = -(-length.k // tile_n)
-    n_max = np.full(len(rows), tiles)
+    n_max = np.full(len(rows), -(-length.k // tile_n))
     plain_to = np.full(len(rows), length.k // tile_n)
     if right is not None:
         n_max = np.minimum(n_max, -(-(last + offset + right + 1) // tile_n))
@@ -80,9 +115,7 @@ def kv_trips(problem: Problem, length: Lengths, rows: np.ndarray, tile_n: int) -
     if left is not None:
         n_min = np.maximum(0, (first + offset - left) // tile_n)
         plain_from = np.maximum(0, -(-(last + offset - left) // tile_n))
-    total = np.maximum(1, n_max - n_min)
-    plain = np.clip(np.minimum(plain_to, n_max) - np.maximum(plain_from, n_min), 0, total - 1)
-    return np.stack([total, total - plain, plain], axis=1)
+    return n_min, n_max, plain_from, plain_to
 
 
 def query_trips(problem: Problem, length: Lengths, keys: np.ndarray, tile_m: int) -> np.ndarray:
@@ -106,13 +139,22 @@ def forward_tiles(
     """
     ratio = problem.heads_q // problem.heads_k
     step = pipeline.block_rows
+    passes = isinstance(pipeline, WarpgroupPipeline) and passes_tiles(pipeline)
+    passes &= problem.window_size[1] is not None  # else all rows see the last keys
+    passes &= not getattr(pipeline, "ahead", False)
+    own_rows = range(0, step, WARPGROUP_ROWS) if passes else ()
+
+    def positions(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        return np.stack([starts // ratio, -(-stops // ratio)], axis=1)
+
     parts = []
     for batches, length in sequences(problem, lengths):
         packed = length.q * ratio
         starts = np.arange(0, packed, step)
-        stops = np.minimum(starts + step, packed)
-        rows = np.stack([starts // ratio, -(-stops // ratio)], axis=1)
-        trips = split_trips(kv_trips(problem, length, rows, pipeline.tile_n), pipeline.num_splits)
+        rows = positions(starts, np.minimum(starts + step, packed))
+        own = [positions(starts + n, starts + n + WARPGROUP_ROWS) for n in own_rows]
+        every = kv_trips(problem, length, rows, pipeline.tile_n, own)
+        trips = split_trips(every, pipeline.num_splits)
         parts.append((batches, trips, problem.heads_k))
     return _collect(parts)
 

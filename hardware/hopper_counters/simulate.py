@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fa4.config import Problem
+from fa4.plan.schema import Loop, Wait, walk
+from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import Prediction, predict
+from fa4.sim.worktiles import forward_tiles
 from fa4.sm90.forward.spec import WarpgroupSpec
 from hardware.hopper_counters.compare import POINTS
 
@@ -43,10 +46,32 @@ def prediction(given: Mapping[str, Any]) -> Prediction:
     return predict(problem, spec.pipeline, find_machine(MACHINE))
 
 
-def simulated(found: Prediction) -> dict[str, float]:
-    """Percent of the time that an average SM has a CTA: of it, its producer and a mean consumer."""
+def passed_barriers(found: Prediction, spec: WarpgroupSpec) -> dict[str, float]:
+    """Of each role: cycles of looking at mbarriers, of an SM; ncu's waits contain them."""
+    machine = find_machine(MACHINE)
+    plan = warpgroup_plan(spec.pipeline, machine.gpu)
+    barriers = {signal.name for signal in plan.signals if signal.kind == "mbarrier"}
+    steps = forward_tiles(found.problem, spec.pipeline).trips[:, 0].sum() / machine.gpu.sm_count
+    looks = {
+        role.name: sum(isinstance(step, Wait) and step.signal in barriers for step in walk(loop))
+        for role in plan.roles
+        for loop in [[step for step in role.program if isinstance(step, Loop)][-1].body]
+    }
+    return {role: n * steps * machine.costs.mbarrier_wait_cycles for role, n in looks.items()}
+
+
+def simulated(given: Mapping[str, Any]) -> dict[str, float]:
+    """Percent of the time that an average SM has a CTA: of it, its producer and a mean consumer.
+
+    given: a configuration.
+    """
+    found, spec = prediction(given), WarpgroupSpec(**given["spec"])
     percent = 100 / (1.0 - found.imbalance)  # ncu counts active cycles, and samples resident warps
-    waits = {role: percent * sum(stalls.values()) for role, stalls in found.role_stalls.items()}
+    looks = passed_barriers(found, spec)
+    waits = {
+        role: percent * (sum(stalls.values()) + looks[role] / found.cycles)
+        for role, stalls in found.role_stalls.items()
+    }
     consumers = [share for role, share in waits.items() if role.startswith("consumer")]
     return {
         "tensor_percent": percent * found.unit_busy["tensor"],
@@ -100,7 +125,7 @@ def main() -> int:
     arguments = parser.parse_args()
     shares, off = [], 0
     for kernel in json.loads(arguments.result.read_text(encoding="utf-8"))["kernels"]:
-        there, here = measured(kernel), simulated(prediction(kernel["configuration"]))
+        there, here = measured(kernel), simulated(kernel["configuration"])
         off += len(apart(there, here))
         shares.append({"tensor_percent": round(here["tensor_percent"], 2)})
         cells = (f"{name} {there[name]:.1f}/{here[name]:.1f}" for name in there)

@@ -14,6 +14,7 @@ from hardware import RESULTS
 
 FILE = RESULTS / "hopper_units.json"
 STARTS_FILE = RESULTS / "hopper_starts.json"  # lives of CTAs, energy
+STEPS_FILE = RESULTS / "hopper_steps.json"  # warpgroups beside each other
 SCHEMA = 1
 
 

@@ -29,7 +29,8 @@ from hardware.hopper_units.products import header
 
 FOLDER = Path(__file__).parent
 PROGRAMS = ("barriers", "pipes", "softmax", "wgmma", "memory", "launch", "copies")
-ALONE = ("starts",)  # measured in a run of its own, with "energy": results/hopper_starts.json
+# In runs of their own, "starts" with "energy": results/hopper_starts.json and hopper_steps.json.
+ALONE = ("starts", "steps")
 POWER = "power"  # the last: it heats the GPU
 LOADS = {"power": (), "energy": ("energy",)}  # arguments of that program, by what is measured
 OPTIONS = ("-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a")

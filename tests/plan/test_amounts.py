@@ -231,7 +231,9 @@ def test_spilled_registers_are_those_of_compiled_loops(
     assert spill.registers == pytest.approx(stored, abs=8)
     waits = {w.what: w.amount.waits for w in own if isinstance(w.amount, Mma)}
     assert waits == {"QK0": d / 16, "PV0": tile_n / 16}
-    assert not any(w.asynchronous for w in own if isinstance(w.amount, Mma))
+    # Beside P V, if S does not wait in local memory too, the row maximum is taken.
+    beside = {w.what for w in own if isinstance(w.amount, Mma) and w.asynchronous}
+    assert beside == ({"PV0"} if overlap else set())
 
 
 def test_what_fits_is_not_waited_for() -> None:

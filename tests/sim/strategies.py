@@ -69,7 +69,7 @@ class _Builder:
             issue_cycles=self.draw(CYCLES),
             passes=frozenset(self.draw(st.sets(st.sampled_from(UNITS)))),
             under=self.draw(st.none() | st.sampled_from(UNITS)),
-            stretch=self.draw(CYCLES) / 50,
+            stretch={unit: self.draw(CYCLES) / 50 for unit in units},
         )
         return Work(name, Sync(), asynchronous=self.draw(st.booleans()))
 

@@ -208,6 +208,9 @@ def test_shorten_keeps_masked_steps_first() -> None:
     trips = np.array([[10, 2, 8], [1, 1, 0], [9, 9, 0]])
     assert shorten(trips, 4).tolist() == [[4, 2, 2], [1, 1, 0], [4, 4, 0]]
     assert shorten(trips, None) is trips
+    passing = np.array([[10, 2, 8, 4, 1, 5]])  # whoever passes over tiles does it first
+    assert shorten(passing, 4).tolist() == [[4, 2, 2, 3, 1, 0]]
+    assert shorten(passing, 7).tolist() == [[7, 2, 5, 4, 1, 2]]
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,18 @@ from hypothesis import strategies as st
 
 from fa4.config import Problem, WarpgroupPipeline
 from fa4.figures.measured import HOPPER_FILE
-from fa4.plan.schema import Spill, Work, walk
+from fa4.plan.schema import Loop, Spill, Work, walk
 from fa4.plan.warpgroup import warpgroup_plan
+from fa4.sim import engine, engine_python
 from fa4.sim.chip import TileRunner
+from fa4.sim.code import WORK
 from fa4.sim.costs import MachineCosts
+from fa4.sim.counters import uses
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.measurements import pipeline_for, read_measurements, select_rows
 from fa4.sim.options import build
 from fa4.sim.predict import Simulation, make_runner, predict, random_rescale_rate
+from fa4.sim.timeline import record
 from fa4.sim.validation import compare
 from fa4.sim.worktiles import forward_tiles
 from hardware.hopper_units.figures import STARTS_FILE, figures
@@ -164,11 +168,11 @@ def test_own_spills_are_those_of_the_compiled_kernels() -> None:
 
 
 def test_own_sweep_is_predicted() -> None:
-    """Constants were fitted to the other kernel's sweep: 4.3 % and rank 0.986 on this one."""
+    """Constants were fitted to the other kernel's sweep: 3.9 % and rank 0.986 on this one."""
     rows = read_measurements(HOPPER_FILE)
     found = compare(rows, H200)
     assert len(rows) == 680
-    assert found.mape < 0.044 and found.rank_correlation > 0.98
+    assert found.mape < 0.04 and found.rank_correlation > 0.98
     published = [replace(row, software="flash-attn-4 sm_90") for row in rows]
     assert compare(published, H200).mape > 1.3 * found.mape  # as if it were the other kernel's code
 
@@ -270,6 +274,48 @@ def test_a_higher_threshold_rescales_less(one: float, other: float, seqlen: int)
     assert near == pytest.approx(rates[0], abs=2e-3)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("consumers", [2, 3])
+def test_warpgroups_pass_over_tiles(consumers: int, overlap: bool) -> None:
+    """The first ones, of which they see no key: less work for the same tiles of the producer."""
+    pipeline = WarpgroupPipeline(consumers=consumers, tile_n=80, causal=True, overlap=overlap)
+    plan = warpgroup_plan(pipeline, H200.gpu)
+    code = make_runner(plan, H200, Simulation()).code
+    none = np.array([[9, 3, 6]] * 2)
+    own = [[n, 3 - n, 6] for n in reversed(range(consumers))]
+    some = np.array([[9, 3, 6, *np.ravel(own)]] * 2)
+    runs = [engine.execute(code, trips, log=True) for trips in (none, some)]
+    assert runs[1].end < runs[0].end or not overlap  # serially, turns may come at worse moments
+    assert (runs[1].busy <= runs[0].busy).all()
+    shared = [plan.signals[signal].kind != "products" for signal in code.arriver_signal]
+    assert np.array_equal(runs[1].arrivals[shared], runs[0].arrivals[shared])
+    plain = engine_python.execute(code, some)
+    assert plain.end == runs[1].end and np.array_equal(plain.log, runs[1].log)
+    for i, (passed, _, _) in enumerate(own):
+        products = code.work_names.index(f"QK{i}")
+        names = code.instructions[runs[1].log[:, 1].astype(int)]
+        works = [code.work_names[row[1]] for row in names if row[0] == WORK]
+        assert works.count(code.work_names[products]) == 2 * (9 - passed)
+
+
+def test_a_warpgroup_without_rows_passes_over_all_tiles_but_one() -> None:
+    """Long loops are shortened for it, too: by what it passes over."""
+    call = {"machine": "h200", "causal": "yes", "seqlen": 64, "seqlen_k": 16384, "tile_m": 192}
+    times = [build({**call, "exact": exact}).predict().cycles for exact in ("no", "yes")]
+    assert times[0] == pytest.approx(times[1], rel=0.005)
+
+
+def test_a_timeline_shows_tiles_passed_over() -> None:
+    """Events are those of the plan, tile by tile; `counters.uses` holds them against it."""
+    request = build({"machine": "h200", "causal": "yes", "seqlen": 1152, "tile_n": 64,
+                     "tile_m": 192})  # fmt: skip
+    timeline = record(request.problem, request.pipeline, request.machine, tiles=3)
+    for cta in timeline.ctas:
+        products = [e for e, work, _, _ in uses(timeline.plan, cta) if work.what == "QK0"]
+        assert len(products) == sum(row[0] - row[3] for row in cta.trips)
+    assert any(row[3] for cta in timeline.ctas for row in cta.trips)
+
+
 def test_predict_and_validate_agree(tmp_path: Path) -> None:
     """The same FP8 call by both; and a file with two machines, GB300 a name of its own."""
     lines = (
@@ -304,6 +350,54 @@ def test_the_first_cache_takes_what_shared_memory_leaves() -> None:
 
     assert set(beside(96)) == {"smem"}
     assert 0 < beside(112)["tma"] < beside(128)["tma"] < beside(144)["tma"]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_stores_of_p_stand_among_other_instructions(overlap: bool) -> None:
+    """Conversions, or the last exponentials where nothing runs beside them: in all as many as with
+    P in registers, and no slower than the longer of the two."""
+    found = {}
+    for source in ("smem", "registers"):
+        pipeline = WarpgroupPipeline(p_source=source, overlap=overlap, consumers=1)
+        plan = warpgroup_plan(pipeline, H200.gpu)
+        role = plan.role("consumer0")
+        loop = [step for step in role.program if isinstance(step, Loop)][-1]
+        works = [step for step in walk(loop.body) if isinstance(step, Work)]
+        math = [getattr(x.amount, "among", x.amount) for x in works]
+        found[source] = {pipe: sum(getattr(x, pipe, 0.0) for x in math) for pipe in ("mufu", "alu")}
+        costs = MachineCosts(H200.gpu, H200.costs, plan=plan)
+        for work in works:
+            if work.what == "write P0":
+                cycles = costs.work(role, work).occupancy_cycles
+                assert cycles["smem"] == 64 * 128 * 2 / 128
+                assert cycles["alu" if overlap else "mufu"] > 0
+    assert found["smem"] == pytest.approx(found["registers"])
+
+
+def test_a_load_takes_its_warp_an_instruction_per_box() -> None:
+    """Of 56.5 cycles, 128 bytes a row, and what the loop computes; flash-attn-4's is not known.
+    Its P is stored while it is converted, of which nothing was counted."""
+    for design, computed in (("fa4", 125.0), ("flash_attn.cute", 0.0)):
+        pipeline = WarpgroupPipeline(
+            head_dim=192, head_dim_v=128, design=design, p_source="smem", tile_n=64, consumers=1
+        )
+        plan = warpgroup_plan(pipeline, H200.gpu)
+        costs = MachineCosts(H200.gpu, H200.costs, plan=plan)
+        load = plan.role("load")
+        work = next(x for x in walk(load.program) if isinstance(x, Work) and x.what == "load k")
+        assert costs.work(load, work).issue_cycles == 3 * 56.5 + computed
+        own = plan.role("consumer0")
+        store = next(x for x in walk(own.program) if isinstance(x, Work) and x.what == "write P0")
+        assert ("alu" in costs.work(own, store).occupancy_cycles) is (design == "fa4")
+
+
+def test_products_that_are_waited_for_one_by_one() -> None:
+    """A wgmma in a row of such, on an H200: N / 2 + 54 cycles, with A in registers N / 2 + 45."""
+    plan = warpgroup_plan(WarpgroupPipeline(consumers=3, tile_n=96), H200.gpu)
+    role, costs = plan.role("consumer0"), MachineCosts(H200.gpu, H200.costs, plan=plan)
+    for what, count, each, last in (("QK0", 8, 54, 81), ("PV0", 6, 45, 66)):
+        work = next(x for x in walk(role.program) if isinstance(x, Work) and x.what == what)
+        assert costs.work(role, work).latency_cycles == (count - 1) * each + last
 
 
 def test_a_products_operands_and_gaps_take_the_tensor_core() -> None:

@@ -15,6 +15,7 @@ from fa4.config import (
     ForwardConfig,
     ForwardPipeline,
     Problem,
+    WarpgroupPipeline,
 )
 from fa4.hardware import B200
 from fa4.plan.backward import backward_plan
@@ -49,10 +50,10 @@ WINDOWS = st.tuples(SIDES, SIDES).filter(
 TILE_SIZES = st.sampled_from((16, 32, 64, 96))
 
 
-def visible(problem: Problem) -> np.ndarray:
-    """(Sq, Sk) mask, element by element."""
+def visible(problem: Problem, count: int | None = None) -> np.ndarray:
+    """(Sq, Sk) mask, element by element; or as many rows, whether there are queries or not."""
     left, right = problem.window_size
-    rows, keys = np.indices((problem.seqlen_q, problem.seqlen_k))
+    rows, keys = np.indices((count or problem.seqlen_q, problem.seqlen_k))
     distance = keys - (rows + problem.seqlen_k - problem.seqlen_q)
     mask = np.ones(distance.shape, bool)
     if left is not None:
@@ -112,6 +113,52 @@ def test_forward_trips_are_the_masks(
     assert len(tiles.trips) == problem.batch * problem.heads_k * blocks
     for trips, block in zip(tiles.trips, tiles.block, strict=True):
         check_trips(trips, packed[block * step : (block + 1) * step], tile_n)
+
+
+@EXAMPLES
+@given(problems(), st.sampled_from((16, 48, 80, 128)), st.integers(1, 3), st.booleans())
+def test_warpgroups_pass_over_tiles_of_which_they_see_no_key(
+    problem: Problem, tile_n: int, consumers: int, causal: bool
+) -> None:
+    """The last tiles of the work tile's, up to the first of which one of their rows sees a key."""
+    pipeline = WarpgroupPipeline(
+        head_dim=64, tile_n=tile_n, consumers=consumers, causal=causal, overlap=False
+    )
+    tiles, step = forward_tiles(problem, pipeline), 64 * consumers
+    ratio = problem.heads_q // problem.heads_k
+    packed = np.repeat(visible(problem, problem.seqlen_q + step), ratio, axis=0)
+    ahead = replace(problem, window_size=(None, problem.window_size[1]))
+    until = np.repeat(visible(ahead, problem.seqlen_q + step), ratio, axis=0)  # the last key seen
+    passes = causal and consumers > 1 and problem.window_size[1] is not None
+    assert tiles.trips.shape[1] == (3 + 3 * consumers if passes else 3)
+    for trips, block in zip(tiles.trips, tiles.block, strict=True):
+        rows = packed[block * step : min((block + 1) * step, problem.seqlen_q * ratio)]
+        seen = np.flatnonzero(rows.any(axis=0)) // tile_n
+        first, count = (int(seen[0]) if len(seen) else None), int(trips[0])
+        for i, (passed, masked, plain) in enumerate(trips[3:].reshape(-1, 3).tolist()):
+            own = packed[block * step + 64 * i :][:64]
+            assert passed + masked + plain == count and masked > 0
+            if first is None:  # the one step of a block that sees nothing
+                continue
+            columns = slice(first * tile_n, (first + count) * tile_n)
+            visited, last = own[:, columns], until[block * step + 64 * i :][:64, columns]
+            sees = np.flatnonzero(last.any(axis=0)) // tile_n
+            if block * step + 64 * i >= problem.seqlen_q * ratio:  # it has no row
+                sees = sees[:0]
+            assert passed == (count - 1 - sees[-1] if len(sees) else count - 1)
+            _, whole = count_tiles(visited[:, : (count - passed) * tile_n], tile_n)
+            assert plain == min(whole, count - passed - 1)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=9))
+def test_kinds_are_equal_where_all_trips_are(rows: list[list[int]]) -> None:
+    """Of the CTA, and of each role that passes over tiles."""
+    trips = np.array(rows)
+    trips[:, 0] = trips[:, 1] + trips[:, 2]
+    trips[:, 5] = trips[:, 0] - trips[:, 3] - trips[:, 4]
+    kinds = chip.kinds_of(trips)
+    same = (trips[:, None] == trips[None]).all(axis=2)
+    assert np.array_equal(kinds[:, None] == kinds[None], same)
 
 
 @EXAMPLES
