@@ -95,7 +95,7 @@ def summary(found: Comparison) -> dict[str, Any]:
     """Mean and worst error, in percent."""
     return {
         "points": len(found.points),
-        "mape_percent": round(100 * found.mape, 2),
+        "mape_percent": round(100 * found.mape, 3),
         "worst_percent": round(100 * found.worst.error, 2),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 
-from fa4.plan.schema import Loop, Math, PipelinePlan, Program, Role, Work
+from fa4.plan.schema import FOLLOWING, Loop, Math, PipelinePlan, Program, Role, Work
 
 PIPES = tuple(item.name for item in fields(Math) if item.name != "chain")
 
@@ -25,7 +25,7 @@ def with_measured_math(plan: PipelinePlan, measured: Mapping[str, Math]) -> Pipe
 
 def loop_math(role: Role) -> dict[str, Math]:
     """The arithmetic of a role's last loop by name of the work; without shares."""
-    loops = [step for step in role.program if isinstance(step, Loop)]
+    loops = [step for step in role.program if isinstance(step, Loop) and step.trip != FOLLOWING]
     return {
         step.what: step.amount
         for step in (loops[-1].body if loops else ())

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fa4.config import BackwardPipeline, Problem
-from fa4.plan.schema import Copy, Loop, Mma, PipelinePlan, Program, Work, walk
+from fa4.plan.schema import FOLLOWING, Copy, Loop, Mma, PipelinePlan, Program, Work, walk
 from fa4.sim.costs import MachineCosts
 from fa4.sim.machine import Machine
 from fa4.sim.worktiles import backward_tiles, clusters, forward_tiles
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PAPER_UNITS = ("tensor", "smem", "mufu")
 
 # A masked step replaces a plain one where a tile crosses the mask's edge; most steps are plain.
-UNSTEADY_TRIPS = ("masked_tiles",)
+UNSTEADY_TRIPS = ("masked_tiles", FOLLOWING)
 
 # What tells two Q tiles, fragments of a row or parts of a product apart: "PV1 tail" -> "PV".
 _INSTANCE = re.compile(r"(?<=[A-Za-z])[01]\b|\s(?:\d+|head|tail)\b")

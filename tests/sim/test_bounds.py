@@ -20,11 +20,13 @@ from fa4.config import (
     ForwardConfig,
     ForwardPipeline,
     Problem,
+    WarpgroupPipeline,
 )
-from fa4.hardware import B200, Gpu
+from fa4.hardware import B200, H200, Gpu
 from fa4.plan.backward import backward_plan
 from fa4.plan.forward import forward_plan
 from fa4.plan.schema import PipelinePlan, Work
+from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim import engine
 from fa4.sim.code import EventCode
 from fa4.sim.cost_table import CostTable
@@ -112,6 +114,18 @@ def test_the_papers_formulas(dim: int, tile_n: int, q_tiles: int, frequency: int
     assert totals["mufu"] == pytest.approx((1 - split.share(tile_n)) * rows * tile_n / 16)
     operands = 128 * dim + 2 * tile_n * dim  # Q, K and V of one Q tile
     assert totals["smem"] == pytest.approx(q_tiles * (operands * 2 + 512) / 128)  # and statistics
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("consumers", [1, 2, 3])
+def test_a_step_of_warpgroups_has_two_products_each(consumers: int, ahead: bool) -> None:
+    """4 x rows x keys x head dim operations, whether or not the next work tile begins ahead."""
+    pipeline = WarpgroupPipeline(consumers=consumers, tile_n=80, ping_pong=False, ahead=ahead)
+    plan, machine = warpgroup_plan(pipeline, H200), find_machine("h200")
+    assert "following" in str(plan.roles[0].program) or not ahead
+    totals = roofline_terms(plan, machine).totals
+    assert totals["tensor"] == 4 * 64 * consumers * 80 * 128 / H200.mma_flops_per_clk
+    assert totals["mufu"] == 64 * consumers * 80 / H200.exp_per_clk
 
 
 def test_problem_roofline() -> None:
