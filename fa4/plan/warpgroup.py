@@ -29,7 +29,8 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
     buffers = _lay_out(pipeline, gpu)
     consumer, producer = REGISTERS[pipeline.consumers]
     over = output_over_queries(pipeline, gpu)
-    kind = "FA3" if pipeline.takes_turns else "serial"
+    alone = "overlapped" if pipeline.overlap else "serial"
+    kind = "ping-pong" if pipeline.takes_turns else alone
     consumers = (
         consumer_role(
             pipeline,

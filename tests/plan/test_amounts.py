@@ -166,6 +166,8 @@ def test_who_takes_turns(overlap: bool, consumers: int, head_dim: int, turns: bo
     plan = warpgroup_plan(pipeline, H100)
     names = [f"turn{i}" for i in range(consumers)] if turns else []
     assert [s.name for s in plan.signals if s.name.startswith("turn")] == names
+    alone = "overlapped" if pipeline.overlap else "serial"
+    assert plan.name.split()[0] == ("ping-pong" if pipeline.takes_turns else alone)
     for i, name in enumerate(names):
         assert plan.signal(name).arrivals == {f"consumer{(i - 1) % consumers}": 128}
 
