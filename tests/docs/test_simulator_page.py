@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 
 import pytest
@@ -11,6 +12,7 @@ from docs.simulator_tables import (
     PAGE,
     PICTURE,
     SECTIONS,
+    VALIDATION,
     blocks,
     draw_sweep,
     fill,
@@ -26,6 +28,20 @@ DOCUMENT = PAGE.read_text(encoding="utf-8")
 def test_tables_are_up_to_date() -> None:
     """If not: python docs/simulator_tables.py."""
     assert fill(DOCUMENT) == DOCUMENT
+
+
+def test_the_words_say_what_was_found() -> None:
+    """Of this package's sweep: both errors, the worst one, and how many choices are good."""
+    own = json.loads(VALIDATION.read_text("utf-8"))["own h200"]
+    good = sum(choice["lost_percent"] <= 2 for choice in own["choices"])
+    text = " ".join(DOCUMENT.split())
+    for said in (
+        f"({own['all']['mape_percent']:.1f}%; {own['without spills']['mape_percent']:.1f}% of the "
+        "kernels that do not spill)",
+        f"one kernel is predicted {own['all']['worst_percent']:.0f}% too fast",
+        f"within 2% of the best in {good} of {len(own['choices'])}",
+    ):
+        assert said in text
 
 
 def test_the_pictures_are_up_to_date() -> None:
