@@ -374,6 +374,6 @@ def test_descriptions_name_what_differs_from_the_defaults() -> None:
     spec = ForwardSpec(head_dim=64, head_dim_v=64, causal=True, lse=False, score_mod=plain,
                        numerics=numerics, gpu=B300)  # fmt: skip
     assert spec_text(describe(spec)) == (
-        "head_dim=64 head_dim_v=64 causal lse=False score_mod=plain "
+        "head_dim=64 head_dim_v=64 causal score_mod=plain lse=False "
         "numerics.exp2.frequency=16 gpu=sm_103a"
     )
