@@ -19,8 +19,36 @@ def figure(value: float, source: str, interval: Interval | None = None) -> Any:
     return field(default=value, metadata={"source": source, "interval": interval})
 
 
+@dataclass(frozen=True)
+class SourcedFigures:
+    """A record whose fields are made by `figure`."""
+
+    @classmethod
+    def sources(cls) -> dict[str, str]:
+        """Field -> where its default comes from."""
+        return {item.name: item.metadata["source"] for item in fields(cls)}
+
+    @classmethod
+    def intervals(cls) -> dict[str, Interval]:
+        """Field -> between what its default lies, where it was put together of measurements."""
+        known = ((item.name, item.metadata["interval"]) for item in fields(cls))
+        return {name: interval for name, interval in known if interval is not None}
+
+
+class TakenOver(SourcedFigures):
+    """An H100's figures: the chip is an H200's, whose measurements stand for it."""
+
+    @classmethod
+    def sources(cls) -> dict[str, str]:
+        """Those of an H200 say that they were taken over."""
+        return {
+            name: source.replace("measured on an H200", "as on an H200, the same chip")
+            for name, source in super().sources().items()
+        }
+
+
 @dataclass(frozen=True, kw_only=True)
-class CostTable:
+class CostTable(SourcedFigures):
     """Latencies and rules of one machine, in SM cycles unless named otherwise.
 
     Defaults are Blackwell's. `sources()` says where each comes from; FREE_CONSTANTS are fitted.
@@ -141,17 +169,6 @@ class CostTable:
             if item.name.endswith(("per_clk", "efficiency", "clock")):
                 require(value > 0, f"{item.name} must be positive", value)
 
-    @classmethod
-    def sources(cls) -> dict[str, str]:
-        """Field -> where its default comes from."""
-        return {item.name: item.metadata["source"] for item in fields(cls)}
-
-    @classmethod
-    def intervals(cls) -> dict[str, Interval]:
-        """Field -> between what its default lies, where it was put together of measurements."""
-        known = ((item.name, item.metadata["interval"]) for item in fields(cls))
-        return {name: interval for name, interval in known if interval is not None}
-
 
 def _measured(value: float, what: str, interval: Interval | None = None) -> Any:
     return figure(value, f"measured on an H200: {what}", interval)
@@ -215,7 +232,7 @@ class HopperCosts(CostTable):
 
 
 @dataclass(frozen=True, kw_only=True)
-class H100Costs(HopperCosts):
+class H100Costs(TakenOver, HopperCosts):
     """An H100's: the chip is an H200's, so are these figures, which nobody has measured on it."""
 
     hbm_efficiency: float = figure(
@@ -223,14 +240,6 @@ class H100Costs(HopperCosts):
         "2.8 TB/s of 3.35 loaded, one report (mikamirai.com, 2026); HBM3e of an H200: 0.955",
         (0.84, 0.955),
     )
-
-    @classmethod
-    def sources(cls) -> dict[str, str]:
-        """Those of an H200 say that they were taken over."""
-        return {
-            name: source.replace("measured on an H200", "as on an H200, the same chip")
-            for name, source in super().sources().items()
-        }
 
 
 # What no measurement gives and calibration may choose: name -> (least, most, why these bounds).

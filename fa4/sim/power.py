@@ -8,14 +8,14 @@ kind (`hardware/hopper_units`, energy); attention kernels were not used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from fa4.hardware import Gpu
-from fa4.sim.cost_table import Interval, figure
+from fa4.sim.cost_table import SourcedFigures, TakenOver, figure
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerFigures:
+class PowerFigures(SourcedFigures):
     """What operations take at the clock of short bursts, and how the rest falls with the clock."""
 
     limit_w: float = figure(700.0, "power limit of an H200 (nvidia-smi)")
@@ -37,17 +37,6 @@ class PowerFigures:
         "measured on an H200: of the clock in what a load takes beyond idle, median of six",
         (3.5, 5.5),
     )
-
-    @classmethod
-    def sources(cls) -> dict[str, str]:
-        """Field -> where its default comes from."""
-        return {item.name: item.metadata["source"] for item in fields(cls)}
-
-    @classmethod
-    def intervals(cls) -> dict[str, Interval]:
-        """Field -> between what it lies, where loads differ."""
-        known = ((item.name, item.metadata["interval"]) for item in fields(cls))
-        return {name: interval for name, interval in known if interval is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,18 +84,10 @@ def clock_share(beyond_idle_w: float, figures: PowerFigures) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class H100PowerFigures(PowerFigures):
+class H100PowerFigures(TakenOver, PowerFigures):
     """An H100's: its own limit; what operations take as on an H200, the same chip."""
 
     limit_w: float = figure(700.0, "NVIDIA H100 data sheet, SXM5: up to 700 W")
-
-    @classmethod
-    def sources(cls) -> dict[str, str]:
-        """Those of an H200 say that they were taken over."""
-        return {
-            name: source.replace("measured on an H200", "as on an H200, the same chip")
-            for name, source in super().sources().items()
-        }
 
 
 H200_POWER = PowerFigures()
