@@ -52,6 +52,7 @@ class KernelFinding:
     message: what happened, with addresses and buffers. line: the PTX line (0: none).
     source: "file.py:123" of the Python source if the PTX has .loc, else "".
     cta, warp: linear index of the CTA in the grid, of the warp in its CTA (-1: none).
+    instruction: its text, where several stand on the line; else "".
     """
 
     kind: str
@@ -60,10 +61,13 @@ class KernelFinding:
     source: str = ""
     cta: int = -1
     warp: int = -1
+    instruction: str = ""
     details: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
 
     def __str__(self) -> str:
         place = f"PTX line {self.line}" if self.line else "no PTX line"
+        if self.instruction:
+            place += f": {self.instruction};"
         if self.source:
             place += f" ({self.source})"
         who = f"CTA {self.cta} warp {self.warp}" if self.warp >= 0 else f"CTA {self.cta}"

@@ -77,13 +77,20 @@ class Gpu:
         for array, pointer in zip(arrays, pointers, strict=True):
             size = ctypes.c_size_t(array.nbytes)
             self._call("cuMemcpyDtoH_v2", ctypes.c_void_p(array.ctypes.data), pointer, size)
-            self._call("cuMemFree_v2", pointer)
+            self._free(pointer)
         self._call("cuModuleUnload", module)
         return arrays
 
+    def _allocate(self, size_bytes: int) -> ctypes.c_uint64:
+        pointer = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size_bytes))
+        return pointer
+
+    def _free(self, pointer: ctypes.c_uint64) -> None:
+        self._call("cuMemFree_v2", pointer)
+
     def _upload(self, array: Array) -> ctypes.c_uint64:
-        pointer, size = ctypes.c_uint64(), ctypes.c_size_t(array.nbytes)
-        self._call("cuMemAlloc_v2", ctypes.byref(pointer), size)
+        pointer, size = self._allocate(array.nbytes), ctypes.c_size_t(array.nbytes)
         source = np.ascontiguousarray(array)
         self._call("cuMemcpyHtoD_v2", pointer, ctypes.c_void_p(source.ctypes.data), size)
         return pointer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fa4.emulator.execute import run
+from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.machine.launch_record import Allocation, Launch
 from fa4.emulator.machine.options import Options
 from fa4.emulator.ptx.parser import parse
@@ -17,9 +18,9 @@ CHECKED = ("exchanges", "control", "accesses", "atomics", "barriers", "clusters"
 
 
 def aligned_copy(array: Array) -> Array:
-    """A copy at a multiple of 256 bytes, as the driver allocates."""
-    raw = np.zeros(array.nbytes + 256, np.uint8)
-    start = -raw.ctypes.data % 256
+    """A copy at a multiple of 256 bytes, as the driver allocates; around it is no other array."""
+    raw = np.zeros(3 * array.nbytes + 256, np.uint8)
+    start = array.nbytes + -(raw.ctypes.data + array.nbytes) % 256
     copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
@@ -52,5 +53,5 @@ def opcodes_of(program: Program) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
     for item in kernel.instructions:
         if isinstance(item, PtxInstruction):
-            found.setdefault(find(item).name, set()).add(item.opcode)
+            found.setdefault(find(item, TABLE).name, set()).add(item.opcode)
     return {name: sorted(spellings) for name, spellings in sorted(found.items())}

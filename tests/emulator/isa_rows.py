@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
+from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction, Register
 from fa4.emulator.translate.lanes import SegmentBuilder, width_of
@@ -61,7 +62,7 @@ class Compiled:
             if guard is not None:
                 taken = builder.register(guard.name)
                 builder.guard = ~taken if guard.negated else taken
-            find(item).function(builder, item)
+            find(item, TABLE).function(builder, item)
         builder.store_back(set(registers))
         body = (function_text("SEGMENT", builder), frozenset(builder.declarations))
         self.function = compile_functions({"f": body})["f"]

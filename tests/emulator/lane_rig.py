@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.ptx.syntax import Operand, PtxInstruction, Register
 from fa4.emulator.translate.lanes import SegmentBuilder, width_of
 from fa4.emulator.translate.native import compile_functions, function_text
@@ -47,7 +48,7 @@ def run(
         if item.guard is not None:
             taken = builder.register(item.guard.name)
             builder.guard = ~taken if item.guard.negated else taken
-        find(item).function(builder, item)
+        find(item, TABLE).function(builder, item)
     builder.store_back(set(layout))
     text = function_text("SEGMENT", builder)
     function = compile_functions({"f": (text, frozenset(builder.declarations))})["f"]

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from fa4.emulator.isa import approx, convert, extremes, floats, halves
+from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Operand, PtxInstruction, Register, Vector
 from fa4.emulator.translate.lanes import SegmentBuilder, width_of
@@ -40,7 +41,7 @@ def build(opcode: str, kinds: tuple[str, ...], vector: int = 0) -> SegmentFuncti
         operands[1 : 1 + vector] = [Vector(tuple(operands[1 : 1 + vector]))]
     builder = SegmentBuilder(layout, lambda symbol: 0)
     item = instruction(opcode, *operands)
-    find(item).function(builder, item)
+    find(item, TABLE).function(builder, item)
     builder.store_back({names[0]})
     text = function_text("SEGMENT", builder)
     return compile_functions({"f": (text, frozenset(builder.declarations))})["f"]

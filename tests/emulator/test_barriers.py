@@ -228,7 +228,7 @@ def expected_pipeline() -> list[int]:
     return sums
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.sampled_from(SCHEDULES), st.integers(0, 99))
 def test_pipeline(schedule: str, seed: int) -> None:
     values, report = pipeline(PIPELINE, schedule=schedule, seed=seed)

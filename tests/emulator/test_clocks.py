@@ -162,7 +162,7 @@ def test_foreign_knowledge_lies_flat_as_said(message) -> None:
 
 
 def test_foreign_clusters_of_different_sizes() -> None:
-    known = {7: np.full((2, LANES), 1, np.int32), 9: np.full((2, 3 * LANES), 2, np.int32)}
+    known = {7: np.full((3, LANES), 1, np.int32), 9: np.full((3, 3 * LANES), 2, np.int32)}
     index, flat = Foreign(known).flat()
     assert index.tolist() == [[7, 0], [9, 1]]
     assert flat[:, :LANES].max() == 1 and flat[:, LANES:].min() == 2
@@ -174,7 +174,7 @@ def test_a_fence_covers_foreign_writes() -> None:
     before = reader.release().foreign.by_cluster[1]
     reader.fence_proxy()
     after = reader.release().foreign.by_cluster[1]
-    assert before[:, 0].tolist() == [1, 0] and after[:, 0].tolist() == [1, 1]
+    assert before[:2, 0].tolist() == [1, 0] and after[:2, 0].tolist() == [1, 1]
 
 
 def test_news_from_abroad_about_this_cluster() -> None:
@@ -184,6 +184,32 @@ def test_news_from_abroad_about_this_cluster() -> None:
     abroad.acquire(first.release())
     second.acquire(abroad.release())
     assert (second.knowledge.seen[:LANES] == 1).all()
+
+
+def test_a_relaxed_operation_tells_what_was_executed_and_no_access() -> None:
+    first, second, third = (WarpClock(row, ROWS) for row in range(3))
+    second.acquire_order(first.release_order(1 << 4, None))
+    assert second.knowledge.executed[4] == 1 and not second.knowledge.seen.any()
+    third.acquire(second.release(1))  # and whoever is told passes it on
+    assert third.knowledge.executed[[4, LANES]].tolist() == [1, 1]
+    assert third.knowledge.seen[[4, LANES]].tolist() == [0, 1]
+    assert first.epoch == 2
+
+
+def test_a_relaxed_operation_tells_what_a_fence_has_published() -> None:
+    first, second = (WarpClock(row, ROWS) for row in range(2))
+    fence = first.release(1 << 4)
+    second.acquire(first.release_order(1 << 4, fence))
+    assert second.knowledge.seen[4] == 1 and second.knowledge.executed[4] == 2
+
+
+def test_the_part_of_a_message_tells_of_its_ids_alone() -> None:
+    warp = WarpClock(0, ROWS)
+    message = warp.release_order(1 << 2, warp.release())
+    ids = np.zeros(ROWS * LANES, bool)
+    ids[2:4] = True
+    part = message.part(ids)
+    assert np.flatnonzero(part.executed).tolist() == [2, 3] and (part.executed <= 1).all()
 
 
 def test_finished_launches_are_told_on() -> None:

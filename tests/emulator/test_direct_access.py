@@ -168,7 +168,7 @@ def both_ways(body: str, **options: Any) -> tuple[Outcome, Outcome, Counter[int]
     return fast, general, answers
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     body=programs(),
     threads=st.sampled_from((32, 64, 96, 40)),

@@ -141,7 +141,7 @@ PROLOGUE = """
 STORE = "st.global.b32 [%rd3], %r1;"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(statements(3), st.sampled_from(["fifo", "random", "adversarial"]), st.integers(0, 9))
 def test_every_lane_for_itself(block: tuple[object, ...], schedule: str, seed: int) -> None:
     writer = Writer()

@@ -31,7 +31,10 @@ def test_example(name: str, culprit: str) -> None:
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
     text = run(name)
     first, _, report = text.partition("\n")
-    assert first.startswith("largest error: ") and float(first.split(":")[1]) < 1e-4
+    if name == "hello_tcgen05.py":  # as the page shows it, which no CPU's sums may change
+        assert first == "error below 1e-4: True"
+    else:
+        assert first.startswith("largest error: ") and float(first.split(":")[1]) < 1e-4
     assert report.count("race: the tensor pipe of CTA 0") == 4
     assert report.count(culprit) == 4
 

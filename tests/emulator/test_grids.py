@@ -36,7 +36,7 @@ PLACE = """
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(shapes, shapes, st.sampled_from([(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1)]))
 def test_every_thread_runs_once(
     grid: tuple[int, int, int], block: tuple[int, int, int], cluster: tuple[int, int, int]

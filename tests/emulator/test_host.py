@@ -117,7 +117,7 @@ def test_the_device_is_that_of_the_architecture() -> None:
         assert device() == (148, 10, 74)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_allocations_span_first_to_last_element(data):
     """Checked against the address of every single element."""

@@ -122,7 +122,7 @@ JOINED = {
 @pytest.mark.parametrize("negated", [False, True])
 @pytest.mark.parametrize("sinks", [(), ("p",), ("q",)])
 @given(a=lane_values(32), b=lane_values(32), c=masks, guard=masks, mask=masks)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_boolean_operators(boolean, negated, sinks, a, b, c, guard, mask):
     """p = t op c and q = !t op c; here q is also the source c, and either may be the sink."""
     first = Sink() if "p" in sinks else Register("p")
@@ -149,7 +149,7 @@ def halves(values):
 @pytest.mark.parametrize("comparison, boolean", [("lt", ""), ("geu", "and"), ("nan", "xor")])
 @pytest.mark.parametrize("flush", [False, True])
 @given(data=st.data())
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_packed_halves(kind, comparison, boolean, flush, data):
     """setp gives one predicate a half; set gives 1.0 or all ones a half."""
     if flush and kind == "bf16":
@@ -212,7 +212,7 @@ SELECTED = [f"{sign}{w}" for sign in "bus" for w in (16, 32, 64)] + ["f32", "f64
 
 @pytest.mark.parametrize("kind", SELECTED)
 @given(data=st.data())
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_selp_and_slct(kind, data):
     """Bits pass unchanged (NaN payloads too). slct tests c >= 0: NaN no, -0 yes."""
     w = width_of(kind)

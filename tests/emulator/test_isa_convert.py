@@ -59,7 +59,7 @@ def integer_bits():
     return st.lists(st.one_of(near, negative, wide), min_size=LANES, max_size=LANES)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(values=integer_bits())
 def test_integer_to_integer(values):
     for to, source in itertools.product(INTEGERS, INTEGERS):
@@ -73,7 +73,7 @@ def test_integer_to_integer(values):
             check(f"cvt.sat.{to}.{source}", (to, source), rows, want)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(values=integer_bits())
 def test_a_wider_register_is_sign_or_zero_extended(values):
     rows = [(bits % (1 << 32),) for bits in values]
@@ -82,7 +82,7 @@ def test_a_wider_register_is_sign_or_zero_extended(values):
         check(f"cvt.{to}.u32", ("b32", "b32"), rows, want)
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 @given(values=integer_bits())
 def test_integer_to_float(values):
     for to, source, mode in itertools.product(FLOATS, INTEGERS, MODES):
@@ -118,7 +118,7 @@ def integral_floats(kind):
 
 
 @pytest.mark.parametrize("source", FLOATS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_float_to_integer(source, data):
     kind = FLOATS[source]
@@ -154,7 +154,7 @@ CONVERSIONS = [
 
 
 @pytest.mark.parametrize(("to", "source", "modes", "suffixes"), CONVERSIONS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_float_to_float(to, source, modes, suffixes, data):
     kind, target = FLOATS[source], FLOATS[to]
@@ -195,7 +195,7 @@ def test_float_to_float(to, source, modes, suffixes, data):
 
 
 @pytest.mark.parametrize("name", FLOATS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_rounding_to_an_integral_value(name, data):
     kind = FLOATS[name]
@@ -247,7 +247,7 @@ def test_pairs_of_halves_agree_with_ml_dtypes(name):
 
 
 @pytest.mark.parametrize("name", ["f16", "bf16"])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_pairs_of_halves_in_every_mode(name, data):
     kind = FLOATS[name]
@@ -264,7 +264,7 @@ def test_pairs_of_halves_in_every_mode(name, data):
 
 
 @pytest.mark.parametrize(("name", "bits"), [("f16", 13), ("bf16", 16)])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_stochastic_rounding_adds_random_bits_to_the_discarded_ones(name, bits, data):
     kind = FLOATS[name]
@@ -288,7 +288,7 @@ def test_stochastic_rounding_adds_random_bits_to_the_discarded_ones(name, bits, 
     check(f"cvt.rs.{name}x2.f32", (f"{name}x2", "f32", "f32", "b32"), rows, want)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(values=st.lists(exact.bits_of(F32), min_size=LANES, max_size=LANES))
 def test_tf32(values):
     rows = [(bits,) for bits in values]
@@ -372,7 +372,7 @@ def scale(bits, up, finite):
     return min(max(exponent + 127, 0), 0xFE if finite else 0xFF)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(rows=st.lists(st.tuples(*[exact.bits_of(F32)] * 2), min_size=LANES, max_size=LANES))
 def test_scale_factors(rows):
     for mode, finite in itertools.product(("rz", "rp"), (False, True)):
@@ -397,7 +397,7 @@ def test_every_scale_factor_as_bfloat16():
     np.testing.assert_array_equal(got, want[ALL_BITS >> 8] << 16 | want[ALL_BITS & 255])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     rows=st.lists(
         st.tuples(*[st.integers(-(1 << 31), (1 << 31) - 1)] * 3), min_size=32, max_size=32

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer, Pair, Register, Sink
-from fa4.emulator.translate.table import TABLE, Unsupported
+from fa4.emulator.translate.table import Unsupported
 from tests.emulator.isa_rows import Compiled, lane_values, masks, signed
 from tests.emulator.lane_rig import FULL, instruction
 
@@ -66,7 +67,7 @@ def check_shfl(mode, program, inputs, offsets, clamps, members, guard, mask):
 
 @pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_shfl_with_constant_operands(mode, data):
     b, c = data.draw(st.sampled_from(OFFSETS)), data.draw(st.sampled_from(CLAMPS))
     members = data.draw(masks)
@@ -103,7 +104,7 @@ def shfl_of_registers(mode):
 
 @pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_shfl_with_register_operands(mode, data):
     """Every lane has its own offset, clamp and membermask."""
     draw = data.draw
@@ -161,7 +162,7 @@ def voting():
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_votes(data):
     draw = data.draw
     q, guard, mask, members = draw(masks), draw(masks), draw(masks), member_masks(draw)
@@ -195,7 +196,7 @@ def matching(kind):
 
 @pytest.mark.parametrize("kind", ["b32", "b64"])
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_match(kind, data):
     draw = data.draw
     # 64-bit values that differ in one half only must not match.
@@ -266,7 +267,7 @@ def reducing(form):
 
 @pytest.mark.parametrize("form", REDUCTIONS)
 @given(data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_redux(form, data):
     draw = data.draw
     if form.endswith("f32"):
@@ -288,7 +289,7 @@ def test_redux(form, data):
 
 
 @given(mask=masks, guard=masks, members=masks)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_elect(mask, guard, members):
     """One leader, the lowest lane that takes part; d is its number; d may be the sink."""
     program = Compiled(

@@ -33,7 +33,7 @@ SCALAR = {"f32": F32, "f64": F64, "f16": F16, "bf16": BF16}
 
 
 @pytest.mark.parametrize("operation", COUNT)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_f32_in_every_mode(operation, data):
     kinds = (F32,) * COUNT[operation]
@@ -46,7 +46,7 @@ def test_f32_in_every_mode(operation, data):
 
 
 @pytest.mark.parametrize("operation", COUNT)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_f64(operation, data):
     kinds = (F64,) * COUNT[operation]
@@ -60,7 +60,7 @@ def test_f64(operation, data):
 
 
 @pytest.mark.parametrize("operation", ["add", "sub", "mul", "fma"])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_f32x2_is_two_f32(operation, data):
     kinds = (F32,) * COUNT[operation]
@@ -78,7 +78,7 @@ def test_f32x2_is_two_f32(operation, data):
 
 @pytest.mark.parametrize("operation", ["add", "sub", "fma"])
 @pytest.mark.parametrize("half", ["f16", "bf16"])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_mixed_precision_converts_the_first_operands(operation, half, data):
     kinds = (SCALAR[half],) * (COUNT[operation] - 1) + (F32,)
@@ -91,7 +91,7 @@ def test_mixed_precision_converts_the_first_operands(operation, half, data):
 
 @pytest.mark.parametrize("name", ["min", "max"])
 @pytest.mark.parametrize("sources", [2, 3])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_min_and_max_of_f32(name, sources, data):
     row = st.lists(exact.bits_of(F32), min_size=sources, max_size=sources).map(tuple)
@@ -102,7 +102,7 @@ def test_min_and_max_of_f32(name, sources, data):
         check(f"{name}{ftz}{nan}{mark}.f32", ("f32",) * (sources + 1), rows, want)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(rows=rows_of((F64, F64), F64))
 def test_min_and_max_of_f64(rows):
     for name in ("min", "max"):
@@ -121,7 +121,7 @@ PROPERTIES = {
 
 
 @pytest.mark.parametrize("name", ["f32", "f64"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_signs_and_properties(name, data):
     kind = SCALAR[name]

@@ -32,7 +32,7 @@ def flags_of(operation, name):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_arithmetic(name, operation, data):
     kinds = (KINDS[name],) * COUNT[operation]
@@ -53,7 +53,7 @@ def pairs(low, high):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_a_packed_operation_is_two(name, operation, data):
     kinds = (KINDS[name],) * COUNT[operation]
@@ -84,7 +84,7 @@ def test_arithmetic_agrees_with_ml_dtypes(name, function):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("function", ["min", "max"])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_min_and_max(name, function, data):
     kind = KINDS[name]

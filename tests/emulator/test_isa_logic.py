@@ -79,7 +79,7 @@ def test_corner_values(row):
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 @given(data=st.data())
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_any_values_under_guard_and_mask(row, data):
     check_row(row, *data.draw(row_inputs(row)))
 
@@ -120,7 +120,7 @@ def test_all_tables_of_lop3():
 @pytest.mark.parametrize("negated", [False, True])
 @pytest.mark.parametrize("keeps", [True, False])
 @given(a=lane_values(32), b=lane_values(32), q=masks, guard=masks, mask=masks)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_lop3_with_predicate(boolean, negated, keeps, a, b, q, guard, mask):
     """p = (d != 0) op q; d may be the sink."""
     target = Register("d") if keeps else Sink()
@@ -147,7 +147,7 @@ def test_lop3_with_predicate(boolean, negated, keeps, a, b, q, guard, mask):
 
 @pytest.mark.parametrize("name", [*OPERATORS, "not"])
 @given(a=masks, b=masks, guard=masks, mask=masks)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_predicates(name, a, b, guard, mask):
     """.pred forms; the first source is negated and also the destination."""
     sources = [Register("a", negated=True)] + ([Register("b")] if name in OPERATORS else [])

@@ -74,13 +74,13 @@ def test_corner_values(row):
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 @given(data=st.data())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_any_values_under_guard_and_mask(row, data):
     check_row(row, *data.draw(row_inputs(row)))
 
 
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_prmt_with_constant_control(data):
     control = data.draw(st.integers(0, 0xFFFF) | st.sampled_from([0x3210, 0x7654, 0x5410, 0xFFFF]))
     a, b = data.draw(lane_values(32)), data.draw(lane_values(32))
@@ -94,7 +94,7 @@ def test_prmt_with_constant_control(data):
 
 @pytest.mark.parametrize("width, parts", [(16, 2), (32, 2), (32, 4), (64, 2), (64, 4)])
 @given(data=st.data())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_pack_and_unpack(width, parts, data):
     """The first element is the lowest; under a guard, and with one element dropped."""
     part = width // parts
@@ -127,7 +127,7 @@ def test_pack_and_unpack(width, parts, data):
 
 
 @given(low=lane_values(64), high=lane_values(64), mask=masks)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_128_bit_registers(low, high, mask):
     """Packed and unpacked by halves and by quarters; sinks in between."""
     names = ["r0", "r1", "r2", "r3"]
@@ -226,7 +226,7 @@ def test_cvta_of_shared_memory(space):
 
 @pytest.mark.parametrize("space", ["global", "const", "local", "param", "param::entry"])
 @given(addresses=lane_values(64))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 def test_cvta_of_other_memory_adds_what_32_bits_lack(space, addresses):
     program = Compiled(
         [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fa4.emulator.errors import UnsupportedInstruction
 from tests.emulator.kernels import aligned, kinds, run_ptx
 
-FEW = settings(max_examples=8, deadline=None)
+FEW = settings(max_examples=8)
 SCHEDULES = ("fifo", "random", "adversarial")
 LANE = "mov.u32 %r1, %tid.x; cvt.u64.u32 %rd20, %r1; mov.u32 %r2, smem;\n"
 ELECT = "setp.eq.u32 %p1, %r1, 0;\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fa4.emulator.errors import EmulationFailed, UnsupportedInstruction
 from tests.emulator.kernels import aligned, kinds, run_ptx
 
-FEW = settings(max_examples=12, deadline=None)
+FEW = settings(max_examples=12)
 SCHEDULES = ("fifo", "random", "adversarial")
 
 # PTX type -> (register prefix, NumPy dtype of the memory).

@@ -29,7 +29,7 @@ def fragment(matrix: np.ndarray, lane: int) -> np.ndarray:
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("trans", [False, True])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(order=st.permutations(range(32)), space=st.sampled_from([".shared", ".shared::cta", ""]))
 def test_ldmatrix(count: int, trans: bool, order: list[int], space: str) -> None:
     rows = aligned(np.random.default_rng(1).integers(0, 2**16, (32, 8), np.uint16))
@@ -54,7 +54,7 @@ def test_ldmatrix(count: int, trans: bool, order: list[int], space: str) -> None
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("trans", [False, True])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(order=st.permutations(range(32)))
 def test_stmatrix(count: int, trans: bool, order: list[int]) -> None:
     matrices = np.random.default_rng(2).integers(0, 2**16, (count, 8, 8), np.uint16)

@@ -17,7 +17,7 @@ from fa4.emulator.errors import UnsupportedInstruction
 from fa4.emulator.tma.descriptor import TensorMap
 from tests.emulator.kernels import aligned, kinds, run_ptx
 
-FEW = settings(max_examples=10, deadline=None)
+FEW = settings(max_examples=10)
 SCHEDULES = ("fifo", "random", "adversarial")
 ELEMENTS = {
     "u8": np.uint8, "u16": np.uint16, "f16": np.float16, "bf16": ml_dtypes.bfloat16,

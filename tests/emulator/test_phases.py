@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -11,7 +14,7 @@ from fa4.emulator.execute import Report
 from tests.emulator.kernels import kinds, run_ptx
 from tests.emulator.test_barriers import SCHEDULES
 
-ROWS, COMMITS, LINE = 3, 2 * 32 + 1, 7
+ROWS, LINE = 3, 7
 
 
 def clocks() -> list[WarpClock]:
@@ -35,32 +38,41 @@ def test_a_wait_needs_to_know_of_the_phase_before_the_one_it_finds(told: bool) -
     (first, second), order = clocks(), PhaseOrder()
     end = first.release(1)
     order.ended(end)
-    assert order.waited(second, COMMITS, LINE)  # the first phase has none before
+    assert order.waited(second, LINE)  # the first phase has none before
     order.ended(first.release(1))
     if told:
         second.acquire(end)
-    assert order.waited(second, COMMITS, LINE) == told
+    assert order.waited(second, LINE) == told
 
 
-@pytest.mark.parametrize("how", ["", "release", "commit"])
+@pytest.mark.parametrize("how", ["", "release", "relaxed"])
 def test_the_next_phase_must_not_end_before_a_wait(how: str) -> None:
     (arriver, waiter), order = clocks(), PhaseOrder()
     order.ended(arriver.release(1))
-    order.waited(waiter, COMMITS, LINE)
+    order.waited(waiter, LINE)
     if how == "release":
         arriver.acquire(waiter.release(1))
-    elif how == "commit":
-        arriver.knowledge.add(COMMITS, waiter.epoch)
+    elif how == "relaxed":
+        arriver.acquire_order(waiter.release_order(1, None))
     assert order.ended(arriver.release(1)) == ([] if how else [LINE])
     assert order.ended(arriver.release(1)) == []
 
 
-def test_relaxed_operations_and_other_clusters_are_exempt() -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_phases_of_relaxed_arrivals(told: bool) -> None:
     (first, second), order = clocks(), PhaseOrder()
+    end = first.release_order(1, None)
+    order.ended(end)
+    if told:
+        second.acquire_order(end)
+    assert order.arrives(second) == told
+    assert not second.knowledge.seen.any()
+
+
+def test_other_clusters_are_exempt() -> None:
+    (first, _), order = clocks(), PhaseOrder()
     order.ended(first.release(1))
     assert order.arrives(WarpClock(1, ROWS, cluster=4))
-    order.exempt = True
-    assert order.arrives(second)
 
 
 # Warp 0 arrives, warp 1 waits; INIT arrivals make a phase.
@@ -103,10 +115,18 @@ CASES = {
 }  # fmt: skip
 
 
+def relaxed(text: str) -> str:
+    """The same with relaxed arrivals and waits."""
+    text = text.replace("mbarrier.arrive.", "mbarrier.arrive.relaxed.cta.")
+    return text.replace("try_wait.parity.", "try_wait.parity.relaxed.cta.")
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
-def test_phases_in_a_kernel(name: str, schedule: str) -> None:
+@pytest.mark.parametrize("form", [str, relaxed])
+def test_phases_in_a_kernel(name: str, schedule: str, form: Callable[[str], str]) -> None:
     first, second, right = CASES[name]
+    first, second = form(first), form(second)
     found = kinds(run(first, second, schedule))
     if right:
         assert found == set()
@@ -137,14 +157,14 @@ CLUSTER = "barrier.cluster.arrive{}; barrier.cluster.wait;"
 
 
 @pytest.mark.parametrize("waits, end, fine", [
-    (WAITS, "", True), ("", "", False), ("", CLUSTER.format(""), True),
-    ("", CLUSTER.format(".relaxed"), True),
+    (WAITS, "", True), (WAITS.replace("acquire", "relaxed"), "", True), ("", "", False),
+    ("", CLUSTER.format(""), True), ("", CLUSTER.format(".relaxed"), True),
 ])  # fmt: skip
 def test_a_cta_outlives_the_arrivals_of_others(waits: str, end: str, fine: bool) -> None:
     body = REMOTE.replace("WAIT\n", waits).replace("END\n", end)
-    for schedule in SCHEDULES:
+    for schedule, form in product(SCHEDULES, ("release", "relaxed")):
         report = run_ptx(
-            body, grid=(2, 1, 1), cluster=(2, 1, 1), block=(32, 1, 1), smem=64, schedule=schedule,
-            collect=True,
+            body.replace("arrive.release", f"arrive.{form}"), grid=(2, 1, 1), cluster=(2, 1, 1),
+            block=(32, 1, 1), smem=64, schedule=schedule, collect=True,
         )  # fmt: skip
         assert kinds(report) == (set() if fine else {"exit"}), str(report)

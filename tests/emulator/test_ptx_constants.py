@@ -73,7 +73,7 @@ def int64_expressions(draw, depth: int = 4):
 
 
 @given(int64_expressions())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_signed_expressions_wrap_as_64_bit_integers(drawn):
     text, value = drawn
     assert operand_of(text) == Integer(int(value))
@@ -106,7 +106,7 @@ def parenthesised(node: ast.expr) -> str:
         st.tuples(st.sampled_from([*PYTHON_OPERATORS.values()]), st.integers(0, 99)), max_size=6
     ),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_operators_bind_as_in_c(first, rest):
     """Python's precedence of these operators is that of C."""
     text = str(first) + "".join(f" {name} {number}" for name, number in rest)

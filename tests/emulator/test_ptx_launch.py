@@ -188,7 +188,7 @@ FLOATS = ("f16", "f32", "f64", "bf16", "e4m3", "e5m2")
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(sorted(TYPES)), SHAPES, st.integers(0, 100), st.data())
 def test_sources(kind: str, shape: tuple[int, ...], seed: int, data: st.DataObject) -> None:
     """Shape, type and content are those that the text says; random depends on the seed alone."""

@@ -194,7 +194,7 @@ def new_player(make: Callable[[], ShadowMemory], clusters: int, exactly: bool) -
 
 
 @MEMORIES
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(script=events)
 def test_reports_nothing_that_is_in_order(make, clusters, script) -> None:
     player = new_player(make, clusters, exactly=False)
@@ -204,7 +204,7 @@ def test_reports_nothing_that_is_in_order(make, clusters, script) -> None:
 
 
 @MEMORIES
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(script=events)
 def test_finds_the_first_conflict(make, clusters, script) -> None:
     player = new_player(make, clusters, exactly=True)

@@ -12,9 +12,9 @@ import pytest
 
 from docs.support_table import BEGIN, END, EVIDENCE, PAGE, fill, markdown, measured, section_of
 from fa4 import cli
+from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.tools import support
 from fa4.emulator.tools.support import MANUAL_ONLY, confirmed_opcodes, support_table
-from fa4.emulator.translate import table
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = PAGE.read_text(encoding="utf-8")
@@ -33,14 +33,14 @@ def test_the_documented_table_is_the_present_one() -> None:
 def test_a_changed_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new form, a new row and a removed row each make the test above fail."""
     support_table()
-    (row, *others) = table.TABLE["tcgen05.ld"]
+    (row, *others) = TABLE["tcgen05.ld"]
     for rows in (
         [dataclasses.replace(row, forms=row.forms + " more"), *others],
         [row, dataclasses.replace(row, section="1.2"), *others],
         others,
     ):
         with monkeypatch.context() as patch:
-            patch.setitem(table.TABLE, "tcgen05.ld", rows)
+            patch.setitem(TABLE, "tcgen05.ld", rows)
             assert not is_current(DOCUMENT)
     assert is_current(DOCUMENT)
 
@@ -48,7 +48,7 @@ def test_a_changed_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_row_is_there_with_its_name() -> None:
     """All instructions; forms begin with the opcode; sections look like sections."""
     rows = support_table()
-    assert {row.instruction for row in rows} == set(table.TABLE)
+    assert {row.instruction for row in rows} == set(TABLE)
     for row in rows:
         assert row.forms.startswith(row.instruction.split(".")[0]), row
         assert re.fullmatch(r"9\.7\.[\d.]+\d(, 9\.7\.[\d.]+\d)*", row.sections), row

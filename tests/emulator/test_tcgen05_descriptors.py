@@ -16,7 +16,7 @@ from tests.emulator.tcgen05_support import instruction_bits
 FIELDS_14 = st.integers(0, (1 << 14) - 1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(FIELDS_14, FIELDS_14, FIELDS_14, st.integers(0, 7), st.sampled_from(list(Swizzle)))
 def test_smem_descriptor_fields(
     start: int, leading: int, stride: int, base_offset: int, swizzle: Swizzle
@@ -84,7 +84,7 @@ def instructions(draw: st.DrawFn) -> InstructionDescriptor:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(instructions())
 def test_instruction_descriptor_fields(instruction: InstructionDescriptor) -> None:
     decoded = InstructionDescriptor.decode(instruction_bits(instruction), instruction.kind)

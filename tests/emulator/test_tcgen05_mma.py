@@ -370,7 +370,7 @@ def test_special_values() -> None:
     assert d[0, 0] == d[1, 0] == d[2, 0] == d[2, 5] == 0x7FFFFFFF
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 1000), st.sampled_from(FORMS))
 def test_k_in_two_instructions(seed: int, form: Form) -> None:
     """A1 B1, then + A2 B2, equals the exact sum over both K (all sums are small integers)."""

@@ -186,7 +186,7 @@ def operands(draw: st.DrawFn) -> tuple[SmemDescriptor, int, int, Major]:
     return desc, 8 * draw(st.integers(1, 16)), draw(st.sampled_from((1, 2, 4))), major
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(operands())
 def test_addresses_by_element(case: tuple[SmemDescriptor, int, int, Major]) -> None:
     desc, rows, element_bytes, major = case
@@ -201,7 +201,7 @@ def test_addresses_by_element(case: tuple[SmemDescriptor, int, int, Major]) -> N
     np.testing.assert_array_equal(got, expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from([s for s in Swizzle if s is not Swizzle.NONE]),
     st.integers(0, 7),

@@ -135,7 +135,7 @@ def test_shifts_refused(address: TmemAddress) -> None:
         plan_shift(1, address)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=30))
 def test_allocator_against_a_map_of_columns(steps: list[tuple[bool, int]]) -> None:
     allocator = TmemAllocator()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fa4 import cli
 from fa4.emulator.errors import UnsupportedInstruction
 from fa4.emulator.tcgen05.tmem_access import access_map, register_count
-from tests.emulator.kernels import kinds, run_ptx
+from tests.emulator.kernels import kinds, module_text, run_ptx
 from tests.emulator.tensor_kernels import (
+    DECLARATIONS,
     LANE_ADDRESS,
     SCHEDULES,
     TensorKernel,
@@ -110,7 +114,7 @@ def test_store_fills_the_cells_of_its_shape_and_no_others(shape, count, split, p
     np.testing.assert_array_equal(out, expected)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     columns=st.lists(st.integers(0, 24), min_size=1, max_size=4),
     schedule=st.sampled_from(SCHEDULES),
@@ -217,7 +221,6 @@ END:
 # Lanes, columns, allocation.
 
 CASES = {
-    "lanes of another warp": (FILL + "  xor.b32 %r22, %r22, 0x200000;\n" + LOAD, "tmem"),
     "lane 8": (FILL + "  add.u32 %r22, %r22, 0x80000;\n" + LOAD, "tmem"),
     "beyond the allocation": (FILL + "  add.u32 %r22, %r22, 40;\n" + LOAD, "tmem"),
     "beyond the memory": (FILL + "  add.u32 %r22, %r22, 500;\n" + LOAD, "tmem"),
@@ -249,6 +252,35 @@ def test_misuse_is_found(case: str) -> None:
     assert kinds(report) - {"tmem"} <= {kind} and kind in kinds(report), str(report)
     # What is found is the misuse, not only the missing dealloc.
     assert any("without tcgen05.dealloc" not in f.message for f in report.findings)
+
+
+# The address without a lane; that of the warp after this one; that of a second warpgroup.
+ADDRESSES = {
+    "none": "  mov.b32 %r22, %r21;\n",
+    "another": "  add.u32 %r22, %r22, 0x200000;\n  and.b32 %r22, %r22, 0x7fffff;\n",
+    "beyond": "  add.u32 %r22, %r22, 0x800000;\n",
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_quarter_of_an_address_does_not_count(address: str, schedule: str) -> None:
+    """Stored and loaded by addresses of other lanes, every warp has its own."""
+    data, out = memory(), np.zeros((THREADS, COLUMNS), np.uint32)
+    text = own_row("%rd1", COLUMNS) + load_values(COLUMNS) + LANE_ADDRESS + ADDRESSES[address]
+    text += STORE + WAIT_STORE + "  bar.sync 0;\n"
+    kernel = TensorKernel(before=text, after=read_out("%rd2", COLUMNS))
+    report = kernel.run([data.copy(), out], schedule=schedule)
+    assert report.ok, str(report)
+    np.testing.assert_array_equal(out, data)
+    strict = kernel.run([data.copy(), out], schedule=schedule, strict_tmem_lanes=True)
+    assert kinds(strict) == {"tmem"} and "whose lanes are" in str(strict)
+    np.testing.assert_array_equal(out, data)
+
+
+def test_addresses_of_the_own_quarter_pass_the_strict_check() -> None:
+    report = TensorKernel(before=FILL + LOAD + WAIT_LOAD).run([memory()], strict_tmem_lanes=True)
+    assert report.ok, str(report)
 
 
 def test_missing_dealloc_is_found() -> None:
@@ -354,3 +386,16 @@ def test_allocation_waits_for_the_peer() -> None:
 def test_forms_that_do_not_exist_are_refused(text: str) -> None:
     with pytest.raises(UnsupportedInstruction):
         run_ptx(text)
+
+
+def test_the_command_reports_lanes_of_others(tmp_path: Path) -> None:
+    """Only if it is asked to."""
+    text = TensorKernel(before=own_row("%rd1", COLUMNS) + load_values(COLUMNS) + LANE_ADDRESS
+                        + ADDRESSES["beyond"] + STORE + WAIT_STORE).text()  # fmt: skip
+    file = tmp_path / "kernel.ptx"
+    file.write_text(module_text(text, 1, declarations=DECLARATIONS))
+    command = ["emulate", str(file), "--smem", "1024", "--arg", f"i32[{THREADS},{COLUMNS}]=arange"]
+    for more, code in (([], 0), (["--strict-tmem-lanes"], 1)):
+        with pytest.raises(SystemExit) as done:
+            cli.main([*command, *more])
+        assert done.value.code == code

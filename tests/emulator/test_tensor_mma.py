@@ -67,7 +67,7 @@ def test_product(kind: str, element: Format, schedule: str) -> None:
     np.testing.assert_array_equal(numbers(words, kind), problem.product)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     n=st.sampled_from([8, 16, 24, 48, 64]),
     m=st.sampled_from([64, 128]),

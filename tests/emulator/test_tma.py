@@ -31,7 +31,7 @@ from fa4.emulator.tma.values import convert_loaded, fill_pattern
 ORIGIN = 1 << 20  # address of the first byte of MEMORY
 MEMORY = np.random.default_rng(7).integers(0, 256, 1 << 16, dtype=np.uint8)
 SMEM = np.random.default_rng(8).integers(0, 256, 1 << 15, dtype=np.uint8)
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=60)
 
 SQUARE = TensorMap(
     address=ORIGIN,
@@ -291,7 +291,7 @@ def test_every_bit_of_a_map_is_read_or_must_be_zero() -> None:
     assert read > 300
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(min_size=128, max_size=128))
 def test_decode_refuses_noise(noise: bytes) -> None:
     with pytest.raises(TensorMapError):

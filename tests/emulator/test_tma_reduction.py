@@ -48,7 +48,7 @@ def reduced(op: str, element: str, old: list[int], new: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("element", FORMATS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_float_add_rounds_the_exact_sum(element: str, data) -> None:
     width = 8 * np.dtype(DTYPES[element]).itemsize
@@ -123,7 +123,7 @@ def test_recorded_reductions(op: str, element: str, old: int, new: int, result: 
 
 
 @pytest.mark.parametrize("element", ["f16", "bf16"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 0xFFFF), min_size=8, max_size=8), st.randoms())
 def test_float_min_max_order_numbers(element: str, old: list[int], random) -> None:
     new = random.sample(old, 8)

@@ -48,7 +48,7 @@ def layouts(draw: Any, types: Types) -> Layouts:
 
 
 @pytest.mark.parametrize("types", TYPES, ids=name)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data(), schedule=st.sampled_from(["fifo", "random", "adversarial"]))
 def test_it_is_the_product(types: Types, data: Any, schedule: str) -> None:
     """Any N, swizzle, transpose, source of A and signs; one or two products on one accumulator."""
@@ -77,7 +77,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("schedule", ["random", "adversarial"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(steps=STEPS, seed=st.integers(0, 99))
 def test_groups_in_flight(schedule: str, steps: list[tuple[Any, ...]], seed: int) -> None:
     """Chains on several accumulators, in any groups with any waits, end as if done one by one."""

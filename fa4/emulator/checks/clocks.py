@@ -6,6 +6,8 @@ per tensor pipe, and rows that serve as pools of ids for asynchronous operations
 counts up whenever it publishes what it did, so (id, epoch) names all that the actor did up to
 there, and one vector of epochs per warp says what happened before the warp's next access
 ("seen"), another what of it was made visible to the async proxy ("fenced", PTX ISA 8.4 "Proxies").
+A third says what was executed before although no memory access of it is visible ("executed"): that
+is all that relaxed operations tell.
 
 Approximations, all towards fewer reports: the lanes of a warp share one pair of vectors, so what
 one lane learns, all of its warp know; a warp's partial `sync_lanes` counts for all its lanes; a
@@ -23,8 +25,10 @@ from numpy.typing import NDArray
 
 from fa4.emulator.masks import FULL_MASK, LANES, lanes_of
 
-SEEN, FENCED = 0, 1
-Known = NDArray[np.int32]  # (2, ids of the cluster): epochs seen, epochs fenced
+SEEN, FENCED, EXECUTED = 0, 1, 2
+COLUMNS = 3
+# (3, ids of the cluster): epochs seen, fenced, and executed where more was executed than seen
+Known = NDArray[np.int32]
 
 
 def actor_id(row: int, lane: int = 0) -> int:
@@ -52,7 +56,7 @@ class Foreign:
 
     def all_fenced(self) -> Foreign:
         """The same after a proxy fence: everything seen is fenced."""
-        return Foreign({c: np.stack([known[SEEN]] * 2) for c, known in self})
+        return Foreign({c: known[[SEEN, SEEN, EXECUTED]] for c, known in self})
 
     def flat(self) -> tuple[NDArray[np.int64], Known]:
         """For compiled code: (k, 2) [cluster number, first row], and all vectors side by side.
@@ -67,14 +71,14 @@ class Foreign:
         return self._flat
 
 
-_NO_KNOWN: Known = np.zeros((2, 0), dtype=np.int32)
+_NO_KNOWN: Known = np.zeros((COLUMNS, 0), dtype=np.int32)
 NOTHING_FOREIGN = Foreign({})
 
 
 class Message:
     """Knowledge: what a release publishes and an acquire takes over.
 
-    known: int32 (2, ids): epochs of each actor of this cluster that are seen, and fenced.
+    known: int32 (3, ids): epochs of each actor of this cluster that are seen, fenced, executed.
     foreign: the same of other clusters. cluster: the number of this cluster, unique over all
     launches and ascending from launch to launch. known_from: clusters numbered below it belong to
     launches that are over, so everything they did is known.
@@ -101,7 +105,7 @@ class Message:
         `known_from` is the number of the first cluster of this launch, or of an earlier one that
         this one overlaps.
         """
-        known = np.zeros((2, rows * LANES), dtype=np.int32)
+        known = np.zeros((COLUMNS, rows * LANES), dtype=np.int32)
         return cls(known, cluster, known_from=known_from)
 
     @property
@@ -113,6 +117,18 @@ class Message:
     def fenced(self) -> NDArray[np.int32]:
         """The same, of what the async proxy sees too."""
         return self.known[FENCED]
+
+    @property
+    def executed(self) -> NDArray[np.int32]:
+        """The highest epoch of each actor that was executed before, seen or not."""
+        found: NDArray[np.int32] = np.maximum(self.known[SEEN], self.known[EXECUTED])
+        return found
+
+    def part(self, ids: NDArray[np.bool_]) -> Message:
+        """What it says of the memory accesses of these ids, bool (ids,), of its own cluster."""
+        known = np.where(ids, self.known, np.int32(0))
+        known[EXECUTED] = 0
+        return Message(known, self.cluster)
 
     def copy(self) -> Message:
         """A copy that may be changed without changing this one."""
@@ -191,6 +207,26 @@ class WarpClock(Actor):
         self.epoch += 1
         return message
 
+    def release_order(self, mask: int, published: Message | None) -> Message:
+        """What a relaxed operation of the lanes in `mask` publishes: that they have executed all so
+        far, as what they know of has been; of memory only what a fence has `published` before."""
+        if published is None:
+            rows = self.knowledge.known.shape[1] // LANES
+            message = Message.nothing(rows, self.knowledge.cluster, self.knowledge.known_from)
+        else:
+            message = published.copy()
+        executed = message.known[EXECUTED]
+        np.maximum(executed, self.knowledge.executed, out=executed)
+        self._mark(executed, mask)
+        self.epoch += 1
+        return message
+
+    def acquire_order(self, message: Message) -> None:
+        """The warp learns what was executed before, as a relaxed operation tells it."""
+        if message.cluster == self.knowledge.cluster:
+            executed = self.knowledge.known[EXECUTED]
+            np.maximum(executed, message.executed, out=executed)
+
     def snapshot(self, mask: int) -> Message:
         """What an asynchronous operation carries that the lanes in `mask` issue now.
 
@@ -215,13 +251,6 @@ class WarpClock(Actor):
         if self.knowledge.foreign.by_cluster:
             self.knowledge.foreign = self.knowledge.foreign.all_fenced()
         self.epoch += 1
-
-    def stamp(self, identity: int) -> int:
-        """Let an id that no access has stand for what the warp has executed so far; its epoch."""
-        epoch = self.epoch
-        self.knowledge.add(identity, epoch)
-        self.epoch += 1
-        return epoch
 
     def finish_launches(self, known_from: int) -> None:
         """Clusters numbered below `known_from` are over and visible (griddepcontrol.wait)."""
@@ -274,22 +303,28 @@ class AsyncPool:
 class Stream:
     """Operations of one warp that end in order (its tcgen05.ld, its tcgen05.st, its wgmma).
 
-    All have the same id: whoever knows of one knows of the earlier ones.
+    All have the same id: whoever knows of one knows of the earlier ones. awaited: epoch up to which
+    the warp has waited by an instruction for it.
     """
 
-    __slots__ = ("_clock", "_epoch", "_lane", "_row")
+    __slots__ = ("_clock", "_epoch", "_lane", "_row", "awaited")
 
     def __init__(self, row: int, lane: int, clock: WarpClock) -> None:
         self._row = row
         self._lane = lane
         self._clock = clock
         self._epoch = 0
+        self.awaited = 0
 
     def begin(self) -> AsyncActor:
         """A new operation. It knows what its warp knows: use it now, and do not keep it."""
         self._epoch += 1
         knowledge = self._clock.knowledge
         return AsyncActor(self._row, self._epoch, knowledge, since=self._epoch, lane=self._lane)
+
+    def wait(self) -> None:
+        """The warp has executed the instruction that waits for all of them."""
+        self.awaited = self._epoch
 
     def settle(self, epoch: int | None = None) -> None:
         """All, or those up to `epoch`, are complete and the warp has waited for that.
@@ -301,10 +336,14 @@ class Stream:
 
 
 class PipeActor:
-    """A pipe that runs its operations in the order of issue (tcgen05.mma, tcgen05.cp)."""
+    """A pipe that runs its operations in the order of issue (tcgen05.mma, tcgen05.cp).
+
+    committed: epoch of the latest that a tcgen05.commit follows.
+    """
 
     def __init__(self, row: int) -> None:
         self._row = row
+        self.committed = 0
         self._latest: AsyncActor | None = None
 
     @property

@@ -8,8 +8,9 @@ way. So, for phases k of a barrier:
 - phase k + 1 must not end before it: found one phase later, the barrier would hold it;
 - an arrival in phase k + 1 needs to know that phase k was over, or it might count for that.
 
-"Know" is happens-before, as in `clocks.py`, so that a fault shows under every schedule. Lanes of a
-warp count as one. Nothing is asked of barriers with relaxed operations, which order nothing.
+"Know" is what `clocks.py` calls executed, so that a fault shows under every schedule: relaxed
+operations and tcgen05.commit, which make no access visible, tell of it too. Lanes of a warp count
+as one.
 """
 
 from __future__ import annotations
@@ -21,34 +22,32 @@ from fa4.emulator.masks import LANES
 class PhaseOrder:
     """What the ends of an mbarrier's last two phases published, and who waited for the last."""
 
-    __slots__ = ("_before", "_last", "_waits", "exempt")
+    __slots__ = ("_before", "_last", "_waits")
 
     def __init__(self) -> None:
         self._last: Message | None = None
         self._before: Message | None = None
-        # row -> id of its commits, cluster, epoch, PTX line
-        self._waits: dict[int, tuple[int, int, int, int]] = {}
-        self.exempt = False  # a relaxed operation has used the barrier
+        self._waits: dict[int, tuple[int, int, int]] = {}  # row -> cluster, epoch, PTX line
 
     def ended(self, message: Message | None) -> list[int]:
         """A phase ended, publishing `message`; PTX lines of the waits that it may overtake."""
         overtaken = []
-        if message is not None and not self.exempt:
-            for row, (commits, cluster, epoch, line) in self._waits.items():
-                known = message.seen[row * LANES : (row + 1) * LANES].max()
-                if cluster == message.cluster and max(known, message.seen[commits]) < epoch:
+        if message is not None and self._waits:
+            executed = message.executed
+            for row, (cluster, epoch, line) in self._waits.items():
+                known = executed[row * LANES : (row + 1) * LANES].max()
+                if cluster == message.cluster and known < epoch:
                     overtaken.append(line)
         self._waits.clear()
         self._before, self._last = self._last, message
         return overtaken
 
-    def waited(self, clock: WarpClock, commits: int, line: int) -> bool:
+    def waited(self, clock: WarpClock, line: int) -> bool:
         """A wait by parity finds the last phase over; whether it knows of the phase before that.
 
-        commits: the id that stands for the commits of the warp. To be called before the wait takes
-        over what the phase published.
+        To be called before the wait takes over what the phase published.
         """
-        self._waits[clock.row] = commits, clock.knowledge.cluster, clock.epoch, line
+        self._waits[clock.row] = clock.knowledge.cluster, clock.epoch, line
         return self._known(self._before, clock)
 
     def arrives(self, clock: WarpClock) -> bool:
@@ -57,8 +56,8 @@ class PhaseOrder:
 
     def _known(self, message: Message | None, clock: WarpClock) -> bool:
         known = clock.knowledge
-        if message is None or self.exempt or message.cluster != known.cluster:
+        if message is None or message.cluster != known.cluster:
             return True
-        behind = known.seen < message.seen
+        behind = known.executed < message.executed
         behind[clock.row * LANES : (clock.row + 1) * LANES] = False
         return not behind.any()

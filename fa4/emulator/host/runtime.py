@@ -14,6 +14,7 @@ from typing import Any
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.execute import load_module
 from fa4.emulator.host.device import MAX_SHARED_BYTES_PER_BLOCK, device_attribute
+from fa4.emulator.host.tensor_maps import encode_tiled
 from fa4.emulator.machine.launch_record import Launch
 from fa4.emulator.ptx.syntax import Kernel
 
@@ -60,6 +61,8 @@ _SYMBOLS: dict[str, tuple[str, tuple[Any, ...], bool]] = {
     "_cudaKernelSetAttributeForDevice": ("_set_attribute", (P, I32, I32, I32), True),
     "_cudaLaunchKernelEx": ("_launch_with_attributes", (P, P, P), True),
     "_cudaLaunchKernel": ("_launch", (P, *(I32,) * 6, P, I64, P), True),
+    "_cuTensorMapEncodeTiled": ("_encode_map", (P, I32, I32, *(P,) * 5, *(I32,) * 4), True),
+    "cuda_dialect_assert_success": ("_assert_success", (I32,), False),
     "cuda_dialect_init_library_once": ("_load_once", (P, P, P, P), True),
     "cuda_dialect_unload_library_once": ("_unload_once", (P,), False),
     "CuteDSLRT_TVMFFISetRaisedCudaError": ("_raise_in_tvm_ffi", (P, I32), False),
@@ -138,6 +141,15 @@ class HostRuntime:
 
     def _get_device_attribute(self, result: int, attribute: int, device: int) -> None:
         _store(result, I32, device_attribute(attribute))
+
+    def _encode_map(self, result: int, element: int, rank: int, address: int, *rest: int) -> None:
+        raw = encode_tiled(element, rank, address, rest[:4], rest[4:])
+        C.memmove(result, raw, len(raw))
+
+    def _assert_success(self, code: int) -> None:
+        """NVIDIA's ends the process; here the call fails, with the first error if there is one."""
+        if code:
+            raise LaunchError(f"the host code's assertion failed with CUDA error {code}")
 
     # Libraries and kernels
 

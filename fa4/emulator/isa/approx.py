@@ -26,7 +26,9 @@ from fa4.emulator.isa.formats import (
 from fa4.emulator.isa.rounding import encode, flush_result
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
-from fa4.emulator.translate.table import Unsupported, lane, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 Kernel = Callable[[list[Lanes]], Lanes]
 
@@ -187,7 +189,9 @@ def _register() -> None:
     spelled = {"?": "{.ftz}", "!": ".ftz", "": ""}
     for row in APPROXIMATIONS:
         forms = ", ".join(f"{spelled[ftz]}.{kind}" for kind, ftz in row.types.items())
-        lane(row.name, row.section, f"{forms}; hardware's error bound: {row.error}")(_emitter(row))
+        ROWS.lane(row.name, row.section, f"{forms}; hardware's error bound: {row.error}")(
+            _emitter(row)
+        )
 
 
 _register()

@@ -33,7 +33,9 @@ from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import reduce_bytes
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.lanes import width_of
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 _WORDS = frozenset({"u32", "s32", "u64", "s64"})
 _HALVES = frozenset({"f16", "bf16", "f16x2", "bf16x2"})
@@ -227,7 +229,7 @@ def _bind(
     return handler
 
 
-@machine(
+@ROWS.machine(
     "atom",
     "9.7.13.5",
     "{.relaxed .acquire .release .acq_rel} {.scope} {.global .shared{::cta ::cluster}; generic} "
@@ -239,7 +241,7 @@ def bind_atom(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return _bind(instruction, context, _bind_update(instruction, "atom", set(OPERATIONS)), True)
 
 
-@machine(
+@ROWS.machine(
     "red",
     "9.7.13.7",
     "{.relaxed .release} {.scope} {.global .shared{::cta ::cluster}; generic} .add .min .max .inc "
@@ -251,7 +253,7 @@ def bind_red(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return _bind(instruction, context, _bind_update(instruction, "red", operations), False)
 
 
-@machine("multimem", "9.7.9.14", "not supported: one GPU")
+@ROWS.machine("multimem", "9.7.9.14", "not supported: one GPU")
 def bind_multimem(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Refused."""
     raise Unsupported("multimem addresses: the emulator has one GPU")

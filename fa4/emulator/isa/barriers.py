@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from fa4.emulator.checks.clocks import Message
 from fa4.emulator.machine.barriers import Episode
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import Blocked, wait_for
 from fa4.emulator.masks import lane_flags, lowest
 from fa4.emulator.ptx.syntax import Operand, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 BARRIERS = 16
 WARP_THREADS = 32
@@ -148,7 +149,7 @@ def _bind_red(
     return handler
 
 
-@machine("bar", "9.7.13.1", "bar{.cta}.{sync,arrive} a{,b}; bar{.cta}.red.{popc,and,or}")
+@ROWS.machine("bar", "9.7.13.1", "bar{.cta}.{sync,arrive} a{,b}; bar{.cta}.red.{popc,and,or}")
 def bind_bar(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """All lanes of the warp take part (.aligned is implied)."""
     _, action, operation, _ = modifiers(
@@ -158,7 +159,7 @@ def bind_bar(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return _bind_any(instruction, context, action, operation, aligned=True)
 
 
-@machine(
+@ROWS.machine(
     "barrier",
     "9.7.13.1",
     "barrier{.cta}.{sync,arrive}{.aligned} a{,b}; barrier{.cta}.red.{popc,and,or}{.aligned}",
@@ -185,7 +186,7 @@ def _bind_any(
     raise Unsupported(f"{instruction.opcode}: sync, arrive or red is needed")
 
 
-@machine("bar.warp.sync", "9.7.13.2", "bar.warp.sync membermask", converges=True)
+@ROWS.machine("bar.warp.sync", "9.7.13.2", "bar.warp.sync membermask", converges=True)
 def bind_warp_sync(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The lanes of the mask wait for each other and see each other's memory accesses."""
 
@@ -195,7 +196,7 @@ def bind_warp_sync(instruction: PtxInstruction, context: KernelContext) -> Handl
     return handler
 
 
-@machine(
+@ROWS.machine(
     "barrier.cluster.arrive", "9.7.13.4", "barrier.cluster.arrive{.release,.relaxed}{.aligned}"
 )
 def bind_cluster_arrive(instruction: PtxInstruction, context: KernelContext) -> Handler:
@@ -210,18 +211,15 @@ def bind_cluster_arrive(instruction: PtxInstruction, context: KernelContext) -> 
         if warp.cluster_visits.arrived_in == barrier.phase:
             raise fragment.fatal("barrier", "arrives at the cluster barrier twice in one phase")
         warp.cluster_visits.arrived_in = barrier.phase
-        message: Message | None = (
-            warp.fences.published if semantics == "relaxed" else warp.clock.release(mask)
-        )
-        if message is not None:
-            barrier.publish(message)
+        relaxed = semantics == "relaxed"
+        barrier.publish(warp.fences.arrive(mask) if relaxed else warp.clock.release(mask))
         warp.cta.machine.progress += 1
         barrier.arrive(mask.bit_count())
 
     return handler
 
 
-@machine("barrier.cluster.wait", "9.7.13.4", "barrier.cluster.wait{.acquire}{.aligned}")
+@ROWS.machine("barrier.cluster.wait", "9.7.13.4", "barrier.cluster.wait{.acquire}{.aligned}")
 def bind_cluster_wait(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until all threads of the cluster have arrived."""
     modifiers(instruction, "barrier.cluster.wait", ("acquire",), ("aligned",))

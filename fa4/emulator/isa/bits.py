@@ -14,7 +14,9 @@ from fa4.emulator.isa.formula import (
 )
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed
-from fa4.emulator.translate.table import lane, modifiers
+from fa4.emulator.translate.table import TableRows, modifiers
+
+ROWS = TableRows()
 
 NONE_FOUND = -1
 
@@ -95,7 +97,7 @@ def _part(word: Lanes, index: int, bits: int, signed: bool) -> Lanes:
 def _define_dot(name: str, section: str, pairs: int, first_byte: int) -> None:
     """d = c + the products of `pairs` parts of a and the bytes of b from `first_byte` on."""
 
-    @lane(name, section, "(.u32 .s32 of a) (.u32 .s32 of b)")
+    @ROWS.lane(name, section, "(.u32 .s32 of a) (.u32 .s32 of b)")
     def emit(b: SegmentBuilder, i: PtxInstruction) -> None:
         a_type, b_type = modifiers(i, name, ("u32", "s32"), ("u32", "s32"))
         a, x, total = (b.read(operand, "u32") for operand in i.operands[1:])
@@ -108,18 +110,18 @@ def _define_dot(name: str, section: str, pairs: int, first_byte: int) -> None:
 
 def _define_all() -> None:
     words = ("b32", "b64")
-    define("popc", "9.7.1.14", words, lambda s, a: intrinsic("ctpop", a).resize(32))
-    define("clz", "9.7.1.15", words, lambda s, a: leading_zeros(a).resize(32))
-    define("bfind", "9.7.1.16", WORDS, lambda s, a: highest_bit(s, a, False))
-    define("bfind.shiftamt", "9.7.1.16", WORDS, lambda s, a: highest_bit(s, a, True))
-    define("fns", "9.7.1.17", ("b32",), nth_set_bit)
-    define("brev", "9.7.1.18", words, lambda s, a: intrinsic("bitreverse", a))
-    define("bfe", "9.7.1.19", WORDS, bit_field, ("", "u32", "u32"))
-    define("bfi", "9.7.1.20", words, insert_bits, ("", "", "u32", "u32"))
-    define("szext.clamp", "9.7.1.21", ("u32", "s32"), extend_clamped)
-    define("szext.wrap", "9.7.1.21", ("u32", "s32"), extend_wrapped)
-    define("bmsk.clamp", "9.7.1.22", ("b32",), mask_clamped)
-    define("bmsk.wrap", "9.7.1.22", ("b32",), mask_wrapped)
+    define(ROWS, "popc", "9.7.1.14", words, lambda s, a: intrinsic("ctpop", a).resize(32))
+    define(ROWS, "clz", "9.7.1.15", words, lambda s, a: leading_zeros(a).resize(32))
+    define(ROWS, "bfind", "9.7.1.16", WORDS, lambda s, a: highest_bit(s, a, False))
+    define(ROWS, "bfind.shiftamt", "9.7.1.16", WORDS, lambda s, a: highest_bit(s, a, True))
+    define(ROWS, "fns", "9.7.1.17", ("b32",), nth_set_bit)
+    define(ROWS, "brev", "9.7.1.18", words, lambda s, a: intrinsic("bitreverse", a))
+    define(ROWS, "bfe", "9.7.1.19", WORDS, bit_field, ("", "u32", "u32"))
+    define(ROWS, "bfi", "9.7.1.20", words, insert_bits, ("", "", "u32", "u32"))
+    define(ROWS, "szext.clamp", "9.7.1.21", ("u32", "s32"), extend_clamped)
+    define(ROWS, "szext.wrap", "9.7.1.21", ("u32", "s32"), extend_wrapped)
+    define(ROWS, "bmsk.clamp", "9.7.1.22", ("b32",), mask_clamped)
+    define(ROWS, "bmsk.wrap", "9.7.1.22", ("b32",), mask_wrapped)
     _define_dot("dp4a", "9.7.1.23", 4, 0)
     _define_dot("dp2a.lo", "9.7.1.24", 2, 0)
     _define_dot("dp2a.hi", "9.7.1.24", 2, 2)

@@ -29,7 +29,9 @@ from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import SUPPORTED
 from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 CLUSTER, OWN = "shared::cluster", "shared::cta"
 COMPLETE_TX = "mbarrier::complete_tx::bytes"
@@ -81,7 +83,7 @@ def each_distinct(
     return handler
 
 
-@machine(
+@ROWS.machine(
     "cp.async.bulk",
     "9.7.9.25.4.1",
     "cp.async.bulk.{shared::cta shared::cluster}.{global shared::cta}"
@@ -231,7 +233,7 @@ def _masked_sides(warp: Warp, start: int, source: int, size: int, mask: int) -> 
     return Side([piece], len(chosen), 1), global_side(warp, addresses, 1, write=True)
 
 
-@machine(
+@ROWS.machine(
     "cp.reduce.async.bulk",
     "9.7.9.25.4.2",
     "cp.reduce.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint} and "
@@ -272,7 +274,7 @@ def bind_bulk_reduction(instruction: PtxInstruction, context: KernelContext) -> 
     return each_lane(copy)
 
 
-@machine("cp.async.bulk.prefetch", "9.7.9.25.4.3", "cp.async.bulk.prefetch.L2.global")
+@ROWS.machine("cp.async.bulk.prefetch", "9.7.9.25.4.3", "cp.async.bulk.prefetch.L2.global")
 def bind_bulk_prefetch(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Only checks the addresses."""
     address_of = context.scalar_address(instruction.operands[0])

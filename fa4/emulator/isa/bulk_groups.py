@@ -7,20 +7,22 @@ from fa4.emulator.machine.copies import CopyGroups
 from fa4.emulator.machine.state import Warp
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 
 def _groups(warp: Warp) -> CopyGroups:
     return warp.bulk_copies
 
 
-@machine("cp.async.bulk.commit_group", "9.7.9.25.6.1", "cp.async.bulk.commit_group")
+@ROWS.machine("cp.async.bulk.commit_group", "9.7.9.25.6.1", "cp.async.bulk.commit_group")
 def bind_bulk_commit(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Closes a group of each active lane."""
     return commit_handler(_groups)
 
 
-@machine("cp.async.bulk.wait_group", "9.7.9.25.6.2", "cp.async.bulk.wait_group{.read} N")
+@ROWS.machine("cp.async.bulk.wait_group", "9.7.9.25.6.2", "cp.async.bulk.wait_group{.read} N")
 def bind_bulk_wait(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits for all but the N latest groups of each lane; .read: until they have read."""
     (read,) = modifiers(instruction, "cp.async.bulk.wait_group", ("read",))

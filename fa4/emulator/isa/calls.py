@@ -13,7 +13,9 @@ from fa4.emulator.isa.spaces import Space, units
 from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.ptx.syntax import Operand, PtxInstruction, Symbol, Vector
 from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
-from fa4.emulator.translate.table import Unsupported, machine
+from fa4.emulator.translate.table import TableRows, Unsupported
+
+ROWS = TableRows()
 
 LONGEST_TEXT_BYTES = 1 << 16
 
@@ -22,7 +24,9 @@ _CONVERSION = re.compile(rb"%([-+ #0]*)(\d*)(\.\d*)?(hh|h|ll|l|z|j|t)?([diouxXcs
 _LENGTHS = {b"hh": 1, b"h": 2, b"": 4, b"ll": 8, b"l": 8, b"z": 8, b"j": 8, b"t": 8}
 
 
-@machine("call", "9.7.12.4", "call{.uni} of vprintf and __assertfail, which the driver provides")
+@ROWS.machine(
+    "call", "9.7.12.4", "call{.uni} of vprintf and __assertfail, which the driver provides"
+)
 def bind_call(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """vprintf appends to the output, __assertfail ends the run with the finding "assert"."""
     results, name, arguments = _split(instruction.operands)

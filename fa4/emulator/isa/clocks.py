@@ -8,7 +8,9 @@ from fa4.emulator.machine.state import Fragment
 from fa4.emulator.ptx.syntax import PtxInstruction, Register
 from fa4.emulator.translate.context import UNSIGNED, Handler, KernelContext
 from fa4.emulator.translate.lanes import width_of
-from fa4.emulator.translate.table import machine
+from fa4.emulator.translate.table import TableRows
+
+ROWS = TableRows()
 
 CLOCKS = ("%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
 
@@ -20,7 +22,7 @@ def reads_clock(instruction: PtxInstruction) -> bool:
 
 
 # Its forms are those of the other mov.
-@machine("mov", "9.7.9.3", "", accepts=reads_clock)
+@ROWS.machine("mov", "9.7.9.3", "", accepts=reads_clock)
 def bind_clock(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """All lanes read the same count."""
     target, source = instruction.operands

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from fa4.emulator.isa.formula import BITS, INTEGERS, define, destinations, like, spell
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
-from fa4.emulator.translate.table import Unsupported, lane, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 # PTX comparison -> LLVM predicate. Ordered comparisons are false if an operand is NaN, so "ne" is
 # LLVM's "one"; the names with u are true then.
@@ -103,7 +105,7 @@ def _combined(
 _SETP_TYPES = (*FULL, *HALVES, *PACKED_HALVES)
 
 
-@lane("setp", "9.7.6.2", f".CmpOp {{.and .or .xor}} {{.ftz}} {spell(_SETP_TYPES)}")
+@ROWS.lane("setp", "9.7.6.2", f".CmpOp {{.and .or .xor}} {{.ftz}} {spell(_SETP_TYPES)}")
 def emit_setp(b: SegmentBuilder, i: PtxInstruction) -> None:
     """p|q: the result and, unless the type is packed, that of the opposite comparison."""
     comparison, boolean, flush, kind = modifiers(
@@ -126,7 +128,7 @@ def _set_destinations(source: str) -> tuple[str, ...]:
     return ("u32", "s32", "f32", *HALVES)
 
 
-@lane("set", "9.7.6.1", ".CmpOp {.and .or .xor} {.ftz} .dtype .stype")
+@ROWS.lane("set", "9.7.6.1", ".CmpOp {.and .or .xor} {.ftz} .dtype .stype")
 def emit_set(b: SegmentBuilder, i: PtxInstruction) -> None:
     """d = 1.0 or all ones where the comparison holds, else 0."""
     written = ("u32", "s32", "u16", "s16", "f32", *HALVES, *PACKED_HALVES)
@@ -146,7 +148,7 @@ def emit_set(b: SegmentBuilder, i: PtxInstruction) -> None:
     b.write(i.operands[0], values[0])
 
 
-@lane("slct", "9.7.6.4", f"{spell(FULL)}, then .s32 or {{.ftz}} .f32")
+@ROWS.lane("slct", "9.7.6.4", f"{spell(FULL)}, then .s32 or {{.ftz}} .f32")
 def emit_slct(b: SegmentBuilder, i: PtxInstruction) -> None:
     """d = c >= 0 ? a : b; a NaN selects b."""
     flush, kind, tested = modifiers(i, "slct", ("ftz",), FULL, ("s32", "f32"))
@@ -158,4 +160,4 @@ def emit_slct(b: SegmentBuilder, i: PtxInstruction) -> None:
     )
 
 
-define("selp", "9.7.6.3", FULL, lambda s, a, b, c: c.select(a, b), ("", "", "pred"))
+define(ROWS, "selp", "9.7.6.3", FULL, lambda s, a, b, c: c.select(a, b), ("", "", "pred"))

@@ -28,7 +28,9 @@ from fa4.emulator.isa.formats import (
 from fa4.emulator.isa.rounding import ROUNDINGS, Exact, directed_f32, encode, flush_result
 from fa4.emulator.ptx.syntax import Operand, PtxInstruction
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
-from fa4.emulator.translate.table import Unsupported, lane, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 FORMATS = {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
 INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
@@ -46,7 +48,7 @@ def types_of(instruction: PtxInstruction) -> tuple[str, str]:
     return types[0], types[1]
 
 
-@lane(
+@ROWS.lane(
     "cvt",
     "9.7.9.21",
     "{.sat}.int.int, {.rn .rz .rm .rp}{.ftz}{.sat}.float.int, "
@@ -221,7 +223,7 @@ def _round(value: Lanes, form: FloatFormat, rounding: str, finite: bool) -> Lane
     return canonical(value.as_integer(), is_nan(value), form)
 
 
-@lane("cvt.pack", "9.7.9.22", ".sat.{u16 s16}.s32, .sat.{u8 s8 u4 s4 u2 s2}.s32.b32")
+@ROWS.lane("cvt.pack", "9.7.9.22", ".sat.{u16 s16}.s32, .sat.{u8 s8 u4 s4 u2 s2}.s32.b32")
 def cvt_pack(builder: SegmentBuilder, i: PtxInstruction) -> None:
     """a and b saturated, a above b; the low bits of c fill the register above them."""
     wide, narrow = ("u16", "s16"), ("u8", "s8", "u4", "s4", "u2", "s2")

@@ -15,7 +15,9 @@ from fa4.emulator.isa.formula import destinations, intrinsic, like
 from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
-from fa4.emulator.translate.table import Unsupported, lane, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 # What shfl reads from a lane that does not take part. PTX leaves the value undefined; this one is
 # easy to recognise in a wrong result.
@@ -94,7 +96,7 @@ def _constant_sources(
     return sources, Lanes(b, "i1", f"<{', '.join(in_range)}>")
 
 
-@lane("shfl.sync", "9.7.9.6", "(.up .down .bfly .idx) .b32", converges=True)
+@ROWS.lane("shfl.sync", "9.7.9.6", "(.up .down .bfly .idx) .b32", converges=True)
 def emit_shfl(b: SegmentBuilder, i: PtxInstruction) -> None:
     """d = a of the source lane (`source_lane`), or of the own lane if that is out of range.
 
@@ -120,7 +122,7 @@ def emit_shfl(b: SegmentBuilder, i: PtxInstruction) -> None:
     b.write(predicate, in_range)
 
 
-@lane("vote.sync", "9.7.13.9", "(.all .any .uni) .pred, .ballot .b32", converges=True)
+@ROWS.lane("vote.sync", "9.7.13.9", "(.all .any .uni) .pred, .ballot .b32", converges=True)
 def emit_vote(b: SegmentBuilder, i: PtxInstruction) -> None:
     """What the predicates of the participants have in common, or all of them as a mask."""
     mode, kind = modifiers(i, "vote.sync", ("all", "any", "uni", "ballot"), ("pred", "b32"))
@@ -141,7 +143,7 @@ def emit_vote(b: SegmentBuilder, i: PtxInstruction) -> None:
 def _define_match(mode: str) -> None:
     name = f"match.{mode}.sync"
 
-    @lane(name, "9.7.13.10", ".b32 .b64", converges=True)
+    @ROWS.lane(name, "9.7.13.10", ".b32 .b64", converges=True)
     def emit(b: SegmentBuilder, i: PtxInstruction) -> None:
         (kind,) = modifiers(i, name, ("b32", "b64"))
         value = b.read(i.operands[1], kind)
@@ -181,7 +183,7 @@ _BITWISE: dict[str, tuple[int, Callable[[Lanes, Lanes], Lanes]]] = {
 }
 
 
-@lane(
+@ROWS.lane(
     "redux.sync",
     "9.7.13.13",
     "(.add .min .max) .u32 .s32, (.and .or .xor) .b32",
@@ -212,7 +214,9 @@ def _ordered(bits: Lanes) -> Lanes:
     return bits ^ (bits.ashr(31) & 0x7FFFFFFF)
 
 
-@lane("redux.sync", "9.7.13.13", "(.min .max) {.abs} {.NaN} .f32", types=("f32",), converges=True)
+@ROWS.lane(
+    "redux.sync", "9.7.13.13", "(.min .max) {.abs} {.NaN} .f32", types=("f32",), converges=True
+)
 def emit_redux_f32(b: SegmentBuilder, i: PtxInstruction) -> None:
     """Minimum or maximum; NaN inputs are left out, or decide the result with .NaN."""
     operation, magnitude, strict, _ = modifiers(
@@ -230,7 +234,7 @@ def emit_redux_f32(b: SegmentBuilder, i: PtxInstruction) -> None:
     b.write(i.operands[0], is_nan.select(like(value, CANONICAL_NAN), _ordered(best)))
 
 
-@lane("elect.sync", "9.7.13.15", "", converges=True)
+@ROWS.lane("elect.sync", "9.7.13.15", "", converges=True)
 def emit_elect(b: SegmentBuilder, i: PtxInstruction) -> None:
     """The lowest active lane of the membermask leads; d is its number."""
     modifiers(i, "elect.sync")
@@ -242,7 +246,7 @@ def emit_elect(b: SegmentBuilder, i: PtxInstruction) -> None:
     b.write(predicate, leader.compare("eq", b.lane_ids()))
 
 
-@lane("activemask", "9.7.13.12", ".b32")
+@ROWS.lane("activemask", "9.7.13.12", ".b32")
 def emit_activemask(b: SegmentBuilder, i: PtxInstruction) -> None:
     """The lanes that execute this very instruction now; it waits for nobody."""
     modifiers(i, "activemask", ("b32",))

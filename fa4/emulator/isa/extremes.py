@@ -18,7 +18,9 @@ from fa4.emulator.isa.formats import (
 )
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
-from fa4.emulator.translate.table import Unsupported, lane, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 FTZ = ("f32", "f16", "f16x2")
 TYPES = (*FTZ, "f64", "bf16", "bf16x2")
@@ -106,16 +108,16 @@ def _register() -> None:
             "{.ftz}{.NaN}{.xorsign.abs}.{f32 f16 f16x2}, {.NaN}{.xorsign.abs}.{bf16 bf16x2}, "
             "{.ftz}{.NaN}{.abs}.f32 of three sources, .f64"
         )
-        lane(name, section, forms, types=TYPES)(_emitter(_emit_extremum, name))
+        ROWS.lane(name, section, forms, types=TYPES)(_emitter(_emit_extremum, name))
     for name, section in (("neg", "9.7.3.10, 9.7.4.5"), ("abs", "9.7.3.9, 9.7.4.6")):
         forms = "{.ftz}.{f32 f16 f16x2}, .{f64 bf16 bf16x2}"
-        lane(name, section, forms, types=TYPES)(_emitter(_emit_sign, name))
+        ROWS.lane(name, section, forms, types=TYPES)(_emitter(_emit_sign, name))
 
 
 _register()
 
 
-@lane("copysign", "9.7.3.2", ".f32, .f64", types=SCALARS)
+@ROWS.lane("copysign", "9.7.3.2", ".f32, .f64", types=SCALARS)
 def copysign(builder: SegmentBuilder, i: PtxInstruction) -> None:
     """The sign of a on the magnitude of b."""
     (kind,) = modifiers(i, "copysign", SCALARS)
@@ -124,7 +126,7 @@ def copysign(builder: SegmentBuilder, i: PtxInstruction) -> None:
     builder.write(i.operands[0], (sign & form.sign) | (magnitude & (form.sign - 1)))
 
 
-@lane(
+@ROWS.lane(
     "testp",
     "9.7.3.1",
     "{.finite .infinite .number .notanumber .normal .subnormal}.{f32 f64}",

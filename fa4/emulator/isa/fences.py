@@ -9,25 +9,20 @@ from fa4.emulator.machine.waits import SPIN, Blocked, Spin, wait_for
 from fa4.emulator.masks import lowest
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 SCOPES = ("cta", "cluster", "gpu", "sys")
 WARP = 32
 
 
 def _fence(fragment: Fragment, mask: int) -> None:
-    """A fence publishes what came before it through later relaxed accesses of its threads, and
-    takes over what earlier relaxed loads have seen (PTX ISA 8.8, fence patterns)."""
-    warp = fragment.warp
-    fences = warp.fences
-    pending, fences.pending = fences.pending, None
-    if pending is not None:
-        warp.clock.acquire(pending)
-    fences.published = warp.clock.release(mask)
+    fragment.warp.fences.fence(mask)
 
 
-@machine("fence", "9.7.13.5", "fence{.sc,.acq_rel,.acquire,.release}{.sync_restrict}.scope")
-@machine("membar", "9.7.13.5", "membar.{cta,gl,sys}")
+@ROWS.machine("fence", "9.7.13.5", "fence{.sc,.acq_rel,.acquire,.release}{.sync_restrict}.scope")
+@ROWS.machine("membar", "9.7.13.5", "membar.{cta,gl,sys}")
 def bind_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """A fence of the generic proxy."""
     modifiers(
@@ -40,14 +35,14 @@ def bind_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return _fence
 
 
-@machine("fence.proxy.async", "9.7.13.5", "fence.proxy.async{.global,.shared::{cta,cluster}}")
-@machine(
+@ROWS.machine("fence.proxy.async", "9.7.13.5", "fence.proxy.async{.global,.shared::{cta,cluster}}")
+@ROWS.machine(
     "fence.proxy.async::generic",
     "9.7.13.5",
     "fence.proxy.async::generic.{acquire,release}.sync_restrict...",
 )
-@machine("fence.proxy.alias", "9.7.13.5", "fence.proxy.alias")
-@machine(
+@ROWS.machine("fence.proxy.alias", "9.7.13.5", "fence.proxy.alias")
+@ROWS.machine(
     "fence.proxy.tensormap::generic",
     "9.7.13.5",
     "fence.proxy.tensormap::generic.{release,acquire}.scope",
@@ -65,7 +60,7 @@ def bind_proxy_fence(instruction: PtxInstruction, context: KernelContext) -> Han
     return handler
 
 
-@machine("fence.mbarrier_init", "9.7.13.5", "fence.mbarrier_init.release.cluster")
+@ROWS.machine("fence.mbarrier_init", "9.7.13.5", "fence.mbarrier_init.release.cluster")
 def bind_init_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Makes mbarrier.init visible to the cluster, together with a following cluster barrier."""
     modifiers(instruction, "fence.mbarrier_init", ("release",), ("cluster",))
@@ -77,7 +72,7 @@ def bind_init_fence(instruction: PtxInstruction, context: KernelContext) -> Hand
     return handler
 
 
-@machine("setmaxnreg", "9.7.19.5", "setmaxnreg.{inc,dec}.sync.aligned.u32 n")
+@ROWS.machine("setmaxnreg", "9.7.19.5", "setmaxnreg.{inc,dec}.sync.aligned.u32 n")
 def bind_setmaxnreg(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Gives registers back to the CTA's pool in a quarter of the SM, or waits for enough there."""
     direction, _, _, _ = modifiers(
@@ -116,7 +111,7 @@ def bind_setmaxnreg(instruction: PtxInstruction, context: KernelContext) -> Hand
     return handler
 
 
-@machine("griddepcontrol.launch_dependents", "9.7.13.17", "griddepcontrol.launch_dependents")
+@ROWS.machine("griddepcontrol.launch_dependents", "9.7.13.17", "griddepcontrol.launch_dependents")
 def bind_launch_dependents(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The CTA lets the next grid in the stream start."""
 
@@ -126,7 +121,7 @@ def bind_launch_dependents(instruction: PtxInstruction, context: KernelContext) 
     return handler
 
 
-@machine("griddepcontrol.wait", "9.7.13.17", "griddepcontrol.wait")
+@ROWS.machine("griddepcontrol.wait", "9.7.13.17", "griddepcontrol.wait")
 def bind_dependency_wait(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits for the grids before in the stream to end."""
 
@@ -143,7 +138,7 @@ def bind_dependency_wait(instruction: PtxInstruction, context: KernelContext) ->
     return handler
 
 
-@machine("nanosleep", "9.7.19.2", "nanosleep.u32 t")
+@ROWS.machine("nanosleep", "9.7.19.2", "nanosleep.u32 t")
 def bind_nanosleep(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Sleeping lets other warps run."""
 
@@ -153,8 +148,8 @@ def bind_nanosleep(instruction: PtxInstruction, context: KernelContext) -> Handl
     return handler
 
 
-@machine("trap", "9.7.19.4", "trap")
-@machine("brkpt", "9.7.19.1", "brkpt")
+@ROWS.machine("trap", "9.7.19.4", "trap")
+@ROWS.machine("brkpt", "9.7.19.1", "brkpt")
 def bind_trap(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Ends the run with a finding."""
     what = instruction.parts[0]
@@ -165,7 +160,7 @@ def bind_trap(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return handler
 
 
-@machine("pmevent", "9.7.19.3", "pmevent a")
+@ROWS.machine("pmevent", "9.7.19.3", "pmevent a")
 def bind_nothing(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """No effect here."""
 

@@ -40,7 +40,9 @@ from fa4.emulator.isa.rounding import (
 )
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
-from fa4.emulator.translate.table import Unsupported, lane, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 # type -> format of an element, elements in a register
 ELEMENTS: dict[str, tuple[FloatFormat, int]] = {
@@ -211,11 +213,13 @@ def _register() -> None:
         forms = rounded + ", {.rn .rz .rm .rp}{.ftz}.f32x2"
         if operation != "mul":
             forms += ", {.rn .rz .rm .rp}{.sat}.f32.{f16 bf16}"
-        lane(operation, SECTIONS[operation], forms, types=FLOATS)(_arithmetic_emitter(operation))
-    lane("mad", SECTIONS["mad"], rounded, types=FLOATS[:2])(_arithmetic_emitter("mad"))
+        ROWS.lane(operation, SECTIONS[operation], forms, types=FLOATS)(
+            _arithmetic_emitter(operation)
+        )
+    ROWS.lane("mad", SECTIONS["mad"], rounded, types=FLOATS[:2])(_arithmetic_emitter("mad"))
     for operation in ("div", "rcp", "sqrt"):
         forms = "{.rn .rz .rm .rp}{.ftz}.f32, .rn.f64"
-        lane(operation, SECTIONS[operation], forms, types=FLOATS[:2])(
+        ROWS.lane(operation, SECTIONS[operation], forms, types=FLOATS[:2])(
             _arithmetic_emitter(operation)
         )
 

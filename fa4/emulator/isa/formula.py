@@ -1,6 +1,6 @@
-"""Registers instructions whose whole meaning is one formula over their operands.
+"""Rows for instructions whose whole meaning is one formula over their operands.
 
-    define("sad", "9.7.1.7", INTEGERS, lambda s, a, b, c: c + distance(s, a, b))
+    define(ROWS, "sad", "9.7.1.7", INTEGERS, lambda s, a, b, c: c + distance(s, a, b))
 
 reads every source operand as the instruction's type, applies the formula to the 32 lanes at once
 and writes the result. `s` says whether the type is signed.
@@ -13,7 +13,7 @@ from typing import Any
 
 from fa4.emulator.ptx.syntax import Operand, Pair, PtxInstruction, Sink
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed
-from fa4.emulator.translate.table import lane, modifiers
+from fa4.emulator.translate.table import TableRows, modifiers
 
 Formula = Callable[..., Lanes]
 
@@ -30,6 +30,7 @@ def spell(types: Iterable[str]) -> str:
 
 
 def define(
+    rows: TableRows,
     name: str,
     section: str,
     types: Sequence[str],
@@ -37,14 +38,14 @@ def define(
     operands: Sequence[str] = (),
     **more: Any,
 ) -> None:
-    """Adds instruction `name`.type to the table for each of `types`.
+    """Adds instruction `name`.type to the rows of a module for each of `types`.
 
     formula(signed, *sources) returns the result in its own width. operands: the PTX types of the
     sources, "" for the instruction's type; by default all have the instruction's type.
     more: of `Operation`.
     """
 
-    @lane(name, section, spell(types), types=types, **more)
+    @rows.lane(name, section, spell(types), types=types, **more)
     def emit(b: SegmentBuilder, i: PtxInstruction) -> None:
         (kind,) = modifiers(i, name, types)
         given = i.operands[1:]

@@ -6,11 +6,12 @@ once; so fma is fused in 16 bits too.
 
 from __future__ import annotations
 
-# Importing floats first puts its rows first: `add.f32.bf16` belongs to f32, not to bf16.
 from fa4.emulator.isa.floats import Emitter, emit_arithmetic, type_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.lanes import SegmentBuilder
-from fa4.emulator.translate.table import Unsupported, lane
+from fa4.emulator.translate.table import TableRows, Unsupported
+
+ROWS = TableRows()
 
 HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 SECTIONS = {"add": "9.7.4.1", "sub": "9.7.4.2", "mul": "9.7.4.3", "fma": "9.7.4.4"}
@@ -33,7 +34,7 @@ def _register() -> None:
         fused = operation == "fma"
         rounding, relu = (".rn", "{.relu}") if fused else ("{.rn}", "")
         forms = f"{rounding}{{.ftz}}{{.sat}}{relu}.{{f16 f16x2}}, {rounding}{relu}.{{bf16 bf16x2}}"
-        lane(operation, section, forms, types=HALVES)(_emitter(operation))
+        ROWS.lane(operation, section, forms, types=HALVES)(_emitter(operation))
 
 
 _register()

@@ -1,11 +1,8 @@
-"""The instruction set: take `TABLE` from here to have it with all its rows.
-
-Each of these modules adds its rows to the table; those of one name are tried in this order.
-"""
+"""The instruction set: the one table of all instructions, made of the rows of these modules."""
 
 from __future__ import annotations
 
-from fa4.emulator.isa import (  # noqa: F401
+from fa4.emulator.isa import (
     approx,
     atomics,
     barriers,
@@ -42,6 +39,45 @@ from fa4.emulator.isa import (  # noqa: F401
     warp_mma,
     warpgroup_mma,
 )
-from fa4.emulator.translate.table import TABLE
+from fa4.emulator.translate.table import build_table
 
-__all__ = ["TABLE"]
+# Rows of one name are tried in this order: `add.f32.bf16` belongs to f32 (floats), not to halves.
+MODULES = (
+    approx,
+    atomics,
+    barriers,
+    bits,
+    bulk_copies,
+    bulk_groups,
+    calls,
+    clocks,
+    compare,
+    control,
+    convert,
+    crosslane,
+    extremes,
+    fences,
+    floats,
+    halves,
+    hints,
+    integer,
+    launch_control,
+    loads,
+    logic,
+    matrices,
+    mbarriers,
+    moves,
+    parameters,
+    remote_stores,
+    tensor_allocation,
+    tensor_copies,
+    tensor_memory,
+    tensor_mma,
+    tensormaps,
+    thread_copies,
+    tmem_copies,
+    warp_mma,
+    warpgroup_mma,
+)
+
+TABLE = build_table(module.ROWS for module in MODULES)

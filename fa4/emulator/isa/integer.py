@@ -18,7 +18,9 @@ from fa4.emulator.isa.formula import (
 from fa4.emulator.isa.watches import watch_divisor
 from fa4.emulator.ptx.syntax import PtxInstruction, Register
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
-from fa4.emulator.translate.table import lane, modifiers
+from fa4.emulator.translate.table import TableRows, modifiers
+
+ROWS = TableRows()
 
 # The condition code register has one bit. It is a carry after additions, a borrow after
 # subtractions.
@@ -105,24 +107,24 @@ def remainder(signed: bool, a: Lanes, b: Lanes) -> Lanes:
 
 
 def _define_sums() -> None:
-    define("add", "9.7.1.1", INTEGERS, lambda s, a, b: a + b)
-    define("add", "9.7.1.1", ("u16x2", "s16x2"), by_halves(lambda s, a, b: a + b))
-    define("add.sat", "9.7.1.1", ("s32",), lambda s, a, b: intrinsic("sadd.sat", a, b))
-    define("sub", "9.7.1.2", INTEGERS, lambda s, a, b: a - b)
-    define("sub.sat", "9.7.1.2", ("s32",), lambda s, a, b: intrinsic("ssub.sat", a, b))
-    define("sad", "9.7.1.7", INTEGERS, lambda s, a, b, c: c + distance(s, a, b))
-    define("div", "9.7.1.8", INTEGERS, quotient, watch=watch_divisor)
-    define("rem", "9.7.1.9", INTEGERS, remainder, watch=watch_divisor)
-    define("abs", "9.7.1.10", SIGNED, lambda s, a: a.compare("slt", 0).select(-a, a))
-    define("neg", "9.7.1.11", SIGNED, lambda s, a: -a)
+    define(ROWS, "add", "9.7.1.1", INTEGERS, lambda s, a, b: a + b)
+    define(ROWS, "add", "9.7.1.1", ("u16x2", "s16x2"), by_halves(lambda s, a, b: a + b))
+    define(ROWS, "add.sat", "9.7.1.1", ("s32",), lambda s, a, b: intrinsic("sadd.sat", a, b))
+    define(ROWS, "sub", "9.7.1.2", INTEGERS, lambda s, a, b: a - b)
+    define(ROWS, "sub.sat", "9.7.1.2", ("s32",), lambda s, a, b: intrinsic("ssub.sat", a, b))
+    define(ROWS, "sad", "9.7.1.7", INTEGERS, lambda s, a, b, c: c + distance(s, a, b))
+    define(ROWS, "div", "9.7.1.8", INTEGERS, quotient, watch=watch_divisor)
+    define(ROWS, "rem", "9.7.1.9", INTEGERS, remainder, watch=watch_divisor)
+    define(ROWS, "abs", "9.7.1.10", SIGNED, lambda s, a: a.compare("slt", 0).select(-a, a))
+    define(ROWS, "neg", "9.7.1.11", SIGNED, lambda s, a: -a)
 
 
 def _define_extremes() -> None:
     for name, section, formula in (("min", "9.7.1.12", minimum), ("max", "9.7.1.13", maximum)):
-        define(name, section, INTEGERS, formula)
-        define(name, section, ("u16x2", "s16x2"), by_halves(formula))
-        define(f"{name}.relu", section, ("s32",), with_relu(formula))
-        define(f"{name}.relu", section, ("s16x2",), by_halves(with_relu(formula)))
+        define(ROWS, name, section, INTEGERS, formula)
+        define(ROWS, name, section, ("u16x2", "s16x2"), by_halves(formula))
+        define(ROWS, f"{name}.relu", section, ("s32",), with_relu(formula))
+        define(ROWS, f"{name}.relu", section, ("s16x2",), by_halves(with_relu(formula)))
 
 
 def _define_products() -> None:
@@ -133,7 +135,7 @@ def _define_products() -> None:
         ("mul24.lo", ("u32", "s32"), low_24),
         ("mul24.hi", ("u32", "s32"), high_24),
     ):
-        define(name, "9.7.1.5" if "24" in name else "9.7.1.3", types, formula)
+        define(ROWS, name, "9.7.1.5" if "24" in name else "9.7.1.3", types, formula)
     for name, types, formula in (
         ("mad.lo", INTEGERS, low_half),
         ("mad.hi", INTEGERS, high_half),
@@ -141,9 +143,10 @@ def _define_products() -> None:
         ("mad24.hi", ("u32", "s32"), high_24),
     ):
         section = "9.7.1.6" if "24" in name else "9.7.1.4"
-        define(name, section, types, lambda s, a, b, c, formula=formula: formula(s, a, b) + c)
+        define(ROWS, name, section, types, lambda s, a, b, c, formula=formula: formula(s, a, b) + c)
         if name.endswith("hi"):
             define(
+                ROWS,
                 f"{name}.sat",
                 section,
                 ("s32",),
@@ -151,6 +154,7 @@ def _define_products() -> None:
             )
     for kind, wide in (("u16", "u32"), ("u32", "u64"), ("s16", "s32"), ("s32", "s64")):
         define(
+            ROWS,
             "mad.wide",
             "9.7.1.4",
             (kind,),
@@ -175,7 +179,7 @@ def _define_carry(name: str, section: str, half: Callable[..., Lanes] | None) ->
     stem = name.split(".")[0]
     combine = _difference_with_borrow if stem.startswith("sub") else _sum_with_carry
 
-    @lane(name, section, spell(WORDS), types=WORDS)
+    @ROWS.lane(name, section, spell(WORDS), types=WORDS)
     def emit(b: SegmentBuilder, i: PtxInstruction) -> None:
         (kind,) = modifiers(i, name, WORDS)
         sources = [b.read(operand, kind) for operand in i.operands[1:]]

@@ -22,7 +22,9 @@ from fa4.emulator.masks import Array, lowest
 from fa4.emulator.ptx.syntax import PtxInstruction, Vector
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
-from fa4.emulator.translate.table import Unsupported, lane, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 RESPONSE_BYTES = 16
 _TRY = "clusterlaunchcontrol.try_cancel"
@@ -43,7 +45,7 @@ def _cancel(cta: Cta) -> Array:
     return np.array([x, y | z << 16, 1, 0], np.uint32)
 
 
-@machine(
+@ROWS.machine(
     _TRY,
     "9.7.13.18.1",
     "clusterlaunchcontrol.try_cancel.async{.shared::cta}.mbarrier::complete_tx::bytes"
@@ -97,7 +99,7 @@ def _field(builder: SegmentBuilder, instruction: PtxInstruction, place: tuple[in
     return (response >> first).resize(32) & ((1 << bits) - 1)
 
 
-@lane(f"{_QUERY}.is_canceled", "9.7.13.18.2", f"{_QUERY}.is_canceled.pred.b128 p, response")
+@ROWS.lane(f"{_QUERY}.is_canceled", "9.7.13.18.2", f"{_QUERY}.is_canceled.pred.b128 p, response")
 def emit_is_canceled(builder: SegmentBuilder, instruction: PtxInstruction) -> None:
     """Whether the request took a cluster."""
     modifiers(instruction, f"{_QUERY}.is_canceled", ("pred",), ("b128",))
@@ -105,7 +107,7 @@ def emit_is_canceled(builder: SegmentBuilder, instruction: PtxInstruction) -> No
     builder.write(instruction.operands[0], cancelled.compare("ne", 0))
 
 
-@lane(
+@ROWS.lane(
     f"{_QUERY}.get_first_ctaid",
     "9.7.13.18.2",
     f"{_QUERY}.get_first_ctaid{{::x,::y,::z}}.{{v4.b32,b32}}.b128",
@@ -123,7 +125,7 @@ def emit_first_ctaid(builder: SegmentBuilder, instruction: PtxInstruction) -> No
 def _register_single(axis: str) -> None:
     name = f"{_QUERY}.get_first_ctaid::{axis}"
 
-    @lane(name, "9.7.13.18.2", f"{name}.b32.b128 d, response")
+    @ROWS.lane(name, "9.7.13.18.2", f"{name}.b32.b128 d, response")
     def emit_one(builder: SegmentBuilder, instruction: PtxInstruction) -> None:
         builder.write(instruction.operands[0], _field(builder, instruction, _FIELDS[axis]))
 

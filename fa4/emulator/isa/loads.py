@@ -40,7 +40,9 @@ from fa4.emulator.machine.waits import SPIN, Spin
 from fa4.emulator.masks import FULL_MASK, Array, lanes_of
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 BULK_BYTES = 8  # st.bulk writes multiples of this
 CACHE_OPERATORS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt")
@@ -65,7 +67,7 @@ def _form(instruction: PtxInstruction, name: str) -> tuple[Ordering, Space, str,
     return ordering, Space(space), kind, check_vector(space, vector, kind)
 
 
-@machine(
+@ROWS.machine(
     "ld",
     "9.7.9.8",
     "{.weak .volatile .relaxed .acquire .mmio} {.scope} {.const .global .local .shared{::cta "
@@ -109,7 +111,7 @@ def bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return load_directly(instruction, context, kind, access.word, handler)
 
 
-@machine("ldu", "9.7.9.10", "{.global} {.v2 .v4} .type: as ld")
+@ROWS.machine("ldu", "9.7.9.10", "{.global} {.v2 .v4} .type: as ld")
 def bind_uniform_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """A load of one address for all lanes."""
     parts = ("ld", *instruction.parts[1:])
@@ -125,7 +127,7 @@ def bind_uniform_load(instruction: PtxInstruction, context: KernelContext) -> Ha
     return bind_load(plain, context)
 
 
-@machine(
+@ROWS.machine(
     "st",
     "9.7.9.12",
     "{.weak .volatile .relaxed .release .mmio} {.scope} {.global .local .shared{::cta ::cluster}; "
@@ -167,7 +169,7 @@ def bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return store_directly(instruction, context, kind, word, handler)
 
 
-@machine("st.bulk", "9.7.9.14", "st.bulk{.weak}{.shared::cta} [a], size, 0")
+@ROWS.machine("st.bulk", "9.7.9.14", "st.bulk{.weak}{.shared::cta} [a], size, 0")
 def bind_bulk_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Each lane clears its range of shared memory, a multiple of 8 bytes."""
     modifiers(instruction, "st.bulk", ("weak",), ("shared::cta",))

@@ -13,7 +13,9 @@ from fa4.emulator.isa.formula import (
 )
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
-from fa4.emulator.translate.table import Unsupported, lane, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 
 def look_up(table: int, a: Lanes, b: Lanes, c: Lanes) -> Lanes:
@@ -26,7 +28,9 @@ def look_up(table: int, a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     return result
 
 
-@lane("lop3", "9.7.8.6", "{.or .and} .b32; d|p and a fifth source with .or .and", types=("b32",))
+@ROWS.lane(
+    "lop3", "9.7.8.6", "{.or .and} .b32; d|p and a fifth source with .or .and", types=("b32",)
+)
 def emit_lop3(b: SegmentBuilder, i: PtxInstruction) -> None:
     """d = table(a, b, c) bit by bit; p = (d != 0) .or/.and the predicate in source 5."""
     boolean, _ = modifiers(i, "lop3", ("or", "and"), ("b32",))
@@ -65,22 +69,29 @@ def _funnel_amount(clamp: bool, amount: Lanes) -> Lanes:
 
 def _define_all() -> None:
     with_predicates = ("pred", *BITS)
-    define("and", "9.7.8.1", with_predicates, lambda s, a, b: a & b)
-    define("or", "9.7.8.2", with_predicates, lambda s, a, b: a | b)
-    define("xor", "9.7.8.3", with_predicates, lambda s, a, b: a ^ b)
-    define("not", "9.7.8.4", with_predicates, lambda s, a: ~a)
-    define("cnot", "9.7.8.5", BITS, lambda s, a: a.compare("eq", 0).select(like(a, 1), like(a, 0)))
+    define(ROWS, "and", "9.7.8.1", with_predicates, lambda s, a, b: a & b)
+    define(ROWS, "or", "9.7.8.2", with_predicates, lambda s, a, b: a | b)
+    define(ROWS, "xor", "9.7.8.3", with_predicates, lambda s, a, b: a ^ b)
+    define(ROWS, "not", "9.7.8.4", with_predicates, lambda s, a: ~a)
+    define(
+        ROWS,
+        "cnot",
+        "9.7.8.5",
+        BITS,
+        lambda s, a: a.compare("eq", 0).select(like(a, 1), like(a, 0)),
+    )
     for mode in ("clamp", "wrap"):
         clamp = mode == "clamp"
         for way, funnel in (("l", funnel_left), ("r", funnel_right)):
             define(
+                ROWS,
                 f"shf.{way}.{mode}",
                 "9.7.8.7",
                 ("b32",),
                 lambda s, a, b, c, funnel=funnel, clamp=clamp: funnel(clamp, a, b, c),
             )
-    define("shl", "9.7.8.8", BITS, lambda s, a, n: shift_left(a, n), ("", "u32"))
-    define("shr", "9.7.8.9", BITS + INTEGERS, shift_right, ("", "u32"))
+    define(ROWS, "shl", "9.7.8.8", BITS, lambda s, a, n: shift_left(a, n), ("", "u32"))
+    define(ROWS, "shr", "9.7.8.9", BITS + INTEGERS, shift_right, ("", "u32"))
 
 
 _define_all()

@@ -19,10 +19,12 @@ from fa4.emulator.masks import FULL_MASK, Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext, Reader
 from fa4.emulator.translate.lanes import SegmentBuilder
-from fa4.emulator.translate.table import Unsupported, lane, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 ROW_BYTES = 16
-ROWS = 8  # in memory, of one matrix
+MATRIX_ROWS = 8  # in memory, of one matrix
 COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 _SHARED = ("shared", "shared::cta")
 
@@ -88,7 +90,7 @@ def _touch(warp: Warp, access: Access, kind: str, rows: int) -> Touch:
     return Touch(warp.clock, access, kind, lanes_of(FULL_MASK)[:rows])
 
 
-@machine(
+@ROWS.machine(
     "ldmatrix",
     "9.7.14.5.15",
     "ldmatrix.sync.aligned.m8n8{.x1 .x2 .x4}{.trans}{.shared{::cta}}.b16",
@@ -97,7 +99,7 @@ def _touch(warp: Warp, access: Access, kind: str, rows: int) -> Touch:
 def bind_load_matrix(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The lane that gives a row's address reads it."""
     shape, count, trans = _form(instruction, "ldmatrix")
-    rows, access, space = count * ROWS, Access(instruction.line), _space(instruction)
+    rows, access, space = count * MATRIX_ROWS, Access(instruction.line), _space(instruction)
     target = Elements(context, instruction.operands[0], "b32", written=True)
     address = context.address(instruction.operands[1])
     places = fragment_bytes(shape, trans)
@@ -116,7 +118,7 @@ def bind_load_matrix(instruction: PtxInstruction, context: KernelContext) -> Han
     return handler
 
 
-@machine(
+@ROWS.machine(
     "stmatrix",
     "9.7.14.5.16",
     "stmatrix.sync.aligned.m8n8{.x1 .x2 .x4}{.trans}{.shared{::cta}}.b16; "
@@ -126,7 +128,7 @@ def bind_load_matrix(instruction: PtxInstruction, context: KernelContext) -> Han
 def bind_store_matrix(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The lane that gives a row's address writes it."""
     shape, count, trans = _form(instruction, "stmatrix")
-    rows, access, space = count * ROWS, Access(instruction.line), _space(instruction)
+    rows, access, space = count * MATRIX_ROWS, Access(instruction.line), _space(instruction)
     address = context.address(instruction.operands[0])
     source = Elements(context, instruction.operands[1], "b32")
     places = fragment_bytes(shape, trans)
@@ -138,7 +140,7 @@ def bind_store_matrix(instruction: PtxInstruction, context: KernelContext) -> Ha
         piece = _piece(fragment, mask, address, rows, space, write=True)
         record(warp, piece, ROW_BYTES, _touch(warp, access, WRITE, rows))
         values = source.read(warp).view(np.uint8).reshape(32, count, 4)
-        matrices = np.empty((count, ROWS * ROW_BYTES), np.uint8)
+        matrices = np.empty((count, MATRIX_ROWS * ROW_BYTES), np.uint8)
         matrices[:, places] = values.transpose(1, 0, 2)
         whole = matrices.reshape(rows, ROW_BYTES).view(f"V{ROW_BYTES}").reshape(-1)
         store_unchecked(piece, whole)
@@ -148,7 +150,7 @@ def bind_store_matrix(instruction: PtxInstruction, context: KernelContext) -> Ha
     return handler
 
 
-@lane(
+@ROWS.lane(
     "movmatrix",
     "9.7.14.5.17",
     "movmatrix.sync.aligned.m8n8.trans.b16",

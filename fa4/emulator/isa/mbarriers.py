@@ -20,7 +20,9 @@ from fa4.emulator.machine.waits import SPIN, Blocked, Spin
 from fa4.emulator.masks import Array, lane_flags, lanes_of, lowest, mask_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 OBJECT_BYTES = 8
 SEMANTICS = ("release", "relaxed", "acquire")
@@ -200,7 +202,7 @@ def _check_phase(
         )
 
 
-@machine("mbarrier.init", "9.7.13.15.9", "mbarrier.init{.shared{::cta}}.b64 [addr], count")
+@ROWS.machine("mbarrier.init", "9.7.13.15.9", "mbarrier.init{.shared{::cta}}.b64 [addr], count")
 def bind_init(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Makes an mbarrier object."""
     modifiers(instruction, "mbarrier.init", SPACES, ("b64",))
@@ -233,7 +235,7 @@ def bind_init(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return handler
 
 
-@machine("mbarrier.inval", "9.7.13.15.10", "mbarrier.inval{.shared{::cta}}.b64 [addr]")
+@ROWS.machine("mbarrier.inval", "9.7.13.15.10", "mbarrier.inval{.shared{::cta}}.b64 [addr]")
 def bind_inval(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Ends the life of an mbarrier object."""
     modifiers(instruction, "mbarrier.inval", SPACES, ("b64",))
@@ -251,10 +253,10 @@ def bind_inval(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return handler
 
 
-@machine(
+@ROWS.machine(
     "mbarrier.expect_tx", "9.7.13.15.11", "mbarrier.expect_tx{.relaxed.scope}{.space}.b64 [a], n"
 )
-@machine(
+@ROWS.machine(
     "mbarrier.complete_tx",
     "9.7.13.15.12",
     "mbarrier.complete_tx{.relaxed.scope}{.space}.b64 [a], n",
@@ -274,7 +276,8 @@ def bind_tx(instruction: PtxInstruction, context: KernelContext) -> Handler:
             _check_visible(fragment, group, cta, barrier)
             cta.machine.progress += 1
             count = barrier.expect if expecting else barrier.complete
-            barrier.order.exempt |= not expecting  # it may end a phase, and publishes nothing
+            if not expecting:  # it may end a phase
+                barrier.publish(fragment.warp.fences.arrive(group))
             with _FaultsOf(fragment, cta, barrier):
                 for lane in lanes_of(group):
                     count(int(amounts[lane]))
@@ -282,13 +285,13 @@ def bind_tx(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return handler
 
 
-@machine(
+@ROWS.machine(
     "mbarrier.arrive",
     "9.7.13.15.13",
     "mbarrier.arrive{.expect_tx}{.noComplete}{.release,.relaxed}{.cta,.cluster}{.space}.b64 "
     "{state|_}, [a]{, count|bytes}",
 )
-@machine(
+@ROWS.machine(
     "mbarrier.arrive_drop",
     "9.7.13.15.14",
     "mbarrier.arrive_drop{.expect_tx}{.noComplete}{.release,.relaxed}{.cta,.cluster}{.space}.b64",
@@ -318,7 +321,6 @@ def bind_arrive(instruction: PtxInstruction, context: KernelContext) -> Handler:
             _check_visible(fragment, group, cta, barrier)
             barrier.arrivers.add(warp.name)
             cta.machine.progress += 1
-            barrier.order.exempt |= semantics == "relaxed"
             known = barrier.order.arrives(warp.clock)
             _check_phase(fragment, cta, barrier, known, "the arrival may count for that one")
             if cta is not warp.cta:
@@ -331,9 +333,8 @@ def bind_arrive(instruction: PtxInstruction, context: KernelContext) -> Handler:
             if len(parts) > 1:
                 _report_split(fragment, parts, cta, barrier)
             for part in parts:
-                message: Any = (
-                    warp.fences.published if semantics == "relaxed" else warp.clock.release(part)
-                )
+                relaxed = semantics == "relaxed"
+                message = warp.fences.arrive(part) if relaxed else warp.clock.release(part)
                 if dropping:
                     # Before the arrival, which may begin the next phase.
                     barrier.drop(part.bit_count() if expect else _total(amounts, part))
@@ -347,18 +348,18 @@ def bind_arrive(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return handler
 
 
-@machine("mbarrier.pending_count", "9.7.13.15.17", "mbarrier.pending_count.b64 count, state")
+@ROWS.machine("mbarrier.pending_count", "9.7.13.15.17", "mbarrier.pending_count.b64 count, state")
 def bind_pending(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The state operand holds no count here."""
     raise Unsupported("mbarrier.pending_count: the state operand is opaque here")
 
 
-@machine(
+@ROWS.machine(
     "mbarrier.test_wait",
     "9.7.13.15.16",
     "mbarrier.test_wait{.parity}{.acquire,.relaxed}{.cta,.cluster}{.space}.b64 p, [a], state",
 )
-@machine(
+@ROWS.machine(
     "mbarrier.try_wait",
     "9.7.13.15.16",
     "mbarrier.try_wait{.parity}{.acquire,.relaxed}{.cta,.cluster}{.space}.b64 p, [a], "
@@ -391,12 +392,12 @@ def bind_wait(instruction: PtxInstruction, context: KernelContext) -> Handler:
                 if cta.machine.events is not None:
                     cta.machine.events.barrier_used(fragment, cta, offset, WAIT)
                 results |= lane_flags[group]
-                barrier.order.exempt |= semantics == "relaxed"
                 if by_parity:
-                    commits = warp.cta.cluster.commit_id(warp)
-                    known = barrier.order.waited(warp.clock, commits, fragment.line)
+                    known = barrier.order.waited(warp.clock, fragment.line)
                     _check_phase(fragment, cta, barrier, known, "the wait may end too early")
-                if semantics != "relaxed" and barrier.last_message is not None:
+                if barrier.last_message is not None and semantics == "relaxed":
+                    warp.fences.wait(barrier.last_message)
+                elif barrier.last_message is not None:
                     warp.clock.acquire(barrier.last_message)
             elif blocking and group == mask and not fragment.timed_out:
                 _check_overrun(fragment, cta, barrier)

@@ -13,7 +13,9 @@ from fa4.emulator.isa.formula import BITS, INTEGERS, spell
 from fa4.emulator.ptx.syntax import PtxInstruction, Vector
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, width_of
 from fa4.emulator.translate.layout import WINDOW_BYTES, WINDOWS
-from fa4.emulator.translate.table import Unsupported, lane, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
@@ -43,7 +45,7 @@ def _pack(b: SegmentBuilder, vector: Vector, kind: str) -> Lanes:
     return value
 
 
-@lane("mov", "9.7.9.3", spell(MOVED))
+@ROWS.lane("mov", "9.7.9.3", spell(MOVED))
 def emit_mov(b: SegmentBuilder, i: PtxInstruction) -> None:
     """Registers, special registers, constants, addresses of variables; {a, b} packs or unpacks."""
     (kind,) = modifiers(i, "mov", MOVED)
@@ -57,7 +59,7 @@ def emit_mov(b: SegmentBuilder, i: PtxInstruction) -> None:
         b.write(element, (value >> (k * part)).resize(part))
 
 
-@lane("prmt", "9.7.9.7", f".b32 {{{spell(_PERMUTE_MODES)}}}")
+@ROWS.lane("prmt", "9.7.9.7", f".b32 {{{spell(_PERMUTE_MODES)}}}")
 def emit_prmt(b: SegmentBuilder, i: PtxInstruction) -> None:
     """Result byte k is the byte of b:a that nibble k of the control names.
 
@@ -79,7 +81,7 @@ def emit_prmt(b: SegmentBuilder, i: PtxInstruction) -> None:
     b.write(i.operands[0], result.resize(32))
 
 
-@lane("cvta", "9.7.9.20", f"{{.to}} ({spell(SHARED + IDENTICAL)}) .u64")
+@ROWS.lane("cvta", "9.7.9.20", f"{{.to}} ({spell(SHARED + IDENTICAL)}) .u64")
 def emit_cvta(b: SegmentBuilder, i: PtxInstruction) -> None:
     """An address in a state space as a generic address, or with .to the other way round."""
     to, space, _ = modifiers(i, "cvta", ("to",), SHARED + IDENTICAL, ("u64",))
@@ -92,7 +94,7 @@ def emit_cvta(b: SegmentBuilder, i: PtxInstruction) -> None:
     b.write(i.operands[0], address)
 
 
-@lane("isspacep", "9.7.9.19", f"({spell(('global', *SHARED))})")
+@ROWS.lane("isspacep", "9.7.9.19", f"({spell(('global', *SHARED))})")
 def emit_isspacep(b: SegmentBuilder, i: PtxInstruction) -> None:
     """Whether a generic address lies in the shared window; every other address is global.
 
@@ -117,7 +119,7 @@ def _window(b: SegmentBuilder, space: str, kind: str) -> int:
     return b.symbols("%shared_window")
 
 
-@lane("mapa", "9.7.9.23", "{.shared::cluster} .u32 .u64; without space .u64")
+@ROWS.lane("mapa", "9.7.9.23", "{.shared::cluster} .u32 .u64; without space .u64")
 def emit_mapa(b: SegmentBuilder, i: PtxInstruction) -> None:
     """The address of the same variable in the CTA of the given rank."""
     space, kind = modifiers(i, "mapa", ("shared::cluster",), ("u32", "u64"))
@@ -127,7 +129,7 @@ def emit_mapa(b: SegmentBuilder, i: PtxInstruction) -> None:
     b.write(i.operands[0], ((rank << RANK_SHIFT) | offset) + window)
 
 
-@lane("getctarank", "9.7.9.24", "{.shared::cluster} .u32 .u64; without space .u64")
+@ROWS.lane("getctarank", "9.7.9.24", "{.shared::cluster} .u32 .u64; without space .u64")
 def emit_getctarank(b: SegmentBuilder, i: PtxInstruction) -> None:
     """The rank of the CTA that an address belongs to."""
     space, kind = modifiers(i, "getctarank", ("shared::cluster",), ("u32", "u64"))

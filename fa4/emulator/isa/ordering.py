@@ -102,10 +102,8 @@ def observe(warp: Warp, ordering: Ordering, places: set[Location]) -> None:
     for message in found.values():
         if ordering.acquires:
             warp.clock.acquire(message)
-        elif warp.fences.pending is not None:
-            warp.fences.pending.join(message)
         else:
-            warp.fences.pending = message.copy()
+            warp.fences.see(message)
 
 
 def publish(

@@ -10,7 +10,9 @@ from fa4.emulator.isa.spaces import SPACES, TYPES, VECTORS
 from fa4.emulator.ptx.syntax import Address, Operand, PtxInstruction, Register, Symbol, Vector
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder, is_signed, width_of
 from fa4.emulator.translate.layout import PARAMETER_WINDOW
-from fa4.emulator.translate.table import Unsupported, lane, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 _SPACES = tuple(space for space in SPACES if space.startswith("param"))
 
@@ -48,9 +50,11 @@ def _load(b: SegmentBuilder, offset: int, bits: int) -> Lanes:
     return b.splat(b.scalar(f"load i{bits}, ptr {pointer}, align 1"), f"i{bits}")
 
 
-@lane("ld.param", "9.7.9.8", "{::entry ::func} {.v2 .v4 .v8} .b8-.b128 .u .s .f", accepts=is_direct)
-@lane("ld.param::entry", "9.7.9.8", "as ld.param", accepts=is_direct)
-@lane("ld.param::func", "9.7.9.8", "as ld.param", accepts=is_direct)
+@ROWS.lane(
+    "ld.param", "9.7.9.8", "{::entry ::func} {.v2 .v4 .v8} .b8-.b128 .u .s .f", accepts=is_direct
+)
+@ROWS.lane("ld.param::entry", "9.7.9.8", "as ld.param", accepts=is_direct)
+@ROWS.lane("ld.param::func", "9.7.9.8", "as ld.param", accepts=is_direct)
 def emit_load_parameter(b: SegmentBuilder, i: PtxInstruction) -> None:
     """A kernel parameter, or what a call returned."""
     _, _, kind = modifiers(i, "ld", _SPACES, VECTORS, TYPES)
@@ -68,8 +72,10 @@ def emit_load_parameter(b: SegmentBuilder, i: PtxInstruction) -> None:
         b.write(element, _load(b, start + k * bits // 8, bits), is_signed(kind))
 
 
-@lane("st.param", "9.7.9.12", "{::func} .b8-.b64 .u .s .f: the arguments of vprintf, __assertfail")
-@lane("st.param::func", "9.7.9.12", "as st.param")
+@ROWS.lane(
+    "st.param", "9.7.9.12", "{::func} .b8-.b64 .u .s .f: the arguments of vprintf, __assertfail"
+)
+@ROWS.lane("st.param::func", "9.7.9.12", "as st.param")
 def emit_store_parameter(b: SegmentBuilder, i: PtxInstruction) -> None:
     """An argument of a call."""
     _, kind = modifiers(i, "st", _SPACES, TYPES)

@@ -24,7 +24,9 @@ from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import SUPPORTED, reduce_bytes
 from fa4.emulator.translate.context import Handler, KernelContext
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 _COMPLETE_TX = ("mbarrier::complete_tx::bytes",)
 _CLUSTER = ("shared::cluster",)
@@ -33,7 +35,7 @@ _WORDS = ("b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64")
 Update = Callable[[Piece, Array], None]
 
 
-@machine(
+@ROWS.machine(
     "st.async",
     "9.7.9.13",
     "st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes{.v2 .v4}.{b u s f}{32 64}",
@@ -53,7 +55,7 @@ def bind_async_store(instruction: PtxInstruction, context: KernelContext) -> Han
     return _bind(instruction, context, kind, WRITE, update)
 
 
-@machine(
+@ROWS.machine(
     "red.async",
     "9.7.13.8",
     "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{add min max inc dec "

@@ -21,7 +21,9 @@ from fa4.emulator.masks import lowest
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tcgen05.errors import TmemError
 from fa4.emulator.translate.context import Handler, KernelContext
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 CTA_GROUPS = ("cta_group::1", "cta_group::2")
 ADDRESS_BYTES = 4
@@ -45,7 +47,7 @@ def group_size(qualifier: str) -> int:
     return int(qualifier[-1])
 
 
-@machine(
+@ROWS.machine(
     "tcgen05.alloc", "9.7.16.7.1", "tcgen05.alloc.cta_group.sync.aligned{.shared::cta}.b32 [a], n"
 )
 def bind_alloc(instruction: PtxInstruction, context: KernelContext) -> Handler:
@@ -106,7 +108,9 @@ def _write_address(warp: Warp, address: int, value: int, touch: Touch) -> None:
         record_shared(target, offsets, ADDRESS_BYTES, touch)
 
 
-@machine("tcgen05.dealloc", "9.7.16.7.1", "tcgen05.dealloc.cta_group.sync.aligned.b32 taddr, n")
+@ROWS.machine(
+    "tcgen05.dealloc", "9.7.16.7.1", "tcgen05.dealloc.cta_group.sync.aligned.b32 taddr, n"
+)
 def bind_dealloc(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Every use of the columns must be ordered before: for the checks it writes them."""
     group, *_ = modifiers(
@@ -130,7 +134,7 @@ def bind_dealloc(instruction: PtxInstruction, context: KernelContext) -> Handler
     return handler
 
 
-@machine(
+@ROWS.machine(
     "tcgen05.relinquish_alloc_permit",
     "9.7.16.7.1",
     "tcgen05.relinquish_alloc_permit.cta_group.sync.aligned",

@@ -41,7 +41,9 @@ from fa4.emulator.tma.transfer import Transfer
 from fa4.emulator.tma.values import convert_loaded, fill_pattern
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.layout import RANK_SHIFT
-from fa4.emulator.translate.table import machine, modifiers
+from fa4.emulator.translate.table import TableRows, modifiers
+
+ROWS = TableRows()
 
 _CHUNK_BYTES = 16
 
@@ -60,7 +62,7 @@ def _chunks(cta: Cta, plan: Transfer) -> Side:
     return _shared(cta, plan.smem_addresses[:: _CHUNK_BYTES // plan.unit_bytes], _CHUNK_BYTES)
 
 
-@machine(
+@ROWS.machine(
     "cp.async.bulk.tensor",
     "9.7.9.25.5.2",
     "cp.async.bulk.tensor.{1d-5d}.{shared::cta shared::cluster}.global{.tile .tile::gather4}"
@@ -98,7 +100,7 @@ def _bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     def copy(fragment: Fragment, lane: int) -> None:
         warp = fragment.warp
         target, offset = shared_side(warp, target_of(warp, lane), 1, own_cta=space == OWN)
-        tensor_map, plan = box.plan(fragment, lane, offset)
+        tensor_map, plan = box.plan_load(fragment, lane, offset)
         reads = _global(fragment, plan, write=False)
         barrier = barrier_of(warp, lane)
         snapshot = begin(warp, lane)
@@ -168,7 +170,7 @@ def _bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return _bind_drain(instruction, context, dimensions, mode, "")
 
 
-@machine(
+@ROWS.machine(
     "cp.reduce.async.bulk.tensor",
     "9.7.9.25.5.3",
     "cp.reduce.async.bulk.tensor.{1d-5d}.global.shared::cta.{add min max inc dec and or xor}"
@@ -219,7 +221,7 @@ def _bind_drain(
     return each_distinct(copy, (box.address, *box.coordinates, source_of))
 
 
-@machine(
+@ROWS.machine(
     "cp.async.bulk.prefetch.tensor",
     "9.7.9.25.5.4",
     "cp.async.bulk.prefetch.tensor.{1d-5d}.L2.global{.tile .tile::gather4}{.L2::cache_hint}",

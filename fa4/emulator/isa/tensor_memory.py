@@ -21,21 +21,24 @@ from fa4.emulator.machine.checks import record_tensor
 from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Fragment, TmemStream, Warp
 from fa4.emulator.machine.tensor import TensorMemory, granules_of
-from fa4.emulator.machine.tensor_access import pipe_epochs, tensor_memory
+from fa4.emulator.machine.tensor_access import tensor_memory
 from fa4.emulator.machine.waits import Blocked
 from fa4.emulator.masks import Array, lowest
 from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction
 from fa4.emulator.tcgen05.errors import TmemError
-from fa4.emulator.tcgen05.tmem import COLUMNS
+from fa4.emulator.tcgen05.tmem import COLUMNS, WARP_LANES
 from fa4.emulator.tcgen05.tmem_access import (
     access_map,
+    names_own_lanes,
     pack16,
     reduce_registers,
     register_count,
     unpack16,
 )
 from fa4.emulator.translate.context import Handler, KernelContext
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 SHAPES = ("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
 COUNTS = tuple(f"x{1 << power}" for power in range(8))
@@ -106,16 +109,24 @@ def _located(
 ) -> tuple[TensorMemory, Cells]:
     """The tensor memory and the cells of an access. Raises TmemError if it is not allowed."""
     warp, address = fragment.warp, int(addresses[lowest(mask)])
+    quarter = warp.index % 4
     require_whole_warp(fragment, mask, what)
     if mask == 0xFFFFFFFF and (addresses != addresses[0]).any():
         raise TmemError(f"{what}: the lanes of the warp give different addresses")
+    if warp.cta.machine.options.strict_tmem_lanes and not names_own_lanes(quarter, address):
+        fragment.fault(
+            "tmem",
+            f"{what} at lane {address >> 16} by warp {quarter} of its warpgroup, whose lanes are "
+            f"{WARP_LANES * quarter}..{WARP_LANES * quarter + WARP_LANES - 1}: the hardware takes "
+            "these, and code compiled for debugging traps",
+        )
     tensor = tensor_memory(warp.cta)
-    cells = cells_of(form, warp.index % 4, address)
+    cells = cells_of(form, quarter, address)
     tensor.require(cells.first_column, cells.columns)
     return tensor, cells
 
 
-@machine(
+@ROWS.machine(
     "tcgen05.ld",
     "9.7.16.8.3",
     "tcgen05.ld.sync.aligned.shape.num{.pack::16b}.b32 r, [taddr]{, halfSplit}",
@@ -131,7 +142,7 @@ def bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return _load_handler(instruction, context, form, address, block.names, block.write)
 
 
-@machine(
+@ROWS.machine(
     "tcgen05.ld.red",
     "9.7.16.8.3",
     "tcgen05.ld.red.sync.aligned.{32x32b,16x32bx2}.num.{min,max}{.abs}{.NaN}.{f32,u32,s32} r, v, "
@@ -183,7 +194,7 @@ def _load_handler(
         tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.ld")
         actor = warp.tmem_loading.actors.begin()
         touch = Touch(actor, how, READ, actor.lane)
-        record_tensor(cta, cells.granules, touch)
+        record_tensor(cta, cells.granules, touch, warp)
         warp.tmem_loads.update(due)
         warp.tmem_loading.started()
 
@@ -199,7 +210,7 @@ def _load_handler(
     return handler
 
 
-@machine(
+@ROWS.machine(
     "tcgen05.st",
     "9.7.16.8.4",
     "tcgen05.st.sync.aligned.shape.num{.unpack::16b}.b32 [taddr]{, halfSplit}, r",
@@ -221,7 +232,7 @@ def bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
         tensor, cells = _located(fragment, mask, form, addresses(warp), "tcgen05.st")
         actor = warp.tmem_storing.actors.begin()
         touch = Touch(actor, how, WRITE, actor.lane)
-        record_tensor(cta, cells.granules, touch)
+        record_tensor(cta, cells.granules, touch, warp)
         values = block.read(warp)
         warp.tmem_storing.started()
 
@@ -235,14 +246,14 @@ def bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return handler
 
 
-@machine("tcgen05.wait::ld", "9.7.16.8.5", "tcgen05.wait::ld.sync.aligned")
+@ROWS.machine("tcgen05.wait::ld", "9.7.16.8.5", "tcgen05.wait::ld.sync.aligned")
 def bind_wait_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until all earlier tcgen05.ld of the threads have delivered."""
     modifiers(instruction, "tcgen05.wait::ld", ("sync",), ("aligned",))
     return _wait_handler("tcgen05.wait::ld", lambda warp: warp.tmem_loading)
 
 
-@machine("tcgen05.wait::st", "9.7.16.8.5", "tcgen05.wait::st.sync.aligned")
+@ROWS.machine("tcgen05.wait::st", "9.7.16.8.5", "tcgen05.wait::st.sync.aligned")
 def bind_wait_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until all earlier tcgen05.st of the threads are done."""
     modifiers(instruction, "tcgen05.wait::st", ("sync",), ("aligned",))
@@ -256,16 +267,19 @@ def _wait_handler(what: str, pending_of: Callable[[Warp], TmemStream]) -> Handle
         if pending.count:
             return Blocked(pending, lambda: f"{pending.count} operations at {what}")
         require_whole_warp(fragment, mask, what)
+        pending.actors.wait()
         warp.settle(pending)
         return None
 
     return handler
 
 
-@machine("tcgen05.fence::before_thread_sync", "9.7.16.11.1", "tcgen05.fence::before_thread_sync")
-@machine("tcgen05.fence::after_thread_sync", "9.7.16.11.1", "tcgen05.fence::after_thread_sync")
+@ROWS.machine(
+    "tcgen05.fence::before_thread_sync", "9.7.16.11.1", "tcgen05.fence::before_thread_sync"
+)
+@ROWS.machine("tcgen05.fence::after_thread_sync", "9.7.16.11.1", "tcgen05.fence::after_thread_sync")
 def bind_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
-    """Orders what the tensor pipe was given by one thread before what another gives it."""
+    """Orders the operations on tensor memory of one thread before those of another."""
     if len(instruction.parts) > 2:
         raise Unsupported(f"modifier .{instruction.parts[2]}")
     before = instruction.parts[1] == "fence::before_thread_sync"
@@ -273,8 +287,9 @@ def bind_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
         if before:
-            warp.pipe_fences.before = pipe_epochs(warp)
+            issued = (actor.epoch for actor in warp.pipe_latest.values())
+            warp.fences.before_thread_sync(max(issued, default=0))
         else:
-            warp.pipe_fences.after = pipe_epochs(warp)
+            warp.fences.after_thread_sync()
 
     return handler

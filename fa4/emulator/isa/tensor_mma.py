@@ -15,10 +15,10 @@ from fa4.emulator.isa.tensor_allocation import CTA_GROUPS, group_size
 from fa4.emulator.isa.tensor_pipe import (
     PipeInstruction,
     PipeJob,
+    committed_by,
     issue,
     issuing_lane,
     job_of,
-    latest_of,
 )
 from fa4.emulator.machine.checks import record_shared
 from fa4.emulator.machine.events import BarrierUse
@@ -35,7 +35,9 @@ from fa4.emulator.tcgen05.descriptors import InstructionDescriptor, SmemDescript
 from fa4.emulator.tcgen05.mma import MmaOperation, MmaPlan, SmemOperand, plan_mma
 from fa4.emulator.tcgen05.tmem import TmemAddress
 from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 KINDS = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
 # Hints to the collector buffers, which keep an operand from one MMA to the next.
@@ -97,7 +99,7 @@ def _pages(plan: MmaPlan) -> tuple[Pages, ...]:
     return tuple(found)
 
 
-@machine(
+@ROWS.machine(
     "tcgen05.mma",
     "9.7.16.10.9.1",
     "tcgen05.mma.cta_group.kind{.collector::a::use} [d], a|[a], b, idesc{, disable-output-lane}, "
@@ -119,7 +121,7 @@ def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return _mma_handler(instruction, context, (kind, size, False), operands, disable, scale)
 
 
-@machine(
+@ROWS.machine(
     "tcgen05.mma.ws",
     "9.7.16.10.9.3",
     "tcgen05.mma.ws.cta_group::1.kind{.collector::bN::use} [d], a|[a], b, idesc, p{, 0}; "
@@ -184,7 +186,7 @@ def _mma_handler(
     return handler
 
 
-@machine(
+@ROWS.machine(
     "tcgen05.commit",
     "9.7.16.12.1",
     "tcgen05.commit.cta_group.mbarrier::arrive::one{.shared::cluster}{.multicast::cluster}.b64 "
@@ -214,14 +216,10 @@ def bind_commit(instruction: PtxInstruction, context: KernelContext) -> Handler:
                 barrier.arrivers.add(warp.name)
                 touch = Touch(warp.clock, how, ATOMIC, lane)
                 record_shared(target, np.array([offset]), OBJECT_BYTES, touch)
-            actor = latest_of(fragment, lane)
-            message = actor.completion() if actor is not None else None
-            if message is not None:
-                issued = cta.cluster.commit_id(warp)
-                message.add(issued, warp.clock.stamp(issued))
+            message = committed_by(fragment, lane, group_of(cta, size))
 
             def complete(
-                targets: list[tuple[Cta, int]] = targets, message: Message | None = message
+                targets: list[tuple[Cta, int]] = targets, message: Message = message
             ) -> None:
                 for target, offset in targets:
                     _arrive(warp, line, target, offset, message)
@@ -245,7 +243,7 @@ def _targets(fragment: Fragment, address: int, ranks: int | None) -> list[tuple[
     return found
 
 
-def _arrive(warp: Warp, line: int, cta: Cta, offset: int, message: Message | None) -> None:
+def _arrive(warp: Warp, line: int, cta: Cta, offset: int, message: Message) -> None:
     """One arrival, at completion; the mbarrier may be gone or full by then."""
     barrier = cta.mbarriers.get(offset)
     if cta.done or barrier is None:

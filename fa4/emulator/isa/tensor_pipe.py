@@ -14,12 +14,12 @@ from typing import Protocol
 
 import numpy as np
 
-from fa4.emulator.checks.clocks import AsyncActor
+from fa4.emulator.checks.clocks import AsyncActor, Message
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.machine.checks import record_shared, record_tensor
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.shadows import READ, WRITE, Touch
-from fa4.emulator.machine.state import Cta, Fragment
+from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.tensor import TensorGroup, granules_of
 from fa4.emulator.machine.tensor_access import group_of, members_of, pipe_thread, tensor_memory
 from fa4.emulator.masks import Array, lowest
@@ -158,7 +158,8 @@ def issue(fragment: Fragment, lane: int, job: PipeJob, instruction: PipeInstruct
     _check_bounds(members, job, instruction)
     actor = group.pipe.begin(warp.clock.snapshot(1 << lane))
     warp.pipe_latest[lane] = actor
-    _record(members, job, actor, instruction)
+    warp.uncommitted[lane] = instruction.name, instruction.line
+    _record(members, job, actor, instruction, warp)
     for use in job.smem:
         num_bytes = len(use.addresses) * use.unit_bytes
         cta.note_moved(members[use.rank], instruction.line, num_bytes)
@@ -189,17 +190,27 @@ def _check_issuers(
             fragment.fault(
                 "race",
                 f"touches TMEM columns {use.first_column}..{use.first_column + use.columns - 1} "
-                f"after an operation that {other} has issued: the tensor pipe orders operations of "
-                "one thread only. Wait for its tcgen05.commit, or put tcgen05.fence::"
-                "before_thread_sync and ::after_thread_sync around the synchronisation",
+                f"after an operation that {other}; the tensor pipe orders operations of one thread "
+                "only. Wait for its tcgen05.commit, or put tcgen05.fence::before_thread_sync and "
+                "::after_thread_sync around the synchronisation",
             )
     for use in job.uses:
         group.issuers.record(thread, fragment.line, epoch, use.rank, use.granules, use.kind)
 
 
-def latest_of(fragment: Fragment, lane: int) -> AsyncActor | None:
-    """The operation of the pipe that a thread issued last."""
-    return fragment.warp.pipe_latest.get(lane)
+def committed_by(fragment: Fragment, lane: int, group: TensorGroup) -> Message:
+    """What a tcgen05.commit of a thread publishes when it completes.
+
+    The accesses of the operations that the thread has issued, and all that it knew when it issued
+    the last; of what it did and learned since then, that it was executed.
+    """
+    warp = fragment.warp
+    actor = warp.pipe_latest.get(lane)
+    warp.uncommitted.pop(lane, None)
+    if actor is None:
+        return warp.clock.release_order(1 << lane, None)
+    group.pipe.committed = max(group.pipe.committed, actor.epoch)
+    return warp.clock.release_order(1 << lane, actor.completion())
 
 
 def _check_bounds(members: Sequence[Cta], job: PipeJob, instruction: PipeInstruction) -> None:
@@ -222,7 +233,11 @@ def _check_bounds(members: Sequence[Cta], job: PipeJob, instruction: PipeInstruc
 
 
 def _record(
-    members: Sequence[Cta], job: PipeJob, actor: AsyncActor, instruction: PipeInstruction
+    members: Sequence[Cta],
+    job: PipeJob,
+    actor: AsyncActor,
+    instruction: PipeInstruction,
+    warp: Warp,
 ) -> None:
     if not members[0].machine.shadows.enabled:
         return
@@ -231,7 +246,7 @@ def _record(
         record_shared(members[read.rank], read.addresses, read.unit_bytes, touch)
     for use in job.uses:
         touch = Touch(actor, instruction.tmem, use.kind, actor.lane)
-        record_tensor(members[use.rank], use.granules, touch)
+        record_tensor(members[use.rank], use.granules, touch, warp)
 
 
 def _report_exit(cta: Cta, member: Cta, instruction: PipeInstruction) -> None:

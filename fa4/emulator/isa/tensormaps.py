@@ -19,7 +19,9 @@ from fa4.emulator.masks import lowest
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.tma.descriptor import ELEMENTS, MAP_BYTES, TF32_CODES
 from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 MAP_ALIGN_BYTES = 64
 Fields = list[tuple[int, int, int]]  # (first bit in the map, bits, value)
@@ -83,7 +85,7 @@ def _touch(fragment: Fragment, piece: Piece, access: Access, kind: str, lane: in
     record(fragment.warp, piece, MAP_BYTES, touch)
 
 
-@machine(
+@ROWS.machine(
     "tensormap.replace",
     "9.7.9.26",
     "tensormap.replace.tile.{global_address rank box_dim global_dim global_stride element_stride "
@@ -129,7 +131,7 @@ def bind_replace(instruction: PtxInstruction, context: KernelContext) -> Handler
     return handler
 
 
-@machine(
+@ROWS.machine(
     "tensormap.cp_fenceproxy",
     "9.7.13.12",
     "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.scope.sync.aligned "

@@ -25,7 +25,9 @@ from fa4.emulator.machine.waits import Blocked
 from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction, Register
 from fa4.emulator.translate.context import Handler, KernelContext, Reader
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 SIZES = {"ca": (4, 8, 16), "cg": (16,)}
 _SHARED, _GLOBAL = Space("shared"), Space("global")
@@ -56,7 +58,7 @@ def _source_size(
     return context.reader(operands[0], "b32")
 
 
-@machine(
+@ROWS.machine(
     "cp.async",
     "9.7.9.25.3.1",
     "cp.async{.ca .cg}.shared{::cta}.global{.L2::cache_hint}{.L2::64B .L2::128B .L2::256B} "
@@ -131,13 +133,13 @@ def _move(sources: list[_Sources], targets: list[Piece], count: int, size: int) 
         units(piece.data, size)[piece.offsets] = part_of
 
 
-@machine("cp.async.commit_group", "9.7.9.25.3.2", "cp.async.commit_group")
+@ROWS.machine("cp.async.commit_group", "9.7.9.25.3.2", "cp.async.commit_group")
 def bind_commit(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Closes a group of each active lane."""
     return commit_handler(_groups)
 
 
-@machine("cp.async.wait_group", "9.7.9.25.3.3", "cp.async.wait_group N")
+@ROWS.machine("cp.async.wait_group", "9.7.9.25.3.3", "cp.async.wait_group N")
 def bind_wait_group(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until at most the N latest groups of each lane are under way."""
     count = instruction.operands[0]
@@ -146,7 +148,7 @@ def bind_wait_group(instruction: PtxInstruction, context: KernelContext) -> Hand
     return wait_handler(_groups, count.value, False, f"cp.async.wait_group {count.value}")
 
 
-@machine("cp.async.wait_all", "9.7.9.25.3.3", "cp.async.wait_all")
+@ROWS.machine("cp.async.wait_all", "9.7.9.25.3.3", "cp.async.wait_all")
 def bind_wait_all(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits for every cp.async of the active lanes, committed or not."""
     wait = wait_handler(_groups, 0, False, "cp.async.wait_all")
@@ -161,7 +163,7 @@ def bind_wait_all(instruction: PtxInstruction, context: KernelContext) -> Handle
     return handler
 
 
-@machine(
+@ROWS.machine(
     "cp.async.mbarrier.arrive",
     "9.7.13.15.17",
     "cp.async.mbarrier.arrive{.noinc}{.shared{::cta}}.b64 [addr]",

@@ -12,7 +12,9 @@ from fa4.emulator.tcgen05.descriptors import SmemDescriptor
 from fa4.emulator.tcgen05.tmem import TmemAddress
 from fa4.emulator.tcgen05.tmem_copy import plan_copy, plan_shift
 from fa4.emulator.translate.context import Handler, KernelContext
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+
+ROWS = TableRows()
 
 SHAPES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
 MULTICASTS = ("warpx2::02_13", "warpx2::01_23", "warpx4")
@@ -34,7 +36,7 @@ def _shift(cta_group: int, address: int) -> PipeJob:
     return job_of(plan_shift(cta_group, TmemAddress.decode(address)))
 
 
-@machine(
+@ROWS.machine(
     "tcgen05.cp",
     "9.7.16.9.1",
     "tcgen05.cp.cta_group.shape{.multicast}{.b8x16.{b6x16_p32,b4x16_p64}} [taddr], desc",
@@ -63,7 +65,7 @@ def bind_copy(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return handler
 
 
-@machine("tcgen05.shift", "9.7.16.9.2", "tcgen05.shift.cta_group.down [taddr]")
+@ROWS.machine("tcgen05.shift", "9.7.16.9.2", "tcgen05.shift.cta_group.down [taddr]")
 def bind_shift(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Moves 31 of a warp's 32 lanes down by one."""
     group, down = modifiers(instruction, "tcgen05.shift", CTA_GROUPS, ("down",))

@@ -12,11 +12,13 @@ from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.translate.context import Handler, KernelContext
-from fa4.emulator.translate.table import Unsupported, machine
+from fa4.emulator.translate.table import TableRows, Unsupported
 from fa4.emulator.wgmma.forms import ProductForm
 from fa4.emulator.wgmma.sums import multiply
 
-ROWS, COLUMNS = 16, 8
+ROWS = TableRows()
+
+RESULT_ROWS, RESULT_COLUMNS = 16, 8
 _LANE = np.arange(32)
 _GROUP, _IN_GROUP = _LANE >> 2, _LANE & 3
 _FORMATS = {"f16": Format.F16, "bf16": Format.BF16, "f32": Format.F32}
@@ -48,7 +50,7 @@ def _halves(words: Array) -> Array:
     return words.astype(np.uint32).view(np.uint16).reshape(32, -1)
 
 
-@machine(
+@ROWS.machine(
     "mma.sync",
     "9.7.14.5",
     "mma.sync.aligned.{m16n8k8,m16n8k16}.row.col.{f32,f16}.{f16,bf16}.{f16,bf16}.{f32,f16}",
@@ -64,7 +66,7 @@ def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
     if types[0] != types[3] or types[0] not in (("f32", "f16") if types[1] == "f16" else ("f32",)):
         raise Unsupported(f"types {'.'.join(types)}")
     depth, sums, element = _DEPTHS[shape], types[0], _FORMATS[types[1]]
-    form = ProductForm(COLUMNS, element, element, _FORMATS[sums])
+    form = ProductForm(RESULT_COLUMNS, element, element, _FORMATS[sums])
     d, a, b, c = (context.elements(operand) for operand in instruction.operands)
     readers = [[context.reader(o, "b32") for o in operands] for operands in (a, b, c)]
     writers = [context.writer(o, "b32") for o in d]
@@ -75,9 +77,9 @@ def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
         if mask != warp.alive:
             fragment.fault("divergence", "mma.sync by a part of the warp")
         words = [np.stack([read(warp) for read in row], axis=1) for row in readers]
-        left = np.empty((ROWS, depth), np.uint16)
-        right = np.empty((COLUMNS, depth), np.uint16)
-        total = np.empty((ROWS, COLUMNS), np.uint32)
+        left = np.empty((RESULT_ROWS, depth), np.uint16)
+        right = np.empty((RESULT_COLUMNS, depth), np.uint16)
+        total = np.empty((RESULT_ROWS, RESULT_COLUMNS), np.uint32)
         left[a_places] = _halves(words[0])
         right[b_places] = _halves(words[1])
         total[_C_ROW, _C_COLUMN] = words[2] if sums == "f32" else _halves(words[2])

@@ -29,7 +29,7 @@ from fa4.emulator.tcgen05.operands import UNIT_BYTES
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.layout import SHARED_BASE
 from fa4.emulator.translate.program import Program
-from fa4.emulator.translate.table import Unsupported, machine, modifiers
+from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
 from fa4.emulator.wgmma.forms import (
     A_REGISTERS,
     FormError,
@@ -41,6 +41,8 @@ from fa4.emulator.wgmma.forms import (
 )
 from fa4.emulator.wgmma.operands import MatrixInSmem, operand_at
 from fa4.emulator.wgmma.sums import multiply
+
+ROWS = TableRows()
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +95,7 @@ def _form_of(instruction: PtxInstruction, operands: list[Operand]) -> ProductFor
     )  # fmt: skip
 
 
-@machine(
+@ROWS.machine(
     "wgmma.mma_async",
     "9.7.15.5.2",
     "wgmma.mma_async.sync.aligned.m64nNk{8,16,32}{.satfinite}.d.a.b d, a|a-desc, b-desc, p"
@@ -141,7 +143,7 @@ def bind_product(instruction: PtxInstruction, context: KernelContext) -> Handler
     return handler
 
 
-@machine("wgmma.mma_async.sp", "9.7.15.6", "not supported: sparse A")
+@ROWS.machine("wgmma.mma_async.sp", "9.7.15.6", "not supported: sparse A")
 def refuse_sparse(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Products with a sparse matrix A."""
     raise Unsupported("sparse matrices are not supported")
@@ -264,7 +266,7 @@ def _completion(
     return complete
 
 
-@machine("wgmma.fence", "9.7.15.7.1", "wgmma.fence.sync.aligned")
+@ROWS.machine("wgmma.fence", "9.7.15.7.1", "wgmma.fence.sync.aligned")
 def bind_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Orders what threads did to registers before the products that use them."""
     modifiers(instruction, "wgmma.fence", ("sync",), ("aligned",))
@@ -276,7 +278,7 @@ def bind_fence(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return handler
 
 
-@machine("wgmma.commit_group", "9.7.15.7.2", "wgmma.commit_group.sync.aligned")
+@ROWS.machine("wgmma.commit_group", "9.7.15.7.2", "wgmma.commit_group.sync.aligned")
 def bind_commit(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Makes a group of the products that are in none."""
     modifiers(instruction, "wgmma.commit_group", ("sync",), ("aligned",))
@@ -288,7 +290,7 @@ def bind_commit(instruction: PtxInstruction, context: KernelContext) -> Handler:
     return handler
 
 
-@machine("wgmma.wait_group", "9.7.15.7.3", "wgmma.wait_group.sync.aligned N")
+@ROWS.machine("wgmma.wait_group", "9.7.15.7.3", "wgmma.wait_group.sync.aligned N")
 def bind_wait(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Waits until at most the N latest groups are under way."""
     modifiers(instruction, "wgmma.wait_group", ("sync",), ("aligned",))

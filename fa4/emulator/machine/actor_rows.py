@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fa4.emulator.checks.clocks import actor_id
 from fa4.emulator.masks import LANES
@@ -16,8 +20,9 @@ WARPS_PER_STREAM_ROW = 4
 
 @dataclass(frozen=True)
 class ActorRows:
-    """The rows of a cluster: of all warps, of the CTAs' tensor pipes, of the pools of asynchronous
-    operations, of the warps' tensor memory loads and stores, of their wgmma instructions.
+    """The rows of a cluster: of all warps, of the CTAs' tensor pipes, of what warps hand on of what
+    they have given to a pipe, of the pools of asynchronous operations, of the warps' tensor memory
+    loads and stores, of their wgmma instructions.
 
     ctas, warps: how many CTAs the cluster has, and warps each of them. with_wgmma: the program has
     wgmma instructions; else there are no rows for them.
@@ -40,17 +45,23 @@ class ActorRows:
         """The row of a CTA's tensor pipe."""
         return self.ctas * self.warps + rank
 
-    def commit_id(self, rank: int, warp: int) -> int:
-        """The id whose epoch tells what a warp had done when it issued its latest tcgen05.commit.
+    def handed_id(self, rank: int, warp: int) -> int:
+        """The id that no access has, whose epoch is the pipe's of the latest operation that a warp
+        has issued before a tcgen05.fence::before_thread_sync."""
+        return actor_id(self.ctas * (self.warps + 1) + rank, warp)
 
-        A commit publishes no accesses of its thread, but it comes after the thread's waits. The id
-        is one of those in the row of the CTA's tensor pipe that no access has.
-        """
-        return actor_id(self.pipe(rank), 1 + warp % (LANES - 1))
+    @cached_property
+    def of_tensor(self) -> NDArray[np.bool_]:
+        """Which ids a tcgen05.fence speaks of, bool (ids,): pipes, what was given to them, tensor
+        memory loads and stores."""
+        ids = np.zeros(self.count * LANES, bool)
+        ids[actor_id(self.pipe(0)) : actor_id(self.pool(0))] = True
+        ids[actor_id(self.stream(0, 0)) : actor_id(self.products(0, 0))] = True
+        return ids
 
     def pool(self, rank: int) -> int:
         """The first row of a CTA's asynchronous operations."""
-        return self.ctas * (self.warps + 1) + rank * POOL_ROWS
+        return self.ctas * (self.warps + 2) + rank * POOL_ROWS
 
     def stream(self, rank: int, warp: int) -> int:
         """The row of the tensor memory loads and stores of a warp."""
@@ -75,8 +86,12 @@ class ActorRows:
         if row >= self.products(0, 0):
             rank, index = divmod(row - self.products(0, 0), self.warps)
             return f"a wgmma of CTA {ctas[rank]} warp {index}"
-        rows = self.stream(1, 0) - self.stream(0, 0)
-        rank, group = divmod(row - self.stream(0, 0), rows)
-        index = WARPS_PER_STREAM_ROW * group + lane // 2
-        what = "tcgen05.st" if lane % 2 else "tcgen05.ld"
+        rank, index, what = self.stream_of(identity)
         return f"a {what} of CTA {ctas[rank]} warp {index}"
+
+    def stream_of(self, identity: int) -> tuple[int, int, str]:
+        """(rank, warp, tcgen05.ld or .st) of an id of a tensor memory load or store."""
+        row, lane = divmod(identity, LANES)
+        rank, group = divmod(row - self.stream(0, 0), self.stream(1, 0) - self.stream(0, 0))
+        index = WARPS_PER_STREAM_ROW * group + lane // 2
+        return rank, index, "tcgen05.st" if lane % 2 else "tcgen05.ld"

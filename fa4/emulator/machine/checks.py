@@ -13,6 +13,7 @@ from fa4.emulator.checks.conflict import (
 )
 from fa4.emulator.checks.memory import ShadowMemory
 from fa4.emulator.machine.memory import GlobalBuffer
+from fa4.emulator.machine.missing_steps import missing_step
 from fa4.emulator.machine.shadows import TMEM_COLUMNS, TMEM_GROUP_LANES, Touch
 from fa4.emulator.machine.state import Cta, Warp
 from fa4.emulator.masks import LANES, Array
@@ -28,8 +29,8 @@ def record_shared(target: Cta, offsets: Array, size_bytes: int, touch: Touch) ->
             _report(conflict, target, where, touch.actor)
 
 
-def record_tensor(target: Cta, granules: Array, touch: Touch) -> None:
-    """Records accesses to tensor memory; granule = lane // 16 * 512 + column."""
+def record_tensor(target: Cta, granules: Array, touch: Touch, warp: Warp) -> None:
+    """Records accesses to tensor memory by a warp; granule = lane // 16 * 512 + column."""
     if target.tensor is None or target.tensor.shadow is None or not len(granules):
         return
     shadow = target.tensor.shadow
@@ -38,7 +39,9 @@ def record_tensor(target: Cta, granules: Array, touch: Touch) -> None:
         group, column = divmod(conflict.granule, TMEM_COLUMNS)
         first = group * TMEM_GROUP_LANES
         place = f"in TMEM column {column}, lanes {first}..{first + TMEM_GROUP_LANES - 1}"
-        _report(conflict, target, f"CTA {target.index}", touch.actor, place)
+        why = missing_step(conflict, warp)
+        where = f"CTA {target.index}" + (f": {why}" if why else "")
+        _report(conflict, target, where, touch.actor, place)
 
 
 def record_buffer(
@@ -137,7 +140,7 @@ def _check_remote_arrivals(cta: Cta) -> None:
     """
     for row, arrival in cta.remote_arrivals.items():
         own = slice(row * LANES, (row + 1) * LANES)
-        known = max(int(warp.clock.knowledge.seen[own].max()) for warp in cta.warps)
+        known = max(int(warp.clock.knowledge.executed[own].max()) for warp in cta.warps)
         if known < arrival.epoch and arrival.phase == cta.cluster.barrier.phase:
             cta.report(
                 "exit",

@@ -25,6 +25,10 @@ def explain(grids: Sequence[Grid], kind: str) -> tuple[str, int, Cta | None, int
     text = f"{verb}; {len(stuck)} warp fragment(s) wait:\n" + "\n".join(lines)
     if cycle:
         text += "\n    wait-for cycle: " + " -> ".join(cycle)
+    for fragment in stuck:
+        who = fragment.warp.name
+        for name, line in fragment.warp.uncommitted.values():
+            text += f"\n    no tcgen05.commit follows the {name} of {who} (PTX line {line})"
     first = stuck[0]
     return text, first.line, first.warp.cta, first.warp.index
 

@@ -4,8 +4,7 @@ The pipe keeps the order of one thread's operations. Those of different threads 
 tensor memory need either the end of the first (tcgen05.commit and a wait for its mbarrier) or, on
 either side of a synchronisation, tcgen05.fence::before_thread_sync and ::after_thread_sync.
 
-Approximations towards fewer reports: the fences of one lane count for its warp, and nobody checks
-that there is a synchronisation between the two.
+Approximation towards fewer reports: the fences of one lane count for its warp.
 """
 
 from __future__ import annotations
@@ -16,19 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fa4.emulator.checks.clocks import WarpClock
+from fa4.emulator.machine.handover import WarpFences
 from fa4.emulator.machine.shadows import TMEM_COLUMNS, TMEM_GROUPS, WRITE
 from fa4.emulator.masks import Array
-
-
-@dataclass(slots=True, eq=False)
-class PipeFences:
-    """The tcgen05 fences of a warp: the epoch of each pipe of the cluster at the latest, by rank.
-
-    before, after: ::before_thread_sync, ::after_thread_sync; empty: none so far.
-    """
-
-    before: list[int] = field(default_factory=list)
-    after: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +28,7 @@ class PipeThread:
     lane: int
     name: str
     clock: WarpClock
-    fences: PipeFences
+    fences: WarpFences
 
 
 @dataclass(eq=False)
@@ -58,23 +47,23 @@ class Issuer:
 class Issuers:
     """The threads that have issued operations to one pipe."""
 
-    def __init__(self, pipe_rank: int, pipe_id: int) -> None:
-        self._pipe_rank = pipe_rank
+    def __init__(self, pipe_id: int) -> None:
         self._pipe_id = pipe_id
         self._issuers: dict[tuple[int, int], Issuer] = {}
 
     def unordered(self, thread: PipeThread, rank: int, granules: Array, kind: str) -> str:
-        """Another thread whose operation is not ordered before one that touches these granules.
-
-        Empty if there is none.
-        """
+        """Another thread whose operation is not ordered before one that touches these granules, and
+        what is missing. Empty if there is none."""
         for other in self._others(thread):
             touched = (other.touches if kind == WRITE else other.writes).get(rank)
             if touched is None:
                 continue
             latest = int(touched[granules].max())
-            if latest > max(self._completed(thread), self._fenced(other.thread, thread)):
-                return f"{other.thread.name} (PTX line {other.line})"
+            handed = thread.fences.handed
+            taken_over = int(handed[other.thread.fences.handed_id]) if handed is not None else 0
+            if latest > max(self._completed(thread), taken_over):
+                missing = _missing(other.thread, thread, latest)
+                return f"{other.thread.name} (PTX line {other.line}) has issued: {missing}"
         return ""
 
     def record(
@@ -97,7 +86,19 @@ class Issuers:
         """Up to which epoch of the pipe the warp knows that operations are complete."""
         return int(thread.clock.knowledge.seen[self._pipe_id])
 
-    def _fenced(self, before: PipeThread, after: PipeThread) -> int:
-        """Up to which epoch fences of both warps order the operations of the first."""
-        ends = (before.fences.before, after.fences.after)
-        return min(epochs[self._pipe_rank] if epochs else 0 for epochs in ends)
+
+def _missing(before: PipeThread, after: PipeThread, epoch: int) -> str:
+    """Which step of the hand-over of an operation is not there."""
+    handed = before.fences.handed_id
+    if before.clock.knowledge.seen[handed] < epoch:
+        return f"{before.name} has executed no tcgen05.fence::before_thread_sync since"
+    pending = after.fences.pending
+    if (
+        max(after.clock.knowledge.seen[handed], 0 if pending is None else pending.seen[handed])
+        < epoch
+    ):
+        return (
+            f"{after.name} has waited for nothing behind the tcgen05.fence::before_thread_sync of "
+            f"{before.name}"
+        )
+    return f"{after.name} has executed no tcgen05.fence::after_thread_sync since its wait"

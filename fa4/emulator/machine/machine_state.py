@@ -50,9 +50,9 @@ class MachineState:
         return self._numbers
 
     def report(self, finding: KernelFinding) -> None:
-        """Records a finding, once per kind, line and role; stops the run when there are many."""
+        """Records a finding, once per kind and instruction; stops the run when there are many."""
         line = finding.line
-        key = (finding.kind, line, finding.message if line == 0 else "")
+        key = (finding.kind, line, finding.instruction if line else finding.message)
         if key in self._seen_findings:
             return
         self._seen_findings.add(key)

@@ -113,6 +113,10 @@ class Memory:
             index -= 1
         return None
 
+    def outside(self, own: OwnBuffers, address: int) -> str:
+        """Where a global address lies, in words, if that is no memory; nothing if it is."""
+        return "" if self._lookup(own, address) is not None else self.near(address)
+
     def near(self, address: int) -> str:
         """Where an address lies that is in no buffer, in words."""
         below = [b for b in self.buffers if b.end <= address]

@@ -23,7 +23,9 @@ class Options:
     collect: return findings in the report instead of raising EmulationFailed. events: who hears
     what happens, such as `fa4.emulator.Recorder`. clusters_limit: how many clusters fit on the
     chip. strict_tmem_loads: report registers used before tcgen05.wait::ld, as the manual asks; the
-    hardware waits by itself, and kernels that are known to be right rely on it. max_steps: a
+    hardware waits by itself, and kernels that are known to be right rely on it. strict_tmem_lanes:
+    report addresses of tcgen05.ld and .st that name lanes of another warp, which the manual
+    forbids; the hardware takes the warp's own, and kernels rely on that, too. max_steps: a
     finding ends a run that is not over after so many steps of warps, of which the start of a warp
     counts as WARP_START_STEPS (None: no limit). ordered_sums: report two additions of floats to the
     same memory that nothing orders, in whose order the bits of the sum differ: what a kernel must
@@ -39,6 +41,7 @@ class Options:
     events: RunEvents | None = None
     clusters_limit: int = 148
     strict_tmem_loads: bool = False
+    strict_tmem_lanes: bool = False
     max_steps: int | None = None
     ordered_sums: bool = False
 

@@ -17,7 +17,6 @@ import numpy as np
 from fa4.emulator.checks.clocks import (
     AsyncActor,
     AsyncPool,
-    Message,
     PipeActor,
     Stream,
     WarpClock,
@@ -28,7 +27,7 @@ from fa4.emulator.machine.actor_rows import POOL_ROWS, WARPS_PER_STREAM_ROW, Act
 from fa4.emulator.machine.barriers import ClusterBarrier, ClusterVisits, NamedBarrier
 from fa4.emulator.machine.copies import CopyGroups, ThreadCopies
 from fa4.emulator.machine.described import WARP
-from fa4.emulator.machine.issuers import PipeFences
+from fa4.emulator.machine.handover import WarpFences
 from fa4.emulator.machine.launch_record import Launch
 from fa4.emulator.machine.machine_state import MachineState, Stop
 from fa4.emulator.machine.mbarrier import MBarrier
@@ -106,18 +105,6 @@ class Fragment:
         return Stop()
 
 
-@dataclass(slots=True)
-class WarpFences:
-    """What fences of a warp publish and take over (PTX ISA 8.8, fence patterns).
-
-    published: by its latest fence, through relaxed accesses behind it. pending: what relaxed reads
-    have seen, for the next fence to take over.
-    """
-
-    published: Message | None = None
-    pending: Message | None = None
-
-
 class TmemStream(Countdown):
     """The tensor memory loads, or the stores, of a warp that are under way."""
 
@@ -133,8 +120,9 @@ class Warp:
     tcgen05.ld has not delivered yet, name -> PTX line. counts: executions of each step.
     described_at: where its WARP is, for compiled code (`fa4.emulator.machine.described`).
     polled: PTX line -> what a strong access there saw last. thread_copies, bulk_copies: cp.async,
-    cp.async.bulk. pipe_latest: lane -> the operation of a tensor pipe that it issued last.
-    products: its wgmma instructions.
+    cp.async.bulk. pipe_latest: lane -> the operation of a tensor pipe that it issued last;
+    uncommitted: lane -> its name and PTX line, until a tcgen05.commit. products: its wgmma
+    instructions.
     """
 
     def __init__(self, cta: Cta, index: int, alive: int) -> None:
@@ -167,13 +155,14 @@ class Warp:
         self.products = WarpProducts(products)
         self.register_budget = 0
         self.counts = [0] * len(program.steps)
-        self.fences = WarpFences()
+        handed = cluster.rows.handed_id(cta.rank, index)
+        self.fences = WarpFences(self.clock, cluster.rows.of_tensor, handed)
         self.polled: dict[int, bytes] = {}
         self.cluster_visits = ClusterVisits()
         self.thread_copies = ThreadCopies()
         self.bulk_copies = CopyGroups()
         self.pipe_latest: dict[int, AsyncActor] = {}
-        self.pipe_fences = PipeFences()
+        self.uncommitted: dict[int, tuple[str, int]] = {}
         self._described = self._describe()
         self.described_at = int(self._described.ctypes.data)
 
@@ -287,9 +276,14 @@ class Cta:
         return sum(LANES for warp in self.warps if warp.alive)
 
     def report(self, kind: str, message: str, line: int = 0, warp: int = -1) -> None:
-        """Records a finding at a PTX line. Raises Stop when there are many."""
-        source = self.grid.program.source_of(line)
-        self.machine.report(KernelFinding(kind, message, line, source, self.index, warp))
+        """Records a finding at a `PtxInstruction.line`. Raises Stop when there are many."""
+        program = self.grid.program
+        source, message = program.source_of(line), program.written(message)
+        instruction, text = program.instruction_at(line), ""
+        if instruction is not None:
+            line = instruction.written_line
+            text = instruction.text if line in program.shared_lines else ""
+        self.machine.report(KernelFinding(kind, message, line, source, self.index, warp, text))
 
     def note_moved(self, owner: Cta, line: int, num_bytes: int) -> None:
         """An asynchronous operation of this CTA moves bytes of a CTA's shared memory."""
@@ -330,10 +324,6 @@ class Cluster:
             Cta(self, cta_index, rank, position) for rank, (cta_index, position) in enumerate(ctas)
         ]
         self.barrier = ClusterBarrier(self.size * grid.thread_count)
-
-    def commit_id(self, warp: Warp) -> int:
-        """See `ActorRows.commit_id`."""
-        return self.rows.commit_id(warp.cta.rank, warp.index)
 
     def name_of_id(self, identity: int) -> str:
         """Text for an actor id in reports."""

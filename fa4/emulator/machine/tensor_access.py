@@ -27,7 +27,7 @@ def group_of(cta: Cta, size: int) -> TensorGroup:
     leader = cluster.ctas[ranks[0]]
     group = leader.tensor_groups.get(size)
     if group is None:
-        issuers = Issuers(leader.rank, actor_id(cluster.rows.pipe(leader.rank)))
+        issuers = Issuers(actor_id(cluster.rows.pipe(leader.rank)))
         ctas = {rank: cluster.ctas[rank].index for rank in ranks}
         group = leader.tensor_groups[size] = TensorGroup(ctas, leader.pipe_actor, issuers)
     return group
@@ -63,15 +63,10 @@ def make_tensor_memory(cta: Cta, group: TensorGroup, line: int) -> TensorMemory:
 
 def pipe_thread(warp: Warp, lane: int) -> PipeThread:
     """A thread as the issuers of a tensor pipe see it."""
-    return PipeThread(warp.row, lane, warp.name, warp.clock, warp.pipe_fences)
-
-
-def pipe_epochs(warp: Warp) -> list[int]:
-    """The epochs of the tensor pipes of the cluster now: what a fence of a warp takes down."""
-    return [cta.pipe_actor.epoch for cta in warp.cta.cluster.ctas]
+    return PipeThread(warp.row, lane, warp.name, warp.clock, warp.fences)
 
 
 def record_free(warp: Warp, lane: int, first: int, columns: int, how: Access) -> None:
     """Deallocation counts as a write: whatever still uses the columns must be ordered before."""
     granules = granules_of(np.arange(LANES), np.arange(first, first + columns))
-    record_tensor(warp.cta, granules, Touch(warp.clock, how, WRITE, lane))
+    record_tensor(warp.cta, granules, Touch(warp.clock, how, WRITE, lane), warp)

@@ -30,6 +30,7 @@ class Body:
         self._label_positions = label_positions
         self._files = files
         self._location: tuple[str, int] | None = None
+        self._shared = 0  # instructions on the line of the one before
 
     def read(self) -> None:
         """Reads from the opening brace to past the closing one. PtxError if it cannot."""
@@ -99,8 +100,14 @@ class Body:
         text = f"{opcode} " + "".join(tokens[first : cursor.index - 1]).replace(",", ", ")
         if guard is not None:
             text = "".join(tokens[start:after_guard]) + " " + text
+        shared_line = 0
+        if self.instructions and self.instructions[-1].written_line == line:
+            self._shared += 1
+            line, shared_line = cursor.lines[-1] + self._shared, line
         self.instructions.append(
-            PtxInstruction(opcode, parts, operands, guard, line, text.rstrip(), self._location)
+            PtxInstruction(
+                opcode, parts, operands, guard, line, text.rstrip(), self._location, shared_line
+            )
         )
 
     def _read_guard(self) -> Register:

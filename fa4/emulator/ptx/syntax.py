@@ -128,7 +128,9 @@ class PtxInstruction:
     parts: opcode split at the dots ("shared::cta" stays one part).
     operands: in source order; the parenthesised lists of `call` become Vectors.
     guard: predicate register of "@%p" / "@!%p" (negated), or None.
-    line: 1-based line in the PTX text. location: (file, line) of the nearest .loc above, or None.
+    line: 1-based line in the PTX text, by which findings tell instructions apart. Where several
+    stand on one line, all but the first have a number of their own, above those of all lines, and
+    their line is in `shared_line`. location: (file, line) of the nearest .loc above, or None.
     """
 
     opcode: str
@@ -138,6 +140,12 @@ class PtxInstruction:
     line: int
     text: str
     location: tuple[str, int] | None = None
+    shared_line: int = 0
+
+    @property
+    def written_line(self) -> int:
+        """The line that it stands on."""
+        return self.shared_line or self.line
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,13 @@
 
 PTX ISA 9.7.16.2.3 (shapes), 9.7.16.8.1 (a warp reaches only its quarter of the lanes), 9.7.16.8.2
 (packing), 9.7.16.8.3 (tcgen05.ld and .red). All maps are (32 threads, registers).
+
+The manual asks for an address in the warp's own quarter and does not say what another one does. It
+does the same: the hardware takes the quarter from the number of the warp, and of the lane field
+only what lies within a quarter (published: deepseek-ai/DeepGEMM, pull request 341, whose kernels
+give the same address to all warps; assumed for lane fields of 128 and above, which other kernels
+compute from the number of a warp of a second warpgroup). The check at run time that -G compiles
+into a kernel stops it; `names_own_lanes` is that check.
 """
 
 from __future__ import annotations
@@ -71,16 +78,16 @@ def access_map(
 ) -> AccessMap:
     """Cells that a warp's tcgen05.ld or .st touches.
 
-    warp_in_group: warp id modulo 4. address: as in the register. half_split: columns from the
-    first to the second half of .16x32bx2, for that shape only. packed: .pack::16b/.unpack::16b;
-    then each register stands for two neighbouring columns and the maps are (32, 2 * registers).
-    Raises TmemError if the access does not exist or leaves the warp's lanes or the columns.
+    warp_in_group: warp id modulo 4, the quarter. address: as in the register; the quarter in it
+    does not count. half_split: columns from the first to the second half of .16x32bx2, for that
+    shape only. packed: .pack::16b/.unpack::16b; then each register stands for two neighbouring
+    columns and the maps are (32, 2 * registers). Raises TmemError if the access does not exist,
+    leaves the columns, or starts within a quarter where its shape cannot.
     """
     registers = register_count(shape, count)
     if (half_split is not None) != (shape == "16x32bx2"):
         raise TmemError("a half-split offset belongs to .16x32bx2, and only to it")
-    start = TmemAddress.decode(address)
-    _check_lanes(shape, warp_in_group, start)
+    start = _own_place(shape, warp_in_group, address)
     rows, columns = _relative_map(shape, registers)
     if packed:
         rows = rows.repeat(2, axis=1)
@@ -97,16 +104,20 @@ def access_map(
     return result
 
 
-def _check_lanes(shape: str, warp_in_group: int, start: TmemAddress) -> None:
-    first = WARP_LANES * warp_in_group
-    lanes = _SHAPES[shape].lanes
-    if start.lane % lanes or not first <= start.lane < first + WARP_LANES:
-        allowed = " or ".join(str(lane) for lane in range(first, first + WARP_LANES, lanes))
+def names_own_lanes(warp_in_group: int, address: int) -> bool:
+    """Whether an address lies in the quarter of a warp, as the manual asks (9.7.16.8.1)."""
+    return (address >> 16 & 0xFFFF) // WARP_LANES == warp_in_group
+
+
+def _own_place(shape: str, warp_in_group: int, address: int) -> TmemAddress:
+    """The place in the warp's quarter that an address stands for."""
+    lane, lanes = (address >> 16) % WARP_LANES, _SHAPES[shape].lanes
+    if lane % lanes:
         raise TmemError(
-            f"tcgen05 access .{shape} at lane {start.lane} by warp {warp_in_group} of its "
-            f"warpgroup, which reaches lanes {first}..{first + WARP_LANES - 1}: "
-            f"the address must have lane {allowed}"
+            f"tcgen05 access .{shape} at lane {lane} of a quarter: it must start at "
+            + " or ".join(str(first) for first in range(0, WARP_LANES, lanes))
         )
+    return TmemAddress.decode(WARP_LANES * warp_in_group + lane << 16 | address & 0xFFFF)
 
 
 @lru_cache(maxsize=64)

@@ -94,13 +94,17 @@ def describe_findings(findings: list[KernelFinding], ptx: str) -> list[dict[str,
             "kind": finding.kind,
             "message": finding.message,
             "line": finding.line,
-            "text": lines[finding.line - 1].strip() if 0 < finding.line <= len(lines) else "",
+            "text": finding.instruction or _line(lines, finding.line),
             "source": finding.source,
             "cta": finding.cta,
             "warp": finding.warp,
         }
         for finding in findings
     ]
+
+
+def _line(lines: list[str], number: int) -> str:
+    return lines[number - 1].strip() if 0 < number <= len(lines) else ""
 
 
 def describe_array(name: str, array: Array, before: Array) -> dict[str, Any]:

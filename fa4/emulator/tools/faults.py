@@ -81,7 +81,7 @@ def plant(ptx: str, kernel: str | None = None) -> list[Fault]:
             for kind, statement in _alterations(instruction):
                 text = _replace(lines, instruction, statement)
                 if text is not None:
-                    faults.append(Fault(instruction.line, kind, instruction.text, text))
+                    faults.append(Fault(instruction.written_line, kind, instruction.text, text))
     return faults
 
 
@@ -172,7 +172,7 @@ def _replace(lines: list[str], instruction: PtxInstruction, statement: str) -> s
 
     None if the statement is not found.
     """
-    index = instruction.line - 1
+    index = instruction.written_line - 1
     tail = "\n".join(lines[index:])
     guard = r"(?:@!?[^\s;]+\s+)?"
     found = re.search(guard + re.escape(instruction.opcode) + r"(?![\w.:])[^;]*;", tail)

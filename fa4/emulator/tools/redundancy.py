@@ -136,6 +136,7 @@ class Orderings(RunEvents):
         warps = cluster.size * cluster.grid.warp_count
         pools = cluster.rows.pool(0) * LANES
         rest = pools + cluster.size * _POOL_IDS
+        handed = cluster.rows.handed_id(0, 0)
         parts: list[Any] = []
         for column in (SEEN, FENCED):
             epochs = known[column]
@@ -145,7 +146,7 @@ class Orderings(RunEvents):
                 counts = tuple(map(bisect_right, by_lane, lanes))
                 if any(counts):
                     parts.append((column, int(row), counts))
-            parts.append(epochs[warps * LANES : pools : LANES].tobytes())  # operations of pipes
+            parts.append(epochs[warps * LANES : handed : LANES].tobytes())  # operations of pipes
             parts.append(epochs[rest:].tobytes())
             parts.append(frozenset(self._finished(cluster, epochs[pools:rest])))
         return tuple(parts)

@@ -18,7 +18,7 @@ from fa4.emulator.machine.operations import AsyncOperation
 from fa4.emulator.machine.state import Cluster, Fragment
 from fa4.emulator.machine.waits import Blocked
 from fa4.emulator.masks import Array
-from fa4.emulator.translate.program import Step
+from fa4.emulator.translate.program import Program, Step
 
 SCHEMA = "fa4-emulator-trace-1"
 INSTRUCTION, WAIT, ASYNCHRONOUS = "instruction", "wait", "asynchronous"
@@ -50,6 +50,7 @@ class Recorder(RunEvents):
         self.events: list[TraceEvent] = []
         self._waits: dict[int, tuple[int, str, int]] = {}
         self._issued: dict[int, int] = {}
+        self._programs: dict[int, Program] = {}  # by number of the cluster
 
     # Called by the machine.
 
@@ -61,6 +62,7 @@ class Recorder(RunEvents):
         begun = self._waits.pop(fragment.number, None)
         if begun is not None:
             start, name, line = begun
+            line = self._written(warp.cta.cluster.number, line)
             self.events.append(TraceEvent(start, tick, warp.cta.index, track, WAIT, name, line))
         if isinstance(outcome, Blocked):
             start = begun[0] if begun is not None and begun[2] == instruction.line else tick
@@ -76,9 +78,15 @@ class Recorder(RunEvents):
                     track,
                     INSTRUCTION,
                     instruction.opcode,
-                    instruction.line,
+                    instruction.written_line,
                 )
             )
+
+    def _written(self, cluster: int, line: int) -> int:
+        """The line of the text of a `PtxInstruction.line` of a cluster's program."""
+        program = self._programs.get(cluster)
+        instruction = program.instruction_at(line) if program is not None else None
+        return instruction.written_line if instruction is not None else line
 
     def issued(self, operation: AsyncOperation, tick: int) -> None:
         """An asynchronous operation was handed to its unit."""
@@ -95,12 +103,13 @@ class Recorder(RunEvents):
                 unit_of(operation.what),
                 ASYNCHRONOUS,
                 operation.what,
-                operation.line,
+                self._written(operation.cluster, operation.line),
             )
         )
 
     def cluster_started(self, cluster: Cluster, tick: int) -> None:
         """The CTAs of a cluster began."""
+        self._programs[cluster.number] = cluster.grid.program
         for cta in cluster.ctas:
             self.events.append(TraceEvent(tick, tick, cta.index, "CTA", INSTRUCTION, "start", 0))
 

@@ -6,6 +6,7 @@ instruction with a Python handler (memory, barriers, tensor operations), or a br
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,6 +80,7 @@ class Step:
 class Program:
     """An executable kernel.
 
+    instruction_of_line: by `PtxInstruction.line`. shared_lines: those with several instructions.
     held_registers: those that asynchronous instructions use after their issue (wgmma), name -> bit.
     """
 
@@ -87,8 +89,9 @@ class Program:
     registers: RegisterFile
     variables: Variables
     steps: list[Step]
-    step_of_line: dict[int, int] = field(default_factory=dict)
+    instruction_of_line: dict[int, PtxInstruction] = field(default_factory=dict)
     held_registers: dict[str, int] = field(default_factory=dict)
+    shared_lines: set[int] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -103,15 +106,25 @@ class Program:
         return bits
 
     def instruction_at(self, line: int) -> PtxInstruction | None:
-        """The instruction on a PTX line, or None."""
-        step = self.step_of_line.get(line)
-        found = self.steps[step].instructions if step is not None else ()
-        return next((i for i in found if i.line == line), None)
+        """The instruction of a `PtxInstruction.line`, or None."""
+        return self.instruction_of_line.get(line)
 
     def describe_line(self, line: int) -> str:
         """ "PTX line 12: st.shared.b32" """
         instruction = self.instruction_at(line)
-        return f"PTX line {line}" + (f": {instruction.opcode}" if instruction is not None else "")
+        if instruction is None:
+            return f"PTX line {line}"
+        return f"PTX line {instruction.written_line}: {instruction.opcode}"
+
+    def written(self, message: str) -> str:
+        """A message with lines of the text instead of numbers that stand for instructions."""
+
+        def replace(found: re.Match[str]) -> str:
+            instruction = self.instruction_at(int(found[1]))
+            shares = instruction is not None and instruction.shared_line
+            return self.describe_line(int(found[1])) if shares else found[0]
+
+        return re.sub(r"PTX line (\d+)", replace, message)
 
     def source_of(self, line: int) -> str:
         """ "file.py:12" for a PTX line that has .loc information, else ""."""
@@ -133,7 +146,9 @@ def build_program(module: Module, kernel: Kernel, table: Table) -> Program:
     program = Program(module, kernel, registers, variables, steps)
     for step in steps:
         for instruction in step.instructions:
-            program.step_of_line[instruction.line] = step.index
+            program.instruction_of_line[instruction.line] = instruction
+            if instruction.shared_line:
+                program.shared_lines.add(instruction.shared_line)
     _find_held(program)
     return program
 
@@ -257,7 +272,7 @@ class _Assembler:
 
     def _refuse(self, instruction: PtxInstruction, why: str) -> None:
         """Notes an instruction; what was collected with it is dropped, since nothing will run."""
-        self.problems.append((instruction.line, instruction.text, why))
+        self.problems.append((instruction.written_line, instruction.text, why))
         self.pending, self.converges = [], False
         self.builder = self._new_builder()
 

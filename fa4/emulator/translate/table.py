@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 from fa4.emulator.ptx.syntax import PtxInstruction
@@ -51,34 +52,45 @@ class Operation:
     holds: bool = False
 
 
+class TableRows(list[Operation]):
+    """The rows of one module, in order; its functions are added by decorators."""
+
+    def register(
+        self, kind: str, name: str, section: str, forms: str, types: Iterable[str] = (), **more: Any
+    ) -> Callable[[Function], Function]:
+        """Decorator: adds a row for the decorated function. more: of `Operation`."""
+
+        def add(function: Function) -> Function:
+            self.append(Operation(name, kind, section, forms, function, frozenset(types), **more))
+            return function
+
+        return add
+
+    def lane(
+        self, name: str, section: str, forms: str, **keywords: Any
+    ) -> Callable[[Function], Function]:
+        """Adds a row for `emit(builder, instruction)`."""
+        return self.register("lane", name, section, forms, **keywords)
+
+    def machine(
+        self, name: str, section: str, forms: str, **keywords: Any
+    ) -> Callable[[Function], Function]:
+        """Adds a row for `bind(instruction, context) -> handler(warp, mask)`."""
+        return self.register("machine", name, section, forms, **keywords)
+
+
 Table: TypeAlias = dict[str, list[Operation]]  # by name
-TABLE: Table = {}
 
 
-def register(
-    kind: str, name: str, section: str, forms: str, types: Iterable[str] = (), **more: Any
-) -> Callable[[Function], Function]:
-    """Decorator: adds the decorated function to the table under `name`. more: of `Operation`."""
-
-    def add(function: Function) -> Function:
-        row = Operation(name, kind, section, forms, function, frozenset(types), **more)
-        TABLE.setdefault(name, []).append(row)
-        return function
-
-    return add
+def build_table(parts: Iterable[TableRows]) -> Table:
+    """The rows of all parts by name; those of one name are tried in this order."""
+    table: Table = {}
+    for row in chain.from_iterable(parts):
+        table.setdefault(row.name, []).append(row)
+    return table
 
 
-def lane(name: str, section: str, forms: str, **keywords: Any) -> Callable[[Function], Function]:
-    """Registers `emit(builder, instruction)`."""
-    return register("lane", name, section, forms, **keywords)
-
-
-def machine(name: str, section: str, forms: str, **keywords: Any) -> Callable[[Function], Function]:
-    """Registers `bind(instruction, context) -> handler(warp, mask)`."""
-    return register("machine", name, section, forms, **keywords)
-
-
-def find(instruction: PtxInstruction, table: Table = TABLE) -> Operation:
+def find(instruction: PtxInstruction, table: Table) -> Operation:
     """The row of a table that executes `instruction`. Raises Unsupported if there is none."""
     parts = instruction.parts
     for length in range(len(parts), 0, -1):
