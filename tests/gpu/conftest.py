@@ -1,6 +1,7 @@
 """Tests here need a GPU that a kernel runs on, and skip where it does not.
 
 `make test-gpu` fails where no kernel runs at all, and says at its end whose tests did not run.
+`FA4_GUARDED=1 make test-gpu` lets every tensor begin or end at unmapped memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import pytest
 
 from fa4.backends import ON_GPU
 from fa4.choose import MADE_FOR, find_gpu
+from hardware.guarded.memory import CudaDriver, GuardedMemory, install_in_torch
 
+if os.environ.get("FA4_GUARDED"):  # before torch looks at a GPU
+    install_in_torch(GuardedMemory(CudaDriver()))
 FOUND = {impl: find_gpu(impl) for impl in ON_GPU}
 
 

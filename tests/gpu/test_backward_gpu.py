@@ -86,6 +86,7 @@ def test_the_same_bits_every_time(dims, device) -> None:
             assert np.array_equal(getattr(first, name), getattr(again, name)), name
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_no_host_sync_and_no_wait_for_ever(device) -> None:
     """Variable lengths, forward and backward, many launches behind one another."""
     offsets = [0, 100, 100, 350, 1900]

@@ -1,0 +1,1 @@
+"""Kernels on memory that begins or ends where a tensor does, with nothing mapped beyond."""

@@ -1,0 +1,142 @@
+"""Guarded memory, and the programs that find out what TMA touches, without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware import RESULTS
+from hardware.guarded.memory import GuardedMemory, HostDriver
+from hardware.guarded.outside_boxes import (
+    EDGES,
+    OK,
+    STARTS,
+    TOUCHED,
+    OutsideCase,
+    all_cases,
+    emulate_here,
+)
+from hardware.guarded.random_calls import LEVELS, all_pairs, draw_calls, pairs_of
+
+
+@given(st.lists(st.integers(0, 70_000), min_size=1, max_size=8))
+def test_allocations_are_whole_and_apart(sizes: list[int]) -> None:
+    """All of each can be written; each keeps what was written; in turn they border on nothing."""
+    memory = GuardedMemory(HostDriver())
+    addresses = [memory.allocate(size) for size in sizes]
+    for number, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
+        ctypes.memset(address, number + 1, size)
+        _, _, mapped, mapped_bytes = memory.live[address]
+        assert address % 16 == 0
+        if number % 2 == 0:
+            assert address == mapped
+        else:
+            assert 0 <= mapped + mapped_bytes - (address + size) < 16
+    for number, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
+        assert ctypes.string_at(address, size) == bytes([number + 1]) * size
+        memory.free(address)
+    assert not memory.live
+
+
+TOUCH = """
+import ctypes, sys
+from hardware import RESULTS
+from hardware.guarded.memory import GuardedMemory, HostDriver
+memory = GuardedMemory(HostDriver(), at_end=sys.argv[1] == "end")
+address = memory.allocate(4096 * 3)
+print(ctypes.string_at(address, 4096 * 3)[:1], flush=True)
+ctypes.string_at(address + int(sys.argv[2]), 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("side", "offset", "ends"),
+    [("start", -1, True), ("end", 4096 * 3, True), ("start", 0, False),
+     ("end", 4096 * 3 - 1, False), ("start", -4096 * 3, True), ("end", 4096 * 6 - 1, True)],
+)  # fmt: skip
+def test_what_touches_the_guard_ends(side: str, offset: int, ends: bool) -> None:
+    """A read one byte in front of an allocation, or behind it, or as far as it is long."""
+    command = [sys.executable, "-c", TOUCH, side, str(offset)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.stdout == b"b'\\x00'\n"
+    assert done.returncode == (-signal.SIGSEGV if ends else 0)
+
+
+MEASURED = [
+    json.loads((RESULTS / f"outside_boxes_{gpu}.json").read_text("utf-8"))["verdicts"]
+    for gpu in ("h100", "h200")
+]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in all_cases() if case.edge == EDGES[0]], ids=lambda case: case.name
+)
+def test_the_emulators_verdict(case: OutsideCase) -> None:
+    """Nothing mapped in front of a tensor: what two GPUs did with the same program."""
+    assert [verdicts[case.name] for verdicts in MEASURED] == [emulate_here(case)] * 2
+
+
+def test_what_the_gpus_did() -> None:
+    """A load with nothing in the tensor touches where its map begins, if nothing is there."""
+    for case in all_cases():
+        touched = case.operation == "load" and case.is_outside and case.start != STARTS[0]
+        expected = TOUCHED if touched and case.edge == EDGES[0] else OK
+        assert [verdicts[case.name] for verdicts in MEASURED] == [expected] * 2
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=3)
+def test_every_two_choices_meet_and_sequences_are_empty_anywhere(seed: int) -> None:
+    calls = draw_calls(seed, 400, 1100)
+    met = set()
+    for one in calls:
+        form = {name: getattr(one.call, name) for name in LEVELS if name != "strides"}
+        met |= pairs_of(form | {"strides": one.strides})
+    assert met >= all_pairs()
+    packed = [one.call.lengths for one in calls if one.call.packed]
+    for side in range(2):
+        for place in (0, 1, -1):
+            assert any(len(x) > 1 and x[place][side] == 0 for x in packed)
+
+
+WRONG = """
+import fa4
+right = fa4.flash_attn_varlen_func
+def attend(*arrays, **options):
+    found = right(*arrays, **options)
+    {fault}
+    return found
+fa4.flash_attn_varlen_func = attend
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("", ""),
+        ("found.out.mul_(2)", "O is off by"),
+        ("import os; os.abort()", "the process ended"),
+    ],
+)
+def test_a_run_says_which_calls_are_wrong(fault: str, error: str, tmp_path: Path) -> None:
+    """Four calls; those of packed or partly used sequences have a fault, or end the process."""
+    (tmp_path / "sitecustomize.py").write_text(WRONG.format(fault=fault or "pass"))
+    out = tmp_path / "found.json"
+    command = [sys.executable, "-m", "hardware.guarded.random_calls", str(out), "--calls", "4"]
+    done = subprocess.run([*command, "--impl", "reference", "--longest", "4", "--seed", "2"],
+                          env=os.environ | {"PYTHONPATH": f"{tmp_path}:."}, check=False,
+                          capture_output=True, text=True)  # fmt: skip
+    report = json.loads(out.read_text())
+    assert done.returncode == bool(error), done.stderr
+    assert bool(report["wrong"]) == bool(error)
+    assert all(entry["error"].startswith(error) for entry in report["wrong"])
+    assert "seed 2\n" in done.stdout and len(report["wrong"]) < 4
