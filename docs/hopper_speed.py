@@ -20,7 +20,10 @@ from hardware import RESULTS
 
 PAGE = Path(__file__).with_name("hopper.md")
 BENCH, KERNEL = RESULTS / "hopper_bench.json", RESULTS / "warpgroup_forward.json"
+GRADIENTS = RESULTS / "warpgroup_backward.json"
 PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cuDNN", "flash": "FlashAttention-2"}
+# By the names of PEERS, those of the record of gradients.
+GRADIENT_PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cudnn", "flash": "flash-attn-2"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +63,28 @@ def kernel_points() -> Iterator[SpeedPoint]:
         )
 
 
+def gradient_points() -> Iterator[SpeedPoint]:
+    """The backward pass whole, as `hardware.warpgroup_backward.measure` timed it."""
+    for row in json.loads(GRADIENTS.read_text(encoding="utf-8"))["rows"]:
+        problem, rates = row["problem"], row["tflops"]
+        own = [rate for name, rate in rates.items() if name not in GRADIENT_PEERS.values()]
+        yield SpeedPoint(
+            dims=str(problem["head_dim"]),
+            causal=problem["causal"],
+            seqlen=problem["seqlen"],
+            ours=max(own),
+            peers={key: rates[name] for key, name in GRADIENT_PEERS.items() if name in rates},
+        )
+
+
 def _dims(problem: dict) -> str:
     d, dv = problem["head_dim"], problem["head_dim_v"]
     return f"{d}" if d == dv else f"({d}, {dv})"
 
 
-def render_means() -> str:
+def render_means(points: Callable[[], Iterator[SpeedPoint]] = bench_points) -> str:
     """How many times as fast as each peer, in the geometric mean; where it was slower."""
-    found, rows = list(bench_points()), []
+    found, rows = list(points()), []
     for name, title in PEERS.items():
         ratios = [point.ours / point.peers[name] for point in found if name in point.peers]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
@@ -99,6 +116,8 @@ TABLES = MarkedTables(
         "means": render_means,
         "calls": lambda: render_calls(bench_points),
         "kernel": lambda: render_calls(kernel_points),
+        "gradient means": lambda: render_means(gradient_points),
+        "gradients": lambda: render_calls(gradient_points),
     },
 )
 

@@ -5,9 +5,9 @@ auto            the first of these that can do the call: the kernel, for tensors
                 reference. What was picked is said once in the log "fa4": a warning where tensors
                 on a GPU go to the CPU, otherwise information.
 sm100           the compiled kernels on a GPU of compute capability 10.0 or 10.3
-sm90            the compiled forward kernel on a GPU of compute capability 9.0
+sm90            the compiled kernels on a GPU of compute capability 9.0
 emulator        the kernels of sm100, executed on the CPU
-emulator_sm90   the kernel of sm90, executed on the CPU
+emulator_sm90   the kernels of sm90, executed on the CPU
 reference       FA4's algorithm in NumPy
 oracle          the definition in float64
 """

@@ -23,7 +23,7 @@ from typing import Any
 from fa4.compiled.identity import describe
 from fa4.compiled.toolchain import find_toolchain
 from fa4.inspect.codegen import launch_smem_bytes
-from fa4.sm100.backward.spec import BackwardSpec
+from fa4.sm100.kit.features import BackwardFeatures
 
 MAGIC = b"fa4 kernel 1\n"
 SECTIONS = ("ptx", "cubin", "host_object")
@@ -76,7 +76,7 @@ class CompiledKernel:
 
 def kind_of(spec: Any) -> str:
     """ "forward" or "backward", by the type of a spec."""
-    return "backward" if isinstance(spec, BackwardSpec) else "forward"
+    return "backward" if isinstance(spec, BackwardFeatures) else "forward"
 
 
 def compile_artifact(spec: Any, arch: str, compiler: Compiler, key: str = "") -> CompiledKernel:

@@ -9,6 +9,7 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.compiled.launch import WORKSPACE, BackwardArguments, workspace_shapes
 from fa4.compiled.stand_ins import ALIGN_BYTES, StandIns, compile_host
+from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm100.backward.host import backward
 from fa4.sm100.backward.spec import BackwardSpec
 
@@ -24,7 +25,16 @@ def compile_backward(
     return compile_host(backward, fake_arguments(spec), spec, arch, trace)
 
 
-def fake_arguments(spec: BackwardSpec) -> BackwardArguments:
+def compile_warpgroup_backward(
+    spec: WarpgroupBackwardSpec, arch: str = "sm_90a", trace: list[Any] | None = None
+) -> Any:
+    """The same for Hopper."""
+    from fa4.sm90.backward.host import backward
+
+    return compile_host(backward, fake_arguments(spec), spec, arch, trace)
+
+
+def fake_arguments(spec: BackwardSpec | WarpgroupBackwardSpec) -> BackwardArguments:
     """Stand-ins with symbolic sizes for a call's arguments."""
     tensors = StandIns(spec)
     return BackwardArguments(
@@ -50,7 +60,7 @@ def fake_arguments(spec: BackwardSpec) -> BackwardArguments:
     )
 
 
-def _workspace(spec: BackwardSpec, heads: Any) -> dict[str, Any]:
+def _workspace(spec: BackwardSpec | WarpgroupBackwardSpec, heads: Any) -> dict[str, Any]:
     """Contiguous but for the number of tiles, which is a symbol."""
     tiles = cute.sym_int()
     found = {}

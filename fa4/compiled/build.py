@@ -12,11 +12,12 @@ from fa4.compiled.cache import KernelCache, open_cache, say_once
 from fa4.compiled.identity import NotHashable, kernel_key
 from fa4.compiled.support import FAMILIES
 from fa4.compiled.toolchain import MISSING, find_toolchain
+from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
 
-Spec: TypeAlias = ForwardSpec | BackwardSpec | WarpgroupSpec
+Spec: TypeAlias = ForwardSpec | BackwardSpec | WarpgroupSpec | WarpgroupBackwardSpec
 
 _MOST_IN_MEMORY = 256
 
@@ -27,11 +28,12 @@ _compiling = threading.RLock()  # CuTe-DSL compiles one thing at a time
 def build(spec: Spec, arch: str = "sm_100a", *, compiler: Compiler | None = None) -> CompiledKernel:
     """What a spec selects, compiled at most once per process and, with the cache, per machine.
 
-    arch: "sm_100a" (B200), "sm_103a" (B300) or, of a WarpgroupSpec, "sm_90a" (H100, H200).
+    arch: "sm_100a" (B200), "sm_103a" (B300) or, of the specs of `fa4.sm90`, "sm_90a" (H100,
+    H200).
     compiler: instead of `compile_kernel`, with its signature. Raises ValueError for another arch or
     a spec that does not fit the machine, ImportError if CuTe-DSL is not installed.
     """
-    family = "sm90" if isinstance(spec, WarpgroupSpec) else "sm100"
+    family = "sm90" if isinstance(spec, (WarpgroupSpec, WarpgroupBackwardSpec)) else "sm100"
     archs = [name for name, found in FAMILIES.items() if found == family]
     if arch not in archs:
         raise ValueError(f"arch must be one of {', '.join(archs)}; got {arch!r}")
@@ -54,8 +56,12 @@ def compile_kernel(spec: Spec, arch: str) -> Any:
         import tvm_ffi  # noqa: F401
     except ImportError:
         raise ImportError(MISSING) from None
-    if kind_of(spec) == "backward":
-        from fa4.compiled.backward import compile_backward as compile_now
+    if isinstance(spec, WarpgroupBackwardSpec):
+        from fa4.compiled.backward import compile_warpgroup_backward as compile_now
+    elif kind_of(spec) == "backward":
+        from fa4.compiled.backward import (  # type: ignore[assignment]
+            compile_backward as compile_now,
+        )
     elif isinstance(spec, WarpgroupSpec):
         from fa4.compiled.forward import (  # type: ignore[assignment]
             compile_warpgroup as compile_now,

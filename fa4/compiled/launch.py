@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from fa4.compiled.support import BackwardCall, ForwardCall, NotSupported
 from fa4.compiled.variants import kernel_window
 from fa4.sm90.forward.spec import WarpgroupSpec
-from fa4.sm100.backward.spec import BackwardSpec
-from fa4.sm100.backward.workspace import DQ_WARPS
 from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.kit.features import BackwardFeatures, CallFeatures
 from fa4.sm100.kit.units import TILE_ROWS
 
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
@@ -179,15 +178,15 @@ def launch_arguments(
     )
 
 
-def backward_template(call: BackwardCall, spec: BackwardSpec) -> BackwardArguments:
+def backward_template(call: BackwardCall, spec: BackwardFeatures) -> BackwardArguments:
     """The arguments of a call that are no tensors; None in the place of these."""
     tensors: dict[str, Any] = dict.fromkeys(BackwardArguments._fields)
     numbers = _numbers(call, spec) | {"max_seqlen_k": max(call.longest_k, 1)}
     return BackwardArguments(**(tensors | numbers))
 
 
-def workspace_shapes(spec: BackwardSpec, heads: Any, tiles: Any) -> dict[str, tuple[Any, ...]]:
-    """The shapes of what the kernels of a spec hand one another, by name.
+def workspace_shapes(spec: Any, heads: Any, tiles: Any) -> dict[str, tuple[Any, ...]]:
+    """The shapes of what the kernels of a backward spec hand one another, by name.
 
     heads: of queries. tiles: of a head's queries, as `fa4.sm100.backward.workspace.tiles_of` counts
     them. All are float32 but the turns, which are int32.
@@ -199,11 +198,11 @@ def workspace_shapes(spec: BackwardSpec, heads: Any, tiles: Any) -> dict[str, tu
     if spec.sink:
         shapes["sink_parts"] = (heads, tiles)
     if spec.deterministic:
-        shapes["turns"] = (heads, tiles, DQ_WARPS)
+        shapes["turns"] = (heads, tiles, spec.dq_counters)
     return shapes
 
 
-def _numbers(call: ForwardCall, spec: ForwardSpec | WarpgroupSpec | BackwardSpec) -> dict[str, Any]:
+def _numbers(call: ForwardCall, spec: CallFeatures) -> dict[str, Any]:
     """Scale, softcap, bounds and the longest sequence; None for those that the spec has not."""
     left, right = kernel_window(call)
     return {

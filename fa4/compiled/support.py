@@ -289,14 +289,33 @@ def _sm90_rows() -> Iterator[Feature]:
             yield own.get(row.name, row)
 
 
-_GRADIENTS = Feature("gradients", False, "there is no backward kernel for Hopper",
-                     lambda c: "a call whose gradient is asked for")  # fmt: skip
-SM90: tuple[Feature, ...] = (*_sm90_rows(), Feature("gradients", False, _GRADIENTS.detail))
+SM90: tuple[Feature, ...] = tuple(_sm90_rows())
+
+_SM90_BACKWARD_OWN = (
+    Feature("head dimensions", True, "d and dv each a multiple of 8 up to 128",
+            lambda c: _dims_beyond(c, 128)),
+    Feature("config", True, "tiles are the kernel's own; `deterministic` says the order of sums",
+            _wrong_order),
+)  # fmt: skip
+
+
+def _sm90_backward_rows() -> Iterator[Feature]:
+    """The SM100 backward kernels' rows that hold for Hopper's too, and its own."""
+    own = {row.name: row for row in _SM90_BACKWARD_OWN}
+    for row in BACKWARD:
+        if row.name != "CTA pairs":
+            yield own.get(row.name, row)
+
+
+SM90_BACKWARD: tuple[Feature, ...] = tuple(_sm90_backward_rows())
 
 # By family and pass.
 TABLES = {
-    "sm100": FORWARD, "sm100 backward": BACKWARD, "sm90": SM90, "sm90 backward": (_GRADIENTS,),
-}  # fmt: skip
+    "sm100": FORWARD,
+    "sm100 backward": BACKWARD,
+    "sm90": SM90,
+    "sm90 backward": SM90_BACKWARD,
+}
 
 
 def is_device_function(function: Callable[..., Any]) -> bool:
@@ -319,7 +338,10 @@ def check(call: ForwardCall, family: str = "sm100") -> None:
 
 
 # The columns of the matrix, by the names of the tables.
-COLUMNS = {"forward": "sm100", "backward": "sm100 backward", "sm90": "sm90"}
+COLUMNS = {
+    "forward": "sm100", "backward": "sm100 backward", "sm90": "sm90",
+    "sm90 backward": "sm90 backward",
+}  # fmt: skip
 
 
 def describe_support() -> list[dict[str, Any]]:
@@ -345,5 +367,6 @@ def describe_support() -> list[dict[str, Any]]:
 
 
 def _details(found: dict[str, str]) -> str:
-    (_, first), *others = found.items()
-    return "; ".join([first, *(f"{column}: {text}" for column, text in others if text != first)])
+    first, *others = dict.fromkeys(found.values())
+    named = (f"{', '.join(c for c in found if found[c] == text)}: {text}" for text in others)
+    return "; ".join([first, *named])

@@ -12,6 +12,7 @@ from fa4.hardware import B200, B300, H200, Gpu
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups, work_tiles
+from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import PERSISTENT, ROWS_AT_ONCE, WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
@@ -178,20 +179,34 @@ def choose_sm100_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
     return replace(spec, numerics=_numerics(call, spec.numerics, call.longest_q * group))
 
 
-def choose_backward_spec(call: BackwardCall, gpu: Gpu = B200) -> BackwardSpec:
+def choose_backward_spec(
+    call: BackwardCall, gpu: Gpu = B200
+) -> BackwardSpec | WarpgroupBackwardSpec:
     """The backward kernels of a call. Raises NotSupported, with the reason, if there are none."""
-    check(call, FAMILIES[gpu.arch])
-    return BackwardSpec(
-        head_dim=call.head_dim,
-        head_dim_v=call.head_dim_v,
+    family = FAMILIES[gpu.arch]
+    check(call, family)
+    features = {
         **_features(call),
-        score_mod_bwd=call.score_mod_bwd,
-        lse_gradient=call.lse_gradient,
-        out_residual=call.out_residual,
-        deterministic=call.deterministic,
-        cta_group=_backward_cta_group(call),
-        gpu=gpu,
-    )
+        "score_mod_bwd": call.score_mod_bwd,
+        "lse_gradient": call.lse_gradient,
+        "out_residual": call.out_residual,
+        "deterministic": call.deterministic,
+    }
+    if family == "sm100":
+        features["cta_group"] = _backward_cta_group(call)
+    return find_tuned_backward(call.head_dim, call.head_dim_v, gpu, **features)
+
+
+def find_tuned_backward(
+    head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any
+) -> BackwardSpec | WarpgroupBackwardSpec:
+    """The backward spec of a machine.
+
+    features: further fields of the spec.
+    """
+    if FAMILIES[gpu.arch] == "sm100":
+        return BackwardSpec(head_dim=head_dim, head_dim_v=head_dim_v, gpu=gpu, **features)
+    return WarpgroupBackwardSpec(head_dim=head_dim, head_dim_v=head_dim_v, gpu=gpu, **features)
 
 
 def _backward_cta_group(call: BackwardCall) -> int:

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,6 +33,9 @@ SLACK = 2.0  # of plain attention's error
 DIMS = ((64, 64), (128, 128), (128, 128), (96, 96), (192, 128), (256, 256), (72, 40), (64, 256))
 HEADS = ((4, 4), (8, 2), (6, 2), (8, 1), (16, 16))
 WINDOWS = ((None, None), (None, 0), (None, 0), (40, 0), (100, 30), (None, 25), (0, 0))
+
+
+MakeTensors = Callable[["Drawn", ForwardCall, str], tuple[Any, Any, Any]]
 
 
 class Drawn(NamedTuple):
@@ -109,24 +113,33 @@ def compile_all(calls: list[ForwardCall], processes: int) -> int:
         return len(set(pool.map(compile_one, chosen.values())))
 
 
-def run(drawn: Drawn, seed: int, impl: str) -> float:
+def make_tensors(drawn: Drawn, call: ForwardCall, place: str) -> tuple[Any, Any, Any]:
+    """Q, K and V of a call, contiguous."""
+    import torch
+
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[drawn.dtype]
+
+    def tensor(rows: int, heads: int, dim: int) -> torch.Tensor:
+        shape = (rows, heads, dim) if drawn.packed else (call.batch, rows, heads, dim)
+        return torch.randn(shape, device=place).to(kind)
+
+    return (
+        tensor(call.rows_q, call.heads_q, call.head_dim),
+        tensor(call.rows_k, call.heads_k, call.head_dim),
+        tensor(call.rows_k, call.heads_k, call.head_dim_v),
+    )
+
+
+def run(drawn: Drawn, seed: int, impl: str, make: MakeTensors = make_tensors) -> float:
     """The call's largest error as a share of its band; raises AssertionError beyond it."""
     import torch
 
     import fa4
 
     place = "cuda" if impl == "sm90" else "cpu"
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[drawn.dtype]
     torch.manual_seed(seed)
     call = describe(drawn)
-
-    def tensor(rows: int, heads: int, dim: int) -> torch.Tensor:
-        shape = (rows, heads, dim) if drawn.packed else (call.batch, rows, heads, dim)
-        return torch.randn(shape, device=place).to(kind)
-
-    q = tensor(call.rows_q, call.heads_q, call.head_dim)
-    k = tensor(call.rows_k, call.heads_k, call.head_dim)
-    v = tensor(call.rows_k, call.heads_k, call.head_dim_v)
+    q, k, v = make(drawn, call, place)
     options: dict[str, Any] = {"window_size": drawn.window, "softcap": drawn.softcap}
     seen = [(keys + 1) // 2 if drawn.used else keys for _, keys in drawn.lengths]
     if drawn.used:

@@ -203,7 +203,7 @@ def test_a_deadlock_names_the_cycle() -> None:
     assert "mma -(ds_relayed)-> relay" in str(raised.value)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.builds(
         BackwardPipeline,

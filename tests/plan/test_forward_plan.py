@@ -225,7 +225,7 @@ def pipelines(draw: st.DrawFn) -> ForwardPipeline:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pipelines(), st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(0, 5))
 def test_every_plan_that_builds_is_sound_and_runs(
     pipeline: ForwardPipeline, totals: list[int], masked: int

@@ -185,7 +185,7 @@ def test_two_slots_hide_a_missing_release() -> None:
         engine.execute(event_code(drop_arrives(ONE, role, signal)), trips(1, 1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.builds(
         BackwardPipeline,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-PACKAGES = ("fa4.sm100.", "fa4.plan.", "fa4.compiled.", "tests.sm100.")
+PACKAGES = ("fa4.sm90.", "fa4.sm100.", "fa4.plan.", "fa4.compiled.", "tests.sm100.")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import cutlass
 import numpy as np
@@ -25,10 +25,13 @@ from fa4.emulator.host.session import Session
 from fa4.emulator.machine.options import Options
 from fa4.masks import Chunked
 from fa4.oracle import attend
+from fa4.sm90.backward import host as hopper
+from fa4.sm90.backward.postprocess import unit_offset
+from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm100.backward import host
 from fa4.sm100.backward.spec import BackwardSpec
-from fa4.sm100.backward.workspace import DQ_WARPS, dq_offset, first_tile, tiles_of
-from fa4.sm100.kit.units import TILE_ROWS, padded_dim
+from fa4.sm100.backward.workspace import dq_offset, first_tile, tiles_of
+from fa4.sm100.kit.units import TILE_ROWS
 from fa4.testing.budget import Outputs
 from fa4.testing.case import MASK_MODS, SCORE_MODS
 from fa4.testing.inputs import Inputs
@@ -42,6 +45,8 @@ from tests.sm100.forward_kernel import (
     biased,
     listed,
 )
+
+AnySpec: TypeAlias = BackwardSpec | WarpgroupBackwardSpec
 
 REDUCE_WARPS = 4  # of a CTA, that add to a dQ tile
 
@@ -121,17 +126,16 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
               window_right, longest_q, longest_k, cu_seqlens_q, cu_seqlens_k, seqused_q,
               seqused_k, aux, stream, spec: cutlass.Constexpr,
               trace: cutlass.Constexpr):  # fmt: skip
-    """`host.gradients` with one level of arguments."""
-    host.gradients(
+    """`host.gradients`, of Blackwell or Hopper, with one level of arguments."""
+    machine: cutlass.Constexpr = hopper if isinstance(spec, WarpgroupBackwardSpec) else host
+    machine.gradients(
         q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, softcap,
         (window_left, window_right), (longest_q, longest_k),
         (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, stream, spec, trace,
     )  # fmt: skip
 
 
-def compile_gradients(
-    spec: BackwardSpec, arch: str = "sm_100a", trace: list[Any] | None = None
-) -> Any:
+def compile_gradients(spec: AnySpec, arch: str = "sm_100a", trace: list[Any] | None = None) -> Any:
     """What `cute.compile` returns for the main kernel; see `compile_forward`."""
     given = fake_arguments(spec)
     return compile_host(gradients, [getattr(given, name) for name in PARAMETERS], spec, arch, trace)
@@ -155,14 +159,14 @@ class Workspace:
             yield from range(first, first + -(-rows // TILE_ROWS))
 
 
-def prepare(spec: BackwardSpec, inputs: Inputs, with_dlse: bool = False) -> Workspace:
+def prepare(spec: AnySpec, inputs: Inputs, with_dlse: bool = False) -> Workspace:
     """-LSE and -D from the oracle, as float32 and from an O rounded to the element type."""
     heads, packed = inputs.q.shape[-2], spec.packed_q
     batch = len(inputs.sequences)
     lengths = [len(seq.q) for seq in inputs.sequences]
     rows = inputs.q.shape[0] if packed else inputs.q.shape[1]
     count = tiles_of(rows, batch, packed=packed)
-    d = padded_dim(spec.head_dim)
+    d = spec.pipeline.head_dim
     accum = np.full((heads, count, TILE_ROWS * d), np.nan, np.float32)
     stats = np.full((heads, count, 2, TILE_ROWS), np.nan, np.float32)
     places = []
@@ -183,14 +187,15 @@ def prepare(spec: BackwardSpec, inputs: Inputs, with_dlse: bool = False) -> Work
         part = part.reshape(heads, 2, blocks, TILE_ROWS).transpose(0, 2, 1, 3)
         stats[:, first : first + blocks] = part
         accum[:, first : first + blocks] = 0.0
-    return Workspace(accum, stats, np.zeros((heads, count, DQ_WARPS), np.int32), tuple(places))
+    return Workspace(
+        accum, stats, np.zeros((heads, count, spec.dq_counters), np.int32), tuple(places)
+    )
 
 
-def finish(spec: BackwardSpec, inputs: Inputs, space: Workspace, scale: float) -> np.ndarray:
+def finish(spec: AnySpec, inputs: Inputs, space: Workspace, scale: float) -> np.ndarray:
     """dQ in the layout of q, scaled and rounded. AssertionError if other tiles were touched."""
-    d, dq = padded_dim(spec.head_dim), np.full_like(inputs.q, NOTHING)
-    row, col = np.meshgrid(np.arange(TILE_ROWS), np.arange(d), indexing="ij")
-    sums = space.dq_accum[:, :, dq_offset(row, col, d)]
+    d, dq = spec.pipeline.head_dim, np.full_like(inputs.q, NOTHING)
+    sums = space.dq_accum[:, :, dq_places(spec)]
     for index, (first, rows) in zip(inputs.q_index, space.places, strict=True):
         mine = sums[:, first : first + -(-rows // TILE_ROWS)].reshape(len(sums), -1, d)
         mine = mine[:, :rows, : spec.head_dim].transpose(1, 0, 2) * np.float32(scale)
@@ -201,11 +206,22 @@ def finish(spec: BackwardSpec, inputs: Inputs, space: Workspace, scale: float) -
     return dq
 
 
+def dq_places(spec: AnySpec) -> np.ndarray:
+    """Where each element of a dQ tile lies in it: (128, padded head dim)."""
+    d = spec.pipeline.head_dim
+    row, col = np.meshgrid(np.arange(TILE_ROWS), np.arange(d), indexing="ij")
+    if isinstance(spec, BackwardSpec):
+        return np.asarray(dq_offset(row, col, d))
+    # Vectors of a quad's threads, each two columns of a row and of the row 8 below.
+    unit = unit_offset(spec, row // 16 * 16 + row % 8, col // 8)
+    return np.asarray(unit + col % 8 // 2 * 4 + row % 16 // 8 * 2 + col % 2)
+
+
 @dataclass(frozen=True)
 class BackwardKernel:
     """A compiled spec, with its host code loaded."""
 
-    spec: BackwardSpec
+    spec: AnySpec
     compiled: Any
     session: Session
 
@@ -238,20 +254,25 @@ class BackwardKernel:
 @cache
 def kernel(name: str) -> BackwardKernel:
     """One of `SPECS`, compiled once on this machine as long as no source changes."""
+    return kept(spec_of(name))
+
+
+def kept(spec: AnySpec) -> BackwardKernel:
+    """A kernel that is compiled once on this machine as long as no source changes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FA4_CACHE", "1")
         patch.setenv("FA4_CACHE_DIR", str(KERNELS))
-        spec = spec_of(name)
-        compiled = build_cached(spec, compiler=compile_gradients)
+        compiled = build_cached(spec, spec.gpu.arch, compiler=compile_gradients)
         return BackwardKernel(spec, compiled, Session(None, (), {}))
 
 
-def build(spec: BackwardSpec, trace: list[Any] | None = None) -> BackwardKernel:
+def build(spec: AnySpec, trace: list[Any] | None = None) -> BackwardKernel:
     """A kernel that is not kept. trace: collects its steps."""
-    return BackwardKernel(spec, compile_gradients(spec, trace=trace), Session(None, (), {}))
+    compiled = compile_gradients(spec, spec.gpu.arch, trace)
+    return BackwardKernel(spec, compiled, Session(None, (), {}))
 
 
-def arguments(spec: BackwardSpec, inputs: Inputs, space: Workspace) -> tuple[Any, ...]:
+def arguments(spec: AnySpec, inputs: Inputs, space: Workspace) -> tuple[Any, ...]:
     """What `gradients` is called with, in its order; dK and dV hold `NOTHING`."""
     options = inputs.options
     operands = (inputs.q, inputs.k, inputs.v, inputs.dout)

@@ -219,11 +219,14 @@ def arguments(spec: ForwardSpec, inputs: Inputs, num_sms: int) -> tuple[Any, ...
 
 
 def aligned_copy(x: np.ndarray) -> np.ndarray:
-    """A copy that shares wider rows and one more head with NaN, at an address of 16 bytes."""
+    """A copy that shares wider rows and one more head with NaN, at an address of 16 bytes.
+
+    In front of it is as much that belongs to no tensor: there a moved view begins.
+    """
     *rows, heads, dim = x.shape
     wide = np.full((*rows, heads + 1, dim + 8), np.nan, x.dtype)
-    base = np.zeros(wide.nbytes + 16, np.uint8)
-    start = -base.ctypes.data % 16
+    base = np.zeros(2 * wide.nbytes + 16, np.uint8)
+    start = wide.nbytes + -(base.ctypes.data + wide.nbytes) % 16
     wide = base[start : start + wide.nbytes].view(x.dtype).reshape(wide.shape)
     wide[:] = np.nan
     wide[..., :heads, :dim] = x

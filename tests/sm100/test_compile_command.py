@@ -147,6 +147,14 @@ def test_ignored_registers_are_said() -> None:
         (("--tile-m", "64"), "--tile-m 64 is a choice for --arch sm_90a; sm_100a has one tile"),
         (("--arch", "sm_90a", "--tile-m", "100"), "--tile-m must be 64, 128 or 192; got 100"),
         (("--arch", "sm_90a", "--cta-group", "2"), "sm_90a has no pairs"),
+        (
+            ("backward", "--arch", "sm_90a", "--tile-m", "64"),
+            "--tile-m 64 is an option of the forw",
+        ),
+        (
+            ("backward", "--arch", "sm_90a", "--head-dim", "136"),
+            "head_dim must be between 8 and 128; got 136",
+        ),
         (("--arch", "sm_90a", "--scheduler", "clc"), "one of static, snake, lpt, naive; got 'clc'"),
         (
             ("--arch", "sm_90a", "--tile-m", "192", "--tile-n", "128"),

@@ -22,7 +22,6 @@ from tests.sm100.forward_kernel import (
 EXAMPLES = 3  # per spec
 CHEAP = settings(
     max_examples=EXAMPLES,
-    deadline=None,
     database=None,
     derandomize=True,
     phases=(Phase.generate,),  # an example takes a second: do not shrink

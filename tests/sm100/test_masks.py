@@ -83,7 +83,7 @@ def chunks() -> tuple[ForwardSpec, Any]:
     return spec, compile_neutral("tiles", spec, "sm_100a")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seqlen_q=st.integers(1, 900),
     seqlen_k=st.sampled_from([1, 127, 128, 129, 700, 300_000]),

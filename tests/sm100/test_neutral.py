@@ -43,7 +43,7 @@ def compiled(name: str, number: int) -> tuple[ForwardSpec, Any]:
 
 
 @pytest.mark.parametrize("number", range(len(TILE_SPECS)))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_work_tiles_against_visible_keys(number: int, data: st.DataObject) -> None:
     spec, kernel = compiled("tiles", number)
@@ -83,7 +83,7 @@ def run_rows(kernel: Any, given_: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", range(len(ROW_SPECS)))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     seed=st.integers(0, 2**32 - 1),
     spread=st.sampled_from([0.01, 1.0, 30.0, 1e4]),

@@ -67,7 +67,7 @@ def kernel() -> Any:
         )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(a=st.lists(FLOATS, min_size=ROWS, max_size=ROWS), b=FLOATS, number=st.integers(0, 1000))
 def test_results_in_the_order_they_are_asked_for(
     kernel: Any, a: list[float], b: float, number: int

@@ -12,6 +12,7 @@ from fa4.compiled.support import (
     BACKWARD,
     FORWARD,
     SM90,
+    SM90_BACKWARD,
     TABLES,
     BackwardCall,
     Feature,
@@ -97,12 +98,19 @@ def test_both_tables_in_one() -> None:
     assert [rows["CTA pairs"][name] for name in ("forward", "backward", "sm90")] == [
         True, True, None
     ]  # fmt: skip
-    assert (rows["gradients"]["backward"], rows["gradients"]["sm90"]) == (True, False)
+    assert [rows["gradients"][name] for name in ("backward", "sm90", "sm90 backward")] == [
+        True, None, True
+    ]  # fmt: skip
+    assert (
+        "; sm90 backward: d and dv each a multiple of 8 up to 128"
+        in (rows["head dimensions"]["detail"])
+    )
     assert "; sm90: d and dv each a multiple of 8 up to 256" in rows["head dimensions"]["detail"]
     assert (rows["num_splits"]["forward"], rows["num_splits"]["backward"]) == (False, None)
     assert (rows["deterministic"]["forward"], rows["deterministic"]["backward"]) == (None, True)
     assert rows["score_mod"]["detail"].endswith(
-        "(@cute.jit); backward: with its score_mod_bwd, both CuTe-DSL functions (@cute.jit)"
+        "(@cute.jit); backward, sm90 backward: with its score_mod_bwd, both CuTe-DSL functions "
+        "(@cute.jit)"
     )
 
 
@@ -139,17 +147,37 @@ def test_refusals_of_hopper(changes, feature, message, monkeypatch) -> None:
 
 
 def test_what_hopper_takes() -> None:
-    """Every head dim, and the rest as on Blackwell; no gradient at all."""
+    """Every head dim, and the rest as on Blackwell."""
     for changes in (
         {}, {"head_dim": 256, "head_dim_v": 8}, {"head_dim": 136}, {"softcap": 3.0, "sink": True},
         {"numerics": ForwardConfig(rescale_threshold_log2=0.0)}, {"rows_q": 0},
     ):  # fmt: skip
         check(replace(PLAIN, **changes), "sm90")
-    with pytest.raises(
-        NotSupported, match="SM90 backward kernel, gradients: there is no"
-    ) as caught:
-        check(BACKWARD_PLAIN, "sm90")
-    assert caught.value.feature == "gradients"
+
+
+SM90_BACKWARD_REFUSED = [
+    *(row for row in BACKWARD_REFUSED if row[1] != "head dimensions"),
+    (
+        {"head_dim": 192, "head_dim_v": 128},
+        "head dimensions",
+        "up to 128; got (d, dv) = (192, 128)",
+    ),
+    ({"head_dim_v": 60}, "head dimensions", "got (d, dv) = (64, 60)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "feature", "message"), SM90_BACKWARD_REFUSED)
+def test_refusals_of_hoppers_gradients(changes, feature, message, monkeypatch) -> None:
+    """As those of SM100's backward kernels, by its own table."""
+    call = replace(BACKWARD_PLAIN, **changes)
+    with pytest.raises(NotSupported, match="SM90 backward kernel.*" + re.escape(message)) as caught:
+        check(call, "sm90")
+    assert caught.value.feature == feature and "\n" not in str(caught.value)
+    others = tuple(row for row in SM90_BACKWARD if row.name != feature)
+    monkeypatch.setitem(TABLES, "sm90 backward", others)
+    check(call, "sm90")
+    monkeypatch.undo()
+    check(BACKWARD_PLAIN, "sm90")
 
 
 def test_every_refusing_row_is_tested() -> None:
@@ -161,6 +189,8 @@ def test_every_refusing_row_is_tested() -> None:
     assert refusing == {feature for _, feature, _ in SM90_REFUSED}
     refusing = {row.name for row in BACKWARD if row.refused is not plain}
     assert refusing == {feature for _, feature, _ in BACKWARD_REFUSED}
+    refusing = {row.name for row in SM90_BACKWARD if row.refused is not plain}
+    assert refusing == {feature for _, feature, _ in SM90_BACKWARD_REFUSED}
 
 
 def test_accepted() -> None:

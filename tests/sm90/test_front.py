@@ -68,14 +68,28 @@ def test_variable_lengths() -> None:
 
 def test_gradients_are_refused_when_the_call_is_made() -> None:
     """With the reason and what works; without grad the call is computed."""
-    q, k, v = (torch.tensor(x.astype(np.float32)).bfloat16() for x in draw(rows=8, keys=8))
+    q, k, v = (torch.tensor(x.astype(np.float32)).bfloat16() for x in draw(8, 8, 192))
     q.requires_grad_()
-    with pytest.raises(NotSupported, match=r'no backward kernel for Hopper.*"reference"'):
+    with pytest.raises(NotSupported, match=r'SM90 backward kernel, head dim.*"reference"'):
         fa4.flash_attn_func(q, k, v, impl="emulator_sm90")
     with torch.no_grad():
         assert fa4.flash_attn_func(q, k, v, impl="emulator_sm90").shape == q.shape
-    with pytest.raises(NotSupported, match="SM90 backward kernel, gradients"):
+    with pytest.raises(NotSupported, match="SM90 backward kernel, head dimensions"):
         fa4.flash_attn_backward(q, q, k, v, q, torch.zeros(1, 2, 8), impl="emulator_sm90")
+
+
+def test_gradients_by_autograd() -> None:
+    """Of a call with grouped heads, within the budget; the budget sees a wrong dK."""
+    arrays = draw()
+    q, k, v = (torch.tensor(x.astype(np.float32)).bfloat16().requires_grad_() for x in arrays)
+    out = fa4.flash_attn_func(q, k, v, causal=True, impl="emulator_sm90")
+    inputs = dense_inputs(*arrays, causal=True)
+    out.backward(torch.tensor(inputs.dout.astype(np.float32)).bfloat16())
+    dq, dk, dv = (x.grad.float().numpy().astype(ml_dtypes.bfloat16) for x in (q, k, v))
+    assert_within_budget(inputs, Outputs(None, dq=dq, dk=dk, dv=dv), gradients_alone=True)
+    wrong = (dk * 1.02).astype(ml_dtypes.bfloat16)
+    with pytest.raises(AssertionError):
+        assert_within_budget(inputs, Outputs(None, dq=dq, dk=wrong, dv=dv), gradients_alone=True)
 
 
 def test_run_and_doctor(capsys) -> None:
@@ -114,6 +128,17 @@ def test_what_is_compiled() -> None:
         assert find_key(other, "sm_90a") != find_key(spec, "sm_90a"), change
     with pytest.raises(ValueError, match="arch must be one of sm_90a; got 'sm_100a'"):
         build(spec, "sm_100a")
+
+
+def test_compile_of_gradients(capsys, tmp_path, monkeypatch) -> None:
+    """Three kernels, none of which spills."""
+    monkeypatch.setenv("FA4_CACHE_DIR", str(tmp_path))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(("compile", "backward", "--arch", "sm_90a", "--causal", "--json"))
+    report = json.loads(capsys.readouterr().out)
+    assert stop.value.code == 0 and len(report["kernels"]) == 3
+    assert [kernel["frame_bytes"] for kernel in report["kernels"]] == [0, 0, 0]
+    assert report["kernels"][1]["dynamic_smem_bytes"] == report["plan"]["smem_bytes"]
 
 
 def test_compile_reports_the_loops(capsys, tmp_path, monkeypatch) -> None:

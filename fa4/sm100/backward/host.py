@@ -10,7 +10,7 @@ from fa4.sm100.backward.preprocess import preprocess
 from fa4.sm100.kit.descriptors import CTA_GROUPS
 from fa4.sm100.kit.scores import scales
 from fa4.sm100.kit.units import TILE_ROWS, WARP
-from fa4.sm100.kit.views import ending_view, rows_first, swizzled_layout
+from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 
 
 @cute.jit
@@ -50,9 +50,12 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
     def atom(tensor, shape, of_keys, op):
         packed = spec.packed_k if of_keys else spec.packed_q
         ragged = spec.ragged_k if of_keys else spec.ragged_q
-        view = ending_view(rows_first(tensor, packed), 0, ragged)
-        return cpasync.make_tiled_tma_atom(op, view, swizzled_layout(*shape), shape)
+        view, from_start = ending_views(rows_first(tensor, packed), 0, ragged)
+        if cutlass.const_expr(spec.cta_group == 1):  # each of its tiles holds some rows
+            from_start = None
+        return box_atoms(lambda x: make(op, x, swizzled_layout(*shape), shape), (view, from_start))
 
+    make = cpasync.make_tiled_tma_atom
     loading = cpasync.CopyBulkTensorTileG2SOp(CTA_GROUPS[spec.cta_group])
     loads: tuple = (
         atom(q, shapes["q"], False, loading),
@@ -71,7 +74,10 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
         stores = (None, dv), (None, dk)
     else:
         storing = cpasync.CopyBulkTensorTileS2GOp()
-        stores = atom(dv, shapes["v"], True, storing), atom(dk, shapes["k"], True, storing)
+        stores = tuple(
+            make(storing, rows_first(tensor, spec.packed_k), swizzled_layout(*shape), shape)
+            for tensor, shape in ((dv, shapes["v"]), (dk, shapes["k"]))
+        )
     sizes = (seqlen_q, seqlen_k, heads_k, group, blocks, q_blocks)
     kernel(
         loads, stores, stats, dq_accum, turns, scales(spec, softmax_scale, softcap), softmax_scale,

@@ -103,8 +103,8 @@ def make_sources(
     stages = spec.plan.buffer("q").stages if spec.cta_group == 1 else 0
     names = (("q", stages), ("k", 0), ("v", 0), ("do", 0))
     q, k, v, dout = (
-        TileSource(atom, tensor, shared_tile(spec, memory, name, tile_shapes(spec)[name], some))
-        for (atom, tensor), (name, some) in zip(loads, names, strict=True)
+        TileSource(atoms, tensor, shared_tile(spec, memory, name, tile_shapes(spec)[name], some))
+        for (atoms, tensor), (name, some) in zip(loads, names, strict=True)
     )
     place = cute.recast_ptr(memory + spec.plan.buffer("row_stats").start, dtype=Float32)
     return TileSources(q, k, v, dout, stats, place)
@@ -116,9 +116,9 @@ def make_pair_sources(
     """The same by rows, and Q, dO and K by columns."""
     q_t, do_t, k_t = (
         TileSource(
-            atom, tensor, shared_tile(spec, memory, name, tile_shapes(spec)[name]), tile.rank
+            atoms, tensor, shared_tile(spec, memory, name, tile_shapes(spec)[name]), tile.rank
         )
-        for (atom, tensor), name in zip(loads[4:], ("q_t", "do_t", "k_t"), strict=True)
+        for (atoms, tensor), name in zip(loads[4:], ("q_t", "do_t", "k_t"), strict=True)
     )
     return PairTileSources(make_sources(spec, memory, loads[:4], stats), q_t, do_t, k_t)
 

@@ -4,25 +4,26 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.backward_single import STATS_BYTES
 from fa4.sm100.backward.tiles import KeyTile
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.views import copy_box
 
 
 @dataclass(frozen=True)
 class TileSource:
     """One operand's way from global to shared memory.
 
-    atom, tensor: the TMA copy and its coordinates, (rows, dim, head, batch), as `ending_view` has
-    them. shared: (rows, dim) swizzled, (rows, dim, stage) of Q. column: which part of the columns,
-    where a CTA of a pair loads half of them.
+    atoms, tensor: the TMA copies, as `copy_box` takes them, and their coordinates, (rows, dim,
+    head, batch). shared: (rows, dim) swizzled, (rows, dim, stage) of Q. column: which part of the
+    columns, where a CTA of a pair loads half of them.
     """
 
-    atom: cute.CopyAtom
+    atoms: tuple
     tensor: cute.Tensor
     shared: cute.Tensor
     column: Int32 | int = 0
@@ -92,21 +93,26 @@ def load_keys(signals: Signals, name: str, source: TileSource, tile: KeyTile) ->
     number = tile.group_number if source.rows == tile.group_keys else tile.block
     tiles = tiles_of(source, tile, tile.head_k, of_keys=True)
     full = signals.expect_more(name, source.num_bytes)
-    copy_tile(source, tiles[None, None, number], source.shared, full)
+    empty = number * source.rows >= tile.seqlen_k
+    copy_tile(source, tiles[None, None, number], source.shared, full, empty)
 
 
 def copy_tile(
-    source: TileSource, tile: cute.Tensor, shared: cute.Tensor, full: cute.Pointer
+    source: TileSource,
+    tile: cute.Tensor,
+    shared: cute.Tensor,
+    full: cute.Pointer,
+    empty: Boolean | bool = False,
 ) -> None:
-    """Start the copy of a tile of global memory, which completes `full`."""
+    """Start the copy of a tile of global memory, which completes `full`; empty as of `copy_box`."""
     to, origin = cpasync.tma_partition(
-        source.atom,
+        source.atoms[0],
         0,
         cute.make_layout(1),
         cute.group_modes(shared, 0, 2),
         cute.group_modes(tile, 0, 2),
     )
-    cute.copy(source.atom, origin, to, tma_bar_ptr=full)
+    copy_box(source.atoms, origin, to, full, empty)
 
 
 def copy_stats(

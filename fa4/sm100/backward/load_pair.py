@@ -64,4 +64,5 @@ def fill(signals: Signals, name: str, source: TileSource, place: tuple, turn: Ri
     signals.wait(f"{name}_empty", turn)
     full = signals.expect(f"{name}_full", source.num_bytes, turn)
     tiles = tiles_of(source, tile, head, of_keys=False)
-    copy_tile(source, tiles[None, None, number], source.shared, full)
+    empty = number * source.rows >= tile.seqlen_q
+    copy_tile(source, tiles[None, None, number], source.shared, full, empty)

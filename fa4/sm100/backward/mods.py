@@ -7,6 +7,7 @@ The callables are those of the forward kernel (`fa4.sm100.forward.mods`), and
 with the score before score_mod, multiplied by softmax_scale.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +23,8 @@ from fa4.sm100.kit.scores import TracedSeqlens
 class KeyMods:
     """What the callables are told of a key, of which a thread has the scores of some queries.
 
-    scale: factor of the raw scores, None where they stay raw. head: of the queries.
+    scale: factor of the raw scores, None where they stay raw. head: of the queries. columns: where
+    the queries of the scores are, counted from the first; None: side by side.
     """
 
     spec: cutlass.Constexpr
@@ -32,6 +34,7 @@ class KeyMods:
     head: Int32
     key: Int32
     seqlens: TracedSeqlens
+    columns: cutlass.Constexpr = None
 
     def next_head(self) -> "KeyMods":
         """The same for the next head of the group."""
@@ -43,21 +46,32 @@ class KeyMods:
         With softcap they are tanh(s / softcap): the factor softcap is part of the exponents' scale.
         """
         if self.spec.softcap:
-            return self._masked(tanh(raw, self.scale), first_row)
+            return self._masked(self.tanh(raw), first_row)
         if self.spec.score_mod is None:
             return self._masked(raw, first_row)
         scores = [
             Float32(self.spec.score_mod(score * self.scale, *self._where(first_row + column)))
-            for column, score in enumerate(raw)
+            for column, score in zip(self._columns(raw), raw, strict=True)
         ]
         return self._masked(scores, first_row)
+
+    def tanh(self, raw: list[Float32]) -> list[Float32]:
+        """tanh of scores as softcap scales them."""
+        return tanh(raw, self.scale)
+
+    def one_minus_squares(self, values: list[Float32], factors: list[Float32]) -> list[Float32]:
+        """factor * (1 - x^2)."""
+        return one_minus_squares(values, factors)
+
+    def _columns(self, scores: list[Float32]) -> Sequence[int]:
+        return range(len(scores)) if self.columns is None else self.columns
 
     def _masked(self, scores: list[Float32], first_row: Int32) -> list[Float32]:
         if self.spec.mask_mod is None:
             return scores
         keeps = [
             cutlass.Boolean(self.spec.mask_mod(*self._where(first_row + column)))
-            for column in range(len(scores))
+            for column in self._columns(scores)
         ]
         return [
             cutlass.select_(keep, score, -Float32.inf)
@@ -69,14 +83,14 @@ class KeyMods:
     ) -> list[Float32]:
         """Gradients of the modified scores as those of the scores times softmax_scale."""
         if self.spec.softcap:
-            return one_minus_squares(tanh(raw, self.scale), gradients)
+            return self.one_minus_squares(self.tanh(raw), gradients)
         return [
             Float32(
                 self.spec.score_mod_bwd(
                     gradient, score * self.scale, *self._where(first_row + column)
                 )
             )
-            for column, (gradient, score) in enumerate(zip(gradients, raw, strict=True))
+            for column, gradient, score in zip(self._columns(raw), gradients, raw, strict=True)
         ]
 
     def _where(self, row: Int32) -> tuple:

@@ -7,9 +7,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.sm100.backward.row_blocks import THREADS, QueryRows, all_rows, store_sum, this_block
-from fa4.sm100.backward.workspace import DQ_WARPS, VECTOR
+from fa4.sm100.backward.workspace import VECTOR
 from fa4.sm100.kit.rowmath import LOG2_E, dot
-from fa4.sm100.kit.units import TILE_ROWS, padded_dim
+from fa4.sm100.kit.units import TILE_ROWS
 
 WIDTH = 8  # elements of a 16-byte load
 BATCH = 4  # rows whose loads a thread has under way at a time
@@ -55,9 +55,9 @@ def kernel(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, s
         at = (block.head, block.tile)
         stats[(*at, 0, thread)] = cutlass.select_(exists, base, -Float32.inf)
         stats[(*at, 1, thread)] = cutlass.select_(exists, -d, Float32(0.0))
-        zero(dq_accum[(*at, None)], TILE_ROWS * padded_dim(rows.spec.head_dim))
+        zero(dq_accum[(*at, None)], TILE_ROWS * rows.spec.pipeline.head_dim)
         if cutlass.const_expr(rows.spec.deterministic):  # noqa: SIM102
-            if thread < DQ_WARPS:
+            if thread < rows.spec.dq_counters:
                 turns[(*at, thread)] = Int32(0)
         if cutlass.const_expr(rows.spec.sink):
             share = sink_share(sink[block.head], lse_of_row, blind)

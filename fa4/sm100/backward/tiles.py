@@ -96,17 +96,18 @@ class KeyTile:
     @property
     def q_start(self) -> Int32:
         """The first query tile that sees a key of this one, or of the pair's."""
-        return cutlass.max(self.first_row(self.group_first_key), 0) // TILE_ROWS
+        return cutlass.max(self.first_row(self.group_first_key), 0) // self.spec.tile_rows
 
     @property
     def q_stop(self) -> Int32:
         """One past the last query tile that sees such a key; q_start if none does."""
+        rows = self.spec.tile_rows
         last = cutlass.min(self.group_first_key + self.group_keys, self.seqlen_k) - 1
         reach = self.stop_row(last)
         # A window that ends before the diagonal hides the last keys from all queries.
         exists = self.group_first_key < self.seqlen_k
         seen = exists & (self.first_row(self.group_first_key) < reach)
-        stop = (cutlass.max(reach, 0) + TILE_ROWS - 1) // TILE_ROWS
+        stop = (cutlass.max(reach, 0) + rows - 1) // rows
         return cutlass.max(cutlass.select_(seen, stop, Int32(0)), self.q_start)
 
     @property
@@ -120,15 +121,15 @@ class KeyTile:
         Rows beyond the sequence's end count as queries: their P is 0 by their LSE. Keys beyond the
         end do not, so that the last KV tile may have no such tiles.
         """
-        q_start, q_stop = self.q_start, self.q_stop
+        q_start, q_stop, rows = self.q_start, self.q_stop, self.spec.tile_rows
         last_key = self.first_key + TILE_ROWS - 1
-        start = (cutlass.max(self.first_row(last_key), 0) + TILE_ROWS - 1) // TILE_ROWS
+        start = (cutlass.max(self.first_row(last_key), 0) + rows - 1) // rows
         start = cutlass.select_(last_key < self.seqlen_k, cutlass.max(start, q_start), q_stop)
         start = cutlass.min(start, q_stop)
         stop = q_stop
         if self.spec.hides_last_rows:
             reach = self.stop_row(self.first_key)
-            whole = cutlass.max(reach, 0) // TILE_ROWS
+            whole = cutlass.max(reach, 0) // rows
             stop = cutlass.select_(reach < self.seqlen_q, cutlass.min(whole, q_stop), q_stop)
         return start, cutlass.max(stop, start)
 
@@ -138,9 +139,9 @@ class KeyTile:
         Where a mask hides the last keys from the first rows, the last KV tiles come first: they
         have the fewest query tiles, and everybody begins with another one.
         """
-        first = row_tile * TILE_ROWS
+        first = row_tile * self.spec.tile_rows
         if self.spec.hides_first_rows:
-            last = cutlass.min(first + TILE_ROWS, self.seqlen_q) - 1
+            last = cutlass.min(first + self.spec.tile_rows, self.seqlen_q) - 1
             stop = self.mask.stop(last, self.seqlen_q, self.seqlen_k)
             stop = self.seqlen_k if stop is None else cutlass.min(stop, self.seqlen_k)
             return (stop + self.group_keys - 1) // self.group_keys - 1 - self.group_number

@@ -29,7 +29,7 @@ from fa4.sm100.kit.setup import SWIZZLE_ALIGN, close_down, has_role, held_addres
 from fa4.sm100.kit.signals import LEADER, Signals, pair_rank
 from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
 from fa4.sm100.kit.units import WARP, WARPGROUP
-from fa4.sm100.kit.views import columns_first, ending_view, rows_first
+from fa4.sm100.kit.views import box_atoms, columns_first, ending_views, rows_first
 
 
 @cute.jit
@@ -50,13 +50,19 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
     mmas = tiled_mmas(spec)
     layouts = shared_layouts(spec, mmas)
     qk_tile, pv_tile = product_tiles(spec)
-    keys = ending_view(rows_first(k, spec.packed_k), 0, spec.ragged_k)
-    values = ending_view(columns_first(v, spec.packed_k), 1, spec.ragged_k)
     op = cpasync.CopyBulkTensorTileG2SOp(CTA_GROUPS[spec.cta_group])
+    atom = cute.nvgpu.make_tiled_tma_atom_A(op, query_view(q, spec), layouts[0], qk_tile, mmas[0])
+    make = cute.nvgpu.make_tiled_tma_atom_B
     loads = (
-        cute.nvgpu.make_tiled_tma_atom_A(op, query_view(q, spec), layouts[0], qk_tile, mmas[0]),
-        cute.nvgpu.make_tiled_tma_atom_B(op, keys, layouts[1], qk_tile, mmas[0]),
-        cute.nvgpu.make_tiled_tma_atom_B(op, values, layouts[2], pv_tile, mmas[1]),
+        ((atom[0], None), atom[1]),
+        box_atoms(
+            lambda view: make(op, view, layouts[1], qk_tile, mmas[0]),
+            ending_views(rows_first(k, spec.packed_k), 0, spec.ragged_k),
+        ),
+        box_atoms(
+            lambda view: make(op, view, layouts[2], pv_tile, mmas[1]),
+            ending_views(columns_first(v, spec.packed_k), 1, spec.ragged_k),
+        ),
     )
     if cutlass.const_expr(spec.ragged_q):
         store = (None, o)
@@ -176,7 +182,7 @@ def make_operands(
         element_bytes = shared.element_type.width // 8
         pitch = spec.plan.buffer(name).size // element_bytes
         operand = Operand(
-            atom=loads[number][0],
+            atoms=loads[number][0],
             tensor=loads[number][1],
             mma=slices[number],
             tile=tiles[number],

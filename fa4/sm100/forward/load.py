@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.forward_layout import output_over_queries
@@ -12,19 +12,21 @@ from fa4.sm100.kit.rings import Ring, stage_offset
 from fa4.sm100.kit.schedulers import first_tile, next_tile
 from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.sm100.kit.views import copy_box
 
 
 @dataclass(frozen=True)
 class Operand:
     """One operand's way from global to shared memory.
 
-    atom, tensor: the TMA copy and its coordinates, (rows, dim, head, batch) or (dim, keys, ...) of
-    V. mma: partition of the product it feeds. tile: its elements in the tensor's first two modes.
-    start, layout: swizzled shared memory of a tile. pitch: elements from one stage to the next,
-    shift: by which stage 1 lies off, where K and V share an uneven ring (see `kv_shift`).
+    atoms, tensor: the TMA copies, as `copy_box` takes them, and their coordinates, (rows, dim,
+    head, batch) or (dim, keys, ...) of V. mma: partition of the product it feeds. tile: its
+    elements in the tensor's first two modes. start, layout: swizzled shared memory of a tile.
+    pitch: elements from one stage to the next, shift: by which stage 1 lies off, where K and V
+    share an uneven ring (see `kv_shift`).
     """
 
-    atom: cute.CopyAtom
+    atoms: tuple
     tensor: cute.Tensor
     mma: cute.ThrMma
     tile: cutlass.Constexpr
@@ -51,14 +53,15 @@ def load(
         tile = locate(problem, index)
         q, k, v = _query_tiles(query, tile), _key_tiles(key, tile), _value_tiles(value, tile)
         last = tile.kv_stop - 1
-        _fill(signals, "kv", key, k[None, last], ring.slot, ring)
+        empty = _last_tile_is_empty(tile)
+        _fill(signals, "kv", key, k[None, last], ring.slot, ring, empty[0])
         ring = ring.next()
         if cutlass.const_expr(output_over_queries(problem.spec.pipeline)):
             signals.wait("o_stored", tiles_done)
         for i in cutlass.range_constexpr(q_tiles):
             source = q[None, tile.block * q_tiles + i]
             _fill(signals.numbered(i), "q#", query, source, i, tiles_done)
-        _fill(signals, "kv", value, v[None, last], ring.slot, ring)
+        _fill(signals, "kv", value, v[None, last], ring.slot, ring, empty[1])
         ring = ring.next()
         for j in cutlass.range(1, tile.kv_tiles, unroll=1):
             _fill(signals, "kv", key, k[None, last - j], ring.slot, ring)
@@ -87,12 +90,13 @@ def _fill(
     tile: cute.Tensor,
     stage: Int32 | int,
     at: Ring | Int32,
+    empty: Boolean | bool = False,
 ) -> None:
     """Wait until a stage is free, then start the copy of a tile into it.
 
-    stage: of shared memory. at: the phase of its signals. A K in stage 0 of an uneven ring reaches
-    into the K that was in stage 1: it waits for that one, which is released after the last user of
-    stage 0.
+    stage: of shared memory. at: the phase of its signals. empty: as of `copy_box`. A K in stage 0
+    of an uneven ring reaches into the K that was in stage 1: it waits for that one, which is
+    released after the last user of stage 0.
     """
     reaches_over = operand.shift < 0
     free = at.on(cutlass.select_(stage == 0, Int32(1), stage)) if reaches_over else at
@@ -101,9 +105,21 @@ def _fill(
     start = operand.start + stage_offset(stage, operand.pitch, operand.shift)
     shared = cute.make_tensor(start, operand.layout)
     target, source = cpasync.tma_partition(
-        operand.atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 3), tile
+        operand.atoms[0], 0, cute.make_layout(1), cute.group_modes(shared, 0, 3), tile
     )
-    cute.copy(operand.atom, source, target, tma_bar_ptr=full)
+    copy_box(operand.atoms, source, target, full, empty)
+
+
+def _last_tile_is_empty(tile: WorkTile) -> tuple[Boolean | bool, Boolean | bool]:
+    """Whether what this CTA loads of K's and of V's last tile holds nothing of the sequence.
+
+    A CTA of a pair loads half of the keys, and half of the columns of all values.
+    """
+    if not tile.spec.ragged_k:
+        return False, False
+    keys = tile.spec.numerics.tile_n
+    first_key = (tile.kv_stop - 1) * keys + tile.rank * (keys // tile.spec.cta_group)
+    return first_key >= tile.seqlen_k, tile.seqlen_k == 0
 
 
 def _query_tiles(query: Operand, tile: WorkTile) -> cute.Tensor:
@@ -137,7 +153,7 @@ def _value_tiles(value: Operand, tile: WorkTile) -> cute.Tensor:
 
 
 def _sequence_index(tile: WorkTile) -> list[Int32]:
-    """The last coordinates of a sequence of keys in `views.ending_view`."""
+    """The last coordinates of a sequence of keys in `views.ending_views`."""
     index = [tile.head_k]
     if not tile.spec.packed_k:
         index.append(tile.batch)

@@ -65,6 +65,43 @@ class CallFeatures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BackwardFeatures(CallFeatures):
+    """What a call wants of the backward kernels.
+
+    dtype: of inputs and gradients. sink: the gradient of a sink is computed. lse_gradient: a
+    gradient of the LSE is given. out_residual: what rounding took from O is given, in its type.
+    score_mod_bwd: a CuTe-DSL callable, as score_mod. deterministic: CTAs add to a dQ tile one after
+    the other.
+    """
+
+    lse_gradient: bool = False
+    out_residual: bool = False
+    score_mod_bwd: Callable[..., Any] | None = None
+    deterministic: bool = False
+
+    def check_backward(self) -> None:
+        """Raises ValueError for what excludes itself."""
+        self.check_call()
+        if (self.score_mod is None) != (self.score_mod_bwd is None):
+            raise ValueError("score_mod and score_mod_bwd belong together; got one of them")
+
+    @property
+    def hides_first_rows(self) -> bool:
+        """Do keys differ in the first query that sees them?"""
+        return self.causal or self.window_right or self.mask is not None
+
+    @property
+    def hides_last_rows(self) -> bool:
+        """Do keys differ in the last query that sees them?"""
+        return self.window_left or (self.mask is not None and self.mask.has_start)
+
+    @property
+    def modifies_scores(self) -> bool:
+        """Is there something between the raw score and the exponential?"""
+        return self.softcap or self.score_mod is not None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForwardFeatures(CallFeatures):
     """What a call wants of a forward kernel.
 

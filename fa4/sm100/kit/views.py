@@ -1,7 +1,10 @@
 """Global tensors as the kernels look at them: modes in the order that TMA wants."""
 
+from collections.abc import Callable
+
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int64
+from cutlass import Boolean, Int64
 
 from fa4.sm100.kit.descriptors import swizzle_bytes
 
@@ -18,23 +21,58 @@ def columns_first(tensor: cute.Tensor, packed: bool) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, modes))
 
 
-def ending_view(view: cute.Tensor, mode: int, ragged: bool) -> cute.Tensor:
+def ending_views(
+    view: cute.Tensor, mode: int, ragged: bool
+) -> tuple[cute.Tensor, cute.Tensor | None]:
     """The same view, rows or keys in `mode`; where sequences are ragged, one that ends with them.
 
     TMA fills with zeros what lies beyond a mode's size, and a sequence's end is not the tensor's.
     So that it is, the start moves back by all `n` keys, and a last mode with the keys' own stride
     moves it forward again: element (n - length + j, start + length) is key j of the sequence, and
     beyond the mode from j = length on. Otherwise a NaN behind the end would reach a sum as 0 * NaN.
+
+    In front of the tensor may be no memory, and TMA translates a map's start for a box that holds
+    nothing of a sequence (H100 and H200: an illegal memory access). Such boxes, and no others, are
+    loaded by the second view: the same modes, from the tensor's own start.
     """
     if not ragged:
-        return view
+        return view, None
     shape, stride = view.layout.shape, view.layout.stride
     element = view.element_type
     moved = view.iterator.toint() - shape[mode] * Int64(stride[mode]) * (element.width // 8)
     start = cute.make_ptr(element, moved, cute.AddressSpace.gmem, assumed_align=16)
-    return cute.make_tensor(
-        start, cute.make_layout((*shape, shape[mode] + 1), stride=(*stride, stride[mode]))
-    )
+    layout = cute.make_layout((*shape, shape[mode] + 1), stride=(*stride, stride[mode]))
+    return cute.make_tensor(start, layout), cute.make_tensor(view.iterator, layout)
+
+
+def box_atoms(
+    make: Callable[[cute.Tensor], tuple], views: tuple[cute.Tensor, cute.Tensor | None]
+) -> tuple[tuple, cute.Tensor]:
+    """(TMA copies of both `ending_views`, their coordinates). make: copy and coordinates of one."""
+    view, from_start = views
+    atom, coordinates = make(view)
+    return (atom, None if from_start is None else make(from_start)[0]), coordinates
+
+
+@cute.jit
+def copy_box(
+    atoms: tuple,
+    source: cute.Tensor,
+    target: cute.Tensor,
+    full: cute.Pointer,
+    empty: Boolean | bool = False,
+) -> None:
+    """Start the load of a box into shared memory, which completes `full`.
+
+    atoms: of `box_atoms`. empty: the box holds nothing of its sequence.
+    """
+    atom, from_start = atoms
+    if cutlass.const_expr(from_start is None or empty is False):
+        cute.copy(atom, source, target, tma_bar_ptr=full)
+    elif empty:
+        cute.copy(from_start, source, target, tma_bar_ptr=full)
+    else:
+        cute.copy(atom, source, target, tma_bar_ptr=full)
 
 
 def swizzled_layout(rows: int, dim: int, stages: int = 0) -> cute.ComposedLayout:

@@ -20,7 +20,7 @@ from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.sm100.kit.signals import Signals, init_signals
 from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
 from fa4.sm100.kit.units import WARP, WARPGROUP, padded_dim
-from fa4.sm100.kit.views import ending_view, rows_first, swizzled_layout
+from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 
 
 def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
@@ -65,10 +65,17 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
         return cpasync.make_tiled_tma_atom(op, view, swizzled_layout(*shape), shape)
 
     loading = cpasync.CopyBulkTensorTileG2SOp()
+    queries, coordinates = atom("q", query_view(q, spec), loading)
     loads = (
-        atom("q", query_view(q, spec), loading),
-        atom("k", ending_view(rows_first(k, spec.packed_k), 0, spec.ragged_k), loading),
-        atom("v", ending_view(rows_first(v, spec.packed_k), 0, spec.ragged_k), loading),
+        ((queries, None), coordinates),
+        box_atoms(
+            lambda view: atom("k", view, loading),
+            ending_views(rows_first(k, spec.packed_k), 0, spec.ragged_k),
+        ),
+        box_atoms(
+            lambda view: atom("v", view, loading),
+            ending_views(rows_first(v, spec.packed_k), 0, spec.ragged_k),
+        ),
     )
     if cutlass.const_expr(spec.ragged_q):
         store = (None, o)
@@ -101,7 +108,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
     if warp == 0:
         init_signals(signals)
     if warp == 1:
-        for atom in (*(one for one, _ in loads), store[0]):
+        for atom in (*(atoms[0] for atoms, _ in loads), store[0]):
             if cutlass.const_expr(atom is not None):
                 cpasync.prefetch_descriptor(atom)
     meet(spec.cta_group)

@@ -5,7 +5,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import output_over_queries
@@ -14,17 +14,19 @@ from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.sm100.kit.views import copy_box
 
 
 @dataclass(frozen=True)
 class TileLoad:
     """One operand's way from global to shared memory.
 
-    atom, tensor: the TMA copy and its coordinates, (rows, dim, head, batch). shared: (rows, dim,
-    stage) swizzled; of Q, a stage is a warpgroup's rows, and a place of its ring all warpgroups'.
+    atoms, tensor: the TMA copies, as `copy_box` takes them, and their coordinates, (rows, dim,
+    head, batch). shared: (rows, dim, stage) swizzled; of Q, a stage is a warpgroup's rows, and a
+    place of its ring all warpgroups'.
     """
 
-    atom: cute.CopyAtom
+    atoms: tuple
     tensor: cute.Tensor
     shared: cute.Tensor
 
@@ -53,13 +55,15 @@ def load(
         tile = locate(problem, index)
         q, k, v = query_tiles(query, tile), _key_tiles(key, tile), _key_tiles(value, tile)
         last = tile.kv_stop - 1
-        _fill(signals, "k", key, k[None, None, last], keys)
+        empty = tile.seqlen_k == 0 if problem.spec.ragged_k else False
+        _fill(signals, "k", key, k[None, None, last], keys, empty)
         keys = keys.next()
         if cutlass.const_expr(fetches_early(problem.spec)):
             for i in cutlass.range_constexpr(consumers):
                 _prefetch(query, q[None, None, tile.tile_number(i)])
-            _prefetch(key, k[None, None, cutlass.max(last - 1, tile.kv_start)])
-            _prefetch(value, v[None, None, last])
+            if not empty:
+                _prefetch(key, k[None, None, cutlass.max(last - 1, tile.kv_start)])
+                _prefetch(value, v[None, None, last])
         signals.wait("q_empty", queries)
         full = signals.expect("q_full", query.num_bytes * consumers, queries)
         for i in cutlass.range_constexpr(consumers):
@@ -70,7 +74,7 @@ def load(
             keys = keys.next()
             _fill(signals, "v", value, v[None, None, last - j + 1], values)
             values = values.next()
-        _fill(signals, "v", value, v[None, None, tile.kv_start], values)
+        _fill(signals, "v", value, v[None, None, tile.kv_start], values, empty)
         values = values.next()
         index = next_work(problem, index)
         queries = queries.next()
@@ -85,27 +89,44 @@ def fetches_early(spec: WarpgroupSpec) -> bool:
     return spec.scheduler in PERSISTENT and not output_over_queries(spec.pipeline, spec.gpu)
 
 
-def _fill(signals: Signals, name: str, operand: TileLoad, tile: cute.Tensor, ring: Ring) -> None:
-    """Wait until the ring's slot is free, then start the copy of a tile into it."""
+def _fill(
+    signals: Signals,
+    name: str,
+    operand: TileLoad,
+    tile: cute.Tensor,
+    ring: Ring,
+    empty: Boolean | bool = False,
+) -> None:
+    """Wait until the ring's slot is free, then start the copy of a tile into it.
+
+    empty: the sequence has no keys. Every other tile holds some, as no work tile has more tiles of
+    keys than its last row's keys fill.
+    """
     signals.wait(f"{name}_empty", ring)
     full = signals.expect(f"{name}_full", operand.num_bytes, ring)
-    _copy(operand, tile, ring.slot, full)
+    _copy(operand, tile, ring.slot, full, empty)
 
 
-def _copy(operand: TileLoad, tile: cute.Tensor, stage: Int32 | int, full: cute.Pointer) -> None:
+def _copy(
+    operand: TileLoad,
+    tile: cute.Tensor,
+    stage: Int32 | int,
+    full: cute.Pointer,
+    empty: Boolean | bool = False,
+) -> None:
     target, source = _ends(operand, tile, stage)
-    cute.copy(operand.atom, source, target, tma_bar_ptr=full)
+    copy_box(operand.atoms, source, target, full, empty)
 
 
 def _prefetch(operand: TileLoad, tile: cute.Tensor) -> None:
     """Has L2 fetch a tile."""
-    cute.prefetch(operand.atom, _ends(operand, tile, 0)[1])
+    cute.prefetch(operand.atoms[0], _ends(operand, tile, 0)[1])
 
 
 def _ends(operand: TileLoad, tile: cute.Tensor, stage: Int32 | int) -> tuple[Any, Any]:
     """A tile in shared memory and in global memory, as TMA takes them."""
     target, source = cpasync.tma_partition(
-        operand.atom,
+        operand.atoms[0],
         0,
         cute.make_layout(1),
         cute.group_modes(operand.shared[None, None, stage], 0, 2),

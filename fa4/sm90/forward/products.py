@@ -47,7 +47,7 @@ class WarpgroupProducts:
         a = descriptors(code, self.q.stage(queries), self.q.high, self.q.steps)
         b = descriptors(code, self.k.stage(keys), self.k.high, self.k.steps)
         sums = [code.register("f32") for _ in range(self.tile_n // 2)]
-        _multiply(code, sums, a, b, self.dtype, added=False, transposed=False)
+        multiply(code, sums, a, b, self.dtype, added=False, transposed=False)
         return code.trace(*sums, effects=True)
 
     def weighted(
@@ -61,24 +61,27 @@ class WarpgroupProducts:
         else:
             a = descriptors(code, self.p.low, self.p.high, self.p.steps)
         b = descriptors(code, self.v.stage(stage), self.v.high, self.v.steps)
-        _multiply(code, into, a, b, self.dtype, added=True, transposed=True)
+        multiply(code, into, a, b, self.dtype, added=True, transposed=True)
         return code.trace(*into, effects=True)
 
 
-def _multiply(
+def multiply(
     code: PtxBlock, sums: list[str], a: list[str], b: list[str], dtype: str, *,
-    added: bool, transposed: bool,
+    added: bool, transposed: bool, a_transposed: bool = False,
 ) -> None:  # fmt: skip
     """wgmma.mma_async for each step along K (PTX ISA 9.7.15.5.2), and their group.
 
-    added: to what the sums are; else the first step overwrites them. transposed: B is MN-major.
+    added: to what the sums are; else the first step overwrites them. transposed, a_transposed: B,
+    A in shared memory, is MN-major.
     """
     columns, kind = 2 * len(sums), TYPES[dtype]
     onto = [code.do("setp.ne.b32", flag, "0", kind="pred") for flag in (str(int(added)), "1")]
     code.effect("wgmma.fence.sync.aligned;")
     shape = f"m{WARPGROUP_ROWS}n{columns}k{MMA_DEPTH}.f32.{kind}.{kind}"
     for step, (left, right) in enumerate(zip(a, b, strict=True)):
-        majors = f"{int(transposed)}" if left.startswith("{") else f"0, {int(transposed)}"
+        majors = f"{int(transposed)}"
+        if not left.startswith("{"):
+            majors = f"{int(a_transposed)}, {majors}"
         code.effect(
             f"wgmma.mma_async.sync.aligned.{shape} {{{', '.join(sums)}}}, "
             f"{left}, {right}, {onto[min(step, 1)]}, 1, 1, {majors};"

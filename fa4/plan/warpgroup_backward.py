@@ -1,0 +1,290 @@
+"""The backward kernel before tensor memory: two consumer warpgroups and a producer warp.
+
+A CTA owns a KV tile of 128 keys, of which each warpgroup has 64, and walks the query tiles m of the
+query heads that share it. Scores are transposed, so that a warpgroup's P^T and dS^T are operands of
+its dV and dK as they come out of the registers:
+
+    S = K Q^T    dP = V dO^T    dV += P^T dO    dK += dS^T Q    dQ = dS K
+
+dQ sums over all keys: both warpgroups write their dS to shared memory, meet, and each computes one
+half of dQ, of the columns or, of tiles with 128 queries, of the rows. Each warp adds its part of dQ
+to global memory in float32, and waits for nobody.
+dS has two places, so that they meet once per tile: who writes dS of m + 2 has met the other after
+its dQ of m.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fa4.config import WARPGROUP_ROWS, require
+from fa4.hardware import Gpu
+from fa4.plan.memory import Layout, require_fit
+from fa4.plan.memory_rules import TILE_ALIGN_BYTES
+from fa4.plan.schema import (
+    Arrive,
+    Buffer,
+    Copy,
+    Loop,
+    PipelinePlan,
+    Program,
+    Role,
+    Semaphore,
+    Signal,
+    SmemAccess,
+    Sync,
+    Turns,
+    Wait,
+    Work,
+)
+from fa4.plan.warpgroup_code import unpacked
+from fa4.plan.work import WARPGROUP, mma
+
+CONSUMERS = 2
+STAGES = 2  # of Q, dO and dS
+RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each warp
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
+BARRIER_BYTES = 8 * 16
+FLOAT_BYTES = 4
+LOAD_WARP = CONSUMERS * WARPGROUP // 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarpgroupBackwardPipeline:
+    """A backward kernel before tensor memory: two warpgroups, each with 64 keys of a KV tile.
+
+    Head dimensions are those of the tiles in shared memory. tile_m: queries of a tile, 64 or 128.
+    deterministic: CTAs add to a dQ tile one after the other. scheduler: "naive", or "spt" (shortest
+    first).
+    """
+
+    head_dim: int = 128
+    head_dim_v: int = 128
+    element_bytes: int = 2
+    causal: bool = False
+    tile_m: int = 64
+    deterministic: bool = False
+    scheduler: str = "naive"
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name in ("head_dim", "head_dim_v"):
+            value = getattr(self, name)
+            require(value in (64, 128), f"{name} must be 64 or 128", value)
+        require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
+        require(self.tile_m in (64, 128), "tile_m must be 64 or 128", self.tile_m)
+        choices = ("naive", "spt")
+        require(self.scheduler in choices, f"scheduler must be one of {', '.join(choices)}",
+                self.scheduler)  # fmt: skip
+
+    @property
+    def tile_n(self) -> int:
+        """Keys of a KV tile."""
+        return 2 * WARPGROUP_ROWS
+
+
+def warpgroup_backward_plan(pipeline: WarpgroupBackwardPipeline, gpu: Gpu) -> PipelinePlan:
+    """The plan. Raises ValueError, with the sum of what exceeds, if it does not fit the machine."""
+    buffers = _lay_out(pipeline)
+    require_fit(buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
+    turns = None
+    if pipeline.deterministic:
+        order = "descending" if pipeline.scheduler == "spt" else "ascending"
+        turns = Turns(order=order, launches=(order,))
+    return PipelinePlan(
+        name=f"backward d{pipeline.head_dim}, {CONSUMERS} warpgroups",
+        roles=(*(_consumer(pipeline, i) for i in range(CONSUMERS)), _load(pipeline)),
+        signals=tuple(_signals(pipeline)),
+        buffers=tuple(buffers),
+        trips=("q_tiles",),
+        persistent=False,
+        turns=turns,
+    )
+
+
+def stats_bytes(pipeline: WarpgroupBackwardPipeline) -> int:
+    """One of the two numbers of each query of a tile."""
+    return pipeline.tile_m * FLOAT_BYTES
+
+
+def dq_columns(pipeline: WarpgroupBackwardPipeline) -> int:
+    """Columns of dQ that a warpgroup has of its 64 rows: all, or a half if there are no more."""
+    return pipeline.head_dim * pipeline.tile_m // (CONSUMERS * WARPGROUP_ROWS)
+
+
+def _tile_bytes(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
+    """Bytes of a tile in shared memory; of k, v and ds a warpgroup's part."""
+    d, dv, size = pipeline.head_dim, pipeline.head_dim_v, pipeline.element_bytes
+    return {
+        "q": pipeline.tile_m * d * size,
+        "do": pipeline.tile_m * dv * size,
+        "k": WARPGROUP_ROWS * d * size,
+        "v": WARPGROUP_ROWS * dv * size,
+        "ds": WARPGROUP_ROWS * pipeline.tile_m * size,
+    }
+
+
+def _lay_out(pipeline: WarpgroupBackwardPipeline) -> list[Buffer]:
+    layout, size = Layout(), _tile_bytes(pipeline)
+    for name, stages in (("q", STAGES), ("do", STAGES), ("k", CONSUMERS), ("v", CONSUMERS)):
+        layout.add(name, "smem", size[name], stages=stages, align=TILE_ALIGN_BYTES)
+    for i in range(CONSUMERS):
+        layout.add(f"ds{i}", "smem", size["ds"], stages=STAGES, align=TILE_ALIGN_BYTES)
+    for name in ("lse", "d"):
+        layout.add(name, "smem", stats_bytes(pipeline), stages=STAGES, align=128)
+    layout.add("barriers", "smem", BARRIER_BYTES, align=8)
+    return layout.buffers
+
+
+def _signals(pipeline: WarpgroupBackwardPipeline) -> list[Signal]:
+    """Rings of Q and dO with their statistics; what each warpgroup waits for by itself; meetings.
+
+    The first Q brings K along, the first dO brings V.
+    """
+    names, size = [f"consumer{i}" for i in range(CONSUMERS)], _tile_bytes(pipeline)
+    signals = []
+    for ring, keys in (("q", "k"), ("do", "v")):
+        signals += [
+            Signal(name=f"{ring}_full", arrivals={"load": 1}, waiters=tuple(names), stages=STAGES,
+                   tx_bytes=size[ring] + stats_bytes(pipeline),
+                   first_tx_bytes=CONSUMERS * size[keys]),
+            Signal(name=f"{ring}_empty", arrivals=dict.fromkeys(names, RELEASES),
+                   waiters=("load",), stages=STAGES, free=STAGES),
+        ]  # fmt: skip
+    for i, name in enumerate(names):
+        products = ("s", "dp", "dv", "dq", "dk")
+        signals += [
+            Signal(name=f"{what}{i}_done", arrivals={name: 1}, waiters=(name,), kind="products")
+            for what in products
+        ]
+        signals += [
+            Signal(name=f"stored{i}", arrivals={name: 1}, waiters=(name,), kind="group"),
+            Signal(name=f"meet{i}", arrivals={names[1 - i]: WARPGROUP}, waiters=(name,),
+                   kind="named"),
+        ]  # fmt: skip
+    return signals
+
+
+def _load(pipeline: WarpgroupBackwardPipeline) -> Role:
+    """Q with K, dO with V, then Q and dO of the later tiles, each with a number of every row."""
+    size = _tile_bytes(pipeline)
+
+    def fetch(what: str, stats: str, keys: str = "") -> Program:
+        num_bytes = size[what] + stats_bytes(pipeline)
+        writes: tuple[str, ...] = (what, stats)
+        if keys:
+            num_bytes += CONSUMERS * size[keys]
+            writes += tuple(f"{keys}{i}" for i in range(CONSUMERS))
+        copy = Copy(kind="load", num_bytes=num_bytes, cold=bool(keys))
+        return (
+            Wait(f"{what}_empty"),
+            Work(f"load {what}", copy, asynchronous=True, writes=writes),
+            Arrive(f"{what}_full", after="tma"),
+        )
+
+    return Role(
+        name="load",
+        warps=(LOAD_WARP,),
+        registers=PRODUCER_REGISTERS,
+        program=(
+            *fetch("q", "lse", "k"),
+            *fetch("do", "d", "v"),
+            Loop("q_tiles", (*fetch("q", "lse"), *fetch("do", "d")), offset=-1),
+        ),
+    )
+
+
+def _consumer(pipeline: WarpgroupBackwardPipeline, i: int) -> Role:
+    """Warpgroup i's program."""
+    return Role(
+        name=f"consumer{i}",
+        warps=tuple(range(4 * i, 4 * i + 4)),
+        registers=CONSUMER_REGISTERS,
+        live=live_registers(pipeline),
+        program=(Loop("q_tiles", _step(pipeline, i)), *_meet(i), *_store(pipeline, i)),
+    )
+
+
+def live_registers(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
+    """Registers of a consumer thread that hold values at once where most do, by what they hold.
+
+    When dP is done: P in float32 and in 16 bits.
+    """
+    tile = pipeline.tile_m // 2
+    return {
+        "dK": pipeline.head_dim // 2, "dV": pipeline.head_dim_v // 2, "P": tile, "dP": tile,
+        "words of P": tile // 2, "addresses": 15,
+    }  # fmt: skip
+
+
+def _step(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
+    """A query tile: dV's product is issued when dS is written, and runs while warpgroups meet."""
+    tile, elements = pipeline.tile_m // 2, pipeline.tile_m * WARPGROUP_ROWS
+    dq_bytes = WARPGROUP_ROWS * dq_columns(pipeline) * FLOAT_BYTES
+    turn: Program = (Work("wait for turn", Semaphore()),) if pipeline.deterministic else ()
+    powers = Work(f"exp S{i}", unpacked(mufu=tile, fma=tile, alu=tile / 2), reads=("lse",))
+    gradients = Work(f"dS{i}", unpacked(fma=2 * tile, alu=tile / 2), reads=("d",))
+    write = SmemAccess(num_bytes=elements * pipeline.element_bytes)
+    return (
+        Wait("q_full"),
+        *_product(pipeline, i, "s"),
+        Wait("do_full"),
+        *_product(pipeline, i, "dp"),
+        Wait(f"s{i}_done"),
+        powers,
+        Wait(f"dp{i}_done"),
+        gradients,
+        Work(f"write dS{i}", write, writes=(f"ds{i}",)),
+        *_product(pipeline, i, "dv"),
+        Work(f"show dS{i}", Sync(fenced=True)),
+        *_meet(i),
+        *_product(pipeline, i, "dq"),
+        *_product(pipeline, i, "dk"),
+        Wait(f"dv{i}_done"),
+        Arrive("do_empty"),
+        Wait(f"dq{i}_done"),
+        *turn,
+        Work(f"add dQ{i}", Copy(kind="reduce", num_bytes=dq_bytes)),
+        Wait(f"dk{i}_done"),
+        Arrive("q_empty"),
+    )  # fmt: skip
+
+
+def _meet(i: int) -> Program:
+    """Both warpgroups wait for each other."""
+    return Arrive(f"meet{1 - i}"), Wait(f"meet{i}")
+
+
+def _product(pipeline: WarpgroupBackwardPipeline, i: int, what: str) -> Program:
+    """One of the five products; dS of both warpgroups goes into dQ."""
+    d, dv, m = pipeline.head_dim, pipeline.head_dim_v, pipeline.tile_m
+    rows, cols, depth, in_registers, reads = {
+        "s": (WARPGROUP_ROWS, m, d, False, (f"k{i}", "q")),
+        "dp": (WARPGROUP_ROWS, m, dv, False, (f"v{i}", "do")),
+        "dv": (WARPGROUP_ROWS, dv, m, True, ("do",)),
+        "dk": (WARPGROUP_ROWS, d, m, True, ("q",)),
+        "dq": (WARPGROUP_ROWS, dq_columns(pipeline), pipeline.tile_n, False,
+               ("ds0", "ds1", "k0", "k1")),
+    }[what]  # fmt: skip
+    amount = mma(rows, cols, depth, element_bytes=pipeline.element_bytes,
+                 a_in_tmem=in_registers, in_registers=True)  # fmt: skip
+    return (
+        Work(f"{what}{i}", amount, asynchronous=True, reads=reads),
+        Arrive(f"{what}{i}_done", after="tensor"),
+    )
+
+
+def _store(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
+    """dV over the warpgroup's part of V, then dK over that of K."""
+    program: Program = ()
+    for what, dim, place in (("dV", pipeline.head_dim_v, "v"), ("dK", pipeline.head_dim, "k")):
+        num_bytes = WARPGROUP_ROWS * dim * pipeline.element_bytes
+        program += (
+            Work(f"scale {what}{i}", unpacked(fma=dim / 2, alu=dim / 4)),
+            Work(f"write {what}{i}", SmemAccess(num_bytes=num_bytes), writes=(f"{place}{i}",)),
+            Work(f"show {what}{i}", Sync(fenced=True)),
+            Work(f"store {what}{i}", Copy(kind="store", num_bytes=num_bytes), asynchronous=True,
+                 reads=(f"{place}{i}",)),
+            Arrive(f"stored{i}", after="tma"),
+        )  # fmt: skip
+    return (*program, Wait(f"stored{i}"), Wait(f"stored{i}"))

@@ -1,0 +1,1 @@
+"""The backward kernel of two warpgroups: one file per warp role."""

@@ -1,0 +1,206 @@
+"""A consumer warpgroup: its 64 keys' products with every query tile, P, dS, and its part of dQ."""
+
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from fa4.config import WARPGROUP_ROWS
+from fa4.sm90.backward import columns
+from fa4.sm90.backward.epilogue import KeyGradients, store_gradients
+from fa4.sm90.backward.mods import ScoreMods
+from fa4.sm90.backward.products import GradientProducts
+from fa4.sm90.backward.reduce import DqReduction, add_part
+from fa4.sm90.forward import fragment
+from fa4.sm90.forward.products import wait_products
+from fa4.sm100.backward.tiles import KeyTile
+from fa4.sm100.kit.ptx_block import stand_apart
+from fa4.sm100.kit.rings import Ring
+from fa4.sm100.kit.rowmath import rounded
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.units import WARPGROUP
+
+DS_ROW_BYTES = 128  # of a key, in a run of 64 queries
+PART = 16  # elements of a thread whose P is computed again at a time
+
+
+@dataclass(frozen=True)
+class KeyWork:
+    """What a warpgroup works with.
+
+    number: which warpgroup it is. lse, d: addresses of the numbers of the thread's first column.
+    ds: of the warpgroup's dS, in stage 0. scale_log2: from scores to exponents of 2. never: see
+    `stand_apart`.
+    """
+
+    number: Int32
+    products: GradientProducts
+    reduction: DqReduction
+    gradients: KeyGradients
+    lse: Int32
+    d: Int32
+    ds: Int32
+    scale_log2: Float32
+    mods: ScoreMods
+    never: Int32
+
+
+@dataclass(frozen=True)
+class ScoreTile:
+    """What P and dS of a query tile take. lse, d: as of `KeyWork`, in the tile's stage."""
+
+    row_tile: Int32
+    lse: Int32
+    d: Int32
+    mods: ScoreMods
+
+
+@dataclass(frozen=True)
+class KeyState:
+    """What is carried from one query tile to the next. Of each list, a thread's part."""
+
+    dk: list
+    dv: list
+    queries: Ring
+    grads: Ring
+    head: Int32
+    row_tile: Int32
+
+
+@cute.jit
+def consume(signals: Signals, tile: KeyTile, work: KeyWork) -> None:
+    """Query heads of the group one after the other, their query tiles from the first on."""
+    spec: cutlass.Constexpr = tile.spec
+    dims: cutlass.Constexpr = spec.pipeline
+    trips = tile.trips
+    dk, dv = ([Float32(0.0)] * (dim // 2) for dim in (dims.head_dim, dims.head_dim_v))
+    if trips > 0:
+        state = KeyState(
+            dk=dk, dv=dv, queries=signals.ring("q"), grads=signals.ring("do"),
+            head=tile.head_k * tile.group, row_tile=tile.q_start,
+        )  # fmt: skip
+        for _ in cutlass.range(trips, unroll=1):
+            state = step(signals, tile, work, state)
+        meet(signals)
+        store_gradients(signals, tile, work.gradients, work.number, state.dk, state.dv)
+    else:
+        store_gradients(signals, tile, work.gradients, work.number, dk, dv)
+
+
+def step(signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState) -> KeyState:
+    """One query tile."""
+    spec, products = tile.spec, work.products
+    rows, grads, queries = spec.tile_rows, state.grads, state.queries
+    signals.wait("q_full", queries)
+    s = products.scores(queries.slot)
+    signals.arrive("s#_done", after="tensor")
+    signals.wait("do_full", grads)
+    dp = products.upstream(grads.slot)
+    signals.arrive("dp#_done", after="tensor")
+    where = ScoreTile(
+        row_tile=state.row_tile,
+        lse=work.lse + queries.slot * (rows * columns.FLOAT_BYTES),
+        d=work.d + grads.slot * (rows * columns.FLOAT_BYTES),
+        mods=work.mods.of_head(state.head),
+    )
+    signals.wait("s#_done")
+    s = wait_products(1, s)
+    p = probabilities(tile, work, where, s)
+    words = rounded(p, spec.dtype)
+    stand_apart(work.never)  # else ptxas waits for dP before the exponentials
+    signals.wait("dp#_done")
+    dp = wait_products(0, dp)
+    ds = rounded(score_gradients(tile, work, where, (s, p), dp), spec.dtype)
+    place = work.ds + grads.slot * (rows * WARPGROUP)  # 64 keys' 16 bits of each query
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    fragment.store_matrices(ds, place, thread, DS_ROW_BYTES)
+    dv = products.values(state.dv, words, grads.slot)
+    signals.arrive("dv#_done", after="tensor")
+    cute.arch.fence_proxy("async.shared", space="cta")
+    meet(signals)
+    dq = products.queries(grads.slot)
+    signals.arrive("dq#_done", after="tensor")
+    dk = products.keys(state.dk, ds, queries.slot)
+    signals.arrive("dk#_done", after="tensor")
+    return finish_step(signals, tile, work, replace(state, dk=dk, dv=dv), dq)
+
+
+def finish_step(
+    signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState, dq: list[Float32]
+) -> KeyState:
+    """Wait for dV, dQ and dK in turn, and give back what they have read."""
+    signals.wait("dv#_done")
+    dv = wait_products(2, state.dv)
+    signals.arrive_once("do_empty", state.grads)
+    signals.wait("dq#_done")
+    dq = wait_products(1, dq)
+    add_part(work.reduction, tile, state.head, state.row_tile, dq)
+    signals.wait("dk#_done")
+    dk = wait_products(0, state.dk)
+    signals.arrive_once("q_empty", state.queries)
+    row_tile = state.row_tile + 1
+    ended = row_tile == tile.q_stop
+    return KeyState(
+        dk=dk,
+        dv=dv,
+        queries=state.queries.next(),
+        grads=state.grads.next(),
+        head=cutlass.select_(ended, state.head + 1, state.head),
+        row_tile=cutlass.select_(ended, tile.q_start, row_tile),
+    )
+
+
+def probabilities(
+    tile: KeyTile, work: KeyWork, where: ScoreTile, raw: list[Float32], first: int = 0
+) -> list[Float32]:
+    """P in float32; raw: scores as the tensor core made them, the elements from `first` on."""
+    first_row = where.row_tile * tile.spec.tile_rows
+    scores = where.mods.modified(raw, first_row, first)
+    column = fragment.column_of(first)
+    scores = masked(tile, work, where.row_tile, scores, column)
+    return columns.powers(scores, work.scale_log2, where.lse + column * columns.FLOAT_BYTES)
+
+
+def score_gradients(
+    tile: KeyTile, work: KeyWork, where: ScoreTile, scores: tuple, dp: list[Float32]
+) -> list[Float32]:
+    """dS in float32. scores: raw, and P of them."""
+    raw, p = scores
+    if not tile.spec.modifies_scores:
+        return columns.sums_times(dp, p, where.d)
+    first_row = where.row_tile * tile.spec.tile_rows
+    found: list[Float32] = []
+    for first in range(0, len(dp), PART):
+        mine = raw[first : first + PART]
+        # P once more, as there are no registers for both P and the scores.
+        p = probabilities(tile, work, where, mine, first)
+        offset = fragment.column_of(first) * columns.FLOAT_BYTES
+        values = columns.sums_times(dp[first : first + PART], p, where.d + offset)
+        found += where.mods.passed_back(values, mine, first_row, first)
+    return found
+
+
+def meet(signals: Signals) -> None:
+    """The warpgroups wait for each other."""
+    signals.hand_on("meet#", 2)
+    signals.wait("meet#")
+
+
+@cute.jit
+def masked(
+    tile: KeyTile, work: KeyWork, row_tile: Int32, s: list[Float32], column: cutlass.Constexpr
+) -> list[Float32]:
+    """S^T from a column on, with -inf where a query does not see a key."""
+    whole_start, whole_stop = tile.whole_tiles()
+    if (row_tile < whole_start) | (row_tile >= whole_stop):
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        first_key = tile.first_key + work.number * WARPGROUP_ROWS + fragment.thread_row(thread)
+        first_row = row_tile * tile.spec.tile_rows + column
+        starts, stops = [], []
+        for key in (first_key, first_key + fragment.ROW_STEP):
+            exists = key < tile.seqlen_k
+            starts.append(tile.first_row(key) - first_row)
+            stops.append(cutlass.select_(exists, tile.stop_row(key) - first_row, Int32(0)))
+        s = fragment.keep_columns(s, starts, stops, thread % fragment.QUAD)
+    return s

@@ -1,0 +1,163 @@
+"""The Hopper backward kernel: its warps' roles."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from fa4.config import WARPGROUP_ROWS
+from fa4.plan.warpgroup_backward import CONSUMERS, STAGES, dq_columns
+from fa4.sm90.backward.columns import column_address
+from fa4.sm90.backward.consumer import KeyWork, consume
+from fa4.sm90.backward.epilogue import GradientTile, KeyGradients
+from fa4.sm90.backward.load import MINUS_D, MINUS_LSE, LoadSources, RowNumbers, load
+from fa4.sm90.backward.mods import score_mods
+from fa4.sm90.backward.products import GradientProducts, joined
+from fa4.sm90.backward.reduce import DqReduction
+from fa4.sm90.backward.spec import WarpgroupBackwardSpec
+from fa4.sm90.forward.products import operand_tiles
+from fa4.sm100.backward.load import TileSource
+from fa4.sm100.backward.tiles import BackwardProblem, locate
+from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles, swizzle_bytes
+from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
+from fa4.sm100.kit.signals import Signals, init_signals
+from fa4.sm100.kit.units import WARP, WARPGROUP
+from fa4.sm100.kit.views import swizzled_layout
+
+
+def tile_shapes(spec: WarpgroupBackwardSpec) -> dict[str, tuple[int, int, int]]:
+    """(rows, columns, stages) of each operand; of k and v, stages are the warpgroups' keys."""
+    pipeline = spec.pipeline
+    d, dv, rows = pipeline.head_dim, pipeline.head_dim_v, pipeline.tile_m
+    return {
+        "q": (rows, d, STAGES),
+        "do": (rows, dv, STAGES),
+        "k": (WARPGROUP_ROWS, d, CONSUMERS),
+        "v": (WARPGROUP_ROWS, dv, CONSUMERS),
+        "ds": (WARPGROUP_ROWS, rows, STAGES),
+    }
+
+
+@cute.kernel
+def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, sizes, window,
+           lengths, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Set up the barriers, then let every warp run its role."""
+    plan: cutlass.Constexpr = spec.plan
+    memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
+    barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
+    signals = Signals(plan, "setup", trace, barriers)
+    problem = BackwardProblem(spec, *(*sizes, *window, *lengths))
+    scale_log2, score_scale = factors
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp == 0:
+        init_signals(signals)
+    if warp == 1:
+        for atom in (*(atoms[0] for atoms, _ in loads), *(atom for atom, _ in stores)):
+            if cutlass.const_expr(atom is not None):
+                cpasync.prefetch_descriptor(atom)
+    meet(spec.cta_group)
+    tile = locate(problem)
+
+    if has_role(warp, plan.role("load")):
+        take_registers(plan, plan.role("load"))
+        load(signals.of("load"), tile, make_sources(spec, memory, loads, stats))
+    if has_role(warp, plan.role("consumer0"), plan.role("consumer1")):
+        take_registers(plan, plan.role("consumer0"))
+        number = warp // (WARPGROUP // WARP)
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        start = memory.toint().to(Int32)
+        work = KeyWork(
+            number=number,
+            products=make_products(spec, start, number),
+            reduction=DqReduction(warp, dq_accum, turns),
+            gradients=make_gradients(spec, memory, number, stores, softmax_scale),
+            lse=column_address(start + plan.buffer("lse").start, thread),
+            d=column_address(start + plan.buffer("d").start, thread),
+            ds=start + plan.buffer("ds0").start + number * ds_step(spec),
+            scale_log2=scale_log2,
+            mods=score_mods(spec, score_scale, aux, tile, number),
+            never=problem.blocks,
+        )
+        consume(signals.of("consumer#").numbered(number), tile, work)
+    for idle, registers in plan.idle_warps.items():
+        if warp == idle:
+            cute.arch.setmaxregister_decrease(registers)
+
+
+def ds_step(spec: WarpgroupBackwardSpec) -> int:
+    """Bytes from the first warpgroup's dS to the second's."""
+    return spec.plan.buffer("ds1").start - spec.plan.buffer("ds0").start
+
+
+def shared_tile(spec: WarpgroupBackwardSpec, memory: cute.Pointer, name: str) -> cute.Tensor:
+    """(rows, dim, stages) of a buffer of the plan, swizzled."""
+    layout = swizzled_layout(*tile_shapes(spec)[name])
+    start = memory + spec.plan.buffer(name).start
+    pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
+    return cute.make_tensor(pointer, layout.outer)
+
+
+def make_sources(
+    spec: WarpgroupBackwardSpec, memory: cute.Pointer, loads: tuple, stats: cute.Tensor
+) -> LoadSources:
+    """Q, K, V, dO and the numbers of rows on their way from global to shared memory."""
+    q, k, v, dout = (
+        TileSource(atoms, tensor, shared_tile(spec, memory, name))
+        for (atoms, tensor), name in zip(loads, ("q", "k", "v", "do"), strict=True)
+    )
+    lse, d = (
+        RowNumbers(which, stats, cute.recast_ptr(memory + spec.plan.buffer(name).start,
+                                                 dtype=Float32))
+        for which, name in ((MINUS_LSE, "lse"), (MINUS_D, "d"))
+    )  # fmt: skip
+    return LoadSources(q, k, v, dout, lse, d)
+
+
+def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> GradientProducts:
+    """Descriptors of the operands of warpgroup `number`; start: of shared memory."""
+    plan, shapes, pipeline = spec.plan, tile_shapes(spec), spec.pipeline
+
+    def tiles(name: str, along_rows: bool, offset: Int32 | int = 0) -> OperandTiles:
+        rows, dim, _ = shapes[name[:2] if name.startswith("ds") else name]
+        place = start + plan.buffer(name).start + offset
+        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=rows * dim * 2)
+
+    def both(name: str, distance: int, offset: Int32) -> OperandTiles:
+        one = tiles(name, True, offset)
+        return joined(one, one, distance // 16)
+
+    own, k_bytes = WARPGROUP_ROWS * 2, WARPGROUP_ROWS * 2 * pipeline.head_dim
+    v_bytes = own * pipeline.head_dim_v
+    # Which rows of dQ, or which of its columns, are this warpgroup's: a run, or half of one.
+    run = number * (WARPGROUP_ROWS * swizzle_bytes(WARPGROUP_ROWS))
+    columns = run if dq_columns(pipeline) == WARPGROUP_ROWS else number * (2 * dq_columns(pipeline))
+    of_rows = pipeline.tile_m > WARPGROUP_ROWS
+    return GradientProducts(
+        k=tiles("k", False, number * k_bytes),
+        v=tiles("v", False, number * v_bytes),
+        q=tiles("q", False),
+        do=tiles("do", False),
+        q_rows=tiles("q", True),
+        do_rows=tiles("do", True),
+        ds=both("ds0", ds_step(spec), run if of_rows else Int32(0)),
+        k_rows=both("k", k_bytes, Int32(0) if of_rows else columns),
+        dtype=spec.dtype,
+        tile_m=pipeline.tile_m,
+        dq_cols=dq_columns(pipeline),
+    )
+
+
+def make_gradients(
+    spec: WarpgroupBackwardSpec,
+    memory: cute.Pointer,
+    number: Int32,
+    stores: tuple,
+    softmax_scale: Float32,
+) -> KeyGradients:
+    """dV and dK by way of the memory of the warpgroup's V and K."""
+    dims = (("v", spec.head_dim_v), ("k", spec.head_dim))
+    dv, dk = (
+        GradientTile(atom, tensor, shared_tile(spec, memory, name)[None, None, number], dim)
+        for (atom, tensor), (name, dim) in zip(stores, dims, strict=True)
+    )
+    return KeyGradients(dv, dk, softmax_scale)

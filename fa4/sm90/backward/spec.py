@@ -1,0 +1,73 @@
+"""What selects the generated code of a Hopper backward kernel. Sizes are run-time values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fa4.config import WARPGROUP_ROWS, require, require_int
+from fa4.hardware import H200, Gpu
+from fa4.plan.schema import PipelinePlan
+from fa4.plan.warpgroup_backward import (
+    CONSUMERS,
+    WarpgroupBackwardPipeline,
+    warpgroup_backward_plan,
+)
+from fa4.sm100.kit.features import BackwardFeatures
+from fa4.sm100.kit.units import TILE_ROWS, WARP, WARPGROUP
+
+MOST_DIM = 128
+RUN_COLS = 64  # of 16 bits, that lie together in shared memory
+CONSUMER_WARPS = CONSUMERS * WARPGROUP // WARP
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarpgroupBackwardSpec(BackwardFeatures):
+    """One backward kernel of two warpgroups, with the two small ones before and behind it."""
+
+    gpu: Gpu = H200
+
+    def __post_init__(self) -> None:
+        """Check what the kernel itself cannot do; `fa4.compiled.support` refuses earlier."""
+        self.check_backward()
+        for name, dim in (("head_dim", self.head_dim), ("head_dim_v", self.head_dim_v)):
+            require_int(name, dim, 8, MOST_DIM)
+            require(dim % 8 == 0, f"{name} must be a multiple of 8", dim)
+
+    @property
+    def cta_group(self) -> int:
+        """CTAs that work together: one."""
+        return 1
+
+    @property
+    def tile_rows(self) -> int:
+        """Queries of a tile."""
+        return self.pipeline.tile_m
+
+    @property
+    def dq_counters(self) -> int:
+        """Of 128 queries: each warp's part of the dQ of a tile is counted by itself."""
+        return CONSUMER_WARPS * (TILE_ROWS // self.tile_rows)
+
+    @property
+    def pipeline(self) -> WarpgroupBackwardPipeline:
+        """The pipeline of this kernel.
+
+        Head dimensions are padded to whole runs of 128 bytes: 64 or 128 columns. Where both are 64
+        and scores need not be kept beside P, registers suffice for 128 queries.
+        """
+        d, dv = (RUN_COLS * -(-dim // RUN_COLS) for dim in (self.head_dim, self.head_dim_v))
+        tall = d == dv == RUN_COLS and not self.modifies_scores
+        last_first = self.deterministic and self.hides_first_rows
+        return WarpgroupBackwardPipeline(
+            head_dim=d,
+            head_dim_v=dv,
+            causal=self.hides_first_rows or self.hides_last_rows,
+            tile_m=(2 if tall else 1) * WARPGROUP_ROWS,
+            deterministic=self.deterministic,
+            scheduler="spt" if last_first else "naive",
+        )
+
+    @property
+    def plan(self) -> PipelinePlan:
+        """Roles, signals and buffers. Raises ValueError if they do not fit the machine."""
+        return warpgroup_backward_plan(self.pipeline, self.gpu)

@@ -1,0 +1,1 @@
+"""The Hopper backward kernel on a GPU: checked, and timed beside others."""

@@ -1,0 +1,83 @@
+"""The compiled Hopper backward kernel is its plan: steps as traced, counts and registers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from fa4.compiled.backward import compile_warpgroup_backward
+from fa4.inspect.codegen import read_kernels
+from fa4.plan.schema import Arrive, Wait
+from fa4.plan.warpgroup_backward import dq_columns
+from fa4.sm90.backward.spec import WarpgroupBackwardSpec
+from tests.sm90.test_plan_trace import init_counts, signalled
+
+SPECS: dict[str, dict[str, Any]] = {
+    "wide": {"head_dim": 128, "head_dim_v": 128, "causal": True, "deterministic": True},
+    "narrow": {"head_dim": 64, "head_dim_v": 64},
+    "packed": {"head_dim": 48, "head_dim_v": 120, "packed_q": True, "packed_k": True},
+}
+
+
+@dataclass(frozen=True)
+class TracedGradients:
+    """A compiled spec and its steps, (role, Wait or Arrive), in the order of the code."""
+
+    spec: WarpgroupBackwardSpec
+    compiled: Any
+    steps: list[tuple[str, Wait | Arrive]]
+
+
+@pytest.fixture(scope="module", params=SPECS)
+def traced(request: pytest.FixtureRequest) -> TracedGradients:
+    spec = WarpgroupBackwardSpec(**SPECS[request.param])
+    steps: list[tuple[str, Wait | Arrive]] = []
+    return TracedGradients(spec, compile_warpgroup_backward(spec, trace=steps), steps)
+
+
+def check_steps(spec: WarpgroupBackwardSpec, steps: list[tuple[str, Wait | Arrive]]) -> None:
+    """Each role's, in the order of its program; the second end is of CTAs without a query.
+
+    The load warp's loop has the first fills in it, which the plan names apart.
+    """
+    for role in spec.plan.roles:
+        found = [step for name, step in steps if name == role.name]
+        wanted = signalled(role.program)
+        if role.name == "load":
+            wanted = wanted[: len(wanted) // 2]
+        assert found[: len(wanted)] == wanted, role.name
+        stores = [step for step in wanted if "stored" in step.signal]
+        assert found[len(wanted) :] == stores, role.name
+    assert {name for name, _ in steps} == {role.name for role in spec.plan.roles}
+
+
+def test_steps_are_the_plans(traced: TracedGradients) -> None:
+    check_steps(traced.spec, traced.steps)
+
+
+@pytest.mark.parametrize("number", [0, 9, -1])
+def test_a_step_that_is_missing_is_seen(traced: TracedGradients, number: int) -> None:
+    del (shorter := list(traced.steps))[number]
+    with pytest.raises(AssertionError):
+        check_steps(traced.spec, shorter)
+
+
+def test_counts_registers_and_products_are_the_plans(traced: TracedGradients) -> None:
+    """Arrive counts, register budgets, threads and shapes of wgmma; nothing is spilled."""
+    plan, pipeline = traced.spec.plan, traced.spec.pipeline
+    ptx = traced.compiled.artifacts.PTX
+    counts = [s.arrive_count for s in plan.signals for _ in range(s.stages) if s.kind == "mbarrier"]
+    assert sorted(init_counts(ptx)) == sorted(counts)
+    budgets = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)]
+    assert set(budgets) == {role.registers for role in plan.roles} | set(plan.idle_warps.values())
+    assert f".reqntid {plan.warps * 32}" in ptx
+    shapes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", ptx))
+    columns = (pipeline.tile_m, pipeline.head_dim, pipeline.head_dim_v, dq_columns(pipeline))
+    assert shapes == set(map(str, columns))
+    for code in read_kernels(traced.compiled.artifacts.CUBIN):
+        assert code.resources.stack_bytes == code.resources.frame_bytes == 0
