@@ -1,0 +1,1 @@
+"""Attention across GPUs, on the GPUs of one host."""
