@@ -23,8 +23,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from fa4.install import install_command
-
 _HOMES = {
     "Case": "case",
     "MASK_MODS": "case",
@@ -49,14 +47,19 @@ _HOMES = {
     "Property": "property",
     "check_property": "properties",
     "find_properties": "properties",
-    "FailureGroup": "report",
+    "FailureGroup": "causes",
+    "Symptom": "causes",
     "PropertyResult": "report",
     "VerifyReport": "report",
     "VerifyOptions": "runner",
     "verify": "runner",
     "shrink": "shrink",
+    "Walk": "walk",
+    "open_session": "sessions.machines",
+    "session_test": "sessions.own_tests",
 }
-_NEED_HYPOTHESIS = {"strategies", "property", "properties", "runner"}
+_NEED_HYPOTHESIS = {"strategies", "property", "properties", "runner", "sessions.machines",
+                    "sessions.own_tests"}  # fmt: skip
 
 __all__ = [*_HOMES, "strategies"]
 
@@ -72,7 +75,7 @@ def __getattr__(name: str) -> Any:
         if error.name != "hypothesis" or home not in _NEED_HYPOTHESIS:
             raise
         raise ImportError(
-            f"fa4.testing.{name} needs hypothesis: {install_command('test')}"
+            f"fa4.testing.{name} needs hypothesis: pip install 'hypothesis>=6.112'"
         ) from error
     return module if name == "strategies" else getattr(module, name)
 

@@ -134,11 +134,12 @@ def _fa4_backend(impl: str) -> Backend:
     varlen_keys = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table")
 
     def backward(
-        dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None, **options: Any
+        *arrays: Any, dlse: Any = None, out_residual: Any = None, **options: Any
     ) -> tuple[Any, ...]:
         packed = any(name in options for name in varlen_keys)
-        run = fa4.flash_attn_varlen_backward if packed else fa4.flash_attn_backward
-        return tuple(run(dout, q, k, v, out, lse, dlse=dlse, impl=impl, **options))
+        run: Any = fa4.flash_attn_varlen_backward if packed else fa4.flash_attn_backward
+        more = {"dlse": dlse, "out_residual": out_residual}
+        return tuple(run(*arrays, **more, impl=impl, **options))
 
     return Backend(
         name=impl,
@@ -146,7 +147,7 @@ def _fa4_backend(impl: str) -> Backend:
         varlen=partial(fa4.flash_attn_varlen_func, impl=impl),
         backward=backward,
         fa4_dropout=True,
-        claims=frozenset({"robustness"}),
+        claims=frozenset({"robustness", "deterministic"}),
     )
 
 

@@ -12,17 +12,28 @@ Rounding Error Analysis", 2019). With |x y|_2 for the root of the sum over j of 
     score     delta = c sqrt(d + 1) w sqrt(|scale q k|_2^2 + s^2) + 3 w (|s| + |s - m| + 2)
     P         rho = sqrt(delta^2 + (2 u)^2 + E^2)           a maximal error, so a few deviations
     row       eps = |p delta|_2 + c sqrt(n + 1) w |p|_2 + 4 w + E
-    O         |p rho v|_2 + (eps + u) |O| + c sqrt(n + 1) w (|p v|_2 + |O|) + underflow of P
+    O         |p rho v|_2 + (eps + u) |O| + c sqrt(n + 1) w (|p v|_2 + |O|) + underflow of P |v|_2
     LSE       log(1 + sum p (e^delta - 1)) + c sqrt(n + 1) w + 4 w (|LSE| + 1) + E
-    D         |dO band(O)|_2 + c sqrt(dv + 1) w |dO O|_2
+    D         |dO band(O)|_2 + c sqrt(dv + 1) w |dO O|_2     O with more bits: 2 u of its rounding
     dS        P rho |dP - D| + P (c sqrt(dv + 1) w |dO v|_2 + 2 u |dP|) + 2 u |dS|
     dQ        as O, from dS and K; and |scale| band(D) |P K|, which a row shares
     dK, dV    as O, from dS and Q, P and dO: errors of different rows are independent
+
+In dQ, dK and dV an error e of each weight comes to hypot(|e x|_2, |e x|): rows (or keys) that are
+equal have the same P, LSE and D, and so the same error, which n of them add up to n times, not to
+sqrt(n) times; |e x| is what errors of one sign add up to. In random inputs both terms are alike.
+
+The roundings of a sum are no longer independent either where all of its n terms are equal: adding t
+to k t leaves the same rest for as long as the spacing of the sum is the same. What holds there is
+the sum over all k of half a spacing, (n / 2) w |sum|, which every sum above is then given.
 
 c is 2: the standard deviation of a sum one term after another is 0.28 sqrt(n) w times its norm. E
 is what the exponential itself may err: nothing more for fp32 and fp64, 10^-4 for the narrower
 types, whose kernels compute a part of the exponentials as a cubic polynomial (8.8e-5 in
 FlashAttention-4).
+
+In FP8, u of P is that of the type which P is rounded to, u of O that of bf16; sums that are cut off
+to t bits after each s terms lose n / s 2^-t of |p v|_2 + |O| more (`fa4.testing.numerics`).
 
 Each with one spacing of its own type added, half of it for the final rounding, and the smallest
 normal number of the work type, so that flushing subnormal results to zero is allowed.
@@ -33,11 +44,13 @@ from __future__ import annotations
 import numpy as np
 
 from fa4.dtypes import ulp, unit_roundoff
+from fa4.testing.numerics import FP8_TYPES, LIMITED_BITS, LIMITED_STEP
 from fa4.testing.plain import GradientTerms, Terms, output_type, work_type
 
 _DEVIATIONS = 2.0  # c above
 _MOST_EXPONENT = 30.0  # beyond e^30 a bound says nothing; keeps it finite
 _CUBIC_EXP2 = 1e-4
+_ALIKE = 2.0**-40  # terms whose squares differ by less, relative to their mean, count as equal
 _SMALLEST_NORMAL = {"fp32": 2.0**-126, "fp64": 2.0**-1022}
 
 
@@ -57,13 +70,25 @@ def two_norm(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return top * top_rows * root((weights / top) ** 2 @ (rows / top_rows) ** 2)
 
 
+def equal_terms(weights: np.ndarray, exact: np.ndarray, norm: np.ndarray) -> np.ndarray:
+    """Half the number of terms of each sum whose terms are all equal, zeros apart; 0 of others.
+
+    weights (..., M, N); of their sums with rows, |sum| and the terms' 2-norm, both (..., M, D).
+    """
+    count = (weights != 0.0).sum(axis=-1)[..., None]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        alike = (exact / norm) ** 2 >= count * (1.0 - _ALIKE)
+    return np.where(alike & (count > 1), 0.5 * count, 0.0)
+
+
 class Bounds:
     """Bands of one sequence from its float64 terms; shapes as in Terms (heads first)."""
 
     def __init__(self, terms: Terms, dtype: str) -> None:
         self.terms, self.dtype = terms, dtype
         self.work_name = work_type(dtype)
-        self.u, self.w = unit_roundoff(dtype), unit_roundoff(self.work_name)
+        self.u, self.w = unit_roundoff(output_type(dtype)), unit_roundoff(self.work_name)
+        self.u_p = unit_roundoff(terms.numerics.p_type(dtype))
         self.cubic = 0.0 if dtype in ("fp32", "fp64") else _CUBIC_EXP2
         self.g_keys = self.g(terms.visible.shape[-1])
         scores = np.where(np.isfinite(terms.scores), terms.scores, 0.0)
@@ -71,15 +96,20 @@ class Bounds:
         scaled = np.where(np.isfinite(terms.scaled), terms.scaled, 0.0)
         # Partial sums of terms of one sign grow with their number, not with its root.
         self.delta = self.g(terms.q.shape[-1]) * np.hypot(norms, scaled)
+        self.delta += self.cut_off(terms.q.shape[-1]) * (norms + np.abs(scaled))
         size = np.abs(scores) + np.abs(scores - terms.top[..., None]) + 2.0
         self.delta = np.minimum(self.delta + 3 * self.w * size, _MOST_EXPONENT)
-        self.rho = root(np.expm1(self.delta) ** 2 + (2 * self.u) ** 2 + self.cubic**2)
+        self.rho = root(np.expm1(self.delta) ** 2 + (2 * self.u_p) ** 2 + self.cubic**2)
         # What rounding or flushing a subnormal P, and then a subnormal dS, may cost; each twice.
-        self.underflow = float(ulp(0.0, dtype)) + 4 * _SMALLEST_NORMAL[self.work_name]
+        p_type, offset = terms.numerics.p_type(dtype), terms.numerics.p_offset_log2(dtype)
+        self.underflow = float(ulp(0.0, p_type)) * 2.0**-offset
+        self.underflow += 4 * _SMALLEST_NORMAL[self.work_name]
         self.weights = terms.p * terms.keep  # P as V sees it
         one = np.ones((terms.p.shape[-1], 1))
         shared = two_norm(terms.p * np.expm1(self.delta), one)[..., 0]
-        self.eps = shared + self.g_keys * two_norm(terms.p, one)[..., 0] + 4 * self.w + self.cubic
+        norm, total = two_norm(terms.p, one), terms.p.sum(axis=-1, keepdims=True)
+        self.row_sum = (self.w * equal_terms(terms.p, total, norm) * total)[..., 0]
+        self.eps = shared + self.g_keys * norm[..., 0] + self.row_sum + 4 * self.w + self.cubic
         if terms.options.get("learnable_sink") is not None:  # its exponent is no key's
             share = np.exp(np.where(np.isfinite(terms.lse), terms.sink - terms.lse, -np.inf))
             size = np.where(share > 0.0, np.abs(terms.sink) + np.abs(terms.top), 0.0)
@@ -88,6 +118,12 @@ class Bounds:
     def g(self, terms: int) -> float:
         """Relative error of a sum of that many terms, of its norm."""
         return float(_DEVIATIONS * np.sqrt(terms + 1.0) * self.w)
+
+    def cut_off(self, terms: int) -> float:
+        """What sums of so many terms that are cut off after a few lose, of their norm."""
+        if self.dtype not in FP8_TYPES or self.terms.numerics.fp8_sums != "limited":
+            return 0.0
+        return float(-(-terms // LIMITED_STEP) * 2.0**-LIMITED_BITS)
 
     def spacing(self, x: np.ndarray, name: str) -> np.ndarray:
         """What rounding the result itself, or flushing it to zero, may cost."""
@@ -100,21 +136,26 @@ class Bounds:
         size = np.where(np.isfinite(terms.lse), np.abs(terms.lse), 0.0) + 1.0
         spread = (terms.p * np.expm1(self.delta)).sum(axis=-1)
         coarsest = max(self.w, unit_roundoff(stored))
-        return np.log1p(spread) + self.g_keys + 4 * self.w + self.cubic + 4 * coarsest * size
+        sums = self.g_keys + self.row_sum
+        return np.log1p(spread) + sums + 4 * self.w + self.cubic + 4 * coarsest * size
 
-    def out(self) -> np.ndarray:
-        """(Hq, Sq, dv)."""
+    def out(self, last: float = 1.0) -> np.ndarray:
+        """(Hq, Sq, dv); `last`: the part of the final rounding that counts."""
         terms = self.terms
         exact = np.abs(self.weights @ terms.v)
-        sums = self.g_keys * (two_norm(self.weights, terms.v) + exact)
-        band = two_norm(self.weights * self.rho, terms.v) + sums
-        band = band + (self.eps + self.u)[..., None] * exact
-        most = self.weights * (self.rho + self.eps[..., None] + self.g_keys)
-        band = np.minimum(band, most @ np.abs(terms.v))
-        if self.dtype not in ("e4m3", "e5m2"):  # there P underflows visibly: the plain error counts
-            band = band + self.underflow * two_norm(terms.visible * terms.keep, terms.v)
+        norm = two_norm(self.weights, terms.v)
+        alike = self.w * equal_terms(self.weights, exact, norm) * exact
+        sums = self.g_keys + self.cut_off(terms.visible.shape[-1])
+        band = two_norm(self.weights * self.rho, terms.v) + sums * (norm + exact)
+        band = band + (self.eps + last * self.u)[..., None] * exact
+        most = self.weights * (self.rho + self.eps[..., None] + sums)
+        band = np.minimum(band, most @ np.abs(terms.v)) + alike
+        lost = self.underflow * two_norm(terms.visible * terms.keep, terms.v)
+        if self.dtype in FP8_TYPES:  # rounded before it is normalised
+            lost = lost / np.where(terms.total > 0.0, terms.total, 1.0)[..., None]
+        band = band + lost
         band = band * terms.factor("v_descale")
-        return band + self.spacing(terms.out, output_type(self.dtype))
+        return band + last * self.spacing(terms.out, output_type(self.dtype))
 
 
 class GradientBounds(Bounds):
@@ -126,7 +167,9 @@ class GradientBounds(Bounds):
         size = np.where(np.isfinite(terms.lse), np.abs(terms.lse), 0.0) + 1.0
         self.eps = self.eps + 2 * unit_roundoff(stored) * size
         dout, g_dim = terms.dout, self.g(terms.v.shape[-1])
-        o_band = self.out()
+        # Of an O with more bits, what rounding took is rounded itself.
+        exact = terms.numerics.saved_out == "exact"
+        o_band = self.out(max(2 * self.u, self.w) if exact else 1.0)
         one = np.ones((dout.shape[-1], 1))
         self.row_dot = two_norm(dout * o_band, one)[..., 0]
         self.row_dot += g_dim * two_norm(dout * terms.out, one)[..., 0]
@@ -174,11 +217,16 @@ class GradientBounds(Bounds):
     def sums(
         self, error: np.ndarray, weights: np.ndarray, rows: np.ndarray, g_terms: float
     ) -> np.ndarray:
-        """Error of weights @ rows, each weight off by `error`: as squares add, at most as sums."""
-        exact = np.abs(weights @ rows)
-        band = two_norm(error, rows) + self.u * exact
-        band = band + g_terms * (two_norm(weights, rows) + exact)
-        return np.minimum(band, (error + (g_terms + self.u) * np.abs(weights)) @ np.abs(rows))
+        """Error of weights @ rows, each weight off by `error`: as squares add, at most as sums.
+
+        Equal terms err alike: what errors of one sign come to counts as one more term.
+        """
+        exact, norm = np.abs(weights @ rows), two_norm(weights, rows)
+        alike = self.w * equal_terms(weights, exact, norm) * exact
+        band = np.hypot(two_norm(error, rows), np.abs(error @ rows)) + self.u * exact
+        band = band + g_terms * (norm + exact)
+        most = (error + (g_terms + self.u) * np.abs(weights)) @ np.abs(rows)
+        return np.minimum(band, most) + alike
 
     def dsink(self, exact: np.ndarray, g_rows: float) -> np.ndarray:
         """(Hq,)."""

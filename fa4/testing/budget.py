@@ -22,6 +22,7 @@ import numpy as np
 
 from fa4.testing.bounds import Bounds, GradientBounds
 from fa4.testing.inputs import Inputs
+from fa4.testing.numerics import USUAL_NUMERICS, Numerics
 from fa4.testing.oracle import oracle_forward, oracle_gradients
 from fa4.testing.plain import (
     GradientTerms,
@@ -107,18 +108,21 @@ class BudgetReport:
         return self.share <= 1.0
 
 
-def expect_forward(inputs: Inputs, lse_type: str | None = None) -> dict[str, Expected]:
+def expect_forward(
+    inputs: Inputs, lse_type: str | None = None, numerics: Numerics = USUAL_NUMERICS
+) -> dict[str, Expected]:
     """Oracle and budget of "out" and "lse"; `lse_type`: what the LSE comes in, None for the usual.
 
-    YardstickError where oracle and plain attention contradict each other.
+    numerics: what the back end declares. YardstickError where oracle and plain attention contradict
+    each other.
     """
-    oracle, plain = oracle_forward(inputs), plain_attention(inputs)
+    oracle, plain = oracle_forward(inputs), plain_attention(inputs, numerics)
     stored = lse_type or work_type(inputs.dtype)
     bands: dict[str, list[np.ndarray]] = {"out": [], "lse": []}
     exact: dict[str, list[np.ndarray]] = {"out": [], "lse": []}
     with np.errstate(all="ignore"):
         for b, seq in enumerate(inputs.sequences):
-            terms = Terms(seq, b, inputs.options, None)
+            terms = Terms(seq, b, inputs.options, None, numerics)
             for dtype, other in ((inputs.dtype, plain[b]), ("fp64", terms.forward())):
                 judge = YardstickBounds(seq, inputs.options, dtype).forward(oracle[b])
                 hold_against(other._asdict(), oracle[b], judge)
@@ -137,16 +141,20 @@ def expect_forward(inputs: Inputs, lse_type: str | None = None) -> dict[str, Exp
 
 
 def expect_gradients(
-    inputs: Inputs, *, with_dlse: bool = False, lse_type: str | None = None
+    inputs: Inputs,
+    *,
+    with_dlse: bool = False,
+    lse_type: str | None = None,
+    numerics: Numerics = USUAL_NUMERICS,
 ) -> dict[str, Expected]:
     """Oracle and budget of "dq", "dk", "dv" and, with a sink, "dsink"; see `expect_forward`."""
     oracle, dsink = oracle_gradients(inputs, with_dlse=with_dlse)
-    plain = plain_gradients(inputs, with_dlse=with_dlse)
+    plain = plain_gradients(inputs, with_dlse=with_dlse, numerics=numerics)
     stored = lse_type or work_type(inputs.dtype)
     bands, exact = [], []
     with np.errstate(all="ignore"):
         for b, seq in enumerate(inputs.sequences):
-            terms = GradientTerms(seq, b, inputs.options, None, with_dlse)
+            terms = GradientTerms(seq, b, inputs.options, None, with_dlse, numerics)
             for dtype, other in ((inputs.dtype, plain[b]), ("fp64", terms.backward())):
                 judge = YardstickBounds(seq, inputs.options, dtype).gradients(seq, with_dlse)
                 hold_against(other._asdict(), oracle[b], judge)
@@ -161,11 +169,29 @@ def expect_gradients(
         )
         for name in ("dq", "dk", "dv")
     }
+    for name in ("dk", "dv"):
+        expected[name] = _add_shared(expected[name], *inputs.shared)
     if dsink is not None:
         total = np.sum([p.dsink for p in plain if p.dsink is not None], axis=0)
         band = np.sum([band["dsink"] for band in bands], axis=0)
         expected["dsink"] = _expected([dsink], [total], [band], [np.zeros(dsink.shape, bool)])
     return expected
+
+
+def _add_shared(expected: Expected, members: tuple[int, ...], count: int) -> Expected:
+    """Where sequences share their first keys, dK and dV are the sum over them, and so is what is
+    allowed."""
+    if not count:
+        return expected
+    lists = [list(parts) for parts in expected[:4]]
+    for name, parts in zip(Expected._fields, lists, strict=False):
+        common = (np.all if name == "exact" else np.sum)(
+            [parts[b][:count] for b in members], axis=0
+        )
+        for b in members:
+            parts[b] = np.concatenate([common, parts[b][count:]])
+    oracle, allowed, exact, plain = lists
+    return Expected(oracle, allowed, exact, plain, expected.plain_error)
 
 
 def _exact_gradients(seq: Any) -> dict[str, np.ndarray]:
@@ -254,17 +280,24 @@ def split_outputs(inputs: Inputs, outputs: Outputs) -> dict[str, list[np.ndarray
 
 
 def check_budget(
-    inputs: Inputs, outputs: Outputs, *, with_dlse: bool = False, gradients_alone: bool = False
+    inputs: Inputs,
+    outputs: Outputs,
+    *,
+    with_dlse: bool = False,
+    gradients_alone: bool = False,
+    numerics: Numerics = USUAL_NUMERICS,
 ) -> BudgetReport:
     """Measure every output that is not None against its budget.
 
     `with_dlse`: the gradients were computed with the incoming gradient of the LSE, `inputs.dlse`.
-    `gradients_alone`: out and lse are taken as they are.
+    `gradients_alone`: out and lse are taken as they are. numerics: what the back end declares.
     """
     lse_type = None if outputs.lse is None else lse_type_of(outputs.lse)
-    expected = {} if gradients_alone else expect_forward(inputs, lse_type)
+    expected = {} if gradients_alone else expect_forward(inputs, lse_type, numerics)
     if outputs.dq is not None:
-        expected |= expect_gradients(inputs, with_dlse=with_dlse, lse_type=lse_type)
+        expected |= expect_gradients(
+            inputs, with_dlse=with_dlse, lse_type=lse_type, numerics=numerics
+        )
     parts = split_outputs(inputs, outputs)
     return BudgetReport(
         tuple(
@@ -275,14 +308,12 @@ def check_budget(
     )
 
 
-def assert_within_budget(
-    inputs: Inputs, outputs: Outputs, *, with_dlse: bool = False, gradients_alone: bool = False
-) -> float:
+def assert_within_budget(inputs: Inputs, outputs: Outputs, **how: Any) -> float:
     """The share of the budget that was used; AssertionError naming the worst element if above 1.
 
     Keywords as for `check_budget`.
     """
-    report = check_budget(inputs, outputs, with_dlse=with_dlse, gradients_alone=gradients_alone)
+    report = check_budget(inputs, outputs, **how)
     if not report.passed:
         raise AssertionError("; ".join(str(c) for c in report.checks if c.share > 1.0))
     return report.share

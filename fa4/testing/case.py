@@ -16,6 +16,10 @@ from fa4.config import Window, normalize_window, require, require_int
 from fa4.dtypes import numpy_dtype
 
 LAYOUTS = ("dense", "packed", "padded", "paged")
+STRIDES = ("", "fused", "heads_first", "expanded_kv", "expanded_dout", "latent")
+SLACKS = ("", "buffer", "max_seqlen", "seqused")
+SCALES = ("head", "tensor", "block")
+BLOCK_LISTS = ("own", "broadcast", "empty")
 AUX_WIDTH = 13  # entries of a table in aux_tensors; a prime, so that it lines up with no tile
 
 
@@ -93,6 +97,8 @@ MASK_MODS: dict[str, Callable[..., Any]] = {
     "listed": _listed,
 }
 READ_AUX = frozenset({"table", "listed"})  # mods that read aux_tensors
+_NAMES = {"layout": LAYOUTS, "strides": STRIDES, "slack": SLACKS, "sparse_lists": BLOCK_LISTS,
+          "scales": SCALES}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -103,9 +109,18 @@ class Case:
     head h has sink + h/4. score_mod, mask_mod: names in SCORE_MODS, MASK_MODS. sparse_block: (rows,
     keys) of a block; which blocks are skipped, partial or full follows from the seed. tiles:
     (tile_m, tile_n, q_tiles) and tau: rescale threshold, for back ends that take `config`.
-    strided: elements by which the rows of q, k and v are longer in their buffers. layout "packed"
-    (cu_seqlens), "padded" (seqused) or "paged" takes `lengths`, (seqlen_q, seqlen_k) of each
-    sequence, instead of batch and seqlen_*.
+    descale: True for factors of FP8 q, k and v, or the letters of those that have one, as "kv";
+    scales: what each belongs to, a "head" of a batch entry, the "tensor", or a "block" of rows.
+    sparse_lists: block lists of each batch entry and head, one for all ("broadcast"), or nothing
+    listed ("empty"). strided: elements by which the rows of q, k and v are longer in their buffers.
+    strides: q, k and v as parts of one buffer ("fused"), as (B, H, S, D) in memory ("heads_first"),
+    K and V, or dO, with a stride of 0: one KV head for all ("expanded_kv"), all ones as `.sum()`
+    gives it ("expanded_dout"), v a view of k's first channels ("latent").
+    layout "packed" (cu_seqlens), "padded" (seqused) or "paged" takes `lengths`, (seqlen_q,
+    seqlen_k) of each sequence, instead of batch and seqlen_*. slack: rows
+    behind the last sequence ("buffer"), max_seqlen_* above the longest ("max_seqlen"), room behind
+    each packed sequence ("seqused"). shared_prefix: sequences share their first pages. dlse: the
+    gradient of a loss that reads the LSE too.
     """
 
     batch: int = 1
@@ -126,15 +141,21 @@ class Case:
     score_mod: str | None = None
     mask_mod: str | None = None
     sparse_block: tuple[int, int] | None = None
+    sparse_lists: str = "own"
     dropout_p: float = 0.0
-    descale: bool = False
+    descale: bool | str = False
+    scales: str = "head"
     num_splits: int = 1
     tiles: tuple[int, int, int] | None = None
     tau: float | None = None
     strided: int = 0
+    strides: str = ""
     layout: str = "dense"
     lengths: tuple[tuple[int, int], ...] = ()
     page_size: int = 16
+    slack: str = ""
+    shared_prefix: bool = False
+    dlse: bool = False
 
     def __post_init__(self) -> None:
         """Check sizes and names; a window that hides every key is refused as `fa4` does."""
@@ -145,12 +166,24 @@ class Case:
         require_int("seed", self.seed, 0)
         numpy_dtype(self.dtype)
         normalize_window(self.window_size, self.causal)
-        require(self.layout in LAYOUTS, f"layout must be one of {LAYOUTS}", self.layout)
+        for name, names in _NAMES.items():
+            value = getattr(self, name)
+            require(value in names, f"{name} must be one of {names}", value)
         require(
             self.layout == "dense" or bool(self.lengths),
             f'lengths must be given with layout "{self.layout}"',
             self.lengths,
         )
+        for name, layouts in (("slack", ("packed", "paged")), ("shared_prefix", ("paged",))):
+            given, fits = getattr(self, name), self.layout in layouts
+            require(fits or not given, f"{name} needs a layout of {layouts}", self.layout)
+        require(
+            not (self.slack == "seqused" and self.layout != "packed"),
+            'slack "seqused" needs the layout "packed"',
+            self.layout,
+        )
+        letters = self.descale if isinstance(self.descale, str) else ""
+        require(set(letters) <= set("qkv"), 'descale must be of letters of "qkv"', letters)
         for name, table in (("score_mod", SCORE_MODS), ("mask_mod", MASK_MODS)):
             value = getattr(self, name)
             require(value is None or value in table, f"{name} must be one of {list(table)}", value)

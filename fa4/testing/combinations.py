@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
 from fa4.testing.case import Case
 from fa4.testing.checks import equals_oracle, gradients_equal_oracle
-from fa4.testing.design import combine, list_cases
+from fa4.testing.design import FORWARD, GRADIENTS, Kind, combine, list_cases
 from fa4.testing.levels import FEATURES, may_meet, needs_of
 from fa4.testing.property import Plan, Property
+
+Listed = Callable[[Plan], list[Case]]
 
 _PAIRS = tuple(pair for pair in combinations(FEATURES, 2) if may_meet(*pair))
 _WORDS = {
@@ -32,9 +35,27 @@ def all_needs(*features: str) -> frozenset[str]:
     return frozenset(need for feature in features for need in needs_of(feature))
 
 
-def cases_of(label: str, levels: Sequence[dict[str, Any]]) -> Any:
-    """A `Property.listed` of these combinations."""
-    return lambda plan: list_cases(label, levels, plan.dtypes, repeats=plan.repeats, seed=plan.seed)
+def cases_of(
+    label: str,
+    levels: Sequence[dict[str, Any]],
+    kind: Kind = FORWARD,
+    repeats: Callable[[int], int] = int,
+) -> Listed:
+    """A `Property.listed` of these combinations; `repeats`: from the run's to the design's."""
+
+    def listed(plan: Plan) -> list[Case]:
+        dlse = kind.gradients and "dlse" in plan.offered
+        return list_cases(
+            label, levels, plan.dtypes,
+            repeats=repeats(plan.repeats), seed=plan.seed, kind=replace(kind, dlse=dlse),
+        )  # fmt: skip
+
+    return listed
+
+
+def three_of_five(repeats: int) -> int:
+    """Cases of a combination with gradients, and of one with many levels."""
+    return max(1, -(-3 * repeats // 5))
 
 
 def _pair(a: str, b: str) -> Property:
@@ -43,7 +64,7 @@ def _pair(a: str, b: str) -> Property:
         name,
         f"{_WORDS.get(a, a)} together with {_WORDS.get(b, b)}",
         equals_oracle,
-        listed=cases_of(name, levels),
+        listed=cases_of(name, levels, repeats=three_of_five if "gqa" in (a, b) else int),
         needs=all_needs(a, b),
         levels=("lse",),
         first_look=2 if len(levels) == 1 else 3,
@@ -51,21 +72,18 @@ def _pair(a: str, b: str) -> Property:
 
 
 def _gradients_with(*features: str) -> Property:
-    """Gradients with a feature, thoroughly, or with two, each combination a few times."""
+    """Gradients with a feature, thoroughly, or with two, each combination three times."""
     name = f"gradients_with_{'_and_'.join(features)}"
     levels = combine(features)
-
-    def listed(plan: Plan) -> list[Case]:
-        repeats = plan.repeats if len(features) == 1 else max(1, plan.repeats // 3)
-        return list_cases(name, levels, plan.dtypes, repeats=repeats, seed=plan.seed)
-
+    thorough = len(features) == 1 and features != ("gqa",)
     return Property(
         name,
         f"dQ, dK, dV (and dsink) with {' and '.join(_WORDS.get(x, x) for x in features)}",
         gradients_equal_oracle,
-        listed=listed,
+        listed=cases_of(name, levels, GRADIENTS, int if thorough else three_of_five),
         needs=all_needs(*features) | {"gradients"},
         levels=("gradients",),
+        first_look=max(6, len(levels) + 4) if len(features) == 1 else 2,
     )
 
 
@@ -74,17 +92,27 @@ _LAYOUTS: tuple[tuple[str, ...], ...] = ((), ("varlen",), ("seqused",), ("paged"
 _MODIFICATIONS = ("softcap", "score_mod", "sink")
 
 
-def _list_triples(plan: Plan) -> list[Case]:
-    """Each combination of a mask, a layout and a modification that the back end offers, once."""
-    levels: list[dict[str, Any]] = []
-    for mask, layout, change in product(_MASKS, _LAYOUTS, _MODIFICATIONS):
-        if all_needs(mask, *layout, change) <= plan.offered:
-            levels += combine((mask, *layout, change))
-    label = "mask_layout_modification"
-    repeats = max(1, plan.repeats // 5)
-    if not levels:
-        return []
-    return list_cases(label, levels, plan.dtypes, repeats=repeats, seed=plan.seed)
+_GROUPED = {"group": (2, 3, 4, 5, 6, 7)}
+
+
+def _triples(label: str, kind: Kind) -> Listed:
+    """Each combination of a mask, a layout, and a modification or (with gradients) grouped heads,
+    of those that the back end offers, once."""
+
+    def listed(plan: Plan) -> list[Case]:
+        levels: list[dict[str, Any]] = []
+        for mask, layout in product(_MASKS, _LAYOUTS):
+            if not all_needs(mask, *layout) <= plan.offered:
+                continue
+            for change in _MODIFICATIONS:
+                if all_needs(change) <= plan.offered:
+                    levels += combine((mask, *layout, change))
+            if kind.gradients:
+                levels += [fields | _GROUPED for fields in combine((mask, *layout))]
+        repeats = max(1, plan.repeats // 5)
+        return cases_of(label, levels, kind, lambda _: repeats)(plan) if levels else []
+
+    return listed
 
 
 def _list_mixtures(plan: Plan) -> list[Case]:
@@ -115,8 +143,16 @@ TRIPLES = Property(
     "mask_layout_modification",
     "every mask in every layout with softcap, score_mod and sink",
     equals_oracle,
-    listed=_list_triples,
+    listed=_triples("mask_layout_modification", FORWARD),
     levels=("lse",),
+)
+GRADIENT_TRIPLES = Property(
+    "gradients_mask_layout_modification",
+    "gradients of every mask in every layout with softcap, score_mod, sink and grouped heads",
+    gradients_equal_oracle,
+    listed=_triples("gradients_mask_layout_modification", GRADIENTS),
+    needs=frozenset({"gradients"}),
+    levels=("gradients",),
 )
 MIXTURES = Property(
     "mixtures",
@@ -126,9 +162,4 @@ MIXTURES = Property(
     levels=("lse",),
 )
 GRADIENTS_WITH_ONE = tuple(_gradients_with(feature) for feature in FEATURES)
-GRADIENTS_WITH_TWO = tuple(
-    _gradients_with(*pair)
-    for pair in product(
-        ("softcap", "score_mod", "sink", "dropout"), ("causal", "window", "gqa", "varlen")
-    )
-)
+GRADIENTS_WITH_TWO = tuple(_gradients_with(*pair) for pair in _PAIRS)

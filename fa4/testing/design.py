@@ -2,8 +2,10 @@
 
 Every combination of their levels comes `repeats` times; element types, length classes, head-dim
 classes and value regimes are dealt out evenly, so that each meets each feature. What else a call
-offers is off: a pair that fails is the pair that is wrong. The list depends on its label, the
-element types and the seed alone; Hypothesis draws freely beyond it (`fa4.testing.strategies`).
+offers is off: a pair that fails is the pair that is wrong. Results, gradients and the gradient of
+the LSE are levels of the same design: a `Kind` says which outputs its cases are for. The list
+depends on its label, the element types and the seed alone; Hypothesis draws freely beyond it
+(`fa4.testing.strategies`).
 """
 
 from __future__ import annotations
@@ -11,28 +13,44 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from fa4.testing.case import Case
-from fa4.testing.levels import FEATURES, HEAD_DIM_CLASSES
-from fa4.testing.strategies import MOST_SCORES, ORDINARY_VALUES, PAGE_SIZES
+from fa4.testing.levels import FEATURES
+from fa4.testing.sizes import (
+    GRADIENT_LENGTHS,
+    HEAD_DIMS,
+    LENGTHS,
+    choose_extent,
+    choose_sizes,
+    choose_window,
+)
+from fa4.testing.strategies import ORDINARY_VALUES, PAGE_SIZES
 
 LEAST_CASES = 8  # of a design with few levels, so that every class of the rest occurs
+MOST_ELEMENTS = 600_000  # of K, repeated for every query head; a third of it with gradients
+DLSE_EVERY = 3  # of so many cases with gradients one has a gradient of the LSE
+GRADIENT_VALUES = ("normal", "common_mean", "low", "activations", "peaks", "denormals",
+                   "near_overflow", "grid", "ramp_up")  # fmt: skip
+_DIMS = tuple(name for name in HEAD_DIMS if name != "dim_odd")  # those have properties of their own
 
-_KEYS = {  # several tiles first: there, most goes wrong
-    "keys_long": (1025, 1153, 1030, 1281),
-    "keys_tiles": (257, 300, 385, 256, 513),
-    "keys_edge": (127, 128, 129, 64, 63, 65, 17, 130, 113),
-    "keys_1": (1,),
-}
-_ROWS = (1, 3, 17, 33, 64, 65, 128, 130, 200)
-_HEAD_DIMS = {
-    "dim_to_64": ((64, 64), (8, 8), (32, 32), (40, 40), (16, 16)),
-    "dim_to_128": ((128, 128), (96, 96), (72, 72), (80, 80)),
-    "dim_beyond_128": ((192, 192), (256, 256)),
-    "dim_unequal": ((64, 128), (192, 128), (40, 24), (16, 64)),
-}
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What the cases of a design are for. gradients: dQ, dK and dV are judged; dlse: some of them
+    with a gradient of the LSE. values: regimes that are dealt. extent: one of `sizes.EXTENTS`."""
+
+    gradients: bool = False
+    dlse: bool = False
+    values: tuple[str, ...] = ORDINARY_VALUES
+    dims: tuple[str, ...] = _DIMS
+    extent: str = ""
+
+
+FORWARD = Kind()
+GRADIENTS = Kind(gradients=True, values=GRADIENT_VALUES)
 
 
 def deal(rng: random.Random, choices: Sequence[Any], count: int) -> list[Any]:
@@ -77,6 +95,7 @@ def list_cases(
     *,
     repeats: int = 5,
     seed: int = 0,
+    kind: Kind = FORWARD,
 ) -> list[Case]:
     """`repeats` cases of each combination of levels, or more to reach LEAST_CASES / 5 repeats.
 
@@ -84,17 +103,24 @@ def list_cases(
     """
     rng = random.Random(f"{seed}:{label}")
     count = max(len(combinations) * repeats, LEAST_CASES * repeats // 5, 1)
+    lengths = GRADIENT_LENGTHS if kind.gradients else LENGTHS
     columns = zip(
         deal(rng, combinations, count),
-        deal_pairs(rng, dtypes, tuple(_KEYS), count),
-        deal(rng, HEAD_DIM_CLASSES, count),
-        deal(rng, ORDINARY_VALUES, count),
+        deal_pairs(rng, dtypes, lengths, count),
+        deal(rng, kind.dims, count),
+        deal(rng, kind.values, count),
         strict=True,
     )
-    return [
-        _make_case(rng, _deal_values(fields, n), dtype, length, *classes)
-        for n, (fields, (dtype, length), *classes) in enumerate(columns)
-    ]
+    seen: dict[int, int] = {}
+    cases = []
+    for n, (fields, (dtype, length), dims, values) in enumerate(columns):
+        again = seen[id(fields)] = seen.get(id(fields), -1) + 1  # each combination's own turn
+        classes = {"dtype": dtype, "values": values}
+        if kind.dlse and again % DLSE_EVERY == 1:
+            classes["dlse"] = True
+        chosen = _deal_values(fields, n) | classes
+        cases.append(_make_case(rng, chosen, length, dims, kind))
+    return cases
 
 
 def _deal_values(fields: Mapping[str, Any], turn: int) -> dict[str, Any]:
@@ -106,33 +132,36 @@ def _deal_values(fields: Mapping[str, Any], turn: int) -> dict[str, Any]:
 
 
 def _make_case(
-    rng: random.Random, fields: dict[str, Any], dtype: str, length: str, dims: str, values: str
+    rng: random.Random, fields: dict[str, Any], length: str, dims: str, kind: Kind
 ) -> Case:
     """A case of these levels and classes with everything else drawn."""
     window, aux = fields.pop("window", None), fields.pop("aux", False)
     if aux:
         fields |= _choose_aux(rng, fields, window)
-    group = fields.get("group", 1)
-    head_dim, head_dim_v = rng.choice(_HEAD_DIMS[dims])
-    keys = rng.choice(_KEYS[length])
-    heads_k = rng.choice((1, 2)) if group < 8 else 1
-    layout = fields.get("layout", "dense")
-    batch = rng.choice((1, 2)) if layout == "dense" else 1
-    if layout == "dense" and {"score_mod", "mask_mod"} & set(fields):
-        batch = 2  # callbacks are told which
-    room = MOST_SCORES // (batch * heads_k * group * keys)
-    tall = fields.pop("rows", None)
-    rows = min(tall, 8 * room) if tall else _choose_rows(rng, room, length, keys)
-    if layout != "dense":
-        fields["lengths"] = _choose_lengths(rng, rows, keys)
-        fields["page_size"] = rng.choice(PAGE_SIZES) if layout == "paged" else 16
-        rows = keys = 1
+    if kind.extent:
+        sizes = choose_extent(rng, fields, kind.extent)
+    else:
+        sizes = choose_sizes(rng, fields, length, gradients=kind.gradients)
+    fields.pop("rows", None)
+    head_dim, head_dim_v = _choose_dims(rng, dims, fields, sizes, kind)
+    if fields.get("layout") == "paged":
+        fields.setdefault("page_size", rng.choice(PAGE_SIZES))
     if window is not None:
-        fields["window_size"] = _choose_window(rng, window, fields.get("lengths", ((rows, keys),)))
-    return Case(
-        batch=batch, seqlen_q=rows, seqlen_k=keys, heads_k=heads_k, head_dim=head_dim,
-        head_dim_v=head_dim_v, dtype=dtype, values=values, seed=rng.randrange(2**16), **fields,
-    )  # fmt: skip
+        here = sizes.get("lengths", ((sizes.get("seqlen_q"), sizes.get("seqlen_k")),))
+        fields["window_size"] = choose_window(rng, window, here)
+    fields.setdefault("seed", rng.randrange(2**16))
+    return Case(head_dim=head_dim, head_dim_v=head_dim_v, **sizes, **fields)
+
+
+def _choose_dims(
+    rng: random.Random, dims: str, fields: Mapping[str, Any], sizes: Mapping[str, Any], kind: Kind
+) -> tuple[int, int]:
+    """Head dims of the class with which K of all query heads is not too large; else small ones."""
+    keys = max(keys for _, keys in sizes.get("lengths", ((0, sizes.get("seqlen_k", 1)),)))
+    per_dim = sizes["batch"] * sizes["heads_k"] * fields.get("group", 1) * max(keys, 1)
+    most = MOST_ELEMENTS // (3 if kind.gradients else 1)
+    fits = [pair for pair in HEAD_DIMS[dims] if max(pair) * per_dim <= most]
+    return rng.choice(fits or [(16, 8) if dims == "dim_unequal" else (8, 8)])
 
 
 def _choose_aux(rng: random.Random, fields: Mapping[str, Any], window: Any) -> dict[str, str]:
@@ -143,34 +172,3 @@ def _choose_aux(rng: random.Random, fields: Mapping[str, Any], window: Any) -> d
     if not {"mask_mod", "causal"} & set(fields) and window is None:
         free.append({"mask_mod": "listed"})
     return rng.choice(free)
-
-
-def _choose_rows(rng: random.Random, most: int, length: str, keys: int) -> int:
-    """Rows within the work limit; as many as keys now and then, or a few more."""
-    fits = [rows for rows in _ROWS if rows <= most] or [1]
-    if length in ("keys_edge", "keys_1") and keys + 3 <= most and rng.random() < 0.3:
-        fits = [keys, keys + 3]
-    return rng.choice(fits)
-
-
-def _choose_lengths(rng: random.Random, rows: int, keys: int) -> tuple[tuple[int, int], ...]:
-    """The sequence of the class among short ones, empty ones among them."""
-    short = [(rng.choice((0, 1, 5, 17)), rng.choice((0, 1, 6, 19))) for _ in range(2)]
-    lengths = [(rows, keys), *short[: rng.choice((1, 2))]]
-    rng.shuffle(lengths)
-    return tuple(lengths)
-
-
-def _choose_window(
-    rng: random.Random, kind: str, lengths: Sequence[tuple[int, int]]
-) -> tuple[int | None, int | None]:
-    """A window of a kind that hides something of the longest sequence, if anything can be.
-
-    An unbounded side is None or -1: both are in use.
-    """
-    keys = max(keys for _, keys in lengths)
-    sides = [side for side in (0, 1, 2, 7, 31, 64, 127, 128) if side < max(keys, 1)]
-    unbounded = rng.choice((None, -1))
-    left = rng.choice(sides) if kind in ("left", "both") else unbounded
-    right = rng.choice(sides[:5]) if kind in ("right", "both") else unbounded
-    return left, right

@@ -9,9 +9,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fa4.testing import strategies as draw
-from fa4.testing.backends import DTYPES, FP8
+from fa4.testing.backends import DTYPES
 from fa4.testing.case import Case
-from fa4.testing.checks import equals_oracle, gradients_equal_oracle
+from fa4.testing.checks import (
+    equals_oracle,
+    gradients_equal_oracle,
+    lse_gradients_equal_oracle,
+)
 from fa4.testing.combinations import all_needs, cases_of
 from fa4.testing.design import combine
 from fa4.testing.property import Property, Strategy, dense, varlen
@@ -120,15 +124,6 @@ FEATURES = (
         "full, partial and skipped blocks; row blocks that visit nothing",
         draw.sparse_cases,
         ["block_sparse_tensors", "mask_mod"],
-    ),
-    _oracle(
-        "fp8_descale",
-        "FP8 inputs with factors per batch entry and KV head",
-        lambda dtypes: draw.dense_cases(
-            dtypes, descale=True, groups=(1, 2), causal=st.booleans(), values=("normal",)
-        ),
-        ["q_descale", "k_descale", "v_descale"],
-        FP8,
     ),
     _feature(
         "varlen",
@@ -250,7 +245,7 @@ def _gradients(
     *,
     with_dlse: bool = False,
 ) -> Property:
-    check = partial(gradients_equal_oracle, with_dlse=with_dlse)
+    check = lse_gradients_equal_oracle if with_dlse else gradients_equal_oracle
     levels = ("gradients", "lse", "dlse") if with_dlse else ("gradients",)
     return Property(
         name, description, check, strategy, needs=frozenset({"gradients", *needs}), levels=levels

@@ -17,6 +17,7 @@ from fa4.config import ForwardConfig, normalize_window
 from fa4.dtypes import dtype_name
 from fa4.reference import BlockSparseTensors, SeqlenInfo
 from fa4.testing.case import AUX_WIDTH, MASK_MODS, SCORE_MODS, Case
+from fa4.testing.numerics import SCALE_BLOCK
 
 
 class SequenceInputs(NamedTuple):
@@ -36,7 +37,8 @@ class Inputs:
 
     Options with FlashAttention's defaults are left out. `hints` are keywords that only some back
     ends name (max_seqlen_*). Row b of the index lists says where sequence b lies:
-    `q[q_index[b]]` is (Sq, Hq, d), `k[kv_index[b]]` is (Sk, Hk, d).
+    `q[q_index[b]]` is (Sq, Hq, d), `k[kv_index[b]]` is (Sk, Hk, d). shared: sequences whose first
+    keys, so many, are the same memory; their dK and dV add up.
     """
 
     q: np.ndarray
@@ -49,6 +51,7 @@ class Inputs:
     q_index: tuple[tuple[Any, ...], ...]
     kv_index: tuple[tuple[Any, ...], ...]
     hints: dict[str, Any]
+    shared: tuple[tuple[int, ...], int] = ((), 0)
 
     @property
     def dtype(self) -> str:
@@ -67,6 +70,15 @@ class Inputs:
     def split_keys(self, x: np.ndarray) -> list[np.ndarray]:
         """(Sk, Hk, D) of each sequence from an array in the layout of k."""
         return [x[index] for index in self.kv_index]
+
+    def unused(self, x: np.ndarray, *, rows: bool) -> np.ndarray:
+        """(n, H, D) of what no sequence uses, from an array in the layout of q, or of k."""
+        if not self.is_varlen:
+            return x[:0].reshape(0, *x.shape[-2:])
+        free = np.ones(x.shape[:-2], bool)
+        for index in self.q_index if rows else self.kv_index:
+            free[index] = False
+        return x[free]
 
     def split_lse(self, x: np.ndarray) -> list[np.ndarray]:
         """(Hq, Sq) of each sequence from (B, Hq, S) or (Hq, total)."""
@@ -123,14 +135,45 @@ def _listed_blocks(
                 yield head, m, int(n)
 
 
+def of_rows(table: np.ndarray, count: int) -> np.ndarray:
+    """(heads, count) factors of rows or keys from those of blocks, (heads, blocks)."""
+    return np.repeat(table, SCALE_BLOCK, axis=-1)[..., :count]
+
+
+def draw_scales(case: Case) -> dict[str, np.ndarray]:
+    """q_descale, k_descale and v_descale, those that the case has: (B, Hk), of blocks (B, Hk, n).
+
+    Within a factor of two of 1. All the same where the scale is the tensor's.
+    """
+    rng = np.random.default_rng([case.seed, 3])
+    found: dict[str, np.ndarray] = {}
+    for letter, side in (("q", 0), ("k", 1), ("v", 1)):
+        shape: tuple[int, ...] = (len(case.sequences), case.heads_k)
+        if case.scales == "block":
+            longest = max((lengths[side] for lengths in case.sequences), default=0)
+            shape += (max(1, -(-longest // SCALE_BLOCK)),)
+        table = rng.uniform(0.5, 2.0, shape).astype(np.float32)
+        if case.scales == "tensor":
+            table[...] = table.flat[0] if table.size else 1.0
+        if case.descale is True or letter in str(case.descale):
+            found[f"{letter}_descale"] = table
+    return found
+
+
 def draw_sparsity(case: Case) -> BlockSparseTensors:
-    """Block lists drawn from the seed; about a third of the row blocks visits nothing."""
+    """Block lists drawn from the seed; about a third of the row blocks visits nothing.
+
+    Lists of one batch entry and head stand for all of them if they are broadcast.
+    """
     assert case.sparse_block is not None
     rng = np.random.default_rng([case.seed, 2])
     blocks_q = -(-case.seqlen_q // case.sparse_block[0])
     blocks_k = -(-case.seqlen_k // case.sparse_block[1])
-    states = rng.integers(0, 3, (case.batch, case.heads_q, blocks_q, blocks_k))
+    lists_of = (1, 1) if case.sparse_lists == "broadcast" else (case.batch, case.heads_q)
+    states = rng.integers(0, 3, (*lists_of, blocks_q, blocks_k))
     states[rng.random(states.shape[:3]) < 0.3] = 0
+    if case.sparse_lists == "empty":
+        states[...] = 0
     lists: list[np.ndarray] = []
     for state in (1, 2):
         listed = states == state
@@ -179,10 +222,7 @@ def build_options(case: Case) -> dict[str, Any]:
     if case.sparse_block is not None:
         options["block_sparse_tensors"] = draw_sparsity(case)
     if case.descale:
-        rng = np.random.default_rng([case.seed, 3])
-        shape = (len(case.sequences), case.heads_k)
-        for name in ("q_descale", "k_descale", "v_descale"):
-            options[name] = rng.uniform(0.5, 2.0, shape).astype(np.float32)
+        options |= draw_scales(case)
     if case.tiles is not None or case.tau is not None:
         options["config"] = _build_config(case)
     return options

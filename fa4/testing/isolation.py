@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fa4.testing.backends import Backend, is_loadable
-from fa4.testing.refusals import BackendFailed
+from fa4.testing.refusals import BackendFailed, Breach, NoAnswer
 from fa4.testing.worker import Facts, Reply, pack
 
 CALL_SECONDS = 120.0  # a first call may compile a kernel
@@ -67,6 +67,7 @@ def isolate(backend: Backend | str, timeout_s: float | None = None) -> Backend:
         fa4_dropout=facts.fa4_dropout,
         not_covered=facts.not_covered,
         claims=facts.claims,
+        numerics=facts.numerics,
         uses_cuda=facts.uses_cuda,
         isolated=True,
         **functions,  # type: ignore[arg-type]
@@ -86,8 +87,9 @@ class _Remote:
         parameters += [kinds("options", kinds.VAR_KEYWORD)] * takes_any
         self.__signature__ = inspect.Signature(parameters)
 
-    def __call__(self, *arrays: Any, **options: Any) -> Any:
-        return self.process.call(self.part, arrays, options)
+    def __call__(self, *arrays: Any, kept_guard: Any = None, **options: Any) -> Any:
+        session = None if kept_guard is None else id(kept_guard)
+        return self.process.call(self.part, arrays, options, session)
 
     def close(self) -> None:
         """End the worker."""
@@ -113,10 +115,19 @@ class IsolatedProcess:
                 self.close()
                 raise
 
-    def call(self, part: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """The function's result; raises what it raised, or BackendFailed."""
+    def call(
+        self,
+        part: str,
+        arrays: tuple[Any, ...],
+        options: dict[str, Any],
+        session: int | None = None,
+    ) -> Any:
+        """The function's result; raises what it raised, or BackendFailed.
+
+        session: a number that calls on the same memory have in common.
+        """
         try:
-            frame = pickle.dumps((part, [pack(x) for x in arrays], options), protocol=5)
+            frame = pickle.dumps((part, [pack(x) for x in arrays], options, session), protocol=5)
         except Exception as error:
             raise ValueError(self._unsendable(options, error)) from error
         with self._lock:
@@ -253,7 +264,7 @@ class _Worker:
         try:
             reply = self._replies.get(timeout=seconds)
         except queue.Empty:
-            raise BackendFailed(f"no answer within {seconds:g} s; killed{self._said()}") from None
+            raise NoAnswer(f"no answer within {seconds:g} s; killed{self._said()}") from None
         if isinstance(reply, Reply):
             return reply
         if reply is not None:
@@ -311,8 +322,9 @@ def _exception(reply: Reply) -> Exception:
     if reply.kind == "refused":
         return NotImplementedError(reply.value)
     found: Any = getattr(builtins, reply.name, None)
-    if reply.name == "BackendFailed":
-        return BackendFailed(reply.value)
+    for kind in (BackendFailed, Breach):
+        if reply.name == kind.__name__:
+            return kind(reply.value)
     if isinstance(found, type) and issubclass(found, Exception):
         try:
             return found(reply.value)

@@ -1,4 +1,4 @@
-"""The arrays of a `Case`: dense, packed, padded or paged, and strided views of them.
+"""The arrays of a `Case`: dense, packed, padded or paged; `fa4.testing.views` has their strides.
 
 What no sequence uses holds large numbers, NaN where the regime is "masked_nan", and unused entries
 of a page table point out of range, so that a function that reads them shows it.
@@ -7,7 +7,6 @@ of a page table point out of range, so that a function that reads them shows it.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,21 @@ from fa4.dtypes import numpy_dtype
 from fa4.testing.case import Case
 from fa4.testing.inputs import Inputs, SequenceInputs, build_options, visible_pairs
 from fa4.testing.values import draw_upstream, draw_values, poison
+from fa4.testing.views import with_strides
+
+_BUFFER_ROWS, _BUFFER_KEYS = 5, 9  # of slack "buffer", behind the last sequence
+_MAX_SEQLEN_ABOVE = 70  # of slack "max_seqlen": more than half a tile
 
 
 def build_inputs(case: Case) -> Inputs:
     """The arrays and keywords of a case; the same case always gives the same ones."""
     options = build_options(case)
+    values = [draw_values(case, b) for b in range(len(case.sequences))]
+    shared = shared_prefix(case)
+    _share_values(values, *shared)
     sequences = []
     for b, lengths in enumerate(case.sequences):
-        q, k, v = draw_values(case, b)
+        q, k, v = values[b]
         dout, dlse = draw_upstream(case, b)
         visible = visible_pairs(options, b, case.heads_q, lengths)
         if case.values == "masked_nan":
@@ -33,10 +39,23 @@ def build_inputs(case: Case) -> Inputs:
     pack = {"dense": _dense, "packed": _packed, "padded": _padded, "paged": _paged}[case.layout]
     inputs = pack(case, tuple(sequences))
     inputs.options.update(options)
-    if case.strided:
-        q, k, v = _fused_views(case, inputs)
-        inputs = replace(inputs, q=q, k=k, v=v)
-    return inputs
+    return with_strides(case, replace(inputs, shared=shared))
+
+
+def shared_prefix(case: Case) -> tuple[tuple[int, ...], int]:
+    """(sequences, keys) that lie in the same pages: the whole pages of all but the longest."""
+    lengths = sorted(keys for _, keys in case.sequences)
+    if not case.shared_prefix or len(lengths) < 2 or lengths[-2] < case.page_size:
+        return (), 0
+    count = lengths[-2] // case.page_size * case.page_size
+    return tuple(b for b, (_, keys) in enumerate(case.sequences) if keys >= count), count
+
+
+def _share_values(values: list[Any], members: tuple[int, ...], count: int) -> None:
+    """The first keys and values of all members become those of the first, in place."""
+    for b in members[1:]:
+        for mine, common in zip(values[b][1:], values[members[0]][1:], strict=True):
+            mine[:count] = common[:count]
 
 
 def _unused(case: Case, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -58,7 +77,7 @@ def _dense(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
         "v": (case.seqlen_k, case.heads_k, dv),
         "dout": (case.seqlen_q, case.heads_q, dv),
     }
-    arrays = {
+    arrays: dict[str, Any] = {
         name: _stack([getattr(seq, name) for seq in sequences], shape, dtype)
         for name, shape in shapes.items()
     }
@@ -76,33 +95,63 @@ def _offsets(lengths: list[int]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
-def _slices(offsets: np.ndarray) -> tuple[tuple[slice], ...]:
-    return tuple((slice(int(start), int(stop)),) for start, stop in pairwise(offsets))
+def _spans(case: Case, lengths: list[int]) -> tuple[np.ndarray, tuple[tuple[slice], ...]]:
+    """cu_seqlens, with room behind each sequence for slack "seqused", and where each lies."""
+    room = [1 + b % 3 if case.slack == "seqused" else 0 for b in range(len(lengths))]
+    offsets = _offsets([length + more for length, more in zip(lengths, room, strict=True)])
+    starts = offsets[:-1].tolist()
+    return offsets, tuple(
+        (slice(start, start + length),) for start, length in zip(starts, lengths, strict=True)
+    )
+
+
+def _scatter(
+    case: Case, arrays: list[np.ndarray], spans: tuple[tuple[slice], ...], total: int
+) -> np.ndarray:
+    """(total, H, D) with each sequence in its place."""
+    packed = _unused(case, (total, *arrays[0].shape[1:]), arrays[0].dtype)
+    for (span,), rows in zip(spans, arrays, strict=True):
+        packed[span] = rows
+    return packed
 
 
 def _pack_queries(case: Case, sequences: tuple[SequenceInputs, ...]) -> dict[str, Any]:
     """q, dout (total, H, D), dlse (Hq, total), their index, cu_seqlens_q and its hint."""
     rows = [seq.q.shape[0] for seq in sequences]
-    offsets = _offsets(rows)
+    offsets, spans = _spans(case, rows)
+    total = int(offsets[-1]) + (_BUFFER_ROWS if case.slack == "buffer" else 0)
+    dlse = np.zeros((case.heads_q, total), np.float32)
+    for (span,), seq in zip(spans, sequences, strict=True):
+        dlse[:, span] = seq.dlse
+    above = _MAX_SEQLEN_ABOVE if case.slack == "max_seqlen" else 0
+    keys = _spans(case, [keys for _, keys in case.lengths])[0]
+    longest = [max(1, int(np.diff(x).max())) for x in (offsets, keys)]
+    options: dict[str, Any] = {"cu_seqlens_q": offsets}
+    if case.slack == "seqused":
+        options["seqused_q"] = np.array(rows, np.int32)
     return {
-        "q": np.concatenate([seq.q for seq in sequences]),
-        "dout": np.concatenate([seq.dout for seq in sequences]),
-        "dlse": np.concatenate([seq.dlse for seq in sequences], axis=1),
-        "q_index": _slices(offsets),
-        "options": {"cu_seqlens_q": offsets},
-        "hints": {"max_seqlen_q": max(rows), "max_seqlen_k": max(keys for _, keys in case.lengths)},
+        "q": _scatter(case, [seq.q for seq in sequences], spans, total),
+        "dout": _scatter(case, [seq.dout for seq in sequences], spans, total),
+        "dlse": dlse,
+        "q_index": spans,
+        "options": options,
+        "hints": {"max_seqlen_q": longest[0] + above, "max_seqlen_k": longest[1] + above},
     }
 
 
 def _packed(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
     """(total, H, D) with cu_seqlens_q and cu_seqlens_k."""
     fields = _pack_queries(case, sequences)
-    offsets = _offsets([keys for _, keys in case.lengths])
+    keys = [keys for _, keys in case.lengths]
+    offsets, spans = _spans(case, keys)
+    total = int(offsets[-1]) + (_BUFFER_KEYS if case.slack == "buffer" else 0)
     fields["options"]["cu_seqlens_k"] = offsets
+    if case.slack == "seqused":
+        fields["options"]["seqused_k"] = np.array(keys, np.int32)
     return Inputs(
-        k=np.concatenate([seq.k for seq in sequences]),
-        v=np.concatenate([seq.v for seq in sequences]),
-        kv_index=_slices(offsets),
+        k=_scatter(case, [seq.k for seq in sequences], spans, total),
+        v=_scatter(case, [seq.v for seq in sequences], spans, total),
+        kv_index=spans,
         sequences=sequences,
         **fields,
     )
@@ -114,7 +163,7 @@ def _padded(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
     longest = used.max(axis=0) + 3
     q_index = tuple((b, slice(0, int(n))) for b, n in enumerate(used[:, 0]))
     kv_index = tuple((b, slice(0, int(n))) for b, n in enumerate(used[:, 1]))
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name, side, index in (("q", 0, q_index), ("dout", 0, q_index),
                               ("k", 1, kv_index), ("v", 1, kv_index)):  # fmt: skip
         rows = [getattr(seq, name) for seq in sequences]
@@ -133,9 +182,10 @@ def _padded(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
 
 
 def _paged(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
-    """Packed q; K and V in shuffled pages.
+    """Packed q; K and V in shuffled pages, those of a shared prefix once.
 
-    Unused entries of the page table point far outside; one page in three belongs to nobody.
+    Unused entries of the page table point far outside; at least one page in three belongs to
+    nobody.
     """
     size = case.page_size
     needed = [-(-keys // size) for _, keys in case.lengths]
@@ -149,8 +199,11 @@ def _paged(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
     table[:, -1] = -1
     kv_index = []
     taken = _offsets(needed)
+    members, common = shared_prefix(case)
     for b, seq in enumerate(sequences):
         table[b, : needed[b]] = order[taken[b] : taken[b + 1]]
+        if b in members:
+            table[b, : common // size] = table[members[0], : common // size]
         keys = np.arange(seq.k.shape[0])
         kv_index.append((table[b][keys // size], keys % size))
         k[kv_index[b]], v[kv_index[b]] = seq.k, seq.v
@@ -158,16 +211,3 @@ def _paged(case: Case, sequences: tuple[SequenceInputs, ...]) -> Inputs:
     fields["options"]["page_table"] = table
     fields["options"]["seqused_k"] = np.array([keys for _, keys in case.lengths], np.int32)
     return Inputs(k=k, v=v, kv_index=tuple(kv_index), sequences=sequences, **fields)
-
-
-def _fused_views(case: Case, inputs: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q, k, v as views: k and v of one buffer fused along the heads, q with a padded last axis."""
-    *rows, heads, dim = inputs.k.shape
-    width = max(dim, inputs.v.shape[-1]) + case.strided
-    fused = np.full((*rows, 2 * heads, width), np.nan, inputs.k.dtype)
-    fused[..., :heads, :dim] = inputs.k
-    fused[..., heads:, : inputs.v.shape[-1]] = inputs.v
-    padded = np.full((*inputs.q.shape[:-1], dim + case.strided), np.nan, inputs.q.dtype)
-    padded[..., :dim] = inputs.q
-    k, v = fused[..., :heads, :dim], fused[..., heads:, : inputs.v.shape[-1]]
-    return padded[..., :dim], k, v

@@ -2,14 +2,16 @@
 
 A *level* is a variant of a feature that a kernel treats in a way of its own ("window_left",
 "gqa_4", "paged"). Faults hide where two of them meet, so the suite draws every pair that has a
-meaning (`fa4.testing.design`), and a report counts the pairs of levels of the cases it judged.
+meaning (`fa4.testing.design`), forward and with gradients. A report counts the pairs of levels of
+the cases it judged, for each output apart: `PairCoverage` says what is missing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import combinations
+from dataclasses import asdict, dataclass
+from itertools import combinations, product
 from typing import Any
 
 from fa4.config import normalize_window
@@ -30,8 +32,8 @@ FEATURES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "score_mod": {"score_mod": {"score_mod": ("alibi", "temper", "forbid")}},
     "aux_tensors": {"aux_tensors": {"aux": True}},
     "sink": {"sink": {"sink": (0.0, 1.5, -1.0)}},
-    "gqa": {f"gqa_{group}": {"group": group} for group in (2, 3, 4, 8)},
-    "splits": {"splits": {"num_splits": (16, 2, 3, 7)}},
+    "gqa": {f"gqa_{group}": {"group": group} for group in (2, 3, 4, 8, 5, 6, 7, 16)},
+    "splits": {"splits": {"num_splits": (16, 2, 3, 7, 40)}},
     "dropout": {"dropout": {"dropout_p": (0.5, 0.1)}},
     "varlen": {"varlen": {"layout": "packed"}},
     "seqused": {"seqused": {"layout": "padded"}},
@@ -64,7 +66,9 @@ EXCLUSIVE = frozenset(
 
 # Classes of the number of keys (the longest sequence's), by their largest member.
 LENGTH_CLASSES = {"keys_1": 1, "keys_edge": 255, "keys_tiles": 1024, "keys_long": 1 << 40}
-HEAD_DIM_CLASSES = ("dim_to_64", "dim_to_128", "dim_beyond_128", "dim_unequal")
+HEAD_DIM_CLASSES = ("dim_to_64", "dim_to_128", "dim_beyond_128", "dim_unequal", "dim_odd")
+OUTPUTS = ("out", "lse", "dq", "dk", "dv", "dsink")
+WARP = 32  # lanes: heads, batch entries and sequences beyond it are levels of their own
 
 
 def needs_of(feature: str) -> tuple[str, ...]:
@@ -84,6 +88,8 @@ def length_class(keys: int) -> str:
 
 def head_dim_class(head_dim: int, head_dim_v: int) -> str:
     """The class of a pair of head dims."""
+    if head_dim % 8 or head_dim_v % 8:
+        return "dim_odd"
     if head_dim != head_dim_v:
         return "dim_unequal"
     if head_dim > 128:
@@ -117,7 +123,77 @@ def levels_of(case: Case) -> tuple[str, ...]:
     }
     keys = max((keys for _, keys in case.sequences), default=0)
     classes = (case.dtype, length_class(keys), head_dim_class(case.head_dim, case.head_dim_v))
-    return (*(name for name, on in found.items() if on), *classes)
+    names = (name for name, on in (found | _extents_of(case)).items() if on)
+    return (*names, *_memory_of(case), *classes)
+
+
+def _extents_of(case: Case) -> dict[str, bool]:
+    """Sizes beyond a warp or a tile, and signs, that a kernel may treat in a way of their own."""
+    rows = [rows for rows, _ in case.sequences]
+    later = rows[rows.index(0) :] if 0 in rows else []
+    return {
+        "many_heads": case.heads_q > WARP,
+        "many_batch": case.layout == "dense" and case.batch > WARP,
+        "many_sequences": case.is_varlen and len(rows) > WARP,
+        "rows_and_keys": any(rows > 128 and keys > 512 for rows, keys in case.sequences),
+        "behind_an_empty_one": case.layout == "packed" and any(later),
+        "scale_to_0": case.softmax_scale is not None and case.softmax_scale <= 0,
+        "seed_of_64_bits": case.dropout_p > 0 and case.seed >= 2**32,
+        "dlse": case.dlse,
+    }
+
+
+def _memory_of(case: Case) -> tuple[str, ...]:
+    """Values, strides, slack, pages and block lists."""
+    strides = case.strides or ("padded_rows" if case.strided else "")
+    given = {
+        "values": case.values,
+        "strides": strides,
+        "slack": case.slack,
+        "page": str(case.page_size) if case.layout == "paged" else "",
+        "pages": "shared" if case.shared_prefix else "",
+        "blocks": case.sparse_lists if case.sparse_block else "",
+    }
+    return tuple(f"{name}_{value}" for name, value in given.items() if value)
+
+
+def outputs_of(case: Case, judged: Iterable[str]) -> tuple[str, ...]:
+    """The outputs that a check judges, from what it judges beyond the case (`Property.levels`)."""
+    judged = set(judged)
+    gradients = ("dq", "dk", "dv", *(["dsink"] if case.sink is not None else []))
+    forward = ("out", *(["lse"] if "lse" in judged else []))
+    if "gradients" not in judged:
+        return forward
+    return (*forward, *gradients) if "lse" in judged else gradients
+
+
+def meaningful_pairs(output: str = "out") -> tuple[tuple[str, str], ...]:
+    """Every pair of levels of two features that may meet, names sorted; dsink needs a sink."""
+    pairs = {
+        (a, b) if a < b else (b, a)
+        for first, second in combinations(FEATURES, 2)
+        if may_meet(first, second)
+        for a, b in product(FEATURES[first], FEATURES[second])
+    }
+    return tuple(sorted(pair for pair in pairs if output != "dsink" or "sink" in pair))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairCoverage:
+    """Of one output: how many pairs of levels have a meaning, how many cases judged the rarest,
+    and which were judged by fewer than `LEAST_JUDGED`."""
+
+    output: str
+    pairs: int
+    least: int
+    few: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {"few": list(self.few)}
+
+
+LEAST_JUDGED = 3
 
 
 MASK_LEVELS = ("causal", "window_left", "window_right", "window_both", "mask_mod")
@@ -126,34 +202,52 @@ MODIFICATION_LEVELS = ("softcap", "score_mod", "sink")
 
 
 class LevelCounts:
-    """How often pairs of levels, and triples of mask, layout and modification, were judged."""
+    """How often pairs of levels, and triples of mask, layout and modification or grouped heads,
+    were judged: over all outputs, and pairs and triples of each output apart."""
 
     def __init__(self) -> None:
-        self.pairs: Counter[tuple[str, str]] = Counter()
-        self.triples: Counter[tuple[str, str, str]] = Counter()
+        self.counts: dict[str, Counter[tuple[str, ...]]] = {
+            name: Counter() for name in ("pairs", "triples", *OUTPUTS)
+        }
 
-    def add(self, levels: Iterable[str]) -> None:
+    def add(self, levels: Iterable[str], outputs: Iterable[str] = ()) -> None:
         """Count one judged case."""
         levels = sorted(set(levels))
-        self.pairs.update(combinations(levels, 2))
-        groups = (MASK_LEVELS, LAYOUT_LEVELS, MODIFICATION_LEVELS)
-        masks, layouts, modifications = ([x for x in group if x in levels] for group in groups)
-        for mask in masks:
-            for layout in layouts:
-                self.triples.update((mask, layout, change) for change in modifications)
+        pairs, triples = tuple(combinations(levels, 2)), tuple(_triples(levels))
+        self.counts["pairs"].update(pairs)
+        self.counts["triples"].update(triples)
+        for output in outputs:
+            self.counts[output].update(pairs)
+            self.counts[output].update(triples)
 
     def merge(self, other: Mapping[str, Mapping[str, int]]) -> None:
         """Add counts as `as_dict` gives them."""
-        for name, count in other["pairs"].items():
-            first, second = name.split(" x ")
-            self.pairs[first, second] += count
-        for name, count in other["triples"].items():
-            first, second, third = name.split(" x ")
-            self.triples[first, second, third] += count
+        for name, counts in other.items():
+            for text, count in counts.items():
+                self.counts[name][tuple(text.split(" x "))] += count
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """{"pairs": {"a x b": cases}, "triples": {"a x b x c": cases}}, names sorted."""
+        """{"pairs": {"a x b": cases}, "triples": {"a x b x c": cases}, "dq": both, ...}, sorted."""
         return {
-            "pairs": {" x ".join(pair): n for pair, n in sorted(self.pairs.items())},
-            "triples": {" x ".join(three): n for three, n in sorted(self.triples.items())},
+            name: {" x ".join(levels): n for levels, n in sorted(counts.items())}
+            for name, counts in self.counts.items()
         }
+
+    def coverage(self, least: int = LEAST_JUDGED) -> tuple[PairCoverage, ...]:
+        """What of each output's meaningful pairs was judged; few: fewer than `least` times."""
+        found = []
+        for output in OUTPUTS:
+            judged = {pair: self.counts[output][pair] for pair in meaningful_pairs(output)}
+            few = tuple(" x ".join(pair) for pair, n in judged.items() if n < least)
+            found.append(
+                PairCoverage(output=output, pairs=len(judged), least=min(judged.values()), few=few)
+            )
+        return tuple(found)
+
+
+def _triples(levels: list[str]) -> Iterable[tuple[str, ...]]:
+    """Mask, layout, and a modification or grouped heads ("gqa")."""
+    grouped = [x for x in levels if x.startswith("gqa_") and x != "gqa_1"]
+    groups = (MASK_LEVELS, LAYOUT_LEVELS, MODIFICATION_LEVELS)
+    masks, layouts, changes = ([x for x in group if x in levels] for group in groups)
+    return product(masks, layouts, [*changes, *["gqa"][: len(grouped)]])

@@ -288,32 +288,3 @@ def lse_requested(backend: Backend, case: Case) -> float:
     alone = result[0] if isinstance(result, tuple) else result
     with_lse, alone = (np.asarray(x).astype(np.float64) for x in (with_lse, alone))
     return agree("out", with_lse, alone, np.zeros_like(with_lse))
-
-
-def inputs_unchanged(backend: Backend, case: Case) -> float:
-    """A call leaves q, k and v as they were."""
-    inputs = build_inputs(case)
-    arrays = [x.copy() for x in (inputs.q, inputs.k, inputs.v)]
-    backend.call(backend.function, *arrays, **inputs.options)
-    for name, before, after in zip("qkv", (inputs.q, inputs.k, inputs.v), arrays, strict=True):
-        if before.tobytes() != after.tobytes():
-            raise AssertionError(f"{name} was changed in place by the call")
-    return 0.0
-
-
-def repeated_call(backend: Backend, case: Case) -> float:
-    """The same call gives the same result again, and a second call leaves the first's alone."""
-    inputs = build_inputs(case)
-    other = build_inputs(replace(case, seed=case.seed + 1))
-    first = backend.forward(inputs).out
-    kept = np.asarray(first).astype(np.float64)
-    backend.forward(other)
-    if not np.array_equal(np.asarray(first).astype(np.float64), kept, equal_nan=True):
-        raise AssertionError("a second call changed the result of the first: one buffer for both")
-    again = np.asarray(backend.forward(inputs).out).astype(np.float64)
-    if not np.array_equal(again, kept, equal_nan=True):
-        at = tuple(int(i) for i in np.argwhere(again != kept)[0])
-        raise AssertionError(
-            f"out{list(at)} = {again[at]:.9g}, and {kept[at]:.9g} from the same call before"
-        )
-    return 0.0

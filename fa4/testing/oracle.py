@@ -6,19 +6,37 @@ the back end got them, so that nothing that unpacks or reads options for a libra
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fa4 import oracle
-from fa4.testing.inputs import Inputs
+from fa4.testing.inputs import Inputs, SequenceInputs, of_rows
 
 
 def oracle_forward(inputs: Inputs) -> list[dict[str, np.ndarray]]:
     """{"out": (Sq, Hq, dv), "lse": (Hq, Sq)} of every sequence, float64."""
     results = []
     for b, seq in enumerate(inputs.sequences):
-        out, lse = oracle.attend(seq.q, seq.k, seq.v, inputs.options, b)
+        (q, k, v), options = _unscaled(seq, inputs.options, b)
+        out, lse = oracle.attend(q, k, v, options, b)
         results.append({"out": out, "lse": lse})
     return results
+
+
+def _unscaled(
+    seq: SequenceInputs, options: dict[str, Any], batch: int
+) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """q, k, v and options; float64 values without descales where those are of blocks."""
+    tables = {name: x for name, x in options.items() if name.endswith("_descale") and x.ndim > 2}
+    arrays = []
+    for name in "qkv":
+        x, table = getattr(seq, name), tables.get(f"{name}_descale")
+        if table is not None:
+            heads = np.repeat(of_rows(table[batch], len(x)), x.shape[1] // table.shape[1], axis=0)
+            x = x.astype(np.float64) * heads.T[..., None]
+        arrays.append(x)
+    return arrays, {name: x for name, x in options.items() if name not in tables}
 
 
 def oracle_gradients(

@@ -19,7 +19,14 @@ from fa4.dtypes import largest_finite, numpy_dtype
 from fa4.reference import Dropout, SeqlenInfo
 from fa4.reference.dropout import keep_scale
 from fa4.reference.spec import Region
-from fa4.testing.inputs import Inputs, SequenceInputs
+from fa4.testing.inputs import Inputs, SequenceInputs, of_rows
+from fa4.testing.numerics import (
+    FP8_TYPES,
+    LIMITED_BITS,
+    LIMITED_STEP,
+    USUAL_NUMERICS,
+    Numerics,
+)
 
 
 class PlainOutput(NamedTuple):
@@ -40,12 +47,18 @@ class PlainGradients(NamedTuple):
 
 def output_type(dtype: str) -> str:
     """Element type of O: that of the inputs, but bf16 for FP8."""
-    return "bf16" if dtype in ("e4m3", "e5m2") else dtype
+    return "bf16" if dtype in FP8_TYPES else dtype
 
 
 def work_type(dtype: str) -> str:
     """Type of sums and of the LSE: fp64 for fp64 inputs, else fp32."""
     return "fp64" if dtype == "fp64" else "fp32"
+
+
+def truncated(x: np.ndarray) -> np.ndarray:
+    """float32 cut off to LIMITED_BITS significant bits."""
+    kept = np.uint32(2**32 - 2 ** (24 - LIMITED_BITS))
+    return (np.ascontiguousarray(x, np.float32).view(np.uint32) & kept).view(np.float32)
 
 
 class Terms:
@@ -56,17 +69,30 @@ class Terms:
     """
 
     def __init__(
-        self, seq: SequenceInputs, batch: int, options: dict[str, Any], rounding: str | None
+        self,
+        seq: SequenceInputs,
+        batch: int,
+        options: dict[str, Any],
+        rounding: str | None,
+        numerics: Numerics = USUAL_NUMERICS,
     ) -> None:
         self.seq, self.batch, self.options = seq, batch, options
+        self.numerics = numerics
         self.work = np.dtype(np.float64 if rounding in (None, "fp64") else np.float32)
         self.p_type, self.o_type = rounding, output_type(rounding) if rounding else None
+        self.p_factor = self.work.type(1.0)
+        self.limited = rounding in FP8_TYPES and numerics.fp8_sums == "limited"
+        if rounding in FP8_TYPES:
+            self.p_type = numerics.p_type(rounding)
+            self.p_factor = self.work.type(2.0 ** numerics.p_offset_log2(rounding))
         self.group = seq.q.shape[1] // seq.k.shape[1]
         self.visible = seq.visible
         unseen = np.logical_not(self.visible.any(axis=1))[..., None]
-        self.q = seq.q.transpose(1, 0, 2).astype(self.work)
+        self.q = seq.q.transpose(1, 0, 2).astype(self.work) * self.blocks("q_descale", len(seq.q))
         self.k = np.where(unseen, 0, self.expand(seq.k)).astype(self.work)
+        self.k *= self.blocks("k_descale", len(seq.k))
         self.v = np.where(unseen, 0, self.expand(seq.v)).astype(self.work)
+        self.v *= self.blocks("v_descale", len(seq.v))
         self.info = SeqlenInfo(seq.q.shape[0], seq.k.shape[0])
 
     def expand(self, x: np.ndarray) -> np.ndarray:
@@ -90,12 +116,20 @@ class Terms:
         return np.clip(x, -most, most).astype(numpy_dtype(name)).astype(self.work)
 
     def factor(self, name: str) -> np.ndarray:
-        """(Hq, 1, 1) descale of this batch entry; 1 without one."""
+        """(Hq, 1, 1) descale of this batch entry; 1 without one, and for those of blocks."""
         heads = len(self.q)
         table = self.options.get(name)
-        if table is None:
+        if table is None or table.ndim > 2:
             return np.ones((heads, 1, 1), self.work)
         return np.repeat(table[self.batch], self.group).astype(self.work).reshape(heads, 1, 1)
+
+    def blocks(self, name: str, count: int) -> np.ndarray:
+        """(Hq, count, 1) descales of blocks of rows or keys; (1, 1, 1) of 1 without them."""
+        table = self.options.get(name)
+        if table is None or table.ndim < 3:
+            return np.ones((1, 1, 1), self.work)
+        rows = of_rows(table[self.batch], count)
+        return np.repeat(rows, self.group, axis=0)[..., None].astype(self.work)
 
     def callback(self, function: Callable[..., Any], *first: np.ndarray) -> np.ndarray:
         """score_mod or its derivative over the whole matrix."""
@@ -111,13 +145,23 @@ class Terms:
         A library's blocked sum errs less than an honest loop does, and in these types the sum is
         what errs most; in narrower types it is the rounding of P and O.
         """
-        if self.p_type not in ("fp32", "fp64"):
+        if self.limited:
+            return self.limited_product(a, b)
+        if self.o_type not in ("fp32", "fp64"):
             return a @ b
         total = np.zeros((*a.shape[:-1], b.shape[-1]), self.work)
         term = np.empty_like(total)
         for n in range(a.shape[-1]):
             np.multiply(a[..., n, None], b[..., n, None, :], out=term)
             total += term
+        return total
+
+    def limited_product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """a @ b, LIMITED_STEP terms at a time, with a sum that is cut off after each."""
+        total = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
+        for start in range(0, a.shape[-1], LIMITED_STEP):
+            part = slice(start, start + LIMITED_STEP)
+            total = truncated(total + a[..., part] @ b[..., part, :])
         return total
 
     @cached_property
@@ -191,13 +235,17 @@ class Terms:
         return keep_scale(dropout, region).astype(self.work)
 
     @cached_property
+    def wide_out(self) -> np.ndarray:
+        """(Hq, Sq, dv) in the work type."""
+        weights = self.rounded(self.unnormalised * self.keep * self.p_factor, self.p_type)
+        weights = weights / self.p_factor
+        total = np.where(self.total > 0, self.total, 1)[..., None]
+        return self.factor("v_descale") * (self.product(weights, self.v) / total)
+
+    @cached_property
     def out(self) -> np.ndarray:
         """(Hq, Sq, dv), rounded."""
-        weights = self.rounded(self.unnormalised * self.keep, self.p_type)
-        total = np.where(self.total > 0, self.total, 1)[..., None]
-        return self.rounded(
-            self.factor("v_descale") * (self.product(weights, self.v) / total), self.o_type
-        )
+        return self.rounded(self.wide_out, self.o_type)
 
     def forward(self) -> PlainOutput:
         """out and lse with rows first."""
@@ -217,15 +265,17 @@ class GradientTerms(Terms):
         options: dict[str, Any],
         rounding: str | None,
         with_dlse: bool = False,
+        numerics: Numerics = USUAL_NUMERICS,
     ) -> None:
-        super().__init__(seq, batch, options, rounding)
+        super().__init__(seq, batch, options, rounding, numerics)
         self.dout = seq.dout.transpose(1, 0, 2).astype(self.work)
         self.dlse = seq.dlse.astype(self.work) if with_dlse else np.zeros_like(self.lse)
 
     @cached_property
     def row_dot(self) -> np.ndarray:
         """D (Hq, Sq)."""
-        return (self.dout * self.out).sum(axis=-1) - self.dlse
+        out = self.wide_out if self.numerics.saved_out == "exact" else self.out
+        return (self.dout * out).sum(axis=-1) - self.dlse
 
     @cached_property
     def dp(self) -> np.ndarray:
@@ -248,6 +298,16 @@ class GradientTerms(Terms):
         """dS, rounded."""
         raw = self.p * (self.dp - self.row_dot[..., None])
         return self.rounded(self.chain(raw), self.p_type)
+
+    def fold(self, x: np.ndarray) -> np.ndarray:
+        """(Hq, Sk, D) -> (Sk, Hk, D): the sum over each group, in the type that is declared."""
+        if self.numerics.group_sum == "work":
+            return super().fold(x)
+        heads = x.reshape(-1, self.group, *x.shape[1:])
+        total = self.rounded(heads[:, 0], self.p_type)
+        for n in range(1, self.group):
+            total = self.rounded(total + self.rounded(heads[:, n], self.p_type), self.p_type)
+        return total.transpose(1, 0, 2)
 
     def backward(self) -> PlainGradients:
         """All gradients, rows first, rounded."""
@@ -273,19 +333,21 @@ class GradientTerms(Terms):
         return np.where(np.isneginf(self.lse), 1, np.exp(self.sink - finite))
 
 
-def plain_attention(inputs: Inputs) -> list[PlainOutput]:
+def plain_attention(inputs: Inputs, numerics: Numerics = USUAL_NUMERICS) -> list[PlainOutput]:
     """out and lse of every sequence, in low precision throughout."""
     with np.errstate(all="ignore"):
         return [
-            Terms(seq, b, inputs.options, inputs.dtype).forward()
+            Terms(seq, b, inputs.options, inputs.dtype, numerics).forward()
             for b, seq in enumerate(inputs.sequences)
         ]
 
 
-def plain_gradients(inputs: Inputs, *, with_dlse: bool = False) -> list[PlainGradients]:
+def plain_gradients(
+    inputs: Inputs, *, with_dlse: bool = False, numerics: Numerics = USUAL_NUMERICS
+) -> list[PlainGradients]:
     """Gradients of every sequence, in low precision throughout."""
     with np.errstate(all="ignore"):
         return [
-            GradientTerms(seq, b, inputs.options, inputs.dtype, with_dlse).backward()
+            GradientTerms(seq, b, inputs.options, inputs.dtype, with_dlse, numerics).backward()
             for b, seq in enumerate(inputs.sequences)
         ]

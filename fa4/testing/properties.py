@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from fa4.testing.axes import AXES, GRADIENT_AXES, GRADIENT_REGIMES
 from fa4.testing.backends import Backend
 from fa4.testing.case import Case
 from fa4.testing.combinations import (
+    GRADIENT_TRIPLES,
     GRADIENTS_WITH_ONE,
     GRADIENTS_WITH_TWO,
     MIXTURES,
@@ -22,29 +24,47 @@ from fa4.testing.features import (
     REGIMES,
     ROBUSTNESS,
 )
+from fa4.testing.fp8 import FP8_PROPERTIES
+from fa4.testing.mla import GRADIENT_MLA, MLA, PLAIN_MLA
 from fa4.testing.property import Property
-from fa4.testing.relations import MEMORY, RELATIONS
+from fa4.testing.relations import RELATIONS
+from fa4.testing.saved_out import SAVED_OUT
+from fa4.testing.sessions.properties import SESSION_PROPERTIES
+from fa4.testing.state import MEMORY, PLAIN_STATE, STATE
 from fa4.testing.statistics import GRADIENT_STATISTICS, STATISTICS
 
 __all__ = ["PROPERTIES", "Property", "check_property", "find_properties"]
 
-# What is simple first, so that the first failure is the one that says most: no feature, then one,
-# its gradients, then two, and at last what compares calls.
+# What is simple first, so that the first failure is the one that says most: what a call does to
+# memory, which can look like anything else; no feature, then one, its gradients, then two, and at
+# last what compares calls.
 PROPERTIES: tuple[Property, ...] = (
-    *FEATURES[:1],
     *MEMORY,
+    *FEATURES[:1],
+    PLAIN_MLA,
+    *PLAIN_STATE,
     *STATISTICS,
     *REGIMES,
     *FEATURES[1:],
     *EXTREMES,
+    *AXES,
+    *FP8_PROPERTIES,
+    *MLA,
     *GRADIENTS,
+    *GRADIENT_REGIMES,
     *GRADIENTS_WITH_ONE,
+    *GRADIENT_AXES,
+    GRADIENT_MLA,
+    *STATE,
+    *SESSION_PROPERTIES,
     *GRADIENT_STATISTICS,
     *PAIRS,
     *ROBUSTNESS,
+    SAVED_OUT,
     GRADIENTS_MASKED,
     *GRADIENTS_WITH_TWO,
     TRIPLES,
+    GRADIENT_TRIPLES,
     MIXTURES,
     *RELATIONS,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,10 @@ from fa4.testing.shrink import EVERYTHING
 
 # From the element types that the back end takes to a strategy of cases.
 Strategy = Callable[[tuple[str, ...]], SearchStrategy[Case]]
+
+
+# From a back end and the element types that it takes to a RuleBasedStateMachine.
+Machine = Callable[[Backend, tuple[str, ...]], Any]
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,10 @@ class Property:
     of them at least. needs: features as in `Backend.reason_missing`; dtypes: the element types it
     is stated for. group: "core", or "robustness" for what a back end may leave open. levels: what
     the check judges beyond the case ("lse", "gradients"). shrinks: fields that a smaller example
-    may change without leaving the property. first_look: cases listed, and as many drawn, before the
-    rest of the suite when a run ends at the first failure.
+    may change without leaving the property. variants: fields of the calls that the check compares,
+    where those are not the case's own. first_look: cases listed, and as many drawn, before the
+    rest of the suite when a run ends at the first failure. machine: draws steps in place of cases;
+    then what is listed and checked are walks (`fa4.testing.walk`).
     """
 
     name: str
@@ -52,7 +58,9 @@ class Property:
     group: str = "core"
     levels: tuple[str, ...] = ()
     shrinks: frozenset[str] = field(default=EVERYTHING)
+    variants: tuple[Mapping[str, Any], ...] = ()
     first_look: int = 2
+    machine: Machine | None = None
 
 
 def dense(**features: Any) -> Strategy:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from fa4.arrays import to_numpy
 from fa4.dtypes import dtype_name
 
 Refusal = Callable[[BaseException], bool]
@@ -37,8 +40,17 @@ class NotCovered(Exception):
         self.feature, self.reason, self.kind = feature, reason, kind or f"{feature}: {reason}"
 
 
+class Breach(AssertionError):
+    """A rule that is broken whatever the errors of the outputs are; its text up to a colon is the
+    same, but for numbers, for each breach of it."""
+
+
 class BackendFailed(Exception):
     """A call that ended in no way that a function may end: SystemExit, a crash, a hang."""
+
+
+class NoAnswer(BackendFailed):
+    """A hang: another such call would cost the whole timeout again."""
 
 
 def is_poison(error: BaseException) -> bool:
@@ -62,14 +74,45 @@ def refuses_by(unsupported: Any) -> Refusal | None:
     )
 
 
+class _Silence:
+    """No warnings while any thread is inside; warnings' own context is not made for threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._context = warnings.catch_warnings()
+
+    def enter(self) -> None:
+        """One more thread."""
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._context = warnings.catch_warnings()
+                self._context.__enter__()
+                warnings.simplefilter("ignore")
+
+    def leave(self) -> None:
+        """One less; the last restores the filters."""
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._context.__exit__(None, None, None)
+
+
+_silence = _Silence()
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without warnings: results are judged, not noise on the way."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        yield
+    """Without warnings, in this thread or any: results are judged, not noise on the way."""
+    _silence.enter()
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        _silence.leave()
 
 
+@lru_cache(maxsize=512)
 def named_keywords(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
     """(keyword names in the signature, does it take any keyword?); (none, True) if unreadable."""
     try:
@@ -93,6 +136,16 @@ def describe_call(arrays: Any, options: dict[str, Any]) -> str:
     if len(arrays) > 3:
         parts.append("gradients")
     return ", ".join(parts + sorted(set(options) - {"return_lse"}))
+
+
+def readable(name: str, value: Any) -> np.ndarray:
+    """A result as a NumPy array; AssertionError for what is none or cannot be read."""
+    try:
+        return to_numpy(name, value)
+    except TypeError as error:
+        raise AssertionError(str(error)) from error
+    except Exception as error:  # a tensor without memory, a broken __array__
+        raise AssertionError(f"{name} cannot be read: {reason_of(error)}") from error
 
 
 def reason_of(error: BaseException) -> str:

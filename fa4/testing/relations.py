@@ -40,23 +40,6 @@ def _relation(
     )
 
 
-# What a call does to memory: a fault here can look like any other.
-MEMORY: tuple[Property, ...] = (
-    _relation(
-        "inputs_unchanged",
-        "q, k and v are not written to",
-        dense(**_SOME),
-        check.inputs_unchanged,
-        first_look=3,
-    ),
-    _relation(
-        "repeated_call",
-        "the same call gives the same bits again, and its result stays",
-        dense(**_SOME),
-        check.repeated_call,
-        first_look=3,
-    ),
-)
 RELATIONS: tuple[Property, ...] = (
     _relation(
         "kv_permutation", "the order of keys does not matter", dense(**_SOME), check.kv_permutation

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fa4.testing.levels import LevelCounts
+from fa4.testing.causes import Evidence, FailureGroup, Symptom, group_failures
+from fa4.testing.levels import LevelCounts, PairCoverage
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 PASSED, FAILED, NOT_COVERED, NOT_ROBUST = "passed", "failed", "not covered", "not robust"
 STATUSES = (PASSED, FAILED, NOT_COVERED, NOT_ROBUST)
 
@@ -20,7 +21,8 @@ class PropertyResult:
     cases: calls that were judged; worst_share: largest error as a fraction of its budget. reason:
     why it is not covered, or which cases were not. error, example, test: for a failure; needs: what
     the smallest failing case needs to fail. status "not robust": a failure of a property that a
-    back end may leave open. levels: counts as `LevelCounts.as_dict` gives them.
+    back end may leave open. symptoms: what is wrong, output by output; the first of them gives
+    error, example, needs and test. levels: counts as `LevelCounts.as_dict` gives them.
     """
 
     name: str
@@ -33,60 +35,32 @@ class PropertyResult:
     example: str = ""
     needs: tuple[str, ...] = ()
     test: str = ""
+    symptoms: tuple[Symptom, ...] = ()
     seconds: float = 0.0
     levels: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data without the level counts, which a report adds up."""
-        return {name: value for name, value in asdict(self).items() if name != "levels"}
+        """Plain data without the level counts, which a report adds up, and the symptoms, which it
+        groups."""
+        left_out = ("levels", "symptoms")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
-@dataclass(frozen=True)
-class FailureGroup:
-    """Failures that one cause explains: all of them need `needs` to fail."""
-
-    needs: tuple[str, ...]
-    properties: tuple[str, ...]
-    smallest: PropertyResult
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: `smallest` is the property with the simplest example."""
-        first = self.smallest
-        return {
-            "needs": list(self.needs),
-            "properties": list(self.properties),
-            "status": first.status,
-            "smallest": first.name,
-            "error": first.error,
-            "example": first.example,
-            "test": first.test,
-        }
-
-
-def group_failures(results: Iterable[PropertyResult]) -> tuple[FailureGroup, ...]:
-    """Failures by cause: the fewest needs first, each with all failures that need as much."""
-    left = sorted(
-        (result for result in results if result.status in (FAILED, NOT_ROBUST)),
-        key=lambda result: (result.status != FAILED, len(result.needs), len(result.example)),
+def evidence_of(results: Iterable[PropertyResult]) -> tuple[Evidence, ...]:
+    """Every symptom of every failing property."""
+    return tuple(
+        Evidence(name=result.name, status=result.status, symptom=symptom)
+        for result in results
+        for symptom in result.symptoms
     )
-    groups = []
-    while left:
-        first = left[0]
-        same = [
-            result
-            for result in left
-            if set(first.needs) <= set(result.needs) and result.status == first.status
-        ]
-        groups.append(FailureGroup(first.needs, tuple(r.name for r in same), first))
-        left = [result for result in left if result not in same]
-    return tuple(groups)
 
 
 @dataclass(frozen=True)
 class VerifyReport:
     """Results in the order of the suite; `not_covered`: feature to reason, over all of them.
 
-    stopped: the run ended at the first failure (exitfirst), and `skipped` names what did not run.
+    skipped: what did not run, as the run ended at the first failure. words: the options of the
+    command that draws the same.
     """
 
     backend: str
@@ -96,6 +70,7 @@ class VerifyReport:
     seconds: float
     not_covered: dict[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -104,18 +79,25 @@ class VerifyReport:
 
     @property
     def failures(self) -> tuple[FailureGroup, ...]:
-        """Failures, and properties that are not robust, grouped by what they need."""
-        return group_failures(self.results)
+        """Failures, and properties that are not robust, by cause."""
+        return group_failures(evidence_of(self.results))
 
     @property
     def levels(self) -> dict[str, dict[str, int]]:
         """How many judged cases had each pair of levels, and each triple of mask, layout and
-        modification; see `fa4.testing.levels`."""
+        modification, and so for each output; see `fa4.testing.levels`."""
+        return self._counts().as_dict()
+
+    @property
+    def coverage(self) -> tuple[PairCoverage, ...]:
+        """Of each output, how often its pairs of levels were judged, and which hardly were."""
+        return self._counts().coverage()
+
+    def _counts(self) -> LevelCounts:
         counts = LevelCounts()
         for result in self.results:
-            if result.levels:
-                counts.merge(result.levels)
-        return counts.as_dict()
+            counts.merge(result.levels)
+        return counts
 
     def with_status(self, status: str) -> tuple[PropertyResult, ...]:
         """The results of one of STATUSES."""
@@ -124,11 +106,13 @@ class VerifyReport:
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, with `schema_version`."""
         counts = {name.replace(" ", "_"): len(self.with_status(name)) for name in STATUSES}
+        levels = self.levels
         return {
             "schema_version": SCHEMA_VERSION,
             "backend": self.backend,
             "max_examples": self.max_examples,
             "seed": self.seed,
+            "words": list(self.words),
             "seconds": round(self.seconds, 3),
             "passed": self.passed,
             "counts": counts,
@@ -137,5 +121,6 @@ class VerifyReport:
             "failures": [group.as_dict() for group in self.failures],
             "skipped": list(self.skipped),
             "not_covered": dict(self.not_covered),
-            "levels": self.levels,
+            "levels": {name: levels[name] for name in ("pairs", "triples")},
+            "coverage": {row.output: row.as_dict() for row in self.coverage},
         }

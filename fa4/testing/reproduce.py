@@ -6,11 +6,15 @@ import re
 
 from fa4.testing.backends import Backend, is_loadable
 from fa4.testing.case import Case
+from fa4.testing.walk import Walk
 
 
-def failing_test(name: str, backend: Backend, case: Case, error: str) -> str:
+def failing_test(
+    name: str, backend: Backend, case: Case, error: str, check: str | None = None
+) -> str:
     """Source of a pytest test function that fails as long as the back end does.
 
+    check: the property that it checks, if not the one that it is named after.
     One that ran in a process of its own does so in the test too. A back end that was given as a
     function without an importable name appears as `your_function`.
     """
@@ -19,13 +23,19 @@ def failing_test(name: str, backend: Backend, case: Case, error: str) -> str:
     load = "isolate" if backend.isolated else "load_backend"  # a crash must not end pytest
     reason = error.partition("; ")[0]
     reason = reason if len(reason) <= 94 else f"{reason[:90]} ..."
+    if isinstance(case, Walk):
+        lines = "".join(f"    {line}\n" for line in case.source(f"{load}({loaded})"))
+        return (
+            f"def test_{words}():\n    # {reason}\n"
+            f"    from fa4.testing import Case, {load}, open_session\n\n{lines}"
+        )
     return (
         f"def test_{words}():\n"
         f"    # {reason}\n"
         f"    from fa4.testing import Case, check_property, {load}\n"
         "\n"
         f"    case = {_wrapped(case)}\n"
-        f'    check_property("{name}", {load}({loaded}), case)\n'
+        f'    check_property("{check or name}", {load}({loaded}), case)\n'
     )
 
 

@@ -17,25 +17,29 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as set_seed
+from hypothesis.stateful import run_state_machine_as_test
+from threadpoolctl import threadpool_limits
 
 from fa4.checked import DENSE_DEFAULTS
 from fa4.config import require, require_int
 from fa4.testing.backends import DTYPES, FP8, Backend, NotCovered, load_backend
 from fa4.testing.case import Case
+from fa4.testing.coverage import everything_offered
+from fa4.testing.diagnosis import Doctor
 from fa4.testing.inputs import build_options
 from fa4.testing.isolation import isolate
-from fa4.testing.levels import FEATURES, LevelCounts, levels_of, needs_of
+from fa4.testing.levels import LevelCounts, levels_of, outputs_of
 from fa4.testing.properties import find_properties
 from fa4.testing.property import Plan, Property
+from fa4.testing.refusals import BackendFailed
 from fa4.testing.report import FAILED, NOT_COVERED, NOT_ROBUST, PASSED, PropertyResult, VerifyReport
-from fa4.testing.reproduce import failing_test
-from fa4.testing.shrink import needed_features, shrink
+from fa4.testing.symptoms import one_line
+from fa4.testing.walk import Walk
 
 OPTIONS = frozenset(DENSE_DEFAULTS)
 DEFAULT_EXAMPLES = 20
 EXAMPLES_PER_REPEAT = 4  # with the default, the design comes to its 5 cases of each pair
-SHRINK_SECONDS = 3.0  # after that the smallest failure so far is reported
-SHRINK_SECONDS_ISOLATED = 20.0  # where a failing call may cost the start of a process
+DEFAULT_STEPS = 12
 
 # progress(done, total, name of the property that was run)
 Progress = Callable[[int, int, str], None]
@@ -47,7 +51,9 @@ class VerifyOptions:
 
     max_examples: cases that Hypothesis draws per property; 5 of each combination of the design come
     with 20. only: name patterns of properties, None for all. dtypes: element types to draw, None
-    for all. exitfirst: stop at the first failure. strict: the robustness properties must hold.
+    for all. exitfirst: stop at the first failure. quick: a first look at
+    everything, drawn only where nothing is listed. strict: the robustness properties must hold.
+    steps: of a walk of the stateful properties; there are max_examples / 4 walks of each.
     jobs: processes. isolate: run the back end in a worker process, which is replaced when it dies;
     None: where the back end asks for it, or with a timeout. timeout_s: seconds for a call.
     """
@@ -57,7 +63,9 @@ class VerifyOptions:
     only: tuple[str, ...] | None = None
     dtypes: tuple[str, ...] | None = None
     exitfirst: bool = False
+    quick: bool = False
     strict: bool = False
+    steps: int = DEFAULT_STEPS
     jobs: int = 1
     isolate: bool | None = None
     timeout_s: float | None = None
@@ -67,6 +75,7 @@ class VerifyOptions:
         require_int("max_examples", self.max_examples, 1, 100_000)
         require_int("seed", self.seed, 0)
         require_int("jobs", self.jobs, 1, 256)
+        require_int("steps", self.steps, 1, 1000)
         for name in self.dtypes or ():
             require(name in DTYPES + FP8, f"dtype must be one of {', '.join(DTYPES + FP8)}", name)
         if self.timeout_s is not None:
@@ -78,6 +87,15 @@ class VerifyOptions:
     def repeats(self) -> int:
         """Cases of each combination of the covering design."""
         return max(1, self.max_examples // EXAMPLES_PER_REPEAT)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What decides which cases are drawn and what fails, as the command's options."""
+        given: list[str] = ["--seed", str(self.seed), "--max-examples", str(self.max_examples)]
+        for option, values in (("--only", self.only), ("--dtype", self.dtypes)):
+            given += [word for value in values or () for word in (option, value)]
+        flags = {"--quick": self.quick, "--strict": self.strict, "--exitfirst": self.exitfirst}
+        return (*given, *(flag for flag, on in flags.items() if on))
 
 
 class _Recorder:
@@ -109,22 +127,23 @@ class _Recorder:
             raise
         self.cases += 1
         self.worst = max(self.worst, share)
-        self.levels.add((*levels_of(case), *self.extra))
+        if isinstance(case, Walk):  # its case says nothing of what was called
+            return
+        self.levels.add((*levels_of(case), *self.extra), outputs_of(case, self.extra))
         if self.unused:
             self.unused -= set(build_options(case))
 
-    def fails(self, case: Case) -> bool:
-        """Does a case fail as the first one did? The new error is kept."""
-        try:
-            self.prop.check(self.backend, case)
-        except NotCovered:
-            return False
-        except Exception as error:
-            if type(error) is not type(self.error):
-                return False
-            self.error = error
-            return True
-        return False
+    def note(self, machine: Any) -> None:
+        """What a walk that Hypothesis drew came to."""
+        if self.error is not None or machine.session is None:
+            return
+        if isinstance(machine.error, NotCovered):
+            self.reasons[str(machine.error)] = None
+            return
+        self.cases += 1
+        if machine.error is not None:
+            self.failing, self.error = machine.session.walk, machine.error
+        self.worst = max(self.worst, machine.session.worst)
 
 
 def run_property(
@@ -132,8 +151,12 @@ def run_property(
     backend: Backend,
     options: VerifyOptions | None = None,
     most: int | None = None,
+    doctor: Doctor | None = None,
 ) -> PropertyResult:
-    """Check one property; the same options draw the same cases, `most` limits their number."""
+    """Check one property; the same options draw the same cases, `most` limits their number.
+
+    doctor: knows the causes that were found before.
+    """
     start = time.monotonic()
     options = options or VerifyOptions()
 
@@ -156,7 +179,8 @@ def run_property(
     _search(recorder, dtypes, options, most)
     reason = "; ".join(recorder.reasons)
     if recorder.error is not None and recorder.failing is not None:
-        return result(_failed(prop, backend, options), reason=reason, **_explain(recorder))
+        found = _explain(recorder, doctor or Doctor(backend))
+        return result(_failed(prop, backend, options), reason=reason, **found)
     if recorder.cases == 0 or (reason and recorder.unused):
         return result(NOT_COVERED, reason=reason or "no case was drawn")
     return result(
@@ -174,26 +198,20 @@ def _failed(prop: Property, backend: Backend, options: VerifyOptions) -> str:
     return FAILED if must else NOT_ROBUST
 
 
-def _explain(recorder: _Recorder) -> dict[str, Any]:
-    """The smallest example of a failure, what it needs, and a test to paste."""
-    assert recorder.failing is not None
-    note = ""
-    case = recorder.failing
-    if recorder.fails(case):
-        isolated = recorder.backend.isolated
-        seconds = SHRINK_SECONDS_ISOLATED if isolated else SHRINK_SECONDS
-        case = shrink(case, recorder.fails, allowed=recorder.prop.shrinks, seconds=seconds)
-        recorder.fails(case)
-    else:
-        note = " (only sometimes: the back end is not deterministic)"
-    assert recorder.error is not None
-    message = _one_line(recorder.error) + note
+def _explain(recorder: _Recorder, doctor: Doctor) -> dict[str, Any]:
+    """What is wrong with the failing case; its first symptom is that of the result."""
+    assert recorder.failing is not None and recorder.error is not None
+    symptoms = doctor.diagnose(recorder.prop, recorder.failing, recorder.error)
+    first = symptoms[0]
+    # What takes many values together says more of them than its worst element does.
+    alone = not recorder.prop.shrinks and not isinstance(recorder.error, BackendFailed)
     return {
         "cases": recorder.cases,
-        "error": message,
-        "example": repr(case),
-        "needs": needed_features(case),
-        "test": failing_test(recorder.prop.name, recorder.backend, case, message),
+        "error": one_line(recorder.error) if alone else first.error,
+        "example": first.example,
+        "needs": first.needs,
+        "test": first.test,
+        "symptoms": symptoms,
     }
 
 
@@ -208,8 +226,8 @@ def _missing_needs(prop: Property, backend: Backend) -> list[str]:
 
 
 def _offered(backend: Backend) -> frozenset[str]:
-    """Which needs of the features the back end meets."""
-    needs = {need for feature in FEATURES for need in needs_of(feature)}
+    """Which needs of the features, of gradients and of block lists the back end meets."""
+    needs = everything_offered()
     return frozenset(need for need in needs if backend.reason_missing(need) is None)
 
 
@@ -226,8 +244,10 @@ def _search(
             plan = Plan(dtypes, repeats, options.seed, _offered(recorder.backend))
             for case in prop.listed(plan)[:most]:
                 recorder.run(case)
-        if prop.strategy is not None:
+        if prop.strategy is not None and not (options.quick and prop.listed):
             _draw(recorder, dtypes, options)
+        if prop.machine is not None and not options.quick and (most is None or most > 1):
+            _walk(recorder, dtypes, options)
     except Exception:
         if recorder.error is None:  # the fault is ours
             raise
@@ -237,10 +257,36 @@ def _draw(recorder: _Recorder, dtypes: tuple[str, ...], options: VerifyOptions) 
     """Let Hypothesis draw; raises the error of the first failing case."""
     prop = recorder.prop
     assert prop.strategy is not None
-    # A seed of its own for each property, so that choosing some of them draws the same cases.
-    own_seed = zlib.crc32(f"{options.seed}:{prop.name}".encode())
-    configure = settings(
-        max_examples=options.max_examples,
+
+    @set_seed(_own_seed(prop, options))
+    @_settings(options.max_examples)
+    @given(prop.strategy(dtypes))
+    def search(case: Case) -> None:
+        recorder.run(case)
+
+    search()
+
+
+def _walk(recorder: _Recorder, dtypes: tuple[str, ...], options: VerifyOptions) -> None:
+    """Let Hypothesis draw walks, a quarter as many as cases; raises as `_draw` does."""
+    prop = recorder.prop
+    assert prop.machine is not None
+    machine = prop.machine(recorder.backend, dtypes)
+    machine.finished = staticmethod(recorder.note)
+    examples = max(1, options.max_examples // EXAMPLES_PER_REPEAT)
+    how = settings(_settings(examples), stateful_step_count=options.steps)
+    run_state_machine_as_test(set_seed(_own_seed(prop, options))(machine), settings=how)
+
+
+def _own_seed(prop: Property, options: VerifyOptions) -> int:
+    """Of each property, so that choosing some of them draws the same cases."""
+    return zlib.crc32(f"{options.seed}:{prop.name}".encode())
+
+
+def _settings(examples: int) -> settings:
+    """Draw, and leave a failure as it is."""
+    return settings(
+        max_examples=examples,
         deadline=None,
         database=None,
         derandomize=False,
@@ -251,21 +297,8 @@ def _draw(recorder: _Recorder, dtypes: tuple[str, ...], options: VerifyOptions) 
         suppress_health_check=list(HealthCheck),
     )
 
-    @set_seed(own_seed)
-    @configure
-    @given(prop.strategy(dtypes))
-    def search(case: Case) -> None:
-        recorder.run(case)
 
-    search()
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
-
-
-def _prepare(backend: Backend, options: VerifyOptions) -> Backend:
+def prepare(backend: Backend, options: VerifyOptions) -> Backend:
     """The back end, in a worker process where that is asked for."""
     wanted = options.isolate
     if wanted is None:
@@ -273,18 +306,20 @@ def _prepare(backend: Backend, options: VerifyOptions) -> Backend:
     return isolate(backend, timeout_s=options.timeout_s) if wanted else backend
 
 
-_worker_backend: Backend | None = None
+_worker: Doctor | None = None
 
 
 def _start_worker(name: str, options: VerifyOptions) -> None:
-    global _worker_backend
-    _worker_backend = _prepare(load_backend(name), options)
+    global _worker
+    threadpool_limits(1)
+    _worker = Doctor(prepare(load_backend(name), options))
 
 
 def _run_in_worker(name: str, options: VerifyOptions) -> tuple[PropertyResult, dict[str, str]]:
-    assert _worker_backend is not None
+    assert _worker is not None
     (prop,) = find_properties([name])
-    return run_property(prop, _worker_backend, options), dict(_worker_backend.notes)
+    most, backend = prop.first_look if options.quick else None, _worker.backend
+    return run_property(prop, backend, options, most, _worker), dict(backend.notes)
 
 
 def _results(
@@ -292,15 +327,16 @@ def _results(
 ) -> Generator[PropertyResult, None, None]:
     """Results in order, in this process or in several."""
     if options.jobs == 1:
-        loaded = _prepare(backend, options)
-        backend.notes = loaded.notes
+        loaded = prepare(backend, options)
+        backend.notes, doctor = loaded.notes, Doctor(loaded)
         if options.exitfirst:  # a little of everything first: most faults show at once
             for prop in chosen:
-                result = run_property(prop, loaded, options, prop.first_look)
+                result = run_property(prop, loaded, options, prop.first_look, doctor)
                 if result.status == FAILED:
                     yield result
         for prop in chosen:
-            yield run_property(prop, loaded, options)
+            most = prop.first_look if options.quick else None
+            yield run_property(prop, loaded, options, most, doctor)
         if loaded is not backend:
             loaded.close()
         return
@@ -345,13 +381,15 @@ def verify(
     start = time.monotonic()
     results: list[PropertyResult] = []
     tell = progress or (lambda done, total, name: None)
-    found = _results(chosen, loaded, options)
-    for result in found:
-        results.append(result)
-        tell(len(results), len(chosen), result.name)
-        if options.exitfirst and result.status == FAILED:
-            break
-    found.close()
+    # Products are small: a second thread costs more than it does.
+    with threadpool_limits(1):
+        found = _results(chosen, loaded, options)
+        for result in found:
+            results.append(result)
+            tell(len(results), len(chosen), result.name)
+            if options.exitfirst and result.status == FAILED:
+                break
+        found.close()
     return VerifyReport(
         backend=loaded.name,
         max_examples=options.max_examples,
@@ -360,4 +398,5 @@ def verify(
         not_covered=dict(loaded.notes),
         skipped=_skipped(chosen, results),
         seconds=time.monotonic() - start,
+        words=options.words,
     )

@@ -7,19 +7,27 @@ then layout, element type, sizes and values. What is left is needed: `needed_fea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from fa4.testing.case import Case
+from fa4.testing.backends import DTYPES, FP8
+from fa4.testing.case import LAYOUTS, Case
+from fa4.testing.walk import Walk
 
 DEFAULTS = {field.name: field.default for field in fields(Case)}
-FEATURES = ("sparse_block", "mask_mod", "score_mod", "sink", "softcap", "dropout_p", "descale",
-            "num_splits", "tiles", "tau", "strided", "softmax_scale", "window_size", "causal",
+FEATURES = ("dlse", "slack", "shared_prefix", "strides", "sparse_lists", "sparse_block",
+            "mask_mod", "score_mod", "sink", "softcap", "dropout_p", "descale", "num_splits",
+            "tiles", "tau", "strided", "softmax_scale", "window_size", "causal",
             "group")  # fmt: skip
 SIZES = frozenset({"batch", "heads_k", "group", "head_dim", "head_dim_v", "dtype", "seed"})
 EVERYTHING = frozenset(DEFAULTS)
+DTYPE_NAMES = DTYPES + FP8
 
+# Sizes, which are features only where one of them is needed.
+SIZE_FIELDS = ("seed", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "batch", "heads_k",
+                "lengths", "page_size")  # fmt: skip
+_USUAL_DIM, _USUAL_LENGTH = 128, 64
 _LENGTHS = (1, 2, 3, 4, 5, 8, 17, 33, 64, 65, 129, 257, 513)
 _DIMS = (8, 16, 24, 32, 64, 128)
 _SIMPLER: dict[str, tuple[Any, ...]] = {
@@ -45,6 +53,9 @@ _SIMPLER: dict[str, tuple[Any, ...]] = {
 
 def simpler(case: Case, allowed: frozenset[str] = EVERYTHING) -> Iterator[Case]:
     """Cases with one thing less, the largest steps first. Invalid ones are left out."""
+    if isinstance(case, Walk):
+        yield from case.simpler()  # type: ignore[misc]
+        return
     for name, changes in _changes(case):
         if name not in allowed:
             continue
@@ -87,9 +98,9 @@ def _layout_changes(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
     """Dense in place of sequences; fewer and shorter sequences; packed in place of pages."""
     for rows, keys in case.lengths:
         dense = {"layout": "dense", "lengths": (), "seqlen_q": rows, "seqlen_k": keys}
-        yield "layout", dense | {"page_size": 16}
+        yield "layout", dense | {"page_size": 16, "slack": "", "shared_prefix": False}
     if case.layout == "paged":
-        yield "layout", {"layout": "packed", "page_size": 16}
+        yield "layout", {"layout": "packed", "page_size": 16, "shared_prefix": False}
     for at in range(len(case.lengths)):
         rest = case.lengths[:at] + case.lengths[at + 1 :]
         if rest:
@@ -110,37 +121,149 @@ def shrink(
     *,
     allowed: frozenset[str] = EVERYTHING,
     seconds: float = 10.0,
+    patience: float = 1.0,
 ) -> Case:
     """The smallest case found that still fails, within `seconds` (the case itself at least)."""
-    deadline = time.monotonic() + seconds
+    return shrink_in_time(case, fails, allowed=allowed, seconds=seconds, patience=patience)[0]
+
+
+def shrink_in_time(
+    case: Case,
+    fails: Callable[[Case], bool],
+    *,
+    allowed: frozenset[str] = EVERYTHING,
+    seconds: float = 10.0,
+    patience: float = 1.0,
+) -> tuple[Case, bool]:
+    """As `shrink`, and whether there was time to try every step from there.
+
+    patience: how many times as long a busy machine may take, where calls run in this thread; 1
+    where they do not, since the seconds are then those of a clock and not this thread's.
+    """
+    deadline, latest = time.thread_time() + seconds, time.monotonic() + patience * seconds
     tried = {case}
     progress = True
     while progress:
         progress = False
         for candidate in simpler(case, allowed):
-            if time.monotonic() > deadline:
-                return case
+            if time.monotonic() > latest or time.thread_time() > deadline:
+                return case, False
             if candidate in tried:
                 continue
             tried.add(candidate)
             if fails(candidate):
                 case, progress = candidate, True
                 break
+    return case, True
+
+
+def drop_features(
+    case: Case,
+    fails: Callable[[Case], bool],
+    *,
+    seconds: float,
+    tries: int = 3,
+) -> Case:
+    """The case with every feature left out that it fails without, at its own sizes.
+
+    tries: seeds for each, since a wrong output is not beyond its budget for all values.
+    """
+    deadline = time.thread_time() + seconds
+    steps = _features_left_out(case)
+    while (step := next(steps, None)) is not None and time.thread_time() < deadline:
+        seeds = (case.seed, *(n for n in range(tries) if n != case.seed))[:tries]
+        found = next((x for n in seeds if fails(x := replace(step, seed=n))), None)
+        if found is not None:
+            case, steps = found, _features_left_out(found)
     return case
+
+
+def _features_left_out(case: Case) -> Iterator[Case]:
+    """Cases with one feature less."""
+    if case.dtype != "fp32":
+        yield replace(case, dtype="fp32")
+    for need in ("values", "layout", *FEATURES):
+        now = getattr(case, need)
+        if now == DEFAULTS[need]:
+            continue
+        others = {*FEATURES, "values", case.layout if need != "layout" else ""} - {need}
+        fewer = keep_only(case, others)
+        if fewer is not None and fewer != case:
+            yield fewer
+
+
+def plainest(case: Case, allowed: frozenset[str] = EVERYTHING) -> Case:
+    """The case with nothing left of what may be taken away; the case itself where that has no
+    meaning."""
+    if isinstance(case, Walk):
+        return case
+    kept = {field.name: getattr(case, field.name) for field in fields(case)}
+    try:
+        return Case(**{name: kept[name] for name in kept.keys() - allowed})
+    except (TypeError, ValueError):
+        return case
 
 
 def needed_features(case: Case) -> tuple[str, ...]:
     """What a shrunk case still has that the plainest one has not: the features at fault."""
-    plain = ("seed", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "batch", "heads_k",
-             "lengths", "page_size")  # fmt: skip
+    if isinstance(case, Walk):
+        return case.needs
     found = []
     for field in fields(Case):
         value = getattr(case, field.name)
-        if field.name not in plain and value != field.default:
+        if field.name not in SIZE_FIELDS and value != field.default:
             found.append(value if field.name in ("dtype", "layout") else field.name)
     if case.head_dim != case.head_dim_v:
         found.append("head_dim unlike head_dim_v")
-    longest = max((max(lengths) for lengths in case.sequences), default=0)
-    if longest > 64:
-        found.append(f"length {longest}")
+    for name, count in (("batch", case.batch), ("heads_k", case.heads_k),
+                        ("sequences", len(case.lengths))):  # fmt: skip
+        found += [name] * (count > 1)
+    for name, size, usual in (("head_dim", max(case.head_dim, case.head_dim_v), _USUAL_DIM),
+                              ("length", longest(case), _USUAL_LENGTH)):  # fmt: skip
+        found += [f"{name} {size}"] * (size > usual)
     return tuple(found)
+
+
+def longest(case: Case) -> int:
+    """The largest number of rows or keys of a sequence."""
+    return max((max(lengths) for lengths in case.sequences), default=0)
+
+
+def field_of(need: str) -> str:
+    """The field of a `Case` that a feature of `needed_features` stands for."""
+    name = need.partition(" ")[0]
+    if name in DTYPE_NAMES:
+        return "dtype"
+    if name in LAYOUTS:
+        return "layout"
+    return {"length": "seqlen_k", "sequences": "lengths"}.get(name, name)
+
+
+def one_longer(case: Case) -> Case:
+    """The case with a row and a key more in every sequence."""
+    lengths = tuple((rows + 1, keys + 1) for rows, keys in case.lengths)
+    return replace(case, lengths=lengths, seqlen_q=case.seqlen_q + 1, seqlen_k=case.seqlen_k + 1)
+
+
+def keep_only(case: Case, needs: Iterable[str]) -> Case | None:
+    """The case with these features of `needed_features` alone, at its own sizes; None where it has
+    not all of them or that has no meaning.
+
+    A dense problem in place of several sequences is that of the longest.
+    """
+    kept = {need.partition(" ")[0] for need in needs}
+    if kept & {*DTYPE_NAMES} - {case.dtype} or kept & {*LAYOUTS} - {case.layout}:
+        return None
+    changes: dict[str, Any] = {
+        name: DEFAULTS[name]
+        for name in (*FEATURES, "values")
+        if name not in kept and getattr(case, name) != DEFAULTS[name]
+    }
+    if case.is_varlen and case.layout not in kept:
+        rows, keys = max(case.lengths, key=lambda lengths: (min(lengths), max(lengths)))
+        changes |= {"layout": "dense", "lengths": (), "seqlen_q": rows, "seqlen_k": keys,
+                    "page_size": 16, "slack": "", "shared_prefix": False}  # fmt: skip
+    try:
+        return replace(case, **changes)
+    except (TypeError, ValueError):
+        return None

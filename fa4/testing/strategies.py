@@ -33,7 +33,7 @@ VERY_LONG_LENGTHS = (257, 513, 1025, 1281)  # up to more than eight
 GROUPS = (1, 2, 3, 5, 6, 7, 8, 16)
 HEAD_DIMS = (*range(8, 129, 8), 192, 256)
 FLOAT_DTYPES = ("fp32", "bf16", "fp16", "fp64")
-PAGE_SIZES = (16, 1, 4, 64, 128)
+PAGE_SIZES = (16, 48, 1, 4, 8, 64, 128, 256, 512)
 ORDINARY_VALUES = ("normal", "grid", "activations")
 
 Lengths = Sequence[int]

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from fa4.arrays import like, to_numpy
-from fa4.testing.refusals import named_keywords
+from fa4.arrays import like
+from fa4.testing.guard import copies_of
+from fa4.testing.refusals import named_keywords, readable
 
-_COPIED = ("fa4_dropout", "not_covered", "claims", "unsupported", "uses_cuda")
+_COPIED = ("fa4_dropout", "not_covered", "claims", "numerics", "unsupported", "uses_cuda")
 
 
 def need_torch(what: str) -> Any:
@@ -70,7 +71,21 @@ def numpy_function(function: Callable[..., Any], device: str | None = None) -> C
 
 
 def to_torch(x: np.ndarray, device: str) -> Any:
-    """A tensor with the elements and, where torch has them, the strides of `x`."""
+    """A tensor with the elements and, where torch has them, the strides of `x`.
+
+    Of an array that is kept over several calls, the same tensor each time.
+    """
+    copies = copies_of(x)
+    if copies is None:
+        return _to_torch(x, device)
+    fresh = _to_torch(x, device)
+    kept = copies.setdefault(device, fresh)
+    if kept is not fresh:
+        kept.copy_(fresh)
+    return kept
+
+
+def _to_torch(x: np.ndarray, device: str) -> Any:
     import torch
 
     template = torch.empty(0, device=device)
@@ -102,7 +117,7 @@ def _arrays(result: Any) -> Any:
     """Tensors as arrays; a tuple of results as a tuple."""
     if isinstance(result, (tuple, list)):
         return tuple(_arrays(item) for item in result)
-    return to_numpy("a result", result) if hasattr(result, "detach") else result
+    return readable("a result", result) if hasattr(result, "detach") else result
 
 
 def _forward(function: Callable[..., Any], device: str) -> Callable[..., Any]:

@@ -12,6 +12,8 @@ then rounded to the element type. Rows and keys are numbered inside the sequence
                   of traversal, every tile raises the maximum
     jumps_under   logits rise by just under 8 log2 units from a block of 128 keys to the one before
     jumps_over    it, or by just over: the rescaling threshold tau of FlashAttention-4
+    tail          one logit 8.5 above all others, which have half of the probability in 5,000 keys:
+                  P of each is 2^-12, below what e4m3 keeps without a factor
     low           every logit far below zero (-5e4 to -2e5)
     denormals     subnormal q, k, v
     largest       q up to 2^-28 of the largest finite value with k small in proportion, so that its
@@ -20,9 +22,16 @@ then rounded to the element type. Rows and keys are numbered inside the sequence
                   the scores stay finite and of order 1; v at 2^-20 of the largest (fp16, FP8: a
                   quarter), so that sums of 2^8 times as many unnormalised terms stay finite in
                   float32; not for gradients, as those of k overflow by right
+    common_mean   k and v vary by 1 around a mean of 4 in each channel of a head: what of dP all
+                  keys of a row share cancels in dP - D, and D is as wrong as O was rounded
+    near_overflow v, and with it the gradients of q and k, so large that a product with another
+                  factor of 2^12 (2^40 in the wider types) would overflow
     activations   outlier channels and an offset, as in the activations of trained models
     masked_nan    normal, with NaN, +inf and -inf in the keys and values that no row sees, and NaN
                   in rows and pages that no sequence uses
+    latent        v is the first channels of k
+    shared_rope   the channels of k beyond those of v are the same in all heads; rope_part: the
+                  others are 0; latent_part: these are 0
 """
 
 from __future__ import annotations
@@ -38,6 +47,8 @@ from fa4.testing.case import Case
 
 TAU_LOG2 = 8.0  # FlashAttention-4's rescaling threshold for 16-bit types
 TILE_KEYS = 128  # and its KV tile
+TAIL = 8.5
+COMMON_MEAN = 4.0  # in standard deviations
 
 Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -115,6 +126,12 @@ def _jumps(side: float) -> Callable[[np.random.Generator, Shapes, Case], Triple]
     return make
 
 
+def _tail(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:
+    logits = np.full(shapes.k[0], -TAIL)
+    logits[shapes.k[0] // 2] = 0.0
+    return _with_logits(rng, shapes, case, logits)
+
+
 def _low(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:
     logits = -(10.0 ** rng.uniform(4.7, 5.3, shapes.k[0]))
     return _with_logits(rng, shapes, case, logits)
@@ -136,12 +153,42 @@ def _largest(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:
     return q * high, k / high, v * (top * (0.25 if narrow else 2.0**-20))
 
 
+def _common_mean(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:
+    q, k, v = _normal(rng, shapes, case)
+    offsets = (COMMON_MEAN * rng.choice((-1.0, 1.0), shape[1:]) for shape in (shapes.k, shapes.v))
+    return q, *(x + offset for x, offset in zip((k, v), offsets, strict=True))  # type: ignore[return-value]
+
+
+def _near_overflow(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:
+    q, k, v = _normal(rng, shapes, case)
+    narrow = case.dtype in ("fp16", "e4m3", "e5m2")
+    return q, k, v * (largest_finite(case.dtype) * 2.0 ** (-12 if narrow else -40))
+
+
 def _activations(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:
     q, k, v = _normal(rng, shapes, case)
     channels = np.exp(rng.standard_normal(shapes.q[-1]))
     channels[:: max(1, shapes.q[-1] // 3)] *= 6.0
     offset = rng.standard_normal(shapes.v[-1])
     return q * channels, k * channels**0.5 + 0.5, 0.25 * v + 4.0 * offset
+
+
+def _latent(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:
+    q, k, _ = _normal(rng, shapes, case)
+    return q, k, k[..., : shapes.v[-1]].copy()
+
+
+def _rope(*, position: bool, latent: bool) -> Callable[..., Triple]:
+    """k whose channels beyond v's are one head's for all; parts of it 0."""
+
+    def make(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:
+        q, k, v = _normal(rng, shapes, case)
+        first = shapes.v[-1]
+        k[..., first:] = k[:, :1, first:] * position
+        k[..., :first] *= latent
+        return q, k, v
+
+    return make
 
 
 REGIMES: dict[str, Callable[[np.random.Generator, Shapes, Case], Triple]] = {
@@ -154,11 +201,18 @@ REGIMES: dict[str, Callable[[np.random.Generator, Shapes, Case], Triple]] = {
     "ramp_down": _ramp(-1.0),
     "jumps_under": _jumps(-1.0),
     "jumps_over": _jumps(1.0),
+    "tail": _tail,
     "low": _low,
     "denormals": _denormals,
     "largest": _largest,
+    "common_mean": _common_mean,
+    "near_overflow": _near_overflow,
     "activations": _activations,
     "masked_nan": _normal,
+    "latent": _latent,
+    "shared_rope": _rope(position=True, latent=True),
+    "rope_part": _rope(position=True, latent=False),
+    "latent_part": _rope(position=False, latent=True),
 }
 
 
@@ -179,14 +233,18 @@ def draw_values(case: Case, batch: int) -> Triple:
     q, k, v = (
         round_to(x, case.dtype, saturate=True) for x in REGIMES[case.values](rng, shapes, case)
     )
+    if case.strides == "expanded_kv":
+        k, v = (np.repeat(x[:, :1], case.heads_k, axis=1) for x in (k, v))
     return q, k, v
 
 
 def draw_upstream(case: Case, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """dout (Sq, Hq, dv) in the element type and dlse (Hq, Sq) float32, N(0, 1)."""
+    """dout (Sq, Hq, dv) in the element type and dlse (Hq, Sq) float32, N(0, 1); or dout 1."""
     rows, _ = case.sequences[batch]
     rng = np.random.default_rng([case.seed, batch, 1])
     dout = round_to(rng.standard_normal((rows, case.heads_q, case.head_dim_v)), case.dtype)
+    if case.strides == "expanded_dout":
+        dout = np.ones_like(dout)
     return dout, rng.standard_normal((case.heads_q, rows)).astype(np.float32)
 
 

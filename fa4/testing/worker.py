@@ -17,7 +17,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from fa4.arrays import to_numpy
-from fa4.testing.refusals import is_poison, named_keywords, quiet, reason_of
+from fa4.testing.guard import KeptGuard, guarded_call
+from fa4.testing.numerics import Numerics
+from fa4.testing.refusals import is_poison, named_keywords, quiet, readable, reason_of
 
 PART_NAMES = ("function", "varlen", "backward")
 _PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
@@ -31,6 +33,7 @@ class Facts(NamedTuple):
     not_covered: dict[str, str]
     claims: frozenset[str]
     uses_cuda: bool
+    numerics: Numerics
 
 
 class Reply(NamedTuple):
@@ -98,15 +101,19 @@ def main() -> None:
         backend.not_covered,
         backend.claims,
         backend.uses_cuda,
+        backend.numerics,
     )
     _send(outward, Reply("result", facts))
+    latest, guard = None, None
     while True:
         try:
-            part, arrays, options = pickle.load(inward)
+            part, arrays, options, session = pickle.load(inward)
         except EOFError:
             return
+        if session != latest:
+            latest, guard = session, None if session is None else KeptGuard()
         arrays = [unpack(x) for x in arrays]
-        _send(outward, _run(functions[part], backend.refuses, arrays, options))
+        _send(outward, _run(functions[part], backend.refuses, (arrays, options), guard))
 
 
 def _load(name: str) -> Any:
@@ -122,12 +129,13 @@ def _load(name: str) -> Any:
 def _run(
     function: Callable[..., Any],
     refuses: Callable[[BaseException], bool],
-    arrays: list[Any],
-    options: dict[str, Any],
+    call: tuple[list[Any], dict[str, Any]],
+    guard: KeptGuard | None,
 ) -> Reply:
+    arrays, options = call
     try:
         with quiet():
-            return Reply("result", _plain(function(*arrays, **options)))
+            return Reply("result", _plain(guarded_call(function, tuple(arrays), options, guard)))
     except Exception as error:
         poisoned = is_poison(error) or (isinstance(error, RuntimeError) and "CUDA" in str(error))
         kind = "refused" if refuses(error) else "error"
@@ -144,6 +152,8 @@ def _plain(result: Any) -> Any:
         return np.asarray(to_numpy("a result", result))
     except TypeError:
         return result
+    except Exception:  # a tensor without memory: the same sentence as in the kit's own process
+        return readable("out", result)
 
 
 def _send(outward: BinaryIO, reply: Reply) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fa4.dtypes import numpy_dtype
 from tests.testing.planted import honest
 
 BAD = 16
@@ -54,6 +55,18 @@ def aborts(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Any:
 def hangs(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Any:
     """As a barrier that nobody completes."""
     if q.shape[-1] == BAD:
+        time.sleep(1000)
+    return honest(q, k, v)
+
+
+def hangs_always(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Any:
+    """Whatever it is given."""
+    time.sleep(1000)
+
+
+def hangs_in_bf16(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Any:
+    """With one element type, whatever the shape."""
+    if q.dtype == numpy_dtype("bf16"):
         time.sleep(1000)
     return honest(q, k, v)
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fa4.testing import budget, metamorphic, statistics
+from fa4.testing import budget, metamorphic, state, statistics
 from fa4.testing.inputs import Inputs
 
 _remembered: dict[str, Any] = {}
@@ -65,5 +65,6 @@ def remembered_budgets() -> Iterator[None]:
         patch.object(statistics, "expect_forward", forward),
         patch.object(budget, "expect_gradients", gradients),
         patch.object(statistics, "expect_gradients", gradients),
+        patch.object(state, "expect_gradients", gradients),
     ):
         yield

@@ -13,6 +13,7 @@ import pytest
 
 from fa4.testing import Case, assert_within_budget, build_inputs, load_backend
 from fa4.testing.adapters import ADAPTERS, load_adapter
+from fa4.testing.contract import Backend
 from fa4.testing.refusals import NotCovered
 
 torch = pytest.importorskip("torch")
@@ -272,3 +273,19 @@ def test_a_library_that_cannot_be_imported(monkeypatch, tmp_path) -> None:
     monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
     with pytest.raises(ValueError, match="flashinfer is installed but cannot be used: libcudart"):
         load_backend("flashinfer")
+
+
+def test_own_kernels_are_those_asked_for(monkeypatch) -> None:
+    """The implementation of the name, with every option but modifiers; here one without a GPU."""
+    from fa4.testing.adapters import own_kernels
+    from fa4.testing.torch_function import numpy_function
+
+    found = type("Found", (), {"device": "cpu", "why": ""})
+    monkeypatch.setattr(own_kernels, "find_gpu", lambda impl: found)
+    attend = own_kernels.make("fa4-reference", None)
+    inputs = build_inputs(replace(BASE, causal=True, softcap=5.0))
+    outputs = Backend.wrap(numpy_function(attend), "own").forward(inputs)
+    assert assert_within_budget(inputs, outputs) <= 1.0
+    assert "score_mod" in attend.not_covered and attend.device == "cpu"
+    with pytest.raises(ValueError, match="impl"):
+        own_kernels.make("fa4-nothing", None)(*(torch.zeros(1, 2, 1, 8) for _ in range(3)))

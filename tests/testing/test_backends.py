@@ -133,7 +133,7 @@ def test_any_float_type_of_lse_is_taken(dtype) -> None:
 def test_claims_and_where_it_runs() -> None:
     """Ours claim robustness; a function says what it claims and that it uses CUDA."""
     for name in ("reference", "oracle"):
-        assert load_backend(name).claims == {"robustness"}
+        assert load_backend(name).claims == {"robustness", "deterministic"}
         assert not load_backend(name).isolate_by_default
     plain = load_backend(f"{PLANTED}:minimal")
     assert (plain.claims, plain.uses_cuda, plain.isolate_by_default) == (frozenset(), False, False)

@@ -9,7 +9,10 @@ from itertools import combinations, product
 
 import pytest
 
+from fa4.testing import PROPERTIES, verify
+from fa4.testing.coverage import DECLARED, listed_counts
 from fa4.testing.design import combine, deal, list_cases
+from fa4.testing.levels import FEATURES as REGISTERED
 from fa4.testing.levels import levels_of, may_meet
 
 # Features with their variants, as a user of attention would list them.
@@ -21,7 +24,7 @@ FEATURES = {
     "score_mod": ("score_mod",),
     "aux": ("aux_tensors",),
     "sink": ("sink",),
-    "gqa": ("gqa_1", "gqa_2", "gqa_3", "gqa_4", "gqa_8"),
+    "gqa": ("gqa_1", "gqa_2", "gqa_3", "gqa_4", "gqa_5", "gqa_6", "gqa_7", "gqa_8", "gqa_16"),
     "layout": ("dense", "varlen", "seqused", "paged"),
     "split": ("splits",),
     "dropout": ("dropout",),
@@ -57,20 +60,98 @@ def verify_json(*arguments: str) -> tuple[int, dict]:
 
 
 def test_the_default_run_on_the_reference() -> None:
-    """Everything passes; each pair 5 times, each mask x layout x modification at least once."""
+    """Everything passes; each pair 3 times, for each output, and each mask x layout x modification
+    at least once, with gradients too."""
     code, report = verify_json("--backend", "reference")
-    bad = [row for row in report["properties"] if row["status"] != "passed"]
+    declared = {prop.name for prop in PROPERTIES if prop.needs & DECLARED}
+    rows = [row for row in report["properties"] if row["name"] not in declared]
+    bad = [row for row in rows if row["status"] != "passed"]
     assert code == 0 and not bad, bad[0]
-    assert all(row["cases"] and not row["reason"] for row in report["properties"])
+    assert all(row["cases"] and not row["reason"] for row in rows)
     counts = report["levels"]["pairs"]
     found = {pair: counts.get(" x ".join(pair), 0) for pair in required_pairs()}
-    few = {pair: count for pair, count in found.items() if count < 5}
+    few = {pair: count for pair, count in found.items() if count < 3}
     assert len(found) > 400 and not few, few
     masks = ("causal", "window_left", "window_right", "window_both", "mask_mod")
     layouts, changes = ("dense", "varlen", "seqused", "paged"), ("softcap", "score_mod", "sink")
     triples = report["levels"]["triples"]
     missing = [x for x in map(" x ".join, product(masks, layouts, changes)) if not triples.get(x)]
     assert not missing, missing
+    check_every_output(report["coverage"])
+
+
+def check_every_output(coverage: dict) -> None:
+    """Each meaningful pair of levels, as a user would count them, three times for each output."""
+    features = {a: b for a, b in FEATURES.items() if a not in ("lse", "gradients", "layout")}
+    features |= {name: (name,) for name in ("softmax_scale", "varlen", "seqused", "paged")}
+    features["gqa"] = tuple(x for x in FEATURES["gqa"] if x != "gqa_1")
+    features["aux_tensors"] = features.pop("aux")
+    features["splits"] = features.pop("split")
+    apart = MEANINGLESS | set(combinations(("varlen", "seqused", "paged"), 2))
+    pairs = [
+        (x, y)
+        for (a, first), (b, second) in combinations(features.items(), 2)
+        if not {(a, b), (b, a)} & apart
+        for x, y in product(first, second)
+    ]
+    assert list(coverage) == ["out", "lse", "dq", "dk", "dv", "dsink"]
+    for output, row in coverage.items():
+        wanted = [pair for pair in pairs if output != "dsink" or "sink" in pair]
+        assert row["pairs"] == len(wanted) and not row["few"] and row["least"] >= 3, row
+
+
+@pytest.mark.parametrize("seed", [0, 1, 77, 2**40])
+def test_the_lists_alone_cover_every_pair_and_axis(seed: int) -> None:
+    """With any seed: pairs of features, three-way ones with gradients, and each stride, extent,
+    kind of slack, class of head dims and length, and gradient of the LSE, with every feature."""
+    counts = listed_counts(seed=seed)
+    assert all(not row.few for row in counts.coverage())
+    masks = ("causal", "window_left", "window_right", "window_both", "mask_mod")
+    layouts, changes = ("dense", "varlen", "seqused", "paged"), ("softcap", "score_mod", "sink")
+    for output in ("dq", "dk", "dv"):
+        for triple in product(masks, layouts, (*changes, "gqa")):
+            assert counts.counts[output][triple], (output, triple)
+    features = [level for levels in REGISTERED.values() for level in levels]
+    for output in ("out", "dq"):
+        for axis, without in AXES.items():
+            for level in features:
+                if level in without or (output == "out" and axis in ("dlse", "values_low")):
+                    continue
+                pair = tuple(sorted((axis, level)))
+                assert counts.counts[output][pair], (output, *pair)
+    assert counts.counts["dq"]["behind_an_empty_one", "varlen"] >= 20
+    assert counts.counts["dq"]["rows_and_keys", "values_normal"] >= 1
+
+
+_LAYOUTS = {"varlen", "seqused", "paged"}
+AXES: dict[str, set[str]] = {
+    "strides_fused": set(),
+    "strides_heads_first": set(),
+    "strides_expanded_kv": set(),
+    "slack_buffer": _LAYOUTS - {"varlen"},
+    "slack_max_seqlen": _LAYOUTS - {"varlen"},
+    "slack_seqused": _LAYOUTS - {"varlen"},
+    "many_heads": set(),
+    "many_batch": _LAYOUTS,
+    "many_sequences": _LAYOUTS - {"varlen"},
+    "pages_shared": _LAYOUTS - {"paged"},
+    "dim_odd": set(),
+    "dim_unequal": set(),
+    "dim_beyond_128": set(),
+    "seed_of_64_bits": set(),
+    "keys_long": set(),
+    "dlse": set(),
+    "values_low": set(),
+}
+
+
+def test_a_missing_output_would_be_seen() -> None:
+    """A run without gradients covers none of theirs, and its report says so."""
+    report = verify("reference", only=["window_with_softcap"], max_examples=20)
+    rows = {row.output: row for row in report.coverage}
+    few = {name: set(row.few) for name, row in rows.items()}
+    assert "softcap x window_left" not in few["out"] and "softcap x window_left" in few["dq"]
+    assert rows["dq"].least == 0 and len(rows["dq"].few) == rows["dq"].pairs
 
 
 @pytest.mark.slow
@@ -100,11 +181,11 @@ def test_designs_are_balanced_and_repeat() -> None:
     """Every combination equally often, every class within one; the same seed, the same cases."""
     levels = combine(("window", "gqa"))
     cases = list_cases("x", levels, ("fp32", "bf16"), repeats=5)
-    assert len(levels) == 12 and len(cases) == 60
+    assert len(levels) == 24 and len(cases) == 120
     assert cases == list_cases("x", levels, ("fp32", "bf16"), repeats=5)
     assert cases != list_cases("x", levels, ("fp32", "bf16"), repeats=5, seed=1)
     names = [levels_of(case) for case in cases]
-    for level, least in (("gqa_3", 15), ("window_left", 20), ("bf16", 30), ("keys_long", 15)):
+    for level, least in (("gqa_3", 15), ("window_left", 40), ("bf16", 60), ("keys_long", 30)):
         assert sum(level in found for found in names) == least, level
     import random
 

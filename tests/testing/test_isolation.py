@@ -10,13 +10,15 @@ import textwrap
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fa4.testing import Case, build_inputs, check_property, load_backend
-from fa4.testing.isolation import isolate
-from fa4.testing.refusals import BackendFailed, NotCovered
+from fa4.testing import Case, build_inputs, check_property, load_backend, verify
+from fa4.testing.isolation import IsolatedProcess, isolate
+from fa4.testing.refusals import BackendFailed, NoAnswer, NotCovered
+from fa4.testing.report import FAILED
 from fa4.testing.reproduce import failing_test
 from tests.testing import faulty
 
@@ -82,6 +84,28 @@ def test_one_case_fails_and_the_rest_goes_on(isolated, name: str, message: str) 
             backend.forward(bad)
         assert np.array_equal(backend.forward(good).out, expected)
     assert backend.function.process.replaced == 2
+
+
+@pytest.mark.parametrize(("name", "most"), [("hangs_always", 4), ("hangs_in_bf16", 3)])
+def test_a_hang_costs_few_timeouts(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it offers is asked of two element types; then a case, and the plainest one. One type
+    that hangs takes nothing from the others."""
+    calls = []
+    answer = IsolatedProcess.call
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return answer(*arguments)
+        except NoAnswer:
+            calls.append(arguments)
+            raise
+
+    monkeypatch.setattr(IsolatedProcess, "call", call)
+    report = verify(f"{HERE}:{name}", only=("plain",), max_examples=5, timeout_s=1)
+    (result,) = report.results
+    assert result.status == FAILED and "no answer within 1 s; killed" in result.error
+    assert 2 <= len(calls) <= most
+    assert result.example == "Case()" if name == "hangs_always" else "'bf16'" in result.example
 
 
 def test_a_poisoned_context_is_not_used_again(isolated) -> None:

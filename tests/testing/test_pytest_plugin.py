@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -9,8 +10,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-
-from fa4.install import install_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = "fa4.testing.pytest_plugin"
@@ -42,6 +41,38 @@ def test_items_pass_and_skip(tmp_path: Path) -> None:
     assert "not covered: softcap: its signature does not name softcap" in done.stdout
 
 
+def test_options_and_marker(tmp_path: Path) -> None:
+    """Those of the command: chosen properties in one type, strict, with a time limit, by marker."""
+    (tmp_path / "test_mine.py").write_text("def test_mine():\n    pass\n")
+    options = ["--fa4-backend=tests.testing.planted:reads_masked_keys", "--fa4-quick", "-v"]
+    options += ["--fa4-only=masked_nan", "--fa4-only=plain", "--fa4-dtype=bf16", "-m", "fa4"]
+    done = run_pytest(tmp_path, *options)
+    assert "1 passed, 1 skipped, 1 deselected" in done.stdout, done.stdout
+    done = run_pytest(tmp_path, *options, "--fa4-strict", "--fa4-seed=3", "--strict-markers")
+    assert "1 failed, 1 passed, 1 deselected" in done.stdout, done.stdout
+    assert "O NaN with values 'masked nan' x window" in done.stdout
+    done = run_pytest(
+        tmp_path, "--fa4-backend=tests.testing.faulty:hangs_always", "--fa4-only=plain",
+        "--fa4-timeout=0.5", "--junitxml=junit.xml", "-m", "fa4",
+    )  # fmt: skip
+    assert "no answer within 0.5 s; killed" in done.stdout, done.stdout
+    assert "<failure" in (tmp_path / "junit.xml").read_text()
+
+
+def test_every_option_of_the_command_is_one_of_the_plugin() -> None:
+    """But for what pytest has itself, and what shows something else."""
+    from fa4.commands.verify import verify
+    from fa4.testing.pytest_plugin import _OPTIONS
+
+    own = {"exitfirst", "jobs", "junit", "html", "badge", "as_json", "corpus", "list_only",
+           "list_adapters"}  # fmt: skip
+    names = set(inspect.signature(verify).parameters) - own
+    renamed = {"isolated": "isolate"}
+    assert {renamed.get(name, name) for name in names} == {
+        name.replace("-", "_") for name in _OPTIONS
+    } - {"no_isolate"}
+
+
 def test_failures_show_the_test_to_paste(tmp_path: Path) -> None:
     """The report has the example, and no traceback through Hypothesis."""
     done = run_pytest(
@@ -69,7 +100,10 @@ def test_fixture(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--fa4-backend=nothing"], "must be one of reference"),
-        (["--fa4-backend=reference", "--fa4-max-examples=0"], "must be at least 1; got 0"),
+        (["--fa4-backend=reference", "--fa4-max-examples=0"], "max_examples must be between 1"),
+        (["--fa4-backend=reference", "--fa4-only=other"], "no property matches 'other'"),
+        (["--fa4-backend=reference", "--fa4-dtype=int8"], "dtype must be one of fp32"),
+        (["--fa4-backend=reference", "--fa4-timeout=0"], "timeout must be above 0 seconds; got 0"),
     ],
 )
 def test_bad_options(tmp_path: Path, options: list[str], message: str) -> None:
@@ -112,5 +146,5 @@ except ImportError as error:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    said = f"fa4.testing.verify needs hypothesis: {install_command('test')}"
+    said = "fa4.testing.verify needs hypothesis: pip install 'hypothesis>=6.112'"
     assert done.stdout.strip() == said

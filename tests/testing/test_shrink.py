@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.testing import Case
 from fa4.testing import strategies as draw
-from fa4.testing.report import FAILED, PASSED, PropertyResult, group_failures
-from fa4.testing.shrink import SIZES, needed_features, shrink, simpler
+from fa4.testing.shrink import SIZES, drop_features, keep_only, needed_features, shrink, simpler
 
 BIG = Case(
     batch=2, seqlen_q=129, seqlen_k=300, heads_k=2, group=4, head_dim=192, head_dim_v=128,
@@ -65,7 +67,26 @@ def test_time_ends_it() -> None:
     assert shrink(BIG, lambda case: True, seconds=-1.0) == BIG
 
 
-@settings(max_examples=60, deadline=None)
+def test_a_busy_machine_finds_the_same() -> None:
+    """Where calls run in this thread, time that others have does not count; its own does."""
+
+    def slow(case: Case) -> bool:
+        time.sleep(0.02)
+        return True
+
+    assert shrink(BIG, slow, seconds=0.1) != Case()
+    assert shrink(BIG, slow, seconds=0.1, patience=1000.0) == Case()
+
+    def busy(case: Case) -> bool:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return True
+
+    assert shrink(BIG, busy, seconds=0.1, patience=1000.0) != Case()
+
+
+@settings(max_examples=60)
 @given(st.one_of(draw.dense_cases(causal=True), draw.paged_cases()))
 def test_steps_get_smaller_and_end(case: Case) -> None:
     """No step leads back: shrinking anything ends at the plainest case."""
@@ -74,18 +95,22 @@ def test_steps_get_smaller_and_end(case: Case) -> None:
     assert shrink(case, lambda case: True) == Case()
 
 
-def result(name: str, *needs: str, status: str = FAILED) -> PropertyResult:
-    """A result that needs these features to fail."""
-    return PropertyResult(name, "", status, needs=needs, example=f"Case({needs})")
+def test_features_are_left_out_at_the_sizes_at_hand() -> None:
+    """One after another, with other seeds where the first shows nothing."""
+    small = drop_features(BIG, lambda case: bool(case.softcap) and case.seed == 1, seconds=10.0)
+    assert small.softcap and (small.dtype, small.seqlen_k) == ("fp32", 300)
+    assert (small.sink, small.window_size, small.group) == (None, (None, None), 1)
+    assert small.values == "normal"
+    assert drop_features(BIG, lambda case: False, seconds=10.0) == BIG
 
 
-def test_failures_are_grouped_by_what_they_need() -> None:
-    """The fewest needs first; each group has all that need as much."""
-    groups = group_failures(
-        [result("plain", status=PASSED), result("a", "fp64"), result("b", "fp64", "softcap"),
-         result("c", "paged"), result("d", "fp64")]
-    )  # fmt: skip
-    assert [(group.needs, group.properties) for group in groups] == [
-        (("fp64",), ("a", "d", "b")),
-        (("paged",), ("c",)),
-    ]
+def test_only_some_features_are_kept() -> None:
+    """Those of another failure, at the sizes of this one; None where it has not all of them."""
+    kept = keep_only(BIG, ("softcap", "bf16", "length 65"))
+    assert kept is not None and kept.softcap == BIG.softcap and kept.seqlen_k == 300
+    assert (kept.sink, kept.group, kept.values) == (None, 1, "normal")
+    assert keep_only(BIG, ("fp16",)) is None and keep_only(BIG, ("paged",)) is None
+    dense = keep_only(PAGED, ("causal",))
+    assert dense is not None and dense.layout == "dense" and dense.causal
+    assert (dense.seqlen_q, dense.seqlen_k) == (17, 300)
+    assert keep_only(PAGED, ("paged",)) == replace(PAGED, causal=False, sink=None)

@@ -79,14 +79,21 @@ def test_honest_attention_is_far_from_the_limits(dtype: str) -> None:
         assert check_bias("out", parts, expected, dtype) < 5 / 8
 
 
-def test_the_median_allowance_is_at_most_three_times_the_error_of_plain_attention() -> None:
-    """In every element type, at 257 and 1,025 keys."""
-    for dtype in ("fp32", "bf16", "fp16", "fp64"):
-        for keys in (257, 1025):
-            inputs = build_inputs(Case(**{**vars(CASE), "dtype": dtype, "seqlen_k": keys}))
-            expected = expect_forward(inputs)["out"]
-            ratio = np.median(expected.allowed[0]) / expected.plain_error
-            assert ratio <= 3.0, f"{dtype}, {keys} keys: {ratio:.2f}"
+@pytest.mark.parametrize("keys", [257, 1025])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "fp64"])
+def test_the_median_allowance_is_at_most_three_times_the_error_of_plain_attention(
+    dtype: str, keys: int
+) -> None:
+    """In the median of nine draws: plain attention's largest error is one number, by luck a third
+    smaller or larger, and another one with another order of sums (a BLAS of another CPU)."""
+    ratios = []
+    for seed in range(9):
+        inputs = build_inputs(
+            Case(**{**vars(CASE), "dtype": dtype, "seqlen_k": keys, "seed": seed})
+        )
+        expected = expect_forward(inputs)["out"]
+        ratios.append(np.median(expected.allowed[0]) / expected.plain_error)
+    assert np.median(ratios) <= 3.0, ratios
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])

@@ -1,4 +1,4 @@
-"""Other libraries' attention as back ends, used where they are installed: one file each.
+"""Kernels of a GPU as back ends, other libraries' where they are installed: one file each.
 
 A module of this package has `make(name, device)`, which returns a function on torch tensors with
 the conventions of `fa4.flash_attn_func` (see `fa4.testing.torch_function`), and raises ValueError
@@ -24,6 +24,8 @@ ADAPTERS = {
     "xformers": "xformers",
     "flashinfer": "flashinfer",
     "flex-attention": "flex",
+    "fa4-sm90": "own_kernels",
+    "fa4-sm100": "own_kernels",
 }
 
 

@@ -11,10 +11,11 @@ import ml_dtypes
 import numpy as np
 
 from tests.testing.planted.gradients import GradientKernel
-from tests.testing.planted.kernel import Options, Place
+from tests.testing.planted.kernel import FP8, Options, Place
 
-TAKEN = {np.dtype(x) for x in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)}
-LAYOUT_KEYWORDS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table")
+TAKEN = {np.dtype(x) for x in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)} | FP8
+LAYOUT_KEYWORDS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table",
+                   "max_seqlen_q", "max_seqlen_k")  # fmt: skip
 
 
 class Call:
@@ -24,7 +25,9 @@ class Call:
 
     def __init__(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> None:
         if q.dtype not in TAKEN:
-            raise TypeError(f"the element type must be fp32, fp64, fp16 or bf16; got {q.dtype}")
+            raise TypeError(
+                f"the element type must be fp32, fp64, fp16, bf16 or FP8; got {q.dtype}"
+            )
         self.q, self.k, self.v, self.options = q, k, v, options
 
     def sequences(self) -> list[int]:
@@ -83,7 +86,8 @@ class Call:
         *rows, heads, _ = self.q.shape
         work = np.float64 if self.q.dtype == np.float64 else np.float32
         lse = np.full((*rows[:-1], heads, rows[-1]), -np.inf, work)
-        return np.zeros((*rows, heads, self.v.shape[-1]), self.q.dtype), lse
+        out_type = ml_dtypes.bfloat16 if self.q.dtype in FP8 else self.q.dtype
+        return np.zeros((*rows, heads, self.v.shape[-1]), out_type), lse
 
     def forward(self) -> tuple[np.ndarray, np.ndarray]:
         """O and LSE in the layout of q."""
@@ -104,7 +108,7 @@ class Call:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
         """dq, dk, dv in the layouts of q, k, v; dsink (Hq,) float32, or None without a sink."""
         dlse = np.zeros_like(lse) if dlse is None else dlse
-        totals = [np.zeros(x.shape, lse.dtype) for x in (self.q, self.k, self.v)]
+        totals = self.gradient_buffers(lse.dtype)
         dsink = None
         if self.options.learnable_sink is not None:
             dsink = np.zeros(self.options.learnable_sink.shape, lse.dtype)
@@ -114,14 +118,22 @@ class Call:
             of_rows = (x.swapaxes(-1, -2)[rows].T for x in (lse, dlse))
             part = kernel.backward(dout[rows], out[rows], *of_rows)
             totals[0][rows] = part.dq
-            np.add.at(totals[1], keys, part.dk)
-            np.add.at(totals[2], keys, part.dv)
+            self.add_keys(totals[1], keys, part.dk)
+            self.add_keys(totals[2], keys, part.dv)
             if dsink is not None:
                 dsink = self.add_dsink(dsink, part.dsink)
         dq, dk, dv = (
             self.rounded(name, x) for name, x in zip(("dq", "dk", "dv"), totals, strict=True)
         )
         return dq, dk, dv, dsink
+
+    def gradient_buffers(self, work: np.dtype) -> list[np.ndarray]:
+        """Fresh dq, dk, dv, all 0."""
+        return [np.zeros(x.shape, work) for x in (self.q, self.k, self.v)]
+
+    def add_keys(self, total: np.ndarray, keys: tuple[Any, ...], part: np.ndarray) -> None:
+        """dk or dv with the share of a sequence, which may have pages of another."""
+        np.add.at(total, keys, part)
 
     def add_dsink(self, dsink: np.ndarray, part: np.ndarray) -> np.ndarray:
         """dsink with the share of a sequence."""
@@ -139,8 +151,12 @@ def make_attention(call: type[Call]) -> Callable[..., Any]:
     def varlen(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Any) -> Any:
         return attention(q, k, v, return_lse=return_lse, **options)
 
-    def backward(*arrays: Any, dlse: Any = None, **options: Any) -> tuple[Any, ...]:
+    def backward(
+        *arrays: Any, dlse: Any = None, out_residual: Any = None, **options: Any
+    ) -> tuple[Any, ...]:
         dout, q, k, v, out, lse = arrays
+        if out_residual is not None:
+            out = out.astype(np.float32) + out_residual.astype(np.float32)
         with np.errstate(all="ignore"):
             return call(q, k, v, Options(**options)).backward(dout, out, lse, dlse)
 
@@ -148,7 +164,7 @@ def make_attention(call: type[Call]) -> Callable[..., Any]:
     dense = tuple(name for name in every if name not in LAYOUT_KEYWORDS)
     name_keywords(attention, ("q", "k", "v"), (*dense, "return_lse"))
     name_keywords(varlen, ("q", "k", "v"), (*every, "return_lse"))
-    name_keywords(backward, ("dout", "q", "k", "v", "out", "lse"), (*every, "dlse"))
+    name_keywords(backward, ("dout", "q", "k", "v", "out", "lse"), (*every, "dlse", "out_residual"))
     attention.varlen, attention.backward = varlen, backward  # type: ignore[attr-defined]
     attention.fa4_dropout = True  # type: ignore[attr-defined]
     return attention

@@ -23,6 +23,7 @@ class Fault:
 
     named_by: alternatives, each a string of words that must all occur in the name of the property
     that catches it. kernel, call: methods of `GradientKernel` and of `Call` that are replaced.
+    declares: attributes of the back end, such as `numerics`.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Fault:
     named_by: tuple[str, ...]
     kernel: Mapping[str, Method] = field(default_factory=dict)
     call: Mapping[str, Method] = field(default_factory=dict)
+    declares: Mapping[str, Any] = field(default_factory=dict)
 
     def is_named_by(self, property_name: str) -> bool:
         """Does the name of a property say what is wrong?"""
@@ -43,7 +45,10 @@ class Fault:
                 if not hasattr(base, method):
                     raise ValueError(f"{base.__name__} has no method {method}")
         kernel = type(f"{self.name}_kernel", (GradientKernel,), dict(self.kernel))
-        return make_attention(type(self.name, (Call,), {**self.call, "kernel": kernel}))
+        attention = make_attention(type(self.name, (Call,), {**self.call, "kernel": kernel}))
+        for name, value in self.declares.items():
+            setattr(attention, name, value)
+        return attention
 
 
 def replaced(method: str, condition: Callable[[Any], bool], value: Any) -> dict[str, Method]:

@@ -11,9 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from tests.testing.planted.random_bits import keep_factors
+
+FP8 = {np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)}
+SCALE_BLOCK = 128  # rows or keys that share a factor, where it is a block's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,11 @@ class Options:
     seqused_q: np.ndarray | None = None
     seqused_k: np.ndarray | None = None
     page_table: np.ndarray | None = None
+    max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
+    q_descale: np.ndarray | None = None
+    k_descale: np.ndarray | None = None
+    v_descale: np.ndarray | None = None
 
     @property
     def layout(self) -> str:
@@ -98,6 +107,7 @@ class Kernel:
         self.place, self.options = place, options
         self.dtype = self.q.dtype
         self.work = np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
+        self.is_fp8 = self.dtype in FP8
         self.heads, self.rows, self.dim = self.q.shape
         self.heads_k, self.keys, self.dim_v = self.v.shape
         self.group = self.heads // self.heads_k
@@ -107,6 +117,32 @@ class Kernel:
         """The factor of the products."""
         given = self.options.softmax_scale
         return self.dim**-0.5 if given is None else float(given)
+
+    def descale(self, name: str, first: int, count: int) -> np.ndarray | None:
+        """(Hq, count) factors of rows or keys from `first` on, or None: of a head, or of blocks."""
+        table = getattr(self.options, f"{name}_descale")
+        if table is None:
+            return None
+        heads = np.repeat(table[self.place.batch], self.group, axis=0)
+        if heads.ndim == 1:
+            return np.repeat(heads[:, None], count, axis=1)
+        return np.repeat(heads, SCALE_BLOCK, axis=1)[:, first : first + count]
+
+    def score_factor(self, cols: slice) -> np.ndarray:
+        """(Hq, Sq, keys of the tile), or 1: what undoes the quantisation of q and k."""
+        q = self.descale("q", 0, self.rows)
+        k = self.descale("k", cols.start, cols.stop - cols.start)
+        factor = self.work.type(1) if q is None else q[:, :, None]
+        return factor if k is None else factor * k[:, None, :]
+
+    def value_factor(self, cols: slice) -> np.ndarray:
+        """(Hq, keys of the tile, 1), or 1: what undoes the quantisation of v."""
+        v = self.descale("v", cols.start, cols.stop - cols.start)
+        return self.work.type(1) if v is None else v[:, :, None]
+
+    def p_offset_log2(self) -> int:
+        """The power of two that P in FP8 bears."""
+        return 8
 
     def softcap(self) -> float:
         """0 for none."""
@@ -228,7 +264,7 @@ class Kernel:
         seen = keep.any(axis=1)[..., None]
         k, v = (self.operand(x[heads, cols]) for x in (self.k, self.v))
         zero = self.work.type(0)
-        return np.where(seen, k, zero), np.where(seen, v, zero)
+        return np.where(seen, k, zero), np.where(seen, v * self.value_factor(cols), zero)
 
     def exp(self, x: np.ndarray) -> np.ndarray:
         """The exponential of scores below their maximum."""
@@ -257,7 +293,9 @@ class Kernel:
 
     def scores(self, k: np.ndarray, keep: np.ndarray, cols: slice) -> np.ndarray:
         """What the softmax sees: -inf where masked."""
-        return np.where(keep, self.bent(self.scaled(k), cols), self.work.type(-np.inf))
+        return np.where(
+            keep, self.bent(self.scaled(k) * self.score_factor(cols), cols), self.work.type(-np.inf)
+        )
 
     def dropout(self, cols: slice) -> np.ndarray:
         """Factor of each probability; () if nothing is dropped."""
@@ -270,11 +308,15 @@ class Kernel:
 
     def rounded_p(self, p: np.ndarray) -> np.ndarray:
         """P as the second product reads it."""
-        return p.astype(self.dtype).astype(self.work)
+        if not self.is_fp8:
+            return p.astype(self.dtype).astype(self.work)
+        factor = self.work.type(2.0 ** self.p_offset_log2())
+        most = self.work.type(ml_dtypes.finfo(self.dtype).max)
+        return np.minimum(p * factor, most).astype(self.dtype).astype(self.work) / factor
 
     def rounded_out(self, out: np.ndarray) -> np.ndarray:
-        """O in the element type."""
-        return out.astype(self.dtype)
+        """O in the element type, or bf16."""
+        return out.astype(ml_dtypes.bfloat16 if self.is_fp8 else self.dtype)
 
     def new_top(self, top: np.ndarray, scores: np.ndarray, cols: slice) -> np.ndarray:
         """The maximum with those of a tile."""

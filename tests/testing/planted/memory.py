@@ -201,6 +201,6 @@ BEHAVIOUR_FAULTS = (
     ),
     Fault(
         "key_error_with_causal_window", BEHAVIOUR, "KeyError for causal with a window",
-        ("causal window",), call={"forward": _refuses_a_mask},
+        ("causal window", "cache window"), call={"forward": _refuses_a_mask},
     ),
 )  # fmt: skip

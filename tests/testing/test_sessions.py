@@ -1,0 +1,119 @@
+"""Steps that follow one another: honest back ends take them, a failure is few of them, as code."""
+
+from __future__ import annotations
+
+import unittest
+
+import numpy as np
+import pytest
+
+from fa4.testing import Case, Walk, isolate, load_backend, open_session, session_test, verify
+from fa4.testing.guard import KeptGuard, copies_of
+from fa4.testing.refusals import NotCovered
+from fa4.testing.sessions.session import ImpossibleStep
+
+HERE = "tests.testing.planted"
+STEPS = ["replay_*", "cache_*", "chunked_prefill", "speculative_tree"]
+
+
+def run_test(test: type[unittest.TestCase]) -> unittest.TestResult:
+    """The result of all tests of a TestCase."""
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(test).run(result)
+    return result
+
+
+def test_an_honest_back_end_takes_all_steps() -> None:
+    """Every kind, listed and drawn."""
+    report = verify(f"{HERE}:honest", only=STEPS, seed=3)
+    assert {result.status for result in report.results} == {"passed"}
+    assert all(result.cases == 6 for result in report.results)
+
+
+@pytest.mark.parametrize(
+    ("name", "prop", "steps"),
+    [("prefix_taken_whole", "cache_fork", 3), ("keys_converted_once", "cache_truncate", 3),
+     ("table_by_number", "cache_evict", 3)],
+)  # fmt: skip
+def test_a_failure_is_few_steps(name: str, prop: str, steps: int) -> None:
+    """The smallest sequence, as a test that fails when it is pasted."""
+    (result,) = verify(f"{HERE}:{name}", only=[prop]).results
+    walk = eval(result.example, {"Walk": Walk, "Case": Case})
+    assert result.status == "failed" and len(walk.steps) == steps
+    assert result.test.count("    session.") == steps
+    namespace: dict = {}
+    exec(compile(result.test, "pasted", "exec"), namespace)
+    with pytest.raises(AssertionError):
+        namespace[f"test_{prop}"]()
+
+
+def test_drawn_steps_find_what_no_list_holds() -> None:
+    """Without the listed walk, Hypothesis finds the fault; more steps may be asked for."""
+    from dataclasses import replace
+
+    from fa4.testing import VerifyOptions, find_properties
+    from fa4.testing.runner import run_property
+
+    (prop,) = find_properties(["cache_truncate"])
+    backend = load_backend(f"{HERE}:keys_converted_once")
+    options = VerifyOptions(max_examples=60, steps=20)
+    result = run_property(replace(prop, listed=None), backend, options)
+    assert result.status == "failed" and "truncate" in result.needs, result
+
+
+def test_a_test_case_for_a_suite_of_ones_own() -> None:
+    """Hypothesis' own, which passes and fails as the property does."""
+    how = {"max_examples": 5, "stateful_step_count": 8}
+    assert run_test(session_test("cache_fork", f"{HERE}:honest", **how)).wasSuccessful()
+    found = run_test(session_test("cache_fork", f"{HERE}:table_by_address", **how))
+    assert len(found.failures) + len(found.errors) == 1
+    with pytest.raises(ValueError, match="with steps"):
+        session_test("plain", "reference")
+    with pytest.raises(NotCovered, match="batch_invariant"):
+        session_test("batch_invariance", "reference")
+
+
+def test_the_memory_stays_in_a_process_of_its_own() -> None:
+    """There, too, a fault of what is kept by address shows."""
+    backend = isolate(f"{HERE}:seqused_by_address")
+    try:
+        (result,) = verify(backend, only=["replay_seqused"]).results
+    finally:
+        backend.close()
+    assert result.status == "failed"
+
+
+def test_kept_arguments_are_one_array() -> None:
+    """New elements, the same memory, with what a framework made of it; a write is seen."""
+    guard, x = KeptGuard(), np.arange(6.0).reshape(2, 3)
+    first = guard.place("q", x)
+    assert copies_of(first) == {} and copies_of(x) is None
+    x += 1
+    again = guard.place("q", x)
+    assert again is first and (again == x).all()
+    guard.remember()
+    guard.check()
+    first[0, 0] = -1
+    with pytest.raises(AssertionError, match="q was changed in place"):
+        guard.check()
+
+
+def test_steps_that_have_no_meaning() -> None:
+    """They end a walk, and are no failure."""
+    session = open_session("cache", load_backend("oracle"), Case(page_size=4))
+    session.do("add", 3)
+    for step in (("fork", 2), ("truncate", 0, 3), ("evict", 0), ("append", 0, 99), ("move", 0, 3)):
+        with pytest.raises(ImpossibleStep):
+            session.do(*step)
+    with pytest.raises(ValueError, match="no step of the session"):
+        session.do("attend")
+
+
+def test_walks_get_smaller() -> None:
+    """Fewer steps first, then smaller arguments, then a simpler case."""
+    walk = Walk("replay", Case(dtype="bf16"), (("lengths", (2, 0), (1, 1), (0, 0)), ("values",)))
+    found = list(walk.simpler())
+    assert [x.steps for x in found[:2]] == [(("values",),), walk.steps[:1]]
+    assert walk.steps[1:] == found[2].steps[1:] and found[2].steps[0][1] == (0, 0)
+    assert found[-1].case == Case() and walk.needs == ("values",)
+    assert eval(repr(walk), {"Walk": Walk, "Case": Case}) == walk
