@@ -1,37 +1,17 @@
-"""How this copy of fa4 was installed: hints that work here, and whether its files are its own.
+"""How this copy of fa4 was installed: whether its files are its own, and how to install it anew.
 
-The distribution is `fa4-lab`. The name `fa4` belongs to somebody else: an early release of
-flash-attn-4, which `pip install fa4` would bring.
+The distribution is `fa4-lab`, and no index has it: it comes from a checkout or a wheel, and hints
+on what is missing name the packages themselves. The name `fa4` belongs to somebody else: an early
+release of flash-attn-4, which `pip install fa4` would bring.
 """
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 DISTRIBUTION = "fa4-lab"
 PACKAGE = Path(__file__).resolve().parent
-
-
-def clone_folder(package: Path = PACKAGE) -> Path | None:
-    """The clone that `package` is imported from; None where it was installed as a wheel."""
-    root = package.parent
-    try:
-        declared = (root / "pyproject.toml").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    return root if f'\nname = "{DISTRIBUTION}"\n' in declared else None
-
-
-def install_command(extra: str, package: Path = PACKAGE) -> str:
-    """The command that adds what `extra` of pyproject.toml needs, from whatever folder it is run.
-
-    It installs nothing a second time: neither over a clone nor over a wheel.
-    """
-    root = clone_folder(package)
-    if root is None:
-        return f"pip install {shlex.quote(f'{DISTRIBUTION}[{extra}]')}"
-    return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
+REINSTALL = "pip install --force-reinstall --no-deps PATH, of your checkout or wheel of fa4-lab"
 
 
 def refuse_mixed_files(package: Path = PACKAGE) -> None:
@@ -47,6 +27,5 @@ def refuse_mixed_files(package: Path = PACKAGE) -> None:
             version = record.parent.name.removesuffix(".dist-info").partition("-")[2]
             raise ImportError(
                 f"the distribution fa4 {version}, which is not {DISTRIBUTION}, has files in "
-                f"{package}: pip uninstall -y fa4 && "
-                f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
+                f"{package}: pip uninstall -y fa4, then {REINSTALL}"
             )

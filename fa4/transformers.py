@@ -16,21 +16,43 @@ from typing import Any
 
 from fa4.dropin.attend import attend, dropout
 
-INSTALL = "pip install 'fa4-lab[transformers]'"
+INSTALL = "pip install 'transformers>=4.56,<6' 'torch>=2.9,<2.14'"
+TAKEN = (
+    "eager",
+    "sdpa",
+    "flash",
+    "flex_attention",
+    "|",
+    "/",
+)  # what transformers looks for in names
 
 
 def register(name: str = "fa4", impl: str = "auto") -> None:
     """Let models be built with attn_implementation=`name`, computed by `impl`.
 
-    Any model that transformers runs with "sdpa" or "flash_attention_2"; softcaps and sinks too.
-    Raises ImportError with the command that installs transformers.
+    Any model whose attention goes through transformers' attention interface; softcaps and sinks
+    too. A model is checked when it is made and by `set_attn_implementation`: where nothing would
+    be computed here, a ValueError of one line names it (`fa4.dropin.guard`).
+    Raises ImportError with the command that installs transformers, ValueError for a name that
+    means something else to transformers.
     """
+    taken = [word for word in TAKEN if word in name]
+    if taken or not name:
+        raise ValueError(f"name must not be empty or contain any of {TAKEN}; got {name!r}")
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:
         raise ImportError(f"fa4.transformers needs transformers 4.56 to 5: {INSTALL}") from error
+    from transformers.masking_utils import eager_mask
+
+    from fa4.dropin.guard import ADDITIVE, guard
+
     AttentionInterface.register(name, partial(attention, impl=impl))
     AttentionMaskInterface.register(name, mask)
+    foreign = partial(attention, impl=impl, eager_masks=True)
+    AttentionInterface.register(name + ADDITIVE, foreign)
+    AttentionMaskInterface.register(name + ADDITIVE, eager_mask)
+    guard(name)
 
 
 def attention(
@@ -41,21 +63,27 @@ def attention(
     attention_mask: Any,
     *,
     impl: str = "auto",
+    eager_masks: bool = False,
     **options: Any,
 ) -> tuple[Any, None]:
     """transformers' attention function: query (B, Hq, Sq, d) -> (out (B, Sq, Hq, dv), None).
 
-    attention_mask: what `mask` made, or a boolean or additive mask of the caller's. options:
-    scaling, dropout, sliding_window, softcap, s_aux (the sink's logits (Hq,)), is_causal,
-    position_bias, and cu_seq_lens_q, cu_seq_lens_k of sequences packed into one row. Raises
-    NotImplementedError for output_attentions and paged caches.
+    attention_mask: what `mask` made, or a boolean or additive mask of the caller's. eager_masks:
+    it is that of "eager", of which None hides nothing. options:
+    scaling, dropout, sliding_window, softcap, s_aux (the sink's logits (Hq,)), sinks (the same of
+    every query, (B, Hq, Sq, 1)), is_causal, position_bias, indices (keys that are attended to,
+    (B, Sq, n)), and cu_seq_lens_q, cu_seq_lens_k of sequences packed into one row. Raises
+    NotImplementedError for output_attentions, blocks of keys and paged caches.
     """
     if options.get("output_attentions"):
         raise NotImplementedError('attention weights are never formed; use "eager" to get them')
     if options.get("cache") is not None:
         raise NotImplementedError("paged caches (continuous batching) are not in this version")
+    if options.get("block_indices") is not None:
+        raise NotImplementedError('block_indices (sparse attention) are not here; use "sdpa"')
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
+    causal = causal and not eager_masks
     tensors = tuple(x.transpose(1, 2) for x in (query, key, value))
     chosen: dict[str, Any] = {
         "softmax_scale": options.get("scaling"),
@@ -64,14 +92,36 @@ def attention(
         **dropout(options.get("dropout", 0.0), query),
     }
     bias = options.get("position_bias")
+    if options.get("indices") is not None:
+        attention_mask = _only(options["indices"], attention_mask, tensors, causal)
     if attention_mask is None and causal:
         window = options.get("sliding_window")
         chosen |= {"causal": True, "window_size": (None if window is None else window - 1, None)}
     if attention_mask is None and options.get("cu_seq_lens_q") is not None:
         return _packed(tensors, chosen, options, bias, impl), None
-    modification = _modify(attention_mask, bias, tensors)
-    out = attend(tensors, chosen, modification, impl=impl)
+    dense = _combine(attention_mask, bias, key.shape[2])
+    modification = _modification(dense, tensors)
+    sinks = options.get("sinks")
+    if sinks is None:
+        out = attend(tensors, chosen, modification, impl=impl)
+    else:
+        out, lse = attend(tensors, chosen, modification, impl=impl, return_lse=True)
+        out = out * (lse[..., None] - _below_top(sinks, dense)).sigmoid().transpose(1, 2)
     return out.to(query.dtype), None  # the oracle's is float64
+
+
+def _only(indices: Any, mask: Any, tensors: Any, causal: bool) -> Any:
+    """The mask (B, 1, Sq, Sk) without the keys that `indices` (B, Sq, n) does not name."""
+    q, k, _ = tensors
+    shown = q.new_zeros((q.shape[0], 1, q.shape[1], k.shape[1] + 1), dtype=indices.dtype)
+    last = indices.long().masked_fill(indices < 0, k.shape[1])  # -1: no key
+    shown = shown.scatter(-1, last[:, None], 1)[..., :-1].bool()
+    if mask is None:
+        return shown.tril(k.shape[1] - q.shape[1]) if causal else shown
+    mask = mask[..., : k.shape[1]]
+    if mask.dtype.is_floating_point:
+        return mask.masked_fill(~shown, float("-inf"))
+    return mask & shown
 
 
 def _packed(tensors: Any, chosen: Any, options: Any, bias: Any, impl: str) -> Any:
@@ -86,23 +136,31 @@ def _packed(tensors: Any, chosen: Any, options: Any, bias: Any, impl: str) -> An
     return attend(rows, chosen | offsets, varlen=True, impl=impl)[None].to(rows[0].dtype)
 
 
-def _modify(mask: Any, bias: Any, tensors: Any) -> Any:
-    """What of mask and bias the window does not say, as a modification; None for nothing."""
+def _combine(mask: Any, bias: Any, keys: int) -> Any:
+    """Mask and bias as one tensor, boolean or added; None for neither."""
+    if mask is not None:
+        mask = mask[..., :keys]  # a static cache's mask may be longer
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    return bias + mask if mask.dtype.is_floating_point else bias.masked_fill(~mask, float("-inf"))
+
+
+def _modification(dense: Any, tensors: Any) -> Any:
     from fa4.dropin.mods import dense_bias, dense_mask
 
+    if dense is None:
+        return None
     q, k, _ = tensors
     shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    if mask is not None:
-        mask = mask[..., : shape[3]]  # a static cache's mask may be longer
-    if bias is None:
-        if mask is None:
-            return None
-        return (dense_bias if mask.dtype.is_floating_point else dense_mask)(mask, shape)
-    if mask is not None and mask.dtype.is_floating_point:
-        bias = bias + mask
-    elif mask is not None:
-        bias = bias.masked_fill(~mask, float("-inf"))
-    return dense_bias(bias, shape)
+    return (dense_bias if dense.dtype.is_floating_point else dense_mask)(dense, shape)
+
+
+def _below_top(sinks: Any, dense: Any) -> Any:
+    """Logits of the sinks as the LSE has the others: `dense_bias` takes a row's largest off."""
+    if dense is None or not dense.dtype.is_floating_point:
+        return sinks
+    top = dense.detach().amax(dim=-1, keepdim=True)
+    return sinks - top.where(top.isfinite(), 0.0)
 
 
 def mask(*given: Any, **options: Any) -> Any:
@@ -131,6 +189,28 @@ def _is_plain(options: dict[str, Any]) -> bool:
     window = options.get("local_size")
     if window is None and options.get("mask_function") is not causal_mask_function:
         return False
-    padding = options.get("attention_mask")
-    full = padding is None or (padding.shape[-1] >= keys + skipped and bool(padding.all()))
-    return full and first + rows == keys + skipped and (window is None or keys < window)
+    if first + rows != keys + skipped or (window is not None and keys >= window):
+        return False
+    return _is_full(options.get("attention_mask"), keys + skipped)
+
+
+def _is_full(padding: Any, keys: int) -> bool:
+    """Is nothing padding? Under a trace, where no value can be read, only if nothing is given."""
+    if padding is None:
+        return True
+    if _is_traced(padding):
+        return False
+    return padding.shape[-1] >= keys and bool(padding.all())
+
+
+def _is_traced(tensor: Any) -> bool:
+    """Is it recorded, by torch.compile, torch.export or a CUDA graph, instead of computed?"""
+    import torch
+
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True
+    return torch._is_functional_tensor(tensor) or isinstance(
+        tensor, torch._subclasses.fake_tensor.FakeTensor
+    )

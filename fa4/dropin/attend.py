@@ -39,8 +39,7 @@ def attend(
         impl = choose(make_call(*tensors, options, varlen=varlen))
         # The kernel only where it has the modification, too.
         impl = impl if modification.kernel or impl not in KERNELS else "reference"
-    by_kernel = impl in KERNELS and modification.learned is None
-    if not by_kernel and _wants_gradient(tensors, options, modification):
+    if modification.learned is not None and _wants_gradient(tensors, options, modification):
         if impl in ON_GPU:
             raise NotImplementedError(
                 f"the {impl.upper()} backward kernel has no gradient of a bias: detach it, or use "

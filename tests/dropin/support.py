@@ -36,9 +36,8 @@ def assert_within(ours: Any, plain: Any, exact: Any, size: float = 0.0) -> None:
     """Each element within twice the largest error of plain attention, and a band of roundings.
 
     ours, plain: in a narrow type; exact: the same in float64. The band is 16 roundings of the
-    largest value, or of `size`, the largest term of sums that cancel; it carries tensors in which
-    plain is exact by luck. dP - D of a row with one key is all rounding: both are sums of as many
-    products as there are channels, in another order; 8.6 roundings were seen.
+    largest value, or of `size`, of sums that cancel (see `sum_sizes`); it carries tensors in which
+    plain is exact by luck.
     """
     assert ours.shape == exact.shape and ours.dtype == plain.dtype
     exact = exact.double()
@@ -50,8 +49,21 @@ def assert_within(ours: Any, plain: Any, exact: Any, size: float = 0.0) -> None:
     assert worst <= PLAIN_FACTOR * allowed + band, (worst, allowed, band)
 
 
-def term_size(inputs: Any, upstream: Any) -> float:
-    """The largest term dP k (or q) of a gradient: |dO| |v| max(|q|, |k|, 1), by largest rows."""
+def sum_sizes(inputs: Any, upstream: Any, sequence: int = -2) -> list[float]:
+    """What the roundings of (out, dq, dk, dv, dbias) are relative to, where all terms cancel.
+
+    inputs: q, k, v with their rows in dimension `sequence`; upstream: dO. With one key dP - D is
+    all rounding: both are sums of as many products as there are channels, in another order. Its
+    size is |dO| |v| by largest rows. dq adds such terms times k, weighted with P: no more than
+    one. dk adds one times q for each row, dbias one for each row of all heads; their roundings are
+    independent, so they grow with the root of that number.
+    """
     q, k, v = (x.detach().double() for x in inputs[:3])
-    rows = [x.norm(dim=-1).max().item() if x.numel() else 0.0 for x in (upstream.double(), v)]
-    return rows[0] * rows[1] * max(1.0, q.abs().max().item(), k.abs().max().item())
+    if not (q.numel() and k.numel() and v.numel()):
+        return [0.0] * 5
+    term = upstream.double().norm(dim=-1).max().item() * v.norm(dim=-1).max().item()
+    all_rows = q.numel() / q.shape[-1]
+    rows_of_a_key = all_rows * k.shape[sequence] * k.shape[-1] / k.numel()
+    grown = rows_of_a_key**0.5
+    key, query = (max(1.0, x.abs().max().item()) for x in (k, q))
+    return [0.0, term * key, term * query * grown, term * grown, term * all_rows**0.5]

@@ -104,7 +104,7 @@ def naive(call: dict[str, Any]) -> tuple[Any, Any, Any]:
     return torch.stack(outs), *caches
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(problems())
 def test_like_keys_put_together_by_hand(call: dict[str, Any]) -> None:
     """The output, and both caches afterwards, to the last bit where nothing was turned."""

@@ -188,7 +188,11 @@ def test_masks_of_the_caller() -> None:
 
 @pytest.mark.parametrize(
     ("option", "text"),
-    [({"output_attentions": True}, "attention weights"), ({"cache": object()}, "paged caches")],
+    [
+        ({"output_attentions": True}, "attention weights"),
+        ({"cache": object()}, "paged caches"),
+        ({"block_indices": object()}, "block_indices"),
+    ],
 )
 def test_what_is_refused(option: dict[str, Any], text: str) -> None:
     """In one line."""
@@ -200,7 +204,7 @@ def test_missing_package_is_said() -> None:
     """With the command that installs it."""
     with (
         mock.patch.dict("sys.modules", {"transformers": None}),
-        pytest.raises(ImportError, match=r"pip install 'fa4-lab\[transformers\]'"),
+        pytest.raises(ImportError, match=r"pip install 'transformers>=4.56,<6' 'torch>="),
     ):
         fa4.transformers.register()
 
@@ -224,3 +228,55 @@ def test_the_comparison_sees_what_is_left_out(fault: str) -> None:
     exact = step(model, "fa4_oracle", torch.float64, fault == "mask")
     with pytest.raises(AssertionError):
         assert_within(ours[0], plain[0], exact[0], size=exact[0].abs().max().item())
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", ["Llama", "BERT"])
+def test_compiled_as_one_graph(name: str, trained: bool) -> None:
+    """With padding, whose values nobody may read under a trace; and its gradient."""
+    model = build(name)
+    model.set_attn_implementation("fa4")
+    plain = model(input_ids=TOKENS, attention_mask=PADDING).logits[PADDING.bool()]
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.set_grad_enabled(trained):
+        logits = compiled(input_ids=TOKENS, attention_mask=PADDING).logits[PADDING.bool()]
+    torch.testing.assert_close(logits, plain, rtol=1e-5, atol=1e-5)
+    if trained:
+        weights = [p for p in model.parameters() if p.requires_grad]
+        grads = (
+            torch.autograd.grad(x.tanh().square().mean(), weights, allow_unused=True)
+            for x in (logits, plain)
+        )
+        for ours, theirs in zip(*grads, strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def naive(x: Any, shown: Any, bias: Any = 0.0, sinks: Any = None) -> Any:
+    """Attention of x to itself under a mask (..., Sq, Sk), in float64; (B, Sq, H, d)."""
+    x = x.double()
+    scores = x @ x.transpose(-1, -2) / x.shape[-1] ** 0.5 + bias
+    scores = scores.masked_fill(~shown, float("-inf"))
+    extra = torch.full_like(scores[..., :1], float("-inf")) if sinks is None else sinks.double()
+    return (torch.cat([scores, extra], -1).softmax(-1)[..., :-1] @ x).transpose(1, 2)
+
+
+def test_chosen_keys_and_sinks_of_every_query() -> None:
+    """`indices`, with -1 for none, under every kind of mask; `sinks` beside a bias."""
+    x = torch.randn(2, 4, 3, 8, generator=torch.Generator().manual_seed(0))
+    causal = torch.ones(3, 3, dtype=torch.bool).tril()
+    chosen = torch.tensor([[0, -1], [0, 1], [2, 0]], dtype=torch.int32).expand(2, 3, 2)
+    keys = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
+    added = torch.zeros(2, 1, 3, 3).masked_fill(~causal, torch.finfo(torch.float32).min)
+    for mask in (None, causal.expand(2, 1, 3, 3), added):
+        out = attend(query=x, attention_mask=mask, indices=chosen)
+        torch.testing.assert_close(out.double(), naive(x, keys & causal), rtol=1e-5, atol=1e-5)
+    sinks, bias = torch.randn(2, 4, 3, 1), 30 * torch.randn(1, 4, 3, 3)
+    for mask in (causal.expand(2, 1, 3, 3), added):
+        out = attend(query=x, attention_mask=mask, position_bias=bias, sinks=sinks)
+        exact = naive(x, causal, bias.double(), sinks)
+        torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-5)
+    out = attend(query=x, attention_mask=causal.expand(2, 1, 3, 3), sinks=sinks)
+    torch.testing.assert_close(out.double(), naive(x, causal, 0.0, sinks), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,1 @@
+"""Every model class of the installed transformers, in small, by fa4 and by "eager"."""
