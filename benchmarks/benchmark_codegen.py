@@ -32,7 +32,7 @@ from typing import Any
 import codegen_found
 from codegen_backward import CASES, compare_backward
 from codegen_found import SECONDS, SITE, WORKER, Found, compile_one, describe, environment, number
-from codegen_kernels import CUDNN, EXAMPLE, FLASH, OURS, ROOT, Wanted
+from codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, ROOT, Wanted
 from common import RESULTS, describe_run, write_result
 
 from fa4.inspect import loops

@@ -11,6 +11,7 @@ Usage: python benchmarks/benchmark_forward_prediction.py [--output FILE]
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +20,8 @@ from common import describe_run, parse_output, write_result
 from fa4.compiled.toolchain import find_toolchain
 from fa4.compiled.variants import tuned_spec
 from fa4.config import Exp2Split, Problem
-from fa4.plan.measured import loop_math, with_measured_math
+from fa4.plan.measured import PIPES, loop_math, with_measured_math
+from fa4.plan.schema import Math
 from fa4.prediction import tile_amounts
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import predict
@@ -75,6 +77,12 @@ def pipes(amount: Any) -> dict[str, float]:
     return found | {"instructions": sum(found.values()) - found["fma"] / 2}
 
 
+def amounts_of(row: Mapping[str, Any]) -> dict[str, Math]:
+    """A row's counts, by role, as `tile_amounts` gave them."""
+    roles = row["instructions_per_tile"].items()
+    return {name: Math(**{pipe: kinds["counted"][pipe] for pipe in PIPES}) for name, kinds in roles}
+
+
 def planned(spec: ForwardSpec, role: str) -> dict[str, float]:
     """The plan's own estimate of the same."""
     parts = [pipes(part) for part in loop_math(spec.plan.role(role)).values()]
@@ -83,19 +91,27 @@ def planned(spec: ForwardSpec, role: str) -> dict[str, float]:
 
 def measure(call: Call, cta_group: int, split: Exp2Split | None) -> dict[str, Any]:
     """One kernel: its counts, and what is predicted with them and with the plan's estimates."""
-    spec, machine = call.spec(cta_group, split), find_machine("b200")
-    amounts = tile_amounts(spec)
+    spec = call.spec(cta_group, split)
+    row = describe(call, spec, tile_amounts(spec))
+    words = f"cta_group {cta_group}  emulated {row['emulated_columns']:3} of {spec.numerics.tile_n}"
+    mark = "shipped" if row["shipped"] else ""
+    print(f"{call.name:14} {words}  {row['tflops']:6.0f} TFLOP/s  {mark}", flush=True)
+    return row
+
+
+def describe(call: Call, spec: ForwardSpec, amounts: Mapping[str, Math]) -> dict[str, Any]:
+    """A kernel's row, from the instructions that its roles execute for a KV tile."""
+    machine = find_machine("b200")
     measured = with_measured_math(spec.plan, amounts)
     found = predict(call.problem, spec.pipeline, machine, plan=measured)
     estimate = predict(call.problem, spec.pipeline, machine)
-    columns = sum(spec.numerics.exp2.emulated_columns(spec.numerics.tile_n))
-    row = {
+    return {
         "call": call.name,
-        "cta_group": cta_group,
+        "cta_group": spec.cta_group,
         "scheduler": spec.scheduler,
-        "emulated_columns": columns,
+        "emulated_columns": sum(spec.numerics.exp2.emulated_columns(spec.numerics.tile_n)),
         "exp2": asdict(spec.numerics.exp2),
-        "shipped": split is None and cta_group == call.cta_group,
+        "shipped": spec == call.spec(call.cta_group),
         "tflops": found.tflops,
         "tflops_by_the_plans_estimates": estimate.tflops,
         "milliseconds": found.seconds * 1e3,
@@ -107,10 +123,6 @@ def measure(call: Call, cta_group: int, split: Exp2Split | None) -> dict[str, An
             for role, amount in amounts.items()
         },
     }
-    words = f"cta_group {cta_group}  emulated {columns:3} of {spec.numerics.tile_n}"
-    mark = "shipped" if row["shipped"] else ""
-    print(f"{call.name:14} {words}  {found.tflops:6.0f} TFLOP/s  {mark}", flush=True)
-    return row
 
 
 def judge(call: Call, rows: list[dict[str, Any]]) -> dict[str, Any]:

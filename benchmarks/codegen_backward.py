@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from codegen_found import Figures, Found, compile_one, describe, number, ratios
-from codegen_kernels import CUDNN, EXAMPLE, FLASH, OURS, Wanted
+from codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, Wanted
 
 from fa4.inspect import loops
 from fa4.inspect.codegen import KernelCode

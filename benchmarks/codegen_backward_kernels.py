@@ -7,18 +7,16 @@ the main kernel's. All compile for (2, 4096, 8, d) in bf16.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
-if TYPE_CHECKING:
-    from codegen_kernels import Timed, Wanted
+from codegen_wanted import Timed, Wanted, no_device
 
 BATCH, ROWS, HEADS = 2, 4096, 8
 TILE = 128
 
 
-def compile_flash(wanted: Wanted, timed: Timed, no_device: Callable[[], Any]) -> None:
+def compile_flash(wanted: Wanted, timed: Timed) -> None:
     """flash-attn-4: its interface on fake tensors chooses tile, CTA group and registers itself."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,7 +34,7 @@ def compile_flash(wanted: Wanted, timed: Timed, no_device: Callable[[], Any]) ->
         interface._flash_attn_bwd(*tensors, lse, causal=wanted.causal)
 
 
-def compile_cudnn(wanted: Wanted, timed: Timed, no_device: Callable[[], Any]) -> None:
+def compile_cudnn(wanted: Wanted, timed: Timed) -> None:
     """cuDNN's open kernel that adds dQ by TMA, its choice where sums may be in any order."""
     import cutlass
     from cudnn.frost import compiled_cache
@@ -57,7 +55,7 @@ def compile_cudnn(wanted: Wanted, timed: Timed, no_device: Callable[[], Any]) ->
         )
 
 
-def compile_example(wanted: Wanted, timed: Timed, no_device: Callable[[], Any]) -> None:
+def compile_example(wanted: Wanted, timed: Timed) -> None:
     """NVIDIA's backward example of CuTe-DSL 4.7, as its own main program compiles it."""
     import cutlass
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
@@ -95,9 +93,8 @@ def compile_example(wanted: Wanted, timed: Timed, no_device: Callable[[], Any]) 
         )  # fmt: skip
 
 
-def compile_ours(wanted: Wanted, timed: Timed, no_device: Callable[[], Any]) -> None:
+def compile_ours(wanted: Wanted, timed: Timed) -> None:
     """fa4's kernels."""
-    del no_device
     from fa4.compiled.backward import compile_backward
 
     spec = our_spec(wanted)

@@ -87,10 +87,12 @@ def _variant_row(name: str, spec: ForwardSpec) -> tuple[object, ...]:
 def render_features() -> str:
     """The support table of `fa4 doctor --matrix`."""
     words = {True: "yes", False: "no", None: "-"}
-    rows = ((row["feature"], words[row["forward"]], words[row["backward"]], words[row["sm90"]],
-             row["detail"])
-            for row in describe_support())  # fmt: skip
-    return markdown_table(("feature", "forward", "backward", "sm90", "limits, or why not"), rows)
+    columns = ("forward", "backward", "sm90", "sm90 backward")
+    rows = (
+        (row["feature"], *(words[row[column]] for column in columns), row["detail"])
+        for row in describe_support()
+    )
+    return markdown_table(("feature", *columns, "limits, or why not"), rows)
 
 
 def render_prediction(results: Path = RESULTS) -> str:

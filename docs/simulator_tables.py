@@ -17,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from docs.marked_tables import MarkedTables
 from fa4.figures.measured import B200_FILE, H100_FILE, HOPPER_FILE
 from fa4.plan.render import markdown_table
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, H100Costs, HopperCosts
@@ -370,28 +371,14 @@ SECTIONS = {
 }
 
 
-def blocks() -> Iterator[tuple[str, str, str]]:
-    """(first line, table, last line) of each."""
-    for name, render in SECTIONS.items():
-        yield f"<!-- {name}: written by {COMMAND} -->", render(), f"<!-- end of {name} -->"
-
-
-def fill(text: str) -> str:
-    """A document with the present tables. Raises ValueError if it lacks a table's markers."""
-    for begin, table, end in blocks():
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise ValueError(f"the document lacks {begin!r} or {end!r}")
-        text = f"{before}{begin}\n\n{table}\n\n{end}{after}"
-    return text
+TABLES = MarkedTables(COMMAND, SECTIONS)
 
 
 def main() -> None:
     """Writes the present tables into the page, and the picture."""
     for picture, found in ((PICTURE, swept()), (OWN_PICTURE, own_swept())):
         picture.write_text(draw_sweep(found), encoding="utf-8")
-    PAGE.write_text(fill(PAGE.read_text("utf-8")), encoding="utf-8")
+    TABLES.write(PAGE)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,11 @@ def _prepare(sources: Sequence[Path]) -> None:
 
 kept_code.keep_with(_prepare)
 
-_MODULES = ("api", "config", "flash_attn", "transformers")
+# Its documented parts: `fa4.dtypes` needs no import of its own.
+_MODULES = (
+    "api", "config", "distributed", "dtypes", "flash_attn", "hardware", "masks", "oracle", "plan",
+    "reference", "sim", "testing", "transformers",
+)  # fmt: skip
 _HOMES = dict.fromkeys(("BackwardConfig", "Exp2Split", "ForwardConfig", "Problem"), "fa4.config")
 _HOMES |= {"AttentionGradients": "fa4.backends", "AttentionOutput": "fa4.compute"}
 _HOMES |= {"replace_sdpa": "fa4.dropin.replace", "sdpa": "fa4.dropin.sdpa"}

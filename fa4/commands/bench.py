@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fa4.commands import emit
+from fa4.commands.bench_report import read_report
 from fa4.commands.bench_timing import FORWARD_PASS, OURS, Measured, Pass, time_calls
 
 if TYPE_CHECKING:
@@ -28,10 +28,13 @@ FIGURE_HELP = "Draw it: .png or .svg."
 BACKENDS = (OURS, "cudnn", "flash", "flash-attn-4")
 FIGURES = (".png", ".svg")
 
+OF_A_REPORT = ("earlier", "figure", "as_json")  # options that --from leaves a meaning
+
 Timer = Callable[[Sequence[str], "Problem"], Measured]
 
 
 def bench(
+    context: typer.Context,
     head_dims: Annotated[str, typer.Option(help="d, or d:dv; default: the GPU's.")] = "",
     seqlens: Annotated[str, typer.Option(help="Lengths; default: the GPU's.")] = "",
     masks: Annotated[str, typer.Option(help="full, causal or both.")] = "full,causal",
@@ -61,7 +64,8 @@ def bench(
         raise ValueError("--deterministic is an option of --backward; got it without")
     check_figure(figure)
     if earlier is not None:
-        report = read_report(earlier)
+        refuse_beside(context)
+        report = read_report(earlier, BACKENDS)
     else:
         timed = Pass(backward, deterministic)
         found = find_gpu()
@@ -70,7 +74,7 @@ def bench(
         names = read_names("backends", backends, BACKENDS)
         if not found.device:
             raise ValueError(f"fa4 bench needs an H100, H200, B200 or B300: {found.why}")
-        from fa4.commands.verify import progress_bar
+        from fa4.commands.progress import progress_bar
 
         with progress_bar() as update:
             timer = functools.partial(time_calls, found, repeats, timed)
@@ -86,6 +90,18 @@ def bench(
     emit(report, as_json, render)
 
 
+def refuse_beside(context: typer.Context) -> None:
+    """Raises ValueError for an option of what would be measured: --from measures nothing."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is None or source.name != "COMMANDLINE" or parameter.name in OF_A_REPORT:
+            continue
+        raise ValueError(
+            f"{parameter.opts[0]} says what to measure, and --from measures nothing; "
+            f"got {context.params[str(parameter.name)]!r} beside it"
+        )
+
+
 def check_figure(figure: Path | None) -> None:
     """Raises now what drawing would raise after everything is measured."""
     if figure is None:
@@ -99,20 +115,6 @@ def check_figure(figure: Path | None) -> None:
     require_replaceable(figure)
     check_folder(figure.parent)
     require_matplotlib()
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """What --json wrote. Raises ValueError for anything else."""
-    from fa4.files import require_regular
-
-    try:
-        report = json.loads(require_regular(path).read_text(encoding="utf-8"))
-        rows = report["rows"]
-        if not all(row["problem"].keys() and row["tflops"].items() for row in rows):
-            raise KeyError("tflops")
-        return {name: report[name] for name in ("device", "impl", "dtype", "pass", "rows")}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"--from needs a file that fa4 bench --json wrote; got {path}") from None
 
 
 def read_names(option: str, text: str, allowed: Sequence[str]) -> list[str]:

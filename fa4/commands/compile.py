@@ -93,7 +93,7 @@ def compile(
     own = {"group": group, "lse": not no_lse, "scheduler": scheduler,
            "deterministic": not any_order, "lse_gradient": lse_gradient,
            "out_residual": out_residual}  # fmt: skip
-    features |= take_own(kernel, own) | take_tiles(arch, tile_m, tile_n, stages)
+    features |= take_own(kernel, own) | take_tiles(kernel, arch, tile_m, tile_n, stages)
     spec = find_spec(kernel, arch, head_dim, head_dim_v or head_dim, features)
     if out is not None:
         from fa4.demo.report import check_folder

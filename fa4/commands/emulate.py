@@ -53,6 +53,10 @@ StrictOption = Annotated[
     bool,
     typer.Option("--strict-tmem-loads", help="Ask for tcgen05.wait::ld as the manual does."),
 ]
+LanesOption = Annotated[
+    bool,
+    typer.Option("--strict-tmem-lanes", help="Report tensor memory addresses of another warp."),
+]
 OrderedOption = Annotated[
     bool, typer.Option("--ordered-sums", help="Report sums of floats in an order left to chance.")
 ]
@@ -78,6 +82,7 @@ def emulate(
     seeds: SeedsOption = 1,
     no_checks: Annotated[bool, typer.Option("--no-checks", help="No race checks.")] = False,
     strict_tmem_loads: StrictOption = False,
+    strict_tmem_lanes: LanesOption = False,
     ordered_sums: OrderedOption = False,
     max_findings: Annotated[int, typer.Option(min=1, help="Stop after this many.")] = 20,
     max_steps: MaxStepsOption = MAX_STEPS,
@@ -115,6 +120,7 @@ def emulate(
             "schedule": schedule,
             "checks": not no_checks,
             "strict_tmem_loads": strict_tmem_loads,
+            "strict_tmem_lanes": strict_tmem_lanes,
             "ordered_sums": ordered_sums,
             "max_findings": max_findings,
             "max_steps": max_steps,

@@ -14,6 +14,8 @@ import typer
 
 from fa4.commands import emit
 
+LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
+
 
 def explore(
     out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path(
@@ -76,15 +78,38 @@ def explore(
 
 @contextmanager
 def progress_bar(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, and the function that advances it; nothing if stderr is no terminal."""
+    """A bar on stderr, lines where that is no terminal, and the function that advances it."""
+    if not sys.stderr.isatty():
+        yield progress_lines(total)
+        return
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    hidden = not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("simulating", total=total)
         yield lambda: bar.advance(task)
+
+
+def progress_lines(total: int) -> Callable[[], None]:
+    """Says on stderr what there is to do, then every LINE_SECONDS how much of it is done."""
+    from fa4.commands.limits import time_text
+
+    began = said = time.monotonic()
+    done = 0
+    print(f"fa4 explore: {total} shapes to simulate", file=sys.stderr, flush=True)
+
+    def advance() -> None:
+        nonlocal done, said
+        done, now = done + 1, time.monotonic()
+        if now - said < LINE_SECONDS:
+            return
+        said, left = now, (now - began) * (total - done) / done
+        print(
+            f"fa4 explore: {done} of {total}, {time_text(left)} left", file=sys.stderr, flush=True
+        )
+
+    return advance
 
 
 def render(report: Mapping[str, Any]) -> tuple[str, ...]:

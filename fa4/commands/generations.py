@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from fa4.commands import emit
+from fa4.commands.outliers import ROWS, compare_outliers, render_outliers
 
 if TYPE_CHECKING:
     from fa4.reference import ForwardResult
@@ -30,42 +31,83 @@ MOST_BLOCKS = 2**16  # of one generation, visited in a Python loop: about half a
 
 
 def generations(
-    seqlen: Annotated[int, typer.Option(help="Queries and keys.")] = 1024,
+    seqlen: Annotated[
+        int | None,
+        typer.Option(help="Queries and keys.", show_default="1024; with --outliers 8192"),
+    ] = None,
     heads: Annotated[int, typer.Option(help="Query and KV heads.")] = 2,
-    head_dim: Annotated[int, typer.Option(help="Elements of a query, key or value.")] = 64,
+    head_dim: Annotated[
+        int | None,
+        typer.Option(
+            help="Elements of a query, key or value.", show_default="64; with --outliers 128"
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Input type: bf16, fp16, fp32 or fp64.")] = "bf16",
     causal: Annotated[bool, typer.Option("--causal", help="Hide later keys.")] = False,
     sram_kib: Annotated[int, typer.Option(help="On-chip memory that sizes fa1's blocks.")] = 192,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    outliers: Annotated[
+        bool,
+        typer.Option("--outliers", help="Errors of FP8 on data with outliers, as FA3's paper."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Compare standard attention and FlashAttention 1 to 4: error, traffic, exps and rescales.
 
     Example: fa4 generations --seqlen 2048 --causal --sram-kib 64
     """
+    usual = (8192, 128) if outliers else (1024, 64)
     problem: dict[str, Any] = {
-        "seqlen": seqlen,
+        "seqlen": usual[0] if seqlen is None else seqlen,
         "heads": heads,
-        "head_dim": head_dim,
+        "head_dim": usual[1] if head_dim is None else head_dim,
         "dtype": dtype,
         "causal": causal,
         "sram_bytes": sram_kib * 1024,
         "seed": seed,
     }
+    if outliers:
+        check_outliers(problem)
+        emit(compare_outliers(problem), as_json, render_outliers)
+        return
     check(problem)
     emit(compare(problem), as_json, render)
+
+
+def check_outliers(problem: Mapping[str, Any]) -> None:
+    """Refuse sizes that are never computed, and options that say nothing of this comparison."""
+    from fa4.config import require
+
+    usual = {"dtype": "bf16", "causal": False, "sram_bytes": 192 * 1024}
+    spellings = {"dtype": "--dtype", "causal": "--causal", "sram_bytes": "--sram-kib"}
+    for name, spelling in spellings.items():
+        if problem[name] != usual[name]:
+            raise ValueError(
+                f"--outliers compares element types without a mask: leave out {spelling}"
+            )
+    check_sizes(problem)
+    scores = problem["heads"] * ROWS * problem["seqlen"]
+    rule = f"heads * {ROWS} * seqlen must be at most {MOST_SCORES} with --outliers"
+    require(scores <= MOST_SCORES, rule, scores)
+
+
+def check_sizes(problem: Mapping[str, Any]) -> None:
+    """Refuse numbers that are none of a length, heads, a head dim and a seed."""
+    from fa4.config import require_int
+
+    require_int("seqlen", problem["seqlen"], 1)
+    require_int("heads", problem["heads"], 1)
+    require_int("head_dim", problem["head_dim"], 1, 1024)
+    require_int("seed", problem["seed"], 0)
 
 
 def check(problem: Mapping[str, Any]) -> None:
     """Refuse sizes and types that no generation computes, with one line each."""
     from fa4.config import require, require_int
 
-    require_int("seqlen", problem["seqlen"], 1)
-    require_int("heads", problem["heads"], 1)
-    require_int("head_dim", problem["head_dim"], 1, 1024)
+    check_sizes(problem)
     require(problem["dtype"] in DTYPES, f"dtype must be one of {DTYPES}", problem["dtype"])
     require_int("sram_kib", problem["sram_bytes"] // 1024, 1, MOST_SRAM_KIB)
-    require_int("seed", problem["seed"], 0)
     scores = problem["heads"] * problem["seqlen"] * max(problem["seqlen"], problem["head_dim"])
     rule = f"heads * seqlen * (seqlen or head_dim) must be at most {MOST_SCORES}"
     require(scores <= MOST_SCORES, rule, scores)

@@ -12,6 +12,7 @@ import numpy as np
 from fa4.api import flash_attn_backward, flash_attn_func
 from fa4.arrays import like, to_numpy
 from fa4.backends import EMULATED, KERNELS, ON_GPU, Saved
+from fa4.call import Call
 from fa4.checked import make_call
 from fa4.choose import MADE_FOR, check_impl, choose, find_gpu
 
@@ -47,6 +48,8 @@ class Job:
         if impl == "auto":
             q, k, v = self._on_gpu() if self.device else arrays
             impl = choose(make_call(q, k, v, self.options, varlen=False), gradient=gradient)
+        if impl in KERNELS:
+            refuse(make_call(*arrays, self.options, varlen=False), KERNELS[impl], gradient)
         self.impl = impl
         self.on_gpu = impl in ON_GPU
         self.outputs: tuple[np.ndarray, np.ndarray] | None = None
@@ -162,6 +165,17 @@ class Job:
         result = call()
         self.outputs = to_numpy("out", result.out), to_numpy("lse", result.lse)
         return time_on_gpu(call, TIMED_CALLS)
+
+
+def refuse(call: Call, family: str, gradient: bool) -> None:
+    """Raises now what a kernel would refuse after torch and the compiler are loaded."""
+    from fa4.backends.kernel import describe
+    from fa4.backends.kernel_backward import check_gradient
+    from fa4.compiled.support import check
+
+    check(describe(call), family)
+    if gradient:
+        check_gradient(call, family)
 
 
 def time_on_gpu(call: Any, repeats: int, warm_up: int = WARM_UP_CALLS) -> float:

@@ -86,6 +86,7 @@ def run(
 
     own = {"--keys": keys, "--heads-k": heads_k, "--head-dim-v": head_dim_v}
     check_options(file, random, own, layer)
+    check_schedule(schedule)
     check_out(out)
     require(seed >= 0, "--seed must be at least 0", seed)
     require(minutes > 0, "--minutes must be more than 0", minutes)
@@ -142,6 +143,14 @@ def check_options(file: Path | None, random: str, own: Mapping[str, Any], layer:
             raise ValueError(f"{name} is an option of --random, not of FILE; got {value}")
     if layer and file is None:
         raise ValueError(f"--layer is an option of FILE, not of --random; got {layer!r}")
+
+
+def check_schedule(schedule: str) -> None:
+    """Raises ValueError unless the emulator has this order of events; "" is its own."""
+    from fa4.emulator.machine.options import SCHEDULES
+
+    allowed = ", ".join(SCHEDULES)
+    require(schedule in ("", *SCHEDULES), f"--schedule must be one of {allowed}", schedule)
 
 
 def check_out(out: Path | None) -> None:

@@ -42,12 +42,14 @@ def window_features(window: str, causal: bool) -> dict[str, bool]:
     return {f"window_{side}": True for side in allowed[window] if not (causal and side == "right")}
 
 
-def take_tiles(arch: str, tile_m: int, tile_n: int, stages: int) -> dict[str, int]:
+def take_tiles(kernel: str, arch: str, tile_m: int, tile_n: int, stages: int) -> dict[str, int]:
     """The fields of a Hopper spec that --tile-m, --tile-n and --stages stand for; 0: the tuned."""
     given = {"--tile-m": tile_m, "--tile-n": tile_n, "--stages": stages}
     named = [f"{option} {value}" for option, value in given.items() if value]
     if named and arch != "sm_90a":
         raise ValueError(f"{named[0]} is a choice for --arch sm_90a; {arch} has one tile")
+    if named and kernel == "backward":
+        raise ValueError(f"{named[0]} is an option of the forward kernel; got backward")
     require(tile_m in (0, 64, 128, 192), "--tile-m must be 64, 128 or 192", tile_m)
     fields = {"consumers": tile_m // WARPGROUP_ROWS, "tile_n": tile_n, "kv_stages": stages}
     return {name: value for name, value in fields.items() if value}
@@ -58,21 +60,18 @@ def find_spec(
 ) -> Spec:
     """The (tuned) spec of the options; ValueError if they make no kernel for this machine."""
     from fa4.compiled.support import FAMILIES
-    from fa4.compiled.variants import GPUS, find_tuned
-    from fa4.sm100.backward.spec import BackwardSpec
+    from fa4.compiled.variants import GPUS, find_tuned, find_tuned_backward
 
     if arch not in GPUS:
         raise ValueError(f"arch must be one of {', '.join(GPUS)}; got {arch!r}")
     hopper = FAMILIES[arch] == "sm90"
-    if hopper and kernel == "backward":
-        raise ValueError("there is no backward kernel for sm_90a: sm_100a and sm_103a have one")
     if hopper and features.pop("cta_group") != 1:
         raise ValueError("--cta-group 2 is a choice for sm_100a and sm_103a; sm_90a has no pairs")
     for name, dim in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         require(dim > 0 and dim % 8 == 0, f"{name} must be a positive multiple of 8", dim)
     gpu = GPUS[arch]
     if kernel == "backward":
-        spec: Spec = BackwardSpec(head_dim=head_dim, head_dim_v=head_dim_v, gpu=gpu, **features)
+        spec: Spec = find_tuned_backward(head_dim, head_dim_v, gpu, **features)
     else:
         spec = find_tuned(head_dim, head_dim_v, gpu, **features)
     require_registers(spec.plan)  # the plan refuses what does not fit into shared memory

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fa4.commands import emit
+from fa4.commands import emit, verify_corpus, verify_run
 
 DEFAULT_EXAMPLES = 20  # fa4.testing.runner says the same; not imported, so that --help stays fast
 
@@ -29,6 +29,7 @@ DtypeNames = Annotated[
     typer.Option(help="Only this element type: fp32, bf16, fp16, fp64 (repeatable)."),
 ]
 ExitFirst = Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few cases of everything: 15 s.")]
 MaxExamples = Annotated[
     int, typer.Option(help="Cases drawn per property; with 20, 5 of each pair of features.")
 ]
@@ -43,6 +44,13 @@ Isolated = Annotated[
     ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="The robustness properties must hold, too.")]
+Corpus = Annotated[
+    bool,
+    typer.Option("--corpus", help="Only the bugs of the atlas, by their smallest cases: seconds."),
+]
+Html = Annotated[Path | None, typer.Option(help="Write the report as one HTML file.")]
+Junit = Annotated[Path | None, typer.Option(help="Write JUnit XML, a test case per property.")]
+Badge = Annotated[Path | None, typer.Option(help="Write a badge of the result, SVG.")]
 ListAdapters = Annotated[
     bool, typer.Option("--list-backends", help="List the adapters and what is installed.")
 ]
@@ -53,14 +61,21 @@ def verify(
     only: Only = None,
     dtype: DtypeNames = None,
     exitfirst: ExitFirst = False,
+    quick: Quick = False,
     max_examples: MaxExamples = DEFAULT_EXAMPLES,
     seed: Seed = 0,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
     timeout: Timeout = None,
     isolated: Isolated = None,
     strict: Strict = False,
-    list_only: Annotated[bool, typer.Option("--list", help="List the properties.")] = False,
+    corpus: Corpus = False,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="List the properties; with --corpus, the bugs.")
+    ] = False,
     list_adapters: ListAdapters = False,
+    html: Html = None,
+    junit: Junit = None,
+    badge: Badge = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Check an attention function against the float64 oracle, within a derived error budget.
@@ -75,24 +90,29 @@ def verify(
     if list_adapters:
         emit({"backends": testing.list_backends()}, as_json, render_backends)
         return
+    chosen = {
+        "only": tuple(only) if only else None,
+        "dtypes": tuple(dtype) if dtype else None,
+        "exitfirst": exitfirst,
+        "strict": strict,
+        "isolate": isolated,
+        "timeout_s": timeout,
+    }
+    if corpus:
+        drawn = {"--max-examples": max_examples, "--seed": seed, "--jobs": jobs,
+                 "--html": html, "--junit": junit, "--badge": badge}  # fmt: skip
+        verify_corpus.verify_corpus(backend, as_json, list_only, drawn, chosen)
+        return
     if list_only:
         emit({"properties": describe(testing.find_properties(only or None))}, as_json, render_list)
         return
-    options = testing.VerifyOptions(
-        max_examples=max_examples,
-        seed=seed,
-        only=tuple(only) if only else None,
-        dtypes=tuple(dtype) if dtype else None,
-        exitfirst=exitfirst,
-        strict=strict,
-        jobs=jobs,
-        isolate=isolated,
-        timeout_s=timeout,
-    )
-    with progress_bar() as progress:
-        report = testing.verify(backend, options, progress=progress)
-    emit(report.as_dict(), as_json, render)
-    if not report.passed:
+    drawn = {"max_examples": max_examples, "seed": seed, "quick": quick, "jobs": jobs}
+    options = testing.VerifyOptions(**drawn, **chosen)
+    files = verify_run.check_files({"html": html, "junit": junit, "badge": badge})
+    report = verify_run.run_suite(backend, options, files)
+    emit(report, as_json, render)  # first, so that a full disk costs no run
+    verify_run.write_files(report, files)
+    if not report["passed"]:
         raise typer.Exit(1)
 
 
@@ -103,38 +123,6 @@ def describe(properties: Any) -> list[dict[str, Any]]:
          "needs": sorted(prop.needs)}
         for prop in properties
     ]  # fmt: skip
-
-
-@contextmanager
-def progress_bar() -> Iterator[Any]:
-    """A callback (done, total, name) that shows a bar on stderr, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bar:
-        task = bar.add_task("", total=None)
-
-        def update(done: int, total: int, name: str) -> None:
-            bar.update(task, completed=done, total=total, description=name)
-
-        yield update
 
 
 def render_list(report: Mapping[str, Any]) -> Any:
@@ -170,6 +158,13 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         parts.append(f"stopped at the first failure; {len(report['skipped'])} properties not run")
     for group in report["failures"]:
         parts += failure_text(group)
+    if len(report["failures"]) > 1:
+        parts.append(causes_text(report["failures"]))
+    said, files = report["printed"], report["files"]
+    if said["lines"]:
+        parts.append(f"it printed {said['lines']} lines, as {said['first']!r}")
+    if files:
+        parts.append(f"report in {', '.join(files.values())}")
     counts = report["counts"]
     not_robust = f"{counts['not_robust']} not robust, " if counts["not_robust"] else ""
     parts.append(
@@ -213,14 +208,22 @@ def uncovered_lines(rows: list[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def failure_text(group: Mapping[str, Any]) -> Iterator[str]:
-    """One cause: what all of its failures need, the smallest example as a test, the list."""
-    names, needs = group["properties"], " and ".join(group["needs"])
-    shared = f"all {len(names)} need {needs}" if len(names) > 1 else f"it needs {needs}"
-    why = shared if needs else "on the plainest input"
-    smallest = group["smallest"]
-    yield f"\n{smallest} {group['status']} ({why}): {group['error']}\n\n{group['test']}"
-    if len(names) > 1:
+    """One cause: its name, the smallest example as a test, the properties that show it."""
+    names, smallest = group["properties"], group["smallest"]
+    others = len(names) - 1
+    more = f" and {others} other{'s' * (others > 1)}" if others else ""
+    yield (
+        f"\n{group['cause']}\n  {smallest}{more} {group['status']}: {group['error']}\n\n"
+        f"{group['test']}"
+    )
+    if more:
         yield f"with it: {', '.join(name for name in names if name != smallest)}"
+
+
+def causes_text(groups: list[Mapping[str, Any]]) -> str:
+    """The causes, a line each."""
+    lines = [f"  {group['cause']}: {len(group['properties'])}" for group in groups]
+    return "\n".join([f"{len(groups)} causes, and how many properties show each:", *lines])
 
 
 def _first_reason(report: Mapping[str, Any]) -> str:

@@ -103,7 +103,12 @@ def draw_rescales(figure: Any, data: Data) -> None:
 
 
 def collect_budget() -> Data:
-    """Worst error and its budget, for inputs of growing spread and polynomials that get worse."""
+    """Worst error and its budget, for inputs of growing spread and polynomials that get worse.
+
+    On one thread of BLAS: more of them add up in other orders, and another element is the worst.
+    """
+    from threadpoolctl import threadpool_limits
+
     from fa4.config import Exp2Split, ForwardConfig
     from fa4.dtypes import round_to
     from fa4.reference import Attention, attention_forward
@@ -111,19 +116,20 @@ def collect_budget() -> Data:
     from fa4.testing.inputs import dense_inputs
 
     rows: list[list[Any]] = []
-    for dtype in ("bf16", "fp16"):
-        for spread in SPREADS:
-            rng = np.random.default_rng(BUDGET_SEED)
-            drawn = rng.standard_normal((3, 1, 256, 1, 64))
-            drawn[0] *= spread
-            q, k, v = (round_to(x, dtype) for x in drawn)
-            expected = expect_forward(dense_inputs(q, k, v))["out"]
-            for degree in KERNELS:
-                every = Exp2Split(frequency=4, residue=4, degree=degree)
-                config = ForwardConfig(exp2=every)
-                found = attention_forward(q, k, v, Attention(softmax_scale=0.125), config)
-                check = check_output("out", [found.out[0]], expected)
-                rows.append([dtype, spread, degree, check.allowed, check.error])
+    with threadpool_limits(1, user_api="blas"):
+        for dtype in ("bf16", "fp16"):
+            for spread in SPREADS:
+                rng = np.random.default_rng(BUDGET_SEED)
+                drawn = rng.standard_normal((3, 1, 256, 1, 64))
+                drawn[0] *= spread
+                q, k, v = (round_to(x, dtype) for x in drawn)
+                expected = expect_forward(dense_inputs(q, k, v))["out"]
+                for degree in KERNELS:
+                    every = Exp2Split(frequency=4, residue=4, degree=degree)
+                    config = ForwardConfig(exp2=every)
+                    found = attention_forward(q, k, v, Attention(softmax_scale=0.125), config)
+                    check = check_output("out", [found.out[0]], expected)
+                    rows.append([dtype, spread, degree, check.allowed, check.error])
     over = [row for row in rows if row[4] > row[3]]
     assert {row[2] for row in over} <= {1, 2}, "a right kernel is over its budget"
     return {

@@ -105,10 +105,10 @@ def critical_chain(code: EventCode, trips: np.ndarray) -> CriticalChain:
     """
     steady = steady_trips(trips)
     walk = _Walk(code, steady, engine.execute(code, steady, log=True).log)
-    period = walk.period()
-    for settled, steps in ((True, period), (False, 1)):
+    period, step_cycles = walk.period()
+    for settled, steps, pace in ((True, period, step_cycles), (False, 1, None)):
         if steps:
-            path = walk.circuit(steps)
+            path = walk.circuit(steps, pace)
             if path is not None:
                 first, last = path[-1], path[0]
                 return CriticalChain(
@@ -205,8 +205,9 @@ class _Walk:
             if key not in self._done_row or self.done[row] >= self.done[self._done_row[key]]:
                 self._done_row[key] = row
 
-    def period(self) -> int:
-        """Steps after which every event of the settled pipeline comes again; 0 if it does not."""
+    def period(self) -> tuple[int, float]:
+        """Steps after which every event of the settled pipeline comes again, 0 if none does, and
+        the cycles of one."""
         ends: dict[tuple[int, int], list[float]] = {}
         for role, at, end in zip(self.role, self.instruction, self.end, strict=True):
             ends.setdefault((role, at), []).append(end)
@@ -218,11 +219,15 @@ class _Walk:
                 for x in series
             ])  # fmt: skip
             if np.ptp(spans) <= SETTLED * spans.mean():
-                return steps
-        return 0
+                return steps, float(spans.mean()) / steps
+        return 0, 0.0
 
-    def circuit(self, period: int) -> list[_Node] | None:
-        """Nodes backwards in time from one to the same one a multiple of `period` steps earlier."""
+    def circuit(self, period: int, step_cycles: float | None) -> list[_Node] | None:
+        """Nodes backwards in time from one to the same one a multiple of `period` steps earlier.
+
+        step_cycles: of the settled pipeline. The two are then that many cycles apart: a unit's
+        queue may take more steps to come again than what the roles do.
+        """
         late = [row for row, step in enumerate(self.step) if step == LAST_STEP]
         node: _Node | None = (
             _Node("clock", max(late, key=lambda row: self.end[row])) if late else None
@@ -235,7 +240,13 @@ class _Walk:
                    step % period)  # fmt: skip
             path.append(node)
             if key in met and step < self.step[path[met[key]].row]:
-                return path[met[key] :]
+                first = path[met[key]]
+                apart = self.moment(first) - self.moment(node)
+                expected = (
+                    apart if step_cycles is None else (step_cycles * (self.step[first.row] - step))
+                )
+                if abs(apart - expected) <= SETTLED * expected:
+                    return path[met[key] :]
             met.setdefault(key, len(path) - 1)
             node = self.link(node).before
         return None

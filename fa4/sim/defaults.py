@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fa4.config import (
+    PRODUCT_DEPTH_BYTES,
     WARPGROUP_ROWS,
     BackwardConfig,
     BackwardPipeline,
@@ -128,9 +129,16 @@ def default_hopper(problem: Problem, gpu: Gpu, *, design: str) -> WarpgroupPipel
     masked = problem.window_size != (None, None)
     size = element_bytes(problem.dtype)
     tuned = default_warpgroups(problem, gpu)
+    tuned = replace(tuned, tile_n=whole_products(tuned.tile_n, size), element_bytes=size)
     if masked:  # a CTA per work tile: none comes ahead of another one's end
-        return replace(tuned, element_bytes=size, scheduler="lpt", ahead=False)
-    return replace(tuned, element_bytes=size)
+        return replace(tuned, scheduler="lpt", ahead=False)
+    return tuned
+
+
+def whole_products(tile_n: int, size: int) -> int:
+    """The keys of a tile for 16-bit types, less those that an instruction of P V on `size` bytes
+    an element would not be full of: FP8 takes 32 at a time."""
+    return tile_n - tile_n % (PRODUCT_DEPTH_BYTES // size)
 
 
 def published_hopper(problem: Problem) -> WarpgroupPipeline:
@@ -140,12 +148,13 @@ def published_hopper(problem: Problem) -> WarpgroupPipeline:
     if widest > max(HOPPER_TILES):
         raise ValueError(f"head dims of fa3 are at most {max(HOPPER_TILES)}; got {widest}")
     tile = HOPPER_TILES[min(dim for dim in HOPPER_TILES if dim >= widest)][masked]
+    size = element_bytes(problem.dtype)
     return WarpgroupPipeline(
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
-        element_bytes=element_bytes(problem.dtype),
+        element_bytes=size,
         causal=masked,
-        tile_n=tile.tile_n,
+        tile_n=whole_products(tile.tile_n, size),
         consumers=tile.tile_m // WARPGROUP_ROWS,
         p_source=tile.p_source,
         design="flash_attn.cute",

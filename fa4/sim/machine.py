@@ -95,7 +95,7 @@ def read_machine(path: Path) -> Machine:
     """
     try:
         content = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not valid TOML: {error}") from error
     unknown = sorted(set(content) - {"base", "gpu", "costs", "sources"})
     if unknown:
