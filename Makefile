@@ -11,8 +11,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 COMPILER := "nvidia-cutlass-dsl>=4.8" "cuda-python>=12.9" "apache-tvm-ffi>=0.1.5"
 FOREIGN := flashinfer-python==0.7.2.post1 flash-attn-4==4.0.0b36 quack-kernels==0.6.5 einops==0.8.2
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
+# The tests whose results come out of sums in a library of the machine.
+SUMS := tests/reference tests/testing tests/docs/test_examples.py tests/test_gradients.py \
+  tests/test_out_residual.py
 
-.PHONY: help demo test test-slow test-gpu test-web conformance mutants lint format docs pages clean
+.PHONY: help demo test test-cpu test-slow test-gpu test-web picture conformance mutants lint format docs pages clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -28,6 +31,9 @@ test: $(VENV)/test.stamp ## the test suite without the slow tests
 test-slow: $(VENV)/test.stamp ## the slow tests only (minutes)
 	$(PYTEST) -m slow
 
+test-cpu: $(VENV)/test.stamp ## what depends on sums, with those of another CPU
+	env $$($(BIN)/python -m tests.other_cpu) $(PYTEST) $(SUMS)
+
 conformance: $(VENV)/foreign.stamp ## kernels of other authors in the emulator (RECORD=1: results)
 	$(BIN)/python -m pytest tests/conformance -m conformance -n 2 $(if $(RECORD),--record)
 
@@ -37,6 +43,9 @@ mutants: $(VENV)/mutants.stamp ## which single changes of the code do the tests 
 test-gpu: $(VENV)/test.stamp ## the kernels on real hardware; fails without a GPU that one runs on
 	FA4_REQUIRE_GPU=1 $(PYTEST) tests/gpu -m gpu -rs
 
+picture: $(VENV)/web.stamp ## the explorer's picture of the pages anew (apt-get install chromium)
+	$(BIN)/python docs/explorer_picture.py
+
 test-web: docs $(VENV)/web.stamp ## explorer, site, traces in a browser (apt-get install chromium)
 	$(BIN)/python -m pytest tests/web -m web
 
@@ -44,12 +53,13 @@ docs: $(VENV)/docs.stamp ## the pages of docs/ as a site, in out/site; warnings 
 	$(BIN)/python -m sphinx -W --keep-going -q -n docs out/site
 	$(BIN)/python docs/check_site.py out/site
 
-pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, the picture
-	for name in forward_tables backward_tables simulator_tables hopper_speed; do \
-	  $(BIN)/python docs/$${name}.py || exit 1; done
-	$(BIN)/python docs/picture.py
+pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, numbers
+	for name in forward_tables backward_tables simulator_tables hopper_speed hopper_tables \
+	  support_table picture outputs throughput_tables atlas_tables findings_tables \
+	  verify_tables model_tables claims; do \
+	  $(BIN)/python docs/$$name.py || exit 1; done
 	$(BIN)/fa4 figures --format svg --out docs/pictures
-	$(BIN)/python docs/outputs.py
+	$(BIN)/fa4 bench --from hardware/results/hopper_bench.json --figure docs/pictures/hopper.svg
 
 lint: $(VENV)/lint.stamp ## style, types and import rules
 	$(BIN)/ruff check .

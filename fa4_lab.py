@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import sys
 
+# As fa4/install.py says it, which may be what is missing.
+REINSTALL = "pip install --force-reinstall --no-deps PATH, of your checkout or wheel of fa4-lab"
+
 
 def main() -> None:
     """Import the command line and run it; exits with its code, 2 where it cannot be imported."""
@@ -18,7 +21,7 @@ def main() -> None:
     except ImportError as error:
         said = " ".join(str(error).split())
         if (error.name or "").startswith("fa4"):  # a file of ours is missing or another's
-            said += ": pip install --force-reinstall fa4-lab"
+            said += f": {REINSTALL}"
         print(f"fa4: error: {said}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -1,7 +1,17 @@
-"""Before NumPy is loaded: one BLAS thread per test process, since the processes fill the cores."""
+"""Before NumPy is loaded: one BLAS thread per test process, since the processes fill the cores.
+
+One profile of Hypothesis for all tests: how long an example takes says how busy the machine is, and
+fails no test. What is drawn is new in every run; with CI set in the environment Hypothesis draws
+the same for the same test, so that a change is judged by itself.
+"""
 
 import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # pytest-xdist sets it in its workers; what is printed to a pipe must not depend on that.
 os.environ.pop("COLUMNS", None)
+
+from hypothesis import HealthCheck, settings  # it may load NumPy
+
+settings.register_profile("fa4", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fa4")

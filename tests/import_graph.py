@@ -1,7 +1,8 @@
 """Who imports whom among the modules of a package, and where that leads round in a circle.
 
 Read from the source text: imports under `if TYPE_CHECKING` and inside functions count as all
-others do. That importing a module first imports the packages it lies in does not count.
+others do. That importing a module first imports the packages it lies in does not count. In a folder
+without __init__.py, whose files are run as scripts, `import other` is the file beside it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,21 @@ def _module_of(path: Path) -> str:
 def import_graph(sources: Mapping[str, str]) -> Graph:
     """Each of these modules, and those of them that it imports."""
     return {
-        module: {name for name in _imports(module, text, sources) if name in sources} - {module}
+        module: {
+            name
+            for written in _imports(module, text, sources)
+            for name in (written, _beside(module, written, sources))
+            if name in sources
+        }
+        - {module}
         for module, text in sources.items()
     }
+
+
+def _beside(module: str, written: str, sources: Mapping[str, str]) -> str:
+    """What a script imports by this name from its own folder, "" if that is a package."""
+    folder = _parent(module)
+    return "" if folder in sources else f"{folder}.{written}"
 
 
 def _imports(module: str, text: str, sources: Mapping[str, str]) -> Iterator[str]:

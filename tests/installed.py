@@ -82,14 +82,18 @@ def make_environment(
     return python, site
 
 
-def required_by(wheel: Path) -> list[metadata.Distribution]:
-    """The distributions that a wheel declares, and all that these do, without extras; those that
-    are here."""
+def required_by(wheel: Path, extras: Iterable[str] = ()) -> list[metadata.Distribution]:
+    """The distributions that a wheel declares, those of its `extras` too, and all that these need;
+    those that are here."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         declared = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])
     found: dict[str, metadata.Distribution] = {}
-    pending = list(declared)
+    chosen = {f"; extra == '{extra}'" for extra in extras}
+    pending = [
+        need.partition(";")[0] if any(need.replace('"', "'").endswith(c) for c in chosen) else need
+        for need in declared
+    ]
     while pending:
         need = pending.pop()
         name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", need, maxsplit=1)[0]).lower()

@@ -28,12 +28,12 @@ MUTABLE = {
 }
 # Records that are written out in one line wherever they are made, always in one order.
 POSITIONAL = {
-    "Arrive", "Backend", "BackwardResult", "BudgetReport", "Check", "ChipRun", "Counters",
+    "Arrive", "Axis", "Backend", "BackwardResult", "BudgetReport", "Check", "ChipRun", "Counters",
     "DenseRun", "EngineRun", "Execution", "FailureGroup", "Finding", "ForwardResult", "Generation",
     "HopperTile", "Inputs", "KernelTime", "Layout", "Loop", "MeasuredCta", "MeasuredLane",
     "MeasuredRange", "MemoryRegion", "MemoryUse", "Outputs", "Place", "Plan", "Point", "Property",
     "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta", "RowState", "Semaphore",
-    "Skipped", "Sweep", "VerifyReport", "Wait", "WarpgroupTile", "Work",
+    "Skipped", "Sweep", "VerifyReport", "Wait", "Walk", "WarpgroupTile", "Work",
 }  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def test_bad_arguments_are_refused():
 
 @pytest.mark.parametrize("name", list(FORMATS))
 @pytest.mark.parametrize("saturate", [False, True])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_round_to_is_exact_from_both_widths(name, saturate, data):
     wide = data.draw(st.one_of(st.floats(width=64), near_ties(name)))
@@ -169,7 +169,7 @@ def test_round_to_copies_and_keeps_shape_and_order():
 
 
 @pytest.mark.parametrize("name", ["fp64", "fp32", "fp16"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_ulp_is_numpy_spacing(name, data):
     x = data.draw(st.floats(width=8 * dtypes.numpy_dtype(name).itemsize))

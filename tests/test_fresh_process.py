@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -82,6 +85,26 @@ np.testing.assert_allclose(out[:, 0], v[:, 0], rtol=1e-6)
 assert fa4.flash_attn_func(q, k, v).shape == (1, 5, 2, 8)
 """
     run_fresh(code)
+
+
+def documented_names() -> list[str]:
+    """What docs/api.md calls fa4.NAME."""
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    return sorted(set(re.findall(r":: fa4\.(\w+)", page)))
+
+
+@pytest.mark.parametrize("name", documented_names())
+def test_a_documented_part_is_there_after_import(name: str) -> None:
+    """`import fa4` alone offers it, whatever else was imported before: nothing was."""
+    assert len(documented_names()) > 15
+    assert run_fresh(f"import fa4\nprint(fa4.{name} is not None)", block=False) == "True\n"
+
+
+def test_a_part_that_is_not_there_is_an_attribute_error() -> None:
+    """As for any module; and what is documented is what `dir` shows."""
+    code = "import fa4\nprint(hasattr(fa4, 'nothing'), *dir(fa4))"
+    first, *shown = run_fresh(code, block=False).split()
+    assert first == "False" and set(documented_names()) <= set(shown)
 
 
 def test_flash_attn_2_runs_on_arrays() -> None:

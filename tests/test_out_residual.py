@@ -47,7 +47,7 @@ def without(call: Arrays) -> Arrays:
     return {name: x for name, x in call.items() if name != "out_residual"}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from(sorted(DTYPES)),

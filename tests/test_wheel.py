@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from fa4.cli import COMMANDS
-from fa4.install import install_command
 from tests.commands import fuzz
 from tests.commands.fuzz_values import make_files
 from tests.installed import (
@@ -156,43 +155,58 @@ def test_a_missing_data_file_is_noticed(name: str, full: Installed) -> None:
 
 
 def test_what_is_installed(full: Installed) -> None:
-    """Its name, what it brings, its command; every hint it gives is accepted by pip."""
+    """Its name, what it brings, its command."""
     code = """
-import importlib.metadata as metadata, json, fa4, fa4.install, sys
+import importlib.metadata as metadata, json, fa4, sys
 mine = metadata.distribution("fa4-lab")
 print(json.dumps({
     "file": fa4.__file__, "version": mine.version, "tops": mine.read_text("top_level.txt").split(),
-    "hints": {extra: fa4.install.install_command(extra) for extra in sys.argv[1:]},
     "extras": mine.metadata.get_all("Provides-Extra"), "path": sys.path,
 }))"""
-    told = json.loads(call(full.python, "-c", code, *EXTRAS).stdout)
+    told = json.loads(call(full.python, "-c", code).stdout)
     assert Path(told["file"]).is_relative_to(full.site)
     assert not [path for path in told["path"] if path and Path(path, "pyproject.toml").exists()]
     assert sorted(told["tops"]) == ["fa4", "fa4_lab"]
     assert sorted(told["extras"]) == sorted(EXTRAS)
     version = call(full.python.with_name("fa4"), "--version")
     assert version.stdout == f"fa4 {told['version']}\n"
-    assert list(unaccepted(told["hints"], full.python)) == []
 
 
-def test_the_hints_of_a_clone(tmp_path: Path) -> None:
-    """They install into the clone's own folder, whose name may hold a space."""
+@pytest.mark.parametrize("extra", ["test", "viz"])
+def test_the_command_of_the_pages_takes_an_extra(extra: str, tmp_path: Path) -> None:
+    """`pip install -e '.[test]'` in a copy of the project, whose folder may hold a space."""
     clone = copy_project(tmp_path / "a clone")
-    hints = {extra: install_command(extra, clone / "fa4") for extra in EXTRAS}
-    assert list(unaccepted(hints, Path(sys.executable), "--no-build-isolation")) == []
+    done = try_pip(sys.executable, "--no-build-isolation", "-e", f".[{extra}]", folder=clone)
+    assert takes(done), (done.stdout, done.stderr)
+    done = try_pip(sys.executable, "--no-build-isolation", "-e", ".[nothing]", folder=clone)
+    assert not takes(done)
 
 
-def unaccepted(hints: dict[str, str], python: Path, *options: str) -> Iterator[str]:
-    """What pip says of a hint that it does not take; nothing is installed. Here are the packages of
-    `viz` and `cluster`."""
-    for extra in ("viz", "cluster"):
-        words = shlex.split(hints[extra])
-        assert words[:2] == ["pip", "install"]
-        done = call(sys.executable, "-m", "pip", "--python", python, "install", "--dry-run",
-                    "--no-index", *options, *words[2:])  # fmt: skip
-        if (
-            done.returncode
-            or "does not provide the extra" in done.stderr
-            or "Requirement already satisfied: " not in done.stdout
-        ):
-            yield done.stdout + done.stderr
+def test_pip_takes_the_hints_of_the_code(full: Installed) -> None:
+    """Those on packages that are here: it finds them; our own name it would find on no index."""
+    hints = {
+        hint.strip("')")
+        for path in (ROOT / "fa4").rglob("*.py")
+        for hint in re.findall(r"pip install ('[\w-]+[<>=][^\n\"`{}]*)", path.read_text("utf-8"))
+    }
+    assert len(hints) > 1
+    for hint in hints:
+        assert takes(try_pip(full.python, *shlex.split(f"'{hint}'"))), hint
+    assert not takes(try_pip(full.python, "fa4-laboratory[test]"))
+
+
+def try_pip(
+    python: object, *arguments: str, folder: Path = Path("/")
+) -> subprocess.CompletedProcess[str]:
+    """What pip says of an installation; nothing is installed."""
+    return call(sys.executable, "-m", "pip", "--python", python, "install", "--dry-run",
+                "--no-index", *arguments, folder=folder)  # fmt: skip
+
+
+def takes(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether pip knew all that was asked for, and found it installed."""
+    return (
+        done.returncode == 0
+        and "does not provide the extra" not in done.stderr
+        and "Requirement already satisfied: " in done.stdout
+    )

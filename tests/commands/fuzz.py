@@ -29,8 +29,10 @@ import typer
 from tests.commands.fuzz_values import make_files, make_places, value_of
 
 ROOT = Path(__file__).resolve().parents[2]
+BENCH = "{files}/bench.json"
 SECONDS = 60.0  # of processor time, which other programs on the machine do not lengthen
 WALL_SECONDS = 240.0  # for what waits instead of computing
+REFUSALS = 12  # a refusal may take so many times less; imports count, in a new worker
 PARTIAL = (".partial", ".part", ".tmp")
 
 # How often each command is drawn, and what makes a call of it cheap.
@@ -64,6 +66,11 @@ ENDLESS = {
     ("verify", "--max-examples"), ("verify", "--timeout"), ("verify", "--jobs"),
     ("calibrate", "--evaluations"), ("run", "--minutes"), ("emulate", "--max-steps"),
     ("emulate", "--seeds"), ("explore", "--open"),
+}  # fmt: skip
+# Without these an option is refused before its value is looked at: (command, option) -> words.
+ENABLING = {
+    ("run", "--schedule"): ("--impl", "emulator"), ("bench", "--figure"): ("--from", BENCH),
+    ("bench", "--deterministic"): ("--backward",), ("sweep", "--csv"): ("--json",),
 }  # fmt: skip
 # A call of the compiler takes seconds; twelve of them are too many here.
 FIXED = {("cache", "warm", "--arch"): "sm_90a"}
@@ -133,6 +140,11 @@ class Generator:
             given += self.option(words, chosen[0])
         if rng.random() < 0.03:
             given.append(rng.choice(("--nope", "-x", "extra", "", "--")))
+        taken = {flag for option in chosen for flag in option.flags}
+        for option in chosen:
+            enabling = ENABLING.get((words[0], option.flags[0]), ("",))
+            if enabling[0] and enabling[0] not in taken and rng.random() < 0.7:
+                given += [word.replace("{files}", str(self.files)) for word in enabling]
         return [*words, *self.cheap(words, chosen), *given]
 
     def option(self, words: tuple[str, ...], option: Option) -> list[str]:
@@ -211,7 +223,9 @@ class Worker:
         before = snapshot(place)
         answer = self.run(arguments, place)
         tables = tables_of(arguments)
-        wrong = judge(answer) + self.left_behind(place, before, answer, tables)
+        wrong = judge(answer, self.seconds / REFUSALS) + self.left_behind(
+            place, before, answer, tables
+        )
         shutil.rmtree(place)
         return [f"fa4 {shlex.join(arguments)[:600]}: {problem}" for problem in wrong]
 
@@ -275,8 +289,8 @@ def tables_of(arguments: Sequence[str]) -> set[str]:
     return {os.path.normpath(name) for name in after | joined}
 
 
-def judge(answer: Mapping[str, Any]) -> list[str]:
-    """What is wrong with exit code and output."""
+def judge(answer: Mapping[str, Any], refusal_seconds: float = SECONDS) -> list[str]:
+    """What is wrong with exit code and output, and with the processor time of a refusal."""
     if "problem" in answer:
         return [answer["problem"]]
     if answer["fault"]:
@@ -293,6 +307,8 @@ def judge(answer: Mapping[str, Any]) -> list[str]:
         last = (answer["err"].splitlines() or [""])[-1]
         if len(lines) != 1 or last != lines[0] or not lines[0].removeprefix("fa4: error: ").strip():
             wrong.append(f"refused without one clear line: {answer['err'][-300:]!r}")
+        if answer["seconds"] > refusal_seconds:
+            wrong.append(f"refused after {answer['seconds']:.1f} s: {lines[-1:]}")
     elif lines:
         wrong.append(f"an error with exit code {answer['code']}: {lines[0][:300]}")
     return wrong

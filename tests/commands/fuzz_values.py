@@ -6,6 +6,7 @@ Files lie in one folder, `make_files`; what a command writes goes to its own emp
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import zipfile
@@ -29,6 +30,19 @@ PTX = """.version 8.7
 end: ret;
 }
 """
+# As `fa4 bench --json` writes it.
+BENCH = {
+    "schema_version": 1, "device": "NVIDIA H200", "impl": "sm90", "dtype": "bf16",
+    "pass": "forward pass", "figure": None,
+    "rows": [
+        {"problem": {"batch": 1, "seqlen_q": rows, "seqlen_k": rows, "heads_q": 2, "heads_k": 2,
+                     "head_dim": 64, "head_dim_v": 64, "dtype": "bf16", "causal": rows < 1024,
+                     "window_size": [None, 0 if rows < 1024 else None]},
+         "tflops": {"fa4": 100.0, "cudnn": 90.0}, "predicted_tflops": 120.0,
+         "ratio": {"cudnn": 1.11}, "missing": {"flash": "it is not here"}}
+        for rows in (512, 2048)
+    ],
+}  # fmt: skip
 MACHINE = 'base = "b200"\n[gpu]\nsm_count = 10\n'
 
 # Values that mean nothing anywhere, or mean something only to what was not written with care. None
@@ -81,7 +95,7 @@ PLAUSIBLE = {
     "random": ("1,1,8,16", "2,2,5,8", "1,2,130,64", "1,1,0,8"),
     "keys": ("1", "7", "200"),
     "heads-k": ("0", "1", "2"),
-    "impl": ("auto", "reference", "oracle", "sm100", "sm90"),
+    "impl": ("auto", "reference", "oracle", "sm100", "sm90", "emulator", "emulator_sm90"),
     "schedule": ("fifo", "random", "adversarial"),
     "scale": ("0", "1", "-1", "0.125"),
     "softcap": ("0", "20"),
@@ -118,6 +132,7 @@ INPUTS = {
     "measurements": ("good.csv",),
     "lengths": ("lengths.txt",),
     "machine": ("my.toml",),
+    "from": ("bench.json",),
 }
 
 
@@ -132,7 +147,7 @@ def make_files(folder: Path) -> None:
     save_file({name: x.astype(np.float32) for name, x in layer.items()}, folder / "in.safetensors")
     good = {"add.ptx": PTX, "my.toml": MACHINE, "lengths.txt": "10 20\n30\n",
             "text.txt": "Attention is weighed. " * 20,
-            "good.csv": measurements()}  # fmt: skip
+            "good.csv": measurements(), "bench.json": json.dumps(BENCH)}  # fmt: skip
     for name, text in good.items():
         (folder / name).write_text(text, encoding="utf-8")
     for name in [*good, "in.npz", "in.safetensors"]:
@@ -151,6 +166,7 @@ def make_files(folder: Path) -> None:
         (folder / f"\N{COLLISION SYMBOL} {stem}.{kind}").write_bytes(content)
     write_strange_arrays(folder, layer)
     write_strange_texts(folder)
+    write_strange_reports(folder)
 
 
 def measurements(rows: int = 7) -> str:
@@ -191,6 +207,24 @@ def write_strange_arrays(folder: Path, layer: dict[str, np.ndarray]) -> None:
     (folder / "strange-header.safetensors").write_bytes(
         length.to_bytes(8, "little") + b'{"q":{"dtype":"F4","shape":[-1],"data_offsets":[9,0]}}'
     )
+
+
+def write_strange_reports(folder: Path) -> None:
+    """Reports of `fa4 bench` in which one value is what it never writes."""
+    strange = {
+        "negative": ("tflops", {"fa4": -1.0}), "none": ("tflops", {"fa4": None}),
+        "nan": ("tflops", {"fa4": float("nan")}), "text": ("tflops", {"fa4": "1"}),
+        "empty": ("tflops", {}), "other": ("tflops", {"mine": 1.0}),
+        "null": ("predicted_tflops", None), "zero": ("predicted_tflops", 0),
+        "missing": ("missing", None), "problem": ("problem", {"batch": 0}),
+    }  # fmt: skip
+    for name, (key, value) in strange.items():
+        report = json.loads(json.dumps(BENCH))
+        report["rows"][0][key] = value
+        (folder / f"strange-{name}.json").write_text(json.dumps(report), encoding="utf-8")
+    for name, rows in {"rows": [], "flat": [1], "deep": "[" * 9000}.items():
+        text = rows if isinstance(rows, str) else json.dumps({**BENCH, "rows": rows})
+        (folder / f"strange-{name}.json").write_text(text, encoding="utf-8")
 
 
 def write_strange_texts(folder: Path) -> None:
@@ -234,7 +268,7 @@ def write_strange_texts(folder: Path) -> None:
 def value_of(rng: random.Random, name: str, metavar: str, files: Path) -> str:
     """A value for an option or argument of that name."""
     stem = name.strip("-").lower()
-    if rng.random() < 0.4:
+    if rng.random() < 0.35:
         return hostile_value(rng, stem, files)
     choices: list[str] = [str(files / path) for path in INPUTS.get(stem, ())]
     if stem == "out":
@@ -245,7 +279,19 @@ def value_of(rng: random.Random, name: str, metavar: str, files: Path) -> str:
             parse_count: ("1", "2", "8", "64", "128", "1k"), parse_number: ("0", "0.5", "1", "2"),
             parse_window: ("128,0", "none,5", "-1,3"), parse_flag: ("yes",),
         }.get(field.parse, ("1",))  # fmt: skip
-    return rng.choice(choices or ["0", "1", "2", "64", "128"])
+    value = rng.choice(choices or ["0", "1", "2", "64", "128"])
+    return misspelt(rng, value) if rng.random() < 0.15 and "/" not in value else value
+
+
+def misspelt(rng: random.Random, value: str) -> str:
+    """Nearly a value that is allowed: what a person types by mistake."""
+    at = rng.randrange(len(value) + 1)
+    return rng.choice(
+        (value.upper(), value.capitalize(), f" {value}", f"{value} ", f"-{value}", f"{value},",
+         f"{value},{value}", value[:-1], value[:at] + value[at + 1 :], f"{value}x", f"{value}=",
+         f"{value[:at]}\N{ZERO WIDTH SPACE}{value[at:]}", f"{value}{'9' * 30}", f"'{value}'",
+         value.translate({ord("a"): "\N{CYRILLIC SMALL LETTER A}", ord("1"): "l"}), value * 300)
+    )  # fmt: skip
 
 
 def hostile_value(rng: random.Random, stem: str, files: Path) -> str:

@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 import tempfile
+import time
 import traceback
 from typing import Any
 
@@ -41,7 +42,9 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         os.chdir(request["folder"])
+        began = time.process_time()
         code, fault = run(request["arguments"])
+        spent = time.process_time() - began
         texts = []
         for place, stream in zip(places, (sys.stdout, sys.stderr), strict=True):
             stream.flush()
@@ -50,6 +53,7 @@ def main() -> None:
             os.ftruncate(place.fileno(), 0)
             os.lseek(place.fileno(), 0, os.SEEK_SET)
         answer = {"code": code, "fault": fault, "out": texts[0], "err": texts[1], "size": size}
+        answer["seconds"] = spent
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from tests.commands import fuzz
-from tests.commands.fuzz_values import make_files
+from tests.commands.fuzz_values import make_files, value_of
 
 LINES, PARTS = 1000, 10
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from fa4.commands import doctor
 
 def trial(kind={kind!r}):
+    began = time.process_time()
     if kind == "exception":
         raise KeyError("planted")
     if kind == "printed":
@@ -38,6 +40,10 @@ def trial(kind={kind!r}):
         raise ValueError("no")
     if kind == "temporary":
         (Path(os.environ["TMPDIR"]) / "fa4-left").mkdir()
+    if kind == "late":
+        while time.process_time() < began + 0.3:
+            pass
+        raise ValueError("no")
     if kind == "two lines":
         raise ValueError("") if print("what", file=sys.stderr) else SystemExit(2)
     if kind == "input":
@@ -72,6 +78,7 @@ def test_command_lines(part: int, tmp_path: Path) -> None:
         ("refused", "it left 'o.txt', code 2"),
         ("temporary", "it left fa4-left in tmp"),
         ("two lines", "refused without one clear line"),
+        ("late", "refused after 0."),
         ("input", "it changed a file that it was to read"),
     ],
 )
@@ -97,7 +104,7 @@ def find_machine(name):
 machine.find_machine = find_machine
 """
     worker = fuzz.Worker(tmp_path, plant)
-    generator = fuzz.Generator(0, worker.files, ("machines", "explain", "roofline"))
+    generator = fuzz.Generator(4, worker.files, ("machines", "explain", "roofline"))
     found: list[str] = []
     try:
         for _ in range(1000):  # a few hundred, by the options that there are
@@ -126,3 +133,43 @@ def test_lines_are_the_same_for_a_seed(tmp_path: Path) -> None:
     assert lines[0] == lines[1]
     generator = fuzz.Generator(3, tmp_path)
     assert len({tuple(generator.line()) for _ in range(200)}) > 150
+
+
+def test_values_of_every_kind_are_drawn(tmp_path: Path) -> None:
+    """For an option with a few words as values: right, nearly right, empty, negative, huge, odd."""
+    make_files(tmp_path)
+    rng = random.Random(0)
+    drawn = [value_of(rng, "--schedule", "", tmp_path) for _ in range(4000)]
+    right = {"fifo", "random", "adversarial"}
+    kinds = {
+        "right": lambda text: text in right,
+        "nearly": lambda text: text not in right and text.strip(" ,x='-").lower() in right,
+        "empty": lambda text: not text.strip(),
+        "negative": lambda text: text.startswith("-") and text[1:].isdigit(),
+        "huge": lambda text: len(text) > 1000,
+        "odd": lambda text: not text.isascii(),
+    }
+    assert {name: sum(map(kind, drawn)) > 20 for name, kind in kinds.items()} == dict.fromkeys(
+        kinds, True
+    )
+
+
+def test_a_value_is_reached_behind_the_option_that_enables_it(tmp_path: Path) -> None:
+    """Planted: the emulator, and nobody before it, looks at the order of events."""
+    plant = """
+from fa4.commands import run
+run.check_schedule = lambda schedule: None
+"""
+    worker = fuzz.Worker(tmp_path, plant)
+    generator = fuzz.Generator(1, worker.files, ("run",))
+    found: list[str] = []
+    try:
+        for _ in range(3000):
+            line = generator.line()
+            if any(word.startswith("--schedule") for word in line) and "emulator" in line:
+                found += worker.check(line)
+            if found:
+                break
+    finally:
+        worker.stop()
+    assert found and "LaunchError" in found[0]

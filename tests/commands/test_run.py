@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 from fa4.commands import job, limits
 from tests.commands.support import call, refused
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -48,7 +52,15 @@ def test_a_scale_of_zero_is_checked(arrays: Path, monkeypatch: pytest.MonkeyPatc
         (["run", "--random", "1,1,2k,64", "--impl", "emulator", "--minutes", "1"], "about 84 s"),
         (["run", "--random", "1,2,8,8", "--minutes", "0"], "--minutes must be more than 0"),
         (["run", "--random", "1,2,8,8", "--minutes", "nan"], "--minutes must be more than 0"),
-        (["run", "--random", "1,2,8,8", "--impl", "oracle", "--schedule", "foo"], "--schedule is"),
+        (["run", "--random", "1,2,8,8", "--impl", "oracle", "--schedule", "fifo"], "--schedule is"),
+        (
+            ["run", "--random", "1,1,64,64", "--impl", "emulator", "--schedule", "foo"],
+            "--schedule must be one of fifo, random, adversarial; got 'foo'",
+        ),
+        (
+            ["run", "--random", "1,1,64,136", "--impl", "emulator_sm90", "--backward"],
+            "SM90 backward kernel, head dimensions: d and dv each a multiple of 8 up to 128; got",
+        ),
         (["run", "--random", "1,2,8,8", "--layer", "x"], "--layer is an option of FILE"),
         (["run", "x.npz", "--keys", "8"], "--keys is an option of --random"),
         (["run", "--random", "1,2,8,8", "--seed", "-1"], "--seed must be at least 0; got -1"),
@@ -110,3 +122,27 @@ def test_long_work_says_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(limits.SCORES_PER_SECOND, "reference", 100.0)
     assert call("run", "--random", "1,1,64,16", "--impl", "reference", "--no-check")[0] == 0
     assert "reference: about 10 s" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--impl", "emulator_sm90", "--backward", "--head-dim-v", "192"),
+        ("--impl", "emulator", "--schedule", "foo"),
+        ("--impl", "emulator", "--head-dim-v", "300"),
+        ("--impl", "emulator", "--seed", "-1"),
+    ],
+    ids=" ".join,
+)
+def test_a_refusal_loads_nothing(arguments: tuple[str, ...]) -> None:
+    """Neither torch nor the compiler, which take many seconds: in a process of its own."""
+    code = (
+        "import sys\nfrom fa4 import cli\n"
+        "try:\n    cli.main(sys.argv[1:])\n"
+        "finally:\n    print(*{'torch', 'cutlass'} & set(sys.modules))"
+    )
+    words = ("run", "--random", "1,1,64,64", *arguments)
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True,
+                          text=True, timeout=120, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "\n"), (done.stdout, done.stderr)
+    assert done.stderr.startswith("fa4: error: ") and done.stderr.count("\n") == 1

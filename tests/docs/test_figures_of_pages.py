@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_limits
 
 from fa4.demo.minilm import find_model
 from fa4.figures.catalogue import FIGURES
@@ -47,6 +48,15 @@ def test_the_command_still_makes_the_figure_of_the_page(name: str) -> None:
             pytest.skip(str(error))
     drawn = entry.render(entry.collect(), "svg").decode()
     assert same(drawn, (PICTURES / f"{name}.svg").read_text("utf-8"))
+
+
+def test_errors_are_drawn_alike_by_more_threads() -> None:
+    """Their sums have another order, in which another element of O may be the worst one."""
+    pytest.importorskip("matplotlib")
+    entry = FIGURES["budget"]
+    with threadpool_limits(2, user_api="blas"):
+        drawn = entry.render(entry.collect(), "svg").decode()
+    assert same(drawn, (PICTURES / "budget.svg").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -47,6 +47,9 @@ def numbers_of(page: str) -> dict[str, list[str]]:
     patterns = {
         "hopper_launches": r"([\d,]+) random calls .* by (\d+) kernels",
         "hopper_sweep": r"(\d+) calls, each",
+        "outside_boxes_h100": r"(\d+) programs",
+        "guarded_calls_h100": r"([\d,]+) random calls .* by (\d+) kernels",
+        "guarded_calls_h200": r"([\d,]+) other calls by (\d+) kernels",
         "warpgroup_bits": r"(\d+) calls .* launched (\d+) times.* in ([\d.]+)% of O's elements "
         r"and (\d+)% of LSE's",
     }
@@ -60,13 +63,25 @@ def test_numbers_are_those_on_record() -> None:
         json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
         for name in ("hopper_launches", "hopper_sweep", "warpgroup_bits")
     )
+    boxes = json.loads((RESULTS / "outside_boxes_h100.json").read_text("utf-8"))
+    guarded = {
+        gpu: json.loads((RESULTS / f"guarded_calls_{gpu}.json").read_text("utf-8"))
+        for gpu in ("h100", "h200")
+    }
+    assert not any(found["wrong"] for found in guarded.values())
     share = bits["equal_share"]
     recorded = {
         "hopper_launches": [f"{launches['launches']:,}", str(launches["kernels"])],
         "hopper_sweep": [str(sweep["points"])],
+        "outside_boxes_h100": [str(len(boxes["verdicts"]))],
+        **{
+            f"guarded_calls_{gpu}": [f"{found['calls']:,}", str(found["kernels"])]
+            for gpu, found in guarded.items()
+        },
         "warpgroup_bits": [str(len(bits["calls"])), str(bits["launches"]),
                            f"{100 * share['compiled o']:.1f}",
                            f"{100 * share['compiled lse']:.0f}"],
     }  # fmt: skip
     assert numbers_of(PAGE) == recorded
     assert numbers_of(PAGE.replace(f"{sweep['points']} calls", "1 calls")) != recorded
+    assert numbers_of(PAGE.replace("by 194 kernels", "by 195 kernels")) != recorded

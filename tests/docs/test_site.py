@@ -131,7 +131,7 @@ def test_continuous_integration_runs_what_the_readme_says() -> None:
     """The README's test command, with lint and these pages."""
     assert "make test " in (ROOT / "README.md").read_text("utf-8")
     run = (ROOT / ".ci" / "run").read_text("utf-8")
-    for line in (r"make lint test docs conformance", r"  make test-web"):
+    for line in (r"make lint test test-cpu docs conformance", r"  make test-web"):
         assert re.search(rf"^{line}$", run, re.MULTILINE)
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from docs.verify_tables import TABLES
 from hardware import RESULTS, verify_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,12 @@ def test_the_table_of_kernels_is_the_recorded_one() -> None:
     backends: dict[str, Any] = json.loads(json.dumps(RECORDED["backends"]))
     backends["torch-sdpa-flash"]["cases"] += 1
     assert verify_gpu.table(backends) not in PAGE
+
+
+def test_the_table_of_coverage_is_up_to_date() -> None:
+    """If not: python docs/verify_tables.py; and another figure would be seen."""
+    assert list(TABLES.stale(PAGE)) == []
+    assert list(TABLES.stale(PAGE.replace("| dQ | ", "| dQ | 1"))) == ["coverage"]
 
 
 def test_the_page_names_machine_and_versions() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from fa4 import cli
+from fa4.commands import explore
 from fa4.explore import recording
 
 QUICK = ["explore", "--quick", "--machine", "h200"]
@@ -75,3 +77,19 @@ def test_nothing_is_half_written(
     assert code == 2 and "in the middle of it" in err
     assert out.read_text() == "an older page"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_without_a_terminal_lines_tell_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there is to do at once, then how much of it is done; by the clock, not by the step."""
+    monkeypatch.setattr(explore, "LINE_SECONDS", 0.0)
+    code, _, err = run([*QUICK, "--out", str(tmp_path / "page.html")], capsys)
+    first, *lines = err.splitlines()
+    total = int(first.removeprefix("fa4 explore: ").removesuffix(" shapes to simulate"))
+    assert code == 0 and total == len(lines) > 1
+    for done, line in enumerate(lines, 1):
+        assert re.fullmatch(rf"fa4 explore: {done} of {total}, .+ left", line)
+    monkeypatch.setattr(explore, "LINE_SECONDS", 3600.0)
+    code, _, err = run([*QUICK, "--out", str(tmp_path / "page.html")], capsys)
+    assert code == 0 and err == f"{first}\n"

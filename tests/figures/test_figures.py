@@ -209,3 +209,13 @@ def test_choose_keeps_the_order_asked_for() -> None:
     """Each once; all without a name."""
     assert [entry.name for entry in choose(["smem", "exp2", "smem"])] == ["smem", "exp2"]
     assert [entry.name for entry in choose([])] == list(FIGURES)
+
+
+def test_the_rate_of_a_real_model_is_the_measured_one() -> None:
+    """At tau 8, of the figure's text: what pages and ablations call a real model's share."""
+    try:
+        data = FIGURES["rescales"].collect()
+    except ImportError as error:
+        pytest.skip(str(error))
+    rates = dict(data["rows"])
+    assert rates[8.0] == pytest.approx(REAL_RESCALE_RATE, abs=0.005)

@@ -114,7 +114,7 @@ def test_coefficients_are_the_published_float32_values():
     assert bits_of(exp2.ROUNDING_MAGIC).tolist() == [0x4B400000]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(FINITE, FINITE, FINITE)
 def test_fma_is_exact(a, b, c):
     expected = exact_fma(a, b, c)
@@ -182,7 +182,7 @@ def exact_add_rm(a: np.float32, b: np.float32) -> np.float32:
     return np.copysign(np.float32(0), total) if abs(total) < 2.0**-126 else total
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(FINITE, FINITE)
 def test_add_rm_is_exact(a, b):
     assert bits_of(exp2.add_rm_f32(a, b)) == bits_of(exact_add_rm(a, b)), (a, b)
@@ -319,7 +319,7 @@ def exact_power(x: np.float32) -> np.float32:
     return exp2_oracle.exact_sum_f32(power, Fraction(0))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.floats(-126, 127.5, width=32))
 def test_mufu_model_is_correctly_rounded(x):
     x = np.float32(x)
@@ -364,7 +364,7 @@ def test_shares_of_the_tuning_table(split, percent):
     assert 100 * emulated.mean(axis=1) == pytest.approx([percent] * 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.builds(
         Exp2Split,

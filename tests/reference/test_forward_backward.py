@@ -29,13 +29,13 @@ backward_exchange = backward_module.exchange_ds
 SHAPE = (2, 37, 53, 4, 2, 16, 8)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(problems())
 def test_tiled_equals_oracle_for_any_combination_of_features(drawn: Drawn) -> None:
     assert_exact(drawn)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     problems(),
     st.integers(1, 40),
@@ -52,7 +52,7 @@ def test_no_tile_size_threshold_or_warp_vote_changes_the_result(
     assert_exact(drawn, config, fa4.BackwardConfig(tile_m=tile_m, tile_n=tile_n))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(), st.sampled_from(["ascending", "descending", "random"]), st.integers(1, 2))
 def test_order_and_cta_pairs_do_not_change_gradients(drawn: Drawn, order: str, pair: int) -> None:
     config = fa4.BackwardConfig(tile_m=8, tile_n=8, dq_order=order, cta_group=pair, seed=5)
@@ -78,7 +78,7 @@ def torch_attention(q, k, v, sink, *, causal, softcap):
     return out.transpose(1, 2), torch.logsumexp(full, dim=-1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.booleans(),
     st.sampled_from([0.0, 2.0]),
@@ -103,7 +103,7 @@ def test_oracle_gradients_equal_torch_autograd(causal, softcap, shape, seed) -> 
         assert worst(got, wanted) <= EXACT * max(1.0, finite_max(wanted.numpy()))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 99), st.sampled_from([0, 1, 2]))
 def test_oracle_gradients_equal_finite_differences_with_mods_and_dropout(seed, which) -> None:
     from tests.reference.support import keep_two_of_three, tilt, tilt_backward

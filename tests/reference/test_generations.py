@@ -105,7 +105,7 @@ def matches_oracle(name: str, tensors: tuple[np.ndarray, ...], spec: Attention) 
         np.testing.assert_allclose(gradients.dsink, expected.dsink, atol=10 * TOLERANCE)
 
 
-@settings(max_examples=25, deadline=None, database=None)
+@settings(max_examples=25, database=None)
 @given(problem=problems())
 def test_every_generation_is_exact(problem: tuple[Any, Attention]) -> None:
     """The oracle's out, LSE and gradients in float64, whatever the features."""

@@ -5,13 +5,16 @@ The laws are checks of their own, each of which is shown to fail for an algorith
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fa4.commands import generations as command
+from fa4.commands import outliers as outliers_command
 from fa4.commands.generations import with_peak
 from fa4.config import ForwardConfig
 from fa4.dtypes import round_to
@@ -321,6 +324,53 @@ def test_report() -> None:
         assert (row["max_error_out"] < 1e-12) == (row["generation"] != "fa3-fp8")
         assert row["peak_memory_bytes"] > 0 and row["hbm_read_bytes"] > 0
     assert len(command.render(report)) == 3
+
+
+def test_outliers_report() -> None:
+    """FP8 is coarser than 16 bits, and each means of FlashAttention-3 lowers its error."""
+    problem = {"seqlen": 2048, "heads": 1, "head_dim": 128, "seed": 0}
+    report = outliers_command.compare_outliers(problem)
+    errors = {row["method"]: row["rmse"] for row in report["methods"]}
+    assert report["keys"] == [256, 1024, 2048]
+    both, baseline = errors[outliers_command.BOTH], errors[outliers_command.BASELINE]
+    assert all(x < 0.1 * y for x, y in zip(errors["fp16, fa3"], both, strict=True))
+    assert report["factors"] == [x / y for x, y in zip(baseline, both, strict=True)]
+    assert 1.4 < report["factors"][-1] < 2.6
+    assert errors["fa3-fp8 without rotation"][-1] > 1.3 * both[-1]
+    assert len(outliers_command.render_outliers(report)) == 3
+
+
+@pytest.mark.parametrize(("having", "least", "most"), [("v", 0.95, 1.05), ("qk", 1.2, 9.0)])
+def test_outliers_of_q_and_k_make_the_factor(
+    monkeypatch: pytest.MonkeyPatch, having: str, least: float, most: float
+) -> None:
+    """What the command says of its table; q, k and v are drawn in turn."""
+    drawn = itertools.cycle("qkv")
+    draw = outliers_command.draw_outliers
+
+    def some(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        return draw(rng, shape) if next(drawn) in having else rng.standard_normal(shape)
+
+    monkeypatch.setattr(outliers_command, "draw_outliers", some)
+    report = outliers_command.compare_outliers(
+        {"seqlen": 1024, "heads": 1, "head_dim": 128, "seed": 0}
+    )
+    assert least <= report["factors"][-1] <= most
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "fp16"}, "leave out --dtype"),
+        ({"causal": True}, "leave out --causal"),
+        ({"seqlen": 2**20}, "heads \\* 256 \\* seqlen must be at most"),
+        ({"heads": 0}, "heads must be at least 1"),
+    ],
+)
+def test_outliers_refuse(options: dict[str, Any], message: str) -> None:
+    """What says nothing of this comparison, and what never ends."""
+    with pytest.raises(ValueError, match=message):
+        command.generations(outliers=True, **options)
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

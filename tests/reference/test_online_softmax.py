@@ -89,7 +89,7 @@ def test_nan_scores_do_not_reach_the_maximum() -> None:
 scores = st.floats(-60, 60).map(lambda x: round(x, 3)) | st.just(-math.inf)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.lists(scores, min_size=3, max_size=3), min_size=1, max_size=8),
     st.sampled_from([0.0, 0.5, 8.0, 30.0]),
@@ -115,7 +115,7 @@ def test_any_tiling_and_threshold_gives_softmax(tiles, tau, offset) -> None:
     assert lse[0] == pytest.approx((top + np.log2(p.sum())) * math.log(2), abs=1e-11)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(scores, min_size=1, max_size=6), st.floats(-200, 200) | st.just(-math.inf))
 def test_the_sink_is_one_more_logit(values, sink) -> None:
     softmax_rule = rule()
@@ -147,7 +147,7 @@ def assert_same(a: Partial, b: Partial) -> None:
     np.testing.assert_allclose(a.lse, b.lse, rtol=1e-13, atol=1e-13)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(partials(), partials(), partials())
 def test_merge_is_associative_and_commutative_with_an_identity(a, b, c) -> None:
     assert_same(merge(merge(a, b), c), merge(a, merge(b, c)))

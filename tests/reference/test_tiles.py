@@ -27,7 +27,7 @@ def masks_of(seqlen_q: int, seqlen_k: int, spec: Attention) -> tuple[TileMasks, 
     return TileMasks(seq, spec), seen
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 30), st.integers(1, 30), sides, sides, st.integers(1, 9), st.integers(1, 9))
 def test_tiles_cover_exactly_what_is_visible(sq, sk, left, right, tile_m, tile_n) -> None:
     spec = Attention(softmax_scale=1.0, window=(left, right))
@@ -75,7 +75,7 @@ def test_philox_known_answers(counter, seed, words) -> None:
     assert tuple(int(word) for word in got) == words
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**64 - 1), st.integers(1, 40), st.integers(1, 40), st.data())
 def test_any_tile_replays_the_same_choices(seed, sq, sk, data) -> None:
     masks, _ = masks_of(sq, sk, Attention(softmax_scale=1.0))

@@ -48,8 +48,8 @@ from tests.sim.strategies import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = settings(deadline=None, max_examples=100)
-FEW = settings(deadline=None, max_examples=25)
+EXAMPLES = settings(max_examples=100)
+FEW = settings(max_examples=25)
 SHARES = {"rescale_rate": 0.1}
 TILES = np.array([[7, 2, 5], [1, 1, 0], [4, 0, 4]])
 

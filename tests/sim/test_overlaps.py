@@ -69,7 +69,7 @@ def overlaps(found: list[Access]) -> set[frozenset[str]]:
     return hits
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.sampled_from(sorted(SINGLE)), machines(), st.integers(1, 6), st.integers(0, 2))
 def test_ordered_accesses_are_apart(name: str, machine: Machine, total: int, masked: int) -> None:
     """Whatever the machine's rates and latencies."""

@@ -20,7 +20,7 @@ from fa4.sim.predict import Prediction, Simulation, predict
 from fa4.sim.roofline import problem_roofline, roofline_terms
 from fa4.sim.worktiles import Lengths
 
-FEW = settings(deadline=None, max_examples=40)
+FEW = settings(max_examples=40)
 B200 = find_machine("b200")
 
 

@@ -77,7 +77,7 @@ def problem(rows: int, keys: int, window: tuple[int | None, int | None], heads: 
                    window_size=window)  # fmt: skip
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.integers(1, 1500),
     st.integers(1, 1500),
@@ -191,7 +191,7 @@ def kernel_tiles(kernel: ModuleType, shape: Shape, monkeypatch: pytest.MonkeyPat
     left, right = shape.window
     spec = SimpleNamespace(
         deterministic=True, cta_group=shape.cta_group, causal=False, mask=None, packed_q=False,
-        hides_first_rows=right is not None, hides_last_rows=left is not None,
+        tile_rows=TILE, hides_first_rows=right is not None, hides_last_rows=left is not None,
     )  # fmt: skip
     call = SimpleNamespace(
         spec=spec, blocks=shape.blocks, heads_k=shape.heads_k, group=shape.group,

@@ -36,7 +36,7 @@ H200 = find_machine("h200")
 # From the end of a CTA to the start of the next, while the SM has none.
 REPLACED_CYCLES = figures(STARTS_FILE)["start/384 threads, 16 KiB from L2, replaced"].value
 SMS = 132
-FEW = settings(deadline=None, max_examples=15)
+FEW = settings(max_examples=15)
 # By which a change of the queueing order may move a time, by rows of a tile. Over all these tiles,
 # rates and constants 2% is the most that one or two warpgroups lose by what is faster, and 15%
 # three (64 columns, no overlap, twice the exponentials): they meet at a unit at another moment.

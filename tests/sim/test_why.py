@@ -61,7 +61,7 @@ def measured_step(code: EventCode, steps: int) -> float:
     return (engine.execute(code, longer).end - engine.execute(code, short).end) / steps
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(any_pipeline, machines())
 def test_the_chain_is_the_step(pipeline: Any, machine: Machine) -> None:
     """Its rows add up to its cycles, and these are those of the step that the engine takes."""
@@ -75,7 +75,7 @@ def test_the_chain_is_the_step(pipeline: Any, machine: Machine) -> None:
         assert found.step_cycles == pytest.approx(per_step, rel=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(any_pipeline)
 def test_a_chain_without_its_waits_is_found(pipeline: Any) -> None:
     """Planted: a walk that is a cycle off wherever a signal was waited for does not add up."""

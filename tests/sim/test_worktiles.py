@@ -39,8 +39,8 @@ from fa4.sim.worktiles import (
 )
 from tests.sim.strategies import backward_pipelines, forward_pipelines, machines
 
-EXAMPLES = settings(deadline=None, max_examples=200)
-FEW = settings(deadline=None, max_examples=40)
+EXAMPLES = settings(max_examples=200)
+FEW = settings(max_examples=40)
 
 LENGTHS = st.integers(1, 300)
 SIDES = st.one_of(st.none(), st.integers(-60, 200))
@@ -435,7 +435,7 @@ def test_shortcut_gives_up_on_several_steady_states(monkeypatch: pytest.MonkeyPa
     assert TileRunner(code).run(trips).cycles == exact.cycles
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=5),
     st.integers(1, 9),
