@@ -182,6 +182,9 @@ class Case:
             'slack "seqused" needs the layout "packed"',
             self.layout,
         )
+        if "latent" in (self.strides, self.values):
+            what = "head_dim_v must be at most head_dim where v is k's first channels"
+            require(self.head_dim_v <= self.head_dim, what, self.head_dim_v)
         letters = self.descale if isinstance(self.descale, str) else ""
         require(set(letters) <= set("qkv"), 'descale must be of letters of "qkv"', letters)
         for name, table in (("score_mod", SCORE_MODS), ("mask_mod", MASK_MODS)):

@@ -103,6 +103,14 @@ def test_regimes_are_finite_and_repeatable(regime: str, dtype: str) -> None:
         assert (regime == "masked_nan") == (not np.isfinite(unseen).all())
 
 
+@pytest.mark.parametrize("fields", [{"values": "latent"}, {"strides": "latent"}])
+def test_v_of_k_is_no_wider_than_k(fields: dict) -> None:
+    """A case whose V is the first channels of K says so where K has fewer."""
+    assert Case(head_dim=16, head_dim_v=16, **fields).head_dim_v == 16
+    with pytest.raises(ValueError, match="head_dim_v must be at most head_dim .*; got 24"):
+        Case(head_dim=16, head_dim_v=24, **fields)
+
+
 def test_jumps_lie_on_both_sides_of_tau() -> None:
     """Between neighbouring blocks of 128 keys the logits rise by a bit less, or more, than 8."""
     for regime, low, high in (("jumps_under", 7.9, 8.0), ("jumps_over", 8.0, 8.1)):
