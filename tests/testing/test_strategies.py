@@ -107,7 +107,7 @@ def test_regimes_are_finite_and_repeatable(regime: str, dtype: str) -> None:
 def test_v_of_k_is_no_wider_than_k(fields: dict) -> None:
     """A case whose V is the first channels of K says so where K has fewer."""
     assert Case(head_dim=16, head_dim_v=16, **fields).head_dim_v == 16
-    with pytest.raises(ValueError, match="head_dim_v must be at most head_dim .*; got 24"):
+    with pytest.raises(ValueError, match="head_dim_v must be at most"):
         Case(head_dim=16, head_dim_v=24, **fields)
 
 
