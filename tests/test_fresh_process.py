@@ -182,32 +182,3 @@ heavy = {"torch", "cutlass", "matplotlib", "hypothesis", "pytest", "scipy", "tok
 print(sorted(heavy & set(sys.modules)))
 """
     assert run_fresh(code, block=False).strip() == "[]"
-
-
-# What each refusal may not have loaded: compilers, and what predicts and draws.
-SLOW_IMPORTS = ("torch", "cutlass", "numba", "matplotlib", "hypothesis", "fa4.sim.engine")
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [
-        "--random 1,1,64,256 --backward --impl emulator_sm90",
-        "--random 1,1,64,136 --backward --impl emulator",
-        "--random 1,1,64,264 --impl emulator_sm90",
-        "--random 1,1,64,64 --schedule foo --impl emulator",
-        "--random 1,1,64,64 --impl emulator --out /dev/null/x.npz",
-    ],
-)
-def test_run_refuses_before_it_loads_anything_slow(refused: str) -> None:
-    """One line and exit code 2; a compiler alone would take longer than the answer may."""
-    code = f"""
-import sys
-
-import fa4.cli
-
-try:
-    fa4.cli.main("run {refused}".split())
-except SystemExit as stop:
-    print(stop.code, sorted(set({SLOW_IMPORTS}) & set(sys.modules)))
-"""
-    assert run_fresh(code, block=False).strip() == "2 []"
