@@ -1,4 +1,4 @@
-"""Reading files that a user names: whole and regular ones only, of a size that makes sense.
+"""Files that a user names: read whole, of a size that makes sense; written whole or not at all.
 
 A device such as /dev/zero never ends and a named pipe may never begin, so both are refused, and so
 is a text beyond MOST_TEXT_BYTES. Messages and OSErrors name the path.
@@ -52,3 +52,29 @@ def read_text(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OSError now if `folder` can clearly not be written to later; creates nothing."""
+    present = folder
+    while not present.exists() and present != present.parent:
+        present = present.parent
+    if not present.is_dir():
+        raise NotADirectoryError(20, "Not a directory", str(present))
+    if not os.access(present, os.W_OK | os.X_OK):
+        raise PermissionError(13, "Permission denied", str(present))
+
+
+def write_whole(path: Path, content: bytes | None) -> None:
+    """Put `content` at `path` in one step; None removes what an earlier run left there."""
+    if content is None:
+        path.unlink(missing_ok=True)
+        return
+    require_replaceable(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

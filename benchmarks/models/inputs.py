@@ -10,6 +10,7 @@ import torch
 ROWS, TOKENS, TARGETS = 3, 11, 7
 LEAST, MOST = 2, 49  # token ids: below is padding and the like, above where `shrink` puts others
 PADDED = {"left": (0, 3, 7), "right": (0, 7, 3)}  # tokens of each row that are padding
+GRIDS = ((1, 4, 4), (1, 4, 8))  # patches of images in a row: frames, height and width
 # Nothing is padding; a row has padding on that side; nothing is, and the last token is another.
 CASES = ("whole", "left", "right", "changed")
 
@@ -37,7 +38,8 @@ def make_inputs(model: Any, case: str = "whole", filler: int = 1) -> dict[str, A
         wanted = name in needed or name in (main, "bbox") or (name == "pixel_values" and two_towers)
         wanted |= name in ("pixel_values", "input_values", "input_features") and not given
         if name in MAKERS and wanted and name not in given:
-            given[name] = MAKERS[name](model, draw)
+            packed = name in ("hidden_states", "pixel_values") and "grid_thw" in needed
+            given[name] = (_patches if packed else MAKERS[name])(model, draw)
     missing = needed - given.keys()
     if missing or not given:
         raise NotBuildableError(f"forward needs {', '.join(sorted(missing)) or 'other inputs'}")
@@ -90,6 +92,20 @@ def _pixels(model: Any, draw: torch.Generator) -> torch.Tensor:
     return torch.randn((ROWS, *([frames] if frames else []), channels, *size[-2:]), generator=draw)
 
 
+def _patches(model: Any, draw: torch.Generator) -> torch.Tensor:
+    """Of the images of GRIDS, one after the other."""
+    size = _field(model, "patch_size")
+    steps = _field(model, "temporal_patch_size", "patch_temporal", default=1)
+    channels = _field(model, "num_channels", "in_channels", "in_chans", default=3)
+    count = sum(t * h * w for t, h, w in GRIDS)
+    return torch.randn(count, channels * steps * size * size, generator=draw)
+
+
+def _past(model: Any, draw: torch.Generator) -> torch.Tensor:
+    length, channels = _field(model, "context_length"), _field(model, "num_input_channels")
+    return torch.randn((ROWS, length, *([channels] if channels else [])), generator=draw)
+
+
 def _features(model: Any, draw: torch.Generator) -> torch.Tensor:
     bins = _field(model, "num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim",
                   "n_mels", default=80)  # fmt: skip
@@ -111,4 +127,10 @@ MAKERS: dict[str, Any] = {
     "bbox": lambda model, draw: torch.zeros(ROWS, TOKENS, 4, dtype=torch.long),
     "inputs_embeds": _embeddings,
     "hidden_states": _embeddings,
+    "grid_thw": lambda model, draw: torch.tensor(GRIDS),
+    "merge_sizes": lambda model, draw: torch.full((len(GRIDS),), 2),
+    "past_values": _past,
+    "qformer_input_ids": lambda model, draw: torch.randint(
+        LEAST, MOST, (ROWS, TOKENS), generator=draw
+    ),
 }

@@ -10,9 +10,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benchmarks.models.families import GIVEN
+
 VOCABULARY, LAYERS = 99, 2
 _COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-_TOKENS = re.compile(r"(token_id|token_index|token_ids|_token|_id)$")
+_TOKENS = re.compile(r"(token_id|token_index|token_ids|(?<!per)_token|_id)$")
 Rule = tuple[str, Callable[[int], int]]
 
 
@@ -74,9 +76,7 @@ def shrink(config: Any, rules: tuple[Rule, ...]) -> dict[str, Any]:
         if name.startswith("_") or name in ("transformers_version", "architectures"):
             continue
         if hasattr(value, "to_dict"):
-            changed[name] = shrink(value, rules) | (
-                {"model_type": value.model_type} if value.model_type else {}
-            )
+            changed[name] = _own(value) | shrink(value, rules)
         elif name in layers:
             changed[name] = layers[name]
         elif name in _COUNTS and isinstance(value, int):
@@ -88,7 +88,18 @@ def shrink(config: Any, rules: tuple[Rule, ...]) -> dict[str, Any]:
     heads, groups = "num_attention_heads", "num_key_value_heads"
     if heads in changed and vars(config)[heads] == vars(config).get(groups):
         changed[groups] = changed[heads]  # a latent attention knows no groups
-    return changed
+    return changed | (GIVEN.get(config.model_type, {}) if rules is SMALL else {})
+
+
+def _own(part: Any) -> dict[str, Any]:
+    """The kind of a part, and the numbers that its class has otherwise by default."""
+    usual = vars(type(part)())
+    own = {
+        name: value
+        for name, value in vars(part).items()
+        if type(value) is int and not name.startswith("_") and usual.get(name) != value
+    }
+    return own | ({"model_type": part.model_type} if part.model_type else {})
 
 
 def _cut_lists(values: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:

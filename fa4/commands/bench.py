@@ -12,6 +12,7 @@ import typer
 from fa4.commands import emit
 from fa4.commands.bench_report import read_report
 from fa4.commands.bench_timing import FORWARD_PASS, OURS, Measured, Pass, time_calls
+from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.config import Problem
@@ -84,7 +85,6 @@ def bench(
     report["figure"] = None if figure is None else str(figure)
     if figure is not None:
         from fa4.commands.bench_figure import draw_bench
-        from fa4.demo.report import write_whole
 
         write_whole(figure, draw_bench(report, figure.suffix.removeprefix(".")))
     emit(report, as_json, render)
@@ -107,7 +107,6 @@ def check_figure(figure: Path | None) -> None:
     if figure is None:
         return
     from fa4.commands.bench_figure import require_matplotlib
-    from fa4.demo.report import check_folder
     from fa4.files import require_replaceable
 
     if figure.suffix not in FIGURES:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from fa4.commands import SCHEMA_VERSION
 from fa4.commands.bench_timing import OURS
 
 PASSES = ("forward pass", "backward pass", "backward pass, deterministic")
@@ -37,6 +38,9 @@ def read_report(path: Path, backends: Collection[str]) -> dict[str, Any]:
 
 def checked_report(report: Mapping[str, Any], backends: Collection[str]) -> dict[str, Any]:
     """The report with what is shown of it, or ValueError."""
+    version = report.get("schema_version")
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise ValueError(f"schema_version must be {SCHEMA_VERSION}; got {_short(version)}")
     found: dict[str, Any] = {"device": _text("device", report.get("device"))}
     for name, allowed in {"impl": IMPLS, "dtype": DTYPES, "pass": PASSES}.items():
         found[name] = value = report.get(name)

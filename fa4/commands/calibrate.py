@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fa4.commands import emit
+from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.sim.calibrate import Calibration
@@ -45,7 +46,6 @@ def calibrate(
     from fa4.commands.validate import describe as describe_comparison
     from fa4.commands.validate import load_rows
     from fa4.config import require_int
-    from fa4.demo.report import check_folder, write_whole
     from fa4.files import require_replaceable
     from fa4.sim.calibrate import calibrate as fit
 

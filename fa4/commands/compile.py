@@ -19,6 +19,7 @@ from fa4.commands.specs import (
     take_tiles,
     window_features,
 )
+from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.compiled.build import Spec
@@ -96,8 +97,6 @@ def compile(
     features |= take_own(kernel, own) | take_tiles(kernel, arch, tile_m, tile_n, stages)
     spec = find_spec(kernel, arch, head_dim, head_dim_v or head_dim, features)
     if out is not None:
-        from fa4.demo.report import check_folder
-
         check_folder(out)
     report, files = make(spec, arch, flavour, no_cache)
     report["files"] = [] if out is None else write(out, file_stem(kernel, spec, arch), files)
@@ -184,7 +183,6 @@ def describe_plan(spec: Spec) -> dict[str, Any]:
 
 def write(folder: Path, stem: str, files: Mapping[str, str | bytes]) -> list[Path]:
     """Writes each file and returns where."""
-    from fa4.demo.report import write_whole
 
     folder.mkdir(parents=True, exist_ok=True)
     written = []

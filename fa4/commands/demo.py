@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fa4.commands import SCHEMA_VERSION, emit, plain
+from fa4.files import check_folder, write_whole
 
 MOST_FINDINGS = 3  # shown to people; the report has all
 
@@ -51,7 +52,7 @@ def demo(
     Example: fa4 demo --causal --out out/causal
     """
     from fa4.demo.inputs import file_source, text_source
-    from fa4.demo.report import build_report, check_folder, write_whole
+    from fa4.demo.report import build_report
 
     if text is not None and arrays is not None:
         raise ValueError(f"--text and --input exclude each other; got {text} and {arrays}")

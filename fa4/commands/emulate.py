@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fa4.commands import emit
+from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -230,7 +231,6 @@ def check_outputs(job: PtxJob, texts: Sequence[str], trace: Path | None) -> dict
     """Array -> file, of the --out options. Raises before anything runs if one cannot be written."""
     if not texts and trace is None:
         return {}
-    from fa4.demo.report import check_folder
 
     places = {}
     for text in texts:
@@ -272,8 +272,6 @@ def write(job: PtxJob, places: Mapping[str, Path]) -> dict[str, Path]:
     import io
 
     import numpy as np
-
-    from fa4.demo.report import write_whole
 
     for name, path in places.items():
         array, content = job.arrays[name], io.BytesIO()

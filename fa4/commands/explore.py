@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fa4.commands import emit
+from fa4.files import check_folder, write_whole
 
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
@@ -37,7 +38,6 @@ def explore(
 
     Example: fa4 explore --quick --open
     """
-    from fa4.demo.report import check_folder, write_whole
     from fa4.explore.controls import controls, with_machines
     from fa4.explore.packing import pack
     from fa4.explore.page import build_page

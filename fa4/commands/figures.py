@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fa4.commands import emit
+from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.figures.entry import FigureEntry
@@ -57,7 +58,6 @@ def figures(
 
 def check_files(paths: Any) -> None:
     """Raise now what writing would raise later, before anything is computed."""
-    from fa4.demo.report import check_folder
     from fa4.files import require_replaceable
 
     for path in paths:
@@ -89,7 +89,6 @@ def write(
     paths: Mapping[str, Path],
 ) -> list[dict[str, Any]]:
     """Write the files; what was made, with the numbers of each figure."""
-    from fa4.demo.report import write_whole
 
     report = []
     for entry in chosen:

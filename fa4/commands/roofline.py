@@ -14,6 +14,7 @@ import typer
 
 from fa4 import drawing
 from fa4.commands import emit
+from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.config import BackwardPipeline, ForwardPipeline
@@ -83,7 +84,6 @@ def roofline(
 
     Example: fa4 roofline --pass forward --head-dim 64 --emulated-frequency 10
     """
-    from fa4.demo.report import check_folder
     from fa4.files import require_replaceable
 
     asked = {
@@ -229,7 +229,6 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def draw_figure(report: Mapping[str, Any], path: Path) -> None:
     """Stacked terms of each unit against the products' cycles. ImportError without matplotlib."""
-    from fa4.demo.report import write_whole
 
     kernels = report["kernels"]
     longest = max(kernel["bound_cycles"] for kernel in kernels)

@@ -14,7 +14,7 @@ from fa4.commands import emit
 from fa4.commands.judge import compare, compare_gradients, render
 from fa4.commands.limits import attention_seconds, require_memory, time_text
 from fa4.config import require
-from fa4.files import require_replaceable
+from fa4.files import check_folder, require_replaceable, write_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -155,7 +155,6 @@ def check_schedule(schedule: str) -> None:
 
 def check_out(out: Path | None) -> None:
     """Raises now what writing the results would raise after they are computed."""
-    from fa4.demo.report import check_folder
 
     if out is None:
         return
@@ -324,8 +323,6 @@ def write(path: Path, results: Mapping[str, np.ndarray]) -> None:
     import io
 
     import numpy as np
-
-    from fa4.demo.report import write_whole
 
     if path.suffix == ".npz":
         file = io.BytesIO()

@@ -10,7 +10,7 @@ import typer
 
 from fa4.commands import emit
 from fa4.commands.predict import with_changes, with_settings
-from fa4.files import require_replaceable
+from fa4.files import check_folder, require_replaceable, write_whole
 
 if TYPE_CHECKING:
     from fa4.sim.measured_ranges import MeasuredCta
@@ -46,7 +46,6 @@ def trace(
 
     Example: fa4 trace --head-dim 64 --causal --out trace.svg
     """
-    from fa4.demo.report import check_folder, write_whole
     from fa4.sim.options import build
     from fa4.sim.timeline import record
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from fa4.files import check_folder, write_whole
+
 if TYPE_CHECKING:
     from fa4.testing import VerifyOptions
 
@@ -20,7 +22,6 @@ SILENT_SECONDS = 120.0  # without a property that ends, before somebody is told 
 
 def check_files(files: Mapping[str, Path | None]) -> dict[str, Path]:
     """The files that are asked for; ValueError for those that cannot be written, before a run."""
-    from fa4.demo.report import check_folder
     from fa4.files import require_replaceable
 
     wanted = {kind: path for kind, path in files.items() if path is not None}
@@ -47,7 +48,6 @@ def run_suite(backend: str, options: VerifyOptions, files: Mapping[str, Path]) -
 
 def write_files(report: Mapping[str, Any], files: Mapping[str, Path]) -> None:
     """Write the files of `check_files`, each in one step. Raises OSError."""
-    from fa4.demo.report import write_whole
     from fa4.testing.report_files import WRITERS
 
     for kind, path in files.items():

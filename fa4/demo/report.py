@@ -1,12 +1,10 @@
-"""The demo's report as plain data, and its files: written whole or not at all."""
+"""The demo's report as plain data."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -16,7 +14,6 @@ from fa4.demo.kernel import run_kernel
 from fa4.demo.measure import DTYPE, measure, prepare
 from fa4.demo.rescales import RescaleCounts
 from fa4.demo.speed import predict_headline, predict_request
-from fa4.files import require_replaceable
 
 
 def build_report(
@@ -58,29 +55,3 @@ def build_report(
         "prediction": {"layer": speed, "headline": predict_headline()},
         "kernel": compiled,
     }
-
-
-def check_folder(folder: Path) -> None:
-    """Raise OSError now if `folder` can clearly not be written to later; creates nothing."""
-    present = folder
-    while not present.exists() and present != present.parent:
-        present = present.parent
-    if not present.is_dir():
-        raise NotADirectoryError(20, "Not a directory", str(present))
-    if not os.access(present, os.W_OK | os.X_OK):
-        raise PermissionError(13, "Permission denied", str(present))
-
-
-def write_whole(path: Path, content: bytes | None) -> None:
-    """Put `content` at `path` in one step; None removes what an earlier run left there."""
-    if content is None:
-        path.unlink(missing_ok=True)
-        return
-    require_replaceable(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -95,6 +95,13 @@ def test_ratios_follow_from_the_speeds(tmp_path: Path) -> None:
     assert code == 0 and row["ratio"]["cudnn"] == row["tflops"]["fa4"] / row["tflops"]["cudnn"]
 
 
+@pytest.mark.parametrize("version", [None, True, 2, math.inf, "1"])
+def test_a_report_of_another_version_is_refused(version: Any) -> None:
+    """Its keys may mean something else."""
+    with pytest.raises(ValueError, match=r"^schema_version must be 1; got "):
+        checked_report(changed(("schema_version",), version), BACKENDS)
+
+
 @pytest.mark.parametrize(
     ("beside", "value"),
     [

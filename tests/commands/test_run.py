@@ -124,22 +124,27 @@ def test_long_work_says_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "reference: about 10 s" in said
 
 
+SLOW_IMPORTS = {"torch", "cutlass", "numba", "matplotlib", "hypothesis", "fa4.sim.engine"}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ("--impl", "emulator_sm90", "--backward", "--head-dim-v", "192"),
+        ("--impl", "emulator_sm90", "--head-dim-v", "264"),
         ("--impl", "emulator", "--schedule", "foo"),
         ("--impl", "emulator", "--head-dim-v", "300"),
         ("--impl", "emulator", "--seed", "-1"),
+        ("--impl", "emulator", "--out", "/dev/null/x.npz"),
     ],
     ids=" ".join,
 )
 def test_a_refusal_loads_nothing(arguments: tuple[str, ...]) -> None:
-    """Neither torch nor the compiler, which take many seconds: in a process of its own."""
+    """Neither torch nor a compiler nor the simulator, which take seconds: in a fresh process."""
     code = (
         "import sys\nfrom fa4 import cli\n"
         "try:\n    cli.main(sys.argv[1:])\n"
-        "finally:\n    print(*{'torch', 'cutlass'} & set(sys.modules))"
+        f"finally:\n    print(*{SLOW_IMPORTS} & set(sys.modules))"
     )
     words = ("run", "--random", "1,1,64,64", *arguments)
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True,
