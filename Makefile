@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 SUMS := tests/reference tests/testing tests/docs/test_examples.py tests/test_gradients.py \
   tests/test_out_residual.py
 
-.PHONY: help demo test test-cpu test-slow test-gpu test-web picture conformance mutants lint format docs pages clean
+.PHONY: help demo test test-cpu test-slow test-gpu test-web picture conformance mutants lint format docs records pages clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -53,10 +53,13 @@ docs: $(VENV)/docs.stamp ## the pages of docs/ as a site, in out/site; warnings 
 	$(BIN)/python -m sphinx -W --keep-going -q -n docs out/site
 	$(BIN)/python docs/check_site.py out/site
 
+records: $(VENV)/test.stamp ## make the records anew that are older than the code and need no GPU
+	$(BIN)/python -m lab.records remake
+
 pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, numbers
 	for name in forward_tables backward_tables simulator_tables hopper_speed hopper_tables \
 	  support_table picture outputs throughput_tables atlas_tables findings_tables \
-	  verify_tables model_tables claims; do \
+	  verify_tables model_tables record_tables option_tables claims; do \
 	  $(BIN)/python docs/$$name.py || exit 1; done
 	$(BIN)/fa4 figures --format svg --out docs/pictures
 	$(BIN)/fa4 bench --from hardware/results/hopper_bench.json --figure docs/pictures/hopper.svg

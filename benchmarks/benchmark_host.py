@@ -27,7 +27,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from common import describe_run, parse_output, write_result
+from common import parse_output, write_record
 
 sys.path.append(str(Path(__file__).parents[1]))  # the way to the foreign packages is a test's
 
@@ -221,9 +221,8 @@ def main() -> int:
             print(text + (f", flash-attn-4 {peer[0]:6.1f} us" if peer else ", no flash-attn-4"))
         more, kept = measure_gradients(interface)
     packages = ("torch",) if interface is None else ("torch", "nvidia-cutlass-dsl")
-    report = {"run": describe_run(packages), "most_us": MOST_US,
-              "most_gradient_us": MOST_GRADIENT_US, "rows": [*rows, *more]}  # fmt: skip
-    write_result(options.output, report)
+    report = {"most_us": MOST_US, "most_gradient_us": MOST_GRADIENT_US, "rows": [*rows, *more]}
+    write_record(options.output, report, packages)
     return 0 if good and kept else 1
 
 

@@ -14,10 +14,10 @@ from textwrap import indent
 
 import pytest
 
-from tests.import_graph import circles, import_graph, package_sources
+from lab.import_graph import circles, import_graph, package_sources
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("fa4", "tests", "docs", "examples", "benchmarks", "hardware", ".ci")
+FOLDERS = ("fa4", "tests", "docs", "examples", "benchmarks", "hardware", "lab", ".ci")
 SKIPPED = {"__pycache__", "generated", "out"}
 
 LIBRARY_LINES, TEST_LINES = 500, 700
@@ -73,7 +73,7 @@ MANY_PARAMETERS = {
 }
 
 # Folders whose modules import one way only, and of which none imports another in a circle.
-WITHOUT_CIRCLES = ("fa4", "benchmarks", "hardware", "docs", "examples", "tests")
+WITHOUT_CIRCLES = ("fa4", "benchmarks", "hardware", "docs", "examples", "lab", "tests")
 
 # Classes that share a name, and why.
 SAME_NAME: dict[str, str] = {}
