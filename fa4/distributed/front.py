@@ -16,7 +16,8 @@ ORDERS = ("fast", "exact")
 TRANSPORTS = ("group", "peers")
 EXACT_TILE = 256  # rows of a call whose bits do not depend on the number of ranks
 
-_known: dict[tuple[Any, ...], tuple[list[int], GroupPlace]] = {}
+Agreed = tuple[list[int], GroupPlace]  # rows of every rank; where the group runs
+_known: dict[tuple[Any, ...], Agreed] = {}
 
 
 def attention(
@@ -139,9 +140,7 @@ def _rank(group: Any) -> int:
     return int(dist.get_rank(group))
 
 
-def agree(
-    group: Any, given: tuple[Any, ...], options: dict[str, Any]
-) -> tuple[list[int], GroupPlace]:
+def agree(group: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Agreed:
     """Rows of every rank, and where the group runs as rank 0 has it, if all are about to do the
     same; otherwise ValueError on all of them.
 
