@@ -38,7 +38,9 @@ distributed = typer.Typer(
     rich_markup_mode=None,
     help="""Attention across GPUs: show, time and check a plan; run it on a group, and time that.
 
-Example: torchrun --nproc_per_node 8 -m fa4 distributed run --method zigzag
+Under torchrun, run and bench take the ranks that it starts: torchrun --nproc_per_node 8 -m fa4 ...
+
+Example: fa4 distributed plan --gpus 4 --causal
 """,
 )
 
