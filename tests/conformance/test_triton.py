@@ -14,17 +14,18 @@ import pytest
 import torch
 
 from fa4 import emulator
+from tests.conformance.foreign import ROOT, SITE
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(1200)]
 
-ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton asks for a choice of its next version's default."""
+    """Where Triton is; it asks for a choice of its next version's default."""
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(SITE)])
 
 
 @pytest.fixture
@@ -152,13 +153,14 @@ def test_a_script() -> None:
     assert done.returncode == 1 and report["failed"], done.stderr
     (finding,) = report["findings"]
     line = script.read_text().splitlines()[int(finding["source"].rpartition(":")[2]) - 1]
-    assert finding["kind"] == "out-of-bounds" and "tl.load(x + i)" in line
+    assert finding["kind"] == "out-of-bounds" and "tl.load(x + i)" in line, finding
     assert report["launches"] == {"double": 1}
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """A Python process that knows the tests."""
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_DEFAULT_FP_FUSION": "1"}
+    paths = os.pathsep.join(map(str, (ROOT, SITE)))
+    variables = os.environ | {"PYTHONPATH": paths, "TRITON_DEFAULT_FP_FUSION": "1"}
     return subprocess.run(
         [sys.executable, *arguments], cwd=cwd, env=variables, capture_output=True, text=True
     )

@@ -13,6 +13,7 @@ import torch
 from fa4 import cli, emulator
 from fa4.emulator.errors import ArgumentError
 from fa4.emulator.host.triton_arguments import pack
+from fa4.emulator.host.triton_driver import without_inner_lines
 from fa4.emulator.tma.descriptor import TensorMap
 
 
@@ -55,8 +56,8 @@ def test_torch_answers_as_the_machine_would() -> None:
             event.record()
             with pytest.raises(emulator.LaunchError, match="times are unknown"):
                 event.elapsed_time(event)
-    with pytest.raises(KeyError), emulator.emulate(cuda=True):
-        raise KeyError
+    with pytest.raises(ZeroDivisionError), emulator.emulate(cuda=True):
+        _ = 1 / 0
     assert not torch.cuda.is_available() and not torch.zeros(1).is_cuda
 
 
@@ -116,6 +117,13 @@ def test_parameters_of_a_triton_launch() -> None:
     assert (found.dims, found.box, found.strides_bytes) == ((32, 5), (16, 4), (64,))
     assert (found.element, found.swizzle, found.address) == ("f16", 64, ADDRESS)
     assert set(packed.memory) == {"x", "tile"}
+
+
+def test_lines_of_inline_assembly() -> None:
+    """Those that LLVM counts inside it go; every other line stays where it is."""
+    kept = ".loc 1 19 25"
+    before = f"{kept}\n\t// begin inline asm\n\t.loc 1 20 25\nmov;\n\t// end inline asm\n\t{kept}"
+    assert without_inner_lines(before) == before.replace("\t.loc 1 20 25", "")
 
 
 def test_descriptors_without_a_map() -> None:

@@ -140,6 +140,22 @@ class _Utilities:
         """Nothing was loaded."""
 
 
+def without_inner_lines(ptx: str) -> str:
+    """PTX without the .loc inside inline assembly.
+
+    LLVM counts the lines of the assembly there from that of the statement on, so that they name
+    lines below it; the one in front of the block is right. Numbers of PTX lines stay.
+    """
+    lines, inside = ptx.split("\n"), False
+    for number, line in enumerate(lines):
+        text = line.strip()
+        if text in ("// begin inline asm", "// end inline asm"):
+            inside = text == "// begin inline asm"
+        elif inside and text.startswith(".loc"):
+            lines[number] = ""
+    return "\n".join(lines)
+
+
 class EmulatedLauncher:
     """Launches one compiled kernel in the emulation that is active.
 
@@ -147,7 +163,7 @@ class EmulatedLauncher:
     """
 
     def __init__(self, source: Any, metadata: Any, kernel: Any) -> None:
-        self.ptx, self._metadata = kernel.asm["ptx"], metadata
+        self.ptx, self._metadata = without_inner_lines(kernel.asm["ptx"]), metadata
         names = getattr(getattr(source, "fn", None), "arg_names", ())
         self._signature = [
             (str(key if isinstance(key, str) else names[key] if names else f"argument {key}"), kind)
