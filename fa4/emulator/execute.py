@@ -11,7 +11,7 @@ from math import prod
 
 from threadpoolctl import ThreadpoolController
 
-from fa4.emulator.errors import EmulationFailed, KernelFinding, LaunchError
+from fa4.emulator.errors import SEVERITIES, EmulationFailed, KernelFinding, LaunchError
 from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.machine.engine import Engine
 from fa4.emulator.machine.grid import count_running
@@ -65,6 +65,12 @@ class Report:
         names = ", ".join(name if len(name) <= 60 else f"{name[:57]}..." for name in self.kernels)
         head = f"{names}: {len(self.findings)} finding(s)"
         return "\n".join([head, *(f"  {finding}" for finding in self.findings)])
+
+
+def failures(findings: Sequence[KernelFinding], fail_on: str) -> list[KernelFinding]:
+    """The findings that are at least so severe."""
+    least = SEVERITIES.index(fail_on)
+    return [finding for finding in findings if SEVERITIES.index(finding.severity) >= least]
 
 
 @lru_cache(maxsize=64)
@@ -128,12 +134,12 @@ def run(
         grid = Grid(machine, launch, program, index, _next_cluster_number, prior)
         _next_cluster_number += grid.cluster_count
         group.append(grid)
-        if machine.findings and not options.collect:
+        if failures(machine.findings, options.fail_on) and not options.collect:
             break
     _run_group(machine, group)
     report.seconds = time.perf_counter() - began
     _summarise(machine, report)
-    if report.findings and not options.collect:
+    if failures(report.findings, options.fail_on) and not options.collect:
         raise EmulationFailed(report)
     return report
 

@@ -92,6 +92,7 @@ def describe_findings(findings: list[KernelFinding], ptx: str) -> list[dict[str,
     return [
         {
             "kind": finding.kind,
+            "severity": finding.severity,
             "message": finding.message,
             "line": finding.line,
             "text": finding.instruction or _line(lines, finding.line),
