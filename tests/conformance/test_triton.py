@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -155,6 +156,12 @@ def test_a_script() -> None:
     line = script.read_text().splitlines()[int(finding["source"].rpartition(":")[2]) - 1]
     assert finding["kind"] == "out-of-bounds" and "tl.load(x + i)" in line, finding
     assert report["launches"] == {"double": 1}
+    page = (ROOT / "docs" / "how-to" / "triton.md").read_text()
+    shown = page.split("```text\n")[1].split("```")[0].strip()
+    printed = run("-m", "fa4", "emulate", "examples/triton_overrun.py", cwd=ROOT).stdout.strip()
+    neighbour = r" and \d+ bytes (before|behind) y"
+    printed = re.sub(neighbour, "", re.sub("0x[0-9a-f]+", "0x...", printed))
+    assert printed.replace(f"{ROOT}/", "") == shown
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
