@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 TOP_OPCODES, TOP_OF_A_ROLE, LISTED_OPCODES = 12, 4, 16
 NAME_LENGTH = 60
+MOST_SOURCES, MOST_RANGES = 4, 12
 
 
 def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -25,6 +26,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         *(f"  {line}" for line in report["output"]),
         *map(render_finding, report["findings"]),
         render_opcodes(report),
+        *(f"\n{render_coverage(one)}" for one in report["coverage"]),
         _table(("array", "type", "changed", "least", "most", "inf or NaN"), _array_rows(report)),
     ]
     parts += [
@@ -52,6 +54,34 @@ def render_finding(finding: Mapping[str, Any]) -> str:
     who = f"\n    {who}" * bool(who)
     formal = " (formal)" * (finding["severity"] == "formal")
     return f"\n{finding['kind']}{formal}: {finding['message']}\n    {where}{who}{hint}"
+
+
+def render_coverage(coverage: Mapping[str, Any]) -> str:
+    """How much of a kernel ran, and where what did not stands."""
+    missed, total = coverage["missed"], coverage["instructions"]
+    name = _shortened(coverage["kernel"])
+    if not missed:
+        return f"{name}: all of its {total} instructions ran"
+    lines = _ranges(sorted({one["line"] for one in missed}))
+    text = f"{name}: {coverage['reached']} of {total} instructions ran; not: PTX lines {lines}"
+    if sources := sorted({one["source"] for one in missed if one["source"]}):
+        shown = ", ".join(sources[:MOST_SOURCES])
+        text += f"\n  of {shown}" + (", ..." if len(sources) > MOST_SOURCES else "")
+    if waits := sum(one["synchronises"] for one in missed):
+        text += f"\n  {waits} of them synchronise: no fault there can be found by this run"
+    return text
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """ "3-5, 9" of 3, 4, 5, 9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = [f"{a}-{b}" if a != b else str(a) for a, b in runs[:MOST_RANGES]]
+    return ", ".join([*shown, "..."] if len(runs) > MOST_RANGES else shown)
 
 
 def render_opcodes(report: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fa4.commands.emulate_report import render_finding
+from fa4.commands.emulate_report import render_coverage, render_finding
 
 
 def run_script(
@@ -22,7 +22,7 @@ def run_script(
     """
     from fa4.emulator.errors import EmulationFailed
     from fa4.emulator.host.session import emulate
-    from fa4.emulator.tools.describe import describe_findings
+    from fa4.emulator.tools.describe import describe_coverage, describe_findings
 
     failed = False
     before = sys.argv, list(sys.path)
@@ -42,6 +42,7 @@ def run_script(
         "launches": dict(launches),
         "thread_instructions": sum(r.instructions.total() for r in session.reports),
         "findings": [found for r in session.reports for found in describe_findings(r.findings, "")],
+        "coverage": [describe_coverage(one) for one in session.coverage()],
         "failed": failed,
     }
 
@@ -58,5 +59,6 @@ def render_script(report: Mapping[str, Any]) -> tuple[str, ...]:
         f"{count} launches on an emulated {report['arch']}, {report['thread_instructions']} "
         "thread-instructions",
         *launches,
+        *map(render_coverage, report["coverage"]),
         f"findings: {listed}" + ("; the script was ended by the last" if report["failed"] else ""),
     )

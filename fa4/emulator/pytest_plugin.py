@@ -109,3 +109,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         f"{len(session.reports)} launches of {len(kernels)} kernels on an emulated "
         f"{config.getoption('--fa4-arch')}; findings: {found}"
     )
+    for one in session.coverage():
+        waits = sum(missed.synchronises for missed in one.missed)
+        terminalreporter.write_line(
+            f"{one.kernel}: {one.reached} of {one.instructions} instructions ran"
+            + (f"; {waits} of the others synchronise" if waits else "")
+        )

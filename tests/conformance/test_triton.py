@@ -142,6 +142,7 @@ def test_wrong(fa4_emulation):
     done = run(*command, cwd=tmp_path)
     assert "2 passed" in done.stdout and "1 failed" in done.stdout, done.stdout + done.stderr
     assert "3 launches of 2 kernels on an emulated sm_100a; findings: 1 error" in done.stdout
+    assert re.search(r"add: (\d+) of \1 instructions ran", done.stdout), done.stdout
     plain = run(*command[:3], "-p", "no:cacheprovider", "test_gpu.py", cwd=tmp_path)
     assert "skipped" in plain.stdout and "emulated" not in plain.stdout
 

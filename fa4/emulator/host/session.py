@@ -16,6 +16,7 @@ from fa4.emulator.host.compiled import PlainProgram, load
 from fa4.emulator.host.front_ends import redirected
 from fa4.emulator.host.program import HostProgram
 from fa4.emulator.host.torch_cuda import aside
+from fa4.emulator.machine.coverage import KernelCoverage, merge_coverages
 from fa4.emulator.machine.launch_record import Allocation, Launch, overlapping_groups
 
 # (launches that may overlap, memory, options) -> report
@@ -137,6 +138,10 @@ class Session:
         launches = [launch for made, _ in waiting for launch in made]
         allocations = [allocation for _, held in waiting for allocation in held]
         self._run(launches, list(dict.fromkeys(allocations)))
+
+    def coverage(self) -> list[KernelCoverage]:
+        """What all launches together have reached of each kernel."""
+        return merge_coverages(one for report in self.reports for one in report.coverage)
 
     def close(self) -> None:
         """Unloads all host code."""
