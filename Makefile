@@ -9,7 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 COMPILER := "nvidia-cutlass-dsl>=4.8" "cuda-python>=12.9" "apache-tvm-ffi>=0.1.5"
-FOREIGN := flashinfer-python==0.7.2.post1 flash-attn-4==4.0.0b36 quack-kernels==0.6.5 einops==0.8.2 triton==3.9.0
+FOREIGN := flashinfer-python==0.7.2.post1 flash-attn-4==4.0.0b36 quack-kernels==0.6.5 einops==0.8.2 \
+  triton==3.9.0 liger-kernel==0.8.5
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 # The tests whose results come out of sums in a library of the machine.
 SUMS := tests/reference tests/testing tests/docs/test_examples.py tests/test_gradients.py \

@@ -94,3 +94,42 @@ def test_the_command(
         assert (stop.value.code or 0) == code
         (finding,) = json.loads(capsys.readouterr().out)["findings"]
         assert finding["severity"] == "formal"
+
+
+SAME_PLACE = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry store(.param .u64 values, .param .u64 target)
+{
+  .reg .b32 %t, %v, %a; .reg .b64 %x, %o;
+  .shared .align 16 .b8 tile[16];
+  mov.u32 %t, %tid.x;
+  ld.param.u64 %x, [values];
+  mul.wide.u32 %o, %t, 4;
+  add.u64 %x, %x, %o;
+  ld.global.b32 %v, [%x];
+  mov.u32 %a, tile;
+  st.shared.b32 [%a], %v;
+  ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "severity"),
+    [
+        (np.full(32, 3.1, np.float32), None),
+        (np.where(np.arange(32) % 2, np.float32(3.1), np.nextafter(np.float32(3.1), 4)), "formal"),
+        (np.where(np.arange(32) % 2, np.float32(3.1), np.float32(3.11)), "hazard"),
+        (np.where(np.arange(32) % 2, np.float32(3.1), np.float32(-3.1)), "hazard"),
+        (np.where(np.arange(32) % 2, np.float32(3.1), np.float32("nan")), "hazard"),
+        (np.arange(32, dtype=np.uint32), "hazard"),
+        (np.arange(2**31, 2**31 + 32, dtype=np.uint32), "hazard"),
+    ],
+    ids=["equal", "rounded", "far", "sign", "nan", "integers", "negative subnormals"],
+)
+def test_lanes_that_store_to_one_place(values: Any, severity: str | None) -> None:
+    """One of them wins; sums that differ by rounding alone are a formal race, no other values."""
+    report = emulator.run_ptx(SAME_PLACE, [values, 0], block=(32, 1, 1), collect=True)
+    assert [finding.severity for finding in report.findings] == [severity] * (severity is not None)
