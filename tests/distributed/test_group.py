@@ -76,6 +76,11 @@ def test_exact_bits_over_a_group(found: list[dict[str, Any]]) -> None:
     assert all(rank["exact"] for rank in found)
 
 
+def test_compiled_models_run_sharded(found: list[dict[str, Any]]) -> None:
+    """torch.compile breaks its graph at the call, and computes the same."""
+    assert all(rank["compiled"] for rank in found)
+
+
 def test_models_run_sharded(found: list[dict[str, Any]]) -> None:
     """Unmodified, under `context_parallel`."""
     assert all(error < 1e-11 for rank in found for error in rank["replaced"].values()), found
