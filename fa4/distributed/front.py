@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from fa4.config import Window, require
 from fa4.distributed.blocks import SequenceMask
 from fa4.distributed.chosen import GroupPlace, choose, hosts_of, known_machine
@@ -20,6 +22,7 @@ Agreed = tuple[list[int], GroupPlace]  # rows of every rank; where the group run
 _known: dict[tuple[Any, ...], Agreed] = {}
 
 
+@torch.compiler.disable
 def attention(
     q: Any,
     k: Any,
@@ -66,6 +69,9 @@ def attention(
     Raises:
         ValueError, TypeError: one line, what is wrong; where ranks disagree, on every rank and
         before anything is sent (over NCCL alone: when a call of this form is made first).
+        ConnectionError: a rank is gone, or silent for the group's time-out.
+
+    Under torch.compile the call is a graph break.
     """
     require_tensors(q, k, v)
     given = tuple(x[None] if x.dim() == 3 else x for x in (q, k, v))
@@ -94,8 +100,6 @@ def attention(
 
 def require_tensors(q: Any, k: Any, v: Any) -> None:
     """TypeError or ValueError for what is no q, k, v of one rank."""
-    import torch
-
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch tensor; got {type(x).__name__}")
@@ -174,7 +178,6 @@ def agree(group: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Agreed
 
 
 def _place(q: Any, group: Any, transport: str) -> GroupPlace:
-    import torch
     import torch.distributed as dist
 
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else ""
@@ -219,8 +222,6 @@ def shard(x: Any, layout: RowLayout, rank: int, dim: int = 1) -> Any:
 
 def positions(layout: RowLayout, rank: int, device: Any = None) -> Any:
     """(rows,) positions of this rank's rows in the whole sequence, for rotary embeddings."""
-    import torch
-
     return torch.from_numpy(layout.positions(rank)).to(device)
 
 
