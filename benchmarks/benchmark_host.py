@@ -32,7 +32,7 @@ from common import parse_output, write_record
 sys.path.append(str(Path(__file__).parents[1]))  # the way to the foreign packages is a test's
 
 import fa4
-from fa4.backends import Saved, kernel, kernel_backward, sm100
+from fa4.backends import Saved, kernel, kernel_backward, on_gpu
 from fa4.checked import make_call
 from fa4.choose import run_backward
 
@@ -77,7 +77,9 @@ def pretended_b200() -> Iterator[Any]:
         for module in (kernel, kernel_backward):
             built = mock.patch.object(module, "build", lambda spec, arch: _do_nothing)
             stack.enter_context(built)
-        here = mock.patch.object(sm100, "_place", lambda call: "" if call.q.device.type else "-")
+        here = mock.patch.object(
+            on_gpu, "find_fault", lambda family, call: "" if call.q.device.type else "-"
+        )
         stack.enter_context(here)
         for name in FOREIGN_KERNELS if interface is not None else ():
             function = getattr(interface, name)

@@ -8,12 +8,57 @@ to it, drop-ins and the kit too; docs/options.md is written from it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+if TYPE_CHECKING:
+    from fa4.arrays import Array
+    from fa4.config import BackwardConfig, ForwardConfig, Window
+
+    Choices: TypeAlias = (
+        ForwardConfig | BackwardConfig | tuple[ForwardConfig, BackwardConfig] | None
+    )
 
 NUMBER, COUNT, FLAG = "number", "integer", "True or False"  # read as such by make_call
 COUNT_OR_NONE = "integer or None"
 TENSOR, TENSORS, FUNCTION = "tensor or None", "list of tensors or None", "function or None"
+
+
+class DenseOptions(TypedDict, total=False):
+    """The options of `flash_attn_func` for type checkers, by the names of the table below."""
+
+    softmax_scale: float | None
+    causal: bool
+    window_size: Window
+    learnable_sink: Array | None
+    softcap: float
+    num_splits: int
+    pack_gqa: bool | None
+    deterministic: bool
+    score_mod: Callable[..., Any] | None
+    score_mod_bwd: Callable[..., Any] | None
+    mask_mod: Callable[..., Any] | None
+    aux_tensors: Sequence[Array] | None
+    block_sparse_tensors: Any
+    dropout_p: float
+    dropout_seed: int | None
+    q_descale: Array | None
+    k_descale: Array | None
+    v_descale: Array | None
+    config: Choices
+
+
+class VarlenOptions(DenseOptions, total=False):
+    """The options of `flash_attn_varlen_func`."""
+
+    cu_seqlens_q: Array | None
+    cu_seqlens_k: Array | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    seqused_q: Array | None
+    seqused_k: Array | None
+    page_table: Array | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GPU, TIMES, HOURS = "a GPU", "times of a machine", "hours of a CPU"
+PUBLISHED = "what others published"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,5 +223,13 @@ RECORDS = (
         files=("hardware/warpgroup_forward/peers.json",),
     ),
     _suite("wgmma_sums", "wgmma_sums"),
+    Record(
+        path="hardware/results/h200x2_ring.csv", needs=GPU, modules=(),
+        command="GPU: by a program that is not here; each row says of what",
+    ),
+    Record(
+        path="hardware/results/ring_flash_attn.csv", needs=PUBLISHED, modules=(),
+        command="copied by hand; each row names its source",
+    ),
 )  # fmt: skip
 BY_NAME = {record.name: record for record in RECORDS}

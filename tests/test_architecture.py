@@ -168,7 +168,7 @@ def undocumented(path: str, text: str) -> list[str]:
         for node in ast.iter_child_nodes(parent):
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 continue
-            if node.name.startswith("_"):
+            if node.name.startswith("_") or "overload" in map(ast.unparse, node.decorator_list):
                 continue
             if not ast.get_docstring(node):
                 found.append(f"{path}: {prefix}{node.name}")
