@@ -225,7 +225,7 @@ RECORDS = (
     _suite("wgmma_sums", "wgmma_sums"),
     Record(
         path="hardware/results/h200x2_ring.csv", needs=GPU, modules=(),
-        command="GPU: a program from before `fa4.distributed`; each row says of what",
+        command="GPU: a program from before fa4.distributed; each row says of what",
     ),
     Record(
         path="hardware/results/ring_flash_attn.csv", needs=PUBLISHED, modules=(),
