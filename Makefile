@@ -9,13 +9,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 COMPILER := "nvidia-cutlass-dsl>=4.8" "cuda-python>=12.9" "apache-tvm-ffi>=0.1.5"
-FOREIGN := flashinfer-python==0.7.2.post1 flash-attn-4==4.0.0b36 quack-kernels==0.6.5 einops==0.8.2
+FOREIGN := flashinfer-python==0.7.2.post1 flash-attn-4==4.0.0b36 quack-kernels==0.6.5 einops==0.8.2 \
+  triton==3.9.0 liger-kernel==0.8.5
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 # The tests whose results come out of sums in a library of the machine.
 SUMS := tests/reference tests/testing tests/docs/test_examples.py tests/test_gradients.py \
   tests/test_out_residual.py
 
-.PHONY: help demo test test-cpu test-slow test-gpu test-web picture conformance mutants lint format docs pages clean
+.PHONY: help demo test test-cpu test-slow test-gpu test-web picture conformance mutants lint format docs records pages clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -53,10 +54,13 @@ docs: $(VENV)/docs.stamp ## the pages of docs/ as a site, in out/site; warnings 
 	$(BIN)/python -m sphinx -W --keep-going -q -n docs out/site
 	$(BIN)/python docs/check_site.py out/site
 
+records: $(VENV)/test.stamp ## make the records anew that are older than the code and need no GPU
+	$(BIN)/python -m lab.records remake
+
 pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, numbers
 	for name in forward_tables backward_tables simulator_tables hopper_speed hopper_tables \
 	  support_table picture outputs throughput_tables atlas_tables findings_tables \
-	  verify_tables model_tables claims; do \
+	  verify_tables model_tables distributed_tables record_tables option_tables claims; do \
 	  $(BIN)/python docs/$$name.py || exit 1; done
 	$(BIN)/fa4 figures --format svg --out docs/pictures
 	$(BIN)/fa4 bench --from hardware/results/hopper_bench.json --figure docs/pictures/hopper.svg

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmark_faults import campaign, show, summary
-from common import RESULTS, write_result
+from benchmark_faults import PACKAGES, campaign, show, summary
+from common import record_path, write_record
 from emulated_kernels import Kernel, capture
 
 from fa4.emulator import Options
@@ -60,7 +60,7 @@ def backward_kernel(name: str) -> Kernel:
 def main() -> None:
     """Run everything or one kernel, print it, write the result file, which keeps the others."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=RESULTS / "backward_faults.json")
+    parser.add_argument("--output", type=Path, default=record_path("backward_faults"))
     parser.add_argument("--only", choices=SPECS, help="run this one; keep the file's others")
     options = parser.parse_args()
     kept = kept_results(options.output) if options.only else {}
@@ -68,15 +68,12 @@ def main() -> None:
         kept[name] = campaign(backward_kernel(name))
         show(kept[name])
     report = summary([kept[name] for name in SPECS if name in kept])
-    for result in report["kernels"]:
-        result.setdefault("run", report["run"])
-    write_result(options.output, report)
+    write_record(options.output, report, PACKAGES, whole=not options.only)
 
 
 def kept_results(path: Path) -> dict[str, dict[str, Any]]:
-    """The campaigns of a result file by kernel, each with the run that it is of."""
-    report = json.loads(path.read_text())
-    return {one["kernel"]: {"run": report["run"], **one} for one in report["kernels"]}
+    """The campaigns of a result file by kernel."""
+    return {one["kernel"]: one for one in json.loads(path.read_text())["kernels"]}
 
 
 if __name__ == "__main__":

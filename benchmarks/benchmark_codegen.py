@@ -33,7 +33,7 @@ import codegen_found
 from codegen_backward import CASES, compare_backward
 from codegen_found import SECONDS, SITE, WORKER, Found, compile_one, describe, environment, number
 from codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, ROOT, Wanted
-from common import RESULTS, describe_run, write_result
+from common import record_path, write_record
 
 from fa4.inspect import loops
 from fa4.inspect.codegen import KernelCode, read_kernels
@@ -310,7 +310,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--cta-group", type=int, choices=(1, 2), default=1)
     parser.add_argument("--cases", nargs="*", choices=DIMS, default=list(DIMS))
     parser.add_argument("--compiles", type=int, default=COMPILES)
-    parser.add_argument("--output", type=Path, default=RESULTS / "codegen.json")
+    parser.add_argument("--output", type=Path, default=record_path("codegen"))
     return parser.parse_args()
 
 
@@ -355,9 +355,9 @@ def main() -> None:
     result["backward"] = compare_backward(
         [case for case in CASES if case[0] in dims], options.compiles
     )
-    run = describe_run(("nvidia-cutlass-dsl", "torch"))
-    run["versions"]["codegen"] = list(PACKAGES)
-    write_result(options.output, {"run": run} | result)
+    packages = ("nvidia-cutlass-dsl", "torch")
+    report = {"packages": PACKAGES} | result
+    write_record(options.output, report, packages, whole=not options.backward)
 
 
 if __name__ == "__main__":

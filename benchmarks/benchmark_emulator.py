@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import emulated_kernels
 import numpy as np
-from common import describe_run, parse_output, write_result
+from common import parse_output, write_record
 
 from fa4.emulator import Options
 from fa4.emulator.host.ptx_launch import run_ptx
@@ -132,8 +132,8 @@ def main() -> None:
     kernels = measure_kernels()
     for row in kernels:
         print(row)
-    run = describe_run(("numpy", "numba", "llvmlite"))
-    write_result(options.output, {"run": run, "classes": classes, "kernels": kernels})
+    report = {"classes": classes, "kernels": kernels}
+    write_record(options.output, report, ("numpy", "numba", "llvmlite"))
 
 
 if __name__ == "__main__":

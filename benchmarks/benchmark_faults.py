@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import emulated_kernels
-from common import describe_run, parse_output, write_result
+from common import parse_output, write_record
 from emulated_kernels import Kernel
 
 from fa4.emulator import EmulatorError, Options, RunEvents
@@ -30,6 +30,7 @@ from fa4.emulator.tools.faults import Fault, plant
 from fa4.emulator.tools.redundancy import Orderings
 
 SCHEDULES = (("fifo", 0), ("random", 0), ("random", 1), ("adversarial", 0), ("adversarial", 1))
+PACKAGES = ("numpy", "numba", "nvidia-cutlass-dsl")
 SURVIVED, NOT_EXECUTED, WRONG = "survived", "not executed", "wrong result"
 EQUIVALENT = "equivalent"
 NO_HANDLER = ("another CTA of the pair",)  # arithmetic, of which events do not tell
@@ -296,7 +297,6 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     print(f"\n{total['caught']} of {total['executed']} caught ({total['share_caught']:.1%}), "
           f"{total['share_caught_without_equivalent']:.1%} without the equivalent")  # fmt: skip
     return {
-        "run": describe_run(("numpy", "numba", "nvidia-cutlass-dsl")),
         "schedules": [f"{schedule} {seed}" for schedule, seed in SCHEDULES],
         **total,
         "kernels": results,
@@ -317,7 +317,7 @@ def main() -> None:
             emulated_kernels.pair_gemm,
             lambda: emulated_kernels.fmha(256, 384, heads=3, persistent=True),
         ]
-    write_result(options.output, report_on([make() for make in makers]))
+    write_record(options.output, report_on([make() for make in makers]), PACKAGES)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmark_codegen import SITE
-from common import describe_run, parse_output, write_result
+from common import parse_output, write_record
 from feature_kernels import specs
 
 from fa4.inspect import loops
@@ -68,7 +68,7 @@ def main() -> None:
     if worker.returncode:
         sys.exit(worker.returncode)
     print(f"{sum(row['spills'] > 0 for row in rows)} of {len(rows)} kernels spill")
-    write_result(options.output, {"run": describe_run(("nvidia-cutlass-dsl",)), "kernels": rows})
+    write_record(options.output, {"kernels": rows}, ("nvidia-cutlass-dsl",))
 
 
 if __name__ == "__main__":

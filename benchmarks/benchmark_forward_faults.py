@@ -8,8 +8,8 @@ Usage: python benchmarks/benchmark_forward_faults.py [--output FILE]
 from __future__ import annotations
 
 import numpy as np
-from benchmark_faults import report_on
-from common import parse_output, write_result
+from benchmark_faults import PACKAGES, report_on
+from common import parse_output, write_record
 from emulated_kernels import Kernel, capture
 
 from fa4.compiled.forward import compile_forward
@@ -52,7 +52,8 @@ def forward_kernel(name: str) -> Kernel:
 def main() -> None:
     """Run everything, print it, write the result file."""
     options = parse_output(__doc__ or "", "forward_faults")
-    write_result(options.output, report_on([forward_kernel(name) for name in SPECS]))
+    report = report_on([forward_kernel(name) for name in SPECS])
+    write_record(options.output, report, PACKAGES)
 
 
 if __name__ == "__main__":

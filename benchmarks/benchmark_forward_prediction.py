@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from common import describe_run, parse_output, write_result
+from common import parse_output, write_record
 
 from fa4.compiled.toolchain import find_toolchain
 from fa4.compiled.variants import tuned_spec
@@ -158,15 +158,14 @@ def main() -> None:
         print(f"{found['call']}: {found['tflops']:.0f} TFLOP/s, target {found['target_tflops']:.0f}"
               f" {word}; best cta_group {best['cta_group']}, {best['emulated_columns']} emulated: "
               f"{best['tflops']:.0f} ({found['best_over_shipped'] - 1:+.1%})")  # fmt: skip
-    run = describe_run(("numpy", "numba", "nvidia-cutlass-dsl"))
     report = {
         "schema_version": 1,
-        "run": run | {"compiler": find_toolchain().label},
+        "compiler": find_toolchain().label,
         "machine": "b200",
         "verdicts": verdicts,
         "predictions": rows,
     }
-    write_result(options.output, report)
+    write_record(options.output, report, ("numpy", "numba", "nvidia-cutlass-dsl"))
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from common import describe_run, parse_output, write_result
+from common import parse_output, write_record
 
 sys.path.append(str(Path(__file__).parents[1]))  # the way to the foreign packages is a test's
 
 import fa4
-from fa4.backends import Saved, kernel, kernel_backward, sm100
+from fa4.backends import Saved, kernel, kernel_backward, on_gpu
 from fa4.checked import make_call
 from fa4.choose import run_backward
 
@@ -77,7 +77,9 @@ def pretended_b200() -> Iterator[Any]:
         for module in (kernel, kernel_backward):
             built = mock.patch.object(module, "build", lambda spec, arch: _do_nothing)
             stack.enter_context(built)
-        here = mock.patch.object(sm100, "_place", lambda call: "" if call.q.device.type else "-")
+        here = mock.patch.object(
+            on_gpu, "find_fault", lambda family, call: "" if call.q.device.type else "-"
+        )
         stack.enter_context(here)
         for name in FOREIGN_KERNELS if interface is not None else ():
             function = getattr(interface, name)
@@ -221,9 +223,8 @@ def main() -> int:
             print(text + (f", flash-attn-4 {peer[0]:6.1f} us" if peer else ", no flash-attn-4"))
         more, kept = measure_gradients(interface)
     packages = ("torch",) if interface is None else ("torch", "nvidia-cutlass-dsl")
-    report = {"run": describe_run(packages), "most_us": MOST_US,
-              "most_gradient_us": MOST_GRADIENT_US, "rows": [*rows, *more]}  # fmt: skip
-    write_result(options.output, report)
+    report = {"most_us": MOST_US, "most_gradient_us": MOST_GRADIENT_US, "rows": [*rows, *more]}
+    write_record(options.output, report, packages)
     return 0 if good and kept else 1
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import describe_run, parse_output, write_result
+from common import parse_output, write_record
 
 from fa4.commands.predict import describe
 from fa4.sim.ablate import ablate
@@ -68,10 +68,8 @@ def main() -> None:
         if "seconds" in row:
             print(f"{name:28} {row['seconds'] * 1e6:10.1f} us  {row['busiest']}")
     rows = {name: {"call": CALLS[name], **row} for name, row in found.items()}
-    write_result(
-        options.output,
-        {"schema_version": 1, "run": describe_run(("numpy", "numba")), "predictions": rows},
-    )
+    report = {"schema_version": 1, "predictions": rows}
+    write_record(options.output, report, ("numpy", "numba"))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import describe_run, parse_output, time_against, write_result
+from common import parse_output, time_against, write_record
 from threadpoolctl import threadpool_limits
 
 import fa4
@@ -73,13 +73,12 @@ def main() -> None:
             f"score matrix {row['score_matrix_bytes'] / 2**20:.0f} MiB"
         )
     report = {
-        "run": describe_run(("numpy", "torch")),
         "shape_bshd": SHAPE,
         "forward": rows,
         "memory": memory,
         "exp2_polynomial": measure_exp2(),
     }
-    write_result(options.output, report)
+    write_record(options.output, report, ("numpy", "torch"))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from common import describe_run, parse_output, write_result
+from common import parse_output, write_record
 
 from fa4.cli import COMMANDS
 from fa4.config import BackwardPipeline, ForwardConfig, ForwardPipeline, Problem
@@ -202,13 +202,12 @@ def main() -> None:
     print(f"sweep: {sweep['points']} points in {sweep['seconds']:.1f} s"
           + (f", as a command {as_command:.1f} s" if as_command else ""))  # fmt: skip
     report = {
-        "run": describe_run(("numpy", "numba")),
         "engines": engines,
         "chip": chips,
         "startup_seconds": startup,
         "sweep": sweep,
     }
-    write_result(options.output, report)
+    write_record(options.output, report, ("numpy", "numba"))
 
 
 if __name__ == "__main__":

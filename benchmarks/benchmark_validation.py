@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import describe_run, parse_output, write_result
+from common import parse_output, write_record
 
 from fa4.figures.measured import B200_FILE, HOPPER_FILE
 from fa4.plan.warpgroup import warpgroup_plan
@@ -248,12 +248,11 @@ def main() -> None:
     """Print and write all."""
     options = parse_output(__doc__, "validation")
     report = {
-        "run": describe_run(("numpy", "numba")),
         "h200": hopper(),
         "own h200": own_hopper(),
         "b200": blackwell(),
     }
-    write_result(options.output, report)
+    write_record(options.output, report, ("numpy", "numba"))
 
 
 if __name__ == "__main__":

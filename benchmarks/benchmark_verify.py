@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from common import RESULTS, describe_run, write_result
+from common import record_path, write_record
 from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the planted faults are among the tests
@@ -210,6 +210,7 @@ def show_faults(rows: list[dict[str, Any]]) -> None:
         print(f"  {row['cpu_seconds']:5.1f} s  {row['fault']:36} {row['property']}  [{needs}]")
 
 
+PACKAGES = ("numpy", "ml_dtypes", "hypothesis", "torch")
 PARTS = {"allowance": show_allowance, "correct": show_correct, "faults": show_faults}
 
 
@@ -218,7 +219,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=RESULTS / "verify.json")
+    parser.add_argument("--output", type=Path, default=record_path("verify"))
     parser.add_argument("--quick", action="store_true", help="a sample of everything")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument(
@@ -246,13 +247,13 @@ def main() -> None:
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         for part in options.part or PARTS:
             start = time.monotonic()
-            run = describe_run(("numpy", "ml_dtypes", "hypothesis", "torch"))
             rows = measure(part, pool, options)
-            run |= {"quick": options.quick, "jobs": options.jobs,
-                    "seconds": round(time.monotonic() - start)}  # fmt: skip
+            run = {"quick": options.quick, "jobs": options.jobs,
+                   "seconds": round(time.monotonic() - start)}  # fmt: skip
             report[part] = {"run": run, "rows": rows}
             PARTS[part](rows)
-            write_result(options.output, report)
+            done = options.part is None and part == list(PARTS)[-1]
+            write_record(options.output, report, PACKAGES, whole=done)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,20 @@
-"""What every benchmark shares: timing against a peer in the same run, and dated result files."""
+"""What every benchmark shares: timing against a peer in the same run, and where its record goes."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import subprocess
+import sys
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import fa4
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # as a program
 
-RESULTS = Path(__file__).parent / "results"
+from lab.records import record_path, write_record
+
+__all__ = ["parse_output", "record_path", "time_against", "write_record"]
 
 
 def time_against(
@@ -35,46 +32,8 @@ def time_against(
     return {"seconds": mine, "peer_seconds": theirs, "ratio": mine / theirs}
 
 
-def processor() -> str:
-    """Model name of the CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def describe_run(packages: tuple[str, ...]) -> dict[str, Any]:
-    """Date, machine, versions and commit of a run."""
-    try:
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
-        ).stdout.strip()  # fmt: skip
-    except OSError:  # a machine without git
-        commit = ""
-    return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {"fa4": fa4.__version__} | {x: metadata.version(x) for x in packages},
-        "commit": commit,
-    }
-
-
 def parse_output(description: str, name: str) -> argparse.Namespace:
     """Options that every benchmark takes: --output FILE."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
+    parser.add_argument("--output", type=Path, default=record_path(name))
     return parser.parse_args()
-
-
-def write_result(path: Path, report: dict[str, Any]) -> None:
-    """Write a report as JSON, whole or not at all, and say where."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(report, indent=2) + "\n")
-    temporary.replace(path)
-    print(f"wrote {path}")

@@ -21,7 +21,7 @@ import benchmark_backward_faults as backward
 import benchmark_faults as faults
 import benchmark_forward_faults as forward
 import benchmark_warpgroup_faults as warpgroups
-from common import describe_run
+from common import write_record
 from emulated_kernels import Kernel
 
 from fa4.emulator import BarrierUse, Options, RunEvents
@@ -228,7 +228,7 @@ def kernel_of(name: str) -> tuple[Kernel, PipelinePlan, dict[str, Any]]:
     return backward.backward_kernel(name), spec.plan, about
 
 
-def write(path: Path, report: dict[str, Any]) -> None:
+def text_of(report: dict[str, Any]) -> str:
     """One line per verdict, so that a change can be read."""
     kernels = []
     for one in report["kernels"]:
@@ -236,7 +236,7 @@ def write(path: Path, report: dict[str, Any]) -> None:
         head = json.dumps({key: one[key] for key in one if key != "removals"})[:-1]
         kernels.append(f'  {head}, "removals": [\n    {rows}\n  ]}}')
     head = json.dumps({key: report[key] for key in report if key != "kernels"})[:-1]
-    path.write_text(f'{head}, "kernels": [\n' + ",\n".join(kernels) + "\n]}\n")
+    return f'{head}, "kernels": [\n' + ",\n".join(kernels) + "\n]}\n"
 
 
 def main() -> None:
@@ -255,14 +255,16 @@ def main() -> None:
             "kernel": name, "plan": plan.name, **about, "roles": len(plan.roles),
             "issues": next(role.name for role in plan.roles if role.name in ("mma", "consumer0")),
             "ptx_lines": kernel.launch.ptx.count("\n") + 1,
-            "run": describe_run(("numpy", "numba", "nvidia-cutlass-dsl")),
             "removals": record(kernel, plan),
         }  # fmt: skip
-        schedules = [f"{schedule} {seed}" for schedule, seed in faults.SCHEDULES]
-        write(options.output, {
-            "schema_version": SCHEMA_VERSION, "schedules": schedules,
-            "kernels": [kept[name] for name in NAMES if name in kept],
-        })  # fmt: skip
+    report = {
+        "schema_version": SCHEMA_VERSION,
+        "schedules": [f"{schedule} {seed}" for schedule, seed in faults.SCHEDULES],
+        "kernels": [kept[name] for name in NAMES if name in kept],
+    }
+    write_record(
+        options.output, report, faults.PACKAGES, whole=not options.only, render=text_of
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

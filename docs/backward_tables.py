@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -22,9 +21,9 @@ from fa4.plan.schema import Math, Signal
 from fa4.sim.options import build
 from fa4.sim.predict import build_plan, predict
 from fa4.sm100.backward.spec import BackwardSpec
+from lab.records import read_record
 
 PAGE = Path(__file__).with_name("backward.md")
-RESULTS = PAGE.parents[1] / "benchmarks" / "results"
 COMMAND = "python docs/backward_tables.py"
 PLANS = {
     "d 128, 1 CTA": BackwardSpec(head_dim=128, head_dim_v=128).plan,
@@ -97,9 +96,9 @@ def render_products() -> str:
     )
 
 
-def render_traffic(results: Path = RESULTS) -> str:
+def render_traffic(results: Path | None = None) -> str:
     """Shared-memory bytes of a query tile: as planned, as counted in the emulator."""
-    report = json.loads((results / "backward_traffic.json").read_text("utf-8"))
+    report = read_record("backward_traffic", results)
     kinds = ("products", "stores", "stores from a peer", "bulk reductions")
     rows = []
     for name, row in report.items():
@@ -128,9 +127,9 @@ def _both(planned: int, counted: list[int]) -> str:
     return f"{planned}, counted {differ}" if differ else str(planned)
 
 
-def render_code(results: Path = RESULTS) -> str:
+def render_code(results: Path | None = None) -> str:
     """Instructions of the loops beside the peers'."""
-    report = json.loads((results / "codegen.json").read_text("utf-8"))
+    report = read_record("codegen", results)
     rows = [
         _code_row(case, one)
         for case in report["backward"]
@@ -168,10 +167,10 @@ def _code_row(case: Mapping[str, Any], one: Mapping[str, Any]) -> tuple[object, 
     )
 
 
-def render_prediction(results: Path = RESULTS) -> str:
+def render_prediction(results: Path | None = None) -> str:
     """Predicted TFLOP/s with the counted instructions; where `fa4 predict`, which has the plan's
     estimate of them, says otherwise, that in parentheses."""
-    cases = json.loads((results / "codegen.json").read_text("utf-8"))["backward"]
+    cases = read_record("codegen", results)["backward"]
     rows = []
     for name, settings in CALLS.items():
         cells = []
@@ -199,7 +198,7 @@ def _columns(cases: Iterable[Mapping[str, Any]], problem: Any, pipeline: Any) ->
             kernels = {one["name"]: one for one in case["kernels"]}
             found: dict[str, int] = kernels[name]["columns"]["gradients"]
             return found
-    raise ValueError(f"{RESULTS / 'codegen.json'} has no backward kernel for {key}")
+    raise ValueError(f"the record codegen has no backward kernel for {key}")
 
 
 def counted_math(columns: Mapping[str, int]) -> Math:

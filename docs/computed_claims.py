@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from docs.distributed_tables import eight_gpus, two_gpus
 from docs.simulator_tables import (
     apart,
     counted_kernels,
@@ -159,6 +160,12 @@ def loads_of_a_step() -> float:
 
 
 COMPUTED: dict[str, Callable[[], str]] = {
+    "largest error, two H200s linked": lambda: (
+        f"{max(abs(row.predicted / row.value - 1) for row in two_gpus()):.1%}"
+    ),
+    "largest error, 8 H800": lambda: (
+        f"{100 * max(abs(row.predicted - row.value) for row in eight_gpus()):.1f}"
+    ),
     "headline TFLOP/s": lambda: f"{predicted().tflops:.0f}",
     "headline TFLOP/s, one CTA": lambda: f"{predicted(**ONE_CTA).tflops:.0f}",
     "a real model's rescales": lambda: f"{REAL_RESCALE_RATE:.0%}",

@@ -7,7 +7,6 @@ writes them and what they printed into the page.
 from __future__ import annotations
 
 import ast
-import json
 import re
 import sys
 from pathlib import Path
@@ -16,16 +15,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from docs.marked_tables import MarkedTables
-from hardware import RESULTS
 from hardware.run_findings import SCRIPTS
+from lab.records import read_record
 
 PAGE = SCRIPTS / "index.md"
-RECORD = RESULTS / "findings.json"
 
 
 def record() -> dict[str, Any]:
     """What the scripts printed, and where."""
-    found: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_record("findings")
     return found
 
 

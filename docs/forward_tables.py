@@ -6,7 +6,6 @@ measured predictions.
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -22,9 +21,9 @@ from fa4.plan.render import markdown_table, render_graph, render_memory, render_
 from fa4.plan.render import render_signals as signals_table
 from fa4.plan.schema import Arrive, PipelinePlan, Wait, unroll
 from fa4.sm100.forward.spec import ForwardSpec
+from lab.records import read_record
 
 PAGE = Path(__file__).with_name("forward.md")
-RESULTS = PAGE.parents[1] / "benchmarks" / "results"
 COMMAND = "python docs/forward_tables.py"
 SHOWN = tuned_spec(128, 128)  # the kernel whose plan the page shows
 TRIPS = {"kv_tiles": 2, "masked_tiles": 1, "plain_tiles": 1}  # of the work tile that is unrolled
@@ -95,12 +94,12 @@ def render_features() -> str:
     return markdown_table(("feature", *columns, "limits, or why not"), rows)
 
 
-def render_prediction(results: Path = RESULTS) -> str:
+def render_prediction(results: Path | None = None) -> str:
     """Predicted TFLOP/s against the aims; by CTA group and emulated columns; instructions counted.
 
     The kernel that a call gets is in bold.
     """
-    report = json.loads((results / "forward_prediction.json").read_text("utf-8"))
+    report = read_record("forward_prediction", results)
     aims = markdown_table(
         ("call", "predicted TFLOP/s", "aim", "reached", "FlashAttention-4, measured"),
         (

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -16,11 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from docs.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
-from hardware import RESULTS
+from lab.records import read_record
 
 PAGE = Path(__file__).with_name("hopper.md")
-BENCH, KERNEL = RESULTS / "hopper_bench.json", RESULTS / "warpgroup_forward.json"
-GRADIENTS = RESULTS / "warpgroup_backward.json"
 PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cuDNN", "flash": "FlashAttention-2"}
 # By the names of PEERS, those of the record of gradients.
 GRADIENT_PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cudnn", "flash": "flash-attn-2"}
@@ -39,7 +36,7 @@ class SpeedPoint:
 
 def bench_points() -> Iterator[SpeedPoint]:
     """Of whole calls, as `fa4 bench` timed them."""
-    for row in json.loads(BENCH.read_text(encoding="utf-8"))["rows"]:
+    for row in read_record("hopper_bench")["rows"]:
         problem, rates = row["problem"], row["tflops"]
         yield SpeedPoint(
             dims=_dims(problem),
@@ -52,7 +49,7 @@ def bench_points() -> Iterator[SpeedPoint]:
 
 def kernel_points() -> Iterator[SpeedPoint]:
     """Of the kernel by itself: the best of the variants that were timed."""
-    for call in json.loads(KERNEL.read_text(encoding="utf-8"))["calls"]:
+    for call in read_record("warpgroup_forward")["calls"]:
         rates = call["tflops"]
         yield SpeedPoint(
             dims=_dims(call),
@@ -65,7 +62,7 @@ def kernel_points() -> Iterator[SpeedPoint]:
 
 def gradient_points() -> Iterator[SpeedPoint]:
     """The backward pass whole, as `hardware.warpgroup_backward.measure` timed it."""
-    for row in json.loads(GRADIENTS.read_text(encoding="utf-8"))["rows"]:
+    for row in read_record("warpgroup_backward")["rows"]:
         problem, rates = row["problem"], row["tflops"]
         own = [rate for name, rate in rates.items() if name not in GRADIENT_PEERS.values()]
         yield SpeedPoint(

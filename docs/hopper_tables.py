@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from docs.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
-from hardware.hopper_units.figures import STARTS_FILE, STEPS_FILE, Unit, figures, report
+from hardware.hopper_units.figures import STARTS, STEPS, Unit, figures, report
 
 PAGE = Path(__file__).with_name("hopper_units.md")
 # Programs whose figures differ by what stands behind the last comma: a column each.
@@ -84,7 +84,7 @@ def wide_table(group: str, rows: Mapping[str, Mapping[str, Unit]]) -> str:
 
 def render_starts() -> str:
     """The life of a CTA: a row per shape and load."""
-    found = figures(STARTS_FILE)
+    found = figures(STARTS)
     shapes = dict.fromkeys(
         name.removeprefix("start/").removesuffix(", replaced")
         for name in found if name.endswith(", replaced")
@@ -99,7 +99,7 @@ def render_starts() -> str:
 def render_beside() -> str:
     """Vector code alone and beside products: a row per code and number of warpgroups."""
     rows: dict[str, dict[str, Unit]] = {}
-    for name, figure in figures(STEPS_FILE).items():
+    for name, figure in figures(STEPS).items():
         if name.startswith("beside/"):
             code, groups, products = name.removeprefix("beside/").split(", ")
             rows.setdefault(f"{code}, {groups}", {})[products] = figure
@@ -109,7 +109,7 @@ def render_beside() -> str:
 def render_waited() -> str:
     """Products that are waited for one by one."""
     rows: dict[str, dict[str, Unit]] = {}
-    for name, figure in figures(STEPS_FILE).items():
+    for name, figure in figures(STEPS).items():
         if name.startswith("one by one/"):
             shape, source, groups = name.removeprefix("one by one/").split(", ")
             rows.setdefault(f"{shape}, {source}", {})[groups] = figure
@@ -119,7 +119,7 @@ def render_waited() -> str:
 def render_steps() -> str:
     """Whole steps without loads: a row per tile."""
     rows: dict[str, dict[str, Unit]] = {}
-    for name, figure in figures(STEPS_FILE).items():
+    for name, figure in figures(STEPS).items():
         if name.startswith("step/"):
             dim, tile, how = name.removeprefix("step/").split(", ", 2)
             rows.setdefault(f"{dim}, {tile}", {})[how] = figure
@@ -129,8 +129,7 @@ def render_steps() -> str:
 def render_energy() -> str:
     """Rates and power in the second half of each load."""
     rows = [
-        (load["load"], *(number(load[key]) for key in ENERGY))
-        for load in report(STARTS_FILE)["loads"]
+        (load["load"], *(number(load[key]) for key in ENERGY)) for load in report(STARTS)["loads"]
     ]
     return markdown_table(("load", *ENERGY.values()), rows)
 

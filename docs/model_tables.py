@@ -6,7 +6,6 @@ found between the markers in that page.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import Counter, defaultdict
@@ -16,12 +15,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import RESULTS
 from docs.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
+from lab.records import read_record
 
 PAGE = Path(__file__).with_name("drop-in.md")
-RECORD = RESULTS / "models.json"
 MEANINGS = {
     "equal": 'equal to "eager" within 1e-5, with at least one call of fa4',
     "refused": "one line that names the model",
@@ -35,7 +33,7 @@ HEADS = r"(For[A-Z]\w+|LMHead\w*|WithLMHead\w*|Model)$"
 
 def record() -> dict[str, Any]:
     """What the walk found."""
-    found: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_record("models")
     return found
 
 

@@ -5,7 +5,6 @@ Records: benchmarks/results, hardware/results, fa4/measured.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -16,18 +15,16 @@ from fa4.figures.measured import B200_FILE
 from fa4.hardware import B200
 from fa4.sim.measurements import read_measurements
 from fa4.sim.options import build
-from hardware import RESULTS as HARDWARE
+from lab.records import read_record
 
-BENCHMARKS = HARDWARE.parents[1] / "benchmarks" / "results"
 BY_COUNTS = "no mask, 32k"  # the call of forward_prediction.json that most pages speak of
 ALIKE = 0.03  # predictions that differ by less are called equal (docs/simulator.md)
 
 
 @cache
 def record(name: str) -> Any:
-    """A result file. Raises FileNotFoundError if there is none of that name."""
-    path = BENCHMARKS / f"{name}.json"
-    return json.loads((path if path.exists() else HARDWARE / path.name).read_text("utf-8"))
+    """What a result file holds. Raises ValueError if there is none of that name."""
+    return read_record(name)
 
 
 def unit(name: str, file: str = "hopper_units") -> float:

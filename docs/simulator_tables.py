@@ -6,7 +6,6 @@ beside them. Errors of fits to other points come from `benchmarks/benchmark_vali
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -26,15 +25,14 @@ from fa4.sim.measurements import pipeline_for, read_measurements, select_rows
 from fa4.sim.power import H200_POWER, PowerFigures
 from fa4.sim.predict import predict
 from fa4.sim.validation import Comparison, compare
-from hardware import RESULTS
 from hardware.hopper_counters.simulate import apart, measured, prediction, simulated, traffic
 from hardware.warpgroup_forward.repeated import sustained_calls
+from lab.records import read_record
 
 PAGE = Path(__file__).with_name("simulator.md")
 PICTURE = PAGE.parent / "pictures" / "hopper_sweep.svg"
 DATA = PAGE.parents[1] / "tests" / "sim" / "data"
 OWN_PICTURE = PICTURE.with_name("own_hopper_sweep.svg")
-VALIDATION = PAGE.parents[1] / "benchmarks" / "results" / "validation.json"
 COMMAND = "python docs/simulator_tables.py"
 UNITS = {
     "_cycles": "cycles",
@@ -208,7 +206,7 @@ def render_own() -> str:
 
 def render_choices() -> str:
     """What the simulator would choose of the sweep, and what it loses."""
-    report = json.loads(VALIDATION.read_text("utf-8"))["own h200"]["choices"]
+    report = read_record("validation")["own h200"]["choices"]
     rows = [
         (f"{x['head_dim']}, {x['head_dim_v']}", "causal" if x["causal"] else "none",
          str(x["seqlen"]), str(x["candidates"]), _words(x["chosen"]), f"{x['chosen_tflops']:g}",
@@ -233,7 +231,7 @@ TILE = ("tile_m", "tile_n", "p_source", "overlap")
 
 def render_left_out() -> str:
     """Errors of what constants were not fitted to, and those of a formula."""
-    report = json.loads(VALIDATION.read_text("utf-8"))
+    report = read_record("validation")
     rows = [
         (f"H200, {name}", str(x["points"]), f"{x['mape_percent']:.1f}%",
          f"{x['worst_percent']:+.1f}%", f"rank correlation {x['rank_correlation']:.3f}")
@@ -255,7 +253,7 @@ def render_left_out() -> str:
 
 def render_ends() -> str:
     """The groups' errors with measured figures at the ends of their intervals."""
-    found = json.loads(VALIDATION.read_text("utf-8"))["b200"]["other starts"]
+    found = read_record("validation")["b200"]["other starts"]
     groups = next(iter(found.values()))
     rows = [
         (f"all but: {group}", *(f"{errors[group]:.1f}%" for errors in found.values()))
@@ -266,7 +264,7 @@ def render_ends() -> str:
 
 def counted_kernels() -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
     """(head dims, what was chosen) and the record of each kernel whose counters are on record."""
-    for kernel in json.loads((RESULTS / "hopper_counters.json").read_text("utf-8"))["kernels"]:
+    for kernel in read_record("hopper_counters")["kernels"]:
         spec = kernel["configuration"]["spec"]
         choices = {x: y for x, y in spec.items() if not x.startswith("head_dim")}
         said = " ".join(f"{name}={value}" for name, value in choices.items())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fa4.emulator.tools import support
 from fa4.emulator.tools.support import Support, support_table
+from lab.records import read_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "emulator.md"
@@ -21,22 +22,22 @@ PACKAGED = ROOT / "fa4" / "emulator" / "tools" / support.CONFIRMED
 # the instruction.
 EVIDENCE = {
     "H200": (
-        ("hardware/results/emulator_hopper.json", "confirmed"),
-        ("hardware/results/wgmma_sums.json", "confirmed"),
+        ("emulator_hopper", "confirmed"),
+        ("wgmma_sums", "confirmed"),
     ),
-    "foreign kernels": (("benchmarks/results/emulator_foreign.json", "opcodes"),),
+    "foreign kernels": (("emulator_foreign", "opcodes"),),
 }
 BEGIN = "<!-- support table: written by python docs/support_table.py -->"
 END = "<!-- end of the support table -->"
 
 
-def measured(root: Path = ROOT) -> dict[str, list[str]]:
+def measured(folder: Path | None = None) -> dict[str, list[str]]:
     """Who confirms -> opcodes, sorted, as the result files have them."""
     found = {}
-    for who, files in EVIDENCE.items():
+    for who, records in EVIDENCE.items():
         opcodes: set[str] = set()
-        for file, key in files:
-            listed = json.loads((root / file).read_text(encoding="utf-8"))[key]
+        for name, key in records:
+            listed = read_record(name, folder)[key]
             opcodes.update(*listed.values() if isinstance(listed, dict) else [listed])
         found[who] = sorted(opcodes)
     return found

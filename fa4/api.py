@@ -20,38 +20,60 @@ side of None or -1 is unbounded. LSE is float32, natural logarithm, (batch, head
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
+from fa4.arrays import Array, ArrayT
 from fa4.backends import AttentionGradients, Saved
 from fa4.checked import make_call
-from fa4.compute import attend, differentiate
+from fa4.compute import AttentionOutput, attend, differentiate
 from fa4.config import Window
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from fa4.options import Choices, DenseOptions, VarlenOptions
+
+
+@overload
 def flash_attn_func(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: ArrayT, k: Array, v: Array, *, impl: str = ..., return_lse: Literal[False] = ...,
+    **options: Unpack[DenseOptions],
+) -> ArrayT: ...  # fmt: skip
+@overload
+def flash_attn_func(
+    q: Array, k: Array, v: Array, *, impl: str = ..., return_lse: Literal[True],
+    **options: Unpack[DenseOptions],
+) -> AttentionOutput: ...  # fmt: skip
+@overload
+def flash_attn_func(
+    q: Array, k: Array, v: Array, *, impl: str = ..., return_lse: bool,
+    **options: Unpack[DenseOptions],
+) -> Any: ...  # fmt: skip
+def flash_attn_func(
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Window = (None, None),
-    learnable_sink: Any = None,
+    learnable_sink: Array | None = None,
     softcap: float = 0.0,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     deterministic: bool = True,
-    score_mod: Any = None,
-    score_mod_bwd: Any = None,
-    mask_mod: Any = None,
-    aux_tensors: Any = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_mod_bwd: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    aux_tensors: Sequence[Array] | None = None,
     block_sparse_tensors: Any = None,
     dropout_p: float = 0.0,
     dropout_seed: int | None = None,
-    q_descale: Any = None,
-    k_descale: Any = None,
-    v_descale: Any = None,
-    config: Any = None,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
+    config: Choices = None,
     impl: str = "auto",
     return_lse: bool = False,
 ) -> Any:
@@ -98,37 +120,52 @@ def flash_attn_func(
     return attend(make_call(q, k, v, options, varlen=False), impl, return_lse=return_lse)
 
 
+@overload
 def flash_attn_varlen_func(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: ArrayT, k: Array, v: Array, *, impl: str = ..., return_lse: Literal[False] = ...,
+    **options: Unpack[VarlenOptions],
+) -> ArrayT: ...  # fmt: skip
+@overload
+def flash_attn_varlen_func(
+    q: Array, k: Array, v: Array, *, impl: str = ..., return_lse: Literal[True],
+    **options: Unpack[VarlenOptions],
+) -> AttentionOutput: ...  # fmt: skip
+@overload
+def flash_attn_varlen_func(
+    q: Array, k: Array, v: Array, *, impl: str = ..., return_lse: bool,
+    **options: Unpack[VarlenOptions],
+) -> Any: ...  # fmt: skip
+def flash_attn_varlen_func(
+    q: Array,
+    k: Array,
+    v: Array,
     *,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-    seqused_q: Any = None,
-    seqused_k: Any = None,
-    page_table: Any = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    page_table: Array | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Window = (None, None),
-    learnable_sink: Any = None,
+    learnable_sink: Array | None = None,
     softcap: float = 0.0,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     deterministic: bool = True,
-    score_mod: Any = None,
-    score_mod_bwd: Any = None,
-    mask_mod: Any = None,
-    aux_tensors: Any = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_mod_bwd: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    aux_tensors: Sequence[Array] | None = None,
     block_sparse_tensors: Any = None,
     dropout_p: float = 0.0,
     dropout_seed: int | None = None,
-    q_descale: Any = None,
-    k_descale: Any = None,
-    v_descale: Any = None,
-    config: Any = None,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
+    config: Choices = None,
     impl: str = "auto",
     return_lse: bool = False,
 ) -> Any:
@@ -162,17 +199,17 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
     *,
-    dlse: Any = None,
-    out_residual: Any = None,
+    dlse: Array | None = None,
+    out_residual: Array | None = None,
     impl: str = "auto",
-    **options: Any,
+    **options: Unpack[DenseOptions],
 ) -> AttentionGradients:
     """AttentionGradients of a dense call from its saved out and lse.
 
@@ -201,17 +238,17 @@ def flash_attn_backward(
 
 
 def flash_attn_varlen_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
     *,
-    dlse: Any = None,
-    out_residual: Any = None,
+    dlse: Array | None = None,
+    out_residual: Array | None = None,
     impl: str = "auto",
-    **options: Any,
+    **options: Unpack[VarlenOptions],
 ) -> AttentionGradients:
     """`flash_attn_backward` for `flash_attn_varlen_func`.
 

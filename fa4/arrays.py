@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +26,20 @@ _TORCH_TYPES = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64",
     "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
 }  # fmt: skip
+
+
+class Array(Protocol):
+    """What callers hand over: NumPy arrays, torch tensors, and what else speaks DLPack."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the dimensions."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        """A capsule over the same memory."""
+
+
+ArrayT = TypeVar("ArrayT", bound=Array)  # what goes in comes out
 
 
 def is_torch(value: Any) -> bool:

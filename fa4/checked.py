@@ -16,38 +16,21 @@ from fa4.arrays import as_bool, as_float, as_int, to_numpy
 from fa4.call import INPUTS, Call, Extras
 from fa4.config import BackwardConfig, ForwardConfig, normalize_window, require_int
 from fa4.form import with_form
+from fa4.options import COUNT, COUNT_OR_NONE, FLAG, NUMBER, OPTIONS
 
-DENSE_DEFAULTS: dict[str, Any] = {
-    "softmax_scale": None,
-    "causal": False,
-    "window_size": (None, None),
-    "learnable_sink": None,
-    "softcap": 0.0,
-    "num_splits": 1,
-    "pack_gqa": None,
-    "deterministic": True,
-    "score_mod": None,
-    "score_mod_bwd": None,
-    "mask_mod": None,
-    "aux_tensors": None,
-    "block_sparse_tensors": None,
-    "dropout_p": 0.0,
-    "dropout_seed": None,
-    "q_descale": None,
-    "k_descale": None,
-    "v_descale": None,
-    "config": None,
-}
-VARLEN_DEFAULTS: dict[str, Any] = DENSE_DEFAULTS | {
-    "cu_seqlens_q": None,
-    "cu_seqlens_k": None,
-    "max_seqlen_q": None,
-    "max_seqlen_k": None,
-    "seqused_q": None,
-    "seqused_k": None,
-    "page_table": None,
-}
+DENSE_DEFAULTS = {option.name: option.default for option in OPTIONS if not option.varlen}
+VARLEN_DEFAULTS = {option.name: option.default for option in OPTIONS}
 
+
+def _optional_int(name: str, value: Any) -> int | None:
+    return None if value is None else as_int(name, value)
+
+
+# What reads an option whose value is the field of its name.
+_READ = {NUMBER: as_float, COUNT: as_int, COUNT_OR_NONE: _optional_int, FLAG: as_bool}
+_NUMBERS = tuple(
+    (x.name, _READ[x.kind]) for x in OPTIONS if x.kind in _READ and x.carried_by == (x.name,)
+)
 _SPARSE = INPUTS[-4:]  # the lists of block_sparse_tensors
 _OPTIONAL = INPUTS[3:-4]
 _NO_LISTS = [None] * len(_SPARSE)
@@ -114,7 +97,6 @@ def _make_new(q: Any, k: Any, v: Any, options: Mapping[str, Any], varlen: bool) 
         raise TypeError(f"unknown option {unknown!r}; allowed are {', '.join(allowed)}")
     tensors, aux = _gather(q, k, v, given)
     left, right = normalize_window(given["window_size"], as_bool("causal", given["causal"]))
-    seed = given["dropout_seed"]
     call: Call = _new(
         *tensors,
         aux_tensors=aux,
@@ -122,16 +104,10 @@ def _make_new(q: Any, k: Any, v: Any, options: Mapping[str, Any], varlen: bool) 
         softmax_scale=_read_scale(given["softmax_scale"], tensors[0]),
         window_left=left,
         window_right=right,
-        softcap=as_float("softcap", given["softcap"]),
-        num_splits=as_int("num_splits", given["num_splits"]),
         pack_gqa=given["pack_gqa"],
-        deterministic=as_bool("deterministic", given["deterministic"]),
-        dropout_p=as_float("dropout_p", given["dropout_p"]),
-        max_seqlen_q=_optional_int("max_seqlen_q", given["max_seqlen_q"]),
-        max_seqlen_k=_optional_int("max_seqlen_k", given["max_seqlen_k"]),
         varlen=varlen,
         extras=_read_extras(given),
-        dropout_seed=None if seed is None else as_int("dropout_seed", seed),
+        **{name: read(name, given[name]) for name, read in _NUMBERS},
     )
     torch = sys.modules.get("torch")
     if torch is not None and torch.compiler.is_compiling():
@@ -214,7 +190,3 @@ def _read_extras(given: Mapping[str, Any]) -> Extras:
         elif part is not None:
             raise TypeError(f"config must be a ForwardConfig or BackwardConfig; got {part!r}")
     return Extras(*functions, forward, backward)
-
-
-def _optional_int(name: str, value: Any) -> int | None:
-    return None if value is None else as_int(name, value)

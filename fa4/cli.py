@@ -29,7 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "predict", "sweep", "ablate", "roofline", "trace", "explore", "figures", "validate",
         "calibrate"
     ),
-    "Run kernels": ("compile", "emulate", "run", "bench", "cache"),
+    "Run kernels": ("compile", "emulate", "run", "bench", "distributed", "cache"),
     "Look things up": ("explain", "machines", "doctor"),
 }  # fmt: skip
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)

@@ -207,7 +207,7 @@ class Exp2Split:
         return sum(self.emulated_columns(tile_n)) / tile_n
 
 
-# (head_dim class, causal) -> split used on B200 (flash_attn.cute tuning table, facts section B).
+# (head_dim class, causal) -> split used on B200: the tuning table of flash-attn-4's forward kernel.
 TUNED_EXP2 = {
     (128, False): Exp2Split(frequency=10, start_fragment=1),
     (128, True): Exp2Split(frequency=16, start_fragment=1),

@@ -20,11 +20,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import describe_run
 from fa4.testing import Backend, PropertyResult, find_properties, load_backend
 from fa4.testing.isolation import isolate
 from fa4.testing.report import FAILED, NOT_COVERED, NOT_ROBUST, PASSED, VerifyReport
 from fa4.testing.runner import VerifyOptions, run_property
+from lab.machine import describe_run
 
 BACKENDS = (
     "flash-attn-4",

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardware import RESULTS
 from hardware.guarded.memory import GuardedMemory, HostDriver
 from hardware.guarded.outside_boxes import (
     EDGES,
@@ -26,6 +25,7 @@ from hardware.guarded.outside_boxes import (
     emulate_here,
 )
 from hardware.guarded.random_calls import LEVELS, all_pairs, draw_calls, pairs_of
+from lab.records import read_record
 
 
 @given(st.lists(st.integers(0, 70_000), min_size=1, max_size=8))
@@ -49,7 +49,6 @@ def test_allocations_are_whole_and_apart(sizes: list[int]) -> None:
 
 TOUCH = """
 import ctypes, sys
-from hardware import RESULTS
 from hardware.guarded.memory import GuardedMemory, HostDriver
 memory = GuardedMemory(HostDriver(), at_end=sys.argv[1] == "end")
 address = memory.allocate(4096 * 3)
@@ -71,10 +70,7 @@ def test_what_touches_the_guard_ends(side: str, offset: int, ends: bool) -> None
     assert done.returncode == (-signal.SIGSEGV if ends else 0)
 
 
-MEASURED = [
-    json.loads((RESULTS / f"outside_boxes_{gpu}.json").read_text("utf-8"))["verdicts"]
-    for gpu in ("h100", "h200")
-]
+MEASURED = [read_record(f"outside_boxes_{gpu}")["verdicts"] for gpu in ("h100", "h200")]
 
 
 @pytest.mark.parametrize(

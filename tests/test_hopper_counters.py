@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hardware import RESULTS
 from hardware.hopper_counters import measure
 from hardware.hopper_counters.compare import VALUES_SHARE, check, compare, counters, per_kernel
 from hardware.hopper_counters.expected import Work, by_loops
 from hardware.hopper_counters.metrics import METRICS
 from hardware.hopper_counters.sass import PIPES, Code, kernels, pipe_of
+from lab.records import read_record
 
 FOLDER = Path(measure.__file__).parent
-FILES = ("hopper_counters.json", "hopper_counters_foreign.json")
+RECORDED = ("hopper_counters", "hopper_counters_foreign")
 WORK = Work(head_dim=32, head_dim_v=32, seqlen=128, sequences=2, tile_m=64, tile_n=16, causal=False)
 TILES, WARPS, STEPS = 4, 4, 8
 TRIPS = TILES * WARPS * (STEPS - 1)
@@ -197,10 +196,10 @@ def test_pipes_do_not_share_opcodes() -> None:
     assert pipe_of("MUFU") == "xu" and pipe_of("BAR") is None
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", RECORDED)
 def test_recorded_kernels_passed(name: str) -> None:
     """All comparisons of a result file, recomputed from its numbers."""
-    result = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    result = read_record(name)
     assert result["machine"]["name"] == "NVIDIA H200" and result["machine"]["commit"]
     assert len(result["kernels"]) >= 6
     for kernel in result["kernels"]:

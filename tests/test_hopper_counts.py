@@ -15,14 +15,14 @@ from fa4.compiled.forward import compile_warpgroup
 from fa4.hardware import H200
 from fa4.plan import schema
 from fa4.plan.warpgroup import warpgroup_plan
-from hardware import RESULTS
 from hardware.hopper_counters import emulate, simulate
 from hardware.hopper_counters.compare import VALUES_SHARE
 from hardware.hopper_counters.expected import Work
 from hardware.warpgroup_forward.measure import make_spec
+from lab.records import read_record
 
 CONFIGURATIONS = json.loads((Path(emulate.__file__).parent / "own.json").read_text())
-RESULT = json.loads((RESULTS / "hopper_counters.json").read_text(encoding="utf-8"))
+RESULT = read_record("hopper_counters")
 # By number: causal; three consumers, whose tiles leave a rest; 80 keys a tile.
 SMALL = {4: 384, 6: 448, 9: 256}
 

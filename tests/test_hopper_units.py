@@ -19,9 +19,10 @@ from fa4.sim.machine import find_machine
 from fa4.sim.power import H200_POWER
 from fa4.sim.predict import Simulation, build_plan, make_runner
 from hardware.hopper_units import power
-from hardware.hopper_units.figures import FILE, STARTS_FILE, STEPS_FILE, figures, parse, report
+from hardware.hopper_units.figures import STARTS, STEPS, figures, parse, report
 from hardware.hopper_units.measure import PROGRAMS, STATE, summary, text_of
 from hardware.hopper_units.products import WIDTHS, header
+from lab.records import record_path
 
 # As it is read: without the markers of numbers.
 DOCUMENT = re.sub(r"<!--=.*?-->", "", PAGE.read_text(encoding="utf-8"))
@@ -43,7 +44,7 @@ def test_the_report_names_machine_and_state() -> None:
     assert [state["program"] for state in REPORT["states"]] == list(PROGRAMS)
     for state in REPORT["states"]:
         assert set(state["before"]) == set(state["after"]) == set(STATE)
-    assert FILE.read_text(encoding="utf-8") == text_of(dict(REPORT))
+    assert record_path("hopper_units").read_text(encoding="utf-8") == text_of(dict(REPORT))
 
 
 def test_every_figure_is_whole() -> None:
@@ -161,7 +162,7 @@ def test_gpu_figures_are_the_measured_ones() -> None:
 
 def test_a_cta_starts_as_measured() -> None:
     """Replaced, barriers, registers; a kernel of 512 threads and 30 barriers, one of 384 and 10."""
-    found = figures(STARTS_FILE)
+    found = figures(STARTS)
 
     def value(threads: int, what: str) -> float:
         return found[f"start/{threads} threads, 96 KiB from L2, 64 KiB stored, {what}"].value
@@ -197,7 +198,7 @@ def test_what_the_page_says_of_starts_and_energy() -> None:
 
 def test_a_cta_stays_until_its_stores_are_read() -> None:
     """What follows it starts as late after that as after a CTA without stores."""
-    found = figures(STARTS_FILE)
+    found = figures(STARTS)
     for threads in (384, 512):
         names = [f"start/{threads} threads, {load}" for load in
                  ("16 KiB from L2", "96 KiB from L2, 64 KiB stored")]  # fmt: skip
@@ -211,7 +212,7 @@ def test_a_cta_stays_until_its_stores_are_read() -> None:
 )
 def test_loads_from_device_memory_wait_as_measured(hold: str, used: float, end: int) -> None:
     """The last of 96 KiB, beyond what it takes from L2 and HBM's own latency."""
-    units, found = figures(), figures(STARTS_FILE)
+    units, found = figures(), figures(STARTS)
     name = f"start/96 KiB from device memory, 64 KiB stored, holds of {hold}"
     late = found[f"{name}, last box, later rounds"].value
     from_l2 = "start/384 threads, 96 KiB from L2, 64 KiB stored, last box, later rounds"
@@ -244,7 +245,7 @@ def test_products_are_made_for_each_width() -> None:
 
 def test_products_waited_for_one_by_one() -> None:
     """Beyond N / 2 cycles: constants of the simulator, for widths of 64 to 176."""
-    found = figures(STEPS_FILE)
+    found = figures(STEPS)
     costs = HopperCosts()
     for source, constant in (("shared memory", costs.mma_waited_cycles),
                              ("registers", costs.mma_tmem_waited_cycles)):  # fmt: skip
@@ -262,7 +263,7 @@ def test_the_simulator_takes_as_long_as_steps_without_loads() -> None:
     """Of 28 variants: 4 % on average; where products and softmax overlap, 6 % at most."""
     machine = find_machine("h200")
     off = {}
-    for name, figure in figures(STEPS_FILE).items():
+    for name, figure in figures(STEPS).items():
         match = re.match(r"step/d (\d+), (\d+) x (\d+), (overlap|serial)(, turns)?", name)
         if match is None:
             continue
@@ -281,7 +282,7 @@ def test_the_simulator_takes_as_long_as_steps_without_loads() -> None:
 
 def test_softmax_is_slower_beside_products() -> None:
     """By less than `register_contention` says, which stands for more than that."""
-    found = figures(STEPS_FILE)
+    found = figures(STEPS)
     ratios = [
         figure.value / found[name.split(", products")[0] + ", nothing"].value - 1
         for name, figure in found.items()

@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("cosmic_ray", reason="installed by `make mutants`")
 
-from benchmarks.common import RESULTS
 from benchmarks.mutants import run
 from benchmarks.mutants.run import ROOT, Journal, Verdict, judge_all, summarize
 from benchmarks.mutants.sample import Mutant, describe, draw, find_all
 from benchmarks.mutants.survivors import WHY
+from lab.records import read_record
 
 SOURCE = '''"""A file."""
 
@@ -158,7 +158,7 @@ def test_the_journal_forgets_survivors(file: Path, tmp_path: Path) -> None:
 
 def test_the_recorded_run_noticed_enough() -> None:
     """Of the whole sample, in every package that tests run; what was missed says why."""
-    found = json.loads((RESULTS / "mutants.json").read_text(encoding="utf-8"))
+    found = read_record("mutants")
     assert found["changes"] == found["noticed"] + len(found["survivors"]) == 300
     assert found["share"] == round(found["noticed"] / 300, 4) >= run.LEAST_SHARE
     assert set(found["packages"]) == set(found["packages_changed"])

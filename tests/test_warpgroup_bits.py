@@ -15,10 +15,10 @@ pytest.importorskip("cutlass")
 from fa4.compiled.artifact import compile_artifact
 from fa4.compiled.forward import compile_warpgroup
 from fa4.emulator import run_ptx
-from hardware import RESULTS
 from hardware.warpgroup_bits import compare, make_suite
 from hardware.warpgroup_bits.cases import cases
 from hardware.warpgroup_bits.exact_ptx import without_approximations
+from lab.records import read_record
 from tests.sm100.forward_kernel import arguments, features, make_inputs
 
 FUNCTIONS = {
@@ -88,7 +88,7 @@ def test_the_suite_has_every_feature() -> None:
 
 def test_what_an_h200_gave() -> None:
     """Every bit with exact sequences; the same bits in every launch; nothing wrong."""
-    recorded = json.loads((RESULTS / "warpgroup_bits.json").read_text())
+    recorded = read_record("warpgroup_bits")
     assert "H200" in recorded["device"] and recorded["launches"] == 20 and not recorded["wrong"]
     assert set(recorded["calls"]) == set(cases())
     for kernels in recorded["calls"].values():

@@ -34,10 +34,20 @@ QUICK = {words: arguments for words, (_, arguments) in fuzz.COMMANDS.items()} | 
     ("bench",): ("--head-dims", "64", "--seqlens", "1k", "--masks", "full", "--repeats", "1"),
     ("cache", "warm"): ("--jobs", "2"),
     ("emulate", "--support"): (),
+    ("distributed", "predict"): ("--seqlen", "1k", "--heads", "4"),
     ("figures",): ("measured",),
 }
 # These say in one line which optional package they need.
-NEED_MORE = {("demo",), ("verify",), ("compile",), ("bench",), ("cache", "warm"), ("figures",)}
+NEED_MORE = {
+    ("demo",),
+    ("verify",),
+    ("compile",),
+    ("bench",),
+    ("cache", "warm"),
+    ("figures",),
+    ("distributed", "run"),
+    ("distributed", "bench"),
+}
 # What lies beside the code, and a command that reads it.
 DATA = {
     "demo/attention.txt": ("demo",),
@@ -45,6 +55,7 @@ DATA = {
     "explore/verdicts.json": ("explore",),
     "measured/b200_published.csv": ("figures",),
     "measured/hopper_sweep.csv": ("figures",),
+    "measured/h200x2_links.csv": ("distributed", "predict"),
 } | {f"explore/web/{path.name}": ("explore",) for path in (ROOT / "fa4/explore/web").iterdir()}
 
 # What no command reads by itself: `fa4 validate --measurements FILE` does.

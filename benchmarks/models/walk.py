@@ -14,6 +14,7 @@ from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 import fa4
-from benchmarks.common import RESULTS, describe_run, write_result
 from benchmarks.models.compare import Finding, compare
+from lab.records import record_path, write_record
 
 # Of each family what it is made of, and what reads and writes text.
 TASKS = (
@@ -105,7 +106,7 @@ def _at_most(seconds: int) -> Iterator[None]:
 def main() -> None:
     """Walks, says what it finds, and writes the result file."""
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=RESULTS / "models.json")
+    parser.add_argument("--output", type=Path, default=record_path("models"))
     parser.add_argument("--limit", type=int, help="so many classes, the first of families first")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
@@ -114,9 +115,11 @@ def main() -> None:
     found = walk(chosen, options.processes, lambda x: print(json.dumps(x.as_dict()), flush=True))
     counts = Counter(x.status for x in found)
     print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
-    report = describe_run(("torch", "transformers"))
-    report |= {"walked": len(found), "of": len(names), "counts": dict(counts)}
-    write_result(options.output, report | {"classes": [x.as_dict() for x in found]})
+    packages = ("torch", "transformers")
+    report = {"versions": {name: version(name) for name in packages}, "walked": len(found),
+              "of": len(names), "counts": dict(counts),
+              "classes": [x.as_dict() for x in found]}  # fmt: skip
+    write_record(options.output, report, packages)
 
 
 if __name__ == "__main__":

@@ -397,12 +397,11 @@ def main() -> None:
         deadline = start + 60 * given.minutes
         verdicts = judge_all(mutants, copy, record, deadline, Journal(given.journal), given.jobs)
 
-    from benchmarks.common import RESULTS, describe_run, write_result
     from benchmarks.mutants.survivors import WHY
+    from lab.records import record_path, write_record
 
     result = summarize(verdicts, WHY)
     report = {
-        "run": describe_run(("numpy", "numba", "pytest", "hypothesis", "coverage", "cosmic-ray")),
         "packages_changed": packages,
         "left_out": sorted(str(path.relative_to(ROOT)) for path in left_out),
         "seed": given.seed,
@@ -410,7 +409,8 @@ def main() -> None:
         "tests_left_out": record.failed,
         **result,
     }
-    write_result(given.output or RESULTS / "mutants.json", report)
+    packages = ("numpy", "numba", "pytest", "hypothesis", "coverage", "cosmic-ray")
+    write_record(given.output or record_path("mutants"), report, packages)
     print(f"{result['noticed']} of {result['changes']} changes noticed ({result['share']:.1%})")
     unexplained = [row for row in result["survivors"] if not row["why"]]
     for row in unexplained:

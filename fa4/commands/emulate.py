@@ -1,4 +1,4 @@
-"""`fa4 emulate`: runs a kernel of a PTX file on the CPU and reports what the checks find."""
+"""`fa4 emulate`: runs kernels on the CPU, of PTX or of a script, and reports what checks find."""
 
 from __future__ import annotations
 
@@ -11,19 +11,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fa4.commands import emit
+from fa4.commands.emulate_report import render, render_kernels, render_support
 from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from rich.table import Table
 
     from fa4.emulator.machine.launch_record import Allocation, Launch
     from fa4.emulator.tools.seeds import Exploration
 
-TOP_OPCODES, TOP_OF_A_ROLE, LISTED_OPCODES, LISTED_PROBLEMS = 12, 4, 16, 3
+LISTED_PROBLEMS = 3
 MAX_STEPS = 10_000_000  # half a minute
-NAME_LENGTH = 60
+ARCHS = ("sm_100a", "sm_103a", "sm_90a")
+SEVERITIES = ("formal", "hazard", "error")  # of fa4.emulator.errors, which is slow to import
 
+FileArgument = Annotated[
+    Path | None, typer.Argument(metavar="FILE.ptx|SCRIPT.py", show_default=False)
+]
+ScriptArgs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ARGS", help="Of the script; after -- if they begin with a dash."),
+]
+ArchOption = Annotated[str, typer.Option(help="Of a script: sm_100a, sm_103a or sm_90a.")]
+FailOption = Annotated[
+    str, typer.Option(help="Least severity that fails: formal, hazard or error.")
+]
 KernelOption = Annotated[str, typer.Option(help="Its name, if the file has several kernels.")]
 GridOption = Annotated[str, typer.Option(metavar="X,Y,Z", help="CTAs; default: one cluster.")]
 BlockOption = Annotated[
@@ -70,7 +82,8 @@ TraceOption = Annotated[
 
 
 def emulate(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE.ptx", show_default=False)] = None,
+    file: FileArgument = None,
+    script_args: ScriptArgs = None,
     kernel: KernelOption = "",
     grid: GridOption = "",
     block: BlockOption = "",
@@ -87,15 +100,18 @@ def emulate(
     ordered_sums: OrderedOption = False,
     max_findings: Annotated[int, typer.Option(min=1, help="Stop after this many.")] = 20,
     max_steps: MaxStepsOption = MAX_STEPS,
+    fail_on: FailOption = "hazard",
+    arch: ArchOption = "sm_100a",
     trace: TraceOption = None,
     list_only: Annotated[bool, typer.Option("--list", help="Describe the kernels.")] = False,
     support: Annotated[bool, typer.Option("--support", help="List the instructions.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Run a PTX kernel on the CPU and find races, deadlocks and stray accesses.
+    """Run a PTX kernel, or a script that launches kernels, on the CPU and find what is wrong.
 
-    Exit code 0 if the checks found nothing, 1 if they did, 2 for bad input. docs/emulator.md says
-    how to write arguments and read the report.
+    Races, deadlocks, stray accesses, missing fences. A script sees a GPU in torch; its Triton and
+    CuTe-DSL kernels are run. Exit code 0 if no finding is as severe as --fail-on, 1 if one is, 2
+    for bad input. docs/emulator.md says how to write arguments and read the report.
 
     Example: fa4 emulate add.ptx --grid 8 --arg x:f32[1024]=random --arg y:f32[1024]=zeros
     """
@@ -105,7 +121,30 @@ def emulate(
         emit(describe_support(), as_json, render_support)
         return
     if file is None:
-        raise ValueError("missing argument FILE.ptx")
+        raise ValueError("missing argument FILE.ptx or SCRIPT.py")
+    severity = choose_severity(fail_on)
+    options = {
+        "schedule": choose_schedule(schedule, seeds),
+        "checks": not no_checks,
+        "strict_tmem_loads": strict_tmem_loads,
+        "strict_tmem_lanes": strict_tmem_lanes,
+        "ordered_sums": ordered_sums,
+        "max_findings": max_findings,
+        "max_steps": max_steps,
+        "fail_on": severity,
+    }
+    if file.suffix == ".py":
+        of_ptx = {
+            "--kernel": kernel, "--grid": grid, "--block": block, "--cluster": cluster,
+            "--smem": smem, "--arg": arg, "--out": out, "--seeds": seeds > 1, "--trace": trace,
+            "--list": list_only,
+        }  # fmt: skip
+        refuse_given(file, of_ptx)
+        chosen = {**options, "seed": seed}
+        emulate_script(file, script_args or [], choose_arch(arch), chosen, as_json)
+        return
+    if script_args:
+        raise ValueError(f"{script_args[0]}: only a script takes arguments; a kernel's are --arg")
     with one_line_errors(file):
         ptx = read_ptx(file)
         if list_only:
@@ -116,20 +155,10 @@ def emulate(
         shapes = {"grid": grid, "block": block, "cluster": cluster}
         job = prepare(ptx, kernel, arg or [], seed, smem, shapes)
         places = check_outputs(job, out or [], trace)
-        schedule = choose_schedule(schedule, seeds)
-        options = {
-            "schedule": schedule,
-            "checks": not no_checks,
-            "strict_tmem_loads": strict_tmem_loads,
-            "strict_tmem_lanes": strict_tmem_lanes,
-            "ordered_sums": ordered_sums,
-            "max_findings": max_findings,
-            "max_steps": max_steps,
-        }
         found = run(job, seeds, {**options, "seed": seed}, trace)
     report = describe(job, found) | {"file": str(file), **options, "trace": trace}
     emit(report | {"written": write(job, places)}, as_json, render)
-    if report["findings"]:
+    if any(is_as_severe(finding, severity) for finding in report["findings"]):
         raise typer.Exit(1)
 
 
@@ -227,6 +256,45 @@ def choose_schedule(name: str, seeds: int) -> str:
     return name or ("fifo" if seeds == 1 else "random")
 
 
+def choose_severity(name: str) -> str:
+    """The value of --fail-on. Raises ValueError if there is none of that name."""
+    if name not in SEVERITIES:
+        raise ValueError(f"--fail-on {name}: allowed are {', '.join(SEVERITIES)}")
+    return name
+
+
+def choose_arch(name: str) -> str:
+    """The value of --arch. Raises ValueError if there is none of that name."""
+    if name not in ARCHS:
+        raise ValueError(f"--arch {name}: allowed are {', '.join(ARCHS)}")
+    return name
+
+
+def refuse_given(file: Path, options: Mapping[str, Any]) -> None:
+    """Raises ValueError for an option that only PTX has, where a script is run."""
+    if given := [name for name, value in options.items() if value]:
+        raise ValueError(f"{file}: {', '.join(given)} cannot be used with a script")
+
+
+def is_as_severe(finding: Mapping[str, Any], severity: str) -> bool:
+    """Whether a finding fails a run that this severity fails."""
+    return SEVERITIES.index(finding["severity"]) >= SEVERITIES.index(severity)
+
+
+def emulate_script(
+    file: Path, arguments: Sequence[str], arch: str, options: Mapping[str, Any], as_json: bool
+) -> None:
+    """Runs a script and prints what was launched and found."""
+    from fa4.commands.emulate_script import render_script, run_script
+
+    if not file.is_file():
+        raise ValueError(f"{file}: no such file")
+    done = run_script(file, arguments, arch, options)
+    emit(done, as_json, render_script)
+    if done["failed"]:
+        raise typer.Exit(1)
+
+
 def check_outputs(job: PtxJob, texts: Sequence[str], trace: Path | None) -> dict[str, Path]:
     """Array -> file, of the --out options. Raises before anything runs if one cannot be written."""
     if not texts and trace is None:
@@ -296,115 +364,3 @@ def describe(job: PtxJob, found: Exploration) -> dict[str, Any]:
         "differing": found.differing,
         "arrays": [describe_array(n, a, job.before[n]) for n, a in job.arrays.items()],
     }
-
-
-def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The report for people: findings, what ran, what changed."""
-    shape = " x ".join(str(tuple(report[name])) for name in ("grid", "block"))
-    seeds = report["seeds"]
-    order = report["schedule"]
-    if order != "fifo":
-        order += f", seed {seeds[0]}" if len(seeds) == 1 else f", seeds {seeds[0]} to {seeds[-1]}"
-    parts: list[Any] = [
-        f"{_shortened(', '.join(report['kernels']))}: {shape} threads; schedule {order}"
-        f"{'' if report['checks'] else '; without race checks'}",
-        *(f"  {line}" for line in report["output"]),
-        *map(render_finding, report["findings"]),
-        render_opcodes(report),
-        _table(("array", "type", "changed", "least", "most", "inf or NaN"), _array_rows(report)),
-    ]
-    parts += [
-        f"{name} differs between seed {seeds[0]} and seed {seed}"
-        for name, seed in report["differing"].items()
-    ]
-    parts += [f"wrote {path}" for path in report["written"].values()]
-    if report["trace"]:
-        parts.append(f"wrote {report['trace']}; open it at https://ui.perfetto.dev")
-    count = len(report["findings"])
-    where = f" with seed {seeds[-1]}" if count and order != "fifo" else ""
-    parts.append(f"{count or 'no'} finding{'s' if count != 1 else ''}{where}")
-    return tuple(parts)
-
-
-def render_finding(finding: Mapping[str, Any]) -> str:
-    """Kind and message, then where: PTX line with its text, source line, CTA and warp."""
-    hint = "\n    if it only takes long, raise --max-steps" * (finding["kind"] == "step-limit")
-    where = f"PTX line {finding['line']}: {finding['text']}" if finding["line"] else "no PTX line"
-    if finding["source"]:
-        where += f"\n    from {finding['source']}"
-    who = f"CTA {finding['cta']}" if finding["cta"] >= 0 else ""
-    who += f" warp {finding['warp']}" if finding["warp"] >= 0 else ""
-    who = f"\n    {who}" * bool(who)
-    return f"\n{finding['kind']}: {finding['message']}\n    {where}{who}{hint}"
-
-
-def render_opcodes(report: Mapping[str, Any]) -> str:
-    """How much was executed, how fast, and of what."""
-    top = list(report["instructions"].items())
-    listed = [f"{opcode} {count}" for opcode, count in top[:TOP_OPCODES]]
-    rest = sum(count for _, count in top[TOP_OPCODES:])
-    lines = [
-        f"\n{report['thread_instructions']} thread-instructions in {report['seconds']:.3f} s, "
-        f"{report['thread_instructions_per_s'] / 1e6:.2f} M/s (loading: "
-        f"{report['load_seconds']:.3f} s)",
-        "  " + ", ".join(listed) + (f", others {rest}" if rest else ""),
-    ]
-    for role in report["roles"]:
-        common = [f"{opcode} {n}" for opcode, n in list(role["top"].items())[:TOP_OF_A_ROLE]]
-        warps = ", ".join(map(str, role["warps"]))
-        lines.append(f"  warps {warps}: {role['name']}; {', '.join(common)}")
-    return "\n".join(lines)
-
-
-def _array_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for row in report["arrays"]:
-        size = 1
-        for extent in row["shape"]:
-            size *= extent
-        limits = ["-" if row[name] is None else f"{row[name]:g}" for name in ("min", "max")]
-        shape = f"{row['dtype']}{row['shape']}"
-        yield row["name"], shape, f"{row['changed']} of {size}", *limits, str(row["not_finite"])
-
-
-def render_kernels(report: Mapping[str, Any]) -> tuple[Any, ...]:
-    """--list for people: one paragraph per kernel."""
-    parts = [f"{report['file']}: PTX {report['version']} for {report['target']}"]
-    for kernel in report["kernels"]:
-        dynamic = " and dynamic" if kernel["uses_dynamic_smem"] else ""
-        mix = [f"{opcode} {n}" for opcode, n in list(kernel["mix"].items())[:LISTED_OPCODES]]
-        named = [f".{name} {', '.join(map(str, v))}" for name, v in kernel["directives"].items()]
-        parts += [
-            f"\n{kernel['name']}: {kernel['instructions']} instructions",
-            *(f"  parameter {p['name'].removeprefix(kernel['name'] + '_')}: .{p['type']}, "
-              f"{p['bytes']} bytes"
-              for p in kernel["parameters"]),
-            f"  shared memory: {kernel['static_smem_bytes']} bytes static{dynamic}",
-            f"  registers: {', '.join(f'{n} {k}' for k, n in kernel['registers'].items())}",
-            f"  directives: {'; '.join(named) or 'none'}",
-            f"  {', '.join(mix)}{', ...' if len(kernel['mix']) > LISTED_OPCODES else ''}",
-            *(f"  unsupported, line {p['line']}: {p['text']} ({p['reason']})"
-              for p in kernel["unsupported"]),
-        ]  # fmt: skip
-    return tuple(parts)
-
-
-def render_support(report: Mapping[str, Any]) -> tuple[Any, ...]:
-    """--support for people: the table, then how many rows rest on what."""
-    rows = [(row["forms"], row["sections"], row["basis"]) for row in report["instructions"]]
-    total = ", ".join(f"{count} {what}" for what, count in report["counts"].items())
-    return _table(("instruction and forms", "PTX ISA", "confirmed by"), rows), total
-
-
-def _shortened(name: str) -> str:
-    """CuTe-DSL's kernel names hold the types of all arguments."""
-    return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 3]}..."
-
-
-def _table(headings: Sequence[str], rows: Any) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(*headings, box=SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -15,7 +15,8 @@ from fa4.files import check_folder, write_whole
 if TYPE_CHECKING:
     from fa4.figures.entry import FigureEntry
 
-HIDDEN = ("timeline", "window")  # of a figure's data: objects, drawn but not printed
+# Of a figure's data: objects, drawn but not printed.
+HIDDEN = ("timeline", "window", "plan", "times")
 
 
 def figures(

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from fa4.commands import emit
+from fa4.commands.gpus import ACROSS, predict_gpus, refuse_without_gpus, with_options
 from fa4.commands.why import render_why, why_progress, why_report
+from fa4.config import require
 from fa4.sim.fields import FIELDS
 
 if TYPE_CHECKING:
@@ -67,7 +69,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @with_settings
+@with_options("across", ACROSS)
 def predict(
+    across: Mapping[str, Any],
     change: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,9 +103,16 @@ def predict(
 
     Without options: the forward pass of 32k tokens, 16 heads, head dim 128, bf16, on a B200.
 
+    With --gpus the sequence is divided over so many, and the chain says what the last waits for.
+
     Example: fa4 predict --pass bwd --seqlen 8k --causal --compare cta_group=1
     """  # fmt: skip
     settings = with_changes(settings, change)
+    if across["gpus"] is not None:
+        require(not compare and why is None, "--gpus has no --compare and no --why", compare or why)
+        predict_gpus(settings, across, as_json)
+        return
+    refuse_without_gpus(across)
     variants = [split_changes("--compare", [text]) for text in compare or ()]
     first = describe(settings)
     if why or (why is None and not variants and worth_asking(first)):

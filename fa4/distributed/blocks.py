@@ -141,12 +141,12 @@ def make_blocks(rows: Runs, keys: Runs, mask: SequenceMask, tile: int = 0) -> tu
     """
     blocks: list[Block] = []
     for first, stop in pairwise(mask.documents):
-        mine = tuple(part for run in rows if (part := clip(run, first, stop)))
+        mine = _inside(rows, first, stop)
+        theirs = _inside(keys, first, stop) if mine else ()
+        if not theirs:
+            continue
         if tile:
             mine = tuple(part for run in mine for part in _tiles(run, first, tile))
-        theirs = tuple(part for run in keys if (part := clip(run, first, stop)))
-        if not mine or not theirs:
-            continue
         causal = mask.left is None and mask.right == 0 and not tile
         if causal and mine == theirs and ascends(mine):
             blocks.append(Block(mine, theirs, None, 0))
@@ -154,6 +154,12 @@ def make_blocks(rows: Runs, keys: Runs, mask: SequenceMask, tile: int = 0) -> tu
         squares = [_squares(run, theirs, mask) for run in _split(mine, theirs)]
         blocks += [x for found in squares for x in found] if tile else _fused(squares)
     return tuple(blocks)
+
+
+def _inside(runs: Runs, first: int, stop: int) -> Runs:
+    """What of some runs lies in [first, stop); most do not, of many documents."""
+    near = (run for run in runs if run.start < stop and run.stop > first)
+    return tuple(part for run in near if (part := clip(run, first, stop)))
 
 
 def _tiles(run: range, first: int, tile: int) -> Iterator[range]:

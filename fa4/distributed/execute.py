@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from fa4.arrays import is_torch
@@ -116,12 +117,7 @@ def find_rows(held: Sequence[Runs], wanted: Runs) -> list[tuple[int, slice]]:
 
     Raises ValueError for rows that none of them has.
     """
-    places = []
-    for which, runs in enumerate(held):
-        first = 0
-        for run in runs:
-            places.append((run, which, first))
-            first += len(run)
+    places = _places(tuple(held))
     found: list[tuple[int, slice]] = []
     for run in wanted:
         left = run
@@ -136,7 +132,19 @@ def find_rows(held: Sequence[Runs], wanted: Runs) -> list[tuple[int, slice]]:
     return found
 
 
-def _find(places: list[tuple[range, int, int]], wanted: range) -> tuple[range, int, int]:
+@lru_cache(maxsize=1024)
+def _places(held: tuple[Runs, ...]) -> tuple[tuple[range, int, int], ...]:
+    """(run, which has it, where it begins there)."""
+    places = []
+    for which, runs in enumerate(held):
+        first = 0
+        for run in runs:
+            places.append((run, which, first))
+            first += len(run)
+    return tuple(places)
+
+
+def _find(places: tuple[tuple[range, int, int], ...], wanted: range) -> tuple[range, int, int]:
     """The longest beginning of a run that one place has, and where."""
     for run, which, first in places:
         if wanted[0] not in run:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from fa4.config import Window, require
 from fa4.distributed.blocks import SequenceMask
+from fa4.distributed.chosen import GroupPlace, choose, hosts_of, known_machine
 from fa4.distributed.layout import RowLayout, check_offsets, make_layout
 from fa4.distributed.methods import check_spec
 from fa4.distributed.plan import Sizes, Spec
@@ -15,9 +18,11 @@ ORDERS = ("fast", "exact")
 TRANSPORTS = ("group", "peers")
 EXACT_TILE = 256  # rows of a call whose bits do not depend on the number of ranks
 
-_known: dict[tuple[Any, ...], list[int]] = {}
+Agreed = tuple[list[int], GroupPlace]  # rows of every rank; where the group runs
+_known: dict[tuple[Any, ...], Agreed] = {}
 
 
+@torch.compiler.disable
 def attention(
     q: Any,
     k: Any,
@@ -45,8 +50,9 @@ def attention(
             what `shard` gives this rank. KV heads may be fewer than query heads, and travel so.
         group: a process group or one-dimensional device mesh; None: all ranks.
         layout: a `RowLayout`, or a name of `fa4.distributed.layout.LAYOUTS`.
-        method: one of `fa4.distributed.methods.METHODS` but tree, or "auto": halo for a
-            window to the left, all_gather for order="exact", otherwise ring.
+        method: one of `fa4.distributed.methods.METHODS` but tree, or "auto": what the simulator
+            finds fastest on this GPU (`fa4.distributed.chosen`); on a CPU halo for a window to the
+            left, all_gather for order="exact", otherwise ring.
         degree: of Ulysses inside "ring+ulysses".
         causal, window_size: as in `fa4.flash_attn_func`, in positions of the whole sequence.
         cu_seqlens: offsets of packed documents in the whole sequence: 0, ..., its rows.
@@ -63,6 +69,9 @@ def attention(
     Raises:
         ValueError, TypeError: one line, what is wrong; where ranks disagree, on every rank and
         before anything is sent (over NCCL alone: when a call of this form is made first).
+        ConnectionError: a rank is gone, or silent for the group's time-out.
+
+    Under torch.compile the call is a graph break.
     """
     require_tensors(q, k, v)
     given = tuple(x[None] if x.dim() == 3 else x for x in (q, k, v))
@@ -74,7 +83,8 @@ def attention(
         "sink": learnable_sink is not None,
     }  # fmt: skip
     group = process_group(group)
-    spec = make_spec(agree(group, given, options), given, layout, options)
+    lengths, place = agree(group, given, options)
+    spec = make_spec(lengths, given, layout, options, place)
     from fa4.distributed import recorded
     from fa4.distributed.public import PublicKernel
 
@@ -90,8 +100,6 @@ def attention(
 
 def require_tensors(q: Any, k: Any, v: Any) -> None:
     """TypeError or ValueError for what is no q, k, v of one rank."""
-    import torch
-
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch tensor; got {type(x).__name__}")
@@ -136,8 +144,9 @@ def _rank(group: Any) -> int:
     return int(dist.get_rank(group))
 
 
-def agree(group: Any, given: tuple[Any, ...], options: dict[str, Any]) -> list[int]:
-    """Rows of every rank, if all are about to do the same; otherwise ValueError on all of them.
+def agree(group: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Agreed:
+    """Rows of every rank, and where the group runs as rank 0 has it, if all are about to do the
+    same; otherwise ValueError on all of them.
 
     Where a group has a CPU backend that is asked at each call, otherwise at the first of a form: to
     ask over NCCL would make the host wait for the GPU.
@@ -162,8 +171,17 @@ def agree(group: Any, given: tuple[Any, ...], options: dict[str, Any]) -> list[i
     key = (id(group), *(repr(value) for value in mine.values()))
     on_cpu = "gloo" in str(dist.get_backend_config(group))
     if on_cpu or key not in _known:
-        _known[key] = [x["rows_"] for x in require_agreement(group, mine)]
+        mine["place_"] = _place(q, group, options["transport"])
+        found = require_agreement(group, mine)
+        _known[key] = [x["rows_"] for x in found], found[0]["place_"]
     return _known[key]
+
+
+def _place(q: Any, group: Any, transport: str) -> GroupPlace:
+    import torch.distributed as dist
+
+    name = torch.cuda.get_device_name(q.device) if q.is_cuda else ""
+    return GroupPlace(known_machine(name), hosts_of(dist.get_world_size(group)), transport)
 
 
 def make_spec(
@@ -171,6 +189,7 @@ def make_spec(
     given: tuple[Any, ...],
     layout: str | RowLayout,
     options: dict[str, Any],
+    place: GroupPlace,
 ) -> Spec:
     """The checked spec of a call. ValueError for rows that are not those of the layout."""
     q, k, v = given
@@ -191,11 +210,9 @@ def make_spec(
     mask = SequenceMask(left, 0 if options["causal"] else right, check_offsets(offsets, total))
     batch, _, heads, dim = q.shape
     sizes = Sizes(heads, k.shape[2], dim, v.shape[3], max(1, batch), q.element_size())
-    method = options["method"]
-    if method == "auto":
-        method = "all_gather" if exact else "halo" if left is not None else "ring"
     tile, degree = EXACT_TILE if exact else 0, options["degree"]
-    return check_spec(Spec(method, layout, layout, mask, sizes, degree=degree, tile=tile))
+    spec = Spec(options["method"], layout, layout, mask, sizes, degree=degree, tile=tile)
+    return choose(spec, place) if options["method"] == "auto" else check_spec(spec)
 
 
 def shard(x: Any, layout: RowLayout, rank: int, dim: int = 1) -> Any:
@@ -205,8 +222,6 @@ def shard(x: Any, layout: RowLayout, rank: int, dim: int = 1) -> Any:
 
 def positions(layout: RowLayout, rank: int, device: Any = None) -> Any:
     """(rows,) positions of this rank's rows in the whole sequence, for rotary embeddings."""
-    import torch
-
     return torch.from_numpy(layout.positions(rank)).to(device)
 
 

@@ -6,7 +6,8 @@ comes after; a wait makes the current stream wait, not the host. With gloo a wai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,13 +19,27 @@ from fa4.distributed.plan import Post
 DIFFERENT = 4  # ranks that a message about a disagreement names
 
 
+@contextmanager
+def while_waiting(group: Any, what: str) -> Iterator[None]:
+    """ConnectionError in one line for a rank that is gone, or silent for the group's time-out."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = " ".join(str(error).split()).partition("] ")[2] or str(error)
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        raise ConnectionError(
+            f"rank {rank} of {ranks} lost another one in {what} (it ended, or did not answer "
+            f"within the group's time-out): {said.partition('. ')[0][:200]}"
+        ) from error
+
+
 class GroupChannel:
     """A rank's end of a group. sent_bytes: so far."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.sent_bytes = 0
-        self.under_way: dict[str, list[Any]] = {}
+        self.under_way: dict[str, tuple[str, list[Any], list[Any]]] = {}
 
     def post(
         self, post: Post, sends: Sequence[Tensors], receives: Sequence[Tensors]
@@ -41,15 +56,19 @@ class GroupChannel:
                     dist.P2POp(kind, _as_bytes(x), peer, self.group) for x in parts if x.numel()
                 ]
         self.sent_bytes += sum(x.numel() * x.element_size() for parts in sends for x in parts)
-        works = dist.batch_isend_irecv(operations) if operations else []
-        self.under_way[post.name] = [*works, operations]  # which keeps the tensors
+        peers = sorted({message.peer for message in (*post.sends, *post.receives)})
+        what = f"{post.name}, with {', '.join(map(str, peers))}"
+        with while_waiting(self.group, what):
+            works = dist.batch_isend_irecv(operations) if operations else []
+        self.under_way[post.name] = what, works, operations  # which keeps the tensors
         return receives
 
     def done(self, name: str) -> bool:
         """Wait for the messages of a post."""
-        *works, _ = self.under_way.pop(name)
-        for work in works:
-            work.wait()
+        what, works, _ = self.under_way.pop(name)
+        with while_waiting(self.group, what):
+            for work in works:
+                work.wait()
         return True
 
 
@@ -68,7 +87,8 @@ def run_rank(executor: Executor, given: dict[str, Tensors]) -> dict[str, Tensors
 def gather_objects(group: Any, mine: Any) -> list[Any]:
     """What every rank has, on every rank."""
     found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, mine, group=group)
+    with while_waiting(group, "asking what all ranks are about to do"):
+        dist.all_gather_object(found, mine, group=group)
     return found
 
 

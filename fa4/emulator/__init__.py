@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fa4.emulator.execute import Report, run
     from fa4.emulator.host.ptx_launch import Tma, make_launch, run_ptx
     from fa4.emulator.host.session import Session, emulate, launch
+    from fa4.emulator.machine.coverage import KernelCoverage, MissedInstruction
     from fa4.emulator.machine.events import BarrierUse, RunEvents
     from fa4.emulator.machine.launch_record import Allocation, Launch
     from fa4.emulator.machine.options import Options
@@ -45,9 +46,11 @@ __all__ = [
     "EmulationFailed",
     "EmulatorError",
     "Exploration",
+    "KernelCoverage",
     "KernelFinding",
     "Launch",
     "LaunchError",
+    "MissedInstruction",
     "Options",
     "PtxError",
     "Recorder",
@@ -73,6 +76,7 @@ _MODULES = {
     "execute": ("Report", "run"),
     "host.ptx_launch": ("Tma", "make_launch", "run_ptx"),
     "host.session": ("Session", "emulate", "launch"),
+    "machine.coverage": ("KernelCoverage", "MissedInstruction"),
     "machine.events": ("BarrierUse", "RunEvents"),
     "machine.launch_record": ("Allocation", "Launch"),
     "machine.options": ("Options",),

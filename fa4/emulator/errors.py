@@ -43,6 +43,14 @@ class ArgumentError(LaunchError):
         super().__init__(message)
 
 
+# From what the manual asks and no hardware is known to need, to what is certainly wrong.
+SEVERITIES = ("formal", "hazard", "error")
+# Kinds that depend on timing which the memory model leaves open; every other one is an error.
+_HAZARDS = frozenset(
+    {"race", "uninitialised", "missing-proxy-fence", "missing-fence", "missing-wait", "mbarrier"}
+)
+
+
 @dataclass(frozen=True)
 class KernelFinding:
     """One thing a check found.
@@ -52,7 +60,8 @@ class KernelFinding:
     message: what happened, with addresses and buffers. line: the PTX line (0: none).
     source: "file.py:123" of the Python source if the PTX has .loc, else "".
     cta, warp: linear index of the CTA in the grid, of the warp in its CTA (-1: none).
-    instruction: its text, where several stand on the line; else "".
+    instruction: its text, where several stand on the line; else "". formal: the manual asks for
+    what is missing, and kernels without it are not known to fail.
     """
 
     kind: str
@@ -63,6 +72,14 @@ class KernelFinding:
     warp: int = -1
     instruction: str = ""
     details: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
+    formal: bool = False
+
+    @property
+    def severity(self) -> str:
+        """One of SEVERITIES."""
+        if self.formal:
+            return "formal"
+        return "hazard" if self.kind in _HAZARDS else "error"
 
     def __str__(self) -> str:
         place = f"PTX line {self.line}" if self.line else "no PTX line"
@@ -71,9 +88,8 @@ class KernelFinding:
         if self.source:
             place += f" ({self.source})"
         who = f"CTA {self.cta} warp {self.warp}" if self.warp >= 0 else f"CTA {self.cta}"
-        return f"{self.kind}: {self.message}\n    at {place}" + (
-            f", {who}" if self.cta >= 0 else ""
-        )
+        kind = f"{self.kind} (formal)" if self.formal else self.kind
+        return f"{kind}: {self.message}\n    at {place}" + (f", {who}" if self.cta >= 0 else "")
 
 
 class EmulationFailed(EmulatorError):

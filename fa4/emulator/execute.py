@@ -11,8 +11,9 @@ from math import prod
 
 from threadpoolctl import ThreadpoolController
 
-from fa4.emulator.errors import EmulationFailed, KernelFinding, LaunchError
+from fa4.emulator.errors import SEVERITIES, EmulationFailed, KernelFinding, LaunchError
 from fa4.emulator.isa.instruction_set import TABLE
+from fa4.emulator.machine.coverage import KernelCoverage, coverage_of, merge_coverages
 from fa4.emulator.machine.engine import Engine
 from fa4.emulator.machine.grid import count_running
 from fa4.emulator.machine.launch_record import Allocation, Launch
@@ -41,7 +42,8 @@ class Report:
 
     findings: of the checks. instructions: executed thread-instructions by opcode;
     warp_instructions: the same per warp instruction. by_warp: warp index -> thread-instructions,
-    for the roles of a warp-specialised kernel. work: of each launch. seconds: of execution, without
+    for the roles of a warp-specialised kernel. work: of each launch. coverage: what each kernel's
+    launches reached. seconds: of execution, without
     loading. output: what the kernel printed.
     """
 
@@ -51,6 +53,7 @@ class Report:
     warp_instructions: Counter[str] = field(default_factory=Counter)
     by_warp: dict[int, Counter[str]] = field(default_factory=dict)
     work: list[LaunchWork] = field(default_factory=list)
+    coverage: list[KernelCoverage] = field(default_factory=list)
     seconds: float = 0.0
     load_seconds: float = 0.0
     steps: int = 0
@@ -65,6 +68,12 @@ class Report:
         names = ", ".join(name if len(name) <= 60 else f"{name[:57]}..." for name in self.kernels)
         head = f"{names}: {len(self.findings)} finding(s)"
         return "\n".join([head, *(f"  {finding}" for finding in self.findings)])
+
+
+def failures(findings: Sequence[KernelFinding], fail_on: str) -> list[KernelFinding]:
+    """The findings that are at least so severe."""
+    least = SEVERITIES.index(fail_on)
+    return [finding for finding in findings if SEVERITIES.index(finding.severity) >= least]
 
 
 @lru_cache(maxsize=64)
@@ -128,12 +137,12 @@ def run(
         grid = Grid(machine, launch, program, index, _next_cluster_number, prior)
         _next_cluster_number += grid.cluster_count
         group.append(grid)
-        if machine.findings and not options.collect:
+        if failures(machine.findings, options.fail_on) and not options.collect:
             break
     _run_group(machine, group)
     report.seconds = time.perf_counter() - began
     _summarise(machine, report)
-    if report.findings and not options.collect:
+    if failures(report.findings, options.fail_on) and not options.collect:
         raise EmulationFailed(report)
     return report
 
@@ -160,15 +169,18 @@ def _summarise(machine: Engine, report: Report) -> None:
     report.findings = list(machine.findings)
     report.output = list(machine.output)
     report.steps = machine.ticks
+    covered: list[KernelCoverage] = []
     for grid in machine.grids:
         count_running(grid)
         report.work.append(work_of(grid))
+        covered.append(coverage_of(grid))
         for warp, counts in grid.warp_step_counts.items():
             tally = report.by_warp.setdefault(warp, Counter())
             for step, count in zip(grid.program.steps, counts, strict=True):
                 if count:
                     for instruction in step.instructions:
                         tally[instruction.opcode] += count
+    report.coverage = merge_coverages(covered)
     for tally in report.by_warp.values():
         report.warp_instructions.update(tally)
     report.instructions = Counter(

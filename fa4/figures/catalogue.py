@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fa4.figures.across import RING
 from fa4.figures.entry import FigureEntry
 from fa4.figures.ideas import ABLATION, ROOFLINE
 from fa4.figures.kernels import SMEM, TIMELINE
@@ -12,7 +13,7 @@ from fa4.figures.numerics import BUDGET, EXP2, RESCALES
 
 FIGURES: dict[str, FigureEntry] = {
     entry.name: entry
-    for entry in (ABLATION, ROOFLINE, MEASURED, TIMELINE, SMEM, EXP2, RESCALES, BUDGET)
+    for entry in (ABLATION, ROOFLINE, MEASURED, TIMELINE, SMEM, EXP2, RESCALES, BUDGET, RING)
 }
 
 

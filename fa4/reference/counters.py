@@ -27,7 +27,7 @@ class Counters:
 
     def add(self, other: Counters) -> None:
         """Add the counts of `other` to these."""
-        for name, value in asdict(other).items():
+        for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
     @property

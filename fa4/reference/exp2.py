@@ -232,6 +232,11 @@ def _emulated_indices(split: Exp2Split, tile_n: int) -> NDArray[np.intp]:
     return np.flatnonzero(split.emulated_columns(tile_n))
 
 
+def count_emulated(split: Exp2Split, tile_n: int, columns: int) -> int:
+    """How many of the first columns of a tile that is tile_n wide the polynomial computes."""
+    return int(np.searchsorted(_emulated_indices(split, tile_n), columns))
+
+
 def exp2_split(x: ArrayLike, split: Exp2Split, tile_n: int, first_column: int = 0) -> Float32:
     """2^x with each column of a KV tile on the unit that `split` assigns to it.
 

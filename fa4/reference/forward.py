@@ -20,7 +20,7 @@ from fa4.config import ForwardConfig
 from fa4.dtypes import dtype_name, round_to
 from fa4.reference.counters import Counters
 from fa4.reference.dropout import keep_scale
-from fa4.reference.exp2 import exp2_split, fma_f32
+from fa4.reference.exp2 import count_emulated, exp2_split, fma_f32
 from fa4.reference.online_softmax import (
     ExpUnit,
     Partial,
@@ -155,8 +155,8 @@ class _SequenceForward:
         pairs = self.heads * rows.size * cols.size
         count.exps += pairs
         if self.dtype not in ("fp32", "fp64"):
-            emulated = self.config.exp2.emulated_columns(self.config.tile_n)[: cols.size]
-            count.emulated_exps += self.heads * rows.size * sum(emulated)
+            emulated = count_emulated(self.config.exp2, self.config.tile_n, cols.size)
+            count.emulated_exps += self.heads * rows.size * emulated
         count.rescales_done += step.rescales_done
         count.rescales_skipped += step.rescales_skipped
         count.matmul_flops += 2 * pairs * (d + dv)

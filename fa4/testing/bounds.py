@@ -60,14 +60,35 @@ def root(x: np.ndarray) -> np.ndarray:
 
 
 def two_norm(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """|w x|_2 over the inner axis of weights (..., M, N) and rows (..., N, D): (..., M, D).
+    """|w x|_2 over the inner axis of weights (..., M, N) and rows (..., N, D): (..., M, D)."""
+    return two_norms(rows, weights)[0]
+
+
+def two_norms(rows: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
+    """`two_norm` of several weights with the same rows.
 
     Scaled by the largest of each, so that squares neither over- nor underflow.
     """
-    top = np.abs(weights).max(axis=-1, keepdims=True, initial=0.0)
+    top = np.maximum(np.abs(rows).max(initial=0.0), 1e-300)
+    squares = (rows / top) ** 2
+    norms = []
+    for weight in weights:
+        scaled, own = _by_largest(weight)
+        norms.append(own * top * root(scaled @ squares))
+    return norms
+
+
+def row_norm(x: np.ndarray) -> np.ndarray:
+    """|x|_2 over the last axis."""
+    squares, top = _by_largest(x)
+    return top[..., 0] * np.sqrt(squares.sum(axis=-1))
+
+
+def _by_largest(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Squares of x over the largest |x| of each row, which is the second result (1 for 0)."""
+    top = np.abs(x).max(axis=-1, keepdims=True, initial=0.0)
     top = np.where(top > 0.0, top, 1.0)
-    top_rows = np.maximum(np.abs(rows).max(initial=0.0), 1e-300)
-    return top * top_rows * root((weights / top) ** 2 @ (rows / top_rows) ** 2)
+    return (x / top) ** 2, top
 
 
 def equal_terms(weights: np.ndarray, exact: np.ndarray, norm: np.ndarray) -> np.ndarray:
@@ -99,15 +120,15 @@ class Bounds:
         self.delta += self.cut_off(terms.q.shape[-1]) * (norms + np.abs(scaled))
         size = np.abs(scores) + np.abs(scores - terms.top[..., None]) + 2.0
         self.delta = np.minimum(self.delta + 3 * self.w * size, _MOST_EXPONENT)
-        self.rho = root(np.expm1(self.delta) ** 2 + (2 * self.u_p) ** 2 + self.cubic**2)
+        self.growth = np.expm1(self.delta)
+        self.rho = np.sqrt(self.growth**2 + (2 * self.u_p) ** 2 + self.cubic**2)
         # What rounding or flushing a subnormal P, and then a subnormal dS, may cost; each twice.
         p_type, offset = terms.numerics.p_type(dtype), terms.numerics.p_offset_log2(dtype)
         self.underflow = float(ulp(0.0, p_type)) * 2.0**-offset
         self.underflow += 4 * _SMALLEST_NORMAL[self.work_name]
         self.weights = terms.p * terms.keep  # P as V sees it
-        one = np.ones((terms.p.shape[-1], 1))
-        shared = two_norm(terms.p * np.expm1(self.delta), one)[..., 0]
-        norm, total = two_norm(terms.p, one), terms.p.sum(axis=-1, keepdims=True)
+        shared, norm = row_norm(terms.p * self.growth), row_norm(terms.p)[..., None]
+        total = terms.p.sum(axis=-1, keepdims=True)
         self.row_sum = (self.w * equal_terms(terms.p, total, norm) * total)[..., 0]
         self.eps = shared + self.g_keys * norm[..., 0] + self.row_sum + 4 * self.w + self.cubic
         if terms.options.get("learnable_sink") is not None:  # its exponent is no key's
@@ -134,7 +155,7 @@ class Bounds:
         """(Hq, Sq); `stored` is the type that the LSE comes in. The sink is rounded to it too."""
         terms = self.terms
         size = np.where(np.isfinite(terms.lse), np.abs(terms.lse), 0.0) + 1.0
-        spread = (terms.p * np.expm1(self.delta)).sum(axis=-1)
+        spread = (terms.p * self.growth).sum(axis=-1)
         coarsest = max(self.w, unit_roundoff(stored))
         sums = self.g_keys + self.row_sum
         return np.log1p(spread) + sums + 4 * self.w + self.cubic + 4 * coarsest * size
@@ -143,14 +164,16 @@ class Bounds:
         """(Hq, Sq, dv); `last`: the part of the final rounding that counts."""
         terms = self.terms
         exact = np.abs(self.weights @ terms.v)
-        norm = two_norm(self.weights, terms.v)
+        norm, off, kept = two_norms(
+            terms.v, self.weights, self.weights * self.rho, terms.visible * terms.keep
+        )
         alike = self.w * equal_terms(self.weights, exact, norm) * exact
         sums = self.g_keys + self.cut_off(terms.visible.shape[-1])
-        band = two_norm(self.weights * self.rho, terms.v) + sums * (norm + exact)
+        band = off + sums * (norm + exact)
         band = band + (self.eps + last * self.u)[..., None] * exact
         most = self.weights * (self.rho + self.eps[..., None] + sums)
         band = np.minimum(band, most @ np.abs(terms.v)) + alike
-        lost = self.underflow * two_norm(terms.visible * terms.keep, terms.v)
+        lost = self.underflow * kept
         if self.dtype in FP8_TYPES:  # rounded before it is normalised
             lost = lost / np.where(terms.total > 0.0, terms.total, 1.0)[..., None]
         band = band + lost
@@ -170,9 +193,7 @@ class GradientBounds(Bounds):
         # Of an O with more bits, what rounding took is rounded itself.
         exact = terms.numerics.saved_out == "exact"
         o_band = self.out(max(2 * self.u, self.w) if exact else 1.0)
-        one = np.ones((dout.shape[-1], 1))
-        self.row_dot = two_norm(dout * o_band, one)[..., 0]
-        self.row_dot += g_dim * two_norm(dout * terms.out, one)[..., 0]
+        self.row_dot = row_norm(dout * o_band) + g_dim * row_norm(dout * terms.out)
         self.row_dot += 4 * self.w * (np.abs(terms.dlse) + np.abs(terms.row_dot))
         dp = g_dim * two_norm(dout, terms.v.transpose(0, 2, 1)) * terms.keep
         gap = np.abs(terms.dp - terms.row_dot[..., None])
@@ -221,9 +242,9 @@ class GradientBounds(Bounds):
 
         Equal terms err alike: what errors of one sign come to counts as one more term.
         """
-        exact, norm = np.abs(weights @ rows), two_norm(weights, rows)
+        exact, (norm, off) = np.abs(weights @ rows), two_norms(rows, weights, error)
         alike = self.w * equal_terms(weights, exact, norm) * exact
-        band = np.hypot(two_norm(error, rows), np.abs(error @ rows)) + self.u * exact
+        band = np.hypot(off, np.abs(error @ rows)) + self.u * exact
         band = band + g_terms * (norm + exact)
         most = (error + (g_terms + self.u) * np.abs(weights)) @ np.abs(rows)
         return np.minimum(band, most) + alike

@@ -31,7 +31,7 @@ from fa4.testing.plain import (
     plain_gradients,
     work_type,
 )
-from fa4.testing.yardstick import YardstickBounds, hold_against
+from fa4.testing.yardstick import LongestRows, YardstickBounds, hold_against
 
 PLAIN_FACTOR = 2.0  # FlashAttention's own tests allow twice the error of plain attention
 
@@ -122,9 +122,9 @@ def expect_forward(
     exact: dict[str, list[np.ndarray]] = {"out": [], "lse": []}
     with np.errstate(all="ignore"):
         for b, seq in enumerate(inputs.sequences):
-            terms = Terms(seq, b, inputs.options, None, numerics)
+            terms, longest = Terms(seq, b, inputs.options, None, numerics), LongestRows(seq)
             for dtype, other in ((inputs.dtype, plain[b]), ("fp64", terms.forward())):
-                judge = YardstickBounds(seq, inputs.options, dtype).forward(oracle[b])
+                judge = YardstickBounds(seq, inputs.options, dtype, longest).forward(oracle[b])
                 hold_against(other._asdict(), oracle[b], judge)
             bounds = Bounds(terms, inputs.dtype)
             bands["out"].append(bounds.out().transpose(1, 0, 2))
@@ -155,9 +155,10 @@ def expect_gradients(
     with np.errstate(all="ignore"):
         for b, seq in enumerate(inputs.sequences):
             terms = GradientTerms(seq, b, inputs.options, None, with_dlse, numerics)
+            longest = LongestRows(seq)
             for dtype, other in ((inputs.dtype, plain[b]), ("fp64", terms.backward())):
-                judge = YardstickBounds(seq, inputs.options, dtype).gradients(seq, with_dlse)
-                hold_against(other._asdict(), oracle[b], judge)
+                judge = YardstickBounds(seq, inputs.options, dtype, longest)
+                hold_against(other._asdict(), oracle[b], judge.gradients(seq, with_dlse))
             bands.append(GradientBounds(terms, inputs.dtype, stored).gradients())
             exact.append(_exact_gradients(seq))
     expected = {

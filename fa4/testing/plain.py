@@ -28,6 +28,9 @@ from fa4.testing.numerics import (
     Numerics,
 )
 
+_CACHED_ELEMENTS = 1 << 15  # of terms at a time: they stay in a core's L2 cache
+_LEAST_SLICES = 4  # for fewer, adding each alone is faster
+
 
 class PlainOutput(NamedTuple):
     """out (Sq, Hq, dv) and lse (Hq, Sq), natural logarithm, of one sequence."""
@@ -61,6 +64,29 @@ def truncated(x: np.ndarray) -> np.ndarray:
     return (np.ascontiguousarray(x, np.float32).view(np.uint32) & kept).view(np.float32)
 
 
+def ordered_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a (..., M, N) @ b (..., N, D), the N terms of each sum added one after another, from 0.
+
+    A reduction over the first axis adds whole slices in their order; slices of one number it would
+    add in pairs.
+    """
+    columns = np.ascontiguousarray(np.moveaxis(a, -1, 0))[..., None]
+    rows = np.ascontiguousarray(np.moveaxis(b, -2, 0))[..., None, :]
+    total = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
+    step = _CACHED_ELEMENTS // max(total.size, 1) if total.size > 1 else 1
+    if step < _LEAST_SLICES:
+        term = np.empty_like(total)
+        for column, row in zip(columns, rows, strict=True):
+            np.multiply(column, row, out=term)
+            total += term
+        return total
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        terms = np.concatenate([total[None], columns[part] * rows[part]])
+        np.add.reduce(terms, axis=0, out=total)
+    return total
+
+
 class Terms:
     """The matrices of one sequence's attention, heads first: (Hq, Sq, Sk) and (Hq, S, D).
 
@@ -87,17 +113,18 @@ class Terms:
             self.p_factor = self.work.type(2.0 ** numerics.p_offset_log2(rounding))
         self.group = seq.q.shape[1] // seq.k.shape[1]
         self.visible = seq.visible
-        unseen = np.logical_not(self.visible.any(axis=1))[..., None]
-        self.q = seq.q.transpose(1, 0, 2).astype(self.work) * self.blocks("q_descale", len(seq.q))
-        self.k = np.where(unseen, 0, self.expand(seq.k)).astype(self.work)
-        self.k *= self.blocks("k_descale", len(seq.k))
-        self.v = np.where(unseen, 0, self.expand(seq.v)).astype(self.work)
-        self.v *= self.blocks("v_descale", len(seq.v))
+        self.q = self.descaled("q_descale", seq.q.transpose(1, 0, 2).astype(self.work))
+        unseen = np.logical_not(self.visible.any(axis=1))
+        self.k = self.descaled("k_descale", self.expand(seq.k, unseen))
+        self.v = self.descaled("v_descale", self.expand(seq.v, unseen))
         self.info = SeqlenInfo(seq.q.shape[0], seq.k.shape[0])
 
-    def expand(self, x: np.ndarray) -> np.ndarray:
-        """(Sk, Hk, D) -> (Hq, Sk, D): every KV head once per query head of its group."""
-        return np.repeat(x.transpose(1, 0, 2).astype(self.work), self.group, axis=0)
+    def expand(self, x: np.ndarray, unseen: np.ndarray) -> np.ndarray:
+        """(Sk, Hk, D) -> (Hq, Sk, D): every KV head once per query head of its group, with 0 where
+        no row of a head sees a key; unseen is (Hq, Sk)."""
+        wide = np.repeat(x.astype(self.work), self.group, axis=1).transpose(1, 0, 2)
+        wide[unseen] = 0
+        return wide
 
     def fold(self, x: np.ndarray) -> np.ndarray:
         """(Hq, Sk, D) -> (Sk, Hk, D): the sum over the query heads of each group."""
@@ -113,7 +140,8 @@ class Terms:
         if name is None:
             return x
         most = x.dtype.type(largest_finite(name))
-        return np.clip(x, -most, most).astype(numpy_dtype(name)).astype(self.work)
+        clipped = np.clip(x, -most, most).astype(numpy_dtype(name), copy=False)
+        return clipped.astype(self.work, copy=False)
 
     def factor(self, name: str) -> np.ndarray:
         """(Hq, 1, 1) descale of this batch entry; 1 without one, and for those of blocks."""
@@ -123,13 +151,13 @@ class Terms:
             return np.ones((heads, 1, 1), self.work)
         return np.repeat(table[self.batch], self.group).astype(self.work).reshape(heads, 1, 1)
 
-    def blocks(self, name: str, count: int) -> np.ndarray:
-        """(Hq, count, 1) descales of blocks of rows or keys; (1, 1, 1) of 1 without them."""
+    def descaled(self, name: str, x: np.ndarray) -> np.ndarray:
+        """x (Hq, S, D) times the descales of its blocks of rows or keys, where it has those."""
         table = self.options.get(name)
         if table is None or table.ndim < 3:
-            return np.ones((1, 1, 1), self.work)
-        rows = of_rows(table[self.batch], count)
-        return np.repeat(rows, self.group, axis=0)[..., None].astype(self.work)
+            return x
+        rows = of_rows(table[self.batch], x.shape[1])
+        return x * np.repeat(rows, self.group, axis=0)[..., None].astype(self.work)
 
     def callback(self, function: Callable[..., Any], *first: np.ndarray) -> np.ndarray:
         """score_mod or its derivative over the whole matrix."""
@@ -137,7 +165,7 @@ class Terms:
         grid = np.ix_(np.arange(heads), np.arange(rows), np.arange(keys))
         aux = self.options.get("aux_tensors")
         result = np.asarray(function(*first, self.batch, *grid, self.info, aux))
-        return np.broadcast_to(result, self.visible.shape).astype(self.work)
+        return np.broadcast_to(result, self.visible.shape).astype(self.work, copy=False)
 
     def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """a @ b in the work type; for fp32 and fp64 one term after another, as a plain loop sums.
@@ -149,12 +177,7 @@ class Terms:
             return self.limited_product(a, b)
         if self.o_type not in ("fp32", "fp64"):
             return a @ b
-        total = np.zeros((*a.shape[:-1], b.shape[-1]), self.work)
-        term = np.empty_like(total)
-        for n in range(a.shape[-1]):
-            np.multiply(a[..., n, None], b[..., n, None, :], out=term)
-            total += term
-        return total
+        return ordered_product(a, b)
 
     def limited_product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """a @ b, LIMITED_STEP terms at a time, with a sum that is cut off after each."""
@@ -186,7 +209,7 @@ class Terms:
             scores = cap * np.tanh(scores / cap)
         if self.options.get("score_mod") is not None:
             scores = self.callback(self.options["score_mod"], scores)
-        return np.where(self.visible, scores, -np.inf).astype(self.work)
+        return np.where(self.visible, scores, -np.inf).astype(self.work, copy=False)
 
     @cached_property
     def sink(self) -> np.ndarray:
@@ -200,7 +223,7 @@ class Terms:
     def top(self) -> np.ndarray:
         """(Hq, Sq) maximum of scores and sink; 0 where both are -inf."""
         top = np.maximum(self.scores.max(axis=-1, initial=-np.inf), self.sink)
-        return np.where(np.isneginf(top), 0, top).astype(self.work)
+        return np.where(np.isneginf(top), 0, top).astype(self.work, copy=False)
 
     @cached_property
     def unnormalised(self) -> np.ndarray:
@@ -232,7 +255,7 @@ class Terms:
         )
         heads, rows, keys = (np.arange(n) for n in self.visible.shape)
         region = Region(self.batch, heads, rows, keys, self.info)
-        return keep_scale(dropout, region).astype(self.work)
+        return keep_scale(dropout, region).astype(self.work, copy=False)
 
     @cached_property
     def wide_out(self) -> np.ndarray:
@@ -291,7 +314,7 @@ class GradientTerms(Terms):
         backward = self.options.get("score_mod_bwd")
         if backward is not None:
             grad = self.callback(backward, grad, self.scaled)
-        return np.where(self.visible, grad, 0).astype(self.work)
+        return np.where(self.visible, grad, 0).astype(self.work, copy=False)
 
     @cached_property
     def ds(self) -> np.ndarray:

@@ -18,6 +18,7 @@ any mistake.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,32 @@ def _factor(options: dict[str, Any], *names: str) -> float:
     return float(np.prod([1.0 if table is None else np.max(table) for table in tables]))
 
 
-class YardstickBounds:
-    """How far plain attention in an element type may be from the oracle, for one sequence."""
+class LongestRows:
+    """The largest norms of a sequence's rows, whatever type plain attention rounds to."""
 
-    def __init__(self, seq: Any, options: dict[str, Any], dtype: str) -> None:
+    def __init__(self, seq: Any) -> None:
+        self.seq = seq
+
+    @cached_property
+    def inputs(self) -> tuple[float, float, float]:
+        """Of q, k and v."""
+        return _norm(self.seq.q), _norm(self.seq.k), _norm(self.seq.v)
+
+    @cached_property
+    def dout(self) -> float:
+        """Of dO."""
+        return _norm(self.seq.dout)
+
+
+class YardstickBounds:
+    """How far plain attention in an element type may be from the oracle, for one sequence.
+
+    longest: of the sequence, if another type has needed them.
+    """
+
+    def __init__(
+        self, seq: Any, options: dict[str, Any], dtype: str, longest: LongestRows | None = None
+    ) -> None:
         rows, _, dim = seq.q.shape
         keys = seq.k.shape[0]
         self.rows = rows * (seq.q.shape[1] // seq.k.shape[1])
@@ -61,7 +84,8 @@ class YardstickBounds:
         given = options.get("softmax_scale")
         self.scale = abs(dim**-0.5 if given is None else float(given))
         self.scale *= _factor(options, "q_descale", "k_descale")
-        self.q, self.k, self.v = _norm(seq.q), _norm(seq.k), _norm(seq.v)
+        self.longest = longest or LongestRows(seq)
+        self.q, self.k, self.v = self.longest.inputs
         self.v *= _factor(options, "v_descale")
         size = self.scale * self.q * self.k
         bias = _MOST_BIAS if options.get("score_mod") is not None else 0.0
@@ -81,7 +105,7 @@ class YardstickBounds:
 
     def gradients(self, seq: Any, with_dlse: bool) -> dict[str, Any]:
         """Bounds of "dq", "dk" and "dv"."""
-        dout = _norm(seq.dout)
+        dout = self.longest.dout
         upstream = 4 * dout * self.v + (np.abs(seq.dlse).max(initial=0.0) if with_dlse else 0.0)
         per_pair = self.relative * self.scale * upstream
         return {

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import describe_run, write_result
-from hardware import RESULTS
 from hardware.backward_hopper.make_suite import TIMED, calls, label
+from lab.records import record_path, write_record
 from tests.sm100.backward_prepost import FUNCTIONS, Call, errors
 
-RESULT = "backward_hopper.json"
 APPROXIMATE = ("sink_parts",)  # exponentials of MUFU, whose last bits the emulator does not know
 
 
@@ -67,9 +65,9 @@ def main() -> int:
         case = label(TIMED, name)
         timed[name] = rates(got[f"{case}/seconds"], int(got[f"{case}/moved_bytes"]))
         print(f"{case}: {timed[name]}")
-    report = describe_run(("numpy", "nvidia-cutlass-dsl"))
-    report |= {"device": str(got["device"]), "launches": rows, "timed": timed}
-    write_result(RESULTS / RESULT, report)
+    report = {"device": str(got["device"]), "launches": rows, "timed": timed}
+    packages = ("numpy", "nvidia-cutlass-dsl")
+    write_record(record_path("backward_hopper"), report, packages, machine=report["device"])
     return int(any(is_wrong(row) for row in rows.values()))
 
 

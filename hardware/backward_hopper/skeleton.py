@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from hardware import RESULTS
 from hardware.backward_hopper.skeleton_cases import (
     ONLY_ON_THE_GPU,
     OUTPUTS,
@@ -33,7 +32,6 @@ from hardware.backward_hopper.skeleton_driver import SkeletonDriver
 from hardware.forward_hopper.skeleton_ptx import without_tensor_core
 from hardware.forward_hopper.soft_tensor_core import with_soft_tensor_core
 
-RESULT = "backward_skeleton_hopper.json"
 NAMES = ("q", "k", "v", "dout", "dk", "dv", "dq_accum", "stats", "turns")
 ARENA_BYTES = 1 << 27
 
@@ -173,7 +171,7 @@ def is_wrong(name: str, row: dict[str, Any]) -> bool:
 
 def compare(folder: Path, results: Path) -> int:
     """Prints a line per case and writes the result file; 1 if anything is off its definition."""
-    from benchmarks.common import describe_run, write_result
+    from lab.records import record_path, write_record
 
     rows = {}
     got = np.load(results)
@@ -194,8 +192,10 @@ def compare(folder: Path, results: Path) -> int:
                     "same_bytes": same}  # fmt: skip
         print(f"{name}: {row}{' WRONG' if is_wrong(name, row) else ''}", flush=True)
     bad = [name for name, row in rows.items() if is_wrong(name, row)]
-    report = describe_run(("numpy", "nvidia-cutlass-dsl")) | {"cases": rows, "wrong": bad}
-    write_result(RESULTS / RESULT, report)
+    write_record(
+        record_path("backward_skeleton_hopper"), {"cases": rows, "wrong": bad},
+        ("numpy", "nvidia-cutlass-dsl"), machine=str(got["device"]),
+    )  # fmt: skip
     return int(bool(bad))
 
 

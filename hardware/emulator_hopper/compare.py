@@ -20,13 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import describe_run, write_result
-from hardware import RESULTS
 from hardware.emulator_hopper.emulate import CHECKED, emulate, opcodes_of
 from hardware.emulator_hopper.programs import Array, Closeness, Program, Result
 from hardware.emulator_hopper.storage import BLOCK, block_digests, head_of, identity
 from hardware.emulator_hopper.suite import FAMILIES
 from hardware.emulator_hopper.values import FORMATS, to_double
+from lab.records import record_path, write_record
 
 COUNTS = ("programs", "forms", "values", "mismatches")
 SHOWN = 4  # disagreeing values listed for a result
@@ -200,7 +199,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--family", choices=FAMILIES, help="this one alone, without a result file")
-    parser.add_argument("--output", type=Path, default=RESULTS / "emulator_hopper.json")
+    parser.add_argument("--output", type=Path, default=record_path("emulator_hopper"))
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     families = [arguments.family] if arguments.family else list(FAMILIES)
@@ -217,10 +216,10 @@ def main() -> int:
         report = {
             "schema_version": 1,
             "hardware": {key: hardware[key] for key in keys},
-            "emulator": describe_run(("numpy", "llvmlite")),
             "disagreements": found,
         }
-        write_result(arguments.output, report | body)
+        packages = ("numpy", "llvmlite")
+        write_record(arguments.output, report | body, packages, machine=hardware["gpu"])
     return int(bool(found))
 
 

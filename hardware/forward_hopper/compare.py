@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import describe_run, write_result
 from fa4.emulator import launch
-from hardware import RESULTS
 from hardware.forward_hopper.make_suite import ARCH
+from lab.records import record_path, write_record
 from tests.sm100.neutral import SIZES, compile_neutral
 from tests.sm100.neutral_expected import row_errors, tile_errors
 from tests.sm100.test_neutral import ROW_SPECS, TILE_SPECS
@@ -62,8 +61,11 @@ def main() -> int:
             f"{path.stem}: {row['launches']} launches, {row['values']} values, "
             f"{len(row['errors'])} against the definition, {row['differ']} not the emulator's bits"
         )
-    report = describe_run(("numpy", "nvidia-cutlass-dsl")) | {"kernels": rows}
-    write_result(RESULTS / "forward_hopper.json", report)
+    devices = {row["device"] for row in rows.values()}
+    write_record(
+        record_path("forward_hopper"), {"kernels": rows}, ("numpy", "nvidia-cutlass-dsl"),
+        machine=", ".join(sorted(devices)),
+    )  # fmt: skip
     return int(any(row["errors"] for row in rows.values()))
 
 

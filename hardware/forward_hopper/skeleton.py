@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from hardware import RESULTS
 from hardware.forward_hopper.skeleton_cases import (
     OUTPUTS,
     cases,
@@ -195,7 +194,7 @@ def is_wrong(name: str, row: dict[str, Any]) -> bool:
 
 def compare(folder: Path, results: Path) -> int:
     """Prints a line per case and writes the result file; 1 if anything is off its definition."""
-    from benchmarks.common import describe_run, write_result
+    from lab.records import record_path, write_record
 
     rows = {}
     got = np.load(results)
@@ -219,8 +218,10 @@ def compare(folder: Path, results: Path) -> int:
         print(f"{name}: {row}", flush=True)
     bad = [name for name, row in rows.items() if is_wrong(name, row)]
     print(f"off the definition: {', '.join(bad) or 'none'}")
-    report = describe_run(("numpy", "nvidia-cutlass-dsl")) | {"cases": rows, "wrong": bad}
-    write_result(RESULTS / "forward_skeleton_hopper.json", report)
+    write_record(
+        record_path("forward_skeleton_hopper"), {"cases": rows, "wrong": bad},
+        ("numpy", "nvidia-cutlass-dsl"), machine=str(got["device"]),
+    )  # fmt: skip
     return int(bool(bad))
 
 

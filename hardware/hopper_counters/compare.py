@@ -24,6 +24,7 @@ from typing import Any
 from hardware.hopper_counters.expected import Work, by_loops
 from hardware.hopper_counters.metrics import METRICS
 from hardware.hopper_counters.sass import PIPES, Code, Instruction, by_name, kernels, pipe_of
+from lab.records import write_record
 
 CODE_SHARE = 0.02  # loops times trips against the counters
 POINTS = 5.0  # the simulator's shares against the counters, in percent
@@ -155,7 +156,7 @@ def main() -> int:
     parts = [per_kernel(path, len(run)) for path in (given.emulated, given.simulated)]
     found = [compare(*item) for item in zip(configurations, counted, code, *parts, strict=True)]
     result = {"schema_version": 1, "machine": there["machine"], "kernels": found}
-    given.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_record(given.output, result, machine=there["machine"]["name"])
     for kernel in found:
         name = {key: value for key, value in kernel["configuration"].items() if key != "spec"}
         failed = [item for item in kernel["checks"] if not item["passed"]]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from hardware import RESULTS
+from lab.records import read_record
 
-FILE = RESULTS / "hopper_units.json"
-STARTS_FILE = RESULTS / "hopper_starts.json"  # lives of CTAs, energy
-STEPS_FILE = RESULTS / "hopper_steps.json"  # warpgroups beside each other
+UNITS = "hopper_units"
+STARTS = "hopper_starts"  # lives of CTAs, energy
+STEPS = "hopper_steps"  # warpgroups beside each other
 SCHEMA = 1
 
 
@@ -62,12 +60,12 @@ def parse(report: Mapping[str, Any]) -> dict[str, Unit]:
 
 
 @cache
-def report(path: Path = FILE) -> Mapping[str, Any]:
+def report(record: str = UNITS) -> Mapping[str, Any]:
     """The result file as it is."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_record(record)
 
 
 @cache
-def figures(path: Path = FILE) -> Mapping[str, Unit]:
+def figures(record: str = UNITS) -> Mapping[str, Unit]:
     """{name: figure} of the result file."""
-    return parse(report(path))
+    return parse(report(record))

@@ -18,12 +18,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from benchmarks.common import describe_run, write_result
-from hardware import RESULTS
 from hardware.warpgroup_bits.cases import cases
 from hardware.warpgroup_bits.run_there import KERNELS, REPEATS
+from lab.records import record_path, write_record
 
-RESULT = "warpgroup_bits.json"
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 # Largest distances in compiled kernels. MUFU's 2 ulp of float32 move a probability that lies
 # between two 16-bit numbers to the other, and O by at most an ulp of the row's largest element; O's
@@ -130,9 +128,11 @@ def main() -> int:
         for kernel in KERNELS
         for output in ("o", "lse")
     }
-    report = describe_run(("numpy", "nvidia-cutlass-dsl"))
-    report |= {"device": str(got["device"]), "launches": REPEATS, "equal_share": shares}
-    write_result(RESULTS / RESULT, report | {"calls": calls, "wrong": wrong})
+    report = {"device": str(got["device"]), "launches": REPEATS, "equal_share": shares}
+    write_record(
+        record_path("warpgroup_bits"), report | {"calls": calls, "wrong": wrong},
+        ("numpy", "nvidia-cutlass-dsl"), machine=str(got["device"]),
+    )  # fmt: skip
     print(shares, *wrong, sep="\n")
     return int(bool(wrong))
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fa4.config import Problem, WarpgroupPipeline
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import Prediction, predict
-from hardware import RESULTS
+from lab.records import read_record
 
-FILE = RESULTS / "hopper_sustained.json"
 BURST, LATE = "5 to 20", "400 to 800"  # ms since a call was first made
 
 
@@ -30,7 +28,7 @@ class RepeatedCall:
 def sustained_calls() -> Iterator[RepeatedCall]:
     """All of them."""
     machine = find_machine("h200")
-    for call in json.loads(FILE.read_text(encoding="utf-8"))["calls"]:
+    for call in read_record("hopper_sustained")["calls"]:
         kernel, sizes = call["kernel"], call["problem"]
         problem = Problem(
             batch=sizes["batch"], seqlen_q=sizes["seqlen"], seqlen_k=sizes["seqlen"],

@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import describe_run, write_result
 from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.wgmma.forms import ProductForm
 from fa4.emulator.wgmma.sums import multiply
-from hardware import RESULTS
 from hardware.wgmma_sums import operands
 from hardware.wgmma_sums.kernels import Kernel
 from hardware.wgmma_sums.operands import CASES, COLUMNS, COMBINATIONS, Codes, Combination, Tiles
+from lab.records import record_path, write_record
 
 HEAD = 3  # tiles of a case that the tests repeat
 _FORMATS = {str(element): element for element in Format}
@@ -93,7 +92,7 @@ def main() -> int:
     """Compares and writes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--output", type=Path, default=RESULTS / "wgmma_sums.json")
+    parser.add_argument("--output", type=Path, default=record_path("wgmma_sums"))
     arguments = parser.parse_args()
     there = json.loads((arguments.folder / "run.json").read_text())
     outputs: dict[str, Codes] = {}
@@ -106,14 +105,13 @@ def main() -> int:
     body = {
         "schema_version": 1,
         "hardware": {key: there[key] for key in ("date", "gpu", "driver", "python", "numpy")},
-        "emulator": describe_run(("numpy", "numba")),
         "sums": rows,
         "forms_that_differ": there["differ"],
         "mma_sync_differs": there["mma.sync differs"],
         "integers_wrong": there["integers wrong"],
         "confirmed": confirmed(),
     }
-    write_result(arguments.output, body)
+    write_record(arguments.output, body, ("numpy", "numba"), machine=there["gpu"])
     wrong = [row["mismatches"] for row in rows.values()] + list(there["integers wrong"].values())
     wrong += [count for forms in there["differ"].values() for count in forms.values()]
     return int(any(wrong))

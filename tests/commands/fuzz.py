@@ -60,12 +60,17 @@ COMMANDS: Mapping[tuple[str, ...], tuple[int, tuple[str, ...]]] = {
     ("demo",): (3, ("--input", "{files}/in.npz", "--no-kernel")),
     ("verify",): (3, ("--max-examples", "1", "--only", "plain")),
     ("bench",): (3, ()),
+    ("distributed", "plan"): (3, ("--seqlen", "1k")),
+    ("distributed", "predict"): (4, ("--seqlen", "8k", "--gpus", "4")),
+    ("distributed", "check"): (3, ("--seqlen", "256", "--heads", "4")),
+    ("distributed", "run"): (1, ("--seqlen", "16", "--gpus", "1", "--method", "zigzag")),
+    ("distributed", "bench"): (1, ("--seqlen", "16", "--gpus", "1", "--method", "zigzag")),
 }  # fmt: skip
 # Options that ask for as much work as one likes, or for a browser: (command, option).
 ENDLESS = {
     ("verify", "--max-examples"), ("verify", "--timeout"), ("verify", "--jobs"),
     ("calibrate", "--evaluations"), ("run", "--minutes"), ("emulate", "--max-steps"),
-    ("emulate", "--seeds"), ("explore", "--open"),
+    ("emulate", "--seeds"), ("explore", "--open"), ("distributed", "--gpus"),
 }  # fmt: skip
 # Without these an option is refused before its value is looked at: (command, option) -> words.
 ENABLING = {

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from fa4.commands.bench import BACKENDS
 from fa4.commands.bench_report import checked_report
+from lab.records import read_record, record_path
 from tests.commands.support import call, refused
 
 ROOT = Path(__file__).resolve().parents[2]
-REPORT: dict[str, Any] = json.loads((ROOT / "hardware/results/hopper_bench.json").read_text())
+REPORT: dict[str, Any] = read_record("hopper_bench")
 REPORT["rows"] = REPORT["rows"][:3]
 SHOWN = ("device", "impl", "dtype", "pass", "rows")
 
@@ -116,6 +117,6 @@ def test_a_report_of_another_version_is_refused(version: Any) -> None:
 )
 def test_an_option_that_would_be_ignored_is_refused(beside: tuple[str, ...], value: str) -> None:
     """Also one that says what the report holds anyway."""
-    source = str(ROOT / "hardware/results/hopper_bench.json")
+    source = str(record_path("hopper_bench"))
     said = refused("bench", "--from", source, *beside)
     assert f"{beside[0]} says what to measure" in said and f"got {value} beside it" in said

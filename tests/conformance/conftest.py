@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.foreign import ROOT
-from tests.conformance.record import results_of
+from lab.records import ROOT, record_path, write_record
+from tests.conformance.record import PACKAGES, results_of
 
-FILE = ROOT / "benchmarks" / "results" / "emulator_foreign.json"
+FILE = record_path("emulator_foreign")
 RUN = "foreign run"
 
 
@@ -43,10 +43,13 @@ class Collector:
         if self.failed or not self.runs:
             terminalreporter.write_line("nothing recorded: tests failed, or none ran")
             return
-        text = json.dumps(results_of(self.runs), indent=1, ensure_ascii=False)
-        text = re.sub(r"\{[^{}]*\}", lambda found: " ".join(found[0].split()), text)
-        self.file.write_text(text + "\n", encoding="utf-8")
-        terminalreporter.write_line(f"wrote {self.file}")
+        write_record(self.file, results_of(self.runs), PACKAGES, render=text_of)
+
+
+def text_of(report: dict[str, Any]) -> str:
+    """A line per run."""
+    text = json.dumps(report, indent=1, ensure_ascii=False)
+    return re.sub(r"\{[^{}]*\}", lambda found: " ".join(found[0].split()), text) + "\n"
 
 
 def pytest_configure(config: pytest.Config) -> None:

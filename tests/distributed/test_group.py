@@ -17,19 +17,22 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
 
 
+def start(module: str, rank: int, *words: str) -> subprocess.Popen[str]:
+    """A rank in a process of its own."""
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", module, str(rank), *words],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank has printed."""
     meeting = tmp_path_factory.mktemp("group") / "meeting"
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.distributed.worker"]
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(RANKS), str(meeting)],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(RANKS)
-    ]  # fmt: skip
+        start("tests.distributed.worker", rank, str(RANKS), str(meeting)) for rank in range(RANKS)
+    ]
     results = [rank.communicate(timeout=240) for rank in ranks]
     assert [x.returncode for x in ranks] == [0] * RANKS, [err[-2000:] for _, err in results]
     return [json.loads(out) for out, _ in results]
@@ -73,6 +76,33 @@ def test_exact_bits_over_a_group(found: list[dict[str, Any]]) -> None:
     assert all(rank["exact"] for rank in found)
 
 
+def test_compiled_models_run_sharded(found: list[dict[str, Any]]) -> None:
+    """torch.compile breaks its graph at the call, and computes the same."""
+    assert all(rank["compiled"] for rank in found)
+
+
 def test_models_run_sharded(found: list[dict[str, Any]]) -> None:
     """Unmodified, under `context_parallel`."""
     assert all(error < 1e-11 for rank in found for error in rank["replaced"].values()), found
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        ("killed", "asking what all ranks are about to do"),
+        ("between", "hop0, with 1"),
+        pytest.param("silent", "asking what all ranks", marks=pytest.mark.slow),
+    ],
+)
+def test_a_lost_rank_is_said_in_one_line(when: str, words: str, tmp_path: Path) -> None:
+    """Within the group's time-out, and nothing is half-written."""
+    meeting = str(tmp_path / "meeting")
+    ranks = [start("tests.distributed.lost", rank, meeting, when) for rank in range(2)]
+    try:
+        out, err = ranks[0].communicate(timeout=240)
+    finally:
+        ranks[1].kill()
+        ranks[1].communicate()
+    said, state = out.splitlines()
+    assert said.startswith("rank 0 of 2 lost another one in ") and words in said, (said, err)
+    assert state == "unchanged" and len(said) < 400

@@ -161,6 +161,24 @@ def replaced(rank: int, ranks: int) -> dict[str, float]:
     }
 
 
+def compiled(rank: int, ranks: int) -> bool:
+    """Under torch.compile: the same bits, gradients included."""
+    layout = make_layout("zigzag", 16 * ranks, ranks)
+    mine = [layout.shard(x[:, : 16 * ranks], rank) for x in tensors(torch.float32)[:3]]
+
+    def double(*given: torch.Tensor) -> torch.Tensor:
+        given = tuple(2 * x for x in given)
+        return 2 * distributed.attention(*given, layout=layout, causal=True, impl="reference")
+
+    found = []
+    for function in (double, torch.compile(double, backend="eager")):
+        given = [x.clone().requires_grad_() for x in mine]
+        out = function(*given)
+        out.sum().backward()
+        found.append([out, *(x.grad for x in given)])
+    return all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
 def main() -> None:
     """All jobs on this rank."""
     rank, ranks = int(sys.argv[1]), int(sys.argv[2])
@@ -175,6 +193,7 @@ def main() -> None:
         "refusals": refusals(rank, ranks),
         "exact": exact(rank, ranks),
         "replaced": replaced(rank, ranks),
+        "compiled": compiled(rank, ranks),
     }
     print(json.dumps(found))
     dist.destroy_process_group()

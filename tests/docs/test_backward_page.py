@@ -12,13 +12,13 @@ pytest.importorskip("cutlass")
 
 from docs.backward_tables import (
     PLANS,
-    RESULTS,
     SECTIONS,
     TABLES,
     render_code,
     render_prediction,
     render_traffic,
 )
+from lab.records import read_record, record_path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "backward.md"
@@ -43,8 +43,7 @@ def test_a_stale_table_is_found_and_mended(name: str) -> None:
 
 def test_a_count_that_differs_from_the_plan_is_shown(tmp_path: Path) -> None:
     """Planted: a byte more of products in one CTA of a pair."""
-    path = RESULTS / "backward_traffic.json"
-    report = json.loads(path.read_text("utf-8"))
+    path, report = record_path("backward_traffic"), read_record("backward_traffic")
     report["d 128, pair"]["counted"][1]["products"] += 1
     (tmp_path / path.name).write_text(json.dumps(report))
     found = render_traffic(tmp_path)
@@ -52,8 +51,7 @@ def test_a_count_that_differs_from_the_plan_is_shown(tmp_path: Path) -> None:
 
 
 def test_what_a_kernel_misses_is_said(tmp_path: Path) -> None:
-    path = RESULTS / "codegen.json"
-    report = json.loads(path.read_text("utf-8"))
+    path, report = record_path("codegen"), read_record("codegen")
     for case in report["backward"]:
         case["goals_missed"] = {}
     (tmp_path / path.name).write_text(json.dumps(report))
@@ -65,8 +63,7 @@ def test_what_a_kernel_misses_is_said(tmp_path: Path) -> None:
 
 def test_predictions_count_instructions(tmp_path: Path) -> None:
     """Planted: ten times the exponentials in one kernel; a case that is gone."""
-    path = RESULTS / "codegen.json"
-    report = json.loads(path.read_text("utf-8"))
+    path, report = record_path("codegen"), read_record("codegen")
     (kernel,) = (one for one in report["backward"][0]["kernels"] if one["name"] == "ours 2 CTA")
     kernel["columns"]["gradients"]["MUFU.EX2"] *= 10
     (tmp_path / path.name).write_text(json.dumps(report))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 
 import pytest
 
-from docs.findings_tables import PAGE, RECORD, TABLES, printed, record
+from docs.findings_tables import PAGE, TABLES, printed, record
 from hardware.run_findings import SCRIPTS, run_script
 
 PATHS = sorted(SCRIPTS.glob("*.py"))
@@ -42,7 +41,7 @@ def test_the_page_tells_how_a_script_ends() -> None:
     """Lines of one that ends well, CUDA's name of the error of another."""
     assert printed({"code": 0, "lines": ["a", "b"]}) == "a\nb"
     assert printed({"code": 1, "lines": ["see `cudaErrorX' in"]}) == "ends with cudaErrorX"
-    assert json.loads(RECORD.read_text("utf-8"))["gpu"]
+    assert record()["gpu"]
 
 
 def test_a_script_that_fails_is_recorded(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from docs.forward_tables import SECTIONS, SHOWN, fill, render_order, render_prediction, stale
 from fa4.plan.schema import Arrive, Wait, walk
+from lab.records import read_record, record_path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "forward.md"
@@ -47,8 +48,7 @@ def test_order_has_every_step() -> None:
 
 def test_the_shipped_kernel_is_marked(tmp_path: Path) -> None:
     """Each call has one bold figure, the one its verdict has."""
-    path = ROOT / "benchmarks/results/forward_prediction.json"
-    report = json.loads(path.read_text("utf-8"))
+    path, report = record_path("forward_prediction"), read_record("forward_prediction")
     bold = re.findall(r"\*\*(\d+)\*\*", render_prediction())
     assert bold == [f"{found['tflops']:.0f}" for found in report["verdicts"]]
     report["verdicts"][0]["reached"] = not report["verdicts"][0]["reached"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from hardware import RESULTS
+from lab.records import read_record
 
 FOLDER = RESULTS.parent
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -60,14 +60,10 @@ def numbers_of(page: str) -> dict[str, list[str]]:
 def test_numbers_are_those_on_record() -> None:
     """Calls, kernels, launches, points of the sweep and equal shares; another one would be seen."""
     launches, sweep, bits = (
-        json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-        for name in ("hopper_launches", "hopper_sweep", "warpgroup_bits")
+        read_record(name) for name in ("hopper_launches", "hopper_sweep", "warpgroup_bits")
     )
-    boxes = json.loads((RESULTS / "outside_boxes_h100.json").read_text("utf-8"))
-    guarded = {
-        gpu: json.loads((RESULTS / f"guarded_calls_{gpu}.json").read_text("utf-8"))
-        for gpu in ("h100", "h200")
-    }
+    boxes = read_record("outside_boxes_h100")
+    guarded = {gpu: read_record(f"guarded_calls_{gpu}") for gpu in ("h100", "h200")}
     assert not any(found["wrong"] for found in guarded.values())
     share = bits["equal_share"]
     recorded = {

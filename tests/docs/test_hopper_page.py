@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from docs.hopper_speed import BENCH, PAGE, TABLES, bench_points, kernel_points, render_means
+from docs.hopper_speed import PAGE, TABLES, bench_points, kernel_points, render_means
 from fa4 import cli
+from lab.records import record_path
 from tests.docs.test_figures_of_pages import same
 
 DOCUMENT = PAGE.read_text(encoding="utf-8")
@@ -41,7 +42,7 @@ def test_the_picture_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        cli.main(["bench", "--from", str(BENCH), "--figure", "hopper.svg"])
+        cli.main(["bench", "--from", str(record_path("hopper_bench")), "--figure", "hopper.svg"])
     assert stop.value.code == 0
     drawn = Path("hopper.svg").read_text("utf-8")
     assert same(drawn, (PAGE.parent / "pictures" / "hopper.svg").read_text("utf-8"))

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from docs.verify_tables import TABLES
-from hardware import RESULTS, verify_gpu
+from hardware import verify_gpu
+from lab.records import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
-RECORDED = json.loads((RESULTS / "verify_gpu.json").read_text(encoding="utf-8"))
+RECORDED = read_record("verify_gpu")
 
 
 def test_the_table_of_kernels_is_the_recorded_one() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from contextlib import nullcontext
 from typing import Any
@@ -13,10 +12,10 @@ import pytest
 transformers = pytest.importorskip("transformers")
 
 import fa4  # noqa: E402
-from benchmarks.common import RESULTS  # noqa: E402
 from benchmarks.models.walk import class_names, visit, walk  # noqa: E402
+from lab.records import read_record  # noqa: E402
 
-RECORD = json.loads((RESULTS / "models.json").read_text(encoding="utf-8"))
+RECORD = read_record("models")
 # Decoders with windows, softcaps, sinks, latent, sparse and hybrid attention; encoders; sequences
 # to sequences; vision, speech and several of them; masks of "eager"; and what is refused.
 SAMPLE = (

@@ -7,7 +7,6 @@ digests of what the GPU computed, so that the emulator is held to them without a
 from __future__ import annotations
 
 import copy
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 
 from fa4.emulator.tma.descriptor import TensorMap
-from hardware import RESULTS
 from hardware.emulator_hopper import (
     barriers,
     compare,
@@ -27,6 +25,7 @@ from hardware.emulator_hopper import (
     values,
 )
 from hardware.emulator_hopper.emulate import CHECKED, emulate
+from lab.records import read_record
 from tests.emulator.kernels import aligned, kinds, run_ptx
 from tests.emulator.opcode_runner import check
 
@@ -35,7 +34,7 @@ LANES = 32
 
 @cache
 def recorded() -> dict[str, Any]:
-    return json.loads((RESULTS / "emulator_hopper.json").read_text())
+    return read_record("emulator_hopper")
 
 
 def faults_of(report: dict[str, Any]) -> list[str]:

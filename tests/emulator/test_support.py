@@ -64,10 +64,9 @@ def test_evidence_is_read_from_the_results(tmp_path: Path) -> None:
     foreign = ["tcgen05.ld.sync.aligned.32x32b.x32.b32", "add.s32", "nothing.x"]
     hopper = {"add": ["add.rn.f32", "add.s32"], "mad.wide": ["mad.wide.u32"]}
     products = {"wgmma.fence": ["wgmma.fence.sync.aligned"]}
-    files = [place for places in EVIDENCE.values() for place in places]
-    for (file, key), opcodes in zip(files, (hopper, products, foreign), strict=True):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(json.dumps({key: opcodes}))
+    places = [place for records in EVIDENCE.values() for place in records]
+    for (name, key), opcodes in zip(places, (hopper, products, foreign), strict=True):
+        (tmp_path / f"{name}.json").write_text(json.dumps({key: opcodes}))
     rows = support_table(measured(tmp_path))
     basis = {(row.instruction, row.sections): row.basis for row in rows if row.basis != MANUAL_ONLY}
     assert basis.pop(("multimem", "9.7.9.14")) == "refused"

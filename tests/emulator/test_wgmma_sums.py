@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ import pytest
 from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.wgmma import sums
 from fa4.emulator.wgmma.forms import ProductForm
-from hardware import RESULTS
 from hardware.wgmma_sums import compare, operands
 from hardware.wgmma_sums.operands import CASES, COMBINATIONS, Combination
+from lab.records import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = 1_000_000  # of each combination of types, at least
@@ -27,7 +26,7 @@ OUTPUTS = 1_000_000  # of each combination of types, at least
 
 @cache
 def recorded() -> dict[str, Any]:
-    return json.loads((RESULTS / "wgmma_sums.json").read_text())
+    return read_record("wgmma_sums")
 
 
 def faults_of(report: dict[str, Any]) -> list[str]:

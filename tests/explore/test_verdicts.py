@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ from fa4.explore.verdicts import VERDICTS, read_verdicts
 from fa4.plan.schema import Arrive, PipelinePlan, Wait, walk
 from fa4.sim.options import build
 from fa4.sim.predict import build_plan
+from lab.records import read_record
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 KERNELS = read_verdicts()["kernels"]
 NAMES = [kernel["kernel"] for kernel in KERNELS]
 
@@ -37,8 +36,8 @@ def plan_of(kernel: dict[str, Any]) -> PipelinePlan:
 
 
 def campaigns() -> Iterator[dict[str, Any]]:
-    for name in ("forward_faults.json", "backward_faults.json", "warpgroup_faults.json"):
-        yield from json.loads((RESULTS / name).read_text())["kernels"]
+    for name in ("forward_faults", "backward_faults", "warpgroup_faults"):
+        yield from read_record(name)["kernels"]
 
 
 def test_verdicts_are_those_of_the_campaigns(kernel: dict[str, Any]) -> None:

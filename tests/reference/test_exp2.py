@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import decimal
-import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 from fa4.config import TUNED_EXP2, Exp2Split, ForwardConfig
 from fa4.dtypes import round_to, ulp_distance
 from fa4.reference import exp2
+from lab.records import read_record
 from tests.reference import exp2_oracle
 
 ALL_INPUTS = 1 << 32
@@ -419,7 +418,6 @@ def test_unknown_degree_is_refused():
 
 def test_the_bound_is_what_the_hardware_showed() -> None:
     """The largest distance over all inputs on an H200, on record (hardware/h200_exp2.py)."""
-    path = Path(__file__).resolve().parents[2] / "hardware/results/h200_exp2.json"
-    checks = json.loads(path.read_text(encoding="utf-8"))["checks"]
+    checks = read_record("h200_exp2")["checks"]
     found = next(x for x in checks if x["check"].startswith("exp2_mufu"))["ulp_histogram"]
     assert max(abs(int(distance)) for distance in found) == exp2.MUFU_MAX_ULP

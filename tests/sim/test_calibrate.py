@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,9 +25,9 @@ from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_ro
 from fa4.sim.options import build
 from fa4.sim.predict import predict
 from fa4.sim.validation import MEASURED, Comparison, Point, compare, known_accuracy
+from lab.records import read_record
 
 DATA = Path(__file__).parent / "data"
-VALIDATION = Path(__file__).parents[2] / "benchmarks" / "results" / "validation.json"
 FILES = {"h100": H100_FILE, "b200": B200_FILE, "h200": DATA / "h200_tile_sweep.csv"}
 
 
@@ -309,7 +308,7 @@ def test_what_is_left_out_is_met() -> None:
 
 def test_recorded_groups_are_within_their_limits() -> None:
     """benchmark_validation: each kind left out at most 4 % off, and less than the formula."""
-    groups = json.loads(VALIDATION.read_text("utf-8"))["b200"]
+    groups = read_record("validation")["b200"]
     for group in groups["left out"].values():
         assert group["mape_percent"] <= 4.0
         assert group["mape_percent"] < group["formula_mape_percent"]

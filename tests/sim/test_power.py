@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,10 @@ from fa4.commands.predict import describe, say_sustained
 from fa4.sim.machine import find_machine, read_machine
 from fa4.sim.options import build
 from fa4.sim.power import H200_POWER, PowerFigures, clock_share
-from hardware.hopper_units.figures import STARTS_FILE
 from hardware.warpgroup_forward.repeated import RepeatedCall, sustained_calls
+from lab.records import read_record
 
-LOADS = {load["load"]: load for load in json.loads(STARTS_FILE.read_text("utf-8"))["loads"]}
+LOADS = {load["load"]: load for load in read_record("hopper_starts")["loads"]}
 CALLS = list(sustained_calls())
 POWERS = st.floats(1.0, 5000.0)
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from lab.records import read_record
+
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = json.loads((ROOT / "benchmarks/results/predictions.json").read_text(encoding="utf-8"))
+RECORDED = read_record("predictions")
 CLOSE = 1e-9  # relative; sums may come in another order
 
 

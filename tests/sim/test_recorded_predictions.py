@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from lab.records import read_record
 from tests.sim.test_predictions import differences
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
-FORWARD = json.loads((RESULTS / "forward_prediction.json").read_text("utf-8"))
-CLAIMS = json.loads((RESULTS / "claims.json").read_text("utf-8"))["claims"]
+FORWARD = read_record("forward_prediction")
+CLAIMS = read_record("claims")["claims"]
 
 
 @pytest.fixture

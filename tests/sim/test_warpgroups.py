@@ -29,12 +29,12 @@ from fa4.sim.predict import Simulation, make_runner, predict, random_rescale_rat
 from fa4.sim.timeline import record
 from fa4.sim.validation import compare
 from fa4.sim.worktiles import forward_tiles
-from hardware.hopper_units.figures import STARTS_FILE, figures
+from hardware.hopper_units.figures import STARTS, figures
 
 DATA = Path(__file__).parent / "data"
 H200 = find_machine("h200")
 # From the end of a CTA to the start of the next, while the SM has none.
-REPLACED_CYCLES = figures(STARTS_FILE)["start/384 threads, 16 KiB from L2, replaced"].value
+REPLACED_CYCLES = figures(STARTS)["start/384 threads, 16 KiB from L2, replaced"].value
 SMS = 132
 FEW = settings(max_examples=15)
 # By which a change of the queueing order may move a time, by rows of a tile. Over all these tiles,

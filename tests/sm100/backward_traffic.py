@@ -8,9 +8,7 @@ What a KV tile costs once (K and V, dK and dV) is in no difference between two l
 from __future__ import annotations
 
 import json
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +20,11 @@ from fa4.plan.traffic import tile_traffic
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.kit.units import TILE_ROWS
 from fa4.testing import Case
+from lab.records import record_path, write_record
 from tests.sm100.backward_kernel import BackwardKernel, compile_gradients
 from tests.sm100.forward_kernel import KERNELS, make_inputs
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "benchmarks" / "results" / "backward_traffic.json"
+RESULT = record_path("backward_traffic")
 SHORT, LONG = 2, 4  # query tiles
 # Name -> dims and CTAs of a kernel.
 KERNELS_COUNTED = {
@@ -110,8 +108,9 @@ def report() -> dict[str, Any]:
 
 def main() -> None:
     """Writes the result file."""
-    RESULT.write_text(json.dumps(report(), indent=2) + "\n")
-    sys.stdout.write(RESULT.read_text())
+    found = report()
+    print(json.dumps(found, indent=2))
+    write_record(RESULT, found, ("numba", "nvidia-cutlass-dsl"))
 
 
 if __name__ == "__main__":

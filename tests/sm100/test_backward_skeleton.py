@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,8 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from hardware import RESULTS
 from hardware.backward_hopper import skeleton, skeleton_cases
+from lab.records import read_record
 
 D64 = {"head_dim": 64, "head_dim_v": 64}
 FIXED = {**D64, "window_left": True, "deterministic": True}
@@ -26,7 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def test_an_h200_gave_what_the_definition_says() -> None:
     """Every case ended each time; in any order dQ did change, so that a fixed one is not luck."""
-    recorded = json.loads((RESULTS / skeleton.RESULT).read_text())
+    recorded = read_record("backward_skeleton_hopper")
     assert set(recorded["cases"]) == set(skeleton_cases.cases()) and recorded["wrong"] == []
     for name, case in recorded["cases"].items():
         assert "H200" in case["device"] and case["launches"] == skeleton_cases.repeats(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +11,10 @@ pytest.importorskip("cutlass")
 
 from fa4.plan.schema import Copy, Loop, Role
 from fa4.plan.traffic import tile_traffic
+from lab.records import read_record
 from tests.sm100.backward_traffic import (
     LIMIT_CYCLES,
     PORT_BYTES,
-    RESULT,
     STATISTICS,
     counted,
     port_bytes,
@@ -76,4 +75,4 @@ def _twice(role: Role) -> Role:
 @pytest.mark.slow
 def test_the_result_file_is_the_present_one() -> None:
     """If not: python -m tests.sm100.backward_traffic."""
-    assert json.loads(RESULT.read_text("utf-8")) == report()
+    assert read_record("backward_traffic") == report()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 pytest.importorskip("cutlass")
 
-from hardware import RESULTS
 from hardware.forward_hopper import skeleton, skeleton_cases
 from hardware.forward_hopper.skeleton_ptx import without_tensor_core
+from lab.records import read_record
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +20,7 @@ def emulated() -> tuple[dict[str, Any], list[str]]:
 
 def test_an_h100_gave_what_the_definition_says() -> None:
     """Every case ended each time with the same bits, the right ones."""
-    recorded = json.loads((RESULTS / "forward_skeleton_hopper.json").read_text())
+    recorded = read_record("forward_skeleton_hopper")
     assert set(recorded["cases"]) == set(skeleton_cases.cases()) and recorded["wrong"] == []
     for name, case in recorded["cases"].items():
         assert "H100" in case["device"] and case["launches"] == skeleton_cases.repeats(name)

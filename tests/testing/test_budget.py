@@ -22,7 +22,7 @@ from fa4.testing import (
     plain_gradients,
 )
 from fa4.testing.budget import Expected, check_output, expect_forward
-from fa4.testing.plain import GradientTerms, Terms
+from fa4.testing.plain import GradientTerms, Terms, ordered_product
 
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
 CASE = Case(
@@ -255,3 +255,18 @@ def test_a_row_without_keys_must_be_zero(dtype: str) -> None:
     outputs.out[:, 0] = 7
     with pytest.raises(AssertionError, match=r"out\[0, 0, 0, 0\] = 7, oracle 0: must be exact"):
         assert_within_budget(inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 9999), (2, 1, 1, 300), (3, 5, 7, 40), (2, 130, 300, 6), (1, 2, 3, 0)]
+)
+def test_a_plain_product_adds_one_term_after_another(shape: tuple[int, ...]) -> None:
+    """To the bit, whether its terms are added alone or by slices: pairs would err less."""
+    heads, rows, columns, terms = shape
+    rng = np.random.default_rng(1)
+    a = rng.standard_normal((rows, heads, terms)).astype(np.float32).transpose(1, 0, 2)
+    b = rng.standard_normal((heads, terms, columns)).astype(np.float32)
+    total = np.zeros((heads, rows, columns), np.float32)
+    for n in range(terms):
+        total += a[:, :, n, None] * b[:, n, None, :]
+    np.testing.assert_array_equal(ordered_product(a, b), total)

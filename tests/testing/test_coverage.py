@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 
-from fa4.testing import PROPERTIES, verify
+from fa4.testing import PROPERTIES, runner, verify
 from fa4.testing.coverage import DECLARED, listed_counts
 from fa4.testing.design import combine, deal, list_cases
 from fa4.testing.levels import FEATURES as REGISTERED
@@ -59,15 +60,17 @@ def verify_json(*arguments: str) -> tuple[int, dict]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_the_default_run_on_the_reference() -> None:
-    """Everything passes; each pair 3 times, for each output, and each mask x layout x modification
-    at least once, with gradients too."""
-    code, report = verify_json("--backend", "reference")
+def check_all_passed(report: dict) -> None:
+    """Every property that a reference without gaps can be asked for was judged, and holds."""
     declared = {prop.name for prop in PROPERTIES if prop.needs & DECLARED}
     rows = [row for row in report["properties"] if row["name"] not in declared]
     bad = [row for row in rows if row["status"] != "passed"]
-    assert code == 0 and not bad, bad[0]
+    assert not bad, bad[0]
     assert all(row["cases"] and not row["reason"] for row in rows)
+
+
+def check_coverage(report: dict) -> None:
+    """Each pair 3 times, for each output, and each mask x layout x modification at least once."""
     counts = report["levels"]["pairs"]
     found = {pair: counts.get(" x ".join(pair), 0) for pair in required_pairs()}
     few = {pair: count for pair, count in found.items() if count < 3}
@@ -78,6 +81,29 @@ def test_the_default_run_on_the_reference() -> None:
     missing = [x for x in map(" x ".join, product(masks, layouts, changes)) if not triples.get(x)]
     assert not missing, missing
     check_every_output(report["coverage"])
+
+
+def test_a_quick_run_on_the_reference() -> None:
+    """The first look at every property, by the command."""
+    code, report = verify_json("--backend", "reference", "--quick")
+    assert code == 0
+    check_all_passed(report)
+
+
+@pytest.mark.slow
+def test_the_default_run_on_the_reference() -> None:
+    """Everything passes, and covers all that it must."""
+    code, report = verify_json("--backend", "reference")
+    assert code == 0
+    check_all_passed(report)
+    check_coverage(report)
+
+
+def test_the_default_run_covers_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its report; the cases are those of the run above, and nobody computes them."""
+    idle = tuple(replace(prop, check=lambda *_: 0.0, machine=None) for prop in PROPERTIES)
+    monkeypatch.setattr(runner, "find_properties", lambda only: idle)
+    check_coverage(verify("reference").as_dict())
 
 
 def check_every_output(coverage: dict) -> None:

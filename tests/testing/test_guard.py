@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ def flat_memory(x: np.ndarray) -> tuple[np.ndarray, int]:
 def test_copies_are_the_arrays(case: Case) -> None:
     """Elements, shape, type and strides, with every kind of strides; the originals are not used."""
     for strides in STRIDES:
-        inputs = build_inputs(Case(**{**vars(case), "strides": strides}))
+        part = {"head_dim_v": min(case.head_dim, case.head_dim_v)} if strides == "latent" else {}
+        inputs = build_inputs(replace(case, strides=strides, **part))
         guard = Guard()
         for name in ("q", "k", "v", "dout"):
             given_one = getattr(inputs, name)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa4.testing import Case, PropertyResult, build_inputs, load_backend, verify
+from fa4.testing import PROPERTIES, Case, PropertyResult, build_inputs, load_backend, verify
 from fa4.testing.backends import DTYPES
 from tests.testing import planted
 from tests.testing.planted import FAULTS, Fault
@@ -43,18 +43,26 @@ CLASSES = {
     "MLA": 12,
     "calls that follow one another": 16,
 }
-AT_ONCE = 4  # of each class; the rest are slow tests: 148 of them take four minutes of a core
+AT_ONCE = 3  # of each class, by the properties that name them
+# Classes of which one is looked for among all properties: caught by the first of these, in seconds.
+SOON = ("mask edges", "head mapping", "LSE", "scale", "modification order", "behaviour")
 
 
-def by_speed() -> list[Any]:
-    """Names of the faults, all but the first of each class marked as slow."""
+def by_class(most: int) -> list[str]:
+    """Names of the first faults of each class."""
     seen: Counter[str] = Counter()
     names = []
     for name, fault in FAULTS.items():
         seen[fault.group] += 1
-        marks = pytest.mark.slow if seen[fault.group] > AT_ONCE else ()
-        names.append(pytest.param(name, marks=marks))
+        if seen[fault.group] <= most:
+            names.append(name)
     return names
+
+
+def by_speed() -> list[Any]:
+    """Names of all faults, those that take longer marked as slow."""
+    soon = {name for name in by_class(1) if FAULTS[name].group in SOON}
+    return [pytest.param(x, marks=() if x in soon else pytest.mark.slow) for x in FAULTS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,9 +72,10 @@ def shared_budgets() -> Iterator[None]:
         yield
 
 
-def first_failure(fault: Fault) -> PropertyResult:
-    """What `fa4 verify --exitfirst --strict` reports."""
-    report = verify(f"{HERE}:{fault.name}", exitfirst=True, strict=True)
+def first_failure(fault: Fault, *, named: bool = False) -> PropertyResult:
+    """What `fa4 verify --exitfirst --strict` reports; named: of the properties that name it."""
+    only = [prop.name for prop in PROPERTIES if fault.is_named_by(prop.name)] if named else None
+    report = verify(f"{HERE}:{fault.name}", exitfirst=True, strict=True, only=only)
     failed = report.with_status("failed")
     assert failed, f"{fault.description}: not noticed"
     # The first look at every property reports nothing but failures. It takes a few seconds, which
@@ -80,6 +89,13 @@ def test_planted_faults_are_caught(name: str) -> None:
     """At the first look, with an example, by a property whose name says what is wrong."""
     result = first_failure(FAULTS[name])
     assert FAULTS[name].is_named_by(result.name), f"{name} is caught by {result.name}"
+    assert result.error and result.example.startswith(("Case(", "Walk("))
+
+
+@pytest.mark.parametrize("name", by_class(AT_ONCE))
+def test_properties_that_name_a_fault_catch_it(name: str) -> None:
+    """At the first look at them; the slow tests look at all properties."""
+    result = first_failure(FAULTS[name], named=True)
     assert result.error and result.example.startswith(("Case(", "Walk("))
 
 
@@ -106,7 +122,7 @@ def test_the_honest_back_end_passes(dtype: str) -> None:
     others = dict.fromkeys(set(DTYPES) - {dtype}, "another type is asked for")
     backend = replace(load_backend(f"{HERE}:honest"), not_covered=others)
     names = ["plain", "window", "sink", "varlen", "paged", "dropout", "gradients_masked"]
-    report = verify(backend, max_examples=10, only=names)
+    report = verify(backend, max_examples=4, only=names)
     assert [result.status for result in report.results] == ["passed"] * len(names)
 
 
@@ -115,7 +131,7 @@ def test_the_honest_back_end_passes(dtype: str) -> None:
 )
 def test_the_pasted_test_fails_too(name: str, prop: str) -> None:
     """What a report gives to paste shows the fault by itself."""
-    result = first_failure(FAULTS[name])
+    result = first_failure(FAULTS[name], named=True)
     namespace: dict = {}
     exec(compile(result.test, "pasted", "exec"), namespace)
     (test,) = (value for key, value in namespace.items() if key.startswith("test_"))

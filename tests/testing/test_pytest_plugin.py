@@ -3,39 +3,62 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = "fa4.testing.pytest_plugin"
 INSTALLED = any(entry.value == PLUGIN for entry in metadata.entry_points(group="pytest11"))
 
 
-def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+# Several runs in one process, which imports everything once; a mark ends what each has written.
+MARK = "the end of a run"
+RUNS = f"""
+import json, sys, pytest
+for arguments in json.loads(sys.argv[1]):
+    code = int(pytest.main(arguments))
+    for stream in (sys.stdout, sys.stderr):
+        print(code, {MARK!r}, file=stream, flush=True)
+"""
+
+
+class Run(NamedTuple):
+    """What one run of pytest left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_pytest(folder: Path, *runs: Sequence[str]) -> list[Run]:
     """pytest in an empty project, with the plugin loaded as an installation does."""
-    plugin = [] if INSTALLED else ["-p", PLUGIN]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", *plugin, *arguments],
+    always = ["-p", "no:cacheprovider", "-n", "0", *([] if INSTALLED else ["-p", PLUGIN])]
+    done = subprocess.run(
+        [sys.executable, "-c", RUNS, json.dumps([[*always, *arguments] for arguments in runs])],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=200,
-        check=False,
+        check=True,
     )
+    parts = [
+        [part.rpartition("\n") for part in text.split(f" {MARK}\n")[:-1]]
+        for text in (done.stdout, done.stderr)
+    ]
+    return [Run(int(out[2]), out[0], err[0]) for out, err in zip(*parts, strict=True)]
 
 
 def test_items_pass_and_skip(tmp_path: Path) -> None:
     """One item per property, chosen with -k; what is not covered is skipped with the reason."""
-    done = run_pytest(
-        tmp_path, "--fa4-backend=tests.testing.planted:minimal", "--fa4-max-examples=3",
-        "-k", "fa4 and (plain or softcap) and not with", "-v", "-rs",
-    )  # fmt: skip
+    options = ["--fa4-backend=tests.testing.planted:minimal", "--fa4-max-examples=3", "-v", "-rs"]
+    (done,) = run_pytest(tmp_path, [*options, "-k", "fa4 and (plain or softcap) and not with"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "::plain PASSED" in done.stdout and "::softcap SKIPPED" in done.stdout
     assert "not covered: softcap: its signature does not name softcap" in done.stdout
@@ -46,16 +69,14 @@ def test_options_and_marker(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text("def test_mine():\n    pass\n")
     options = ["--fa4-backend=tests.testing.planted:reads_masked_keys", "--fa4-quick", "-v"]
     options += ["--fa4-only=masked_nan", "--fa4-only=plain", "--fa4-dtype=bf16", "-m", "fa4"]
-    done = run_pytest(tmp_path, *options)
-    assert "1 passed, 1 skipped, 1 deselected" in done.stdout, done.stdout
-    done = run_pytest(tmp_path, *options, "--fa4-strict", "--fa4-seed=3", "--strict-markers")
-    assert "1 failed, 1 passed, 1 deselected" in done.stdout, done.stdout
-    assert "O NaN with values 'masked nan' x window" in done.stdout
-    done = run_pytest(
-        tmp_path, "--fa4-backend=tests.testing.faulty:hangs_always", "--fa4-only=plain",
-        "--fa4-timeout=0.5", "--junitxml=junit.xml", "-m", "fa4",
-    )  # fmt: skip
-    assert "no answer within 0.5 s; killed" in done.stdout, done.stdout
+    strict = [*options, "--fa4-strict", "--fa4-seed=3", "--strict-markers"]
+    hangs = ["--fa4-backend=tests.testing.faulty:hangs_always", "--fa4-only=plain", "-m", "fa4",
+             "--fa4-timeout=0.5", "--junitxml=junit.xml"]  # fmt: skip
+    first, second, third = run_pytest(tmp_path, options, strict, hangs)
+    assert "1 passed, 1 skipped, 1 deselected" in first.stdout, first.stdout
+    assert "1 failed, 1 passed, 1 deselected" in second.stdout, second.stdout
+    assert "O NaN with values 'masked nan' x window" in second.stdout
+    assert "no answer within 0.5 s; killed" in third.stdout, third.stdout
     assert "<failure" in (tmp_path / "junit.xml").read_text()
 
 
@@ -75,12 +96,8 @@ def test_every_option_of_the_command_is_one_of_the_plugin() -> None:
 
 def test_failures_show_the_test_to_paste(tmp_path: Path) -> None:
     """The report has the example, and no traceback through Hypothesis."""
-    done = run_pytest(
-        tmp_path,
-        "--fa4-backend=tests.testing.planted:top_left_causal",
-        "-k",
-        "fa4 and causal_prefix",
-    )
+    options = ["--fa4-backend=tests.testing.planted:top_left_causal"]
+    (done,) = run_pytest(tmp_path, [*options, "-k", "fa4 and causal_prefix"])
     assert done.returncode == 1
     assert "def test_causal_prefix():" in done.stdout and "Case(" in done.stdout
     assert "site-packages/hypothesis" not in done.stdout
@@ -91,26 +108,26 @@ def test_fixture(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(
         "def test_mine(fa4_backend):\n    assert fa4_backend.name == 'reference'\n"
     )
-    options = ("--fa4-max-examples=1", "-k", "test_mine")
-    assert "1 passed" in run_pytest(tmp_path, "--fa4-backend=reference", *options).stdout
-    assert "1 skipped" in run_pytest(tmp_path, *options).stdout
+    options = ["--fa4-max-examples=1", "-k", "test_mine"]
+    given, without = run_pytest(tmp_path, ["--fa4-backend=reference", *options], options)
+    assert "1 passed" in given.stdout and "1 skipped" in without.stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--fa4-backend=nothing"], "must be one of reference"),
-        (["--fa4-backend=reference", "--fa4-max-examples=0"], "max_examples must be between 1"),
-        (["--fa4-backend=reference", "--fa4-only=other"], "no property matches 'other'"),
-        (["--fa4-backend=reference", "--fa4-dtype=int8"], "dtype must be one of fp32"),
-        (["--fa4-backend=reference", "--fa4-timeout=0"], "timeout must be above 0 seconds; got 0"),
-    ],
-)
-def test_bad_options(tmp_path: Path, options: list[str], message: str) -> None:
+BAD_OPTIONS = {
+    "--fa4-backend=nothing": "must be one of reference",
+    "--fa4-max-examples=0": "max_examples must be between 1",
+    "--fa4-only=other": "no property matches 'other'",
+    "--fa4-dtype=int8": "dtype must be one of fp32",
+    "--fa4-timeout=0": "timeout must be above 0 seconds; got 0",
+}
+
+
+def test_bad_options(tmp_path: Path) -> None:
     """A usage error in one line."""
-    done = run_pytest(tmp_path, *options)
-    assert done.returncode == 4 and message in done.stderr
-    assert "Traceback" not in done.stderr
+    runs = [["--fa4-backend=reference", option] for option in BAD_OPTIONS]
+    for done, message in zip(run_pytest(tmp_path, *runs), BAD_OPTIONS.values(), strict=True):
+        assert done.returncode == 4 and message in done.stderr, done
+        assert "Traceback" not in done.stderr
 
 
 def test_unused_plugin_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -121,7 +138,7 @@ def test_unused_plugin_imports_nothing_heavy(tmp_path: Path) -> None:
         "    heavy = {'torch', 'numba', 'fa4.testing.runner', 'fa4.testing.backends'}\n"
         "    assert not heavy & set(sys.modules)\n"
     )
-    done = run_pytest(tmp_path, "-p", "no:hypothesispytest")
+    (done,) = run_pytest(tmp_path, ["-p", "no:hypothesispytest"])
     assert done.returncode == 0, done.stdout
 
 

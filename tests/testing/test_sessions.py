@@ -6,6 +6,7 @@ import unittest
 
 import numpy as np
 import pytest
+from hypothesis import Phase
 
 from fa4.testing import Case, Walk, isolate, load_backend, open_session, session_test, verify
 from fa4.testing.guard import KeptGuard, copies_of
@@ -25,9 +26,9 @@ def run_test(test: type[unittest.TestCase]) -> unittest.TestResult:
 
 def test_an_honest_back_end_takes_all_steps() -> None:
     """Every kind, listed and drawn."""
-    report = verify(f"{HERE}:honest", only=STEPS, seed=3)
+    report = verify(f"{HERE}:honest", only=STEPS, seed=3, max_examples=8)
     assert {result.status for result in report.results} == {"passed"}
-    assert all(result.cases == 6 for result in report.results)
+    assert all(result.cases == 3 for result in report.results)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_drawn_steps_find_what_no_list_holds() -> None:
 
 def test_a_test_case_for_a_suite_of_ones_own() -> None:
     """Hypothesis' own, which passes and fails as the property does."""
-    how = {"max_examples": 5, "stateful_step_count": 8}
+    how = {"max_examples": 5, "stateful_step_count": 8, "phases": [Phase.generate]}
     assert run_test(session_test("cache_fork", f"{HERE}:honest", **how)).wasSuccessful()
     found = run_test(session_test("cache_fork", f"{HERE}:table_by_address", **how))
     assert len(found.failures) + len(found.errors) == 1

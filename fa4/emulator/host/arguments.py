@@ -200,6 +200,11 @@ class TensorBook:
                 return allocation
         return None
 
+    def address_of(self, array: Any) -> int:
+        """Where kernels see the first element of an array or tensor."""
+        found = array_allocation("an argument", array, self.shift_of(array))
+        return 0 if found is None else found.address + found.shift
+
     def seen_at(self, address: int) -> int:
         """Where kernels see what is at an address of this process; other addresses as they are."""
         found = self.find(address)

@@ -1,23 +1,20 @@
-"""What `emulate` replaces in CuTe-DSL, and in torch's CUDA functions, while it is active."""
+"""What `emulate` replaces in CuTe-DSL while it is active."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import itertools
-import sys
 import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Protocol
 
-from fa4.emulator.errors import LaunchError
 from fa4.emulator.host import device
 from fa4.emulator.host.arguments import SHIFT, TensorBook, array_allocation, is_array
 from fa4.emulator.host.dlpack import DeviceView
 
 _MISSING = object()
-_active = False
 
 
 class Target(Protocol):
@@ -35,33 +32,22 @@ class Target(Protocol):
 @contextlib.contextmanager
 def redirected(target: Target, arch: str) -> Iterator[None]:
     """Sends every call of a CuTe-DSL function to `target`; undoes all changes at the end."""
-    global _active
-    if _active:
-        raise LaunchError("emulate() is already active; it cannot be nested")
     with contextlib.ExitStack() as stack:
-        _active = True
-        stack.callback(_deactivate)
         for owner, name, value in (
             *_settings(arch),
             *_tensors(target),
             *_calls(target),
             *_hardware(),
             *_cuda_helpers(),
-            *_torch_streams(),
-            *_torch_addresses(target),
         ):
-            stack.enter_context(_replaced(owner, name, value))
+            stack.enter_context(replaced(owner, name, value))
         stack.enter_context(_keeping_ptx())
         yield
 
 
-def _deactivate() -> None:
-    global _active
-    _active = False
-
-
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of an object has another value inside."""
     before = vars(owner).get(name, _MISSING)
     setattr(owner, name, value)
     try:
@@ -74,7 +60,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 # Attributes to replace, as (owner, name, new value)
-_Replacements = Iterator[tuple[Any, str, Any]]
+Replacements = Iterator[tuple[Any, str, Any]]
 
 
 @lru_cache(maxsize=1)
@@ -102,7 +88,7 @@ def _keeping_ptx() -> Iterator[None]:
         folder.value = folder.value or _ptx_folder().name
         original(self, envar, function_name)
 
-    with _replaced(CompileOptions, "apply_envar_settings", apply_envar_settings):
+    with replaced(CompileOptions, "apply_envar_settings", apply_envar_settings):
         try:
             yield
         finally:
@@ -110,18 +96,16 @@ def _keeping_ptx() -> Iterator[None]:
                 option.value = value
 
 
-def _settings(arch: str) -> _Replacements:
-    """Compilations are for `arch` and stay out of CuTe-DSL's cache on disk; so is the device."""
+def _settings(arch: str) -> Replacements:
+    """Compilations are for `arch` and stay out of CuTe-DSL's cache on disk."""
     from cutlass.base_dsl.dsl import DSLSingletonMeta
 
     for dsl in DSLSingletonMeta._instances.values():
         yield dsl.envar, "_arch", arch
         yield dsl.envar, "disable_file_caching", True
-    for name, value in device.answers_of(arch).items():
-        yield device, name, value
 
 
-def _tensors(target: Target) -> _Replacements:
+def _tensors(target: Target) -> Replacements:
     """CPU arrays become CuTe tensors in the global address space."""
     from cutlass.cute import runtime
 
@@ -146,7 +130,7 @@ def _tensors(target: Target) -> _Replacements:
     yield runtime._Pointer, "__init__", init_pointer
 
 
-def _calls(target: Target) -> _Replacements:
+def _calls(target: Target) -> Replacements:
     """Compiled functions and directly called `@cute.jit` functions run in the emulator."""
     from cutlass.base_dsl.dsl import BaseDSL
     from cutlass.base_dsl.jit_executor import JitCompiledFunction
@@ -181,7 +165,7 @@ def _with_subclasses(kind: Any) -> list[Any]:
     return [kind, *(inner for sub in kind.__subclasses__() for inner in _with_subclasses(sub))]
 
 
-def _hardware() -> _Replacements:
+def _hardware() -> Replacements:
     from cutlass.utils import HardwareInfo
 
     answers = {
@@ -196,7 +180,7 @@ def _hardware() -> _Replacements:
         yield HardwareInfo, name, answer
 
 
-def _cuda_helpers() -> _Replacements:
+def _cuda_helpers() -> Replacements:
     """`cutlass.cuda`: contexts and streams without a driver; work is always finished."""
     import cuda.bindings.driver as driver
     from cutlass.base_dsl.runtime import cuda
@@ -216,48 +200,3 @@ def _cuda_helpers() -> _Replacements:
     }
     for name, answer in answers.items():
         yield cuda, name, answer
-
-
-class _Stream:
-    """Stands for torch.cuda.Stream: a handle, with all work on it finished."""
-
-    _handles = itertools.count(1)
-
-    def __init__(self, *_: Any, handle: int | None = None, **__: Any) -> None:
-        self.cuda_stream = next(self._handles) if handle is None else handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.cuda_stream
-
-    def synchronize(self) -> None:
-        """Nothing is ever pending."""
-
-
-def _torch_streams() -> _Replacements:
-    """torch.cuda's streams, where torch is loaded and has no GPU of its own."""
-    torch = sys.modules.get("torch")
-    if torch is None or (torch.version.cuda and torch.cuda.is_available()):
-        return
-    yield torch.cuda, "Stream", _Stream
-    yield torch.cuda, "current_stream", lambda device=None: _Stream(handle=0)
-    yield torch.cuda, "default_stream", lambda device=None: _Stream(handle=0)
-    yield torch.cuda, "synchronize", lambda device=None: None
-
-
-def _torch_addresses(target: Target) -> _Replacements:
-    """Whoever asks a tensor for its address may make a pointer of it: it is remembered."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
-    original = torch.Tensor.data_ptr
-
-    def data_ptr(self: Any) -> int:
-        if self.device.type == "cpu":
-            # Of a temporary view only the tensor it was made from may live on.
-            for tensor in (self._base, self):
-                if tensor is not None:
-                    target.tensors.note(tensor, tensor)
-        address: int = original(self)
-        return address
-
-    yield torch.Tensor, "data_ptr", data_ptr

@@ -13,8 +13,10 @@ from fa4.emulator.errors import EmulationFailed, LaunchError
 from fa4.emulator.host.addresses import no_shift, shift_of
 from fa4.emulator.host.arguments import TensorBook, array_allocation, collect, is_array
 from fa4.emulator.host.compiled import PlainProgram, load
-from fa4.emulator.host.patches import redirected
+from fa4.emulator.host.front_ends import redirected
 from fa4.emulator.host.program import HostProgram
+from fa4.emulator.host.torch_cuda import aside
+from fa4.emulator.machine.coverage import KernelCoverage, merge_coverages
 from fa4.emulator.machine.launch_record import Allocation, Launch, overlapping_groups
 
 # (launches that may overlap, memory, options) -> report
@@ -55,18 +57,21 @@ def emulate(
     *,
     memory: Mapping[str, Any] | Iterable[Any] = (),
     arch: str = "sm_100a",
+    cuda: bool = False,
     **options: Any,
 ) -> Iterator[Session]:
-    """Inside this context every call of a CuTe-DSL function runs in the emulator.
+    """Inside this context every kernel that CuTe-DSL or Triton launches runs in the emulator.
 
-    This holds for compiled functions and for `@cute.jit` functions called directly. Device
+    This holds for compiled functions, for `@cute.jit` functions called directly, and for Triton's
+    and Gluon's `kernel[grid](...)`, whether they are imported before or inside. Device
     queries answer as a B200 would (for sm_90a: an H200), CPU tensors count as GPU memory,
-    compilations are for `arch` and keep their PTX. The arguments are those of `launch`; not
-    thread-safe, not nestable.
+    compilations are for `arch` and keep their PTX. cuda: torch says that it has that GPU, and that
+    all tensors are on it; `device="cuda"` is the CPU. The other arguments are those of `launch`;
+    not thread-safe, not nestable.
     """
     session = Session(executor, memory, options)
     try:
-        with redirected(session, arch):
+        with redirected(session, arch, cuda):
             yield session
     finally:
         session.close()
@@ -94,9 +99,10 @@ class Session:
 
     def call(self, compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Calls a compiled function."""
-        program = self._program(compiled)
-        allocations = self._allocations(program.arguments(args, kwargs))
-        self._run(program.call(args, kwargs), allocations)
+        with aside():
+            program = self._program(compiled)
+            allocations = self._allocations(program.arguments(args, kwargs))
+            self._run(program.call(args, kwargs), allocations)
 
     def call_with_pointers(
         self, compiled: Any, pointers: Sequence[Any], arguments: Mapping[str, Any]
@@ -106,8 +112,14 @@ class Session:
         if not isinstance(program, PlainProgram):
             self.call(compiled, pointers, {})
             return
-        allocations = self._allocations(arguments, strict=False)
-        self._run(program.call_with_pointers(pointers), allocations)
+        with aside():
+            allocations = self._allocations(arguments, strict=False)
+            self._run(program.call_with_pointers(pointers), allocations)
+
+    def run_launch(self, launch: Launch, memory: Mapping[str, Any]) -> None:
+        """Runs a launch that was made elsewhere. memory: the arrays it was given, by name."""
+        with aside():
+            self._run([launch], self._allocations(memory))
 
     @contextlib.contextmanager
     def back_to_back(self) -> Iterator[None]:
@@ -126,6 +138,10 @@ class Session:
         launches = [launch for made, _ in waiting for launch in made]
         allocations = [allocation for _, held in waiting for allocation in held]
         self._run(launches, list(dict.fromkeys(allocations)))
+
+    def coverage(self) -> list[KernelCoverage]:
+        """What all launches together have reached of each kernel."""
+        return merge_coverages(one for report in self.reports for one in report.coverage)
 
     def close(self) -> None:
         """Unloads all host code."""

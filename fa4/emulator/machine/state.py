@@ -95,9 +95,9 @@ class Fragment:
         step = self.warp.program.steps[min(self.pc, len(self.warp.program.steps) - 1)]
         return step.instructions[0].line if step.instructions else 0
 
-    def fault(self, kind: str, message: str) -> None:
+    def fault(self, kind: str, message: str, *, formal: bool = False) -> None:
         """Records a finding of the instruction that it executes."""
-        self.warp.cta.report(kind, message, self.line, self.warp.index)
+        self.warp.cta.report(kind, message, self.line, self.warp.index, formal=formal)
 
     def fatal(self, kind: str, message: str) -> Stop:
         """Records a finding after which the kernel cannot go on; raise the result."""
@@ -275,7 +275,9 @@ class Cta:
         """Threads that named barriers for all wait for: whole warps of which lanes are alive."""
         return sum(LANES for warp in self.warps if warp.alive)
 
-    def report(self, kind: str, message: str, line: int = 0, warp: int = -1) -> None:
+    def report(
+        self, kind: str, message: str, line: int = 0, warp: int = -1, *, formal: bool = False
+    ) -> None:
         """Records a finding at a `PtxInstruction.line`. Raises Stop when there are many."""
         program = self.grid.program
         source, message = program.source_of(line), program.written(message)
@@ -283,7 +285,9 @@ class Cta:
         if instruction is not None:
             line = instruction.written_line
             text = instruction.text if line in program.shared_lines else ""
-        self.machine.report(KernelFinding(kind, message, line, source, self.index, warp, text))
+        self.machine.report(
+            KernelFinding(kind, message, line, source, self.index, warp, text, formal=formal)
+        )
 
     def note_moved(self, owner: Cta, line: int, num_bytes: int) -> None:
         """An asynchronous operation of this CTA moves bytes of a CTA's shared memory."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from fa4.emulator.errors import EmulatorError, KernelFinding, UnsupportedInstruction
 from fa4.emulator.execute import Report, load_module, load_program
+from fa4.emulator.machine.coverage import KernelCoverage
 from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import Kernel, Module
 from fa4.emulator.tools.roles import find_roles
@@ -78,11 +79,22 @@ def describe_report(report: Report, ptx: str) -> dict[str, Any]:
             for role in find_roles(report.by_warp)
         ],
         "work": [dict(vars(work)) for work in report.work],
+        "coverage": [describe_coverage(coverage) for coverage in report.coverage],
         "steps": report.steps,
         "seconds": report.seconds,
         "load_seconds": report.load_seconds,
         "thread_instructions_per_s": total / report.seconds if report.seconds else 0.0,
         "output": report.output,
+    }
+
+
+def describe_coverage(coverage: KernelCoverage) -> dict[str, Any]:
+    """How much of a kernel ran, and what did not."""
+    return {
+        "kernel": coverage.kernel,
+        "instructions": coverage.instructions,
+        "reached": coverage.reached,
+        "missed": [dict(vars(one)) for one in coverage.missed],
     }
 
 
@@ -92,6 +104,7 @@ def describe_findings(findings: list[KernelFinding], ptx: str) -> list[dict[str,
     return [
         {
             "kind": finding.kind,
+            "severity": finding.severity,
             "message": finding.message,
             "line": finding.line,
             "text": finding.instruction or _line(lines, finding.line),

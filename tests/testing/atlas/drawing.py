@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fa4.testing import PropertyResult, verify
@@ -23,8 +24,12 @@ class TimeIsUp(Exception):
     """The end of a run that has caught nothing."""
 
 
-def draw(stand_in: StandIn, most_cpu_seconds: float = CPU_SECONDS) -> Drawn:
-    """What `fa4 verify -x --strict` reports.
+def draw(
+    stand_in: StandIn,
+    most_cpu_seconds: float = CPU_SECONDS,
+    only: Sequence[str] | None = None,
+) -> Drawn:
+    """What `fa4 verify -x --strict` reports, of all properties or some.
 
     A run that has caught nothing when the time is up ends with the property it is at.
     """
@@ -36,7 +41,9 @@ def draw(stand_in: StandIn, most_cpu_seconds: float = CPU_SECONDS) -> Drawn:
 
     failed, results = (), 0
     try:
-        report = verify(stand_in.backend(), exitfirst=True, strict=True, progress=look_at_the_clock)
+        report = verify(
+            stand_in.backend(), exitfirst=True, strict=True, only=only, progress=look_at_the_clock
+        )
         failed, results = report.with_status("failed"), len(report.results)
     except TimeIsUp:
         pass

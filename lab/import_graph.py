@@ -8,7 +8,8 @@ without __init__.py, whose files are run as scripts, `import other` is the file 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 Graph = dict[str, set[str]]
@@ -27,30 +28,48 @@ def _module_of(path: Path) -> str:
 
 def import_graph(sources: Mapping[str, str]) -> Graph:
     """Each of these modules, and those of them that it imports."""
+    packages = packages_of(sources)
+    return {module: imported(module, text, sources, packages) for module, text in sources.items()}
+
+
+def packages_of(modules: Collection[str]) -> set[str]:
+    """Those in which others lie."""
+    return {module for module in map(_parent, modules) if module in modules}
+
+
+def imported(
+    module: str, text: str, modules: Collection[str], packages: Collection[str]
+) -> set[str]:
+    """Those of the modules that a text of this name imports."""
+    inside = module if module in packages else _parent(module)
     return {
-        module: {
-            name
-            for written in _imports(module, text, sources)
-            for name in (written, _beside(module, written, sources))
-            if name in sources
-        }
-        - {module}
-        for module, text in sources.items()
-    }
+        name
+        for base, inner in _imports(inside, text)
+        for written in _names(base, inner, modules)
+        for name in (written, _beside(module, written, modules))
+        if name in modules
+    } - {module}
 
 
-def _beside(module: str, written: str, sources: Mapping[str, str]) -> str:
+def _beside(module: str, written: str, modules: Collection[str]) -> str:
     """What a script imports by this name from its own folder, "" if that is a package."""
     folder = _parent(module)
-    return "" if folder in sources else f"{folder}.{written}"
+    return "" if folder in modules else f"{folder}.{written}"
 
 
-def _imports(module: str, text: str, sources: Mapping[str, str]) -> Iterator[str]:
-    """Modules that a text may import, as they are named there."""
-    inside = module if any(name.startswith(f"{module}.") for name in sources) else _parent(module)
+def _names(base: str, inner: Collection[str], modules: Collection[str]) -> list[str]:
+    """Modules that `from base import inner` imports; without `inner`, `import base`."""
+    found = [name for name in inner if name in modules]
+    return found if inner and len(found) == len(inner) else [*found, base]
+
+
+@cache
+def _imports(inside: str, text: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What a text in this package imports: (base, full names of what is taken from it)."""
+    found: list[tuple[str, tuple[str, ...]]] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [(alias.name, ()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -58,12 +77,10 @@ def _imports(module: str, text: str, sources: Mapping[str, str]) -> Iterator[str
                 for _ in range(node.level - 1):
                     above = _parent(above)
                 base = f"{above}.{base}".strip(".")
-            inner = [f"{base}.{alias.name}" for alias in node.names]
-            yield from (name for name in inner if name in sources)
-            if any(name not in sources for name in inner):
-                yield base
+            found.append((base, tuple(f"{base}.{alias.name}" for alias in node.names)))
         elif isinstance(node, ast.Call):
-            yield from _named(node)
+            found += [(name, ()) for name in _named(node)]
+    return tuple(found)
 
 
 def _named(call: ast.Call) -> Iterator[str]:
@@ -80,7 +97,7 @@ def _parent(module: str) -> str:
 
 def circles(graph: Graph) -> list[list[str]]:
     """The groups of modules that import one another, directly or by others; each one sorted."""
-    reached = {module: _reach(graph, module) for module in graph}
+    reached = {module: reach(graph, module) for module in graph}
     found = {
         tuple(sorted(other for other in reach if module in reached[other]))
         for module, reach in reached.items()
@@ -89,7 +106,7 @@ def circles(graph: Graph) -> list[list[str]]:
     return sorted(map(list, found))
 
 
-def _reach(graph: Graph, start: str) -> set[str]:
+def reach(graph: Graph, start: str) -> set[str]:
     """What a module imports, and what that imports, and so on."""
     seen: set[str] = set()
     left = list(graph[start])

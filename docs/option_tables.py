@@ -1,0 +1,42 @@
+"""Writes docs/options.md: every option of a call, and which kernels have it.
+
+python docs/option_tables.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
+
+from docs.marked_tables import MarkedTables
+from fa4.compiled.support import COLUMNS, TABLES
+from fa4.options import OPTIONS, Option
+from fa4.plan.render import markdown_table
+
+PAGE = Path(__file__).with_name("options.md")
+
+
+def in_kernels(option: Option, table: str) -> str:
+    """Does a table of kernels have the option? "-": it is no matter of theirs."""
+    rows = {row.name: row for row in TABLES[table]}
+    row = rows.get(option.support_row)
+    return "-" if row is None else "yes" if row.supported else "no"
+
+
+def render_options() -> str:
+    """A row per option."""
+    rows = [
+        (f"`{option.name}`" + (" (varlen)" if option.varlen else ""), f"`{option.default}`",
+         ", ".join(filter(None, (option.kind, option.rule))), option.doc, option.since,
+         *(in_kernels(option, table) for table in COLUMNS.values()))
+        for option in OPTIONS
+    ]  # fmt: skip
+    return markdown_table(("option", "default", "value", "meaning", "since", *COLUMNS), rows)
+
+
+TABLES_OF_PAGE = MarkedTables("python docs/option_tables.py", {"options": render_options})
+
+if __name__ == "__main__":
+    TABLES_OF_PAGE.write(PAGE)

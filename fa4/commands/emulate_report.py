@@ -1,0 +1,156 @@
+"""What `fa4 emulate` prints for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TOP_OPCODES, TOP_OF_A_ROLE, LISTED_OPCODES = 12, 4, 16
+NAME_LENGTH = 60
+MOST_SOURCES, MOST_RANGES = 4, 12
+
+
+def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The report for people: findings, what ran, what changed."""
+    shape = " x ".join(str(tuple(report[name])) for name in ("grid", "block"))
+    seeds = report["seeds"]
+    order = report["schedule"]
+    if order != "fifo":
+        order += f", seed {seeds[0]}" if len(seeds) == 1 else f", seeds {seeds[0]} to {seeds[-1]}"
+    parts: list[Any] = [
+        f"{_shortened(', '.join(report['kernels']))}: {shape} threads; schedule {order}"
+        f"{'' if report['checks'] else '; without race checks'}",
+        *(f"  {line}" for line in report["output"]),
+        *map(render_finding, report["findings"]),
+        render_opcodes(report),
+        *(f"\n{render_coverage(one)}" for one in report["coverage"]),
+        _table(("array", "type", "changed", "least", "most", "inf or NaN"), _array_rows(report)),
+    ]
+    parts += [
+        f"{name} differs between seed {seeds[0]} and seed {seed}"
+        for name, seed in report["differing"].items()
+    ]
+    parts += [f"wrote {path}" for path in report["written"].values()]
+    if report["trace"]:
+        parts.append(f"wrote {report['trace']}; open it at https://ui.perfetto.dev")
+    count = len(report["findings"])
+    where = f" with seed {seeds[-1]}" if count and order != "fifo" else ""
+    parts.append(f"{count or 'no'} finding{'s' if count != 1 else ''}{where}")
+    return tuple(parts)
+
+
+def render_finding(finding: Mapping[str, Any]) -> str:
+    """Kind and message, then where: PTX line with its text, source line, CTA and warp."""
+    hint = "\n    if it only takes long, raise --max-steps" * (finding["kind"] == "step-limit")
+    where = f"PTX line {finding['line']}" if finding["line"] else "no PTX line"
+    where += f": {finding['text']}" * bool(finding["text"])
+    if finding["source"]:
+        where += f"\n    from {finding['source']}"
+    who = f"CTA {finding['cta']}" if finding["cta"] >= 0 else ""
+    who += f" warp {finding['warp']}" if finding["warp"] >= 0 else ""
+    who = f"\n    {who}" * bool(who)
+    formal = " (formal)" * (finding["severity"] == "formal")
+    return f"\n{finding['kind']}{formal}: {finding['message']}\n    {where}{who}{hint}"
+
+
+def render_coverage(coverage: Mapping[str, Any]) -> str:
+    """How much of a kernel ran, and where what did not stands."""
+    missed, total = coverage["missed"], coverage["instructions"]
+    name = _shortened(coverage["kernel"])
+    if not missed:
+        return f"{name}: all of its {total} instructions ran"
+    lines = _ranges(sorted({one["line"] for one in missed}))
+    text = f"{name}: {coverage['reached']} of {total} instructions ran; not: PTX lines {lines}"
+    if sources := sorted({one["source"] for one in missed if one["source"]}):
+        shown = ", ".join(sources[:MOST_SOURCES])
+        text += f"\n  of {shown}" + (", ..." if len(sources) > MOST_SOURCES else "")
+    if waits := sum(one["synchronises"] for one in missed):
+        text += f"\n  {waits} of them synchronise: no fault there can be found by this run"
+    return text
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """ "3-5, 9" of 3, 4, 5, 9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = [f"{a}-{b}" if a != b else str(a) for a, b in runs[:MOST_RANGES]]
+    return ", ".join([*shown, "..."] if len(runs) > MOST_RANGES else shown)
+
+
+def render_opcodes(report: Mapping[str, Any]) -> str:
+    """How much was executed, how fast, and of what."""
+    top = list(report["instructions"].items())
+    listed = [f"{opcode} {count}" for opcode, count in top[:TOP_OPCODES]]
+    rest = sum(count for _, count in top[TOP_OPCODES:])
+    lines = [
+        f"\n{report['thread_instructions']} thread-instructions in {report['seconds']:.3f} s, "
+        f"{report['thread_instructions_per_s'] / 1e6:.2f} M/s (loading: "
+        f"{report['load_seconds']:.3f} s)",
+        "  " + ", ".join(listed) + (f", others {rest}" if rest else ""),
+    ]
+    for role in report["roles"]:
+        common = [f"{opcode} {n}" for opcode, n in list(role["top"].items())[:TOP_OF_A_ROLE]]
+        warps = ", ".join(map(str, role["warps"]))
+        lines.append(f"  warps {warps}: {role['name']}; {', '.join(common)}")
+    return "\n".join(lines)
+
+
+def _array_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for row in report["arrays"]:
+        size = 1
+        for extent in row["shape"]:
+            size *= extent
+        limits = ["-" if row[name] is None else f"{row[name]:g}" for name in ("min", "max")]
+        shape = f"{row['dtype']}{row['shape']}"
+        yield row["name"], shape, f"{row['changed']} of {size}", *limits, str(row["not_finite"])
+
+
+def render_kernels(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """--list for people: one paragraph per kernel."""
+    parts = [f"{report['file']}: PTX {report['version']} for {report['target']}"]
+    for kernel in report["kernels"]:
+        dynamic = " and dynamic" if kernel["uses_dynamic_smem"] else ""
+        mix = [f"{opcode} {n}" for opcode, n in list(kernel["mix"].items())[:LISTED_OPCODES]]
+        named = [f".{name} {', '.join(map(str, v))}" for name, v in kernel["directives"].items()]
+        parts += [
+            f"\n{kernel['name']}: {kernel['instructions']} instructions",
+            *(f"  parameter {p['name'].removeprefix(kernel['name'] + '_')}: .{p['type']}, "
+              f"{p['bytes']} bytes"
+              for p in kernel["parameters"]),
+            f"  shared memory: {kernel['static_smem_bytes']} bytes static{dynamic}",
+            f"  registers: {', '.join(f'{n} {k}' for k, n in kernel['registers'].items())}",
+            f"  directives: {'; '.join(named) or 'none'}",
+            f"  {', '.join(mix)}{', ...' if len(kernel['mix']) > LISTED_OPCODES else ''}",
+            *(f"  unsupported, line {p['line']}: {p['text']} ({p['reason']})"
+              for p in kernel["unsupported"]),
+        ]  # fmt: skip
+    return tuple(parts)
+
+
+def render_support(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """--support for people: the table, then how many rows rest on what."""
+    rows = [(row["forms"], row["sections"], row["basis"]) for row in report["instructions"]]
+    total = ", ".join(f"{count} {what}" for what, count in report["counts"].items())
+    return _table(("instruction and forms", "PTX ISA", "confirmed by"), rows), total
+
+
+def _shortened(name: str) -> str:
+    """CuTe-DSL's kernel names hold the types of all arguments."""
+    return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 3]}..."
+
+
+def _table(headings: Sequence[str], rows: Any) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(*headings, box=SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    return table

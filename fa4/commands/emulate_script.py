@@ -1,0 +1,64 @@
+"""`fa4 emulate SCRIPT.py`: a program that launches kernels, without a GPU."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fa4.commands.emulate_report import render_coverage, render_finding
+
+
+def run_script(
+    script: Path, arguments: Sequence[str], arch: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Runs a script as `python SCRIPT ARGUMENTS` does, its kernels in the emulator.
+
+    Returns what was launched and found, as plain data. Raises what the script raises, but for
+    findings, which end it.
+    """
+    from fa4.emulator.errors import EmulationFailed
+    from fa4.emulator.host.session import emulate
+    from fa4.emulator.tools.describe import describe_coverage, describe_findings
+
+    failed = False
+    before = sys.argv, list(sys.path)
+    sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
+    try:
+        with emulate(arch=arch, cuda=True, **options) as session:
+            try:
+                runpy.run_path(str(script), run_name="__main__")
+            except EmulationFailed:
+                failed = True
+    finally:
+        sys.argv, sys.path[:] = before
+    launches = Counter(name for report in session.reports for name in report.kernels)
+    return {
+        "script": str(script),
+        "arch": arch,
+        "launches": dict(launches),
+        "thread_instructions": sum(r.instructions.total() for r in session.reports),
+        "findings": [found for r in session.reports for found in describe_findings(r.findings, "")],
+        "coverage": [describe_coverage(one) for one in session.coverage()],
+        "failed": failed,
+    }
+
+
+def render_script(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """The report for people."""
+    findings = report["findings"]
+    severities = Counter(finding["severity"] for finding in findings)
+    listed = ", ".join(f"{n} {name}" for name, n in sorted(severities.items())) or "none"
+    launches = [f"  {count} x {name}" for name, count in report["launches"].items()]
+    count = sum(report["launches"].values())
+    return (
+        *map(render_finding, findings),
+        f"{count} launches on an emulated {report['arch']}, {report['thread_instructions']} "
+        "thread-instructions",
+        *launches,
+        *map(render_coverage, report["coverage"]),
+        f"findings: {listed}" + ("; the script was ended by the last" if report["failed"] else ""),
+    )

@@ -1,0 +1,212 @@
+"""torch beside an emulated GPU: streams that are always finished, and, if asked, a pretended GPU.
+
+Where torch is to say that it has a GPU, every CPU tensor counts as one there: its `device` is
+"cuda:0", `device="cuda"` allocates on the CPU, `.cuda()` and `.cpu()` copy. Which tensors a program
+forgot to move is not noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from fa4.emulator.errors import LaunchError
+from fa4.emulator.host import device
+from fa4.emulator.host.patches import Replacements, Target, replaced
+
+# As large as a B200's; nothing is allocated there.
+TOTAL_BYTES = 180_000_000_000
+NAME = "GPU emulated by fa4"
+
+
+@contextlib.contextmanager
+def redirected(target: Target, cuda: bool) -> Iterator[None]:
+    """Streams and addresses of torch, and with `cuda` its GPU; undone at the end.
+
+    Raises LaunchError where torch has a GPU of its own and another is to be pretended.
+    """
+    import torch
+
+    own = bool(torch.version.cuda and torch.cuda.is_available())
+    if own and cuda:
+        raise LaunchError(
+            "emulate(cuda=True) pretends a GPU; torch has one here: hide it (CUDA_VISIBLE_DEVICES=)"
+        )
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            *_addresses(target, torch),
+            *(() if own else _streams(torch)),
+            *(_answers(torch) if cuda else ()),
+        ):
+            stack.enter_context(replaced(owner, name, value))
+        if cuda:
+            stack.enter_context(_pretending(torch))
+        yield
+
+
+def aside() -> contextlib.AbstractContextManager[Any]:
+    """Inside, tensors are what they are: where the emulator itself looks at them."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    return contextlib.nullcontext() if torch is None else torch._C.DisableTorchFunction()
+
+
+class _Stream:
+    """Stands for torch.cuda.Stream: a handle, with all work on it finished."""
+
+    _handles = itertools.count(1)
+
+    def __init__(self, *_: Any, handle: int | None = None, **__: Any) -> None:
+        self.cuda_stream = next(self._handles) if handle is None else handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.cuda_stream
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending."""
+
+    def wait_stream(self, other: Any) -> None:
+        """Nothing is ever pending."""
+
+    wait_event = wait_stream
+
+    def record_event(self, event: Any = None) -> Any:
+        """An event that has happened."""
+        return event or _Event()
+
+    def query(self) -> bool:
+        """Whether all work is done."""
+        return True
+
+
+class _Event:
+    """Stands for torch.cuda.Event: it has happened. Times are unknown here."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """As torch's, without any effect."""
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing is ever pending."""
+
+    wait = record
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending."""
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        """Nobody knows."""
+        raise LaunchError("times are unknown in the emulator: torch.cuda.Event.elapsed_time")
+
+
+def _streams(torch: Any) -> Replacements:
+    yield torch.cuda, "Stream", _Stream
+    yield torch.cuda, "current_stream", lambda device=None: _Stream(handle=0)
+    yield torch.cuda, "default_stream", lambda device=None: _Stream(handle=0)
+    yield torch.cuda, "synchronize", lambda device=None: None
+
+
+def _addresses(target: Target, torch: Any) -> Replacements:
+    """Whoever asks a tensor for its address may make a pointer of it: it is remembered."""
+    original = torch.Tensor.data_ptr
+
+    def data_ptr(self: Any) -> int:
+        with aside():
+            if self.device.type == "cpu":
+                # Of a temporary view only the tensor it was made from may live on.
+                for tensor in (self._base, self):
+                    if tensor is not None:
+                        target.tensors.note(tensor, tensor)
+            address: int = original(self)
+            return address
+
+    yield torch.Tensor, "data_ptr", data_ptr
+
+
+def _answers(torch: Any) -> Replacements:
+    """What torch.cuda says of its GPU."""
+    major, minor = device.COMPUTE_CAPABILITY
+    properties = SimpleNamespace(
+        name=NAME,
+        major=major,
+        minor=minor,
+        total_memory=TOTAL_BYTES,
+        multi_processor_count=device.MULTIPROCESSORS,
+        warp_size=device.device_attribute(10),
+        max_threads_per_multi_processor=device.device_attribute(39),
+        regs_per_multiprocessor=device.device_attribute(82),
+        shared_memory_per_block=device.device_attribute(8),
+        shared_memory_per_block_optin=device.MAX_SHARED_BYTES_PER_BLOCK,
+        shared_memory_per_multiprocessor=device.device_attribute(81),
+        L2_cache_size=device.L2_BYTES,
+    )
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda device=None: NAME,
+        "get_device_capability": lambda device=None: (major, minor),
+        "get_device_properties": lambda device=None: properties,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "stream": lambda stream: contextlib.nullcontext(stream),
+        "device": lambda device: contextlib.nullcontext(device),
+        "Event": _Event,
+    }
+    silent = ("set_device", "set_stream", "init", "_lazy_init", "empty_cache", "manual_seed",
+              "manual_seed_all", "reset_peak_memory_stats")  # fmt: skip
+    answers |= {name: lambda *_, **__: None for name in silent}
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved"):
+        answers[name] = lambda device=None: 0
+    for name, answer in answers.items():
+        yield torch.cuda, name, answer
+
+
+def _pretending(torch: Any) -> Any:
+    """The mode in which every CPU tensor is said to be on the GPU."""
+    here, gpu, tensor = torch.device("cpu"), torch.device("cuda", 0), torch.Tensor
+    answers = {
+        tensor.device.__get__: lambda x: gpu,
+        tensor.is_cuda.__get__: lambda x: True,
+        tensor.is_cpu.__get__: lambda x: False,
+        tensor.get_device: lambda x: 0,
+        tensor.is_pinned: lambda x, *_: False,
+        tensor.pin_memory: lambda x, *_: x,
+        tensor.record_stream: lambda x, *_: None,
+        tensor.cuda: lambda x, *_, **__: x.clone(),
+        tensor.cpu: lambda x, *_, **__: x.clone(),
+    }
+
+    def moved(value: Any) -> Any:
+        is_gpu = isinstance(value, (str, torch.device)) and str(value).split(":")[0] == "cuda"
+        return here if is_gpu else value
+
+    def names_device(value: Any) -> bool:
+        return isinstance(value, torch.device) or value in ("cpu", "cuda", "cuda:0")
+
+    class PretendedGpu(torch.overrides.TorchFunctionMode):
+        """Functions run on the CPU; where a tensor is said to be is asked of this."""
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if func is torch.device:
+                return func(*args, **(kwargs or {}))
+            if func in answers:
+                return answers[func](*args, **(kwargs or {}))
+            kwargs = {name: moved(value) for name, value in (kwargs or {}).items()}
+            if func is tensor.to and any(
+                isinstance(x, (str, torch.device)) and names_device(x)
+                for x in (*args[1:], kwargs.get("device"))
+            ):
+                kwargs["copy"] = True  # as between CPU and GPU, where it is one
+            return func(*map(moved, args), **kwargs)
+
+    return PretendedGpu()

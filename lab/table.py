@@ -1,0 +1,235 @@
+"""Every file of recorded results: the command that makes it, what it is made from, what holds it.
+
+A record that a CPU computes is computed again by a test (`recomputed_by`), or its sources must be
+those of today (neither that nor `needs`), which a test sees to. One that needs a GPU, the times of
+a machine or hours says so in `needs`; docs/records.md and the pages that quote it then show how old
+it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GPU, TIMES, HOURS = "a GPU", "times of a machine", "hours of a CPU"
+PUBLISHED = "what others published"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One result file.
+
+    command: makes it, in the project's folder ("GPU: ..." on such a machine). modules: whose code
+    decides what is in it; what they import comes with them. files: others that they read, as
+    patterns from the root. tables: written with it. needs: why tests cannot compute it again; None
+    where they can. recomputed_by: path::name of the test that does.
+    """
+
+    path: str
+    command: str
+    modules: tuple[str, ...]
+    files: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    needs: str | None = None
+    recomputed_by: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its file's, without suffix."""
+        return self.path.rpartition("/")[2].partition(".")[0]
+
+
+_KERNELS = ("fa4.backends.sm90", "fa4.api")
+_FAULTS = "benchmarks.benchmark_{}faults"
+
+
+def _computed(name: str, test: str | None = None, *, also: tuple[str, ...] = (),
+              files: tuple[str, ...] = (), needs: str | None = None) -> Record:  # fmt: skip
+    """A record of benchmarks/benchmark_NAME.py."""
+    return Record(
+        path=f"benchmarks/results/{name}.json", command=f"python benchmarks/benchmark_{name}.py",
+        modules=(f"benchmarks.benchmark_{name}", *also), files=files, needs=needs,
+        recomputed_by=test,
+    )  # fmt: skip
+
+
+def _faults(kernel: str) -> Record:
+    """A record of planted faults: "" for those of the emulator's own examples."""
+    program = f"benchmark_{kernel}faults"
+    return Record(
+        path=f"benchmarks/results/{kernel or 'emulator_'}faults.json",
+        command=f"python benchmarks/{program}.py", modules=(f"benchmarks.{program}",), needs=HOURS,
+    )  # fmt: skip
+
+
+def _confirmed(name: str, command: str, *modules: str, files: tuple[str, ...] = ()) -> Record:
+    """A record of hardware/results."""
+    return Record(
+        path=f"hardware/results/{name}.json", command=command, modules=modules, files=files,
+        needs=GPU,
+    )  # fmt: skip
+
+
+def _suite(name: str, folder: str, *more: str) -> Record:
+    """A record that hardware/FOLDER/compare.py writes of what its run_there.py brought home."""
+    suite = f"hardware.{folder}"
+    return _confirmed(
+        name, f"python -m {suite}.compare", f"{suite}.compare", f"{suite}.run_there", *more
+    )
+
+
+def _units(name: str, only: str, *programs: str) -> Record:
+    return _confirmed(
+        name, f"GPU: python3 -m hardware.hopper_units.measure {only}--output {name}.json",
+        "hardware.hopper_units.measure", files=tuple(
+            f"hardware/hopper_units/{program}.cu*" for program in ("common", *programs)
+        ),
+    )  # fmt: skip
+
+
+def _sweep(name: str, table: str) -> Record:
+    """The table of a sweep, and the file that says where it was measured."""
+    path, sweep = f"hardware/results/{name}.json", "hardware.warpgroup_forward.sweep"
+    return Record(
+        path=path, command=f"python -m {sweep} table RESULTS.jsonl {table} {path} --gpu GPU.csv",
+        modules=(sweep,), tables=(table,), needs=GPU,
+    )  # fmt: skip
+
+
+_SKELETON = "python -m hardware.{0}_hopper.skeleton compare out/skeleton FILE.npz"
+_COMPARED = "python -m hardware.hopper_counters.compare hardware/hopper_counters/{0}.json FOLDER"
+
+
+RECORDS = (
+    _faults("backward_"),
+    Record(
+        path="benchmarks/results/backward_traffic.json",
+        command="python -m tests.sm100.backward_traffic", modules=("tests.sm100.backward_traffic",),
+        recomputed_by="tests/sm100/test_backward_traffic.py::test_the_result_file_is_the_present_one",
+    ),
+    _computed("claims", "tests/sim/test_recorded_predictions.py::test_the_papers_claims"),
+    _computed("codegen", needs=TIMES, also=("benchmarks.codegen_kernels",)),
+    _computed("emulator", needs=TIMES),
+    _faults(""),
+    Record(
+        path="benchmarks/results/emulator_foreign.json", command="make conformance RECORD=1",
+        modules=("fa4.emulator.host.session", "tests.conformance.record"), needs=HOURS,
+    ),
+    _computed("features"),
+    _faults("forward_"),
+    _computed(
+        "forward_prediction",
+        "tests/sim/test_recorded_predictions.py::test_predictions_of_the_forward_kernels",
+    ),
+    _computed("host", needs=TIMES, also=("fa4.backends.sm100", "fa4.backends.emulator")),
+    Record(
+        path="benchmarks/results/models.json", command="python -m benchmarks.models.walk",
+        modules=("benchmarks.models.walk", "fa4.backends.reference"), needs=HOURS,
+    ),
+    Record(
+        path="benchmarks/results/mutants.json", command="make mutants",
+        needs=HOURS, modules=(
+            "benchmarks.mutants.run", "fa4.reference", "fa4.sim.predict", "fa4.testing.properties",
+        ),
+    ),
+    _computed("predictions", "tests/sim/test_predictions.py::test_the_recorded_figures"),
+    _computed("reference", needs=TIMES, also=("fa4.backends.reference",)),
+    _computed("sim", needs=TIMES),
+    _computed(
+        "validation", files=("fa4/measured/*.csv", "hardware/results/hopper_sweep_again.csv")
+    ),
+    _computed("verify", needs=HOURS),
+    _faults("warpgroup_"),
+    Record(
+        path="fa4/explore/verdicts.json", command="python benchmarks/record_verdicts.py",
+        modules=("benchmarks.record_verdicts",), needs=HOURS,
+    ),
+    _suite("backward_hopper", "backward_hopper"),
+    _confirmed(
+        "backward_skeleton_hopper", _SKELETON.format("backward"),
+        "hardware.backward_hopper.skeleton", "hardware.backward_hopper.skeleton_driver",
+    ),
+    _confirmed(
+        "ds_exchange", "GPU: PYTHONPATH=. python hardware/ds_exchange.py", "hardware.ds_exchange",
+        files=("hardware/ds_exchange.cu",),
+    ),
+    _suite("emulator_hopper", "emulator_hopper"),
+    _confirmed(
+        "findings", "GPU: python3 -m hardware.run_findings", "hardware.run_findings",
+        files=("docs/findings/*.py",),
+    ),
+    _suite("forward_hopper", "forward_hopper"),
+    _confirmed(
+        "forward_skeleton_hopper", _SKELETON.format("forward"), "hardware.forward_hopper.skeleton",
+        "hardware.forward_hopper.skeleton_driver",
+    ),
+    *(
+        _confirmed(
+            f"guarded_calls_{gpu}", "GPU: python3 -m hardware.guarded.random_calls",
+            "hardware.guarded.random_calls", *_KERNELS,
+        )
+        for gpu in ("h100", "h200")
+    ),
+    _confirmed(
+        "h200_exp2", "GPU: PYTHONPATH=. python hardware/h200_exp2.py", "hardware.h200_exp2",
+        files=("hardware/h200_exp2.cu",),
+    ),
+    _confirmed("hopper_bench", "GPU: fa4 bench --json", "fa4.commands.bench", *_KERNELS),
+    _confirmed(
+        "hopper_counters", _COMPARED.format("own"), "hardware.hopper_counters.compare",
+        "hardware.hopper_counters.measure", "hardware.hopper_counters.launch",
+        "hardware.hopper_counters.emulate", "hardware.hopper_counters.simulate",
+        files=("hardware/hopper_counters/own.json",),
+    ),
+    _confirmed(
+        "hopper_counters_foreign", _COMPARED.format("foreign"), "hardware.hopper_counters.compare",
+        "hardware.hopper_counters.measure", "hardware.hopper_counters.launch",
+        files=("hardware/hopper_counters/foreign.json",),
+    ),
+    _confirmed(
+        "hopper_launches", "GPU: python3 -m hardware.warpgroup_forward.random_launches",
+        "hardware.warpgroup_forward.random_launches", *_KERNELS,
+    ),
+    _units("hopper_starts", "--only starts energy ", "starts", "power"),
+    _units("hopper_steps", "--only steps ", "steps", "wgmma", "softmax"),
+    _confirmed(
+        "hopper_sustained", "GPU: python3 -m hardware.warpgroup_forward.sustained",
+        "hardware.warpgroup_forward.sustained",
+    ),
+    _sweep("hopper_sweep", "fa4/measured/hopper_sweep.csv"),
+    _sweep("hopper_sweep_again", "hardware/results/hopper_sweep_again.csv"),
+    _units(
+        "hopper_units", "", "barriers", "copies", "launch", "memory", "pipes", "power", "softmax",
+        "wgmma",
+    ),
+    *(
+        _confirmed(
+            f"outside_boxes_{gpu}", "GPU: python3 -m hardware.guarded.outside_boxes",
+            "hardware.guarded.outside_boxes",
+        )
+        for gpu in ("h100", "h200")
+    ),
+    _confirmed(
+        "verify_gpu", "GPU: PYTHONPATH=. python hardware/verify_gpu.py --out out.json "
+        "flash-attn-4 torch-sdpa-cudnn", "hardware.verify_gpu", "hardware.gpu_backends",
+    ),
+    _confirmed(
+        "warpgroup_backward", "GPU: python3 -m hardware.warpgroup_backward.measure",
+        "hardware.warpgroup_backward.measure", *_KERNELS,
+    ),
+    _suite("warpgroup_bits", "warpgroup_bits", "hardware.warpgroup_bits.make_suite"),
+    _confirmed(
+        "warpgroup_forward", "GPU: python3 -m hardware.warpgroup_forward.measure "
+        "hardware/warpgroup_forward/peers.json FILE.jsonl", "hardware.warpgroup_forward.measure",
+        files=("hardware/warpgroup_forward/peers.json",),
+    ),
+    _suite("wgmma_sums", "wgmma_sums"),
+    Record(
+        path="hardware/results/h200x2_ring.csv", needs=GPU, modules=(),
+        command="GPU: by a program that is not here; each row says of what",
+    ),
+    Record(
+        path="hardware/results/ring_flash_attn.csv", needs=PUBLISHED, modules=(),
+        command="copied by hand; each row names its source",
+    ),
+)  # fmt: skip
+BY_NAME = {record.name: record for record in RECORDS}

@@ -1,0 +1,24 @@
+"""docs/distributed.md: its tables are what the simulator of links says today."""
+
+from __future__ import annotations
+
+from docs.distributed_tables import PAGE, TABLES
+
+DOCUMENT = PAGE.read_text(encoding="utf-8")
+
+
+def test_tables_are_up_to_date() -> None:
+    """If not: python docs/distributed_tables.py."""
+    assert list(TABLES.stale(DOCUMENT)) == []
+
+
+def test_a_changed_figure_is_found_and_mended() -> None:
+    """One digit of each table is enough."""
+    stale = DOCUMENT
+    for name in TABLES.sections:
+        begin, end = TABLES.begin(name), TABLES.end(name)
+        table = DOCUMENT.split(begin)[1].split(end)[0]
+        at = max(place for place, letter in enumerate(table) if letter.isdigit())
+        changed = table[:at] + str((int(table[at]) + 1) % 10) + table[at + 1 :]
+        stale = stale.replace(table, changed)
+    assert set(TABLES.stale(stale)) == set(TABLES.sections) and TABLES.fill(stale) == DOCUMENT

@@ -1,0 +1,135 @@
+"""Severities of findings, and which of them fail a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fa4 import cli, emulator
+from fa4.commands.emulate import SEVERITIES as COMMAND_SEVERITIES
+from fa4.emulator.errors import SEVERITIES, KernelFinding
+from fa4.emulator.execute import failures
+
+# Thread 0 makes a barrier, {fence}, and copies 16 bytes that {wait}.
+COPY = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry copy(.param .u64 source, .param .u64 target)
+{{
+  .reg .pred %p; .reg .b32 %r<4>; .reg .b64 %rd<4>;
+  .shared .align 128 .b8 tile[256];
+  ld.param.u64 %rd1, [source]; ld.param.u64 %rd2, [target];
+  mov.u32 %r1, tile;
+  mbarrier.init.shared.b64 [%r1], 1;
+  {fence}
+  mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 16;
+  cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1+16], [%rd1], 16, [%r1];
+again:
+  mbarrier.try_wait.parity.shared.b64 %p, [%r1], 0;
+  @!%p bra again;
+  ld.shared.b32 %r2, [%r1+{offset}];
+  st.global.b32 [%rd2], %r2;
+  ret;
+}}
+"""
+FENCE = "fence.mbarrier_init.release.cluster;"
+
+
+def run(text: str, **options: Any) -> emulator.Report:
+    """The copy by one thread."""
+    source, target = np.arange(4, dtype=np.uint32), np.zeros(1, np.uint32)
+    return emulator.run_ptx(text, [source, target], block=(1, 1, 1), **options)
+
+
+def test_what_only_the_manual_asks_for_fails_no_run() -> None:
+    """An mbarrier's initialisation without its fence is in the report, and fails if asked to."""
+    text = COPY.format(fence="", offset=16)
+    (finding,) = run(text).findings
+    assert (finding.kind, finding.severity) == ("missing-proxy-fence", "formal")
+    assert str(finding).startswith("missing-proxy-fence (formal): a copy signals")
+    with pytest.raises(emulator.EmulationFailed, match="signals mbarrier"):
+        run(text, fail_on="formal")
+    assert run(COPY.format(fence=FENCE, offset=16), fail_on="formal").ok
+
+
+def test_hazards_fail_unless_only_errors_do() -> None:
+    """A read of what nothing has written."""
+    text = COPY.format(fence=FENCE, offset=32)
+    with pytest.raises(emulator.EmulationFailed, match="uninitialised"):
+        run(text)
+    (finding,) = run(text, fail_on="error").findings
+    assert finding.severity == "hazard"
+
+
+def test_least_severity() -> None:
+    """Each severity fails itself and what is worse; there are no others."""
+    findings = [
+        KernelFinding("missing-proxy-fence", "", formal=True),
+        KernelFinding("race", ""),
+        KernelFinding("deadlock", ""),
+    ]
+    for index, severity in enumerate(SEVERITIES):
+        assert [f.severity for f in failures(findings, severity)] == list(SEVERITIES[index:])
+    with pytest.raises(emulator.LaunchError, match="fail_on 'all': allowed are formal, hazard"):
+        emulator.Options(fail_on="all")
+    assert COMMAND_SEVERITIES == SEVERITIES
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--fail-on decides about the exit code, not about what is shown."""
+    monkeypatch.chdir(tmp_path)
+    Path("copy.ptx").write_text(COPY.format(fence="", offset=16))
+    arguments = ["emulate", "copy.ptx", "--block", "1", "--json"]
+    arguments += ["--arg", "u32[4]=arange", "--arg", "u32[1]=zeros"]
+    for severity, code in (("hazard", 0), ("formal", 1)):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*arguments, "--fail-on", severity])
+        assert (stop.value.code or 0) == code
+        (finding,) = json.loads(capsys.readouterr().out)["findings"]
+        assert finding["severity"] == "formal"
+
+
+SAME_PLACE = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry store(.param .u64 values, .param .u64 target)
+{
+  .reg .b32 %t, %v, %a; .reg .b64 %x, %o;
+  .shared .align 16 .b8 tile[16];
+  mov.u32 %t, %tid.x;
+  ld.param.u64 %x, [values];
+  mul.wide.u32 %o, %t, 4;
+  add.u64 %x, %x, %o;
+  ld.global.b32 %v, [%x];
+  mov.u32 %a, tile;
+  st.shared.b32 [%a], %v;
+  ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "severity"),
+    [
+        (np.full(32, 3.1, np.float32), None),
+        (np.where(np.arange(32) % 2, np.float32(3.1), np.nextafter(np.float32(3.1), 4)), "formal"),
+        (np.where(np.arange(32) % 2, np.float32(3.1), np.float32(3.11)), "hazard"),
+        (np.where(np.arange(32) % 2, np.float32(3.1), np.float32(-3.1)), "hazard"),
+        (np.where(np.arange(32) % 2, np.float32(3.1), np.float32("nan")), "hazard"),
+        (np.arange(32, dtype=np.uint32), "hazard"),
+        (np.arange(2**31, 2**31 + 32, dtype=np.uint32), "hazard"),
+    ],
+    ids=["equal", "rounded", "far", "sign", "nan", "integers", "negative subnormals"],
+)
+def test_lanes_that_store_to_one_place(values: Any, severity: str | None) -> None:
+    """One of them wins; sums that differ by rounding alone are a formal race, no other values."""
+    report = emulator.run_ptx(SAME_PLACE, [values, 0], block=(32, 1, 1), collect=True)
+    assert [finding.severity for finding in report.findings] == [severity] * (severity is not None)
