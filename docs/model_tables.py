@@ -43,8 +43,9 @@ def render_counts() -> str:
     rows = [(name, str(found["counts"].get(name, 0)), text) for name, text in MEANINGS.items()]
     table = markdown_table(("result", "classes", "meaning"), rows)
     versions = found["versions"]
+    walked = "All" if found["walked"] == found["of"] else f"{found['walked']} of the"
     return (
-        f"{found['walked']} of the {found['of']} classes of transformers "
+        f"{walked} {found['of']} classes of transformers "
         f"{versions['transformers']} (torch {versions['torch']}, on a CPU, float32):\n\n{table}"
     )
 
@@ -83,7 +84,8 @@ def families(names: Iterable[str]) -> str:
 def _kind(reason: str) -> str:
     """One of a few reasons."""
     for pattern, kind in (
-        (r"ImportError|ModuleNotFoundError|no attribute", "a package that is not installed"),
+        (r"ImportError|ModuleNotFoundError", "a package that is not installed"),
+        (r"module transformers has no attribute", "no class that transformers offers"),
         (r"forward needs", "inputs that the walk does not make"),
         (r"million parameters$", "more than 60 million parameters in every way"),
         (r"longer than", "longer than 30 s"),

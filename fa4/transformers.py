@@ -186,6 +186,8 @@ def _is_plain(options: dict[str, Any]) -> bool:
     rows = options.get("q_length", 0) if where is None else len(where)
     if not all(isinstance(n, int) for n in (keys, skipped, first, rows)):
         return False  # known on the device only
+    if getattr(options.get("config"), "use_bidirectional_attention", None) in (True, "all"):
+        return False  # its modules take no mask for one that hides nothing (Gemma in PaliGemma)
     window = options.get("local_size")
     if window is None and options.get("mask_function") is not causal_mask_function:
         return False

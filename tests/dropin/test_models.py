@@ -22,8 +22,8 @@ SAMPLE = (
     "LlamaForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "DeepseekV3ForCausalLM",
     "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM",
     "AlbertModel", "ModernBertModel", "DistilBertModel", "T5Model", "M2M100Model",
-    "PegasusXModel", "LongT5Model", "EncoderDecoderModel", "CLIPModel", "ViTModel", "Dinov2Model",
-    "Gemma3ForConditionalGeneration", "Qwen2VLModel", "Speech2TextModel",
+    "PegasusXModel", "LongT5Model", "EncoderDecoderModel", "CLIPModel", "ViTModel",
+    "Gemma3ForConditionalGeneration", "PaliGemmaModel", "Qwen2VLModel", "Speech2TextModel",
     "BloomForCausalLM", "MPNetModel", "LongformerModel", "FalconForCausalLM", "GPTJForCausalLM",
     "MptForCausalLM", "DebertaV2Model", "MambaForCausalLM",
 )  # fmt: skip
