@@ -31,7 +31,7 @@ from fa4.testing.layouts import build_inputs
 from fa4.testing.metamorphic import agree
 from fa4.testing.property import Plan, Property
 from fa4.testing.shrink import SIZES
-from fa4.testing.turns import Turns, count_calls
+from fa4.testing.turns import ThreadTurns, count_calls
 
 _SHAPE: dict[str, Any] = {"heads_k": 2, "head_dim": 32, "head_dim_v": 32}
 _DENSE = _SHAPE | {"batch": 2, "seqlen_q": 5, "seqlen_k": 33}
@@ -150,7 +150,7 @@ def second_thread(backend: Backend, case: Case) -> float:
     alone = [backend.forward(x) for x in inputs]
 
     calls = count_calls(lambda: backend.forward(inputs[0]))
-    turns = [Turns(max(1, calls // _TURNS)) for _ in range(_THREAD_CALLS)]
+    turns = [ThreadTurns(max(1, calls // _TURNS)) for _ in range(_THREAD_CALLS)]
 
     def call(n: int) -> Outputs:
         return backend.forward(inputs[n])

@@ -47,7 +47,7 @@ def count_calls(function: Callable[[], Any]) -> int:
     return count
 
 
-class Turns:
+class ThreadTurns:
     """Of the threads 0 and 1: each runs for `every` calls of Python functions, then the other."""
 
     def __init__(self, every: int) -> None:

@@ -9,12 +9,12 @@ from threading import Lock
 import pytest
 
 from fa4.testing import turns, verify
-from fa4.testing.turns import Turns, count_calls
+from fa4.testing.turns import ThreadTurns, count_calls
 
 
 def both(function: Callable[[int], None], every: int) -> None:
     """Call it in two threads, with their numbers."""
-    together = Turns(every)
+    together = ThreadTurns(every)
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(together.run, n, lambda n=n: function(n)) for n in (0, 1)]:
             done.result()
