@@ -44,8 +44,9 @@ mutants: $(VENV)/mutants.stamp ## which single changes of the code do the tests 
 test-gpu: $(VENV)/test.stamp ## the kernels on real hardware; fails without a GPU that one runs on
 	FA4_REQUIRE_GPU=1 $(PYTEST) tests/gpu -m gpu -rs
 
-picture: $(VENV)/web.stamp ## the explorer's picture of the pages anew (apt-get install chromium)
+picture: $(VENV)/web.stamp ## pictures of the explorer and of a report (apt-get install chromium)
 	$(BIN)/python docs/explorer_picture.py
+	$(BIN)/python docs/report_picture.py
 
 test-web: docs $(VENV)/web.stamp ## explorer, site, traces in a browser (apt-get install chromium)
 	$(BIN)/python -m pytest tests/web -m web

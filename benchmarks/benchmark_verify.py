@@ -6,12 +6,15 @@
   and, for honesty, the largest of the row;
 - false alarms: default runs with one seed after another until 10,000 cases of each correct back end
   are judged: failures, and the worst share of the budget by element type;
+- styles: other correct ways to compute the same, with 20 seeds, at a first look at what has tight
+  limits (the slow tests run all properties with two seeds): what is rejected, and the worst shares;
 - seconds: CPU time of the default runs on the reference, on one core; the other back ends are
   judged by the budgets that were computed for it;
 - planted faults: the first property to fail with `--exitfirst`, and the CPU seconds until then.
 
-`--quick`: one seed with few cases, every tenth fault. `--part`: allowance, correct or faults; the
-result file keeps the rest. CPU seconds are those of one thread; others use the machine as well.
+`--quick`: one seed with few cases, every tenth fault. `--part`: allowance, correct, styles or
+faults; the result file keeps the rest. CPU seconds are those of one thread; others use the machine
+as well.
 """
 
 from __future__ import annotations
@@ -41,28 +44,31 @@ from fa4.testing.properties import PROPERTIES, Property
 from fa4.testing.report import FAILED, NOT_ROBUST
 from fa4.testing.runner import run_property
 from fa4.testing.statistics import GRADIENT_STATISTICS, STATISTICS
-from tests.testing.planted import FAULTS
+from tests.testing.planted import FAULTS, STYLES
 from tests.testing.remembered import remembered_budgets
+from tests.testing.test_styles import TIGHT
 
 PLANTED = "tests.testing.planted"
 CORRECT = ("reference", "torch-sdpa", f"{PLANTED}:honest")
 LEAST_CASES = 10_000
+STYLE_SEEDS = 20
 KEYS = (257, 1025)
 STATISTIC = frozenset(prop.name for prop in STATISTICS + GRADIENT_STATISTICS)
 
 
-def measure_allowance(dtype: str, keys: int) -> dict[str, Any]:
+def measure_allowance(dtype: str, keys: int, values: str = "normal") -> dict[str, Any]:
     """Median over all elements of O, 64 rows of 2 heads, of 10 seeds; and the worst seed's."""
     to_largest, to_row = [], []
     for seed in range(10):
         case = Case(seqlen_q=64, seqlen_k=keys, heads_k=2, head_dim=64, head_dim_v=64,
-                    dtype=dtype, seed=seed)  # fmt: skip
+                    dtype=dtype, values=values, seed=seed)  # fmt: skip
         out = expect_forward(build_inputs(case))["out"]
         allowed, plain, oracle = out.allowed[0], out.plain[0].astype(np.float64), out.oracle[0]
         to_largest.append(allowed / out.plain_error)
         to_row.append(allowed / np.abs(plain - oracle).max(axis=-1, keepdims=True))
     return {
         "dtype": dtype,
+        "values": values,
         "keys": keys,
         "median_allowance": float(np.median(to_largest)),
         "median_allowance_of_worst_seed": max(float(np.median(x)) for x in to_largest),
@@ -177,12 +183,44 @@ def summarize(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def judge_styles_once(seed: int) -> list[dict[str, Any]]:
+    """All styles with one seed; what is expected of a case is computed for the first."""
+    rows = []
+    with remembered_budgets():
+        for name in STYLES:
+            report = verify(f"{PLANTED}:{name}", only=TIGHT, quick=True, strict=True, seed=seed)
+            failed = report.with_status(FAILED)
+            rows.append({
+                "style": name,
+                "cases": sum(result.cases for result in report.results),
+                "rejected": [f"seed {seed}: {x.name}: {x.error}" for x in failed],
+                "worst_share": max(result.worst_share or 0.0 for result in report.results),
+            })  # fmt: skip
+    return rows
+
+
+def judge_styles(pool: ProcessPoolExecutor, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row per style, over the seeds."""
+    seeds = range(1 if options.quick else STYLE_SEEDS)
+    runs = [pool.submit(in_one_thread, judge_styles_once, seed) for seed in seeds]
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for row in run.result():
+            total = found.setdefault(row["style"], {"style": row["style"], "seeds": len(seeds),
+                                     "cases": 0, "rejected": [], "worst_share": 0.0})  # fmt: skip
+            total["cases"] += row["cases"]
+            total["rejected"] += row["rejected"]
+            total["worst_share"] = max(total["worst_share"], row["worst_share"])
+    return list(found.values())
+
+
 def show_allowance(rows: list[dict[str, Any]]) -> None:
     """A line per element type and length."""
     print("\nO: median allowance over the largest error of plain attention (worst of 10 seeds), "
           "and over the row's")  # fmt: skip
     for row in rows:
-        print(f"  {row['dtype']:5} Sk {row['keys']:5}  {row['median_allowance']:.2f} "
+        print(f"  {row['dtype']:5} {row['values']:11} Sk {row['keys']:5}  "
+              f"{row['median_allowance']:.2f} "
               f"({row['median_allowance_of_worst_seed']:.2f}), "
               f"{row['median_allowance_of_row']:.2f}")  # fmt: skip
 
@@ -210,8 +248,23 @@ def show_faults(rows: list[dict[str, Any]]) -> None:
         print(f"  {row['cpu_seconds']:5.1f} s  {row['fault']:36} {row['property']}  [{needs}]")
 
 
+def show_styles(rows: list[dict[str, Any]]) -> None:
+    """A line per style, and what was rejected."""
+    print(f"\n{sum(bool(row['rejected']) for row in rows)} of {len(rows)} correct styles rejected")
+    for row in rows:
+        print(f"  {row['style']:36} {row['cases']:6} cases of {row['seeds']} seeds, "
+              f"worst {row['worst_share']:.2f} of what is allowed")  # fmt: skip
+        for text in row["rejected"]:
+            print(f"    REJECTED {text[:200]}")
+
+
 PACKAGES = ("numpy", "ml_dtypes", "hypothesis", "torch")
-PARTS = {"allowance": show_allowance, "correct": show_correct, "faults": show_faults}
+PARTS = {
+    "allowance": show_allowance,
+    "correct": show_correct,
+    "styles": show_styles,
+    "faults": show_faults,
+}
 
 
 def parse() -> argparse.Namespace:
@@ -231,9 +284,12 @@ def parse() -> argparse.Namespace:
 def measure(part: str, pool: ProcessPoolExecutor, options: argparse.Namespace) -> list[Any]:
     """The rows of one part."""
     if part == "allowance":
-        return [measure_allowance(dtype, keys) for dtype in DTYPES for keys in KEYS]
+        kinds = [(dtype, "normal") for dtype in DTYPES + FP8] + [(x, "common_mean") for x in FP8]
+        return [measure_allowance(dtype, keys, values) for dtype, values in kinds for keys in KEYS]
     if part == "correct":
         return judge_correct(pool, options)
+    if part == "styles":
+        return judge_styles(pool, options)
     names = list(FAULTS)[:: 10 if options.quick else 1]
     return [
         future.result() for future in [pool.submit(in_one_thread, catch_fault, n) for n in names]

@@ -1,6 +1,7 @@
-"""The table of docs/verify.md: what the suite lists by default, counted without a call.
+"""Tables of docs/verify.md and docs/verify_json.md: what the suite lists by default, counted
+without a call, and the keys of a report.
 
-`python docs/verify_tables.py` writes it between its markers; a test of the page compares.
+`python docs/verify_tables.py` writes them between their markers; a test of the pages compares.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from fa4.testing.properties import PROPERTIES
 from fa4.testing.schema import FIELDS
 
 PAGE = Path(__file__).with_name("verify.md")
+JSON_PAGE = PAGE.with_name("verify_json.md")
 
 
 def coverage_table() -> str:
@@ -42,9 +44,9 @@ def schema_table() -> str:
     return "\n".join(["| key | |", "|---|---|", *rows])
 
 
-TABLES = MarkedTables(
-    "python docs/verify_tables.py", {"coverage": coverage_table, "schema": schema_table}
-)
+TABLES = MarkedTables("python docs/verify_tables.py", {"coverage": coverage_table})
+JSON_TABLES = MarkedTables("python docs/verify_tables.py", {"schema": schema_table})
 
 if __name__ == "__main__":
     TABLES.write(PAGE)
+    JSON_TABLES.write(JSON_PAGE)

@@ -10,7 +10,8 @@ import typer
 
 from fa4.commands import emit, verify_corpus, verify_run
 
-DEFAULT_EXAMPLES = 20  # fa4.testing.runner says the same; not imported, so that --help stays fast
+# fa4.testing.runner says the same; not imported, so that --help stays fast
+DEFAULT_EXAMPLES, DEFAULT_STEPS = 20, 12
 
 
 BackendName = Annotated[
@@ -32,6 +33,9 @@ ExitFirst = Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the 
 Quick = Annotated[bool, typer.Option("--quick", help="A few cases of everything: 15 s.")]
 MaxExamples = Annotated[
     int, typer.Option(help="Cases drawn per property; with 20, 5 of each pair of features.")
+]
+Steps = Annotated[
+    int, typer.Option(help="Calls in a row of a session: cache_*, replay_* and others.")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the cases; the same one repeats a run.")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds for one call; turns isolation on.")]
@@ -63,6 +67,7 @@ def verify(
     exitfirst: ExitFirst = False,
     quick: Quick = False,
     max_examples: MaxExamples = DEFAULT_EXAMPLES,
+    steps: Steps = DEFAULT_STEPS,
     seed: Seed = 0,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
     timeout: Timeout = None,
@@ -99,14 +104,15 @@ def verify(
         "timeout_s": timeout,
     }
     if corpus:
-        drawn = {"--max-examples": max_examples, "--seed": seed, "--jobs": jobs,
+        drawn = {"--max-examples": max_examples, "--steps": steps, "--seed": seed, "--jobs": jobs,
                  "--html": html, "--junit": junit, "--badge": badge}  # fmt: skip
         verify_corpus.verify_corpus(backend, as_json, list_only, drawn, chosen)
         return
     if list_only:
         emit({"properties": describe(testing.find_properties(only or None))}, as_json, render_list)
         return
-    drawn = {"max_examples": max_examples, "seed": seed, "quick": quick, "jobs": jobs}
+    drawn = {"max_examples": max_examples, "steps": steps, "seed": seed, "quick": quick,
+             "jobs": jobs}  # fmt: skip
     options = testing.VerifyOptions(**drawn, **chosen)
     files = verify_run.check_files({"html": html, "junit": junit, "badge": badge})
     report = verify_run.run_suite(backend, options, files)

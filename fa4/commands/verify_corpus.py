@@ -11,8 +11,8 @@ from fa4.commands import emit
 from fa4.commands.progress import progress_bar
 
 # Options of what is drawn, with what they are if nobody gives them.
-DRAWN = {"--max-examples": 20, "--seed": 0, "--jobs": 1, "--html": None, "--junit": None,
-         "--badge": None}  # fmt: skip
+DRAWN = {"--max-examples": 20, "--steps": 12, "--seed": 0, "--jobs": 1, "--html": None,
+         "--junit": None, "--badge": None}  # fmt: skip
 
 
 def verify_corpus(

@@ -13,6 +13,7 @@ OUTPUT_NAMES = {"out": "O", "lse": "LSE", "dq": "dQ", "dk": "dK", "dv": "dV", "d
 FORWARD_OUTPUTS = ("out", "lse")
 STATE_PREFIX, LEAST_STATES = "cached_", 4  # names of properties, and how many are one cause
 STATE_KEPT = "a call changes the next one"
+SESSION = "_session"  # ends what is said of calls in a row
 PLAINEST = "on the plainest input"
 
 _WORDS = {
@@ -90,6 +91,11 @@ class FailureGroup:
     name: str
     smallest: Symptom
 
+    @property
+    def is_of_a_session(self) -> bool:
+        """Does it take calls in a row?"""
+        return self.whats[0].endswith(SESSION)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON: `smallest` is the property with the simplest example."""
         first = self.smallest
@@ -128,7 +134,7 @@ def describe_needs(case: Case, needs: Iterable[str]) -> str:
 
 
 def group_failures(findings: Iterable[Evidence]) -> tuple[FailureGroup, ...]:
-    """Findings by cause: failures first, then the fewest needs.
+    """Findings by cause: failures first, single calls before calls in a row, then the fewest needs.
 
     One cause is the same features and the same outputs. Outputs of the forward pass and gradients
     with the same features are one cause where dV is wrong as well, which is P dO: P is wrong.
@@ -145,8 +151,8 @@ def group_failures(findings: Iterable[Evidence]) -> tuple[FailureGroup, ...]:
         by_key.setdefault(key, []).append(finding)
     groups = [_group(part) for members in by_key.values() for part in _split_by_pass(members)]
     return tuple(
-        sorted(groups, key=lambda group: (group.status != "failed", len(group.needs),
-                                          len(group.smallest.example)))
+        sorted(groups, key=lambda group: (group.status != "failed", group.is_of_a_session,
+                                          len(group.needs), len(group.smallest.example)))
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fa4.testing.backends import Backend
 from fa4.testing.case import Case
-from fa4.testing.causes import Symptom, describe_needs
+from fa4.testing.causes import SESSION, Symptom, describe_needs
 from fa4.testing.programs import numpy_program, torch_program
 from fa4.testing.property import Property
 from fa4.testing.refusals import BackendFailed, NoAnswer, NotCovered
@@ -139,7 +139,7 @@ class Doctor:
                 messages[walk] += _FLAKY
         message = messages[walk]
         return Symptom(
-            what=prop.name,
+            what=walk.session + SESSION,  # whichever property took these steps
             needs=walk.needs,
             words=" then ".join(need.replace("_", " ") for need in walk.needs),
             example=repr(walk),

@@ -88,6 +88,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "cases that Hypothesis draws per property (default 20); those of the covering "
         "design come with them",
     },
+    "steps": {
+        "type": int,
+        "default": 12,
+        "metavar": "N",
+        "help": "calls in a row of a session (default 12)",
+    },
     "seed": {"type": int, "default": 0, "metavar": "N", "help": "seed of the cases (default 0)"},
     "timeout": {
         "type": float,
@@ -138,6 +144,7 @@ def _options(config: Any) -> Any:
         dtypes=tuple(dtypes) if dtypes else None,
         quick=config.getoption("fa4_quick"),
         max_examples=config.getoption("fa4_max_examples"),
+        steps=config.getoption("fa4_steps"),
         seed=config.getoption("fa4_seed"),
         timeout_s=config.getoption("fa4_timeout"),
         isolate=config.getoption("fa4_isolate"),

@@ -92,6 +92,8 @@ class VerifyOptions:
     def words(self) -> tuple[str, ...]:
         """What decides which cases are drawn and what fails, as the command's options."""
         given: list[str] = ["--seed", str(self.seed), "--max-examples", str(self.max_examples)]
+        if self.steps != DEFAULT_STEPS:
+            given += ["--steps", str(self.steps)]
         for option, values in (("--only", self.only), ("--dtype", self.dtypes)):
             given += [word for value in values or () for word in (option, value)]
         flags = {"--quick": self.quick, "--strict": self.strict, "--exitfirst": self.exitfirst}

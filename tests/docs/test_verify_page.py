@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from docs.verify_tables import TABLES
+from docs.report_picture import PICTURE, SIZE
+from docs.verify_tables import JSON_PAGE, JSON_TABLES, TABLES
 from hardware import verify_gpu
 from lab.records import read_record
+from tests.docs.test_explorer_picture import MOST_BYTES, size_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
@@ -27,6 +29,20 @@ def test_the_table_of_coverage_is_up_to_date() -> None:
     """If not: python docs/verify_tables.py; and another figure would be seen."""
     assert list(TABLES.stale(PAGE)) == []
     assert list(TABLES.stale(PAGE.replace("| dQ | ", "| dQ | 1"))) == ["coverage"]
+
+
+def test_the_keys_of_a_report_are_up_to_date() -> None:
+    """On a page of their own, to which this one leads."""
+    document = JSON_PAGE.read_text(encoding="utf-8")
+    assert list(JSON_TABLES.stale(document)) == [] and f"]({JSON_PAGE.name})" in PAGE
+    assert list(JSON_TABLES.stale(document.replace("| `seed` |", "| `seeds` |"))) == ["schema"]
+
+
+def test_the_picture_of_a_report_is_small_and_whole() -> None:
+    """As the script takes it; if not: python docs/report_picture.py."""
+    content = PICTURE.read_bytes()
+    assert size_of(content) == SIZE and len(content) <= MOST_BYTES
+    assert "](pictures/report.png)" in PAGE and "python docs/report_picture.py" in PAGE
 
 
 def test_the_page_names_machine_and_versions() -> None:

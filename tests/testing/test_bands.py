@@ -147,7 +147,7 @@ class Head:
         for r, keep in zip(self.rows, self.keep, strict=True):
             weighted, exact = r.weights[:, None] * self.v, abs(r.o)
             band = norm(weighted * r.rho[:, None]) + g * (norm(weighted) + exact)
-            band = band + (r.eps + self.u) * exact
+            band = band + (r.eps + (0.0 if narrow else self.u)) * exact
             band = np.minimum(band, (r.weights * (r.rho + r.eps + g)) @ abs(self.v))
             band = band + alike(weighted, self.w)
             lost = self.underflow * norm((r.seen * keep)[:, None] * self.v)

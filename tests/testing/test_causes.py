@@ -80,6 +80,15 @@ def test_what_is_no_output_has_a_group_of_its_own() -> None:
     }
 
 
+def test_the_same_steps_are_one_cause_behind_single_calls() -> None:
+    """A page table that is read wrongly fails every session that adds twice."""
+    report = verify(f"{HERE}:page_table_row_of_first", only=["cache_*", "paged"], quick=True)
+    first, *others = report.failures
+    assert first.cause == "O wrong with pages x several sequences"
+    added = next(x for x in others if x.cause == "cache_session broken with add")
+    assert len(added.properties) >= 3 and len(others) <= 4
+
+
 def test_state_that_shows_everywhere_is_one_cause() -> None:
     """Two caches are two causes; what every call leaves behind is one."""
     names = [f"cached_{name}" for name in ("window", "scale", "sink", "dtype")]

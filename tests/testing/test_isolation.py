@@ -18,7 +18,7 @@ import pytest
 from fa4.testing import Case, build_inputs, check_property, load_backend, verify
 from fa4.testing.isolation import IsolatedProcess, isolate
 from fa4.testing.refusals import BackendFailed, NoAnswer, NotCovered
-from fa4.testing.report import FAILED
+from fa4.testing.report import FAILED, NOT_COVERED, PASSED
 from fa4.testing.reproduce import failing_test
 from tests.testing import faulty
 
@@ -106,6 +106,14 @@ def test_a_hang_costs_few_timeouts(name: str, most: int, monkeypatch: pytest.Mon
     assert result.status == FAILED and "no answer within 1 s; killed" in result.error
     assert 2 <= len(calls) <= most
     assert result.example == "Case()" if name == "hangs_always" else "'bf16'" in result.example
+
+
+def test_threads_are_not_reached(isolated) -> None:
+    """A worker takes one call at a time: what two at a time do is not said to hold."""
+    (result,) = verify(isolated("tests.testing.planted:honest"), only=("second_thread",)).results
+    assert result.status == NOT_COVERED and "not reached" in result.reason
+    (result,) = verify("tests.testing.planted:honest", only=("second_thread",)).results
+    assert result.status == PASSED
 
 
 def test_a_poisoned_context_is_not_used_again(isolated) -> None:

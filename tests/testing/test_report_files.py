@@ -196,6 +196,7 @@ def test_bad_files(capsys, options: list[str], message: str) -> None:
         ["--quick"],
         ["--only", "plain", "--only", "causal*", "--dtype", "fp32", "--seed", "7"],
         ["--only", "causal", "-x", "--strict", "--max-examples", "3"],
+        ["--only", "cache_*", "--steps", "20"],
     ],
 )
 def test_the_command_of_a_report_draws_the_same(capsys, monkeypatch, chosen: list[str]) -> None:
@@ -214,7 +215,7 @@ def test_the_command_of_a_report_draws_the_same(capsys, monkeypatch, chosen: lis
     command = shlex.split(again(json.loads(out)))
     assert command[:2] == ["fa4", "verify"]
     run(capsys, *command[2:], "--json")
-    assert asked[0] == asked[1]
+    assert asked[0] == asked[1] and asked[0].steps == (20 if "--steps" in chosen else 12)
 
 
 def test_calls_in_a_row_are_shown_as_a_test() -> None:

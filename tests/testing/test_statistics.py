@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -80,17 +82,19 @@ def test_honest_attention_is_far_from_the_limits(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("keys", [257, 1025])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "fp64"])
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [*((dtype, "normal") for dtype in ("fp32", "bf16", "fp16", "fp64")),
+     *(("e4m3", x) for x in ("normal", "common_mean")), ("e5m2", "common_mean")],
+)  # fmt: skip
 def test_the_median_allowance_is_at_most_three_times_the_error_of_plain_attention(
-    dtype: str, keys: int
+    dtype: str, values: str, keys: int
 ) -> None:
     """In the median of nine draws: plain attention's largest error is one number, by luck a third
     smaller or larger, and another one with another order of sums (a BLAS of another CPU)."""
     ratios = []
     for seed in range(9):
-        inputs = build_inputs(
-            Case(**{**vars(CASE), "dtype": dtype, "seqlen_k": keys, "seed": seed})
-        )
+        inputs = build_inputs(replace(CASE, dtype=dtype, values=values, seqlen_k=keys, seed=seed))
         expected = expect_forward(inputs)["out"]
         ratios.append(np.median(expected.allowed[0]) / expected.plain_error)
     assert np.median(ratios) <= 3.0, ratios

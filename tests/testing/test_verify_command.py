@@ -109,6 +109,7 @@ def test_list(capsys) -> None:
         (["--backend", "nothing"], "back end must be one of"),
         (["--only", "other"], "no property matches 'other'"),
         (["--max-examples", "0"], "max_examples must be between 1 and 100000; got 0"),
+        (["--steps", "0"], "steps must be between 1 and 1000; got 0"),
         (["--seed", "-1"], "seed must be at least 0; got -1"),
         (["--dtype", "int8"], "dtype must be one of fp32"),
         (["--jobs", "0"], "jobs must be between 1 and 256; got 0"),
@@ -126,3 +127,4 @@ def test_bad_input(capsys, arguments: list[str], message: str) -> None:
 def test_default_agrees_with_the_runner() -> None:
     """The number is written twice, because the command must not import the suite for --help."""
     assert command.DEFAULT_EXAMPLES == runner.DEFAULT_EXAMPLES
+    assert command.DEFAULT_STEPS == runner.DEFAULT_STEPS
