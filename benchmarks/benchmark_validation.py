@@ -1,13 +1,15 @@
 """The simulator beside measurements that it was not fitted to, and beside a roofline formula.
 
 B200: each kind of the published figures (causal, backward, each length, each source) is left out,
-the free constants are fitted to the others, and the kind is predicted; a roofline formula with four
-parameters goes through the same. H200: the free constants are fitted to half of the configurations
-of the measured tile sweep, three draws, and predict the other half; which kernels spill registers
-is predicted without any fit. This package's own sweep was not fitted to: its error, in another
-run, too, its spills, and for each head dim, mask and length the configuration that the simulator
-chooses beside the best.
-Usage: python benchmarks/benchmark_validation.py [--output FILE]
+the free constants are fitted to the others, and the kind is predicted; a roofline formula with
+eight parameters and a random forest (scikit-learn) go through the same. All three predict what
+other pull requests published, to which nothing was fitted. H200: the free constants are fitted to
+half of the configurations of the measured tile sweep, three draws, and predict the other half;
+which kernels spill registers is predicted without any fit. This package's own sweep was not fitted
+to: its error, in another run, too, its spills, and for each head dim, mask and length the
+configuration that the simulator chooses beside the best. --part does one of them and keeps the
+others of the file.
+Usage: python benchmarks/benchmark_validation.py [--output FILE] [--part NAME]
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from baselines import by_forest, by_formula, score
 from common import parse_output, write_record
 
-from fa4.figures.measured import B200_FILE, HOPPER_FILE
+from fa4.figures.measured import B200_FILE, HOPPER_FILE, KEPT_OUT_FILE
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.calibrate import configuration, quick_fit
 from fa4.sim.cost_table import CostTable, free_constants
@@ -36,46 +39,7 @@ SPILLED_SHARE = (
     0.7  # of the speed of the same tile with P in shared memory or the next narrower one
 )
 DRAWS = (0, 1, 2)
-
-
-def roofline_times(rows: list[Row], parameters: np.ndarray) -> np.ndarray:
-    """Seconds by a formula: FLOPs at a share of the peak, forward and backward, and what each work
-    tile costs beside; in a fixed order of sums, longer by a factor."""
-    forward, backward, per_tile_us, fixed_order = parameters
-    peak, sms = 2.25e15, 148
-    times = []
-    for row in rows:
-        problem, is_backward = row.problem, row.direction == "bwd"
-        flops = problem.backward_flops if is_backward else problem.forward_flops
-        tiles = (
-            problem.batch * problem.heads_q * -(-problem.seqlen_q // (128 if is_backward else 256))
-        )
-        seconds = flops / (peak * (backward if is_backward else forward))
-        seconds += tiles / sms * per_tile_us * 1e-6
-        times.append(seconds * (fixed_order if "deterministic" in row.software else 1.0))
-    return np.array(times)
-
-
-def fit_roofline(rows: list[Row]) -> np.ndarray:
-    """The formula's parameters with the least squares of logarithms (Gauss-Newton)."""
-    at = np.array([0.7, 0.65, 1.0, 1.2])
-    measured = np.array([flops_of(row) / row.tflops / 1e12 for row in rows])
-    for _ in range(30):
-        missed = np.log(roofline_times(rows, at) / measured)
-        slopes = np.stack([
-            (np.log(roofline_times(rows, at + step) / measured) - missed) / step.sum()
-            for step in np.diag(0.001 * at)
-        ], axis=1)  # fmt: skip
-        held = np.vstack([slopes * at, 1e-3 * np.eye(len(at))])
-        move = np.linalg.lstsq(held, np.concatenate([-missed, np.zeros(len(at))]), rcond=None)[0]
-        at = at * np.exp(np.clip(move, -0.5, 0.5))
-    return at
-
-
-def flops_of(row: Row) -> int:
-    """What the row's throughput counts."""
-    problem = row.problem
-    return problem.backward_flops if row.direction == "bwd" else problem.forward_flops
+MEASURED_ELSEWHERE = ("hbm_queue_share", "cta_start_cycles")  # on an H200: at both ends
 
 
 def kinds_of(rows: list[Row]) -> Mapping[str, Callable[[Row], bool]]:
@@ -106,17 +70,56 @@ def blackwell() -> dict[str, Any]:
     rows = list(select_rows(read_measurements(B200_FILE), machine)[0])
     names = free_constants(machine.costs)
     report: dict[str, Any] = {"all, by the shipped constants": summary(compare(rows, machine))}
-    own = roofline_times(rows, fit_roofline(rows))
-    report["all, formula"] = round(100 * float(np.abs(errors(rows, own)).mean()), 2)
+    report["all, formula"] = score(rows, by_formula(rows, rows))["mape_percent"]
     groups = {}
     for name, belongs in kinds_of(rows).items():
         rest, out = [r for r in rows if not belongs(r)], [r for r in rows if belongs(r)]
-        formula = errors(out, roofline_times(out, fit_roofline(rest)))
         groups[name] = left_out(rest, out, machine, names, CostTable()) | {
-            "formula_mape_percent": round(100 * float(np.abs(formula).mean()), 2)
+            "formula_mape_percent": score(out, by_formula(rest, out))["mape_percent"],
+            "forest_mape_percent": score(out, by_forest(rest, out))["mape_percent"],
         }
         print(name, groups[name])
-    return report | {"left out": groups, "other starts": other_starts(rows, machine, names)}
+    return report | {
+        "left out": groups,
+        "other starts": other_starts(rows, machine, names),
+        "kept out": kept_out(rows),
+    }
+
+
+def kept_out(rows: list[Row]) -> dict[str, dict[str, Any]]:
+    """What other pull requests published, predicted by all three: each machine, source and kind."""
+    every = read_measurements(KEPT_OUT_FILE)
+    found = []
+    for name in ("b200", "gb300"):
+        machine = find_machine(name)
+        found += compare(select_rows(every, machine)[0], machine).points
+    out = [point.row for point in found]
+    models = {
+        "simulator": np.array([point.predicted_tflops for point in found]),
+        "formula": by_formula(rows, out),
+        "forest": by_forest(rows, out),
+    }
+    report = {}
+    for group, belongs in kept_out_kinds(out).items():
+        used = np.array([belongs(row) for row in out])
+        some = [row for row in out if belongs(row)]
+        report[group] = {model: score(some, said[used]) for model, said in models.items()}
+        print(group, report[group])
+    return report
+
+
+def kept_out_kinds(rows: list[Row]) -> dict[str, Callable[[Row], bool]]:
+    """Groups of what was published elsewhere, by name."""
+    kinds: dict[str, Callable[[Row], bool]] = {"all": lambda row: True}
+    for gpu in ("B200", "GB300"):
+        kinds[gpu] = lambda row, gpu=gpu: row.gpu == gpu
+    for source in sorted({(row.gpu, row.source) for row in rows}):
+        kinds[" ".join(source)] = lambda row, source=source: (row.gpu, row.source) == source
+    kinds["(192, 128)"] = lambda row: row.problem.head_dim == 192
+    kinds["head dim 64"] = lambda row: row.problem.head_dim == 64
+    kinds["pairs, forward"] = lambda row: "2-CTA" in row.software and row.direction == "fwd"
+    kinds["backward"] = lambda row: row.direction == "bwd"
+    return kinds
 
 
 def left_out(
@@ -132,8 +135,8 @@ def other_starts(
 ) -> dict[str, dict[str, Any]]:
     """The groups again with figures that are not fitted at the ends of their intervals."""
     report: dict[str, dict[str, Any]] = {}
-    for figure, ends in CostTable.intervals().items():
-        for end in ends:
+    for figure in MEASURED_ELSEWHERE:
+        for end in CostTable.intervals()[figure]:
             moved = replace(machine, costs=replace(machine.costs, **{figure: end}))
             start = replace(CostTable(), **{figure: end})
             report[f"{figure} {end:g}"] = {
@@ -145,12 +148,6 @@ def other_starts(
             }  # fmt: skip
             print(figure, end, report[f"{figure} {end:g}"])
     return report
-
-
-def errors(rows: list[Row], seconds: np.ndarray) -> np.ndarray:
-    """Relative errors of throughput."""
-    tflops = np.array([flops_of(row) for row in rows]) / seconds / 1e12
-    return tflops / np.array([row.tflops for row in rows]) - 1.0
 
 
 def spills(rows: list[Row]) -> dict[str, Any]:
@@ -244,15 +241,18 @@ def choices(found: Comparison) -> list[dict[str, Any]]:
     return table
 
 
+PARTS: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "h200": hopper,
+    "own h200": own_hopper,
+    "b200": blackwell,
+}
+
+
 def main() -> None:
     """Print and write all."""
     options = parse_output(__doc__, "validation")
-    report = {
-        "h200": hopper(),
-        "own h200": own_hopper(),
-        "b200": blackwell(),
-    }
-    write_record(options.output, report, ("numpy", "numba"))
+    report = {name: part() for name, part in PARTS.items()}
+    write_record(options.output, report, ("numpy", "numba", "scikit-learn"))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,11 @@ from docs.marked_tables import MarkedTables
 from fa4.figures.measured import B200_FILE, H100_FILE, HOPPER_FILE
 from fa4.plan.render import markdown_table
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, H100Costs, HopperCosts
-from fa4.sim.machine import COSTS, find_machine
+from fa4.sim.ensemble import constant_sets, interval_of, seconds_of
+from fa4.sim.machine import BLACKWELL_COSTS, COSTS, find_machine
 from fa4.sim.measurements import pipeline_for, read_measurements, select_rows
-from fa4.sim.power import H200_POWER, PowerFigures
+from fa4.sim.options import build
+from fa4.sim.power import B200_POWER, H200_POWER
 from fa4.sim.predict import predict
 from fa4.sim.validation import Comparison, compare
 from hardware.hopper_counters.simulate import apart, measured, prediction, simulated, traffic
@@ -85,15 +87,65 @@ def render_h100() -> str:
 
 
 def render_power() -> str:
-    """What operations of an H200 take of its power."""
-    intervals = PowerFigures.intervals()
+    """What operations of an H200 take of its power, and what is assumed of a B200."""
     rows = []
-    for name, source in PowerFigures.sources().items():
-        value = f"{getattr(H200_POWER, name):g}"
-        if name in intervals:
-            value += " ({:g} to {:g})".format(*intervals[name])
-        rows.append((f"`{name}`", value, source))
-    return markdown_table(("figure", "H200", "source"), rows)
+    for name, source in H200_POWER.sources().items():
+        cells = []
+        for figures in (H200_POWER, B200_POWER):
+            value, interval = f"{getattr(figures, name):g}", figures.intervals().get(name)
+            between = "" if interval is None else f" ({interval[0]:g} to {interval[1]:g})"
+            cells.append(value + between)
+        rows.append((f"`{name}`", *cells, source, B200_POWER.sources()[name]))
+    return markdown_table(("figure", "H200", "B200", "source", "source for B200"), rows)
+
+
+def render_kept_out() -> str:
+    """What nothing was fitted to: mean error and rank correlation of each model."""
+    rows = []
+    for group, models in read_record("validation")["b200"]["kept out"].items():
+        ours = models["simulator"]
+        cells = (f"{x['mape_percent']:.1f}%, {x['rank_correlation']:.2f}" for x in models.values())
+        rows.append((group, str(ours["points"]), *cells, f"{ours['bias_percent']:+.1f}%",
+                     f"{ours['worst_percent']:+.1f}%"))  # fmt: skip
+    titles = ("published", "points", "simulator", "formula", "forest", "bias", "worst")
+    return markdown_table(titles, rows)
+
+
+def render_sets() -> str:
+    """Between what the figures of the recorded sets lie, and what some calls take by them."""
+    sets = constant_sets()
+    rows = [
+        (f"`{name}`", f"{getattr(BLACKWELL_COSTS, name):g}",
+         f"{min(x[name] for x in sets):g} to {max(x[name] for x in sets):g}")
+        for name in sets[0]
+    ]  # fmt: skip
+    return markdown_table(("figure", "shipped", f"in {len(sets)} sets that fit as well"), rows)
+
+
+# What the page asks all sets of constants: name -> settings.
+SET_CALLS: Mapping[str, Mapping[str, object]] = {
+    "d128, one CTA": {"cta_group": 1},
+    "d128, pair": {"cta_group": 2},
+    "d128, flash_attn.cute's pair": {"cta_group": 2, "design": "flash_attn.cute"},
+    "d128 causal": {"causal": "yes"},
+    "d64": {"head_dim": 64},
+    "(192, 128), pair": {"head_dim": 192, "head_dim_v": 128},
+    "d256": {"head_dim": 256},
+    "d128 backward, pair": {"pass": "bwd"},
+    "d64 on GB300": {"head_dim": 64, "machine": "gb300"},
+}
+
+
+def render_set_calls() -> str:
+    """Throughput of calls by the shipped constants, and by all sets."""
+    rows = []
+    for name, settings in SET_CALLS.items():
+        request = build({"seqlen": "16k", "batch": 2, **settings})
+        found, times = request.predict(), seconds_of(request)
+        interval = interval_of([found.tflops * found.seconds / x for x in times])
+        assert interval is not None
+        rows.append((name, f"{found.tflops:.0f}", f"{interval.least:.0f} to {interval.most:.0f}"))
+    return markdown_table(("2 x 16k tokens, 16 heads", "TFLOP/s", "by all sets"), rows)
 
 
 def render_sustained() -> str:
@@ -245,7 +297,8 @@ def render_left_out() -> str:
     ]  # fmt: skip
     rows += [
         (f"B200, all but: {name}", str(x["points"]), f"{x['mape_percent']:.1f}%",
-         f"{x['worst_percent']:+.1f}%", f"formula {x['formula_mape_percent']:.1f}%")
+         f"{x['worst_percent']:+.1f}%", f"formula {x['formula_mape_percent']:.1f}%, "
+         f"forest {x['forest_mape_percent']:.1f}%")
         for name, x in report["b200"]["left out"].items()
     ]  # fmt: skip
     return markdown_table(("not fitted to", "points", "mean error", "worst", "beside"), rows)
@@ -358,6 +411,9 @@ SECTIONS = {
     "own sweep": render_own,
     "choices": render_choices,
     "left out": render_left_out,
+    "kept out": render_kept_out,
+    "sets": render_sets,
+    "calls by all sets": render_set_calls,
     "ends": render_ends,
     "counters": render_counters,
     "traffic": render_traffic,

@@ -28,7 +28,7 @@ DTYPE_MAX_LOG2 = {
 FRAGMENT_COLS = 32  # columns of a row of scores that are read from tensor memory at once
 MOST_FRAGMENTS = 8  # of the widest tile, 256 columns
 
-BACKWARD_DESIGNS = ("fa4", "flash_attn.cute")  # whose backward kernel: ours, the published one
+DESIGNS = ("fa4", "flash_attn.cute")  # whose kernel: ours, the published one
 
 WARP_ROWS = 32  # rows of a tile that one warp owns: one thread per row
 WARPGROUP_ROWS = 64  # of wgmma, the tensor core instruction of a Hopper warpgroup
@@ -318,7 +318,7 @@ class ForwardPipeline:
     ping_pong: the tensor core alternates between the two Q tiles (PV0, QK0, PV1, QK1).
     correction "warpgroup": O is rescaled by its own warps, "inline" by the softmax warps.
     p_space: where P waits for the second product. split_p: part of P after which it may start.
-    scheduler: "static" (persistent), "lpt", "clc" or "naive".
+    scheduler: "static" (persistent), "lpt", "clc" or "naive". design: whose registers, of DESIGNS.
     """
 
     head_dim: int = 128
@@ -333,6 +333,7 @@ class ForwardPipeline:
     p_space: str = "tmem"
     split_p: float = 0.75
     scheduler: str = "static"
+    design: str = "fa4"
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
@@ -349,6 +350,7 @@ class ForwardPipeline:
             "correction": ("warpgroup", "inline"),
             "p_space": ("tmem", "smem"),
             "scheduler": ("static", "lpt", "clc", "naive"),
+            "design": DESIGNS,
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
@@ -378,7 +380,7 @@ class BackwardPipeline:
 
     `numerics` holds the tile sizes and the CTA group. deterministic: CTAs add to a dQ tile in a
     fixed order, one after the other. scheduler: "naive", "lpt" or "spt" (shortest first). design:
-    whose kernel, of BACKWARD_DESIGNS: this package's, or the published one of flash_attn.cute.
+    whose kernel, of DESIGNS: this package's, or the published one of flash_attn.cute.
     """
 
     head_dim: int = 128
@@ -398,7 +400,7 @@ class BackwardPipeline:
             require(getattr(self, name) % 16 == 0, f"{name} must be a multiple of 16",
                     getattr(self, name))  # fmt: skip
         require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
-        choices = {"scheduler": ("naive", "lpt", "spt"), "design": BACKWARD_DESIGNS}
+        choices = {"scheduler": ("naive", "lpt", "spt"), "design": DESIGNS}
         for name, allowed in choices.items():
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)

@@ -1,4 +1,4 @@
-"""The machines: B200, B300, H100 and H200 as frozen tables in which every number has a source.
+"""The machines: B200, B300, H100, H200 and one to come, tables in which each number has a source.
 
 `Gpu` holds what a plan must fit into (shared memory, tensor memory, registers) and what bounds its
 speed (rates per clock and per second). Its `sources` name, for each number, where it comes from
@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from fa4.config import require, require_finite, require_int
 
-ARCHES = ("sm_90a", "sm_100a", "sm_103a")
+ARCHES = ("sm_90a", "sm_100a", "sm_103a", "sm_107a")
 
 # high: vendor documentation, a device query or two independent measurements; medium: one careful
 # measurement; low: carried over from another machine.
@@ -205,6 +205,24 @@ B300 = Gpu.from_figures(
 
 GB300 = replace(B300, name="GB300")  # a B300 beside a Grace CPU; no figure of its own was found
 
+# A machine that nobody has measured: what a public kernel library asks of it, the rest a B300's.
+AS_B300 = Source("assumed: as a B300; nothing of it was published or measured here", "low")
+SM107_LIMITS = Source("limits of SM107 in the kernels of cudnn-frontend 1.32", "medium")
+RUBIN = replace(
+    B300,
+    name="Rubin",
+    arch="sm_107a",
+    smem_bytes_per_cta=327 * 1024,
+    smem_bytes_per_sm=328 * 1024,
+    tmem_cols=576,
+    sources=dict.fromkeys(B300.sources, AS_B300)
+    | dict.fromkeys(("smem_bytes_per_cta", "tmem_cols"), SM107_LIMITS)
+    | {
+        "smem_bytes_per_sm": Source("assumed: a KiB more than a CTA may have, as before", "low"),
+        "exp_per_clk": Source("assumed: twice a B200's, as a B300's", "low"),
+    },
+)
+
 H100 = Gpu.from_figures(
     "H100",
     "sm_90a",
@@ -262,7 +280,7 @@ H200 = Gpu.from_figures(
 )
 
 GPUS: Mapping[str, Gpu] = MappingProxyType(
-    {gpu.name.lower(): gpu for gpu in (B200, B300, GB300, H100, H200)}
+    {gpu.name.lower(): gpu for gpu in (B200, B300, GB300, RUBIN, H100, H200)}
 )
 
 

@@ -90,7 +90,7 @@ def test_counts_are_integers() -> None:
 def test_find_gpu() -> None:
     """By name in any case; an unknown name lists the known ones."""
     assert find_gpu("B200") is find_gpu("b200") is B200
-    with pytest.raises(ValueError, match="one of b200, b300, gb300, h100, h200; got 'a100'"):
+    with pytest.raises(ValueError, match="one of b200, b300, gb300, rubin, h100, h200; got 'a100'"):
         find_gpu("a100")
 
 

@@ -53,13 +53,14 @@ DATA = {
     "demo/attention.txt": ("demo",),
     "emulator/tools/confirmed.json": ("emulate", "--support"),
     "explore/verdicts.json": ("explore",),
+    "measured/b200_constants.csv": ("predict",),
     "measured/b200_published.csv": ("figures",),
     "measured/hopper_sweep.csv": ("figures",),
     "measured/h200x2_links.csv": ("distributed", "predict"),
 } | {f"explore/web/{path.name}": ("explore",) for path in (ROOT / "fa4/explore/web").iterdir()}
 
 # What no command reads by itself: `fa4 validate --measurements FILE` does.
-GIVEN = {"measured/h100_published.csv"}
+GIVEN = {"measured/b200_kept_out.csv", "measured/h100_published.csv"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -43,7 +43,8 @@ def ablate(
     """
     from fa4.sim.ablate import ablate as run
 
-    done = run(with_changes(settings, change), off_rescale_rate=off_rescale_rate)
+    done = run(with_changes(settings, change), off_rescale_rate=off_rescale_rate,
+               intervals=True)  # fmt: skip
     emit(build_report(done, limit_of(done.request.given)), as_json, render)
 
 
@@ -61,6 +62,9 @@ def build_report(done: Ablation, limit: str | None = None) -> dict[str, Any]:
                 "without": outcome.idea.without,
                 "settings": dict(outcome.idea.settings),
                 "speedup": outcome.speedup,
+                "speedup_interval": outcome.interval
+                and [outcome.interval.least, outcome.interval.most],
+                "undecided": outcome.interval and outcome.interval.undecided,
                 "note": outcome.note,
                 "result": outcome.prediction and numbers(outcome.prediction),
             }
@@ -89,16 +93,17 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("idea", no_wrap=True)
     table.add_column("without it", overflow="fold")
-    for heading in ("us", "TFLOP/s", "speedup"):
+    for heading in ("us", "TFLOP/s", "speedup", "by all constants"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_row("(all)", "", f"{base['microseconds']:.1f}", f"{base['tflops']:.0f}", "")
+    table.add_row("(all)", "", f"{base['microseconds']:.1f}", f"{base['tflops']:.0f}", "", "")
     notes = []
     for row in report["ideas"]:
         found = row["result"]
-        cells = ("-", "-", "-")
+        cells = ("-", "-", "-", "-")
         if found is not None:
             speedup = f"{row['speedup']:.3f}x"
-            cells = (f"{found['microseconds']:.1f}", f"{found['tflops']:.0f}", speedup)
+            cells = (f"{found['microseconds']:.1f}", f"{found['tflops']:.0f}", speedup,
+                     say_all(row))  # fmt: skip
         table.add_row(row["idea"], row["without"], *cells)
         if row["note"]:
             notes.append(f"{row['idea']}: {row['note']}")
@@ -108,4 +113,14 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         table,
         *notes,
         "speedup: time without the idea alone, over the time with all",
+        "by all constants: the speedup by all sets that fit what was published as well; undecided "
+        "where they do not agree whether the idea gains",
     )
+
+
+def say_all(row: Mapping[str, Any]) -> str:
+    """The interval of an idea's speedup, or that its sign is not known."""
+    if row["speedup_interval"] is None:
+        return "-"
+    least, most = row["speedup_interval"]
+    return f"undecided {least:.2f}-{most:.2f}" if row["undecided"] else f"{least:.2f}-{most:.2f}"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 BAR_COLUMNS = 30
 TOP_STALLS = 3
-# The one unit of which `fa4 roofline` counts less, as the paper does.
-BOUND_NOTES = {"smem": " (with the loads that fa4 roofline leaves out)"}
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -96,6 +94,14 @@ def predict(
             show_default="yes, up to 16k work tiles, without --compare",
         ),
     ] = None,
+    interval: Annotated[
+        bool | None,
+        typer.Option(
+            "--interval/--no-interval",
+            help="What all sets of constants say that fit the published figures as well.",
+            show_default="yes, up to 16k work tiles",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     **settings: Any,
 ) -> None:
@@ -115,13 +121,16 @@ def predict(
     refuse_without_gpus(across)
     variants = [split_changes("--compare", [text]) for text in compare or ()]
     first = describe(settings)
+    spread = interval or (interval is None and worth_asking(first))
+    times = all_times(settings) if spread else ()
+    first["interval"] = interval_report(first, times)
     if why or (why is None and not variants and worth_asking(first)):
         first["why"] = ask_why(settings)
         first["bottleneck"] = first["why"]["limit"]
     if not variants:
         emit(first, as_json, render)
         return
-    compared = [compare_with(first, settings, changes) for changes in variants]
+    compared = [compare_with(first, settings, changes, times) for changes in variants]
     # The first variant has the keys that a comparison of two has always had.
     emit({"a": first, **compared[0], "further": compared[1:]}, as_json, render_comparisons)
 
@@ -131,6 +140,26 @@ def worth_asking(report: Mapping[str, Any]) -> bool:
     from fa4.sim.why import MOST_WORK_TILES
 
     return bool(0 < report["work_tiles"] <= MOST_WORK_TILES)
+
+
+def all_times(settings: Mapping[str, object]) -> tuple[float, ...]:
+    """Seconds of the call by the machine's constants and by all others that fit as well."""
+    from fa4.sim.ensemble import seconds_of
+    from fa4.sim.options import build
+
+    return seconds_of(build(settings))
+
+
+def interval_report(
+    report: Mapping[str, Any], times: Sequence[float]
+) -> dict[str, float | int] | None:
+    """The throughput that these times are, from the least to the most; None without other sets."""
+    from fa4.sim.ensemble import interval_of
+
+    found = interval_of([report["tflops"] * report["seconds"] / seconds for seconds in times])
+    if found is None:
+        return None
+    return {"least_tflops": found.least, "most_tflops": found.most, "sets": found.sets}
 
 
 def ask_why(settings: Mapping[str, object]) -> dict[str, Any]:
@@ -143,14 +172,25 @@ def ask_why(settings: Mapping[str, object]) -> dict[str, Any]:
 
 
 def compare_with(
-    first: Mapping[str, Any], settings: Mapping[str, object], changes: Mapping[str, str]
+    first: Mapping[str, Any],
+    settings: Mapping[str, object],
+    changes: Mapping[str, str],
+    times: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """The report of a variant, and how many times as fast it is."""
+    """The report of a variant, and how many times as fast it is. times: of the first, as
+    `all_times` has them; of none, no interval is given."""
+    from fa4.sim.ensemble import speedup_interval
+
     second = describe({**settings, **changes})
+    others = all_times({**settings, **changes}) if len(times) > 1 else ()
+    found = speedup_interval(times, others) if others else None
+    second["interval"] = interval_report(second, others)
     return {
         "b": second,
         "changes": dict(changes),
         "speedup": first["seconds"] / second["seconds"],
+        "speedup_interval": None if found is None else [found.least, found.most],
+        "undecided": None if found is None else found.undecided,
     }
 
 
@@ -265,11 +305,12 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     for name, value in (
         ("time", f"{report['seconds'] * 1e6:.1f} us, {report['cycles']:.0f} cycles of the kernel"),
         ("throughput", f"{report['tflops']:.0f} TFLOP/s, {report['peak_share']:.1%} of peak"),
+        *((("interval", say_interval(report["interval"])),) if report.get("interval") else ()),
         *((("sustained", say_sustained(report["sustained"])),) if report["sustained"] else ()),
         (
             "bound",
-            f"{bound['seconds'] * 1e6:.1f} us by {bound['by']}{BOUND_NOTES.get(bound['by'], '')}; "
-            f"the prediction reaches {bound['share']:.0%} of it",
+            f"{bound['seconds'] * 1e6:.1f} us by {bound['by']}; the prediction reaches "
+            f"{bound['share']:.0%} of it",
         ),
         *((("limited by", report["bottleneck"]),) if report["bottleneck"] else ()),
         ("busiest", report["busiest"]),
@@ -296,6 +337,14 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
+def say_interval(interval: Mapping[str, Any]) -> str:
+    """What all sets of constants say."""
+    return (
+        f"{interval['least_tflops']:.0f} to {interval['most_tflops']:.0f} TFLOP/s by "
+        f"{interval['sets']} sets of constants that fit what was published as well"
+    )
+
+
 def say_sustained(sustained: Mapping[str, Any]) -> str:
     """Throughput of calls without a pause, and what power makes of the clock."""
     rate, limit_w = f"{sustained['tflops']:.0f} TFLOP/s", sustained["limit_w"]
@@ -306,6 +355,15 @@ def say_sustained(sustained: Mapping[str, Any]) -> str:
         f"{rate} when repeated for 0.1 s and more: {limit_w:.0f} W leave {share:.0%} of the clock "
         f"(which would take {demand_w:.0f} W)"
     )
+
+
+def say_speedups(report: Mapping[str, Any]) -> str:
+    """Between what the sets of constants put a speedup, and whether they agree which is faster."""
+    if report.get("speedup_interval") is None:
+        return ""
+    least, most = report["speedup_interval"]
+    verdict = "undecided, " if report["undecided"] else ""
+    return f" ({verdict}{least:.3f} to {most:.3f} by other constants that fit as well)"
 
 
 def _grid() -> Table:
@@ -379,5 +437,6 @@ def render_comparison(report: Mapping[str, Any]) -> tuple[Any, ...]:
         f"A: {headline(a)}, {a['machine']['name']}, {a['plan']}\n   {a['busiest']}{limit}",
         f"B: A with {changes}; {b['plan']}\n   {b['busiest']}",
         table,
-        f"B is {report['speedup']:.3f} times as fast as A; model error: {error}",
+        f"B is {report['speedup']:.3f} times as fast as A{say_speedups(report)}; "
+        f"model error: {error}",
     )

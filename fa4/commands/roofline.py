@@ -32,8 +32,11 @@ ONLY = {"forward": ("q_tiles", "emulated_frequency"), "backward": ("design",)}
 
 NOTES = (
     "A, B: operands of a product read from shared memory (those in tensor memory are free)",
-    "bound by: as the paper counts, without loads into shared memory; fa4 predict charges them, "
-    "and counts whole calls",
+    "bound by: of a step, as fa4 predict charges it; that counts whole calls",
+)
+PAPER_NOTE = (
+    "the paper's rules: nothing for loads into shared memory and for row statistics; with options "
+    "all is counted that fa4 predict charges"
 )
 
 KINDS = {
@@ -101,21 +104,26 @@ def roofline(
         require_replaceable(figure)
         check_folder(figure.parent)
     given = {name: value for name, value in asked.items() if value is not None}
-    report = build_report([given] if given else list(PAPER_KERNELS), machine)
+    report = build_report([given] if given else list(PAPER_KERNELS), machine, paper=not given)
     if figure is not None:
         draw_figure(report, figure)
     emit(report, as_json, render)
 
 
-def build_report(kernels: list[dict[str, Any]], machine: str) -> dict[str, Any]:
+def build_report(
+    kernels: list[dict[str, Any]], machine: str, *, paper: bool = False
+) -> dict[str, Any]:
     """The terms of each kernel as plain data; the keys are what `--json` prints."""
     from fa4.sim.machine import find_machine
 
     found = find_machine(machine)
-    return {"machine": found.name, "kernels": [describe_kernel(one, found) for one in kernels]}
+    described = [describe_kernel(one, found, paper=paper) for one in kernels]
+    return {"machine": found.name, "paper_rules": paper, "kernels": described}
 
 
-def describe_kernel(options: Mapping[str, Any], machine: Any) -> dict[str, Any]:
+def describe_kernel(
+    options: Mapping[str, Any], machine: Any, *, paper: bool = False
+) -> dict[str, Any]:
     """Tile and terms of one kernel."""
     from fa4.config import ForwardPipeline
     from fa4.plan.backward import backward_plan
@@ -129,11 +137,11 @@ def describe_kernel(options: Mapping[str, Any], machine: Any) -> dict[str, Any]:
         emulated = numerics.exp2.share(numerics.tile_n)
     else:
         plan, rows, emulated = backward_plan(pipeline, machine.gpu), pipeline.numerics.tile_m, 0.0
-    terms = roofline_terms(plan, machine)
+    terms = roofline_terms(plan, machine, paper=paper)
     return {
         "pass": options.get("pass", "forward"),
         "plan": plan.name,
-        "design": getattr(pipeline, "design", None),
+        "design": options.get("design", "fa4") if options.get("pass") == "backward" else None,
         "tile": [rows, pipeline.numerics.tile_n, pipeline.head_dim],
         "cta_group": plan.cta_group,
         "emulated_share": emulated,
@@ -141,8 +149,6 @@ def describe_kernel(options: Mapping[str, Any], machine: Any) -> dict[str, Any]:
         "totals": terms.totals,
         "bound_cycles": terms.bound,
         "bound_by": terms.bound_by,
-        "load_cycles": terms.load_cycles,
-        "busiest_with_loads": terms.busiest_with_loads,
         "tensor_share": terms.tensor_share,
     }
 
@@ -202,13 +208,6 @@ def verdict(kernel: Mapping[str, Any]) -> str:
     return f"bound by {' and '.join(level)}"
 
 
-def with_loads(kernel: Mapping[str, Any]) -> str:
-    """What the step's bulk loads add to shared memory, and which unit is the busiest then."""
-    total = kernel["totals"]["smem"] + kernel["load_cycles"]
-    busiest = UNIT_NAMES[kernel["busiest_with_loads"]]
-    return f"with {kernel['load_cycles']:g} of loads: shared memory {total:g}; busiest {busiest}\n"
-
-
 def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     """One table per kernel."""
     from rich.box import SIMPLE_HEAD
@@ -223,8 +222,8 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         for unit, terms in kernel["terms"].items():
             items = [f"{name} {cycles:g}" for name, cycles in terms.items()]
             table.add_row(UNIT_NAMES[unit], f"{kernel['totals'][unit]:g}", ", ".join(items))
-        parts += [f"{title(kernel)}: {verdict(kernel)}", table, with_loads(kernel)]
-    return (*parts, *NOTES)
+        parts += [f"{title(kernel)}: {verdict(kernel)}", table]
+    return (*parts, *NOTES, *((PAPER_NOTE,) if report["paper_rules"] else ()))
 
 
 def draw_figure(report: Mapping[str, Any], path: Path) -> None:

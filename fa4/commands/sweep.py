@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MOST_SHOWN = 20  # rows, and reasons, of the report for people
 MOST_JOBS = 1024
 MOST_COLUMNS = 4  # settings that fit into a table
+MOST_RIVALS = 8  # fastest points behind the best that are predicted by all sets of constants
 
 SET_HELP = (
     "A setting of `fa4 predict` with its values: head_dim=64,128 or seqlen=1k:32k:x2 or "
@@ -63,6 +64,7 @@ def sweep(
     report = build_report(planned, rows, reused) | {"csv": csv and str(csv)}
     if report["best"] is not None:
         report["limit"] = limit_of(report["best"]["settings"])
+        report["rivals"] = find_rivals(report)
     emit(report, as_json, render)
 
 
@@ -121,6 +123,7 @@ def build_report(planned: Sweep, rows: Mapping[int, Row], reused: int) -> dict[s
         "from_file": reused,
         "best": best,
         "limit": None,
+        "rivals": [],
         "best_speedup": gain,
         "rows": every,
     }
@@ -147,6 +150,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         parts.append(f"best: {say_row(report['best'])}")
         if report["limit"]:
             parts.append(f"limited by {report['limit']}")
+        parts += [say_rival(rival) for rival in report["rivals"]]
         parts.append("default: what FlashAttention-4 would choose for the same problem and machine")
         gain = report["best_speedup"]
         if gain is not None and gain["speedup"] > 1.001 * (report["best"]["speedup"] or 0.0):
@@ -154,6 +158,39 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     if report["csv"]:
         parts.append(f"rows in {report['csv']}")
     return tuple(parts)
+
+
+def find_rivals(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Points of the best one's problem that some sets of constants put before it: of the fastest
+    ones behind it, those whose order is undecided."""
+    from fa4.sim.ensemble import seconds_of, speedup_interval
+    from fa4.sim.options import build
+    from fa4.sim.sweep import default_settings
+
+    best = report["best"]
+    problem = default_settings(best["settings"])
+    behind = [row for row in report["rows"] if row["status"] == "ok" and row is not best
+              and default_settings(row["settings"]) == problem]  # fmt: skip
+    behind.sort(key=lambda row: (-row["tflops"], row["point"]))
+    if not behind:
+        return []
+    times = seconds_of(build(best["settings"]))
+    found = []
+    for row in behind[:MOST_RIVALS]:
+        interval = speedup_interval(seconds_of(build(row["settings"])), times)
+        if interval is not None and interval.undecided:
+            found.append({"point": row["point"], "settings": row["settings"],
+                          "best_over_it": [interval.least, interval.most]})  # fmt: skip
+    return found
+
+
+def say_rival(rival: Mapping[str, Any]) -> str:
+    """A point that may be the best as well."""
+    least, most = rival["best_over_it"]
+    return (
+        f"undecided: {say_settings(rival)}; the best is {least:.3f} to {most:.3f} times as fast by "
+        "the sets of constants that fit as well"
+    )
 
 
 def best_table(axes: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:

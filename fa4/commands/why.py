@@ -31,6 +31,8 @@ def why_report(why: Why) -> dict[str, Any]:
         "best_change": None if best is None else {
             "change": best.change, "speedup": best.speedup, "error": why.error,
             "within_error": None if why.error is None else gain <= why.error,
+            "speedup_interval": why.interval and [why.interval.least, why.interval.most],
+            "undecided": why.interval and why.interval.undecided,
         },
         "neighbours": [asdict(found) for found in why.neighbours],
     }  # fmt: skip
@@ -84,7 +86,8 @@ def render_why(report: Mapping[str, Any]) -> tuple[Any, ...]:
     rest = sum(row["used"] for row in rows) - len(shown)
     noise = report["elasticity_noise"] / 10
     parts: list[Any] = [
-        f"\nlonger by, if a unit needs 10% more cycles or a constant is 10% larger (noise "
+        f"\nlonger by, if a unit needs 10% more cycles, a latency is 10% longer or an efficiency "
+        f"smaller (noise "
         f"{noise:.1%})",
         *((_slopes(shown),) if shown else ()),
         f"{rest}{' more matter less' if shown else ' do not stand out'}; all together "
@@ -168,4 +171,9 @@ def say_best(report: Mapping[str, Any]) -> str:
     if best["error"] is not None:
         where = "within" if best["within_error"] else "beyond"
         error = f"{where} {best['error']:.0%}, the error of a ratio (nine of ten predictions)"
-    return f"best single change: {best['change']}: {best['speedup'] - 1:+.0%}, {error} ({count})"
+    gain = f"{best['speedup'] - 1:+.0%}"
+    if best["speedup_interval"] is not None:
+        least, most = best["speedup_interval"]
+        verdict = "undecided, " if best["undecided"] else ""
+        gain += f" ({verdict}{least - 1:+.0%} to {most - 1:+.0%} by all constants)"
+    return f"best single change: {best['change']}: {gain}, {error} ({count})"

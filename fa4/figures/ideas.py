@@ -92,7 +92,7 @@ def collect_roofline() -> Data:
         pipeline: Any = request.pipeline
         plan = build_plan(pipeline, machine.gpu)
         tiles = plan_rows(pipeline) / TILE_ROWS * pipeline.tile_n / TILE_KEYS
-        terms = roofline_terms(plan, machine)
+        terms = roofline_terms(plan, machine, paper=True)
         for unit in UNITS:
             cycles = terms.totals[unit] / tiles
             rows.append([machine.name, unit, cycles, 1e9 * cycles / machine.clock_hz])

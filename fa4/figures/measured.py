@@ -17,6 +17,7 @@ from fa4.figures.entry import Data, FigureEntry
 FOLDER = Path(__file__).parents[1] / "measured"
 B200_FILE, HOPPER_FILE = FOLDER / "b200_published.csv", FOLDER / "hopper_sweep.csv"
 H100_FILE = FOLDER / "h100_published.csv"  # FlashAttention-3: kept out of every fit
+KEPT_OUT_FILE = FOLDER / "b200_kept_out.csv"  # B200 and GB300 by pull requests: of no fit
 GROUPS = {  # colour, marker, name
     "b200 fwd": (drawing.BLUE, "o", "B200 forward (published)"),
     "b200 bwd": (drawing.VERMILION, "s", "B200 backward (published)"),

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from fa4.config import ForwardPipeline
 from fa4.hardware import Gpu
-from fa4.plan.memory import TILE_BUDGET_BYTES, Layout, require_fit, ring_stages
-from fa4.plan.schema import Buffer
+from fa4.plan.memory import Layout, require_fit, ring_stages, tile_budget_bytes
+from fa4.plan.schema import Buffer, Spill
 from fa4.plan.work import FRAGMENT, WARPGROUP
 from fa4.plan.work_stealing import RESPONSE_BYTES
 
@@ -18,6 +18,11 @@ WIDE_REGISTERS = (184, 80)
 FP8_REGISTERS = {(2, False): (160, 72), (1, False): (192, 80)}  # by CTA group, causal
 FP8_CAUSAL_REGISTERS = (192, 72)
 SMALL_HEAD_REGISTERS = {2: (200, 64, 48), 1: (168, 96, 80)}  # head dim below 96, by element bytes
+# flash_attn.cute's pairs at head dim 128, until September 2026. There the compiled softmax loop for
+# a B200, whose software exponentials need registers, has 18 stores to local memory and 21 loads a
+# step (FlashAttention pull request 2869, Nsight Compute; with 184 and 80 it has none).
+PUBLISHED_PAIR_REGISTERS = (176, 88)
+SPILLED_STORES, SPILLED_LOADS = 18, 21
 OTHER_BARRIERS = 32  # beside the K/V ring's: up to 20, the TMEM pointer, a scheduler's
 REGISTERS_PER_LANE = 512  # 64K registers / 128 lanes of a warpgroup
 
@@ -35,10 +40,27 @@ def registers(pipeline: ForwardPipeline) -> RegisterBudget:
     if pipeline.head_dim < 96:
         return RegisterBudget(*SMALL_HEAD_REGISTERS[pipeline.element_bytes])
     softmax, correction = WIDE_REGISTERS
+    if published_pair(pipeline):
+        softmax, correction = PUBLISHED_PAIR_REGISTERS
     if pipeline.element_bytes == 1:
         key = (pipeline.cta_group, pipeline.causal)
         softmax, correction = FP8_REGISTERS.get(key, FP8_CAUSAL_REGISTERS)
     return RegisterBudget(softmax, correction, REGISTERS_PER_LANE - 2 * softmax - correction)
+
+
+def published_pair(pipeline: ForwardPipeline) -> bool:
+    """Is it a pair of flash_attn.cute with registers of its own? Those of 16-bit types at 128."""
+    wide = 96 < pipeline.head_dim <= 128 and pipeline.element_bytes == 2
+    return wide and pipeline.cta_group == 2 and pipeline.design == "flash_attn.cute"
+
+
+def spilled(pipeline: ForwardPipeline) -> Spill | None:
+    """What a softmax thread moves to local memory and back in a step, if it does: as counted."""
+    emulates = pipeline.numerics.exp2.share(pipeline.numerics.tile_n) > 0
+    if not (published_pair(pipeline) and emulates):
+        return None
+    moved = (SPILLED_STORES + SPILLED_LOADS) // 2
+    return Spill(registers=moved, held=SPILLED_STORES, waits=SPILLED_LOADS)
 
 
 def kv_slot_bytes(pipeline: ForwardPipeline) -> int:
@@ -79,7 +101,7 @@ def lay_out(pipeline: ForwardPipeline, gpu: Gpu) -> list[Buffer]:
         layout.add("o", "smem", o_bytes, stages=q_tiles, align=1024)
     if pipeline.p_space == "smem":
         layout.add("p", "smem", p_bytes, stages=q_tiles, align=1024)
-    stages = _add_ring(layout, pipeline)
+    stages = _add_ring(layout, pipeline, gpu)
     if pipeline.correction == "warpgroup":  # otherwise they stay in registers
         layout.add("row_stats", "smem", 2 * q_tiles * WARPGROUP * 4, align=16)
     if steals_work(pipeline):
@@ -99,14 +121,14 @@ def lay_out(pipeline: ForwardPipeline, gpu: Gpu) -> list[Buffer]:
     return layout.buffers
 
 
-def _add_ring(layout: Layout, pipeline: ForwardPipeline) -> int:
+def _add_ring(layout: Layout, pipeline: ForwardPipeline, gpu: Gpu) -> int:
     """The K/V ring; returns its stages. Where (192, 128) has room for 2.67 slots, they become 3.
 
     K and V alternate, so every second slot holds the smaller V: a pitch of (K + V) / 2 suffices.
     The middle slot shifts by half the difference, to start where the tile before it ends.
     A K in the first slot reaches over the K that was in the middle one, and waits for that.
     """
-    slot, budget = kv_slot_bytes(pipeline), TILE_BUDGET_BYTES - layout.ends["smem"]
+    slot, budget = kv_slot_bytes(pipeline), tile_budget_bytes(gpu) - layout.ends["smem"]
     small = slot * pipeline.head_dim_v // pipeline.head_dim
     wide = (pipeline.head_dim, pipeline.head_dim_v) == (192, 128)
     uneven = wide and pipeline.kv_stages is None and 2 * slot + small <= budget < 3 * slot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fa4.config import ForwardPipeline
-from fa4.plan.forward_layout import output_over_queries, registers, split_columns
+from fa4.plan.forward_layout import output_over_queries, registers, spilled, split_columns
 from fa4.plan.schema import (
     Arrive,
     Copy,
@@ -171,6 +171,9 @@ def _softmax_step(pipeline: ForwardPipeline, i: int, masked: bool) -> Program:
     if masked:
         steps += (Work(f"mask S{i}", masking(tile_n)),)
     steps += (Work(f"row max {i}", row_max(tile_n)),)
+    moved = spilled(pipeline)
+    if moved is not None:
+        steps += (Work(f"spill {i}", moved),)
     if inline:
         steps += (Wait(f"pv{i}_done"), *rescale(pipeline.head_dim_v, f"o{i}"))
     else:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fa4.hardware import Gpu
 from fa4.plan.schema import Buffer
 
 KIB = 1024
 
-# Bytes of shared memory that a CTA's tiles may fill: 224 KiB, which leaves 3 KiB of the 227 KiB for
-# row statistics, barriers and the TMEM pointer (flash_attn.cute's budget).
-TILE_BUDGET_BYTES = 224 * KIB
+# Bytes of a CTA's shared memory that are kept for row statistics, barriers and the TMEM pointer:
+# of 227 KiB, tiles may fill 224 (flash_attn.cute's budget).
+RESERVED_BYTES = 3 * KIB
 MAX_STAGES = 32
 
 
@@ -53,6 +54,11 @@ def require_fit(buffers: list[Buffer], space: str, limit: int, machine: str) -> 
     unit = "columns" if space == "tmem" else "bytes"
     kind = "TMEM" if space == "tmem" else "shared memory"
     raise ValueError(f"{kind} plan needs {used} {unit}: {parts}; {machine} has {limit}")
+
+
+def tile_budget_bytes(gpu: Gpu) -> int:
+    """Bytes of shared memory that a CTA's tiles may fill."""
+    return gpu.smem_bytes_per_cta - RESERVED_BYTES
 
 
 def ring_stages(budget_bytes: int, slot_bytes: int, asked: int | None) -> int:

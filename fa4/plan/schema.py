@@ -20,6 +20,7 @@ GROUP_WARPS = 4  # of a warpgroup
 LEAST_REGISTERS = 24  # that setmaxnreg leaves a thread (PTX ISA)
 THREAD_REGISTERS = 255  # that one thread's instructions can name
 FOLLOWING = "following"  # trips of a loop: 1, but 0 in the last work tile of a CTA
+UNSTEADY_TRIPS = ("masked_tiles", FOLLOWING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,6 +392,14 @@ def walk(program: Program) -> Iterator[Wait | Arrive | Work]:
             yield from walk(step.body)
         else:
             yield step
+
+
+def steady_work(program: Program) -> Iterator[Work]:
+    """The work inside the loops of a program, except of loops that a steady state skips: a masked
+    step replaces a plain one where a tile crosses the mask's edge, and most steps are plain."""
+    for step in program:
+        if isinstance(step, Loop) and step.trip not in UNSTEADY_TRIPS:
+            yield from (inner for inner in walk(step.body) if isinstance(inner, Work))
 
 
 def unroll(program: Program, trips: Mapping[str, int]) -> Iterator[Wait | Arrive | Work]:

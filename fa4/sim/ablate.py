@@ -6,13 +6,14 @@ the time with it. Ideas interact, so the speedups do not multiply up to the whol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fa4.config import BackwardPipeline, ForwardPipeline
 
 if TYPE_CHECKING:
+    from fa4.sim.ensemble import Interval
     from fa4.sim.options import SimulationRequest
     from fa4.sim.predict import Prediction
 
@@ -60,12 +61,16 @@ BACKWARD_IDEAS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """An idea switched off. `prediction` is None, and `note` says why, where that cannot run."""
+    """An idea switched off. `prediction` is None, and `note` says why, where that cannot run.
+
+    interval: of the speedup, by all sets of constants; None where there are none or not asked for.
+    """
 
     idea: Idea
     prediction: Prediction | None
     speedup: float | None
     note: str
+    interval: Interval | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +83,16 @@ class Ablation:
 
 
 def ablate(
-    settings: Mapping[str, object], *, off_rescale_rate: float = OFF_RESCALE_RATE
+    settings: Mapping[str, object],
+    *,
+    off_rescale_rate: float = OFF_RESCALE_RATE,
+    intervals: bool = False,
 ) -> Ablation:
-    """Predict a call with and without each idea.
+    """Predict a call with and without each idea; `intervals`: by all sets of constants, too.
 
     Raises ValueError if the call itself cannot run, or the machine has no FlashAttention-4 kernel.
     """
+    from fa4.sim.ensemble import seconds_of
     from fa4.sim.options import build
 
     if not 0.0 <= off_rescale_rate <= 1.0:
@@ -92,27 +101,36 @@ def ablate(
     if not isinstance(request.pipeline, (ForwardPipeline, BackwardPipeline)):
         raise ValueError(f"FlashAttention-4's ideas need tensor memory; {request.machine.name} "
                          "has none")  # fmt: skip
-    base = request.predict()
+    base, times = request.predict(), seconds_of(request) if intervals else ()
     backward = isinstance(request.pipeline, BackwardPipeline)
     outcomes = []
     for idea in BACKWARD_IDEAS if backward else FORWARD_IDEAS:
         changes: dict[str, object] = dict(idea.settings)
         if "tau" in changes:
             changes["rescale_rate"] = off_rescale_rate
-        outcomes.append(_switch_off(idea, request, base, dict(settings) | changes))
+        outcomes.append(_switch_off(idea, request, (base, times), dict(settings) | changes))
     return Ablation(request=request, base=base, outcomes=tuple(outcomes))
 
 
 def _switch_off(
-    idea: Idea, request: SimulationRequest, base: Prediction, settings: Mapping[str, object]
+    idea: Idea,
+    request: SimulationRequest,
+    known: tuple[Prediction, Sequence[float]],
+    settings: Mapping[str, object],
 ) -> Outcome:
+    from fa4.sim.ensemble import seconds_of, speedup_interval
     from fa4.sim.options import build
+
+    base, times = known
 
     if not idea.used(request.pipeline):
         return Outcome(idea=idea, prediction=None, speedup=None, note="not used here")
     try:
-        without = build(settings).predict()
+        changed = build(settings)
+        without = changed.predict()
     except (ValueError, RuntimeError) as error:  # RuntimeError: a deadlock
         reason = " ".join(str(error).split())
         return Outcome(idea=idea, prediction=None, speedup=None, note=f"cannot run: {reason}")
-    return Outcome(idea=idea, prediction=without, speedup=without.seconds / base.seconds, note="")
+    interval = speedup_interval(seconds_of(changed), times) if times else None
+    return Outcome(idea=idea, prediction=without, speedup=without.seconds / base.seconds, note="",
+                   interval=interval)  # fmt: skip

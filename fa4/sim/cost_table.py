@@ -73,7 +73,9 @@ class CostTable(SourcedFigures):
     )
     mma_tmem_gap_cycles: float = figure(0.0, "the same with A in TMEM (wgmma: registers)")
     mma_issue_cycles: float = figure(30.0, "Triton AutoWS LatencyModel, B200 probes")
-    tmem_load_bytes_per_clk: float = figure(512.0, "TileSight 466-504, QuickRunCUDA 4 x 128")
+    tmem_load_bytes_per_clk: float = figure(
+        512.0, "TileSight 466-504, QuickRunCUDA 4 x 128", (466.0, 512.0)
+    )
     tmem_store_bytes_per_clk: float = figure(1024.0, "TileSight b200.py, 1023.9 measured")
     tmem_load_latency_cycles: float = figure(
         115.0, "115 + 1 per register: Triton AutoWS LatencyModel, B200 probes"
@@ -88,12 +90,16 @@ class CostTable(SourcedFigures):
     )
     fma_latency_cycles: float = figure(4.0, "FFMA, FADD, FMUL: QuickRunCUDA B300 catalogue")
     smem_latency_cycles: float = figure(26.0, "LDS 24-28: QuickRunCUDA")
+    local_load_latency_cycles: float = figure(
+        26.0, "a register back from the first cache: as LDS 24-28, the same memory", (26.0, 40.0)
+    )
     l2_load_latency_cycles: float = figure(364.0, "a thread's load, near: Fan et al. 2026")
     tma_bytes_per_clk: float = figure(126.0, "241 GB/s of one CTA: QuickRunCUDA")
     fill_port_share: float = figure(
-        1.0,
-        "of the SMEM port's cycles that a bulk load takes from operand reads: mixed 27 TB/s, "
-        "QuickRunCUDA",
+        0.65,
+        "of a bulk load's cycles at the SMEM port those in which products read operands: as busy "
+        "as the tensor core is in the published kernels, 55% to 71% (FlashAttention-4 paper)",
+        (0.0, 1.0),
     )
     tma_store_bytes_per_clk: float = figure(
         19.7, "52 cycles per KiB: Triton AutoWS LatencyModel, B200 probes"
@@ -103,7 +109,9 @@ class CostTable(SourcedFigures):
     )
     tma_store_latency_cycles: float = figure(130.0, "Triton AutoWS LatencyModel, B200 probes")
     tma_issue_cycles: float = figure(48.0, "cp.async.bulk: QuickRunCUDA")
-    dsmem_latency_cycles: float = figure(215.0, "round trip in a cluster of 2: QuickRunCUDA")
+    dsmem_latency_cycles: float = figure(
+        215.0, "round trip in a cluster of 2, 180 of 3 and more: QuickRunCUDA", (180.0, 215.0)
+    )
     dsmem_bytes_per_clk: float = figure(
         128.0, "a pass of 16 KiB is 128 cycles: FlashAttention-4 paper's dS exchange"
     )
@@ -113,15 +121,23 @@ class CostTable(SourcedFigures):
     reduce_latency_cycles: float = figure(
         700.0, "an L2 round trip, 364 near and 725 far: Fan et al. 2026"
     )
-    mbarrier_wait_cycles: float = figure(30.0, "Triton AutoWS LatencyModel, B200 probes")
-    mbarrier_arrive_cycles: float = figure(20.0, "Triton AutoWS LatencyModel, B200 probes")
+    mbarrier_wait_cycles: float = figure(
+        30.0, "Triton AutoWS LatencyModel, B200 probes; 6 to 50 elsewhere", (6.0, 50.0)
+    )
+    mbarrier_arrive_cycles: float = figure(
+        20.0, "Triton AutoWS LatencyModel, B200 probes; 8 to 24: QuickRunCUDA", (8.0, 24.0)
+    )
     named_barrier_cycles: float = figure(31.0, "bar.sync of 128 threads: QuickRunCUDA")
     warp_sync_cycles: float = figure(20.0, "as on an H200: fence.proxy.async 15, syncwarp 4.75")
     hbm_efficiency: float = figure(
         0.88, "copies and TMA reads of 6.95-7.26 TB/s of 8: TileSight, SemiAnalysis"
     )
     exp_issue_slots: float = figure(
-        1.0, "issue slots that an exponential takes from the other pipes: not measured, its own"
+        3.0,
+        "issue slots that an exponential takes from the other pipes where an SM has 16 a cycle, in "
+        "proportion where it has more: its own at the least, at most an H200's 4.5, with which "
+        "emulated exponentials would not pay",
+        (1.0, 4.5),
     )
     register_contention: float = figure(
         0.0, "tensor memory holds the accumulators: products leave the registers alone"
@@ -195,6 +211,9 @@ class HopperCosts(CostTable):
     issue_per_clk: float = _measured(4.0, "FFMA with FMNMX, 1 per sub-core")
     fma_latency_cycles: float = _measured(4.0, "dependent FFMA, FADD, FMUL, FMNMX, F2FP")
     smem_latency_cycles: float = _measured(28.0, "STS to LDS; LDS 23 to 29")
+    local_load_latency_cycles: float = figure(
+        0.0, "spilled registers are asked for early; what waits is what misses the first cache"
+    )
     l2_load_latency_cycles: float = _measured(287.0, "ld.acquire.gpu")
     tma_bytes_per_clk: float = _measured(109.0, "one SM loads 8 to 32 KiB from L2: 9.4 per KiB")
     tma_load_latency_cycles: float = _measured(357.0, "L2 hit, 407 less the wait for the barrier")

@@ -26,12 +26,14 @@ from fa4.plan.schema import (
     Sync,
     TmemAccess,
     Work,
+    steady_work,
     walk,
 )
 from fa4.sim.cost_table import CostTable
 from fa4.sim.lower import SignalCost, WorkCost
 
 WARP = 32
+EXPS_PER_CLK = 16  # of the SM whose issue slots for an exponential were measured
 GROUP_WARPS = 4
 REGISTER_BYTES = 4
 # What a CTA's shared memory may take of an SM's first cache, and that: CUDA programming guide, 9.0.
@@ -57,6 +59,8 @@ class MachineCosts:
         # In turns, the next warpgroup's products are queued behind this one's.
         self.in_turns = not plan or any(x.name.startswith("turn") for x in plan.signals)
         self.cache_bytes = _left_of_cache(plan.bytes_used("smem")) if plan else 0
+        # Of the port, by loads; None: work stands alone, and a product for its own cycles.
+        self.filled: float | None = None
         clock_hz = gpu.clock_hz * table.sustained_clock
         self.l2_bytes_per_clk = gpu.l2_bytes_per_s / clock_hz / self.ctas
         self.hbm_bytes_per_clk = table.hbm_efficiency * gpu.hbm_bytes_per_s / clock_hz / self.ctas
@@ -70,6 +74,8 @@ class MachineCosts:
             Semaphore: self._semaphore,
             Spill: self._spill,
         }
+        if plan:
+            self.filled = self._filled_of_step(plan)
 
     def work(self, role: Role, work: Work) -> WorkCost:
         """Cycles of a piece of work done by `role`."""
@@ -78,6 +84,20 @@ class MachineCosts:
     def amount(self, amount: Amount, warps: int) -> WorkCost:
         """Cycles of an amount of work done by a number of warps."""
         return self._rules[type(amount)](amount, warps)
+
+    def _filled_of_step(self, plan: PipelinePlan) -> float:
+        """Share of the port's cycles that the loads of a step take, at the fastest that it can be.
+
+        They come all the time, so that products which need the whole port meet their share.
+        """
+        units, loads = {"tensor": 0.0, "smem": 0.0}, 0.0
+        for role in plan.roles:
+            for work in steady_work(role.program):
+                cycles = self.work(role, work).occupancy_cycles
+                units = {name: total + cycles.get(name, 0.0) for name, total in units.items()}
+                if isinstance(work.amount, Copy) and work.amount.kind == "load":
+                    loads += cycles.get("smem", 0.0)
+        return loads / max(*units.values(), 1.0)
 
     def signal(self, signal: Signal) -> SignalCost:
         """Cycles of arriving on and passing a barrier."""
@@ -102,6 +122,8 @@ class MachineCosts:
             latency += table.mma_pair_latency_cycles
         tensor = flops / (self.gpu.mma_flops_per_clk * 2 // amount.element_bytes)
         operands = (amount.a_bytes + amount.b_bytes) / self.gpu.smem_bytes_per_clk
+        if self.filled is not None:  # an instruction reads its operands, beside bulk loads
+            tensor = max(tensor, operands / (1.0 - self.filled))
         if amount.in_registers:
             tensor = max(tensor, operands)  # products of a warpgroup wait for them in order
             if not self.in_turns:
@@ -185,14 +207,16 @@ class MachineCosts:
         occupancy = {"smem": moved / self.gpu.smem_bytes_per_clk}
         if missed:
             occupancy["tma"] = missed * moved / self.l2_bytes_per_clk
-        late = missed * amount.waits * self.table.l2_load_latency_cycles
+        late = missed * self.table.l2_load_latency_cycles
+        late = amount.waits * (late + (1.0 - missed) * self.table.local_load_latency_cycles)
         return WorkCost(occupancy_cycles=occupancy, latency_cycles=late, passes=PORT)
 
     def _math(self, amount: Math, warps: int) -> WorkCost:
         """Vector instructions, beside which others' code is fetched and products use registers."""
         table, lanes = self.table, WARP * warps
         single = amount.fma / 2 + amount.alu + amount.other
-        slots = single + table.exp_issue_slots * amount.mufu
+        each = table.exp_issue_slots * EXPS_PER_CLK / self.gpu.exp_per_clk
+        slots = single + max(1.0, each) * amount.mufu
         pipes = {
             "mufu": amount.mufu * lanes / self.gpu.exp_per_clk,
             "fma": amount.fma * lanes / self.gpu.fma_lanes_per_clk / table.vector_efficiency,

@@ -27,8 +27,13 @@ def element_bytes(dtype: str) -> int:
     return sizes[dtype]
 
 
-def default_forward(problem: Problem, gpu: Gpu) -> ForwardPipeline:
-    """Forward choices of flash_attn.cute: pairs without a mask, longest first with one.
+EXPS_PER_CLK = 16  # of the SMs for which a share of the exponentials is emulated
+
+
+def default_forward(problem: Problem, gpu: Gpu, *, design: str = "fa4") -> ForwardPipeline:
+    """Forward choices of flash_attn.cute, with a design's registers.
+
+    Pairs without a mask, longest first with one.
 
     Two CTAs share operands for head dims of 128 and 192 (dv 128) without causal mask or window,
     when a sequence has more than one block of rows. B300's exponential units are twice as fast, so
@@ -39,7 +44,7 @@ def default_forward(problem: Problem, gpu: Gpu) -> ForwardPipeline:
     padded = 128 if 96 < problem.head_dim <= 128 else problem.head_dim
     pair = not masked and padded in (128, 192) and problem.head_dim_v == 128 and rows > 256
     numerics = ForwardConfig.tuned(problem.dtype, problem.head_dim, masked)
-    if gpu.arch == "sm_103a":
+    if gpu.exp_per_clk > EXPS_PER_CLK:
         numerics = ForwardConfig(
             rescale_threshold_log2=numerics.rescale_threshold_log2,
             p_offset_log2=numerics.p_offset_log2,
@@ -52,7 +57,17 @@ def default_forward(problem: Problem, gpu: Gpu) -> ForwardPipeline:
         numerics=numerics,
         cta_group=2 if pair else 1,
         scheduler="lpt" if masked else "static",
+        design=design,
     )
+
+
+def one_tile_if_wide(pipeline: ForwardPipeline, gpu: Gpu) -> ForwardPipeline:
+    """With one Q tile per CTA where two do not fit into tensor memory; no kernel here has that."""
+    numerics = pipeline.numerics
+    columns = numerics.tile_n + pipeline.head_dim_v
+    if not columns <= gpu.tmem_cols < numerics.q_tiles * columns:
+        return pipeline
+    return replace(pipeline, numerics=replace(numerics, q_tiles=1))
 
 
 def default_backward(

@@ -145,7 +145,7 @@ _ALL = [
         overlap="fa3: start the next S before this tile's P V. | yes",
         deterministic="Backward: add to dQ in a fixed order. | no"),
     *_fields("pipeline", parse_word, "NAME",
-        design="Backward, Hopper: this package's kernel, or the published one. "
+        design="Whose kernel: this package's, or the published one. "
                "| fa4 | fa4 flash_attn.cute",
         correction="Who rescales O. | warpgroup | warpgroup inline",
         p_space="Where P waits. | tmem | tmem smem",

@@ -53,8 +53,8 @@ class Machine:
 
 # Fitted with `fa4 calibrate` to the published B200 figures (docs/simulator.md).
 BLACKWELL_COSTS = CostTable(
-    vector_efficiency=0.6538,
-    math_latency_cycles=55.7,
+    vector_efficiency=0.6651,
+    math_latency_cycles=43.2,
 )
 HOPPER_COSTS = HopperCosts()
 H100_COSTS = H100Costs()
@@ -63,6 +63,7 @@ COSTS: Mapping[str, CostTable] = {
     "b200": BLACKWELL_COSTS,
     "b300": BLACKWELL_COSTS,
     "gb300": BLACKWELL_COSTS,
+    "rubin": BLACKWELL_COSTS,
     "h100": H100_COSTS,
     "h200": HOPPER_COSTS,
 }

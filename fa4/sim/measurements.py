@@ -1,10 +1,10 @@
 """Measured throughput from a CSV file, and what to simulate for each row of it.
 
 Columns: gpu, software, pass, head_dim, causal, seqlen, batch, heads, dtype, tflops; head_dim_v,
-heads_k, source and approx may be missing, and so may what a tile sweep of a Hopper kernel varies:
-tile_m, tile_n, p_source, overlap, kv_stages, ping_pong, ahead, scheduler, emulated_percent, and
-spread, the standard deviation of the scores. Throughput counts `Problem.forward_flops`, and 2.5
-times that backward.
+heads_k, source, approx, clock_ghz (a locked one), version, cuda and note may be missing, and so may
+what a tile sweep of a Hopper kernel varies: tile_m, tile_n, p_source, overlap, kv_stages,
+ping_pong, ahead, scheduler, emulated_percent, and spread, the deviation of the scores. Throughput
+counts `Problem.forward_flops`, and 2.5 times that backward.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class Row:
     source: str = ""
     approx: bool = False
     spread: float = 1.0
+    clock_ghz: float | None = None
+    version: str = ""
+    cuda: str = ""
+    note: str = ""
     tile: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -145,6 +149,10 @@ _OPTIONAL: Mapping[str, Callable[[str], Any]] = {
     "source": str,
     "approx": parse_flag,
     "spread": _positive,
+    "clock_ghz": _positive,
+    "version": str,
+    "cuda": str,
+    "note": str,
 }
 _TILE: Mapping[str, Callable[[str], Any]] = {
     "tile_m": _size,
@@ -230,6 +238,10 @@ def _read_row(path: Path, line: int, header: list[str], cells: list[str]) -> Row
         source=values.get("source", ""),
         approx=values.get("approx", False),
         spread=values.get("spread", 1.0),
+        clock_ghz=values.get("clock_ghz"),
+        version=values.get("version", ""),
+        cuda=values.get("cuda", ""),
+        note=values.get("note", ""),
         tile={name: values[name] for name in _TILE if name in values},
     )
 
@@ -284,7 +296,8 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
 
     FA2 and torch's flash_attention are FlashAttention-2, FA3 is version 3; else the machine's own
     (FlashAttention-4, or 3 without tensor memory). Backward that is flash_attn.cute's. "1-CTA",
-    "2-CTA" and "deterministic" choose the variant, "fa4 sm_90" this package's Hopper kernel.
+    "2-CTA" and "deterministic" choose the variant, "fa4 sm_90" this package's Hopper kernel, "184
+    registers" a pair that has as many as this package's.
     """
     name = row.software.lower()
     backward = row.direction == "bwd"
@@ -297,7 +310,7 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
         backward=backward,
         deterministic=backward and "deterministic" in name,
         kernel=kernel,
-        design="fa4" if name.startswith("fa4 sm_90") else "flash_attn.cute",
+        design="fa4" if name.startswith("fa4 sm_90") or "184 reg" in name else "flash_attn.cute",
     )
     if row.tile and not isinstance(pipeline, WarpgroupPipeline):
         raise ValueError(f"{next(iter(row.tile))} is a choice of warpgroup kernels, not of {name}")

@@ -135,6 +135,10 @@ def _change_machine(machine: Machine, given: Mapping[str, object]) -> Machine:
     if "clock_hz" in changes["gpu"]:
         most = max(gpu.max_clock_hz, changes["gpu"]["clock_hz"])
         changes["gpu"].setdefault("max_clock_hz", most)
+    if "smem_bytes_per_cta" in changes["gpu"]:
+        beside = gpu.smem_bytes_per_sm - gpu.smem_bytes_per_cta
+        least = max(gpu.smem_bytes_per_sm, changes["gpu"]["smem_bytes_per_cta"] + beside)
+        changes["gpu"].setdefault("smem_bytes_per_sm", least)
     sources = dict(gpu.sources) | {name: Source("given", "low") for name in changes["gpu"]}
     if changes["gpu"]:
         gpu = replace(gpu, sources=sources, **changes["gpu"])
@@ -219,6 +223,7 @@ def _build_pipeline(problem: Problem, machine: Machine, given: Mapping[str, Any]
     from fa4.sim.defaults import element_bytes
 
     direction = given.get("pass", "fwd")
+    _check_q_tiles(problem, machine.gpu, given)
     pipeline = default_pipeline(
         problem,
         machine,
@@ -259,7 +264,7 @@ def default_pipeline(
 ) -> AnyPipeline:
     """What FlashAttention runs: `kernel`, or version 4 with tensor memory and 3 without.
 
-    design: whose backward or Hopper kernel (`BackwardPipeline`, `WarpgroupPipeline`).
+    design: whose kernel (`ForwardPipeline`, `BackwardPipeline`, `WarpgroupPipeline`).
     """
     from fa4.sim import defaults
 
@@ -277,7 +282,21 @@ def default_pipeline(
         return defaults.default_serial(problem)
     if backward:
         return defaults.default_backward(problem, deterministic=deterministic, design=design)
-    return defaults.default_forward(problem, machine.gpu)
+    pipeline = defaults.default_forward(problem, machine.gpu, design=design)
+    return defaults.one_tile_if_wide(pipeline, machine.gpu)
+
+
+def _check_q_tiles(problem: Problem, gpu: Gpu, given: Mapping[str, Any]) -> None:
+    """Refuse more Q tiles than kernels have, with what they would ask of tensor memory."""
+    count, keys = given.get("q_tiles", 0), given.get("tile_n", 128)
+    if count <= 2 or not gpu.tmem_cols:
+        return
+    columns = count * (keys + problem.head_dim_v)
+    needed = f"{count} x (S {keys} + O {problem.head_dim_v}) = {columns} columns of tensor memory"
+    has = f"{gpu.name} has {gpu.tmem_cols}"
+    if columns <= gpu.tmem_cols:
+        has += ", but no kernel has warps for more than 2"
+    raise ValueError(f"q_tiles must be 1 or 2; {count} need {needed}, and {has}")
 
 
 def _check_split(numerics: ForwardConfig, given: Mapping[str, object]) -> None:

@@ -90,5 +90,28 @@ class H100PowerFigures(TakenOver, PowerFigures):
     limit_w: float = figure(700.0, "NVIDIA H100 data sheet, SXM5: up to 700 W")
 
 
-H200_POWER = PowerFigures()
-POWER: Mapping[str, PowerFigures] = {"h100": H100PowerFigures(), "h200": H200_POWER}
+@dataclass(frozen=True, kw_only=True)
+class B200PowerFigures(PowerFigures):
+    """A B200's: nobody has published what its operations take. Its best matrix product says what
+    1,000 W allow; the rest is an H200's."""
+
+    limit_w: float = figure(1000.0, "NVIDIA HGX B200 data sheet: up to 1000 W")
+    idle_w: float = figure(200.0, "assumed: an H200's share of its limit", (140.0, 260.0))
+    product_pj: float = figure(
+        0.87,
+        "derived: the limit leaves cuBLAS at best 1745 TFLOP/s (stas00/ml-engineering) of 95% of "
+        "the peak; interval: of 90% to 99%, with idle power and exponent within theirs",
+        (0.61, 1.46),
+    )
+    exp_pj: float = figure(67.9, "as on an H200, not measured on a B200")
+    l2_byte_pj: float = figure(27.1, "as on an H200, not measured on a B200")
+    hbm_byte_pj: float = figure(61.2, "as on an H200, not measured on a B200")
+    exponent: float = figure(4.2, "as on an H200, not measured on a B200", (3.5, 5.5))
+
+
+H200_POWER, B200_POWER = PowerFigures(), B200PowerFigures()
+POWER: Mapping[str, PowerFigures] = {
+    "b200": B200_POWER,
+    "h100": H100PowerFigures(),
+    "h200": H200_POWER,
+}

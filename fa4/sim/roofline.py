@@ -2,20 +2,20 @@
 
 A step is one KV tile (forward) or one query tile (backward) of one CTA. The plan's programs are
 walked, so a term is a piece of work that some role does in its loop, charged with the simulator's
-cost rules. With the paper's three units (tensor core, shared-memory port, exponentials) this gives
-the budgets of the FlashAttention-4 paper, which charges no bulk load to the shared-memory port.
+cost rules. By the rules of the FlashAttention-4 paper (tensor core, shared-memory port,
+exponentials; the port is charged for neither bulk loads nor row statistics) this gives its budgets.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fa4.config import BackwardPipeline, Problem
-from fa4.plan.schema import FOLLOWING, Copy, Loop, Mma, PipelinePlan, Program, Work, walk
+from fa4.plan.schema import Copy, Mma, PipelinePlan, Work, steady_work
 from fa4.sim.costs import MachineCosts
 from fa4.sim.machine import Machine
 from fa4.sim.worktiles import backward_tiles, clusters, forward_tiles
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 PAPER_UNITS = ("tensor", "smem", "mufu")
 
-# A masked step replaces a plain one where a tile crosses the mask's edge; most steps are plain.
-UNSTEADY_TRIPS = ("masked_tiles", FOLLOWING)
-
 # What tells two Q tiles, fragments of a row or parts of a product apart: "PV1 tail" -> "PV".
 _INSTANCE = re.compile(r"(?<=[A-Za-z])[01]\b|\s(?:\d+|head|tail)\b")
 
@@ -36,16 +33,11 @@ NO_SHARES: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class RooflineTerms:
-    """Cycles of one steady-state step of one CTA: unit -> term -> cycles.
-
-    load_cycles: of the shared-memory port, by the step's bulk loads, which are in no term, as in
-    the paper. The simulator charges them, so that its busiest unit may be another one.
-    """
+    """Cycles of one steady-state step of one CTA: unit -> term -> cycles."""
 
     plan: str
     machine: str
     terms: Mapping[str, Mapping[str, float]]
-    load_cycles: float = 0.0
 
     @property
     def totals(self) -> dict[str, float]:
@@ -61,14 +53,6 @@ class RooflineTerms:
     def bound_by(self) -> str:
         """The busiest unit; of equally busy ones the first, and the tensor core is first."""
         totals = self.totals
-        return max(totals, key=lambda unit: totals[unit]) if totals else ""
-
-    @property
-    def busiest_with_loads(self) -> str:
-        """The busiest unit if loads count: what a simulation of these steps would name."""
-        totals = self.totals
-        if "smem" in totals:
-            totals["smem"] += self.load_cycles
         return max(totals, key=lambda unit: totals[unit]) if totals else ""
 
     @property
@@ -100,28 +84,27 @@ def roofline_terms(
     *,
     units: tuple[str, ...] = PAPER_UNITS,
     shares: Mapping[str, float] = NO_SHARES,
+    paper: bool = False,
 ) -> RooflineTerms:
     """Walk one step of the plan's loops.
 
     `shares` are the run-time fractions that the plan names; 0 where not given, since work that may
-    never happen cannot be part of a bound.
+    never happen cannot be part of a bound. paper: by its rules, not by all that is simulated.
     """
-    costs = MachineCosts(machine.gpu, machine.costs)
+    costs = MachineCosts(machine.gpu, machine.costs, plan=None if paper else plan)
     terms: dict[str, dict[str, float]] = {unit: {} for unit in units}
-    load_cycles = 0.0
     for role in sorted(plan.roles, key=lambda role: role.name != "mma"):  # products first
-        for work in _steady_work(role.program):
+        for work in steady_work(role.program):
             share = 1.0 if work.share is None else shares.get(work.share, 0.0)
             occupancy = costs.work(role, work).occupancy_cycles
-            if isinstance(work.amount, Copy) and work.amount.kind == "load":
-                load_cycles += share * occupancy.get("smem", 0.0)
+            if paper and _not_charged(work):
                 occupancy = {unit: occupancy[unit] for unit in occupancy if unit != "smem"}
             for unit, cycles in occupancy.items():
                 if unit in terms and share * cycles > 0:
                     for name, part in _named_parts(work, unit):
                         sums = terms[unit]
                         sums[name] = sums.get(name, 0.0) + share * cycles * part
-    return RooflineTerms(plan=plan.name, machine=machine.name, terms=terms, load_cycles=load_cycles)
+    return RooflineTerms(plan=plan.name, machine=machine.name, terms=terms)
 
 
 def problem_roofline(problem: Problem, pipeline: AnyPipeline, machine: Machine) -> ProblemRoofline:
@@ -153,11 +136,10 @@ def problem_roofline(problem: Problem, pipeline: AnyPipeline, machine: Machine) 
     )
 
 
-def _steady_work(program: Program) -> Iterator[Work]:
-    """The work inside the loops of a program, except of loops that a steady state skips."""
-    for step in program:
-        if isinstance(step, Loop) and step.trip not in UNSTEADY_TRIPS:
-            yield from (inner for inner in walk(step.body) if isinstance(inner, Work))
+def _not_charged(work: Work) -> bool:
+    """Does the paper leave it out of what shared memory does?"""
+    loads = isinstance(work.amount, Copy) and work.amount.kind == "load"
+    return loads or any(place.startswith("row_stats") for place in work.writes)
 
 
 def _named_parts(work: Work, unit: str) -> list[tuple[str, float]]:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fa4.sim.chain import CriticalChain, critical_chain
-from fa4.sim.elasticity import Elasticities, Progress, measure
+from fa4.sim.elasticity import RATES, Elasticities, Progress, measure
+from fa4.sim.ensemble import Interval, seconds_of, speedup_interval
 from fa4.sim.neighbours import Neighbour, neighbours
+from fa4.sim.options import build
 from fa4.sim.predict import build_plan, call_seconds, make_runner, steps_rescaled
 from fa4.sim.timeline import launch_order
 from fa4.sim.validation import known_accuracy
@@ -30,13 +32,14 @@ class Why:
     """neighbours: the fastest first. chain: None for a call without work.
 
     error: of the ratio of two predictions, `Comparison.ratio_error` of what was measured on this
-    machine; None where nothing was.
+    machine; None where nothing was. interval: of the best one's speedup, by all sets of constants.
     """
 
     elasticities: Elasticities
     chain: CriticalChain | None
     neighbours: tuple[Neighbour, ...]
     error: float | None
+    interval: Interval | None = None
 
     @property
     def best(self) -> Neighbour | None:
@@ -59,12 +62,16 @@ def explain_why(request: SimulationRequest, progress: Progress | None = None) ->
     """Some 100 simulations of the call. Raises as its prediction does."""
     request = replace(request, simulation=replace(request.simulation, exact=False))
     seconds = call_seconds(request.problem, request.pipeline, request.machine, request.simulation)
-    return Why(
+    found = Why(
         elasticities=elasticities(request, progress),
         chain=step_chain(request),
         neighbours=neighbours(request, seconds),
         error=ratio_error(request),
     )
+    if found.best is None:
+        return found
+    changed = build({**request.given, found.best.setting: found.best.value})
+    return replace(found, interval=speedup_interval(seconds_of(request), seconds_of(changed)))
 
 
 def elasticities(request: SimulationRequest, progress: Progress | None = None) -> Elasticities:
@@ -107,7 +114,8 @@ def say_limit(found: Elasticities) -> str:
         return f"nothing that stands out of the noise, {found.noise / 10:.1%} per 10%"
     first = f"{name}: 10% more of its cycles make the call {found.felt[0].value / 10:.1%} longer"
     if not found.felt[0].is_unit:
-        first = f"{name}: 10% more of it makes the call {found.felt[0].value / 10:.1%} longer"
+        way = "less" if name.endswith(RATES) else "more"
+        first = f"{name}: 10% {way} of it makes the call {found.felt[0].value / 10:.1%} longer"
     units, others = found.shares
     return (
         f"{first}; all units together {units / 10:.1%}, latencies and constants {others / 10:.1%}"

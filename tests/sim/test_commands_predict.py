@@ -149,7 +149,7 @@ def test_set_changes_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("predict", "--machine", "b100"), "b200, b300, gb300, h100, h200; got 'b100'"),
+        (("predict", "--machine", "b100"), "b200, b300, gb300, rubin, h100, h200; got 'b100'"),
         (("predict", "--machine", "no.toml"), "No such file or directory: no.toml"),
         (("predict", "--set", "tile=3"), "unknown field 'tile'; allowed: machine"),
         (("predict", "--set", "tile"), "expected NAME=VALUE"),
@@ -308,6 +308,6 @@ def test_measurements_without_a_pause(tmp_path: Path, capsys: pytest.CaptureFixt
         for options in ((), ("--sustained",))
     )
     assert burst > 0.1 and sustained < 0.06
-    path.write_text(f"{header}B200,FA4,{measured},,\n")
+    path.write_text(f"{header}GB300,FA4,{measured},,\n")
     code, out, err = run(capsys, "validate", "--measurements", str(path), "--sustained")
-    assert (code, out) == (2, "") and err.count("\n") == 1 and "power of B200" in err
+    assert (code, out) == (2, "") and err.count("\n") == 1 and "power of GB300" in err

@@ -126,8 +126,9 @@ def test_a_burst_is_never_slower(seqlen: str, head_dim: str, causal: bool) -> No
 
 
 def test_where_nothing_was_measured_nothing_is_said(tmp_path: Path) -> None:
-    """On a B200; a machine from a file has what its base has."""
-    assert build({}).predict().sustained is None and describe({})["sustained"] is None
+    """On a GB300; a machine from a file has what its base has."""
+    asked = {"machine": "gb300"}
+    assert build(asked).predict().sustained is None and describe(asked)["sustained"] is None
     h100 = find_machine("h100").power
     assert h100 is not None and not any("measured on an" in x for x in h100.sources().values())
     path = tmp_path / "mine.toml"
