@@ -8,8 +8,11 @@ and which were executed in kernels of other authors, writes them into the packag
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fa4.emulator.tools import support
 from fa4.emulator.tools.support import Support, support_table
