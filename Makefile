@@ -13,8 +13,9 @@ FOREIGN := flashinfer-python==0.7.2.post1 flash-attn-4==4.0.0b36 quack-kernels==
   triton==3.9.0 liger-kernel==0.8.5
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 # The tests whose results come out of sums in a library of the machine.
-SUMS := tests/reference tests/testing tests/docs/test_examples.py tests/test_gradients.py \
-  tests/test_out_residual.py
+SUMS := tests/reference $(addprefix tests/testing/test_,bands.py budget.py coverage.py \
+  metamorphic.py oracle.py planted_faults.py statistics.py styles.py suite_record.py verify.py) \
+  tests/docs/test_examples.py tests/test_gradients.py tests/test_out_residual.py
 
 .PHONY: help demo test test-cpu test-slow test-gpu test-web picture conformance mutants lint format docs records pages clean
 .NOTPARALLEL:
