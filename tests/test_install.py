@@ -19,7 +19,7 @@ HINT = re.compile(r"pip install ([^`\n\"]+)")
 # What our hints name and no extra needs.
 ELSEWHERE = {
     "flash-attn", "flash-attn-4", "flashinfer-python", "nvidia-cuda-nvdisasm",
-    "nvidia-cutlass-dsl-libs-cu13", "xformers",
+    "nvidia-cutlass-dsl-libs-cu13", "triton", "xformers",
 }  # fmt: skip
 
 

@@ -26,8 +26,10 @@ NO_DROP_IN = {
     "q_descale": "flash_attn 2 and flash-attn-4 have no FP8 factors",
     "k_descale": "as q_descale",
     "v_descale": "as q_descale",
-    "config": "FA4's choices, which only a caller of fa4 knows",
 }
+UNMAPPED = (
+    "config"  # FA4's choices, which only a caller of fa4 knows; models have a `config` of theirs
+)
 NOT_IN_THE_KIT = {"pack_gqa": "changes no result"}
 
 
@@ -106,7 +108,7 @@ def test_drop_ins_map_every_option() -> None:
     """Or it stands above, with the reason."""
     folders = [(ROOT / "fa4" / name).rglob("*.py") for name in ("flash_attn", "dropin")]
     paths = [ROOT / "fa4/transformers.py", *(path for folder in folders for path in folder)]
-    assert set(NAMES) - named(iter(paths)) == set(NO_DROP_IN)
+    assert set(NAMES) - named(iter(paths)) - {UNMAPPED} == set(NO_DROP_IN)
 
 
 def test_the_kit_draws_every_option() -> None:

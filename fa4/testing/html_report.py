@@ -81,7 +81,9 @@ def again(report: Mapping[str, Any]) -> str:
 
 def _causes(report: Mapping[str, Any]) -> Iterable[str]:
     if report["failures"]:
-        yield f"<h2>Causes ({len(report['failures'])})</h2>"
+        open_ones = sum(group["status"] != "failed" for group in report["failures"])
+        more = f", and {open_ones} that may be left open" if open_ones else ""
+        yield f"<h2>Causes ({len(report['failures']) - open_ones}{more})</h2>"
         yield (
             "<p>Features were left out one after another as long as the same output was wrong; "
             "failures that need the same ones are one cause.</p>"

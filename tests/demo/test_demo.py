@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa4 import cli
+from fa4 import cli, files
 from fa4.commands import SCHEMA_VERSION
 from fa4.config import ForwardConfig
-from fa4.demo import figure, inputs, minilm, report
+from fa4.demo import figure, inputs, minilm
 from fa4.demo.measure import prepare
 from fa4.demo.rescales import RescaleCounts
 from fa4.dtypes import numpy_dtype
@@ -202,11 +202,11 @@ def test_no_file_is_left_half_written(
             )
     assert not (tmp_path / "out").exists()
     target = tmp_path / "report.json"
-    report.write_whole(target, b"old")
+    files.write_whole(target, b"old")
     monkeypatch.setattr(Path, "replace", lambda *given: (_ for _ in ()).throw(OSError("disk")))
     before = sorted(tmp_path.iterdir())
     with pytest.raises(OSError, match="disk"):
-        report.write_whole(target, b"new")
+        files.write_whole(target, b"new")
     assert target.read_bytes() == b"old" and sorted(tmp_path.iterdir()) == before
 
 
@@ -250,7 +250,7 @@ sys.meta_path.insert(0, Blocker())
 from fa4.compiled import toolchain
 
 toolchain._package_folder = lambda: None  # as where the compiler's package is not installed
-from fa4 import cli
+from fa4 import cli, files
 
 cli.COMMANDS = ("demo", "doctor")
 cli.main(sys.argv[1:])

@@ -22,7 +22,8 @@ BARE = re.compile(
     r"(?! (?:tokens|keys|rows|columns|queries|heads|calls|W\b|cycles|MHz))|\d (?=TFLOP/s)"
 )
 NO_PAGE_WRITERS = {
-    "explorer_picture.py",
+    "explorer_picture.py",  # in a browser, as is the next
+    "report_picture.py",
     "check_site.py",
 }  # programs in docs/ that write into no page
 
