@@ -17,6 +17,15 @@ FILE = record_path("emulator_foreign")
 RUN = "foreign run"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def triton_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What Triton compiled elsewhere names other files; it asks for its next version's default."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds --record."""
     parser.addoption("--record", action="store_true", help=f"write {FILE.relative_to(ROOT)}")

@@ -77,41 +77,14 @@ def example(path: str) -> ModuleType:
 
 
 def flash_attention() -> Any:
-    """flash_attn.cute.interface, without the parts of the package that need a GPU or triton."""
+    """flash_attn.cute.interface, without the parts of the package that need a GPU."""
     if "flash_attn" not in sys.modules:
-        # Asks triton for more than the stand-in has, so it comes first.
-        importlib.import_module("torch._dynamo")
         if str(SITE) not in sys.path:
             sys.path.append(str(SITE))
         package = types.ModuleType("flash_attn")
         package.__path__ = [str(SITE / "flash_attn")]
         sys.modules["flash_attn"] = package
-        _stand_in_for_triton()
     return importlib.import_module("flash_attn.cute.interface")
-
-
-def _stand_in_for_triton() -> None:
-    """Empty modules: flash-attn-4 and quack import triton without using it here."""
-    for name in (
-        "triton",
-        "triton.language",
-        "triton.runtime",
-        "triton.runtime.cache",
-        "triton.testing",
-        "triton.tools",
-        "triton.tools.disasm",
-    ):
-        module: Any = types.ModuleType(name)
-        module.__path__, module.__spec__ = [], importlib.machinery.ModuleSpec(name, None)
-        sys.modules[name] = module
-        parent, _, child = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], child, module)
-    modules: dict[str, Any] = dict(sys.modules)
-    modules["triton.runtime.cache"].FileCacheManager = object
-    modules["triton"].jit = lambda function=None, **_: function
-    modules["triton.language"].constexpr = object
-    modules["triton.tools.disasm"].extract = None
 
 
 @contextlib.contextmanager

@@ -23,9 +23,8 @@ FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Triton is; it asks for a choice of its next version's default."""
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+def site(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Triton is."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(SITE)])
 
 
@@ -168,7 +167,7 @@ def test_a_script() -> None:
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """A Python process that knows the tests."""
     paths = os.pathsep.join(map(str, (ROOT, SITE)))
-    variables = os.environ | {"PYTHONPATH": paths, "TRITON_DEFAULT_FP_FUSION": "1"}
+    variables = os.environ | {"PYTHONPATH": paths}
     return subprocess.run(
         [sys.executable, *arguments], cwd=cwd, env=variables, capture_output=True, text=True
     )

@@ -20,8 +20,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 @pytest.fixture(autouse=True)
 def site(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Triton and Liger are; Triton asks for a choice of its next version's default."""
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    """Where Triton and Liger are."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(SITE)])
 
 
