@@ -34,7 +34,7 @@ STATES = {
     "causal": "mask=causal&t=400",
     "compared": "compare=1&b.q_tiles=1&t=700",
     "removed": "off=mma/wait/p0_full_o0_scaled&t=1200",
-    "refused": "head_dim=256",
+    "refused": "tile_n=256",
 }
 
 
@@ -267,9 +267,9 @@ def test_phases_go_on_by_one_a_step(opened: Open, explorer: Explorer) -> None:
 
 
 def test_what_is_refused_says_why(opened: Open) -> None:
-    tab = opened("head_dim=256")
+    tab = opened("tile_n=256")
     with pytest.raises(ValueError) as refused:
-        build({"head_dim": "256", "seqlen": "8k", "batch": "4"}).predict()
+        build({"tile_n": "256", "seqlen": "8k", "batch": "4"}).predict()
     assert tab.text("#refusal .reason") == str(refused.value)
     assert not tab.page.locator("#figures").is_visible()
     tab.page.locator(".ways button").first.click()
