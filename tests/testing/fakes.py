@@ -6,9 +6,11 @@ and results can be tested where the library cannot run. Each refuses what it doe
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from itertools import pairwise
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -89,131 +91,162 @@ def sides(window: tuple[int, int], causal: bool) -> tuple[Any, Any]:
     return left, 0 if causal else right
 
 
-def flash_attn_2() -> dict[str, ModuleType]:
-    """Module flash_attn of version 2.8."""
-    module = ModuleType("flash_attn")
+# What options are where a library gives them no value of None.
+VALUES = {"causal": False, "softcap": 0.0}
 
-    def finish(result: Any, wanted: bool) -> Any:
+
+def accepts(by_place: str, by_name: str, **values: Any) -> Callable[..., Callable[..., Any]]:
+    """A function of one namespace takes what a library's takes, and nothing else.
+
+    by_place: names that may come in this order or by name, and must. by_name: options, which are
+    None without a value here or in VALUES. A call with any other name is a TypeError.
+    """
+    kinds, known = inspect.Parameter, VALUES | values
+    needed = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in by_place.split()]
+    options = [kinds(name, kinds.KEYWORD_ONLY, default=known.get(name)) for name in by_name.split()]
+    signature = inspect.Signature([*needed, *options])
+
+    def change(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            bound = signature.bind(*given, **named)
+            bound.apply_defaults()
+            return function(SimpleNamespace(**bound.arguments))
+
+        return call
+
+    return change
+
+
+def settings(a: Any) -> tuple[Any, ...]:
+    """Window, scale and softcap of a call of FlashAttention 2 or 3, as `compute` takes them."""
+    return sides(a.window_size, a.causal), a.softmax_scale, a.softcap
+
+
+def longest(offsets: Any) -> int:
+    """Rows of the longest packed sequence."""
+    return int(offsets.diff().max())
+
+
+def as_module(name: str, *functions: tuple[str, Any]) -> ModuleType:
+    """A module of these functions by name."""
+    module = ModuleType(name)
+    vars(module).update(functions)
+    return module
+
+
+def flash_attn_2() -> dict[str, ModuleType]:
+    """Module flash_attn of version 2.8: an LSE without keys is +inf, and probabilities follow."""
+    shared = "softmax_scale softcap causal window_size alibi_slopes dropout_p deterministic "
+    shared += "return_attn_probs"
+
+    def finish(a: Any, result: Any) -> Any:
         out, lse = result
         lse = lse.detach().masked_fill(lse.isneginf(), math.inf)
-        return (out, lse, None) if wanted else out
+        return (out, lse, None) if a.return_attn_probs else out
 
-    def flash_attn_func(
-        q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
-        softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
-    ):  # fmt: skip
-        assert q.dtype in (torch.float16, torch.bfloat16) and v.shape == k.shape
-        rest = (sides(window_size, causal), softmax_scale, softcap)
-        return finish(dense(q, k, v, *rest), return_attn_probs)
+    @accepts("q k v", shared, window_size=(-1, -1), dropout_p=0.0)
+    def same_lengths(a: Any) -> Any:
+        assert a.q.dtype in (torch.float16, torch.bfloat16) and a.v.shape == a.k.shape
+        return finish(a, dense(a.q, a.k, a.v, *settings(a)))
 
-    def flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
-        softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
-        deterministic=False, return_attn_probs=False, block_table=None,
-    ):  # fmt: skip
-        assert (
-            max_seqlen_q == cu_seqlens_q.diff().max() and max_seqlen_k == cu_seqlens_k.diff().max()
-        )
-        rest = (sides(window_size, causal), softmax_scale, softcap)
-        return finish(packed(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest), return_attn_probs)
+    places = "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
 
-    module.flash_attn_func = flash_attn_func
-    module.flash_attn_varlen_func = flash_attn_varlen_func
-    return {"flash_attn": module}
+    @accepts(places, f"{shared} block_table", window_size=(-1, -1), dropout_p=0.0)
+    def any_lengths(a: Any) -> Any:
+        for side in "qk":
+            offsets = getattr(a, f"cu_seqlens_{side}")
+            assert getattr(a, f"max_seqlen_{side}") == longest(offsets), side
+        spans = (a.cu_seqlens_q, a.cu_seqlens_k)
+        return finish(a, packed(a.q, a.k, a.v, *spans, *settings(a)))
+
+    functions = (("flash_attn_func", same_lengths), ("flash_attn_varlen_func", any_lengths))
+    return {"flash_attn": as_module("flash_attn", *functions)}
 
 
 def flash_attn_3() -> dict[str, ModuleType]:
-    """Module flash_attn_interface."""
-    module = ModuleType("flash_attn_interface")
+    """Module flash_attn_interface: head dims up to 256, pages through the call for caches."""
+    fp8 = "".join(f" {name}_descale" for name in "qkv")
+    shared = "softmax_scale softcap causal window_size attention_chunk num_splits pack_gqa"
+    shared += f" sm_margin qv{fp8}"
+    unbounded = {"window_size": (-1, -1)}
 
     def finish(result: Any, wanted: bool) -> Any:
         return (result[0], result[1].detach()) if wanted else result[0]
 
-    def flash_attn_func(
-        q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None,
-        v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
-        pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False,
-    ):  # fmt: skip
-        if v.shape[-1] > 256:
-            raise RuntimeError("FlashAttention forward only supports head dimension at most 256")
-        rest = (sides(window_size, causal), softmax_scale, softcap)
-        return finish(dense(q, k, v, *rest), return_attn_probs)
+    @accepts("q k v", f"{shared} deterministic return_attn_probs", **unbounded)
+    def same_lengths(a: Any) -> Any:
+        if a.v.shape[-1] > 256:
+            raise RuntimeError(f"head dimension {a.v.shape[-1]}: at most 256")
+        return finish(dense(a.q, a.k, a.v, *settings(a)), a.return_attn_probs)
 
-    def flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
-        seqused_k=None, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None,
-        v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
-        pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False,
-    ):  # fmt: skip
-        rest = (sides(window_size, causal), softmax_scale, softcap)
-        if cu_seqlens_q is not None:
-            assert max_seqlen_q == cu_seqlens_q.diff().max()
-            return finish(packed(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest), return_attn_probs)
-        assert (max_seqlen_q, max_seqlen_k) == (q.shape[1], k.shape[1])
-        return finish(padded(q, k, v, seqused_q, seqused_k, *rest), return_attn_probs)
+    places = "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
+    more = "seqused_k seqused_q deterministic return_attn_probs"
 
-    def flash_attn_with_kvcache(
-        q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None,
-        cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, page_table=None,
-        cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None,
-        q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, causal=False,
-        window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True,
-        scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0,
-        return_softmax_lse=False,
-    ):  # fmt: skip
-        keys, offsets = gather(k_cache, page_table, cache_seqlens)
-        values, _ = gather(v_cache, page_table, cache_seqlens)
-        rest = (sides(window_size, causal), softmax_scale, softcap)
-        return finish(packed(q, keys, values, cu_seqlens_q, offsets, *rest), return_softmax_lse)
+    @accepts(places, f"{shared} {more}", **unbounded)
+    def any_lengths(a: Any) -> Any:
+        if a.cu_seqlens_q is not None:
+            assert a.max_seqlen_q == longest(a.cu_seqlens_q)
+            spans = (a.cu_seqlens_q, a.cu_seqlens_k)
+            result = packed(a.q, a.k, a.v, *spans, *settings(a))
+        else:
+            assert (a.max_seqlen_q, a.max_seqlen_k) == (a.q.shape[1], a.k.shape[1])
+            result = padded(a.q, a.k, a.v, a.seqused_q, a.seqused_k, *settings(a))
+        return finish(result, a.return_attn_probs)
 
-    module.flash_attn_func = flash_attn_func
-    module.flash_attn_varlen_func = flash_attn_varlen_func
-    module.flash_attn_with_kvcache = flash_attn_with_kvcache
-    return {"flash_attn_interface": module}
+    cached = "page_table cache_seqlens cu_seqlens_q max_seqlen_q return_softmax_lse"
+
+    @accepts("q k_cache v_cache", f"{cached} {shared}", **unbounded)
+    def from_cache(a: Any) -> Any:
+        keys, offsets = gather(a.k_cache, a.page_table, a.cache_seqlens)
+        values, _ = gather(a.v_cache, a.page_table, a.cache_seqlens)
+        result = packed(a.q, keys, values, a.cu_seqlens_q, offsets, *settings(a))
+        return finish(result, a.return_softmax_lse)
+
+    name = "flash_attn_interface"
+    functions = (
+        ("flash_attn_func", same_lengths),
+        ("flash_attn_varlen_func", any_lengths),
+        ("flash_attn_with_kvcache", from_cache),
+    )
+    return {name: as_module(name, *functions)}
 
 
 def flash_attn_4() -> dict[str, ModuleType]:
     """Module flash_attn.cute.interface of 4.0.0b36; its LSE has a gradient."""
-    module = ModuleType("flash_attn.cute.interface")
+    shared = "softmax_scale softcap causal window_size learnable_sink num_splits pack_gqa "
+    shared += "deterministic return_lse qv gather_kv_indices"
+    values = {"window_size": (None, None), "num_splits": 1}
 
-    def window(window_size: Any, causal: bool) -> Any:
-        return window_size[0], 0 if causal else window_size[1]
+    def rest(a: Any) -> tuple[Any, ...]:
+        window = (a.window_size[0], 0 if a.causal else a.window_size[1])
+        return window, a.softmax_scale, a.softcap, a.learnable_sink
 
-    def flash_attn_func(
-        q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False,
-        window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None,
-        deterministic=False, score_mod=None, score_mod_bwd=None, mask_mod=None, aux_tensors=None,
-        aux_scalars=None, block_sparse_tensors=None, block_sparse_tensors_bwd=None,
-        return_lse=False, gather_bwd_recompute_p=False, gather_bwd_token_chunk=None,
-    ):  # fmt: skip
-        assert num_splits == 1, "SplitKV not supported on SM 9.0"
-        rest = (window(window_size, causal), softmax_scale, softcap, learnable_sink)
-        out, lse = dense(q, k, v, *rest)
-        return out, lse if return_lse else None
+    def finish(a: Any, result: Any) -> Any:
+        return result[0], result[1] if a.return_lse else None
 
-    def flash_attn_varlen_func(
-        q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
-        max_seqlen_k=None, min_seqlen_k=None, seqused_q=None, seqused_k=None,
-        gather_kv_indices=None, page_table=None, softmax_scale=None, causal=False,
-        window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None,
-        deterministic=False, return_lse=False,
-    ):  # fmt: skip
-        rest = (window(window_size, causal), softmax_scale, softcap, learnable_sink)
-        if cu_seqlens_q is None:
-            out, lse = padded(q, k, v, seqused_q, seqused_k, *rest)
-            return out, lse if return_lse else None
-        if page_table is not None:
-            (k, cu_seqlens_k), (v, _) = (gather(x, page_table, seqused_k) for x in (k, v))
-        out, lse = packed(q, k, v, cu_seqlens_q, cu_seqlens_k, *rest)
-        return out, lse if return_lse else None
+    mods = "score_mod score_mod_bwd mask_mod aux_tensors block_sparse_tensors"
 
-    module.flash_attn_func = flash_attn_func
-    module.flash_attn_varlen_func = flash_attn_varlen_func
-    return {
-        "flash_attn": ModuleType("flash_attn"),
-        "flash_attn.cute": ModuleType("flash_attn.cute"),
-        "flash_attn.cute.interface": module,
-    }
+    @accepts("q k v", f"{shared} {mods}", **values)
+    def same_lengths(a: Any) -> Any:
+        assert a.num_splits == 1, "Hopper requires one split"
+        return finish(a, dense(a.q, a.k, a.v, *rest(a)))
+
+    lengths = " ".join(f"{name}_{side}" for name in ("cu_seqlens", "seqused", "max_seqlen")
+                       for side in "qk")  # fmt: skip
+
+    @accepts("q k v", f"{shared} {lengths} page_table", **values)
+    def any_lengths(a: Any) -> Any:
+        if a.cu_seqlens_q is None:
+            return finish(a, padded(a.q, a.k, a.v, a.seqused_q, a.seqused_k, *rest(a)))
+        k, v, offsets_k = a.k, a.v, a.cu_seqlens_k
+        if a.page_table is not None:
+            (k, offsets_k), (v, _) = (gather(x, a.page_table, a.seqused_k) for x in (k, v))
+        return finish(a, packed(a.q, k, v, a.cu_seqlens_q, offsets_k, *rest(a)))
+
+    name = "flash_attn.cute.interface"
+    functions = (("flash_attn_func", same_lengths), ("flash_attn_varlen_func", any_lengths))
+    parents = {name: ModuleType(name) for name in ("flash_attn", "flash_attn.cute")}
+    return parents | {name: as_module(name, *functions)}
 
 
 class LowerTriangularFromBottomRightMask:
@@ -343,16 +376,15 @@ def flashinfer() -> dict[str, ModuleType]:
     """Module flashinfer 0.7: LSE to base 2, (rows, heads); pages by offsets and a flat list."""
     module = ModuleType("flashinfer")
 
-    def single_prefill_with_kv_cache(
-        q, k, v, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask=None,
-        packed_custom_mask=None, causal=False, kv_layout="NHD", pos_encoding_mode="NONE",
-        use_fp16_qk_reduction=False, sm_scale=None, window_left=-1, logits_soft_cap=None,
-        rope_scale=None, rope_theta=None, backend="auto", return_lse=False,
-    ):  # fmt: skip
-        keep = custom_mask if custom_mask is not None else left_window(window_left, causal)
-        return base_2(compute(q, k, v, keep, sm_scale, logits_soft_cap or 0.0), return_lse)
+    options = "custom_mask causal window_left sm_scale logits_soft_cap return_lse"
 
-    module.single_prefill_with_kv_cache = single_prefill_with_kv_cache
+    @accepts("q k v", options, window_left=-1, return_lse=False)
+    def one_sequence(a: Any) -> Any:
+        seen = left_window(a.window_left, a.causal) if a.custom_mask is None else a.custom_mask
+        result = compute(a.q, a.k, a.v, seen, a.sm_scale, a.logits_soft_cap or 0.0)
+        return base_2(result, a.return_lse)
+
+    module.single_prefill_with_kv_cache = one_sequence
     module.BatchPrefillWithRaggedKVCacheWrapper = Ragged
     module.BatchPrefillWithPagedKVCacheWrapper = Paged
     return {"flashinfer": module}

@@ -240,6 +240,15 @@ def test_a_kernel_is_held_to_itself(adapter) -> None:
     assert not torch.is_warn_always_enabled()
 
 
+def test_stand_ins_take_what_the_libraries_take() -> None:
+    """Tensors by place or name, options by name, and nothing else."""
+    take = fakes.accepts("q k", "scale causal", scale=2.0)(lambda a: (a.q, a.k, a.scale, a.causal))
+    assert take(1, k=3) == (1, 3, 2.0, False) and take(1, 3, scale=4)[2] == 4
+    for given, named in (((1,), {}), ((1, 3, 2.0), {}), ((1, 3), {"dropout": 0.0})):
+        with pytest.raises(TypeError):
+            take(*given, **named)
+
+
 def test_refused_shapes_by_the_library_are_not_covered(adapter) -> None:
     """FlashAttention-3 says in a RuntimeError what it has no kernel for."""
     backend = adapter("flash-attn-3")
