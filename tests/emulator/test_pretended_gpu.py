@@ -12,6 +12,7 @@ import torch
 
 from fa4 import cli, emulator
 from fa4.emulator.errors import ArgumentError
+from fa4.emulator.host.arguments import TensorBook
 from fa4.emulator.host.triton_arguments import pack
 from fa4.emulator.host.triton_driver import without_inner_lines
 from fa4.emulator.tma.descriptor import TensorMap
@@ -147,6 +148,8 @@ def test_arguments_that_cannot_be_passed(kind: str, value: Any, message: str) ->
     """One line that names the argument."""
     with pytest.raises(ArgumentError, match=message):
         pack([("x", kind)], [value], [], lambda array: ADDRESS)
+    with pytest.raises(ArgumentError, match="y: an argument is a tensor on meta"):
+        pack([("y", "*fp32")], [torch.empty(3, device="meta")], [], TensorBook().address_of)
     with pytest.raises(ArgumentError, match="fp4 or im2col"):
         pack([("x", "tensordesc<fp16[4,16]>")], [descriptor()], [MAP | {"fp4_padded": True}],
              lambda array: ADDRESS)  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fa4.emulator.errors import ArgumentError
+from fa4.emulator.errors import ArgumentError, LaunchError
 from fa4.emulator.tma.descriptor import TensorMap
 
 # Numbers of tensor-map types as Triton's compiler writes them (those of PTX's tensormap.replace).
@@ -54,10 +54,16 @@ class PackedArguments:
         elif hasattr(value, "data_ptr"):
             tensor = getattr(value, "base", value)
             self.memory[name] = tensor
-            address = self.address_of(tensor)
+            address = self._seen_at(name, tensor)
         else:
             raise ArgumentError(name, f"{name} is a {type(value).__name__}, not a tensor")
         self.parameters.append(address.to_bytes(8, "little"))
+
+    def _seen_at(self, name: str, tensor: Any) -> int:
+        try:
+            return self.address_of(tensor)
+        except LaunchError as error:
+            raise ArgumentError(name, f"{name}: {error}") from error
 
     def _add_descriptor(self, name: str, descriptor: Any) -> None:
         described = next(self.maps, None)
@@ -72,7 +78,7 @@ class PackedArguments:
             numbers = [*wide, *steps, *(("i1", int(flag)) for flag in flags), *sizes, *steps]
         else:
             self.memory[name] = descriptor.base
-            address = self.address_of(descriptor.base)
+            address = self._seen_at(name, descriptor.base)
             self.parameters.append(_encode_map(name, descriptor, described, address))
             numbers = [*sizes, *steps]
         self.parameters += [_pack_number(name, kind, int(value)) for kind, value in numbers]
