@@ -42,6 +42,7 @@ DIMS = ((160, 160), (80, 80), (256, 256), (112, 112), (192, 192), (224, 224), (1
 LENGTHS = ((1500, 8, 16), (6000, 2, 16), (24000, 1, 8))  # tokens, batch, heads
 MOST_STAGES = 4
 FEWEST_KEYS = {1: 80, 2: 48, 3: 48}  # of a KV tile, by warpgroups
+MOST_KEYS = 192
 ROUNDS, BURST_MS, PAUSE_S = 3, 1.0, 0.006
 COLUMNS = (
     "head_dim", "head_dim_v", "causal", "consumers", "tile_n", "kv_stages", "ping_pong", "ahead",
@@ -87,7 +88,9 @@ def most_stages(one: Class, consumers: int, tile_n: int) -> int:
 def variants(one: Class) -> Iterator[dict[str, Any]]:
     """Fields of specs: all tiles; the next work tile begun ahead or not, turns where they pay."""
     for consumers in (3, 2, 1):
-        sizes = [n for n in range(FEWEST_KEYS[consumers], 193, 16) if most_stages(one, consumers, n)]
+        sizes = [
+            n for n in range(FEWEST_KEYS[consumers], 193, 16) if most_stages(one, consumers, n)
+        ]
         sizes = sizes[-5:] if consumers > 1 else [n for n in sizes if n <= 128][-2:]
         for tile_n in sizes or ([32] if most_stages(one, consumers, 32) else []):
             base = {**one._asdict(), "consumers": consumers, "tile_n": tile_n, "ping_pong": False,
@@ -135,7 +138,7 @@ def measure_class(
                 if turn:
                     calls = max(1, min(20, round(BURST_MS / times[number][0])))
                     time.sleep(PAUSE_S)
-                times[number].append(burst_ms(lambda k=kernel: given.launch(k), calls))
+                times[number].append(burst_ms(lambda k=kernel, x=given: x.launch(k), calls))
             state.append(meter.read())
         for (fields, kernel), ms in zip(good, times, strict=True):
             best = statistics.median(ms[1:]) if len(ms) > 1 else ms[0]
