@@ -16,6 +16,7 @@ from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import PERSISTENT, ROWS_AT_ONCE, WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.kit.features import position_rows
 from fa4.sm100.kit.units import TILE_ROWS, padded_dim
 
 # A kernel for an H200 runs on an H100: they differ in memory alone.
@@ -137,7 +138,7 @@ def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec | WarpgroupSp
 def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
     """The same for Hopper."""
     check(call, "sm90")
-    group = _packed_heads(call, WARPGROUP_ROWS)
+    group = packed_group(call)
     features = _features(call) | {"lse": call.lse, "group": group, "gpu": gpu}
     if call.numerics is not None:
         features["numerics"] = call.numerics
@@ -145,7 +146,7 @@ def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
     problem = WarpgroupProblem(
         head_dim=padded_dim(call.head_dim),
         head_dim_v=padded_dim(call.head_dim_v),
-        rows=call.longest_q * group,
+        rows=call.longest_q * position_rows(group),
         keys=-(-call.rows_k // max(sequences, 1)),
         heads=call.heads_q // group,
         batch=call.batch,
@@ -159,6 +160,25 @@ def _packed_heads(call: ForwardCall, rows: int) -> int:
     """Query heads that share the rows of a Q tile; 1 for none."""
     packs = call.group > 1 and rows % call.group == 0 and call.pack_gqa is not False
     return call.group if packs else 1
+
+
+def packed_group(call: ForwardCall) -> int:
+    """Query heads that share a warpgroup's rows on Hopper: so that they fill the fewest tiles.
+
+    A divisor of the heads of a KV head; of equal ones the largest. A group that is no power of two
+    leaves rows empty; above 64 heads it takes a multiple of 64. pack_gqa=True asks for a group of 2
+    or more.
+    """
+    if call.group == 1 or call.pack_gqa is False:
+        return 1
+    groups = [n for n in range(1 + (call.pack_gqa is True), call.group + 1) if call.group % n == 0]
+    groups = [n for n in groups if n <= WARPGROUP_ROWS or n % WARPGROUP_ROWS == 0]
+
+    def tiles(group: int) -> int:
+        rows = call.longest_q * position_rows(group)
+        return -(-rows // WARPGROUP_ROWS) * (call.group // group)
+
+    return min(groups, key=lambda group: (tiles(group), -group))
 
 
 def choose_sm100_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:

@@ -1,5 +1,7 @@
 """The Hopper forward kernel: its warps' roles, and the host function that launches it."""
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
@@ -11,7 +13,7 @@ from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
 from fa4.sm90.forward.schedule import heads_at_once
-from fa4.sm90.forward.spec import WarpgroupSpec
+from fa4.sm90.forward.spec import WarpgroupSpec, query_box
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import query_view
 from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
@@ -38,6 +40,12 @@ def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
     }
 
 
+def tile_boxes(spec: WarpgroupSpec) -> dict[str, Any]:
+    """Rows and columns of each operand, as TMA moves them."""
+    shapes = {name: shape[:2] for name, shape in tile_shapes(spec).items()}
+    return shapes | {name: query_box(spec, shapes[name]) for name in "qo"}
+
+
 @cute.jit
 def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q, sink,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, stream,
@@ -48,7 +56,7 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
         batch, seqlen_q = cu_seqlens_q.shape[0] - 1, max_seqlen_q
     heads = q.shape[-2] // spec.group
     rows = block_rows(spec)
-    blocks = (seqlen_q * spec.group + rows - 1) // rows
+    blocks = (seqlen_q * spec.position_rows + rows - 1) // rows
     num_tiles = blocks * heads * batch
     width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
     ctas = num_tiles
@@ -59,10 +67,11 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
         section = heads_per_section(k.shape[-3] * width, heads * batch)
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
     shapes: cutlass.Constexpr = tile_shapes(spec)
+    boxes: cutlass.Constexpr = tile_boxes(spec)
 
     def atom(name, view, op):
-        shape = shapes[name][:2]
-        return cpasync.make_tiled_tma_atom(op, view, swizzled_layout(*shape), shape)
+        layout = swizzled_layout(*shapes[name][:2])
+        return cpasync.make_tiled_tma_atom(op, view, layout, boxes[name])
 
     loading = cpasync.CopyBulkTensorTileG2SOp()
     queries, coordinates = atom("q", query_view(q, spec), loading)

@@ -10,6 +10,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import output_over_queries
 from fa4.sm90.forward import fragment
+from fa4.sm90.forward.spec import query_box
 from fa4.sm100.forward.correction import LN_2, add_sink, store_lse
 from fa4.sm100.kit.descriptors import swizzle_bytes
 from fa4.sm100.kit.rowmath import rounded
@@ -125,7 +126,7 @@ def store_by_tma(output: OutputTile, tile: WorkTile, number: Int32) -> None:
     """O; TMA leaves out rows and columns that the tensor does not have."""
     shape = tuple(cute.size(mode) for mode in output.shared.shape)
     tensor = output.tensor[None, None, tile.head, tile.batch]
-    target = cute.local_tile(tensor, shape, (tile.tile_number(number), 0))
+    target = cute.local_tile(tensor, query_box(tile.spec, shape), (tile.tile_number(number), 0))
     source, target = cpasync.tma_partition(
         output.atom,
         0,
@@ -145,7 +146,7 @@ def store_rows(output: OutputTile, tile: WorkTile, number: Int32, thread: Int32)
     for i in cutlass.range(thread, spec.tile_rows * vectors, WARPGROUP, unroll=1):
         row, vector = i // vectors, i % vectors
         packed = first + row
-        if packed < tile.seqlen_q * spec.group:
+        if tile.has_row(packed):
             position, head = tile.start_q + tile.position(packed), tile.query_head(packed)
             if cutlass.const_expr(spec.packed_q):
                 target = output.tensor[position, head, None]
