@@ -64,7 +64,7 @@ def random_problems(
 def _draw(rng: np.random.Generator, dtype: str, dims: Sequence[tuple[int, int]]) -> Problem:
     from fa4.config import Problem
 
-    d, dv = dims[rng.integers(len(dims))] if dims else _draw_dims(rng)
+    d, dv = dims[int(rng.integers(len(dims)))] if dims else _draw_dims(rng)
     rows = _draw_length(rng, LEAST_TOKENS, MOST_TOKENS)
     keys = rows if rng.random() < 0.75 else _draw_length(rng, LEAST_TOKENS, MOST_TOKENS)
     kind = rng.random()

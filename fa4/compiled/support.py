@@ -267,6 +267,8 @@ def _backward_rows() -> Iterator[Feature]:
 BACKWARD: tuple[Feature, ...] = tuple(_backward_rows())
 
 _SM90_OWN = (
+    Feature("num_splits", True, "1 to 256 parts of the keys, 0 for as many as pay; a second kernel "
+            "adds them in order"),
     Feature("head dimensions", True, "d and dv each a multiple of 8 up to 256",
             lambda c: _dims_beyond(c, 256)),
     Feature("pack_gqa", True, "any heads_q / heads_k; by default where it takes fewer tiles, or as "

@@ -61,6 +61,7 @@ def tuned_warpgroup_spec(
             keys=COMMON_ROWS, heads=16, batch=8, masked=_uneven(features), causal=causal,
         )  # fmt: skip
     tuned = tuned_warpgroups(problem, gpu)
+    features.setdefault("split", tuned.num_splits > 1)
     if "consumers" not in features:  # the turns of other warpgroups say nothing
         # Both take registers, of which mods have none to spare: up to 328 bytes would be spilled.
         spare = not (features.get("score_mod") or features.get("mask_mod"))
@@ -142,8 +143,15 @@ def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
     features = _features(call) | {"lse": call.lse, "group": group, "gpu": gpu}
     if call.numerics is not None:
         features["numerics"] = call.numerics
+    problem = warpgroup_problem(call)
+    return tuned_warpgroup_spec(call.head_dim, call.head_dim_v, problem, **features)
+
+
+def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
+    """What the choice of a Hopper kernel's tiles and parts looks at."""
+    features, group = _features(call), packed_group(call)
     sequences = call.batch if call.packed_k else 1
-    problem = WarpgroupProblem(
+    return WarpgroupProblem(
         head_dim=padded_dim(call.head_dim),
         head_dim_v=padded_dim(call.head_dim_v),
         rows=call.longest_q * position_rows(group),
@@ -152,8 +160,17 @@ def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
         batch=call.batch,
         masked=_uneven(features),
         causal=features["causal"] and not features["window_left"],
+        kv_heads=call.heads_k,
+        queries=call.longest_q * call.heads_q,
+        num_splits=call.num_splits,
     )
-    return tuned_warpgroup_spec(call.head_dim, call.head_dim_v, problem, **features)
+
+
+def count_splits(call: ForwardCall, spec: ForwardSpec | WarpgroupSpec) -> int:
+    """Parts of a call's keys, which different CTAs compute; 1 where they are not divided."""
+    if not isinstance(spec, WarpgroupSpec) or not spec.split:
+        return 1
+    return tuned_warpgroups(warpgroup_problem(call), spec.gpu).num_splits
 
 
 def _packed_heads(call: ForwardCall, rows: int) -> int:

@@ -9,7 +9,7 @@ tile. A short one takes that with which all SMs have work and little of it is pa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fa4.config import WARPGROUP_ROWS, WarpgroupPipeline
@@ -96,6 +96,11 @@ TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
 # Keys' worth of time that a work tile costs beside its steps: its first S and its store. From the
 # same run: calls of 512 to 4k tokens beside those of 16k, head dims 64 and 128.
 START_KEYS = 160
+# Of divided keys: the most parts and the fewest KV tiles of one, waves of CTAs that are considered;
+# what HBM gives an H200 and one CTA, what L2 gives O's parts, a second launch.
+MOST_SPLITS, FEWEST_TILES, SPLIT_WAVES = 128, 2, 3
+MEMORY_BYTES_PER_S, CTA_BYTES_PER_S, PARTS_BYTES_PER_S = 4.2e12, 5e10, 3e12
+COMBINE_SECONDS = 4e-6
 START_KEYS_CAUSAL = {1: 80, 2: 80, 3: 120}  # by warpgroups; of one, assumed
 
 
@@ -104,7 +109,8 @@ class WarpgroupProblem:
     """What the choice looks at. rows: of the longest sequence, times the heads packed in a tile.
 
     heads: blocks of rows of one sequence are counted for each. keys: of a sequence, on average.
-    masked: do rows see different keys? causal: about half of them?
+    masked: do rows see different keys? causal: about half of them? kv_heads, queries: KV heads, and
+    rows of O of a sequence, packed or not. num_splits: parts of the keys; 0 for as many as pay.
     """
 
     head_dim: int
@@ -115,6 +121,9 @@ class WarpgroupProblem:
     batch: int
     masked: bool = False
     causal: bool = False
+    kv_heads: int = 0
+    queries: int = 0
+    num_splits: int = 1
 
 
 @lru_cache(maxsize=1024)
@@ -127,13 +136,31 @@ def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
     if not found:
         dims = problem.head_dim, problem.head_dim_v
         raise ValueError(f"no tile of (d, dv) = {dims} fits into {gpu.name}'s shared memory")
-    return min(found, key=lambda one: _cost(one[0], problem, gpu.sm_count))[1]
+    _, splits, pipeline = min(
+        ((_cost(tile, problem, gpu.sm_count, splits), splits, pipeline)
+         for tile, pipeline in found for splits in _divisions(tile, problem, gpu.sm_count)),
+        key=lambda one: one[0],
+    )  # fmt: skip
+    return pipeline if splits == 1 else replace(pipeline, num_splits=splits, ahead=False)
 
 
 def work_tiles(consumers: int, problem: WarpgroupProblem) -> int:
-    """How many there are, of all sequences and heads."""
+    """How many there are, of all sequences and heads, where keys are not divided."""
     blocks = -(-max(problem.rows, 1) // (consumers * WARPGROUP_ROWS))
     return blocks * problem.heads * problem.batch
+
+
+def _divisions(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> Iterator[int]:
+    """Numbers of parts to choose from: those that fill whole waves of CTAs, the fewest of each."""
+    if problem.num_splits:
+        yield problem.num_splits
+        return
+    yield 1
+    count, keys = work_tiles(tile.consumers, problem), -(-problem.keys // tile.tile_n)
+    for waves in range(1, 1 + SPLIT_WAVES):
+        splits = waves * sms // max(count, 1)
+        if 1 < splits <= min(keys // FEWEST_TILES, MOST_SPLITS):
+            yield splits
 
 
 def _fitting(
@@ -173,18 +200,38 @@ def _measured(problem: WarpgroupProblem) -> tuple[WarpgroupTile, ...]:
     return TILES[width, problem.masked]
 
 
-def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> float:
+def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int, splits: int = 1) -> float:
     """Time of all work tiles, in rows times keys per TFLOP/s.
 
     Tiles of equal length come in waves; those of unequal length fill all SMs, but none ends before
-    the longest does.
+    the longest does. None is faster than K and V come from memory. What the parts of divided keys
+    cost beside is `_combining`.
     """
     rows = tile.consumers * WARPGROUP_ROWS
-    keys = -(-max(problem.keys, 1) // tile.tile_n) * tile.tile_n
+    steps = -(-max(problem.keys, 1) // tile.tile_n)
     start = START_KEYS_CAUSAL[tile.consumers] if problem.causal else START_KEYS
+    keys = -(-steps // splits) * tile.tile_n
     longest = rows * (keys + start) / tile.tflops
-    count = work_tiles(tile.consumers, problem)
-    if not problem.causal:
-        return -(-count // sms) * longest
-    mean = rows * (min(keys, (problem.keys + rows + tile.tile_n) / 2) + start) / tile.tflops
-    return max(count / sms * mean, longest)
+    count = work_tiles(tile.consumers, problem) * splits
+    found = -(-count // sms) * longest
+    if problem.causal:
+        seen = min(steps * tile.tile_n, (problem.keys + rows + tile.tile_n) / 2)
+        found = max(count / sms * rows * (seen / splits + start) / tile.tflops, longest)
+    beside = _memory_seconds(problem, min(count, sms)), _combining_seconds(problem, splits)
+    units = 1e12 / (2 * (problem.head_dim + problem.head_dim_v) * sms)
+    return max(found, beside[0] * units) + beside[1] * units
+
+
+def _memory_seconds(problem: WarpgroupProblem, ctas: int) -> float:
+    """K and V once from memory, by so many CTAs; half of them under a causal mask, at least."""
+    dims = problem.head_dim + problem.head_dim_v
+    num_bytes = problem.kv_heads * problem.batch * problem.keys * dims * 2
+    return num_bytes / min(MEMORY_BYTES_PER_S, ctas * CTA_BYTES_PER_S)
+
+
+def _combining_seconds(problem: WarpgroupProblem, splits: int) -> float:
+    """A second launch, and the parts of O out and in; 0 where keys are not divided."""
+    if splits == 1:
+        return 0.0
+    num_bytes = 8 * splits * problem.queries * problem.batch * problem.head_dim_v
+    return COMBINE_SECONDS + num_bytes / PARTS_BYTES_PER_S

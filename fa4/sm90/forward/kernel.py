@@ -8,6 +8,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import query_stages
+from fa4.sm90.forward.combine import combine
 from fa4.sm90.forward.consumer import ConsumerWork, consume
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
@@ -51,13 +52,40 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, stream,
             spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Launch on tensors (batch, seqlen, heads, dim), or (total, heads, dim) where packed."""
-    batch, seqlen_q = q.shape[0], q.shape[-3]
+    attend(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms, None, stream,
+           spec, trace)  # fmt: skip
+
+
+@cute.jit
+def forward_split(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
+                  sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, o_parts,
+                  lse_parts, stream, spec: cutlass.Constexpr,
+                  trace: cutlass.Constexpr):  # fmt: skip
+    """The same in parts of the keys, o_parts (splits, *shape of O) and lse_parts in float32, which
+    a second kernel combines."""
+    attend(q, k, v, o_parts, lse_parts, (softmax_scale, softcap), (window_left, window_right),
+           max_seqlen_q, None, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms,
+           o_parts.shape[0], stream, spec, trace)  # fmt: skip
+    longest = q.shape[-3]
     if cutlass.const_expr(cu_seqlens_q is not None):
-        batch, seqlen_q = cu_seqlens_q.shape[0] - 1, max_seqlen_q
+        longest = max_seqlen_q
+    combine(o_parts, lse_parts, o, lse, sink, longest, cu_seqlens_q, seqused_q, stream, spec)
+
+
+@cute.jit
+def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, num_sms, splits,
+           stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Launch the main kernel; splits: parts of the keys, None where they are not divided."""
+    batch, seqlen_q = q.shape[0], q.shape[-3]
+    if cutlass.const_expr(lengths[0] is not None):
+        batch, seqlen_q = lengths[0].shape[0] - 1, max_seqlen_q
     heads = q.shape[-2] // spec.group
     rows = block_rows(spec)
     blocks = (seqlen_q * spec.position_rows + rows - 1) // rows
     num_tiles = blocks * heads * batch
+    if cutlass.const_expr(spec.split):
+        num_tiles *= splits
     width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
     ctas = num_tiles
     if cutlass.const_expr(spec.scheduler in ("static", "snake")):
@@ -86,14 +114,13 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
             ending_views(rows_first(v, spec.packed_k), 0, spec.ragged_k),
         ),
     )
-    if cutlass.const_expr(spec.ragged_q):
+    if cutlass.const_expr(spec.ragged_q or spec.split):
         store = (None, o)
     else:
         store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
     kernel(
-        loads, store, lse, scales(spec, softmax_scale, softcap), aux, sizes,
-        (window_left, window_right), sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k),
-        spec, trace,
+        loads, store, lse, scales(spec, *factors), aux, sizes, window, sink, lengths, splits, spec,
+        trace,
     ).launch(
         grid=(ctas, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
@@ -104,14 +131,14 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
 
 
 @cute.kernel
-def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
+def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits,
            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.plan
     memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
     barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
     signals = Signals(plan, "setup", trace, barriers)
-    problem = KernelProblem(spec, *(*sizes, *window, *lengths, None))
+    problem = KernelProblem(spec, *(*sizes, *window, *lengths, None, splits))
     scale_log2, score_scale = factors
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
@@ -146,7 +173,9 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
             num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
         )
-        shared = shared_tensor(spec, memory, "o")[None, None, number]
+        shared = None
+        if cutlass.const_expr(not spec.split):
+            shared = shared_tensor(spec, memory, "o")[None, None, number]
         output = OutputTile(*(*store, shared, scale_log2, lse, sink))
         consume(signals.of("consumer#").numbered(number), problem, work, output)
     for idle, registers in plan.idle_warps.items():

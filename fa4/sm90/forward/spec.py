@@ -42,7 +42,8 @@ class WarpgroupSpec(ForwardFeatures):
     ("registers" or "smem"); overlap, ping_pong, ahead.
     scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first, back and
     forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
-    emulated exponentials, of the pairs that a thread has in every eight columns.
+    emulated exponentials, of the pairs that a thread has in every eight columns. split: the keys of
+    a query are divided over CTAs, in as many parts as the call says.
     """
 
     tile_n: int = 128
@@ -53,6 +54,7 @@ class WarpgroupSpec(ForwardFeatures):
     ping_pong: bool | None = None
     ahead: bool = False
     scheduler: str = "static"
+    split: bool = False
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = H200
 
@@ -118,6 +120,7 @@ class WarpgroupSpec(ForwardFeatures):
             overlap=self.overlap,
             ahead=self.ahead and self.scheduler in PERSISTENT,
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
+            num_splits=2 if self.split else 1,  # or more: the code is the same
         )
 
     @property
