@@ -148,7 +148,7 @@ class WorkTile:
     @property
     def kv_stop(self) -> Int32:
         """One past the last KV tile that any row of the block sees; at least 1."""
-        if self.split is not None:
+        if self.cut_start is not None:
             return cutlass.max(self.cut_stop, self.cut_start + 1)
         return self.stop_of(self.last_row)
 
@@ -160,7 +160,7 @@ class WorkTile:
     @property
     def kv_start(self) -> Int32:
         """First KV tile that any row of the block sees, below kv_stop."""
-        if self.split is not None:
+        if self.cut_start is not None:
             return self.cut_start
         if not self.mask.has_start:
             return Int32(0)

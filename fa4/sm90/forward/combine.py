@@ -34,15 +34,16 @@ class CombinedRow:
 
     def of(self, tensor: cute.Tensor, parts: bool = False) -> cute.Tensor:
         """Its elements of O, (dv,), or of all parts of O, (splits, dv)."""
-        place = (self.row, self.head, None)
+        place: tuple[Any, ...] = (self.row, self.head, None)
         if not self.spec.packed_q:
             place = (self.batch, *place)
         return tensor[(None, *place) if parts else place]
 
 
 @cute.jit
-def combine(o_parts, lse_parts, o, lse, sink, seqlen_q, cu_seqlens_q, seqused_q, stream,
-            spec: cutlass.Constexpr):  # fmt: skip
+def combine(o_parts: Any, lse_parts: Any, o: Any, lse: Any, sink: Any, seqlen_q: Any,
+            cu_seqlens_q: Any, seqused_q: Any, stream: Any,
+            spec: cutlass.Constexpr) -> None:  # fmt: skip
     """Launch on parts (splits, *shape of O) and (splits, *shape of LSE), both float32.
 
     o, lse: as the forward kernel's; lse and sink may be None. seqlen_q: of the longest sequence.
@@ -57,8 +58,8 @@ def combine(o_parts, lse_parts, o, lse, sink, seqlen_q, cu_seqlens_q, seqused_q,
 
 
 @cute.kernel
-def kernel(o_parts, lse_parts, o, lse, sink, sizes, cu_seqlens_q, seqused_q,
-           spec: cutlass.Constexpr):  # fmt: skip
+def kernel(o_parts: Any, lse_parts: Any, o: Any, lse: Any, sink: Any, sizes: Any,
+           cu_seqlens_q: Any, seqused_q: Any, spec: cutlass.Constexpr) -> None:  # fmt: skip
     """A row for each warp; heads vary fastest, then positions."""
     heads, longest, count = sizes
     thread = cute.arch.thread_idx()[0]
@@ -74,7 +75,9 @@ def kernel(o_parts, lse_parts, o, lse, sink, sizes, cu_seqlens_q, seqused_q,
 
 
 @cute.jit
-def combine_row(row: CombinedRow, o_parts, lse_parts, o, lse, sink) -> None:
+def combine_row(
+    row: CombinedRow, o_parts: Any, lse_parts: Any, o: Any, lse: Any, sink: Any
+) -> None:
     """The parts of one row, weighted."""
     spec: cutlass.Constexpr = row.spec
     lane = cute.arch.lane_idx()
@@ -105,7 +108,9 @@ def combine_row(row: CombinedRow, o_parts, lse_parts, o, lse, sink) -> None:
 
 
 @cute.jit
-def add_parts(row: CombinedRow, logs, o_parts, o, place, base, total) -> None:
+def add_parts(
+    row: CombinedRow, logs: Any, o_parts: Any, o: Any, place: Int32, base: Float32, total: Float32
+) -> None:
     """A lane's four elements of O: those of all parts, in order, over the sum of the weights."""
     held = cute.make_rmem_tensor(cute.make_layout(VECTOR), Float32)
     sums = cute.make_rmem_tensor(cute.make_layout(VECTOR), Float32)

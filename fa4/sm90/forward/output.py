@@ -33,7 +33,7 @@ class OutputTile:
 
     atom: cute.CopyAtom | None
     tensor: cute.Tensor
-    shared: cute.Tensor | None
+    shared: Any
     scale_log2: Float32
     lse: cute.Tensor | None
     sink: Any
@@ -77,7 +77,7 @@ def store_part(
     """A thread's elements of a row in float32, two columns by two."""
     spec: cutlass.Constexpr = tile.spec
     if tile.has_row(row):
-        place = (tile.start_q + tile.position(row), tile.query_head(row), None)
+        place: tuple[Any, ...] = (tile.start_q + tile.position(row), tile.query_head(row), None)
         if cutlass.const_expr(not spec.packed_q):
             place = (tile.batch, *place)
         target = part_of(output.tensor, tile)[place]
