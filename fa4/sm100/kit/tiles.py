@@ -132,7 +132,9 @@ class WorkTile:
         """One past the last key that a packed row sees."""
         stop = self.mask.stop(self.position(row), self.seqlen_q, self.seqlen_k)
         end = self.seqlen_k if stop is None else cutlass.min(self.seqlen_k, stop)
-        return end if self.split is None else cutlass.min(end, self.cut_stop * self.spec.tile_n)
+        if self.cut_stop is None:
+            return end
+        return cutlass.min(end, self.cut_stop * self.spec.tile_n)
 
     def visible_start(self, row: Int32) -> Int32:
         """The first key that a packed row sees; may be negative."""
