@@ -155,15 +155,23 @@ def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
         head_dim=padded_dim(call.head_dim),
         head_dim_v=padded_dim(call.head_dim_v),
         rows=call.longest_q * position_rows(group),
-        keys=-(-call.rows_k // max(sequences, 1)),
+        keys=min(-(-call.rows_k // max(sequences, 1)), _keys_of_a_tile(call)),
         heads=call.heads_q // group,
         batch=call.batch,
         masked=_uneven(features),
         causal=features["causal"] and not features["window_left"],
         kv_heads=call.heads_k,
-        queries=call.longest_q * call.heads_q,
+        queries=call.longest_q,
         num_splits=call.num_splits,
     )
+
+
+def _keys_of_a_tile(call: ForwardCall) -> int:
+    """Keys that a warpgroup's rows see of a window; many without one."""
+    left, right = kernel_window(call)
+    if left is None or right is None:
+        return call.rows_k
+    return max(left + right, 0) + 1 + WARPGROUP_ROWS
 
 
 def count_splits(call: ForwardCall, spec: ForwardSpec | WarpgroupSpec) -> int:

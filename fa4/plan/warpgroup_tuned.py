@@ -109,8 +109,9 @@ class WarpgroupProblem:
     """What the choice looks at. rows: of the longest sequence, times the heads packed in a tile.
 
     heads: blocks of rows of one sequence are counted for each. keys: of a sequence, on average.
-    masked: do rows see different keys? causal: about half of them? kv_heads, queries: KV heads, and
-    rows of O of a sequence, packed or not. num_splits: parts of the keys; 0 for as many as pay.
+    masked: do rows see different keys? causal: those up to the diagonal? queries: of a sequence; 0
+    for as many as keys. kv_heads: of K and V; 0 if memory is no bound. num_splits: parts of the
+    keys; 0 for as many as pay.
     """
 
     head_dim: int
@@ -215,15 +216,18 @@ def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int, splits: int 
     count = work_tiles(tile.consumers, problem) * splits
     found = -(-count // sms) * longest
     if problem.causal:
-        seen = min(steps * tile.tile_n, (problem.keys + rows + tile.tile_n) / 2)
+        diagonal = min(problem.queries or problem.keys, problem.keys)
+        seen = problem.keys - diagonal / 2 + (rows + tile.tile_n) / 2
+        seen = min(steps * tile.tile_n, seen)
         found = max(count / sms * rows * (seen / splits + start) / tile.tflops, longest)
     beside = _memory_seconds(problem, min(count, sms)), _combining_seconds(problem, splits)
     units = 1e12 / (2 * (problem.head_dim + problem.head_dim_v) * sms)
-    return max(found, beside[0] * units) + beside[1] * units
+    # Where memory is the bound, the tile that leaves most of the SM alone.
+    return max(found, beside[0] * units) + beside[1] * units + found / 1000
 
 
 def _memory_seconds(problem: WarpgroupProblem, ctas: int) -> float:
-    """K and V once from memory, by so many CTAs; half of them under a causal mask, at least."""
+    """K and V once from memory, by so many CTAs."""
     dims = problem.head_dim + problem.head_dim_v
     num_bytes = problem.kv_heads * problem.batch * problem.keys * dims * 2
     return num_bytes / min(MEMORY_BYTES_PER_S, ctas * CTA_BYTES_PER_S)
@@ -233,5 +237,6 @@ def _combining_seconds(problem: WarpgroupProblem, splits: int) -> float:
     """A second launch, and the parts of O out and in; 0 where keys are not divided."""
     if splits == 1:
         return 0.0
-    num_bytes = 8 * splits * problem.queries * problem.batch * problem.head_dim_v
+    rows = problem.rows * problem.heads * problem.batch
+    num_bytes = 8 * splits * rows * problem.head_dim_v  # float32, out and in
     return COMBINE_SECONDS + num_bytes / PARTS_BYTES_PER_S
