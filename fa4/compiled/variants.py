@@ -89,7 +89,8 @@ def _scheduler(
     ragged = any(features.get(name) for name in ("packed_q", "used_q", "packed_k", "used_k"))
     enough = work_tiles(consumers, problem) >= 2 * gpu.sm_count
     at_once = min(gpu.sm_count // ROWS_AT_ONCE[consumers], problem.heads * problem.batch)
-    num_bytes = at_once * problem.keys * (problem.head_dim + problem.head_dim_v) * 2
+    sharing = problem.heads // problem.kv_heads if problem.kv_heads else 1
+    num_bytes = at_once * problem.keys * (problem.head_dim + problem.head_dim_v) * 2 // sharing
     return "snake" if enough and not ragged and num_bytes <= AT_ONCE_BYTES else "lpt"
 
 

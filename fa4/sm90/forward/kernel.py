@@ -92,7 +92,8 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
         ctas = cutlass.min(num_sms, num_tiles)
     section = heads_at_once(spec.consumers, ctas)
     if cutlass.const_expr(spec.scheduler == "lpt"):
-        section = heads_per_section(k.shape[-3] * width, heads * batch)
+        sharing = heads // k.shape[-2]  # heads of work tiles that read the same keys
+        section = heads_per_section(k.shape[-3] * width // sharing, heads * batch)
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
     shapes: cutlass.Constexpr = tile_shapes(spec)
     boxes: cutlass.Constexpr = tile_boxes(spec)
