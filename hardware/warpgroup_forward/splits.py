@@ -115,7 +115,11 @@ def main() -> None:
         if time.monotonic() - begun > given.seconds:
             print("no time left")
             break
-        row: dict[str, Any] = {"problem": problem.__dict__, "error": error_of(problem)}
+        try:
+            row: dict[str, Any] = {"problem": problem.__dict__, "error": error_of(problem)}
+        except Exception as error:
+            print(tuple(shape), f"{type(error).__name__}: {error}"[:300], flush=True)
+            continue
         measured = time_calls(found, ROUNDS, Pass(timing="graph"), NAMES, problem)
         num_bytes = 4 * shape.batch * shape.keys * shape.heads_k * shape.head_dim
         row |= {

@@ -146,6 +146,9 @@ FAULTS = {
         tiles, "        return cutlass.min(end, self.cut_stop * self.spec.tile_n)\n",
         "        return end\n",
     ),
+    "parts are read before they are there": Edit(
+        combine, "    cute.arch.griddepcontrol_wait()\n", ""
+    ),
     "a part's LSE is not weighted": Edit(
         combine, "        weight = power(logs[part] - base)\n", "        weight = Float32(1.0)\n"
     ),

@@ -54,7 +54,12 @@ def combine(o_parts: Any, lse_parts: Any, o: Any, lse: Any, sink: Any, seqlen_q:
     count = batch * seqlen_q * heads
     kernel(
         o_parts, lse_parts, o, lse, sink, (heads, seqlen_q, count), cu_seqlens_q, seqused_q, spec
-    ).launch(grid=((count + ROWS - 1) // ROWS, 1, 1), block=(ROWS * WARP, 1, 1), stream=stream)
+    ).launch(
+        grid=((count + ROWS - 1) // ROWS, 1, 1),
+        block=(ROWS * WARP, 1, 1),
+        use_pdl=True,  # it begins while the CTAs before it run, and waits for the last one
+        stream=stream,
+    )
 
 
 @cute.kernel
@@ -63,6 +68,7 @@ def kernel(o_parts: Any, lse_parts: Any, o: Any, lse: Any, sink: Any, sizes: Any
     """A row for each warp; heads vary fastest, then positions."""
     heads, longest, count = sizes
     thread = cute.arch.thread_idx()[0]
+    cute.arch.griddepcontrol_wait()
     index = cute.arch.block_idx()[0] * ROWS + thread // WARP
     if index < count:
         head, rest = index % heads, index // heads

@@ -149,6 +149,8 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
             if cutlass.const_expr(atom is not None):
                 cpasync.prefetch_descriptor(atom)
     meet(spec.cta_group)
+    if cutlass.const_expr(spec.split):  # the kernel that combines the parts may be launched
+        cute.arch.griddepcontrol_launch_dependents()
 
     if has_role(warp, plan.role("load")):
         take_registers(plan, plan.role("load"))
