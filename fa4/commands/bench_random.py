@@ -11,6 +11,7 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from multiprocessing import get_context
@@ -167,6 +168,7 @@ def call_once(problem: Problem, name: str, gpu: FoundGpu) -> str:
     """One call; what went wrong, or "". A process whose GPU context is lost ends itself."""
     import torch
 
+    warnings.simplefilter("ignore")
     try:
         with torch.cuda.device(gpu.device), selected(name), torch.no_grad():
             find_backend(name, problem, Pass(), gpu.impl)(*make_tensors(problem, gpu.device))

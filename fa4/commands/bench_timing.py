@@ -68,7 +68,8 @@ def time_calls(
     bursts: dict[str, Callable[[], float]] = {}
     found: dict[str, list[float]] = {}
     states: dict[str, list[tuple[float, float]]] = {}
-    with torch.cuda.device(gpu.device):
+    with torch.cuda.device(gpu.device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # others say at length what concerns their authors
         meter = find_meter(torch.cuda.current_device())
         for name in names:
             prepared = _prepare(name, tensors, problem, timed, gpu.impl)

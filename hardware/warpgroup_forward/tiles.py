@@ -3,6 +3,7 @@
     PYTHONPATH=. python3 -m hardware.warpgroup_forward.tiles RESULTS.jsonl --seconds 200     # GPU
     python -m hardware.warpgroup_forward.tiles table RESULTS.jsonl CSV --commit COMMIT
 
+With --short, the tiles that `fa4.plan.warpgroup_rates` has, with turns too, at short lengths.
 Kernels are compiled in parallel first; each is checked on small calls, then timed at three lengths
 in bursts that take turns with the other tiles of its head dims. A line of results per kernel, as
 soon as it is there; a kernel that hangs ends the program.
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 from fa4.config import WarpgroupPipeline
 from fa4.hardware import H200
 from fa4.plan.warpgroup import begins_ahead, output_over_queries, warpgroup_plan
+from fa4.plan.warpgroup_rates import RATES
 from hardware.warpgroup_forward.measure import (
     Inputs,
     Meter,
@@ -40,6 +42,7 @@ DIMS = ((160, 160), (80, 80), (256, 256), (112, 112), (192, 192), (224, 224), (1
         (192, 128), (128, 128), (208, 208), (176, 176), (240, 240), (64, 64), (48, 48),
         (32, 32))  # fmt: skip
 LENGTHS = ((1500, 8, 16), (6000, 2, 16), (24000, 1, 8))  # tokens, batch, heads
+SHORT_LENGTHS = ((300, 40, 16), (512, 24, 16), (1024, 12, 16), (2500, 5, 16))
 MOST_STAGES = 4
 FEWEST_KEYS = {1: 80, 2: 48, 3: 48}  # of a KV tile, by warpgroups
 MOST_KEYS = 192
@@ -63,6 +66,18 @@ def classes() -> Iterator[Class]:
     """In the order of their turn: what is least known first."""
     for (d, dv), causal in product(DIMS, (False, True)):
         yield Class(d, dv, causal)
+
+
+def known_variants(one: Class) -> Iterator[dict[str, Any]]:
+    """Those of the table, and with turns where these may pay."""
+    for consumers, tile_n, stages, _, _, turns, ahead in RATES.get(tuple(one), ()):
+        base = {**one._asdict(), "consumers": consumers, "tile_n": tile_n, "ping_pong": turns,
+                "kv_stages": stages, "scheduler": "lpt" if one.causal else "static"}  # fmt: skip
+        if ahead:
+            base |= {"ahead": True, "scheduler": "snake" if one.causal else "static"}
+        yield base
+        if ahead and one.head_dim <= 128:
+            yield {**base, "ping_pong": True}
 
 
 def most_stages(one: Class, consumers: int, tile_n: int) -> int:
@@ -112,7 +127,11 @@ def flops(one: Class, length: int, batch: int, heads: int) -> float:
 
 
 def measure_class(
-    one: Class, kernels: list[tuple[dict[str, Any], Any]], watchdog: Watchdog, meter: Meter
+    one: Class,
+    kernels: list[tuple[dict[str, Any], Any]],
+    lengths: tuple[tuple[int, int, int], ...],
+    watchdog: Watchdog,
+    meter: Meter,
 ) -> Iterator[dict[str, Any]]:
     """Rows of the kernels that are right."""
     good = []
@@ -127,7 +146,7 @@ def measure_class(
             good.append((fields, kernel))
         else:
             yield {**fields, "error": f"wrong: {found}"}
-    for length, batch, heads in LENGTHS if good else ():
+    for length, batch, heads in lengths if good else ():
         given = Inputs(good[0][1].spec, batch, length, length, heads)
         times: list[list[float]] = [[] for _ in good]
         state: list[tuple[int, float]] = []
@@ -150,13 +169,15 @@ def measure_class(
             }  # fmt: skip
 
 
-def run(results: Path, seconds: float, processes: int) -> None:
+def run(results: Path, seconds: float, processes: int, short: bool) -> None:
     """Compile all, then measure class after class until the time is over."""
+    variants_of = known_variants if short else variants
+    lengths = SHORT_LENGTHS if short else LENGTHS
     from fa4.compiled.artifact import from_bytes
 
     begun = time.monotonic()
     items = [(str(n), fields) for n, (_, fields) in enumerate(
-        (one, fields) for one in classes() for fields in variants(one))]  # fmt: skip
+        (one, fields) for one in classes() for fields in variants_of(one))]  # fmt: skip
     print(f"{len(items)} kernels", flush=True)
     by_name = dict(items)
     watchdog: Watchdog | None = None
@@ -165,7 +186,7 @@ def run(results: Path, seconds: float, processes: int) -> None:
         meter = Meter()
         for one in classes():
             kernels = []
-            for _ in variants(one):
+            for _ in variants_of(one):
                 name, data, why = next(made)
                 if data:
                     kernels.append((by_name[name], from_bytes(data, make_spec(by_name[name]))))
@@ -173,11 +194,11 @@ def run(results: Path, seconds: float, processes: int) -> None:
                     file.write(json.dumps({**by_name[name], "error": why[:200]}) + "\n")
             watchdog = watchdog or Watchdog()
             watchdog.alive(f"{one}")
-            rows = list(measure_class(one, kernels, watchdog, meter))
+            rows = list(measure_class(one, kernels, lengths, watchdog, meter))
             for row in rows:
                 file.write(json.dumps(row) + "\n")
             file.flush()
-            long = [row for row in rows if row.get("seqlen") == LENGTHS[-1][0]]
+            long = [row for row in rows if row.get("seqlen") == lengths[-1][0]]
             best = sorted(long, key=lambda row: -row["tflops"])[:4]
             told = [f"{x['consumers']}x{x['tile_n']}{'a' * x.get('ahead', False)} {x['tflops']:.0f}"
                     for x in best]  # fmt: skip
@@ -208,13 +229,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("--seconds", type=float, default=200.0)
+    parser.add_argument("--short", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--table", type=Path, help="write this CSV instead of measuring")
     given = parser.parse_args()
     if given.table:
         table(given.results, given.table)
     else:
-        run(given.results, given.seconds, given.processes)
+        run(given.results, given.seconds, given.processes, given.short)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import query_stages
+from fa4.plan.warpgroup_tuned import padded_width
 from fa4.sm90.forward.combine import combine
 from fa4.sm90.forward.consumer import ConsumerWork, consume
 from fa4.sm90.forward.load import TileLoad, load
@@ -22,7 +23,7 @@ from fa4.sm100.kit.scores import scales
 from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.sm100.kit.signals import Signals, init_signals
 from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
-from fa4.sm100.kit.units import WARP, WARPGROUP, padded_dim
+from fa4.sm100.kit.units import WARP, WARPGROUP
 from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 
 
@@ -31,7 +32,7 @@ def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
 
     Q's, P's and O's stages are the warpgroups', of Q as often as there are places for it.
     """
-    d, dv = padded_dim(spec.head_dim), padded_dim(spec.head_dim_v)
+    d, dv = padded_width(spec.head_dim), padded_width(spec.head_dim_v)
     return {
         "q": (spec.tile_rows, d, spec.consumers * query_stages(spec.pipeline, spec.gpu)),
         "k": (spec.tile_n, d, spec.kv_stages),
@@ -214,5 +215,5 @@ def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> W
         p=tiles("p", False, number) if spec.p_source == "smem" else None,
         dtype=spec.dtype,
         tile_n=spec.tile_n,
-        values=padded_dim(spec.head_dim_v),
+        values=padded_width(spec.head_dim_v),
     )

@@ -9,12 +9,9 @@ from fa4.config import WARPGROUP_ROWS, ForwardConfig, WarpgroupPipeline, require
 from fa4.hardware import H200, Gpu
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
+from fa4.plan.warpgroup_tuned import padded_width
 from fa4.sm100.kit.features import ForwardFeatures
-from fa4.sm100.kit.units import padded_dim
 
-# Rows of blocks that run at once with "snake", by warpgroups: of 2 to 16 those whose worst CTA, of
-# causal calls on 132 CTAs with 2k to 32k tokens, has least to do beyond the average.
-ROWS_AT_ONCE = {1: 4, 2: 4, 3: 2}
 MOST_GROUP = 1 << 16
 PERSISTENT = ("static", "snake")  # a CTA has several work tiles, and knows which
 SCHEDULERS = (*PERSISTENT, "lpt", "naive")
@@ -109,8 +106,8 @@ class WarpgroupSpec(ForwardFeatures):
     def pipeline(self) -> WarpgroupPipeline:
         """The pipeline of this kernel; head dimensions padded."""
         return WarpgroupPipeline(
-            head_dim=padded_dim(self.head_dim),
-            head_dim_v=padded_dim(self.head_dim_v),
+            head_dim=padded_width(self.head_dim),
+            head_dim_v=padded_width(self.head_dim_v),
             causal=self.hides_last_keys,
             tile_n=self.tile_n,
             consumers=self.consumers,
