@@ -56,4 +56,4 @@ def test_the_table_is_what_the_command_writes() -> None:
     with MEASURED.open(newline="", encoding="utf-8") as file:
         found = rates_of(csv.DictReader(file))
     text = render(found)
-    assert eval(text.partition("] = ")[2]) == RATES  # noqa: S307 - our own file
+    assert eval(text.partition("] = ")[2]) == RATES
