@@ -11,7 +11,15 @@ import typer
 
 from fa4.commands import emit
 from fa4.commands.bench_report import read_report
-from fa4.commands.bench_timing import FORWARD_PASS, OURS, TIMINGS, Measured, Pass, time_calls
+from fa4.commands.bench_timing import (
+    FORWARD_PASS,
+    OURS,
+    TIMINGS,
+    Pass,
+    Timer,
+    measure_one,
+    time_calls,
+)
 from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
@@ -34,8 +42,6 @@ BACKENDS = (OURS, "cudnn", "flash", "flash-attn-4", "flash-attn-3")
 FIGURES = (".png", ".svg")
 
 OF_A_REPORT = ("earlier", "figure", "as_json")  # options that --from leaves a meaning
-
-Timer = Callable[[Sequence[str], "Problem"], Measured]
 
 
 def bench(
@@ -90,7 +96,9 @@ def bench(
         names = read_names("backends", backends, BACKENDS)
         problems: Sequence[Problem]
         if random:
-            problems = draw(random, seed, dtype, head_dims)
+            problems = draw(
+                random, seed, dtype, [read_dims(text) for text in head_dims.split(",") if text]
+            )
         else:
             grid = GRIDS[found.impl or "sm100"]
             problems = list(make_grid(head_dims or grid[0], seqlens or grid[1], masks, dtype))
@@ -210,25 +218,6 @@ def measure(
         row = measure_one(problem, backends, timer, timed)
         rows.append(row | {"predicted_tflops": None if found is None else found["tflops"]})
     return rows
-
-
-def measure_one(
-    problem: Problem, backends: Sequence[str], timer: Timer, timed: Pass = FORWARD_PASS
-) -> dict[str, Any]:
-    """The row of a problem, without a prediction."""
-    flops = problem.backward_flops if timed.backward else problem.forward_flops
-    seconds, missing, state = timer(backends, problem)
-    tflops = {name: flops / found / 1e12 for name, found in seconds.items()}
-    ours = tflops.get(OURS)
-    return {
-        "problem": problem.__dict__,
-        "tflops": tflops,
-        "predicted_tflops": None,
-        "ratio": {n: ours / x for n, x in tflops.items() if ours and n != OURS},
-        "missing": missing,
-        "clock_mhz": {name: clock for name, (clock, _) in state.items()},
-        "power_w": {name: power for name, (_, power) in state.items()},
-    }
 
 
 def device_name(device: str) -> str:

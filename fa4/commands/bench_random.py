@@ -27,6 +27,7 @@ from fa4.commands.bench_timing import (
     Pass,
     find_backend,
     make_tensors,
+    measure_one,
     selected,
 )
 
@@ -105,11 +106,10 @@ def _draw_length(rng: np.random.Generator, least: int, most: int) -> int:
     return length + 1 if length & (length - 1) == 0 else length
 
 
-def draw(count: int, seed: int, dtype: str = "bf16", head_dims: str = "") -> list[Problem]:
-    """The first so many random problems; head_dims: of these alone, d or d:dv with commas."""
-    from fa4.commands.bench import read_dims
-
-    dims = [read_dims(text) for text in head_dims.split(",") if text]
+def draw(
+    count: int, seed: int, dtype: str = "bf16", dims: Sequence[tuple[int, int]] = ()
+) -> list[Problem]:
+    """The first so many random problems."""
     found = random_problems(seed, dtype, dims)
     return [next(found) for _ in range(count)]
 
@@ -199,8 +199,6 @@ def measure_random(
     limits: Limits,
 ) -> list[dict[str, Any]]:
     """A row per problem, until the time is over; half of it at most goes into compiling."""
-    from fa4.commands.bench import measure_one
-
     begun = time.monotonic()
     update(0, len(problems), "compiling")
     failed = compile_all(problems, names, gpu, limits.seconds / 2)

@@ -55,6 +55,9 @@ class Measured(NamedTuple):
     state: dict[str, tuple[float, float]] = {}  # noqa: RUF012 - never written to
 
 
+Timer = Callable[[Sequence[str], "Problem"], Measured]
+
+
 def time_calls(
     gpu: FoundGpu, repeats: int, timed: Pass, names: Sequence[str], problem: Problem
 ) -> Measured:
@@ -88,6 +91,25 @@ def time_calls(
         for name, read in states.items()
     }
     return Measured({name: median(seconds) for name, seconds in found.items()}, missing, state)
+
+
+def measure_one(
+    problem: Problem, backends: Sequence[str], timer: Timer, timed: Pass = FORWARD_PASS
+) -> dict[str, Any]:
+    """The row of a problem, without a prediction."""
+    flops = problem.backward_flops if timed.backward else problem.forward_flops
+    seconds, missing, state = timer(backends, problem)
+    tflops = {name: flops / found / 1e12 for name, found in seconds.items()}
+    ours = tflops.get(OURS)
+    return {
+        "problem": problem.__dict__,
+        "tflops": tflops,
+        "predicted_tflops": None,
+        "ratio": {n: ours / x for n, x in tflops.items() if ours and n != OURS},
+        "missing": missing,
+        "clock_mhz": {name: clock for name, (clock, _) in state.items()},
+        "power_w": {name: power for name, (_, power) in state.items()},
+    }
 
 
 def make_tensors(problem: Problem, device: str) -> tuple[Any, ...]:

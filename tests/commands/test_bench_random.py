@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from fa4.commands import bench_random, bench_timing, emit
-from fa4.commands.bench import BACKENDS, measure_one, render
+from fa4.commands.bench import BACKENDS, read_dims, render
 from fa4.commands.bench_report import checked_report
+from fa4.commands.bench_timing import measure_one
 from fa4.config import Problem
 from tests.commands.support import refused
 
+DIMS = [read_dims(text) for text in ("80", "192:128")]
 PROBLEM = Problem(batch=1, seqlen_q=300, seqlen_k=300, heads_q=4, heads_k=2, head_dim=72)
 
 
@@ -30,7 +32,7 @@ def test_calls_are_drawn_within_their_bounds() -> None:
         assert p.window_size[1] is None or p.seqlen_k >= p.seqlen_q
     assert {p.heads_q // p.heads_k for p in problems} >= {1, 2, 3, 5, 6, 16}
     assert len({p.head_dim for p in problems}) > 25
-    assert {(p.head_dim, p.head_dim_v) for p in bench_random.draw(9, 0, "fp16", "80,192:128")} == {
+    assert {(p.head_dim, p.head_dim_v) for p in bench_random.draw(9, 0, "fp16", DIMS)} == {
         (80, 80), (192, 128)
     }  # fmt: skip
 
