@@ -96,3 +96,27 @@ def test_options_that_do_not_belong_together() -> None:
     assert "--timing must be one of burst, graph; got 'x'" in refused("bench", "--timing", "x")
     assert "of the forward pass" in refused("bench", "--random", "3", "--backward")
     assert "a figure is of the grid" in refused("bench", "--random", "3", "--figure", "a.png")
+
+
+def test_rows_are_kept_as_they_come(monkeypatch: Any, tmp_path: Any) -> None:
+    """No call begins after the time is over; what could not be compiled is said, not called."""
+    problems = bench_random.draw(3, 1)
+    refused_kernel = bench_random._kernel_of(problems[1], "flash-attn-4")
+    monkeypatch.setattr(bench_random, "compile_all", lambda *given: {refused_kernel: "no such"})
+    asked: list[Any] = []
+
+    def timer(names: Any, problem: Problem) -> bench_timing.Measured:
+        asked.append(list(names))
+        return bench_timing.Measured(dict.fromkeys(names, 1.0), {}, {"fa4": (1980.0, 500.0)})
+
+    names, file = ["fa4", "flash-attn-4"], tmp_path / "rows.jsonl"
+    found = SimpleNamespace(device="cuda:0", impl="sm90")
+    limits = bench_random.Limits(1000.0, file)
+    rows = bench_random.measure_random(problems, names, timer, lambda *x: None, found, limits)
+    assert [json.loads(line)["ratio"] for line in file.read_text().splitlines()] == [
+        row["ratio"] for row in rows
+    ]
+    assert asked[1] == ["fa4"] and rows[1]["missing"] == {"flash-attn-4": "no such"}
+    assert rows[0]["clock_mhz"] == {"fa4": 1980.0} and rows[0]["power_w"] == {"fa4": 500.0}
+    limits = bench_random.Limits(-1.0)
+    assert bench_random.measure_random(problems, names, timer, lambda *x: None, found, limits) == []
