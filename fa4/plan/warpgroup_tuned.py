@@ -135,33 +135,40 @@ def back_and_forth(consumers: int, problem: WarpgroupProblem, sms: int) -> bool:
 def _fitting(
     problem: WarpgroupProblem, gpu: Gpu
 ) -> Iterator[tuple[WarpgroupTile, WarpgroupPipeline]]:
-    """The tiles of the head dims, with fewer keys where they do not fit the machine."""
-    for measured in tiles_of(problem):
-        ahead = measured.ahead
-        if ahead and problem.masked:
-            ahead = back_and_forth(measured.consumers, problem, gpu.sm_count)
-        if ahead != measured.ahead:
+    """The tiles of the head dims that the problem can have."""
+    for tile in tiles_of(problem):
+        strides = not problem.masked or back_and_forth(tile.consumers, problem, gpu.sm_count)
+        if tile.ahead and not strides:
             continue
-        for tile_n in range(measured.tile_n, 0, -16):
-            tile = measured._replace(tile_n=tile_n)
-            pipeline = WarpgroupPipeline(
-                head_dim=problem.head_dim,
-                head_dim_v=problem.head_dim_v,
-                causal=problem.masked,
-                tile_n=tile_n,
-                consumers=tile.consumers,
-                kv_stages=tile.kv_stages,
-                ping_pong=tile.turns,
-                ahead=ahead,
-                scheduler="lpt" if problem.masked and not ahead else "static",
-            )
-            try:
-                plan = warpgroup_plan(pipeline, gpu)
-            except ValueError:  # too large for shared memory
-                continue
-            if not any(role.spilled_registers for role in plan.roles):
-                yield tile, pipeline
-                break
+        pipeline = _pipeline(tile, problem.head_dim, problem.head_dim_v, problem.masked, gpu)
+        if pipeline is not None:
+            yield tile._replace(tile_n=pipeline.tile_n), pipeline
+
+
+@lru_cache(maxsize=1024)
+def _pipeline(
+    tile: WarpgroupTile, head_dim: int, head_dim_v: int, masked: bool, gpu: Gpu
+) -> WarpgroupPipeline | None:
+    """A tile's, with fewer keys where these do not fit the machine; None where none do."""
+    for tile_n in range(tile.tile_n, 0, -16):
+        pipeline = WarpgroupPipeline(
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            causal=masked,
+            tile_n=tile_n,
+            consumers=tile.consumers,
+            kv_stages=tile.kv_stages,
+            ping_pong=tile.turns,
+            ahead=tile.ahead,
+            scheduler="lpt" if masked and not tile.ahead else "static",
+        )
+        try:
+            plan = warpgroup_plan(pipeline, gpu)
+        except ValueError:  # too large for shared memory
+            continue
+        if not any(role.spilled_registers for role in plan.roles):
+            return pipeline
+    return None
 
 
 def tiles_of(problem: WarpgroupProblem) -> Iterator[WarpgroupTile]:
