@@ -189,6 +189,18 @@ def tanh(values: list[Float32], factor: Float32) -> list[Float32]:
     return code.trace(*(code.do("tanh.approx.f32", argument) for argument in arguments))
 
 
+def one_minus_squares(values: list[Float32], factors: list[Float32]) -> list[Float32]:
+    """factor * (1 - x^2) of each value."""
+    code = PtxBlock()
+    terms, others = code.read_all(values), code.read_all(factors)
+    results = []
+    for x, factor in zip(terms, others, strict=True):
+        square = code.do("mul.rn.f32", x, x)
+        rest = code.do("sub.rn.f32", literal(1.0), square)
+        results.append(code.do("mul.rn.f32", factor, rest))
+    return code.trace(*results)
+
+
 def multiplied_rows(values: list[Float32], factors: list[Float32]) -> list[Float32]:
     """Each row times its factor."""
     code = PtxBlock()
