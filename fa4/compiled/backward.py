@@ -44,7 +44,8 @@ def compile_wide_backward(
     """The same for Hopper's kernels of wide heads."""
     from fa4.sm90.wide.host import backward
 
-    require_sound(spec.queries_plan, spec.gpu)
+    for plan in (spec.keys_plan, spec.queries_plan):
+        require_sound(plan, spec.gpu)
     return compile_host(backward, fake_arguments(spec), spec, arch, trace)
 
 
@@ -76,9 +77,7 @@ def fake_arguments(
     )
 
 
-def _workspace(
-    spec: AnySpec, heads: Any
-) -> dict[str, Any]:
+def _workspace(spec: AnySpec, heads: Any) -> dict[str, Any]:
     """Contiguous but for the number of tiles, which is a symbol."""
     tiles = cute.sym_int()
     found = {}

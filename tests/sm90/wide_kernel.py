@@ -99,7 +99,9 @@ class WideKernel(BackwardKernel):
         self.session.reports.clear()
         self.session.call(self.compiled, call, {})
         found = [as_numpy(x) for x in call[4:7]]
-        for grad, index in zip(found, (inputs.q_index, inputs.kv_index, inputs.kv_index), strict=True):
+        for grad, index in zip(
+            found, (inputs.q_index, inputs.kv_index, inputs.kv_index), strict=True
+        ):
             mine = np.zeros(grad.shape[:-2], bool)
             for part in index:
                 mine[part] = True

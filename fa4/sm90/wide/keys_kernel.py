@@ -82,7 +82,7 @@ def key_gradients(q, k, v, dout, dk, dv, stats, softmax_scale, softcap, window, 
         window, lengths, spec, trace,
     ).launch(
         grid=(blocks * heads_k * batch, 1, 1),
-        block=(spec.plan.warps * WARP, 1, 1),
+        block=(spec.keys_plan.warps * WARP, 1, 1),
         # One CTA per SM. Where ptxas cannot tell how many, it ignores setmaxnreg.
         min_blocks_per_mp=1,
         stream=stream,
@@ -93,7 +93,7 @@ def key_gradients(q, k, v, dout, dk, dv, stats, softmax_scale, softcap, window, 
 def kernel(loads, stores, stats, factors, softmax_scale, aux, sizes, window, lengths,
            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
-    plan: cutlass.Constexpr = spec.plan
+    plan: cutlass.Constexpr = spec.keys_plan
     memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
     barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
     signals = Signals(plan, "setup", trace, barriers)
@@ -143,7 +143,7 @@ def load(signals: Signals, tile: WarpgroupKeys, sources: LoadSources) -> None:
 def shared_tile(spec: WideBackwardSpec, memory: cute.Pointer, name: str) -> cute.Tensor:
     """(rows, dim, stages) of a buffer of the plan, swizzled; (rows, dim) of one place."""
     layout = swizzled_layout(*tile_shapes(spec)[name])
-    start = memory + spec.plan.buffer(name).start
+    start = memory + spec.keys_plan.buffer(name).start
     pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
     return cute.make_tensor(pointer, layout.outer)
 
@@ -157,7 +157,7 @@ def make_sources(
         for (atoms, tensor), name in zip(loads, ("q", "k", "v", "do"), strict=True)
     )
     lse, d = (
-        RowNumbers(which, stats, cute.recast_ptr(memory + spec.plan.buffer(name).start,
+        RowNumbers(which, stats, cute.recast_ptr(memory + spec.keys_plan.buffer(name).start,
                                                  dtype=Float32))
         for which, name in ((MINUS_LSE, "lse"), (MINUS_D, "d"))
     )  # fmt: skip
@@ -175,7 +175,7 @@ def make_work(
 ) -> HalfWork:
     """Of the warpgroup that scales its gradient, dK, by output_scale; or of the other one."""
     of_keys = output_scale is not None
-    plan, start = spec.plan, memory.toint().to(Int32)
+    plan, start = spec.keys_plan, memory.toint().to(Int32)
     scale_log2, score_scale = factors
 
     def tiles(name: str, along_rows: bool) -> OperandTiles:

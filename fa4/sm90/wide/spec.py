@@ -78,10 +78,17 @@ class WideBackwardSpec(BackwardFeatures):
 
     @property
     def plan(self) -> PipelinePlan:
-        """Roles, signals and buffers of the kernel of dK and dV. Raises ValueError as the next."""
+        """Of the two plans, that with more shared memory, which reports show."""
+        plans = (self.keys_plan, self.queries_plan)
+        return max(plans, key=lambda plan: plan.bytes_used("smem"))
+
+    @property
+    def keys_plan(self) -> PipelinePlan:
+        """Roles, signals and buffers of the kernel of dK and dV. Raises ValueError if they do not
+        fit the machine."""
         return wide_keys_plan(self.pipeline, self.gpu)
 
     @property
     def queries_plan(self) -> PipelinePlan:
-        """Those of the dQ kernel. Raises ValueError if they do not fit the machine."""
+        """Those of the dQ kernel, likewise."""
         return wide_queries_plan(self.pipeline, self.gpu)
