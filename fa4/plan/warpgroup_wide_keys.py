@@ -3,7 +3,9 @@
 Warpgroup `values` computes P and dV, warpgroup `keys` dS and dK; each has one product of d and one
 of dv columns, so that both have as much to do. P, in float32, has two places in shared memory, in
 the order in which threads hold it: thread t of one warpgroup hands it to thread t of the other. Of
-modified scores it is the raw ones, of which the other computes P again.
+modified scores it is the raw ones, of which the other computes P again. Its places need no barrier
+to be given back: who writes P of m + 2 has Q of m + 2, in the place of that of m, which the other
+gave back when it had read P of m.
 """
 
 from __future__ import annotations
@@ -94,11 +96,9 @@ def _signals(pipeline: WideBackwardPipeline) -> list[Signal]:
             Signal(name=f"{ring}_empty", arrivals=dict.fromkeys(NAMES, RELEASES),
                    waiters=("load_queries",), stages=STAGES, free=STAGES),
         ]  # fmt: skip
-    signals += [
-        Signal(name="p_full", arrivals={"values": RELEASES}, waiters=("keys",), stages=STAGES),
-        Signal(name="p_empty", arrivals={"keys": RELEASES}, waiters=("values",), stages=STAGES,
-               free=STAGES),
-    ]  # fmt: skip
+    signals.append(
+        Signal(name="p_full", arrivals={"values": RELEASES}, waiters=("keys",), stages=STAGES)
+    )
     for i, (name, *products) in enumerate((("values", "s", "dv"), ("keys", "dp", "dk"))):
         other = NAMES[1 - i]
         signals += [
@@ -146,7 +146,6 @@ def _values(pipeline: WideBackwardPipeline) -> Role:
         Wait("s_done"),
         Work("exp S", powers, reads=("lse",)),
         Arrive("q_empty"),
-        Wait("p_empty"),
         Work("write P", SmemAccess(num_bytes=P_BYTES), writes=("p",)),
         Arrive("p_full"),
         Wait("do_full"),
@@ -173,7 +172,6 @@ def _keys(pipeline: WideBackwardPipeline) -> Role:
         *start("dp", product(pipeline, TILE_ROWS, dv), ("v", "do")),
         Wait("p_full"),
         Work("read P", SmemAccess(num_bytes=P_BYTES), reads=("p",)),
-        Arrive("p_empty"),
         Wait("q_full"),
         Wait("dp_done"),
         Work("dS", gradients, reads=("d",)),

@@ -49,20 +49,21 @@ class HalfWork:
 
 @dataclass(frozen=True)
 class HalfState:
-    """What is carried from one query tile to the next. sums: a thread's part of dV or dK."""
+    """What is carried from one query tile to the next. sums: a thread's part of dV or dK.
+
+    queries: P's ring too.
+    """
 
     sums: list
     queries: Ring
     grads: Ring
-    handed: Ring
     head: Int32
     row_tile: Int32
 
     def next(self, tile: WarpgroupKeys, sums: list[Float32]) -> "HalfState":
         """With the sums, behind a query tile."""
         head, row_tile = next_tile(tile, self.head, self.row_tile)
-        rings = (ring.next() for ring in (self.queries, self.grads, self.handed))
-        return HalfState(sums, *rings, head, row_tile)
+        return HalfState(sums, self.queries.next(), self.grads.next(), head, row_tile)
 
 
 @cute.jit
@@ -74,7 +75,7 @@ def consume(
     dim: cutlass.Constexpr = pipeline.head_dim_v if of_values else pipeline.head_dim
     state = HalfState(
         sums=[Float32(0.0)] * (dim // 2),
-        queries=signals.ring("q"), grads=signals.ring("do"), handed=signals.ring("p"),
+        queries=signals.ring("q"), grads=signals.ring("do"),
         head=tile.head_k * tile.group, row_tile=tile.q_start,
     )  # fmt: skip
     for _ in cutlass.range(tile.trips, unroll=1):
@@ -96,7 +97,7 @@ def values_step(
     signals: Signals, tile: WarpgroupKeys, work: HalfWork, state: HalfState
 ) -> HalfState:
     """P of a query tile, which is handed on, and its product with dO."""
-    spec, queries, grads, handed = tile.spec, state.queries, state.grads, state.handed
+    spec, queries, grads = tile.spec, state.queries, state.grads
     signals.wait("q_full", queries)
     s = work.first.start(queries.slot)
     signals.arrive("s_done", after="tensor")
@@ -104,9 +105,8 @@ def values_step(
     s = wait_products(0, s)
     p = probabilities(tile, work, state, s)
     signals.arrive_once("q_empty", queries)
-    signals.wait("p_empty", handed)
-    hand_over(s if spec.modifies_scores else p, work.handed + handed.slot * P_BYTES)
-    signals.arrive_once("p_full", handed)
+    hand_over(s if spec.modifies_scores else p, work.handed + queries.slot * P_BYTES)
+    signals.arrive_once("p_full", queries)
     words = rounded(p, spec.dtype)
     signals.wait("do_full", grads)
     dv = start_sum(state.sums, words, work.rows, grads.slot, spec.dtype)
@@ -119,13 +119,12 @@ def values_step(
 
 def keys_step(signals: Signals, tile: WarpgroupKeys, work: HalfWork, state: HalfState) -> HalfState:
     """dS of a query tile, with the P that is handed over, and its product with Q."""
-    spec, queries, grads, handed = tile.spec, state.queries, state.grads, state.handed
+    spec, queries, grads = tile.spec, state.queries, state.grads
     signals.wait("do_full", grads)
     dp = work.first.start(grads.slot)
     signals.arrive("dp_done", after="tensor")
-    signals.wait("p_full", handed)
-    found = take_over(ELEMENTS, work.handed + handed.slot * P_BYTES)
-    signals.arrive_once("p_empty", handed)
+    signals.wait("p_full", queries)
+    found = take_over(ELEMENTS, work.handed + queries.slot * P_BYTES)
     signals.wait("q_full", queries)
     signals.wait("dp_done")
     dp = wait_products(0, dp)
