@@ -48,7 +48,8 @@ TILE_ROWS = WARPGROUP_ROWS  # queries of a tile of the keys' kernel, as of a war
 class WideBackwardPipeline:
     """The two kernels. Head dimensions are those of the tiles in shared memory.
 
-    tile_n: keys of a tile of the dQ kernel. v_stages: places for V there.
+    tile_n: keys of a tile of the dQ kernel. v_stages: places for V there. overlap: a tile's first
+    products are issued before the last one of the tile before.
     """
 
     head_dim: int = 256
@@ -57,6 +58,7 @@ class WideBackwardPipeline:
     causal: bool = False
     tile_n: int = 64
     v_stages: int = 1
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         """Check ranges."""

@@ -10,6 +10,8 @@ gave back when it had read P of m.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fa4.config import WARPGROUP_ROWS
 from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
@@ -140,26 +142,34 @@ def _values(pipeline: WideBackwardPipeline) -> Role:
     """S and P, which is handed on, then dV."""
     d, dv = pipeline.head_dim, pipeline.head_dim_v
     powers = unpacked(mufu=ELEMENTS, fma=ELEMENTS, alu=ELEMENTS / 2)
-    step: Program = (
-        Wait("q_full"),
-        *start("s", product(pipeline, TILE_ROWS, d), ("k", "q")),
-        Wait("s_done"),
-        Work("exp S", powers, reads=("lse",)),
-        Arrive("q_empty"),
-        Work("write P", SmemAccess(num_bytes=P_BYTES), writes=("p",)),
-        Arrive("p_full"),
+    last: Program = (
         Wait("do_full"),
         *start("dv", product(pipeline, dv, TILE_ROWS, from_registers=True), ("do",)),
-        Wait("dv_done"),
-        Arrive("do_empty"),
     )
+    done: Program = (Wait("dv_done"), Arrive("do_empty"))
+
+    def step(before: Program = ()) -> Program:
+        return (
+            Wait("q_full"),
+            *start("s", product(pipeline, TILE_ROWS, d), ("k", "q")),
+            *before,
+            Wait("s_done"),
+            Work("exp S", powers, reads=("lse",)),
+            Arrive("q_empty"),
+            Work("write P", SmemAccess(num_bytes=P_BYTES), writes=("p",)),
+            Arrive("p_full"),
+        )
+
     return Role(
         name="values",
         warps=tuple(range(4)),
         registers=CONSUMER_REGISTERS,
         live={"dV": dv // 2, "S": ELEMENTS, "words of P": ELEMENTS // 2,
               "addresses": ADDRESS_REGISTERS},
-        program=(Loop("q_tiles", step), *_end(pipeline, "values", "dV", dv, "v")),
+        program=(
+            *_steps(pipeline, step, last, done),
+            *_end(pipeline, "values", "dV", dv, "v"),
+        ),
     )  # fmt: skip
 
 
@@ -167,27 +177,42 @@ def _keys(pipeline: WideBackwardPipeline) -> Role:
     """dP and, with the other's P, dS, then dK."""
     d, dv = pipeline.head_dim, pipeline.head_dim_v
     gradients = unpacked(fma=2 * ELEMENTS, alu=ELEMENTS / 2)
-    step: Program = (
-        Wait("do_full"),
-        *start("dp", product(pipeline, TILE_ROWS, dv), ("v", "do")),
-        Wait("p_full"),
-        Work("read P", SmemAccess(num_bytes=P_BYTES), reads=("p",)),
-        Wait("q_full"),
-        Wait("dp_done"),
-        Work("dS", gradients, reads=("d",)),
-        Arrive("do_empty"),
-        *start("dk", product(pipeline, d, TILE_ROWS, from_registers=True), ("q",)),
-        Wait("dk_done"),
-        Arrive("q_empty"),
-    )
+    last = start("dk", product(pipeline, d, TILE_ROWS, from_registers=True), ("q",))
+    done: Program = (Wait("dk_done"), Arrive("q_empty"))
+
+    def step(before: Program = ()) -> Program:
+        return (
+            Wait("do_full"),
+            *start("dp", product(pipeline, TILE_ROWS, dv), ("v", "do")),
+            *before,
+            Wait("p_full"),
+            Work("read P", SmemAccess(num_bytes=P_BYTES), reads=("p",)),
+            Wait("q_full"),
+            Wait("dp_done"),
+            Work("dS", gradients, reads=("d",)),
+            Arrive("do_empty"),
+        )
+
     return Role(
         name="keys",
         warps=tuple(range(4, 8)),
         registers=CONSUMER_REGISTERS,
         live={"dK": d // 2, "dP": ELEMENTS, "P": ELEMENTS, "words of dS": ELEMENTS // 2,
               "addresses": ADDRESS_REGISTERS},
-        program=(Loop("q_tiles", step), *_end(pipeline, "keys", "dK", d, "k")),
+        program=(
+            *_steps(pipeline, step, last, done),
+            *_end(pipeline, "keys", "dK", d, "k"),
+        ),
     )  # fmt: skip
+
+
+def _steps(
+    pipeline: WideBackwardPipeline, step: Callable[..., Program], last: Program, done: Program
+) -> Program:
+    """All query tiles. last: a tile's last product; with overlap it runs beside the next step."""
+    if not pipeline.overlap:
+        return (Loop("q_tiles", (*step(), *last, *done)),)
+    return (*step(), Loop("q_tiles", (*step(last), *done), offset=-1), *last, *done)
 
 
 def _end(pipeline: WideBackwardPipeline, name: str, what: str, dim: int, place: str) -> Program:

@@ -154,20 +154,27 @@ def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
     """Warpgroup i's program."""
     d, dv, n = pipeline.head_dim, pipeline.head_dim_v, pipeline.tile_n
     tile = n // 2
-    step: Program = (
-        Wait("k_full"),
-        *start(f"s{i}", product(pipeline, n, d), (f"q{i}", "k")),
-        Wait("v_full"),
-        *start(f"dp{i}", product(pipeline, n, dv), (f"do{i}", "v")),
-        Wait(f"s{i}_done"),
-        Work(f"exp S{i}", unpacked(mufu=tile, fma=tile)),
-        Wait(f"dp{i}_done"),
-        Arrive("v_empty"),
-        Work(f"dS{i}", unpacked(fma=2 * tile, alu=tile / 2)),
-        *start(f"dq{i}", product(pipeline, d, n, from_registers=True), ("k",)),
-        Wait(f"dq{i}_done"),
-        Arrive("k_empty"),
-    )
+    last = start(f"dq{i}", product(pipeline, d, n, from_registers=True), ("k",))
+    done: Program = (Wait(f"dq{i}_done"), Arrive("k_empty"))
+
+    def step(before: Program = (), ended: Program = ()) -> Program:
+        return (
+            Wait("k_full"),
+            *start(f"s{i}", product(pipeline, n, d), (f"q{i}", "k")),
+            *before,
+            Wait("v_full"),
+            *start(f"dp{i}", product(pipeline, n, dv), (f"do{i}", "v")),
+            Wait(f"s{i}_done"),
+            Work(f"exp S{i}", unpacked(mufu=tile, fma=tile)),
+            *ended,
+            Wait(f"dp{i}_done"),
+            Arrive("v_empty"),
+            Work(f"dS{i}", unpacked(fma=2 * tile, alu=tile / 2)),
+        )
+
+    steps: Program = (Loop("kv_tiles", (*step(), *last, *done)),)
+    if pipeline.overlap:
+        steps = (*step(), Loop("kv_tiles", step(last, done), offset=-1), *last, *done)
     stored = f"stored{i}"
     return Role(
         name=f"queries{i}",
@@ -175,7 +182,7 @@ def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
         registers=CONSUMER_REGISTERS,
         live=live_registers(pipeline),
         program=(
-            Loop("kv_tiles", step),
+            *steps,
             *store(pipeline, f"dQ{i}", d, f"q{i}", stored),
             Wait(stored),
         ),

@@ -3,7 +3,7 @@
 Both have the same 64 keys, and a thread of either the same elements of S^T and dP^T.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -19,6 +19,7 @@ from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
 from fa4.sm90.wide.tiles import WarpgroupKeys, next_tile
 from fa4.sm100.kit.descriptors import OperandTiles
+from fa4.sm100.kit.ptx_block import stand_apart
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.rowmath import rounded
 from fa4.sm100.kit.signals import Signals
@@ -31,13 +32,16 @@ PART = 16  # elements of a thread whose P is computed again at a time
 class HalfWork:
     """What either warpgroup works with.
 
-    first: its product S^T or dP^T. rows: of the tiles that its sums add up, dO or Q. lse, d:
+    first: its product S^T or dP^T. summed: the name of what it adds up, "dv" or "dk". rows: of the
+    tiles whose rows its sums add up, dO or Q. never: see `stand_apart`. lse, d:
     addresses of the numbers of the thread's first column; handed: of its first vector of P; all in
     stage 0. scale_log2: from scores to exponents of 2. output_scale: of the gradient.
     """
 
     first: RowProducts
+    summed: cutlass.Constexpr
     rows: OperandTiles
+    never: Int32
     lse: Int32
     d: Int32
     handed: Int32
@@ -49,21 +53,25 @@ class HalfWork:
 
 @dataclass(frozen=True)
 class HalfState:
-    """What is carried from one query tile to the next. sums: a thread's part of dV or dK.
+    """What is carried from one query tile to the next.
 
-    queries: P's ring too.
+    sums: a thread's part of dV or dK. words: P or dS of the tile whose product is next, with
+    overlap; it lies in slot `last`. queries: P's ring too.
     """
 
     sums: list
+    words: list
+    last: Ring
     queries: Ring
     grads: Ring
     head: Int32
     row_tile: Int32
 
-    def next(self, tile: WarpgroupKeys, sums: list[Float32]) -> "HalfState":
-        """With the sums, behind a query tile."""
+    def next(self, tile: WarpgroupKeys, words: list[Int32], last: Ring) -> "HalfState":
+        """Behind a query tile whose words are there."""
         head, row_tile = next_tile(tile, self.head, self.row_tile)
-        return HalfState(sums, self.queries.next(), self.grads.next(), head, row_tile)
+        queries, grads = self.queries.next(), self.grads.next()
+        return HalfState(self.sums, words, last, queries, grads, head, row_tile)
 
 
 @cute.jit
@@ -71,71 +79,104 @@ def consume(
     signals: Signals, tile: WarpgroupKeys, work: HalfWork, of_values: cutlass.Constexpr
 ) -> None:
     """Query heads of the group one after the other, their query tiles from the first on."""
-    pipeline: cutlass.Constexpr = tile.spec.pipeline
-    dim: cutlass.Constexpr = pipeline.head_dim_v if of_values else pipeline.head_dim
-    state = HalfState(
-        sums=[Float32(0.0)] * (dim // 2),
-        queries=signals.ring("q"), grads=signals.ring("do"),
-        head=tile.head_k * tile.group, row_tile=tile.q_start,
-    )  # fmt: skip
-    for _ in cutlass.range(tile.trips, unroll=1):
-        if cutlass.const_expr(of_values):
-            state = values_step(signals, tile, work, state)
+    spec: cutlass.Constexpr = tile.spec
+    dim: cutlass.Constexpr = spec.pipeline.head_dim_v if of_values else spec.pipeline.head_dim
+    step: cutlass.Constexpr = values_step if of_values else keys_step
+    sums = [Float32(0.0)] * (dim // 2)
+    if tile.trips > 0:
+        queries, grads = signals.ring("q"), signals.ring("do")
+        state = HalfState(
+            sums=sums, words=[], last=queries, queries=queries, grads=grads,
+            head=tile.head_k * tile.group, row_tile=tile.q_start,
+        )  # fmt: skip
+        if cutlass.const_expr(spec.overlap):
+            state = step(signals, tile, work, state)
+            for _ in cutlass.range(tile.trips - 1, unroll=1):
+                state = step(signals, tile, work, state)
+            sums = finish_product(signals, work, state, start_product(signals, work, state))
         else:
-            state = keys_step(signals, tile, work, state)
+            for _ in cutlass.range(tile.trips, unroll=1):
+                state = step(signals, tile, work, state)
+                found = start_product(signals, work, state)
+                found = finish_product(signals, work, state, found)
+                state = replace(state, sums=found, words=[])
+            sums = state.sums
+        finish(signals, tile, work, of_values, sums)
+    else:
+        finish(signals, tile, work, of_values, sums)
+
+
+def finish(
+    signals: Signals, tile: WarpgroupKeys, work: HalfWork, of_values: bool, sums: list[Float32]
+) -> None:
+    """Store the gradient, when the other warpgroup has read what it is stored over."""
     mine, other = ("values", "keys") if of_values else ("keys", "values")
     signals.arrive(f"{mine}_read")
     signals.wait(f"{other}_read")
-    values = state.sums
-    if cutlass.const_expr(work.output_scale is not None):
-        values = [value * work.output_scale for value in values]
+    if work.output_scale is not None:
+        sums = [value * work.output_scale for value in sums]
     place = RowsPlace(tile.head_k, tile.batch, tile.block, tile.start_k, tile.seqlen_k)
-    store_gradient(signals, f"{mine}_stored", work.output, place, values, tile.spec.dtype)
+    store_gradient(signals, f"{mine}_stored", work.output, place, sums, tile.spec.dtype)
 
 
 def values_step(
     signals: Signals, tile: WarpgroupKeys, work: HalfWork, state: HalfState
 ) -> HalfState:
-    """P of a query tile, which is handed on, and its product with dO."""
-    spec, queries, grads = tile.spec, state.queries, state.grads
+    """P of a query tile, which is handed on, beside dV's product of the tile before."""
+    spec, queries, before = tile.spec, state.queries, bool(state.words)
     signals.wait("q_full", queries)
     s = work.first.start(queries.slot)
     signals.arrive("s_done", after="tensor")
+    dv = start_product(signals, work, state) if before else []
     signals.wait("s_done")
-    s = wait_products(0, s)
+    s = wait_products(int(before), s)
     p = probabilities(tile, work, state, s)
     signals.arrive_once("q_empty", queries)
     hand_over(s if spec.modifies_scores else p, work.handed + queries.slot * P_BYTES)
     signals.arrive_once("p_full", queries)
-    words = rounded(p, spec.dtype)
-    signals.wait("do_full", grads)
-    dv = start_sum(state.sums, words, work.rows, grads.slot, spec.dtype)
-    signals.arrive("dv_done", after="tensor")
-    signals.wait("dv_done")
-    dv = wait_products(0, dv)
-    signals.arrive_once("do_empty", grads)
-    return state.next(tile, dv)
+    if before:
+        stand_apart(work.never)  # else ptxas waits for dV before the exponentials
+        state = replace(state, sums=finish_product(signals, work, state, dv))
+    return state.next(tile, rounded(p, spec.dtype), state.grads)
 
 
 def keys_step(signals: Signals, tile: WarpgroupKeys, work: HalfWork, state: HalfState) -> HalfState:
-    """dS of a query tile, with the P that is handed over, and its product with Q."""
-    spec, queries, grads = tile.spec, state.queries, state.grads
+    """dS of a query tile, of the P that is handed over, beside dK's product of the tile before."""
+    spec, queries, grads, before = tile.spec, state.queries, state.grads, bool(state.words)
     signals.wait("do_full", grads)
     dp = work.first.start(grads.slot)
     signals.arrive("dp_done", after="tensor")
+    dk = start_product(signals, work, state) if before else []
     signals.wait("p_full", queries)
     found = take_over(ELEMENTS, work.handed + queries.slot * P_BYTES)
     signals.wait("q_full", queries)
     signals.wait("dp_done")
-    dp = wait_products(0, dp)
-    ds = rounded(score_gradients(tile, work, state, found, dp), spec.dtype)
+    dp = wait_products(int(before), dp)
+    ds = score_gradients(tile, work, state, found, dp)
     signals.arrive_once("do_empty", grads)
-    dk = start_sum(state.sums, ds, work.rows, queries.slot, spec.dtype)
-    signals.arrive("dk_done", after="tensor")
-    signals.wait("dk_done")
-    dk = wait_products(0, dk)
-    signals.arrive_once("q_empty", queries)
-    return state.next(tile, dk)
+    if before:
+        stand_apart(work.never)
+        state = replace(state, sums=finish_product(signals, work, state, dk))
+    return state.next(tile, rounded(ds, spec.dtype), queries)
+
+
+def start_product(signals: Signals, work: HalfWork, state: HalfState) -> list[Float32]:
+    """dV += P^T dO, or dK += dS^T Q, of the words' tile, as a group of its own."""
+    if work.summed == "dv":
+        signals.wait("do_full", state.last)
+    sums = start_sum(state.sums, state.words, work.rows, state.last.slot, work.first.dtype)
+    signals.arrive(f"{work.summed}_done", after="tensor")
+    return sums
+
+
+def finish_product(
+    signals: Signals, work: HalfWork, state: HalfState, sums: list[Float32]
+) -> list[Float32]:
+    """The sums; the tile that was added is given back."""
+    signals.wait(f"{work.summed}_done")
+    sums = wait_products(0, sums)
+    signals.arrive_once("do_empty" if work.summed == "dv" else "q_empty", state.last)
+    return sums
 
 
 def probabilities(

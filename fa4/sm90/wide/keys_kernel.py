@@ -189,7 +189,9 @@ def make_work(
     shared = shared_tile(spec, memory, "k" if of_keys else "v")
     return HalfWork(
         first=RowProducts(tiles(own, False), tiles(passing, False), spec.dtype, TILE_ROWS),
+        summed="dk" if of_keys else "dv",
         rows=tiles(summed, True),
+        never=tile.seqlen_k,
         lse=column_address(start + plan.buffer("lse").start, thread),
         d=column_address(start + plan.buffer("d").start, thread),
         handed=thread_address(start + plan.buffer("p").start, thread),

@@ -25,6 +25,7 @@ class WideBackwardSpec(BackwardFeatures):
     """
 
     gpu: Gpu = H200
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         """Check what the kernels cannot do; `fa4.compiled.support` refuses earlier."""
@@ -74,7 +75,8 @@ class WideBackwardSpec(BackwardFeatures):
     def pipeline(self) -> WideBackwardPipeline:
         """The pipeline of the kernels; head dimensions padded."""
         found = widest_tile(padded_dim(self.head_dim), padded_dim(self.head_dim_v), self.gpu)
-        return replace(found, causal=self.hides_first_rows or self.hides_last_rows)
+        causal = self.hides_first_rows or self.hides_last_rows
+        return replace(found, causal=causal, overlap=self.overlap)
 
     @property
     def plan(self) -> PipelinePlan:
