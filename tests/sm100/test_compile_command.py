@@ -154,8 +154,8 @@ def test_ignored_registers_are_said() -> None:
             "--tile-m 64 is an option of the forw",
         ),
         (
-            ("backward", "--arch", "sm_90a", "--head-dim", "136"),
-            "head_dim must be between 8 and 128; got 136",
+            ("backward", "--arch", "sm_90a", "--head-dim", "264"),
+            "head_dim must be between 8 and 256; got 264",
         ),
         (("--arch", "sm_90a", "--scheduler", "clc"), "one of static, snake, lpt, naive; got 'clc'"),
         (
