@@ -90,13 +90,15 @@ def consume(
             head=tile.head_k * tile.group, row_tile=tile.q_start,
         )  # fmt: skip
         if cutlass.const_expr(spec.overlap):
-            state = step(signals, tile, work, state)
+            signals.wait("q_full" if of_values else "do_full", queries)
+            own = work.first.hold()
+            state = step(signals, tile, work, own, state)
             for _ in cutlass.range(tile.trips - 1, unroll=1):
-                state = step(signals, tile, work, state)
+                state = step(signals, tile, work, own, state)
             sums = finish_product(signals, work, state, start_product(signals, work, state))
         else:
             for _ in cutlass.range(tile.trips, unroll=1):
-                state = step(signals, tile, work, state)
+                state = step(signals, tile, work, [], state)
                 found = start_product(signals, work, state)
                 found = finish_product(signals, work, state, found)
                 state = replace(state, sums=found, words=[])
@@ -120,12 +122,13 @@ def finish(
 
 
 def values_step(
-    signals: Signals, tile: WarpgroupKeys, work: HalfWork, state: HalfState
+    signals: Signals, tile: WarpgroupKeys, work: HalfWork, own: list[Int32], state: HalfState
 ) -> HalfState:
     """P of a query tile, which is handed on, beside dV's product of the tile before."""
     spec, queries, before = tile.spec, state.queries, bool(state.words)
-    signals.wait("q_full", queries)
-    s = work.first.start(queries.slot)
+    if before or not spec.overlap:
+        signals.wait("q_full", queries)
+    s = work.first.start(queries.slot, own)
     signals.arrive("s_done", after="tensor")
     dv = start_product(signals, work, state) if before else []
     signals.wait("s_done")
@@ -140,11 +143,14 @@ def values_step(
     return state.next(tile, rounded(p, spec.dtype), state.grads)
 
 
-def keys_step(signals: Signals, tile: WarpgroupKeys, work: HalfWork, state: HalfState) -> HalfState:
+def keys_step(
+    signals: Signals, tile: WarpgroupKeys, work: HalfWork, own: list[Int32], state: HalfState
+) -> HalfState:
     """dS of a query tile, of the P that is handed over, beside dK's product of the tile before."""
     spec, queries, grads, before = tile.spec, state.queries, state.grads, bool(state.words)
-    signals.wait("do_full", grads)
-    dp = work.first.start(grads.slot)
+    if before or not spec.overlap:
+        signals.wait("do_full", grads)
+    dp = work.first.start(grads.slot, own)
     signals.arrive("dp_done", after="tensor")
     dk = start_product(signals, work, state) if before else []
     signals.wait("p_full", queries)

@@ -19,7 +19,7 @@ from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm90.wide.tiles import WarpgroupKeys, next_tile
 from fa4.sm100.backward.load import TileSource, load_keys
 from fa4.sm100.backward.tiles import BackwardProblem, locate
-from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
+from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles, swizzle_bytes
 from fa4.sm100.kit.scores import scales
 from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.sm100.kit.signals import Signals, init_signals
@@ -164,6 +164,16 @@ def make_sources(
     return LoadSources(q, k, v, dout, lse, d)
 
 
+def held_words(spec: WideBackwardSpec, of_keys: bool) -> int:
+    """Words of K, or of V, that fit into a thread's registers: whole steps of a product."""
+    if not spec.held:
+        return 0
+    role = spec.keys_plan.role("keys" if of_keys else "values")
+    dim = spec.pipeline.head_dim_v if of_keys else spec.pipeline.head_dim
+    room = role.registers - sum(role.live.values())
+    return min(dim // 4, max(room - 24, 0) // 4 * 4)
+
+
 def make_work(
     spec: WideBackwardSpec,
     memory: cute.Pointer,
@@ -187,8 +197,17 @@ def make_work(
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     atom, tensor = store
     shared = shared_tile(spec, memory, "k" if of_keys else "v")
+    dim = tile_shapes(spec)[own][1]
     return HalfWork(
-        first=RowProducts(tiles(own, False), tiles(passing, False), spec.dtype, TILE_ROWS),
+        first=RowProducts(
+            tiles(own, False),
+            tiles(passing, False),
+            spec.dtype,
+            TILE_ROWS,
+            start_own=start + plan.buffer(own).start,
+            row_bytes=swizzle_bytes(dim),
+            held=held_words(spec, of_keys),
+        ),
         summed="dk" if of_keys else "dv",
         rows=tiles(summed, True),
         never=tile.seqlen_k,

@@ -26,6 +26,7 @@ class WideBackwardSpec(BackwardFeatures):
 
     gpu: Gpu = H200
     overlap: bool = True
+    held: bool = False
 
     def __post_init__(self) -> None:
         """Check what the kernels cannot do; `fa4.compiled.support` refuses earlier."""
