@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fa4.config import WARPGROUP_ROWS, require, require_int
-from fa4.plan.schema import Arrive, Copy, Mma, Program, SmemAccess, Sync, Work
+from fa4.plan.schema import Arrive, Copy, Loop, Mma, Program, SmemAccess, Sync, Work
 from fa4.plan.warpgroup_code import unpacked
 from fa4.plan.work import WARPGROUP, mma
 
@@ -49,7 +49,7 @@ class WideBackwardPipeline:
     """The two kernels. Head dimensions are those of the tiles in shared memory.
 
     tile_n: keys of a tile of the dQ kernel. v_stages: places for V there. overlap: a tile's first
-    products are issued before the last one of the tile before.
+    products are issued before the last one of the tile before is waited for.
     """
 
     head_dim: int = 256
@@ -59,6 +59,10 @@ class WideBackwardPipeline:
     tile_n: int = 64
     v_stages: int = 1
     overlap: bool = True
+    carry: bool = False
+    k_stages: int = 2
+    q_stages: int = 2
+    do_stages: int = 2
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -88,6 +92,15 @@ def start(what: str, amount: Mma, reads: tuple[str, ...]) -> Program:
     """A product, and what arrives when it is done."""
     done = Arrive(f"{what}_done", after="tensor")
     return Work(what, amount, asynchronous=True, reads=reads), done
+
+
+def all_steps(
+    pipeline: WideBackwardPipeline, trip: str, begin: Program, step: Program, done: Program
+) -> Program:
+    """All tiles that pass; with overlap, one begins before the last product of another is done."""
+    if not pipeline.overlap:
+        return (Loop(trip, (*begin, *step, *done)),)
+    return (*begin, Loop(trip, (*step, *begin, *done), offset=-1), *step, *done)
 
 
 def store(pipeline: WideBackwardPipeline, what: str, dim: int, place: str, done: str) -> Program:

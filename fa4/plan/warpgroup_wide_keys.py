@@ -10,8 +10,6 @@ gave back when it had read P of m.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fa4.config import WARPGROUP_ROWS
 from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
@@ -38,9 +36,9 @@ from fa4.plan.warpgroup_wide import (
     LOAD_WARP,
     PRODUCER_REGISTERS,
     RELEASES,
-    STAGES,
     TILE_ROWS,
     WideBackwardPipeline,
+    all_steps,
     product,
     start,
     store,
@@ -74,12 +72,12 @@ def _tile_bytes(pipeline: WideBackwardPipeline, name: str) -> int:
 
 def _lay_out(pipeline: WideBackwardPipeline) -> list[Buffer]:
     layout = Layout()
-    for name, stages in (("q", STAGES), ("do", STAGES), ("k", 1), ("v", 1)):
+    for name, stages in (("q", pipeline.q_stages), ("do", pipeline.do_stages), ("k", 1), ("v", 1)):
         size = _tile_bytes(pipeline, name)
         layout.add(name, "smem", size, stages=stages, align=TILE_ALIGN_BYTES)
-    layout.add("p", "smem", P_BYTES, stages=STAGES, align=TILE_ALIGN_BYTES)
-    for name in ("lse", "d"):
-        layout.add(name, "smem", STATS_BYTES, stages=STAGES, align=128)
+    layout.add("p", "smem", P_BYTES, stages=pipeline.q_stages, align=TILE_ALIGN_BYTES)
+    for name, stages in (("lse", pipeline.q_stages), ("d", pipeline.do_stages)):
+        layout.add(name, "smem", STATS_BYTES, stages=stages, align=128)
     layout.add("barriers", "smem", BARRIER_BYTES, align=8)
     return layout.buffers
 
@@ -91,15 +89,21 @@ def _signals(pipeline: WideBackwardPipeline) -> list[Signal]:
     """
     signals = []
     for ring, first in (("q", "k"), ("do", "v")):
+        stages = pipeline.q_stages if ring == "q" else pipeline.do_stages
         signals += [
-            Signal(name=f"{ring}_full", arrivals={"load_queries": 1}, waiters=NAMES, stages=STAGES,
+            Signal(name=f"{ring}_full", arrivals={"load_queries": 1}, waiters=NAMES, stages=stages,
                    tx_bytes=_tile_bytes(pipeline, ring) + STATS_BYTES,
                    first_tx_bytes=_tile_bytes(pipeline, first)),
             Signal(name=f"{ring}_empty", arrivals=dict.fromkeys(NAMES, RELEASES),
-                   waiters=("load_queries",), stages=STAGES, free=STAGES),
+                   waiters=("load_queries",), stages=stages, free=stages),
         ]  # fmt: skip
     signals.append(
-        Signal(name="p_full", arrivals={"values": RELEASES}, waiters=("keys",), stages=STAGES)
+        Signal(
+            name="p_full",
+            arrivals={"values": RELEASES},
+            waiters=("keys",),
+            stages=pipeline.q_stages,
+        )
     )
     for i, (name, *products) in enumerate((("values", "s", "dv"), ("keys", "dp", "dk"))):
         other = NAMES[1 - i]
@@ -142,24 +146,20 @@ def _values(pipeline: WideBackwardPipeline) -> Role:
     """S and P, which is handed on, then dV."""
     d, dv = pipeline.head_dim, pipeline.head_dim_v
     powers = unpacked(mufu=ELEMENTS, fma=ELEMENTS, alu=ELEMENTS / 2)
-    last: Program = (
+    begin: Program = (
+        Wait("q_full"),
+        *start("s", product(pipeline, TILE_ROWS, d), ("k", "q")),
+    )
+    step: Program = (
+        Wait("s_done"),
+        Work("exp S", powers, reads=("lse",)),
+        Arrive("q_empty"),
+        Work("write P", SmemAccess(num_bytes=P_BYTES), writes=("p",)),
+        Arrive("p_full"),
         Wait("do_full"),
         *start("dv", product(pipeline, dv, TILE_ROWS, from_registers=True), ("do",)),
     )
     done: Program = (Wait("dv_done"), Arrive("do_empty"))
-
-    def step(before: Program = ()) -> Program:
-        return (
-            Wait("q_full"),
-            *start("s", product(pipeline, TILE_ROWS, d), ("k", "q")),
-            *before,
-            Wait("s_done"),
-            Work("exp S", powers, reads=("lse",)),
-            Arrive("q_empty"),
-            Work("write P", SmemAccess(num_bytes=P_BYTES), writes=("p",)),
-            Arrive("p_full"),
-        )
-
     return Role(
         name="values",
         warps=tuple(range(4)),
@@ -167,7 +167,7 @@ def _values(pipeline: WideBackwardPipeline) -> Role:
         live={"dV": dv // 2, "S": ELEMENTS, "words of P": ELEMENTS // 2,
               "addresses": ADDRESS_REGISTERS},
         program=(
-            *_steps(pipeline, step, last, done),
+            *all_steps(pipeline, "q_tiles", begin, step, done),
             *_end(pipeline, "values", "dV", dv, "v"),
         ),
     )  # fmt: skip
@@ -177,22 +177,20 @@ def _keys(pipeline: WideBackwardPipeline) -> Role:
     """dP and, with the other's P, dS, then dK."""
     d, dv = pipeline.head_dim, pipeline.head_dim_v
     gradients = unpacked(fma=2 * ELEMENTS, alu=ELEMENTS / 2)
-    last = start("dk", product(pipeline, d, TILE_ROWS, from_registers=True), ("q",))
+    begin: Program = (
+        Wait("do_full"),
+        *start("dp", product(pipeline, TILE_ROWS, dv), ("v", "do")),
+    )
+    step: Program = (
+        Wait("p_full"),
+        Work("read P", SmemAccess(num_bytes=P_BYTES), reads=("p",)),
+        Wait("q_full"),
+        Wait("dp_done"),
+        Work("dS", gradients, reads=("d",)),
+        Arrive("do_empty"),
+        *start("dk", product(pipeline, d, TILE_ROWS, from_registers=True), ("q",)),
+    )
     done: Program = (Wait("dk_done"), Arrive("q_empty"))
-
-    def step(before: Program = ()) -> Program:
-        return (
-            Wait("do_full"),
-            *start("dp", product(pipeline, TILE_ROWS, dv), ("v", "do")),
-            *before,
-            Wait("p_full"),
-            Work("read P", SmemAccess(num_bytes=P_BYTES), reads=("p",)),
-            Wait("q_full"),
-            Wait("dp_done"),
-            Work("dS", gradients, reads=("d",)),
-            Arrive("do_empty"),
-        )
-
     return Role(
         name="keys",
         warps=tuple(range(4, 8)),
@@ -200,19 +198,10 @@ def _keys(pipeline: WideBackwardPipeline) -> Role:
         live={"dK": d // 2, "dP": ELEMENTS, "P": ELEMENTS, "words of dS": ELEMENTS // 2,
               "addresses": ADDRESS_REGISTERS},
         program=(
-            *_steps(pipeline, step, last, done),
+            *all_steps(pipeline, "q_tiles", begin, step, done),
             *_end(pipeline, "keys", "dK", d, "k"),
         ),
     )  # fmt: skip
-
-
-def _steps(
-    pipeline: WideBackwardPipeline, step: Callable[..., Program], last: Program, done: Program
-) -> Program:
-    """All query tiles. last: a tile's last product; with overlap it runs beside the next step."""
-    if not pipeline.overlap:
-        return (Loop("q_tiles", (*step(), *last, *done)),)
-    return (*step(), Loop("q_tiles", (*step(last), *done), offset=-1), *last, *done)
 
 
 def _end(pipeline: WideBackwardPipeline, name: str, what: str, dim: int, place: str) -> Program:

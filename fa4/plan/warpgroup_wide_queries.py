@@ -32,7 +32,6 @@ from fa4.plan.warpgroup_wide import (
     LOAD_WARP,
     PRODUCER_REGISTERS,
     RELEASES,
-    STAGES,
     WideBackwardPipeline,
     product,
     start,
@@ -40,19 +39,26 @@ from fa4.plan.warpgroup_wide import (
 )
 
 STATISTICS_REGISTERS = 4  # two numbers of each of a thread's two rows
+MOST_LIVE = 228  # registers; with 235 ptxas waits for each instruction of a product
 TILES_N = (96, 80, 64, 48, 32, 16)  # keys of a tile, the first that fits
 
 
-def widest_tile(head_dim: int, head_dim_v: int, gpu: Gpu) -> WideBackwardPipeline:
+def widest_tile(
+    head_dim: int, head_dim_v: int, gpu: Gpu, most: int = 96, k_stages: int = 2
+) -> WideBackwardPipeline:
     """The pipeline with the most keys in a tile for which registers and shared memory suffice."""
-    for tile_n in TILES_N:
+    for tile_n in [n for n in TILES_N if n <= most]:
         for v_stages in (2, 1):
             found = WideBackwardPipeline(
-                head_dim=head_dim, head_dim_v=head_dim_v, tile_n=tile_n, v_stages=v_stages
+                head_dim=head_dim,
+                head_dim_v=head_dim_v,
+                tile_n=tile_n,
+                v_stages=v_stages,
+                k_stages=k_stages,
             )
             used = max(buffer.stop for buffer in _lay_out(found))
             live = sum(live_registers(found).values())
-            if used <= gpu.smem_bytes_per_cta and live <= CONSUMER_REGISTERS:
+            if used <= gpu.smem_bytes_per_cta and live <= MOST_LIVE:
                 return found
     raise AssertionError("16 keys fit")
 
@@ -85,7 +91,7 @@ def stages_of(pipeline: WideBackwardPipeline) -> dict[str, tuple[int, int]]:
     return {
         "q": (WARPGROUP_ROWS, CONSUMERS),
         "do": (WARPGROUP_ROWS, CONSUMERS),
-        "k": (pipeline.tile_n, STAGES),
+        "k": (pipeline.tile_n, pipeline.k_stages),
         "v": (pipeline.tile_n, pipeline.v_stages),
     }
 
@@ -173,7 +179,7 @@ def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
         )
 
     steps: Program = (Loop("kv_tiles", (*step(), *last, *done)),)
-    if pipeline.overlap:
+    if pipeline.carry:
         steps = (*step(), Loop("kv_tiles", step(last, done), offset=-1), *last, *done)
     stored = f"stored{i}"
     return Role(

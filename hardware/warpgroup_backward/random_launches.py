@@ -170,6 +170,7 @@ def main() -> int:
     parser.add_argument("--impl", default="sm90", choices=("sm90", "emulator_sm90"))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
+    print("compiling", flush=True)
     drawn = draw_gradients(arguments.seed, arguments.launches, WIDE if arguments.wide else DIMS)
     calls = [(describe(one), fixed) for one, fixed in drawn]
     calls = [item for item in calls if not item[0].is_empty]

@@ -19,7 +19,6 @@ from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
 from fa4.sm90.wide.tiles import WarpgroupKeys, next_tile
 from fa4.sm100.kit.descriptors import OperandTiles
-from fa4.sm100.kit.ptx_block import stand_apart
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.rowmath import rounded
 from fa4.sm100.kit.signals import Signals
@@ -33,7 +32,7 @@ class HalfWork:
     """What either warpgroup works with.
 
     first: its product S^T or dP^T. summed: the name of what it adds up, "dv" or "dk". rows: of the
-    tiles whose rows its sums add up, dO or Q. never: see `stand_apart`. lse, d:
+    tiles whose rows its sums add up, dO or Q. lse, d:
     addresses of the numbers of the thread's first column; handed: of its first vector of P; all in
     stage 0. scale_log2: from scores to exponents of 2. output_scale: of the gradient.
     """
@@ -41,7 +40,6 @@ class HalfWork:
     first: RowProducts
     summed: cutlass.Constexpr
     rows: OperandTiles
-    never: Int32
     lse: Int32
     d: Int32
     handed: Int32
@@ -55,23 +53,19 @@ class HalfWork:
 class HalfState:
     """What is carried from one query tile to the next.
 
-    sums: a thread's part of dV or dK. words: P or dS of the tile whose product is next, with
-    overlap; it lies in slot `last`. queries: P's ring too.
+    sums: a thread's part of dV or dK. queries: P's ring too.
     """
 
     sums: list
-    words: list
-    last: Ring
     queries: Ring
     grads: Ring
     head: Int32
     row_tile: Int32
 
-    def next(self, tile: WarpgroupKeys, words: list[Int32], last: Ring) -> "HalfState":
-        """Behind a query tile whose words are there."""
+    def next(self, tile: WarpgroupKeys) -> "HalfState":
+        """Of the next query tile."""
         head, row_tile = next_tile(tile, self.head, self.row_tile)
-        queries, grads = self.queries.next(), self.grads.next()
-        return HalfState(self.sums, words, last, queries, grads, head, row_tile)
+        return HalfState(self.sums, self.queries.next(), self.grads.next(), head, row_tile)
 
 
 @cute.jit
@@ -84,26 +78,23 @@ def consume(
     step: cutlass.Constexpr = values_step if of_values else keys_step
     sums = [Float32(0.0)] * (dim // 2)
     if tile.trips > 0:
-        queries, grads = signals.ring("q"), signals.ring("do")
         state = HalfState(
-            sums=sums, words=[], last=queries, queries=queries, grads=grads,
+            sums=sums, queries=signals.ring("q"), grads=signals.ring("do"),
             head=tile.head_k * tile.group, row_tile=tile.q_start,
         )  # fmt: skip
         if cutlass.const_expr(spec.overlap):
-            signals.wait("q_full" if of_values else "do_full", queries)
+            await_first(signals, work, state)
             own = work.first.hold()
-            state = step(signals, tile, work, own, state)
+            found = begin(signals, work, own, state)
             for _ in cutlass.range(tile.trips - 1, unroll=1):
-                state = step(signals, tile, work, own, state)
-            sums = finish_product(signals, work, state, start_product(signals, work, state))
+                found, state = step(signals, tile, work, own, found, state, True)
+            _, state = step(signals, tile, work, own, found, state, False)
         else:
             for _ in cutlass.range(tile.trips, unroll=1):
-                state = step(signals, tile, work, [], state)
-                found = start_product(signals, work, state)
-                found = finish_product(signals, work, state, found)
-                state = replace(state, sums=found, words=[])
-            sums = state.sums
-        finish(signals, tile, work, of_values, sums)
+                await_first(signals, work, state)
+                found = begin(signals, work, [], state)
+                _, state = step(signals, tile, work, [], found, state, False)
+        finish(signals, tile, work, of_values, state.sums)
     else:
         finish(signals, tile, work, of_values, sums)
 
@@ -121,68 +112,79 @@ def finish(
     store_gradient(signals, f"{mine}_stored", work.output, place, sums, tile.spec.dtype)
 
 
+def await_first(signals: Signals, work: HalfWork, state: HalfState) -> None:
+    """Q, or dO, of a query tile."""
+    if work.summed == "dv":
+        signals.wait("q_full", state.queries)
+    else:
+        signals.wait("do_full", state.grads)
+
+
+def begin(signals: Signals, work: HalfWork, own: list[Int32], state: HalfState) -> list[Float32]:
+    """Start S^T, or dP^T, of a query tile whose rows are there."""
+    values = work.summed == "dv"
+    found = work.first.start((state.queries if values else state.grads).slot, own)
+    signals.arrive("s_done" if values else "dp_done", after="tensor")
+    return found
+
+
 def values_step(
-    signals: Signals, tile: WarpgroupKeys, work: HalfWork, own: list[Int32], state: HalfState
-) -> HalfState:
-    """P of a query tile, which is handed on, beside dV's product of the tile before."""
-    spec, queries, before = tile.spec, state.queries, bool(state.words)
-    if before or not spec.overlap:
-        signals.wait("q_full", queries)
-    s = work.first.start(queries.slot, own)
-    signals.arrive("s_done", after="tensor")
-    dv = start_product(signals, work, state) if before else []
+    signals: Signals, tile: WarpgroupKeys, work: HalfWork, own: list[Int32], s: list[Float32],
+    state: HalfState, ahead: bool,
+) -> tuple[list[Float32], HalfState]:  # fmt: skip
+    """P of a query tile, which is handed on, and its product; ahead: S of the next one behind it.
+
+    s: under way.
+    """
+    spec, queries, grads = tile.spec, state.queries, state.grads
     signals.wait("s_done")
-    s = wait_products(int(before), s)
+    s = wait_products(0, s)
     p = probabilities(tile, work, state, s)
     signals.arrive_once("q_empty", queries)
     hand_over(s if spec.modifies_scores else p, work.handed + queries.slot * P_BYTES)
     signals.arrive_once("p_full", queries)
-    if before:
-        stand_apart(work.never)  # else ptxas waits for dV before the exponentials
-        state = replace(state, sums=finish_product(signals, work, state, dv))
-    return state.next(tile, rounded(p, spec.dtype), state.grads)
+    words = rounded(p, spec.dtype)
+    signals.wait("do_full", grads)
+    found, state = add_up(signals, tile, work, own, words, state, ahead)
+    signals.arrive_once("do_empty", grads)
+    return found, state
 
 
 def keys_step(
-    signals: Signals, tile: WarpgroupKeys, work: HalfWork, own: list[Int32], state: HalfState
-) -> HalfState:
-    """dS of a query tile, of the P that is handed over, beside dK's product of the tile before."""
-    spec, queries, grads, before = tile.spec, state.queries, state.grads, bool(state.words)
-    if before or not spec.overlap:
-        signals.wait("do_full", grads)
-    dp = work.first.start(grads.slot, own)
-    signals.arrive("dp_done", after="tensor")
-    dk = start_product(signals, work, state) if before else []
+    signals: Signals, tile: WarpgroupKeys, work: HalfWork, own: list[Int32], dp: list[Float32],
+    state: HalfState, ahead: bool,
+) -> tuple[list[Float32], HalfState]:  # fmt: skip
+    """dS of a query tile, of the P that is handed over, and its product; ahead: the next dP.
+
+    dp: under way.
+    """
+    spec, queries, grads = tile.spec, state.queries, state.grads
     signals.wait("p_full", queries)
-    found = take_over(ELEMENTS, work.handed + queries.slot * P_BYTES)
+    handed = take_over(ELEMENTS, work.handed + queries.slot * P_BYTES)
     signals.wait("q_full", queries)
     signals.wait("dp_done")
-    dp = wait_products(int(before), dp)
-    ds = score_gradients(tile, work, state, found, dp)
+    dp = wait_products(0, dp)
+    ds = rounded(score_gradients(tile, work, state, handed, dp), spec.dtype)
     signals.arrive_once("do_empty", grads)
-    if before:
-        stand_apart(work.never)
-        state = replace(state, sums=finish_product(signals, work, state, dk))
-    return state.next(tile, rounded(ds, spec.dtype), queries)
+    found, state = add_up(signals, tile, work, own, ds, state, ahead)
+    signals.arrive_once("q_empty", queries)
+    return found, state
 
 
-def start_product(signals: Signals, work: HalfWork, state: HalfState) -> list[Float32]:
-    """dV += P^T dO, or dK += dS^T Q, of the words' tile, as a group of its own."""
-    if work.summed == "dv":
-        signals.wait("do_full", state.last)
-    sums = start_sum(state.sums, state.words, work.rows, state.last.slot, work.first.dtype)
+def add_up(
+    signals: Signals, tile: WarpgroupKeys, work: HalfWork, own: list[Int32], words: list[Int32],
+    state: HalfState, ahead: bool,
+) -> tuple[list[Float32], HalfState]:  # fmt: skip
+    """dV += P^T dO or dK += dS^T Q, and behind it what the next query tile begins with."""
+    last = state.grads if work.summed == "dv" else state.queries
+    sums = start_sum(state.sums, words, work.rows, last.slot, work.first.dtype)
     signals.arrive(f"{work.summed}_done", after="tensor")
-    return sums
-
-
-def finish_product(
-    signals: Signals, work: HalfWork, state: HalfState, sums: list[Float32]
-) -> list[Float32]:
-    """The sums; the tile that was added is given back."""
+    following, found = state.next(tile), []
+    if ahead:
+        await_first(signals, work, following)
+        found = begin(signals, work, own, following)
     signals.wait(f"{work.summed}_done")
-    sums = wait_products(0, sums)
-    signals.arrive_once("do_empty" if work.summed == "dv" else "q_empty", state.last)
-    return sums
+    return found, replace(following, sums=wait_products(int(ahead), sums))
 
 
 def probabilities(

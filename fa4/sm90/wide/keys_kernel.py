@@ -6,7 +6,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import WARPGROUP_ROWS
-from fa4.plan.warpgroup_wide import STAGES, TILE_ROWS
+from fa4.plan.warpgroup_wide import TILE_ROWS
 from fa4.sm90.backward.columns import column_address
 from fa4.sm90.backward.load import MINUS_D, MINUS_LSE, LoadSources, RowNumbers, load_rows
 from fa4.sm90.backward.mods import score_mods
@@ -32,8 +32,8 @@ def tile_shapes(spec: WideBackwardSpec) -> dict[str, tuple[int, int, int]]:
     """(rows, columns, stages) of each operand; 0 stages: it has one place."""
     d, dv = spec.pipeline.head_dim, spec.pipeline.head_dim_v
     return {
-        "q": (TILE_ROWS, d, STAGES),
-        "do": (TILE_ROWS, dv, STAGES),
+        "q": (TILE_ROWS, d, spec.pipeline.q_stages),
+        "do": (TILE_ROWS, dv, spec.pipeline.do_stages),
         "k": (WARPGROUP_ROWS, d, 0),
         "v": (WARPGROUP_ROWS, dv, 0),
     }
@@ -210,7 +210,6 @@ def make_work(
         ),
         summed="dk" if of_keys else "dv",
         rows=tiles(summed, True),
-        never=tile.seqlen_k,
         lse=column_address(start + plan.buffer("lse").start, thread),
         d=column_address(start + plan.buffer("d").start, thread),
         handed=thread_address(start + plan.buffer("p").start, thread),

@@ -77,7 +77,7 @@ def consume(signals: Signals, tile: WorkTile, work: QueryWork) -> None:
             dq=[Float32(0.0)] * (spec.pipeline.head_dim // 2), words=[],
             keys=signals.ring("k"), values=signals.ring("v"), number=tile.kv_stop,
         )  # fmt: skip
-        if cutlass.const_expr(spec.overlap):
+        if cutlass.const_expr(spec.carry):
             state = step(signals, tile, work, rows, state)
             for _ in cutlass.range(tile.kv_tiles - 1, unroll=1):
                 state = step(signals, tile, work, rows, state)

@@ -27,6 +27,11 @@ class WideBackwardSpec(BackwardFeatures):
     gpu: Gpu = H200
     overlap: bool = True
     held: bool = False
+    carry: bool = False
+    q_stages: int = 2
+    do_stages: int = 2
+    k_stages: int = 2
+    most: int = 96
 
     def __post_init__(self) -> None:
         """Check what the kernels cannot do; `fa4.compiled.support` refuses earlier."""
@@ -75,9 +80,15 @@ class WideBackwardSpec(BackwardFeatures):
     @property
     def pipeline(self) -> WideBackwardPipeline:
         """The pipeline of the kernels; head dimensions padded."""
-        found = widest_tile(padded_dim(self.head_dim), padded_dim(self.head_dim_v), self.gpu)
+        found = widest_tile(
+            padded_dim(self.head_dim), padded_dim(self.head_dim_v), self.gpu, self.most,
+            self.k_stages,
+        )  # fmt: skip
         causal = self.hides_first_rows or self.hides_last_rows
-        return replace(found, causal=causal, overlap=self.overlap)
+        return replace(
+            found, causal=causal, overlap=self.overlap, carry=self.carry,
+            q_stages=self.q_stages, do_stages=self.do_stages,
+        )  # fmt: skip
 
     @property
     def plan(self) -> PipelinePlan:
