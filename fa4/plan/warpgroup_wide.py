@@ -60,6 +60,7 @@ class WideBackwardPipeline:
     v_stages: int = 1
     overlap: bool = True
     carry: bool = False
+    turns: bool = False
     k_stages: int = 2
     q_stages: int = 2
     do_stages: int = 2

@@ -37,6 +37,7 @@ from fa4.plan.warpgroup_wide import (
     start,
     store,
 )
+from fa4.plan.work import WARPGROUP
 
 STATISTICS_REGISTERS = 4  # two numbers of each of a thread's two rows
 MOST_LIVE = 228  # registers; with 235 ptxas waits for each instruction of a product
@@ -127,6 +128,11 @@ def _signals(pipeline: WideBackwardPipeline) -> list[Signal]:
             Signal(name=one, arrivals={name: 1}, waiters=(name,), kind=kind)
             for one, kind in (own | {f"stored{i}": "group"}).items()
         ]
+        if pipeline.turns:
+            signals.append(
+                Signal(name=f"turn{i}", arrivals={names[1 - i]: WARPGROUP}, waiters=(name,),
+                       kind="named")
+            )  # fmt: skip
     return signals
 
 
@@ -163,13 +169,19 @@ def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
     last = start(f"dq{i}", product(pipeline, d, n, from_registers=True), ("k",))
     done: Program = (Wait(f"dq{i}_done"), Arrive("k_empty"))
 
+    take: Program = (Wait("v_full"), Wait(f"turn{i}")) if pipeline.turns else ()
+    give: Program = (Arrive(f"turn{1 - i}"),) if pipeline.turns else ()
+    late: Program = () if pipeline.turns else (Wait("v_full"),)
+
     def step(before: Program = (), ended: Program = ()) -> Program:
         return (
             Wait("k_full"),
+            *take,
             *start(f"s{i}", product(pipeline, n, d), (f"q{i}", "k")),
             *before,
-            Wait("v_full"),
+            *late,
             *start(f"dp{i}", product(pipeline, n, dv), (f"do{i}", "v")),
+            *give,
             Wait(f"s{i}_done"),
             Work(f"exp S{i}", unpacked(mufu=tile, fma=tile)),
             *ended,
@@ -187,6 +199,7 @@ def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
         warps=tuple(range(4 * i, 4 * i + 4)),
         registers=CONSUMER_REGISTERS,
         live=live_registers(pipeline),
+        prologue=(Arrive("turn0"),) if pipeline.turns and i else (),
         program=(
             *steps,
             *store(pipeline, f"dQ{i}", d, f"q{i}", stored),

@@ -72,6 +72,9 @@ def consume(signals: Signals, tile: WorkTile, work: QueryWork) -> None:
     """Every KV tile of the work tile, last keys first."""
     if tile.first_row < tile.seqlen_q:
         spec: cutlass.Constexpr = tile.spec
+        if cutlass.const_expr(spec.turns):  # noqa: SIM102
+            if work.number == 1:
+                signals.of("queries1").numbered(0).arrive("turn#")
         rows = read_rows(tile, work)
         state = QueryState(
             dq=[Float32(0.0)] * (spec.pipeline.head_dim // 2), words=[],
@@ -113,12 +116,18 @@ def step(
     keys = state.keys.next() if before else state.keys
     number = state.number - 1
     signals.wait("k_full", keys)
+    if spec.turns:
+        signals.wait("v_full", values)
+        signals.wait("turn#")
     s = work.scores.start(keys.slot)
     signals.arrive("s#_done", after="tensor")
     dq = start_product(signals, work, state) if before else []
-    signals.wait("v_full", values)
+    if not spec.turns:
+        signals.wait("v_full", values)
     dp = work.upstream.start(values.slot)
     signals.arrive("dp#_done", after="tensor")
+    if spec.turns:
+        signals.hand_on("turn#", 2)
     signals.wait("s#_done")
     s = wait_products(2 if before else 1, s)
     p = s

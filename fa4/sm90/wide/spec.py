@@ -28,6 +28,7 @@ class WideBackwardSpec(BackwardFeatures):
     overlap: bool = True
     held: bool = False
     carry: bool = False
+    turns: bool = False
     q_stages: int = 2
     do_stages: int = 2
     k_stages: int = 2
@@ -86,7 +87,7 @@ class WideBackwardSpec(BackwardFeatures):
         )  # fmt: skip
         causal = self.hides_first_rows or self.hides_last_rows
         return replace(
-            found, causal=causal, overlap=self.overlap, carry=self.carry,
+            found, causal=causal, overlap=self.overlap, carry=self.carry, turns=self.turns,
             q_stages=self.q_stages, do_stages=self.do_stages,
         )  # fmt: skip
 
