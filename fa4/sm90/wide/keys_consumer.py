@@ -14,7 +14,7 @@ from fa4.sm90.backward import columns
 from fa4.sm90.backward.mods import ScoreMods
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
-from fa4.sm90.wide.exchange import hand_over, take_over
+from fa4.sm90.wide.exchange import hand_over, hand_over_words, take_over, take_over_words
 from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
 from fa4.sm90.wide.tiles import WarpgroupKeys, next_tile
@@ -141,9 +141,12 @@ def values_step(
     s = wait_products(0, s)
     p = probabilities(tile, work, state, s)
     signals.arrive_once("q_empty", queries)
-    hand_over(s if spec.modifies_scores else p, work.handed + queries.slot * P_BYTES)
-    signals.arrive_once("p_full", queries)
     words = rounded(p, spec.dtype)
+    if spec.p16 and not spec.modifies_scores:
+        hand_over_words(words, work.handed + queries.slot * P_BYTES)
+    else:
+        hand_over(s if spec.modifies_scores else p, work.handed + queries.slot * P_BYTES)
+    signals.arrive_once("p_full", queries)
     signals.wait("do_full", grads)
     found, state = add_up(signals, tile, work, own, words, state, ahead)
     signals.arrive_once("do_empty", grads)
@@ -160,7 +163,11 @@ def keys_step(
     """
     spec, queries, grads = tile.spec, state.queries, state.grads
     signals.wait("p_full", queries)
-    handed = take_over(ELEMENTS, work.handed + queries.slot * P_BYTES)
+    place = work.handed + queries.slot * P_BYTES
+    if spec.p16 and not spec.modifies_scores:
+        handed = take_over_words(ELEMENTS // 2, place, spec.dtype)
+    else:
+        handed = take_over(ELEMENTS, place)
     signals.wait("q_full", queries)
     signals.wait("dp_done")
     dp = wait_products(0, dp)

@@ -28,6 +28,7 @@ class WideBackwardSpec(BackwardFeatures):
     overlap: bool = True
     held: bool = False
     carry: bool = False
+    p16: bool = False
     turns: bool = False
     q_stages: int = 2
     do_stages: int = 2
