@@ -17,7 +17,8 @@ from fa4.sm90.forward.products import wait_products
 from fa4.sm90.wide.exchange import hand_over, hand_over_words, take_over, take_over_words
 from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
-from fa4.sm90.wide.tiles import WarpgroupKeys, next_tile
+from fa4.sm90.wide.tiles import next_tile
+from fa4.sm100.backward.tiles import KeyTile
 from fa4.sm100.kit.descriptors import OperandTiles
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.rowmath import rounded
@@ -62,16 +63,14 @@ class HalfState:
     head: Int32
     row_tile: Int32
 
-    def next(self, tile: WarpgroupKeys) -> "HalfState":
+    def next(self, tile: KeyTile) -> "HalfState":
         """Of the next query tile."""
         head, row_tile = next_tile(tile, self.head, self.row_tile)
         return HalfState(self.sums, self.queries.next(), self.grads.next(), head, row_tile)
 
 
 @cute.jit
-def consume(
-    signals: Signals, tile: WarpgroupKeys, work: HalfWork, of_values: cutlass.Constexpr
-) -> None:
+def consume(signals: Signals, tile: KeyTile, work: HalfWork, of_values: cutlass.Constexpr) -> None:
     """Query heads of the group one after the other, their query tiles from the first on."""
     spec: cutlass.Constexpr = tile.spec
     dim: cutlass.Constexpr = spec.pipeline.head_dim_v if of_values else spec.pipeline.head_dim
@@ -100,7 +99,7 @@ def consume(
 
 
 def finish(
-    signals: Signals, tile: WarpgroupKeys, work: HalfWork, of_values: bool, sums: list[Float32]
+    signals: Signals, tile: KeyTile, work: HalfWork, of_values: bool, sums: list[Float32]
 ) -> None:
     """Store the gradient, when the other warpgroup has read what it is stored over."""
     mine, other = ("values", "keys") if of_values else ("keys", "values")
@@ -129,7 +128,7 @@ def begin(signals: Signals, work: HalfWork, own: list[Int32], state: HalfState) 
 
 
 def values_step(
-    signals: Signals, tile: WarpgroupKeys, work: HalfWork, own: list[Int32], s: list[Float32],
+    signals: Signals, tile: KeyTile, work: HalfWork, own: list[Int32], s: list[Float32],
     state: HalfState, ahead: bool,
 ) -> tuple[list[Float32], HalfState]:  # fmt: skip
     """P of a query tile, which is handed on, and its product; ahead: S of the next one behind it.
@@ -154,7 +153,7 @@ def values_step(
 
 
 def keys_step(
-    signals: Signals, tile: WarpgroupKeys, work: HalfWork, own: list[Int32], dp: list[Float32],
+    signals: Signals, tile: KeyTile, work: HalfWork, own: list[Int32], dp: list[Float32],
     state: HalfState, ahead: bool,
 ) -> tuple[list[Float32], HalfState]:  # fmt: skip
     """dS of a query tile, of the P that is handed over, and its product; ahead: the next dP.
@@ -179,7 +178,7 @@ def keys_step(
 
 
 def add_up(
-    signals: Signals, tile: WarpgroupKeys, work: HalfWork, own: list[Int32], words: list[Int32],
+    signals: Signals, tile: KeyTile, work: HalfWork, own: list[Int32], words: list[Int32],
     state: HalfState, ahead: bool,
 ) -> tuple[list[Float32], HalfState]:  # fmt: skip
     """dV += P^T dO or dK += dS^T Q, and behind it what the next query tile begins with."""
@@ -195,7 +194,7 @@ def add_up(
 
 
 def probabilities(
-    tile: WarpgroupKeys, work: HalfWork, state: HalfState, raw: list[Float32], first: int = 0
+    tile: KeyTile, work: HalfWork, state: HalfState, raw: list[Float32], first: int = 0
 ) -> list[Float32]:
     """P in float32; raw: scores as the tensor core made them, the elements from `first` on."""
     rows = tile.spec.tile_rows
@@ -207,7 +206,7 @@ def probabilities(
 
 
 def score_gradients(
-    tile: WarpgroupKeys, work: HalfWork, state: HalfState, found: list[Float32], dp: list[Float32]
+    tile: KeyTile, work: HalfWork, state: HalfState, found: list[Float32], dp: list[Float32]
 ) -> list[Float32]:
     """dS in float32. found: P, or of modified scores the raw ones."""
     rows = tile.spec.tile_rows
@@ -226,7 +225,7 @@ def score_gradients(
 
 @cute.jit
 def masked(
-    tile: WarpgroupKeys, row_tile: Int32, s: list[Float32], column: cutlass.Constexpr
+    tile: KeyTile, row_tile: Int32, s: list[Float32], column: cutlass.Constexpr
 ) -> list[Float32]:
     """S^T from a column on, with -inf where a query does not see a key."""
     whole_start, whole_stop = tile.whole_tiles()

@@ -18,7 +18,7 @@ from fa4.sm90.wide.products import RowProducts
 from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm90.wide.tiles import WarpgroupKeys, next_tile
 from fa4.sm100.backward.load import TileSource, load_keys
-from fa4.sm100.backward.tiles import BackwardProblem, locate
+from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, locate
 from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles, swizzle_bytes
 from fa4.sm100.kit.scores import scales
 from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
@@ -125,7 +125,7 @@ def kernel(loads, stores, stats, factors, softmax_scale, aux, sizes, window, len
 
 
 @cute.jit
-def load(signals: Signals, tile: WarpgroupKeys, sources: LoadSources) -> None:
+def load(signals: Signals, tile: KeyTile, sources: LoadSources) -> None:
     """Query heads of the group one after the other, their query tiles from the first on."""
     queries, grads = signals.ring("q"), signals.ring("do")
     trips = tile.trips
@@ -177,7 +177,7 @@ def held_words(spec: WideBackwardSpec, of_keys: bool) -> int:
 def make_work(
     spec: WideBackwardSpec,
     memory: cute.Pointer,
-    tile: WarpgroupKeys,
+    tile: KeyTile,
     factors: tuple,
     aux: tuple | None,
     store: tuple,

@@ -105,7 +105,7 @@ def kernel(loads, store, stats, factors, softmax_scale, aux, sizes, window, leng
     if has_role(warp, plan.role("load_keys")):
         take_registers(plan, plan.role("load_keys"))
         sources = {
-            name: TileLoad(*loads[name], shared_tensor(spec, memory, name)) for name in loads
+            name: TileLoad(*(*loads[name], shared_tensor(spec, memory, name))) for name in loads
         }
         load(signals.of("load_keys"), tile, sources)
     if has_role(warp, plan.role("queries0"), plan.role(f"queries{CONSUMERS - 1}")):
@@ -122,7 +122,7 @@ def kernel(loads, store, stats, factors, softmax_scale, aux, sizes, window, leng
             scale_log2=scale_log2,
             softmax_scale=softmax_scale,
             mods=row_score_mods(Mods(spec, score_scale, aux), tile, number),
-            output=StoredRows(*store, shared, spec.packed_q),
+            output=StoredRows(*(*store, shared, spec.packed_q)),
         )
         consume(signals.of("queries#").numbered(number), tile, work)
     for idle, registers in plan.idle_warps.items():
