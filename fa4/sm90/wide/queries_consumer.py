@@ -45,7 +45,7 @@ class QueryWork:
 
 
 @dataclass(frozen=True)
-class QueryRows:
+class RowPair:
     """A thread's two rows of queries, and -LSE log2(e) and -D of each."""
 
     rows: tuple
@@ -96,7 +96,7 @@ def consume(signals: Signals, tile: WorkTile, work: QueryWork) -> None:
         store_gradient(signals, "stored#", work.output, place, dq, spec.dtype)
 
 
-def read_rows(tile: WorkTile, work: QueryWork) -> QueryRows:
+def read_rows(tile: WorkTile, work: QueryWork) -> RowPair:
     """The thread's rows, and the two numbers of each."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     first = fragment.thread_row(thread)
@@ -105,11 +105,11 @@ def read_rows(tile: WorkTile, work: QueryWork) -> QueryRows:
     lse, d = (
         [work.stats[tile.head, work.stats_tile, which, row] for row in inside] for which in (0, 1)
     )
-    return QueryRows(tuple(tile.tile_row(work.number) + row for row in steps), lse, d)
+    return RowPair(tuple(tile.tile_row(work.number) + row for row in steps), lse, d)
 
 
 def step(
-    signals: Signals, tile: WorkTile, work: QueryWork, rows: QueryRows, state: QueryState
+    signals: Signals, tile: WorkTile, work: QueryWork, rows: RowPair, state: QueryState
 ) -> QueryState:
     """dS of a KV tile, beside the product of the tile before, if there are words of it."""
     spec, values, before = tile.spec, state.values, bool(state.words)
@@ -166,7 +166,7 @@ def finish_product(
 
 
 def probabilities(
-    tile: WorkTile, work: QueryWork, rows: QueryRows, number: Int32, raw: list[Float32],
+    tile: WorkTile, work: QueryWork, rows: RowPair, number: Int32, raw: list[Float32],
     first: int = 0,
 ) -> list[Float32]:  # fmt: skip
     """P in float32; raw: scores as the tensor core made them, the elements from `first` on."""
@@ -177,7 +177,7 @@ def probabilities(
 
 
 def modified_gradients(
-    tile: WorkTile, work: QueryWork, rows: QueryRows, number: Int32, raw: list[Float32],
+    tile: WorkTile, work: QueryWork, rows: RowPair, number: Int32, raw: list[Float32],
     dp: list[Float32],
 ) -> list[Float32]:  # fmt: skip
     """dS in float32, of modified scores."""
@@ -206,7 +206,7 @@ def sums_times(
 
 @cute.jit
 def masked(
-    tile: WorkTile, rows: QueryRows, warpgroup: Int32, number: Int32, first_key: Int32,
+    tile: WorkTile, rows: RowPair, warpgroup: Int32, number: Int32, first_key: Int32,
     s: list[Float32],
 ) -> list[Float32]:  # fmt: skip
     """S from a key on, with -inf where a row does not see a key."""
