@@ -109,6 +109,28 @@ def test_gradients_by_autograd(dim: int) -> None:
         assert_within_budget(inputs, Outputs(None, dq=dq, dk=wrong, dv=dv), gradients_alone=True)
 
 
+def test_wide_gradients_of_lse_and_sink() -> None:
+    """As the reference's, in a fixed order too; each gradient is seen if it is off."""
+    found = {}
+    for impl in ("emulator_sm90", "reference"):
+        drawn = torch.Generator().manual_seed(1)
+        shapes = ((1, 70, 4, 24), (1, 90, 2, 24), (1, 90, 2, 136))
+        q, k, v = (torch.randn(shape, generator=drawn).bfloat16() for shape in shapes)
+        sink = torch.randn(4, generator=drawn)
+        inputs = [x.requires_grad_() for x in (q, k, v, sink)]
+        out, lse = fa4.flash_attn_func(
+            *inputs[:3], causal=True, learnable_sink=sink, impl=impl, return_lse=True,
+            deterministic=True,
+        )  # fmt: skip
+        upstream = [torch.randn(x.shape, generator=drawn).to(x.dtype) for x in (out, lse)]
+        found[impl] = torch.autograd.grad((out, lse), inputs, upstream)
+    for mine, wanted in zip(*found.values(), strict=True):
+        largest = float(wanted.abs().max())
+        torch.testing.assert_close(mine, wanted, rtol=0, atol=2**-8 * largest)
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(mine * 1.01, wanted, rtol=0, atol=2**-8 * largest)
+
+
 def test_run_and_doctor(capsys) -> None:
     """`fa4 run --impl emulator_sm90`: within budget, no findings, beside an H200's prediction."""
     with pytest.raises(SystemExit) as stop:
