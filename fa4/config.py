@@ -459,6 +459,16 @@ class WarpgroupPipeline:
             raise ValueError("ping_pong needs at least 2 consumers; got 1")
 
     @property
+    def transposes(self) -> bool:
+        """Is V transposed in shared memory? Products of 8-bit types read K-major operands only."""
+        return self.element_bytes == 1 and self.design == "fa4"
+
+    @property
+    def output_bytes(self) -> int:
+        """Of an element of O: 2 for 8-bit operands."""
+        return 2 if self.transposes else self.element_bytes
+
+    @property
     def takes_turns(self) -> bool:
         """Do the warpgroups take turns at the tensor core?
 

@@ -121,7 +121,7 @@ def producer_role(
 
     d, dv = pipeline.head_dim, pipeline.head_dim_v
     q = fetch("q", pipeline.block_rows, d, cold=not early)
-    k, v = fetch("k", tile_n, d), fetch("v", tile_n, dv)
+    k, v = fetch("k", tile_n, d), fetch(loaded_values(pipeline), tile_n, dv)
     program = (
         *fetch("k", tile_n, d, cold=not early),
         *q,
@@ -130,6 +130,11 @@ def producer_role(
     )
     warp = 4 * pipeline.consumers
     return Role(name="load", warps=(warp,), registers=registers, program=program)
+
+
+def loaded_values(pipeline: WarpgroupPipeline) -> str:
+    """The ring that V is loaded into."""
+    return "raw" if pipeline.transposes else "v"
 
 
 def consumer_role(
@@ -298,7 +303,7 @@ def _turns(pipeline: WarpgroupPipeline, i: int) -> tuple[Program, Program]:
 
 def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Program:
     """O divided by the row sums and stored by one thread, once the last store has been read."""
-    size, dv = pipeline.element_bytes, pipeline.head_dim_v
+    size, dv = pipeline.output_bytes, pipeline.head_dim_v
     output = rows_of("o", i, max(dv, pipeline.head_dim if over_queries else 0) * size)
     num_bytes = WARPGROUP_ROWS * dv * size
     return (
