@@ -28,9 +28,13 @@ def compile_warpgroup(
     spec: WarpgroupSpec, arch: str = "sm_90a", trace: list[Any] | None = None
 ) -> Any:
     """The same for Hopper."""
-    from fa4.sm90.forward.kernel import forward
+    from fa4.sm90.forward.kernel import forward, forward_narrow
 
-    return compile_host(forward, fake_arguments(spec), spec, arch, trace)
+    arguments = fake_arguments(spec)
+    if spec.element_bytes == 2:
+        return compile_host(forward, arguments, spec, arch, trace)
+    factors = (StandIns(spec).of_entries(letter in spec.descale) for letter in "qkv")
+    return compile_host(forward_narrow, (*arguments, *factors), spec, arch, trace)
 
 
 def fake_arguments(spec: ForwardSpec | WarpgroupSpec) -> LaunchArguments:
@@ -40,7 +44,7 @@ def fake_arguments(spec: ForwardSpec | WarpgroupSpec) -> LaunchArguments:
         q=tensors.of_queries(spec.head_dim),
         k=tensors.of_keys(spec.head_dim),
         v=tensors.of_keys(spec.head_dim_v),
-        o=tensors.of_queries(spec.head_dim_v),
+        o=tensors.of_queries(spec.head_dim_v, spec.out_dtype),
         lse=tensors.of_rows(spec.lse),
         **tensors.numbers(),
         max_seqlen_q=Int32(1),

@@ -9,7 +9,7 @@ from cutlass import Boolean, Float32, Int32
 
 from fa4.plan.warpgroup import output_over_queries
 from fa4.plan.warpgroup_roles import passes_tiles
-from fa4.sm90.forward import fragment
+from fa4.sm90.forward import fragment, narrow
 from fa4.sm90.forward.output import OutputTile, close, finish, meet_warpgroup, share
 from fa4.sm90.forward.products import WarpgroupProducts, wait_products
 from fa4.sm90.forward.schedule import first_work, next_work
@@ -28,7 +28,8 @@ class ConsumerWork:
 
     number: which warpgroup it is. probabilities: P in shared memory, (rows, cols) of this
     warpgroup, None where PV takes it from registers. slack: of scores, by which a maximum may rise
-    above its reference. num_tiles: work tiles of the call.
+    above its reference. num_tiles: work tiles of the call. descales: of q, k and v, global tensors
+    or None.
     """
 
     spec: cutlass.Constexpr
@@ -39,6 +40,18 @@ class ConsumerWork:
     slack: Float32
     num_tiles: Int32
     mods: Mods
+    descales: tuple
+
+    def on(self, tile: WorkTile) -> "ConsumerWork":
+        """The same with the factors of a work tile's keys, if there are any, in the scales."""
+        factor = narrow.factor_of(self.descales[:2], tile)
+        if factor is None:
+            return self
+        if self.mods.score_scale is not None:  # softcap's own factor comes behind it
+            return replace(self, mods=replace(self.mods, score_scale=self.mods.score_scale * factor))
+        scale = self.scale_log2 * factor
+        slack = self.spec.numerics.rescale_threshold_log2 / scale
+        return replace(self, scale_log2=scale, slack=slack)
 
 
 @dataclass(frozen=True)
@@ -96,20 +109,21 @@ def work_through(
         stop = tile.kv_start
         if cutlass.const_expr(not spec.begins_ahead):
             number, s, keys, values = begin(signals, work, tile, queries, keys, values)
-        state = start(work, queries, keys, values)
+        scaled = work.on(tile)
+        state = start(scaled, queries, keys, values)
         if cutlass.const_expr(spec.overlap):
             number -= 1
-            state = first_step(signals, work, tile, number, rows, s, state)
+            state = first_step(signals, scaled, tile, number, rows, s, state)
         for _ in cutlass.range(number - cutlass.max(whole_stop, stop), unroll=1):
             number -= 1
-            state = step(signals, work, tile, number, rows, state)
+            state = step(signals, scaled, tile, number, rows, state)
         for _ in cutlass.range(number - cutlass.max(whole_start, stop), unroll=1):
             number -= 1
-            state = step(signals, work, tile, number, None, state)
+            state = step(signals, scaled, tile, number, None, state)
         if cutlass.const_expr(spec.hides_first_keys):
             for _ in cutlass.range(number - stop, unroll=1):
                 number -= 1
-                state = step(signals, work, tile, number, rows, state)
+                state = step(signals, scaled, tile, number, rows, state)
         if cutlass.const_expr(not output_over_queries(spec.pipeline, spec.gpu)):
             signals.arrive_once("q_empty", queries)
         queries = queries.next()
@@ -127,7 +141,7 @@ def work_through(
         if cutlass.const_expr(spec.begins_ahead):
             exists = index < problem.num_tiles
             number, s, keys, values = begin(signals, work, following, queries, keys, values, exists)
-        finish(signals, work, tile, output, rows, state)
+        finish(signals, scaled, tile, output, rows, state)
         tile = following
     if cutlass.const_expr(spec.begins_ahead):
         wait_products(0, s)  # the one that nobody uses
@@ -206,7 +220,7 @@ def start(work: ConsumerWork, queries: Ring, keys: Ring, values: Ring) -> Consum
     spec = work.spec
     return ConsumerState(
         sums=[Float32(0.0)] * (work.products.values // 2),
-        words=[Int32(0)] * (spec.tile_n // 4 if spec.overlap and spec.p_source != "smem" else 0),
+        words=[Int32(0)] * (spec.p_words if spec.overlap and spec.p_source != "smem" else 0),
         highest=[rowmath.reference_without_keys(work.scale_log2)] * fragment.ROWS_OF_THREAD,
         totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD),
         queries=queries,
@@ -359,6 +373,8 @@ def softmax(
         s, state.highest, work.scale_log2, work.slack
     )
     offsets = [-(one * work.scale_log2) for one in highest]
+    if spec.numerics.p_offset_log2:
+        offsets = [one + spec.numerics.p_offset_log2 for one in offsets]
     p = fragment.powers(s, work.scale_log2, offsets, spec.numerics.exp2)
     totals = fragment.add_rows(p, state.totals, factors)
     return p, replace(state, highest=highest, totals=totals), (moved, factors)
@@ -387,6 +403,8 @@ def modified(
 
 def probabilities(signals: Signals, work: ConsumerWork, p: list[Float32]) -> list[Int32]:
     """P in the operands' type, in words; none if it is in shared memory, for all to see."""
+    if work.spec.element_bytes == 1:
+        return narrow.operand_words(p, work.spec.dtype)
     words = rowmath.rounded(p, work.spec.dtype)
     if work.probabilities is None:
         return words

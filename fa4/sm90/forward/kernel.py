@@ -6,12 +6,14 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import query_stages
+from fa4.plan.warpgroup_roles import loaded_values
 from fa4.sm90.forward.consumer import ConsumerWork, consume
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
 from fa4.sm90.forward.schedule import heads_at_once
 from fa4.sm90.forward.spec import WarpgroupSpec
+from fa4.sm90.forward.transpose import ValueTiles, transpose
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import query_view
 from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
@@ -19,20 +21,23 @@ from fa4.sm100.kit.scores import scales
 from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.sm100.kit.signals import Signals, init_signals
 from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
-from fa4.sm100.kit.units import WARP, WARPGROUP, padded_dim
+from fa4.sm100.kit.units import WARP, WARPGROUP
 from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 
 
 def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
     """(rows, columns, stages) of each operand in shared memory.
 
-    Q's, P's and O's stages are the warpgroups', of Q as often as there are places for it.
+    Q's, P's and O's stages are the warpgroups', of Q as often as there are places for it. Of 8-bit
+    types, V lies transposed in its ring.
     """
-    d, dv = padded_dim(spec.head_dim), padded_dim(spec.head_dim_v)
+    pipeline = spec.pipeline
+    d, dv, tile_n = pipeline.head_dim, pipeline.head_dim_v, spec.tile_n
     return {
-        "q": (spec.tile_rows, d, spec.consumers * query_stages(spec.pipeline, spec.gpu)),
-        "k": (spec.tile_n, d, spec.kv_stages),
-        "v": (spec.tile_n, dv, spec.kv_stages),
+        "q": (spec.tile_rows, d, spec.consumers * query_stages(pipeline, spec.gpu)),
+        "k": (tile_n, d, spec.kv_stages),
+        "raw": (tile_n, dv, spec.kv_stages),
+        "v": (dv, tile_n, spec.kv_stages) if pipeline.transposes else (tile_n, dv, spec.kv_stages),
         "p": (spec.tile_rows, spec.tile_n, spec.consumers),
         "o": (spec.tile_rows, dv, spec.consumers),
     }
@@ -43,6 +48,28 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, stream,
             spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Launch on tensors (batch, seqlen, heads, dim), or (total, heads, dim) where packed."""
+    launch(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms,
+           (None, None, None), stream, spec, trace)  # fmt: skip
+
+
+@cute.jit
+def forward_narrow(
+    q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q, sink,
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms,
+    q_descale, k_descale, v_descale, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr,
+):  # fmt: skip
+    """The same for 8-bit types; factors (batch, KV heads) in float32, None without one."""
+    launch(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms,
+           (q_descale, k_descale, v_descale), stream, spec, trace)  # fmt: skip
+
+
+@cute.jit
+def launch(q, k, v, o, lse, numbers, window, max_seqlen_q, sink, lengths, aux, num_sms, descales,
+           stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Tiles, copies and grid. numbers: softmax_scale, softcap."""
+    cu_seqlens_q = lengths[0]
     batch, seqlen_q = q.shape[0], q.shape[-3]
     if cutlass.const_expr(cu_seqlens_q is not None):
         batch, seqlen_q = cu_seqlens_q.shape[0] - 1, max_seqlen_q
@@ -62,7 +89,8 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
 
     def atom(name, view, op):
         shape = shapes[name][:2]
-        return cpasync.make_tiled_tma_atom(op, view, swizzled_layout(*shape), shape)
+        layout = swizzled_layout(*shape, element_bytes=view.element_type.width // 8)
+        return cpasync.make_tiled_tma_atom(op, view, layout, shape)
 
     loading = cpasync.CopyBulkTensorTileG2SOp()
     queries, coordinates = atom("q", query_view(q, spec), loading)
@@ -73,7 +101,7 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
             ending_views(rows_first(k, spec.packed_k), 0, spec.ragged_k),
         ),
         box_atoms(
-            lambda view: atom("v", view, loading),
+            lambda view: atom(loaded_values(spec.pipeline), view, loading),
             ending_views(rows_first(v, spec.packed_k), 0, spec.ragged_k),
         ),
     )
@@ -82,8 +110,7 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
     else:
         store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
     kernel(
-        loads, store, lse, scales(spec, softmax_scale, softcap), aux, sizes,
-        (window_left, window_right), sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k),
+        loads, store, lse, scales(spec, *numbers), aux, sizes, window, sink, lengths, descales,
         spec, trace,
     ).launch(
         grid=(ctas, 1, 1),
@@ -95,7 +122,7 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
 
 
 @cute.kernel
-def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
+def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, descales,
            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.plan
@@ -117,9 +144,16 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
         take_registers(plan, plan.role("load"))
         operands = [
             TileLoad(*(*loads[i], shared_tensor(spec, memory, name)))
-            for i, name in enumerate("qkv")
+            for i, name in enumerate(("q", "k", loaded_values(spec.pipeline)))
         ]
         load(signals.of("load"), problem, *operands)
+    if cutlass.const_expr(spec.pipeline.transposes):  # noqa: SIM102
+        if has_role(warp, plan.role("transpose")):
+            take_registers(plan, plan.role("transpose"))
+            start = memory.toint().to(Int32)
+            places = (start + plan.buffer(name).start for name in ("raw", "v"))
+            tiles = ValueTiles(*places, spec.tile_n, spec.pipeline.head_dim_v)
+            transpose(signals.of("transpose"), problem, tiles)
     first, last = plan.role("consumer0"), plan.role(f"consumer{spec.consumers - 1}")
     if has_role(warp, first, last):
         take_registers(plan, first)
@@ -136,6 +170,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
             slack=spec.numerics.rescale_threshold_log2 / scale_log2,
             num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
+            descales=descales,
         )
         shared = shared_tensor(spec, memory, "o")[None, None, number]
         output = OutputTile(*(*store, shared, scale_log2, lse, sink))
@@ -147,9 +182,10 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
 
 def shared_tensor(spec: WarpgroupSpec, memory: cute.Pointer, name: str) -> cute.Tensor:
     """(rows, dim, stages) of a buffer of the plan, swizzled."""
-    layout = swizzled_layout(*tile_shapes(spec)[name])
+    element = ELEMENTS[spec.out_dtype if name == "o" else spec.dtype]
+    layout = swizzled_layout(*tile_shapes(spec)[name], element_bytes=element.width // 8)
     start = memory + spec.plan.buffer(name).start
-    pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
+    pointer = cute.recast_ptr(start, layout.inner, dtype=element)
     return cute.make_tensor(pointer, layout.outer)
 
 
@@ -160,18 +196,19 @@ def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> W
 
     def tiles(name: str, along_rows: bool, stage: Int32 | int = 0) -> OperandTiles:
         rows, dim, _ = shapes[name]
-        stage_bytes = rows * dim * ELEMENTS[spec.dtype].width // 8
+        stage_bytes = rows * dim * spec.element_bytes
         place = start + (plan.buffer(name).start + stage * stage_bytes)
         if name == "q":  # a place holds all warpgroups' rows
             stage_bytes *= spec.consumers
-        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes)
+        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes,
+                             element_bytes=spec.element_bytes)  # fmt: skip
 
     return WarpgroupProducts(
         q=tiles("q", False, number),
         k=tiles("k", False),
-        v=tiles("v", True),
+        v=tiles("v", not spec.pipeline.transposes),
         p=tiles("p", False, number) if spec.p_source == "smem" else None,
         dtype=spec.dtype,
         tile_n=spec.tile_n,
-        values=padded_dim(spec.head_dim_v),
+        values=spec.pipeline.head_dim_v,
     )

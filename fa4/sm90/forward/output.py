@@ -9,7 +9,7 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import output_over_queries
-from fa4.sm90.forward import fragment
+from fa4.sm90.forward import fragment, narrow
 from fa4.sm100.forward.correction import LN_2, add_sink, store_lse
 from fa4.sm100.kit.descriptors import swizzle_bytes
 from fa4.sm100.kit.rowmath import rounded
@@ -45,14 +45,25 @@ def finish(
     over: cutlass.Constexpr = output_over_queries(spec.pipeline, spec.gpu)
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     totals = fragment.quad_sums(state.totals)
-    peaks = [highest * output.scale_log2 for highest in state.highest]
+    peaks = [highest * work.scale_log2 for highest in state.highest]
+    if cutlass.const_expr(spec.numerics.p_offset_log2):
+        peaks = [peak - spec.numerics.p_offset_log2 for peak in peaks]
     totals, peaks, factors = normalisers(output, tile, rows, totals, peaks)
-    words = rounded(fragment.multiplied_rows(state.sums, factors), spec.dtype)
+    given = narrow.factor_of(work.descales[2:], tile)
+    if cutlass.const_expr(given is not None):
+        factors = [factor * given for factor in factors]
+    values = fragment.multiplied_rows(state.sums, factors)
+    if cutlass.const_expr(spec.pipeline.transposes):
+        values = narrow.in_column_pairs(values)
+    words = rounded(values, spec.out_dtype)
     if cutlass.const_expr(not over):
         if thread < WARP:
             signals.wait("stored#")
         meet_warpgroup(signals)
-    share(words, output.shared)
+    if cutlass.const_expr(spec.pipeline.transposes):
+        narrow.store_column_pairs(words, output.shared)
+    else:
+        share(words, output.shared)
     if cutlass.const_expr(output.atom is not None):
         cute.arch.fence_proxy("async.shared", space="cta")
     meet_warpgroup(signals)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from fa4.config import WARPGROUP_ROWS, ForwardConfig, WarpgroupPipeline, require, require_int
+from fa4.config import (
+    DTYPE_BITS,
+    PRODUCT_DEPTH_BYTES,
+    WARPGROUP_ROWS,
+    ForwardConfig,
+    WarpgroupPipeline,
+    require,
+    require_int,
+)
 from fa4.hardware import H200, Gpu
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
 from fa4.sm100.kit.features import ForwardFeatures
-from fa4.sm100.kit.units import padded_dim
 
 # Rows of blocks that run at once with "snake", by warpgroups: of 2 to 16 those whose worst CTA, of
 # causal calls on 132 CTAs with 2k to 32k tokens, has least to do beyond the average.
@@ -27,9 +35,13 @@ class WarpgroupSpec(ForwardFeatures):
     ("registers" or "smem"); overlap, ping_pong, ahead.
     scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first, back and
     forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
-    emulated exponentials, of the pairs that a thread has in every eight columns.
+    emulated exponentials, of the pairs that a thread has in every eight columns. descale: letters
+    of those of q, k and v that have factors for each batch entry and KV head (8-bit types).
     """
 
+    DTYPES: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "e4m3", "e5m2")
+
+    descale: str = ""
     tile_n: int = 128
     consumers: int = 2
     kv_stages: int = 2
@@ -44,16 +56,49 @@ class WarpgroupSpec(ForwardFeatures):
     def __post_init__(self) -> None:
         """Check what the kernel itself cannot do; the plan checks its own choices."""
         self.check_features(WARPGROUP_ROWS)
+        vector = 16 // self.element_bytes
         for name, dim in (("head_dim", self.head_dim), ("head_dim_v", self.head_dim_v)):
-            require_int(name, dim, 8, 256)
-            require(dim % 8 == 0, f"{name} must be a multiple of 8", dim)
+            require_int(name, dim, vector, 256)
+            require(dim % vector == 0, f"{name} must be a multiple of {vector}", dim)
         require_int("tile_n", self.tile_n, 16, 256)
-        require(self.tile_n % 16 == 0, "tile_n must be a multiple of 16", self.tile_n)
+        require(
+            self.tile_n % self.depth == 0, f"tile_n must be a multiple of {self.depth}", self.tile_n
+        )
+        if self.element_bytes == 1:
+            self._check_narrow()
+        elif self.descale:
+            raise ValueError(f"descale needs dtype e4m3 or e5m2; got {self.dtype}")
         require(
             self.scheduler in SCHEDULERS,
             f"scheduler must be one of {', '.join(SCHEDULERS)}",
             self.scheduler,
         )
+
+    def _check_narrow(self) -> None:
+        require(set(self.descale) <= set("qkv"), "descale must be of letters of qkv", self.descale)
+        require(self.p_source == "registers", "p_source must be registers with 8-bit types",
+                self.p_source)  # fmt: skip
+        self.numerics.check_dtype(self.dtype)
+
+    @property
+    def element_bytes(self) -> int:
+        """Of an element of q, k and v."""
+        return DTYPE_BITS[self.dtype] // 8
+
+    @property
+    def out_dtype(self) -> str:
+        """Of O: bf16 for 8-bit types."""
+        return "bf16" if self.element_bytes == 1 else self.dtype
+
+    @property
+    def depth(self) -> int:
+        """Elements of K of one product, of which head dimensions are padded to a multiple."""
+        return PRODUCT_DEPTH_BYTES // self.element_bytes
+
+    @property
+    def p_words(self) -> int:
+        """Registers of a thread that hold P as an operand."""
+        return self.tile_n * self.element_bytes // 8
 
     @property
     def takes_turns(self) -> bool:
@@ -89,8 +134,9 @@ class WarpgroupSpec(ForwardFeatures):
     def pipeline(self) -> WarpgroupPipeline:
         """The pipeline of this kernel; head dimensions padded."""
         return WarpgroupPipeline(
-            head_dim=padded_dim(self.head_dim),
-            head_dim_v=padded_dim(self.head_dim_v),
+            head_dim=-(-self.head_dim // self.depth) * self.depth,
+            head_dim_v=-(-self.head_dim_v // self.depth) * self.depth,
+            element_bytes=self.element_bytes,
             causal=self.hides_last_keys,
             tile_n=self.tile_n,
             consumers=self.consumers,
