@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from fa4.compiled.support import FAMILIES, BackwardCall, ForwardCall, check
-from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
+from fa4.config import DTYPE_BITS, WARPGROUP_ROWS, ForwardConfig, Window
 from fa4.hardware import B200, B300, H200, Gpu
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
-from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups, work_tiles
+from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups, whole_depth, work_tiles
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import PERSISTENT, ROWS_AT_ONCE, WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.units import TILE_ROWS, padded_dim
+from fa4.sm100.kit.units import TILE_ROWS
 
 # A kernel for an H200 runs on an H100: they differ in memory alone.
 GPUS = {gpu.arch: gpu for gpu in (B200, B300, H200)}
@@ -25,6 +25,8 @@ COMMON_HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
 # Up to 66 MiB at once were as fast back and forth or faster, 128 MiB as fast or slower (measured).
 AT_ONCE_BYTES = 75 << 20
 COMMON_ROWS = 8192  # of a sequence
+# P bears 2^8, so that 8 bits do not lose its small values; a maximum may not lag behind then.
+NARROW_NUMERICS = ForwardConfig(rescale_threshold_log2=0.0, p_offset_log2=8.0)
 PAIR_DIMS = (128, 192)
 PAIR_TILE = (128, 128)  # head dims of the backward kernel of pairs
 
@@ -53,12 +55,16 @@ def tuned_warpgroup_spec(
     emulated: measured, it gains nothing.
     """
     gpu = features.get("gpu", H200)
+    size = DTYPE_BITS[features.get("dtype", "bf16")] // 8
     if problem is None:
         causal = bool(features.get("causal"))
         problem = WarpgroupProblem(
-            head_dim=padded_dim(head_dim), head_dim_v=padded_dim(head_dim_v), rows=COMMON_ROWS,
-            keys=COMMON_ROWS, heads=16, batch=8, masked=_uneven(features), causal=causal,
+            head_dim=whole_depth(head_dim, size), head_dim_v=whole_depth(head_dim_v, size),
+            rows=COMMON_ROWS, keys=COMMON_ROWS, heads=16, batch=8, masked=_uneven(features),
+            causal=causal, element_bytes=size,
         )  # fmt: skip
+    if size == 1:
+        features.setdefault("numerics", NARROW_NUMERICS)
     tuned = tuned_warpgroups(problem, gpu)
     if "consumers" not in features:  # the turns of other warpgroups say nothing
         # Both take registers, of which mods have none to spare: up to 328 bytes would be spilled.
@@ -87,7 +93,8 @@ def _scheduler(
     ragged = any(features.get(name) for name in ("packed_q", "used_q", "packed_k", "used_k"))
     enough = work_tiles(consumers, problem) >= 2 * gpu.sm_count
     at_once = min(gpu.sm_count // ROWS_AT_ONCE[consumers], problem.heads * problem.batch)
-    num_bytes = at_once * problem.keys * (problem.head_dim + problem.head_dim_v) * 2
+    dims = problem.head_dim + problem.head_dim_v
+    num_bytes = at_once * problem.keys * dims * problem.element_bytes
     return "snake" if enough and not ragged and num_bytes <= AT_ONCE_BYTES else "lpt"
 
 
@@ -141,16 +148,19 @@ def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
     features = _features(call) | {"lse": call.lse, "group": group, "gpu": gpu}
     if call.numerics is not None:
         features["numerics"] = call.numerics
-    sequences = call.batch if call.packed_k else 1
+    if call.descale:
+        features["descale"] = call.descale
+    sequences, size = call.batch if call.packed_k else 1, DTYPE_BITS[call.dtype] // 8
     problem = WarpgroupProblem(
-        head_dim=padded_dim(call.head_dim),
-        head_dim_v=padded_dim(call.head_dim_v),
+        head_dim=whole_depth(call.head_dim, size),
+        head_dim_v=whole_depth(call.head_dim_v, size),
         rows=call.longest_q * group,
         keys=-(-call.rows_k // max(sequences, 1)),
         heads=call.heads_q // group,
         batch=call.batch,
         masked=_uneven(features),
         causal=features["causal"] and not features["window_left"],
+        element_bytes=size,
     )
     return tuned_warpgroup_spec(call.head_dim, call.head_dim_v, problem, **features)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fa4.config import WARPGROUP_ROWS, WarpgroupPipeline
+from fa4.config import PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS, WarpgroupPipeline
 from fa4.hardware import Gpu
 from fa4.plan.warpgroup import warpgroup_plan
 
@@ -93,6 +93,27 @@ TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
         WarpgroupTile(1, 64, 803 * _ONE),  # assumed
     ),
 }
+
+# Of 8-bit types. Rates assumed: the simulator's at head dim 128, the 16-bit tiles' ratios else.
+NARROW_TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
+    **{
+        (width, masked): (
+            WarpgroupTile(3, 96, 1000, kv_stages=3),
+            WarpgroupTile(2, 128, 940),
+            WarpgroupTile(1, 128, 940 * _ONE),
+        )
+        for width in (64, 96, 128)
+        for masked in (False, True)
+    },
+    **{
+        (width, masked): (
+            WarpgroupTile(2, 64, 1000),
+            WarpgroupTile(1, 64, 1000 * _ONE),
+        )
+        for width in (192, 256)
+        for masked in (False, True)
+    },
+}
 # Keys' worth of time that a work tile costs beside its steps: its first S and its store. From the
 # same run: calls of 512 to 4k tokens beside those of 16k, head dims 64 and 128.
 START_KEYS = 160
@@ -104,7 +125,7 @@ class WarpgroupProblem:
     """What the choice looks at. rows: of the longest sequence, times the heads packed in a tile.
 
     heads: blocks of rows of one sequence are counted for each. keys: of a sequence, on average.
-    masked: do rows see different keys? causal: about half of them?
+    masked: do rows see different keys? causal: about half of them? element_bytes: of q, k and v.
     """
 
     head_dim: int
@@ -115,6 +136,7 @@ class WarpgroupProblem:
     batch: int
     masked: bool = False
     causal: bool = False
+    element_bytes: int = 2
 
 
 @lru_cache(maxsize=1024)
@@ -130,6 +152,12 @@ def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
     return min(found, key=lambda one: _cost(one[0], problem, gpu.sm_count))[1]
 
 
+def whole_depth(dim: int, element_bytes: int) -> int:
+    """A head dimension, padded to what products of such elements take at a time."""
+    depth = PRODUCT_DEPTH_BYTES // element_bytes
+    return -(-dim // depth) * depth
+
+
 def work_tiles(consumers: int, problem: WarpgroupProblem) -> int:
     """How many there are, of all sequences and heads."""
     blocks = -(-max(problem.rows, 1) // (consumers * WARPGROUP_ROWS))
@@ -143,10 +171,11 @@ def _fitting(
     for tile in _measured(problem):
         if 0 < tile.keys_to < problem.keys:
             continue
-        for tile_n in range(tile.tile_n, 0, -16):
+        for tile_n in range(tile.tile_n, 0, -PRODUCT_DEPTH_BYTES // problem.element_bytes):
             pipeline = WarpgroupPipeline(
                 head_dim=problem.head_dim,
                 head_dim_v=problem.head_dim_v,
+                element_bytes=problem.element_bytes,
                 causal=problem.masked,
                 tile_n=tile_n,
                 consumers=tile.consumers,
@@ -170,7 +199,7 @@ def _measured(problem: WarpgroupProblem) -> tuple[WarpgroupTile, ...]:
     if widest > 128:
         widest = 192 if widest <= 192 and problem.head_dim_v <= 128 else 256
     width = min(dim for dim, _ in TILES if dim >= widest)
-    return TILES[width, problem.masked]
+    return (TILES if problem.element_bytes == 2 else NARROW_TILES)[width, problem.masked]
 
 
 def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fa4.config import require, require_int
+from fa4.config import DTYPE_BITS, require, require_int
 from fa4.masks import IntervalMask
 from fa4.sm100.kit.units import AUX_DTYPES
 
@@ -113,6 +113,16 @@ class ForwardFeatures(CallFeatures):
 
     lse: bool = True
     group: int = 1
+
+    @property
+    def element_bytes(self) -> int:
+        """Of an element of q, k and v."""
+        return DTYPE_BITS[self.dtype] // 8
+
+    @property
+    def out_dtype(self) -> str:
+        """Of O: bf16 for 8-bit types."""
+        return "bf16" if self.element_bytes == 1 else self.dtype
 
     def check_features(self, rows: int) -> None:
         """Raises ValueError for what excludes itself; rows: of a tile, which the group divides."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fa4.config import (
-    DTYPE_BITS,
     PRODUCT_DEPTH_BYTES,
     WARPGROUP_ROWS,
     ForwardConfig,
@@ -17,6 +16,7 @@ from fa4.config import (
 from fa4.hardware import H200, Gpu
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
+from fa4.plan.warpgroup_tuned import whole_depth
 from fa4.sm100.kit.features import ForwardFeatures
 
 # Rows of blocks that run at once with "snake", by warpgroups: of 2 to 16 those whose worst CTA, of
@@ -81,16 +81,6 @@ class WarpgroupSpec(ForwardFeatures):
         self.numerics.check_dtype(self.dtype)
 
     @property
-    def element_bytes(self) -> int:
-        """Of an element of q, k and v."""
-        return DTYPE_BITS[self.dtype] // 8
-
-    @property
-    def out_dtype(self) -> str:
-        """Of O: bf16 for 8-bit types."""
-        return "bf16" if self.element_bytes == 1 else self.dtype
-
-    @property
     def depth(self) -> int:
         """Elements of K of one product, of which head dimensions are padded to a multiple."""
         return PRODUCT_DEPTH_BYTES // self.element_bytes
@@ -134,8 +124,8 @@ class WarpgroupSpec(ForwardFeatures):
     def pipeline(self) -> WarpgroupPipeline:
         """The pipeline of this kernel; head dimensions padded."""
         return WarpgroupPipeline(
-            head_dim=-(-self.head_dim // self.depth) * self.depth,
-            head_dim_v=-(-self.head_dim_v // self.depth) * self.depth,
+            head_dim=whole_depth(self.head_dim, self.element_bytes),
+            head_dim_v=whole_depth(self.head_dim_v, self.element_bytes),
             element_bytes=self.element_bytes,
             causal=self.hides_last_keys,
             tile_n=self.tile_n,
