@@ -48,7 +48,9 @@ class ConsumerWork:
         if factor is None:
             return self
         if self.mods.score_scale is not None:  # softcap's own factor comes behind it
-            return replace(self, mods=replace(self.mods, score_scale=self.mods.score_scale * factor))
+            return replace(
+                self, mods=replace(self.mods, score_scale=self.mods.score_scale * factor)
+            )
         scale = self.scale_log2 * factor
         slack = self.spec.numerics.rescale_threshold_log2 / scale
         return replace(self, scale_log2=scale, slack=slack)

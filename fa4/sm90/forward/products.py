@@ -28,7 +28,7 @@ TYPES = {"bf16": "bf16", "fp16": "f16", "e4m3": "e4m3", "e5m2": "e5m2"}
 class WarpgroupProducts:
     """Where a warpgroup's operands lie. q, p: its own rows. q, k, v: of the ring's first stage.
 
-    p: None where P comes from registers. v: with 8-bit elements transposed, so that all are K-major.
+    p: None where P comes from registers. v: of 8-bit elements, transposed: all are K-major then.
 
     dtype: of all three. values: padded columns of V.
     """

@@ -84,7 +84,7 @@ def move_unit(tiles: ValueTiles, source: Int32, target: Int32, unit: Int32, lane
     start += key * wide + (key * wide // 128 % (wide // 16) ^ first_column % wide // 16) * 16
     read = code.read(start)
 
-    # Transposed: rows of columns. The matrices of a store: even, odd columns of 16 keys, of the next.
+    # Transposed: rows of columns. A store's matrices: even and odd columns of 16 keys, of the next.
     row, later = lane % 16, lane // 16
     chunk = first_key % tall // 16 + later
     place = tiles.transposed + target * tiles.num_bytes
