@@ -415,8 +415,9 @@ class WarpgroupPipeline:
     at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel, like
     FlashAttention-2. p_source: P enters P V from "registers", or through "smem". emulated: share of
     the exponentials that a polynomial computes. ahead: a CTA starts the first S of its next work
-    tile before it stores this one's O, with overlap and where O does not lie over Q. design: whose
-    code, "fa4" (this package's kernel) or "flash_attn.cute".
+    tile before it stores this one's O, with overlap and where O does not lie over Q. two_level: each
+    tile's P V starts from zero and is added to O by float32 additions. design: whose code, "fa4"
+    (this package's kernel) or "flash_attn.cute".
     """
 
     head_dim: int = 128
@@ -432,6 +433,7 @@ class WarpgroupPipeline:
     scheduler: str = "static"
     emulated: float = 0.0
     ahead: bool = False
+    two_level: bool = False
     design: str = "fa4"
 
     def __post_init__(self) -> None:

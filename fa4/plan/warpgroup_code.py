@@ -160,6 +160,13 @@ def release(pipeline: WarpgroupPipeline, i: int) -> Program:
 
 
 def rescale(pipeline: WarpgroupPipeline, i: int) -> Program:
-    """O times what the new maxima make of it: in every step, or where one has risen."""
+    """O times what the new maxima make of it: in every step, or where one has risen.
+
+    The last P V is added to it before, where it is apart from O.
+    """
     share = "rescale_rate" if pipeline.design == "fa4" else None
-    return (Work(f"rescale O{i}", unpacked(fma=pipeline.head_dim_v / 2), share=share),)
+    added = (Work(f"add PV{i}", unpacked(fma=pipeline.head_dim_v / 2)),)
+    return (
+        *(added if pipeline.two_level else ()),
+        Work(f"rescale O{i}", unpacked(fma=pipeline.head_dim_v / 2), share=share),
+    )

@@ -72,6 +72,8 @@ def live_registers(pipeline: WarpgroupPipeline) -> dict[str, int]:
     live = {"S": pipeline.tile_n // 2, "O": pipeline.head_dim_v // 2}
     if pipeline.overlap and pipeline.p_source == "registers":
         live["P"] = pipeline.tile_n * pipeline.element_bytes // 8
+    if pipeline.two_level:
+        live["P V"] = pipeline.head_dim_v // 2
     return live | {
         "statistics": STATISTICS_REGISTERS,
         "addresses": ADDRESS_REGISTERS[pipeline.design],

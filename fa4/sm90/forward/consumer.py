@@ -138,7 +138,7 @@ def work_through(
         following = locate_any(problem, index)  # its divisions run beside the last product
         if cutlass.const_expr(spec.overlap):
             sums, values = values_done(signals, sums, state.values)
-            state = replace(state, sums=sums, words=[], values=values)
+            state = replace(with_values(work, state, sums), words=[], values=values)
         keys, values, s = state.keys, state.values, []
         if cutlass.const_expr(spec.begins_ahead):
             exists = index < problem.num_tiles
@@ -283,7 +283,8 @@ def _overlapped(
     p, state, fix = softmax(work, tile, number, rows, s, state)
     stand_apart(work.num_tiles)  # else ptxas waits for PV before the exponentials
     sums, values = values_done(signals, sums, state.values)
-    sums = fragment.rescale(sums, *fix)
+    state = with_values(work, state, sums)
+    sums = fragment.rescale(state.sums, *fix)
     words = probabilities(signals, work, p)
     return replace(state, sums=sums, words=words, keys=keys, values=values)
 
@@ -309,7 +310,7 @@ def _serial(
     state = replace(state, sums=sums, words=words, keys=keys)
     sums = start_values(signals, work, state)
     sums, values = values_done(signals, sums, state.values)
-    return replace(state, sums=sums, words=[], values=values)
+    return replace(with_values(work, state, sums), words=[], values=values)
 
 
 def take_turn(signals: Signals, work: ConsumerWork) -> None:
@@ -334,10 +335,18 @@ def start_scores(
 
 
 def start_values(signals: Signals, work: ConsumerWork, state: ConsumerState) -> list[Float32]:
-    """O with PV, once it is done."""
-    sums = work.products.weighted(state.sums, state.words, state.values.slot)
+    """O with PV, or with two levels PV alone, once it is done."""
+    into = None if work.spec.two_level else state.sums
+    sums = work.products.weighted(into, state.words, state.values.slot)
     signals.arrive("o#_done", after="tensor")
     return sums
+
+
+def with_values(work: ConsumerWork, state: ConsumerState, sums: list[Float32]) -> ConsumerState:
+    """The state with what `start_values` has come to."""
+    if work.spec.two_level:
+        sums = fragment.sums_of(state.sums, sums)
+    return replace(state, sums=sums)
 
 
 def scores_done(
