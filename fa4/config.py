@@ -415,7 +415,7 @@ class WarpgroupPipeline:
     at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel, like
     FlashAttention-2. p_source: P enters P V from "registers", or through "smem". emulated: share of
     the exponentials that a polynomial computes. ahead: a CTA starts the first S of its next work
-    tile before it stores this one's O, with overlap and where O does not lie over Q. two_level: each
+    tile before it stores its O, with overlap and where O does not lie over Q. two_level: each
     tile's P V starts from zero and is added to O by float32 additions. design: whose code, "fa4"
     (this package's kernel) or "flash_attn.cute".
     """

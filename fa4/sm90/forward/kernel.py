@@ -151,8 +151,12 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, descal
         if has_role(warp, plan.role("transpose")):
             take_registers(plan, plan.role("transpose"))
             start = memory.toint().to(Int32)
-            places = (start + plan.buffer(name).start for name in ("raw", "v"))
-            tiles = ValueTiles(*places, spec.tile_n, spec.pipeline.head_dim_v)
+            tiles = ValueTiles(
+                raw=start + plan.buffer("raw").start,
+                transposed=start + plan.buffer("v").start,
+                keys=spec.tile_n,
+                columns=spec.pipeline.head_dim_v,
+            )
             transpose(signals.of("transpose"), problem, tiles)
     first, last = plan.role("consumer0"), plan.role(f"consumer{spec.consumers - 1}")
     if has_role(warp, first, last):
