@@ -29,7 +29,7 @@ PLAIN = ForwardCall(
 
 REFUSED = [
     ({"dtype": "e4m3"}, "fp8", "got e4m3"),
-    ({"descale": True}, "fp8", "16-bit types only"),
+    ({"descale": "qk"}, "fp8", "16-bit types only"),
     ({"dtype": "fp32"}, "fp32, fp64", "convert to bf16 or fp16; got fp32"),
     ({"head_dim": 63, "head_dim_v": 63}, "head dimensions", "got (d, dv) = (63, 63)"),
     ({"head_dim": 192, "head_dim_v": 192}, "head dimensions", "d 192 with dv 128"),
@@ -127,7 +127,9 @@ def test_refusals_name_the_row_and_the_value(changes, feature, message, monkeypa
 
 
 SM90_REFUSED = [
-    *(row for row in REFUSED if row[1] not in ("head dimensions", "pack_gqa")),
+    *(row for row in REFUSED if row[1] not in ("head dimensions", "pack_gqa", "fp8")),
+    ({"dtype": "e4m3", "head_dim": 72}, "fp8", "multiples of 16; no functions as"),
+    ({"descale": "qk"}, "fp8", "got factors of qk in bf16"),
     ({"head_dim": 63, "head_dim_v": 63}, "head dimensions", "up to 256; got (d, dv) = (63, 63)"),
     ({"head_dim_v": 264}, "head dimensions", "got (d, dv) = (64, 264)"),
     ({"heads_q": 6, "pack_gqa": True}, "pack_gqa", "divides 64; by default wherever it does; got"),
