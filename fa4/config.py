@@ -415,9 +415,9 @@ class WarpgroupPipeline:
     at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel, like
     FlashAttention-2. p_source: P enters P V from "registers", or through "smem". emulated: share of
     the exponentials that a polynomial computes. ahead: a CTA starts the first S of its next work
-    tile before it stores its O, with overlap and where O does not lie over Q. two_level: each
-    tile's P V starts from zero and is added to O by float32 additions. design: whose code, "fa4"
-    (this package's kernel) or "flash_attn.cute".
+    tile before it stores its O, with overlap and where O does not lie over Q. promote:
+    after so many KV tiles O is added to one in shared memory and starts from zero; 0 for never.
+    design: whose code, "fa4" (this package's kernel) or "flash_attn.cute".
     """
 
     head_dim: int = 128
@@ -433,7 +433,7 @@ class WarpgroupPipeline:
     scheduler: str = "static"
     emulated: float = 0.0
     ahead: bool = False
-    two_level: bool = False
+    promote: int = 0
     design: str = "fa4"
 
     def __post_init__(self) -> None:
@@ -457,6 +457,9 @@ class WarpgroupPipeline:
         for name, allowed in choices.items():
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
+        require_int("promote", self.promote, 0, 1024)
+        if self.promote and not self.overlap:
+            raise ValueError("promote needs overlap; got overlap=False")
         if self.ping_pong and self.consumers < 2:
             raise ValueError("ping_pong needs at least 2 consumers; got 1")
 
@@ -469,6 +472,11 @@ class WarpgroupPipeline:
     def output_bytes(self) -> int:
         """Of an element of O: 2 for 8-bit operands."""
         return 2 if self.transposes else self.element_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Of an element's place for O in shared memory, which may hold float32 sums before."""
+        return 4 if self.promote else self.output_bytes
 
     @property
     def takes_turns(self) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fa4.config import PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS, WarpgroupPipeline
-from fa4.plan.schema import Math, Mma, Program, SmemAccess, Sync, Work
+from fa4.plan.schema import Math, Mma, Program, SmemAccess, Sync, Wait, Work
 
 EXP_PARTS = 4  # pieces of a tile's exponentials, in which several warpgroups share the units
 OWN_ROWS = 2  # of a thread
@@ -160,13 +160,26 @@ def release(pipeline: WarpgroupPipeline, i: int) -> Program:
 
 
 def rescale(pipeline: WarpgroupPipeline, i: int) -> Program:
-    """O times what the new maxima make of it: in every step, or where one has risen.
-
-    The last P V is added to it before, where it is apart from O.
-    """
+    """O times what the new maxima make of it: in every step, or where one has risen."""
     share = "rescale_rate" if pipeline.design == "fa4" else None
-    added = (Work(f"add PV{i}", unpacked(fma=pipeline.head_dim_v / 2)),)
+    return (Work(f"rescale O{i}", unpacked(fma=pipeline.head_dim_v / 2), share=share),)
+
+
+def cleared_sums(pipeline: WarpgroupPipeline, i: int) -> Program:
+    """The sums in shared memory set to zero, once the last O has been read from there."""
+    row_bytes = pipeline.head_dim_v * pipeline.held_bytes
     return (
-        *(added if pipeline.two_level else ()),
-        Work(f"rescale O{i}", unpacked(fma=pipeline.head_dim_v / 2), share=share),
-    )
+        Wait(f"stored{i}"),
+        Work(f"meet {i}", Sync()),
+        Work(f"clear O{i}", SmemAccess(num_bytes=WARPGROUP_ROWS * row_bytes),
+             writes=(rows_of("o", i, row_bytes),)),
+    )  # fmt: skip
+
+
+def promoted(pipeline: WarpgroupPipeline, i: int, tiles: int) -> Program:
+    """O added to the sums in shared memory and back, once in so many tiles."""
+    row_bytes = pipeline.head_dim_v * pipeline.held_bytes
+    place = rows_of("o", i, row_bytes)
+    access = SmemAccess(num_bytes=2 * WARPGROUP_ROWS * row_bytes // tiles,
+                        among=unpacked(fma=pipeline.head_dim_v / 2 / tiles))  # fmt: skip
+    return (Work(f"promote O{i}", access, reads=(place,), writes=(place,)),)

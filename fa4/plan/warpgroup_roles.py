@@ -21,9 +21,11 @@ from fa4.plan.schema import (
 )
 from fa4.plan.warpgroup_code import (
     OWN_ROWS,
+    cleared_sums,
     powers,
     probabilities,
     products,
+    promoted,
     release,
     rescale,
     row_max,
@@ -72,8 +74,6 @@ def live_registers(pipeline: WarpgroupPipeline) -> dict[str, int]:
     live = {"S": pipeline.tile_n // 2, "O": pipeline.head_dim_v // 2}
     if pipeline.overlap and pipeline.p_source == "registers":
         live["P"] = pipeline.tile_n * pipeline.element_bytes // 8
-    if pipeline.two_level:
-        live["P V"] = pipeline.head_dim_v // 2
     return live | {
         "statistics": STATISTICS_REGISTERS,
         "addresses": ADDRESS_REGISTERS[pipeline.design],
@@ -163,6 +163,7 @@ def consumer_role(
         program=(
             *(() if ahead else begin),
             *first,
+            *(cleared_sums(pipeline, i) if pipeline.promote else ()),
             *loops,
             *(() if output_over_queries else (Arrive("q_empty"),)),
             *end,
@@ -250,6 +251,7 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
             *release(pipeline, i),
             *probabilities(pipeline, i),
             *after,
+            *(promoted(pipeline, i, pipeline.promote) if pipeline.promote else ()),
         )
 
     first: Program = (
@@ -306,12 +308,16 @@ def _turns(pipeline: WarpgroupPipeline, i: int) -> tuple[Program, Program]:
 def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Program:
     """O divided by the row sums and stored by one thread, once the last store has been read."""
     size, dv = pipeline.output_bytes, pipeline.head_dim_v
-    output = rows_of("o", i, max(dv, pipeline.head_dim if over_queries else 0) * size)
+    width = pipeline.head_dim * size if over_queries else 0
+    output = rows_of("o", i, max(dv * pipeline.held_bytes, width))
     num_bytes = WARPGROUP_ROWS * dv * size
+    # One thread waits for the last store.
+    free: Program = (Wait(f"stored{i}"), Work(f"meet {i}", Sync()))
+    if pipeline.promote:  # it was waited for before the sums
+        free = (*promoted(pipeline, i, 1), Work(f"meet {i}", Sync()))
     return (
         Work(f"scale O{i}", unpacked(fma=dv / 2, alu=dv / 4)),
-        # One thread waits for the store.
-        *(() if over_queries else (Wait(f"stored{i}"), Work(f"meet {i}", Sync()))),
+        *(() if over_queries else free),
         Work(f"write O{i}", SmemAccess(num_bytes=num_bytes), writes=(output,)),
         Work(f"show O{i}", Sync(fenced=True)),
         Work(f"store O{i}", Copy(kind="store", num_bytes=num_bytes), asynchronous=True,

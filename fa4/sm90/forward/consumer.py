@@ -9,8 +9,9 @@ from cutlass import Boolean, Float32, Int32
 
 from fa4.plan.warpgroup import output_over_queries
 from fa4.plan.warpgroup_roles import passes_tiles
-from fa4.sm90.forward import fragment, narrow
-from fa4.sm90.forward.output import OutputTile, close, finish, meet_warpgroup, share
+from fa4.sm90.forward import fragment, held, narrow
+from fa4.sm90.forward.held import meet_warpgroup
+from fa4.sm90.forward.output import OutputTile, close, finish, share
 from fa4.sm90.forward.products import WarpgroupProducts, wait_products
 from fa4.sm90.forward.schedule import first_work, next_work
 from fa4.sm100.forward.mods import Mods
@@ -29,7 +30,7 @@ class ConsumerWork:
     number: which warpgroup it is. probabilities: P in shared memory, (rows, cols) of this
     warpgroup, None where PV takes it from registers. slack: of scores, by which a maximum may rise
     above its reference. num_tiles: work tiles of the call. descales: of q, k and v, global tensors
-    or None.
+    or None. held: where this thread's part of a promoted O is, in shared memory.
     """
 
     spec: cutlass.Constexpr
@@ -41,6 +42,7 @@ class ConsumerWork:
     num_tiles: Int32
     mods: Mods
     descales: tuple
+    held: Int32
 
     def on(self, tile: WorkTile) -> "ConsumerWork":
         """The same with the factors of a work tile's keys, if there are any, in the scales."""
@@ -61,13 +63,15 @@ class ConsumerState:
     """What is carried from one KV tile to the next. Of each list, a thread's part.
 
     sums: O. words: P of the KV tile whose PV is next, in registers. highest: reference
-    maxima. totals: row sums of this thread's columns.
+    maxima. totals: row sums of this thread's columns. lags: factors of what O is promoted to, since
+    it last was; none if it is not.
     """
 
     sums: list
     words: list
     highest: list
     totals: list
+    lags: list
     queries: Ring
     keys: Ring
     values: Ring
@@ -116,6 +120,8 @@ def work_through(
         if cutlass.const_expr(spec.overlap):
             number -= 1
             state = first_step(signals, scaled, tile, number, rows, s, state)
+        if cutlass.const_expr(spec.promote):
+            held.clear(signals, work)
         for _ in cutlass.range(number - cutlass.max(whole_stop, stop), unroll=1):
             number -= 1
             state = step(signals, scaled, tile, number, rows, state)
@@ -138,7 +144,7 @@ def work_through(
         following = locate_any(problem, index)  # its divisions run beside the last product
         if cutlass.const_expr(spec.overlap):
             sums, values = values_done(signals, sums, state.values)
-            state = replace(with_values(work, state, sums), words=[], values=values)
+            state = replace(state, sums=sums, words=[], values=values)
         keys, values, s = state.keys, state.values, []
         if cutlass.const_expr(spec.begins_ahead):
             exists = index < problem.num_tiles
@@ -225,6 +231,7 @@ def start(work: ConsumerWork, queries: Ring, keys: Ring, values: Ring) -> Consum
         words=[Int32(0)] * (spec.p_words if spec.overlap and spec.p_source != "smem" else 0),
         highest=[rowmath.reference_without_keys(work.scale_log2)] * fragment.ROWS_OF_THREAD,
         totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD),
+        lags=[Float32(1.0)] * (fragment.ROWS_OF_THREAD if spec.promote else 0),
         queries=queries,
         keys=keys,
         values=values,
@@ -283,10 +290,10 @@ def _overlapped(
     p, state, fix = softmax(work, tile, number, rows, s, state)
     stand_apart(work.num_tiles)  # else ptxas waits for PV before the exponentials
     sums, values = values_done(signals, sums, state.values)
-    state = with_values(work, state, sums)
-    sums = fragment.rescale(state.sums, *fix)
+    sums = fragment.rescale(sums, *fix)
     words = probabilities(signals, work, p)
-    return replace(state, sums=sums, words=words, keys=keys, values=values)
+    state = replace(state, sums=sums, words=words, keys=keys, values=values)
+    return held.promote(work, number, fix[1], state) if work.spec.promote else state
 
 
 def _serial(
@@ -310,7 +317,7 @@ def _serial(
     state = replace(state, sums=sums, words=words, keys=keys)
     sums = start_values(signals, work, state)
     sums, values = values_done(signals, sums, state.values)
-    return replace(with_values(work, state, sums), words=[], values=values)
+    return replace(state, sums=sums, words=[], values=values)
 
 
 def take_turn(signals: Signals, work: ConsumerWork) -> None:
@@ -335,18 +342,10 @@ def start_scores(
 
 
 def start_values(signals: Signals, work: ConsumerWork, state: ConsumerState) -> list[Float32]:
-    """O with PV, or with two levels PV alone, once it is done."""
-    into = None if work.spec.two_level else state.sums
-    sums = work.products.weighted(into, state.words, state.values.slot)
+    """O with PV, once it is done."""
+    sums = work.products.weighted(state.sums, state.words, state.values.slot)
     signals.arrive("o#_done", after="tensor")
     return sums
-
-
-def with_values(work: ConsumerWork, state: ConsumerState, sums: list[Float32]) -> ConsumerState:
-    """The state with what `start_values` has come to."""
-    if work.spec.two_level:
-        sums = fragment.sums_of(state.sums, sums)
-    return replace(state, sums=sums)
 
 
 def scores_done(

@@ -197,13 +197,6 @@ def multiplied_rows(values: list[Float32], factors: list[Float32]) -> list[Float
     return code.trace(*results)
 
 
-def sums_of(a: list[Float32], b: list[Float32]) -> list[Float32]:
-    """Element by element."""
-    code = PtxBlock()
-    pairs = zip(code.read_all(a), code.read_all(b), strict=True)
-    return code.trace(*(code.do("add.rn.f32", *pair) for pair in pairs))
-
-
 def rescale(values: list[Float32], moved: Int32, factors: list[Float32]) -> list[Float32]:
     """Each row times its factor, unless `moved` is 0, as it is in the whole warp."""
     code = PtxBlock()

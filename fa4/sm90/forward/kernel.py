@@ -8,6 +8,7 @@ from cutlass.cute.nvgpu import cpasync
 from fa4.plan.warpgroup import query_stages
 from fa4.plan.warpgroup_roles import loaded_values
 from fa4.sm90.forward.consumer import ConsumerWork, consume
+from fa4.sm90.forward.held import held_place
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
@@ -39,8 +40,13 @@ def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
         "raw": (tile_n, dv, spec.kv_stages),
         "v": (dv, tile_n, spec.kv_stages) if pipeline.transposes else (tile_n, dv, spec.kv_stages),
         "p": (spec.tile_rows, spec.tile_n, spec.consumers),
-        "o": (spec.tile_rows, dv, spec.consumers),
+        "o": (spec.tile_rows, dv, spec.consumers * places_of_o(spec)),
     }
+
+
+def places_of_o(spec: WarpgroupSpec) -> int:
+    """Tiles of O that would fit where one is: 2 where it was promoted to float32 there."""
+    return spec.pipeline.held_bytes // spec.pipeline.output_bytes
 
 
 @cute.jit
@@ -175,8 +181,9 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, descal
             num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
             descales=descales,
+            held=held_place(memory, plan, number),
         )
-        shared = shared_tensor(spec, memory, "o")[None, None, number]
+        shared = shared_tensor(spec, memory, "o")[None, None, number * places_of_o(spec)]
         output = OutputTile(*(*store, shared, scale_log2, lse, sink))
         consume(signals.of("consumer#").numbered(number), problem, work, output)
     for idle, registers in plan.idle_warps.items():

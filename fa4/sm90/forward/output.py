@@ -9,11 +9,12 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import output_over_queries
-from fa4.sm90.forward import fragment, narrow
+from fa4.sm90.forward import fragment, held, narrow
+from fa4.sm90.forward.held import meet_warpgroup
 from fa4.sm100.forward.correction import LN_2, add_sink, store_lse
 from fa4.sm100.kit.descriptors import swizzle_bytes
 from fa4.sm100.kit.rowmath import rounded
-from fa4.sm100.kit.signals import CTA_BARRIER, Signals, named_numbers
+from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import WorkTile
 from fa4.sm100.kit.units import WARP, WARPGROUP
 
@@ -52,13 +53,17 @@ def finish(
     given = narrow.factor_of(work.descales[2:], tile)
     if cutlass.const_expr(given is not None):
         factors = [factor * given for factor in factors]
-    values = fragment.multiplied_rows(state.sums, factors)
+    sums = state.sums
+    if cutlass.const_expr(spec.promote):
+        sums = held.taken(work, state)
+    values = fragment.multiplied_rows(sums, factors)
     if cutlass.const_expr(spec.pipeline.transposes):
         values = narrow.in_column_pairs(values)
     words = rounded(values, spec.out_dtype)
     if cutlass.const_expr(not over):
-        if thread < WARP:
-            signals.wait("stored#")
+        if cutlass.const_expr(not spec.promote):  # noqa: SIM102
+            if thread < WARP:
+                signals.wait("stored#")
         meet_warpgroup(signals)
     if cutlass.const_expr(spec.pipeline.transposes):
         narrow.store_column_pairs(words, output.shared)
@@ -103,13 +108,6 @@ def close(signals: Signals, spec: cutlass.Constexpr) -> None:
     if cutlass.const_expr(not output_over_queries(spec.pipeline, spec.gpu)):  # noqa: SIM102
         if cute.arch.thread_idx()[0] % WARPGROUP < WARP:
             signals.wait("stored#")
-
-
-def meet_warpgroup(signals: Signals) -> None:
-    """The warps of this warpgroup meet, at the named barriers behind the plan's."""
-    number: Any = signals.number
-    first = CTA_BARRIER + 1 + len(named_numbers(signals.plan))
-    cute.arch.barrier(barrier_id=first + number, number_of_threads=WARPGROUP)
 
 
 def normalisers(

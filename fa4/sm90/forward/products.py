@@ -51,32 +51,17 @@ class WarpgroupProducts:
         return code.trace(*sums, effects=True)
 
     def weighted(
-        self, sums: list[Float32] | None, words: list[Int32], stage: Int32 | int
+        self, sums: list[Float32], words: list[Int32], stage: Int32 | int
     ) -> list[Float32]:
-        """Start O += P V as a group of its own; P's words, or none where it is in shared memory.
-
-        sums: O; None for P V alone.
-        """
+        """Start O += P V as a group of its own; P's words, or none where it is in shared memory."""
         code = PtxBlock()
-        if sums is None:
-            into = [code.register("f32") for _ in range(self.values // 2)]
-        else:
-            into = code.update_all(sums)
-        p = code.read_all(words)
+        into, p = code.update_all(sums), code.read_all(words)
         if self.p is None:
             a = ["{" + ", ".join(p[i : i + 4]) + "}" for i in range(0, len(p), 4)]
         else:
             a = descriptors(code, self.p.low, self.p.high, self.p.steps)
         b = descriptors(code, self.v.stage(stage), self.v.high, self.v.steps)
-        multiply(
-            code,
-            into,
-            a,
-            b,
-            self.dtype,
-            added=sums is not None,
-            transposed=DTYPE_BITS[self.dtype] == 16,
-        )
+        multiply(code, into, a, b, self.dtype, added=True, transposed=DTYPE_BITS[self.dtype] == 16)
         return code.trace(*into, effects=True)
 
 

@@ -32,14 +32,14 @@ class WarpgroupSpec(ForwardFeatures):
 
     Beside the features, these are choices of `WarpgroupPipeline`: consumers warpgroups of 64 rows
     of queries, KV tiles of tile_n keys in kv_stages stages; p_source, where P enters PV from
-    ("registers" or "smem"); overlap, ping_pong, ahead, two_level.
+    ("registers" or "smem"); overlap, ping_pong, ahead, promote.
     scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first, back and
     forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
     emulated exponentials, of the pairs that a thread has in every eight columns. descale: letters
     of those of q, k and v that have factors for each batch entry and KV head (8-bit types).
     """
 
-    two_level: bool = False
+    promote: int = 0
     DTYPES: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "e4m3", "e5m2")
 
     descale: str = ""
@@ -136,7 +136,7 @@ class WarpgroupSpec(ForwardFeatures):
             p_source=self.p_source,
             overlap=self.overlap,
             ahead=self.ahead and self.scheduler in PERSISTENT,
-            two_level=self.two_level,
+            promote=self.promote,
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
         )
 
