@@ -41,12 +41,13 @@ SPECS: dict[str, dict[str, Any]] = {
         "causal": True,
         "descale": "qkv",
     },
-    "8 bits, two levels": {
+    "8 bits, promoted": {
         "head_dim": 128,
         "head_dim_v": 128,
         "dtype": "e5m2",
         "tile_n": 96,
-        "two_level": True,
+        "promote": 2,
+        "ahead": True,
     },
 }
 

@@ -380,12 +380,13 @@ def softmax(
     if rows is not None:
         s = masked(tile, number * spec.tile_n, rows, s)
     highest, factors, moved = fragment.raise_references(
-        s, state.highest, work.scale_log2, work.slack
+        s, state.highest, work.scale_log2, work.slack, as_integers=spec.element_bytes == 1
     )
     offsets = [-(one * work.scale_log2) for one in highest]
     if spec.numerics.p_offset_log2:
         offsets = [one + spec.numerics.p_offset_log2 for one in offsets]
-    p = fragment.powers(s, work.scale_log2, offsets, spec.numerics.exp2)
+    powers = narrow.powers if spec.element_bytes == 1 else fragment.powers
+    p = powers(s, work.scale_log2, offsets, spec.numerics.exp2)
     totals = fragment.add_rows(p, state.totals, factors)
     return p, replace(state, highest=highest, totals=totals), (moved, factors)
 
