@@ -464,6 +464,11 @@ class WarpgroupPipeline:
             raise ValueError("ping_pong needs at least 2 consumers; got 1")
 
     @property
+    def turns_at_exponentials(self) -> bool:
+        """Do turns keep the exponentials of warpgroups apart, not their products?"""
+        return self.takes_turns and self.overlap and self.transposes
+
+    @property
     def transposes(self) -> bool:
         """Is V transposed in shared memory? Products of 8-bit types read K-major operands only."""
         return self.element_bytes == 1 and self.design == "fa4"

@@ -277,18 +277,22 @@ def _overlapped(
     state: ConsumerState,
 ) -> ConsumerState:
     """S of this tile, then PV of the one before, which runs under this tile's softmax."""
+    turns = work.spec.takes_turns and not work.spec.pipeline.turns_at_exponentials
     signals.wait("k_full", state.keys)
-    if work.spec.takes_turns:  # nothing is waited for in a turn
+    if turns:  # nothing is waited for in a turn
         signals.wait("v_full", state.values)
         take_turn(signals, work)
     s = start_scores(signals, work, state.queries.slot, state.keys.slot)
-    if not work.spec.takes_turns:
+    if not turns:
         signals.wait("v_full", state.values)
     sums = start_values(signals, work, state)
-    give_turn(signals, work)
+    if turns:
+        give_turn(signals, work)
     s, keys = scores_done(signals, 1, s, state.keys)
-    p, state, fix = softmax(work, tile, number, rows, s, state)
+    p, state, fix = softmax(work, tile, number, rows, s, state, signals)
     stand_apart(work.num_tiles)  # else ptxas waits for PV before the exponentials
+    if work.spec.pipeline.turns_at_exponentials:
+        give_turn(signals, work)
     sums, values = values_done(signals, sums, state.values)
     sums = fragment.rescale(sums, *fix)
     words = probabilities(signals, work, p)
@@ -373,8 +377,12 @@ def softmax(
     rows: Any,
     s: list[Float32],
     state: ConsumerState,
+    signals: Signals | None = None,
 ) -> tuple[list[Float32], ConsumerState, tuple]:
-    """P in float32, the state with new maxima and totals; whether O needs factors, and them."""
+    """P in float32, the state with new maxima and totals; whether O needs factors, and them.
+
+    signals: given where the exponentials may wait for their turn.
+    """
     spec = work.spec
     s = modified(work, tile, number * spec.tile_n, s)
     if rows is not None:
@@ -385,6 +393,9 @@ def softmax(
     offsets = [-(one * work.scale_log2) for one in highest]
     if spec.numerics.p_offset_log2:
         offsets = [one + spec.numerics.p_offset_log2 for one in offsets]
+    if signals is not None and spec.pipeline.turns_at_exponentials:
+        take_turn(signals, work)
+        stand_apart(work.num_tiles)  # else ptxas begins before
     powers = narrow.powers if spec.element_bytes == 1 else fragment.powers
     p = powers(s, work.scale_log2, offsets, spec.numerics.exp2)
     totals = fragment.add_rows(p, state.totals, factors)
