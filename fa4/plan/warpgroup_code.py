@@ -78,7 +78,11 @@ def row_max(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
     """The largest of a thread's scores of each row, of those that the mask leaves."""
     scores, mask = pipeline.tile_n / 2, 1.6 if pipeline.design == "fa4" else 1.25
     masking = (Work(f"mask S{i}", unpacked(alu=mask * scores)),) if masked else ()
-    return (*masking, Work(f"row max {i}", unpacked(alu=scores)))
+    # 8-bit types: one instruction takes two more scores, as integers.
+    return (
+        *masking,
+        Work(f"row max {i}", unpacked(alu=scores / 2 if pipeline.transposes else scores)),
+    )
 
 
 def powers(pipeline: WarpgroupPipeline, i: int) -> Program:
