@@ -387,15 +387,14 @@ def softmax(
     s = modified(work, tile, number * spec.tile_n, s)
     if rows is not None:
         s = masked(tile, number * spec.tile_n, rows, s)
+    if signals is not None and spec.pipeline.turns_at_exponentials:
+        take_turn(signals, work)  # behind it, ptxas begins exponentials before their turn
     highest, factors, moved = fragment.raise_references(
         s, state.highest, work.scale_log2, work.slack, as_integers=spec.element_bytes == 1
     )
     offsets = [-(one * work.scale_log2) for one in highest]
     if spec.numerics.p_offset_log2:
         offsets = [one + spec.numerics.p_offset_log2 for one in offsets]
-    if signals is not None and spec.pipeline.turns_at_exponentials:
-        take_turn(signals, work)
-        stand_apart(work.num_tiles)  # else ptxas begins before
     powers = narrow.powers if spec.element_bytes == 1 else fragment.powers
     p = powers(s, work.scale_log2, offsets, spec.numerics.exp2)
     totals = fragment.add_rows(p, state.totals, factors)
