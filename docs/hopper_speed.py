@@ -147,6 +147,10 @@ def render_narrow_errors() -> str:
             values = [f"{one['rms']:.2%}" for one in found if one["mean"] == mean]
             rows.append((sums, offset, f"{mean:g}", *values))
     rows.sort()
+    peer = read_record("warpgroup_fp8")["flash-attn-3"]
+    for mean in (0.0, 1.0) if peer else ():
+        values = [f"{one['rms']:.2%}" for one in peer if one["mean"] == mean]
+        rows.append((NARROW_PEER, "", f"{mean:g}", *values))
     return markdown_table(("sums", "P times", "mean of V", "1k keys", "16k", "128k"), rows)
 
 

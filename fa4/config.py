@@ -460,6 +460,8 @@ class WarpgroupPipeline:
         require_int("promote", self.promote, 0, 1024)
         if self.promote and not self.overlap:
             raise ValueError("promote needs overlap; got overlap=False")
+        if self.promote and not self.transposes:
+            raise ValueError("promote needs 8-bit operands of our own kernel")
         if self.ping_pong and self.consumers < 2:
             raise ValueError("ping_pong needs at least 2 consumers; got 1")
 
@@ -477,11 +479,6 @@ class WarpgroupPipeline:
     def output_bytes(self) -> int:
         """Of an element of O: 2 for 8-bit operands."""
         return 2 if self.transposes else self.element_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """Of an element's place for O in shared memory, which may hold float32 sums before."""
-        return 4 if self.promote else self.output_bytes
 
     @property
     def takes_turns(self) -> bool:

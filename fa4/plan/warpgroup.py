@@ -70,7 +70,7 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
         safe = {"q": "a warpgroup's rows over its own; the next Q is loaded when O is stored"}
         layout.alias("o", "smem", q.start, q.size, safe)
     else:
-        layout.add("o", "smem", rows * dv * pipeline.held_bytes, align=TILE_ALIGN_BYTES)
+        layout.add("o", "smem", rows * dv * pipeline.output_bytes, align=TILE_ALIGN_BYTES)
     layout.add("barriers", "smem", BARRIER_BYTES, align=8)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return layout.buffers
@@ -78,7 +78,7 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
 
 def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
     """Is there no room for O beside Q, K, V and P? It is no wider than Q then."""
-    wide = pipeline.head_dim_v * pipeline.held_bytes
+    wide = pipeline.head_dim_v * pipeline.output_bytes
     return wide <= pipeline.head_dim * pipeline.element_bytes and _room_left(pipeline, gpu) < 0
 
 
@@ -102,7 +102,7 @@ def _room_left(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
     if pipeline.p_source == "smem":
         elements += rows * pipeline.tile_n
     room = gpu.smem_bytes_per_cta - BARRIER_BYTES - 4 * TILE_ALIGN_BYTES
-    return room - elements * pipeline.element_bytes - rows * dv * pipeline.held_bytes
+    return room - elements * pipeline.element_bytes - rows * dv * pipeline.output_bytes
 
 
 def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int) -> list[Signal]:

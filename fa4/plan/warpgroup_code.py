@@ -171,7 +171,7 @@ def rescale(pipeline: WarpgroupPipeline, i: int) -> Program:
 
 def cleared_sums(pipeline: WarpgroupPipeline, i: int) -> Program:
     """The sums in shared memory set to zero, once the last O has been read from there."""
-    row_bytes = pipeline.head_dim_v * pipeline.held_bytes
+    row_bytes = pipeline.head_dim_v * pipeline.output_bytes
     return (
         Wait(f"stored{i}"),
         Work(f"meet {i}", Sync()),
@@ -182,7 +182,7 @@ def cleared_sums(pipeline: WarpgroupPipeline, i: int) -> Program:
 
 def promoted(pipeline: WarpgroupPipeline, i: int, tiles: int) -> Program:
     """O added to the sums in shared memory and back, once in so many tiles."""
-    row_bytes = pipeline.head_dim_v * pipeline.held_bytes
+    row_bytes = pipeline.head_dim_v * pipeline.output_bytes
     place = rows_of("o", i, row_bytes)
     access = SmemAccess(num_bytes=2 * WARPGROUP_ROWS * row_bytes // tiles,
                         among=unpacked(fma=pipeline.head_dim_v / 2 / tiles))  # fmt: skip

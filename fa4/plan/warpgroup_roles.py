@@ -315,7 +315,7 @@ def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Progra
     """O divided by the row sums and stored by one thread, once the last store has been read."""
     size, dv = pipeline.output_bytes, pipeline.head_dim_v
     width = pipeline.head_dim * size if over_queries else 0
-    output = rows_of("o", i, max(dv * pipeline.held_bytes, width))
+    output = rows_of("o", i, max(dv * pipeline.output_bytes, width))
     num_bytes = WARPGROUP_ROWS * dv * size
     # One thread waits for the last store.
     free: Program = (Wait(f"stored{i}"), Work(f"meet {i}", Sync()))

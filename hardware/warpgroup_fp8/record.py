@@ -24,12 +24,14 @@ HOW = (
 
 def summarised(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Variants that were right, with errors, and calls with their speeds."""
-    variants, calls = {}, []
+    variants, calls, peer = {}, [], []
     for line in lines:
         what = line["what"]
         if what.startswith("checked ") and line["ok"]:
             kept = ("fields", "rms_of_plain", "largest_of_plain", "lse", "frame_bytes", "long")
             variants[what.removeprefix("checked ")] = {k: line[k] for k in kept if k in line}
+        elif what == "peer flash-attn-3":
+            peer = line["long"]
         elif what.startswith("time "):
             clocks = [reading[0] for one in line["state"].values() for reading in one]
             calls.append(
@@ -37,7 +39,7 @@ def summarised(lines: list[dict[str, Any]]) -> dict[str, Any]:
                 | {"tflops": {k: round(v, 1) for k, v in line["tflops"].items()}}
                 | {"median_mhz": statistics.median(clocks)}
             )
-    return {"how": HOW, "variants": variants, "calls": calls}
+    return {"how": HOW, "variants": variants, "flash-attn-3": peer, "calls": calls}
 
 
 def main() -> int:

@@ -1,8 +1,10 @@
-"""O of earlier KV tiles in shared memory, as float32, where the tensor core's sums are too short.
+"""O of earlier KV tiles in shared memory, as bf16, where the tensor core's sums are too short.
 
 Products of 8-bit types are added to 14 bits, cut off: with many keys, ever more of each is lost.
 After every few KV tiles a thread adds its part of O to what it holds in shared memory, and begins
 again from zero. Maxima that rise meanwhile are made good then, by the product of their factors.
+Float32 would take twice the time of shared memory, which products need; what is rounded to nearest
+makes no bias.
 O itself is written over it at the end, so that a store of the last O must have been read before.
 """
 
@@ -12,15 +14,13 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.config import WARPGROUP_ROWS
 from fa4.plan.schema import PipelinePlan
 from fa4.sm90.forward import fragment
 from fa4.sm100.kit.ptx_block import PtxBlock, literal
 from fa4.sm100.kit.signals import CTA_BARRIER, Signals, named_numbers
 from fa4.sm100.kit.units import WARP, WARPGROUP
 
-VECTOR = 4  # elements of a 16-byte access, of which a warpgroup's lie side by side
-VECTOR_BYTES = 16
+WORDS, VECTOR_BYTES = 4, 16  # of an access, of which a warpgroup's lie side by side
 
 
 def meet_warpgroup(signals: Signals) -> None:
@@ -49,9 +49,9 @@ def clear(signals: Signals, work: Any) -> None:
 
 def _store_zeros(work: Any) -> None:
     code = PtxBlock()
-    place, zero = code.read(work.held), literal(0.0)
-    for i in range(WARPGROUP_ROWS * work.products.values // WARPGROUP // VECTOR):
-        code.effect(f"st.shared.v4.f32 [{place}+{_offset(i)}], {{{', '.join([zero] * VECTOR)}}};")
+    place, zeros = code.read(work.held), ", ".join(["0"] * WORDS)
+    for i in range(0, work.products.values // 2, 2 * WORDS):
+        code.effect(f"st.shared.v4.b32 [{place}+{_offset(i)}], {{{zeros}}};")
     code.trace(effects=True)
 
 
@@ -63,14 +63,15 @@ def promote(work: Any, number: Int32, factors: list[Float32], state: Any) -> Any
     place, left = code.read(work.held), code.read(number % work.spec.promote)
     due = code.do("setp.eq.b32", left, "0", kind="pred")
     code.effect(f"@!{due} bra.uni KEPT;")
-    for i in range(0, len(sums), VECTOR):
-        address = f"{place}+{_offset(i // VECTOR)}"
-        parts = code.load("ld.shared.v4.f32", VECTOR, address)
-        for j, part in enumerate(parts):
-            one = sums[i + j]
-            code.effect(f"fma.rn.f32 {part}, {part}, {scales[fragment.row_of(i + j)]}, {one};")
-            code.effect(f"mov.f32 {one}, {literal(0.0)};")
-        code.effect(f"st.shared.v4.f32 [{address}], {{{', '.join(parts)}}};")
+    for i in range(0, len(sums), 2 * WORDS):
+        parts = _added(code, place, scales, sums, i)
+        words = [
+            code.do("cvt.rn.bf16x2.f32", high, low, kind="b32")
+            for low, high in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        code.effect(f"st.shared.v4.b32 [{place}+{_offset(i)}], {{{', '.join(words)}}};")
+    for one in sums:
+        code.effect(f"mov.f32 {one}, {literal(0.0)};")
     for scale in scales:
         code.effect(f"mov.f32 {scale}, {literal(1.0)};")
     code.effect("KEPT:")
@@ -82,15 +83,28 @@ def taken(work: Any, state: Any) -> list[Float32]:
     """O with what is held."""
     code = PtxBlock()
     sums, scales = code.read_all(state.sums), code.read_all(state.lags)
-    place, results = code.read(work.held), []
-    for i in range(0, len(sums), VECTOR):
-        parts = code.load("ld.shared.v4.f32", VECTOR, f"{place}+{_offset(i // VECTOR)}")
-        results += [
-            code.do("fma.rn.f32", part, scales[fragment.row_of(i + j)], sums[i + j])
-            for j, part in enumerate(parts)
-        ]
-    return code.trace(*results, effects=True)
+    place = code.read(work.held)
+    vectors = (_added(code, place, scales, sums, i) for i in range(0, len(sums), 2 * WORDS))
+    return code.trace(*(one for vector in vectors for one in vector), effects=True)
 
 
-def _offset(vector: int) -> int:
-    return vector * WARPGROUP * VECTOR_BYTES
+def _added(code: PtxBlock, place: str, scales: list[str], sums: list[str], first: int) -> list[str]:
+    """The elements of a vector from `first` on: what is held, times its row's factor, and O's."""
+    words = [code.register("b32") for _ in range(WORDS)]
+    code.effect(f"ld.shared.v4.b32 {{{', '.join(words)}}}, [{place}+{_offset(first)}];")
+    held = []
+    for word in words:
+        halves = (
+            code.do("shl.b32", word, "16", kind="b32"),
+            code.do("and.b32", word, "0xffff0000", kind="b32"),
+        )
+        held += [code.do("mov.b32", half) for half in halves]
+    return [
+        code.do("fma.rn.f32", one, scales[fragment.row_of(i)], sums[i])
+        for i, one in enumerate(held, first)
+    ]
+
+
+def _offset(element: int) -> int:
+    """Bytes from a thread's first vector to that with an element."""
+    return element // (2 * WORDS) * WARPGROUP * VECTOR_BYTES

@@ -40,13 +40,8 @@ def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
         "raw": (tile_n, dv, spec.kv_stages),
         "v": (dv, tile_n, spec.kv_stages) if pipeline.transposes else (tile_n, dv, spec.kv_stages),
         "p": (spec.tile_rows, spec.tile_n, spec.consumers),
-        "o": (spec.tile_rows, dv, spec.consumers * places_of_o(spec)),
+        "o": (spec.tile_rows, dv, spec.consumers),
     }
-
-
-def places_of_o(spec: WarpgroupSpec) -> int:
-    """Tiles of O that would fit where one is: 2 where it was promoted to float32 there."""
-    return spec.pipeline.held_bytes // spec.pipeline.output_bytes
 
 
 @cute.jit
@@ -183,7 +178,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, descal
             descales=descales,
             held=held_place(memory, plan, number),
         )
-        shared = shared_tensor(spec, memory, "o")[None, None, number * places_of_o(spec)]
+        shared = shared_tensor(spec, memory, "o")[None, None, number]
         output = OutputTile(*(*store, shared, scale_log2, lse, sink))
         consume(signals.of("consumer#").numbered(number), problem, work, output)
     for idle, registers in plan.idle_warps.items():
