@@ -25,8 +25,9 @@ COMMON_HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
 # Up to 66 MiB at once were as fast back and forth or faster, 128 MiB as fast or slower (measured).
 AT_ONCE_BYTES = 75 << 20
 COMMON_ROWS = 8192  # of a sequence
-# P bears 2^8, so that 8 bits do not lose its small values; a maximum may not lag behind then.
-NARROW_NUMERICS = ForwardConfig(rescale_threshold_log2=0.0, p_offset_log2=8.0)
+# P bears 2^6, so that 8 bits do not lose its small values. A maximum may lag behind by what is left
+# to the largest e4m3: measured, the kernel is slower with less.
+NARROW_NUMERICS = ForwardConfig(rescale_threshold_log2=2.75, p_offset_log2=6.0)
 PAIR_DIMS = (128, 192)
 PAIR_TILE = (128, 128)  # head dims of the backward kernel of pairs
 
@@ -71,7 +72,7 @@ def tuned_warpgroup_spec(
         spare = not (features.get("score_mod") or features.get("mask_mod"))
         features.setdefault("ping_pong", tuned.ping_pong and spare)
         features.setdefault("ahead", tuned.ahead and spare)
-    for name in ("consumers", "tile_n", "kv_stages"):
+    for name in ("consumers", "tile_n", "kv_stages", "promote"):
         features.setdefault(name, getattr(tuned, name))
     features.setdefault("scheduler", _scheduler(features["consumers"], problem, features, gpu))
     if features["scheduler"] not in PERSISTENT:  # the same kernel: no CTA has two work tiles

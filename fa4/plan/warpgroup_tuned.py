@@ -23,7 +23,8 @@ class WarpgroupTile:
 
     turns_to: up to how many keys of a sequence the warpgroups take turns at the tensor core.
     keys_to: up to how many the tile is taken at all; 0 for any. ahead: where a CTA strides over
-    work tiles, it starts the next one's first S before it stores this one's O.
+    work tiles, it starts the next one's first S before it stores this one's O. promote: as of
+    `WarpgroupPipeline`.
     """
 
     consumers: int
@@ -33,6 +34,7 @@ class WarpgroupTile:
     kv_stages: int = 2
     keys_to: int = 0
     ahead: bool = False
+    promote: int = 0
 
 
 _ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128 keys
@@ -94,25 +96,29 @@ TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
     ),
 }
 
-# Of 8-bit types. Rates assumed: the simulator's at head dim 128, the 16-bit tiles' ratios else.
+# Of 8-bit types: measured by `hardware.warpgroup_fp8.measure`, 32k tokens, hidden size 2048; those
+# of one warpgroup, of head dims 96 and 192 and under a mask of all but 128 assumed alike.
 NARROW_TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
-    **{
-        (width, masked): (
-            WarpgroupTile(3, 96, 1000, kv_stages=3),
-            WarpgroupTile(2, 128, 940),
-            WarpgroupTile(1, 128, 940 * _ONE),
-        )
-        for width in (64, 96, 128)
-        for masked in (False, True)
-    },
-    **{
-        (width, masked): (
-            WarpgroupTile(2, 64, 1000),
-            WarpgroupTile(1, 64, 1000 * _ONE),
-        )
-        for width in (192, 256)
-        for masked in (False, True)
-    },
+    **dict.fromkeys(
+        ((64, False), (64, True)),
+        (
+            WarpgroupTile(3, 160, 700, kv_stages=4, ahead=True, promote=4),
+            WarpgroupTile(2, 128, 560, kv_stages=3, ahead=True, promote=6),
+            WarpgroupTile(1, 128, 560 * _ONE, promote=6),
+        ),
+    ),
+    **dict.fromkeys(
+        ((96, False), (96, True), (128, False), (128, True)),
+        (
+            WarpgroupTile(3, 96, 1060, kv_stages=3, ahead=True, promote=8),
+            WarpgroupTile(2, 128, 900, kv_stages=3, ahead=True, promote=6),
+            WarpgroupTile(1, 128, 900 * _ONE, promote=6),
+        ),
+    ),
+    **dict.fromkeys(
+        ((192, False), (192, True), (256, False), (256, True)),
+        (WarpgroupTile(2, 64, 900, promote=12), WarpgroupTile(1, 64, 900 * _ONE, promote=12)),
+    ),
 }
 # Keys' worth of time that a work tile costs beside its steps: its first S and its store. From the
 # same run: calls of 512 to 4k tokens beside those of 16k, head dims 64 and 128.
@@ -182,6 +188,7 @@ def _fitting(
                 kv_stages=tile.kv_stages,
                 ping_pong=0 < problem.keys <= tile.turns_to,
                 ahead=tile.ahead,
+                promote=tile.promote,
             )
             try:
                 plan = warpgroup_plan(pipeline, gpu)

@@ -10,7 +10,13 @@ from fa4.config import Problem
 from fa4.hardware import H200
 from fa4.plan import warpgroup_tuned
 from fa4.plan.warpgroup import warpgroup_plan
-from fa4.plan.warpgroup_tuned import TILES, WarpgroupProblem, tuned_warpgroups, work_tiles
+from fa4.plan.warpgroup_tuned import (
+    TILES,
+    WarpgroupProblem,
+    tuned_warpgroups,
+    whole_depth,
+    work_tiles,
+)
 from fa4.sim.defaults import default_warpgroups
 
 DIMS = st.integers(1, 16).map(lambda n: 16 * n)
@@ -22,12 +28,16 @@ def problem(**changes: object) -> WarpgroupProblem:
     return WarpgroupProblem(**(plain | changes))
 
 
-@given(DIMS, DIMS, st.integers(0, 40000), st.integers(0, 40000), st.integers(1, 64), st.booleans())
-def test_every_problem_has_a_tile_that_fits(d, dv, rows, keys, heads, masked) -> None:
+@given(
+    DIMS, DIMS, st.integers(0, 40000), st.integers(0, 40000), st.integers(1, 64), st.booleans(),
+    st.sampled_from([1, 2]),
+)  # fmt: skip
+def test_every_problem_has_a_tile_that_fits(d, dv, rows, keys, heads, masked, size) -> None:
     """Shared memory and registers."""
-    found = tuned_warpgroups(
-        problem(head_dim=d, head_dim_v=dv, rows=rows, keys=keys, heads=heads, masked=masked), H200
-    )
+    d, dv = whole_depth(d, size), whole_depth(dv, size)
+    sizes = {"head_dim": d, "head_dim_v": dv, "rows": rows, "keys": keys, "heads": heads}
+    found = tuned_warpgroups(problem(**sizes, masked=masked, element_bytes=size), H200)
+    assert found.element_bytes == size
     assert (found.head_dim, found.head_dim_v) == (d, dv)
     plan = warpgroup_plan(found, H200)
     assert not any(role.spilled_registers for role in plan.roles)
