@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fa4.compiled.support import FAMILIES, BackwardCall, ForwardCall, check
-from fa4.config import DTYPE_BITS, WARPGROUP_ROWS, ForwardConfig, Window
+from fa4.compiled.support import FAMILIES, NARROW, BackwardCall, ForwardCall, check
+from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
 from fa4.hardware import B200, B300, H200, Gpu
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
@@ -56,7 +56,7 @@ def tuned_warpgroup_spec(
     emulated: measured, it gains nothing.
     """
     gpu = features.get("gpu", H200)
-    size = DTYPE_BITS[features.get("dtype", "bf16")] // 8
+    size = 1 if features.get("dtype") in NARROW else 2
     if problem is None:
         causal = bool(features.get("causal"))
         problem = WarpgroupProblem(
@@ -151,7 +151,7 @@ def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
         features["numerics"] = call.numerics
     if call.descale:
         features["descale"] = call.descale
-    sequences, size = call.batch if call.packed_k else 1, DTYPE_BITS[call.dtype] // 8
+    sequences, size = call.batch if call.packed_k else 1, 1 if call.dtype in NARROW else 2
     problem = WarpgroupProblem(
         head_dim=whole_depth(call.head_dim, size),
         head_dim_v=whole_depth(call.head_dim_v, size),
