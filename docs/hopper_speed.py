@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from docs.marked_tables import MarkedTables
+from fa4.commands.bench_random import summarize
 from fa4.plan.render import markdown_table
 from lab.records import read_record
 
@@ -61,13 +62,13 @@ def kernel_points() -> Iterator[SpeedPoint]:
         )
 
 
-def gradient_points() -> Iterator[SpeedPoint]:
+def gradient_points(record: str = "warpgroup_backward") -> Iterator[SpeedPoint]:
     """The backward pass whole, as `hardware.warpgroup_backward.measure` timed it."""
-    for row in read_record("warpgroup_backward")["rows"]:
+    for row in read_record(record)["rows"]:
         problem, rates = row["problem"], row["tflops"]
         own = [rate for name, rate in rates.items() if name not in GRADIENT_PEERS.values()]
         yield SpeedPoint(
-            dims=str(problem["head_dim"]),
+            dims=_dims(problem),
             causal=problem["causal"],
             seqlen=problem["seqlen"],
             ours=max(own),
@@ -75,9 +76,14 @@ def gradient_points() -> Iterator[SpeedPoint]:
         )
 
 
+def wide_points() -> Iterator[SpeedPoint]:
+    """The same of head dims above 128."""
+    return gradient_points("warpgroup_backward_wide")
+
+
 def _dims(problem: dict) -> str:
-    d, dv = problem["head_dim"], problem["head_dim_v"]
-    return f"{d}" if d == dv else f"({d}, {dv})"
+    d, dv = problem["head_dim"], problem.get("head_dim_v")
+    return f"{d}" if dv in (d, None) else f"({d}, {dv})"
 
 
 def render_means(points: Callable[[], Iterator[SpeedPoint]] = bench_points) -> str:
@@ -85,6 +91,8 @@ def render_means(points: Callable[[], Iterator[SpeedPoint]] = bench_points) -> s
     found, rows = list(points()), []
     for name, title in PEERS.items():
         ratios = [point.ours / point.peers[name] for point in found if name in point.peers]
+        if not ratios:
+            continue
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         slower = sum(ratio < 1 for ratio in ratios)
         rows.append((title, f"{mean:.3f}", str(len(ratios)), str(slower), f"{min(ratios):.2f}"))
@@ -95,9 +103,10 @@ def render_calls(points: Callable[[], Iterator[SpeedPoint]]) -> str:
     """A row for each head dim and mask, a column for each length: ours / flash-attn-4 / cuDNN."""
     cells: dict[tuple[str, bool], dict[int, str]] = {}
     for point in points():
-        beaten = point.ours < max(point.peers["flash-attn-4"], point.peers["cudnn"])
-        rates = (point.ours, point.peers["flash-attn-4"], point.peers["cudnn"])
-        text = " / ".join(f"{rate:.0f}" for rate in rates) + (" (!)" if beaten else "")
+        others = [point.peers.get(name) for name in ("flash-attn-4", "cudnn")]
+        beaten = any(rate is not None and point.ours < rate for rate in others)
+        texts = ["-" if rate is None else f"{rate:.0f}" for rate in (point.ours, *others)]
+        text = " / ".join(texts) + (" (!)" if beaten else "")
         cells.setdefault((point.dims, point.causal), {})[point.seqlen] = text
     lengths = sorted({length for row in cells.values() for length in row})
     heads = [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths]
@@ -154,16 +163,48 @@ def render_narrow_errors() -> str:
     return markdown_table(("sums", "P times", "mean of V", "1k keys", "16k", "128k"), rows)
 
 
+def render_random() -> str:
+    """Groups of random calls against the fastest peer of each: how many times as fast."""
+    rows = [
+        (one["group"], str(one["calls"]), f"{one['mean']:.3f}", str(one["slower"]),
+         f"{one['worst']:.2f}")
+        for one in summarize(read_record("hopper_random")["rows"])
+    ]  # fmt: skip
+    return markdown_table(("calls of", "calls", "times as fast", "slower in", "worst"), rows)
+
+
+def render_few() -> str:
+    """Calls that do not fill the GPU: microseconds, and in how many parts keys are divided."""
+    rows = []
+    for row in read_record("hopper_splits"):
+        p, found = row["problem"], row["microseconds"]
+        times = [f"{found[name]:.0f}" if name in found else "-" for name in ("fa4", *PEERS)]
+        whole = row["by_parts"]["1"]
+        mask = ", causal" if p["causal"] else ""
+        sizes = f"{p['batch']} x {p['seqlen_q']:,} on {p['seqlen_k']:,} keys{mask}"
+        heads = f"{p['heads_q']} on {p['heads_k']}"
+        speed = f"{row['tb_per_s']['fa4']:.2f}" if p["seqlen_q"] == 1 else ""
+        rows.append((sizes, heads, str(p["head_dim"]), *times, f"{whole:.0f}", speed))
+    return markdown_table(
+        ("queries", "heads", "head dim", "this kernel", *PEERS.values(), "not divided", "TB/s"),
+        rows,
+    )
+
+
 TABLES = MarkedTables(
     "python docs/hopper_speed.py",
     {
         "means": render_means,
         "calls": lambda: render_calls(bench_points),
         "kernel": lambda: render_calls(kernel_points),
+        "random": render_random,
+        "few": render_few,
         "gradient means": lambda: render_means(gradient_points),
         "gradients": lambda: render_calls(gradient_points),
         "fp8": render_narrow,
         "fp8 errors": render_narrow_errors,
+        "wide gradient means": lambda: render_means(wide_points),
+        "wide gradients": lambda: render_calls(wide_points),
     },
 )
 

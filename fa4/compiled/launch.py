@@ -116,6 +116,16 @@ class LaunchArguments(NamedTuple):
     num_sms: int
 
 
+def part_shapes(
+    out_shape: tuple[int, ...], lse_shape: tuple[int, ...], splits: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What a kernel that divides the keys takes behind `LaunchArguments`: O and LSE of each part.
+
+    Both are float32 and uninitialised.
+    """
+    return (splits, *out_shape), (splits, *lse_shape)
+
+
 class BackwardArguments(NamedTuple):
     """What the compiled backward kernels take: the parameters of `fa4.sm100.backward.host`.
 
@@ -191,10 +201,10 @@ def workspace_shapes(spec: Any, heads: Any, tiles: Any) -> dict[str, tuple[Any, 
     heads: of queries. tiles: of a head's queries, as `fa4.sm100.backward.workspace.tiles_of` counts
     them. All are float32 but the turns, which are int32.
     """
-    shapes: dict[str, tuple[Any, ...]] = {
-        "dq_accum": (heads, tiles, TILE_ROWS * spec.pipeline.head_dim),
-        "stats": (heads, tiles, 2, TILE_ROWS),
-    }
+    shapes: dict[str, tuple[Any, ...]] = {}
+    if spec.adds_up_dq:
+        shapes["dq_accum"] = (heads, tiles, TILE_ROWS * spec.pipeline.head_dim)
+    shapes["stats"] = (heads, tiles, 2, TILE_ROWS)
     if spec.sink:
         shapes["sink_parts"] = (heads, tiles)
     if spec.deterministic:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fa4.config import WARPGROUP_ROWS, BackwardConfig, ForwardConfig, Window
+from fa4.config import BackwardConfig, ForwardConfig, Window
 from fa4.masks import MASKS, IntervalMask
 from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS
 
@@ -281,25 +281,24 @@ def _wrong_narrow(call: ForwardCall) -> object:
         return _when(call.descale, f"factors of {call.descale} in {call.dtype}")
     dims = call.head_dim, call.head_dim_v
     mods = call.score_mod is not None or not isinstance(call.mask_mod, IntervalMask | None)
-    return _when(any(dim % 16 for dim in dims), f"(d, dv) = {dims}") or _when(
-        mods, "score_mod or a mask_mod that is a function"
-    )
+    splits = _when(call.num_splits > 1, f"num_splits = {call.num_splits}")
+    functions = _when(mods, "score_mod or a mask_mod that is a function")
+    return _when(any(dim % 16 for dim in dims), f"(d, dv) = {dims}") or splits or functions
 
 
 _SM90_OWN = (
     Feature(
         "fp8", True,
         "e4m3 or e5m2, O in bf16, factors (B, Hk) of each of q, k and v; d and dv multiples of 16; "
-        "no functions as score_mod or mask_mod",
+        "no functions as score_mod or mask_mod, no num_splits",
         _wrong_narrow,
     ),
+    Feature("num_splits", True, "1 to 256 parts of the keys, 0 for as many as pay; a second kernel "
+            "adds them in order"),
     Feature("head dimensions", True, "d and dv each a multiple of 8 up to 256",
             lambda c: _dims_beyond(c, 256)),
-    Feature(
-        "pack_gqa", True, "if heads_q / heads_k divides 64; by default wherever it does",
-        lambda c: _when(c.pack_gqa and WARPGROUP_ROWS % c.group,
-                        f"{c.heads_q} on {c.heads_k} heads"),
-    ),
+    Feature("pack_gqa", True, "any heads_q / heads_k; by default where it takes fewer tiles, or as "
+            "many: of other groups than powers of two with rows left empty, or in parts"),
     Feature(
         "config", True, "threshold and emulated exponentials, by row; tiles are the kernel's own",
         lambda c: _wrong_tiles(c, q_tiles=ForwardConfig().q_tiles, **_own_offset(c)),
@@ -318,8 +317,8 @@ def _sm90_rows() -> Iterator[Feature]:
 SM90: tuple[Feature, ...] = tuple(_sm90_rows())
 
 _SM90_BACKWARD_OWN = (
-    Feature("head dimensions", True, "d and dv each a multiple of 8 up to 128",
-            lambda c: _dims_beyond(c, 128)),
+    Feature("head dimensions", True, "d and dv each a multiple of 8 up to 256",
+            lambda c: _dims_beyond(c, 256)),
     Feature("config", True, "tiles are the kernel's own; `deterministic` says the order of sums",
             _wrong_order),
 )  # fmt: skip

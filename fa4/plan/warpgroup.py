@@ -66,7 +66,9 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
                    stages=pipeline.kv_stages, align=TILE_ALIGN_BYTES)  # fmt: skip
     if pipeline.p_source == "smem":
         layout.add("p", "smem", rows * pipeline.tile_n * size, align=TILE_ALIGN_BYTES)
-    if output_over_queries(pipeline, gpu):
+    if pipeline.num_splits > 1:
+        pass  # from registers to global memory
+    elif output_over_queries(pipeline, gpu):
         safe = {"q": "a warpgroup's rows over its own; the next Q is loaded when O is stored"}
         layout.alias("o", "smem", q.start, q.size, safe)
     else:
@@ -78,6 +80,8 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
 
 def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
     """Is there no room for O beside Q, K, V and P? It is no wider than Q then."""
+    if pipeline.num_splits > 1:
+        return False
     wide = pipeline.head_dim_v * pipeline.output_bytes
     return wide <= pipeline.head_dim * pipeline.element_bytes and _room_left(pipeline, gpu) < 0
 
@@ -101,8 +105,10 @@ def _room_left(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
         elements += pipeline.kv_stages * pipeline.tile_n * dv
     if pipeline.p_source == "smem":
         elements += rows * pipeline.tile_n
+    # O of a part of the keys never is in shared memory.
+    output = rows * dv * pipeline.output_bytes if pipeline.num_splits == 1 else 0
     room = gpu.smem_bytes_per_cta - BARRIER_BYTES - 4 * TILE_ALIGN_BYTES
-    return room - elements * pipeline.element_bytes - rows * dv * pipeline.output_bytes
+    return room - elements * pipeline.element_bytes - output
 
 
 def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int) -> list[Signal]:
@@ -128,8 +134,9 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int)
     for i, name in enumerate(names):
         # Over the queries, a store is waited for at once, else before the next one.
         free = 0 if over_queries else 1
-        own = {f"s{i}_done": ("products", 0), f"o{i}_done": ("products", 0),
-               f"stored{i}": ("group", free)}  # fmt: skip
+        own = {f"s{i}_done": ("products", 0), f"o{i}_done": ("products", 0)}
+        if pipeline.num_splits == 1:
+            own[f"stored{i}"] = ("group", free)
         signals += [
             Signal(name=one, arrivals={name: 1}, waiters=(name,), kind=kind, free=free)
             for one, (kind, free) in own.items()

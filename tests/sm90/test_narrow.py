@@ -166,7 +166,7 @@ CALL = ForwardCall(
         ({"head_dim": 72}, "fp8", r"multiples of 16.*got \(d, dv\) = \(72, 128\)"),
         ({"score_mod": lambda *_: 0}, "fp8", "got score_mod or a mask_mod"),
         ({"dtype": "bf16", "descale": "qk"}, "fp8", "got factors of qk in bf16"),
-        ({"num_splits": 2}, "num_splits", "got 2"),
+        ({"num_splits": 2}, "fp8", "got num_splits = 2"),
         ({"paged": True}, "page_table", "not in pages"),
     ],
 )

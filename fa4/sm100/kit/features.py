@@ -10,6 +10,16 @@ from fa4.config import DTYPE_BITS, require, require_int
 from fa4.masks import IntervalMask
 from fa4.sm100.kit.units import AUX_DTYPES
 
+WHOLE_TILES = 64  # a larger group takes several warpgroups' tiles
+
+
+def position_rows(group: int) -> int:
+    """Rows that a position takes: of the query heads packed, and empty ones up to a power of 2.
+
+    A group beyond a warpgroup's rows takes several tiles, and as many rows as it has heads.
+    """
+    return group if group > WHOLE_TILES else 1 << (group - 1).bit_length()
+
 
 @dataclass(frozen=True, kw_only=True)
 class CallFeatures:
@@ -89,6 +99,11 @@ class BackwardFeatures(CallFeatures):
             raise ValueError("score_mod and score_mod_bwd belong together; got one of them")
 
     @property
+    def adds_up_dq(self) -> bool:
+        """Do CTAs add up dQ in global memory, in float32?"""
+        return True
+
+    @property
     def hides_first_rows(self) -> bool:
         """Do keys differ in the first query that sees them?"""
         return self.causal or self.window_right or self.mask is not None
@@ -123,6 +138,11 @@ class ForwardFeatures(CallFeatures):
     def out_dtype(self) -> str:
         """Of O: bf16 for 8-bit types."""
         return "bf16" if self.element_bytes == 1 else self.dtype
+
+    @property
+    def position_rows(self) -> int:
+        """Rows that a position takes."""
+        return position_rows(self.group)
 
     def check_features(self, rows: int) -> None:
         """Raises ValueError for what excludes itself; rows: of a tile, which the group divides."""

@@ -14,7 +14,6 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.plan.schema import PipelinePlan
 from fa4.sm90.forward import fragment
 from fa4.sm100.kit.ptx_block import PtxBlock, literal
 from fa4.sm100.kit.signals import CTA_BARRIER, Signals, named_numbers
@@ -30,8 +29,11 @@ def meet_warpgroup(signals: Signals) -> None:
     cute.arch.barrier(barrier_id=first + number, number_of_threads=WARPGROUP)
 
 
-def held_place(memory: cute.Pointer, plan: PipelinePlan, number: Int32) -> Int32:
-    """The address of this thread's first elements, of warpgroup `number`."""
+def held_place(memory: cute.Pointer, spec: Any, number: Int32) -> Int32 | None:
+    """The address of this thread's first elements, of warpgroup `number`; None if O is not held."""
+    if not spec.promote:
+        return None
+    plan = spec.plan
     buffer = plan.buffer("o")
     rows = buffer.size // len([role for role in plan.roles if role.name.startswith("consumer")])
     thread = cute.arch.thread_idx()[0] % WARPGROUP

@@ -1,5 +1,7 @@
 """The Hopper forward kernel: its warps' roles, and the host function that launches it."""
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
@@ -7,13 +9,14 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import query_stages
 from fa4.plan.warpgroup_roles import loaded_values
+from fa4.sm90.forward.combine import combine
 from fa4.sm90.forward.consumer import ConsumerWork, consume
 from fa4.sm90.forward.held import held_place
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
 from fa4.sm90.forward.schedule import heads_at_once
-from fa4.sm90.forward.spec import WarpgroupSpec
+from fa4.sm90.forward.spec import WarpgroupSpec, query_box
 from fa4.sm90.forward.transpose import ValueTiles, transpose
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import query_view
@@ -44,13 +47,19 @@ def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
     }
 
 
+def tile_boxes(spec: WarpgroupSpec) -> dict[str, Any]:
+    """Rows and columns of each operand, as TMA moves them."""
+    shapes = {name: shape[:2] for name, shape in tile_shapes(spec).items()}
+    return shapes | {name: query_box(spec, shapes[name]) for name in "qo"}
+
+
 @cute.jit
 def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q, sink,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, stream,
             spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Launch on tensors (batch, seqlen, heads, dim), or (total, heads, dim) where packed."""
-    launch(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
-           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms,
+    attend(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms, None,
            (None, None, None), stream, spec, trace)  # fmt: skip
 
 
@@ -61,37 +70,56 @@ def forward_narrow(
     q_descale, k_descale, v_descale, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr,
 ):  # fmt: skip
     """The same for 8-bit types; factors (batch, KV heads) in float32, None without one."""
-    launch(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
-           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms,
+    attend(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms, None,
            (q_descale, k_descale, v_descale), stream, spec, trace)  # fmt: skip
 
 
 @cute.jit
-def launch(q, k, v, o, lse, numbers, window, max_seqlen_q, sink, lengths, aux, num_sms, descales,
-           stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
-    """Tiles, copies and grid. numbers: softmax_scale, softcap."""
-    cu_seqlens_q = lengths[0]
-    batch, seqlen_q = q.shape[0], q.shape[-3]
+def forward_split(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
+                  sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, o_parts,
+                  lse_parts, stream, spec: cutlass.Constexpr,
+                  trace: cutlass.Constexpr):  # fmt: skip
+    """The same in parts of the keys, o_parts (splits, *shape of O) and lse_parts in float32, which
+    a second kernel combines."""
+    attend(q, k, v, o_parts, lse_parts, (softmax_scale, softcap), (window_left, window_right),
+           max_seqlen_q, None, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms,
+           o_parts.shape[0], (None, None, None), stream, spec, trace)  # fmt: skip
+    longest = q.shape[-3]
     if cutlass.const_expr(cu_seqlens_q is not None):
-        batch, seqlen_q = cu_seqlens_q.shape[0] - 1, max_seqlen_q
+        longest = max_seqlen_q
+    combine(o_parts, lse_parts, o, lse, sink, longest, cu_seqlens_q, seqused_q, stream, spec)
+
+
+@cute.jit
+def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, num_sms, splits,
+           descales, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Launch the main kernel; splits: parts of the keys, None where they are not divided."""
+    batch, seqlen_q = q.shape[0], q.shape[-3]
+    if cutlass.const_expr(lengths[0] is not None):
+        batch, seqlen_q = lengths[0].shape[0] - 1, max_seqlen_q
     heads = q.shape[-2] // spec.group
     rows = block_rows(spec)
-    blocks = (seqlen_q * spec.group + rows - 1) // rows
+    blocks = (seqlen_q * spec.position_rows + rows - 1) // rows
     num_tiles = blocks * heads * batch
+    if cutlass.const_expr(spec.split):
+        num_tiles *= splits
     width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
     ctas = num_tiles
     if cutlass.const_expr(spec.scheduler in ("static", "snake")):
         ctas = cutlass.min(num_sms, num_tiles)
     section = heads_at_once(spec.consumers, ctas)
     if cutlass.const_expr(spec.scheduler == "lpt"):
-        section = heads_per_section(k.shape[-3] * width, heads * batch)
+        sharing = heads // k.shape[-2]  # heads of work tiles that read the same keys
+        section = heads_per_section(k.shape[-3] * width // sharing, heads * batch)
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
     shapes: cutlass.Constexpr = tile_shapes(spec)
+    boxes: cutlass.Constexpr = tile_boxes(spec)
 
     def atom(name, view, op):
-        shape = shapes[name][:2]
-        layout = swizzled_layout(*shape, element_bytes=view.element_type.width // 8)
-        return cpasync.make_tiled_tma_atom(op, view, layout, shape)
+        element_bytes = view.element_type.width // 8
+        layout = swizzled_layout(*shapes[name][:2], element_bytes=element_bytes)
+        return cpasync.make_tiled_tma_atom(op, view, layout, boxes[name])
 
     loading = cpasync.CopyBulkTensorTileG2SOp()
     queries, coordinates = atom("q", query_view(q, spec), loading)
@@ -106,13 +134,13 @@ def launch(q, k, v, o, lse, numbers, window, max_seqlen_q, sink, lengths, aux, n
             ending_views(rows_first(v, spec.packed_k), 0, spec.ragged_k),
         ),
     )
-    if cutlass.const_expr(spec.ragged_q):
+    if cutlass.const_expr(spec.ragged_q or spec.split):
         store = (None, o)
     else:
         store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
     kernel(
-        loads, store, lse, scales(spec, *numbers), aux, sizes, window, sink, lengths, descales,
-        spec, trace,
+        loads, store, lse, scales(spec, *factors), aux, sizes, window, sink, lengths, splits,
+        descales, spec, trace,
     ).launch(
         grid=(ctas, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
@@ -123,14 +151,14 @@ def launch(q, k, v, o, lse, numbers, window, max_seqlen_q, sink, lengths, aux, n
 
 
 @cute.kernel
-def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, descales,
+def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits, descales,
            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.plan
     memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
     barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
     signals = Signals(plan, "setup", trace, barriers)
-    problem = KernelProblem(spec, *(*sizes, *window, *lengths, None))
+    problem = KernelProblem(spec, *(*sizes, *window, *lengths, None, splits))
     scale_log2, score_scale = factors
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
@@ -140,6 +168,8 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, descal
             if cutlass.const_expr(atom is not None):
                 cpasync.prefetch_descriptor(atom)
     meet(spec.cta_group)
+    if cutlass.const_expr(spec.split):  # the kernel that combines the parts may be launched
+        cute.arch.griddepcontrol_launch_dependents()
 
     if has_role(warp, plan.role("load")):
         take_registers(plan, plan.role("load"))
@@ -176,9 +206,11 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, descal
             num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
             descales=descales,
-            held=held_place(memory, plan, number),
+            held=held_place(memory, spec, number),
         )
-        shared = shared_tensor(spec, memory, "o")[None, None, number]
+        shared = None
+        if cutlass.const_expr(not spec.split):
+            shared = shared_tensor(spec, memory, "o")[None, None, number]
         output = OutputTile(*(*store, shared, scale_log2, lse, sink))
         consume(signals.of("consumer#").numbered(number), problem, work, output)
     for idle, registers in plan.idle_warps.items():

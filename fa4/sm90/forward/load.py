@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import cpasync
 from fa4.plan.warpgroup import output_over_queries
 from fa4.plan.warpgroup_roles import loaded_values
 from fa4.sm90.forward.schedule import first_work, next_work
-from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
+from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec, query_box
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
@@ -55,10 +55,10 @@ def load(
     queries, keys, values = (signals.ring(name) for name in ("q", "k", loaded))
     while index < problem.num_tiles:
         tile = locate(problem, index)
-        q, k, v = query_tiles(query, tile), _key_tiles(key, tile), _key_tiles(value, tile)
+        q, k, v = query_tiles(query, tile), key_tiles(key, tile), key_tiles(value, tile)
         last = tile.kv_stop - 1
         empty = tile.seqlen_k == 0 if problem.spec.ragged_k else False
-        _fill(signals, "k", key, k[None, None, last], keys, empty)
+        fill(signals, "k", key, k[None, None, last], keys, empty)
         keys = keys.next()
         if cutlass.const_expr(fetches_early(problem.spec)):
             for i in cutlass.range_constexpr(consumers):
@@ -70,13 +70,13 @@ def load(
         full = signals.expect("q_full", query.num_bytes * consumers, queries)
         for i in cutlass.range_constexpr(consumers):
             stage = queries.slot * consumers + i
-            _copy(query, q[None, None, tile.tile_number(i)], stage, full)
+            start_copy(query, q[None, None, tile.tile_number(i)], stage, full)
         for j in cutlass.range(1, tile.kv_tiles, unroll=1):
-            _fill(signals, "k", key, k[None, None, last - j], keys)
+            fill(signals, "k", key, k[None, None, last - j], keys)
             keys = keys.next()
-            _fill(signals, loaded, value, v[None, None, last - j + 1], values)
+            fill(signals, loaded, value, v[None, None, last - j + 1], values)
             values = values.next()
-        _fill(signals, loaded, value, v[None, None, tile.kv_start], values, empty)
+        fill(signals, loaded, value, v[None, None, tile.kv_start], values, empty)
         values = values.next()
         index = next_work(problem, index)
         queries = queries.next()
@@ -91,7 +91,7 @@ def fetches_early(spec: WarpgroupSpec) -> bool:
     return spec.scheduler in PERSISTENT and not output_over_queries(spec.pipeline, spec.gpu)
 
 
-def _fill(
+def fill(
     signals: Signals,
     name: str,
     operand: TileLoad,
@@ -106,16 +106,17 @@ def _fill(
     """
     signals.wait(f"{name}_empty", ring)
     full = signals.expect(f"{name}_full", operand.num_bytes, ring)
-    _copy(operand, tile, ring.slot, full, empty)
+    start_copy(operand, tile, ring.slot, full, empty)
 
 
-def _copy(
+def start_copy(
     operand: TileLoad,
     tile: cute.Tensor,
     stage: Int32 | int,
     full: cute.Pointer,
     empty: Boolean | bool = False,
 ) -> None:
+    """Start the copy of a tile into a stage, which completes `full`; empty as of `fill`."""
     target, source = _ends(operand, tile, stage)
     copy_box(operand.atoms, source, target, full, empty)
 
@@ -145,10 +146,10 @@ def query_tiles(query: TileLoad, tile: WorkTile) -> cute.Tensor:
         tensor = cute.domain_offset((start, 0), query.tensor[None, None, tile.head])
     else:
         tensor = query.tensor[None, None, tile.head, tile.batch]
-    return cute.local_tile(tensor, query.shape, (None, 0))
+    return cute.local_tile(tensor, query_box(spec, query.shape), (None, 0))
 
 
-def _key_tiles(operand: TileLoad, tile: WorkTile) -> cute.Tensor:
+def key_tiles(operand: TileLoad, tile: WorkTile) -> cute.Tensor:
     """Tiles of the work tile's keys or values, by their number in the sequence."""
     spec = tile.spec
     index = [tile.head_k] if spec.packed_k else [tile.head_k, tile.batch]

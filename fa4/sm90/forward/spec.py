@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fa4.config import (
     PRODUCT_DEPTH_BYTES,
@@ -16,14 +16,25 @@ from fa4.config import (
 from fa4.hardware import H200, Gpu
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
-from fa4.plan.warpgroup_tuned import whole_depth
+from fa4.plan.warpgroup_tuned import padded_width
 from fa4.sm100.kit.features import ForwardFeatures
 
-# Rows of blocks that run at once with "snake", by warpgroups: of 2 to 16 those whose worst CTA, of
-# causal calls on 132 CTAs with 2k to 32k tokens, has least to do beyond the average.
-ROWS_AT_ONCE = {1: 4, 2: 4, 3: 2}
+MOST_GROUP = 1 << 16
 PERSISTENT = ("static", "snake")  # a CTA has several work tiles, and knows which
 SCHEDULERS = (*PERSISTENT, "lpt", "naive")
+
+
+def query_box(spec: WarpgroupSpec, shape: tuple[int, ...]) -> tuple[Any, int]:
+    """Rows and columns of a warpgroup's tile of Q or O, as TMA moves it.
+
+    Where query heads are packed, rows are (heads, positions). TMA fills the rows of heads that the
+    group does not have with zeros, and does not store them.
+    """
+    rows, cols = shape[:2]
+    if spec.group == 1:
+        return rows, cols
+    heads = min(spec.position_rows, rows)
+    return (heads, rows // heads), cols
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +46,15 @@ class WarpgroupSpec(ForwardFeatures):
     ("registers" or "smem"); overlap, ping_pong, ahead, promote.
     scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first, back and
     forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
-    emulated exponentials, of the pairs that a thread has in every eight columns. descale: letters
-    of those of q, k and v that have factors for each batch entry and KV head (8-bit types).
+    emulated exponentials, of the pairs that a thread has in every eight columns. split: the keys of
+    a query are divided over CTAs, in as many parts as the call says. descale: letters of those of
+    q, k and v that have factors for each batch entry and KV head (8-bit types).
     """
 
-    promote: int = 0
     DTYPES: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "e4m3", "e5m2")
 
     descale: str = ""
+    promote: int = 0
     tile_n: int = 128
     consumers: int = 2
     kv_stages: int = 2
@@ -51,12 +63,16 @@ class WarpgroupSpec(ForwardFeatures):
     ping_pong: bool | None = None
     ahead: bool = False
     scheduler: str = "static"
+    split: bool = False
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = H200
 
     def __post_init__(self) -> None:
         """Check what the kernel itself cannot do; the plan checks its own choices."""
-        self.check_features(WARPGROUP_ROWS)
+        self.check_call()
+        require_int("group", self.group, 1, MOST_GROUP)
+        several = self.group > WARPGROUP_ROWS and self.group % WARPGROUP_ROWS
+        require(not several, f"a group above {WARPGROUP_ROWS} must be a multiple of it", self.group)
         vector = 16 // self.element_bytes
         for name, dim in (("head_dim", self.head_dim), ("head_dim_v", self.head_dim_v)):
             require_int(name, dim, vector, 256)
@@ -79,6 +95,7 @@ class WarpgroupSpec(ForwardFeatures):
         require(set(self.descale) <= set("qkv"), "descale must be of letters of qkv", self.descale)
         require(self.p_source == "registers", "p_source must be registers with 8-bit types",
                 self.p_source)  # fmt: skip
+        require(not self.split, "split must be False with 8-bit types", self.split)
         self.numerics.check_dtype(self.dtype)
 
     @property
@@ -125,8 +142,8 @@ class WarpgroupSpec(ForwardFeatures):
     def pipeline(self) -> WarpgroupPipeline:
         """The pipeline of this kernel; head dimensions padded."""
         return WarpgroupPipeline(
-            head_dim=whole_depth(self.head_dim, self.element_bytes),
-            head_dim_v=whole_depth(self.head_dim_v, self.element_bytes),
+            head_dim=padded_width(self.head_dim, self.element_bytes),
+            head_dim_v=padded_width(self.head_dim_v, self.element_bytes),
             element_bytes=self.element_bytes,
             causal=self.hides_last_keys,
             tile_n=self.tile_n,
@@ -138,6 +155,7 @@ class WarpgroupSpec(ForwardFeatures):
             ahead=self.ahead and self.scheduler in PERSISTENT,
             promote=self.promote,
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
+            num_splits=2 if self.split else 1,  # or more: the code is the same
         )
 
     @property
