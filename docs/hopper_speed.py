@@ -61,13 +61,13 @@ def kernel_points() -> Iterator[SpeedPoint]:
         )
 
 
-def gradient_points() -> Iterator[SpeedPoint]:
+def gradient_points(record: str = "warpgroup_backward") -> Iterator[SpeedPoint]:
     """The backward pass whole, as `hardware.warpgroup_backward.measure` timed it."""
-    for row in read_record("warpgroup_backward")["rows"]:
+    for row in read_record(record)["rows"]:
         problem, rates = row["problem"], row["tflops"]
         own = [rate for name, rate in rates.items() if name not in GRADIENT_PEERS.values()]
         yield SpeedPoint(
-            dims=str(problem["head_dim"]),
+            dims=_dims(problem),
             causal=problem["causal"],
             seqlen=problem["seqlen"],
             ours=max(own),
@@ -75,9 +75,14 @@ def gradient_points() -> Iterator[SpeedPoint]:
         )
 
 
+def wide_points() -> Iterator[SpeedPoint]:
+    """The same of head dims above 128."""
+    return gradient_points("warpgroup_backward_wide")
+
+
 def _dims(problem: dict) -> str:
-    d, dv = problem["head_dim"], problem["head_dim_v"]
-    return f"{d}" if d == dv else f"({d}, {dv})"
+    d, dv = problem["head_dim"], problem.get("head_dim_v")
+    return f"{d}" if dv in (d, None) else f"({d}, {dv})"
 
 
 def render_means(points: Callable[[], Iterator[SpeedPoint]] = bench_points) -> str:
@@ -85,6 +90,8 @@ def render_means(points: Callable[[], Iterator[SpeedPoint]] = bench_points) -> s
     found, rows = list(points()), []
     for name, title in PEERS.items():
         ratios = [point.ours / point.peers[name] for point in found if name in point.peers]
+        if not ratios:
+            continue
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         slower = sum(ratio < 1 for ratio in ratios)
         rows.append((title, f"{mean:.3f}", str(len(ratios)), str(slower), f"{min(ratios):.2f}"))
@@ -95,9 +102,10 @@ def render_calls(points: Callable[[], Iterator[SpeedPoint]]) -> str:
     """A row for each head dim and mask, a column for each length: ours / flash-attn-4 / cuDNN."""
     cells: dict[tuple[str, bool], dict[int, str]] = {}
     for point in points():
-        beaten = point.ours < max(point.peers["flash-attn-4"], point.peers["cudnn"])
-        rates = (point.ours, point.peers["flash-attn-4"], point.peers["cudnn"])
-        text = " / ".join(f"{rate:.0f}" for rate in rates) + (" (!)" if beaten else "")
+        others = [point.peers.get(name) for name in ("flash-attn-4", "cudnn")]
+        beaten = any(rate is not None and point.ours < rate for rate in others)
+        texts = ["-" if rate is None else f"{rate:.0f}" for rate in (point.ours, *others)]
+        text = " / ".join(texts) + (" (!)" if beaten else "")
         cells.setdefault((point.dims, point.causal), {})[point.seqlen] = text
     lengths = sorted({length for row in cells.values() for length in row})
     heads = [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths]
@@ -146,6 +154,8 @@ TABLES = MarkedTables(
         "few": render_few,
         "gradient means": lambda: render_means(gradient_points),
         "gradients": lambda: render_calls(gradient_points),
+        "wide gradient means": lambda: render_means(wide_points),
+        "wide gradients": lambda: render_calls(wide_points),
     },
 )
 

@@ -31,8 +31,9 @@ FLAVOUR_HELP = "Compiler: cu12 or cu13. Default: cu13 where it is installed."
 ANY_ORDER_HELP = "Backward, not deterministic: dQ is summed in any order."
 LSE_HELP = "Backward: with a gradient of the LSE."
 RESIDUAL_HELP = "Backward: with what rounding took from O."
-# What the kernels of a backward pass do, in the order of their launches.
-THREE_KERNELS = ("pre-process: statistics of rows", "main kernel", "post-process: dQ in 16 bits")
+# What the kernels of a backward pass do, in the order of their launches; of Hopper's wide heads.
+BACKWARD_KERNELS = ("pre-process: statistics of rows", "main kernel", "post-process: dQ in 16 bits")
+WIDE_KERNELS = (BACKWARD_KERNELS[0], "dK and dV", "dQ", "gradient of the sink")
 TOP_OPCODES = 8  # named of a loop
 SHORTEST_PTX_LOOP = 32  # instructions
 SUFFIXES = {"ptx": ".ptx", "cubin": ".cubin", "host_object": ".o", "sass": ".sass"}
@@ -73,8 +74,8 @@ def compile(
 ) -> None:
     """Compile a kernel without a GPU; show its registers, spills, memory and loops.
 
-    The backward pass is three kernels in one module. The result stays in the cache of compiled
-    kernels (fa4 cache). docs/compile.md explains the report.
+    The backward pass is three kernels or four in one module. The result stays in the cache of
+    compiled kernels (fa4 cache). docs/compile.md explains the report.
 
     Example: fa4 compile --arch sm_90a --head-dim 128 --causal --out kernels
     """
@@ -139,19 +140,21 @@ def make(
         "compile_seconds": artifact.metadata["compile_seconds"],
         "bytes": {name: len(content) for name, content in files.items()},
         "plan": describe_plan(spec),
-        "kernels": in_launch_order([one.with_smem(smem).describe() for one in kernels], smem),
+        "kernels": in_launch_order(
+            [one.with_smem(smem).describe() for one in kernels], smem, titles_of(spec)
+        ),
         "notes": [str(note.message) for note in notes],
     }
     return report, files
 
 
 def in_launch_order(
-    kernels: Sequence[Mapping[str, Any]], launched: Iterable[str]
+    kernels: Sequence[Mapping[str, Any]], launched: Iterable[str], titles: Sequence[str]
 ) -> list[dict[str, Any]]:
     """The kernels of a module in the order of their launches.
 
-    launched: their names in that order. Each says what it does, if there are several, and if it is
-    the one that the plan is of: that with most shared memory.
+    launched: their names in that order. titles: what they do, or nothing. Each says that, and if it
+    is the one that the plan is of: that with most shared memory.
     """
     order = list(launched)
     most = max((kernel["dynamic_smem_bytes"] or 0 for kernel in kernels), default=0)
@@ -159,11 +162,20 @@ def in_launch_order(
         kernels,
         key=lambda one: order.index(one["kernel"]) if one["kernel"] in order else len(order),
     )
-    titles = THREE_KERNELS if len(found) == len(THREE_KERNELS) else [""] * len(found)
     return [
         {**kernel, "does": title, "planned": (kernel["dynamic_smem_bytes"] or 0) == most}
-        for kernel, title in zip(found, titles, strict=True)
+        for kernel, title in zip(found, titles or [""] * len(found), strict=False)
     ]
+
+
+def titles_of(spec: Spec) -> Sequence[str]:
+    """What the kernels of a backward pass do; of a forward pass, which is one, nothing is said."""
+    from fa4.compiled.artifact import kind_of
+    from fa4.sm90.wide.spec import WideBackwardSpec
+
+    if kind_of(spec) == "forward":
+        return ()
+    return WIDE_KERNELS if isinstance(spec, WideBackwardSpec) else BACKWARD_KERNELS
 
 
 def describe_plan(spec: Spec) -> dict[str, Any]:

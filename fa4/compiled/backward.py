@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from cutlass import Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.compiled.launch import WORKSPACE, BackwardArguments, workspace_shapes
 from fa4.compiled.stand_ins import ALIGN_BYTES, StandIns, compile_host
+from fa4.plan import require_sound
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
+from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm100.backward.host import backward
 from fa4.sm100.backward.spec import BackwardSpec
+
+AnySpec: TypeAlias = BackwardSpec | WarpgroupBackwardSpec | WideBackwardSpec
 
 
 def compile_backward(
@@ -34,7 +38,20 @@ def compile_warpgroup_backward(
     return compile_host(backward, fake_arguments(spec), spec, arch, trace)
 
 
-def fake_arguments(spec: BackwardSpec | WarpgroupBackwardSpec) -> BackwardArguments:
+def compile_wide_backward(
+    spec: WideBackwardSpec, arch: str = "sm_90a", trace: list[Any] | None = None
+) -> Any:
+    """The same for Hopper's kernels of wide heads."""
+    from fa4.sm90.wide.host import backward
+
+    for plan in (spec.keys_plan, spec.queries_plan):
+        require_sound(plan, spec.gpu)
+    return compile_host(backward, fake_arguments(spec), spec, arch, trace)
+
+
+def fake_arguments(
+    spec: AnySpec,
+) -> BackwardArguments:
     """Stand-ins with symbolic sizes for a call's arguments."""
     tensors = StandIns(spec)
     return BackwardArguments(
@@ -60,7 +77,7 @@ def fake_arguments(spec: BackwardSpec | WarpgroupBackwardSpec) -> BackwardArgume
     )
 
 
-def _workspace(spec: BackwardSpec | WarpgroupBackwardSpec, heads: Any) -> dict[str, Any]:
+def _workspace(spec: AnySpec, heads: Any) -> dict[str, Any]:
     """Contiguous but for the number of tiles, which is a symbol."""
     tiles = cute.sym_int()
     found = {}

@@ -14,10 +14,14 @@ from fa4.compiled.support import FAMILIES
 from fa4.compiled.toolchain import MISSING, find_toolchain
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import WarpgroupSpec
+from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
 
-Spec: TypeAlias = ForwardSpec | BackwardSpec | WarpgroupSpec | WarpgroupBackwardSpec
+Spec: TypeAlias = (
+    ForwardSpec | BackwardSpec | WarpgroupSpec | WarpgroupBackwardSpec | WideBackwardSpec
+)
+HOPPER = (WarpgroupSpec, WarpgroupBackwardSpec, WideBackwardSpec)
 
 _MOST_IN_MEMORY = 256
 
@@ -33,7 +37,7 @@ def build(spec: Spec, arch: str = "sm_100a", *, compiler: Compiler | None = None
     compiler: instead of `compile_kernel`, with its signature. Raises ValueError for another arch or
     a spec that does not fit the machine, ImportError if CuTe-DSL is not installed.
     """
-    family = "sm90" if isinstance(spec, (WarpgroupSpec, WarpgroupBackwardSpec)) else "sm100"
+    family = "sm90" if isinstance(spec, HOPPER) else "sm100"
     archs = [name for name, found in FAMILIES.items() if found == family]
     if arch not in archs:
         raise ValueError(f"arch must be one of {', '.join(archs)}; got {arch!r}")
@@ -58,6 +62,10 @@ def compile_kernel(spec: Spec, arch: str) -> Any:
         raise ImportError(MISSING) from None
     if isinstance(spec, WarpgroupBackwardSpec):
         from fa4.compiled.backward import compile_warpgroup_backward as compile_now
+    elif isinstance(spec, WideBackwardSpec):
+        from fa4.compiled.backward import (  # type: ignore[assignment]
+            compile_wide_backward as compile_now,
+        )
     elif kind_of(spec) == "backward":
         from fa4.compiled.backward import (  # type: ignore[assignment]
             compile_backward as compile_now,

@@ -201,10 +201,10 @@ def workspace_shapes(spec: Any, heads: Any, tiles: Any) -> dict[str, tuple[Any, 
     heads: of queries. tiles: of a head's queries, as `fa4.sm100.backward.workspace.tiles_of` counts
     them. All are float32 but the turns, which are int32.
     """
-    shapes: dict[str, tuple[Any, ...]] = {
-        "dq_accum": (heads, tiles, TILE_ROWS * spec.pipeline.head_dim),
-        "stats": (heads, tiles, 2, TILE_ROWS),
-    }
+    shapes: dict[str, tuple[Any, ...]] = {}
+    if spec.adds_up_dq:
+        shapes["dq_accum"] = (heads, tiles, TILE_ROWS * spec.pipeline.head_dim)
+    shapes["stats"] = (heads, tiles, 2, TILE_ROWS)
     if spec.sink:
         shapes["sink_parts"] = (heads, tiles)
     if spec.deterministic:

@@ -291,8 +291,8 @@ def _sm90_rows() -> Iterator[Feature]:
 SM90: tuple[Feature, ...] = tuple(_sm90_rows())
 
 _SM90_BACKWARD_OWN = (
-    Feature("head dimensions", True, "d and dv each a multiple of 8 up to 128",
-            lambda c: _dims_beyond(c, 128)),
+    Feature("head dimensions", True, "d and dv each a multiple of 8 up to 256",
+            lambda c: _dims_beyond(c, 256)),
     Feature("config", True, "tiles are the kernel's own; `deterministic` says the order of sums",
             _wrong_order),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from fa4.compiled.support import FAMILIES, BackwardCall, ForwardCall, check
 from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
@@ -17,12 +17,15 @@ from fa4.plan.warpgroup_tuned import (
     padded_width,
     tuned_warpgroups,
 )
-from fa4.sm90.backward.spec import WarpgroupBackwardSpec
+from fa4.sm90.backward.spec import MOST_DIM, WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
+from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.features import position_rows
 from fa4.sm100.kit.units import TILE_ROWS
+
+AnyBackwardSpec: TypeAlias = BackwardSpec | WarpgroupBackwardSpec | WideBackwardSpec
 
 # A kernel for an H200 runs on an H100: they differ in memory alone.
 GPUS = {gpu.arch: gpu for gpu in (B200, B300, H200)}
@@ -214,9 +217,7 @@ def choose_sm100_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
     return replace(spec, numerics=_numerics(call, spec.numerics, call.longest_q * group))
 
 
-def choose_backward_spec(
-    call: BackwardCall, gpu: Gpu = B200
-) -> BackwardSpec | WarpgroupBackwardSpec:
+def choose_backward_spec(call: BackwardCall, gpu: Gpu = B200) -> AnyBackwardSpec:
     """The backward kernels of a call. Raises NotSupported, with the reason, if there are none."""
     family = FAMILIES[gpu.arch]
     check(call, family)
@@ -234,14 +235,17 @@ def choose_backward_spec(
 
 def find_tuned_backward(
     head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any
-) -> BackwardSpec | WarpgroupBackwardSpec:
+) -> AnyBackwardSpec:
     """The backward spec of a machine.
 
-    features: further fields of the spec.
+    features: further fields of the spec. The sums of Hopper's wide heads have one order anyway.
     """
+    fields = {"head_dim": head_dim, "head_dim_v": head_dim_v, "gpu": gpu, **features}
     if FAMILIES[gpu.arch] == "sm100":
-        return BackwardSpec(head_dim=head_dim, head_dim_v=head_dim_v, gpu=gpu, **features)
-    return WarpgroupBackwardSpec(head_dim=head_dim, head_dim_v=head_dim_v, gpu=gpu, **features)
+        return BackwardSpec(**fields)
+    if max(head_dim, head_dim_v) > MOST_DIM:
+        return WideBackwardSpec(**{**fields, "deterministic": False})
+    return WarpgroupBackwardSpec(**fields)
 
 
 def _backward_cta_group(call: BackwardCall) -> int:

@@ -1,11 +1,12 @@
 """Compiles the Hopper backward kernels, checks each, and times them beside others on a GPU.
 
-    python -m hardware.warpgroup_backward.measure OUT.json [--plan PLAN.json] [--seconds 200]
+    python -m hardware.warpgroup_backward.measure OUT.json [--wide] [--plan PLAN.json]
 
 Without a plan: the paper's grid (16k tokens, 2,048 columns of heads; d 64 and 128, with and without
 a causal mask, 1k to 16k) with the kernels that fa4 chooses, beside cuDNN and FlashAttention-2 by
-torch and flash-attn-4. PLAN.json: {"variants": {name: fields of WarpgroupBackwardSpec}, "problems":
-[fields of GradientProblem], "peers": [names]}. Gradients of small calls are compared with torch's
+torch and flash-attn-4; --wide: the same of (d, dv) = (192, 128), 192 and 256. PLAN.json:
+{"variants": {name: fields of the backward spec}, "problems": [fields of GradientProblem], "peers":
+[names]}. Gradients of small calls are compared with torch's
 in float32, within twice the error of the same in the call's own type. Needs torch and CuTe-DSL.
 """
 
@@ -24,10 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from fa4.compiled.artifact import CompiledKernel, compile_artifact, from_bytes, to_bytes
-from fa4.compiled.backward import compile_warpgroup_backward
+from fa4.compiled.build import compile_kernel
 from fa4.compiled.launch import workspace_shapes
-from fa4.sm90.backward.spec import WarpgroupBackwardSpec
+from fa4.compiled.variants import find_tuned_backward
+from fa4.hardware import H200
 from fa4.sm100.backward.workspace import tiles_of
+from fa4.sm100.kit.features import BackwardFeatures
 from hardware.warpgroup_forward.measure import Meter, Watchdog, frame_bytes, measured
 from hardware.warpgroup_forward.random_launches import describe_machine
 
@@ -35,6 +38,7 @@ PEERS = ("cudnn", "flash-attn-2", "flash-attn-4")
 CHECKED = ((1, 300, 417, 2, 2), (2, 640, 1024, 4, 2), (1, 77, 5, 3, 1), (1, 64, 1, 1, 1))
 TOKENS, COLUMNS = 16384, 2048
 FLOPS_PER_PAIR = 2.0  # of each column of each of the five products
+PAPER, WIDE = ((64, 64), (128, 128)), ((192, 128), (192, 192), (256, 256))  # (d, dv)
 
 
 @dataclass(frozen=True)
@@ -46,37 +50,50 @@ class GradientProblem:
     seqlen: int
     batch: int
     heads: int
+    head_dim_v: int | None = None
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """d and dv."""
+        return self.head_dim, self.head_dim_v or self.head_dim
 
     @property
     def flops(self) -> float:
         """Of the five products; of the visible half where causal."""
         pairs = self.seqlen**2 / (2 if self.causal else 1)
-        return FLOPS_PER_PAIR * 5 * self.batch * self.heads * pairs * self.head_dim
+        columns = 3 * self.dims[0] + 2 * self.dims[1]
+        return FLOPS_PER_PAIR * self.batch * self.heads * pairs * columns
 
 
-def default_plan() -> dict[str, Any]:
-    """The grid of the paper."""
-    kinds = [(d, causal) for d in (64, 128) for causal in (False, True)]
+def default_plan(dims: tuple[tuple[int, int], ...] = PAPER) -> dict[str, Any]:
+    """The grid of the paper, of some (d, dv)."""
+    kinds = [(d, dv, causal) for d, dv in dims for causal in (False, True)]
     return {
         "variants": {
-            f"d{d}{' causal' * causal}": {"head_dim": d, "head_dim_v": d, "causal": causal}
-            for d, causal in kinds
+            f"d{d if d == dv else (d, dv)}{' causal' * causal}": {
+                "head_dim": d, "head_dim_v": dv, "causal": causal
+            }
+            for d, dv, causal in kinds
         },
         "problems": [
             {"head_dim": d, "causal": causal, "seqlen": n, "batch": TOKENS // n,
-             "heads": COLUMNS // d}
-            for d, causal in kinds for n in (1024, 2048, 4096, 8192, 16384)
+             "heads": COLUMNS // d} | ({} if d == dv else {"head_dim_v": dv})
+            for d, dv, causal in kinds for n in (1024, 2048, 4096, 8192, 16384)
         ],
         "peers": list(PEERS),
     }  # fmt: skip
+
+
+def spec_of(fields: dict[str, Any]) -> Any:
+    """The backward spec of its head dims."""
+    return find_tuned_backward(gpu=H200, **fields)
 
 
 def compiled(item: tuple[str, dict[str, Any]]) -> tuple[str, bytes, str]:
     """A variant's kernels as bytes, or why there are none."""
     name, fields = item
     try:
-        spec = WarpgroupBackwardSpec(**fields)
-        return name, to_bytes(compile_artifact(spec, "sm_90a", compile_warpgroup_backward)), ""
+        return name, to_bytes(compile_artifact(spec_of(fields), "sm_90a", compile_kernel)), ""
     except Exception as error:
         return name, b"", f"{type(error).__name__}: {error}"
 
@@ -85,7 +102,7 @@ class GradientInputs:
     """Tensors of one call, random normal values; O and the LSE by torch."""
 
     def __init__(
-        self, spec: WarpgroupBackwardSpec, batch: int, rows: int, keys: int, heads: int,
+        self, spec: BackwardFeatures, batch: int, rows: int, keys: int, heads: int,
         heads_k: int,
     ) -> None:  # fmt: skip
         import torch
@@ -112,7 +129,7 @@ class GradientInputs:
             self.q, self.k, self.v, causal=self.spec.causal, return_lse=True, impl="sm90"
         )
 
-    def space_of(self, spec: WarpgroupBackwardSpec) -> list[Any]:
+    def space_of(self, spec: BackwardFeatures) -> list[Any]:
         """The workspace of a kernel; those of the same shapes share it."""
         import torch
 
@@ -207,18 +224,25 @@ def peer_functions(names: list[str], given: GradientInputs) -> dict[str, Callabl
         "flash-attn-4": of_flash,
     }
 
-    found = {name: attempt(name, makers[name]) for name in names}
+    def make(name: str) -> Callable[[], Any]:
+        function = makers[name]()
+        function()  # what cannot do the call says so here
+        torch.cuda.synchronize()
+        return function
+
+    found = {name: attempt(name, partial(make, name)) for name in names}
     return {name: function for name, function in found.items() if function}
 
 
-def warm_flash(kind: tuple[int, bool]) -> None:
+def warm_flash(kind: tuple[int, int, bool]) -> None:
     """Has flash-attn-4 compile its kernels into its cache."""
     import torch
     from flash_attn.cute.interface import _flash_attn_bwd
 
-    dim, causal = kind
+    d, dv, causal = kind
     q, k, v, out, dout = (
-        torch.zeros(1, 256, 1, dim, device="cuda", dtype=torch.bfloat16) for _ in range(5)
+        torch.zeros(1, 256, 1, dim, device="cuda", dtype=torch.bfloat16)
+        for dim in (d, d, dv, dv, dv)
     )
     lse = torch.zeros(1, 1, 256, device="cuda")
     _flash_attn_bwd(q, k, v, out, dout, lse, causal=causal)
@@ -271,7 +295,8 @@ def run(
         watchdog.alive(f"time {problem}")
         fits = {
             name: kernel for name, kernel in good.items()
-            if (kernel.spec.head_dim, kernel.spec.causal) == (problem.head_dim, problem.causal)
+            if kernel.spec.causal == problem.causal
+            and (kernel.spec.head_dim, kernel.spec.head_dim_v) == problem.dims
         }  # fmt: skip
         time_it = partial(time_problem, problem, fits, plan["peers"], meter)
         row = attempt(str(problem), time_it) if fits else None
@@ -300,7 +325,7 @@ def time_problem(
     functions |= peer_functions(names, given)
     times, state = measured(functions, meter, 0.02)
     table = {name: problem.flops / statistics.median(ms) / 1e9 for name, ms in times.items()}
-    title = f"d{problem.head_dim} {'causal' if problem.causal else 'full'} {problem.seqlen}"
+    title = f"d{problem.dims} {'causal' if problem.causal else 'full'} {problem.seqlen}"
     clocks = {name: statistics.median(s[0] for s in some) for name, some in state.items()}
     listed = sorted(table.items(), key=lambda item: -item[1])
     print(f"{title}: " + "  ".join(f"{n} {rate:.0f}@{clocks[n]}" for n, rate in listed), flush=True)
@@ -315,8 +340,8 @@ def launch_once(variants: dict[str, dict[str, Any]]) -> None:
     import torch
 
     for name, fields in variants.items():
-        spec = WarpgroupBackwardSpec(**fields)
-        kernel = compile_artifact(spec, "sm_90a", compile_warpgroup_backward)
+        spec = spec_of(fields)
+        kernel = compile_artifact(spec, "sm_90a", compile_kernel)
         given = GradientInputs(
             spec, 2, 4096, 4096, COLUMNS // spec.head_dim, COLUMNS // spec.head_dim
         )
@@ -331,25 +356,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--plan", type=Path)
+    parser.add_argument("--wide", action="store_true", help="head dims above 128")
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--once", nargs="*", help="only launch these variants, for a profiler")
     arguments = parser.parse_args()
-    plan = json.loads(arguments.plan.read_text()) if arguments.plan else default_plan()
+    plan = default_plan(WIDE if arguments.wide else PAPER)
+    if arguments.plan:
+        plan = json.loads(arguments.plan.read_text())
     if arguments.once:
         launch_once({name: plan["variants"][name] for name in arguments.once})
         return 0
     os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] = "1"
     begun = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        kinds = sorted({(p["head_dim"], p["causal"]) for p in plan["problems"]})
+        problems = [GradientProblem(**fields) for fields in plan["problems"]]
+        kinds = sorted({(*problem.dims, problem.causal) for problem in problems})
         warmed = pool.map_async(warm_flash, kinds if "flash-attn-4" in plan["peers"] else [])
         kernels = {}
         for name, data, why in pool.imap(compiled, plan["variants"].items()):
             if why:
                 print(f"{name}: {why[:300]}", flush=True)
             else:
-                kernels[name] = from_bytes(data, WarpgroupBackwardSpec(**plan["variants"][name]))
+                kernels[name] = from_bytes(data, spec_of(plan["variants"][name]))
         try:
             warmed.get(150)
         except Exception as error:

@@ -1,6 +1,6 @@
 """Random gradients of the Hopper kernels on guarded memory of a GPU: do they end, are they right?
 
-    python -m hardware.warpgroup_backward.random_launches OUT.json [--launches 500] [--seed 0]
+    python -m hardware.warpgroup_backward.random_launches OUT.json [--wide] [--launches 500]
 
 Calls are drawn as `hardware.warpgroup_forward.random_launches` draws them, of head dims which the
 backward kernel has; every tensor of torch begins or ends at unmapped memory
@@ -41,14 +41,26 @@ from hardware.warpgroup_forward.random_launches import (
 FORMS = 16
 SLACK, ROOM = 2.0, 2.0**-8  # of plain gradients' error; of the largest one
 DIMS = ((64, 64), (128, 128), (128, 128), (96, 96), (72, 40), (64, 128), (128, 64), (80, 80))
+WIDE = (
+    (192, 128),
+    (256, 256),
+    (256, 256),
+    (136, 136),
+    (160, 160),
+    (192, 192),
+    (256, 64),
+    (64, 256),
+)
 
 
-def draw_gradients(seed: int, launches: int) -> list[tuple[Drawn, bool]]:
+def draw_gradients(
+    seed: int, launches: int, dims: tuple[tuple[int, int], ...] = DIMS
+) -> list[tuple[Drawn, bool]]:
     """Calls of some forms, each with sequences of its own; and is the order of sums fixed?"""
     rng = np.random.default_rng(seed)
-    forms = [draw_form(rng)._replace(dims=DIMS[i % len(DIMS)]) for i in range(FORMS)]
+    forms = [draw_form(rng)._replace(dims=dims[i % len(dims)]) for i in range(FORMS)]
     chosen = [int(rng.integers(FORMS)) for _ in range(launches)]
-    return [(with_lengths(forms[i], rng), bool(i // len(DIMS))) for i in chosen]
+    return [(with_lengths(forms[i], rng), bool(i // len(dims))) for i in chosen]
 
 
 def compile_gradient(item: tuple[ForwardCall, bool]) -> str:
@@ -153,11 +165,13 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--launches", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--wide", action="store_true", help="head dims above 128")
     parser.add_argument("--seconds", type=float, default=60.0, help="no launch begins later")
     parser.add_argument("--impl", default="sm90", choices=("sm90", "emulator_sm90"))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    drawn = draw_gradients(arguments.seed, arguments.launches)
+    print("compiling", flush=True)
+    drawn = draw_gradients(arguments.seed, arguments.launches, WIDE if arguments.wide else DIMS)
     calls = [(describe(one), fixed) for one, fixed in drawn]
     calls = [item for item in calls if not item[0].is_empty]
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:

@@ -31,6 +31,7 @@ from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm100.backward import host
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.workspace import dq_offset, first_tile, tiles_of
+from fa4.sm100.kit.features import BackwardFeatures
 from fa4.sm100.kit.units import TILE_ROWS
 from fa4.testing.budget import Outputs
 from fa4.testing.case import MASK_MODS, SCORE_MODS
@@ -160,14 +161,24 @@ class Workspace:
 
 
 def prepare(spec: AnySpec, inputs: Inputs, with_dlse: bool = False) -> Workspace:
-    """-LSE and -D from the oracle, as float32 and from an O rounded to the element type."""
+    """Zeros where dQ is added up, and -LSE and -D."""
+    stats, places = prepare_stats(spec, inputs, with_dlse)
+    heads, count, d = *stats.shape[:2], spec.pipeline.head_dim
+    accum = np.full((heads, count, TILE_ROWS * d), np.nan, np.float32)
+    for first, rows in places:
+        accum[:, first : first + -(-rows // TILE_ROWS)] = 0.0
+    return Workspace(accum, stats, np.zeros((heads, count, spec.dq_counters), np.int32), places)
+
+
+def prepare_stats(
+    spec: BackwardFeatures, inputs: Inputs, with_dlse: bool = False
+) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
+    """-LSE and -D from the oracle, as float32 and from an O rounded to the element type; places."""
     heads, packed = inputs.q.shape[-2], spec.packed_q
     batch = len(inputs.sequences)
     lengths = [len(seq.q) for seq in inputs.sequences]
     rows = inputs.q.shape[0] if packed else inputs.q.shape[1]
     count = tiles_of(rows, batch, packed=packed)
-    d = spec.pipeline.head_dim
-    accum = np.full((heads, count, TILE_ROWS * d), np.nan, np.float32)
     stats = np.full((heads, count, 2, TILE_ROWS), np.nan, np.float32)
     places = []
     for b, seq in enumerate(inputs.sequences):
@@ -186,10 +197,7 @@ def prepare(spec: AnySpec, inputs: Inputs, with_dlse: bool = False) -> Workspace
         part[:, 1, : lengths[b]] = -row_dot
         part = part.reshape(heads, 2, blocks, TILE_ROWS).transpose(0, 2, 1, 3)
         stats[:, first : first + blocks] = part
-        accum[:, first : first + blocks] = 0.0
-    return Workspace(
-        accum, stats, np.zeros((heads, count, spec.dq_counters), np.int32), tuple(places)
-    )
+    return stats, tuple(places)
 
 
 def finish(spec: AnySpec, inputs: Inputs, space: Workspace, scale: float) -> np.ndarray:

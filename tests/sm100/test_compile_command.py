@@ -100,13 +100,15 @@ def test_several_kernels_are_told_apart() -> None:
         {"kernel": name, "dynamic_smem_bytes": smem}
         for name, smem in (("main", 4096), ("after", None), ("before", 0))
     ]
-    found = compile_command.in_launch_order(kernels, ["before", "main", "after"])
+    found = compile_command.in_launch_order(
+        kernels, ["before", "main", "after"], compile_command.BACKWARD_KERNELS
+    )
     assert [one["kernel"] for one in found] == ["before", "main", "after"]
     assert [one["planned"] for one in found] == [False, True, False]
     assert [one["does"].split(":")[0] for one in found] == [
         "pre-process", "main kernel", "post-process"
     ]  # fmt: skip
-    (alone,) = compile_command.in_launch_order(kernels[:1], [])
+    (alone,) = compile_command.in_launch_order(kernels[:1], [], ())
     assert alone["planned"] and alone["does"] == ""
 
 
@@ -152,8 +154,8 @@ def test_ignored_registers_are_said() -> None:
             "--tile-m 64 is an option of the forw",
         ),
         (
-            ("backward", "--arch", "sm_90a", "--head-dim", "136"),
-            "head_dim must be between 8 and 128; got 136",
+            ("backward", "--arch", "sm_90a", "--head-dim", "264"),
+            "head_dim must be between 8 and 256; got 264",
         ),
         (("--arch", "sm_90a", "--scheduler", "clc"), "one of static, snake, lpt, naive; got 'clc'"),
         (

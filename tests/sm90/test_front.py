@@ -12,15 +12,24 @@ import torch
 
 pytest.importorskip("cutlass")
 
+from cutlass import cute
+
 import fa4
 from fa4 import cli
 from fa4.compiled.build import build, find_key
 from fa4.compiled.support import ForwardCall, NotSupported
-from fa4.compiled.variants import choose_sm90_spec, common_specs, find_tuned
+from fa4.compiled.variants import (
+    choose_sm90_spec,
+    common_specs,
+    find_tuned,
+    find_tuned_backward,
+)
 from fa4.config import ForwardConfig
 from fa4.hardware import H200
 from fa4.masks import Chunked
+from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import WarpgroupSpec
+from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.testing import assert_within_budget
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import dense_inputs
@@ -31,6 +40,12 @@ CALL = ForwardCall(
     dtype="bf16", head_dim=128, head_dim_v=128, heads_q=8, heads_k=2, batch=2, rows_q=4096,
     rows_k=4096,
 )  # fmt: skip
+
+
+@cute.jit
+def halved(score, b, h, i, j, info, aux):
+    """A score_mod, without its derivative."""
+    return score * 0.5
 
 
 def draw(rows: int = 70, keys: int = 150, dim: int = 64) -> list[np.ndarray]:
@@ -70,26 +85,50 @@ def test_gradients_are_refused_when_the_call_is_made() -> None:
     """With the reason and what works; without grad the call is computed."""
     q, k, v = (torch.tensor(x.astype(np.float32)).bfloat16() for x in draw(8, 8, 192))
     q.requires_grad_()
-    with pytest.raises(NotSupported, match=r'SM90 backward kernel, head dim.*"reference"'):
-        fa4.flash_attn_func(q, k, v, impl="emulator_sm90")
+    options = {"score_mod": halved, "impl": "emulator_sm90"}
+    with pytest.raises(NotSupported, match=r'SM90 backward kernel, score_mod.*"reference"'):
+        fa4.flash_attn_func(q, k, v, **options)
     with torch.no_grad():
-        assert fa4.flash_attn_func(q, k, v, impl="emulator_sm90").shape == q.shape
-    with pytest.raises(NotSupported, match="SM90 backward kernel, head dimensions"):
-        fa4.flash_attn_backward(q, q, k, v, q, torch.zeros(1, 2, 8), impl="emulator_sm90")
+        assert fa4.flash_attn_func(q, k, v, **options).shape == q.shape
+    with pytest.raises(NotSupported, match="SM90 backward kernel, score_mod"):
+        fa4.flash_attn_backward(q, q, k, v, q, torch.zeros(1, 2, 8), **options)
 
 
-def test_gradients_by_autograd() -> None:
+@pytest.mark.parametrize("dim", [64, 192])
+def test_gradients_by_autograd(dim: int) -> None:
     """Of a call with grouped heads, within the budget; the budget sees a wrong dK."""
-    arrays = draw()
+    arrays = draw(dim=dim)
     q, k, v = (torch.tensor(x.astype(np.float32)).bfloat16().requires_grad_() for x in arrays)
     out = fa4.flash_attn_func(q, k, v, causal=True, impl="emulator_sm90")
     inputs = dense_inputs(*arrays, causal=True)
     out.backward(torch.tensor(inputs.dout.astype(np.float32)).bfloat16())
     dq, dk, dv = (x.grad.float().numpy().astype(ml_dtypes.bfloat16) for x in (q, k, v))
     assert_within_budget(inputs, Outputs(None, dq=dq, dk=dk, dv=dv), gradients_alone=True)
-    wrong = (dk * 1.02).astype(ml_dtypes.bfloat16)
+    wrong = (dk * 1.1).astype(ml_dtypes.bfloat16)
     with pytest.raises(AssertionError):
         assert_within_budget(inputs, Outputs(None, dq=dq, dk=wrong, dv=dv), gradients_alone=True)
+
+
+def test_wide_gradients_of_lse_and_sink() -> None:
+    """As the reference's, in a fixed order too; each gradient is seen if it is off."""
+    found = {}
+    for impl in ("emulator_sm90", "reference"):
+        drawn = torch.Generator().manual_seed(1)
+        shapes = ((1, 70, 4, 24), (1, 90, 2, 24), (1, 90, 2, 136))
+        q, k, v = (torch.randn(shape, generator=drawn).bfloat16() for shape in shapes)
+        sink = torch.randn(4, generator=drawn)
+        inputs = [x.requires_grad_() for x in (q, k, v, sink)]
+        out, lse = fa4.flash_attn_func(
+            *inputs[:3], causal=True, learnable_sink=sink, impl=impl, return_lse=True,
+            deterministic=True,
+        )  # fmt: skip
+        upstream = [torch.randn(x.shape, generator=drawn).to(x.dtype) for x in (out, lse)]
+        found[impl] = torch.autograd.grad((out, lse), inputs, upstream)
+    for mine, wanted in zip(*found.values(), strict=True):
+        largest = float(wanted.abs().max())
+        torch.testing.assert_close(mine, wanted, rtol=0, atol=2**-8 * largest)
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(mine * 1.01, wanted, rtol=0, atol=2**-8 * largest)
 
 
 def test_run_and_doctor(capsys) -> None:
@@ -116,6 +155,22 @@ def test_specs_of_calls() -> None:
         choose_sm90_spec(dataclasses.replace(CALL, numerics=ForwardConfig(tile_n=64)))
 
 
+def test_specs_of_gradients() -> None:
+    """Wide heads have kernels of their own, and one for either order of sums."""
+    narrow, wide = (find_tuned_backward(dim, 128, H200, deterministic=True) for dim in (128, 136))
+    assert isinstance(narrow, WarpgroupBackwardSpec) and narrow.deterministic
+    assert isinstance(wide, WideBackwardSpec)
+    assert wide == find_tuned_backward(136, 128, H200, deterministic=False)
+    assert isinstance(find_tuned_backward(16, 256, H200), WideBackwardSpec)
+    for fields, message in (
+        ({"deterministic": True}, "deterministic must be False: .*; got True"),
+        ({"head_dim": 264}, "head_dim must be .*256.*; got 264"),
+        ({"head_dim_v": 12}, "head_dim_v must be a multiple of 8; got 12"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            WideBackwardSpec(**{"head_dim": 256, "head_dim_v": 256, **fields})
+
+
 def test_what_is_compiled() -> None:
     """Twelve common kernels; the key holds the spec; another architecture is refused."""
     specs = list(common_specs(H200))
@@ -130,15 +185,18 @@ def test_what_is_compiled() -> None:
         build(spec, "sm_100a")
 
 
-def test_compile_of_gradients(capsys, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(("dim", "main"), [("128", "main kernel"), ("256", "dK and dV")])
+def test_compile_of_gradients(dim, main, capsys, tmp_path, monkeypatch) -> None:
     """Three kernels, none of which spills."""
     monkeypatch.setenv("FA4_CACHE_DIR", str(tmp_path))
+    options = ("--arch", "sm_90a", "--causal", "--head-dim", dim, "--json")
     with pytest.raises(SystemExit) as stop:
-        cli.main(("compile", "backward", "--arch", "sm_90a", "--causal", "--json"))
+        cli.main(("compile", "backward", *options))
     report = json.loads(capsys.readouterr().out)
     assert stop.value.code == 0 and len(report["kernels"]) == 3
     assert [kernel["frame_bytes"] for kernel in report["kernels"]] == [0, 0, 0]
     assert report["kernels"][1]["dynamic_smem_bytes"] == report["plan"]["smem_bytes"]
+    assert report["kernels"][1]["does"] == main
 
 
 def test_compile_reports_the_loops(capsys, tmp_path, monkeypatch) -> None:

@@ -64,14 +64,19 @@ class KeyTile:
     mask: Any
 
     @property
+    def keys(self) -> int:
+        """Keys of the tile."""
+        return TILE_ROWS
+
+    @property
     def first_key(self) -> Int32:
         """The first key of the tile."""
-        return self.block * TILE_ROWS
+        return self.block * self.keys
 
     @property
     def group_keys(self) -> int:
         """Keys of the CTA, or of its pair."""
-        return TILE_ROWS * self.spec.cta_group
+        return self.keys * self.spec.cta_group
 
     @property
     def group_number(self) -> Int32:
@@ -122,7 +127,7 @@ class KeyTile:
         end do not, so that the last KV tile may have no such tiles.
         """
         q_start, q_stop, rows = self.q_start, self.q_stop, self.spec.tile_rows
-        last_key = self.first_key + TILE_ROWS - 1
+        last_key = self.first_key + self.keys - 1
         start = (cutlass.max(self.first_row(last_key), 0) + rows - 1) // rows
         start = cutlass.select_(last_key < self.seqlen_k, cutlass.max(start, q_start), q_stop)
         start = cutlass.min(start, q_stop)
@@ -150,8 +155,8 @@ class KeyTile:
         return self.group_number - before
 
 
-def locate(problem: BackwardProblem) -> KeyTile:
-    """The work tile of this CTA.
+def locate(problem: BackwardProblem, kind: type[KeyTile] = KeyTile) -> KeyTile:
+    """The work tile of this CTA, of a kind.
 
     Tiles of a head side by side; the first ones, which most queries see under a causal mask, come
     first, or in a fixed order of sums last, as nobody may wait for a CTA that starts later.
@@ -166,7 +171,7 @@ def locate(problem: BackwardProblem) -> KeyTile:
     start_q, seqlen_q = sequence(problem.cu_seqlens_q, problem.seqused_q, batch, problem.seqlen_q)
     start_k, seqlen_k = sequence(problem.cu_seqlens_k, problem.seqused_k, batch, problem.seqlen_k)
     right = Int32(0) if spec.causal else problem.window_right
-    return KeyTile(
+    return kind(
         spec=spec,
         rank=rank,
         block=block * spec.cta_group + rank,

@@ -96,6 +96,11 @@ class BackwardFeatures(CallFeatures):
             raise ValueError("score_mod and score_mod_bwd belong together; got one of them")
 
     @property
+    def adds_up_dq(self) -> bool:
+        """Do CTAs add up dQ in global memory, in float32?"""
+        return True
+
+    @property
     def hides_first_rows(self) -> bool:
         """Do keys differ in the first query that sees them?"""
         return self.causal or self.window_right or self.mask is not None

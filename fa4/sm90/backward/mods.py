@@ -15,7 +15,6 @@ from fa4.config import WARPGROUP_ROWS
 from fa4.sm90.forward import fragment
 from fa4.sm100.backward.mods import KeyMods, key_mods
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.kit.ptx_block import PtxBlock, literal
 from fa4.sm100.kit.units import WARPGROUP
 
 
@@ -28,14 +27,7 @@ class FragmentKeyMods(KeyMods):
 
     def one_minus_squares(self, values: list[Float32], factors: list[Float32]) -> list[Float32]:
         """factor * (1 - x^2)."""
-        code = PtxBlock()
-        terms, others = code.read_all(values), code.read_all(factors)
-        results = []
-        for x, factor in zip(terms, others, strict=True):
-            square = code.do("mul.rn.f32", x, x)
-            rest = code.do("sub.rn.f32", literal(1.0), square)
-            results.append(code.do("mul.rn.f32", factor, rest))
-        return code.trace(*results)
+        return fragment.one_minus_squares(values, factors)
 
 
 @dataclass(frozen=True)

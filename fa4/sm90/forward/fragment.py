@@ -189,6 +189,18 @@ def tanh(values: list[Float32], factor: Float32) -> list[Float32]:
     return code.trace(*(code.do("tanh.approx.f32", argument) for argument in arguments))
 
 
+def one_minus_squares(values: list[Float32], factors: list[Float32]) -> list[Float32]:
+    """factor * (1 - x^2) of each value."""
+    code = PtxBlock()
+    terms, others = code.read_all(values), code.read_all(factors)
+    results = []
+    for x, factor in zip(terms, others, strict=True):
+        square = code.do("mul.rn.f32", x, x)
+        rest = code.do("sub.rn.f32", literal(1.0), square)
+        results.append(code.do("mul.rn.f32", factor, rest))
+    return code.trace(*results)
+
+
 def multiplied_rows(values: list[Float32], factors: list[Float32]) -> list[Float32]:
     """Each row times its factor."""
     code = PtxBlock()
@@ -213,26 +225,47 @@ def rescale(values: list[Float32], moved: Int32, factors: list[Float32]) -> list
 def store_matrices(words: list[Int32], base: Int32, thread: Int32, row_bytes: int) -> None:
     """Words of two 16-bit elements to 64 rows of shared memory, swizzled as TMA reads them.
 
-    base: its address. row_bytes: of a run; runs of all 64 rows lie one behind the other. Each
-    stmatrix stores 16 columns of a warp's 16 rows; a lane names one row of one of four 8 x 8 parts.
+    base: its address. row_bytes: of a run; runs of all 64 rows lie one behind the other.
+    """
+    code = PtxBlock()
+    registers = code.read_all(words)
+    places = _matrix_places(code, len(words), base, thread, row_bytes)
+    for number, place in enumerate(places):
+        operands = ", ".join(registers[4 * number : 4 * number + 4])
+        code.effect(f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{place}], {{{operands}}};")
+    code.trace(effects=True)
+
+
+def load_matrices(count: int, base: Int32, thread: Int32, row_bytes: int) -> list[Int32]:
+    """The first `count` words of what `store_matrices`, or TMA, has stored, as A of a product."""
+    code = PtxBlock()
+    found: list[str] = []
+    for place in _matrix_places(code, count, base, thread, row_bytes):
+        words = [code.register("b32") for _ in range(4)]
+        operands = ", ".join(words)
+        code.effect(f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{operands}}}, [{place}];")
+        found += words
+    return code.trace(*found, effects=True)
+
+
+def _matrix_places(
+    code: PtxBlock, count: int, base: Int32, thread: Int32, row_bytes: int
+) -> list[str]:
+    """Addresses of a thread, for each four of its words: 16 columns of its warp's 16 rows.
+
+    A lane names one row of one of their four 8 x 8 parts.
     """
     lane = thread % 32
     row = thread // 32 * 16 + lane % 16
     mask = row * row_bytes // 128 % (row_bytes // 16)
     half = lane // 16
-    code = PtxBlock()
-    registers = code.read_all(words)
     start = code.read(base + row * row_bytes)
     chunks: dict[int, str] = {}
-    for i in range(0, len(words), 4):
-        byte = i * 8
-        run, chunk = byte // row_bytes, byte % row_bytes // 16
+    places = []
+    for i in range(0, count, 4):
+        run, chunk = i * 8 // row_bytes, i * 8 % row_bytes // 16
         if chunk not in chunks:
             place = ((chunk + half) ^ mask) * 16
             chunks[chunk] = code.do("add.s32", start, code.read(place), kind="b32")
-        operands = ", ".join(registers[i : i + 4])
-        offset = run * 64 * row_bytes
-        code.effect(
-            f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{chunks[chunk]}+{offset}], {{{operands}}};"
-        )
-    code.trace(effects=True)
+        places.append(f"{chunks[chunk]}+{run * 64 * row_bytes}")
+    return places

@@ -53,10 +53,10 @@ def load(
     queries, keys, values = (signals.ring(name) for name in "qkv")
     while index < problem.num_tiles:
         tile = locate(problem, index)
-        q, k, v = query_tiles(query, tile), _key_tiles(key, tile), _key_tiles(value, tile)
+        q, k, v = query_tiles(query, tile), key_tiles(key, tile), key_tiles(value, tile)
         last = tile.kv_stop - 1
         empty = tile.seqlen_k == 0 if problem.spec.ragged_k else False
-        _fill(signals, "k", key, k[None, None, last], keys, empty)
+        fill(signals, "k", key, k[None, None, last], keys, empty)
         keys = keys.next()
         if cutlass.const_expr(fetches_early(problem.spec)):
             for i in cutlass.range_constexpr(consumers):
@@ -68,13 +68,13 @@ def load(
         full = signals.expect("q_full", query.num_bytes * consumers, queries)
         for i in cutlass.range_constexpr(consumers):
             stage = queries.slot * consumers + i
-            _copy(query, q[None, None, tile.tile_number(i)], stage, full)
+            start_copy(query, q[None, None, tile.tile_number(i)], stage, full)
         for j in cutlass.range(1, tile.kv_tiles, unroll=1):
-            _fill(signals, "k", key, k[None, None, last - j], keys)
+            fill(signals, "k", key, k[None, None, last - j], keys)
             keys = keys.next()
-            _fill(signals, "v", value, v[None, None, last - j + 1], values)
+            fill(signals, "v", value, v[None, None, last - j + 1], values)
             values = values.next()
-        _fill(signals, "v", value, v[None, None, tile.kv_start], values, empty)
+        fill(signals, "v", value, v[None, None, tile.kv_start], values, empty)
         values = values.next()
         index = next_work(problem, index)
         queries = queries.next()
@@ -89,7 +89,7 @@ def fetches_early(spec: WarpgroupSpec) -> bool:
     return spec.scheduler in PERSISTENT and not output_over_queries(spec.pipeline, spec.gpu)
 
 
-def _fill(
+def fill(
     signals: Signals,
     name: str,
     operand: TileLoad,
@@ -104,16 +104,17 @@ def _fill(
     """
     signals.wait(f"{name}_empty", ring)
     full = signals.expect(f"{name}_full", operand.num_bytes, ring)
-    _copy(operand, tile, ring.slot, full, empty)
+    start_copy(operand, tile, ring.slot, full, empty)
 
 
-def _copy(
+def start_copy(
     operand: TileLoad,
     tile: cute.Tensor,
     stage: Int32 | int,
     full: cute.Pointer,
     empty: Boolean | bool = False,
 ) -> None:
+    """Start the copy of a tile into a stage, which completes `full`; empty as of `fill`."""
     target, source = _ends(operand, tile, stage)
     copy_box(operand.atoms, source, target, full, empty)
 
@@ -146,7 +147,7 @@ def query_tiles(query: TileLoad, tile: WorkTile) -> cute.Tensor:
     return cute.local_tile(tensor, query_box(spec, query.shape), (None, 0))
 
 
-def _key_tiles(operand: TileLoad, tile: WorkTile) -> cute.Tensor:
+def key_tiles(operand: TileLoad, tile: WorkTile) -> cute.Tensor:
     """Tiles of the work tile's keys or values, by their number in the sequence."""
     spec = tile.spec
     index = [tile.head_k] if spec.packed_k else [tile.head_k, tile.batch]

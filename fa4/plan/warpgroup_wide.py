@@ -1,0 +1,117 @@
+"""Backward kernels before tensor memory for wide heads: one of dK and dV, and one of dQ.
+
+Beyond 128 columns the sums of one kernel do not fit: with 64 keys and 256 columns, dK and dV take
+256 registers of a warpgroup's threads, where 240 are left of 255. And dQ, added up in memory by all
+CTAs of a sequence, asks for 4 bytes of L2 per 2.5 x 64 operations. So two kernels compute S and dP
+each, seven products instead of five, and no sum leaves its CTA; the order of sums is always the
+same.
+
+    `warpgroup_wide_keys`     64 keys stay, query tiles pass.
+        values  S = K Q^T, P; dV += P^T dO        P goes to the other warpgroup
+        keys    dP = V dO^T, dS; dK += dS^T Q     through shared memory
+    `warpgroup_wide_queries`  128 queries stay, 64 for each warpgroup, KV tiles pass.
+        S = Q K^T    dP = dO V^T    dQ += dS K, dS from registers
+
+The ledger at 256 columns, of a step (registers are those of a thread, KiB of shared memory, cycles
+those that tensor core and shared memory take at 4096 operations and 128 bytes a cycle):
+
+                  registers                        KiB                              tensor  memory
+    keys kernel   dK 128 + dP 32 + P 32 + dS 16    Q, dO 4 x 32, K, V 64, P 2 x 16  2048    2304
+    dQ kernel     dQ 128 + S 32 + dP 32 + dS 16    Q, dO 128, K 2 x 32, V 32        3072    3072
+
+A step is 64 x 64 pairs in the first and 128 x 64 in the second. A warpgroup with half of the
+columns of dK and dV for itself would hold 128 + 2 x 32 registers too, but compute S and dP twice;
+to exchange halves of S and dP takes twice the memory cycles that P does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fa4.config import WARPGROUP_ROWS, require, require_int
+from fa4.plan.schema import Arrive, Copy, Loop, Mma, Program, SmemAccess, Sync, Work
+from fa4.plan.warpgroup_code import unpacked
+from fa4.plan.work import WARPGROUP, mma
+
+CONSUMERS = 2
+STAGES = 2  # of Q, dO and P, and of K
+RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each warp
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
+ADDRESS_REGISTERS = 15
+BARRIER_BYTES = 8 * 32
+FLOAT_BYTES = 4
+LOAD_WARP = CONSUMERS * WARPGROUP // 32
+TILE_ROWS = WARPGROUP_ROWS  # queries of a tile of the keys' kernel, as of a warpgroup's keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideBackwardPipeline:
+    """The two kernels. Head dimensions are those of the tiles in shared memory.
+
+    tile_n: keys of a tile of the dQ kernel. v_stages: places for V there. overlap: a tile's first
+    products are issued before the last one of the tile before is waited for.
+    """
+
+    head_dim: int = 256
+    head_dim_v: int = 256
+    element_bytes: int = 2
+    causal: bool = False
+    tile_n: int = 64
+    v_stages: int = 1
+    overlap: bool = True
+    carry: bool = False
+    turns: bool = False
+    k_stages: int = 2
+    q_stages: int = 2
+    do_stages: int = 2
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name in ("head_dim", "head_dim_v"):
+            require_int(name, getattr(self, name), 16, 256)
+            require(getattr(self, name) % 16 == 0, f"{name} must be a multiple of 16",
+                    getattr(self, name))  # fmt: skip
+        require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
+        require_int("tile_n", self.tile_n, 16, 128)
+        require(self.tile_n % 16 == 0, "tile_n must be a multiple of 16", self.tile_n)
+        require_int("v_stages", self.v_stages, 1, 2)
+
+    def row_bytes(self, value: bool) -> int:
+        """Of a row of V or dO, or else of Q or K."""
+        return (self.head_dim_v if value else self.head_dim) * self.element_bytes
+
+
+def product(
+    pipeline: WideBackwardPipeline, cols: int, depth: int, *, from_registers: bool = False
+) -> Mma:
+    """A warpgroup's 64 rows x cols x depth."""
+    return mma(WARPGROUP_ROWS, cols, depth, element_bytes=pipeline.element_bytes,
+               a_in_tmem=from_registers, in_registers=True)  # fmt: skip
+
+
+def start(what: str, amount: Mma, reads: tuple[str, ...]) -> Program:
+    """A product, and what arrives when it is done."""
+    done = Arrive(f"{what}_done", after="tensor")
+    return Work(what, amount, asynchronous=True, reads=reads), done
+
+
+def all_steps(
+    pipeline: WideBackwardPipeline, trip: str, begin: Program, step: Program, done: Program
+) -> Program:
+    """All tiles that pass; with overlap, one begins before the last product of another is done."""
+    if not pipeline.overlap:
+        return (Loop(trip, (*begin, *step, *done)),)
+    return (*begin, Loop(trip, (*step, *begin, *done), offset=-1), *step, *done)
+
+
+def store(pipeline: WideBackwardPipeline, what: str, dim: int, place: str, done: str) -> Program:
+    """A warpgroup's gradient by way of shared memory that nobody reads any more."""
+    num_bytes = WARPGROUP_ROWS * dim * pipeline.element_bytes
+    return (
+        Work(f"scale {what}", unpacked(fma=dim / 2, alu=dim / 4)),
+        Work(f"write {what}", SmemAccess(num_bytes=num_bytes), writes=(place,)),
+        Work(f"show {what}", Sync(fenced=True)),
+        Work(f"store {what}", Copy(kind="store", num_bytes=num_bytes), asynchronous=True,
+             reads=(place,)),
+        Arrive(done, after="tma"),
+    )  # fmt: skip

@@ -1,0 +1,216 @@
+"""The kernel of dK and dV for wide heads (see `warpgroup_wide`): 64 keys stay, queries pass.
+
+Warpgroup `values` computes P and dV, warpgroup `keys` dS and dK; each has one product of d and one
+of dv columns, so that both have as much to do. P, in float32, has two places in shared memory, in
+the order in which threads hold it: thread t of one warpgroup hands it to thread t of the other. Of
+modified scores it is the raw ones, of which the other computes P again. Its places need no barrier
+to be given back: who writes P of m + 2 has Q of m + 2, in the place of that of m, which the other
+gave back when it had read P of m.
+"""
+
+from __future__ import annotations
+
+from fa4.config import WARPGROUP_ROWS
+from fa4.hardware import Gpu
+from fa4.plan.memory import Layout, require_fit
+from fa4.plan.memory_rules import TILE_ALIGN_BYTES
+from fa4.plan.schema import (
+    Arrive,
+    Buffer,
+    Copy,
+    Loop,
+    PipelinePlan,
+    Program,
+    Role,
+    Signal,
+    SmemAccess,
+    Wait,
+    Work,
+)
+from fa4.plan.warpgroup_code import unpacked
+from fa4.plan.warpgroup_wide import (
+    ADDRESS_REGISTERS,
+    BARRIER_BYTES,
+    CONSUMER_REGISTERS,
+    FLOAT_BYTES,
+    LOAD_WARP,
+    PRODUCER_REGISTERS,
+    RELEASES,
+    TILE_ROWS,
+    WideBackwardPipeline,
+    all_steps,
+    product,
+    start,
+    store,
+)
+from fa4.plan.work import WARPGROUP
+
+NAMES = ("values", "keys")
+STATS_BYTES = TILE_ROWS * FLOAT_BYTES  # one of the two numbers of each query of a tile
+P_BYTES = WARPGROUP_ROWS * TILE_ROWS * FLOAT_BYTES
+ELEMENTS = TILE_ROWS // 2  # of a tile of P that a thread has
+
+
+def wide_keys_plan(pipeline: WideBackwardPipeline, gpu: Gpu) -> PipelinePlan:
+    """The plan. Raises ValueError, with the sum of what exceeds, if it does not fit the machine."""
+    buffers = _lay_out(pipeline)
+    require_fit(buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
+    return PipelinePlan(
+        name=f"backward d{pipeline.head_dim}, dK and dV",
+        roles=(_values(pipeline), _keys(pipeline), _load(pipeline)),
+        signals=tuple(_signals(pipeline)),
+        buffers=tuple(buffers),
+        trips=("q_tiles",),
+        persistent=False,
+    )
+
+
+def _tile_bytes(pipeline: WideBackwardPipeline, name: str) -> int:
+    rows = TILE_ROWS if name in ("q", "do") else WARPGROUP_ROWS
+    return rows * pipeline.row_bytes(name in ("v", "do"))
+
+
+def _lay_out(pipeline: WideBackwardPipeline) -> list[Buffer]:
+    layout = Layout()
+    for name, stages in (("q", pipeline.q_stages), ("do", pipeline.do_stages), ("k", 1), ("v", 1)):
+        size = _tile_bytes(pipeline, name)
+        layout.add(name, "smem", size, stages=stages, align=TILE_ALIGN_BYTES)
+    layout.add("p", "smem", P_BYTES, stages=pipeline.q_stages, align=TILE_ALIGN_BYTES)
+    for name, stages in (("lse", pipeline.q_stages), ("d", pipeline.do_stages)):
+        layout.add(name, "smem", STATS_BYTES, stages=stages, align=128)
+    layout.add("barriers", "smem", BARRIER_BYTES, align=8)
+    return layout.buffers
+
+
+def _signals(pipeline: WideBackwardPipeline) -> list[Signal]:
+    """Rings of Q and dO with their statistics, and of P; products, stores, and the last meeting.
+
+    The first Q brings K along, the first dO brings V.
+    """
+    signals = []
+    for ring, first in (("q", "k"), ("do", "v")):
+        stages = pipeline.q_stages if ring == "q" else pipeline.do_stages
+        signals += [
+            Signal(name=f"{ring}_full", arrivals={"load_queries": 1}, waiters=NAMES, stages=stages,
+                   tx_bytes=_tile_bytes(pipeline, ring) + STATS_BYTES,
+                   first_tx_bytes=_tile_bytes(pipeline, first)),
+            Signal(name=f"{ring}_empty", arrivals=dict.fromkeys(NAMES, RELEASES),
+                   waiters=("load_queries",), stages=stages, free=stages),
+        ]  # fmt: skip
+    signals.append(
+        Signal(
+            name="p_full",
+            arrivals={"values": RELEASES},
+            waiters=("keys",),
+            stages=pipeline.q_stages,
+        )
+    )
+    for i, (name, *products) in enumerate((("values", "s", "dv"), ("keys", "dp", "dk"))):
+        other = NAMES[1 - i]
+        signals += [
+            *(Signal(name=f"{what}_done", arrivals={name: 1}, waiters=(name,), kind="products")
+              for what in products),
+            Signal(name=f"{name}_stored", arrivals={name: 1}, waiters=(name,), kind="group"),
+            Signal(name=f"{other}_read", arrivals={other: WARPGROUP}, waiters=(name,),
+                   kind="named"),
+        ]  # fmt: skip
+    return signals
+
+
+def _load(pipeline: WideBackwardPipeline) -> Role:
+    """Q with K, dO with V, then Q and dO of the later tiles, each with a number of every row."""
+
+    def fetch(what: str, stats: str, first: str = "") -> Program:
+        writes = (what, stats, first) if first else (what, stats)
+        num_bytes = STATS_BYTES + sum(_tile_bytes(pipeline, n) for n in (what, first) if n)
+        return (
+            Wait(f"{what}_empty"),
+            Work(f"load {what}", Copy(kind="load", num_bytes=num_bytes, cold=bool(first)),
+                 asynchronous=True, writes=writes),
+            Arrive(f"{what}_full", after="tma"),
+        )  # fmt: skip
+
+    return Role(
+        name="load_queries",
+        warps=(LOAD_WARP,),
+        registers=PRODUCER_REGISTERS,
+        program=(
+            *fetch("q", "lse", "k"),
+            *fetch("do", "d", "v"),
+            Loop("q_tiles", (*fetch("q", "lse"), *fetch("do", "d")), offset=-1),
+        ),
+    )
+
+
+def _values(pipeline: WideBackwardPipeline) -> Role:
+    """S and P, which is handed on, then dV."""
+    d, dv = pipeline.head_dim, pipeline.head_dim_v
+    powers = unpacked(mufu=ELEMENTS, fma=ELEMENTS, alu=ELEMENTS / 2)
+    begin: Program = (
+        Wait("q_full"),
+        *start("s", product(pipeline, TILE_ROWS, d), ("k", "q")),
+    )
+    step: Program = (
+        Wait("s_done"),
+        Work("exp S", powers, reads=("lse",)),
+        Arrive("q_empty"),
+        Work("write P", SmemAccess(num_bytes=P_BYTES), writes=("p",)),
+        Arrive("p_full"),
+        Wait("do_full"),
+        *start("dv", product(pipeline, dv, TILE_ROWS, from_registers=True), ("do",)),
+    )
+    done: Program = (Wait("dv_done"), Arrive("do_empty"))
+    return Role(
+        name="values",
+        warps=tuple(range(4)),
+        registers=CONSUMER_REGISTERS,
+        live={"dV": dv // 2, "S": ELEMENTS, "words of P": ELEMENTS // 2,
+              "addresses": ADDRESS_REGISTERS},
+        program=(
+            *all_steps(pipeline, "q_tiles", begin, step, done),
+            *_end(pipeline, "values", "dV", dv, "v"),
+        ),
+    )  # fmt: skip
+
+
+def _keys(pipeline: WideBackwardPipeline) -> Role:
+    """dP and, with the other's P, dS, then dK."""
+    d, dv = pipeline.head_dim, pipeline.head_dim_v
+    gradients = unpacked(fma=2 * ELEMENTS, alu=ELEMENTS / 2)
+    begin: Program = (
+        Wait("do_full"),
+        *start("dp", product(pipeline, TILE_ROWS, dv), ("v", "do")),
+    )
+    step: Program = (
+        Wait("p_full"),
+        Work("read P", SmemAccess(num_bytes=P_BYTES), reads=("p",)),
+        Wait("q_full"),
+        Wait("dp_done"),
+        Work("dS", gradients, reads=("d",)),
+        Arrive("do_empty"),
+        *start("dk", product(pipeline, d, TILE_ROWS, from_registers=True), ("q",)),
+    )
+    done: Program = (Wait("dk_done"), Arrive("q_empty"))
+    return Role(
+        name="keys",
+        warps=tuple(range(4, 8)),
+        registers=CONSUMER_REGISTERS,
+        live={"dK": d // 2, "dP": ELEMENTS, "P": ELEMENTS, "words of dS": ELEMENTS // 2,
+              "addresses": ADDRESS_REGISTERS},
+        program=(
+            *all_steps(pipeline, "q_tiles", begin, step, done),
+            *_end(pipeline, "keys", "dK", d, "k"),
+        ),
+    )  # fmt: skip
+
+
+def _end(pipeline: WideBackwardPipeline, name: str, what: str, dim: int, place: str) -> Program:
+    """Over V, or K, when the other warpgroup has read it for the last time."""
+    other = NAMES[1 - NAMES.index(name)]
+    stored = f"{name}_stored"
+    return (
+        Arrive(f"{name}_read"),
+        Wait(f"{other}_read"),
+        *store(pipeline, what, dim, place, stored),
+        Wait(stored),
+    )

@@ -1,0 +1,73 @@
+"""A thread's float32 to the same thread of the other warpgroup, through shared memory.
+
+In the order in which both hold them, 16 bytes at a time: those of the lanes lie side by side.
+"""
+
+from cutlass import Float32, Int32
+
+from fa4.sm100.kit.ptx_block import PtxBlock
+from fa4.sm100.kit.units import WARPGROUP
+
+VECTOR, VECTOR_BYTES = 4, 16
+STEP_BYTES = WARPGROUP * VECTOR_BYTES
+
+
+def thread_address(start: Int32, thread: Int32) -> Int32:
+    """Where a thread's first vector is; start: of the place."""
+    return start + thread * VECTOR_BYTES
+
+
+def hand_over(values: list[Float32], address: Int32) -> None:
+    """Store a thread's values."""
+    code = PtxBlock()
+    base, words = code.read(address), code.read_all(values)
+    for number in range(0, len(words), VECTOR):
+        some = ", ".join(words[number : number + VECTOR])
+        code.effect(f"st.shared.v4.f32 [{base}+{number // VECTOR * STEP_BYTES}], {{{some}}};")
+    code.trace(effects=True)
+
+
+def hand_over_words(words: list[Int32], address: Int32) -> None:
+    """Store a thread's words of two 16-bit elements."""
+    code = PtxBlock()
+    base, names = code.read(address), code.read_all(words)
+    for number in range(0, len(names), VECTOR):
+        some = ", ".join(names[number : number + VECTOR])
+        code.effect(f"st.shared.v4.b32 [{base}+{number // VECTOR * STEP_BYTES}], {{{some}}};")
+    code.trace(effects=True)
+
+
+def take_over_words(count: int, address: Int32, dtype: str) -> list[Float32]:
+    """Load `count` such words, as float32."""
+    code = PtxBlock()
+    base = code.read(address)
+    words = []
+    for number in range(count // VECTOR):
+        some = [code.register("b32") for _ in range(VECTOR)]
+        names = ", ".join(some)
+        code.effect(f"ld.shared.v4.b32 {{{names}}}, [{base}+{number * STEP_BYTES}];")
+        words += some
+    found = []
+    for word in words:
+        if dtype == "bf16":
+            low = code.do("shl.b32", word, "16", kind="b32")
+            high = code.do("and.b32", word, "0xffff0000", kind="b32")
+            found += [code.do("mov.b32", half) for half in (low, high)]
+        else:
+            low = code.do("and.b32", word, "0xffff", kind="b32")
+            high = code.do("shr.u32", word, "16", kind="b32")
+            for half in (low, high):
+                code.effect(f"{{ .reg .b16 h; cvt.u16.u32 h, {half}; cvt.f32.f16 {half}, h; }}")
+                found.append(code.do("mov.b32", half))
+    return code.trace(*found, effects=True)
+
+
+def take_over(count: int, address: Int32) -> list[Float32]:
+    """Load as many."""
+    code = PtxBlock()
+    base = code.read(address)
+    vectors = (
+        code.load("ld.shared.v4.f32", VECTOR, f"{base}+{number * STEP_BYTES}")
+        for number in range(count // VECTOR)
+    )
+    return code.trace(*(one for vector in vectors for one in vector), effects=True)

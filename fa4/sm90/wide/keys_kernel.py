@@ -1,0 +1,220 @@
+"""The kernel of dK and dV: its launch, its load warp and what its warpgroups work with."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from fa4.config import WARPGROUP_ROWS
+from fa4.plan.warpgroup_wide import TILE_ROWS
+from fa4.sm90.backward.columns import column_address
+from fa4.sm90.backward.load import MINUS_D, MINUS_LSE, LoadSources, RowNumbers, load_rows
+from fa4.sm90.backward.mods import score_mods
+from fa4.sm90.forward.products import operand_tiles
+from fa4.sm90.wide.exchange import thread_address
+from fa4.sm90.wide.keys_consumer import HalfWork, consume
+from fa4.sm90.wide.output import StoredRows
+from fa4.sm90.wide.products import RowProducts
+from fa4.sm90.wide.spec import WideBackwardSpec
+from fa4.sm90.wide.tiles import WarpgroupKeys, next_tile
+from fa4.sm100.backward.load import TileSource, load_keys
+from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, locate
+from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles, swizzle_bytes
+from fa4.sm100.kit.scores import scales
+from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
+from fa4.sm100.kit.signals import Signals, init_signals
+from fa4.sm100.kit.units import TILE_ROWS as BLOCK_ROWS
+from fa4.sm100.kit.units import WARP, WARPGROUP
+from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
+
+
+def tile_shapes(spec: WideBackwardSpec) -> dict[str, tuple[int, int, int]]:
+    """(rows, columns, stages) of each operand; 0 stages: it has one place."""
+    d, dv = spec.pipeline.head_dim, spec.pipeline.head_dim_v
+    return {
+        "q": (TILE_ROWS, d, spec.pipeline.q_stages),
+        "do": (TILE_ROWS, dv, spec.pipeline.do_stages),
+        "k": (WARPGROUP_ROWS, d, 0),
+        "v": (WARPGROUP_ROWS, dv, 0),
+    }
+
+
+@cute.jit
+def key_gradients(q, k, v, dout, dk, dv, stats, softmax_scale, softcap, window, longest, lengths,
+                  aux, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Launch it: a CTA for each 64 keys of a KV head."""
+    batch, seqlen_q, seqlen_k = k.shape[0], q.shape[-3], k.shape[-3]
+    if cutlass.const_expr(spec.packed_q):
+        batch, seqlen_q = lengths[0].shape[0] - 1, longest[0]
+    if cutlass.const_expr(spec.packed_k):
+        batch, seqlen_k = lengths[1].shape[0] - 1, longest[1]
+    heads_k = k.shape[-2]
+    blocks = (seqlen_k + WARPGROUP_ROWS - 1) // WARPGROUP_ROWS
+    q_blocks = (seqlen_q + BLOCK_ROWS - 1) // BLOCK_ROWS
+    shapes: cutlass.Constexpr = tile_shapes(spec)
+
+    def atom(op, tensor, name):
+        shape = shapes[name][:2]
+        return cpasync.make_tiled_tma_atom(op, tensor, swizzled_layout(*shape), shape)
+
+    def load_atoms(tensor, name, packed, ragged):
+        loading = cpasync.CopyBulkTensorTileG2SOp()
+        views = ending_views(rows_first(tensor, packed), 0, ragged)
+        return box_atoms(lambda view: atom(loading, view, name), views)
+
+    loads = (
+        load_atoms(q, "q", spec.packed_q, spec.ragged_q),
+        load_atoms(k, "k", spec.packed_k, spec.ragged_k),
+        load_atoms(v, "v", spec.packed_k, spec.ragged_k),
+        load_atoms(dout, "do", spec.packed_q, spec.ragged_q),
+    )
+    if cutlass.const_expr(spec.ragged_k):
+        stores = (None, dv), (None, dk)
+    else:
+        storing = cpasync.CopyBulkTensorTileS2GOp()
+        stores = tuple(
+            atom(storing, rows_first(tensor, spec.packed_k), name)
+            for tensor, name in ((dv, "v"), (dk, "k"))
+        )
+    sizes = (seqlen_q, seqlen_k, heads_k, q.shape[-2] // heads_k, blocks, q_blocks)
+    kernel(
+        loads, stores, stats, scales(spec, softmax_scale, softcap), softmax_scale, aux, sizes,
+        window, lengths, spec, trace,
+    ).launch(
+        grid=(blocks * heads_k * batch, 1, 1),
+        block=(spec.keys_plan.warps * WARP, 1, 1),
+        # One CTA per SM. Where ptxas cannot tell how many, it ignores setmaxnreg.
+        min_blocks_per_mp=1,
+        stream=stream,
+    )  # fmt: skip
+
+
+@cute.kernel
+def kernel(loads, stores, stats, factors, softmax_scale, aux, sizes, window, lengths,
+           spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Set up the barriers, then let every warp run its role."""
+    plan: cutlass.Constexpr = spec.keys_plan
+    memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
+    barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
+    signals = Signals(plan, "setup", trace, barriers)
+    problem = BackwardProblem(spec, *(*sizes, *window, *lengths))
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp == 0:
+        init_signals(signals)
+    if warp == 1:
+        for atom in (*(atoms[0] for atoms, _ in loads), *(atom for atom, _ in stores)):
+            if cutlass.const_expr(atom is not None):
+                cpasync.prefetch_descriptor(atom)
+    meet(spec.cta_group)
+    tile = locate(problem, WarpgroupKeys)
+
+    if has_role(warp, plan.role("load_queries")):
+        take_registers(plan, plan.role("load_queries"))
+        load(signals.of("load_queries"), tile, make_sources(spec, memory, loads, stats))
+    if has_role(warp, plan.role("values")):
+        take_registers(plan, plan.role("values"))
+        work = make_work(spec, memory, tile, factors, aux, stores[0], None)
+        consume(signals.of("values").numbered(0), tile, work, True)
+    if has_role(warp, plan.role("keys")):
+        take_registers(plan, plan.role("keys"))
+        work = make_work(spec, memory, tile, factors, aux, stores[1], softmax_scale)
+        consume(signals.of("keys").numbered(1), tile, work, False)
+    for idle, registers in plan.idle_warps.items():
+        if warp == idle:
+            cute.arch.setmaxregister_decrease(registers)
+
+
+@cute.jit
+def load(signals: Signals, tile: KeyTile, sources: LoadSources) -> None:
+    """Query heads of the group one after the other, their query tiles from the first on."""
+    queries, grads = signals.ring("q"), signals.ring("do")
+    trips = tile.trips
+    head, row_tile = tile.head_k * tile.group, tile.q_start
+    if trips > 0:
+        load_keys(signals, "q_full", sources.k, tile)
+        load_keys(signals, "do_full", sources.v, tile)
+    for _ in cutlass.range(trips, unroll=1):
+        load_rows(signals, "q", sources.q, sources.lse, tile, head, row_tile, queries)
+        load_rows(signals, "do", sources.dout, sources.d, tile, head, row_tile, grads)
+        queries, grads = queries.next(), grads.next()
+        head, row_tile = next_tile(tile, head, row_tile)
+
+
+def shared_tile(spec: WideBackwardSpec, memory: cute.Pointer, name: str) -> cute.Tensor:
+    """(rows, dim, stages) of a buffer of the plan, swizzled; (rows, dim) of one place."""
+    layout = swizzled_layout(*tile_shapes(spec)[name])
+    start = memory + spec.keys_plan.buffer(name).start
+    pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
+    return cute.make_tensor(pointer, layout.outer)
+
+
+def make_sources(
+    spec: WideBackwardSpec, memory: cute.Pointer, loads: tuple, stats: cute.Tensor
+) -> LoadSources:
+    """Q, K, V, dO and the numbers of rows on their way from global to shared memory."""
+    q, k, v, dout = (
+        TileSource(atoms, tensor, shared_tile(spec, memory, name))
+        for (atoms, tensor), name in zip(loads, ("q", "k", "v", "do"), strict=True)
+    )
+    lse, d = (
+        RowNumbers(which, stats, cute.recast_ptr(memory + spec.keys_plan.buffer(name).start,
+                                                 dtype=Float32))
+        for which, name in ((MINUS_LSE, "lse"), (MINUS_D, "d"))
+    )  # fmt: skip
+    return LoadSources(q, k, v, dout, lse, d)
+
+
+def held_words(spec: WideBackwardSpec, of_keys: bool) -> int:
+    """Words of K, or of V, that fit into a thread's registers: whole steps of a product."""
+    if not spec.held:
+        return 0
+    role = spec.keys_plan.role("keys" if of_keys else "values")
+    dim = spec.pipeline.head_dim_v if of_keys else spec.pipeline.head_dim
+    room = role.registers - sum(role.live.values())
+    return min(dim // 4, max(room - 24, 0) // 4 * 4)
+
+
+def make_work(
+    spec: WideBackwardSpec,
+    memory: cute.Pointer,
+    tile: KeyTile,
+    factors: tuple,
+    aux: tuple | None,
+    store: tuple,
+    output_scale: Float32 | None,
+) -> HalfWork:
+    """Of the warpgroup that scales its gradient, dK, by output_scale; or of the other one."""
+    of_keys = output_scale is not None
+    plan, start = spec.keys_plan, memory.toint().to(Int32)
+    scale_log2, score_scale = factors
+
+    def tiles(name: str, along_rows: bool) -> OperandTiles:
+        rows, dim, _ = tile_shapes(spec)[name]
+        place = start + plan.buffer(name).start
+        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=rows * dim * 2)
+
+    own, passing, summed = ("v", "do", "q") if of_keys else ("k", "q", "do")
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    atom, tensor = store
+    shared = shared_tile(spec, memory, "k" if of_keys else "v")
+    dim = tile_shapes(spec)[own][1]
+    return HalfWork(
+        first=RowProducts(
+            tiles(own, False),
+            tiles(passing, False),
+            spec.dtype,
+            TILE_ROWS,
+            start_own=start + plan.buffer(own).start,
+            row_bytes=swizzle_bytes(dim),
+            held=held_words(spec, of_keys),
+        ),
+        summed="dk" if of_keys else "dv",
+        rows=tiles(summed, True),
+        lse=column_address(start + plan.buffer("lse").start, thread),
+        d=column_address(start + plan.buffer("d").start, thread),
+        handed=thread_address(start + plan.buffer("p").start, thread),
+        scale_log2=scale_log2,
+        mods=score_mods(spec, score_scale, aux, tile, Int32(0)),
+        output=StoredRows(atom, tensor, shared, spec.packed_k),
+        output_scale=output_scale,
+    )

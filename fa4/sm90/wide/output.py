@@ -1,0 +1,97 @@
+"""A warpgroup's finished gradient: 64 rows of dQ, dK or dV, by way of shared memory."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+
+from fa4.config import WARPGROUP_ROWS
+from fa4.sm90.forward.output import VECTOR, meet_warpgroup, share
+from fa4.sm100.kit.rowmath import rounded
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.units import WARP, WARPGROUP
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Where a gradient goes.
+
+    atom, tensor: TMA store and its coordinates, (rows, dim, heads, batch); or, where a sequence may
+    end inside a tile of the tensor, atom None and the plain tensor. shared: (64, dim) swizzled,
+    which nobody reads any more. packed: are sequences packed?
+    """
+
+    atom: cute.CopyAtom | None
+    tensor: cute.Tensor
+    shared: cute.Tensor
+    packed: cutlass.Constexpr
+
+
+@dataclass(frozen=True)
+class RowsPlace:
+    """Which rows they are: tile `number` of 64 of a sequence of `length` rows from `start` on."""
+
+    head: Int32
+    batch: Int32
+    number: Int32
+    start: Int32
+    length: Int32
+
+
+@cute.jit
+def store_gradient(
+    signals: Signals,
+    done: cutlass.Constexpr,
+    output: StoredRows,
+    place: RowsPlace,
+    values: list[Float32],
+    dtype: cutlass.Constexpr,
+) -> None:
+    """A thread's values in 16 bits; done: the signal that the memory was read."""
+    share(rounded(values, dtype), output.shared)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    meet_warpgroup(signals)
+    if cutlass.const_expr(output.atom is not None):
+        if cute.arch.thread_idx()[0] % WARPGROUP < WARP:
+            store_by_tma(output, place)
+            signals.arrive(done, after="tma")
+    else:
+        store_rows(output, place)
+        signals.arrive(done, after="tma")
+    signals.wait(done)
+
+
+def store_by_tma(output: StoredRows, place: RowsPlace) -> None:
+    """TMA leaves out rows and columns that the tensor does not have."""
+    tensor = output.tensor[None, None, place.head, place.batch]
+    shape = tuple(cute.size(mode) for mode in output.shared.shape)
+    source, target = cpasync.tma_partition(
+        output.atom,
+        0,
+        cute.make_layout(1),
+        cute.group_modes(output.shared, 0, 2),
+        cute.group_modes(cute.local_tile(tensor, shape, (place.number, 0)), 0, 2),
+    )
+    cute.copy(output.atom, source, target)
+
+
+@cute.jit
+def store_rows(output: StoredRows, place: RowsPlace) -> None:
+    """With 16-byte stores, a row's vectors side by side; rows beyond the sequence stay out."""
+    vectors: cutlass.Constexpr = output.tensor.shape[-1] // VECTOR
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    for index in cutlass.range(thread, WARPGROUP_ROWS * vectors, WARPGROUP, unroll=1):
+        row, vector = index // vectors, index % vectors
+        position = place.number * WARPGROUP_ROWS + row
+        if position < place.length:
+            if cutlass.const_expr(output.packed):
+                target = output.tensor[place.start + position, place.head, None]
+            else:
+                target = output.tensor[place.batch, position, place.head, None]
+            source = cute.local_tile(output.shared, (1, VECTOR), (row, vector))
+            cute.autovec_copy(
+                cute.make_tensor(source.iterator, cute.make_layout(VECTOR)),
+                cute.local_tile(target, (VECTOR,), (vector,)),
+            )

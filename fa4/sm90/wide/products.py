@@ -1,0 +1,65 @@
+"""wgmma: the two kinds of products of the wide kernels, of 64 rows of a warpgroup.
+
+Sums are lists of Float32 as in `fa4.sm90.forward.products`: nothing may touch them before
+`wait_products` has returned them.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from fa4.sm90.forward import fragment
+from fa4.sm90.forward.products import multiply
+from fa4.sm100.kit.descriptors import OperandTiles, descriptors
+from fa4.sm100.kit.ptx_block import PtxBlock
+from fa4.sm100.kit.units import WARPGROUP
+
+
+@dataclass(frozen=True)
+class RowProducts:
+    """Products of a warpgroup's rows, which stay, with tiles that pass: S or dP, or transposed.
+
+    own, passing: both summed over their columns; passing is a ring of tiles of `width` rows. dtype:
+    of both. start_own, row_bytes: where own is in shared memory; held: how many of its words a
+    thread keeps in registers, of the first columns.
+    """
+
+    own: OperandTiles
+    passing: OperandTiles
+    dtype: cutlass.Constexpr
+    width: cutlass.Constexpr
+    start_own: Int32 | int = 0
+    row_bytes: cutlass.Constexpr = 0
+    held: cutlass.Constexpr = 0
+
+    def hold(self) -> list[Int32]:
+        """The words of own that a thread keeps in registers, once it is there."""
+        if not self.held:
+            return []
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        return fragment.load_matrices(self.held, self.start_own, thread, self.row_bytes)
+
+    def start(self, stage: Int32 | int, words: list[Int32] | None = None) -> list[Float32]:
+        """Start own x passing^T with the tile of a stage, as a group of its own. words: `hold`."""
+        code = PtxBlock()
+        held = code.read_all(words or [])
+        a = ["{" + ", ".join(held[i : i + 4]) + "}" for i in range(0, len(held), 4)]
+        a += descriptors(code, self.own.low, self.own.high, self.own.steps[len(a) :])
+        b = descriptors(code, self.passing.stage(stage), self.passing.high, self.passing.steps)
+        sums = [code.register("f32") for _ in range(self.width // 2)]
+        multiply(code, sums, a, b, self.dtype, added=False, transposed=False)
+        return code.trace(*sums, effects=True)
+
+
+def start_sum(
+    sums: list[Float32], words: list[Int32], rows: OperandTiles, stage: Int32 | int, dtype: str
+) -> list[Float32]:
+    """Start sums += A B, as a group of its own: A's words, B of a stage, summed over its rows."""
+    code = PtxBlock()
+    into, held = code.update_all(sums), code.read_all(words)
+    a = ["{" + ", ".join(held[i : i + 4]) + "}" for i in range(0, len(held), 4)]
+    b = descriptors(code, rows.stage(stage), rows.high, rows.steps)
+    multiply(code, into, a, b, dtype, added=True, transposed=True)
+    return code.trace(*into, effects=True)

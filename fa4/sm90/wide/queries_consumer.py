@@ -1,0 +1,221 @@
+"""A warpgroup of the dQ kernel: its 64 queries' products with every KV tile, dS, and dQ."""
+
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from fa4.config import Exp2Split
+from fa4.sm90.forward import fragment
+from fa4.sm90.forward.products import wait_products
+from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
+from fa4.sm90.wide.products import RowProducts, start_sum
+from fa4.sm90.wide.row_mods import RowScoreMods
+from fa4.sm100.kit.descriptors import OperandTiles
+from fa4.sm100.kit.ptx_block import PtxBlock, stand_apart
+from fa4.sm100.kit.rings import Ring
+from fa4.sm100.kit.rowmath import rounded
+from fa4.sm100.kit.signals import Signals
+from fa4.sm100.kit.tiles import WorkTile
+from fa4.sm100.kit.units import WARPGROUP
+
+PART = 16  # elements of a thread whose modified scores there are at a time
+
+
+@dataclass(frozen=True)
+class QueryWork:
+    """What a warpgroup works with.
+
+    number: which warpgroup it is. scores, upstream: S and dP. key_rows: K, summed over its rows.
+    stats: in global memory, (heads, tiles, 2, 128); stats_tile: of the block. scale_log2: from
+    scores to exponents of 2.
+    """
+
+    number: Int32
+    scores: RowProducts
+    upstream: RowProducts
+    key_rows: OperandTiles
+    stats: cute.Tensor
+    stats_tile: Int32
+    scale_log2: Float32
+    softmax_scale: Float32
+    mods: RowScoreMods
+    output: StoredRows
+
+
+@dataclass(frozen=True)
+class RowPair:
+    """A thread's two rows of queries, and -LSE log2(e) and -D of each."""
+
+    rows: tuple
+    lse: list
+    d: list
+
+
+@dataclass(frozen=True)
+class QueryState:
+    """What is carried from one KV tile to the next. dq: a thread's part.
+
+    words: dS of the tile whose product is next, with overlap. keys: of that tile, or of the next.
+    """
+
+    dq: list
+    words: list
+    keys: Ring
+    values: Ring
+    number: Int32
+
+
+@cute.jit
+def consume(signals: Signals, tile: WorkTile, work: QueryWork) -> None:
+    """Every KV tile of the work tile, last keys first."""
+    if tile.first_row < tile.seqlen_q:
+        spec: cutlass.Constexpr = tile.spec
+        if cutlass.const_expr(spec.turns):  # noqa: SIM102
+            if work.number == 1:
+                signals.of("queries1").numbered(0).arrive("turn#")
+        rows = read_rows(tile, work)
+        state = QueryState(
+            dq=[Float32(0.0)] * (spec.pipeline.head_dim // 2), words=[],
+            keys=signals.ring("k"), values=signals.ring("v"), number=tile.kv_stop,
+        )  # fmt: skip
+        if cutlass.const_expr(spec.carry):
+            state = step(signals, tile, work, rows, state)
+            for _ in cutlass.range(tile.kv_tiles - 1, unroll=1):
+                state = step(signals, tile, work, rows, state)
+            state = finish_product(signals, work, state, start_product(signals, work, state), 0)
+        else:
+            for _ in cutlass.range(tile.kv_tiles, unroll=1):
+                state = step(signals, tile, work, rows, state)
+                dq = start_product(signals, work, state)
+                state = replace(finish_product(signals, work, state, dq, 0), words=[])
+        dq = [value * work.softmax_scale for value in state.dq]
+        number = tile.tile_number(work.number)
+        place = RowsPlace(tile.head, tile.batch, number, tile.start_q, tile.seqlen_q)
+        store_gradient(signals, "stored#", work.output, place, dq, spec.dtype)
+
+
+def read_rows(tile: WorkTile, work: QueryWork) -> RowPair:
+    """The thread's rows, and the two numbers of each."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    first = fragment.thread_row(thread)
+    steps = [first + i * fragment.ROW_STEP for i in range(fragment.ROWS_OF_THREAD)]
+    inside = [work.number * tile.spec.tile_rows + row for row in steps]
+    lse, d = (
+        [work.stats[tile.head, work.stats_tile, which, row] for row in inside] for which in (0, 1)
+    )
+    return RowPair(tuple(tile.tile_row(work.number) + row for row in steps), lse, d)
+
+
+def step(
+    signals: Signals, tile: WorkTile, work: QueryWork, rows: RowPair, state: QueryState
+) -> QueryState:
+    """dS of a KV tile, beside the product of the tile before, if there are words of it."""
+    spec, values, before = tile.spec, state.values, bool(state.words)
+    keys = state.keys.next() if before else state.keys
+    number = state.number - 1
+    signals.wait("k_full", keys)
+    if spec.turns:
+        signals.wait("v_full", values)
+        signals.wait("turn#")
+    s = work.scores.start(keys.slot)
+    signals.arrive("s#_done", after="tensor")
+    dq = start_product(signals, work, state) if before else []
+    if not spec.turns:
+        signals.wait("v_full", values)
+    dp = work.upstream.start(values.slot)
+    signals.arrive("dp#_done", after="tensor")
+    if spec.turns:
+        signals.hand_on("turn#", 2)
+    signals.wait("s#_done")
+    s = wait_products(2 if before else 1, s)
+    p = s
+    if not spec.modifies_scores:
+        p = probabilities(tile, work, rows, number, s)
+    if before:
+        stand_apart(tile.seqlen_k)  # else ptxas waits for dQ before the exponentials
+        state = finish_product(signals, work, state, dq, 1)
+    signals.wait("dp#_done")
+    dp = wait_products(0, dp)
+    signals.arrive_once("v_empty", values)
+    if spec.modifies_scores:
+        ds = modified_gradients(tile, work, rows, number, s, dp)
+    else:
+        ds = sums_times(dp, p, rows.d)
+    words = rounded(ds, spec.dtype)
+    return QueryState(state.dq, words, keys, values.next(), number)
+
+
+def start_product(signals: Signals, work: QueryWork, state: QueryState) -> list[Float32]:
+    """dQ += dS K of the words' tile, as a group of its own."""
+    dtype = work.mods.mods.spec.dtype
+    dq = start_sum(state.dq, state.words, work.key_rows, state.keys.slot, dtype)
+    signals.arrive("dq#_done", after="tensor")
+    return dq
+
+
+def finish_product(
+    signals: Signals, work: QueryWork, state: QueryState, dq: list[Float32], pending: int
+) -> QueryState:
+    """dQ; its keys are given back. pending: groups of products that were started later."""
+    signals.wait("dq#_done")
+    dq = wait_products(pending, dq)
+    signals.arrive_once("k_empty", state.keys)
+    return replace(state, dq=dq, keys=state.keys.next())
+
+
+def probabilities(
+    tile: WorkTile, work: QueryWork, rows: RowPair, number: Int32, raw: list[Float32],
+    first: int = 0,
+) -> list[Float32]:  # fmt: skip
+    """P in float32; raw: scores as the tensor core made them, the elements from `first` on."""
+    first_key = number * tile.spec.tile_n + fragment.column_of(first)
+    scores = work.mods.modified(raw, first_key)
+    scores = masked(tile, rows, work.number, number, first_key, scores)
+    return fragment.powers(scores, work.scale_log2, rows.lse, Exp2Split())
+
+
+def modified_gradients(
+    tile: WorkTile, work: QueryWork, rows: RowPair, number: Int32, raw: list[Float32],
+    dp: list[Float32],
+) -> list[Float32]:  # fmt: skip
+    """dS in float32, of modified scores."""
+    ds: list[Float32] = []
+    for first in range(0, len(dp), PART):
+        mine = raw[first : first + PART]
+        p = probabilities(tile, work, rows, number, mine, first)
+        values = sums_times(dp[first : first + PART], p, rows.d)
+        first_key = number * tile.spec.tile_n + fragment.column_of(first)
+        ds += work.mods.passed_back(values, mine, first_key)
+    return ds
+
+
+def sums_times(
+    values: list[Float32], factors: list[Float32], terms: list[Float32]
+) -> list[Float32]:
+    """(value + number of its row) * factor."""
+    code = PtxBlock()
+    registers, scales, numbers = (code.read_all(one) for one in (values, factors, terms))
+    results = [
+        code.do("mul.rn.f32", code.do("add.rn.f32", x, numbers[fragment.row_of(i)]), scale)
+        for i, (x, scale) in enumerate(zip(registers, scales, strict=True))
+    ]
+    return code.trace(*results)
+
+
+@cute.jit
+def masked(
+    tile: WorkTile, rows: RowPair, warpgroup: Int32, number: Int32, first_key: Int32,
+    s: list[Float32],
+) -> list[Float32]:  # fmt: skip
+    """S from a key on, with -inf where a row does not see a key."""
+    whole_stop, whole_start = tile.whole_tiles(tile.tile_row(warpgroup))
+    if (number >= whole_stop) | (number < whole_start):
+        starts = None
+        if cutlass.const_expr(tile.mask.has_start):
+            starts = [tile.visible_start(row) - first_key for row in rows.rows]
+        stops = [tile.visible_end(row) - first_key for row in rows.rows]
+        quad_thread = cute.arch.thread_idx()[0] % fragment.QUAD
+        s = fragment.keep_columns(s, starts, stops, quad_thread)
+    return s

@@ -1,0 +1,143 @@
+"""Faults planted in the Hopper backward kernels of wide heads are caught in the emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from fa4.plan import warpgroup_wide
+from fa4.sm90.wide import keys_consumer, output, queries_consumer, queries_kernel
+from fa4.sm90.wide.spec import WideBackwardSpec
+from fa4.testing import Case, assert_within_budget
+from tests.sm90.wide_kernel import build
+from tests.sm100.altered import Edit, put_in_place
+from tests.sm100.backward_kernel import prepare_stats
+from tests.sm100.forward_kernel import make_inputs
+
+WRONG = "wrong result"
+STEPS_LIMIT = 100_000
+SPEC = {"head_dim": 16, "head_dim_v": 144, "causal": True}
+RUNS: tuple[dict[str, Any], ...] = (
+    {"schedule": "fifo", "resident_clusters": 1},
+    {"schedule": "adversarial", "seed": 1, "resident_clusters": 2},
+)
+# What is caught, and by what kind of finding.
+FAULTS: dict[str, tuple[Edit, str]] = {
+    "P is read before it is handed over": (
+        Edit(keys_consumer, '    signals.wait("p_full", queries)\n', ""),
+        "race",
+    ),
+    "P is announced before it is written": (
+        Edit(
+            keys_consumer,
+            """    hand_over(s if spec.modifies_scores else p, work.handed + queries.slot * P_BYTES)
+    signals.arrive_once("p_full", queries)
+""",
+            """    signals.arrive_once("p_full", queries)
+    hand_over(s if spec.modifies_scores else p, work.handed + queries.slot * P_BYTES)
+""",
+        ),
+        "race",
+    ),
+    "one place for P of two tiles": (
+        Edit(
+            keys_consumer,
+            "hand_over(s if spec.modifies_scores else p, work.handed + queries.slot * P_BYTES)",
+            "hand_over(s if spec.modifies_scores else p, work.handed)",
+        ),
+        WRONG,
+    ),
+    "dV over V that the other warpgroup reads": (
+        Edit(keys_consumer, '    signals.wait(f"{other}_read")\n', ""),
+        "race",
+    ),
+    "a tile is given back while its product reads it": (
+        Edit(
+            keys_consumer,
+            """    sums = wait_products(0, sums)
+    signals.arrive_once("do_empty" if work.summed == "dv" else "q_empty", state.last)
+""",
+            """    signals.arrive_once("do_empty" if work.summed == "dv" else "q_empty", state.last)
+    sums = wait_products(0, sums)
+""",
+        ),
+        "race",
+    ),
+    "P is computed while S's product runs": (
+        Edit(keys_consumer, "s = wait_products(int(before), s)", "s = wait_products(1, s)"),
+        "missing-wait",
+    ),
+    "dP is read while its product runs": (
+        Edit(queries_consumer, "    dp = wait_products(0, dp)\n", ""),
+        "missing-wait",
+    ),
+    "dQ's words are written while its product reads them": (
+        Edit(queries_consumer, "finish_product(signals, work, state, dq, 1)",
+             "finish_product(signals, work, state, dq, 2)"),
+        "race",
+    ),
+    "no fence between a gradient and its store": (
+        Edit(output, '    cute.arch.fence_proxy("async.shared", space="cta")\n', ""),
+        "missing-proxy-fence",
+    ),
+    "Q's bytes are not counted": (
+        Edit(queries_kernel, "CONSUMERS * source.num_bytes", "source.num_bytes"),
+        "race",
+    ),
+    "-D of the rows 64 later": (
+        Edit(queries_consumer, "inside = [work.number * tile.spec.tile_rows + row",
+             "inside = [(1 - work.number) * tile.spec.tile_rows + row"),
+        WRONG,
+    ),
+    "LSE of the first tile": (
+        Edit(keys_consumer, "offset = state.queries.slot * rows + column", "offset = column"),
+        WRONG,
+    ),
+}  # fmt: skip
+FEW = ("P is read before it is handed over", "dP is read while its product runs")
+
+
+def caught_by(edit: Edit, folder: Path) -> set[str]:
+    """Kinds of findings, and WRONG if a gradient is beyond its budget."""
+    with pytest.MonkeyPatch.context() as patch:
+        put_in_place([edit], folder, patch)
+        spec = WideBackwardSpec(**SPEC)
+        run = build(spec)
+        case = Case(batch=1, seqlen_q=300, seqlen_k=300, heads_k=1, group=1, head_dim=16,
+                    head_dim_v=144, dtype="bf16", causal=True)  # fmt: skip
+        found: set[str] = set()
+        for how in RUNS:
+            inputs = make_inputs(spec, case)
+            stats, _ = prepare_stats(spec, inputs)
+            reports, outputs = run.launch(inputs, stats, collect=True, max_steps=STEPS_LIMIT, **how)
+            found |= {finding.kind for report in reports for finding in report.findings}
+            if "step-limit" in found:
+                break
+            try:
+                assert_within_budget(inputs, outputs, gradients_alone=True)
+            except AssertionError:
+                found.add(WRONG)
+        return found
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_fault_is_caught(name: str, tmp_path: Path) -> None:
+    edit, kind = FAULTS[name]
+    assert kind in caught_by(edit, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(FAULTS) - set(FEW)))
+def test_other_fault_is_caught(name: str, tmp_path: Path) -> None:
+    edit, kind = FAULTS[name]
+    assert kind in caught_by(edit, tmp_path)
+
+
+def test_nothing_is_found_without_a_fault(tmp_path: Path) -> None:
+    """An unaltered copy in the same place: it is the edits that are caught."""
+    same = Edit(warpgroup_wide, "STAGES = 2", "STAGES = 2")
+    assert caught_by(same, tmp_path) == set()

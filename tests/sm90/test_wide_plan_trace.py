@@ -1,0 +1,95 @@
+"""The compiled kernels of wide heads are their plans: steps as traced, counts and registers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from fa4.compiled.backward import compile_wide_backward
+from fa4.inspect.codegen import read_kernels
+from fa4.plan.schema import Arrive, PipelinePlan, Wait
+from fa4.plan.warpgroup_wide import TILE_ROWS
+from fa4.plan.warpgroup_wide_keys import NAMES
+from fa4.sm90.wide.spec import WideBackwardSpec
+from tests.sm90.test_plan_trace import init_counts, signalled
+
+SPECS: dict[str, dict[str, Any]] = {
+    "widest": {"head_dim": 256, "head_dim_v": 256, "causal": True},
+    "uneven": {"head_dim": 192, "head_dim_v": 128},
+    "packed": {"head_dim": 72, "head_dim_v": 136, "packed_q": True, "packed_k": True},
+}
+END = ("mine_read", "other_read", "stored", "stored")  # arrive, wait, arrive, wait
+Steps = list[tuple[str, Wait | Arrive]]
+
+
+@dataclass(frozen=True)
+class TracedWide:
+    """A compiled spec and the steps of both kernels, in the order of the code."""
+
+    spec: WideBackwardSpec
+    compiled: Any
+    steps: Steps
+
+    @property
+    def plans(self) -> tuple[PipelinePlan, PipelinePlan]:
+        """In the order of the launches."""
+        return self.spec.keys_plan, self.spec.queries_plan
+
+
+@pytest.fixture(scope="module", params=SPECS)
+def traced(request: pytest.FixtureRequest) -> TracedWide:
+    spec = WideBackwardSpec(**SPECS[request.param])
+    steps: Steps = []
+    return TracedWide(spec, compile_wide_backward(spec, trace=steps), steps)
+
+
+def check_steps(plans: tuple[PipelinePlan, ...], steps: Steps) -> None:
+    """Each role's, in the order of its program.
+
+    A load warp's loop has the first fills in it, which the plan names apart; the second end of the
+    others of its kernel is of CTAs without a query.
+    """
+    roles = [role for plan in plans for role in plan.roles]
+    for role in roles:
+        wanted = signalled(role.program)
+        if role.name.startswith("load"):
+            wanted = wanted[: len(wanted) // 2]
+        found = [step for name, step in steps if name == role.name]
+        assert found[: len(wanted)] == wanted, role.name
+        end = wanted[-len(END) :] if role.name in NAMES else []
+        assert found[len(wanted) :] == end, role.name
+    assert {name for name, _ in steps} == {role.name for role in roles}
+
+
+def test_steps_are_the_plans(traced: TracedWide) -> None:
+    check_steps(traced.plans, traced.steps)
+
+
+@pytest.mark.parametrize("number", [0, 9, 30, -1])
+def test_a_step_that_is_missing_is_seen(traced: TracedWide, number: int) -> None:
+    del (shorter := list(traced.steps))[number]
+    with pytest.raises(AssertionError):
+        check_steps(traced.plans, shorter)
+
+
+def test_counts_registers_and_products_are_the_plans(traced: TracedWide) -> None:
+    """Arrive counts, register budgets, threads and shapes of wgmma; nothing is spilled."""
+    pipeline, ptx = traced.spec.pipeline, traced.compiled.artifacts.PTX
+    signals = [signal for plan in traced.plans for signal in plan.signals]
+    counts = [s.arrive_count for s in signals for _ in range(s.stages) if s.kind == "mbarrier"]
+    made = [count for kernel in ptx.split(".entry") for count in init_counts(kernel)]
+    assert sorted(made) == sorted(counts)
+    budgets = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)}
+    for plan in traced.plans:
+        assert {r.registers for r in plan.roles} | set(plan.idle_warps.values()) == budgets
+        assert f".reqntid {plan.warps * 32}" in ptx
+    shapes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", ptx))
+    columns = (TILE_ROWS, pipeline.tile_n, pipeline.head_dim, pipeline.head_dim_v)
+    assert shapes == set(map(str, columns))
+    for code in read_kernels(traced.compiled.artifacts.CUBIN):
+        assert code.resources.stack_bytes == code.resources.frame_bytes == 0
