@@ -82,6 +82,7 @@ def default_plan(wide: bool = False) -> dict[str, Any]:
                 "head_dim": d, "head_dim_v": dv, "causal": causal, **fields
             }
             for d, dv, causal in kinds for name, fields in choices
+            if d < 256 or "held" not in fields  # there it makes no difference
         },
         "problems": [
             {"head_dim": d, "causal": causal, "seqlen": n, "batch": TOKENS // n,
