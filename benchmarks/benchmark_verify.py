@@ -44,6 +44,7 @@ from fa4.testing.properties import PROPERTIES, Property
 from fa4.testing.report import FAILED, NOT_ROBUST
 from fa4.testing.runner import run_property
 from fa4.testing.statistics import GRADIENT_STATISTICS, STATISTICS
+from fa4.testing.walk import Walk
 from tests.testing.planted import FAULTS, STYLES
 from tests.testing.remembered import remembered_budgets
 from tests.testing.test_styles import TIGHT
@@ -82,11 +83,12 @@ class Shares:
     def __init__(self, prop: Property) -> None:
         self.check, self.cases, self.worst = prop.check, dict[str, int](), dict[str, float]()
 
-    def __call__(self, backend: Backend, case: Case) -> float:
-        """Judge a case; what is not covered is not counted."""
-        share = self.check(backend, case)
-        self.cases[case.dtype] = self.cases.get(case.dtype, 0) + 1
-        self.worst[case.dtype] = max(self.worst.get(case.dtype, 0.0), share)
+    def __call__(self, backend: Backend, case: Case | Walk) -> float:
+        """Judge a case, or a session; what is not covered is not counted."""
+        share = self.check(backend, case)  # type: ignore[arg-type]
+        dtype = case.case.dtype if isinstance(case, Walk) else case.dtype
+        self.cases[dtype] = self.cases.get(dtype, 0) + 1
+        self.worst[dtype] = max(self.worst.get(dtype, 0.0), share)
         return share
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from docs.marked_tables import MarkedTables
+from fa4.commands.bench_random import summarize
 from fa4.plan.render import markdown_table
 from lab.records import read_record
 
@@ -115,12 +116,42 @@ def render_calls(points: Callable[[], Iterator[SpeedPoint]]) -> str:
     return markdown_table(("head dim", "mask", *heads), rows)
 
 
+def render_random() -> str:
+    """Groups of random calls against the fastest peer of each: how many times as fast."""
+    rows = [
+        (one["group"], str(one["calls"]), f"{one['mean']:.3f}", str(one["slower"]),
+         f"{one['worst']:.2f}")
+        for one in summarize(read_record("hopper_random")["rows"])
+    ]  # fmt: skip
+    return markdown_table(("calls of", "calls", "times as fast", "slower in", "worst"), rows)
+
+
+def render_few() -> str:
+    """Calls that do not fill the GPU: microseconds, and in how many parts keys are divided."""
+    rows = []
+    for row in read_record("hopper_splits"):
+        p, found = row["problem"], row["microseconds"]
+        times = [f"{found[name]:.0f}" if name in found else "-" for name in ("fa4", *PEERS)]
+        whole = row["by_parts"]["1"]
+        mask = ", causal" if p["causal"] else ""
+        sizes = f"{p['batch']} x {p['seqlen_q']:,} on {p['seqlen_k']:,} keys{mask}"
+        heads = f"{p['heads_q']} on {p['heads_k']}"
+        speed = f"{row['tb_per_s']['fa4']:.2f}" if p["seqlen_q"] == 1 else ""
+        rows.append((sizes, heads, str(p["head_dim"]), *times, f"{whole:.0f}", speed))
+    return markdown_table(
+        ("queries", "heads", "head dim", "this kernel", *PEERS.values(), "not divided", "TB/s"),
+        rows,
+    )
+
+
 TABLES = MarkedTables(
     "python docs/hopper_speed.py",
     {
         "means": render_means,
         "calls": lambda: render_calls(bench_points),
         "kernel": lambda: render_calls(kernel_points),
+        "random": render_random,
+        "few": render_few,
         "gradient means": lambda: render_means(gradient_points),
         "gradients": lambda: render_calls(gradient_points),
         "wide gradient means": lambda: render_means(wide_points),

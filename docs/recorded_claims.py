@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from docs.hopper_speed import SpeedPoint, bench_points, kernel_points
+from fa4.commands.bench_random import summarize
 from fa4.figures.measured import B200_FILE
 from fa4.hardware import B200
 from fa4.sim.measurements import read_measurements
@@ -174,6 +175,11 @@ def saved_by_a_pair() -> float:
     return 1 - pair_cycles() / pair_cycles("d 128")
 
 
+def random_calls() -> dict[str, Any]:
+    """All random calls against the fastest of the others in each."""
+    return summarize(record("hopper_random")["rows"])[0]
+
+
 RESCALES = "rescales: times fewer with tau 8, scores of std "
 ATTENTION = "products of random numbers, softmax arithmetic, boxes from L2"
 STARTED = "start/384 threads, 16 KiB from L2, replaced"
@@ -201,6 +207,10 @@ RECORDED: dict[str, Callable[[], str]] = {
     "forward_skeleton_hopper: launches without products": lambda: f"{max(skeletons(False))}",
     "forward_skeleton_hopper: kernels": lambda: f"{len(skeletons(True))}",
     "forward_skeleton_hopper: launches": lambda: f"{max(skeletons(True))}",
+    "hopper_random: calls": lambda: f"{random_calls()['calls']}",
+    "hopper_random: times as fast": lambda: f"{random_calls()['mean']:.2f}",
+    "hopper_random: slower": lambda: f"{random_calls()['slower']}",
+    "hopper_random: worst": lambda: f"{random_calls()['worst']:.2f}",
     "hopper_bench: calls": lambda: f"{len(list(bench_points()))}",
     "hopper_bench: times as fast as flash-attn-4": lambda: f"{times_as_fast('flash-attn-4'):.2f}",
     "hopper_bench: times as fast as cuDNN": lambda: f"{times_as_fast('cudnn'):.2f}",

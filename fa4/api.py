@@ -60,7 +60,7 @@ def flash_attn_func(
     window_size: Window = (None, None),
     learnable_sink: Array | None = None,
     softcap: float = 0.0,
-    num_splits: int = 1,
+    num_splits: int = 0,
     pack_gqa: bool | None = None,
     deterministic: bool = True,
     score_mod: Callable[..., Any] | None = None,
@@ -85,7 +85,9 @@ def flash_attn_func(
         window_size: (left, right) keys visible on each side of that diagonal.
         learnable_sink: (Hq,) logit per head that takes probability but has no value vector.
         softcap: scores become softcap * tanh(score / softcap); 0 switches it off.
-        num_splits: parts of the KV sequence computed apart and combined.
+        num_splits: parts of the KV sequence computed apart and combined; 0: the kernel's choice,
+            by which a CTA has all keys where there is work for all SMs. A number has the same bits
+            in every call.
         pack_gqa: do query heads share a kernel's tile? None: where they can. Changes no result.
         deterministic: a fixed order of sums in the backward pass, and so the same bits each time;
             False is faster. torch.use_deterministic_algorithms(True) means True in any case.
@@ -152,7 +154,7 @@ def flash_attn_varlen_func(
     window_size: Window = (None, None),
     learnable_sink: Array | None = None,
     softcap: float = 0.0,
-    num_splits: int = 1,
+    num_splits: int = 0,
     pack_gqa: bool | None = None,
     deterministic: bool = True,
     score_mod: Callable[..., Any] | None = None,

@@ -416,7 +416,8 @@ class WarpgroupPipeline:
     FlashAttention-2. p_source: P enters P V from "registers", or through "smem". emulated: share of
     the exponentials that a polynomial computes. ahead: a CTA starts the first S of its next work
     tile before it stores this one's O, with overlap and where O does not lie over Q. design: whose
-    code, "fa4" (this package's kernel) or "flash_attn.cute".
+    code, "fa4" (this package's kernel) or "flash_attn.cute". num_splits: parts of the KV sequence
+    that different CTAs compute; if 2 or more, their O leaves registers as float32.
     """
 
     head_dim: int = 128
@@ -433,11 +434,13 @@ class WarpgroupPipeline:
     emulated: float = 0.0
     ahead: bool = False
     design: str = "fa4"
+    num_splits: int = 1
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
         _fill_head_dim_v(self)
         require_int("head_dim", self.head_dim, 8, 256)
+        require_int("num_splits", self.num_splits, 1, 256)
         require_finite("emulated", self.emulated, 0.0)
         require(self.emulated <= 1.0, "emulated must be at most 1", self.emulated)
         require(self.element_bytes in (1, 2), "element_bytes must be 1 or 2", self.element_bytes)
@@ -474,11 +477,6 @@ class WarpgroupPipeline:
     @property
     def cta_group(self) -> int:
         """CTAs that work together: one."""
-        return 1
-
-    @property
-    def num_splits(self) -> int:
-        """Parts of the KV sequence that different CTAs compute: one."""
         return 1
 
     @property

@@ -160,7 +160,7 @@ def _check_factors(call: Call) -> None:
 
 def _check_options(call: Call) -> None:
     """Numbers, and combinations without a meaning."""
-    require_int("num_splits", call.num_splits, 1, 256)
+    require_int("num_splits", call.num_splits, 0, 256)
     if call.pack_gqa not in (None, True, False):
         raise TypeError(f"pack_gqa must be True, False or None; got {call.pack_gqa!r}")
     Dropout(probability=call.dropout_p, seed=call.dropout_seed or 0)

@@ -119,7 +119,7 @@ OPTIONS = (
            doc="logit per head that takes probability but has no value vector"),
     Option(name="softcap", default=0.0, kind=NUMBER, rule="0 or more, finite",
            doc="scores become softcap * tanh(score / softcap); 0 switches it off"),
-    Option(name="num_splits", default=1, kind=COUNT, rule="1 to 256",
+    Option(name="num_splits", default=0, kind=COUNT, rule="0 to 256; 0: the kernel's choice",
            doc="parts of the KV sequence computed apart and combined"),
     Option(name="pack_gqa", default=None, kind="True, False or None",
            doc="do query heads share a kernel's tile?"),

@@ -189,6 +189,21 @@ RECORDS = (
         "hopper_launches", "GPU: python3 -m hardware.warpgroup_forward.random_launches",
         "hardware.warpgroup_forward.random_launches", *_KERNELS,
     ),
+    _confirmed(
+        "hopper_random", "GPU: fa4 bench --random 200 --timing graph --json",
+        "fa4.commands.bench_random", *_KERNELS,
+    ),
+    _confirmed(
+        "hopper_splits", "GPU: python3 -m hardware.warpgroup_forward.splits OUT.json",
+        "hardware.warpgroup_forward.splits", *_KERNELS,
+    ),
+    Record(
+        path="hardware/results/hopper_tiles.json",
+        command="python -m hardware.warpgroup_forward.tiles RESULTS.jsonl --table "
+        "hardware/results/hopper_tiles.csv",
+        modules=("hardware.warpgroup_forward.tiles",), needs=GPU,
+        tables=("hardware/results/hopper_tiles.csv",),
+    ),
     _units("hopper_starts", "--only starts energy ", "starts", "power"),
     _units("hopper_steps", "--only steps ", "steps", "wgmma", "softmax"),
     _confirmed(

@@ -59,7 +59,7 @@ def sparse(cnt=((1, 1),), idx=None, size=(4, 8)):
         ({"mask_mod": max, "causal": True}, ValueError, "mask_mod replaces causal"),
         ({"mask_mod": 3}, TypeError, "mask_mod must be callable; got 3"),
         ({"learnable_sink": np.zeros(3)}, ValueError, "learnable_sink must be (4,); got"),
-        ({"num_splits": 0}, ValueError, "num_splits must be between 1 and 256; got 0"),
+        ({"num_splits": -1}, ValueError, "num_splits must be between 0 and 256; got -1"),
         ({"num_splits": 2.0}, TypeError, "num_splits must be an integer; got 2.0"),
         ({"dropout_p": 1.0}, ValueError, "dropout_p must be below 1; got 1.0"),
         ({"dropout_p": -0.1}, ValueError, "dropout_p must be at least 0.0; got -0.1"),

@@ -201,7 +201,10 @@ def test_bench_needs_a_gpu(capsys) -> None:
     )
     for arguments, message in (
         (("--masks", "some"), "--masks must be of full, causal; got 'some'"),
-        (("--backends", "fa4,x"), "--backends must be of fa4, cudnn, flash, flash-attn-4; got 'x'"),
+        (
+            ("--backends", "fa4,x"),
+            "--backends must be of fa4, cudnn, flash, flash-attn-4, flash-attn-3; got 'x'",
+        ),
         (("--seqlens", "64k"), "--seqlens must be 1 to 32k; got 65536"),
         (("--head-dims", "1:2:3"), "--head-dims must be d or d:dv, with commas; got '1:2:3'"),
         (("--dtype", "fp8"), "--dtype must be bf16 or fp16; got 'fp8'"),
@@ -266,7 +269,10 @@ def test_bench_backends_agree() -> None:
     import fa4
 
     q, k, v = (torch.randn(1, 20, 2, 16) for _ in range(3))
-    out = bench_timing.find_backend("cudnn")(q, k, v, True).transpose(1, 2)
+    problem = Problem(
+        batch=1, seqlen_q=20, seqlen_k=20, heads_q=2, heads_k=2, head_dim=16, causal=True
+    )
+    out = bench_timing.find_backend("cudnn", problem)(q, k, v).transpose(1, 2)
     expected = fa4.flash_attn_func(q, k, v, causal=True, impl="reference")
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
@@ -284,24 +290,28 @@ def test_bench_gradients_agree(monkeypatch) -> None:
 
     monkeypatch.setattr(fa4, "flash_attn_func", ours)
     tensors = [torch.randn(1, 20, 2, 16) for _ in range(3)]
+    problem = Problem(
+        batch=1, seqlen_q=20, seqlen_k=20, heads_q=2, heads_k=2, head_dim=16, causal=True
+    )
     grads = []
     for name, deterministic in (("fa4", True), ("cudnn", False)):
         torch.manual_seed(0)
         timed = bench_timing.Pass(backward=True, deterministic=deterministic)
-        function = bench_timing.find_backend(name, timed)
+        function = bench_timing.find_backend(name, problem, timed)
 
-        def in_our_layout(q, k, v, causal, function=function, ours=name == "fa4"):
-            out = function(q, k, v, causal)
+        def in_our_layout(q, k, v, function=function, ours=name == "fa4"):
+            out = function(q, k, v)
             return out if ours else out.transpose(1, 2).contiguous()
 
-        run = bench_timing.gradient_of(in_our_layout, tensors, True)
+        run = bench_timing.gradient_of(in_our_layout, tensors)
         grads.append(run())
         assert all(torch.equal(x, y) for x, y in zip(run(), grads[-1], strict=True))
     for one, two in zip(*grads, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
     assert seen == [True]
     with pytest.raises(ValueError, match="SDPA has no argument for the order of sums"):
-        bench_timing.find_backend("flash", bench_timing.Pass(backward=True, deterministic=True))
+        timed = bench_timing.Pass(backward=True, deterministic=True)
+        bench_timing.find_backend("flash", problem, timed)
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ from benchmarks.mutants.sample import Mutant, describe, draw
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = Path(__file__).with_name("record.py")
-COPIED = ("fa4", "tests", "benchmarks", "hardware", "docs", "pyproject.toml", "README.md",
-          "CHANGELOG.md", "Makefile")  # fmt: skip
+COPIED = ("fa4", "tests", "benchmarks", "hardware", "docs", "lab", "examples", "pyproject.toml",
+          "README.md", "CHANGELOG.md", "Makefile", "fa4_lab.py")  # fmt: skip
 COMMON_TESTS = ("tests/test_api.py", "tests/test_config.py", "tests/test_dataclasses.py",
                 "tests/docs/test_simulator_page.py")  # fmt: skip
 # Not changed: figures for people to look at, and what only measures.

@@ -22,10 +22,11 @@ from fa4.compiled.launch import (
     check_operand,
     is_aligned,
     launch_arguments,
+    part_shapes,
     regular,
 )
 from fa4.compiled.support import ForwardCall
-from fa4.compiled.variants import choose_spec
+from fa4.compiled.variants import choose_spec, count_splits
 from fa4.hardware import Gpu
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.forward.spec import ForwardSpec
@@ -38,7 +39,8 @@ class Prepared(NamedTuple):
 
     sizes: the call without its tensors. kernel: None for an empty call. num_sms: CTAs at most.
     template: what a launch takes, without the tensors; None if TMA wants other strides of them.
-    vectors: are there tensors beside q, k and v?
+    vectors: are there tensors beside q, k and v? parts: the shapes of O and LSE of all parts of the
+    keys, where these are divided.
     """
 
     sizes: ForwardCall
@@ -49,6 +51,7 @@ class Prepared(NamedTuple):
     lse_shape: tuple[int, ...]
     template: LaunchArguments | None
     vectors: bool
+    parts: tuple[tuple[int, ...], ...] = ()
 
 
 def describe(call: Call, *, lse: bool = True) -> ForwardCall:
@@ -119,6 +122,7 @@ def _prepare(call: Call, find_machine: FindMachine, lse: bool) -> Prepared:
     sizes = describe(call, lse=lse)
     gpu, num_sms = find_machine(call)
     spec = choose_spec(sizes, gpu)
+    splits = count_splits(sizes, spec)
     kernel = template = None
     if not sizes.is_empty:
         for name, tensor in zip("qkv", call[:3], strict=True):
@@ -135,6 +139,7 @@ def _prepare(call: Call, find_machine: FindMachine, lse: bool) -> Prepared:
         lse_shape=call.lse_shape,
         template=template,
         vectors=bool(read_vectors(call, sizes)),
+        parts=() if splits == 1 else part_shapes(call.out_shape, call.lse_shape, splits),
     )
 
 
@@ -145,16 +150,17 @@ def launch(call: Call, prepared: Prepared, start: Callable[..., None]) -> tuple[
     if prepared.kernel is None:
         return out, lse
     q, k, v = call[:3]
+    parts = [new_tensor(q, shape, None, "float32") for shape in prepared.parts]
     if template is None:
         values = launch_arguments(
             sizes, prepared.spec, (q, k, v), (out, lse), read_vectors(call, sizes), prepared.num_sms
         )
-        start(prepared.kernel, *values)
+        start(prepared.kernel, *values, *parts)
         return out, lse
     check_addresses(q, k, v)
     if prepared.vectors:
         template = template._replace(**read_vectors(call, sizes))
-    start(prepared.kernel, q, k, v, out, lse, *template[5:])
+    start(prepared.kernel, q, k, v, out, lse, *template[5:], *parts)
     return out, lse
 
 

@@ -11,7 +11,15 @@ import typer
 
 from fa4.commands import emit
 from fa4.commands.bench_report import read_report
-from fa4.commands.bench_timing import FORWARD_PASS, OURS, Measured, Pass, time_calls
+from fa4.commands.bench_timing import (
+    FORWARD_PASS,
+    OURS,
+    TIMINGS,
+    Pass,
+    Timer,
+    measure_one,
+    time_calls,
+)
 from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
@@ -26,12 +34,14 @@ GRIDS = {"sm100": ("64,128,192:128", SEQLENS), "sm90": ("64,96,128,192:128,256",
 ORDER_HELP = "With --backward: sums in a fixed order, of those that can."
 FROM_HELP = "Show what --json wrote; measure nothing."
 FIGURE_HELP = "Draw it: .png or .svg."
-BACKENDS = (OURS, "cudnn", "flash", "flash-attn-4")
+TIMING_HELP = "burst (calls one by one) or graph (a CUDA graph, without the host's part)."
+RANDOM_HELP = "Time N random calls instead of the grid."
+SECONDS_HELP = "With --random: begin no call later."
+ROWS_HELP = "With --random: add each row to this file as it comes, as a line of JSON."
+BACKENDS = (OURS, "cudnn", "flash", "flash-attn-4", "flash-attn-3")
 FIGURES = (".png", ".svg")
 
 OF_A_REPORT = ("earlier", "figure", "as_json")  # options that --from leaves a meaning
-
-Timer = Callable[[Sequence[str], "Problem"], Measured]
 
 
 def bench(
@@ -44,6 +54,11 @@ def bench(
     backward: Annotated[bool, typer.Option("--backward", help="Time gradients instead.")] = False,
     deterministic: Annotated[bool, typer.Option("--deterministic", help=ORDER_HELP)] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Bursts of calls per point.")] = 20,
+    timing: Annotated[str, typer.Option(help=TIMING_HELP)] = "burst",
+    random: Annotated[int, typer.Option("--random", metavar="N", min=0, help=RANDOM_HELP)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of --random.")] = 0,
+    seconds: Annotated[float, typer.Option(min=1.0, help=SECONDS_HELP)] = 600.0,
+    rows: Annotated[Path | None, typer.Option(metavar="FILE", help=ROWS_HELP)] = None,
     figure: Annotated[
         Path | None, typer.Option("--figure", metavar="FILE", help=FIGURE_HELP)
     ] = None,
@@ -60,28 +75,46 @@ def bench(
     Example: fa4 bench --head-dims 128 --seqlens 8k,32k --masks causal --figure bench.png
     """
     from fa4.choose import find_gpu
+    from fa4.commands.bench_random import Limits, draw, measure_random, without_missing
+    from fa4.commands.progress import progress_bar
 
     if deterministic and not backward:
         raise ValueError("--deterministic is an option of --backward; got it without")
+    if timing not in TIMINGS:
+        raise ValueError(f"--timing must be one of {', '.join(TIMINGS)}; got {timing!r}")
+    if backward and (timing == "graph" or random):
+        raise ValueError("--timing graph and --random are of the forward pass; got --backward")
+    if random and figure:
+        raise ValueError("a figure is of the grid; got --figure with --random")
     check_figure(figure)
     if earlier is not None:
         refuse_beside(context)
         report = read_report(earlier, BACKENDS)
     else:
-        timed = Pass(backward, deterministic)
+        timed = Pass(backward, deterministic, timing)
         found = find_gpu()
-        grid = GRIDS[found.impl or "sm100"]
-        problems = list(make_grid(head_dims or grid[0], seqlens or grid[1], masks, dtype))
         names = read_names("backends", backends, BACKENDS)
+        problems: Sequence[Problem]
+        if random:
+            problems = draw(
+                random, seed, dtype, [read_dims(text) for text in head_dims.split(",") if text]
+            )
+        else:
+            grid = GRIDS[found.impl or "sm100"]
+            problems = list(make_grid(head_dims or grid[0], seqlens or grid[1], masks, dtype))
         if not found.device:
             raise ValueError(f"fa4 bench needs an H100, H200, B200 or B300: {found.why}")
-        from fa4.commands.progress import progress_bar
-
-        with progress_bar() as update:
-            timer = functools.partial(time_calls, found, repeats, timed)
-            rows = measure(problems, names, timer, update, timed, found.impl)
+        names = without_missing(names, asked=backends != ",".join(BACKENDS))
+        timer = functools.partial(time_calls, found, repeats, timed)
         report = {"device": device_name(found.device), "impl": found.impl, "dtype": dtype,
-                  "pass": timed.label, "rows": rows}  # fmt: skip
+                  "pass": timed.label, "timing": timing}  # fmt: skip
+        with progress_bar() as update:
+            if random:
+                report["random"] = {"calls": random, "seed": seed}
+                limits = Limits(seconds, rows)
+                report["rows"] = measure_random(problems, names, timer, update, found, limits)
+            else:
+                report["rows"] = measure(problems, names, timer, update, timed, found.impl)
     report["figure"] = None if figure is None else str(figure)
     if figure is not None:
         from fa4.commands.bench_figure import draw_bench
@@ -137,15 +170,22 @@ def read_count(option: str, text: str) -> int:
         raise ValueError(f"{option} {error}; got {text!r}") from None
 
 
+def read_dims(text: str) -> tuple[int, int]:
+    """Head dims d and dv of "d" or "d:dv"."""
+    from fa4.config import require
+
+    dims = [read_count("--head-dims", part) for part in text.split(":")]
+    require(len(dims) <= 2, "--head-dims must be d or d:dv, with commas", text)
+    return dims[0], dims[-1]
+
+
 def make_grid(head_dims: str, seqlens: str, masks: str, dtype: str) -> Iterator[Problem]:
     """A problem for every combination; heads are as many as make the hidden size."""
     from fa4.config import Problem, require
 
     require(dtype in ("bf16", "fp16"), "--dtype must be bf16 or fp16", dtype)
     kinds = read_names("masks", masks, ("full", "causal"))
-    for text in head_dims.split(","):
-        dims = [read_count("--head-dims", part) for part in text.split(":")]
-        require(len(dims) <= 2, "--head-dims must be d or d:dv, with commas", text)
+    for dims in map(read_dims, head_dims.split(",")):
         for kind in kinds:
             for length in (read_count("--seqlens", part) for part in seqlens.split(",")):
                 require(1 <= length <= TOTAL_TOKENS, "--seqlens must be 1 to 32k", length)
@@ -173,22 +213,10 @@ def measure(
 
     rows: list[dict[str, Any]] = []
     for problem in problems:
-        p = problem
-        update(len(rows), len(problems), f"d {p.head_dim}, {p.seqlen_q} keys")
-        flops = p.backward_flops if timed.backward else p.forward_flops
-        seconds, missing = timer(backends, problem)
-        tflops = {name: flops / found / 1e12 for name, found in seconds.items()}
-        ours = tflops.get(OURS)
-        prediction = predict(problem, backward=timed.backward, impl=impl)
-        rows.append(
-            {
-                "problem": problem.__dict__,
-                "tflops": tflops,
-                "predicted_tflops": None if prediction is None else prediction["tflops"],
-                "ratio": {n: ours / x for n, x in tflops.items() if ours and n != OURS},
-                "missing": missing,
-            }
-        )
+        update(len(rows), len(problems), f"d {problem.head_dim}, {problem.seqlen_q} keys")
+        found = predict(problem, backward=timed.backward, impl=impl)
+        row = measure_one(problem, backends, timer, timed)
+        rows.append(row | {"predicted_tflops": None if found is None else found["tflops"]})
     return rows
 
 
@@ -205,6 +233,10 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     from rich.table import Table
 
     rows = report["rows"]
+    if "random" in report:
+        from fa4.commands.bench_random import render_random
+
+        return render_random(report)
     names = list(dict.fromkeys(n for row in rows for n in (*row["tflops"], *row["missing"])))
     others = [name for name in names if any(name in row["ratio"] for row in rows)]
     table = Table("d", "mask", "length", box=SIMPLE_HEAD, pad_edge=False)

@@ -52,6 +52,11 @@ def checked_report(report: Mapping[str, Any], backends: Collection[str]) -> dict
     found["rows"] = [
         checked_row(f"rows[{n}]", row, found["dtype"], backends) for n, row in enumerate(rows)
     ]
+    if "random" in report:
+        drawn = _mapping("random", report["random"])
+        found["random"] = {
+            name: _count(f"random.{name}", drawn.get(name)) for name in ("calls", "seed")
+        }
     return found
 
 
@@ -117,6 +122,12 @@ def _speed(place: str, value: Any) -> float:
     if not number or not 0 < value < math.inf or value > 1e6:
         raise ValueError(f"{place} must be a number of TFLOP/s above 0; got {_short(value)}")
     return float(value)
+
+
+def _count(place: str, value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{place} must be a whole number from 0; got {_short(value)}")
+    return value
 
 
 def _short(value: Any) -> str:

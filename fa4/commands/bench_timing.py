@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,14 +18,21 @@ OURS = "fa4"
 # Of one back end: long enough for the clock of the events, too short to heat the GPU.
 BURST_SECONDS, PAUSE_SECONDS, MOST_CALLS = 2e-3, 10e-3, 100
 
+FA3_MODULE = "flash_attn_interface"  # FlashAttention-3's, where it is installed
+TIMINGS = ("burst", "graph")  # calls one by one, the host's part of them included; a CUDA graph
+
 Attention = Callable[..., Any]
 
 
 class Pass(NamedTuple):
-    """What is timed: the forward pass or, of a call that was made, the backward pass."""
+    """What is timed: the forward pass or, of a call that was made, the backward pass.
+
+    timing: one of `TIMINGS`; a graph is of the forward pass alone.
+    """
 
     backward: bool = False
     deterministic: bool = False
+    timing: str = "burst"
 
     @property
     def label(self) -> str:
@@ -37,16 +45,75 @@ FORWARD_PASS = Pass()
 
 
 class Measured(NamedTuple):
-    """Seconds of a call by back end; why there are none of the others."""
+    """Seconds of a call by back end; why there are none of the others.
+
+    state: clock in MHz and power in W behind the bursts, by back end; empty where NVML is missing.
+    """
 
     seconds: dict[str, float]
     missing: dict[str, str]
+    state: dict[str, tuple[float, float]] = {}  # noqa: RUF012 - never written to
+
+
+Timer = Callable[[Sequence[str], "Problem"], Measured]
 
 
 def time_calls(
     gpu: FoundGpu, repeats: int, timed: Pass, names: Sequence[str], problem: Problem
 ) -> Measured:
     """Seconds of one pass of each back end on random tensors: the median of its bursts."""
+    import torch
+
+    from fa4.commands.bench_meter import find_meter
+
+    tensors = make_tensors(problem, gpu.device)
+    missing: dict[str, str] = {}
+    bursts: dict[str, Callable[[], float]] = {}
+    found: dict[str, list[float]] = {}
+    states: dict[str, list[tuple[float, float]]] = {}
+    with torch.cuda.device(gpu.device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # others say at length what concerns their authors
+        meter = find_meter(torch.cuda.current_device())
+        for name in names:
+            prepared = _prepare(name, tensors, problem, timed, gpu.impl)
+            if isinstance(prepared, str):
+                missing[name] = prepared
+            else:
+                bursts[name] = prepared
+        for _ in range(repeats):
+            for name, burst in bursts.items():
+                time.sleep(PAUSE_SECONDS)
+                found.setdefault(name, []).append(burst())
+                if meter is not None:
+                    states.setdefault(name, []).append(meter())
+    state = {
+        name: (median(mhz for mhz, _ in read), median(watts for _, watts in read))
+        for name, read in states.items()
+    }
+    return Measured({name: median(seconds) for name, seconds in found.items()}, missing, state)
+
+
+def measure_one(
+    problem: Problem, backends: Sequence[str], timer: Timer, timed: Pass = FORWARD_PASS
+) -> dict[str, Any]:
+    """The row of a problem, without a prediction."""
+    flops = problem.backward_flops if timed.backward else problem.forward_flops
+    seconds, missing, state = timer(backends, problem)
+    tflops = {name: flops / found / 1e12 for name, found in seconds.items()}
+    ours = tflops.get(OURS)
+    return {
+        "problem": problem.__dict__,
+        "tflops": tflops,
+        "predicted_tflops": None,
+        "ratio": {n: ours / x for n, x in tflops.items() if ours and n != OURS},
+        "missing": missing,
+        "clock_mhz": {name: clock for name, (clock, _) in state.items()},
+        "power_w": {name: power for name, (_, power) in state.items()},
+    }
+
+
+def make_tensors(problem: Problem, device: str) -> tuple[Any, ...]:
+    """Random Q, K and V of a problem."""
     import torch
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[problem.dtype]
@@ -56,45 +123,48 @@ def time_calls(
         (p.batch, p.seqlen_k, p.heads_k, p.head_dim),
         (p.batch, p.seqlen_k, p.heads_k, p.head_dim_v),
     )
-    tensors = tuple(torch.randn(shape, device=gpu.device, dtype=dtype) for shape in shapes)
-    missing: dict[str, str] = {}
-    calls: dict[str, tuple[Callable[[], Any], int]] = {}
-    found: dict[str, list[float]] = {}
-    with torch.cuda.device(gpu.device):
-        for name in names:
-            prepared = _prepare(name, tensors, p.causal, timed, gpu.impl)
-            if isinstance(prepared, str):
-                missing[name] = prepared
-            else:
-                calls[name] = prepared
-        for _ in range(repeats):
-            for name, (call, count) in calls.items():
-                time.sleep(PAUSE_SECONDS)
-                found.setdefault(name, []).append(time_burst(call, count))
-    return Measured({name: median(seconds) for name, seconds in found.items()}, missing)
+    return tuple(torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
 
 
 def _prepare(
-    name: str, tensors: tuple[Any, ...], causal: bool, timed: Pass, impl: str
-) -> tuple[Callable[[], Any], int] | str:
-    """One pass of a back end, and how many make a burst; or why it has none."""
+    name: str, tensors: tuple[Any, ...], problem: Problem, timed: Pass, impl: str
+) -> Callable[[], float] | str:
+    """A burst of one back end's calls, which gives the seconds of one; or why it has none."""
     import torch
 
     function: Attention
 
     def call() -> Any:
         with selected(name), torch.no_grad():
-            return function(*tensors, causal)
+            return function(*tensors)
 
     try:
-        function = find_backend(name, timed, impl)
+        function = find_backend(name, problem, timed, impl)
         if timed.backward:
             with selected(name):
-                call = gradient_of(function, tensors, causal)
+                call = gradient_of(function, tensors)
         call()
-        return call, max(1, min(MOST_CALLS, round(BURST_SECONDS / time_burst(call, 2))))
+        calls = max(1, min(MOST_CALLS, round(BURST_SECONDS / time_burst(call, 2))))
+        if timed.timing == "graph":
+            graph = graph_of(call, calls)
+            return lambda: time_burst(graph.replay, 1) / calls
+        return lambda: time_burst(call, calls)
     except Exception as error:  # another's kernel may refuse in any way
         return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def graph_of(call: Callable[[], Any], calls: int) -> Any:
+    """A CUDA graph of some calls, whose replay takes nothing of the host."""
+    import torch
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
 
 
 def time_burst(call: Callable[[], Any], calls: int) -> float:
@@ -110,42 +180,66 @@ def time_burst(call: Callable[[], Any], calls: int) -> float:
     return float(start.elapsed_time(end)) / 1e3 / calls
 
 
-def gradient_of(function: Attention, tensors: tuple[Any, ...], causal: bool) -> Callable[[], Any]:
+def gradient_of(function: Attention, tensors: tuple[Any, ...]) -> Callable[[], Any]:
     """The backward pass of one call, to be run again and again."""
     import torch
 
     inputs = [x.detach().requires_grad_() for x in tensors]
-    result = function(*inputs, causal)
+    result = function(*inputs)
     out = result[0] if isinstance(result, tuple) else result
     dout = torch.randn_like(out)
     return lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
 
 
-def find_backend(name: str, timed: Pass = FORWARD_PASS, impl: str = "sm100") -> Attention:
-    """(q, k, v, causal) -> out, in FlashAttention's layout. impl: what "fa4" is.
+def find_backend(
+    name: str, problem: Problem, timed: Pass = FORWARD_PASS, impl: str = "sm100"
+) -> Attention:
+    """(q, k, v) -> out with the problem's mask, in FlashAttention's layout. impl: what "fa4" is.
 
-    Raises ImportError if it is not installed, ValueError if it cannot be asked for a fixed order.
+    Raises ImportError if it is not installed, ValueError for a mask or a fixed order of sums that
+    it cannot be asked for.
     """
-    given: dict[str, Any] = {"deterministic": timed.deterministic}
+    window = problem.window_size
+    plain = {"causal": window == (None, 0), "deterministic": timed.deterministic}
+    given: dict[str, Any] = dict(plain)
+    if window not in ((None, None), (None, 0)):
+        given["window_size"] = window
     if name == OURS:
         import fa4
 
-        return lambda q, k, v, causal: fa4.flash_attn_func(
-            q, k, v, causal=causal, **given, impl=impl
-        )
+        return lambda q, k, v: fa4.flash_attn_func(q, k, v, **given, impl=impl)
     if name == "flash-attn-4":
         try:
             from flash_attn.cute import flash_attn_func
         except ImportError:
             raise ImportError("flash-attn-4 is not installed: pip install flash-attn-4") from None
-        return lambda q, k, v, causal: flash_attn_func(q, k, v, causal=causal, **given)
+        return lambda q, k, v: flash_attn_func(q, k, v, **given)
+    if name == "flash-attn-3":
+        try:
+            published = import_module(FA3_MODULE).flash_attn_func
+        except ImportError:
+            raise ImportError(f"FlashAttention-3 ({FA3_MODULE}) is not installed") from None
+        sides = tuple(-1 if side is None else side for side in window)
+        return lambda q, k, v: published(
+            q, k, v, causal=plain["causal"], window_size=sides, deterministic=timed.deterministic
+        )
+    return _sdpa(problem, timed, given)
+
+
+def _sdpa(problem: Problem, timed: Pass, given: dict[str, Any]) -> Attention:
     if timed.deterministic:
         raise ValueError("torch's SDPA has no argument for the order of sums")
+    if "window_size" in given:
+        raise ValueError("torch's SDPA has no window")
+    if given["causal"] and problem.seqlen_q != problem.seqlen_k:
+        raise ValueError("torch's SDPA aligns a causal mask with the first key")
     from torch.nn.functional import scaled_dot_product_attention
 
-    def sdpa(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    grouped = {"enable_gqa": True} if problem.heads_q != problem.heads_k else {}
+
+    def sdpa(q: Any, k: Any, v: Any) -> Any:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return scaled_dot_product_attention(q, k, v, is_causal=given["causal"], **grouped)
 
     return sdpa
 

@@ -28,14 +28,21 @@ def compile_warpgroup(
     spec: WarpgroupSpec, arch: str = "sm_90a", trace: list[Any] | None = None
 ) -> Any:
     """The same for Hopper."""
-    from fa4.sm90.forward.kernel import forward
+    from fa4.sm90.forward.kernel import forward, forward_split
 
-    return compile_host(forward, fake_arguments(spec), spec, arch, trace)
-
-
-def fake_arguments(spec: ForwardSpec | WarpgroupSpec) -> LaunchArguments:
-    """Stand-ins with symbolic sizes for a call's arguments."""
+    if not spec.split:
+        return compile_host(forward, fake_arguments(spec), spec, arch, trace)
     tensors = StandIns(spec)
+    arguments = fake_arguments(spec, tensors)
+    parts = tensors.parts_of_queries(spec.head_dim_v), tensors.parts_of_rows()
+    return compile_host(forward_split, (*arguments, *parts), spec, arch, trace)
+
+
+def fake_arguments(
+    spec: ForwardSpec | WarpgroupSpec, tensors: StandIns | None = None
+) -> LaunchArguments:
+    """Stand-ins with symbolic sizes for a call's arguments."""
+    tensors = tensors or StandIns(spec)
     return LaunchArguments(
         q=tensors.of_queries(spec.head_dim),
         k=tensors.of_keys(spec.head_dim),

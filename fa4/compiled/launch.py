@@ -116,6 +116,16 @@ class LaunchArguments(NamedTuple):
     num_sms: int
 
 
+def part_shapes(
+    out_shape: tuple[int, ...], lse_shape: tuple[int, ...], splits: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What a kernel that divides the keys takes behind `LaunchArguments`: O and LSE of each part.
+
+    Both are float32 and uninitialised.
+    """
+    return (splits, *out_shape), (splits, *lse_shape)
+
+
 class BackwardArguments(NamedTuple):
     """What the compiled backward kernels take: the parameters of `fa4.sm100.backward.host`.
 

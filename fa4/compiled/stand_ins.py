@@ -25,7 +25,7 @@ class StandIns:
 
     def __init__(self, spec: Any) -> None:
         self._spec = spec
-        names = ("batch", "batches", "rows_q", "rows_k", "heads_q", "heads_k")
+        names = ("splits", "batch", "batches", "rows_q", "rows_k", "heads_q", "heads_k")
         self.size = {name: cute.sym_int() for name in names}
 
     def of_queries(self, dim: int) -> Any:
@@ -51,6 +51,22 @@ class StandIns:
         size = self.size
         rows = (size["heads_q"], size["rows_q"])
         shape = rows if self._spec.packed_q else (size["batch"], *rows)
+        strides = (*(cute.sym_int64() for _ in shape[:-1]), 1)
+        return make_fake_tensor(Float32, shape, stride=strides, assumed_align=4)
+
+    def parts_of_queries(self, dim: int) -> Any:
+        """float32, of each part of the keys a tensor with the rows and heads of q."""
+        size = self.size
+        rows = (size["rows_q"], size["heads_q"], dim)
+        shape = (size["splits"], *(rows if self._spec.packed_q else (size["batch"], *rows)))
+        strides = (*(cute.sym_int64(divisibility=4) for _ in shape[:-1]), 1)
+        return make_fake_tensor(Float32, shape, stride=strides, assumed_align=ALIGN_BYTES)
+
+    def parts_of_rows(self) -> Any:
+        """float32, of each part of the keys one for each row of each head."""
+        size = self.size
+        rows = (size["heads_q"], size["rows_q"])
+        shape = (size["splits"], *(rows if self._spec.packed_q else (size["batch"], *rows)))
         strides = (*(cute.sym_int64() for _ in shape[:-1]), 1)
         return make_fake_tensor(Float32, shape, stride=strides, assumed_align=4)
 

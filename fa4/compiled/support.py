@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fa4.config import WARPGROUP_ROWS, BackwardConfig, ForwardConfig, Window
+from fa4.config import BackwardConfig, ForwardConfig, Window
 from fa4.masks import MASKS, IntervalMask
 from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS
 
@@ -267,13 +267,12 @@ def _backward_rows() -> Iterator[Feature]:
 BACKWARD: tuple[Feature, ...] = tuple(_backward_rows())
 
 _SM90_OWN = (
+    Feature("num_splits", True, "1 to 256 parts of the keys, 0 for as many as pay; a second kernel "
+            "adds them in order"),
     Feature("head dimensions", True, "d and dv each a multiple of 8 up to 256",
             lambda c: _dims_beyond(c, 256)),
-    Feature(
-        "pack_gqa", True, "if heads_q / heads_k divides 64; by default wherever it does",
-        lambda c: _when(c.pack_gqa and WARPGROUP_ROWS % c.group,
-                        f"{c.heads_q} on {c.heads_k} heads"),
-    ),
+    Feature("pack_gqa", True, "any heads_q / heads_k; by default where it takes fewer tiles, or as "
+            "many: of other groups than powers of two with rows left empty, or in parts"),
     Feature(
         "config", True, "threshold and emulated exponentials, by row; tiles are the kernel's own",
         lambda c: _wrong_tiles(c, q_tiles=ForwardConfig().q_tiles),

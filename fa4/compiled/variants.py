@@ -11,13 +11,19 @@ from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
 from fa4.hardware import B200, B300, H200, Gpu
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
-from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups, work_tiles
+from fa4.plan.warpgroup_tuned import (
+    WarpgroupProblem,
+    back_and_forth,
+    padded_width,
+    tuned_warpgroups,
+)
 from fa4.sm90.backward.spec import MOST_DIM, WarpgroupBackwardSpec
-from fa4.sm90.forward.spec import PERSISTENT, ROWS_AT_ONCE, WarpgroupSpec
+from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.units import TILE_ROWS, padded_dim
+from fa4.sm100.kit.features import position_rows
+from fa4.sm100.kit.units import TILE_ROWS
 
 AnyBackwardSpec: TypeAlias = BackwardSpec | WarpgroupBackwardSpec | WideBackwardSpec
 
@@ -25,8 +31,6 @@ AnyBackwardSpec: TypeAlias = BackwardSpec | WarpgroupBackwardSpec | WideBackward
 GPUS = {gpu.arch: gpu for gpu in (B200, B300, H200)}
 
 COMMON_HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
-# Up to 66 MiB at once were as fast back and forth or faster, 128 MiB as fast or slower (measured).
-AT_ONCE_BYTES = 75 << 20
 COMMON_ROWS = 8192  # of a sequence
 PAIR_DIMS = (128, 192)
 PAIR_TILE = (128, 128)  # head dims of the backward kernel of pairs
@@ -59,39 +63,26 @@ def tuned_warpgroup_spec(
     if problem is None:
         causal = bool(features.get("causal"))
         problem = WarpgroupProblem(
-            head_dim=padded_dim(head_dim), head_dim_v=padded_dim(head_dim_v), rows=COMMON_ROWS,
+            head_dim=padded_width(head_dim), head_dim_v=padded_width(head_dim_v), rows=COMMON_ROWS,
             keys=COMMON_ROWS, heads=16, batch=8, masked=_uneven(features), causal=causal,
         )  # fmt: skip
     tuned = tuned_warpgroups(problem, gpu)
-    if "consumers" not in features:  # the turns of other warpgroups say nothing
+    features.setdefault("split", tuned.num_splits > 1)
+    strides = tuned.ahead
+    if "consumers" in features:  # the turns of other warpgroups say nothing
+        strides = back_and_forth(features["consumers"], problem, gpu.sm_count)
+    else:
         # Both take registers, of which mods have none to spare: up to 328 bytes would be spilled.
         spare = not (features.get("score_mod") or features.get("mask_mod"))
         features.setdefault("ping_pong", tuned.ping_pong and spare)
         features.setdefault("ahead", tuned.ahead and spare)
     for name in ("consumers", "tile_n", "kv_stages"):
         features.setdefault(name, getattr(tuned, name))
-    features.setdefault("scheduler", _scheduler(features["consumers"], problem, features, gpu))
+    longest_first = "snake" if strides else "lpt"
+    features.setdefault("scheduler", longest_first if _uneven(features) else "static")
     if features["scheduler"] not in PERSISTENT:  # the same kernel: no CTA has two work tiles
         features["ahead"] = False
     return WarpgroupSpec(head_dim=head_dim, head_dim_v=head_dim_v, **features)
-
-
-def _scheduler(
-    consumers: int, problem: WarpgroupProblem, features: dict[str, Any], gpu: Gpu
-) -> str:
-    """static for work tiles of equal length; else the longest first, back and forth.
-
-    Where the sequences of K and V that it reads at once are more than L2 keeps, where an SM has no
-    two work tiles and where sequences have many lengths, each CTA has one tile: the next fills the
-    gap.
-    """
-    if not _uneven(features):
-        return "static"
-    ragged = any(features.get(name) for name in ("packed_q", "used_q", "packed_k", "used_k"))
-    enough = work_tiles(consumers, problem) >= 2 * gpu.sm_count
-    at_once = min(gpu.sm_count // ROWS_AT_ONCE[consumers], problem.heads * problem.batch)
-    num_bytes = at_once * problem.keys * (problem.head_dim + problem.head_dim_v) * 2
-    return "snake" if enough and not ragged and num_bytes <= AT_ONCE_BYTES else "lpt"
 
 
 def _uneven(features: dict[str, Any]) -> bool:
@@ -140,28 +131,72 @@ def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec | WarpgroupSp
 def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
     """The same for Hopper."""
     check(call, "sm90")
-    group = _packed_heads(call, WARPGROUP_ROWS)
+    group = packed_group(call)
     features = _features(call) | {"lse": call.lse, "group": group, "gpu": gpu}
     if call.numerics is not None:
         features["numerics"] = call.numerics
+    problem = warpgroup_problem(call)
+    return tuned_warpgroup_spec(call.head_dim, call.head_dim_v, problem, **features)
+
+
+def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
+    """What the choice of a Hopper kernel's tiles and parts looks at."""
+    features, group = _features(call), packed_group(call)
     sequences = call.batch if call.packed_k else 1
-    problem = WarpgroupProblem(
-        head_dim=padded_dim(call.head_dim),
-        head_dim_v=padded_dim(call.head_dim_v),
-        rows=call.longest_q * group,
-        keys=-(-call.rows_k // max(sequences, 1)),
+    return WarpgroupProblem(
+        head_dim=padded_width(call.head_dim),
+        head_dim_v=padded_width(call.head_dim_v),
+        rows=call.longest_q * position_rows(group),
+        keys=min(-(-call.rows_k // max(sequences, 1)), _keys_of_a_tile(call)),
         heads=call.heads_q // group,
         batch=call.batch,
         masked=_uneven(features),
         causal=features["causal"] and not features["window_left"],
+        kv_heads=call.heads_k,
+        queries=call.longest_q,
+        ragged=bool(call.varlen),
+        num_splits=call.num_splits,
     )
-    return tuned_warpgroup_spec(call.head_dim, call.head_dim_v, problem, **features)
+
+
+def _keys_of_a_tile(call: ForwardCall) -> int:
+    """Keys that a warpgroup's rows see of a window; many without one."""
+    left, right = kernel_window(call)
+    if left is None or right is None:
+        return call.rows_k
+    return max(left + right, 0) + 1 + WARPGROUP_ROWS
+
+
+def count_splits(call: ForwardCall, spec: ForwardSpec | WarpgroupSpec) -> int:
+    """Parts of a call's keys, which different CTAs compute; 1 where they are not divided."""
+    if not isinstance(spec, WarpgroupSpec) or not spec.split:
+        return 1
+    return tuned_warpgroups(warpgroup_problem(call), spec.gpu).num_splits
 
 
 def _packed_heads(call: ForwardCall, rows: int) -> int:
     """Query heads that share the rows of a Q tile; 1 for none."""
     packs = call.group > 1 and rows % call.group == 0 and call.pack_gqa is not False
     return call.group if packs else 1
+
+
+def packed_group(call: ForwardCall) -> int:
+    """Query heads that share a warpgroup's rows on Hopper: so that they fill the fewest tiles.
+
+    A divisor of the heads of a KV head; of equal ones the largest. A group that is no power of two
+    leaves rows empty; above 64 heads it takes a multiple of 64. pack_gqa=True asks for a group of 2
+    or more.
+    """
+    if call.group == 1 or call.pack_gqa is False:
+        return 1
+    groups = [n for n in range(1 + (call.pack_gqa is True), call.group + 1) if call.group % n == 0]
+    groups = [n for n in groups if n <= WARPGROUP_ROWS or n % WARPGROUP_ROWS == 0]
+
+    def tiles(group: int) -> int:
+        rows = call.longest_q * position_rows(group)
+        return -(-rows // WARPGROUP_ROWS) * (call.group // group)
+
+    return min(groups, key=lambda group: (tiles(group), -group))
 
 
 def choose_sm100_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:

@@ -70,7 +70,7 @@ def flash_attn_with_kvcache(
     keys, values, options = cache.select(k_cache, v_cache, stop)
     capped, bias = cap_and_bias(alibi_slopes, softcap, q.shape[0], q.shape[2])
     options |= capped | {"softmax_scale": softmax_scale, "causal": causal, "window_size": window}
-    options |= {"num_splits": max(num_splits, 1)}
+    options |= {"num_splits": max(num_splits, 0)}
     tensors = q, keys, values
     return attend(tensors, options, bias, varlen=True, impl=impl, return_lse=return_softmax_lse)
 

@@ -62,7 +62,9 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
                    stages=pipeline.kv_stages, align=TILE_ALIGN_BYTES)  # fmt: skip
     if pipeline.p_source == "smem":
         layout.add("p", "smem", rows * pipeline.tile_n * size, align=TILE_ALIGN_BYTES)
-    if output_over_queries(pipeline, gpu):
+    if pipeline.num_splits > 1:
+        pass  # from registers to global memory
+    elif output_over_queries(pipeline, gpu):
         safe = {"q": "a warpgroup's rows over its own; the next Q is loaded when O is stored"}
         layout.alias("o", "smem", q.start, q.size, safe)
     else:
@@ -74,6 +76,8 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
 
 def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
     """Is there no room for O beside Q, K, V and P? It is no wider than Q then."""
+    if pipeline.num_splits > 1:
+        return False
     return pipeline.head_dim_v <= pipeline.head_dim and _room_left(pipeline, gpu) < 0
 
 
@@ -90,8 +94,11 @@ def query_stages(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
 
 def _room_left(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
     """Bytes beside one Q, O, K, V and P; negative where these do not fit."""
-    rows, dims = pipeline.block_rows, pipeline.head_dim + pipeline.head_dim_v
-    elements = rows * dims + pipeline.kv_stages * pipeline.tile_n * dims
+    rows, both = pipeline.block_rows, pipeline.head_dim + pipeline.head_dim_v
+    dims = both
+    if pipeline.num_splits > 1:  # O never is in shared memory
+        dims = pipeline.head_dim
+    elements = rows * dims + pipeline.kv_stages * pipeline.tile_n * both
     if pipeline.p_source == "smem":
         elements += rows * pipeline.tile_n
     room = gpu.smem_bytes_per_cta - BARRIER_BYTES - 4 * TILE_ALIGN_BYTES
@@ -115,8 +122,9 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int)
     for i, name in enumerate(names):
         # Over the queries, a store is waited for at once, else before the next one.
         free = 0 if over_queries else 1
-        own = {f"s{i}_done": ("products", 0), f"o{i}_done": ("products", 0),
-               f"stored{i}": ("group", free)}  # fmt: skip
+        own = {f"s{i}_done": ("products", 0), f"o{i}_done": ("products", 0)}
+        if pipeline.num_splits == 1:
+            own[f"stored{i}"] = ("group", free)
         signals += [
             Signal(name=one, arrivals={name: 1}, waiters=(name,), kind=kind, free=free)
             for one, (kind, free) in own.items()

@@ -152,7 +152,7 @@ def consumer_role(
         live=live_registers(pipeline),
         passing=_passing(pipeline, i) if passes_tiles(pipeline) else (),
         prologue=(*turn, *begin) if ahead else turn,  # the first turn is the first one's
-        closing=() if output_over_queries else (Wait(f"stored{i}"),),
+        closing=() if output_over_queries or pipeline.num_splits > 1 else (Wait(f"stored{i}"),),
         program=(
             *(() if ahead else begin),
             *first,
@@ -160,7 +160,11 @@ def consumer_role(
             *(() if output_over_queries else (Arrive("q_empty"),)),
             *end,
             *following,
-            *_epilogue(pipeline, i, output_over_queries),
+            *(
+                _epilogue(pipeline, i, output_over_queries)
+                if pipeline.num_splits == 1
+                else _part(pipeline, i)
+            ),
         ),
     )
 
@@ -294,6 +298,13 @@ def _turns(pipeline: WarpgroupPipeline, i: int) -> tuple[Program, Program]:
     if not pipeline.takes_turns:
         return (), ()
     return (Wait(f"turn{i}"),), (Arrive(f"turn{(i + 1) % pipeline.consumers}"),)
+
+
+def _part(pipeline: WarpgroupPipeline, i: int) -> Program:
+    """O of a part of the keys: divided by its row sums, two columns by two to global memory."""
+    dv = pipeline.head_dim_v
+    scale = unpacked(fma=dv / 2, alu=dv / 4)
+    return Work(f"scale O{i}", scale), Work(f"store O{i}", unpacked(other=dv / 4))
 
 
 def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Program:

@@ -1,102 +1,50 @@
 """Which tiles a Hopper forward kernel gets for a problem: the one place where they are chosen.
 
-Measured on an H200: TFLOP/s of the kernel in `fa4.sm90.forward`, bf16, two sequences of 16k tokens,
-hidden size 2048, by `hardware.warpgroup_forward.measure`; those of 64 rows are assumed where their
-comment says so, at the share that they reach with head dim 128. Long problems take the fastest
-tile. A short one takes that with which all SMs have work and little of it is padding.
+`warpgroup_rates` has what was measured of every tile that fits: a rate and what a work tile costs
+beside its keys. A problem takes the tile, and the number of parts of its keys, with which all work
+tiles take least time: SMs that have none, and rows and keys of padding, cost as much as others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from fa4.config import WARPGROUP_ROWS, WarpgroupPipeline
 from fa4.hardware import Gpu
 from fa4.plan.warpgroup import warpgroup_plan
+from fa4.plan.warpgroup_rates import RATES
 
 
-@dataclass(frozen=True)
-class WarpgroupTile:
-    """Warpgroups of 64 rows, keys of a KV tile, what was measured; stages of a ring.
+class WarpgroupTile(NamedTuple):
+    """Warpgroups of 64 rows, keys of a KV tile, stages of a ring, and what was measured.
 
-    turns_to: up to how many keys of a sequence the warpgroups take turns at the tensor core.
-    keys_to: up to how many the tile is taken at all; 0 for any. ahead: where a CTA strides over
-    work tiles, it starts the next one's first S before it stores this one's O.
+    start: what a work tile costs beside its keys, in keys. turns: the warpgroups take turns at the
+    tensor core. ahead: a CTA strides over work tiles, back and forth under a mask, and starts the
+    next one's first S before it stores this one's O; otherwise, under a mask, each has one.
     """
 
     consumers: int
     tile_n: int
+    kv_stages: int
     tflops: float
-    turns_to: int = 0
-    kv_stages: int = 2
-    keys_to: int = 0
+    start: float
+    turns: bool = False
     ahead: bool = False
 
 
-_ONE = 482 / 710  # of the speed of two warpgroups has one: measured, d 128, 128 keys
-
-# (largest d and dv, masked) -> tiles, the fastest first. (192, 128) is the class of dv to 128. The
-# rates of tiles of short sequences, and of head dim 96's two warpgroups, are what calls of 512 and
-# 1k tokens come to by `_cost`.
-# Without a mask, times what that call's last wave of work tiles leaves idle on 132 SMs.
-TILES: dict[tuple[int, bool], tuple[WarpgroupTile, ...]] = {
-    (64, False): (
-        WarpgroupTile(3, 128, 610 * 1.007, turns_to=2048, kv_stages=4, keys_to=2048, ahead=True),
-        WarpgroupTile(3, 128, 610 * 1.007, kv_stages=4),
-        WarpgroupTile(2, 128, 412 * 1.015),
-        WarpgroupTile(1, 128, 412 * _ONE * 1.015),  # assumed
-    ),
-    (64, True): (
-        WarpgroupTile(3, 64, 640, kv_stages=6, keys_to=1024, ahead=True),
-        WarpgroupTile(3, 128, 581, turns_to=4096, kv_stages=4, ahead=True),
-        WarpgroupTile(2, 128, 395),
-        WarpgroupTile(1, 128, 395 * _ONE),  # assumed
-    ),
-    (96, False): (
-        WarpgroupTile(3, 96, 728 * 1.007, kv_stages=3, ahead=True),
-        WarpgroupTile(2, 128, 585),
-        WarpgroupTile(1, 128, 585 * _ONE),  # assumed
-    ),
-    (96, True): (
-        WarpgroupTile(3, 64, 730, kv_stages=4, keys_to=2048, ahead=True),
-        WarpgroupTile(3, 112, 699),
-        WarpgroupTile(2, 128, 580),
-        WarpgroupTile(1, 128, 580 * _ONE),  # assumed
-    ),
-    (128, False): (
-        WarpgroupTile(3, 80, 820 * 1.007, ahead=True),
-        WarpgroupTile(2, 128, 750 * 1.031),
-        WarpgroupTile(1, 128, 750 * _ONE * 1.031),  # assumed
-    ),
-    (128, True): (
-        WarpgroupTile(3, 80, 796),
-        WarpgroupTile(2, 128, 796 * 700 / 749),  # both a CTA per work tile
-        WarpgroupTile(1, 128, 796 * 700 / 749 * _ONE),  # assumed
-    ),
-    (192, False): (
-        WarpgroupTile(3, 80, 825 * 1.007),
-        WarpgroupTile(2, 128, 769 * 1.031),
-        WarpgroupTile(1, 128, 769 * _ONE * 1.031),  # assumed
-    ),
-    (192, True): (
-        WarpgroupTile(3, 64, 788),
-        WarpgroupTile(1, 128, 733 * _ONE),  # assumed
-    ),
-    (256, False): (
-        WarpgroupTile(2, 80, 821 * 1.031),
-        WarpgroupTile(1, 80, 821 * _ONE * 1.031),  # assumed
-    ),
-    (256, True): (
-        WarpgroupTile(2, 64, 803),
-        WarpgroupTile(1, 64, 803 * _ONE),  # assumed
-    ),
-}
-# Keys' worth of time that a work tile costs beside its steps: its first S and its store. From the
-# same run: calls of 512 to 4k tokens beside those of 16k, head dims 64 and 128.
-START_KEYS = 160
-START_KEYS_CAUSAL = {1: 80, 2: 80, 3: 120}  # by warpgroups; of one, assumed
+# Of divided keys: the most parts and the fewest KV tiles of one, waves of CTAs that are considered;
+# what HBM gives an H200 and one CTA, what L2 gives O's parts, a second launch.
+MOST_SPLITS, FEWEST_TILES, SPLIT_WAVES = 128, 2, 3
+MEMORY_BYTES_PER_S, CTA_BYTES_PER_S, PARTS_BYTES_PER_S = 4.2e12, 5e10, 3e12
+COMBINE_SECONDS = 4e-6
+# Rows of blocks that run at once back and forth, by warpgroups: of 2 to 16 those whose worst CTA,
+# of causal calls on 132 CTAs with 2k to 32k tokens, has least to do beyond the average.
+ROWS_AT_ONCE = {1: 4, 2: 4, 3: 2}
+# Up to 66 MiB at once were as fast back and forth or faster, 128 MiB as fast or slower (measured).
+AT_ONCE_BYTES = 75 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +52,9 @@ class WarpgroupProblem:
     """What the choice looks at. rows: of the longest sequence, times the heads packed in a tile.
 
     heads: blocks of rows of one sequence are counted for each. keys: of a sequence, on average.
-    masked: do rows see different keys? causal: about half of them?
+    masked: do rows see different keys? causal: those up to the diagonal? queries: of a sequence; 0
+    for as many as keys. kv_heads: of K and V; 0 if memory is no bound. ragged: may sequences differ
+    in length? num_splits: parts of the keys; 0 for as many as pay.
     """
 
     head_dim: int
@@ -115,11 +65,15 @@ class WarpgroupProblem:
     batch: int
     masked: bool = False
     causal: bool = False
+    kv_heads: int = 0
+    queries: int = 0
+    ragged: bool = False
+    num_splits: int = 1
 
 
 @lru_cache(maxsize=1024)
 def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
-    """The pipeline of a problem on a machine of compute capability 9.0; head dims padded by 16.
+    """The pipeline of a problem on a machine of compute capability 9.0; `padded_width` dims.
 
     Raises ValueError for head dims above 256, and where no tile fits the machine.
     """
@@ -127,64 +81,144 @@ def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
     if not found:
         dims = problem.head_dim, problem.head_dim_v
         raise ValueError(f"no tile of (d, dv) = {dims} fits into {gpu.name}'s shared memory")
-    return min(found, key=lambda one: _cost(one[0], problem, gpu.sm_count))[1]
+    _, splits, pipeline = min(
+        ((_cost(tile, problem, gpu.sm_count, splits), splits, pipeline)
+         for tile, pipeline in found for splits in _divisions(tile, problem, gpu.sm_count)),
+        key=lambda one: one[0],
+    )  # fmt: skip
+    return pipeline if splits == 1 else replace(pipeline, num_splits=splits, ahead=False)
+
+
+def padded_width(dim: int) -> int:
+    """Columns of a head dimension in a Hopper tile: a multiple of 16; above 160 of 32.
+
+    In rows of 32 bytes, which others are swizzled in, the wide ones take a sixth more time or more
+    than in rows of 64 (measured: 176, 208 and 240 beside 192, 224 and 256).
+    """
+    step = 16 if dim <= 160 else 32
+    return -(-dim // step) * step
 
 
 def work_tiles(consumers: int, problem: WarpgroupProblem) -> int:
-    """How many there are, of all sequences and heads."""
+    """How many there are, of all sequences and heads, where keys are not divided."""
     blocks = -(-max(problem.rows, 1) // (consumers * WARPGROUP_ROWS))
     return blocks * problem.heads * problem.batch
+
+
+def _divisions(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> Iterator[int]:
+    """Numbers of parts to choose from: those that fill whole waves of CTAs, the fewest of each."""
+    if problem.num_splits:
+        yield problem.num_splits
+        return
+    yield 1
+    count, keys = work_tiles(tile.consumers, problem), -(-problem.keys // tile.tile_n)
+    for waves in range(1, 1 + SPLIT_WAVES):
+        splits = waves * sms // max(count, 1)
+        if 1 < splits <= min(keys // FEWEST_TILES, MOST_SPLITS):
+            yield splits
+
+
+def back_and_forth(consumers: int, problem: WarpgroupProblem, sms: int) -> bool:
+    """Do CTAs stride over work tiles of unequal length, the longest first?
+
+    Not where the sequences of K and V that they read at once are more than L2 keeps, where an SM
+    has no two work tiles, or where sequences have many lengths: the next tile fills the gap then.
+    """
+    if problem.ragged or work_tiles(consumers, problem) < 2 * sms:
+        return False
+    at_once = min(sms // ROWS_AT_ONCE[consumers], problem.heads * problem.batch)
+    sharing = problem.heads // problem.kv_heads if problem.kv_heads else 1
+    num_bytes = at_once * problem.keys * (problem.head_dim + problem.head_dim_v) * 2
+    return num_bytes // sharing <= AT_ONCE_BYTES
 
 
 def _fitting(
     problem: WarpgroupProblem, gpu: Gpu
 ) -> Iterator[tuple[WarpgroupTile, WarpgroupPipeline]]:
-    """The tiles of the head dims, with fewer keys where they do not fit the machine."""
-    for tile in _measured(problem):
-        if 0 < tile.keys_to < problem.keys:
+    """The tiles of the head dims that the problem can have."""
+    for tile in tiles_of(problem):
+        strides = not problem.masked or back_and_forth(tile.consumers, problem, gpu.sm_count)
+        if tile.ahead and not strides:
             continue
-        for tile_n in range(tile.tile_n, 0, -16):
-            pipeline = WarpgroupPipeline(
-                head_dim=problem.head_dim,
-                head_dim_v=problem.head_dim_v,
-                causal=problem.masked,
-                tile_n=tile_n,
-                consumers=tile.consumers,
-                kv_stages=tile.kv_stages,
-                ping_pong=0 < problem.keys <= tile.turns_to,
-                ahead=tile.ahead,
-            )
-            try:
-                plan = warpgroup_plan(pipeline, gpu)
-            except ValueError:  # too large for shared memory
-                continue
-            if not any(role.spilled_registers for role in plan.roles):
-                yield WarpgroupTile(tile.consumers, tile_n, tile.tflops), pipeline
-                break
+        pipeline = _pipeline(tile, problem.head_dim, problem.head_dim_v, problem.masked, gpu)
+        if pipeline is not None:
+            yield tile._replace(tile_n=pipeline.tile_n), pipeline
 
 
-def _measured(problem: WarpgroupProblem) -> tuple[WarpgroupTile, ...]:
-    widest = max(problem.head_dim, problem.head_dim_v)
-    if widest > 256:
-        raise ValueError(f"head dims are at most 256; got {widest}")
-    if widest > 128:
-        widest = 192 if widest <= 192 and problem.head_dim_v <= 128 else 256
-    width = min(dim for dim, _ in TILES if dim >= widest)
-    return TILES[width, problem.masked]
+@lru_cache(maxsize=1024)
+def _pipeline(
+    tile: WarpgroupTile, head_dim: int, head_dim_v: int, masked: bool, gpu: Gpu
+) -> WarpgroupPipeline | None:
+    """A tile's, with fewer keys where these do not fit the machine; None where none do."""
+    for tile_n in range(tile.tile_n, 0, -16):
+        pipeline = WarpgroupPipeline(
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            causal=masked,
+            tile_n=tile_n,
+            consumers=tile.consumers,
+            kv_stages=tile.kv_stages,
+            ping_pong=tile.turns,
+            ahead=tile.ahead,
+            scheduler="lpt" if masked and not tile.ahead else "static",
+        )
+        try:
+            plan = warpgroup_plan(pipeline, gpu)
+        except ValueError:  # too large for shared memory
+            continue
+        if not any(role.spilled_registers for role in plan.roles):
+            return pipeline
+    return None
 
 
-def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> float:
+def tiles_of(problem: WarpgroupProblem) -> Iterator[WarpgroupTile]:
+    """What was measured of the head dims, or of the next wider ones.
+
+    Raises ValueError for head dims above 256.
+    """
+    d, dv = problem.head_dim, problem.head_dim_v
+    if max(d, dv) > 256:
+        raise ValueError(f"head dims are at most 256; got {max(d, dv)}")
+    wider = [one for one in RATES if one[0] >= d and one[1] >= dv and one[2] == problem.masked]
+    nearest = min(wider, key=lambda one: one[0] + one[1])
+    return (WarpgroupTile(*fields) for fields in RATES[nearest])
+
+
+def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int, splits: int = 1) -> float:
     """Time of all work tiles, in rows times keys per TFLOP/s.
 
     Tiles of equal length come in waves; those of unequal length fill all SMs, but none ends before
-    the longest does.
+    the longest does. None is faster than K and V come from memory. What the parts of divided keys
+    cost beside is `_combining_seconds`.
     """
     rows = tile.consumers * WARPGROUP_ROWS
-    keys = -(-max(problem.keys, 1) // tile.tile_n) * tile.tile_n
-    start = START_KEYS_CAUSAL[tile.consumers] if problem.causal else START_KEYS
-    longest = rows * (keys + start) / tile.tflops
-    count = work_tiles(tile.consumers, problem)
-    if not problem.causal:
-        return -(-count // sms) * longest
-    mean = rows * (min(keys, (problem.keys + rows + tile.tile_n) / 2) + start) / tile.tflops
-    return max(count / sms * mean, longest)
+    steps = -(-max(problem.keys, 1) // tile.tile_n)
+    keys = -(-steps // splits) * tile.tile_n
+    longest = rows * (keys + tile.start) / tile.tflops
+    count = work_tiles(tile.consumers, problem) * splits
+    found = -(-count // sms) * longest
+    if problem.causal:
+        diagonal = min(problem.queries or problem.keys, problem.keys)
+        seen = problem.keys - diagonal / 2 + (rows + tile.tile_n) / 2
+        seen = min(steps * tile.tile_n, seen)
+        found = max(count / sms * rows * (seen / splits + tile.start) / tile.tflops, longest)
+    beside = _memory_seconds(problem, min(count, sms)), _combining_seconds(problem, splits)
+    units = 1e12 / (2 * (problem.head_dim + problem.head_dim_v) * sms)
+    # Where memory is the bound, the tile that leaves most of the SM alone.
+    return max(found, beside[0] * units) + beside[1] * units + found / 1000
+
+
+def _memory_seconds(problem: WarpgroupProblem, ctas: int) -> float:
+    """K and V once from memory, by so many CTAs."""
+    dims = problem.head_dim + problem.head_dim_v
+    num_bytes = problem.kv_heads * problem.batch * problem.keys * dims * 2
+    return num_bytes / min(MEMORY_BYTES_PER_S, ctas * CTA_BYTES_PER_S)
+
+
+def _combining_seconds(problem: WarpgroupProblem, splits: int) -> float:
+    """A second launch, and the parts of O out and in; 0 where keys are not divided."""
+    if splits == 1:
+        return 0.0
+    rows = problem.rows * problem.heads * problem.batch
+    num_bytes = 8 * splits * rows * problem.head_dim_v  # float32, out and in
+    return COMBINE_SECONDS + num_bytes / PARTS_BYTES_PER_S

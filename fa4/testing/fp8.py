@@ -50,18 +50,23 @@ def _factors(name: str, description: str, scales: str, **fields: Any) -> Propert
     )  # fmt: skip
 
 
-def _values(name: str, description: str, regimes: tuple[str, ...], keys: int) -> Property:
+def _values(
+    name: str, description: str, regimes: tuple[str, ...], keys: int, **fields: Any
+) -> Property:
+    """Cases of those regimes; fields: of each, such as `dropout_p`."""
+
     def listed(plan: Plan) -> list[Case]:
         return [
             Case(dtype=dtype, seed=plan.seed, values=values, seqlen_q=4, seqlen_k=keys,
-                 head_dim=64, head_dim_v=64)
+                 head_dim=64, head_dim_v=64, **fields)
             for values in regimes
             for dtype in plan.dtypes
         ]  # fmt: skip
 
+    needs = all_needs("dropout") if "dropout_p" in fields else frozenset()
     return Property(
-        name, description, equals_oracle, listed=listed, dtypes=FP8_TYPES, levels=("lse",),
-        first_look=4,
+        name, description, equals_oracle, listed=listed, needs=needs, dtypes=FP8_TYPES,
+        levels=("lse",), first_look=4,
     )  # fmt: skip
 
 
@@ -119,6 +124,8 @@ FP8_PROPERTIES: tuple[Property, ...] = (
              descale=True, seqlen_k=300),
     _values("fp8_p_range", "P of a maximum that rises late does not saturate",
             ("jumps_over", "jumps_under", "ramp_up", "ramp_down", "peaks"), 385),
+    _values("fp8_p_range_dropout", "P does not saturate with dropout's factor of 10",
+            ("normal", "peaks"), 385, dropout_p=0.9),
     _values("fp8_small_p", "many small P beside a large one are not lost", ("tail",), 2049),
     *fp8_statistics(),
     *(_with_feature(feature) for feature in FEATURES),

@@ -260,8 +260,9 @@ class Terms:
     @cached_property
     def wide_out(self) -> np.ndarray:
         """(Hq, Sq, dv) in the work type."""
-        weights = self.rounded(self.unnormalised * self.keep * self.p_factor, self.p_type)
-        weights = weights / self.p_factor
+        # Dropout's factor comes after: with it P in FP8, which reaches 2^8, would saturate.
+        weights = self.rounded(self.unnormalised * self.p_factor, self.p_type)
+        weights = weights * self.keep / self.p_factor
         total = np.where(self.total > 0, self.total, 1)[..., None]
         return self.factor("v_descale") * (self.product(weights, self.v) / total)
 

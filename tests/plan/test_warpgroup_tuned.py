@@ -6,11 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa4.config import Problem
+from fa4.config import Problem, WarpgroupPipeline
 from fa4.hardware import H200
-from fa4.plan import warpgroup_tuned
 from fa4.plan.warpgroup import warpgroup_plan
-from fa4.plan.warpgroup_tuned import TILES, WarpgroupProblem, tuned_warpgroups, work_tiles
+from fa4.plan.warpgroup_rates import RATES
+from fa4.plan.warpgroup_tuned import (
+    WarpgroupProblem,
+    back_and_forth,
+    padded_width,
+    tiles_of,
+    tuned_warpgroups,
+    work_tiles,
+)
 from fa4.sim.defaults import default_warpgroups
 
 DIMS = st.integers(1, 16).map(lambda n: 16 * n)
@@ -34,68 +41,59 @@ def test_every_problem_has_a_tile_that_fits(d, dv, rows, keys, heads, masked) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "rows", "keys"),
+    ("changes", "rows"),
     [
-        ({}, 192, 80),
-        ({"rows": 1024, "keys": 1024, "batch": 16}, 128, 128),
-        ({"head_dim": 64, "head_dim_v": 64, "heads": 32}, 192, 128),
-        ({"head_dim": 256, "head_dim_v": 256, "heads": 8}, 128, 80),
-        (
-            {
-                "head_dim": 64,
-                "head_dim_v": 64,
-                "rows": 1024,
-                "keys": 1024,
-                "heads": 32,
-                "batch": 32,
-                "masked": True,
-                "causal": True,
-            },
-            192,
-            64,
-        ),
-        (
-            {
-                "head_dim": 64,
-                "head_dim_v": 64,
-                "rows": 1025,
-                "keys": 1025,
-                "heads": 32,
-                "batch": 32,
-                "masked": True,
-                "causal": True,
-            },
-            192,
-            128,
-        ),
-        ({"rows": 40, "keys": 4096}, 64, 128),
-        ({"rows": 1024, "keys": 1024, "batch": 1, "heads": 8}, 64, 128),
-        ({"rows": 40, "head_dim": 192}, 64, 128),
-        ({"rows": 192, "batch": 10, "head_dim": 256, "head_dim_v": 256}, 64, 80),
+        ({}, 192),
+        ({"rows": 40, "keys": 4096}, 64),  # padding
+        ({"rows": 1024, "keys": 1024, "batch": 1, "heads": 8}, 64),  # SMs without work
+        ({"head_dim": 256, "head_dim_v": 256, "heads": 8}, 128),
     ],
 )
-def test_tiles(changes, rows, keys) -> None:
-    """The measured ones of long problems; few rows, or few work tiles, take one warpgroup."""
-    found = tuned_warpgroups(problem(**changes), H200)
-    assert (found.block_rows, found.tile_n) == (rows, keys)
+def test_tiles(changes, rows) -> None:
+    """Long problems take the fastest tile; few rows, or few work tiles, one warpgroup."""
+    assert tuned_warpgroups(problem(**changes), H200).block_rows == rows
 
 
-@pytest.mark.parametrize(("widest", "masked"), TILES)
-def test_the_table_is_in_order_and_fits(widest: int, masked: bool) -> None:
-    """The fastest first; each tile of the table has room and registers as it stands there.
+@pytest.mark.parametrize("dims", RATES)
+def test_the_table_is_in_order_and_fits(dims: tuple[int, int, bool]) -> None:
+    """The fastest rate first; each tile of the table has room and registers as it stands there."""
+    tiles = list(tiles_of(problem(head_dim=dims[0], head_dim_v=dims[1], masked=dims[2])))
+    assert [tile.tflops for tile in tiles] == sorted((t.tflops for t in tiles), reverse=True)
+    assert {tile.consumers for tile in tiles} >= {1, 2}
+    for tile in tiles:
+        pipeline = WarpgroupPipeline(
+            head_dim=dims[0], head_dim_v=dims[1], causal=dims[2], tile_n=tile.tile_n,
+            consumers=tile.consumers, kv_stages=tile.kv_stages, ping_pong=tile.turns,
+        )  # fmt: skip
+        assert not any(role.spilled_registers for role in warpgroup_plan(pipeline, H200).roles)
 
-    Those of short sequences are for these alone.
-    """
-    listed = TILES[widest, masked]
-    assert [tile.tflops for tile in listed] == sorted((t.tflops for t in listed), reverse=True)
-    dims = {"head_dim": widest, "head_dim_v": 128 if widest == 192 else widest}
-    for keys in (512, 16384):
-        found = warpgroup_tuned._fitting(problem(**dims, masked=masked, keys=keys), H200)
-        shapes = [(pipeline.consumers, pipeline.tile_n) for _, pipeline in found]
-        taken = [tile for tile in listed if tile.keys_to >= keys or not tile.keys_to]
-        assert shapes == [(tile.consumers, tile.tile_n) for tile in taken]
-    if any(tile.keys_to for tile in listed):
-        assert len(taken) < len(listed)
+
+def test_every_class_is_in_the_table() -> None:
+    """All padded widths, with and without a mask."""
+    widths = {padded_width(dim) for dim in range(8, 257, 8)} - {16}
+    assert {one for one in RATES if one[0] == one[1]} == {
+        (width, width, masked) for width in widths for masked in (False, True)
+    }
+    assert padded_width(72) == 80 and padded_width(168) == 192 and padded_width(240) == 256
+
+
+def test_a_pair_takes_the_next_wider_class() -> None:
+    """Of both dims."""
+    for dims, wider in (((192, 112), (192, 128)), ((96, 64), (96, 96)), ((64, 256), (256, 256))):
+        found = tiles_of(problem(head_dim=dims[0], head_dim_v=dims[1]))
+        assert [tuple(tile) for tile in found] == list(RATES[(*wider, False)])
+
+
+def test_work_goes_back_and_forth_where_l2_keeps_what_is_read() -> None:
+    """Heads that share K and V read them once."""
+    short = {"rows": 2048, "keys": 2048, "heads": 32, "masked": True, "causal": True}
+    assert back_and_forth(3, problem(**short), 132)
+    assert not back_and_forth(3, problem(**short, ragged=True), 132)
+    assert not back_and_forth(3, problem(**(short | {"batch": 1, "rows": 300})), 132)
+    long = short | {"rows": 8192, "keys": 8192}
+    assert not back_and_forth(3, problem(**long), 132)
+    assert back_and_forth(3, problem(**long, kv_heads=4), 132)
+    assert tuned_warpgroups(problem(**long), H200).scheduler == "lpt"
 
 
 def test_work_tiles() -> None:
@@ -114,11 +112,3 @@ def test_predictions_take_the_same_choice() -> None:
     found = default_warpgroups(of, H200)
     same = problem(rows=320, keys=4096, heads=4, batch=1, masked=True, causal=True)
     assert found == tuned_warpgroups(same, H200)
-
-
-def test_long_masked_problems_of_narrow_heads_take_no_turns() -> None:
-    """Turns at the tensor core cost more there than they hide."""
-    found = tuned_warpgroups(
-        problem(head_dim=64, head_dim_v=64, heads=32, masked=True, causal=True), H200
-    )
-    assert (found.block_rows, found.tile_n, found.ping_pong) == (192, 128, False)

@@ -124,10 +124,9 @@ def test_refusals_name_the_row_and_the_value(changes, feature, message, monkeypa
 
 
 SM90_REFUSED = [
-    *(row for row in REFUSED if row[1] not in ("head dimensions", "pack_gqa")),
+    *(row for row in REFUSED if row[1] not in ("head dimensions", "pack_gqa", "num_splits")),
     ({"head_dim": 63, "head_dim_v": 63}, "head dimensions", "up to 256; got (d, dv) = (63, 63)"),
     ({"head_dim_v": 264}, "head dimensions", "got (d, dv) = (64, 264)"),
-    ({"heads_q": 6, "pack_gqa": True}, "pack_gqa", "divides 64; by default wherever it does; got"),
     ({"numerics": ForwardConfig(q_tiles=1)}, "config", "got q_tiles = 1"),
 ]
 
@@ -148,6 +147,7 @@ def test_what_hopper_takes() -> None:
     for changes in (
         {}, {"head_dim": 256, "head_dim_v": 8}, {"head_dim": 136}, {"softcap": 3.0, "sink": True},
         {"numerics": ForwardConfig(rescale_threshold_log2=0.0)}, {"rows_q": 0},
+        {"num_splits": 2}, {"num_splits": 0}, {"heads_q": 6, "pack_gqa": True},
     ):  # fmt: skip
         check(replace(PLAIN, **changes), "sm90")
 

@@ -30,6 +30,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "ahead": True,
         "packed_q": True,
     },
+    "parts": {"head_dim": 64, "head_dim_v": 128, "consumers": 1, "group": 5, "split": True},
     "O over Q": {"head_dim": 256, "head_dim_v": 256, "tile_n": 80, "dtype": "fp16"},
 }
 
@@ -44,7 +45,7 @@ class Traced:
 
     @property
     def ptx(self) -> str:
-        """Of its only kernel."""
+        """Of its kernel, and of the one that combines parts."""
         return self.compiled.artifacts.PTX
 
 
@@ -88,8 +89,9 @@ def test_counts_and_registers_are_the_plans(traced: Traced) -> None:
     wanted = {role.registers for role in plan.roles} | set(plan.idle_warps.values())
     assert set(budgets) == wanted
     assert f".reqntid {plan.warps * 32}" in ptx
-    (code,) = read_kernels(traced.compiled.artifacts.CUBIN)
-    assert code.resources.stack_bytes == code.resources.frame_bytes == 0
+    codes = read_kernels(traced.compiled.artifacts.CUBIN)
+    assert len(codes) == 1 + traced.spec.split
+    assert all(x.resources.stack_bytes == x.resources.frame_bytes == 0 for x in codes)
 
 
 def init_counts(ptx: str) -> list[int]:

@@ -23,7 +23,7 @@ def make(**fields: Any) -> WarpgroupSpec:
         ({"head_dim": 100}, "head_dim must be a multiple of 8; got 100"),
         ({"head_dim_v": 264}, "head_dim_v must be .*256.*; got 264"),
         ({"tile_n": 72}, "tile_n must be a multiple of 16; got 72"),
-        ({"group": 6}, "group must divide 64; got 6"),
+        ({"group": 96}, "a group above 64 must be a multiple of it; got 96"),
         ({"scheduler": "clc"}, "scheduler must be one of static, snake, lpt, naive; got 'clc'"),
         ({"causal": True, "window_right": True}, "causal has its own right bound"),
         ({"causal": True, "mask": Chunked(8)}, "mask_mod replaces causal and windows"),

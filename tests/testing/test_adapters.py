@@ -14,6 +14,8 @@ import pytest
 from fa4.testing import Case, assert_within_budget, build_inputs, load_backend
 from fa4.testing.adapters import ADAPTERS, load_adapter
 from fa4.testing.contract import Backend
+from fa4.testing.numerics import USUAL_NUMERICS
+from fa4.testing.properties import check_property
 from fa4.testing.refusals import NotCovered
 
 torch = pytest.importorskip("torch")
@@ -257,6 +259,15 @@ def test_refused_shapes_by_the_library_are_not_covered(adapter) -> None:
     assert backend.reason_missing("bf16") is None and "float32" in backend.reason_missing("fp32")
     assert backend.unsupported is not None
     assert not backend.unsupported(RuntimeError("CUDA error: an illegal memory access"))
+
+
+def test_torch_adds_up_grouped_heads_in_the_element_type() -> None:
+    """On a CPU; without its saying so the errors of dV would be too large."""
+    case = Case(seqlen_q=32, seqlen_k=128, group=16, head_dim=128, head_dim_v=128, dtype="bf16")
+    backend = load_backend("torch-sdpa")
+    assert check_property("gradients_gqa_error_rms", backend, case) <= 1.0
+    with pytest.raises(AssertionError, match="root mean square"):
+        check_property("gradients_gqa_error_rms", replace(backend, numerics=USUAL_NUMERICS), case)
 
 
 @pytest.mark.parametrize("name", sorted(set(ADAPTERS) - {"torch-sdpa"}))

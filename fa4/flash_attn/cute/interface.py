@@ -52,7 +52,7 @@ def flash_attn_func(
             gather_bwd_token_chunk=gather_bwd_token_chunk)  # fmt: skip
     options = {
         "softmax_scale": softmax_scale, "causal": causal, "window_size": window_size,
-        "learnable_sink": learnable_sink, "softcap": softcap, "num_splits": max(num_splits, 1),
+        "learnable_sink": learnable_sink, "softcap": softcap, "num_splits": max(num_splits, 0),
         "pack_gqa": pack_gqa, "deterministic": deterministic, "score_mod": score_mod,
         "score_mod_bwd": score_mod_bwd, "mask_mod": mask_mod, "aux_tensors": aux_tensors,
         "block_sparse_tensors": block_sparse_tensors,
@@ -112,7 +112,7 @@ def flash_attn_varlen_func(
         "max_seqlen_k": max_seqlen_k, "seqused_q": seqused_q, "seqused_k": seqused_k,
         "page_table": page_table, "softmax_scale": softmax_scale, "causal": causal,
         "window_size": window_size, "learnable_sink": learnable_sink, "softcap": softcap,
-        "num_splits": max(num_splits, 1), "pack_gqa": pack_gqa, "deterministic": deterministic,
+        "num_splits": max(num_splits, 0), "pack_gqa": pack_gqa, "deterministic": deterministic,
         "score_mod": score_mod, "score_mod_bwd": score_mod_bwd, "mask_mod": mask_mod,
         "aux_tensors": aux_tensors, "block_sparse_tensors": block_sparse_tensors,
     }  # fmt: skip

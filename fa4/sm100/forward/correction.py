@@ -124,7 +124,7 @@ def finish(
 def store_lse(lse: cute.Tensor, tile: WorkTile, row: Int32, value: Float32) -> None:
     """LSE of a packed row, if the row exists."""
     spec: cutlass.Constexpr = tile.spec
-    if row < tile.seqlen_q * spec.group:
+    if tile.has_row(row):
         position, head = tile.position(row), tile.query_head(row)
         if cutlass.const_expr(spec.packed_q):
             lse[head, tile.start_q + position] = value

@@ -10,6 +10,16 @@ from fa4.config import require, require_int
 from fa4.masks import IntervalMask
 from fa4.sm100.kit.units import AUX_DTYPES
 
+WHOLE_TILES = 64  # a larger group takes several warpgroups' tiles
+
+
+def position_rows(group: int) -> int:
+    """Rows that a position takes: of the query heads packed, and empty ones up to a power of 2.
+
+    A group beyond a warpgroup's rows takes several tiles, and as many rows as it has heads.
+    """
+    return group if group > WHOLE_TILES else 1 << (group - 1).bit_length()
+
 
 @dataclass(frozen=True, kw_only=True)
 class CallFeatures:
@@ -115,6 +125,11 @@ class ForwardFeatures(CallFeatures):
 
     lse: bool = True
     group: int = 1
+
+    @property
+    def position_rows(self) -> int:
+        """Rows that a position takes."""
+        return position_rows(self.group)
 
     def check_features(self, rows: int) -> None:
         """Raises ValueError for what excludes itself; rows: of a tile, which the group divides."""

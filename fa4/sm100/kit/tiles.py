@@ -1,11 +1,11 @@
 """Work tiles: which (query block, head, batch entry) a CTA works on, and which keys it needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from fa4.masks import Band, IntervalMask
 from fa4.sm100.kit.signals import pair_rank
@@ -40,7 +40,8 @@ class KernelProblem:
     """Run-time sizes of a call, the same for every role. Tensors are None where the spec says so.
 
     heads: of work tiles, so KV heads where query heads are packed. group: query heads per KV head
-    beyond those packed. blocks: query blocks of the longest sequence.
+    beyond those packed. blocks: query blocks of the longest sequence. splits: parts of the keys,
+    each with a work tile of its own; None where they are not divided.
     """
 
     spec: cutlass.Constexpr
@@ -58,11 +59,16 @@ class KernelProblem:
     seqused_q: cute.Tensor | None
     seqused_k: cute.Tensor | None
     response: cute.Pointer | None
+    splits: Int32 | None = None
 
 
 @dataclass(frozen=True)
 class WorkTile:
-    """One work tile: where it lies, its sequences' first rows and lengths."""
+    """One work tile: where it lies, its sequences' first rows and lengths.
+
+    split: the part of the keys that it has, KV tiles cut_start to cut_stop: none, if they are
+    equal. None where keys are not divided.
+    """
 
     spec: cutlass.Constexpr
     block: Int32
@@ -76,6 +82,9 @@ class WorkTile:
     seqlen_k: Int32
     window_left: Int32 | None
     window_right: Int32 | None
+    split: Int32 | None = None
+    cut_start: Int32 | None = None
+    cut_stop: Int32 | None = None
 
     @property
     def mask(self) -> IntervalMask:
@@ -103,17 +112,29 @@ class WorkTile:
 
     def position(self, row: Int32) -> Int32:
         """Position in its sequence of a packed row."""
-        return row // self.spec.group if self.spec.group > 1 else row
+        return row // self.spec.position_rows if self.spec.group > 1 else row
 
     def query_head(self, row: Int32) -> Int32:
-        """Query head of a packed row."""
-        group = self.spec.group
-        return self.head * group + row % group if group > 1 else self.head
+        """Query head of a packed row; of an empty one, the last of its group."""
+        group, width = self.spec.group, self.spec.position_rows
+        if group == 1:
+            return self.head
+        number = row % width
+        return self.head * group + (number if width == group else cutlass.min(number, group - 1))
+
+    def has_row(self, row: Int32) -> Boolean:
+        """Is there a query at this packed row?"""
+        group, width = self.spec.group, self.spec.position_rows
+        exists = row < self.seqlen_q * width
+        return exists if width == group else exists & (row % width < group)
 
     def visible_end(self, row: Int32) -> Int32:
         """One past the last key that a packed row sees."""
         stop = self.mask.stop(self.position(row), self.seqlen_q, self.seqlen_k)
-        return self.seqlen_k if stop is None else cutlass.min(self.seqlen_k, stop)
+        end = self.seqlen_k if stop is None else cutlass.min(self.seqlen_k, stop)
+        if self.cut_stop is None:
+            return end
+        return cutlass.min(end, self.cut_stop * self.spec.tile_n)
 
     def visible_start(self, row: Int32) -> Int32:
         """The first key that a packed row sees; may be negative."""
@@ -123,12 +144,14 @@ class WorkTile:
     @property
     def last_row(self) -> Int32:
         """Last packed row of the block that exists."""
-        rows = self.seqlen_q * self.spec.group
+        rows = self.seqlen_q * self.spec.position_rows
         return cutlass.max(cutlass.min(self.first_row + block_rows(self.spec), rows) - 1, 0)
 
     @property
     def kv_stop(self) -> Int32:
         """One past the last KV tile that any row of the block sees; at least 1."""
+        if self.cut_start is not None:
+            return cutlass.max(self.cut_stop, self.cut_start + 1)
         return self.stop_of(self.last_row)
 
     def stop_of(self, row: Int32) -> Int32:
@@ -139,6 +162,8 @@ class WorkTile:
     @property
     def kv_start(self) -> Int32:
         """First KV tile that any row of the block sees, below kv_stop."""
+        if self.cut_start is not None:
+            return self.cut_start
         if not self.mask.has_start:
             return Int32(0)
         first = cutlass.max(self.visible_start(self.first_row), 0) // self.spec.tile_n
@@ -183,18 +208,24 @@ def _order(problem: KernelProblem, index: Int32) -> tuple[Int32, Int32]:
     tiles = problem.section * problem.blocks
     section, place = index // tiles, index % tiles
     first_head = section * problem.section
-    width = cutlass.min(problem.section, problem.num_tiles // problem.blocks - first_head)
+    heads = problem.num_tiles // problem.blocks
+    if problem.splits is not None:
+        heads //= problem.splits
+    width = cutlass.min(problem.section, heads - first_head)
     return problem.blocks - 1 - place // width, first_head + place % width
 
 
 def locate(problem: KernelProblem, index: Int32) -> WorkTile:
     """The work tile number `index`, and its sequences."""
     spec = problem.spec
+    split = None
+    if problem.splits is not None:  # the parts of a block lie side by side
+        split, index = index % problem.splits, index // problem.splits
     block, rest = _order(problem, index)
     head, batch = rest % problem.heads, rest // problem.heads
     start_q, seqlen_q = sequence(problem.cu_seqlens_q, problem.seqused_q, batch, problem.seqlen_q)
     start_k, seqlen_k = sequence(problem.cu_seqlens_k, problem.seqused_k, batch, problem.seqlen_k)
-    return WorkTile(
+    tile = WorkTile(
         spec=spec,
         block=block,
         head=head,
@@ -208,6 +239,19 @@ def locate(problem: KernelProblem, index: Int32) -> WorkTile:
         window_left=problem.window_left,
         window_right=problem.window_right,
     )
+    return tile if split is None else cut(tile, split, problem.splits)
+
+
+def cut(tile: WorkTile, split: Int32, splits: Int32) -> WorkTile:
+    """Part `split` of a work tile: KV tiles are dealt out evenly, the first parts get one more.
+
+    A part without tiles begins at the last one, which it does not see.
+    """
+    start, count = tile.kv_start, tile.kv_tiles
+    each, more = count // splits, count % splits
+    first = start + cutlass.min(split * each + cutlass.min(split, more), count - 1)
+    last = first + each + cutlass.select_(split < more, Int32(1), Int32(0))
+    return replace(tile, split=split, cut_start=first, cut_stop=last)
 
 
 def sequence(offsets: Any, used: Any, batch: Int32, length: Int32) -> tuple[Int32, Int32]:

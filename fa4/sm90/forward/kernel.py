@@ -1,17 +1,21 @@
 """The Hopper forward kernel: its warps' roles, and the host function that launches it."""
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import query_stages
+from fa4.plan.warpgroup_tuned import padded_width
+from fa4.sm90.forward.combine import combine
 from fa4.sm90.forward.consumer import ConsumerWork, consume
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
 from fa4.sm90.forward.schedule import heads_at_once
-from fa4.sm90.forward.spec import WarpgroupSpec
+from fa4.sm90.forward.spec import WarpgroupSpec, query_box
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import query_view
 from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
@@ -19,7 +23,7 @@ from fa4.sm100.kit.scores import scales
 from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.sm100.kit.signals import Signals, init_signals
 from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
-from fa4.sm100.kit.units import WARP, WARPGROUP, padded_dim
+from fa4.sm100.kit.units import WARP, WARPGROUP
 from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 
 
@@ -28,7 +32,7 @@ def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
 
     Q's, P's and O's stages are the warpgroups', of Q as often as there are places for it.
     """
-    d, dv = padded_dim(spec.head_dim), padded_dim(spec.head_dim_v)
+    d, dv = padded_width(spec.head_dim), padded_width(spec.head_dim_v)
     return {
         "q": (spec.tile_rows, d, spec.consumers * query_stages(spec.pipeline, spec.gpu)),
         "k": (spec.tile_n, d, spec.kv_stages),
@@ -38,31 +42,66 @@ def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
     }
 
 
+def tile_boxes(spec: WarpgroupSpec) -> dict[str, Any]:
+    """Rows and columns of each operand, as TMA moves them."""
+    shapes = {name: shape[:2] for name, shape in tile_shapes(spec).items()}
+    return shapes | {name: query_box(spec, shapes[name]) for name in "qo"}
+
+
 @cute.jit
 def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q, sink,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, stream,
             spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Launch on tensors (batch, seqlen, heads, dim), or (total, heads, dim) where packed."""
-    batch, seqlen_q = q.shape[0], q.shape[-3]
+    attend(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms, None, stream,
+           spec, trace)  # fmt: skip
+
+
+@cute.jit
+def forward_split(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
+                  sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, o_parts,
+                  lse_parts, stream, spec: cutlass.Constexpr,
+                  trace: cutlass.Constexpr):  # fmt: skip
+    """The same in parts of the keys, o_parts (splits, *shape of O) and lse_parts in float32, which
+    a second kernel combines."""
+    attend(q, k, v, o_parts, lse_parts, (softmax_scale, softcap), (window_left, window_right),
+           max_seqlen_q, None, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms,
+           o_parts.shape[0], stream, spec, trace)  # fmt: skip
+    longest = q.shape[-3]
     if cutlass.const_expr(cu_seqlens_q is not None):
-        batch, seqlen_q = cu_seqlens_q.shape[0] - 1, max_seqlen_q
+        longest = max_seqlen_q
+    combine(o_parts, lse_parts, o, lse, sink, longest, cu_seqlens_q, seqused_q, stream, spec)
+
+
+@cute.jit
+def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, num_sms, splits,
+           stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """Launch the main kernel; splits: parts of the keys, None where they are not divided."""
+    batch, seqlen_q = q.shape[0], q.shape[-3]
+    if cutlass.const_expr(lengths[0] is not None):
+        batch, seqlen_q = lengths[0].shape[0] - 1, max_seqlen_q
     heads = q.shape[-2] // spec.group
     rows = block_rows(spec)
-    blocks = (seqlen_q * spec.group + rows - 1) // rows
+    blocks = (seqlen_q * spec.position_rows + rows - 1) // rows
     num_tiles = blocks * heads * batch
+    if cutlass.const_expr(spec.split):
+        num_tiles *= splits
     width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
     ctas = num_tiles
     if cutlass.const_expr(spec.scheduler in ("static", "snake")):
         ctas = cutlass.min(num_sms, num_tiles)
     section = heads_at_once(spec.consumers, ctas)
     if cutlass.const_expr(spec.scheduler == "lpt"):
-        section = heads_per_section(k.shape[-3] * width, heads * batch)
+        sharing = heads // k.shape[-2]  # heads of work tiles that read the same keys
+        section = heads_per_section(k.shape[-3] * width // sharing, heads * batch)
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
     shapes: cutlass.Constexpr = tile_shapes(spec)
+    boxes: cutlass.Constexpr = tile_boxes(spec)
 
     def atom(name, view, op):
-        shape = shapes[name][:2]
-        return cpasync.make_tiled_tma_atom(op, view, swizzled_layout(*shape), shape)
+        layout = swizzled_layout(*shapes[name][:2])
+        return cpasync.make_tiled_tma_atom(op, view, layout, boxes[name])
 
     loading = cpasync.CopyBulkTensorTileG2SOp()
     queries, coordinates = atom("q", query_view(q, spec), loading)
@@ -77,14 +116,13 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
             ending_views(rows_first(v, spec.packed_k), 0, spec.ragged_k),
         ),
     )
-    if cutlass.const_expr(spec.ragged_q):
+    if cutlass.const_expr(spec.ragged_q or spec.split):
         store = (None, o)
     else:
         store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
     kernel(
-        loads, store, lse, scales(spec, softmax_scale, softcap), aux, sizes,
-        (window_left, window_right), sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k),
-        spec, trace,
+        loads, store, lse, scales(spec, *factors), aux, sizes, window, sink, lengths, splits, spec,
+        trace,
     ).launch(
         grid=(ctas, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
@@ -95,14 +133,14 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
 
 
 @cute.kernel
-def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
+def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits,
            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.plan
     memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
     barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
     signals = Signals(plan, "setup", trace, barriers)
-    problem = KernelProblem(spec, *(*sizes, *window, *lengths, None))
+    problem = KernelProblem(spec, *(*sizes, *window, *lengths, None, splits))
     scale_log2, score_scale = factors
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
@@ -112,6 +150,8 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
             if cutlass.const_expr(atom is not None):
                 cpasync.prefetch_descriptor(atom)
     meet(spec.cta_group)
+    if cutlass.const_expr(spec.split):  # the kernel that combines the parts may be launched
+        cute.arch.griddepcontrol_launch_dependents()
 
     if has_role(warp, plan.role("load")):
         take_registers(plan, plan.role("load"))
@@ -137,7 +177,9 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths,
             num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
         )
-        shared = shared_tensor(spec, memory, "o")[None, None, number]
+        shared = None
+        if cutlass.const_expr(not spec.split):
+            shared = shared_tensor(spec, memory, "o")[None, None, number]
         output = OutputTile(*(*store, shared, scale_log2, lse, sink))
         consume(signals.of("consumer#").numbered(number), problem, work, output)
     for idle, registers in plan.idle_warps.items():
@@ -173,5 +215,5 @@ def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> W
         p=tiles("p", False, number) if spec.p_source == "smem" else None,
         dtype=spec.dtype,
         tile_n=spec.tile_n,
-        values=padded_dim(spec.head_dim_v),
+        values=padded_width(spec.head_dim_v),
     )

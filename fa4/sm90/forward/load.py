@@ -10,7 +10,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import output_over_queries
 from fa4.sm90.forward.schedule import first_work, next_work
-from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
+from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec, query_box
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
@@ -144,7 +144,7 @@ def query_tiles(query: TileLoad, tile: WorkTile) -> cute.Tensor:
         tensor = cute.domain_offset((start, 0), query.tensor[None, None, tile.head])
     else:
         tensor = query.tensor[None, None, tile.head, tile.batch]
-    return cute.local_tile(tensor, query.shape, (None, 0))
+    return cute.local_tile(tensor, query_box(spec, query.shape), (None, 0))
 
 
 def key_tiles(operand: TileLoad, tile: WorkTile) -> cute.Tensor:

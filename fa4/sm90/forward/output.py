@@ -10,6 +10,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import output_over_queries
 from fa4.sm90.forward import fragment
+from fa4.sm90.forward.spec import query_box
 from fa4.sm100.forward.correction import LN_2, add_sink, store_lse
 from fa4.sm100.kit.descriptors import swizzle_bytes
 from fa4.sm100.kit.rowmath import rounded
@@ -24,13 +25,15 @@ VECTOR = 8  # elements of a 16-byte store
 class OutputTile:
     """O in shared memory, (rows, cols) of this warpgroup, and in global memory.
 
+    With split keys there is none in shared memory, and tensor and lse are of all parts.
+
     atom, tensor: TMA store and its coordinates; or, where a sequence may end inside a tile of the
     packed tensor, atom None and the plain tensor. lse, sink: global tensors or None.
     """
 
     atom: cute.CopyAtom | None
     tensor: cute.Tensor
-    shared: cute.Tensor
+    shared: Any
     scale_log2: Float32
     lse: cute.Tensor | None
     sink: Any
@@ -42,12 +45,57 @@ def finish(
 ) -> None:
     """O / l of this warpgroup's rows, and LSE."""
     spec: cutlass.Constexpr = tile.spec
-    over: cutlass.Constexpr = output_over_queries(spec.pipeline, spec.gpu)
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     totals = fragment.quad_sums(state.totals)
     peaks = [highest * output.scale_log2 for highest in state.highest]
     totals, peaks, factors = normalisers(output, tile, rows, totals, peaks)
-    words = rounded(fragment.multiplied_rows(state.sums, factors), spec.dtype)
+    values = fragment.multiplied_rows(state.sums, factors)
+    if cutlass.const_expr(spec.split):
+        for i in cutlass.range_constexpr(fragment.ROWS_OF_THREAD):
+            store_part(output, tile, rows[i], fragment.of_row(values, i), thread % fragment.QUAD)
+    else:
+        store_tile(signals, work, tile, output, rounded(values, spec.dtype))
+    if cutlass.const_expr(output.lse is not None):  # noqa: SIM102
+        if thread % fragment.QUAD == 0:
+            target = output.lse
+            if cutlass.const_expr(spec.split):
+                target = part_of(output.lse, tile)
+            for row, total, peak in zip(rows, totals, peaks, strict=True):
+                lse = (peak + cute.math.log2(total, fastmath=True)) * LN_2
+                store_lse(target, tile, row, cutlass.select_(is_empty(total), -Float32.inf, lse))
+
+
+def part_of(tensor: cute.Tensor, tile: WorkTile) -> cute.Tensor:
+    """A work tile's part of O or LSE."""
+    return tensor[(tile.split, *[None] * (cute.rank(tensor) - 1))]
+
+
+@cute.jit
+def store_part(
+    output: OutputTile, tile: WorkTile, row: Int32, values: list, quad_thread: Int32
+) -> None:
+    """A thread's elements of a row in float32, two columns by two."""
+    spec: cutlass.Constexpr = tile.spec
+    if tile.has_row(row):
+        place: tuple[Any, ...] = (tile.start_q + tile.position(row), tile.query_head(row), None)
+        if cutlass.const_expr(not spec.packed_q):
+            place = (tile.batch, *place)
+        target = part_of(output.tensor, tile)[place]
+        for run in cutlass.range_constexpr(spec.head_dim_v // fragment.RUN):
+            pair = cute.make_rmem_tensor(cute.make_layout(2), Float32)
+            pair[0], pair[1] = values[2 * run], values[2 * run + 1]
+            column = run * fragment.QUAD + quad_thread
+            cute.autovec_copy(pair, cute.local_tile(target, (2,), (column,)))
+
+
+@cute.jit
+def store_tile(
+    signals: Signals, work: Any, tile: WorkTile, output: OutputTile, words: list
+) -> None:
+    """O through shared memory, by TMA or, where sequences end inside a tile, row by row."""
+    spec: cutlass.Constexpr = tile.spec
+    over: cutlass.Constexpr = output_over_queries(spec.pipeline, spec.gpu)
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
     if cutlass.const_expr(not over):
         if thread < WARP:
             signals.wait("stored#")
@@ -70,13 +118,6 @@ def finish(
             signals.wait("stored#")
         meet_warpgroup(signals)
         signals.arrive_once("q_empty")
-    if cutlass.const_expr(output.lse is not None):  # noqa: SIM102
-        if thread % fragment.QUAD == 0:
-            for row, total, peak in zip(rows, totals, peaks, strict=True):
-                lse = (peak + cute.math.log2(total, fastmath=True)) * LN_2
-                store_lse(
-                    output.lse, tile, row, cutlass.select_(is_empty(total), -Float32.inf, lse)
-                )
 
 
 def share(words: list[Int32], shared: cute.Tensor) -> None:
@@ -89,7 +130,8 @@ def share(words: list[Int32], shared: cute.Tensor) -> None:
 @cute.jit
 def close(signals: Signals, spec: cutlass.Constexpr) -> None:
     """The last store has read shared memory, before the CTA gives it back."""
-    if cutlass.const_expr(not output_over_queries(spec.pipeline, spec.gpu)):  # noqa: SIM102
+    over: cutlass.Constexpr = output_over_queries(spec.pipeline, spec.gpu)
+    if cutlass.const_expr(not over and not spec.split):  # noqa: SIM102
         if cute.arch.thread_idx()[0] % WARPGROUP < WARP:
             signals.wait("stored#")
 
@@ -125,7 +167,7 @@ def store_by_tma(output: OutputTile, tile: WorkTile, number: Int32) -> None:
     """O; TMA leaves out rows and columns that the tensor does not have."""
     shape = tuple(cute.size(mode) for mode in output.shared.shape)
     tensor = output.tensor[None, None, tile.head, tile.batch]
-    target = cute.local_tile(tensor, shape, (tile.tile_number(number), 0))
+    target = cute.local_tile(tensor, query_box(tile.spec, shape), (tile.tile_number(number), 0))
     source, target = cpasync.tma_partition(
         output.atom,
         0,
@@ -145,7 +187,7 @@ def store_rows(output: OutputTile, tile: WorkTile, number: Int32, thread: Int32)
     for i in cutlass.range(thread, spec.tile_rows * vectors, WARPGROUP, unroll=1):
         row, vector = i // vectors, i % vectors
         packed = first + row
-        if packed < tile.seqlen_q * spec.group:
+        if tile.has_row(packed):
             position, head = tile.start_q + tile.position(packed), tile.query_head(packed)
             if cutlass.const_expr(spec.packed_q):
                 target = output.tensor[position, head, None]

@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from fa4.sm90.forward.spec import ROWS_AT_ONCE
+from fa4.plan.warpgroup_tuned import ROWS_AT_ONCE
 from fa4.sm100.kit.schedulers import has_rows
 from fa4.sm100.kit.tiles import KernelProblem
 

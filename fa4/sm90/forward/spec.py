@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from fa4.config import WARPGROUP_ROWS, ForwardConfig, WarpgroupPipeline, require, require_int
 from fa4.hardware import H200, Gpu
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
+from fa4.plan.warpgroup_tuned import padded_width
 from fa4.sm100.kit.features import ForwardFeatures
-from fa4.sm100.kit.units import padded_dim
 
-# Rows of blocks that run at once with "snake", by warpgroups: of 2 to 16 those whose worst CTA, of
-# causal calls on 132 CTAs with 2k to 32k tokens, has least to do beyond the average.
-ROWS_AT_ONCE = {1: 4, 2: 4, 3: 2}
+MOST_GROUP = 1 << 16
 PERSISTENT = ("static", "snake")  # a CTA has several work tiles, and knows which
 SCHEDULERS = (*PERSISTENT, "lpt", "naive")
+
+
+def query_box(spec: WarpgroupSpec, shape: tuple[int, ...]) -> tuple[Any, int]:
+    """Rows and columns of a warpgroup's tile of Q or O, as TMA moves it.
+
+    Where query heads are packed, rows are (heads, positions). TMA fills the rows of heads that the
+    group does not have with zeros, and does not store them.
+    """
+    rows, cols = shape[:2]
+    if spec.group == 1:
+        return rows, cols
+    heads = min(spec.position_rows, rows)
+    return (heads, rows // heads), cols
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +39,8 @@ class WarpgroupSpec(ForwardFeatures):
     ("registers" or "smem"); overlap, ping_pong, ahead.
     scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first, back and
     forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
-    emulated exponentials, of the pairs that a thread has in every eight columns.
+    emulated exponentials, of the pairs that a thread has in every eight columns. split: the keys of
+    a query are divided over CTAs, in as many parts as the call says.
     """
 
     tile_n: int = 128
@@ -38,12 +51,16 @@ class WarpgroupSpec(ForwardFeatures):
     ping_pong: bool | None = None
     ahead: bool = False
     scheduler: str = "static"
+    split: bool = False
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = H200
 
     def __post_init__(self) -> None:
         """Check what the kernel itself cannot do; the plan checks its own choices."""
-        self.check_features(WARPGROUP_ROWS)
+        self.check_call()
+        require_int("group", self.group, 1, MOST_GROUP)
+        several = self.group > WARPGROUP_ROWS and self.group % WARPGROUP_ROWS
+        require(not several, f"a group above {WARPGROUP_ROWS} must be a multiple of it", self.group)
         for name, dim in (("head_dim", self.head_dim), ("head_dim_v", self.head_dim_v)):
             require_int(name, dim, 8, 256)
             require(dim % 8 == 0, f"{name} must be a multiple of 8", dim)
@@ -89,8 +106,8 @@ class WarpgroupSpec(ForwardFeatures):
     def pipeline(self) -> WarpgroupPipeline:
         """The pipeline of this kernel; head dimensions padded."""
         return WarpgroupPipeline(
-            head_dim=padded_dim(self.head_dim),
-            head_dim_v=padded_dim(self.head_dim_v),
+            head_dim=padded_width(self.head_dim),
+            head_dim_v=padded_width(self.head_dim_v),
             causal=self.hides_last_keys,
             tile_n=self.tile_n,
             consumers=self.consumers,
@@ -100,6 +117,7 @@ class WarpgroupSpec(ForwardFeatures):
             overlap=self.overlap,
             ahead=self.ahead and self.scheduler in PERSISTENT,
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
+            num_splits=2 if self.split else 1,  # or more: the code is the same
         )
 
     @property

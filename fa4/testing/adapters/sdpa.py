@@ -62,6 +62,8 @@ def make(name: str, device: str | None) -> Callable[..., Any]:
     attend.__name__ = name
     attend.device = device  # type: ignore[attr-defined]
     attend.not_covered = _NOT_COVERED  # type: ignore[attr-defined]
+    if device == "cpu":  # heads that share K and V are repeated, and their gradients added up in
+        attend.numerics = {"group_sum": "element"}  # type: ignore[attr-defined]  # the element type
     return attend
 
 

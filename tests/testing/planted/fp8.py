@@ -52,6 +52,11 @@ def _p_in_fp8(change: Callable[[Any, np.ndarray], np.ndarray]) -> dict[str, Meth
     return {"rounded_p": rounded_p}
 
 
+def _saturated_by_dropout(kernel: Any, p: np.ndarray, cols: slice) -> np.ndarray:
+    """Dropout's factor is part of what is rounded."""
+    return kernel.rounded_p(p * kernel.dropout(cols))
+
+
 def _offset(bits: int) -> dict[str, Method]:
     return {"p_offset_log2": lambda kernel: bits}
 
@@ -159,6 +164,8 @@ FP8_FAULTS = (
     _fault("p_without_offset", "P below 2^-9 is lost", ("small_p", "fp8 error_rms"),
            kernel=_offset(0)),
     _fault("p_saturates", "P bears 2^9 and saturates at 448", ("fp8",), kernel=_offset(9)),
+    _fault("p_saturates_under_dropout", "P bears 2^8 and dropout's factor, and saturates",
+           ("fp8 dropout",), kernel={"weights": _saturated_by_dropout}),
     _fault("p_saturates_late", "P of a maximum that rises by less than 2^4 saturates",
            ("fp8",), kernel=_lazy(4.0)),
     _fault("p_truncated", "P is cut off, not rounded", ("fp8 bias", "fp8 rms", "fp8 p_"),

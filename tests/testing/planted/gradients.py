@@ -113,7 +113,7 @@ class GradientKernel(Kernel):
             keep = self.keep(cols)
             k, v = self.keys_and_values(cols, keep)
             ds, p = self.ds_and_p(saved, row_dot, cols, (keep, k, v))
-            dropped = self.rounded_p(p * self.dropout_of_dv(cols))
+            dropped = self.rounded_p(p) * self.dropout_of_dv(cols)
             dv[:, cols] = self.fold_dv(dropped.transpose(0, 2, 1) @ saved.dout)
             dk[:, cols] = self.fold_dk(ds.transpose(0, 2, 1) @ self.wide_q)
             dq = self.add_dq(dq, ds @ k * self.work.type(self.scale_of_dq()))

@@ -314,6 +314,10 @@ class Kernel:
         most = self.work.type(ml_dtypes.finfo(self.dtype).max)
         return np.minimum(p * factor, most).astype(self.dtype).astype(self.work) / factor
 
+    def weights(self, p: np.ndarray, cols: slice) -> np.ndarray:
+        """P as V sees it. Dropout's factor comes behind the rounding: 2^8 / (1 - p) saturates."""
+        return self.rounded_p(p) * self.dropout(cols)
+
     def rounded_out(self, out: np.ndarray) -> np.ndarray:
         """O in the element type, or bf16."""
         return out.astype(ml_dtypes.bfloat16 if self.is_fp8 else self.dtype)
@@ -343,7 +347,7 @@ class Kernel:
         alpha = np.exp(state.top - finite(top))
         p = self.exp(scores - finite(top)[..., None])
         total = self.row_sum(p, state.total * alpha)
-        weights = self.rounded_p(p * self.dropout(cols))
+        weights = self.weights(p, cols)
         return State(top, total, self.accumulate(self.rescale(state.out, alpha, cols), weights, v))
 
     def start(self) -> State:

@@ -49,7 +49,7 @@ def _two_passes(kernel: Any) -> State:
         keep = kernel.keep(cols)
         k, v = kernel.keys_and_values(cols, keep)
         p = np.exp(kernel.scores(k, keep, cols) - top[..., None]) / total[..., None]
-        out = out + kernel.rounded_p(p * kernel.dropout(cols)) @ v
+        out = out + kernel.weights(p, cols) @ v
     return State(first.top, first.total, out * total[..., None])
 
 

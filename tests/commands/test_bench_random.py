@@ -1,0 +1,122 @@
+"""`fa4 bench --random`: calls within their bounds, the same for a seed; what is said of times."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fa4.commands import bench_random, bench_timing, emit
+from fa4.commands.bench import BACKENDS, read_dims, render
+from fa4.commands.bench_report import checked_report
+from fa4.commands.bench_timing import measure_one
+from fa4.config import Problem
+from tests.commands.support import refused
+
+DIMS = [read_dims(text) for text in ("80", "192:128")]
+PROBLEM = Problem(batch=1, seqlen_q=300, seqlen_k=300, heads_q=4, heads_k=2, head_dim=72)
+
+
+def test_calls_are_drawn_within_their_bounds() -> None:
+    """No power of two is a length; a seed's first calls do not depend on their number."""
+    problems = bench_random.draw(300, 5)
+    assert bench_random.draw(40, 5) == problems[:40] != bench_random.draw(40, 6)
+    for p in problems:
+        assert p.head_dim % 8 == 0 and p.head_dim_v % 8 == 0 and p.head_dim <= 256
+        assert all(n & (n - 1) and n >= 200 for n in (p.seqlen_q, p.seqlen_k))
+        assert bench_random.LEAST_FLOPS <= p.forward_flops <= bench_random.MOST_FLOPS
+        assert p.window_size[1] is None or p.seqlen_k >= p.seqlen_q
+    assert {p.heads_q // p.heads_k for p in problems} >= {1, 2, 3, 5, 6, 16}
+    assert len({p.head_dim for p in problems}) > 25
+    assert {(p.head_dim, p.head_dim_v) for p in bench_random.draw(9, 0, "fp16", DIMS)} == {
+        (80, 80), (192, 128)
+    }  # fmt: skip
+
+
+def row(problem: Problem, ours: float, **others: float) -> dict[str, Any]:
+    """As measured, from seconds."""
+    return measure_one(
+        problem, [], lambda names, p: bench_timing.Measured({"fa4": ours, **others}, {}, {})
+    )
+
+
+def test_the_best_of_the_others_counts(capsys: Any) -> None:
+    """Mean, share of slower calls and the worst, of all and of each group."""
+    window = replace(PROBLEM, window_size=(64, 0), heads_k=4)
+    rows = [row(PROBLEM, 1.0, cudnn=2.0, flash=4.0), row(window, 1.0, cudnn=0.5)]
+    found = {one["group"]: one for one in bench_random.summarize(rows)}
+    assert found["all"] == {
+        "group": "all", "calls": 2, "mean": pytest.approx(1.0), "slower": 1, "worst": 0.5
+    }  # fmt: skip
+    assert found["window"]["calls"] == found["grouped heads"]["calls"] == 1
+    assert found["window"]["worst"] == 0.5 and found["grouped heads"]["mean"] == 2.0
+    report = {
+        "device": "X",
+        "impl": "sm90",
+        "dtype": "bf16",
+        "pass": "forward pass",
+        "timing": "graph",
+        "random": {"calls": 2, "seed": 7},
+        "rows": rows,
+        "figure": None,
+    }
+    emit(report, False, render)
+    shown = capsys.readouterr().out
+    assert "2 of 2 random calls, seed 7" in shown and "0.50: 1 x 300 x 300 keys" in shown
+    emit(report, True, render)
+    again = checked_report(json.loads(capsys.readouterr().out), BACKENDS)
+    assert bench_random.summarize(again["rows"]) == bench_random.summarize(rows)
+
+
+def test_flash_attention_3_is_asked_where_it_is(monkeypatch: Any) -> None:
+    """With its own window of -1; without the module nobody asks by default."""
+    seen: dict[str, Any] = {}
+    module = SimpleNamespace(flash_attn_func=lambda q, k, v, **given: seen.update(given))
+    assert bench_random.without_missing(["fa4", "flash-attn-3"], asked=False) == ["fa4"]
+    monkeypatch.setitem(sys.modules, bench_timing.FA3_MODULE, module)
+    window = replace(PROBLEM, window_size=(64, None))
+    bench_timing.find_backend("flash-attn-3", window)(None, None, None)
+    assert seen == {"causal": False, "window_size": (64, -1), "deterministic": False}
+
+
+def test_others_are_not_asked_for_what_they_lack() -> None:
+    """torch's SDPA has no window, and its causal mask begins at the first key."""
+    with pytest.raises(ValueError, match="no window"):
+        bench_timing.find_backend("flash", replace(PROBLEM, window_size=(64, 0)))
+    with pytest.raises(ValueError, match="aligns a causal mask"):
+        bench_timing.find_backend("flash", replace(PROBLEM, causal=True, seqlen_k=400))
+
+
+def test_options_that_do_not_belong_together() -> None:
+    """Each with one line."""
+    assert "--timing must be one of burst, graph; got 'x'" in refused("bench", "--timing", "x")
+    assert "of the forward pass" in refused("bench", "--random", "3", "--backward")
+    assert "a figure is of the grid" in refused("bench", "--random", "3", "--figure", "a.png")
+
+
+def test_rows_are_kept_as_they_come(monkeypatch: Any, tmp_path: Any) -> None:
+    """No call begins after the time is over; what could not be compiled is said, not called."""
+    problems = bench_random.draw(3, 1)
+    refused_kernel = bench_random._kernel_of(problems[1], "flash-attn-4")
+    monkeypatch.setattr(bench_random, "compile_all", lambda *given: {refused_kernel: "no such"})
+    asked: list[Any] = []
+
+    def timer(names: Any, problem: Problem) -> bench_timing.Measured:
+        asked.append(list(names))
+        return bench_timing.Measured(dict.fromkeys(names, 1.0), {}, {"fa4": (1980.0, 500.0)})
+
+    names, file = ["fa4", "flash-attn-4"], tmp_path / "rows.jsonl"
+    found = SimpleNamespace(device="cuda:0", impl="sm90")
+    limits = bench_random.Limits(1000.0, file)
+    rows = bench_random.measure_random(problems, names, timer, lambda *x: None, found, limits)
+    assert [json.loads(line)["ratio"] for line in file.read_text().splitlines()] == [
+        row["ratio"] for row in rows
+    ]
+    assert asked[1] == ["fa4"] and rows[1]["missing"] == {"flash-attn-4": "no such"}
+    assert rows[0]["clock_mhz"] == {"fa4": 1980.0} and rows[0]["power_w"] == {"fa4": 500.0}
+    limits = bench_random.Limits(-1.0)
+    assert bench_random.measure_random(problems, names, timer, lambda *x: None, found, limits) == []
