@@ -66,7 +66,8 @@ def gradient_points(record: str = "warpgroup_backward") -> Iterator[SpeedPoint]:
     """The backward pass whole, as `hardware.warpgroup_backward.measure` timed it."""
     for row in read_record(record)["rows"]:
         problem, rates = row["problem"], row["tflops"]
-        own = [rate for name, rate in rates.items() if name not in GRADIENT_PEERS.values()]
+        others = (*GRADIENT_PEERS.values(), "deterministic")
+        own = [rate for name, rate in rates.items() if not name.endswith(others)]
         yield SpeedPoint(
             dims=_dims(problem),
             causal=problem["causal"],
