@@ -202,7 +202,7 @@ def render_random() -> str:
 def render_few() -> str:
     """Calls that do not fill the GPU: microseconds, and in how many parts keys are divided."""
     rows = []
-    for row in read_record("hopper_splits"):
+    for row in read_record("hopper_splits")["calls"]:
         p, found = row["problem"], row["microseconds"]
         times = [f"{found[name]:.0f}" if name in found else "-" for name in ("fa4", *PEERS)]
         whole = row["by_parts"]["1"]

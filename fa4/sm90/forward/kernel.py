@@ -15,7 +15,7 @@ from fa4.sm90.forward.held import held_place
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
-from fa4.sm90.forward.schedule import heads_at_once
+from fa4.sm90.forward.schedule import heads_at_once, heads_of_section
 from fa4.sm90.forward.spec import WarpgroupSpec, query_box
 from fa4.sm90.forward.transpose import ValueTiles, transpose
 from fa4.sm100.forward.mods import Mods
@@ -24,7 +24,7 @@ from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
 from fa4.sm100.kit.scores import scales
 from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.sm100.kit.signals import Signals, init_signals
-from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
+from fa4.sm100.kit.tiles import KernelProblem, block_rows
 from fa4.sm100.kit.units import WARP, WARPGROUP
 from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 
@@ -111,7 +111,7 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
     section = heads_at_once(spec.consumers, ctas)
     if cutlass.const_expr(spec.scheduler == "lpt"):
         sharing = heads // k.shape[-2]  # heads of work tiles that read the same keys
-        section = heads_per_section(k.shape[-3] * width // sharing, heads * batch)
+        section = heads_of_section(k.shape[-3] * width // sharing, heads * batch)
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
     shapes: cutlass.Constexpr = tile_shapes(spec)
     boxes: cutlass.Constexpr = tile_boxes(spec)
