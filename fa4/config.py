@@ -461,17 +461,10 @@ class WarpgroupPipeline:
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
         require_int("promote", self.promote, 0, 1024)
-        if self.promote and not self.overlap:
-            raise ValueError("promote needs overlap; got overlap=False")
-        if self.promote and not self.transposes:
-            raise ValueError("promote needs 8-bit operands of our own kernel")
+        if self.promote and not (self.overlap and self.transposes):
+            raise ValueError("promote needs overlap, and 8-bit operands of our own kernel")
         if self.ping_pong and self.consumers < 2:
             raise ValueError("ping_pong needs at least 2 consumers; got 1")
-
-    @property
-    def turns_at_exponentials(self) -> bool:
-        """Do turns keep the exponentials of warpgroups apart, not their products?"""
-        return self.takes_turns and self.overlap and self.transposes
 
     @property
     def transposes(self) -> bool:
