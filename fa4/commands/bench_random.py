@@ -45,6 +45,7 @@ GROUPS = (1, 1, 1, 2, 3, 4, 5, 6, 8, 16)
 MOST_HEADS, MOST_BATCH = 64, 32
 LEAST_FLOPS, MOST_FLOPS, MOST_BYTES = 5e9, 5e12, 3 << 30
 SLOWEST_SHOWN = 10
+COMPILING_SHARE = 0.55  # of the time, at most
 PATIENCE_S = 45.0  # of the processes that compile, without any news
 
 
@@ -124,14 +125,14 @@ def without_missing(names: Sequence[str], *, asked: bool) -> list[str]:
 
 def compile_all(
     problems: Sequence[Problem], names: Sequence[str], gpu: FoundGpu, seconds: float
-) -> dict[tuple[Any, ...], str]:
+) -> Compiled:
     """Has several processes make every call once, so that all kernels are in their caches.
 
-    The errors of those that failed, by kernel. Ends, whatever is left to do, when the
+    Ends, whatever is left to do, when the
     time is over or nothing was heard for long: a kernel hangs, or has ended its process.
     """
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-    compiled = [name for name in names if name not in ("cudnn", "flash")]
+    compiled = [name for name in names if name in (OURS, "flash-attn-4")]
     first: dict[tuple[Any, ...], tuple[Problem, str]] = {}
     for problem, name in product(problems, compiled):
         first.setdefault(_kernel_of(problem, name), (problem, name))
@@ -151,7 +152,7 @@ def compile_all(
             if time.monotonic() - heard > PATIENCE_S:
                 break
         pool.terminate()
-    return failed
+    return Compiled(failed, {key for key, _ in waiting})
 
 
 def _kernel_of(problem: Problem, name: str) -> tuple[Any, ...]:
@@ -183,6 +184,13 @@ def call_once(problem: Problem, name: str, gpu: FoundGpu) -> str:
     return ""
 
 
+class Compiled(NamedTuple):
+    """Kernels that failed, and why; those that nothing was heard of."""
+
+    failed: dict[tuple[Any, ...], str]
+    waiting: set[tuple[Any, ...]]
+
+
 class Limits(NamedTuple):
     """Seconds after which no call is begun, and the file that each row is added to."""
 
@@ -198,12 +206,16 @@ def measure_random(
     gpu: FoundGpu,
     limits: Limits,
 ) -> list[dict[str, Any]]:
-    """A row per problem, until the time is over; half of it at most goes into compiling."""
+    """A row per problem, until the time is over; about half of it goes into compiling at most.
+
+    What has a kernel to be compiled still comes last.
+    """
     begun = time.monotonic()
     update(0, len(problems), "compiling")
-    failed = compile_all(problems, names, gpu, limits.seconds / 2)
+    failed, waiting = compile_all(problems, names, gpu, limits.seconds * COMPILING_SHARE)
     rows: list[dict[str, Any]] = []
-    for number, problem in enumerate(problems):
+    last = [any(_kernel_of(p, name) in waiting for name in names) for p in problems]
+    for number, (_, problem) in enumerate(sorted(zip(last, problems, strict=True), key=first_of)):
         if time.monotonic() - begun > limits.seconds:
             break
         update(number, len(problems), f"d {problem.head_dim}, {problem.seqlen_k} keys")
@@ -216,6 +228,11 @@ def measure_random(
             with limits.rows.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
     return rows
+
+
+def first_of(pair: tuple[bool, Any]) -> bool:
+    """What pairs are ordered by."""
+    return pair[0]
 
 
 def best_ratio(row: Mapping[str, Any]) -> float | None:

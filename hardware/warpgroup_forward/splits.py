@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100.0)
     given = parser.parse_args()
     from fa4.choose import find_gpu
+    from fa4.commands.bench import device_name
 
     begun, found, rows = time.monotonic(), find_gpu("sm90"), []
     problems = [make_problem(shape) for shape in CALLS]
@@ -129,7 +130,8 @@ def main() -> None:
             "by_parts": times_by_parts(problem),
         }  # fmt: skip
         rows.append(row)
-        given.out.write_text(json.dumps(rows, indent=1) + "\n")
+        report = {"device": device_name(found.device), "calls": rows}
+        given.out.write_text(json.dumps(report, indent=1) + "\n")
         print(tuple(shape), f"error {row['error']:.1e}", row["microseconds"], "by parts:",
               row["by_parts"], flush=True)  # fmt: skip
 

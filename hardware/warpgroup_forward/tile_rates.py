@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from fa4.hardware import H200
 from fa4.plan.warpgroup_tuned import padded_width
 
 KEYS = (256, 512, 1024, 2048, 4096, 8192, 32768)  # for which a tile must be the fastest to stay
+LONG = 6000  # tokens of which a tile must have been measured
 MOST_START, NEAR = 600.0, 1.002  # in keys; a tile so near to the fastest is not another one
 
 HEAD = '''"""Rates of the Hopper forward kernel's tiles, by head dims and mask.
@@ -88,16 +90,16 @@ def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[tuple[int, int, bool], l
         tiles.setdefault((one, *(row[name] for name in names)), []).append(row)
     found: dict[tuple[int, int, bool], list[Rate]] = {}
     for key, mine in tiles.items():
-        if len(mine) > 1:
+        if len(mine) > 1 and max(int(row["seqlen"]) for row in mine) >= LONG:
             found.setdefault(key[0], []).append(fit(mine))
     return found
 
 
 def kept(rates: list[Rate]) -> Iterator[Rate]:
-    """The fastest ones of each number of warpgroups for some length, fastest rate first."""
+    """The fastest ones of each number of warpgroups, ahead or not, for some length; by rate."""
     chosen: set[Rate] = set()
-    for consumers in (1, 2, 3):
-        mine = [rate for rate in rates if rate.consumers == consumers]
+    for consumers, ahead in product((1, 2, 3), (False, True)):  # ahead is not for all problems
+        mine = [one for one in rates if (one.consumers, one.ahead) == (consumers, ahead)]
         for keys in KEYS if mine else ():
             best = min(rate.seconds(keys) for rate in mine)
             near = [rate for rate in mine if rate.seconds(keys) <= best * NEAR]

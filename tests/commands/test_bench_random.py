@@ -102,7 +102,9 @@ def test_rows_are_kept_as_they_come(monkeypatch: Any, tmp_path: Any) -> None:
     """No call begins after the time is over; what could not be compiled is said, not called."""
     problems = bench_random.draw(3, 1)
     refused_kernel = bench_random._kernel_of(problems[1], "flash-attn-4")
-    monkeypatch.setattr(bench_random, "compile_all", lambda *given: {refused_kernel: "no such"})
+    late = {bench_random._kernel_of(problems[0], "fa4")}
+    found_kernels = bench_random.Compiled({refused_kernel: "no such"}, late)
+    monkeypatch.setattr(bench_random, "compile_all", lambda *given: found_kernels)
     asked: list[Any] = []
 
     def timer(names: Any, problem: Problem) -> bench_timing.Measured:
@@ -116,7 +118,8 @@ def test_rows_are_kept_as_they_come(monkeypatch: Any, tmp_path: Any) -> None:
     assert [json.loads(line)["ratio"] for line in file.read_text().splitlines()] == [
         row["ratio"] for row in rows
     ]
-    assert asked[1] == ["fa4"] and rows[1]["missing"] == {"flash-attn-4": "no such"}
+    assert asked[0] == ["fa4"] and rows[0]["missing"] == {"flash-attn-4": "no such"}
+    assert [row["problem"] for row in rows] == [problems[i].__dict__ for i in (1, 2, 0)]
     assert rows[0]["clock_mhz"] == {"fa4": 1980.0} and rows[0]["power_w"] == {"fa4": 500.0}
     limits = bench_random.Limits(-1.0)
     assert bench_random.measure_random(problems, names, timer, lambda *x: None, found, limits) == []

@@ -6,12 +6,23 @@ from cutlass import Int32
 
 from fa4.plan.warpgroup_tuned import ROWS_AT_ONCE
 from fa4.sm100.kit.schedulers import has_rows
-from fa4.sm100.kit.tiles import KernelProblem
+from fa4.sm100.kit.tiles import L2_SECTION_BYTES, KernelProblem
 
 
 def heads_at_once(consumers: int, ctas: Int32) -> Int32:
     """Heads whose blocks are taken side by side: the grid takes whole rows of blocks."""
     return cutlass.max(ctas // ROWS_AT_ONCE[consumers], 1)
+
+
+def heads_of_section(head_bytes: Int32, heads: Int32) -> Int32:
+    """Heads that run side by side: as many as have their K and V in L2, or a little fewer.
+
+    All sections are of about one size: a small last one would begin with its longest work tiles
+    when most SMs have ended.
+    """
+    fitting = cutlass.max(L2_SECTION_BYTES // cutlass.max(head_bytes, 1), 1)
+    sections = (heads + fitting - 1) // fitting
+    return (heads + sections - 1) // sections
 
 
 def first_work(problem: KernelProblem) -> Int32:
