@@ -40,6 +40,11 @@ class WarpgroupTile(NamedTuple):
 MOST_SPLITS, FEWEST_TILES, SPLIT_WAVES = 128, 2, 3
 MEMORY_BYTES_PER_S, CTA_BYTES_PER_S, PARTS_BYTES_PER_S = 4.2e12, 5e10, 3e12
 COMBINE_SECONDS = 4e-6
+# Rows of these head dims in memory begin within a sector of 32 bytes. Random calls took 1.28, 1.40
+# and 1.36 times what tiles of 112 and 224 columns, in rows of 32 and 64 bytes, should take (medians
+# of hardware/results/hopper_random.json and the run before); of 120, 184 and 248, in rows of 128
+# bytes, 1.04 to 1.09 times. By that, these are the faster ones: assumed, not measured since.
+WIDER = {104: 128, 200: 256, 216: 256}
 # Rows of blocks that run at once back and forth, by warpgroups: of 2 to 16 those whose worst CTA,
 # of causal calls on 132 CTAs with 2k to 32k tokens, has least to do beyond the average.
 ROWS_AT_ONCE = {1: 4, 2: 4, 3: 2}
@@ -93,10 +98,10 @@ def padded_width(dim: int) -> int:
     """Columns of a head dimension in a Hopper tile: a multiple of 16; above 160 of 32.
 
     In rows of 32 bytes, which others are swizzled in, the wide ones take a sixth more time or more
-    than in rows of 64 (measured: 176, 208 and 240 beside 192, 224 and 256).
+    than in rows of 64 (measured: 176, 208 and 240 beside 192, 224 and 256). `WIDER` has others.
     """
     step = 16 if dim <= 160 else 32
-    return -(-dim // step) * step
+    return WIDER.get(dim, -(-dim // step) * step)
 
 
 def work_tiles(consumers: int, problem: WarpgroupProblem) -> int:
