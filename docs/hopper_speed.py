@@ -21,6 +21,7 @@ from lab.records import read_record
 PAGE = Path(__file__).with_name("hopper.md")
 PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cuDNN", "flash": "FlashAttention-2"}
 # By the names of PEERS, those of the record of gradients.
+NARROW_PEER, NARROW_TOKENS, NARROW_TILE_N = "flash-attn-3", 32768, 96
 GRADIENT_PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cudnn", "flash": "flash-attn-2"}
 
 
@@ -116,6 +117,52 @@ def render_calls(points: Callable[[], Iterator[SpeedPoint]]) -> str:
     return markdown_table(("head dim", "mask", *heads), rows)
 
 
+def render_narrow() -> str:
+    """A row for each mask and way to sum, a column for each length of the FP8 kernel."""
+    cells: dict[tuple[str, str, str], dict[int, list[float]]] = {}
+    record = read_record("warpgroup_fp8")
+    fields = {name: variant["fields"] for name, variant in record["variants"].items()}
+    for call in record["calls"]:
+        if call["batch"] * call["seqlen"] != NARROW_TOKENS:
+            continue
+        for name, rate in call["tflops"].items():
+            if name == NARROW_PEER:
+                sums = name
+            else:
+                sums = "promoted" if fields[name].get("promote") else "tensor core's"
+            mask = "causal" if call["causal"] else "none"
+            row = cells.setdefault((_dims(call), mask, sums), {})
+            row.setdefault(call["seqlen"], []).append(rate)
+    lengths = sorted({length for row in cells.values() for length in row})
+    rows = [
+        (*key, *(f"{max(row[n]):.0f}" if n in row else "" for n in lengths))
+        for key, row in sorted(cells.items(), key=lambda item: (int(item[0][0]), item[0][1:]))
+    ]
+    heads = [f"{n // 1024}k" for n in lengths]
+    return markdown_table(("head dim", "mask", "sums", *heads), rows)
+
+
+def render_narrow_errors() -> str:
+    """Errors of O over many keys, of variants that differ in how they sum and in P's offset."""
+    rows = []
+    for variant in read_record("warpgroup_fp8")["variants"].values():
+        fields, found = variant["fields"], variant.get("long")
+        if not found or fields.get("exp2") or fields["tile_n"] != NARROW_TILE_N:
+            continue
+        every = fields.get("promote", 0)
+        sums = f"promoted, every {every * fields['tile_n']} keys" if every else "tensor core's"
+        offset = f"2^{fields.get('offset', 8):g}"
+        for mean in (0.0, 1.0):
+            values = [f"{one['rms']:.2%}" for one in found if one["mean"] == mean]
+            rows.append((sums, offset, f"{mean:g}", *values))
+    rows.sort()
+    peer = read_record("warpgroup_fp8")["flash-attn-3"]
+    for mean in (0.0, 1.0) if peer else ():
+        values = [f"{one['rms']:.2%}" for one in peer if one["mean"] == mean]
+        rows.append((NARROW_PEER, "", f"{mean:g}", *values))
+    return markdown_table(("sums", "P times", "mean of V", "1k keys", "16k", "128k"), rows)
+
+
 def render_random() -> str:
     """Groups of random calls against the fastest peer of each: how many times as fast."""
     rows = [
@@ -168,6 +215,8 @@ TABLES = MarkedTables(
         "few": render_few,
         "gradient means": lambda: render_means(gradient_points),
         "gradients": lambda: render_calls(gradient_points),
+        "fp8": render_narrow,
+        "fp8 errors": render_narrow_errors,
         "wide gradient means": lambda: render_means(wide_points),
         "wide gradients": lambda: render_calls(wide_points),
     },

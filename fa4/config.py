@@ -415,9 +415,10 @@ class WarpgroupPipeline:
     at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel, like
     FlashAttention-2. p_source: P enters P V from "registers", or through "smem". emulated: share of
     the exponentials that a polynomial computes. ahead: a CTA starts the first S of its next work
-    tile before it stores this one's O, with overlap and where O does not lie over Q. design: whose
-    code, "fa4" (this package's kernel) or "flash_attn.cute". num_splits: parts of the KV sequence
-    that different CTAs compute; if 2 or more, their O leaves registers as float32.
+    tile before it stores this one's O, with overlap and where O does not lie over Q. promote: after
+    so many KV tiles O is added to one in shared memory and starts from zero; 0 for never. design:
+    whose code, "fa4" (this package's kernel) or "flash_attn.cute". num_splits: parts of the KV
+    sequence that different CTAs compute; if 2 or more, their O leaves registers as float32.
     """
 
     head_dim: int = 128
@@ -433,6 +434,7 @@ class WarpgroupPipeline:
     scheduler: str = "static"
     emulated: float = 0.0
     ahead: bool = False
+    promote: int = 0
     design: str = "fa4"
     num_splits: int = 1
 
@@ -458,8 +460,28 @@ class WarpgroupPipeline:
         for name, allowed in choices.items():
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
+        require_int("promote", self.promote, 0, 1024)
+        if self.promote and not self.overlap:
+            raise ValueError("promote needs overlap; got overlap=False")
+        if self.promote and not self.transposes:
+            raise ValueError("promote needs 8-bit operands of our own kernel")
         if self.ping_pong and self.consumers < 2:
             raise ValueError("ping_pong needs at least 2 consumers; got 1")
+
+    @property
+    def turns_at_exponentials(self) -> bool:
+        """Do turns keep the exponentials of warpgroups apart, not their products?"""
+        return self.takes_turns and self.overlap and self.transposes
+
+    @property
+    def transposes(self) -> bool:
+        """Is V transposed in shared memory? Products of 8-bit types read K-major operands only."""
+        return self.element_bytes == 1 and self.design == "fa4"
+
+    @property
+    def output_bytes(self) -> int:
+        """Of an element of O: 2 for 8-bit operands."""
+        return 2 if self.transposes else self.element_bytes
 
     @property
     def takes_turns(self) -> bool:

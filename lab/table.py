@@ -237,6 +237,11 @@ RECORDS = (
         "hardware/warpgroup_forward/peers.json FILE.jsonl", "hardware.warpgroup_forward.measure",
         files=("hardware/warpgroup_forward/peers.json",),
     ),
+    _confirmed(
+        "warpgroup_fp8", "GPU: python3 -m hardware.warpgroup_fp8.measure "
+        "hardware/warpgroup_fp8/variants.json FILE.jsonl; then hardware.warpgroup_fp8.record",
+        "hardware.warpgroup_fp8.measure", files=("hardware/warpgroup_fp8/variants.json",),
+    ),
     _suite("wgmma_sums", "wgmma_sums"),
     Record(
         path="hardware/results/h200x2_ring.csv", needs=GPU, modules=(),

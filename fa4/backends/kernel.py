@@ -85,7 +85,7 @@ def describe(call: Call, *, lse: bool = True) -> ForwardCall:
         num_splits=call.num_splits,
         paged=call.page_table is not None,
         block_sparse=bool(call.sparse_block),
-        descale=any(x is not None for x in (call.q_descale, call.k_descale, call.v_descale)),
+        descale="".join(x for x in "qkv" if getattr(call, f"{x}_descale") is not None),
     )
 
 
@@ -150,17 +150,18 @@ def launch(call: Call, prepared: Prepared, start: Callable[..., None]) -> tuple[
     if prepared.kernel is None:
         return out, lse
     q, k, v = call[:3]
-    parts = [new_tensor(q, shape, None, "float32") for shape in prepared.parts]
+    more = [new_tensor(q, shape, None, "float32") for shape in prepared.parts]
+    more += read_factors(call, prepared.spec)
     if template is None:
         values = launch_arguments(
             sizes, prepared.spec, (q, k, v), (out, lse), read_vectors(call, sizes), prepared.num_sms
         )
-        start(prepared.kernel, *values, *parts)
+        start(prepared.kernel, *values, *more)
         return out, lse
     check_addresses(q, k, v)
     if prepared.vectors:
         template = template._replace(**read_vectors(call, sizes))
-    start(prepared.kernel, q, k, v, out, lse, *template[5:], *parts)
+    start(prepared.kernel, q, k, v, out, lse, *template[5:], *more)
     return out, lse
 
 
@@ -183,6 +184,14 @@ def read_vectors(call: Call, sizes: ForwardCall) -> dict[str, Any]:
     if sizes.aux:
         vectors["aux"] = tuple(call.aux_tensors)
     return vectors
+
+
+def read_factors(call: Call, spec: ForwardSpec | WarpgroupSpec) -> tuple[Any, ...]:
+    """Those of q, k and v, None without one; kernels of 16-bit types have no such arguments."""
+    if spec.element_bytes > 1:
+        return ()
+    factors = (call.q_descale, call.k_descale, call.v_descale)
+    return tuple(read_vector(factor, "float32") for factor in factors)
 
 
 def read_vector(value: Any, kind: str) -> Any:
@@ -209,7 +218,8 @@ def _allocate(call: Call, prepared: Prepared) -> tuple[Any, Any]:
     """O and LSE; filled where the kernel may leave rows unwritten: those of no sequence."""
     sizes = prepared.sizes
     padded = sizes.packed_q or sizes.used_q or sizes.is_empty
-    out = new_tensor(call.q, prepared.out_shape, 0.0 if padded else None)
+    kind = "bfloat16" if prepared.spec.element_bytes == 1 else ""
+    out = new_tensor(call.q, prepared.out_shape, 0.0 if padded else None, kind)
     if not sizes.lse:
         return out, None
     lse = new_tensor(call.q, prepared.lse_shape, -np.inf if padded else None, "float32")

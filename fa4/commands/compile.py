@@ -49,7 +49,7 @@ def compile(
     kernel: Annotated[str, typer.Argument(help="forward or backward.")] = "forward",
     head_dim: Annotated[int, typer.Option(help="Elements of a query and key.")] = 128,
     head_dim_v: HeadDimV = None,
-    dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16; on sm_90a e4m3, e5m2.")] = "bf16",
     causal: Annotated[bool, typer.Option("--causal", help="Hide later keys.")] = False,
     window: Annotated[str, typer.Option(help="Sliding window: left, right or both.")] = "",
     group: Group = 1,

@@ -28,8 +28,13 @@ def compile_warpgroup(
     spec: WarpgroupSpec, arch: str = "sm_90a", trace: list[Any] | None = None
 ) -> Any:
     """The same for Hopper."""
-    from fa4.sm90.forward.kernel import forward, forward_split
+    from fa4.sm90.forward.kernel import forward, forward_narrow, forward_split
 
+    if spec.element_bytes == 1:
+        tensors = StandIns(spec)
+        factors = (tensors.of_entries(letter in spec.descale) for letter in "qkv")
+        arguments = fake_arguments(spec, tensors)
+        return compile_host(forward_narrow, (*arguments, *factors), spec, arch, trace)
     if not spec.split:
         return compile_host(forward, fake_arguments(spec), spec, arch, trace)
     tensors = StandIns(spec)
@@ -47,7 +52,7 @@ def fake_arguments(
         q=tensors.of_queries(spec.head_dim),
         k=tensors.of_keys(spec.head_dim),
         v=tensors.of_keys(spec.head_dim_v),
-        o=tensors.of_queries(spec.head_dim_v),
+        o=tensors.of_queries(spec.head_dim_v, spec.out_dtype),
         lse=tensors.of_rows(spec.lse),
         **tensors.numbers(),
         max_seqlen_q=Int32(1),

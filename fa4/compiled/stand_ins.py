@@ -25,19 +25,19 @@ class StandIns:
 
     def __init__(self, spec: Any) -> None:
         self._spec = spec
-        names = ("splits", "batch", "batches", "rows_q", "rows_k", "heads_q", "heads_k")
+        names = ("splits", "batch", "batches", "rows_q", "rows_k", "heads_q", "heads_k", "entries")
         self.size = {name: cute.sym_int() for name in names}
 
-    def of_queries(self, dim: int) -> Any:
-        """A tensor with the rows and heads of q."""
-        return self._operand("q", self._spec.packed_q, dim)
+    def of_queries(self, dim: int, dtype: str = "") -> Any:
+        """A tensor with the rows and heads of q, and its type unless another is named."""
+        return self._operand("q", self._spec.packed_q, dim, dtype)
 
     def of_keys(self, dim: int) -> Any:
         """A tensor with the rows and heads of k."""
         return self._operand("k", self._spec.packed_k, dim)
 
-    def _operand(self, side: str, packed: bool, dim: int) -> Any:
-        element = ELEMENTS[self._spec.dtype]
+    def _operand(self, side: str, packed: bool, dim: int, dtype: str = "") -> Any:
+        element = ELEMENTS[dtype or self._spec.dtype]
         rows = (self.size[f"rows_{side}"], self.size[f"heads_{side}"], dim)
         shape = rows if packed else (self.size["batch"], *rows)
         divisor = ALIGN_BYTES * 8 // element.width
@@ -73,6 +73,14 @@ class StandIns:
     def of_heads(self, given: bool) -> Any:
         """float32, one for each query head; None if not given."""
         return vector(Float32, self.size["heads_q"]) if given else None
+
+    def of_entries(self, given: bool) -> Any:
+        """float32, one for each KV head of each batch entry; None if not given."""
+        if not given:
+            return None
+        strides = (cute.sym_int64(), 1)
+        shape = (self.size["entries"], self.size["heads_k"])
+        return make_fake_tensor(Float32, shape, stride=strides, assumed_align=4)
 
     def lengths(self) -> dict[str, Any]:
         """cu_seqlens and seqused, None for those that the spec has not."""

@@ -33,7 +33,7 @@ class ForwardCall:
     rows_q, rows_k: sequence lengths, or all rows of a packed tensor, whose longest sequence has
     max_seqlen_q rows or less (None: not known). batch: sequences. packed_q, packed_k: cu_seqlens
     are given; used_q, used_k: seqused are. aux: element type and rank of each auxiliary tensor.
-    numerics: None for the tuned ones.
+    numerics: None for the tuned ones. descale: letters of those of q, k and v that have factors.
     The fields from `dropout_p` on are options that no kernel here has.
     """
 
@@ -64,7 +64,7 @@ class ForwardCall:
     num_splits: int = 1
     paged: bool = False
     block_sparse: bool = False
-    descale: bool = False
+    descale: str = ""
 
     @property
     def group(self) -> int:
@@ -266,7 +266,33 @@ def _backward_rows() -> Iterator[Feature]:
 
 BACKWARD: tuple[Feature, ...] = tuple(_backward_rows())
 
+NARROW = ("e4m3", "e5m2")
+
+
+def _own_offset(call: ForwardCall) -> dict[str, float]:
+    """The power of two that P bears is free with 8-bit types."""
+    free = call.numerics is not None and call.dtype in NARROW
+    return {"p_offset_log2": call.numerics.p_offset_log2} if free and call.numerics else {}
+
+
+def _wrong_narrow(call: ForwardCall) -> object:
+    """What the kernel of 16-bit types does and that of 8-bit types does not."""
+    if call.dtype not in NARROW:
+        return _when(call.descale, f"factors of {call.descale} in {call.dtype}")
+    dims = call.head_dim, call.head_dim_v
+    mods = call.score_mod is not None or not isinstance(call.mask_mod, IntervalMask | None)
+    splits = _when(call.num_splits > 1, f"num_splits = {call.num_splits}")
+    functions = _when(mods, "score_mod or a mask_mod that is a function")
+    return _when(any(dim % 16 for dim in dims), f"(d, dv) = {dims}") or splits or functions
+
+
 _SM90_OWN = (
+    Feature(
+        "fp8", True,
+        "e4m3 or e5m2, O in bf16, factors (B, Hk) of each of q, k and v; d and dv multiples of 16; "
+        "no functions as score_mod or mask_mod, no num_splits",
+        _wrong_narrow,
+    ),
     Feature("num_splits", True, "1 to 256 parts of the keys, 0 for as many as pay; a second kernel "
             "adds them in order"),
     Feature("head dimensions", True, "d and dv each a multiple of 8 up to 256",
@@ -275,7 +301,7 @@ _SM90_OWN = (
             "many: of other groups than powers of two with rows left empty, or in parts"),
     Feature(
         "config", True, "threshold and emulated exponentials, by row; tiles are the kernel's own",
-        lambda c: _wrong_tiles(c, q_tiles=ForwardConfig().q_tiles),
+        lambda c: _wrong_tiles(c, q_tiles=ForwardConfig().q_tiles, **_own_offset(c)),
     ),
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from fa4.compiled.support import FAMILIES, BackwardCall, ForwardCall, check
+from fa4.compiled.support import FAMILIES, NARROW, BackwardCall, ForwardCall, check
 from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
 from fa4.hardware import B200, B300, H200, Gpu
 from fa4.masks import IntervalMask
@@ -32,6 +32,9 @@ GPUS = {gpu.arch: gpu for gpu in (B200, B300, H200)}
 
 COMMON_HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
 COMMON_ROWS = 8192  # of a sequence
+# P bears 2^6, so that 8 bits do not lose its small values. A maximum may lag behind by what is left
+# to the largest e4m3: measured, the kernel is slower with less.
+NARROW_NUMERICS = ForwardConfig(rescale_threshold_log2=2.75, p_offset_log2=6.0)
 PAIR_DIMS = (128, 192)
 PAIR_TILE = (128, 128)  # head dims of the backward kernel of pairs
 
@@ -60,12 +63,16 @@ def tuned_warpgroup_spec(
     emulated: measured, it gains nothing.
     """
     gpu = features.get("gpu", H200)
+    size = 1 if features.get("dtype") in NARROW else 2
     if problem is None:
         causal = bool(features.get("causal"))
         problem = WarpgroupProblem(
-            head_dim=padded_width(head_dim), head_dim_v=padded_width(head_dim_v), rows=COMMON_ROWS,
-            keys=COMMON_ROWS, heads=16, batch=8, masked=_uneven(features), causal=causal,
+            head_dim=padded_width(head_dim, size), head_dim_v=padded_width(head_dim_v, size),
+            rows=COMMON_ROWS, keys=COMMON_ROWS, heads=16, batch=8, masked=_uneven(features),
+            causal=causal, element_bytes=size,
         )  # fmt: skip
+    if size == 1:
+        features.setdefault("numerics", NARROW_NUMERICS)
     tuned = tuned_warpgroups(problem, gpu)
     features.setdefault("split", tuned.num_splits > 1)
     strides = tuned.ahead
@@ -76,7 +83,7 @@ def tuned_warpgroup_spec(
         spare = not (features.get("score_mod") or features.get("mask_mod"))
         features.setdefault("ping_pong", tuned.ping_pong and spare)
         features.setdefault("ahead", tuned.ahead and spare)
-    for name in ("consumers", "tile_n", "kv_stages"):
+    for name in ("consumers", "tile_n", "kv_stages", "promote"):
         features.setdefault(name, getattr(tuned, name))
     longest_first = "snake" if strides else "lpt"
     features.setdefault("scheduler", longest_first if _uneven(features) else "static")
@@ -135,6 +142,8 @@ def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
     features = _features(call) | {"lse": call.lse, "group": group, "gpu": gpu}
     if call.numerics is not None:
         features["numerics"] = call.numerics
+    if call.descale:
+        features["descale"] = call.descale
     problem = warpgroup_problem(call)
     return tuned_warpgroup_spec(call.head_dim, call.head_dim_v, problem, **features)
 
@@ -142,10 +151,10 @@ def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
 def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
     """What the choice of a Hopper kernel's tiles and parts looks at."""
     features, group = _features(call), packed_group(call)
-    sequences = call.batch if call.packed_k else 1
+    sequences, size = call.batch if call.packed_k else 1, 1 if call.dtype in NARROW else 2
     return WarpgroupProblem(
-        head_dim=padded_width(call.head_dim),
-        head_dim_v=padded_width(call.head_dim_v),
+        head_dim=padded_width(call.head_dim, size),
+        head_dim_v=padded_width(call.head_dim_v, size),
         rows=call.longest_q * position_rows(group),
         keys=min(-(-call.rows_k // max(sequences, 1)), _keys_of_a_tile(call)),
         heads=call.heads_q // group,
@@ -155,7 +164,8 @@ def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
         kv_heads=call.heads_k,
         queries=call.longest_q,
         ragged=bool(call.varlen),
-        num_splits=call.num_splits,
+        num_splits=call.num_splits if size == 2 else 1,
+        element_bytes=size,
     )
 
 

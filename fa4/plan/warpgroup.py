@@ -5,7 +5,8 @@ its products, waits for them, and keeps S, P and O in registers. FlashAttention-
 two ways: consumers take turns at the tensor core (ping-pong), and a consumer issues the next S
 before this tile's P V (overlap). Without both, products and softmax of a warpgroup alternate.
 P enters P V from registers, or through shared memory, which takes less registers. This package's
-kernel may begin the next work tile before it stores this one's output (ahead).
+kernel may begin the next work tile before it stores this one's output (ahead). With 8-bit operands
+its V goes through a ring of its own to warps that transpose it (`warpgroup_transpose`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fa4.plan.memory import Layout, require_fit
 from fa4.plan.memory_rules import TILE_ALIGN_BYTES
 from fa4.plan.schema import Buffer, PipelinePlan, Signal
 from fa4.plan.warpgroup_roles import consumer_role, producer_role
+from fa4.plan.warpgroup_transpose import TRANSPOSING_WARPS, transposing_role
 from fa4.plan.work import WARPGROUP
 
 BARRIER_BYTES = 8 * 32
@@ -42,9 +44,10 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
         for i in range(pipeline.consumers)
     )
     load = producer_role(pipeline, registers=producer, output_over_queries=over)
+    transposing = (transposing_role(pipeline, producer),) if pipeline.transposes else ()
     return PipelinePlan(
         name=f"{kind} forward d{pipeline.head_dim}, {pipeline.consumers} warpgroups",
-        roles=(*consumers, load),
+        roles=(*consumers, load, *transposing),
         signals=tuple(_signals(pipeline, over, query_stages(pipeline, gpu))),
         buffers=tuple(buffers),
         trips=("kv_tiles", "masked_tiles", "plain_tiles"),
@@ -57,7 +60,8 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
     rows, dv = pipeline.block_rows, pipeline.head_dim_v
     q = layout.add("q", "smem", rows * pipeline.head_dim * size,
                    stages=query_stages(pipeline, gpu), align=TILE_ALIGN_BYTES)  # fmt: skip
-    for name, width in (("k", pipeline.head_dim), ("v", dv)):
+    raw = (("raw", dv),) if pipeline.transposes else ()
+    for name, width in (("k", pipeline.head_dim), *raw, ("v", dv)):
         layout.add(name, "smem", pipeline.tile_n * width * size,
                    stages=pipeline.kv_stages, align=TILE_ALIGN_BYTES)  # fmt: skip
     if pipeline.p_source == "smem":
@@ -68,7 +72,7 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
         safe = {"q": "a warpgroup's rows over its own; the next Q is loaded when O is stored"}
         layout.alias("o", "smem", q.start, q.size, safe)
     else:
-        layout.add("o", "smem", rows * dv * size, align=TILE_ALIGN_BYTES)
+        layout.add("o", "smem", rows * dv * pipeline.output_bytes, align=TILE_ALIGN_BYTES)
     layout.add("barriers", "smem", BARRIER_BYTES, align=8)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return layout.buffers
@@ -78,7 +82,8 @@ def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
     """Is there no room for O beside Q, K, V and P? It is no wider than Q then."""
     if pipeline.num_splits > 1:
         return False
-    return pipeline.head_dim_v <= pipeline.head_dim and _room_left(pipeline, gpu) < 0
+    wide = pipeline.head_dim_v * pipeline.output_bytes
+    return wide <= pipeline.head_dim * pipeline.element_bytes and _room_left(pipeline, gpu) < 0
 
 
 def begins_ahead(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
@@ -94,15 +99,16 @@ def query_stages(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
 
 def _room_left(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
     """Bytes beside one Q, O, K, V and P; negative where these do not fit."""
-    rows, both = pipeline.block_rows, pipeline.head_dim + pipeline.head_dim_v
-    dims = both
-    if pipeline.num_splits > 1:  # O never is in shared memory
-        dims = pipeline.head_dim
-    elements = rows * dims + pipeline.kv_stages * pipeline.tile_n * both
+    rows, d, dv = pipeline.block_rows, pipeline.head_dim, pipeline.head_dim_v
+    elements = rows * d + pipeline.kv_stages * pipeline.tile_n * (d + dv)
+    if pipeline.transposes:
+        elements += pipeline.kv_stages * pipeline.tile_n * dv
     if pipeline.p_source == "smem":
         elements += rows * pipeline.tile_n
+    # O of a part of the keys never is in shared memory.
+    output = rows * dv * pipeline.output_bytes if pipeline.num_splits == 1 else 0
     room = gpu.smem_bytes_per_cta - BARRIER_BYTES - 4 * TILE_ALIGN_BYTES
-    return room - elements * pipeline.element_bytes
+    return room - elements * pipeline.element_bytes - output
 
 
 def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int) -> list[Signal]:
@@ -114,10 +120,16 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int)
     names = [f"consumer{i}" for i in range(pipeline.consumers)]
     size, stages = pipeline.element_bytes, pipeline.kv_stages
     d_bytes, dv_bytes = pipeline.head_dim * size, pipeline.head_dim_v * size
+    readers = dict.fromkeys(names, RELEASES)
+    transposers = {"transpose": TRANSPOSING_WARPS}
+    loaded = _ring("v", {"load": 1}, readers, stages, pipeline.tile_n * dv_bytes)
+    if pipeline.transposes:
+        loaded = (*_ring("raw", {"load": 1}, transposers, stages, pipeline.tile_n * dv_bytes),
+                  *_ring("v", transposers, readers, stages, 0))  # fmt: skip
     signals = [
-        *_ring(names, "q", query_places, pipeline.block_rows * d_bytes, RELEASES),
-        *_ring(names, "k", stages, pipeline.tile_n * d_bytes, RELEASES),
-        *_ring(names, "v", stages, pipeline.tile_n * dv_bytes, RELEASES),
+        *_ring("q", {"load": 1}, readers, query_places, pipeline.block_rows * d_bytes),
+        *_ring("k", {"load": 1}, readers, stages, pipeline.tile_n * d_bytes),
+        *loaded,
     ]
     for i, name in enumerate(names):
         # Over the queries, a store is waited for at once, else before the next one.
@@ -138,15 +150,15 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int)
 
 
 def _ring(
-    names: list[str], ring: str, stages: int, num_bytes: int, releases: int
-) -> tuple[Signal, Signal]:
-    """`<ring>_full` and `<ring>_empty` of slots that the producer fills and all consumers read."""
+    ring: str, writers: dict[str, int], readers: dict[str, int], stages: int, num_bytes: int
+) -> tuple[Signal, ...]:
+    """`<ring>_full` and `<ring>_empty` of slots that some roles fill and others read, with the
+    arrivals of each."""
     full = Signal(
-        name=f"{ring}_full", arrivals={"load": 1}, waiters=tuple(names), stages=stages,
+        name=f"{ring}_full", arrivals=writers, waiters=tuple(readers), stages=stages,
         tx_bytes=num_bytes,
     )  # fmt: skip
     empty = Signal(
-        name=f"{ring}_empty", arrivals=dict.fromkeys(names, releases), waiters=("load",),
-        stages=stages, free=stages,
+        name=f"{ring}_empty", arrivals=readers, waiters=tuple(writers), stages=stages, free=stages,
     )  # fmt: skip
     return full, empty

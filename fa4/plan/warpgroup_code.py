@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fa4.config import PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS, WarpgroupPipeline
-from fa4.plan.schema import Math, Mma, Program, SmemAccess, Sync, Work
+from fa4.plan.schema import Math, Mma, Program, SmemAccess, Sync, Wait, Work
 
 EXP_PARTS = 4  # pieces of a tile's exponentials, in which several warpgroups share the units
 OWN_ROWS = 2  # of a thread
@@ -78,7 +78,11 @@ def row_max(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
     """The largest of a thread's scores of each row, of those that the mask leaves."""
     scores, mask = pipeline.tile_n / 2, 1.6 if pipeline.design == "fa4" else 1.25
     masking = (Work(f"mask S{i}", unpacked(alu=mask * scores)),) if masked else ()
-    return (*masking, Work(f"row max {i}", unpacked(alu=scores)))
+    # 8-bit types: one instruction takes two more scores, as integers.
+    return (
+        *masking,
+        Work(f"row max {i}", unpacked(alu=scores / 2 if pipeline.transposes else scores)),
+    )
 
 
 def powers(pipeline: WarpgroupPipeline, i: int) -> Program:
@@ -163,3 +167,23 @@ def rescale(pipeline: WarpgroupPipeline, i: int) -> Program:
     """O times what the new maxima make of it: in every step, or where one has risen."""
     share = "rescale_rate" if pipeline.design == "fa4" else None
     return (Work(f"rescale O{i}", unpacked(fma=pipeline.head_dim_v / 2), share=share),)
+
+
+def cleared_sums(pipeline: WarpgroupPipeline, i: int) -> Program:
+    """The sums in shared memory set to zero, once the last O has been read from there."""
+    row_bytes = pipeline.head_dim_v * pipeline.output_bytes
+    return (
+        Wait(f"stored{i}"),
+        Work(f"meet {i}", Sync()),
+        Work(f"clear O{i}", SmemAccess(num_bytes=WARPGROUP_ROWS * row_bytes),
+             writes=(rows_of("o", i, row_bytes),)),
+    )  # fmt: skip
+
+
+def promoted(pipeline: WarpgroupPipeline, i: int, tiles: int) -> Program:
+    """O added to the sums in shared memory and back, once in so many tiles."""
+    row_bytes = pipeline.head_dim_v * pipeline.output_bytes
+    place = rows_of("o", i, row_bytes)
+    access = SmemAccess(num_bytes=2 * WARPGROUP_ROWS * row_bytes // tiles,
+                        among=unpacked(fma=pipeline.head_dim_v / 2 / tiles))  # fmt: skip
+    return (Work(f"promote O{i}", access, reads=(place,), writes=(place,)),)

@@ -21,9 +21,11 @@ from fa4.plan.schema import (
 )
 from fa4.plan.warpgroup_code import (
     OWN_ROWS,
+    cleared_sums,
     powers,
     probabilities,
     products,
+    promoted,
     release,
     rescale,
     row_max,
@@ -121,7 +123,7 @@ def producer_role(
 
     d, dv = pipeline.head_dim, pipeline.head_dim_v
     q = fetch("q", pipeline.block_rows, d, cold=not early)
-    k, v = fetch("k", tile_n, d), fetch("v", tile_n, dv)
+    k, v = fetch("k", tile_n, d), fetch(loaded_values(pipeline), tile_n, dv)
     program = (
         *fetch("k", tile_n, d, cold=not early),
         *q,
@@ -130,6 +132,11 @@ def producer_role(
     )
     warp = 4 * pipeline.consumers
     return Role(name="load", warps=(warp,), registers=registers, program=program)
+
+
+def loaded_values(pipeline: WarpgroupPipeline) -> str:
+    """The ring that V is loaded into."""
+    return "raw" if pipeline.transposes else "v"
 
 
 def consumer_role(
@@ -156,6 +163,7 @@ def consumer_role(
         program=(
             *(() if ahead else begin),
             *first,
+            *(cleared_sums(pipeline, i) if pipeline.promote else ()),
             *loops,
             *(() if output_over_queries else (Arrive("q_empty"),)),
             *end,
@@ -216,6 +224,10 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
     The first tile, always masked, has no earlier P V to run beside it, the last P V no next S.
     """
     take, give = _turns(pipeline, i)
+    own_take: Program = ()
+    own_give: Program = ()
+    if pipeline.turns_at_exponentials:
+        own_take, own_give, take, give = take, give, (), ()
     early = pipeline.head_dim_v > WIDE_O_COLS and pipeline.design != "fa4"
     before, after = (rescale(pipeline, i), ()) if early else ((), rescale(pipeline, i))
     # Within a turn, nothing is waited for; without turns, S's product does not wait for V.
@@ -239,14 +251,17 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
             *values,
             *give,
             *_await_scores(i),
+            *own_take,
             *row_max(pipeline, i, masked),
             *soon,
             *powers(pipeline, i),
+            *own_give,
             *(() if soon else (done,)),
             freed,
             *release(pipeline, i),
             *probabilities(pipeline, i),
             *after,
+            *(promoted(pipeline, i, pipeline.promote) if pipeline.promote else ()),
         )
 
     first: Program = (
@@ -309,13 +324,17 @@ def _part(pipeline: WarpgroupPipeline, i: int) -> Program:
 
 def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Program:
     """O divided by the row sums and stored by one thread, once the last store has been read."""
-    size, dv = pipeline.element_bytes, pipeline.head_dim_v
-    output = rows_of("o", i, max(dv, pipeline.head_dim if over_queries else 0) * size)
+    size, dv = pipeline.output_bytes, pipeline.head_dim_v
+    width = pipeline.head_dim * size if over_queries else 0
+    output = rows_of("o", i, max(dv * pipeline.output_bytes, width))
     num_bytes = WARPGROUP_ROWS * dv * size
+    # One thread waits for the last store.
+    free: Program = (Wait(f"stored{i}"), Work(f"meet {i}", Sync()))
+    if pipeline.promote:  # it was waited for before the sums
+        free = (*promoted(pipeline, i, 1), Work(f"meet {i}", Sync()))
     return (
         Work(f"scale O{i}", unpacked(fma=dv / 2, alu=dv / 4)),
-        # One thread waits for the store.
-        *(() if over_queries else (Wait(f"stored{i}"), Work(f"meet {i}", Sync()))),
+        *(() if over_queries else free),
         Work(f"write O{i}", SmemAccess(num_bytes=num_bytes), writes=(output,)),
         Work(f"show O{i}", Sync(fenced=True)),
         Work(f"store O{i}", Copy(kind="store", num_bytes=num_bytes), asynchronous=True,

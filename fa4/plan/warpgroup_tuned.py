@@ -7,14 +7,15 @@ tiles take least time: SMs that have none, and rows and keys of padding, cost as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fa4.config import WARPGROUP_ROWS, WarpgroupPipeline
+from fa4.config import PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS, WarpgroupPipeline
 from fa4.hardware import Gpu
 from fa4.plan.warpgroup import warpgroup_plan
+from fa4.plan.warpgroup_narrow_rates import NARROW_RATES
 from fa4.plan.warpgroup_rates import RATES
 
 
@@ -24,6 +25,7 @@ class WarpgroupTile(NamedTuple):
     start: what a work tile costs beside its keys, in keys. turns: the warpgroups take turns at the
     tensor core. ahead: a CTA strides over work tiles, back and forth under a mask, and starts the
     next one's first S before it stores this one's O; otherwise, under a mask, each has one.
+    promote: as of `WarpgroupPipeline`.
     """
 
     consumers: int
@@ -33,6 +35,7 @@ class WarpgroupTile(NamedTuple):
     start: float
     turns: bool = False
     ahead: bool = False
+    promote: int = 0
 
 
 # Of divided keys: the most parts and the fewest KV tiles of one, waves of CTAs that are considered;
@@ -59,7 +62,7 @@ class WarpgroupProblem:
     heads: blocks of rows of one sequence are counted for each. keys: of a sequence, on average.
     masked: do rows see different keys? causal: those up to the diagonal? queries: of a sequence; 0
     for as many as keys. kv_heads: of K and V; 0 if memory is no bound. ragged: may sequences differ
-    in length? num_splits: parts of the keys; 0 for as many as pay.
+    in length? num_splits: parts of the keys; 0 for as many as pay. element_bytes: of q, k and v.
     """
 
     head_dim: int
@@ -74,6 +77,7 @@ class WarpgroupProblem:
     queries: int = 0
     ragged: bool = False
     num_splits: int = 1
+    element_bytes: int = 2
 
 
 @lru_cache(maxsize=1024)
@@ -94,14 +98,17 @@ def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
     return pipeline if splits == 1 else replace(pipeline, num_splits=splits, ahead=False)
 
 
-def padded_width(dim: int) -> int:
-    """Columns of a head dimension in a Hopper tile: a multiple of 16; above 160 of 32.
+def padded_width(dim: int, element_bytes: int = 2) -> int:
+    """Columns of a head dimension in a Hopper tile: a multiple of 16; above 160, and of 8-bit
+    elements, of 32.
 
     In rows of 32 bytes, which others are swizzled in, the wide ones take a sixth more time or more
     than in rows of 64 (measured: 176, 208 and 240 beside 192, 224 and 256). `WIDER` has others.
     """
-    step = 16 if dim <= 160 else 32
-    return WIDER.get(dim, -(-dim // step) * step)
+    if element_bytes == 2 and dim in WIDER:
+        return WIDER[dim]
+    step = 16 if dim <= 160 and element_bytes == 2 else 32
+    return -(-dim // step) * step
 
 
 def work_tiles(consumers: int, problem: WarpgroupProblem) -> int:
@@ -133,7 +140,8 @@ def back_and_forth(consumers: int, problem: WarpgroupProblem, sms: int) -> bool:
         return False
     at_once = min(sms // ROWS_AT_ONCE[consumers], problem.heads * problem.batch)
     sharing = problem.heads // problem.kv_heads if problem.kv_heads else 1
-    num_bytes = at_once * problem.keys * (problem.head_dim + problem.head_dim_v) * 2
+    dims = problem.head_dim + problem.head_dim_v
+    num_bytes = at_once * problem.keys * dims * problem.element_bytes
     return num_bytes // sharing <= AT_ONCE_BYTES
 
 
@@ -145,26 +153,29 @@ def _fitting(
         strides = not problem.masked or back_and_forth(tile.consumers, problem, gpu.sm_count)
         if tile.ahead and not strides:
             continue
-        pipeline = _pipeline(tile, problem.head_dim, problem.head_dim_v, problem.masked, gpu)
+        pipeline = _pipeline(tile, problem.head_dim, problem.head_dim_v, problem.masked, gpu,
+                             problem.element_bytes)  # fmt: skip
         if pipeline is not None:
             yield tile._replace(tile_n=pipeline.tile_n), pipeline
 
 
 @lru_cache(maxsize=1024)
 def _pipeline(
-    tile: WarpgroupTile, head_dim: int, head_dim_v: int, masked: bool, gpu: Gpu
+    tile: WarpgroupTile, head_dim: int, head_dim_v: int, masked: bool, gpu: Gpu, size: int
 ) -> WarpgroupPipeline | None:
     """A tile's, with fewer keys where these do not fit the machine; None where none do."""
-    for tile_n in range(tile.tile_n, 0, -16):
+    for tile_n in range(tile.tile_n, 0, -PRODUCT_DEPTH_BYTES // size):
         pipeline = WarpgroupPipeline(
             head_dim=head_dim,
             head_dim_v=head_dim_v,
+            element_bytes=size,
             causal=masked,
             tile_n=tile_n,
             consumers=tile.consumers,
             kv_stages=tile.kv_stages,
             ping_pong=tile.turns,
             ahead=tile.ahead,
+            promote=tile.promote,
             scheduler="lpt" if masked and not tile.ahead else "static",
         )
         try:
@@ -184,9 +195,11 @@ def tiles_of(problem: WarpgroupProblem) -> Iterator[WarpgroupTile]:
     d, dv = problem.head_dim, problem.head_dim_v
     if max(d, dv) > 256:
         raise ValueError(f"head dims are at most 256; got {max(d, dv)}")
-    wider = [one for one in RATES if one[0] >= d and one[1] >= dv and one[2] == problem.masked]
+    rates: Mapping[tuple[int, int, bool], tuple[tuple[Any, ...], ...]]
+    rates = RATES if problem.element_bytes == 2 else NARROW_RATES
+    wider = [one for one in rates if one[0] >= d and one[1] >= dv and one[2] == problem.masked]
     nearest = min(wider, key=lambda one: one[0] + one[1])
-    return (WarpgroupTile(*fields) for fields in RATES[nearest])
+    return (WarpgroupTile(*fields) for fields in rates[nearest])
 
 
 def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int, splits: int = 1) -> float:

@@ -29,12 +29,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fa4.config import WARPGROUP_ROWS, require, require_int
-from fa4.plan.schema import Arrive, Copy, Loop, Mma, Program, SmemAccess, Sync, Work
+from fa4.plan.schema import Arrive, Copy, Mma, Program, SmemAccess, Sync, Work
 from fa4.plan.warpgroup_code import unpacked
 from fa4.plan.work import WARPGROUP, mma
 
 CONSUMERS = 2
-STAGES = 2  # of Q, dO and P, and of K
+STAGES = 2  # of K in the dQ kernel
+MOST_LIVE = 228  # registers; with 235 ptxas waits for each instruction of a product
 RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each warp
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
 ADDRESS_REGISTERS = 15
@@ -48,22 +49,22 @@ TILE_ROWS = WARPGROUP_ROWS  # queries of a tile of the keys' kernel, as of a war
 class WideBackwardPipeline:
     """The two kernels. Head dimensions are those of the tiles in shared memory.
 
-    tile_n: keys of a tile of the dQ kernel. v_stages: places for V there. overlap: a tile's first
-    products are issued before the last one of the tile before is waited for.
+    q_stages, do_stages: places for Q and dO in the kernel of dK and dV. held: where registers
+    suffice for all of a warpgroup's K, or V, its products take it from there. tile_n: keys of a
+    tile of the dQ kernel. v_stages: places for V there. turns: its warpgroups start S and dP in
+    turns.
     """
 
     head_dim: int = 256
     head_dim_v: int = 256
     element_bytes: int = 2
     causal: bool = False
-    tile_n: int = 64
-    v_stages: int = 1
-    overlap: bool = True
-    carry: bool = False
-    turns: bool = False
-    k_stages: int = 2
     q_stages: int = 2
     do_stages: int = 2
+    held: bool = False
+    tile_n: int = 64
+    v_stages: int = 1
+    turns: bool = True
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -74,7 +75,8 @@ class WideBackwardPipeline:
         require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
         require_int("tile_n", self.tile_n, 16, 128)
         require(self.tile_n % 16 == 0, "tile_n must be a multiple of 16", self.tile_n)
-        require_int("v_stages", self.v_stages, 1, 2)
+        for name in ("q_stages", "do_stages", "v_stages"):
+            require_int(name, getattr(self, name), 1, 3)
 
     def row_bytes(self, value: bool) -> int:
         """Of a row of V or dO, or else of Q or K."""
@@ -93,15 +95,6 @@ def start(what: str, amount: Mma, reads: tuple[str, ...]) -> Program:
     """A product, and what arrives when it is done."""
     done = Arrive(f"{what}_done", after="tensor")
     return Work(what, amount, asynchronous=True, reads=reads), done
-
-
-def all_steps(
-    pipeline: WideBackwardPipeline, trip: str, begin: Program, step: Program, done: Program
-) -> Program:
-    """All tiles that pass; with overlap, one begins before the last product of another is done."""
-    if not pipeline.overlap:
-        return (Loop(trip, (*begin, *step, *done)),)
-    return (*begin, Loop(trip, (*step, *begin, *done), offset=-1), *step, *done)
 
 
 def store(pipeline: WideBackwardPipeline, what: str, dim: int, place: str, done: str) -> Program:

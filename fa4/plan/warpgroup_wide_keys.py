@@ -10,6 +10,8 @@ gave back when it had read P of m.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fa4.config import WARPGROUP_ROWS
 from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
@@ -34,11 +36,11 @@ from fa4.plan.warpgroup_wide import (
     CONSUMER_REGISTERS,
     FLOAT_BYTES,
     LOAD_WARP,
+    MOST_LIVE,
     PRODUCER_REGISTERS,
     RELEASES,
     TILE_ROWS,
     WideBackwardPipeline,
-    all_steps,
     product,
     start,
     store,
@@ -46,9 +48,22 @@ from fa4.plan.warpgroup_wide import (
 from fa4.plan.work import WARPGROUP
 
 NAMES = ("values", "keys")
+RINGS = ((3, 3), (3, 2), (2, 2))  # places for Q and dO, the first that fit
 STATS_BYTES = TILE_ROWS * FLOAT_BYTES  # one of the two numbers of each query of a tile
 P_BYTES = WARPGROUP_ROWS * TILE_ROWS * FLOAT_BYTES
 ELEMENTS = TILE_ROWS // 2  # of a tile of P that a thread has
+
+
+def deepest_rings(pipeline: WideBackwardPipeline, gpu: Gpu) -> WideBackwardPipeline:
+    """The pipeline with as many places for Q and dO as there is shared memory for, up to three.
+
+    Q is in its place from S of its tile to dK: three places hide what it takes to load the next.
+    """
+    for q_stages, do_stages in RINGS:
+        found = replace(pipeline, q_stages=q_stages, do_stages=do_stages)
+        if max(buffer.stop for buffer in _lay_out(found)) <= gpu.smem_bytes_per_cta:
+            break
+    return found
 
 
 def wide_keys_plan(pipeline: WideBackwardPipeline, gpu: Gpu) -> PipelinePlan:
@@ -63,6 +78,24 @@ def wide_keys_plan(pipeline: WideBackwardPipeline, gpu: Gpu) -> PipelinePlan:
         trips=("q_tiles",),
         persistent=False,
     )
+
+
+def held_registers(pipeline: WideBackwardPipeline, name: str) -> int:
+    """Registers of a thread of a warpgroup that hold its keys' K, or V, all the time; all or 0."""
+    width = pipeline.head_dim if name == "values" else pipeline.head_dim_v
+    needed, live = width // 4, sum(_live(pipeline)[name].values())
+    return needed if pipeline.held and needed + live <= MOST_LIVE else 0
+
+
+def _live(pipeline: WideBackwardPipeline) -> dict[str, dict[str, int]]:
+    """Of each warpgroup, registers of a thread beside these where most hold values at once."""
+    words = ELEMENTS // 2
+    return {
+        "values": {"dV": pipeline.head_dim_v // 2, "S": ELEMENTS, "words of P": words,
+                   "addresses": ADDRESS_REGISTERS},
+        "keys": {"dK": pipeline.head_dim // 2, "dP": ELEMENTS, "P": ELEMENTS,
+                 "words of dS": words, "addresses": ADDRESS_REGISTERS},
+    }  # fmt: skip
 
 
 def _tile_bytes(pipeline: WideBackwardPipeline, name: str) -> int:
@@ -144,11 +177,11 @@ def _load(pipeline: WideBackwardPipeline) -> Role:
 
 def _values(pipeline: WideBackwardPipeline) -> Role:
     """S and P, which is handed on, then dV."""
-    d, dv = pipeline.head_dim, pipeline.head_dim_v
+    d, dv, held = pipeline.head_dim, pipeline.head_dim_v, held_registers(pipeline, "values")
     powers = unpacked(mufu=ELEMENTS, fma=ELEMENTS, alu=ELEMENTS / 2)
     begin: Program = (
         Wait("q_full"),
-        *start("s", product(pipeline, TILE_ROWS, d), ("k", "q")),
+        *start("s", product(pipeline, TILE_ROWS, d, from_registers=held > 0), ("k", "q")),
     )
     step: Program = (
         Wait("s_done"),
@@ -164,10 +197,9 @@ def _values(pipeline: WideBackwardPipeline) -> Role:
         name="values",
         warps=tuple(range(4)),
         registers=CONSUMER_REGISTERS,
-        live={"dV": dv // 2, "S": ELEMENTS, "words of P": ELEMENTS // 2,
-              "addresses": ADDRESS_REGISTERS},
+        live=_live(pipeline)["values"] | {"K": held},
         program=(
-            *all_steps(pipeline, "q_tiles", begin, step, done),
+            *_steps(begin, step, done),
             *_end(pipeline, "values", "dV", dv, "v"),
         ),
     )  # fmt: skip
@@ -175,11 +207,11 @@ def _values(pipeline: WideBackwardPipeline) -> Role:
 
 def _keys(pipeline: WideBackwardPipeline) -> Role:
     """dP and, with the other's P, dS, then dK."""
-    d, dv = pipeline.head_dim, pipeline.head_dim_v
+    d, dv, held = pipeline.head_dim, pipeline.head_dim_v, held_registers(pipeline, "keys")
     gradients = unpacked(fma=2 * ELEMENTS, alu=ELEMENTS / 2)
     begin: Program = (
         Wait("do_full"),
-        *start("dp", product(pipeline, TILE_ROWS, dv), ("v", "do")),
+        *start("dp", product(pipeline, TILE_ROWS, dv, from_registers=held > 0), ("v", "do")),
     )
     step: Program = (
         Wait("p_full"),
@@ -195,13 +227,17 @@ def _keys(pipeline: WideBackwardPipeline) -> Role:
         name="keys",
         warps=tuple(range(4, 8)),
         registers=CONSUMER_REGISTERS,
-        live={"dK": d // 2, "dP": ELEMENTS, "P": ELEMENTS, "words of dS": ELEMENTS // 2,
-              "addresses": ADDRESS_REGISTERS},
+        live=_live(pipeline)["keys"] | {"V": held},
         program=(
-            *all_steps(pipeline, "q_tiles", begin, step, done),
+            *_steps(begin, step, done),
             *_end(pipeline, "keys", "dK", d, "k"),
         ),
     )  # fmt: skip
+
+
+def _steps(begin: Program, step: Program, done: Program) -> Program:
+    """All query tiles: each begins before the last product of the one before is waited for."""
+    return (*begin, Loop("q_tiles", (*step, *begin, *done), offset=-1), *step, *done)
 
 
 def _end(pipeline: WideBackwardPipeline, name: str, what: str, dim: int, place: str) -> Program:

@@ -30,8 +30,10 @@ from fa4.plan.warpgroup_wide import (
     CONSUMER_REGISTERS,
     CONSUMERS,
     LOAD_WARP,
+    MOST_LIVE,
     PRODUCER_REGISTERS,
     RELEASES,
+    STAGES,
     WideBackwardPipeline,
     product,
     start,
@@ -40,22 +42,18 @@ from fa4.plan.warpgroup_wide import (
 from fa4.plan.work import WARPGROUP
 
 STATISTICS_REGISTERS = 4  # two numbers of each of a thread's two rows
-MOST_LIVE = 228  # registers; with 235 ptxas waits for each instruction of a product
 TILES_N = (96, 80, 64, 48, 32, 16)  # keys of a tile, the first that fits
 
 
-def widest_tile(
-    head_dim: int, head_dim_v: int, gpu: Gpu, most: int = 96, k_stages: int = 2
-) -> WideBackwardPipeline:
+def widest_tile(head_dim: int, head_dim_v: int, gpu: Gpu) -> WideBackwardPipeline:
     """The pipeline with the most keys in a tile for which registers and shared memory suffice."""
-    for tile_n in [n for n in TILES_N if n <= most]:
+    for tile_n in TILES_N:
         for v_stages in (2, 1):
             found = WideBackwardPipeline(
                 head_dim=head_dim,
                 head_dim_v=head_dim_v,
                 tile_n=tile_n,
                 v_stages=v_stages,
-                k_stages=k_stages,
             )
             used = max(buffer.stop for buffer in _lay_out(found))
             live = sum(live_registers(found).values())
@@ -92,7 +90,7 @@ def stages_of(pipeline: WideBackwardPipeline) -> dict[str, tuple[int, int]]:
     return {
         "q": (WARPGROUP_ROWS, CONSUMERS),
         "do": (WARPGROUP_ROWS, CONSUMERS),
-        "k": (pipeline.tile_n, pipeline.k_stages),
+        "k": (pipeline.tile_n, STAGES),
         "v": (pipeline.tile_n, pipeline.v_stages),
     }
 
@@ -166,33 +164,24 @@ def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
     """Warpgroup i's program."""
     d, dv, n = pipeline.head_dim, pipeline.head_dim_v, pipeline.tile_n
     tile = n // 2
-    last = start(f"dq{i}", product(pipeline, d, n, from_registers=True), ("k",))
-    done: Program = (Wait(f"dq{i}_done"), Arrive("k_empty"))
-
-    take: Program = (Wait("v_full"), Wait(f"turn{i}")) if pipeline.turns else ()
+    take: Program = (Wait(f"turn{i}"),) if pipeline.turns else ()
     give: Program = (Arrive(f"turn{1 - i}"),) if pipeline.turns else ()
-    late: Program = () if pipeline.turns else (Wait("v_full"),)
-
-    def step(before: Program = (), ended: Program = ()) -> Program:
-        return (
-            Wait("k_full"),
-            *take,
-            *start(f"s{i}", product(pipeline, n, d), (f"q{i}", "k")),
-            *before,
-            *late,
-            *start(f"dp{i}", product(pipeline, n, dv), (f"do{i}", "v")),
-            *give,
-            Wait(f"s{i}_done"),
-            Work(f"exp S{i}", unpacked(mufu=tile, fma=tile)),
-            *ended,
-            Wait(f"dp{i}_done"),
-            Arrive("v_empty"),
-            Work(f"dS{i}", unpacked(fma=2 * tile, alu=tile / 2)),
-        )
-
-    steps: Program = (Loop("kv_tiles", (*step(), *last, *done)),)
-    if pipeline.carry:
-        steps = (*step(), Loop("kv_tiles", step(last, done), offset=-1), *last, *done)
+    step: Program = (
+        Wait("k_full"),
+        Wait("v_full"),
+        *take,
+        *start(f"s{i}", product(pipeline, n, d), (f"q{i}", "k")),
+        *start(f"dp{i}", product(pipeline, n, dv), (f"do{i}", "v")),
+        *give,
+        Wait(f"s{i}_done"),
+        Work(f"exp S{i}", unpacked(mufu=tile, fma=tile)),
+        Wait(f"dp{i}_done"),
+        Arrive("v_empty"),
+        Work(f"dS{i}", unpacked(fma=2 * tile, alu=tile / 2)),
+        *start(f"dq{i}", product(pipeline, d, n, from_registers=True), ("k",)),
+        Wait(f"dq{i}_done"),
+        Arrive("k_empty"),
+    )
     stored = f"stored{i}"
     return Role(
         name=f"queries{i}",
@@ -201,7 +190,7 @@ def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
         live=live_registers(pipeline),
         prologue=(Arrive("turn0"),) if pipeline.turns and i else (),
         program=(
-            *steps,
+            Loop("kv_tiles", step),
             *store(pipeline, f"dQ{i}", d, f"q{i}", stored),
             Wait(stored),
         ),

@@ -114,6 +114,7 @@ def default_warpgroups(problem: Problem, gpu: Gpu) -> WarpgroupPipeline:
         batch=problem.batch,
         masked=(left, right) != (None, None),
         causal=left is None and right == 0,
+        element_bytes=element_bytes(problem.dtype),
     )
     return tuned_warpgroups(wanted, gpu)
 
@@ -142,9 +143,7 @@ def default_hopper(problem: Problem, gpu: Gpu, *, design: str) -> WarpgroupPipel
     if design != "fa4":
         return published_hopper(problem)
     masked = problem.window_size != (None, None)
-    size = element_bytes(problem.dtype)
     tuned = default_warpgroups(problem, gpu)
-    tuned = replace(tuned, tile_n=whole_products(tuned.tile_n, size), element_bytes=size)
     if masked:  # a CTA per work tile: none comes ahead of another one's end
         return replace(tuned, scheduler="lpt", ahead=False)
     return tuned

@@ -38,6 +38,12 @@ PEERS = ("cudnn", "flash-attn-2", "flash-attn-4")
 CHECKED = ((1, 300, 417, 2, 2), (2, 640, 1024, 4, 2), (1, 77, 5, 3, 1), (1, 64, 1, 1, 1))
 TOKENS, COLUMNS = 16384, 2048
 FLOPS_PER_PAIR = 2.0  # of each column of each of the five products
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+CHOICES: list[tuple[str, dict[str, Any]]] = [
+    ("", {}),
+    (" unheld", {"held": False}),
+    (" no turns", {"turns": False}),
+]
 PAPER, WIDE = ((64, 64), (128, 128)), ((192, 128), (192, 192), (256, 256))  # (d, dv)
 
 
@@ -65,22 +71,25 @@ class GradientProblem:
         return FLOPS_PER_PAIR * self.batch * self.heads * pairs * columns
 
 
-def default_plan(dims: tuple[tuple[int, int], ...] = PAPER) -> dict[str, Any]:
-    """The grid of the paper, of some (d, dv)."""
+def default_plan(wide: bool = False) -> dict[str, Any]:
+    """The grid of the paper; wide: fewer lengths and peers of wider heads."""
+    dims, lengths = (WIDE, (4096, 1024, 16384)) if wide else (PAPER, LENGTHS)
     kinds = [(d, dv, causal) for d, dv in dims for causal in (False, True)]
+    choices = CHOICES if wide else CHOICES[:1]
     return {
         "variants": {
-            f"d{d if d == dv else (d, dv)}{' causal' * causal}": {
-                "head_dim": d, "head_dim_v": dv, "causal": causal
+            f"d{d if d == dv else (d, dv)}{' causal' * causal}{name}": {
+                "head_dim": d, "head_dim_v": dv, "causal": causal, **fields
             }
-            for d, dv, causal in kinds
+            for d, dv, causal in kinds for name, fields in choices
+            if d < 256 or "held" not in fields  # there it makes no difference
         },
         "problems": [
             {"head_dim": d, "causal": causal, "seqlen": n, "batch": TOKENS // n,
              "heads": COLUMNS // d} | ({} if d == dv else {"head_dim_v": dv})
-            for d, dv, causal in kinds for n in (1024, 2048, 4096, 8192, 16384)
+            for n in lengths for d, dv, causal in kinds
         ],
-        "peers": list(PEERS),
+        "peers": [peer for peer in PEERS if not (wide and peer == "flash-attn-2")],
     }  # fmt: skip
 
 
@@ -361,7 +370,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--once", nargs="*", help="only launch these variants, for a profiler")
     arguments = parser.parse_args()
-    plan = default_plan(WIDE if arguments.wide else PAPER)
+    plan = default_plan(arguments.wide)
     if arguments.plan:
         plan = json.loads(arguments.plan.read_text())
     if arguments.once:

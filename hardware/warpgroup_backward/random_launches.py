@@ -42,24 +42,17 @@ FORMS = 16
 SLACK, ROOM = 2.0, 2.0**-8  # of plain gradients' error; of the largest one
 DIMS = ((64, 64), (128, 128), (128, 128), (96, 96), (72, 40), (64, 128), (128, 64), (80, 80))
 WIDE = (
-    (192, 128),
-    (256, 256),
-    (256, 256),
-    (136, 136),
-    (160, 160),
-    (192, 192),
-    (256, 64),
-    (64, 256),
-)
+    (192, 128), (256, 256), (136, 136), (160, 160), (192, 192), (256, 64), (64, 256), (256, 256),
+)  # fmt: skip
 
 
 def draw_gradients(
-    seed: int, launches: int, dims: tuple[tuple[int, int], ...] = DIMS
+    seed: int, launches: int, dims: tuple[tuple[int, int], ...] = DIMS, count: int = FORMS
 ) -> list[tuple[Drawn, bool]]:
     """Calls of some forms, each with sequences of its own; and is the order of sums fixed?"""
     rng = np.random.default_rng(seed)
-    forms = [draw_form(rng)._replace(dims=dims[i % len(dims)]) for i in range(FORMS)]
-    chosen = [int(rng.integers(FORMS)) for _ in range(launches)]
+    forms = [draw_form(rng)._replace(dims=dims[i % len(dims)]) for i in range(count)]
+    chosen = [int(rng.integers(count)) for _ in range(launches)]
     return [(with_lengths(forms[i], rng), bool(i // len(dims))) for i in chosen]
 
 
@@ -165,13 +158,15 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--launches", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--forms", type=int, default=FORMS, help="a kernel is compiled for each")
     parser.add_argument("--wide", action="store_true", help="head dims above 128")
     parser.add_argument("--seconds", type=float, default=60.0, help="no launch begins later")
     parser.add_argument("--impl", default="sm90", choices=("sm90", "emulator_sm90"))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     print("compiling", flush=True)
-    drawn = draw_gradients(arguments.seed, arguments.launches, WIDE if arguments.wide else DIMS)
+    dims = WIDE if arguments.wide else DIMS
+    drawn = draw_gradients(arguments.seed, arguments.launches, dims, arguments.forms)
     calls = [(describe(one), fixed) for one, fixed in drawn]
     calls = [item for item in calls if not item[0].is_empty]
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:

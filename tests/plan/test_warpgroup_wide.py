@@ -63,7 +63,7 @@ def test_a_fault_is_found(make: Make, gone: tuple[Wait | Arrive, ...], found: st
         ({"head_dim": 200}, "head_dim must be a multiple of 16; got 200"),
         ({"head_dim_v": 272}, "head_dim_v must be .*256.*; got 272"),
         ({"tile_n": 72}, "tile_n must be a multiple of 16; got 72"),
-        ({"v_stages": 3}, "v_stages must be .*2.*; got 3"),
+        ({"v_stages": 4}, "v_stages must be .*3.*; got 4"),
     ],
 )
 def test_refusals(fields: dict[str, int], message: str) -> None:

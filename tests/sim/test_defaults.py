@@ -50,7 +50,8 @@ def test_every_call_is_predicted(call: dict[str, object]) -> None:
 def test_a_tile_is_full_of_instructions(
     dims: tuple[int, int], dtype: str, causal: bool, rows: int, design: str
 ) -> None:
-    """P V multiplies 32 bytes of P's row at a time; 16-bit types keep the tile they were given."""
+    """P V multiplies 32 bytes of P's row at a time; 16-bit types keep the tile they were given, and
+    8-bit ones have their own in our kernel."""
     sizes = {"seqlen_q": rows, "seqlen_k": rows, "heads_q": 2, "heads_k": 2, "causal": causal}
     tiles = {
         name: default_hopper(
@@ -59,7 +60,9 @@ def test_a_tile_is_full_of_instructions(
         for name in {dtype, "bf16"}
     }
     depth = PRODUCT_DEPTH_BYTES // element_bytes(dtype)
-    assert tiles[dtype] % depth == 0 and 0 <= tiles["bf16"] - tiles[dtype] < depth
+    assert tiles[dtype] % depth == 0
+    if design == "flash_attn.cute" or depth == 16:
+        assert 0 <= tiles["bf16"] - tiles[dtype] < depth
 
 
 @pytest.mark.parametrize(("keys", "size", "left"), [(80, 1, 64), (80, 2, 80), (144, 1, 128)])

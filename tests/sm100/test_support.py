@@ -29,7 +29,7 @@ PLAIN = ForwardCall(
 
 REFUSED = [
     ({"dtype": "e4m3"}, "fp8", "got e4m3"),
-    ({"descale": True}, "fp8", "16-bit types only"),
+    ({"descale": "qk"}, "fp8", "16-bit types only"),
     ({"dtype": "fp32"}, "fp32, fp64", "convert to bf16 or fp16; got fp32"),
     ({"head_dim": 63, "head_dim_v": 63}, "head dimensions", "got (d, dv) = (63, 63)"),
     ({"head_dim": 192, "head_dim_v": 192}, "head dimensions", "d 192 with dv 128"),
@@ -124,7 +124,10 @@ def test_refusals_name_the_row_and_the_value(changes, feature, message, monkeypa
 
 
 SM90_REFUSED = [
-    *(row for row in REFUSED if row[1] not in ("head dimensions", "pack_gqa", "num_splits")),
+    *(row for row in REFUSED if row[1] not in ("head dimensions", "pack_gqa", "num_splits", "fp8")),
+    ({"dtype": "e4m3", "head_dim": 72}, "fp8", "multiples of 16; no functions as"),
+    ({"dtype": "e4m3", "num_splits": 2}, "fp8", "got num_splits = 2"),
+    ({"descale": "qk"}, "fp8", "got factors of qk in bf16"),
     ({"head_dim": 63, "head_dim_v": 63}, "head dimensions", "up to 256; got (d, dv) = (63, 63)"),
     ({"head_dim_v": 264}, "head dimensions", "got (d, dv) = (64, 264)"),
     ({"numerics": ForwardConfig(q_tiles=1)}, "config", "got q_tiles = 1"),

@@ -32,6 +32,24 @@ SPECS: dict[str, dict[str, Any]] = {
     },
     "parts": {"head_dim": 64, "head_dim_v": 128, "consumers": 1, "group": 5, "split": True},
     "O over Q": {"head_dim": 256, "head_dim_v": 256, "tile_n": 80, "dtype": "fp16"},
+    "8 bits": {
+        "head_dim": 128,
+        "head_dim_v": 64,
+        "dtype": "e4m3",
+        "consumers": 3,
+        "tile_n": 96,
+        "kv_stages": 3,
+        "causal": True,
+        "descale": "qkv",
+    },
+    "8 bits, promoted": {
+        "head_dim": 128,
+        "head_dim_v": 128,
+        "dtype": "e5m2",
+        "tile_n": 96,
+        "promote": 2,
+        "ahead": True,
+    },
 }
 
 
@@ -104,7 +122,8 @@ def init_counts(ptx: str) -> list[int]:
 def test_products_are_the_plans(traced: Traced) -> None:
     """wgmma of the plan's shapes, and of no others."""
     spec = traced.spec
-    shapes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", traced.ptx))
+    shape = rf"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k{spec.depth}"
+    shapes = set(re.findall(shape, traced.ptx))
     assert shapes == {str(spec.tile_n), str(spec.pipeline.head_dim_v)}
 
 

@@ -19,7 +19,7 @@ def make(**fields: Any) -> WarpgroupSpec:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"dtype": "e4m3"}, "dtype must be bf16 or fp16; got 'e4m3'"),
+        ({"dtype": "fp32"}, "dtype must be bf16, fp16, e4m3 or e5m2; got 'fp32'"),
         ({"head_dim": 100}, "head_dim must be a multiple of 8; got 100"),
         ({"head_dim_v": 264}, "head_dim_v must be .*256.*; got 264"),
         ({"tile_n": 72}, "tile_n must be a multiple of 16; got 72"),

@@ -55,29 +55,36 @@ FAULTS: dict[str, tuple[Edit, str]] = {
         Edit(keys_consumer, '    signals.wait(f"{other}_read")\n', ""),
         "race",
     ),
-    "a tile is given back while its product reads it": (
+    "dO is given back while dV's product reads it": (
         Edit(
             keys_consumer,
-            """    sums = wait_products(0, sums)
-    signals.arrive_once("do_empty" if work.summed == "dv" else "q_empty", state.last)
+            """    found, state = add_up(signals, tile, work, own, words, state, ahead)
+    signals.arrive_once("do_empty", grads)
 """,
-            """    signals.arrive_once("do_empty" if work.summed == "dv" else "q_empty", state.last)
-    sums = wait_products(0, sums)
+            """    signals.arrive_once("do_empty", grads)
+    found, state = add_up(signals, tile, work, own, words, state, ahead)
 """,
         ),
         "race",
     ),
     "P is computed while S's product runs": (
-        Edit(keys_consumer, "s = wait_products(int(before), s)", "s = wait_products(1, s)"),
+        Edit(keys_consumer, "    s = wait_products(0, s)\n", ""),
         "missing-wait",
     ),
     "dP is read while its product runs": (
         Edit(queries_consumer, "    dp = wait_products(0, dp)\n", ""),
         "missing-wait",
     ),
-    "dQ's words are written while its product reads them": (
-        Edit(queries_consumer, "finish_product(signals, work, state, dq, 1)",
-             "finish_product(signals, work, state, dq, 2)"),
+    "K is given back while dQ's product reads it": (
+        Edit(
+            queries_consumer,
+            """    dq = wait_products(0, dq)
+    signals.arrive_once("k_empty", keys)
+""",
+            """    signals.arrive_once("k_empty", keys)
+    dq = wait_products(0, dq)
+""",
+        ),
         "race",
     ),
     "no fence between a gradient and its store": (

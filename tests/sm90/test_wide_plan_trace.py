@@ -56,7 +56,7 @@ def check_steps(plans: tuple[PipelinePlan, ...], steps: Steps) -> None:
     """
     roles = [role for plan in plans for role in plan.roles]
     for role in roles:
-        wanted = signalled(role.program)
+        wanted = signalled(role.steps)
         if role.name.startswith("load"):
             wanted = wanted[: len(wanted) // 2]
         found = [step for name, step in steps if name == role.name]

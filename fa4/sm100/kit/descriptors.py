@@ -12,7 +12,12 @@ from fa4.sm100.kit.ptx_block import PtxBlock
 from fa4.sm100.kit.rings import stage_offset
 from fa4.sm100.kit.units import MMA_DEPTH
 
-ELEMENTS = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
+ELEMENTS = {
+    "bf16": cutlass.BFloat16,
+    "fp16": cutlass.Float16,
+    "e4m3": cutlass.Float8E4M3FN,
+    "e5m2": cutlass.Float8E5M2,
+}
 CTA_GROUPS = {1: tcgen05.CtaGroup.ONE, 2: tcgen05.CtaGroup.TWO}
 DESCRIPTOR_UNIT_BYTES = 16  # of addresses and offsets in a shared-memory descriptor
 
@@ -56,9 +61,9 @@ def operand_tiles(
     return OperandTiles(word.to(Int32), (word >> 32).to(Int32), offsets, pitch, shift)
 
 
-def swizzle_bytes(dim: int) -> int:
-    """Bytes of a row that lie together in shared memory, of tiles with `dim` 16-bit columns."""
-    return next(width for width in (128, 64, 32) if 2 * dim % width == 0)
+def swizzle_bytes(dim: int, element_bytes: int = 2) -> int:
+    """Bytes of a row that lie together in shared memory, of tiles with `dim` columns."""
+    return next(width for width in (128, 64, 32) if element_bytes * dim % width == 0)
 
 
 def swizzled_tiles(

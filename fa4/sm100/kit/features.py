@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from fa4.config import require, require_int
+from fa4.config import DTYPE_BITS, require, require_int
 from fa4.masks import IntervalMask
 from fa4.sm100.kit.units import AUX_DTYPES
 
@@ -25,12 +25,14 @@ def position_rows(group: int) -> int:
 class CallFeatures:
     """The part of a kernel's spec that says what it computes, not how, whatever the pass.
 
-    dtype: "bf16" or "fp16". window_left, window_right: bounds are given at run time. packed_q,
+    dtype: one of DTYPES. window_left, window_right: bounds are given at run time. packed_q,
     packed_k: cu_seqlens are given; used_q, used_k: seqused are given. sink, softcap: given at run
     time. score_mod, mask_mod: CuTe-DSL callables (`fa4.sm100.forward.mods`). mask: of `fa4.masks`,
     in place of mask_mod. aux: element type ("fp32", "bf16", "fp16" or "int32") and rank of each
     auxiliary tensor that they are given.
     """
+
+    DTYPES: ClassVar[tuple[str, ...]] = ("bf16", "fp16")
 
     head_dim: int
     head_dim_v: int
@@ -51,7 +53,8 @@ class CallFeatures:
 
     def check_call(self) -> None:
         """Raises ValueError for what excludes itself."""
-        require(self.dtype in ("bf16", "fp16"), "dtype must be bf16 or fp16", self.dtype)
+        names = f"{', '.join(self.DTYPES[:-1])} or {self.DTYPES[-1]}"
+        require(self.dtype in self.DTYPES, f"dtype must be {names}", self.dtype)
         if self.causal and self.window_right:
             raise ValueError("causal has its own right bound; got window_right=True")
         masks = (self.causal or self.window_left or self.window_right, self.mask, self.mask_mod)
@@ -125,6 +128,16 @@ class ForwardFeatures(CallFeatures):
 
     lse: bool = True
     group: int = 1
+
+    @property
+    def element_bytes(self) -> int:
+        """Of an element of q, k and v."""
+        return DTYPE_BITS[self.dtype] // 8
+
+    @property
+    def out_dtype(self) -> str:
+        """Of O: bf16 for 8-bit types."""
+        return "bf16" if self.element_bytes == 1 else self.dtype
 
     @property
     def position_rows(self) -> int:

@@ -75,15 +75,18 @@ def copy_box(
         cute.copy(atom, source, target, tma_bar_ptr=full)
 
 
-def swizzled_layout(rows: int, dim: int, stages: int = 0) -> cute.ComposedLayout:
-    """(rows, dim) or (rows, dim, stages) of 16-bit elements in shared memory, as
+def swizzled_layout(
+    rows: int, dim: int, stages: int = 0, *, element_bytes: int = 2
+) -> cute.ComposedLayout:
+    """(rows, dim) or (rows, dim, stages) of elements in shared memory, as
     `descriptors.swizzled_tiles` describes them to the tensor core."""
-    run = swizzle_bytes(dim) // 2
+    width = swizzle_bytes(dim, element_bytes)
+    run = width // element_bytes
     shape: tuple = (rows, (run, dim // run))
     stride: tuple = (run, (1, rows * run))
     if stages:
         shape, stride = (*shape, stages), (*stride, rows * dim)
-    bits = {64: 3, 32: 2, 16: 1}[run]
+    bits = {128: 3, 64: 2, 32: 1}[width]
     return cute.make_composed_layout(
         cute.make_swizzle(bits, 4, 3), 0, cute.make_layout(shape, stride=stride)
     )

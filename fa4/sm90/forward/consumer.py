@@ -9,8 +9,9 @@ from cutlass import Boolean, Float32, Int32
 
 from fa4.plan.warpgroup import output_over_queries
 from fa4.plan.warpgroup_roles import passes_tiles
-from fa4.sm90.forward import fragment
-from fa4.sm90.forward.output import OutputTile, close, finish, meet_warpgroup, share
+from fa4.sm90.forward import fragment, held, narrow
+from fa4.sm90.forward.held import meet_warpgroup
+from fa4.sm90.forward.output import OutputTile, close, finish, share
 from fa4.sm90.forward.products import WarpgroupProducts, wait_products
 from fa4.sm90.forward.schedule import first_work, next_work
 from fa4.sm100.forward.mods import Mods
@@ -28,7 +29,8 @@ class ConsumerWork:
 
     number: which warpgroup it is. probabilities: P in shared memory, (rows, cols) of this
     warpgroup, None where PV takes it from registers. slack: of scores, by which a maximum may rise
-    above its reference. num_tiles: work tiles of the call.
+    above its reference. num_tiles: work tiles of the call. descales: of q, k and v, global tensors
+    or None. held: where this thread's part of a promoted O is, in shared memory.
     """
 
     spec: cutlass.Constexpr
@@ -39,6 +41,21 @@ class ConsumerWork:
     slack: Float32
     num_tiles: Int32
     mods: Mods
+    descales: tuple
+    held: Int32 | None
+
+    def on(self, tile: WorkTile) -> "ConsumerWork":
+        """The same with the factors of a work tile's keys, if there are any, in the scales."""
+        factor = narrow.factor_of(self.descales[:2], tile)
+        if factor is None:
+            return self
+        if self.mods.score_scale is not None:  # softcap's own factor comes behind it
+            return replace(
+                self, mods=replace(self.mods, score_scale=self.mods.score_scale * factor)
+            )
+        scale = self.scale_log2 * factor
+        slack = self.spec.numerics.rescale_threshold_log2 / scale
+        return replace(self, scale_log2=scale, slack=slack)
 
 
 @dataclass(frozen=True)
@@ -46,13 +63,15 @@ class ConsumerState:
     """What is carried from one KV tile to the next. Of each list, a thread's part.
 
     sums: O. words: P of the KV tile whose PV is next, in registers. highest: reference
-    maxima. totals: row sums of this thread's columns.
+    maxima. totals: row sums of this thread's columns. lags: factors of what O is promoted to, since
+    it last was; none if it is not.
     """
 
     sums: list
     words: list
     highest: list
     totals: list
+    lags: list
     queries: Ring
     keys: Ring
     values: Ring
@@ -96,20 +115,23 @@ def work_through(
         stop = tile.kv_start
         if cutlass.const_expr(not spec.begins_ahead):
             number, s, keys, values = begin(signals, work, tile, queries, keys, values)
-        state = start(work, queries, keys, values)
+        scaled = work.on(tile)
+        state = start(scaled, queries, keys, values)
         if cutlass.const_expr(spec.overlap):
             number -= 1
-            state = first_step(signals, work, tile, number, rows, s, state)
+            state = first_step(signals, scaled, tile, number, rows, s, state)
+        if cutlass.const_expr(spec.promote):
+            held.clear(signals, work)
         for _ in cutlass.range(number - cutlass.max(whole_stop, stop), unroll=1):
             number -= 1
-            state = step(signals, work, tile, number, rows, state)
+            state = step(signals, scaled, tile, number, rows, state)
         for _ in cutlass.range(number - cutlass.max(whole_start, stop), unroll=1):
             number -= 1
-            state = step(signals, work, tile, number, None, state)
+            state = step(signals, scaled, tile, number, None, state)
         if cutlass.const_expr(spec.hides_first_keys):
             for _ in cutlass.range(number - stop, unroll=1):
                 number -= 1
-                state = step(signals, work, tile, number, rows, state)
+                state = step(signals, scaled, tile, number, rows, state)
         if cutlass.const_expr(not output_over_queries(spec.pipeline, spec.gpu)):
             signals.arrive_once("q_empty", queries)
         queries = queries.next()
@@ -127,7 +149,7 @@ def work_through(
         if cutlass.const_expr(spec.begins_ahead):
             exists = index < problem.num_tiles
             number, s, keys, values = begin(signals, work, following, queries, keys, values, exists)
-        finish(signals, work, tile, output, rows, state)
+        finish(signals, scaled, tile, output, rows, state)
         tile = following
     if cutlass.const_expr(spec.begins_ahead):
         wait_products(0, s)  # the one that nobody uses
@@ -206,9 +228,10 @@ def start(work: ConsumerWork, queries: Ring, keys: Ring, values: Ring) -> Consum
     spec = work.spec
     return ConsumerState(
         sums=[Float32(0.0)] * (work.products.values // 2),
-        words=[Int32(0)] * (spec.tile_n // 4 if spec.overlap and spec.p_source != "smem" else 0),
+        words=[Int32(0)] * (spec.p_words if spec.overlap and spec.p_source != "smem" else 0),
         highest=[rowmath.reference_without_keys(work.scale_log2)] * fragment.ROWS_OF_THREAD,
         totals=[Float32(0.0)] * (fragment.ROWS_OF_THREAD),
+        lags=[Float32(1.0)] * (fragment.ROWS_OF_THREAD if spec.promote else 0),
         queries=queries,
         keys=keys,
         values=values,
@@ -254,22 +277,27 @@ def _overlapped(
     state: ConsumerState,
 ) -> ConsumerState:
     """S of this tile, then PV of the one before, which runs under this tile's softmax."""
+    turns = work.spec.takes_turns and not work.spec.pipeline.turns_at_exponentials
     signals.wait("k_full", state.keys)
-    if work.spec.takes_turns:  # nothing is waited for in a turn
+    if turns:  # nothing is waited for in a turn
         signals.wait("v_full", state.values)
         take_turn(signals, work)
     s = start_scores(signals, work, state.queries.slot, state.keys.slot)
-    if not work.spec.takes_turns:
+    if not turns:
         signals.wait("v_full", state.values)
     sums = start_values(signals, work, state)
-    give_turn(signals, work)
+    if turns:
+        give_turn(signals, work)
     s, keys = scores_done(signals, 1, s, state.keys)
-    p, state, fix = softmax(work, tile, number, rows, s, state)
+    p, state, fix = softmax(work, tile, number, rows, s, state, signals)
     stand_apart(work.num_tiles)  # else ptxas waits for PV before the exponentials
+    if work.spec.pipeline.turns_at_exponentials:
+        give_turn(signals, work)
     sums, values = values_done(signals, sums, state.values)
     sums = fragment.rescale(sums, *fix)
     words = probabilities(signals, work, p)
-    return replace(state, sums=sums, words=words, keys=keys, values=values)
+    state = replace(state, sums=sums, words=words, keys=keys, values=values)
+    return held.promote(work, number, fix[1], state) if work.spec.promote else state
 
 
 def _serial(
@@ -349,17 +377,26 @@ def softmax(
     rows: Any,
     s: list[Float32],
     state: ConsumerState,
+    signals: Signals | None = None,
 ) -> tuple[list[Float32], ConsumerState, tuple]:
-    """P in float32, the state with new maxima and totals; whether O needs factors, and them."""
+    """P in float32, the state with new maxima and totals; whether O needs factors, and them.
+
+    signals: given where the exponentials may wait for their turn.
+    """
     spec = work.spec
     s = modified(work, tile, number * spec.tile_n, s)
     if rows is not None:
         s = masked(tile, number * spec.tile_n, rows, s)
+    if signals is not None and spec.pipeline.turns_at_exponentials:
+        take_turn(signals, work)  # behind it, ptxas begins exponentials before their turn
     highest, factors, moved = fragment.raise_references(
-        s, state.highest, work.scale_log2, work.slack
+        s, state.highest, work.scale_log2, work.slack, as_integers=spec.element_bytes == 1
     )
     offsets = [-(one * work.scale_log2) for one in highest]
-    p = fragment.powers(s, work.scale_log2, offsets, spec.numerics.exp2)
+    if spec.numerics.p_offset_log2:
+        offsets = [one + spec.numerics.p_offset_log2 for one in offsets]
+    powers = narrow.powers if spec.element_bytes == 1 else fragment.powers
+    p = powers(s, work.scale_log2, offsets, spec.numerics.exp2)
     totals = fragment.add_rows(p, state.totals, factors)
     return p, replace(state, highest=highest, totals=totals), (moved, factors)
 
@@ -387,6 +424,8 @@ def modified(
 
 def probabilities(signals: Signals, work: ConsumerWork, p: list[Float32]) -> list[Int32]:
     """P in the operands' type, in words; none if it is in shared memory, for all to see."""
+    if work.spec.element_bytes == 1:
+        return narrow.operand_words(p, work.spec.dtype)
     words = rowmath.rounded(p, work.spec.dtype)
     if work.probabilities is None:
         return words

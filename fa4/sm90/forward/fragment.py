@@ -66,24 +66,37 @@ def keep_columns(
 
 
 def raise_references(
-    values: list[Float32], highest: list[Float32], scale: Float32, slack: Float32
-) -> tuple[list[Float32], list[Float32], Int32]:
+    values: list[Float32], highest: list[Float32], scale: Float32, slack: Float32, *,
+    as_integers: bool = False,
+) -> tuple[list[Float32], list[Float32], Int32]:  # fmt: skip
     """(reference maximum of each row, factors of what came before, is a factor not 1?).
 
     A reference rises to the row's maximum when that is higher by more than `slack`. No lane of the
     warp has seen so high a score: then nothing is exchanged, and a branch passes over all of it.
+
+    as_integers: whether one has is seen by the scores' bits, of which one instruction takes two
+    more: positive floats are in the order of integers, and above all negative ones. A limit below
+    zero is not trusted to it.
     """
     code = PtxBlock()
     registers, references = code.read_all(values), code.update_all(highest)
     factor, room = code.read(scale), code.read(slack)
     limits = [code.do("add.rn.f32", one, room) for one in references]
-    found = [_largest(code, of_row(registers, row)) for row in range(ROWS_OF_THREAD)]
-    above = [code.do("setp.gt.f32", *two, kind="pred") for two in zip(found, limits, strict=True)]
+    rows = [of_row(registers, row) for row in range(ROWS_OF_THREAD)]
+    if as_integers:
+        above = [_above(code, *two) for two in zip(rows, limits, strict=True)]
+    else:
+        found = [_largest(code, row) for row in rows]
+        above = [
+            code.do("setp.gt.f32", *two, kind="pred") for two in zip(found, limits, strict=True)
+        ]
     either = code.do("or.pred", *above, kind="pred")
     needed = code.do("vote.sync.any.pred", either, FULL_MASK, kind="pred")
-    alphas = [code.do("mov.f32", literal(1.0)) for _ in found]
+    alphas = [code.do("mov.f32", literal(1.0)) for _ in rows]
     moved = code.do("mov.b32", "0", kind="b32")
     code.effect(f"@!{needed} bra.uni KEPT;")
+    if as_integers:
+        found = [_largest(code, row) for row in rows]
     for distance in (1, 2):
         others = [_exchanged(code, value, distance) for value in found]
         found = [code.do("max.f32", *two) for two in zip(found, others, strict=True)]
@@ -104,6 +117,20 @@ def _largest(code: PtxBlock, values: list[str]) -> str:
     for i, value in enumerate(values[CHAINS:]):
         chains[i % CHAINS] = code.do("max.f32", chains[i % CHAINS], value)
     return code.do("max.f32", *chains)
+
+
+def _above(code: PtxBlock, values: list[str], limit: str) -> str:
+    """Is one of the values above the limit, or that below zero?"""
+    bits = [code.do("mov.b32", value, kind="b32") for value in (*values, limit)]
+    chains, rest = bits[:CHAINS], bits[CHAINS:-1]
+    for i in range(0, len(rest), 2):
+        chain = i // 2 % CHAINS
+        for one in rest[i : i + 2]:
+            chains[chain] = code.do("max.s32", chains[chain], one, kind="b32")
+    largest = code.do("max.s32", *chains, kind="b32")
+    higher = code.do("setp.gt.s32", largest, bits[-1], kind="pred")
+    negative = code.do("setp.lt.s32", bits[-1], "0", kind="pred")
+    return code.do("or.pred", higher, negative, kind="pred")
 
 
 def quad_sums(values: list[Float32]) -> list[Float32]:

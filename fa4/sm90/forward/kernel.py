@@ -8,14 +8,16 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import query_stages
-from fa4.plan.warpgroup_tuned import padded_width
+from fa4.plan.warpgroup_roles import loaded_values
 from fa4.sm90.forward.combine import combine
 from fa4.sm90.forward.consumer import ConsumerWork, consume
+from fa4.sm90.forward.held import held_place
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
 from fa4.sm90.forward.schedule import heads_at_once, heads_of_section
 from fa4.sm90.forward.spec import WarpgroupSpec, query_box
+from fa4.sm90.forward.transpose import ValueTiles, transpose
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import query_view
 from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
@@ -30,13 +32,16 @@ from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_la
 def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
     """(rows, columns, stages) of each operand in shared memory.
 
-    Q's, P's and O's stages are the warpgroups', of Q as often as there are places for it.
+    Q's, P's and O's stages are the warpgroups', of Q as often as there are places for it. Of 8-bit
+    types, V lies transposed in its ring.
     """
-    d, dv = padded_width(spec.head_dim), padded_width(spec.head_dim_v)
+    pipeline = spec.pipeline
+    d, dv, tile_n = pipeline.head_dim, pipeline.head_dim_v, spec.tile_n
     return {
-        "q": (spec.tile_rows, d, spec.consumers * query_stages(spec.pipeline, spec.gpu)),
-        "k": (spec.tile_n, d, spec.kv_stages),
-        "v": (spec.tile_n, dv, spec.kv_stages),
+        "q": (spec.tile_rows, d, spec.consumers * query_stages(pipeline, spec.gpu)),
+        "k": (tile_n, d, spec.kv_stages),
+        "raw": (tile_n, dv, spec.kv_stages),
+        "v": (dv, tile_n, spec.kv_stages) if pipeline.transposes else (tile_n, dv, spec.kv_stages),
         "p": (spec.tile_rows, spec.tile_n, spec.consumers),
         "o": (spec.tile_rows, dv, spec.consumers),
     }
@@ -54,8 +59,20 @@ def forward(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, 
             spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Launch on tensors (batch, seqlen, heads, dim), or (total, heads, dim) where packed."""
     attend(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
-           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms, None, stream,
-           spec, trace)  # fmt: skip
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms, None,
+           (None, None, None), stream, spec, trace)  # fmt: skip
+
+
+@cute.jit
+def forward_narrow(
+    q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q, sink,
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms,
+    q_descale, k_descale, v_descale, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr,
+):  # fmt: skip
+    """The same for 8-bit types; factors (batch, KV heads) in float32, None without one."""
+    attend(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms, None,
+           (q_descale, k_descale, v_descale), stream, spec, trace)  # fmt: skip
 
 
 @cute.jit
@@ -67,7 +84,7 @@ def forward_split(q, k, v, o, lse, softmax_scale, softcap, window_left, window_r
     a second kernel combines."""
     attend(q, k, v, o_parts, lse_parts, (softmax_scale, softcap), (window_left, window_right),
            max_seqlen_q, None, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms,
-           o_parts.shape[0], stream, spec, trace)  # fmt: skip
+           o_parts.shape[0], (None, None, None), stream, spec, trace)  # fmt: skip
     longest = q.shape[-3]
     if cutlass.const_expr(cu_seqlens_q is not None):
         longest = max_seqlen_q
@@ -76,7 +93,7 @@ def forward_split(q, k, v, o, lse, softmax_scale, softcap, window_left, window_r
 
 @cute.jit
 def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, num_sms, splits,
-           stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+           descales, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Launch the main kernel; splits: parts of the keys, None where they are not divided."""
     batch, seqlen_q = q.shape[0], q.shape[-3]
     if cutlass.const_expr(lengths[0] is not None):
@@ -100,7 +117,8 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
     boxes: cutlass.Constexpr = tile_boxes(spec)
 
     def atom(name, view, op):
-        layout = swizzled_layout(*shapes[name][:2])
+        element_bytes = view.element_type.width // 8
+        layout = swizzled_layout(*shapes[name][:2], element_bytes=element_bytes)
         return cpasync.make_tiled_tma_atom(op, view, layout, boxes[name])
 
     loading = cpasync.CopyBulkTensorTileG2SOp()
@@ -112,7 +130,7 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
             ending_views(rows_first(k, spec.packed_k), 0, spec.ragged_k),
         ),
         box_atoms(
-            lambda view: atom("v", view, loading),
+            lambda view: atom(loaded_values(spec.pipeline), view, loading),
             ending_views(rows_first(v, spec.packed_k), 0, spec.ragged_k),
         ),
     )
@@ -121,8 +139,8 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
     else:
         store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
     kernel(
-        loads, store, lse, scales(spec, *factors), aux, sizes, window, sink, lengths, splits, spec,
-        trace,
+        loads, store, lse, scales(spec, *factors), aux, sizes, window, sink, lengths, splits,
+        descales, spec, trace,
     ).launch(
         grid=(ctas, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
@@ -133,7 +151,7 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
 
 
 @cute.kernel
-def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits,
+def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits, descales,
            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.plan
@@ -157,9 +175,20 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
         take_registers(plan, plan.role("load"))
         operands = [
             TileLoad(*(*loads[i], shared_tensor(spec, memory, name)))
-            for i, name in enumerate("qkv")
+            for i, name in enumerate(("q", "k", loaded_values(spec.pipeline)))
         ]
         load(signals.of("load"), problem, *operands)
+    if cutlass.const_expr(spec.pipeline.transposes):  # noqa: SIM102
+        if has_role(warp, plan.role("transpose")):
+            take_registers(plan, plan.role("transpose"))
+            start = memory.toint().to(Int32)
+            tiles = ValueTiles(
+                raw=start + plan.buffer("raw").start,
+                transposed=start + plan.buffer("v").start,
+                keys=spec.tile_n,
+                columns=spec.pipeline.head_dim_v,
+            )
+            transpose(signals.of("transpose"), problem, tiles)
     first, last = plan.role("consumer0"), plan.role(f"consumer{spec.consumers - 1}")
     if has_role(warp, first, last):
         take_registers(plan, first)
@@ -176,6 +205,8 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
             slack=spec.numerics.rescale_threshold_log2 / scale_log2,
             num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
+            descales=descales,
+            held=held_place(memory, spec, number),
         )
         shared = None
         if cutlass.const_expr(not spec.split):
@@ -189,9 +220,10 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
 
 def shared_tensor(spec: WarpgroupSpec, memory: cute.Pointer, name: str) -> cute.Tensor:
     """(rows, dim, stages) of a buffer of the plan, swizzled."""
-    layout = swizzled_layout(*tile_shapes(spec)[name])
+    element = ELEMENTS[spec.out_dtype if name == "o" else spec.dtype]
+    layout = swizzled_layout(*tile_shapes(spec)[name], element_bytes=element.width // 8)
     start = memory + spec.plan.buffer(name).start
-    pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
+    pointer = cute.recast_ptr(start, layout.inner, dtype=element)
     return cute.make_tensor(pointer, layout.outer)
 
 
@@ -202,18 +234,19 @@ def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> W
 
     def tiles(name: str, along_rows: bool, stage: Int32 | int = 0) -> OperandTiles:
         rows, dim, _ = shapes[name]
-        stage_bytes = rows * dim * ELEMENTS[spec.dtype].width // 8
+        stage_bytes = rows * dim * spec.element_bytes
         place = start + (plan.buffer(name).start + stage * stage_bytes)
         if name == "q":  # a place holds all warpgroups' rows
             stage_bytes *= spec.consumers
-        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes)
+        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes,
+                             element_bytes=spec.element_bytes)  # fmt: skip
 
     return WarpgroupProducts(
         q=tiles("q", False, number),
         k=tiles("k", False),
-        v=tiles("v", True),
+        v=tiles("v", not spec.pipeline.transposes),
         p=tiles("p", False, number) if spec.p_source == "smem" else None,
         dtype=spec.dtype,
         tile_n=spec.tile_n,
-        values=padded_width(spec.head_dim_v),
+        values=spec.pipeline.head_dim_v,
     )

@@ -9,6 +9,7 @@ from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import output_over_queries
+from fa4.plan.warpgroup_roles import loaded_values
 from fa4.sm90.forward.schedule import first_work, next_work
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec, query_box
 from fa4.sm100.kit.rings import Ring
@@ -49,8 +50,9 @@ def load(
 ) -> None:
     """K and Q, then each K ahead of the V before it, last keys first."""
     consumers: cutlass.Constexpr = problem.spec.consumers
+    loaded: cutlass.Constexpr = loaded_values(problem.spec.pipeline)
     index = first_work(problem)
-    queries, keys, values = (signals.ring(name) for name in "qkv")
+    queries, keys, values = (signals.ring(name) for name in ("q", "k", loaded))
     while index < problem.num_tiles:
         tile = locate(problem, index)
         q, k, v = query_tiles(query, tile), key_tiles(key, tile), key_tiles(value, tile)
@@ -72,9 +74,9 @@ def load(
         for j in cutlass.range(1, tile.kv_tiles, unroll=1):
             fill(signals, "k", key, k[None, None, last - j], keys)
             keys = keys.next()
-            fill(signals, "v", value, v[None, None, last - j + 1], values)
+            fill(signals, loaded, value, v[None, None, last - j + 1], values)
             values = values.next()
-        fill(signals, "v", value, v[None, None, tile.kv_start], values, empty)
+        fill(signals, loaded, value, v[None, None, tile.kv_start], values, empty)
         values = values.next()
         index = next_work(problem, index)
         queries = queries.next()

@@ -9,12 +9,13 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.plan.warpgroup import output_over_queries
-from fa4.sm90.forward import fragment
+from fa4.sm90.forward import fragment, held, narrow
+from fa4.sm90.forward.held import meet_warpgroup
 from fa4.sm90.forward.spec import query_box
 from fa4.sm100.forward.correction import LN_2, add_sink, store_lse
 from fa4.sm100.kit.descriptors import swizzle_bytes
 from fa4.sm100.kit.rowmath import rounded
-from fa4.sm100.kit.signals import CTA_BARRIER, Signals, named_numbers
+from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.tiles import WorkTile
 from fa4.sm100.kit.units import WARP, WARPGROUP
 
@@ -47,14 +48,24 @@ def finish(
     spec: cutlass.Constexpr = tile.spec
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     totals = fragment.quad_sums(state.totals)
-    peaks = [highest * output.scale_log2 for highest in state.highest]
+    peaks = [highest * work.scale_log2 for highest in state.highest]
+    if cutlass.const_expr(spec.numerics.p_offset_log2):
+        peaks = [peak - spec.numerics.p_offset_log2 for peak in peaks]
     totals, peaks, factors = normalisers(output, tile, rows, totals, peaks)
-    values = fragment.multiplied_rows(state.sums, factors)
+    given = narrow.factor_of(work.descales[2:], tile)
+    if cutlass.const_expr(given is not None):
+        factors = [factor * given for factor in factors]
+    sums = state.sums
+    if cutlass.const_expr(spec.promote):
+        sums = held.taken(work, state)
+    values = fragment.multiplied_rows(sums, factors)
     if cutlass.const_expr(spec.split):
         for i in cutlass.range_constexpr(fragment.ROWS_OF_THREAD):
             store_part(output, tile, rows[i], fragment.of_row(values, i), thread % fragment.QUAD)
     else:
-        store_tile(signals, work, tile, output, rounded(values, spec.dtype))
+        if cutlass.const_expr(spec.pipeline.transposes):
+            values = narrow.in_column_pairs(values)
+        store_tile(signals, work, tile, output, rounded(values, spec.out_dtype))
     if cutlass.const_expr(output.lse is not None):  # noqa: SIM102
         if thread % fragment.QUAD == 0:
             target = output.lse
@@ -97,10 +108,14 @@ def store_tile(
     over: cutlass.Constexpr = output_over_queries(spec.pipeline, spec.gpu)
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     if cutlass.const_expr(not over):
-        if thread < WARP:
-            signals.wait("stored#")
+        if cutlass.const_expr(not spec.promote):  # noqa: SIM102
+            if thread < WARP:
+                signals.wait("stored#")
         meet_warpgroup(signals)
-    share(words, output.shared)
+    if cutlass.const_expr(spec.pipeline.transposes):
+        narrow.store_column_pairs(words, output.shared)
+    else:
+        share(words, output.shared)
     if cutlass.const_expr(output.atom is not None):
         cute.arch.fence_proxy("async.shared", space="cta")
     meet_warpgroup(signals)
@@ -134,13 +149,6 @@ def close(signals: Signals, spec: cutlass.Constexpr) -> None:
     if cutlass.const_expr(not over and not spec.split):  # noqa: SIM102
         if cute.arch.thread_idx()[0] % WARPGROUP < WARP:
             signals.wait("stored#")
-
-
-def meet_warpgroup(signals: Signals) -> None:
-    """The warps of this warpgroup meet, at the named barriers behind the plan's."""
-    number: Any = signals.number
-    first = CTA_BARRIER + 1 + len(named_numbers(signals.plan))
-    cute.arch.barrier(barrier_id=first + number, number_of_threads=WARPGROUP)
 
 
 def normalisers(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Float32, Int32
 
-from fa4.config import WARPGROUP_ROWS
+from fa4.config import DTYPE_BITS, PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS
 from fa4.sm100.kit.descriptors import (
     DESCRIPTOR_UNIT_BYTES,
     OperandTiles,
@@ -21,14 +21,14 @@ from fa4.sm100.kit.units import MMA_DEPTH
 
 GROUP = 8  # keys or rows of a core matrix
 SWIZZLES = {128: 1, 64: 2, 32: 3}  # of a descriptor, by the bytes of a row that lie together
-TYPES = {"bf16": "bf16", "fp16": "f16"}
+TYPES = {"bf16": "bf16", "fp16": "f16", "e4m3": "e4m3", "e5m2": "e5m2"}
 
 
 @dataclass(frozen=True)
 class WarpgroupProducts:
     """Where a warpgroup's operands lie. q, p: its own rows. q, k, v: of the ring's first stage.
 
-    p: None where P comes from registers.
+    p: None where P comes from registers. v: of 8-bit elements, transposed: all are K-major then.
 
     dtype: of all three. values: padded columns of V.
     """
@@ -61,7 +61,7 @@ class WarpgroupProducts:
         else:
             a = descriptors(code, self.p.low, self.p.high, self.p.steps)
         b = descriptors(code, self.v.stage(stage), self.v.high, self.v.steps)
-        multiply(code, into, a, b, self.dtype, added=True, transposed=True)
+        multiply(code, into, a, b, self.dtype, added=True, transposed=DTYPE_BITS[self.dtype] == 16)
         return code.trace(*into, effects=True)
 
 
@@ -72,19 +72,21 @@ def multiply(
     """wgmma.mma_async for each step along K (PTX ISA 9.7.15.5.2), and their group.
 
     added: to what the sums are; else the first step overwrites them. transposed, a_transposed: B,
-    A in shared memory, is MN-major.
+    A in shared memory, is MN-major; 8-bit types have no such form.
     """
-    columns, kind = 2 * len(sums), TYPES[dtype]
+    columns, kind, bits = 2 * len(sums), TYPES[dtype], DTYPE_BITS[dtype]
     onto = [code.do("setp.ne.b32", flag, "0", kind="pred") for flag in (str(int(added)), "1")]
     code.effect("wgmma.fence.sync.aligned;")
-    shape = f"m{WARPGROUP_ROWS}n{columns}k{MMA_DEPTH}.f32.{kind}.{kind}"
+    shape = f"m{WARPGROUP_ROWS}n{columns}k{8 * PRODUCT_DEPTH_BYTES // bits}.f32.{kind}.{kind}"
     for step, (left, right) in enumerate(zip(a, b, strict=True)):
-        majors = f"{int(transposed)}"
+        majors = f", {int(transposed)}"
         if not left.startswith("{"):
-            majors = f"{int(a_transposed)}, {majors}"
+            majors = f", {int(a_transposed)}{majors}"
+        if bits == 8:
+            majors = ""
         code.effect(
             f"wgmma.mma_async.sync.aligned.{shape} {{{', '.join(sums)}}}, "
-            f"{left}, {right}, {onto[min(step, 1)]}, 1, 1, {majors};"
+            f"{left}, {right}, {onto[min(step, 1)]}, 1, 1{majors};"
         )
     code.effect("wgmma.commit_group.sync.aligned;")
 
@@ -98,21 +100,21 @@ def wait_products(pending: int, sums: list[Float32]) -> list[Float32]:
 
 
 def operand_tiles(
-    start: Int32, rows: int, dim: int, *, along_rows: bool, stage_bytes: int
+    start: Int32, rows: int, dim: int, *, along_rows: bool, stage_bytes: int, element_bytes: int = 2
 ) -> OperandTiles:
-    """Descriptors (PTX ISA 9.7.15.5.1.2.2) of `rows` x `dim` 16-bit elements as TMA stores them.
+    """Descriptors (PTX ISA 9.7.15.5.1.2.2) of `rows` x `dim` elements as TMA stores them.
 
     start: address in shared memory. Runs of `swizzle_bytes` of all rows lie one behind the other.
     Summed over the columns they are a K-major operand; over the rows (along_rows) an MN-major one:
     the leading stride leads to the next run, the other to the next eight rows.
     """
-    width = swizzle_bytes(dim)
+    width = swizzle_bytes(dim, element_bytes)
     run = rows * width
     if along_rows:
         offsets = [row * width for row in range(0, rows, MMA_DEPTH)]
     else:
-        bits = range(0, 2 * dim, 2 * MMA_DEPTH)
-        offsets = [byte // width * run + byte % width for byte in bits]
+        steps = range(0, element_bytes * dim, PRODUCT_DEPTH_BYTES)
+        offsets = [byte // width * run + byte % width for byte in steps]
     unit = DESCRIPTOR_UNIT_BYTES
     leading = run // unit if along_rows else 1
     return OperandTiles(

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from fa4.config import WARPGROUP_ROWS, ForwardConfig, WarpgroupPipeline, require, require_int
+from fa4.config import (
+    PRODUCT_DEPTH_BYTES,
+    WARPGROUP_ROWS,
+    ForwardConfig,
+    WarpgroupPipeline,
+    require,
+    require_int,
+)
 from fa4.hardware import H200, Gpu
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
@@ -36,13 +43,18 @@ class WarpgroupSpec(ForwardFeatures):
 
     Beside the features, these are choices of `WarpgroupPipeline`: consumers warpgroups of 64 rows
     of queries, KV tiles of tile_n keys in kv_stages stages; p_source, where P enters PV from
-    ("registers" or "smem"); overlap, ping_pong, ahead.
+    ("registers" or "smem"); overlap, ping_pong, ahead, promote.
     scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first, back and
     forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
     emulated exponentials, of the pairs that a thread has in every eight columns. split: the keys of
-    a query are divided over CTAs, in as many parts as the call says.
+    a query are divided over CTAs, in as many parts as the call says. descale: letters of those of
+    q, k and v that have factors for each batch entry and KV head (8-bit types).
     """
 
+    DTYPES: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "e4m3", "e5m2")
+
+    descale: str = ""
+    promote: int = 0
     tile_n: int = 128
     consumers: int = 2
     kv_stages: int = 2
@@ -61,16 +73,40 @@ class WarpgroupSpec(ForwardFeatures):
         require_int("group", self.group, 1, MOST_GROUP)
         several = self.group > WARPGROUP_ROWS and self.group % WARPGROUP_ROWS
         require(not several, f"a group above {WARPGROUP_ROWS} must be a multiple of it", self.group)
+        vector = 16 // self.element_bytes
         for name, dim in (("head_dim", self.head_dim), ("head_dim_v", self.head_dim_v)):
-            require_int(name, dim, 8, 256)
-            require(dim % 8 == 0, f"{name} must be a multiple of 8", dim)
+            require_int(name, dim, vector, 256)
+            require(dim % vector == 0, f"{name} must be a multiple of {vector}", dim)
         require_int("tile_n", self.tile_n, 16, 256)
-        require(self.tile_n % 16 == 0, "tile_n must be a multiple of 16", self.tile_n)
+        require(
+            self.tile_n % self.depth == 0, f"tile_n must be a multiple of {self.depth}", self.tile_n
+        )
+        if self.element_bytes == 1:
+            self._check_narrow()
+        elif self.descale:
+            raise ValueError(f"descale needs dtype e4m3 or e5m2; got {self.dtype}")
         require(
             self.scheduler in SCHEDULERS,
             f"scheduler must be one of {', '.join(SCHEDULERS)}",
             self.scheduler,
         )
+
+    def _check_narrow(self) -> None:
+        require(set(self.descale) <= set("qkv"), "descale must be of letters of qkv", self.descale)
+        require(self.p_source == "registers", "p_source must be registers with 8-bit types",
+                self.p_source)  # fmt: skip
+        require(not self.split, "split must be False with 8-bit types", self.split)
+        self.numerics.check_dtype(self.dtype)
+
+    @property
+    def depth(self) -> int:
+        """Elements of K of one product, of which head dimensions are padded to a multiple."""
+        return PRODUCT_DEPTH_BYTES // self.element_bytes
+
+    @property
+    def p_words(self) -> int:
+        """Registers of a thread that hold P as an operand."""
+        return self.tile_n * self.element_bytes // 8
 
     @property
     def takes_turns(self) -> bool:
@@ -106,8 +142,9 @@ class WarpgroupSpec(ForwardFeatures):
     def pipeline(self) -> WarpgroupPipeline:
         """The pipeline of this kernel; head dimensions padded."""
         return WarpgroupPipeline(
-            head_dim=padded_width(self.head_dim),
-            head_dim_v=padded_width(self.head_dim_v),
+            head_dim=padded_width(self.head_dim, self.element_bytes),
+            head_dim_v=padded_width(self.head_dim_v, self.element_bytes),
+            element_bytes=self.element_bytes,
             causal=self.hides_last_keys,
             tile_n=self.tile_n,
             consumers=self.consumers,
@@ -116,6 +153,7 @@ class WarpgroupSpec(ForwardFeatures):
             p_source=self.p_source,
             overlap=self.overlap,
             ahead=self.ahead and self.scheduler in PERSISTENT,
+            promote=self.promote,
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
             num_splits=2 if self.split else 1,  # or more: the code is the same
         )

@@ -27,41 +27,6 @@ def hand_over(values: list[Float32], address: Int32) -> None:
     code.trace(effects=True)
 
 
-def hand_over_words(words: list[Int32], address: Int32) -> None:
-    """Store a thread's words of two 16-bit elements."""
-    code = PtxBlock()
-    base, names = code.read(address), code.read_all(words)
-    for number in range(0, len(names), VECTOR):
-        some = ", ".join(names[number : number + VECTOR])
-        code.effect(f"st.shared.v4.b32 [{base}+{number // VECTOR * STEP_BYTES}], {{{some}}};")
-    code.trace(effects=True)
-
-
-def take_over_words(count: int, address: Int32, dtype: str) -> list[Float32]:
-    """Load `count` such words, as float32."""
-    code = PtxBlock()
-    base = code.read(address)
-    words = []
-    for number in range(count // VECTOR):
-        some = [code.register("b32") for _ in range(VECTOR)]
-        names = ", ".join(some)
-        code.effect(f"ld.shared.v4.b32 {{{names}}}, [{base}+{number * STEP_BYTES}];")
-        words += some
-    found = []
-    for word in words:
-        if dtype == "bf16":
-            low = code.do("shl.b32", word, "16", kind="b32")
-            high = code.do("and.b32", word, "0xffff0000", kind="b32")
-            found += [code.do("mov.b32", half) for half in (low, high)]
-        else:
-            low = code.do("and.b32", word, "0xffff", kind="b32")
-            high = code.do("shr.u32", word, "16", kind="b32")
-            for half in (low, high):
-                code.effect(f"{{ .reg .b16 h; cvt.u16.u32 h, {half}; cvt.f32.f16 {half}, h; }}")
-                found.append(code.do("mov.b32", half))
-    return code.trace(*found, effects=True)
-
-
 def take_over(count: int, address: Int32) -> list[Float32]:
     """Load as many."""
     code = PtxBlock()

@@ -14,7 +14,7 @@ from fa4.sm90.backward import columns
 from fa4.sm90.backward.mods import ScoreMods
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
-from fa4.sm90.wide.exchange import hand_over, hand_over_words, take_over, take_over_words
+from fa4.sm90.wide.exchange import hand_over, take_over
 from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
 from fa4.sm90.wide.tiles import next_tile
@@ -81,18 +81,12 @@ def consume(signals: Signals, tile: KeyTile, work: HalfWork, of_values: cutlass.
             sums=sums, queries=signals.ring("q"), grads=signals.ring("do"),
             head=tile.head_k * tile.group, row_tile=tile.q_start,
         )  # fmt: skip
-        if cutlass.const_expr(spec.overlap):
-            await_first(signals, work, state)
-            own = work.first.hold()
-            found = begin(signals, work, own, state)
-            for _ in cutlass.range(tile.trips - 1, unroll=1):
-                found, state = step(signals, tile, work, own, found, state, True)
-            _, state = step(signals, tile, work, own, found, state, False)
-        else:
-            for _ in cutlass.range(tile.trips, unroll=1):
-                await_first(signals, work, state)
-                found = begin(signals, work, [], state)
-                _, state = step(signals, tile, work, [], found, state, False)
+        await_first(signals, work, state)
+        own = work.first.hold()
+        found = begin(signals, work, own, state)
+        for _ in cutlass.range(tile.trips - 1, unroll=1):
+            found, state = step(signals, tile, work, own, found, state, True)
+        _, state = step(signals, tile, work, own, found, state, False)
         finish(signals, tile, work, of_values, state.sums)
     else:
         finish(signals, tile, work, of_values, sums)
@@ -140,12 +134,9 @@ def values_step(
     s = wait_products(0, s)
     p = probabilities(tile, work, state, s)
     signals.arrive_once("q_empty", queries)
-    words = rounded(p, spec.dtype)
-    if spec.p16 and not spec.modifies_scores:
-        hand_over_words(words, work.handed + queries.slot * P_BYTES)
-    else:
-        hand_over(s if spec.modifies_scores else p, work.handed + queries.slot * P_BYTES)
+    hand_over(s if spec.modifies_scores else p, work.handed + queries.slot * P_BYTES)
     signals.arrive_once("p_full", queries)
+    words = rounded(p, spec.dtype)
     signals.wait("do_full", grads)
     found, state = add_up(signals, tile, work, own, words, state, ahead)
     signals.arrive_once("do_empty", grads)
@@ -162,11 +153,7 @@ def keys_step(
     """
     spec, queries, grads = tile.spec, state.queries, state.grads
     signals.wait("p_full", queries)
-    place = work.handed + queries.slot * P_BYTES
-    if spec.p16 and not spec.modifies_scores:
-        handed = take_over_words(ELEMENTS // 2, place, spec.dtype)
-    else:
-        handed = take_over(ELEMENTS, place)
+    handed = take_over(ELEMENTS, work.handed + queries.slot * P_BYTES)
     signals.wait("q_full", queries)
     signals.wait("dp_done")
     dp = wait_products(0, dp)

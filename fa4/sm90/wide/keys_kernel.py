@@ -7,6 +7,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import WARPGROUP_ROWS
 from fa4.plan.warpgroup_wide import TILE_ROWS
+from fa4.plan.warpgroup_wide_keys import held_registers
 from fa4.sm90.backward.columns import column_address
 from fa4.sm90.backward.load import MINUS_D, MINUS_LSE, LoadSources, RowNumbers, load_rows
 from fa4.sm90.backward.mods import score_mods
@@ -164,16 +165,6 @@ def make_sources(
     return LoadSources(q, k, v, dout, lse, d)
 
 
-def held_words(spec: WideBackwardSpec, of_keys: bool) -> int:
-    """Words of K, or of V, that fit into a thread's registers: whole steps of a product."""
-    if not spec.held:
-        return 0
-    role = spec.keys_plan.role("keys" if of_keys else "values")
-    dim = spec.pipeline.head_dim_v if of_keys else spec.pipeline.head_dim
-    room = role.registers - sum(role.live.values())
-    return min(dim // 4, max(room - 24, 0) // 4 * 4)
-
-
 def make_work(
     spec: WideBackwardSpec,
     memory: cute.Pointer,
@@ -206,7 +197,7 @@ def make_work(
             TILE_ROWS,
             start_own=start + plan.buffer(own).start,
             row_bytes=swizzle_bytes(dim),
-            held=held_words(spec, of_keys),
+            held=held_registers(spec.pipeline, "keys" if of_keys else "values"),
         ),
         summed="dk" if of_keys else "dv",
         rows=tiles(summed, True),

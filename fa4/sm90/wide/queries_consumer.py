@@ -1,19 +1,20 @@
 """A warpgroup of the dQ kernel: its 64 queries' products with every KV tile, dS, and dQ."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.config import Exp2Split
+from fa4.plan.warpgroup_wide import CONSUMERS
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
 from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
 from fa4.sm90.wide.row_mods import RowScoreMods
 from fa4.sm100.kit.descriptors import OperandTiles
-from fa4.sm100.kit.ptx_block import PtxBlock, stand_apart
+from fa4.sm100.kit.ptx_block import PtxBlock
 from fa4.sm100.kit.rings import Ring
 from fa4.sm100.kit.rowmath import rounded
 from fa4.sm100.kit.signals import Signals
@@ -55,13 +56,9 @@ class RowPair:
 
 @dataclass(frozen=True)
 class QueryState:
-    """What is carried from one KV tile to the next. dq: a thread's part.
-
-    words: dS of the tile whose product is next, with overlap. keys: of that tile, or of the next.
-    """
+    """What is carried from one KV tile to the next. dq: a thread's part. number: of the last."""
 
     dq: list
-    words: list
     keys: Ring
     values: Ring
     number: Int32
@@ -70,26 +67,18 @@ class QueryState:
 @cute.jit
 def consume(signals: Signals, tile: WorkTile, work: QueryWork) -> None:
     """Every KV tile of the work tile, last keys first."""
+    spec: cutlass.Constexpr = tile.spec
     if tile.first_row < tile.seqlen_q:
-        spec: cutlass.Constexpr = tile.spec
-        if cutlass.const_expr(spec.turns):  # noqa: SIM102
-            if work.number == 1:
-                signals.of("queries1").numbered(0).arrive("turn#")
+        if cutlass.const_expr(spec.pipeline.turns):  # noqa: SIM102
+            if work.number == CONSUMERS - 1:  # the first turn is the first one's
+                signals.of(f"queries{CONSUMERS - 1}").numbered(0).arrive("turn#")
         rows = read_rows(tile, work)
         state = QueryState(
-            dq=[Float32(0.0)] * (spec.pipeline.head_dim // 2), words=[],
+            dq=[Float32(0.0)] * (spec.pipeline.head_dim // 2),
             keys=signals.ring("k"), values=signals.ring("v"), number=tile.kv_stop,
         )  # fmt: skip
-        if cutlass.const_expr(spec.carry):
+        for _ in cutlass.range(tile.kv_tiles, unroll=1):
             state = step(signals, tile, work, rows, state)
-            for _ in cutlass.range(tile.kv_tiles - 1, unroll=1):
-                state = step(signals, tile, work, rows, state)
-            state = finish_product(signals, work, state, start_product(signals, work, state), 0)
-        else:
-            for _ in cutlass.range(tile.kv_tiles, unroll=1):
-                state = step(signals, tile, work, rows, state)
-                dq = start_product(signals, work, state)
-                state = replace(finish_product(signals, work, state, dq, 0), words=[])
         dq = [value * work.softmax_scale for value in state.dq]
         number = tile.tile_number(work.number)
         place = RowsPlace(tile.head, tile.batch, number, tile.start_q, tile.seqlen_q)
@@ -111,31 +100,24 @@ def read_rows(tile: WorkTile, work: QueryWork) -> RowPair:
 def step(
     signals: Signals, tile: WorkTile, work: QueryWork, rows: RowPair, state: QueryState
 ) -> QueryState:
-    """dS of a KV tile, beside the product of the tile before, if there are words of it."""
-    spec, values, before = tile.spec, state.values, bool(state.words)
-    keys = state.keys.next() if before else state.keys
+    """One KV tile. With turns, the warpgroups start S and dP one after the other."""
+    spec, keys, values = tile.spec, state.keys, state.values
     number = state.number - 1
     signals.wait("k_full", keys)
-    if spec.turns:
-        signals.wait("v_full", values)
+    signals.wait("v_full", values)
+    if spec.pipeline.turns:
         signals.wait("turn#")
     s = work.scores.start(keys.slot)
     signals.arrive("s#_done", after="tensor")
-    dq = start_product(signals, work, state) if before else []
-    if not spec.turns:
-        signals.wait("v_full", values)
     dp = work.upstream.start(values.slot)
     signals.arrive("dp#_done", after="tensor")
-    if spec.turns:
-        signals.hand_on("turn#", 2)
+    if spec.pipeline.turns:
+        signals.hand_on("turn#", CONSUMERS)
     signals.wait("s#_done")
-    s = wait_products(2 if before else 1, s)
+    s = wait_products(1, s)
     p = s
     if not spec.modifies_scores:
         p = probabilities(tile, work, rows, number, s)
-    if before:
-        stand_apart(tile.seqlen_k)  # else ptxas waits for dQ before the exponentials
-        state = finish_product(signals, work, state, dq, 1)
     signals.wait("dp#_done")
     dp = wait_products(0, dp)
     signals.arrive_once("v_empty", values)
@@ -144,25 +126,12 @@ def step(
     else:
         ds = sums_times(dp, p, rows.d)
     words = rounded(ds, spec.dtype)
-    return QueryState(state.dq, words, keys, values.next(), number)
-
-
-def start_product(signals: Signals, work: QueryWork, state: QueryState) -> list[Float32]:
-    """dQ += dS K of the words' tile, as a group of its own."""
-    dtype = work.mods.mods.spec.dtype
-    dq = start_sum(state.dq, state.words, work.key_rows, state.keys.slot, dtype)
+    dq = start_sum(state.dq, words, work.key_rows, keys.slot, spec.dtype)
     signals.arrive("dq#_done", after="tensor")
-    return dq
-
-
-def finish_product(
-    signals: Signals, work: QueryWork, state: QueryState, dq: list[Float32], pending: int
-) -> QueryState:
-    """dQ; its keys are given back. pending: groups of products that were started later."""
     signals.wait("dq#_done")
-    dq = wait_products(pending, dq)
-    signals.arrive_once("k_empty", state.keys)
-    return replace(state, dq=dq, keys=state.keys.next())
+    dq = wait_products(0, dq)
+    signals.arrive_once("k_empty", keys)
+    return QueryState(dq, keys.next(), values.next(), number)
 
 
 def probabilities(

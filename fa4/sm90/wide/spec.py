@@ -8,7 +8,7 @@ from fa4.config import WARPGROUP_ROWS, require, require_int
 from fa4.hardware import H200, Gpu
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_wide import CONSUMERS, WideBackwardPipeline
-from fa4.plan.warpgroup_wide_keys import wide_keys_plan
+from fa4.plan.warpgroup_wide_keys import deepest_rings, wide_keys_plan
 from fa4.plan.warpgroup_wide_queries import wide_queries_plan, widest_tile
 from fa4.sm100.kit.features import BackwardFeatures
 from fa4.sm100.kit.units import padded_dim
@@ -25,15 +25,8 @@ class WideBackwardSpec(BackwardFeatures):
     """
 
     gpu: Gpu = H200
-    overlap: bool = True
-    held: bool = False
-    carry: bool = False
-    p16: bool = False
-    turns: bool = False
-    q_stages: int = 2
-    do_stages: int = 2
-    k_stages: int = 2
-    most: int = 96
+    held: bool = True
+    turns: bool = True
 
     def __post_init__(self) -> None:
         """Check what the kernels cannot do; `fa4.compiled.support` refuses earlier."""
@@ -87,15 +80,10 @@ class WideBackwardSpec(BackwardFeatures):
     @property
     def pipeline(self) -> WideBackwardPipeline:
         """The pipeline of the kernels; head dimensions padded."""
-        found = widest_tile(
-            padded_dim(self.head_dim), padded_dim(self.head_dim_v), self.gpu, self.most,
-            self.k_stages,
-        )  # fmt: skip
+        dims = padded_dim(self.head_dim), padded_dim(self.head_dim_v)
+        found = deepest_rings(widest_tile(*dims, self.gpu), self.gpu)
         causal = self.hides_first_rows or self.hides_last_rows
-        return replace(
-            found, causal=causal, overlap=self.overlap, carry=self.carry, turns=self.turns,
-            q_stages=self.q_stages, do_stages=self.do_stages,
-        )  # fmt: skip
+        return replace(found, causal=causal, held=self.held, turns=self.turns)
 
     @property
     def plan(self) -> PipelinePlan:
