@@ -142,6 +142,32 @@ def render_narrow() -> str:
     return markdown_table(("head dim", "mask", "sums", *heads), rows)
 
 
+def render_narrow_means() -> str:
+    """Calls beside FlashAttention-3 by head dim and mask: how many times as fast."""
+    record = read_record("warpgroup_fp8")
+    ratios: dict[tuple[str, str, str], list[float]] = {}
+    for call in record["calls"]:
+        peer = call["tflops"].get(NARROW_PEER)
+        if peer is None:
+            continue
+        best: dict[str, float] = {}
+        for name, rate in call["tflops"].items():
+            if name != NARROW_PEER:
+                promoted = record["variants"][name]["fields"].get("promote")
+                sums = "promoted" if promoted else "tensor core's"
+                best[sums] = max(rate, best.get(sums, 0.0))
+        for sums, rate in best.items():
+            key = (_dims(call), "causal" if call["causal"] else "none", sums)
+            ratios.setdefault(key, []).append(rate / peer)
+    rows = []
+    for key, found in sorted(ratios.items(), key=lambda item: (int(item[0][0]), item[0][1:])):
+        mean = math.exp(math.fsum(map(math.log, found)) / len(found))
+        slower = sum(one < 1.0 for one in found)
+        rows.append((*key, f"{mean:.3f}", str(len(found)), str(slower), f"{min(found):.2f}"))
+    heads = ("head dim", "mask", "sums", "times as fast", "calls", "slower in", "worst")
+    return markdown_table(heads, rows)
+
+
 def render_narrow_errors() -> str:
     """Errors of O over many keys, of variants that differ in how they sum and in P's offset."""
     rows = []
@@ -216,6 +242,7 @@ TABLES = MarkedTables(
         "gradient means": lambda: render_means(gradient_points),
         "gradients": lambda: render_calls(gradient_points),
         "fp8": render_narrow,
+        "fp8 means": render_narrow_means,
         "fp8 errors": render_narrow_errors,
         "wide gradient means": lambda: render_means(wide_points),
         "wide gradients": lambda: render_calls(wide_points),

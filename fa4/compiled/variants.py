@@ -32,9 +32,9 @@ GPUS = {gpu.arch: gpu for gpu in (B200, B300, H200)}
 
 COMMON_HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
 COMMON_ROWS = 8192  # of a sequence
-# P bears 2^6, so that 8 bits do not lose its small values. A maximum may lag behind by what is left
-# to the largest e4m3: measured, the kernel is slower with less.
-NARROW_NUMERICS = ForwardConfig(rescale_threshold_log2=2.75, p_offset_log2=6.0)
+# P bears 2^4, so that 8 bits do not lose its small values. A maximum may lag behind by about what
+# is left to the largest e4m3: measured, the kernel is slower with less.
+NARROW_NUMERICS = ForwardConfig(rescale_threshold_log2=4.0, p_offset_log2=4.0)
 PAIR_DIMS = (128, 192)
 PAIR_TILE = (128, 128)  # head dims of the backward kernel of pairs
 

@@ -48,6 +48,9 @@ COMBINE_SECONDS = 4e-6
 # of hardware/results/hopper_random.json and the run before); of 120, 184 and 248, in rows of 128
 # bytes, 1.04 to 1.09 times. By that, these are the faster ones: assumed, not measured since.
 WIDER = {104: 128, 200: 256, 216: 256}
+# Keys of a sequence from which on O of 8-bit values is promoted. What the tensor core's sums lose
+# grows with them; up to here they are left as they are, as in FlashAttention-3, for speed.
+PROMOTED_FROM = 16384 + 1
 # Rows of blocks that run at once back and forth, by warpgroups: of 2 to 16 those whose worst CTA,
 # of causal calls on 132 CTAs with 2k to 32k tokens, has least to do beyond the average.
 ROWS_AT_ONCE = {1: 4, 2: 4, 3: 2}
@@ -155,6 +158,8 @@ def _fitting(
             continue
         pipeline = _pipeline(tile, problem.head_dim, problem.head_dim_v, problem.masked, gpu,
                              problem.element_bytes)  # fmt: skip
+        if pipeline is not None and problem.keys < PROMOTED_FROM:
+            pipeline = replace(pipeline, promote=0)
         if pipeline is not None:
             yield tile._replace(tile_n=pipeline.tile_n), pipeline
 

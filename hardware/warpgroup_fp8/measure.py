@@ -68,8 +68,13 @@ def compiled(item: tuple[str, dict[str, Any]]) -> tuple[str, bytes, str]:
         return name, b"", f"{type(error).__name__}: {error}"
 
 
+def of_spec(spec: WarpgroupSpec, factors: list[Any]) -> list[Any]:
+    """Those of the factors of q, k and v that a spec's kernel takes, None for the others."""
+    return [x if letter in spec.descale else None for letter, x in zip("qkv", factors, strict=True)]
+
+
 class Inputs:
-    """Tensors of one call: random normal values, rounded to 8 bits, and factors where asked for."""
+    """Tensors of one call: random normal values, rounded to 8 bits, and factors of q, k and v."""
 
     def __init__(
         self, spec: WarpgroupSpec, batch: int, rows: int, keys: int, heads: tuple[int, int],
@@ -92,16 +97,15 @@ class Inputs:
         self.lse = torch.full((batch, heads[0], rows), 7.0, device="cuda")
         self.sms = torch.cuda.get_device_properties(0).multi_processor_count
         self.scale = spec.head_dim**-0.5
-        self.factors = [
-            0.5 + torch.rand(batch, heads[1], device="cuda") if letter in spec.descale else None
-            for letter in "qkv"
-        ]
+        self.drawn = [0.5 + torch.rand(batch, heads[1], device="cuda") for _ in "qkv"]
+        self.factors = of_spec(spec, self.drawn)
 
     def launch(self, kernel: CompiledKernel) -> None:
         """The kernel on these tensors."""
         lse = self.lse if kernel.spec.lse else None
         kernel(self.q, self.k, self.v, self.o, lse, self.scale, None, None, None, self.q.shape[1],
-               None, None, None, None, None, None, self.sms, *self.factors)  # fmt: skip
+               None, None, None, None, None, None, self.sms,
+               *of_spec(kernel.spec, self.drawn))  # fmt: skip
 
     def wide(self, x: Any, factor: Any) -> Any:
         """(batch, query heads, rows, dim) in float64, times its factor."""

@@ -24,6 +24,7 @@ from fa4.config import ForwardConfig
 from fa4.emulator.host.session import Session
 from fa4.sm90.forward.narrow import in_column_pairs, quadruples
 from fa4.sm90.forward.spec import WarpgroupSpec
+from hardware.warpgroup_fp8.measure import of_spec
 from tests.sm90.forward_kernel import build
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -198,6 +199,22 @@ def test_specs_of_calls() -> None:
     large = ForwardConfig(rescale_threshold_log2=4.0, p_offset_log2=8.0)
     with pytest.raises(ValueError, match="p_offset_log2"):
         WarpgroupSpec(head_dim=64, head_dim_v=64, dtype="e4m3", numerics=large)
+
+
+def test_sums_are_promoted_where_keys_are_many() -> None:
+    """By the keys of a sequence, whatever the mask and head dim."""
+    for change in ({}, {"window": (None, 0)}, {"head_dim": 256, "head_dim_v": 256}):
+        for keys, promoted in ((16384, False), (16385, True)):
+            call = replace(CALL, rows_q=keys, rows_k=keys, **change)
+            assert bool(choose_sm90_spec(call).promote) is promoted
+    assert not choose_sm90_spec(replace(CALL, dtype="bf16", rows_k=1 << 20)).promote
+
+
+def test_measured_kernels_are_handed_their_own_factors() -> None:
+    """Kernels with and without factors are timed on the same tensors."""
+    spec = choose_sm90_spec(replace(CALL, descale="qv"))
+    assert of_spec(spec, ["q", "k", "v"]) == ["q", None, "v"]
+    assert of_spec(choose_sm90_spec(CALL), ["q", "k", "v"]) == [None] * 3
 
 
 @pytest.mark.parametrize(
