@@ -62,11 +62,17 @@ def kernel_points() -> Iterator[SpeedPoint]:
         )
 
 
-def gradient_points(record: str = "warpgroup_backward") -> Iterator[SpeedPoint]:
-    """The backward pass whole, as `hardware.warpgroup_backward.measure` timed it."""
+def gradient_points(record: str = "warpgroup_backward", variant: str = "") -> Iterator[SpeedPoint]:
+    """The backward pass whole, as `hardware.warpgroup_backward.measure` timed it.
+
+    variant: how the names of the kernels end that are those of today.
+    """
     for row in read_record(record)["rows"]:
         problem, rates = row["problem"], row["tflops"]
-        own = [rate for name, rate in rates.items() if name not in GRADIENT_PEERS.values()]
+        own = [
+            rate for name, rate in rates.items()
+            if name not in GRADIENT_PEERS.values() and name.endswith(variant)
+        ]  # fmt: skip
         yield SpeedPoint(
             dims=_dims(problem),
             causal=problem["causal"],
@@ -77,8 +83,8 @@ def gradient_points(record: str = "warpgroup_backward") -> Iterator[SpeedPoint]:
 
 
 def wide_points() -> Iterator[SpeedPoint]:
-    """The same of head dims above 128."""
-    return gradient_points("warpgroup_backward_wide")
+    """The same of head dims above 128. Beside today's, two others were timed, which took turns."""
+    return gradient_points("warpgroup_backward_wide", " no turns")
 
 
 def _dims(problem: dict) -> str:

@@ -39,11 +39,6 @@ CHECKED = ((1, 300, 417, 2, 2), (2, 640, 1024, 4, 2), (1, 77, 5, 3, 1), (1, 64, 
 TOKENS, COLUMNS = 16384, 2048
 FLOPS_PER_PAIR = 2.0  # of each column of each of the five products
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
-CHOICES: list[tuple[str, dict[str, Any]]] = [
-    ("", {}),
-    (" unheld", {"held": False}),
-    (" no turns", {"turns": False}),
-]
 PAPER, WIDE = ((64, 64), (128, 128)), ((192, 128), (192, 192), (256, 256))  # (d, dv)
 
 
@@ -73,16 +68,14 @@ class GradientProblem:
 
 def default_plan(wide: bool = False) -> dict[str, Any]:
     """The grid of the paper; wide: fewer lengths and peers of wider heads."""
-    dims, lengths = (WIDE, (4096, 1024, 16384)) if wide else (PAPER, LENGTHS)
+    dims, lengths = (WIDE, (1024, 4096)) if wide else (PAPER, LENGTHS)
     kinds = [(d, dv, causal) for d, dv in dims for causal in (False, True)]
-    choices = CHOICES if wide else CHOICES[:1]
     return {
         "variants": {
-            f"d{d if d == dv else (d, dv)}{' causal' * causal}{name}": {
-                "head_dim": d, "head_dim_v": dv, "causal": causal, **fields
+            f"d{d if d == dv else (d, dv)}{' causal' * causal}": {
+                "head_dim": d, "head_dim_v": dv, "causal": causal
             }
-            for d, dv, causal in kinds for name, fields in choices
-            if d < 256 or "held" not in fields  # there it makes no difference
+            for d, dv, causal in kinds
         },
         "problems": [
             {"head_dim": d, "causal": causal, "seqlen": n, "batch": TOKENS // n,
