@@ -62,11 +62,18 @@ def kernel_points() -> Iterator[SpeedPoint]:
         )
 
 
-def gradient_points(record: str = "warpgroup_backward") -> Iterator[SpeedPoint]:
-    """The backward pass whole, as `hardware.warpgroup_backward.measure` timed it."""
+def gradient_points(record: str = "warpgroup_backward", variant: str = "") -> Iterator[SpeedPoint]:
+    """The backward pass whole, as `hardware.warpgroup_backward.measure` timed it.
+
+    variant: how the names of the kernels end that are those of today.
+    """
     for row in read_record(record)["rows"]:
         problem, rates = row["problem"], row["tflops"]
-        own = [rate for name, rate in rates.items() if name not in GRADIENT_PEERS.values()]
+        others = (*GRADIENT_PEERS.values(), "deterministic")
+        own = [
+            rate for name, rate in rates.items()
+            if not name.endswith(others) and name.endswith(variant)
+        ]  # fmt: skip
         yield SpeedPoint(
             dims=_dims(problem),
             causal=problem["causal"],
@@ -77,8 +84,8 @@ def gradient_points(record: str = "warpgroup_backward") -> Iterator[SpeedPoint]:
 
 
 def wide_points() -> Iterator[SpeedPoint]:
-    """The same of head dims above 128."""
-    return gradient_points("warpgroup_backward_wide")
+    """The same of head dims above 128. Beside today's, two others were timed, which took turns."""
+    return gradient_points("warpgroup_backward_wide", " no turns")
 
 
 def _dims(problem: dict) -> str:
@@ -199,6 +206,19 @@ def render_random() -> str:
     return markdown_table(("calls of", "calls", "times as fast", "slower in", "worst"), rows)
 
 
+def render_random_peers() -> str:
+    """The same calls against each peer by itself."""
+    rows = []
+    for name, title in (*PEERS.items(), ("flash-attn-3", "FlashAttention-3")):
+        found = [row["ratio"] for row in read_record("hopper_random")["rows"]]
+        ratios = [one[name] for one in found if name in one]
+        if ratios:
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            slower = sum(ratio < 1 for ratio in ratios)
+            rows.append((title, f"{mean:.3f}", str(len(ratios)), str(slower), f"{min(ratios):.2f}"))
+    return markdown_table(("against", "times as fast", "calls", "slower in", "worst"), rows)
+
+
 def render_few() -> str:
     """Calls that do not fill the GPU: microseconds, and in how many parts keys are divided."""
     rows = []
@@ -224,6 +244,7 @@ TABLES = MarkedTables(
         "calls": lambda: render_calls(bench_points),
         "kernel": lambda: render_calls(kernel_points),
         "random": render_random,
+        "random peers": render_random_peers,
         "few": render_few,
         "gradient means": lambda: render_means(gradient_points),
         "gradients": lambda: render_calls(gradient_points),

@@ -198,6 +198,7 @@ RECORDED: dict[str, Callable[[], str]] = {
     "backward_traffic: saved by a pair": lambda: f"{saved_by_a_pair():.0%}",
     "hopper_launches: launches": lambda: f"{record('hopper_launches')['launches']:,}",
     "hopper_launches: kernels": lambda: f"{record('hopper_launches')['kernels']}",
+    "wide_launches: launches": lambda: f"{record('wide_launches')['launches']}",
     "warpgroup_bits: calls": lambda: f"{len(record('warpgroup_bits')['calls'])}",
     "warpgroup_bits: launches": lambda: f"{record('warpgroup_bits')['launches']}",
     "warpgroup_bits: elements of O": lambda: (

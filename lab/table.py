@@ -231,6 +231,10 @@ RECORDS = (
         "warpgroup_backward", "GPU: python3 -m hardware.warpgroup_backward.measure",
         "hardware.warpgroup_backward.measure", *_KERNELS,
     ),
+    _confirmed(
+        "warpgroup_backward_wide", "GPU: python3 -m hardware.warpgroup_backward.measure --wide",
+        "hardware.warpgroup_backward.measure", *_KERNELS,
+    ),
     _suite("warpgroup_bits", "warpgroup_bits", "hardware.warpgroup_bits.make_suite"),
     _confirmed(
         "warpgroup_forward", "GPU: python3 -m hardware.warpgroup_forward.measure "
@@ -243,6 +247,11 @@ RECORDS = (
         "hardware.warpgroup_fp8.measure", files=("hardware/warpgroup_fp8/variants.json",),
     ),
     _suite("wgmma_sums", "wgmma_sums"),
+    _confirmed(
+        "wide_launches",
+        "GPU: python3 -m hardware.warpgroup_backward.random_launches --wide --forms 4",
+        "hardware.warpgroup_backward.random_launches", *_KERNELS,
+    ),
     Record(
         path="hardware/results/h200x2_ring.csv", needs=GPU, modules=(),
         command="GPU: a program from before fa4.distributed; each row says of what",

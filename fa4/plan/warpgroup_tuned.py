@@ -43,6 +43,11 @@ class WarpgroupTile(NamedTuple):
 MOST_SPLITS, FEWEST_TILES, SPLIT_WAVES = 128, 2, 3
 MEMORY_BYTES_PER_S, CTA_BYTES_PER_S, PARTS_BYTES_PER_S = 4.2e12, 5e10, 3e12
 COMBINE_SECONDS = 4e-6
+# Rows of these head dims in memory begin within a sector of 32 bytes. Random calls took 1.28, 1.40
+# and 1.36 times what tiles of 112 and 224 columns, in rows of 32 and 64 bytes, should take (medians
+# of hardware/results/hopper_random.json and the run before); of 120, 184 and 248, in rows of 128
+# bytes, 1.04 to 1.09 times. By that, these are the faster ones: assumed, not measured since.
+WIDER = {104: 128, 200: 256, 216: 256}
 # Keys of a sequence from which on O of 8-bit values is promoted. What the tensor core's sums lose
 # grows with them; up to here they are left as they are, as in FlashAttention-3, for speed.
 PROMOTED_FROM = 16384 + 1
@@ -101,8 +106,10 @@ def padded_width(dim: int, element_bytes: int = 2) -> int:
     elements, of 32.
 
     In rows of 32 bytes, which others are swizzled in, the wide ones take a sixth more time or more
-    than in rows of 64 (measured: 176, 208 and 240 beside 192, 224 and 256).
+    than in rows of 64 (measured: 176, 208 and 240 beside 192, 224 and 256). `WIDER` has others.
     """
+    if element_bytes == 2 and dim in WIDER:
+        return WIDER[dim]
     step = 16 if dim <= 160 and element_bytes == 2 else 32
     return -(-dim // step) * step
 

@@ -49,10 +49,8 @@ TILE_ROWS = WARPGROUP_ROWS  # queries of a tile of the keys' kernel, as of a war
 class WideBackwardPipeline:
     """The two kernels. Head dimensions are those of the tiles in shared memory.
 
-    q_stages, do_stages: places for Q and dO in the kernel of dK and dV. held: where registers
-    suffice for all of a warpgroup's K, or V, its products take it from there. tile_n: keys of a
-    tile of the dQ kernel. v_stages: places for V there. turns: its warpgroups start S and dP in
-    turns.
+    q_stages, do_stages: places for Q and dO in the kernel of dK and dV. tile_n: keys of a tile of
+    the dQ kernel. v_stages: places for V there.
     """
 
     head_dim: int = 256
@@ -61,10 +59,8 @@ class WideBackwardPipeline:
     causal: bool = False
     q_stages: int = 2
     do_stages: int = 2
-    held: bool = False
     tile_n: int = 64
     v_stages: int = 1
-    turns: bool = True
 
     def __post_init__(self) -> None:
         """Check ranges."""

@@ -1,11 +1,11 @@
 """The kernel of dK and dV for wide heads (see `warpgroup_wide`): 64 keys stay, queries pass.
 
 Warpgroup `values` computes P and dV, warpgroup `keys` dS and dK; each has one product of d and one
-of dv columns, so that both have as much to do. P, in float32, has two places in shared memory, in
-the order in which threads hold it: thread t of one warpgroup hands it to thread t of the other. Of
-modified scores it is the raw ones, of which the other computes P again. Its places need no barrier
-to be given back: who writes P of m + 2 has Q of m + 2, in the place of that of m, which the other
-gave back when it had read P of m.
+of dv columns, so that both have as much to do. P, in float32, has as many places in shared memory
+as Q, in the order in which threads hold it: thread t of one warpgroup hands it to thread t of the
+other. Of modified scores it is the raw ones, of which the other computes P again. Its places need
+no barrier to be given back: who writes P of a tile has its Q, in the place of the Q that the other
+gave back when it had read the P that was there.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def held_registers(pipeline: WideBackwardPipeline, name: str) -> int:
     """Registers of a thread of a warpgroup that hold its keys' K, or V, all the time; all or 0."""
     width = pipeline.head_dim if name == "values" else pipeline.head_dim_v
     needed, live = width // 4, sum(_live(pipeline)[name].values())
-    return needed if pipeline.held and needed + live <= MOST_LIVE else 0
+    return needed if needed + live <= MOST_LIVE else 0
 
 
 def _live(pipeline: WideBackwardPipeline) -> dict[str, dict[str, int]]:

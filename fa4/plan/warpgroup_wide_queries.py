@@ -39,7 +39,6 @@ from fa4.plan.warpgroup_wide import (
     start,
     store,
 )
-from fa4.plan.work import WARPGROUP
 
 STATISTICS_REGISTERS = 4  # two numbers of each of a thread's two rows
 TILES_N = (96, 80, 64, 48, 32, 16)  # keys of a tile, the first that fits
@@ -126,11 +125,6 @@ def _signals(pipeline: WideBackwardPipeline) -> list[Signal]:
             Signal(name=one, arrivals={name: 1}, waiters=(name,), kind=kind)
             for one, kind in (own | {f"stored{i}": "group"}).items()
         ]
-        if pipeline.turns:
-            signals.append(
-                Signal(name=f"turn{i}", arrivals={names[1 - i]: WARPGROUP}, waiters=(name,),
-                       kind="named")
-            )  # fmt: skip
     return signals
 
 
@@ -164,15 +158,11 @@ def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
     """Warpgroup i's program."""
     d, dv, n = pipeline.head_dim, pipeline.head_dim_v, pipeline.tile_n
     tile = n // 2
-    take: Program = (Wait(f"turn{i}"),) if pipeline.turns else ()
-    give: Program = (Arrive(f"turn{1 - i}"),) if pipeline.turns else ()
     step: Program = (
         Wait("k_full"),
         Wait("v_full"),
-        *take,
         *start(f"s{i}", product(pipeline, n, d), (f"q{i}", "k")),
         *start(f"dp{i}", product(pipeline, n, dv), (f"do{i}", "v")),
-        *give,
         Wait(f"s{i}_done"),
         Work(f"exp S{i}", unpacked(mufu=tile, fma=tile)),
         Wait(f"dp{i}_done"),
@@ -188,7 +178,6 @@ def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
         warps=tuple(range(4 * i, 4 * i + 4)),
         registers=CONSUMER_REGISTERS,
         live=live_registers(pipeline),
-        prologue=(Arrive("turn0"),) if pipeline.turns and i else (),
         program=(
             Loop("kv_tiles", step),
             *store(pipeline, f"dQ{i}", d, f"q{i}", stored),

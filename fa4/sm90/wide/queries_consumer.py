@@ -7,7 +7,6 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.config import Exp2Split
-from fa4.plan.warpgroup_wide import CONSUMERS
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
 from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
@@ -69,9 +68,6 @@ def consume(signals: Signals, tile: WorkTile, work: QueryWork) -> None:
     """Every KV tile of the work tile, last keys first."""
     spec: cutlass.Constexpr = tile.spec
     if tile.first_row < tile.seqlen_q:
-        if cutlass.const_expr(spec.pipeline.turns):  # noqa: SIM102
-            if work.number == CONSUMERS - 1:  # the first turn is the first one's
-                signals.of(f"queries{CONSUMERS - 1}").numbered(0).arrive("turn#")
         rows = read_rows(tile, work)
         state = QueryState(
             dq=[Float32(0.0)] * (spec.pipeline.head_dim // 2),
@@ -100,19 +96,15 @@ def read_rows(tile: WorkTile, work: QueryWork) -> RowPair:
 def step(
     signals: Signals, tile: WorkTile, work: QueryWork, rows: RowPair, state: QueryState
 ) -> QueryState:
-    """One KV tile. With turns, the warpgroups start S and dP one after the other."""
+    """One KV tile."""
     spec, keys, values = tile.spec, state.keys, state.values
     number = state.number - 1
     signals.wait("k_full", keys)
     signals.wait("v_full", values)
-    if spec.pipeline.turns:
-        signals.wait("turn#")
     s = work.scores.start(keys.slot)
     signals.arrive("s#_done", after="tensor")
     dp = work.upstream.start(values.slot)
     signals.arrive("dp#_done", after="tensor")
-    if spec.pipeline.turns:
-        signals.hand_on("turn#", CONSUMERS)
     signals.wait("s#_done")
     s = wait_products(1, s)
     p = s

@@ -25,8 +25,6 @@ class WideBackwardSpec(BackwardFeatures):
     """
 
     gpu: Gpu = H200
-    held: bool = True
-    turns: bool = True
 
     def __post_init__(self) -> None:
         """Check what the kernels cannot do; `fa4.compiled.support` refuses earlier."""
@@ -83,7 +81,7 @@ class WideBackwardSpec(BackwardFeatures):
         dims = padded_dim(self.head_dim), padded_dim(self.head_dim_v)
         found = deepest_rings(widest_tile(*dims, self.gpu), self.gpu)
         causal = self.hides_first_rows or self.hides_last_rows
-        return replace(found, causal=causal, held=self.held, turns=self.turns)
+        return replace(found, causal=causal)
 
     @property
     def plan(self) -> PipelinePlan:
