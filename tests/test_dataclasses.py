@@ -33,7 +33,7 @@ POSITIONAL = {
     "HopperTile", "Inputs", "KernelTime", "Layout", "Loop", "MeasuredCta", "MeasuredLane",
     "MeasuredRange", "MemoryRegion", "MemoryUse", "Outputs", "Place", "Plan", "Point", "Property",
     "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta", "RowState", "Semaphore",
-    "Skipped", "Sweep", "VerifyReport", "Wait", "Walk", "WarpgroupTile", "Work",
+    "Skipped", "Sweep", "VerifyReport", "Wait", "Walk", "Work",
 }  # fmt: skip
 
 
