@@ -69,9 +69,10 @@ def gradient_points(record: str = "warpgroup_backward", variant: str = "") -> It
     """
     for row in read_record(record)["rows"]:
         problem, rates = row["problem"], row["tflops"]
+        others = (*GRADIENT_PEERS.values(), "deterministic")
         own = [
             rate for name, rate in rates.items()
-            if name not in GRADIENT_PEERS.values() and name.endswith(variant)
+            if not name.endswith(others) and name.endswith(variant)
         ]  # fmt: skip
         yield SpeedPoint(
             dims=_dims(problem),

@@ -224,10 +224,6 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
     The first tile, always masked, has no earlier P V to run beside it, the last P V no next S.
     """
     take, give = _turns(pipeline, i)
-    own_take: Program = ()
-    own_give: Program = ()
-    if pipeline.turns_at_exponentials:
-        own_take, own_give, take, give = take, give, (), ()
     early = pipeline.head_dim_v > WIDE_O_COLS and pipeline.design != "fa4"
     before, after = (rescale(pipeline, i), ()) if early else ((), rescale(pipeline, i))
     # Within a turn, nothing is waited for; without turns, S's product does not wait for V.
@@ -251,11 +247,9 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
             *values,
             *give,
             *_await_scores(i),
-            *own_take,
             *row_max(pipeline, i, masked),
             *soon,
             *powers(pipeline, i),
-            *own_give,
             *(() if soon else (done,)),
             freed,
             *release(pipeline, i),

@@ -3,10 +3,10 @@
     python -m hardware.warpgroup_backward.measure OUT.json [--wide] [--plan PLAN.json]
 
 Without a plan: the paper's grid (16k tokens, 2,048 columns of heads; d 64 and 128, with and without
-a causal mask, 1k to 16k) with the kernels that fa4 chooses, beside cuDNN and FlashAttention-2 by
-torch and flash-attn-4; --wide: the same of (d, dv) = (192, 128), 192 and 256. PLAN.json:
-{"variants": {name: fields of the backward spec}, "problems": [fields of GradientProblem], "peers":
-[names]}. Gradients of small calls are compared with torch's
+a causal mask, 1k to 16k) with the kernels that fa4 chooses, in any and in a fixed order of sums,
+beside cuDNN and FlashAttention-2 by torch and flash-attn-4; --wide: the same of (d, dv) =
+(192, 128), 192 and 256. PLAN.json: {"variants": {name: fields of the backward spec}, "problems":
+[fields of GradientProblem], "peers": [names]}. Gradients of small calls are compared with torch's
 in float32, within twice the error of the same in the call's own type. Needs torch and CuTe-DSL.
 """
 
@@ -39,6 +39,7 @@ CHECKED = ((1, 300, 417, 2, 2), (2, 640, 1024, 4, 2), (1, 77, 5, 3, 1), (1, 64, 
 TOKENS, COLUMNS = 16384, 2048
 FLOPS_PER_PAIR = 2.0  # of each column of each of the five products
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
+SUMS: list[tuple[str, dict[str, Any]]] = [("", {}), (" deterministic", {"deterministic": True})]
 PAPER, WIDE = ((64, 64), (128, 128)), ((192, 128), (192, 192), (256, 256))  # (d, dv)
 
 
@@ -70,12 +71,13 @@ def default_plan(wide: bool = False) -> dict[str, Any]:
     """The grid of the paper; wide: fewer lengths and peers of wider heads."""
     dims, lengths = (WIDE, (1024, 4096)) if wide else (PAPER, LENGTHS)
     kinds = [(d, dv, causal) for d, dv in dims for causal in (False, True)]
+    choices = SUMS[:1] if wide else SUMS  # of wide heads all sums have one order
     return {
         "variants": {
-            f"d{d if d == dv else (d, dv)}{' causal' * causal}": {
-                "head_dim": d, "head_dim_v": dv, "causal": causal
+            f"d{d if d == dv else (d, dv)}{' causal' * causal}{name}": {
+                "head_dim": d, "head_dim_v": dv, "causal": causal, **fields
             }
-            for d, dv, causal in kinds
+            for d, dv, causal in kinds for name, fields in choices
         },
         "problems": [
             {"head_dim": d, "causal": causal, "seqlen": n, "batch": TOKENS // n,

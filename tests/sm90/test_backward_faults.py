@@ -51,7 +51,7 @@ FAULTS: dict[str, tuple[Edit, str]] = {
         "race",
     ),
     "one place for dS of two tiles": (
-        Edit(consumer, "work.ds + grads.slot * (rows * WARPGROUP)", "work.ds"),
+        Edit(consumer, "work.ds + grads.slot * (rows * DS_ROW_BYTES)", "work.ds"),
         WRONG,
     ),
     "-D of the other tile": (
@@ -59,8 +59,16 @@ FAULTS: dict[str, tuple[Edit, str]] = {
         WRONG,
     ),
     "a turn is not given on": (
-        Edit(reduce, "        release_turn(work.turns, counter)\n", ""),
+        Edit(reduce, "    release_turn(work.turns, held)\n            held", "    held"),
         "step-limit",
+    ),
+    "dQ left where the last one may not be read yet": (
+        Edit(reduce, '    signals.wait("dq#_empty", turn)\n', ""),
+        "race",
+    ),
+    "no fence between dQ and its copy": (
+        Edit(reduce, '    cute.arch.fence_proxy("async.shared", space="cta")\n', ""),
+        "missing-proxy-fence",
     ),
     "columns of dK as keys": (
         Edit(consumer, "tile.first_key + work.number * WARPGROUP_ROWS", "tile.first_key"),

@@ -277,22 +277,18 @@ def _overlapped(
     state: ConsumerState,
 ) -> ConsumerState:
     """S of this tile, then PV of the one before, which runs under this tile's softmax."""
-    turns = work.spec.takes_turns and not work.spec.pipeline.turns_at_exponentials
     signals.wait("k_full", state.keys)
-    if turns:  # nothing is waited for in a turn
+    if work.spec.takes_turns:  # nothing is waited for in a turn
         signals.wait("v_full", state.values)
         take_turn(signals, work)
     s = start_scores(signals, work, state.queries.slot, state.keys.slot)
-    if not turns:
+    if not work.spec.takes_turns:
         signals.wait("v_full", state.values)
     sums = start_values(signals, work, state)
-    if turns:
-        give_turn(signals, work)
+    give_turn(signals, work)
     s, keys = scores_done(signals, 1, s, state.keys)
-    p, state, fix = softmax(work, tile, number, rows, s, state, signals)
+    p, state, fix = softmax(work, tile, number, rows, s, state)
     stand_apart(work.num_tiles)  # else ptxas waits for PV before the exponentials
-    if work.spec.pipeline.turns_at_exponentials:
-        give_turn(signals, work)
     sums, values = values_done(signals, sums, state.values)
     sums = fragment.rescale(sums, *fix)
     words = probabilities(signals, work, p)
@@ -377,26 +373,19 @@ def softmax(
     rows: Any,
     s: list[Float32],
     state: ConsumerState,
-    signals: Signals | None = None,
 ) -> tuple[list[Float32], ConsumerState, tuple]:
-    """P in float32, the state with new maxima and totals; whether O needs factors, and them.
-
-    signals: given where the exponentials may wait for their turn.
-    """
+    """P in float32, the state with new maxima and totals; whether O needs factors, and them."""
     spec = work.spec
     s = modified(work, tile, number * spec.tile_n, s)
     if rows is not None:
         s = masked(tile, number * spec.tile_n, rows, s)
-    if signals is not None and spec.pipeline.turns_at_exponentials:
-        take_turn(signals, work)  # behind it, ptxas begins exponentials before their turn
     highest, factors, moved = fragment.raise_references(
         s, state.highest, work.scale_log2, work.slack, as_integers=spec.element_bytes == 1
     )
     offsets = [-(one * work.scale_log2) for one in highest]
     if spec.numerics.p_offset_log2:
         offsets = [one + spec.numerics.p_offset_log2 for one in offsets]
-    powers = narrow.powers if spec.element_bytes == 1 else fragment.powers
-    p = powers(s, work.scale_log2, offsets, spec.numerics.exp2)
+    p = fragment.powers(s, work.scale_log2, offsets, spec.numerics.exp2)
     totals = fragment.add_rows(p, state.totals, factors)
     return p, replace(state, highest=highest, totals=totals), (moved, factors)
 

@@ -12,16 +12,13 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.config import Exp2Split
 from fa4.sm90.forward import fragment
 from fa4.sm100.kit.descriptors import swizzle_bytes
-from fa4.sm100.kit.ptx_block import PtxBlock, literal
-from fa4.sm100.kit.rowmath import COEFFICIENTS, MAGIC
+from fa4.sm100.kit.ptx_block import PtxBlock
 from fa4.sm100.kit.tiles import WorkTile
 from fa4.sm100.kit.units import WARPGROUP
 
 BLOCK = 8  # elements of a thread in 16 columns, of both its rows
-LEAST, SPAN = -127.0, 256.0  # of exponents that the polynomial takes; 2^-127 comes out as zero
 LATER = 4  # from an element to the one 8 columns on
 
 
@@ -55,51 +52,6 @@ def operand_words(p: list[Float32], dtype: str) -> list[Int32]:
         )
         words.append(code.do("mov.b32", f"{{{low}, {high}}}", kind="b32"))
     return code.trace(*words)
-
-
-def powers(
-    values: list[Float32], scale: Float32, offsets: list[Float32], exp2: Exp2Split
-) -> list[Float32]:
-    """2^(value * scale + offset of its row), by MUFU or, of some elements, a polynomial.
-
-    While products run, instructions of the ALU pipe take twice as long; the polynomial has none of
-    them. Exponents below LEAST, as of masked scores, are cut off there, by saturating how far up
-    a SPAN they are.
-    """
-    code = PtxBlock()
-    registers, factor = code.read_all(values), code.read(scale)
-    terms = code.read_all(offsets)
-    emulated = fragment.emulated_elements(exp2, len(values) // fragment.ROWS_OF_THREAD)
-    flags = fragment.joined(emulated, emulated)
-    if any(flags):
-        part = code.do("mul.rn.f32", factor, literal(1 / SPAN))
-        parts = [
-            code.do("fma.rn.f32", term, literal(1 / SPAN), literal(-LEAST / SPAN)) for term in terms
-        ]
-    results = []
-    for i, (value, polynomial) in enumerate(zip(registers, flags, strict=True)):
-        row = fragment.row_of(i)
-        if polynomial:
-            place = code.do("fma.rn.sat.f32", value, part, parts[row])
-            results.append(_polynomial(code, place, exp2.degree))
-        else:
-            x = code.do("fma.rn.f32", value, factor, terms[row])
-            results.append(code.do("ex2.approx.ftz.f32", x))
-    return code.trace(*results)
-
-
-def _polynomial(code: PtxBlock, place: str, degree: int) -> str:
-    """2^(SPAN place + LEAST): floor by rounding, polynomial, exponent by a multiplication."""
-    rounded = code.do("fma.rm.f32", place, literal(SPAN), literal(MAGIC + LEAST))
-    whole = code.do("sub.rn.f32", literal(MAGIC + LEAST), rounded)
-    fraction = code.do("fma.rn.f32", place, literal(SPAN), whole)
-    coefficients = COEFFICIENTS[degree]
-    value = literal(coefficients[-1])
-    for c in (*coefficients[-2::-1], 1.0):
-        value = code.do("fma.rn.f32", value, fraction, literal(c))
-    bits, power = (code.do("mov.b32", one, kind="b32") for one in (value, rounded))
-    found = code.do("mad.lo.s32", power, str(1 << 23), bits, kind="b32")
-    return code.do("mov.b32", found)
 
 
 def in_column_pairs(values: list) -> list:
