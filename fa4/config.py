@@ -417,7 +417,8 @@ class WarpgroupPipeline:
     the exponentials that a polynomial computes. ahead: a CTA starts the first S of its next work
     tile before it stores this one's O, with overlap and where O does not lie over Q. promote: after
     so many KV tiles O is added to one in shared memory and starts from zero; 0 for never. design:
-    whose code, "fa4" (this package's) or "flash_attn.cute". num_splits: parts of the keys, by CTA.
+    whose code, "fa4" (this package's kernel) or "flash_attn.cute". num_splits: parts of the KV
+    sequence that different CTAs compute; if 2 or more, their O leaves registers as float32.
     """
 
     head_dim: int = 128
@@ -440,16 +441,20 @@ class WarpgroupPipeline:
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
         _fill_head_dim_v(self)
-        bounds = {"head_dim": (8, 256), "num_splits": (1, 256), "tile_n": (16, 256),
-                  "consumers": (1, 3), "kv_stages": (1, 32), "promote": (0, 1024)}  # fmt: skip
-        for name, limits in bounds.items():
-            require_int(name, getattr(self, name), *limits)
+        require_int("head_dim", self.head_dim, 8, 256)
+        require_int("num_splits", self.num_splits, 1, 256)
         require_finite("emulated", self.emulated, 0.0)
         require(self.emulated <= 1.0, "emulated must be at most 1", self.emulated)
         require(self.element_bytes in (1, 2), "element_bytes must be 1 or 2", self.element_bytes)
+        require_int("tile_n", self.tile_n, 16, 256)
         depth = PRODUCT_DEPTH_BYTES // self.element_bytes
-        rule = f"tile_n must be a multiple of {depth}, the keys that one instruction of P V takes"
-        require(self.tile_n % depth == 0, rule, self.tile_n)
+        require(
+            self.tile_n % depth == 0,
+            f"tile_n must be a multiple of {depth}, the keys that one instruction of P V takes",
+            self.tile_n,
+        )
+        require_int("consumers", self.consumers, 1, 3)
+        require_int("kv_stages", self.kv_stages, 1, 32)
         choices = {"p_source": ("registers", "smem"), "scheduler": ("static", "lpt", "naive"),
                    "design": ("fa4", "flash_attn.cute")}  # fmt: skip
         for name, allowed in choices.items():
