@@ -7,8 +7,8 @@ its dV and dK as they come out of the registers:
     S = K Q^T    dP = V dO^T    dV += P^T dO    dK += dS^T Q    dQ = dS K
 
 dQ sums over all keys: both warpgroups write their dS to shared memory, meet, and each computes one
-half of dQ, of the columns or, of tiles with 128 queries, of the rows. Each warp adds its part of dQ
-to global memory in float32, and waits for nobody.
+half of dQ, of the columns or, of tiles with 128 queries, of the rows. It leaves that in shared
+memory, and a warp adds it to global memory in float32, which nobody waits for.
 dS has two places, so that they meet once per tile: who writes dS of m + 2 has met the other after
 its dQ of m.
 """
@@ -93,7 +93,11 @@ def warpgroup_backward_plan(pipeline: WarpgroupBackwardPipeline, gpu: Gpu) -> Pi
         turns = Turns(order=order, launches=(order,))
     return PipelinePlan(
         name=f"backward d{pipeline.head_dim}, {CONSUMERS} warpgroups",
-        roles=(*(_consumer(pipeline, i) for i in range(CONSUMERS)), _load(pipeline)),
+        roles=(
+            *(_consumer(pipeline, i) for i in range(CONSUMERS)),
+            _load(pipeline),
+            *(_reduce(pipeline, i) for i in range(CONSUMERS)),
+        ),
         signals=tuple(_signals(pipeline)),
         buffers=tuple(buffers),
         trips=("q_tiles",),
@@ -110,6 +114,11 @@ def stats_bytes(pipeline: WarpgroupBackwardPipeline) -> int:
 def dq_columns(pipeline: WarpgroupBackwardPipeline) -> int:
     """Columns of dQ that a warpgroup has of its 64 rows: all, or a half if there are no more."""
     return pipeline.head_dim * pipeline.tile_m // (CONSUMERS * WARPGROUP_ROWS)
+
+
+def _dq_bytes(pipeline: WarpgroupBackwardPipeline) -> int:
+    """A warpgroup's part of dQ of a tile, in float32."""
+    return WARPGROUP_ROWS * dq_columns(pipeline) * FLOAT_BYTES
 
 
 def _tile_bytes(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
@@ -130,6 +139,8 @@ def _lay_out(pipeline: WarpgroupBackwardPipeline) -> list[Buffer]:
         layout.add(name, "smem", size[name], stages=stages, align=TILE_ALIGN_BYTES)
     for i in range(CONSUMERS):
         layout.add(f"ds{i}", "smem", size["ds"], stages=STAGES, align=TILE_ALIGN_BYTES)
+    for i in range(CONSUMERS):
+        layout.add(f"dq{i}", "smem", _dq_bytes(pipeline), align=128)
     for name in ("lse", "d"):
         layout.add(name, "smem", stats_bytes(pipeline), stages=STAGES, align=128)
     layout.add("barriers", "smem", BARRIER_BYTES, align=8)
@@ -159,6 +170,8 @@ def _signals(pipeline: WarpgroupBackwardPipeline) -> list[Signal]:
         ]
         signals += [
             Signal(name=f"stored{i}", arrivals={name: 1}, waiters=(name,), kind="group"),
+            Signal(name=f"dq{i}_full", arrivals={name: RELEASES}, waiters=(f"reduce{i}",)),
+            Signal(name=f"dq{i}_empty", arrivals={f"reduce{i}": 1}, waiters=(name,), free=1),
             Signal(name=f"meet{i}", arrivals={names[1 - i]: WARPGROUP}, waiters=(name,),
                    kind="named"),
         ]  # fmt: skip
@@ -205,6 +218,25 @@ def _consumer(pipeline: WarpgroupBackwardPipeline, i: int) -> Role:
     )
 
 
+def _reduce(pipeline: WarpgroupBackwardPipeline, i: int) -> Role:
+    """Adds warpgroup i's part of dQ, and gives its place back when it is read."""
+    turn: Program = (Work("wait for turn", Semaphore()),) if pipeline.deterministic else ()
+    copy = Copy(kind="reduce", num_bytes=_dq_bytes(pipeline))
+    return Role(
+        name=f"reduce{i}",
+        warps=(LOAD_WARP + 1 + i,),
+        registers=PRODUCER_REGISTERS,
+        program=(
+            Loop("q_tiles", (
+                Wait(f"dq{i}_full"),
+                *turn,
+                Work(f"add dQ{i}", copy, reads=(f"dq{i}",)),
+                Arrive(f"dq{i}_empty"),
+            )),
+        ),
+    )  # fmt: skip
+
+
 def live_registers(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
     """Registers of a consumer thread that hold values at once where most do, by what they hold.
 
@@ -220,8 +252,6 @@ def live_registers(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
 def _step(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
     """A query tile: dV's product is issued when dS is written, and runs while warpgroups meet."""
     tile, elements = pipeline.tile_m // 2, pipeline.tile_m * WARPGROUP_ROWS
-    dq_bytes = WARPGROUP_ROWS * dq_columns(pipeline) * FLOAT_BYTES
-    turn: Program = (Work("wait for turn", Semaphore()),) if pipeline.deterministic else ()
     powers = Work(f"exp S{i}", unpacked(mufu=tile, fma=tile, alu=tile / 2), reads=("lse",))
     gradients = Work(f"dS{i}", unpacked(fma=2 * tile, alu=tile / 2), reads=("d",))
     write = SmemAccess(num_bytes=elements * pipeline.element_bytes)
@@ -243,8 +273,10 @@ def _step(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
         Wait(f"dv{i}_done"),
         Arrive("do_empty"),
         Wait(f"dq{i}_done"),
-        *turn,
-        Work(f"add dQ{i}", Copy(kind="reduce", num_bytes=dq_bytes)),
+        Wait(f"dq{i}_empty"),
+        Work(f"write dQ{i}", SmemAccess(num_bytes=_dq_bytes(pipeline)), writes=(f"dq{i}",)),
+        Work(f"show dQ{i}", Sync(fenced=True)),
+        Arrive(f"dq{i}_full"),
         Wait(f"dk{i}_done"),
         Arrive("q_empty"),
     )  # fmt: skip

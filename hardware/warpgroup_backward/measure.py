@@ -3,8 +3,8 @@
     python -m hardware.warpgroup_backward.measure OUT.json [--plan PLAN.json] [--seconds 200]
 
 Without a plan: the paper's grid (16k tokens, 2,048 columns of heads; d 64 and 128, with and without
-a causal mask, 1k to 16k) with the kernels that fa4 chooses, beside cuDNN and FlashAttention-2 by
-torch and flash-attn-4. PLAN.json: {"variants": {name: fields of WarpgroupBackwardSpec}, "problems":
+a causal mask, 1k to 16k) with the kernels that fa4 chooses, in any and in a fixed order of sums,
+beside cuDNN and FlashAttention-2 by torch and flash-attn-4. PLAN.json: {"variants": {name: fields of WarpgroupBackwardSpec}, "problems":
 [fields of GradientProblem], "peers": [names]}. Gradients of small calls are compared with torch's
 in float32, within twice the error of the same in the call's own type. Needs torch and CuTe-DSL.
 """
@@ -59,8 +59,10 @@ def default_plan() -> dict[str, Any]:
     kinds = [(d, causal) for d in (64, 128) for causal in (False, True)]
     return {
         "variants": {
-            f"d{d}{' causal' * causal}": {"head_dim": d, "head_dim_v": d, "causal": causal}
-            for d, causal in kinds
+            f"d{d}{' causal' * causal}{' deterministic' * fixed}": {
+                "head_dim": d, "head_dim_v": d, "causal": causal, "deterministic": fixed,
+            }
+            for d, causal in kinds for fixed in (False, True)
         },
         "problems": [
             {"head_dim": d, "causal": causal, "seqlen": n, "batch": TOKENS // n,

@@ -157,12 +157,18 @@ def locate(problem: BackwardProblem) -> KeyTile:
     first, or in a fixed order of sums last, as nobody may wait for a CTA that starts later.
     """
     spec = problem.spec
-    rank = pair_rank(spec.cta_group)
     index = cute.arch.block_idx()[0] // spec.cta_group
-    block, rest = index % problem.blocks, index // problem.blocks
-    head_k, batch = rest % problem.heads_k, rest // problem.heads_k
+    block, number = index % problem.blocks, index // problem.blocks
     if spec.deterministic and spec.hides_first_rows:
         block = problem.blocks - 1 - block
+    return key_tile(problem, block, number)
+
+
+def key_tile(problem: BackwardProblem, block: Int32, number: Int32) -> KeyTile:
+    """KV tile `block`, of a CTA or a pair, of a KV head; number: over the batch."""
+    spec = problem.spec
+    rank = pair_rank(spec.cta_group)
+    head_k, batch = number % problem.heads_k, number // problem.heads_k
     start_q, seqlen_q = sequence(problem.cu_seqlens_q, problem.seqused_q, batch, problem.seqlen_q)
     start_k, seqlen_k = sequence(problem.cu_seqlens_k, problem.seqused_k, batch, problem.seqlen_k)
     right = Int32(0) if spec.causal else problem.window_right

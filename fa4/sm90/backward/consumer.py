@@ -11,7 +11,8 @@ from fa4.sm90.backward import columns
 from fa4.sm90.backward.epilogue import KeyGradients, store_gradients
 from fa4.sm90.backward.mods import ScoreMods
 from fa4.sm90.backward.products import GradientProducts
-from fa4.sm90.backward.reduce import DqReduction, add_part
+from fa4.sm90.backward.reduce import hand_over_part, store_part
+from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
 from fa4.sm100.backward.tiles import KeyTile
@@ -21,7 +22,7 @@ from fa4.sm100.kit.rowmath import rounded
 from fa4.sm100.kit.signals import Signals
 from fa4.sm100.kit.units import WARPGROUP
 
-DS_ROW_BYTES = 128  # of a key, in a run of 64 queries
+DS_ROW_BYTES = 128  # of a query, by a warpgroup's 64 keys
 PART = 16  # elements of a thread whose P is computed again at a time
 
 
@@ -30,13 +31,13 @@ class KeyWork:
     """What a warpgroup works with.
 
     number: which warpgroup it is. lse, d: addresses of the numbers of the thread's first column.
-    ds: of the warpgroup's dS, in stage 0. scale_log2: from scores to exponents of 2. never: see
-    `stand_apart`.
+    dq, ds: of the warpgroup's part of dQ, and of its dS, in stage 0. scale_log2: from scores to
+    exponents of 2. never: see `stand_apart`.
     """
 
     number: Int32
     products: GradientProducts
-    reduction: DqReduction
+    dq: Int32
     gradients: KeyGradients
     lse: Int32
     d: Int32
@@ -64,6 +65,7 @@ class KeyState:
     dv: list
     queries: Ring
     grads: Ring
+    turn: Ring
     head: Int32
     row_tile: Int32
 
@@ -78,7 +80,7 @@ def consume(signals: Signals, tile: KeyTile, work: KeyWork) -> None:
     if trips > 0:
         state = KeyState(
             dk=dk, dv=dv, queries=signals.ring("q"), grads=signals.ring("do"),
-            head=tile.head_k * tile.group, row_tile=tile.q_start,
+            turn=signals.ring("dq0"), head=tile.head_k * tile.group, row_tile=tile.q_start,
         )  # fmt: skip
         for _ in cutlass.range(trips, unroll=1):
             state = step(signals, tile, work, state)
@@ -89,32 +91,36 @@ def consume(signals: Signals, tile: KeyTile, work: KeyWork) -> None:
 
 
 def step(signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState) -> KeyState:
-    """One query tile."""
+    """One query tile.
+
+    Shared memory gives the tensor core all it has while S and dP are computed: what is read from it
+    meanwhile comes late, so -LSE is read before.
+    """
     spec, products = tile.spec, work.products
     rows, grads, queries = spec.tile_rows, state.grads, state.queries
-    signals.wait("q_full", queries)
-    s = products.scores(queries.slot)
-    signals.arrive("s#_done", after="tensor")
-    signals.wait("do_full", grads)
-    dp = products.upstream(grads.slot)
-    signals.arrive("dp#_done", after="tensor")
     where = ScoreTile(
         row_tile=state.row_tile,
         lse=work.lse + queries.slot * (rows * columns.FLOAT_BYTES),
         d=work.d + grads.slot * (rows * columns.FLOAT_BYTES),
         mods=work.mods.of_head(state.head),
     )
+    signals.wait("q_full", queries)
+    terms = columns.numbers(where.lse, rows // fragment.QUAD) if reads_early(spec) else None
+    s = products.scores(queries.slot)
+    signals.arrive("s#_done", after="tensor")
+    signals.wait("do_full", grads)
+    dp = products.upstream(grads.slot)
+    signals.arrive("dp#_done", after="tensor")
     signals.wait("s#_done")
     s = wait_products(1, s)
-    p = probabilities(tile, work, where, s)
+    p = probabilities(tile, work, where, s, terms=terms)
     words = rounded(p, spec.dtype)
     stand_apart(work.never)  # else ptxas waits for dP before the exponentials
     signals.wait("dp#_done")
     dp = wait_products(0, dp)
     ds = rounded(score_gradients(tile, work, where, (s, p), dp), spec.dtype)
-    place = work.ds + grads.slot * (rows * WARPGROUP)  # 64 keys' 16 bits of each query
-    thread = cute.arch.thread_idx()[0] % WARPGROUP
-    fragment.store_matrices(ds, place, thread, DS_ROW_BYTES)
+    place = work.ds + grads.slot * (rows * DS_ROW_BYTES)
+    fragment.store_columns(ds, place, cute.arch.thread_idx()[0] % WARPGROUP)
     dv = products.values(state.dv, words, grads.slot)
     signals.arrive("dv#_done", after="tensor")
     cute.arch.fence_proxy("async.shared", space="cta")
@@ -135,7 +141,8 @@ def finish_step(
     signals.arrive_once("do_empty", state.grads)
     signals.wait("dq#_done")
     dq = wait_products(1, dq)
-    add_part(work.reduction, tile, state.head, state.row_tile, dq)
+    store_part(signals, work.dq, state.turn, dq)
+    hand_over_part(signals, state.turn)
     signals.wait("dk#_done")
     dk = wait_products(0, state.dk)
     signals.arrive_once("q_empty", state.queries)
@@ -146,20 +153,36 @@ def finish_step(
         dv=dv,
         queries=state.queries.next(),
         grads=state.grads.next(),
+        turn=state.turn.next(),
         head=cutlass.select_(ended, state.head + 1, state.head),
         row_tile=cutlass.select_(ended, tile.q_start, row_tile),
     )
 
 
+def reads_early(spec: WarpgroupBackwardSpec) -> bool:
+    """Is -LSE read before the products? There are registers for it where a tile has 64 queries."""
+    return spec.tile_rows == WARPGROUP_ROWS and not spec.modifies_scores
+
+
 def probabilities(
-    tile: KeyTile, work: KeyWork, where: ScoreTile, raw: list[Float32], first: int = 0
+    tile: KeyTile,
+    work: KeyWork,
+    where: ScoreTile,
+    raw: list[Float32],
+    first: int = 0,
+    terms: list[Float32] | None = None,
 ) -> list[Float32]:
-    """P in float32; raw: scores as the tensor core made them, the elements from `first` on."""
+    """P in float32; raw: scores as the tensor core made them, the elements from `first` on.
+
+    terms: -LSE of their columns, if it has been read.
+    """
     first_row = where.row_tile * tile.spec.tile_rows
     scores = where.mods.modified(raw, first_row, first)
     column = fragment.column_of(first)
     scores = masked(tile, work, where.row_tile, scores, column)
-    return columns.powers(scores, work.scale_log2, where.lse + column * columns.FLOAT_BYTES)
+    if terms is None:
+        terms = columns.numbers(where.lse + column * columns.FLOAT_BYTES, len(raw) // 2)
+    return columns.powers(scores, work.scale_log2, terms)
 
 
 def score_gradients(

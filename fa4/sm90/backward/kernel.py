@@ -12,12 +12,13 @@ from fa4.sm90.backward.consumer import KeyWork, consume
 from fa4.sm90.backward.epilogue import GradientTile, KeyGradients
 from fa4.sm90.backward.load import MINUS_D, MINUS_LSE, LoadSources, RowNumbers, load
 from fa4.sm90.backward.mods import score_mods
+from fa4.sm90.backward.order import place
 from fa4.sm90.backward.products import GradientProducts, joined
-from fa4.sm90.backward.reduce import DqReduction
+from fa4.sm90.backward.reduce import DqReduction, reduce
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.products import operand_tiles
 from fa4.sm100.backward.load import TileSource
-from fa4.sm100.backward.tiles import BackwardProblem, locate
+from fa4.sm100.backward.tiles import BackwardProblem
 from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles, swizzle_bytes
 from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.sm100.kit.signals import Signals, init_signals
@@ -34,7 +35,7 @@ def tile_shapes(spec: WarpgroupBackwardSpec) -> dict[str, tuple[int, int, int]]:
         "do": (rows, dv, STAGES),
         "k": (WARPGROUP_ROWS, d, CONSUMERS),
         "v": (WARPGROUP_ROWS, dv, CONSUMERS),
-        "ds": (WARPGROUP_ROWS, rows, STAGES),
+        "ds": (rows, WARPGROUP_ROWS, STAGES),
     }
 
 
@@ -56,7 +57,7 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
             if cutlass.const_expr(atom is not None):
                 cpasync.prefetch_descriptor(atom)
     meet(spec.cta_group)
-    tile = locate(problem)
+    tile = place(problem)
 
     if has_role(warp, plan.role("load")):
         take_registers(plan, plan.role("load"))
@@ -69,7 +70,7 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
         work = KeyWork(
             number=number,
             products=make_products(spec, start, number),
-            reduction=DqReduction(warp, dq_accum, turns),
+            dq=dq_staging(spec, start, number),
             gradients=make_gradients(spec, memory, number, stores, softmax_scale),
             lse=column_address(start + plan.buffer("lse").start, thread),
             d=column_address(start + plan.buffer("d").start, thread),
@@ -79,9 +80,21 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
             never=problem.blocks,
         )
         consume(signals.of("consumer#").numbered(number), tile, work)
+    if has_role(warp, plan.role("reduce0"), plan.role("reduce1")):
+        take_registers(plan, plan.role("reduce0"))
+        number = warp - plan.role("reduce0").warps[0]
+        staging = dq_staging(spec, memory.toint().to(Int32), number)
+        adding = DqReduction(number, staging, dq_accum, turns)
+        reduce(signals.of("reduce#").numbered(number), tile, adding)
     for idle, registers in plan.idle_warps.items():
         if warp == idle:
             cute.arch.setmaxregister_decrease(registers)
+
+
+def dq_staging(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> Int32:
+    """The address of a warpgroup's part of dQ; start: of shared memory."""
+    first, second = (spec.plan.buffer(f"dq{i}").start for i in range(CONSUMERS))
+    return start + first + number * (second - first)
 
 
 def ds_step(spec: WarpgroupBackwardSpec) -> int:
@@ -122,8 +135,7 @@ def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> G
         place = start + plan.buffer(name).start + offset
         return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=rows * dim * 2)
 
-    def both(name: str, distance: int, offset: Int32) -> OperandTiles:
-        one = tiles(name, True, offset)
+    def both(one: OperandTiles, distance: int) -> OperandTiles:
         return joined(one, one, distance // 16)
 
     own, k_bytes = WARPGROUP_ROWS * 2, WARPGROUP_ROWS * 2 * pipeline.head_dim
@@ -139,8 +151,8 @@ def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> G
         do=tiles("do", False),
         q_rows=tiles("q", True),
         do_rows=tiles("do", True),
-        ds=both("ds0", ds_step(spec), run if of_rows else Int32(0)),
-        k_rows=both("k", k_bytes, Int32(0) if of_rows else columns),
+        ds=both(tiles("ds0", False, run if of_rows else Int32(0)), ds_step(spec)),
+        k_rows=both(tiles("k", True, Int32(0) if of_rows else columns), k_bytes),
         dtype=spec.dtype,
         tile_m=pipeline.tile_m,
         dq_cols=dq_columns(pipeline),

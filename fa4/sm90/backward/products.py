@@ -58,7 +58,7 @@ class GradientProducts:
         a = descriptors(code, self.ds.stage(stage), self.ds.high, self.ds.steps)
         b = descriptors(code, self.k_rows.low, self.k_rows.high, self.k_rows.steps)
         sums = [code.register("f32") for _ in range(self.dq_cols // 2)]
-        multiply(code, sums, a, b, self.dtype, added=False, transposed=True, a_transposed=True)
+        multiply(code, sums, a, b, self.dtype, added=False, transposed=True)
         return code.trace(*sums, effects=True)
 
     def _new(self, keys: OperandTiles, rows: OperandTiles, stage: Int32 | int) -> list[Float32]:

@@ -13,11 +13,10 @@ from fa4.plan.warpgroup_backward import (
     warpgroup_backward_plan,
 )
 from fa4.sm100.kit.features import BackwardFeatures
-from fa4.sm100.kit.units import TILE_ROWS, WARP, WARPGROUP
+from fa4.sm100.kit.units import TILE_ROWS
 
 MOST_DIM = 128
 RUN_COLS = 64  # of 16 bits, that lie together in shared memory
-CONSUMER_WARPS = CONSUMERS * WARPGROUP // WARP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,8 @@ class WarpgroupBackwardSpec(BackwardFeatures):
 
     @property
     def dq_counters(self) -> int:
-        """Of 128 queries: each warp's part of the dQ of a tile is counted by itself."""
-        return CONSUMER_WARPS * (TILE_ROWS // self.tile_rows)
+        """Of 128 queries: each warpgroup's part of the dQ of a tile is counted by itself."""
+        return CONSUMERS * (TILE_ROWS // self.tile_rows)
 
     @property
     def pipeline(self) -> WarpgroupBackwardPipeline:

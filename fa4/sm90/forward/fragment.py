@@ -236,3 +236,24 @@ def store_matrices(words: list[Int32], base: Int32, thread: Int32, row_bytes: in
             f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{chunks[chunk]}+{offset}], {{{operands}}};"
         )
     code.trace(effects=True)
+
+
+def store_columns(words: list[Int32], base: Int32, thread: Int32) -> None:
+    """Words of two 16-bit elements to shared memory, columns as rows of 128 bytes, swizzled.
+
+    base: its address. A column's 64 elements, of all rows of the warpgroup, lie together. Each
+    stmatrix stores 16 columns of a warp's 16 rows, each 8 x 8 part transposed; a lane names one
+    column of one of four parts.
+    """
+    part, column = thread % 32 // RUN, thread % RUN
+    chunk = (thread // 32 * 2 + part % 2) ^ column
+    code = PtxBlock()
+    registers = code.read_all(words)
+    start = code.read(base + (part // 2 * RUN + column) * 128 + chunk * 16)
+    for i in range(0, len(words), 4):
+        operands = ", ".join(registers[i : i + 4])
+        offset = i // 2 * RUN * 128
+        code.effect(
+            f"stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{start}+{offset}], {{{operands}}};"
+        )
+    code.trace(effects=True)
