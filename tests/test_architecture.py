@@ -69,7 +69,6 @@ MANY_PARAMETERS = {
     "fa4.sm90.forward.kernel.kernel": "the arguments of a compiled kernel",
     "fa4.sm90.forward.kernel.forward_narrow": "the arguments of a compiled kernel",
     "fa4.sm90.forward.kernel.forward_split": "the arguments of a compiled kernel",
-    "fa4.sm90.forward.kernel.forward_narrow": "the arguments of a compiled kernel",
     "fa4.sm90.forward.kernel.attend": "the arguments of a compiled kernel",
     "fa4.sm90.forward.combine.combine": "the arguments of a compiled kernel",
     "fa4.sm90.forward.combine.kernel": "the arguments of a compiled kernel",

@@ -83,6 +83,8 @@ def tuned_warpgroup_spec(
         spare = not (features.get("score_mod") or features.get("mask_mod"))
         features.setdefault("ping_pong", tuned.ping_pong and spare)
         features.setdefault("ahead", tuned.ahead and spare)
+    if "tile_n" in features:  # as many stages as that of the tuned tile may not fit
+        features.setdefault("kv_stages", WarpgroupSpec.kv_stages)
     for name in ("consumers", "tile_n", "kv_stages", "promote"):
         features.setdefault(name, getattr(tuned, name))
     longest_first = "snake" if strides else "lpt"
