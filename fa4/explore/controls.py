@@ -113,7 +113,7 @@ CONTROLS = (
     ),
     _control(
         "tile_n", "Keys per tile", "shape", "Keys of one step: columns of a tile of scores S.",
-        *(_choice(n, n, tile_n=n) for n in ("64", "80", "128", "256")),
+        *(_choice(n, n, tile_n=n) for n in ("64", "80", "112", "128", "256")),
     ),
     _control(
         "q_tiles", "Q tiles", "shape", "Query tiles of 128 rows that a CTA works on in turns.",
@@ -125,7 +125,8 @@ CONTROLS = (
     ),
     _control(
         "kv_pairs", "K and V stages", "shape", "Tiles of K, and as many of V, in flight at a time.",
-        _choice("2", "2", kv_stages="2"), _choice("4", "4", kv_stages="4"),
+        _choice("2", "2", kv_stages="2"), _choice("3", "3", kv_stages="3"),
+        _choice("4", "4", kv_stages="4"),
     ),
     _control(
         "cta_group", "CTA pair", "shape", "Two CTAs on two SMs share operands of a product.",

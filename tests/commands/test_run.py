@@ -58,8 +58,8 @@ def test_a_scale_of_zero_is_checked(arrays: Path, monkeypatch: pytest.MonkeyPatc
             "--schedule must be one of fifo, random, adversarial; got 'foo'",
         ),
         (
-            ["run", "--random", "1,1,64,136", "--impl", "emulator_sm90", "--backward"],
-            "SM90 backward kernel, head dimensions: d and dv each a multiple of 8 up to 128; got",
+            ["run", "--random", "1,1,64,264", "--impl", "emulator_sm90", "--backward"],
+            "SM90 kernel, head dimensions: d and dv each a multiple of 8 up to 256; got",
         ),
         (["run", "--random", "1,2,8,8", "--layer", "x"], "--layer is an option of FILE"),
         (["run", "x.npz", "--keys", "8"], "--keys is an option of --random"),
@@ -130,7 +130,7 @@ SLOW_IMPORTS = {"torch", "cutlass", "numba", "matplotlib", "hypothesis", "fa4.si
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--impl", "emulator_sm90", "--backward", "--head-dim-v", "192"),
+        ("--impl", "emulator_sm90", "--backward", "--head-dim-v", "264"),
         ("--impl", "emulator_sm90", "--head-dim-v", "264"),
         ("--impl", "emulator", "--schedule", "foo"),
         ("--impl", "emulator", "--head-dim-v", "300"),
