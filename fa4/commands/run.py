@@ -300,7 +300,9 @@ def predict(
 
     None for a problem that it has no kernel for.
     """
-    from fa4.sim.defaults import default_backward, default_forward, default_hopper
+    from fa4.designs import backward as backward_kernel
+    from fa4.designs import hopper_forward
+    from fa4.designs.forward import default_forward
     from fa4.sim.machine import find_machine
     from fa4.sim.predict import predict as simulate
 
@@ -308,9 +310,9 @@ def predict(
     machine = find_machine("h200" if hopper else "b200")
     try:
         if backward:
-            found = simulate(problem, default_backward(problem, deterministic=True), machine)
+            found = simulate(problem, backward_kernel.choose(problem, machine.gpu, True), machine)
         elif hopper:
-            found = simulate(problem, default_hopper(problem, machine.gpu, design="fa4"), machine)
+            found = simulate(problem, hopper_forward.choose(problem, machine.gpu), machine)
         else:
             found = simulate(problem, default_forward(problem, machine.gpu), machine)
     except ValueError:
