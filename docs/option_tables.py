@@ -11,8 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
 
 from docs.marked_tables import MarkedTables
+from fa4.call.options import OPTIONS, Option
 from fa4.compiled.support import COLUMNS, TABLES
-from fa4.options import OPTIONS, Option
 from fa4.plan.render import markdown_table
 
 PAGE = Path(__file__).with_name("options.md")

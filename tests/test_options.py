@@ -13,9 +13,9 @@ import pytest
 
 import fa4
 from docs.option_tables import PAGE, TABLES_OF_PAGE, in_kernels
-from fa4.call import ARGUMENTS, Call
+from fa4.call.call import ARGUMENTS, Call
+from fa4.call.options import OPTIONS
 from fa4.compiled.support import TABLES
-from fa4.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [option.name for option in OPTIONS]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
 from fa4.commands.specs import (
     KERNELS,
@@ -19,7 +20,6 @@ from fa4.commands.specs import (
     take_tiles,
     window_features,
 )
-from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.compiled.build import Spec

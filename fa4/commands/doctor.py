@@ -18,9 +18,9 @@ from typing import Annotated, Any
 import typer
 
 import fa4
-from fa4.choose import find_gpu
+from fa4.base.install import DISTRIBUTION
+from fa4.call.choose import find_gpu
 from fa4.commands import emit
-from fa4.install import DISTRIBUTION
 
 CORE = ("numpy", "numba", "ml_dtypes", "threadpoolctl", "typer", "rich")
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
 from fa4.commands.emulate_report import render, render_kernels, render_support
-from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

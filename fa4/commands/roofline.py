@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fa4 import drawing
+from fa4.base import drawing
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
-from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.config import BackwardPipeline, ForwardPipeline
@@ -87,7 +87,7 @@ def roofline(
 
     Example: fa4 roofline --pass forward --head-dim 64 --emulated-frequency 10
     """
-    from fa4.files import require_replaceable
+    from fa4.base.files import require_replaceable
 
     asked = {
         "pass": direction,

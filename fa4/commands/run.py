@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fa4.backends import EMULATED, KERNELS
+from fa4.base.files import check_folder, require_replaceable, write_whole
 from fa4.commands import emit
 from fa4.commands.judge import compare, compare_gradients, render
 from fa4.commands.limits import attention_seconds, require_memory, time_text
 from fa4.config import require
-from fa4.files import check_folder, require_replaceable, write_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +36,7 @@ DimVOption = Annotated[int, typer.Option(help="d of the values of --random; 0: d
 ImplOption = Annotated[
     str,
     typer.Option(
-        help="auto, sm100, sm90, emulator, emulator_sm90, reference, oracle (fa4.choose)."
+        help="auto, sm100, sm90, emulator, emulator_sm90, reference, oracle (fa4.call.choose)."
     ),
 ]
 OutOption = Annotated[
@@ -254,10 +254,10 @@ def read_layer(file: Path, name: str, dtype: str) -> Operands:
 
 def describe_problem(arrays: Operands, options: Mapping[str, Any]) -> Problem:
     """The sizes as a Problem. Raises ValueError where q, k and v do not fit together."""
-    from fa4.checked import make_call
+    from fa4.backends.request import make_request
+    from fa4.call.checked import make_call
     from fa4.config import Problem
     from fa4.dtypes import dtype_name
-    from fa4.request import make_request
 
     q, k, v = arrays
     make_request(make_call(q, k, v, options, varlen=False))

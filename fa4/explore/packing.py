@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from fa4.base.role_styles import ROLES, UNITS
 from fa4.explore.controls import HEADS, TOKENS
 from fa4.explore.programs import KINDS
 from fa4.explore.recording import BOUNDS, SHARES, Recording
 from fa4.explore.steps import LEAD_TICKS, STEPS
-from fa4.role_styles import ROLES, UNITS
 from fa4.sim.machine import find_machine
 from fa4.version import __version__
 

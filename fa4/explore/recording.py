@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fa4.base.role_styles import UNITS
 from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
 from fa4.explore.controls import (
     Choice,
@@ -27,7 +28,6 @@ from fa4.explore.controls import (
 from fa4.explore.programs import Json, Touches, plan_data
 from fa4.explore.steps import RECORDED_STEPS, StepWindow, pack_step, timing_of
 from fa4.plan.schema import PipelinePlan
-from fa4.role_styles import UNITS
 from fa4.sim.chain import critical_chain
 from fa4.sim.chip import TileRunner
 from fa4.sim.machine import Machine

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fa4.base.files import read_bytes
 from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
-from fa4.files import read_bytes
 from fa4.sim.fields import parse_count, parse_flag
 from fa4.sim.machine import COSTS, Machine
 from fa4.sim.options import default_pipeline, warpgroups

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fa4.base.files import read_text
 from fa4.config import (
     FRAGMENT_COLS,
     WARPGROUP_ROWS,
@@ -22,7 +23,6 @@ from fa4.config import (
     Problem,
     WarpgroupPipeline,
 )
-from fa4.files import read_text
 from fa4.hardware import Gpu, Source
 from fa4.sim.fields import FIELDS, parse_count, parse_number
 

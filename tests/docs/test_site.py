@@ -14,11 +14,11 @@ from docs import picture
 from docs._ext.glossary_words import SIGNAL, SIGNAL_TERM, cut, pattern_of, read_glossary
 from docs.check_site import check_site
 from fa4 import cli
+from fa4.base.role_styles import ROLES
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardPipeline, WarpgroupPipeline
 from fa4.hardware import B200, H100
 from fa4.plan import PipelinePlan, backward_plan, forward_plan
 from fa4.plan.warpgroup import warpgroup_plan
-from fa4.role_styles import ROLES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fa4.base.role_styles import UNITS
 from fa4.commands.predict import describe
 from fa4.explore.controls import Control, combinations, controls, settings_of, shape_keys
 from fa4.explore.packing import pack, unpack
 from fa4.explore.recording import BOUNDS, SHARES, Recording, contexts, record_grid
 from fa4.explore.verdicts import read_verdicts
-from fa4.role_styles import UNITS
 
 # Fewer points than --quick: one call, and choices that are refused.
 FEW = {

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fa4.base.role_styles import ROLES
 from fa4.commands.predict import describe
 from fa4.config import BackwardPipeline, WarpgroupPipeline
 from fa4.explore.controls import (
@@ -31,7 +32,6 @@ from fa4.explore.recording import (
 )
 from fa4.explore.steps import LEAD_TICKS, place_events
 from fa4.explore.verdicts import read_verdicts
-from fa4.role_styles import ROLES
 from fa4.sim.options import build
 from fa4.sim.predict import build_plan
 from fa4.sim.timeline import record
