@@ -295,7 +295,7 @@ def automatic(request: SimulationRequest) -> dict[str, str]:
     if isinstance(pipeline, ForwardPipeline):
         chosen |= {"q_tiles": str(pipeline.numerics.q_tiles), "cta_group": str(pipeline.cta_group),
                    "kv_stages": "fit", "exp2": "tuned", "rescale_rate": "0"}  # fmt: skip
-    else:
+    elif isinstance(pipeline, WarpgroupPipeline):
         turns = "-turns" if pipeline.ping_pong else ""
         chosen |= {"warpgroups": f"{pipeline.consumers}{turns}",
                    "kv_pairs": str(pipeline.kv_stages)}  # fmt: skip

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
+from fa4.config import BackwardPipeline, Problem
+from fa4.plan.pipelines import AnyPipeline
 
 MOST_LENGTH = 2**31 - 1  # what a kernel's 32-bit coordinates can say
 MOST_SEQUENCES = 2**17  # of different lengths
@@ -19,7 +20,7 @@ MOST_TURNS = 2**30  # additions to dQ in a fixed order
 
 def check_work(
     problem: Problem,
-    pipeline: ForwardPipeline | BackwardPipeline | WarpgroupPipeline,
+    pipeline: AnyPipeline,
     lengths: Sequence[tuple[int, int]] | None,
 ) -> None:
     """Raises ValueError, naming the number and the limit, for a problem too large to simulate."""
@@ -42,7 +43,7 @@ def check_work(
 
 def count_tiles(
     problem: Problem,
-    pipeline: ForwardPipeline | BackwardPipeline | WarpgroupPipeline,
+    pipeline: AnyPipeline,
     rows: int,
     keys: int,
 ) -> int:

@@ -17,13 +17,10 @@ from fa4.config import (
     BackwardPipeline,
     ForwardPipeline,
     Problem,
-    WarpgroupPipeline,
 )
-from fa4.hardware import Gpu
-from fa4.plan.backward import backward_plan
-from fa4.plan.forward import forward_plan
+from fa4.plan.pieces import PiecesPipeline
+from fa4.plan.pipelines import AnyForwardPipeline, AnyPipeline, build_plan
 from fa4.plan.schema import GROUP_WARPS, PipelinePlan
-from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.chip import ChipRun, TileRunner, mean_run, run_one_by_one, run_persistent
 from fa4.sim.costs import MachineCosts
 from fa4.sim.limits import check_work
@@ -46,8 +43,6 @@ MOST_COUNTED = 1 << 16
 HOPPER_TAU = 8.0  # of this package's kernel; the other one rescales always
 HARDLY_EVER = 1e-6  # share of steps that change no printed digit
 REAL_RESCALE_RATE = 0.08  # of a real model's attention (fa4 demo, tiles of 32 keys)
-
-AnyPipeline = ForwardPipeline | BackwardPipeline | WarpgroupPipeline
 
 
 @dataclass(frozen=True)
@@ -215,6 +210,8 @@ def with_rescale_rate(
         tau = HOPPER_TAU  # on Hopper it is no choice
         if isinstance(pipeline, ForwardPipeline):
             tau = pipeline.numerics.rescale_threshold_log2
+        elif isinstance(pipeline, PiecesPipeline):
+            tau = pipeline.tau
         rate = random_rescale_rate(tau, problem.seqlen_k, pipeline.tile_n, simulation.spread)
     return replace(simulation, rescale_rate=rate)
 
@@ -252,18 +249,9 @@ def _same_shape(plan: PipelinePlan | None, own: PipelinePlan) -> PipelinePlan:
     return plan
 
 
-def build_plan(pipeline: AnyPipeline, gpu: Gpu) -> PipelinePlan:
-    """The plan of any pipeline. Raises ValueError if it does not fit the machine."""
-    if isinstance(pipeline, ForwardPipeline):
-        return forward_plan(pipeline, gpu)
-    if isinstance(pipeline, BackwardPipeline):
-        return backward_plan(pipeline, gpu)
-    return warpgroup_plan(pipeline, gpu)
-
-
 def _run_forward(
     problem: Problem,
-    pipeline: ForwardPipeline | WarpgroupPipeline,
+    pipeline: AnyForwardPipeline,
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,
@@ -361,7 +349,7 @@ def slowest_warp_share(rate: float, warps: int) -> float:
     return 1.0 - (1.0 - rate) ** warps
 
 
-def forward_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
+def forward_bytes(problem: Problem, pipeline: AnyForwardPipeline) -> int:
     """Bytes that must cross HBM once: Q, K, V in, O and LSE out."""
     rows = problem.batch * problem.seqlen_q * problem.heads_q
     keys = problem.batch * problem.seqlen_k * problem.heads_k
@@ -370,13 +358,13 @@ def forward_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipelin
     return q_bytes + kv_bytes + output_bytes(problem, pipeline)
 
 
-def output_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
+def output_bytes(problem: Problem, pipeline: AnyForwardPipeline) -> int:
     """Bytes of O (bf16 for FP8 inputs) and of the float32 LSE."""
     rows = problem.batch * problem.seqlen_q * problem.heads_q
     return rows * (problem.head_dim_v * max(2, pipeline.element_bytes) + 4)
 
 
-def partial_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
+def partial_bytes(problem: Problem, pipeline: AnyForwardPipeline) -> int:
     """Bytes of the float32 partial O and LSE of a split forward; 0 without splits."""
     if pipeline.num_splits == 1:
         return 0

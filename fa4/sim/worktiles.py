@@ -15,11 +15,11 @@ import numpy as np
 from fa4.config import (
     WARPGROUP_ROWS,
     BackwardPipeline,
-    ForwardPipeline,
     Problem,
     WarpgroupPipeline,
 )
 from fa4.hardware import Gpu
+from fa4.plan.pipelines import AnyForwardPipeline
 from fa4.plan.warpgroup_roles import passes_tiles
 
 # L2 bytes that the LPT order lets one section of heads occupy (flash_attn.cute).
@@ -130,7 +130,7 @@ def query_trips(problem: Problem, length: Lengths, keys: np.ndarray, tile_m: int
 
 def forward_tiles(
     problem: Problem,
-    pipeline: ForwardPipeline | WarpgroupPipeline,
+    pipeline: AnyForwardPipeline,
     lengths: Seq[Lengths] | None = None,
 ) -> WorkTiles:
     """Work tiles of a forward call, row blocks fastest, then KV heads, then sequences.
