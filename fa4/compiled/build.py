@@ -13,7 +13,7 @@ from fa4.compiled.identity import NotHashable, kernel_key
 from fa4.compiled.support import FAMILIES
 from fa4.compiled.toolchain import MISSING, find_toolchain
 from fa4.designs import design_of_spec
-from fa4.designs.design import Compiled, named
+from fa4.designs.design import Compilation, named
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
@@ -64,7 +64,7 @@ def compile_kernel(spec: Spec, arch: str) -> Any:
     return named(how_compiled(spec).compiler)(spec, arch)
 
 
-def how_compiled(spec: Spec) -> Compiled:
+def how_compiled(spec: Spec) -> Compilation:
     """How a spec's kernel is made. Raises TypeError for what is no spec."""
     compiled = design_of_spec(spec).compiled
     assert compiled is not None  # that is how it was found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fa4.config import BackwardConfig, BackwardPipeline, Problem
 from fa4.designs.amounts import backward_bytes, backward_count
-from fa4.designs.design import CallWork, Compiled, Design, Explored, late, tensor_memory
+from fa4.designs.design import CallWork, Compilation, Design, Explored, late, tensor_memory
 from fa4.designs.ideas import BACKWARD_IDEAS
 from fa4.hardware import Gpu
 from fa4.plan.backward import backward_plan
@@ -80,7 +80,7 @@ DESIGN = Design(
         last_first=hides_last,
     ),
     ideas=BACKWARD_IDEAS,
-    compiled=Compiled(
+    compiled=Compilation(
         family="sm100",
         spec="fa4.sm100.backward.spec:BackwardSpec",
         tuned="fa4.compiled.variants:find_tuned_backward",

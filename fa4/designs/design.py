@@ -71,7 +71,7 @@ class CallWork:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compiled:
+class Compilation:
     """How the kernel that runs is made, by names of what is imported when it is needed.
 
     spec: class of what selects its code. tuned: (head_dim, head_dim_v, gpu, **features) -> such a
@@ -105,7 +105,7 @@ class Design:
     name: unique. kernel: what users call it, alike for both passes and the machines of a family.
     about: in a few words. missing: what a machine lacks for it, or "". pipeline: the class of its
     pipelines, and `traits` the values that tell them from another design's. choose: (problem, gpu,
-    deterministic) -> the tuned pipeline; None if it is compiled and not modelled. plan: of a
+    deterministic) -> the tuned pipeline; None if no name asks for it. plan: of a
     pipeline on a machine, or ValueError. work: what a call is for it. ideas: what `fa4 ablate`
     switches off. measured_as: whose measurements `fa4 predict` quotes: "" for those of its pass,
     None for a kernel that was never measured.
@@ -122,7 +122,7 @@ class Design:
     plan: Callable[[Any, Gpu], Any]
     work: CallWork | None = None
     ideas: tuple[Idea, ...] = ()
-    compiled: Compiled | None = None
+    compiled: Compilation | None = None
     explored: Explored | None = None
     measured_as: str | None = ""
 

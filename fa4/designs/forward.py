@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fa4.config import ForwardConfig, ForwardPipeline, Problem
 from fa4.designs.amounts import element_bytes, forward_bytes, forward_count
-from fa4.designs.design import CallWork, Compiled, Design, Explored, late, tensor_memory
+from fa4.designs.design import CallWork, Compilation, Design, Explored, late, tensor_memory
 from fa4.designs.ideas import FORWARD_IDEAS
 from fa4.hardware import Gpu
 from fa4.plan.forward import forward_plan
@@ -95,7 +95,7 @@ DESIGN = Design(
     plan=forward_plan,
     work=WORK,
     ideas=FORWARD_IDEAS,
-    compiled=Compiled(
+    compiled=Compilation(
         family="sm100",
         spec="fa4.sm100.forward.spec:ForwardSpec",
         tuned="fa4.compiled.variants:find_tuned",

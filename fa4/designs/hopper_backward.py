@@ -1,9 +1,9 @@
-"""This package's backward kernels on Hopper, up to head dim 128. Compiled, not modelled."""
+"""This package's backward kernels on Hopper, up to head dim 128. Compilation, not modelled."""
 
 from __future__ import annotations
 
 from fa4.designs.backward import LAUNCHES
-from fa4.designs.design import Compiled, Design, warpgroup_products
+from fa4.designs.design import Compilation, Design, warpgroup_products
 from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_backward_plan
 
 DESIGN = Design(
@@ -14,7 +14,7 @@ DESIGN = Design(
     missing=warpgroup_products,
     pipeline=WarpgroupBackwardPipeline,
     plan=warpgroup_backward_plan,
-    compiled=Compiled(
+    compiled=Compilation(
         family="sm90",
         spec="fa4.sm90.backward.spec:WarpgroupBackwardSpec",
         tuned="fa4.compiled.variants:find_tuned_backward",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fa4.config import WARPGROUP_ROWS, Problem, WarpgroupPipeline
 from fa4.designs.amounts import element_bytes, forward_bytes, forward_count
-from fa4.designs.design import CallWork, Compiled, Design, Explored, late, warpgroup_products
+from fa4.designs.design import CallWork, Compilation, Design, Explored, late, warpgroup_products
 from fa4.hardware import Gpu
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
@@ -72,7 +72,7 @@ DESIGN = Design(
     choose=choose,
     plan=warpgroup_plan,
     work=WORK,
-    compiled=Compiled(
+    compiled=Compilation(
         family="sm90",
         spec="fa4.sm90.forward.spec:WarpgroupSpec",
         tuned="fa4.compiled.variants:find_tuned",

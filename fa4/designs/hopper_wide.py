@@ -1,4 +1,4 @@
-"""This package's backward kernels on Hopper for head dims above 128. Compiled, not modelled."""
+"""This package's backward kernels on Hopper for head dims above 128. Compilation, not modelled."""
 
 from __future__ import annotations
 

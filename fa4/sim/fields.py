@@ -116,7 +116,7 @@ _ALL = [
         **{"machine": "Machine of `fa4 machines`, or a TOML file. | b200",
            "pass": "Forward or backward. | fwd | fwd bwd",
            "kernel": "This package's, the published one, or one like FlashAttention-2. "
-                     f"| the machine's own | {' '.join(kernels())}"}),
+                     f"| blackwell (hopper on Hopper) | {' '.join(kernels())}"}),
     *_fields("request", parse_word, "FILE",
         lengths="Sequence lengths, a line each: Q K, or one number for both. | all alike"),
     *_fields("problem", parse_count, "N",

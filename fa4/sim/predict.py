@@ -15,9 +15,7 @@ from fa4.config import (
     DTYPE_BITS,
     WARP_ROWS,
     BackwardPipeline,
-    ForwardPipeline,
     Problem,
-    WarpgroupPipeline,
 )
 from fa4.designs import design_of, plan_of
 from fa4.designs.amounts import output_bytes, partial_bytes
@@ -243,7 +241,7 @@ def _same_shape(plan: PipelinePlan | None, own: PipelinePlan) -> PipelinePlan:
 
 def _run_forward(
     problem: Problem,
-    pipeline: ForwardPipeline | WarpgroupPipeline,
+    pipeline: Any,
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,

@@ -8,7 +8,7 @@ from typing import Any
 from fa4.compiled.support import Feature
 from fa4.config import ForwardPipeline, Problem
 from fa4.designs import forward
-from fa4.designs.design import Compiled
+from fa4.designs.design import Compilation
 from fa4.hardware import Gpu
 from fa4.sm100.forward.spec import ForwardSpec
 
@@ -51,7 +51,7 @@ DESIGN = replace(
     pipeline=StubPipeline,
     traits={},
     choose=choose,
-    compiled=Compiled(
+    compiled=Compilation(
         family="sm100",
         spec="fa4.designs.stub:StubSpec",
         tuned="fa4.designs.stub:tuned",

@@ -198,7 +198,7 @@ def test_explain_programs_and_mermaid(explain: Run) -> None:
     ("arguments", "message"),
     [
         ("--pass sideways", "--pass must be one of forward, backward; got 'sideways'"),
-        ("--head-dim-v 192", "TMEM plan needs 640 columns"),
+        ("--head-dim-v 192 --q-tiles 2", "TMEM plan needs 640 columns"),
         ("--machine b100", "machine must be a .toml file or one of b200"),
         ("--machine h200 --kernel blackwell", "needs tensor memory"),
         ("--head-dim 0", "head_dim must be between"),
