@@ -38,11 +38,8 @@ class Journal:
         if lines:
             _same_search(path, lines[0], header)
         for number, line in enumerate(lines[1:], 2):
-            try:
-                row = json.loads(line)
-                self.known[_key(row.pop("design"))] = Verdict(**row)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise ValueError(f"{path} line {number} is no verdict: {error}") from error
+            key, verdict = _read(line, f"{path} line {number}")
+            self.known[key] = verdict
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = path.open("r+" if content else "w", encoding="utf-8")
         self._file.truncate(len(kept))
@@ -72,6 +69,15 @@ class Journal:
 
 def _key(settings: Mapping[str, Any]) -> str:
     return json.dumps(plain_settings(settings), sort_keys=True)
+
+
+def _read(line: str, where: str) -> tuple[str, Verdict]:
+    """A design's key and its verdict. Raises ValueError for anything else."""
+    try:
+        row = json.loads(line)
+        return _key(row.pop("design")), Verdict(**row)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{where} is no verdict: {error}") from error
 
 
 def _same_search(path: Path, line: str, header: str) -> None:
