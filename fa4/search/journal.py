@@ -38,7 +38,7 @@ class Journal:
         if lines:
             _same_search(path, lines[0], header)
         for number, line in enumerate(lines[1:], 2):
-            key, verdict = _read(line, f"{path} line {number}")
+            key, verdict = _read(path, number, line)
             self.known[key] = verdict
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = path.open("r+" if content else "w", encoding="utf-8")
@@ -67,17 +67,16 @@ class Journal:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
-def _key(settings: Mapping[str, Any]) -> str:
-    return json.dumps(plain_settings(settings), sort_keys=True)
-
-
-def _read(line: str, where: str) -> tuple[str, Verdict]:
-    """A design's key and its verdict. Raises ValueError for anything else."""
+def _read(path: Path, number: int, line: str) -> tuple[str, Verdict]:
     try:
         row = json.loads(line)
         return _key(row.pop("design")), Verdict(**row)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{where} is no verdict: {error}") from error
+        raise ValueError(f"{path} line {number} is no verdict: {error}") from error
+
+
+def _key(settings: Mapping[str, Any]) -> str:
+    return json.dumps(plain_settings(settings), sort_keys=True)
 
 
 def _same_search(path: Path, line: str, header: str) -> None:
