@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any, NoReturn
 
-from fa4 import compiled_code, interrupts
+from fa4.base import compiled_code, interrupts
 
 with interrupts.handled():
     import typer

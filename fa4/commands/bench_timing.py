@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from fa4.choose import FoundGpu
+    from fa4.call.choose import FoundGpu
     from fa4.config import Problem
 
 OURS = "fa4"

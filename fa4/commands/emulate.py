@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
 from fa4.commands.emulate_findings import (
     BaselineOption,
@@ -22,7 +23,6 @@ from fa4.commands.emulate_findings import (
 )
 from fa4.commands.emulate_report import render, render_kernels, render_support
 from fa4.emulator.kinds import SEVERITIES
-from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

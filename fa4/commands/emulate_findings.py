@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fa4.files import check_folder, write_whole
+from fa4.base.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.emulator.accepted import Accepted
