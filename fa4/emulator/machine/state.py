@@ -209,7 +209,10 @@ class Warp:
 
 @dataclass(frozen=True)
 class RemoteArrival:
-    """A warp of another CTA arrived. epoch: of the warp; phase: of the cluster barrier."""
+    """A warp of another CTA arrived, or accessed shared memory.
+
+    epoch: of the warp; phase: of the cluster barrier.
+    """
 
     who: str
     line: int
@@ -240,7 +243,9 @@ class Cta:
         self.smem_address = int(self.smem.ctypes.data)
         self.warp_count = grid.warp_count
         self.mbarriers: dict[int, MBarrier] = {}
-        self.remote_arrivals: dict[int, RemoteArrival] = {}  # by the row of the warp
+        # By the row of the warp: at its mbarriers, and of its shared memory.
+        self.remote_arrivals: dict[int, RemoteArrival] = {}
+        self.remote_uses: dict[int, RemoteArrival] = {}
         self.barriers: dict[int, NamedBarrier] = {}
         self.pool = AsyncPool(rows.pool(rank), POOL_ROWS)
         self.pipe_actor = PipeActor(rows.pipe(rank))
