@@ -80,7 +80,7 @@ def render_matrix(report: Mapping[str, Any]) -> tuple[Any, ...]:
     columns = [name for name in report["features"][0] if name not in ("feature", "detail")]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("feature", *(name.replace(" ", "\n") for name in columns), "limits, or why not"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title == "feature")
     words = {True: "yes", False: "no", None: "-"}
     for row in report["features"]:
         table.add_row(row["feature"], *(words[row[name]] for name in columns), row["detail"])

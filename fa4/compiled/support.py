@@ -14,8 +14,8 @@ from fa4.call.options import OPTIONS, Option
 from fa4.config import BackwardConfig, ForwardConfig, Window
 from fa4.designs import designs
 from fa4.designs.design import named
+from fa4.kit.units import AUX_DTYPES, TILE_ROWS
 from fa4.masks import MASKS, IntervalMask
-from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS
 
 MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit
 FAMILIES = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}  # of kernels, by arch
