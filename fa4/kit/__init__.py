@@ -1,1 +1,1 @@
-"""Building blocks of the kernels: what forward and backward, Blackwell and Hopper have in common."""
+"""Building blocks of the kernels: what both passes and both machines have in common."""
