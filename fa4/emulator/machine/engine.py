@@ -14,7 +14,7 @@ from fa4.emulator.machine.memory import Memory
 from fa4.emulator.machine.operations import AsyncOperation
 from fa4.emulator.machine.options import Options
 from fa4.emulator.machine.shadows import Shadows
-from fa4.emulator.machine.state import Fragment, Grid, Join, Warp
+from fa4.emulator.machine.state import NOT_TAKEN, TAKEN, Fragment, Grid, Join, Warp
 from fa4.emulator.machine.waits import Blocked, Spin, wait_for
 from fa4.emulator.machine.warpgroup_checks import note_use
 from fa4.emulator.masks import lanes_of, lowest
@@ -185,8 +185,15 @@ class Engine(MachineState):
             elif kind == BRANCH:
                 assert step.function is not None
                 taken = step.function(base, fragment.mask, parameters)
-                ways[fragment.pc] |= bool(taken) | (taken != fragment.mask) << 1
-                self._branch(fragment, step, {step.target: taken})
+                if taken == fragment.mask:
+                    ways[fragment.pc] |= TAKEN
+                    fragment.pc = step.target
+                elif not taken:
+                    ways[fragment.pc] |= NOT_TAKEN
+                    fragment.pc += 1
+                else:
+                    ways[fragment.pc] = TAKEN | NOT_TAKEN
+                    self._branch(fragment, step, {step.target: taken})
             elif kind == INDEXED:
                 self._branch(fragment, step, self._indexed_targets(fragment, step))
         self.ready.append(fragment)
