@@ -81,7 +81,7 @@ def idle_read(conflict: Conflict, cta: Cta, actor: Actor, lanes: Array | int) ->
 
 @lru_cache(maxsize=1024)
 def _stores_reached(program: Program, line: int) -> tuple[GuardedStore, ...] | None:
-    """The stores that the value of a load reaches; None if it reaches anything else."""
+    """The stores that the value of a load reaches; None if it reaches anything else, or nothing."""
     load = program.instruction_at(line)
     if load is None or load.parts[0] != "ld" or load.guard is not None:
         return None
@@ -102,7 +102,7 @@ def _stores_reached(program: Program, line: int) -> tuple[GuardedStore, ...] | N
                 return None
             else:
                 tainted |= registers_of(instruction.operands[0])
-    return tuple(found.values())
+    return tuple(found.values()) or None
 
 
 def _instructions(program: Program) -> Iterator[tuple[Step, PtxInstruction]]:
