@@ -35,7 +35,8 @@ class MachineState:
         self.options = options
         self.memory = memory
         self.shadows = shadows
-        self.schedule = make_schedule(options.schedule, options.seed)
+        name = options.schedule
+        self.schedule = make_schedule(name, options.seed) if isinstance(name, str) else name
         self.ready: deque[Any] = deque()
         self.operations: list[AsyncOperation] = []
         self.findings: list[KernelFinding] = []
