@@ -77,7 +77,10 @@ def compute(
     if call.packed:
         function = fa4.flash_attn_varlen_func  # type: ignore[assignment]
         ends = [0, call.seqlen // 2, call.seqlen // 2 + call.seqlen]
-        lengths = ENDS.setdefault((*ends, q.device), torch.tensor(ends, device=q.device).int())
+        key = (*ends, q.device)
+        if key not in ENDS:
+            ENDS[key] = torch.tensor(ends, device=q.device).int()
+        lengths = ENDS[key]
         options |= {"cu_seqlens_q": lengths, "cu_seqlens_k": lengths, "max_seqlen_q": call.seqlen}
     out, lse = function(q, k, v, return_lse=True, **options)
     grads = torch.autograd.grad(out, (q, k, v), inputs[3])

@@ -74,10 +74,10 @@ def doctor(
 
 def render_matrix(report: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the kernels support; what they refuse is what each impl of theirs refuses."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     columns = [name for name in report["features"][0] if name not in ("feature", "detail")]
-    table = Table("feature", *columns, "limits, or why not")
+    table = Table(Column("feature", overflow="fold"), *columns, "limits, or why not")
     words = {True: "yes", False: "no", None: "-"}
     for row in report["features"]:
         table.add_row(row["feature"], *(words[row[name]] for name in columns), row["detail"])

@@ -190,34 +190,53 @@ def backward_tiles(
 
     This package's CTAs visit all query heads of a KV head, one after the other.
     """
-    group = problem.heads_q // problem.heads_k
-    return _backward_tiles(problem, pipeline, lengths, group)
+    return _blocks(problem, pipeline, lengths, problem.heads_q // problem.heads_k)
 
 
 def backward_tiles_of_heads(
     problem: Problem, pipeline: BackwardPipeline, lengths: Seq[Lengths] | None = None
 ) -> WorkTiles:
     """The same for CTAs that visit one query head, as flash_attn.cute's do."""
-    return _backward_tiles(problem, pipeline, lengths, 1)
+    return _blocks(problem, pipeline, lengths, 1)
 
 
-def _backward_tiles(
+def _blocks(
     problem: Problem, pipeline: BackwardPipeline, lengths: Seq[Lengths] | None, group: int
 ) -> WorkTiles:
-    numerics, right = pipeline.numerics, problem.window_size[1]
+    numerics = pipeline.numerics
     step = numerics.tile_n * numerics.cta_group
+    return key_blocks(problem, numerics.tile_m, step, group, lengths)
+
+
+def key_blocks(
+    problem: Problem, tile_m: int, step: int, group: int, lengths: Seq[Lengths] | None = None
+) -> WorkTiles:
+    """Blocks of `step` keys, whose CTA visits query tiles of `group` heads one after the other."""
+    right = problem.window_size[1]
     parts, firsts = [], []
     for batches, length in sequences(problem, lengths):
         starts = np.arange(0, length.k, step)
         keys = np.stack([starts, np.minimum(starts + step, length.k)], axis=1)
-        trips = query_trips(problem, length, keys, numerics.tile_m)
+        trips = query_trips(problem, length, keys, tile_m)
         parts.append((batches, group * trips, problem.heads_q // group))
         first = np.zeros(len(starts), np.int64)
         if right is not None:
-            first = np.maximum(0, (starts + length.q - length.k - right) // numerics.tile_m)
+            first = np.maximum(0, (starts + length.q - length.k - right) // tile_m)
         firsts.append(np.tile(first, len(batches) * problem.heads_q // group))
     tiles = _collect(parts)
     return replace(tiles, group=group, first=np.concatenate(firsts)) if firsts else tiles
+
+
+def query_blocks(
+    problem: Problem, step: int, tile_n: int, lengths: Seq[Lengths] | None = None
+) -> WorkTiles:
+    """Blocks of `step` queries of one head, whose CTA visits KV tiles."""
+    parts = []
+    for batches, length in sequences(problem, lengths):
+        starts = np.arange(0, length.q, step)
+        rows = np.stack([starts, np.minimum(starts + step, length.q)], axis=1)
+        parts.append((batches, kv_trips(problem, length, rows, tile_n), problem.heads_q))
+    return _collect(parts)
 
 
 def _collect(parts: list[tuple[range, np.ndarray, int]]) -> WorkTiles:

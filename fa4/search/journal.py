@@ -38,11 +38,8 @@ class Journal:
         if lines:
             _same_search(path, lines[0], header)
         for number, line in enumerate(lines[1:], 2):
-            try:
-                row = json.loads(line)
-                self.known[_key(row.pop("design"))] = Verdict(**row)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise ValueError(f"{path} line {number} is no verdict: {error}") from error
+            key, verdict = _read(path, number, line)
+            self.known[key] = verdict
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = path.open("r+" if content else "w", encoding="utf-8")
         self._file.truncate(len(kept))
@@ -68,6 +65,14 @@ class Journal:
             self._file.flush()
         except OSError as error:  # of a full disk, which does not say where
             raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+
+def _read(path: Path, number: int, line: str) -> tuple[str, Verdict]:
+    try:
+        row = json.loads(line)
+        return _key(row.pop("design")), Verdict(**row)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} line {number} is no verdict: {error}") from error
 
 
 def _key(settings: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from fa4.search.journal import Journal
 from fa4.search.judge import GOOD, Judge, Verdict, timed
 from fa4.search.space import DesignSpace
+from fa4.sim.cluster import map_on_cluster
 from fa4.sim.predict import AnyPipeline
 from fa4.sim.sweep import prepare_worker
 
@@ -40,7 +41,8 @@ class Judged(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What a search has found so far. top: so many leaders are kept. reused: from the journal.
+    """What a search has found so far. top: so many leaders are kept. best: design of each kind, an
+    option of the first axis. reused: from the journal.
 
     ended: why it did: "everything judged", "no neighbour is better", "limit", "seconds" or
     "interrupted".
@@ -49,6 +51,7 @@ class Outcome:
     space: DesignSpace
     top: int
     leaders: list[Judged] = field(default_factory=list)
+    best: dict[int, Judged] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     judged: int = 0
@@ -84,16 +87,15 @@ class Search:
     def __init__(
         self, space: DesignSpace, judge: Judge, *, limit: int, seconds: float | None = None,
         jobs: int = 1, top: int = 10, journal: Journal | None = None,
-        progress: Progress | None = None,
+        progress: Progress | None = None, dask: str | None = None,
     ) -> None:  # fmt: skip
         self.space, self.judge, self.limit, self.jobs = space, judge, limit, jobs
         self.stop_at = None if seconds is None else time.monotonic() + seconds
-        self.journal, self.progress = journal, progress
+        self.journal, self.progress, self.dask = journal, progress, dask
         self.outcome = Outcome(space, top)
         self.numbers: set[int] = set()
         self.pipelines: set[AnyPipeline] = set()
         self.pool: ProcessPoolExecutor | None = None
-        self.best: dict[int, Judged] = {}  # option of the first axis -> design
 
     def run(self) -> Outcome:
         """Search; an interruption ends it with what it has."""
@@ -125,13 +127,17 @@ class Search:
 
         A kind has one option of the first axis: from each, another hill may be climbed.
         """
-        kinds = sorted(self.best.values(), key=lambda x: (-x.verdict.least, x.number))
+        kinds = sorted(self.outcome.best.values(), key=lambda x: (-x.verdict.least, x.number))
         found = dict.fromkeys(x.number for x in (*self.outcome.leaders, *kinds))
         return [number for number in found if number not in asked][:CLIMBERS]
 
     def _judge(self, numbers: Iterable[int]) -> None:
         """Judge designs that were not judged before, in this order."""
         wanted = self._wanted(numbers)
+        if self.dask is not None:
+            for judged in map_on_cluster(self.dask, judge_chunk, self._chunks(wanted)):
+                self._add(*judged)
+            return
         if self.jobs == 1:
             for number, pipeline in wanted:
                 self._add(number, pipeline, *timed(self.judge, pipeline, self.outcome.at_least))
@@ -157,6 +163,10 @@ class Search:
                 for (number, pipeline), result in zip(chunk, future.result(), strict=True):
                     self._add(number, pipeline, *result)
             self._check_time()
+
+    def _chunks(self, wanted: Iterator[tuple[int, AnyPipeline]]) -> Iterator[Item]:
+        while chunk := list(islice(wanted, CHUNK)):
+            yield self.judge, chunk, self.outcome.at_least
 
     def _wanted(self, numbers: Iterable[int]) -> Iterator[tuple[int, AnyPipeline]]:
         """Those that need a judge: no contradiction, not judged before, not in the journal."""
@@ -193,10 +203,10 @@ class Search:
 
     def _take(self, found: Judged) -> None:
         self.outcome.add(found)
-        kind = found.number * len(self.space.axes[0]) // len(self.space)
-        held = self.best.get(kind)
+        kind, best = self.space.kind(found.number), self.outcome.best
+        held = best.get(kind)
         if found.verdict.fits and (held is None or found.verdict.least > held.verdict.least):
-            self.best[kind] = found
+            best[kind] = found
 
     def _check_time(self) -> None:
         if self.stop_at is not None and time.monotonic() > self.stop_at:
@@ -206,6 +216,15 @@ class Search:
 def _contradiction(number: int, error: Exception) -> Judged:
     verdict = Verdict(status="contradiction", reason=" ".join(str(error).split()))
     return Judged(number, None, verdict)
+
+
+Item = tuple[Judge, list[tuple[int, AnyPipeline]], float]
+
+
+def judge_chunk(item: Item) -> list[tuple[int, AnyPipeline, Verdict, float]]:
+    """Numbers, pipelines, verdicts and CPU seconds of several designs; what a cluster runs."""
+    judge, chunk, at_least = item
+    return [(number, one, *timed(judge, one, at_least)) for number, one in chunk]
 
 
 def judge_all(

@@ -47,6 +47,10 @@ class DesignSpace:
             found = {**options[index], **found}
         return found
 
+    def kind(self, number: int) -> int:
+        """Which option of the first axis a design has."""
+        return number * len(self.axes[0]) // len(self)
+
     def neighbours(self, number: int) -> Iterator[int]:
         """Designs that differ in one option."""
         step = 1
@@ -64,9 +68,9 @@ class DesignSpace:
         """
         axes = self.axes
         for name, wanted in only.items():
-            there = {str(x[name]) for options in axes for x in options if name in x}
+            there = {str(x[name]) for options in self.axes for x in options if name in x}
             if not there:
-                known = sorted({key for options in axes for x in options for key in x})
+                known = sorted({key for options in self.axes for x in options for key in x})
                 raise ValueError(f"no setting {name!r} in this space; it has {', '.join(known)}")
             unknown = [value for value in wanted if value not in there]
             if unknown:
@@ -170,9 +174,7 @@ def _warpgroups(problem: Problem) -> DesignSpace:
             _named("consumers", 1, 2, 3),
             _named("tile_n", *range(48, 224, 16)),
             _named("kv_stages", 2, 3, 4),
-            _named("p_source", "registers", "smem")
-            if size == 2
-            else _named("p_source", "registers"),
+            _named("p_source", *(("registers", "smem") if size == 2 else ("registers",))),
             _named("overlap", True, False),
             _named("ping_pong", True, False),
             tuple(starts),

@@ -21,6 +21,7 @@ from fa4.config import (
     Problem,
 )
 from fa4.designs import design_of, find_design
+from fa4.designs.design import WGMMA_ARCH
 from fa4.hardware import Gpu, Source
 from fa4.sim.fields import FIELDS, parse_count, parse_number
 
@@ -82,6 +83,41 @@ def build(settings: Mapping[str, object]) -> SimulationRequest:
     return SimulationRequest(
         problem=problem, pipeline=pipeline, machine=machine, simulation=simulation, given=given
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientRequest:
+    """A backward pass of Hopper's kernels, whose tiles are their own."""
+
+    problem: Problem
+    machine: Machine
+    lengths: tuple[Lengths, ...] | None
+    deterministic: bool
+
+
+def build_hopper_backward(settings: Mapping[str, object]) -> GradientRequest | None:
+    """The request of some settings; None where they are of another pass or machine.
+
+    Raises ValueError as `build` does, and for settings of a kernel's tiles.
+    """
+    from fa4.sim.machine import Machine, find_machine
+
+    given = read_settings(settings)
+    machine = given.get("machine", DEFAULT_MACHINE)
+    machine = machine if isinstance(machine, Machine) else find_machine(str(machine))
+    if given.get("pass") != "bwd" or machine.gpu.arch != WGMMA_ARCH or "kernel" in given:
+        return None
+    for name in given:
+        known = FIELDS[name].target if name in FIELDS else "gpu"
+        if known in ("pipeline", "numerics", "exp2") and name != "deterministic":
+            raise ValueError(
+                f"{name} is no setting of Hopper's backward kernels; got {given[name]}"
+            )
+    lengths = _read_lengths(given)
+    return GradientRequest(
+        problem=_build_problem(given, lengths), machine=_change_machine(machine, given),
+        lengths=lengths, deterministic=bool(given.get("deterministic")),
+    )  # fmt: skip
 
 
 def read_settings(settings: Mapping[str, object]) -> dict[str, object]:
