@@ -186,6 +186,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     parts.append(
         f"today: {today['tflops']:.0f} TFLOP/s on {report['machine']}, {span(today)} by "
         f"{report['sets']} other sets of constants"
+        + ("" if not (power := today["sustained_least_tflops"]) else f"; {power:.0f} at its power")
     )
     if not report["leaders"]:
         return (*parts, "no design can run")

@@ -49,7 +49,8 @@ def build_report(outcome: Outcome, judge: Judge, today: Today) -> dict[str, Any]
             for kind, count in sorted(outcome.counts.items(), key=lambda x: -x[1])
             if kind not in (GOOD, "behind")
         },
-        "today": rates_report(today.rates),
+        "today": rates_report(today.rates)
+        | {"sustained_least_tflops": least_at_its_power(today.pipeline, judge)},
         "leaders": leaders,
         "other_shapes": others,
         "why": None if first is None else why_first(first, judge),
@@ -75,11 +76,6 @@ def describe(outcome: Outcome, found: Judged, judge: Judge, today: Today) -> dic
     gain = speedup_interval([1 / x for x in today.rates], [1 / x for x in rates])
     said = predict(judge.problem, found.pipeline, judge.machines[0], judge.simulation)
     often = replace(judge.simulation, rescale_rate=REAL_RESCALE_RATE)
-    capped = [
-        predict(judge.problem, found.pipeline, machine, judge.simulation).sustained
-        for machine in judge.machines
-    ]
-    capped_rates = [x.tflops for x in capped if x is not None]
     return {
         "number": found.number,
         "settings": outcome.space.settings(found.number),
@@ -87,11 +83,18 @@ def describe(outcome: Outcome, found: Judged, judge: Judge, today: Today) -> dic
         "gain": rates[0] / today.rates[0],
         "gain_interval": None if gain is None else [gain.least, gain.most],
         "undecided": None if gain is None else gain.undecided,
-        "sustained_least_tflops": min(capped_rates, default=None),
+        "sustained_least_tflops": least_at_its_power(found.pipeline, judge),
         "often_rescaled_tflops": judge.rate(found.pipeline, judge.machines[0], often),
         "bound_by": said.bound_by,
         "bottleneck": said.bottleneck,
     }
+
+
+def least_at_its_power(pipeline: AnyPipeline, judge: Judge) -> float | None:
+    """Of the call repeated for long, by every set of constants; None where power is not known."""
+    found = [predict(judge.problem, pipeline, machine, judge.simulation).sustained
+             for machine in judge.machines]  # fmt: skip
+    return min((x.tflops for x in found if x is not None), default=None)
 
 
 def other_kinds(outcome: Outcome, judge: Judge) -> list[Judged]:
