@@ -11,7 +11,7 @@ import typer
 
 from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
-from fa4.commands.bench_report import read_report
+from fa4.commands.bench_report import DTYPES, read_report
 from fa4.commands.bench_timing import (
     FORWARD_PASS,
     OURS,
@@ -21,6 +21,7 @@ from fa4.commands.bench_timing import (
     measure_one,
     time_calls,
 )
+from fa4.compiled.support import NARROW
 
 if TYPE_CHECKING:
     from fa4.config import Problem
@@ -34,6 +35,7 @@ GRIDS = {"sm100": ("64,128,192:128", SEQLENS), "sm90": ("64,96,128,192:128,256",
 ORDER_HELP = "With --backward: sums in a fixed order, of those that can."
 FROM_HELP = "Show what --json wrote; measure nothing."
 FIGURE_HELP = "Draw it: .png or .svg."
+DTYPE_HELP = "bf16, fp16 or, on Hopper and without factors, e4m3 or e5m2."
 TIMING_HELP = "burst (calls one by one) or graph (a CUDA graph, without the host's part)."
 RANDOM_HELP = "Time N random calls instead of the grid."
 SECONDS_HELP = "With --random: begin no call later."
@@ -50,7 +52,7 @@ def bench(
     seqlens: Annotated[str, typer.Option(help="Lengths; default: the GPU's.")] = "",
     masks: Annotated[str, typer.Option(help="full, causal or both.")] = "full,causal",
     backends: Annotated[str, typer.Option(help="Of these.")] = ",".join(BACKENDS),
-    dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+    dtype: Annotated[str, typer.Option(help=DTYPE_HELP)] = "bf16",
     backward: Annotated[bool, typer.Option("--backward", help="Time gradients instead.")] = False,
     deterministic: Annotated[bool, typer.Option("--deterministic", help=ORDER_HELP)] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Bursts of calls per point.")] = 20,
@@ -86,6 +88,10 @@ def bench(
         raise ValueError("--timing graph and --random are of the forward pass; got --backward")
     if random and figure:
         raise ValueError("a figure is of the grid; got --figure with --random")
+    if dtype not in DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+    if backward and dtype in NARROW:
+        raise ValueError(f"--backward needs --dtype bf16 or fp16; got {dtype!r}")
     check_figure(figure)
     if earlier is not None:
         refuse_beside(context)
@@ -183,7 +189,6 @@ def make_grid(head_dims: str, seqlens: str, masks: str, dtype: str) -> Iterator[
     """A problem for every combination; heads are as many as make the hidden size."""
     from fa4.config import Problem, require
 
-    require(dtype in ("bf16", "fp16"), "--dtype must be bf16 or fp16", dtype)
     kinds = read_names("masks", masks, ("full", "causal"))
     for dims in map(read_dims, head_dims.split(",")):
         for kind in kinds:

@@ -30,6 +30,7 @@ from fa4.commands.bench_timing import (
     measure_one,
     selected,
 )
+from fa4.compiled.support import NARROW
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +69,8 @@ def _draw(rng: np.random.Generator, dtype: str, dims: Sequence[tuple[int, int]])
     from fa4.config import Problem
 
     d, dv = dims[int(rng.integers(len(dims)))] if dims else _draw_dims(rng)
+    if dtype in NARROW:
+        d, dv = (-(-dim // 16) * 16 for dim in (d, dv))
     rows = _draw_length(rng, LEAST_TOKENS, MOST_TOKENS)
     keys = rows if rng.random() < 0.75 else _draw_length(rng, LEAST_TOKENS, MOST_TOKENS)
     kind = rng.random()

@@ -15,7 +15,7 @@ from fa4.commands import SCHEMA_VERSION
 from fa4.commands.bench_timing import OURS
 
 PASSES = ("forward pass", "backward pass", "backward pass, deterministic")
-DTYPES = ("bf16", "fp16")
+DTYPES = ("bf16", "fp16", "e4m3", "e5m2")
 IMPLS = ("sm100", "sm90")
 
 

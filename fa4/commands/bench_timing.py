@@ -10,6 +10,8 @@ from importlib import import_module
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fa4.compiled.support import NARROW
+
 if TYPE_CHECKING:
     from fa4.call.choose import FoundGpu
     from fa4.config import Problem
@@ -116,14 +118,18 @@ def make_tensors(problem: Problem, device: str) -> tuple[Any, ...]:
     """Random Q, K and V of a problem."""
     import torch
 
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[problem.dtype]
+    dtype = {
+        "bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn,
+        "e5m2": torch.float8_e5m2,
+    }[problem.dtype]  # fmt: skip
     p = problem
     shapes = (
         (p.batch, p.seqlen_q, p.heads_q, p.head_dim),
         (p.batch, p.seqlen_k, p.heads_k, p.head_dim),
         (p.batch, p.seqlen_k, p.heads_k, p.head_dim_v),
     )
-    return tuple(torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
+    drawn = dtype if dtype.itemsize == 2 else torch.bfloat16  # torch draws no 8-bit numbers
+    return tuple(torch.randn(shape, device=device, dtype=drawn).to(dtype) for shape in shapes)
 
 
 def _prepare(
@@ -227,6 +233,8 @@ def find_backend(
 
 
 def _sdpa(problem: Problem, timed: Pass, given: dict[str, Any]) -> Attention:
+    if problem.dtype in NARROW:
+        raise ValueError(f"torch's SDPA has no {problem.dtype}")
     if timed.deterministic:
         raise ValueError("torch's SDPA has no argument for the order of sums")
     if "window_size" in given:

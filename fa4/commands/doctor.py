@@ -76,7 +76,7 @@ def render_matrix(report: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the kernels support; what they refuse is what each impl of theirs refuses."""
     from rich.table import Table
 
-    columns = ("forward", "backward", "sm90")
+    columns = [name for name in report["features"][0] if name not in ("feature", "detail")]
     table = Table("feature", *columns, "limits, or why not")
     words = {True: "yes", False: "no", None: "-"}
     for row in report["features"]:

@@ -12,6 +12,12 @@ import typer
 
 from fa4.commands import emit
 from fa4.commands.gpus import ACROSS, predict_gpus, refuse_without_gpus, with_options
+from fa4.commands.gradients import (
+    find_request,
+    gradient_report,
+    refuse_options,
+    render_gradients,
+)
 from fa4.commands.why import render_why, why_progress, why_report
 from fa4.config import require
 from fa4.sim.fields import FIELDS
@@ -119,6 +125,11 @@ def predict(
         predict_gpus(settings, across, as_json)
         return
     refuse_without_gpus(across)
+    gradients = find_request(settings)
+    if gradients is not None:
+        refuse_options({"--compare": compare, "--why": why, "--interval": interval})
+        emit(gradient_report(gradients), as_json, render_gradients)
+        return
     variants = [split_changes("--compare", [text]) for text in compare or ()]
     first = describe(settings)
     spread = interval or (interval is None and worth_asking(first))

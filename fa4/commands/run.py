@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from fa4.commands.job import Job
     from fa4.config import Problem
+    from fa4.sim.hopper_backward import GradientPrediction
+    from fa4.sim.predict import Prediction
 
     Operands: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -300,17 +302,23 @@ def predict(
 
     None for a problem that it has no kernel for.
     """
-    from fa4.sim.defaults import default_backward, default_forward, default_hopper
+    from fa4.designs import backward as backward_kernel
+    from fa4.designs import hopper_forward
+    from fa4.designs.forward import default_forward
+    from fa4.sim.hopper_backward import predict_hopper_backward
     from fa4.sim.machine import find_machine
     from fa4.sim.predict import predict as simulate
 
     hopper = KERNELS.get(impl) == "sm90"
     machine = find_machine("h200" if hopper else "b200")
     try:
-        if backward:
-            found = simulate(problem, default_backward(problem, deterministic=True), machine)
+        found: Prediction | GradientPrediction
+        if backward and hopper:
+            found = predict_hopper_backward(problem, machine, deterministic=True)
+        elif backward:
+            found = simulate(problem, backward_kernel.choose(problem, machine.gpu, True), machine)
         elif hopper:
-            found = simulate(problem, default_hopper(problem, machine.gpu, design="fa4"), machine)
+            found = simulate(problem, hopper_forward.choose(problem, machine.gpu), machine)
         else:
             found = simulate(problem, default_forward(problem, machine.gpu), machine)
     except ValueError:

@@ -9,10 +9,10 @@ import numpy as np
 
 from fa4.backends.request import Request
 from fa4.config import Problem
-from fa4.sim.defaults import default_forward
+from fa4.designs.forward import default_forward
+from fa4.designs.tiles import Lengths
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import Simulation, predict
-from fa4.sim.worktiles import Lengths
 
 if TYPE_CHECKING:
     from fa4.sm100.forward.spec import ForwardSpec

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fa4.config import Problem
+from fa4.designs import design_of, plan_of
 from fa4.plan.checks import check_plan
-from fa4.plan.pipelines import AnyPipeline, build_plan
 from fa4.sim.cost_table import HopperCosts
 from fa4.sim.ensemble import ensemble_of
 from fa4.sim.machine import Machine
-from fa4.sim.predict import Simulation, call_seconds
+from fa4.sim.predict import AnyPipeline, Simulation, call_seconds
 
 GOOD, BEHIND = "good", "behind"
 TENTH = 0.1  # by which Hopper's fitted and least certain constants move
@@ -65,7 +65,7 @@ class Judge:
 
     def flops(self, pipeline: AnyPipeline) -> int:
         """Of the pass that the pipeline is for."""
-        backward = hasattr(pipeline, "deterministic")
+        backward = design_of(pipeline).backward
         return self.problem.backward_flops if backward else self.problem.forward_flops
 
     def rates(self, pipeline: AnyPipeline) -> tuple[float, ...]:
@@ -80,7 +80,7 @@ class Judge:
                 found.append(self.rate(pipeline, machine, self.simulation))
                 if found[-1] < at_least:
                     return _of(BEHIND, found)
-            findings = check_plan(build_plan(pipeline, self.machines[0].gpu), self.machines[0].gpu)
+            findings = check_plan(plan_of(pipeline, self.machines[0].gpu), self.machines[0].gpu)
         except (ValueError, TypeError, RuntimeError) as error:
             return refusal(error)
         if findings:

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fa4.plan.pipelines import AnyPipeline
 from fa4.search.judge import GOOD, Judge, Verdict, moved_figures
 from fa4.search.run import Judged, Outcome
 from fa4.sim.elasticity import measure
 from fa4.sim.ensemble import speedup_interval
 from fa4.sim.options import SimulationRequest
-from fa4.sim.predict import REAL_RESCALE_RATE, Simulation, call_seconds, predict
+from fa4.sim.predict import REAL_RESCALE_RATE, AnyPipeline, Simulation, call_seconds, predict
 from fa4.sim.why import limited_by, say_limit, step_chain
 
 MOST_KINDS = 6  # of other shapes that are compared in full

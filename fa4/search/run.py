@@ -18,11 +18,11 @@ from itertools import islice
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
-from fa4.plan.pipelines import AnyPipeline
 from fa4.search.journal import Journal
 from fa4.search.judge import GOOD, Judge, Verdict, timed
 from fa4.search.space import DesignSpace
 from fa4.sim.cluster import map_on_cluster
+from fa4.sim.predict import AnyPipeline
 from fa4.sim.sweep import prepare_worker
 
 SEED = 4  # of the draw: the same designs each time
@@ -215,7 +215,7 @@ class Search:
 
 def _contradiction(number: int, error: Exception) -> Judged:
     verdict = Verdict(status="contradiction", reason=" ".join(str(error).split()))
-    return Judged(number, None, verdict)  # type: ignore[arg-type]
+    return Judged(number, None, verdict)
 
 
 Item = tuple[Judge, list[tuple[int, AnyPipeline]], float]

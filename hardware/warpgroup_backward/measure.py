@@ -68,8 +68,8 @@ class GradientProblem:
 
 
 def default_plan(wide: bool = False) -> dict[str, Any]:
-    """The grid of the paper; wide: fewer lengths and peers of wider heads."""
-    dims, lengths = (WIDE, (1024, 4096)) if wide else (PAPER, LENGTHS)
+    """The grid of the paper; wide: of wider heads, with fewer peers."""
+    dims = WIDE if wide else PAPER
     kinds = [(d, dv, causal) for d, dv in dims for causal in (False, True)]
     choices = SUMS[:1] if wide else SUMS  # of wide heads all sums have one order
     return {
@@ -82,7 +82,7 @@ def default_plan(wide: bool = False) -> dict[str, Any]:
         "problems": [
             {"head_dim": d, "causal": causal, "seqlen": n, "batch": TOKENS // n,
              "heads": COLUMNS // d} | ({} if d == dv else {"head_dim_v": dv})
-            for n in lengths for d, dv, causal in kinds
+            for n in LENGTHS for d, dv, causal in kinds
         ],
         "peers": [peer for peer in PEERS if not (wide and peer == "flash-attn-2")],
     }  # fmt: skip

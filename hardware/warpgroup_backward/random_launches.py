@@ -25,15 +25,18 @@ import numpy as np
 
 from fa4.compiled.build import build
 from fa4.compiled.support import BackwardCall, ForwardCall
-from fa4.compiled.variants import choose_backward_spec
+from fa4.compiled.variants import choose_backward_spec, choose_sm90_spec
 from fa4.hardware import H200
 from hardware.warpgroup_forward.random_launches import (
     Drawn,
+    MakeTensors,
     compile_one,
     describe,
     describe_machine,
     draw_form,
+    hidden_scores,
     make_tensors,
+    options_of,
     watch,
     with_lengths,
 )
@@ -56,15 +59,25 @@ def draw_gradients(
     return [(with_lengths(forms[i], rng), bool(i // len(dims))) for i in chosen]
 
 
+def spec_of(call: ForwardCall, deterministic: bool) -> Any:
+    """The backward kernels of a call."""
+    return choose_backward_spec(
+        BackwardCall(**vars(call), deterministic=deterministic, lse_gradient=True), H200
+    )
+
+
 def compile_gradient(item: tuple[ForwardCall, bool]) -> str:
     """The backward kernels of a call into the cache; the key."""
-    call, deterministic = item
-    sizes = BackwardCall(**vars(call), deterministic=deterministic)
-    return build(choose_backward_spec(sizes, H200), "sm_90a").key
+    return build(spec_of(*item), "sm_90a").key
 
 
-def run(drawn: Drawn, deterministic: bool, seed: int, impl: str) -> float:
-    """The largest error of a gradient as a share of its band; raises AssertionError beyond it."""
+def run(
+    drawn: Drawn, deterministic: bool, seed: int, impl: str, make: MakeTensors = make_tensors
+) -> float:
+    """The largest error of a gradient as a share of its band; raises AssertionError beyond it.
+
+    The gradients are those of O and of the LSE.
+    """
     import torch
 
     import fa4
@@ -72,24 +85,14 @@ def run(drawn: Drawn, deterministic: bool, seed: int, impl: str) -> float:
     place = "cuda" if impl == "sm90" else "cpu"
     torch.manual_seed(seed)
     call = describe(drawn)
-    q, k, v = (x.requires_grad_() for x in make_tensors(drawn, call, place))
-    options: dict[str, Any] = {"window_size": drawn.window, "softcap": drawn.softcap}
-    seen = [(keys + 1) // 2 if drawn.used else keys for _, keys in drawn.lengths]
-    if drawn.used:
-        options["seqused_k"] = torch.tensor(seen, dtype=torch.int32, device=place)
-    sink = torch.randn(call.heads_q, device=place) if drawn.sink else None
-    if drawn.packed:
-        for i, name in enumerate("qk"):
-            ends = np.cumsum([0, *(pair[i] for pair in drawn.lengths)])
-            options[f"cu_seqlens_{name}"] = torch.tensor(ends, dtype=torch.int32, device=place)
-        options["max_seqlen_q"] = call.max_seqlen_q
+    q, k, v = (x.requires_grad_() for x in make(drawn, call, place))
+    options, seen = options_of(drawn, call, place)
+    sink = options["learnable_sink"]
     varlen = drawn.packed or drawn.used
     function = fa4.flash_attn_varlen_func if varlen else fa4.flash_attn_func
-    found = function(
-        q, k, v, learnable_sink=sink, impl=impl, deterministic=deterministic, **options
-    )
-    dout = torch.randn_like(found)
-    grads = torch.autograd.grad(found, (q, k, v), dout)
+    found = function(q, k, v, impl=impl, deterministic=deterministic, return_lse=True, **options)
+    dout, dlse = torch.randn_like(found.out), torch.randn_like(found.lse)
+    grads = torch.autograd.grad((found.out, found.lse), (q, k, v), (dout, dlse))
     worst = 0.0
     starts = [0, 0]
     for b, ((rows, keys), shown) in enumerate(zip(drawn.lengths, seen, strict=True)):
@@ -102,7 +105,8 @@ def run(drawn: Drawn, deterministic: bool, seed: int, impl: str) -> float:
             for some, where in (((q, dout, grads[0]), at[0]), ((k, v, *grads[1:]), at[1]))
         )
         if rows and shown:
-            tensors = (row_parts[0], key_parts[0], key_parts[1], row_parts[1])
+            lse_part = dlse[:, slice(starts[0] - rows, starts[0])] if drawn.packed else dlse[b]
+            tensors = (row_parts[0], key_parts[0], key_parts[1], row_parts[1], lse_part)
             mine = (row_parts[2], key_parts[2], key_parts[3])
             worst = max(worst, compare_gradients(tensors, mine, drawn, sink))
     return worst
@@ -115,27 +119,22 @@ def compare_gradients(
     import torch
 
     kind, group = tensors[0].dtype, drawn.heads[0] // drawn.heads[1]
-    q, k, v, dout = (x.transpose(0, 1).double() for x in tensors)
+    q, k, v, dout = (x.transpose(0, 1).double() for x in tensors[:4])
     k, v = (x.repeat_interleave(group, 0) for x in (k, v))
     scale = drawn.dims[0] ** -0.5
     s = q @ k.transpose(-1, -2) * scale
     capped = drawn.softcap * torch.tanh(s / drawn.softcap) if drawn.softcap else s
     slope = 1 - (capped / drawn.softcap) ** 2 if drawn.softcap else 1.0
-    rows, keys = s.shape[-2:]
-    place = torch.arange(keys, device=s.device) - torch.arange(rows, device=s.device)[:, None]
-    left, right = drawn.window
-    hidden = torch.zeros_like(place, dtype=torch.bool)
-    hidden |= place < keys - rows - left if left is not None else hidden
-    hidden |= place > keys - rows + right if right is not None else hidden
-    capped = capped.masked_fill(hidden, -torch.inf)
+    capped = capped.masked_fill(hidden_scores(s, drawn.window), -torch.inf)
     lse = torch.logsumexp(capped, -1)
     if sink is not None:
         lse = torch.logaddexp(lse, sink.double()[:, None])
     p = torch.exp(capped - lse.nan_to_num(neginf=0.0)[..., None])
+    dlse = tensors[4].double()[..., None]
 
     def gradients(kind: Any) -> list[Any]:
         out = (p @ v).to(kind).double()
-        d = (dout * out).sum(-1, keepdim=True)
+        d = (dout * out).sum(-1, keepdim=True) - dlse
         ds = (p * (dout @ v.transpose(-1, -2) - d) * slope).to(kind).double()
         of_keys = (ds.transpose(-1, -2) @ q * scale, p.to(kind).double().transpose(-1, -2) @ dout)
         dk, dv = (x.unflatten(0, (-1, group)).sum(1) for x in of_keys)
@@ -169,16 +168,11 @@ def main() -> int:
     drawn = draw_gradients(arguments.seed, arguments.launches, dims, arguments.forms)
     calls = [(describe(one), fixed) for one, fixed in drawn]
     calls = [item for item in calls if not item[0].is_empty]
+    gradients = {spec_of(call, fixed): (call, fixed) for call, fixed in calls}
+    forward = {choose_sm90_spec(call): call for call, _ in calls}
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
-        specs = {
-            choose_backward_spec(BackwardCall(**vars(call), deterministic=fixed), H200): (
-                call,
-                fixed,
-            )
-            for call, fixed in calls
-        }
-        keys = [pool.submit(compile_gradient, item) for item in specs.values()]
-        keys += [pool.submit(compile_one, call) for call, _ in specs.values()]
+        keys = [pool.submit(compile_gradient, item) for item in gradients.values()]
+        keys += [pool.submit(compile_one, call) for call in forward.values()]
         kernels = len({key.result() for key in keys})
     print(f"{kernels} kernels", flush=True)
     if arguments.impl == "sm90":

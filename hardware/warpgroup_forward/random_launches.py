@@ -15,10 +15,11 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,9 @@ from fa4.compiled.variants import choose_sm90_spec
 
 HANGS_AFTER_S = 40.0
 FORMS = 32
-SLACK = 2.0  # of plain attention's error
+SLACK, LSE_LIMIT = 2.0, 1e-3  # of plain attention's error; natural logarithm
+# Of 8-bit types: plain attention's maximum is exact; factors make scores coarser.
+NARROW_SLACK, NARROW_LSE, OFFSET_LOG2 = 4.0, 4e-3, 8.0
 DIMS = ((64, 64), (128, 128), (128, 128), (96, 96), (192, 128), (256, 256), (72, 40), (64, 256))
 HEADS = ((4, 4), (8, 2), (6, 2), (8, 1), (16, 16))
 WINDOWS = ((None, None), (None, 0), (None, 0), (40, 0), (100, 30), (None, 25), (0, 0))
@@ -98,6 +101,7 @@ def describe(drawn: Drawn) -> ForwardCall:
         rows_k=rows[1], max_seqlen_q=max(q for q, _ in drawn.lengths) if drawn.packed else None,
         softmax_scale=drawn.dims[0] ** -0.5, window=drawn.window, sink=drawn.sink,
         softcap=drawn.softcap, packed_q=drawn.packed, packed_k=drawn.packed, used_k=drawn.used,
+        num_splits=0,
     )  # fmt: skip
 
 
@@ -113,11 +117,19 @@ def compile_all(calls: list[ForwardCall], processes: int) -> int:
         return len(set(pool.map(compile_one, chosen.values())))
 
 
+def element_type(dtype: str) -> Any:
+    """In torch."""
+    import torch
+
+    names = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+    return getattr(torch, names[dtype])
+
+
 def make_tensors(drawn: Drawn, call: ForwardCall, place: str) -> tuple[Any, Any, Any]:
     """Q, K and V of a call, contiguous."""
     import torch
 
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[drawn.dtype]
+    kind = element_type(drawn.dtype)
 
     def tensor(rows: int, heads: int, dim: int) -> torch.Tensor:
         shape = (rows, heads, dim) if drawn.packed else (call.batch, rows, heads, dim)
@@ -130,8 +142,14 @@ def make_tensors(drawn: Drawn, call: ForwardCall, place: str) -> tuple[Any, Any,
     )
 
 
-def run(drawn: Drawn, seed: int, impl: str, make: MakeTensors = make_tensors) -> float:
-    """The call's largest error as a share of its band; raises AssertionError beyond it."""
+def run(
+    drawn: Drawn, seed: int, impl: str, make: MakeTensors = make_tensors, *, parts: int = 0,
+    descale: str = "",
+) -> float:  # fmt: skip
+    """The call's largest error as a share of its band; raises AssertionError beyond it.
+
+    parts: of the keys. descale: which of q, k and v have factors.
+    """
     import torch
 
     import fa4
@@ -140,19 +158,13 @@ def run(drawn: Drawn, seed: int, impl: str, make: MakeTensors = make_tensors) ->
     torch.manual_seed(seed)
     call = describe(drawn)
     q, k, v = make(drawn, call, place)
-    options: dict[str, Any] = {"window_size": drawn.window, "softcap": drawn.softcap}
-    seen = [(keys + 1) // 2 if drawn.used else keys for _, keys in drawn.lengths]
-    if drawn.used:
-        options["seqused_k"] = torch.tensor(seen, dtype=torch.int32, device=place)
-    sink = torch.randn(call.heads_q, device=place) if drawn.sink else None
-    if drawn.packed:
-        for i, name in enumerate("qk"):
-            ends = np.cumsum([0, *(pair[i] for pair in drawn.lengths)])
-            options[f"cu_seqlens_{name}"] = torch.tensor(ends, dtype=torch.int32, device=place)
-        options["max_seqlen_q"] = call.max_seqlen_q
+    options, seen = options_of(drawn, call, place)
+    shape = (call.batch, call.heads_k)
+    factors = {x: 0.5 + torch.rand(shape, device=place) for x in descale}
+    options |= {f"{x}_descale": factor for x, factor in factors.items()}
     varlen = drawn.packed or drawn.used
     function = fa4.flash_attn_varlen_func if varlen else fa4.flash_attn_func
-    found = function(q, k, v, learnable_sink=sink, impl=impl, return_lse=True, **options)
+    found = function(q, k, v, num_splits=parts, impl=impl, return_lse=True, **options)
     worst = 0.0
     start_q = start_k = 0
     for b, ((rows, keys), shown) in enumerate(zip(drawn.lengths, seen, strict=True)):
@@ -164,45 +176,95 @@ def run(drawn: Drawn, seed: int, impl: str, make: MakeTensors = make_tensors) ->
             out, lse = found.out[b], found.lse[b]
         start_q, start_k = start_q + rows, start_k + keys
         if rows:
-            worst = max(worst, compare(mine, (out, lse), drawn, sink))
+            scales = {x: factor[b] for x, factor in factors.items()}
+            sink = options["learnable_sink"]
+            worst = max(worst, compare(mine, (out, lse), drawn, sink, scales))
     return worst
 
 
-def compare(
-    tensors: tuple[Any, Any, Any], found: tuple[Any, Any], drawn: Drawn, sink: Any
-) -> float:
-    """The error of one sequence as a share of its band. Raises AssertionError beyond it."""
+def options_of(drawn: Drawn, call: ForwardCall, place: str) -> tuple[dict[str, Any], list[int]]:
+    """Keywords of the public functions; of each sequence, how many keys are seen."""
     import torch
 
+    options: dict[str, Any] = {"window_size": drawn.window, "softcap": drawn.softcap}
+    seen = [(keys + 1) // 2 if drawn.used else keys for _, keys in drawn.lengths]
+    if drawn.used:
+        options["seqused_k"] = torch.tensor(seen, dtype=torch.int32, device=place)
+    sink = torch.randn(call.heads_q, device=place) if drawn.sink else None
+    options["learnable_sink"] = sink
+    if drawn.packed:
+        for i, name in enumerate("qk"):
+            ends = np.cumsum([0, *(pair[i] for pair in drawn.lengths)])
+            options[f"cu_seqlens_{name}"] = torch.tensor(ends, dtype=torch.int32, device=place)
+        options["max_seqlen_q"] = call.max_seqlen_q
+    return options, seen
+
+
+def compare(
+    tensors: tuple[Any, Any, Any], found: tuple[Any, Any], drawn: Drawn, sink: Any,
+    scales: Mapping[str, Any] = MappingProxyType({}),
+) -> float:  # fmt: skip
+    """The error of one sequence as a share of its band. Raises AssertionError beyond it.
+
+    scales: of tensors, a factor for each KV head.
+    """
+    import torch
+
+    group, kind = drawn.heads[0] // drawn.heads[1], tensors[0].dtype
     q, k, v = (x.transpose(0, 1).double() for x in tensors)
-    k, v = (x.repeat_interleave(drawn.heads[0] // drawn.heads[1], 0) for x in (k, v))
+    k, v = (x.repeat_interleave(group, 0) for x in (k, v))
+    wide = {
+        x: scale.double().repeat_interleave(group)[:, None, None] for x, scale in scales.items()
+    }
+    q, k, v = (x * wide.get(name, 1.0) for name, x in zip("qkv", (q, k, v), strict=True))
     s = q @ k.transpose(-1, -2) * drawn.dims[0] ** -0.5
     if drawn.softcap:
         s = drawn.softcap * torch.tanh(s / drawn.softcap)
-    rows, keys = s.shape[-2:]
-    place = torch.arange(keys, device=s.device) - torch.arange(rows, device=s.device)[:, None]
-    left, right = drawn.window
-    hidden = torch.zeros_like(place, dtype=torch.bool)
-    if left is not None:
-        hidden |= place < keys - rows - left
-    if right is not None:
-        hidden |= place > keys - rows + right
-    s = s.masked_fill(hidden, -torch.inf)
+    s = s.masked_fill(hidden_scores(s, drawn.window), -torch.inf)
     sinks = torch.full((s.shape[0], 1), -torch.inf, dtype=s.dtype, device=s.device)
     if sink is not None:
         sinks = sink.double()[:, None]
     lse = torch.logaddexp(torch.logsumexp(s, -1), sinks)
     p = torch.exp(s - lse.nan_to_num(neginf=0.0)[..., None])
-    out, kind = p @ v, tensors[0].dtype
-    plain = (p.to(kind).double() @ v).to(kind).double()
-    band = SLACK * (plain - out).abs().max().item() + 1e-3
+    out, made = p @ v, found[0].dtype
+    narrow = kind != made  # P in 8 bits; O in 16
+    plain = (rounded(p, kind, narrow) @ v).to(made).double()
+    slack, lse_limit = (NARROW_SLACK, NARROW_LSE) if narrow else (SLACK, LSE_LIMIT)
+    band = slack * (plain - out).abs().max().item() + 1e-3
+    band += narrow * 2**-8 * out.abs().max().item()
     assert torch.equal(torch.isneginf(found[1]), torch.isneginf(lse)), "rows without keys"
     shown = torch.isfinite(lse)
     lse_error = (found[1].double() - lse)[shown].abs().max().item() if shown.any() else 0.0
     error = (found[0].transpose(0, 1).double() - out).abs().max().item()
-    share = max(error / band, lse_error / 1e-3)
+    share = max(error / band, lse_error / lse_limit)
     assert share <= 1, f"O is off by {error:.2e} of {band:.2e}, LSE by {lse_error:.2e}"
     return share
+
+
+def hidden_scores(s: Any, window: tuple[int | None, int | None]) -> Any:
+    """(rows, keys): which a window hides."""
+    import torch
+
+    rows, keys = s.shape[-2:]
+    place = torch.arange(keys, device=s.device) - torch.arange(rows, device=s.device)[:, None]
+    left, right = window
+    hidden = torch.zeros_like(place, dtype=torch.bool)
+    if left is not None:
+        hidden |= place < keys - rows - left
+    if right is not None:
+        hidden |= place > keys - rows + right
+    return hidden
+
+
+def rounded(p: Any, kind: Any, narrow: bool) -> Any:
+    """P as a product takes it: of 8 bits each row by its own power of two."""
+    import torch
+
+    if not narrow or not p.numel():
+        return p.to(kind).double()
+    peak = p.amax(-1, keepdim=True).clamp_min(1e-300)
+    factor = 2.0 ** (OFFSET_LOG2 - torch.ceil(torch.log2(peak)))
+    return (p * factor).float().to(kind).double() / factor
 
 
 def watch(state: dict[str, Any]) -> None:

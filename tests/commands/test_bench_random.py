@@ -37,6 +37,20 @@ def test_calls_are_drawn_within_their_bounds() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
+def test_calls_of_8_bits(dtype: str) -> None:
+    """Head dims that the kernel has; tensors of the type; torch's SDPA says why it has no time."""
+    torch = pytest.importorskip("torch")
+    problems = bench_random.draw(50, 5, dtype)
+    assert all(p.head_dim % 16 == p.head_dim_v % 16 == 0 for p in problems)
+    small = replace(PROBLEM, head_dim=64, head_dim_v=32, dtype=dtype)
+    q, _, v = bench_timing.make_tensors(small, "cpu")
+    assert q.dtype == v.dtype == {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[dtype]
+    assert v.shape == (1, 300, 2, 32) and q.float().std() > 0.9
+    with pytest.raises(ValueError, match=f"SDPA has no {dtype}"):
+        bench_timing.find_backend("cudnn", small)
+
+
 def row(problem: Problem, ours: float, **others: float) -> dict[str, Any]:
     """As measured, from seconds."""
     return measure_one(

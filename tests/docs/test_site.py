@@ -31,9 +31,9 @@ def plans() -> Iterator[PipelinePlan]:
     """Every kind of kernel that there is a plan of."""
     for group in (1, 2):
         yield forward_plan(ForwardPipeline(cta_group=group), B200)
-        for design in ("fa4", "flash_attn.cute"):
+        for published in (False, True):
             numerics = BackwardConfig(cta_group=group)
-            yield backward_plan(BackwardPipeline(numerics=numerics, design=design), B200)
+            yield backward_plan(BackwardPipeline(numerics=numerics, published=published), B200)
     yield forward_plan(ForwardPipeline(causal=True, scheduler="clc"), B200)
     yield warpgroup_plan(WarpgroupPipeline(), H100)
 

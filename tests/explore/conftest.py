@@ -19,7 +19,8 @@ from fa4.explore.verdicts import read_verdicts
 # Fewer points than --quick: one call, and choices that are refused.
 FEW = {
     "machine": ("b200", "h200"), "head_dim": ("128",), "seqlen": ("1k",), "q_tiles": ("2",),
-    "kernel": ("fa4", "fa3"), "kv_stages": ("fit",), "tile_n": ("128", "256"), "exp2": ("tuned",),
+    "kernel": ("blackwell", "hopper"), "kv_stages": ("fit",), "tile_n": ("128", "256"),
+    "exp2": ("tuned",),
     "rescale_rate": ("0", "1"), "scheduler": ("static", "lpt"),
 }  # fmt: skip
 

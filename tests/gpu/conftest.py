@@ -62,9 +62,3 @@ def place(request: pytest.FixtureRequest) -> Place:
 def sm90() -> Place:
     """Hopper's."""
     return place_of("sm90")
-
-
-@pytest.fixture
-def device() -> str:
-    """The GPU of the SM100 kernels."""
-    return place_of("sm100").device

@@ -14,7 +14,6 @@ import torch
 from cutlass import cute
 
 import fa4
-from fa4.compiled.support import NotSupported
 from fa4.masks import Chunked
 from fa4.testing import assert_within_budget
 from fa4.testing.budget import Outputs
@@ -244,15 +243,6 @@ def test_no_memory_in_front_of_a_tensor(
     rows = [256.0 * bool(keys) for q, keys in zip(lengths[:2], lengths[2:], strict=True)
             for _ in range(q)]  # fmt: skip
     assert done.stdout.strip() == str(rows)
-
-
-def test_wide_gradients_on_hopper_are_refused(sm90) -> None:
-    """When the call is made, with the reason and what works."""
-    q, k, v = (to_gpu(x, sm90.device) for x in draw([(1, 64, 2, 192)] * 3, ml_dtypes.bfloat16))
-    with pytest.raises(NotSupported, match=r"SM90 backward kernel, head dim.*impl=\"reference\""):
-        fa4.flash_attn_func(q.requires_grad_(), k, v, impl="sm90")
-    with torch.no_grad():
-        assert fa4.flash_attn_func(q, k, v, impl="sm90").shape == q.shape
 
 
 def test_the_other_kernels_are_refused(place) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.config import Problem, WarpgroupPipeline
+from fa4.designs import designs, pieces
 from fa4.hardware import B200, B300, H200, RUBIN
-from fa4.plan import pipelines
 from fa4.plan.pieces import PiecesPipeline
 from fa4.plan.schema import PipelinePlan
 from fa4.search import judge as judging
@@ -132,15 +132,28 @@ def test_neighbours_differ_in_one_option() -> None:
         space.settings(64)
 
 
-def test_a_plan_that_deadlocks_is_pruned_with_its_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
+    """Puts another function in the place of the one that makes plans of scores in pieces."""
+
+    def put(plan: Any) -> None:
+        monkeypatch.setattr(pieces, "DESIGN", replace(pieces.DESIGN, plan=plan))
+        designs.cache_clear()
+
+    yield put
+    monkeypatch.undo()
+    designs.cache_clear()
+
+
+def test_a_plan_that_deadlocks_is_pruned_with_its_cycle(planted: Callable[[Any], None]) -> None:
     """Planted: the correction warps never tell that O is rescaled."""
-    made = pipelines.pieces_plan
+    made = pieces.DESIGN.plan
 
     def broken(pipeline: PiecesPipeline, gpu: Any) -> PipelinePlan:
         plan = made(pipeline, gpu)
         return drop_arrives(plan, "correction", "stats0_empty") if pipeline.q_tiles == 1 else plan
 
-    monkeypatch.setattr(pipelines, "pieces_plan", broken)
+    planted(broken)
     space = SPACE.restricted({"q_tiles": ["1", "2"], "tile_n": ["128"], "piece": ["128"],
                               "correction": ["warpgroup"], "stagger": ["False"], "exp2": ["0"],
                               "row_sums": ["after"], "split_p": ["1.0"], "groups": ["1"],
@@ -151,16 +164,16 @@ def test_a_plan_that_deadlocks_is_pruned_with_its_cycle(monkeypatch: pytest.Monk
     assert all(space.settings(x.number)["q_tiles"] == 2 for x in outcome.leaders)
 
 
-def test_a_plan_that_is_not_sound_is_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_is_not_sound_is_pruned(planted: Callable[[Any], None]) -> None:
     """Planted: one place for maxima, which are overwritten before they are read. It ends."""
-    made = pipelines.pieces_plan
+    made = pieces.DESIGN.plan
 
     def broken(pipeline: PiecesPipeline, gpu: Any) -> PipelinePlan:
         plan = made(pipeline, gpu)
         return replace(plan, buffers=tuple(replace(b, stages=1) if b.name == "row_max0a" else b
                                            for b in plan.buffers))  # fmt: skip
 
-    monkeypatch.setattr(pipelines, "pieces_plan", broken)
+    planted(broken)
     found = JUDGE.judge(PiecesPipeline(groups=2, piece=64))
     assert found.status == "unsound"
     assert "row_max0a: write maximum 0a of softmax0a may come before" in found.reason

@@ -1,0 +1,204 @@
+"""Prediction of Hopper's backward kernels: each plan simulated on every SM, and what is around it.
+
+Up to head dim 128 one kernel adds dQ up in memory; above, one has the keys and one the queries
+(`fa4.plan.warpgroup_backward`, `warpgroup_wide`). Nothing is fitted to their measured times: costs
+are those of the forward kernels' machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fa4.config import WARPGROUP_ROWS, Problem
+from fa4.designs.tiles import Lengths, WorkTiles, key_blocks, query_blocks
+from fa4.hardware import Gpu
+from fa4.plan.schema import PipelinePlan
+from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_backward_plan
+from fa4.plan.warpgroup_wide import CONSUMERS, TILE_ROWS, WideBackwardPipeline
+from fa4.plan.warpgroup_wide_keys import deepest_rings, wide_keys_plan
+from fa4.plan.warpgroup_wide_queries import wide_queries_plan, widest_tile
+from fa4.sim.chip import ChipRun, run_one_by_one
+from fa4.sim.machine import Machine
+from fa4.sim.predict import Simulation, make_runner, tensor_share
+from fa4.sim.turns import run_in_turn
+
+NARROW_COLUMNS, MOST_NARROW, WIDE_COLUMNS, MOST_COLUMNS = 64, 128, 16, 256
+ROUNDS = 2  # CTAs of each SM of the heads whose longest work tiles start first
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientKernel:
+    """A kernel of a backward pass.
+
+    unit_busy: share of its cycles in which each unit of an SM works; empty where memory is the
+    bound.
+    """
+
+    name: str
+    cycles: float
+    seconds: float
+    hbm_seconds: float
+    unit_busy: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientPrediction:
+    """A backward pass: its kernels one behind the other. clock_hz: of the first main one."""
+
+    problem: Problem
+    machine: str
+    seconds: float
+    tflops: float
+    clock_hz: float
+    kernels: tuple[GradientKernel, ...]
+
+
+class _MainKernel(NamedTuple):
+    """A plan, its work tiles in the order of launches, and the bytes that it moves."""
+
+    name: str
+    plan: PipelinePlan
+    tiles: WorkTiles
+    num_bytes: int
+
+
+def backward_pipeline(
+    problem: Problem, gpu: Gpu, *, deterministic: bool = False
+) -> WarpgroupBackwardPipeline | WideBackwardPipeline:
+    """That of this package's kernels. Raises ValueError for head dims above 256."""
+    dims, masked = (problem.head_dim, problem.head_dim_v), problem.window_size != (None, None)
+    if max(dims) > MOST_COLUMNS:
+        raise ValueError(f"head dims are at most {MOST_COLUMNS}; got {max(dims)}")
+    if max(dims) > MOST_NARROW:
+        d, dv = (_padded(dim, WIDE_COLUMNS) for dim in dims)
+        return replace(deepest_rings(widest_tile(d, dv, gpu), gpu), causal=masked)
+    d, dv = (_padded(dim, NARROW_COLUMNS) for dim in dims)
+    last_first = deterministic and problem.window_size[1] is not None
+    return WarpgroupBackwardPipeline(
+        head_dim=d, head_dim_v=dv, causal=masked, deterministic=deterministic,
+        tile_m=(2 if d == dv == NARROW_COLUMNS else 1) * WARPGROUP_ROWS,
+        scheduler="spt" if last_first else "naive",
+    )  # fmt: skip
+
+
+def _padded(dim: int, step: int) -> int:
+    return -(-dim // step) * step
+
+
+def predict_hopper_backward(
+    problem: Problem,
+    machine: Machine,
+    *,
+    deterministic: bool = False,
+    pipeline: WarpgroupBackwardPipeline | WideBackwardPipeline | None = None,
+    lengths: tuple[Lengths, ...] | None = None,
+) -> GradientPrediction:
+    """Time of one backward pass; pipeline: instead of the kernels' own choice.
+
+    Raises ValueError for what no kernel has: another machine, 8-bit types, head dims above 256.
+    """
+    if machine.gpu.arch != "sm_90a":
+        raise ValueError(f"the machine must be an H100 or H200; got {machine.name}")
+    if problem.dtype not in ("bf16", "fp16"):
+        raise ValueError(f"dtype must be bf16 or fp16 for gradients; got {problem.dtype}")
+    chosen = pipeline or backward_pipeline(problem, machine.gpu, deterministic=deterministic)
+    before, mains, after = _kernels(problem, chosen, machine.gpu, lengths)
+    found, clocks = [_of_memory("preprocess", before, machine)], []
+    for main in mains:
+        kernel, clock_hz = _simulated(main, problem, chosen, machine)
+        found.append(kernel)
+        clocks.append(clock_hz)
+    if after:
+        found.append(_of_memory("postprocess", after, machine))
+    seconds = sum(kernel.seconds for kernel in found)
+    parts = [problem]
+    if lengths is not None:
+        parts = [replace(problem, batch=1, seqlen_q=x.q, seqlen_k=x.k) for x in lengths]
+    return GradientPrediction(
+        problem=problem, machine=machine.name, seconds=seconds, clock_hz=clocks[0],
+        tflops=sum(part.backward_flops for part in parts) / seconds / 1e12, kernels=tuple(found),
+    )  # fmt: skip
+
+
+def _kernels(
+    problem: Problem,
+    pipeline: WarpgroupBackwardPipeline | WideBackwardPipeline,
+    gpu: Gpu,
+    lengths: tuple[Lengths, ...] | None,
+) -> tuple[int, list[_MainKernel], int]:
+    """Bytes of the kernel before, the main kernels, bytes of the kernel behind."""
+    d, dv, size = problem.head_dim, problem.head_dim_v, pipeline.element_bytes
+    rows = problem.batch * problem.seqlen_q * problem.heads_q
+    keys = problem.batch * problem.seqlen_k * problem.heads_k
+    group = problem.heads_q // problem.heads_k
+    read = (rows + keys) * (d + dv) * size
+    if isinstance(pipeline, WarpgroupBackwardPipeline):
+        tiles = key_blocks(problem, pipeline.tile_m, pipeline.tile_n, group, lengths)
+        tiles = tiles.take(_order(tiles, pipeline, problem, gpu.sm_count))
+        moved = read + keys * (d + dv) * size + rows * 8 * d
+        main = _MainKernel("dQ, dK, dV", warpgroup_backward_plan(pipeline, gpu), tiles, moved)
+        return rows * (2 * dv * size + 4 * d), [main], rows * d * (4 + size)
+    of_keys = key_blocks(problem, TILE_ROWS, WARPGROUP_ROWS, group, lengths)
+    step = CONSUMERS * WARPGROUP_ROWS
+    of_rows = query_blocks(problem, step, pipeline.tile_n, lengths)
+    if pipeline.causal:
+        of_rows = of_rows.take(np.argsort(-of_rows.trips[:, 0], kind="stable"))
+    mains = [
+        _MainKernel("dK, dV", wide_keys_plan(pipeline, gpu), of_keys,
+                    read + keys * (d + dv) * size),
+        _MainKernel("dQ", wide_queries_plan(pipeline, gpu), of_rows, read + rows * d * size),
+    ]  # fmt: skip
+    return rows * 2 * dv * size, mains, 0
+
+
+def _order(
+    tiles: WorkTiles, pipeline: WarpgroupBackwardPipeline, problem: Problem, sms: int
+) -> np.ndarray:
+    """As `fa4.sm90.backward.order`: the longest of as many heads as keep the SMs busy first."""
+    head = tiles.batch * (int(tiles.head.max(initial=0)) + 1) + tiles.head
+    if pipeline.deterministic:
+        last_first = pipeline.scheduler == "spt"
+        return np.lexsort((-tiles.block if last_first else tiles.block, head))
+    if problem.window_size[1] is None:
+        return np.lexsort((tiles.block, head))
+    blocks = int(tiles.block.max(initial=0)) + 1
+    width = max(ROUNDS * sms // blocks, 1)
+    return np.lexsort((head, tiles.block, head // width))
+
+
+def _simulated(
+    main: _MainKernel,
+    problem: Problem,
+    pipeline: WarpgroupBackwardPipeline | WideBackwardPipeline,
+    machine: Machine,
+) -> tuple[GradientKernel, float]:
+    """A main kernel, and the clock at which it runs."""
+    simulation = Simulation(rescale_rate=0.0)
+    runner = make_runner(main.plan, machine, simulation, ctas=len(main.tiles.trips))
+    slots, costs = machine.gpu.sm_count, machine.costs
+    run: ChipRun
+    if getattr(pipeline, "deterministic", False):
+        last_first = problem.window_size[1] is not None
+        run = run_in_turn(runner, main.tiles, slots, costs.cta_start_cycles,
+                          costs.semaphore_cycles, last_first=last_first)  # fmt: skip
+    else:
+        run = run_one_by_one(runner, main.tiles, slots, costs.cta_start_cycles)
+    clock_hz = machine.clock_under(tensor_share(runner, run))
+    cycles = max(run.cycles, 1.0)
+    memory = _of_memory(main.name, main.num_bytes, machine)
+    seconds = max(run.cycles / clock_hz, memory.hbm_seconds) + costs.launch_ns * 1e-9
+    busy = {
+        name: float(x) / cycles for name, x in zip(runner.code.unit_names, run.busy, strict=True)
+    }
+    return replace(memory, cycles=run.cycles, seconds=seconds, unit_busy=busy), clock_hz
+
+
+def _of_memory(name: str, num_bytes: int, machine: Machine) -> GradientKernel:
+    """A kernel that takes as long as its bytes."""
+    hbm = num_bytes / (machine.costs.hbm_efficiency * machine.gpu.hbm_bytes_per_s)
+    seconds = hbm + machine.costs.launch_ns * 1e-9
+    return GradientKernel(name=name, cycles=0.0, seconds=seconds, hbm_seconds=hbm, unit_busy={})
