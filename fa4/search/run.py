@@ -115,7 +115,7 @@ class Search:
         if count <= self.limit:
             self._judge(range(count))
             raise _Stop("everything judged")
-        self._judge(random.Random(SEED).sample(range(count), self.limit // 2))
+        self._judge(random.Random(SEED).sample(range(count), self.limit // 4))
         asked: set[int] = set()
         while new := self._best_of_kinds(asked):
             asked |= set(new)
