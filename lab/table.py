@@ -213,8 +213,7 @@ RECORDS = (
     ),
     _confirmed(
         "hopper_designs", "python -m hardware.hopper_designs.compare PLAN.json RESULTS.jsonl",
-        "hardware.hopper_designs.compare", "hardware.hopper_designs.choose",
-        "hardware.warpgroup_forward.measure",
+        "hardware.hopper_designs.choose", "hardware.warpgroup_forward.measure",
     ),
     _sweep("hopper_sweep", "fa4/measured/hopper_sweep.csv"),
     _sweep("hopper_sweep_again", "hardware/results/hopper_sweep_again.csv"),
