@@ -26,10 +26,10 @@ from lab.records import record_path, write_record
 TOKENS, HEADS, KEYS, TOP = 2**15, 16, 16384, 10
 # Name: machine, head dim, causal, designs. A causal call has work tiles of many lengths.
 CALLS = {
-    "d128": ("b200", 128, False, 8000),
-    "d64": ("b200", 64, False, 5000),
-    "d128 causal": ("b200", 128, True, 800),
-    "d128 on B300": ("b300", 128, False, 5000),
+    "d128": ("b200", 128, False, 4000),
+    "d64": ("b200", 64, False, 2000),
+    "d128 causal": ("b200", 128, True, 250),
+    "d128 on B300": ("b300", 128, False, 2000),
 }
 
 
