@@ -27,9 +27,8 @@ TOKENS, HEADS, KEYS, TOP = 2**15, 16, 16384, 10
 # Name: machine, head dim, causal, designs. A causal call has work tiles of many lengths.
 CALLS = {
     "d128": ("b200", 128, False, 4000),
-    "d64": ("b200", 64, False, 2000),
-    "d128 causal": ("b200", 128, True, 250),
-    "d128 on B300": ("b300", 128, False, 2000),
+    "d64": ("b200", 64, False, 1600),
+    "d128 causal": ("b200", 128, True, 200),
 }
 
 
@@ -41,8 +40,9 @@ def search(machine_name: str, head_dim: int, causal: bool, limit: int) -> dict[s
     judge = Judge.of(problem, machine)
     pipeline = default_pipeline(problem, machine)
     space = find_space(problem, machine.gpu, backward=False, narrow_values=False)
-    outcome = Search(space, judge, limit=limit, top=TOP, jobs=2).run()
-    return build_report(outcome, judge, Today(pipeline=pipeline, rates=judge.rates(pipeline)))
+    today = Today(pipeline=pipeline, rates=judge.rates(pipeline))
+    outcome = Search(space, judge, limit=limit, top=TOP, jobs=2, floor=today.floor).run()
+    return build_report(outcome, judge, today)
 
 
 def main() -> None:

@@ -107,7 +107,8 @@ def design(
     try:
         with _progress(limit, len(space)) as progress:
             search = Search(space, judge, limit=limit, seconds=seconds, jobs=jobs, top=top,
-                            journal=journal, progress=progress, dask=dask)  # fmt: skip
+                            journal=journal, progress=progress, dask=dask,
+                            floor=today.floor)  # fmt: skip
             outcome = search.run()
     finally:
         if journal is not None:
@@ -189,6 +190,8 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         + ("" if not (power := today["sustained_least_tflops"]) else f"; {power:.0f} at its power")
     )
     if not report["leaders"]:
+        if report["can_run"]:
+            return (*parts, "no design comes within a tenth of that")
         return (*parts, "no design can run")
     parts += ["", "leaders", table(report["leaders"])]
     if report["other_shapes"]:

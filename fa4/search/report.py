@@ -18,6 +18,7 @@ from fa4.sim.why import limited_by, say_limit, step_chain
 
 MOST_KINDS = 6  # of other shapes that are compared in full
 CHAIN_ROWS = 5
+NEAR_TODAY = 0.9  # of today's least rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,11 @@ class Today:
 
     pipeline: AnyPipeline
     rates: tuple[float, ...]
+
+    @property
+    def floor(self) -> float:
+        """What a design must reach by every set of constants to be of interest."""
+        return NEAR_TODAY * min(self.rates)
 
 
 def build_report(outcome: Outcome, judge: Judge, today: Today) -> dict[str, Any]:
