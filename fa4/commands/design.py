@@ -249,7 +249,9 @@ def reasons(report: Mapping[str, Any]) -> list[str]:
     if why["step_cycles"]:
         rows = "; ".join(f"{x['role']} {x['what']} {x['cycles']:.0f}" for x in why["chain"])
         lines.append(f"chain of a step, {why['step_cycles']:.0f} cycles, most of it: {rows}")
-    if decides is not None:
+    if decides is None:
+        lines.append("no figure of those that are not known tells it from the next")
+    else:
         rival = (report["other_shapes"] or report["leaders"][1:])[0]["number"]
         (low, high), (at_low, at_high) = decides["ends"], decides["first_over_second"]
         lines.append(

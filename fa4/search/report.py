@@ -11,7 +11,7 @@ from typing import Any
 from fa4.search.judge import GOOD, Judge, Verdict, moved_figures
 from fa4.search.run import Judged, Outcome
 from fa4.sim.elasticity import measure
-from fa4.sim.ensemble import speedup_interval
+from fa4.sim.ensemble import ALIKE, speedup_interval
 from fa4.sim.options import SimulationRequest
 from fa4.sim.predict import REAL_RESCALE_RATE, AnyPipeline, Simulation, call_seconds, predict
 from fa4.sim.why import limited_by, say_limit, step_chain
@@ -153,7 +153,8 @@ def deciding(judge: Judge, first: AnyPipeline, second: AnyPipeline) -> dict[str,
             rates = [judge.rate(x, machine, judge.simulation) for x in (first, second)]
             ratios.append(rates[0] / rates[1])
         found.append({"figure": name, "ends": list(ends), "first_over_second": ratios})
-    return max(found, key=lambda row: abs(_swing(row)), default=None)
+    largest = max(found, key=lambda row: abs(_swing(row)), default=None)
+    return largest if largest is not None and abs(_swing(largest)) > ALIKE else None
 
 
 def _swing(row: Mapping[str, Any]) -> float:
