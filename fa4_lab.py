@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 
-# As fa4/install.py says it, which may be what is missing.
+# As fa4/base/install.py says it, which may be what is missing.
 REINSTALL = "pip install --force-reinstall --no-deps PATH, of your checkout or wheel of fa4-lab"
 
 
 def main() -> None:
     """Import the command line and run it; exits with its code, 2 where it cannot be imported."""
     try:
-        from fa4.install import refuse_mixed_files
+        from fa4.base.install import refuse_mixed_files
 
         refuse_mixed_files()
         from fa4.cli import main as run

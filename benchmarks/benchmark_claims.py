@@ -99,7 +99,7 @@ def lpt(machine: str) -> list[Row]:
             call = {"machine": machine, "causal": "yes", "seqlen": seqlen, "heads": heads}
             call |= {"batch": tokens // seqlen, "heads_k": heads_k}
             if machine == "h200":
-                call |= {"design": "flash_attn.cute"}
+                call |= {"kernel": "published"}
             naive = run(**call, scheduler="naive")
             gains.append(naive.seconds / run(**call, scheduler="lpt").seconds)
         label = f"LPT over naive, causal {name}, {tokens // 1024}k tokens, {machine.upper()}"
@@ -113,7 +113,7 @@ def backward() -> list[Row]:
     shares: dict[str, list[float]] = {"no": [], "yes": []}
     for seqlen in LENGTHS:
         call = {"pass": "bwd", "seqlen": seqlen, "batch": TOKENS // seqlen, "heads": 16,
-                "design": "flash_attn.cute"}  # fmt: skip
+                "kernel": "published"}  # fmt: skip
         pairs.append(run(**call, cta_group=1).seconds / run(**call).seconds)
         for causal, found in shares.items():
             masked = call | {"causal": causal}

@@ -1,6 +1,6 @@
 """What the simulator predicts for the compiled forward kernel, by its own instruction counts.
 
-The emulator counts what each role executes for a KV tile (`fa4.prediction`), the plan's
+The emulator counts what each role executes for a KV tile (`fa4.compiled.prediction`), the plan's
 amounts are scaled to that, and the simulator, with the constants calibrated on published figures of
 FlashAttention-4, runs the paper's shapes: 32k tokens, 16 heads, head dim 128. Shares of emulated
 exponentials and CTA pairs are varied. Kernels are compiled once (`fa4 cache`); compiling all takes
@@ -17,12 +17,12 @@ from typing import Any
 
 from common import parse_output, write_record
 
+from fa4.compiled.prediction import tile_amounts
 from fa4.compiled.toolchain import find_toolchain
 from fa4.compiled.variants import tuned_spec
 from fa4.config import Exp2Split, Problem
 from fa4.plan.measured import PIPES, loop_math, with_measured_math
 from fa4.plan.schema import Math
-from fa4.prediction import tile_amounts
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import predict
 from fa4.sm100.forward.spec import ForwardSpec

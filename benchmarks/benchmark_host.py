@@ -33,8 +33,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # the way to the foreign packag
 
 import fa4
 from fa4.backends import Saved, kernel, kernel_backward, on_gpu
-from fa4.checked import make_call
-from fa4.choose import run_backward
+from fa4.call.checked import make_call
+from fa4.call.choose import run_backward
 
 MOST_US, MOST_GRADIENT_US = 15.0, 40.0
 ROUNDS, CALLS = 15, 400

@@ -23,14 +23,15 @@ from common import parse_output, write_record
 
 from fa4.cli import COMMANDS
 from fa4.config import BackwardPipeline, ForwardConfig, ForwardPipeline, Problem
+from fa4.designs import plan_of
+from fa4.designs.forward import default_forward
+from fa4.designs.tiles import clusters, forward_tiles
 from fa4.plan.schema import PipelinePlan
 from fa4.sim import engine, engine_python
 from fa4.sim.costs import MachineCosts
-from fa4.sim.defaults import default_forward
 from fa4.sim.lower import lower
 from fa4.sim.machine import find_machine
-from fa4.sim.predict import Simulation, build_plan, predict
-from fa4.sim.worktiles import clusters, forward_tiles
+from fa4.sim.predict import Simulation, predict
 
 ROOT = Path(__file__).parents[1]
 MACHINE = find_machine("b200")
@@ -45,7 +46,7 @@ SWEEP_HEADS = range(1, 21)
 
 ENGINE_SCRIPT = """
 from fa4.config import Problem
-from fa4.sim.defaults import default_forward
+from fa4.designs.forward import default_forward
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import predict
 machine = find_machine("b200")
@@ -67,7 +68,7 @@ def seconds_of(call: Callable[[], Any], repeats: int = 5) -> float:
 
 def measure_engine(name: str, pipeline: ForwardPipeline | BackwardPipeline) -> dict[str, Any]:
     """Events per second of the engine and of its peers on one CTA's work."""
-    plan = build_plan(pipeline, MACHINE.gpu)
+    plan = plan_of(pipeline, MACHINE.gpu)
     code = lower(plan, COSTS.work, COSTS.signal, SHARES)
     long, short = np.array([[128, 0, 128]] * 56), np.array([[64, 0, 64]])
     events, few = (engine.execute(code, trips).events for trips in (long, short))
@@ -108,7 +109,7 @@ def measure_simpy(plan: PipelinePlan, events: int, cycles: float, rate: float) -
 
 def measure_chip(name: str, pipeline: ForwardPipeline) -> dict[str, Any]:
     """Every SM (or pair) simulates all of its steps, equal or not, against the shortcut."""
-    code = lower(build_plan(pipeline, MACHINE.gpu), COSTS.work, COSTS.signal,
+    code = lower(plan_of(pipeline, MACHINE.gpu), COSTS.work, COSTS.signal,
                  {"rescale_rate": 0.0})  # fmt: skip
     tiles = forward_tiles(PROBLEM, pipeline)
     slots = clusters(MACHINE.gpu, pipeline.cta_group)
@@ -184,7 +185,7 @@ def main() -> None:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     engines = [
         measure_engine("forward", FORWARD),
-        measure_engine("backward", BackwardPipeline(design="flash_attn.cute")),
+        measure_engine("backward", BackwardPipeline(published=True)),
     ]
     for row in engines:
         simpy_ratio = row.get("ratio_to_simpy")

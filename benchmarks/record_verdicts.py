@@ -24,9 +24,9 @@ import benchmark_warpgroup_faults as warpgroups
 from common import write_record
 from emulated_kernels import Kernel
 
+from fa4.base.files import read_text
 from fa4.emulator import BarrierUse, Options, RunEvents
 from fa4.emulator.tools.faults import Fault, plant
-from fa4.files import read_text
 from fa4.plan.schema import PipelinePlan
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec

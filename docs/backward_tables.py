@@ -15,11 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
 from docs.backward_bugs import render_bugs
 from docs.forward_tables import render_order
 from docs.marked_tables import MarkedTables
+from fa4.designs import plan_of
 from fa4.plan.measured import with_measured_math
 from fa4.plan.render import draw_memory, markdown_table, span
 from fa4.plan.schema import Math, Signal
 from fa4.sim.options import build
-from fa4.sim.predict import build_plan, predict
+from fa4.sim.predict import predict
 from fa4.sm100.backward.spec import BackwardSpec
 from lab.records import read_record
 
@@ -176,7 +177,7 @@ def render_prediction(results: Path | None = None) -> str:
         cells = []
         for length in LENGTHS:
             request = build({"pass": "bwd", "seqlen": length, **settings})
-            plan = build_plan(request.pipeline, request.machine.gpu)
+            plan = plan_of(request.pipeline, request.machine.gpu)
             columns = _columns(cases, request.problem, request.pipeline)
             measured = with_measured_math(plan, {"compute": counted_math(columns)})
             found = predict(

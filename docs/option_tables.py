@@ -6,22 +6,22 @@ python docs/option_tables.py
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
 
 from docs.marked_tables import MarkedTables
-from fa4.compiled.support import COLUMNS, TABLES
-from fa4.options import OPTIONS, Option
+from fa4.call.options import OPTIONS, Option
+from fa4.compiled.support import Feature, columns
 from fa4.plan.render import markdown_table
 
 PAGE = Path(__file__).with_name("options.md")
 
 
-def in_kernels(option: Option, table: str) -> str:
+def in_kernels(option: Option, table: Iterable[Feature]) -> str:
     """Does a table of kernels have the option? "-": it is no matter of theirs."""
-    rows = {row.name: row for row in TABLES[table]}
-    row = rows.get(option.support_row)
+    row = {row.name: row for row in table}.get(option.support_row)
     return "-" if row is None else "yes" if row.supported else "no"
 
 
@@ -30,10 +30,10 @@ def render_options() -> str:
     rows = [
         (f"`{option.name}`" + (" (varlen)" if option.varlen else ""), f"`{option.default}`",
          ", ".join(filter(None, (option.kind, option.rule))), option.doc, option.since,
-         *(in_kernels(option, table) for table in COLUMNS.values()))
+         *(in_kernels(option, table) for table in columns().values()))
         for option in OPTIONS
     ]  # fmt: skip
-    return markdown_table(("option", "default", "value", "meaning", "since", *COLUMNS), rows)
+    return markdown_table(("option", "default", "value", "meaning", "since", *columns()), rows)
 
 
 TABLES_OF_PAGE = MarkedTables("python docs/option_tables.py", {"options": render_options})

@@ -2,7 +2,7 @@
 
 `python docs/picture.py` draws docs/pictures/tile.svg from what the simulator records for 512
 queries and keys: what `fa4 trace --seqlen 512 --heads 1 --cta-group 1` writes, without the latency
-of the first loads. A role has its colour and letter of fa4/role_styles.py.
+of the first loads. A role has its colour and letter of fa4/base/role_styles.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from fa4.role_styles import ROLES
+from fa4.base.role_styles import ROLES
 from fa4.sim.options import build
 from fa4.sim.timeline import CtaTimeline, Event, UnitSlice, record
 

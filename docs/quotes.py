@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from fa4.designs.ideas import FORWARD_IDEAS
 from fa4.hardware import B200
-from fa4.sim.ablate import FORWARD_IDEAS, OFF_RESCALE_RATE
+from fa4.sim.ablate import OFF_RESCALE_RATE
 from fa4.sim.options import SimulationRequest, build
 from fa4.sim.predict import Prediction
 

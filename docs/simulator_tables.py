@@ -126,7 +126,7 @@ def render_sets() -> str:
 SET_CALLS: Mapping[str, Mapping[str, object]] = {
     "d128, one CTA": {"cta_group": 1},
     "d128, pair": {"cta_group": 2},
-    "d128, flash_attn.cute's pair": {"cta_group": 2, "design": "flash_attn.cute"},
+    "d128, flash_attn.cute's pair": {"cta_group": 2, "kernel": "published"},
     "d128 causal": {"causal": "yes"},
     "d64": {"head_dim": 64},
     "(192, 128), pair": {"head_dim": 192, "head_dim_v": 128},

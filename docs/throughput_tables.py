@@ -17,17 +17,18 @@ from docs.computed_claims import ONE_CTA, REAL, predicted, waterfall
 from docs.marked_tables import MarkedTables
 from docs.quotes import Quote, quotes
 from docs.recorded_claims import counted, headline
-from fa4.config import BackwardPipeline, ForwardPipeline, Problem
+from fa4.config import Problem
+from fa4.designs import design_of
 from fa4.figures.ideas import SETTINGS as WATERFALL
 from fa4.plan.render import markdown_table
-from fa4.sim.options import build
+from fa4.sim.options import build, read_choice
 from fa4.sim.predict import REAL_RESCALE_RATE
 
 PAGE = Path(__file__).with_name("throughput.md")
 COMMAND = "python docs/throughput_tables.py"
 IN_NOTE = re.compile(r"(?<!dim )\b\d{3,4}\b(?! tokens)")  # a figure of a paragraph on TFLOP/s
 NAMED = ("machine", "pass", "seqlen", "seqlen_q", "seqlen_k", "batch", "heads", "heads_q",
-         "heads_k", "head_dim", "head_dim_v", "causal", "cta_group", "rescale_rate", "design",
+         "heads_k", "head_dim", "head_dim_v", "causal", "cta_group", "rescale_rate", "kernel",
          "deterministic", "exp2_frequency", "exp2_residue")  # fmt: skip
 
 MEASURED, PREDICTED = "measured", "predicted by the plan"
@@ -94,22 +95,27 @@ def describe(problem: Problem, backward: bool) -> str:
     return f"{kind}, batch {problem.batch}, {tokens}, {heads}, {dims}, {mask}"
 
 
+def emulates(pipeline: Any) -> bool:
+    """Has it a choice of exponentials that are computed in software?"""
+    return read_choice(pipeline, "exp2_frequency")[0]
+
+
 def design(pipeline: Any) -> str:
     """Whose kernel a prediction is of."""
-    if isinstance(pipeline, ForwardPipeline):
+    if emulates(pipeline):
         return "FlashAttention-4's plan"
-    return {"fa4": "this package's", "flash_attn.cute": "flash-attn-4's"}[pipeline.design]
+    return "flash-attn-4's" if pipeline.published else "this package's"
 
 
 def ctas(pipeline: Any) -> str:
     """How many work together."""
-    holder = pipeline.numerics if isinstance(pipeline, BackwardPipeline) else pipeline
-    return {1: "1", 2: "pair"}[getattr(holder, "cta_group", 1)]
+    holds, group = read_choice(pipeline, "cta_group")
+    return "pair" if holds and group == 2 else "1"
 
 
 def emulated(pipeline: Any) -> str:
     """Columns of a KV tile whose exponentials are computed in software."""
-    if not isinstance(pipeline, ForwardPipeline):
+    if not emulates(pipeline):
         return "-"
     numerics = pipeline.numerics
     return f"{sum(numerics.exp2.emulated_columns(numerics.tile_n))} of {numerics.tile_n}"
@@ -117,7 +123,7 @@ def emulated(pipeline: Any) -> str:
 
 def rescales(quote: Quote) -> str:
     """Share of the steps that rescale O."""
-    if isinstance(quote.request.pipeline, BackwardPipeline):
+    if design_of(quote.request.pipeline).backward:
         return "-"
     return f"{quote.request.simulation.rescale_rate or 0.0:.0%}"
 
@@ -150,7 +156,7 @@ def rows() -> Iterator[tuple[str, ...]]:
     for (problem, pipeline, machine, _), (quote, pages) in found.items():
         yield (
             f"{quote.prediction.tflops:.0f}",
-            describe(problem, isinstance(pipeline, BackwardPipeline)),
+            describe(problem, design_of(pipeline).backward),
             f"{machine.name}, {design(pipeline)}",
             ctas(pipeline),
             rescales(quote),

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fa4.base.install import refuse_mixed_files
 from fa4.emulator import kept_code
-from fa4.install import refuse_mixed_files
 from fa4.version import __version__
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         flash_attn_varlen_func,
     )
     from fa4.backends import AttentionGradients
-    from fa4.compute import AttentionOutput
+    from fa4.call.compute import AttentionOutput
     from fa4.config import BackwardConfig, Exp2Split, ForwardConfig, Problem
     from fa4.dropin.replace import replace_sdpa
     from fa4.dropin.sdpa import sdpa
@@ -48,7 +48,7 @@ refuse_mixed_files()  # before any of them is imported
 
 def _prepare(sources: Sequence[Path]) -> None:
     """Looks after the emulator's compiled code, which knows nothing of the rest of fa4."""
-    from fa4.compiled_code import prepare
+    from fa4.base.compiled_code import prepare
 
     prepare(sources)
 
@@ -61,7 +61,7 @@ _MODULES = (
     "reference", "sim", "testing", "transformers",
 )  # fmt: skip
 _HOMES = dict.fromkeys(("BackwardConfig", "Exp2Split", "ForwardConfig", "Problem"), "fa4.config")
-_HOMES |= {"AttentionGradients": "fa4.backends", "AttentionOutput": "fa4.compute"}
+_HOMES |= {"AttentionGradients": "fa4.backends", "AttentionOutput": "fa4.call.compute"}
 _HOMES |= {"replace_sdpa": "fa4.dropin.replace", "sdpa": "fa4.dropin.sdpa"}
 
 

@@ -1,7 +1,7 @@
 """The public functions, with FlashAttention's names, layouts and conventions.
 
     impl="auto"            the kernel of the GPU that has the tensors; elsewhere the reference
-                           (`fa4.choose`)
+                           (`fa4.call.choose`)
     impl="sm100"           the compiled kernels, on a B200 or B300
     impl="sm90"            the compiled forward kernel, on an H100 or H200
     impl="emulator"        the kernels of sm100, on the CPU
@@ -23,16 +23,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from fa4.arrays import Array, ArrayT
 from fa4.backends import AttentionGradients, Saved
-from fa4.checked import make_call
-from fa4.compute import AttentionOutput, attend, differentiate
+from fa4.call.arrays import Array, ArrayT
+from fa4.call.checked import make_call
+from fa4.call.compute import AttentionOutput, attend, differentiate
 from fa4.config import Window
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from fa4.options import Choices, DenseOptions, VarlenOptions
+    from fa4.call.options import Choices, DenseOptions, VarlenOptions
 
 
 @overload

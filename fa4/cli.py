@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any, NoReturn
 
-from fa4 import compiled_code, interrupts
+from fa4.base import compiled_code, interrupts
 
 with interrupts.handled():
     import typer
@@ -26,8 +26,8 @@ with interrupts.handled():
 GROUPS: dict[str, tuple[str, ...]] = {
     "Check numerics": ("verify", "demo", "generations"),
     "Predict speed": (
-        "predict", "sweep", "ablate", "roofline", "trace", "explore", "figures", "validate",
-        "calibrate"
+        "predict", "sweep", "design", "ablate", "roofline", "trace", "explore", "figures",
+        "validate", "calibrate"
     ),
     "Run kernels": ("compile", "emulate", "run", "bench", "distributed", "cache"),
     "Look things up": ("explain", "machines", "doctor"),

@@ -28,8 +28,6 @@ DTYPE_MAX_LOG2 = {
 FRAGMENT_COLS = 32  # columns of a row of scores that are read from tensor memory at once
 MOST_FRAGMENTS = 8  # of the widest tile, 256 columns
 
-DESIGNS = ("fa4", "flash_attn.cute")  # whose kernel: ours, the published one
-
 WARP_ROWS = 32  # rows of a tile that one warp owns: one thread per row
 WARPGROUP_ROWS = 64  # of wgmma, the tensor core instruction of a Hopper warpgroup
 PRODUCT_DEPTH_BYTES = 32  # of both operands that one tensor core instruction multiplies and sums
@@ -318,7 +316,8 @@ class ForwardPipeline:
     ping_pong: the tensor core alternates between the two Q tiles (PV0, QK0, PV1, QK1).
     correction "warpgroup": O is rescaled by its own warps, "inline" by the softmax warps.
     p_space: where P waits for the second product. split_p: part of P after which it may start.
-    scheduler: "static" (persistent), "lpt", "clc" or "naive". design: whose registers, of DESIGNS.
+    scheduler: "static" (persistent), "lpt", "clc" or "naive". published: with the registers of
+    flash_attn.cute, not this package's.
     """
 
     head_dim: int = 128
@@ -333,7 +332,7 @@ class ForwardPipeline:
     p_space: str = "tmem"
     split_p: float = 0.75
     scheduler: str = "static"
-    design: str = "fa4"
+    published: bool = False
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
@@ -350,7 +349,6 @@ class ForwardPipeline:
             "correction": ("warpgroup", "inline"),
             "p_space": ("tmem", "smem"),
             "scheduler": ("static", "lpt", "clc", "naive"),
-            "design": DESIGNS,
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
@@ -379,8 +377,8 @@ class BackwardPipeline:
     """Everything that shapes a backward kernel's pipeline.
 
     `numerics` holds the tile sizes and the CTA group. deterministic: CTAs add to a dQ tile in a
-    fixed order, one after the other. scheduler: "naive", "lpt" or "spt" (shortest first). design:
-    whose kernel, of DESIGNS: this package's, or the published one of flash_attn.cute.
+    fixed order, one after the other. scheduler: "naive", "lpt" or "spt" (shortest first).
+    published: flash_attn.cute's kernel, not this package's.
     """
 
     head_dim: int = 128
@@ -390,7 +388,7 @@ class BackwardPipeline:
     numerics: BackwardConfig = field(default_factory=BackwardConfig)
     deterministic: bool = False
     scheduler: str = "naive"
-    design: str = "fa4"
+    published: bool = False
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
@@ -400,7 +398,7 @@ class BackwardPipeline:
             require(getattr(self, name) % 16 == 0, f"{name} must be a multiple of 16",
                     getattr(self, name))  # fmt: skip
         require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
-        choices = {"scheduler": ("naive", "lpt", "spt"), "design": DESIGNS}
+        choices = {"scheduler": ("naive", "lpt", "spt")}
         for name, allowed in choices.items():
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
@@ -416,9 +414,9 @@ class WarpgroupPipeline:
     FlashAttention-2. p_source: P enters P V from "registers", or through "smem". emulated: share of
     the exponentials that a polynomial computes. ahead: a CTA starts the first S of its next work
     tile before it stores this one's O, with overlap and where O does not lie over Q. promote: after
-    so many KV tiles O is added to one in shared memory and starts from zero; 0 for never. design:
-    whose code, "fa4" (this package's kernel) or "flash_attn.cute". num_splits: parts of the KV
-    sequence that different CTAs compute; if 2 or more, their O leaves registers as float32.
+    so many KV tiles O is added to one in shared memory and starts from zero; 0 for never.
+    published: flash_attn.cute's code, not this package's. num_splits: parts of the KV sequence that
+    different CTAs compute; if 2 or more, their O leaves registers as float32.
     """
 
     head_dim: int = 128
@@ -435,7 +433,7 @@ class WarpgroupPipeline:
     emulated: float = 0.0
     ahead: bool = False
     promote: int = 0
-    design: str = "fa4"
+    published: bool = False
     num_splits: int = 1
 
     def __post_init__(self) -> None:
@@ -455,8 +453,7 @@ class WarpgroupPipeline:
         )
         require_int("consumers", self.consumers, 1, 3)
         require_int("kv_stages", self.kv_stages, 1, 32)
-        choices = {"p_source": ("registers", "smem"), "scheduler": ("static", "lpt", "naive"),
-                   "design": ("fa4", "flash_attn.cute")}  # fmt: skip
+        choices = {"p_source": ("registers", "smem"), "scheduler": ("static", "lpt", "naive")}
         for name, allowed in choices.items():
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
@@ -469,7 +466,7 @@ class WarpgroupPipeline:
     @property
     def transposes(self) -> bool:
         """Is V transposed in shared memory? Products of 8-bit types read K-major operands only."""
-        return self.element_bytes == 1 and self.design == "fa4"
+        return self.element_bytes == 1 and not self.published
 
     @property
     def output_bytes(self) -> int:

@@ -98,6 +98,14 @@ class Gpu:
         require(not unknown, f"{self.name} has sources for numbers it does not hold", unknown)
         object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
 
+    def __getstate__(self) -> dict[str, object]:
+        """For other processes: a mapping that nobody may change cannot be sent."""
+        return {**self.__dict__, "sources": dict(self.sources)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
+
     @classmethod
     def from_figures(cls, name: str, arch: str, figures: Mapping[str, Figure]) -> Gpu:
         """A Gpu from {field: (number, source)}, which keeps each number beside its source."""

@@ -13,7 +13,7 @@ from email.parser import Parser
 from importlib import metadata
 from pathlib import Path
 
-from fa4.install import DISTRIBUTION
+from fa4.base.install import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

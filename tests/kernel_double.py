@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fa4.arrays import like, to_numpy
 from fa4.backends import AttentionGradients, Saved, find_backend, kernel_backward
-from fa4.checked import make_call
+from fa4.call.arrays import like, to_numpy
+from fa4.call.checked import make_call
 from fa4.compiled.launch import (
     LENGTHS,
     WORKSPACE,
@@ -124,7 +124,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[BackwardDouble]:
     New tensors are full of NaN.
     """
     import fa4.emulator
-    from fa4 import checked, form
+    from fa4.call import checked, form
 
     built: list[BackwardDouble] = []
     launch = fa4.emulator.launch

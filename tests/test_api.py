@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fa4
-from fa4.checked import VARLEN_DEFAULTS
+from fa4.call.checked import VARLEN_DEFAULTS
 from fa4.reference import BlockSparseTensors
 from tests.reference.support import arrays, worst
 

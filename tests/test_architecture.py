@@ -88,6 +88,7 @@ WITHOUT_CIRCLES = ("fa4", "benchmarks", "hardware", "docs", "examples", "lab", "
 
 # Classes that share a name, and why.
 SAME_NAME: dict[str, str] = {}
+MOST_ROOT_MODULES = 8  # beside __init__ and __main__
 
 # Written in pieces, so that this file does not contain what it forbids.
 REGISTRY = re.compile(
@@ -379,3 +380,9 @@ def test_rules_accept_what_is_allowed() -> None:
     assert not undocumented("fa4/x.py", '"""M."""\ndef _f(): ...')
     contracts = 'layers = ["(fa4.sim)"]\nsource_modules = ["fa4.sim"]\n'
     assert not parts_without_contract(contracts, {"sim"})
+
+
+def test_the_root_of_the_package_is_small() -> None:
+    """What is not one of the few names that everybody reads has a folder."""
+    loose = {path.stem for path in (ROOT / "fa4").glob("*.py")} - {"__init__", "__main__"}
+    assert len(loose) <= MOST_ROOT_MODULES, sorted(loose)

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import fa4
-from fa4 import checked, choose, form
 from fa4.backends import NAMES, AttentionGradients, find_backend
-from fa4.call import ARGUMENTS, INPUTS, Call, operator_schema
-from fa4.checked import DENSE_DEFAULTS, VARLEN_DEFAULTS, make_call
+from fa4.call import checked, choose, form
+from fa4.call.call import ARGUMENTS, INPUTS, Call, operator_schema
+from fa4.call.checked import DENSE_DEFAULTS, VARLEN_DEFAULTS, make_call
 
 N = np.zeros((1, 4, 1, 8), np.float32)
 T = torch.zeros(1, 4, 1, 8)
@@ -30,7 +30,7 @@ def tensors(dtype: torch.dtype = torch.float32, grad: bool = True) -> list[torch
 
 def test_the_operators_take_the_fields() -> None:
     """In order, and of their types: torch's schema is made from them."""
-    from fa4 import torch_op  # noqa: F401
+    from fa4.call import torch_op  # noqa: F401
 
     for name, before, after in (("forward", 0, 3), ("backward", 5, 1)):
         schema = getattr(torch.ops.fa4, f"attention_{name}").default._schema
@@ -211,7 +211,7 @@ def test_torch_compile(impl: str, options: dict[str, Any], window: Any) -> None:
 @pytest.mark.parametrize("impl", ["reference", "oracle"])
 def test_operators_are_well_formed(impl: str) -> None:
     """torch's own checks: schema, fakes, autograd, dynamic sizes."""
-    from fa4 import torch_op
+    from fa4.call import torch_op
 
     q, k, v = tensors()
     sink = torch.zeros(2, requires_grad=True)

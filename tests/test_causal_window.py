@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fa4
-from fa4.checked import make_call
+from fa4.call.checked import make_call
 from fa4.commands.compile import window_features
 from fa4.config import normalize_window
 from fa4.dtypes import round_to

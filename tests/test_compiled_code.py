@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fa4.compiled_code import COMPILING, EVERY_TIME, drop_stale
+from fa4.base.compiled_code import COMPILING, EVERY_TIME, drop_stale
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("checks", "machine")
@@ -108,9 +108,9 @@ def test_the_emulator_is_looked_after() -> None:
     """All its files with compiled functions, before the first of them is imported."""
     code = """
 import sys
-import fa4.compiled_code
+import fa4.base.compiled_code
 told = []
-fa4.compiled_code.prepare = lambda sources: told.append((sources, [*sys.modules]))
+fa4.base.compiled_code.prepare = lambda sources: told.append((sources, [*sys.modules]))
 import fa4.emulator.execute
 ((sources, before),) = told
 assert not any(name.startswith("fa4.emulator.checks.") for name in before), before

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import fa4.designs
 import fa4.plan
 import fa4.reference
 import fa4.sim
@@ -51,7 +52,8 @@ def dataclasses_of(*packages: object) -> Iterator[type]:
 
 
 FOUND = {
-    value.__name__: value for value in dataclasses_of(fa4.reference, fa4.plan, fa4.sim, fa4.testing)
+    value.__name__: value
+    for value in dataclasses_of(fa4.reference, fa4.designs, fa4.plan, fa4.sim, fa4.testing)
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fa4.files import read_bytes, read_text, require_replaceable, write_whole
+from fa4.base.files import read_bytes, read_text, require_replaceable, write_whole
 
 
 def test_devices_pipes_and_folders_are_not_replaced(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import fa4
-from fa4 import choose
 from fa4.backends import emulator, on_gpu
-from fa4.checked import make_call
+from fa4.call import choose
+from fa4.call.checked import make_call
 from fa4.config import BackwardConfig
 from fa4.hardware import B300
 from fa4.masks import Chunked
@@ -444,7 +444,7 @@ def test_torch_compile(options: dict[str, Any], built: list[BackwardDouble]) -> 
 
 def test_operators_are_well_formed(built: list[BackwardDouble]) -> None:
     """torch's own checks of schema, fakes and autograd."""
-    from fa4 import torch_op
+    from fa4.call import torch_op
 
     dout, *inputs = tensors()
     sink = torch.tensor(SINK, requires_grad=True)

@@ -12,12 +12,13 @@ import pytest
 
 from docs.hopper_tables import LISTS, LOAD, PAGE, SECTIONS, TABLES, WIDE, of_program
 from fa4.config import WarpgroupPipeline
+from fa4.designs import plan_of
 from fa4.hardware import H100, H200
 from fa4.sim import engine
 from fa4.sim.cost_table import CostTable, HopperCosts
 from fa4.sim.machine import find_machine
 from fa4.sim.power import H200_POWER
-from fa4.sim.predict import Simulation, build_plan, make_runner
+from fa4.sim.predict import Simulation, make_runner
 from hardware.hopper_units import power
 from hardware.hopper_units.figures import STARTS, STEPS, figures, parse, report
 from hardware.hopper_units.measure import PROGRAMS, STATE, summary, text_of
@@ -272,7 +273,7 @@ def test_the_simulator_takes_as_long_as_steps_without_loads() -> None:
             head_dim=dim, consumers=rows // 64, tile_n=tile_n, overlap=match[4] == "overlap",
             ping_pong=match[5] is not None,
         )  # fmt: skip
-        code = make_runner(build_plan(pipeline, machine.gpu), machine, Simulation()).code
+        code = make_runner(plan_of(pipeline, machine.gpu), machine, Simulation()).code
         ends = [engine.execute(code, np.array([[n, 1, n - 1]])).end for n in (48, 96)]
         off[name] = abs((ends[1] - ends[0]) / 48 / figure.value - 1)
     assert len(off) == 28

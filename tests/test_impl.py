@@ -19,12 +19,12 @@ from cutlass import cute
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fa4
-from fa4 import checked, choose, form, torch_op
 from fa4.backends import emulator as emulator_backend
 from fa4.backends import find_backend, on_gpu
 from fa4.backends import kernel as kernel_backend
 from fa4.backends import sm100 as sm100_backend
-from fa4.checked import make_call
+from fa4.call import checked, choose, form, torch_op
+from fa4.call.checked import make_call
 from fa4.compiled import build as builder
 from fa4.compiled import toolchain
 from fa4.compiled.support import NotSupported

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fa4 import choose, cli
+from fa4 import cli
+from fa4.call import choose
 from fa4.commands import bench, bench_timing, judge
 from fa4.commands import run as run_module
 from fa4.config import Problem

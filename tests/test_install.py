@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fa4.base.install import DISTRIBUTION, REINSTALL, refuse_mixed_files
 from fa4.commands import doctor
-from fa4.install import DISTRIBUTION, REINSTALL, refuse_mixed_files
 from tests.installed import EXTRAS, PYPROJECT, ROOT, call, copy_project
 
 HINT = re.compile(r"pip install ([^`\n\"]+)")
@@ -50,7 +50,7 @@ def other_versions(text: str, pyproject: str) -> list[str]:
 def source_files() -> list[Path]:
     """The files whose hints a user sees."""
     found = [*(ROOT / "fa4").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
-    return [path for path in found if path != ROOT / "fa4/install.py"]
+    return [path for path in found if path != ROOT / "fa4/base/install.py"]
 
 
 def test_hints_name_what_exists() -> None:

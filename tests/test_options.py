@@ -13,9 +13,9 @@ import pytest
 
 import fa4
 from docs.option_tables import PAGE, TABLES_OF_PAGE, in_kernels
-from fa4.call import ARGUMENTS, Call
+from fa4.call.call import ARGUMENTS, Call
+from fa4.call.options import OPTIONS
 from fa4.compiled.support import TABLES
-from fa4.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [option.name for option in OPTIONS]
@@ -121,6 +121,6 @@ def test_the_kit_draws_every_option() -> None:
 def test_the_page_is_that_of_the_table() -> None:
     """If not: python docs/option_tables.py."""
     assert list(TABLES_OF_PAGE.stale(PAGE.read_text("utf-8"))) == []
-    states = {x.name: in_kernels(x, "sm100") for x in OPTIONS}
+    states = {x.name: in_kernels(x, TABLES["sm100"]) for x in OPTIONS}
     assert states["softcap"] == "yes" and states["dropout_p"] == "no"
     assert states["deterministic"] == "-"

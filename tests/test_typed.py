@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fa4
-from fa4.options import OPTIONS, DenseOptions, VarlenOptions
+from fa4.call.options import OPTIONS, DenseOptions, VarlenOptions
 from tests import typed_program
 
 ROOT = Path(__file__).resolve().parents[1]

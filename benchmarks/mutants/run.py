@@ -2,10 +2,11 @@
 
 For each of a seeded sample of changes (`benchmarks.mutants.sample`) it runs the tests that ran the
 changed line in one recorded run (`record`), then those in the test file of the module's name, then
-those that ran anything of its file, then those of its package, up to LIMIT_SECONDS of them:
-constants, what tests make when they are loaded, and code that numba compiles are run by no test in
-particular. It stops at the first test that fails. A change is noticed if a test fails, the module
-cannot be imported any more, or the tests take far longer than before.
+those of the package's recorded tables, then those that ran anything of its file, then those of its
+package, up to LIMIT_SECONDS of them: constants, what tests make when they are loaded, and code that
+numba compiles are run by no test in particular. It stops at the first test that fails. A change is
+noticed if a test fails, the module cannot be imported any more, or the tests take far longer than
+before.
 `survivors.WHY` explains those that were not noticed: each changes nothing that the package
 promises. Exit code 1 if fewer than LEAST_SHARE were noticed or a survivor has no explanation.
 With --journal a run that was stopped goes on where it was, and one after new tests, or after edits
@@ -47,7 +48,9 @@ COMMON_TESTS = ("tests/test_api.py", "tests/test_config.py", "tests/test_datacla
                 "tests/docs/test_simulator_page.py")  # fmt: skip
 # Not changed: figures for people to look at, and what only measures.
 LEFT_OUT = ("fa4/sim/figure.py",)
-LIMIT_SECONDS = 40  # of tests for one change, CPU time of the recorded run
+LIMIT_SECONDS = 60  # of tests for one change, CPU time of the recorded run
+# Of a package, the tests that hold its tables to what was recorded of them: no line says so.
+RECORDED_TABLES = {"testing": "tests/testing/test_suite_record.py::"}
 SLOWER, GRACE_SECONDS = 5, 30  # how much longer they may take before that counts as noticed
 LEAST_SHARE = 0.92
 # What tests import, and nothing of fa4: processes are forked with these, which saves seconds each.
@@ -81,14 +84,16 @@ class Record:
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Those that ran the changed line, those in the test file of its name (which may run it in
-        processes of their own), those of its file, then the package's; in each group the fastest
-        first, LIMIT_SECONDS of them in all."""
+        processes of their own), those of recorded tables, those of its file, then the package's;
+        in each group the fastest first, LIMIT_SECONDS of them in all."""
         lines = self.lines.get(mutant.path, {})
         package = mutant.path.split("/")[1]
         namesake = f"tests/{package}/test_{Path(mutant.path).name}::"
+        tables = RECORDED_TABLES.get(package, "")
         groups = (
             [self.names[number] for number in lines.get(str(mutant.line), ())],
             [name for name in self.names if name.startswith(namesake)],
+            [name for name in self.names if tables and name.startswith(tables)],
             [self.names[number] for some in lines.values() for number in some],
             [name for name in self.names if name.startswith((f"tests/{package}/", "tests/test_"))],
         )

@@ -16,7 +16,7 @@ import importlib
 from functools import cache
 from typing import Any, NamedTuple, Protocol, cast
 
-from fa4.call import Call
+from fa4.call.call import Call
 
 ON_GPU = {"sm100": "sm100", "sm90": "sm90"}  # the family of the kernels of each
 EMULATED = {"emulator": "sm100", "emulator_sm90": "sm90"}
@@ -45,7 +45,7 @@ class AttentionGradients(NamedTuple):
 
 
 class Implementation(Protocol):
-    """What a module of this package offers. Calls have passed `fa4.form.with_form`."""
+    """What a module of this package offers. Calls have passed `fa4.call.form.with_form`."""
 
     def supports(self, call: Call, *, gradient: bool = False) -> str:
         """Why the call (and its gradient) cannot be computed; "" if it can. Computes nothing."""

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from fa4.arrays import is_torch
 from fa4.backends import AttentionGradients, Saved, kernel, kernel_backward
-from fa4.call import Call
+from fa4.backends.request import make_request
+from fa4.call.arrays import is_torch
+from fa4.call.call import Call
 from fa4.compiled.support import NotSupported, check
 from fa4.compiled.toolchain import find_toolchain
 from fa4.hardware import B200, H200, Gpu
-from fa4.request import make_request
 
 MACHINES = {"sm100": B200, "sm90": H200}  # whose kernels are executed, by family
 # In the emulator a kernel has so many SMs: few, so that each CTA gets several work tiles.

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fa4.arrays import element_type, is_torch
-from fa4.call import Call
+from fa4.call.arrays import element_type, is_torch
+from fa4.call.call import Call
 from fa4.compiled.build import build
 from fa4.compiled.launch import (
     LENGTHS,

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa4.arrays import is_torch
 from fa4.backends import AttentionGradients, Saved
 from fa4.backends.kernel import (
     FindMachine,
@@ -23,7 +22,8 @@ from fa4.backends.kernel import (
     read_vectors,
     remembered,
 )
-from fa4.call import Call
+from fa4.call.arrays import is_torch
+from fa4.call.call import Call
 from fa4.compiled.build import build
 from fa4.compiled.launch import (
     WORKSPACE,

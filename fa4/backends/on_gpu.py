@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from fa4.arrays import is_torch
 from fa4.backends import AttentionGradients, Saved, kernel, kernel_backward
-from fa4.call import Call
+from fa4.call.arrays import is_torch
+from fa4.call.call import Call
 from fa4.compiled.support import NotSupported, check
 from fa4.compiled.toolchain import find_toolchain
 from fa4.compiled.variants import find_gpu

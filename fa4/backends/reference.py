@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa4.arrays import like, to_numpy
 from fa4.backends import AttentionGradients, Saved
-from fa4.call import Call
+from fa4.backends.request import make_request
+from fa4.call.arrays import like, to_numpy
+from fa4.call.call import Call
 from fa4.reference import SavedForward, attention_backward, attention_forward
-from fa4.request import make_request
 
 
 def supports(call: Call, *, gradient: bool = False) -> str:

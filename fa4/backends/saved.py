@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fa4.arrays import element_type, is_torch, to_numpy
 from fa4.backends import Saved
-from fa4.call import Call
+from fa4.call.arrays import element_type, is_torch, to_numpy
+from fa4.call.call import Call
 
 _WHENCE = {
     "dout": "the gradient of the call's out",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
 from fa4.commands.bench_report import DTYPES, read_report
 from fa4.commands.bench_timing import (
@@ -21,7 +22,6 @@ from fa4.commands.bench_timing import (
     time_calls,
 )
 from fa4.compiled.support import NARROW
-from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.config import Problem
@@ -76,7 +76,7 @@ def bench(
 
     Example: fa4 bench --head-dims 128 --seqlens 8k,32k --masks causal --figure bench.png
     """
-    from fa4.choose import find_gpu
+    from fa4.call.choose import find_gpu
     from fa4.commands.bench_random import Limits, draw, measure_random, without_missing
     from fa4.commands.progress import progress_bar
 
@@ -145,8 +145,8 @@ def check_figure(figure: Path | None) -> None:
     """Raises now what drawing would raise after everything is measured."""
     if figure is None:
         return
+    from fa4.base.files import require_replaceable
     from fa4.commands.bench_figure import require_matplotlib
-    from fa4.files import require_replaceable
 
     if figure.suffix not in FIGURES:
         raise ValueError(f"--figure must end in {' or '.join(FIGURES)}; got {str(figure)!r}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fa4 import drawing
-from fa4.drawing import require_matplotlib
+from fa4.base import drawing
+from fa4.base.drawing import require_matplotlib
 
 __all__ = ["draw_bench", "require_matplotlib"]
 

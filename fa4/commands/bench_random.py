@@ -35,7 +35,7 @@ from fa4.compiled.support import NARROW
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fa4.choose import FoundGpu
+    from fa4.call.choose import FoundGpu
     from fa4.config import Problem
 
 COMMON_DIMS = (64, 96, 128, 256)

@@ -21,7 +21,7 @@ IMPLS = ("sm100", "sm90")
 
 def read_report(path: Path, backends: Collection[str]) -> dict[str, Any]:
     """What --json wrote. Raises ValueError that names the value which it never writes."""
-    from fa4.files import read_text
+    from fa4.base.files import read_text
 
     text = read_text(path)
     try:

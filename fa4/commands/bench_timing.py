@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fa4.compiled.support import NARROW
 
 if TYPE_CHECKING:
-    from fa4.choose import FoundGpu
+    from fa4.call.choose import FoundGpu
     from fa4.config import Problem
 
 OURS = "fa4"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
-from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.sim.calibrate import Calibration
@@ -43,10 +43,10 @@ def calibrate(
 
     Example: fa4 calibrate --measurements b200.csv --output my.toml
     """
+    from fa4.base.files import require_replaceable
     from fa4.commands.validate import describe as describe_comparison
     from fa4.commands.validate import load_rows
     from fa4.config import require_int
-    from fa4.files import require_replaceable
     from fa4.sim.calibrate import calibrate as fit
 
     require_int("evaluations", evaluations, 1)

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
 from fa4.commands.specs import (
-    KERNELS,
     file_stem,
     find_spec,
+    passes,
     take_own,
     take_tiles,
     window_features,
 )
-from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.compiled.build import Spec
@@ -31,9 +31,6 @@ FLAVOUR_HELP = "Compiler: cu12 or cu13. Default: cu13 where it is installed."
 ANY_ORDER_HELP = "Backward, not deterministic: dQ is summed in any order."
 LSE_HELP = "Backward: with a gradient of the LSE."
 RESIDUAL_HELP = "Backward: with what rounding took from O."
-# What the kernels of a backward pass do, in the order of their launches; of Hopper's wide heads.
-BACKWARD_KERNELS = ("pre-process: statistics of rows", "main kernel", "post-process: dQ in 16 bits")
-WIDE_KERNELS = (BACKWARD_KERNELS[0], "dK and dV", "dQ", "gradient of the sink")
 TOP_OPCODES = 8  # named of a loop
 SHORTEST_PTX_LOOP = 32  # instructions
 SUFFIXES = {"ptx": ".ptx", "cubin": ".cubin", "host_object": ".o", "sass": ".sass"}
@@ -46,7 +43,7 @@ Out = Annotated[
 
 
 def compile(
-    kernel: Annotated[str, typer.Argument(help="forward or backward.")] = "forward",
+    kernel: Annotated[str, typer.Argument(help="forward, backward, or a kernel.")] = "forward",
     head_dim: Annotated[int, typer.Option(help="Elements of a query and key.")] = 128,
     head_dim_v: HeadDimV = None,
     dtype: Annotated[str, typer.Option(help="bf16, fp16; on sm_90a e4m3, e5m2.")] = "bf16",
@@ -81,7 +78,9 @@ def compile(
     """
     from fa4.config import require
 
-    require(kernel in KERNELS, f"the kernel must be one of {', '.join(KERNELS)}", kernel)
+    known = passes()
+    require(kernel in known, f"the kernel must be one of {', '.join(known)}", kernel)
+    which = known[kernel]
     features: dict[str, Any] = {
         "dtype": dtype,
         "causal": causal,
@@ -95,7 +94,7 @@ def compile(
     own = {"group": group, "lse": not no_lse, "scheduler": scheduler,
            "deterministic": not any_order, "lse_gradient": lse_gradient,
            "out_residual": out_residual}  # fmt: skip
-    features |= take_own(kernel, own) | take_tiles(kernel, arch, tile_m, tile_n, stages)
+    features |= take_own(which, own) | take_tiles(which, arch, tile_m, tile_n, stages)
     spec = find_spec(kernel, arch, head_dim, head_dim_v or head_dim, features)
     if out is not None:
         check_folder(out)
@@ -170,12 +169,9 @@ def in_launch_order(
 
 def titles_of(spec: Spec) -> Sequence[str]:
     """What the kernels of a backward pass do; of a forward pass, which is one, nothing is said."""
-    from fa4.compiled.artifact import kind_of
-    from fa4.sm90.wide.spec import WideBackwardSpec
+    from fa4.compiled.build import how_compiled
 
-    if kind_of(spec) == "forward":
-        return ()
-    return WIDE_KERNELS if isinstance(spec, WideBackwardSpec) else BACKWARD_KERNELS
+    return how_compiled(spec).launches
 
 
 def describe_plan(spec: Spec) -> dict[str, Any]:

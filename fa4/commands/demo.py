@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import SCHEMA_VERSION, emit, plain
-from fa4.files import check_folder, write_whole
 
 MOST_FINDINGS = 3  # shown to people; the report has all
 

@@ -189,11 +189,11 @@ def say_step(made: CommunicationPlan, step: Step) -> str:
 
 def draw(made: CommunicationPlan, path: Path) -> None:
     """Write the picture of a plan, timed on B200s linked by NVLink."""
+    from fa4.base.drawing import FORMATS
+    from fa4.base.files import check_folder, require_replaceable, write_whole
     from fa4.distributed.forecast import make_model
     from fa4.distributed.picture import render_plan as render_picture
     from fa4.distributed.simulate import time_plan
-    from fa4.drawing import FORMATS
-    from fa4.files import check_folder, require_replaceable, write_whole
     from fa4.sim.links import make_fabric
 
     kind = path.suffix.lstrip(".").lower()

@@ -18,9 +18,9 @@ from typing import Annotated, Any
 import typer
 
 import fa4
-from fa4.choose import find_gpu
+from fa4.base.install import DISTRIBUTION
+from fa4.call.choose import find_gpu
 from fa4.commands import emit
-from fa4.install import DISTRIBUTION
 
 CORE = ("numpy", "numba", "ml_dtypes", "threadpoolctl", "typer", "rich")
 
@@ -76,7 +76,7 @@ def render_matrix(report: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the kernels support; what they refuse is what each impl of theirs refuses."""
     from rich.table import Table
 
-    columns = ("forward", "backward", "sm90")
+    columns = [name for name in report["features"][0] if name not in ("feature", "detail")]
     table = Table("feature", *columns, "limits, or why not")
     words = {True: "yes", False: "no", None: "-"}
     for row in report["features"]:

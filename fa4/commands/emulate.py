@@ -10,20 +10,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
+from fa4.commands.emulate_findings import (
+    BaselineOption,
+    CoverageOption,
+    FindingFiles,
+    IgnoreOption,
+    SarifOption,
+    SuppressionsOption,
+    WriteOption,
+)
 from fa4.commands.emulate_report import render, render_kernels, render_support
-from fa4.files import check_folder, write_whole
+from fa4.emulator.kinds import SEVERITIES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fa4.emulator.accepted import Accepted
     from fa4.emulator.machine.launch_record import Allocation, Launch
     from fa4.emulator.tools.seeds import Exploration
 
 LISTED_PROBLEMS = 3
 MAX_STEPS = 10_000_000  # half a minute
 ARCHS = ("sm_100a", "sm_103a", "sm_90a")
-SEVERITIES = ("formal", "hazard", "error")  # of fa4.emulator.errors, which is slow to import
 
 FileArgument = Annotated[
     Path | None, typer.Argument(metavar="FILE.ptx|SCRIPT.py", show_default=False)
@@ -101,6 +111,12 @@ def emulate(
     max_findings: Annotated[int, typer.Option(min=1, help="Stop after this many.")] = 20,
     max_steps: MaxStepsOption = MAX_STEPS,
     fail_on: FailOption = "hazard",
+    ignore: IgnoreOption = None,
+    suppressions: SuppressionsOption = None,
+    baseline: BaselineOption = None,
+    write_baseline: WriteOption = False,
+    sarif: SarifOption = None,
+    coverage: CoverageOption = None,
     arch: ArchOption = "sm_100a",
     trace: TraceOption = None,
     list_only: Annotated[bool, typer.Option("--list", help="Describe the kernels.")] = False,
@@ -122,7 +138,14 @@ def emulate(
         return
     if file is None:
         raise ValueError("missing argument FILE.ptx or SCRIPT.py")
-    severity = choose_severity(fail_on)
+    files = FindingFiles(
+        ignore=ignore or [],
+        suppressions=suppressions or [],
+        baseline=baseline,
+        write_baseline=write_baseline,
+        sarif=sarif,
+        coverage=coverage,
+    )
     options = {
         "schedule": choose_schedule(schedule, seeds),
         "checks": not no_checks,
@@ -131,34 +154,56 @@ def emulate(
         "ordered_sums": ordered_sums,
         "max_findings": max_findings,
         "max_steps": max_steps,
-        "fail_on": severity,
+        "fail_on": choose_severity(fail_on),
     }
+    of_ptx = {
+        "--kernel": kernel, "--grid": grid, "--block": block, "--cluster": cluster, "--smem": smem,
+        "--arg": arg, "--out": out, "--seeds": seeds > 1, "--trace": trace, "--list": list_only,
+    }  # fmt: skip
     if file.suffix == ".py":
-        of_ptx = {
-            "--kernel": kernel, "--grid": grid, "--block": block, "--cluster": cluster,
-            "--smem": smem, "--arg": arg, "--out": out, "--seeds": seeds > 1, "--trace": trace,
-            "--list": list_only,
-        }  # fmt: skip
         refuse_given(file, of_ptx)
-        chosen = {**options, "seed": seed}
-        emulate_script(file, script_args or [], choose_arch(arch), chosen, as_json)
+        chosen = {**options, "seed": seed, "collect": write_baseline}
+        emulate_script(file, script_args or [], choose_arch(arch), chosen, files, as_json)
         return
     if script_args:
         raise ValueError(f"{script_args[0]}: only a script takes arguments; a kernel's are --arg")
+    emulate_ptx(file, of_ptx | {"--seeds": seeds, "--seed": seed}, options, files, as_json)
+
+
+def emulate_ptx(
+    file: Path,
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
+    files: FindingFiles,
+    as_json: bool,
+) -> None:
+    """Runs a kernel of a PTX file and prints what was found. given: options that only PTX has."""
+    from fa4.emulator.tools.finding_files import FindingTexts
+
+    seed, trace, accepted = given["--seed"], given["--trace"], files.accepted
     with one_line_errors(file):
         ptx = read_ptx(file)
-        if list_only:
+        if given["--list"]:
             from fa4.emulator.tools.describe import describe_kernels
 
             emit({"file": str(file), **describe_kernels(ptx)}, as_json, render_kernels)
             return
-        shapes = {"grid": grid, "block": block, "cluster": cluster}
-        job = prepare(ptx, kernel, arg or [], seed, smem, shapes)
-        places = check_outputs(job, out or [], trace)
-        found = run(job, seeds, {**options, "seed": seed}, trace)
-    report = describe(job, found) | {"file": str(file), **options, "trace": trace}
-    emit(report | {"written": write(job, places)}, as_json, render)
-    if any(is_as_severe(finding, severity) for finding in report["findings"]):
+        shapes = {name: given[f"--{name}"] for name in ("grid", "block", "cluster")}
+        job = prepare(ptx, given["--kernel"], given["--arg"] or [], seed, given["--smem"], shapes)
+        places = check_outputs(job, given["--out"] or [], trace)
+        chosen = {**options, "seed": seed, "accepted": accepted}
+        found = run(job, given["--seeds"], chosen, trace)
+    report = describe(job, found, accepted) | {"file": str(file), **options, "trace": trace}
+    ran = found.report
+    made = files.write(
+        FindingTexts(
+            findings=ran.findings, accepted=ran.accepted, coverage=ran.coverage, ptx_file=file
+        )
+    )
+    report |= {"written": write(job, places), "reports": list(map(str, made))}
+    emit(report, as_json, render)
+    severe = [f for f in report["findings"] if is_as_severe(f, options["fail_on"])]
+    if severe and not files.write_baseline:
         raise typer.Exit(1)
 
 
@@ -282,17 +327,22 @@ def is_as_severe(finding: Mapping[str, Any], severity: str) -> bool:
 
 
 def emulate_script(
-    file: Path, arguments: Sequence[str], arch: str, options: Mapping[str, Any], as_json: bool
+    file: Path,
+    arguments: Sequence[str],
+    arch: str,
+    options: Mapping[str, Any],
+    files: FindingFiles,
+    as_json: bool,
 ) -> None:
     """Runs a script and prints what was launched and found."""
     from fa4.commands.emulate_script import render_script, run_script
 
     if not file.is_file():
         raise ValueError(f"{file}: no such file")
-    done = run_script(file, arguments, arch, options)
+    done = run_script(file, arguments, arch, {**options, "accepted": files.accepted}, files)
     emit(done, as_json, render_script)
-    if done["failed"]:
-        raise typer.Exit(1)
+    if code := 1 if done["failed"] else done["exit_code"]:
+        raise typer.Exit(code)
 
 
 def check_outputs(job: PtxJob, texts: Sequence[str], trace: Path | None) -> dict[str, Path]:
@@ -349,7 +399,7 @@ def write(job: PtxJob, places: Mapping[str, Path]) -> dict[str, Path]:
     return dict(places)
 
 
-def describe(job: PtxJob, found: Exploration) -> dict[str, Any]:
+def describe(job: PtxJob, found: Exploration, accepted: Accepted | None) -> dict[str, Any]:
     """The report as plain data."""
     from fa4.emulator.tools.describe import describe_array, describe_report
 
@@ -360,6 +410,7 @@ def describe(job: PtxJob, found: Exploration) -> dict[str, Any]:
         "cluster": launch.cluster,
         "dynamic_smem_bytes": launch.dynamic_smem_bytes,
         **describe_report(found.report, launch.ptx),
+        "unused_rules": accepted.unused() if accepted else [],
         "seeds": found.seeds,
         "differing": found.differing,
         "arrays": [describe_array(n, a, job.before[n]) for n, a in job.arrays.items()],

@@ -33,7 +33,8 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         f"{name} differs between seed {seeds[0]} and seed {seed}"
         for name, seed in report["differing"].items()
     ]
-    parts += [f"wrote {path}" for path in report["written"].values()]
+    parts += render_accepted(report)
+    parts += [f"wrote {path}" for path in [*report["written"].values(), *report["reports"]]]
     if report["trace"]:
         parts.append(f"wrote {report['trace']}; open it at https://ui.perfetto.dev")
     count = len(report["findings"])
@@ -52,8 +53,17 @@ def render_finding(finding: Mapping[str, Any]) -> str:
     who = f"CTA {finding['cta']}" if finding["cta"] >= 0 else ""
     who += f" warp {finding['warp']}" if finding["warp"] >= 0 else ""
     who = f"\n    {who}" * bool(who)
-    formal = " (formal)" * (finding["severity"] == "formal")
-    return f"\n{finding['kind']}{formal}: {finding['message']}\n    {where}{who}{hint}"
+    why = f"\n    {finding['severity']}; {finding['why']}"
+    return f"\n{finding['kind']}: {finding['message']}\n    {where}{who}{why}{hint}"
+
+
+def render_accepted(report: Mapping[str, Any]) -> list[str]:
+    """Findings that rules or a baseline cover, a line each, and rules that cover nothing."""
+    lines = [
+        f"accepted ({one['reason']}): {one['kind']} at {one['source'] or one['line']}"
+        for one in report["accepted"]
+    ]
+    return lines + [f"covers nothing: --ignore {rule}" for rule in report["unused_rules"]]
 
 
 def render_coverage(coverage: Mapping[str, Any]) -> str:
@@ -61,15 +71,26 @@ def render_coverage(coverage: Mapping[str, Any]) -> str:
     missed, total = coverage["missed"], coverage["instructions"]
     name = _shortened(coverage["kernel"])
     if not missed:
-        return f"{name}: all of its {total} instructions ran"
+        return f"{name}: all of its {total} instructions ran{_one_way(coverage['branches'])}"
     lines = _ranges(sorted({one["line"] for one in missed}))
     text = f"{name}: {coverage['reached']} of {total} instructions ran; not: PTX lines {lines}"
     if sources := sorted({one["source"] for one in missed if one["source"]}):
         shown = ", ".join(sources[:MOST_SOURCES])
         text += f"\n  of {shown}" + (", ..." if len(sources) > MOST_SOURCES else "")
+    text += _one_way(coverage["branches"])
     if waits := sum(one["synchronises"] for one in missed):
         text += f"\n  {waits} of them synchronise: no fault there can be found by this run"
     return text
+
+
+def _one_way(branches: Sequence[Mapping[str, Any]]) -> str:
+    """How many branches went one way only, and where they stand."""
+    reached = [branch for branch in branches if branch["taken"] is not None]
+    if not reached:
+        return ""
+    lines = _ranges(sorted({branch["line"] for branch in reached}))
+    what = "branch" if len(reached) == 1 else "branches"
+    return f"\n  {len(reached)} {what} went one way only: PTX lines {lines}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

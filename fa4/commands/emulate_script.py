@@ -9,22 +9,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fa4.commands.emulate_report import render_coverage, render_finding
+from fa4.commands.emulate_findings import FindingFiles
+from fa4.commands.emulate_report import render_accepted, render_coverage, render_finding
 
 
 def run_script(
-    script: Path, arguments: Sequence[str], arch: str, options: Mapping[str, Any]
+    script: Path,
+    arguments: Sequence[str],
+    arch: str,
+    options: Mapping[str, Any],
+    files: FindingFiles,
 ) -> dict[str, Any]:
     """Runs a script as `python SCRIPT ARGUMENTS` does, its kernels in the emulator.
 
     Returns what was launched and found, as plain data. Raises what the script raises, but for
-    findings, which end it.
+    findings, which end it, and sys.exit.
     """
     from fa4.emulator.errors import EmulationFailed
     from fa4.emulator.host.session import emulate
-    from fa4.emulator.tools.describe import describe_coverage, describe_findings
+    from fa4.emulator.tools.describe import describe_accepted, describe_coverage, describe_findings
+    from fa4.emulator.tools.finding_files import FindingTexts
 
-    failed = False
+    failed, exit_code = False, 0
     before = sys.argv, list(sys.path)
     sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
     try:
@@ -33,18 +39,34 @@ def run_script(
                 runpy.run_path(str(script), run_name="__main__")
             except EmulationFailed:
                 failed = True
+            except SystemExit as end:
+                exit_code = _code_of(end)
     finally:
         sys.argv, sys.path[:] = before
     launches = Counter(name for report in session.reports for name in report.kernels)
+    findings, accepted, coverage = session.findings(), session.accepted(), session.coverage()
+    made = files.write(FindingTexts(findings=findings, accepted=accepted, coverage=coverage))
     return {
         "script": str(script),
         "arch": arch,
         "launches": dict(launches),
         "thread_instructions": sum(r.instructions.total() for r in session.reports),
-        "findings": [found for r in session.reports for found in describe_findings(r.findings, "")],
-        "coverage": [describe_coverage(one) for one in session.coverage()],
+        "findings": describe_findings(findings, ""),
+        "accepted": describe_accepted(accepted),
+        "unused_rules": options["accepted"].unused() if options["accepted"] else [],
+        "coverage": [describe_coverage(one) for one in coverage],
+        "reports": list(map(str, made)),
         "failed": failed,
+        "exit_code": exit_code,
     }
+
+
+def _code_of(end: SystemExit) -> int:
+    """The exit code that Python would give."""
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
 
 
 def render_script(report: Mapping[str, Any]) -> tuple[str, ...]:
@@ -60,5 +82,7 @@ def render_script(report: Mapping[str, Any]) -> tuple[str, ...]:
         "thread-instructions",
         *launches,
         *map(render_coverage, report["coverage"]),
+        *render_accepted(report),
+        *(f"wrote {path}" for path in report["reports"]),
         f"findings: {listed}" + ("; the script was ended by the last" if report["failed"] else ""),
     )

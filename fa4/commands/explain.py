@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,13 +10,13 @@ import typer
 from fa4.commands import emit
 
 if TYPE_CHECKING:
-    from fa4.config import BackwardPipeline, ForwardPipeline
     from fa4.hardware import Gpu
     from fa4.plan.schema import PipelinePlan
 
 PASSES = ("forward", "backward")
 ONLY = {"forward": ("tile_n", "q_tiles", "kv_stages"),
-        "backward": ("design", "deterministic", "scheduler")}  # fmt: skip
+        "backward": ("deterministic", "scheduler")}  # fmt: skip
+CHANGES = ("tile_n", "q_tiles", "cta_group", "kv_stages", "scheduler")
 SEQLEN = 8192  # of the problem that FlashAttention-4's choices are looked up for
 
 
@@ -31,8 +30,9 @@ def explain(
     tile_n: Annotated[int | None, typer.Option(help="Keys of a KV tile; forward only.")] = None,
     q_tiles: Annotated[int | None, typer.Option(help="Q tiles per CTA; forward only.")] = None,
     kv_stages: Annotated[int | None, typer.Option(help="K/V ring slots; forward only.")] = None,
-    design: Annotated[
-        str | None, typer.Option(help="fa4 or flash_attn.cute; backward only.", show_default="fa4")
+    kernel: Annotated[
+        str | None,
+        typer.Option(help="As of fa4 predict.", show_default="this package's on the machine"),
     ] = None,
     deterministic: Annotated[
         bool | None, typer.Option("--deterministic", help="A fixed order of sums; backward only.")
@@ -60,10 +60,10 @@ def explain(
         raise ValueError("--mermaid and --json exclude each other; got both")
     choices = {"head_dim": head_dim, "head_dim_v": head_dim_v, "causal": causal,
                "cta_group": cta_group, "tile_n": tile_n, "q_tiles": q_tiles,
-               "kv_stages": kv_stages, "design": design, "deterministic": deterministic,
+               "kv_stages": kv_stages, "deterministic": deterministic,
                "scheduler": scheduler}  # fmt: skip
     gpu = find_machine(machine).gpu
-    plan = build(which, choices, gpu)
+    plan = build(which, choices, gpu, kernel)
     report = describe(plan, gpu)
     if mermaid:
         print(render_graph(plan))
@@ -75,44 +75,26 @@ def explain(
         raise typer.Exit(1)
 
 
-def build(which: str, choices: Mapping[str, Any], gpu: Gpu) -> PipelinePlan:
-    """The plan of FlashAttention-4's choices for a long problem, with the given ones instead."""
-    from fa4.plan import backward_plan, forward_plan
+def build(
+    which: str, choices: Mapping[str, Any], gpu: Gpu, kernel: str | None = None
+) -> PipelinePlan:
+    """The plan of a kernel's choices for a long problem, with the given ones instead."""
+    from fa4.designs import find_design
+    from fa4.sim.options import replaced
 
     other = "backward" if which == "forward" else "forward"
     for name in ONLY[other]:
         if choices[name] is not None:
             option = "--" + name.replace("_", "-")
             raise ValueError(f"{option} is an option of the {other} pass; got {choices[name]}")
-    if which == "forward":
-        return forward_plan(_forward(choices, gpu), gpu)
-    return backward_plan(_backward(choices), gpu)
-
-
-def _forward(choices: Mapping[str, Any], gpu: Gpu) -> ForwardPipeline:
-    from fa4.sim.defaults import default_forward
-
-    pipeline = default_forward(_problem(choices), gpu)
-    tiles = {name: choices[name] for name in ("tile_n", "q_tiles") if choices[name] is not None}
-    shape = {
-        name: choices[name] for name in ("cta_group", "kv_stages") if choices[name] is not None
-    }
-    return replace(pipeline, numerics=replace(pipeline.numerics, **tiles), **shape)
-
-
-def _backward(choices: Mapping[str, Any]) -> BackwardPipeline:
-    from fa4.sim.defaults import default_backward
-
-    pipeline = default_backward(
-        _problem(choices), design=choices["design"] or "fa4",
-        deterministic=bool(choices["deterministic"]),
-    )  # fmt: skip
-    if choices["scheduler"] is not None:
-        pipeline = replace(pipeline, scheduler=choices["scheduler"])
-    if choices["cta_group"] is None:
-        return pipeline
-    numerics = replace(pipeline.numerics, cta_group=choices["cta_group"])
-    return replace(pipeline, numerics=numerics)
+    design = find_design(gpu, backward=which == "backward", kernel=kernel)
+    assert design.choose is not None  # it is modelled
+    pipeline = design.choose(_problem(choices), gpu, bool(choices["deterministic"]))
+    for name in CHANGES:
+        if choices[name] is not None:
+            pipeline = replaced(pipeline, {name: choices[name]}, which)
+    plan: PipelinePlan = design.plan(pipeline, gpu)
+    return plan
 
 
 def _problem(choices: Mapping[str, Any]) -> Any:

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
-from fa4.files import check_folder, write_whole
 
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
@@ -38,12 +38,12 @@ def explore(
 
     Example: fa4 explore --quick --open
     """
+    from fa4.base.files import require_replaceable
     from fa4.explore.controls import controls, with_machines
     from fa4.explore.packing import pack
     from fa4.explore.page import build_page
     from fa4.explore.recording import count_shapes, record_grid
     from fa4.explore.verdicts import read_verdicts
-    from fa4.files import require_replaceable
     from fa4.sim.machine import find_machine
 
     if out.suffix.lower() not in (".html", ".htm"):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
-from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.figures.entry import FigureEntry
@@ -37,7 +37,7 @@ def figures(
 
     Example: fa4 figures ablation exp2 --format svg
     """
-    from fa4.drawing import FORMATS, require_matplotlib
+    from fa4.base.drawing import FORMATS, require_matplotlib
     from fa4.figures.catalogue import choose
 
     chosen = choose(names or [])
@@ -59,7 +59,7 @@ def figures(
 
 def check_files(paths: Any) -> None:
     """Raise now what writing would raise later, before anything is computed."""
-    from fa4.files import require_replaceable
+    from fa4.base.files import require_replaceable
 
     for path in paths:
         check_folder(path.parent)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from fa4.api import flash_attn_backward, flash_attn_func
-from fa4.arrays import like, to_numpy
 from fa4.backends import EMULATED, KERNELS, ON_GPU, Saved
-from fa4.call import Call
-from fa4.checked import make_call
-from fa4.choose import MADE_FOR, check_impl, choose, find_gpu
+from fa4.call.arrays import like, to_numpy
+from fa4.call.call import Call
+from fa4.call.checked import make_call
+from fa4.call.choose import MADE_FOR, check_impl, choose, find_gpu
 
 TIMED_CALLS, WARM_UP_CALLS = 20, 5
 

@@ -30,7 +30,7 @@ def compare(
     Of large problems the last rows (which mean the same without the others, as masks are aligned
     bottom-right) of the first heads are looked at: `checked` says how many.
     """
-    from fa4.checked import DENSE_DEFAULTS
+    from fa4.call.checked import DENSE_DEFAULTS
     from fa4.testing.budget import check_output, expect_forward
     from fa4.testing.inputs import dense_inputs
 
@@ -107,7 +107,7 @@ def _with_dout(
     """The testing kit's inputs of a dense call and its dO, of one sequence."""
     from dataclasses import replace
 
-    from fa4.checked import DENSE_DEFAULTS
+    from fa4.call.checked import DENSE_DEFAULTS
     from fa4.testing.inputs import dense_inputs
 
     q, k, v = arrays

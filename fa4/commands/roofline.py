@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fa4 import drawing
+from fa4.base import drawing
+from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit
-from fa4.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.config import BackwardPipeline, ForwardPipeline
@@ -25,10 +25,11 @@ UNIT_NAMES = {"tensor": "tensor core", "smem": "shared memory", "mufu": "exponen
 PAPER_KERNELS: tuple[dict[str, Any], ...] = (
     {"pass": "forward", "q_tiles": 1},
     {"pass": "forward", "q_tiles": 2},
-    {"pass": "backward", "cta_group": 1, "design": "flash_attn.cute"},
-    {"pass": "backward", "cta_group": 2, "design": "flash_attn.cute"},
+    {"pass": "backward", "cta_group": 1, "kernel": "published"},
+    {"pass": "backward", "cta_group": 2, "kernel": "published"},
 )
-ONLY = {"forward": ("q_tiles", "emulated_frequency"), "backward": ("design",)}
+KERNELS = ("blackwell", "published")  # of the backward pass
+ONLY = {"forward": ("q_tiles", "emulated_frequency"), "backward": ("kernel",)}
 
 NOTES = (
     "A, B: operands of a product read from shared memory (those in tensor memory are free)",
@@ -71,9 +72,12 @@ def roofline(
             show_default="0",
         ),
     ] = None,
-    design: Annotated[
+    kernel: Annotated[
         str | None,
-        typer.Option(help="Whose backward kernel, fa4 or flash_attn.cute.", show_default="fa4"),
+        typer.Option(
+            help="Whose backward kernel, blackwell (this package's) or published.",
+            show_default="blackwell",
+        ),
     ] = None,
     machine: Annotated[
         str, typer.Option(help="A machine's name, or a TOML file that describes one.")
@@ -87,7 +91,7 @@ def roofline(
 
     Example: fa4 roofline --pass forward --head-dim 64 --emulated-frequency 10
     """
-    from fa4.files import require_replaceable
+    from fa4.base.files import require_replaceable
 
     asked = {
         "pass": direction,
@@ -96,7 +100,7 @@ def roofline(
         "q_tiles": q_tiles,
         "cta_group": cta_group,
         "emulated_frequency": emulated_frequency,
-        "design": design,
+        "kernel": kernel,
     }
     if figure is not None:
         if figure.suffix.lower() not in (".png", ".svg"):
@@ -125,23 +129,18 @@ def describe_kernel(
     options: Mapping[str, Any], machine: Any, *, paper: bool = False
 ) -> dict[str, Any]:
     """Tile and terms of one kernel."""
-    from fa4.config import ForwardPipeline
-    from fa4.plan.backward import backward_plan
-    from fa4.plan.forward import forward_plan
+    from fa4.designs import plan_of
     from fa4.sim.roofline import roofline_terms
 
     pipeline = make_pipeline(options)
-    if isinstance(pipeline, ForwardPipeline):
-        plan, numerics = forward_plan(pipeline, machine.gpu), pipeline.numerics
-        rows = numerics.tile_m * numerics.q_tiles
-        emulated = numerics.exp2.share(numerics.tile_n)
-    else:
-        plan, rows, emulated = backward_plan(pipeline, machine.gpu), pipeline.numerics.tile_m, 0.0
+    plan, numerics = plan_of(pipeline, machine.gpu), pipeline.numerics
+    rows, split = numerics.tile_m * getattr(numerics, "q_tiles", 1), getattr(numerics, "exp2", None)
+    emulated = split.share(numerics.tile_n) if split else 0.0
     terms = roofline_terms(plan, machine, paper=paper)
     return {
         "pass": options.get("pass", "forward"),
         "plan": plan.name,
-        "design": options.get("design", "fa4") if options.get("pass") == "backward" else None,
+        "kernel": options.get("kernel", KERNELS[0]) if options.get("pass") == "backward" else None,
         "tile": [rows, pipeline.numerics.tile_n, pipeline.head_dim],
         "cta_group": plan.cta_group,
         "emulated_share": emulated,
@@ -177,8 +176,10 @@ def make_pipeline(options: Mapping[str, Any]) -> ForwardPipeline | BackwardPipel
         require(name not in options, f"{name} is for the {other} pass", options.get(name))
     if direction == "backward":
         tiles = BackwardConfig(tile_n=tile_n, cta_group=cta_group)
-        design = options.get("design", "fa4")
-        return BackwardPipeline(head_dim=head_dim, numerics=tiles, design=design)
+        whose = options.get("kernel", KERNELS[0])
+        require(whose in KERNELS, f"kernel must be one of {', '.join(KERNELS)}", whose)
+        published = whose != KERNELS[0]
+        return BackwardPipeline(head_dim=head_dim, numerics=tiles, published=published)
     frequency, split = options.get("emulated_frequency", 0), Exp2Split()
     if frequency:  # which columns of a group, and from which fragment on, as tuned for B200
         tuned = ForwardConfig.tuned("bf16", head_dim, causal=False).exp2
@@ -194,8 +195,8 @@ def title(kernel: Mapping[str, Any]) -> str:
     pair = ", CTA pair" if kernel["cta_group"] == 2 else ""
     emulated = kernel["emulated_share"]
     software = f", {emulated:.1%} of the exponentials emulated" if emulated else ""
-    design = f", design {kernel['design']}" if kernel["design"] else ""
-    return f"{kernel['pass']} {rows} x {keys} x {dim}{pair}{design}{software}"
+    whose = f", kernel {kernel['kernel']}" if kernel["kernel"] else ""
+    return f"{kernel['pass']} {rows} x {keys} x {dim}{pair}{whose}{software}"
 
 
 def verdict(kernel: Mapping[str, Any]) -> str:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fa4.backends import EMULATED, KERNELS
+from fa4.base.files import check_folder, require_replaceable, write_whole
 from fa4.commands import emit
 from fa4.commands.judge import compare, compare_gradients, render
 from fa4.commands.limits import attention_seconds, require_memory, time_text
 from fa4.config import require
-from fa4.files import check_folder, require_replaceable, write_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ DimVOption = Annotated[int, typer.Option(help="d of the values of --random; 0: d
 ImplOption = Annotated[
     str,
     typer.Option(
-        help="auto, sm100, sm90, emulator, emulator_sm90, reference, oracle (fa4.choose)."
+        help="auto, sm100, sm90, emulator, emulator_sm90, reference, oracle (fa4.call.choose)."
     ),
 ]
 OutOption = Annotated[
@@ -256,10 +256,10 @@ def read_layer(file: Path, name: str, dtype: str) -> Operands:
 
 def describe_problem(arrays: Operands, options: Mapping[str, Any]) -> Problem:
     """The sizes as a Problem. Raises ValueError where q, k and v do not fit together."""
-    from fa4.checked import make_call
+    from fa4.backends.request import make_request
+    from fa4.call.checked import make_call
     from fa4.config import Problem
     from fa4.dtypes import dtype_name
-    from fa4.request import make_request
 
     q, k, v = arrays
     make_request(make_call(q, k, v, options, varlen=False))
@@ -302,7 +302,9 @@ def predict(
 
     None for a problem that it has no kernel for.
     """
-    from fa4.sim.defaults import default_backward, default_forward, default_hopper
+    from fa4.designs import backward as backward_kernel
+    from fa4.designs import hopper_forward
+    from fa4.designs.forward import default_forward
     from fa4.sim.hopper_backward import predict_hopper_backward
     from fa4.sim.machine import find_machine
     from fa4.sim.predict import predict as simulate
@@ -314,9 +316,9 @@ def predict(
         if backward and hopper:
             found = predict_hopper_backward(problem, machine, deterministic=True)
         elif backward:
-            found = simulate(problem, default_backward(problem, deterministic=True), machine)
+            found = simulate(problem, backward_kernel.choose(problem, machine.gpu, True), machine)
         elif hopper:
-            found = simulate(problem, default_hopper(problem, machine.gpu, design="fa4"), machine)
+            found = simulate(problem, hopper_forward.choose(problem, machine.gpu), machine)
         else:
             found = simulate(problem, default_forward(problem, machine.gpu), machine)
     except ValueError:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fa4.compiled.build import Spec
     from fa4.plan import PipelinePlan
 
-KERNELS = ("forward", "backward")
+PASSES = ("forward", "backward")
 # What one kernel has and the other has not: its field, its option, its default.
 OWN_OPTIONS: dict[str, tuple[tuple[str, str, Any], ...]] = {
     "forward": (
@@ -22,6 +22,14 @@ OWN_OPTIONS: dict[str, tuple[tuple[str, str, Any], ...]] = {
         ("out_residual", "--out-residual", False),
     ),
 }  # fmt: skip
+
+
+def passes() -> dict[str, str]:
+    """What can be compiled -> its pass: the tuned kernel of a pass, or a design by its name."""
+    from fa4.designs import designs
+
+    named = {one.name: PASSES[one.backward] for one in designs() if one.compiled is not None}
+    return {**dict(zip(PASSES, PASSES, strict=True)), **named}
 
 
 def take_own(kernel: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,7 +68,9 @@ def find_spec(
 ) -> Spec:
     """The (tuned) spec of the options; ValueError if they make no kernel for this machine."""
     from fa4.compiled.support import FAMILIES
-    from fa4.compiled.variants import GPUS, find_tuned, find_tuned_backward
+    from fa4.compiled.variants import GPUS
+    from fa4.designs import design_of_spec, designs
+    from fa4.designs.design import named
 
     if arch not in GPUS:
         raise ValueError(f"arch must be one of {', '.join(GPUS)}; got {arch!r}")
@@ -70,10 +80,14 @@ def find_spec(
     for name, dim in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         require(dim > 0 and dim % 8 == 0, f"{name} must be a positive multiple of 8", dim)
     gpu = GPUS[arch]
-    if kernel == "backward":
-        spec: Spec = find_tuned_backward(head_dim, head_dim_v, gpu, **features)
-    else:
-        spec = find_tuned(head_dim, head_dim_v, gpu, **features)
+    fitting = [one for one in designs() if one.compiled is not None and not one.missing(gpu)]
+    wanted = [one for one in fitting if kernel in (one.name, PASSES[one.backward])]
+    if not wanted or wanted[0].compiled is None:
+        raise ValueError(f"{kernel} does not run on {gpu.name}")
+    spec: Spec = named(wanted[0].compiled.tuned)(head_dim, head_dim_v, gpu, **features)
+    found = design_of_spec(spec)
+    if kernel not in (found.name, PASSES[found.backward]):
+        raise ValueError(f"{found.name} is the kernel of these head dims; got {kernel}")
     require_registers(spec.plan)  # the plan refuses what does not fit into shared memory
     return spec
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fa4.base.files import check_folder, require_replaceable, write_whole
 from fa4.commands import emit
 from fa4.commands.predict import with_changes, with_settings
-from fa4.files import check_folder, require_replaceable, write_whole
 
 if TYPE_CHECKING:
     from fa4.sim.measured_ranges import MeasuredCta

@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fa4.files import check_folder, write_whole
+from fa4.base.files import check_folder, write_whole
 
 if TYPE_CHECKING:
     from fa4.testing import VerifyOptions
@@ -22,7 +22,7 @@ SILENT_SECONDS = 120.0  # without a property that ends, before somebody is told 
 
 def check_files(files: Mapping[str, Path | None]) -> dict[str, Path]:
     """The files that are asked for; ValueError for those that cannot be written, before a run."""
-    from fa4.files import require_replaceable
+    from fa4.base.files import require_replaceable
 
     wanted = {kind: path for kind, path in files.items() if path is not None}
     for kind, path in wanted.items():

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from fa4.compiled.artifact import CompiledKernel, Compiler, compile_artifact, kind_of
+from fa4.compiled.artifact import CompiledKernel, Compiler, compile_artifact
 from fa4.compiled.cache import KernelCache, open_cache, say_once
 from fa4.compiled.identity import NotHashable, kernel_key
 from fa4.compiled.support import FAMILIES
 from fa4.compiled.toolchain import MISSING, find_toolchain
+from fa4.designs import design_of_spec
+from fa4.designs.design import Compilation, named
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
@@ -21,7 +23,6 @@ from fa4.sm100.forward.spec import ForwardSpec
 Spec: TypeAlias = (
     ForwardSpec | BackwardSpec | WarpgroupSpec | WarpgroupBackwardSpec | WideBackwardSpec
 )
-HOPPER = (WarpgroupSpec, WarpgroupBackwardSpec, WideBackwardSpec)
 
 _MOST_IN_MEMORY = 256
 
@@ -37,7 +38,7 @@ def build(spec: Spec, arch: str = "sm_100a", *, compiler: Compiler | None = None
     compiler: instead of `compile_kernel`, with its signature. Raises ValueError for another arch or
     a spec that does not fit the machine, ImportError if CuTe-DSL is not installed.
     """
-    family = "sm90" if isinstance(spec, HOPPER) else "sm100"
+    family = how_compiled(spec).family
     archs = [name for name, found in FAMILIES.items() if found == family]
     if arch not in archs:
         raise ValueError(f"arch must be one of {', '.join(archs)}; got {arch!r}")
@@ -60,23 +61,14 @@ def compile_kernel(spec: Spec, arch: str) -> Any:
         import tvm_ffi  # noqa: F401
     except ImportError:
         raise ImportError(MISSING) from None
-    if isinstance(spec, WarpgroupBackwardSpec):
-        from fa4.compiled.backward import compile_warpgroup_backward as compile_now
-    elif isinstance(spec, WideBackwardSpec):
-        from fa4.compiled.backward import (  # type: ignore[assignment]
-            compile_wide_backward as compile_now,
-        )
-    elif kind_of(spec) == "backward":
-        from fa4.compiled.backward import (  # type: ignore[assignment]
-            compile_backward as compile_now,
-        )
-    elif isinstance(spec, WarpgroupSpec):
-        from fa4.compiled.forward import (  # type: ignore[assignment]
-            compile_warpgroup as compile_now,
-        )
-    else:
-        from fa4.compiled.forward import compile_forward as compile_now  # type: ignore[assignment]
-    return compile_now(spec, arch)  # type: ignore[arg-type]
+    return named(how_compiled(spec).compiler)(spec, arch)
+
+
+def how_compiled(spec: Spec) -> Compilation:
+    """How a spec's kernel is made. Raises TypeError for what is no spec."""
+    compiled = design_of_spec(spec).compiled
+    assert compiled is not None  # that is how it was found
+    return compiled
 
 
 def find_key(spec: Spec, arch: str, compiler: Compiler = compile_kernel) -> str:

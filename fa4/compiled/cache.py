@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fa4.base.files import require_regular
 from fa4.compiled.artifact import (
     CompiledKernel,
     DamagedArtifact,
@@ -25,7 +26,6 @@ from fa4.compiled.artifact import (
     to_bytes,
 )
 from fa4.compiled.identity import spec_text
-from fa4.files import require_regular
 
 SUFFIX, LOCK_SUFFIX, PARTIAL_SUFFIX = ".fa4", ".lock", ".part"
 _OFF = {"0", "off", "no", "false"}

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa4.config import BackwardConfig, ForwardConfig, Window
+from fa4.designs import designs
+from fa4.designs.design import named
 from fa4.masks import MASKS, IntervalMask
 from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS
 
@@ -360,11 +362,10 @@ def check(call: ForwardCall, family: str = "sm100") -> None:
             )
 
 
-# The columns of the matrix, by the names of the tables.
-COLUMNS = {
-    "forward": "sm100", "backward": "sm100 backward", "sm90": "sm90",
-    "sm90 backward": "sm90 backward",
-}  # fmt: skip
+def columns() -> dict[str, tuple[Feature, ...]]:
+    """The columns of the matrix: title -> rows, as the kernels' records name them."""
+    compiled = [one.compiled for one in designs() if one.compiled is not None]
+    return {one.column: named(one.support) for one in compiled}
 
 
 def describe_support() -> list[dict[str, Any]]:
@@ -372,7 +373,7 @@ def describe_support() -> list[dict[str, Any]]:
 
     detail: what is said of the first kernel that has the row, and where the others differ.
     """
-    tables = {column: {row.name: row for row in TABLES[table]} for column, table in COLUMNS.items()}
+    tables = {column: {row.name: row for row in rows} for column, rows in columns().items()}
     names = dict.fromkeys(name for rows in tables.values() for name in rows)
     return [
         {

@@ -190,7 +190,7 @@ def _keys_of_a_tile(call: ForwardCall) -> int:
 
 def count_splits(call: ForwardCall, spec: ForwardSpec | WarpgroupSpec) -> int:
     """Parts of a call's keys, which different CTAs compute; 1 where they are not divided."""
-    if not isinstance(spec, WarpgroupSpec) or not spec.split:
+    if not getattr(spec, "split", False):
         return 1
     return tuned_warpgroups(warpgroup_problem(call), spec.gpu).num_splits
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fa4 import drawing
-from fa4.drawing import BLUE, GREY, ORANGE, VERMILION
+from fa4.base import drawing
+from fa4.base.drawing import BLUE, GREY, ORANGE, VERMILION
 
 FEATURED_TAU = 8.0  # the one FlashAttention-4 uses for bf16
 

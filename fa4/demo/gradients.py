@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fa4.backends import AttentionGradients, Saved
-from fa4.call import Call
+from fa4.call.call import Call
 from fa4.testing.budget import Check, check_output, expect_gradients
 from fa4.testing.inputs import dense_inputs
 

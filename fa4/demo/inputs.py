@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from fa4.base.files import read_bytes, require_regular
 from fa4.demo.minilm import MiniLM, find_model
-from fa4.files import read_bytes, require_regular
 
 DEFAULT_TEXT = "attention.txt"  # beside this module
 ARRAY_NAME = re.compile(r"(?:(?P<layer>.+)\.)?(?P<part>[qkv])")

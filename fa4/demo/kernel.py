@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from fa4.call import Call
-from fa4.checked import make_call
+from fa4.backends.request import Request
+from fa4.call.call import Call
+from fa4.call.checked import make_call
 from fa4.demo.gradients import describe_run, keep_worst, run_backward_kernels
 from fa4.demo.inputs import Layer
 from fa4.demo.measure import split_heads
 from fa4.demo.speed import predict_request
-from fa4.request import Request
 from fa4.testing.budget import check_output, expect_forward
 from fa4.testing.inputs import dense_inputs
 

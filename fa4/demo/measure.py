@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa4.checked import make_call
+from fa4.backends.request import Request, make_request
+from fa4.call.checked import make_call
 from fa4.demo.inputs import Layer
 from fa4.dtypes import round_to
 from fa4.reference import Counters, attention_forward
-from fa4.request import Request, make_request
 from fa4.testing.budget import Check, Expected, check_output, expect_forward
 from fa4.testing.inputs import dense_inputs
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fa4.backends.request import Request
 from fa4.config import ForwardConfig
 from fa4.reference import sequences
 from fa4.reference.online_softmax import RowState, SoftmaxRule, online_step, row_maximum
 from fa4.reference.spec import LOG2_E, Attention
 from fa4.reference.tiles import Tile, TileMasks, cut
-from fa4.request import Request
 
 SWEEP_TILE_N = 32  # small, so that a chunk of 512 tokens has 16 KV tiles
 SWEEP_TAUS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fa4.backends.request import Request
 from fa4.config import Problem
-from fa4.request import Request
-from fa4.sim.defaults import default_forward
+from fa4.designs.forward import default_forward
+from fa4.designs.tiles import Lengths
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import Simulation, predict
-from fa4.sim.worktiles import Lengths
 
 if TYPE_CHECKING:
     from fa4.sm100.forward.spec import ForwardSpec
@@ -67,7 +67,7 @@ def _describe(
     if kernel is None:
         prediction = predict(problem, default_forward(problem, machine.gpu), machine, simulation)
     else:
-        from fa4.prediction import measured_plan
+        from fa4.compiled.prediction import measured_plan
 
         pipeline, dims = kernel.pipeline, (problem.head_dim, problem.head_dim_v)
         padded = replace(problem, head_dim=pipeline.head_dim, head_dim_v=pipeline.head_dim_v)

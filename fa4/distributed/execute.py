@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from fa4.arrays import is_torch
+from fa4.call.arrays import is_torch
 from fa4.distributed.blocks import Block
 from fa4.distributed.layout import Runs, clip, count
 from fa4.distributed.plan import (

@@ -94,7 +94,7 @@ def positions_of(runs: Runs) -> np.ndarray:
 
 def take(x: Any, index: np.ndarray, dim: int) -> Any:
     """x[index] along a dimension, for NumPy and torch."""
-    from fa4.arrays import is_torch
+    from fa4.call.arrays import is_torch
 
     if not is_torch(x):
         return x.take(index, axis=dim)
@@ -104,7 +104,7 @@ def take(x: Any, index: np.ndarray, dim: int) -> Any:
 
 
 def _joined(parts: Sequence[Any], dim: int) -> Any:
-    from fa4.arrays import is_torch
+    from fa4.call.arrays import is_torch
 
     if is_torch(parts[0]):
         import torch

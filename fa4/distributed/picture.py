@@ -2,7 +2,7 @@
 
 On the left the mask, rows downwards, keys to the right: a colour for each rank, a number for each
 step. On the right what each rank does when, as `simulate` has it: its kernels above, its messages
-below. Needs matplotlib, like all pictures (`fa4.drawing`).
+below. Needs matplotlib, like all pictures (`fa4.base.drawing`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fa4 import drawing
+from fa4.base import drawing
 from fa4.config import require
 from fa4.distributed.blocks import SequenceMask
 from fa4.distributed.plan import CommunicationPlan, Compute, Post

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fa4.arrays import is_torch
+from fa4.call.arrays import is_torch
 from fa4.distributed.execute import BlockPart, Tensors, rows_in
 from fa4.distributed.plan import Shard, Sizes
 

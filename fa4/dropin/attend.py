@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from fa4.api import flash_attn_func, flash_attn_varlen_func
-from fa4.arrays import is_torch
 from fa4.backends import KERNELS, ON_GPU
-from fa4.checked import make_call
-from fa4.choose import choose
-from fa4.compute import AttentionOutput
+from fa4.call.arrays import is_torch
+from fa4.call.checked import make_call
+from fa4.call.choose import choose
+from fa4.call.compute import AttentionOutput
 from fa4.dropin.mods import Modification
 
 Tensors = tuple[Any, Any, Any]

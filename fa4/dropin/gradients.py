@@ -19,8 +19,8 @@ from fa4.api import (
     flash_attn_varlen_backward,
     flash_attn_varlen_func,
 )
-from fa4.arrays import like, to_numpy
 from fa4.backends import KERNELS
+from fa4.call.arrays import like, to_numpy
 from fa4.dropin.mods import Modification
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fa4.arrays import is_torch, to_numpy
+from fa4.call.arrays import is_torch, to_numpy
 
 Callback = Callable[..., Any]
 

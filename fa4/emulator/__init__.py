@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fa4.emulator.accepted import Accepted
     from fa4.emulator.errors import (
         EmulationFailed,
         EmulatorError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from fa4.emulator.tools.traffic import SharedTraffic
 
 __all__ = [
+    "Accepted",
     "Allocation",
     "BarrierUse",
     "EmulationFailed",
@@ -69,6 +71,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "accepted": ("Accepted",),
     "errors": (
         "EmulationFailed", "EmulatorError", "KernelFinding", "LaunchError", "PtxError",
         "UnsupportedInstruction",

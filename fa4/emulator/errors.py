@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from fa4.emulator.kinds import SEVERITIES, kind_of
+
+__all__ = ["SEVERITIES", "ArgumentError", "EmulationFailed", "EmulatorError", "KernelFinding",
+           "LaunchError", "PtxError", "UnsupportedInstruction"]  # fmt: skip
+
 
 class EmulatorError(Exception):
     """Anything the emulator refuses or finds. The message is one readable block of text."""
@@ -43,14 +48,6 @@ class ArgumentError(LaunchError):
         super().__init__(message)
 
 
-# From what the manual asks and no hardware is known to need, to what is certainly wrong.
-SEVERITIES = ("formal", "hazard", "error")
-# Kinds that depend on timing which the memory model leaves open; every other one is an error.
-_HAZARDS = frozenset(
-    {"race", "uninitialised", "missing-proxy-fence", "missing-fence", "missing-wait", "mbarrier"}
-)
-
-
 @dataclass(frozen=True)
 class KernelFinding:
     """One thing a check found.
@@ -61,7 +58,8 @@ class KernelFinding:
     source: "file.py:123" of the Python source if the PTX has .loc, else "".
     cta, warp: linear index of the CTA in the grid, of the warp in its CTA (-1: none).
     instruction: its text, where several stand on the line; else "". formal: the manual asks for
-    what is missing, and kernels without it are not known to fail.
+    what is missing, and kernels without it are not known to fail. kernel: its name. text: of the
+    instruction, always.
     """
 
     kind: str
@@ -73,13 +71,21 @@ class KernelFinding:
     instruction: str = ""
     details: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
     formal: bool = False
+    kernel: str = ""
+    text: str = ""
 
     @property
     def severity(self) -> str:
         """One of SEVERITIES."""
         if self.formal:
             return "formal"
-        return "hazard" if self.kind in _HAZARDS else "error"
+        return kind_of(self.kind).severity
+
+    @property
+    def why(self) -> str:
+        """The section of the manual that it rests on, if there is one, and a sentence."""
+        kind = kind_of(self.kind)
+        return f"PTX ISA {kind.section}: {kind.why}" if kind.section else kind.why
 
     def __str__(self) -> str:
         place = f"PTX line {self.line}" if self.line else "no PTX line"
@@ -89,7 +95,8 @@ class KernelFinding:
             place += f" ({self.source})"
         who = f"CTA {self.cta} warp {self.warp}" if self.warp >= 0 else f"CTA {self.cta}"
         kind = f"{self.kind} (formal)" if self.formal else self.kind
-        return f"{kind}: {self.message}\n    at {place}" + (f", {who}" if self.cta >= 0 else "")
+        place += f", {who}" if self.cta >= 0 else ""
+        return f"{kind}: {self.message}\n    at {place}\n    {self.severity}; {self.why}"
 
 
 class EmulationFailed(EmulatorError):

@@ -11,8 +11,9 @@ from math import prod
 
 from threadpoolctl import ThreadpoolController
 
-from fa4.emulator.errors import SEVERITIES, EmulationFailed, KernelFinding, LaunchError
+from fa4.emulator.errors import EmulationFailed, KernelFinding, LaunchError
 from fa4.emulator.isa.instruction_set import TABLE
+from fa4.emulator.kinds import SEVERITIES
 from fa4.emulator.machine.coverage import KernelCoverage, coverage_of, merge_coverages
 from fa4.emulator.machine.engine import Engine
 from fa4.emulator.machine.grid import count_running
@@ -40,15 +41,18 @@ MAX_CLUSTER = 16
 class Report:
     """What a run found and counted.
 
-    findings: of the checks. instructions: executed thread-instructions by opcode;
-    warp_instructions: the same per warp instruction. by_warp: warp index -> thread-instructions,
-    for the roles of a warp-specialised kernel. work: of each launch. coverage: what each kernel's
-    launches reached. seconds: of execution, without
-    loading. output: what the kernel printed.
+    findings: of the checks. accepted: findings that `Options.accepted` covers, with what covers
+    each. ended_early: after a finding that the kernel could not go on from. instructions: executed
+    thread-instructions by opcode; warp_instructions: the same per warp instruction. by_warp: warp
+    index -> thread-instructions, for the roles of a warp-specialised kernel. work: of each launch.
+    coverage: what each kernel's launches reached. seconds: of execution, without loading. output:
+    what the kernel printed.
     """
 
     kernels: list[str] = field(default_factory=list)
     findings: list[KernelFinding] = field(default_factory=list)
+    accepted: list[tuple[KernelFinding, str]] = field(default_factory=list)
+    ended_early: bool = False
     instructions: Counter[str] = field(default_factory=Counter)
     warp_instructions: Counter[str] = field(default_factory=Counter)
     by_warp: dict[int, Counter[str]] = field(default_factory=dict)
@@ -161,12 +165,15 @@ def _run_group(machine: Engine, grids: list[Grid]) -> None:
         with _blas().limit(limits=1):
             machine.run_group(grids)
     except Stop:
+        machine.stopped = True
         machine.ready.clear()
         machine.operations.clear()
 
 
 def _summarise(machine: Engine, report: Report) -> None:
     report.findings = list(machine.findings)
+    report.accepted = list(machine.accepted)
+    report.ended_early = machine.stopped
     report.output = list(machine.output)
     report.steps = machine.ticks
     covered: list[KernelCoverage] = []

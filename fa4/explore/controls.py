@@ -12,14 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
+from fa4.designs import Design, designs
+
 TOKENS = 32 * 1024  # of a call, as in the FlashAttention papers: the batch is TOKENS / seqlen
 HEADS = 16
-
-FORWARD_SHAPE = (
-    "tile_n", "q_tiles", "kv_stages", "cta_group", "exp2", "rescale_rate", "scheduler"
-)  # fmt: skip
-BACKWARD_SHAPE = ("cta_group", "order")
-WARPGROUP_SHAPE = ("warpgroups", "tile_n", "kv_pairs", "scheduler")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +59,21 @@ def _choice(key: str, label: str, about: str = "", **settings: str) -> Choice:
     return Choice(key=key, label=label, settings=named, about=about)
 
 
+def _explored() -> list[Design]:
+    """The kernels that are on the page."""
+    return [one for one in designs() if one.explored is not None]
+
+
+def _kernels() -> Iterator[Choice]:
+    """One for each kernel that is on the page, whatever its pass."""
+    first: dict[str, Design] = {}
+    for one in _explored():
+        first.setdefault(one.kernel, one)
+    for name, one in first.items():
+        label = one.explored.label if one.explored is not None else ""
+        yield _choice(name, label, one.about, kernel=name)
+
+
 def _lengths(*kilos: int) -> Iterator[Choice]:
     for kilo in kilos:
         batch = str(TOKENS // (1024 * kilo))
@@ -81,12 +92,8 @@ CONTROLS = (
         _choice("fwd", "forward", pass_="fwd"), _choice("bwd", "backward", pass_="bwd"),
     ),
     _control(
-        "kernel", "Kernel", "context", "Which design: FlashAttention-4, 3 or 2.",
-        _choice("fa4", "FA4", "this package's kernels", kernel="fa4"),
-        _choice("published", "FA4 published", "flash_attn.cute's backward kernel", kernel="fa4",
-                design="flash_attn.cute"),
-        _choice("fa3", "FA3", "warpgroups that multiply and exponentiate at once", kernel="fa3"),
-        _choice("fa2", "FA2", "products and softmax in turn", kernel="fa2"),
+        "kernel", "Kernel", "context", "Whose kernel: this package's, or another one.",
+        *_kernels(),
     ),
     _control(
         "head_dim", "Head dim", "context", "Elements of a query, a key and a value of one head.",
@@ -164,7 +171,7 @@ BY_KEY = {control.key: control for control in CONTROLS}
 
 # A small grid that takes seconds: every control has a choice, every kind of point is there.
 QUICK = {
-    "machine": ("b200", "h200"), "kernel": ("fa4", "fa3"), "head_dim": ("128", "256"),
+    "machine": ("b200", "h200"), "kernel": ("blackwell", "hopper"), "head_dim": ("128", "256"),
     "seqlen": ("1k", "8k"), "tile_n": ("80", "128", "256"), "exp2": ("off", "tuned"),
     "rescale_rate": ("0", "1"), "scheduler": ("static", "lpt"),
 }  # fmt: skip
@@ -187,10 +194,11 @@ def with_machines(given: tuple[Control, ...], names: tuple[str, ...]) -> tuple[C
 
 
 def shape_keys(direction: str, kernel: str) -> tuple[str, ...]:
-    """The controls of level "shape" that a kernel has."""
-    if kernel in ("fa3", "fa2"):
-        return WARPGROUP_SHAPE
-    return BACKWARD_SHAPE if direction == "bwd" else FORWARD_SHAPE
+    """The controls of level "shape" that a kernel has; of its other pass, if it has one only."""
+    of_name = [one for one in _explored() if one.kernel == kernel]
+    found = [one for one in of_name if one.direction == direction] or of_name
+    explored = found[0].explored
+    return explored.controls if explored is not None else ()
 
 
 def combinations(given: tuple[Control, ...], keys: tuple[str, ...]) -> Iterator[dict[str, Choice]]:

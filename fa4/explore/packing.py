@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from fa4.base.role_styles import ROLES, UNITS
+from fa4.designs import find_design
 from fa4.explore.controls import HEADS, TOKENS
 from fa4.explore.programs import KINDS
 from fa4.explore.recording import BOUNDS, SHARES, Recording
 from fa4.explore.steps import LEAD_TICKS, STEPS
-from fa4.role_styles import ROLES, UNITS
 from fa4.sim.machine import find_machine
 from fa4.version import __version__
 
@@ -38,7 +39,7 @@ def head_of(recording: Recording, verdicts: Mapping[str, Any]) -> dict[str, Any]
             "clock_hz": machine.clock_hz,
             "sm_count": machine.gpu.sm_count,
             "peak_flops": machine.gpu.peak_bf16_flops,
-            "auto_kernel": "fa4" if machine.gpu.tmem_cols else "fa3",
+            "auto_kernel": find_design(machine.gpu).kernel,
         }
     return {
         "schema_version": SCHEMA_VERSION,

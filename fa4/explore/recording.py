@@ -16,7 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
+from fa4.base.role_styles import UNITS
+from fa4.config import Problem
+from fa4.designs import design_of, plan_of
+from fa4.designs.design import Explored
 from fa4.explore.controls import (
     Choice,
     Control,
@@ -27,16 +30,15 @@ from fa4.explore.controls import (
 from fa4.explore.programs import Json, Touches, plan_data
 from fa4.explore.steps import RECORDED_STEPS, StepWindow, pack_step, timing_of
 from fa4.plan.schema import PipelinePlan
-from fa4.role_styles import UNITS
 from fa4.sim.chain import critical_chain
 from fa4.sim.chip import TileRunner
+from fa4.sim.limits import modelled
 from fa4.sim.machine import Machine
 from fa4.sim.options import SimulationRequest, build
 from fa4.sim.predict import (
     AnyPipeline,
     Prediction,
     Simulation,
-    build_plan,
     make_runner,
     predict,
     steps_rescaled,
@@ -142,10 +144,10 @@ class Recording:
             for length in self.choices("seqlen"):
                 request = build(settings_of({**context, "seqlen": length}))
                 problems.append(request.problem)
+            entry["auto"] = automatic(request)
         except ValueError as error:
             entry["reason"] = self.reasons.number(str(error))
             return []
-        entry["auto"] = automatic(request)
         entry["flops"] = [
             p.backward_flops if context["pass"].key == "bwd" else p.forward_flops for p in problems
         ]
@@ -176,11 +178,11 @@ class Recording:
 
         Those that do: CTAs that ask for work, and Hopper's that stride over it and fetch ahead.
         """
-        steals = getattr(pipeline, "scheduler", "") == "clc"
-        as_it_is = steals or isinstance(pipeline, WarpgroupPipeline)
-        fixed = pipeline if as_it_is else replace(pipeline, scheduler=_plain_scheduler(pipeline))
+        plain = modelled(pipeline).plain_scheduler
+        as_it_is = plain is None or getattr(pipeline, "scheduler", "") == "clc"
+        fixed = pipeline if as_it_is else replace(pipeline, scheduler=plain)
         if (fixed, name) not in self._plan_keys:
-            plan = build_plan(pipeline, machine.gpu)
+            plan = plan_of(pipeline, machine.gpu)
             self._plan_keys[fixed, name] = (plan, repr(plan))
         return self._plan_keys[fixed, name]
 
@@ -278,8 +280,12 @@ class Recording:
         }
 
 
-def _plain_scheduler(pipeline: AnyPipeline) -> str:
-    return "naive" if isinstance(pipeline, BackwardPipeline) else "static"
+def shown(pipeline: AnyPipeline) -> Explored:
+    """What the page shows of a pipeline's kernel."""
+    design = design_of(pipeline)
+    if design.explored is None:
+        raise ValueError(f"not on this page: {design.name}; fa4 predict does it")
+    return design.explored
 
 
 def _shares(values: Any) -> np.ndarray:
@@ -288,18 +294,7 @@ def _shares(values: Any) -> np.ndarray:
 
 def automatic(request: SimulationRequest) -> dict[str, str]:
     """What FlashAttention chooses in a context: a choice of each control of its shape."""
-    pipeline = request.pipeline
-    if isinstance(pipeline, BackwardPipeline):
-        return {"cta_group": str(pipeline.numerics.cta_group), "order": "any"}
-    chosen = {"tile_n": str(pipeline.tile_n), "scheduler": pipeline.scheduler}
-    if isinstance(pipeline, ForwardPipeline):
-        chosen |= {"q_tiles": str(pipeline.numerics.q_tiles), "cta_group": str(pipeline.cta_group),
-                   "kv_stages": "fit", "exp2": "tuned", "rescale_rate": "0"}  # fmt: skip
-    else:
-        turns = "-turns" if pipeline.ping_pong else ""
-        chosen |= {"warpgroups": f"{pipeline.consumers}{turns}",
-                   "kv_pairs": str(pipeline.kv_stages)}  # fmt: skip
-    return chosen
+    return shown(request.pipeline).chosen(request.pipeline)
 
 
 def contexts(controls: tuple[Control, ...]) -> Iterator[dict[str, Choice]]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from fa4.base.role_styles import UNITS
 from fa4.explore.programs import Touches, fillers_first, unrolled
 from fa4.plan.places import Resolver
 from fa4.plan.schema import Arrive, Wait, Work
-from fa4.role_styles import UNITS
 from fa4.sim.timeline import CtaTimeline, Event, Timeline, UnitSlice
 
 STEPS = 2  # in a window: enough to see what a step leaves to the next

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
-from fa4 import drawing
+from fa4.base import drawing
 
 Data = Mapping[str, Any]
 CAPTION_CHARACTERS_PER_INCH = 15.5  # of letters of 7.5 points

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa4 import drawing
+from fa4.base import drawing
 from fa4.figures.entry import Data, FigureEntry
 
 SETTINGS = {"seqlen": "8k", "causal": "yes"}
@@ -19,7 +19,8 @@ def collect_ablation() -> Data:
 
     Ideas are taken away from the complete kernel in the reverse order of the figure, and stay away.
     """
-    from fa4.sim.ablate import FORWARD_IDEAS, OFF_RESCALE_RATE
+    from fa4.designs.ideas import FORWARD_IDEAS
+    from fa4.sim.ablate import OFF_RESCALE_RATE
     from fa4.sim.options import build
     from fa4.sim.predict import REAL_RESCALE_RATE
 
@@ -80,8 +81,8 @@ def draw_ablation(figure: Any, data: Data) -> None:
 
 def collect_roofline() -> Data:
     """Microseconds that one SM of each machine needs for a tile of 128 x 128 x 128, by unit."""
+    from fa4.designs import plan_of
     from fa4.sim.options import build
-    from fa4.sim.predict import build_plan
     from fa4.sim.roofline import roofline_terms
 
     rows = []
@@ -90,7 +91,7 @@ def collect_roofline() -> Data:
                         {"machine": name})  # fmt: skip
         machine = request.machine
         pipeline: Any = request.pipeline
-        plan = build_plan(pipeline, machine.gpu)
+        plan = plan_of(pipeline, machine.gpu)
         tiles = plan_rows(pipeline) / TILE_ROWS * pipeline.tile_n / TILE_KEYS
         terms = roofline_terms(plan, machine, paper=True)
         for unit in UNITS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa4 import drawing
+from fa4.base import drawing
 from fa4.figures.entry import Data, FigureEntry
 
 STEADY = {"seqlen": "8k", "cta_group": 1}  # 512 keys have no two steady steps

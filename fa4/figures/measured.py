@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fa4 import drawing
+from fa4.base import drawing
 from fa4.figures.entry import Data, FigureEntry
 
 FOLDER = Path(__file__).parents[1] / "measured"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fa4 import drawing
+from fa4.base import drawing
 from fa4.figures.entry import Data, FigureEntry
 
 COLOURS = (drawing.SILVER, drawing.ORANGE, drawing.VERMILION, drawing.BLUE, drawing.GREEN)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa4.arrays import is_torch
+from fa4.call.arrays import is_torch
 from fa4.dropin.attend import Tensors, attend, dropout
 from fa4.dropin.mods import Modification, alibi
 from fa4.flash_attn.probabilities import dropped_probabilities

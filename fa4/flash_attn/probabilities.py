@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fa4.arrays import is_torch, like, to_numpy
+from fa4.call.arrays import is_torch, like, to_numpy
 from fa4.dropin.attend import Tensors, attend
 from fa4.dropin.mods import Modification
 

@@ -5,7 +5,7 @@ S = K Q^T, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ = dS K. Tensor memory is 
 shared: P lies over S, dS over dP, and dQ over dP (`backward_single`) or S (`backward_pair`), which
 fixes the order of the products. The reduce warps add dQ into global memory in float32.
 
-`BackwardPipeline.design` chooses between this package's kernels and the published ones.
+`BackwardPipeline.published` chooses between this package's kernels and the published ones.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def backward_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
             f"backward tiles must be {TILE} x {TILE}, the lanes of tensor memory; "
             f"got {numerics.tile_m} x {numerics.tile_n}"
         )
-    return replace(_design(pipeline)(pipeline, gpu), turns=_turns(pipeline))
+    return replace(_kernel(pipeline)(pipeline, gpu), turns=_turns(pipeline))
 
 
-def _design(pipeline: BackwardPipeline) -> Callable[[BackwardPipeline, Gpu], PipelinePlan]:
-    if pipeline.design != "fa4":
+def _kernel(pipeline: BackwardPipeline) -> Callable[[BackwardPipeline, Gpu], PipelinePlan]:
+    if pipeline.published:
         return published_plan
     if pipeline.numerics.cta_group == 1:
         return single_plan
@@ -55,5 +55,5 @@ def _turns(pipeline: BackwardPipeline) -> Turns | None:
     launches = {"naive": ("ascending",), "spt": ("descending",)}.get(
         pipeline.scheduler, ("ascending", "descending") if pipeline.causal else ("ascending",)
     )
-    order = pipeline.numerics.dq_order if pipeline.design == "fa4" else launches[0]
+    order = launches[0] if pipeline.published else pipeline.numerics.dq_order
     return Turns(order=order, launches=launches)

@@ -36,7 +36,7 @@ from fa4.plan.work_stealing import steal_work
 def forward_plan(pipeline: ForwardPipeline, gpu: Gpu) -> PipelinePlan:
     """The plan of a forward kernel. Raises ValueError if it does not fit the machine."""
     if gpu.tmem_cols == 0:
-        raise ValueError(f"this plan needs tensor memory; {gpu.name} has none (use the FA3 plan)")
+        raise ValueError(f"this plan needs tensor memory; {gpu.name} has none")
     if pipeline.numerics.tile_m != WARPGROUP:
         raise ValueError(
             f"tile_m must be {WARPGROUP}, the lanes of tensor memory; "

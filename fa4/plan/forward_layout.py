@@ -51,7 +51,7 @@ def registers(pipeline: ForwardPipeline) -> RegisterBudget:
 def published_pair(pipeline: ForwardPipeline) -> bool:
     """Is it a pair of flash_attn.cute with registers of its own? Those of 16-bit types at 128."""
     wide = 96 < pipeline.head_dim <= 128 and pipeline.element_bytes == 2
-    return wide and pipeline.cta_group == 2 and pipeline.design == "flash_attn.cute"
+    return wide and pipeline.cta_group == 2 and pipeline.published
 
 
 def spilled(pipeline: ForwardPipeline) -> Spill | None:

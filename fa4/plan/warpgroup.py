@@ -51,7 +51,7 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
         signals=tuple(_signals(pipeline, over, query_stages(pipeline, gpu))),
         buffers=tuple(buffers),
         trips=("kv_tiles", "masked_tiles", "plain_tiles"),
-        shares=("rescale_rate",) if pipeline.design == "fa4" else (),
+        shares=() if pipeline.published else ("rescale_rate",),
     )
 
 

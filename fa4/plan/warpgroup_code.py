@@ -63,7 +63,7 @@ def products(pipeline: WarpgroupPipeline, product: Mma, waited: bool) -> Mma:
     instructions = product.depth * pipeline.element_bytes // PRODUCT_DEPTH_BYTES
     if waited:
         product = replace(product, waits=instructions)
-    if pipeline.design != "fa4":
+    if pipeline.published:
         return product
     wide = pipeline.head_dim > NARROW_DIM
     return replace(product, issue_cycles=instructions * ISSUE_CYCLES[wide])
@@ -76,7 +76,7 @@ def softmax(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
 
 def row_max(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
     """The largest of a thread's scores of each row, of those that the mask leaves."""
-    scores, mask = pipeline.tile_n / 2, 1.6 if pipeline.design == "fa4" else 1.25
+    scores, mask = pipeline.tile_n / 2, 1.25 if pipeline.published else 1.6
     masking = (Work(f"mask S{i}", unpacked(alu=mask * scores)),) if masked else ()
     # 8-bit types: one instruction takes two more scores, as integers.
     return (
@@ -87,7 +87,7 @@ def row_max(pipeline: WarpgroupPipeline, i: int, masked: bool) -> Program:
 
 def powers(pipeline: WarpgroupPipeline, i: int) -> Program:
     """What follows: references, exponentials, row sums."""
-    return (_own_powers if pipeline.design == "fa4" else _published_powers)(pipeline, i)
+    return (_published_powers if pipeline.published else _own_powers)(pipeline, i)
 
 
 def _own_powers(pipeline: WarpgroupPipeline, i: int) -> Program:
@@ -144,7 +144,7 @@ def probabilities(pipeline: WarpgroupPipeline, i: int) -> Program:
     amount = unpacked(alu=pipeline.tile_n / 4)
     if pipeline.p_source == "registers":
         return (Work(f"convert P{i}", amount),) if pipeline.overlap else ()
-    row_bytes, own = pipeline.tile_n * pipeline.element_bytes, pipeline.design == "fa4"
+    row_bytes, own = pipeline.tile_n * pipeline.element_bytes, not pipeline.published
     if not pipeline.overlap:
         amount = exponentials_part(pipeline, EXP_PARTS - 1)
     # flash_attn.cute writes a part of P while it converts the next, which was not counted.
@@ -158,14 +158,14 @@ def probabilities(pipeline: WarpgroupPipeline, i: int) -> Program:
 
 def release(pipeline: WarpgroupPipeline, i: int) -> Program:
     """What a step does once P V is done: the slot of V given back, the ring's next, branches."""
-    if pipeline.design != "fa4":
+    if pipeline.published:
         return ()
     return (Work(f"release {i}", unpacked(other=12, chain=6)),)
 
 
 def rescale(pipeline: WarpgroupPipeline, i: int) -> Program:
     """O times what the new maxima make of it: in every step, or where one has risen."""
-    share = "rescale_rate" if pipeline.design == "fa4" else None
+    share = None if pipeline.published else "rescale_rate"
     return (Work(f"rescale O{i}", unpacked(fma=pipeline.head_dim_v / 2), share=share),)
 
 

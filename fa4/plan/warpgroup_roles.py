@@ -41,13 +41,13 @@ Parts = tuple[Program, Program, Callable[[bool], Program], Program]
 WIDE_O_COLS = 128  # beyond it, O is rescaled while S's product runs, before P V is issued
 
 # Where not even S and O fit: how often a step moves O out and in, and for how many of it the stack
-# has room, by design and overlap. Counted, like the other registers that cross to local memory, in
+# has room: (published, overlap). Counted, like the other registers that cross to local memory, in
 # the loops of 25 compiled kernels.
 OUTPUT_MOVES = {
-    ("fa4", True): (3.0, 2.0),
-    ("fa4", False): (2.0, 1.0),
-    ("flash_attn.cute", True): (2.1, 2.1),
-    ("flash_attn.cute", False): (3.7, 3.2),
+    (False, True): (3.0, 2.0),
+    (False, False): (2.0, 1.0),
+    (True, True): (2.1, 2.1),
+    (True, False): (3.7, 3.2),
 }
 
 BOX_ROW_BYTES = 128  # of a row, that one copy moves into memory swizzled by as much
@@ -62,7 +62,7 @@ SPILL_WAITS = 2
 # Registers of a consumer thread beyond S, P and O: row maxima, sums and scales; addresses,
 # descriptors, loop and barrier state.
 STATISTICS_REGISTERS = 3 * OWN_ROWS
-ADDRESS_REGISTERS = {"fa4": 20, "flash_attn.cute": 18}
+ADDRESS_REGISTERS = {False: 20, True: 18}  # published: True
 
 
 def live_registers(pipeline: WarpgroupPipeline) -> dict[str, int]:
@@ -76,7 +76,7 @@ def live_registers(pipeline: WarpgroupPipeline) -> dict[str, int]:
         live["P"] = pipeline.tile_n * pipeline.element_bytes // 8
     return live | {
         "statistics": STATISTICS_REGISTERS,
-        "addresses": ADDRESS_REGISTERS[pipeline.design],
+        "addresses": ADDRESS_REGISTERS[pipeline.published],
     }
 
 
@@ -90,7 +90,7 @@ def spilled(pipeline: WarpgroupPipeline, registers: int) -> Program:
         return ()
     moved = held = min(4 + 2 * over, 28 + over)
     if over > live.get("P", 0):
-        moves = OUTPUT_MOVES[pipeline.design, pipeline.overlap]
+        moves = OUTPUT_MOVES[pipeline.published, pipeline.overlap]
         moved, held = (round(share * live["O"]) for share in moves)
     return (Work("spill", Spill(registers=moved, held=held, waits=SPILL_WAITS)),)
 
@@ -108,11 +108,13 @@ def producer_role(
     A CTA that strides over work tiles has L2 fetch what the next one begins with.
     """
     size, tile_n = pipeline.element_bytes, pipeline.tile_n
-    early = pipeline.design == "fa4" and pipeline.scheduler == "static" and not output_over_queries
+    strides = pipeline.scheduler == "static" and not pipeline.published
+    early = strides and not output_over_queries
 
     def fetch(what: str, rows: int, cols: int, cold: bool = False) -> Program:
         boxes = -(-cols * size // BOX_ROW_BYTES) * (pipeline.consumers if what == "q" else 1)
-        cycles = ADDRESS_CYCLES + BOX_ADDRESS_CYCLES * boxes if pipeline.design == "fa4" else 0.0
+        cycles = ADDRESS_CYCLES + BOX_ADDRESS_CYCLES * boxes
+        cycles = 0.0 if pipeline.published else cycles
         copy = Copy(kind="load", num_bytes=rows * cols * size, cold=cold, boxes=boxes,
                     address_cycles=cycles)  # fmt: skip
         return (
@@ -182,7 +184,7 @@ def passes_tiles(pipeline: WarpgroupPipeline) -> bool:
 
     Under a mask, also where its own rows lie beyond the sequence. Without one that slows it down.
     """
-    return pipeline.design == "fa4" and pipeline.causal and pipeline.consumers > 1
+    return not pipeline.published and pipeline.causal and pipeline.consumers > 1
 
 
 def _passing(pipeline: WarpgroupPipeline, i: int) -> Program:
@@ -205,7 +207,7 @@ def _serial(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
             *give,
             *_await_scores(i),
             *softmax(pipeline, i, masked),
-            *(rescale(pipeline, i) if pipeline.design == "fa4" else ()),
+            *(() if pipeline.published else rescale(pipeline, i)),
             *probabilities(pipeline, i),
             Wait("v_full"),
             *take,
@@ -224,10 +226,10 @@ def _overlapped(pipeline: WarpgroupPipeline, i: int, spills: Program) -> Parts:
     The first tile, always masked, has no earlier P V to run beside it, the last P V no next S.
     """
     take, give = _turns(pipeline, i)
-    early = pipeline.head_dim_v > WIDE_O_COLS and pipeline.design != "fa4"
+    early = pipeline.head_dim_v > WIDE_O_COLS and pipeline.published
     before, after = (rescale(pipeline, i), ()) if early else ((), rescale(pipeline, i))
     # Within a turn, nothing is waited for; without turns, S's product does not wait for V.
-    late: Program = (Wait("v_full"),) if pipeline.design == "fa4" and not take else ()
+    late: Program = () if pipeline.published or take else (Wait("v_full"),)
     at_once: Program = () if late else (Wait("v_full"),)
     scores, values = (of(pipeline, i, bool(spills)) for of in (_scores, _values))
     done, freed = _await_values(i)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fa4.designs.tiles import WorkTiles
 from fa4.sim import engine
 from fa4.sim.code import EngineRun, EventCode
 from fa4.sim.limits import check_steps
-from fa4.sim.worktiles import WorkTiles
 
 # The periodic shortcut simulates this many steps of a longer loop and extends the rest by the
 # period: the pipelines settle within about ten steps, and 24 is a whole number of any period seen.

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-MODEL = ("config.py", "hardware.py", "plan/*.py", "sim/*.py")
+MODEL = ("config.py", "hardware.py", "plan/*.py", "search/*.py", "sim/*.py")
 CONNECT_SECONDS = 20
 CHUNKS_IN_FLIGHT = 1000
 

@@ -72,6 +72,13 @@ class CostTable(SourcedFigures):
         0.0, "of the tensor core between instructions of a lone warpgroup: no such thing in TMEM"
     )
     mma_tmem_gap_cycles: float = figure(0.0, "the same with A in TMEM (wgmma: registers)")
+    mma_floor_cycles: float = figure(
+        43.0,
+        "an instruction of 128 rows and 32 bytes of depth with both operands in SMEM, however few "
+        "its columns: a pair's of 64 (SemiAnalysis umma_throughput, B200); 40 by what it reads, "
+        "44 on a B300 (QuickRunCUDA)",
+        (40.0, 44.0),
+    )
     mma_issue_cycles: float = figure(30.0, "Triton AutoWS LatencyModel, B200 probes")
     tmem_load_bytes_per_clk: float = figure(
         512.0, "TileSight 466-504, QuickRunCUDA 4 x 128", (466.0, 512.0)

@@ -35,6 +35,7 @@ from fa4.sim.lower import SignalCost, WorkCost
 WARP = 32
 EXPS_PER_CLK = 16  # of the SM whose issue slots for an exponential were measured
 GROUP_WARPS = 4
+WHOLE_ROWS = 128  # of a product's accumulator; those of 64 are other instructions
 REGISTER_BYTES = 4
 # What a CTA's shared memory may take of an SM's first cache, and that: CUDA programming guide, 9.0.
 CARVE_OUTS_KIB = (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)
@@ -124,6 +125,9 @@ class MachineCosts:
         operands = (amount.a_bytes + amount.b_bytes) / self.gpu.smem_bytes_per_clk
         if self.filled is not None:  # an instruction reads its operands, beside bulk loads
             tensor = max(tensor, operands / (1.0 - self.filled))
+        if amount.a_bytes and amount.rows >= WHOLE_ROWS and not amount.in_registers:
+            instructions = amount.depth * amount.element_bytes / PRODUCT_DEPTH_BYTES
+            tensor = max(tensor, instructions * table.mma_floor_cycles)
         if amount.in_registers:
             tensor = max(tensor, operands)  # products of a warpgroup wait for them in order
             if not self.in_turns:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from fa4.compiled_code import prepare
+from fa4.base.compiled_code import prepare
 from fa4.sim.code import (
     ARRIVE,
     DEADLOCK,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from fa4.config import require_finite
+from fa4.designs import kernels
 
 MOST_COUNT = 2**63 - 1  # of the arrays that counts end up in
 SUFFIXES = {"": 1, "k": 1024, "m": 1024 * 1024}
@@ -114,7 +115,8 @@ _ALL = [
     *_fields("request", parse_word, "NAME",
         **{"machine": "Machine of `fa4 machines`, or a TOML file. | b200",
            "pass": "Forward or backward. | fwd | fwd bwd",
-           "kernel": "FlashAttention 4, 3 or 2. | fa4 (fa3 before Blackwell) | fa4 fa3 fa2"}),
+           "kernel": "This package's, the published one, or one like FlashAttention-2. "
+                     f"| blackwell (hopper on Hopper) | {' '.join(kernels())}"}),
     *_fields("request", parse_word, "FILE",
         lengths="Sequence lengths, a line each: Q K, or one number for both. | all alike"),
     *_fields("problem", parse_count, "N",
@@ -139,17 +141,16 @@ _ALL = [
         q_tiles="Query tiles per CTA, 1 or 2. | 2",
         num_splits="Parts of the KV sequence computed apart and combined. | 1"),
     *_fields("pipeline", parse_count, "N",
-        tile_m="fa3, fa2: query rows per tile, 64 for each warpgroup. | FlashAttention's choice"),
+        tile_m="Hopper: query rows per tile, 64 for each warpgroup. | FlashAttention's choice"),
     *_fields("pipeline", parse_flag, "",
-        ping_pong="Query tiles take turns at the tensor core. | yes (fa3: FlashAttention's choice)",
-        overlap="fa3: start the next S before this tile's P V. | yes",
+        ping_pong="Query tiles take turns at the tensor core. | yes (Hopper: the tuned)",
+        overlap="Hopper: start the next S before this tile's P V. | yes",
         deterministic="Backward: add to dQ in a fixed order. | no"),
     *_fields("pipeline", parse_word, "NAME",
-        design="Whose kernel: this package's, or the published one. "
-               "| fa4 | fa4 flash_attn.cute",
         correction="Who rescales O. | warpgroup | warpgroup inline",
         p_space="Where P waits. | tmem | tmem smem",
-        p_source="fa3: from where P enters P V. | registers (72 <= d <= 96: smem) | registers smem",
+        p_source="Hopper: from where P enters P V. "
+                 "| registers (72 <= d <= 96: smem) | registers smem",
         scheduler=f"Order of work tiles. | {_OURS} | static lpt clc naive spt"),
     *_fields("pipeline", parse_number, "X",
         split_p="Part of P after which its product may start. | 0.75"),

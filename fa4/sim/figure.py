@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fa4 import drawing
+from fa4.base import drawing
+from fa4.base.drawing import FORMATS, GREY, PALE, SILVER
+from fa4.base.role_styles import style_of
 from fa4.config import require
-from fa4.drawing import FORMATS, GREY, PALE, SILVER
-from fa4.role_styles import style_of
 from fa4.sim.timeline import CtaTimeline, Event, Timeline, UnitSlice
 
 STEPS = 2  # steady-state steps shown: more make the names illegible

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa4.config import WARPGROUP_ROWS, Problem
+from fa4.designs.tiles import Lengths, WorkTiles, key_blocks, query_blocks
 from fa4.hardware import Gpu
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_backward_plan
@@ -24,7 +25,6 @@ from fa4.sim.chip import ChipRun, run_one_by_one
 from fa4.sim.machine import Machine
 from fa4.sim.predict import Simulation, make_runner, tensor_share
 from fa4.sim.turns import run_in_turn
-from fa4.sim.worktiles import Lengths, WorkTiles, key_blocks, query_blocks
 
 NARROW_COLUMNS, MOST_NARROW, WIDE_COLUMNS, MOST_COLUMNS = 64, 128, 16, 256
 ROUNDS = 2  # CTAs of each SM of the heads whose longest work tiles start first

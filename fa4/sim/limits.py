@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
+from fa4.config import Problem
+from fa4.designs import design_of
+from fa4.designs.design import CallWork
 
 MOST_LENGTH = 2**31 - 1  # what a kernel's 32-bit coordinates can say
 MOST_SEQUENCES = 2**17  # of different lengths
@@ -18,9 +20,7 @@ MOST_TURNS = 2**30  # additions to dQ in a fixed order
 
 
 def check_work(
-    problem: Problem,
-    pipeline: ForwardPipeline | BackwardPipeline | WarpgroupPipeline,
-    lengths: Sequence[tuple[int, int]] | None,
+    problem: Problem, pipeline: object, lengths: Sequence[tuple[int, int]] | None
 ) -> None:
     """Raises ValueError, naming the number and the limit, for a problem too large to simulate."""
     for name in ("batch", "seqlen_q", "seqlen_k"):
@@ -40,19 +40,17 @@ def check_work(
         )
 
 
-def count_tiles(
-    problem: Problem,
-    pipeline: ForwardPipeline | BackwardPipeline | WarpgroupPipeline,
-    rows: int,
-    keys: int,
-) -> int:
+def count_tiles(problem: Problem, pipeline: object, rows: int, keys: int) -> int:
     """Work tiles of one sequence, at least one per head."""
-    if isinstance(pipeline, BackwardPipeline):
-        step = pipeline.numerics.tile_n * pipeline.numerics.cta_group
-        heads = problem.heads_k if pipeline.design == "fa4" else problem.heads_q
-        return heads * max(1, -(-keys // step))
-    packed = rows * (problem.heads_q // problem.heads_k)
-    return problem.heads_k * max(1, -(-packed // pipeline.block_rows)) * pipeline.num_splits
+    return modelled(pipeline).count(problem, pipeline, rows, keys)
+
+
+def modelled(pipeline: object) -> CallWork:
+    """What a call is for a pipeline's kernel. Raises ValueError for one that is only compiled."""
+    design = design_of(pipeline)
+    if design.work is None:
+        raise ValueError(f"the times of {design.name} are not modelled")
+    return design.work
 
 
 def check_steps(steps: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fa4.files import read_text
+from fa4.base.files import read_text
 from fa4.hardware import Gpu, Source, find_gpu
 from fa4.sim.cost_table import CostTable, H100Costs, HopperCosts
 from fa4.sim.power import POWER, PowerFigures

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fa4.files import read_text
+from fa4.base.files import read_text
 
 MOST_NS = 10**12  # of a launch: beyond a quarter of an hour a time stamp is wrong
 CtaId = tuple[int, int, int]

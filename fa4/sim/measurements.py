@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fa4.config import BackwardPipeline, ForwardPipeline, Problem, WarpgroupPipeline
-from fa4.files import read_bytes
+from fa4.base.files import read_bytes
+from fa4.config import Problem
 from fa4.sim.fields import parse_count, parse_flag
 from fa4.sim.machine import COSTS, Machine
 from fa4.sim.options import default_pipeline, warpgroups
@@ -301,7 +301,8 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
     """
     name = row.software.lower()
     backward = row.direction == "bwd"
-    kernel = "fa3" if name.startswith("fa3") else None
+    own = name.startswith("fa4 sm_90") or "184 reg" in name
+    kernel = None if own else "published"
     if name.startswith("fa2") or "sdpa flash" in name:
         kernel = "fa2"
     pipeline = default_pipeline(
@@ -310,11 +311,11 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
         backward=backward,
         deterministic=backward and "deterministic" in name,
         kernel=kernel,
-        design="fa4" if name.startswith("fa4 sm_90") or "184 reg" in name else "flash_attn.cute",
     )
-    if row.tile and not isinstance(pipeline, WarpgroupPipeline):
+    tiled = hasattr(pipeline, "consumers")
+    if row.tile and not tiled:
         raise ValueError(f"{next(iter(row.tile))} is a choice of warpgroup kernels, not of {name}")
-    if isinstance(pipeline, WarpgroupPipeline):
+    if tiled:
         choices = dict(row.tile)
         rows = choices.pop("tile_m", pipeline.block_rows)
         if choices:  # tiles were forced; one that was not said to be ahead was not
@@ -326,9 +327,9 @@ def pipeline_for(row: Row, machine: Machine) -> AnyPipeline:
     for text, group in (("1-cta", 1), ("2-cta", 2)):
         if text not in name:
             continue
-        if isinstance(pipeline, BackwardPipeline):
+        if backward:
             numerics = replace(pipeline.numerics, cta_group=group)
             pipeline = replace(pipeline, numerics=numerics)
-        elif isinstance(pipeline, ForwardPipeline):
+        else:
             pipeline = replace(pipeline, cta_group=group)
     return pipeline

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fa4.sim.options import SimulationRequest
 
 PARTS = ("pipeline", "numerics", "exp2")  # targets of the settings that make a kernel
-KEPT = frozenset({"deterministic", "design", "tau", "exp2_degree", "exp2_start", "exp2_residue"})
+KEPT = frozenset({"deterministic", "tau", "exp2_degree", "exp2_start", "exp2_residue"})
 # How far the next choices of a number are.
 STEPS: Mapping[str, tuple[int, ...]] = {
     "tile_n": (-32, -16, 16, 32),
@@ -57,9 +57,9 @@ def neighbours(request: SimulationRequest, seconds: float) -> tuple[Neighbour, .
 
 def choices(request: SimulationRequest) -> Iterator[tuple[str, str]]:
     """(setting, value) of every neighbour, whether it fits or not."""
-    from fa4.sim.predict import build_plan
+    from fa4.designs import plan_of
 
-    plan = build_plan(request.pipeline, request.machine.gpu)
+    plan = plan_of(request.pipeline, request.machine.gpu)
     for name, field in FIELDS.items():
         if field.target not in PARTS or name in KEPT:
             continue

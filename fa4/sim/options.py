@@ -13,26 +13,24 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fa4.base.files import read_text
 from fa4.config import (
     FRAGMENT_COLS,
     WARPGROUP_ROWS,
-    BackwardPipeline,
     ForwardConfig,
-    ForwardPipeline,
     Problem,
-    WarpgroupPipeline,
 )
-from fa4.files import read_text
+from fa4.designs import design_of, find_design
+from fa4.designs.design import WGMMA_ARCH
 from fa4.hardware import Gpu, Source
 from fa4.sim.fields import FIELDS, parse_count, parse_number
 
 if TYPE_CHECKING:
+    from fa4.designs.tiles import Lengths
     from fa4.sim.machine import Machine
     from fa4.sim.predict import AnyPipeline, Prediction, Simulation
-    from fa4.sim.worktiles import Lengths
 
 DEFAULT_MACHINE = "b200"
-WGMMA_ARCH = "sm_90a"  # PTX ISA: wgmma is of this target alone
 CLOCK_GHZ = (0.1, 10.0)  # of any GPU there is
 DEFAULT_SEQLEN, DEFAULT_HEADS, DEFAULT_HEAD_DIM = 32768, 16, 128  # the paper's headline
 
@@ -125,6 +123,7 @@ def build_hopper_backward(settings: Mapping[str, object]) -> GradientRequest | N
 def read_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """Typed values of the settings that are given; ValueError for an unknown name."""
     given: dict[str, object] = {}
+    refuse_old_names(settings)
     for name, value in settings.items():
         if value is None:
             continue
@@ -137,6 +136,16 @@ def read_settings(settings: Mapping[str, object]) -> dict[str, object]:
         else:
             given[name] = value if name == "machine" else FIELDS[name].read(value)
     return given
+
+
+def refuse_old_names(settings: Mapping[str, object]) -> None:
+    """Raises ValueError, with the new name, for what kernels were called until version 0.2."""
+    if settings.get("design") is not None:
+        raise ValueError("design is kernel now: kernel=published for flash-attn-4's; "
+                         f"got {settings['design']!r}")  # fmt: skip
+    new = {"fa4": "blackwell", "fa3": "hopper"}.get(str(settings.get("kernel")))
+    if new:
+        raise ValueError(f"kernel {settings['kernel']} is called {new} now")
 
 
 def _figure(name: str, text: str) -> float:
@@ -193,7 +202,7 @@ def require_figure(name: str) -> None:
 
 def _read_lengths(given: Mapping[str, object]) -> tuple[Lengths, ...] | None:
     """Lengths from a file, or as given."""
-    from fa4.sim.worktiles import Lengths
+    from fa4.designs.tiles import Lengths
 
     source = given.get("lengths")
     if source is None:
@@ -208,7 +217,7 @@ def _read_lengths(given: Mapping[str, object]) -> tuple[Lengths, ...] | None:
 
 def read_lengths(path: Path) -> tuple[Lengths, ...]:
     """Sequence lengths from a text file: "Q K" or one number per line, # starts a comment."""
-    from fa4.sim.worktiles import Lengths
+    from fa4.designs.tiles import Lengths
 
     found = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
@@ -255,7 +264,7 @@ def _build_problem(given: Mapping[str, Any], lengths: tuple[Lengths, ...] | None
 
 def _build_pipeline(problem: Problem, machine: Machine, given: Mapping[str, Any]) -> AnyPipeline:
     """FlashAttention-4's choice for the problem, with what is given replaced."""
-    from fa4.sim.defaults import element_bytes
+    from fa4.designs.amounts import element_bytes
 
     direction = given.get("pass", "fwd")
     _check_q_tiles(problem, machine.gpu, given)
@@ -265,17 +274,16 @@ def _build_pipeline(problem: Problem, machine: Machine, given: Mapping[str, Any]
         backward=direction == "bwd",
         deterministic=bool(given.get("deterministic")),
         kernel=given.get("kernel"),
-        design=given.get("design", "fa4"),
     )
     for name, value in given.items():
         field = FIELDS.get(name)
         if field is not None and field.target in ("pipeline", "numerics"):
-            pipeline = _replace_in(pipeline, {name: value}, direction)
+            pipeline = replaced(pipeline, {name: value}, direction)
     split = {
         name: x for name, x in given.items() if name in FIELDS and FIELDS[name].target == "exp2"
     }
     if split:
-        pipeline = _replace_in(pipeline, split, direction)
+        pipeline = replaced(pipeline, split, direction)
         _check_split(pipeline.numerics, split)
     if getattr(pipeline, "element_bytes", 0) != element_bytes(problem.dtype):
         raise ValueError(f"dtype {problem.dtype} has no kernel for pass {direction}")
@@ -295,30 +303,11 @@ def default_pipeline(
     backward: bool = False,
     deterministic: bool = False,
     kernel: str | None = None,
-    design: str = "fa4",
 ) -> AnyPipeline:
-    """What FlashAttention runs: `kernel`, or version 4 with tensor memory and 3 without.
-
-    design: whose kernel (`ForwardPipeline`, `BackwardPipeline`, `WarpgroupPipeline`).
-    """
-    from fa4.sim import defaults
-
-    kernel = kernel or ("fa4" if machine.gpu.tmem_cols else "fa3")
-    if kernel != "fa4" and backward:
-        raise ValueError(f"no backward of {kernel} is modelled; machine {machine.name}")
-    if kernel == "fa3":
-        if machine.gpu.arch != WGMMA_ARCH:
-            raise ValueError(
-                f"kernel fa3 needs wgmma, which only {WGMMA_ARCH} has; machine {machine.name} is "
-                f"{machine.gpu.arch}"
-            )
-        return defaults.default_hopper(problem, machine.gpu, design=design)
-    if kernel == "fa2":
-        return defaults.default_serial(problem)
-    if backward:
-        return defaults.default_backward(problem, deterministic=deterministic, design=design)
-    pipeline = defaults.default_forward(problem, machine.gpu, design=design)
-    return defaults.one_tile_if_wide(pipeline, machine.gpu)
+    """What a kernel chooses for a problem: that of a name, or this package's on the machine."""
+    choose = find_design(machine.gpu, backward=backward, kernel=kernel).choose
+    assert choose is not None  # it is modelled
+    return choose(problem, machine.gpu, deterministic)
 
 
 def _check_q_tiles(problem: Problem, gpu: Gpu, given: Mapping[str, Any]) -> None:
@@ -344,11 +333,11 @@ def _check_split(numerics: ForwardConfig, given: Mapping[str, object]) -> None:
         )
 
 
-def _replace_in(pipeline: Any, changes: Mapping[str, object], direction: str) -> Any:
+def replaced(pipeline: Any, changes: Mapping[str, object], direction: str) -> Any:
     """`pipeline` with settings of one of its parts replaced together, wherever it holds them."""
     parts = _PARTS
     if "tile_m" in changes:
-        if isinstance(pipeline, WarpgroupPipeline):
+        if hasattr(pipeline, "consumers"):
             # As the kernel of a forced tile: none of its work tiles comes ahead of an output.
             changes = {"consumers": warpgroups(changes["tile_m"]), "ahead": False}
         parts = ((),)  # of the warpgroups alone: the other kernels' tiles have 128 rows
@@ -365,14 +354,14 @@ def _replace_in(pipeline: Any, changes: Mapping[str, object], direction: str) ->
             for part, holder in zip(reversed(path), reversed(holders[:-1]), strict=True):
                 changed = replace(holder, **{part: changed})
             return changed
-    kernel = "fa4" if isinstance(pipeline, (ForwardPipeline, BackwardPipeline)) else "fa3 and fa2"
+    kernel = design_of(pipeline).kernel
     raise ValueError(f"{next(iter(changes))} does not apply to pass {direction} of kernel {kernel}")
 
 
 def read_choice(pipeline: Any, name: str) -> tuple[bool, Any]:
     """Whether a pipeline has a setting of FIELDS, and its value."""
     if name == "tile_m":
-        holds = isinstance(pipeline, WarpgroupPipeline)
+        holds = hasattr(pipeline, "consumers")
         return holds, WARPGROUP_ROWS * pipeline.consumers if holds else None
     named = _CONFIG_NAMES.get(name, name)
     for path in _PARTS:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,39 +15,26 @@ from fa4.config import (
     DTYPE_BITS,
     WARP_ROWS,
     BackwardPipeline,
-    ForwardPipeline,
     Problem,
-    WarpgroupPipeline,
 )
-from fa4.hardware import Gpu
-from fa4.plan.backward import backward_plan
-from fa4.plan.forward import forward_plan
+from fa4.designs import design_of, plan_of
+from fa4.designs.amounts import output_bytes, partial_bytes
+from fa4.designs.tiles import Lengths, clusters
 from fa4.plan.schema import GROUP_WARPS, PipelinePlan
-from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.chip import ChipRun, TileRunner, mean_run, run_one_by_one, run_persistent
 from fa4.sim.costs import MachineCosts
-from fa4.sim.limits import check_work
+from fa4.sim.limits import check_work, modelled
 from fa4.sim.lower import lower
 from fa4.sim.machine import Machine
 from fa4.sim.pace import run_at_pace
 from fa4.sim.power import Activity, Sustained, clock_share, energy_joules
 from fa4.sim.turns import run_in_turn
-from fa4.sim.worktiles import (
-    Lengths,
-    backward_order,
-    backward_tiles,
-    clusters,
-    forward_tiles,
-    lpt_order,
-    turns_from_last,
-)
 
 MOST_COUNTED = 1 << 16
-HOPPER_TAU = 8.0  # of this package's kernel; the other one rescales always
 HARDLY_EVER = 1e-6  # share of steps that change no printed digit
 REAL_RESCALE_RATE = 0.08  # of a real model's attention (fa4 demo, tiles of 32 keys)
 
-AnyPipeline = ForwardPipeline | BackwardPipeline | WarpgroupPipeline
+AnyPipeline: TypeAlias = Any  # of a kernel in `fa4.designs`
 
 
 @dataclass(frozen=True)
@@ -164,14 +151,15 @@ def _simulate(
             f"problem and pipeline must agree on head dims; got {problem.head_dim}, "
             f"{problem.head_dim_v} and {pipeline.head_dim}, {pipeline.head_dim_v}"
         )
-    plan = _same_shape(plan, build_plan(pipeline, machine.gpu))
+    plan = _same_shape(plan, plan_of(pipeline, machine.gpu))
+    traffic = modelled(pipeline).traffic
     simulation = with_rescale_rate(simulation, problem, pipeline)
-    if not isinstance(pipeline, BackwardPipeline):
+    if not design_of(pipeline).backward:
         again = partial(_run_forward, problem, pipeline, plan, simulation=simulation,
                         make=make or make_runner)  # fmt: skip
         run, runner, count = again(machine=machine)
         flops = sum(part.forward_flops for part in parts)
-        moved = sum(forward_bytes(part, pipeline) for part in parts)
+        moved = sum(traffic(part, pipeline)[1] for part in parts)
         split = sum(partial_bytes(part, pipeline) for part in parts)
         clock_hz = machine.clock_under(tensor_share(runner, run))
         main = _timed("forward", run.cycles, moved + split, machine, clock_hz)
@@ -184,8 +172,8 @@ def _simulate(
                         make=make or make_runner)  # fmt: skip
         run, runner, count = again(machine=machine)
         flops = sum(part.backward_flops for part in parts)
-        traffic = [backward_bytes(part, pipeline) for part in parts]
-        before, moved, after = (sum(kind) for kind in zip(*traffic, strict=True))
+        each = [traffic(part, pipeline) for part in parts]
+        before, moved, after = (sum(kind) for kind in zip(*each, strict=True))
         clock_hz = machine.clock_under(tensor_share(runner, run))
         main = _timed("backward", run.cycles, moved, machine, clock_hz)
         kernels = [
@@ -210,12 +198,11 @@ def with_rescale_rate(
     """The simulation with the rescale rate of random inputs unless it has one."""
     if simulation.rescale_rate is not None:
         return simulation
-    rate = 0.0
-    if not isinstance(pipeline, BackwardPipeline):
-        tau = HOPPER_TAU  # on Hopper it is no choice
-        if isinstance(pipeline, ForwardPipeline):
-            tau = pipeline.numerics.rescale_threshold_log2
-        rate = random_rescale_rate(tau, problem.seqlen_k, pipeline.tile_n, simulation.spread)
+    rate, tau = 0.0, modelled(pipeline).rescale_tau
+    if tau is not None:
+        rate = random_rescale_rate(
+            tau(pipeline), problem.seqlen_k, pipeline.tile_n, simulation.spread
+        )
     return replace(simulation, rescale_rate=rate)
 
 
@@ -252,28 +239,16 @@ def _same_shape(plan: PipelinePlan | None, own: PipelinePlan) -> PipelinePlan:
     return plan
 
 
-def build_plan(pipeline: AnyPipeline, gpu: Gpu) -> PipelinePlan:
-    """The plan of any pipeline. Raises ValueError if it does not fit the machine."""
-    if isinstance(pipeline, ForwardPipeline):
-        return forward_plan(pipeline, gpu)
-    if isinstance(pipeline, BackwardPipeline):
-        return backward_plan(pipeline, gpu)
-    return warpgroup_plan(pipeline, gpu)
-
-
 def _run_forward(
     problem: Problem,
-    pipeline: ForwardPipeline | WarpgroupPipeline,
+    pipeline: Any,
     plan: PipelinePlan,
     machine: Machine,
     simulation: Simulation,
     make: Callable[..., TileRunner],
 ) -> tuple[ChipRun, TileRunner, int]:
-    tiles = forward_tiles(problem, pipeline, simulation.lengths)
-    if pipeline.scheduler in ("lpt", "clc"):
-        dims = pipeline.head_dim + pipeline.head_dim_v
-        head_bytes = problem.seqlen_k * dims * pipeline.element_bytes
-        tiles = tiles.take(lpt_order(tiles, head_bytes))
+    work = modelled(pipeline)
+    tiles = work.order(work.tiles(problem, pipeline, simulation.lengths), problem, pipeline)
     slots = clusters(machine.gpu, pipeline.cta_group)
     start, ctas = machine.costs.cta_start_cycles, pipeline.cta_group * len(tiles.trips)
 
@@ -321,14 +296,14 @@ def _run_backward(
     simulation: Simulation,
     make: Callable[..., TileRunner],
 ) -> tuple[ChipRun, TileRunner, int]:
-    tiles = backward_tiles(problem, pipeline, simulation.lengths)
+    work = modelled(pipeline)
+    tiles = work.order(work.tiles(problem, pipeline, simulation.lengths), problem, pipeline)
     ctas = plan.cta_group * len(tiles.trips)
     runner = make(plan, machine, simulation, ctas=ctas)
-    tiles = tiles.take(backward_order(tiles, pipeline.scheduler))
     slots, costs = clusters(machine.gpu, pipeline.numerics.cta_group), machine.costs
     if pipeline.deterministic:
         start, hop = costs.cta_start_cycles, costs.semaphore_cycles
-        last_first = turns_from_last(problem, pipeline)
+        last_first = work.last_first(problem, pipeline)
         run = run_in_turn(runner, tiles, slots, start, hop, last_first=last_first)
         return run, runner, len(tiles.trips)
     run = run_one_by_one(runner, tiles, slots, costs.cta_start_cycles)
@@ -359,39 +334,6 @@ def slowest_warp_share(rate: float, warps: int) -> float:
     taken as independent.
     """
     return 1.0 - (1.0 - rate) ** warps
-
-
-def forward_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
-    """Bytes that must cross HBM once: Q, K, V in, O and LSE out."""
-    rows = problem.batch * problem.seqlen_q * problem.heads_q
-    keys = problem.batch * problem.seqlen_k * problem.heads_k
-    kv_bytes = keys * (problem.head_dim + problem.head_dim_v) * pipeline.element_bytes
-    q_bytes = rows * problem.head_dim * pipeline.element_bytes
-    return q_bytes + kv_bytes + output_bytes(problem, pipeline)
-
-
-def output_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
-    """Bytes of O (bf16 for FP8 inputs) and of the float32 LSE."""
-    rows = problem.batch * problem.seqlen_q * problem.heads_q
-    return rows * (problem.head_dim_v * max(2, pipeline.element_bytes) + 4)
-
-
-def partial_bytes(problem: Problem, pipeline: ForwardPipeline | WarpgroupPipeline) -> int:
-    """Bytes of the float32 partial O and LSE of a split forward; 0 without splits."""
-    if pipeline.num_splits == 1:
-        return 0
-    rows = problem.batch * problem.seqlen_q * problem.heads_q
-    return pipeline.num_splits * rows * (problem.head_dim_v + 1) * 4
-
-
-def backward_bytes(problem: Problem, pipeline: BackwardPipeline) -> tuple[int, int, int]:
-    """Bytes across HBM: preprocess (O, dO, zeroed dQ), main kernel, postprocess (dQ to 16 bits)."""
-    size, d, dv = pipeline.element_bytes, problem.head_dim, problem.head_dim_v
-    rows = problem.batch * problem.seqlen_q * problem.heads_q
-    keys = problem.batch * problem.seqlen_k * problem.heads_k
-    before = rows * (2 * dv * size + 4 * d)
-    main = rows * ((d + dv) * size + 2 * 4 * d) + 2 * keys * (d + dv) * size
-    return before, main, rows * d * (4 + size)
 
 
 def _parts(problem: Problem, lengths: Seq[Lengths] | None) -> list[Problem]:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from fa4.config import BackwardPipeline, Problem
+from fa4.config import Problem
+from fa4.designs import design_of, plan_of
+from fa4.designs.tiles import clusters
 from fa4.plan.schema import Copy, Mma, PipelinePlan, Work, steady_work
 from fa4.sim.costs import MachineCosts
+from fa4.sim.limits import modelled
 from fa4.sim.machine import Machine
-from fa4.sim.worktiles import backward_tiles, clusters, forward_tiles
 
 if TYPE_CHECKING:
     from fa4.sim.predict import AnyPipeline
@@ -109,17 +111,11 @@ def roofline_terms(
 
 def problem_roofline(problem: Problem, pipeline: AnyPipeline, machine: Machine) -> ProblemRoofline:
     """Roofline time of one call: all its steps, and HBM."""
-    # Loaded here, since it brings the compiled engine, which terms alone do not need.
-    from fa4.sim.predict import backward_bytes, build_plan, forward_bytes
-
-    plan = build_plan(pipeline, machine.gpu)
-    if isinstance(pipeline, BackwardPipeline):
-        trips = backward_tiles(problem, pipeline).trips
-        before, main_bytes, after = backward_bytes(problem, pipeline)
-        flops, around = problem.backward_flops, before + after
-    else:
-        trips = forward_tiles(problem, pipeline).trips
-        flops, around, main_bytes = problem.forward_flops, 0, forward_bytes(problem, pipeline)
+    plan, work = plan_of(pipeline, machine.gpu), modelled(pipeline)
+    trips = work.tiles(problem, pipeline).trips
+    before, main_bytes, after = work.traffic(problem, pipeline)
+    around = before + after
+    flops = problem.backward_flops if design_of(pipeline).backward else problem.forward_flops
     step, steps = roofline_terms(plan, machine), int(trips[:, 0].sum())
     cycle = 1.0 / machine.clock_hz / clusters(machine.gpu, plan.cta_group)
     seconds = {unit: steps * cycles * cycle for unit, cycles in step.totals.items()}

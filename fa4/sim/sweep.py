@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from fa4.files import read_text
+from fa4.base.files import read_text
 from fa4.sim.cluster import map_on_cluster, model_version
 from fa4.sim.fields import FIELDS, SUFFIXES, parse_count, parse_number
 

@@ -12,7 +12,7 @@ import io
 from pathlib import Path
 from typing import IO, Any
 
-from fa4.files import read_bytes
+from fa4.base.files import read_bytes
 from fa4.sim.sweep import RESULTS, SCHEMA_VERSION, Row, Sweep
 
 MOST_BYTES = 1 << 30  # a million rows are a few hundred bytes each

@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fa4.config import BackwardPipeline, Problem, require_int
+from fa4.config import Problem, require_int
+from fa4.designs import design_of, plan_of
+from fa4.designs.tiles import WorkTiles, clusters
 from fa4.plan.schema import PipelinePlan
 from fa4.sim import engine
 from fa4.sim.code import ARRIVE, WAIT, EngineRun, EventCode, stretched
-from fa4.sim.limits import check_work
+from fa4.sim.limits import check_work, modelled
 from fa4.sim.machine import Machine
 from fa4.sim.predict import (
     AnyPipeline,
     Simulation,
-    build_plan,
     make_runner,
     steps_rescaled,
     with_rescale_rate,
 )
-from fa4.sim.worktiles import WorkTiles, backward_tiles, clusters, forward_tiles, lpt_order
 
 MOST_TILES, MOST_KV_TILES = 1000, 100_000
 
@@ -122,7 +122,7 @@ def record(
         require_int("kv_tiles", kv_tiles, 1, MOST_KV_TILES)
     simulation = simulation or Simulation()
     check_work(problem, pipeline, simulation.lengths)
-    plan = build_plan(pipeline, machine.gpu)
+    plan = plan_of(pipeline, machine.gpu)
     simulation = with_rescale_rate(simulation, problem, pipeline)
     rate = simulation.rescale_rate or 0.0
     work = launch_order(problem, pipeline, simulation)
@@ -151,14 +151,10 @@ def record(
 
 
 def launch_order(problem: Problem, pipeline: AnyPipeline, simulation: Simulation) -> WorkTiles:
-    """Work tiles in the order in which the scheduler starts them."""
-    if isinstance(pipeline, BackwardPipeline):
-        return backward_tiles(problem, pipeline, simulation.lengths)
-    work = forward_tiles(problem, pipeline, simulation.lengths)
-    if pipeline.scheduler not in ("lpt", "clc") or not len(work.trips):
-        return work
-    dims = pipeline.head_dim + pipeline.head_dim_v
-    return work.take(lpt_order(work, problem.seqlen_k * dims * pipeline.element_bytes))
+    """Work tiles in the order in which the scheduler starts them; backward ones by their keys."""
+    work = modelled(pipeline)
+    tiles: WorkTiles = work.tiles(problem, pipeline, simulation.lengths)
+    return tiles if design_of(pipeline).backward else work.order(tiles, problem, pipeline)
 
 
 def shorten(trips: np.ndarray, kv_tiles: int | None) -> np.ndarray:

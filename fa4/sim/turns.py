@@ -11,10 +11,10 @@ import heapq
 
 import numpy as np
 
+from fa4.designs.tiles import WorkTiles
 from fa4.plan.resident import Stuck, find_stuck
 from fa4.sim.chip import ChipRun, Execution, TileRunner, summarize
 from fa4.sim.limits import check_turns
-from fa4.sim.worktiles import WorkTiles
 
 
 class TurnDeadlock(ValueError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fa4.config import ForwardPipeline, WarpgroupPipeline
+from fa4.designs import Design, design_of, find_design
 from fa4.hardware import GPUS
 from fa4.sim.fields import FIELDS
 from fa4.sim.machine import COSTS, Machine
@@ -139,7 +139,7 @@ MEASURED: Mapping[tuple[str, str], Accuracy] = {
         "fitted to",
         head_dims=(128,),
         seqlens=(1024, 32768),
-        choices=("cta_group", "design"),
+        choices=("cta_group",),
     ),
     ("b200", "bwd"): Accuracy(
         points=7,
@@ -149,7 +149,7 @@ MEASURED: Mapping[tuple[str, str], Accuracy] = {
         against="published FlashAttention-4 throughput, which the constants were fitted to",
         head_dims=(128,),
         seqlens=(1024, 16384),
-        choices=("deterministic", "design"),
+        choices=("deterministic",),
     ),
     ("h100", "fwd"): Accuracy(
         points=18,
@@ -161,7 +161,7 @@ MEASURED: Mapping[tuple[str, str], Accuracy] = {
         head_dims=(64, 128),
         seqlens=(512, 16384),
         dtypes=("fp16",),
-        choices=("tile_m", "tile_n", "design"),
+        choices=("tile_m", "tile_n"),
     ),
     ("h200", "own fwd"): Accuracy(
         points=680,
@@ -179,7 +179,6 @@ MEASURED: Mapping[tuple[str, str], Accuracy] = {
             "kv_stages",
             "ping_pong",
             "scheduler",
-            "design",
         ),
     ),
     ("h200", "fwd"): Accuracy(
@@ -191,7 +190,7 @@ MEASURED: Mapping[tuple[str, str], Accuracy] = {
         "constants were fitted",
         head_dims=(128,),
         seqlens=(4096, 16384),
-        choices=("tile_m", "tile_n", "p_source", "overlap", "design"),
+        choices=("tile_m", "tile_n", "p_source", "overlap"),
     ),
 }
 
@@ -202,9 +201,8 @@ def known_accuracy(request: SimulationRequest) -> dict[str, object]:
     """The error measured for such a kernel, as plain data, and what of `request` never was."""
     machine = request.machine
     name, direction = machine.name.lower(), str(request.given.get("pass", "fwd"))
-    what = direction
-    if isinstance(request.pipeline, WarpgroupPipeline) and request.pipeline.design == "fa4":
-        what = "own fwd"
+    design = _kernel(request)
+    what = (design.measured_as or "") + direction
     accuracy = MEASURED.get((name, what))
     if accuracy is None:
         kind = "forward" if direction == "fwd" else "backward"
@@ -240,8 +238,18 @@ def machine_mape(name: str) -> float | None:
     return sum(x.points * x.mape for x in own) / points if own else None
 
 
+def _kernel(request: SimulationRequest) -> Design:
+    """The kernel that was asked for, or that of the pipeline."""
+    name = request.given.get("kernel")
+    if name is None:
+        return design_of(request.pipeline)
+    backward = request.given.get("pass") == "bwd"
+    return find_design(request.machine.gpu, backward=backward, kernel=str(name))
+
+
 def _unmeasured(request: SimulationRequest, accuracy: Accuracy) -> list[str]:
     """What of a request lies outside the measured points."""
+    design = _kernel(request)
     problem, given = request.problem, request.given
     least, most = accuracy.seqlens
     lengths = f"{problem.seqlen_q} queries, {problem.seqlen_k} keys"
@@ -250,7 +258,7 @@ def _unmeasured(request: SimulationRequest, accuracy: Accuracy) -> list[str]:
         for item in given
         if item not in accuracy.choices
         and item in FIELDS
-        and (item in ("kernel", "rescale_rate") or FIELDS[item].target in KERNEL_TARGETS)
+        and (item == "rescale_rate" or FIELDS[item].target in KERNEL_TARGETS)
     ]
     checks = {
         f"head dims {problem.head_dim}, {problem.head_dim_v}": (
@@ -261,11 +269,9 @@ def _unmeasured(request: SimulationRequest, accuracy: Accuracy) -> list[str]:
         "grouped heads": problem.heads_q == problem.heads_k,
         "a window": problem.window_size in ((None, None), (None, 0)),
         "sequences of unequal length": request.simulation.lengths is None,
-        "pairs of CTAs forward": not (
-            isinstance(request.pipeline, ForwardPipeline) and request.pipeline.cta_group == 2
-        ),
-        "this package's backward kernel": getattr(request.pipeline, "design", None) != "fa4"
-        or given.get("pass") != "bwd",
+        "pairs of CTAs forward": getattr(request.pipeline, "cta_group", 1) == 1,
+        "this package's backward kernel": not (design.backward and design.compiled),
+        f"kernel {design.kernel}": design.measured_as is not None,
         "a changed kernel (" + ", ".join(tuned) + ")": not tuned,
     }
     return [what for what, measured in checks.items() if not measured]

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fa4.designs import plan_of
 from fa4.sim.chain import CriticalChain, critical_chain
 from fa4.sim.elasticity import RATES, Elasticities, Progress, measure
 from fa4.sim.ensemble import Interval, seconds_of, speedup_interval
 from fa4.sim.neighbours import Neighbour, neighbours
 from fa4.sim.options import build
-from fa4.sim.predict import build_plan, call_seconds, make_runner, steps_rescaled
+from fa4.sim.predict import call_seconds, make_runner, steps_rescaled
 from fa4.sim.timeline import launch_order
 from fa4.sim.validation import known_accuracy
 
@@ -88,7 +89,7 @@ def step_chain(request: SimulationRequest) -> CriticalChain | None:
     work = launch_order(request.problem, request.pipeline, request.simulation)
     if not len(work.trips) or not work.trips[:, 0].max():
         return None
-    plan = build_plan(request.pipeline, request.machine.gpu)
+    plan = plan_of(request.pipeline, request.machine.gpu)
     runner = make_runner(
         plan, request.machine, request.simulation,
         rescaling=steps_rescaled(plan, request.simulation), ctas=plan.cta_group * len(work.trips),

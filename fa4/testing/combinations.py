@@ -67,7 +67,7 @@ def _pair(a: str, b: str) -> Property:
         listed=cases_of(name, levels, repeats=three_of_five if "gqa" in (a, b) else int),
         needs=all_needs(a, b),
         levels=("lse",),
-        first_look=2 if len(levels) == 1 else 3,
+        first_look=1 if len(levels) == 1 else 2,
     )
 
 
@@ -83,7 +83,7 @@ def _gradients_with(*features: str) -> Property:
         listed=cases_of(name, levels, GRADIENTS, int if thorough else three_of_five),
         needs=all_needs(*features) | {"gradients"},
         levels=("gradients",),
-        first_look=max(6, len(levels) + 4) if len(features) == 1 else 2,
+        first_look=max(6, len(levels) + 4) if len(features) == 1 else 1,
     )
 
 

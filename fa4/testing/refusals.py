@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fa4.arrays import to_numpy
+from fa4.call.arrays import to_numpy
 from fa4.dtypes import dtype_name
 
 Refusal = Callable[[BaseException], bool]

@@ -20,7 +20,7 @@ from hypothesis import seed as set_seed
 from hypothesis.stateful import run_state_machine_as_test
 from threadpoolctl import threadpool_limits
 
-from fa4.checked import DENSE_DEFAULTS
+from fa4.call.checked import DENSE_DEFAULTS
 from fa4.config import require, require_int
 from fa4.testing.backends import DTYPES, FP8, Backend, NotCovered, load_backend
 from fa4.testing.case import Case

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fa4.arrays import like
+from fa4.call.arrays import like
 from fa4.testing.guard import copies_of
 from fa4.testing.refusals import named_keywords, readable
 

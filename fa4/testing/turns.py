@@ -2,7 +2,8 @@
 
 Threads that run freely meet in a window of microseconds only by luck. Here one of them goes on for
 some calls of Python functions while the other waits, so that each is in the midst of its work when
-the other works. What happens inside one call of a compiled function is not reached.
+the other works. What happens inside one call of a compiled function is not reached, nor, before
+Python 3.12, a switch inside a `cached_property`: its lock would keep the other thread waiting.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import cached_property
 from threading import Condition
 from types import FrameType
 from typing import Any, TypeVar
@@ -17,14 +19,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 1.0  # for the other thread, which may wait for what this one holds
+_LOCKED = cached_property.__get__.__code__  # up to Python 3.11, the whole class waits for it
 
 
 @contextmanager
-def _at_each_call(action: Callable[[], None]) -> Any:
+def _at_each_call(action: Callable[[FrameType], None]) -> Any:
     """Do something wherever this thread calls a Python function."""
 
     def trace(frame: FrameType, event: str, argument: Any) -> None:
-        action()
+        action(frame)
 
     before = sys.gettrace()
     sys.settrace(trace)
@@ -34,11 +37,18 @@ def _at_each_call(action: Callable[[], None]) -> Any:
         sys.settrace(before)
 
 
+def _holds_a_lock(frame: FrameType | None) -> bool:
+    """Whether a `cached_property` is being computed: what another thread may wait for."""
+    while frame is not None and frame.f_code is not _LOCKED:
+        frame = frame.f_back
+    return frame is not None
+
+
 def count_calls(function: Callable[[], Any]) -> int:
     """Calls of Python functions that one call makes."""
     count = 0
 
-    def add() -> None:
+    def add(frame: FrameType) -> None:
         nonlocal count
         count += 1
 
@@ -59,10 +69,11 @@ class ThreadTurns:
         """What the function returns, called by thread `number`."""
         count = 0
 
-        def go_on() -> None:
+        def go_on(frame: FrameType) -> None:
             nonlocal count
             count += 1
-            if count % self.every == 0:
+            if count >= self.every and not _holds_a_lock(frame):
+                count = 0
                 self._wait(number, give=True)
 
         try:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from fa4.arrays import to_numpy
+from fa4.call.arrays import to_numpy
 from fa4.testing.guard import KeptGuard, guarded_call
 from fa4.testing.numerics import Numerics
 from fa4.testing.refusals import is_poison, named_keywords, quiet, readable, reason_of

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fa4.config import Problem
+from fa4.designs.tiles import forward_tiles
 from fa4.plan.schema import Loop, Wait, walk
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import Prediction, predict
-from fa4.sim.worktiles import forward_tiles
 from fa4.sm90.forward.spec import WarpgroupSpec
 from hardware.hopper_counters.compare import POINTS
 

@@ -35,7 +35,7 @@ def sustained_calls() -> Iterator[RepeatedCall]:
             heads_q=sizes["heads"], heads_k=sizes["heads"], head_dim=kernel["head_dim"],
             head_dim_v=kernel["head_dim_v"], causal=kernel.get("causal", False),
         )  # fmt: skip
-        pipeline = WarpgroupPipeline(**{"design": "fa4", "scheduler": "static", **kernel})
+        pipeline = WarpgroupPipeline(**{"scheduler": "static", **kernel})
         yield RepeatedCall(
             problem=problem,
             tile=f"{64 * pipeline.consumers} x {pipeline.tile_n}"

@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=100.0)
     given = parser.parse_args()
-    from fa4.choose import find_gpu
+    from fa4.call.choose import find_gpu
     from fa4.commands.bench import device_name
 
     begun, found, rows = time.monotonic(), find_gpu("sm90"), []

@@ -65,7 +65,7 @@ import signal, sys
 from pathlib import Path
 from fa4 import cli
 from fa4.commands import doctor
-from fa4.files import write_whole
+from fa4.base.files import write_whole
 
 def trial(**_):
     def strike(*_):

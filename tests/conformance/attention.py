@@ -20,7 +20,7 @@ def judge(inputs: Inputs, found: Arrays) -> Verdict:
 
 def values_of(tensor: Any) -> np.ndarray:
     """A copy of a tensor in the NumPy type of its own."""
-    from fa4.arrays import to_numpy
+    from fa4.call.arrays import to_numpy
 
     return np.array(to_numpy("output", tensor))
 

@@ -66,7 +66,7 @@ def tensor_of(array: np.ndarray) -> Any:
     """A torch tensor with a copy of the array, the dimensions in the same order in memory."""
     import torch
 
-    from fa4.arrays import like
+    from fa4.call.arrays import like
 
     order = list(range(array.ndim))
     if not array.flags.c_contiguous:

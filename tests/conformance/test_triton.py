@@ -142,6 +142,19 @@ def test_wrong(fa4_emulation):
     assert "2 passed" in done.stdout and "1 failed" in done.stdout, done.stdout + done.stderr
     assert "3 launches of 2 kernels on an emulated sm_100a; findings: 1 error" in done.stdout
     assert re.search(r"add: (\d+) of \1 instructions ran", done.stdout), done.stdout
+    files = ["--fa4-sarif=a.sarif", "--fa4-coverage=lines.html", "--fa4-baseline=known.json"]
+    done = run(*command, *files[:2], "--fa4-ignore=*:triton_kernels.py", cwd=tmp_path)
+    assert "3 passed" in done.stdout and "findings: none; 2 accepted" in done.stdout, done.stdout
+    log = json.loads((tmp_path / "a.sarif").read_text())
+    results = log["runs"][0]["results"]
+    assert {result["ruleId"] for result in results} == {"out-of-bounds", "race"}
+    assert all(result["suppressions"] for result in results)
+    assert "triton_kernels.py" in (tmp_path / "lines.html").read_text()
+    done = run(*command, files[2], "--fa4-write-baseline", cwd=tmp_path)
+    assert "wrote known.json" in done.stdout, done.stdout + done.stderr
+    assert "3 passed" in run(*command, files[2], cwd=tmp_path).stdout
+    refused = run(*command, "--fa4-ignore=rase", cwd=tmp_path)
+    assert refused.returncode == 4 and "no finding is called 'rase'" in refused.stderr
     plain = run(*command[:3], "-p", "no:cacheprovider", "test_gpu.py", cwd=tmp_path)
     assert "skipped" in plain.stdout and "emulated" not in plain.stdout
 

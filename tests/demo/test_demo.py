@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa4 import cli, files
+from fa4 import cli
+from fa4.base import files
 from fa4.commands import SCHEMA_VERSION
 from fa4.config import ForwardConfig
 from fa4.demo import figure, inputs, minilm
@@ -250,7 +251,8 @@ sys.meta_path.insert(0, Blocker())
 from fa4.compiled import toolchain
 
 toolchain._package_folder = lambda: None  # as where the compiler's package is not installed
-from fa4 import cli, files
+from fa4 import cli
+from fa4.base import files
 
 cli.COMMANDS = ("demo", "doctor")
 cli.main(sys.argv[1:])

@@ -14,11 +14,11 @@ from docs import picture
 from docs._ext.glossary_words import SIGNAL, SIGNAL_TERM, cut, pattern_of, read_glossary
 from docs.check_site import check_site
 from fa4 import cli
+from fa4.base.role_styles import ROLES
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardPipeline, WarpgroupPipeline
 from fa4.hardware import B200, H100
 from fa4.plan import PipelinePlan, backward_plan, forward_plan
 from fa4.plan.warpgroup import warpgroup_plan
-from fa4.role_styles import ROLES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -31,9 +31,9 @@ def plans() -> Iterator[PipelinePlan]:
     """Every kind of kernel that there is a plan of."""
     for group in (1, 2):
         yield forward_plan(ForwardPipeline(cta_group=group), B200)
-        for design in ("fa4", "flash_attn.cute"):
+        for published in (False, True):
             numerics = BackwardConfig(cta_group=group)
-            yield backward_plan(BackwardPipeline(numerics=numerics, design=design), B200)
+            yield backward_plan(BackwardPipeline(numerics=numerics, published=published), B200)
     yield forward_plan(ForwardPipeline(causal=True, scheduler="clc"), B200)
     yield warpgroup_plan(WarpgroupPipeline(), H100)
 

@@ -82,4 +82,7 @@ def test_the_command_says_so(
         cli.main([*arguments, "--json"])
     (coverage,) = json.loads(capsys.readouterr().out)["coverage"]
     assert (coverage["reached"], coverage["instructions"]) == (10, 13)
-    assert render_coverage(coverage | {"missed": []}) == "pairs: all of its 13 instructions ran"
+    assert (
+        render_coverage(coverage | {"missed": [], "branches": []})
+        == "pairs: all of its 13 instructions ran"
+    )

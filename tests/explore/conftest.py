@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fa4.base.role_styles import UNITS
 from fa4.commands.predict import describe
 from fa4.explore.controls import Control, combinations, controls, settings_of, shape_keys
 from fa4.explore.packing import pack, unpack
 from fa4.explore.recording import BOUNDS, SHARES, Recording, contexts, record_grid
 from fa4.explore.verdicts import read_verdicts
-from fa4.role_styles import UNITS
 
 # Fewer points than --quick: one call, and choices that are refused.
 FEW = {
     "machine": ("b200", "h200"), "head_dim": ("128",), "seqlen": ("1k",), "q_tiles": ("2",),
-    "kernel": ("fa4", "fa3"), "kv_stages": ("fit",), "tile_n": ("128", "256"), "exp2": ("tuned",),
+    "kernel": ("blackwell", "hopper"), "kv_stages": ("fit",), "tile_n": ("128", "256"),
+    "exp2": ("tuned",),
     "rescale_rate": ("0", "1"), "scheduler": ("static", "lpt"),
 }  # fmt: skip
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fa4.base.role_styles import ROLES
 from fa4.commands.predict import describe
 from fa4.config import BackwardPipeline, WarpgroupPipeline
+from fa4.designs import plan_of
 from fa4.explore.controls import (
     CONTROLS,
     QUICK,
@@ -31,9 +33,7 @@ from fa4.explore.recording import (
 )
 from fa4.explore.steps import LEAD_TICKS, place_events
 from fa4.explore.verdicts import read_verdicts
-from fa4.role_styles import ROLES
 from fa4.sim.options import build
-from fa4.sim.predict import build_plan
 from fa4.sim.timeline import record
 from fa4.sim.why import step_chain
 from tests.explore.conftest import Small, assert_as_predicted, points
@@ -74,7 +74,7 @@ def test_what_is_automatic_can_be_chosen() -> None:
     assert seen > 30
 
 
-@pytest.mark.parametrize("kernel", ["fa3", "fa2"])
+@pytest.mark.parametrize("kernel", ["hopper", "fa2"])
 def test_a_shape_is_the_same_kernel_at_every_length(kernel: str) -> None:
     """Of what a shape leaves open, nothing depends on the length, so that one step serves all."""
     for head_dim in ("64", "128"):
@@ -235,7 +235,7 @@ def test_lines_are_the_steps() -> None:
     """The line of each unrolled step is the one with its text."""
     for settings in ({}, {"pass": "bwd"}, {"machine": "h200"}, {"kernel": "fa2"}):
         request = build(settings)
-        plan = build_plan(request.pipeline, request.machine.gpu)
+        plan = plan_of(request.pipeline, request.machine.gpu)
         trips = dict(zip(plan.trips, (5, 2, 3), strict=True))
         for role in plan.roles:
             lines = lines_of(role)

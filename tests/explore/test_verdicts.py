@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from fa4 import designs
 from fa4.explore import verdicts
 from fa4.explore.verdicts import VERDICTS, read_verdicts
 from fa4.plan.schema import Arrive, PipelinePlan, Wait, walk
 from fa4.sim.options import build
-from fa4.sim.predict import build_plan
 from lab.records import read_record
 
 KERNELS = read_verdicts()["kernels"]
@@ -32,7 +32,7 @@ def plan_of(kernel: dict[str, Any]) -> PipelinePlan:
     own = ("cta_group",) if kernel["machine"] == "b200" else ("tile_m", "tile_n", "ping_pong")
     settings |= {name: str(kernel[name]) for name in own}
     request = build(settings)
-    return build_plan(request.pipeline, request.machine.gpu)
+    return designs.plan_of(request.pipeline, request.machine.gpu)
 
 
 def campaigns() -> Iterator[dict[str, Any]]:

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from fa4.base.role_styles import ROLES
 from fa4.explore.controls import CONTROLS
 from fa4.explore.packing import pack, unpack
 from fa4.explore.page import MOST_BYTES, build_page
 from fa4.explore.recording import record_grid
 from fa4.explore.verdicts import read_verdicts
-from fa4.role_styles import ROLES
 from tests.explore.conftest import Small, assert_as_predicted, points
 
 POINTS = 300  # of the grid's tens of thousands, compared with fa4 predict

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fa4.backends import ON_GPU
-from fa4.choose import MADE_FOR, find_gpu
+from fa4.call.choose import MADE_FOR, find_gpu
 from hardware.guarded.memory import CudaDriver, GuardedMemory, install_in_torch
 
 if os.environ.get("FA4_GUARDED"):  # before torch looks at a GPU

@@ -197,37 +197,37 @@ def test_three_warpgroups_with_all_of_it_in_registers_spill() -> None:
     assert spilled(tile_n=80) == spilled(overlap=False) == spilled(p_source="smem") == 0
 
 
-# Head dims, warpgroups, tile_n, overlap, design -> registers of a thread that the compiled loop of
-# plain steps stores to local memory (and loads again), from its disassembly.
+# Head dims, warpgroups, tile_n, overlap, published -> registers of a thread that the compiled loop
+# of plain steps stores to local memory (and loads again), from its disassembly.
 STORED = {
-    (128, 128, 3, 96, True, "fa4"): 8,
-    (64, 64, 3, 144, True, "fa4"): 16,
-    (128, 128, 1, 208, True, "fa4"): 16,
-    (96, 96, 3, 128, True, "fa4"): 24,
-    (128, 128, 3, 112, True, "fa4"): 32,
-    (192, 128, 3, 112, True, "fa4"): 32,
-    (64, 64, 3, 160, True, "fa4"): 40,
-    (96, 96, 3, 144, True, "fa4"): 49,
-    (128, 128, 3, 128, True, "fa4"): 54,
-    (64, 64, 3, 192, True, "fa4"): 70,
-    (96, 96, 3, 176, True, "fa4"): 145,
-    (128, 128, 3, 144, True, "fa4"): 192,
-    (128, 128, 3, 160, False, "fa4"): 132,
-    (128, 128, 3, 112, True, "flash_attn.cute"): 28,
-    (128, 128, 3, 128, True, "flash_attn.cute"): 56,
-    (128, 128, 3, 176, True, "flash_attn.cute"): 138,
-    (128, 128, 3, 176, False, "flash_attn.cute"): 235,
+    (128, 128, 3, 96, True, False): 8,
+    (64, 64, 3, 144, True, False): 16,
+    (128, 128, 1, 208, True, False): 16,
+    (96, 96, 3, 128, True, False): 24,
+    (128, 128, 3, 112, True, False): 32,
+    (192, 128, 3, 112, True, False): 32,
+    (64, 64, 3, 160, True, False): 40,
+    (96, 96, 3, 144, True, False): 49,
+    (128, 128, 3, 128, True, False): 54,
+    (64, 64, 3, 192, True, False): 70,
+    (96, 96, 3, 176, True, False): 145,
+    (128, 128, 3, 144, True, False): 192,
+    (128, 128, 3, 160, False, False): 132,
+    (128, 128, 3, 112, True, True): 28,
+    (128, 128, 3, 128, True, True): 56,
+    (128, 128, 3, 176, True, True): 138,
+    (128, 128, 3, 176, False, True): 235,
 }
 
 
 @pytest.mark.parametrize(("choice", "stored"), STORED.items(), ids=str)
 def test_spilled_registers_are_those_of_compiled_loops(
-    choice: tuple[int, int, int, int, bool, str], stored: int
+    choice: tuple[int, int, int, int, bool, bool], stored: int
 ) -> None:
     """To 8; and every instruction of the products is waited for, as in all of these loops."""
-    d, dv, consumers, tile_n, overlap, design = choice
+    d, dv, consumers, tile_n, overlap, published = choice
     plan = warpgroups(head_dim=d, head_dim_v=dv, consumers=consumers, tile_n=tile_n,
-                      overlap=overlap, design=design)  # fmt: skip
+                      overlap=overlap, published=published)  # fmt: skip
     own = works(plan, "consumer0")
     (spill,) = {w.amount for w in own if isinstance(w.amount, Spill)}
     assert spill.registers == pytest.approx(stored, abs=8)
@@ -250,7 +250,7 @@ def test_hopper_arithmetic_of_a_step() -> None:
     half a conversion; of an element of O: a product per step. A thread holds half of a row's
     columns, of two rows, each with its maximum and its scale."""
     pipeline = WarpgroupPipeline(overlap=False)
-    plan = warpgroups(overlap=False, design="flash_attn.cute")
+    plan = warpgroups(overlap=False, published=True)
     own = [w for w in works(plan, "consumer0") if hasattr(w.amount, "mufu")]
     count, dv = TILES * pipeline.tile_n / 2, pipeline.head_dim_v
 

@@ -169,15 +169,15 @@ def test_what_does_not_fit(choices: dict, message: str) -> None:
 
 
 def test_other_refusals() -> None:
-    """No plan without tensor memory, none for other tiles, no third design."""
-    for design in ("fa4", "flash_attn.cute"):
+    """No plan without tensor memory, none for other tiles, no other order."""
+    for published in (False, True):
         with pytest.raises(ValueError, match="needs tensor memory; H200 has none"):
-            backward_plan(BackwardPipeline(design=design), H200)
+            backward_plan(BackwardPipeline(published=published), H200)
         with pytest.raises(ValueError, match=r"must be 128 x 128.*got 128 x 64"):
             numerics = BackwardConfig(tile_n=64)
-            backward_plan(BackwardPipeline(numerics=numerics, design=design), B200)
-    with pytest.raises(ValueError, match=r"design must be one of fa4, flash_attn.cute; got 'x'"):
-        BackwardPipeline(design="x")
+            backward_plan(BackwardPipeline(numerics=numerics, published=published), B200)
+    with pytest.raises(ValueError, match=r"scheduler must be one of naive, lpt, spt; got 'x'"):
+        BackwardPipeline(scheduler="x")
 
 
 @pytest.mark.parametrize("name", BACKWARD)

@@ -194,7 +194,7 @@ def test_two_slots_hide_a_missing_release() -> None:
         causal=st.booleans(),
         numerics=st.builds(BackwardConfig, cta_group=st.integers(1, 2)),
         deterministic=st.booleans(),
-        design=st.just("flash_attn.cute"),
+        published=st.just(True),
     ),
     st.lists(st.integers(1, 5), min_size=1, max_size=3),
     st.integers(0, 5),

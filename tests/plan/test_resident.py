@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 
 from fa4 import cli
 from fa4.config import BackwardConfig, BackwardPipeline
+from fa4.designs.tiles import clusters
 from fa4.hardware import B200, B300, H200
 from fa4.plan import backward_plan, check_plan
 from fa4.plan import resident as resident_module
 from fa4.plan.resident import ctas_per_sm, find_stuck, resident_clusters
 from fa4.plan.schema import Role, Turns
 from fa4.plan.warpgroup import warpgroup_plan
-from fa4.sim.defaults import published_hopper
+from fa4.sim.limits import modelled
 from fa4.sim.options import build
-from fa4.sim.worktiles import clusters, turns_from_last
 from tests.plan.plans import BACKWARD, FORWARD, PUBLISHED
+from tests.sim.choices import default_hopper
 
 MASKS = ((None, None), (None, 0), (300, None), (None, 200), (500, 100))
 
@@ -74,19 +75,19 @@ def test_each_waits_for_its_neighbour(blocks: int) -> None:
 
 
 @pytest.mark.parametrize("window", MASKS)
-@pytest.mark.parametrize("kind", ["fa4", "flash_attn.cute"])
+@pytest.mark.parametrize("kind", ["blackwell", "published"])
 def test_the_defaults_end(window: tuple[int | None, int | None], kind: str) -> None:
     """The plan's order of sums is the one that the simulator takes from the mask; nothing is found.
 
     The other order of launches never ends, and is found.
     """
-    asked = {"pass": "bwd", "deterministic": True, "design": kind, "window": window}
+    asked = {"pass": "bwd", "deterministic": True, "kernel": kind, "window": window}
     request = build(asked)
     pipeline = request.pipeline
     assert isinstance(pipeline, BackwardPipeline)
     plan = backward_plan(pipeline, B200)
     assert plan.turns is not None
-    last_first = turns_from_last(request.problem, pipeline)
+    last_first = modelled(pipeline).last_first(request.problem, pipeline)
     assert plan.turns.order == ("descending" if last_first else "ascending")
     assert check_plan(plan, B200) == []
     other = Turns(order=plan.turns.order, launches=("ascending" if last_first else "descending",))
@@ -130,7 +131,7 @@ def test_one_cta_per_sm(gpu) -> None:  # type: ignore[no-untyped-def]
         assert ctas_per_sm(plan, gpu) == 1, plan.name
         assert resident_clusters(plan, gpu) == clusters(gpu, plan.cta_group)
     problem = build({"machine": "h200"}).problem
-    plan = warpgroup_plan(published_hopper(problem), H200)
+    plan = warpgroup_plan(default_hopper(problem, published=True), H200)
     assert ctas_per_sm(plan, H200) == 1
 
 

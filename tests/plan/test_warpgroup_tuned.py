@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa4.config import Problem, WarpgroupPipeline
+from fa4.designs.hopper_forward import default_warpgroups
 from fa4.hardware import H200
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.plan.warpgroup_rates import RATES
@@ -18,7 +19,6 @@ from fa4.plan.warpgroup_tuned import (
     tuned_warpgroups,
     work_tiles,
 )
-from fa4.sim.defaults import default_warpgroups
 
 DIMS = st.integers(1, 16).map(lambda n: 16 * n)
 

@@ -13,7 +13,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fa4.config import (
-    DESIGNS,
     BackwardConfig,
     BackwardPipeline,
     Exp2Split,
@@ -221,7 +220,7 @@ def _any_backward(draw: st.DrawFn) -> BackwardPipeline:
         numerics=BackwardConfig(cta_group=draw(st.integers(1, 2))),
         deterministic=draw(st.booleans()),
         causal=draw(st.booleans()),
-        design=draw(st.sampled_from(DESIGNS)),
+        published=draw(st.booleans()),
     )
 
 

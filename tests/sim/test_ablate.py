@@ -9,7 +9,8 @@ import pytest
 import typer.testing
 
 from fa4.commands.ablate import ablate as command
-from fa4.sim.ablate import BACKWARD_IDEAS, FORWARD_IDEAS, OFF_RESCALE_RATE, Ablation, ablate
+from fa4.designs.ideas import BACKWARD_IDEAS, FORWARD_IDEAS
+from fa4.sim.ablate import OFF_RESCALE_RATE, Ablation, ablate
 from fa4.sim.options import build
 from fa4.sim.predict import REAL_RESCALE_RATE
 

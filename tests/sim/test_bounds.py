@@ -23,6 +23,7 @@ from fa4.config import (
     Problem,
     WarpgroupPipeline,
 )
+from fa4.designs import plan_of
 from fa4.hardware import B200, H200, Gpu
 from fa4.plan.backward import backward_plan
 from fa4.plan.forward import forward_plan
@@ -36,7 +37,7 @@ from fa4.sim.elasticity import UNIT_RATES
 from fa4.sim.lower import lower
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.options import build
-from fa4.sim.predict import Simulation, build_plan, predict
+from fa4.sim.predict import Simulation, predict
 from fa4.sim.roofline import RooflineTerms, problem_roofline, roofline_terms
 from tests.plan.plans import edit_role
 from tests.sim.strategies import backward_pipelines, forward_pipelines, machines
@@ -44,7 +45,7 @@ from tests.sim.strategies import backward_pipelines, forward_pipelines, machines
 EXAMPLES = settings(max_examples=60)
 SHARES = {"rescale_rate": 0.25}
 PAIR = BackwardPipeline(numerics=BackwardConfig(cta_group=2))
-PUBLISHED = replace(PAIR, design="flash_attn.cute")
+PUBLISHED = replace(PAIR, published=True)
 
 
 def forward(q_tiles: int = 2, frequency: int = 0, **options: object) -> ForwardPipeline:
@@ -77,7 +78,7 @@ def test_the_papers_forward_tables() -> None:
 
 def test_the_papers_backward_tables() -> None:
     """2560, 3328 and 1024 cycles in one CTA; 2688 of shared memory in a pair; term by term."""
-    one, pair = terms_of(BackwardPipeline(design="flash_attn.cute")), terms_of(PUBLISHED)
+    one, pair = terms_of(BackwardPipeline(published=True)), terms_of(PUBLISHED)
     operands = ("S A", "S B", "dP A", "dP B", "dV B", "dK B", "dQ A", "dQ B")
     assert one.terms["smem"] == dict.fromkeys(operands, 256) | {
         "write dS": 256, "write dQ": 512, "add dQ": 512,
@@ -249,7 +250,7 @@ def test_ideal_backward_runs_at_its_roofline(cta_group: int, dim: int) -> None:
     """Shared memory binds the backward pass, at the paper's 3328 and 2688 cycles to the cycle."""
     machine = ideal_machine(8192, 16, 128)
     numerics = BackwardConfig(cta_group=cta_group)
-    pipeline = BackwardPipeline(head_dim=dim, numerics=numerics, design="flash_attn.cute")
+    pipeline = BackwardPipeline(head_dim=dim, numerics=numerics, published=True)
     plan = backward_plan(pipeline, machine.gpu)
     bound = roofline_terms(plan, machine)
     assert bound.bound_by == "smem"
@@ -314,7 +315,7 @@ def test_command_prints_the_four_tables(capsys: pytest.CaptureFixture[str]) -> N
     assert code == 0
     assert out.count("tensor core") >= 4
     assert "bound by shared memory, 30% over the products" in out
-    assert "CTA pair, design flash_attn.cute: bound by shared memory, 5% over the products" in out
+    assert "CTA pair, kernel published: bound by shared memory, 5% over the products" in out
 
 
 def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,10 +336,10 @@ def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("--pass", "sideways"), "pass must be forward or backward; got 'sideways'"),
         (("--pass", "backward", "--q-tiles", "2"), "q_tiles is for the forward pass; got 2"),
-        (("--design", "fa4"), "design is for the backward pass; got 'fa4'"),
+        (("--kernel", "published"), "kernel is for the backward pass; got 'published'"),
         (
-            ("--pass", "backward", "--design", "x"),
-            "design must be one of fa4, flash_attn.cute; got",
+            ("--pass", "backward", "--kernel", "x"),
+            "kernel must be one of blackwell, published; got",
         ),
         (("--figure", "x.pdf"), "figure must end in .png or .svg; got 'x.pdf'"),
         (("--machine", "abacus"), "machine must be a .toml file or one of"),
@@ -378,20 +379,20 @@ def test_every_term_has_a_colour() -> None:
     cta_group=st.sampled_from([1, 2]),
     frequency=st.sampled_from([0, 16, 10, 8]),
     backward=st.booleans(),
-    design=st.sampled_from(["fa4", "flash_attn.cute"]),
+    kernel=st.sampled_from(["blackwell", "published"]),
 )
 def test_roofline_and_prediction_name_the_same_unit(
-    head_dim: int, cta_group: int, frequency: int, backward: bool, design: str
+    head_dim: int, cta_group: int, frequency: int, backward: bool, kernel: str
 ) -> None:
     """Of a long call, with loads counted alike; not where two units are level."""
     asked: dict[str, object] = {"head_dim": head_dim, "cta_group": cta_group}
     if backward:
         assume(head_dim != 96 and (cta_group == 1 or head_dim == 128))
-        asked |= {"pass": "bwd", "design": design}
+        asked |= {"pass": "bwd", "kernel": kernel}
     else:
         asked |= {"exp2_frequency": frequency}
     request = build(asked)
-    plan = build_plan(request.pipeline, request.machine.gpu)
+    plan = plan_of(request.pipeline, request.machine.gpu)
     terms = roofline_terms(plan, request.machine, units=tuple(UNIT_RATES))
     first, second = sorted(terms.totals.values())[:-3:-1]
     assume(first > 1.02 * second)

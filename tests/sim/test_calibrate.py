@@ -95,7 +95,7 @@ def test_accuracy_says_what_was_not_measured() -> None:
     """Within the measured shapes it applies; outside, it names why not."""
     assert known_accuracy(build({"cta_group": 1}))["applies"]
     backward = {"pass": "bwd", "deterministic": True, "seqlen": "8k"}
-    assert known_accuracy(build({**backward, "design": "flash_attn.cute"}))["applies"]
+    assert known_accuracy(build({**backward, "kernel": "published"}))["applies"]
     for settings, reason in (
         ({}, "pairs of CTAs forward"),
         ({"head_dim": 64}, "head dims 64, 64"),
@@ -118,12 +118,12 @@ def test_accuracy_says_what_was_not_measured() -> None:
     for settings in ({"machine": "b300"}, {"machine": "gb300"}, {"machine": "h100"}):
         assert not known_accuracy(build(settings))["measured"]
     assert "no forward of this package was" in str(known_accuracy(build({"machine": "h100"})))
-    published = {"machine": "h100", "design": "flash_attn.cute", "dtype": "fp16"}
+    published = {"machine": "h100", "kernel": "published", "dtype": "fp16"}
     assert known_accuracy(build({**published, "seqlen": "8k"}))["applies"]
     tile = {"machine": "h200", "seqlen": "4k", "tile_m": 64, "p_source": "smem", "overlap": "no"}
     assert known_accuracy(build(tile))["applies"]
-    assert known_accuracy(build({**tile, "design": "flash_attn.cute"}))["applies"]
-    published = {**tile, "design": "flash_attn.cute", "kv_stages": 1}
+    assert known_accuracy(build({**tile, "kernel": "published"}))["applies"]
+    published = {**tile, "kernel": "published", "kv_stages": 1}
     assert known_accuracy(build(published))["outside"] == ["a changed kernel (kv_stages)"]
 
 
@@ -239,7 +239,7 @@ def test_bad_requests() -> None:
 def test_a_row_that_cannot_be_predicted_is_named() -> None:
     """By its line in the file."""
     row = read_measurements(B200_FILE)[7]
-    with pytest.raises(ValueError, match="line 9: no backward of fa3"):
+    with pytest.raises(ValueError, match="line 9: kernel published needs tensor memory"):
         compare([row], find_machine("h200"))
 
 

@@ -44,7 +44,7 @@ def test_software_exponentials_pay_on_b200_and_not_on_b300(causal: str, head_dim
 
 def test_backward_pairs_and_determinism() -> None:
     """Two CTAs gain 9% at 8k; a deterministic order keeps 75% to 90% of the speed."""
-    call = {"pass": "bwd", "seqlen": "8k", "batch": 4, "heads": 16, "design": "flash_attn.cute"}
+    call = {"pass": "bwd", "seqlen": "8k", "batch": 4, "heads": 16, "kernel": "published"}
     pair = seconds(**call)
     assert seconds(**call, cta_group=1) / pair == pytest.approx(1.09, abs=0.05)
     assert 0.75 <= pair / seconds(**call, deterministic="yes") <= 0.9
@@ -55,7 +55,7 @@ def test_backward_pairs_and_determinism() -> None:
 )
 def test_longest_first_on_an_h200(heads: int, heads_k: int, least: float, most: float) -> None:
     """4% to 8% for MHA, 7% to 14% for MQA-8, here with 16k tokens in all."""
-    call = {"machine": "h200", "design": "flash_attn.cute", "causal": "yes", "seqlen": "4k",
+    call = {"machine": "h200", "kernel": "published", "causal": "yes", "seqlen": "4k",
             "batch": 4, "heads": heads, "heads_k": heads_k}  # fmt: skip
     assert least <= seconds(**call, scheduler="naive") / seconds(**call, scheduler="lpt") <= most
 

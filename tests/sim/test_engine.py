@@ -372,12 +372,13 @@ SCRIPT = """
 import dataclasses, json
 from fa4.commands import plain
 from fa4.config import Problem
-from fa4.sim.defaults import default_backward, default_forward
+from fa4.designs.backward import choose
+from fa4.designs.forward import default_forward
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import predict
 machine = find_machine("b200")
 problem = Problem(seqlen_q=2048, seqlen_k=2048, heads_q=4, heads_k=2, head_dim=128, causal=True)
-for pipeline in (default_forward(problem, machine.gpu), default_backward(problem)):
+for pipeline in (default_forward(problem, machine.gpu), choose(problem, machine.gpu)):
     print(json.dumps(plain(dataclasses.asdict(predict(problem, pipeline, machine)))))
 """
 

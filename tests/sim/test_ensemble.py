@@ -98,11 +98,11 @@ def test_one_cta_against_a_pair_that_spills(length: str) -> None:
 
     By every set of constants the sign is right.
     """
-    asked: dict[str, object] = {"seqlen": length, "design": "flash_attn.cute"}
+    asked: dict[str, object] = {"seqlen": length, "kernel": "published"}
     pair, one = (seconds_of(build({**asked, "cta_group": group})) for group in (2, 1))
     found = speedup_interval(pair, one)
     assert found is not None and found.least >= 1.10
-    kept = build({**asked, "cta_group": 2, "design": "fa4"}).predict().seconds
+    kept = build({**asked, "cta_group": 2, "kernel": "blackwell"}).predict().seconds
     assert pair[0] / kept == pytest.approx(1.265, abs=0.05)
 
 
@@ -110,9 +110,9 @@ def test_reloads_are_what_makes_a_pair_slow() -> None:
     """With reloads for nothing pairs differ by half as much; GB300 has no spills."""
     free: dict[str, object] = {"cta_group": 2, "costs.local_load_latency_cycles": 0}
     ours, published = (
-        build({**free, "design": name}).predict().seconds for name in ("fa4", "flash_attn.cute")
+        build({**free, "kernel": name}).predict().seconds for name in ("blackwell", "published")
     )
     assert published / ours < 1.15  # what is left: cycles of the shared-memory port
-    request = build({"machine": "gb300", "design": "flash_attn.cute"})
-    same = replace(request.pipeline, design="fa4")
+    request = build({"machine": "gb300", "kernel": "published"})
+    same = replace(request.pipeline, published=False)
     assert replace(request, pipeline=same).predict().seconds == request.predict().seconds

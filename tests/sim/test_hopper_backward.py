@@ -9,11 +9,11 @@ import pytest
 
 from fa4 import cli
 from fa4.config import Problem
+from fa4.designs.tiles import Lengths
 from fa4.hardware import H200
 from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline
 from fa4.sim.hopper_backward import backward_pipeline, predict_hopper_backward
 from fa4.sim.machine import find_machine
-from fa4.sim.worktiles import Lengths
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
 from hardware.warpgroup_backward.predicted import (

@@ -19,11 +19,11 @@ from fa4.config import (
     Problem,
     WarpgroupPipeline,
 )
+from fa4.designs.tiles import Lengths, backward_tiles, forward_tiles
 from fa4.sim.limits import count_tiles
 from fa4.sim.machine import find_machine
 from fa4.sim.options import build
 from fa4.sim.sweep import make_sweep
-from fa4.sim.worktiles import Lengths, backward_tiles, forward_tiles
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ from fa4.sim.worktiles import Lengths, backward_tiles, forward_tiles
         ({"exp2_start": "99"}, "exp2_start must be between 0 and 8"),
         ({"exp2_start": "4"}, "exp2_start must be below 4, the fragments of 128 keys"),
         ({"tau": "-1"}, "tau must be at least 0"),
-        ({"kernel": "fa3"}, "kernel fa3 needs wgmma, which only sm_90a has; machine B200"),
+        ({"kernel": "hopper"}, "kernel hopper needs wgmma, which only sm_90a has; machine B200"),
         ({"heads": "8", "heads_q": "16"}, "heads and heads_q are the same"),
-        ({"pass": "bwd", "tau": "3"}, "tau does not apply to pass bwd of kernel fa4"),
-        ({"machine": "h200", "tau": "3"}, "tau does not apply to pass fwd of kernel fa3 and fa2"),
+        ({"pass": "bwd", "tau": "3"}, "tau does not apply to pass bwd of kernel blackwell"),
+        ({"machine": "h200", "tau": "3"}, "tau does not apply to pass fwd of kernel hopper"),
     ],
     ids=str,
 )
@@ -73,7 +73,7 @@ def test_what_is_large_but_possible() -> None:
     assert build({"seqlen": "1m", "window": "128,0"}).predict().seconds > 0
     assert build({"seqlen": "256", "batch": "8k"}).predict().work_tiles == 8192 * 16
     assert build({"exp2_frequency": "2", "exp2_residue": "1"}).predict().seconds > 0
-    assert build({"machine": "h200", "kernel": "fa3"}).predict().seconds > 0
+    assert build({"machine": "h200", "kernel": "hopper"}).predict().seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_work_tiles_are_counted_without_making_them(
     problem = Problem(seqlen_q=rows, seqlen_k=keys, heads_q=heads[0], heads_k=heads[1],
                       head_dim=64, causal=causal)  # fmt: skip
     backward = BackwardPipeline(head_dim=64, numerics=BackwardConfig(cta_group=2))
-    published = replace(backward, design="flash_attn.cute")
+    published = replace(backward, published=True)
     found = [count_tiles(problem, one, rows, keys) for one in (backward, published)]
     blocks = max(1, -(-keys // 256))
     assert found == [heads[1] * blocks, heads[0] * blocks]

@@ -8,11 +8,11 @@ import pytest
 
 from fa4.config import BackwardPipeline, ForwardPipeline, WarpgroupPipeline
 from fa4.plan.warpgroup import warpgroup_plan
-from fa4.sim.defaults import default_backward, default_forward, published_hopper
 from fa4.sim.fields import FIELDS, parse_count, parse_flag, parse_window
 from fa4.sim.machine import find_machine
 from fa4.sim.options import build, read_lengths
 from fa4.sim.predict import predict
+from tests.sim.choices import default_backward, default_forward, default_hopper
 
 
 def test_without_settings_it_is_the_papers_headline() -> None:
@@ -121,8 +121,8 @@ def test_every_setting_arrives(name: str, value: object, path: str, expected: ob
 
 def test_no_setting_is_forgotten_here() -> None:
     """The table above and the tests below cover every field."""
-    elsewhere = {"pass", "kernel", "lengths", "deterministic", "design"}
-    elsewhere |= {"tile_m", "overlap", "p_source"}  # of fa3
+    elsewhere = {"pass", "kernel", "lengths", "deterministic"}
+    elsewhere |= {"tile_m", "overlap", "p_source"}  # of Hopper
     assert {row[0] for row in ARRIVES} | elsewhere == set(FIELDS)
 
 
@@ -141,16 +141,16 @@ def test_designs() -> None:
     def chosen(**settings: object) -> tuple[object, ...]:
         pipeline = build({"pass": "bwd", **settings}).pipeline
         assert isinstance(pipeline, BackwardPipeline)
-        return pipeline.design, pipeline.numerics.cta_group, pipeline.scheduler
+        return pipeline.published, pipeline.numerics.cta_group, pipeline.scheduler
 
-    published = {"design": "flash_attn.cute"}
-    assert chosen() == ("fa4", 2, "naive")
-    assert chosen(**published) == ("flash_attn.cute", 2, "naive")
-    assert chosen(head_dim_v=64) == ("fa4", 1, "naive")
-    assert chosen(head_dim_v=64, **published) == ("flash_attn.cute", 2, "naive")
+    published = {"kernel": "published"}
+    assert chosen() == (False, 2, "naive")
+    assert chosen(**published) == (True, 2, "naive")
+    assert chosen(head_dim_v=64) == (False, 1, "naive")
+    assert chosen(head_dim_v=64, **published) == (True, 2, "naive")
     left = {"window": "64,none", "deterministic": True}
-    assert chosen(**left) == ("fa4", 2, "naive")
-    assert chosen(**left, **published) == ("flash_attn.cute", 2, "spt")
+    assert chosen(**left) == (False, 2, "naive")
+    assert chosen(**left, **published) == (True, 2, "spt")
 
 
 def test_other_kernels() -> None:
@@ -158,8 +158,8 @@ def test_other_kernels() -> None:
     choices = {"machine": "h200", "overlap": "no", "tile_m": 192, "p_source": "smem"}
     own = build(choices).pipeline
     assert isinstance(own, WarpgroupPipeline)
-    assert (own.design, own.consumers, own.scheduler) == ("fa4", 3, "static")
-    hopper = build(choices | {"design": "flash_attn.cute"})
+    assert (own.published, own.consumers, own.scheduler) == (False, 3, "static")
+    hopper = build(choices | {"kernel": "published"})
     assert isinstance(hopper.pipeline, WarpgroupPipeline)
     assert (hopper.pipeline.overlap, hopper.pipeline.consumers) == (False, 3)
     assert hopper.pipeline.p_source == "smem" and hopper.pipeline.scheduler == "naive"
@@ -236,12 +236,14 @@ def test_bad_lengths(content: bytes, message: str, tmp_path: Path) -> None:
         ({"tau": 2, "pass": "bwd"}, "tau does not apply to pass bwd"),
         ({"deterministic": "yes"}, "deterministic does not apply to pass fwd"),
         ({"overlap": "yes"}, "overlap does not apply to pass fwd"),
-        ({"tile_m": "64"}, "tile_m does not apply to pass fwd of kernel fa4"),
+        ({"tile_m": "64"}, "tile_m does not apply to pass fwd of kernel blackwell"),
         ({"tile_m": "96", "machine": "h200"}, "tile_m must be one of 64, 128, 192; got 96"),
         ({"tile_n": "72", "machine": "h200"}, "tile_n must be a multiple of 16"),
-        ({"design": "x"}, "design must be one of fa4, flash_attn.cute; got 'x'"),
-        ({"pass": "bwd", "design": "x"}, "design must be one of fa4, flash_attn.cute; got 'x'"),
-        ({"pass": "bwd", "machine": "h200"}, "no backward of fa3"),
+        ({"kernel": "x"}, "kernel must be one of blackwell, hopper, published, fa2; got 'x'"),
+        ({"kernel": "fa3"}, "kernel fa3 is called hopper now"),
+        ({"kernel": "fa4"}, "kernel fa4 is called blackwell now"),
+        ({"design": "flash_attn.cute"}, "design is kernel now: kernel=published"),
+        ({"pass": "bwd", "machine": "h200"}, "no backward of hopper"),
         ({"pass": "bwd", "dtype": "e4m3"}, "dtype e4m3 has no kernel for pass bwd"),
         ({"rescale_rate": "2"}, "rescale_rate must be between 0 and 1"),
         ({"heads_k": "3"}, "heads_q must be a multiple of heads_k"),
@@ -289,7 +291,7 @@ def test_published_tiles_of_hopper(head_dim: int, rows: int, causal: str) -> Non
     """Three warpgroups of rows to head dim 96, then two; no kernel spills registers."""
     dims = {"head_dim": head_dim, "head_dim_v": 128 if head_dim == 192 else head_dim}
     request = build({"machine": "h200", "causal": causal, **dims})
-    found = published_hopper(request.problem)
+    found = default_hopper(request.problem, published=True)
     assert found.block_rows == rows
     plan = warpgroup_plan(found, request.machine.gpu)
     assert not any(role.spilled_registers for role in plan.roles)

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardConfig, ForwardPipeline, Problem
+from fa4.designs.tiles import Lengths
 from fa4.plan.forward import forward_plan
 from fa4.plan.measured import PIPES, loop_math, with_measured_math
 from fa4.plan.schema import Math
-from fa4.sim.defaults import default_backward, default_forward
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.options import build
 from fa4.sim.predict import Prediction, Simulation, predict
 from fa4.sim.roofline import problem_roofline, roofline_terms
-from fa4.sim.worktiles import Lengths
+from tests.sim.choices import default_backward, default_forward
 
 FEW = settings(max_examples=40)
 B200 = find_machine("b200")
@@ -142,7 +142,7 @@ def test_deterministic_backward_costs_what_is_reported() -> None:
     """75% (the paper's) to 90% (others') of the throughput without a fixed order of sums."""
     call = problem(8192)
     free, fixed = (
-        predict(call, default_backward(call, deterministic=d, design="flash_attn.cute"), B200)
+        predict(call, default_backward(call, deterministic=d, published=True), B200)
         for d in (False, True)
     )
     assert 0.75 <= free.seconds / fixed.seconds <= 0.90
@@ -153,7 +153,7 @@ def test_deterministic_backward_costs_what_is_reported() -> None:
 def test_pairs_speed_up_backward(seqlen: int, causal: bool) -> None:
     """Two CTAs share operands: faster than one, by less than the rooflines' ratio of 1.24."""
     call = problem(seqlen, causal=causal)
-    base = BackwardPipeline(causal=causal, design="flash_attn.cute")
+    base = BackwardPipeline(causal=causal, published=True)
     one, pair = (
         predict(call, replace(base, numerics=BackwardConfig(cta_group=g)), B200) for g in (1, 2)
     )

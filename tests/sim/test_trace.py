@@ -15,8 +15,8 @@ import typer.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fa4.base.role_styles import ROLES
 from fa4.commands.trace import trace
-from fa4.role_styles import ROLES
 from fa4.sim import engine
 from fa4.sim.figure import (
     COLOURLESS,

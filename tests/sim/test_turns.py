@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from fa4 import cli
 from fa4.config import BackwardConfig, BackwardPipeline, Problem
+from fa4.designs.tiles import WorkTiles, backward_order, backward_tiles
 from fa4.masks import Band
+from fa4.sim.limits import modelled
 from fa4.sim.options import build
 from fa4.sim.turns import TurnDeadlock, run_in_turn, turn_before
-from fa4.sim.worktiles import WorkTiles, backward_order, backward_tiles, turns_from_last
 from tests.sim.test_worktiles import Recorder
 
 TILE = 128
@@ -116,7 +117,10 @@ def test_each_mask_has_its_order(window: tuple[int | None, int | None]) -> None:
                       "window": window}).pipeline  # fmt: skip
     assert isinstance(pipeline, BackwardPipeline)
     call = problem(1280, 1280, window, heads=1)
-    tiles, last_first = backward_tiles(call, pipeline), turns_from_last(call, pipeline)
+    tiles, last_first = (
+        backward_tiles(call, pipeline),
+        modelled(pipeline).last_first(call, pipeline),
+    )
     assert last_first is (window[1] is not None)
     good = tiles.take(backward_order(tiles, pipeline.scheduler))
     bad = tiles.take(backward_order(tiles, {"spt": "naive", "naive": "spt"}[pipeline.scheduler]))
@@ -238,7 +242,7 @@ def test_the_kernels_launch_order_ends(
     pipeline = BackwardPipeline(head_dim=64, deterministic=True,
                                 numerics=BackwardConfig(cta_group=cta_group))  # fmt: skip
     tiles = backward_tiles(call, pipeline)
-    last_first = turns_from_last(call, pipeline)
+    last_first = modelled(pipeline).last_first(call, pipeline)
     tiles = tiles.take(backward_order(tiles, "spt" if last_first else "naive"))
     assert list(tiles.head) == [tile.head_k for tile in work]
     assert list(tiles.block) == [tile.block // cta_group for tile in work]

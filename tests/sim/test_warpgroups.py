@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.config import Problem, WarpgroupPipeline
+from fa4.designs.tiles import warpgroup_tiles
 from fa4.figures.measured import HOPPER_FILE
 from fa4.plan.schema import Loop, Spill, Work, walk
 from fa4.plan.warpgroup import warpgroup_plan
@@ -28,7 +29,6 @@ from fa4.sim.options import build
 from fa4.sim.predict import Simulation, make_runner, predict, random_rescale_rate
 from fa4.sim.timeline import record
 from fa4.sim.validation import compare
-from fa4.sim.worktiles import forward_tiles
 from hardware.hopper_units.figures import STARTS, figures
 
 DATA = Path(__file__).parent / "data"
@@ -69,7 +69,7 @@ def kernel_of(kernel: HopperKernel) -> tuple[Problem, WarpgroupPipeline]:
                       head_dim=head_dim, causal=causal)  # fmt: skip
     pipeline = WarpgroupPipeline(
         head_dim=head_dim, tile_n=tile_n, consumers=tile_m // 64, overlap=overlap, causal=causal,
-        scheduler="lpt" if causal else "naive", design="flash_attn.cute",
+        scheduler="lpt" if causal else "naive", published=True,
     )  # fmt: skip
     return problem, pipeline
 
@@ -77,7 +77,7 @@ def kernel_of(kernel: HopperKernel) -> tuple[Problem, WarpgroupPipeline]:
 def active_cycles(kernel: HopperKernel, machine: Machine = H200) -> float:
     """Cycles in which an average SM has a CTA."""
     problem, pipeline = kernel_of(kernel)
-    tiles = forward_tiles(problem, pipeline)
+    tiles = warpgroup_tiles(problem, pipeline)
     runner: TileRunner = make_runner(warpgroup_plan(pipeline, machine.gpu), machine, Simulation())
     cycles = sum(runner.run(trips[None]).cycles for trips in tiles.trips)
     started = machine.costs.cta_start_cycles - REPLACED_CYCLES
@@ -109,7 +109,7 @@ def test_active_cycles_on_average() -> None:
 def test_products_and_exponentials_are_those_counted(kernel: HopperKernel) -> None:
     """Of all warps: instructions of the tensor core exactly, exponentials within 1 %."""
     problem, pipeline = kernel_of(kernel)
-    steps = int(forward_tiles(problem, pipeline).trips[:, 0].sum()) * pipeline.consumers
+    steps = int(warpgroup_tiles(problem, pipeline).trips[:, 0].sum()) * pipeline.consumers
     wgmma = 4 * (pipeline.head_dim + pipeline.tile_n) / 16
     assert steps * wgmma == COUNTED[kernel]["sm__inst_executed_pipe_tensor_op_gmma.sum"]
     exponentials = steps * 4 * (pipeline.tile_n / 2 + 2)
@@ -156,7 +156,7 @@ def test_own_spills_are_those_of_the_compiled_kernels() -> None:
         frames = [int(line["frame_bytes"]) for line in csv.DictReader(lines)]
     for row, frame in zip(read_measurements(HOPPER_FILE), frames, strict=True):
         pipeline = pipeline_for(row, H200)
-        assert isinstance(pipeline, WarpgroupPipeline) and pipeline.design == "fa4"
+        assert isinstance(pipeline, WarpgroupPipeline) and not pipeline.published
         kernels[pipeline] = frame > 0
     wrong = [
         pipeline
@@ -377,9 +377,14 @@ def test_stores_of_p_stand_among_other_instructions(overlap: bool) -> None:
 def test_a_load_takes_its_warp_an_instruction_per_box() -> None:
     """Of 56.5 cycles, 128 bytes a row, and what the loop computes; flash-attn-4's is not known.
     Its P is stored while it is converted, of which nothing was counted."""
-    for design, computed in (("fa4", 125.0), ("flash_attn.cute", 0.0)):
+    for published, computed in ((False, 125.0), (True, 0.0)):
         pipeline = WarpgroupPipeline(
-            head_dim=192, head_dim_v=128, design=design, p_source="smem", tile_n=64, consumers=1
+            head_dim=192,
+            head_dim_v=128,
+            published=published,
+            p_source="smem",
+            tile_n=64,
+            consumers=1,
         )
         plan = warpgroup_plan(pipeline, H200.gpu)
         costs = MachineCosts(H200.gpu, H200.costs, plan=plan)
@@ -388,7 +393,7 @@ def test_a_load_takes_its_warp_an_instruction_per_box() -> None:
         assert costs.work(load, work).issue_cycles == 3 * 56.5 + computed
         own = plan.role("consumer0")
         store = next(x for x in walk(own.program) if isinstance(x, Work) and x.what == "write P0")
-        assert ("alu" in costs.work(own, store).occupancy_cycles) is (design == "fa4")
+        assert ("alu" in costs.work(own, store).occupancy_cycles) is not published
 
 
 def test_products_that_are_waited_for_one_by_one() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.config import BackwardPipeline, WarpgroupPipeline
+from fa4.designs import plan_of
 from fa4.sim import chain as chain_module
 from fa4.sim import engine
 from fa4.sim import why as why_module
@@ -22,7 +23,7 @@ from fa4.sim.elasticity import UNIT_RATES, all_figures, figures_read, measure, s
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.neighbours import Neighbour, choices
 from fa4.sim.options import build, read_choice
-from fa4.sim.predict import Simulation, build_plan, call_seconds, make_runner
+from fa4.sim.predict import Simulation, call_seconds, make_runner
 from fa4.sim.timeline import record
 from fa4.sim.why import Why, elasticities, explain_why, limited_by, say_limit, step_chain
 from tests.sim.strategies import backward_pipelines, forward_pipelines, machines
@@ -46,7 +47,7 @@ TRIPS = np.array([[9, 2, 7], [4, 1, 3]])
 def code_of(pipeline: Any, machine: Machine) -> EventCode:
     """What the engine runs for a pipeline."""
     machine = H200 if isinstance(pipeline, WarpgroupPipeline) else machine
-    return make_runner(build_plan(pipeline, machine.gpu), machine, Simulation()).code
+    return make_runner(plan_of(pipeline, machine.gpu), machine, Simulation()).code
 
 
 def sums_up(found: CriticalChain) -> bool:
@@ -140,7 +141,7 @@ def test_a_log_of_other_costs_is_refused() -> None:
     "asked",
     [{}, QUOTED, {"pass": "bwd", "cta_group": "1"},
      {"machine": "h200"}, {"machine": "h200", "tile_m": "128", "tile_n": "128"},
-     {"machine": "h200", "design": "flash_attn.cute"}],
+     {"machine": "h200", "kernel": "published"}],
     ids=str,
 )  # fmt: skip
 def test_a_cycle_more_in_the_chain_is_a_cycle_more_of_the_step(asked: dict[str, str]) -> None:

@@ -17,17 +17,7 @@ from fa4.config import (
     Problem,
     WarpgroupPipeline,
 )
-from fa4.hardware import B200
-from fa4.plan.backward import backward_plan
-from fa4.plan.forward import forward_plan
-from fa4.sim import chip, engine, worktiles
-from fa4.sim.chip import Execution, TileRunner, run_one_by_one, run_persistent
-from fa4.sim.code import EventCode
-from fa4.sim.costs import MachineCosts
-from fa4.sim.lower import lower
-from fa4.sim.machine import Machine, find_machine
-from fa4.sim.turns import run_in_turn
-from fa4.sim.worktiles import (
+from fa4.designs.tiles import (
     L2_SECTION_BYTES,
     Lengths,
     WorkTiles,
@@ -36,7 +26,19 @@ from fa4.sim.worktiles import (
     clusters,
     forward_tiles,
     lpt_order,
+    split_trips,
+    warpgroup_tiles,
 )
+from fa4.hardware import B200
+from fa4.plan.backward import backward_plan
+from fa4.plan.forward import forward_plan
+from fa4.sim import chip, engine
+from fa4.sim.chip import Execution, TileRunner, run_one_by_one, run_persistent
+from fa4.sim.code import EventCode
+from fa4.sim.costs import MachineCosts
+from fa4.sim.lower import lower
+from fa4.sim.machine import Machine, find_machine
+from fa4.sim.turns import run_in_turn
 from tests.sim.strategies import backward_pipelines, forward_pipelines, machines
 
 EXAMPLES = settings(max_examples=200)
@@ -124,7 +126,7 @@ def test_warpgroups_pass_over_tiles_of_which_they_see_no_key(
     pipeline = WarpgroupPipeline(
         head_dim=64, tile_n=tile_n, consumers=consumers, causal=causal, overlap=False
     )
-    tiles, step = forward_tiles(problem, pipeline), 64 * consumers
+    tiles, step = warpgroup_tiles(problem, pipeline), 64 * consumers
     ratio = problem.heads_q // problem.heads_k
     packed = np.repeat(visible(problem, problem.seqlen_q + step), ratio, axis=0)
     ahead = replace(problem, window_size=(None, problem.window_size[1]))
@@ -443,7 +445,7 @@ def test_shortcut_gives_up_on_several_steady_states(monkeypatch: pytest.MonkeyPa
 def test_splits_cover_every_kv_tile_once(blocks, splits) -> None:
     """Parts are contiguous, at most ceil(n / splits) long, and each masks its first tile."""
     trips = np.array([(n, min(n, m + 1), n - min(n, m + 1)) for n, m in blocks])
-    parts = worktiles.split_trips(trips, splits)
+    parts = split_trips(trips, splits)
     assert (parts[:, 0] == parts[:, 1] + parts[:, 2]).all() and (parts[:, 0] > 0).all()
     assert parts[:, 0].sum() == trips[:, 0].sum()
     assert (parts[:, 1] >= 1).all() or splits == 1

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa4.checked import make_call
+from fa4.backends.request import make_request
+from fa4.call.checked import make_call
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.dtypes import ulp, unit_roundoff
 from fa4.emulator import RunEvents
 from fa4.reference import attention_forward
-from fa4.request import make_request
 from fa4.sm100.forward.correction import CHUNK
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.kit.units import padded_dim

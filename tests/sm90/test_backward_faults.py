@@ -12,18 +12,16 @@ pytest.importorskip("cutlass")
 from fa4.plan import warpgroup_backward
 from fa4.sm90.backward import consumer, load, reduce
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
-from fa4.testing import Case, assert_within_budget
-from tests.sm100.altered import Edit, put_in_place
+from fa4.testing import Case
+from fa4.testing.budget import Outputs
+from fa4.testing.inputs import Inputs
+from tests.sm90.faults import WRONG, Launch, find
+from tests.sm100.altered import Edit
 from tests.sm100.backward_kernel import build, prepare
-from tests.sm100.forward_kernel import make_inputs
 
-WRONG = "wrong result"
-STEPS_LIMIT = 100_000
 SPEC = {"head_dim": 16, "head_dim_v": 16, "causal": True, "deterministic": True}
-RUNS: tuple[dict[str, Any], ...] = (
-    {"schedule": "fifo", "resident_clusters": 1},
-    {"schedule": "adversarial", "seed": 1, "resident_clusters": 2},
-)
+CASE = Case(batch=1, seqlen_q=600, seqlen_k=600, heads_k=1, group=1, head_dim=16,
+            head_dim_v=16, dtype="bf16", causal=True)  # fmt: skip
 # What is caught, and by what kind of finding.
 FAULTS: dict[str, tuple[Edit, str]] = {
     "no fence between dS and its product": (
@@ -78,43 +76,32 @@ FAULTS: dict[str, tuple[Edit, str]] = {
 FEW = ("no fence between dS and its product", "dQ is read while its product runs")
 
 
-def caught_by(edit: Edit, folder: Path) -> set[str]:
-    """Kinds of findings, and WRONG if a gradient is beyond its budget."""
-    with pytest.MonkeyPatch.context() as patch:
-        put_in_place([edit], folder, patch)
-        spec = WarpgroupBackwardSpec(**SPEC)
-        run = build(spec)
-        case = Case(batch=1, seqlen_q=600, seqlen_k=600, heads_k=1, group=1, head_dim=16,
-                    head_dim_v=16, dtype="bf16", causal=True)  # fmt: skip
-        found: set[str] = set()
-        for how in RUNS:
-            inputs = make_inputs(spec, case)
-            space = prepare(spec, inputs)
-            report, outputs = run.launch(inputs, space, collect=True, max_steps=STEPS_LIMIT, **how)
-            found |= {finding.kind for finding in report.findings}
-            if "step-limit" in found:
-                break
-            try:
-                assert_within_budget(inputs, outputs, gradients_alone=True)
-            except AssertionError:
-                found.add(WRONG)
-        return found
+def compiled() -> tuple[WarpgroupBackwardSpec, Launch]:
+    """The kernel as its code is now."""
+    spec = WarpgroupBackwardSpec(**SPEC)
+    run = build(spec)
+
+    def launch(inputs: Inputs, **options: Any) -> tuple[list[Any], Outputs]:
+        report, outputs = run.launch(inputs, prepare(spec, inputs), **options)
+        return [report], outputs
+
+    return spec, launch
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_fault_is_caught(name: str, tmp_path: Path) -> None:
     edit, kind = FAULTS[name]
-    assert kind in caught_by(edit, tmp_path)
+    assert kind in find(edit, tmp_path, compiled, CASE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(FAULTS) - set(FEW)))
 def test_other_fault_is_caught(name: str, tmp_path: Path) -> None:
     edit, kind = FAULTS[name]
-    assert kind in caught_by(edit, tmp_path)
+    assert kind in find(edit, tmp_path, compiled, CASE)
 
 
 def test_nothing_is_found_without_a_fault(tmp_path: Path) -> None:
     """An unaltered copy in the same place: it is the edits that are caught."""
     same = Edit(warpgroup_backward, "STAGES = 2", "STAGES = 2")
-    assert caught_by(same, tmp_path) == set()
+    assert find(same, tmp_path, compiled, CASE) == set()

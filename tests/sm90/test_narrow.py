@@ -17,7 +17,7 @@ pytest.importorskip("cutlass")
 
 import fa4
 from fa4.backends import emulator_sm90
-from fa4.checked import make_call
+from fa4.call.checked import make_call
 from fa4.compiled.support import ForwardCall, NotSupported
 from fa4.compiled.variants import choose_sm90_spec, tuned_warpgroup_spec
 from fa4.config import ForwardConfig

@@ -13,7 +13,7 @@ pytest.importorskip("cutlass")
 
 import fa4
 from fa4.backends import emulator_sm90
-from fa4.checked import make_call
+from fa4.call.checked import make_call
 from fa4.compiled.artifact import compile_artifact
 from fa4.compiled.forward import compile_warpgroup
 from fa4.compiled.launch import part_shapes

@@ -174,6 +174,24 @@ def test_a_bug_is_named_with_a_test_that_shows_it() -> None:
         namespace["test_unlike_pytorch_196678"]()
 
 
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_results_that_a_later_call_changes_are_seen(shift: int) -> None:
+    """Upwards and downwards, by one in the last byte."""
+    bug = BUGS["sglang#25957"]
+    assert len(bug.cases) > 1
+    kept: list[np.ndarray] = []
+
+    def judge(backend: Backend, bug: Bug, case: Case) -> tuple[float, Outputs]:
+        for array in kept:
+            array += shift
+        kept.append(np.full(4, 7, np.int8))
+        return 0.5, Outputs(kept[-1])
+
+    probe = probes._calls(judge)
+    with pytest.raises(AssertionError, match="the result of call 1 was overwritten by a later one"):
+        probe(STAND_INS[bug.name].backend(), bug)
+
+
 def test_calls_say_which_of_them_is_wrong() -> None:
     """The second, of two."""
     assert assert_caught(BUGS["b12x#63"]).startswith("call 2 of 2: out[")

@@ -180,7 +180,7 @@ def test_a_torch_function(dtype: str) -> None:
 def test_bits_are_carried_unchanged() -> None:
     """bf16 NaN payloads, infinities and subnormals survive the way to torch and back."""
     pytest.importorskip("torch")
-    from fa4.arrays import to_numpy
+    from fa4.call.arrays import to_numpy
     from fa4.testing.torch_function import to_torch
 
     for dtype in ("bf16", "fp16", "fp32", "fp64", "e4m3", "e5m2"):

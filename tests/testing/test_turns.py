@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from threading import Lock
+from typing import Any
 
 import pytest
 
@@ -54,6 +56,41 @@ def test_who_waits_for_the_other_is_not_waited_for(monkeypatch: pytest.MonkeyPat
 
     both(work, 1)
     assert done == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_cached_property_parts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever computes one is not stopped in it, where its lock would keep the other waiting."""
+    monkeypatch.setattr(turns, "PATIENCE_SECONDS", 5.0)
+    order: list[int] = []
+
+    def note(number: int) -> None:
+        order.append(number)
+
+    class Cached:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        @cached_property
+        def value(self) -> int:
+            note(self.number)
+            note(self.number)
+            return self.number
+
+    def work(number: int) -> None:
+        assert Cached(number).value == number
+        for _ in range(3):
+            note(number)
+
+    waited: list[bool] = []
+    wait_for = turns.Condition.wait_for
+
+    def noted(*words: Any) -> bool:
+        waited.append(wait_for(*words))
+        return waited[-1]
+
+    monkeypatch.setattr(turns.Condition, "wait_for", noted)
+    both(work, 1)
+    assert all(waited) and order[:4] == [0, 0, 1, 1] and order[4:] == [0, 1] * 3
 
 
 @pytest.mark.parametrize("seed", range(3))

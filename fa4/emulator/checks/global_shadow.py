@@ -194,6 +194,25 @@ class GlobalShadow(ShadowMemory):
             dropped=MUST_BE_INITIALISED if initialised else 0,
         )
 
+    @property
+    def initialised(self) -> bool:
+        """Whether all of it was written before everything."""
+        return self._initialised
+
+    def mark_written(self, granules: NDArray[np.bool_]) -> None:
+        """These were written before everything."""
+        self._records.writes[granules, WHO] = NOBODY
+
+    def never_written(self, offsets: Places, size_bytes: int) -> NDArray[np.bool_]:
+        """Which units at byte offsets nothing has written any part of."""
+        first = offsets // self.granule_bytes
+        last = (offsets + size_bytes - 1) // self.granule_bytes
+        states = [
+            self._records.writes[first + k, WHO] == NEVER
+            for k in range(int((last - first).max(initial=0)) + 1)
+        ]
+        return np.logical_and.reduce(states)
+
     def mark_initialised(self, start: int, stop: int) -> None:
         """The granules start .. stop - 1 were written before everything."""
         self.reset(start, stop)

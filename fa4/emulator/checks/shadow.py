@@ -169,6 +169,11 @@ class Shadow(ShadowMemory):
         self._records.writes[granules] = NEVER
         self._records.readers[granules] = 0
 
+    def forget(self, granules: Places) -> None:
+        """These granules hold nothing."""
+        self._records.writes[granules] = NEVER
+        self._records.readers[granules] = 0
+
     def written_by_async_proxy(self, granule: int) -> bool:
         """Whether the last write of a granule, if there was one, came through the async proxy."""
         record = self._records.writes[granule]

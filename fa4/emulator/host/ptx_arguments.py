@@ -9,7 +9,8 @@
     x:f32[8]=ones; i32=8          a struct of several, each at a multiple of its size
 
 Sources of an array: zeros, ones, arange, random (seeded; floats standard normal, integers over
-their whole range), a number, FILE.npy, FILE.npz:NAME. `f32[]=x.npy` takes its shape from the file.
+their whole range), empty (never written: a read of it is a finding), a number, FILE.npy,
+FILE.npz:NAME. `f32[]=x.npy` takes its shape from the file.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.host.addresses import ALIGNMENT_BYTES
 from fa4.emulator.host.ptx_launch import Tma
+from fa4.emulator.machine.unwritten import fill
 from fa4.emulator.masks import Array
 
 TYPES: dict[str, Any] = {
@@ -155,6 +157,9 @@ def _read_array(kind: str, shape_text: str, source: str, seed: Sequence[int]) ->
     if shape is None:
         raise LaunchError(f"{kind}[]={source}: only files have a shape of their own")
     array = allocate(shape, dtype)
+    if source == "empty":
+        fill(array.ctypes.data, array.nbytes)
+        return array
     with np.errstate(over="ignore"):
         array[...] = _generate(source, shape, dtype, seed)
     return array
@@ -191,8 +196,8 @@ def _generate(
         return _number(source, dtype)
     except LaunchError:
         raise LaunchError(
-            f"source {source!r}: zeros, ones, arange, random, a number of this type, FILE.npy or "
-            "FILE.npz:NAME"
+            f"source {source!r}: zeros, ones, arange, random, empty, a number of this type, "
+            "FILE.npy or FILE.npz:NAME"
         ) from None
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fa4.emulator.errors import EmulationFailed, LaunchError
+from fa4.emulator.errors import EmulationFailed, KernelFinding, LaunchError
 from fa4.emulator.host.addresses import no_shift, shift_of
 from fa4.emulator.host.arguments import TensorBook, array_allocation, collect, is_array
 from fa4.emulator.host.compiled import PlainProgram, load
@@ -138,6 +138,14 @@ class Session:
         launches = [launch for made, _ in waiting for launch in made]
         allocations = [allocation for _, held in waiting for allocation in held]
         self._run(launches, list(dict.fromkeys(allocations)))
+
+    def findings(self) -> list[KernelFinding]:
+        """Those of all launches."""
+        return [finding for report in self.reports for finding in report.findings]
+
+    def accepted(self) -> list[tuple[KernelFinding, str]]:
+        """The findings that `Options.accepted` covers, with what covers each."""
+        return [pair for report in self.reports for pair in report.accepted]
 
     def coverage(self) -> list[KernelCoverage]:
         """What all launches together have reached of each kernel."""

@@ -16,6 +16,7 @@ from typing import Any
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.host import device
 from fa4.emulator.host.patches import Replacements, Target, replaced
+from fa4.emulator.host.torch_empty import empties
 
 # As large as a B200's; nothing is allocated there.
 TOTAL_BYTES = 180_000_000_000
@@ -38,6 +39,7 @@ def redirected(target: Target, cuda: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             *_addresses(target, torch),
+            *empties(torch),
             *(() if own else _streams(torch)),
             *(_answers(torch) if cuda else ()),
         ):

@@ -15,6 +15,7 @@ import numpy as np
 
 from fa4.emulator.checks.clocks import AsyncActor, Message
 from fa4.emulator.checks.conflict import Access
+from fa4.emulator.checks.global_shadow import GlobalShadow
 from fa4.emulator.isa.atomics import in_rounds
 from fa4.emulator.isa.mbarriers import check_visible_to_copies, find_barrier
 from fa4.emulator.isa.signals import MBarrierSignal
@@ -69,7 +70,10 @@ class Side:
     def touch(self, cta: Cta, actor: AsyncActor, line: int, kind: str) -> None:
         """Records the accesses of an operation, at its issue."""
         granule = cta.machine.shadows.global_granule
-        touch = Touch(actor, Access(line, async_proxy=True), kind, actor.lane)
+        # What a copy reads of unwritten global memory its target holds: see `pass_unwritten`.
+        loose = kind == READ and not isinstance(self.pieces[0].home, Cta) if self.pieces else False
+        access = Access(line, async_proxy=True, check_initialised=not loose)
+        touch = Touch(actor, access, kind, actor.lane)
         for piece in self.pieces:
             if isinstance(piece.home, Cta):
                 cta.note_moved(piece.home, line, len(piece.offsets) * self.unit_bytes)
@@ -88,6 +92,29 @@ class Side:
         parts = (offsets[:, None] + np.arange(0, unit, step)).reshape(-1)
         starts, counts = np.unique(parts // granule, return_counts=True)
         return starts[counts * step >= granule] * granule, granule
+
+    def unwritten(self) -> Array | None:
+        """Which units of global memory nothing has written, bool (n,); None: none of them."""
+        found = np.zeros(self.count, bool)
+        for piece in self.pieces:
+            shadow = piece.home.shadow if isinstance(piece.home, GlobalBuffer) else None
+            if isinstance(shadow, GlobalShadow) and not shadow.initialised:
+                rows = slice(None) if piece.indices is None else piece.indices
+                found[rows] = shadow.never_written(piece.offsets, self.unit_bytes)
+        return found if found.any() else None
+
+
+def pass_unwritten(cta: Cta, offsets: Array, unit_bytes: int) -> None:
+    """Shared memory at these offsets holds what was copied of unwritten memory: whoever reads it
+    reads what nothing has written, and a copy that nobody uses harms nothing."""
+    shadow = cta.smem_shadow
+    if shadow is None or not len(offsets):
+        return
+    granule = shadow.granule_bytes
+    step = gcd(granule, unit_bytes)
+    parts = (offsets[:, None] + np.arange(0, unit_bytes, step)).reshape(-1)
+    starts, counts = np.unique(parts // granule, return_counts=True)
+    shadow.forget(starts[counts * step >= granule])
 
 
 def _rows(values: Array) -> Array:

@@ -12,11 +12,13 @@ import numpy as np
 
 from fa4.emulator.isa.atomics import kind_of_update
 from fa4.emulator.isa.bulk import (
+    CHUNK_BYTES,
     Side,
     barrier_signal,
     begin,
     check_bulk,
     global_side,
+    pass_unwritten,
     shared_chunks,
     shared_side,
     submit_drain,
@@ -132,6 +134,8 @@ def _bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
             writes = shared_chunks(cta, offset, size)
             reads.touch(warp.cta, actor, line, READ)
             writes.touch(warp.cta, actor, line, WRITE)
+            if (unwritten := reads.unwritten()) is not None:
+                pass_unwritten(cta, writes.pieces[0].offsets[unwritten], CHUNK_BYTES)
             submit_fill(warp.cta, "bulk load", actor, partial(_move, reads, writes), (signal, size))
 
     return each_lane(copy)

@@ -16,6 +16,7 @@ from fa4.emulator.isa.bulk import (
     barrier_signal,
     begin,
     global_side,
+    pass_unwritten,
     shared_side,
     submit_drain,
     submit_fill,
@@ -113,6 +114,9 @@ def _bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
             reads.touch(warp.cta, actor, line, READ)
             _chunks(cta, plan).touch(warp.cta, actor, line, WRITE)
             writes = _shared(cta, plan.smem_addresses, plan.unit_bytes)
+            if (unwritten := reads.unwritten()) is not None:
+                held = plan.smem_addresses[plan.valid][unwritten]
+                pass_unwritten(cta, held, plan.unit_bytes)
             move = partial(_fill, tensor_map, plan, reads, writes)
             stop = int(plan.smem_addresses.max()) + plan.unit_bytes
             cta.swizzles.note(offset, stop, tensor_map.swizzle, tensor_map.swizzle_atom_bytes)

@@ -6,11 +6,12 @@ wait_group, wait_all, or the mbarrier phase that cp.async.mbarrier.arrive takes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
+from fa4.emulator.isa.bulk import Side, pass_unwritten
 from fa4.emulator.isa.copy_groups import commit_handler, wait_handler
 from fa4.emulator.isa.loads import PREFETCHES
 from fa4.emulator.isa.mbarriers import find_barrier
@@ -20,7 +21,7 @@ from fa4.emulator.machine.copies import CopyGroups, IssuedCopy
 from fa4.emulator.machine.events import BarrierUse
 from fa4.emulator.machine.memory import check_alignment
 from fa4.emulator.machine.shadows import READ, WRITE, Touch
-from fa4.emulator.machine.state import Fragment, Warp
+from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.waits import Blocked
 from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction, Register
@@ -82,6 +83,7 @@ def bind_copy(instruction: PtxInstruction, context: KernelContext) -> Handler:
     size = operands[2].value
     target, source = context.address(operands[0]), context.address(operands[1])
     source_size = _source_size(instruction, context, operands[3:], size)
+    reads = Access(instruction.line, check_initialised=False)
     access = Access(instruction.line)
 
     def handler(fragment: Fragment, mask: int) -> None:
@@ -94,10 +96,11 @@ def bind_copy(instruction: PtxInstruction, context: KernelContext) -> Handler:
         sources = _find_sources(warp, addresses, lanes, taken)
         actor = cta.pool.begin(warp.clock.snapshot(mask))
         for part in sources:
-            touch = Touch(actor, access, READ, actor.lane)
+            touch = Touch(actor, reads, READ, actor.lane)
             record(warp, part.piece, part.size_bytes, touch)
         for piece in targets:
             record(warp, piece, size, Touch(actor, access, WRITE, actor.lane))
+        _pass_unwritten(cta, sources, targets, size)
         copy = IssuedCopy(mask)
         warp.thread_copies.begin(copy)
 
@@ -120,6 +123,21 @@ def _find_sources(warp: Warp, addresses: Array, lanes: Array, taken: Array) -> l
                 chosen = rows if piece.indices is None else rows[piece.indices]
                 found.append(_Sources(chosen, count, piece))
     return found
+
+
+def _pass_unwritten(
+    cta: Cta, sources: list[_Sources], targets: list[Piece], size_bytes: int
+) -> None:
+    """Targets hold what they are copied of unwritten memory; zeros behind a source are written."""
+    for part in sources:
+        if part.size_bytes != size_bytes:
+            continue
+        side = Side([replace(part.piece, indices=None)], len(part.rows), size_bytes)
+        unwritten = side.unwritten()
+        for piece in targets if unwritten is not None else []:
+            rows = np.arange(len(piece.offsets)) if piece.indices is None else piece.indices
+            chosen = np.isin(rows, part.rows[unwritten])
+            pass_unwritten(cta, piece.offsets[chosen], size_bytes)
 
 
 def _move(sources: list[_Sources], targets: list[Piece], count: int, size: int) -> None:

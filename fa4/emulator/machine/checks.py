@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from fa4.emulator.checks.clocks import Actor
 from fa4.emulator.checks.conflict import (
@@ -15,7 +16,7 @@ from fa4.emulator.checks.memory import ShadowMemory
 from fa4.emulator.machine.memory import GlobalBuffer
 from fa4.emulator.machine.missing_steps import missing_step
 from fa4.emulator.machine.shadows import TMEM_COLUMNS, TMEM_GROUP_LANES, Touch
-from fa4.emulator.machine.state import Cta, Warp
+from fa4.emulator.machine.state import Cta, RemoteArrival, Warp
 from fa4.emulator.masks import LANES, Array
 
 
@@ -27,6 +28,20 @@ def record_shared(target: Cta, offsets: Array, size_bytes: int, touch: Touch) ->
         if conflict is not None:
             where = f"shared address {start:#x} of CTA {target.index}"
             _report(conflict, target, where, touch.actor)
+        if target.cluster.size > 1:
+            _note_remote_use(target, touch)
+
+
+def _note_remote_use(target: Cta, touch: Touch) -> None:
+    """Threads of another CTA access the shared memory of this one, which has to live until then."""
+    cluster, row = target.cluster, touch.actor.row
+    if row >= cluster.rows.pipe(0) or row // target.warp_count == target.rank:
+        return
+    rank, warp = divmod(row, target.warp_count)
+    who = f"{cluster.ctas[rank].index} warp {warp}"
+    target.remote_uses[row] = RemoteArrival(
+        f"CTA {who}", touch.how.line, touch.actor.epoch, cluster.barrier.phase
+    )
 
 
 def record_tensor(target: Cta, granules: Array, touch: Touch, warp: Warp) -> None:
@@ -52,7 +67,7 @@ def record_buffer(
     if not machine.shadows.enabled or not len(offsets):
         return
     if buffer.shadow is None:
-        buffer.shadow = machine.shadows.of_buffer(len(buffer.data))
+        buffer.shadow = machine.shadows.of_buffer(buffer.data)
         machine.memory.refresh()
     conflict, start = _record(buffer.shadow, offsets, size_bytes, touch)
     if conflict is None:
@@ -116,8 +131,12 @@ def check_cta_exit(cta: Cta) -> None:
         cta.report("exit", text, under_way[0].line)
     elif cta.machine.shadows.enabled:
         _check_unawaited(cta)
-    if cta.machine.shadows.enabled and cta.remote_arrivals:
-        _check_remote_arrivals(cta)
+    if cta.machine.shadows.enabled:
+        for remote, what in (
+            (cta.remote_arrivals, "arrives at an mbarrier"),
+            (cta.remote_uses, "accesses shared memory"),
+        ):
+            _check_remote(cta, remote, what)
     if cta.tensor is not None and cta.tensor.allocated_columns:
         columns = cta.tensor.allocated_columns
         text = f"the CTA exits without tcgen05.dealloc of {columns} columns"
@@ -133,18 +152,18 @@ def _check_unawaited(cta: Cta) -> None:
             return
 
 
-def _check_remote_arrivals(cta: Cta) -> None:
-    """Other CTAs may signal mbarriers of a CTA only while it lives: it has to wait for them.
+def _check_remote(cta: Cta, remote: Mapping[int, RemoteArrival], what: str) -> None:
+    """Other CTAs may use the shared memory of a CTA only while it lives: it has to wait for them.
 
     A cluster barrier since then will do, even a relaxed one.
     """
-    for row, arrival in cta.remote_arrivals.items():
+    for row, arrival in remote.items():
         own = slice(row * LANES, (row + 1) * LANES)
         known = max(int(warp.clock.knowledge.executed[own].max()) for warp in cta.warps)
         if known < arrival.epoch and arrival.phase == cta.cluster.barrier.phase:
             cta.report(
                 "exit",
-                f"{arrival.who} arrives at an mbarrier of CTA {cta.index}, and nothing keeps "
+                f"{arrival.who} {what} of CTA {cta.index}, and nothing keeps "
                 "that CTA from exiting before",
                 arrival.line,
             )

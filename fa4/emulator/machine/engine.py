@@ -142,7 +142,8 @@ class Engine(MachineState):
         """
         warp = fragment.warp
         steps, counts, base = warp.program.steps, warp.counts, warp.base
-        parameters = warp.cta.grid.parameter_address
+        grid = warp.cta.grid
+        parameters, ways = grid.parameter_address, grid.branch_ways
         while quantum > 0:
             if fragment.joins and fragment.joins[-1].at == fragment.pc and not self._meet(fragment):
                 return False
@@ -184,6 +185,7 @@ class Engine(MachineState):
             elif kind == BRANCH:
                 assert step.function is not None
                 taken = step.function(base, fragment.mask, parameters)
+                ways[fragment.pc] |= bool(taken) | (taken != fragment.mask) << 1
                 self._branch(fragment, step, {step.target: taken})
             elif kind == INDEXED:
                 self._branch(fragment, step, self._indexed_targets(fragment, step))
@@ -198,6 +200,7 @@ class Engine(MachineState):
             word, flip = step.guard
             mask &= int(warp.words[word]) ^ flip
             if not mask:
+                warp.cta.grid.skipped[fragment.pc] += 1
                 fragment.pc += 1
                 return None
         assert step.handler is not None

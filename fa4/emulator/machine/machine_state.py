@@ -25,7 +25,8 @@ class MachineState:
 
     ready: fragments that can run, oldest first. ticks counts executed steps; progress counts
     events that others can wait for (arrivals, ends of copies, memory flags, exits): when it stands
-    still and nothing can run, that is a deadlock.
+    still and nothing can run, that is a deadlock. accepted: findings that fail nothing, and why.
+    stopped: a finding has ended the run.
     """
 
     def __init__(self, options: Options, memory: Memory, shadows: Shadows) -> None:
@@ -36,8 +37,10 @@ class MachineState:
         self.ready: deque[Any] = deque()
         self.operations: list[AsyncOperation] = []
         self.findings: list[KernelFinding] = []
+        self.accepted: list[tuple[KernelFinding, str]] = []
         self.output: list[str] = []
         self.events: RunEvents | None = options.events
+        self.stopped = False
         self.ticks = 0
         self.progress = 0
         self.steps_left: float = options.max_steps or math.inf
@@ -56,6 +59,10 @@ class MachineState:
         if key in self._seen_findings:
             return
         self._seen_findings.add(key)
+        accepted = self.options.accepted
+        if accepted is not None and (reason := accepted.reason(finding)):
+            self.accepted.append((finding, reason))
+            return
         self.findings.append(finding)
         if len(self.findings) >= self.options.max_findings:
             raise Stop

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4.emulator.errors import SEVERITIES, LaunchError
+from fa4.emulator.accepted import Accepted
+from fa4.emulator.errors import LaunchError
+from fa4.emulator.kinds import SEVERITIES
 from fa4.emulator.machine.events import RunEvents
 
 SCHEDULES = ("fifo", "random", "adversarial")
@@ -21,9 +23,10 @@ class Options:
     same time at first; more start when those cannot go on without them. max_findings: stop after
     this many.
     collect: return findings in the report instead of raising EmulationFailed. fail_on: the least
-    severity ("formal", "hazard", "error") that fails; findings below it are in the report. events:
-    who hears what happens, such as `fa4.emulator.Recorder`. clusters_limit: how many clusters fit
-    on the chip. strict_tmem_loads: report registers used before tcgen05.wait::ld, as the manual
+    severity ("formal", "hazard", "error") that fails; findings below it are in the report.
+    accepted: findings that fail nothing and stand in `Report.accepted`. events: who hears what
+    happens, such as `fa4.emulator.Recorder`. clusters_limit: how many clusters fit on the chip.
+    strict_tmem_loads: report registers used before tcgen05.wait::ld, as the manual
     asks; the hardware waits by itself, and kernels that are known to be right rely on it.
     strict_tmem_lanes: report addresses of tcgen05.ld and .st that name lanes of another warp, which
     the manual forbids; the hardware takes the warp's own, and kernels rely on that, too. max_steps:
@@ -40,6 +43,7 @@ class Options:
     max_findings: int = 20
     collect: bool = False
     fail_on: str = "hazard"
+    accepted: Accepted | None = None
     events: RunEvents | None = None
     clusters_limit: int = 148
     strict_tmem_loads: bool = False

@@ -9,6 +9,7 @@ from fa4.emulator.checks.clocks import Actor
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.checks.global_shadow import GlobalShadow
 from fa4.emulator.checks.shadow import Shadow
+from fa4.emulator.machine.unwritten import unwritten_granules
 from fa4.emulator.masks import Array
 from fa4.emulator.translate.lanes import width_of
 from fa4.emulator.translate.program import Program
@@ -93,6 +94,10 @@ class Shadows:
             return None
         return Shadow(TMEM_GROUPS * TMEM_COLUMNS, 4 * TMEM_GROUP_LANES, rows)
 
-    def of_buffer(self, size_bytes: int) -> GlobalShadow:
-        """A fresh one for a global buffer."""
-        return GlobalShadow(size_bytes, self.global_granule, initialised=True)
+    def of_buffer(self, data: Array) -> GlobalShadow:
+        """A fresh one for a global buffer, of which `data` are the bytes."""
+        unwritten = unwritten_granules(data, self.global_granule)
+        shadow = GlobalShadow(len(data), self.global_granule, initialised=unwritten is None)
+        if unwritten is not None:
+            shadow.mark_written(~unwritten)
+        return shadow

@@ -209,7 +209,10 @@ class Warp:
 
 @dataclass(frozen=True)
 class RemoteArrival:
-    """A warp of another CTA arrived. epoch: of the warp; phase: of the cluster barrier."""
+    """A warp of another CTA arrived, or accessed shared memory.
+
+    epoch: of the warp; phase: of the cluster barrier.
+    """
 
     who: str
     line: int
@@ -240,7 +243,9 @@ class Cta:
         self.smem_address = int(self.smem.ctypes.data)
         self.warp_count = grid.warp_count
         self.mbarriers: dict[int, MBarrier] = {}
-        self.remote_arrivals: dict[int, RemoteArrival] = {}  # by the row of the warp
+        # By the row of the warp: at its mbarriers, and of its shared memory.
+        self.remote_arrivals: dict[int, RemoteArrival] = {}
+        self.remote_uses: dict[int, RemoteArrival] = {}
         self.barriers: dict[int, NamedBarrier] = {}
         self.pool = AsyncPool(rows.pool(rank), POOL_ROWS)
         self.pipe_actor = PipeActor(rows.pipe(rank))
@@ -281,13 +286,16 @@ class Cta:
         """Records a finding at a `PtxInstruction.line`. Raises Stop when there are many."""
         program = self.grid.program
         source, message = program.source_of(line), program.written(message)
-        instruction, text = program.instruction_at(line), ""
+        instruction, text, shared = program.instruction_at(line), "", ""
         if instruction is not None:
-            line = instruction.written_line
-            text = instruction.text if line in program.shared_lines else ""
+            line, text = instruction.written_line, instruction.text
+            shared = text if line in program.shared_lines else ""
         self.machine.report(
-            KernelFinding(kind, message, line, source, self.index, warp, text, formal=formal)
-        )
+            KernelFinding(
+                kind, message, line, source, self.index, warp, shared,
+                formal=formal, kernel=program.name, text=text,
+            )
+        )  # fmt: skip
 
     def note_moved(self, owner: Cta, line: int, num_bytes: int) -> None:
         """An asynchronous operation of this CTA moves bytes of a CTA's shared memory."""
@@ -346,7 +354,9 @@ class Grid:
     prior: the launch before it in the stream, when this one may overlap it (programmatic
     dependent launch); follower: the other way round. started: clusters that run, ran or were taken
     over, the first ones. resident: those that run. warp_step_counts: warp -> executions of each
-    step, by the warps that are done. moved_bytes, products, macs: by PTX line, bytes of shared
+    step, by the warps that are done. branch_ways: of each step that branches, whether lanes took it
+    (1), and whether lanes did not (2). skipped: how often a warp passed a step of which the
+    predicate was false for all its lanes. moved_bytes, products, macs: by PTX line, bytes of shared
     memory that asynchronous operations have moved, products of tensor cores, and their
     multiplications.
     """
@@ -389,6 +399,8 @@ class Grid:
         self.triggered = 0
         self.ctas_done = 0
         self.warp_step_counts: dict[int, list[int]] = {}
+        self.branch_ways = bytearray(len(program.steps))
+        self.skipped: Counter[int] = Counter()
         self.moved_bytes: Counter[int] = Counter()
         self.products: Counter[int] = Counter()
         self.macs: Counter[int] = Counter()

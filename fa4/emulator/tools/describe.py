@@ -67,6 +67,8 @@ def describe_report(report: Report, ptx: str) -> dict[str, Any]:
     return {
         "kernels": report.kernels,
         "findings": describe_findings(report.findings, ptx),
+        "accepted": describe_accepted(report.accepted),
+        "ended_early": report.ended_early,
         "thread_instructions": total,
         "instructions": dict(report.instructions.most_common()),
         "roles": [
@@ -95,6 +97,7 @@ def describe_coverage(coverage: KernelCoverage) -> dict[str, Any]:
         "instructions": coverage.instructions,
         "reached": coverage.reached,
         "missed": [dict(vars(one)) for one in coverage.missed],
+        "branches": [dict(vars(one)) for one in coverage.branches],
     }
 
 
@@ -107,13 +110,21 @@ def describe_findings(findings: list[KernelFinding], ptx: str) -> list[dict[str,
             "severity": finding.severity,
             "message": finding.message,
             "line": finding.line,
-            "text": finding.instruction or _line(lines, finding.line),
+            "text": finding.instruction or _line(lines, finding.line) or finding.text,
             "source": finding.source,
             "cta": finding.cta,
             "warp": finding.warp,
+            "kernel": finding.kernel,
+            "why": finding.why,
         }
         for finding in findings
     ]
+
+
+def describe_accepted(accepted: list[tuple[KernelFinding, str]]) -> list[dict[str, Any]]:
+    """Accepted findings, each with what covers it."""
+    described = describe_findings([finding for finding, _ in accepted], "")
+    return [{**one, "reason": reason} for one, (_, reason) in zip(described, accepted, strict=True)]
 
 
 def _line(lines: list[str], number: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa4.arrays import is_torch
+from fa4.call.arrays import is_torch
 from fa4.config import Window
 from fa4.dropin.attend import attend
 

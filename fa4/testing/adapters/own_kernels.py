@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fa4
-from fa4.choose import find_gpu
+from fa4.call.choose import find_gpu
 
 _COMPILED = "modifiers are compiled into the kernel, the kit's are Python on arrays"
 _REASONS = dict.fromkeys(("score_mod", "mask_mod", "aux_tensors"), _COMPILED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 DISTRIBUTION = "fa4-lab"
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 REINSTALL = "pip install --force-reinstall --no-deps PATH, of your checkout or wheel of fa4-lab"
 
 

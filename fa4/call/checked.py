@@ -1,8 +1,8 @@
 """From the public functions' arguments to a checked `Call`.
 
 Tensors stay as they come, in their own framework and uncopied. Everything that can be seen without
-reading them is checked (`fa4.form`), once for all calls of a form; what lies in them (offsets,
-lengths, pages) `fa4.request` checks, for those on the CPU.
+reading them is checked (`fa4.call.form`), once for all calls of a form; what lies in them (offsets,
+lengths, pages) `fa4.backends.request` checks, for those on the CPU.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fa4.arrays import as_bool, as_float, as_int, to_numpy
-from fa4.call import INPUTS, Call, Extras
+from fa4.call.arrays import as_bool, as_float, as_int, to_numpy
+from fa4.call.call import INPUTS, Call, Extras
+from fa4.call.form import with_form
+from fa4.call.options import COUNT, COUNT_OR_NONE, FLAG, NUMBER, OPTIONS
 from fa4.config import BackwardConfig, ForwardConfig, normalize_window, require_int
-from fa4.form import with_form
-from fa4.options import COUNT, COUNT_OR_NONE, FLAG, NUMBER, OPTIONS
 
 DENSE_DEFAULTS = {option.name: option.default for option in OPTIONS if not option.varlen}
 VARLEN_DEFAULTS = {option.name: option.default for option in OPTIONS}

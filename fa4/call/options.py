@@ -1,7 +1,7 @@
 """The options of a call, each said once: name, default, kind, rule, what it means, since when.
 
-The defaults and the reading of plain numbers (`fa4.checked`) are taken from this table. Signatures,
-their docstrings, the fields of `fa4.call.Call` and the rows of the kernels' tables
+The defaults and the reading of plain numbers (`fa4.call.checked`) are taken from this table.
+Signatures, their docstrings, the fields of `fa4.call.call.Call` and the rows of the kernels' tables
 (`fa4.compiled.support`) are written out where they are read, and tests/test_options.py holds them
 to it, drop-ins and the kit too; docs/options.md is written from it.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
-    from fa4.arrays import Array
+    from fa4.call.arrays import Array
     from fa4.config import BackwardConfig, ForwardConfig, Window
 
     Choices: TypeAlias = (

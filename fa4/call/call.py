@@ -2,7 +2,7 @@
 
 The fields of `Call`, their order and their types are said here and nowhere else: the torch
 operators' schemas are made from them (`operator_schema`), as are their fake results and what the
-kernels are launched with. `fa4.checked.make_call` makes one from the public functions' arguments.
+kernels are launched with. `fa4.call.checked.make_call` makes one of the arguments of a call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fa4.arrays import element_type
+from fa4.call.arrays import element_type
 from fa4.config import BackwardConfig, ForwardConfig, Window
 
 Tensor = Any  # of NumPy or torch

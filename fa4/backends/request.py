@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fa4.arrays import to_numpy
-from fa4.call import Call
+from fa4.call.arrays import to_numpy
+from fa4.call.call import Call
 from fa4.config import BackwardConfig, ForwardConfig, require
 from fa4.reference.sequences import Packing
 from fa4.reference.spec import Attention, BlockSparseTensors, Descale, Dropout

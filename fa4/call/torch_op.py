@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fa4.backends import AttentionGradients, Saved
-from fa4.call import ARGUMENTS, FIRST_OPTION, Call, Extras, operator_schema
-from fa4.choose import Computed, choose, draw_seed, run_backward, run_forward
-from fa4.form import with_form
+from fa4.call.call import ARGUMENTS, FIRST_OPTION, Call, Extras, operator_schema
+from fa4.call.choose import Computed, choose, draw_seed, run_backward, run_forward
+from fa4.call.form import with_form
 
 _SCHEMA = operator_schema()
 _DIFFERENTIABLE = Call._fields[:4]  # q, k, v and learnable_sink

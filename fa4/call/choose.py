@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa4.arrays import is_torch
 from fa4.backends import NAMES, AttentionGradients, Saved, find_backend
-from fa4.call import Call
+from fa4.call.arrays import is_torch
+from fa4.call.call import Call
 
 IMPLEMENTATIONS = ("auto", *NAMES)
 EMULATE = "FA4_EMULATE"

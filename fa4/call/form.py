@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa4.arrays import element_type, is_torch
-from fa4.call import FIRST_OPTION, Call, Form
+from fa4.call.arrays import element_type, is_torch
+from fa4.call.call import FIRST_OPTION, Call, Form
 from fa4.config import require_int
 from fa4.reference.spec import Attention, Dropout
 

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa4.config import (
-    WARPGROUP_ROWS,
-    BackwardPipeline,
-    ForwardPipeline,
-    Problem,
-    WarpgroupPipeline,
-)
+from fa4.config import WARPGROUP_ROWS, BackwardPipeline, Problem, WarpgroupPipeline
 from fa4.hardware import Gpu
 from fa4.plan.warpgroup_roles import passes_tiles
 
@@ -129,19 +123,15 @@ def query_trips(problem: Problem, length: Lengths, keys: np.ndarray, tile_m: int
 
 
 def forward_tiles(
-    problem: Problem,
-    pipeline: ForwardPipeline | WarpgroupPipeline,
-    lengths: Seq[Lengths] | None = None,
+    problem: Problem, pipeline: Any, lengths: Seq[Lengths] | None = None, *, passes: bool = False
 ) -> WorkTiles:
     """Work tiles of a forward call, row blocks fastest, then KV heads, then sequences.
 
-    The query heads of a KV head are packed into the rows of a tile.
+    The query heads of a KV head are packed into the rows of a tile. passes: do warpgroups pass over
+    tiles of which only rows of others see keys?
     """
     ratio = problem.heads_q // problem.heads_k
     step = pipeline.block_rows
-    passes = isinstance(pipeline, WarpgroupPipeline) and passes_tiles(pipeline)
-    passes &= problem.window_size[1] is not None  # else all rows see the last keys
-    passes &= not getattr(pipeline, "ahead", False)
     own_rows = range(0, step, WARPGROUP_ROWS) if passes else ()
 
     def positions(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
@@ -157,6 +147,23 @@ def forward_tiles(
         trips = split_trips(every, pipeline.num_splits)
         parts.append((batches, trips, problem.heads_k))
     return _collect(parts)
+
+
+def warpgroup_tiles(
+    problem: Problem, pipeline: WarpgroupPipeline, lengths: Seq[Lengths] | None = None
+) -> WorkTiles:
+    """Those of a kernel of warpgroups, which pass over tiles where the last keys are hidden."""
+    hides_last = problem.window_size[1] is not None  # else all rows see the last keys
+    passes = passes_tiles(pipeline) and hides_last and not pipeline.ahead
+    return forward_tiles(problem, pipeline, lengths, passes=passes)
+
+
+def forward_order(tiles: WorkTiles, problem: Problem, pipeline: Any) -> WorkTiles:
+    """In the order in which the scheduler starts them: longest first, if it is one of those."""
+    if pipeline.scheduler not in ("lpt", "clc") or not len(tiles.trips):
+        return tiles
+    dims = pipeline.head_dim + pipeline.head_dim_v
+    return tiles.take(lpt_order(tiles, problem.seqlen_k * dims * pipeline.element_bytes))
 
 
 def split_trips(trips: np.ndarray, splits: int) -> np.ndarray:
@@ -181,13 +188,24 @@ def backward_tiles(
 ) -> WorkTiles:
     """Work tiles of a backward call: key blocks fastest, then heads, then sequences.
 
-    This package's CTAs visit all query heads of a KV head, flash_attn.cute's one.
+    This package's CTAs visit all query heads of a KV head, one after the other.
     """
+    return _blocks(problem, pipeline, lengths, problem.heads_q // problem.heads_k)
+
+
+def backward_tiles_of_heads(
+    problem: Problem, pipeline: BackwardPipeline, lengths: Seq[Lengths] | None = None
+) -> WorkTiles:
+    """The same for CTAs that visit one query head, as flash_attn.cute's do."""
+    return _blocks(problem, pipeline, lengths, 1)
+
+
+def _blocks(
+    problem: Problem, pipeline: BackwardPipeline, lengths: Seq[Lengths] | None, group: int
+) -> WorkTiles:
     numerics = pipeline.numerics
-    group = problem.heads_q // problem.heads_k if pipeline.design == "fa4" else 1
-    return key_blocks(
-        problem, numerics.tile_m, numerics.tile_n * numerics.cta_group, group, lengths
-    )
+    step = numerics.tile_n * numerics.cta_group
+    return key_blocks(problem, numerics.tile_m, step, group, lengths)
 
 
 def key_blocks(
@@ -221,17 +239,6 @@ def query_blocks(
     return _collect(parts)
 
 
-def turns_from_last(problem: Problem, pipeline: BackwardPipeline) -> bool:
-    """Do the last keys come first in a fixed order of sums?
-
-    In this package's kernels wherever a mask hides them from the first rows, in flash_attn.cute's
-    where they are launched first.
-    """
-    if pipeline.design == "fa4":
-        return problem.window_size[1] is not None
-    return pipeline.scheduler == "spt"
-
-
 def _collect(parts: list[tuple[range, np.ndarray, int]]) -> WorkTiles:
     trips, batches, heads, blocks = [], [], [], []
     for entries, block_trips, head_count in parts:
@@ -262,6 +269,11 @@ def lpt_order(tiles: WorkTiles, head_bytes: float) -> np.ndarray:
     width = max(1, 2 ** int(np.floor(np.log2(max(1.0, L2_SECTION_BYTES / head_bytes)))))
     section = (tiles.batch * heads + tiles.head) // width
     return np.lexsort((tiles.batch * heads + tiles.head, -tiles.block, section))
+
+
+def launched(tiles: WorkTiles, problem: Problem, pipeline: BackwardPipeline) -> WorkTiles:
+    """Backward work tiles in the order of their launch."""
+    return tiles.take(backward_order(tiles, pipeline.scheduler))
 
 
 def backward_order(tiles: WorkTiles, scheduler: str) -> np.ndarray:

@@ -1,18 +1,18 @@
 """A checked call, computed: the one way from the public functions to a backend.
 
-Torch tensors take the operators of `fa4.torch_op` where autograd, a compiler or a mode has to know
-of the call; plain ones and arrays go to the backend at once.
+Torch tensors take the operators of `fa4.call.torch_op` where autograd, a compiler or a mode has to
+know of the call; plain ones and arrays go to the backend at once.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fa4.arrays import as_bool, is_torch
 from fa4.backends import AttentionGradients, Saved
 from fa4.backends.saved import read_saved
-from fa4.call import Call
-from fa4.choose import Computed, check_impl, run_backward, run_forward
+from fa4.call.arrays import as_bool, is_torch
+from fa4.call.call import Call
+from fa4.call.choose import Computed, check_impl, run_backward, run_forward
 
 
 class AttentionOutput(NamedTuple):
@@ -44,7 +44,7 @@ def attend(call: Call, impl: str, *, return_lse: bool) -> Any:
 
 def _attend(call: Call, impl: str, *, lse: bool) -> Computed:
     if is_torch(call.q):
-        from fa4 import torch_op
+        from fa4.call import torch_op
 
         return torch_op.attend(call, impl, lse=lse)
     return run_forward(call, impl, lse=lse, gradient=False)

@@ -1,0 +1,1 @@
+"""What every part may use: files that users name, pictures' looks, kept code, interrupts."""

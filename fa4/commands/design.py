@@ -1,0 +1,255 @@
+"""`fa4 design`: the search for a faster design among plans that nobody has built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fa4.commands import emit
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fa4.config import Problem
+    from fa4.search.run import Outcome
+
+PASSES = {"fwd": False, "forward": False, "bwd": True, "backward": True}
+MOST_DESIGNS, MOST_JOBS, MOST_TOP = 1_000_000, 256, 100
+TOKENS = 2**15  # of a call, over all sequences
+INTERRUPTED = 130
+
+
+def design(
+    machine: Annotated[
+        str, typer.Option("--machine", help="Of `fa4 machines`, or a TOML file.")
+    ] = "b200",
+    head_dim: Annotated[int, typer.Option("--head-dim", help="Elements of a query and key.")] = 128,
+    head_dim_v: Annotated[
+        int | None, typer.Option("--head-dim-v", help="Of a value.", show_default="head dim")
+    ] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Hide later keys.")] = False,
+    direction: Annotated[
+        str, typer.Option("--pass", metavar="NAME", help="forward or backward.")
+    ] = "forward",
+    dtype: Annotated[str, typer.Option("--dtype", help="Of q, k and v.")] = "bf16",
+    seqlen: Annotated[
+        str, typer.Option("--seqlen", metavar="N", help="Of 32k tokens in all.")
+    ] = "16k",
+    heads: Annotated[int, typer.Option("--heads", help="Of queries and of keys.")] = 16,
+    fp8_values: Annotated[
+        bool, typer.Option("--fp8-values", help="V and P may be FP8: other numbers.")
+    ] = False,
+    rescale_rate: Annotated[
+        float | None,
+        typer.Option("--rescale-rate", help="Share of steps that rescale O.",
+                     show_default="as random inputs"),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME=VALUE[,VALUE]", help="Designs with these settings."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", help="Designs to look at.")] = 2000,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", help="End after so long.", show_default="never")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Processes.", show_default="all cores")
+    ] = None,
+    dask: Annotated[
+        str | None,
+        typer.Option("--dask", metavar="ADDRESS", help="Scheduler of a dask cluster to run on."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="FILE", help="Keep verdicts there, and go on from them."),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", help="Leaders to show.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:  # fmt: skip
+    """Search for a faster kernel among plans that nobody has built; no GPU needed.
+
+    Thousands of designs are simulated with all sets of constants that fit the published figures;
+    those lead whose least rate is highest. Ctrl-C ends it with what it has.
+
+    Example: fa4 design --machine b200 --head-dim 128 --resume out/d128.jsonl
+    """
+    from fa4.config import require, require_int
+    from fa4.search.judge import Judge
+    from fa4.search.report import Today, about, build_report, simulation_of
+    from fa4.search.run import Search
+    from fa4.search.space import find_space
+    from fa4.sim.cluster import model_version
+    from fa4.sim.machine import find_machine
+    from fa4.sim.options import default_pipeline
+    from fa4.sim.sweep import local_cores
+
+    require(direction in PASSES, f"--pass must be one of {', '.join(PASSES)}", direction)
+    require_int("--limit", limit, 1, MOST_DESIGNS)
+    require_int("--top", top, 1, MOST_TOP)
+    if dask is not None and jobs is not None:
+        raise ValueError(f"--dask and --jobs exclude each other; got {dask} and {jobs}")
+    jobs = local_cores() if jobs is None else jobs
+    require_int("--jobs", jobs, 1, MOST_JOBS)
+    require(seconds is None or seconds > 0, "--seconds must be positive", seconds)
+    backward, found = PASSES[direction], find_machine(machine)
+    problem = _problem(head_dim, head_dim_v, causal, dtype, seqlen, heads)
+    space = find_space(problem, found.gpu, backward=backward, narrow_values=fp8_values)
+    restrictions = read_only(only or [])
+    space = space.restricted(restrictions)
+    judge = Judge.of(problem, found, simulation_of(rescale_rate))
+    pipeline = default_pipeline(problem, found, backward=backward)
+    today = Today(pipeline=pipeline, rates=judge.rates(pipeline))
+    journal = _journal(resume, about(judge, restrictions | {"fp8": fp8_values}, model_version()))
+    try:
+        with _progress(limit, len(space)) as progress:
+            search = Search(space, judge, limit=limit, seconds=seconds, jobs=jobs, top=top,
+                            journal=journal, progress=progress, dask=dask)  # fmt: skip
+            outcome = search.run()
+    finally:
+        if journal is not None:
+            journal.close()
+    report = {"problem": str(problem), **build_report(outcome, judge, today)}
+    emit(report | {"journal": resume and str(resume)}, as_json, render)
+    if outcome.ended == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+    if not outcome.leaders:
+        raise typer.Exit(1)
+
+
+def _problem(
+    head_dim: int, head_dim_v: int | None, causal: bool, dtype: str, seqlen: str, heads: int
+) -> Problem:
+    from fa4.config import Problem
+    from fa4.sim.fields import parse_count
+
+    try:
+        length = parse_count(seqlen)
+    except ValueError as error:
+        raise ValueError(f"--seqlen {error}; got {seqlen!r}") from error
+    return Problem(
+        batch=max(1, TOKENS // max(1, length)), seqlen_q=length, seqlen_k=length, heads_q=heads,
+        heads_k=heads, head_dim=head_dim, head_dim_v=head_dim_v or head_dim, dtype=dtype,
+        causal=causal,
+    )  # fmt: skip
+
+
+def read_only(texts: list[str]) -> dict[str, list[str]]:
+    """{"groups": ["1", "2"]} from ["groups=1,2"]. ValueError for what is none, or given twice."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not (name and equals and values):
+            raise ValueError(f"--only: expected NAME=VALUE, such as groups=2; got {text!r}")
+        if name in found:
+            raise ValueError(f"--only gives {name} twice: {','.join(found[name])} and {values}")
+        found[name] = [value.strip() for value in values.split(",")]
+    return found
+
+
+def _journal(path: Path | None, about: Mapping[str, Any]) -> Any:
+    from fa4.search.journal import Journal
+
+    return None if path is None else Journal(path, about)
+
+
+@contextmanager
+def _progress(limit: int, count: int) -> Iterator[Any]:
+    """A callback for outcomes that moves a bar, if stderr is a terminal."""
+    from fa4.commands.progress import progress_bar
+
+    with progress_bar() as update:
+
+        def said(outcome: Outcome) -> None:
+            best = f"best {outcome.leaders[0].verdict.least:.0f} TFLOP/s" if outcome.leaders else ""
+            update(outcome.judged, min(limit, count), best)
+
+        yield said
+
+
+def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The report for people."""
+    today = report["today"]
+    parts: list[Any] = [
+        f"{report['judged']} of {report['designs']} designs judged in "
+        f"{report['cpu_seconds']:.0f} CPU seconds, {report['can_run']} can run; ended: "
+        f"{report['ended']}"
+        + (f"; {report['from_journal']} from {report['journal']}" if report["from_journal"] else "")
+    ]
+    for kind, row in report["pruned"].items():
+        example = f", such as: {row['example']}" if row["example"] else ""
+        parts.append(f"pruned, {kind}: {row['count']}{example}")
+    parts.append(
+        f"today: {today['tflops']:.0f} TFLOP/s on {report['machine']}, {span(today)} by "
+        f"{report['sets']} other sets of constants"
+    )
+    if not report["leaders"]:
+        return (*parts, "no design can run")
+    parts += ["", "leaders", table(report["leaders"])]
+    if report["other_shapes"]:
+        parts += ["the best of other shapes", table(report["other_shapes"])]
+    parts += settings_lines(report)
+    return (*parts, *reasons(report))
+
+
+def span(row: Mapping[str, Any]) -> str:
+    """From the least to the most."""
+    return f"{row['least_tflops']:.0f} to {row['most_tflops']:.0f}"
+
+
+def table(rows: list[Mapping[str, Any]]) -> Table:
+    """Designs with their rates in TFLOP/s."""
+    from rich.box import ASCII
+    from rich.table import Table
+
+    made = Table(box=ASCII)
+    for title in ("design", "TFLOP/s", "by all sets", "today x", "at its power", "often rescaled",
+                  "bound by"):  # fmt: skip
+        made.add_column(title, justify="left" if title == "bound by" else "right")
+    for row in rows:
+        low, high = row["gain_interval"] or (row["gain"], row["gain"])
+        capped = row["sustained_least_tflops"]
+        made.add_row(
+            str(row["number"]), f"{row['tflops']:.0f}", span(row),
+            f"{low:.2f} to {high:.2f}" + (" (undecided)" if row["undecided"] else ""),
+            "" if capped is None else f"{capped:.0f}", f"{row['often_rescaled_tflops']:.0f}",
+            row["bound_by"],
+        )  # fmt: skip
+    return made
+
+
+def settings_lines(report: Mapping[str, Any]) -> list[str]:
+    """What each design is; of the further ones what differs from the first."""
+    first = report["leaders"][0]
+    lines = [f"{first['number']}: {say(first['settings'])}"]
+    for row in (*report["leaders"][1:], *report["other_shapes"]):
+        other = {name: value for name, value in row["settings"].items()
+                 if first["settings"].get(name) != value}  # fmt: skip
+        lines.append(f"{row['number']}: as {first['number']}, but {say(other)}")
+    return lines
+
+
+def say(settings: Mapping[str, Any]) -> str:
+    """name=value of each setting."""
+    return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def reasons(report: Mapping[str, Any]) -> list[str]:
+    """Why the first leads, and what would decide."""
+    first, why, decides = report["leaders"][0], report["why"], report["deciding"]
+    lines = [f"{first['number']}: {first['bottleneck']}", f"limited by {why['limit']}"]
+    if why["step_cycles"]:
+        rows = "; ".join(f"{x['role']} {x['what']} {x['cycles']:.0f}" for x in why["chain"])
+        lines.append(f"chain of a step, {why['step_cycles']:.0f} cycles, most of it: {rows}")
+    if decides is not None:
+        rival = (report["other_shapes"] or report["leaders"][1:])[0]["number"]
+        (low, high), (at_low, at_high) = decides["ends"], decides["first_over_second"]
+        lines.append(
+            f"to decide between {first['number']} and {rival}, measure {decides['figure']}: at "
+            f"{low:g} the first is {at_low:.3f} times as fast, at {high:g} {at_high:.3f} times"
+        )
+    return lines

@@ -1,0 +1,25 @@
+"""Forward kernels on Blackwell whose scores come in pieces: searched through, not built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fa4.designs import forward
+from fa4.plan.pieces import PiecesPipeline
+from fa4.plan.pieces_plan import pieces_plan
+
+DESIGN = replace(
+    forward.DESIGN,
+    name="pieces",
+    kernel="pieces",
+    about="scores in pieces, which a search chooses",
+    pipeline=PiecesPipeline,
+    traits={},
+    choose=None,
+    plan=pieces_plan,
+    work=replace(forward.WORK, rescale_tau=lambda pipeline: pipeline.tau),
+    ideas=(),
+    compiled=None,
+    explored=None,
+    measured_as=None,
+)

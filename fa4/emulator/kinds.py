@@ -1,0 +1,87 @@
+"""The kinds of findings: how severe each is, which section of the PTX ISA it rests on, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# From what the manual asks and no hardware is known to need, to what is certainly wrong.
+SEVERITIES = ("formal", "hazard", "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingKind:
+    """severity: of all its findings that are not formal. section: of the PTX ISA 9.x manual, ""
+    where it has none. why: one sentence."""
+
+    severity: str
+    section: str
+    why: str
+
+
+def _hazard(section: str, why: str) -> FindingKind:
+    """Depends on timing that the memory model leaves open."""
+    return FindingKind(severity="hazard", section=section, why=why)
+
+
+def _error(section: str, why: str) -> FindingKind:
+    """Wrong in the run that was made, whatever the timing."""
+    return FindingKind(severity="error", section=section, why=why)
+
+
+KINDS = {
+    "race": _hazard(
+        "8.7.1", "accesses that nothing orders may happen in either order, and at the same time"
+    ),
+    "uninitialised": _hazard(
+        "5.4.4", "memory that nothing has written holds whatever was there before"
+    ),
+    "missing-proxy-fence": _hazard(
+        "8.6", "what threads store is not visible to another proxy without a proxy fence between"
+    ),
+    "missing-wait": _hazard(
+        "9.7.15.7.3", "registers belong to an asynchronous instruction until it has been waited for"
+    ),
+    "missing-fence": _hazard(
+        "9.7.15.7.1", "the accesses of wgmma.mma_async to registers are ordered by wgmma.fence only"
+    ),
+    "mbarrier": _hazard(
+        "9.7.13.15", "an mbarrier works only with its phases, counts and bytes as promised"
+    ),
+    "warpgroup": _error(
+        "9.7.15", "all four warps of a warpgroup have to execute the same wgmma instruction"
+    ),
+    "deadlock": _error("9.7.13.15.16", "a wait ends only when the phase that it waits for does"),
+    "livelock": _error("8.9", "a poll ends only when somebody else writes what it looks for"),
+    "barrier": _error(
+        "9.7.13.1", "a barrier opens when the number of threads that it was told has arrived"
+    ),
+    "divergence": _error(
+        "9.7.13", "aligned and .sync instructions are executed by all threads that they name"
+    ),
+    "out-of-bounds": _error("6.4.1", "there is no memory of the kernel's at that address"),
+    "misaligned": _error("6.4.1", "an address is a multiple of the size of its access"),
+    "descriptor": _error(
+        "5.5", "the unit works by what the descriptor says, and this one says what it cannot mean"
+    ),
+    "tmem": _error(
+        "9.7.16.7.1", "tensor memory is used between allocation and deallocation"
+    ),
+    "registers": _error(
+        "9.7.19.5", "setmaxnreg changes the number of registers in the direction that it names"
+    ),
+    "exit": _error(
+        "9.7.9.25", "shared memory is another CTA's as soon as its own has exited"
+    ),
+    "branch": _error("9.7.12.3", "an index of brx.idx is below the length of its list"),
+    "division": _error("9.7.1.8", "an integer divided by zero has an unspecified result"),
+    "step-limit": _error("", "it loops for ever, or the limit is too low"),
+    "assert": _error("", "the kernel's own assertion"),
+    "trap": _error("9.7.19.4", "the kernel ends itself so"),
+    "brkpt": _error("9.7.19.1", "the kernel stops there"),
+    "fault": _error("", "the instruction refuses its operands"),
+}  # fmt: skip
+
+
+def kind_of(name: str) -> FindingKind:
+    """What is known of a kind; of one without an entry that it is an error."""
+    return KINDS.get(name) or _error("", "the kernel cannot go on")
