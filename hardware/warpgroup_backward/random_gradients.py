@@ -1,74 +1,23 @@
-"""Random gradients of the Hopper kernels on guarded memory of a GPU: do they end, are they right?
+"""Gradients of a drawn call through the public functions, held to the definition in float64.
 
-    python -m hardware.warpgroup_backward.random_launches OUT.json [--wide] [--launches 500]
-
-Calls are drawn as `hardware.warpgroup_forward.random_launches` draws them, of head dims which the
-backward kernel has; every tensor of torch begins or ends at unmapped memory
-(`hardware.guarded.memory`). Each gradient is compared with the definition's in float64, within
-twice the error of the same with P and dS in the call's own type. A launch that does not end in 40 s
-ends the program with exit code 3.
+`hardware.guarded.random_calls` draws the calls. Each gradient is within twice the error of the same
+with P and dS in the call's own type; the gradients are those of O and of the LSE.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import threading
-import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fa4.compiled.build import build
-from fa4.compiled.support import BackwardCall, ForwardCall
-from fa4.compiled.variants import choose_backward_spec, choose_sm90_spec
-from fa4.hardware import H200
 from hardware.warpgroup_forward.random_launches import (
     Drawn,
     MakeTensors,
-    compile_one,
     describe,
-    describe_machine,
-    draw_form,
     hidden_scores,
     make_tensors,
     options_of,
-    watch,
-    with_lengths,
 )
 
-FORMS = 16
 SLACK, ROOM = 2.0, 2.0**-8  # of plain gradients' error; of the largest one
-DIMS = ((64, 64), (128, 128), (128, 128), (96, 96), (72, 40), (64, 128), (128, 64), (80, 80))
-WIDE = (
-    (192, 128), (256, 256), (136, 136), (160, 160), (192, 192), (256, 64), (64, 256), (256, 256),
-)  # fmt: skip
-
-
-def draw_gradients(
-    seed: int, launches: int, dims: tuple[tuple[int, int], ...] = DIMS, count: int = FORMS
-) -> list[tuple[Drawn, bool]]:
-    """Calls of some forms, each with sequences of its own; and is the order of sums fixed?"""
-    rng = np.random.default_rng(seed)
-    forms = [draw_form(rng)._replace(dims=dims[i % len(dims)]) for i in range(count)]
-    chosen = [int(rng.integers(count)) for _ in range(launches)]
-    return [(with_lengths(forms[i], rng), bool(i // len(dims))) for i in chosen]
-
-
-def spec_of(call: ForwardCall, deterministic: bool) -> Any:
-    """The backward kernels of a call."""
-    return choose_backward_spec(
-        BackwardCall(**vars(call), deterministic=deterministic, lse_gradient=True), H200
-    )
-
-
-def compile_gradient(item: tuple[ForwardCall, bool]) -> str:
-    """The backward kernels of a call into the cache; the key."""
-    return build(spec_of(*item), "sm_90a").key
 
 
 def run(
@@ -149,65 +98,3 @@ def compare_gradients(
         assert error <= band, f"{name} is off by {error:.2e} of {band:.2e}"
         worst = max(worst, float(error / band))
     return worst
-
-
-def main() -> int:
-    """Compiles, launches, writes what was found; exit code 1 if a gradient is wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--launches", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--forms", type=int, default=FORMS, help="a kernel is compiled for each")
-    parser.add_argument("--wide", action="store_true", help="head dims above 128")
-    parser.add_argument("--seconds", type=float, default=60.0, help="no launch begins later")
-    parser.add_argument("--impl", default="sm90", choices=("sm90", "emulator_sm90"))
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    arguments = parser.parse_args()
-    print("compiling", flush=True)
-    dims = WIDE if arguments.wide else DIMS
-    drawn = draw_gradients(arguments.seed, arguments.launches, dims, arguments.forms)
-    calls = [(describe(one), fixed) for one, fixed in drawn]
-    calls = [item for item in calls if not item[0].is_empty]
-    gradients = {spec_of(call, fixed): (call, fixed) for call, fixed in calls}
-    forward = {choose_sm90_spec(call): call for call, _ in calls}
-    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
-        keys = [pool.submit(compile_gradient, item) for item in gradients.values()]
-        keys += [pool.submit(compile_one, call) for call in forward.values()]
-        kernels = len({key.result() for key in keys})
-    print(f"{kernels} kernels", flush=True)
-    if arguments.impl == "sm90":
-        from hardware.guarded.memory import CudaDriver, GuardedMemory, install_in_torch
-
-        install_in_torch(GuardedMemory(CudaDriver(), at_end=bool(arguments.seed % 2)))
-    report = launch_all(drawn, arguments) | {"kernels": kernels}
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report)[:2000], flush=True)
-    os._exit(bool(report["wrong"]))  # not the allocator's end, which comes after its driver's
-
-
-def launch_all(drawn: list[tuple[Drawn, bool]], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every call, as long as there is time."""
-    state: dict[str, Any] = {"since": time.monotonic(), "doing": ""}
-    threading.Thread(target=watch, args=(state,), daemon=True).start()
-    begun, worst, done, wrong = time.monotonic(), 0.0, 0, []
-    for number, (one, fixed) in enumerate(drawn):
-        if time.monotonic() - begun > arguments.seconds:
-            break
-        state.update(since=time.monotonic(), doing=f"{number}: {one}")
-        try:
-            worst = max(worst, run(one, fixed, number, arguments.impl))
-        except Exception as error:  # a wrong result does not end the search
-            text = f"{type(error).__name__}: {error}"[:300]
-            wrong.append({"number": number, "call": str(one), "error": text})
-            print(f"WRONG {number}: {one}: {text}", flush=True)
-        done += 1
-    return describe_machine() | {
-        "launches": done, "seed": arguments.seed, "worst_share": worst, "wrong": wrong,
-        "seconds": time.monotonic() - begun,
-        "packed": sum(one.packed for one, _ in drawn[:done]),
-        "fixed_order": sum(fixed for _, fixed in drawn[:done]),
-    }  # fmt: skip
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
