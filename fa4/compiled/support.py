@@ -285,17 +285,15 @@ def _wrong_narrow(call: ForwardCall) -> object:
     if call.dtype not in NARROW:
         return _when(call.descale, f"factors of {call.descale} in {call.dtype}")
     dims = call.head_dim, call.head_dim_v
-    mods = call.score_mod is not None or not isinstance(call.mask_mod, IntervalMask | None)
     splits = _when(call.num_splits > 1, f"num_splits = {call.num_splits}")
-    functions = _when(mods, "score_mod or a mask_mod that is a function")
-    return _when(any(dim % 16 for dim in dims), f"(d, dv) = {dims}") or splits or functions
+    return _when(any(dim % 16 for dim in dims), f"(d, dv) = {dims}") or splits
 
 
 _SM90_OWN = (
     Feature(
         "fp8", True,
         "e4m3 or e5m2, O in bf16, factors (B, Hk) of each of q, k and v; d and dv multiples of 16; "
-        "no functions as score_mod or mask_mod, no num_splits",
+        "no num_splits",
         _wrong_narrow,
     ),
     Feature("num_splits", True, "1 to 256 parts of the keys, 0 for as many as pay; a second kernel "

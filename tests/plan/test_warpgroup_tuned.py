@@ -44,6 +44,16 @@ def test_every_problem_has_a_tile_that_fits(d, dv, rows, keys, heads, masked, si
     assert not any(role.spilled_registers for role in plan.roles)
 
 
+@given(DIMS, st.integers(1, 40000), st.integers(1, 40000), st.booleans(), st.booleans())
+def test_wider_rows_fit_too(d, rows, keys, masked, windowed) -> None:
+    """No fewer columns than the head dim has, and no more than its next 64."""
+    d = padded_width(d)
+    sizes = {"head_dim": d, "head_dim_v": d, "rows": rows, "keys": keys, "windowed": windowed}
+    found = tuned_warpgroups(problem(**sizes, masked=masked, any_width=True), H200)
+    assert d <= found.head_dim == found.head_dim_v <= -(-d // 64) * 64
+    assert not any(role.spilled_registers for role in warpgroup_plan(found, H200).roles)
+
+
 @pytest.mark.parametrize(
     ("changes", "rows"),
     [
