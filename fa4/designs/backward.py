@@ -7,8 +7,6 @@ from fa4.designs.amounts import backward_bytes, backward_count
 from fa4.designs.design import CallWork, Compilation, Design, Explored, late, tensor_memory
 from fa4.designs.ideas import BACKWARD_IDEAS
 from fa4.hardware import Gpu
-from fa4.plan.backward import backward_plan
-from fa4.plan.backward_serial import SERIAL_DIMS
 
 PAIR_DIMS = (128, 128)
 LAUNCHES = ("pre-process: statistics of rows", "main kernel", "post-process: dQ in 16 bits")
@@ -39,6 +37,8 @@ def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> BackwardP
     Pairs at (128, 128), with keys for both CTAs, and at (192, 128); in a fixed order of sums the
     last keys first where a mask hides them from the first rows.
     """
+    from fa4.plan.backward_serial import SERIAL_DIMS
+
     dims = problem.head_dim, problem.head_dim_v
     return backward_choice(
         problem,
@@ -67,10 +67,10 @@ DESIGN = Design(
     about="this package's kernels",
     backward=True,
     missing=tensor_memory,
-    pipeline=BackwardPipeline,
+    pipeline="fa4.config:BackwardPipeline",
     traits={"published": False},
     choose=choose,
-    plan=backward_plan,
+    plan=late("fa4.plan.backward:backward_plan"),
     work=CallWork(
         tiles=late("fa4.designs.tiles:backward_tiles"),
         count=backward_count,

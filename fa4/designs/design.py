@@ -104,12 +104,13 @@ class Design:
 
     name: unique. kernel: what users call it, alike for both passes and the machines of a family.
     about: in a few words. missing: what a machine lacks for it, or "". pipeline: the class of its
-    pipelines, and `traits` the values that tell them from another design's. choose: (problem, gpu,
-    deterministic) -> the tuned pipeline; None if no name asks for it. plan: of a pipeline on a
-    machine, or ValueError. work: what a call is for it; mains: for a pass of several main kernels,
-    (problem, pipeline, gpu, lengths) -> `fa4.designs.gradients.Pass`. ideas: what `fa4 ablate`
-    switches off. measured_as: whose measurements `fa4 predict` quotes: "" for those of its pass,
-    None for a kernel that was never measured.
+    pipelines, "module:name", and `traits` the values that tell them from another design's. choose:
+    (problem, gpu, deterministic) -> the tuned pipeline; None if no name asks for it. plan: of a
+    pipeline on a machine, or ValueError. work: what a call is for it; mains: for a
+    pass of several main kernels, (problem, pipeline, gpu, lengths) ->
+    `fa4.designs.gradients.Pass`. ideas: what `fa4 ablate` switches off. measured_as: whose
+    measurements `fa4 predict` quotes: "" for those of its pass, None for a kernel that was never
+    measured.
     """
 
     name: str
@@ -117,7 +118,7 @@ class Design:
     about: str
     backward: bool = False
     missing: Callable[[Gpu], str]
-    pipeline: type
+    pipeline: str
     traits: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     choose: Callable[[Any, Gpu, bool], Any] | None = None
     plan: Callable[[Any, Gpu], Any]
@@ -135,6 +136,7 @@ class Design:
 
     def describes(self, pipeline: object) -> bool:
         """Is it a pipeline of this kernel?"""
-        return type(pipeline) is self.pipeline and all(
+        kind = f"{type(pipeline).__module__}:{type(pipeline).__qualname__}"
+        return kind == self.pipeline and all(
             getattr(pipeline, name) == value for name, value in self.traits.items()
         )

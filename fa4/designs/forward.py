@@ -9,7 +9,6 @@ from fa4.designs.amounts import element_bytes, forward_bytes, forward_count
 from fa4.designs.design import CallWork, Compilation, Design, Explored, late, tensor_memory
 from fa4.designs.ideas import FORWARD_IDEAS
 from fa4.hardware import Gpu
-from fa4.plan.forward import forward_plan
 
 EXPS_PER_CLK = 16  # of the SMs for which a share of the exponentials is emulated
 
@@ -89,10 +88,10 @@ DESIGN = Design(
     kernel="blackwell",
     about="this package's kernels",
     missing=tensor_memory,
-    pipeline=ForwardPipeline,
+    pipeline="fa4.config:ForwardPipeline",
     traits={"published": False},
     choose=choose,
-    plan=forward_plan,
+    plan=late("fa4.plan.forward:forward_plan"),
     work=WORK,
     ideas=FORWARD_IDEAS,
     compiled=Compilation(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fa4.designs.backward import LAUNCHES
 from fa4.designs.design import Compilation, Design, late, warpgroup_products
-from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_backward_plan
 
 DESIGN = Design(
     name="hopper_backward",
@@ -12,8 +11,8 @@ DESIGN = Design(
     about="this package's kernels",
     backward=True,
     missing=warpgroup_products,
-    pipeline=WarpgroupBackwardPipeline,
-    plan=warpgroup_backward_plan,
+    pipeline="fa4.plan.warpgroup_backward:WarpgroupBackwardPipeline",
+    plan=late("fa4.plan.warpgroup_backward:warpgroup_backward_plan"),
     mains=late("fa4.designs.gradients:narrow_kernels"),
     compiled=Compilation(
         family="sm90",

@@ -8,14 +8,14 @@ from fa4.config import WARPGROUP_ROWS, Problem, WarpgroupPipeline
 from fa4.designs.amounts import element_bytes, forward_bytes, forward_count
 from fa4.designs.design import CallWork, Compilation, Design, Explored, late, warpgroup_products
 from fa4.hardware import Gpu
-from fa4.plan.warpgroup import warpgroup_plan
-from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 
 TAU = 8.0  # by which a maximum may rise; no choice
 
 
 def default_warpgroups(problem: Problem, gpu: Gpu) -> WarpgroupPipeline:
     """Choices of this package's Hopper kernel, whose Q tiles pack the heads of a group."""
+    from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
+
     left, right = problem.window_size
     group = problem.heads_q // problem.heads_k
     packed = group if WARPGROUP_ROWS % group == 0 else 1
@@ -67,10 +67,10 @@ DESIGN = Design(
     kernel="hopper",
     about="this package's kernels: warpgroups that multiply and exponentiate at once",
     missing=warpgroup_products,
-    pipeline=WarpgroupPipeline,
+    pipeline="fa4.config:WarpgroupPipeline",
     traits={"published": False},
     choose=choose,
-    plan=warpgroup_plan,
+    plan=late("fa4.plan.warpgroup:warpgroup_plan"),
     work=WORK,
     compiled=Compilation(
         family="sm90",

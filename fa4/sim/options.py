@@ -2,7 +2,7 @@
 
 `FIELDS` names every setting with its parser, default and help; commands make their options from it
 and sweeps their axes. `build` starts from what FlashAttention-4 would choose
-(`fa4.sim.defaults`) and replaces what is given. Importing this module loads nothing heavy.
+(`fa4.designs`) and replaces what is given. Importing this module loads nothing heavy.
 """
 
 from __future__ import annotations

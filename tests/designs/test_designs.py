@@ -90,7 +90,7 @@ def test_what_is_tuned_is_of_the_design(design: Design) -> None:
     dim = 256 if "wide" in design.name else 64
     spec = named(design.compiled.tuned)(dim, dim, gpu)
     assert design_of_spec(spec) is design
-    assert type(spec.pipeline) is design.pipeline
+    assert type(spec.pipeline) is named(design.pipeline)
     assert design.plan(spec.pipeline, spec.gpu) == spec.plan
     assert callable(named(design.compiled.compiler)) and named(design.compiled.support)
 
