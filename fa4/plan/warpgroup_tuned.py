@@ -267,7 +267,7 @@ def _memory_seconds(problem: WarpgroupProblem, ctas: int) -> float:
     """K and V once from memory, by so many CTAs."""
     dims = problem.head_dim + problem.head_dim_v
     num_bytes = problem.kv_heads * problem.batch * problem.keys * dims * 2
-    return num_bytes / min(MEMORY_BYTES_PER_S, ctas * CTA_BYTES_PER_S)
+    return num_bytes / min(MEMORY_BYTES_PER_S, max(ctas, 1) * CTA_BYTES_PER_S)
 
 
 def _combining_seconds(problem: WarpgroupProblem, splits: int) -> float:
