@@ -12,6 +12,7 @@ import typer
 
 from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit, emulate_witness
+from fa4.commands.emulate_cuda import compile_cuda
 from fa4.commands.emulate_findings import (
     BaselineOption,
     CoverageOption,
@@ -37,13 +38,13 @@ MAX_STEPS = 10_000_000  # half a minute
 ARCHS = ("sm_100a", "sm_103a", "sm_90a")
 
 FileArgument = Annotated[
-    Path | None, typer.Argument(metavar="FILE.ptx|SCRIPT.py", show_default=False)
+    Path | None, typer.Argument(metavar="FILE.ptx|FILE.cu|SCRIPT.py", show_default=False)
 ]
 ScriptArgs = Annotated[
     list[str] | None,
     typer.Argument(metavar="ARGS", help="Of the script; after -- if they begin with a dash."),
 ]
-ArchOption = Annotated[str, typer.Option(help="Of a script: sm_100a, sm_103a or sm_90a.")]
+ArchOption = Annotated[str, typer.Option(help="Of a script or .cu: sm_100a, sm_103a or sm_90a.")]
 FailOption = Annotated[
     str, typer.Option(help="Least severity that fails: formal, hazard or error.")
 ]
@@ -126,7 +127,7 @@ def emulate(
     support: Annotated[bool, typer.Option("--support", help="List the instructions.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Run a PTX kernel, or a script that launches kernels, on the CPU and find what is wrong.
+    """Run a kernel (PTX, CUDA C++), or a script that launches some, on the CPU: what is wrong?
 
     Races, deadlocks, stray accesses, missing fences. A script sees a GPU in torch; its Triton and
     CuTe-DSL kernels are run. Exit code 0 if no finding is as severe as --fail-on, 1 if one is, 2
@@ -140,7 +141,7 @@ def emulate(
         emit(describe_support(), as_json, render_support)
         return
     if file is None:
-        raise ValueError("missing argument FILE.ptx or SCRIPT.py")
+        raise ValueError("missing argument FILE.ptx, FILE.cu or SCRIPT.py")
     files = FindingFiles(
         ignore=ignore or [],
         suppressions=suppressions or [],
@@ -171,7 +172,13 @@ def emulate(
         return
     if script_args:
         raise ValueError(f"{script_args[0]}: only a script takes arguments; a kernel's are --arg")
-    emulate_ptx(file, of_ptx | {"--seeds": seeds, "--seed": seed}, options, files, as_json)
+    emulate_ptx(
+        file,
+        of_ptx | {"--seeds": seeds, "--seed": seed, "--arch": choose_arch(arch)},
+        options,
+        files,
+        as_json,
+    )
 
 
 def emulate_ptx(
@@ -186,7 +193,7 @@ def emulate_ptx(
 
     seed, trace, accepted = given["--seed"], given["--trace"], files.accepted
     with one_line_errors(file):
-        ptx = read_ptx(file)
+        ptx = compile_cuda(file, given["--arch"]) if file.suffix == ".cu" else read_ptx(file)
         if given["--list"]:
             from fa4.emulator.tools.describe import describe_kernels
 
