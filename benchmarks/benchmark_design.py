@@ -17,31 +17,38 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fa4.config import Problem
 from fa4.search.judge import Judge
 from fa4.search.report import Today, build_report
-from fa4.search.run import Search
+from fa4.search.run import Effort, Search
 from fa4.search.space import find_space
 from fa4.sim.machine import find_machine
 from fa4.sim.options import default_pipeline
 from lab.records import record_path, write_record
 
 TOKENS, HEADS, KEYS, TOP = 2**15, 16, 16384, 10
-# Name: machine, head dim, causal, designs. A causal call has work tiles of many lengths.
-CALLS = {
-    "d128": ("b200", 128, False, 4000),
-    "d64": ("b200", 64, False, 1600),
-    "d128 causal": ("b200", 128, True, 200),
+# Of a causal call, whose work tiles have many lengths, the shape that leads without a mask.
+SHAPE = {"tile_n": ["128"], "piece": ["64"], "groups": ["2"], "joint_scores": ["True"],
+         "order": ["tiles"], "q_tiles": ["2"], "correction": ["inline"], "softmax": ["serial"],
+         "maximum": ["exact"], "row_sums": ["after"], "q_buffers": ["1"], "ping_pong": ["True"],
+         "split_p": ["1.0", "0.5"], "exp2": ["0", "16", "10"]}  # fmt: skip
+# Name: head dim, causal, designs, settings.
+CALLS: dict[str, tuple[int, bool, int, dict[str, list[str]]]] = {
+    "d128": (128, False, 4000, {}),
+    "d64": (64, False, 1200, {}),
+    "d128 causal": (128, True, 100, SHAPE),
 }
 
 
-def search(machine_name: str, head_dim: int, causal: bool, limit: int) -> dict[str, Any]:
+def search(head_dim: int, causal: bool, limit: int, only: dict[str, list[str]]) -> dict[str, Any]:
     """The report of one search."""
-    machine = find_machine(machine_name)
+    machine = find_machine("b200")
     problem = Problem(batch=TOKENS // KEYS, seqlen_q=KEYS, seqlen_k=KEYS, heads_q=HEADS,
                       heads_k=HEADS, head_dim=head_dim, dtype="bf16", causal=causal)  # fmt: skip
     judge = Judge.of(problem, machine)
     pipeline = default_pipeline(problem, machine)
     space = find_space(problem, machine.gpu, backward=False, narrow_values=False)
+    space = space.restricted(only)
     today = Today(pipeline=pipeline, rates=judge.rates(pipeline))
-    outcome = Search(space, judge, limit=limit, top=TOP, jobs=2, floor=today.floor).run()
+    effort = Effort(limit=limit, top=TOP, jobs=2, floor=today.floor)
+    outcome = Search(space, judge, effort).run()
     return build_report(outcome, judge, today)
 
 

@@ -18,6 +18,8 @@ import fa4.testing
 # What changes while something runs, or is handed back for good.
 MUTABLE = {
     "Counters": "adds up",
+    "Outcome": "fills while a search goes on",
+    "PiecesState": "the running maximum and sums",
     "RowState": "the running maximum and sum",
     "ForwardResult": "arrays handed to the caller",
     "BackwardResult": "arrays handed to the caller",
@@ -32,7 +34,7 @@ POSITIONAL = {
     "Arrive", "Axis", "Backend", "BackwardResult", "BudgetReport", "Check", "ChipRun", "Counters",
     "DenseRun", "EngineRun", "Execution", "FailureGroup", "Finding", "ForwardResult", "Generation",
     "HopperTile", "Inputs", "KernelTime", "Layout", "Loop", "MeasuredCta", "MeasuredLane",
-    "MeasuredRange", "MemoryRegion", "MemoryUse", "Outputs", "Place", "Plan", "Point", "Property",
+    "MeasuredRange", "MemoryRegion", "MemoryUse", "Outputs", "PiecesState", "Place", "Plan", "Point", "Property",
     "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta", "RowState", "Semaphore",
     "Skipped", "Sweep", "VerifyReport", "Wait", "Walk", "Work",
 }  # fmt: skip
