@@ -18,7 +18,7 @@ import fa4.testing
 # What changes while something runs, or is handed back for good.
 MUTABLE = {
     "Counters": "adds up",
-    "Outcome": "fills while a search goes on",
+    "SearchOutcome": "fills while a search goes on",
     "PiecesState": "the running maximum and sums",
     "RowState": "the running maximum and sum",
     "ForwardResult": "arrays handed to the caller",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fa4.config import Problem
     from fa4.search.journal import Journal
     from fa4.search.judge import Judge
-    from fa4.search.run import Effort, Outcome
+    from fa4.search.run import Effort, SearchOutcome
 
 PASSES = {"fwd": False, "forward": False, "bwd": True, "backward": True}
 MOST_DESIGNS, MOST_JOBS, MOST_TOP = 1_000_000, 256, 100
@@ -177,7 +177,7 @@ def _progress(count: int) -> Iterator[Any]:
 
     with progress_bar() as update:
 
-        def said(outcome: Outcome) -> None:
+        def said(outcome: SearchOutcome) -> None:
             best = f"best {outcome.leaders[0].verdict.least:.0f} TFLOP/s" if outcome.leaders else ""
             update(outcome.judged, count, best)
 

@@ -28,7 +28,7 @@ from fa4.sim.sweep import prepare_worker
 SEED = 4  # of the draw: the same designs each time
 CHUNK = 20  # designs that a process is given at a time
 CLIMBERS = 10  # designs whose neighbours are judged in one round
-Progress = Callable[["Outcome"], None]
+Progress = Callable[["SearchOutcome"], None]
 
 
 class Judged(NamedTuple):
@@ -55,7 +55,7 @@ class Effort:
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class SearchOutcome:
     """What a search has found so far. top: so many leaders are kept. floor: that leaders reach by
     every set of constants, in TFLOP/s. best: design of each kind, an
     option of the first axis. reused: from the journal.
@@ -110,12 +110,12 @@ class Search:
         seconds = effort.seconds
         self.stop_at = None if seconds is None else time.monotonic() + seconds
         self.journal, self.progress = journal, progress
-        self.outcome = Outcome(space=space, top=effort.top, floor=effort.floor)
+        self.outcome = SearchOutcome(space=space, top=effort.top, floor=effort.floor)
         self.numbers: set[int] = set()
         self.pipelines: set[AnyPipeline] = set()
         self.pool: ProcessPoolExecutor | None = None
 
-    def run(self) -> Outcome:
+    def run(self) -> SearchOutcome:
         """Search; an interruption ends it with what it has."""
         try:
             self._search()

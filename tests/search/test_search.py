@@ -20,7 +20,7 @@ from fa4.plan.schema import PipelinePlan
 from fa4.search import judge as judging
 from fa4.search.journal import Journal
 from fa4.search.judge import BEHIND, GOOD, Judge, Verdict, all_constants, moved_figures, refusal
-from fa4.search.run import Effort, Judged, Outcome, Search
+from fa4.search.run import Effort, Judged, Search, SearchOutcome
 from fa4.search.space import DesignSpace, find_space
 from fa4.sim.machine import find_machine
 from tests.plan.plans import drop_arrives
@@ -64,7 +64,7 @@ def made_up(rates: Mapping[int, float], size: int = 64) -> tuple[DesignSpace, Gi
     return space, found
 
 
-def best_of(outcome: Outcome) -> list[tuple[int, float]]:
+def best_of(outcome: SearchOutcome) -> list[tuple[int, float]]:
     """(design, its least rate) of the leaders."""
     return [(x.number, x.verdict.least) for x in outcome.leaders]
 
@@ -203,7 +203,7 @@ def test_a_journal_is_taken_up_again(tmp_path: Path) -> None:
     journal = Journal(file, {"call": "a"})
     stopped = Search(space, judge, Effort(limit=64, top=3), journal=journal)
 
-    def stop(outcome: Outcome) -> None:
+    def stop(outcome: SearchOutcome) -> None:
         if outcome.judged == 20:
             raise KeyboardInterrupt
 
@@ -298,7 +298,7 @@ def test_sets_of_constants() -> None:
 
 def test_leaders_have_an_order() -> None:
     """By the least rate, then by number; no more than asked for."""
-    outcome = Outcome(space=SPACE, top=2)
+    outcome = SearchOutcome(space=SPACE, top=2)
     for number, least in ((5, 1.0), (3, 1.0), (4, 2.0)):
         verdict = Verdict(status=GOOD, tflops=3.0, least=least, most=3.0, sets=1)
         outcome.add(Judged(number, PiecesPipeline(), verdict))
