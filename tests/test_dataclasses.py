@@ -34,8 +34,8 @@ POSITIONAL = {
     "Arrive", "Axis", "Backend", "BackwardResult", "BudgetReport", "Check", "ChipRun", "Counters",
     "DenseRun", "EngineRun", "Execution", "FailureGroup", "Finding", "ForwardResult", "Generation",
     "HopperTile", "Inputs", "KernelTime", "Layout", "Loop", "MeasuredCta", "MeasuredLane",
-    "MeasuredRange", "MemoryRegion", "MemoryUse", "Outputs", "PiecesState", "Place", "Plan", "Point", "Property",
-    "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta", "RowState", "Semaphore",
+    "MeasuredRange", "MemoryRegion", "MemoryUse", "Outputs", "PiecesState", "Place", "Plan",
+    "Point", "Property", "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta", "RowState", "Semaphore",
     "Skipped", "Sweep", "VerifyReport", "Wait", "Walk", "Work",
 }  # fmt: skip
 
