@@ -6,15 +6,16 @@ CuTe-DSL nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fa4.call.options import OPTIONS, Option
 from fa4.config import BackwardConfig, ForwardConfig, Window
 from fa4.designs import designs
 from fa4.designs.design import named
+from fa4.kit.units import AUX_DTYPES, TILE_ROWS
 from fa4.masks import MASKS, IntervalMask
-from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS
 
 MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit
 FAMILIES = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}  # of kernels, by arch
@@ -36,7 +37,8 @@ class ForwardCall:
     max_seqlen_q rows or less (None: not known). batch: sequences. packed_q, packed_k: cu_seqlens
     are given; used_q, used_k: seqused are. aux: element type and rank of each auxiliary tensor.
     numerics: None for the tuned ones. descale: letters of those of q, k and v that have factors.
-    The fields from `dropout_p` on are options that no kernel here has.
+    The fields from `dropout_p` on are options that some kernel here does not have. others: names of
+    given options that no table has a row of.
     """
 
     dtype: str
@@ -67,6 +69,7 @@ class ForwardCall:
     paged: bool = False
     block_sparse: bool = False
     descale: str = ""
+    others: tuple[str, ...] = ()
 
     @property
     def group(self) -> int:
@@ -282,17 +285,15 @@ def _wrong_narrow(call: ForwardCall) -> object:
     if call.dtype not in NARROW:
         return _when(call.descale, f"factors of {call.descale} in {call.dtype}")
     dims = call.head_dim, call.head_dim_v
-    mods = call.score_mod is not None or not isinstance(call.mask_mod, IntervalMask | None)
     splits = _when(call.num_splits > 1, f"num_splits = {call.num_splits}")
-    functions = _when(mods, "score_mod or a mask_mod that is a function")
-    return _when(any(dim % 16 for dim in dims), f"(d, dv) = {dims}") or splits or functions
+    return _when(any(dim % 16 for dim in dims), f"(d, dv) = {dims}") or splits
 
 
 _SM90_OWN = (
     Feature(
         "fp8", True,
         "e4m3 or e5m2, O in bf16, factors (B, Hk) of each of q, k and v; d and dv multiples of 16; "
-        "no functions as score_mod or mask_mod, no num_splits",
+        "no num_splits",
         _wrong_narrow,
     ),
     Feature("num_splits", True, "1 to 256 parts of the keys, 0 for as many as pay; a second kernel "
@@ -336,12 +337,30 @@ def _sm90_backward_rows() -> Iterator[Feature]:
 
 SM90_BACKWARD: tuple[Feature, ...] = tuple(_sm90_backward_rows())
 
+
+def options_without_row(*tables: Iterable[Feature]) -> tuple[Option, ...]:
+    """The options of a call that have a row in none of some tables."""
+    rows = {row.name for table in tables for row in table}
+    return tuple(option for option in OPTIONS if option.support_row not in rows)
+
+
+# What no kernel knows of yet is refused by all of them.
+UNKNOWN = options_without_row(FORWARD, BACKWARD)
+
+
+def _refusal(option: Option) -> Feature:
+    return Feature(option.name, False, "no kernel has it",
+                   lambda call: _when(option.name in call.others, option.name))  # fmt: skip
+
+
+_REFUSED = tuple(_refusal(option) for option in UNKNOWN)
+
 # By family and pass.
 TABLES = {
-    "sm100": FORWARD,
-    "sm100 backward": BACKWARD,
-    "sm90": SM90,
-    "sm90 backward": SM90_BACKWARD,
+    "sm100": FORWARD + _REFUSED,
+    "sm100 backward": BACKWARD + _REFUSED,
+    "sm90": SM90 + _REFUSED,
+    "sm90 backward": SM90_BACKWARD + _REFUSED,
 }
 
 
@@ -367,7 +386,7 @@ def check(call: ForwardCall, family: str = "sm100") -> None:
 def columns() -> dict[str, tuple[Feature, ...]]:
     """The columns of the matrix: title -> rows, as the kernels' records name them."""
     compiled = [one.compiled for one in designs() if one.compiled is not None]
-    return {one.column: named(one.support) for one in compiled}
+    return {one.column: named(one.support) + _REFUSED for one in compiled}
 
 
 def describe_support() -> list[dict[str, Any]]:

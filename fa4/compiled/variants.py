@@ -9,12 +9,15 @@ from typing import Any, TypeAlias
 from fa4.compiled.support import FAMILIES, NARROW, BackwardCall, ForwardCall, check
 from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
 from fa4.hardware import B200, B300, H200, Gpu
+from fa4.kit.features import position_rows
+from fa4.kit.units import TILE_ROWS
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.warpgroup_tuned import (
     WarpgroupProblem,
     back_and_forth,
     padded_width,
+    strides_over,
     tuned_warpgroups,
 )
 from fa4.sm90.backward.spec import MOST_DIM, WarpgroupBackwardSpec
@@ -22,8 +25,6 @@ from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.features import position_rows
-from fa4.sm100.kit.units import TILE_ROWS
 
 AnyBackwardSpec: TypeAlias = BackwardSpec | WarpgroupBackwardSpec | WideBackwardSpec
 
@@ -35,6 +36,7 @@ COMMON_ROWS = 8192  # of a sequence
 # P bears 2^4, so that 8 bits do not lose its small values. A maximum may lag behind by about what
 # is left to the largest e4m3: measured, the kernel is slower with less.
 NARROW_NUMERICS = ForwardConfig(rescale_threshold_log2=4.0, p_offset_log2=4.0)
+WINDOW_SHARE = 2  # of its keys' number, that a sequence has: its work tiles are alike then
 PAIR_DIMS = (128, 192)
 PAIR_TILE = (128, 128)  # head dims of the backward kernel of pairs
 
@@ -75,7 +77,10 @@ def tuned_warpgroup_spec(
         features.setdefault("numerics", NARROW_NUMERICS)
     tuned = tuned_warpgroups(problem, gpu)
     features.setdefault("split", tuned.num_splits > 1)
-    strides = tuned.ahead
+    strides = tuned.ahead or strides_over(problem, tuned.consumers, gpu.sm_count)
+    width, found = (problem.head_dim, problem.head_dim_v), (tuned.head_dim, tuned.head_dim_v)
+    if found != width and not {"consumers", "tile_n", "kv_stages"} & set(features):
+        features.setdefault("columns", found)
     if "consumers" in features:  # the turns of other warpgroups say nothing
         strides = back_and_forth(features["consumers"], problem, gpu.sm_count)
     else:
@@ -154,11 +159,13 @@ def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
     """What the choice of a Hopper kernel's tiles and parts looks at."""
     features, group = _features(call), packed_group(call)
     sequences, size = call.batch if call.packed_k else 1, 1 if call.dtype in NARROW else 2
+    keys = -(-call.rows_k // max(sequences, 1))
+    seen = min(keys, _keys_of_a_tile(call))
     return WarpgroupProblem(
         head_dim=padded_width(call.head_dim, size),
         head_dim_v=padded_width(call.head_dim_v, size),
         rows=call.longest_q * position_rows(group),
-        keys=min(-(-call.rows_k // max(sequences, 1)), _keys_of_a_tile(call)),
+        keys=seen,
         heads=call.heads_q // group,
         batch=call.batch,
         masked=_uneven(features),
@@ -168,6 +175,8 @@ def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
         ragged=bool(call.varlen),
         num_splits=call.num_splits if size == 2 else 1,
         element_bytes=size,
+        windowed=WINDOW_SHARE * seen <= keys,
+        any_width=True,
     )
 
 

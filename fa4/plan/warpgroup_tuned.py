@@ -48,6 +48,7 @@ COMBINE_SECONDS = 4e-6
 # of hardware/results/hopper_random.json and the run before); of 120, 184 and 248, in rows of 128
 # bytes, 1.04 to 1.09 times. By that, these are the faster ones: assumed, not measured since.
 WIDER = {104: 128, 200: 256, 216: 256}
+SWIZZLED_COLUMNS = (32, 64)  # of 16 bits, in 64 and 128 bytes
 # Keys of a sequence from which on O of 8-bit values is promoted. What the tensor core's sums lose
 # grows with them; up to here they are left as they are, as in FlashAttention-3, for speed.
 PROMOTED_FROM = 16384 + 1
@@ -66,6 +67,8 @@ class WarpgroupProblem:
     masked: do rows see different keys? causal: those up to the diagonal? queries: of a sequence; 0
     for as many as keys. kv_heads: of K and V; 0 if memory is no bound. ragged: may sequences differ
     in length? num_splits: parts of the keys; 0 for as many as pay. element_bytes: of q, k and v.
+    windowed: do a warpgroup's rows see `keys` of many more? any_width: may a tile have more columns
+    than `padded_width` says?
     """
 
     head_dim: int
@@ -81,6 +84,8 @@ class WarpgroupProblem:
     ragged: bool = False
     num_splits: int = 1
     element_bytes: int = 2
+    windowed: bool = False
+    any_width: bool = False
 
 
 @lru_cache(maxsize=1024)
@@ -89,16 +94,33 @@ def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
 
     Raises ValueError for head dims above 256, and where no tile fits the machine.
     """
-    found = list(_fitting(problem, gpu))
+    found = [
+        (_cost(tile, wide, gpu.sm_count, splits) * (wide.head_dim + wide.head_dim_v), splits,
+         pipeline)
+        for wide in _widths(problem)
+        for tile, pipeline in _fitting(wide, gpu)
+        for splits in _divisions(tile, wide, gpu.sm_count)
+    ]  # fmt: skip
     if not found:
         dims = problem.head_dim, problem.head_dim_v
         raise ValueError(f"no tile of (d, dv) = {dims} fits into {gpu.name}'s shared memory")
-    _, splits, pipeline = min(
-        ((_cost(tile, problem, gpu.sm_count, splits), splits, pipeline)
-         for tile, pipeline in found for splits in _divisions(tile, problem, gpu.sm_count)),
-        key=lambda one: one[0],
-    )  # fmt: skip
+    _, splits, pipeline = min(found, key=lambda one: one[0])
     return pipeline if splits == 1 else replace(pipeline, num_splits=splits, ahead=False)
+
+
+def _widths(problem: WarpgroupProblem) -> Iterator[WarpgroupProblem]:
+    """The problem, and where that is asked for with columns that are swizzled in more bytes.
+
+    Where a work tile has few keys its start counts, which fewer and longer rows make shorter: 408
+    keys of 112 columns, 234 of 128, measured.
+    """
+    yield problem
+    d, size = problem.head_dim, problem.element_bytes
+    if not problem.any_width or d != problem.head_dim_v or size != 2:
+        return
+    wider = {-(-d // step) * step for step in SWIZZLED_COLUMNS}
+    for width in sorted(wider - {d}):
+        yield replace(problem, head_dim=width, head_dim_v=width)
 
 
 def padded_width(dim: int, element_bytes: int = 2) -> int:
@@ -146,6 +168,14 @@ def back_and_forth(consumers: int, problem: WarpgroupProblem, sms: int) -> bool:
     dims = problem.head_dim + problem.head_dim_v
     num_bytes = at_once * problem.keys * dims * problem.element_bytes
     return num_bytes // sharing <= AT_ONCE_BYTES
+
+
+def strides_over(window: WarpgroupProblem, consumers: int, sms: int) -> bool:
+    """Do CTAs stride over work tiles of a window, which all have about as many keys?
+
+    What a CTA has to do before its first product, it does once then.
+    """
+    return window.windowed and back_and_forth(consumers, window, sms)
 
 
 def _fitting(
@@ -216,7 +246,9 @@ def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int, splits: int 
     """
     rows = tile.consumers * WARPGROUP_ROWS
     steps = -(-max(problem.keys, 1) // tile.tile_n)
-    keys = -(-steps // splits) * tile.tile_n
+    keys: float = -(-steps // splits) * tile.tile_n
+    if problem.windowed and splits == 1:  # a window begins anywhere in a tile
+        keys = problem.keys - 1 + tile.tile_n
     longest = rows * (keys + tile.start) / tile.tflops
     count = work_tiles(tile.consumers, problem) * splits
     found = -(-count // sms) * longest
@@ -235,7 +267,7 @@ def _memory_seconds(problem: WarpgroupProblem, ctas: int) -> float:
     """K and V once from memory, by so many CTAs."""
     dims = problem.head_dim + problem.head_dim_v
     num_bytes = problem.kv_heads * problem.batch * problem.keys * dims * 2
-    return num_bytes / min(MEMORY_BYTES_PER_S, ctas * CTA_BYTES_PER_S)
+    return num_bytes / min(MEMORY_BYTES_PER_S, max(ctas, 1) * CTA_BYTES_PER_S)
 
 
 def _combining_seconds(problem: WarpgroupProblem, splits: int) -> float:

@@ -34,7 +34,7 @@ from fa4.compiled.variants import choose_backward_spec, choose_sm90_spec
 from fa4.hardware import H200
 from hardware.guarded.drawing import FIXED, STRIDES, WORKS, GuardedCall, draw_calls, make_tensors
 from hardware.guarded.memory import CudaDriver, GuardedMemory, install_in_torch
-from hardware.warpgroup_backward.random_launches import run as differentiate
+from hardware.warpgroup_backward.random_gradients import run as differentiate
 from hardware.warpgroup_forward.random_launches import describe_machine, watch
 from hardware.warpgroup_forward.random_launches import run as launch
 

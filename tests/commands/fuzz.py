@@ -38,11 +38,11 @@ PARTIAL = (".partial", ".part", ".tmp")
 # How often each command is drawn, and what makes a call of it cheap.
 COMMANDS: Mapping[tuple[str, ...], tuple[int, tuple[str, ...]]] = {
     ("predict",): (12, ()),
-    ("design",): (3, ("--limit", "3", "--jobs", "1", "--seqlen", "1k")),
     ("sweep",): (9, ("--set", "head_dim=64", "--jobs", "1")),
     ("ablate",): (6, ("--seqlen", "1k")),
     ("trace",): (8, ("--kv-tiles", "2")),
     ("roofline",): (8, ()),
+    ("design",): (3, ("--limit", "2", "--jobs", "1", "--seqlen", "1k")),
     ("explore",): (2, ("--quick", "--machine", "h200")),
     ("figures",): (3, ("smem",)),
     ("explain",): (8, ()),
@@ -72,7 +72,7 @@ ENDLESS = {
     ("verify", "--max-examples"), ("verify", "--timeout"), ("verify", "--jobs"),
     ("calibrate", "--evaluations"), ("run", "--minutes"), ("emulate", "--max-steps"),
     ("emulate", "--seeds"), ("explore", "--open"), ("distributed", "--gpus"),
-    ("design", "--limit"), ("design", "--jobs"),
+    ("design", "--limit"), ("design", "--jobs"), ("design", "--dask"),
 }  # fmt: skip
 # Without these an option is refused before its value is looked at: (command, option) -> words.
 ENABLING = {
@@ -289,13 +289,10 @@ class Worker:
         return wrong
 
 
-TABLES = ("--csv", "--resume")
-
-
 def tables_of(arguments: Sequence[str]) -> set[str]:
     """Files into which a command line has a table written, whatever they are called."""
-    after = {following for option, following in pairwise(arguments) if option in TABLES}
-    joined = {one.partition("=")[2] for one in arguments if one.partition("=")[0] in TABLES}
+    after = {following for option, following in pairwise(arguments) if option == "--csv"}
+    joined = {one.removeprefix("--csv=") for one in arguments if one.startswith("--csv=")}
     return {os.path.normpath(name) for name in after | joined}
 
 

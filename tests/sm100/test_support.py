@@ -125,7 +125,7 @@ def test_refusals_name_the_row_and_the_value(changes, feature, message, monkeypa
 
 SM90_REFUSED = [
     *(row for row in REFUSED if row[1] not in ("head dimensions", "pack_gqa", "num_splits", "fp8")),
-    ({"dtype": "e4m3", "head_dim": 72}, "fp8", "multiples of 16; no functions as"),
+    ({"dtype": "e4m3", "head_dim": 72}, "fp8", "multiples of 16; no num_splits"),
     ({"dtype": "e4m3", "num_splits": 2}, "fp8", "got num_splits = 2"),
     ({"descale": "qk"}, "fp8", "got factors of qk in bf16"),
     ({"head_dim": 63, "head_dim_v": 63}, "head dimensions", "up to 256; got (d, dv) = (63, 63)"),

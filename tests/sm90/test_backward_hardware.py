@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hardware.warpgroup_backward import random_launches
+from hardware.guarded.drawing import FIXED, draw_calls
+from hardware.warpgroup_backward import random_gradients
 from hardware.warpgroup_backward.measure import GradientProblem, default_plan
-from hardware.warpgroup_backward.random_launches import draw_gradients, run
+from hardware.warpgroup_backward.random_gradients import run
 
 
 def test_the_grid_is_the_papers() -> None:
@@ -24,12 +25,12 @@ def test_right_gradients_are_in_their_bands_and_wrong_ones_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Dense and packed, by the reference; each gradient off by 5% is seen."""
-    drawn = draw_gradients(0, 40)
-    small = [item for item in drawn if max(max(pair) for pair in item[0].lengths) < 70]
-    packed = next(item for item in small if item[0].packed and item[0].lengths[0][0] > 8)
-    dense = next(item for item in small if not item[0].packed)
-    compare = random_launches.compare_gradients
-    for one, fixed in (packed, dense):
+    small = [one for one in draw_calls(0, 400, 70) if one.differentiates]
+    packed = next(one for one in small if one.call.packed and one.call.lengths[0][0] > 8)
+    dense = next(one for one in small if not one.call.packed and one.call.lengths[0][0] > 8)
+    compare = random_gradients.compare_gradients
+    for guarded in (packed, dense):
+        one, fixed = guarded.call, guarded.work == FIXED
         assert run(one, fixed, 1, "reference") < 1
         for wrong in range(3):
 
@@ -37,7 +38,7 @@ def test_right_gradients_are_in_their_bands_and_wrong_ones_are_not(
                 found = [x * (1.05 if i == wrong else 1) for i, x in enumerate(found)]
                 return compare(tensors, tuple(found), *rest)
 
-            monkeypatch.setattr(random_launches, "compare_gradients", spoiled)
+            monkeypatch.setattr(random_gradients, "compare_gradients", spoiled)
             with pytest.raises(AssertionError, match=f"{('dQ', 'dK', 'dV')[wrong]} is off"):
                 run(one, fixed, 1, "reference")
-            monkeypatch.setattr(random_launches, "compare_gradients", compare)
+            monkeypatch.setattr(random_gradients, "compare_gradients", compare)

@@ -61,6 +61,37 @@ def factors(letters: str, batch: int, heads_k: int) -> dict[str, np.ndarray]:
     }
 
 
+def make_functions() -> dict[str, dict[str, Any]]:
+    """By name: options with a function of the kernel's, and the same for NumPy."""
+    from tests.sm90.narrow_functions import biased, listed
+
+    rng = np.random.default_rng(2)
+    bias = (rng.integers(-8, 9, (2, 200)) / 8).astype(np.float32)
+    documents = np.sort(rng.integers(0, 4, 200)).astype(np.int32)
+    return {
+        "score_mod": {"kernel": biased, "aux": bias,
+                      "plain": lambda s, b, h, i, j, info, aux: s + aux[0][h, j]},
+        "mask_mod": {"kernel": listed, "aux": documents,
+                     "plain": lambda b, h, i, j, info, aux: aux[0][i] == aux[0][j]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", ["score_mod", "mask_mod"])
+def test_functions_of_the_caller(name: str, dim: int) -> None:
+    """A bias per head and key, documents that see themselves; without them it is another O."""
+    given = make_functions()[name]
+    arrays = draw(E4M3, **(SIZES | {"d": dim, "dv": dim}))
+    options = {name: given["kernel"], "aux_tensors": [given["aux"]]}
+    out = fa4.flash_attn_func(*arrays, **options, impl="emulator_sm90")
+    wide = [x.astype(np.float32) for x in arrays]
+    wanted = fa4.flash_attn_func(
+        *wide, **{name: given["plain"]}, aux_tensors=[given["aux"]], impl="oracle"
+    )
+    plain = fa4.flash_attn_func(*wide, impl="oracle")
+    assert relative_rms(out, wanted) < RMS[E4M3] < relative_rms(out, plain)
+
+
 def relative_rms(found: np.ndarray, wanted: np.ndarray) -> float:
     """Root mean square of the difference, of the wanted values' own."""
     difference = found.astype(np.float64) - wanted
@@ -165,7 +196,6 @@ CALL = ForwardCall(
     ("change", "feature", "message"),
     [
         ({"head_dim": 72}, "fp8", r"multiples of 16.*got \(d, dv\) = \(72, 128\)"),
-        ({"score_mod": lambda *_: 0}, "fp8", "got score_mod or a mask_mod"),
         ({"dtype": "bf16", "descale": "qk"}, "fp8", "got factors of qk in bf16"),
         ({"num_splits": 2}, "fp8", "got num_splits = 2"),
         ({"paged": True}, "page_table", "not in pages"),

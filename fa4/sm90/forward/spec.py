@@ -14,10 +14,10 @@ from fa4.config import (
     require_int,
 )
 from fa4.hardware import H200, Gpu
+from fa4.kit.features import ForwardFeatures
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
 from fa4.plan.warpgroup_tuned import padded_width
-from fa4.sm100.kit.features import ForwardFeatures
 
 MOST_GROUP = 1 << 16
 PERSISTENT = ("static", "snake")  # a CTA has several work tiles, and knows which
@@ -48,7 +48,8 @@ class WarpgroupSpec(ForwardFeatures):
     forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
     emulated exponentials, of the pairs that a thread has in every eight columns. split: the keys of
     a query are divided over CTAs, in as many parts as the call says. descale: letters of those of
-    q, k and v that have factors for each batch entry and KV head (8-bit types).
+    q, k and v that have factors for each batch entry and KV head (8-bit types). columns: that rows
+    of Q and K, and of V, have in shared memory; None for `padded_width` of the head dims.
     """
 
     DTYPES: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "e4m3", "e5m2")
@@ -64,6 +65,7 @@ class WarpgroupSpec(ForwardFeatures):
     ahead: bool = False
     scheduler: str = "static"
     split: bool = False
+    columns: tuple[int, int] | None = None
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = H200
 
@@ -81,6 +83,9 @@ class WarpgroupSpec(ForwardFeatures):
         require(
             self.tile_n % self.depth == 0, f"tile_n must be a multiple of {self.depth}", self.tile_n
         )
+        if self.columns is not None:
+            narrow = any(n < dim for n, dim in zip(self.columns, self.dims, strict=True))
+            require(not narrow, f"columns must be at least {self.dims}", self.columns)
         if self.element_bytes == 1:
             self._check_narrow()
         elif self.descale:
@@ -97,6 +102,11 @@ class WarpgroupSpec(ForwardFeatures):
                 self.p_source)  # fmt: skip
         require(not self.split, "split must be False with 8-bit types", self.split)
         self.numerics.check_dtype(self.dtype)
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """d and dv."""
+        return self.head_dim, self.head_dim_v
 
     @property
     def depth(self) -> int:
@@ -139,11 +149,18 @@ class WarpgroupSpec(ForwardFeatures):
         return self.consumers
 
     @property
+    def tile_columns(self) -> tuple[int, int]:
+        """Columns of Q and K, and of V, in shared memory."""
+        d, dv = self.head_dim, self.head_dim_v
+        size = self.element_bytes
+        return self.columns or (padded_width(d, size), padded_width(dv, size))
+
+    @property
     def pipeline(self) -> WarpgroupPipeline:
         """The pipeline of this kernel; head dimensions padded."""
         return WarpgroupPipeline(
-            head_dim=padded_width(self.head_dim, self.element_bytes),
-            head_dim_v=padded_width(self.head_dim_v, self.element_bytes),
+            head_dim=self.tile_columns[0],
+            head_dim_v=self.tile_columns[1],
             element_bytes=self.element_bytes,
             causal=self.hides_last_keys,
             tile_n=self.tile_n,
