@@ -35,8 +35,8 @@ POSITIONAL = {
     "DenseRun", "EngineRun", "Execution", "FailureGroup", "Finding", "ForwardResult", "Generation",
     "HopperTile", "Inputs", "KernelTime", "Layout", "Loop", "MeasuredCta", "MeasuredLane",
     "MeasuredRange", "MemoryRegion", "MemoryUse", "Outputs", "PiecesState", "Place", "Plan",
-    "Point", "Property", "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta", "RowState", "Semaphore",
-    "Skipped", "Sweep", "VerifyReport", "Wait", "Walk", "Work",
+    "Point", "Property", "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta", "RowState",
+    "Semaphore", "Skipped", "Sweep", "VerifyReport", "Wait", "Walk", "Work",
 }  # fmt: skip
 
 
