@@ -28,7 +28,7 @@ TOKENS, HEADS, KEYS, TOP = 2**15, 16, 16384, 10
 CALLS = {"d128": (128, 4000), "d64": (64, 1000)}
 
 
-def search(head_dim: int, causal: bool, limit: int, only: dict[str, list[str]]) -> dict[str, Any]:
+def search(head_dim: int, limit: int) -> dict[str, Any]:
     """The report of one search."""
     machine = find_machine("b200")
     problem = Problem(batch=TOKENS // KEYS, seqlen_q=KEYS, seqlen_k=KEYS, heads_q=HEADS,
