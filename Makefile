@@ -62,7 +62,8 @@ records: $(VENV)/test.stamp ## make the records anew that are older than the cod
 pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, numbers
 	for name in forward_tables backward_tables simulator_tables hopper_speed hopper_tables \
 	  support_table bug_zoo picture outputs throughput_tables atlas_tables findings_tables \
-	  verify_tables model_tables distributed_tables record_tables option_tables claims; do \
+	  verify_tables model_tables distributed_tables design_tables record_tables option_tables \
+	  claims; do \
 	  $(BIN)/python docs/$$name.py || exit 1; done
 	$(BIN)/fa4 figures --format svg --out docs/pictures
 	$(BIN)/fa4 bench --from hardware/results/hopper_bench.json --figure docs/pictures/hopper.svg

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+from docs.design_tables import CLAIMS as DESIGN_CLAIMS
 from docs.hopper_speed import SpeedPoint, bench_points, kernel_points
 from fa4.commands.bench_random import summarize
 from fa4.figures.measured import B200_FILE
@@ -275,5 +276,6 @@ RECORDED: dict[str, Callable[[], str]] = {
     "hopper_steps: most of the ALU": lambda: f"{max(beside('fmnmx')):.1f}",
     "hopper_steps: most of exponentials": lambda: f"{max(beside('ex2')):.1f}",
     **ends("hopper_steps: a softmax", lambda: beside("softmax"), ".1f"),
+    **DESIGN_CLAIMS,
     **ends("hopper_steps: a softmax, more", lambda: [x - 1 for x in beside("softmax")], ".1f"),
 }

@@ -18,6 +18,8 @@ import fa4.testing
 # What changes while something runs, or is handed back for good.
 MUTABLE = {
     "Counters": "adds up",
+    "SearchOutcome": "fills while a search goes on",
+    "PiecesState": "the running maximum and sums",
     "RowState": "the running maximum and sum",
     "ForwardResult": "arrays handed to the caller",
     "BackwardResult": "arrays handed to the caller",
@@ -32,9 +34,9 @@ POSITIONAL = {
     "Arrive", "Axis", "Backend", "BackwardResult", "BudgetReport", "Check", "ChipRun", "Counters",
     "DenseRun", "EngineRun", "Execution", "FailureGroup", "Finding", "ForwardResult", "Generation",
     "HopperTile", "Inputs", "KernelTime", "Layout", "Loop", "MeasuredCta", "MeasuredLane",
-    "MeasuredRange", "MemoryRegion", "MemoryUse", "Outputs", "Place", "Plan", "Point", "Property",
-    "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta", "RowState", "Semaphore",
-    "Skipped", "Sweep", "VerifyReport", "Wait", "Walk", "Work",
+    "MeasuredRange", "MemoryRegion", "MemoryUse", "Outputs", "PiecesState", "Place", "Plan",
+    "Point", "Property", "PropertyResult", "QuantizedBlocks", "Resolver", "RoleInCta", "RowState",
+    "Semaphore", "Skipped", "Sweep", "VerifyReport", "Wait", "Walk", "Work",
 }  # fmt: skip
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fa4.commands import emit
+from fa4.commands.gpus import with_options
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fa4.config import Problem
-    from fa4.search.run import Outcome
+    from fa4.search.journal import Journal
+    from fa4.search.judge import Judge
+    from fa4.search.run import Effort, SearchOutcome
 
 PASSES = {"fwd": False, "forward": False, "bwd": True, "backward": True}
 MOST_DESIGNS, MOST_JOBS, MOST_TOP = 1_000_000, 256, 100
@@ -23,53 +27,36 @@ TOKENS = 2**15  # of a call, over all sequences
 INTERRUPTED = 130
 
 
+CALL: Mapping[str, tuple[str, Any, str, str]] = {
+    "machine": ("NAME", str, "Of `fa4 machines`, or a TOML file.", "b200"),
+    "head_dim": ("N", int, "Elements of a query and key.", "128"),
+    "head_dim_v": ("N", int, "Of a value.", "head dim"),
+    "causal": ("", bool, "Hide later keys.", ""),
+    "pass": ("NAME", str, "forward or backward.", "forward"),
+    "dtype": ("TYPE", str, "Of q, k and v.", "bf16"),
+    "seqlen": ("N", str, "Of 32k tokens in all.", "16k"),
+    "heads": ("N", int, "Of queries and of keys.", "16"),
+    "fp8_values": ("", bool, "V and P may be FP8: other numbers.", ""),
+    "rescale_rate": ("X", float, "Share of steps that rescale O.", "as random inputs"),
+}
+EFFORT: Mapping[str, tuple[str, Any, str, str]] = {
+    "only": ("NAME=VALUE[,VALUE]", list[str], "Designs with these settings.", "all"),
+    "limit": ("N", int, "Designs to look at.", "2000"),
+    "seconds": ("X", float, "End after so long.", "never"),
+    "jobs": ("N", int, "Processes.", "all cores"),
+    "dask": ("ADDRESS", str, "Scheduler of a dask cluster to run on.", "none"),
+    "resume": ("FILE", Path, "Keep verdicts there, and go on from them.", "none"),
+    "top": ("N", int, "Leaders to show.", "5"),
+}
+
+
+@with_options("call", CALL)
+@with_options("effort", EFFORT)
 def design(
-    machine: Annotated[
-        str, typer.Option("--machine", help="Of `fa4 machines`, or a TOML file.")
-    ] = "b200",
-    head_dim: Annotated[int, typer.Option("--head-dim", help="Elements of a query and key.")] = 128,
-    head_dim_v: Annotated[
-        int | None, typer.Option("--head-dim-v", help="Of a value.", show_default="head dim")
-    ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Hide later keys.")] = False,
-    direction: Annotated[
-        str, typer.Option("--pass", metavar="NAME", help="forward or backward.")
-    ] = "forward",
-    dtype: Annotated[str, typer.Option("--dtype", help="Of q, k and v.")] = "bf16",
-    seqlen: Annotated[
-        str, typer.Option("--seqlen", metavar="N", help="Of 32k tokens in all.")
-    ] = "16k",
-    heads: Annotated[int, typer.Option("--heads", help="Of queries and of keys.")] = 16,
-    fp8_values: Annotated[
-        bool, typer.Option("--fp8-values", help="V and P may be FP8: other numbers.")
-    ] = False,
-    rescale_rate: Annotated[
-        float | None,
-        typer.Option("--rescale-rate", help="Share of steps that rescale O.",
-                     show_default="as random inputs"),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="NAME=VALUE[,VALUE]", help="Designs with these settings."),
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", help="Designs to look at.")] = 2000,
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", help="End after so long.", show_default="never")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Processes.", show_default="all cores")
-    ] = None,
-    dask: Annotated[
-        str | None,
-        typer.Option("--dask", metavar="ADDRESS", help="Scheduler of a dask cluster to run on."),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option("--resume", metavar="FILE", help="Keep verdicts there, and go on from them."),
-    ] = None,
-    top: Annotated[int, typer.Option("--top", help="Leaders to show.")] = 5,
+    call: Mapping[str, Any],
+    effort: Mapping[str, Any],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Search for a faster kernel among plans that nobody has built; no GPU needed.
 
     Thousands of designs are simulated with all sets of constants that fit the published figures;
@@ -77,64 +64,76 @@ def design(
 
     Example: fa4 design --machine b200 --head-dim 128 --resume out/d128.jsonl
     """
-    from fa4.config import require, require_int
+    from fa4.config import require
     from fa4.search.judge import Judge
-    from fa4.search.report import Today, about, build_report, simulation_of
+    from fa4.search.report import Today, build_report, simulation_of
     from fa4.search.run import Search
     from fa4.search.space import find_space
-    from fa4.sim.cluster import model_version
     from fa4.sim.machine import find_machine
     from fa4.sim.options import default_pipeline
-    from fa4.sim.sweep import local_cores
 
+    direction = given(call, "pass", "forward")
     require(direction in PASSES, f"--pass must be one of {', '.join(PASSES)}", direction)
-    require_int("--limit", limit, 1, MOST_DESIGNS)
-    require_int("--top", top, 1, MOST_TOP)
-    if dask is not None and jobs is not None:
-        raise ValueError(f"--dask and --jobs exclude each other; got {dask} and {jobs}")
-    jobs = local_cores() if jobs is None else jobs
-    require_int("--jobs", jobs, 1, MOST_JOBS)
-    require(seconds is None or seconds > 0, "--seconds must be positive", seconds)
-    backward, found = PASSES[direction], find_machine(machine)
-    problem = _problem(head_dim, head_dim_v, causal, dtype, seqlen, heads)
-    space = find_space(problem, found.gpu, backward=backward, narrow_values=fp8_values)
-    restrictions = read_only(only or [])
+    backward, machine = PASSES[direction], find_machine(given(call, "machine", "b200"))
+    wanted = _effort(effort)
+    problem = _problem(call)
+    narrow = bool(call["fp8_values"])
+    space = find_space(problem, machine.gpu, backward=backward, narrow_values=narrow)
+    restrictions = read_only(effort["only"] or [])
     space = space.restricted(restrictions)
-    judge = Judge.of(problem, found, simulation_of(rescale_rate))
-    pipeline = default_pipeline(problem, found, backward=backward)
+    judge = Judge.of(problem, machine, simulation_of(call["rescale_rate"]))
+    pipeline = default_pipeline(problem, machine, backward=backward)
     today = Today(pipeline=pipeline, rates=judge.rates(pipeline))
-    journal = _journal(resume, about(judge, restrictions | {"fp8": fp8_values}, model_version()))
-    try:
-        with _progress(limit, len(space)) as progress:
-            search = Search(space, judge, limit=limit, seconds=seconds, jobs=jobs, top=top,
-                            journal=journal, progress=progress, dask=dask,
-                            floor=today.floor)  # fmt: skip
-            outcome = search.run()
-    finally:
-        if journal is not None:
-            journal.close()
+    wanted = replace(wanted, floor=today.floor)
+    kept = restrictions | {"fp8": narrow}
+    shown = min(wanted.limit, len(space))
+    with _journal(effort["resume"], judge, kept) as journal, _progress(shown) as progress:
+        outcome = Search(space, judge, wanted, journal=journal, progress=progress).run()
     report = {"problem": str(problem), **build_report(outcome, judge, today)}
-    emit(report | {"journal": resume and str(resume)}, as_json, render)
+    file = effort["resume"]
+    emit(report | {"journal": None if file is None else str(file)}, as_json, render)
     if outcome.ended == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not outcome.leaders:
         raise typer.Exit(1)
 
 
-def _problem(
-    head_dim: int, head_dim_v: int | None, causal: bool, dtype: str, seqlen: str, heads: int
-) -> Problem:
+def given(options: Mapping[str, Any], name: str, default: Any) -> Any:
+    """What an option was given, or its default."""
+    return default if options[name] is None else options[name]
+
+
+def _effort(effort: Mapping[str, Any]) -> Effort:
+    from fa4.config import require, require_int
+    from fa4.search.run import Effort
+    from fa4.sim.sweep import local_cores
+
+    limit, top = given(effort, "limit", 2000), given(effort, "top", 5)
+    require_int("--limit", limit, 1, MOST_DESIGNS)
+    require_int("--top", top, 1, MOST_TOP)
+    jobs, dask, seconds = (effort[name] for name in ("jobs", "dask", "seconds"))
+    if dask is not None and jobs is not None:
+        raise ValueError(f"--dask and --jobs exclude each other; got {dask} and {jobs}")
+    jobs = local_cores() if jobs is None else jobs
+    require_int("--jobs", jobs, 1, MOST_JOBS)
+    require(seconds is None or seconds > 0, "--seconds must be positive", seconds)
+    return Effort(limit=limit, seconds=seconds, jobs=jobs, dask=dask, top=top)
+
+
+def _problem(call: Mapping[str, Any]) -> Problem:
     from fa4.config import Problem
     from fa4.sim.fields import parse_count
 
+    text, heads = given(call, "seqlen", "16k"), given(call, "heads", 16)
     try:
-        length = parse_count(seqlen)
+        length = parse_count(text)
     except ValueError as error:
-        raise ValueError(f"--seqlen {error}; got {seqlen!r}") from error
+        raise ValueError(f"--seqlen {error}; got {text!r}") from error
+    head_dim = given(call, "head_dim", 128)
     return Problem(
         batch=max(1, TOKENS // max(1, length)), seqlen_q=length, seqlen_k=length, heads_q=heads,
-        heads_k=heads, head_dim=head_dim, head_dim_v=head_dim_v or head_dim, dtype=dtype,
-        causal=causal,
+        heads_k=heads, head_dim=head_dim, head_dim_v=given(call, "head_dim_v", head_dim),
+        dtype=given(call, "dtype", "bf16"), causal=bool(call["causal"]),
     )  # fmt: skip
 
 
@@ -152,22 +151,35 @@ def read_only(texts: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def _journal(path: Path | None, about: Mapping[str, Any]) -> Any:
+@contextmanager
+def _journal(
+    path: Path | None, judge: Judge, settings: Mapping[str, Any]
+) -> Iterator[Journal | None]:
+    """The journal of a search, closed at the end; None without a file."""
     from fa4.search.journal import Journal
+    from fa4.search.report import about
+    from fa4.sim.cluster import model_version
 
-    return None if path is None else Journal(path, about)
+    if path is None:
+        yield None
+        return
+    journal = Journal(path, about(judge, settings, model_version()))
+    try:
+        yield journal
+    finally:
+        journal.close()
 
 
 @contextmanager
-def _progress(limit: int, count: int) -> Iterator[Any]:
+def _progress(count: int) -> Iterator[Any]:
     """A callback for outcomes that moves a bar, if stderr is a terminal."""
     from fa4.commands.progress import progress_bar
 
     with progress_bar() as update:
 
-        def said(outcome: Outcome) -> None:
+        def said(outcome: SearchOutcome) -> None:
             best = f"best {outcome.leaders[0].verdict.least:.0f} TFLOP/s" if outcome.leaders else ""
-            update(outcome.judged, min(limit, count), best)
+            update(outcome.judged, count, best)
 
         yield said
 

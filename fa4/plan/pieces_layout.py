@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fa4.hardware import Gpu
-from fa4.plan.forward_layout import OTHER_BARRIERS, REGISTERS_PER_LANE, RegisterBudget
+from fa4.plan.forward_layout import REGISTERS_PER_LANE, RegisterBudget
 from fa4.plan.memory import MAX_STAGES, RESERVED_BYTES, Layout, require_fit, ring_stages
 from fa4.plan.pieces import PiecesPipeline, chain_name, slot_name
 from fa4.plan.schema import Buffer
@@ -17,6 +17,7 @@ BESIDE_SCORES = 56  # of a thread with other pieces: as beside 128 scores, the m
 ROW_BYTES = 4  # a statistic of a row
 SUM_COLUMNS = 16  # of V and O for the column of ones: the least step of a product's columns
 MOST_SOFTMAX_REGISTERS = 248
+OTHER_BARRIERS = 48  # beside the K/V ring's: of four warpgroups with two buffers each, and of O
 # Registers of correction and other threads, by how many softmax warpgroups there are.
 SPARE_REGISTERS = {1: (96, 64), 2: (80, 64), 3: (72, 48), 4: (64, 32)}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fa4.search.judge import GOOD, Judge, Verdict, moved_figures
-from fa4.search.run import Judged, Outcome
+from fa4.search.run import Judged, SearchOutcome
 from fa4.sim.elasticity import measure
 from fa4.sim.ensemble import ALIKE, speedup_interval
 from fa4.sim.options import SimulationRequest
@@ -34,7 +34,7 @@ class Today:
         return NEAR_TODAY * min(self.rates)
 
 
-def build_report(outcome: Outcome, judge: Judge, today: Today) -> dict[str, Any]:
+def build_report(outcome: SearchOutcome, judge: Judge, today: Today) -> dict[str, Any]:
     """The keys are what `--json` prints."""
     leaders = [describe(outcome, x, judge, today) for x in outcome.leaders]
     others = [describe(outcome, x, judge, today) for x in other_kinds(outcome, judge)]
@@ -70,12 +70,12 @@ def rates_report(rates: Sequence[float]) -> dict[str, float]:
     return {"tflops": rates[0], "least_tflops": min(rates), "most_tflops": max(rates)}
 
 
-def pipeline_of(outcome: Outcome, row: Mapping[str, Any]) -> AnyPipeline:
+def pipeline_of(outcome: SearchOutcome, row: Mapping[str, Any]) -> AnyPipeline:
     """The pipeline of a described design."""
     return outcome.space.make(outcome.space.settings(row["number"]))
 
 
-def describe(outcome: Outcome, found: Judged, judge: Judge, today: Today) -> dict[str, Any]:
+def describe(outcome: SearchOutcome, found: Judged, judge: Judge, today: Today) -> dict[str, Any]:
     """A design that can run: rates, what binds it, how it does where the maximum often rises."""
     rates = judge.rates(found.pipeline)
     gain = speedup_interval([1 / x for x in today.rates], [1 / x for x in rates])
@@ -102,7 +102,7 @@ def least_at_its_power(pipeline: AnyPipeline, judge: Judge) -> float | None:
     return min((x.tflops for x in found if x is not None), default=None)
 
 
-def other_kinds(outcome: Outcome, judge: Judge) -> list[Judged]:
+def other_kinds(outcome: SearchOutcome, judge: Judge) -> list[Judged]:
     """The best designs of other shapes than the first leader's, compared in full."""
     if not outcome.leaders:
         return []

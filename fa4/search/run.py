@@ -28,7 +28,7 @@ from fa4.sim.sweep import prepare_worker
 SEED = 4  # of the draw: the same designs each time
 CHUNK = 20  # designs that a process is given at a time
 CLIMBERS = 10  # designs whose neighbours are judged in one round
-Progress = Callable[["Outcome"], None]
+Progress = Callable[["SearchOutcome"], None]
 
 
 class Judged(NamedTuple):
@@ -39,8 +39,23 @@ class Judged(NamedTuple):
     verdict: Verdict
 
 
-@dataclass
-class Outcome:
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """What a search may cost: designs, seconds, processes or the address of a cluster.
+
+    top: leaders that are kept. floor: TFLOP/s below which no design is compared in full.
+    """
+
+    limit: int
+    seconds: float | None = None
+    jobs: int = 1
+    dask: str | None = None
+    top: int = 10
+    floor: float = 0.0
+
+
+@dataclass(kw_only=True)
+class SearchOutcome:
     """What a search has found so far. top: so many leaders are kept. floor: that leaders reach by
     every set of constants, in TFLOP/s. best: design of each kind, an
     option of the first axis. reused: from the journal.
@@ -87,19 +102,20 @@ class Search:
     """One search: what it may look at, how long, with how many processes."""
 
     def __init__(
-        self, space: DesignSpace, judge: Judge, *, limit: int, seconds: float | None = None,
-        jobs: int = 1, top: int = 10, journal: Journal | None = None,
-        progress: Progress | None = None, dask: str | None = None, floor: float = 0.0,
+        self, space: DesignSpace, judge: Judge, effort: Effort, *, journal: Journal | None = None,
+        progress: Progress | None = None,
     ) -> None:  # fmt: skip
-        self.space, self.judge, self.limit, self.jobs = space, judge, limit, jobs
+        self.space, self.judge = space, judge
+        self.limit, self.jobs, self.dask = effort.limit, effort.jobs, effort.dask
+        seconds = effort.seconds
         self.stop_at = None if seconds is None else time.monotonic() + seconds
-        self.journal, self.progress, self.dask = journal, progress, dask
-        self.outcome = Outcome(space, top, floor)
+        self.journal, self.progress = journal, progress
+        self.outcome = SearchOutcome(space=space, top=effort.top, floor=effort.floor)
         self.numbers: set[int] = set()
         self.pipelines: set[AnyPipeline] = set()
         self.pool: ProcessPoolExecutor | None = None
 
-    def run(self) -> Outcome:
+    def run(self) -> SearchOutcome:
         """Search; an interruption ends it with what it has."""
         try:
             self._search()

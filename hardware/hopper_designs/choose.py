@@ -20,7 +20,7 @@ from fa4.compiled.variants import tuned_warpgroup_spec
 from fa4.config import Problem, WarpgroupPipeline
 from fa4.plan.warpgroup_tuned import WarpgroupProblem
 from fa4.search.judge import Judge
-from fa4.search.run import Judged, Search
+from fa4.search.run import Effort, Judged, Search
 from fa4.search.space import find_space
 from fa4.sim.machine import find_machine
 
@@ -85,7 +85,7 @@ def chosen(problem: Problem, name: str) -> tuple[dict[str, Any], dict[str, Any]]
     if problem.window_size[1] == 0:
         space = space.restricted(MASKED)
     judge = Judge.of(problem, machine)
-    search = AllJudged(space, judge, limit=len(space), top=LEADERS)
+    search = AllJudged(space, judge, Effort(limit=len(space), top=LEADERS))
     outcome = search.run()
     kinds: dict[tuple[object, ...], Judged] = {}
     for leader in outcome.leaders:

@@ -20,7 +20,7 @@ from fa4.plan.schema import PipelinePlan
 from fa4.search import judge as judging
 from fa4.search.journal import Journal
 from fa4.search.judge import BEHIND, GOOD, Judge, Verdict, all_constants, moved_figures, refusal
-from fa4.search.run import Judged, Outcome, Search
+from fa4.search.run import Effort, Judged, Search, SearchOutcome
 from fa4.search.space import DesignSpace, find_space
 from fa4.sim.machine import find_machine
 from tests.plan.plans import drop_arrives
@@ -64,14 +64,14 @@ def made_up(rates: Mapping[int, float], size: int = 64) -> tuple[DesignSpace, Gi
     return space, found
 
 
-def best_of(outcome: Outcome) -> list[tuple[int, float]]:
+def best_of(outcome: SearchOutcome) -> list[tuple[int, float]]:
     """(design, its least rate) of the leaders."""
     return [(x.number, x.verdict.least) for x in outcome.leaders]
 
 
 def test_a_search_finds_what_a_full_comparison_finds() -> None:
     """Every design by every set of constants, ranked: the same leaders as the race has."""
-    outcome = Search(SMALL, JUDGE, limit=len(SMALL), top=3).run()
+    outcome = Search(SMALL, JUDGE, Effort(limit=len(SMALL), top=3)).run()
     full: list[tuple[float, int]] = []
     seen = set()
     for number in range(len(SMALL)):
@@ -94,7 +94,7 @@ def test_a_search_finds_what_a_full_comparison_finds() -> None:
 def test_no_leader_is_missed(rates: list[float], top: int) -> None:
     """Whatever the truth, a space that is judged in full gives its best designs, in order."""
     space, judge = made_up(dict(enumerate(rates)))
-    outcome = Search(space, judge, limit=64, top=top).run()
+    outcome = Search(space, judge, Effort(limit=64, top=top)).run()
     wanted = sorted(range(64), key=lambda n: (-0.9 * rates[n], n))[:top]
     assert [x.number for x in outcome.leaders] == wanted
     assert outcome.judged == 64
@@ -103,7 +103,7 @@ def test_no_leader_is_missed(rates: list[float], top: int) -> None:
 def test_a_hill_is_climbed_from_the_draw() -> None:
     """Of a space beyond the limit, neighbours of the best are judged until none is better."""
     space, judge = made_up({n: 1.0 + sum(divmod(n, 16)) for n in range(64)})
-    outcome = Search(space, judge, limit=48, top=1).run()
+    outcome = Search(space, judge, Effort(limit=48, top=1)).run()
     assert outcome.leaders[0].number == 63
     assert outcome.ended in ("limit", "no neighbour is better")
     assert outcome.judged <= 48
@@ -114,7 +114,7 @@ def test_the_draw_is_the_same_each_time() -> None:
     asked = []
     for _ in range(2):
         space, judge = made_up({n: float(n % 7) for n in range(64)})
-        Search(space, judge, limit=20, top=2).run()
+        Search(space, judge, Effort(limit=20, top=2)).run()
         asked.append(list(judge.asked))
     assert asked[0] == asked[1] and len(asked[0]) == 20
 
@@ -158,7 +158,7 @@ def test_a_plan_that_deadlocks_is_pruned_with_its_cycle(planted: Callable[[Any],
                               "correction": ["warpgroup"], "stagger": ["False"], "exp2": ["0"],
                               "row_sums": ["after"], "split_p": ["1.0"], "groups": ["1"],
                               "scheduler": ["static"], "q_buffers": ["1"]})  # fmt: skip
-    outcome = Search(space, JUDGE, limit=len(space)).run()
+    outcome = Search(space, JUDGE, Effort(limit=len(space))).run()
     assert outcome.counts["deadlock"] == outcome.counts[GOOD] + outcome.counts[BEHIND] > 0
     assert "cycle: softmax0 -(stats0_empty)-> correction" in outcome.examples["deadlock"]
     assert all(space.settings(x.number)["q_tiles"] == 2 for x in outcome.leaders)
@@ -198,12 +198,12 @@ def test_reasons_are_counted_by_kind(message: str, kind: str) -> None:
 def test_a_journal_is_taken_up_again(tmp_path: Path) -> None:
     """An interrupted search keeps what it has; taken up, it judges the rest only."""
     space, judge = made_up({n: float(n % 13) for n in range(64)})
-    whole = best_of(Search(space, judge, limit=64, top=3).run())
+    whole = best_of(Search(space, judge, Effort(limit=64, top=3)).run())
     file = tmp_path / "search.jsonl"
     journal = Journal(file, {"call": "a"})
-    stopped = Search(space, judge, limit=64, top=3, journal=journal)
+    stopped = Search(space, judge, Effort(limit=64, top=3), journal=journal)
 
-    def stop(outcome: Outcome) -> None:
+    def stop(outcome: SearchOutcome) -> None:
         if outcome.judged == 20:
             raise KeyboardInterrupt
 
@@ -214,7 +214,7 @@ def test_a_journal_is_taken_up_again(tmp_path: Path) -> None:
         broken.write('{"design": {"a": 1')  # cut off in the middle of a line
     judge.asked.clear()
     journal = Journal(file, {"call": "a"})
-    again = Search(space, judge, limit=64, top=3, journal=journal).run()
+    again = Search(space, judge, Effort(limit=64, top=3), journal=journal).run()
     journal.close()
     assert (best_of(again), again.reused, len(judge.asked)) == (whole, 20, 44)
     lines = file.read_text(encoding="utf-8").splitlines()
@@ -239,21 +239,21 @@ def test_journals_of_other_searches_are_refused(tmp_path: Path) -> None:
 
 def test_processes_find_the_same() -> None:
     """Two processes, the same leaders."""
-    one, two = (Search(SMALL, JUDGE, limit=len(SMALL), top=2, jobs=n).run() for n in (1, 2))
+    one, two = (Search(SMALL, JUDGE, Effort(limit=len(SMALL), top=2, jobs=n)).run() for n in (1, 2))
     assert best_of(one) == best_of(two)
 
 
 def test_what_is_far_behind_today_is_not_compared_in_full() -> None:
     """A floor spares it the other sets, and the leaders are those above."""
     space, judge = made_up({n: float(n) for n in range(64)})
-    outcome = Search(space, judge, limit=64, top=50, floor=45.0).run()
+    outcome = Search(space, judge, Effort(limit=64, top=50, floor=45.0)).run()
     assert [x.number for x in outcome.leaders] == list(range(63, 49, -1))
 
 
 def test_a_search_ends_in_time() -> None:
     """And says that it was the time."""
     space, judge = made_up({})
-    assert Search(space, judge, limit=64, seconds=-1.0).run().ended == "seconds"
+    assert Search(space, judge, Effort(limit=64, seconds=-1.0)).run().ended == "seconds"
 
 
 def test_spaces_are_those_of_the_machine() -> None:
@@ -298,7 +298,7 @@ def test_sets_of_constants() -> None:
 
 def test_leaders_have_an_order() -> None:
     """By the least rate, then by number; no more than asked for."""
-    outcome = Outcome(SPACE, 2)
+    outcome = SearchOutcome(space=SPACE, top=2)
     for number, least in ((5, 1.0), (3, 1.0), (4, 2.0)):
         verdict = Verdict(status=GOOD, tflops=3.0, least=least, most=3.0, sets=1)
         outcome.add(Judged(number, PiecesPipeline(), verdict))
