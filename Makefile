@@ -61,7 +61,7 @@ records: $(VENV)/test.stamp ## make the records anew that are older than the cod
 
 pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, numbers
 	for name in forward_tables backward_tables simulator_tables hopper_speed hopper_tables \
-	  support_table picture outputs throughput_tables atlas_tables findings_tables \
+	  support_table bug_zoo picture outputs throughput_tables atlas_tables findings_tables \
 	  verify_tables model_tables distributed_tables record_tables option_tables claims; do \
 	  $(BIN)/python docs/$$name.py || exit 1; done
 	$(BIN)/fa4 figures --format svg --out docs/pictures

@@ -27,11 +27,11 @@ from emulated_kernels import Kernel
 from fa4.base.files import read_text
 from fa4.emulator import BarrierUse, Options, RunEvents
 from fa4.emulator.tools.faults import Fault, plant
+from fa4.kit.signals import CTA_BARRIER, mbarrier_numbers, named_numbers
 from fa4.plan.schema import PipelinePlan
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.signals import CTA_BARRIER, mbarrier_numbers, named_numbers
 
 OUTPUT = Path(__file__).parents[1] / "fa4" / "explore" / "verdicts.json"
 SCHEMA_VERSION = 1

@@ -108,6 +108,7 @@ RECORDS = (
     ),
     _computed("claims", "tests/sim/test_recorded_predictions.py::test_the_papers_claims"),
     _computed("codegen", needs=TIMES, also=("benchmarks.codegen_kernels",)),
+    _computed("design", needs=TIMES),
     _computed("emulator", needs=TIMES),
     _faults(""),
     Record(
@@ -209,6 +210,10 @@ RECORDS = (
     _confirmed(
         "hopper_sustained", "GPU: python3 -m hardware.warpgroup_forward.sustained",
         "hardware.warpgroup_forward.sustained",
+    ),
+    _confirmed(
+        "hopper_designs", "python -m hardware.hopper_designs.compare PLAN.json RESULTS.jsonl",
+        "hardware.hopper_designs.choose", "hardware.warpgroup_forward.measure",
     ),
     _sweep("hopper_sweep", "fa4/measured/hopper_sweep.csv"),
     _sweep("hopper_sweep_again", "hardware/results/hopper_sweep_again.csv"),

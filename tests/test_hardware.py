@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
@@ -101,3 +102,11 @@ def test_tables_are_frozen_and_hashable() -> None:
         B200.sm_count = 1  # type: ignore[misc]
     with pytest.raises(TypeError):
         B200.sources["sm_count"] = Source("a guess")  # type: ignore[index]
+
+
+def test_a_gpu_can_be_sent_to_another_process() -> None:
+    """With its sources, which nobody can change there either."""
+    sent = pickle.loads(pickle.dumps(B300))
+    assert sent == B300 and sent.sources == B300.sources and hash(sent) == hash(B300)
+    with pytest.raises(TypeError):
+        sent.sources["sm_count"] = Source("a guess")

@@ -14,23 +14,15 @@ import pytest
 import fa4
 from docs.option_tables import PAGE, TABLES_OF_PAGE, in_kernels
 from fa4.call.call import ARGUMENTS, Call
-from fa4.call.options import OPTIONS
+from fa4.call.options import COUNT, COUNT_OR_NONE, FLAG, NUMBER, OPTIONS
 from fa4.compiled.support import TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [option.name for option in OPTIONS]
 FUNCTIONS = {fa4.flash_attn_func: False, fa4.flash_attn_varlen_func: True}
 
-# Options that these parts leave out, and why.
-NO_DROP_IN = {
-    "q_descale": "flash_attn 2 and flash-attn-4 have no FP8 factors",
-    "k_descale": "as q_descale",
-    "v_descale": "as q_descale",
-}
-UNMAPPED = (
-    "config"  # FA4's choices, which only a caller of fa4 knows; models have a `config` of theirs
-)
-NOT_IN_THE_KIT = {"pack_gqa": "changes no result"}
+# Names that programs write of something else, too.
+AMBIGUOUS = {"config"}
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -68,6 +60,7 @@ def test_the_kernels_have_or_refuse_every_option(option) -> None:
         assert option.support_row in rows
 
 
+WRONG_KINDS = {NUMBER: "1", COUNT: 1.5, COUNT_OR_NONE: 1.5, FLAG: 1}
 WRONG = {
     "max_seqlen_q": 1.5, "max_seqlen_k": "8", "softmax_scale": "1", "causal": 1,
     "window_size": (1,), "learnable_sink": np.zeros(2), "softcap": -1.0, "num_splits": 257,
@@ -79,6 +72,12 @@ WRONG = {
 }  # fmt: skip
 
 
+def wrong_value(name: str) -> object:
+    """What the rule of an option rules out, else its kind."""
+    kind = next(option.kind for option in OPTIONS if option.name == name)
+    return WRONG.get(name, WRONG_KINDS.get(kind, object()))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rule_is_checked(name: str) -> None:
     """A value that the table rules out is refused in one line that names the option."""
@@ -88,7 +87,7 @@ def test_every_rule_is_checked(name: str) -> None:
     elif name == "cu_seqlens_k":
         k, v = k[0], v[0]
     with pytest.raises((TypeError, ValueError), match=name.partition("_tensors")[0][:12]) as wrong:
-        fa4.flash_attn_varlen_func(q, k, v, **{name: WRONG[name]})
+        fa4.flash_attn_varlen_func(q, k, v, **{name: wrong_value(name)})
     assert "\n" not in str(wrong.value)
 
 
@@ -105,17 +104,18 @@ def named(paths: Iterator[Path]) -> set[str]:
 
 
 def test_drop_ins_map_every_option() -> None:
-    """Or it stands above, with the reason."""
+    """Or the table says why not."""
     folders = [(ROOT / "fa4" / name).rglob("*.py") for name in ("flash_attn", "dropin")]
     paths = [ROOT / "fa4/transformers.py", *(path for folder in folders for path in folder)]
-    assert set(NAMES) - named(iter(paths)) - {UNMAPPED} == set(NO_DROP_IN)
+    unmapped = set(NAMES) - named(iter(paths)) | AMBIGUOUS
+    assert unmapped == {option.name for option in OPTIONS if option.no_drop_in}
 
 
 def test_the_kit_draws_every_option() -> None:
-    """Or it stands above, with the reason."""
+    """Or the table says why not."""
     testing = ROOT / "fa4/testing"
     paths = (path for path in testing.rglob("*.py") if path.parent.name != "adapters")
-    assert set(NAMES) - named(paths) == set(NOT_IN_THE_KIT)
+    assert set(NAMES) - named(paths) == {option.name for option in OPTIONS if option.not_drawn}
 
 
 def test_the_page_is_that_of_the_table() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fa4.call.arrays import element_type, is_torch
 from fa4.call.call import Call
+from fa4.call.options import Option
 from fa4.compiled.build import build
 from fa4.compiled.launch import (
     LENGTHS,
@@ -25,7 +26,7 @@ from fa4.compiled.launch import (
     part_shapes,
     regular,
 )
-from fa4.compiled.support import ForwardCall
+from fa4.compiled.support import UNKNOWN, ForwardCall
 from fa4.compiled.variants import choose_spec, count_splits
 from fa4.hardware import Gpu
 from fa4.sm90.forward.spec import WarpgroupSpec
@@ -86,7 +87,16 @@ def describe(call: Call, *, lse: bool = True) -> ForwardCall:
         paged=call.page_table is not None,
         block_sparse=bool(call.sparse_block),
         descale="".join(x for x in "qkv" if getattr(call, f"{x}_descale") is not None),
+        others=tuple(option.name for option in UNKNOWN if is_given(call, option)),
     )
+
+
+def is_given(call: Call, option: Option) -> bool:
+    """Has the call another value than an option's default?"""
+    if "extras" in option.carried_by:
+        return getattr(call.extras, option.name) is not None
+    found = [getattr(call, name) for name in option.carried_by]
+    return any(x is not None if option.default is None else x != option.default for x in found)
 
 
 def _aux_type(tensor: Any) -> str:

@@ -3,7 +3,8 @@
 The defaults and the reading of plain numbers (`fa4.call.checked`) are taken from this table.
 Signatures, their docstrings, the fields of `fa4.call.call.Call` and the rows of the kernels' tables
 (`fa4.compiled.support`) are written out where they are read, and tests/test_options.py holds them
-to it, drop-ins and the kit too; docs/options.md is written from it.
+to it, drop-ins and the kit too; docs/options.md is written from it. A new option is its row here,
+and a line in `fa4.api`, `fa4.call.call` and `fa4.backends.request` (tests/test_stub_option.py).
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ class Option:
     """One keyword of the public functions.
 
     kind: of its values. rule: which of them are allowed; "" if the kind says it. fields: of `Call`
-    that carry it. row: of the kernels' tables. varlen: only of `flash_attn_varlen_func`. since:
-    version of fa4.
+    that carry it. row: of the kernels' tables; where none has it, kernels refuse the option.
+    varlen: only of `flash_attn_varlen_func`. since: version of fa4. no_drop_in: why the functions
+    that people switch from do not map it, "" if they do; not_drawn: why the kit does not draw it.
     """
 
     name: str
@@ -79,6 +81,8 @@ class Option:
     row: str = ""
     varlen: bool = False
     since: str = "0.1.0"
+    no_drop_in: str = ""
+    not_drawn: str = ""
 
     @property
     def carried_by(self) -> tuple[str, ...]:
@@ -122,7 +126,7 @@ OPTIONS = (
     Option(name="num_splits", default=0, kind=COUNT, rule="0 to 256; 0: the kernel's choice",
            doc="parts of the KV sequence computed apart and combined"),
     Option(name="pack_gqa", default=None, kind="True, False or None",
-           doc="do query heads share a kernel's tile?"),
+           doc="do query heads share a kernel's tile?", not_drawn="changes no result"),
     Option(name="deterministic", default=True, kind=FLAG,
            doc="a fixed order of sums in the backward pass"),
     Option(name="score_mod", default=None, kind=FUNCTION, fields=_EXTRAS, rule="not with softcap",
@@ -141,8 +145,10 @@ OPTIONS = (
     Option(name="dropout_seed", default=None, kind=COUNT_OR_NONE, row="dropout_p",
            rule="0 to 2^64 - 1", doc="of that generator; without one it is drawn"),
     *(Option(name=f"{x}_descale", default=None, kind=TENSOR, row="fp8",
-             doc=f"factors of an FP8 {x}", rule="of shape (B, Hk), with FP8 inputs")
+             doc=f"factors of an FP8 {x}", rule="of shape (B, Hk), with FP8 inputs",
+             no_drop_in="flash_attn 2 and flash-attn-4 have no FP8 factors")
       for x in "qkv"),
     Option(name="config", default=None, kind="ForwardConfig, BackwardConfig or both",
-           fields=_EXTRAS, doc="None: FA4's choices"),
+           fields=_EXTRAS, doc="None: FA4's choices",
+           no_drop_in="only a caller of fa4 knows them; models have a `config` of theirs"),
 )  # fmt: skip

@@ -107,7 +107,8 @@ def design(
     try:
         with _progress(limit, len(space)) as progress:
             search = Search(space, judge, limit=limit, seconds=seconds, jobs=jobs, top=top,
-                            journal=journal, progress=progress, dask=dask)  # fmt: skip
+                            journal=journal, progress=progress, dask=dask,
+                            floor=today.floor)  # fmt: skip
             outcome = search.run()
     finally:
         if journal is not None:
@@ -186,8 +187,11 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     parts.append(
         f"today: {today['tflops']:.0f} TFLOP/s on {report['machine']}, {span(today)} by "
         f"{report['sets']} other sets of constants"
+        + ("" if not (power := today["sustained_least_tflops"]) else f"; {power:.0f} at its power")
     )
     if not report["leaders"]:
+        if report["can_run"]:
+            return (*parts, "no design comes within a tenth of that")
         return (*parts, "no design can run")
     parts += ["", "leaders", table(report["leaders"])]
     if report["other_shapes"]:
@@ -245,7 +249,9 @@ def reasons(report: Mapping[str, Any]) -> list[str]:
     if why["step_cycles"]:
         rows = "; ".join(f"{x['role']} {x['what']} {x['cycles']:.0f}" for x in why["chain"])
         lines.append(f"chain of a step, {why['step_cycles']:.0f} cycles, most of it: {rows}")
-    if decides is not None:
+    if decides is None:
+        lines.append("no figure of those that are not known tells it from the next")
+    else:
         rival = (report["other_shapes"] or report["leaders"][1:])[0]["number"]
         (low, high), (at_low, at_high) = decides["ends"], decides["first_over_second"]
         lines.append(

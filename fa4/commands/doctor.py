@@ -74,10 +74,13 @@ def doctor(
 
 def render_matrix(report: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the kernels support; what they refuse is what each impl of theirs refuses."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     columns = [name for name in report["features"][0] if name not in ("feature", "detail")]
-    table = Table("feature", *columns, "limits, or why not")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("feature", *(name.replace(" ", "\n") for name in columns), "limits, or why not"):
+        table.add_column(title, overflow="fold", no_wrap=title == "feature")
     words = {True: "yes", False: "no", None: "-"}
     for row in report["features"]:
         table.add_row(row["feature"], *(words[row[name]] for name in columns), row["detail"])

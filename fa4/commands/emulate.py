@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fa4.base.files import check_folder, write_whole
-from fa4.commands import emit
+from fa4.commands import emit, emulate_witness
 from fa4.commands.emulate_findings import (
     BaselineOption,
     CoverageOption,
@@ -22,6 +22,7 @@ from fa4.commands.emulate_findings import (
     WriteOption,
 )
 from fa4.commands.emulate_report import render, render_kernels, render_support
+from fa4.commands.emulate_witness import ReplayOption, WitnessOption
 from fa4.emulator.kinds import SEVERITIES
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ def emulate(
     write_baseline: WriteOption = False,
     sarif: SarifOption = None,
     coverage: CoverageOption = None,
+    witness: WitnessOption = None,
+    replay: ReplayOption = None,
     arch: ArchOption = "sm_100a",
     trace: TraceOption = None,
     list_only: Annotated[bool, typer.Option("--list", help="Describe the kernels.")] = False,
@@ -159,6 +162,7 @@ def emulate(
     of_ptx = {
         "--kernel": kernel, "--grid": grid, "--block": block, "--cluster": cluster, "--smem": smem,
         "--arg": arg, "--out": out, "--seeds": seeds > 1, "--trace": trace, "--list": list_only,
+        "--witness": witness, "--replay": replay,
     }  # fmt: skip
     if file.suffix == ".py":
         refuse_given(file, of_ptx)
@@ -192,14 +196,25 @@ def emulate_ptx(
         job = prepare(ptx, given["--kernel"], given["--arg"] or [], seed, given["--smem"], shapes)
         places = check_outputs(job, given["--out"] or [], trace)
         chosen = {**options, "seed": seed, "accepted": accepted}
+        if given["--replay"]:
+            chosen["schedule"] = emulate_witness.read(given["--replay"]).schedule()
         found = run(job, given["--seeds"], chosen, trace)
+    order = "replay" if given["--replay"] else options["schedule"]
     report = describe(job, found, accepted) | {"file": str(file), **options, "trace": trace}
+    report |= {"schedule": order, "witness": None}
     ran = found.report
     made = files.write(
         FindingTexts(
             findings=ran.findings, accepted=ran.accepted, coverage=ran.coverage, ptx_file=file
         )
     )
+    if given["--witness"] and ran.findings:
+        content = [(array, job.before[name]) for name, array in job.arrays.items()]
+        chosen["seed"] = found.seeds[-1]
+        kept = emulate_witness.write(
+            given["--witness"], job.launch, job.allocations, content, chosen
+        )
+        report["witness"] = kept and emulate_witness.describe(kept, given["--witness"])
     report |= {"written": write(job, places), "reports": list(map(str, made))}
     emit(report, as_json, render)
     severe = [f for f in report["findings"] if is_as_severe(f, options["fail_on"])]

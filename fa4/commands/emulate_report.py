@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fa4.commands import emulate_witness
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -18,7 +20,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     shape = " x ".join(str(tuple(report[name])) for name in ("grid", "block"))
     seeds = report["seeds"]
     order = report["schedule"]
-    if order != "fifo":
+    if order not in ("fifo", "replay"):
         order += f", seed {seeds[0]}" if len(seeds) == 1 else f", seeds {seeds[0]} to {seeds[-1]}"
     parts: list[Any] = [
         f"{_shortened(', '.join(report['kernels']))}: {shape} threads; schedule {order}"
@@ -37,8 +39,10 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     parts += [f"wrote {path}" for path in [*report["written"].values(), *report["reports"]]]
     if report["trace"]:
         parts.append(f"wrote {report['trace']}; open it at https://ui.perfetto.dev")
+    if report["witness"]:
+        parts += emulate_witness.render(report["witness"])
     count = len(report["findings"])
-    where = f" with seed {seeds[-1]}" if count and order != "fifo" else ""
+    where = f" with seed {seeds[-1]}" if count and order not in ("fifo", "replay") else ""
     parts.append(f"{count or 'no'} finding{'s' if count != 1 else ''}{where}")
     return tuple(parts)
 

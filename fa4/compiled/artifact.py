@@ -23,7 +23,7 @@ from typing import Any
 from fa4.compiled.identity import describe
 from fa4.compiled.toolchain import find_toolchain
 from fa4.inspect.codegen import launch_smem_bytes
-from fa4.sm100.kit.features import BackwardFeatures
+from fa4.kit.features import BackwardFeatures
 
 MAGIC = b"fa4 kernel 1\n"
 SECTIONS = ("ptx", "cubin", "host_object")

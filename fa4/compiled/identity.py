@@ -29,7 +29,7 @@ from fa4.compiled.toolchain import Toolchain
 
 ROOT = Path(__file__).resolve().parents[1]
 # What the generated code depends on.
-SOURCES = ("sm90", "sm100", "compiled", "masks", "plan", "config.py", "hardware.py")
+SOURCES = ("kit", "sm90", "sm100", "compiled", "masks", "plan", "config.py", "hardware.py")
 
 # Modules whose objects are named, not opened: their content is in the key by other means (the
 # sources above, the compiler's version, Python's version).

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from fa4.compiled.support import BackwardCall, ForwardCall, NotSupported
 from fa4.compiled.variants import kernel_window
+from fa4.kit.features import BackwardFeatures, CallFeatures
+from fa4.kit.units import TILE_ROWS
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.features import BackwardFeatures, CallFeatures
-from fa4.sm100.kit.units import TILE_ROWS
 
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 VECTORS = ("sink", *LENGTHS, "aux")

@@ -10,8 +10,8 @@ from cutlass import Float32, Int32, cute
 from cutlass.base_dsl.compiler import DumpDir
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from fa4.kit.descriptors import ELEMENTS
 from fa4.plan import require_sound
-from fa4.sm100.kit.descriptors import ELEMENTS
 
 AUX_ELEMENTS = {**ELEMENTS, "fp32": Float32, "int32": Int32}
 ALIGN_BYTES = 16  # of rows in global memory: what TMA asks of addresses and strides

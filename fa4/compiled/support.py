@@ -6,15 +6,16 @@ CuTe-DSL nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fa4.call.options import OPTIONS, Option
 from fa4.config import BackwardConfig, ForwardConfig, Window
 from fa4.designs import designs
 from fa4.designs.design import named
+from fa4.kit.units import AUX_DTYPES, TILE_ROWS
 from fa4.masks import MASKS, IntervalMask
-from fa4.sm100.kit.units import AUX_DTYPES, TILE_ROWS
 
 MOST_ROWS = 2**31 - 1  # positions are 32-bit, offsets 64-bit
 FAMILIES = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}  # of kernels, by arch
@@ -36,7 +37,8 @@ class ForwardCall:
     max_seqlen_q rows or less (None: not known). batch: sequences. packed_q, packed_k: cu_seqlens
     are given; used_q, used_k: seqused are. aux: element type and rank of each auxiliary tensor.
     numerics: None for the tuned ones. descale: letters of those of q, k and v that have factors.
-    The fields from `dropout_p` on are options that no kernel here has.
+    The fields from `dropout_p` on are options that some kernel here does not have. others: names of
+    given options that no table has a row of.
     """
 
     dtype: str
@@ -67,6 +69,7 @@ class ForwardCall:
     paged: bool = False
     block_sparse: bool = False
     descale: str = ""
+    others: tuple[str, ...] = ()
 
     @property
     def group(self) -> int:
@@ -334,12 +337,30 @@ def _sm90_backward_rows() -> Iterator[Feature]:
 
 SM90_BACKWARD: tuple[Feature, ...] = tuple(_sm90_backward_rows())
 
+
+def options_without_row(*tables: Iterable[Feature]) -> tuple[Option, ...]:
+    """The options of a call that have a row in none of some tables."""
+    rows = {row.name for table in tables for row in table}
+    return tuple(option for option in OPTIONS if option.support_row not in rows)
+
+
+# What no kernel knows of yet is refused by all of them.
+UNKNOWN = options_without_row(FORWARD, BACKWARD)
+
+
+def _refusal(option: Option) -> Feature:
+    return Feature(option.name, False, "no kernel has it",
+                   lambda call: _when(option.name in call.others, option.name))  # fmt: skip
+
+
+_REFUSED = tuple(_refusal(option) for option in UNKNOWN)
+
 # By family and pass.
 TABLES = {
-    "sm100": FORWARD,
-    "sm100 backward": BACKWARD,
-    "sm90": SM90,
-    "sm90 backward": SM90_BACKWARD,
+    "sm100": FORWARD + _REFUSED,
+    "sm100 backward": BACKWARD + _REFUSED,
+    "sm90": SM90 + _REFUSED,
+    "sm90 backward": SM90_BACKWARD + _REFUSED,
 }
 
 
@@ -365,7 +386,7 @@ def check(call: ForwardCall, family: str = "sm100") -> None:
 def columns() -> dict[str, tuple[Feature, ...]]:
     """The columns of the matrix: title -> rows, as the kernels' records name them."""
     compiled = [one.compiled for one in designs() if one.compiled is not None]
-    return {one.column: named(one.support) for one in compiled}
+    return {one.column: named(one.support) + _REFUSED for one in compiled}
 
 
 def describe_support() -> list[dict[str, Any]]:

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 from fa4.compiled.support import FAMILIES, NARROW, BackwardCall, ForwardCall, check
 from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
 from fa4.hardware import B200, B300, H200, Gpu
+from fa4.kit.features import position_rows
+from fa4.kit.units import TILE_ROWS
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.warpgroup_tuned import (
@@ -23,8 +25,6 @@ from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.features import position_rows
-from fa4.sm100.kit.units import TILE_ROWS
 
 AnyBackwardSpec: TypeAlias = BackwardSpec | WarpgroupBackwardSpec | WideBackwardSpec
 

@@ -67,7 +67,3 @@ def find_design(gpu: Gpu, *, backward: bool = False, kernel: str | None = None) 
 def plan_of(pipeline: Any, gpu: Gpu) -> Any:
     """The plan of any pipeline. Raises ValueError if it does not fit the machine."""
     return design_of(pipeline).plan(pipeline, gpu)
-
-
-__all__ = ["NAMES", "Design", "design_of", "design_of_spec", "designs", "find_design", "kernels",
-           "plan_of"]  # fmt: skip

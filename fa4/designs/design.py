@@ -105,8 +105,9 @@ class Design:
     name: unique. kernel: what users call it, alike for both passes and the machines of a family.
     about: in a few words. missing: what a machine lacks for it, or "". pipeline: the class of its
     pipelines, and `traits` the values that tell them from another design's. choose: (problem, gpu,
-    deterministic) -> the tuned pipeline; None if no name asks for it. plan: of a
-    pipeline on a machine, or ValueError. work: what a call is for it. ideas: what `fa4 ablate`
+    deterministic) -> the tuned pipeline; None if no name asks for it. plan: of a pipeline on a
+    machine, or ValueError. work: what a call is for it; mains: for a pass of several main kernels,
+    (problem, pipeline, gpu, lengths) -> `fa4.designs.gradients.Pass`. ideas: what `fa4 ablate`
     switches off. measured_as: whose measurements `fa4 predict` quotes: "" for those of its pass,
     None for a kernel that was never measured.
     """
@@ -121,6 +122,7 @@ class Design:
     choose: Callable[[Any, Gpu, bool], Any] | None = None
     plan: Callable[[Any, Gpu], Any]
     work: CallWork | None = None
+    mains: Callable[..., Any] | None = None
     ideas: tuple[Idea, ...] = ()
     compiled: Compilation | None = None
     explored: Explored | None = None

@@ -1,9 +1,9 @@
-"""This package's backward kernels on Hopper, up to head dim 128. Compilation, not modelled."""
+"""This package's backward kernels on Hopper, up to head dim 128 (`fa4.sim.hopper_backward`)."""
 
 from __future__ import annotations
 
 from fa4.designs.backward import LAUNCHES
-from fa4.designs.design import Compilation, Design, warpgroup_products
+from fa4.designs.design import Compilation, Design, late, warpgroup_products
 from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_backward_plan
 
 DESIGN = Design(
@@ -14,6 +14,7 @@ DESIGN = Design(
     missing=warpgroup_products,
     pipeline=WarpgroupBackwardPipeline,
     plan=warpgroup_backward_plan,
+    mains=late("fa4.designs.gradients:narrow_kernels"),
     compiled=Compilation(
         family="sm90",
         spec="fa4.sm90.backward.spec:WarpgroupBackwardSpec",

@@ -1,4 +1,4 @@
-"""This package's backward kernels on Hopper for head dims above 128. Compilation, not modelled."""
+"""This package's backward kernels on Hopper for head dims above 128 (`fa4.sim.hopper_backward`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fa4.designs import hopper_backward
 from fa4.designs.backward import LAUNCHES
+from fa4.designs.design import late
 from fa4.hardware import Gpu
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_wide import WideBackwardPipeline
@@ -28,6 +29,7 @@ DESIGN = replace(
     about="this package's kernels: dK and dV in one, dQ in another",
     pipeline=WideBackwardPipeline,
     plan=larger_plan,
+    mains=late("fa4.designs.gradients:wide_kernels"),
     compiled=replace(
         _BESIDE,
         spec="fa4.sm90.wide.spec:WideBackwardSpec",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fa4.emulator.tools.seeds import Exploration, explore
     from fa4.emulator.tools.trace import Recorder
     from fa4.emulator.tools.traffic import SharedTraffic
+    from fa4.emulator.tools.witness import Witness, find_witness
 
 __all__ = [
     "Accepted",
@@ -62,8 +63,10 @@ __all__ = [
     "SharedTraffic",
     "Tma",
     "UnsupportedInstruction",
+    "Witness",
     "emulate",
     "explore",
+    "find_witness",
     "launch",
     "make_launch",
     "run",
@@ -86,6 +89,7 @@ _MODULES = {
     "tools.seeds": ("Exploration", "explore"),
     "tools.trace": ("Recorder",),
     "tools.traffic": ("SharedTraffic",),
+    "tools.witness": ("Witness", "find_witness"),
 }  # fmt: skip
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -171,6 +171,7 @@ def _run_group(machine: Engine, grids: list[Grid]) -> None:
 
 
 def _summarise(machine: Engine, report: Report) -> None:
+    machine.judge()
     report.findings = list(machine.findings)
     report.accepted = list(machine.accepted)
     report.ended_early = machine.stopped

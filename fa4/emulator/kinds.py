@@ -50,7 +50,7 @@ KINDS = {
     "warpgroup": _error(
         "9.7.15", "all four warps of a warpgroup have to execute the same wgmma instruction"
     ),
-    "deadlock": _error("9.7.13.15.16", "a wait ends only when the phase that it waits for does"),
+    "deadlock": _error("9.7.13", "a wait ends only when all that it counts on have arrived"),
     "livelock": _error("8.9", "a poll ends only when somebody else writes what it looks for"),
     "barrier": _error(
         "9.7.13.1", "a barrier opens when the number of threads that it was told has arrived"

@@ -71,7 +71,7 @@ def _read(path: Path, number: int, line: str) -> tuple[str, Verdict]:
     try:
         row = json.loads(line)
         return _key(row.pop("design")), Verdict(**row)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} line {number} is no verdict: {error}") from error
 
 
@@ -83,7 +83,7 @@ def _same_search(path: Path, line: str, header: str) -> None:
     """Refuse the journal of another search, with what differs."""
     try:
         found, wanted = json.loads(line)["search"], json.loads(header)["search"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not the journal of a search; choose another file") from error
     for name in sorted({*found, *wanted}):
         if found.get(name) != wanted.get(name):

@@ -96,7 +96,7 @@ def _of(status: str, rates: Sequence[float]) -> Verdict:
 # What a reason is counted under: the first whose words it has.
 KINDS = (
     ("registers", "registers"), ("TMEM plan", "tensor memory"), ("shared memory", "shared memory"),
-    ("tcgen05", "machine"), ("tensor memory", "machine"), ("waits on", "deadlock"),
+    ("tcgen05", "machine"), ("has none", "machine"), ("waits on", "deadlock"),
     ("cycle", "deadlock"),
 )  # fmt: skip
 

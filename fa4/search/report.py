@@ -11,13 +11,14 @@ from typing import Any
 from fa4.search.judge import GOOD, Judge, Verdict, moved_figures
 from fa4.search.run import Judged, Outcome
 from fa4.sim.elasticity import measure
-from fa4.sim.ensemble import speedup_interval
+from fa4.sim.ensemble import ALIKE, speedup_interval
 from fa4.sim.options import SimulationRequest
 from fa4.sim.predict import REAL_RESCALE_RATE, AnyPipeline, Simulation, call_seconds, predict
 from fa4.sim.why import limited_by, say_limit, step_chain
 
 MOST_KINDS = 6  # of other shapes that are compared in full
 CHAIN_ROWS = 5
+NEAR_TODAY = 0.9  # of today's least rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,11 @@ class Today:
 
     pipeline: AnyPipeline
     rates: tuple[float, ...]
+
+    @property
+    def floor(self) -> float:
+        """What a design must reach by every set of constants to be of interest."""
+        return NEAR_TODAY * min(self.rates)
 
 
 def build_report(outcome: Outcome, judge: Judge, today: Today) -> dict[str, Any]:
@@ -48,7 +54,8 @@ def build_report(outcome: Outcome, judge: Judge, today: Today) -> dict[str, Any]
             for kind, count in sorted(outcome.counts.items(), key=lambda x: -x[1])
             if kind not in (GOOD, "behind")
         },
-        "today": rates_report(today.rates),
+        "today": rates_report(today.rates)
+        | {"sustained_least_tflops": least_at_its_power(today.pipeline, judge)},
         "leaders": leaders,
         "other_shapes": others,
         "why": None if first is None else why_first(first, judge),
@@ -74,11 +81,6 @@ def describe(outcome: Outcome, found: Judged, judge: Judge, today: Today) -> dic
     gain = speedup_interval([1 / x for x in today.rates], [1 / x for x in rates])
     said = predict(judge.problem, found.pipeline, judge.machines[0], judge.simulation)
     often = replace(judge.simulation, rescale_rate=REAL_RESCALE_RATE)
-    capped = [
-        predict(judge.problem, found.pipeline, machine, judge.simulation).sustained
-        for machine in judge.machines
-    ]
-    capped_rates = [x.tflops for x in capped if x is not None]
     return {
         "number": found.number,
         "settings": outcome.space.settings(found.number),
@@ -86,11 +88,18 @@ def describe(outcome: Outcome, found: Judged, judge: Judge, today: Today) -> dic
         "gain": rates[0] / today.rates[0],
         "gain_interval": None if gain is None else [gain.least, gain.most],
         "undecided": None if gain is None else gain.undecided,
-        "sustained_least_tflops": min(capped_rates, default=None),
+        "sustained_least_tflops": least_at_its_power(found.pipeline, judge),
         "often_rescaled_tflops": judge.rate(found.pipeline, judge.machines[0], often),
         "bound_by": said.bound_by,
         "bottleneck": said.bottleneck,
     }
+
+
+def least_at_its_power(pipeline: AnyPipeline, judge: Judge) -> float | None:
+    """Of the call repeated for long, by every set of constants; None where power is not known."""
+    found = [predict(judge.problem, pipeline, machine, judge.simulation).sustained
+             for machine in judge.machines]  # fmt: skip
+    return min((x.tflops for x in found if x is not None), default=None)
 
 
 def other_kinds(outcome: Outcome, judge: Judge) -> list[Judged]:
@@ -144,7 +153,8 @@ def deciding(judge: Judge, first: AnyPipeline, second: AnyPipeline) -> dict[str,
             rates = [judge.rate(x, machine, judge.simulation) for x in (first, second)]
             ratios.append(rates[0] / rates[1])
         found.append({"figure": name, "ends": list(ends), "first_over_second": ratios})
-    return max(found, key=lambda row: abs(_swing(row)), default=None)
+    largest = max(found, key=lambda row: abs(_swing(row)), default=None)
+    return largest if largest is not None and abs(_swing(largest)) > ALIKE else None
 
 
 def _swing(row: Mapping[str, Any]) -> float:

@@ -41,7 +41,8 @@ class Judged(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What a search has found so far. top: so many leaders are kept. best: design of each kind, an
+    """What a search has found so far. top: so many leaders are kept. floor: that leaders reach by
+    every set of constants, in TFLOP/s. best: design of each kind, an
     option of the first axis. reused: from the journal.
 
     ended: why it did: "everything judged", "no neighbour is better", "limit", "seconds" or
@@ -50,6 +51,7 @@ class Outcome:
 
     space: DesignSpace
     top: int
+    floor: float = 0.0
     leaders: list[Judged] = field(default_factory=list)
     best: dict[int, Judged] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -62,7 +64,7 @@ class Outcome:
     @property
     def at_least(self) -> float:
         """What a design must reach by every set of constants to be among the leaders."""
-        return self.leaders[-1].verdict.least if len(self.leaders) == self.top else 0.0
+        return self.leaders[-1].verdict.least if len(self.leaders) == self.top else self.floor
 
     def add(self, found: Judged) -> None:
         """Count a verdict; take it among the leaders if it is one."""
@@ -87,12 +89,12 @@ class Search:
     def __init__(
         self, space: DesignSpace, judge: Judge, *, limit: int, seconds: float | None = None,
         jobs: int = 1, top: int = 10, journal: Journal | None = None,
-        progress: Progress | None = None, dask: str | None = None,
+        progress: Progress | None = None, dask: str | None = None, floor: float = 0.0,
     ) -> None:  # fmt: skip
         self.space, self.judge, self.limit, self.jobs = space, judge, limit, jobs
         self.stop_at = None if seconds is None else time.monotonic() + seconds
         self.journal, self.progress, self.dask = journal, progress, dask
-        self.outcome = Outcome(space, top)
+        self.outcome = Outcome(space, top, floor)
         self.numbers: set[int] = set()
         self.pipelines: set[AnyPipeline] = set()
         self.pool: ProcessPoolExecutor | None = None
@@ -115,7 +117,7 @@ class Search:
         if count <= self.limit:
             self._judge(range(count))
             raise _Stop("everything judged")
-        self._judge(random.Random(SEED).sample(range(count), self.limit // 2))
+        self._judge(random.Random(SEED).sample(range(count), self.limit // 4))
         asked: set[int] = set()
         while new := self._best_of_kinds(asked):
             asked |= set(new)

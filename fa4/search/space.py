@@ -121,8 +121,10 @@ def _pieces(problem: Problem, gpu: Gpu, *, narrow_values: bool) -> DesignSpace:
     def make(settings: Settings) -> PiecesPipeline:
         named = {**fixed, **settings, "exp2": SPLITS[settings["exp2"]]}
         found = PiecesPipeline(**named)
-        split = found.split_columns / found.piece  # whole fragments: the same by other names
-        return found if split == found.split_p else PiecesPipeline(**{**named, "split_p": split})
+        # In whole fragments, of which the last is never emulated: the same by other names.
+        named["split_p"] = found.split_columns / found.piece
+        named["exp2"] = found.exp2 if found.exp2.share(found.piece) else SPLITS[0]
+        return PiecesPipeline(**named)
 
     return DesignSpace(
         axes=(

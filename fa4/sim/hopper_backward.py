@@ -9,25 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
-
-import numpy as np
 
 from fa4.config import WARPGROUP_ROWS, Problem
-from fa4.designs.tiles import Lengths, WorkTiles, key_blocks, query_blocks
+from fa4.designs import design_of
+from fa4.designs.gradients import MainKernel
+from fa4.designs.tiles import Lengths
 from fa4.hardware import Gpu
-from fa4.plan.schema import PipelinePlan
-from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_backward_plan
-from fa4.plan.warpgroup_wide import CONSUMERS, TILE_ROWS, WideBackwardPipeline
-from fa4.plan.warpgroup_wide_keys import deepest_rings, wide_keys_plan
-from fa4.plan.warpgroup_wide_queries import wide_queries_plan, widest_tile
+from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline
+from fa4.plan.warpgroup_wide import WideBackwardPipeline
+from fa4.plan.warpgroup_wide_keys import deepest_rings
+from fa4.plan.warpgroup_wide_queries import widest_tile
 from fa4.sim.chip import ChipRun, run_one_by_one
 from fa4.sim.machine import Machine
 from fa4.sim.predict import Simulation, make_runner, tensor_share
 from fa4.sim.turns import run_in_turn
 
 NARROW_COLUMNS, MOST_NARROW, WIDE_COLUMNS, MOST_COLUMNS = 64, 128, 16, 256
-ROUNDS = 2  # CTAs of each SM of the heads whose longest work tiles start first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +52,6 @@ class GradientPrediction:
     tflops: float
     clock_hz: float
     kernels: tuple[GradientKernel, ...]
-
-
-class _MainKernel(NamedTuple):
-    """A plan, its work tiles in the order of launches, and the bytes that it moves."""
-
-    name: str
-    plan: PipelinePlan
-    tiles: WorkTiles
-    num_bytes: int
 
 
 def backward_pipeline(
@@ -106,7 +94,9 @@ def predict_hopper_backward(
     if problem.dtype not in ("bf16", "fp16"):
         raise ValueError(f"dtype must be bf16 or fp16 for gradients; got {problem.dtype}")
     chosen = pipeline or backward_pipeline(problem, machine.gpu, deterministic=deterministic)
-    before, mains, after = _kernels(problem, chosen, machine.gpu, lengths)
+    mains_of = design_of(chosen).mains
+    assert mains_of is not None  # of both designs
+    before, mains, after = mains_of(problem, chosen, machine.gpu, lengths)
     found, clocks = [_of_memory("preprocess", before, machine)], []
     for main in mains:
         kernel, clock_hz = _simulated(main, problem, chosen, machine)
@@ -124,54 +114,8 @@ def predict_hopper_backward(
     )  # fmt: skip
 
 
-def _kernels(
-    problem: Problem,
-    pipeline: WarpgroupBackwardPipeline | WideBackwardPipeline,
-    gpu: Gpu,
-    lengths: tuple[Lengths, ...] | None,
-) -> tuple[int, list[_MainKernel], int]:
-    """Bytes of the kernel before, the main kernels, bytes of the kernel behind."""
-    d, dv, size = problem.head_dim, problem.head_dim_v, pipeline.element_bytes
-    rows = problem.batch * problem.seqlen_q * problem.heads_q
-    keys = problem.batch * problem.seqlen_k * problem.heads_k
-    group = problem.heads_q // problem.heads_k
-    read = (rows + keys) * (d + dv) * size
-    if isinstance(pipeline, WarpgroupBackwardPipeline):
-        tiles = key_blocks(problem, pipeline.tile_m, pipeline.tile_n, group, lengths)
-        tiles = tiles.take(_order(tiles, pipeline, problem, gpu.sm_count))
-        moved = read + keys * (d + dv) * size + rows * 8 * d
-        main = _MainKernel("dQ, dK, dV", warpgroup_backward_plan(pipeline, gpu), tiles, moved)
-        return rows * (2 * dv * size + 4 * d), [main], rows * d * (4 + size)
-    of_keys = key_blocks(problem, TILE_ROWS, WARPGROUP_ROWS, group, lengths)
-    step = CONSUMERS * WARPGROUP_ROWS
-    of_rows = query_blocks(problem, step, pipeline.tile_n, lengths)
-    if pipeline.causal:
-        of_rows = of_rows.take(np.argsort(-of_rows.trips[:, 0], kind="stable"))
-    mains = [
-        _MainKernel("dK, dV", wide_keys_plan(pipeline, gpu), of_keys,
-                    read + keys * (d + dv) * size),
-        _MainKernel("dQ", wide_queries_plan(pipeline, gpu), of_rows, read + rows * d * size),
-    ]  # fmt: skip
-    return rows * 2 * dv * size, mains, 0
-
-
-def _order(
-    tiles: WorkTiles, pipeline: WarpgroupBackwardPipeline, problem: Problem, sms: int
-) -> np.ndarray:
-    """As `fa4.sm90.backward.order`: the longest of as many heads as keep the SMs busy first."""
-    head = tiles.batch * (int(tiles.head.max(initial=0)) + 1) + tiles.head
-    if pipeline.deterministic:
-        last_first = pipeline.scheduler == "spt"
-        return np.lexsort((-tiles.block if last_first else tiles.block, head))
-    if problem.window_size[1] is None:
-        return np.lexsort((tiles.block, head))
-    blocks = int(tiles.block.max(initial=0)) + 1
-    width = max(ROUNDS * sms // blocks, 1)
-    return np.lexsort((head, tiles.block, head // width))
-
-
 def _simulated(
-    main: _MainKernel,
+    main: MainKernel,
     problem: Problem,
     pipeline: WarpgroupBackwardPipeline | WideBackwardPipeline,
     machine: Machine,

@@ -20,7 +20,7 @@ from fa4.config import (
     ForwardConfig,
     Problem,
 )
-from fa4.designs import design_of, find_design
+from fa4.designs import design_of, designs, find_design
 from fa4.designs.design import WGMMA_ARCH
 from fa4.hardware import Gpu, Source
 from fa4.sim.fields import FIELDS, parse_count, parse_number
@@ -105,7 +105,9 @@ def build_hopper_backward(settings: Mapping[str, object]) -> GradientRequest | N
     given = read_settings(settings)
     machine = given.get("machine", DEFAULT_MACHINE)
     machine = machine if isinstance(machine, Machine) else find_machine(str(machine))
-    if given.get("pass") != "bwd" or machine.gpu.arch != WGMMA_ARCH or "kernel" in given:
+    if given.get("pass") != "bwd" or machine.gpu.arch != WGMMA_ARCH:
+        return None
+    if given.get("kernel") not in (None, *{one.kernel for one in designs() if one.mains}):
         return None
     for name in given:
         known = FIELDS[name].target if name in FIELDS else "gpu"

@@ -29,8 +29,8 @@ from fa4.compiled.build import compile_kernel
 from fa4.compiled.launch import workspace_shapes
 from fa4.compiled.variants import find_tuned_backward
 from fa4.hardware import H200
+from fa4.kit.features import BackwardFeatures
 from fa4.sm100.backward.workspace import tiles_of
-from fa4.sm100.kit.features import BackwardFeatures
 from hardware.warpgroup_forward.measure import Meter, Watchdog, frame_bytes, measured
 from hardware.warpgroup_forward.random_launches import describe_machine
 

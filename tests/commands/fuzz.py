@@ -42,6 +42,7 @@ COMMANDS: Mapping[tuple[str, ...], tuple[int, tuple[str, ...]]] = {
     ("ablate",): (6, ("--seqlen", "1k")),
     ("trace",): (8, ("--kv-tiles", "2")),
     ("roofline",): (8, ()),
+    ("design",): (3, ("--limit", "2", "--jobs", "1", "--seqlen", "1k")),
     ("explore",): (2, ("--quick", "--machine", "h200")),
     ("figures",): (3, ("smem",)),
     ("explain",): (8, ()),
@@ -71,6 +72,7 @@ ENDLESS = {
     ("verify", "--max-examples"), ("verify", "--timeout"), ("verify", "--jobs"),
     ("calibrate", "--evaluations"), ("run", "--minutes"), ("emulate", "--max-steps"),
     ("emulate", "--seeds"), ("explore", "--open"), ("distributed", "--gpus"),
+    ("design", "--limit"), ("design", "--jobs"), ("design", "--dask"),
 }  # fmt: skip
 # Without these an option is refused before its value is looked at: (command, option) -> words.
 ENABLING = {

@@ -68,6 +68,7 @@ PLAUSIBLE = {
             "seqlen=1k,2k", "kv_stages=2:4:1", "causal=yes,no", "clock_ghz=1", "window=128,0"),
     "compare": ("tau=0", "cta_group=1 tau=1", "gpu.exp_per_clk=32", "machine=b300"),
     "csv": ("rows.csv", "new/rows.csv"),
+    "resume": ("search.jsonl", "new/search.jsonl"),
     "jobs": ("1", "2"),
     "tiles": ("1", "2", "3"),
     "kv-tiles": ("1", "4", "0"),

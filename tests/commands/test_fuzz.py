@@ -104,7 +104,7 @@ def find_machine(name):
 machine.find_machine = find_machine
 """
     worker = fuzz.Worker(tmp_path, plant)
-    generator = fuzz.Generator(4, worker.files, ("machines", "explain", "roofline"))
+    generator = fuzz.Generator(10, worker.files, ("machines", "explain", "roofline"))
     found: list[str] = []
     try:
         for _ in range(1000):  # a few hundred, by the options that there are

@@ -191,6 +191,22 @@ def test_a_stub_is_in_the_explorer(stub: Design) -> None:
     assert len(recording.results) == 1 and recording.results[0].tflops > 0
 
 
+def test_a_stub_machine_is_one_file(
+    fa4_command: Fa4, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the SMs take about twice the time; its plan is explained, too."""
+    path = tmp_path / "stub.toml"
+    path.write_text('base = "b200"\n[gpu]\nname = "Stub"\nsm_count = 74\n', encoding="utf-8")
+    call = ("--seqlen", "8k", "--head-dim", "64", "--no-why", "--no-interval", "--json")
+    half, whole = (
+        json.loads(fa4_command("predict", *call, "--machine", machine))
+        for machine in (str(path), "b200")
+    )
+    assert 1.6 < half["seconds"] / whole["seconds"] < 2.4 and half["machine"]["name"] == "Stub"
+    told = json.loads(fa4_command("explain", "--machine", str(path), "--json"))
+    assert told["machine"] == "Stub" and not told["findings"]
+
+
 def test_a_stub_is_gone_again() -> None:
     """The tests above leave nothing behind."""
     assert [one.name for one in designs.designs()] == list(NAMES)

@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 START, END = "<!-- way -->\n", "<!-- end -->"
 MOST_FILES = 12
-VOCABULARY = {"call/call.py", "call/arrays.py", "config.py", "dtypes.py"}
+VOCABULARY = {"call/call.py", "call/options.py", "call/arrays.py", "config.py", "dtypes.py"}
 # Where the computing begins: what a backend calls is not the way to it.
-ENGINES = ("reference/", "oracle/", "emulator/", "plan/", "sm100/")
+ENGINES = ("reference/", "oracle/", "emulator/", "plan/", "sm100/", "kit/")
 # The rooms that a call passes, in this order; below the backends they stand side by side.
 ROOMS = ("api.py", "call/", "backends/", ("compiled/", *ENGINES))
 

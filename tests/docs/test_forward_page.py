@@ -68,6 +68,6 @@ def test_what_it_links_to_exists() -> None:
 def test_every_module_of_the_kernel_is_listed() -> None:
     """The table of files names each module of the forward kernel that is a part of it."""
     helpers = {"__init__", "spec", "units"}
-    folders = (ROOT / "fa4/sm100" / name for name in ("forward", "kit"))
+    folders = (ROOT / "fa4" / name for name in ("sm100/forward", "kit"))
     modules = {path.stem for folder in folders for path in folder.rglob("*.py")} - helpers
     assert modules <= set(re.findall(r"`(\w+)\.py`", DOCUMENT))

@@ -3,7 +3,7 @@
 Hopper GPUs translate the map's own address for a load of such a box, and crash if nothing is there;
 a box that reaches into the tensor does not, nor do prefetches, stores and reductions. A map may
 begin in front of its tensor on purpose: so that a sequence's end is a dimension's end
-(`fa4.sm100.kit.views.ending_views`).
+(`fa4.kit.views.ending_views`).
 """
 
 from __future__ import annotations

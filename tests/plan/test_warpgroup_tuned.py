@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fa4.config import Problem, WarpgroupPipeline
@@ -31,12 +31,16 @@ def problem(**changes: object) -> WarpgroupProblem:
 
 @given(
     DIMS, DIMS, st.integers(0, 40000), st.integers(0, 40000), st.integers(1, 64), st.booleans(),
-    st.sampled_from([1, 2]),
+    st.sampled_from([1, 2]), st.integers(0, 8), st.booleans(),
 )  # fmt: skip
-def test_every_problem_has_a_tile_that_fits(d, dv, rows, keys, heads, masked, size) -> None:
-    """Shared memory and registers."""
+@example(16, 16, 4, 4, 2, False, 2, 0, False)
+def test_every_problem_has_a_tile_that_fits(
+    d, dv, rows, keys, heads, masked, size, batch, windowed
+) -> None:
+    """Shared memory and registers; also a call without a sequence."""
     d, dv = padded_width(d, size), padded_width(dv, size)
-    sizes = {"head_dim": d, "head_dim_v": dv, "rows": rows, "keys": keys, "heads": heads}
+    sizes = {"head_dim": d, "head_dim_v": dv, "rows": rows, "keys": keys, "heads": heads,
+             "kv_heads": heads, "batch": batch, "windowed": masked and windowed}  # fmt: skip
     found = tuned_warpgroups(problem(**sizes, masked=masked, element_bytes=size), H200)
     assert found.element_bytes == size
     assert (found.head_dim, found.head_dim_v) == (d, dv)

@@ -243,6 +243,13 @@ def test_processes_find_the_same() -> None:
     assert best_of(one) == best_of(two)
 
 
+def test_what_is_far_behind_today_is_not_compared_in_full() -> None:
+    """A floor spares it the other sets, and the leaders are those above."""
+    space, judge = made_up({n: float(n) for n in range(64)})
+    outcome = Search(space, judge, limit=64, top=50, floor=45.0).run()
+    assert [x.number for x in outcome.leaders] == list(range(63, 49, -1))
+
+
 def test_a_search_ends_in_time() -> None:
     """And says that it was the time."""
     space, judge = made_up({})

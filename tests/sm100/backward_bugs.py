@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from fa4.kit import setup, signals
 from fa4.plan import backward_single
 from fa4.sm100.backward import compute, epilogue, load, mma, mods, reduce, tiles
 from fa4.sm100.backward.spec import BackwardSpec
-from fa4.sm100.kit import setup, signals
 from fa4.testing import Case, assert_within_budget
 from fa4.testing.case import MASK_MODS
 from tests.sm100.altered import Edit, put_in_place

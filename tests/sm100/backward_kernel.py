@@ -23,6 +23,8 @@ from fa4.compiled.stand_ins import compile_host
 from fa4.config import normalize_window
 from fa4.emulator.host.session import Session
 from fa4.emulator.machine.options import Options
+from fa4.kit.features import BackwardFeatures
+from fa4.kit.units import TILE_ROWS
 from fa4.masks import Chunked
 from fa4.oracle import attend
 from fa4.sm90.backward import host as hopper
@@ -31,8 +33,6 @@ from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm100.backward import host
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.workspace import dq_offset, first_tile, tiles_of
-from fa4.sm100.kit.features import BackwardFeatures
-from fa4.sm100.kit.units import TILE_ROWS
 from fa4.testing.budget import Outputs
 from fa4.testing.case import MASK_MODS, SCORE_MODS
 from fa4.testing.inputs import Inputs

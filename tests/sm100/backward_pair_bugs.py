@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fa4.kit import setup, signals
 from fa4.sm100.backward import (
     compute,
     kernel,
@@ -15,7 +16,6 @@ from fa4.sm100.backward import (
     relay,
     tiles,
 )
-from fa4.sm100.kit import setup, signals
 from tests.sm100.backward_bugs import MEET, PROXY, WRONG, BackwardBug, bug, without
 
 PAIR: dict[str, Any] = {

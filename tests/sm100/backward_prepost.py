@@ -17,12 +17,12 @@ from cutlass.base_dsl.compiler import DumpDir
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from fa4.dtypes import numpy_dtype
+from fa4.kit.descriptors import ELEMENTS
+from fa4.kit.units import TILE_ROWS, padded_dim
 from fa4.sm100.backward.postprocess import postprocess
 from fa4.sm100.backward.preprocess import preprocess
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.workspace import DQ_WARPS, dq_offset, first_tile, tiles_of
-from fa4.sm100.kit.descriptors import ELEMENTS
-from fa4.sm100.kit.units import TILE_ROWS, padded_dim
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

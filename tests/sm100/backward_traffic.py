@@ -16,9 +16,9 @@ import pytest
 from fa4.compiled.build import build as build_cached
 from fa4.emulator.host.session import Session
 from fa4.emulator.tools.traffic import SharedTraffic
+from fa4.kit.units import TILE_ROWS
 from fa4.plan.traffic import tile_traffic
 from fa4.sm100.backward.spec import BackwardSpec
-from fa4.sm100.kit.units import TILE_ROWS
 from fa4.testing import Case
 from lab.records import record_path, write_record
 from tests.sm100.backward_kernel import BackwardKernel, compile_gradients

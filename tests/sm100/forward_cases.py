@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fa4.config import normalize_window
-from fa4.sm100.kit.features import BackwardFeatures
+from fa4.kit.features import BackwardFeatures
 from fa4.testing import Case
 from fa4.testing import strategies as draw
 from fa4.testing.values import REGIMES

@@ -17,11 +17,11 @@ from cutlass import Float32, Int32, Uint32
 from cutlass.base_dsl.compiler import DumpDir
 from cutlass.cute.runtime import make_fake_tensor
 
+from fa4.kit import rowmath
+from fa4.kit.masks import keep_range
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.tiles import KernelProblem, heads_per_section, locate
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit import rowmath
-from fa4.sm100.kit.masks import keep_range
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.tiles import KernelProblem, heads_per_section, locate
 
 COLUMNS = 128
 TILE_FIELDS = ("block", "head", "batch", "kv_start", "kv_stop", "whole_start", "whole_stop")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fa4.kit.units import TILE_ROWS, WARP
 from fa4.sm100.backward.workspace import VECTOR, dq_offset, first_tile, tiles_of
-from fa4.sm100.kit.units import TILE_ROWS, WARP
 
 EDGES = st.sampled_from((0, 1, 127, 128, 129, 255, 256, 257)) | st.integers(0, 1000)
 

@@ -185,12 +185,13 @@ def test_what_compiles_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_changed_source_file_changes_the_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("sm90", "sm100/forward", "compiled", "masks", "plan"):
+    for name in ("kit", "sm90", "sm100/forward", "compiled", "masks", "plan"):
         (tmp_path / name).mkdir(parents=True)
     files = [
         "config.py",
         "hardware.py",
         "plan/a.py",
+        "kit/g.py",
         "sm90/f.py",
         "sm100/forward/b.py",
         "compiled/d.py",

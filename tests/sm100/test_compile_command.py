@@ -19,6 +19,7 @@ from fa4.compiled import build as build_module
 from fa4.compiled import cache as cache_module
 from fa4.compiled import toolchain
 from fa4.compiled.variants import common_specs
+from fa4.designs.backward import LAUNCHES
 from fa4.inspect import cubin
 from tests.sm100.standin import LOG, compilations, compile_scale
 
@@ -100,9 +101,7 @@ def test_several_kernels_are_told_apart() -> None:
         {"kernel": name, "dynamic_smem_bytes": smem}
         for name, smem in (("main", 4096), ("after", None), ("before", 0))
     ]
-    found = compile_command.in_launch_order(
-        kernels, ["before", "main", "after"], compile_command.BACKWARD_KERNELS
-    )
+    found = compile_command.in_launch_order(kernels, ["before", "main", "after"], LAUNCHES)
     assert [one["kernel"] for one in found] == ["before", "main", "after"]
     assert [one["planned"] for one in found] == [False, True, False]
     assert [one["does"].split(":")[0] for one in found] == [
@@ -139,7 +138,7 @@ def test_ignored_registers_are_said() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("sideways",), "the kernel must be one of forward, backward; got 'sideways'"),
+        (("sideways",), "the kernel must be one of forward, backward, hopper_forward"),
         (("--head-dim", "7"), "head_dim must be a positive multiple of 8; got 7"),
         (("--head-dim", "0"), "head_dim must be a positive multiple of 8; got 0"),
         (("--dtype", "fp8"), "dtype"),

@@ -1,7 +1,7 @@
 """Sequences without keys or queries, anywhere, with no memory in front of any tensor.
 
 The maps of packed tensors begin in front of them; TMA translates a map's start for a box that
-holds nothing of a sequence, so such boxes must come from another map (`fa4.sm100.kit.views`). The
+holds nothing of a sequence, so such boxes must come from another map (`fa4.kit.views`). The
 emulator reports the others, as `aligned_copy` leaves nothing registered there.
 """
 

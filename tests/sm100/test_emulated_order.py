@@ -17,9 +17,9 @@ from fa4 import emulator
 from fa4.compiled.build import build
 from fa4.config import ForwardConfig
 from fa4.emulator import BarrierUse, RunEvents
+from fa4.kit.signals import mbarrier_numbers
 from fa4.plan.schema import Arrive, PipelinePlan, Role, Wait, unroll
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.signals import mbarrier_numbers
 
 TILE = 128
 Events = dict[tuple[int, int], list[tuple[str, str]]]

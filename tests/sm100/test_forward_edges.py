@@ -12,9 +12,9 @@ import torch
 import fa4
 from fa4.compiled.support import FORWARD
 from fa4.emulator.errors import LaunchError
+from fa4.kit.rowmath import LARGEST
 from fa4.sm100.forward import operands
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.rowmath import LARGEST
 from fa4.testing import Case, assert_within_budget
 from tests.sm100.forward_kernel import arguments, build, kernel, make_inputs
 

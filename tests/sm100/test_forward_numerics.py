@@ -17,10 +17,10 @@ from fa4.call.checked import make_call
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.dtypes import ulp, unit_roundoff
 from fa4.emulator import RunEvents
+from fa4.kit.units import padded_dim
 from fa4.reference import attention_forward
 from fa4.sm100.forward.correction import CHUNK
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.units import padded_dim
 from fa4.testing import Case
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import Inputs

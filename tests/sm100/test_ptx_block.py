@@ -18,8 +18,8 @@ from cutlass.base_dsl.compiler import DumpDir
 from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.emulator import launch
+from fa4.kit.ptx_block import PtxBlock, literal, stand_apart
 from fa4.reference.exp2 import fma_f32
-from fa4.sm100.kit.ptx_block import PtxBlock, literal, stand_apart
 
 ROWS = 32
 FLOATS = st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False)

@@ -11,9 +11,9 @@ pytest.importorskip("cutlass")
 
 from cutlass import Int32
 
+from fa4.kit.signals import Signals, mbarrier_numbers
 from fa4.plan.schema import Arrive, PipelinePlan, Wait
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.signals import Signals, mbarrier_numbers
 
 PLAN = ForwardSpec(head_dim=64, head_dim_v=64).plan
 NUMBERS = mbarrier_numbers(PLAN)

@@ -21,10 +21,10 @@ from fa4.compiled.support import ForwardCall
 from fa4.compiled.variants import count_splits, packed_group, warpgroup_problem
 from fa4.emulator.host.session import Session
 from fa4.hardware import H200
+from fa4.kit import tiles
 from fa4.plan.warpgroup_tuned import tuned_warpgroups
 from fa4.sm90.forward import combine, output
 from fa4.sm90.forward.spec import WarpgroupSpec
-from fa4.sm100.kit import tiles
 from fa4.testing import assert_within_budget
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import dense_inputs

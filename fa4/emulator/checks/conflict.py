@@ -65,8 +65,8 @@ class Conflict:
     """The first granule of an access that is not as it should be.
 
     other_*: the earlier access it conflicts with (-1 and 0 if there is none); other_cluster is -1
-    for the accessing actor's own cluster. my_id: the actor that made the access, line: its
-    PTX line.
+    for the accessing actor's own cluster, other_lanes the mask of its lanes. my_id: the actor that
+    made the access, line: its PTX line.
     """
 
     kind: str
@@ -79,6 +79,7 @@ class Conflict:
     my_id: int
     line: int
     other_cluster: int = -1
+    other_lanes: int = 0
 
     @property
     def mine(self) -> int:

@@ -130,7 +130,7 @@ class ShadowMemory(ABC):
         if kind == OUTSIDE:
             first, last = places.min() // unit[0], places.max() // unit[0] + unit[1] - 1
             raise IndexError(f"granules {first}..{last} of {self.granules}")
-        _, granule, lane, who, other_lane, epoch, other_word, cluster = self._found.tolist()
+        _, granule, lane, who, other_lane, epoch, other_word, cluster, lanes = self._found.tolist()
         return Conflict(
             kind=KINDS[kind],
             granule=granule,
@@ -139,6 +139,7 @@ class ShadowMemory(ABC):
             other_epoch=epoch,
             other_line=other_word >> FLAG_BITS,
             other_is_write=kind in (RAW, WAW, NOT_FENCED, SAME_INSTRUCTION),
+            other_lanes=lanes,
             my_id=actor_id(actor.row, lane),
             line=word >> FLAG_BITS,
             other_cluster=cluster

@@ -41,7 +41,8 @@ RAW, WAW, WAR, NOT_INITIALISED, NOT_FENCED, SAME_INSTRUCTION = (
 )
 NEVER, NOBODY, FIRST_ROW = 0, 1, 2  # WHO: never written; written before everything; a row
 WHO, EPOCH, BY_LANES, WORD, CLUSTER, FIELDS = 0, 1, 2, 3, 4, 5
-FOUND_FIELDS = 8  # kind, granule, my lane, and of the other: WHO, lane, EPOCH, WORD, CLUSTER
+# Kind, granule, my lane, and of the other: WHO, lane, EPOCH, WORD, CLUSTER, BY_LANES.
+FOUND_FIELDS = 9
 OUTSIDE = -1  # instead of the number of a kind
 NO_EPOCH = 1 << 62  # above all epochs
 
@@ -148,7 +149,7 @@ def report(found: Any, kind: Int, granule: Int, lane: Int, record: Any, other_la
         found[0], found[1], found[2] = kind, granule, lane
         found[3], found[4] = record[WHO], other_lane
         found[5], found[6] = record[EPOCH], record[WORD]
-        found[7] = record[CLUSTER]
+        found[7], found[8] = record[CLUSTER], record[BY_LANES]
 
 
 @numba.njit(cache=True)

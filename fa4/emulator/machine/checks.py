@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from fa4.emulator.checks.clocks import Actor
 from fa4.emulator.checks.conflict import (
@@ -17,6 +18,7 @@ from fa4.emulator.machine.memory import GlobalBuffer
 from fa4.emulator.machine.missing_steps import missing_step
 from fa4.emulator.machine.shadows import TMEM_COLUMNS, TMEM_GROUP_LANES, Touch
 from fa4.emulator.machine.state import Cta, RemoteArrival, Warp
+from fa4.emulator.machine.unused_reads import IdleRead, idle_read
 from fa4.emulator.masks import LANES, Array
 
 
@@ -76,7 +78,21 @@ def record_buffer(
     # accesses of one size have a defined outcome).
     if conflict.kind == WRITE_AFTER_WRITE and touch.idle is not None and touch.idle():
         return
-    _report(conflict, cta, f"{buffer.name} byte {start}", touch.actor)
+    where = f"{buffer.name} byte {start}"
+    read = idle_read(conflict, cta, touch.actor, touch.lanes)
+    if read is None:
+        _report(conflict, cta, where, touch.actor)
+    else:
+        key = conflict.kind, conflict.line, conflict.other_line, id(read.warp), read.lanes
+        report = partial(_judge, conflict, cta, where, touch.actor, read)
+        machine.judgements.setdefault(key, report)
+
+
+def _judge(conflict: Conflict, cta: Cta, where: str, actor: Actor, read: IdleRead) -> None:
+    """Reports a race in which what was read may turn out to be used by nobody."""
+    if read.is_unused():
+        where += "; what was read goes only into stores that the reading threads do not make"
+    _report(conflict, cta, where, actor, formal=read.is_unused())
 
 
 def _record(
@@ -89,7 +105,15 @@ def _record(
     return conflict, conflict.granule * granule if conflict is not None else 0
 
 
-def _report(conflict: Conflict, cta: Cta, where: str, actor: Actor, place: str = "") -> None:
+def _report(
+    conflict: Conflict,
+    cta: Cta,
+    where: str,
+    actor: Actor,
+    place: str = "",
+    *,
+    formal: bool = False,
+) -> None:
     if conflict.kind == SAME_INSTRUCTION_WRITE:
         return
     cluster = cta.cluster
@@ -101,7 +125,7 @@ def _report(conflict: Conflict, cta: Cta, where: str, actor: Actor, place: str =
     program = cta.grid.program
     text = re.sub(r"PTX line (\d+)", lambda m: program.describe_line(int(m[1])), text)
     kind = "race" if conflict.kind.startswith("race") else conflict.kind
-    owner.report(kind, f"{text}; {where}", conflict.line, warp)
+    owner.report(kind, f"{text}; {where}", conflict.line, warp, formal=formal)
 
 
 # Ends.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from fa4.emulator.machine.state import Grid
+from fa4.emulator.machine.state import NOT_TAKEN, TAKEN, Grid
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.program import BRANCH, Program
 
@@ -15,9 +15,6 @@ _SYNCHRONISES = (
     "tcgen05.wait", "tcgen05.commit", "tcgen05.fence", "cp.async.wait_group", "cp.async.wait_all",
     "cp.async.bulk.wait_group", "griddepcontrol", "setmaxnreg",
 )  # fmt: skip
-
-
-TAKEN, NOT_TAKEN = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from fa4.emulator.machine.memory import Memory
 from fa4.emulator.machine.operations import AsyncOperation
 from fa4.emulator.machine.options import Options
 from fa4.emulator.machine.shadows import Shadows
-from fa4.emulator.machine.state import Fragment, Grid, Join, Warp
+from fa4.emulator.machine.state import NOT_TAKEN, TAKEN, Fragment, Grid, Join, Warp
 from fa4.emulator.machine.waits import Blocked, Spin, wait_for
 from fa4.emulator.machine.warpgroup_checks import note_use
 from fa4.emulator.masks import lanes_of, lowest
@@ -142,8 +142,7 @@ class Engine(MachineState):
         """
         warp = fragment.warp
         steps, counts, base = warp.program.steps, warp.counts, warp.base
-        grid = warp.cta.grid
-        parameters, ways = grid.parameter_address, grid.branch_ways
+        parameters = warp.cta.grid.parameter_address
         while quantum > 0:
             if fragment.joins and fragment.joins[-1].at == fragment.pc and not self._meet(fragment):
                 return False
@@ -184,9 +183,7 @@ class Engine(MachineState):
                 return False
             elif kind == BRANCH:
                 assert step.function is not None
-                taken = step.function(base, fragment.mask, parameters)
-                ways[fragment.pc] |= bool(taken) | (taken != fragment.mask) << 1
-                self._branch(fragment, step, {step.target: taken})
+                self._take(fragment, step, step.function(base, fragment.mask, parameters))
             elif kind == INDEXED:
                 self._branch(fragment, step, self._indexed_targets(fragment, step))
         self.ready.append(fragment)
@@ -271,6 +268,19 @@ class Engine(MachineState):
             target = step.targets[value]
             masks[target] = masks.get(target, 0) | 1 << lane
         return masks
+
+    def _take(self, fragment: Fragment, step: Step, taken: int) -> None:
+        """A branch that the lanes in `taken` take."""
+        ways = fragment.warp.cta.grid.branch_ways
+        if taken == fragment.mask:
+            ways[fragment.pc] |= TAKEN
+            fragment.pc = step.target
+        elif not taken:
+            ways[fragment.pc] |= NOT_TAKEN
+            fragment.pc += 1
+        else:
+            ways[fragment.pc] = TAKEN | NOT_TAKEN
+            self._branch(fragment, step, {step.target: taken})
 
     def _branch(self, fragment: Fragment, step: Step, masks: dict[int, int]) -> None:
         """Continues at the targets of `masks`; lanes in none of them fall through."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from fa4.emulator.errors import KernelFinding
@@ -26,14 +27,16 @@ class MachineState:
     ready: fragments that can run, oldest first. ticks counts executed steps; progress counts
     events that others can wait for (arrivals, ends of copies, memory flags, exits): when it stands
     still and nothing can run, that is a deadlock. accepted: findings that fail nothing, and why.
-    stopped: a finding has ended the run.
+    stopped: a finding has ended the run. judgements: findings that wait for
+    the end of it, one for each pair of instructions and threads.
     """
 
     def __init__(self, options: Options, memory: Memory, shadows: Shadows) -> None:
         self.options = options
         self.memory = memory
         self.shadows = shadows
-        self.schedule = make_schedule(options.schedule, options.seed)
+        name = options.schedule
+        self.schedule = make_schedule(name, options.seed) if isinstance(name, str) else name
         self.ready: deque[Any] = deque()
         self.operations: list[AsyncOperation] = []
         self.findings: list[KernelFinding] = []
@@ -41,11 +44,12 @@ class MachineState:
         self.output: list[str] = []
         self.events: RunEvents | None = options.events
         self.stopped = False
+        self.judgements: dict[Any, Callable[[], None]] = {}
         self.ticks = 0
         self.progress = 0
         self.steps_left: float = options.max_steps or math.inf
         self._numbers = 0
-        self._seen_findings: set[tuple[str, int, str]] = set()
+        self._seen_findings: set[tuple[str, int, str, bool]] = set()
 
     def next_number(self) -> int:
         """A number that no fragment or operation of this machine has had."""
@@ -55,7 +59,8 @@ class MachineState:
     def report(self, finding: KernelFinding) -> None:
         """Records a finding, once per kind and instruction; stops the run when there are many."""
         line = finding.line
-        key = (finding.kind, line, finding.instruction if line else finding.message)
+        text = finding.instruction if line else finding.message
+        key = (finding.kind, line, text, finding.formal)
         if key in self._seen_findings:
             return
         self._seen_findings.add(key)
@@ -66,6 +71,12 @@ class MachineState:
         self.findings.append(finding)
         if len(self.findings) >= self.options.max_findings:
             raise Stop
+
+    def judge(self) -> None:
+        """The run is over: what was left to judge is reported."""
+        with suppress(Stop):
+            for report in self.judgements.values():
+                report()
 
     def submit(
         self,

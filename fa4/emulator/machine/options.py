@@ -8,6 +8,7 @@ from fa4.emulator.accepted import Accepted
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.kinds import SEVERITIES
 from fa4.emulator.machine.events import RunEvents
+from fa4.emulator.machine.schedule import Schedule
 
 SCHEDULES = ("fifo", "random", "adversarial")
 # As long as starting a warp takes, about (measured, AMD EPYC).
@@ -16,7 +17,8 @@ WARP_START_STEPS = 100
 
 @dataclass(frozen=True)
 class Options:
-    """schedule, seed: the order of events ("fifo", "random", "adversarial"), reproducible.
+    """schedule, seed: the order of events ("fifo", "random", "adversarial"), reproducible; or an
+    object that chooses, for one run.
 
     checks: False turns off races, uninitialised reads, fences and divisions by zero (faster;
     bounds, barriers and deadlocks are always checked). resident_clusters: clusters that run at the
@@ -36,7 +38,7 @@ class Options:
     not have whose results are the same every time.
     """
 
-    schedule: str = "fifo"
+    schedule: str | Schedule = "fifo"
     seed: int = 0
     checks: bool = True
     resident_clusters: int = 2
@@ -52,7 +54,7 @@ class Options:
     ordered_sums: bool = False
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
+        if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
             raise LaunchError(f"schedule {self.schedule!r}: allowed are {', '.join(SCHEDULES)}")
         if self.fail_on not in SEVERITIES:
             raise LaunchError(f"fail_on {self.fail_on!r}: allowed are {', '.join(SEVERITIES)}")

@@ -48,6 +48,7 @@ from fa4.emulator.translate.program import Program
 # Of an SM: warp i of a CTA is in quarter i % 4, with registers of its own (measured on an H100:
 # tests/emulator/test_hopper_facts.py).
 QUARTERS = 4
+TAKEN, NOT_TAKEN = 1, 2  # the ways of a branch
 Triple: TypeAlias = tuple[int, int, int]
 # The coordinates of a CTA in the grid, and in its cluster.
 Position: TypeAlias = tuple[Triple, Triple]
@@ -354,11 +355,11 @@ class Grid:
     prior: the launch before it in the stream, when this one may overlap it (programmatic
     dependent launch); follower: the other way round. started: clusters that run, ran or were taken
     over, the first ones. resident: those that run. warp_step_counts: warp -> executions of each
-    step, by the warps that are done. branch_ways: of each step that branches, whether lanes took it
-    (1), and whether lanes did not (2). skipped: how often a warp passed a step of which the
-    predicate was false for all its lanes. moved_bytes, products, macs: by PTX line, bytes of shared
-    memory that asynchronous operations have moved, products of tensor cores, and their
-    multiplications.
+    step, by the warps that are done. branch_ways: of each step that branches, whether lanes took
+    it (TAKEN), and whether lanes did not (NOT_TAKEN). skipped: how often a warp passed a step
+    of which the predicate was false for all its lanes. moved_bytes, products, macs: by PTX line,
+    bytes of shared memory that asynchronous operations have moved, products of tensor cores, and
+    their multiplications.
     """
 
     def __init__(

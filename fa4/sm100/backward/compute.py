@@ -7,17 +7,17 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.kit import rowmath
+from fa4.kit.masks import keep_range
+from fa4.kit.ptx_block import PtxBlock, stand_apart
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
+from fa4.kit.tmem import read_columns, warp_lanes, write_columns
+from fa4.kit.units import TILE_ROWS, WARPGROUP
 from fa4.plan.backward_single import HALF, STATS_BYTES
 from fa4.plan.work import FRAGMENT
 from fa4.sm100.backward.mods import KeyMods
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.kit import rowmath
-from fa4.sm100.kit.masks import keep_range
-from fa4.sm100.kit.ptx_block import PtxBlock, stand_apart
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tmem import read_columns, warp_lanes, write_columns
-from fa4.sm100.kit.units import TILE_ROWS, WARPGROUP
 
 ROW_BYTES = 2 * HALF  # of a key in one half of dS in shared memory: the width of the swizzle
 FLOAT_BYTES = 4

@@ -8,11 +8,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.kit.rowmath import multiplied, rounded
+from fa4.kit.signals import CTA_BARRIER, Signals
+from fa4.kit.tmem import read_columns, warp_lanes
+from fa4.kit.units import TILE_ROWS, WARPGROUP
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.kit.rowmath import multiplied, rounded
-from fa4.sm100.kit.signals import CTA_BARRIER, Signals
-from fa4.sm100.kit.tmem import read_columns, warp_lanes
-from fa4.sm100.kit.units import TILE_ROWS, WARPGROUP
 
 READ_COLS = 32  # per instruction, at most
 VECTOR = 8  # elements of a 16-byte access

@@ -4,13 +4,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.kit.descriptors import CTA_GROUPS
+from fa4.kit.scores import scales
+from fa4.kit.units import TILE_ROWS, WARP
+from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.sm100.backward.kernel import kernel, tile_shapes
 from fa4.sm100.backward.postprocess import postprocess
 from fa4.sm100.backward.preprocess import preprocess
-from fa4.sm100.kit.descriptors import CTA_GROUPS
-from fa4.sm100.kit.scores import scales
-from fa4.sm100.kit.units import TILE_ROWS, WARP
-from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 
 
 @cute.jit

@@ -6,6 +6,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from fa4.kit.descriptors import ELEMENTS, instruction_descriptor, swizzled_tiles
+from fa4.kit.setup import SWIZZLE_ALIGN, close_down, has_role, start_up, take_registers
+from fa4.kit.signals import LEADER, Signals
+from fa4.kit.units import MMA_DEPTH, TILE_ROWS, WARP, WARPGROUP, padded_dim
+from fa4.kit.views import swizzled_layout
 from fa4.plan.backward_single import HALF, dq_over_dp
 from fa4.plan.work import FRAGMENT
 from fa4.sm100.backward.compute import ROW_BYTES, Columns, DsStore, Split, compute
@@ -21,11 +26,6 @@ from fa4.sm100.backward.reduce import Reduction, reduce
 from fa4.sm100.backward.relay import relay
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, locate
-from fa4.sm100.kit.descriptors import ELEMENTS, instruction_descriptor, swizzled_tiles
-from fa4.sm100.kit.setup import SWIZZLE_ALIGN, close_down, has_role, start_up, take_registers
-from fa4.sm100.kit.signals import LEADER, Signals
-from fa4.sm100.kit.units import MMA_DEPTH, TILE_ROWS, WARP, WARPGROUP, padded_dim
-from fa4.sm100.kit.views import swizzled_layout
 
 
 @cute.kernel

@@ -7,11 +7,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
+from fa4.kit.views import copy_box
 from fa4.plan.backward_single import STATS_BYTES
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.views import copy_box
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
 from fa4.plan.backward_single import STATS_BYTES
 from fa4.sm100.backward.load import (
     TileSource,
@@ -15,8 +17,6 @@ from fa4.sm100.backward.load import (
     tiles_of,
 )
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
 
 
 @dataclass(frozen=True)

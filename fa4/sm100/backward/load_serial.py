@@ -3,12 +3,12 @@
 import cutlass
 import cutlass.cute as cute
 
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
 from fa4.plan.backward_single import STATS_BYTES
 from fa4.sm100.backward.load import TileSource, copy_stats, copy_tile, load_keys, tiles_of
 from fa4.sm100.backward.load_pair import PairTileSources, fill
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
 
 
 @cute.jit

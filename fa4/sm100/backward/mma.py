@@ -13,10 +13,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from fa4.sm100.kit.descriptors import OperandTiles, constant_or_read, descriptors, multiply, plus
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
+from fa4.kit.descriptors import OperandTiles, constant_or_read, descriptors, multiply, plus
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
 from fa4.sm100.backward.mma import BackwardProducts, afresh, issue
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
 
 
 @cute.jit

@@ -14,9 +14,9 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32
 
+from fa4.kit.rowmath import one_minus_squares, tanh
+from fa4.kit.scores import TracedSeqlens
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.kit.rowmath import one_minus_squares, tanh
-from fa4.sm100.kit.scores import TracedSeqlens
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.kit.rowmath import store_rounded
+from fa4.kit.units import WARP, padded_dim
 from fa4.sm100.backward.row_blocks import (
     THREADS,
     QueryRows,
@@ -15,8 +17,6 @@ from fa4.sm100.backward.row_blocks import (
 )
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.workspace import VECTOR, dq_offset
-from fa4.sm100.kit.rowmath import store_rounded
-from fa4.sm100.kit.units import WARP, padded_dim
 
 WIDTH = 2 * VECTOR  # elements of a 16-byte store
 QUAD = 4  # rows that are read side by side: 64 bytes of dq_accum, and 128 of each row of dQ

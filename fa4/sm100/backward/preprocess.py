@@ -6,10 +6,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.kit.rowmath import LOG2_E, dot
+from fa4.kit.units import TILE_ROWS
 from fa4.sm100.backward.row_blocks import THREADS, QueryRows, all_rows, store_sum, this_block
 from fa4.sm100.backward.workspace import VECTOR
-from fa4.sm100.kit.rowmath import LOG2_E, dot
-from fa4.sm100.kit.units import TILE_ROWS
 
 WIDTH = 8  # elements of a 16-byte load
 BATCH = 4  # rows whose loads a thread has under way at a time

@@ -13,14 +13,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
+from fa4.kit.tmem import read_columns, warp_lanes
+from fa4.kit.units import TILE_ROWS, WARP, WARPGROUP, padded_dim
 from fa4.plan.backward_single import DQ_STAGES
 from fa4.sm100.backward.tiles import KeyTile
 from fa4.sm100.backward.workspace import DQ_WARPS, VECTOR
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tmem import read_columns, warp_lanes
-from fa4.sm100.kit.units import TILE_ROWS, WARP, WARPGROUP, padded_dim
 
 FLOAT_BYTES = 4
 READ_COLS = 64  # of dQ per instruction, at most

@@ -8,9 +8,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
 from fa4.plan.backward_pair import EXCHANGED_BYTES
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
 
 
 @cute.jit

@@ -7,10 +7,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
+from fa4.kit.tiles import sequence
+from fa4.kit.units import TILE_ROWS, WARP
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.workspace import first_tile, tiles_of
-from fa4.sm100.kit.tiles import sequence
-from fa4.sm100.kit.units import TILE_ROWS, WARP
 
 THREADS = TILE_ROWS  # of a CTA: a thread for each row
 

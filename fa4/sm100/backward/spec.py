@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from fa4.config import BackwardConfig, BackwardPipeline, require_int
 from fa4.hardware import B200, Gpu
+from fa4.kit.features import BackwardFeatures
+from fa4.kit.units import TILE_ROWS, padded_dim
 from fa4.plan.backward import backward_plan
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.schema import PipelinePlan
 from fa4.sm100.backward.workspace import DQ_WARPS
-from fa4.sm100.kit.features import BackwardFeatures
-from fa4.sm100.kit.units import TILE_ROWS, padded_dim
 
 
 @dataclass(frozen=True, kw_only=True)

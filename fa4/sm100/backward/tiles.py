@@ -13,11 +13,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.kit.signals import pair_rank
+from fa4.kit.tiles import sequence
+from fa4.kit.units import TILE_ROWS
 from fa4.masks import Band
 from fa4.sm100.backward.workspace import first_tile
-from fa4.sm100.kit.signals import pair_rank
-from fa4.sm100.kit.tiles import sequence
-from fa4.sm100.kit.units import TILE_ROWS
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa4.sm100.kit.units import TILE_ROWS, WARP
+from fa4.kit.units import TILE_ROWS, WARP
 
 VECTOR = 4  # float32 of a 16-byte access
 DQ_WARPS = 8  # that add to one dQ tile: four of each CTA of a pair

@@ -7,13 +7,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.sm100.kit.ptx_block import stand_apart
-from fa4.sm100.kit.rowmath import LOG2_E, multiplied, store_rounded
-from fa4.sm100.kit.schedulers import first_tile, next_tile
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
-from fa4.sm100.kit.tmem import read_columns, warp_lanes, write_columns
-from fa4.sm100.kit.units import WARPGROUP, padded_dim
+from fa4.kit.ptx_block import stand_apart
+from fa4.kit.rowmath import LOG2_E, multiplied, store_rounded
+from fa4.kit.schedulers import first_tile, next_tile
+from fa4.kit.signals import Signals
+from fa4.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.kit.tmem import read_columns, warp_lanes, write_columns
+from fa4.kit.units import WARPGROUP, padded_dim
 
 CHUNK = 16  # TMEM columns that a thread holds at a time
 LN_2 = 0.6931471805599453

@@ -7,11 +7,11 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.kit.schedulers import first_tile, next_tile
+from fa4.kit.signals import Signals
+from fa4.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.kit.units import TILE_ROWS, WARP
 from fa4.plan.forward_layout import output_over_queries
-from fa4.sm100.kit.schedulers import first_tile, next_tile
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
-from fa4.sm100.kit.units import TILE_ROWS, WARP
 
 VECTOR = 8  # elements of a 16-byte store
 

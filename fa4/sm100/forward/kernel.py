@@ -5,6 +5,14 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.kit.descriptors import CTA_GROUPS, ELEMENTS
+from fa4.kit.schedulers import scheduler
+from fa4.kit.scores import scales
+from fa4.kit.setup import SWIZZLE_ALIGN, close_down, has_role, held_address, start_up
+from fa4.kit.signals import LEADER, Signals, pair_rank
+from fa4.kit.tiles import KernelProblem, block_rows, heads_per_section
+from fa4.kit.units import WARP, WARPGROUP
+from fa4.kit.views import box_atoms, columns_first, ending_views, rows_first
 from fa4.plan.forward_layout import split_columns
 from fa4.sm100.forward.correction import CorrectionOperands, correction
 from fa4.sm100.forward.epilogue import Store, epilogue
@@ -22,14 +30,6 @@ from fa4.sm100.forward.operands import (
 )
 from fa4.sm100.forward.softmax import Rows, softmax
 from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.descriptors import CTA_GROUPS, ELEMENTS
-from fa4.sm100.kit.schedulers import scheduler
-from fa4.sm100.kit.scores import scales
-from fa4.sm100.kit.setup import SWIZZLE_ALIGN, close_down, has_role, held_address, start_up
-from fa4.sm100.kit.signals import LEADER, Signals, pair_rank
-from fa4.sm100.kit.tiles import KernelProblem, block_rows, heads_per_section
-from fa4.sm100.kit.units import WARP, WARPGROUP
-from fa4.sm100.kit.views import box_atoms, columns_first, ending_views, rows_first
 
 
 @cute.jit

@@ -7,12 +7,12 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.kit.rings import Ring, stage_offset
+from fa4.kit.schedulers import first_tile, next_tile
+from fa4.kit.signals import Signals
+from fa4.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.kit.views import copy_box
 from fa4.plan.forward_layout import output_over_queries
-from fa4.sm100.kit.rings import Ring, stage_offset
-from fa4.sm100.kit.schedulers import first_tile, next_tile
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
-from fa4.sm100.kit.views import copy_box
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from fa4.sm100.kit.descriptors import OperandTiles, descriptors, multiply, plus
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.schedulers import first_tile, next_tile
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tiles import KernelProblem, locate
-from fa4.sm100.kit.units import MMA_DEPTH
+from fa4.kit.descriptors import OperandTiles, descriptors, multiply, plus
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.rings import Ring
+from fa4.kit.schedulers import first_tile, next_tile
+from fa4.kit.signals import Signals
+from fa4.kit.tiles import KernelProblem, locate
+from fa4.kit.units import MMA_DEPTH
 
 
 @dataclass(frozen=True)

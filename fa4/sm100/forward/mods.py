@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Float32, Int32
 
-from fa4.sm100.kit.rowmath import tanh
-from fa4.sm100.kit.scores import TracedSeqlens
-from fa4.sm100.kit.tiles import WorkTile
+from fa4.kit.rowmath import tanh
+from fa4.kit.scores import TracedSeqlens
+from fa4.kit.tiles import WorkTile
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,18 @@ from cutlass.utils.blackwell_helpers import (
     make_smem_layout_epi,
 )
 
-from fa4.plan.forward_layout import split_columns
-from fa4.sm100.forward.mma import Products
-from fa4.sm100.forward.spec import ForwardSpec
-from fa4.sm100.kit.descriptors import (
+from fa4.kit.descriptors import (
     CTA_GROUPS,
     ELEMENTS,
     computed_anew,
     instruction_descriptor,
     operand_tiles,
 )
-from fa4.sm100.kit.units import MMA_DEPTH, TILE_ROWS, padded_dim
-from fa4.sm100.kit.views import rows_first
+from fa4.kit.units import MMA_DEPTH, TILE_ROWS, padded_dim
+from fa4.kit.views import rows_first
+from fa4.plan.forward_layout import split_columns
+from fa4.sm100.forward.mma import Products
+from fa4.sm100.forward.spec import ForwardSpec
 
 
 def tiled_mmas(spec: ForwardSpec) -> tuple:

@@ -8,16 +8,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.kit import rowmath
+from fa4.kit.masks import keep_range
+from fa4.kit.ptx_block import stand_apart
+from fa4.kit.schedulers import first_tile, next_tile
+from fa4.kit.signals import Signals
+from fa4.kit.tiles import KernelProblem, locate
+from fa4.kit.tmem import read_columns, warp_lanes, write_columns
+from fa4.kit.units import WARPGROUP
 from fa4.plan.work import FRAGMENT
 from fa4.sm100.forward.mods import Mods, RowMods
-from fa4.sm100.kit import rowmath
-from fa4.sm100.kit.masks import keep_range
-from fa4.sm100.kit.ptx_block import stand_apart
-from fa4.sm100.kit.schedulers import first_tile, next_tile
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tiles import KernelProblem, locate
-from fa4.sm100.kit.tmem import read_columns, warp_lanes, write_columns
-from fa4.sm100.kit.units import WARPGROUP
 
 READ_COLS = 64  # of S per instruction: the maximum starts while the rest is on its way
 

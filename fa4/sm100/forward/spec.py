@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from fa4.config import ForwardConfig, ForwardPipeline
 from fa4.hardware import B200, Gpu
+from fa4.kit.features import ForwardFeatures
+from fa4.kit.units import TILE_ROWS, padded_dim
 from fa4.plan.forward import forward_plan
 from fa4.plan.schema import PipelinePlan
-from fa4.sm100.kit.features import ForwardFeatures
-from fa4.sm100.kit.units import TILE_ROWS, padded_dim
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ two numbers of each query, -LSE log2(e) and -D, are read from shared memory, two
 
 from cutlass import Float32, Int32
 
+from fa4.kit.ptx_block import PtxBlock
 from fa4.sm90.forward.fragment import QUAD, RUN
-from fa4.sm100.kit.ptx_block import PtxBlock
 
 FLOAT_BYTES = 4
 PAIR = 2  # neighbouring columns of a thread

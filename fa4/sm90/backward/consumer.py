@@ -7,6 +7,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.config import WARPGROUP_ROWS
+from fa4.kit.ptx_block import stand_apart
+from fa4.kit.rings import Ring
+from fa4.kit.rowmath import rounded
+from fa4.kit.signals import Signals
+from fa4.kit.units import WARPGROUP
 from fa4.sm90.backward import columns
 from fa4.sm90.backward.epilogue import KeyGradients, store_gradients
 from fa4.sm90.backward.mods import ScoreMods
@@ -16,11 +21,6 @@ from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.kit.ptx_block import stand_apart
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.rowmath import rounded
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.units import WARPGROUP
 
 DS_ROW_BYTES = 128  # of a query, by a warpgroup's 64 keys
 PART = 16  # elements of a thread whose P is computed again at a time

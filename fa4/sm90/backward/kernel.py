@@ -6,6 +6,11 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import WARPGROUP_ROWS
+from fa4.kit.descriptors import ELEMENTS, OperandTiles, swizzle_bytes
+from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
+from fa4.kit.signals import Signals, init_signals
+from fa4.kit.units import WARP, WARPGROUP
+from fa4.kit.views import swizzled_layout
 from fa4.plan.warpgroup_backward import CONSUMERS, STAGES, dq_columns
 from fa4.sm90.backward.columns import column_address
 from fa4.sm90.backward.consumer import KeyWork, consume
@@ -19,11 +24,6 @@ from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.products import operand_tiles
 from fa4.sm100.backward.load import TileSource
 from fa4.sm100.backward.tiles import BackwardProblem
-from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles, swizzle_bytes
-from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
-from fa4.sm100.kit.signals import Signals, init_signals
-from fa4.sm100.kit.units import WARP, WARPGROUP
-from fa4.sm100.kit.views import swizzled_layout
 
 
 def tile_shapes(spec: WarpgroupBackwardSpec) -> dict[str, tuple[int, int, int]]:

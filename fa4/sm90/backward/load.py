@@ -8,12 +8,12 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import WARPGROUP_ROWS
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
+from fa4.kit.units import TILE_ROWS
 from fa4.plan.warpgroup_backward import CONSUMERS
 from fa4.sm100.backward.load import TileSource, copy_tile, tiles_of
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.units import TILE_ROWS
 
 MINUS_LSE, MINUS_D = 0, 1  # places in the statistics of a tile (`fa4.sm100.backward.workspace`)
 

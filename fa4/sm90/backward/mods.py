@@ -12,10 +12,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.config import WARPGROUP_ROWS
+from fa4.kit.units import WARPGROUP
 from fa4.sm90.forward import fragment
 from fa4.sm100.backward.mods import KeyMods, key_mods
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.kit.units import WARPGROUP
 
 
 class FragmentKeyMods(KeyMods):

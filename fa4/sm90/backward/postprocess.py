@@ -5,14 +5,14 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.config import WARPGROUP_ROWS
+from fa4.kit.rowmath import store_rounded
+from fa4.kit.units import TILE_ROWS, WARP
 from fa4.plan.warpgroup_backward import dq_columns
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.fragment import QUAD, ROW_STEP, RUN
 from fa4.sm100.backward.postprocess import add_up_sink
 from fa4.sm100.backward.row_blocks import THREADS, QueryRows, RowBlock, all_rows, this_block
 from fa4.sm100.backward.workspace import VECTOR
-from fa4.sm100.kit.rowmath import store_rounded
-from fa4.sm100.kit.units import TILE_ROWS, WARP
 
 WARP_ROWS = 2 * ROW_STEP  # of a warp's part
 UNIT = QUAD * VECTOR  # float32 of a quad's vectors: 8 columns of two rows, 8 apart

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import cutlass
 from cutlass import Float32, Int32
 
+from fa4.kit.descriptors import OperandTiles, descriptors
+from fa4.kit.ptx_block import PtxBlock
 from fa4.sm90.forward.products import multiply
-from fa4.sm100.kit.descriptors import OperandTiles, descriptors
-from fa4.sm100.kit.ptx_block import PtxBlock
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from fa4.config import WARPGROUP_ROWS
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
+from fa4.kit.units import TILE_ROWS, WARP, WARPGROUP
 from fa4.plan.warpgroup_backward import CONSUMERS, dq_columns
 from fa4.sm90.backward.load import place_of
 from fa4.sm100.backward.reduce import add_bulk, await_turn, release_turn, store_rows
 from fa4.sm100.backward.tiles import KeyTile
 from fa4.sm100.backward.workspace import VECTOR
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.units import TILE_ROWS, WARP, WARPGROUP
 
 FLOAT_BYTES = 4
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from fa4.config import WARPGROUP_ROWS, require, require_int
 from fa4.hardware import H200, Gpu
+from fa4.kit.features import BackwardFeatures
+from fa4.kit.units import TILE_ROWS
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_backward import (
     CONSUMERS,
     WarpgroupBackwardPipeline,
     warpgroup_backward_plan,
 )
-from fa4.sm100.kit.features import BackwardFeatures
-from fa4.sm100.kit.units import TILE_ROWS
 
 MOST_DIM = 128
 RUN_COLS = 64  # of 16 bits, that lie together in shared memory

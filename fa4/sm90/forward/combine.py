@@ -12,9 +12,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.sm100.kit.rowmath import LOG2_E, store_rounded
-from fa4.sm100.kit.tiles import sequence
-from fa4.sm100.kit.units import WARP
+from fa4.kit.rowmath import LOG2_E, store_rounded
+from fa4.kit.tiles import sequence
+from fa4.kit.units import WARP
 
 ROWS = 4  # of a CTA: a warp for each
 VECTOR = 4  # float32 of a 16-byte load

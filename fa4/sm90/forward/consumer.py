@@ -7,6 +7,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
+from fa4.kit import rowmath
+from fa4.kit.ptx_block import stand_apart
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
+from fa4.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.kit.units import WARPGROUP
 from fa4.plan.warpgroup import output_over_queries
 from fa4.plan.warpgroup_roles import passes_tiles
 from fa4.sm90.forward import fragment, held, narrow
@@ -15,12 +21,6 @@ from fa4.sm90.forward.output import OutputTile, close, finish, share
 from fa4.sm90.forward.products import WarpgroupProducts, wait_products
 from fa4.sm90.forward.schedule import first_work, next_work
 from fa4.sm100.forward.mods import Mods
-from fa4.sm100.kit import rowmath
-from fa4.sm100.kit.ptx_block import stand_apart
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
-from fa4.sm100.kit.units import WARPGROUP
 
 
 @dataclass(frozen=True)

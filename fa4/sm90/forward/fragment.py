@@ -9,9 +9,9 @@ import cutlass
 from cutlass import Float32, Int32
 
 from fa4.config import Exp2Split
-from fa4.sm100.kit.masks import keep_range
-from fa4.sm100.kit.ptx_block import PtxBlock, literal
-from fa4.sm100.kit.rowmath import COEFFICIENTS, LOWEST_EXPONENT, MAGIC
+from fa4.kit.masks import keep_range
+from fa4.kit.ptx_block import PtxBlock, literal
+from fa4.kit.rowmath import COEFFICIENTS, LOWEST_EXPONENT, MAGIC
 
 ROWS_OF_THREAD = 2
 ROW_STEP = 8  # from a thread's first row to its second

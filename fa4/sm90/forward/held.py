@@ -14,10 +14,10 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.kit.ptx_block import PtxBlock, literal
+from fa4.kit.signals import CTA_BARRIER, Signals, named_numbers
+from fa4.kit.units import WARP, WARPGROUP
 from fa4.sm90.forward import fragment
-from fa4.sm100.kit.ptx_block import PtxBlock, literal
-from fa4.sm100.kit.signals import CTA_BARRIER, Signals, named_numbers
-from fa4.sm100.kit.units import WARP, WARPGROUP
 
 WORDS, VECTOR_BYTES = 4, 16  # of an access, of which a warpgroup's lie side by side
 

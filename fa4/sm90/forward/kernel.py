@@ -7,6 +7,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.kit.descriptors import ELEMENTS, OperandTiles
+from fa4.kit.scores import scales
+from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
+from fa4.kit.signals import Signals, init_signals
+from fa4.kit.tiles import KernelProblem, block_rows
+from fa4.kit.units import WARP, WARPGROUP
+from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.plan.warpgroup import query_stages
 from fa4.plan.warpgroup_roles import loaded_values
 from fa4.sm90.forward.combine import combine
@@ -20,13 +27,6 @@ from fa4.sm90.forward.spec import WarpgroupSpec, query_box
 from fa4.sm90.forward.transpose import ValueTiles, transpose
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import query_view
-from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
-from fa4.sm100.kit.scores import scales
-from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
-from fa4.sm100.kit.signals import Signals, init_signals
-from fa4.sm100.kit.tiles import KernelProblem, block_rows
-from fa4.sm100.kit.units import WARP, WARPGROUP
-from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 
 
 def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:

@@ -8,14 +8,14 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.kit.rings import Ring
+from fa4.kit.signals import Signals
+from fa4.kit.tiles import KernelProblem, WorkTile, locate
+from fa4.kit.views import copy_box
 from fa4.plan.warpgroup import output_over_queries
 from fa4.plan.warpgroup_roles import loaded_values
 from fa4.sm90.forward.schedule import first_work, next_work
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec, query_box
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tiles import KernelProblem, WorkTile, locate
-from fa4.sm100.kit.views import copy_box
 
 
 @dataclass(frozen=True)

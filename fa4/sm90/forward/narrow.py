@@ -12,11 +12,11 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.kit.descriptors import swizzle_bytes
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.tiles import WorkTile
+from fa4.kit.units import WARPGROUP
 from fa4.sm90.forward import fragment
-from fa4.sm100.kit.descriptors import swizzle_bytes
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.tiles import WorkTile
-from fa4.sm100.kit.units import WARPGROUP
 
 BLOCK = 8  # elements of a thread in 16 columns, of both its rows
 LATER = 4  # from an element to the one 8 columns on

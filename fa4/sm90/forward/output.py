@@ -8,16 +8,16 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.kit.descriptors import swizzle_bytes
+from fa4.kit.rowmath import rounded
+from fa4.kit.signals import Signals
+from fa4.kit.tiles import WorkTile
+from fa4.kit.units import WARP, WARPGROUP
 from fa4.plan.warpgroup import output_over_queries
 from fa4.sm90.forward import fragment, held, narrow
 from fa4.sm90.forward.held import meet_warpgroup
 from fa4.sm90.forward.spec import query_box
 from fa4.sm100.forward.correction import LN_2, add_sink, store_lse
-from fa4.sm100.kit.descriptors import swizzle_bytes
-from fa4.sm100.kit.rowmath import rounded
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tiles import WorkTile
-from fa4.sm100.kit.units import WARP, WARPGROUP
 
 VECTOR = 8  # elements of a 16-byte store
 

@@ -10,14 +10,14 @@ import cutlass
 from cutlass import Float32, Int32
 
 from fa4.config import DTYPE_BITS, PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS
-from fa4.sm100.kit.descriptors import (
+from fa4.kit.descriptors import (
     DESCRIPTOR_UNIT_BYTES,
     OperandTiles,
     descriptors,
     swizzle_bytes,
 )
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.units import MMA_DEPTH
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.units import MMA_DEPTH
 
 GROUP = 8  # keys or rows of a core matrix
 SWIZZLES = {128: 1, 64: 2, 32: 3}  # of a descriptor, by the bytes of a row that lie together

@@ -4,9 +4,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.kit.schedulers import has_rows
+from fa4.kit.tiles import L2_SECTION_BYTES, KernelProblem
 from fa4.plan.warpgroup_tuned import ROWS_AT_ONCE
-from fa4.sm100.kit.schedulers import has_rows
-from fa4.sm100.kit.tiles import L2_SECTION_BYTES, KernelProblem
 
 
 def heads_at_once(consumers: int, ctas: Int32) -> Int32:

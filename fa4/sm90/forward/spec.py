@@ -14,10 +14,10 @@ from fa4.config import (
     require_int,
 )
 from fa4.hardware import H200, Gpu
+from fa4.kit.features import ForwardFeatures
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
 from fa4.plan.warpgroup_tuned import padded_width
-from fa4.sm100.kit.features import ForwardFeatures
 
 MOST_GROUP = 1 << 16
 PERSISTENT = ("static", "snake")  # a CTA has several work tiles, and knows which

@@ -12,13 +12,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.kit.descriptors import swizzle_bytes
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.signals import Signals
+from fa4.kit.tiles import KernelProblem, locate
+from fa4.kit.units import WARP
 from fa4.plan.warpgroup_transpose import TRANSPOSING_WARPS
 from fa4.sm90.forward.schedule import first_work, next_work
-from fa4.sm100.kit.descriptors import swizzle_bytes
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tiles import KernelProblem, locate
-from fa4.sm100.kit.units import WARP
 
 KEYS, COLUMNS = 32, 16  # of a block
 UNIT_COLUMNS = 64  # of blocks side by side, that a warp moves at once

@@ -5,8 +5,8 @@ In the order in which both hold them, 16 bytes at a time: those of the lanes lie
 
 from cutlass import Float32, Int32
 
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.units import WARPGROUP
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.units import WARPGROUP
 
 VECTOR, VECTOR_BYTES = 4, 16
 STEP_BYTES = WARPGROUP * VECTOR_BYTES

@@ -9,6 +9,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.kit.descriptors import OperandTiles
+from fa4.kit.rings import Ring
+from fa4.kit.rowmath import rounded
+from fa4.kit.signals import Signals
+from fa4.kit.units import WARPGROUP
 from fa4.plan.warpgroup_wide_keys import ELEMENTS, P_BYTES
 from fa4.sm90.backward import columns
 from fa4.sm90.backward.mods import ScoreMods
@@ -19,11 +24,6 @@ from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
 from fa4.sm90.wide.tiles import next_tile
 from fa4.sm100.backward.tiles import KeyTile
-from fa4.sm100.kit.descriptors import OperandTiles
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.rowmath import rounded
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.units import WARPGROUP
 
 PART = 16  # elements of a thread whose P is computed again at a time
 

@@ -6,6 +6,13 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import WARPGROUP_ROWS
+from fa4.kit.descriptors import ELEMENTS, OperandTiles, swizzle_bytes
+from fa4.kit.scores import scales
+from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
+from fa4.kit.signals import Signals, init_signals
+from fa4.kit.units import TILE_ROWS as BLOCK_ROWS
+from fa4.kit.units import WARP, WARPGROUP
+from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.plan.warpgroup_wide import TILE_ROWS
 from fa4.plan.warpgroup_wide_keys import held_registers
 from fa4.sm90.backward.columns import column_address
@@ -20,13 +27,6 @@ from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm90.wide.tiles import WarpgroupKeys, next_tile
 from fa4.sm100.backward.load import TileSource, load_keys
 from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, locate
-from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles, swizzle_bytes
-from fa4.sm100.kit.scores import scales
-from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
-from fa4.sm100.kit.signals import Signals, init_signals
-from fa4.sm100.kit.units import TILE_ROWS as BLOCK_ROWS
-from fa4.sm100.kit.units import WARP, WARPGROUP
-from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 
 
 def tile_shapes(spec: WideBackwardSpec) -> dict[str, tuple[int, int, int]]:

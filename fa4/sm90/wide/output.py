@@ -8,10 +8,10 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import WARPGROUP_ROWS
+from fa4.kit.rowmath import rounded
+from fa4.kit.signals import Signals
+from fa4.kit.units import WARP, WARPGROUP
 from fa4.sm90.forward.output import VECTOR, meet_warpgroup, share
-from fa4.sm100.kit.rowmath import rounded
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.units import WARP, WARPGROUP
 
 
 @dataclass(frozen=True)

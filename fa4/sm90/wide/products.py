@@ -10,11 +10,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.kit.descriptors import OperandTiles, descriptors
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.units import WARPGROUP
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import multiply
-from fa4.sm100.kit.descriptors import OperandTiles, descriptors
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.units import WARPGROUP
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,18 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.config import Exp2Split
+from fa4.kit.descriptors import OperandTiles
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.rings import Ring
+from fa4.kit.rowmath import rounded
+from fa4.kit.signals import Signals
+from fa4.kit.tiles import WorkTile
+from fa4.kit.units import WARPGROUP
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
 from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
 from fa4.sm90.wide.row_mods import RowScoreMods
-from fa4.sm100.kit.descriptors import OperandTiles
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.rings import Ring
-from fa4.sm100.kit.rowmath import rounded
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tiles import WorkTile
-from fa4.sm100.kit.units import WARPGROUP
 
 PART = 16  # elements of a thread whose modified scores there are at a time
 

@@ -5,6 +5,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.kit.descriptors import ELEMENTS, OperandTiles
+from fa4.kit.scores import scales
+from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
+from fa4.kit.signals import Signals, init_signals
+from fa4.kit.tiles import KernelProblem, WorkTile, block_rows, heads_per_section, locate
+from fa4.kit.units import WARP, WARPGROUP
+from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.plan.warpgroup_wide import CONSUMERS
 from fa4.plan.warpgroup_wide_queries import stages_of
 from fa4.sm90.forward.load import TileLoad, fill, key_tiles, query_tiles, start_copy
@@ -16,13 +23,6 @@ from fa4.sm90.wide.row_mods import row_score_mods
 from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm100.backward.workspace import first_tile
 from fa4.sm100.forward.mods import Mods
-from fa4.sm100.kit.descriptors import ELEMENTS, OperandTiles
-from fa4.sm100.kit.scores import scales
-from fa4.sm100.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
-from fa4.sm100.kit.signals import Signals, init_signals
-from fa4.sm100.kit.tiles import KernelProblem, WorkTile, block_rows, heads_per_section, locate
-from fa4.sm100.kit.units import WARP, WARPGROUP
-from fa4.sm100.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 
 
 def tile_shapes(spec: WideBackwardSpec) -> dict[str, tuple[int, int, int]]:

@@ -10,10 +10,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from fa4.kit.tiles import WorkTile
+from fa4.kit.units import WARPGROUP
 from fa4.sm90.forward import fragment
 from fa4.sm100.forward.mods import Mods, RowMods
-from fa4.sm100.kit.tiles import WorkTile
-from fa4.sm100.kit.units import WARPGROUP
 
 
 @dataclass(frozen=True)

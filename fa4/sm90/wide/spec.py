@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from fa4.config import WARPGROUP_ROWS, require, require_int
 from fa4.hardware import H200, Gpu
+from fa4.kit.features import BackwardFeatures
+from fa4.kit.units import padded_dim
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_wide import CONSUMERS, WideBackwardPipeline
 from fa4.plan.warpgroup_wide_keys import deepest_rings, wide_keys_plan
 from fa4.plan.warpgroup_wide_queries import wide_queries_plan, widest_tile
-from fa4.sm100.kit.features import BackwardFeatures
-from fa4.sm100.kit.units import padded_dim
 
 MOST_DIM = 256
 

@@ -5,7 +5,7 @@ import math
 import cutlass
 from cutlass import Float32, Int32
 
-from fa4.sm100.kit.ptx_block import PtxBlock, literal
+from fa4.kit.ptx_block import PtxBlock, literal
 
 MASK_COLUMNS = 28  # columns that share a mask word
 

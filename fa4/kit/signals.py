@@ -10,10 +10,10 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
+from fa4.kit.rings import Ring, phase_of, slot_of
+from fa4.kit.units import WARP
 from fa4.plan.schema import Arrive, PipelinePlan, Signal, Wait
 from fa4.plan.signal_rules import leads_pair
-from fa4.sm100.kit.rings import Ring, phase_of, slot_of
-from fa4.sm100.kit.units import WARP
 
 CTA_BARRIER = 0  # named barrier of all warps; the plan's own start at 1
 LEADER = 0  # rank in its pair of the CTA whose MMA warp issues the products of both

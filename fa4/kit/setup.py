@@ -4,9 +4,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from fa4.hardware import B200
+from fa4.kit.signals import CTA_BARRIER, Signals, init_signals
+from fa4.kit.units import WARP
 from fa4.plan.schema import PipelinePlan, Role
-from fa4.sm100.kit.signals import CTA_BARRIER, Signals, init_signals
-from fa4.sm100.kit.units import WARP
 
 TMEM_COLS = 512  # all of it: one CTA per SM, so that column numbers are known while compiling
 SWIZZLE_ALIGN = 1024

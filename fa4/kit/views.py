@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int64
 
-from fa4.sm100.kit.descriptors import swizzle_bytes
+from fa4.kit.descriptors import swizzle_bytes
 
 
 def rows_first(tensor: cute.Tensor, packed: bool) -> cute.Tensor:

@@ -7,8 +7,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
+from fa4.kit.signals import pair_rank
 from fa4.masks import Band, IntervalMask
-from fa4.sm100.kit.signals import pair_rank
 
 L2_SECTION_BYTES = 50 << 20  # K and V that stay in L2 beside everything else (FlashAttention-4)
 MOST_SECTION_BITS = 10

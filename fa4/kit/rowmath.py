@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.sm100.kit.ptx_block import PtxBlock, literal
+from fa4.kit.ptx_block import PtxBlock, literal
 
 LOG2_E = 1.4426950408889634
 # 2^23 + 2^22: adding it leaves the integer part of a small number in the low mantissa bits.

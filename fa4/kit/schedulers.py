@@ -4,9 +4,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
+from fa4.kit.signals import Signals
+from fa4.kit.tiles import KernelProblem, locate
 from fa4.plan.work_stealing import RESPONSE_BYTES
-from fa4.sm100.kit.signals import Signals
-from fa4.sm100.kit.tiles import KernelProblem, locate
 
 
 def first_tile(problem: KernelProblem) -> Int32:

@@ -8,9 +8,9 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.rings import stage_offset
-from fa4.sm100.kit.units import MMA_DEPTH
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.rings import stage_offset
+from fa4.kit.units import MMA_DEPTH
 
 ELEMENTS = {
     "bf16": cutlass.BFloat16,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fa4.config import DTYPE_BITS, require, require_int
+from fa4.kit.units import AUX_DTYPES
 from fa4.masks import IntervalMask
-from fa4.sm100.kit.units import AUX_DTYPES
 
 WHOLE_TILES = 64  # a larger group takes several warpgroups' tiles
 

@@ -5,8 +5,8 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.sm100.kit.ptx_block import PtxBlock
-from fa4.sm100.kit.units import WARP, WARPGROUP
+from fa4.kit.ptx_block import PtxBlock
+from fa4.kit.units import WARP, WARPGROUP
 
 LANE = 1 << 16  # addresses from one lane of tensor memory to the next (PTX ISA 9.7.16.1)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from cutlass import Float32, Int32
 
-from fa4.sm100.kit.rowmath import LOG2_E
+from fa4.kit.rowmath import LOG2_E
 
 
 @dataclass(frozen=True)

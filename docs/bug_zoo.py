@@ -1,0 +1,49 @@
+"""docs/how-to/bugs.md: classes of bugs, and what the emulator says of each.
+
+`python docs/bug_zoo.py` writes the tables from the kernels of tests/emulator/bug_zoo.py, which
+are run by the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from docs.marked_tables import MarkedTables
+from fa4.emulator.kinds import kind_of
+from tests.emulator.bug_zoo import GROUPS, Bug
+
+PAGE = Path(__file__).parent / "how-to" / "bugs.md"
+SHOWN = 60
+
+
+def row(bug: Bug) -> str:
+    """One class: what is wrong, the finding, what mends it."""
+    section = kind_of(bug.kind).section
+    formal = " (formal)" if bug.severity == "formal" else ""
+    mended = " ".join(bug.mended.split())
+    shown = f"`{mended if len(mended) <= SHOWN else mended[: SHOWN - 3] + '...'}`" if mended else ""
+    if bug.broken:
+        shown += f" instead of `{bug.broken}`" if len(bug.broken) <= SHOWN else ""
+    shown = shown.strip() if mended else "without it"
+    story = bug.story.removesuffix(".")
+    return f"| {bug.name} | {story} | `{bug.kind}`{formal} | {section} | {shown} |"
+
+
+def render(bugs: Sequence[Bug]) -> str:
+    """The table of a group."""
+    head = "| bug | what is wrong | finding | PTX ISA | mended by |\n|---|---|---|---|---|"
+    return "\n".join([head, *map(row, bugs)])
+
+
+TABLES = MarkedTables(
+    "python docs/bug_zoo.py", {name: partial(render, bugs) for name, bugs in GROUPS.items()}
+)
+
+
+if __name__ == "__main__":
+    TABLES.write(PAGE)
