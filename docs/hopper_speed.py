@@ -16,12 +16,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from docs.marked_tables import MarkedTables
 from fa4.commands.bench_random import summarize
 from fa4.plan.render import markdown_table
+from hardware.warpgroup_backward.predicted import predicted_gradients, summarised
 from lab.records import read_record
 
 PAGE = Path(__file__).with_name("hopper.md")
 PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cuDNN", "flash": "FlashAttention-2"}
 # By the names of PEERS, those of the record of gradients.
 NARROW_PEER, NARROW_TOKENS, NARROW_TILE_N = "flash-attn-3", 32768, 96
+GRADIENT_KINDS = (
+    ("head dims to 128", "warpgroup_backward", False),
+    ("the same, in a fixed order", "warpgroup_backward", True),
+    ("head dims above 128", "warpgroup_backward_wide", False),
+)
 GRADIENT_PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cudnn", "flash": "flash-attn-2"}
 
 
@@ -84,8 +90,8 @@ def gradient_points(record: str = "warpgroup_backward", variant: str = "") -> It
 
 
 def wide_points() -> Iterator[SpeedPoint]:
-    """The same of head dims above 128. Beside today's, two others were timed, which took turns."""
-    return gradient_points("warpgroup_backward_wide", " no turns")
+    """The same of head dims above 128."""
+    return gradient_points("warpgroup_backward_wide")
 
 
 def _dims(problem: dict) -> str:
@@ -219,6 +225,18 @@ def render_random_peers() -> str:
     return markdown_table(("against", "times as fast", "calls", "slower in", "worst"), rows)
 
 
+def render_gradient_predictions() -> str:
+    """Predicted speed over measured, by kind of kernel."""
+    rows = []
+    for title, record, deterministic in GRADIENT_KINDS:
+        found = summarised(list(predicted_gradients(record, deterministic=deterministic)))
+        rows.append(
+            (title, f"{found['calls']:.0f}", f"{found['times']:.3f}", f"{found['mean error']:.1%}",
+             f"{found['largest error']:.1%}", f"{found['rank']:.3f}")
+        )  # fmt: skip
+    return markdown_table(("kernels", "calls", "mean", "mean error", "largest", "rank"), rows)
+
+
 def render_few() -> str:
     """Calls that do not fill the GPU: microseconds, and in how many parts keys are divided."""
     rows = []
@@ -252,6 +270,7 @@ TABLES = MarkedTables(
         "fp8 means": render_narrow_means,
         "fp8 errors": render_narrow_errors,
         "wide gradient means": lambda: render_means(wide_points),
+        "gradient predictions": render_gradient_predictions,
         "wide gradients": lambda: render_calls(wide_points),
     },
 )

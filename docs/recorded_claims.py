@@ -181,6 +181,23 @@ def random_calls() -> dict[str, Any]:
     return summarize(record("hopper_random")["rows"])[0]
 
 
+def guarded_gradients() -> int:
+    """Guarded calls of both passes."""
+    works = record("guarded_calls_h200")["works"]
+    return sum(count for name, count in works.items() if name.startswith("gradients"))
+
+
+def gradients(name: str, *, in_order: bool = False) -> float:
+    """Gradients beside flash-attn-4's with sums in any order, in the geometric mean."""
+    ratios = [
+        rate / row["tflops"]["flash-attn-4"]
+        for row in record(name)["rows"]
+        for kernel, rate in row["tflops"].items()
+        if kernel.startswith("d") and kernel.endswith("deterministic") == in_order
+    ]
+    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+
+
 RESCALES = "rescales: times fewer with tau 8, scores of std "
 ATTENTION = "products of random numbers, softmax arithmetic, boxes from L2"
 STARTED = "start/384 threads, 16 KiB from L2, replaced"
@@ -199,7 +216,21 @@ RECORDED: dict[str, Callable[[], str]] = {
     "backward_traffic: saved by a pair": lambda: f"{saved_by_a_pair():.0%}",
     "hopper_launches: launches": lambda: f"{record('hopper_launches')['launches']:,}",
     "hopper_launches: kernels": lambda: f"{record('hopper_launches')['kernels']}",
-    "wide_launches: launches": lambda: f"{record('wide_launches')['launches']}",
+    "guarded_calls_h200: calls": lambda: f"{record('guarded_calls_h200')['calls']:,}",
+    "guarded_calls_h200: kernels": lambda: f"{record('guarded_calls_h200')['kernels']}",
+    "guarded_calls_h200: gradients": lambda: f"{guarded_gradients()}",
+    "warpgroup_backward: in order, times as fast as flash-attn-4": lambda: (
+        f"{gradients('warpgroup_backward', in_order=True):.2f}"
+    ),
+    "warpgroup_backward: times as fast as flash-attn-4": lambda: (
+        f"{gradients('warpgroup_backward'):.2f}"
+    ),
+    "warpgroup_backward_wide: times as fast as flash-attn-4": lambda: (
+        f"{gradients('warpgroup_backward_wide'):.2f}"
+    ),
+    "repeated_launches: launches": lambda: f"{record('repeated_launches')['launches']}",
+    "repeated_launches: calls": lambda: f"{len(record('repeated_launches')['calls'])}",
+    "small_transformer: steps": lambda: f"{record('small_transformer')['steps']}",
     "warpgroup_bits: calls": lambda: f"{len(record('warpgroup_bits')['calls'])}",
     "warpgroup_bits: launches": lambda: f"{record('warpgroup_bits')['launches']}",
     "warpgroup_bits: elements of O": lambda: (

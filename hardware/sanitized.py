@@ -3,8 +3,6 @@
     python3 -m hardware.sanitized OUT.json [--tools memcheck,racecheck,synccheck]     # GPU
 
 Each family in a process of its own for each tool, several at a time; kernels are compiled before.
-`racecheck_orders.cu` has two orders of the kernels by themselves, right and with a wait left out:
-what the tool says of these tells what its words about the kernels are worth.
 With `--planted` the warpgroups of the backward kernel do not wait for each other before dQ: what a
 tool says then shows whether it sees such a fault. Exit code 1 if a tool found anything.
 """
@@ -18,7 +16,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -35,7 +32,6 @@ PLACES = (
     "/usr/local/cuda/compute-sanitizer/compute-sanitizer",
 )
 LIMIT_S, TOGETHER, LINES = 150.0, 5, 40
-ORDERS = ("bulk", "bulk-unordered", "chain", "chain-unordered")
 PLANTED = "d128 gradients, in order"
 NAMES = re.compile(r"kernel_cutlass_\w+")  # of hundreds of letters
 SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:errors?|hazards?)")
@@ -96,23 +92,6 @@ def launch(family: str, *, planted: bool) -> None:
     FAMILIES[family]()
     torch.cuda.synchronize()
     print("launched", flush=True)
-
-
-def check_orders() -> dict[str, int | None]:
-    """Hazards that racecheck counts in each kernel of `racecheck_orders.cu`."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "orders"
-        source = Path(__file__).with_name("racecheck_orders.cu")
-        command = ["nvcc", "-gencode", "arch=compute_90a,code=sm_90a", "-o", str(program)]
-        subprocess.run([*command, str(source)], check=True)
-        return {name: _hazards([str(program), name]) for name in ORDERS}
-
-
-def _hazards(program: list[str]) -> int | None:
-    command = [find_sanitizer(), "--tool", "racecheck", *program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    found = read_report("racecheck", program[-1], done.stdout + done.stderr)
-    return found["found"] if found["launched"] else None
 
 
 def find_sanitizer() -> str:
@@ -176,8 +155,6 @@ def main() -> int:
         families = [PLANTED]
     rows: list[dict[str, Any]] = []
     writing = threading.Lock()
-    orders = {} if arguments.planted or "racecheck" not in arguments.tools else check_orders()
-    print(orders, flush=True)
 
     def look(item: tuple[str, str]) -> bool:
         found = run(*item, arguments.planted)
@@ -190,7 +167,6 @@ def main() -> int:
         print({k: v for k, v in found.items() if k != "lines"}, *found["lines"], sep="\n  ",
               flush=True)  # fmt: skip
         report = describe_machine() | {"planted": arguments.planted, "runs": rows}
-        report["orders"] = orders
         Path(arguments.out).write_text(json.dumps(report, indent=1) + "\n")
 
     with ThreadPoolExecutor(TOGETHER) as pool:

@@ -221,6 +221,17 @@ RECORDS = (
         "hopper_units", "", "barriers", "copies", "launch", "memory", "pipes", "power", "softmax",
         "wgmma",
     ),
+    _confirmed(
+        "repeated_launches", "GPU: python3 -m hardware.repeated_launches",
+        "hardware.repeated_launches", *_KERNELS,
+    ),
+    _confirmed(
+        "sanitized", "GPU: python3 -m hardware.sanitized", "hardware.sanitized", *_KERNELS,
+    ),
+    _confirmed(
+        "small_transformer", "GPU: python3 -m hardware.small_transformer",
+        "hardware.small_transformer", *_KERNELS,
+    ),
     *(
         _confirmed(
             f"outside_boxes_{gpu}", "GPU: python3 -m hardware.guarded.outside_boxes",
@@ -252,11 +263,6 @@ RECORDS = (
         "hardware.warpgroup_fp8.measure", files=("hardware/warpgroup_fp8/variants.json",),
     ),
     _suite("wgmma_sums", "wgmma_sums"),
-    _confirmed(
-        "wide_launches",
-        "GPU: python3 -m hardware.warpgroup_backward.random_launches --wide --forms 4",
-        "hardware.warpgroup_backward.random_launches", *_KERNELS,
-    ),
     Record(
         path="hardware/results/h200x2_ring.csv", needs=GPU, modules=(),
         command="GPU: a program from before fa4.distributed; each row says of what",

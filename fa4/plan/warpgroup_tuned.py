@@ -49,6 +49,12 @@ COMBINE_SECONDS = 4e-6
 # bytes, 1.04 to 1.09 times. By that, these are the faster ones: assumed, not measured since.
 WIDER = {104: 128, 200: 256, 216: 256}
 SWIZZLED_COLUMNS = (32, 64)  # of 16 bits, in 64 and 128 bytes
+# Of 15 calls the 8 whose wider rows should take a smaller share of the time were 5 to 22% faster,
+# and 4 of the 7 others slower (measured).
+WIDER_SHARE = 0.95
+# Keys of a window up to which CTAs stride over its work tiles: 1 to 11% faster with 170 to 1,150
+# keys, 1% slower with 1,400, 8% with 2,300; 14% with rows swizzled in 32 bytes (measured).
+MOST_STRIDDEN = 1152
 # Keys of a sequence from which on O of 8-bit values is promoted. What the tensor core's sums lose
 # grows with them; up to here they are left as they are, as in FlashAttention-3, for speed.
 PROMOTED_FROM = 16384 + 1
@@ -94,18 +100,27 @@ def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
 
     Raises ValueError for head dims above 256, and where no tile fits the machine.
     """
-    found = [
-        (_cost(tile, wide, gpu.sm_count, splits) * (wide.head_dim + wide.head_dim_v), splits,
-         pipeline)
-        for wide in _widths(problem)
-        for tile, pipeline in _fitting(wide, gpu)
-        for splits in _divisions(tile, wide, gpu.sm_count)
-    ]  # fmt: skip
-    if not found:
+    best: tuple[float, int, WarpgroupPipeline] | None = None
+    for wide in _widths(problem):
+        found = _cheapest(wide, gpu)
+        if found and (best is None or found[0] < WIDER_SHARE * best[0]):
+            best = found
+    if best is None:
         dims = problem.head_dim, problem.head_dim_v
         raise ValueError(f"no tile of (d, dv) = {dims} fits into {gpu.name}'s shared memory")
-    _, splits, pipeline = min(found, key=lambda one: one[0])
+    _, splits, pipeline = best
     return pipeline if splits == 1 else replace(pipeline, num_splits=splits, ahead=False)
+
+
+def _cheapest(problem: WarpgroupProblem, gpu: Gpu) -> tuple[float, int, WarpgroupPipeline] | None:
+    """Cost, parts of the keys and pipeline of the best tile of a width; None where none fits."""
+    columns = problem.head_dim + problem.head_dim_v
+    found = (
+        (_cost(tile, problem, gpu.sm_count, splits) * columns, splits, pipeline)
+        for tile, pipeline in _fitting(problem, gpu)
+        for splits in _divisions(tile, problem, gpu.sm_count)
+    )
+    return min(found, key=lambda one: one[0], default=None)
 
 
 def _widths(problem: WarpgroupProblem) -> Iterator[WarpgroupProblem]:
@@ -175,7 +190,9 @@ def strides_over(window: WarpgroupProblem, consumers: int, sms: int) -> bool:
 
     What a CTA has to do before its first product, it does once then.
     """
-    return window.windowed and back_and_forth(consumers, window, sms)
+    short = window.windowed and window.keys <= MOST_STRIDDEN
+    swizzled = max(window.head_dim, window.head_dim_v) % SWIZZLED_COLUMNS[0] == 0
+    return short and swizzled and back_and_forth(consumers, window, sms)
 
 
 def _fitting(

@@ -119,6 +119,15 @@ def test_work_tiles() -> None:
     assert work_tiles(3, problem(rows=193, heads=5, batch=2)) == 2 * 5 * 2
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("empty", [{"batch": 0}, {"rows": 0}, {"keys": 0}, {"batch": 0, "keys": 0}])
+def test_no_work_has_a_tile_too(empty: dict[str, int], size: int) -> None:
+    """A batch of nothing, no queries, no keys; divided or not."""
+    for more in ({}, {"num_splits": 0, "kv_heads": 2}, {"windowed": True, "masked": True}):
+        given = problem(**(empty | more), element_bytes=size, any_width=True)
+        assert tuned_warpgroups(given, H200).consumers in (1, 2, 3)
+
+
 def test_dims_that_no_tile_has() -> None:
     with pytest.raises(ValueError, match="head dims are at most 256; got 272"):
         tuned_warpgroups(problem(head_dim=272), H200)

@@ -214,3 +214,17 @@ def test_compile_reports_the_loops(capsys, tmp_path, monkeypatch) -> None:
         kinds = [loop["kind"] for loop in kernel["loops"]]
         assert "softmax" in kinds and "softmax masked" in kinds
         assert kernel["ignored_budgets"] == []
+
+
+@pytest.mark.parametrize("sizes", [(0, 5, 5), (1, 0, 5), (1, 5, 0)])
+def test_calls_without_work(sizes: tuple[int, int, int]) -> None:
+    """No sequences, no queries, no keys: O of its shape, zero, and gradients of theirs."""
+    batch, rows, keys = sizes
+    q, k, v = (
+        torch.ones(batch, n, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+        for n in (rows, keys, keys)
+    )
+    out = fa4.flash_attn_func(q, k, v, causal=True, impl="emulator_sm90")
+    assert out.shape == (batch, rows, 2, 64) and not out.any()
+    grads = torch.autograd.grad(out.sum(), (q, k, v))
+    assert [grad.shape for grad in grads] == [x.shape for x in (q, k, v)]

@@ -81,7 +81,7 @@ def test_work_tiles_of_a_window_are_alike() -> None:
                                batch=1, masked=True, windowed=True)  # fmt: skip
     for changes, scheduler in (
         ({}, "snake"), ({"windowed": False}, "lpt"), ({"ragged": True}, "lpt"),
-        ({"heads": 1}, "lpt"),
+        ({"heads": 1}, "lpt"), ({"keys": 2000}, "lpt"),
     ):  # fmt: skip
         given = replace(problem, **changes)
         found = tuned_warpgroup_spec(256, 256, given, causal=True, window_left=True)
