@@ -12,6 +12,7 @@ import pytest
 import fa4.designs
 import fa4.plan
 import fa4.reference
+import fa4.search
 import fa4.sim
 import fa4.testing
 
@@ -55,7 +56,9 @@ def dataclasses_of(*packages: object) -> Iterator[type]:
 
 FOUND = {
     value.__name__: value
-    for value in dataclasses_of(fa4.reference, fa4.designs, fa4.plan, fa4.sim, fa4.testing)
+    for value in dataclasses_of(
+        fa4.reference, fa4.designs, fa4.plan, fa4.search, fa4.sim, fa4.testing
+    )
 }
 
 

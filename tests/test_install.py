@@ -18,8 +18,9 @@ HINT = re.compile(r"pip install ([^`\n\"]+)")
 
 # What our hints name and no extra needs.
 ELSEWHERE = {
-    "flash-attn", "flash-attn-4", "flashinfer-python", "nvidia-cuda-nvdisasm",
-    "nvidia-cutlass-dsl-libs-cu13", "triton", "xformers",
+    "flash-attn", "flash-attn-4", "flashinfer-python", "nvidia-cuda-cccl", "nvidia-cuda-crt",
+    "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm", "nvidia-cuda-runtime",
+    "nvidia-cutlass-dsl-libs-cu13", "nvidia-nvvm", "triton", "xformers",
 }  # fmt: skip
 
 
