@@ -242,10 +242,19 @@ def test_no_forbidden_text() -> None:
     ]
 
 
+def written_version() -> str:
+    """That of fa4/version.py."""
+    text = (ROOT / "fa4/version.py").read_text(encoding="utf-8")
+    return re.findall(r'^__version__ = "(.+)"', text, re.MULTILINE)[0]
+
+
 def test_changelog_has_an_unreleased_section() -> None:
-    """Changes since the last version have a place, and it is not empty."""
-    section = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("## [Unreleased]")[2]
-    assert "\n- " in section.partition("\n## [")[0]
+    """Changes since the last version have a place; it is empty only in the release itself."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    unreleased, _, released = text.partition("## [Unreleased]")[2].partition("\n## [")
+    dated = re.match(r"(\S+)\] - \d{4}-\d\d-\d\d\n", released)
+    assert dated and "\n- " in released
+    assert "\n- " in unreleased or dated[1] == written_version()
 
 
 def test_pins_agree() -> None:
@@ -257,10 +266,7 @@ def test_pins_agree() -> None:
 def test_version_is_said_once() -> None:
     """pyproject.toml and fa4/version.py agree."""
     declared = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    written = re.search(
-        r'^__version__ = "(.+)"', (ROOT / "fa4/version.py").read_text(), re.MULTILINE
-    )
-    assert declared and written and declared[1] == written[1]
+    assert declared and declared[1] == written_version()
 
 
 def test_every_part_is_in_an_import_contract() -> None:

@@ -127,7 +127,7 @@ def emulate(
     support: Annotated[bool, typer.Option("--support", help="List the instructions.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Run a kernel (PTX, CUDA C++), or a script that launches some, on the CPU: what is wrong?
+    """Run a kernel (PTX, CUDA C++), or a script that launches some, and say what is wrong with it.
 
     Races, deadlocks, stray accesses, missing fences. A script sees a GPU in torch; its Triton and
     CuTe-DSL kernels are run. Exit code 0 if no finding is as severe as --fail-on, 1 if one is, 2
