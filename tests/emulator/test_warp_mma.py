@@ -122,7 +122,7 @@ def draw(random: np.random.Generator, name: str, shape: tuple[int, int]) -> np.n
     return (random.integers(-8, 9, shape) / 4).astype(kind)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 2**32 - 1))
 @pytest.mark.parametrize("form", FORMS, ids=opcode_of)
 def test_products(form: tuple[int, str, str, str], seed: int) -> None:

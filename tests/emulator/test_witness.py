@@ -82,7 +82,7 @@ def test_a_whole_record_replays(bug: Bug, order: str) -> None:
     assert places[0] == places[1] != []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.sets(st.integers(0, 40), max_size=4), st.integers(1, 41))
 def test_what_is_not_needed_is_left_out(needed: set[int], count: int) -> None:
     """Lists of up to 41 choices of which a few are needed."""

@@ -188,7 +188,7 @@ def choices_of_pieces(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(choices_of_pieces())
 def test_what_fits_is_sound_and_ends(choices: dict[str, Any]) -> None:
     """A plan is refused in words or breaks no rule, and two work tiles run to their end."""

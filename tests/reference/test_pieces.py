@@ -47,7 +47,7 @@ def empty(groups: int = 1) -> PiecesState:
     return PiecesState.empty((ROWS,), groups, np.dtype(np.float32))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(turns_of_scores(), st.sampled_from([0.0, 2.0, 8.0]))
 def test_without_a_late_maximum_it_is_the_online_softmax(
     tiles: list[np.ndarray], tau: float
@@ -68,7 +68,7 @@ def test_without_a_late_maximum_it_is_the_online_softmax(
         assert turn.late == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(turns_of_scores(), st.floats(8.0, 14.0))
 def test_a_late_maximum_is_bounded(tiles: list[np.ndarray], late: float) -> None:
     """P is at most 2^late, in fp16's range too; what rises further falls back."""
@@ -80,7 +80,7 @@ def test_a_late_maximum_is_bounded(tiles: list[np.ndarray], late: float) -> None
         assert np.isfinite(state.row_sums).all() and np.isfinite(turn.alpha).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(turns_of_scores(groups=2), st.sampled_from([None, 30.0, 100.0]))
 def test_the_weights_are_the_softmax(tiles: list[np.ndarray], late: float | None) -> None:
     """Whatever was late: P, in the last reference, over l is softmax to float32's accuracy."""
@@ -127,7 +127,7 @@ def test_the_bound_is_that_of_the_type_and_of_the_sum(dtype: str) -> None:
     assert most_late_log2("fp16", 1, 4.0) == DTYPE_MAX_LOG2["fp16"] - 4.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(turns_of_scores(groups=2))
 def test_halves_change_the_order_of_sums_only(tiles: list[np.ndarray]) -> None:
     """The same P; the sum of the halves' sums is within the rounding of as many additions."""
@@ -155,7 +155,7 @@ def test_halves_of_powers_of_two_are_exact() -> None:
     assert np.array_equal(*sums)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["bf16", "fp16"]))
 def test_rounded_sums_normalise_what_the_product_adds(seed: int, dtype: str) -> None:
     """The same value in all rows of V comes out to float32's rounding; unrounded sums miss it by
@@ -171,7 +171,7 @@ def test_rounded_sums_normalise_what_the_product_adds(seed: int, dtype: str) -> 
     assert worst[False] <= unit_roundoff(dtype) * (1 + 1e-3) + 200 * 2.0**-23
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from([None, 60.0]), st.booleans())
 def test_attention_is_near_its_definition(
     seed: int, causal: bool, late: float | None, rounded: bool

@@ -89,7 +89,7 @@ def test_a_search_finds_what_a_full_comparison_finds() -> None:
     assert sum(outcome.counts.values()) == len(SMALL)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(1.0, 9.0), min_size=64, max_size=64), st.integers(1, 5))
 def test_no_leader_is_missed(rates: list[float], top: int) -> None:
     """Whatever the truth, a space that is judged in full gives its best designs, in order."""
