@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,9 @@ def roofline_terms(
     `shares` are the run-time fractions that the plan names; 0 where not given, since work that may
     never happen cannot be part of a bound. paper: by its rules, not by all that is simulated.
     """
-    costs = MachineCosts(machine.gpu, machine.costs, plan=None if paper else plan)
+    # The paper has no least time of an instruction.
+    table = replace(machine.costs, mma_floor_cycles=0.0) if paper else machine.costs
+    costs = MachineCosts(machine.gpu, table, plan=None if paper else plan)
     terms: dict[str, dict[str, float]] = {unit: {} for unit in units}
     for role in sorted(plan.roles, key=lambda role: role.name != "mma"):  # products first
         for work in steady_work(role.program):

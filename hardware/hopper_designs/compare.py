@@ -84,7 +84,8 @@ def main() -> None:
             f"d{row['problem']['head_dim']}: rank {row['rank_correlation']:.2f}, regret "
             f"{row['regret']:.1%} of {row['designs']}, {row['regret_to_today']:.1%} to today"
         )
-    write_record(record_path("hopper_designs"), {"problems": found}, ("nvidia-cutlass-dsl",),
+    record = {"gpu": given.machine, "problems": found}
+    write_record(record_path("hopper_designs"), record, ("nvidia-cutlass-dsl",),
                  machine=given.machine)  # fmt: skip
 
 
