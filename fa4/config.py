@@ -416,7 +416,9 @@ class WarpgroupPipeline:
     tile before it stores this one's O, with overlap and where O does not lie over Q. promote: after
     so many KV tiles O is added to one in shared memory and starts from zero; 0 for never.
     published: flash_attn.cute's code, not this package's. num_splits: parts of the KV sequence that
-    different CTAs compute; if 2 or more, their O leaves registers as float32.
+    different CTAs compute; if 2 or more, their O leaves registers as float32. columns: that rows
+    of Q and K, and of V and O, have in shared memory, of which products take the first; None for
+    as many as are multiplied.
     """
 
     head_dim: int = 128
@@ -435,11 +437,16 @@ class WarpgroupPipeline:
     promote: int = 0
     published: bool = False
     num_splits: int = 1
+    columns: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
         _fill_head_dim_v(self)
         require_int("head_dim", self.head_dim, 8, 256)
+        if self.columns is not None:
+            dims = self.head_dim, self.head_dim_v
+            narrow = any(n < dim for n, dim in zip(self.columns, dims, strict=True))
+            require(not narrow, f"columns must be at least {dims}", self.columns)
         require_int("num_splits", self.num_splits, 1, 256)
         require_finite("emulated", self.emulated, 0.0)
         require(self.emulated <= 1.0, "emulated must be at most 1", self.emulated)
@@ -462,6 +469,11 @@ class WarpgroupPipeline:
             raise ValueError("promote needs overlap, and 8-bit operands of our own kernel")
         if self.ping_pong and self.consumers < 2:
             raise ValueError("ping_pong needs at least 2 consumers; got 1")
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Columns of Q and K, and of V and O, in shared memory."""
+        return self.columns or (self.head_dim, self.head_dim_v)
 
     @property
     def transposes(self) -> bool:

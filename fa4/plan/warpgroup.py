@@ -57,11 +57,11 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
 
 def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
     layout, size = Layout(), pipeline.element_bytes
-    rows, dv = pipeline.block_rows, pipeline.head_dim_v
-    q = layout.add("q", "smem", rows * pipeline.head_dim * size,
+    rows, (d, dv) = pipeline.block_rows, pipeline.widths
+    q = layout.add("q", "smem", rows * d * size,
                    stages=query_stages(pipeline, gpu), align=TILE_ALIGN_BYTES)  # fmt: skip
     raw = (("raw", dv),) if pipeline.transposes else ()
-    for name, width in (("k", pipeline.head_dim), *raw, ("v", dv)):
+    for name, width in (("k", d), *raw, ("v", dv)):
         layout.add(name, "smem", pipeline.tile_n * width * size,
                    stages=pipeline.kv_stages, align=TILE_ALIGN_BYTES)  # fmt: skip
     if pipeline.p_source == "smem":
@@ -82,8 +82,9 @@ def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
     """Is there no room for O beside Q, K, V and P? It is no wider than Q then."""
     if pipeline.num_splits > 1:
         return False
-    wide = pipeline.head_dim_v * pipeline.output_bytes
-    return wide <= pipeline.head_dim * pipeline.element_bytes and _room_left(pipeline, gpu) < 0
+    d, dv = pipeline.widths
+    narrow = dv * pipeline.output_bytes <= d * pipeline.element_bytes
+    return narrow and _room_left(pipeline, gpu) < 0
 
 
 def begins_ahead(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
@@ -93,13 +94,13 @@ def begins_ahead(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
 
 def query_stages(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
     """Places for Q: 2 where the next work tile's comes ahead and there is room for it, else 1."""
-    q_bytes = pipeline.block_rows * pipeline.head_dim * pipeline.element_bytes
+    q_bytes = pipeline.block_rows * pipeline.widths[0] * pipeline.element_bytes
     return 2 if begins_ahead(pipeline, gpu) and _room_left(pipeline, gpu) >= q_bytes else 1
 
 
 def _room_left(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
     """Bytes beside one Q, O, K, V and P; negative where these do not fit."""
-    rows, d, dv = pipeline.block_rows, pipeline.head_dim, pipeline.head_dim_v
+    rows, (d, dv) = pipeline.block_rows, pipeline.widths
     elements = rows * d + pipeline.kv_stages * pipeline.tile_n * (d + dv)
     if pipeline.transposes:
         elements += pipeline.kv_stages * pipeline.tile_n * dv
@@ -119,7 +120,7 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int)
     """
     names = [f"consumer{i}" for i in range(pipeline.consumers)]
     size, stages = pipeline.element_bytes, pipeline.kv_stages
-    d_bytes, dv_bytes = pipeline.head_dim * size, pipeline.head_dim_v * size
+    d_bytes, dv_bytes = (width * size for width in pipeline.widths)
     readers = dict.fromkeys(names, RELEASES)
     transposers = {"transpose": TRANSPOSING_WARPS}
     loaded = _ring("v", {"load": 1}, readers, stages, pipeline.tile_n * dv_bytes)

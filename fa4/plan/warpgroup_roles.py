@@ -123,7 +123,7 @@ def producer_role(
             Arrive(f"{what}_full", after="tma"),
         )
 
-    d, dv = pipeline.head_dim, pipeline.head_dim_v
+    d, dv = pipeline.widths
     q = fetch("q", pipeline.block_rows, d, cold=not early)
     k, v = fetch("k", tile_n, d), fetch(loaded_values(pipeline), tile_n, dv)
     program = (
@@ -274,7 +274,7 @@ def _scores(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
     size, d = pipeline.element_bytes, pipeline.head_dim
     product = mma(WARPGROUP_ROWS, pipeline.tile_n, d, element_bytes=size, in_registers=True)
     product = products(pipeline, product, waited)
-    reads = (rows_of("q@", i, d * size), "k")
+    reads = (rows_of("q@", i, pipeline.widths[0] * size), "k")
     return (
         Wait("k_full"),
         Work(f"QK{i}", product, asynchronous=not waited, reads=reads),
@@ -321,8 +321,8 @@ def _part(pipeline: WarpgroupPipeline, i: int) -> Program:
 def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Program:
     """O divided by the row sums and stored by one thread, once the last store has been read."""
     size, dv = pipeline.output_bytes, pipeline.head_dim_v
-    width = pipeline.head_dim * size if over_queries else 0
-    output = rows_of("o", i, max(dv * pipeline.output_bytes, width))
+    d_width, dv_width = pipeline.widths
+    output = rows_of("o", i, max(dv_width, d_width if over_queries else 0) * size)
     num_bytes = WARPGROUP_ROWS * dv * size
     # One thread waits for the last store.
     free: Program = (Wait(f"stored{i}"), Work(f"meet {i}", Sync()))

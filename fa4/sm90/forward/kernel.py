@@ -36,7 +36,7 @@ def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
     types, V lies transposed in its ring.
     """
     pipeline = spec.pipeline
-    d, dv, tile_n = pipeline.head_dim, pipeline.head_dim_v, spec.tile_n
+    (d, dv), tile_n = pipeline.widths, spec.tile_n
     return {
         "q": (spec.tile_rows, d, spec.consumers * query_stages(pipeline, spec.gpu)),
         "k": (tile_n, d, spec.kv_stages),
@@ -186,7 +186,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
                 raw=start + plan.buffer("raw").start,
                 transposed=start + plan.buffer("v").start,
                 keys=spec.tile_n,
-                columns=spec.pipeline.head_dim_v,
+                columns=spec.pipeline.widths[1],
             )
             transpose(signals.of("transpose"), problem, tiles)
     first, last = plan.role("consumer0"), plan.role(f"consumer{spec.consumers - 1}")
@@ -232,18 +232,20 @@ def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> W
     plan, shapes = spec.plan, tile_shapes(spec)
     start = memory.toint().to(Int32)
 
-    def tiles(name: str, along_rows: bool, stage: Int32 | int = 0) -> OperandTiles:
+    def tiles(
+        name: str, along_rows: bool, stage: Int32 | int = 0, depth: int | None = None
+    ) -> OperandTiles:
         rows, dim, _ = shapes[name]
         stage_bytes = rows * dim * spec.element_bytes
         place = start + (plan.buffer(name).start + stage * stage_bytes)
         if name == "q":  # a place holds all warpgroups' rows
             stage_bytes *= spec.consumers
         return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes,
-                             element_bytes=spec.element_bytes)  # fmt: skip
+                             element_bytes=spec.element_bytes, depth=depth)  # fmt: skip
 
     return WarpgroupProducts(
-        q=tiles("q", False, number),
-        k=tiles("k", False),
+        q=tiles("q", False, number, spec.pipeline.head_dim),
+        k=tiles("k", False, depth=spec.pipeline.head_dim),
         v=tiles("v", not spec.pipeline.transposes),
         p=tiles("p", False, number) if spec.p_source == "smem" else None,
         dtype=spec.dtype,

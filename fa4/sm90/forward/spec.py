@@ -156,11 +156,20 @@ class WarpgroupSpec(ForwardFeatures):
         return self.columns or (padded_width(d, size), padded_width(dv, size))
 
     @property
+    def multiplied(self) -> tuple[int, int]:
+        """Columns of Q and K, and of V, that products take: of 8-bit types all there are."""
+        if self.element_bytes == 1:
+            return self.tile_columns
+        d, dv = (-(-dim // self.depth) * self.depth for dim in self.dims)
+        return d, dv
+
+    @property
     def pipeline(self) -> WarpgroupPipeline:
         """The pipeline of this kernel; head dimensions padded."""
         return WarpgroupPipeline(
-            head_dim=self.tile_columns[0],
-            head_dim_v=self.tile_columns[1],
+            head_dim=self.multiplied[0],
+            head_dim_v=self.multiplied[1],
+            columns=None if self.multiplied == self.tile_columns else self.tile_columns,
             element_bytes=self.element_bytes,
             causal=self.hides_last_keys,
             tile_n=self.tile_n,
