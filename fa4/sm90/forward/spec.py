@@ -160,8 +160,7 @@ class WarpgroupSpec(ForwardFeatures):
         """Columns of Q and K, and of V, that products take: of 8-bit types all there are."""
         if self.element_bytes == 1:
             return self.tile_columns
-        d, dv = (-(-dim // self.depth) * self.depth for dim in self.dims)
-        return d, dv
+        return -(-self.head_dim // self.depth) * self.depth, self.head_dim_v
 
     @property
     def pipeline(self) -> WarpgroupPipeline:
