@@ -460,7 +460,8 @@ class WarpgroupPipeline:
         )
         require_int("consumers", self.consumers, 1, 3)
         require_int("kv_stages", self.kv_stages, 1, 32)
-        choices = {"p_source": ("registers", "smem"), "scheduler": ("static", "lpt", "naive")}
+        schedulers = ("static", "lpt", "naive", "queue")
+        choices = {"p_source": ("registers", "smem"), "scheduler": schedulers}
         for name, allowed in choices.items():
             value = getattr(self, name)
             require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)

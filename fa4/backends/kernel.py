@@ -162,6 +162,8 @@ def launch(call: Call, prepared: Prepared, start: Callable[..., None]) -> tuple[
     q, k, v = call[:3]
     more = [new_tensor(q, shape, None, "float32") for shape in prepared.parts]
     more += read_factors(call, prepared.spec)
+    if getattr(prepared.spec, "draws_work", False):
+        more.append(new_tensor(q, (1,), 0, "int32"))
     if template is None:
         values = launch_arguments(
             sizes, prepared.spec, (q, k, v), (out, lse), read_vectors(call, sizes), prepared.num_sms

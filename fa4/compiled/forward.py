@@ -28,13 +28,17 @@ def compile_warpgroup(
     spec: WarpgroupSpec, arch: str = "sm_90a", trace: list[Any] | None = None
 ) -> Any:
     """The same for Hopper."""
-    from fa4.sm90.forward.kernel import forward, forward_narrow, forward_split
+    from fa4.sm90.forward.kernel import forward, forward_narrow, forward_queue, forward_split
 
     if spec.element_bytes == 1:
         tensors = StandIns(spec)
         factors = (tensors.of_entries(letter in spec.descale) for letter in "qkv")
         arguments = fake_arguments(spec, tensors)
         return compile_host(forward_narrow, (*arguments, *factors), spec, arch, trace)
+    if spec.scheduler == "queue":
+        tensors = StandIns(spec)
+        arguments = fake_arguments(spec, tensors)
+        return compile_host(forward_queue, (*arguments, tensors.counter()), spec, arch, trace)
     if not spec.split:
         return compile_host(forward, fake_arguments(spec), spec, arch, trace)
     tensors = StandIns(spec)

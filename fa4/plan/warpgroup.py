@@ -19,6 +19,7 @@ from fa4.plan.schema import Buffer, PipelinePlan, Signal
 from fa4.plan.warpgroup_roles import consumer_role, producer_role
 from fa4.plan.warpgroup_transpose import TRANSPOSING_WARPS, transposing_role
 from fa4.plan.work import WARPGROUP
+from fa4.plan.work_queue import add_numbers, queue_signals
 
 BARRIER_BYTES = 8 * 32
 # Consumer and producer after setmaxnreg, by warpgroups (FlashAttention-3, flash_attn.cute).
@@ -74,6 +75,8 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
     else:
         layout.add("o", "smem", rows * dv * pipeline.output_bytes, align=TILE_ALIGN_BYTES)
     layout.add("barriers", "smem", BARRIER_BYTES, align=8)
+    if pipeline.scheduler == "queue":
+        add_numbers(layout)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return layout.buffers
 
@@ -131,6 +134,7 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int)
         *_ring("q", {"load": 1}, readers, query_places, pipeline.block_rows * d_bytes),
         *_ring("k", {"load": 1}, readers, stages, pipeline.tile_n * d_bytes),
         *loaded,
+        *(queue_signals(readers) if pipeline.scheduler == "queue" else ()),
     ]
     for i, name in enumerate(names):
         # Over the queries, a store is waited for at once, else before the next one.

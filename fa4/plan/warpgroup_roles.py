@@ -34,6 +34,7 @@ from fa4.plan.warpgroup_code import (
     unpacked,
 )
 from fa4.plan.work import mma
+from fa4.plan.work_queue import draw_number, read_number
 
 # What begins a work tile, what else comes before the loops, a step of them, what comes after.
 Parts = tuple[Program, Program, Callable[[bool], Program], Program]
@@ -108,7 +109,7 @@ def producer_role(
     A CTA that strides over work tiles has L2 fetch what the next one begins with.
     """
     size, tile_n = pipeline.element_bytes, pipeline.tile_n
-    strides = pipeline.scheduler == "static" and not pipeline.published
+    strides = pipeline.scheduler in ("static", "queue") and not pipeline.published
     early = strides and not output_over_queries
 
     def fetch(what: str, rows: int, cols: int, cold: bool = False) -> Program:
@@ -129,6 +130,7 @@ def producer_role(
     program = (
         *fetch("k", tile_n, d, cold=not early),
         *q,
+        *(draw_number() if pipeline.scheduler == "queue" else ()),
         Loop("kv_tiles", (*k, *v), offset=-1),
         *v,
     )
@@ -148,6 +150,9 @@ def consumer_role(
     spills = spilled(pipeline, registers)
     begin, first, step, end = (_overlapped if pipeline.overlap else _serial)(pipeline, i, spills)
     begin = (Wait("q_full"), *begin)
+    if pipeline.scheduler == "queue":  # read beside the last product
+        awaited = len(_await_values(i)) if pipeline.overlap else 0
+        end = (*end[: len(end) - awaited], *read_number(), *end[len(end) - awaited :])
     following = (Loop(FOLLOWING, begin),) if ahead else ()
     turn = (Arrive("turn0"),) if pipeline.takes_turns and i == pipeline.consumers - 1 else ()
     loops = (

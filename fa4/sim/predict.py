@@ -255,8 +255,8 @@ def _run_forward(
     def run(runner: TileRunner) -> ChipRun:
         if pipeline.scheduler == "static":
             return run_persistent(runner, tiles, slots, start)
-        # A persistent CTA that steals work (CLC) starts once; the next tile id is asked for early.
-        once = pipeline.scheduler == "clc"
+        # A persistent CTA that steals work (CLC) or draws it starts once, and asks early.
+        once = pipeline.scheduler in ("clc", "queue")
         return run_one_by_one(runner, tiles, slots, start, starts_once=once)
 
     share = steps_rescaled(plan, simulation)

@@ -1,4 +1,4 @@
-"""Every tile of the Hopper forward kernel that fits, for head dims 32 to 256: which are fastest?
+"""Tiles of the Hopper forward kernel that fit, for head dims 40 to 256: which are fastest?
 
     PYTHONPATH=. python3 -m hardware.warpgroup_forward.tiles RESULTS.jsonl --seconds 200     # GPU
     python -m hardware.warpgroup_forward.tiles table RESULTS.jsonl CSV --commit COMMIT
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from fa4.config import WarpgroupPipeline
 from fa4.hardware import H200
-from fa4.plan.warpgroup import begins_ahead, output_over_queries, warpgroup_plan
+from fa4.plan.warpgroup import output_over_queries, warpgroup_plan
 from fa4.plan.warpgroup_rates import RATES
 from hardware.warpgroup_forward.measure import (
     Inputs,
@@ -38,17 +38,19 @@ from hardware.warpgroup_forward.measure import (
     make_spec,
 )
 
-DIMS = ((160, 160), (80, 80), (256, 256), (112, 112), (192, 192), (224, 224), (144, 144), (96, 96),
-        (192, 128), (128, 128), (208, 208), (176, 176), (240, 240), (64, 64), (48, 48),
-        (32, 32))  # fmt: skip
-LENGTHS = ((1500, 8, 16), (6000, 2, 16), (24000, 1, 8))  # tokens, batch, heads
+DIMS = ((136, 136), (152, 152), (168, 168), (72, 72), (200, 200), (232, 232), (40, 40), (184, 184),
+        (216, 216), (248, 248), (88, 88), (104, 104), (120, 120), (56, 56), (224, 224), (144, 144),
+        (176, 176), (208, 208), (240, 240), (80, 80), (112, 112), (160, 160), (96, 96), (48, 48),
+        (128, 96), (96, 64))  # fmt: skip
+LENGTHS = ((333, 37, 16), (1111, 11, 16), (4321, 3, 16))  # tokens, batch, heads
 SHORT_LENGTHS = ((300, 40, 16), (512, 24, 16), (1024, 12, 16), (2500, 5, 16))
 MOST_STAGES = 4
 FEWEST_KEYS = {1: 80, 2: 48, 3: 48}  # of a KV tile, by warpgroups
 MOST_KEYS = 192
+RUN_COLUMNS = (64, 32)  # of a row, that lie together in shared memory
 ROUNDS, BURST_MS, PAUSE_S = 3, 1.0, 0.006
 COLUMNS = (
-    "head_dim", "head_dim_v", "causal", "consumers", "tile_n", "kv_stages", "ping_pong", "ahead",
+    "head_dim", "head_dim_v", "columns", "causal", "consumers", "tile_n", "kv_stages", "ping_pong", "ahead",
     "scheduler", "frame_bytes", "seqlen", "batch", "heads", "microseconds", "tflops", "clock_mhz",
     "power_w",
 )  # fmt: skip
@@ -80,16 +82,27 @@ def known_variants(one: Class) -> Iterator[dict[str, Any]]:
             yield {**base, "ping_pong": True}
 
 
-def most_stages(one: Class, consumers: int, tile_n: int) -> int:
-    """Stages of K and V that fit without a spilled register, beside Q and O if two do; 0 for none.
+def columns_of(one: Class) -> Iterator[tuple[int, int]]:
+    """Rows in shared memory that are swizzled in 128 bytes and, where narrower, in 64."""
+    seen = set()
+    for step in RUN_COLUMNS:
+        d, dv = (-(-dim // step) * step for dim in (one.head_dim, one.head_dim_v))
+        if (d, dv) not in seen:
+            yield d, dv
+        seen.add((d, dv))
 
-    Where O lies over Q, a work tile waits for the store of the one before.
-    """
-    fitting = {}
+
+def stages_of(
+    one: Class, columns: tuple[int, int], consumers: int, tile_n: int
+) -> dict[bool, int]:
+    """Stages of K and V that fit without a spilled register, the most up to four, where O has a
+    place of its own (False) and where it lies over Q (True)."""
+    fitting: dict[bool, int] = {}
     for stages in range(MOST_STAGES, 1, -1):
         pipeline = WarpgroupPipeline(
-            head_dim=one.head_dim, head_dim_v=one.head_dim_v, causal=one.causal, tile_n=tile_n,
-            consumers=consumers, kv_stages=stages, ping_pong=False,
+            head_dim=-(-one.head_dim // 16) * 16, head_dim_v=one.head_dim_v, columns=columns,
+            causal=one.causal, tile_n=tile_n, consumers=consumers, kv_stages=stages,
+            ping_pong=False,
         )  # fmt: skip
         try:
             plan = warpgroup_plan(pipeline, H200)
@@ -97,27 +110,28 @@ def most_stages(one: Class, consumers: int, tile_n: int) -> int:
             continue
         if not any(role.spilled_registers for role in plan.roles):
             fitting.setdefault(output_over_queries(pipeline, H200), stages)
-    return fitting.get(False, fitting.get(True, 0))
+    return fitting
 
 
 def variants(one: Class) -> Iterator[dict[str, Any]]:
-    """Fields of specs: all tiles; the next work tile begun ahead or not, turns where they pay."""
-    for consumers in (3, 2, 1):
-        sizes = [
-            n for n in range(FEWEST_KEYS[consumers], 193, 16) if most_stages(one, consumers, n)
-        ]
-        sizes = sizes[-5:] if consumers > 1 else [n for n in sizes if n <= 128][-2:]
-        for tile_n in sizes or ([32] if most_stages(one, consumers, 32) else []):
+    """Fields of specs: of each number of warpgroups the widest tile, and the widest beside which O
+    has a place, with the next work tile begun ahead or not."""
+    for columns, consumers in product(columns_of(one), (3, 2, 1)):
+        sizes = {n: found for n in range(FEWEST_KEYS[consumers], MOST_KEYS + 1, 16)
+                 if (found := stages_of(one, columns, consumers, n))}  # fmt: skip
+        widest = max(sizes, default=0)
+        beside = max((n for n, found in sizes.items() if False in found), default=0)
+        for tile_n in dict.fromkeys(n for n in (widest, beside) if n):
             base = {**one._asdict(), "consumers": consumers, "tile_n": tile_n, "ping_pong": False,
-                    "kv_stages": most_stages(one, consumers, tile_n),
+                    "columns": columns,
+                    "kv_stages": sizes[tile_n].get(False) or sizes[tile_n][True],
                     "scheduler": "lpt" if one.causal else "static"}  # fmt: skip
             yield base
-            begins = {**base, "ahead": True, "scheduler": "snake" if one.causal else "static"}
-            spec = make_spec(begins)
-            if begins_ahead(spec.pipeline, H200) and consumers > 1:
-                yield begins
-            if consumers > 1 and one.head_dim <= 128 and tile_n >= sizes[-2]:
-                yield {**base, "ping_pong": True}
+            if tile_n == beside and consumers > 1:
+                scheduler = "snake" if one.causal else "static"
+                yield {**base, "ahead": True, "scheduler": scheduler}
+            if consumers == 1:
+                break  # the widest alone
 
 
 def flops(one: Class, length: int, batch: int, heads: int) -> float:

@@ -10,20 +10,22 @@ from cutlass.cute.nvgpu import cpasync
 from fa4.kit.descriptors import ELEMENTS, OperandTiles
 from fa4.kit.scores import scales
 from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
+from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals, init_signals
 from fa4.kit.tiles import KernelProblem, block_rows
 from fa4.kit.units import WARP, WARPGROUP
 from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.plan.warpgroup import query_stages
 from fa4.plan.warpgroup_roles import loaded_values
+from fa4.plan.work_queue import PLACES
 from fa4.sm90.forward.combine import combine
 from fa4.sm90.forward.consumer import ConsumerWork, consume
 from fa4.sm90.forward.held import held_place
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
-from fa4.sm90.forward.schedule import heads_at_once, heads_of_section
-from fa4.sm90.forward.spec import WarpgroupSpec, query_box
+from fa4.sm90.forward.schedule import WorkQueue, heads_at_once, heads_of_section
+from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec, query_box
 from fa4.sm90.forward.transpose import ValueTiles, transpose
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import query_view
@@ -92,8 +94,19 @@ def forward_split(q, k, v, o, lse, softmax_scale, softcap, window_left, window_r
 
 
 @cute.jit
+def forward_queue(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
+                  sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, drawn,
+                  stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """The same with work tiles that are drawn; drawn: one int32, zero."""
+    attend(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms, None,
+           (None, None, None), stream, spec, trace, drawn)  # fmt: skip
+
+
+@cute.jit
 def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, num_sms, splits,
-           descales, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+           descales, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr,
+           drawn=None):  # fmt: skip
     """Launch the main kernel; splits: parts of the keys, None where they are not divided."""
     batch, seqlen_q = q.shape[0], q.shape[-3]
     if cutlass.const_expr(lengths[0] is not None):
@@ -106,10 +119,10 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
         num_tiles *= splits
     width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
     ctas = num_tiles
-    if cutlass.const_expr(spec.scheduler in ("static", "snake")):
+    if cutlass.const_expr(spec.scheduler in PERSISTENT):
         ctas = cutlass.min(num_sms, num_tiles)
     section = heads_at_once(spec.consumers, ctas)
-    if cutlass.const_expr(spec.scheduler == "lpt"):
+    if cutlass.const_expr(spec.scheduler in ("lpt", "queue")):
         sharing = heads // k.shape[-2]  # heads of work tiles that read the same keys
         section = heads_of_section(k.shape[-3] * width // sharing, heads * batch)
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
@@ -140,7 +153,7 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
         store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
     kernel(
         loads, store, lse, scales(spec, *factors), aux, sizes, window, sink, lengths, splits,
-        descales, spec, trace,
+        descales, drawn, spec, trace,
     ).launch(
         grid=(ctas, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
@@ -151,7 +164,7 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
 
 
 @cute.kernel
-def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits, descales,
+def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits, descales, drawn,
            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.plan
@@ -160,6 +173,10 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
     signals = Signals(plan, "setup", trace, barriers)
     problem = KernelProblem(spec, *(*sizes, *window, *lengths, None, splits))
     scale_log2, score_scale = factors
+    queue = WorkQueue(None, None, None)
+    if cutlass.const_expr(spec.scheduler == "queue"):
+        numbers = cute.recast_ptr(memory + plan.buffer("work").start, dtype=Int32)
+        queue = WorkQueue(drawn, numbers, Ring.of(PLACES))
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
         init_signals(signals)
@@ -177,7 +194,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
             TileLoad(*(*loads[i], shared_tensor(spec, memory, name)))
             for i, name in enumerate(("q", "k", loaded_values(spec.pipeline)))
         ]
-        load(signals.of("load"), problem, *operands)
+        load(signals.of("load"), problem, *operands, queue)
     if cutlass.const_expr(spec.pipeline.transposes):  # noqa: SIM102
         if has_role(warp, plan.role("transpose")):
             take_registers(plan, plan.role("transpose"))
@@ -207,6 +224,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
             mods=Mods(spec, score_scale, aux),
             descales=descales,
             held=held_place(memory, spec, number),
+            queue=queue,
         )
         shared = None
         if cutlass.const_expr(not spec.split):

@@ -14,7 +14,7 @@ from fa4.kit.tiles import KernelProblem, WorkTile, locate
 from fa4.kit.views import copy_box
 from fa4.plan.warpgroup import output_over_queries
 from fa4.plan.warpgroup_roles import loaded_values
-from fa4.sm90.forward.schedule import first_work, next_work
+from fa4.sm90.forward.schedule import WorkQueue, draw_work, first_work, next_work
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec, query_box
 
 
@@ -46,8 +46,9 @@ class TileLoad:
 
 @cute.jit
 def load(
-    signals: Signals, problem: KernelProblem, query: TileLoad, key: TileLoad, value: TileLoad
-) -> None:
+    signals: Signals, problem: KernelProblem, query: TileLoad, key: TileLoad, value: TileLoad,
+    queue: WorkQueue,
+) -> None:  # fmt: skip
     """K and Q, then each K ahead of the V before it, last keys first."""
     consumers: cutlass.Constexpr = problem.spec.consumers
     loaded: cutlass.Constexpr = loaded_values(problem.spec.pipeline)
@@ -71,6 +72,10 @@ def load(
         for i in cutlass.range_constexpr(consumers):
             stage = queries.slot * consumers + i
             start_copy(query, q[None, None, tile.tile_number(i)], stage, full)
+        following = Int32(0)
+        if cutlass.const_expr(problem.spec.scheduler == "queue"):
+            following = draw_work(signals, problem, queue)
+            queue = queue.next()
         for j in cutlass.range(1, tile.kv_tiles, unroll=1):
             fill(signals, "k", key, k[None, None, last - j], keys)
             keys = keys.next()
@@ -78,7 +83,10 @@ def load(
             values = values.next()
         fill(signals, loaded, value, v[None, None, tile.kv_start], values, empty)
         values = values.next()
-        index = next_work(problem, index)
+        if cutlass.const_expr(problem.spec.scheduler == "queue"):
+            index = following
+        else:
+            index = next_work(problem, index)
         queries = queries.next()
 
 

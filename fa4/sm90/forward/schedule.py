@@ -1,10 +1,15 @@
-"""Which work tile is next: CTAs stride over all of them, back and forth where lengths differ."""
+"""Which work tile is next: CTAs stride over all, back and forth where lengths differ, or draw."""
+
+from dataclasses import dataclass, replace
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.kit.rings import Ring
 from fa4.kit.schedulers import has_rows
+from fa4.kit.signals import Signals
 from fa4.kit.tiles import L2_SECTION_BYTES, KernelProblem
 from fa4.plan.warpgroup_tuned import ROWS_AT_ONCE
 
@@ -25,6 +30,23 @@ def heads_of_section(head_bytes: Int32, heads: Int32) -> Int32:
     return (heads + sections - 1) // sections
 
 
+@dataclass(frozen=True)
+class WorkQueue:
+    """Where numbers of work tiles come from that are drawn; a ring's slot of the next one.
+
+    drawn: global tensor of one int32, of what was drawn so far beyond each CTA's first. numbers:
+    shared memory. None of both where CTAs know their work tiles.
+    """
+
+    drawn: cute.Tensor | None
+    numbers: cute.Pointer | None
+    ring: Ring
+
+    def next(self) -> "WorkQueue":
+        """One slot on."""
+        return replace(self, ring=self.ring.next())
+
+
 def first_work(problem: KernelProblem) -> Int32:
     """The first work tile of this CTA."""
     return _skip_empty(problem, cute.arch.block_idx()[0])
@@ -33,6 +55,42 @@ def first_work(problem: KernelProblem) -> Int32:
 def next_work(problem: KernelProblem, index: Int32) -> Int32:
     """The work tile after `index`; num_tiles or more at the end."""
     return _skip_empty(problem, _following(problem, index))
+
+
+@cute.jit
+def draw_work(signals: Signals, problem: KernelProblem, queue: WorkQueue) -> Int32:
+    """The load warp draws the next work tile with rows, and says which it is."""
+    index = _draw(queue)
+    if cutlass.const_expr(problem.spec.ragged_q):
+        while index < problem.num_tiles and not has_rows(problem, index):
+            index = _draw(queue)
+    signals.wait("work_empty", queue.ring)
+    with cute.arch.elect_one():
+        _number(queue)[0] = index
+        signals.arrive("work_full", queue.ring)
+    return index
+
+
+def read_work(signals: Signals, queue: WorkQueue) -> Int32:
+    """The number that was drawn, as a consumer reads it."""
+    signals.wait("work_full", queue.ring)
+    index = cute.arch.make_warp_uniform(_number(queue)[0])
+    signals.arrive_once("work_empty", queue.ring)
+    return index
+
+
+def _number(queue: WorkQueue) -> cute.Tensor:
+    return cute.make_tensor(queue.numbers + queue.ring.slot, cute.make_layout(1))
+
+
+@cute.jit
+def _draw(queue: WorkQueue) -> Int32:
+    """One of the warp's lanes counts for all."""
+    index = Int32(0)
+    if cute.arch.lane_idx() == 0:
+        drawn = cute.arch.atomic_add(queue.drawn.iterator, Int32(1), sem="relaxed", scope="gpu")
+        index = cute.arch.grid_dim()[0] + drawn
+    return cute.arch.make_warp_uniform(cute.arch.shuffle_sync(index, 0))
 
 
 def _following(problem: KernelProblem, index: Int32) -> Int32:

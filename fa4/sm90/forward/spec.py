@@ -20,7 +20,7 @@ from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
 from fa4.plan.warpgroup_tuned import padded_width
 
 MOST_GROUP = 1 << 16
-PERSISTENT = ("static", "snake")  # a CTA has several work tiles, and knows which
+PERSISTENT = ("static", "snake", "queue")  # a CTA has several work tiles
 SCHEDULERS = (*PERSISTENT, "lpt", "naive")
 
 
@@ -45,7 +45,8 @@ class WarpgroupSpec(ForwardFeatures):
     of queries, KV tiles of tile_n keys in kv_stages stages; p_source, where P enters PV from
     ("registers" or "smem"); overlap, ping_pong, ahead, promote.
     scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first, back and
-    forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
+    forth), "queue" (longest first, each as soon as an SM is free), "naive" (a CTA per work tile) or
+    "lpt" (the same, longest first). numerics: tau and the
     emulated exponentials, of the pairs that a thread has in every eight columns. split: the keys of
     a query are divided over CTAs, in as many parts as the call says. descale: letters of those of
     q, k and v that have factors for each batch entry and KV head (8-bit types). columns: that rows
@@ -101,6 +102,7 @@ class WarpgroupSpec(ForwardFeatures):
         require(self.p_source == "registers", "p_source must be registers with 8-bit types",
                 self.p_source)  # fmt: skip
         require(not self.split, "split must be False with 8-bit types", self.split)
+        require(not self.draws_work, "scheduler cannot be queue with 8-bit types", self.scheduler)
         self.numerics.check_dtype(self.dtype)
 
     @property
@@ -132,6 +134,11 @@ class WarpgroupSpec(ForwardFeatures):
     def begins_ahead(self) -> bool:
         """Does the next work tile's first S start before this one's O is stored?"""
         return begins_ahead(self.pipeline, self.gpu)
+
+    @property
+    def draws_work(self) -> bool:
+        """Does a counter in global memory, which is zero, say which work tile is next?"""
+        return self.scheduler == "queue"
 
     @property
     def cta_group(self) -> int:
