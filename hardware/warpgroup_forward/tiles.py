@@ -38,10 +38,14 @@ from hardware.warpgroup_forward.measure import (
     make_spec,
 )
 
-DIMS = ((136, 136), (152, 152), (168, 168), (72, 72), (200, 200), (232, 232), (40, 40), (184, 184),
-        (216, 216), (248, 248), (88, 88), (104, 104), (120, 120), (56, 56), (224, 224), (144, 144),
-        (176, 176), (208, 208), (240, 240), (80, 80), (112, 112), (160, 160), (96, 96), (48, 48),
-        (128, 96), (96, 64))  # fmt: skip
+DIMS = ((136, 136), (128, 128), (72, 72), (152, 152), (256, 256), (168, 168), (64, 64), (200, 200),
+        (192, 128), (232, 232), (40, 40), (184, 184), (192, 192), (216, 216), (248, 248), (88, 88),
+        (104, 104), (224, 224), (120, 120), (96, 96), (56, 56), (144, 144), (160, 160), (176, 176),
+        (208, 208), (240, 240), (80, 80), (112, 112), (128, 96), (96, 64), (48, 48),
+        (32, 32))  # fmt: skip
+FEWER_KEYS = 32  # that a small tile has than the widest beside which O has a place
+# Of these, under a mask, also CTAs that do not draw their work tiles.
+STRIDING_DIMS = (64, 128, 136, 256)
 LENGTHS = ((333, 37, 16), (1111, 11, 16), (4321, 3, 16))  # tokens, batch, heads
 SHORT_LENGTHS = ((300, 40, 16), (512, 24, 16), (1024, 12, 16), (2500, 5, 16))
 MOST_STAGES = 4
@@ -84,12 +88,12 @@ def known_variants(one: Class) -> Iterator[dict[str, Any]]:
 
 def columns_of(one: Class) -> Iterator[tuple[int, int]]:
     """Rows in shared memory that are swizzled in 128 bytes and, where narrower, in 64."""
-    seen = set()
-    for step in RUN_COLUMNS:
-        d, dv = (-(-dim // step) * step for dim in (one.head_dim, one.head_dim_v))
-        if (d, dv) not in seen:
-            yield d, dv
-        seen.add((d, dv))
+    whole = [one.head_dim % 16 == 0, one.head_dim_v % 16 == 0]
+    steps = RUN_COLUMNS if all(whole) else RUN_COLUMNS[:1]  # rows begin within a sector else
+    found = [
+        tuple(-(-dim // step) * step for dim in (one.head_dim, one.head_dim_v)) for step in steps
+    ]
+    yield from dict.fromkeys(found)
 
 
 def stages_of(
@@ -117,21 +121,28 @@ def variants(one: Class) -> Iterator[dict[str, Any]]:
     """Fields of specs: of each number of warpgroups the widest tile, and the widest beside which O
     has a place, with the next work tile begun ahead or not."""
     for columns, consumers in product(columns_of(one), (3, 2, 1)):
+        if consumers == 1 and columns != next(columns_of(one)):
+            continue
         sizes = {n: found for n in range(FEWEST_KEYS[consumers], MOST_KEYS + 1, 16)
                  if (found := stages_of(one, columns, consumers, n))}  # fmt: skip
-        widest = max(sizes, default=0)
-        beside = max((n for n, found in sizes.items() if False in found), default=0)
-        for tile_n in dict.fromkeys(n for n in (widest, beside) if n):
+        beside = [n for n, found in sizes.items() if False in found and consumers > 1]
+        widest, roomy = max(sizes, default=0), max(beside, default=0)
+        small = max((n for n in beside if n <= roomy - FEWER_KEYS), default=0)
+        for tile_n in dict.fromkeys(n for n in (widest, roomy, small) if n):
             base = {**one._asdict(), "consumers": consumers, "tile_n": tile_n, "ping_pong": False,
                     "columns": columns,
-                    "kv_stages": sizes[tile_n].get(False) or sizes[tile_n][True],
-                    "scheduler": "lpt" if one.causal else "static"}  # fmt: skip
-            yield base
-            if tile_n == beside and consumers > 1:
-                scheduler = "snake" if one.causal else "static"
-                yield {**base, "ahead": True, "scheduler": scheduler}
-            if consumers == 1:
-                break  # the widest alone
+                    "kv_stages": sizes[tile_n].get(False) or sizes[tile_n][True]}  # fmt: skip
+            for ahead, scheduler in product({tile_n in beside, tile_n != widest}, schedulers(one)):
+                if ahead is (tile_n in beside) or one.head_dim in STRIDING_DIMS:
+                    if not (ahead and (scheduler == "lpt" or tile_n not in beside)):
+                        yield {**base, "ahead": ahead, "scheduler": scheduler}
+
+
+def schedulers(one: Class) -> tuple[str, ...]:
+    """How CTAs come by their work tiles."""
+    if not one.causal:
+        return ("static",)
+    return ("queue", "snake", "lpt") if one.head_dim in STRIDING_DIMS else ("queue",)
 
 
 def flops(one: Class, length: int, batch: int, heads: int) -> float:
