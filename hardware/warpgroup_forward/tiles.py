@@ -19,6 +19,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +44,7 @@ DIMS = ((136, 136), (128, 128), (72, 72), (152, 152), (256, 256), (168, 168), (6
         (104, 104), (224, 224), (120, 120), (96, 96), (56, 56), (144, 144), (160, 160), (176, 176),
         (208, 208), (240, 240), (80, 80), (112, 112), (128, 96), (96, 64), (48, 48),
         (32, 32))  # fmt: skip
-FEWER_KEYS = 32  # that a small tile has than the widest beside which O has a place
+FEWER_KEYS = 16  # that a small tile has than the widest beside which O has a place
 # Of these, under a mask, also CTAs that do not draw their work tiles.
 STRIDING_DIMS = (64, 128, 136, 256)
 LENGTHS = ((333, 37, 16), (1111, 11, 16), (4321, 3, 16))  # tokens, batch, heads
@@ -117,7 +118,7 @@ def stages_of(
     return fitting
 
 
-def variants(one: Class) -> Iterator[dict[str, Any]]:
+def variants(one: Class, *, queue: bool = True) -> Iterator[dict[str, Any]]:
     """Fields of specs: of each number of warpgroups the widest tile, and the widest beside which O
     has a place, with the next work tile begun ahead or not."""
     for columns, consumers in product(columns_of(one), (3, 2, 1)):
@@ -132,17 +133,24 @@ def variants(one: Class) -> Iterator[dict[str, Any]]:
             base = {**one._asdict(), "consumers": consumers, "tile_n": tile_n, "ping_pong": False,
                     "columns": columns,
                     "kv_stages": sizes[tile_n].get(False) or sizes[tile_n][True]}  # fmt: skip
-            for ahead, scheduler in product({tile_n in beside, tile_n != widest}, schedulers(one)):
-                if ahead is (tile_n in beside) or one.head_dim in STRIDING_DIMS:
+            for ahead, scheduler in product({tile_n in beside, False}, schedulers(one, queue)):
+                if ahead is (tile_n in beside) or strides(one):
                     if not (ahead and (scheduler == "lpt" or tile_n not in beside)):
                         yield {**base, "ahead": ahead, "scheduler": scheduler}
 
 
-def schedulers(one: Class) -> tuple[str, ...]:
+def schedulers(one: Class, queue: bool) -> tuple[str, ...]:
     """How CTAs come by their work tiles."""
     if not one.causal:
         return ("static",)
-    return ("queue", "snake", "lpt") if one.head_dim in STRIDING_DIMS else ("queue",)
+    if not queue:
+        return "snake", "lpt"
+    return ("queue", "snake", "lpt") if strides(one) else ("queue",)
+
+
+def strides(one: Class) -> bool:
+    """Are all ways to come by work tiles measured, or the fastest ones alone?"""
+    return one.head_dim == one.head_dim_v and one.head_dim in STRIDING_DIMS
 
 
 def flops(one: Class, length: int, batch: int, heads: int) -> float:
@@ -194,9 +202,9 @@ def measure_class(
             }  # fmt: skip
 
 
-def run(results: Path, seconds: float, processes: int, short: bool) -> None:
+def run(results: Path, seconds: float, processes: int, short: bool, queue: bool = True) -> None:
     """Compile all, then measure class after class until the time is over."""
-    variants_of = known_variants if short else variants
+    variants_of = known_variants if short else partial(variants, queue=queue)
     lengths = SHORT_LENGTHS if short else LENGTHS
     from fa4.compiled.artifact import from_bytes
 
@@ -255,13 +263,14 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--no-queue", action="store_true", help="no work tiles that are drawn")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--table", type=Path, help="write this CSV instead of measuring")
     given = parser.parse_args()
     if given.table:
         table(given.results, given.table)
     else:
-        run(given.results, given.seconds, given.processes, given.short)
+        run(given.results, given.seconds, given.processes, given.short, not given.no_queue)
 
 
 if __name__ == "__main__":
