@@ -13,10 +13,10 @@ enum Case {
   BULK,              // written by cp.async.bulk; readers' mbarrier gives the place back
   BULK_STAGES,       // the same with two places
   BULK_SYNC,         // given back by bar.sync of the CTA
-  BULK_UNORDERED,    // not given back: a race
+  BULK_UNORDERED,    // given back before it is read: a race
   STORES,            // written by st.shared; mbarriers both ways
   STORES_THIRD,      // the same, but a third warp hands the readers' word on
-  STORES_UNORDERED,  // not given back: a race
+  STORES_UNORDERED,  // given back before it is read: a race
 };
 
 __device__ uint32_t address(const void *place) { return (uint32_t)__cvta_generic_to_shared(place); }
@@ -70,7 +70,7 @@ __global__ void kernel(const float *from, float *to) {
   for (int turn = 0; turn < TURNS; turn++) {
     int stage = turn % stages, round = turn / stages;
     if (warp == 0) {
-      if (ordered && which != BULK_SYNC && round > 0)
+      if (which != BULK_SYNC && round > 0)
         wait(which == STORES_THIRD ? &handed : &empty[stage], (round - 1) & 1);
       if (bulk) {
         if (lane == 0) load_row(rows[stage], from + turn * ROW, &full[stage]);
@@ -81,9 +81,10 @@ __global__ void kernel(const float *from, float *to) {
       }
     } else if (warp <= 4) {
       wait(&full[stage], round & 1);
+      if (!ordered && lane == 0) arrive(&empty[stage]);
       sum += rows[stage][threadIdx.x - 32];
       __syncwarp();
-      if (lane == 0) arrive(&empty[stage]);
+      if (ordered && lane == 0) arrive(&empty[stage]);
     } else if (which == STORES_THIRD) {
       wait(&empty[stage], round & 1);
       if (lane == 0) arrive(&handed);

@@ -25,10 +25,10 @@ CASES = {  # in the order of the source's; is it ordered?
     "bulk copies, given back by an mbarrier": True,
     "bulk copies, two places": True,
     "bulk copies, given back by bar.sync": True,
-    "bulk copies, not given back": False,
+    "bulk copies, given back before they are read": False,
     "stores, mbarriers": True,
     "stores, given back by way of a third warp": True,
-    "stores, not given back": False,
+    "stores, given back before they are read": False,
 }
 LIMIT_S = 60.0
 KIND = re.compile(r"(Error|Warning): (?:Potential )?(.*?) hazard")
