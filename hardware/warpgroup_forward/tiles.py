@@ -47,7 +47,7 @@ DIMS = ((136, 136), (128, 128), (72, 72), (152, 152), (256, 256), (168, 168), (6
 FEWER_KEYS = 16  # that a small tile has than the widest beside which O has a place
 # Of these, under a mask, also CTAs that do not draw their work tiles.
 STRIDING_DIMS = (64, 128, 136, 256)
-LENGTHS = ((333, 37, 16), (1111, 11, 16), (4321, 3, 16))  # tokens, batch, heads
+LENGTHS = ((333, 37, 16), (1111, 11, 16), (4321, 3, 16), (12001, 1, 16))  # tokens, batch, heads
 SHORT_LENGTHS = ((300, 40, 16), (512, 24, 16), (1024, 12, 16), (2500, 5, 16))
 MOST_STAGES = 4
 FEWEST_KEYS = {1: 80, 2: 48, 3: 48}  # of a KV tile, by warpgroups
