@@ -252,7 +252,7 @@ def table(results: Path, target: Path) -> None:
         writer.writeheader()
         for row in rows:
             if "tflops" in row:
-                row = {"ahead": False, **row}
+                row = {"ahead": False, **row, "columns": "{} {}".format(*row["columns"])}
                 writer.writerow({name: int(x) if isinstance(x := row[name], bool) else x
                                  for name in COLUMNS})  # fmt: skip
 

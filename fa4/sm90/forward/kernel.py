@@ -78,6 +78,19 @@ def forward_narrow(
 
 
 @cute.jit
+def forward_narrow_queue(
+    q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q, sink,
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms,
+    q_descale, k_descale, v_descale, drawn, stream, spec: cutlass.Constexpr,
+    trace: cutlass.Constexpr,
+):  # fmt: skip
+    """The same with work tiles that are drawn, as of `forward_queue`."""
+    attend(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms, None,
+           (q_descale, k_descale, v_descale), stream, spec, trace, drawn)  # fmt: skip
+
+
+@cute.jit
 def forward_split(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
                   sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, o_parts,
                   lse_parts, stream, spec: cutlass.Constexpr,

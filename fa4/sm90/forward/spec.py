@@ -91,6 +91,8 @@ class WarpgroupSpec(ForwardFeatures):
             self._check_narrow()
         elif self.descale:
             raise ValueError(f"descale needs dtype e4m3 or e5m2; got {self.dtype}")
+        if self.split and self.draws_work:
+            raise ValueError("split keys have a CTA for each part; got scheduler 'queue'")
         require(
             self.scheduler in SCHEDULERS,
             f"scheduler must be one of {', '.join(SCHEDULERS)}",
@@ -102,7 +104,6 @@ class WarpgroupSpec(ForwardFeatures):
         require(self.p_source == "registers", "p_source must be registers with 8-bit types",
                 self.p_source)  # fmt: skip
         require(not self.split, "split must be False with 8-bit types", self.split)
-        require(not self.draws_work, "scheduler cannot be queue with 8-bit types", self.scheduler)
         self.numerics.check_dtype(self.dtype)
 
     @property
