@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from fa4.compiled.support import FAMILIES, NARROW, BackwardCall, ForwardCall, check
-from fa4.config import ForwardConfig, Window
+from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
 from fa4.hardware import B200, B300, H200, Gpu
 from fa4.kit.features import position_rows
 from fa4.kit.units import TILE_ROWS
