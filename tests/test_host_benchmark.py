@@ -1,4 +1,4 @@
-"""What benchmarks/benchmark_host.py times are calls that reach a kernel."""
+"""What lab/benchmarks/benchmark_host.py times are calls that reach a kernel."""
 
 from __future__ import annotations
 

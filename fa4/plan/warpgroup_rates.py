@@ -1,6 +1,6 @@
 """Rates of the Hopper forward kernel's tiles, by head dims and mask.
 
-Written by python -m hardware.warpgroup_forward.tile_rates from hardware/results/hopper_tiles.csv: a
+Written by python -m lab.hardware.warpgroup_forward.tile_rates from lab/hardware/results/hopper_tiles.csv: a
 tile is (warpgroups, keys, stages, TFLOP/s, start, turns, ahead); start: what a work tile costs
 beside its keys, in keys.
 """

@@ -3,7 +3,7 @@
 Each row has the range claimed, the predicted numbers, and whether all of them lie inside. A single
 figure claimed is a range of 2% around it. What the paper does not say (numbers of heads, inputs of
 the rescaling count) is given in several ways. Nothing is tuned to these claims here.
-Usage: python benchmarks/benchmark_claims.py [--output FILE]
+Usage: python -m lab.benchmarks.benchmark_claims [--output FILE]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from common import parse_output, write_record
+from lab.benchmarks.common import parse_output, write_record
 
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.dtypes import round_to

@@ -1,11 +1,11 @@
 """What one compiler makes of attention kernels: flash-attn-4's, NVIDIA's open ones and ours.
 
-    python benchmarks/benchmark_codegen.py --install     once: the compiler and the peers
-    python benchmarks/benchmark_codegen.py               the whole table, and results/codegen.json
-    python benchmarks/benchmark_codegen.py --ours d128 --causal      only ours, its loops, quickly
-    python benchmarks/benchmark_codegen.py --ours d128 --backward --cta-group 2         the same
-    python benchmarks/benchmark_codegen.py --backward         the table of the backward pass alone
-    python benchmarks/benchmark_codegen.py --cubin FILE.cubin        the loops of any kernel
+    python -m lab.benchmarks.benchmark_codegen --install     once: the compiler and the peers
+    python -m lab.benchmarks.benchmark_codegen               the whole table, and results/codegen.json
+    python -m lab.benchmarks.benchmark_codegen --ours d128 --causal      only ours, its loops, quickly
+    python -m lab.benchmarks.benchmark_codegen --ours d128 --backward --cta-group 2         the same
+    python -m lab.benchmarks.benchmark_codegen --backward         the table of the backward pass alone
+    python -m lab.benchmarks.benchmark_codegen --cubin FILE.cubin        the loops of any kernel
 
 All compile with CuTe-DSL 4.8.1 in its CUDA 13 flavour, for sm_100a, without a GPU: nothing runs, no
 figure is a speed on a GPU. `--install` puts compiler, disassembler and cuDNN's kernels into
@@ -29,11 +29,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import codegen_found
-from codegen_backward import CASES, compare_backward
-from codegen_found import SECONDS, SITE, WORKER, Found, compile_one, describe, environment, number
-from codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, ROOT, Wanted
-from common import record_path, write_record
+from lab.benchmarks import codegen_found
+from lab.benchmarks.codegen_backward import CASES, compare_backward
+from lab.benchmarks.codegen_found import SECONDS, SITE, WORKER, Found, compile_one, describe, environment, number
+from lab.benchmarks.codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, ROOT, Wanted
+from lab.benchmarks.common import record_path, write_record
 
 from fa4.inspect import loops
 from fa4.inspect.codegen import KernelCode, read_kernels

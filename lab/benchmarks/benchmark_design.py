@@ -1,6 +1,6 @@
 """The searches for designs that docs/design.md speaks of.
 
-    python benchmarks/benchmark_design.py
+    python -m lab.benchmarks.benchmark_design
 
 A record for each call: leaders, the best of other shapes, what was pruned, why the first leads,
 what would decide, and the CPU seconds that it took. Some two minutes.

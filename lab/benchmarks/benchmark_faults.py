@@ -10,7 +10,7 @@ nothing to notice. That is decided by comparing what happened before what in bot
 (`fa4.emulator.tools.redundancy`), under all schedules: `equivalent`. A survivor is a fault that is
 neither caught nor equivalent; each is explained in WHY. The equivalent ones of a kind are also
 removed all together, which shows whether they stand for one another.
-Usage: python benchmarks/benchmark_faults.py [--output FILE]    (`make conformance` first)
+Usage: python -m lab.benchmarks.benchmark_faults [--output FILE]    (`make conformance` first)
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import emulated_kernels
-from common import parse_output, write_record
-from emulated_kernels import Kernel
+from lab.benchmarks import emulated_kernels
+from lab.benchmarks.common import parse_output, write_record
+from lab.benchmarks.emulated_kernels import Kernel
 
 from fa4.emulator import EmulatorError, Options, RunEvents
 from fa4.emulator.tools.faults import Fault, plant

@@ -1,7 +1,7 @@
 """What the compiler makes of our forward kernel with each feature: loop lengths and spills.
 
-    python benchmarks/benchmark_codegen.py --install     once: the compiler
-    python benchmarks/benchmark_features.py              the table, and results/features.json
+    python -m lab.benchmarks.benchmark_codegen --install     once: the compiler
+    python -m lab.benchmarks.benchmark_features              the table, and results/features.json
 
 The compiler is that of benchmark_codegen.py; nothing runs, no figure is a speed on a GPU. Lengths
 are issue slots per row of 128 scores (softmax) or per KV tile (mma, correction).
@@ -16,9 +16,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from benchmark_codegen import SITE
-from common import parse_output, write_record
-from feature_kernels import specs
+from lab.benchmarks.benchmark_codegen import SITE
+from lab.benchmarks.common import parse_output, write_record
+from lab.benchmarks.feature_kernels import specs
 
 from fa4.inspect import loops
 from fa4.inspect.codegen import read_kernels
@@ -55,7 +55,7 @@ def main() -> None:
         return
     options = parse_output((__doc__ or "").splitlines()[0], "features")
     if not (SITE / "nvidia_cutlass_dsl").is_dir():
-        sys.exit(f"no compiler in {SITE}: python benchmarks/benchmark_codegen.py --install")
+        sys.exit(f"no compiler in {SITE}: python -m lab.benchmarks.benchmark_codegen --install")
     environment = os.environ | {"PYTHONPATH": str(SITE), "CUTE_DSL_NO_CACHE": "1"}
     command = [sys.executable, "-W", "ignore", __file__, "--worker"]
     rows = []

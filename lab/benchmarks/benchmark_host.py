@@ -4,7 +4,7 @@ With its gradient, a call goes on to the launch of the backward kernels. Measure
 what torch's autograd engine takes for a function that keeps the same tensors and only allocates;
 and both passes of ours without the engine, which the bound is on.
 
-    python benchmarks/benchmark_host.py [--output FILE]
+    python -m lab.benchmarks.benchmark_host [--output FILE]
 
 Both compute on CPU tensors that claim to be on a B200, with kernels that are in the process and do
 nothing: what is timed is Python, the checks, the outputs and the choice of the kernel. CPU seconds
@@ -27,7 +27,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from common import parse_output, write_record
+from lab.benchmarks.common import parse_output, write_record
 
 sys.path.append(str(Path(__file__).parents[1]))  # the way to the foreign packages is a test's
 

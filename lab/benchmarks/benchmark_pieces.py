@@ -1,6 +1,6 @@
 """Registers that a softmax thread needs for pieces of so many keys, as the compiler has it.
 
-    python benchmarks/benchmark_pieces.py
+    python -m lab.benchmarks.benchmark_pieces
 
 This package's forward kernel for sm_100a, whose KV tile is as wide as a piece, with less and less
 registers for its softmax warps: loads and stores of local memory in the kernel, instructions of

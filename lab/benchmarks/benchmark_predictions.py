@@ -2,14 +2,14 @@
 
 The figures in the documentation rest on these. `tests/sim/test_predictions.py` predicts them again,
 so that a change of a plan, a cost or the engine shows here, in numbers, before it shows elsewhere.
-Usage: python benchmarks/benchmark_predictions.py [--output FILE]
+Usage: python -m lab.benchmarks.benchmark_predictions [--output FILE]
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from common import parse_output, write_record
+from lab.benchmarks.common import parse_output, write_record
 
 from fa4.commands.predict import describe
 from fa4.sim.ablate import ablate

@@ -1,7 +1,7 @@
 """Tiled NumPy forward against torch's CPU attention, and its memory.
 
 Float32, B1 H8 S2048 D128, causal and not, on 1 thread and on all cores; both sides in one run.
-Usage: python benchmarks/benchmark_reference.py [--output FILE]
+Usage: python -m lab.benchmarks.benchmark_reference [--output FILE]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import parse_output, time_against, write_record
+from lab.benchmarks.common import parse_output, time_against, write_record
 from threadpoolctl import threadpool_limits
 
 import fa4

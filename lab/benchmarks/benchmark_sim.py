@@ -3,7 +3,7 @@
 The compiled engine against its plain-Python twin and, if SimPy is installed, a SimPy model of the
 same programs; B4 H32 S16384 D128 forward with every step of every SM, and by the periodic shortcut;
 fresh processes of `fa4 predict`; a sweep of 1,000 points. One core throughout.
-Usage: python benchmarks/benchmark_sim.py [--output FILE]
+Usage: python -m lab.benchmarks.benchmark_sim [--output FILE]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from common import parse_output, write_record
+from lab.benchmarks.common import parse_output, write_record
 
 from fa4.cli import COMMANDS
 from fa4.config import BackwardPipeline, ForwardConfig, ForwardPipeline, Problem

@@ -9,7 +9,7 @@ which kernels spill registers is predicted without any fit. This package's own s
 to: its error, in another run, too, its spills, and for each head dim, mask and length the
 configuration that the simulator chooses beside the best. --part does one of them and keeps the
 others of the file.
-Usage: python benchmarks/benchmark_validation.py [--output FILE] [--part NAME]
+Usage: python -m lab.benchmarks.benchmark_validation [--output FILE] [--part NAME]
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from baselines import by_forest, by_formula, score
-from common import parse_output, write_record
+from lab.benchmarks.baselines import by_forest, by_formula, score
+from lab.benchmarks.common import parse_output, write_record
 
 from fa4.figures.measured import B200_FILE, HOPPER_FILE, KEPT_OUT_FILE
 from fa4.plan.warpgroup import warpgroup_plan

@@ -1,6 +1,6 @@
 """How sharp the test kit's judgement is, how often it errs, what it costs, and what it notices.
 
-    python benchmarks/benchmark_verify.py [--quick] [--part NAME] [--jobs N] [--output FILE]
+    python -m lab.benchmarks.benchmark_verify [--quick] [--part NAME] [--jobs N] [--output FILE]
 
 - allowance: the median budget of O over the error of plain attention, the largest of the output
   and, for honesty, the largest of the row;
@@ -32,7 +32,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from common import record_path, write_record
+from lab.benchmarks.common import record_path, write_record
 from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the planted faults are among the tests

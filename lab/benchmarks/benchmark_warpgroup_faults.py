@@ -2,7 +2,7 @@
 
 As benchmark_faults.py, on two compiled kernels under a causal mask: two warpgroups that take turns
 at the tensor core, and three that do not. One CTA works on two work tiles.
-Usage: python benchmarks/benchmark_warpgroup_faults.py [--output FILE]
+Usage: python -m lab.benchmarks.benchmark_warpgroup_faults [--output FILE]
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from benchmark_faults import PACKAGES, report_on
-from common import parse_output, write_record
-from emulated_kernels import Kernel, capture
+from lab.benchmarks.benchmark_faults import PACKAGES, report_on
+from lab.benchmarks.common import parse_output, write_record
+from lab.benchmarks.emulated_kernels import Kernel, capture
 
 from fa4.compiled.forward import compile_warpgroup
 from fa4.sm90.forward.spec import WarpgroupSpec

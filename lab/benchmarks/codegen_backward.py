@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from codegen_found import Figures, Found, compile_one, describe, number, ratios
-from codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, Wanted
+from lab.benchmarks.codegen_found import Figures, Found, compile_one, describe, number, ratios
+from lab.benchmarks.codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, Wanted
 
 from fa4.inspect import loops
 from fa4.inspect.codegen import KernelCode

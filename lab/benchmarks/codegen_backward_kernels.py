@@ -10,7 +10,7 @@ import sys
 from typing import Any
 from unittest import mock
 
-from codegen_wanted import Timed, Wanted, no_device
+from lab.benchmarks.codegen_wanted import Timed, Wanted, no_device
 
 BATCH, ROWS, HEADS = 2, 4096, 8
 TILE = 128

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codegen_wanted import OURS, ROOT, Wanted
+from lab.benchmarks.codegen_wanted import OURS, ROOT, Wanted
 
 SITE = ROOT / ".venv" / "codegen"
 sys.path.append(str(SITE))  # its disassembler

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import codegen_backward_kernels as backward_kernels
-from codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, ROOT, SMS, Timed, Wanted, no_device
+from lab.benchmarks import codegen_backward_kernels as backward_kernels
+from lab.benchmarks.codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, ROOT, SMS, Timed, Wanted, no_device
 
 PACKAGES = {
     EXAMPLE: ("flashinfer-python",),

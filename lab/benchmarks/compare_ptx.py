@@ -1,7 +1,7 @@
 """Do our forward kernels compile to the same code before and after a change of their source?
 
-    python benchmarks/compare_ptx.py --store FOLDER      before: keeps PTX and cubin of every kernel
-    python benchmarks/compare_ptx.py --against FOLDER    after: what differs
+    python -m lab.benchmarks.compare_ptx --store FOLDER      before: keeps PTX and cubin of every kernel
+    python -m lab.benchmarks.compare_ptx --against FOLDER    after: what differs
 
 The kernels are those of benchmark_features.py. In PTX, names of registers, labels and kernels do
 not count: each is replaced by its number in the order of first use. PTX that differs may still be
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from feature_kernels import specs
+from lab.benchmarks.feature_kernels import specs
 
 from fa4.emulator.elf import read_sections
 

@@ -4,7 +4,7 @@
 whose removal benchmark_forward_faults.py, benchmark_backward_faults.py and
 benchmark_warpgroup_faults.py try, the plan's steps that it carries out, the verdict, both sides of
 a race or who waits for whom in a deadlock. How a fault is judged is said in benchmark_faults.py.
-Usage: python benchmarks/record_verdicts.py [--output FILE] [--only NAME]
+Usage: python -m lab.benchmarks.record_verdicts [--output FILE] [--only NAME]
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import benchmark_backward_faults as backward
-import benchmark_faults as faults
-import benchmark_forward_faults as forward
-import benchmark_warpgroup_faults as warpgroups
-from common import write_record
-from emulated_kernels import Kernel
+from lab.benchmarks import benchmark_backward_faults as backward
+from lab.benchmarks import benchmark_faults as faults
+from lab.benchmarks import benchmark_forward_faults as forward
+from lab.benchmarks import benchmark_warpgroup_faults as warpgroups
+from lab.benchmarks.common import write_record
+from lab.benchmarks.emulated_kernels import Kernel
 
 from fa4.base.files import read_text
 from fa4.emulator import BarrierUse, Options, RunEvents

@@ -1,8 +1,8 @@
 """One hour on a B200: ten measurements that tell which constants, and which design, are right.
 
-    python -m hardware.b200_day predict                      # what each set of constants says
-    python -m hardware.b200_day measure DAY.json             # on a B200 or B300, about an hour
-    python -m hardware.b200_day read DAY.json [--journal FILE]
+    python -m lab.hardware.b200_day predict                      # what each set of constants says
+    python -m lab.hardware.b200_day measure DAY.json             # on a B200 or B300, about an hour
+    python -m lab.hardware.b200_day read DAY.json [--journal FILE]
 
 Each measurement is the ratio of two times of this package's own kernels, which the sets of
 constants disagree about; what they share, such as the clock, is the same for both. `read` keeps the
@@ -156,7 +156,7 @@ def measure(path: Path) -> None:
 
     from fa4.compiled.artifact import compile_artifact
     from fa4.compiled.forward import compile_forward
-    from hardware.warpgroup_forward.measure import Inputs, Meter, check, measured
+    from lab.hardware.warpgroup_forward.measure import Inputs, Meter, check, measured
 
     major, minor = torch.cuda.get_device_capability(0)
     arch = f"sm_{major}{minor}a"

@@ -1,6 +1,6 @@
 """How a pair of CTAs hands over dS: stored into the other's memory, or staged and copied.
 
-    PYTHONPATH=. python hardware/ds_exchange.py --output hardware/results/ds_exchange.json
+    python -m lab.hardware.ds_exchange --output lab/hardware/results/ds_exchange.json
 
 Needs an NVIDIA GPU of compute capability 9.0 and nvcc. The JSON holds the cycles of a whole round
 for both ways, alone on the GPU and with 60 pairs side by side; the exit status is 1 if anything

@@ -1,6 +1,6 @@
 """Compare the exp2 models with a Hopper GPU, bit for bit, over all 2^32 float32 inputs.
 
-    PYTHONPATH=. python hardware/h200_exp2.py --output h200_exp2.json [--limit 16777216]
+    python -m lab.hardware.h200_exp2 --output h200_exp2.json [--limit 16777216]
 
 Needs an NVIDIA GPU of compute capability 9.0, nvcc and NumPy. The GPU computes each polynomial and
 MUFU's ex2.approx.ftz.f32 (h200_exp2.cu); all CPU cores evaluate fa4.reference.exp2 on the same

@@ -1,6 +1,6 @@
 """The Hopper kernels again and again: are O, the LSE and every gradient the same bits each time?
 
-    python3 -m hardware.repeated_launches OUT.json [--launches 50]     # GPU
+    python3 -m lab.hardware.repeated_launches OUT.json [--launches 50]     # GPU
 
 Gradients in a fixed order of sums: one launch behind the other; from several streams at a time,
 each with inputs of its own; from a CUDA graph of both passes, whose inputs are then changed. Beside
@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hardware.warpgroup_forward.measure import Watchdog
-from hardware.warpgroup_forward.random_launches import describe_machine
+from lab.hardware.warpgroup_forward.measure import Watchdog
+from lab.hardware.warpgroup_forward.random_launches import describe_machine
 
 STREAMS, REPLAYS = 4, 5
 

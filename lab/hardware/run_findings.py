@@ -1,6 +1,6 @@
 """The scripts of docs/findings on this machine: what each prints, or how it ends, as one JSON file.
 
-    python3 -m hardware.run_findings FILE.json     # GPU, with torch and flash-attn-4
+    python3 -m lab.hardware.run_findings FILE.json     # GPU, with torch and flash-attn-4
 
 Each script needs only torch and the library that it is about, and runs in a process of its own.
 """
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hardware.verify_gpu import describe_gpu
+from lab.hardware.verify_gpu import describe_gpu
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "docs/findings"
 LIMIT_S, PROCESSES, LINES = 120, 5, 4

@@ -1,6 +1,6 @@
 """Small launches of every family of Hopper kernels under compute-sanitizer: no errors, no hazards?
 
-    python3 -m hardware.sanitized OUT.json [--tools memcheck,racecheck,synccheck]     # GPU
+    python3 -m lab.hardware.sanitized OUT.json [--tools memcheck,racecheck,synccheck]     # GPU
 
 Each family in a process of its own for each tool, several at a time; kernels are compiled before.
 With `--planted` the warpgroups of the backward kernel do not wait for each other before dQ: what a
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hardware.warpgroup_forward.random_launches import describe_machine, element_type
+from lab.hardware.warpgroup_forward.random_launches import describe_machine, element_type
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 PLACES = (
@@ -104,7 +104,7 @@ def find_sanitizer() -> str:
 
 def command_of(family: str, planted: bool) -> list[str]:
     """A process that launches a family."""
-    found = [sys.executable, "-m", "hardware.sanitized", "-", "--launch", family]
+    found = [sys.executable, "-m", "lab.hardware.sanitized", "-", "--launch", family]
     return found + ["--planted"] * planted
 
 

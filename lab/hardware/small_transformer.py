@@ -1,6 +1,6 @@
 """A small transformer trained through fa4 and through torch's back ends: are the losses alike?
 
-    python3 -m hardware.small_transformer OUT.json [--steps 200]     # GPU
+    python3 -m lab.hardware.small_transformer OUT.json [--steps 200]     # GPU
 
 The same parameters and the same data each time; only the attention differs. Two back ends of torch
 round differently, and training carries that on: fa4's losses must be no further from the nearest
@@ -19,7 +19,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-from hardware.warpgroup_forward.random_launches import describe_machine
+from lab.hardware.warpgroup_forward.random_launches import describe_machine
 
 LAYERS, HEADS, KV_HEADS = 4, 8, 2
 WORDS, OWN_WORDS, LENGTH, BATCH = 96, 6, 512, 8

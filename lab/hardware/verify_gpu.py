@@ -1,6 +1,6 @@
 """`fa4 verify` on the attention kernels of a GPU: what the kit finds in each, as one JSON file.
 
-    PYTHONPATH=. python hardware/verify_gpu.py --out out.json flash-attn-4 torch-sdpa-cudnn
+    python -m lab.hardware.verify_gpu --out out.json flash-attn-4 torch-sdpa-cudnn
 
 Each back end runs in worker processes, in turn and for at most --seconds: properties that did not
 get their turn are listed as skipped. The file is written after each back end and after each

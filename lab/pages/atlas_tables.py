@@ -1,6 +1,6 @@
 """The tables of docs/atlas.md: the records of `fa4.testing.atlas`.
 
-`python docs/atlas_tables.py` writes them between their markers in that page.
+`python -m lab.pages.atlas_tables` writes them between their markers in that page.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
 from fa4.testing import Case
 from fa4.testing.atlas import BUGS, THEMES, Bug
@@ -68,7 +68,7 @@ def render_repositories() -> str:
 
 
 TABLES = MarkedTables(
-    "python docs/atlas_tables.py",
+    "python -m lab.pages.atlas_tables",
     {"repositories": render_repositories}
     | {theme: partial(render_theme, theme) for theme in THEMES},
 )

@@ -1,6 +1,6 @@
 """The tables of docs/backward.md, made of the plans, what was counted and what is predicted.
 
-`python docs/backward_tables.py` writes them between their markers in that file.
+`python -m lab.pages.backward_tables` writes them between their markers in that file.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
 
-from docs.backward_bugs import render_bugs
-from docs.forward_tables import render_order
-from docs.marked_tables import MarkedTables
+from lab.pages.backward_bugs import render_bugs
+from lab.pages.forward_tables import render_order
+from lab.pages.marked_tables import MarkedTables
 from fa4.designs import plan_of
 from fa4.plan.measured import with_measured_math
 from fa4.plan.render import draw_memory, markdown_table, span
@@ -25,7 +25,7 @@ from fa4.sm100.backward.spec import BackwardSpec
 from lab.records import read_record
 
 PAGE = Path(__file__).with_name("backward.md")
-COMMAND = "python docs/backward_tables.py"
+COMMAND = "python -m lab.pages.backward_tables"
 PLANS = {
     "d 128, 1 CTA": BackwardSpec(head_dim=128, head_dim_v=128).plan,
     "d 128, pair": BackwardSpec(head_dim=128, head_dim_v=128, cta_group=2).plan,

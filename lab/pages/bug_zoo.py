@@ -1,6 +1,6 @@
 """docs/how-to/bugs.md: classes of bugs, and what the emulator says of each.
 
-`python docs/bug_zoo.py` writes the tables from the kernels of tests/emulator/bug_zoo.py, which
+`python -m lab.pages.bug_zoo` writes the tables from the kernels of tests/emulator/bug_zoo.py, which
 are run by the tests.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.emulator.kinds import kind_of
 from tests.emulator.bug_zoo import GROUPS, Bug
 
@@ -41,7 +41,7 @@ def render(bugs: Sequence[Bug]) -> str:
 
 
 TABLES = MarkedTables(
-    "python docs/bug_zoo.py", {name: partial(render, bugs) for name, bugs in GROUPS.items()}
+    "python -m lab.pages.bug_zoo", {name: partial(render, bugs) for name, bugs in GROUPS.items()}
 )
 
 

@@ -1,4 +1,4 @@
-"""Checks the built site, file by file: `python docs/check_site.py out/site`.
+"""Checks the built site, file by file: `python -m lab.pages.check_site out/site`.
 
 Every link within it leads to a file and, if it names one, to a place on that page; nothing that a
 page needs to be shown comes from a network; every page leads to the glossary. The network is not

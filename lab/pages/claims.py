@@ -1,7 +1,7 @@
 """The numbers that sentences of the pages say, each behind a marker that names its claim here.
 
-`python docs/claims.py` evaluates them and writes them into README.md and the pages under docs/
-(`docs/marked_tables.py` has the form of a marker). A claim called "file: what" is read from the
+`python -m lab.pages.claims` evaluates them and writes them into README.md and the pages under docs/
+(`lab/pages/marked_tables.py` has the form of a marker). A claim called "file: what" is read from the
 record of that name, any other is computed by the code. The tests hold the pages to them.
 """
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
 
-from docs.computed_claims import COMPUTED
-from docs.marked_tables import SIGN, MarkedNumbers
-from docs.recorded_claims import RECORDED
+from lab.pages.computed_claims import COMPUTED
+from lab.pages.marked_tables import SIGN, MarkedNumbers
+from lab.pages.recorded_claims import RECORDED
 
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = MarkedNumbers({**COMPUTED, **RECORDED})

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from docs.distributed_tables import eight_gpus, two_gpus
-from docs.simulator_tables import (
+from lab.pages.distributed_tables import eight_gpus, two_gpus
+from lab.pages.simulator_tables import (
     apart,
     counted_kernels,
     measured,

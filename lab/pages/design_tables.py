@@ -1,7 +1,7 @@
 """The tables and numbers of docs/design.md: what the searches found, what an H200 made of one.
 
-`python docs/design_tables.py` writes the tables between their markers in that page; its numbers are
-claims (`python docs/claims.py`).
+`python -m lab.pages.design_tables` writes the tables between their markers in that page; its numbers are
+claims (`python -m lab.pages.claims`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
 from lab.records import read_record
 
@@ -143,7 +143,7 @@ def render_hopper() -> str:
 
 
 TABLES = MarkedTables(
-    "python docs/design_tables.py",
+    "python -m lab.pages.design_tables",
     {
         "found": render_found,
         "pruned": render_pruned,

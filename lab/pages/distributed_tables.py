@@ -1,6 +1,6 @@
 """The tables of docs/distributed.md: what the simulator of links says, measured and not.
 
-`python docs/distributed_tables.py` writes them between their markers in that page.
+`python -m lab.pages.distributed_tables` writes them between their markers in that page.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.distributed.forecast import CallShape, forecast, make_call_spec, make_model, own_fabric
 from fa4.distributed.plan import Sizes
 from fa4.plan.render import markdown_table
 from fa4.sim.links import LINKS
-from hardware.distributed import compare
+from lab.hardware.distributed import compare
 
 PAGE = Path(__file__).with_name("distributed.md")
 SIZES = Sizes(32, 8)  # of an 8B model
@@ -98,7 +98,7 @@ def render_links() -> str:
 
 
 TABLES = MarkedTables(
-    "python docs/distributed_tables.py",
+    "python -m lab.pages.distributed_tables",
     {
         "two GPUs": render_two,
         "eight GPUs": render_eight,

@@ -1,6 +1,6 @@
 """Writes docs/pictures/explorer.png: the explorer's page in a browser, at one moment of a step.
 
-    python docs/explorer_picture.py [FILE]
+    python -m lab.pages.explorer_picture [FILE]
 
 Needs chromium and the extra `web`. The page is that of `fa4 explore --quick`; what it shows is
 predicted.

@@ -1,6 +1,6 @@
 """docs/findings/index.md: faults of other libraries, each as a script and what it prints.
 
-`python3 -m hardware.run_findings` runs the scripts on a GPU; `python docs/findings_tables.py`
+`python3 -m lab.hardware.run_findings` runs the scripts on a GPU; `python -m lab.pages.findings_tables`
 writes them and what they printed into the page.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docs.marked_tables import MarkedTables
-from hardware.run_findings import SCRIPTS
+from lab.pages.marked_tables import MarkedTables
+from lab.hardware.run_findings import SCRIPTS
 from lab.records import read_record
 
 PAGE = SCRIPTS / "index.md"
@@ -61,7 +61,7 @@ def render_all() -> str:
     return "\n\n".join([where, *(render(p, found["results"][p.stem]) for p in paths)])
 
 
-TABLES = MarkedTables("python docs/findings_tables.py", {"findings": render_all})
+TABLES = MarkedTables("python -m lab.pages.findings_tables", {"findings": render_all})
 
 
 if __name__ == "__main__":

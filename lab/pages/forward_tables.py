@@ -1,7 +1,7 @@
 """The tables of docs/forward.md, made of the plan, the tuned variants, the support table and the
 measured predictions.
 
-`python docs/forward_tables.py` writes them between their markers in that file.
+`python -m lab.pages.forward_tables` writes them between their markers in that file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.compiled.support import describe_support
 from fa4.compiled.variants import tuned_spec
 from fa4.plan.render import markdown_table, render_graph, render_memory, render_roles
@@ -24,7 +24,7 @@ from fa4.sm100.forward.spec import ForwardSpec
 from lab.records import read_record
 
 PAGE = Path(__file__).with_name("forward.md")
-COMMAND = "python docs/forward_tables.py"
+COMMAND = "python -m lab.pages.forward_tables"
 SHOWN = tuned_spec(128, 128)  # the kernel whose plan the page shows
 TRIPS = {"kv_tiles": 2, "masked_tiles": 1, "plain_tiles": 1}  # of the work tile that is unrolled
 WIDTH = 98

@@ -1,6 +1,6 @@
 """The tables of docs/hopper.md: measured speed of the Hopper kernel beside others.
 
-`python docs/hopper_speed.py` writes them between their markers in that page.
+`python -m lab.pages.hopper_speed` writes them between their markers in that page.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.commands.bench_random import summarize
 from fa4.plan.render import markdown_table
-from hardware.warpgroup_backward.predicted import predicted_gradients, summarised
+from lab.hardware.warpgroup_backward.predicted import predicted_gradients, summarised
 from lab.records import read_record
 
 PAGE = Path(__file__).with_name("hopper.md")
@@ -69,7 +69,7 @@ def kernel_points() -> Iterator[SpeedPoint]:
 
 
 def gradient_points(record: str = "warpgroup_backward", variant: str = "") -> Iterator[SpeedPoint]:
-    """The backward pass whole, as `hardware.warpgroup_backward.measure` timed it.
+    """The backward pass whole, as `lab.hardware.warpgroup_backward.measure` timed it.
 
     variant: how the names of the kernels end that are those of today.
     """
@@ -256,7 +256,7 @@ def render_few() -> str:
 
 
 TABLES = MarkedTables(
-    "python docs/hopper_speed.py",
+    "python -m lab.pages.hopper_speed",
     {
         "means": render_means,
         "calls": lambda: render_calls(bench_points),

@@ -1,6 +1,6 @@
 """The tables of docs/hopper_units.md: what was measured of a Hopper SM, its memory and its clock.
 
-`python docs/hopper_tables.py` writes them between their markers in that page.
+`python -m lab.pages.hopper_tables` writes them between their markers in that page.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
-from hardware.hopper_units.figures import STARTS, STEPS, Unit, figures, report
+from lab.hardware.hopper_units.figures import STARTS, STEPS, Unit, figures, report
 
 PAGE = Path(__file__).with_name("hopper_units.md")
 # Programs whose figures differ by what stands behind the last comma: a column each.
@@ -162,7 +162,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "beside": render_beside,
     "steps": render_steps,
 }
-TABLES = MarkedTables("python docs/hopper_tables.py", SECTIONS)
+TABLES = MarkedTables("python -m lab.pages.hopper_tables", SECTIONS)
 
 if __name__ == "__main__":
     TABLES.write(PAGE)

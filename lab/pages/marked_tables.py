@@ -1,7 +1,7 @@
 """What commands write into pages of the documentation: tables between markers, and the numbers of
 sentences, each behind a marker that names the claim it makes.
 
-    <!-- costs: written by python docs/simulator_tables.py -->     a table, up to its last line
+    <!-- costs: written by python -m lab.pages.simulator_tables -->     a table, up to its last line
     predicted <!--=headline-->1573 TFLOP/s                          a number, right behind
 """
 
@@ -98,7 +98,7 @@ class MarkedNumbers:
             raise ValueError(f"no number behind {text[place:].partition('>')[0] + '>'!r}")
         for match in found:
             if match["name"] not in self.claims:
-                raise ValueError(f"no claim {match['name']!r}; they are in docs/claims.py")
+                raise ValueError(f"no claim {match['name']!r}; they are in lab/pages/claims.py")
             yield match
 
 

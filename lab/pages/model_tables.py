@@ -1,6 +1,6 @@
 """The tables of docs/drop-in.md: which models of transformers are served, and which are not.
 
-`python -m benchmarks.models.walk` walks the classes; `python docs/model_tables.py` writes what it
+`python -m lab.benchmarks.models.walk` walks the classes; `python -m lab.pages.model_tables` writes what it
 found between the markers in that page.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
 from lab.records import read_record
 
@@ -97,7 +97,7 @@ def _kind(reason: str) -> str:
 
 
 TABLES = MarkedTables(
-    "python docs/model_tables.py",
+    "python -m lab.pages.model_tables",
     {
         "walk": render_counts,
         "refused": render_refused,

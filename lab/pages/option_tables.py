@@ -1,6 +1,6 @@
 """Writes docs/options.md: every option of a call, and which kernels have it.
 
-python docs/option_tables.py
+python -m lab.pages.option_tables
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.call.options import OPTIONS, Option
 from fa4.compiled.support import Feature, columns
 from fa4.plan.render import markdown_table
@@ -36,7 +36,7 @@ def render_options() -> str:
     return markdown_table(("option", "default", "value", "meaning", "since", *columns()), rows)
 
 
-TABLES_OF_PAGE = MarkedTables("python docs/option_tables.py", {"options": render_options})
+TABLES_OF_PAGE = MarkedTables("python -m lab.pages.option_tables", {"options": render_options})
 
 if __name__ == "__main__":
     TABLES_OF_PAGE.write(PAGE)

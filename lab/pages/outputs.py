@@ -5,7 +5,7 @@ from one another, the page says so, and they run in one process: "The Python blo
 build on one another." What a block needs beside the required packages, the words before it name
 ("the extra `kernels`"), or those of the page ("The Python blocks of this page need the extra ...").
 
-A block may be followed by an ```output block: exactly what it prints. `python docs/outputs.py` runs
+A block may be followed by an ```output block: exactly what it prints. `python -m lab.pages.outputs` runs
 the examples of README.md and of all pages (or of those that are named) and writes their output
 blocks; `tests/docs/test_examples.py` holds them to it.
 """

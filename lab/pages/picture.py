@@ -1,6 +1,6 @@
 """The picture of README.md and tile.md: one work tile's timeline and, below it, its memory.
 
-`python docs/picture.py` draws docs/pictures/tile.svg from what the simulator records for 512
+`python -m lab.pages.picture` draws docs/pictures/tile.svg from what the simulator records for 512
 queries and keys: what `fa4 trace --seqlen 512 --heads 1 --cta-group 1` writes, without the latency
 of the first loads. A role has its colour and letter of fa4/base/role_styles.py.
 """

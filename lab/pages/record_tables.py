@@ -1,7 +1,7 @@
-"""Writes how old the recorded results are: docs/records.md, hardware/README.md, and at the end of
+"""Writes how old the recorded results are: docs/records.md, lab/hardware/README.md, and at the end of
 every page that quotes a record of a GPU, of a machine's times or of hours.
 
-    python docs/record_tables.py
+    python -m lab.pages.record_tables
 
 What tests compute again is not listed there: it is of the code, or they fail.
 """
@@ -16,13 +16,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
 from lab.records import ROOT, making_of, state_of
 from lab.sources import SourceTree
 from lab.table import BY_NAME, GPU, RECORDS, Record
 
-COMMAND = "python docs/record_tables.py"
+COMMAND = "python -m lab.pages.record_tables"
 PAGE, HARDWARE = ROOT / "docs" / "records.md", ROOT / "hardware" / "README.md"
 APART = ("docs/records.md", "docs/hardware.md", "docs/notes/")  # the list itself; dated by name
 GENERATOR = re.compile(r": written by python (docs/\w+\.py) -->")

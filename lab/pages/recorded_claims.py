@@ -1,6 +1,6 @@
 """Numbers of sentences that are read from records; each claim begins with its record's name.
 
-Records: benchmarks/results, hardware/results, fa4/measured.
+Records: lab/benchmarks/results, lab/hardware/results, fa4/measured.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from docs.design_tables import CLAIMS as DESIGN_CLAIMS
-from docs.hopper_speed import SpeedPoint, bench_points, kernel_points
+from lab.pages.design_tables import CLAIMS as DESIGN_CLAIMS
+from lab.pages.hopper_speed import SpeedPoint, bench_points, kernel_points
 from fa4.commands.bench_random import summarize
 from fa4.figures.measured import B200_FILE
 from fa4.hardware import B200

@@ -1,6 +1,6 @@
 """Writes docs/pictures/report.png: the head of an HTML report of `fa4 verify`, in a browser.
 
-    python docs/report_picture.py [FILE]
+    python -m lab.pages.report_picture [FILE]
 
 Needs chromium. The function under test is right but for three planted faults, the first look at
 every property is what it is shown; the file is what `--html` writes.

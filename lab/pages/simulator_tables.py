@@ -1,7 +1,7 @@
 """The tables of docs/simulator.md: what work costs, what was fitted, how wrong predictions are.
 
-`python docs/simulator_tables.py` writes them between their markers in that file, and the picture
-beside them. Errors of fits to other points come from `benchmarks/benchmark_validation.py`.
+`python -m lab.pages.simulator_tables` writes them between their markers in that file, and the picture
+beside them. Errors of fits to other points come from `lab/benchmarks/benchmark_validation.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.figures.measured import B200_FILE, H100_FILE, HOPPER_FILE
 from fa4.plan.render import markdown_table
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, H100Costs, HopperCosts
@@ -27,15 +27,15 @@ from fa4.sim.options import build
 from fa4.sim.power import B200_POWER, H200_POWER
 from fa4.sim.predict import predict
 from fa4.sim.validation import Comparison, compare
-from hardware.hopper_counters.simulate import apart, measured, prediction, simulated, traffic
-from hardware.warpgroup_forward.repeated import sustained_calls
+from lab.hardware.hopper_counters.simulate import apart, measured, prediction, simulated, traffic
+from lab.hardware.warpgroup_forward.repeated import sustained_calls
 from lab.records import read_record
 
 PAGE = Path(__file__).with_name("simulator.md")
 PICTURE = PAGE.parent / "pictures" / "hopper_sweep.svg"
 DATA = PAGE.parents[1] / "tests" / "sim" / "data"
 OWN_PICTURE = PICTURE.with_name("own_hopper_sweep.svg")
-COMMAND = "python docs/simulator_tables.py"
+COMMAND = "python -m lab.pages.simulator_tables"
 UNITS = {
     "_cycles": "cycles",
     "bytes_per_clk": "bytes/clk",

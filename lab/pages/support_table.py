@@ -1,6 +1,6 @@
 """The emulator's support table in docs/emulator.md, and the measurements it rests on.
 
-`python docs/support_table.py` reads from the result files which opcodes gave the results of an H200
+`python -m lab.pages.support_table` reads from the result files which opcodes gave the results of an H200
 and which were executed in kernels of other authors, writes them into the package, where
 `fa4 emulate --support` finds them, and the table between its markers in that page.
 """
@@ -30,7 +30,7 @@ EVIDENCE = {
     ),
     "foreign kernels": (("emulator_foreign", "opcodes"),),
 }
-BEGIN = "<!-- support table: written by python docs/support_table.py -->"
+BEGIN = "<!-- support table: written by python -m lab.pages.support_table -->"
 END = "<!-- end of the support table -->"
 
 

@@ -1,6 +1,6 @@
 """The tables of docs/throughput.md: every TFLOP/s figure of the pages, and what it is of.
 
-`python docs/throughput_tables.py` writes them between their markers in that page.
+`python -m lab.pages.throughput_tables` writes them between their markers in that page.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
 
-from docs.computed_claims import ONE_CTA, REAL, predicted, waterfall
-from docs.marked_tables import MarkedTables
-from docs.quotes import Quote, quotes
-from docs.recorded_claims import counted, headline
+from lab.pages.computed_claims import ONE_CTA, REAL, predicted, waterfall
+from lab.pages.marked_tables import MarkedTables
+from lab.pages.quotes import Quote, quotes
+from lab.pages.recorded_claims import counted, headline
 from fa4.config import Problem
 from fa4.designs import design_of
 from fa4.figures.ideas import SETTINGS as WATERFALL
@@ -25,7 +25,7 @@ from fa4.sim.options import build, read_choice
 from fa4.sim.predict import REAL_RESCALE_RATE
 
 PAGE = Path(__file__).with_name("throughput.md")
-COMMAND = "python docs/throughput_tables.py"
+COMMAND = "python -m lab.pages.throughput_tables"
 IN_NOTE = re.compile(r"(?<!dim )\b\d{3,4}\b(?! tokens)")  # a figure of a paragraph on TFLOP/s
 NAMED = ("machine", "pass", "seqlen", "seqlen_q", "seqlen_k", "batch", "heads", "heads_q",
          "heads_k", "head_dim", "head_dim_v", "causal", "cta_group", "rescale_rate", "kernel",
@@ -39,14 +39,14 @@ TABLES_ELSEWHERE = {
     ("docs/forward.md", "prediction"): (
         "forward on B200, 16 heads, d 128: 32k tokens without a mask, 16k causal; CTAs and share "
         "in software as the columns say; no rescales", f"{COUNTED}; one column published",
-        "benchmarks/results/forward_prediction.json"),
+        "lab/benchmarks/results/forward_prediction.json"),
     ("docs/backward.md", "prediction"): (
         "this package's backward kernels on B200, 16 heads, batch 1; CTAs as the rows say",
-        f"{COUNTED}, in parentheses by the plan", "benchmarks/results/codegen.json"),
+        f"{COUNTED}, in parentheses by the plan", "lab/benchmarks/results/codegen.json"),
     ("docs/design.md", "found"): (
         "forward plans on B200 that a search prefers, and today's, 16k tokens without a mask, "
         "16 heads; CTAs as the rows say", f"{PREDICTED}, by all sets of constants",
-        "benchmarks/results/design.json"),
+        "lab/benchmarks/results/design.json"),
     ("docs/simulator.md", "published points"): (
         "FlashAttention-4 on B200; CTAs as it chooses; no rescales",
         f"measured by its authors; {PREDICTED}", PUBLISHED),
@@ -54,26 +54,26 @@ TABLES_ELSEWHERE = {
         "forward and backward plans on B200 and GB300", PREDICTED,
         "fa4/measured/b200_constants.csv"),
     ("docs/simulator.md", "choices"): (
-        OURS, MEASURED, "fa4/measured/hopper_sweep.csv, benchmarks/results/validation.json"),
+        OURS, MEASURED, "fa4/measured/hopper_sweep.csv, lab/benchmarks/results/validation.json"),
     ("docs/simulator.md", "sustained"): (
         f"{OURS}, in bursts and without a pause", f"{MEASURED}; {PREDICTED}",
-        "hardware/results/hopper_sustained.json"),
+        "lab/hardware/results/hopper_sustained.json"),
     ("docs/simulator.md", "h100"): (
         "FlashAttention-3 on an H100", f"measured by its authors; {PREDICTED}",
         "fa4/measured/h100_published.csv"),
     ("docs/simulator.md", "power"): (
         "products without attention on one H200: what a power was measured at", MEASURED,
-        "hardware/results/hopper_starts.json"),
+        "lab/hardware/results/hopper_starts.json"),
     ("docs/hopper.md", "calls"): (
         f"{OURS} and others, whole calls with the host's part", MEASURED,
-        "hardware/results/hopper_bench.json"),
+        "lab/hardware/results/hopper_bench.json"),
     ("docs/hopper.md", "kernel"): (
         f"{OURS} and others, kernels by themselves", MEASURED,
-        "hardware/results/warpgroup_forward.json"),
+        "lab/hardware/results/warpgroup_forward.json"),
     ("docs/hopper_units.md", "loads"): (
-        "products without attention on one H200", MEASURED, "hardware/results/hopper_units.json"),
+        "products without attention on one H200", MEASURED, "lab/hardware/results/hopper_units.json"),
     ("docs/hopper_units.md", "energy"): (
-        "the same for half a second", MEASURED, "hardware/results/hopper_starts.json"),
+        "the same for half a second", MEASURED, "lab/hardware/results/hopper_starts.json"),
 }  # fmt: skip
 PICTURES_ELSEWHERE = {
     "measured": ("docs/simulator.md", "the published points of B200 and this package's sweep",
@@ -83,7 +83,7 @@ PICTURES_ELSEWHERE = {
     "own_hopper_sweep": ("docs/simulator.md", OURS, f"{MEASURED}; {PREDICTED}",
                          "fa4/measured/hopper_sweep.csv"),
     "hopper": ("docs/hopper.md", f"{OURS} and others, whole calls", MEASURED,
-               "hardware/results/hopper_bench.json"),
+               "lab/hardware/results/hopper_bench.json"),
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Tables of docs/verify.md and docs/verify_json.md: what the suite lists by default, counted
 without a call, and the keys of a report.
 
-`python docs/verify_tables.py` writes them between their markers; a test of the pages compares.
+`python -m lab.pages.verify_tables` writes them between their markers; a test of the pages compares.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
 
-from docs.marked_tables import MarkedTables
+from lab.pages.marked_tables import MarkedTables
 from fa4.testing.coverage import listed_cases, listed_counts
 from fa4.testing.levels import outputs_of
 from fa4.testing.properties import PROPERTIES
@@ -44,8 +44,8 @@ def schema_table() -> str:
     return "\n".join(["| key | |", "|---|---|", *rows])
 
 
-TABLES = MarkedTables("python docs/verify_tables.py", {"coverage": coverage_table})
-JSON_TABLES = MarkedTables("python docs/verify_tables.py", {"schema": schema_table})
+TABLES = MarkedTables("python -m lab.pages.verify_tables", {"coverage": coverage_table})
+JSON_TABLES = MarkedTables("python -m lab.pages.verify_tables", {"schema": schema_table})
 
 if __name__ == "__main__":
     TABLES.write(PAGE)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from docs.backward_tables import (
+from lab.pages.backward_tables import (
     PLANS,
     SECTIONS,
     TABLES,
@@ -26,7 +26,7 @@ DOCUMENT = PAGE.read_text(encoding="utf-8")
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/backward_tables.py."""
+    """If not: python -m lab.pages.backward_tables."""
     assert list(TABLES.stale(DOCUMENT)) == []
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from docs.claims import CLAIMS, ROOT, pages
-from docs.marked_tables import NUMBER, SIGN, TABLE, sentences
-from docs.recorded_claims import RECORDED
+from lab.pages.claims import CLAIMS, ROOT, pages
+from lab.pages.marked_tables import NUMBER, SIGN, TABLE, sentences
+from lab.pages.recorded_claims import RECORDED
 from lab.table import BY_NAME
 
 TEXTS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in pages()}
@@ -41,7 +41,7 @@ def untied(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", MARKED)
 def test_numbers_are_up_to_date(name: str) -> None:
-    """If not: python docs/claims.py, and read the sentence again."""
+    """If not: python -m lab.pages.claims, and read the sentence again."""
     assert list(CLAIMS.stale(TEXTS[name])) == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.forward_tables import SECTIONS, SHOWN, fill, render_order, render_prediction, stale
+from lab.pages.forward_tables import SECTIONS, SHOWN, fill, render_order, render_prediction, stale
 from fa4.plan.schema import Arrive, Wait, walk
 from lab.records import read_record, record_path
 
@@ -18,7 +18,7 @@ DOCUMENT = PAGE.read_text(encoding="utf-8")
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/forward_tables.py."""
+    """If not: python -m lab.pages.forward_tables."""
     assert list(stale(DOCUMENT)) == []
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from docs.simulator_tables import (
+from lab.pages.simulator_tables import (
     OWN_PICTURE,
     PAGE,
     PICTURE,
@@ -23,7 +23,7 @@ DOCUMENT = PAGE.read_text(encoding="utf-8")
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/simulator_tables.py."""
+    """If not: python -m lab.pages.simulator_tables."""
     assert list(TABLES.stale(DOCUMENT)) == []
 
 

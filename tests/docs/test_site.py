@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import typer
 
-from docs import picture
+from lab.pages import picture
 from docs._ext.glossary_words import SIGNAL, SIGNAL_TERM, cut, pattern_of, read_glossary
-from docs.check_site import check_site
+from lab.pages.check_site import check_site
 from fa4 import cli
 from fa4.base.role_styles import ROLES
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardPipeline, WarpgroupPipeline
@@ -188,7 +188,7 @@ def test_the_reference_names_every_public_module() -> None:
 
 
 def test_the_picture_is_current() -> None:
-    """If not: python docs/picture.py. It is small, loads nothing, and names roles and memory."""
+    """If not: python -m lab.pages.picture. It is small, loads nothing, and names roles and memory."""
     drawn = picture.draw()
     assert picture.PICTURE.read_text(encoding="utf-8") == drawn
     assert len(drawn) < 60_000 and "href" not in drawn and "aria-label" in drawn

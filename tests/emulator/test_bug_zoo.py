@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from docs.bug_zoo import PAGE, TABLES
+from lab.pages.bug_zoo import PAGE, TABLES
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.kinds import KINDS
 from tests.emulator.bug_zoo import BUGS, Bug

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.support_table import BEGIN, END, EVIDENCE, PAGE, fill, markdown, measured, section_of
+from lab.pages.support_table import BEGIN, END, EVIDENCE, PAGE, fill, markdown, measured, section_of
 from fa4 import cli
 from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.tools import support
@@ -26,7 +26,7 @@ def is_current(document: str) -> bool:
 
 
 def test_the_documented_table_is_the_present_one() -> None:
-    """If not: python docs/support_table.py"""
+    """If not: python -m lab.pages.support_table"""
     assert is_current(DOCUMENT)
 
 
@@ -55,7 +55,7 @@ def test_every_row_is_there_with_its_name() -> None:
 
 
 def test_the_package_has_what_was_measured() -> None:
-    """If not: python docs/support_table.py"""
+    """If not: python -m lab.pages.support_table"""
     assert confirmed_opcodes() == measured()
 
 

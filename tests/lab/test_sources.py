@@ -13,8 +13,8 @@ TEXTS = {
     "fa4/costs.py": '"""Costs."""\nCYCLES = 8  # of a load\n',
     "fa4/use.py": "def f():\n    from fa4.costs import CYCLES\n    return CYCLES\n",
     "fa4/other.py": "X = 1\n",
-    "benchmarks/run.py": "from helper import g\n",
-    "benchmarks/helper.py": "from fa4.use import f as g\n",
+    "lab/benchmarks/run.py": "from helper import g\n",
+    "lab/benchmarks/helper.py": "from fa4.use import f as g\n",
 }
 
 

@@ -2,7 +2,7 @@
 
 What no definition decides (instructions around a loop, latencies that were fitted) is decided by
 the measurements it was fitted to, within their tolerances. This holds it still between two fits:
-who changes the model records `benchmarks/benchmark_predictions.py` anew, and shows the difference.
+who changes the model records `lab/benchmarks/benchmark_predictions.py` anew, and shows the difference.
 """
 
 from __future__ import annotations

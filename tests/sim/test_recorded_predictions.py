@@ -1,7 +1,7 @@
 """Records that rest on predictions are those of this code: what a CPU can compute again, is.
 
 Who changes a plan, a cost, the engine or a kernel's loop makes them anew, from a clean commit:
-`python benchmarks/benchmark_forward_prediction.py`, `python benchmarks/benchmark_claims.py`.
+`python -m lab.benchmarks.benchmark_forward_prediction`, `python -m lab.benchmarks.benchmark_claims`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from docs.backward_bugs import render_bugs
+from lab.pages.backward_bugs import render_bugs
 from fa4.sm100.backward import reduce
 from tests.sm100.altered import Edit
 from tests.sm100.backward_bugs import (

@@ -1,4 +1,4 @@
-"""How `benchmarks/codegen_backward.py` counts and judges a backward kernel's code."""
+"""How `lab/benchmarks/codegen_backward.py` counts and judges a backward kernel's code."""
 
 from __future__ import annotations
 

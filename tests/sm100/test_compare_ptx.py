@@ -1,4 +1,4 @@
-"""benchmarks/compare_ptx.py: what counts as a difference between two PTX texts."""
+"""lab/benchmarks/compare_ptx.py: what counts as a difference between two PTX texts."""
 
 from __future__ import annotations
 

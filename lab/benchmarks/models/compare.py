@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 import fa4
-from benchmarks.models.inputs import (
+from lab.benchmarks.models.inputs import (
     CASES,
     ROWS,
     TOKENS,
@@ -21,7 +21,7 @@ from benchmarks.models.inputs import (
     mask_of,
     takes_text,
 )
-from benchmarks.models.shrink import WAYS, small_config
+from lab.benchmarks.models.shrink import WAYS, small_config
 
 TOLERANCE = 1e-5  # float32; of the largest value where that is above 1
 LARGEST = 60e6  # parameters of a model that is run

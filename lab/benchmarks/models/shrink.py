@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.models.families import GIVEN
+from lab.benchmarks.models.families import GIVEN
 
 VOCABULARY, LAYERS = 99, 2
 _COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")

@@ -1,8 +1,8 @@
-"""Walks every class of the installed transformers: `python -m benchmarks.models.walk`.
+"""Walks every class of the installed transformers: `python -m lab.benchmarks.models.walk`.
 
 Each class that builds in small is run by "eager" and by fa4: whole rows, rows padded on the left
 and on the right, and with another last token. Takes about ten minutes on two cores.
-Usage: python -m benchmarks.models.walk [--output FILE] [--limit N] [--processes N]
+Usage: python -m lab.benchmarks.models.walk [--output FILE] [--limit N] [--processes N]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 import fa4
-from benchmarks.models.compare import Finding, compare
+from lab.benchmarks.models.compare import Finding, compare
 from lab.records import record_path, write_record
 
 # Of each family what it is made of, and what reads and writes text.

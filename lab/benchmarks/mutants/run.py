@@ -1,6 +1,6 @@
 """Makes single changes in a copy of the project and counts those that the tests notice.
 
-For each of a seeded sample of changes (`benchmarks.mutants.sample`) it runs the tests that ran the
+For each of a seeded sample of changes (`lab.benchmarks.mutants.sample`) it runs the tests that ran the
 changed line in one recorded run (`record`), then those in the test file of the module's name, then
 those of the package's recorded tables, then those that ran anything of its file, then those of its
 package, up to LIMIT_SECONDS of them: constants, what tests make when they are loaded, and code that
@@ -12,7 +12,7 @@ promises. Exit code 1 if fewer than LEAST_SHARE were noticed or a survivor has n
 With --journal a run that was stopped goes on where it was, and one after new tests, or after edits
 of other lines, judges the survivors and what is new in the sample: what was noticed once stays
 noticed, since tests are only added. --jobs processes judge at a time, each in a copy of its own.
-Usage: python -m benchmarks.mutants.run [--count N] [--seed N] [--minutes N] [--jobs N]
+Usage: python -m lab.benchmarks.mutants.run [--count N] [--seed N] [--minutes N] [--jobs N]
            [--package NAME ...] [--skip FILE ...] [--journal FILE] [--record FILE] [--output FILE]
 """
 
@@ -38,7 +38,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mutants.sample import Mutant, describe, draw
+from lab.benchmarks.mutants.sample import Mutant, describe, draw
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = Path(__file__).with_name("record.py")
@@ -402,7 +402,7 @@ def main() -> None:
         deadline = start + 60 * given.minutes
         verdicts = judge_all(mutants, copy, record, deadline, Journal(given.journal), given.jobs)
 
-    from benchmarks.mutants.survivors import WHY
+    from lab.benchmarks.mutants.survivors import WHY
     from lab.records import record_path, write_record
 
     result = summarize(verdicts, WHY)

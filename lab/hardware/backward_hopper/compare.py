@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.backward_hopper.make_suite import TIMED, calls, label
+from lab.hardware.backward_hopper.make_suite import TIMED, calls, label
 from lab.records import record_path, write_record
 from tests.sm100.backward_prepost import FUNCTIONS, Call, errors
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hardware.emulator_hopper.driver import Gpu
-from hardware.forward_hopper.skeleton_driver import moved
+from lab.hardware.emulator_hopper.driver import Gpu
+from lab.hardware.forward_hopper.skeleton_driver import moved
 
 LIMIT_S = 20.0
 REPEATS = 50  # launches on the same memory, which must all leave the same bits

@@ -1,10 +1,10 @@
 """The main backward kernel on a Hopper GPU, which has no tcgen05: everything else is as compiled.
 
-    python -m hardware.backward_hopper.skeleton make out/skeleton --ptxas PTXAS
-    python3 -m hardware.backward_hopper.skeleton run out/skeleton FILE.npz     (on the GPU)
-    python -m hardware.backward_hopper.skeleton compare out/skeleton FILE.npz
+    python -m lab.hardware.backward_hopper.skeleton make out/skeleton --ptxas PTXAS
+    python3 -m lab.hardware.backward_hopper.skeleton run out/skeleton FILE.npz     (on the GPU)
+    python -m lab.hardware.backward_hopper.skeleton compare out/skeleton FILE.npz
 
-As `hardware.forward_hopper.skeleton`, with the same changes of the PTX: TMA, mbarriers, named
+As `lab.hardware.forward_hopper.skeleton`, with the same changes of the PTX: TMA, mbarriers, named
 barriers, setmaxnreg, work tiles, masks, P and dS, the reductions of dQ and their turns are what was
 compiled. It must come to its end, with the gradients that the definition has; in a fixed order of
 sums with the same bits every time.
@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from hardware.backward_hopper.skeleton_cases import (
+from lab.hardware.backward_hopper.skeleton_cases import (
     ONLY_ON_THE_GPU,
     OUTPUTS,
     cases,
     repeats,
     same_every_time,
 )
-from hardware.backward_hopper.skeleton_driver import SkeletonDriver
-from hardware.forward_hopper.skeleton_ptx import without_tensor_core
-from hardware.forward_hopper.soft_tensor_core import with_soft_tensor_core
+from lab.hardware.backward_hopper.skeleton_driver import SkeletonDriver
+from lab.hardware.forward_hopper.skeleton_ptx import without_tensor_core
+from lab.hardware.forward_hopper.soft_tensor_core import with_soft_tensor_core
 
 NAMES = ("q", "k", "v", "dout", "dk", "dv", "dq_accum", "stats", "turns")
 ARENA_BYTES = 1 << 27
@@ -56,8 +56,8 @@ def capture_case(name: str) -> tuple[Any, Any, Any]:
     """(launch, arena, workspace): what the host function launches on tensors in an arena."""
     import torch
 
-    from benchmarks.emulated_kernels import capture
-    from hardware.forward_hopper.skeleton import Arena
+    from lab.benchmarks.emulated_kernels import capture
+    from lab.hardware.forward_hopper.skeleton import Arena
     from tests.sm100.backward_kernel import arguments, compile_gradients, prepare
 
     spec, inputs = problem(name)
@@ -145,7 +145,7 @@ def error_of(name: str, got: dict[str, Any]) -> float:
     import ml_dtypes
 
     from fa4.testing.budget import Outputs, check_budget
-    from hardware.backward_hopper.skeleton_expected import integer_error
+    from lab.hardware.backward_hopper.skeleton_expected import integer_error
     from tests.sm100.backward_kernel import finish, prepare
 
     spec, inputs = problem(name)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hardware.backward_hopper.skeleton_cases import OUTPUTS, repeats
-from hardware.emulator_hopper.driver import MAX_DYNAMIC_SHARED_SIZE, Gpu
-from hardware.forward_hopper.skeleton_driver import LIMIT_S, moved
+from lab.hardware.backward_hopper.skeleton_cases import OUTPUTS, repeats
+from lab.hardware.emulator_hopper.driver import MAX_DYNAMIC_SHARED_SIZE, Gpu
+from lab.hardware.forward_hopper.skeleton_driver import LIMIT_S, moved
 
 BYTES = {"bfloat16": 2, "float32": 4, "int32": 4}
 

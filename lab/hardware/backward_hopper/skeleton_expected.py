@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from fa4.sm100.backward.workspace import dq_offset
-from hardware.forward_hopper.skeleton_ptx import tmem_value
+from lab.hardware.forward_hopper.skeleton_ptx import tmem_value
 
 TILE = 128
 

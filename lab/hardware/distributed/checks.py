@@ -11,7 +11,7 @@ import torch.distributed as dist
 import fa4
 from fa4 import distributed
 from fa4.distributed.layout import make_layout
-from hardware.distributed.session import HEAD_DIM, HEADS, Run, gradient_kernel, tensors
+from lab.hardware.distributed.session import HEAD_DIM, HEADS, Run, gradient_kernel, tensors
 
 SMALL = 4096
 METHODS: dict[str, dict[str, Any]] = {

@@ -1,8 +1,8 @@
 """The simulator of links beside what was measured: two H200s, and published rows of others.
 
-    python -m hardware.distributed.compare
+    python -m lab.hardware.distributed.compare
 
-Two H200s (`hardware/results/h200x2_ring.csv`): the pair's time, kernels at the rate of one GPU that
+Two H200s (`lab/hardware/results/h200x2_ring.csv`): the pair's time, kernels at the rate of one GPU that
 was measured beside it. ring-flash-attention (`ring_flash_attn.csv`): efficiency on eight GPUs,
 kernels at its published rate of one; that full blocks are faster than causal ones of 8k tokens is
 taken from FlashAttention-2 on an H200 (`FULL_OVER_CAUSAL`). Merges are eager in both.

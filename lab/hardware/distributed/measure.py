@@ -1,7 +1,7 @@
 """Every method of `fa4.distributed` beside one GPU, on all GPUs of a host: right, and how fast.
 
     NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 \
-        torchrun --nproc_per_node 2 -m hardware.distributed.measure RESULT.json [--seconds 240]
+        torchrun --nproc_per_node 2 -m lab.hardware.distributed.measure RESULT.json [--seconds 240]
 
 Results are right if O is within twice the error of one GPU's O against float64 (LSE within 1e-3).
 Efficiency is one GPU's time over the number of GPUs times theirs, both measured in this run. What
@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 
 from fa4.distributed.peers import reaches_all_peers
-from hardware.distributed.checks import check_exact, check_gradients, check_methods, check_random
-from hardware.distributed.session import SAME, Run
-from hardware.distributed.timings import (
+from lab.hardware.distributed.checks import check_exact, check_gradients, check_methods, check_random
+from lab.hardware.distributed.session import SAME, Run
+from lab.hardware.distributed.timings import (
     time_blocks,
     time_forward,
     time_links,

@@ -11,7 +11,7 @@ import fa4
 from fa4 import distributed
 from fa4.distributed.layout import make_layout
 from fa4.distributed.public import PublicKernel
-from hardware.distributed.session import HEAD_DIM, HEADS, Run, gradient_kernel, tensors
+from lab.hardware.distributed.session import HEAD_DIM, HEADS, Run, gradient_kernel, tensors
 
 
 def time_links(run: Run, transport: str) -> None:

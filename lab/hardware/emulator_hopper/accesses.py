@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hardware.emulator_hopper.programs import (
+from lab.hardware.emulator_hopper.programs import (
     Array,
     Program,
     Result,
@@ -12,7 +12,7 @@ from hardware.emulator_hopper.programs import (
     module_text,
     register,
 )
-from hardware.emulator_hopper.values import below, integers, random_words
+from lab.hardware.emulator_hopper.values import below, integers, random_words
 
 THREADS, CTAS = 128, 8
 COUNT = THREADS * CTAS

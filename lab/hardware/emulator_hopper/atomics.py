@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hardware.emulator_hopper.accesses import START
-from hardware.emulator_hopper.programs import (
+from lab.hardware.emulator_hopper.accesses import START
+from lab.hardware.emulator_hopper.programs import (
     Array,
     Program,
     Result,
@@ -15,7 +15,7 @@ from hardware.emulator_hopper.programs import (
     module_text,
     register,
 )
-from hardware.emulator_hopper.values import FORMATS, floats, integers, packed
+from lab.hardware.emulator_hopper.values import FORMATS, floats, integers, packed
 
 THREADS, CTAS = 256, 16
 COUNT = THREADS * CTAS

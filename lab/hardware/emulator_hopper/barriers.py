@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hardware.emulator_hopper.programs import Program, Result, Triple, module_text
-from hardware.emulator_hopper.values import below, integers
+from lab.hardware.emulator_hopper.programs import Program, Result, Triple, module_text
+from lab.hardware.emulator_hopper.values import below, integers
 
 TURNS = 1 << 22  # spins after which a program gives up, rather than hang the GPU
 

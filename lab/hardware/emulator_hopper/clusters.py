@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hardware.emulator_hopper.barriers import wait
-from hardware.emulator_hopper.programs import Array, Program, Result, bits_of, module_text
-from hardware.emulator_hopper.values import FORMATS, floats, integers
+from lab.hardware.emulator_hopper.barriers import wait
+from lab.hardware.emulator_hopper.programs import Array, Program, Result, bits_of, module_text
+from lab.hardware.emulator_hopper.values import FORMATS, floats, integers
 
 CTAS, THREADS = 4, 128
 ROW_BYTES = 4 * 2 * CTAS * THREADS  # one word for each thread of two clusters

@@ -1,6 +1,6 @@
 """Compares what a GPU computed with the emulator, and writes the result file.
 
-    python -m hardware.emulator_hopper.compare out/emulator_hopper/results [--family tensors]
+    python -m lab.hardware.emulator_hopper.compare out/emulator_hopper/results [--family tensors]
 
 Every program runs on the emulator again. The exit status is 1 if a value disagrees, if a program
 failed on the GPU, or if it has changed since it ran there.
@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from hardware.emulator_hopper.emulate import CHECKED, emulate, opcodes_of
-from hardware.emulator_hopper.programs import Array, Closeness, Program, Result
-from hardware.emulator_hopper.storage import BLOCK, block_digests, head_of, identity
-from hardware.emulator_hopper.suite import FAMILIES
-from hardware.emulator_hopper.values import FORMATS, to_double
+from lab.hardware.emulator_hopper.emulate import CHECKED, emulate, opcodes_of
+from lab.hardware.emulator_hopper.programs import Array, Closeness, Program, Result
+from lab.hardware.emulator_hopper.storage import BLOCK, block_digests, head_of, identity
+from lab.hardware.emulator_hopper.suite import FAMILIES
+from lab.hardware.emulator_hopper.values import FORMATS, to_double
 from lab.records import record_path, write_record
 
 COUNTS = ("programs", "forms", "values", "mismatches")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hardware.emulator_hopper.programs import Family, Form, Program, bits_of
-from hardware.emulator_hopper.values import FORMATS, Array, convertible, packed, sources
+from lab.hardware.emulator_hopper.programs import Family, Form, Program, bits_of
+from lab.hardware.emulator_hopper.values import FORMATS, Array, convertible, packed, sources
 
 INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
 INTEGRAL = ("rni", "rzi", "rmi", "rpi")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.emulator_hopper.programs import Array, Program, parameters
+from lab.hardware.emulator_hopper.programs import Array, Program, parameters
 
 NOT_READY = 600
 MAX_DYNAMIC_SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -11,7 +11,7 @@ from fa4.emulator.machine.options import Options
 from fa4.emulator.ptx.parser import parse
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.table import find
-from hardware.emulator_hopper.programs import Array, Program, parameters
+from lab.hardware.emulator_hopper.programs import Array, Program, parameters
 
 # Families whose programs use memory in ways that the emulator's checks can fault.
 CHECKED = ("exchanges", "control", "accesses", "atomics", "barriers", "clusters", "tensors")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hardware.emulator_hopper.programs import Closeness, Family, Form, Program
-from hardware.emulator_hopper.values import F32, Array, below, chosen, packed, sources
+from lab.hardware.emulator_hopper.programs import Closeness, Family, Form, Program
+from lab.hardware.emulator_hopper.values import F32, Array, below, chosen, packed, sources
 
 MODES = ("rn", "rz", "rm", "rp")
 TWO, ONE = "{op} {d}, {a}, {b};", "{op} {d}, {a};"

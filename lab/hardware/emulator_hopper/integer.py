@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hardware.emulator_hopper.programs import Family, Form, Program, predicate
-from hardware.emulator_hopper.values import below, integers, sources
+from lab.hardware.emulator_hopper.programs import Family, Form, Program, predicate
+from lab.hardware.emulator_hopper.values import below, integers, sources
 
 TYPES = ("u16", "u32", "u64", "s16", "s32", "s64")
 INTEGER_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")

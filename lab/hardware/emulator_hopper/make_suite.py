@@ -1,6 +1,6 @@
 """Writes the suite: programs, cubins, inputs, and what the emulator makes of them.
 
-    python -m hardware.emulator_hopper.make_suite out/emulator_hopper/suite.npz
+    python -m lab.hardware.emulator_hopper.make_suite out/emulator_hopper/suite.npz
 
 Needs ptxas of CUDA 12.8 or later (without it, the driver there compiles the PTX).
 """
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hardware.emulator_hopper.emulate import CHECKED, emulate
-from hardware.emulator_hopper.programs import Array, Program
-from hardware.emulator_hopper.storage import digests_of, save
-from hardware.emulator_hopper.suite import FAMILIES
+from lab.hardware.emulator_hopper.emulate import CHECKED, emulate
+from lab.hardware.emulator_hopper.programs import Array, Program
+from lab.hardware.emulator_hopper.storage import digests_of, save
+from lab.hardware.emulator_hopper.suite import FAMILIES
 
 
 def assemble(program: Program) -> bytes:

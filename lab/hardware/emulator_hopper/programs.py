@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.emulator_hopper.values import UNSIGNED
+from lab.hardware.emulator_hopper.values import UNSIGNED
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Triple = tuple[int, int, int]

@@ -1,6 +1,6 @@
 """Runs a stored suite on the GPU of this machine; needs NumPy and the CUDA driver.
 
-    python3 -m hardware.emulator_hopper.run_there SUITE.npz RESULTS_FOLDER
+    python3 -m lab.hardware.emulator_hopper.run_there SUITE.npz RESULTS_FOLDER
 
 The results: digests of all values, the blocks of values whose digest is not the emulator's, and all
 values of the approximate functions. Every family runs in a process of its own, which is started
@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hardware.emulator_hopper.driver import CudaError, Gpu
-from hardware.emulator_hopper.programs import Array, Program
-from hardware.emulator_hopper.storage import BLOCK, Suite, block_digests
+from lab.hardware.emulator_hopper.driver import CudaError, Gpu
+from lab.hardware.emulator_hopper.programs import Array, Program
+from lab.hardware.emulator_hopper.storage import BLOCK, Suite, block_digests
 
 LIMIT_S = 10.0  # of one kernel
 FAMILY_LIMIT_S = 120.0
@@ -84,7 +84,7 @@ def supervise(suite: Suite, path: Path, folder: Path, family: str) -> dict[str, 
     log, deadline = folder / f"{family}.log", time.monotonic() + FAMILY_LIMIT_S
     outcomes: dict[str, str] = {}
     while len(outcomes) < len(names) and time.monotonic() < deadline:
-        command = [sys.executable, "-m", "hardware.emulator_hopper.run_there", str(path)]
+        command = [sys.executable, "-m", "lab.hardware.emulator_hopper.run_there", str(path)]
         command += [str(folder), "--family", family, "--skip", str(len(outcomes))]
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(command, check=False, timeout=deadline - time.monotonic())

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.emulator_hopper.programs import Array, Closeness, Program, Result, TensorMapAt
+from lab.hardware.emulator_hopper.programs import Array, Closeness, Program, Result, TensorMapAt
 
 BLOCK = 1024  # values of a result that have one digest
 

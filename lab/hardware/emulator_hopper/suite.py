@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from hardware.emulator_hopper import (
+from lab.hardware.emulator_hopper import (
     accesses,
     atomics,
     barriers,
@@ -16,8 +16,8 @@ from hardware.emulator_hopper import (
     tensors,
     warps,
 )
-from hardware.emulator_hopper.programs import THREADS, Program
-from hardware.emulator_hopper.storage import BLOCK
+from lab.hardware.emulator_hopper.programs import THREADS, Program
+from lab.hardware.emulator_hopper.storage import BLOCK
 
 FAMILIES: dict[str, Callable[[], list[Program]]] = {
     "integer": integer.integer,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from fa4.emulator.tma.descriptor import TensorMap
-from hardware.emulator_hopper.accesses import noise
-from hardware.emulator_hopper.barriers import wait
-from hardware.emulator_hopper.clusters import COMPLETE
-from hardware.emulator_hopper.programs import Program, Result, TensorMapAt, module_text
+from lab.hardware.emulator_hopper.accesses import noise
+from lab.hardware.emulator_hopper.barriers import wait
+from lab.hardware.emulator_hopper.clusters import COMPLETE
+from lab.hardware.emulator_hopper.programs import Program, Result, TensorMapAt, module_text
 
 BEFORE = TensorMap(0, "u16", (40, 9), (96,), (16, 3), (1, 1), 32, hints=0)
 # field, ordinal or None, type, value as a program gives it

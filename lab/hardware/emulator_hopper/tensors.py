@@ -9,10 +9,10 @@ import numpy as np
 
 from fa4.emulator.tma.descriptor import ELEMENT_BYTES, TensorMap
 from fa4.emulator.tma.reduction import SUPPORTED
-from hardware.emulator_hopper.accesses import noise
-from hardware.emulator_hopper.barriers import wait
-from hardware.emulator_hopper.clusters import COMPLETE
-from hardware.emulator_hopper.programs import (
+from lab.hardware.emulator_hopper.accesses import noise
+from lab.hardware.emulator_hopper.barriers import wait
+from lab.hardware.emulator_hopper.clusters import COMPLETE
+from lab.hardware.emulator_hopper.programs import (
     Array,
     Closeness,
     Program,
@@ -21,8 +21,8 @@ from hardware.emulator_hopper.programs import (
     bits_of,
     module_text,
 )
-from hardware.emulator_hopper.tensor_maps import replacements
-from hardware.emulator_hopper.values import FORMATS, below, floats, integers
+from lab.hardware.emulator_hopper.tensor_maps import replacements
+from lab.hardware.emulator_hopper.values import FORMATS, below, floats, integers
 
 REGION_BYTES = 8192  # of shared memory that a copy may touch
 TENSOR_BYTES = 16384

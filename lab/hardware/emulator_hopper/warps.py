@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hardware.emulator_hopper.programs import (
+from lab.hardware.emulator_hopper.programs import (
     Array,
     Family,
     Form,
@@ -12,7 +12,7 @@ from hardware.emulator_hopper.programs import (
     Result,
     module_text,
 )
-from hardware.emulator_hopper.values import COUNT, below, chosen, integers, random_words
+from lab.hardware.emulator_hopper.values import COUNT, below, chosen, integers, random_words
 
 LANES = 32
 # Operand c of shfl: whole warp, halves, quarters, odd clamps, and bits that do not count.

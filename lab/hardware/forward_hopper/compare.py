@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fa4.emulator import launch
-from hardware.forward_hopper.make_suite import ARCH
+from lab.hardware.forward_hopper.make_suite import ARCH
 from lab.records import record_path, write_record
 from tests.sm100.neutral import SIZES, compile_neutral
 from tests.sm100.neutral_expected import row_errors, tile_errors

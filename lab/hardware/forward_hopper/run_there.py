@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.emulator_hopper.driver import Gpu
+from lab.hardware.emulator_hopper.driver import Gpu
 
 THREADS = 256
 

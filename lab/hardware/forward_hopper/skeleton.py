@@ -1,8 +1,8 @@
 """The forward kernel on a Hopper GPU, which has no tcgen05: everything else is as compiled.
 
-    python -m hardware.forward_hopper.skeleton make out/skeleton --ptxas PTXAS
-    python3 -m hardware.forward_hopper.skeleton run out/skeleton FILE.npz     (on the GPU)
-    python -m hardware.forward_hopper.skeleton compare out/skeleton FILE.npz
+    python -m lab.hardware.forward_hopper.skeleton make out/skeleton --ptxas PTXAS
+    python3 -m lab.hardware.forward_hopper.skeleton run out/skeleton FILE.npz     (on the GPU)
+    python -m lab.hardware.forward_hopper.skeleton compare out/skeleton FILE.npz
 
 `without_tensor_core` leaves products out, lets commits arrive at once, makes numbers of the address
 where tensor memory is read and stores to global memory where it is written, and writes packed
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.forward_hopper.skeleton_cases import (
+from lab.hardware.forward_hopper.skeleton_cases import (
     OUTPUTS,
     cases,
     errors,
@@ -33,9 +33,9 @@ from hardware.forward_hopper.skeleton_cases import (
     repeats,
     scale,
 )
-from hardware.forward_hopper.skeleton_driver import Driver
-from hardware.forward_hopper.skeleton_ptx import without_tensor_core
-from hardware.forward_hopper.soft_tensor_core import with_soft_tensor_core
+from lab.hardware.forward_hopper.skeleton_driver import Driver
+from lab.hardware.forward_hopper.skeleton_ptx import without_tensor_core
+from lab.hardware.forward_hopper.soft_tensor_core import with_soft_tensor_core
 
 SLACK_BYTES = 1 << 24  # around the tensors: TMA views of ragged tensors start before them
 ONLY_ON_THE_GPU = ("many tiles",)  # too long for the emulator
@@ -70,7 +70,7 @@ def capture_case(case: dict[str, Any]) -> tuple[Any, Arena, Any]:
     """(launch, arena, spec): what CuTe-DSL's host function launches on tensors in an arena."""
     import torch
 
-    from benchmarks.emulated_kernels import capture
+    from lab.benchmarks.emulated_kernels import capture
     from fa4.compiled.forward import compile_forward
     from fa4.compiled.variants import tuned_spec
 

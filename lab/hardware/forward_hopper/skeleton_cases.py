@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.forward_hopper.skeleton_ptx import tmem_value
+from lab.hardware.forward_hopper.skeleton_ptx import tmem_value
 
 TILE = 128
 OUTPUTS = ("o", "lse")

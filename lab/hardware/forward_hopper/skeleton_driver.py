@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hardware.emulator_hopper.driver import MAX_DYNAMIC_SHARED_SIZE, Gpu
-from hardware.forward_hopper.skeleton_cases import OUTPUTS, operand, output, repeats
+from lab.hardware.emulator_hopper.driver import MAX_DYNAMIC_SHARED_SIZE, Gpu
+from lab.hardware.forward_hopper.skeleton_cases import OUTPUTS, operand, output, repeats
 
 LIMIT_S = 20.0
 

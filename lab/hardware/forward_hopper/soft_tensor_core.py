@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from hardware.forward_hopper.skeleton_ptx import TMEM_WORDS, replaced, retargeted
+from lab.hardware.forward_hopper.skeleton_ptx import TMEM_WORDS, replaced, retargeted
 
 ROWS_PER_LANE, DEPTH, SWIZZLE_ROW_BYTES = 4, 16, 128
 TRANSPOSE_A, TRANSPOSE_B = 1 << 15, 1 << 16  # in an instruction descriptor (PTX ISA 9.7.16.4.2)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa4.compiled.support import BackwardCall, ForwardCall
-from hardware.warpgroup_forward.random_launches import Drawn, describe, element_type
+from lab.hardware.warpgroup_forward.random_launches import Drawn, describe, element_type
 
 FORWARD, PARTS, GRADIENTS, FIXED = "forward", "parts", "gradients", "gradients in order"
 WORKS = (FORWARD, PARTS, GRADIENTS, FIXED)

@@ -1,7 +1,7 @@
 """What TMA touches when a box lies partly or wholly outside its tensor.
 
-    python3 -m hardware.guarded.outside_boxes FILE.json              # GPU
-    python3 -m hardware.guarded.outside_boxes FILE.json --emulated   # the emulator's verdicts
+    python3 -m lab.hardware.guarded.outside_boxes FILE.json              # GPU
+    python3 -m lab.hardware.guarded.outside_boxes FILE.json --emulated   # the emulator's verdicts
 
 A tensor of three dimensions begins where mapped memory begins, or ends where it ends. Boxes lie
 inside it, cross an edge of a dimension, or lie beyond one; their map begins where the tensor does,
@@ -23,12 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from fa4.emulator.tma.descriptor import TensorMap
-from hardware.emulator_hopper.barriers import wait
-from hardware.emulator_hopper.driver import Gpu
-from hardware.emulator_hopper.programs import Array, Program, TensorMapAt, module_text
-from hardware.emulator_hopper.tensors import START
-from hardware.guarded.memory import CudaDriver, GuardedMemory
-from hardware.warpgroup_forward.random_launches import describe_machine
+from lab.hardware.emulator_hopper.barriers import wait
+from lab.hardware.emulator_hopper.driver import Gpu
+from lab.hardware.emulator_hopper.programs import Array, Program, TensorMapAt, module_text
+from lab.hardware.emulator_hopper.tensors import START
+from lab.hardware.guarded.memory import CudaDriver, GuardedMemory
+from lab.hardware.warpgroup_forward.random_launches import describe_machine
 
 OPERATIONS = ("load", "prefetch", "store", "reduce")
 STARTS = ("the tensor's", "in front of it")
@@ -160,7 +160,7 @@ class GuardedGpu(Gpu):
 
 def measure(case: OutsideCase) -> str:
     """The verdict of this machine's GPU, in a process of its own."""
-    command = [sys.executable, "-m", "hardware.guarded.outside_boxes", "-", "--case", case.name]
+    command = [sys.executable, "-m", "lab.hardware.guarded.outside_boxes", "-", "--case", case.name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
     return lines[-1] if lines else f"exit code {done.returncode}"
@@ -179,7 +179,7 @@ def measure_here(case: OutsideCase) -> str:
 def emulate_here(case: OutsideCase) -> str:
     """The emulator's verdict."""
     from fa4.emulator.errors import EmulationFailed
-    from hardware.emulator_hopper.emulate import emulate
+    from lab.hardware.emulator_hopper.emulate import emulate
 
     try:
         emulate(make_program(case))

@@ -1,10 +1,10 @@
 """Random calls of the Hopper kernels on guarded memory: do they end, are they right?
 
-    python3 -m hardware.guarded.random_calls OUT.json [--calls 3000] [--seed N]     # GPU
+    python3 -m lab.hardware.guarded.random_calls OUT.json [--calls 3000] [--seed N]     # GPU
 
 Every tensor of torch, outputs and workspaces included, begins or ends at unmapped memory
-(`hardware.guarded.memory`). Each two choices of pass, type, head dims, heads, mask, sink, softcap,
-layout and strides occur together (`hardware.guarded.drawing`); sequences without queries or keys
+(`lab.hardware.guarded.memory`). Each two choices of pass, type, head dims, heads, mask, sink, softcap,
+layout and strides occur together (`lab.hardware.guarded.drawing`); sequences without queries or keys
 may stand anywhere. The seed is drawn unless it is given, and printed. Several processes share the
 calls. One that breaks the context, or does not end in 40 s, is written down, and another process
 goes on behind it; exit code 1 if anything was wrong.
@@ -32,11 +32,11 @@ from fa4.compiled.build import build
 from fa4.compiled.support import BackwardCall, ForwardCall
 from fa4.compiled.variants import choose_backward_spec, choose_sm90_spec
 from fa4.hardware import H200
-from hardware.guarded.drawing import FIXED, STRIDES, WORKS, GuardedCall, draw_calls, make_tensors
-from hardware.guarded.memory import CudaDriver, GuardedMemory, install_in_torch
-from hardware.warpgroup_backward.random_gradients import run as differentiate
-from hardware.warpgroup_forward.random_launches import describe_machine, watch
-from hardware.warpgroup_forward.random_launches import run as launch
+from lab.hardware.guarded.drawing import FIXED, STRIDES, WORKS, GuardedCall, draw_calls, make_tensors
+from lab.hardware.guarded.memory import CudaDriver, GuardedMemory, install_in_torch
+from lab.hardware.warpgroup_backward.random_gradients import run as differentiate
+from lab.hardware.warpgroup_forward.random_launches import describe_machine, watch
+from lab.hardware.warpgroup_forward.random_launches import run as launch
 
 
 def spec_of(call: ForwardCall) -> Any:
@@ -107,7 +107,7 @@ def supervise(arguments: argparse.Namespace, worker: int) -> dict[int, dict[str,
     log.unlink(missing_ok=True)
     first, ends = worker, time.monotonic() + arguments.seconds
     while first < arguments.calls:
-        command = [sys.executable, "-m", "hardware.guarded.random_calls", str(arguments.out)]
+        command = [sys.executable, "-m", "lab.hardware.guarded.random_calls", str(arguments.out)]
         for name in ("calls", "seed", "longest", "impl", "workers"):
             command += [f"--{name}", str(getattr(arguments, name))]
         command += ["--first", str(first), "--seconds", str(max(ends - time.monotonic(), 0.0))]

@@ -1,6 +1,6 @@
 """Compare counters with the code's loops, the emulator's counts and the simulator's shares.
 
-    python -m hardware.hopper_counters.compare CONFIGURATIONS.json FOLDER OUTPUT.json \\
+    python -m lab.hardware.hopper_counters.compare CONFIGURATIONS.json FOLDER OUTPUT.json \\
         [--emulated COUNTS.json] [--simulated SHARES.json]
 
 FOLDER is what `measure` wrote. COUNTS.json and SHARES.json are lists with an entry, or null, per
@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hardware.hopper_counters.expected import Work, by_loops
-from hardware.hopper_counters.metrics import METRICS
-from hardware.hopper_counters.sass import PIPES, Code, Instruction, by_name, kernels, pipe_of
+from lab.hardware.hopper_counters.expected import Work, by_loops
+from lab.hardware.hopper_counters.metrics import METRICS
+from lab.hardware.hopper_counters.sass import PIPES, Code, Instruction, by_name, kernels, pipe_of
 from lab.records import write_record
 
 CODE_SHARE = 0.02  # loops times trips against the counters

@@ -1,6 +1,6 @@
 """The emulator's counts for the launches whose counters ncu reads.
 
-    python -m hardware.hopper_counters.emulate CONFIGURATIONS.json COUNTS.json [--kernels FOLDER]
+    python -m lab.hardware.hopper_counters.emulate CONFIGURATIONS.json COUNTS.json [--kernels FOLDER]
 
 Sequences and heads have the same work, and so have the query tiles of a call without a mask: one
 sequence of one head is run, of those tiles one whole and what is left over, and counted as often as
@@ -26,8 +26,8 @@ from fa4.emulator import launch
 from fa4.emulator.machine.launch_work import LOADED, LaunchWork
 from fa4.emulator.masks import LANES
 from fa4.hardware import H200
-from hardware.hopper_counters.expected import WARPS_PER_GROUP, Work
-from hardware.warpgroup_forward.measure import make_spec
+from lab.hardware.hopper_counters.expected import WARPS_PER_GROUP, Work
+from lab.hardware.warpgroup_forward.measure import make_spec
 
 
 def as_counters(work: LaunchWork) -> Counter[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hardware.hopper_counters.sass import Code, pipe_of
+from lab.hardware.hopper_counters.sass import Code, pipe_of
 
 WARPS_PER_GROUP, MMA_ROWS, MMA_DEPTH, ELEMENT_BYTES = 4, 64, 16, 2
 

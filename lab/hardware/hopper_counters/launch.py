@@ -1,6 +1,6 @@
 """Launches the kernels whose counters are read: run by `measure`, under ncu.
 
-    python3 -m hardware.hopper_counters.launch CONFIGURATIONS.json
+    python3 -m lab.hardware.hopper_counters.launch CONFIGURATIONS.json
 
 Each configuration is compiled and launched three times; the last launch is between the profiler's
 start and stop. A line per configuration is printed when it is done.
@@ -42,7 +42,7 @@ def own(given: Configuration) -> Callable[[], Any]:
     """The package's Hopper forward kernel: `spec` are the fields of its WarpgroupSpec."""
     from fa4.compiled.artifact import compile_artifact
     from fa4.compiled.forward import compile_warpgroup
-    from hardware.warpgroup_forward.measure import Inputs, make_spec
+    from lab.hardware.warpgroup_forward.measure import Inputs, make_spec
 
     kernel = compile_artifact(make_spec(dict(given["spec"])), "sm_90a", compile_warpgroup)
     seqlen = given["seqlen"]

@@ -1,6 +1,6 @@
 """Read hardware counters of Hopper kernels with ncu: totals, and by instruction.
 
-    COMMIT=... PYTHONPATH=. python3 -m hardware.hopper_counters.measure CONFIGURATIONS.json FOLDER
+    COMMIT=... PYTHONPATH=. python3 -m lab.hardware.hopper_counters.measure CONFIGURATIONS.json FOLDER
 
 Needs an NVIDIA GPU of compute capability 9.0, ncu and the right to read its counters, PyTorch, and
 what the kernels need. Writes FOLDER/raw.csv (a row per kernel), FOLDER/source.csv (its instructions
@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hardware.hopper_counters.metrics import METRICS
+from lab.hardware.hopper_counters.metrics import METRICS
 
 PROBE = "import torch; torch.ones(1, device='cuda').add_(1); torch.cuda.synchronize()"
 
@@ -49,7 +49,7 @@ def profile(configurations: Path, report: Path) -> str:
         "ncu", "--clock-control", "none", "--profile-from-start", "off", "--force-overwrite",
         "--section", "SourceCounters",
         "--metrics", ",".join(METRICS.values()), "--export", str(report),
-        sys.executable, "-m", "hardware.hopper_counters.launch", str(configurations),
+        sys.executable, "-m", "lab.hardware.hopper_counters.launch", str(configurations),
     ]  # fmt: skip
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return done.stdout

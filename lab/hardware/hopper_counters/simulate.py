@@ -1,6 +1,6 @@
 """The simulator's shares of time beside the counters of the same launches.
 
-    python -m hardware.hopper_counters.simulate RESULT.json [SHARES.json]
+    python -m lab.hardware.hopper_counters.simulate RESULT.json [SHARES.json]
 
 RESULT.json: what `compare` wrote of the package's kernels. A row per kernel: measured and simulated
 percent of the time that the tensor core works, that the producer waits for free buffers, and that a
@@ -24,7 +24,7 @@ from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import Prediction, predict
 from fa4.sm90.forward.spec import WarpgroupSpec
-from hardware.hopper_counters.compare import POINTS
+from lab.hardware.hopper_counters.compare import POINTS
 
 MACHINE = "h200"
 # ncu's reasons for it: warps that look at an mbarrier (NANOSLEEP.SYNCS) are held by the long

@@ -1,8 +1,8 @@
 """Searches Hopper's forward designs; writes the best and as many random ones, to be measured.
 
-    python -m hardware.hopper_designs.choose PLAN.json
-    python -m hardware.warpgroup_forward.measure PLAN.json RESULTS.jsonl        # on the GPU
-    python -m hardware.hopper_designs.compare PLAN.json RESULTS.jsonl --machine NAME
+    python -m lab.hardware.hopper_designs.choose PLAN.json
+    python -m lab.hardware.warpgroup_forward.measure PLAN.json RESULTS.jsonl        # on the GPU
+    python -m lab.hardware.hopper_designs.compare PLAN.json RESULTS.jsonl --machine NAME
 
 Every variant of a problem is one of the search's space, as fields of `WarpgroupSpec`, with what was
 predicted of it; "today" is what a call gets.

@@ -1,6 +1,6 @@
 """What the H200 gave of the search's designs beside what was predicted: rank and regret.
 
-    python -m hardware.hopper_designs.compare PLAN.json RESULTS.jsonl --machine NAME
+    python -m lab.hardware.hopper_designs.compare PLAN.json RESULTS.jsonl --machine NAME
 
 Regret: what the design that the search puts first loses against the fastest that was measured, of
 the search's own and random ones, and against what a call gets today.

@@ -1,4 +1,4 @@
-"""The measured figures of hardware/results/hopper_units.json, checked as they are read."""
+"""The measured figures of lab/hardware/results/hopper_units.json, checked as they are read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Measure what the simulator assumes of a Hopper SM and its memory, and write one JSON.
 
-    PYTHONPATH=. python -m hardware.hopper_units.measure --output FILE.json [--only barriers wgmma]
+    PYTHONPATH=. python -m lab.hardware.hopper_units.measure --output FILE.json [--only barriers wgmma]
 
 Needs an NVIDIA GPU of compute capability 9.0 and, unless --built names a folder with the programs,
 nvcc. Each program prints a figure per line with its repeats; the JSON holds median and interval
@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hardware.hopper_units import power
-from hardware.hopper_units.products import header
+from lab.hardware.hopper_units import power
+from lab.hardware.hopper_units.products import header
 
 FOLDER = Path(__file__).parent
 PROGRAMS = ("barriers", "pipes", "softmax", "wgmma", "memory", "launch", "copies")

@@ -16,4 +16,4 @@ smsp__average_warps_issue_stalled_lg_throttle_per_issue_active.ratio,\
 smsp__average_warps_issue_stalled_mio_throttle_per_issue_active.ratio,\
 smsp__average_warps_issue_stalled_math_pipe_throttle_per_issue_active.ratio,\
 smsp__average_warps_issue_stalled_wait_per_issue_active.ratio,gpu__time_duration.sum \
-  python -m hardware.warpgroup_backward.measure /dev/null --plan "$plan" --once "$@"
+  python -m lab.hardware.warpgroup_backward.measure /dev/null --plan "$plan" --once "$@"

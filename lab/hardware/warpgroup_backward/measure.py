@@ -1,6 +1,6 @@
 """Compiles the Hopper backward kernels, checks each, and times them beside others on a GPU.
 
-    python -m hardware.warpgroup_backward.measure OUT.json [--wide] [--plan PLAN.json]
+    python -m lab.hardware.warpgroup_backward.measure OUT.json [--wide] [--plan PLAN.json]
 
 Without a plan: the paper's grid (16k tokens, 2,048 columns of heads; d 64 and 128, with and without
 a causal mask, 1k to 16k) with the kernels that fa4 chooses, in any and in a fixed order of sums,
@@ -31,8 +31,8 @@ from fa4.compiled.variants import find_tuned_backward
 from fa4.hardware import H200
 from fa4.kit.features import BackwardFeatures
 from fa4.sm100.backward.workspace import tiles_of
-from hardware.warpgroup_forward.measure import Meter, Watchdog, frame_bytes, measured
-from hardware.warpgroup_forward.random_launches import describe_machine
+from lab.hardware.warpgroup_forward.measure import Meter, Watchdog, frame_bytes, measured
+from lab.hardware.warpgroup_forward.random_launches import describe_machine
 
 PEERS = ("cudnn", "flash-attn-2", "flash-attn-4")
 CHECKED = ((1, 300, 417, 2, 2), (2, 640, 1024, 4, 2), (1, 77, 5, 3, 1), (1, 64, 1, 1, 1))

@@ -1,6 +1,6 @@
 """The calls of the gradients' records, with their predictions: nothing is fitted to their times.
 
-python -m hardware.warpgroup_backward.predicted
+python -m lab.hardware.warpgroup_backward.predicted
 """
 
 from __future__ import annotations

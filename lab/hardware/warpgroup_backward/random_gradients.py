@@ -1,6 +1,6 @@
 """Gradients of a drawn call through the public functions, held to the definition in float64.
 
-`hardware.guarded.random_calls` draws the calls. Each gradient is within twice the error of the same
+`lab.hardware.guarded.random_calls` draws the calls. Each gradient is within twice the error of the same
 with P and dS in the call's own type; the gradients are those of O and of the LSE.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hardware.warpgroup_forward.random_launches import (
+from lab.hardware.warpgroup_forward.random_launches import (
     Drawn,
     MakeTensors,
     describe,

@@ -1,6 +1,6 @@
 """Compares what the GPU gave with the emulator's outputs, bit for bit.
 
-    python -m hardware.warpgroup_bits.compare FOLDER RESULTS.npz
+    python -m lab.hardware.warpgroup_bits.compare FOLDER RESULTS.npz
 
 "exact" kernels must agree in every bit. In "compiled" ones the last bits of MUFU's results differ
 from the emulator's, which are the true values rounded once: elements that are equal are counted,
@@ -18,8 +18,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from hardware.warpgroup_bits.cases import cases
-from hardware.warpgroup_bits.run_there import KERNELS, REPEATS
+from lab.hardware.warpgroup_bits.cases import cases
+from lab.hardware.warpgroup_bits.run_there import KERNELS, REPEATS
 from lab.records import record_path, write_record
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}

@@ -1,6 +1,6 @@
 """Compiles the kernels, draws inputs, runs the emulator: one .npz per call.
 
-    python -m hardware.warpgroup_bits.make_suite FOLDER [--ptxas PTXAS]
+    python -m lab.hardware.warpgroup_bits.make_suite FOLDER [--ptxas PTXAS]
 
 Each call is launched with two kernels: "compiled", the cubin of CuTe-DSL, and "exact", its PTX
 without approximate instructions, assembled by ptxas. The emulator runs the PTX of both.
@@ -23,8 +23,8 @@ import numpy as np
 from fa4.compiled.artifact import compile_artifact, from_bytes, to_bytes
 from fa4.compiled.forward import compile_warpgroup
 from fa4.emulator import Allocation, Launch, Options, Session, run
-from hardware.warpgroup_bits.cases import BitCase, cases
-from hardware.warpgroup_bits.exact_ptx import without_approximations
+from lab.hardware.warpgroup_bits.cases import BitCase, cases
+from lab.hardware.warpgroup_bits.exact_ptx import without_approximations
 from tests.sm100.forward_kernel import arguments, make_inputs
 
 ARCH = "sm_90a"

@@ -1,6 +1,6 @@
 """Launches the suite on GPU 0, each kernel often: its outputs, and whether they stay the same.
 
-    python3 -m hardware.warpgroup_bits.run_there FOLDER RESULTS.npz
+    python3 -m lab.hardware.warpgroup_bits.run_there FOLDER RESULTS.npz
 
 Needs NumPy and the driver.
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hardware.emulator_hopper.driver import MAX_DYNAMIC_SHARED_SIZE, Gpu
-from hardware.forward_hopper.skeleton_driver import moved
+from lab.hardware.emulator_hopper.driver import MAX_DYNAMIC_SHARED_SIZE, Gpu
+from lab.hardware.forward_hopper.skeleton_driver import moved
 
 KERNELS = ("compiled", "exact")
 LIMIT_S = 20.0

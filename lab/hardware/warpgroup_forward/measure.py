@@ -1,6 +1,6 @@
 """Compiles variants of the Hopper forward kernel, checks each, and times them beside others.
 
-    python -m hardware.warpgroup_forward.measure PLAN.json RESULTS.jsonl
+    python -m lab.hardware.warpgroup_forward.measure PLAN.json RESULTS.jsonl
 
 PLAN.json: {"variants": {name: fields of WarpgroupSpec}, "problems": [fields of Problem], "peers":
 ["cudnn", "flash-attn-4"]}; a problem is timed with the variants of its head dims and mask. A line

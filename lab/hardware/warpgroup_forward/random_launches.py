@@ -1,6 +1,6 @@
 """Random calls of the Hopper kernel on a GPU: do all of them end, and are they right?
 
-    python -m hardware.warpgroup_forward.random_launches OUT.json [--launches 1000] [--seed 0]
+    python -m lab.hardware.warpgroup_forward.random_launches OUT.json [--launches 1000] [--seed 0]
 
 Sizes, masks, layouts and features are drawn; what each call computes is compared with float32
 attention in torch, within twice the error of the same in the call's own type. The kernels are

@@ -1,4 +1,4 @@
-"""The calls of hardware/results/hopper_sustained.json, with their predictions."""
+"""The calls of lab/hardware/results/hopper_sustained.json, with their predictions."""
 
 from __future__ import annotations
 

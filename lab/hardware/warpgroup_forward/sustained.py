@@ -1,6 +1,6 @@
 """The Hopper forward kernel called without a pause for a second and more: speed, clock and power.
 
-    PYTHONPATH=. python3 -m hardware.warpgroup_forward.sustained FILE.json
+    PYTHONPATH=. python3 -m lab.hardware.warpgroup_forward.sustained FILE.json
 
 After a pause each call is repeated for SECONDS; events between calls tell its speed from the first
 milliseconds to the last, NVML the power. The GPU's power limit makes the difference. Needs torch
@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hardware.hopper_units.measure import query, text_of
-from hardware.hopper_units.power import FIELDS, Poller
-from hardware.warpgroup_forward.measure import Inputs, Problem, compiled, from_bytes, make_spec
+from lab.hardware.hopper_units.measure import query, text_of
+from lab.hardware.hopper_units.power import FIELDS, Poller
+from lab.hardware.warpgroup_forward.measure import Inputs, Problem, compiled, from_bytes, make_spec
 
 SECONDS, PAUSE_S, AHEAD = 1.6, 0.8, 16  # AHEAD: calls that are queued before the oldest is awaited
 WINDOWS_MS = (0, 5, 20, 50, 100, 200, 400, 800, 1600)

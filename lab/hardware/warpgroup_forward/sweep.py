@@ -1,10 +1,10 @@
 """The sweep of the Hopper forward kernel's tiles: what to measure, and the table of it.
 
-    python -m hardware.warpgroup_forward.sweep plan PLAN.json
-    PYTHONPATH=. python3 -m hardware.warpgroup_forward.measure PLAN.json RESULTS.jsonl      # GPU
+    python -m lab.hardware.warpgroup_forward.sweep plan PLAN.json
+    PYTHONPATH=. python3 -m lab.hardware.warpgroup_forward.measure PLAN.json RESULTS.jsonl      # GPU
     nvidia-smi --query-gpu=name,driver_version,power.limit,clocks.max.sm --format=csv > GPU.csv
-    python -m hardware.warpgroup_forward.sweep table RESULTS.jsonl \
-        fa4/measured/hopper_sweep.csv hardware/results/hopper_sweep.json \
+    python -m lab.hardware.warpgroup_forward.sweep table RESULTS.jsonl \
+        fa4/measured/hopper_sweep.csv lab/hardware/results/hopper_sweep.json \
         --gpu GPU.csv --commit COMMIT
 
 A row of the table is one call of one variant: tile sizes, stages, where P is held, overlap, turns,
@@ -28,7 +28,7 @@ from typing import Any
 from fa4.hardware import H200
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sm90.forward.fragment import emulated_elements
-from hardware.warpgroup_forward.measure import make_spec
+from lab.hardware.warpgroup_forward.measure import make_spec
 
 DIMS = {64: (64, 32), 96: (96, 16), 128: (128, 16), 192: (128, 16), 256: (256, 8)}  # dv, heads
 TILE_N = {64: (64, 80, 96, 112, 128, 144, 160, 176, 192, 208), 96: (80, 96, 112, 128, 144, 176),

@@ -1,6 +1,6 @@
 """From measured times of tiles to the table that the kernel's choice reads.
 
-    python -m hardware.warpgroup_forward.tile_rates hardware/results/hopper_tiles.csv \
+    python -m lab.hardware.warpgroup_forward.tile_rates lab/hardware/results/hopper_tiles.csv \
         fa4/plan/warpgroup_rates.py
 
 A call's time is that of its waves of work tiles (or, under a causal mask, of all of them divided by
@@ -30,7 +30,7 @@ MOST_START, NEAR = 600.0, 1.002  # in keys; a tile so near to the fastest is not
 
 HEAD = '''"""Rates of the Hopper forward kernel's tiles, by head dims and mask.
 
-Written by python -m hardware.warpgroup_forward.tile_rates from hardware/results/hopper_tiles.csv: a
+Written by python -m lab.hardware.warpgroup_forward.tile_rates from lab/hardware/results/hopper_tiles.csv: a
 tile is (warpgroups, keys, stages, TFLOP/s, start, turns, ahead); start: what a work tile costs
 beside its keys, in keys.
 """

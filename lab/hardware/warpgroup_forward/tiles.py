@@ -1,7 +1,7 @@
 """Every tile of the Hopper forward kernel that fits, for head dims 32 to 256: which are fastest?
 
-    PYTHONPATH=. python3 -m hardware.warpgroup_forward.tiles RESULTS.jsonl --seconds 200     # GPU
-    python -m hardware.warpgroup_forward.tiles table RESULTS.jsonl CSV --commit COMMIT
+    PYTHONPATH=. python3 -m lab.hardware.warpgroup_forward.tiles RESULTS.jsonl --seconds 200     # GPU
+    python -m lab.hardware.warpgroup_forward.tiles table RESULTS.jsonl CSV --commit COMMIT
 
 With --short, the tiles that `fa4.plan.warpgroup_rates` has, with turns too, at short lengths.
 Kernels are compiled in parallel first; each is checked on small calls, then timed at three lengths
@@ -27,7 +27,7 @@ from fa4.config import WarpgroupPipeline
 from fa4.hardware import H200
 from fa4.plan.warpgroup import begins_ahead, output_over_queries, warpgroup_plan
 from fa4.plan.warpgroup_rates import RATES
-from hardware.warpgroup_forward.measure import (
+from lab.hardware.warpgroup_forward.measure import (
     Inputs,
     Meter,
     Watchdog,

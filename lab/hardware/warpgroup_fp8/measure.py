@@ -1,6 +1,6 @@
 """Compiles variants of the FP8 forward kernel, checks each, times them beside FlashAttention-3.
 
-    python -m hardware.warpgroup_fp8.measure PLAN.json RESULTS.jsonl
+    python -m lab.hardware.warpgroup_fp8.measure PLAN.json RESULTS.jsonl
 
 PLAN.json: {"variants": {name: fields of WarpgroupSpec; tau, offset and exp2 are the numerics' own},
 "problems": [fields of Problem]}; a problem is timed with the variants of its head dims and mask,
@@ -27,7 +27,7 @@ from fa4.compiled.artifact import CompiledKernel, compile_artifact, from_bytes, 
 from fa4.compiled.forward import compile_warpgroup
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.sm90.forward.spec import WarpgroupSpec
-from hardware.warpgroup_forward.measure import (
+from lab.hardware.warpgroup_forward.measure import (
     PAUSE_S,
     Meter,
     Problem,

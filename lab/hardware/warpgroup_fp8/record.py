@@ -1,6 +1,6 @@
 """Writes the record of a run of `measure` on a GPU.
 
-    python -m hardware.warpgroup_fp8.record RESULTS.jsonl --gpu "NVIDIA H200, 132 SMs, 700 W"
+    python -m lab.hardware.warpgroup_fp8.record RESULTS.jsonl --gpu "NVIDIA H200, 132 SMs, 700 W"
 
 The record has every call with the TFLOP/s of each variant, the errors of small calls and, of some
 variants, those over many keys. Its stamp says of which commit (`python -m lab.records stamp`).

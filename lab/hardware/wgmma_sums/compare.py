@@ -1,6 +1,6 @@
 """Compares the sums of a GPU with the package's model, and writes the result file.
 
-    python -m hardware.wgmma_sums.compare FOLDER [--output FILE]
+    python -m lab.hardware.wgmma_sums.compare FOLDER [--output FILE]
 
 FOLDER: what run_there wrote. The exit status is 1 if an output disagrees, or if forms disagree that
 must not. The result file holds digests of the operands and of the GPU's outputs.
@@ -20,9 +20,9 @@ import numpy as np
 from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.wgmma.forms import ProductForm
 from fa4.emulator.wgmma.sums import multiply
-from hardware.wgmma_sums import operands
-from hardware.wgmma_sums.kernels import Kernel
-from hardware.wgmma_sums.operands import CASES, COLUMNS, COMBINATIONS, Codes, Combination, Tiles
+from lab.hardware.wgmma_sums import operands
+from lab.hardware.wgmma_sums.kernels import Kernel
+from lab.hardware.wgmma_sums.operands import CASES, COLUMNS, COMBINATIONS, Codes, Combination, Tiles
 from lab.records import record_path, write_record
 
 HEAD = 3  # tiles of a case that the tests repeat

@@ -1,6 +1,6 @@
 """Runs the probes on the GPU of this machine; needs NumPy and the CUDA driver.
 
-    python3 -m hardware.wgmma_sums.run_there FOLDER
+    python3 -m lab.hardware.wgmma_sums.run_there FOLDER
 
 Writes FOLDER/run.json (the machine, and how many outputs differ between forms that must agree) and
 the outputs of wgmma for each combination of types, FOLDER/NAME.npy.
@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from hardware.emulator_hopper.driver import CudaError, Gpu
-from hardware.emulator_hopper.programs import Program
-from hardware.emulator_hopper.run_there import query
-from hardware.wgmma_sums import operands
-from hardware.wgmma_sums.kernels import Kernel
-from hardware.wgmma_sums.operands import COMBINATIONS, Combination, Draws, Tiles
+from lab.hardware.emulator_hopper.driver import CudaError, Gpu
+from lab.hardware.emulator_hopper.programs import Program
+from lab.hardware.emulator_hopper.run_there import query
+from lab.hardware.wgmma_sums import operands
+from lab.hardware.wgmma_sums.kernels import Kernel
+from lab.hardware.wgmma_sums.operands import COMBINATIONS, Combination, Draws, Tiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LIMIT_S = 10.0
