@@ -64,7 +64,7 @@ pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables,
 	  support_table bug_zoo picture outputs throughput_tables atlas_tables findings_tables \
 	  verify_tables model_tables distributed_tables design_tables record_tables option_tables \
 	  claims; do \
-	  $(BIN)/python docs/$$name.py || exit 1; done
+	  $(BIN)/python -m lab.pages.$$name || exit 1; done
 	$(BIN)/fa4 figures --format svg --out docs/pictures
 	$(BIN)/fa4 bench --from lab/hardware/results/hopper_bench.json --figure docs/pictures/hopper.svg
 

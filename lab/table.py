@@ -39,25 +39,25 @@ class Record:
 
 
 _KERNELS = ("fa4.backends.sm90", "fa4.api")
-_FAULTS = "benchmarks.benchmark_{}faults"
 
 
 def _computed(name: str, test: str | None = None, *, also: tuple[str, ...] = (),
               files: tuple[str, ...] = (), needs: str | None = None) -> Record:  # fmt: skip
-    """A record of lab/benchmarks/benchmark_NAME.py."""
+    """A record of lab/benchmarks/NAME.py."""
     return Record(
-        path=f"lab/benchmarks/results/{name}.json", command=f"python lab/benchmarks/benchmark_{name}.py",
-        modules=(f"benchmarks.benchmark_{name}", *also), files=files, needs=needs,
+        path=f"lab/benchmarks/results/{name}.json", command=f"python -m lab.benchmarks.{name}",
+        modules=(f"lab.benchmarks.{name}", *also), files=files, needs=needs,
         recomputed_by=test,
     )  # fmt: skip
 
 
 def _faults(kernel: str) -> Record:
     """A record of planted faults: "" for those of the emulator's own examples."""
-    program = f"benchmark_{kernel}faults"
+    program = f"{kernel}faults"
     return Record(
         path=f"lab/benchmarks/results/{kernel or 'emulator_'}faults.json",
-        command=f"python lab/benchmarks/{program}.py", modules=(f"benchmarks.{program}",), needs=HOURS,
+        command=f"python -m lab.benchmarks.{program}",
+        modules=(f"lab.benchmarks.{program}",), needs=HOURS,
     )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def _confirmed(name: str, command: str, *modules: str, files: tuple[str, ...] = 
 
 def _suite(name: str, folder: str, *more: str) -> Record:
     """A record that lab/hardware/FOLDER/compare.py writes of what its run_there.py brought home."""
-    suite = f"hardware.{folder}"
+    suite = f"lab.hardware.{folder}"
     return _confirmed(
         name, f"python -m {suite}.compare", f"{suite}.compare", f"{suite}.run_there", *more
     )
@@ -95,8 +95,10 @@ def _sweep(name: str, table: str) -> Record:
     )  # fmt: skip
 
 
-_SKELETON = "python -m hardware.{0}_hopper.skeleton compare out/skeleton FILE.npz"
-_COMPARED = "python -m lab.hardware.hopper_counters.compare lab/hardware/hopper_counters/{0}.json FOLDER"
+_SKELETON = "python -m lab.hardware.{0}_hopper.skeleton compare out/skeleton FILE.npz"
+_COMPARED = (
+    "python -m lab.hardware.hopper_counters.compare lab/hardware/hopper_counters/{0}.json FOLDER"
+)
 
 
 RECORDS = (
@@ -129,7 +131,8 @@ RECORDS = (
     Record(
         path="lab/benchmarks/results/mutants.json", command="make mutants",
         needs=HOURS, modules=(
-            "lab.benchmarks.mutants.run", "fa4.reference", "fa4.sim.predict", "fa4.testing.properties",
+            "lab.benchmarks.mutants.run", "fa4.reference", "fa4.sim.predict",
+            "fa4.testing.properties",
         ),
     ),
     _computed("predictions", "tests/sim/test_predictions.py::test_the_recorded_figures"),
@@ -160,8 +163,8 @@ RECORDS = (
     ),
     _suite("forward_hopper", "forward_hopper"),
     _confirmed(
-        "forward_skeleton_hopper", _SKELETON.format("forward"), "lab.hardware.forward_hopper.skeleton",
-        "lab.hardware.forward_hopper.skeleton_driver",
+        "forward_skeleton_hopper", _SKELETON.format("forward"),
+        "lab.hardware.forward_hopper.skeleton", "lab.hardware.forward_hopper.skeleton_driver",
     ),
     *(
         _confirmed(
@@ -182,8 +185,9 @@ RECORDS = (
         files=("lab/hardware/hopper_counters/own.json",),
     ),
     _confirmed(
-        "hopper_counters_foreign", _COMPARED.format("foreign"), "lab.hardware.hopper_counters.compare",
-        "lab.hardware.hopper_counters.measure", "lab.hardware.hopper_counters.launch",
+        "hopper_counters_foreign", _COMPARED.format("foreign"),
+        "lab.hardware.hopper_counters.compare", "lab.hardware.hopper_counters.measure",
+        "lab.hardware.hopper_counters.launch",
         files=("lab/hardware/hopper_counters/foreign.json",),
     ),
     _confirmed(
@@ -254,12 +258,14 @@ RECORDS = (
     _suite("warpgroup_bits", "warpgroup_bits", "lab.hardware.warpgroup_bits.make_suite"),
     _confirmed(
         "warpgroup_forward", "GPU: python3 -m lab.hardware.warpgroup_forward.measure "
-        "lab/hardware/warpgroup_forward/peers.json FILE.jsonl", "lab.hardware.warpgroup_forward.measure",
+        "lab/hardware/warpgroup_forward/peers.json FILE.jsonl",
+        "lab.hardware.warpgroup_forward.measure",
         files=("lab/hardware/warpgroup_forward/peers.json",),
     ),
     _confirmed(
         "warpgroup_fp8", "GPU: python3 -m lab.hardware.warpgroup_fp8.measure "
-        "lab/hardware/warpgroup_fp8/variants.json FILE.jsonl; then lab.hardware.warpgroup_fp8.record",
+        "lab/hardware/warpgroup_fp8/variants.json FILE.jsonl; then "
+        "lab.hardware.warpgroup_fp8.record",
         "lab.hardware.warpgroup_fp8.measure", files=("lab/hardware/warpgroup_fp8/variants.json",),
     ),
     _suite("wgmma_sums", "wgmma_sums"),

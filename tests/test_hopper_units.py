@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.pages.hopper_tables import LISTS, LOAD, PAGE, SECTIONS, TABLES, WIDE, of_program
 from fa4.config import WarpgroupPipeline
 from fa4.designs import plan_of
 from fa4.hardware import H100, H200
@@ -23,6 +22,7 @@ from lab.hardware.hopper_units import power
 from lab.hardware.hopper_units.figures import STARTS, STEPS, figures, parse, report
 from lab.hardware.hopper_units.measure import PROGRAMS, STATE, summary, text_of
 from lab.hardware.hopper_units.products import WIDTHS, header
+from lab.pages.hopper_tables import LISTS, LOAD, PAGE, SECTIONS, TABLES, WIDE, of_program
 from lab.records import record_path
 
 # As it is read: without the markers of numbers.

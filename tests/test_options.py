@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import fa4
-from lab.pages.option_tables import PAGE, TABLES_OF_PAGE, in_kernels
 from fa4.call.call import ARGUMENTS, Call
 from fa4.call.options import COUNT, COUNT_OR_NONE, FLAG, NUMBER, OPTIONS
 from fa4.compiled.support import TABLES
+from lab.pages.option_tables import PAGE, TABLES_OF_PAGE, in_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [option.name for option in OPTIONS]

@@ -1,4 +1,4 @@
-"""The backward kernels in the table of `benchmark_codegen.py`: ours of one CTA and of pairs, and
+"""The backward kernels in the table of `codegen.py`: ours of one CTA and of pairs, and
 those of flash-attn-4, cuDNN (head dim 128) and NVIDIA's example (one head dim).
 
 Counted is the main kernel, compile times are of all three of a pass. "compute" is the loop that
@@ -15,11 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lab.benchmarks.codegen_found import Figures, Found, compile_one, describe, number, ratios
-from lab.benchmarks.codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, Wanted
-
 from fa4.inspect import loops
 from fa4.inspect.codegen import KernelCode
+from lab.benchmarks.codegen_found import Figures, Found, compile_one, describe, number, ratios
+from lab.benchmarks.codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, Wanted
 
 CASES = (((128, 128), False), ((128, 128), True), ((64, 64), False), ((64, 64), True),
          ((192, 128), False), ((192, 128), True))  # fmt: skip

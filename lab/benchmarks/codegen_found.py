@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.benchmarks.codegen_wanted import OURS, ROOT, Wanted
+from lab import ROOT
+from lab.benchmarks.codegen_wanted import OURS, Wanted
 
 SITE = ROOT / ".venv" / "codegen"
 sys.path.append(str(SITE))  # its disassembler
 
 from fa4.inspect.codegen import KernelCode, read_kernels  # noqa: E402
 
-WORKER = Path(__file__).with_name("codegen_kernels.py")
+WORKER = ("-m", "lab.benchmarks.codegen_kernels")
 SECONDS = 600
 Figures = Mapping[str, float | None]
 
@@ -57,7 +58,7 @@ def environment() -> dict[str, str]:
 def compile_one(wanted: Wanted, compiles: int) -> Found:
     """Compiles in a process of its own and reads what came out."""
     with tempfile.TemporaryDirectory(prefix="fa4-codegen-") as folder:
-        command = [sys.executable, "-W", "ignore", str(WORKER), wanted.argument()]
+        command = [sys.executable, "-W", "ignore", *WORKER, wanted.argument()]
         done = subprocess.run(
             [*command, str(compiles), folder], env=environment(),
             cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False,

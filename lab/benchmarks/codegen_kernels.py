@@ -1,4 +1,4 @@
-"""Compiles one kernel for sm_100a: the worker of `benchmark_codegen.py`.
+"""Compiles one kernel for sm_100a: the worker of `codegen.py`.
 
     codegen_kernels.py WANTED COMPILES FOLDER
 
@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from lab.benchmarks import codegen_backward_kernels as backward_kernels
-from lab.benchmarks.codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, ROOT, SMS, Timed, Wanted, no_device
+from lab.benchmarks.codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, SMS, Timed, Wanted, no_device
 
 PACKAGES = {
     EXAMPLE: ("flashinfer-python",),
@@ -123,7 +123,6 @@ def main() -> None:
     """Compiles what the command line names."""
     text, compiles, folder = sys.argv[1:]
     wanted = Wanted(**json.loads(text))
-    sys.path.append(str(ROOT))
     os.environ["FLASH_ATTENTION_NUM_SMS"] = str(SMS)
     os.environ["CUTE_DSL_ARCH"] = "sm_100a"
     os.environ["CUTE_DSL_NO_CACHE"] = "1"

@@ -7,11 +7,9 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parents[1]
 SMS = 148  # of a B200
 KEEP = " --keep-ptx --keep-cubin"
 OURS, FLASH, CUDNN, EXAMPLE = "ours", "flash-attn-4", "cudnn", "example"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # as a program
 
 from lab.records import record_path, write_record
 

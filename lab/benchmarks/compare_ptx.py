@@ -1,9 +1,9 @@
 """Do our forward kernels compile to the same code before and after a change of their source?
 
-    python -m lab.benchmarks.compare_ptx --store FOLDER      before: keeps PTX and cubin of every kernel
-    python -m lab.benchmarks.compare_ptx --against FOLDER    after: what differs
+    python -m lab.benchmarks.compare_ptx --store FOLDER    before: keeps PTX and cubin of every kernel
+    python -m lab.benchmarks.compare_ptx --against FOLDER  after: what differs
 
-The kernels are those of benchmark_features.py. In PTX, names of registers, labels and kernels do
+The kernels are those of features.py. In PTX, names of registers, labels and kernels do
 not count: each is replaced by its number in the order of first use. PTX that differs may still be
 the same machine code, byte for byte: two instructions that do not depend on each other have changed
 places. Exit code 1 if the machine code of a kernel differs.
@@ -18,9 +18,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from lab.benchmarks.feature_kernels import specs
-
 from fa4.emulator.elf import read_sections
+from lab.benchmarks.feature_kernels import specs
 
 _COMMENT = re.compile(r"//[^\n]*")
 _COUNT = re.compile(r"<\d+>;")  # of registers that are declared

@@ -10,16 +10,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fa4.emulator import Allocation, Launch, Options, Report, emulate, run
 from fa4.emulator.machine.memory import buffer_at
+from lab import ROOT
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+sys.path.insert(0, str(ROOT / "examples"))
 
 
 @dataclass(frozen=True)

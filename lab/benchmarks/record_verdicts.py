@@ -1,9 +1,9 @@
 """What the emulator says when one wait, arrival or fence is taken out of our kernels, as data.
 
 `fa4 explore` shows it beside the plan: fa4/explore/verdicts.json holds, for each PTX instruction
-whose removal benchmark_forward_faults.py, benchmark_backward_faults.py and
-benchmark_warpgroup_faults.py try, the plan's steps that it carries out, the verdict, both sides of
-a race or who waits for whom in a deadlock. How a fault is judged is said in benchmark_faults.py.
+whose removal forward_faults.py, backward_faults.py and
+warpgroup_faults.py try, the plan's steps that it carries out, the verdict, both sides of
+a race or who waits for whom in a deadlock. How a fault is judged is said in faults.py.
 Usage: python -m lab.benchmarks.record_verdicts [--output FILE] [--only NAME]
 """
 
@@ -17,13 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.benchmarks import benchmark_backward_faults as backward
-from lab.benchmarks import benchmark_faults as faults
-from lab.benchmarks import benchmark_forward_faults as forward
-from lab.benchmarks import benchmark_warpgroup_faults as warpgroups
-from lab.benchmarks.common import write_record
-from lab.benchmarks.emulated_kernels import Kernel
-
 from fa4.base.files import read_text
 from fa4.emulator import BarrierUse, Options, RunEvents
 from fa4.emulator.tools.faults import Fault, plant
@@ -32,8 +25,15 @@ from fa4.plan.schema import PipelinePlan
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
+from lab import ROOT
+from lab.benchmarks import backward_faults as backward
+from lab.benchmarks import faults
+from lab.benchmarks import forward_faults as forward
+from lab.benchmarks import warpgroup_faults as warpgroups
+from lab.benchmarks.common import write_record
+from lab.benchmarks.emulated_kernels import Kernel
 
-OUTPUT = Path(__file__).parents[1] / "fa4" / "explore" / "verdicts.json"
+OUTPUT = ROOT / "fa4" / "explore" / "verdicts.json"
 SCHEMA_VERSION = 1
 MBARRIER_BYTES = 8
 OWN_WARPS = "its own warps"  # a barrier within a role, which no plan names

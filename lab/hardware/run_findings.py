@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from lab import ROOT
 from lab.hardware.verify_gpu import describe_gpu
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "docs/findings"
+SCRIPTS = ROOT / "docs/findings"
 LIMIT_S, PROCESSES, LINES = 120, 5, 4
 
 

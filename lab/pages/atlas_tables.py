@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
 from fa4.testing import Case
 from fa4.testing.atlas import BUGS, THEMES, Bug
 from fa4.testing.atlas.bug import ordinary
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 
-PAGE = Path(__file__).with_name("atlas.md")
+PAGE = DOCS / "atlas.md"
 
 
 def describe_case(case: Case) -> str:

@@ -5,16 +5,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
-
-from lab.pages.backward_bugs import render_bugs
-from lab.pages.forward_tables import render_order
-from lab.pages.marked_tables import MarkedTables
 from fa4.designs import plan_of
 from fa4.plan.measured import with_measured_math
 from fa4.plan.render import draw_memory, markdown_table, span
@@ -22,9 +16,13 @@ from fa4.plan.schema import Math, Signal
 from fa4.sim.options import build
 from fa4.sim.predict import predict
 from fa4.sm100.backward.spec import BackwardSpec
+from lab.pages import DOCS
+from lab.pages.backward_bugs import render_bugs
+from lab.pages.forward_tables import render_order
+from lab.pages.marked_tables import MarkedTables
 from lab.records import read_record
 
-PAGE = Path(__file__).with_name("backward.md")
+PAGE = DOCS / "backward.md"
 COMMAND = "python -m lab.pages.backward_tables"
 PLANS = {
     "d 128, 1 CTA": BackwardSpec(head_dim=128, head_dim_v=128).plan,

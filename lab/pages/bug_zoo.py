@@ -6,18 +6,15 @@ are run by the tests.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.emulator.kinds import kind_of
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 from tests.emulator.bug_zoo import GROUPS, Bug
 
-PAGE = Path(__file__).parent / "how-to" / "bugs.md"
+PAGE = DOCS / "how-to" / "bugs.md"
 SHOWN = 60
 
 

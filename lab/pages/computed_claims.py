@@ -9,15 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from lab.pages.distributed_tables import eight_gpus, two_gpus
-from lab.pages.simulator_tables import (
-    apart,
-    counted_kernels,
-    measured,
-    published,
-    simulated,
-    sustained_calls,
-)
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardPipeline
 from fa4.figures.ideas import collect_ablation, collect_roofline
 from fa4.figures.kernels import collect_smem
@@ -34,6 +25,15 @@ from fa4.sim.power import H200_POWER
 from fa4.sim.predict import REAL_RESCALE_RATE, Prediction
 from fa4.sim.roofline import roofline_terms
 from fa4.sim.validation import Comparison, compare
+from lab.pages.distributed_tables import eight_gpus, two_gpus
+from lab.pages.simulator_tables import (
+    apart,
+    counted_kernels,
+    measured,
+    published,
+    simulated,
+    sustained_calls,
+)
 
 REAL: Mapping[str, object] = {"rescale_rate": REAL_RESCALE_RATE}
 ONE_CTA: Mapping[str, object] = {"cta_group": 1}

@@ -1,23 +1,20 @@
 """The tables and numbers of docs/design.md: what the searches found, what an H200 made of one.
 
-`python -m lab.pages.design_tables` writes the tables between their markers in that page; its numbers are
-claims (`python -m lab.pages.claims`).
+`python -m lab.pages.design_tables` writes the tables between their markers in that page; its
+numbers are claims (`python -m lab.pages.claims`).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 from lab.records import read_record
 
-PAGE = Path(__file__).with_name("design.md")
+PAGE = DOCS / "design.md"
 SHOWN = 3  # leaders of a call, beside the best of other shapes
 OTHERS = 3
 

@@ -5,20 +5,17 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.distributed.forecast import CallShape, forecast, make_call_spec, make_model, own_fabric
 from fa4.distributed.plan import Sizes
 from fa4.plan.render import markdown_table
 from fa4.sim.links import LINKS
 from lab.hardware.distributed import compare
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 
-PAGE = Path(__file__).with_name("distributed.md")
+PAGE = DOCS / "distributed.md"
 SIZES = Sizes(32, 8)  # of an 8B model
 # (machine, GPUs, nodes, tokens); methods with their degree
 PLACES = (

@@ -14,15 +14,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from fa4.explore.controls import controls  # noqa: E402
-from fa4.explore.packing import pack  # noqa: E402
-from fa4.explore.page import build_page  # noqa: E402
-from fa4.explore.recording import record_grid  # noqa: E402
-from fa4.explore.verdicts import read_verdicts  # noqa: E402
-from tests.web.conftest import find_browser, open_tab  # noqa: E402
+from fa4.explore.controls import controls
+from fa4.explore.packing import pack
+from fa4.explore.page import build_page
+from fa4.explore.recording import record_grid
+from fa4.explore.verdicts import read_verdicts
+from lab import ROOT
+from tests.web.conftest import find_browser, open_tab
 
 PICTURE = ROOT / "docs/pictures/explorer.png"
 SIZE = 1200, 860

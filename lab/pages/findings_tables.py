@@ -1,21 +1,18 @@
 """docs/findings/index.md: faults of other libraries, each as a script and what it prints.
 
-`python3 -m lab.hardware.run_findings` runs the scripts on a GPU; `python -m lab.pages.findings_tables`
-writes them and what they printed into the page.
+`python3 -m lab.hardware.run_findings` runs the scripts on a GPU; `python -m
+lab.pages.findings_tables` writes them and what they printed into the page.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from lab.pages.marked_tables import MarkedTables
 from lab.hardware.run_findings import SCRIPTS
+from lab.pages.marked_tables import MarkedTables
 from lab.records import read_record
 
 PAGE = SCRIPTS / "index.md"

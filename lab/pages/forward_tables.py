@@ -6,24 +6,22 @@ measured predictions.
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.compiled.support import describe_support
 from fa4.compiled.variants import tuned_spec
 from fa4.plan.render import markdown_table, render_graph, render_memory, render_roles
 from fa4.plan.render import render_signals as signals_table
 from fa4.plan.schema import Arrive, PipelinePlan, Wait, unroll
 from fa4.sm100.forward.spec import ForwardSpec
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 from lab.records import read_record
 
-PAGE = Path(__file__).with_name("forward.md")
+PAGE = DOCS / "forward.md"
 COMMAND = "python -m lab.pages.forward_tables"
 SHOWN = tuned_spec(128, 128)  # the kernel whose plan the page shows
 TRIPS = {"kv_tiles": 2, "masked_tiles": 1, "plain_tiles": 1}  # of the work tile that is unrolled

@@ -6,20 +6,17 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.commands.bench_random import summarize
 from fa4.plan.render import markdown_table
 from lab.hardware.warpgroup_backward.predicted import predicted_gradients, summarised
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 from lab.records import read_record
 
-PAGE = Path(__file__).with_name("hopper.md")
+PAGE = DOCS / "hopper.md"
 PEERS = {"flash-attn-4": "flash-attn-4", "cudnn": "cuDNN", "flash": "FlashAttention-2"}
 # By the names of PEERS, those of the record of gradients.
 NARROW_PEER, NARROW_TOKENS, NARROW_TILE_N = "flash-attn-3", 32768, 96

@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
 from lab.hardware.hopper_units.figures import STARTS, STEPS, Unit, figures, report
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 
-PAGE = Path(__file__).with_name("hopper_units.md")
+PAGE = DOCS / "hopper_units.md"
 # Programs whose figures differ by what stands behind the last comma: a column each.
 WIDE = ("wgmma", "copies")
 LISTS = ("barriers", "pipes", "softmax", "memory", "launch")

@@ -1,25 +1,22 @@
 """The tables of docs/drop-in.md: which models of transformers are served, and which are not.
 
-`python -m lab.benchmarks.models.walk` walks the classes; `python -m lab.pages.model_tables` writes what it
-found between the markers in that page.
+`python -m lab.benchmarks.models.walk` walks the classes; `python -m lab.pages.model_tables` writes
+what it found between the markers in that page.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 from lab.records import read_record
 
-PAGE = Path(__file__).with_name("drop-in.md")
+PAGE = DOCS / "drop-in.md"
 MEANINGS = {
     "equal": 'equal to "eager" within 1e-5, with at least one call of fa4',
     "refused": "one line that names the model",

@@ -5,18 +5,15 @@ python -m lab.pages.option_tables
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.call.options import OPTIONS, Option
 from fa4.compiled.support import Feature, columns
 from fa4.plan.render import markdown_table
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 
-PAGE = Path(__file__).with_name("options.md")
+PAGE = DOCS / "options.md"
 
 
 def in_kernels(option: Option, table: Iterable[Feature]) -> str:

@@ -1,12 +1,14 @@
 """What the Python examples of the pages print: executed, compared, written.
 
 Each ```python block of a page runs in a process of its own, in an empty folder. Where blocks go on
+from lab import ROOT
+from lab.pages import DOCS
 from one another, the page says so, and they run in one process: "The Python blocks of this page
 build on one another." What a block needs beside the required packages, the words before it name
 ("the extra `kernels`"), or those of the page ("The Python blocks of this page need the extra ...").
 
-A block may be followed by an ```output block: exactly what it prints. `python -m lab.pages.outputs` runs
-the examples of README.md and of all pages (or of those that are named) and writes their output
+A block may be followed by an ```output block: exactly what it prints. `python -m lab.pages.outputs`
+runs the examples of README.md and of all pages (or of those that are named) and writes their output
 blocks; `tests/docs/test_examples.py` holds them to it.
 """
 
@@ -23,7 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
-ROOT = Path(__file__).resolve().parents[1]
+from lab import ROOT
+from lab.pages import DOCS
+
 BLOCK = re.compile(
     r"^ *```python\n(?P<code>.*?)^ *```$(?:\n+```output\n(?P<output>.*?)^```$)?",
     re.DOTALL | re.MULTILINE,
@@ -91,7 +95,7 @@ class Example:
 
 def documents() -> list[Path]:
     """README.md and the pages under docs/ that have Python examples."""
-    every = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    every = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
     return [path for path in every if BLOCK.search(path.read_text(encoding="utf-8"))]
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from xml.sax.saxutils import escape
 
 from fa4.base.role_styles import ROLES
 from fa4.sim.options import build
 from fa4.sim.timeline import CtaTimeline, Event, UnitSlice, record
+from lab.pages import DOCS
 
-PICTURE = Path(__file__).with_name("pictures") / "tile.svg"
+PICTURE = DOCS / "pictures" / "tile.svg"
 SETTINGS = {"seqlen": 512, "heads": 1, "cta_group": 1}
 DRAWN = ("load", "mma", "softmax0", "softmax1", "correction", "epilogue")
 COLOURS = {role: ROLES[role].light for role in DRAWN}

@@ -1,7 +1,7 @@
 """The calls whose predicted TFLOP/s the pages quote, page by page, as their programs ask for them.
 
-`lab/pages/throughput_tables.py` lists them all on docs/throughput.md; the tests hold each page to its
-list and each list to its page.
+`lab/pages/throughput_tables.py` lists them all on docs/throughput.md; the tests hold each page to
+its list and each list to its page.
 """
 
 from __future__ import annotations

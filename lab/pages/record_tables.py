@@ -1,5 +1,5 @@
-"""Writes how old the recorded results are: docs/records.md, lab/hardware/README.md, and at the end of
-every page that quotes a record of a GPU, of a machine's times or of hours.
+"""Writes how old the recorded results are: docs/records.md, lab/hardware/README.md, and at the end
+of every page that quotes a record of a GPU, of a machine's times or of hours.
 
     python -m lab.pages.record_tables
 
@@ -9,21 +9,19 @@ What tests compute again is not listed there: it is of the code, or they fail.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.plan.render import markdown_table
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 from lab.records import ROOT, making_of, state_of
 from lab.sources import SourceTree
 from lab.table import BY_NAME, GPU, RECORDS, Record
 
 COMMAND = "python -m lab.pages.record_tables"
-PAGE, HARDWARE = ROOT / "docs" / "records.md", ROOT / "hardware" / "README.md"
+PAGE, HARDWARE = DOCS / "records.md", ROOT / "lab" / "hardware" / "README.md"
 APART = ("docs/records.md", "docs/hardware.md", "docs/notes/")  # the list itself; dated by name
 GENERATOR = re.compile(r": written by python (docs/\w+\.py) -->")
 
@@ -90,7 +88,7 @@ def tables_of(path: Path) -> MarkedTables:
 def pages() -> Iterator[Path]:
     """The list, the hardware's, and every page that quotes a record."""
     yield from (PAGE, HARDWARE)
-    for path in sorted((ROOT / "docs").rglob("*.md")):
+    for path in sorted(DOCS.rglob("*.md")):
         name = str(path.relative_to(ROOT))
         if not name.startswith(APART) and quoted(path.read_text("utf-8")):
             yield path

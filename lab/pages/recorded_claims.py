@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from lab.pages.design_tables import CLAIMS as DESIGN_CLAIMS
-from lab.pages.hopper_speed import SpeedPoint, bench_points, kernel_points
 from fa4.commands.bench_random import summarize
 from fa4.figures.measured import B200_FILE
 from fa4.hardware import B200
 from fa4.sim.measurements import read_measurements
 from fa4.sim.options import build
+from lab.pages.design_tables import CLAIMS as DESIGN_CLAIMS
+from lab.pages.hopper_speed import SpeedPoint, bench_points, kernel_points
 from lab.records import read_record
 
 BY_COUNTS = "no mask, 32k"  # the call of forward_prediction.json that most pages speak of

@@ -16,14 +16,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from fa4.testing import load_backend, verify  # noqa: E402
-from fa4.testing.html_report import html_report  # noqa: E402
-from tests.testing.planted import FAULTS  # noqa: E402
-from tests.testing.test_causes import joined  # noqa: E402
-from tests.web.conftest import find_browser  # noqa: E402
+from fa4.testing import load_backend, verify
+from fa4.testing.html_report import html_report
+from lab import ROOT
+from tests.testing.planted import FAULTS
+from tests.testing.test_causes import joined
+from tests.web.conftest import find_browser
 
 PICTURE = ROOT / "docs/pictures/report.png"
 SIZE = 1000, 1100

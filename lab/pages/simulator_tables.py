@@ -1,12 +1,11 @@
 """The tables of docs/simulator.md: what work costs, what was fitted, how wrong predictions are.
 
-`python -m lab.pages.simulator_tables` writes them between their markers in that file, and the picture
-beside them. Errors of fits to other points come from `lab/benchmarks/benchmark_validation.py`.
+`python -m lab.pages.simulator_tables` writes them between their markers in that file, and the
+picture beside them. Errors of fits to other points come from `lab/benchmarks/validation.py`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -14,9 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.figures.measured import B200_FILE, H100_FILE, HOPPER_FILE
 from fa4.plan.render import markdown_table
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, H100Costs, HopperCosts
@@ -27,13 +23,16 @@ from fa4.sim.options import build
 from fa4.sim.power import B200_POWER, H200_POWER
 from fa4.sim.predict import predict
 from fa4.sim.validation import Comparison, compare
+from lab import ROOT
 from lab.hardware.hopper_counters.simulate import apart, measured, prediction, simulated, traffic
 from lab.hardware.warpgroup_forward.repeated import sustained_calls
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 from lab.records import read_record
 
-PAGE = Path(__file__).with_name("simulator.md")
-PICTURE = PAGE.parent / "pictures" / "hopper_sweep.svg"
-DATA = PAGE.parents[1] / "tests" / "sim" / "data"
+PAGE = DOCS / "simulator.md"
+PICTURE = DOCS / "pictures" / "hopper_sweep.svg"
+DATA = ROOT / "tests" / "sim" / "data"
 OWN_PICTURE = PICTURE.with_name("own_hopper_sweep.svg")
 COMMAND = "python -m lab.pages.simulator_tables"
 UNITS = {

@@ -1,25 +1,23 @@
 """The emulator's support table in docs/emulator.md, and the measurements it rests on.
 
-`python -m lab.pages.support_table` reads from the result files which opcodes gave the results of an H200
-and which were executed in kernels of other authors, writes them into the package, where
-`fa4 emulate --support` finds them, and the table between its markers in that page.
+`python -m lab.pages.support_table` reads from the result files which opcodes gave the results of an
+H200 and which were executed in kernels of other authors, writes them into the package, where `fa4
+emulate --support` finds them, and the table between its markers in that page.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from fa4.emulator.tools import support
 from fa4.emulator.tools.support import Support, support_table
+from lab import ROOT
+from lab.pages import DOCS
 from lab.records import read_record
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "emulator.md"
+PAGE = DOCS / "emulator.md"
 PACKAGED = ROOT / "fa4" / "emulator" / "tools" / support.CONFIRMED
 # Who confirms -> result files, each with the key of its opcodes: a list, or lists by the name of
 # the instruction.

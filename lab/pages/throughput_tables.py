@@ -6,25 +6,22 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
-
-from lab.pages.computed_claims import ONE_CTA, REAL, predicted, waterfall
-from lab.pages.marked_tables import MarkedTables
-from lab.pages.quotes import Quote, quotes
-from lab.pages.recorded_claims import counted, headline
 from fa4.config import Problem
 from fa4.designs import design_of
 from fa4.figures.ideas import SETTINGS as WATERFALL
 from fa4.plan.render import markdown_table
 from fa4.sim.options import build, read_choice
 from fa4.sim.predict import REAL_RESCALE_RATE
+from lab.pages import DOCS
+from lab.pages.computed_claims import ONE_CTA, REAL, predicted, waterfall
+from lab.pages.marked_tables import MarkedTables
+from lab.pages.quotes import Quote, quotes
+from lab.pages.recorded_claims import counted, headline
 
-PAGE = Path(__file__).with_name("throughput.md")
+PAGE = DOCS / "throughput.md"
 COMMAND = "python -m lab.pages.throughput_tables"
 IN_NOTE = re.compile(r"(?<!dim )\b\d{3,4}\b(?! tokens)")  # a figure of a paragraph on TFLOP/s
 NAMED = ("machine", "pass", "seqlen", "seqlen_q", "seqlen_k", "batch", "heads", "heads_q",
@@ -71,7 +68,8 @@ TABLES_ELSEWHERE = {
         f"{OURS} and others, kernels by themselves", MEASURED,
         "lab/hardware/results/warpgroup_forward.json"),
     ("docs/hopper_units.md", "loads"): (
-        "products without attention on one H200", MEASURED, "lab/hardware/results/hopper_units.json"),
+        "products without attention on one H200", MEASURED,
+        "lab/hardware/results/hopper_units.json"),
     ("docs/hopper_units.md", "energy"): (
         "the same for half a second", MEASURED, "lab/hardware/results/hopper_starts.json"),
 }  # fmt: skip
@@ -234,7 +232,7 @@ def _files(names: str) -> str:
 def render_notes() -> str:
     """Figures of dated notes, which stay as they were."""
     found = []
-    for path in sorted((PAGE.parent / "notes").glob("2*.md")):
+    for path in sorted((DOCS / "notes").glob("2*.md")):
         about = [part for part in path.read_text("utf-8").split("\n\n") if "TFLOP/s" in part]
         figures = [x for part in about for x in IN_NOTE.findall(" ".join(part.split()))]
         if about:

@@ -6,18 +6,14 @@ without a call, and the keys of a report.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program
-
-from lab.pages.marked_tables import MarkedTables
 from fa4.testing.coverage import listed_cases, listed_counts
 from fa4.testing.levels import outputs_of
 from fa4.testing.properties import PROPERTIES
 from fa4.testing.schema import FIELDS
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
 
-PAGE = Path(__file__).with_name("verify.md")
+PAGE = DOCS / "verify.md"
 JSON_PAGE = PAGE.with_name("verify_json.md")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lab.pages.atlas_tables import PAGE, TABLES, describe_case, describe_cases
 from fa4.testing.atlas import BUGS, THEMES
 from fa4.testing.atlas.bug import ordinary
+from lab.pages.atlas_tables import PAGE, TABLES, describe_case, describe_cases
 
 DOCUMENT = PAGE.read_text(encoding="utf-8")
 

@@ -88,7 +88,7 @@ def test_every_signal_and_role_is_listed() -> None:
 def test_what_it_links_to_exists() -> None:
     """Files linked to, and files and folders named."""
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", DOCUMENT)
-    named = re.findall(r"`((?:tests|benchmarks|hardware)/[\w/.]+)`", DOCUMENT)
+    named = re.findall(r"`((?:tests|lab)/[\w/.]+)`", DOCUMENT)
     paths = [PAGE.parent / link for link in links] + [ROOT / name for name in named]
     assert len(links) > 10 and len(named) > 5
     assert [path for path in paths if not path.exists()] == []

@@ -135,7 +135,7 @@ def left_out(commands: str) -> list[str]:
     words = set(re.findall(r"[\w.]+", commands))
     programs = [
         path.name
-        for path in sorted((ROOT / "docs").glob("*.py"))
+        for path in sorted((ROOT / "lab" / "pages").glob("*.py"))
         if '__name__ == "__main__"' in path.read_text("utf-8") and path.name not in NO_PAGE_WRITERS
     ]
     named = {

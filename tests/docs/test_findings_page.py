@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.pages.findings_tables import PAGE, TABLES, printed, record
 from lab.hardware.run_findings import SCRIPTS, run_script
+from lab.pages.findings_tables import PAGE, TABLES, printed, record
 
 PATHS = sorted(SCRIPTS.glob("*.py"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from lab.hardware import RESULTS
 from lab.records import read_record
@@ -32,10 +31,10 @@ def test_machines_and_result_files_are_those_on_record() -> None:
 def test_the_files_it_names_exist() -> None:
     """Suites, scripts and modules of the commands."""
     named = set(re.findall(r"`([a-z0-9_]+(?:\.py|/(?:\w+\.py)?))`", PAGE))
-    named = {f"lab/hardware/{name}" for name in named if name != "lab/benchmarks/"}
-    named |= set(re.findall(r"\b(?:hardware|docs|fa4)/[\w/]+\.(?:py|md)\b", PAGE))
+    named = {f"lab/hardware/{name}" for name in named}
+    named |= set(re.findall(r"\b(?:lab|docs|fa4)/[\w/]+\.(?:py|md)\b", PAGE))
     named |= {f"{name.replace('.', '/')}.py" for name in re.findall(r"-m ([\w.]+)", PAGE)}
-    root = Path(FOLDER.parent)
+    root = FOLDER.parents[1]
     assert len(named) > 10
     assert [name for name in sorted(named) if not (root / name).exists()] == []
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.pages.hopper_speed import PAGE, TABLES, bench_points, kernel_points, render_means
 from fa4 import cli
+from lab.pages.hopper_speed import PAGE, TABLES, bench_points, kernel_points, render_means
 from lab.records import record_path
 from tests.docs.test_figures_of_pages import same
 

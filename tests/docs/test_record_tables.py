@@ -13,7 +13,7 @@ from lab.table import BY_NAME
 
 
 def test_pages_are_those_of_the_ledger() -> None:
-    """If not: python -m lab.pages.record_tables. A page that quotes a record and has no table fails."""
+    """If not: python -m lab.pages.record_tables. A page that quotes a record has one."""
     found = list(pages())
     assert {"hopper.md", "throughput.md", "verify.md"} <= {path.name for path in found}
     for path in found:
@@ -28,7 +28,9 @@ def test_a_quotation_is_found() -> None:
         "<!-- calls: written by python -m lab.pages.hopper_speed -->",
     ):
         assert BY_NAME["hopper_bench"] in quoted(text)
-    assert quoted("<!--=claims: backward pairs-->24%, lab/benchmarks/results/predictions.json") == []
+    assert (
+        quoted("<!--=claims: backward pairs-->24%, lab/benchmarks/results/predictions.json") == []
+    )
 
 
 def test_a_record_that_ages_changes_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 
+from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
 from lab.pages.simulator_tables import (
     OWN_PICTURE,
     PAGE,
@@ -17,7 +18,6 @@ from lab.pages.simulator_tables import (
     swept,
     unit,
 )
-from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
 
 DOCUMENT = PAGE.read_text(encoding="utf-8")
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lab.hardware import verify_gpu
 from lab.pages.report_picture import PICTURE, SIZE
 from lab.pages.verify_tables import JSON_PAGE, JSON_TABLES, TABLES
-from lab.hardware import verify_gpu
 from lab.records import read_record
 from tests.docs.test_explorer_picture import MOST_BYTES, size_of
 

@@ -1,7 +1,7 @@
 """What a Hopper GPU computed: the recorded comparison, its replay, and the facts it taught.
 
-`lab/hardware/emulator_hopper` runs PTX programs on an H200 and on the emulator. Its result file holds
-digests of what the GPU computed, so that the emulator is held to them without a GPU.
+`lab/hardware/emulator_hopper` runs PTX programs on an H200 and on the emulator. Its result file
+holds digests of what the GPU computed, so that the emulator is held to them without a GPU.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.pages.support_table import BEGIN, END, EVIDENCE, PAGE, fill, markdown, measured, section_of
 from fa4 import cli
 from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.tools import support
 from fa4.emulator.tools.support import MANUAL_ONLY, confirmed_opcodes, support_table
+from lab.pages.support_table import BEGIN, END, EVIDENCE, PAGE, fill, markdown, measured, section_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = PAGE.read_text(encoding="utf-8")

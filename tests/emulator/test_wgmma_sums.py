@@ -1,6 +1,7 @@
 """What a Hopper GPU's tensor core computed: the recorded comparison, and its replay.
 
-`lab/hardware/wgmma_sums` runs wgmma on an H200; its result file holds digests of operands and outputs.
+`lab/hardware/wgmma_sums` runs wgmma on an H200; its result file holds digests of operands and
+outputs.
 """
 
 from __future__ import annotations

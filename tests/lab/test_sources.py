@@ -22,15 +22,15 @@ TEXTS = {
 def root(tmp_path: Path) -> Path:
     """A small project."""
     for name, text in TEXTS.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
     return tmp_path
 
 
 def test_a_program_is_what_it_imports(root: Path) -> None:
     """Inside functions, and as scripts do from their own folder; nothing else."""
-    found = SourceTree(root).closure(["benchmarks.run"])
-    assert sorted(found) == ["benchmarks.helper", "benchmarks.run", "fa4.costs", "fa4.use"]
+    found = SourceTree(root).closure(["lab.benchmarks.run"])
+    assert sorted(found) == ["lab.benchmarks.helper", "lab.benchmarks.run", "fa4.costs", "fa4.use"]
     with pytest.raises(ValueError, match=r"no module 'fa4\.none'"):
         SourceTree(root).closure(["fa4.none"])
 
@@ -46,8 +46,8 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_hash_changes_with_the_code(root: Path, change: str) -> None:
     module, text, differs = CHANGES[change]
-    before = SourceTree(root).fingerprint(["benchmarks.run"])
-    after = SourceTree(root, {module: text}).fingerprint(["benchmarks.run"])
+    before = SourceTree(root).fingerprint(["lab.benchmarks.run"])
+    after = SourceTree(root, {module: text}).fingerprint(["lab.benchmarks.run"])
     assert (before != after) == differs
 
 

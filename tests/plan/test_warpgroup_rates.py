@@ -12,7 +12,7 @@ from fa4.plan.warpgroup_rates import RATES
 from lab.hardware.warpgroup_forward.tile_rates import Rate, fit, kept, rates_of, render
 
 ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "hardware" / "results" / "hopper_tiles.csv"
+MEASURED = ROOT / "lab" / "hardware" / "results" / "hopper_tiles.csv"
 
 
 def rows(rate: float, start: float, causal: int, noise: float = 0.0) -> list[dict[str, str]]:

@@ -2,8 +2,8 @@
 
     python -m lab.hardware.distributed.compare
 
-Two H200s (`lab/hardware/results/h200x2_ring.csv`): the pair's time, kernels at the rate of one GPU that
-was measured beside it. ring-flash-attention (`ring_flash_attn.csv`): efficiency on eight GPUs,
+Two H200s (`lab/hardware/results/h200x2_ring.csv`): the pair's time, kernels at the rate of one GPU
+that was measured beside it. ring-flash-attention (`ring_flash_attn.csv`): efficiency on eight GPUs,
 kernels at its published rate of one; that full blocks are faster than causal ones of 8k tokens is
 taken from FlashAttention-2 on an H200 (`FULL_OVER_CAUSAL`). Merges are eager in both.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from fa4.distributed.forecast import CallShape, make_call_spec
@@ -28,8 +27,8 @@ from fa4.distributed.methods import check_spec
 from fa4.distributed.plan import Sizes, Spec
 from fa4.distributed.simulate import TimingModel, time_spec
 from fa4.sim.links import make_fabric
+from lab.hardware import RESULTS
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 # torch 2.11's FlashAttention-2 on an H200, head dim 128, 2 x 8,192 tokens: 331.5 and 279.3 TFLOP/s
 # forward, 307.6 and 289.9 backward.
 FULL_OVER_CAUSAL = {"forward": 331.5 / 279.3, "backward": 307.6 / 289.9}

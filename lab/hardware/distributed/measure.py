@@ -22,7 +22,12 @@ import torch
 import torch.distributed as dist
 
 from fa4.distributed.peers import reaches_all_peers
-from lab.hardware.distributed.checks import check_exact, check_gradients, check_methods, check_random
+from lab.hardware.distributed.checks import (
+    check_exact,
+    check_gradients,
+    check_methods,
+    check_random,
+)
 from lab.hardware.distributed.session import SAME, Run
 from lab.hardware.distributed.timings import (
     time_blocks,

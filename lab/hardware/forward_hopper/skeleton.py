@@ -70,9 +70,9 @@ def capture_case(case: dict[str, Any]) -> tuple[Any, Arena, Any]:
     """(launch, arena, spec): what CuTe-DSL's host function launches on tensors in an arena."""
     import torch
 
-    from lab.benchmarks.emulated_kernels import capture
     from fa4.compiled.forward import compile_forward
     from fa4.compiled.variants import tuned_spec
+    from lab.benchmarks.emulated_kernels import capture
 
     spec = tuned_spec(**case["spec"])
     numerics = replace(spec.numerics, q_tiles=case.get("q_tiles", 2))

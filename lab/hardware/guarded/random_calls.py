@@ -3,11 +3,11 @@
     python3 -m lab.hardware.guarded.random_calls OUT.json [--calls 3000] [--seed N]     # GPU
 
 Every tensor of torch, outputs and workspaces included, begins or ends at unmapped memory
-(`lab.hardware.guarded.memory`). Each two choices of pass, type, head dims, heads, mask, sink, softcap,
-layout and strides occur together (`lab.hardware.guarded.drawing`); sequences without queries or keys
-may stand anywhere. The seed is drawn unless it is given, and printed. Several processes share the
-calls. One that breaks the context, or does not end in 40 s, is written down, and another process
-goes on behind it; exit code 1 if anything was wrong.
+(`lab.hardware.guarded.memory`). Each two choices of pass, type, head dims, heads, mask, sink,
+softcap, layout and strides occur together (`lab.hardware.guarded.drawing`); sequences without
+queries or keys may stand anywhere. The seed is drawn unless it is given, and printed. Several
+processes share the calls. One that breaks the context, or does not end in 40 s, is written down,
+and another process goes on behind it; exit code 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ from fa4.compiled.build import build
 from fa4.compiled.support import BackwardCall, ForwardCall
 from fa4.compiled.variants import choose_backward_spec, choose_sm90_spec
 from fa4.hardware import H200
-from lab.hardware.guarded.drawing import FIXED, STRIDES, WORKS, GuardedCall, draw_calls, make_tensors
+from lab.hardware.guarded.drawing import (
+    FIXED,
+    STRIDES,
+    WORKS,
+    GuardedCall,
+    draw_calls,
+    make_tensors,
+)
 from lab.hardware.guarded.memory import CudaDriver, GuardedMemory, install_in_torch
 from lab.hardware.warpgroup_backward.random_gradients import run as differentiate
 from lab.hardware.warpgroup_forward.random_launches import describe_machine, watch

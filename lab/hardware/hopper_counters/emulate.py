@@ -1,6 +1,6 @@
 """The emulator's counts for the launches whose counters ncu reads.
 
-    python -m lab.hardware.hopper_counters.emulate CONFIGURATIONS.json COUNTS.json [--kernels FOLDER]
+    python -m lab.hardware.hopper_counters.emulate CONFIGURATIONS.json COUNTS [--kernels FOLDER]
 
 Sequences and heads have the same work, and so have the query tiles of a call without a mask: one
 sequence of one head is run, of those tiles one whole and what is left over, and counted as often as

@@ -1,6 +1,6 @@
 """Read hardware counters of Hopper kernels with ncu: totals, and by instruction.
 
-    COMMIT=... PYTHONPATH=. python3 -m lab.hardware.hopper_counters.measure CONFIGURATIONS.json FOLDER
+    COMMIT=... python3 -m lab.hardware.hopper_counters.measure CONFIGURATIONS.json FOLDER
 
 Needs an NVIDIA GPU of compute capability 9.0, ncu and the right to read its counters, PyTorch, and
 what the kernels need. Writes FOLDER/raw.csv (a row per kernel), FOLDER/source.csv (its instructions

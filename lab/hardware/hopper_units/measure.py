@@ -1,6 +1,6 @@
 """Measure what the simulator assumes of a Hopper SM and its memory, and write one JSON.
 
-    PYTHONPATH=. python -m lab.hardware.hopper_units.measure --output FILE.json [--only barriers wgmma]
+    python -m lab.hardware.hopper_units.measure --output FILE.json [--only barriers wgmma]
 
 Needs an NVIDIA GPU of compute capability 9.0 and, unless --built names a folder with the programs,
 nvcc. Each program prints a figure per line with its repeats; the JSON holds median and interval

@@ -1,7 +1,7 @@
 """Gradients of a drawn call through the public functions, held to the definition in float64.
 
-`lab.hardware.guarded.random_calls` draws the calls. Each gradient is within twice the error of the same
-with P and dS in the call's own type; the gradients are those of O and of the LSE.
+`lab.hardware.guarded.random_calls` draws the calls. Each gradient is within twice the error of the
+same with P and dS in the call's own type; the gradients are those of O and of the LSE.
 """
 
 from __future__ import annotations

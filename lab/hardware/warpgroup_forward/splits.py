@@ -1,6 +1,6 @@
 """Calls that do not fill the GPU: in how many parts should their keys be divided?
 
-    PYTHONPATH=. python3 -m lab.hardware.warpgroup_forward.splits OUT.json --seconds 100
+    python3 -m lab.hardware.warpgroup_forward.splits OUT.json --seconds 100
 
 One query per sequence, as when a model generates, and short prompts. Each call is checked against
 float32 attention; then back ends and numbers of parts take turns in CUDA graphs of some calls.

@@ -1,6 +1,6 @@
 """The Hopper forward kernel called without a pause for a second and more: speed, clock and power.
 
-    PYTHONPATH=. python3 -m lab.hardware.warpgroup_forward.sustained FILE.json
+    python3 -m lab.hardware.warpgroup_forward.sustained FILE.json
 
 After a pause each call is repeated for SECONDS; events between calls tell its speed from the first
 milliseconds to the last, NVML the power. The GPU's power limit makes the difference. Needs torch

@@ -1,7 +1,7 @@
 """The sweep of the Hopper forward kernel's tiles: what to measure, and the table of it.
 
     python -m lab.hardware.warpgroup_forward.sweep plan PLAN.json
-    PYTHONPATH=. python3 -m lab.hardware.warpgroup_forward.measure PLAN.json RESULTS.jsonl      # GPU
+    python3 -m lab.hardware.warpgroup_forward.measure PLAN.json RESULTS.jsonl      # GPU
     nvidia-smi --query-gpu=name,driver_version,power.limit,clocks.max.sm --format=csv > GPU.csv
     python -m lab.hardware.warpgroup_forward.sweep table RESULTS.jsonl \
         fa4/measured/hopper_sweep.csv lab/hardware/results/hopper_sweep.json \

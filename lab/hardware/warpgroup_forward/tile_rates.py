@@ -30,9 +30,9 @@ MOST_START, NEAR = 600.0, 1.002  # in keys; a tile so near to the fastest is not
 
 HEAD = '''"""Rates of the Hopper forward kernel's tiles, by head dims and mask.
 
-Written by python -m lab.hardware.warpgroup_forward.tile_rates from lab/hardware/results/hopper_tiles.csv: a
-tile is (warpgroups, keys, stages, TFLOP/s, start, turns, ahead); start: what a work tile costs
-beside its keys, in keys.
+Written by python -m lab.hardware.warpgroup_forward.tile_rates from
+lab/hardware/results/hopper_tiles.csv: a tile is (warpgroups, keys, stages, TFLOP/s, start, turns,
+ahead); start: what a work tile costs beside its keys, in keys.
 """
 
 RATES: dict[tuple[int, int, bool], tuple[tuple[int, int, int, float, int, bool, bool], ...]] = {

@@ -1,6 +1,6 @@
 """Every tile of the Hopper forward kernel that fits, for head dims 32 to 256: which are fastest?
 
-    PYTHONPATH=. python3 -m lab.hardware.warpgroup_forward.tiles RESULTS.jsonl --seconds 200     # GPU
+    python3 -m lab.hardware.warpgroup_forward.tiles RESULTS.jsonl --seconds 200     # GPU
     python -m lab.hardware.warpgroup_forward.tiles table RESULTS.jsonl CSV --commit COMMIT
 
 With --short, the tiles that `fa4.plan.warpgroup_rates` has, with turns too, at short lengths.

@@ -4,7 +4,7 @@ With its gradient, a call goes on to the launch of the backward kernels. Measure
 what torch's autograd engine takes for a function that keeps the same tensors and only allocates;
 and both passes of ours without the engine, which the bound is on.
 
-    python -m lab.benchmarks.benchmark_host [--output FILE]
+    python -m lab.benchmarks.host [--output FILE]
 
 Both compute on CPU tensors that claim to be on a B200, with kernels that are in the process and do
 nothing: what is timed is Python, the checks, the outputs and the choice of the kernel. CPU seconds
@@ -21,20 +21,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
-from lab.benchmarks.common import parse_output, write_record
-
-sys.path.append(str(Path(__file__).parents[1]))  # the way to the foreign packages is a test's
 
 import fa4
 from fa4.backends import Saved, kernel, kernel_backward, on_gpu
 from fa4.call.checked import make_call
 from fa4.call.choose import run_backward
+from lab.benchmarks.common import parse_output, write_record
 
 MOST_US, MOST_GRADIENT_US = 15.0, 40.0
 ROUNDS, CALLS = 15, 400

@@ -1,6 +1,6 @@
 """How sharp the test kit's judgement is, how often it errs, what it costs, and what it notices.
 
-    python -m lab.benchmarks.benchmark_verify [--quick] [--part NAME] [--jobs N] [--output FILE]
+    python -m lab.benchmarks.verify [--quick] [--part NAME] [--jobs N] [--output FILE]
 
 - allowance: the median budget of O over the error of plain attention, the largest of the output
   and, for honesty, the largest of the row;
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -32,10 +31,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from lab.benchmarks.common import record_path, write_record
 from threadpoolctl import threadpool_limits
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the planted faults are among the tests
 
 from fa4.testing import Case, VerifyOptions, build_inputs, load_backend, verify
 from fa4.testing.backends import DTYPES, FP8, Backend
@@ -45,6 +41,7 @@ from fa4.testing.report import FAILED, NOT_ROBUST
 from fa4.testing.runner import run_property
 from fa4.testing.statistics import GRADIENT_STATISTICS, STATISTICS
 from fa4.testing.walk import Walk
+from lab.benchmarks.common import record_path, write_record
 from tests.testing.planted import FAULTS, STYLES
 from tests.testing.remembered import remembered_budgets
 from tests.testing.test_styles import TIGHT

@@ -6,7 +6,7 @@ FlashAttention-4, runs the paper's shapes: 32k tokens, 16 heads, head dim 128. S
 exponentials and CTA pairs are varied. Kernels are compiled once (`fa4 cache`); compiling all takes
 minutes. Nothing here ran on a B200, and predictions that differ by less than 3% are equal
 (docs/simulator.md).
-Usage: python -m lab.benchmarks.benchmark_forward_prediction [--output FILE]
+Usage: python -m lab.benchmarks.forward_prediction [--output FILE]
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-
-from lab.benchmarks.common import parse_output, write_record
 
 from fa4.compiled.prediction import tile_amounts
 from fa4.compiled.toolchain import find_toolchain
@@ -26,6 +24,7 @@ from fa4.plan.schema import Math
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import predict
 from fa4.sm100.forward.spec import ForwardSpec
+from lab.benchmarks.common import parse_output, write_record
 
 TOKENS, HEADS, HEAD_DIM = 32768, 16, 128
 SPLITS = (

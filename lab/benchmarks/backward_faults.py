@@ -1,10 +1,10 @@
 """Which planted synchronisation faults the emulator notices in our backward kernel.
 
-As benchmark_faults.py, on three compiled kernels: dense with TMA stores and in any order of sums;
+As faults.py, on three compiled kernels: dense with TMA stores and in any order of sums;
 causal, packed, with plain stores and in a fixed order of sums, which is checked as well
 (`ordered_sums`); and a pair of CTAs. Two CTAs, each with two query tiles of two heads that share
 its keys: two terms are the same sum in either order, so that memory can be compared bit for bit.
-Usage: python -m lab.benchmarks.benchmark_backward_faults [--output FILE] [--only NAME]
+Usage: python -m lab.benchmarks.backward_faults [--output FILE] [--only NAME]
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.benchmarks.benchmark_faults import PACKAGES, campaign, show, summary
-from lab.benchmarks.common import record_path, write_record
-from lab.benchmarks.emulated_kernels import Kernel, capture
-
 from fa4.emulator import Options
 from fa4.sm100.backward.spec import BackwardSpec
+from lab.benchmarks.common import record_path, write_record
+from lab.benchmarks.emulated_kernels import Kernel, capture
+from lab.benchmarks.faults import PACKAGES, campaign, show, summary
 
 ROWS, KEYS = 200, 250
 SPECS: dict[str, dict[str, Any]] = {

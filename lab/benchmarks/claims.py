@@ -3,7 +3,7 @@
 Each row has the range claimed, the predicted numbers, and whether all of them lie inside. A single
 figure claimed is a range of 2% around it. What the paper does not say (numbers of heads, inputs of
 the rescaling count) is given in several ways. Nothing is tuned to these claims here.
-Usage: python -m lab.benchmarks.benchmark_claims [--output FILE]
+Usage: python -m lab.benchmarks.claims [--output FILE]
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from lab.benchmarks.common import parse_output, write_record
 
 from fa4.config import Exp2Split, ForwardConfig
 from fa4.dtypes import round_to
@@ -21,6 +20,7 @@ from fa4.reference import Attention, attention_forward
 from fa4.sim.ablate import ablate
 from fa4.sim.options import build
 from fa4.sim.predict import Prediction
+from lab.benchmarks.common import parse_output, write_record
 
 TOKENS = 32768
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)

@@ -10,7 +10,7 @@ nothing to notice. That is decided by comparing what happened before what in bot
 (`fa4.emulator.tools.redundancy`), under all schedules: `equivalent`. A survivor is a fault that is
 neither caught nor equivalent; each is explained in WHY. The equivalent ones of a kind are also
 removed all together, which shows whether they stand for one another.
-Usage: python -m lab.benchmarks.benchmark_faults [--output FILE]    (`make conformance` first)
+Usage: python -m lab.benchmarks.faults [--output FILE]    (`make conformance` first)
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from lab.benchmarks import emulated_kernels
-from lab.benchmarks.common import parse_output, write_record
-from lab.benchmarks.emulated_kernels import Kernel
-
 from fa4.emulator import EmulatorError, Options, RunEvents
 from fa4.emulator.tools.faults import Fault, plant
 from fa4.emulator.tools.redundancy import Orderings
+from lab.benchmarks import emulated_kernels
+from lab.benchmarks.common import parse_output, write_record
+from lab.benchmarks.emulated_kernels import Kernel
 
 SCHEDULES = (("fifo", 0), ("random", 0), ("random", 1), ("adversarial", 0), ("adversarial", 1))
 PACKAGES = ("numpy", "numba", "nvidia-cutlass-dsl")

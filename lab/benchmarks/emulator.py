@@ -1,12 +1,12 @@
 """How fast the emulator runs, with and without its checks, and what a plain interpreter would do.
 
-    python -m lab.benchmarks.benchmark_emulator
+    python -m lab.benchmarks.emulator
 
 Instruction classes run in a loop of hand-written PTX (4 warps, 1 CTA); the peer interprets the same
 register instructions with one NumPy call per warp instruction, in the same run. Kernels are those
-of `lab/benchmarks/emulated_kernels.py`: the example's, and NVIDIA's where `make conformance` installed
-them. Figures are thread-instructions per second of one core, the best of several runs; seconds are
-those that the CPU spent here, since others use the machine as well.
+of `lab/benchmarks/emulated_kernels.py`: the example's, and NVIDIA's where `make conformance`
+installed them. Figures are thread-instructions per second of one core, the best of several runs;
+seconds are those that the CPU spent here, since others use the machine as well.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 from typing import Any
 from unittest.mock import patch
 
-from lab.benchmarks import emulated_kernels
 import numpy as np
-from lab.benchmarks.common import parse_output, write_record
 
 from fa4.emulator import Options
 from fa4.emulator.host.ptx_launch import run_ptx
+from lab.benchmarks import emulated_kernels
+from lab.benchmarks.common import parse_output, write_record
 
 ROUNDS = 3
 WARPS = 4

@@ -3,7 +3,7 @@
 The compiled engine against its plain-Python twin and, if SimPy is installed, a SimPy model of the
 same programs; B4 H32 S16384 D128 forward with every step of every SM, and by the periodic shortcut;
 fresh processes of `fa4 predict`; a sweep of 1,000 points. One core throughout.
-Usage: python -m lab.benchmarks.benchmark_sim [--output FILE]
+Usage: python -m lab.benchmarks.sim [--output FILE]
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from lab.benchmarks.common import parse_output, write_record
 
 from fa4.cli import COMMANDS
 from fa4.config import BackwardPipeline, ForwardConfig, ForwardPipeline, Problem
@@ -32,8 +30,9 @@ from fa4.sim.costs import MachineCosts
 from fa4.sim.lower import lower
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import Simulation, predict
+from lab import ROOT
+from lab.benchmarks.common import parse_output, write_record
 
-ROOT = Path(__file__).parents[1]
 MACHINE = find_machine("b200")
 COSTS = MachineCosts(MACHINE.gpu, MACHINE.costs)
 SHARES = {"rescale_rate": 0.1}
@@ -90,7 +89,6 @@ def measure_simpy(plan: PipelinePlan, events: int, cycles: float, rate: float) -
         import simpy  # noqa: F401
     except ImportError:
         return {"simpy": None}
-    sys.path.insert(0, str(ROOT))
     from tests.sim.simpy_twin import Model
 
     tile = dict(zip(plan.trips, (64, 0, 64), strict=True))

@@ -5,7 +5,7 @@ constants start anywhere within their bounds and are fitted; sets whose mean err
 a point above the least are kept if they agree that the software exponentials that were tuned on a
 B200 pay there, and of those a sample that is spread over what they predict for calls that no one
 has measured.
-Usage: python -m lab.benchmarks.benchmark_ensemble [--output FILE]
+Usage: python -m lab.benchmarks.ensemble [--output FILE]
 """
 
 from __future__ import annotations

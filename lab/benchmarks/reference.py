@@ -1,7 +1,7 @@
 """Tiled NumPy forward against torch's CPU attention, and its memory.
 
 Float32, B1 H8 S2048 D128, causal and not, on 1 thread and on all cores; both sides in one run.
-Usage: python -m lab.benchmarks.benchmark_reference [--output FILE]
+Usage: python -m lab.benchmarks.reference [--output FILE]
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from lab.benchmarks.common import parse_output, time_against, write_record
 from threadpoolctl import threadpool_limits
 
 import fa4
 from fa4.reference import exp2
+from lab.benchmarks.common import parse_output, time_against, write_record
 
 SHAPE = (1, 2048, 8, 128)  # (B, S, H, D)
 

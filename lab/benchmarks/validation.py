@@ -9,7 +9,7 @@ which kernels spill registers is predicted without any fit. This package's own s
 to: its error, in another run, too, its spills, and for each head dim, mask and length the
 configuration that the simulator chooses beside the best. --part does one of them and keeps the
 others of the file.
-Usage: python -m lab.benchmarks.benchmark_validation [--output FILE] [--part NAME]
+Usage: python -m lab.benchmarks.validation [--output FILE] [--part NAME]
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lab.benchmarks.baselines import by_forest, by_formula, score
-from lab.benchmarks.common import parse_output, write_record
 
 from fa4.figures.measured import B200_FILE, HOPPER_FILE, KEPT_OUT_FILE
 from fa4.plan.warpgroup import warpgroup_plan
@@ -31,9 +28,12 @@ from fa4.sim.cost_table import CostTable, free_constants
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_rows
 from fa4.sim.validation import Comparison, Point, compare
+from lab import ROOT
+from lab.benchmarks.baselines import by_forest, by_formula, score
+from lab.benchmarks.common import parse_output, write_record
 
-DATA = Path(__file__).parents[1] / "tests" / "sim" / "data"
-AGAIN_FILE = Path(__file__).parents[1] / "hardware" / "results" / "hopper_sweep_again.csv"
+DATA = ROOT / "tests" / "sim" / "data"
+AGAIN_FILE = ROOT / "lab" / "hardware" / "results" / "hopper_sweep_again.csv"
 OWN = "fa4 sm_90a"
 SPILLED_SHARE = (
     0.7  # of the speed of the same tile with P in shared memory or the next narrower one

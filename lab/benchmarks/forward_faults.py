@@ -1,20 +1,20 @@
 """Which planted synchronisation faults the emulator notices in our forward kernel.
 
-As benchmark_faults.py, on two compiled kernels: dense with TMA stores, causal, and packed with
+As faults.py, on two compiled kernels: dense with TMA stores, causal, and packed with
 plain stores. One CTA works on two work tiles of three KV tiles each, in a ring of three slots.
-Usage: python -m lab.benchmarks.benchmark_forward_faults [--output FILE]
+Usage: python -m lab.benchmarks.forward_faults [--output FILE]
 """
 
 from __future__ import annotations
 
 import numpy as np
-from lab.benchmarks.benchmark_faults import PACKAGES, report_on
-from lab.benchmarks.common import parse_output, write_record
-from lab.benchmarks.emulated_kernels import Kernel, capture
 
 from fa4.compiled.forward import compile_forward
 from fa4.config import ForwardConfig
 from fa4.sm100.forward.spec import ForwardSpec
+from lab.benchmarks.common import parse_output, write_record
+from lab.benchmarks.emulated_kernels import Kernel, capture
+from lab.benchmarks.faults import PACKAGES, report_on
 
 ROWS, KEYS = 400, 257
 SPECS = {

@@ -1,6 +1,6 @@
 """Registers that a softmax thread needs for pieces of so many keys, as the compiler has it.
 
-    python -m lab.benchmarks.benchmark_pieces
+    python -m lab.benchmarks.pieces
 
 This package's forward kernel for sm_100a, whose KV tile is as wide as a piece, with less and less
 registers for its softmax warps: loads and stores of local memory in the kernel, instructions of
@@ -9,11 +9,7 @@ the softmax loop. `fa4/plan/pieces_layout.py` has what follows. Needs CuTe-DSL a
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from unittest import mock
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fa4.compiled.forward import compile_forward
 from fa4.config import Exp2Split, ForwardConfig

@@ -2,17 +2,16 @@
 
 The figures in the documentation rest on these. `tests/sim/test_predictions.py` predicts them again,
 so that a change of a plan, a cost or the engine shows here, in numbers, before it shows elsewhere.
-Usage: python -m lab.benchmarks.benchmark_predictions [--output FILE]
+Usage: python -m lab.benchmarks.predictions [--output FILE]
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from lab.benchmarks.common import parse_output, write_record
-
 from fa4.commands.predict import describe
 from fa4.sim.ablate import ablate
+from lab.benchmarks.common import parse_output, write_record
 
 PUBLISHED = {"kernel": "published"}  # the kernel that published figures are of
 # Between them: each kernel, machine, element type, mask and scheduler, widths of heads, and shapes

@@ -1,11 +1,11 @@
 """What one compiler makes of attention kernels: flash-attn-4's, NVIDIA's open ones and ours.
 
-    python -m lab.benchmarks.benchmark_codegen --install     once: the compiler and the peers
-    python -m lab.benchmarks.benchmark_codegen               the whole table, and results/codegen.json
-    python -m lab.benchmarks.benchmark_codegen --ours d128 --causal      only ours, its loops, quickly
-    python -m lab.benchmarks.benchmark_codegen --ours d128 --backward --cta-group 2         the same
-    python -m lab.benchmarks.benchmark_codegen --backward         the table of the backward pass alone
-    python -m lab.benchmarks.benchmark_codegen --cubin FILE.cubin        the loops of any kernel
+    python -m lab.benchmarks.codegen --install     once: the compiler and the peers
+    python -m lab.benchmarks.codegen               the whole table, and results/codegen.json
+    python -m lab.benchmarks.codegen --ours d128 --causal      only ours, its loops, quickly
+    python -m lab.benchmarks.codegen --ours d128 --backward --cta-group 2         the same
+    python -m lab.benchmarks.codegen --backward         the table of the backward pass alone
+    python -m lab.benchmarks.codegen --cubin FILE.cubin        the loops of any kernel
 
 All compile with CuTe-DSL 4.8.1 in its CUDA 13 flavour, for sm_100a, without a GPU: nothing runs, no
 figure is a speed on a GPU. `--install` puts compiler, disassembler and cuDNN's kernels into
@@ -29,15 +29,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.benchmarks import codegen_found
-from lab.benchmarks.codegen_backward import CASES, compare_backward
-from lab.benchmarks.codegen_found import SECONDS, SITE, WORKER, Found, compile_one, describe, environment, number
-from lab.benchmarks.codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, ROOT, Wanted
-from lab.benchmarks.common import record_path, write_record
-
 from fa4.inspect import loops
 from fa4.inspect.codegen import KernelCode, read_kernels
 from fa4.inspect.cubin import find_disassembler
+from lab import ROOT
+from lab.benchmarks import codegen_found
+from lab.benchmarks.codegen_backward import CASES, compare_backward
+from lab.benchmarks.codegen_found import (
+    SECONDS,
+    SITE,
+    WORKER,
+    Found,
+    compile_one,
+    describe,
+    environment,
+    number,
+)
+from lab.benchmarks.codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, Wanted
+from lab.benchmarks.common import record_path, write_record
 
 DSL = "4.8.1"
 PACKAGES = (
@@ -133,7 +142,7 @@ def measure_start(wanted: Wanted) -> dict[str, Any]:
     """Seconds to a kernel of ours that is in the on-disk cache, in a new process."""
     with tempfile.TemporaryDirectory(prefix="fa4-codegen-") as folder:
         cache = {"FA4_CACHE_DIR": str(Path(folder) / "cache")}
-        command = [sys.executable, "-W", "ignore", str(WORKER), wanted.argument(), "0", folder]
+        command = [sys.executable, "-W", "ignore", *WORKER, wanted.argument(), "0", folder]
         seconds: list[float] = []
         for _ in range(4):
             done = subprocess.run(
@@ -329,7 +338,7 @@ def main() -> None:
             print_loops(code)
         return
     if not (SITE / "nvidia_cutlass_dsl").is_dir() or find_disassembler() is None:
-        sys.exit(f"no compiler in {SITE}: python {sys.argv[0]} --install")
+        sys.exit(f"no compiler in {SITE}: python -m lab.benchmarks.codegen --install")
     if options.ours:
         exp2 = "mufu" if options.no_emulation else "tuned"
         maker = options.peer or OURS

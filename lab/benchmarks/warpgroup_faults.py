@@ -1,8 +1,8 @@
 """Which planted synchronisation faults the emulator notices in our Hopper forward kernel.
 
-As benchmark_faults.py, on two compiled kernels under a causal mask: two warpgroups that take turns
+As faults.py, on two compiled kernels under a causal mask: two warpgroups that take turns
 at the tensor core, and three that do not. One CTA works on two work tiles.
-Usage: python -m lab.benchmarks.benchmark_warpgroup_faults [--output FILE]
+Usage: python -m lab.benchmarks.warpgroup_faults [--output FILE]
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from lab.benchmarks.benchmark_faults import PACKAGES, report_on
-from lab.benchmarks.common import parse_output, write_record
-from lab.benchmarks.emulated_kernels import Kernel, capture
 
 from fa4.compiled.forward import compile_warpgroup
 from fa4.sm90.forward.spec import WarpgroupSpec
+from lab.benchmarks.common import parse_output, write_record
+from lab.benchmarks.emulated_kernels import Kernel, capture
+from lab.benchmarks.faults import PACKAGES, report_on
 
 D128 = {"head_dim": 128, "head_dim_v": 128, "causal": True, "scheduler": "snake"}
 SPECS: dict[str, dict[str, Any]] = {

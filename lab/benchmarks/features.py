@@ -1,9 +1,9 @@
 """What the compiler makes of our forward kernel with each feature: loop lengths and spills.
 
-    python -m lab.benchmarks.benchmark_codegen --install     once: the compiler
-    python -m lab.benchmarks.benchmark_features              the table, and results/features.json
+    python -m lab.benchmarks.codegen --install     once: the compiler
+    python -m lab.benchmarks.features              the table, and results/features.json
 
-The compiler is that of benchmark_codegen.py; nothing runs, no figure is a speed on a GPU. Lengths
+The compiler is that of codegen.py; nothing runs, no figure is a speed on a GPU. Lengths
 are issue slots per row of 128 scores (softmax) or per KV tile (mma, correction).
 """
 
@@ -16,12 +16,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from lab.benchmarks.benchmark_codegen import SITE
-from lab.benchmarks.common import parse_output, write_record
-from lab.benchmarks.feature_kernels import specs
-
 from fa4.inspect import loops
 from fa4.inspect.codegen import read_kernels
+from lab.benchmarks.codegen import SITE
+from lab.benchmarks.common import parse_output, write_record
+from lab.benchmarks.feature_kernels import specs
 
 
 def compile_all() -> Iterator[dict[str, Any]]:
@@ -55,9 +54,16 @@ def main() -> None:
         return
     options = parse_output((__doc__ or "").splitlines()[0], "features")
     if not (SITE / "nvidia_cutlass_dsl").is_dir():
-        sys.exit(f"no compiler in {SITE}: python -m lab.benchmarks.benchmark_codegen --install")
+        sys.exit(f"no compiler in {SITE}: python -m lab.benchmarks.codegen --install")
     environment = os.environ | {"PYTHONPATH": str(SITE), "CUTE_DSL_NO_CACHE": "1"}
-    command = [sys.executable, "-W", "ignore", __file__, "--worker"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "lab.benchmarks.features",
+        "--worker",
+    ]
     rows = []
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as worker:
         for line in worker.stdout or ():

@@ -1,6 +1,6 @@
 """The searches for designs that docs/design.md speaks of.
 
-    python -m lab.benchmarks.benchmark_design
+    python -m lab.benchmarks.design
 
 A record for each call: leaders, the best of other shapes, what was pruned, why the first leads,
 what would decide, and the CPU seconds that it took. Some two minutes.
@@ -8,11 +8,7 @@ what would decide, and the CPU seconds that it took. Some two minutes.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fa4.config import Problem
 from fa4.search.judge import Judge
