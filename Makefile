@@ -60,11 +60,7 @@ records: $(VENV)/test.stamp ## make the records anew that are older than the cod
 	$(BIN)/python -m lab.records remake
 
 pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, numbers
-	for name in forward_tables backward_tables simulator_tables hopper_speed hopper_tables \
-	  support_table bug_zoo picture outputs throughput_tables atlas_tables findings_tables \
-	  verify_tables model_tables distributed_tables design_tables record_tables option_tables \
-	  claims; do \
-	  $(BIN)/python -m lab.pages.$$name || exit 1; done
+	$(BIN)/python -m lab.pages
 	$(BIN)/fa4 figures --format svg --out docs/pictures
 	$(BIN)/fa4 bench --from lab/hardware/results/hopper_bench.json --figure docs/pictures/hopper.svg
 

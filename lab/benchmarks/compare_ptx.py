@@ -1,6 +1,6 @@
 """Do our forward kernels compile to the same code before and after a change of their source?
 
-    python -m lab.benchmarks.compare_ptx --store FOLDER    before: keeps PTX and cubin of every kernel
+    python -m lab.benchmarks.compare_ptx --store FOLDER  before: keeps PTX and cubin of every kernel
     python -m lab.benchmarks.compare_ptx --against FOLDER  after: what differs
 
 The kernels are those of features.py. In PTX, names of registers, labels and kernels do

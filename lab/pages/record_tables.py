@@ -23,7 +23,7 @@ from lab.table import BY_NAME, GPU, RECORDS, Record
 COMMAND = "python -m lab.pages.record_tables"
 PAGE, HARDWARE = DOCS / "records.md", ROOT / "lab" / "hardware" / "README.md"
 APART = ("docs/records.md", "docs/hardware.md", "docs/notes/")  # the list itself; dated by name
-GENERATOR = re.compile(r": written by python (docs/\w+\.py) -->")
+GENERATOR = re.compile(r": written by python -m lab\.pages\.(\w+) -->")
 
 
 @cache
@@ -66,7 +66,8 @@ def render_ages(records: Iterable[Record]) -> str:
 def quoted(text: str) -> list[Record]:
     """Records that a page quotes and that may be older than the code: in the marker of a number, by
     the file's name, or in a table whose program reads it."""
-    programs = [(ROOT / name).read_text("utf-8") for name in sorted(set(GENERATOR.findall(text)))]
+    names = sorted(set(GENERATOR.findall(text)))
+    programs = [(ROOT / f"lab/pages/{name}.py").read_text("utf-8") for name in names]
     found = set(re.findall(r"<!--=(\w+): ", text)) | set(re.findall(r"results/(\w+)\.", text))
     for program in programs:
         found |= set(re.findall(r'read_record\("(\w+)"', program))
