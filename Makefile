@@ -56,7 +56,7 @@ docs: $(VENV)/docs.stamp ## the pages of docs/ as a site, in out/site; warnings 
 	$(BIN)/python -m sphinx -W --keep-going -q -n docs out/site
 	$(BIN)/python -m lab.pages.check_site out/site
 
-records: $(VENV)/test.stamp ## make the records anew that are older than the code and need no GPU
+records: $(VENV)/records.stamp ## make the records anew that are older than the code and need no GPU
 	$(BIN)/python -m lab.records remake
 
 pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, numbers
@@ -102,6 +102,12 @@ $(VENV)/foreign.stamp: $(VENV)/test.stamp
 
 $(VENV)/web.stamp: $(VENV)/test.stamp
 	$(PIP) install -e ".[web]"
+	@touch $@
+
+# A peer of the simulator's predictions, and the compiler whose code is recorded.
+$(VENV)/records.stamp: $(VENV)/test.stamp
+	$(PIP) install -e ".[records]"
+	$(BIN)/python -m lab.benchmarks.codegen --install
 	@touch $@
 
 $(VENV)/mutants.stamp: $(VENV)/test.stamp

@@ -1,7 +1,7 @@
 """What a simulator has to beat: a roofline formula with eight parameters, and a random forest.
 
 Both see the rows that the simulator's constants are fitted to, and predict the same other rows. The
-forest needs scikit-learn (`pip install scikit-learn`), which nothing else here does.
+forest needs scikit-learn (the extra `records`), which nothing else here does.
 """
 
 from __future__ import annotations

@@ -56,14 +56,7 @@ def main() -> None:
     if not (SITE / "nvidia_cutlass_dsl").is_dir():
         sys.exit(f"no compiler in {SITE}: python -m lab.benchmarks.codegen --install")
     environment = os.environ | {"PYTHONPATH": str(SITE), "CUTE_DSL_NO_CACHE": "1"}
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "lab.benchmarks.features",
-        "--worker",
-    ]
+    command = [sys.executable, "-W", "ignore", "-m", "lab.benchmarks.features", "--worker"]
     rows = []
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as worker:
         for line in worker.stdout or ():

@@ -35,9 +35,8 @@ from lab.benchmarks.common import parse_output, write_record
 DATA = ROOT / "tests" / "sim" / "data"
 AGAIN_FILE = ROOT / "lab" / "hardware" / "results" / "hopper_sweep_again.csv"
 OWN = "fa4 sm_90a"
-SPILLED_SHARE = (
-    0.7  # of the speed of the same tile with P in shared memory or the next narrower one
-)
+# Of the speed of the same tile with P in shared memory or the next narrower one.
+SPILLED_SHARE = 0.7
 DRAWS = (0, 1, 2)
 MEASURED_ELSEWHERE = ("hbm_queue_share", "cta_start_cycles")  # on an H200: at both ends
 
