@@ -7,6 +7,7 @@ import importlib
 import pytest
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a peer, as it is imported
 def test_its_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors that pass for a B200's; nothing is compiled or launched."""
     torch = pytest.importorskip("torch")
