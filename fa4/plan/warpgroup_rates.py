@@ -1,7 +1,7 @@
 """Rates of the Hopper forward kernel's tiles, by head dims and mask, as measured on an H200.
 
-`fa4/measured/hopper_tiles.csv` is written by `python -m hardware.warpgroup_forward.tile_rates` from
-what `hardware.warpgroup_forward.tiles` has measured.
+`fa4/measured/hopper_tiles.csv` is written by `python -m lab.hardware.warpgroup_forward.tile_rates` from
+what `lab.hardware.warpgroup_forward.tiles` has measured.
 """
 
 from __future__ import annotations
