@@ -130,9 +130,9 @@ def producer_role(
     program = (
         *fetch("k", tile_n, d, cold=not early),
         *q,
-        *(draw_number() if pipeline.scheduler == "queue" else ()),
         Loop("kv_tiles", (*k, *v), offset=-1),
         *v,
+        *(draw_number() if pipeline.scheduler == "queue" else ()),
     )
     warp = 4 * pipeline.consumers
     return Role(name="load", warps=(warp,), registers=registers, program=program)

@@ -31,7 +31,7 @@ def queue_signals(readers: dict[str, int]) -> tuple[Signal, ...]:
 
 
 def draw_number() -> Program:
-    """What the load warp does while it loads a work tile."""
+    """What the load warp does when it has loaded a work tile; it drew as it began."""
     return (
         Wait("work_empty"),
         Work("draw a work tile", SmemAccess(num_bytes=NUMBER_BYTES), writes=("work",)),

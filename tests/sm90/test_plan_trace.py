@@ -23,7 +23,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "ahead": {"head_dim": 64, "head_dim_v": 64, "consumers": 3, "causal": True, "ahead": True},
     "queue": {"head_dim": 136, "head_dim_v": 40, "causal": True, "ahead": True, "packed_q": True,
               "tile_n": 64, "scheduler": "queue"},
-    "queue, O over Q": {"head_dim": 200, "head_dim_v": 200, "tile_n": 80, "window_left": True,
+    "queue, O over Q": {"head_dim": 200, "head_dim_v": 200, "tile_n": 80, "causal": True,
                         "scheduler": "queue"},
     "ahead, one Q": {
         "head_dim": 128,

@@ -143,7 +143,7 @@ def work_through(
             sums = start_values(signals, work, state)
         else:
             give_turn(signals, work)
-        if cutlass.const_expr(spec.scheduler == "queue"):
+        if cutlass.const_expr(spec.draws_work):
             index = read_work(signals, queue)
             queue = queue.next()
         else:

@@ -187,7 +187,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
     problem = KernelProblem(spec, *(*sizes, *window, *lengths, None, splits))
     scale_log2, score_scale = factors
     queue = WorkQueue(None, None, None)
-    if cutlass.const_expr(spec.scheduler == "queue"):
+    if cutlass.const_expr(spec.draws_work):
         numbers = cute.recast_ptr(memory + plan.buffer("work").start, dtype=Int32)
         queue = WorkQueue(drawn, numbers, Ring.of(PLACES))
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())

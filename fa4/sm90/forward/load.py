@@ -14,7 +14,7 @@ from fa4.kit.tiles import KernelProblem, WorkTile, locate
 from fa4.kit.views import copy_box
 from fa4.plan.warpgroup import output_over_queries
 from fa4.plan.warpgroup_roles import loaded_values
-from fa4.sm90.forward.schedule import WorkQueue, draw_work, first_work, next_work
+from fa4.sm90.forward.schedule import WorkQueue, draw_work, first_work, next_work, tell_work
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec, query_box
 
 
@@ -55,7 +55,9 @@ def load(
     index = first_work(problem)
     queries, keys, values = (signals.ring(name) for name in ("q", "k", loaded))
     while index < problem.num_tiles:
-        tile = locate(problem, index)
+        tile, drawn = locate(problem, index), Int32(0)
+        if cutlass.const_expr(problem.spec.draws_work):
+            drawn = draw_work(queue)
         q, k, v = query_tiles(query, tile), key_tiles(key, tile), key_tiles(value, tile)
         last = tile.kv_stop - 1
         empty = tile.seqlen_k == 0 if problem.spec.ragged_k else False
@@ -72,10 +74,6 @@ def load(
         for i in cutlass.range_constexpr(consumers):
             stage = queries.slot * consumers + i
             start_copy(query, q[None, None, tile.tile_number(i)], stage, full)
-        following = Int32(0)
-        if cutlass.const_expr(problem.spec.scheduler == "queue"):
-            following = draw_work(signals, problem, queue)
-            queue = queue.next()
         for j in cutlass.range(1, tile.kv_tiles, unroll=1):
             fill(signals, "k", key, k[None, None, last - j], keys)
             keys = keys.next()
@@ -83,8 +81,9 @@ def load(
             values = values.next()
         fill(signals, loaded, value, v[None, None, tile.kv_start], values, empty)
         values = values.next()
-        if cutlass.const_expr(problem.spec.scheduler == "queue"):
-            index = following
+        if cutlass.const_expr(problem.spec.draws_work):
+            index = tell_work(signals, problem, queue, drawn)
+            queue = queue.next()
         else:
             index = next_work(problem, index)
         queries = queries.next()

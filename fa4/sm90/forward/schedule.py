@@ -7,6 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.kit.ptx_block import PtxBlock
 from fa4.kit.rings import Ring
 from fa4.kit.schedulers import has_rows
 from fa4.kit.signals import Signals
@@ -60,13 +61,26 @@ def next_work(problem: KernelProblem, index: Int32) -> Int32:
     return _skip_empty(problem, _following(problem, index))
 
 
+def draw_work(queue: WorkQueue) -> Int32:
+    """The load warp's first lane draws a number; it is not waited for yet."""
+    code = PtxBlock()
+    number, place = code.register("b32"), code.read(queue.drawn.iterator.toint())
+    first = code.do("setp.eq.s32", code.read(cute.arch.lane_idx()), "0", kind="pred")
+    code.effect(f"mov.b32 {number}, 0;")
+    code.effect(f"@{first} atom.relaxed.gpu.global.add.u32 {number}, [{place}], 1;")
+    (found,) = code.trace(number, effects=True)
+    return found
+
+
 @cute.jit
-def draw_work(signals: Signals, problem: KernelProblem, queue: WorkQueue) -> Int32:
-    """The load warp draws the next work tile with rows, and says which it is."""
-    index = _draw(queue)
+def tell_work(
+    signals: Signals, problem: KernelProblem, queue: WorkQueue, drawn: Int32
+) -> Int32:
+    """The next work tile with rows, by what was drawn; the load warp says which it is."""
+    index = _told(drawn)
     if cutlass.const_expr(problem.spec.ragged_q):
         while index < problem.num_tiles and not has_rows(problem, index):
-            index = _draw(queue)
+            index = _told(draw_work(queue))
     signals.wait("work_empty", queue.ring)
     with cute.arch.elect_one():
         _number(queue)[0] = index
@@ -86,14 +100,10 @@ def _number(queue: WorkQueue) -> cute.Tensor:
     return cute.make_tensor(queue.numbers + queue.ring.slot, cute.make_layout(1))
 
 
-@cute.jit
-def _draw(queue: WorkQueue) -> Int32:
-    """One of the warp's lanes counts for all."""
-    index = Int32(0)
-    if cute.arch.lane_idx() == 0:
-        drawn = cute.arch.atomic_add(queue.drawn.iterator, Int32(1), sem="relaxed", scope="gpu")
-        index = cute.arch.grid_dim()[0] + drawn
-    return cute.arch.make_warp_uniform(cute.arch.shuffle_sync(index, 0))
+def _told(drawn: Int32) -> Int32:
+    """A work tile beyond each CTA's first one; the first lane counts for its warp."""
+    index = cute.arch.grid_dim()[0] + cute.arch.shuffle_sync(drawn, 0)
+    return cute.arch.make_warp_uniform(index)
 
 
 def _following(problem: KernelProblem, index: Int32) -> Int32:
