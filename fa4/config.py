@@ -418,7 +418,7 @@ class WarpgroupPipeline:
     published: flash_attn.cute's code, not this package's. num_splits: parts of the KV sequence that
     different CTAs compute; if 2 or more, their O leaves registers as float32. columns: that rows
     of Q and K, and of V and O, have in shared memory, of which products take the first; None for
-    as many as are multiplied.
+    as many as are multiplied. direct: O goes from registers to global memory.
     """
 
     head_dim: int = 128
@@ -438,6 +438,7 @@ class WarpgroupPipeline:
     published: bool = False
     num_splits: int = 1
     columns: tuple[int, int] | None = None
+    direct: bool = False
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
@@ -475,6 +476,11 @@ class WarpgroupPipeline:
     def widths(self) -> tuple[int, int]:
         """Columns of Q and K, and of V and O, in shared memory."""
         return self.columns or (self.head_dim, self.head_dim_v)
+
+    @property
+    def stages_output(self) -> bool:
+        """Does O pass through shared memory?"""
+        return self.num_splits == 1 and not self.direct
 
     @property
     def transposes(self) -> bool:

@@ -67,8 +67,8 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
                    stages=pipeline.kv_stages, align=TILE_ALIGN_BYTES)  # fmt: skip
     if pipeline.p_source == "smem":
         layout.add("p", "smem", rows * pipeline.tile_n * size, align=TILE_ALIGN_BYTES)
-    if pipeline.num_splits > 1:
-        pass  # from registers to global memory
+    if not pipeline.stages_output:
+        pass
     elif output_over_queries(pipeline, gpu):
         safe = {"q": "a warpgroup's rows over its own; the next Q is loaded when O is stored"}
         layout.alias("o", "smem", q.start, q.size, safe)
@@ -83,7 +83,7 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
 
 def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
     """Is there no room for O beside Q, K, V and P? It is no wider than Q then."""
-    if pipeline.num_splits > 1:
+    if not pipeline.stages_output:
         return False
     d, dv = pipeline.widths
     narrow = dv * pipeline.output_bytes <= d * pipeline.element_bytes
@@ -109,8 +109,7 @@ def _room_left(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
         elements += pipeline.kv_stages * pipeline.tile_n * dv
     if pipeline.p_source == "smem":
         elements += rows * pipeline.tile_n
-    # O of a part of the keys never is in shared memory.
-    output = rows * dv * pipeline.output_bytes if pipeline.num_splits == 1 else 0
+    output = rows * dv * pipeline.output_bytes if pipeline.stages_output else 0
     room = gpu.smem_bytes_per_cta - BARRIER_BYTES - 4 * TILE_ALIGN_BYTES
     return room - elements * pipeline.element_bytes - output
 
@@ -140,7 +139,7 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int)
         # Over the queries, a store is waited for at once, else before the next one.
         free = 0 if over_queries else 1
         own = {f"s{i}_done": ("products", 0), f"o{i}_done": ("products", 0)}
-        if pipeline.num_splits == 1:
+        if pipeline.stages_output:
             own[f"stored{i}"] = ("group", free)
         signals += [
             Signal(name=one, arrivals={name: 1}, waiters=(name,), kind=kind, free=free)

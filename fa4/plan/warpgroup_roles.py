@@ -166,7 +166,9 @@ def consumer_role(
         live=live_registers(pipeline),
         passing=_passing(pipeline, i) if passes_tiles(pipeline) else (),
         prologue=(*turn, *begin) if ahead else turn,  # the first turn is the first one's
-        closing=() if output_over_queries or pipeline.num_splits > 1 else (Wait(f"stored{i}"),),
+        closing=(Wait(f"stored{i}"),)
+        if pipeline.stages_output and not output_over_queries
+        else (),
         program=(
             *(() if ahead else begin),
             *first,
@@ -177,8 +179,8 @@ def consumer_role(
             *following,
             *(
                 _epilogue(pipeline, i, output_over_queries)
-                if pipeline.num_splits == 1
-                else _part(pipeline, i)
+                if pipeline.stages_output
+                else _from_registers(pipeline, i)
             ),
         ),
     )
@@ -316,11 +318,16 @@ def _turns(pipeline: WarpgroupPipeline, i: int) -> tuple[Program, Program]:
     return (Wait(f"turn{i}"),), (Arrive(f"turn{(i + 1) % pipeline.consumers}"),)
 
 
-def _part(pipeline: WarpgroupPipeline, i: int) -> Program:
-    """O of a part of the keys: divided by its row sums, two columns by two to global memory."""
+def _from_registers(pipeline: WarpgroupPipeline, i: int) -> Program:
+    """O divided by its row sums, to global memory: in float32 two columns by two; or eight by
+    eight, for which the threads of a quad exchange theirs (an exchange and three choices for each
+    two columns)."""
     dv = pipeline.head_dim_v
     scale = unpacked(fma=dv / 2, alu=dv / 4)
-    return Work(f"scale O{i}", scale), Work(f"store O{i}", unpacked(other=dv / 4))
+    store = unpacked(other=dv / 4)
+    if pipeline.direct:
+        store = unpacked(alu=3 * dv / 4, other=dv / 4 + dv / 16)
+    return Work(f"scale O{i}", scale), Work(f"store O{i}", store)
 
 
 def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Program:

@@ -142,7 +142,7 @@ def _pipeline(
     d, dv = (-(-dim // tile.columns) * tile.columns for dim in (head_dim, head_dim_v))
     wide = d, dv
     if size == 2:
-        d, dv = -(-head_dim // depth) * depth, head_dim_v
+        d, dv = (-(-dim // depth) * depth for dim in (head_dim, head_dim_v))
     for tile_n in range(tile.tile_n, 0, -depth):
         pipeline = WarpgroupPipeline(
             head_dim=d,

@@ -252,18 +252,14 @@ def rescale(values: list[Float32], moved: Int32, factors: list[Float32]) -> list
 def store_matrices(words: list[Int32], base: Int32, thread: Int32, row_bytes: int) -> None:
     """Words of two 16-bit elements to 64 rows of shared memory, swizzled as TMA reads them.
 
-    base: its address. row_bytes: of a run; runs of all 64 rows lie one behind the other. Where the
-    last eight columns have no others beside them, two words are left: half of an instruction's.
+    base: its address. row_bytes: of a run; runs of all 64 rows lie one behind the other.
     """
     code = PtxBlock()
     registers = code.read_all(words)
     places = _matrix_places(code, len(words), base, thread, row_bytes)
     for number, place in enumerate(places):
-        own = registers[4 * number : 4 * number + 4]
-        operands = ", ".join(own)
-        code.effect(
-            f"stmatrix.sync.aligned.m8n8.x{len(own)}.shared.b16 [{place}], {{{operands}}};"
-        )
+        operands = ", ".join(registers[4 * number : 4 * number + 4])
+        code.effect(f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{place}], {{{operands}}};")
     code.trace(effects=True)
 
 

@@ -25,6 +25,7 @@ from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
 from fa4.sm90.forward.schedule import WorkQueue, heads_at_once, heads_of_section
+from fa4.sm90.forward.sectors import halves
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec, query_box
 from fa4.sm90.forward.transpose import ValueTiles, transpose
 from fa4.sm100.forward.mods import Mods
@@ -138,6 +139,8 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
     if cutlass.const_expr(spec.scheduler in ("lpt", "queue")):
         sharing = heads // k.shape[-2]  # heads of work tiles that read the same keys
         section = heads_of_section(k.shape[-3] * width // sharing, heads * batch)
+    found = (halves(k, spec.packed_k) if spec.shifts[0] else None,
+             halves(v, spec.packed_k) if spec.shifts[1] else None)  # fmt: skip
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
     shapes: cutlass.Constexpr = tile_shapes(spec)
     boxes: cutlass.Constexpr = tile_boxes(spec)
@@ -160,13 +163,13 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
             ending_views(rows_first(v, spec.packed_k), 0, spec.ragged_k),
         ),
     )
-    if cutlass.const_expr(spec.ragged_q or spec.split):
+    if cutlass.const_expr(spec.ragged_q or not spec.pipeline.stages_output):
         store = (None, o)
     else:
         store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
     kernel(
         loads, store, lse, scales(spec, *factors), aux, sizes, window, sink, lengths, splits,
-        descales, drawn, spec, trace,
+        descales, drawn, found, spec, trace,
     ).launch(
         grid=(ctas, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
@@ -178,7 +181,7 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
 
 @cute.kernel
 def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits, descales, drawn,
-           spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+           found, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.plan
     memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
@@ -204,7 +207,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
     if has_role(warp, plan.role("load")):
         take_registers(plan, plan.role("load"))
         operands = [
-            TileLoad(*(*loads[i], shared_tensor(spec, memory, name)))
+            TileLoad(*(*loads[i], shared_tensor(spec, memory, name), found[i // 2]))
             for i, name in enumerate(("q", "k", loaded_values(spec.pipeline)))
         ]
         load(signals.of("load"), problem, *operands, queue)
@@ -240,9 +243,9 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
             queue=queue,
         )
         shared = None
-        if cutlass.const_expr(not spec.split):
+        if cutlass.const_expr(spec.pipeline.stages_output):
             shared = shared_tensor(spec, memory, "o")[None, None, number]
-        output = OutputTile(*(*store, shared, scale_log2, lse, sink))
+        output = OutputTile(*(*store, shared, scale_log2, lse, sink, found[1]))
         consume(signals.of("consumer#").numbered(number), problem, work, output)
     for idle, registers in plan.idle_warps.items():
         if warp == idle:

@@ -50,7 +50,8 @@ class WarpgroupSpec(ForwardFeatures):
     emulated exponentials, of the pairs that a thread has in every eight columns. split: the keys of
     a query are divided over CTAs, in as many parts as the call says. descale: letters of those of
     q, k and v that have factors for each batch entry and KV head (8-bit types). columns: that rows
-    of Q and K, and of V, have in shared memory; None for `padded_width` of the head dims.
+    of Q and K, and of V, have in shared memory; None for `padded_width` of the head dims. direct:
+    O goes from registers to global memory; None for where it must.
     """
 
     DTYPES: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "e4m3", "e5m2")
@@ -66,6 +67,7 @@ class WarpgroupSpec(ForwardFeatures):
     ahead: bool = False
     scheduler: str = "static"
     split: bool = False
+    direct: bool | None = None
     columns: tuple[int, int] | None = None
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = H200
@@ -91,6 +93,8 @@ class WarpgroupSpec(ForwardFeatures):
             self._check_narrow()
         elif self.descale:
             raise ValueError(f"descale needs dtype e4m3 or e5m2; got {self.dtype}")
+        if self.shifts[1] and self.direct is False:
+            raise ValueError(f"head_dim_v {self.head_dim_v} needs direct stores; got False")
         if self.split and self.draws_work:
             raise ValueError("split keys have a CTA for each part; got scheduler 'queue'")
         require(
@@ -104,6 +108,7 @@ class WarpgroupSpec(ForwardFeatures):
         require(self.p_source == "registers", "p_source must be registers with 8-bit types",
                 self.p_source)  # fmt: skip
         require(not self.split, "split must be False with 8-bit types", self.split)
+        require(not self.direct, "direct must be False with 8-bit types", self.direct)
         self.numerics.check_dtype(self.dtype)
 
     @property
@@ -168,7 +173,20 @@ class WarpgroupSpec(ForwardFeatures):
         """Columns of Q and K, and of V, that products take: of 8-bit types all there are."""
         if self.element_bytes == 1:
             return self.tile_columns
-        return -(-self.head_dim // self.depth) * self.depth, self.head_dim_v
+        d, dv = (-(-dim // self.depth) * self.depth for dim in self.dims)
+        return d, dv
+
+    @property
+    def shifts(self) -> tuple[bool, bool]:
+        """May boxes of Q and K, and of V and O, begin earlier? `sectors` says why."""
+        plain = self.element_bytes == 2 and not self.split
+        qk, vo = (plain and dim % 16 == 8 for dim in self.dims)
+        return qk, vo
+
+    @property
+    def stores_directly(self) -> bool:
+        """Does O go from registers to global memory? TMA stores no box that begins earlier."""
+        return not self.split and (self.shifts[1] if self.direct is None else self.direct)
 
     @property
     def pipeline(self) -> WarpgroupPipeline:
@@ -189,6 +207,7 @@ class WarpgroupSpec(ForwardFeatures):
             promote=self.promote,
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
             num_splits=2 if self.split else 1,  # or more: the code is the same
+            direct=self.stores_directly,
         )
 
     @property

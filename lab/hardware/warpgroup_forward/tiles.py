@@ -105,7 +105,7 @@ def stages_of(
     fitting: dict[bool, int] = {}
     for stages in range(MOST_STAGES, 1, -1):
         pipeline = WarpgroupPipeline(
-            head_dim=-(-one.head_dim // 16) * 16, head_dim_v=one.head_dim_v, columns=columns,
+            head_dim=-(-one.head_dim // 16) * 16, head_dim_v=-(-one.head_dim_v // 16) * 16, columns=columns,
             causal=one.causal, tile_n=tile_n, consumers=consumers, kv_stages=stages,
             ping_pong=False,
         )  # fmt: skip
