@@ -20,8 +20,8 @@ class WarpgroupTile(NamedTuple):
 
     start: what a work tile costs beside its keys, in keys. turns: the warpgroups take turns at the
     tensor core. ahead: a CTA that has another work tile starts that one's first S before it stores
-    this one's O. promote: as of `WarpgroupPipeline`. columns: of how many the rows of Q and K, and
-    of V, in shared memory are a multiple.
+    this one's O. promote, direct: as of `WarpgroupPipeline`. columns: of how many the rows of Q and
+    K, and of V, in shared memory are a multiple. alone: under a mask, each work tile has a CTA.
     """
 
     consumers: int
@@ -33,6 +33,8 @@ class WarpgroupTile(NamedTuple):
     ahead: bool = False
     promote: int = 0
     columns: int = 32
+    direct: bool = False
+    alone: bool = False
 
 
 TileClass = tuple[int, int, bool]  # d, dv, is there a mask?
@@ -51,6 +53,7 @@ def measured_rates() -> Mapping[TileClass, tuple[WarpgroupTile, ...]]:
                     kv_stages=int(row["kv_stages"]), tflops=float(row["tflops"]),
                     start=float(row["start"]), turns=row["turns"] == "1",
                     ahead=row["ahead"] == "1", columns=int(row["columns"]),
+                    direct=row["direct"] == "1", alone=row["alone"] == "1",
                 )
             )  # fmt: skip
     return {one: tuple(tiles) for one, tiles in found.items()}

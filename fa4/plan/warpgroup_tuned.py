@@ -72,7 +72,7 @@ def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
     """
     columns = problem.head_dim + problem.head_dim_v
     found = (
-        (_cost(tile, problem, gpu.sm_count, splits) * columns, splits, pipeline)
+        (_cost(tile, problem, gpu.sm_count, splits) * columns, splits, tile.alone, pipeline)
         for tile, pipeline in _fitting(problem, gpu)
         for splits in _divisions(tile, problem, gpu.sm_count)
     )
@@ -80,14 +80,19 @@ def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
     if best is None:
         dims = problem.head_dim, problem.head_dim_v
         raise ValueError(f"no tile of (d, dv) = {dims} fits into {gpu.name}'s shared memory")
-    _, splits, pipeline = best
-    several = work_tiles(pipeline.consumers, problem) > gpu.sm_count
-    if problem.uneven:
-        draws = several and splits == 1
-        pipeline = replace(pipeline, scheduler="queue" if draws else "lpt")
+    _, splits, alone, pipeline = best
     if splits > 1:
-        return replace(pipeline, num_splits=splits, ahead=False)
-    return pipeline if several or not problem.uneven else replace(pipeline, ahead=False)
+        pipeline = replace(pipeline, num_splits=splits, ahead=False, direct=False)
+    if not problem.uneven:
+        return pipeline
+    if draws(problem, pipeline.consumers, gpu.sm_count, splits) and not alone:
+        return replace(pipeline, scheduler="queue")
+    return replace(pipeline, scheduler="lpt", ahead=False)
+
+
+def draws(problem: WarpgroupProblem, consumers: int, sms: int, splits: int) -> bool:
+    """Have SMs several work tiles that differ?"""
+    return problem.uneven and splits == 1 and work_tiles(consumers, problem) > sms
 
 
 def padded_width(dim: int, element_bytes: int = 2) -> int:
@@ -156,6 +161,7 @@ def _pipeline(
             ahead=tile.ahead,
             promote=tile.promote,
             columns=None if wide == (d, dv) else wide,
+            direct=tile.direct or (size == 2 and head_dim_v % 16 == 8),
         )
         try:
             plan = warpgroup_plan(replace(pipeline, scheduler="queue"), gpu)
@@ -200,7 +206,7 @@ def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int, splits: int 
     found = busiest(parts + tile.start, copies, sms) * rows / tile.tflops
     count = work_tiles(tile.consumers, problem) * splits
     beside = _combining_seconds(problem, splits)
-    if problem.uneven and splits == 1 and count > sms:
+    if draws(problem, tile.consumers, sms, splits) and not tile.alone:
         beside += QUEUE_SECONDS
     units = 1e12 / (2 * (problem.head_dim + problem.head_dim_v) * sms)
     memory = _memory_seconds(problem, min(count, sms)) * units

@@ -30,14 +30,14 @@ from fa4.plan.warpgroup_tuned import QUEUE_SECONDS
 KEYS = (256, 512, 1024, 2048, 4096, 8192, 32768)  # for which a tile must be the fastest to stay
 LONG = 4000  # tokens of which a tile must have been measured
 MOST_START, NEAR = 600.0, 1.002  # in keys; a tile so near to the fastest is not another one
-DRAWN = ("static", "queue")  # how the kernel that is chosen comes by its work tiles
+CHOSEN = ("static", "queue", "lpt")  # how a kernel that may be chosen comes by its work tiles
 FIELDS = ("head_dim", "head_dim_v", "masked", "consumers", "tile_n", "kv_stages", "tflops", "start",
-          "turns", "ahead", "columns")  # fmt: skip
+          "turns", "ahead", "columns", "direct", "alone")  # fmt: skip
 
 
 class Rate(NamedTuple):
-    """A tile of a class with its fit. columns: of which its rows have a multiple; error: the
-    largest relative one."""
+    """A tile of a class with its fit. columns: of which its rows have a multiple; alone: each work
+    tile has a CTA; error: the largest relative one."""
 
     consumers: int
     tile_n: int
@@ -47,6 +47,8 @@ class Rate(NamedTuple):
     turns: bool
     ahead: bool
     columns: int
+    direct: bool
+    alone: bool
     error: float
 
     def seconds(self, keys: int) -> float:
@@ -88,7 +90,7 @@ def fit(rows: Iterable[Mapping[str, str]]) -> Rate:
     error = np.abs(taken / rate / y - 1).max()
     return Rate(consumers, width, int(first["kv_stages"]), float(rate), float(start),
                 first["ping_pong"] == "1", first["ahead"] == "1", step_of(first),
-                float(error))  # fmt: skip
+                first["direct"] == "1", first["scheduler"] == "lpt", float(error))  # fmt: skip
 
 
 def step_of(row: Mapping[str, str]) -> int:
@@ -100,9 +102,10 @@ def step_of(row: Mapping[str, str]) -> int:
 def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[TileClass, list[Rate]]:
     """All fits by class."""
     tiles: dict[tuple[Any, ...], list[Mapping[str, str]]] = {}
-    names = ("consumers", "tile_n", "kv_stages", "ping_pong", "ahead", "columns")
+    names = ("consumers", "tile_n", "kv_stages", "ping_pong", "ahead", "columns", "direct",
+             "scheduler")  # fmt: skip
     for row in rows:
-        if row["scheduler"] in DRAWN:
+        if row["scheduler"] in CHOSEN:
             one = (int(row["head_dim"]), int(row["head_dim_v"]), row["causal"] == "1")
             tiles.setdefault((one, *(row[name] for name in names)), []).append(row)
     found: dict[TileClass, list[Rate]] = {}
@@ -113,10 +116,10 @@ def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[TileClass, list[Rate]]:
 
 
 def kept(rates: list[Rate]) -> Iterator[Rate]:
-    """The fastest ones of each number of warpgroups, ahead or not, for some length; by rate."""
+    """The fastest ones of each number of warpgroups, alone or not, for some length; by rate."""
     chosen: set[Rate] = set()
-    for consumers, ahead in product((1, 2, 3), (False, True)):  # ahead is not for all problems
-        mine = [one for one in rates if (one.consumers, one.ahead) == (consumers, ahead)]
+    for consumers, alone in product((1, 2, 3), (False, True)):
+        mine = [one for one in rates if (one.consumers, one.alone) == (consumers, alone)]
         for keys in KEYS if mine else ():
             best = min(rate.seconds(keys) for rate in mine)
             near = [rate for rate in mine if rate.seconds(keys) <= best * NEAR]
@@ -131,7 +134,7 @@ def table(found: Mapping[TileClass, list[Rate]]) -> Iterator[dict[str, Any]]:
         for x in kept(found[one]):
             values = (one[0], one[1], int(one[2]), x.consumers, x.tile_n, x.kv_stages,
                       f"{x.tflops:.1f}", f"{x.start:.0f}", int(x.turns), int(x.ahead),
-                      x.columns)  # fmt: skip
+                      x.columns, int(x.direct), int(x.alone))  # fmt: skip
             yield dict(zip(FIELDS, values, strict=True))
 
 

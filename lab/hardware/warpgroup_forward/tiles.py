@@ -3,7 +3,6 @@
     python3 -m lab.hardware.warpgroup_forward.tiles RESULTS.jsonl --seconds 200     # GPU
     python -m lab.hardware.warpgroup_forward.tiles table RESULTS.jsonl CSV --commit COMMIT
 
-With --short, the tiles that `fa4.plan.warpgroup_rates` has, with turns too, at short lengths.
 Kernels are compiled in parallel first; each is checked on small calls, then timed at three lengths
 in bursts that take turns with the other tiles of its head dims. A line of results per kernel, as
 soon as it is there; a kernel that hangs ends the program.
@@ -27,7 +26,6 @@ from typing import Any, NamedTuple
 from fa4.config import WarpgroupPipeline
 from fa4.hardware import H200
 from fa4.plan.warpgroup import output_over_queries, warpgroup_plan
-from fa4.plan.warpgroup_rates import RATES
 from lab.hardware.warpgroup_forward.measure import (
     Inputs,
     Meter,
@@ -44,18 +42,17 @@ DIMS = ((136, 136), (128, 128), (72, 72), (152, 152), (256, 256), (168, 168), (6
         (104, 104), (224, 224), (120, 120), (96, 96), (56, 56), (144, 144), (160, 160), (176, 176),
         (208, 208), (240, 240), (80, 80), (112, 112), (128, 96), (96, 64), (48, 48),
         (32, 32))  # fmt: skip
-FEWER_KEYS = 16  # that a small tile has than the widest beside which O has a place
 # Of these, under a mask, also CTAs that do not draw their work tiles.
 STRIDING_DIMS = (64, 128, 136, 256)
 LENGTHS = ((333, 37, 16), (1111, 11, 16), (4321, 3, 16), (12001, 1, 16))  # tokens, batch, heads
-SHORT_LENGTHS = ((300, 40, 16), (512, 24, 16), (1024, 12, 16), (2500, 5, 16))
 MOST_STAGES = 4
 FEWEST_KEYS = {1: 80, 2: 48, 3: 48}  # of a KV tile, by warpgroups
-MOST_KEYS = 192
+MOST_KEYS = {1: 128, 2: 192, 3: 192}
+SMALLER = {1: 1.0, 2: 0.7, 3: 0.9}  # of the widest tile, that another one is at most
 RUN_COLUMNS = (64, 32)  # of a row, that lie together in shared memory
 ROUNDS, BURST_MS, PAUSE_S = 3, 1.0, 0.006
 COLUMNS = (
-    "head_dim", "head_dim_v", "columns", "causal", "consumers", "tile_n", "kv_stages", "ping_pong", "ahead",
+    "head_dim", "head_dim_v", "columns", "direct", "causal", "consumers", "tile_n", "kv_stages", "ping_pong", "ahead",
     "scheduler", "frame_bytes", "seqlen", "batch", "heads", "microseconds", "tflops", "clock_mhz",
     "power_w",
 )  # fmt: skip
@@ -75,77 +72,61 @@ def classes() -> Iterator[Class]:
         yield Class(d, dv, causal)
 
 
-def known_variants(one: Class) -> Iterator[dict[str, Any]]:
-    """Those of the table, and with turns where these may pay."""
-    for consumers, tile_n, stages, _, _, turns, ahead in RATES.get(tuple(one), ()):
-        base = {**one._asdict(), "consumers": consumers, "tile_n": tile_n, "ping_pong": turns,
-                "kv_stages": stages, "scheduler": "lpt" if one.causal else "static"}  # fmt: skip
-        if ahead:
-            base |= {"ahead": True, "scheduler": "snake" if one.causal else "static"}
-        yield base
-        if ahead and one.head_dim <= 128:
-            yield {**base, "ping_pong": True}
-
-
 def columns_of(one: Class) -> Iterator[tuple[int, int]]:
     """Rows in shared memory that are swizzled in 128 bytes and, where narrower, in 64."""
-    whole = [one.head_dim % 16 == 0, one.head_dim_v % 16 == 0]
-    steps = RUN_COLUMNS if all(whole) else RUN_COLUMNS[:1]  # rows begin within a sector else
     found = [
-        tuple(-(-dim // step) * step for dim in (one.head_dim, one.head_dim_v)) for step in steps
+        tuple(-(-dim // step) * step for dim in (one.head_dim, one.head_dim_v))
+        for step in RUN_COLUMNS
     ]
     yield from dict.fromkeys(found)
 
 
 def stages_of(
-    one: Class, columns: tuple[int, int], consumers: int, tile_n: int
-) -> dict[bool, int]:
+    one: Class, columns: tuple[int, int], consumers: int, tile_n: int, *, direct: bool
+) -> int:
     """Stages of K and V that fit without a spilled register, the most up to four, where O has a
-    place of its own (False) and where it lies over Q (True)."""
-    fitting: dict[bool, int] = {}
+    place beside Q or needs none; 0 for none."""
     for stages in range(MOST_STAGES, 1, -1):
         pipeline = WarpgroupPipeline(
-            head_dim=-(-one.head_dim // 16) * 16, head_dim_v=-(-one.head_dim_v // 16) * 16, columns=columns,
-            causal=one.causal, tile_n=tile_n, consumers=consumers, kv_stages=stages,
-            ping_pong=False,
+            head_dim=-(-one.head_dim // 16) * 16, head_dim_v=-(-one.head_dim_v // 16) * 16,
+            columns=columns, causal=one.causal, tile_n=tile_n, consumers=consumers,
+            kv_stages=stages, ping_pong=False, direct=direct,
         )  # fmt: skip
         try:
             plan = warpgroup_plan(pipeline, H200)
         except ValueError:
             continue
-        if not any(role.spilled_registers for role in plan.roles):
-            fitting.setdefault(output_over_queries(pipeline, H200), stages)
-    return fitting
+        spilled = any(role.spilled_registers for role in plan.roles)
+        if not spilled and not output_over_queries(pipeline, H200):
+            return stages
+    return 0
 
 
 def variants(one: Class, *, queue: bool = True) -> Iterator[dict[str, Any]]:
-    """Fields of specs: of each number of warpgroups the widest tile, and the widest beside which O
-    has a place, with the next work tile begun ahead or not."""
-    for columns, consumers in product(columns_of(one), (3, 2, 1)):
-        if consumers == 1 and columns != next(columns_of(one)):
+    """Fields of specs: of each number of warpgroups the widest tiles, with O from registers or by
+    way of shared memory."""
+    ways = (True, False) if one.head_dim_v % 16 == 0 else (True,)
+    for columns, consumers, direct in product(columns_of(one), (3, 2, 1), ways):
+        if consumers == 1 and not (direct and columns == next(columns_of(one))):
             continue
-        sizes = {n: found for n in range(FEWEST_KEYS[consumers], MOST_KEYS + 1, 16)
-                 if (found := stages_of(one, columns, consumers, n))}  # fmt: skip
-        beside = [n for n, found in sizes.items() if False in found and consumers > 1]
-        widest, roomy = max(sizes, default=0), max(beside, default=0)
-        small = max((n for n in beside if n <= roomy - FEWER_KEYS), default=0)
-        for tile_n in dict.fromkeys(n for n in (widest, roomy, small) if n):
+        sizes = {n: found for n in range(FEWEST_KEYS[consumers], MOST_KEYS[consumers] + 1, 16)
+                 if (found := stages_of(one, columns, consumers, n, direct=direct))}  # fmt: skip
+        widest = max(sizes, default=0)
+        share = SMALLER[consumers] if direct else 1.0
+        small = max((n for n in sizes if n <= share * widest), default=0)
+        for tile_n in dict.fromkeys(n for n in (widest, small) if n):
             base = {**one._asdict(), "consumers": consumers, "tile_n": tile_n, "ping_pong": False,
-                    "columns": columns,
-                    "kv_stages": sizes[tile_n].get(False) or sizes[tile_n][True]}  # fmt: skip
-            for ahead, scheduler in product({tile_n in beside, False}, schedulers(one, queue)):
-                if ahead is (tile_n in beside) or strides(one):
-                    if not (ahead and (scheduler == "lpt" or tile_n not in beside)):
-                        yield {**base, "ahead": ahead, "scheduler": scheduler}
-
-
-def schedulers(one: Class, queue: bool) -> tuple[str, ...]:
-    """How CTAs come by their work tiles."""
-    if not one.causal:
-        return ("static",)
-    if not queue:
-        return "snake", "lpt"
-    return ("queue", "snake", "lpt") if strides(one) else ("queue",)
+                    "columns": columns, "direct": direct, "kv_stages": sizes[tile_n]}  # fmt: skip
+            ahead = consumers > 1
+            if not one.causal:
+                yield {**base, "ahead": ahead, "scheduler": "static"}
+                continue
+            if queue:
+                yield {**base, "ahead": ahead, "scheduler": "queue"}
+            if strides(one):
+                yield {**base, "ahead": ahead, "scheduler": "snake"}
+            if tile_n == widest and direct:
+                yield {**base, "ahead": False, "scheduler": "lpt"}
 
 
 def strides(one: Class) -> bool:
@@ -162,7 +143,6 @@ def flops(one: Class, length: int, batch: int, heads: int) -> float:
 def measure_class(
     one: Class,
     kernels: list[tuple[dict[str, Any], Any]],
-    lengths: tuple[tuple[int, int, int], ...],
     watchdog: Watchdog,
     meter: Meter,
 ) -> Iterator[dict[str, Any]]:
@@ -179,7 +159,7 @@ def measure_class(
             good.append((fields, kernel))
         else:
             yield {**fields, "error": f"wrong: {found}"}
-    for length, batch, heads in lengths if good else ():
+    for length, batch, heads in LENGTHS if good else ():
         given = Inputs(good[0][1].spec, batch, length, length, heads)
         times: list[list[float]] = [[] for _ in good]
         state: list[tuple[int, float]] = []
@@ -202,10 +182,9 @@ def measure_class(
             }  # fmt: skip
 
 
-def run(results: Path, seconds: float, processes: int, short: bool, queue: bool = True) -> None:
+def run(results: Path, seconds: float, processes: int, queue: bool) -> None:
     """Compile all, then measure class after class until the time is over."""
-    variants_of = known_variants if short else partial(variants, queue=queue)
-    lengths = SHORT_LENGTHS if short else LENGTHS
+    variants_of = partial(variants, queue=queue)
     from fa4.compiled.artifact import from_bytes
 
     begun = time.monotonic()
@@ -227,11 +206,11 @@ def run(results: Path, seconds: float, processes: int, short: bool, queue: bool 
                     file.write(json.dumps({**by_name[name], "error": why[:200]}) + "\n")
             watchdog = watchdog or Watchdog()
             watchdog.alive(f"{one}")
-            rows = list(measure_class(one, kernels, lengths, watchdog, meter))
+            rows = list(measure_class(one, kernels, watchdog, meter))
             for row in rows:
                 file.write(json.dumps(row) + "\n")
             file.flush()
-            long = [row for row in rows if row.get("seqlen") == lengths[-1][0]]
+            long = [row for row in rows if row.get("seqlen") == LENGTHS[-1][0]]
             best = sorted(long, key=lambda row: -row["tflops"])[:4]
             told = [f"{x['consumers']}x{x['tile_n']}{'a' * x.get('ahead', False)} {x['tflops']:.0f}"
                     for x in best]  # fmt: skip
@@ -262,7 +241,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("--seconds", type=float, default=200.0)
-    parser.add_argument("--short", action="store_true")
     parser.add_argument("--no-queue", action="store_true", help="no work tiles that are drawn")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--table", type=Path, help="write this CSV instead of measuring")
@@ -270,7 +248,7 @@ def main() -> None:
     if given.table:
         table(given.results, given.table)
     else:
-        run(given.results, given.seconds, given.processes, given.short, not given.no_queue)
+        run(given.results, given.seconds, given.processes, not given.no_queue)
 
 
 if __name__ == "__main__":
