@@ -248,4 +248,6 @@ def new_tensor(template: Any, shape: tuple[int, ...], value: float | None, kind:
     dtype = torch_type(kind) if kind else template.dtype
     if value is None:
         return template.new_empty(shape, dtype=dtype)
+    if value == 0:  # a memset, where a GPU has one
+        return template.new_zeros(shape, dtype=dtype)
     return template.new_full(shape, value, dtype=dtype)

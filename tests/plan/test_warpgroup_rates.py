@@ -29,6 +29,7 @@ def rows(rate: float, start: float, causal: int, noise: float = 0.0) -> list[dic
         found.append(
             {"head_dim": "96", "head_dim_v": "96", "causal": str(causal), "consumers": "2",
              "tile_n": "80", "kv_stages": "2", "ping_pong": "0", "ahead": "1", "columns": "96 96",
+             "direct": "1",
              "scheduler": "queue" if causal else "static", "seqlen": str(length),
              "batch": str(batch), "heads": str(heads), "microseconds": str(seconds * 1e6)}
         )  # fmt: skip
@@ -50,7 +51,7 @@ def test_what_is_never_fastest_is_left_out() -> None:
     """A tile that is slower at every length; one that is faster for short sequences stays."""
 
     def rate(tile_n: int, tflops: float, start: float) -> Rate:
-        return Rate(3, tile_n, 2, tflops, start, False, False, 64, 0.0)
+        return Rate(3, tile_n, 2, tflops, start, False, False, 64, False, False, 0.0)
 
     long, short, worse = rate(128, 700, 300), rate(64, 650, 150), rate(64, 600, 300)
     assert list(kept([worse, short, long])) == [long, short]

@@ -48,7 +48,7 @@ def test_every_problem_has_a_tile_that_fits(
     depth = 16 if size == 2 else 32
     assert found.element_bytes == size
     assert found.head_dim == -(-d // depth) * depth
-    assert found.head_dim_v == (dv if size == 2 else -(-dv // depth) * depth)
+    assert found.head_dim_v == -(-dv // depth) * depth
     plan = warpgroup_plan(found, H200)
     assert not any(role.spilled_registers for role in plan.roles)
     several = work_tiles(found.consumers, given) > H200.sm_count

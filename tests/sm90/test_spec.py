@@ -65,7 +65,7 @@ def test_ahead_is_for_ctas_with_several_work_tiles(keys: int, rows: int) -> None
 
 def test_rows_are_wider_than_products() -> None:
     """Of 128 bytes in shared memory, unless narrower ones were faster; products of what there is."""
-    for d, multiplied, columns in ((136, (144, 136), 192), (40, (48, 40), 64), (64, (64, 64), 64)):
+    for d, multiplied, columns in ((136, (144, 144), 192), (40, (48, 48), 64), (64, (64, 64), 64)):
         spec = make(head_dim=d, head_dim_v=d, tile_n=64)
         assert spec.multiplied == multiplied and spec.tile_columns == (columns, columns)
         assert (spec.pipeline.head_dim, spec.pipeline.head_dim_v) == multiplied
@@ -77,6 +77,19 @@ def test_rows_are_wider_than_products() -> None:
         make(head_dim=72, head_dim_v=72, columns=(64, 128))
 
 
+def test_boxes_that_begin_earlier() -> None:
+    """Of head dims that end within a sector; O then goes from registers, as TMA stores no such box."""
+    assert make(head_dim=136, head_dim_v=64).shifts == (True, False)
+    assert make(head_dim=128, head_dim_v=40).shifts == (False, True)
+    assert make(head_dim=128, head_dim_v=40).stores_directly
+    assert not make(head_dim=136, head_dim_v=64).stores_directly
+    assert make(head_dim=128, head_dim_v=40, split=True).shifts == (False, False)
+    with pytest.raises(ValueError, match="head_dim_v 40 needs direct stores; got False"):
+        make(head_dim=128, head_dim_v=40, direct=False)
+    with pytest.raises(ValueError, match="direct must be False with 8-bit types"):
+        make(head_dim=64, head_dim_v=64, dtype="e4m3", direct=True)
+
+
 def test_parts_of_keys_are_not_drawn() -> None:
     with pytest.raises(ValueError, match="split keys have a CTA for each part; got scheduler"):
         make(head_dim=64, head_dim_v=64, split=True, scheduler="queue")
@@ -84,4 +97,4 @@ def test_parts_of_keys_are_not_drawn() -> None:
 
 def test_padded_dims() -> None:
     assert make(head_dim=72, head_dim_v=40).pipeline.head_dim == 80
-    assert make(head_dim=72, head_dim_v=40).pipeline.head_dim_v == 40
+    assert make(head_dim=72, head_dim_v=40).pipeline.head_dim_v == 48
