@@ -148,7 +148,7 @@ def test_specs_of_calls() -> None:
     assert choose_sm90_spec(dataclasses.replace(many, window=(None, 0))).scheduler == "queue"
     ragged = dataclasses.replace(many, window=(None, 0), used_k=True)
     assert choose_sm90_spec(ragged).scheduler == "queue"
-    few = dataclasses.replace(CALL, batch=1, window=(None, 0), used_k=True)
+    few = dataclasses.replace(CALL, batch=1, rows_q=64, window=(None, 0), used_k=True)
     assert choose_sm90_spec(few).scheduler == "lpt"
     assert choose_sm90_spec(dataclasses.replace(CALL, heads_q=6, heads_k=2)).group == 1
     own = ForwardConfig(rescale_threshold_log2=0.0)

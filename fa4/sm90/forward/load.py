@@ -31,7 +31,7 @@ class TileLoad:
     atoms: tuple
     tensor: cute.Tensor
     shared: cute.Tensor
-    halves: Any
+    halves: Any = None
 
     @property
     def shape(self) -> tuple[int, int]:
