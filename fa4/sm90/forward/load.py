@@ -154,7 +154,7 @@ def query_tiles(query: TileLoad, tile: WorkTile) -> cute.Tensor:
     place = [tile.head] if spec.packed_q else [tile.head, tile.batch]
     shift = shift_of(query.halves, tile)
     tensor = query.tensor[(None, None, *place)]
-    if spec.packed_q or spec.shifts[0]:
+    if spec.packed_q or query.halves is not None:
         tensor = shifted(tensor, start, shift)
     return cute.local_tile(tensor, query_box(spec, query.shape), (None, 0))
 
