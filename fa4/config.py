@@ -47,6 +47,13 @@ def require_int(name: str, value: object, least: int, most: int | None = None) -
     require(value >= least and (most is None or value <= most), f"{name} must be {limit}", value)
 
 
+def _require_one_of(owner: object, **choices: tuple[str, ...]) -> None:
+    """Raise ValueError unless each named field is one of the words for it."""
+    for name, allowed in choices.items():
+        value = getattr(owner, name)
+        require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
+
+
 def require_finite(name: str, value: object, least: float | None = None) -> None:
     """Raise TypeError/ValueError unless `value` is a finite real number, at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -345,14 +352,12 @@ class ForwardPipeline:
         require_int("cta_group", self.cta_group, 1, 2)
         if self.kv_stages is not None:
             require_int("kv_stages", self.kv_stages, 2, 32)
-        choices = {
-            "correction": ("warpgroup", "inline"),
-            "p_space": ("tmem", "smem"),
-            "scheduler": ("static", "lpt", "clc", "naive"),
-        }
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
+        _require_one_of(
+            self,
+            correction=("warpgroup", "inline"),
+            p_space=("tmem", "smem"),
+            scheduler=("static", "lpt", "clc", "naive"),
+        )
         require_finite("split_p", self.split_p)
         require(0.0 < self.split_p <= 1.0, "split_p must be in (0, 1]", self.split_p)
 
@@ -398,10 +403,7 @@ class BackwardPipeline:
             require(getattr(self, name) % 16 == 0, f"{name} must be a multiple of 16",
                     getattr(self, name))  # fmt: skip
         require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
-        choices = {"scheduler": ("naive", "lpt", "spt")}
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
+        _require_one_of(self, scheduler=("naive", "lpt", "spt"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -444,10 +446,6 @@ class WarpgroupPipeline:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
         _fill_head_dim_v(self)
         require_int("head_dim", self.head_dim, 8, 256)
-        if self.columns is not None:
-            dims = self.head_dim, self.head_dim_v
-            narrow = any(n < dim for n, dim in zip(self.columns, dims, strict=True))
-            require(not narrow, f"columns must be at least {dims}", self.columns)
         require_int("num_splits", self.num_splits, 1, 256)
         require_finite("emulated", self.emulated, 0.0)
         require(self.emulated <= 1.0, "emulated must be at most 1", self.emulated)
@@ -461,11 +459,8 @@ class WarpgroupPipeline:
         )
         require_int("consumers", self.consumers, 1, 3)
         require_int("kv_stages", self.kv_stages, 1, 32)
-        schedulers = ("static", "lpt", "naive", "queue")
-        choices = {"p_source": ("registers", "smem"), "scheduler": schedulers}
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
+        _require_one_of(self, p_source=("registers", "smem"),
+                        scheduler=("static", "lpt", "naive", "queue"))  # fmt: skip
         require_int("promote", self.promote, 0, 1024)
         if self.promote and not (self.overlap and self.transposes):
             raise ValueError("promote needs overlap, and 8-bit operands of our own kernel")
