@@ -352,12 +352,8 @@ class ForwardPipeline:
         require_int("cta_group", self.cta_group, 1, 2)
         if self.kv_stages is not None:
             require_int("kv_stages", self.kv_stages, 2, 32)
-        _require_one_of(
-            self,
-            correction=("warpgroup", "inline"),
-            p_space=("tmem", "smem"),
-            scheduler=("static", "lpt", "clc", "naive"),
-        )
+        _require_one_of(self, correction=("warpgroup", "inline"), p_space=("tmem", "smem"),
+                        scheduler=("static", "lpt", "clc", "naive"))  # fmt: skip
         require_finite("split_p", self.split_p)
         require(0.0 < self.split_p <= 1.0, "split_p must be in (0, 1]", self.split_p)
 
@@ -412,15 +408,15 @@ class WarpgroupPipeline:
 
     consumers: warpgroups of 64 query rows each, tile_m / 64. overlap: a warpgroup starts the next S
     before this tile's P V, whose products its softmax runs under. ping_pong: warpgroups take turns
-    at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel, like
-    FlashAttention-2. p_source: P enters P V from "registers", or through "smem". emulated: share of
-    the exponentials that a polynomial computes. ahead: a CTA starts the first S of its next work
-    tile before it stores this one's O, with overlap and where O does not lie over Q. promote: after
-    so many KV tiles O is added to one in shared memory and starts from zero; 0 for never.
-    published: flash_attn.cute's code, not this package's. num_splits: parts of the KV sequence that
-    different CTAs compute; if 2 or more, their O leaves registers as float32. columns: that rows
-    of Q and K, and of V and O, have in shared memory, of which products take the first; None for
-    as many as are multiplied. direct: O goes from registers to global memory.
+    at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel. p_source: P
+    enters P V from "registers", or through "smem". emulated: share of the exponentials that a
+    polynomial computes. ahead: a CTA starts the first S of its next work tile before it stores this
+    one's O, with overlap and where O does not lie over Q. promote: after so many KV tiles O is
+    added to one in shared memory and starts from zero; 0 for never. published: flash_attn.cute's
+    code, not this package's. num_splits: parts of the KV sequence that different CTAs compute; if 2
+    or more, their O leaves registers as float32. columns: that rows of Q and K, and of V and O,
+    have in shared memory; None for as many as are multiplied. direct: O goes from registers to
+    global memory.
     """
 
     head_dim: int = 128
@@ -452,15 +448,12 @@ class WarpgroupPipeline:
         require(self.element_bytes in (1, 2), "element_bytes must be 1 or 2", self.element_bytes)
         require_int("tile_n", self.tile_n, 16, 256)
         depth = PRODUCT_DEPTH_BYTES // self.element_bytes
-        require(
-            self.tile_n % depth == 0,
-            f"tile_n must be a multiple of {depth}, the keys that one instruction of P V takes",
-            self.tile_n,
-        )
+        rule = f"tile_n must be a multiple of {depth}, the keys that one instruction of P V takes"
+        require(self.tile_n % depth == 0, rule, self.tile_n)
         require_int("consumers", self.consumers, 1, 3)
         require_int("kv_stages", self.kv_stages, 1, 32)
-        _require_one_of(self, p_source=("registers", "smem"),
-                        scheduler=("static", "lpt", "naive", "queue"))  # fmt: skip
+        words = ("static", "lpt", "naive", "queue")
+        _require_one_of(self, p_source=("registers", "smem"), scheduler=words)
         require_int("promote", self.promote, 0, 1024)
         if self.promote and not (self.overlap and self.transposes):
             raise ValueError("promote needs overlap, and 8-bit operands of our own kernel")
@@ -489,11 +482,8 @@ class WarpgroupPipeline:
 
     @property
     def takes_turns(self) -> bool:
-        """Do the warpgroups take turns at the tensor core?
-
-        Unless `ping_pong` says, as FlashAttention-3 and flash_attn.cute choose: with overlap two
-        and three warpgroups up to head dim 128, without only two.
-        """
+        """Do the warpgroups take turns at the tensor core? Unless `ping_pong` says, as others do:
+        with overlap two and three warpgroups up to head dim 128, without only two."""
         if self.ping_pong is not None:
             return self.ping_pong
         if self.overlap:
