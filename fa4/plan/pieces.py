@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fa4.config import Exp2Split, require, require_finite, require_int
+from fa4.config import Exp2Split, ForwardConfig, require, require_finite, require_int
 from fa4.plan.work import FRAGMENT, WARPGROUP
 
 CHOICES = {
@@ -151,6 +151,27 @@ class PiecesPipeline:
     def rescales_alone(self) -> bool:
         """Does S that is ready tell that all P V before it have ended? Else there is a signal."""
         return self.buffers == 1 and (self.groups == 1 or self.joint_scores or not self.ping_pong)
+
+
+def halves_pipeline(
+    *, head_dim: int, head_dim_v: int, numerics: ForwardConfig, cta_group: int, scheduler: str
+) -> PiecesPipeline:
+    """The pipeline that `fa4.sm100.halves` is built from, with the arithmetic of `numerics`."""
+    return PiecesPipeline(
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        cta_group=cta_group,
+        q_tiles=numerics.q_tiles,
+        tile_n=numerics.tile_n,
+        piece=numerics.tile_n // 2,
+        groups=2,
+        joint_scores=True,
+        correction="inline",
+        split_p=0.5,
+        exp2=numerics.exp2,
+        tau=numerics.rescale_threshold_log2,
+        scheduler=scheduler,
+    )
 
 
 _RANGES = {

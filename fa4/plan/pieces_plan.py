@@ -64,7 +64,8 @@ def _signals(pipeline: PiecesPipeline, stages: int) -> list[Signal]:
         ]
         # With warps of its own the rescale of a work tile's first piece waits for nothing, and the
         # last P V is one of all.
-        ends = {"o": 0, "pv": 1} if inline else {"o": 0} if alone else {"pv": 0}
+        ends = {"o": 0} if inline or alone else {}
+        ends |= {} if alone else {"pv": int(inline)}
         for name, free in ends.items():
             end = f"{name}{i}_full" if name == "o" else f"{name}{i}_done"
             signals.append(Signal(name=end, arrivals={"mma": 1}, waiters=tuple(fixers), free=free))

@@ -1,6 +1,7 @@
 """The correction warpgroup: rescales O between products, and finishes it at the end."""
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import cutlass
@@ -71,12 +72,14 @@ def correction(signals: Signals, problem: KernelProblem, outputs: CorrectionOper
 
 
 @cute.jit
-def rescale(column: cutlass.Constexpr, cols: cutlass.Constexpr, factor: Float32) -> None:
+def rescale(column: Int32 | int, cols: cutlass.Constexpr, factor: Float32) -> None:
     """O *= factor, one row per thread, in place in tensor memory."""
     lanes = warp_lanes()
-    for first in cutlass.range_constexpr(column, column + cols, CHUNK):
-        row = multiplied(read_columns(lanes + first, CHUNK, CHUNK), factor)
-        write_columns(row, lanes + first)
+    width: cutlass.Constexpr = gcd(cols, CHUNK)
+    for first in cutlass.range_constexpr(0, cols, width):
+        place = lanes + (column + first)
+        row = multiplied(read_columns(place, width, width), factor)
+        write_columns(row, place)
     cute.arch.fence_view_async_tmem_store()
 
 
