@@ -33,9 +33,13 @@ def mbarrier_numbers(plan: PipelinePlan) -> dict[str, int]:
 
 
 def named_numbers(plan: PipelinePlan) -> dict[str, int]:
-    """The hardware barrier of each named signal."""
-    names = [signal.name for signal in plan.signals if signal.kind == "named"]
-    return {name: number for number, name in enumerate(names, CTA_BARRIER + 1)}
+    """The first hardware barrier of each named signal."""
+    numbers, total = {}, CTA_BARRIER + 1
+    for signal in plan.signals:
+        if signal.kind == "named":
+            numbers[signal.name] = total
+            total += signal.stages
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Signals:
     def wait(self, name: str, at: Ring | Int32 | int = 0) -> None:
         """Wait for a phase: of a ring's slot, or number `at`, from 0; free phases have passed.
 
-        A named barrier knows its phase. Of a group of bulk copies, the oldest of as many as have
+        A named barrier knows its phase, not its stage. Of a group of bulk copies, the oldest of as many as have
         places has read its memory. A warpgroup's products are waited for with their sums.
         """
         signal = self._record(name, Wait)
@@ -92,8 +96,8 @@ class Signals:
         if signal.kind == "group":
             cute.arch.cp_async_bulk_wait_group(max(signal.free - 1, 0), read=True)
         elif signal.kind == "named":
-            cute.arch.barrier(barrier_id=self._place(named_numbers(self.plan), name),
-                              number_of_threads=self._named_threads(signal))  # fmt: skip
+            place = self._place(named_numbers(self.plan), name) + slot_of(at)
+            cute.arch.barrier(barrier_id=place, number_of_threads=self._named_threads(signal))
         else:
             parity = (phase_of(at) - signal.free // signal.stages) & 1
             cute.arch.mbarrier_wait(self.pointer(name, slot_of(at)), parity)
@@ -109,8 +113,9 @@ class Signals:
         if signal.kind == "group":
             cute.arch.cp_async_bulk_commit_group()
         elif signal.kind == "named":
-            cute.arch.barrier_arrive(barrier_id=self._place(named_numbers(self.plan), name),
-                                     number_of_threads=self._named_threads(signal))  # fmt: skip
+            number = self._place(named_numbers(self.plan), name) + slot_of(at)
+            threads = self._named_threads(signal)
+            cute.arch.barrier_arrive(barrier_id=number, number_of_threads=threads)
         else:
             place = self.pointer(name, slot_of(at))
             cute.arch.mbarrier_arrive(place, LEADER if signal.remote else None)

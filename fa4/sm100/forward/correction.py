@@ -1,7 +1,6 @@
 """The correction warpgroup: rescales O between products, and finishes it at the end."""
 
 from dataclasses import dataclass
-from math import gcd
 from typing import Any
 
 import cutlass
@@ -72,14 +71,18 @@ def correction(signals: Signals, problem: KernelProblem, outputs: CorrectionOper
 
 
 @cute.jit
-def rescale(column: Int32 | int, cols: cutlass.Constexpr, factor: Float32) -> None:
-    """O *= factor, one row per thread, in place in tensor memory."""
+def rescale(
+    column: Int32 | int, cols: cutlass.Constexpr, factor: Float32, width: cutlass.Constexpr = CHUNK,
+    apart: Int32 | None = None,
+) -> None:
+    """O *= factor, one row per thread, in place in tensor memory, `width` columns at a time."""
     lanes = warp_lanes()
-    width: cutlass.Constexpr = gcd(cols, CHUNK)
     for first in cutlass.range_constexpr(0, cols, width):
         place = lanes + (column + first)
         row = multiplied(read_columns(place, width, width), factor)
         write_columns(row, place)
+        if cutlass.const_expr(apart is not None and first + width < cols):
+            stand_apart(apart)
     cute.arch.fence_view_async_tmem_store()
 
 

@@ -128,13 +128,9 @@ def column_of_half(spec: HalvesSpec, name: str, i: Int32 | int, half: Int32) -> 
     return a + (later - a) * i + (b - a) * half
 
 
-def row_places(
-    spec: HalvesSpec, memory: cute.Pointer, i: Int32 | int, half: Int32
-) -> cute.Tensor:
-    """Two places in shared memory for a value of this thread's row, of one half."""
+def row_places(spec: HalvesSpec, memory: cute.Pointer, i: Int32 | int, half: Int32) -> Int32:
+    """Address in shared memory of what a half tells the other one."""
     buffers = [spec.plan.buffer(f"row_max{j}{g}") for j in range(spec.q_tiles) for g in GROUPS]
     pitch = buffers[1].start - buffers[0].start
-    thread = cute.arch.thread_idx()[0] % WARPGROUP
-    start = memory + (buffers[0].start + (i * len(GROUPS) + half) * pitch + thread * 4)
-    pointer = cute.recast_ptr(start, dtype=Float32)
-    return cute.make_tensor(pointer, cute.make_layout(2, stride=WARPGROUP))
+    start = memory + buffers[0].start
+    return Int32(start.toint()) + (i * len(GROUPS) + half) * pitch

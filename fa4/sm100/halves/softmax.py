@@ -13,7 +13,7 @@ from cutlass import Boolean, Float32, Int32
 
 from fa4.kit import rowmath
 from fa4.kit.masks import keep_range
-from fa4.kit.ptx_block import stand_apart
+from fa4.kit.ptx_block import PtxBlock, stand_apart
 from fa4.kit.schedulers import first_tile, next_tile
 from fa4.kit.signals import Signals
 from fa4.kit.tiles import KernelProblem, locate
@@ -24,6 +24,8 @@ from fa4.sm100.forward.correction import rescale
 from fa4.sm100.forward.mods import Mods, RowMods
 from fa4.sm100.halves.output import Output, finish
 
+RESCALED_COLS = 8  # of O at a time: beside a row of S few registers are left
+ROW_BYTES = 4 * WARPGROUP  # of a value of each row
 READ_COLS = 32  # of S per instruction: the maximum starts while the rest is on its way
 
 
@@ -32,8 +34,8 @@ class Half:
     """What a softmax warpgroup works with.
 
     i, half: its Q tile, and which keys of a KV tile. s, p: TMEM columns. keys: of its half. split:
-    columns of P before the first arrival. own, other: two places of this thread's row for what
-    both halves tell one another. scale_log2: from scores to exponents of 2. num_tiles: work tiles
+    columns of P before the first arrival. own, other: shared memory for what both halves tell one
+    another, a value of each row, in two places. scale_log2: from scores to exponents of 2. num_tiles: work tiles
     of the call.
     """
 
@@ -43,8 +45,8 @@ class Half:
     p: Int32
     keys: cutlass.Constexpr
     split: cutlass.Constexpr
-    own: cute.Tensor
-    other: cute.Tensor
+    own: Int32
+    other: Int32
     scale_log2: Float32
     num_tiles: Int32
     mods: Mods
@@ -100,13 +102,37 @@ def softmax(signals: Signals, problem: KernelProblem, rows: Half) -> None:
 def exchanged(signals: Signals, rows: Half, value: Float32, turn: Int32) -> Float32:
     """The row's value of the other half; turn: exchanges so far.
 
-    Two places in turn: nobody is two exchanges ahead, so that what is overwritten was read.
+    Two places and two barriers in turn. A warp may be one exchange ahead of another one, which has
+    not waited for the last, but not two.
     """
-    place = turn % 2
-    rows.own[place] = value
-    signals.arrive("max#@_full")
-    signals.wait("max#^_full")
-    return rows.other[place]
+    ring = signals.ring("max0a")
+    place = ring.on(turn % ring.stages)
+    own, other = (start + place.slot * ROW_BYTES for start in (rows.own, rows.other))
+    write_value(own, value)
+    signals.arrive("max#@_full", place)
+    signals.wait("max#^_full", place)
+    return read_value(other)
+
+
+def write_value(start: Int32, value: Float32) -> None:
+    """This thread's value behind an address in shared memory that all threads share."""
+    code = PtxBlock()
+    address = code.do("add.s32", code.read(start), code.read(row_offset()), kind="b32")
+    code.effect(f"st.shared.f32 [{address}], {code.read(value)};")
+    code.trace(effects=True)
+
+
+def read_value(start: Int32) -> Float32:
+    """The same, read."""
+    code = PtxBlock()
+    address = code.do("add.s32", code.read(start), code.read(row_offset()), kind="b32")
+    (value,) = code.load("ld.shared.f32", 1, address)
+    return code.trace(value, effects=True)[0]
+
+
+def row_offset() -> Int32:
+    """Bytes to this thread's row in an array of float32."""
+    return cute.arch.thread_idx()[0] % WARPGROUP * 4
 
 
 @cute.jit
@@ -143,7 +169,7 @@ def step(
     )
     alpha = cute.math.exp2(log2_alpha, fastmath=True)
     if cute.arch.vote_any_sync((log2_alpha < 0.0) & begun):
-        rescale(rows.output.column, rows.output.cols, alpha)
+        rescale(rows.output.column, rows.output.cols, alpha, RESCALED_COLS, rows.num_tiles)
     if rows.half == 1:
         signals.of("softmax#b").arrive("p#a_full")
     scale, offset = rows.scale_log2, -(highest * rows.scale_log2)
