@@ -87,8 +87,9 @@ class Signals:
     def wait(self, name: str, at: Ring | Int32 | int = 0) -> None:
         """Wait for a phase: of a ring's slot, or number `at`, from 0; free phases have passed.
 
-        A named barrier knows its phase, not its stage. Of a group of bulk copies, the oldest of as many as have
-        places has read its memory. A warpgroup's products are waited for with their sums.
+        A named barrier knows its phase, not its stage. Of a group of bulk copies, the oldest of as
+        many as have places has read its memory. A warpgroup's products are waited for with their
+        sums.
         """
         signal = self._record(name, Wait)
         if signal.kind == "products":
@@ -189,7 +190,8 @@ class Signals:
         first = served[0]
         result: Any = found[first]
         steps = []
-        for axis, value in enumerate((self.number, self.half)):
+        values: tuple[Any, Any] = (self.number, self.half)
+        for axis, value in enumerate(values):
             alike = [x for x in served if x[1 - axis] == first[1 - axis]]
             steps.append(found[alike[1]] - found[first] if len(alike) > 1 else 0)
             result = result + steps[axis] * value if len(alike) > 1 else result

@@ -97,11 +97,12 @@ def _of_chain(pipeline: PiecesPipeline, i: int, g: int, softmax: str) -> list[Si
         found.append(Signal(name=f"max{name}_full", arrivals={softmax: 128}, waiters=(other,),
                             kind="named", stages=2))  # fmt: skip
     if not inline:
-        what = "stats" if g == 0 else "sum"
+        # Sums are told once in a work tile; there are not named barriers for all.
+        what, kind = ("stats", "named") if g == 0 else ("sum", "mbarrier")
         found += [
             Signal(name=f"{what}{name}_full", arrivals={softmax: 128}, waiters=("correction",),
-                   kind="named"),
+                   kind=kind),
             Signal(name=f"{what}{name}_empty", arrivals={"correction": 128}, waiters=(softmax,),
-                   kind="named"),
+                   kind=kind),
         ]  # fmt: skip
     return found

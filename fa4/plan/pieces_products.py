@@ -38,7 +38,7 @@ def first_free_warp(pipeline: PiecesPipeline) -> int:
 def issue_order(pipeline: PiecesPipeline) -> list[PieceProduct]:
     """The products of a step, in which the scores are `buffers` pieces ahead."""
     chains = list(pipeline.chains)
-    if pipeline.order == "halves":
+    if pipeline.order == "groups":
         chains.sort(key=lambda chain: (chain[1], chain[0]))
     last_group = pipeline.groups - 1
     found: list[PieceProduct] = []
@@ -61,7 +61,7 @@ def issue_order(pipeline: PiecesPipeline) -> list[PieceProduct]:
 def first_scores(pipeline: PiecesPipeline) -> list[PieceProduct]:
     """What a work tile begins with: scores for all buffers."""
     chains = [(i, g) for i, g in pipeline.chains if g == 0 or not pipeline.joint_scores]
-    if pipeline.order == "halves":
+    if pipeline.order == "groups":
         chains.sort(key=lambda chain: (chain[1], chain[0]))
     return [
         PieceProduct("scores", i, g, turn) for turn in range(pipeline.buffers) for i, g in chains

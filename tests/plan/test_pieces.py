@@ -136,7 +136,7 @@ def test_scores_are_as_far_ahead_as_there_are_buffers() -> None:
         ({"piece": 64, "buffers": 3}, "divide the 2 pieces"),
         ({"softmax": "interleaved"}, "needs 2 buffers of scores or more; got 1"),
         ({"joint_scores": True}, "joint_scores needs several groups"),
-        ({"order": "halves"}, "order halves needs several groups"),
+        ({"order": "groups"}, "order groups needs several groups"),
         ({"q_tiles": 1, "stagger": True}, "stagger needs 2 Q tiles"),
         ({"q_buffers": 2, "scheduler": "lpt"}, "q_buffers 2 needs CTAs of several work tiles"),
         ({"element_bytes": 1}, "element_bytes 1 needs value_bytes 1; got 2"),

@@ -72,7 +72,10 @@ def correction(signals: Signals, problem: KernelProblem, outputs: CorrectionOper
 
 @cute.jit
 def rescale(
-    column: Int32 | int, cols: cutlass.Constexpr, factor: Float32, width: cutlass.Constexpr = CHUNK,
+    column: Int32 | int,
+    cols: cutlass.Constexpr,
+    factor: Float32,
+    width: cutlass.Constexpr = CHUNK,
     apart: Int32 | None = None,
 ) -> None:
     """O *= factor, one row per thread, in place in tensor memory, `width` columns at a time."""

@@ -69,7 +69,11 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
             shared = tuple(
                 (cute.make_tensor(x.start, x.layout), x.pitch, x.shift) for x in operands
             )
-            mma(signals.of("mma"), problem, make_products(spec, mmas, shared, tmem, parts_of_p(spec)))
+            mma(
+                signals.of("mma"),
+                problem,
+                make_products(spec, mmas, shared, tmem, parts_of_p(spec)),
+            )
     if cutlass.const_expr(spec.scheduler == "clc"):  # noqa: SIM102
         if has_role(warp, plan.role("scheduler")):
             cute.arch.setmaxregister_decrease(plan.role("scheduler").registers)

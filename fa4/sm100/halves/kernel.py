@@ -2,12 +2,19 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 
-from fa4.kit.setup import SWIZZLE_ALIGN, close_down, has_role, held_address, start_up, take_registers
+from fa4.kit.setup import (
+    SWIZZLE_ALIGN,
+    close_down,
+    has_role,
+    held_address,
+    start_up,
+    take_registers,
+)
 from fa4.kit.signals import LEADER, Signals, pair_rank
 from fa4.kit.tiles import KernelProblem
-from fa4.kit.units import MMA_DEPTH, WARPGROUP, padded_dim
+from fa4.kit.units import MMA_DEPTH, padded_dim
 from fa4.sm100.forward.epilogue import Store, epilogue
 from fa4.sm100.forward.host import CallArguments, launch
 from fa4.sm100.forward.load import load

@@ -35,8 +35,8 @@ class Half:
 
     i, half: its Q tile, and which keys of a KV tile. s, p: TMEM columns. keys: of its half. split:
     columns of P before the first arrival. own, other: shared memory for what both halves tell one
-    another, a value of each row, in two places. scale_log2: from scores to exponents of 2. num_tiles: work tiles
-    of the call.
+    another, a value of each row, in two places. scale_log2: from scores to exponents of 2.
+    num_tiles: work tiles of the call.
     """
 
     i: Int32 | int

@@ -8,7 +8,8 @@ from fa4.config import ForwardConfig, require
 from fa4.hardware import B200, Gpu
 from fa4.kit.features import ForwardFeatures
 from fa4.kit.units import TILE_ROWS, padded_dim
-from fa4.plan.pieces import PiecesPipeline, halves_pipeline
+from fa4.plan.halves import halves_pipeline
+from fa4.plan.pieces import PiecesPipeline
 from fa4.plan.pieces_plan import pieces_plan
 from fa4.plan.schema import PipelinePlan
 
