@@ -2,7 +2,7 @@
 
 `<>` in a kernel stands for what differs: `broken` or `mended`. Bodies are those of
 `tests.emulator.kernels.run_ptx`: %rd1 and %rd2 hold the addresses of two arrays of 256 words,
-`smem` is shared memory. docs/bug_zoo.py makes docs/how-to/bugs.md of this.
+`smem` is shared memory. lab/pages/bug_zoo.py makes docs/how-to/bugs.md of this.
 """
 
 from __future__ import annotations
