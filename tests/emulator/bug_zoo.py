@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+from tests.emulator.ptx_module import module_text
 
-from fa4.emulator.execute import Report
-from fa4.emulator.machine.unwritten import empty
-from tests.emulator.kernels import aligned, run_ptx
+if TYPE_CHECKING:
+    from fa4.emulator.execute import Report
 
 WORDS, SMEM_BYTES = 256, 4096
 START = "mov.u32 %r1, %tid.x; mov.u32 %r2, smem; mad.lo.u32 %r3, %r1, 4, %r2;\n"
@@ -68,8 +68,17 @@ class Bug:
     fresh: bool = False
     max_steps: int | None = None
 
+    def module(self, hole: str) -> str:
+        """The PTX of the kernel with one of its two texts."""
+        return module_text(self.text.replace("<>", hole), 2)
+
     def run(self, hole: str, schedule: str = "fifo", seed: int = 0) -> Report:
-        """The kernel with one of its two texts."""
+        """The kernel with one of its two texts, in the emulator."""
+        import numpy as np
+
+        from fa4.emulator.machine.unwritten import empty
+        from tests.emulator.kernels import aligned, run_ptx
+
         words = empty((WORDS,), np.dtype(np.uint32)) if self.fresh else np.zeros(WORDS, np.uint32)
         return run_ptx(
             self.text.replace("<>", hole), [aligned(words), aligned(np.zeros(WORDS, np.uint32))],
