@@ -40,33 +40,29 @@ conformance: $(VENV)/foreign.stamp ## kernels of other authors in the emulator (
 	$(BIN)/python -m pytest tests/conformance -m conformance -n 2 $(if $(RECORD),--record)
 
 mutants: $(VENV)/mutants.stamp ## which single changes of the code do the tests notice? (an hour)
-	$(BIN)/python -m benchmarks.mutants.run $(MUTANTS)
+	$(BIN)/python -m lab.benchmarks.mutants.run $(MUTANTS)
 
 test-gpu: $(VENV)/test.stamp ## the kernels on real hardware; fails without a GPU that one runs on
 	FA4_REQUIRE_GPU=1 $(PYTEST) tests/gpu -m gpu -rs
 
 picture: $(VENV)/web.stamp ## pictures of the explorer and of a report (apt-get install chromium)
-	$(BIN)/python docs/explorer_picture.py
-	$(BIN)/python docs/report_picture.py
+	$(BIN)/python -m lab.pages.explorer_picture
+	$(BIN)/python -m lab.pages.report_picture
 
 test-web: docs $(VENV)/web.stamp ## explorer, site, traces in a browser (apt-get install chromium)
 	$(BIN)/python -m pytest tests/web -m web
 
 docs: $(VENV)/docs.stamp ## the pages of docs/ as a site, in out/site; warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q -n docs out/site
-	$(BIN)/python docs/check_site.py out/site
+	$(BIN)/python -m lab.pages.check_site out/site
 
-records: $(VENV)/test.stamp ## make the records anew that are older than the code and need no GPU
+records: $(VENV)/records.stamp ## make the records anew that are older than the code and need no GPU
 	$(BIN)/python -m lab.records remake
 
 pages: $(VENV)/test.stamp ## write what the pages show of the code anew: tables, outputs, numbers
-	for name in forward_tables backward_tables simulator_tables hopper_speed hopper_tables \
-	  support_table bug_zoo picture outputs throughput_tables atlas_tables findings_tables \
-	  verify_tables model_tables distributed_tables design_tables record_tables option_tables \
-	  claims; do \
-	  $(BIN)/python docs/$$name.py || exit 1; done
+	$(BIN)/python -m lab.pages
 	$(BIN)/fa4 figures --format svg --out docs/pictures
-	$(BIN)/fa4 bench --from hardware/results/hopper_bench.json --figure docs/pictures/hopper.svg
+	$(BIN)/fa4 bench --from lab/hardware/results/hopper_bench.json --figure docs/pictures/hopper.svg
 
 lint: $(VENV)/lint.stamp ## style, types and import rules
 	$(BIN)/ruff check .
@@ -106,6 +102,12 @@ $(VENV)/foreign.stamp: $(VENV)/test.stamp
 
 $(VENV)/web.stamp: $(VENV)/test.stamp
 	$(PIP) install -e ".[web]"
+	@touch $@
+
+# A peer of the simulator's predictions, and the compiler whose code is recorded.
+$(VENV)/records.stamp: $(VENV)/test.stamp
+	$(PIP) install -e ".[records]"
+	$(BIN)/python -m lab.benchmarks.codegen --install
 	@touch $@
 
 $(VENV)/mutants.stamp: $(VENV)/test.stamp

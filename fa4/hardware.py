@@ -149,7 +149,7 @@ PTX_TENSOR_MEMORY = Source("PTX ISA manual, tcgen05: tensor memory of 128 lanes 
 BLACKWELL_TUNING_GUIDE = Source("NVIDIA Blackwell tuning guide, occupancy and shared memory")
 H200_QUERY = Source("cuDeviceGetAttribute on an NVIDIA H200")
 CUDA_COMPUTE_CAPABILITY = Source("CUDA C++ programming guide, compute capability tables")
-H200_MEASURED = Source("measured on an NVIDIA H200: hardware/results/hopper_units.json")
+H200_MEASURED = Source("measured on an NVIDIA H200: lab/hardware/results/hopper_units.json")
 B300_QUERY = Source("device query of a B300 SXM6 in ademeure/QuickRunCUDA, canonical reference")
 
 # What one SM offers, alike on all four (compute capabilities 9.0, 10.0 and 10.3).
@@ -276,13 +276,13 @@ H200 = Gpu.from_figures(
             Source(
                 "clock that gives the data sheet's 989 TFLOP/s; measured: 1.98e9 without the tensor"
                 " core, 1.66e9 to 1.80e9 for 20 ms with it, then what 700 W allow"
-                " (hardware/results/hopper_units.json)"
+                " (lab/hardware/results/hopper_units.json)"
             ),
         ),
         "hbm_bytes": (141 * 10**9, Source("NVIDIA H200 data sheet; a device shows 143771 MiB")),
         "hbm_bytes_per_s": (
             4.8e12,
-            Source("NVIDIA H200 data sheet; reads 4.64e12: hardware/results/hopper_units.json"),
+            Source("NVIDIA H200 data sheet; reads 4.64e12: lab/hardware/results/hopper_units.json"),
         ),
     },
 )

@@ -1,4 +1,9 @@
-"""What measures and confirms: who imports whom, which records there are, what they were made from.
+"""What measures and confirms: hardware, benchmarks, what writes pages, and the records of it all.
 
-Needs the standard library alone, and nothing of it is part of the package.
+The records and who imports whom need the standard library alone. Nothing here is part of the
+package; programs run in the project's folder, as `python -m lab.benchmarks.sim`.
 """
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]

@@ -22,11 +22,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lab import ROOT
 from lab.machine import describe_machine, describe_run
 from lab.sources import SourceTree, digest, hash_bytes
 from lab.table import BY_NAME, RECORDS, Record
 
-ROOT = Path(__file__).resolve().parents[1]
 LEDGER = ROOT / "lab" / "ledger.json"
 CURRENT, OLDER, UNKNOWN = "of this code", "older than the code", "its code is unknown"
 EDITED = "not the file that was recorded"

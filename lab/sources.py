@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab.import_graph import imported, packages_of
 
-FOLDERS = ("benchmarks", "docs", "examples", "fa4", "hardware", "tests")
+FOLDERS = ("examples", "fa4", "lab/benchmarks", "lab/hardware", "lab/pages", "tests")
 DIGITS = 16  # of a hash: one in 2^64 is taken for another
 
 

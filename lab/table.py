@@ -39,39 +39,39 @@ class Record:
 
 
 _KERNELS = ("fa4.backends.sm90", "fa4.api")
-_FAULTS = "benchmarks.benchmark_{}faults"
 
 
 def _computed(name: str, test: str | None = None, *, also: tuple[str, ...] = (),
               files: tuple[str, ...] = (), needs: str | None = None) -> Record:  # fmt: skip
-    """A record of benchmarks/benchmark_NAME.py."""
+    """A record of lab/benchmarks/NAME.py."""
     return Record(
-        path=f"benchmarks/results/{name}.json", command=f"python benchmarks/benchmark_{name}.py",
-        modules=(f"benchmarks.benchmark_{name}", *also), files=files, needs=needs,
+        path=f"lab/benchmarks/results/{name}.json", command=f"python -m lab.benchmarks.{name}",
+        modules=(f"lab.benchmarks.{name}", *also), files=files, needs=needs,
         recomputed_by=test,
     )  # fmt: skip
 
 
 def _faults(kernel: str) -> Record:
     """A record of planted faults: "" for those of the emulator's own examples."""
-    program = f"benchmark_{kernel}faults"
+    program = f"{kernel}faults"
     return Record(
-        path=f"benchmarks/results/{kernel or 'emulator_'}faults.json",
-        command=f"python benchmarks/{program}.py", modules=(f"benchmarks.{program}",), needs=HOURS,
+        path=f"lab/benchmarks/results/{kernel or 'emulator_'}faults.json",
+        command=f"python -m lab.benchmarks.{program}",
+        modules=(f"lab.benchmarks.{program}",), needs=HOURS,
     )  # fmt: skip
 
 
 def _confirmed(name: str, command: str, *modules: str, files: tuple[str, ...] = ()) -> Record:
-    """A record of hardware/results."""
+    """A record of lab/hardware/results."""
     return Record(
-        path=f"hardware/results/{name}.json", command=command, modules=modules, files=files,
+        path=f"lab/hardware/results/{name}.json", command=command, modules=modules, files=files,
         needs=GPU,
     )  # fmt: skip
 
 
 def _suite(name: str, folder: str, *more: str) -> Record:
-    """A record that hardware/FOLDER/compare.py writes of what its run_there.py brought home."""
-    suite = f"hardware.{folder}"
+    """A record that lab/hardware/FOLDER/compare.py writes of what its run_there.py brought home."""
+    suite = f"lab.hardware.{folder}"
     return _confirmed(
         name, f"python -m {suite}.compare", f"{suite}.compare", f"{suite}.run_there", *more
     )
@@ -79,40 +79,42 @@ def _suite(name: str, folder: str, *more: str) -> Record:
 
 def _units(name: str, only: str, *programs: str) -> Record:
     return _confirmed(
-        name, f"GPU: python3 -m hardware.hopper_units.measure {only}--output {name}.json",
-        "hardware.hopper_units.measure", files=tuple(
-            f"hardware/hopper_units/{program}.cu*" for program in ("common", *programs)
+        name, f"GPU: python3 -m lab.hardware.hopper_units.measure {only}--output {name}.json",
+        "lab.hardware.hopper_units.measure", files=tuple(
+            f"lab/hardware/hopper_units/{program}.cu*" for program in ("common", *programs)
         ),
     )  # fmt: skip
 
 
 def _sweep(name: str, table: str) -> Record:
     """The table of a sweep, and the file that says where it was measured."""
-    path, sweep = f"hardware/results/{name}.json", "hardware.warpgroup_forward.sweep"
+    path, sweep = f"lab/hardware/results/{name}.json", "lab.hardware.warpgroup_forward.sweep"
     return Record(
         path=path, command=f"python -m {sweep} table RESULTS.jsonl {table} {path} --gpu GPU.csv",
         modules=(sweep,), tables=(table,), needs=GPU,
     )  # fmt: skip
 
 
-_SKELETON = "python -m hardware.{0}_hopper.skeleton compare out/skeleton FILE.npz"
-_COMPARED = "python -m hardware.hopper_counters.compare hardware/hopper_counters/{0}.json FOLDER"
+_SKELETON = "python -m lab.hardware.{0}_hopper.skeleton compare out/skeleton FILE.npz"
+_COMPARED = (
+    "python -m lab.hardware.hopper_counters.compare lab/hardware/hopper_counters/{0}.json FOLDER"
+)
 
 
 RECORDS = (
     _faults("backward_"),
     Record(
-        path="benchmarks/results/backward_traffic.json",
+        path="lab/benchmarks/results/backward_traffic.json",
         command="python -m tests.sm100.backward_traffic", modules=("tests.sm100.backward_traffic",),
         recomputed_by="tests/sm100/test_backward_traffic.py::test_the_result_file_is_the_present_one",
     ),
     _computed("claims", "tests/sim/test_recorded_predictions.py::test_the_papers_claims"),
-    _computed("codegen", needs=TIMES, also=("benchmarks.codegen_kernels",)),
+    _computed("codegen", needs=TIMES, also=("lab.benchmarks.codegen_kernels",)),
     _computed("design", needs=TIMES),
     _computed("emulator", needs=TIMES),
     _faults(""),
     Record(
-        path="benchmarks/results/emulator_foreign.json", command="make conformance RECORD=1",
+        path="lab/benchmarks/results/emulator_foreign.json", command="make conformance RECORD=1",
         modules=("fa4.emulator.host.session", "tests.conformance.record"), needs=HOURS,
     ),
     _computed("features"),
@@ -123,152 +125,156 @@ RECORDS = (
     ),
     _computed("host", needs=TIMES, also=("fa4.backends.sm100", "fa4.backends.emulator")),
     Record(
-        path="benchmarks/results/models.json", command="python -m benchmarks.models.walk",
-        modules=("benchmarks.models.walk", "fa4.backends.reference"), needs=HOURS,
+        path="lab/benchmarks/results/models.json", command="python -m lab.benchmarks.models.walk",
+        modules=("lab.benchmarks.models.walk", "fa4.backends.reference"), needs=HOURS,
     ),
     Record(
-        path="benchmarks/results/mutants.json", command="make mutants",
+        path="lab/benchmarks/results/mutants.json", command="make mutants",
         needs=HOURS, modules=(
-            "benchmarks.mutants.run", "fa4.reference", "fa4.sim.predict", "fa4.testing.properties",
+            "lab.benchmarks.mutants.run", "fa4.reference", "fa4.sim.predict",
+            "fa4.testing.properties",
         ),
     ),
     _computed("predictions", "tests/sim/test_predictions.py::test_the_recorded_figures"),
     _computed("reference", needs=TIMES, also=("fa4.backends.reference",)),
     _computed("sim", needs=TIMES),
     _computed(
-        "validation", files=("fa4/measured/*.csv", "hardware/results/hopper_sweep_again.csv")
+        "validation", files=("fa4/measured/*.csv", "lab/hardware/results/hopper_sweep_again.csv")
     ),
     _computed("verify", needs=HOURS),
     _faults("warpgroup_"),
     Record(
-        path="fa4/explore/verdicts.json", command="python benchmarks/record_verdicts.py",
-        modules=("benchmarks.record_verdicts",), needs=HOURS,
+        path="fa4/explore/verdicts.json", command="python -m lab.benchmarks.record_verdicts",
+        modules=("lab.benchmarks.record_verdicts",), needs=HOURS,
     ),
     _suite("backward_hopper", "backward_hopper"),
     _confirmed(
         "backward_skeleton_hopper", _SKELETON.format("backward"),
-        "hardware.backward_hopper.skeleton", "hardware.backward_hopper.skeleton_driver",
+        "lab.hardware.backward_hopper.skeleton", "lab.hardware.backward_hopper.skeleton_driver",
     ),
     _confirmed(
-        "ds_exchange", "GPU: PYTHONPATH=. python hardware/ds_exchange.py", "hardware.ds_exchange",
-        files=("hardware/ds_exchange.cu",),
+        "ds_exchange", "GPU: python -m lab.hardware.ds_exchange", "lab.hardware.ds_exchange",
+        files=("lab/hardware/ds_exchange.cu",),
     ),
     _suite("emulator_hopper", "emulator_hopper"),
     _confirmed(
-        "findings", "GPU: python3 -m hardware.run_findings", "hardware.run_findings",
+        "findings", "GPU: python3 -m lab.hardware.run_findings", "lab.hardware.run_findings",
         files=("docs/findings/*.py",),
     ),
     _suite("forward_hopper", "forward_hopper"),
     _confirmed(
-        "forward_skeleton_hopper", _SKELETON.format("forward"), "hardware.forward_hopper.skeleton",
-        "hardware.forward_hopper.skeleton_driver",
+        "forward_skeleton_hopper", _SKELETON.format("forward"),
+        "lab.hardware.forward_hopper.skeleton", "lab.hardware.forward_hopper.skeleton_driver",
     ),
     *(
         _confirmed(
-            f"guarded_calls_{gpu}", "GPU: python3 -m hardware.guarded.random_calls",
-            "hardware.guarded.random_calls", *_KERNELS,
+            f"guarded_calls_{gpu}", "GPU: python3 -m lab.hardware.guarded.random_calls",
+            "lab.hardware.guarded.random_calls", *_KERNELS,
         )
         for gpu in ("h100", "h200")
     ),
     _confirmed(
-        "h200_exp2", "GPU: PYTHONPATH=. python hardware/h200_exp2.py", "hardware.h200_exp2",
-        files=("hardware/h200_exp2.cu",),
+        "h200_exp2", "GPU: python -m lab.hardware.h200_exp2", "lab.hardware.h200_exp2",
+        files=("lab/hardware/h200_exp2.cu",),
     ),
     _confirmed("hopper_bench", "GPU: fa4 bench --json", "fa4.commands.bench", *_KERNELS),
     _confirmed(
-        "hopper_counters", _COMPARED.format("own"), "hardware.hopper_counters.compare",
-        "hardware.hopper_counters.measure", "hardware.hopper_counters.launch",
-        "hardware.hopper_counters.emulate", "hardware.hopper_counters.simulate",
-        files=("hardware/hopper_counters/own.json",),
+        "hopper_counters", _COMPARED.format("own"), "lab.hardware.hopper_counters.compare",
+        "lab.hardware.hopper_counters.measure", "lab.hardware.hopper_counters.launch",
+        "lab.hardware.hopper_counters.emulate", "lab.hardware.hopper_counters.simulate",
+        files=("lab/hardware/hopper_counters/own.json",),
     ),
     _confirmed(
-        "hopper_counters_foreign", _COMPARED.format("foreign"), "hardware.hopper_counters.compare",
-        "hardware.hopper_counters.measure", "hardware.hopper_counters.launch",
-        files=("hardware/hopper_counters/foreign.json",),
+        "hopper_counters_foreign", _COMPARED.format("foreign"),
+        "lab.hardware.hopper_counters.compare", "lab.hardware.hopper_counters.measure",
+        "lab.hardware.hopper_counters.launch",
+        files=("lab/hardware/hopper_counters/foreign.json",),
     ),
     _confirmed(
-        "hopper_launches", "GPU: python3 -m hardware.warpgroup_forward.random_launches",
-        "hardware.warpgroup_forward.random_launches", *_KERNELS,
+        "hopper_launches", "GPU: python3 -m lab.hardware.warpgroup_forward.random_launches",
+        "lab.hardware.warpgroup_forward.random_launches", *_KERNELS,
     ),
     _confirmed(
         "hopper_random", "GPU: fa4 bench --random 200 --timing graph --json",
         "fa4.commands.bench_random", *_KERNELS,
     ),
     _confirmed(
-        "hopper_splits", "GPU: python3 -m hardware.warpgroup_forward.splits OUT.json",
-        "hardware.warpgroup_forward.splits", *_KERNELS,
+        "hopper_splits", "GPU: python3 -m lab.hardware.warpgroup_forward.splits OUT.json",
+        "lab.hardware.warpgroup_forward.splits", *_KERNELS,
     ),
     Record(
-        path="hardware/results/hopper_tiles.json",
-        command="python -m hardware.warpgroup_forward.tiles RESULTS.jsonl --table "
-        "hardware/results/hopper_tiles.csv",
-        modules=("hardware.warpgroup_forward.tiles",), needs=GPU,
-        tables=("hardware/results/hopper_tiles.csv",),
+        path="lab/hardware/results/hopper_tiles.json",
+        command="python -m lab.hardware.warpgroup_forward.tiles RESULTS.jsonl --table "
+        "lab/hardware/results/hopper_tiles.csv",
+        modules=("lab.hardware.warpgroup_forward.tiles",), needs=GPU,
+        tables=("lab/hardware/results/hopper_tiles.csv",),
     ),
     _units("hopper_starts", "--only starts energy ", "starts", "power"),
     _units("hopper_steps", "--only steps ", "steps", "wgmma", "softmax"),
     _confirmed(
-        "hopper_sustained", "GPU: python3 -m hardware.warpgroup_forward.sustained",
-        "hardware.warpgroup_forward.sustained",
+        "hopper_sustained", "GPU: python3 -m lab.hardware.warpgroup_forward.sustained",
+        "lab.hardware.warpgroup_forward.sustained",
     ),
     _confirmed(
-        "hopper_designs", "python -m hardware.hopper_designs.compare PLAN.json RESULTS.jsonl",
-        "hardware.hopper_designs.choose", "hardware.warpgroup_forward.measure",
+        "hopper_designs", "python -m lab.hardware.hopper_designs.compare PLAN.json RESULTS.jsonl",
+        "lab.hardware.hopper_designs.choose", "lab.hardware.warpgroup_forward.measure",
     ),
     _sweep("hopper_sweep", "fa4/measured/hopper_sweep.csv"),
-    _sweep("hopper_sweep_again", "hardware/results/hopper_sweep_again.csv"),
+    _sweep("hopper_sweep_again", "lab/hardware/results/hopper_sweep_again.csv"),
     _units(
         "hopper_units", "", "barriers", "copies", "launch", "memory", "pipes", "power", "softmax",
         "wgmma",
     ),
     _confirmed(
-        "repeated_launches", "GPU: python3 -m hardware.repeated_launches",
-        "hardware.repeated_launches", *_KERNELS,
+        "repeated_launches", "GPU: python3 -m lab.hardware.repeated_launches",
+        "lab.hardware.repeated_launches", *_KERNELS,
     ),
     _confirmed(
-        "sanitized", "GPU: python3 -m hardware.sanitized", "hardware.sanitized", *_KERNELS,
+        "sanitized", "GPU: python3 -m lab.hardware.sanitized", "lab.hardware.sanitized", *_KERNELS,
     ),
     _confirmed(
-        "small_transformer", "GPU: python3 -m hardware.small_transformer",
-        "hardware.small_transformer", *_KERNELS,
+        "small_transformer", "GPU: python3 -m lab.hardware.small_transformer",
+        "lab.hardware.small_transformer", *_KERNELS,
     ),
     *(
         _confirmed(
-            f"outside_boxes_{gpu}", "GPU: python3 -m hardware.guarded.outside_boxes",
-            "hardware.guarded.outside_boxes",
+            f"outside_boxes_{gpu}", "GPU: python3 -m lab.hardware.guarded.outside_boxes",
+            "lab.hardware.guarded.outside_boxes",
         )
         for gpu in ("h100", "h200")
     ),
     _confirmed(
-        "verify_gpu", "GPU: PYTHONPATH=. python hardware/verify_gpu.py --out out.json "
-        "flash-attn-4 torch-sdpa-cudnn", "hardware.verify_gpu", "hardware.gpu_backends",
+        "verify_gpu", "GPU: python -m lab.hardware.verify_gpu --out out.json "
+        "flash-attn-4 torch-sdpa-cudnn", "lab.hardware.verify_gpu", "lab.hardware.gpu_backends",
     ),
     _confirmed(
-        "warpgroup_backward", "GPU: python3 -m hardware.warpgroup_backward.measure",
-        "hardware.warpgroup_backward.measure", *_KERNELS,
+        "warpgroup_backward", "GPU: python3 -m lab.hardware.warpgroup_backward.measure",
+        "lab.hardware.warpgroup_backward.measure", *_KERNELS,
     ),
     _confirmed(
-        "warpgroup_backward_wide", "GPU: python3 -m hardware.warpgroup_backward.measure --wide",
-        "hardware.warpgroup_backward.measure", *_KERNELS,
+        "warpgroup_backward_wide", "GPU: python3 -m lab.hardware.warpgroup_backward.measure --wide",
+        "lab.hardware.warpgroup_backward.measure", *_KERNELS,
     ),
-    _suite("warpgroup_bits", "warpgroup_bits", "hardware.warpgroup_bits.make_suite"),
+    _suite("warpgroup_bits", "warpgroup_bits", "lab.hardware.warpgroup_bits.make_suite"),
     _confirmed(
-        "warpgroup_forward", "GPU: python3 -m hardware.warpgroup_forward.measure "
-        "hardware/warpgroup_forward/peers.json FILE.jsonl", "hardware.warpgroup_forward.measure",
-        files=("hardware/warpgroup_forward/peers.json",),
+        "warpgroup_forward", "GPU: python3 -m lab.hardware.warpgroup_forward.measure "
+        "lab/hardware/warpgroup_forward/peers.json FILE.jsonl",
+        "lab.hardware.warpgroup_forward.measure",
+        files=("lab/hardware/warpgroup_forward/peers.json",),
     ),
     _confirmed(
-        "warpgroup_fp8", "GPU: python3 -m hardware.warpgroup_fp8.measure "
-        "hardware/warpgroup_fp8/variants.json FILE.jsonl; then hardware.warpgroup_fp8.record",
-        "hardware.warpgroup_fp8.measure", files=("hardware/warpgroup_fp8/variants.json",),
+        "warpgroup_fp8", "GPU: python3 -m lab.hardware.warpgroup_fp8.measure "
+        "lab/hardware/warpgroup_fp8/variants.json FILE.jsonl; then "
+        "lab.hardware.warpgroup_fp8.record",
+        "lab.hardware.warpgroup_fp8.measure", files=("lab/hardware/warpgroup_fp8/variants.json",),
     ),
     _suite("wgmma_sums", "wgmma_sums"),
     Record(
-        path="hardware/results/h200x2_ring.csv", needs=GPU, modules=(),
+        path="lab/hardware/results/h200x2_ring.csv", needs=GPU, modules=(),
         command="GPU: a program from before fa4.distributed; each row says of what",
     ),
     Record(
-        path="hardware/results/ring_flash_attn.csv", needs=PUBLISHED, modules=(),
+        path="lab/hardware/results/ring_flash_attn.csv", needs=PUBLISHED, modules=(),
         command="copied by hand; each row names its source",
     ),
 )  # fmt: skip

@@ -9,8 +9,8 @@ import pytest
 
 from fa4.hardware import B200, B300
 from fa4.plan import check_plan
-from hardware import b200_day
-from hardware.b200_day import (
+from lab.hardware import b200_day
+from lab.hardware.b200_day import (
     QUESTIONS,
     agreeing,
     journal_designs,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardware.guarded.drawing import (
+from lab.hardware.guarded.drawing import (
     LEVELS,
     NARROW_LEVELS,
     GuardedCall,
@@ -22,8 +22,8 @@ from hardware.guarded.drawing import (
     draw_calls,
     pairs_of,
 )
-from hardware.guarded.memory import GuardedMemory, HostDriver
-from hardware.guarded.outside_boxes import (
+from lab.hardware.guarded.memory import GuardedMemory, HostDriver
+from lab.hardware.guarded.outside_boxes import (
     EDGES,
     OK,
     STARTS,
@@ -56,7 +56,7 @@ def test_allocations_are_whole_and_apart(sizes: list[int]) -> None:
 
 TOUCH = """
 import ctypes, sys
-from hardware.guarded.memory import GuardedMemory, HostDriver
+from lab.hardware.guarded.memory import GuardedMemory, HostDriver
 memory = GuardedMemory(HostDriver(), at_end=sys.argv[1] == "end")
 address = memory.allocate(4096 * 3)
 print(ctypes.string_at(address, 4096 * 3)[:1], flush=True)
@@ -140,7 +140,7 @@ def test_a_run_says_which_calls_are_wrong(fault: str, error: str, tmp_path: Path
     """Four calls; those of packed or partly used sequences have a fault, or end the process."""
     (tmp_path / "sitecustomize.py").write_text(WRONG.format(fault=fault or "pass"))
     out = tmp_path / "found.json"
-    command = [sys.executable, "-m", "hardware.guarded.random_calls", str(out), "--calls", "4"]
+    command = [sys.executable, "-m", "lab.hardware.guarded.random_calls", str(out), "--calls", "4"]
     done = subprocess.run([*command, "--impl", "reference", "--longest", "4", "--seed", "58"],
                           env=os.environ | {"PYTHONPATH": f"{tmp_path}:."}, check=False,
                           capture_output=True, text=True)  # fmt: skip

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hardware.hopper_counters import measure
-from hardware.hopper_counters.compare import VALUES_SHARE, check, compare, counters, per_kernel
-from hardware.hopper_counters.expected import Work, by_loops
-from hardware.hopper_counters.metrics import METRICS
-from hardware.hopper_counters.sass import PIPES, Code, kernels, pipe_of
+from lab.hardware.hopper_counters import measure
+from lab.hardware.hopper_counters.compare import VALUES_SHARE, check, compare, counters, per_kernel
+from lab.hardware.hopper_counters.expected import Work, by_loops
+from lab.hardware.hopper_counters.metrics import METRICS
+from lab.hardware.hopper_counters.sass import PIPES, Code, kernels, pipe_of
 from lab.records import read_record
 
 FOLDER = Path(measure.__file__).parent

@@ -15,10 +15,10 @@ from fa4.compiled.forward import compile_warpgroup
 from fa4.hardware import H200
 from fa4.plan import schema
 from fa4.plan.warpgroup import warpgroup_plan
-from hardware.hopper_counters import emulate, simulate
-from hardware.hopper_counters.compare import VALUES_SHARE
-from hardware.hopper_counters.expected import Work
-from hardware.warpgroup_forward.measure import make_spec
+from lab.hardware.hopper_counters import emulate, simulate
+from lab.hardware.hopper_counters.compare import VALUES_SHARE
+from lab.hardware.hopper_counters.expected import Work
+from lab.hardware.warpgroup_forward.measure import make_spec
 from lab.records import read_record
 
 CONFIGURATIONS = json.loads((Path(emulate.__file__).parent / "own.json").read_text())

@@ -8,10 +8,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from hardware import repeated_launches, sanitized, small_transformer
-from hardware.repeated_launches import RepeatedGradient, compute, differ, make_inputs
-from hardware.sanitized import read_report
-from hardware.small_transformer import draw_tokens, judge, logits_of, make_model
+from lab.hardware import repeated_launches, sanitized, small_transformer
+from lab.hardware.repeated_launches import RepeatedGradient, compute, differ, make_inputs
+from lab.hardware.sanitized import read_report
+from lab.hardware.small_transformer import draw_tokens, judge, logits_of, make_model
 
 SMALL = (
     RepeatedGradient(64, 64, 1, 40, (4, 2), causal=True),

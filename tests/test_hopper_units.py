@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from docs.hopper_tables import LISTS, LOAD, PAGE, SECTIONS, TABLES, WIDE, of_program
 from fa4.config import WarpgroupPipeline
 from fa4.designs import plan_of
 from fa4.hardware import H100, H200
@@ -19,10 +18,11 @@ from fa4.sim.cost_table import CostTable, HopperCosts
 from fa4.sim.machine import find_machine
 from fa4.sim.power import H200_POWER
 from fa4.sim.predict import Simulation, make_runner
-from hardware.hopper_units import power
-from hardware.hopper_units.figures import STARTS, STEPS, figures, parse, report
-from hardware.hopper_units.measure import PROGRAMS, STATE, summary, text_of
-from hardware.hopper_units.products import WIDTHS, header
+from lab.hardware.hopper_units import power
+from lab.hardware.hopper_units.figures import STARTS, STEPS, figures, parse, report
+from lab.hardware.hopper_units.measure import PROGRAMS, STATE, summary, text_of
+from lab.hardware.hopper_units.products import WIDTHS, header
+from lab.pages.hopper_tables import LISTS, LOAD, PAGE, SECTIONS, TABLES, WIDE, of_program
 from lab.records import record_path
 
 # As it is read: without the markers of numbers.
@@ -72,7 +72,7 @@ def test_a_planted_fault_is_seen(change: Any, message: str) -> None:
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/hopper_tables.py."""
+    """If not: python -m lab.pages.hopper_tables."""
     assert list(TABLES.stale(DOCUMENT)) == []
     assert TABLES.fill(DOCUMENT) == DOCUMENT
 
@@ -190,7 +190,7 @@ def test_a_cta_starts_as_measured() -> None:
 
 
 def test_what_the_page_says_of_starts_and_energy() -> None:
-    """Figures in its first paragraphs; the others are claims (`docs/recorded_claims.py`)."""
+    """Figures in its first paragraphs; the others are claims (`lab/pages/recorded_claims.py`)."""
     assert "begins 417 cycles after" in DOCUMENT and "from device memory 88;" in " ".join(
         DOCUMENT.split()
     )

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("cosmic_ray", reason="installed by `make mutants`")
 
-from benchmarks.mutants import run
-from benchmarks.mutants.run import ROOT, Journal, Verdict, judge_all, summarize
-from benchmarks.mutants.sample import Mutant, describe, draw, find_all
-from benchmarks.mutants.survivors import WHY
+from lab.benchmarks.mutants import run
+from lab.benchmarks.mutants.run import ROOT, Journal, Verdict, judge_all, summarize
+from lab.benchmarks.mutants.sample import Mutant, describe, draw, find_all
+from lab.benchmarks.mutants.survivors import WHY
 from lab.records import read_record
 
 SOURCE = '''"""A file."""

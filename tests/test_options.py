@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import fa4
-from docs.option_tables import PAGE, TABLES_OF_PAGE, in_kernels
 from fa4.call.call import ARGUMENTS, Call
 from fa4.call.options import COUNT, COUNT_OR_NONE, FLAG, NUMBER, OPTIONS
 from fa4.compiled.support import TABLES
+from lab.pages.option_tables import PAGE, TABLES_OF_PAGE, in_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [option.name for option in OPTIONS]
@@ -119,7 +119,7 @@ def test_the_kit_draws_every_option() -> None:
 
 
 def test_the_page_is_that_of_the_table() -> None:
-    """If not: python docs/option_tables.py."""
+    """If not: python -m lab.pages.option_tables."""
     assert list(TABLES_OF_PAGE.stale(PAGE.read_text("utf-8"))) == []
     states = {x.name: in_kernels(x, TABLES["sm100"]) for x in OPTIONS}
     assert states["softcap"] == "yes" and states["dropout_p"] == "no"

@@ -74,7 +74,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("fa4", "lab"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     (folder / "docs").mkdir()
-    for name in ("docs/option_tables.py", "docs/marked_tables.py", "docs/options.md"):
+    for name in ("lab/pages/option_tables.py", "lab/pages/marked_tables.py", "docs/options.md"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "tests").mkdir()
     shutil.copy(ROOT / "tests/test_options.py", folder / "tests")

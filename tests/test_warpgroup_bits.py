@@ -15,9 +15,9 @@ pytest.importorskip("cutlass")
 from fa4.compiled.artifact import compile_artifact
 from fa4.compiled.forward import compile_warpgroup
 from fa4.emulator import run_ptx
-from hardware.warpgroup_bits import compare, make_suite
-from hardware.warpgroup_bits.cases import cases
-from hardware.warpgroup_bits.exact_ptx import without_approximations
+from lab.hardware.warpgroup_bits import compare, make_suite
+from lab.hardware.warpgroup_bits.cases import cases
+from lab.hardware.warpgroup_bits.exact_ptx import without_approximations
 from lab.records import read_record
 from tests.sm100.forward_kernel import arguments, features, make_inputs
 

@@ -117,6 +117,8 @@ def find_rows(held: Sequence[Runs], wanted: Runs) -> list[tuple[int, slice]]:
 
     Raises ValueError for rows that none of them has.
     """
+    if len(held) == 1 and held[0] == wanted:
+        return [(0, slice(0, count(wanted)))] if wanted else []
     places = _places(tuple(held))
     found: list[tuple[int, slice]] = []
     for run in wanted:
@@ -181,7 +183,8 @@ def covers(heads: range, wanted: range) -> bool:
     return heads.start <= wanted.start and wanted.stop <= heads.stop
 
 
-def uniform_heads(heads: range, sizes: Sizes) -> list[tuple[range, range]]:
+@lru_cache(maxsize=1024)
+def uniform_heads(heads: range, sizes: Sizes) -> tuple[tuple[range, range], ...]:
     """Query heads with the KV heads they read, in parts of as many query heads for each KV head."""
     kv_heads = sizes.kv_heads(heads)
     by_kv = [
@@ -189,8 +192,8 @@ def uniform_heads(heads: range, sizes: Sizes) -> list[tuple[range, range]]:
         for kv in kv_heads
     ]
     if len({len(x) for x in by_kv}) <= 1:
-        return [(heads, kv_heads)]
-    return [(mine, range(kv, kv + 1)) for mine, kv in zip(by_kv, kv_heads, strict=True)]
+        return ((heads, kv_heads),)
+    return tuple((mine, range(kv, kv + 1)) for mine, kv in zip(by_kv, kv_heads, strict=True))
 
 
 def count_sums(program: RankProgram, sizes: Sizes) -> Counter[str]:

@@ -20,7 +20,7 @@ MOST_ROWS, MOST_KEYS = 1 << 15, 1 << 16  # simulated; of more, a part stands for
 FLOPS_PER_PAIR = {False: 2.0, True: 5.0}  # times (head_dim + head_dim_v): 2 and 5 products
 MERGES = ("fused", "eager")
 # Of attention backward on an H200 beside the sequence's own rate, 16,384 tokens, 16 heads of 128:
-# hardware/results/warpgroup_backward.json, whose kernels the simulator predicts 15% too fast.
+# lab/hardware/results/warpgroup_backward.json, whose kernels the simulator predicts 15% too fast.
 HOPPER_BACKWARD_FLOPS = {"whole": 629e12, "banded": 628e12}
 
 

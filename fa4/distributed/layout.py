@@ -137,6 +137,10 @@ def ascends(runs: Runs) -> bool:
 
 def clip(run: range, first: int, stop: int) -> range:
     """What of a run lies in [first, stop)."""
+    if first <= run.start and run.stop <= stop:
+        return run
+    if run.step == 1:
+        return range(max(first, run.start), min(stop, run.stop))
     skipped = max(0, -(-(first - run.start) // run.step))
     kept = max(0, -(-(min(stop, run.stop) - run.start) // run.step))
     return run[skipped:kept]

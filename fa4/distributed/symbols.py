@@ -70,6 +70,8 @@ def _cumulated(x: np.ndarray) -> np.ndarray:
 def _band_sums(x: np.ndarray, rows: int, keys: int, part: BlockPart) -> np.ndarray:
     """(keys, heads, 1) -> (rows, heads, 1): sums over each row's keys."""
     low, high = part.block.low, part.block.high
+    if part.block.is_whole:
+        return np.broadcast_to(x.sum(axis=0, dtype=np.uint64), (rows, *x.shape[1:]))
     total, row = _cumulated(x), np.arange(rows)
     first = np.zeros(rows, int) if low is None else np.clip(row + low, 0, keys)
     stop = np.full(rows, keys) if high is None else np.clip(row + high + 1, 0, keys)
@@ -80,6 +82,8 @@ def _band_sums(x: np.ndarray, rows: int, keys: int, part: BlockPart) -> np.ndarr
 def _turned_sums(x: np.ndarray, rows: int, keys: int, part: BlockPart) -> np.ndarray:
     """(rows, heads, 1) -> (keys, heads, 1): sums over the rows that see each key."""
     low, high = part.block.low, part.block.high
+    if part.block.is_whole:
+        return np.broadcast_to(x.sum(axis=0, dtype=np.uint64), (keys, *x.shape[1:]))
     total, key = _cumulated(x), np.arange(keys)
     first = np.zeros(keys, int) if high is None else np.clip(key - high, 0, rows)
     stop = np.full(keys, rows) if low is None else np.clip(key - low + 1, 0, rows)

@@ -1,6 +1,6 @@
 """What the emulator says when a wait, an arrival or a fence is taken out of a kernel: recorded.
 
-`python benchmarks/record_verdicts.py` runs the compiled kernels without each of them and writes
+`python -m lab.benchmarks.record_verdicts` runs the compiled kernels without each of them and writes
 verdicts.json; here it is read. The page shows it beside the plan whose signals have those names.
 """
 

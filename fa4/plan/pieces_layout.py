@@ -11,7 +11,7 @@ from fa4.plan.work import WARPGROUP, launch_registers
 
 # Registers with which the softmax loop of `fa4.sm100` for tiles of so many keys, of which a thread
 # holds a row, compiles without local memory and within 3% of the instructions that it has with
-# more (ptxas, sm_100a, bf16, head dim 128; `python benchmarks/benchmark_pieces.py`).
+# more (ptxas, sm_100a, bf16, head dim 128; `python -m lab.benchmarks.pieces`).
 COMPILED_REGISTERS = {64: 96, 96: 136, 128: 184}
 BESIDE_SCORES = 56  # of a thread with other pieces: as beside 128 scores, the most
 ROW_BYTES = 4  # a statistic of a row

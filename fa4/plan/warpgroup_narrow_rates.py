@@ -1,7 +1,7 @@
 """Rates of the Hopper forward kernel's tiles of 8-bit types, by head dims and mask.
 
 A tile is (warpgroups, keys, stages, TFLOP/s, start, turns, ahead, promote), as in
-`warpgroup_rates`; promote: where keys are many. Measured by `hardware.warpgroup_fp8.measure`,
+`warpgroup_rates`; promote: where keys are many. Measured by `lab.hardware.warpgroup_fp8.measure`,
 without a mask, 32k tokens and sums that are not promoted: three warpgroups at head dims 64 and 128,
 two at 128 and 256. The rest is assumed alike, and every start.
 """

@@ -1,8 +1,8 @@
 """Rates of the Hopper forward kernel's tiles, by head dims and mask.
 
-Written by python -m hardware.warpgroup_forward.tile_rates from hardware/results/hopper_tiles.csv: a
-tile is (warpgroups, keys, stages, TFLOP/s, start, turns, ahead); start: what a work tile costs
-beside its keys, in keys.
+Written by python -m lab.hardware.warpgroup_forward.tile_rates from
+lab/hardware/results/hopper_tiles.csv: a tile is (warpgroups, keys, stages, TFLOP/s, start, turns,
+ahead); start: what a work tile costs beside its keys, in keys.
 """
 
 RATES: dict[tuple[int, int, bool], tuple[tuple[int, int, int, float, int, bool, bool], ...]] = {

@@ -45,8 +45,8 @@ MEMORY_BYTES_PER_S, CTA_BYTES_PER_S, PARTS_BYTES_PER_S = 4.2e12, 5e10, 3e12
 COMBINE_SECONDS = 4e-6
 # Rows of these head dims in memory begin within a sector of 32 bytes. Random calls took 1.28, 1.40
 # and 1.36 times what tiles of 112 and 224 columns, in rows of 32 and 64 bytes, should take (medians
-# of hardware/results/hopper_random.json and the run before); of 120, 184 and 248, in rows of 128
-# bytes, 1.04 to 1.09 times. By that, these are the faster ones: assumed, not measured since.
+# of lab/hardware/results/hopper_random.json and the run before); of 120, 184 and 248, in rows of
+# 128 bytes, 1.04 to 1.09 times. By that, these are the faster ones: assumed, not measured since.
 WIDER = {104: 128, 200: 256, 216: 256}
 SWIZZLED_COLUMNS = (32, 64)  # of 16 bits, in 64 and 128 bytes
 # Of 15 calls the 8 whose wider rows should take a smaller share of the time were 5 to 22% faster,

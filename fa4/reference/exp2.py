@@ -52,7 +52,7 @@ CANONICAL_NAN = np.uint32(0x7FFFFFFF)  # PTX ISA, "Floating Point Instructions":
 LEAST_NORMAL = np.float32(2.0**-126)
 
 # ex2.approx.ftz.f32 on an H200 against exp2_mufu over all 2^32 inputs (docs/notes, 2026-11-21,
-# hardware/h200_exp2.py): 95.6% equal, 1.9% one ulp high, 2.5% one ulp low, and 0.023% two ulp
+# lab/hardware/h200_exp2.py): 95.6% equal, 1.9% one ulp high, 2.5% one ulp low, and 0.023% two ulp
 # low, these for results just below a power of two.
 MUFU_MAX_ULP = 2
 

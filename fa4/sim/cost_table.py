@@ -1,7 +1,7 @@
 """Latencies, rates and rules of a machine that `Gpu` does not hold, each with its source.
 
 Blackwell's are published measurements, Hopper's were measured for this package on an H200
-(`hardware/hopper_units`). What nobody measured is a free constant, fitted within bounds.
+(`lab/hardware/hopper_units`). What nobody measured is a free constant, fitted within bounds.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Published throughput does not determine the constants of the B200's cost table: sets that fit it to
 the same error disagree about kernels that nobody has measured. `fa4/measured/b200_constants.csv`
-holds a sample of them (`benchmarks/benchmark_ensemble.py`). A prediction's interval is what they
+holds a sample of them (`lab/benchmarks/ensemble.py`). A prediction's interval is what they
 say; a difference whose sign they do not agree on is undecided.
 """
 

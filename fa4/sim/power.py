@@ -2,7 +2,7 @@
 
 For some 50 ms a GPU runs at the clock of short bursts, whatever that takes; then its power limit
 lowers the clock until it holds. What an operation takes was measured on an H200 with loads of one
-kind (`hardware/hopper_units`, energy); attention kernels were not used.
+kind (`lab/hardware/hopper_units`, energy); attention kernels were not used.
 """
 
 from __future__ import annotations

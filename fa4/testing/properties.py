@@ -36,29 +36,30 @@ from fa4.testing.statistics import GRADIENT_STATISTICS, STATISTICS
 __all__ = ["PROPERTIES", "Property", "check_property", "find_properties"]
 
 # What is simple first, so that the first failure is the one that says most: what a call does to
-# memory, which can look like anything else; no feature, then one, its gradients, then two, and at
-# last what compares calls.
+# memory, which can look like anything else; no feature, then one, its gradients, then two; what
+# joins several (latent heads, a cache) behind the pairs that would name the one; at last what
+# compares calls.
 PROPERTIES: tuple[Property, ...] = (
     *MEMORY,
     *FEATURES[:1],
-    PLAIN_MLA,
     *PLAIN_STATE,
+    PLAIN_MLA,
     *STATISTICS,
     *REGIMES,
     *FEATURES[1:],
     *EXTREMES,
     *AXES,
     *FP8_PROPERTIES,
-    *MLA,
     *GRADIENTS,
     *GRADIENT_REGIMES,
     *GRADIENTS_WITH_ONE,
     *GRADIENT_AXES,
     GRADIENT_MLA,
     *STATE,
-    *SESSION_PROPERTIES,
     *GRADIENT_STATISTICS,
     *PAIRS,
+    *MLA,
+    *SESSION_PROPERTIES,
     *ROBUSTNESS,
     SAVED_OUT,
     GRADIENTS_MASKED,

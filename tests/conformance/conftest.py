@@ -1,4 +1,4 @@
-"""`--record`: writes what the tests measured to benchmarks/results/emulator_foreign.json."""
+"""`--record`: writes what the tests measured to lab/benchmarks/results/emulator_foreign.json."""
 
 from __future__ import annotations
 

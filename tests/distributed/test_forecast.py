@@ -30,7 +30,7 @@ from fa4.distributed.methods import make_plan
 from fa4.distributed.plan import Await, Post, Sizes
 from fa4.distributed.simulate import TimingModel, time_plan, time_spec
 from fa4.sim.links import LINKS, TRANSPORTS, make_fabric
-from hardware.distributed import compare
+from lab.hardware.distributed import compare
 
 SIZES = Sizes(8, 8)
 RATE = {"whole": 1e15, "banded": 5e14}

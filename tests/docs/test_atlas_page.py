@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from docs.atlas_tables import PAGE, TABLES, describe_case, describe_cases
 from fa4.testing.atlas import BUGS, THEMES
 from fa4.testing.atlas.bug import ordinary
+from lab.pages.atlas_tables import PAGE, TABLES, describe_case, describe_cases
 
 DOCUMENT = PAGE.read_text(encoding="utf-8")
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/atlas_tables.py."""
+    """If not: python -m lab.pages.atlas_tables."""
     assert list(TABLES.stale(DOCUMENT)) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from docs.backward_tables import (
+from lab.pages.backward_tables import (
     PLANS,
     SECTIONS,
     TABLES,
@@ -26,7 +26,7 @@ DOCUMENT = PAGE.read_text(encoding="utf-8")
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/backward_tables.py."""
+    """If not: python -m lab.pages.backward_tables."""
     assert list(TABLES.stale(DOCUMENT)) == []
 
 
@@ -88,7 +88,7 @@ def test_every_signal_and_role_is_listed() -> None:
 def test_what_it_links_to_exists() -> None:
     """Files linked to, and files and folders named."""
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", DOCUMENT)
-    named = re.findall(r"`((?:tests|benchmarks|hardware)/[\w/.]+)`", DOCUMENT)
+    named = re.findall(r"`((?:tests|lab)/[\w/.]+)`", DOCUMENT)
     paths = [PAGE.parent / link for link in links] + [ROOT / name for name in named]
     assert len(links) > 10 and len(named) > 5
     assert [path for path in paths if not path.exists()] == []

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from docs.claims import CLAIMS, ROOT, pages
-from docs.marked_tables import NUMBER, SIGN, TABLE, sentences
-from docs.recorded_claims import RECORDED
+from lab.pages.__main__ import APART, writers
+from lab.pages.claims import CLAIMS, ROOT, pages
+from lab.pages.marked_tables import NUMBER, SIGN, TABLE, sentences
+from lab.pages.recorded_claims import RECORDED
 from lab.table import BY_NAME
 
 TEXTS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in pages()}
@@ -21,11 +22,6 @@ BARE = re.compile(
     r"(?<![\w.,-])(?<!dim )(?<!batch )\d[\d,]{2,}(?:\.\d+)?(?![\w%])"
     r"(?! (?:tokens|keys|rows|columns|queries|heads|calls|W\b|cycles|MHz))|\d (?=TFLOP/s)"
 )
-NO_PAGE_WRITERS = {
-    "explorer_picture.py",  # in a browser, as is the next
-    "report_picture.py",
-    "check_site.py",
-}  # programs in docs/ that write into no page
 
 
 def untied(text: str) -> list[str]:
@@ -41,7 +37,7 @@ def untied(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", MARKED)
 def test_numbers_are_up_to_date(name: str) -> None:
-    """If not: python docs/claims.py, and read the sentence again."""
+    """If not: python -m lab.pages.claims, and read the sentence again."""
     assert list(CLAIMS.stale(TEXTS[name])) == []
 
 
@@ -124,33 +120,15 @@ def test_what_is_tied_is_left_alone(sentence: str) -> None:
     assert untied(sentence) == []
 
 
-def written_by_make() -> str:
-    """The commands of `make pages`, which runs none of them here."""
+def test_make_pages_runs_every_program_that_writes(tmp_path: Path) -> None:
+    """Those that pages name, and a planted one; pictures of measurements too."""
     command = ["make", "--no-print-directory", "-n", "pages"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
-def left_out(commands: str) -> list[str]:
-    """Programs that write into pages, and that these commands do not run."""
-    words = set(re.findall(r"[\w.]+", commands))
-    programs = [
-        path.name
-        for path in sorted((ROOT / "docs").glob("*.py"))
-        if '__name__ == "__main__"' in path.read_text("utf-8") and path.name not in NO_PAGE_WRITERS
-    ]
-    named = {
-        Path(match["command"].split()[-1]).name
-        for text in TEXTS.values()
-        for match in TABLE.finditer(text)
-    }
-    assert named <= set(programs) and len(named) > 5
-    return [name for name in programs if name not in words and Path(name).stem not in words]
-
-
-def test_make_pages_runs_every_program_that_writes() -> None:
-    """None is left out; one that is taken out of it is named. Pictures of measurements too."""
-    commands = written_by_make()
-    assert "fa4 figures " in commands and "docs/pictures/hopper.svg" in commands
-    assert left_out(commands) == []
-    for name in ("hopper_tables", "support_table", "claims"):
-        assert left_out(re.sub(rf"\b{name}\b", "", commands)) == [f"{name}.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"python -m lab\.pages$", done, re.MULTILINE)
+    assert "fa4 figures " in done and "docs/pictures/hopper.svg" in done
+    marked = {match["command"] for text in TEXTS.values() for match in TABLE.finditer(text)}
+    assert marked <= {f"python -m lab.pages.{name}" for name in writers()} and len(marked) > 5
+    assert {"claims", "outputs", "picture"} <= set(writers()) and not APART.keys() & set(writers())
+    (tmp_path / "planted.py").write_text('if __name__ == "__main__":\n    pass\n')
+    (tmp_path / "part.py").write_text("TABLES = ()\n")
+    assert writers(tmp_path) == ["planted"]

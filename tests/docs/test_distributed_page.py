@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from docs.distributed_tables import PAGE, TABLES
+from lab.pages.distributed_tables import PAGE, TABLES
 
 DOCUMENT = PAGE.read_text(encoding="utf-8")
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/distributed_tables.py."""
+    """If not: python -m lab.pages.distributed_tables."""
     assert list(TABLES.stale(DOCUMENT)) == []
 
 

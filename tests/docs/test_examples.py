@@ -1,8 +1,8 @@
 """The Python examples in README.md and docs/ run as they stand and print what the page shows.
 
 Each ```python block runs in a process of its own, in an empty folder; the blocks of a page that
-says so in one (docs/outputs.py). An ```output block behind one is what it prints. Blocks of any
-other kind (console, py, text) are not executed. From an installed wheel, with nothing but the
+says so in one (lab/pages/outputs.py). An ```output block behind one is what it prints. Blocks of
+any other kind (console, py, text) are not executed. From an installed wheel, with nothing but the
 extras that the page names: README's and a drawn one here, all of them in the slow tests.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.outputs import ROOT, Example, documents, examples, extras, run_page
+from lab.pages.outputs import ROOT, Example, documents, examples, extras, run_page
 from tests.drawn import draw_seed
 from tests.installed import EXTRAS, build_wheel, make_environment, required_by
 
@@ -62,7 +62,8 @@ def wrong(chosen: Iterable[Example], wheels: Wheels, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_an_example_runs(example: Example, tmp_path: Path) -> None:
-    """Nothing raises, nothing warns, outputs are those of the page: else python docs/outputs.py."""
+    """Nothing raises, nothing warns, outputs are those of the page. If not: python -m
+    lab.pages.outputs."""
     assert example.run(tmp_path) == example.shown
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.explorer_picture import PICTURE, SIZE
+from lab.pages.explorer_picture import PICTURE, SIZE
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 300_000

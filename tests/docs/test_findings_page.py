@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from docs.findings_tables import PAGE, TABLES, printed, record
-from hardware.run_findings import SCRIPTS, run_script
+from lab.hardware.run_findings import SCRIPTS, run_script
+from lab.pages.findings_tables import PAGE, TABLES, printed, record
 
 PATHS = sorted(SCRIPTS.glob("*.py"))
 
 
 def test_the_page_is_up_to_date() -> None:
-    """If not: python docs/findings_tables.py."""
+    """If not: python -m lab.pages.findings_tables."""
     text = PAGE.read_text(encoding="utf-8")
     assert list(TABLES.stale(text)) == []
     assert list(TABLES.stale(text.replace("dQ", "dK", 1))) == ["findings"]

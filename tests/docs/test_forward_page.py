@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.forward_tables import SECTIONS, SHOWN, fill, render_order, render_prediction, stale
 from fa4.plan.schema import Arrive, Wait, walk
+from lab.pages.forward_tables import SECTIONS, SHOWN, fill, render_order, render_prediction, stale
 from lab.records import read_record, record_path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,7 @@ DOCUMENT = PAGE.read_text(encoding="utf-8")
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/forward_tables.py."""
+    """If not: python -m lab.pages.forward_tables."""
     assert list(stale(DOCUMENT)) == []
 
 
@@ -59,7 +59,7 @@ def test_the_shipped_kernel_is_marked(tmp_path: Path) -> None:
 def test_what_it_links_to_exists() -> None:
     """Files linked to, and files and folders named in the table of checks."""
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", DOCUMENT)
-    named = re.findall(r"`((?:tests|benchmarks|hardware)/[\w/.]+)`", DOCUMENT)
+    named = re.findall(r"`((?:tests|lab)/[\w/.]+)`", DOCUMENT)
     paths = [PAGE.parent / link for link in links] + [ROOT / name for name in named]
     assert len(links) > 10 and len(named) > 5
     assert [path for path in paths if not path.exists()] == []

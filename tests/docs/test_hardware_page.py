@@ -1,11 +1,10 @@
-"""hardware/README.md: the machines and result files that it names are those on record."""
+"""lab/hardware/README.md: the machines and result files that it names are those on record."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from hardware import RESULTS
+from lab.hardware import RESULTS
 from lab.records import read_record
 
 FOLDER = RESULTS.parent
@@ -32,10 +31,10 @@ def test_machines_and_result_files_are_those_on_record() -> None:
 def test_the_files_it_names_exist() -> None:
     """Suites, scripts and modules of the commands."""
     named = set(re.findall(r"`([a-z0-9_]+(?:\.py|/(?:\w+\.py)?))`", PAGE))
-    named = {f"hardware/{name}" for name in named if name != "benchmarks/"}
-    named |= set(re.findall(r"\b(?:hardware|docs|fa4)/[\w/]+\.(?:py|md)\b", PAGE))
+    named = {f"lab/hardware/{name}" for name in named}
+    named |= set(re.findall(r"\b(?:lab|docs|fa4)/[\w/]+\.(?:py|md)\b", PAGE))
     named |= {f"{name.replace('.', '/')}.py" for name in re.findall(r"-m ([\w.]+)", PAGE)}
-    root = Path(FOLDER.parent)
+    root = FOLDER.parents[1]
     assert len(named) > 10
     assert [name for name in sorted(named) if not (root / name).exists()] == []
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.hopper_speed import PAGE, TABLES, bench_points, kernel_points, render_means
 from fa4 import cli
+from lab.pages.hopper_speed import PAGE, TABLES, bench_points, kernel_points, render_means
 from lab.records import record_path
 from tests.docs.test_figures_of_pages import same
 
@@ -15,7 +15,7 @@ DOCUMENT = PAGE.read_text(encoding="utf-8")
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/hopper_speed.py."""
+    """If not: python -m lab.pages.hopper_speed."""
     assert list(TABLES.stale(DOCUMENT)) == []
 
 

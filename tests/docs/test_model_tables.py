@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from docs.model_tables import MEANINGS, PAGE, TABLES, record
+from lab.pages.model_tables import MEANINGS, PAGE, TABLES, record
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/model_tables.py."""
+    """If not: python -m lab.pages.model_tables."""
     assert list(TABLES.stale(PAGE.read_text(encoding="utf-8"))) == []
 
 

@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from docs import record_tables
-from docs.record_tables import HARDWARE, PAGE, pages, quoted, tables_of
+from lab.pages import record_tables
+from lab.pages.record_tables import HARDWARE, PAGE, pages, quoted, tables_of
 from lab.records import OLDER
 from lab.table import BY_NAME
 
 
 def test_pages_are_those_of_the_ledger() -> None:
-    """If not: python docs/record_tables.py. A page that quotes a record and has no table fails."""
+    """If not: python -m lab.pages.record_tables. A page that quotes a record has one."""
     found = list(pages())
     assert {"hopper.md", "throughput.md", "verify.md"} <= {path.name for path in found}
     for path in found:
@@ -24,11 +24,13 @@ def test_a_quotation_is_found() -> None:
     """By the marker of a number, a file, the program of a table; what tests hold is not listed."""
     for text in (
         "about <!--=hopper_bench: calls-->70 calls",
-        "see `hardware/results/hopper_bench.json`",
-        "<!-- calls: written by python docs/hopper_speed.py -->",
+        "see `lab/hardware/results/hopper_bench.json`",
+        "<!-- calls: written by python -m lab.pages.hopper_speed -->",
     ):
         assert BY_NAME["hopper_bench"] in quoted(text)
-    assert quoted("<!--=claims: backward pairs-->24%, benchmarks/results/predictions.json") == []
+    assert (
+        quoted("<!--=claims: backward pairs-->24%, lab/benchmarks/results/predictions.json") == []
+    )
 
 
 def test_a_record_that_ages_changes_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:

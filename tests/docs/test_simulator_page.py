@@ -6,7 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from docs.simulator_tables import (
+from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
+from lab.pages.simulator_tables import (
     OWN_PICTURE,
     PAGE,
     PICTURE,
@@ -17,13 +18,12 @@ from docs.simulator_tables import (
     swept,
     unit,
 )
-from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
 
 DOCUMENT = PAGE.read_text(encoding="utf-8")
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/simulator_tables.py."""
+    """If not: python -m lab.pages.simulator_tables."""
     assert list(TABLES.stale(DOCUMENT)) == []
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import typer
 
-from docs import picture
 from docs._ext.glossary_words import SIGNAL, SIGNAL_TERM, cut, pattern_of, read_glossary
-from docs.check_site import check_site
 from fa4 import cli
 from fa4.base.role_styles import ROLES
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardPipeline, WarpgroupPipeline
 from fa4.hardware import B200, H100
 from fa4.plan import PipelinePlan, backward_plan, forward_plan
 from fa4.plan.warpgroup import warpgroup_plan
+from lab.pages import picture
+from lab.pages.check_site import check_site
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -188,7 +188,7 @@ def test_the_reference_names_every_public_module() -> None:
 
 
 def test_the_picture_is_current() -> None:
-    """If not: python docs/picture.py. It is small, loads nothing, and names roles and memory."""
+    """If not: python -m lab.pages.picture. Small, loads nothing, names roles and memory."""
     drawn = picture.draw()
     assert picture.PICTURE.read_text(encoding="utf-8") == drawn
     assert len(drawn) < 60_000 and "href" not in drawn and "aria-label" in drawn

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from docs.claims import ROOT, pages
-from docs.marked_tables import TABLE
-from docs.quotes import quotes
-from docs.throughput_tables import PAGE, PICTURES_ELSEWHERE, SECTIONS, TABLES, TABLES_ELSEWHERE
+from lab.pages.claims import ROOT, pages
+from lab.pages.marked_tables import TABLE
+from lab.pages.quotes import quotes
+from lab.pages.throughput_tables import PAGE, PICTURES_ELSEWHERE, SECTIONS, TABLES, TABLES_ELSEWHERE
 
 DOCUMENT = PAGE.read_text(encoding="utf-8")
 OWN = "docs/throughput.md"
@@ -25,7 +25,7 @@ def printed(text: str) -> set[str]:
 
 
 def test_tables_are_up_to_date() -> None:
-    """If not: python docs/throughput_tables.py."""
+    """If not: python -m lab.pages.throughput_tables."""
     assert list(TABLES.stale(DOCUMENT)) == []
 
 

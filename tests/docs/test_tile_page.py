@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.computed_claims import COMPUTED
+from lab.pages.computed_claims import COMPUTED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tile.md"
 COPY = re.compile(r"cp\.async\.bulk\.tensor\.4d\.shared::cta\.global\S* \[%r\d+(?:\+(\d+))?\]")

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from docs.report_picture import PICTURE, SIZE
-from docs.verify_tables import JSON_PAGE, JSON_TABLES, TABLES
-from hardware import verify_gpu
+from lab.hardware import verify_gpu
+from lab.pages.report_picture import PICTURE, SIZE
+from lab.pages.verify_tables import JSON_PAGE, JSON_TABLES, TABLES
 from lab.records import read_record
 from tests.docs.test_explorer_picture import MOST_BYTES, size_of
 
@@ -26,7 +26,7 @@ def test_the_table_of_kernels_is_the_recorded_one() -> None:
 
 
 def test_the_table_of_coverage_is_up_to_date() -> None:
-    """If not: python docs/verify_tables.py; and another figure would be seen."""
+    """If not: python -m lab.pages.verify_tables; and another figure would be seen."""
     assert list(TABLES.stale(PAGE)) == []
     assert list(TABLES.stale(PAGE.replace("| dQ | ", "| dQ | 1"))) == ["coverage"]
 
@@ -39,10 +39,10 @@ def test_the_keys_of_a_report_are_up_to_date() -> None:
 
 
 def test_the_picture_of_a_report_is_small_and_whole() -> None:
-    """As the script takes it; if not: python docs/report_picture.py."""
+    """As the script takes it; if not: python -m lab.pages.report_picture."""
     content = PICTURE.read_bytes()
     assert size_of(content) == SIZE and len(content) <= MOST_BYTES
-    assert "](pictures/report.png)" in PAGE and "python docs/report_picture.py" in PAGE
+    assert "](pictures/report.png)" in PAGE and "python -m lab.pages.report_picture" in PAGE
 
 
 def test_the_page_names_machine_and_versions() -> None:

@@ -12,7 +12,7 @@ import pytest
 transformers = pytest.importorskip("transformers")
 
 import fa4  # noqa: E402
-from benchmarks.models.walk import class_names, visit, walk  # noqa: E402
+from lab.benchmarks.models.walk import class_names, visit, walk  # noqa: E402
 from lab.records import read_record  # noqa: E402
 
 RECORD = read_record("models")

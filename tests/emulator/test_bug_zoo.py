@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from docs.bug_zoo import PAGE, TABLES
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.kinds import KINDS
+from lab.pages.bug_zoo import PAGE, TABLES
 from tests.emulator.bug_zoo import BUGS, Bug
 
 SCHEDULES = (("fifo", 0), ("adversarial", 1))

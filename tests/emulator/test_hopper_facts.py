@@ -1,7 +1,7 @@
 """What a Hopper GPU computed: the recorded comparison, its replay, and the facts it taught.
 
-`hardware/emulator_hopper` runs PTX programs on an H200 and on the emulator. Its result file holds
-digests of what the GPU computed, so that the emulator is held to them without a GPU.
+`lab/hardware/emulator_hopper` runs PTX programs on an H200 and on the emulator. Its result file
+holds digests of what the GPU computed, so that the emulator is held to them without a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fa4.emulator.tma.descriptor import TensorMap
-from hardware.emulator_hopper import (
+from lab.hardware.emulator_hopper import (
     barriers,
     compare,
     programs,
@@ -24,7 +24,7 @@ from hardware.emulator_hopper import (
     suite,
     values,
 )
-from hardware.emulator_hopper.emulate import CHECKED, emulate
+from lab.hardware.emulator_hopper.emulate import CHECKED, emulate
 from lab.records import read_record
 from tests.emulator.kernels import aligned, kinds, run_ptx
 from tests.emulator.opcode_runner import check

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from docs.support_table import BEGIN, END, EVIDENCE, PAGE, fill, markdown, measured, section_of
 from fa4 import cli
 from fa4.emulator.isa.instruction_set import TABLE
 from fa4.emulator.tools import support
 from fa4.emulator.tools.support import MANUAL_ONLY, confirmed_opcodes, support_table
+from lab.pages.support_table import BEGIN, END, EVIDENCE, PAGE, fill, markdown, measured, section_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = PAGE.read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ def is_current(document: str) -> bool:
 
 
 def test_the_documented_table_is_the_present_one() -> None:
-    """If not: python docs/support_table.py"""
+    """If not: python -m lab.pages.support_table"""
     assert is_current(DOCUMENT)
 
 
@@ -55,7 +55,7 @@ def test_every_row_is_there_with_its_name() -> None:
 
 
 def test_the_package_has_what_was_measured() -> None:
-    """If not: python docs/support_table.py"""
+    """If not: python -m lab.pages.support_table"""
     assert confirmed_opcodes() == measured()
 
 

@@ -1,6 +1,7 @@
 """What a Hopper GPU's tensor core computed: the recorded comparison, and its replay.
 
-`hardware/wgmma_sums` runs wgmma on an H200; its result file holds digests of operands and outputs.
+`lab/hardware/wgmma_sums` runs wgmma on an H200; its result file holds digests of operands and
+outputs.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import pytest
 from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.wgmma import sums
 from fa4.emulator.wgmma.forms import ProductForm
-from hardware.wgmma_sums import compare, operands
-from hardware.wgmma_sums.operands import CASES, COMBINATIONS, Combination
+from lab.hardware.wgmma_sums import compare, operands
+from lab.hardware.wgmma_sums.operands import CASES, COMBINATIONS, Combination
 from lab.records import read_record
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pytest
 
 from fa4.backends import ON_GPU
 from fa4.call.choose import MADE_FOR, find_gpu
-from hardware.guarded.memory import CudaDriver, GuardedMemory, install_in_torch
+from lab.hardware.guarded.memory import CudaDriver, GuardedMemory, install_in_torch
 
 if os.environ.get("FA4_GUARDED"):  # before torch looks at a GPU
     install_in_torch(GuardedMemory(CudaDriver()))

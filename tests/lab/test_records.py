@@ -17,7 +17,7 @@ from lab.sources import SourceTree
 from lab.table import BY_NAME, RECORDS
 from tests.test_architecture import python_files
 
-FOLDERS = ("benchmarks/results", "hardware/results")
+FOLDERS = ("lab/benchmarks/results", "lab/hardware/results")
 SIMULATED = {  # whose programs import its costs; `fa4 bench` shares a module with `fa4 run`
     "claims", "design", "forward_prediction", "hopper_bench", "hopper_counters", "hopper_designs",
     "hopper_splits", "mutants", "predictions", "sim", "validation",
@@ -109,19 +109,18 @@ def test_no_sources_of_a_tree_with_changes() -> None:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with one commit, in which records are written."""
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
-        (tmp_path / "benchmarks").mkdir(exist_ok=True)
-        (tmp_path / "benchmarks/benchmark_features.py").write_text("X = 1\n")
+        (tmp_path / "lab/benchmarks").mkdir(exist_ok=True, parents=True)
+        (tmp_path / "lab/benchmarks/features.py").write_text("X = 1\n")
         identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
         subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True)
     monkeypatch.setattr(records, "ROOT", tmp_path)
     monkeypatch.setattr(records, "LEDGER", tmp_path / "lab/ledger.json")
-    (tmp_path / "lab").mkdir()
     return tmp_path
 
 
 def test_a_record_is_written_from_a_clean_tree_alone(project: Path) -> None:
     """Its numbers are kept elsewhere otherwise; other files are nobody's record."""
-    path = project / "benchmarks/results/features.json"
+    path = project / "lab/benchmarks/results/features.json"
     write_record(path, {"kernels": []}, ("pytest",))
     making = making_of("features")
     assert making.clean and making.commit and making.versions["pytest"] == pytest.__version__
@@ -129,8 +128,8 @@ def test_a_record_is_written_from_a_clean_tree_alone(project: Path) -> None:
     write_record(path, {"kernels": [1]})  # a record written before it is no change
     assert records.read_record("features") == {"kernels": [1]}
 
-    (project / "benchmarks/benchmark_features.py").write_text("X = 2\n")
-    with pytest.raises(ValueError, match=r"features is not recorded: benchmarks/benchmark_fe"):
+    (project / "lab/benchmarks/features.py").write_text("X = 2\n")
+    with pytest.raises(ValueError, match=r"features is not recorded: lab/benchmarks/fe"):
         write_record(path, {"kernels": [2]})
     assert records.read_record("features") == {"kernels": [1]}
     kept = project / "out" / path.name
@@ -143,7 +142,7 @@ def test_a_record_is_written_from_a_clean_tree_alone(project: Path) -> None:
 
 def test_a_record_in_parts_is_of_no_one_tree(project: Path) -> None:
     """Some of it is kept from an earlier run."""
-    write_record(project / "benchmarks/results/features.json", {}, whole=False)
+    write_record(project / "lab/benchmarks/results/features.json", {}, whole=False)
     assert state_of("features", SourceTree(project)) == records.UNKNOWN
 
 
@@ -155,6 +154,6 @@ def opened(text: str) -> list[str]:
 def test_programs_read_records_by_their_names() -> None:
     """Through read_record, whose names are those of the table."""
     files = {Path(record.path).name for record in RECORDS} - {"verdicts.json"}
-    texts = python_files("docs", "benchmarks", "hardware", "tests")
+    texts = python_files("lab", "tests")
     assert [(path, x) for path, text in texts for x in opened(text) if x in files] == []
     assert opened('json.loads((RESULTS / "x' + '.json").read_text())') == ["x.json"]

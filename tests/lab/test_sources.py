@@ -13,8 +13,8 @@ TEXTS = {
     "fa4/costs.py": '"""Costs."""\nCYCLES = 8  # of a load\n',
     "fa4/use.py": "def f():\n    from fa4.costs import CYCLES\n    return CYCLES\n",
     "fa4/other.py": "X = 1\n",
-    "benchmarks/run.py": "from helper import g\n",
-    "benchmarks/helper.py": "from fa4.use import f as g\n",
+    "lab/benchmarks/run.py": "from helper import g\n",
+    "lab/benchmarks/helper.py": "from fa4.use import f as g\n",
 }
 
 
@@ -22,15 +22,15 @@ TEXTS = {
 def root(tmp_path: Path) -> Path:
     """A small project."""
     for name, text in TEXTS.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
     return tmp_path
 
 
 def test_a_program_is_what_it_imports(root: Path) -> None:
     """Inside functions, and as scripts do from their own folder; nothing else."""
-    found = SourceTree(root).closure(["benchmarks.run"])
-    assert sorted(found) == ["benchmarks.helper", "benchmarks.run", "fa4.costs", "fa4.use"]
+    found = SourceTree(root).closure(["lab.benchmarks.run"])
+    assert sorted(found) == ["fa4.costs", "fa4.use", "lab.benchmarks.helper", "lab.benchmarks.run"]
     with pytest.raises(ValueError, match=r"no module 'fa4\.none'"):
         SourceTree(root).closure(["fa4.none"])
 
@@ -46,8 +46,8 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_hash_changes_with_the_code(root: Path, change: str) -> None:
     module, text, differs = CHANGES[change]
-    before = SourceTree(root).fingerprint(["benchmarks.run"])
-    after = SourceTree(root, {module: text}).fingerprint(["benchmarks.run"])
+    before = SourceTree(root).fingerprint(["lab.benchmarks.run"])
+    after = SourceTree(root, {module: text}).fingerprint(["lab.benchmarks.run"])
     assert (before != after) == differs
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from fa4.hardware import H200
 from fa4.plan.warpgroup_rates import RATES
-from hardware.warpgroup_forward.tile_rates import Rate, fit, kept, rates_of, render
+from lab.hardware.warpgroup_forward.tile_rates import Rate, fit, kept, rates_of, render
 
 ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "hardware" / "results" / "hopper_tiles.csv"
+MEASURED = ROOT / "lab" / "hardware" / "results" / "hopper_tiles.csv"
 
 
 def rows(rate: float, start: float, causal: int, noise: float = 0.0) -> list[dict[str, str]]:
@@ -52,7 +52,7 @@ def test_what_is_never_fastest_is_left_out() -> None:
 
 
 def test_the_table_is_what_the_command_writes() -> None:
-    """If not: python -m hardware.warpgroup_forward.tile_rates (its first lines say how)."""
+    """If not: python -m lab.hardware.warpgroup_forward.tile_rates (its first lines say how)."""
     with MEASURED.open(newline="", encoding="utf-8") as file:
         found = rates_of(csv.DictReader(file))
     text = render(found)

@@ -417,7 +417,7 @@ def test_unknown_degree_is_refused():
 
 
 def test_the_bound_is_what_the_hardware_showed() -> None:
-    """The largest distance over all inputs on an H200, on record (hardware/h200_exp2.py)."""
+    """The largest distance over all inputs on an H200, on record (lab/hardware/h200_exp2.py)."""
     checks = read_record("h200_exp2")["checks"]
     found = next(x for x in checks if x["check"].startswith("exp2_mufu"))["ulp_histogram"]
     assert max(abs(int(distance)) for distance in found) == exp2.MUFU_MAX_ULP

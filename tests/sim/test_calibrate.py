@@ -311,7 +311,7 @@ def test_what_is_left_out_is_met() -> None:
 
 
 def test_recorded_groups_are_within_their_limits() -> None:
-    """benchmark_validation: each kind left out at most 4 % off, and less than the formula."""
+    """lab.benchmarks.validation: each kind left out at most 4 % off, and less than the formula."""
     groups = read_record("validation")["b200"]
     for group in groups["left out"].values():
         assert group["mape_percent"] <= 4.0

@@ -1,4 +1,4 @@
-"""What the FlashAttention-4 paper reports, predicted; benchmark_claims has all rows."""
+"""What the FlashAttention-4 paper reports, predicted; lab.benchmarks.claims has all rows."""
 
 from __future__ import annotations
 

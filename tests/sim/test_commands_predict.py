@@ -14,7 +14,7 @@ from fa4.figures import measured
 from fa4.hardware import GPUS
 from fa4.sim.fields import FIELDS
 from fa4.sim.options import build
-from hardware.warpgroup_forward.repeated import sustained_calls
+from lab.hardware.warpgroup_forward.repeated import sustained_calls
 
 COMMANDS = ("predict", "machines", "validate", "calibrate")
 DATA = Path(__file__).parent / "data"

@@ -16,7 +16,7 @@ from fa4.sim.hopper_backward import backward_pipeline, predict_hopper_backward
 from fa4.sim.machine import find_machine
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
-from hardware.warpgroup_backward.predicted import (
+from lab.hardware.warpgroup_backward.predicted import (
     NARROW,
     WIDE,
     PredictedGradient,

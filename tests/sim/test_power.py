@@ -14,7 +14,7 @@ from fa4.commands.predict import describe, say_sustained
 from fa4.sim.machine import find_machine, read_machine
 from fa4.sim.options import build
 from fa4.sim.power import H200_POWER, PowerFigures, clock_share
-from hardware.warpgroup_forward.repeated import RepeatedCall, sustained_calls
+from lab.hardware.warpgroup_forward.repeated import RepeatedCall, sustained_calls
 from lab.records import read_record
 
 LOADS = {load["load"]: load for load in read_record("hopper_starts")["loads"]}

@@ -2,31 +2,24 @@
 
 What no definition decides (instructions around a loop, latencies that were fitted) is decided by
 the measurements it was fitted to, within their tolerances. This holds it still between two fits:
-who changes the model records `benchmarks/benchmark_predictions.py` anew, and shows the difference.
+who changes the model records `lab/benchmarks/predictions.py` anew, and shows the
+difference.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from lab.benchmarks import predictions
 from lab.records import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = read_record("predictions")
 CLOSE = 1e-9  # relative; sums may come in another order
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benchmark that recorded them."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("benchmark_predictions")
 
 
 def differences(old: Any, new: Any, place: str = "") -> list[str]:
@@ -45,15 +38,15 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("name", RECORDED["predictions"])
-def test_the_recorded_figures(name: str, benchmark: ModuleType) -> None:
+def test_the_recorded_figures(name: str) -> None:
     """Times, bounds, busy units and stalls."""
-    new = {"call": benchmark.CALLS[name], **benchmark.figures(name)}
+    new = {"call": predictions.CALLS[name], **predictions.figures(name)}
     assert differences(RECORDED["predictions"][name], json.loads(json.dumps(new))) == []
 
 
-def test_every_call_is_recorded(benchmark: ModuleType) -> None:
+def test_every_call_is_recorded() -> None:
     """None is left out of the file."""
-    assert list(benchmark.CALLS) == list(RECORDED["predictions"])
+    assert list(predictions.CALLS) == list(RECORDED["predictions"])
 
 
 def test_a_difference_is_found() -> None:

@@ -1,36 +1,27 @@
 """Records that rest on predictions are those of this code: what a CPU can compute again, is.
 
 Who changes a plan, a cost, the engine or a kernel's loop makes them anew, from a clean commit:
-`python benchmarks/benchmark_forward_prediction.py`, `python benchmarks/benchmark_claims.py`.
+`python -m lab.benchmarks.forward_prediction`, `python -m lab.benchmarks.claims`.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from lab.benchmarks import claims
+from lab.benchmarks import forward_prediction as forward
 from lab.records import read_record
 from tests.sim.test_predictions import differences
 
 ROOT = Path(__file__).resolve().parents[2]
 FORWARD = read_record("forward_prediction")
 CLAIMS = read_record("claims")["claims"]
-
-
-@pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, ModuleType]]:
-    """The programs that recorded them."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    names = ("benchmark_forward_prediction", "benchmark_claims")
-    forward, claims = (importlib.import_module(name) for name in names)
-    yield forward, claims
 
 
 def predicted_again(forward: ModuleType, report: dict[str, Any]) -> list[str]:
@@ -48,9 +39,8 @@ def predicted_again(forward: ModuleType, report: dict[str, Any]) -> list[str]:
     return found + differences(report["verdicts"], json.loads(json.dumps(verdicts)), "verdicts")
 
 
-def test_predictions_of_the_forward_kernels(benchmarks: tuple[ModuleType, ModuleType]) -> None:
+def test_predictions_of_the_forward_kernels() -> None:
     """By their recorded counts; a planted TFLOP/s, count, aim or verdict would be seen."""
-    forward, _ = benchmarks
     assert predicted_again(forward, FORWARD) == []
     for change in (
         lambda x: x["predictions"][3].update(tflops=1605.0),
@@ -64,10 +54,9 @@ def test_predictions_of_the_forward_kernels(benchmarks: tuple[ModuleType, Module
         assert predicted_again(forward, wrong) != []
 
 
-def test_instructions_of_the_forward_kernels(benchmarks: tuple[ModuleType, ModuleType]) -> None:
+def test_instructions_of_the_forward_kernels() -> None:
     """Counted again, in the emulator, of the kernels that the two calls get."""
     pytest.importorskip("cutlass")
-    forward, _ = benchmarks
     shipped = [row for row in FORWARD["predictions"] if row["shipped"]]
     assert len(shipped) == len(forward.CALLS)
     for call, row in zip(forward.CALLS, shipped, strict=True):
@@ -77,9 +66,8 @@ def test_instructions_of_the_forward_kernels(benchmarks: tuple[ModuleType, Modul
         assert pipes == {role: forward.pipes(amount) for role, amount in recorded.items()}
 
 
-def test_the_papers_claims(benchmarks: tuple[ModuleType, ModuleType]) -> None:
+def test_the_papers_claims() -> None:
     """All but the counts of rescales, which the NumPy reference takes long for."""
-    _, claims = benchmarks
     parts = [part for part in claims.PARTS if part is not claims.rescaling]
     now = json.loads(json.dumps(claims.json_ready([row for part in parts for row in part()])))
     recorded = [row for row in CLAIMS if not row["claim"].startswith("rescales")]
@@ -87,9 +75,8 @@ def test_the_papers_claims(benchmarks: tuple[ModuleType, ModuleType]) -> None:
 
 
 @pytest.mark.slow
-def test_counts_of_rescales(benchmarks: tuple[ModuleType, ModuleType]) -> None:
+def test_counts_of_rescales() -> None:
     """Those that depend on sums of bf16 products: within a percent."""
-    _, claims = benchmarks
     recorded = [row for row in CLAIMS if row["claim"].startswith("rescales")]
     for old, new in zip(recorded, claims.rescaling(), strict=True):
         assert new["rates"] == pytest.approx(old["rates"], rel=0.01)

@@ -29,7 +29,7 @@ from fa4.sim.options import build
 from fa4.sim.predict import Simulation, make_runner, predict, random_rescale_rate
 from fa4.sim.timeline import record
 from fa4.sim.validation import compare
-from hardware.hopper_units.figures import STARTS, figures
+from lab.hardware.hopper_units.figures import STARTS, figures
 
 DATA = Path(__file__).parent / "data"
 H200 = find_machine("h200")

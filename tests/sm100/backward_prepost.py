@@ -3,7 +3,7 @@
 A call's tensors are parts of a buffer that is NaN, and -1 as integers, wherever nothing is put: the
 rows of no sequence, what lies between rows and tensors, and the workspace. `errors` compares the
 whole buffer after a launch, so that nothing else may have been written. The tests run the kernels
-in the emulator, hardware/backward_hopper on a Hopper GPU.
+in the emulator, lab/hardware/backward_hopper on a Hopper GPU.
 """
 
 import tempfile

@@ -1,6 +1,6 @@
 """Bytes through shared memory for each query tile of a backward kernel, as the emulator counts.
 
-    python -m tests.sm100.backward_traffic      writes benchmarks/results/backward_traffic.json
+    python -m tests.sm100.backward_traffic      writes lab/benchmarks/results/backward_traffic.json
 
 What a KV tile costs once (K and V, dK and dV) is in no difference between two lengths.
 """

@@ -1,7 +1,7 @@
 """Small kernels of what the forward kernel does alike on every GPU: work tiles, rows, rounding.
 
 `compile_neutral` builds them for a target; the tests run them on the emulator, and
-hardware/forward_hopper on a Hopper GPU, which has no packed float32: there each packed
+lab/hardware/forward_hopper on a Hopper GPU, which has no packed float32: there each packed
 instruction becomes the two that it stands for.
 """
 

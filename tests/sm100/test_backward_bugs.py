@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from docs.backward_bugs import render_bugs
 from fa4.sm100.backward import reduce
+from lab.pages.backward_bugs import render_bugs
 from tests.sm100.altered import Edit
 from tests.sm100.backward_bugs import (
     BUGS,

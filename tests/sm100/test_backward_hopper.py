@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("cutlass")
 
 from fa4.emulator.host.session import Session
-from hardware.backward_hopper import compare, make_suite
+from lab.hardware.backward_hopper import compare, make_suite
 from tests.sm100.backward_prepost import FUNCTIONS, Call, compile_small, copy
 
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from hardware.backward_hopper import skeleton, skeleton_cases
+from lab.hardware.backward_hopper import skeleton, skeleton_cases
 from lab.records import read_record
 
 D64 = {"head_dim": 64, "head_dim_v": 64}

@@ -1,11 +1,10 @@
-"""How `benchmarks/codegen_backward.py` counts and judges a backward kernel's code."""
+"""How `lab/benchmarks/codegen_backward.py` counts and judges a backward kernel's code."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,15 +15,13 @@ from fa4.inspect.codegen import KernelCode
 from fa4.inspect.cubin import Resources
 from fa4.inspect.loops import LoopReport, Mark
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 PRODUCTS = 40  # MMA instructions of a query tile in one CTA of head dim 128
 
 
 @pytest.fixture
 def backward(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setattr(sys, "path", list(sys.path))  # a compiler's folder is added to it
-    return importlib.import_module("codegen_backward")
+    return importlib.import_module("lab.benchmarks.codegen_backward")
 
 
 def loop(kind: str, length: int, header: int = 0, mma: int = 0, barriers: int = 0) -> LoopReport:

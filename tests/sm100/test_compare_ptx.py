@@ -1,18 +1,12 @@
-"""benchmarks/compare_ptx.py: what counts as a difference between two PTX texts."""
+"""lab/benchmarks/compare_ptx.py: what counts as a difference between two PTX texts."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import compare_ptx
-from compare_ptx import difference, machine_code
-
 from fa4.emulator.elf import ElfSection
+from lab.benchmarks import compare_ptx
+from lab.benchmarks.compare_ptx import difference, machine_code
 
 TEXT = """
 .visible .entry kernel_one_2(

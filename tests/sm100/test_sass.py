@@ -1,7 +1,7 @@
 """Loops, counts and resources of compiled kernels, read from machine code, ELF and PTX.
 
 The listings are written here in nvdisasm's form: real ones are compared with the peers' known
-figures by `benchmarks/benchmark_codegen.py`.
+figures by `lab/benchmarks/codegen.py`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from hardware.forward_hopper import skeleton, skeleton_cases
-from hardware.forward_hopper.skeleton_ptx import without_tensor_core
+from lab.hardware.forward_hopper import skeleton, skeleton_cases
+from lab.hardware.forward_hopper.skeleton_ptx import without_tensor_core
 from lab.records import read_record
 
 

@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hardware.guarded.drawing import FIXED, draw_calls
-from hardware.warpgroup_backward import random_gradients
-from hardware.warpgroup_backward.measure import GradientProblem, default_plan
-from hardware.warpgroup_backward.random_gradients import run
+from lab.hardware.guarded.drawing import FIXED, draw_calls
+from lab.hardware.warpgroup_backward import random_gradients
+from lab.hardware.warpgroup_backward.measure import GradientProblem, default_plan
+from lab.hardware.warpgroup_backward.random_gradients import run
 
 
 def test_the_grid_is_the_papers() -> None:

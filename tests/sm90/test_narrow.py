@@ -24,7 +24,7 @@ from fa4.config import ForwardConfig
 from fa4.emulator.host.session import Session
 from fa4.sm90.forward.narrow import in_column_pairs, quadruples
 from fa4.sm90.forward.spec import WarpgroupSpec
-from hardware.warpgroup_fp8.measure import of_spec
+from lab.hardware.warpgroup_fp8.measure import of_spec
 from tests.sm90.forward_kernel import build
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2

@@ -79,7 +79,7 @@ def first_failure(fault: Fault, *, named: bool = False) -> PropertyResult:
     failed = report.with_status("failed")
     assert failed, f"{fault.description}: not noticed"
     # The first look at every property reports nothing but failures. It takes a few seconds, which
-    # benchmarks/results/verify.json states; the whole run takes a minute.
+    # lab/benchmarks/results/verify.json states; the whole run takes a minute.
     assert len(report.results) == 1, f"{fault.description}: not noticed at the first look"
     return failed[0]
 

@@ -39,7 +39,7 @@ TIGHT = ("gradients", "gradients_values_*", "gradients_gqa_*", "gradients_with_g
 
 @pytest.mark.parametrize("name", STYLES)
 def test_styles_pass_where_limits_are_tight(name: str) -> None:
-    """At a first look, with one seed; benchmarks/benchmark_verify.py takes twenty."""
+    """At a first look, with one seed; lab/benchmarks/verify.py takes twenty."""
     assert rejected(name, only=TIGHT, quick=True) == []
 
 

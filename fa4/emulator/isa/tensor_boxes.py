@@ -66,7 +66,7 @@ class Box:
 
         Raises MemoryFault where its box has nothing in the tensor and the map's address is no
         memory, too: hardware translates that address although it fetches nothing. Measured on an
-        H100 and an H200 (hardware/guarded): of loads in each dimension, on either side; not of
+        H100 and an H200 (lab/hardware/guarded): of loads in each dimension, on either side; not of
         boxes that cross an edge, nor of prefetches, stores and reductions.
         """
         tensor_map, transfer = self.plan(fragment, lane, smem_offset)

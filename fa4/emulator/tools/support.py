@@ -3,7 +3,7 @@
 Every row of the instruction table carries its forms and its section of the PTX ISA manual. Beyond
 the manual, a row can be confirmed by two kinds of measurement: opcodes whose results equal those of
 an H200 bit for bit or within the stated bound, and opcodes executed in kernels of other authors
-whose outputs are right. `confirmed.json` lists both; `docs/support_table.py` writes it.
+whose outputs are right. `confirmed.json` lists both; `lab/pages/support_table.py` writes it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How Hopper's tensor core adds up the products of one instruction and the accumulator.
 
-Measured on an H200, where hardware/wgmma_sums finds every output of every type to the bit:
+Measured on an H200, where lab/hardware/wgmma_sums finds every output of every type to the bit:
 
 - Products are exact. Their exponent is the sum of their factors' (so that the significand is from
   1 up to below 4), and subnormal factors and accumulators have that of the smallest normal number.

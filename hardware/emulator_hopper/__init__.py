@@ -1,9 +1,0 @@
-"""The emulator compared with a Hopper GPU, on the instructions that Hopper shares with Blackwell.
-
-    python -m hardware.emulator_hopper.make_suite out/emulator_hopper/suite.npz
-    python3 -m hardware.emulator_hopper.run_there out/emulator_hopper/suite.npz RESULTS   (the GPU)
-    python -m hardware.emulator_hopper.compare RESULTS
-
-The first writes PTX programs, cubins and inputs; the second needs only NumPy and the driver; the
-third runs the same programs on the emulator and writes hardware/results/emulator_hopper.json.
-"""

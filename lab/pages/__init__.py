@@ -1,0 +1,5 @@
+"""What writes tables, numbers and pictures into the pages of docs/ (`make pages`)."""
+
+from lab import ROOT
+
+DOCS = ROOT / "docs"

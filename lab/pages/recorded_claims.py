@@ -1,0 +1,312 @@
+"""Numbers of sentences that are read from records; each claim begins with its record's name.
+
+Records: lab/benchmarks/results, lab/hardware/results, fa4/measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+from fa4.commands.bench_random import summarize
+from fa4.figures.measured import B200_FILE
+from fa4.hardware import B200
+from fa4.sim.measurements import read_measurements
+from fa4.sim.options import build
+from lab.pages.design_tables import CLAIMS as DESIGN_CLAIMS
+from lab.pages.hopper_speed import SpeedPoint, bench_points, kernel_points
+from lab.records import read_record
+
+BY_COUNTS = "no mask, 32k"  # the call of forward_prediction.json that most pages speak of
+ALIKE = 0.03  # predictions that differ by less are called equal (docs/simulator.md)
+
+
+@cache
+def record(name: str) -> Any:
+    """What a result file holds. Raises ValueError if there is none of that name."""
+    return read_record(name)
+
+
+def unit(name: str, file: str = "hopper_units") -> float:
+    """A measured figure of a Hopper SM by its name."""
+    (found,) = (x["value"] for x in record(file)["figures"] if x["name"] == name)
+    value: float = found
+    return value
+
+
+def load(name: str, key: str, file: str = "hopper_units", seconds: float | None = None) -> float:
+    """A figure of a load of the whole GPU, by the load's name."""
+    rows = [x for x in record(file)["loads"] if x["load"] == name]
+    (row,) = (x for x in rows if seconds is None or x["seconds"] == seconds)
+    value: float = row[key]
+    return value
+
+
+def times_as_fast(peer: str) -> float:
+    """As a peer: the geometric mean over whole calls."""
+    ratios = [point.ours / point.peers[peer] for point in bench_points() if peer in point.peers]
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def kernel_point(dims: str, causal: bool, seqlen: int) -> SpeedPoint:
+    """The kernel by itself."""
+    wanted = (dims, causal, seqlen)
+    (found,) = (x for x in kernel_points() if (x.dims, x.causal, x.seqlen) == wanted)
+    return found
+
+
+def headline() -> float:
+    """TFLOP/s that FlashAttention-4's authors measured of what `fa4 predict` asks by itself."""
+    problem = build({}).problem
+    (found,) = (row.tflops for row in read_measurements(B200_FILE)
+                if row.problem == problem and row.direction == "fwd")  # fmt: skip
+    return found
+
+
+def claimed(beginning: str) -> list[float]:
+    """What was predicted of the paper's claim that begins so."""
+    (found,) = (x for x in record("claims")["claims"] if x["claim"].startswith(beginning))
+    return [float(value) for value in found["predicted"]]
+
+
+def own(part: str, key: str) -> float:
+    """Of the validation against this package's sweep."""
+    value: float = record("validation")["own h200"][part][key]
+    return value
+
+
+def spill_error() -> float:
+    """Percent of mean error of kernels that spill: of all points without those that do not."""
+    count = own("all", "points") - own("without spills", "points")
+    total = own("all", "points") * own("all", "mape_percent")
+    return (total - own("without spills", "points") * own("without spills", "mape_percent")) / count
+
+
+def alike_columns() -> list[int]:
+    """Shares of emulated columns that are as good as the shipped kernel's, for its call."""
+    rows = [x for x in record("forward_prediction")["predictions"] if x["call"] == BY_COUNTS]
+    (shipped,) = (x for x in rows if x["shipped"])
+    return sorted(
+        x["emulated_columns"] for x in rows
+        if x["cta_group"] == shipped["cta_group"] and x["tflops"] >= (1 - ALIKE) * shipped["tflops"]
+    )  # fmt: skip
+
+
+def counted(cta_group: int, columns: int = 24) -> float:
+    """Predicted TFLOP/s of that call by counted instructions."""
+    (found,) = (
+        x["tflops"] for x in record("forward_prediction")["predictions"]
+        if (x["call"], x["cta_group"], x["emulated_columns"]) == (BY_COUNTS, cta_group, columns)
+    )  # fmt: skip
+    value: float = found
+    return value
+
+
+def pair_cycles(kernel: str = "d 128, pair") -> float:
+    """Of the shared-memory port, by the bytes that a backward CTA of a pair moves for a tile."""
+    kinds = ("products", "stores", "stores from a peer", "bulk reductions")
+    counts = record("backward_traffic")[kernel]["counted"][0]
+    return sum(counts.get(kind, 0) for kind in kinds) / B200.smem_bytes_per_clk
+
+
+def ends(
+    name: str, values: Callable[[], Iterable[float]], form: str
+) -> dict[str, Callable[[], str]]:
+    """Two claims: the least and the most of some values."""
+    return {
+        f"{name}, least": lambda: format(min(values()), form),
+        f"{name}, most": lambda: format(max(values()), form),
+    }
+
+
+def energy(name: str) -> float:
+    """Watts that a load takes beyond the idle GPU."""
+    idle = load("idle loop", "steady_w", "hopper_starts")
+    return load(name, "steady_w", "hopper_starts") - idle
+
+
+def cudnn_ahead() -> list[float]:
+    """By how much cuDNN's kernel is faster with 512 tokens and head dim 256, by masks."""
+    points = [kernel_point("256", causal, 512) for causal in (False, True)]
+    return [point.peers["cudnn"] / point.ours - 1 for point in points]
+
+
+def choices() -> list[float]:
+    """Percent that each choice of the simulator loses against the fastest measured one."""
+    return [x["lost_percent"] for x in record("validation")["own h200"]["choices"]]
+
+
+def l2_rates(memory: str) -> list[float]:
+    """Bytes per cycle and SM from L2 or HBM, all SMs loading."""
+    names = (x["name"] for x in record("hopper_units")["figures"])
+    start = f"curve {memory}/132 SMs"
+    return [unit(name) for name in names if name.startswith(start) and name.endswith("rate")]
+
+
+def cta_set_up() -> list[float]:
+    """Cycles of a CTA's barriers, tensor maps and registers in later rounds, by its kind."""
+    ended = ", barriers, later rounds"
+    names = [x["name"] for x in record("hopper_starts")["figures"] if x["name"].endswith(ended)]
+    starts = [name.removesuffix(ended) for name in names]
+    parts = ("barriers", "registers")
+    return [sum(unit(f"{x}, {y}, later rounds", "hopper_starts") for y in parts) for x in starts]
+
+
+def beside(what: str) -> list[float]:
+    """How many times as long something takes while another warpgroup multiplies."""
+    figures = {x["name"]: x["value"] for x in record("hopper_steps")["figures"]}
+    alone = {name.removesuffix("nothing"): value for name, value in figures.items()
+             if name.startswith(f"beside/{what}") and name.endswith("nothing")}  # fmt: skip
+    return [
+        value / base for start, base in alone.items() for name, value in figures.items()
+        if name.startswith(start) and not name.endswith("nothing")
+    ]  # fmt: skip
+
+
+def skeletons(products: bool) -> list[int]:
+    """Launches of each kernel that ran on an H100 with plain products, or without any."""
+    cases = record("forward_skeleton_hopper")["cases"].items()
+    return [x["launches"] for name, x in cases if name.startswith("products") == products]
+
+
+def saved_by_a_pair() -> float:
+    """Share of the cycles of a lone backward CTA's shared memory that a pair does not need."""
+    return 1 - pair_cycles() / pair_cycles("d 128")
+
+
+def random_calls() -> dict[str, Any]:
+    """All random calls against the fastest of the others in each."""
+    return summarize(record("hopper_random")["rows"])[0]
+
+
+def guarded_gradients() -> int:
+    """Guarded calls of both passes."""
+    works = record("guarded_calls_h200")["works"]
+    return sum(count for name, count in works.items() if name.startswith("gradients"))
+
+
+def gradients(name: str, *, in_order: bool = False) -> float:
+    """Gradients beside flash-attn-4's with sums in any order, in the geometric mean."""
+    ratios = [
+        rate / row["tflops"]["flash-attn-4"]
+        for row in record(name)["rows"]
+        for kernel, rate in row["tflops"].items()
+        if kernel.startswith("d") and kernel.endswith("deterministic") == in_order
+    ]
+    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+
+
+RESCALES = "rescales: times fewer with tau 8, scores of std "
+ATTENTION = "products of random numbers, softmax arithmetic, boxes from L2"
+STARTED = "start/384 threads, 16 KiB from L2, replaced"
+DETERMINISTIC = "deterministic backward's share of the speed, d128"
+LPT = "LPT over naive, causal"
+
+
+def gains(claim: str) -> Callable[[], list[float]]:
+    """Gains of a claim of the paper, as predicted, as shares of 1."""
+    return lambda: [value - 1 for value in claimed(claim)]
+
+
+RECORDED: dict[str, Callable[[], str]] = {
+    "b200_published: headline": lambda: f"{headline():.0f}",
+    "backward_traffic: cycles of a pair": lambda: f"{pair_cycles():,.0f}",
+    "backward_traffic: saved by a pair": lambda: f"{saved_by_a_pair():.0%}",
+    "hopper_launches: launches": lambda: f"{record('hopper_launches')['launches']:,}",
+    "hopper_launches: kernels": lambda: f"{record('hopper_launches')['kernels']}",
+    "guarded_calls_h200: calls": lambda: f"{record('guarded_calls_h200')['calls']:,}",
+    "guarded_calls_h200: kernels": lambda: f"{record('guarded_calls_h200')['kernels']}",
+    "guarded_calls_h200: gradients": lambda: f"{guarded_gradients()}",
+    "warpgroup_backward: in order, times as fast as flash-attn-4": lambda: (
+        f"{gradients('warpgroup_backward', in_order=True):.2f}"
+    ),
+    "warpgroup_backward: times as fast as flash-attn-4": lambda: (
+        f"{gradients('warpgroup_backward'):.2f}"
+    ),
+    "warpgroup_backward_wide: times as fast as flash-attn-4": lambda: (
+        f"{gradients('warpgroup_backward_wide'):.2f}"
+    ),
+    "repeated_launches: launches": lambda: f"{record('repeated_launches')['launches']}",
+    "repeated_launches: calls": lambda: f"{len(record('repeated_launches')['calls'])}",
+    "small_transformer: steps": lambda: f"{record('small_transformer')['steps']}",
+    "warpgroup_bits: calls": lambda: f"{len(record('warpgroup_bits')['calls'])}",
+    "warpgroup_bits: launches": lambda: f"{record('warpgroup_bits')['launches']}",
+    "warpgroup_bits: elements of O": lambda: (
+        f"{record('warpgroup_bits')['equal_share']['compiled o']:.1%}"
+    ),
+    "forward_skeleton_hopper: kernels without products": lambda: f"{len(skeletons(False))}",
+    "forward_skeleton_hopper: launches without products": lambda: f"{max(skeletons(False))}",
+    "forward_skeleton_hopper: kernels": lambda: f"{len(skeletons(True))}",
+    "forward_skeleton_hopper: launches": lambda: f"{max(skeletons(True))}",
+    "hopper_random: calls": lambda: f"{random_calls()['calls']}",
+    "hopper_random: times as fast": lambda: f"{random_calls()['mean']:.2f}",
+    "hopper_random: slower": lambda: f"{random_calls()['slower']}",
+    "hopper_random: worst": lambda: f"{random_calls()['worst']:.2f}",
+    "hopper_bench: calls": lambda: f"{len(list(bench_points()))}",
+    "hopper_bench: times as fast as flash-attn-4": lambda: f"{times_as_fast('flash-attn-4'):.2f}",
+    "hopper_bench: times as fast as cuDNN": lambda: f"{times_as_fast('cudnn'):.2f}",
+    **ends("warpgroup_forward: cuDNN ahead", cudnn_ahead, ".0%"),
+    "warpgroup_forward: d64 causal, 512": lambda: f"{kernel_point('64', True, 512).ours:.0f}",
+    "warpgroup_forward: d64 causal, 1k": lambda: f"{kernel_point('64', True, 1024).ours:.0f}",
+    "warpgroup_forward: d64 causal, 512, cuDNN": lambda: (
+        f"{kernel_point('64', True, 512).peers['cudnn']:.0f}"
+    ),
+    "warpgroup_forward: d64 causal, 1k, cuDNN": lambda: (
+        f"{kernel_point('64', True, 1024).peers['cudnn']:.0f}"
+    ),
+    "forward_prediction: no mask, 32k": lambda: f"{counted(2):.0f}",
+    "forward_prediction: no mask, 32k, one CTA": lambda: f"{counted(1):.0f}",
+    **ends("forward_prediction: columns alike", alike_columns, ".0f"),
+    "claims: headline TFLOP/s": lambda: f"{claimed('forward TFLOP/s')[0]:.0f}",
+    "claims: headline share of peak": lambda: f"{claimed('share of peak')[0]:.0%}",
+    "claims: times fewer rescales at 3": lambda: f"{claimed(RESCALES + '3')[0]:.0f}",
+    "claims: times fewer rescales at 6": lambda: f"{claimed(RESCALES + '6')[0]:.0f}",
+    "claims: backward pairs": lambda: f"{claimed('backward pairs')[0] - 1:.0%}",
+    **ends("claims: deterministic, no mask", lambda: claimed(f"{DETERMINISTIC}, no mask"), ".0%"),
+    **ends("claims: deterministic, causal", lambda: claimed(f"{DETERMINISTIC}, causal"), ".0%"),
+    **ends("claims: LPT, MHA, 16k", gains(f"{LPT} MHA, 16k tokens, H200"), ".0%"),
+    "claims: LPT, MHA, 32k": lambda: f"{max(gains(f'{LPT} MHA, 32k tokens, H200')()):.0%}",
+    **ends("claims: LPT, MQA, 16k", gains(f"{LPT} MQA-8, 16k tokens, H200"), ".0%"),
+    **ends("claims: LPT, MQA, 32k", gains(f"{LPT} MQA-8, 32k tokens, H200"), ".0%"),
+    "validation: points": lambda: f"{own('all', 'points')}",
+    "validation: mean error": lambda: f"{own('all', 'mape_percent'):.1f}%",
+    "validation: mean error without spills": lambda: (
+        f"{own('without spills', 'mape_percent'):.1f}%"
+    ),
+    "validation: mean error of spills": lambda: f"{spill_error():.0f}%",
+    "validation: misjudged spills": lambda: f"{own('spills', 'misjudged')}",
+    "validation: worst": lambda: f"{own('all', 'worst_percent'):.0f}%",
+    "validation: good choices": lambda: f"{sum(lost <= 2 for lost in choices())}",
+    "validation: choices": lambda: f"{len(choices())}",
+    "validation: most lost": lambda: f"{max(choices()):.0f}%",
+    "hopper_units: turn by named barriers": lambda: (
+        f"{unit('bar.arrive to bar.sync/2 groups of 128'):.0f}"
+    ),
+    "hopper_units: turn by mbarriers": lambda: f"{unit('mbarrier/one way, two warpgroups'):.0f}",
+    "hopper_units: 8 KiB from L2": lambda: (
+        f"{unit('load L2/8 KiB, 1 SM, one in flight, latency'):.0f}"
+    ),
+    "hopper_units: 32 KiB from L2": lambda: (
+        f"{unit('load L2/32 KiB, 1 SM, one in flight, latency'):.0f}"
+    ),
+    "hopper_units: most from L2": lambda: f"{max(l2_rates('L2')):.0f}",
+    "hopper_units: most from HBM": lambda: f"{max(l2_rates('HBM')):.0f}",
+    "hopper_units: MHz idle": lambda: f"{load('idle loop', 'steady_mhz'):.0f}",
+    "hopper_units: MHz, zeros": lambda: f"{load('products of zeros', 'burst_mhz'):.0f}",
+    "hopper_units: MHz, random": lambda: (
+        f"{load('products of random numbers', 'burst_mhz', seconds=1):.0f}"
+    ),
+    "hopper_units: MHz, attention": lambda: f"{load(ATTENTION, 'burst_mhz'):.0f}",
+    "hopper_units: MHz, attention at the limit": lambda: f"{load(ATTENTION, 'steady_mhz'):.0f}",
+    "hopper_starts: replaced": lambda: f"{unit(STARTED, 'hopper_starts'):.0f}",
+    **ends("hopper_starts: set up", cta_set_up, ".0f"),
+    "hopper_starts: W of zeros": lambda: f"{energy('products of zeros'):.0f}",
+    "hopper_starts: W of random numbers": lambda: f"{energy('products'):.0f}",
+    "hopper_steps: most of the ALU": lambda: f"{max(beside('fmnmx')):.1f}",
+    "hopper_steps: most of exponentials": lambda: f"{max(beside('ex2')):.1f}",
+    **ends("hopper_steps: a softmax", lambda: beside("softmax"), ".1f"),
+    **DESIGN_CLAIMS,
+    **ends("hopper_steps: a softmax, more", lambda: [x - 1 for x in beside("softmax")], ".1f"),
+}
