@@ -31,10 +31,10 @@ def halves_spec(name: str) -> HalvesSpec:
 
 
 def build(trace: list[Any] | None = None, **features: Any) -> Kernel:
-    """A kernel at head dim 128 that is not kept, with the steps that are traced."""
+    """A kernel of a pair at head dim 128 that is not kept, with the steps that are traced."""
     dims = {"head_dim": 128, "head_dim_v": features.get("head_dim", 128)}
     numerics = halves_numerics("bf16", 128, False, emulate=True)
-    spec = HalvesSpec(**{**dims, "numerics": numerics, **features})
+    spec = HalvesSpec(**{**dims, "numerics": numerics, "cta_group": 2, **features})
     return Kernel(spec, compile_halves(spec, trace=trace), Session(None, (), {}))
 
 

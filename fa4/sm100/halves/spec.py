@@ -18,7 +18,7 @@ from fa4.plan.schema import PipelinePlan
 class HalvesSpec(ForwardFeatures):
     """One such kernel. Two specs that differ compile to different code and cache keys."""
 
-    cta_group: int = 2
+    cta_group: int = 1
     scheduler: str = "static"
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = B200

@@ -17,7 +17,10 @@ REPEATS, SLOW_REPEATS = 200, 20  # launches of a case, which must all give the s
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """By name: fields of the spec, sizes of the call, and the number of SMs that it is told."""
+    """By name: fields of the spec, sizes of the call, and the number of SMs that it is told.
+
+    kernel: the name of another one than the forward kernel.
+    """
     return {
         "d64": {
             "spec": {"head_dim": 64, "head_dim_v": 64},
@@ -66,6 +69,29 @@ def cases() -> dict[str, dict[str, Any]]:
             "spec": {"head_dim": 64, "head_dim_v": 64, "window_left": True, "window_right": True},
             "products": True, "lengths": [(600, 600)], "heads": (1, 1), "sms": 1,
             "window": (150, 40),
+        },
+        "halves": {
+            "spec": {"head_dim": 128, "head_dim_v": 128}, "kernel": "halves",
+            "lengths": [(700, 900)] * 2, "heads": (3, 3), "sms": 4,
+        },
+        "halves, packed causal": {
+            "spec": {"head_dim": 128, "head_dim_v": 128, "causal": True, "packed_q": True,
+                     "packed_k": True, "group": 2},
+            "kernel": "halves",
+            "lengths": [(300, 700), (1, 130), (0, 50), (513, 257)], "heads": (4, 2), "sms": 3,
+        },
+        "halves, products": {
+            "spec": {"head_dim": 128, "head_dim_v": 128, "causal": True, "scheduler": "lpt"},
+            "kernel": "halves", "products": True,
+            "lengths": [(260, 520)] * 2, "heads": (2, 1), "sms": 132,
+        },
+        "halves, products, one after the other": {
+            "spec": {"head_dim": 64, "head_dim_v": 64}, "kernel": "halves", "products": True,
+            "lengths": [(300, 400)], "heads": (2, 2), "sms": 2,
+        },
+        "halves, many tiles": {
+            "spec": {"head_dim": 128, "head_dim_v": 128}, "kernel": "halves",
+            "lengths": [(2048, 4096)] * 2, "heads": (8, 8), "sms": 132,
         },
         "many tiles": {
             "spec": {"head_dim": 128, "head_dim_v": 128},
