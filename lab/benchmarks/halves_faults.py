@@ -1,7 +1,7 @@
 """Which planted synchronisation faults the emulator notices in the forward kernel with halves.
 
-As forward_faults.py, on a pair of CTAs without a mask and on one CTA under a causal mask. Each works
-on two work tiles of three KV tiles.
+As forward_faults.py, on a pair of CTAs without a mask and on one CTA under a causal mask. Each
+works on two work tiles of three KV tiles.
 Usage: python -m lab.benchmarks.halves_faults [--output FILE]
 """
 

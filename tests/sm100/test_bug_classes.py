@@ -97,7 +97,8 @@ def put_in_place(module: ModuleType, bug: Bug, patch: pytest.MonkeyPatch) -> Non
     if bug.module is kernel:
         patch.setattr(compiling, "forward", module.forward)
     else:
-        patch.setattr(kernel, role, getattr(module, role))
+        name = "launch" if bug.module is host else role
+        patch.setattr(kernel, name, getattr(module, name))
 
 
 def findings() -> set[str]:
