@@ -70,6 +70,17 @@ def cases() -> dict[str, dict[str, Any]]:
             "products": True, "lengths": [(600, 600)], "heads": (1, 1), "sms": 1,
             "window": (150, 40),
         },
+        "many tiles": {
+            "spec": {"head_dim": 128, "head_dim_v": 128},
+            "lengths": [(2048, 4096)] * 2, "heads": (8, 8), "sms": 132,
+        },
+        **cases_of_halves(),
+    }  # fmt: skip
+
+
+def cases_of_halves() -> dict[str, dict[str, Any]]:
+    """Those with two softmax warpgroups for each Q tile: five warpgroups share the registers."""
+    return {
         "halves": {
             "spec": {"head_dim": 128, "head_dim_v": 128}, "kernel": "halves",
             "lengths": [(700, 900)] * 2, "heads": (3, 3), "sms": 4,
@@ -91,10 +102,6 @@ def cases() -> dict[str, dict[str, Any]]:
         },
         "halves, many tiles": {
             "spec": {"head_dim": 128, "head_dim_v": 128}, "kernel": "halves",
-            "lengths": [(2048, 4096)] * 2, "heads": (8, 8), "sms": 132,
-        },
-        "many tiles": {
-            "spec": {"head_dim": 128, "head_dim_v": 128},
             "lengths": [(2048, 4096)] * 2, "heads": (8, 8), "sms": 132,
         },
     }  # fmt: skip
