@@ -26,8 +26,9 @@ import numpy as np
 
 from lab.hardware.forward_hopper.skeleton_cases import (
     OUTPUTS,
-    cases,
+    SUITES,
     errors,
+    find_case,
     operand,
     output,
     repeats,
@@ -111,10 +112,10 @@ def capture_case(case: dict[str, Any]) -> tuple[Any, Arena, Any]:
     return kernel.launch, arena, spec
 
 
-def make(folder: Path, ptxas: str) -> None:
-    """Compiles every case, takes the tensor core out and assembles what is left."""
+def make(suite: str, folder: Path, ptxas: str) -> None:
+    """Compiles every case of a suite, takes the tensor core out and assembles what is left."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number, (name, case) in enumerate(cases().items()):
+    for number, (name, case) in enumerate(SUITES[suite]().items()):
         launch, arena, spec = capture_case(case)
         text = hopper_ptx(case, launch)
         source = folder / f"case{number}.ptx"
@@ -162,12 +163,12 @@ def emulate_case(name: str) -> tuple[dict[str, Any], list[str]]:
     from fa4.emulator import Allocation, Options
     from fa4.emulator import run as run_emulated
 
-    launch, arena, spec = capture_case(cases()[name])
+    launch, arena, spec = capture_case(find_case(name))
     memory = arena.buffer.numpy()
     described = {"name": name, "places": arena.places, "columns": columns_of(spec)}
     for output_name in OUTPUTS:
         _part(memory, described, output_name)[...] = output(described, output_name)
-    text = hopper_ptx(cases()[name], launch)
+    text = hopper_ptx(find_case(name), launch)
     whole = Allocation("arena", memory.ctypes.data, memory.nbytes, True, memory)
     options = Options(collect=True, schedule="adversarial")
     report = run_emulated([replace(launch, ptx=text)], [whole], options)
@@ -190,13 +191,13 @@ def columns_of(spec: Any) -> dict[str, int]:
 
 def is_wrong(name: str, row: dict[str, Any]) -> bool:
     """Whether a case is off its definition, changes from launch to launch or has findings."""
-    o_limit = PRODUCTS_O_LIMIT if cases()[name].get("products") else O_LIMIT
+    o_limit = PRODUCTS_O_LIMIT if find_case(name).get("products") else O_LIMIT
     pairs = [(row["o_error"], row["lse_error"]), row.get("emulator_errors", (0.0, 0.0))]
     inside = all(o <= o_limit and lse <= LSE_LIMIT for o, lse in pairs)
     return bool(not inside or row["different"] or row.get("findings"))
 
 
-def compare(folder: Path, results: Path) -> int:
+def compare(suite: str, folder: Path, results: Path) -> int:
     """Prints a line per case and writes the result file; 1 if anything is off its definition."""
     from lab.records import record_path, write_record
 
@@ -223,7 +224,7 @@ def compare(folder: Path, results: Path) -> int:
     bad = [name for name, row in rows.items() if is_wrong(name, row)]
     print(f"off the definition: {', '.join(bad) or 'none'}")
     write_record(
-        record_path("forward_skeleton_hopper"), {"cases": rows, "wrong": bad},
+        record_path(f"{suite}_skeleton_hopper"), {"cases": rows, "wrong": bad},
         ("numpy", "nvidia-cutlass-dsl"), machine=str(got["device"]),
     )  # fmt: skip
     return int(bool(bad))
@@ -235,16 +236,17 @@ def main() -> int:
     parser.add_argument("step", choices=("make", "run", "compare"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path, nargs="?")
+    parser.add_argument("--suite", choices=SUITES, default="forward")
     parser.add_argument("--ptxas", default="ptxas")
     options = parser.parse_args()
     if options.step == "make":
-        make(options.folder, options.ptxas)
+        make(options.suite, options.folder, options.ptxas)
     elif options.results is None:
         parser.error(f"{options.step} needs RESULTS")
     elif options.step == "run":
         run(options.folder, options.results)
     else:
-        return compare(options.folder, options.results)
+        return compare(options.suite, options.folder, options.results)
     return 0
 
 

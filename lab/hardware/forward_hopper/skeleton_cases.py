@@ -74,7 +74,6 @@ def cases() -> dict[str, dict[str, Any]]:
             "spec": {"head_dim": 128, "head_dim_v": 128},
             "lengths": [(2048, 4096)] * 2, "heads": (8, 8), "sms": 132,
         },
-        **cases_of_halves(),
     }  # fmt: skip
 
 
@@ -107,9 +106,17 @@ def cases_of_halves() -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
+SUITES = {"forward": cases, "halves": cases_of_halves}
+
+
+def find_case(name: str) -> dict[str, Any]:
+    """A case of any suite."""
+    return {**cases(), **cases_of_halves()}[name]
+
+
 def repeats(name: str) -> int:
     """Launches of a case on the GPU."""
-    return SLOW_REPEATS if cases()[name].get("products") else REPEATS
+    return SLOW_REPEATS if find_case(name).get("products") else REPEATS
 
 
 def visible(case: dict[str, Any], rows: int, keys: int) -> Any:
@@ -191,7 +198,7 @@ def errors(described: dict[str, Any], o: Any, lse: Any) -> tuple[float, float]:
 
     That is O, or the sum of P |V| where there are products. inf where one is not a number.
     """
-    case = cases()[described["name"]]
+    case = find_case(described["name"])
     values = widened(o)
     operands = {x: widened(operand(x, described["places"][x][1])) for x in "qkv"}
     worst = [0.0, 0.0]
