@@ -221,6 +221,8 @@ TUNED_EXP2 = {
     (256, False): Exp2Split(frequency=14, residue=6),
     (256, True): Exp2Split(frequency=14, residue=6),
 }
+# Kernel -> its own, of a search's leaders (docs/design.md).
+OWN_EXP2 = {"halves": Exp2Split(frequency=8)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +233,8 @@ class ForwardConfig:
     rescale_threshold_log2: tau; O is rescaled only when the row maximum rose by more than this
     many powers of two (0 = whenever it rose). rescale_rows: rows that take that decision together,
     1 (each thread its own) or 32 (a warp). p_offset_log2: P is multiplied by 2^offset (FP8: 8).
-    num_splits: parts of the KV sequence computed apart and combined.
+    num_splits: parts of the KV sequence computed apart and combined. kernel: of several compiled
+    ones, by its name (`fa4 predict --kernel`); "" for the machine's first.
     """
 
     tile_m: int = 128
@@ -242,6 +245,7 @@ class ForwardConfig:
     p_offset_log2: float = 0.0
     exp2: Exp2Split = field(default_factory=Exp2Split)
     num_splits: int = 1
+    kernel: str = ""
 
     def __post_init__(self) -> None:
         """Check ranges and types."""
@@ -272,12 +276,11 @@ class ForwardConfig:
             )
 
     @classmethod
-    def tuned(cls, dtype: str, head_dim: int, causal: bool) -> ForwardConfig:
-        """The choices FlashAttention-4 makes for an element type, head dim and mask.
+    def tuned(cls, dtype: str, head_dim: int, causal: bool, kernel: str = "") -> ForwardConfig:
+        """The choices FlashAttention-4 makes for an element type, head dim and mask, or `kernel`.
 
         bf16/fp16: tau 8 and the tuned share of emulated exponentials. FP8: tau 0, offset 8.
-        fp32/fp64 (no such kernel exists): tau 8 and no emulation, whose 8.8e-5 error only vanishes
-        in the rounding of P to 16 bits.
+        fp32/fp64 (no such kernel): no emulation, whose 8.8e-5 only vanishes in 16 bits.
         """
         if dtype in ("fp32", "fp64"):
             return cls()
@@ -285,7 +288,7 @@ class ForwardConfig:
             split = Exp2Split(frequency=8 if causal else 10, start_fragment=1)
             return cls(rescale_threshold_log2=0.0, p_offset_log2=8.0, exp2=split)
         padded = 128 if head_dim <= 128 else 192 if head_dim <= 192 else 256
-        return cls(exp2=TUNED_EXP2[(padded, causal)])
+        return cls(exp2=OWN_EXP2.get(kernel, TUNED_EXP2[(padded, causal)]), kernel=kernel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,9 +380,8 @@ class ForwardPipeline:
 class BackwardPipeline:
     """Everything that shapes a backward kernel's pipeline.
 
-    `numerics` holds the tile sizes and the CTA group. deterministic: CTAs add to a dQ tile in a
-    fixed order, one after the other. scheduler: "naive", "lpt" or "spt" (shortest first).
-    published: flash_attn.cute's kernel, not this package's.
+    `numerics` holds tile sizes and CTA group. deterministic: CTAs add to a dQ tile in a fixed order.
+    scheduler: "naive", "lpt" or "spt" (shortest first). published: flash_attn.cute's kernel.
     """
 
     head_dim: int = 128
@@ -452,8 +454,8 @@ class WarpgroupPipeline:
         require(self.tile_n % depth == 0, rule, self.tile_n)
         require_int("consumers", self.consumers, 1, 3)
         require_int("kv_stages", self.kv_stages, 1, 32)
-        words = ("static", "lpt", "naive", "queue")
-        _require_one_of(self, p_source=("registers", "smem"), scheduler=words)
+        orders = ("static", "lpt", "naive", "queue")
+        _require_one_of(self, p_source=("registers", "smem"), scheduler=orders)
         require_int("promote", self.promote, 0, 1024)
         if self.promote and not (self.overlap and self.transposes):
             raise ValueError("promote needs overlap, and 8-bit operands of our own kernel")
@@ -482,13 +484,10 @@ class WarpgroupPipeline:
 
     @property
     def takes_turns(self) -> bool:
-        """Do the warpgroups take turns at the tensor core? Unless `ping_pong` says, as others do:
-        with overlap two and three warpgroups up to head dim 128, without only two."""
-        if self.ping_pong is not None:
-            return self.ping_pong
-        if self.overlap:
-            return self.consumers >= 2 and self.head_dim <= 128
-        return self.consumers == 2
+        """Do the warpgroups take turns? Where `ping_pong` does not say: as others choose."""
+        several = self.consumers > 1 and self.head_dim <= 128
+        chosen = several if self.overlap else self.consumers == 2
+        return chosen if self.ping_pong is None else self.ping_pong
 
     @property
     def cta_group(self) -> int:

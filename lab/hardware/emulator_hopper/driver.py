@@ -61,16 +61,21 @@ class Gpu:
             self._library.cuGetErrorName(code, ctypes.byref(text))
             raise CudaError(f"{function}: {code} {(text.value or b'').decode()}")
 
-    def run(self, program: Program, image: bytes, limit_s: float) -> list[Array]:
-        """The arrays after the launch. Raises CudaError; TimeoutError after `limit_s` seconds,
-        and the process must then end."""
+    def run(
+        self, program: Program, image: bytes, limit_s: float, unwritten: Sequence[int] = ()
+    ) -> list[Array]:
+        """The arrays after the launch. unwritten: those whose memory nothing is written to before.
+        Raises CudaError; TimeoutError after `limit_s` seconds, and the process must then end."""
         module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), image)
         self._call("cuModuleGetFunction", ctypes.byref(kernel), module, b"kernel")
         self._call(
             "cuFuncSetAttribute", kernel, MAX_DYNAMIC_SHARED_SIZE, ctypes.c_int(program.smem_bytes)
         )
-        pointers = [self._upload(array) for array in program.arrays]
+        pointers = [
+            self._allocate(array.nbytes) if index in unwritten else self._upload(array)
+            for index, array in enumerate(program.arrays)
+        ]
         self._launch(program, kernel, [pointer.value or 0 for pointer in pointers])
         self._wait(limit_s)
         arrays = [np.empty_like(array) for array in program.arrays]
