@@ -32,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", type=Path)
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--calls", type=int, default=40, help="random ones")
     parser.add_argument("--seed", type=int, default=1, help="of the random calls")
     given = parser.parse_args()
     torch.cuda.set_device(0)
@@ -40,7 +41,7 @@ def main() -> None:
     run.part("gradients", lambda: check_gradients(run, "peers"))
     run.part("methods", lambda: check_methods(run, 4, "peers"))
     run.part("exact", lambda: check_exact(run, "peers"))
-    run.part("random calls", lambda: check_random(run, "peers", 100, given.seed))
+    run.part("random calls", lambda: check_random(run, "peers", given.calls, given.seed))
     dist.destroy_process_group()
 
 

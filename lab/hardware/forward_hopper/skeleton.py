@@ -26,8 +26,9 @@ import numpy as np
 
 from lab.hardware.forward_hopper.skeleton_cases import (
     OUTPUTS,
-    cases,
+    SUITES,
     errors,
+    find_case,
     operand,
     output,
     repeats,
@@ -38,7 +39,7 @@ from lab.hardware.forward_hopper.skeleton_ptx import without_tensor_core
 from lab.hardware.forward_hopper.soft_tensor_core import with_soft_tensor_core
 
 SLACK_BYTES = 1 << 24  # around the tensors: TMA views of ragged tensors start before them
-ONLY_ON_THE_GPU = ("many tiles",)  # too long for the emulator
+ONLY_ON_THE_GPU = ("many tiles", "halves, many tiles")  # too long for the emulator
 # Relative errors of O: bfloat16 rounds to 2^-8, O once and P once more, and exponentials add to it;
 # of LSE: emulated exponentials are off by 8.8e-5 (docs/forward.md), the sums in float32 by less.
 O_LIMIT, PRODUCTS_O_LIMIT, LSE_LIMIT = 1.02 * 2.0**-8, 1.02 * 2.0**-7, 1.2e-4
@@ -70,11 +71,14 @@ def capture_case(case: dict[str, Any]) -> tuple[Any, Arena, Any]:
     """(launch, arena, spec): what CuTe-DSL's host function launches on tensors in an arena."""
     import torch
 
-    from fa4.compiled.forward import compile_forward
-    from fa4.compiled.variants import tuned_spec
+    from fa4.designs import find_design
+    from fa4.designs.design import named
+    from fa4.hardware import B200
     from lab.benchmarks.emulated_kernels import capture
 
-    spec = tuned_spec(**case["spec"])
+    compiler = find_design(B200, kernel=case.get("kernel")).compiled
+    assert compiler is not None  # these kernels run
+    spec = named(compiler.tuned)(gpu=B200, **case["spec"])
     numerics = replace(spec.numerics, q_tiles=case.get("q_tiles", 2))
     spec = replace(spec, numerics=numerics)
     lengths, (heads_q, heads_k) = case["lengths"], case["heads"]
@@ -103,15 +107,15 @@ def capture_case(case: dict[str, Any]) -> tuple[Any, Arena, Any]:
         q, k, v, o, lse, scale(case["spec"]), None, *window, longest, None,
         *(offsets or (None, None)), None, None, None, case["sms"],
     )  # fmt: skip
-    compiled = compile_forward(spec)
+    compiled = named(compiler.compiler)(spec)
     kernel = capture("", lambda session: session.call(compiled, arguments, {}))
     return kernel.launch, arena, spec
 
 
-def make(folder: Path, ptxas: str) -> None:
-    """Compiles every case, takes the tensor core out and assembles what is left."""
+def make(suite: str, folder: Path, ptxas: str) -> None:
+    """Compiles every case of a suite, takes the tensor core out and assembles what is left."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number, (name, case) in enumerate(cases().items()):
+    for number, (name, case) in enumerate(SUITES[suite]().items()):
         launch, arena, spec = capture_case(case)
         text = hopper_ptx(case, launch)
         source = folder / f"case{number}.ptx"
@@ -159,12 +163,12 @@ def emulate_case(name: str) -> tuple[dict[str, Any], list[str]]:
     from fa4.emulator import Allocation, Options
     from fa4.emulator import run as run_emulated
 
-    launch, arena, spec = capture_case(cases()[name])
+    launch, arena, spec = capture_case(find_case(name))
     memory = arena.buffer.numpy()
     described = {"name": name, "places": arena.places, "columns": columns_of(spec)}
     for output_name in OUTPUTS:
         _part(memory, described, output_name)[...] = output(described, output_name)
-    text = hopper_ptx(cases()[name], launch)
+    text = hopper_ptx(find_case(name), launch)
     whole = Allocation("arena", memory.ctypes.data, memory.nbytes, True, memory)
     options = Options(collect=True, schedule="adversarial")
     report = run_emulated([replace(launch, ptx=text)], [whole], options)
@@ -179,20 +183,21 @@ def _part(memory: Any, case: dict[str, Any], name: str) -> Any:
 
 
 def columns_of(spec: Any) -> dict[str, int]:
-    """Where S and O lie in tensor memory."""
-    tiles = range(spec.numerics.q_tiles)
-    return {f"{x}{i}": spec.plan.buffer(f"{x}{i}").start for x in "so" for i in tiles}
+    """Where S and O lie in tensor memory; of halves, the first keys, which the others follow."""
+    names = {buffer.name.removesuffix("a"): buffer.start for buffer in spec.plan.buffers
+             if buffer.space == "tmem"}  # fmt: skip
+    return {f"{x}{i}": names[f"{x}{i}"] for x in "so" for i in range(spec.numerics.q_tiles)}
 
 
 def is_wrong(name: str, row: dict[str, Any]) -> bool:
     """Whether a case is off its definition, changes from launch to launch or has findings."""
-    o_limit = PRODUCTS_O_LIMIT if cases()[name].get("products") else O_LIMIT
+    o_limit = PRODUCTS_O_LIMIT if find_case(name).get("products") else O_LIMIT
     pairs = [(row["o_error"], row["lse_error"]), row.get("emulator_errors", (0.0, 0.0))]
     inside = all(o <= o_limit and lse <= LSE_LIMIT for o, lse in pairs)
     return bool(not inside or row["different"] or row.get("findings"))
 
 
-def compare(folder: Path, results: Path) -> int:
+def compare(suite: str, folder: Path, results: Path) -> int:
     """Prints a line per case and writes the result file; 1 if anything is off its definition."""
     from lab.records import record_path, write_record
 
@@ -219,7 +224,7 @@ def compare(folder: Path, results: Path) -> int:
     bad = [name for name, row in rows.items() if is_wrong(name, row)]
     print(f"off the definition: {', '.join(bad) or 'none'}")
     write_record(
-        record_path("forward_skeleton_hopper"), {"cases": rows, "wrong": bad},
+        record_path(f"{suite}_skeleton_hopper"), {"cases": rows, "wrong": bad},
         ("numpy", "nvidia-cutlass-dsl"), machine=str(got["device"]),
     )  # fmt: skip
     return int(bool(bad))
@@ -231,16 +236,17 @@ def main() -> int:
     parser.add_argument("step", choices=("make", "run", "compare"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path, nargs="?")
+    parser.add_argument("--suite", choices=SUITES, default="forward")
     parser.add_argument("--ptxas", default="ptxas")
     options = parser.parse_args()
     if options.step == "make":
-        make(options.folder, options.ptxas)
+        make(options.suite, options.folder, options.ptxas)
     elif options.results is None:
         parser.error(f"{options.step} needs RESULTS")
     elif options.step == "run":
         run(options.folder, options.results)
     else:
-        return compare(options.folder, options.results)
+        return compare(options.suite, options.folder, options.results)
     return 0
 
 
