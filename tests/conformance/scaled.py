@@ -73,7 +73,7 @@ def _codes(scales: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _blocked(codes: np.ndarray) -> np.ndarray:
-    """(rows, blocks) in atoms of 128 rows by 4 blocks: 32 rows of 16 bytes, each four times four."""
+    """(rows, blocks) in atoms of 128 rows by 4 blocks: 32 rows of 16 bytes, four times four."""
     rows, blocks = (-(-size // unit) for size, unit in zip(codes.shape, (ATOM_ROWS, ATOM_BLOCKS),
                                                            strict=True))  # fmt: skip
     whole = np.zeros((rows * ATOM_ROWS, blocks * ATOM_BLOCKS), np.uint8)

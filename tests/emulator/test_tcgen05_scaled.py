@@ -117,9 +117,9 @@ def test_the_definition(drawn: tuple[Any, ...]) -> None:
                         exact[which][place, at * block : (at + 1) * block] *= value
     codes = (1, 1) if packed else (EIGHT_BITS[formats[0]], EIGHT_BITS[formats[1]])
     job, _, macs = prepare(
-        MmaForm(kind, group, False, False, vector), D_COLUMN, *(d.encode() for d in descs),
+        MmaForm(kind, group, False, False, vector),
+        (D_COLUMN, *(d.encode() for d in descs), SCALES_A | ids[0] << 30, SCALES_B),
         descriptor(n, codes, ids, scale_kind, m * group), False, 0, (),
-        (SCALES_A | ids[0] << 30, SCALES_B),
     )  # fmt: skip
     job.plan.execute(smems, tmems)
     wanted = exact[0] @ exact[1].T
@@ -140,9 +140,9 @@ def test_each_quarter_has_copies_of_its_own() -> None:
         tmem = np.full((128, 512), 0x7F7F7F7F, np.uint32)
         if missing is not None:
             tmem[32 * missing : 32 * missing + 32, SCALES_B] = 0
-        job, *_ = prepare(MmaForm("mxf8f6f4", 1, False, False, ""), D_COLUMN, *descs,
-                          descriptor(32, (0, 0), (0, 0), 1, 128), False, 0, (),
-                          (SCALES_A, SCALES_B))  # fmt: skip
+        job, *_ = prepare(MmaForm("mxf8f6f4", 1, False, False, ""),
+                          (D_COLUMN, *descs, SCALES_A, SCALES_B),
+                          descriptor(32, (0, 0), (0, 0), 1, 128), False, 0, ())  # fmt: skip
         job.plan.execute([smem], [tmem])
         results.append(tmem[:, D_COLUMN : D_COLUMN + 32].copy())
     same = (results[0] == results[1]).all(axis=1)
@@ -177,7 +177,7 @@ def test_shapes_and_places_that_do_not_exist() -> None:
     form = MmaForm("mxf8f6f4", 1, False, False, "")
 
     def plan(bits: int, scales: tuple[int, int]) -> None:
-        prepare(form, D_COLUMN, desc, desc, bits, False, 0, (), scales)
+        prepare(form, (D_COLUMN, desc, desc, *scales), bits, False, 0, ())
 
     with pytest.raises(DescriptorError, match="M must be one of"):
         plan(descriptor(32, (0, 0), (0, 0), 1, 64), (SCALES_A, SCALES_B))

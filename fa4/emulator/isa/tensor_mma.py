@@ -65,25 +65,24 @@ class MmaForm:
 @lru_cache(maxsize=4096)
 def prepare(
     form: MmaForm,
-    d: int,
-    a: int,
-    b: int,
+    operands: tuple[int, ...],
     descriptor: int,
     accumulate: bool,
     scale_input_d: int,
     disable_lanes: tuple[int, ...],
-    scale_addresses: tuple[int, ...] = (),
 ) -> tuple[PipeJob, tuple[Pages, ...], int]:
     """An MMA with these operand values, and how many multiplications it is.
 
+    operands: addresses or descriptors of D, A and B, and of the factors if there are some.
     Raises DescriptorError or TmemError if it is invalid.
     """
+    d, a, b, *factors = operands
     if form.vector is None:
         shape, scales = InstructionDescriptor.decode(descriptor, form.kind), None
     else:
         shape, *ids, kind = decode_scaled(descriptor, form.kind, form.vector)
-        vector, (a_at, b_at) = VECTORS[form.kind][form.vector], scale_addresses
-        scales = scales_of(a_at, b_at, (ids[0], ids[1]), vector, kind, shape.n)
+        vector = VECTORS[form.kind][form.vector]
+        scales = scales_of((factors[0], factors[1]), (ids[0], ids[1]), vector, kind, shape.n)
     operation = MmaOperation(
         cta_group=form.cta_group,
         instruction=shape,
@@ -216,14 +215,11 @@ def _mma_handler(
         lane = issuing_lane(fragment, mask, name)
         job, pages, macs = prepare(
             form,
-            d_of(warp, lane),
-            a_of(warp, lane),
-            b_of(warp, lane),
+            tuple([value(warp, lane) for value in (d_of, a_of, b_of, *scales)]),
             descriptor_of(warp, lane),
             bool(accumulate_of(warp, lane)),
             scale(warp, lane) if scale is not None else 0,
             tuple([word(warp, lane) for word in disable]),
-            tuple([address(warp, lane) for address in scales]),
         )
         issue(fragment, lane, job, pipe)
         own = warp.cta

@@ -2,10 +2,11 @@
 
     D = sum over blocks of K of (scale_a A) (scale_b B) + D
 
-A block is 16 or 32 elements of K; one factor of 8 bits belongs to each row of A, or column of B, and
-block. Factors of row r lie in lane r mod 32 and column r / 32 behind the address, one byte for each
-block of the instruction, from the byte on that the descriptor's data id names. Each quarter of the
-lanes has a copy of its own, as tcgen05.cp.32x128b.warpx4 makes them: it serves the rows of D there.
+A block is 16 or 32 elements of K; one factor of 8 bits belongs to each row of A, or column of B,
+and block. Factors of row r lie in lane r mod 32 and column r / 32 behind the address, one byte
+for each block of the instruction, from the byte on that the descriptor's data id names. Each
+quarter of the lanes has a copy of its own, as tcgen05.cp.32x128b.warpx4 makes them: it serves the
+rows of D there.
 """
 
 from __future__ import annotations
@@ -158,10 +159,10 @@ def _check(
 
 
 def scales_of(
-    a_address: int, b_address: int, ids: tuple[int, int], vector: int, kind: int, n: int
+    addresses: tuple[int, int], ids: tuple[int, int], vector: int, kind: int, n: int
 ) -> Scales:
     """The factors at these addresses. Raises TmemError where they are outside, or not at lane 0."""
-    a, b = (TmemAddress.decode(address & _ID_BITS) for address in (a_address, b_address))
+    a, b = (TmemAddress.decode(address & _ID_BITS) for address in addresses)
     for name, place, rows in (("A", a, LANES), ("B", b, n)):
         if place.lane:
             raise DescriptorError(f"scale factors of {name} start at lane {place.lane}, must be 0")

@@ -28,8 +28,8 @@ TF32_CODES = {"tf32": ELEMENTS.index("f32"), "tf32_ftz": ELEMENTS.index("f32_ftz
 FLOATS = frozenset(ELEMENT_BYTES) - {"u8", "u16", "u32", "s32", "u64", "s64"}
 
 # Types below a byte, 16 elements together (PTX ISA 5.5.1): bits of one in global and in shared
-# memory, where those of the last two lie in units of 16 bytes, padding last. The codes were read off
-# maps that CuTe-DSL 4.8.1 and Triton 3.9 make for sm_100a.
+# memory, where those of the last two lie in units of 16 bytes, padding last. The codes were read
+# off maps that CuTe-DSL 4.8.1 and Triton 3.9 make for sm_100a.
 SUB_BYTE = {"b4x16": (4, 4), "b4x16_p64": (4, 8), "b6x16_p32": (6, 8)}
 SUB_BYTE_CODES = {"b4x16": 11, "b4x16_p64": 12, "b6x16_p32": 13}
 PADDED_BOX = 128  # elements of dimension 0, and what its coordinate is a multiple of
