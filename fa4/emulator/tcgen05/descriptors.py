@@ -166,6 +166,7 @@ class InstructionDescriptor:
 
     def check_shape(self, cta_group: int, ws: bool) -> None:
         """Raises DescriptorError if PTX ISA Table 39 or 50 lacks this shape."""
+        allowed_m: tuple[int, ...]
         allowed_m = (32, 64, 128) if ws else (64, 128) if cta_group == 1 else (128, 256)
         if self.is_scaled:
             allowed_m = (128 * cta_group,)
