@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fa4.config import WARPGROUP_ROWS, Problem, WarpgroupPipeline
 from fa4.designs.amounts import element_bytes, forward_bytes, forward_count
 from fa4.designs.design import CallWork, Compilation, Design, Explored, late, warpgroup_products
@@ -32,8 +34,11 @@ def default_warpgroups(problem: Problem, gpu: Gpu) -> WarpgroupPipeline:
 
 
 def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> WarpgroupPipeline:
-    """The tuned pipeline of a problem."""
-    return default_warpgroups(problem, gpu)
+    """The tuned pipeline of a problem; work that is drawn is predicted as a CTA's for each tile."""
+    tuned = default_warpgroups(problem, gpu)
+    if tuned.scheduler == "queue":  # none is taken to be ahead of another's end
+        return replace(tuned, scheduler="lpt", ahead=False)
+    return tuned
 
 
 def chosen(pipeline: WarpgroupPipeline) -> dict[str, str]:

@@ -20,21 +20,22 @@ _EMULATED = ForwardConfig(exp2=Exp2Split(frequency=8, residue=4))
 
 CHOICES: dict[str, dict[str, Any]] = {
     "plain": {"tile_n": 80, "ping_pong": False, "ahead": True, "consumers": 3},
-    "causal": {"tile_n": 112, "consumers": 3, "scheduler": "queue", "ahead": True,
+    "causal": {"tile_n": 112, "consumers": 3, "scheduler": "snake", "ahead": True,
                "numerics": _EMULATED},
     "window": {"tile_n": 112, "p_source": "smem"},
     "decode": {"tile_n": 128, "consumers": 1, "overlap": False},
-    "packed": {"tile_n": 80, "kv_stages": 3, "scheduler": "queue", "ahead": True},
+    "packed": {"tile_n": 80, "kv_stages": 3, "scheduler": "snake", "ahead": True},
     "packed_window": {"tile_n": 64, "kv_stages": 4, "consumers": 1, "p_source": "smem",
                       "overlap": False, "scheduler": "naive"},
     "padded": {"tile_n": 96, "consumers": 3, "ping_pong": True, "ahead": True,
-               "columns": (64, 64)},
+               "columns": (64, 32)},
     "masked": {"tile_n": 48, "overlap": False, "ping_pong": True, "scheduler": "lpt"},
     "masked_softcap": {"tile_n": 176, "consumers": 1, "kv_stages": 1, "numerics": _EMULATED},
     "causal_mod": {"tile_n": 128, "p_source": "smem", "ping_pong": True, "scheduler": "lpt"},
     "wide": {"tile_n": 80, "scheduler": "snake"},
+    "drawn": {"tile_n": 64, "scheduler": "queue", "ahead": True, "direct": True},
 }  # fmt: skip
-WIDE = {"head_dim": 256, "causal": True, "used_q": True, "sink": True}  # O lies over Q
+WIDE = {"head_dim": 256, "causal": True, "used_q": True, "sink": True}  # O may lie over Q
 
 
 def spec_of(name: str, **changed: Any) -> WarpgroupSpec:
