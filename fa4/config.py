@@ -380,7 +380,7 @@ class ForwardPipeline:
 class BackwardPipeline:
     """Everything that shapes a backward kernel's pipeline.
 
-    `numerics` holds tile sizes and CTA group. deterministic: CTAs add to a dQ tile in a fixed order.
+    `numerics` holds tile sizes, CTA group. deterministic: CTAs add to a dQ tile in a fixed order.
     scheduler: "naive", "lpt" or "spt" (shortest first). published: flash_attn.cute's kernel.
     """
 

@@ -1,6 +1,6 @@
 """Rates of the Hopper forward kernel's tiles, by head dims and mask, as measured on an H200.
 
-`fa4/measured/hopper_tiles.csv` is written by `python -m lab.hardware.warpgroup_forward.tile_rates` from
+`python -m lab.hardware.warpgroup_forward.tile_rates` writes `fa4/measured/hopper_tiles.csv` from
 what `lab.hardware.warpgroup_forward.tiles` has measured.
 """
 

@@ -166,9 +166,7 @@ def consumer_role(
         live=live_registers(pipeline),
         passing=_passing(pipeline, i) if passes_tiles(pipeline) else (),
         prologue=(*turn, *begin) if ahead else turn,  # the first turn is the first one's
-        closing=(Wait(f"stored{i}"),)
-        if pipeline.stages_output and not output_over_queries
-        else (),
+        closing=(Wait(f"stored{i}"),) if pipeline.stages_output and not output_over_queries else (),
         program=(
             *(() if ahead else begin),
             *first,

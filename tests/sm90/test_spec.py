@@ -25,7 +25,7 @@ def make(**fields: Any) -> WarpgroupSpec:
         ({"head_dim_v": 264}, "head_dim_v must be .*256.*; got 264"),
         ({"tile_n": 72}, "tile_n must be a multiple of 16; got 72"),
         ({"group": 96}, "a group above 64 must be a multiple of it; got 96"),
-        ({"scheduler": "clc"}, "scheduler must be one of static, snake, queue, lpt, naive; got 'clc'"),
+        ({"scheduler": "clc"}, "one of static, snake, queue, lpt, naive; got 'clc'"),
         ({"columns": (112, 128)}, r"columns must be at least \(128, 128\); got \(112, 128\)"),
         ({"causal": True, "window_right": True}, "causal has its own right bound"),
         ({"causal": True, "mask": Chunked(8)}, "mask_mod replaces causal and windows"),
@@ -64,7 +64,7 @@ def test_ahead_is_for_ctas_with_several_work_tiles(keys: int, rows: int) -> None
 
 
 def test_rows_are_wider_than_products() -> None:
-    """Of 128 bytes in shared memory, unless narrower ones were faster; products of what there is."""
+    """Of 128 bytes in shared memory, unless narrower ones were faster; products are not."""
     for d, multiplied, columns in ((136, (144, 144), 192), (40, (48, 48), 64), (64, (64, 64), 64)):
         spec = make(head_dim=d, head_dim_v=d, tile_n=64)
         assert spec.multiplied == multiplied and spec.tile_columns == (columns, columns)
@@ -78,7 +78,7 @@ def test_rows_are_wider_than_products() -> None:
 
 
 def test_boxes_that_begin_earlier() -> None:
-    """Of head dims that end within a sector; O then goes from registers, as TMA stores no such box."""
+    """Of head dims that end within a sector; O goes from registers: TMA stores no such box."""
     assert make(head_dim=136, head_dim_v=64).shifts == (True, False)
     assert make(head_dim=128, head_dim_v=40).shifts == (False, True)
     assert make(head_dim=128, head_dim_v=40).stores_directly

@@ -16,7 +16,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 
 from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rings import Ring

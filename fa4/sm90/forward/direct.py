@@ -55,9 +55,7 @@ def store_runs(start: Int64, first: Int32, words: list[Int32], runs: int) -> Non
         own = ", ".join(held[QUAD * step : QUAD * (step + 1)])
         at = code.do("add.s32", number, str(QUAD * step), kind="b32")
         inside = code.do("setp.lt.u32", at, str(runs), kind="pred")  # also if it is negative
-        code.effect(
-            f"@{inside} st.global.v4.b32 [{address}+{QUAD * step * RUN_BYTES}], {{{own}}};"
-        )
+        code.effect(f"@{inside} st.global.v4.b32 [{address}+{QUAD * step * RUN_BYTES}], {{{own}}};")
     code.trace(effects=True)
 
 
@@ -88,10 +86,7 @@ def _swapped(code: PtxBlock, low: str, high: str, upper: str, distance: int) -> 
     """The lower thread's `high` and the upper one's `low` change places."""
     given = code.do("selp.b32", low, high, upper, kind="b32")
     got = code.do("shfl.sync.bfly.b32", given, str(distance), "31", FULL_MASK, kind="b32")
-    kept = (
+    return (
         code.do("selp.b32", got, low, upper, kind="b32"),
         code.do("selp.b32", high, got, upper, kind="b32"),
     )
-    return kept
-
-

@@ -8,9 +8,9 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.kit.descriptors import ELEMENTS, OperandTiles
+from fa4.kit.rings import Ring
 from fa4.kit.scores import scales
 from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
-from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals, init_signals
 from fa4.kit.tiles import KernelProblem, block_rows
 from fa4.kit.units import WARP, WARPGROUP

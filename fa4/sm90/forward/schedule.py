@@ -8,7 +8,6 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from fa4.kit.ptx_block import PtxBlock
-from fa4.kit.rings import Ring
 from fa4.kit.schedulers import has_rows
 from fa4.kit.signals import Signals
 from fa4.kit.tiles import L2_SECTION_BYTES, KernelProblem
@@ -42,9 +41,9 @@ class WorkQueue:
     shared memory. None of both where CTAs know their work tiles.
     """
 
-    drawn: cute.Tensor | None
-    numbers: cute.Pointer | None
-    ring: Ring
+    drawn: Any
+    numbers: Any
+    ring: Any
 
     def next(self) -> "WorkQueue":
         """One slot on."""
@@ -73,9 +72,7 @@ def draw_work(queue: WorkQueue) -> Int32:
 
 
 @cute.jit
-def tell_work(
-    signals: Signals, problem: KernelProblem, queue: WorkQueue, drawn: Int32
-) -> Int32:
+def tell_work(signals: Signals, problem: KernelProblem, queue: WorkQueue, drawn: Int32) -> Int32:
     """The next work tile with rows, by what was drawn; the load warp says which it is."""
     index = _told(drawn)
     if cutlass.const_expr(problem.spec.ragged_q):

@@ -44,7 +44,8 @@ DIMS = ((136, 136), (128, 128), (72, 72), (152, 152), (256, 256), (168, 168), (6
         (32, 32))  # fmt: skip
 # Of these, under a mask, also CTAs that do not draw their work tiles.
 STRIDING_DIMS = (64, 128, 136, 256)
-LENGTHS = ((333, 37, 16), (1111, 11, 16), (4321, 3, 16), (12001, 1, 16))  # tokens, batch, heads
+# Tokens, batch, heads.
+LENGTHS = ((333, 37, 16), (1111, 11, 16), (4321, 3, 16), (12001, 1, 16))
 MOST_STAGES = 4
 FEWEST_KEYS = {1: 80, 2: 48, 3: 48}  # of a KV tile, by warpgroups
 MOST_KEYS = {1: 128, 2: 192, 3: 192}
@@ -52,8 +53,8 @@ SMALLER = {1: 1.0, 2: 0.7, 3: 0.9}  # of the widest tile, that another one is at
 RUN_COLUMNS = (64, 32)  # of a row, that lie together in shared memory
 ROUNDS, BURST_MS, PAUSE_S = 3, 1.0, 0.006
 COLUMNS = (
-    "head_dim", "head_dim_v", "columns", "direct", "causal", "consumers", "tile_n", "kv_stages", "ping_pong", "ahead",
-    "scheduler", "frame_bytes", "seqlen", "batch", "heads", "microseconds", "tflops", "clock_mhz",
+    "head_dim", "head_dim_v", "columns", "direct", "causal", "consumers", "tile_n", "kv_stages",
+    "ping_pong", "ahead", "scheduler", "frame_bytes", "seqlen", "batch", "heads", "microseconds", "tflops", "clock_mhz",
     "power_w",
 )  # fmt: skip
 
