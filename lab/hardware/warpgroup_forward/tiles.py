@@ -54,8 +54,8 @@ RUN_COLUMNS = (64, 32)  # of a row, that lie together in shared memory
 ROUNDS, BURST_MS, PAUSE_S = 3, 1.0, 0.006
 COLUMNS = (
     "head_dim", "head_dim_v", "columns", "direct", "causal", "consumers", "tile_n", "kv_stages",
-    "ping_pong", "ahead", "scheduler", "frame_bytes", "seqlen", "batch", "heads", "microseconds", "tflops", "clock_mhz",
-    "power_w",
+    "ping_pong", "ahead", "scheduler", "frame_bytes", "seqlen", "batch", "heads", "microseconds",
+    "tflops", "clock_mhz", "power_w",
 )  # fmt: skip
 
 
