@@ -88,7 +88,7 @@ def tuned_warpgroup_spec(
     tuned = tuned_warpgroups(problem, gpu)
     features.setdefault("split", tuned.num_splits > 1)
     if not {"consumers", "tile_n", "kv_stages"} & set(features):
-        features.setdefault("columns", tuned.columns)
+        features.setdefault("columns", tuned.widths)
         features.setdefault("direct", tuned.direct if tuned.num_splits == 1 else None)
     # These take registers, of which mods have none to spare: up to 328 bytes would be spilled.
     spare = not (features.get("score_mod") or features.get("mask_mod"))

@@ -1,6 +1,6 @@
 """A queue of work tiles: CTAs that stay draw the number of their next one from a counter.
 
-As many CTAs as SMs; the load warp draws a work tile ahead, while the one before is loaded, and
+As many CTAs as SMs; the load warp draws a work tile before the last load of the one before, and
 leaves its number in shared memory, where every consumer reads it when it has come so far. CTAs that
 have had shorter work tiles get more of them, and none is started anew for each.
 """
@@ -31,7 +31,7 @@ def queue_signals(readers: dict[str, int]) -> tuple[Signal, ...]:
 
 
 def draw_number() -> Program:
-    """What the load warp does when it has loaded a work tile; it drew as it began."""
+    """What the load warp does when it has loaded a work tile; it drew before the last load."""
     return (
         Wait("work_empty"),
         Work("draw a work tile", SmemAccess(num_bytes=NUMBER_BYTES), writes=("work",)),

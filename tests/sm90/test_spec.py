@@ -6,10 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fa4.compiled.variants import tuned_warpgroup_spec
+from fa4.compiled.support import ForwardCall
+from fa4.compiled.variants import choose_sm90_spec, tuned_warpgroup_spec, warpgroup_problem
+from fa4.hardware import H200
 from fa4.masks import Chunked
-from fa4.plan.warpgroup_tuned import WarpgroupProblem
+from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 from fa4.sm90.forward.spec import WarpgroupSpec
 
 
@@ -75,6 +79,22 @@ def test_rows_are_wider_than_products() -> None:
     assert narrow.multiplied == narrow.tile_columns == (64, 64)
     with pytest.raises(ValueError, match=r"columns must be at least \(72, 72\)"):
         make(head_dim=72, head_dim_v=72, columns=(64, 128))
+
+
+@given(
+    st.integers(1, 32), st.integers(1, 32), st.integers(1, 9000), st.integers(1, 9000),
+    st.sampled_from([(1, 1), (6, 2), (40, 8)]), st.integers(1, 20), st.booleans(),
+    st.one_of(st.none(), st.integers(0, 900)), st.booleans(),
+)  # fmt: skip
+def test_the_kernel_of_every_call_fits(d, dv, rows, keys, heads, batch, causal, left, used) -> None:
+    """Its plan, with the columns, stages and place of O that the tile was chosen with."""
+    call = ForwardCall(dtype="bf16", head_dim=8 * d, head_dim_v=8 * dv, heads_q=heads[0],
+                       heads_k=heads[1], batch=batch, rows_q=rows, rows_k=keys, num_splits=0,
+                       window=(left, 0 if causal else None), used_k=used)  # fmt: skip
+    spec, tuned = choose_sm90_spec(call), tuned_warpgroups(warpgroup_problem(call), H200)
+    assert spec.plan.bytes_used("smem") <= H200.smem_bytes_per_cta
+    assert spec.pipeline.widths == tuned.widths and spec.pipeline.direct == tuned.direct
+    assert (spec.tile_n, spec.kv_stages) == (tuned.tile_n, tuned.kv_stages)
 
 
 def test_boxes_that_begin_earlier() -> None:

@@ -57,9 +57,7 @@ def load(
     index = first_work(problem)
     queries, keys, values = (signals.ring(name) for name in ("q", "k", loaded))
     while index < problem.num_tiles:
-        tile, drawn = locate(problem, index), Int32(0)
-        if cutlass.const_expr(problem.spec.draws_work):
-            drawn = draw_work(queue)
+        tile = locate(problem, index)
         q, k, v = query_tiles(query, tile), key_tiles(key, tile), key_tiles(value, tile)
         last = tile.kv_stop - 1
         empty = tile.seqlen_k == 0 if problem.spec.ragged_k else False
@@ -81,6 +79,9 @@ def load(
             keys = keys.next()
             fill(signals, loaded, value, v[None, None, last - j + 1], values)
             values = values.next()
+        drawn = Int32(0)
+        if cutlass.const_expr(problem.spec.draws_work):  # not earlier: who is free draws first
+            drawn = draw_work(queue)
         fill(signals, loaded, value, v[None, None, tile.kv_start], values, empty)
         values = values.next()
         if cutlass.const_expr(problem.spec.draws_work):
