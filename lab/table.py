@@ -233,6 +233,10 @@ RECORDS = (
         "sanitized", "GPU: python3 -m lab.hardware.sanitized", "lab.hardware.sanitized", *_KERNELS,
     ),
     _confirmed(
+        "sanitizer_zoo", "GPU: python3 -m lab.hardware.sanitizer_zoo", "lab.hardware.sanitizer_zoo",
+        files=("tests/emulator/bug_zoo.py", "tests/emulator/ptx_module.py"),
+    ),
+    _confirmed(
         "small_transformer", "GPU: python3 -m lab.hardware.small_transformer",
         "lab.hardware.small_transformer", *_KERNELS,
     ),
