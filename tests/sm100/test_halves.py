@@ -173,7 +173,9 @@ def test_one_barrier_for_all_exchanges_is_too_few(
     broken = build()
     case = shaped(broken.spec, seqlen_q=580, seqlen_k=300, heads_k=1, group=2)
     with pytest.raises(emulator.EmulationFailed):
-        attend(broken, case, sms=2, schedule="random")
+        for seed in range(8):
+            for schedule in SCHEDULES[1:]:
+                attend(broken, case, sms=2, schedule=schedule, seed=seed)
 
 
 def test_specs_are_checked() -> None:
