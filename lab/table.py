@@ -123,6 +123,8 @@ RECORDS = (
         "forward_prediction",
         "tests/sim/test_recorded_predictions.py::test_predictions_of_the_forward_kernels",
     ),
+    _computed("halves_code", needs=TIMES),
+    _faults("halves_"),
     _computed("host", needs=TIMES, also=("fa4.backends.sm100", "fa4.backends.emulator")),
     Record(
         path="lab/benchmarks/results/models.json", command="python -m lab.benchmarks.models.walk",
