@@ -228,6 +228,10 @@ RECORDS = (
         "wgmma",
     ),
     _confirmed(
+        "ranks_of_one_gpu", "GPU: torchrun --nproc_per_node 2 -m lab.hardware.distributed.one_gpu",
+        "lab.hardware.distributed.one_gpu", *_KERNELS,
+    ),
+    _confirmed(
         "repeated_launches", "GPU: python3 -m lab.hardware.repeated_launches",
         "lab.hardware.repeated_launches", *_KERNELS,
     ),
