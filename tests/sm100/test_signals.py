@@ -74,9 +74,8 @@ def test_numbers_and_letters_at_run_time() -> None:
 def test_a_named_signal_of_two_stages_is_two_barriers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A warp may be a phase ahead of one that has not waited for the last: not at its barrier."""
     used: list[Any] = []
-    monkeypatch.setattr(
-        cute.arch, "barrier_arrive", lambda barrier_id, **_: used.append(barrier_id)
-    )
+    for name in ("barrier_arrive", "barrier"):
+        monkeypatch.setattr(cute.arch, name, lambda barrier_id, **_: used.append(barrier_id))
     found, _ = signals("softmax#@", HALVES)
     ring = found.ring("max1b")
     assert ring.stages == 2
