@@ -228,11 +228,19 @@ RECORDS = (
         "wgmma",
     ),
     _confirmed(
+        "ranks_of_one_gpu", "GPU: torchrun --nproc_per_node 2 -m lab.hardware.distributed.one_gpu",
+        "lab.hardware.distributed.one_gpu", *_KERNELS,
+    ),
+    _confirmed(
         "repeated_launches", "GPU: python3 -m lab.hardware.repeated_launches",
         "lab.hardware.repeated_launches", *_KERNELS,
     ),
     _confirmed(
         "sanitized", "GPU: python3 -m lab.hardware.sanitized", "lab.hardware.sanitized", *_KERNELS,
+    ),
+    _confirmed(
+        "sanitizer_zoo", "GPU: python3 -m lab.hardware.sanitizer_zoo", "lab.hardware.sanitizer_zoo",
+        files=("tests/emulator/bug_zoo.py", "tests/emulator/ptx_module.py"),
     ),
     _confirmed(
         "small_transformer", "GPU: python3 -m lab.hardware.small_transformer",
