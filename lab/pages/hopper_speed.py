@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fa4.commands.bench_random import summarize
 from fa4.plan.render import markdown_table
 from lab.hardware.warpgroup_backward.predicted import predicted_gradients, summarised
+from lab.hardware.warpgroup_forward import predicted
 from lab.pages import DOCS
 from lab.pages.marked_tables import MarkedTables
 from lab.records import read_record
@@ -222,6 +223,24 @@ def render_random_peers() -> str:
     return markdown_table(("against", "times as fast", "calls", "slower in", "worst"), rows)
 
 
+def render_random_predictions() -> str:
+    """The same calls: predicted speed over measured, by kind of mask."""
+    record = read_record("hopper_random")
+    found = list(predicted.predicted_calls(record["rows"], predicted.machine_of(record)))
+    kinds = {
+        "all": found,
+        "at least 1 ms": [one for one in found if one.seconds >= 1e-3],
+        "no mask": [one for one in found if one.problem.window_size == (None, None)],
+        "causal": [one for one in found if one.problem.window_size == (None, 0)],
+    }
+    rows = []
+    for name, calls in kinds.items():
+        one = predicted.summarised(calls)
+        rows.append((name, f"{len(calls)}", f"{one['times']:.3f}", f"{one['mean error']:.1%}",
+                     f"{one['rank']:.3f}"))  # fmt: skip
+    return markdown_table(("calls of", "calls", "mean", "mean error", "rank"), rows)
+
+
 def render_gradient_predictions() -> str:
     """Predicted speed over measured, by kind of kernel."""
     rows = []
@@ -260,6 +279,7 @@ TABLES = MarkedTables(
         "kernel": lambda: render_calls(kernel_points),
         "random": render_random,
         "random peers": render_random_peers,
+        "random predictions": render_random_predictions,
         "few": render_few,
         "gradient means": lambda: render_means(gradient_points),
         "gradients": lambda: render_calls(gradient_points),

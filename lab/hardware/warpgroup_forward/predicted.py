@@ -30,6 +30,11 @@ class PredictedCall:
     predicted: float
 
     @property
+    def seconds(self) -> float:
+        """Measured."""
+        return self.problem.forward_flops / self.measured / 1e12
+
+    @property
     def ratio(self) -> float:
         """How many times as fast as measured."""
         return self.predicted / self.measured
@@ -39,6 +44,8 @@ def predicted_calls(rows: Sequence[dict[str, Any]], machine: str) -> Iterator[Pr
     """By the kernel that fa4 chooses; work that is drawn is predicted as a CTA's for each tile."""
     found = find_machine(machine)
     for row in rows:
+        if "fa4" not in row["tflops"]:
+            continue
         sizes = row["problem"] | {"window_size": tuple(row["problem"]["window_size"])}
         problem = Problem(**sizes)
         tflops = predict(problem, choose(problem, found.gpu), found).tflops
