@@ -20,6 +20,7 @@ class EmulatedGpu:
         self._texts, self._options = dict(texts or {}), options
         self._memory: dict[int, Array] = {}
         self.launches = 0
+        self.copied: list[int] = []
 
     def load(self, image: bytes, kernel_name: str, smem_bytes: int = 0) -> tuple[str, str]:
         """(PTX, name)"""
@@ -49,6 +50,7 @@ class EmulatedGpu:
 
     def copy(self, target: int, source: int, size_bytes: int) -> None:
         """As of Gpu."""
+        self.copied.append(size_bytes)
         self._part(target, size_bytes)[:] = self._part(source, size_bytes)
 
     def launch(self, kernel: Any, geometry: Geometry, parameters: Sequence[bytes]) -> None:

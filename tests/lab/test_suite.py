@@ -104,8 +104,10 @@ def test_a_case_that_does_not_end_loses_no_other(tmp_path: Path) -> None:
 
 def test_a_timed_case(tmp_path: Path) -> None:
     """Two launches, and a copy; its memory is not stored."""
-    store(tmp_path, case_of(timed_bytes=2048, places={}), {"one": ADD.encode()})
-    run_folder(EmulatedGpu(), tmp_path, tmp_path / "out" / "results.npz")
+    store(tmp_path, case_of(timed_bytes=1000, places={}), {"one": ADD.encode()})
+    gpu = EmulatedGpu()
+    run_folder(gpu, tmp_path, tmp_path / "out" / "results.npz")
+    assert gpu.copied == [1024] + [500] * suite.ROUNDS  # half of what is moved is read
     (outcome,) = read_outcomes(tmp_path, tmp_path / "out" / "results.npz")[1]
     assert outcome.got["Add, twice!/one/seconds"].tolist() == [[3.0, 1.0]] * suite.ROUNDS
 
