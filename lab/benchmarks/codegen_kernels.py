@@ -133,7 +133,7 @@ def main() -> None:
     """Compiles what the command line names."""
     text, compiles, folder = sys.argv[1:]
     wanted = Wanted(**json.loads(text))
-    os.environ["FLASH_ATTENTION_NUM_SMS"] = str(SMS)
+    os.environ |= {"FLASH_ATTENTION_ARCH": "sm_100", "FLASH_ATTENTION_NUM_SMS": str(SMS)}
     os.environ["CUTE_DSL_ARCH"] = "sm_100a"
     os.environ["CUTE_DSL_NO_CACHE"] = "1"
     if not int(compiles):
