@@ -214,6 +214,8 @@ TUNED_EXP2 = {
     (256, False): Exp2Split(frequency=14, residue=6),
     (256, True): Exp2Split(frequency=14, residue=6),
 }
+# Kernel -> its own, of a search's leaders (docs/design.md).
+OWN_EXP2 = {"halves": Exp2Split(frequency=8)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +226,8 @@ class ForwardConfig:
     rescale_threshold_log2: tau; O is rescaled only when the row maximum rose by more than this
     many powers of two (0 = whenever it rose). rescale_rows: rows that take that decision together,
     1 (each thread its own) or 32 (a warp). p_offset_log2: P is multiplied by 2^offset (FP8: 8).
-    num_splits: parts of the KV sequence computed apart and combined.
+    num_splits: parts of the KV sequence computed apart and combined. kernel: of several compiled
+    ones, by its name (`fa4 predict --kernel`); "" for the machine's first.
     """
 
     tile_m: int = 128
@@ -235,6 +238,7 @@ class ForwardConfig:
     p_offset_log2: float = 0.0
     exp2: Exp2Split = field(default_factory=Exp2Split)
     num_splits: int = 1
+    kernel: str = ""
 
     def __post_init__(self) -> None:
         """Check ranges and types."""
@@ -265,12 +269,11 @@ class ForwardConfig:
             )
 
     @classmethod
-    def tuned(cls, dtype: str, head_dim: int, causal: bool) -> ForwardConfig:
-        """The choices FlashAttention-4 makes for an element type, head dim and mask.
+    def tuned(cls, dtype: str, head_dim: int, causal: bool, kernel: str = "") -> ForwardConfig:
+        """The choices FlashAttention-4 makes for an element type, head dim and mask, or `kernel`.
 
         bf16/fp16: tau 8 and the tuned share of emulated exponentials. FP8: tau 0, offset 8.
-        fp32/fp64 (no such kernel exists): tau 8 and no emulation, whose 8.8e-5 error only vanishes
-        in the rounding of P to 16 bits.
+        fp32/fp64 (no such kernel): no emulation, whose 8.8e-5 only vanishes in 16 bits.
         """
         if dtype in ("fp32", "fp64"):
             return cls()
@@ -278,7 +281,7 @@ class ForwardConfig:
             split = Exp2Split(frequency=8 if causal else 10, start_fragment=1)
             return cls(rescale_threshold_log2=0.0, p_offset_log2=8.0, exp2=split)
         padded = 128 if head_dim <= 128 else 192 if head_dim <= 192 else 256
-        return cls(exp2=TUNED_EXP2[(padded, causal)])
+        return cls(exp2=OWN_EXP2.get(kernel, TUNED_EXP2[(padded, causal)]), kernel=kernel)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,6 +139,24 @@ def test_fake_tensors_of_a_gpu() -> None:
     assert (lse.shape, lse.dtype) == ((4, 10), torch.float32)
 
 
+@pytest.mark.parametrize("impl", ["auto", "reference", "sm90"])
+def test_meta_tensors_have_shapes(impl: str) -> None:
+    """As everywhere in torch, nothing is computed: O, LSE, packed offsets and gradients."""
+    q, k, v = (
+        torch.empty(*shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        for shape in ((10, 4, 64), (12, 2, 64), (12, 2, 32))
+    )
+    offsets = torch.empty(3, dtype=torch.int32, device="meta")
+    given = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "impl": impl}
+    out, lse = fa4.flash_attn_varlen_func(q, k, v, **given, return_lse=True)
+    assert (out.shape, out.dtype, out.device.type) == ((10, 4, 32), torch.bfloat16, "meta")
+    assert (lse.shape, lse.dtype) == ((4, 10), torch.float32)
+    out.sum().backward()
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in (q, k, v))
+    dense = fa4.flash_attn_func(q[None], k[None], v[None], causal=True, impl=impl)
+    assert dense.shape == (1, 10, 4, 32)
+
+
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Architectures of the kernels that are built, for a B200 that is the emulator."""
     from fa4 import emulator

@@ -27,10 +27,8 @@ from fa4.compiled.launch import (
     regular,
 )
 from fa4.compiled.support import UNKNOWN, ForwardCall
-from fa4.compiled.variants import choose_spec, count_splits
+from fa4.compiled.variants import AnyForwardSpec, choose_spec, count_splits
 from fa4.hardware import Gpu
-from fa4.sm90.forward.spec import WarpgroupSpec
-from fa4.sm100.forward.spec import ForwardSpec
 
 FindMachine: TypeAlias = Callable[[Call], tuple[Gpu, int]]  # and its number of SMs
 
@@ -45,7 +43,7 @@ class Prepared(NamedTuple):
     """
 
     sizes: ForwardCall
-    spec: ForwardSpec | WarpgroupSpec
+    spec: AnyForwardSpec
     kernel: Callable[..., Any] | None
     num_sms: int
     out_shape: tuple[int, ...]
@@ -196,7 +194,7 @@ def read_vectors(call: Call, sizes: ForwardCall) -> dict[str, Any]:
     return vectors
 
 
-def read_factors(call: Call, spec: ForwardSpec | WarpgroupSpec) -> tuple[Any, ...]:
+def read_factors(call: Call, spec: AnyForwardSpec) -> tuple[Any, ...]:
     """Those of q, k and v, None without one; kernels of 16-bit types have no such arguments."""
     if spec.element_bytes > 1:
         return ()

@@ -209,9 +209,10 @@ def needs_gradient(call: Call) -> bool:
 
 
 def is_plain(call: Call) -> bool:
-    """Can the operator be left out: no tracing, no mode, ordinary tensors?"""
+    """Can the operator be left out: no tracing, no mode, ordinary tensors that hold data?"""
     return (
         type(call.q) in _ORDINARY
+        and not call.q.is_meta
         and type(call.k) in _ORDINARY
         and type(call.v) in _ORDINARY
         and not torch.compiler.is_compiling()

@@ -23,7 +23,7 @@ from fa4.commands.emulate_findings import (
     WriteOption,
 )
 from fa4.commands.emulate_report import render, render_kernels, render_support
-from fa4.commands.emulate_witness import ReplayOption, WitnessOption
+from fa4.commands.emulate_witness import ReplayOption, SteerOption, WitnessOption
 from fa4.emulator.kinds import SEVERITIES
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def emulate(
     write_baseline: WriteOption = False,
     sarif: SarifOption = None,
     coverage: CoverageOption = None,
+    steer: SteerOption = 0,
     witness: WitnessOption = None,
     replay: ReplayOption = None,
     arch: ArchOption = "sm_100a",
@@ -163,18 +164,19 @@ def emulate(
     of_ptx = {
         "--kernel": kernel, "--grid": grid, "--block": block, "--cluster": cluster, "--smem": smem,
         "--arg": arg, "--out": out, "--seeds": seeds > 1, "--trace": trace, "--list": list_only,
-        "--witness": witness, "--replay": replay,
     }  # fmt: skip
+    orders = {"--steer": steer, "--witness": witness, "--replay": replay}
     if file.suffix == ".py":
         refuse_given(file, of_ptx)
-        chosen = {**options, "seed": seed, "collect": write_baseline}
-        emulate_script(file, script_args or [], choose_arch(arch), chosen, files, as_json)
+        chosen = {**options, "seed": seed, "collect": write_baseline, **script_orders(orders)}
+        arguments = script_args or []
+        emulate_script(file, arguments, choose_arch(arch), chosen, files, witness, as_json)
         return
     if script_args:
         raise ValueError(f"{script_args[0]}: only a script takes arguments; a kernel's are --arg")
     emulate_ptx(
         file,
-        of_ptx | {"--seeds": seeds, "--seed": seed, "--arch": choose_arch(arch)},
+        of_ptx | orders | {"--seeds": seeds, "--seed": seed, "--arch": choose_arch(arch)},
         options,
         files,
         as_json,
@@ -205,17 +207,24 @@ def emulate_ptx(
         chosen = {**options, "seed": seed, "accepted": accepted}
         if given["--replay"]:
             chosen["schedule"] = emulate_witness.read(given["--replay"]).schedule()
-        found = run(job, given["--seeds"], chosen, trace)
+        if given["--steer"]:
+            found = run_steered(job, given, chosen)
+        else:
+            found = run(job, given["--seeds"], chosen, trace)
     order = "replay" if given["--replay"] else options["schedule"]
     report = describe(job, found, accepted) | {"file": str(file), **options, "trace": trace}
-    report |= {"schedule": order, "witness": None}
     ran = found.report
+    steering = emulate_witness.describe_steering([ran]) if given["--steer"] else None
+    report |= {"schedule": order, "witness": None, "steering": steering}
     made = files.write(
         FindingTexts(
             findings=ran.findings, accepted=ran.accepted, coverage=ran.coverage, ptx_file=file
         )
     )
-    if given["--witness"] and ran.findings:
+    if given["--witness"] and given["--steer"]:
+        kept = emulate_witness.write_shown(given["--witness"], [ran])
+        report["witness"] = kept and emulate_witness.describe(kept, given["--witness"])
+    elif given["--witness"] and ran.findings:
         content = [(array, job.before[name]) for name, array in job.arrays.items()]
         chosen["seed"] = found.seeds[-1]
         kept = emulate_witness.write(
@@ -354,6 +363,7 @@ def emulate_script(
     arch: str,
     options: Mapping[str, Any],
     files: FindingFiles,
+    witness: Path | None,
     as_json: bool,
 ) -> None:
     """Runs a script and prints what was launched and found."""
@@ -361,10 +371,36 @@ def emulate_script(
 
     if not file.is_file():
         raise ValueError(f"{file}: no such file")
-    done = run_script(file, arguments, arch, {**options, "accepted": files.accepted}, files)
+    chosen = {**options, "accepted": files.accepted}
+    done = run_script(file, arguments, arch, chosen, files, witness)
     emit(done, as_json, render_script)
     if code := 1 if done["failed"] else done["exit_code"]:
         raise typer.Exit(code)
+
+
+def script_orders(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What --steer, --witness and --replay mean for a script. Raises ValueError."""
+    if given["--witness"] and not given["--steer"]:
+        raise ValueError("--witness of a script is what steering finds: give --steer RUNS, too")
+    if given["--steer"] and given["--replay"]:
+        raise ValueError("--replay FILE runs in one order: not with --steer")
+    replay = emulate_witness.read(given["--replay"]) if given["--replay"] else None
+    return {"steer": given["--steer"], "replay": replay}
+
+
+def run_steered(job: PtxJob, given: Mapping[str, Any], options: Mapping[str, Any]) -> Exploration:
+    """Runs the job and steers at what is found."""
+    from fa4.emulator.machine.options import Options
+    from fa4.emulator.orders.steer import run_steered
+    from fa4.emulator.tools.seeds import Exploration
+
+    if clash := [name for name in ("--replay", "--trace") if given[name]] or (
+        ["--seeds"] if given["--seeds"] > 1 else []
+    ):
+        raise ValueError(f"{clash[0]} cannot be used with --steer")
+    chosen = Options(**{**options, "collect": True})
+    report = run_steered([job.launch], job.allocations, chosen, given["--steer"])
+    return Exploration(report, [options["seed"]])
 
 
 def check_outputs(job: PtxJob, texts: Sequence[str], trace: Path | None) -> dict[str, Path]:

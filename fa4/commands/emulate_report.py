@@ -39,6 +39,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     parts += [f"wrote {path}" for path in [*report["written"].values(), *report["reports"]]]
     if report["trace"]:
         parts.append(f"wrote {report['trace']}; open it at https://ui.perfetto.dev")
+    parts += emulate_witness.render_steering(report["steering"])
     if report["witness"]:
         parts += emulate_witness.render(report["witness"])
     count = len(report["findings"])

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fa4.commands import emulate_witness
 from fa4.commands.emulate_findings import FindingFiles
 from fa4.commands.emulate_report import render_accepted, render_coverage, render_finding
 
@@ -19,11 +20,12 @@ def run_script(
     arch: str,
     options: Mapping[str, Any],
     files: FindingFiles,
+    witness: Path | None = None,
 ) -> dict[str, Any]:
     """Runs a script as `python SCRIPT ARGUMENTS` does, its kernels in the emulator.
 
     Returns what was launched and found, as plain data. Raises what the script raises, but for
-    findings, which end it, and sys.exit.
+    findings, which end it, and sys.exit. witness: where to write an order that steering found.
     """
     from fa4.emulator.errors import EmulationFailed
     from fa4.emulator.host.session import emulate
@@ -46,6 +48,7 @@ def run_script(
     launches = Counter(name for report in session.reports for name in report.kernels)
     findings, accepted, coverage = session.findings(), session.accepted(), session.coverage()
     made = files.write(FindingTexts(findings=findings, accepted=accepted, coverage=coverage))
+    kept = emulate_witness.write_shown(witness, session.reports) if witness else None
     return {
         "script": str(script),
         "arch": arch,
@@ -56,6 +59,10 @@ def run_script(
         "unused_rules": options["accepted"].unused() if options["accepted"] else [],
         "coverage": [describe_coverage(one) for one in coverage],
         "reports": list(map(str, made)),
+        "steering": emulate_witness.describe_steering(session.reports)
+        if options["steer"]
+        else None,
+        "witness": kept and witness and emulate_witness.describe(kept, witness),
         "failed": failed,
         "exit_code": exit_code,
     }
@@ -83,6 +90,8 @@ def render_script(report: Mapping[str, Any]) -> tuple[str, ...]:
         *launches,
         *map(render_coverage, report["coverage"]),
         *render_accepted(report),
+        *emulate_witness.render_steering(report["steering"]),
+        *(emulate_witness.render(report["witness"]) if report["witness"] else ()),
         *(f"wrote {path}" for path in report["reports"]),
         f"findings: {listed}" + ("; the script was ended by the last" if report["failed"] else ""),
     )

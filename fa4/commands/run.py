@@ -14,7 +14,7 @@ from fa4.base.files import check_folder, require_replaceable, write_whole
 from fa4.commands import emit
 from fa4.commands.judge import compare, compare_gradients, render
 from fa4.commands.limits import attention_seconds, require_memory, time_text
-from fa4.config import require
+from fa4.config import ForwardConfig, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +40,9 @@ ImplOption = Annotated[
     typer.Option(
         help="auto, sm100, sm90, emulator, emulator_sm90, reference, oracle (fa4.call.choose)."
     ),
+]
+KernelOption = Annotated[
+    str, typer.Option(metavar="NAME", help="Of several compiled ones: blackwell or halves.")
 ]
 OutOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write out and lse: .npz or .safetensors.")
@@ -68,6 +71,7 @@ def run(
     softcap: Annotated[float, typer.Option(help="Soft cap of scores; 0: none.")] = 0.0,
     backward: Annotated[bool, typer.Option("--backward", help="Gradients of a drawn dO.")] = False,
     impl: ImplOption = "auto",
+    kernel: KernelOption = "",
     schedule: ScheduleOption = "",
     seed: Annotated[int, typer.Option(help="Of --random and of the schedule.")] = 0,
     minutes: MinutesOption = 10.0,
@@ -99,8 +103,13 @@ def run(
     options: dict[str, Any] = {"causal": causal, "softcap": softcap, "softmax_scale": scale}
     options["window_size"] = read_window(window)
     problem = describe_problem(arrays, options)
+    if kernel:
+        masked = problem.window_size != (None, None)
+        options["config"] = ForwardConfig.tuned(problem.dtype, problem.head_dim, masked, kernel)
     how = {"schedule": schedule or "fifo", "seed": seed}
     job = Job(arrays, options, impl, how, say, gradient=backward)
+    if kernel and job.impl not in KERNELS:
+        raise ValueError(f"--kernel is for compiled kernels; got {kernel!r} with impl {job.impl}")
     if schedule and job.impl not in EMULATED:
         raise ValueError(f"--schedule is for the emulator; got {schedule!r} with impl {job.impl}")
     estimate(problem, job.impl, minutes, backward=backward)
@@ -108,7 +117,7 @@ def run(
     checked = not no_check and job.impl != "oracle"
     if job.outputs is not None and checked:
         report |= compare(arrays, options, job.outputs, say)
-    report["prediction"] = predict(problem, impl=job.impl)
+    report["prediction"] = predict(problem, impl=job.impl, kernel=kernel)
     report["tflops"] = problem.forward_flops / report["seconds"] / 1e12 if job.on_gpu else None
     report["backward"] = None
     if backward and job.outputs is not None:
@@ -296,17 +305,19 @@ def differentiate(job: Job, problem: Problem, seed: int, checked: bool) -> dict[
 
 
 def predict(
-    problem: Problem, *, backward: bool = False, impl: str = "sm100"
+    problem: Problem, *, backward: bool = False, impl: str = "sm100", kernel: str = ""
 ) -> dict[str, Any] | None:
     """The simulator's time on the machine of an implementation: an H200, or a B200 for the others.
 
-    None for a problem that it has no kernel for.
+    kernel: of a forward pass, "" for the machine's first. None for a problem that it has no kernel
+    for.
     """
     from fa4.designs import backward as backward_kernel
     from fa4.designs import hopper_forward
     from fa4.designs.forward import default_forward
     from fa4.sim.hopper_backward import predict_hopper_backward
     from fa4.sim.machine import find_machine
+    from fa4.sim.options import default_pipeline
     from fa4.sim.predict import predict as simulate
 
     hopper = KERNELS.get(impl) == "sm90"
@@ -319,6 +330,8 @@ def predict(
             found = simulate(problem, backward_kernel.choose(problem, machine.gpu, True), machine)
         elif hopper:
             found = simulate(problem, hopper_forward.choose(problem, machine.gpu), machine)
+        elif kernel:
+            found = simulate(problem, default_pipeline(problem, machine, kernel=kernel), machine)
         else:
             found = simulate(problem, default_forward(problem, machine.gpu), machine)
     except ValueError:

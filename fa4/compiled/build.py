@@ -19,9 +19,15 @@ from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.halves.spec import HalvesSpec
 
 Spec: TypeAlias = (
-    ForwardSpec | BackwardSpec | WarpgroupSpec | WarpgroupBackwardSpec | WideBackwardSpec
+    ForwardSpec
+    | HalvesSpec
+    | BackwardSpec
+    | WarpgroupSpec
+    | WarpgroupBackwardSpec
+    | WideBackwardSpec
 )
 
 _MOST_IN_MEMORY = 256

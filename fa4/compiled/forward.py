@@ -11,6 +11,7 @@ from fa4.compiled.stand_ins import StandIns, compile_host
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.forward.kernel import forward
 from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.halves.spec import HalvesSpec
 
 
 def compile_forward(
@@ -22,6 +23,13 @@ def compile_forward(
     (role, Wait or Arrive) as the kernel is traced. Raises ValueError, naming the rule, for a plan
     that `check_plan` refuses.
     """
+    return compile_host(forward, fake_arguments(spec), spec, arch, trace)
+
+
+def compile_halves(spec: HalvesSpec, arch: str = "sm_100a", trace: list[Any] | None = None) -> Any:
+    """The same with two softmax warpgroups a Q tile."""
+    from fa4.sm100.halves.kernel import forward
+
     return compile_host(forward, fake_arguments(spec), spec, arch, trace)
 
 
@@ -45,7 +53,7 @@ def compile_warpgroup(
 
 
 def fake_arguments(
-    spec: ForwardSpec | WarpgroupSpec, tensors: StandIns | None = None
+    spec: ForwardSpec | HalvesSpec | WarpgroupSpec, tensors: StandIns | None = None
 ) -> LaunchArguments:
     """Stand-ins with symbolic sizes for a call's arguments."""
     tensors = tensors or StandIns(spec)

@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fa4.compiled.support import BackwardCall, ForwardCall, NotSupported
-from fa4.compiled.variants import kernel_window
+from fa4.compiled.variants import AnyForwardSpec, kernel_window
 from fa4.kit.features import BackwardFeatures, CallFeatures
 from fa4.kit.units import TILE_ROWS
-from fa4.sm90.forward.spec import WarpgroupSpec
-from fa4.sm100.forward.spec import ForwardSpec
 
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 VECTORS = ("sink", *LENGTHS, "aux")
@@ -167,7 +165,7 @@ class BackwardArguments(NamedTuple):
 
 def launch_arguments(
     call: ForwardCall,
-    spec: ForwardSpec | WarpgroupSpec,
+    spec: AnyForwardSpec,
     operands: Sequence[Any],
     outputs: tuple[Any, Any],
     vectors: Mapping[str, Any],

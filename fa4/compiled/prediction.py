@@ -18,23 +18,25 @@ from fa4.inspect.pipes import pipe_amounts
 from fa4.plan.measured import with_measured_math
 from fa4.plan.schema import Math, PipelinePlan
 from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.halves.spec import HalvesSpec
 
 EXTRA_TILES = 2  # KV tiles that the longer run has more
 
 
-def measured_plan(spec: ForwardSpec) -> PipelinePlan:
+def measured_plan(spec: ForwardSpec | HalvesSpec) -> PipelinePlan:
     """The plan with the counts of `tile_amounts`. Raises as `tile_amounts` does."""
     return with_measured_math(spec.plan, tile_amounts(spec))
 
 
-def tile_amounts(spec: ForwardSpec) -> dict[str, Math]:
+def tile_amounts(spec: ForwardSpec | HalvesSpec) -> dict[str, Math]:
     """Instructions per thread and unmasked KV tile of the softmax and correction roles, counted.
 
     Nothing is rescaled in these runs. Raises ValueError for a spec with features that need more
     than q, k and v, ImportError if the compiler is not installed.
     """
     short, long = (_count(spec, extra) for extra in (0, EXTRA_TILES))
-    emulated = sum(spec.numerics.exp2.emulated_columns(spec.numerics.tile_n))
+    keys = getattr(spec.pipeline, "piece", spec.tile_n)  # of a softmax thread
+    emulated = sum(spec.numerics.exp2.emulated_columns(keys))
     amounts = {}
     for role in spec.plan.roles:
         if role.name != "correction" and not role.name.startswith("softmax"):
@@ -49,7 +51,7 @@ def tile_amounts(spec: ForwardSpec) -> dict[str, Math]:
     return amounts
 
 
-def _count(spec: ForwardSpec, extra_tiles: int) -> dict[int, Counter[str]]:
+def _count(spec: ForwardSpec | HalvesSpec, extra_tiles: int) -> dict[int, Counter[str]]:
     """Warp instructions by warp and opcode for one work tile whose queries are also keys."""
     from fa4 import emulator
 

@@ -173,13 +173,22 @@ def _wrong_aux(call: ForwardCall) -> object:
     return _when(wrong, f"{wrong[0][0]} of rank {wrong[0][1]}" if wrong else "")
 
 
-def _wrong_tiles(call: ForwardCall, **own: float) -> object:
+def _kernels_of(family: str) -> tuple[str, ...]:
+    """Names of the forward kernels of a family that run."""
+    found = [one for one in designs() if not one.backward and one.compiled is not None]
+    return tuple(one.kernel for one in found if one.compiled and one.compiled.family == family)
+
+
+def _wrong_tiles(call: ForwardCall, family: str = "sm100", **own: float) -> object:
     """The parts of a ForwardConfig that the kernel has no freedom in; own: more of them."""
     config = call.numerics
     if config is None:
         return None
     fixed = {"tile_m": TILE_ROWS, "tile_n": TILE_ROWS, "rescale_rows": 1, "p_offset_log2": 0.0}
     fixed |= own
+    kernels = ("", *_kernels_of(family))
+    if config.kernel not in kernels:
+        return f"kernel = {config.kernel!r}, of {', '.join(kernels[1:])}"
     wrong = [f"{name} = {getattr(config, name)}" for name, value in fixed.items()
              if getattr(config, name) != value]  # fmt: skip
     return wrong[0] if wrong else None
@@ -227,7 +236,8 @@ FORWARD: tuple[Feature, ...] = (
             "0 * NaN: what a mask or window hides in a loaded tile reaches every row of the tile"),
     Feature("strides", True, "last dimension contiguous, the others multiples of 16 bytes"),
     Feature(
-        "config", True, "q_tiles, threshold and emulated exponentials; 128 x 128 tiles, by row",
+        "config", True,
+        "q_tiles, threshold, emulated exponentials and the kernel; 128 x 128 tiles, by row",
         _wrong_tiles,
     ),
     Feature("CTA pairs", True, "chosen for long unmasked sequences with d 128 or 192"),
@@ -241,6 +251,9 @@ FORWARD: tuple[Feature, ...] = (
             lambda c: _when(c.block_sparse, "block_sparse_tensors")),
 )  # fmt: skip
 
+
+# With halves the kernel does the same calls.
+HALVES: tuple[Feature, ...] = FORWARD
 
 _FORWARD_ONLY = ("pack_gqa", "CTA pairs", "return_lse", "num_splits")
 _BACKWARD_OWN = (
@@ -304,7 +317,7 @@ _SM90_OWN = (
             "many: of other groups than powers of two with rows left empty, or in parts"),
     Feature(
         "config", True, "threshold and emulated exponentials, by row; tiles are the kernel's own",
-        lambda c: _wrong_tiles(c, q_tiles=ForwardConfig().q_tiles, **_own_offset(c)),
+        lambda c: _wrong_tiles(c, "sm90", q_tiles=ForwardConfig().q_tiles, **_own_offset(c)),
     ),
 )  # fmt: skip
 

@@ -8,11 +8,14 @@ from typing import Any, TypeAlias
 
 from fa4.compiled.support import FAMILIES, NARROW, BackwardCall, ForwardCall, check
 from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
+from fa4.designs import find_design
+from fa4.designs.design import named
 from fa4.hardware import B200, B300, H200, Gpu
 from fa4.kit.features import position_rows
 from fa4.kit.units import TILE_ROWS
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
+from fa4.plan.halves import halves_numerics
 from fa4.plan.warpgroup_tuned import (
     WarpgroupProblem,
     back_and_forth,
@@ -25,7 +28,9 @@ from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.forward.spec import ForwardSpec
+from fa4.sm100.halves.spec import HalvesSpec
 
+AnyForwardSpec: TypeAlias = ForwardSpec | HalvesSpec | WarpgroupSpec
 AnyBackwardSpec: TypeAlias = BackwardSpec | WarpgroupBackwardSpec | WideBackwardSpec
 
 # A kernel for an H200 runs on an H100: they differ in memory alone.
@@ -54,6 +59,19 @@ def tuned_spec(head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any)
         tuned = ForwardConfig(rescale_threshold_log2=tuned.rescale_threshold_log2)
     features.setdefault("numerics", tuned)
     return ForwardSpec(head_dim=head_dim, head_dim_v=head_dim_v, gpu=gpu, **features)
+
+
+def tuned_halves_spec(
+    head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any
+) -> HalvesSpec:
+    """The same with halves."""
+    masks = ("causal", "window_left", "window_right", "mask")
+    masked = any(features.get(name) for name in masks)
+    numerics = halves_numerics(
+        features.get("dtype", "bf16"), head_dim, masked, emulate=gpu.arch != "sm_103a"
+    )
+    features.setdefault("numerics", numerics)
+    return HalvesSpec(head_dim=head_dim, head_dim_v=head_dim_v, gpu=gpu, **features)
 
 
 def tuned_warpgroup_spec(
@@ -105,7 +123,7 @@ def _uneven(features: dict[str, Any]) -> bool:
     return any(features.get(name) for name in masks)
 
 
-def common_specs(gpu: Gpu = B200) -> Iterator[ForwardSpec | WarpgroupSpec]:
+def common_specs(gpu: Gpu = B200) -> Iterator[AnyForwardSpec]:
     """What most models call: the usual head dims, both element types, with and without mask."""
     for head_dim, head_dim_v in COMMON_HEAD_DIMS:
         for dtype in ("bf16", "fp16"):
@@ -113,9 +131,7 @@ def common_specs(gpu: Gpu = B200) -> Iterator[ForwardSpec | WarpgroupSpec]:
                 yield find_tuned(head_dim, head_dim_v, gpu, dtype=dtype, causal=causal)
 
 
-def find_tuned(
-    head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any
-) -> ForwardSpec | WarpgroupSpec:
+def find_tuned(head_dim: int, head_dim_v: int, gpu: Gpu = B200, **features: Any) -> AnyForwardSpec:
     """The tuned spec of a long problem, for any machine that has a kernel."""
     if FAMILIES[gpu.arch] == "sm90":
         return tuned_warpgroup_spec(head_dim, head_dim_v, gpu=gpu, **features)
@@ -135,7 +151,7 @@ def find_gpu(capability: tuple[int, int], family: str = "") -> Gpu:
     return fitting[arch]
 
 
-def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec | WarpgroupSpec:
+def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> AnyForwardSpec:
     """The kernel of a call. Raises NotSupported, with the reason, if there is none."""
     if FAMILIES[gpu.arch] == "sm90":
         return choose_sm90_spec(call, gpu)
@@ -188,7 +204,7 @@ def _keys_of_a_tile(call: ForwardCall) -> int:
     return max(left + right, 0) + 1 + WARPGROUP_ROWS
 
 
-def count_splits(call: ForwardCall, spec: ForwardSpec | WarpgroupSpec) -> int:
+def count_splits(call: ForwardCall, spec: AnyForwardSpec) -> int:
     """Parts of a call's keys, which different CTAs compute; 1 where they are not divided."""
     if not getattr(spec, "split", False):
         return 1
@@ -220,11 +236,16 @@ def packed_group(call: ForwardCall) -> int:
     return min(groups, key=lambda group: (tiles(group), -group))
 
 
-def choose_sm100_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec:
-    """The same for Blackwell."""
+def choose_sm100_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec | HalvesSpec:
+    """The same for Blackwell: of the kernel that the call names, if it names one."""
     check(call)
     features, group = _features(call), _packed_heads(call, TILE_ROWS)
-    spec = tuned_spec(
+    tuned = tuned_spec
+    if call.numerics is not None and call.numerics.kernel:
+        compiled = find_design(gpu, kernel=call.numerics.kernel).compiled
+        assert compiled is not None  # `check` refuses others
+        tuned = named(compiled.tuned)
+    spec: ForwardSpec | HalvesSpec = tuned(
         call.head_dim,
         call.head_dim_v,
         gpu,

@@ -16,6 +16,7 @@ from fa4.sim.predict import Simulation, predict
 
 if TYPE_CHECKING:
     from fa4.sm100.forward.spec import ForwardSpec
+    from fa4.sm100.halves.spec import HalvesSpec
 
 MACHINE = "b200"
 # The FlashAttention-4 paper's fastest forward: 1613 TFLOP/s at 32k tokens, head dim 128.
@@ -23,7 +24,10 @@ HEADLINE = Problem(batch=1, seqlen_q=32768, seqlen_k=32768, heads_q=16, heads_k=
 
 
 def predict_request(
-    request: Request, causal: bool, rescale_rate: float, kernel: ForwardSpec | None = None
+    request: Request,
+    causal: bool,
+    rescale_rate: float,
+    kernel: ForwardSpec | HalvesSpec | None = None,
 ) -> dict[str, Any] | None:
     """Predicted B200 time of one attention call; None for a shape that no B200 kernel takes.
 
@@ -61,7 +65,7 @@ def predict_headline() -> dict[str, Any]:
 
 
 def _describe(
-    problem: Problem, simulation: Simulation, kernel: ForwardSpec | None = None
+    problem: Problem, simulation: Simulation, kernel: ForwardSpec | HalvesSpec | None = None
 ) -> dict[str, Any]:
     machine, useful = find_machine(MACHINE), 1.0
     if kernel is None:

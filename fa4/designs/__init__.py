@@ -15,7 +15,7 @@ from fa4.hardware import Gpu
 # Of several that run, or that a pipeline could be of, the first is taken.
 NAMES = (
     "forward", "backward", "hopper_forward", "hopper_backward", "hopper_wide",
-    "published_forward", "published_backward", "fa2", "published_hopper", "pieces",
+    "halves", "published_forward", "published_backward", "fa2", "published_hopper", "pieces",
 )  # fmt: skip
 
 

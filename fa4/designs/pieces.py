@@ -1,4 +1,4 @@
-"""Forward kernels on Blackwell whose scores come in pieces: searched through, not built."""
+"""Forward kernels on Blackwell whose scores come in pieces: searched through."""
 
 from __future__ import annotations
 

@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from fa4.emulator.machine.events import BarrierUse, RunEvents
     from fa4.emulator.machine.launch_record import Allocation, Launch
     from fa4.emulator.machine.options import Options
+    from fa4.emulator.orders.steer import Shown, Steering, run_steered, steer
+    from fa4.emulator.orders.witness import Witness, find_witness
     from fa4.emulator.tools.seeds import Exploration, explore
     from fa4.emulator.tools.trace import Recorder
     from fa4.emulator.tools.traffic import SharedTraffic
-    from fa4.emulator.tools.witness import Witness, find_witness
 
 __all__ = [
     "Accepted",
@@ -61,6 +62,8 @@ __all__ = [
     "RunEvents",
     "Session",
     "SharedTraffic",
+    "Shown",
+    "Steering",
     "Tma",
     "UnsupportedInstruction",
     "Witness",
@@ -71,6 +74,8 @@ __all__ = [
     "make_launch",
     "run",
     "run_ptx",
+    "run_steered",
+    "steer",
 ]
 
 _MODULES = {
@@ -89,7 +94,8 @@ _MODULES = {
     "tools.seeds": ("Exploration", "explore"),
     "tools.trace": ("Recorder",),
     "tools.traffic": ("SharedTraffic",),
-    "tools.witness": ("Witness", "find_witness"),
+    "orders.steer": ("Shown", "Steering", "run_steered", "steer"),
+    "orders.witness": ("Witness", "find_witness"),
 }  # fmt: skip
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 

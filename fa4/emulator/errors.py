@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fa4.emulator.kinds import SEVERITIES, kind_of
 
 __all__ = ["SEVERITIES", "ArgumentError", "EmulationFailed", "EmulatorError", "KernelFinding",
-           "LaunchError", "PtxError", "UnsupportedInstruction"]  # fmt: skip
+           "LaunchError", "PtxError", "Site", "UnsupportedInstruction"]  # fmt: skip
 
 
 class EmulatorError(Exception):
@@ -48,6 +48,16 @@ class ArgumentError(LaunchError):
         super().__init__(message)
 
 
+class Site(NamedTuple):
+    """A warp of a CTA at a PTX line, which it has come to `visits` times; or, with warp -1, an
+    asynchronous operation of the CTA that this line started."""
+
+    cta: int
+    warp: int
+    line: int
+    visits: int
+
+
 @dataclass(frozen=True)
 class KernelFinding:
     """One thing a check found.
@@ -59,7 +69,7 @@ class KernelFinding:
     cta, warp: linear index of the CTA in the grid, of the warp in its CTA (-1: none).
     instruction: its text, where several stand on the line; else "". formal: the manual asks for
     what is missing, and kernels without it are not known to fail. kernel: its name. text: of the
-    instruction, always.
+    instruction, always. sites: what happened in an order that nothing keeps, the earlier first.
     """
 
     kind: str
@@ -69,10 +79,10 @@ class KernelFinding:
     cta: int = -1
     warp: int = -1
     instruction: str = ""
-    details: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
     formal: bool = False
     kernel: str = ""
     text: str = ""
+    sites: tuple[Site, ...] = field(default=(), compare=False)
 
     @property
     def severity(self) -> str:

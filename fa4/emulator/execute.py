@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import prod
+from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
@@ -46,7 +47,7 @@ class Report:
     thread-instructions by opcode; warp_instructions: the same per warp instruction. by_warp: warp
     index -> thread-instructions, for the roles of a warp-specialised kernel. work: of each launch.
     coverage: what each kernel's launches reached. seconds: of execution, without loading. output:
-    what the kernel printed.
+    what the kernel printed. steering: what `fa4.emulator.orders.steer` found, if it was asked.
     """
 
     kernels: list[str] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Report:
     load_seconds: float = 0.0
     steps: int = 0
     output: list[str] = field(default_factory=list)
+    steering: Any = None
 
     @property
     def ok(self) -> bool:

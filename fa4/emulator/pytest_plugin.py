@@ -49,6 +49,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="end a kernel that is not at its end after so many steps of warps",
     )
+    group.addoption(
+        "--fa4-steer",
+        type=int,
+        default=0,
+        metavar="RUNS",
+        help="look for an order that shows hazards, in so many runs of a launch",
+    )
     _add_files(group)
 
 
@@ -97,6 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
             accepted=accepted,
             collect=config.getoption("--fa4-write-baseline"),
             max_steps=config.getoption("--fa4-max-steps"),
+            steer=config.getoption("--fa4-steer"),
         )
     )
 

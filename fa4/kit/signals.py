@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import cutlass
@@ -18,6 +18,8 @@ from fa4.plan.signal_rules import leads_pair
 CTA_BARRIER = 0  # named barrier of all warps; the plan's own start at 1
 LEADER = 0  # rank in its pair of the CTA whose MMA warp issues the products of both
 BOTH = 0b11  # ranks of a pair, as a mask
+HALVES = "ab"  # letters of the groups of a Q tile
+OWN, OTHER = "@", "^"  # stand for the letter of this group, and of the other one
 
 
 def mbarrier_numbers(plan: PipelinePlan) -> dict[str, int]:
@@ -31,9 +33,13 @@ def mbarrier_numbers(plan: PipelinePlan) -> dict[str, int]:
 
 
 def named_numbers(plan: PipelinePlan) -> dict[str, int]:
-    """The hardware barrier of each named signal."""
-    names = [signal.name for signal in plan.signals if signal.kind == "named"]
-    return {name: number for number, name in enumerate(names, CTA_BARRIER + 1)}
+    """The first hardware barrier of each named signal."""
+    numbers, total = {}, CTA_BARRIER + 1
+    for signal in plan.signals:
+        if signal.kind == "named":
+            numbers[signal.name] = total
+            total += signal.stages
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,8 @@ class Signals:
     plan's own steps while the kernel is traced, so that they can be compared with its program.
 
     Where a plan has several of a kind, their names differ by a number: code that serves all of them
-    writes `#` for it, in the names of signals and of its role, and says which by `numbered`.
+    writes `#` for it, in the names of signals and of its role, and says which by `numbered`. Where
+    they differ by a letter as well, that is `@`, and `^` the other of the two.
 
     In a CTA pair the leader's MMA warp works for both CTAs: what it waits for arrives at the
     leader's barriers (loads count their bytes there, `remote` signals their threads), and what it
@@ -56,14 +63,18 @@ class Signals:
     trace: cutlass.Constexpr
     base: cute.Pointer
     number: Int32 | int | None = None
+    half: Int32 | int | None = None
 
     def of(self, role: str) -> "Signals":
         """The same signals as another role uses them."""
         return replace(self, role=role)
 
-    def numbered(self, number: Int32 | int) -> "Signals":
-        """The same signals with `number` for `#`; one that is known at run time only serves all."""
-        return replace(self, number=number)
+    def numbered(self, number: Int32 | int, half: Int32 | int | None = None) -> "Signals":
+        """The same signals with `number` for `#`; one that is known at run time only serves all.
+
+        half: the number of the letter for `@`, alike.
+        """
+        return replace(self, number=number, half=half)
 
     def ring(self, name: str) -> Ring:
         """The start of the ring `<name>_full`, `<name>_empty`."""
@@ -76,8 +87,9 @@ class Signals:
     def wait(self, name: str, at: Ring | Int32 | int = 0) -> None:
         """Wait for a phase: of a ring's slot, or number `at`, from 0; free phases have passed.
 
-        A named barrier knows its phase. Of a group of bulk copies, the oldest of as many as have
-        places has read its memory. A warpgroup's products are waited for with their sums.
+        A named barrier knows its phase, not its stage. Of a group of bulk copies, the oldest of as
+        many as have places has read its memory. A warpgroup's products are waited for with their
+        sums.
         """
         signal = self._record(name, Wait)
         if signal.kind == "products":
@@ -85,8 +97,8 @@ class Signals:
         if signal.kind == "group":
             cute.arch.cp_async_bulk_wait_group(max(signal.free - 1, 0), read=True)
         elif signal.kind == "named":
-            cute.arch.barrier(barrier_id=self._place(named_numbers(self.plan), name),
-                              number_of_threads=self._named_threads(signal))  # fmt: skip
+            place = self._place(named_numbers(self.plan), name) + slot_of(at)
+            cute.arch.barrier(barrier_id=place, number_of_threads=self._named_threads(signal))
         else:
             parity = (phase_of(at) - signal.free // signal.stages) & 1
             cute.arch.mbarrier_wait(self.pointer(name, slot_of(at)), parity)
@@ -102,8 +114,9 @@ class Signals:
         if signal.kind == "group":
             cute.arch.cp_async_bulk_commit_group()
         elif signal.kind == "named":
-            cute.arch.barrier_arrive(barrier_id=self._place(named_numbers(self.plan), name),
-                                     number_of_threads=self._named_threads(signal))  # fmt: skip
+            number = self._place(named_numbers(self.plan), name) + slot_of(at)
+            threads = self._named_threads(signal)
+            cute.arch.barrier_arrive(barrier_id=number, number_of_threads=threads)
         else:
             place = self.pointer(name, slot_of(at))
             cute.arch.mbarrier_arrive(place, LEADER if signal.remote else None)
@@ -123,7 +136,7 @@ class Signals:
         found = [places[name.replace("#", str(i))] for i in range(count)]
         for i in range(count):
             step = Arrive(name.replace("#", str((i + 1) % count)))
-            self.trace.append((self._name(self.role, i), step))
+            self.trace.append((spelled(self.role, i), step))
         number: Any = self.number
         following = cutlass.select_(number == count - 1, Int32(0), number + 1)
         threads = self._named_threads(self.plan.signal(name.replace("#", "0")))
@@ -172,38 +185,65 @@ class Signals:
 
     def _place(self, places: dict[str, int], name: str) -> Int32 | int:
         """Where a signal's first barrier is; those of a kind lie at equal distances."""
-        if self.number is None or isinstance(self.number, int) or "#" not in name:
-            return places[self._name(name, self.number)]
-        found = [places[name.replace("#", str(i))] for i in _numbers(name, places)]
-        first, step = found[0], found[-1] - found[-2] if len(found) > 1 else 0
-        if found != [first + step * i for i in range(len(found))]:
-            raise ValueError(f"the barriers of {name} must lie at equal distances; got {found}")
-        return first + step * self.number
+        served = self._served(name, places)
+        found = {one: places[spelled(name, *one)] for one in served}
+        first = served[0]
+        result: Any = found[first]
+        steps = []
+        values: tuple[Any, Any] = (self.number, self.half)
+        for axis, value in enumerate(values):
+            alike = [x for x in served if x[1 - axis] == first[1 - axis]]
+            steps.append(found[alike[1]] - found[first] if len(alike) > 1 else 0)
+            result = result + steps[axis] * value if len(alike) > 1 else result
+        for (number, half), place in found.items():
+            apart = steps[0] * (number or 0) + steps[1] * (half or 0)
+            if place != found[first] + apart:
+                raise ValueError(
+                    f"the barriers of {name} must lie at equal distances; got "
+                    f"{list(found.values())}"
+                )
+        return result
+
+    def _served(self, name: str, known: Collection[str]) -> list[tuple[int | None, int | None]]:
+        """The numbers and letters that this code serves: those known only at run time serve all."""
+        numbers: Sequence[int | None] = [self.number]
+        halves: Sequence[int | None] = [self.half]
+        if isinstance(self.half, Int32):
+            halves = range(len(HALVES)) if OWN in name or OTHER in name else [None]
+        if isinstance(self.number, Int32):
+            numbers = [None]
+            if "#" in name:
+                numbers = _numbers(name, halves[0], known)
+        return list(product(numbers, halves))
 
     def _record(self, name: str, step: type[Wait] | type[Arrive], *after: str | None) -> Signal:
         """The signal, or the first of its kind; the step is kept of each that this code serves."""
-        numbers: Sequence[int | None] = [self.number]
-        if isinstance(self.number, Int32):
-            numbers = _numbers(self.role, [role.name for role in self.plan.roles])
-        for number in numbers:
-            role, signal = self._name(self.role, number), self.plan.signal(self._name(name, number))
+        served = self._served(self.role, [role.name for role in self.plan.roles])
+        if isinstance(self.number, Int32) and "#" not in self.role:
+            raise ValueError(f"{self.role} has one number; one known at run time serves several")
+        for one in served:
+            role, signal = spelled(self.role, *one), self.plan.signal(spelled(name, *one))
             allowed = signal.waiters if step is Wait else signal.arrivals
             if role not in allowed:
                 raise ValueError(f"the plan gives {role} no part in signal {signal.name}")
             self.trace.append((role, step(signal.name, *after)))
-        return self.plan.signal(self._name(name, numbers[0]))
-
-    def _name(self, name: str, number: int | None) -> str:
-        if number is None and "#" in name:
-            raise ValueError(f"which {name}? say it with numbered()")
-        return name.replace("#", str(number))
+        return self.plan.signal(spelled(name, *served[0]))
 
 
-def _numbers(name: str, known: Collection[str]) -> range:
+def spelled(name: str, number: int | None, half: int | None = None) -> str:
+    """A name with its number and letter. Raises ValueError if one is asked for and not given."""
+    if half is not None:
+        name = name.replace(OWN, HALVES[half]).replace(OTHER, HALVES[1 - half])
+    if number is not None:
+        name = name.replace("#", str(number))
+    if any(sign in name for sign in ("#", OWN, OTHER)):
+        raise ValueError(f"which {name}? say it with numbered()")
+    return name
+
+
+def _numbers(name: str, half: int | None, known: Collection[str]) -> range:
     """The numbers for which a name with `#` is known: from 0 on."""
-    if "#" not in name:
-        raise ValueError(f"{name} has one number; one that is known at run time serves several")
-    return range(next(i for i in count() if name.replace("#", str(i)) not in known))
+    return range(next(i for i in count() if spelled(name, i, half) not in known))
 
 
 def pair_rank(cta_group: int) -> Int32 | int:

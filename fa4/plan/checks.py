@@ -27,10 +27,10 @@ from fa4.plan.schema import (
     Work,
     walk,
 )
-from fa4.plan.work import WARPGROUP
+from fa4.plan.work import REGISTER_STEP, launch_registers
 
 WARP = 32
-REGISTER_STEP, MOST_REGISTERS = 8, 256  # setmaxnreg (PTX ISA)
+MOST_REGISTERS = 256  # setmaxnreg (PTX ISA)
 
 Broken = Iterator[tuple[str, str]]
 Rule = Callable[[PipelinePlan, Gpu], Broken]
@@ -194,7 +194,7 @@ def aligned_warpgroups(plan: PipelinePlan, gpu: Gpu) -> Broken:
 
 
 def register_file(plan: PipelinePlan, gpu: Gpu) -> Broken:
-    """setmaxnreg's range and step, one count per warpgroup, and the sum fits the register file.
+    """setmaxnreg's range and step, one count per warpgroup, and the sum is what a launch brings.
 
     A warpgroup without a role keeps the least count. Warps take registers from those in the same
     quarter of the SM (measured on an H100); a warpgroup has one in each, so sums over them count.
@@ -215,10 +215,14 @@ def register_file(plan: PipelinePlan, gpu: Gpu) -> Broken:
             listed = ", ".join(f"{name} {count}" for name, count in counts.items())
             yield f"warpgroup {group}", f"has several register counts: {listed}"
     each = [max(counts.values(), default=LEAST_REGISTERS) for counts in groups.values()]
-    used = WARPGROUP * sum(each)
-    if used > gpu.registers_per_sm:
+    launched = launch_registers(len(each), gpu.registers_per_sm) if each else 0
+    if sum(each) > len(each) * launched:
         terms = " + ".join(map(str, each))
-        yield "registers", f"need {WARPGROUP} x ({terms}) = {used}; {gpu.registers_per_sm} exist"
+        yield (
+            "registers",
+            f"warpgroups need {terms} = {sum(each)} a thread; {len(each)} of them are launched "
+            f"with {launched} each, {len(each) * launched}",
+        )
 
 
 STRUCTURE_RULES: tuple[Rule, ...] = (
@@ -241,6 +245,7 @@ OTHER_RULES: tuple[Rule, ...] = (
     signal_rules.arrive_counts,
     signal_rules.elected_after_sync,
     signal_rules.stages_and_credits,
+    signal_rules.named_barriers,
     signal_rules.transaction_bytes,
     signal_rules.committed_work,
     memory_rules.memory_fits,

@@ -4,7 +4,7 @@
 several softmax warpgroups (`groups`), each with pieces of the keys of its own, and each of them
 several buffers of scores (`buffers`), so that products of the next pieces run under its softmax.
 Every choice is a field; `pieces_plan` makes the plan, which the checks prove and the simulator
-times. No kernel is built from these plans yet.
+times. One is built: `halves`.
 
 The plan and its signals are in `pieces_plan`, memory and registers in `pieces_layout`, programs in
 `pieces_products`, `pieces_softmax` and `pieces_output`; this file owns the choices.
@@ -18,7 +18,7 @@ from fa4.config import Exp2Split, require, require_finite, require_int
 from fa4.plan.work import FRAGMENT, WARPGROUP
 
 CHOICES = {
-    "order": ("tiles", "halves"),
+    "order": ("tiles", "groups"),
     "softmax": ("serial", "interleaved"),
     "maximum": ("exact", "speculative", "loaded"),
     "row_sums": ("after", "merged", "tensor"),
@@ -33,7 +33,7 @@ class PiecesPipeline:
 
     piece: keys of a buffer of scores; groups: softmax warpgroups of a Q tile, which take its pieces
     in turn; buffers: of scores, of each warpgroup. joint_scores: one product writes the pieces of
-    all groups. order: of the products of a step, Q tile by Q tile or piece by piece. ping_pong: the
+    all groups. order: of the products of a step, Q tile by Q tile or group by group. ping_pong: the
     next scores follow each P V, else all of them. softmax: "interleaved" has the maximum of the
     next piece and the sums of the last one beside a piece's exponentials. maximum: "speculative"
     takes the last one and begins again in the steps in which it rose by more than tau; "loaded"
@@ -101,7 +101,7 @@ class PiecesPipeline:
             )
         for given, needs, why in (
             (self.joint_scores, self.groups > 1, "joint_scores needs several groups; got 1"),
-            (self.order == "halves", self.groups > 1, "order halves needs several groups; got 1"),
+            (self.order == "groups", self.groups > 1, "order groups needs several groups; got 1"),
             (self.softmax == "interleaved", self.buffers > 1,
              f"softmax interleaved needs 2 buffers of scores or more; got {self.buffers}"),
             (self.softmax == "interleaved", self.maximum != "speculative",

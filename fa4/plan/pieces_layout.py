@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fa4.hardware import Gpu
-from fa4.plan.forward_layout import REGISTERS_PER_LANE, RegisterBudget
+from fa4.hardware import B200, Gpu
+from fa4.plan.forward_layout import RegisterBudget
 from fa4.plan.memory import MAX_STAGES, RESERVED_BYTES, Layout, require_fit, ring_stages
 from fa4.plan.pieces import PiecesPipeline, chain_name, slot_name
 from fa4.plan.schema import Buffer
-from fa4.plan.work import WARPGROUP
+from fa4.plan.work import WARPGROUP, launch_registers
 
 # Registers with which the softmax loop of `fa4.sm100` for tiles of so many keys, of which a thread
 # holds a row, compiles without local memory and within 3% of the instructions that it has with
@@ -20,6 +20,7 @@ MOST_SOFTMAX_REGISTERS = 248
 OTHER_BARRIERS = 48  # beside the K/V ring's: of four warpgroups with two buffers each, and of O
 # Registers of correction and other threads, by how many softmax warpgroups there are.
 SPARE_REGISTERS = {1: (96, 64), 2: (80, 64), 3: (72, 48), 4: (64, 32)}
+INLINE_OTHERS = 64  # where no correction warps take registers
 
 
 def held_registers(pipeline: PiecesPipeline) -> int:
@@ -32,7 +33,11 @@ def registers(pipeline: PiecesPipeline) -> RegisterBudget:
     """What the warps share the register file by: the softmax warps get what others leave."""
     chains = len(pipeline.chains)
     correction, others = SPARE_REGISTERS.get(chains, (64, 32))
-    left = REGISTERS_PER_LANE - others - (correction if pipeline.correction == "warpgroup" else 0)
+    if pipeline.correction == "inline":
+        correction, others = 0, INLINE_OTHERS
+    groups = chains + 1 + (correction > 0)
+    launched = groups * launch_registers(groups, B200.registers_per_sm)
+    left = launched - others - correction
     softmax = min(left // chains // 8 * 8, MOST_SOFTMAX_REGISTERS)
     return RegisterBudget(softmax, correction, others)
 

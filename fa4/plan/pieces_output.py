@@ -71,7 +71,7 @@ def _first(pipeline: PiecesPipeline, i: int) -> str:
     return chain_name(pipeline, i, 0)
 
 
-def _values_done(pipeline: PiecesPipeline, i: int) -> Program:
+def values_done(pipeline: PiecesPipeline, i: int) -> Program:
     """Wait for the P V before this piece's, unless its scores tell that."""
     return () if pipeline.rescales_alone else (Wait(f"pv{i}_done"),)
 
@@ -94,7 +94,7 @@ def _piece(pipeline: PiecesPipeline, i: int) -> Program:
     return (
         Wait(f"stats{name}_full"),
         Work(f"vote {i}", Math(alu=2, other=6), reads=(f"row_stats{name}",)),
-        *_values_done(pipeline, i),
+        *values_done(pipeline, i),
         *rescale(pipeline.head_dim_v, f"o{i}"),
         Arrive(f"p{name}_full"),
         *_release(pipeline, i),

@@ -64,7 +64,8 @@ def _signals(pipeline: PiecesPipeline, stages: int) -> list[Signal]:
         ]
         # With warps of its own the rescale of a work tile's first piece waits for nothing, and the
         # last P V is one of all.
-        ends = {"o": 0, "pv": 1} if inline else {"o": 0} if alone else {"pv": 0}
+        ends = {"o": 0} if inline or alone else {}
+        ends |= {} if alone else {"pv": int(inline)}
         for name, free in ends.items():
             end = f"{name}{i}_full" if name == "o" else f"{name}{i}_done"
             signals.append(Signal(name=end, arrivals={"mma": 1}, waiters=tuple(fixers), free=free))
@@ -96,11 +97,12 @@ def _of_chain(pipeline: PiecesPipeline, i: int, g: int, softmax: str) -> list[Si
         found.append(Signal(name=f"max{name}_full", arrivals={softmax: 128}, waiters=(other,),
                             kind="named", stages=2))  # fmt: skip
     if not inline:
-        what = "stats" if g == 0 else "sum"
+        # Sums are told once in a work tile; there are not named barriers for all.
+        what, kind = ("stats", "named") if g == 0 else ("sum", "mbarrier")
         found += [
             Signal(name=f"{what}{name}_full", arrivals={softmax: 128}, waiters=("correction",),
-                   kind="named"),
+                   kind=kind),
             Signal(name=f"{what}{name}_empty", arrivals={"correction": 128}, waiters=(softmax,),
-                   kind="named"),
+                   kind=kind),
         ]  # fmt: skip
     return found

@@ -38,7 +38,7 @@ def first_free_warp(pipeline: PiecesPipeline) -> int:
 def issue_order(pipeline: PiecesPipeline) -> list[PieceProduct]:
     """The products of a step, in which the scores are `buffers` pieces ahead."""
     chains = list(pipeline.chains)
-    if pipeline.order == "halves":
+    if pipeline.order == "groups":
         chains.sort(key=lambda chain: (chain[1], chain[0]))
     last_group = pipeline.groups - 1
     found: list[PieceProduct] = []
@@ -61,7 +61,7 @@ def issue_order(pipeline: PiecesPipeline) -> list[PieceProduct]:
 def first_scores(pipeline: PiecesPipeline) -> list[PieceProduct]:
     """What a work tile begins with: scores for all buffers."""
     chains = [(i, g) for i, g in pipeline.chains if g == 0 or not pipeline.joint_scores]
-    if pipeline.order == "halves":
+    if pipeline.order == "groups":
         chains.sort(key=lambda chain: (chain[1], chain[0]))
     return [
         PieceProduct("scores", i, g, turn) for turn in range(pipeline.buffers) for i, g in chains
@@ -80,9 +80,6 @@ def mma_role(pipeline: PiecesPipeline) -> Role:
     if pipeline.buffers == pipeline.turns:  # the first K is used up
         first += (Arrive("kv_empty", after="tensor"),)
     last = (*_step(pipeline, last=True),)
-    ends: Program = ()
-    if pipeline.correction == "inline" or pipeline.rescales_alone:
-        ends = tuple(Arrive(f"o{i}_full", after="tensor") for i in range(pipeline.q_tiles))
     queries: Program = tuple(Arrive(f"q{i}_empty", after="tensor") for i in range(pipeline.q_tiles))
     # Q is used up by the last scores: before the last step, or within it.
     before = queries if pipeline.buffers == pipeline.turns else ()
@@ -97,7 +94,6 @@ def mma_role(pipeline: PiecesPipeline) -> Role:
             *before,
             *last,
             *after,
-            *ends,
         ),
     )
 
@@ -116,6 +112,10 @@ def _step(pipeline: PiecesPipeline, *, last: bool) -> Program:
     release = {of_values[-1]}
     release |= {spent[-1] for spent in (of_this, whole_next) if spent}
     done = _last_values(pipeline, products)
+    each = set() if pipeline.rescales_alone else set(done.values())
+    ends = {done[i, pipeline.turns - 1] for i in range(pipeline.q_tiles)}
+    if not last or not (pipeline.correction == "inline" or pipeline.rescales_alone):
+        ends = set()
     steps: Program = (Wait("kv_full"),)
     for number, product in enumerate(products):
         if of_next and number == of_next[0]:
@@ -124,24 +124,24 @@ def _step(pipeline: PiecesPipeline, *, last: bool) -> Program:
             steps += _scores(pipeline, product)
         else:
             steps += _values(pipeline, product)
-            if number in done and _tells_of_values(pipeline):
+            if number in each:
                 steps += (Arrive(f"pv{product.i}_done", after="tensor"),)
+            if number in ends:
+                steps += (Arrive(f"o{product.i}_full", after="tensor"),)
         if number in release:
             steps += (Arrive("kv_empty", after="tensor"),)
     return steps
 
 
-def _last_values(pipeline: PiecesPipeline, products: list[PieceProduct]) -> set[int]:
-    """Numbers of the last P V of each Q tile and turn."""
+def _last_values(
+    pipeline: PiecesPipeline, products: list[PieceProduct]
+) -> dict[tuple[int, int], int]:
+    """Number of the last P V of each Q tile and turn."""
     found: dict[tuple[int, int], int] = {}
     for number, product in enumerate(products):
         if product.kind == "values":
             found[product.i, product.turn] = number
-    return set(found.values())
-
-
-def _tells_of_values(pipeline: PiecesPipeline) -> bool:
-    return pipeline.correction == "inline" or not pipeline.rescales_alone
+    return found
 
 
 def _scores(pipeline: PiecesPipeline, product: PieceProduct) -> Program:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fa4.plan.pieces import PiecesPipeline, chain_name, slot_name
 from fa4.plan.pieces_layout import ROW_BYTES, held_registers, registers
-from fa4.plan.pieces_output import finish_output, rescale_columns, write_ones
+from fa4.plan.pieces_output import finish_output, rescale_columns, values_done, write_ones
 from fa4.plan.schema import (
     GROUP_WARPS,
     Arrive,
@@ -162,7 +162,7 @@ def _told(pipeline: PiecesPipeline, piece: KeyPiece) -> Program:
     """With the maximum known: rescale O, or tell those who do."""
     i, g = piece.i, piece.g
     if pipeline.correction == "inline":
-        steps: Program = (Wait(f"pv{i}_done"), *rescale_columns(pipeline, i, g))
+        steps: Program = (*values_done(pipeline, i), *rescale_columns(pipeline, i, g))
         return steps if g == 0 else (*steps, Arrive(f"p{chain_name(pipeline, i, 0)}_full"))
     if g:
         return ()

@@ -23,6 +23,7 @@ from fa4.plan.schema import (
 Broken = Iterator[tuple[str, str]]
 
 WARP = 32
+NAMED_BARRIERS = 16  # of a CTA (PTX ISA, barrier)
 KINDS = ("mbarrier", "named", "group", "products")
 
 
@@ -54,6 +55,18 @@ def declared_roles(plan: PipelinePlan, gpu: Gpu) -> Broken:
         for what, names in (("arrivers", signal.arrivals), ("waiters", signal.waiters)):
             if not names:
                 yield signal.name, f"declares no {what}"
+
+
+def named_barriers(plan: PipelinePlan, gpu: Gpu) -> Broken:
+    """The named signals fit beside the barrier of all warps; each stage takes one."""
+    stages = {signal.name: signal.stages for signal in plan.signals if signal.kind == "named"}
+    if sum(stages.values()) > NAMED_BARRIERS - 1:
+        listed = ", ".join(f"{name} {count}" for name, count in stages.items())
+        yield (
+            "named signals",
+            f"take {sum(stages.values())} barriers: {listed}; a CTA has {NAMED_BARRIERS}, and all "
+            f"its warps meet at one",
+        )
 
 
 def known_signals(plan: PipelinePlan, gpu: Gpu) -> Broken:

@@ -6,6 +6,7 @@ from fa4.config import FRAGMENT_COLS, Exp2Split
 from fa4.plan.schema import Math, Mma, Program, TmemAccess, Work
 
 WARPGROUP = 128  # threads, and rows of a tile: one thread per row
+REGISTER_STEP, MOST_REGISTERS = 8, 255  # of setmaxnreg; that a thread's instructions can name
 FRAGMENT = FRAGMENT_COLS  # columns of S that a thread turns into P at a time
 
 # Software exp2 per element, packed two by two where the hardware can (facts: fma clamp, round-down
@@ -18,6 +19,17 @@ _EMULATED_CHAIN = 6  # clamp, add, two subtractions, shift and add, before and a
 # loop has 447-453 instructions without emulation, of which 64 max, 64 FMA2, 128 exponentials, 64
 # conversions and 64 packed additions are counted here by name (docs/notes, peers' SASS counts).
 _OTHER_PER_COLUMN = 66 / 128
+
+
+def launch_registers(warpgroups: int, registers_per_sm: int) -> int:
+    """Registers of each thread that a CTA of so many warpgroups is launched with, at most.
+
+    setmaxnreg moves them between its warps and finds no more: a quarter of the SM has an equal
+    share for each of its warps, in steps of 8 (measured on Hopper: a CTA waits for ever for what is
+    left beside that).
+    """
+    each = registers_per_sm // (WARPGROUP * warpgroups)
+    return min(each, MOST_REGISTERS) // REGISTER_STEP * REGISTER_STEP
 
 
 def mma(

@@ -153,7 +153,7 @@ def _shapes() -> Iterator[dict[str, Any]]:
         if tile_n > WIDEST_TILE:
             continue
         for buffers in (n for n in range(1, turns + 1) if turns % n == 0):
-            for joint, order in product((False, True), ("tiles", "halves")):
+            for joint, order in product((False, True), ("tiles", "groups")):
                 if groups > 1 or (not joint and order == "tiles"):
                     yield {"tile_n": tile_n, "piece": piece, "groups": groups, "buffers": buffers,
                            "joint_scores": joint, "order": order}  # fmt: skip

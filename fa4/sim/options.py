@@ -43,7 +43,7 @@ _CONFIG_NAMES = {
     "exp2_degree": "degree",
 }
 # Where a pipeline may hold what it is made of, outermost first.
-_PARTS: tuple[tuple[str, ...], ...] = ((), ("numerics",), ("numerics", "exp2"))
+_PARTS: tuple[tuple[str, ...], ...] = ((), ("exp2",), ("numerics",), ("numerics", "exp2"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +286,7 @@ def _build_pipeline(problem: Problem, machine: Machine, given: Mapping[str, Any]
     }
     if split:
         pipeline = replaced(pipeline, split, direction)
-        _check_split(pipeline.numerics, split)
+        _check_split(getattr(pipeline, "numerics", pipeline), split)
     if getattr(pipeline, "element_bytes", 0) != element_bytes(problem.dtype):
         raise ValueError(f"dtype {problem.dtype} has no kernel for pass {direction}")
     numerics = getattr(pipeline, "numerics", None)
@@ -325,12 +325,13 @@ def _check_q_tiles(problem: Problem, gpu: Gpu, given: Mapping[str, Any]) -> None
     raise ValueError(f"q_tiles must be 1 or 2; {count} need {needed}, and {has}")
 
 
-def _check_split(numerics: ForwardConfig, given: Mapping[str, object]) -> None:
+def _check_split(numerics: Any, given: Mapping[str, object]) -> None:
     """Refuse a start beyond the fragments of a tile, of which nothing would be emulated."""
-    fragments = -(-numerics.tile_n // FRAGMENT_COLS)
+    keys = getattr(numerics, "piece", numerics.tile_n)
+    fragments = -(-keys // FRAGMENT_COLS)
     if given.get("exp2_start") and numerics.exp2.start_fragment >= fragments:
         raise ValueError(
-            f"exp2_start must be below {fragments}, the fragments of {numerics.tile_n} keys; "
+            f"exp2_start must be below {fragments}, the fragments of {keys} keys; "
             f"got {numerics.exp2.start_fragment}"
         )
 
@@ -343,14 +344,15 @@ def replaced(pipeline: Any, changes: Mapping[str, object], direction: str) -> An
             # As the kernel of a forced tile: none of its work tiles comes ahead of an output.
             changes = {"consumers": warpgroups(changes["tile_m"]), "ahead": False}
         parts = ((),)  # of the warpgroups alone: the other kernels' tiles have 128 rows
-    named = {_CONFIG_NAMES.get(name, name): value for name, value in changes.items()}
     for path in parts:
         holders = [pipeline]
         for part in path:
             holders.append(getattr(holders[-1], part, None))
-        if is_dataclass(holders[-1]) and set(named) <= {item.name for item in fields(holders[-1])}:
+        called = {name: _field_of(holders[-1], name) for name in changes}
+        named = {own: changes[name] for name, own in called.items() if own is not None}
+        if len(named) == len(changes):
             try:
-                changed = replace(holders[-1], **named)  # type: ignore[type-var]
+                changed = replace(holders[-1], **named)
             except (ValueError, TypeError) as error:
                 raise type(error)(_in_settings(str(error))) from error
             for part, holder in zip(reversed(path), reversed(holders[:-1]), strict=True):
@@ -365,14 +367,20 @@ def read_choice(pipeline: Any, name: str) -> tuple[bool, Any]:
     if name == "tile_m":
         holds = hasattr(pipeline, "consumers")
         return holds, WARPGROUP_ROWS * pipeline.consumers if holds else None
-    named = _CONFIG_NAMES.get(name, name)
     for path in _PARTS:
         holder = pipeline
         for part in path:
             holder = getattr(holder, part, None)
-        if is_dataclass(holder) and named in {item.name for item in fields(holder)}:
+        named = _field_of(holder, name)
+        if named is not None:
             return True, getattr(holder, named)
     return False, None
+
+
+def _field_of(holder: Any, name: str) -> str | None:
+    """What a part of a pipeline calls a setting; None if it has it not."""
+    known = {item.name for item in fields(holder)} if is_dataclass(holder) else set()
+    return next((x for x in (_CONFIG_NAMES.get(name, name), name) if x in known), None)
 
 
 def warpgroups(tile_m: object) -> int:

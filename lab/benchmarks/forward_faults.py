@@ -7,6 +7,8 @@ Usage: python -m lab.benchmarks.forward_faults [--output FILE]
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fa4.compiled.forward import compile_forward
@@ -26,26 +28,30 @@ SPECS = {
 
 
 def forward_kernel(name: str) -> Kernel:
-    """One of `SPECS` on one head, values that make the correction warps rescale."""
-    import torch
-
+    """One of `SPECS`, launched by one CTA."""
     tuned = ForwardConfig.tuned("bf16", 128, SPECS[name].get("causal", False))
     spec = ForwardSpec(**SPECS[name], numerics=tuned)
-    compiled = compile_forward(spec)
+    return launched(name, spec, compile_forward(spec))
+
+
+def launched(name: str, spec: Any, compiled: Any, rows: int = ROWS, sms: int = 1) -> Kernel:
+    """A kernel at head dim 128 on one head, values that make its warps rescale O."""
+    import torch
+
     rng = np.random.default_rng(0)
 
-    def drawn(rows: int, factor: float = 1.0) -> torch.Tensor:
-        values = torch.from_numpy(factor * rng.standard_normal((1, rows, 1, 128))).bfloat16()
+    def drawn(count: int, factor: float = 1.0) -> torch.Tensor:
+        values = torch.from_numpy(factor * rng.standard_normal((1, count, 1, 128))).bfloat16()
         return values[0] if spec.packed_q else values
 
-    q, k, v = drawn(ROWS, 20.0), drawn(KEYS), drawn(KEYS)
-    out, lse = torch.zeros_like(q), torch.zeros((1, ROWS) if spec.packed_q else (1, 1, ROWS))
+    q, k, v = drawn(rows, 20.0), drawn(KEYS), drawn(KEYS)
+    out, lse = torch.zeros_like(q), torch.zeros((1, rows) if spec.packed_q else (1, 1, rows))
     offsets = [
-        torch.tensor([0, n], dtype=torch.int32) if spec.packed_q else None for n in (ROWS, KEYS)
+        torch.tensor([0, n], dtype=torch.int32) if spec.packed_q else None for n in (rows, KEYS)
     ]
     sink = torch.zeros(1) if spec.sink else None
-    arguments = (q, k, v, out, lse, 128**-0.5, None, None, None, ROWS, sink, *offsets, None,
-                 None, None, 1)  # fmt: skip
+    arguments = (q, k, v, out, lse, 128**-0.5, None, None, None, rows, sink, *offsets, None,
+                 None, None, sms)  # fmt: skip
     return capture(name, lambda session: session.call(compiled, arguments, {}))
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from fa4.testing import Case
-from tests.conformance import attention, gemms, latent, small
+from tests.conformance import attention, gemms, latent, scaled, small
 from tests.conformance.gemms import Gemm
 from tests.conformance.latent import Latent
 from tests.conformance.program import Program
@@ -154,6 +154,27 @@ GEMMS = [
         "dense_gemm_persistent",
         known=LATE_ZEROS,
     ),
+]
+
+MX8, MX4, NV4 = (
+    ("Float8E4M3FN", "Float8E8M0FNU", 32),
+    ("Float4E2M1FN", "Float8E8M0FNU", 32),
+    ("Float4E2M1FN", "Float8E4M3FN", 16),
+)
+
+
+def block_scaled(name: str, *arguments: Any) -> Foreign:
+    """NVIDIA's block-scaled GEMM."""
+    build = partial(scaled.block_scaled_gemm, *arguments)
+    return Foreign(f"block_scaled_{name}", "block-scaled GEMM", build)
+
+
+SCALED = [
+    block_scaled("mxfp8", (128, 128, 256), *MX8),
+    block_scaled("mxfp8_2cta", (256, 256, 256), "Float8E5M2", *MX8[1:], (256, 128), (2, 1)),
+    block_scaled("mxfp4", (128, 128, 512), *MX4),
+    block_scaled("nvfp4", (128, 192, 512), *NV4, (128, 192)),
+    block_scaled("nvfp4_2cta", (256, 256, 512), *NV4, (256, 128), (2, 1)),
 ]
 
 REFUSED = [
@@ -336,4 +357,4 @@ LATENT = [
     ),
 ]
 
-CASES = [*GEMMS, *SMALL, *FMHA, *FLASH, *LATENT]
+CASES = [*GEMMS, *SCALED, *SMALL, *FMHA, *FLASH, *LATENT]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+from tests.emulator.ptx_module import module_text
 
-from fa4.emulator.execute import Report
-from fa4.emulator.machine.unwritten import empty
-from tests.emulator.kernels import aligned, run_ptx
+if TYPE_CHECKING:
+    from fa4.emulator.execute import Report
 
 WORDS, SMEM_BYTES = 256, 4096
 START = "mov.u32 %r1, %tid.x; mov.u32 %r2, smem; mad.lo.u32 %r3, %r1, 4, %r2;\n"
@@ -27,6 +27,25 @@ bar.sync 0;
 @%p1 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2+256], [%rd1], 256, [%r2];
 """
 WAIT = "again: mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0; @!%p2 bra again;\n"
+# Four rounds: warps 0 and 1 wait for room at smem + 8, warp 0 announces the round at smem, warp 2
+# waits for that and gives room again.
+IN_STEP = (
+    ELECT
+    + """setp.eq.u32 %p2, %r1, 64; mov.u32 %r5, 0;
+@%p1 mbarrier.init.shared.b64 [%r2], 1; @%p1 mbarrier.init.shared.b64 [%r2+8], 1; bar.sync 0;
+setp.ge.u32 %p3, %r1, 64; @%p3 bra taker;
+giver: not.b32 %r6, %r5; and.b32 %r6, %r6, 1;
+room: mbarrier.try_wait.parity.shared.b64 %p4, [%r2+8], %r6; @!%p4 bra room;
+<>
+@%p1 mbarrier.arrive.shared.b64 _, [%r2];
+add.u32 %r5, %r5, 1; setp.lt.u32 %p5, %r5, 4; @%p5 bra giver; bra end;
+taker: and.b32 %r6, %r5, 1;
+news: mbarrier.try_wait.parity.shared.b64 %p4, [%r2], %r6; @!%p4 bra news;
+@%p2 mbarrier.arrive.shared.b64 _, [%r2+8];
+add.u32 %r5, %r5, 1; setp.lt.u32 %p5, %r5, 4; @%p5 bra taker;
+end:
+"""
+)
 CLUSTER_SYNC = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;"
 RELAXED_SYNC = "barrier.cluster.arrive.relaxed; barrier.cluster.wait;"
 
@@ -49,8 +68,17 @@ class Bug:
     fresh: bool = False
     max_steps: int | None = None
 
+    def module(self, hole: str) -> str:
+        """The PTX of the kernel with one of its two texts."""
+        return module_text(self.text.replace("<>", hole), 2)
+
     def run(self, hole: str, schedule: str = "fifo", seed: int = 0) -> Report:
-        """The kernel with one of its two texts."""
+        """The kernel with one of its two texts, in the emulator."""
+        import numpy as np
+
+        from fa4.emulator.machine.unwritten import empty
+        from tests.emulator.kernels import aligned, run_ptx
+
         words = empty((WORDS,), np.dtype(np.uint32)) if self.fresh else np.zeros(WORDS, np.uint32)
         return run_ptx(
             self.text.replace("<>", hole), [aligned(words), aligned(np.zeros(WORDS, np.uint32))],
@@ -209,6 +237,9 @@ MBARRIERS = [
            story="expect_tx promises more than the copies bring.",
            text=ELECT + FILL.replace("_, [%r2], 256", "_, [%r2], <>") + WAIT,
            broken="272", mended="256"),
+    Bug(name="a wait that nothing keeps in step", kind="mbarrier", threads=96,
+        story="Of two warps that wait for room, one may be late and miss the phase.",
+        text=IN_STEP, broken="", mended="bar.sync 1, 64;"),
     Bug(name="made anew in use", kind="mbarrier",
         story="An mbarrier is initialised again while a copy is to signal it.",
         text=ELECT + FILL + "<>" + WAIT, broken="@%p1 mbarrier.init.shared.b64 [%r2], 1;"),

@@ -54,7 +54,7 @@ def test_the_next_phase_must_not_end_before_a_wait(how: str) -> None:
         arriver.acquire(waiter.release(1))
     elif how == "relaxed":
         arriver.acquire_order(waiter.release_order(1, None))
-    assert order.ended(arriver.release(1)) == ([] if how else [LINE])
+    assert order.ended(arriver.release(1)) == ([] if how else [(LINE, 1)])
     assert order.ended(arriver.release(1)) == []
 
 

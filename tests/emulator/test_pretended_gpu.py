@@ -150,8 +150,8 @@ def test_arguments_that_cannot_be_passed(kind: str, value: Any, message: str) ->
         pack([("x", kind)], [value], [], lambda array: ADDRESS)
     with pytest.raises(ArgumentError, match="y: an argument is a tensor on meta"):
         pack([("y", "*fp32")], [torch.empty(3, device="meta")], [], TensorBook().address_of)
-    with pytest.raises(ArgumentError, match="fp4 or im2col"):
-        pack([("x", "tensordesc<fp16[4,16]>")], [descriptor()], [MAP | {"fp4_padded": True}],
+    with pytest.raises(ArgumentError, match="im2col"):
+        pack([("x", "tensordesc<fp16[4,16]>")], [descriptor()], [MAP | {"is_im2col": True}],
              lambda array: ADDRESS)  # fmt: skip
 
 

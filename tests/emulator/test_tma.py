@@ -351,7 +351,7 @@ def test_nonsense_is_refused_by_field(change: dict[str, object], field: str) -> 
         (bytes(64), "size"),
         (bytes.fromhex(IM2COL) + bytes(64), "mode"),
         (
-            raw_map("0x100000 0x1000040592 0 0 0xff000001ff 0 0x7f00000000000000 0x7"),
+            raw_map("0x100000 0x1000040712 0 0 0xff000001ff 0 0x7f00000000000000 0x7"),
             "element type",
         ),
         (
@@ -370,7 +370,7 @@ def test_nonsense_is_refused_by_field(change: dict[str, object], field: str) -> 
         "zeros",
         "short",
         "im2col",
-        "4-bit",
+        "no type",
         "flip",
         "tf32 of bf16",
         "rank",

@@ -12,6 +12,8 @@ from fa4.hardware import B200, H100, H200
 from fa4.plan import PipelinePlan, check_plan, require_sound
 from fa4.plan.checks import OTHER_RULES, STRUCTURE_RULES
 from fa4.plan.phase_rules import trip_counts
+from fa4.plan.pieces import PiecesPipeline
+from fa4.plan.pieces_plan import pieces_plan
 from fa4.plan.schema import Arrive, Buffer, Copy, Loop, Signal, Turns, Wait
 from fa4.plan.warpgroup import warpgroup_plan
 from tests.plan.plans import (
@@ -98,6 +100,16 @@ def late_statistics(plan: PipelinePlan) -> PipelinePlan:
     return with_role(plan, "correction", change)
 
 
+def five_warpgroups() -> PipelinePlan:
+    """A sound plan whose warps share 512 registers of a lane: so many exist, 480 are launched."""
+    pipeline = PiecesPipeline(piece=64, groups=2, joint_scores=True, correction="inline")
+    plan = pieces_plan(pipeline, B200)
+    assert check_plan(plan, B200) == []
+    counts = {role.name: 120 if "softmax" in role.name else 32 for role in plan.roles}
+    roles = (replace(role, registers=counts[role.name]) for role in plan.roles)
+    return replace(plan, roles=tuple(roles))
+
+
 def slow_reader(plan: PipelinePlan) -> PipelinePlan:
     """A signal that arrives in every trip and is waited for only at the end of the work tile."""
 
@@ -140,6 +152,8 @@ FAULTS: list[tuple[str, Fault]] = [
     ("register_file", lambda: role("correction", registers=88)),
     ("register_file", lambda: role("correction", registers=76)),
     ("register_file", lambda: role("correction", registers=16)),
+    ("register_file", five_warpgroups),
+    ("named_barriers", lambda: with_signal(ONE, "stats0_full", stages=13)),
     ("arrive_counts", lambda: with_signal(ONE, "epi0_full", arrivals={"correction": 64})),
     ("arrive_counts", lambda: with_signal(PAIR, "p0_last", arrivals={"softmax0": 4})),
     ("arrive_counts", lambda: with_signal(PAIR, "p0_last", remote=False)),

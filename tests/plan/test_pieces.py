@@ -34,6 +34,9 @@ PIECES = {
     "four warpgroups": pieces(**HALVES, cta_group=2),
     "four, inline": pieces(**HALVES, cta_group=2, correction="inline", maximum="speculative"),
     "four, one product": pieces(**HALVES, joint_scores=True),
+    "four, one product, inline": pieces(
+        **HALVES, joint_scores=True, correction="inline", cta_group=2, split_p=0.75
+    ),
     "four buffers": pieces(piece=64, buffers=2, cta_group=2),
     "interleaved": pieces(piece=64, buffers=2, softmax="interleaved"),
     "two pieces, one buffer": pieces(piece=64, split_p=0.5),
@@ -75,7 +78,9 @@ def test_every_arrive_is_needed(name: str) -> None:
                 engine.execute(event_code(drop_arrives(plan, role, signal.name)), tiles)
 
 
-@pytest.mark.parametrize("name", ["four warpgroups", "four buffers", "four, inline"])
+@pytest.mark.parametrize(
+    "name", ["four warpgroups", "four buffers", "four, inline", "four, one product, inline"]
+)
 def test_every_wait_is_needed(name: str) -> None:
     """Without all of a role's waits on a signal a rule finds something."""
     plan = PIECES[name]
@@ -131,7 +136,7 @@ def test_scores_are_as_far_ahead_as_there_are_buffers() -> None:
         ({"piece": 64, "buffers": 3}, "divide the 2 pieces"),
         ({"softmax": "interleaved"}, "needs 2 buffers of scores or more; got 1"),
         ({"joint_scores": True}, "joint_scores needs several groups"),
-        ({"order": "halves"}, "order halves needs several groups"),
+        ({"order": "groups"}, "order groups needs several groups"),
         ({"q_tiles": 1, "stagger": True}, "stagger needs 2 Q tiles"),
         ({"q_buffers": 2, "scheduler": "lpt"}, "q_buffers 2 needs CTAs of several work tiles"),
         ({"element_bytes": 1}, "element_bytes 1 needs value_bytes 1; got 2"),
@@ -140,10 +145,10 @@ def test_scores_are_as_far_ahead_as_there_are_buffers() -> None:
         ({"q_tiles": 5}, "q_tiles must be between 1 and 4"),
         ({"split_p": 0.0}, "split_p must be in (0, 1]"),
         ({"maximum": "loaded"}, "needs tcgen05.ld.red of sm_103a, sm_107a; B200 is sm_100a"),
-        ({"q_tiles": 3}, "a softmax thread needs 184 and has 128"),
+        ({"q_tiles": 3}, "a softmax thread needs 184 and has 120"),
         ({"q_tiles": 3, "tile_n": 64, "piece": 64}, "TMEM plan needs 576 columns"),
         ({"row_sums": "tensor"}, "TMEM plan needs 544 columns"),
-        ({"groups": 2, "tile_n": 256}, "a softmax thread needs 184 and has 104"),
+        ({"groups": 2, "tile_n": 256}, "a softmax thread needs 184 and has 96"),
         ({"kv_stages": 9}, "shared memory plan needs"),
     ],
 )  # fmt: skip

@@ -110,7 +110,7 @@ def features(spec: Any) -> set[str]:
             "mask_mod": spec.mask_mod is not None,
             "mask": spec.mask is not None,
             "aux": bool(spec.aux),
-            "one Q tile": isinstance(spec, ForwardSpec) and spec.numerics.q_tiles == 1,
+            "one Q tile": getattr(getattr(spec, "numerics", None), "q_tiles", 2) == 1,
             "d != dv": spec.head_dim != spec.head_dim_v,
         }.items()
         if has

@@ -19,7 +19,7 @@ from fa4.compiled import forward as compiling
 from fa4.config import ForwardConfig, ForwardPipeline
 from fa4.hardware import B200
 from fa4.plan.forward import forward_plan
-from fa4.sm100.forward import correction, kernel, softmax
+from fa4.sm100.forward import correction, host, kernel, softmax
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.testing import Case
 from tests.sm100.forward_kernel import build, make_inputs
@@ -62,7 +62,7 @@ BUGS = {
         frozenset({"deadlock"}),
     ),
     "warpgroup without its idle warp": Bug(
-        kernel,
+        host,
         "block=(spec.plan.warps * WARP, 1, 1)",
         "block=((spec.plan.warps - 1) * WARP, 1, 1)",
         frozenset({"deadlock"}),
@@ -97,7 +97,8 @@ def put_in_place(module: ModuleType, bug: Bug, patch: pytest.MonkeyPatch) -> Non
     if bug.module is kernel:
         patch.setattr(compiling, "forward", module.forward)
     else:
-        patch.setattr(kernel, role, getattr(module, role))
+        name = "launch" if bug.module is host else role
+        patch.setattr(kernel, name, getattr(module, name))
 
 
 def findings() -> set[str]:

@@ -29,15 +29,16 @@ class PhaseOrder:
         self._before: Message | None = None
         self._waits: dict[int, tuple[int, int, int]] = {}  # row -> cluster, epoch, PTX line
 
-    def ended(self, message: Message | None) -> list[int]:
-        """A phase ended, publishing `message`; PTX lines of the waits that it may overtake."""
+    def ended(self, message: Message | None) -> list[tuple[int, int]]:
+        """A phase ended, publishing `message`; (PTX line, clock row) of the waits that it may
+        overtake."""
         overtaken = []
         if message is not None and self._waits:
             executed = message.executed
             for row, (cluster, epoch, line) in self._waits.items():
                 known = executed[row * LANES : (row + 1) * LANES].max()
                 if cluster == message.cluster and known < epoch:
-                    overtaken.append(line)
+                    overtaken.append((line, row))
         self._waits.clear()
         self._before, self._last = self._last, message
         return overtaken

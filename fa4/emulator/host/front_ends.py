@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from fa4.emulator.errors import LaunchError
-from fa4.emulator.host import device, patches, torch_cuda, triton_driver
+from fa4.emulator.host import device, patches, tilelang_driver, torch_cuda, triton_driver
 
 _active = False
 
@@ -36,6 +36,7 @@ def redirected(target: patches.Target, arch: str, cuda: bool) -> Iterator[None]:
             "cutlass": lambda: patches.redirected(target, arch),
             "torch": lambda: torch_cuda.redirected(target, cuda),
             "triton": lambda: triton_driver.redirected(target, arch),
+            "tilelang": lambda: tilelang_driver.redirected(target),
         }
         for module, redirect in front_ends.items():
             if sys.modules.get(module) is not None:

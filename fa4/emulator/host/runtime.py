@@ -12,42 +12,23 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fa4.emulator.errors import LaunchError
-from fa4.emulator.execute import load_module
-from fa4.emulator.host.device import MAX_SHARED_BYTES_PER_BLOCK, device_attribute
+from fa4.emulator.host.device import device_attribute
+from fa4.emulator.host.launches import (
+    I32,
+    I64,
+    LaunchConfig,
+    P,
+    find_kernel,
+    read_attributes,
+    read_launch,
+    static_smem_bytes,
+)
 from fa4.emulator.host.tensor_maps import encode_tiled
 from fa4.emulator.machine.launch_record import Launch
-from fa4.emulator.ptx.syntax import Kernel
-
-P, I32, I64 = C.c_void_p, C.c_int32, C.c_int64
 
 _FAILED = 999  # cudaErrorUnknown
 _LIBRARY = 1  # the handle of the only library
 _SHARED_SIZE_BYTES = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-
-# cudaLaunchAttributeID (driver_types.h)
-_COOPERATIVE, _CLUSTER, _PROGRAMMATIC = 2, 4, 6
-# Hints: access policy, synchronization policy, cluster scheduling policy, priority, memory
-# synchronization domains, preferred cluster (a larger one that the hardware may use where it
-# fits), shared memory carve-out. A run without them is one that the hardware may choose.
-_HINTS = {0, 1, 3, 5, 8, 9, 10, 11, 14}
-
-
-class _LaunchAttribute(C.Structure):
-    _fields_ = (("id", I32), ("pad", I32), ("value", I32 * 16))
-
-
-class _LaunchConfig(C.Structure):
-    """cudaLaunchConfig_t."""
-
-    _fields_ = (
-        ("grid", I32 * 3),
-        ("block", I32 * 3),
-        ("dynamic_smem_bytes", I64),
-        ("stream", P),
-        ("attributes", C.POINTER(_LaunchAttribute)),
-        ("attribute_count", I32),
-    )
-
 
 # Symbol -> (method of HostRuntime, argument types, does it return a cudaError_t).
 _SYMBOLS: dict[str, tuple[str, tuple[Any, ...], bool]] = {
@@ -163,7 +144,8 @@ class HostRuntime:
     def _get_kernel_attribute(self, result: int, attribute: int, kernel: int, device: int) -> None:
         if attribute != _SHARED_SIZE_BYTES:
             raise LaunchError(f"the host code asks for kernel attribute {attribute}, not known")
-        _store(result, I32, self._static_smem_bytes(self._kernel(kernel)))
+        entry = find_kernel(self.ptx, self._kernels[kernel - 1])
+        _store(result, I32, static_smem_bytes(self.ptx, entry))
 
     def _set_attribute(self, kernel: int, attribute: int, value: int, device: int = 0) -> None:
         """Limits that the launch itself shows again (dynamic shared memory, cluster size)."""
@@ -187,82 +169,18 @@ class HostRuntime:
     # Launches
 
     def _launch_with_attributes(self, config: int, kernel: int, values: int) -> None:
-        launch = _LaunchConfig.from_address(config)
-        cluster, programmatic, cooperative = (1, 1, 1), False, False
-        for attribute in launch.attributes[: launch.attribute_count]:
-            value = attribute.value
-            if attribute.id == _CLUSTER:
-                cluster = (value[0], value[1], value[2])
-            elif attribute.id == _PROGRAMMATIC:
-                programmatic = bool(value[0])
-            elif attribute.id == _COOPERATIVE:
-                cooperative = bool(value[0])
-            elif attribute.id not in _HINTS:
-                raise LaunchError(
-                    f"{self._name(kernel)}: launch attribute {attribute.id} is not supported"
-                )
+        launch = LaunchConfig.from_address(config)
+        extra = read_attributes(self._kernels[kernel - 1], launch)
         shape = (*launch.grid, *launch.block)
         smem = launch.dynamic_smem_bytes
-        self._record(
-            kernel,
-            shape,
-            smem,
-            values,
-            stream=launch.stream or 0,
-            cluster=cluster,
-            programmatic=programmatic,
-            cooperative=cooperative,
-        )
+        self._record(kernel, shape, smem, values, stream=launch.stream or 0, **extra)
 
     def _launch(self, kernel: int, *arguments: int) -> None:
         *shape, values, dynamic_smem_bytes, stream = arguments
         self._record(kernel, tuple(shape), dynamic_smem_bytes, values, stream=stream)
 
     def _record(
-        self,
-        kernel: int,
-        shape: tuple[int, ...],
-        dynamic_smem_bytes: int,
-        values: int,
-        cluster: tuple[int, int, int] = (1, 1, 1),
-        **rest: Any,
+        self, kernel: int, shape: tuple[int, ...], smem: int, values: int, **rest: Any
     ) -> None:
-        entry = self._kernel(kernel)
-        smem = dynamic_smem_bytes + self._static_smem_bytes(entry)
-        if smem > MAX_SHARED_BYTES_PER_BLOCK:
-            raise LaunchError(
-                f"{entry.name}: {smem} bytes of shared memory, at most "
-                f"{MAX_SHARED_BYTES_PER_BLOCK} are allowed"
-            )
-        pointers = (P * len(entry.parameters)).from_address(values) if entry.parameters else ()
-        parameters = tuple(
-            C.string_at(pointer, parameter.size_bytes or 0)
-            for pointer, parameter in zip(pointers, entry.parameters, strict=True)
-        )
-        grid, block = (shape[0], shape[1], shape[2]), (shape[3], shape[4], shape[5])
-        self.launches.append(
-            Launch(
-                kernel=entry.name,
-                ptx=self.ptx,
-                grid=grid,
-                block=block,
-                cluster=cluster,
-                dynamic_smem_bytes=dynamic_smem_bytes,
-                parameters=parameters,
-                **rest,
-            )
-        )
-
-    def _name(self, handle: int) -> str:
-        return self._kernels[handle - 1]
-
-    def _kernel(self, handle: int) -> Kernel:
-        kernels = load_module(self.ptx).kernels
-        name = self._name(handle)
-        if name not in kernels:
-            raise LaunchError(f"no kernel {name!r} in the PTX, which has {', '.join(kernels)}")
-        return kernels[name]
-
-    def _static_smem_bytes(self, kernel: Kernel) -> int:
-        variables = (*load_module(self.ptx).variables, *kernel.variables)
-        return sum(v.size_bytes or 0 for v in variables if v.space == "shared" and not v.extern)
+        name = self._kernels[kernel - 1]
+        self.launches.append(read_launch(self.ptx, name, shape, smem, values, **rest))

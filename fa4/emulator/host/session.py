@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,6 +60,8 @@ def emulate(
     memory: Mapping[str, Any] | Iterable[Any] = (),
     arch: str = "sm_100a",
     cuda: bool = False,
+    steer: int = 0,
+    replay: Any = None,
     **options: Any,
 ) -> Iterator[Session]:
     """Inside this context every kernel that CuTe-DSL or Triton launches runs in the emulator.
@@ -66,10 +70,12 @@ def emulate(
     and Gluon's `kernel[grid](...)`, whether they are imported before or inside. Device
     queries answer as a B200 would (for sm_90a: an H200), CPU tensors count as GPU memory,
     compilations are for `arch` and keep their PTX. cuda: torch says that it has that GPU, and that
-    all tensors are on it; `device="cuda"` is the CPU. The other arguments are those of `launch`;
+    all tensors are on it; `device="cuda"` is the CPU. steer: in so many runs of each launch that
+    has hazards an order is looked for that shows them. replay: a `Witness`, whose order each
+    launch has. The other arguments are those of `launch`;
     not thread-safe, not nestable.
     """
-    session = Session(executor, memory, options)
+    session = Session(executor, memory, options, steer, replay)
     try:
         with redirected(session, arch, cuda):
             yield session
@@ -88,11 +94,13 @@ class Session:
         executor: Executor | None,
         memory: Mapping[str, Any] | Iterable[Any],
         options: Mapping[str, Any],
+        steer: int = 0,
+        replay: Any = None,
     ) -> None:
         self.reports: list[Any] = []
         # Another executor than the emulator may read the memory at the addresses it is given.
         self.tensors = TensorBook(shift_of if executor is None else no_shift)
-        self._executor, self._options = _prepare(executor, options)
+        self._executor, self._options = _prepare(executor, options, steer, replay)
         self._memory = _named(memory)
         self._programs: OrderedDict[int, HostProgram] = OrderedDict()
         self._waiting: list[tuple[list[Launch], list[Allocation]]] | None = None
@@ -116,10 +124,10 @@ class Session:
             allocations = self._allocations(arguments, strict=False)
             self._run(program.call_with_pointers(pointers), allocations)
 
-    def run_launch(self, launch: Launch, memory: Mapping[str, Any]) -> None:
-        """Runs a launch that was made elsewhere. memory: the arrays it was given, by name."""
+    def run_launches(self, launches: list[Launch], memory: Mapping[str, Any]) -> None:
+        """Runs launches that were made elsewhere. memory: the arrays they were given, by name."""
         with aside():
-            self._run([launch], self._allocations(memory))
+            self._run(launches, self._allocations(memory))
 
     @contextlib.contextmanager
     def back_to_back(self) -> Iterator[None]:
@@ -185,19 +193,34 @@ class Session:
             raise
 
 
-def _prepare(executor: Executor | None, options: Mapping[str, Any]) -> tuple[Executor, Any]:
+def _prepare(
+    executor: Executor | None, options: Mapping[str, Any], steer: int, replay: Any
+) -> tuple[Executor, Any]:
     """The executor and its options. Raises LaunchError for options the emulator does not have."""
     if executor is not None:
         return executor, dict(options)
-    from dataclasses import fields
-
     from fa4.emulator import execute
     from fa4.emulator.machine.options import Options
 
     names = [field.name for field in fields(Options)]
     if unknown := [name for name in options if name not in names]:
         raise LaunchError(f"unknown option {', '.join(unknown)}; there are {', '.join(names)}")
+    if replay is not None:
+        return partial(_run_again, replay), Options(**options)
+    if steer:
+        from fa4.emulator.orders.steer import run_steered
+
+        return partial(run_steered, runs=steer), Options(**options)
     return execute.run, Options(**options)
+
+
+def _run_again(
+    witness: Any, launches: Sequence[Launch], allocations: Sequence[Allocation], options: Any
+) -> Any:
+    """One run in the order of a witness."""
+    from fa4.emulator import execute
+
+    return execute.run(launches, allocations, replace(options, schedule=witness.schedule()))
 
 
 def _named(memory: Mapping[str, Any] | Iterable[Any]) -> list[Allocation]:

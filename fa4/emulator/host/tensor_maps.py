@@ -15,7 +15,7 @@ from fa4.emulator.tma.descriptor import TensorMap
 # In the order of the driver's enumerations (cuda.h).
 ELEMENTS = (
     "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32_ftz", "tf32",
-    "tf32_ftz",
+    "tf32_ftz", "b4x16", "b4x16_p64", "b6x16_p32",
 )  # fmt: skip
 INTERLEAVES = (0, 16, 32)
 # Span, and what stays together, in bytes; -1: with the 8-byte halves flipped, which is refused.
@@ -48,7 +48,7 @@ def encode_tiled(
     _choice("L2 promotion", promotion, range(PROMOTIONS))
     return TensorMap(
         address=address,
-        element=_choice("data type", element, ELEMENTS, " (no types below a byte)"),
+        element=_choice("data type", element, ELEMENTS),
         dims=dims,
         strides_bytes=strides,
         box=box,

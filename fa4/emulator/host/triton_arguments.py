@@ -18,7 +18,7 @@ from fa4.emulator.tma.descriptor import TensorMap
 # Numbers of tensor-map types as Triton's compiler writes them (those of PTX's tensormap.replace).
 _MAP_TYPES = (
     "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32",
-    "tf32_ftz",
+    "tf32_ftz", "b4x16", "b4x16_p64", "b6x16_p32",
 )  # fmt: skip
 _SWIZZLES = (0, 32, 64, 128)
 _FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
@@ -114,17 +114,20 @@ def _pack_number(name: str, kind: str, value: Any) -> bytes:
 
 def _encode_map(name: str, descriptor: Any, described: Mapping[str, Any], address: int) -> bytes:
     """The tensor map of a descriptor: dimensions innermost first, box as the compiler chose it."""
-    if described.get("fp4_padded") or described.get("is_im2col"):
-        raise ArgumentError(name, f"{name}: tensor maps of fp4 or im2col are not emulated")
+    if described.get("is_im2col"):
+        raise ArgumentError(name, f"{name}: tensor maps of im2col are not emulated")
     element = _MAP_TYPES[described["elem_type"]]
     if getattr(descriptor, "round_f32_to_tf32", False):
         element = "tf32"
     item_bytes = described["elem_size"]
     rank = len(descriptor.shape)
+    dims = [int(size) for size in descriptor.shape[::-1]]
+    if described.get("fp4_padded"):  # its elements are bytes of two
+        element, dims[0] = "b4x16_p64", 2 * dims[0]
     return TensorMap(
         address=address,
         element=element,
-        dims=tuple(int(size) for size in descriptor.shape[::-1]),
+        dims=tuple(dims),
         strides_bytes=tuple(int(step) * item_bytes for step in descriptor.strides[-2::-1]),
         box=tuple(described["block_size"][::-1]),
         element_strides=(1,) * rank,

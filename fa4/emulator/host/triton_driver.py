@@ -194,7 +194,8 @@ class EmulatedLauncher:
         maps = getattr(self._metadata, "tensordesc_meta", None) or ()
         with aside():
             packed = pack(self._signature, values, maps, target.tensors.address_of)
-            target.run_launch(self._launch((x, y, z), packed, stream, target), packed.memory)
+            launch = self._launch((x, y, z), packed, stream, target)
+            target.run_launches([launch], packed.memory)
         if exit_hook is not None:
             exit_hook(launch_metadata)
 

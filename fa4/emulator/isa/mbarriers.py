@@ -179,15 +179,18 @@ def check_visible_to_copies(fragment: Fragment, cta: Cta, barrier: MBarrier) -> 
         )
 
 
-def _report_overtaken(cta: Cta, barrier: MBarrier, line: int) -> None:
+def _report_overtaken(cta: Cta, barrier: MBarrier, line: int, row: int) -> None:
     """A phase ended, and nothing orders a wait for the phase before it before that."""
     if cta.machine.shadows.enabled:
+        rank, warp = divmod(row, cta.warp_count)
+        waiter = cta.cluster.ctas[rank].warps[warp]
         cta.report(
             "mbarrier",
             f"nothing orders this wait before the end of phase {barrier.phase - 1} of "
             f"{describe_barrier(cta, barrier)}: it succeeded because phase {barrier.phase - 2} "
             "was over, and would not have succeeded had it come later",
             line,
+            sites=(waiter.site(line),),
         )
 
 
@@ -200,6 +203,7 @@ def _check_phase(
             "mbarrier",
             f"nothing tells the warp that the phase before is over: {consequence}; "
             f"{describe_barrier(cta, barrier)}",
+            sites=(fragment.warp.site(fragment.line),),
         )
 
 

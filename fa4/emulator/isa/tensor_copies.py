@@ -60,7 +60,10 @@ def _shared(cta: Cta, offsets: Array, unit_bytes: int) -> Side:
 
 def _chunks(cta: Cta, plan: Transfer) -> Side:
     """All of the box in shared memory, by 16 bytes (a chunk's units follow one another)."""
-    return _shared(cta, plan.smem_addresses[:: _CHUNK_BYTES // plan.unit_bytes], _CHUNK_BYTES)
+    addresses = plan.smem_addresses
+    if plan.unit_bytes < _CHUNK_BYTES:
+        addresses = np.unique(addresses // _CHUNK_BYTES) * _CHUNK_BYTES
+    return _shared(cta, addresses, _CHUNK_BYTES)
 
 
 @ROWS.machine(

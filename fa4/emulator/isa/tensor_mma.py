@@ -33,6 +33,7 @@ from fa4.emulator.masks import lanes_of
 from fa4.emulator.ptx.syntax import Address, Integer, Operand, PtxInstruction, Vector
 from fa4.emulator.tcgen05.descriptors import InstructionDescriptor, SmemDescriptor
 from fa4.emulator.tcgen05.mma import MmaOperation, MmaPlan, SmemOperand, plan_mma
+from fa4.emulator.tcgen05.scaled import VECTORS, decode_scaled, scales_of
 from fa4.emulator.tcgen05.tmem import TmemAddress
 from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
@@ -40,6 +41,7 @@ from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
 ROWS = TableRows()
 
 KINDS = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
+SCALE_VECTORS = ("scale_vec::1X", "scale_vec::2X", "scale_vec::4X", "block16", "block32")
 # Hints to the collector buffers, which keep an operand from one MMA to the next.
 COLLECTOR_USES = ("fill", "use", "lastuse", "discard")
 COLLECTORS_A = tuple(f"collector::a::{use}" for use in COLLECTOR_USES)
@@ -50,20 +52,20 @@ _RANK_BITS = 24
 
 @dataclass(frozen=True)
 class MmaForm:
-    """What the opcode of an MMA says. a_in_tmem: matrix A is in tensor memory."""
+    """What the opcode of an MMA says. a_in_tmem: matrix A is in tensor memory. vector: the
+    modifier of block scaling, None without."""
 
     kind: str
     cta_group: int
     ws: bool
     a_in_tmem: bool
+    vector: str | None = None
 
 
 @lru_cache(maxsize=4096)
 def prepare(
     form: MmaForm,
-    d: int,
-    a: int,
-    b: int,
+    operands: tuple[int, ...],
     descriptor: int,
     accumulate: bool,
     scale_input_d: int,
@@ -71,11 +73,19 @@ def prepare(
 ) -> tuple[PipeJob, tuple[Pages, ...], int]:
     """An MMA with these operand values, and how many multiplications it is.
 
+    operands: addresses or descriptors of D, A and B, and of the factors if there are some.
     Raises DescriptorError or TmemError if it is invalid.
     """
+    d, a, b, *factors = operands
+    if form.vector is None:
+        shape, scales = InstructionDescriptor.decode(descriptor, form.kind), None
+    else:
+        shape, *ids, kind = decode_scaled(descriptor, form.kind, form.vector)
+        vector = VECTORS[form.kind][form.vector]
+        scales = scales_of((factors[0], factors[1]), (ids[0], ids[1]), vector, kind, shape.n)
     operation = MmaOperation(
         cta_group=form.cta_group,
-        instruction=InstructionDescriptor.decode(descriptor, form.kind),
+        instruction=shape,
         a=TmemAddress.decode(a) if form.a_in_tmem else SmemDescriptor.decode(a),
         b=SmemDescriptor.decode(b),
         d=TmemAddress.decode(d),
@@ -83,9 +93,9 @@ def prepare(
         scale_input_d=scale_input_d,
         disable_lanes=disable_lanes,
         ws=form.ws,
+        scales=scales,
     )
     plan = plan_mma(operation)
-    shape = operation.instruction
     return job_of(plan), _pages(plan), shape.m * shape.n * shape.k
 
 
@@ -97,6 +107,35 @@ def _pages(plan: MmaPlan) -> tuple[Pages, ...]:
         if isinstance(operand, SmemOperand) and isinstance(descriptor, SmemDescriptor):
             found.append(pages_of(name, operand.units, descriptor.swizzle))
     return tuple(found)
+
+
+def is_scaled(instruction: PtxInstruction) -> bool:
+    """Whether an MMA has block scaling."""
+    return "block_scale" in instruction.parts
+
+
+@ROWS.machine(
+    "tcgen05.mma",
+    "9.7.16.10.9.1",
+    "tcgen05.mma.cta_group.kind.block_scale{.scale_vec::1X,2X,4X,.block16,.block32}"
+    "{.collector::a::use} [d], a|[a], b, idesc, [scale-a], [scale-b], p; kinds mxf8f6f4, mxf4, "
+    "mxf4nvf4",
+    accepts=is_scaled,
+)
+def bind_scaled_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
+    """With a factor for each block of a row of A and of a column of B."""
+    kinds = tuple(f"kind::{kind}" for kind in VECTORS)
+    group, kind, _, vector, _ = modifiers(
+        instruction, "tcgen05.mma", CTA_GROUPS, kinds, ("block_scale",), SCALE_VECTORS, COLLECTORS_A
+    )
+    if vector not in VECTORS.get(kind.removeprefix("kind::"), {}):
+        raise Unsupported(f"{kind or 'no .kind'} with .{vector or 'block_scale alone'}")
+    operands = list(instruction.operands)
+    if len(operands) != 7:
+        raise Unsupported(f"{len(operands)} operands")
+    scales = [context.scalar_address(operands.pop(4)) for _ in range(2)]
+    opcode = kind, group_size(group), False
+    return _mma_handler(instruction, context, opcode, operands, [], None, (vector, scales))
 
 
 @ROWS.machine(
@@ -147,12 +186,18 @@ def _mma_handler(
     operands: list[Operand],
     disable: list[ScalarReader],
     scale: ScalarReader | None,
+    block_scale: tuple[str | None, list[ScalarReader]] = (None, []),
 ) -> Handler:
-    """opcode: kind, CTAs, .ws. operands: D, A, B, instruction descriptor, enable-input-d."""
+    """opcode: kind, CTAs, .ws. operands: D, A, B, instruction descriptor, enable-input-d.
+
+    block_scale: its modifier, and the addresses of the factors.
+    """
     kind, size, ws = opcode
     if not kind:
         raise Unsupported("no .kind")
-    form = MmaForm(kind.removeprefix("kind::"), size, ws, isinstance(operands[1], Address))
+    vector, scales = block_scale
+    a_in_tmem = isinstance(operands[1], Address)
+    form = MmaForm(kind.removeprefix("kind::"), size, ws, a_in_tmem, vector)
     d_of = context.scalar_address(operands[0])
     a_of = (
         context.scalar_address(operands[1])
@@ -170,9 +215,7 @@ def _mma_handler(
         lane = issuing_lane(fragment, mask, name)
         job, pages, macs = prepare(
             form,
-            d_of(warp, lane),
-            a_of(warp, lane),
-            b_of(warp, lane),
+            tuple([value(warp, lane) for value in (d_of, a_of, b_of, *scales)]),
             descriptor_of(warp, lane),
             bool(accumulate_of(warp, lane)),
             scale(warp, lane) if scale is not None else 0,

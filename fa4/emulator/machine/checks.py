@@ -14,6 +14,7 @@ from fa4.emulator.checks.conflict import (
     describe,
 )
 from fa4.emulator.checks.memory import ShadowMemory
+from fa4.emulator.errors import Site
 from fa4.emulator.machine.memory import GlobalBuffer
 from fa4.emulator.machine.missing_steps import missing_step
 from fa4.emulator.machine.shadows import TMEM_COLUMNS, TMEM_GROUP_LANES, Touch
@@ -125,7 +126,28 @@ def _report(
     program = cta.grid.program
     text = re.sub(r"PTX line (\d+)", lambda m: program.describe_line(int(m[1])), text)
     kind = "race" if conflict.kind.startswith("race") else conflict.kind
-    owner.report(kind, f"{text}; {where}", conflict.line, warp, formal=formal)
+    sites = (
+        *_site(conflict.other_id, conflict.other_line, conflict.other_cluster, cta),
+        *_site(conflict.my_id, conflict.line, -1, cta),
+    )
+    owner.report(kind, f"{text}; {where}", conflict.line, warp, formal=formal, sites=sites)
+
+
+def _site(identity: int, line: int, cluster_number: int, cta: Cta) -> tuple[Site, ...]:
+    """Where an access was made. cluster_number: -1 is that of the CTA; of others only those of one
+    CTA are known, whose warps may be gone."""
+    if identity < 0 or not line:
+        return ()
+    cluster, row = cta.cluster, identity // LANES
+    if cluster_number >= 0:
+        index = cluster_number - cta.grid.number
+        if cluster.size > 1 or not 0 <= index < cta.grid.cluster_count:
+            return ()
+        return (Site(index, row if row < cta.warp_count else -1, line, 1),)
+    if row < cluster.rows.pipe(0):
+        rank, warp = divmod(row, cta.warp_count)
+        return (cluster.ctas[rank].warps[warp].site(line),)
+    return (Site(cta.index, -1, line, 1),)
 
 
 # Ends.

@@ -76,13 +76,15 @@ def _start_warps(cta: Cta) -> None:
 def _registers_per_thread(grid: Grid) -> int:
     """What the compiler may use: .maxnreg, or an even share of a quarter, at most 255.
 
-    A multiple of 8 (the allocation's granularity).
+    A multiple of 8 (the allocation's granularity). ptxas gives no more than the largest number that
+    a setmaxnreg names (13.5: 128, 256 and 384 threads with setmaxnreg.inc 80, 120, 240).
     """
     listed = grid.program.kernel.directives.get("maxnreg")
     if listed:
         return listed[0]
     warps = -(-grid.warp_count // QUARTERS) * QUARTERS
-    return min(255, REGISTERS_PER_SM // (32 * warps)) // 8 * 8
+    most = min(255, REGISTERS_PER_SM // (32 * warps), grid.program.most_named_registers)
+    return most // 8 * 8
 
 
 def _set_specials(warp: Warp) -> None:

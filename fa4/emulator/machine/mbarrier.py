@@ -19,8 +19,8 @@ class MBarrier(Waitable):
     """One mbarrier. phase counts completed phases; its parity is what try_wait.parity tests.
 
     message: what the arrivals of the current phase published; last_message: of the phase that
-    completed last, which waiters take over. overtakes: called with the PTX line of a wait that the
-    end of a phase may overtake.
+    completed last, which waiters take over. overtakes: called with the PTX line and the clock row
+    of a wait that the end of a phase may overtake.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class MBarrier(Waitable):
         address: int,
         count: int,
         line: int,
-        overtakes: Callable[[MBarrier, int], None] | None = None,
+        overtakes: Callable[[MBarrier, int, int], None] | None = None,
     ) -> None:
         super().__init__()
         if not 1 <= count <= MAX_COUNT:
@@ -103,7 +103,7 @@ class MBarrier(Waitable):
             self.phase += 1
             self.pending = self.count
             self.last_message, self.message = self.message, None
-            for line in self.order.ended(self.last_message):
+            for line, row in self.order.ended(self.last_message):
                 if self._overtakes is not None:
-                    self._overtakes(self, line)
+                    self._overtakes(self, line, row)
             self.wake()

@@ -22,7 +22,7 @@ from fa4.emulator.checks.clocks import (
     WarpClock,
 )
 from fa4.emulator.checks.shadow import Shadow
-from fa4.emulator.errors import KernelFinding
+from fa4.emulator.errors import KernelFinding, Site
 from fa4.emulator.machine.actor_rows import POOL_ROWS, WARPS_PER_STREAM_ROW, ActorRows
 from fa4.emulator.machine.barriers import ClusterBarrier, ClusterVisits, NamedBarrier
 from fa4.emulator.machine.copies import CopyGroups, ThreadCopies
@@ -96,9 +96,12 @@ class Fragment:
         step = self.warp.program.steps[min(self.pc, len(self.warp.program.steps) - 1)]
         return step.instructions[0].line if step.instructions else 0
 
-    def fault(self, kind: str, message: str, *, formal: bool = False) -> None:
+    def fault(
+        self, kind: str, message: str, *, formal: bool = False, sites: tuple[Site, ...] = ()
+    ) -> None:
         """Records a finding of the instruction that it executes."""
-        self.warp.cta.report(kind, message, self.line, self.warp.index, formal=formal)
+        warp = self.warp
+        warp.cta.report(kind, message, self.line, warp.index, formal=formal, sites=sites)
 
     def fatal(self, kind: str, message: str) -> Stop:
         """Records a finding after which the kernel cannot go on; raise the result."""
@@ -171,6 +174,11 @@ class Warp:
     def name(self) -> str:
         """For reports."""
         return f"CTA {self.cta.index} warp {self.index}"
+
+    def site(self, line: int) -> Site:
+        """It, at a PTX line."""
+        step = self.program.step_of_line.get(line)
+        return Site(self.cta.index, self.index, line, 0 if step is None else self.counts[step])
 
     def settle(self, stream: TmemStream) -> None:
         """Its tensor memory loads (or stores) are done: what follows is ordered behind them."""
@@ -282,7 +290,14 @@ class Cta:
         return sum(LANES for warp in self.warps if warp.alive)
 
     def report(
-        self, kind: str, message: str, line: int = 0, warp: int = -1, *, formal: bool = False
+        self,
+        kind: str,
+        message: str,
+        line: int = 0,
+        warp: int = -1,
+        *,
+        formal: bool = False,
+        sites: tuple[Site, ...] = (),
     ) -> None:
         """Records a finding at a `PtxInstruction.line`. Raises Stop when there are many."""
         program = self.grid.program
@@ -294,7 +309,7 @@ class Cta:
         self.machine.report(
             KernelFinding(
                 kind, message, line, source, self.index, warp, shared,
-                formal=formal, kernel=program.name, text=text,
+                formal=formal, kernel=program.name, text=text, sites=sites,
             )
         )  # fmt: skip
 

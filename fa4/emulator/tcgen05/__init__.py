@@ -5,6 +5,7 @@ of a CTA is a uint32 array (128 lanes, 512 columns). An instruction is first pla
 lanes and columns it touches), then executed on the arrays; who waits for whom is decided elsewhere.
 
 descriptors -> operands -> mma        the matrix multiply
+scaled                                its block scaling
 tmem_access                           tcgen05.ld, tcgen05.st
 tmem_copy                             tcgen05.cp, tcgen05.shift
 tmem_allocator                        tcgen05.alloc, tcgen05.dealloc

@@ -16,7 +16,8 @@ from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.tcgen05.tmem import Indices
 
 
-def _field(value: int, first_bit: int, bits: int) -> int:
+def bit_field(value: int, first_bit: int, bits: int) -> int:
+    """Bits of a descriptor."""
     return (value >> first_bit) & ((1 << bits) - 1)
 
 
@@ -86,24 +87,24 @@ def _decode_smem(value: int) -> SmemDescriptor:
     def refuse(why: str) -> DescriptorError:
         return DescriptorError(f"shared memory descriptor {value:#018x}: {why}")
 
-    if _field(value, 46, 3) != 0b001:
-        raise refuse(f"bits 46-48 are {_field(value, 46, 3):#05b}, must be 0b001")
-    if _field(value, 52, 1):
+    if bit_field(value, 46, 3) != 0b001:
+        raise refuse(f"bits 46-48 are {bit_field(value, 46, 3):#05b}, must be 0b001")
+    if bit_field(value, 52, 1):
         raise refuse("bit 52, absolute leading dimension, is for sm_103a only")
-    if _field(value, 53, 8):
+    if bit_field(value, 53, 8):
         raise refuse("bits 53-60 must be zero")
-    if _field(value, 14, 2) or _field(value, 30, 2):
+    if bit_field(value, 14, 2) or bit_field(value, 30, 2):
         raise refuse(
             "reserved bits 14-15 and 30-31 must be zero (an address increment carried over?)"
         )
-    mode = _field(value, 61, 3)
+    mode = bit_field(value, 61, 3)
     if mode not in Swizzle.__members__.values():
         raise refuse(f"swizzling mode {mode} does not exist")
     return SmemDescriptor(
-        start_address=_field(value, 0, 14) << 4,
-        leading_byte_offset=_field(value, 16, 14) << 4,
-        stride_byte_offset=_field(value, 32, 14) << 4,
-        base_offset=_field(value, 49, 3),
+        start_address=bit_field(value, 0, 14) << 4,
+        leading_byte_offset=bit_field(value, 16, 14) << 4,
+        stride_byte_offset=bit_field(value, 32, 14) << 4,
+        base_offset=bit_field(value, 49, 3),
         swizzle=Swizzle(mode),
     )
 
@@ -122,7 +123,7 @@ _RESULT_FORMATS: dict[str, dict[int, Format]] = {
     "i8": {2: Format.S32},
 }
 # Elements of K in one instruction: always 32 bytes of containers.
-_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32}
+_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,11 @@ class InstructionDescriptor:
     max_shift: int = 0
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether it is a kind with block scaling."""
+        return self.kind.startswith("mx")
+
+    @property
     def k(self) -> int:
         """Elements of the K dimension of one instruction."""
         return _K[self.kind]
@@ -160,7 +166,10 @@ class InstructionDescriptor:
 
     def check_shape(self, cta_group: int, ws: bool) -> None:
         """Raises DescriptorError if PTX ISA Table 39 or 50 lacks this shape."""
+        allowed_m: tuple[int, ...]
         allowed_m = (32, 64, 128) if ws else (64, 128) if cta_group == 1 else (128, 256)
+        if self.is_scaled:
+            allowed_m = (128 * cta_group,)
         why = ""
         if ws and cta_group != 1:
             why = ".ws needs .cta_group::1"
@@ -191,30 +200,30 @@ def _decode_instruction(value: int, kind: str) -> InstructionDescriptor:
         return DescriptorError(f"instruction descriptor {value:#010x} of kind::{kind}: {why}")
 
     def look_up(table: dict[int, Format], first_bit: int, bits: int, what: str) -> Format:
-        code = _field(value, first_bit, bits)
+        code = bit_field(value, first_bit, bits)
         if code not in table:
             raise refuse(f"{what} type {code} does not exist")
         return table[code]
 
-    if kind not in _K:
+    if kind not in _OPERAND_FORMATS:
         raise refuse("only the kinds f16, tf32, f8f6f4 and i8 are supported")
-    if _field(value, 2, 1):
+    if bit_field(value, 2, 1):
         raise refuse("sparse matrix A is not supported")
-    if _field(value, 6, 1) or _field(value, 23, 1) or _field(value, 29, 1):
+    if bit_field(value, 6, 1) or bit_field(value, 23, 1) or bit_field(value, 29, 1):
         raise refuse("reserved bits 6, 23 and 29 must be zero")
     instruction = InstructionDescriptor(
         kind=kind,
-        m=_field(value, 24, 5) << 4,
-        n=_field(value, 17, 6) << 3,
+        m=bit_field(value, 24, 5) << 4,
+        n=bit_field(value, 17, 6) << 3,
         a_format=look_up(_OPERAND_FORMATS[kind], 7, 3, "A"),
         b_format=look_up(_OPERAND_FORMATS[kind], 10, 3, "B"),
         d_format=look_up(_RESULT_FORMATS[kind], 4, 2, "D"),
-        saturate=bool(_field(value, 3, 1)),
-        negate_a=bool(_field(value, 13, 1)),
-        negate_b=bool(_field(value, 14, 1)),
-        transpose_a=bool(_field(value, 15, 1)),
-        transpose_b=bool(_field(value, 16, 1)),
-        max_shift=(0, 8, 16, 32)[_field(value, 30, 2)],
+        saturate=bool(bit_field(value, 3, 1)),
+        negate_a=bool(bit_field(value, 13, 1)),
+        negate_b=bool(bit_field(value, 14, 1)),
+        transpose_a=bool(bit_field(value, 15, 1)),
+        transpose_b=bool(bit_field(value, 16, 1)),
+        max_shift=(0, 8, 16, 32)[bit_field(value, 30, 2)],
     )
     _check_types(instruction, refuse)
     return instruction

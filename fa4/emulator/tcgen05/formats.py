@@ -35,6 +35,7 @@ class Format(Enum):
     E2M3 = ("e2m3", 6, 1)
     E3M2 = ("e3m2", 6, 1)
     E2M1 = ("e2m1", 4, 1)
+    E2M1_PACKED = ("e2m1, two to a byte", 4, 1)
     U8 = ("u8", 8, 1)
     S8 = ("s8", 8, 1)
     S32 = ("s32", 32, 4)
@@ -51,6 +52,16 @@ class Format(Enum):
     def container_bytes(self) -> int:
         """Bytes per element where elements are addressed: 1 for the 4-, 6- and 8-bit types."""
         return self.value[2]
+
+    @property
+    def used_unit_bytes(self) -> int:
+        """Of the 16 bytes of a unit in shared memory, those that hold elements; padding is last."""
+        return 16 if self.bits >= 8 or self is Format.E2M1_PACKED else 2 * self.bits
+
+    @property
+    def per_container(self) -> int:
+        """Elements of a container."""
+        return 2 if self is Format.E2M1_PACKED else 1
 
 
 _BYTE_TYPES: dict[Format, npt.DTypeLike] = {
@@ -114,6 +125,9 @@ def decode_shared(element: Format, data: Bytes) -> Values:
     """Values of operand bytes in shared memory; the last axis is whole 16-byte units."""
     if element in _WIDE_DECODERS:
         return _decode_wide(element, data)
+    if element is Format.E2M1_PACKED:
+        pairs = np.stack([data & np.uint8(15), data >> np.uint8(4)], -1)
+        return _byte_table(Format.E2M1).take(pairs.reshape(*data.shape[:-1], -1))
     codes = unpack_padded(element, data) if element.bits < 8 else data
     return _byte_table(element).take(codes)
 

@@ -2,6 +2,8 @@
 
     D = A B + D 2^-s      A (M, K), B (K, N), D (M, N)
 
+With block scaling A and B are multiplied by factors first (`fa4.emulator.tcgen05.scaled`).
+
 With cta_group 2 each CTA of the pair holds half of A's rows and half of B's N in its own shared
 memory, under the same descriptors, and half of D's rows in its own tensor memory.
 
@@ -30,6 +32,7 @@ from fa4.emulator.tcgen05.formats import (
     encode_accumulator,
 )
 from fa4.emulator.tcgen05.operands import UNIT_BYTES, Major, unit_addresses
+from fa4.emulator.tcgen05.scaled import Scales
 from fa4.emulator.tcgen05.tmem import (
     LANES,
     Bytes,
@@ -51,7 +54,7 @@ class MmaOperation:
     """One tcgen05.mma, its operands decoded from registers. Hashable, so that plans are cached.
 
     scale_input_d: s of 2^-s, 0 to 15 (kinds f16 and tf32 only). disable_lanes: the instruction's
-    mask words, 4 per CTA, bit i of word w is lane 32 w + i; empty: none.
+    mask words, 4 per CTA, bit i of word w is lane 32 w + i; empty: none. scales: block scaling.
     """
 
     cta_group: int
@@ -63,6 +66,7 @@ class MmaOperation:
     scale_input_d: int = 0
     disable_lanes: tuple[int, ...] = ()
     ws: bool = False
+    scales: Scales | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +106,9 @@ class MmaPlan:
         Raises IndexError if a unit lies outside the shared memory.
         """
         b = np.concatenate([self.b.read(memory) for memory in smem])
+        if self.operation.scales is not None:
+            self._execute_scaled(self.operation.scales, b, smem, tmem)
+            return
         # (splits, K, N / splits): the parts of N that lie in different groups of lanes.
         b_parts = b.reshape(self.path.splits, -1, b.shape[1]).transpose(0, 2, 1)
         # All operands are read before the first result is written: D of one CTA may be A of it.
@@ -110,6 +117,26 @@ class MmaPlan:
             with np.errstate(invalid="ignore", over="ignore"):
                 product = np.matmul(a_part, b_parts).reshape(len(self.path.lanes), -1)
                 self._accumulate(product, rank, tmem[rank])
+
+    def _execute_scaled(
+        self, scales: Scales, b: Values, smem: Sequence[Bytes], tmem: Sequence[Words]
+    ) -> None:
+        """The same with factors. Each quarter of the rows of D has copies of its own of them."""
+        a_parts = [self._read_a(*memories)[0] for memories in zip(smem, tmem, strict=True)]
+        products = []
+        for memory, a in zip(tmem, a_parts, strict=True):
+            of_a, of_b = (scales.read(memory, *x) for x in (("a", *a.shape), ("b", *b.shape)))
+            same = all((x == x[:1]).all() for x in (of_a, of_b))
+            step = len(a) if same else len(a) // len(of_a)
+            with np.errstate(invalid="ignore", over="ignore"):
+                parts = [
+                    (a[first : first + step] * of_a[first // step, first : first + step])
+                    @ (b * of_b[first // step]).T
+                    for first in range(0, len(a), step)
+                ]
+            products.append(np.concatenate(parts))
+        for rank, product in enumerate(products):
+            self._accumulate(product, rank, tmem[rank])
 
     def _read_a(self, smem: Bytes, tmem: Words) -> Values:
         """(splits or 1, rows, K). In tensor memory each group of lanes holds its own copy of A."""
@@ -175,8 +202,11 @@ def plan_mma(operation: MmaOperation) -> MmaPlan:
     )
     if operation.accumulate:
         tmem_reads.extend(writes)
+    if operation.scales is not None:
+        for rank in ranks:
+            tmem_reads.extend(operation.scales.regions(rank, path.rows, instruction.n))
     reads = tuple(
-        SmemRead(rank, operand.units.ravel(), UNIT_BYTES)
+        SmemRead(rank, operand.units.ravel(), operand.element.used_unit_bytes)
         for rank in ranks
         for operand in smem_operands
     )
@@ -200,8 +230,9 @@ def _smem_operand(operation: MmaOperation, which: str) -> SmemOperand:
             f"transposed {element} operand {which.upper()} with swizzle {desc.swizzle.name}: "
             "32-bit types need 128B swizzling with 32B atoms, other types cannot have it"
         )
+    containers = instruction.k // element.per_container
     units = unit_addresses(
-        desc, size // operation.cta_group, instruction.k, element.container_bytes, major
+        desc, size // operation.cta_group, containers, element.container_bytes, major
     )
     return SmemOperand(element, units, major, negate)
 
@@ -222,6 +253,8 @@ def _check_modifiers(operation: MmaOperation) -> None:
 
 
 def _check_tmem_a(operation: MmaOperation, a: TmemAddress) -> None:
+    if operation.instruction.a_format is Format.E2M1_PACKED:
+        raise DescriptorError("matrix A of packed 4-bit elements in tensor memory: not supported")
     if operation.instruction.transpose_a:
         raise DescriptorError("matrix A in tensor memory is K-major: it cannot be transposed")
     if a.lane != operation.d.lane:

@@ -8,7 +8,7 @@ for the values are those of `cuTensorMapEncodeTiled` in the CUDA driver API docu
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -26,6 +26,13 @@ ELEMENT_BYTES = dict(zip(ELEMENTS, (1, 2, 4, 4, 8, 8, 2, 4, 4, 8, 2), strict=Tru
 }
 TF32_CODES = {"tf32": ELEMENTS.index("f32"), "tf32_ftz": ELEMENTS.index("f32_ftz")}
 FLOATS = frozenset(ELEMENT_BYTES) - {"u8", "u16", "u32", "s32", "u64", "s64"}
+
+# Types below a byte, 16 elements together (PTX ISA 5.5.1): bits of one in global and in shared
+# memory, where those of the last two lie in units of 16 bytes, padding last. The codes were read
+# off maps that CuTe-DSL 4.8.1 and Triton 3.9 make for sm_100a.
+SUB_BYTE = {"b4x16": (4, 4), "b4x16_p64": (4, 8), "b6x16_p32": (6, 8)}
+SUB_BYTE_CODES = {"b4x16": 11, "b4x16_p64": 12, "b6x16_p32": 13}
+PADDED_BOX = 128  # elements of dimension 0, and what its coordinate is a multiple of
 
 SPANS = (0, 32, 64, 128)
 INTERLEAVES = (0, 16, 32)
@@ -90,8 +97,25 @@ class TensorMap:
 
     @property
     def element_bytes(self) -> int:
-        """Size of one element: 1, 2, 4 or 8."""
-        return ELEMENT_BYTES[self.element]
+        """Size of one element: 1, 2, 4 or 8; 1 below a byte."""
+        return ELEMENT_BYTES.get(self.element, 1)
+
+    @property
+    def is_sub_byte(self) -> bool:
+        """Whether elements are smaller than a byte."""
+        return self.element in SUB_BYTE
+
+    @property
+    def inner_bytes(self) -> int:
+        """Bytes of a row of the box (dimension 0) in shared memory."""
+        shared_bits = SUB_BYTE[self.element][1] if self.is_sub_byte else 8 * self.element_bytes
+        return self.counts[0] * shared_bits // 8
+
+    def of_bytes(self, bits: int, swizzle: int) -> TensorMap:
+        """The same box with `bits` for an element, as a map of bytes."""
+        sizes = ((values[0] * bits // 8, *values[1:]) for values in (self.dims, self.box))
+        dims, box = sizes
+        return replace(self, element="u8", dims=dims, box=box, swizzle=swizzle)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -106,7 +130,7 @@ class TensorMap:
     @property
     def box_bytes(self) -> int:
         """Bytes that one copy moves, out-of-bounds elements included: what complete_tx counts."""
-        return prod(self.counts) * self.element_bytes
+        return prod(self.counts[1:]) * self.inner_bytes
 
     @property
     def row_pitch_bytes(self) -> int:
@@ -114,7 +138,7 @@ class TensorMap:
 
         Rows narrower than the swizzle span leave the rest of it untouched (measured on an H200).
         """
-        return self.swizzle or self.counts[0] * self.element_bytes
+        return self.swizzle or self.inner_bytes
 
     @staticmethod
     def decode(raw: bytes) -> TensorMap:
@@ -133,7 +157,9 @@ def _require(condition: bool, field: str, value: object, allowed: str) -> None:
 
 def _check_tensor(m: TensorMap) -> None:
     _require(1 <= m.rank <= MAX_RANK, "rank", m.rank, "1 to 5")
-    _require(m.element in ELEMENT_BYTES, "element", m.element, ", ".join(ELEMENT_BYTES))
+    names = (*ELEMENT_BYTES, *SUB_BYTE)
+    _require(m.element in names, "element", m.element, ", ".join(names))
+    _require(not m.is_sub_byte or m.dims[0] % 2 == 0, "dims", m.dims, "even below a byte")
     unit = 32 if m.interleave == 32 else 16
     _require(
         m.address % unit == 0 and 0 <= m.address < 1 << 57,
@@ -165,7 +191,9 @@ def _check_box(m: TensorMap) -> None:
         m.element_strides,
         "1 to 8 each",
     )
-    inner_bytes = m.box[0] * m.element_bytes
+    inner_bytes = m.inner_bytes if m.is_sub_byte else m.box[0] * m.element_bytes
+    padded = m.is_sub_byte and m.element != "b4x16"
+    _require(not padded or m.box[0] == PADDED_BOX, "box", m.box, f"{PADDED_BOX} in dimension 0")
     _require(inner_bytes % 16 == 0, "box inner bytes", inner_bytes, "a multiple of 16")
     _require(
         inner_bytes <= m.swizzle or not m.swizzle or bool(m.interleave),
@@ -176,6 +204,7 @@ def _check_box(m: TensorMap) -> None:
 
 
 def _check_modes(m: TensorMap) -> None:
+    _require(not (m.is_sub_byte and m.interleave), "interleave", m.interleave, "0 below a byte")
     _require(m.swizzle in SPANS, "swizzle", m.swizzle, "0, 32, 64 or 128 bytes")
     _require(
         (m.swizzle, m.swizzle_atom_bytes) in PATTERNS,
@@ -203,12 +232,11 @@ def _bits(word: int, low: int, count: int) -> int:
 
 def _element(word: int) -> str:
     code = _bits(word, 7, 4)
-    _require(
-        code < len(ELEMENTS),
-        "element type code",
-        code,
-        "0 to 10 (sub-byte types are not supported)",
-    )
+    small = {code: name for name, code in SUB_BYTE_CODES.items()}
+    last = len(ELEMENTS) - 1
+    _require(code <= last or code in small, "element type code", code, f"0 to {max(small)}")
+    if code in small:
+        return small[code]
     if not _bits(word, 16, 1):
         return ELEMENTS[code]
     names = {code: name for name, code in TF32_CODES.items()}
@@ -248,7 +276,8 @@ def _decode(raw: bytes) -> TensorMap:
 
 
 def _encode(m: TensorMap) -> bytes:
-    code = TF32_CODES[m.element] if m.element in TF32_CODES else ELEMENTS.index(m.element)
+    special = TF32_CODES | SUB_BYTE_CODES
+    code = special[m.element] if m.element in special else ELEMENTS.index(m.element)
     word = [m.address, m.hints, 0, 0, 0, 0, 0, 0]
     word[1] |= (m.rank - 1) << 4 | code << 7 | INTERLEAVES.index(m.interleave) << 11
     word[1] |= SPANS.index(m.swizzle) << 13 | int(m.fill_nan) << 15

@@ -15,7 +15,13 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from fa4.emulator.tma.descriptor import TensorMap, TensorMapError, TmaError
+from fa4.emulator.tma.descriptor import (
+    PADDED_BOX,
+    SUB_BYTE,
+    TensorMap,
+    TensorMapError,
+    TmaError,
+)
 from fa4.emulator.tma.swizzle import PERIOD_BYTES, swizzle_addresses
 
 CHUNK_BYTES = 16  # the swizzles move whole chunks
@@ -53,6 +59,8 @@ def plan_tile(
     negative coordinates of a store (the hardware traps on these two), or a misaligned smem_base;
     TensorMapError for interleaved maps.
     """
+    if tensor_map.is_sub_byte:
+        return _plan_sub_byte(tensor_map, coordinates, smem_base, store)
     _check_operands(tensor_map, coordinates, tensor_map.rank, smem_base, store)
     inside = all(
         c >= 0 and c + (n - 1) * s < d
@@ -74,6 +82,45 @@ def plan_tile(
     )
 
 
+def _plan_sub_byte(
+    tensor_map: TensorMap, coordinates: tuple[int, ...], smem_base: int, store: bool
+) -> Transfer:
+    """Of types below a byte: 4-bit elements as they are, or 16 elements to 16 bytes, padded.
+
+    What is in the padding is left as it was.
+    """
+    bits, shared_bits = SUB_BYTE[tensor_map.element]
+    places = (coordinates[0] * bits // 8, *coordinates[1:])
+    packed = tensor_map.of_bytes(bits, tensor_map.swizzle if shared_bits == bits else 0)
+    if shared_bits == bits:
+        _require_multiple(coordinates[0], 32, tensor_map.element)
+        return plan_tile(packed, places, smem_base, store)
+    if store:
+        raise TensorMapError("element", tensor_map.element, "a whole byte, or b4x16, for stores")
+    _require_multiple(coordinates[0], PADDED_BOX, tensor_map.element)
+    _check_operands(packed, places, packed.rank, smem_base, store)
+    unit_bytes = gcd(2 * bits, 8)
+    offsets = _global_offsets(packed, unit_bytes)
+    start = packed.address + places[0]
+    for coordinate, stride in zip(places[1:], packed.strides_bytes, strict=True):
+        start += coordinate * stride
+    whole = tensor_map.of_bytes(shared_bits, tensor_map.swizzle)
+    of_unit = 2 * bits // unit_bytes
+    chunks = _smem_addresses(whole, offsets.size // of_unit, CHUNK_BYTES, smem_base)
+    return Transfer(
+        unit_bytes,
+        offsets + _wrap(start),
+        _in_bounds(packed, places, unit_bytes),
+        np.add.outer(chunks, np.arange(of_unit) * unit_bytes).reshape(-1),
+        packed.box_bytes,  # without padding, as Triton counts them
+    )
+
+
+def _require_multiple(coordinate: int, of: int, element: str) -> None:
+    if coordinate % of:
+        raise TmaError("coordinate 0", coordinate, f"a multiple of {of} for {element}")
+
+
 def plan_gather4(
     tensor_map: TensorMap, coordinates: tuple[int, ...], smem_base: int, store: bool = False
 ) -> Transfer:
@@ -81,6 +128,8 @@ def plan_gather4(
 
     coordinates: (column, row 0, ..., row 3). The map's box is one row high. Raises as `plan_tile`.
     """
+    if tensor_map.is_sub_byte:
+        raise TensorMapError("element", tensor_map.element, "a whole byte or more for gather4")
     _check_operands(tensor_map, coordinates, 5, smem_base, store)
     if tensor_map.rank != 2:
         raise TensorMapError("rank", tensor_map.rank, "2 for gather4 and scatter4")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from fa4.emulator.errors import UnsupportedInstruction
 from fa4.emulator.ptx.syntax import (
     Address,
+    Integer,
     Kernel,
     Module,
     Operand,
@@ -97,6 +98,23 @@ class Program:
     def name(self) -> str:
         """The kernel's name."""
         return self.kernel.name
+
+    @cached_property
+    def step_of_line(self) -> dict[int, int]:
+        """The step that an instruction is in, by `PtxInstruction.line`."""
+        return {i.line: step.index for step in self.steps for i in step.instructions}
+
+    @cached_property
+    def most_named_registers(self) -> int:
+        """The largest number that a setmaxnreg names; 256 without one."""
+        named = [
+            operand.value
+            for instruction in self.instruction_of_line.values()
+            if instruction.opcode.startswith("setmaxnreg")
+            for operand in instruction.operands
+            if isinstance(operand, Integer)
+        ]
+        return max(named, default=256)
 
     def held_bits(self, names: Iterable[str]) -> int:
         """The bits of those of the names that are among `held_registers`."""

@@ -71,12 +71,21 @@ def correction(signals: Signals, problem: KernelProblem, outputs: CorrectionOper
 
 
 @cute.jit
-def rescale(column: cutlass.Constexpr, cols: cutlass.Constexpr, factor: Float32) -> None:
-    """O *= factor, one row per thread, in place in tensor memory."""
+def rescale(
+    column: Int32 | int,
+    cols: cutlass.Constexpr,
+    factor: Float32,
+    width: cutlass.Constexpr = CHUNK,
+    apart: Int32 | None = None,
+) -> None:
+    """O *= factor, one row per thread, in place in tensor memory, `width` columns at a time."""
     lanes = warp_lanes()
-    for first in cutlass.range_constexpr(column, column + cols, CHUNK):
-        row = multiplied(read_columns(lanes + first, CHUNK, CHUNK), factor)
-        write_columns(row, lanes + first)
+    for first in cutlass.range_constexpr(0, cols, width):
+        place = lanes + (column + first)
+        row = multiplied(read_columns(place, width, width), factor)
+        write_columns(row, place)
+        if cutlass.const_expr(apart is not None and first + width < cols):
+            stand_apart(apart)
     cute.arch.fence_view_async_tmem_store()
 
 

@@ -8,6 +8,7 @@ everything in uniform registers, where the tensor core wants it, and the electio
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -22,14 +23,26 @@ from fa4.kit.tiles import KernelProblem, locate
 from fa4.kit.units import MMA_DEPTH
 
 
+class PartOfP(NamedTuple):
+    """Steps [start, stop) of PV, which run when `signal` says that their P is stored.
+
+    column: of tensor memory, from the Q tile's first one of P, where theirs lies.
+    """
+
+    signal: str
+    start: int
+    stop: int
+    column: int
+
+
 @dataclass(frozen=True)
 class Products:
     """Operands of both products as the tensor core wants them.
 
     v, s, p, o: by Q tile; the last three are addresses in tensor memory.
-    idesc_s, idesc_o: instruction descriptors (PTX ISA 9.7.16.4.2).
-    split: steps of PV that may run before the last part of P is stored. cta_group: CTAs that take
-    part; in both, operands and sums lie at the same addresses.
+    idesc_s, idesc_o: instruction descriptors (PTX ISA 9.7.16.4.2). told: signals of S.
+    parts: of P, in the order of their products. cta_group: CTAs that take part; in both, operands
+    and sums lie at the same addresses.
     """
 
     q: OperandTiles
@@ -40,7 +53,8 @@ class Products:
     s: tuple
     p: tuple
     o: tuple
-    split: cutlass.Constexpr
+    told: cutlass.Constexpr
+    parts: cutlass.Constexpr
     cta_group: cutlass.Constexpr
 
 
@@ -87,30 +101,29 @@ def mma(signals: Signals, problem: KernelProblem, products: Products) -> None:
 
 
 def scores(signals: Signals, products: Products, i: int, keys: Ring) -> None:
-    """S_i = Q_i K^T from a slot of the ring, and tell softmax i when it is there."""
+    """S_i = Q_i K^T from a slot of the ring, and tell the softmax warps when it is there."""
     q, k = products.q, products.k
     code = PtxBlock()
     a = descriptors(code, q.stage(i), q.high, q.steps)
     b = descriptors(code, k.stage(keys.slot), k.high, k.steps)
     sums = ["0"] + ["1"] * (len(b) - 1)
     multiply(code, products.s[i], a, b, products.idesc_s, sums, products.cta_group)
-    signals.commit("s#_full")
+    for name in products.told:
+        signals.commit(name)
 
 
 def values(
     signals: Signals, products: Products, i: int, slot: Ring, turn: Ring, accumulate: Boolean
 ) -> None:
-    """O_i += P_i V (=, for a work tile's first keys); the last part of P is waited for apart."""
+    """O_i += P_i V (=, for a work tile's first keys); each part of P is waited for."""
     v = products.v[i]
     v_low = v.stage(slot.slot)
-    parts = range(products.split), range(products.split, len(v.steps))
-    for part, signal in zip(parts, ("p#_full_o#_scaled", "p#_last"), strict=True):
-        if not part:
-            continue
-        signals.wait(signal, turn)
+    for part in products.parts:
+        signals.wait(part.signal, turn)
         code = PtxBlock()
         p = code.read(products.p[i])
-        a = [f"[{plus(code, p, step * (MMA_DEPTH // 2))}]" for step in part]
+        columns = [part.column + n * (MMA_DEPTH // 2) for n in range(part.stop - part.start)]
+        a = [f"[{plus(code, p, column)}]" for column in columns]
         b = descriptors(code, v_low, v.high, v.steps[part.start : part.stop])
         sums = ["1"] * len(b)
         if part.start == 0:

@@ -19,10 +19,12 @@ from fa4.kit.descriptors import (
     instruction_descriptor,
     operand_tiles,
 )
+from fa4.kit.signals import pair_rank
 from fa4.kit.units import MMA_DEPTH, TILE_ROWS, padded_dim
 from fa4.kit.views import rows_first
 from fa4.plan.forward_layout import split_columns
-from fa4.sm100.forward.mma import Products
+from fa4.sm100.forward.load import Operand
+from fa4.sm100.forward.mma import PartOfP, Products
 from fa4.sm100.forward.spec import ForwardSpec
 
 
@@ -95,8 +97,27 @@ def kv_shift(spec: ForwardSpec) -> int:
     return tails[0] if tails else 0
 
 
-def make_products(spec: ForwardSpec, mmas: tuple, shared: tuple, tmem: Int32) -> Products:
-    """Descriptors of Q, K and V. shared: of each, (a tile, pitch, shift) as in `Operand`."""
+def parts_of_p(spec: ForwardSpec) -> tuple[PartOfP, ...]:
+    """All of P, or what may be used before the last of it is stored, and that."""
+    steps, split = spec.tile_n // MMA_DEPTH, split_columns(spec.pipeline) // MMA_DEPTH
+    first = PartOfP("p#_full_o#_scaled", 0, split, 0)
+    if split == steps:
+        return (first,)
+    return first, PartOfP("p#_last", split, steps, split * MMA_DEPTH // 2)
+
+
+def make_products(
+    spec: Any,
+    mmas: tuple,
+    shared: tuple,
+    tmem: Int32,
+    parts: tuple[PartOfP, ...],
+    groups: tuple[str, ...] = ("",),
+) -> Products:
+    """Descriptors of Q, K and V. shared: of each, (a tile, pitch, shift) as in `Operand`.
+
+    groups: letters of the warps that share a Q tile's scores, "" for one that has all.
+    """
     plan, tiles = spec.plan, range(spec.numerics.q_tiles)
     makers = mmas[0].make_fragment_A, mmas[0].make_fragment_B, mmas[1].make_fragment_B
     q, k, v = (
@@ -111,11 +132,49 @@ def make_products(spec: ForwardSpec, mmas: tuple, shared: tuple, tmem: Int32) ->
         idesc_s=instruction_descriptor(spec.dtype, rows, tile_n, transpose_b=False),
         idesc_o=instruction_descriptor(spec.dtype, rows, values, transpose_b=True),
         cta_group=spec.cta_group,
-        s=tuple(tmem + plan.buffer(f"s{i}").start for i in tiles),
-        p=tuple(tmem + plan.buffer(f"p{i}").start for i in tiles),
+        s=tuple(tmem + plan.buffer(f"s{i}{groups[0]}").start for i in tiles),
+        p=tuple(tmem + plan.buffer(f"p{i}{groups[0]}").start for i in tiles),
         o=tuple(tmem + plan.buffer(f"o{i}").start for i in tiles),
-        split=split_columns(spec.pipeline) // MMA_DEPTH,
+        told=tuple(f"s#{group}_full" for group in groups),
+        parts=parts,
     )
+
+
+def make_operands(
+    spec: Any, mmas: tuple, loads: tuple, layouts: tuple, memory: cute.Pointer, queries: str = "q"
+) -> tuple[Operand, ...]:
+    """Q, K and V on their way from global to shared memory. queries: the buffer of the first Q."""
+    rank = pair_rank(spec.cta_group)
+    slices = mmas[0].get_slice(rank), mmas[0].get_slice(rank), mmas[1].get_slice(rank)
+    (rows, keys, depth), (_, values, _) = product_tiles(spec)
+    tiles = (rows, depth), (keys, depth), (values, keys)
+    operands = []
+    shift = kv_shift(spec)
+    for number, (name, shift_bytes) in enumerate(((queries, 0), ("kv", -shift), ("kv", shift))):
+        shared = shared_tensor(spec, memory, name, layouts[number])
+        element_bytes = shared.element_type.width // 8
+        pitch = spec.plan.buffer(name).size // element_bytes
+        operand = Operand(
+            atoms=loads[number][0],
+            tensor=loads[number][1],
+            mma=slices[number],
+            tile=tiles[number],
+            start=shared.iterator,
+            layout=shared.layout,
+            pitch=pitch,
+            shift=shift_bytes // element_bytes,
+        )
+        operands.append(operand)
+    return tuple(operands)
+
+
+def shared_tensor(
+    spec: Any, memory: cute.Pointer, name: str, layout: cute.ComposedLayout
+) -> cute.Tensor:
+    """A buffer of the plan in shared memory, with the swizzle of `layout`."""
+    start = memory + spec.plan.buffer(name).start
+    pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
+    return cute.make_tensor(pointer, layout.outer)
 
 
 def query_view(tensor: cute.Tensor, spec: ForwardSpec) -> cute.Tensor:

@@ -72,7 +72,7 @@ def check_methods(run: Run, heads_k: int, transport: str) -> None:
         )
 
 
-def check_exact(run: Run) -> None:
+def check_exact(run: Run, transport: str = "group") -> None:
     """order="exact": the bits of all GPUs together are those of each alone."""
     alone = [dist.new_group([rank]) for rank in range(run.ranks)][run.rank]
     for heads_k, causal in ((16, True), (4, True), (4, False)):
@@ -83,7 +83,7 @@ def check_exact(run: Run) -> None:
         for name in ("zigzag", "contiguous"):
             layout = make_layout(name, SMALL, run.ranks, tile=256)
             mine = [layout.shard(x, run.rank) for x in (q, k, v)]
-            out = distributed.attention(*mine, layout=layout, **options)
+            out = distributed.attention(*mine, layout=layout, transport=transport, **options)
             same = torch.equal(out, layout.shard(wanted, run.rank))
             run.note(
                 "right",

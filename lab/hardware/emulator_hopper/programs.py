@@ -103,11 +103,16 @@ def parameters(program: Program, addresses: Sequence[int]) -> list[bytes]:
     return values
 
 
-def run_program(gpu: Gpu, program: Program, image: bytes, limit_s: float) -> list[Array]:
-    """The arrays after the launch. Raises CudaError; TimeoutError after `limit_s` seconds, and the
-    process must then end."""
+def run_program(
+    gpu: Gpu, program: Program, image: bytes, limit_s: float, unwritten: Sequence[int] = ()
+) -> list[Array]:
+    """The arrays after the launch. unwritten: those whose memory nothing is written to before.
+    Raises CudaError; TimeoutError after `limit_s` seconds, and the process must then end."""
     kernel = gpu.load(image, "kernel", program.smem_bytes)
-    addresses = [gpu.upload(array) for array in program.arrays]
+    addresses = [
+        gpu.allocate(array.nbytes) if index in unwritten else gpu.upload(array)
+        for index, array in enumerate(program.arrays)
+    ]
     geometry = Geometry(program.grid, program.block, program.smem_bytes, program.cluster)
     gpu.launch(kernel, geometry, parameters(program, addresses))
     gpu.wait(limit_s)

@@ -25,6 +25,7 @@ from lab.hardware.forward_hopper.skeleton_cases import (
     OUTPUTS,
     cases,
     errors,
+    find_case,
     operand,
     repeats,
     scale,
@@ -35,7 +36,7 @@ from lab.hardware.forward_hopper.soft_tensor_core import with_soft_tensor_core
 from lab.hardware.launches import Arena, Made, Suite, assemble, capture, emulate, lay_out, stored
 from lab.hardware.suite import Outcome
 
-ONLY_ON_THE_GPU = ("many tiles",)  # too long for the emulator
+ONLY_ON_THE_GPU = ("many tiles", "halves, many tiles")  # too long for the emulator
 IMAGE = "hopper"
 # Relative errors of O: bfloat16 rounds to 2^-8, O once and P once more, and exponentials add to it;
 # of LSE: emulated exponentials are off by 8.8e-5 (docs/forward.md), the sums in float32 by less.
@@ -74,10 +75,13 @@ def tensors_of(case: dict[str, Any], spec: Any) -> dict[str, Any]:
 
 def capture_case(case: dict[str, Any]) -> tuple[Any, Arena, Any]:
     """(launch, arena, spec): what CuTe-DSL's host function launches on tensors in an arena."""
-    from fa4.compiled.forward import compile_forward
-    from fa4.compiled.variants import tuned_spec
+    from fa4.designs import find_design
+    from fa4.designs.design import named
+    from fa4.hardware import B200
 
-    spec = tuned_spec(**case["spec"])
+    compiler = find_design(B200, kernel=case.get("kernel")).compiled
+    assert compiler is not None  # these kernels run
+    spec = named(compiler.tuned)(gpu=B200, **case["spec"])
     numerics = replace(spec.numerics, q_tiles=case.get("q_tiles", 2))
     spec = replace(spec, numerics=numerics)
     arena = lay_out(tensors_of(case, spec))
@@ -88,7 +92,7 @@ def capture_case(case: dict[str, Any]) -> tuple[Any, Arena, Any]:
         q, k, v, o, lse, scale(case["spec"]), None, *case.get("window", (None, None)), longest,
         None, *offsets, None, None, None, case["sms"],
     )  # fmt: skip
-    launch, _ = capture(compile_forward(spec), arguments)
+    launch, _ = capture(named(compiler.compiler)(spec), arguments)
     return launch, arena, spec
 
 
@@ -99,14 +103,15 @@ def hopper_launch(case: dict[str, Any], launch: Any) -> Any:
 
 
 def columns_of(spec: Any) -> dict[str, int]:
-    """Where S and O lie in tensor memory."""
-    tiles = range(spec.numerics.q_tiles)
-    return {f"{x}{i}": spec.plan.buffer(f"{x}{i}").start for x in "so" for i in tiles}
+    """Where S and O lie in tensor memory; of halves, the first keys, which the others follow."""
+    names = {buffer.name.removesuffix("a"): buffer.start for buffer in spec.plan.buffers
+             if buffer.space == "tmem"}  # fmt: skip
+    return {f"{x}{i}": names[f"{x}{i}"] for x in "so" for i in range(spec.numerics.q_tiles)}
 
 
 def emulate_case(name: str) -> tuple[dict[str, Any], list[str]]:
     """O, LSE and the findings of the emulator for the same text, under the adversarial schedule."""
-    case = cases()[name]
+    case = find_case(name)
     launch, arena, spec = capture_case(case)
     outputs = arena.outputs(*OUTPUTS)
     found, findings = emulate(
@@ -117,8 +122,13 @@ def emulate_case(name: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def make(ptxas: str) -> Iterator[Made]:
-    """Every case, its tensor core taken out, what is left assembled."""
-    for name, case in cases().items():
+    """Every case of the forward kernel."""
+    yield from make_all(cases(), ptxas)
+
+
+def make_all(named_cases: dict[str, dict[str, Any]], ptxas: str) -> Iterator[Made]:
+    """Cases whose kernels have their tensor core taken out; what is left is assembled."""
+    for name, case in named_cases.items():
         launch, arena, spec = capture_case(case)
         hopper = hopper_launch(case, launch)
         made = stored(
@@ -149,7 +159,7 @@ def judge(outcome: Outcome) -> dict[str, Any]:
 
 def is_wrong(name: str, row: dict[str, Any]) -> bool:
     """Whether a case is off its definition, changes from launch to launch or has findings."""
-    o_limit = PRODUCTS_O_LIMIT if cases()[name].get("products") else O_LIMIT
+    o_limit = PRODUCTS_O_LIMIT if find_case(name).get("products") else O_LIMIT
     pairs = [(row["o_error"], row["lse_error"]), row.get("emulator_errors", (0.0, 0.0))]
     inside = all(o <= o_limit and lse <= LSE_LIMIT for o, lse in pairs)
     return bool(not inside or row["different"] or row.get("findings"))

@@ -17,7 +17,10 @@ REPEATS, SLOW_REPEATS = 200, 20  # launches of a case, which must all give the s
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """By name: fields of the spec, sizes of the call, and the number of SMs that it is told."""
+    """By name: fields of the spec, sizes of the call, and the number of SMs that it is told.
+
+    kernel: the name of another one than the forward kernel.
+    """
     return {
         "d64": {
             "spec": {"head_dim": 64, "head_dim_v": 64},
@@ -74,9 +77,43 @@ def cases() -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
+def cases_of_halves() -> dict[str, dict[str, Any]]:
+    """Those with two softmax warpgroups for each Q tile: five warpgroups share the registers."""
+    return {
+        "halves": {
+            "spec": {"head_dim": 128, "head_dim_v": 128}, "kernel": "halves",
+            "lengths": [(700, 900)] * 2, "heads": (3, 3), "sms": 4,
+        },
+        "halves, packed causal": {
+            "spec": {"head_dim": 128, "head_dim_v": 128, "causal": True, "packed_q": True,
+                     "packed_k": True, "group": 2},
+            "kernel": "halves",
+            "lengths": [(300, 700), (1, 130), (0, 50), (513, 257)], "heads": (4, 2), "sms": 3,
+        },
+        "halves, products": {
+            "spec": {"head_dim": 128, "head_dim_v": 128, "causal": True, "scheduler": "lpt"},
+            "kernel": "halves", "products": True,
+            "lengths": [(260, 520)] * 2, "heads": (2, 1), "sms": 132,
+        },
+        "halves, products, one after the other": {
+            "spec": {"head_dim": 64, "head_dim_v": 64}, "kernel": "halves", "products": True,
+            "lengths": [(300, 400)], "heads": (2, 2), "sms": 2,
+        },
+        "halves, many tiles": {
+            "spec": {"head_dim": 128, "head_dim_v": 128}, "kernel": "halves",
+            "lengths": [(2048, 4096)] * 2, "heads": (8, 8), "sms": 132,
+        },
+    }  # fmt: skip
+
+
+def find_case(name: str) -> dict[str, Any]:
+    """A case of any suite."""
+    return {**cases(), **cases_of_halves()}[name]
+
+
 def repeats(name: str) -> int:
     """Launches of a case on the GPU."""
-    return SLOW_REPEATS if cases()[name].get("products") else REPEATS
+    return SLOW_REPEATS if find_case(name).get("products") else REPEATS
 
 
 def visible(case: dict[str, Any], rows: int, keys: int) -> Any:
@@ -156,7 +193,7 @@ def errors(described: dict[str, Any], o: Any, lse: Any) -> tuple[float, float]:
 
     That is O, or the sum of P |V| where there are products. inf where one is not a number.
     """
-    case = cases()[described["name"]]
+    case = find_case(described["name"])
     values = widened(o)
     operands = {x: widened(operand(x, described["places"][x]["shape"])) for x in "qkv"}
     worst = [0.0, 0.0]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fa4.hardware import H100
+from fa4.plan.work import WARPGROUP, launch_registers
+
 # Of the numbers that tensor memory holds: so few that no maximum rises by 8 powers of two.
 STEP_ROW, STEP_COLUMN, VALUES = 29, 37, 32
 TMEM_WORDS = 512 * 128
@@ -31,7 +34,9 @@ def retargeted(text: str, ctas: int) -> str:
     text = text.replace(".target sm_100a", ".target sm_90a")
     array = f".global .align 16 .b8 tmem[{ctas * TMEM_WORDS * 4}];\n"
     text = text.replace(".extern .shared", array + ".extern .shared", 1)
-    return re.sub(r"(\.reqntid \d+, 1, 1)", r"\1\n.maxnreg 128", text, count=1)
+    threads = int(re.findall(r"\.reqntid (\d+), 1, 1", text)[0])
+    registers = launch_registers(threads // WARPGROUP, H100.registers_per_sm)
+    return re.sub(r"(\.reqntid \d+, 1, 1)", rf"\1\n.maxnreg {registers}", text, count=1)
 
 
 def _without(line: str) -> str:

@@ -14,7 +14,7 @@ import argparse
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fa4.compiled.variants import tuned_warpgroup_spec
 from fa4.config import Problem, WarpgroupPipeline
@@ -97,10 +97,10 @@ def chosen(problem: Problem, name: str) -> tuple[dict[str, Any], dict[str, Any]]
     variants, predicted = {f"{name} today": todays(problem)}, {}
     for kind, found in (("best", best), ("random", drawn)):
         for place, one in enumerate(found):
-            assert isinstance(one.pipeline, WarpgroupPipeline)
+            pipeline = cast("WarpgroupPipeline", one.pipeline)  # of Hopper's space
             key = f"{name} {kind} {place}"
-            variants[key] = spec_fields(one.pipeline)
-            rates = judge.rates(one.pipeline)
+            variants[key] = spec_fields(pipeline)
+            rates = judge.rates(pipeline)
             predicted[key] = {"tflops": rates[0], "least": min(rates), "most": max(rates)}
     print(f"{name}: {outcome.judged} designs in {outcome.cpu_seconds:.0f} CPU s, "
           f"{len(search.running)} can run: {dict(outcome.counts)}")  # fmt: skip

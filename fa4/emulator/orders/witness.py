@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.execute import run
 from fa4.emulator.machine.choices import EventChoice, RecordedOrder, ReplayedOrder
+from fa4.emulator.machine.holds import BASES, HeldOrder, Hold
 from fa4.emulator.machine.launch_record import Allocation, Launch
-from fa4.emulator.machine.memory import buffer_at
 from fa4.emulator.machine.options import Options
 from fa4.emulator.machine.schedule import make_schedule
+from fa4.emulator.orders.kept_memory import kept
 
 VERSION = 1
 MOST_RUNS = 64  # of the kernel, to make a list short
@@ -22,21 +23,29 @@ MOST_RUNS = 64  # of the kernel, to make a list short
 @dataclass(frozen=True, kw_only=True)
 class Witness:
     """kind, line: of the finding. choices: where the order differs from fifo; gave_up: attempts to
-    wait that ended without success."""
+    wait that ended without success. Or holds: what is late in the order `base`."""
 
     kind: str
     line: int
-    choices: tuple[EventChoice, ...]
-    gave_up: tuple[int, ...]
+    choices: tuple[EventChoice, ...] = ()
+    gave_up: tuple[int, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    base: str = "fifo"
 
-    def schedule(self) -> ReplayedOrder:
+    def schedule(self) -> ReplayedOrder | HeldOrder:
         """For one run."""
+        if self.holds:
+            return HeldOrder(self.holds, self.base)
         return ReplayedOrder(self.choices, self.gave_up)
+
+    def steps(self) -> list[str]:
+        """What differs from the base order, in words."""
+        gave_up = (f"wait {number} gives up" for number in self.gave_up)
+        return [*map(str, self.holds), *map(str, self.choices), *gave_up]
 
     def text(self) -> str:
         """As a file holds it."""
-        document = {"version": VERSION, **vars(self)}
-        return json.dumps(document, indent=1) + "\n"
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
 
 
 def read_witness(text: str) -> Witness:
@@ -46,9 +55,17 @@ def read_witness(text: str) -> Witness:
         if document.pop("version") != VERSION:
             raise LaunchError(f"a witness of another version; this reads {VERSION}")
         choices = tuple(EventChoice(*map(int, row)) for row in document["choices"])
-        gave_up = tuple(map(int, document["gave_up"]))
+        holds = tuple(Hold(*map(int, row)) for row in document.get("holds", ()))
+        base = str(document.get("base", "fifo"))
+        if base not in BASES:
+            raise KeyError(base)
         return Witness(
-            kind=str(document["kind"]), line=int(document["line"]), choices=choices, gave_up=gave_up
+            kind=str(document["kind"]),
+            line=int(document["line"]),
+            choices=choices,
+            gave_up=tuple(map(int, document["gave_up"])),
+            holds=holds,
+            base=base,
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         raise LaunchError("no witness: --witness writes one") from None
@@ -61,17 +78,13 @@ def find_witness(
 
     The memory is what it was, afterwards. None if nothing is found.
     """
-    written = [a for a in allocations if a.writable and a.size_bytes]
-    memories = [buffer_at(a.name, a.address, a.size_bytes, True).data for a in written]
-    before = [data.copy() for data in memories]
+    with kept(allocations) as memory:
 
-    def found(schedule: Any) -> list[tuple[str, int]]:
-        for data, content in zip(memories, before, strict=True):
-            data[:] = content
-        chosen = replace(options, schedule=schedule, collect=True, events=None)
-        return [(f.kind, f.line) for f in run(launches, allocations, chosen).findings]
+        def found(schedule: Any) -> list[tuple[str, int]]:
+            memory.restore()
+            chosen = replace(options, schedule=schedule, collect=True, events=None)
+            return [(f.kind, f.line) for f in run(launches, allocations, chosen).findings]
 
-    try:
         name = options.schedule
         first = make_schedule(name, options.seed) if isinstance(name, str) else name
         recording = RecordedOrder(first)
@@ -80,12 +93,9 @@ def find_witness(
             return None
         goal = goals[0]
         steps: list[Any] = [*recording.choices, *recording.gave_up]
-        kept = _shortest(steps, lambda left: goal in found(_replay(left)))
-    finally:
-        for data, content in zip(memories, before, strict=True):
-            data[:] = content
-    choices = tuple(step for step in kept if isinstance(step, EventChoice))
-    gave_up = tuple(step for step in kept if not isinstance(step, EventChoice))
+        needed = _shortest(steps, lambda left: goal in found(_replay(left)))
+    choices = tuple(step for step in needed if isinstance(step, EventChoice))
+    gave_up = tuple(step for step in needed if not isinstance(step, EventChoice))
     return Witness(kind=goal[0], line=goal[1], choices=choices, gave_up=gave_up)
 
 

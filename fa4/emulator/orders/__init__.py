@@ -1,0 +1,1 @@
+"""Orders of events: looked for, kept and replayed."""

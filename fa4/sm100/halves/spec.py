@@ -1,0 +1,64 @@
+"""What selects the generated code of a forward kernel with halves. Sizes are run-time values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fa4.config import ForwardConfig, require
+from fa4.hardware import B200, Gpu
+from fa4.kit.features import ForwardFeatures
+from fa4.kit.units import TILE_ROWS, padded_dim
+from fa4.plan.halves import halves_pipeline
+from fa4.plan.pieces import PiecesPipeline
+from fa4.plan.pieces_plan import pieces_plan
+from fa4.plan.schema import PipelinePlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalvesSpec(ForwardFeatures):
+    """One such kernel. Two specs that differ compile to different code and cache keys."""
+
+    cta_group: int = 1
+    scheduler: str = "static"
+    numerics: ForwardConfig = field(default_factory=ForwardConfig)
+    gpu: Gpu = B200
+
+    def __post_init__(self) -> None:
+        """Check what the kernel itself cannot do; `fa4.compiled.support` refuses earlier."""
+        self.check_features(TILE_ROWS)
+        require(
+            self.scheduler in ("static", "lpt"),
+            "scheduler must be static or lpt with halves",
+            self.scheduler,
+        )
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a Q tile."""
+        return TILE_ROWS
+
+    @property
+    def tile_n(self) -> int:
+        """Keys of a KV tile, of both halves."""
+        return self.numerics.tile_n
+
+    @property
+    def q_tiles(self) -> int:
+        """Q tiles of a CTA."""
+        return self.numerics.q_tiles
+
+    @property
+    def pipeline(self) -> PiecesPipeline:
+        """The pipeline of this kernel; head dimensions padded."""
+        return halves_pipeline(
+            head_dim=padded_dim(self.head_dim),
+            head_dim_v=padded_dim(self.head_dim_v),
+            numerics=self.numerics,
+            cta_group=self.cta_group,
+            scheduler=self.scheduler,
+        )
+
+    @property
+    def plan(self) -> PipelinePlan:
+        """Roles, signals and buffers. Raises ValueError if they do not fit the machine."""
+        return pieces_plan(self.pipeline, self.gpu)
