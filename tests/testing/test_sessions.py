@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import unittest
 
 import numpy as np
@@ -29,6 +30,29 @@ def test_an_honest_back_end_takes_all_steps() -> None:
     report = verify(f"{HERE}:honest", only=STEPS, seed=3, max_examples=8)
     assert {result.status for result in report.results} == {"passed"}
     assert all(result.cases == 3 for result in report.results)
+
+
+@pytest.mark.parametrize("least", [2, 1000])
+@pytest.mark.parametrize("prop", STEPS)
+def test_refused_steps_are_no_error_of_the_kit(prop: str, least: int) -> None:
+    """Of a function that takes no single row, or nothing at all: not covered, or judged without."""
+    honest = load_backend(f"{HERE}:honest").function
+
+    def choosy(q, k, v, **options):
+        if q.shape[1] < least:
+            raise NotImplementedError(f"fewer than {least} rows")
+        return honest(q, k, v, **options)
+
+    def choosy_varlen(q, k, v, **options):
+        if len(q) < least:
+            raise NotImplementedError(f"fewer than {least} rows")
+        return honest.varlen(q, k, v, **options)
+
+    choosy.varlen = choosy_varlen  # type: ignore[attr-defined]
+    choosy.__signature__ = inspect.signature(honest)  # type: ignore[attr-defined]
+    report = verify(choosy, only=[prop], seed=3, max_examples=8)
+    wanted = {"not covered"} if least > 2 else {"passed", "not covered"}
+    assert {result.status for result in report.results} <= wanted
 
 
 @pytest.mark.parametrize(
