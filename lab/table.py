@@ -130,6 +130,8 @@ RECORDS = (
         "forward_prediction",
         "tests/sim/test_recorded_predictions.py::test_predictions_of_the_forward_kernels",
     ),
+    _computed("halves_code", needs=TIMES),
+    _faults("halves_"),
     _computed("host", needs=TIMES, also=("fa4.backends.sm100", "fa4.backends.emulator")),
     Record(
         path="lab/benchmarks/results/models.json", command="python -m lab.benchmarks.models.walk",
@@ -227,11 +229,19 @@ RECORDS = (
         "wgmma",
     ),
     _confirmed(
+        "ranks_of_one_gpu", "GPU: torchrun --nproc_per_node 2 -m lab.hardware.distributed.one_gpu",
+        "lab.hardware.distributed.one_gpu", *_KERNELS,
+    ),
+    _confirmed(
         "repeated_launches", "GPU: python3 -m lab.hardware.repeated_launches",
         "lab.hardware.repeated_launches", *_KERNELS,
     ),
     _confirmed(
         "sanitized", "GPU: python3 -m lab.hardware.sanitized", "lab.hardware.sanitized", *_KERNELS,
+    ),
+    _confirmed(
+        "sanitizer_zoo", "GPU: python3 -m lab.hardware.sanitizer_zoo", "lab.hardware.sanitizer_zoo",
+        files=("tests/emulator/bug_zoo.py", "tests/emulator/ptx_module.py"),
     ),
     _confirmed(
         "small_transformer", "GPU: python3 -m lab.hardware.small_transformer",

@@ -28,6 +28,8 @@ BLACKWELL = "Tensor memory (Blackwell)"  # the group that Hopper cannot run
 HANGS = ("deadlock", "livelock", "step-limit")
 LAUNCH_LIMIT_S, PROCESS_LIMIT_S = 3.0, 25.0
 TOGETHER, HUNG_TOGETHER = 12, 6
+# Of the launching program, not of the kernel.
+MEMCPY, REFUSED = "Host API memory access", "INVALID_PTX"
 SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) ")
 # What a tool says first of a finding, without addresses.
 FIRST = re.compile(r"=========\s+(?:Error: |Warning: |)(.*)")
@@ -71,6 +73,20 @@ def used(text: str) -> str:
     head, _, tail = text.rpartition("  ret;")
     place = PLACE.replace("%rd2", "%rd1") if "[%rd2]" in text else PLACE
     return f"{head}{place if dropped else ''}{stores}  ret;{tail}"
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """Of a tool on a broken kernel: "found", "-", or what the kernel did."""
+    says = " ".join(row["says"])
+    if REFUSED in says or REFUSED in row["outcome"]:
+        return "ptxas refuses it"
+    if row["found"] and MEMCPY not in says:
+        return "found"
+    if row["outcome"] == "hangs":
+        return "hangs"
+    if not row["tool"] and row["outcome"] != "ended":
+        return "ends with an error"
+    return "-" if row["tool"] else "ends"
 
 
 class ZooGpu:
@@ -170,15 +186,21 @@ def main() -> int:
     parser.add_argument("out")
     parser.add_argument("--seconds", type=float, default=100.0, help="start nothing after these")
     parser.add_argument("--file", type=Path)
+    parser.add_argument(
+        "--resume", type=Path, help="a file whose runs are kept, and not made again"
+    )
     parser.add_argument("--launch", help="only launch this kernel of the file, or '' for all")
     parser.add_argument("--variant", default="broken", choices=("broken", "mended"))
     arguments = parser.parse_args()
     if arguments.launch is not None:
         launch(arguments.file, [arguments.launch] if arguments.launch else [], arguments.variant)
         return 0
-    from lab.hardware.warpgroup_forward.random_launches import describe_machine
+    from lab.hardware.there import describe_machine
 
     begun, writing, rows = time.monotonic(), threading.Lock(), []
+    if arguments.resume is not None:
+        rows += json.loads(arguments.resume.read_text())["runs"]
+    known = {(row["tool"], row["bug"], row["variant"]) for row in rows}
     listed = kernels()
     report = describe_machine() | {
         "bugs": [{k: v for k, v in one.items() if k not in ("broken", "mended")} for one in listed]
@@ -188,7 +210,7 @@ def main() -> int:
         file.write_text(json.dumps(listed))
 
         def one(item: tuple[str, str, str]) -> None:
-            if time.monotonic() - begun > arguments.seconds:
+            if item in known or time.monotonic() - begun > arguments.seconds:
                 return
             found = look(file, *item)
             with writing:

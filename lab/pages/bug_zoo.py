@@ -1,17 +1,20 @@
 """docs/how-to/bugs.md: classes of bugs, and what the emulator says of each.
 
 `python -m lab.pages.bug_zoo` writes the tables from the kernels of tests/emulator/bug_zoo.py, which
-are run by the tests.
+are run by the tests, and from what a GPU's tools said of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from fa4.emulator.kinds import kind_of
+from lab.hardware.sanitizer_zoo import TOOLS, verdict
 from lab.pages import DOCS
 from lab.pages.marked_tables import MarkedTables
+from lab.records import read_record
 from tests.emulator.bug_zoo import GROUPS, Bug
 
 PAGE = DOCS / "how-to" / "bugs.md"
@@ -37,8 +40,37 @@ def render(bugs: Sequence[Bug]) -> str:
     return "\n".join([head, *map(row, bugs)])
 
 
+def render_tools() -> str:
+    """What compute-sanitizer says of the broken kernels that were run under it."""
+    record: dict[str, Any] = read_record("sanitizer_zoo")
+    kinds = {bug["name"]: bug["kind"] for bug in record["bugs"]}
+    by_bug: dict[str, dict[str, str]] = {name: {} for name in kinds}
+    for row in record["runs"]:
+        if row["variant"] == "broken":
+            by_bug[row["bug"]][row["tool"]] = verdict(row)
+    seen = {name: found for name, found in by_bug.items() if found}
+    by_tool = {tool: sum(f.get(tool) == "found" for f in seen.values()) for tool in TOOLS}
+    some = sum("found" in found.values() for found in seen.values())
+    gpu, driver, *_ = record["gpu"].split(", ")
+    counts = ", ".join(f"{tool} {count}" for tool, count in by_tool.items())
+    head = ["bug", "emulator", "on the GPU", *TOOLS]
+    lines = [
+        f"{gpu}, driver {driver}. Of {len(seen)} broken kernels the emulator finds {len(seen)}, a "
+        f"tool of compute-sanitizer {some}: {counts}. The other {len(by_bug) - len(seen)}, those "
+        "that hang among them, were not run.",
+        "",
+        f"| {' | '.join(head)} |",
+        "|" + "---|" * len(head),
+    ]
+    for name, found in seen.items():
+        cells = [name, f"`{kinds[name]}`", *(found.get(tool, "not run") for tool in ("", *TOOLS))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 TABLES = MarkedTables(
-    "python -m lab.pages.bug_zoo", {name: partial(render, bugs) for name, bugs in GROUPS.items()}
+    "python -m lab.pages.bug_zoo",
+    {name: partial(render, bugs) for name, bugs in GROUPS.items()} | {"tools": render_tools},
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fa4.plan.measured import PIPES
 from fa4.plan.render import markdown_table
 from lab.pages import DOCS
 from lab.pages.marked_tables import MarkedTables
@@ -139,12 +140,98 @@ def render_hopper() -> str:
     return "\n\n".join(parts)
 
 
+def code() -> dict[str, Any]:
+    """What was compiled: case -> kernel -> figures."""
+    found: dict[str, Any] = read_record("halves_code")["cases"]
+    return found
+
+
+def issued(amounts: Mapping[str, float]) -> float:
+    """Issue slots of instructions by pipe, of which packed ones count 2."""
+    return sum(amounts.values()) - amounts["fma"] / 2
+
+
+def render_code() -> str:
+    """The kernel with halves beside the other one: registers, and a softmax thread's loop."""
+    rows = []
+    for case, kernels in code().items():
+        for kernel, found in kernels.items():
+            plan, made = found["planned"], found["amounts"]
+            pipes = ", ".join(f"{pipe} {made[pipe]:.0f} ({plan[pipe]:.0f})" for pipe in PIPES)
+            rows.append(
+                (case, kernel, " / ".join(map(str, found["budgets"])), str(found["spills"]),
+                 f"{found['slots'] / found['elements']:.2f}", f"{found['highest_register'] + 1}",
+                 f"{issued(made):.0f} ({issued(plan):.0f})", pipes)
+            )  # fmt: skip
+    titles = ("call", "kernel", "registers", "spills", "slots a score", "used", "arithmetic (plan)",
+              "by pipe (plan)")  # fmt: skip
+    return markdown_table(titles, rows)
+
+
+def render_compiled() -> str:
+    """What the simulator says with the plan's amounts, and with the compiled ones."""
+    found = read_record("halves_code")["predictions"]
+    rows = []
+    for way in ("planned", "compiled"):
+        low, high = found[f"gain, {way}"]
+        for kernel, gain in (("blackwell", ""), ("halves", f"{low:.2f} to {high:.2f}")):
+            row = found[f"{kernel}, {way}"]
+            rows.append((way, kernel, span(row), gain, said(row["sustained_least_tflops"])))
+    titles = ("amounts", "kernel", "TFLOP/s by all sets", "times", "at its power, least")
+    return markdown_table(titles, rows)
+
+
+def compiled_claims() -> dict[str, Callable[[], str]]:
+    """Numbers of the text on the kernel."""
+
+    def of(key: str, field: str) -> float:
+        found: float = read_record("halves_code")["predictions"][key][field]
+        return found
+
+    def apart(pipes: Callable[[Mapping[str, float]], float]) -> str:
+        one = code()["d128"]["halves"]
+        return f"{pipes(one['amounts']) / pipes(one['planned']) - 1:+.1%}"
+
+    def peer(name: str) -> str:
+        cases = read_record("codegen")["cases"]
+        case = next(x for x in cases if (x["head_dim"], x["mask"]) == (128, "full"))
+        kernel = next(x for x in case["kernels"] if x["name"] == name)
+        return f"{kernel['figures']['softmax_slots'] / 128:.2f}"
+
+    return {
+        "halves_code: least": lambda: f"{of('halves, compiled', 'least_tflops'):.0f}",
+        "halves_code: most": lambda: f"{of('halves, compiled', 'most_tflops'):.0f}",
+        "halves_code: at its power": lambda: (
+            f"{of('halves, compiled', 'sustained_least_tflops'):.0f}"
+        ),
+        "halves_code: gain, least": lambda: (
+            f"{read_record('halves_code')['predictions']['gain, compiled'][0]:.2f}"
+        ),
+        "halves_code: gain, most": lambda: (
+            f"{read_record('halves_code')['predictions']['gain, compiled'][1]:.2f}"
+        ),
+        "halves_code: arithmetic": lambda: apart(issued),
+        **{
+            f"halves_code: {pipe}": lambda pipe=pipe: apart(lambda found: found[pipe])
+            for pipe in PIPES
+        },
+        "codegen: a score, flash-attn-4": lambda: peer("flash-attn-4"),
+        "codegen: a score, cuDNN": lambda: peer("cudnn"),
+        "halves_faults: executed": lambda: str(read_record("halves_faults")["executed"]),
+        "halves_faults: caught": lambda: str(read_record("halves_faults")["caught"]),
+        "halves_faults: equivalent": lambda: str(read_record("halves_faults")["equivalent"]),
+        "halves_faults: survived": lambda: str(read_record("halves_faults")["survived"]),
+    }
+
+
 TABLES = MarkedTables(
     "python -m lab.pages.design_tables",
     {
         "found": render_found,
         "pruned": render_pruned,
         "why": render_why,
+        "code": render_code,
+        "compiled": render_compiled,
         "hopper": render_hopper,
     },
 )
@@ -167,6 +254,7 @@ def of_call(call: str, which: str) -> dict[str, Callable[[], str]]:
 
 
 CLAIMS: dict[str, Callable[[], str]] = {
+    **compiled_claims(),
     **of_call("d128", "d128"),
     **{name: said for name, said in of_call("d64", "d64").items() if "gain" in name},
     "design: d128, at its power": lambda: f"{first('d128')['sustained_least_tflops']:.0f}",

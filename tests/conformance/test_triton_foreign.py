@@ -29,6 +29,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
 
 
+def sparsemax(x: torch.Tensor) -> torch.Tensor:
+    """The projection of rows onto the simplex (Martins and Astudillo, ICML 2016, algorithm 1)."""
+    falling, _ = x.sort(-1, descending=True)
+    sums = falling.cumsum(-1) - 1
+    count = (falling * torch.arange(1, x.shape[-1] + 1) > sums).sum(-1, keepdim=True)
+    return (x - sums.gather(-1, count - 1) / count).clamp(min=0)
+
+
 def liger(module: str, name: str, *rest: Any) -> Callable[..., Any]:
     """A function of Liger by module and class; rest: its further arguments."""
 
@@ -50,6 +58,18 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, 
                ((5, 130), (5, 130))),
     "geglu": (liger("geglu", "LigerGELUMulFunction"),
               lambda a, b: functional.gelu(a, approximate="tanh") * b, ((3, 257), (3, 257))),
+    "softmax": (liger("softmax", "LigerSoftmaxFunction"), lambda x: x.softmax(-1), ((5, 100),)),
+    "sparsemax": (liger("sparsemax", "LigerSparsemaxFunction", -1), sparsemax, ((4, 60),)),
+    "group_norm": (liger("group_norm", "LigerGroupNormFunction", 6, 3, 1e-5),
+                   lambda x, w, b: functional.group_norm(x, 3, w, b, 1e-5),
+                   ((2, 6, 40), (6,), (6,))),
+    "dyt": (liger("dyt", "LigerDyTFunction"), lambda x, a, g, b: torch.tanh(a * x) * g + b,
+            ((5, 100), (1,), (100,), (100,))),
+    "fused_add_rms_norm": (
+        liger("fused_add_rms_norm", "LigerFusedAddRMSNormFunction", 1e-6, 0.0, "llama", False),
+        lambda x, y, weight: rms_norm(x + y, weight), ((5, 100), (5, 100), (100,))),
+    "relu_squared": (liger("relu_squared", "LigerReLUSquaredFunction"),
+                     lambda x: functional.relu(x) ** 2, ((5, 100),)),
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from fa4 import cli, emulator
 from fa4.commands.emulate import SEVERITIES as COMMAND_SEVERITIES
 from fa4.emulator.errors import SEVERITIES, KernelFinding
 from fa4.emulator.execute import failures
+from tests.emulator.kernels import aligned, run_ptx
 
 # Thread 0 makes a barrier, {fence}, and copies 16 bytes that {wait}.
 COPY = """
@@ -133,3 +134,18 @@ def test_lanes_that_store_to_one_place(values: Any, severity: str | None) -> Non
     """One of them wins; sums that differ by rounding alone are a formal race, no other values."""
     report = emulator.run_ptx(SAME_PLACE, [values, 0], block=(32, 1, 1), collect=True)
     assert [finding.severity for finding in report.findings] == [severity] * (severity is not None)
+
+
+@pytest.mark.parametrize("space", ["shared", "global"])
+@pytest.mark.parametrize(
+    ("second", "severities"),
+    [(0x3F800000, set()), (0x3F800001, {"formal"}), (0x40000000, {"hazard"})],
+)
+def test_two_warps_store_to_one_place(space: str, second: int, severities: set[str]) -> None:
+    """The same value is no race, one that differs by rounding a formal one."""
+    place = "%rd1" if space == "global" else "%r2"
+    body = f"""mov.u32 %r1, %tid.x; mov.u32 %r2, smem; setp.lt.u32 %p1, %r1, 32;
+selp.b32 %r3, 0x3f800000, {second:#x}, %p1; st.{space}.b32 [{place}], %r3;"""
+    report = run_ptx(body, [aligned(np.zeros(4, np.uint32))], block=(64, 1, 1), smem=64,
+                     collect=True)  # fmt: skip
+    assert {finding.severity for finding in report.findings} == severities

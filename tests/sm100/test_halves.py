@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,8 @@ from fa4 import emulator
 from fa4.kit.signals import named_numbers
 from fa4.plan.halves import halves_numerics
 from fa4.plan.schema import Arrive, PipelinePlan, Wait, Work, unroll, walk
-from fa4.sm100.halves import softmax
 from fa4.sm100.halves.spec import HalvesSpec
 from fa4.testing.case import Case
-from tests.sm100.altered import Edit, put_in_place
 from tests.sm100.forward_kernel import Kernel
 from tests.sm100.halves_kernel import build, halves_spec, kernel
 from tests.sm100.test_emulated_order import UsedSignals, expected
@@ -161,19 +158,6 @@ def test_a_fifth_warpgroup_leaves_no_120_registers(pair: Kernel) -> None:
         attend(pair, case, sms=2, executor=partial(run_edited, pattern, r"\g<1>120"))
     assert {found.kind for found in failure.value.report.findings} == {"deadlock"}
     assert "setmaxnreg.inc to 120" in str(failure.value)
-
-
-def test_one_barrier_for_all_exchanges_is_too_few(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A warp may be one exchange ahead: of two named barriers it arrives at the other one."""
-    lines = ('signals.arrive("max#@_full", place)', 'signals.wait("max#^_full", place)')
-    edits = [Edit(softmax, line, line.replace(", place", "")) for line in lines]
-    put_in_place(edits, tmp_path, monkeypatch)
-    broken = build()
-    case = shaped(broken.spec, seqlen_q=580, seqlen_k=300, heads_k=1, group=2)
-    with pytest.raises(emulator.EmulationFailed):
-        attend(broken, case, sms=2, schedule="random")
 
 
 def test_specs_are_checked() -> None:

@@ -18,6 +18,13 @@ def emulated() -> tuple[dict[str, Any], list[str]]:
     return skeleton.emulate_case("packed causal")
 
 
+def test_halves_in_the_emulator() -> None:
+    """Five warpgroups with what a launch brings, and named barriers in turn."""
+    case, findings = skeleton.emulate_case("halves, packed causal")
+    o_error, lse_error = skeleton_cases.errors(case, case["o"], case["lse"])
+    assert findings == [] and o_error <= skeleton.O_LIMIT and lse_error <= skeleton.LSE_LIMIT
+
+
 def test_an_h100_gave_what_the_definition_says() -> None:
     """Every case ended each time with the same bits, the right ones."""
     recorded = read_record("forward_skeleton_hopper")

@@ -174,9 +174,16 @@ def _answers(torch: Any) -> Replacements:
 def _pretending(torch: Any) -> Any:
     """The mode in which every CPU tensor is said to be on the GPU."""
     here, gpu, tensor = torch.device("cpu"), torch.device("cuda", 0), torch.Tensor
+    device_of = tensor.device.__get__
+
+    def seen(x: Any) -> Any:
+        """Where a tensor is said to be; those without memory, of "meta", stay where they are."""
+        where = device_of(x)
+        return gpu if where.type == "cpu" else where
+
     answers = {
-        tensor.device.__get__: lambda x: gpu,
-        tensor.is_cuda.__get__: lambda x: True,
+        device_of: seen,
+        tensor.is_cuda.__get__: lambda x: seen(x).type == "cuda",
         tensor.is_cpu.__get__: lambda x: False,
         tensor.get_device: lambda x: 0,
         tensor.is_pinned: lambda x, *_: False,

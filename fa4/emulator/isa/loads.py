@@ -34,7 +34,7 @@ from fa4.emulator.isa.spaces import (
     units,
 )
 from fa4.emulator.machine.memory import MemoryFault
-from fa4.emulator.machine.shadows import READ, WRITE, Touch
+from fa4.emulator.machine.shadows import READ, WRITE, Change, Touch
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import SPIN, Spin
 from fa4.emulator.masks import FULL_MASK, Array, lanes_of
@@ -154,7 +154,7 @@ def bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
         whole = values.view(f"V{size_bytes}").reshape(-1)
         for piece in space.pieces(warp, addresses, lanes, size_bytes, write=True):
             part = whole if piece.indices is None else whole[piece.indices]
-            idle = partial(changes_nothing, piece, part)
+            idle = partial(change_of, piece, part)
             record(warp, piece, size_bytes, Touch(warp.clock, access, WRITE, lanes, idle))
             if ordering.strong:
                 publish(warp, ordering, locations(piece, size_bytes), mask)
@@ -208,6 +208,14 @@ def changes_nothing(piece: Piece, values: Array) -> bool:
     """Whether a store of these units would leave all bytes as they are."""
     kept = units(piece.data, values.dtype.itemsize)[piece.offsets]
     return kept.tobytes() == values.tobytes()
+
+
+def change_of(piece: Piece, values: Array) -> Change:
+    """What a store of these units would change."""
+    kept = units(piece.data, values.dtype.itemsize)[piece.offsets]
+    if kept.tobytes() == values.tobytes():
+        return Change.NOTHING
+    return Change.ROUNDING if are_rounded_alike(kept, values) else Change.VALUES
 
 
 def store(piece: Piece, values: Array) -> bool:

@@ -17,10 +17,12 @@ from fa4.emulator.checks.memory import ShadowMemory
 from fa4.emulator.errors import Site
 from fa4.emulator.machine.memory import GlobalBuffer
 from fa4.emulator.machine.missing_steps import missing_step
-from fa4.emulator.machine.shadows import TMEM_COLUMNS, TMEM_GROUP_LANES, Touch
+from fa4.emulator.machine.shadows import TMEM_COLUMNS, TMEM_GROUP_LANES, Change, Touch
 from fa4.emulator.machine.state import Cta, RemoteArrival, Warp
 from fa4.emulator.machine.unused_reads import IdleRead, idle_read
 from fa4.emulator.masks import LANES, Array
+
+ROUNDED = "; the floats are nearly equal: which is kept is undefined"
 
 
 def record_shared(target: Cta, offsets: Array, size_bytes: int, touch: Touch) -> None:
@@ -28,9 +30,11 @@ def record_shared(target: Cta, offsets: Array, size_bytes: int, touch: Touch) ->
     shadow = target.smem_shadow
     if shadow is not None and len(offsets):
         conflict, start = _record(shadow, offsets, size_bytes, touch)
-        if conflict is not None:
+        change = _change(conflict, touch)
+        if conflict is not None and change is not Change.NOTHING:
             where = f"shared address {start:#x} of CTA {target.index}"
-            _report(conflict, target, where, touch.actor)
+            formal = change is Change.ROUNDING
+            _report(conflict, target, where + ROUNDED * formal, touch.actor, formal=formal)
         if target.cluster.size > 1:
             _note_remote_use(target, touch)
 
@@ -73,13 +77,13 @@ def record_buffer(
         buffer.shadow = machine.shadows.of_buffer(buffer.data)
         machine.memory.refresh()
     conflict, start = _record(buffer.shadow, offsets, size_bytes, touch)
-    if conflict is None:
-        return
-    # Whichever of two equal stores is last, the memory is the same (PTX ISA 8.7.2: races of
-    # accesses of one size have a defined outcome).
-    if conflict.kind == WRITE_AFTER_WRITE and touch.idle is not None and touch.idle():
+    change = _change(conflict, touch)
+    if conflict is None or change is Change.NOTHING:
         return
     where = f"{buffer.name} byte {start}"
+    if change is Change.ROUNDING:
+        _report(conflict, cta, where + ROUNDED, touch.actor, formal=True)
+        return
     read = idle_read(conflict, cta, touch.actor, touch.lanes)
     if read is None:
         _report(conflict, cta, where, touch.actor)
@@ -87,6 +91,14 @@ def record_buffer(
         key = conflict.kind, conflict.line, conflict.other_line, id(read.warp), read.lanes
         report = partial(_judge, conflict, cta, where, touch.actor, read)
         machine.judgements.setdefault(key, report)
+
+
+def _change(conflict: Conflict | None, touch: Touch) -> Change:
+    """What a store that races with another one changes. Whichever of two equal stores is last, the
+    memory is the same (PTX ISA 8.7.2: races of accesses of one size have a defined outcome)."""
+    if conflict is None or conflict.kind != WRITE_AFTER_WRITE or touch.idle is None:
+        return Change.VALUES
+    return touch.idle()
 
 
 def _judge(conflict: Conflict, cta: Cta, where: str, actor: Actor, read: IdleRead) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from fa4.emulator.checks.clocks import Actor
 from fa4.emulator.checks.conflict import Access
@@ -18,19 +19,27 @@ from fa4.emulator.translate.table import Unsupported
 READ, WRITE, ATOMIC = "read", "write", "atomic"
 
 
+class Change(Enum):
+    """What a store does to memory: nothing, or nothing but another rounding of floats."""
+
+    NOTHING = 0
+    ROUNDING = 1
+    VALUES = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Touch:
     """Who makes an access and how. kind: READ, WRITE or ATOMIC.
 
-    lanes: the lane of each unit of the access, or one lane for all of them. idle: of a store to
-    global memory that is still to be made, tells whether it will leave all bytes as they are.
+    lanes: the lane of each unit of the access, or one lane for all of them. idle: of a store that
+    is still to be made, tells what it will change.
     """
 
     actor: Actor
     how: Access
     kind: str
     lanes: Array | int = 0
-    idle: Callable[[], bool] | None = None
+    idle: Callable[[], Change] | None = None
 
 
 # Tensor memory is recorded per column of 16 lanes. All loads and stores and nearly all operations

@@ -75,7 +75,9 @@ def kernel(mmas, loads, store, layouts, lse, factors, aux, sizes, window, sink, 
     if has_role(warp, first, last):
         take_registers(plan, first)
         number = (warp - first.warps[0]) // len(first.warps)
-        i, half = number // len(GROUPS) if spec.q_tiles > 1 else 0, number % len(GROUPS)
+        # Words of their own: found from the warp's number they cost instructions in every step.
+        half = cute.arch.make_warp_uniform(number % len(GROUPS))
+        i = cute.arch.make_warp_uniform(number // len(GROUPS)) if spec.q_tiles > 1 else 0
         output = Output(
             i=i,
             half=half,

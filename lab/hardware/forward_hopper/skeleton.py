@@ -36,7 +36,10 @@ from lab.hardware.forward_hopper.soft_tensor_core import with_soft_tensor_core
 from lab.hardware.launches import Arena, Made, Suite, assemble, capture, emulate, lay_out, stored
 from lab.hardware.suite import Outcome
 
-ONLY_ON_THE_GPU = ("many tiles", "halves, many tiles")  # too long for the emulator
+# Too long for the emulator.
+ONLY_ON_THE_GPU = (
+    "many tiles", "halves, many tiles", "halves, products", "halves, products, one after the other",
+)  # fmt: skip
 IMAGE = "hopper"
 # Relative errors of O: bfloat16 rounds to 2^-8, O once and P once more, and exponentials add to it;
 # of LSE: emulated exponentials are off by 8.8e-5 (docs/forward.md), the sums in float32 by less.
