@@ -47,6 +47,13 @@ def require_int(name: str, value: object, least: int, most: int | None = None) -
     require(value >= least and (most is None or value <= most), f"{name} must be {limit}", value)
 
 
+def _require_one_of(owner: object, **choices: tuple[str, ...]) -> None:
+    """Raise ValueError unless each named field is one of the words for it."""
+    for name, allowed in choices.items():
+        value = getattr(owner, name)
+        require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
+
+
 def require_finite(name: str, value: object, least: float | None = None) -> None:
     """Raise TypeError/ValueError unless `value` is a finite real number, at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -348,14 +355,8 @@ class ForwardPipeline:
         require_int("cta_group", self.cta_group, 1, 2)
         if self.kv_stages is not None:
             require_int("kv_stages", self.kv_stages, 2, 32)
-        choices = {
-            "correction": ("warpgroup", "inline"),
-            "p_space": ("tmem", "smem"),
-            "scheduler": ("static", "lpt", "clc", "naive"),
-        }
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
+        _require_one_of(self, correction=("warpgroup", "inline"), p_space=("tmem", "smem"),
+                        scheduler=("static", "lpt", "clc", "naive"))  # fmt: skip
         require_finite("split_p", self.split_p)
         require(0.0 < self.split_p <= 1.0, "split_p must be in (0, 1]", self.split_p)
 
@@ -379,9 +380,8 @@ class ForwardPipeline:
 class BackwardPipeline:
     """Everything that shapes a backward kernel's pipeline.
 
-    `numerics` holds the tile sizes and the CTA group. deterministic: CTAs add to a dQ tile in a
-    fixed order, one after the other. scheduler: "naive", "lpt" or "spt" (shortest first).
-    published: flash_attn.cute's kernel, not this package's.
+    `numerics` holds tile sizes, CTA group. deterministic: CTAs add to a dQ tile in a fixed order.
+    scheduler: "naive", "lpt" or "spt" (shortest first). published: flash_attn.cute's kernel.
     """
 
     head_dim: int = 128
@@ -401,10 +401,7 @@ class BackwardPipeline:
             require(getattr(self, name) % 16 == 0, f"{name} must be a multiple of 16",
                     getattr(self, name))  # fmt: skip
         require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
-        choices = {"scheduler": ("naive", "lpt", "spt")}
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
+        _require_one_of(self, scheduler=("naive", "lpt", "spt"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,13 +410,15 @@ class WarpgroupPipeline:
 
     consumers: warpgroups of 64 query rows each, tile_m / 64. overlap: a warpgroup starts the next S
     before this tile's P V, whose products its softmax runs under. ping_pong: warpgroups take turns
-    at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel, like
-    FlashAttention-2. p_source: P enters P V from "registers", or through "smem". emulated: share of
-    the exponentials that a polynomial computes. ahead: a CTA starts the first S of its next work
-    tile before it stores this one's O, with overlap and where O does not lie over Q. promote: after
-    so many KV tiles O is added to one in shared memory and starts from zero; 0 for never.
-    published: flash_attn.cute's code, not this package's. num_splits: parts of the KV sequence that
-    different CTAs compute; if 2 or more, their O leaves registers as float32.
+    at the tensor core; None leaves it to `takes_turns`. Both off is a serial kernel. p_source: P
+    enters P V from "registers", or through "smem". emulated: share of the exponentials that a
+    polynomial computes. ahead: a CTA starts the first S of its next work tile before it stores this
+    one's O, with overlap and where O does not lie over Q. promote: after so many KV tiles O is
+    added to one in shared memory and starts from zero; 0 for never. published: flash_attn.cute's
+    code, not this package's. num_splits: parts of the KV sequence that different CTAs compute; if 2
+    or more, their O leaves registers as float32. columns: that rows of Q and K, and of V and O,
+    have in shared memory; None for as many as are multiplied. direct: O goes from registers to
+    global memory.
     """
 
     head_dim: int = 128
@@ -438,6 +437,8 @@ class WarpgroupPipeline:
     promote: int = 0
     published: bool = False
     num_splits: int = 1
+    columns: tuple[int, int] | None = None
+    direct: bool = False
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
@@ -449,22 +450,27 @@ class WarpgroupPipeline:
         require(self.element_bytes in (1, 2), "element_bytes must be 1 or 2", self.element_bytes)
         require_int("tile_n", self.tile_n, 16, 256)
         depth = PRODUCT_DEPTH_BYTES // self.element_bytes
-        require(
-            self.tile_n % depth == 0,
-            f"tile_n must be a multiple of {depth}, the keys that one instruction of P V takes",
-            self.tile_n,
-        )
+        rule = f"tile_n must be a multiple of {depth}, the keys that one instruction of P V takes"
+        require(self.tile_n % depth == 0, rule, self.tile_n)
         require_int("consumers", self.consumers, 1, 3)
         require_int("kv_stages", self.kv_stages, 1, 32)
-        choices = {"p_source": ("registers", "smem"), "scheduler": ("static", "lpt", "naive")}
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
+        orders = ("static", "lpt", "naive", "queue")
+        _require_one_of(self, p_source=("registers", "smem"), scheduler=orders)
         require_int("promote", self.promote, 0, 1024)
         if self.promote and not (self.overlap and self.transposes):
             raise ValueError("promote needs overlap, and 8-bit operands of our own kernel")
         if self.ping_pong and self.consumers < 2:
             raise ValueError("ping_pong needs at least 2 consumers; got 1")
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Columns of Q and K, and of V and O, in shared memory."""
+        return self.columns or (self.head_dim, self.head_dim_v)
+
+    @property
+    def stages_output(self) -> bool:
+        """Does O pass through shared memory?"""
+        return self.num_splits == 1 and not self.direct
 
     @property
     def transposes(self) -> bool:
@@ -478,16 +484,10 @@ class WarpgroupPipeline:
 
     @property
     def takes_turns(self) -> bool:
-        """Do the warpgroups take turns at the tensor core?
-
-        Unless `ping_pong` says, as FlashAttention-3 and flash_attn.cute choose: with overlap two
-        and three warpgroups up to head dim 128, without only two.
-        """
-        if self.ping_pong is not None:
-            return self.ping_pong
-        if self.overlap:
-            return self.consumers >= 2 and self.head_dim <= 128
-        return self.consumers == 2
+        """Do the warpgroups take turns? Where `ping_pong` does not say: as others choose."""
+        several = self.consumers > 1 and self.head_dim <= 128
+        chosen = several if self.overlap else self.consumers == 2
+        return chosen if self.ping_pong is None else self.ping_pong
 
     @property
     def cta_group(self) -> int:

@@ -70,6 +70,8 @@ MANY_PARAMETERS = {
     "fa4.sm90.forward.kernel.forward": "the arguments of a compiled kernel",
     "fa4.sm90.forward.kernel.kernel": "the arguments of a compiled kernel",
     "fa4.sm90.forward.kernel.forward_narrow": "the arguments of a compiled kernel",
+    "fa4.sm90.forward.kernel.forward_narrow_queue": "the arguments of a compiled kernel",
+    "fa4.sm90.forward.kernel.forward_queue": "the arguments of a compiled kernel",
     "fa4.sm90.forward.kernel.forward_split": "the arguments of a compiled kernel",
     "fa4.sm90.forward.kernel.attend": "the arguments of a compiled kernel",
     "fa4.sm90.forward.combine.combine": "the arguments of a compiled kernel",

@@ -160,6 +160,8 @@ def launch(call: Call, prepared: Prepared, start: Callable[..., None]) -> tuple[
     q, k, v = call[:3]
     more = [new_tensor(q, shape, None, "float32") for shape in prepared.parts]
     more += read_factors(call, prepared.spec)
+    if getattr(prepared.spec, "draws_work", False):
+        more.append(new_tensor(q, (1,), 0, "int32"))
     if template is None:
         values = launch_arguments(
             sizes, prepared.spec, (q, k, v), (out, lse), read_vectors(call, sizes), prepared.num_sms
@@ -244,4 +246,6 @@ def new_tensor(template: Any, shape: tuple[int, ...], value: float | None, kind:
     dtype = torch_type(kind) if kind else template.dtype
     if value is None:
         return template.new_empty(shape, dtype=dtype)
+    if value == 0:  # a memset, where a GPU has one
+        return template.new_zeros(shape, dtype=dtype)
     return template.new_full(shape, value, dtype=dtype)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fa4.compiled.build import Spec
 
 ARCH_HELP = "sm_100a (B200), sm_103a (B300) or sm_90a (H100, H200)."
-SCHEDULER_HELP = "static, lpt or clc; sm_90a: static, snake, lpt, naive. Default: the tuned."
+SCHEDULER_HELP = "static, lpt or clc; sm_90a: static, snake, queue, lpt, naive. Default: the tuned."
 TILE_HELP = "sm_90a, 0 for the tuned:"
 FLAVOUR_HELP = "Compiler: cu12 or cu13. Default: cu13 where it is installed."
 ANY_ORDER_HELP = "Backward, not deterministic: dQ is summed in any order."

@@ -246,7 +246,9 @@ def settings_lines(report: Mapping[str, Any]) -> list[str]:
         other = {name: value for name, value in row["settings"].items()
                  if first["settings"].get(name) != value}  # fmt: skip
         lines.append(f"{row['number']}: as {first['number']}, but {say(other)}")
-    return lines
+    shown = (*report["leaders"], *report["other_shapes"])
+    built = [(row["number"], row["built"]) for row in shown if row["built"]]
+    return lines + [f"{number} is built: fa4 predict --kernel {name}" for number, name in built]
 
 
 def say(settings: Mapping[str, Any]) -> str:

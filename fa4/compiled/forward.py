@@ -37,19 +37,19 @@ def compile_warpgroup(
     spec: WarpgroupSpec, arch: str = "sm_90a", trace: list[Any] | None = None
 ) -> Any:
     """The same for Hopper."""
-    from fa4.sm90.forward.kernel import forward, forward_narrow, forward_split
+    from fa4.sm90.forward import kernel
 
-    if spec.element_bytes == 1:
-        tensors = StandIns(spec)
-        factors = (tensors.of_entries(letter in spec.descale) for letter in "qkv")
-        arguments = fake_arguments(spec, tensors)
-        return compile_host(forward_narrow, (*arguments, *factors), spec, arch, trace)
-    if not spec.split:
-        return compile_host(forward, fake_arguments(spec), spec, arch, trace)
     tensors = StandIns(spec)
-    arguments = fake_arguments(spec, tensors)
-    parts = tensors.parts_of_queries(spec.head_dim_v), tensors.parts_of_rows()
-    return compile_host(forward_split, (*arguments, *parts), spec, arch, trace)
+    more: tuple[Any, ...] = (tensors.counter(),) if spec.draws_work else ()
+    hosts = kernel.forward, kernel.forward_queue
+    if spec.element_bytes == 1:
+        more = (*(tensors.of_entries(letter in spec.descale) for letter in "qkv"), *more)
+        hosts = kernel.forward_narrow, kernel.forward_narrow_queue
+    elif spec.split:
+        more = tensors.parts_of_queries(spec.head_dim_v), tensors.parts_of_rows()
+        hosts = kernel.forward_split, kernel.forward_split
+    host = hosts[spec.draws_work]
+    return compile_host(host, (*fake_arguments(spec, tensors), *more), spec, arch, trace)
 
 
 def fake_arguments(

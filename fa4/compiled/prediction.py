@@ -80,5 +80,6 @@ def _count(spec: ForwardSpec | HalvesSpec, extra_tiles: int) -> dict[int, Counte
     values = launch_arguments(
         call, spec, (q, k, v), (out, lse), dict.fromkeys(names), spec.cta_group
     )
-    (report,) = emulator.launch(build(spec, spec.gpu.arch), *values, checks=False)
+    drawn = [np.zeros(1, np.int32)] if getattr(spec, "draws_work", False) else []
+    (report,) = emulator.launch(build(spec, spec.gpu.arch), *values, *drawn, checks=False)
     return report.by_warp

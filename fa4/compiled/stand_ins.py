@@ -70,6 +70,10 @@ class StandIns:
         strides = (*(cute.sym_int64() for _ in shape[:-1]), 1)
         return make_fake_tensor(Float32, shape, stride=strides, assumed_align=4)
 
+    def counter(self) -> Any:
+        """One int32."""
+        return vector(Int32, 1)
+
     def of_heads(self, given: bool) -> Any:
         """float32, one for each query head; None if not given."""
         return vector(Float32, self.size["heads_q"]) if given else None

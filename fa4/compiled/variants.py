@@ -16,13 +16,7 @@ from fa4.kit.units import TILE_ROWS
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.halves import halves_numerics
-from fa4.plan.warpgroup_tuned import (
-    WarpgroupProblem,
-    back_and_forth,
-    padded_width,
-    strides_over,
-    tuned_warpgroups,
-)
+from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 from fa4.sm90.backward.spec import MOST_DIM, WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
@@ -41,7 +35,6 @@ COMMON_ROWS = 8192  # of a sequence
 # P bears 2^4, so that 8 bits do not lose its small values. A maximum may lag behind by about what
 # is left to the largest e4m3: measured, the kernel is slower with less.
 NARROW_NUMERICS = ForwardConfig(rescale_threshold_log2=4.0, p_offset_log2=4.0)
-WINDOW_SHARE = 2  # of its keys' number, that a sequence has: its work tiles are alike then
 PAIR_DIMS = (128, 192)
 PAIR_TILE = (128, 128)  # head dims of the backward kernel of pairs
 
@@ -85,33 +78,29 @@ def tuned_warpgroup_spec(
     gpu = features.get("gpu", H200)
     size = 1 if features.get("dtype") in NARROW else 2
     if problem is None:
-        causal = bool(features.get("causal"))
+        window = (None, 0) if features.get("causal") else (None, None)
         problem = WarpgroupProblem(
-            head_dim=padded_width(head_dim, size), head_dim_v=padded_width(head_dim_v, size),
-            rows=COMMON_ROWS, keys=COMMON_ROWS, heads=16, batch=8, masked=_uneven(features),
-            causal=causal, element_bytes=size,
+            head_dim=head_dim, head_dim_v=head_dim_v, rows=COMMON_ROWS, keys=COMMON_ROWS, heads=16,
+            batch=8, masked=_uneven(features), window=window, element_bytes=size,
         )  # fmt: skip
     if size == 1:
         features.setdefault("numerics", NARROW_NUMERICS)
     tuned = tuned_warpgroups(problem, gpu)
     features.setdefault("split", tuned.num_splits > 1)
-    strides = tuned.ahead or strides_over(problem, tuned.consumers, gpu.sm_count)
-    width, found = (problem.head_dim, problem.head_dim_v), (tuned.head_dim, tuned.head_dim_v)
-    if found != width and not {"consumers", "tile_n", "kv_stages"} & set(features):
-        features.setdefault("columns", found)
-    if "consumers" in features:  # the turns of other warpgroups say nothing
-        strides = back_and_forth(features["consumers"], problem, gpu.sm_count)
-    else:
-        # Both take registers, of which mods have none to spare: up to 328 bytes would be spilled.
-        spare = not (features.get("score_mod") or features.get("mask_mod"))
+    if not {"consumers", "tile_n", "kv_stages"} & set(features):
+        features.setdefault("columns", tuned.widths)
+        features.setdefault("direct", tuned.direct if tuned.num_splits == 1 else None)
+    # These take registers, of which mods have none to spare: up to 328 bytes would be spilled.
+    spare = not (features.get("score_mod") or features.get("mask_mod"))
+    if "consumers" not in features:  # the turns of other warpgroups say nothing
         features.setdefault("ping_pong", tuned.ping_pong and spare)
         features.setdefault("ahead", tuned.ahead and spare)
     if "tile_n" in features:  # as many stages as that of the tuned tile may not fit
         features.setdefault("kv_stages", WarpgroupSpec.kv_stages)
     for name in ("consumers", "tile_n", "kv_stages", "promote"):
         features.setdefault(name, getattr(tuned, name))
-    longest_first = "snake" if strides else "lpt"
-    features.setdefault("scheduler", longest_first if _uneven(features) else "static")
+    queued = spare or not problem.uneven
+    features.setdefault("scheduler", tuned.scheduler if queued else "lpt")
     if features["scheduler"] not in PERSISTENT:  # the same kernel: no CTA has two work tiles
         features["ahead"] = False
     return WarpgroupSpec(head_dim=head_dim, head_dim_v=head_dim_v, **features)
@@ -175,33 +164,21 @@ def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
     """What the choice of a Hopper kernel's tiles and parts looks at."""
     features, group = _features(call), packed_group(call)
     sequences, size = call.batch if call.packed_k else 1, 1 if call.dtype in NARROW else 2
-    keys = -(-call.rows_k // max(sequences, 1))
-    seen = min(keys, _keys_of_a_tile(call))
     return WarpgroupProblem(
-        head_dim=padded_width(call.head_dim, size),
-        head_dim_v=padded_width(call.head_dim_v, size),
+        head_dim=call.head_dim,
+        head_dim_v=call.head_dim_v,
         rows=call.longest_q * position_rows(group),
-        keys=seen,
+        keys=-(-call.rows_k // max(sequences, 1)),
         heads=call.heads_q // group,
         batch=call.batch,
         masked=_uneven(features),
-        causal=features["causal"] and not features["window_left"],
+        window=kernel_window(call),
         kv_heads=call.heads_k,
         queries=call.longest_q,
         ragged=bool(call.varlen),
         num_splits=call.num_splits if size == 2 else 1,
         element_bytes=size,
-        windowed=WINDOW_SHARE * seen <= keys,
-        any_width=True,
     )
-
-
-def _keys_of_a_tile(call: ForwardCall) -> int:
-    """Keys that a warpgroup's rows see of a window; many without one."""
-    left, right = kernel_window(call)
-    if left is None or right is None:
-        return call.rows_k
-    return max(left + right, 0) + 1 + WARPGROUP_ROWS
 
 
 def count_splits(call: ForwardCall, spec: AnyForwardSpec) -> int:

@@ -16,7 +16,6 @@ def default_warpgroups(problem: Problem, gpu: Gpu) -> WarpgroupPipeline:
     """Choices of this package's Hopper kernel, whose Q tiles pack the heads of a group."""
     from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 
-    left, right = problem.window_size
     group = problem.heads_q // problem.heads_k
     packed = group if WARPGROUP_ROWS % group == 0 else 1
     wanted = WarpgroupProblem(
@@ -26,17 +25,18 @@ def default_warpgroups(problem: Problem, gpu: Gpu) -> WarpgroupPipeline:
         keys=problem.seqlen_k,
         heads=problem.heads_q // packed,
         batch=problem.batch,
-        masked=(left, right) != (None, None),
-        causal=left is None and right == 0,
+        masked=problem.window_size != (None, None),
+        window=problem.window_size,
+        queries=problem.seqlen_q,
         element_bytes=element_bytes(problem.dtype),
     )
     return tuned_warpgroups(wanted, gpu)
 
 
 def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> WarpgroupPipeline:
-    """The tuned pipeline of a problem; its CTAs' work is taken longest first under a mask."""
+    """The tuned pipeline of a problem; work that is drawn is predicted as a CTA's for each tile."""
     tuned = default_warpgroups(problem, gpu)
-    if problem.window_size != (None, None):  # a CTA per work tile: none is ahead of another's end
+    if tuned.scheduler == "queue":  # none is taken to be ahead of another's end
         return replace(tuned, scheduler="lpt", ahead=False)
     return tuned
 

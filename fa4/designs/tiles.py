@@ -160,7 +160,7 @@ def warpgroup_tiles(
 
 def forward_order(tiles: WorkTiles, problem: Problem, pipeline: Any) -> WorkTiles:
     """In the order in which the scheduler starts them: longest first, if it is one of those."""
-    if pipeline.scheduler not in ("lpt", "clc") or not len(tiles.trips):
+    if pipeline.scheduler not in ("lpt", "clc", "queue") or not len(tiles.trips):
         return tiles
     dims = pipeline.head_dim + pipeline.head_dim_v
     return tiles.take(lpt_order(tiles, problem.seqlen_k * dims * pipeline.element_bytes))

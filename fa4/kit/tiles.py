@@ -12,7 +12,7 @@ from fa4.masks import Band, IntervalMask
 
 L2_SECTION_BYTES = 50 << 20  # K and V that stay in L2 beside everything else (FlashAttention-4)
 MOST_SECTION_BITS = 10
-LONGEST_FIRST = ("lpt", "clc", "snake")
+LONGEST_FIRST = ("lpt", "clc", "snake", "queue")
 
 
 class TiledSpec(Protocol):

@@ -16,13 +16,12 @@ from fa4.plan.pieces import PiecesPipeline
 
 NAME = "halves"  # of the kernel, for users
 GROUPS = 2
-# What tells them from other pieces; the rest is free.
+# What tells them from other pieces; the rest is free. Products start with half of a half's P.
 TRAITS: Mapping[str, Any] = MappingProxyType({
     "element_bytes": 2, "value_bytes": 2, "q_buffers": 1, "groups": GROUPS, "buffers": 1,
     "turns": 1, "joint_scores": True, "ping_pong": True, "softmax": "serial", "maximum": "exact",
-    "row_sums": "merged", "correction": "inline",
+    "row_sums": "merged", "correction": "inline", "split_p": 0.5,
 })  # fmt: skip
-SPLIT_P = 0.5  # of a half's P, after which products may start
 
 
 def halves_pipeline(
@@ -38,7 +37,6 @@ def halves_pipeline(
         q_tiles=numerics.q_tiles,
         tile_n=numerics.tile_n,
         piece=numerics.tile_n // GROUPS,
-        split_p=SPLIT_P,
         exp2=numerics.exp2,
         tau=numerics.rescale_threshold_log2,
         scheduler=scheduler,

@@ -19,6 +19,7 @@ from fa4.plan.schema import Buffer, PipelinePlan, Signal
 from fa4.plan.warpgroup_roles import consumer_role, producer_role
 from fa4.plan.warpgroup_transpose import TRANSPOSING_WARPS, transposing_role
 from fa4.plan.work import WARPGROUP
+from fa4.plan.work_queue import add_numbers, queue_signals
 
 BARRIER_BYTES = 8 * 32
 # Consumer and producer after setmaxnreg, by warpgroups (FlashAttention-3, flash_attn.cute).
@@ -57,33 +58,36 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
 
 def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
     layout, size = Layout(), pipeline.element_bytes
-    rows, dv = pipeline.block_rows, pipeline.head_dim_v
-    q = layout.add("q", "smem", rows * pipeline.head_dim * size,
+    rows, (d, dv) = pipeline.block_rows, pipeline.widths
+    q = layout.add("q", "smem", rows * d * size,
                    stages=query_stages(pipeline, gpu), align=TILE_ALIGN_BYTES)  # fmt: skip
     raw = (("raw", dv),) if pipeline.transposes else ()
-    for name, width in (("k", pipeline.head_dim), *raw, ("v", dv)):
+    for name, width in (("k", d), *raw, ("v", dv)):
         layout.add(name, "smem", pipeline.tile_n * width * size,
                    stages=pipeline.kv_stages, align=TILE_ALIGN_BYTES)  # fmt: skip
     if pipeline.p_source == "smem":
         layout.add("p", "smem", rows * pipeline.tile_n * size, align=TILE_ALIGN_BYTES)
-    if pipeline.num_splits > 1:
-        pass  # from registers to global memory
+    if not pipeline.stages_output:
+        pass
     elif output_over_queries(pipeline, gpu):
         safe = {"q": "a warpgroup's rows over its own; the next Q is loaded when O is stored"}
         layout.alias("o", "smem", q.start, q.size, safe)
     else:
         layout.add("o", "smem", rows * dv * pipeline.output_bytes, align=TILE_ALIGN_BYTES)
     layout.add("barriers", "smem", BARRIER_BYTES, align=8)
+    if pipeline.scheduler == "queue":
+        add_numbers(layout)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return layout.buffers
 
 
 def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
     """Is there no room for O beside Q, K, V and P? It is no wider than Q then."""
-    if pipeline.num_splits > 1:
+    if not pipeline.stages_output:
         return False
-    wide = pipeline.head_dim_v * pipeline.output_bytes
-    return wide <= pipeline.head_dim * pipeline.element_bytes and _room_left(pipeline, gpu) < 0
+    d, dv = pipeline.widths
+    narrow = dv * pipeline.output_bytes <= d * pipeline.element_bytes
+    return narrow and _room_left(pipeline, gpu) < 0
 
 
 def begins_ahead(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
@@ -93,20 +97,19 @@ def begins_ahead(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
 
 def query_stages(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
     """Places for Q: 2 where the next work tile's comes ahead and there is room for it, else 1."""
-    q_bytes = pipeline.block_rows * pipeline.head_dim * pipeline.element_bytes
+    q_bytes = pipeline.block_rows * pipeline.widths[0] * pipeline.element_bytes
     return 2 if begins_ahead(pipeline, gpu) and _room_left(pipeline, gpu) >= q_bytes else 1
 
 
 def _room_left(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
     """Bytes beside one Q, O, K, V and P; negative where these do not fit."""
-    rows, d, dv = pipeline.block_rows, pipeline.head_dim, pipeline.head_dim_v
+    rows, (d, dv) = pipeline.block_rows, pipeline.widths
     elements = rows * d + pipeline.kv_stages * pipeline.tile_n * (d + dv)
     if pipeline.transposes:
         elements += pipeline.kv_stages * pipeline.tile_n * dv
     if pipeline.p_source == "smem":
         elements += rows * pipeline.tile_n
-    # O of a part of the keys never is in shared memory.
-    output = rows * dv * pipeline.output_bytes if pipeline.num_splits == 1 else 0
+    output = rows * dv * pipeline.output_bytes if pipeline.stages_output else 0
     room = gpu.smem_bytes_per_cta - BARRIER_BYTES - 4 * TILE_ALIGN_BYTES
     return room - elements * pipeline.element_bytes - output
 
@@ -119,7 +122,7 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int)
     """
     names = [f"consumer{i}" for i in range(pipeline.consumers)]
     size, stages = pipeline.element_bytes, pipeline.kv_stages
-    d_bytes, dv_bytes = pipeline.head_dim * size, pipeline.head_dim_v * size
+    d_bytes, dv_bytes = (width * size for width in pipeline.widths)
     readers = dict.fromkeys(names, RELEASES)
     transposers = {"transpose": TRANSPOSING_WARPS}
     loaded = _ring("v", {"load": 1}, readers, stages, pipeline.tile_n * dv_bytes)
@@ -130,12 +133,13 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int)
         *_ring("q", {"load": 1}, readers, query_places, pipeline.block_rows * d_bytes),
         *_ring("k", {"load": 1}, readers, stages, pipeline.tile_n * d_bytes),
         *loaded,
+        *(queue_signals(readers) if pipeline.scheduler == "queue" else ()),
     ]
     for i, name in enumerate(names):
         # Over the queries, a store is waited for at once, else before the next one.
         free = 0 if over_queries else 1
         own = {f"s{i}_done": ("products", 0), f"o{i}_done": ("products", 0)}
-        if pipeline.num_splits == 1:
+        if pipeline.stages_output:
             own[f"stored{i}"] = ("group", free)
         signals += [
             Signal(name=one, arrivals={name: 1}, waiters=(name,), kind=kind, free=free)

@@ -1,295 +1,59 @@
-"""Rates of the Hopper forward kernel's tiles, by head dims and mask.
+"""Rates of the Hopper forward kernel's tiles, by head dims and mask, as measured on an H200.
 
-Written by python -m lab.hardware.warpgroup_forward.tile_rates from
-lab/hardware/results/hopper_tiles.csv: a tile is (warpgroups, keys, stages, TFLOP/s, start, turns,
-ahead); start: what a work tile costs beside its keys, in keys.
+`python -m lab.hardware.warpgroup_forward.tile_rates` writes `fa4/measured/hopper_tiles.csv` from
+what `lab.hardware.warpgroup_forward.tiles` has measured.
 """
 
-RATES: dict[tuple[int, int, bool], tuple[tuple[int, int, int, float, int, bool, bool], ...]] = {
-    (32, 32, False): (
-        (3, 112, 4, 375.0, 330, False, True),
-        (3, 128, 4, 371.8, 388, False, False),
-        (3, 128, 4, 367.4, 233, False, True),
-        (3, 96, 4, 352.5, 313, False, False),
-        (2, 192, 4, 327.3, 287, False, False),
-        (2, 144, 4, 322.5, 237, False, True),
-        (2, 176, 4, 300.7, 191, False, True),
-        (2, 128, 4, 249.4, 145, False, False),
-        (1, 128, 4, 197.2, 176, False, False),
-    ),
-    (32, 32, True): (
-        (3, 128, 4, 368.3, 462, False, False),
-        (3, 96, 4, 366.1, 300, False, True),
-        (3, 128, 4, 351.8, 421, True, False),
-        (3, 128, 4, 345.2, 164, False, True),
-        (2, 192, 4, 307.2, 209, False, True),
-        (2, 144, 4, 305.0, 560, False, False),
-        (2, 176, 4, 304.1, 574, False, False),
-        (2, 128, 4, 303.6, 194, False, True),
-        (2, 160, 4, 297.7, 515, False, False),
-        (2, 128, 4, 250.8, 342, False, False),
-        (1, 128, 4, 193.9, 454, False, False),
-    ),
-    (48, 48, False): (
-        (3, 112, 4, 506.1, 367, False, True),
-        (3, 144, 4, 495.9, 526, False, False),
-        (3, 128, 4, 493.2, 278, False, True),
-        (3, 112, 4, 488.1, 413, False, False),
-        (3, 128, 4, 463.9, 286, True, False),
-        (2, 192, 4, 416.0, 328, False, True),
-        (2, 160, 4, 400.7, 410, False, False),
-        (2, 128, 4, 395.6, 221, False, True),
-        (2, 192, 4, 390.8, 284, True, False),
-        (2, 176, 4, 386.0, 292, True, False),
-        (2, 176, 4, 356.6, 205, False, False),
-        (2, 128, 4, 328.4, 177, False, False),
-        (1, 128, 4, 271.3, 279, False, False),
-    ),
-    (48, 48, True): (
-        (3, 144, 4, 497.5, 508, False, False),
-        (3, 112, 4, 495.6, 330, False, True),
-        (3, 128, 4, 494.2, 449, False, False),
-        (3, 96, 4, 494.1, 323, False, True),
-        (3, 128, 4, 483.9, 421, True, False),
-        (3, 128, 4, 478.7, 307, False, True),
-        (2, 192, 4, 446.9, 411, False, True),
-        (2, 192, 4, 417.4, 600, False, False),
-        (2, 128, 4, 409.2, 282, False, True),
-        (2, 176, 4, 407.9, 516, False, False),
-        (2, 128, 4, 342.2, 348, False, False),
-        (1, 128, 4, 268.8, 463, False, False),
-    ),
-    (64, 64, False): (
-        (3, 128, 4, 633.4, 408, False, True),
-        (3, 128, 4, 631.0, 354, False, False),
-        (3, 112, 4, 627.3, 232, False, True),
-        (3, 128, 4, 612.6, 284, True, False),
-        (3, 80, 4, 602.0, 192, False, True),
-        (3, 64, 4, 592.0, 199, False, True),
-        (2, 192, 3, 519.3, 181, False, True),
-        (2, 192, 3, 515.2, 215, False, False),
-        (2, 128, 4, 510.6, 165, False, True),
-        (2, 128, 4, 484.1, 195, False, False),
-        (1, 128, 4, 341.7, 159, False, False),
-    ),
-    (64, 64, True): (
-        (3, 112, 4, 617.0, 445, False, False),
-        (3, 128, 4, 610.0, 355, False, False),
-        (3, 96, 4, 608.0, 267, False, True),
-        (3, 128, 4, 564.0, 133, False, True),
-        (3, 64, 4, 557.5, 127, False, True),
-        (2, 160, 4, 515.0, 498, False, False),
-        (2, 176, 4, 514.3, 509, False, False),
-        (2, 128, 4, 502.4, 470, False, False),
-        (2, 160, 4, 498.3, 189, False, True),
-        (2, 192, 3, 496.2, 159, False, True),
-        (2, 128, 4, 488.1, 151, False, True),
-        (1, 128, 4, 337.3, 417, False, False),
-    ),
-    (80, 80, False): (
-        (3, 96, 4, 693.7, 450, False, True),
-        (3, 80, 4, 686.0, 418, False, True),
-        (3, 96, 4, 664.4, 374, False, False),
-        (3, 64, 4, 654.7, 374, False, True),
-        (3, 80, 4, 653.7, 342, False, False),
-        (3, 64, 4, 625.0, 344, False, False),
-        (2, 128, 4, 581.2, 462, False, True),
-        (2, 192, 3, 568.4, 491, True, False),
-        (2, 128, 4, 548.3, 408, False, False),
-        (1, 128, 4, 320.9, 347, False, False),
-    ),
-    (80, 80, True): (
-        (3, 80, 4, 673.5, 466, False, True),
-        (3, 96, 4, 663.6, 369, False, False),
-        (3, 96, 4, 660.3, 362, False, True),
-        (3, 64, 4, 613.8, 296, False, False),
-        (2, 192, 3, 592.2, 511, False, False),
-        (3, 48, 4, 581.7, 289, False, True),
-        (2, 128, 4, 581.0, 467, False, True),
-        (2, 128, 4, 570.9, 430, False, False),
-        (1, 128, 4, 333.4, 358, False, False),
-    ),
-    (96, 96, False): (
-        (3, 112, 3, 751.7, 317, False, False),
-        (3, 96, 4, 751.5, 259, False, True),
-        (3, 96, 4, 742.9, 257, False, False),
-        (3, 80, 4, 738.2, 225, False, False),
-        (3, 64, 4, 731.1, 182, False, True),
-        (3, 64, 4, 710.9, 230, False, False),
-        (2, 192, 2, 674.8, 307, False, True),
-        (2, 128, 3, 666.8, 194, False, True),
-        (2, 176, 2, 663.1, 268, True, False),
-        (2, 192, 2, 663.0, 247, False, False),
-        (2, 128, 3, 639.1, 265, False, False),
-        (1, 128, 4, 459.6, 252, False, False),
-    ),
-    (96, 96, True): (
-        (3, 112, 3, 750.1, 345, False, False),
-        (3, 112, 3, 723.5, 270, False, True),
-        (3, 64, 4, 705.9, 264, False, False),
-        (3, 64, 4, 698.0, 168, False, True),
-        (2, 176, 2, 680.3, 487, False, False),
-        (2, 192, 2, 677.0, 443, True, False),
-        (2, 192, 2, 659.8, 298, False, True),
-        (2, 128, 3, 646.1, 210, False, True),
-        (2, 128, 3, 563.4, 288, False, False),
-        (1, 128, 4, 455.6, 454, False, False),
-    ),
-    (112, 112, False): (
-        (3, 80, 3, 778.0, 508, False, True),
-        (3, 80, 3, 754.4, 408, False, False),
-        (3, 64, 4, 740.4, 397, False, True),
-        (2, 192, 2, 680.8, 351, True, False),
-        (3, 48, 4, 668.4, 313, False, False),
-        (2, 192, 2, 627.3, 282, False, False),
-        (2, 144, 2, 612.2, 600, False, True),
-        (2, 128, 2, 596.1, 510, False, True),
-        (1, 128, 3, 312.3, 340, False, False),
-    ),
-    (112, 112, True): (
-        (3, 96, 3, 765.5, 321, False, False),
-        (3, 96, 3, 737.1, 431, False, True),
-        (3, 64, 4, 715.2, 267, False, False),
-        (3, 64, 4, 705.4, 350, False, True),
-        (2, 176, 2, 652.1, 489, True, False),
-        (2, 128, 2, 633.7, 362, False, False),
-        (2, 128, 2, 599.5, 449, False, True),
-        (1, 112, 3, 327.2, 318, False, False),
-        (1, 128, 3, 321.8, 218, False, False),
-    ),
-    (128, 128, False): (
-        (3, 80, 3, 860.2, 200, False, True),
-        (3, 64, 3, 855.2, 209, False, True),
-        (3, 80, 3, 852.1, 234, False, False),
-        (3, 64, 3, 837.2, 191, False, False),
-        (2, 192, 2, 801.4, 393, False, False),
-        (2, 128, 2, 789.8, 234, False, True),
-        (2, 128, 2, 776.3, 238, False, False),
-        (1, 128, 2, 546.2, 166, False, False),
-    ),
-    (128, 128, True): (
-        (3, 80, 3, 849.7, 290, False, False),
-        (3, 64, 3, 834.8, 246, False, False),
-        (3, 80, 3, 808.8, 242, False, True),
-        (3, 64, 3, 778.5, 133, False, True),
-        (2, 160, 2, 774.6, 449, False, False),
-        (2, 144, 2, 771.0, 396, False, False),
-        (2, 144, 2, 744.6, 226, False, True),
-        (2, 128, 2, 739.8, 184, False, True),
-        (2, 128, 2, 738.3, 364, False, False),
-        (1, 112, 3, 546.5, 527, False, False),
-        (1, 128, 2, 540.6, 426, False, False),
-    ),
-    (144, 144, False): (
-        (3, 80, 2, 830.1, 573, False, True),
-        (3, 64, 3, 820.5, 540, False, True),
-        (3, 80, 2, 814.5, 482, False, False),
-        (3, 64, 3, 812.7, 519, False, False),
-        (3, 48, 4, 759.7, 436, False, True),
-        (3, 48, 4, 730.0, 400, False, False),
-        (2, 160, 2, 617.6, 212, False, False),
-        (2, 128, 2, 613.4, 560, False, True),
-        (2, 96, 2, 603.4, 483, False, True),
-        (1, 112, 2, 309.8, 362, False, False),
-        (1, 128, 2, 308.4, 330, False, False),
-    ),
-    (144, 144, True): (
-        (3, 80, 2, 828.7, 357, False, False),
-        (3, 64, 3, 808.2, 300, False, False),
-        (3, 80, 2, 799.1, 553, False, True),
-        (3, 64, 3, 777.7, 475, False, True),
-        (2, 128, 2, 626.8, 282, False, False),
-        (2, 112, 2, 599.9, 538, False, True),
-        (2, 96, 2, 596.6, 478, False, True),
-        (2, 128, 2, 582.4, 445, False, True),
-        (1, 128, 2, 317.5, 175, False, False),
-    ),
-    (160, 160, False): (
-        (3, 64, 2, 868.9, 272, False, True),
-        (3, 64, 2, 862.5, 298, False, False),
-        (3, 48, 3, 824.8, 212, False, True),
-        (3, 48, 3, 821.7, 236, False, False),
-        (2, 128, 2, 811.8, 289, False, False),
-        (2, 112, 2, 800.7, 280, False, True),
-        (2, 96, 2, 796.8, 261, False, True),
-        (2, 80, 2, 783.8, 253, False, True),
-        (1, 128, 2, 600.5, 320, False, False),
-    ),
-    (160, 160, True): (
-        (3, 64, 2, 874.2, 285, False, False),
-        (3, 64, 2, 815.7, 266, False, True),
-        (2, 144, 2, 813.1, 403, False, False),
-        (2, 128, 2, 807.8, 371, False, False),
-        (2, 96, 2, 774.8, 289, False, False),
-        (2, 96, 2, 756.4, 277, False, True),
-        (2, 80, 2, 734.1, 218, False, True),
-        (1, 128, 2, 594.2, 438, False, False),
-    ),
-    (192, 128, False): (
-        (3, 80, 2, 865.9, 202, False, True),
-        (3, 80, 2, 862.3, 235, False, False),
-        (3, 64, 2, 855.4, 199, False, True),
-        (3, 64, 2, 835.5, 221, False, False),
-        (2, 128, 2, 814.9, 290, False, False),
-        (2, 112, 2, 811.7, 243, False, True),
-        (2, 96, 2, 805.0, 207, False, True),
-        (2, 96, 2, 797.2, 217, False, False),
-        (2, 64, 3, 777.6, 226, False, True),
-        (2, 64, 3, 705.5, 139, False, False),
-        (1, 128, 2, 589.8, 155, False, False),
-    ),
-    (192, 128, True): (
-        (3, 80, 2, 867.3, 284, False, False),
-        (3, 64, 2, 851.3, 255, False, False),
-        (3, 80, 2, 815.3, 260, False, True),
-        (2, 128, 2, 804.6, 353, False, False),
-        (3, 64, 2, 778.4, 217, False, True),
-        (2, 64, 3, 733.3, 227, False, False),
-        (2, 96, 2, 726.4, 179, False, True),
-        (2, 64, 3, 685.0, 133, False, True),
-        (1, 128, 2, 598.3, 418, False, False),
-    ),
-    (192, 192, False): (
-        (2, 112, 2, 871.3, 286, False, False),
-        (2, 80, 2, 850.9, 176, False, True),
-        (2, 64, 2, 844.8, 190, False, True),
-        (2, 80, 2, 835.2, 218, False, False),
-        (3, 48, 2, 824.5, 171, False, True),
-        (3, 48, 2, 782.7, 148, False, False),
-        (2, 64, 2, 767.9, 144, False, False),
-        (1, 128, 2, 658.5, 269, False, False),
-        (1, 112, 2, 649.2, 144, False, False),
-    ),
-    (192, 192, True): (
-        (2, 112, 2, 854.3, 365, False, False),
-        (2, 80, 2, 844.7, 350, False, False),
-        (2, 80, 2, 778.1, 178, False, True),
-        (1, 128, 2, 652.5, 446, False, False),
-    ),
-    (224, 224, False): (
-        (2, 96, 2, 835.5, 230, False, False),
-        (2, 64, 3, 774.0, 206, False, False),
-        (2, 48, 2, 698.7, 180, False, True),
-        (1, 112, 2, 613.6, 203, False, False),
-        (1, 96, 2, 608.7, 209, False, False),
-    ),
-    (224, 224, True): (
-        (2, 96, 2, 834.7, 319, False, False),
-        (2, 64, 3, 772.7, 250, False, False),
-        (2, 48, 2, 623.4, 132, False, True),
-        (1, 112, 2, 613.4, 386, False, False),
-        (1, 96, 2, 608.6, 368, False, False),
-    ),
-    (256, 256, False): (
-        (2, 80, 2, 857.8, 209, False, False),
-        (2, 64, 2, 843.6, 211, False, False),
-        (1, 96, 2, 697.8, 235, False, False),
-        (1, 80, 2, 690.0, 232, False, False),
-    ),
-    (256, 256, True): (
-        (2, 80, 2, 851.2, 298, False, False),
-        (2, 64, 2, 842.0, 270, False, False),
-        (1, 80, 2, 665.9, 397, False, False),
-        (1, 96, 2, 664.7, 383, False, False),
-    ),
-}
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+RATES_FILE = Path(__file__).parents[1] / "measured" / "hopper_tiles.csv"
+
+
+class WarpgroupTile(NamedTuple):
+    """Warpgroups of 64 rows, keys of a KV tile, stages of a ring, and what was measured.
+
+    start: what a work tile costs beside its keys, in keys. turns: the warpgroups take turns at the
+    tensor core. ahead: a CTA that has another work tile starts that one's first S before it stores
+    this one's O. promote, direct: as of `WarpgroupPipeline`. columns: of how many the rows of Q and
+    K, and of V, in shared memory are a multiple. alone: under a mask, each work tile has a CTA.
+    """
+
+    consumers: int
+    tile_n: int
+    kv_stages: int
+    tflops: float
+    start: float
+    turns: bool = False
+    ahead: bool = False
+    promote: int = 0
+    columns: int = 32
+    direct: bool = False
+    alone: bool = False
+
+
+TileClass = tuple[int, int, bool]  # d, dv, is there a mask?
+
+
+@cache
+def measured_rates() -> Mapping[TileClass, tuple[WarpgroupTile, ...]]:
+    """The tiles of each class of calls, the fastest rate first."""
+    found: dict[TileClass, list[WarpgroupTile]] = {}
+    with RATES_FILE.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            one = int(row["head_dim"]), int(row["head_dim_v"]), row["masked"] == "1"
+            found.setdefault(one, []).append(
+                WarpgroupTile(
+                    consumers=int(row["consumers"]), tile_n=int(row["tile_n"]),
+                    kv_stages=int(row["kv_stages"]), tflops=float(row["tflops"]),
+                    start=float(row["start"]), turns=row["turns"] == "1",
+                    ahead=row["ahead"] == "1", columns=int(row["columns"]),
+                    direct=row["direct"] == "1", alone=row["alone"] == "1",
+                )
+            )  # fmt: skip
+    return {one: tuple(tiles) for one, tiles in found.items()}

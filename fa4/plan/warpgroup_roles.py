@@ -34,6 +34,7 @@ from fa4.plan.warpgroup_code import (
     unpacked,
 )
 from fa4.plan.work import mma
+from fa4.plan.work_queue import draw_number, read_number
 
 # What begins a work tile, what else comes before the loops, a step of them, what comes after.
 Parts = tuple[Program, Program, Callable[[bool], Program], Program]
@@ -108,7 +109,7 @@ def producer_role(
     A CTA that strides over work tiles has L2 fetch what the next one begins with.
     """
     size, tile_n = pipeline.element_bytes, pipeline.tile_n
-    strides = pipeline.scheduler == "static" and not pipeline.published
+    strides = pipeline.scheduler in ("static", "queue") and not pipeline.published
     early = strides and not output_over_queries
 
     def fetch(what: str, rows: int, cols: int, cold: bool = False) -> Program:
@@ -123,7 +124,7 @@ def producer_role(
             Arrive(f"{what}_full", after="tma"),
         )
 
-    d, dv = pipeline.head_dim, pipeline.head_dim_v
+    d, dv = pipeline.widths
     q = fetch("q", pipeline.block_rows, d, cold=not early)
     k, v = fetch("k", tile_n, d), fetch(loaded_values(pipeline), tile_n, dv)
     program = (
@@ -131,6 +132,7 @@ def producer_role(
         *q,
         Loop("kv_tiles", (*k, *v), offset=-1),
         *v,
+        *(draw_number() if pipeline.scheduler == "queue" else ()),
     )
     warp = 4 * pipeline.consumers
     return Role(name="load", warps=(warp,), registers=registers, program=program)
@@ -148,6 +150,9 @@ def consumer_role(
     spills = spilled(pipeline, registers)
     begin, first, step, end = (_overlapped if pipeline.overlap else _serial)(pipeline, i, spills)
     begin = (Wait("q_full"), *begin)
+    if pipeline.scheduler == "queue":  # read beside the last product
+        awaited = len(_await_values(i)) if pipeline.overlap else 0
+        end = (*end[: len(end) - awaited], *read_number(), *end[len(end) - awaited :])
     following = (Loop(FOLLOWING, begin),) if ahead else ()
     turn = (Arrive("turn0"),) if pipeline.takes_turns and i == pipeline.consumers - 1 else ()
     loops = (
@@ -161,7 +166,7 @@ def consumer_role(
         live=live_registers(pipeline),
         passing=_passing(pipeline, i) if passes_tiles(pipeline) else (),
         prologue=(*turn, *begin) if ahead else turn,  # the first turn is the first one's
-        closing=() if output_over_queries or pipeline.num_splits > 1 else (Wait(f"stored{i}"),),
+        closing=(Wait(f"stored{i}"),) if pipeline.stages_output and not output_over_queries else (),
         program=(
             *(() if ahead else begin),
             *first,
@@ -172,8 +177,8 @@ def consumer_role(
             *following,
             *(
                 _epilogue(pipeline, i, output_over_queries)
-                if pipeline.num_splits == 1
-                else _part(pipeline, i)
+                if pipeline.stages_output
+                else _from_registers(pipeline, i)
             ),
         ),
     )
@@ -274,7 +279,7 @@ def _scores(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
     size, d = pipeline.element_bytes, pipeline.head_dim
     product = mma(WARPGROUP_ROWS, pipeline.tile_n, d, element_bytes=size, in_registers=True)
     product = products(pipeline, product, waited)
-    reads = (rows_of("q@", i, d * size), "k")
+    reads = (rows_of("q@", i, pipeline.widths[0] * size), "k")
     return (
         Wait("k_full"),
         Work(f"QK{i}", product, asynchronous=not waited, reads=reads),
@@ -311,18 +316,23 @@ def _turns(pipeline: WarpgroupPipeline, i: int) -> tuple[Program, Program]:
     return (Wait(f"turn{i}"),), (Arrive(f"turn{(i + 1) % pipeline.consumers}"),)
 
 
-def _part(pipeline: WarpgroupPipeline, i: int) -> Program:
-    """O of a part of the keys: divided by its row sums, two columns by two to global memory."""
+def _from_registers(pipeline: WarpgroupPipeline, i: int) -> Program:
+    """O divided by its row sums, to global memory: in float32 two columns by two; or eight by
+    eight, for which the threads of a quad exchange theirs (an exchange and three choices for each
+    two columns)."""
     dv = pipeline.head_dim_v
     scale = unpacked(fma=dv / 2, alu=dv / 4)
-    return Work(f"scale O{i}", scale), Work(f"store O{i}", unpacked(other=dv / 4))
+    store = unpacked(other=dv / 4)
+    if pipeline.direct:
+        store = unpacked(alu=3 * dv / 4, other=dv / 4 + dv / 16)
+    return Work(f"scale O{i}", scale), Work(f"store O{i}", store)
 
 
 def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Program:
     """O divided by the row sums and stored by one thread, once the last store has been read."""
     size, dv = pipeline.output_bytes, pipeline.head_dim_v
-    width = pipeline.head_dim * size if over_queries else 0
-    output = rows_of("o", i, max(dv * pipeline.output_bytes, width))
+    d_width, dv_width = pipeline.widths
+    output = rows_of("o", i, max(dv_width, d_width if over_queries else 0) * size)
     num_bytes = WARPGROUP_ROWS * dv * size
     # One thread waits for the last store.
     free: Program = (Wait(f"stored{i}"), Work(f"meet {i}", Sync()))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fa4.designs import design_of
 from fa4.search.judge import GOOD, Judge, Verdict, moved_figures
 from fa4.search.run import Judged, SearchOutcome
 from fa4.sim.elasticity import measure
@@ -76,11 +77,15 @@ def pipeline_of(outcome: SearchOutcome, row: Mapping[str, Any]) -> AnyPipeline:
 
 
 def describe(outcome: SearchOutcome, found: Judged, judge: Judge, today: Today) -> dict[str, Any]:
-    """A design that can run: rates, what binds it, how it does where the maximum often rises."""
+    """A design that can run: rates, what binds it, how it does where the maximum often rises.
+
+    built: the name of the kernel that has it, for `--kernel`; None if there is none.
+    """
     rates = judge.rates(found.pipeline)
     gain = speedup_interval([1 / x for x in today.rates], [1 / x for x in rates])
     said = predict(judge.problem, found.pipeline, judge.machines[0], judge.simulation)
     often = replace(judge.simulation, rescale_rate=REAL_RESCALE_RATE)
+    design = design_of(found.pipeline)
     return {
         "number": found.number,
         "settings": outcome.space.settings(found.number),
@@ -90,6 +95,7 @@ def describe(outcome: SearchOutcome, found: Judged, judge: Judge, today: Today) 
         "undecided": None if gain is None else gain.undecided,
         "sustained_least_tflops": least_at_its_power(found.pipeline, judge),
         "often_rescaled_tflops": judge.rate(found.pipeline, judge.machines[0], often),
+        "built": None if design.compiled is None else design.kernel,
         "bound_by": said.bound_by,
         "bottleneck": said.bottleneck,
     }

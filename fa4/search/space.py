@@ -12,12 +12,18 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from fa4.config import BackwardConfig, BackwardPipeline, Exp2Split, Problem, WarpgroupPipeline
+from fa4.config import (
+    PRODUCT_DEPTH_BYTES,
+    BackwardConfig,
+    BackwardPipeline,
+    Exp2Split,
+    Problem,
+    WarpgroupPipeline,
+)
 from fa4.designs.amounts import element_bytes
 from fa4.hardware import Gpu
 from fa4.plan.pieces import PiecesPipeline
 from fa4.plan.pieces_plan import MAXIMUM_ARCHES
-from fa4.plan.warpgroup_tuned import padded_width
 from fa4.sim.predict import AnyPipeline
 
 Settings = Mapping[str, Any]
@@ -162,9 +168,10 @@ def _shapes() -> Iterator[dict[str, Any]]:
 def _warpgroups(problem: Problem) -> DesignSpace:
     masked = problem.window_size != (None, None)
     size = element_bytes(problem.dtype)
+    depth = PRODUCT_DEPTH_BYTES // size
     dims = {
-        "head_dim": padded_width(problem.head_dim, size),
-        "head_dim_v": padded_width(problem.head_dim_v, size),
+        "head_dim": -(-problem.head_dim // depth) * depth,
+        "head_dim_v": -(-problem.head_dim_v // depth) * depth,
         "element_bytes": size,
         "causal": masked,
     }

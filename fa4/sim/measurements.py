@@ -162,7 +162,7 @@ _TILE: Mapping[str, Callable[[str], Any]] = {
     "kv_stages": _size,
     "ping_pong": parse_flag,
     "ahead": parse_flag,
-    "scheduler": _choice("static", "snake", "lpt", "naive"),
+    "scheduler": _choice("static", "snake", "queue", "lpt", "naive"),
     "emulated_percent": _percent,
 }
 

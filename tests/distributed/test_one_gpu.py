@@ -1,4 +1,4 @@
-"""What two ranks of one GPU said by copy engines (`lab.hardware.distributed.one_gpu`)."""
+"""What two ranks of one GPU told each other by copy engines (`distributed.one_gpu` of lab)."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.config import Problem, WarpgroupPipeline
-from fa4.designs import designs, pieces
+from fa4.designs import design_of, designs, pieces
 from fa4.hardware import B200, B300, H200, RUBIN
+from fa4.plan.halves import halves_numerics, halves_pipeline
 from fa4.plan.pieces import PiecesPipeline
 from fa4.plan.schema import PipelinePlan
 from fa4.search import judge as judging
@@ -304,3 +305,14 @@ def test_leaders_have_an_order() -> None:
         outcome.add(Judged(number, PiecesPipeline(), verdict))
     assert best_of(outcome) == [(4, 2.0), (3, 1.0)]
     assert outcome.at_least == 1.0
+
+
+def test_a_design_that_is_built_is_said_to_be() -> None:
+    """By the name of its kernel; one that differs in a choice that the kernel has not is none."""
+    numerics = halves_numerics("bf16", 128, False, emulate=True)
+    built = halves_pipeline(head_dim=128, head_dim_v=128, numerics=numerics, cta_group=2,
+                            scheduler="static")  # fmt: skip
+    assert design_of(built).name == "halves"
+    for other in ({"split_p": 1.0}, {"joint_scores": False}, {"row_sums": "tensor", "head_dim": 64,
+                  "head_dim_v": 64}, {"correction": "warpgroup"}):  # fmt: skip
+        assert design_of(replace(built, **other)).compiled is None

@@ -215,6 +215,7 @@ def arguments(spec: ForwardSpec, inputs: Inputs, num_sms: int) -> tuple[Any, ...
         *map(vector, ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
         optional(bool(spec.aux), tuple(map(torch.from_numpy, aux)) if aux else None),
         num_sms,
+        *([torch.zeros(1, dtype=torch.int32)] if getattr(spec, "draws_work", False) else []),
     )
 
 

@@ -156,7 +156,7 @@ def test_ignored_registers_are_said() -> None:
             ("backward", "--arch", "sm_90a", "--head-dim", "264"),
             "head_dim must be between 8 and 256; got 264",
         ),
-        (("--arch", "sm_90a", "--scheduler", "clc"), "one of static, snake, lpt, naive; got 'clc'"),
+        (("--arch", "sm_90a", "--scheduler", "clc"), "snake, queue, lpt, naive; got 'clc'"),
         (
             ("--arch", "sm_90a", "--tile-m", "192", "--tile-n", "128"),
             "needs 186 registers: S 64 + O 64 + P 32 + statistics 6 + addresses 20; it has 160",

@@ -162,7 +162,9 @@ def test_a_fifth_warpgroup_leaves_no_120_registers(pair: Kernel) -> None:
 
 def test_specs_are_checked() -> None:
     """What such a kernel has not, with the value."""
-    with pytest.raises(ValueError, match="scheduler must be static or lpt with halves; got 'clc'"):
+    with pytest.raises(
+        ValueError, match="scheduler must be static, lpt or naive with halves; got 'clc'"
+    ):
         HalvesSpec(head_dim=128, head_dim_v=128, scheduler="clc")
     numerics = halves_numerics("bf16", 128, False, emulate=True)
     assert kernel("plain").spec.numerics == numerics

@@ -33,8 +33,9 @@ CHOICES: dict[str, dict[str, Any]] = {
     "masked_softcap": {"tile_n": 176, "consumers": 1, "kv_stages": 1, "numerics": _EMULATED},
     "causal_mod": {"tile_n": 128, "p_source": "smem", "ping_pong": True, "scheduler": "lpt"},
     "wide": {"tile_n": 80, "scheduler": "snake"},
+    "drawn": {"tile_n": 64, "scheduler": "queue", "ahead": True, "direct": True},
 }  # fmt: skip
-WIDE = {"head_dim": 256, "causal": True, "used_q": True, "sink": True}  # O lies over Q
+WIDE = {"head_dim": 256, "causal": True, "used_q": True, "sink": True}  # O may lie over Q
 
 
 def spec_of(name: str, **changed: Any) -> WarpgroupSpec:

@@ -145,9 +145,11 @@ def test_specs_of_calls() -> None:
     plain = choose_sm90_spec(CALL)
     assert (plain.group, plain.scheduler, plain.gpu) == (4, "static", H200)
     many = dataclasses.replace(CALL, batch=64, rows_q=1024, rows_k=1024)
-    assert choose_sm90_spec(dataclasses.replace(many, window=(None, 0))).scheduler == "snake"
+    assert choose_sm90_spec(dataclasses.replace(many, window=(None, 0))).scheduler == "queue"
     ragged = dataclasses.replace(many, window=(None, 0), used_k=True)
-    assert choose_sm90_spec(ragged).scheduler == "lpt"
+    assert choose_sm90_spec(ragged).scheduler == "queue"
+    few = dataclasses.replace(CALL, batch=1, rows_q=64, window=(None, 0), used_k=True)
+    assert choose_sm90_spec(few).scheduler == "lpt"
     assert choose_sm90_spec(dataclasses.replace(CALL, heads_q=6, heads_k=2)).group == 1
     own = ForwardConfig(rescale_threshold_log2=0.0)
     assert choose_sm90_spec(dataclasses.replace(CALL, numerics=own)).numerics == own

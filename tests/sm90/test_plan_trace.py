@@ -21,6 +21,22 @@ SPECS: dict[str, dict[str, Any]] = {
     "serial": {"head_dim": 96, "head_dim_v": 64, "overlap": False, "p_source": "smem"},
     "one": {"head_dim": 64, "head_dim_v": 128, "consumers": 1, "kv_stages": 3, "used_q": True},
     "ahead": {"head_dim": 64, "head_dim_v": 64, "consumers": 3, "causal": True, "ahead": True},
+    "queue": {
+        "head_dim": 136,
+        "head_dim_v": 40,
+        "causal": True,
+        "ahead": True,
+        "packed_q": True,
+        "tile_n": 64,
+        "scheduler": "queue",
+    },
+    "queue, O over Q": {
+        "head_dim": 200,
+        "head_dim_v": 200,
+        "tile_n": 80,
+        "causal": True,
+        "scheduler": "queue",
+    },
     "ahead, one Q": {
         "head_dim": 128,
         "head_dim_v": 128,

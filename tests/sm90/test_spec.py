@@ -6,10 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fa4.compiled.variants import tuned_warpgroup_spec
+from fa4.compiled.support import ForwardCall
+from fa4.compiled.variants import choose_sm90_spec, tuned_warpgroup_spec, warpgroup_problem
+from fa4.hardware import H200
 from fa4.masks import Chunked
-from fa4.plan.warpgroup_tuned import WarpgroupProblem
+from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 from fa4.sm90.forward.spec import WarpgroupSpec
 
 
@@ -25,7 +29,7 @@ def make(**fields: Any) -> WarpgroupSpec:
         ({"head_dim_v": 264}, "head_dim_v must be .*256.*; got 264"),
         ({"tile_n": 72}, "tile_n must be a multiple of 16; got 72"),
         ({"group": 96}, "a group above 64 must be a multiple of it; got 96"),
-        ({"scheduler": "clc"}, "scheduler must be one of static, snake, lpt, naive; got 'clc'"),
+        ({"scheduler": "clc"}, "one of static, snake, queue, lpt, naive; got 'clc'"),
         ({"columns": (112, 128)}, r"columns must be at least \(128, 128\); got \(112, 128\)"),
         ({"causal": True, "window_right": True}, "causal has its own right bound"),
         ({"causal": True, "mask": Chunked(8)}, "mask_mod replaces causal and windows"),
@@ -50,9 +54,11 @@ def test_what_does_not_fit() -> None:
 def test_ahead_is_for_ctas_with_several_work_tiles(keys: int, rows: int) -> None:
     """Of tuned tiles, where there are enough of them; never of a forced one, nor of O over Q."""
     problem = WarpgroupProblem(head_dim=64, head_dim_v=64, rows=rows, keys=keys, heads=32, batch=8,
-                               masked=True, causal=True)  # fmt: skip
+                               masked=True, window=(None, 0))  # fmt: skip
     tuned = tuned_warpgroup_spec(64, 64, problem, causal=True)
-    assert tuned.begins_ahead == (tuned.scheduler == "snake") == (keys == 512)
+    assert tuned.begins_ahead and tuned.scheduler == "queue"
+    few = tuned_warpgroup_spec(64, 64, replace(problem, heads=1, batch=2), causal=True)
+    assert not few.begins_ahead and few.scheduler == "lpt"
     assert not tuned_warpgroup_spec(64, 64, problem, causal=True, consumers=3).begins_ahead
     assert not tuned_warpgroup_spec(64, 64, problem, causal=True, overlap=False).begins_ahead
     modded = tuned_warpgroup_spec(64, 64, problem, causal=True, score_mod=max)
@@ -61,31 +67,52 @@ def test_ahead_is_for_ctas_with_several_work_tiles(keys: int, rows: int) -> None
     assert not make(head_dim=256, head_dim_v=256, tile_n=80, ahead=True).begins_ahead
 
 
-def test_calls_of_few_keys_take_wider_rows() -> None:
-    """112 columns of a long call, 128 of a short one, which a forced tile is not given."""
+def test_rows_are_wider_than_products() -> None:
+    """Of 128 bytes in shared memory, unless narrower ones were faster; products are not."""
+    for d, multiplied, columns in ((136, (144, 144), 192), (40, (48, 48), 64), (64, (64, 64), 64)):
+        spec = make(head_dim=d, head_dim_v=d, tile_n=64)
+        assert spec.multiplied == multiplied and spec.tile_columns == (columns, columns)
+        assert (spec.pipeline.head_dim, spec.pipeline.head_dim_v) == multiplied
+        assert spec.pipeline.widths == (columns, columns)
+        assert spec.pipeline.columns == (None if columns == d else (columns, columns))
+    narrow = make(head_dim=48, head_dim_v=48, dtype="e4m3")
+    assert narrow.multiplied == narrow.tile_columns == (64, 64)
+    with pytest.raises(ValueError, match=r"columns must be at least \(72, 72\)"):
+        make(head_dim=72, head_dim_v=72, columns=(64, 128))
 
-    def chosen(keys: int, **fields: Any) -> WarpgroupSpec:
-        problem = WarpgroupProblem(head_dim=112, head_dim_v=112, rows=keys, keys=keys, heads=12,
-                                   batch=31, any_width=True)  # fmt: skip
-        return tuned_warpgroup_spec(112, 112, problem, **fields)
 
-    assert chosen(585).columns == (128, 128) == chosen(585).tile_columns
-    assert chosen(585).pipeline.head_dim == 128 and chosen(585).head_dim == 112
-    assert chosen(20000).columns is None and chosen(20000).pipeline.head_dim == 112
-    assert chosen(585, tile_n=64, consumers=2).columns is None
+@given(
+    st.integers(1, 32), st.integers(1, 32), st.integers(1, 9000), st.integers(1, 9000),
+    st.sampled_from([(1, 1), (6, 2), (40, 8)]), st.integers(1, 20), st.booleans(),
+    st.one_of(st.none(), st.integers(0, 900)), st.booleans(),
+)  # fmt: skip
+def test_the_kernel_of_every_call_fits(d, dv, rows, keys, heads, batch, causal, left, used) -> None:
+    """Its plan, with the columns, stages and place of O that the tile was chosen with."""
+    call = ForwardCall(dtype="bf16", head_dim=8 * d, head_dim_v=8 * dv, heads_q=heads[0],
+                       heads_k=heads[1], batch=batch, rows_q=rows, rows_k=keys, num_splits=0,
+                       window=(left, 0 if causal else None), used_k=used)  # fmt: skip
+    spec, tuned = choose_sm90_spec(call), tuned_warpgroups(warpgroup_problem(call), H200)
+    assert spec.plan.bytes_used("smem") <= H200.smem_bytes_per_cta
+    assert spec.pipeline.widths == tuned.widths and spec.pipeline.direct == tuned.direct
+    assert (spec.tile_n, spec.kv_stages) == (tuned.tile_n, tuned.kv_stages)
 
 
-def test_work_tiles_of_a_window_are_alike() -> None:
-    """CTAs stride over them, but where there are few or sequences differ."""
-    problem = WarpgroupProblem(head_dim=256, head_dim_v=256, rows=7000, keys=149, heads=60,
-                               batch=1, masked=True, windowed=True)  # fmt: skip
-    for changes, scheduler in (
-        ({}, "snake"), ({"windowed": False}, "lpt"), ({"ragged": True}, "lpt"),
-        ({"heads": 1}, "lpt"), ({"keys": 2000}, "lpt"),
-    ):  # fmt: skip
-        given = replace(problem, **changes)
-        found = tuned_warpgroup_spec(256, 256, given, causal=True, window_left=True)
-        assert found.scheduler == scheduler
+def test_boxes_that_begin_earlier() -> None:
+    """Of head dims that end within a sector; O goes from registers: TMA stores no such box."""
+    assert make(head_dim=136, head_dim_v=64).shifts == (True, False)
+    assert make(head_dim=128, head_dim_v=40).shifts == (False, True)
+    assert make(head_dim=128, head_dim_v=40).stores_directly
+    assert not make(head_dim=136, head_dim_v=64).stores_directly
+    assert make(head_dim=128, head_dim_v=40, split=True).shifts == (False, False)
+    with pytest.raises(ValueError, match="head_dim_v 40 needs direct stores; got False"):
+        make(head_dim=128, head_dim_v=40, direct=False)
+    with pytest.raises(ValueError, match="direct must be False with 8-bit types"):
+        make(head_dim=64, head_dim_v=64, dtype="e4m3", direct=True)
+
+
+def test_parts_of_keys_are_not_drawn() -> None:
+    with pytest.raises(ValueError, match="split keys have a CTA for each part; got scheduler"):
+        make(head_dim=64, head_dim_v=64, split=True, scheduler="queue")
 
 
 def test_padded_dims() -> None:

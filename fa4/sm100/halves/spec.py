@@ -27,8 +27,8 @@ class HalvesSpec(ForwardFeatures):
         """Check what the kernel itself cannot do; `fa4.compiled.support` refuses earlier."""
         self.check_features(TILE_ROWS)
         require(
-            self.scheduler in ("static", "lpt"),
-            "scheduler must be static or lpt with halves",
+            self.scheduler in ("static", "lpt", "naive"),
+            "scheduler must be static, lpt or naive with halves",
             self.scheduler,
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 
 from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rings import Ring
@@ -69,7 +69,7 @@ def reduce(signals: Signals, tile: KeyTile, work: DqReduction) -> None:
     spec: cutlass.Constexpr = tile.spec
     columns: cutlass.Constexpr = spec.pipeline.head_dim
     part: cutlass.Constexpr = WARPGROUP_ROWS * dq_columns(spec.pipeline)
-    turn, held = signals.ring("dq0"), Int64(-1)
+    turn = signals.ring("dq0")
     q_start, q_stop = tile.q_start, tile.q_stop
     head, row_tile = tile.head_k * tile.group, q_start
     for _ in cutlass.range(tile.trips, unroll=1):
@@ -79,19 +79,18 @@ def reduce(signals: Signals, tile: KeyTile, work: DqReduction) -> None:
         )
         signals.wait("dq#_full", turn)
         if cutlass.const_expr(spec.deterministic):
-            release_turn(work.turns, held)
-            held = at * spec.dq_counters + inside // spec.tile_rows * CONSUMERS + work.number
-            await_turn(work.turns, held, tile.keys_before(row_tile))
+            own = at * spec.dq_counters + inside // spec.tile_rows * CONSUMERS + work.number
+            await_turn(work.turns, own, tile.keys_before(row_tile))
         if cute.arch.lane_idx() == 0:
             add_bulk(target, work.staging, part * FLOAT_BYTES)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         signals.arrive_once("dq#_empty", turn)
+        if cutlass.const_expr(spec.deterministic):
+            release_turn(work.turns, own)
         turn = turn.next()
         row_tile += 1
         ended = row_tile == q_stop
         head = cutlass.select_(ended, head + 1, head)
         row_tile = cutlass.select_(ended, q_start, row_tile)
     cute.arch.cp_async_bulk_wait_group(0, read=False)
-    if cutlass.const_expr(spec.deterministic):
-        release_turn(work.turns, held)

@@ -19,7 +19,7 @@ from fa4.sm90.forward import fragment, held, narrow
 from fa4.sm90.forward.held import meet_warpgroup
 from fa4.sm90.forward.output import OutputTile, close, finish, share
 from fa4.sm90.forward.products import WarpgroupProducts, wait_products
-from fa4.sm90.forward.schedule import first_work, next_work
+from fa4.sm90.forward.schedule import WorkQueue, first_work, next_work, read_work
 from fa4.sm100.forward.mods import Mods
 
 
@@ -30,7 +30,8 @@ class ConsumerWork:
     number: which warpgroup it is. probabilities: P in shared memory, (rows, cols) of this
     warpgroup, None where PV takes it from registers. slack: of scores, by which a maximum may rise
     above its reference. num_tiles: work tiles of the call. descales: of q, k and v, global tensors
-    or None. held: where this thread's part of a promoted O is, in shared memory.
+    or None. held: where this thread's part of a promoted O is, in shared memory. queue: of the
+    numbers of work tiles.
     """
 
     spec: cutlass.Constexpr
@@ -43,6 +44,7 @@ class ConsumerWork:
     mods: Mods
     descales: tuple
     held: Int32 | None
+    queue: WorkQueue
 
     def on(self, tile: WorkTile) -> "ConsumerWork":
         """The same with the factors of a work tile's keys, if there are any, in the scales."""
@@ -98,6 +100,7 @@ def work_through(
     spec: cutlass.Constexpr = problem.spec
     index = first_work(problem)
     queries, keys, values = (signals.ring(name) for name in "qkv")
+    queue = work.queue
     if cutlass.const_expr(spec.takes_turns):  # noqa: SIM102
         if work.number == spec.consumers - 1:
             last = signals.of(f"consumer{spec.consumers - 1}").numbered(0)
@@ -140,7 +143,11 @@ def work_through(
             sums = start_values(signals, work, state)
         else:
             give_turn(signals, work)
-        index = next_work(problem, index)
+        if cutlass.const_expr(spec.draws_work):
+            index = read_work(signals, queue)
+            queue = queue.next()
+        else:
+            index = next_work(problem, index)
         following = locate_any(problem, index)  # its divisions run beside the last product
         if cutlass.const_expr(spec.overlap):
             sums, values = values_done(signals, sums, state.values)

@@ -8,6 +8,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.kit.descriptors import ELEMENTS, OperandTiles
+from fa4.kit.rings import Ring
 from fa4.kit.scores import scales
 from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.kit.signals import Signals, init_signals
@@ -16,14 +17,16 @@ from fa4.kit.units import WARP, WARPGROUP
 from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.plan.warpgroup import query_stages
 from fa4.plan.warpgroup_roles import loaded_values
+from fa4.plan.work_queue import PLACES
 from fa4.sm90.forward.combine import combine
 from fa4.sm90.forward.consumer import ConsumerWork, consume
 from fa4.sm90.forward.held import held_place
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
-from fa4.sm90.forward.schedule import heads_at_once, heads_of_section
-from fa4.sm90.forward.spec import WarpgroupSpec, query_box
+from fa4.sm90.forward.schedule import WorkQueue, heads_at_once, heads_of_section
+from fa4.sm90.forward.sectors import halves
+from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec, query_box
 from fa4.sm90.forward.transpose import ValueTiles, transpose
 from fa4.sm100.forward.mods import Mods
 from fa4.sm100.forward.operands import query_view
@@ -36,7 +39,7 @@ def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
     types, V lies transposed in its ring.
     """
     pipeline = spec.pipeline
-    d, dv, tile_n = pipeline.head_dim, pipeline.head_dim_v, spec.tile_n
+    (d, dv), tile_n = pipeline.widths, spec.tile_n
     return {
         "q": (spec.tile_rows, d, spec.consumers * query_stages(pipeline, spec.gpu)),
         "k": (tile_n, d, spec.kv_stages),
@@ -76,6 +79,19 @@ def forward_narrow(
 
 
 @cute.jit
+def forward_narrow_queue(
+    q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q, sink,
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms,
+    q_descale, k_descale, v_descale, drawn, stream, spec: cutlass.Constexpr,
+    trace: cutlass.Constexpr,
+):  # fmt: skip
+    """The same with work tiles that are drawn, as of `forward_queue`."""
+    attend(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms, None,
+           (q_descale, k_descale, v_descale), stream, spec, trace, drawn)  # fmt: skip
+
+
+@cute.jit
 def forward_split(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
                   sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, o_parts,
                   lse_parts, stream, spec: cutlass.Constexpr,
@@ -92,8 +108,19 @@ def forward_split(q, k, v, o, lse, softmax_scale, softcap, window_left, window_r
 
 
 @cute.jit
+def forward_queue(q, k, v, o, lse, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
+                  sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, num_sms, drawn,
+                  stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+    """The same with work tiles that are drawn; drawn: one int32, zero."""
+    attend(q, k, v, o, lse, (softmax_scale, softcap), (window_left, window_right), max_seqlen_q,
+           sink, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, num_sms, None,
+           (None, None, None), stream, spec, trace, drawn)  # fmt: skip
+
+
+@cute.jit
 def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, num_sms, splits,
-           descales, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+           descales, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr,
+           drawn=None):  # fmt: skip
     """Launch the main kernel; splits: parts of the keys, None where they are not divided."""
     batch, seqlen_q = q.shape[0], q.shape[-3]
     if cutlass.const_expr(lengths[0] is not None):
@@ -106,12 +133,14 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
         num_tiles *= splits
     width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
     ctas = num_tiles
-    if cutlass.const_expr(spec.scheduler in ("static", "snake")):
+    if cutlass.const_expr(spec.scheduler in PERSISTENT):
         ctas = cutlass.min(num_sms, num_tiles)
     section = heads_at_once(spec.consumers, ctas)
-    if cutlass.const_expr(spec.scheduler == "lpt"):
+    if cutlass.const_expr(spec.scheduler in ("lpt", "queue")):
         sharing = heads // k.shape[-2]  # heads of work tiles that read the same keys
         section = heads_of_section(k.shape[-3] * width // sharing, heads * batch)
+    found = (halves(k, spec.packed_k) if spec.shifts[0] else None,
+             halves(v, spec.packed_k) if spec.shifts[1] else None)  # fmt: skip
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
     shapes: cutlass.Constexpr = tile_shapes(spec)
     boxes: cutlass.Constexpr = tile_boxes(spec)
@@ -134,13 +163,13 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
             ending_views(rows_first(v, spec.packed_k), 0, spec.ragged_k),
         ),
     )
-    if cutlass.const_expr(spec.ragged_q or spec.split):
+    if cutlass.const_expr(spec.ragged_q or not spec.pipeline.stages_output):
         store = (None, o)
     else:
         store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
     kernel(
         loads, store, lse, scales(spec, *factors), aux, sizes, window, sink, lengths, splits,
-        descales, spec, trace,
+        descales, drawn, found, spec, trace,
     ).launch(
         grid=(ctas, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
@@ -151,8 +180,8 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
 
 
 @cute.kernel
-def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits, descales,
-           spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits, descales, drawn,
+           found, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.plan
     memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
@@ -160,6 +189,10 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
     signals = Signals(plan, "setup", trace, barriers)
     problem = KernelProblem(spec, *(*sizes, *window, *lengths, None, splits))
     scale_log2, score_scale = factors
+    queue = WorkQueue(None, None, None)
+    if cutlass.const_expr(spec.draws_work):
+        numbers = cute.recast_ptr(memory + plan.buffer("work").start, dtype=Int32)
+        queue = WorkQueue(drawn, numbers, Ring.of(PLACES))
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
         init_signals(signals)
@@ -174,10 +207,10 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
     if has_role(warp, plan.role("load")):
         take_registers(plan, plan.role("load"))
         operands = [
-            TileLoad(*(*loads[i], shared_tensor(spec, memory, name)))
+            TileLoad(*(*loads[i], shared_tensor(spec, memory, name), found[i // 2]))
             for i, name in enumerate(("q", "k", loaded_values(spec.pipeline)))
         ]
-        load(signals.of("load"), problem, *operands)
+        load(signals.of("load"), problem, *operands, queue)
     if cutlass.const_expr(spec.pipeline.transposes):  # noqa: SIM102
         if has_role(warp, plan.role("transpose")):
             take_registers(plan, plan.role("transpose"))
@@ -186,7 +219,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
                 raw=start + plan.buffer("raw").start,
                 transposed=start + plan.buffer("v").start,
                 keys=spec.tile_n,
-                columns=spec.pipeline.head_dim_v,
+                columns=spec.pipeline.widths[1],
             )
             transpose(signals.of("transpose"), problem, tiles)
     first, last = plan.role("consumer0"), plan.role(f"consumer{spec.consumers - 1}")
@@ -207,11 +240,12 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
             mods=Mods(spec, score_scale, aux),
             descales=descales,
             held=held_place(memory, spec, number),
+            queue=queue,
         )
         shared = None
-        if cutlass.const_expr(not spec.split):
+        if cutlass.const_expr(spec.pipeline.stages_output):
             shared = shared_tensor(spec, memory, "o")[None, None, number]
-        output = OutputTile(*(*store, shared, scale_log2, lse, sink))
+        output = OutputTile(*(*store, shared, scale_log2, lse, sink, found[1]))
         consume(signals.of("consumer#").numbered(number), problem, work, output)
     for idle, registers in plan.idle_warps.items():
         if warp == idle:
@@ -232,18 +266,20 @@ def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> W
     plan, shapes = spec.plan, tile_shapes(spec)
     start = memory.toint().to(Int32)
 
-    def tiles(name: str, along_rows: bool, stage: Int32 | int = 0) -> OperandTiles:
+    def tiles(
+        name: str, along_rows: bool, stage: Int32 | int = 0, depth: int | None = None
+    ) -> OperandTiles:
         rows, dim, _ = shapes[name]
         stage_bytes = rows * dim * spec.element_bytes
         place = start + (plan.buffer(name).start + stage * stage_bytes)
         if name == "q":  # a place holds all warpgroups' rows
             stage_bytes *= spec.consumers
         return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes,
-                             element_bytes=spec.element_bytes)  # fmt: skip
+                             element_bytes=spec.element_bytes, depth=depth)  # fmt: skip
 
     return WarpgroupProducts(
-        q=tiles("q", False, number),
-        k=tiles("k", False),
+        q=tiles("q", False, number, spec.pipeline.head_dim),
+        k=tiles("k", False, depth=spec.pipeline.head_dim),
         v=tiles("v", not spec.pipeline.transposes),
         p=tiles("p", False, number) if spec.p_source == "smem" else None,
         dtype=spec.dtype,

@@ -14,7 +14,8 @@ from fa4.kit.tiles import KernelProblem, WorkTile, locate
 from fa4.kit.views import copy_box
 from fa4.plan.warpgroup import output_over_queries
 from fa4.plan.warpgroup_roles import loaded_values
-from fa4.sm90.forward.schedule import first_work, next_work
+from fa4.sm90.forward.schedule import WorkQueue, draw_work, first_work, next_work, tell_work
+from fa4.sm90.forward.sectors import shift_of, shifted
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec, query_box
 
 
@@ -24,12 +25,13 @@ class TileLoad:
 
     atoms, tensor: the TMA copies, as `copy_box` takes them, and their coordinates, (rows, dim,
     head, batch). shared: (rows, dim, stage) swizzled; of Q, a stage is a warpgroup's rows, and a
-    place of its ring all warpgroups'.
+    place of its ring all warpgroups'. halves: as of `sectors.shift_of`.
     """
 
     atoms: tuple
     tensor: cute.Tensor
     shared: cute.Tensor
+    halves: Any = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,8 +48,9 @@ class TileLoad:
 
 @cute.jit
 def load(
-    signals: Signals, problem: KernelProblem, query: TileLoad, key: TileLoad, value: TileLoad
-) -> None:
+    signals: Signals, problem: KernelProblem, query: TileLoad, key: TileLoad, value: TileLoad,
+    queue: WorkQueue,
+) -> None:  # fmt: skip
     """K and Q, then each K ahead of the V before it, last keys first."""
     consumers: cutlass.Constexpr = problem.spec.consumers
     loaded: cutlass.Constexpr = loaded_values(problem.spec.pipeline)
@@ -76,9 +79,16 @@ def load(
             keys = keys.next()
             fill(signals, loaded, value, v[None, None, last - j + 1], values)
             values = values.next()
+        drawn = Int32(0)
+        if cutlass.const_expr(problem.spec.draws_work):  # not earlier: who is free draws first
+            drawn = draw_work(queue)
         fill(signals, loaded, value, v[None, None, tile.kv_start], values, empty)
         values = values.next()
-        index = next_work(problem, index)
+        if cutlass.const_expr(problem.spec.draws_work):
+            index = tell_work(signals, problem, queue, drawn)
+            queue = queue.next()
+        else:
+            index = next_work(problem, index)
         queries = queries.next()
 
 
@@ -141,11 +151,12 @@ def _ends(operand: TileLoad, tile: cute.Tensor, stage: Int32 | int) -> tuple[Any
 def query_tiles(query: TileLoad, tile: WorkTile) -> cute.Tensor:
     """Tiles of the work tile's queries, by their number in the sequence."""
     spec = tile.spec
-    if spec.packed_q:
-        start = (0, tile.start_q) if spec.group > 1 else tile.start_q
-        tensor = cute.domain_offset((start, 0), query.tensor[None, None, tile.head])
-    else:
-        tensor = query.tensor[None, None, tile.head, tile.batch]
+    start = (0, tile.start_q) if spec.group > 1 else tile.start_q
+    place = [tile.head] if spec.packed_q else [tile.head, tile.batch]
+    shift = shift_of(query.halves, tile)
+    tensor = query.tensor[(None, None, *place)]
+    if spec.packed_q or query.halves is not None:
+        tensor = shifted(tensor, start, shift)
     return cute.local_tile(tensor, query_box(spec, query.shape), (None, 0))
 
 
@@ -156,6 +167,7 @@ def key_tiles(operand: TileLoad, tile: WorkTile) -> cute.Tensor:
     if spec.ragged_k:
         index.append(tile.start_k + tile.seqlen_k)
     tensor = operand.tensor[(None, None, *index)]
-    if spec.ragged_k:
-        tensor = cute.domain_offset((operand.tensor.shape[0] - tile.seqlen_k, 0), tensor)
+    start = operand.tensor.shape[0] - tile.seqlen_k if spec.ragged_k else 0
+    if spec.ragged_k or operand.halves is not None:
+        tensor = shifted(tensor, start, shift_of(operand.halves, tile))
     return cute.local_tile(tensor, operand.shape, (None, 0))

@@ -15,7 +15,9 @@ from fa4.kit.tiles import WorkTile
 from fa4.kit.units import WARP, WARPGROUP
 from fa4.plan.warpgroup import output_over_queries
 from fa4.sm90.forward import fragment, held, narrow
+from fa4.sm90.forward.direct import store_direct
 from fa4.sm90.forward.held import meet_warpgroup
+from fa4.sm90.forward.sectors import shift_of
 from fa4.sm90.forward.spec import query_box
 from fa4.sm100.forward.correction import LN_2, add_sink, store_lse
 
@@ -29,7 +31,8 @@ class OutputTile:
     With split keys there is none in shared memory, and tensor and lse are of all parts.
 
     atom, tensor: TMA store and its coordinates; or, where a sequence may end inside a tile of the
-    packed tensor, atom None and the plain tensor. lse, sink: global tensors or None.
+    packed tensor, atom None and the plain tensor. lse, sink: global tensors or None. halves: as of
+    `sectors.shift_of`.
     """
 
     atom: cute.CopyAtom | None
@@ -38,6 +41,7 @@ class OutputTile:
     scale_log2: Float32
     lse: cute.Tensor | None
     sink: Any
+    halves: Any
 
 
 @cute.jit
@@ -62,6 +66,9 @@ def finish(
     if cutlass.const_expr(spec.split):
         for i in cutlass.range_constexpr(fragment.ROWS_OF_THREAD):
             store_part(output, tile, rows[i], fragment.of_row(values, i), thread % fragment.QUAD)
+    elif cutlass.const_expr(spec.stores_directly):
+        shift = shift_of(output.halves, tile)
+        store_direct(tile, output.tensor, rows, rounded(values, spec.out_dtype), shift)
     else:
         if cutlass.const_expr(spec.pipeline.transposes):
             values = narrow.in_column_pairs(values)
@@ -146,7 +153,7 @@ def share(words: list[Int32], shared: cute.Tensor) -> None:
 def close(signals: Signals, spec: cutlass.Constexpr) -> None:
     """The last store has read shared memory, before the CTA gives it back."""
     over: cutlass.Constexpr = output_over_queries(spec.pipeline, spec.gpu)
-    if cutlass.const_expr(not over and not spec.split):  # noqa: SIM102
+    if cutlass.const_expr(not over and spec.pipeline.stages_output):  # noqa: SIM102
         if cute.arch.thread_idx()[0] % WARPGROUP < WARP:
             signals.wait("stored#")
 

@@ -100,12 +100,14 @@ def wait_products(pending: int, sums: list[Float32]) -> list[Float32]:
 
 
 def operand_tiles(
-    start: Int32, rows: int, dim: int, *, along_rows: bool, stage_bytes: int, element_bytes: int = 2
-) -> OperandTiles:
+    start: Int32, rows: int, dim: int, *, along_rows: bool, stage_bytes: int,
+    element_bytes: int = 2, depth: int | None = None,
+) -> OperandTiles:  # fmt: skip
     """Descriptors (PTX ISA 9.7.15.5.1.2.2) of `rows` x `dim` elements as TMA stores them.
 
     start: address in shared memory. Runs of `swizzle_bytes` of all rows lie one behind the other.
-    Summed over the columns they are a K-major operand; over the rows (along_rows) an MN-major one:
+    Summed over the columns, or the first `depth` of them, they are a K-major operand; over the rows
+    (along_rows) an MN-major one, of which a product takes as many columns as it has:
     the leading stride leads to the next run, the other to the next eight rows.
     """
     width = swizzle_bytes(dim, element_bytes)
@@ -113,7 +115,7 @@ def operand_tiles(
     if along_rows:
         offsets = [row * width for row in range(0, rows, MMA_DEPTH)]
     else:
-        steps = range(0, element_bytes * dim, PRODUCT_DEPTH_BYTES)
+        steps = range(0, element_bytes * (depth or dim), PRODUCT_DEPTH_BYTES)
         offsets = [byte // width * run + byte % width for byte in steps]
     unit = DESCRIPTOR_UNIT_BYTES
     leading = run // unit if along_rows else 1

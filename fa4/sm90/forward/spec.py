@@ -20,7 +20,7 @@ from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
 from fa4.plan.warpgroup_tuned import padded_width
 
 MOST_GROUP = 1 << 16
-PERSISTENT = ("static", "snake")  # a CTA has several work tiles, and knows which
+PERSISTENT = ("static", "snake", "queue")  # a CTA has several work tiles
 SCHEDULERS = (*PERSISTENT, "lpt", "naive")
 
 
@@ -45,11 +45,13 @@ class WarpgroupSpec(ForwardFeatures):
     of queries, KV tiles of tile_n keys in kv_stages stages; p_source, where P enters PV from
     ("registers" or "smem"); overlap, ping_pong, ahead, promote.
     scheduler: "static" (a CTA per SM strides over the work tiles), "snake" (longest first, back and
-    forth), "naive" (a CTA per work tile) or "lpt" (the same, longest first). numerics: tau and the
+    forth), "queue" (longest first, each as soon as an SM is free), "naive" (a CTA per work tile) or
+    "lpt" (the same, longest first). numerics: tau and the
     emulated exponentials, of the pairs that a thread has in every eight columns. split: the keys of
     a query are divided over CTAs, in as many parts as the call says. descale: letters of those of
     q, k and v that have factors for each batch entry and KV head (8-bit types). columns: that rows
-    of Q and K, and of V, have in shared memory; None for `padded_width` of the head dims.
+    of Q and K, and of V, have in shared memory; None for `padded_width` of the head dims. direct:
+    O goes from registers to global memory; None for where it must.
     """
 
     DTYPES: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "e4m3", "e5m2")
@@ -65,6 +67,7 @@ class WarpgroupSpec(ForwardFeatures):
     ahead: bool = False
     scheduler: str = "static"
     split: bool = False
+    direct: bool | None = None
     columns: tuple[int, int] | None = None
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = H200
@@ -90,6 +93,10 @@ class WarpgroupSpec(ForwardFeatures):
             self._check_narrow()
         elif self.descale:
             raise ValueError(f"descale needs dtype e4m3 or e5m2; got {self.dtype}")
+        if self.shifts[1] and self.direct is False:
+            raise ValueError(f"head_dim_v {self.head_dim_v} needs direct stores; got False")
+        if self.split and self.draws_work:
+            raise ValueError("split keys have a CTA for each part; got scheduler 'queue'")
         require(
             self.scheduler in SCHEDULERS,
             f"scheduler must be one of {', '.join(SCHEDULERS)}",
@@ -101,6 +108,7 @@ class WarpgroupSpec(ForwardFeatures):
         require(self.p_source == "registers", "p_source must be registers with 8-bit types",
                 self.p_source)  # fmt: skip
         require(not self.split, "split must be False with 8-bit types", self.split)
+        require(not self.direct, "direct must be False with 8-bit types", self.direct)
         self.numerics.check_dtype(self.dtype)
 
     @property
@@ -134,6 +142,11 @@ class WarpgroupSpec(ForwardFeatures):
         return begins_ahead(self.pipeline, self.gpu)
 
     @property
+    def draws_work(self) -> bool:
+        """Does a counter in global memory, which is zero, say which work tile is next?"""
+        return self.scheduler == "queue"
+
+    @property
     def cta_group(self) -> int:
         """CTAs that work together: one."""
         return 1
@@ -156,11 +169,32 @@ class WarpgroupSpec(ForwardFeatures):
         return self.columns or (padded_width(d, size), padded_width(dv, size))
 
     @property
+    def multiplied(self) -> tuple[int, int]:
+        """Columns of Q and K, and of V, that products take: of 8-bit types all there are."""
+        if self.element_bytes == 1:
+            return self.tile_columns
+        d, dv = (-(-dim // self.depth) * self.depth for dim in self.dims)
+        return d, dv
+
+    @property
+    def shifts(self) -> tuple[bool, bool]:
+        """May boxes of Q and K, and of V and O, begin earlier? `sectors` says why."""
+        plain = self.element_bytes == 2 and not self.split
+        qk, vo = (plain and dim % 16 == 8 for dim in self.dims)
+        return qk, vo
+
+    @property
+    def stores_directly(self) -> bool:
+        """Does O go from registers to global memory? TMA stores no box that begins earlier."""
+        return not self.split and (self.shifts[1] if self.direct is None else self.direct)
+
+    @property
     def pipeline(self) -> WarpgroupPipeline:
         """The pipeline of this kernel; head dimensions padded."""
         return WarpgroupPipeline(
-            head_dim=self.tile_columns[0],
-            head_dim_v=self.tile_columns[1],
+            head_dim=self.multiplied[0],
+            head_dim_v=self.multiplied[1],
+            columns=None if self.multiplied == self.tile_columns else self.tile_columns,
             element_bytes=self.element_bytes,
             causal=self.hides_last_keys,
             tile_n=self.tile_n,
@@ -173,6 +207,7 @@ class WarpgroupSpec(ForwardFeatures):
             promote=self.promote,
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
             num_splits=2 if self.split else 1,  # or more: the code is the same
+            direct=self.stores_directly,
         )
 
     @property

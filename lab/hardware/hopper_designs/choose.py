@@ -36,13 +36,13 @@ CHOICES = ("tile_n", "consumers", "kv_stages", "p_source", "overlap", "ping_pong
 
 
 def spec_fields(pipeline: WarpgroupPipeline) -> dict[str, Any]:
-    """Of the kernel that has this pipeline; back and forth where it is longest first and ahead."""
-    snake = pipeline.scheduler == "lpt" and pipeline.ahead
+    """Of the kernel that has this pipeline; drawn where it is longest first and ahead."""
+    draws = pipeline.scheduler == "lpt" and pipeline.ahead
     return {name: getattr(pipeline, name) for name in CHOICES} | {
         "head_dim": pipeline.head_dim,
         "head_dim_v": pipeline.head_dim_v,
         "causal": pipeline.causal,
-        "scheduler": "snake" if snake else pipeline.scheduler,
+        "scheduler": "queue" if draws else pipeline.scheduler,
     }
 
 
@@ -56,7 +56,7 @@ def todays(problem: Problem) -> dict[str, Any]:
         heads=problem.heads_q,
         batch=problem.batch,
         masked=problem.window_size[1] == 0,
-        causal=problem.window_size[1] == 0,
+        window=problem.window_size,
     )
     spec = tuned_warpgroup_spec(
         problem.head_dim, problem.head_dim_v, tiles, causal=problem.window_size[1] == 0

@@ -94,6 +94,7 @@ class Inputs:
         self.o = torch.full((batch, rows, heads, spec.head_dim_v), 7.0, device="cuda",
                             dtype=element)  # fmt: skip
         self.lse = torch.full((batch, heads, rows), 7.0, device="cuda")
+        self.counter = torch.int32
         self.sms = torch.cuda.get_device_properties(0).multi_processor_count
         self.scale = spec.head_dim**-0.5
 
@@ -101,8 +102,9 @@ class Inputs:
         """The kernel on these tensors."""
         nones = (None,) * 3
         lse = self.lse if kernel.spec.lse else None
+        drawn = (self.lse.new_zeros(1, dtype=self.counter),) if kernel.spec.draws_work else ()
         kernel(self.q, self.k, self.v, self.o, lse, self.scale, *nones, self.q.shape[1],
-               None, None, None, None, None, None, self.sms)  # fmt: skip
+               None, None, None, None, None, None, self.sms, *drawn)  # fmt: skip
 
 
 def check(kernel: CompiledKernel) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """From measured times of tiles to the table that the kernel's choice reads.
 
     python -m lab.hardware.warpgroup_forward.tile_rates lab/hardware/results/hopper_tiles.csv \
-        fa4/plan/warpgroup_rates.py
+        fa4/measured/hopper_tiles.csv
 
-A call's time is that of its waves of work tiles (or, under a causal mask, of all of them divided by
-the SMs); of each the rows times the keys, and what a work tile costs beside, over a rate. Rate and
-that cost are the least squares of relative errors over the lengths measured. Of each number of
+A call's time is that of the SM which has most to do (`fa4.plan.warpgroup_lengths`): of each of its
+work tiles the rows times the keys, and what a work tile costs beside, over a rate. Rate and that
+cost are the least squares of relative errors over the lengths measured. Of each number of
 warpgroups those tiles stay that are the fastest for some length.
 """
 
@@ -14,33 +14,30 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa4.config import WARPGROUP_ROWS
+from fa4.config import WARPGROUP_ROWS, Window
 from fa4.hardware import H200
-from fa4.plan.warpgroup_tuned import padded_width
+from fa4.plan.warpgroup_lengths import busiest, keys_of_blocks
+from fa4.plan.warpgroup_rates import TileClass
+from fa4.plan.warpgroup_tuned import QUEUE_SECONDS
 
 KEYS = (256, 512, 1024, 2048, 4096, 8192, 32768)  # for which a tile must be the fastest to stay
-LONG = 6000  # tokens of which a tile must have been measured
+LONG = 4000  # tokens of which a tile must have been measured
 MOST_START, NEAR = 600.0, 1.002  # in keys; a tile so near to the fastest is not another one
-
-HEAD = '''"""Rates of the Hopper forward kernel's tiles, by head dims and mask.
-
-Written by python -m lab.hardware.warpgroup_forward.tile_rates from
-lab/hardware/results/hopper_tiles.csv: a tile is (warpgroups, keys, stages, TFLOP/s, start, turns,
-ahead); start: what a work tile costs beside its keys, in keys.
-"""
-
-RATES: dict[tuple[int, int, bool], tuple[tuple[int, int, int, float, int, bool, bool], ...]] = {
-'''
+CHOSEN = ("static", "queue", "lpt")  # how a kernel that may be chosen comes by its work tiles
+FIELDS = ("head_dim", "head_dim_v", "masked", "consumers", "tile_n", "kv_stages", "tflops", "start",
+          "turns", "ahead", "columns", "direct", "alone")  # fmt: skip
 
 
 class Rate(NamedTuple):
-    """A tile of a class with its fit. error: the largest relative one."""
+    """A tile of a class with its fit. columns: of which its rows have a multiple; alone: each work
+    tile has a CTA; error: the largest relative one."""
 
     consumers: int
     tile_n: int
@@ -49,6 +46,9 @@ class Rate(NamedTuple):
     start: float
     turns: bool
     ahead: bool
+    columns: int
+    direct: bool
+    alone: bool
     error: float
 
     def seconds(self, keys: int) -> float:
@@ -56,39 +56,59 @@ class Rate(NamedTuple):
         return (-(-keys // self.tile_n) * self.tile_n + self.start) / self.tflops
 
 
+@cache
+def work(
+    length: int, copies: int, consumers: int, tile_n: int, causal: bool
+) -> tuple[float, float]:
+    """Keys of the SM that has most to do, and how many work tiles it has."""
+    window: Window = (None, 0) if causal else (None, None)
+    lengths = keys_of_blocks(length, consumers * WARPGROUP_ROWS, tile_n, length, length, window)
+    keys = busiest(lengths, copies, H200.sm_count)
+    step = float(lengths.max())
+    return keys, (busiest(lengths + step, copies, H200.sm_count) - keys) / step
+
+
 def fit(rows: Iterable[Mapping[str, str]]) -> Rate:
     """Of the rows of one tile."""
     found = list(rows)
     first = found[0]
-    height, width = int(first["consumers"]) * WARPGROUP_ROWS, int(first["tile_n"])
-    keys, times = [], []
+    consumers, width = int(first["consumers"]), int(first["tile_n"])
+    terms, times = [], []
     for row in found:
-        length, sms = int(row["seqlen"]), H200.sm_count
-        count = -(-length // height) * int(row["batch"]) * int(row["heads"])
-        waves = count / sms if int(row["causal"]) else -(-count // sms)
-        seen = (length + height + width) / 2 if int(row["causal"]) else -(-length // width) * width
-        flops = 2.0 * (int(row["head_dim"]) + int(row["head_dim_v"])) * height * waves * sms
-        keys.append(seen)
-        times.append(float(row["microseconds"]) * 1e6 / flops)  # a row's, over 1e12
-    x, y = np.array(keys, float), np.array(times)
-    slope, offset = np.linalg.lstsq(
-        np.stack([x, np.ones_like(x)], 1) / y[:, None], np.ones_like(y), rcond=None
-    )[0]
+        copies = int(row["batch"]) * int(row["heads"])
+        terms.append(work(int(row["seqlen"]), copies, consumers, width, row["causal"] == "1"))
+        columns = int(row["head_dim"]) + int(row["head_dim_v"])
+        flops = 2.0 * columns * consumers * WARPGROUP_ROWS * H200.sm_count
+        seconds = float(row["microseconds"]) / 1e6
+        seconds -= QUEUE_SECONDS if row["scheduler"] == "queue" else 0.0
+        times.append(seconds * 1e12 / flops)  # of a row and a key, over the rate
+    a, y = np.array(terms), np.array(times)
+    slope, offset = np.linalg.lstsq(a / y[:, None], np.ones_like(y), rcond=None)[0]
     start = min(max(offset / slope, 0.0), MOST_START)
-    rate = 1 / np.mean(y / (x + start))
-    error = np.abs((x + start) / rate / y - 1).max()
-    return Rate(int(first["consumers"]), width, int(first["kv_stages"]), float(rate), float(start),
-                first["ping_pong"] == "1", first["ahead"] == "1", float(error))  # fmt: skip
+    taken = a[:, 0] + start * a[:, 1]
+    rate = 1 / np.mean(y / taken)
+    error = np.abs(taken / rate / y - 1).max()
+    return Rate(consumers, width, int(first["kv_stages"]), float(rate), float(start),
+                first["ping_pong"] == "1", first["ahead"] == "1", step_of(first),
+                first["direct"] == "1", first["scheduler"] == "lpt", float(error))  # fmt: skip
 
 
-def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[tuple[int, int, bool], list[Rate]]:
+def step_of(row: Mapping[str, str]) -> int:
+    """Of how many columns the rows in shared memory have a multiple."""
+    widths = [int(width) for width in row["columns"].split()]
+    return next(step for step in (64, 32, 16) if not any(width % step for width in widths))
+
+
+def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[TileClass, list[Rate]]:
     """All fits by class."""
     tiles: dict[tuple[Any, ...], list[Mapping[str, str]]] = {}
-    names = ("consumers", "tile_n", "kv_stages", "ping_pong", "ahead")
+    names = ("consumers", "tile_n", "kv_stages", "ping_pong", "ahead", "columns", "direct",
+             "scheduler")  # fmt: skip
     for row in rows:
-        one = (int(row["head_dim"]), int(row["head_dim_v"]), row["causal"] == "1")
-        tiles.setdefault((one, *(row[name] for name in names)), []).append(row)
-    found: dict[tuple[int, int, bool], list[Rate]] = {}
+        if row["scheduler"] in CHOSEN:
+            one = (int(row["head_dim"]), int(row["head_dim_v"]), row["causal"] == "1")
+            tiles.setdefault((one, *(row[name] for name in names)), []).append(row)
+    found: dict[TileClass, list[Rate]] = {}
     for key, mine in tiles.items():
         if len(mine) > 1 and max(int(row["seqlen"]) for row in mine) >= LONG:
             found.setdefault(key[0], []).append(fit(mine))
@@ -96,10 +116,10 @@ def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[tuple[int, int, bool], l
 
 
 def kept(rates: list[Rate]) -> Iterator[Rate]:
-    """The fastest ones of each number of warpgroups, ahead or not, for some length; by rate."""
+    """The fastest ones of each number of warpgroups, alone or not, for some length; by rate."""
     chosen: set[Rate] = set()
-    for consumers, ahead in product((1, 2, 3), (False, True)):  # ahead is not for all problems
-        mine = [one for one in rates if (one.consumers, one.ahead) == (consumers, ahead)]
+    for consumers, alone in product((1, 2, 3), (False, True)):
+        mine = [one for one in rates if (one.consumers, one.alone) == (consumers, alone)]
         for keys in KEYS if mine else ():
             best = min(rate.seconds(keys) for rate in mine)
             near = [rate for rate in mine if rate.seconds(keys) <= best * NEAR]
@@ -108,18 +128,14 @@ def kept(rates: list[Rate]) -> Iterator[Rate]:
     yield from sorted(chosen, key=lambda rate: -rate.tflops)
 
 
-def render(found: Mapping[tuple[int, int, bool], list[Rate]]) -> str:
-    """The module's source."""
-    lines = [HEAD]
-    for one in sorted(one for one in found if one[0] == padded_width(one[0])):
-        lines.append(f"    {one}: (\n")
-        lines += [
-            f"        ({x.consumers}, {x.tile_n}, {x.kv_stages}, {x.tflops:.1f}, "
-            f"{x.start:.0f}, {x.turns}, {x.ahead}),\n"
-            for x in kept(found[one])
-        ]
-        lines.append("    ),\n")
-    return "".join(lines) + "}\n"
+def table(found: Mapping[TileClass, list[Rate]]) -> Iterator[dict[str, Any]]:
+    """The rows of the file."""
+    for one in sorted(found):
+        for x in kept(found[one]):
+            values = (one[0], one[1], int(one[2]), x.consumers, x.tile_n, x.kv_stages,
+                      f"{x.tflops:.1f}", f"{x.start:.0f}", int(x.turns), int(x.ahead),
+                      x.columns, int(x.direct), int(x.alone))  # fmt: skip
+            yield dict(zip(FIELDS, values, strict=True))
 
 
 def main() -> None:
@@ -130,7 +146,10 @@ def main() -> None:
     given = parser.parse_args()
     with given.measured.open(newline="", encoding="utf-8") as file:
         found = rates_of(csv.DictReader(file))
-    given.table.write_text(render(found), encoding="utf-8")
+    with given.table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table(found))
     for one, rates in found.items():
         for rate in kept(rates):
             if rate.error > 0.03:

@@ -1,9 +1,8 @@
-"""Every tile of the Hopper forward kernel that fits, for head dims 32 to 256: which are fastest?
+"""Tiles of the Hopper forward kernel that fit, for head dims 40 to 256: which are fastest?
 
     python3 -m lab.hardware.warpgroup_forward.tiles RESULTS.jsonl --seconds 200     # GPU
     python -m lab.hardware.warpgroup_forward.tiles table RESULTS.jsonl CSV --commit COMMIT
 
-With --short, the tiles that `fa4.plan.warpgroup_rates` has, with turns too, at short lengths.
 Kernels are compiled in parallel first; each is checked on small calls, then timed at three lengths
 in bursts that take turns with the other tiles of its head dims. A line of results per kernel, as
 soon as it is there; a kernel that hangs ends the program.
@@ -19,14 +18,14 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fa4.config import WarpgroupPipeline
 from fa4.hardware import H200
-from fa4.plan.warpgroup import begins_ahead, output_over_queries, warpgroup_plan
-from fa4.plan.warpgroup_rates import RATES
+from fa4.plan.warpgroup import output_over_queries, warpgroup_plan
 from lab.hardware.warpgroup_forward.measure import (
     Inputs,
     Meter,
@@ -38,19 +37,25 @@ from lab.hardware.warpgroup_forward.measure import (
     make_spec,
 )
 
-DIMS = ((160, 160), (80, 80), (256, 256), (112, 112), (192, 192), (224, 224), (144, 144), (96, 96),
-        (192, 128), (128, 128), (208, 208), (176, 176), (240, 240), (64, 64), (48, 48),
+DIMS = ((136, 136), (128, 128), (72, 72), (152, 152), (256, 256), (168, 168), (64, 64), (200, 200),
+        (192, 128), (232, 232), (40, 40), (184, 184), (192, 192), (216, 216), (248, 248), (88, 88),
+        (104, 104), (224, 224), (120, 120), (96, 96), (56, 56), (144, 144), (160, 160), (176, 176),
+        (208, 208), (240, 240), (80, 80), (112, 112), (128, 96), (96, 64), (48, 48),
         (32, 32))  # fmt: skip
-LENGTHS = ((1500, 8, 16), (6000, 2, 16), (24000, 1, 8))  # tokens, batch, heads
-SHORT_LENGTHS = ((300, 40, 16), (512, 24, 16), (1024, 12, 16), (2500, 5, 16))
+# Of these, under a mask, also CTAs that do not draw their work tiles.
+STRIDING_DIMS = (64, 128, 136, 256)
+# Tokens, batch, heads.
+LENGTHS = ((333, 37, 16), (1111, 11, 16), (4321, 3, 16), (12001, 1, 16))
 MOST_STAGES = 4
 FEWEST_KEYS = {1: 80, 2: 48, 3: 48}  # of a KV tile, by warpgroups
-MOST_KEYS = 192
+MOST_KEYS = {1: 128, 2: 192, 3: 192}
+SMALLER = {1: 1.0, 2: 0.7, 3: 0.9}  # of the widest tile, that another one is at most
+RUN_COLUMNS = (64, 32)  # of a row, that lie together in shared memory
 ROUNDS, BURST_MS, PAUSE_S = 3, 1.0, 0.006
 COLUMNS = (
-    "head_dim", "head_dim_v", "causal", "consumers", "tile_n", "kv_stages", "ping_pong", "ahead",
-    "scheduler", "frame_bytes", "seqlen", "batch", "heads", "microseconds", "tflops", "clock_mhz",
-    "power_w",
+    "head_dim", "head_dim_v", "columns", "direct", "causal", "consumers", "tile_n", "kv_stages",
+    "ping_pong", "ahead", "scheduler", "frame_bytes", "seqlen", "batch", "heads", "microseconds",
+    "tflops", "clock_mhz", "power_w",
 )  # fmt: skip
 
 
@@ -68,56 +73,66 @@ def classes() -> Iterator[Class]:
         yield Class(d, dv, causal)
 
 
-def known_variants(one: Class) -> Iterator[dict[str, Any]]:
-    """Those of the table, and with turns where these may pay."""
-    for consumers, tile_n, stages, _, _, turns, ahead in RATES.get(tuple(one), ()):
-        base = {**one._asdict(), "consumers": consumers, "tile_n": tile_n, "ping_pong": turns,
-                "kv_stages": stages, "scheduler": "lpt" if one.causal else "static"}  # fmt: skip
-        if ahead:
-            base |= {"ahead": True, "scheduler": "snake" if one.causal else "static"}
-        yield base
-        if ahead and one.head_dim <= 128:
-            yield {**base, "ping_pong": True}
+def columns_of(one: Class) -> Iterator[tuple[int, int]]:
+    """Rows in shared memory that are swizzled in 128 bytes and, where narrower, in 64."""
+    found = [
+        tuple(-(-dim // step) * step for dim in (one.head_dim, one.head_dim_v))
+        for step in RUN_COLUMNS
+    ]
+    yield from dict.fromkeys(found)
 
 
-def most_stages(one: Class, consumers: int, tile_n: int) -> int:
-    """Stages of K and V that fit without a spilled register, beside Q and O if two do; 0 for none.
-
-    Where O lies over Q, a work tile waits for the store of the one before.
-    """
-    fitting = {}
+def stages_of(
+    one: Class, columns: tuple[int, int], consumers: int, tile_n: int, *, direct: bool
+) -> int:
+    """Stages of K and V that fit without a spilled register, the most up to four, where O has a
+    place beside Q or needs none; 0 for none."""
     for stages in range(MOST_STAGES, 1, -1):
         pipeline = WarpgroupPipeline(
-            head_dim=one.head_dim, head_dim_v=one.head_dim_v, causal=one.causal, tile_n=tile_n,
-            consumers=consumers, kv_stages=stages, ping_pong=False,
+            head_dim=-(-one.head_dim // 16) * 16, head_dim_v=-(-one.head_dim_v // 16) * 16,
+            columns=columns, causal=one.causal, tile_n=tile_n, consumers=consumers,
+            kv_stages=stages, ping_pong=False, direct=direct,
         )  # fmt: skip
         try:
             plan = warpgroup_plan(pipeline, H200)
         except ValueError:
             continue
-        if not any(role.spilled_registers for role in plan.roles):
-            fitting.setdefault(output_over_queries(pipeline, H200), stages)
-    return fitting.get(False, fitting.get(True, 0))
+        spilled = any(role.spilled_registers for role in plan.roles)
+        if not spilled and not output_over_queries(pipeline, H200):
+            return stages
+    return 0
 
 
-def variants(one: Class) -> Iterator[dict[str, Any]]:
-    """Fields of specs: all tiles; the next work tile begun ahead or not, turns where they pay."""
-    for consumers in (3, 2, 1):
-        sizes = [
-            n for n in range(FEWEST_KEYS[consumers], 193, 16) if most_stages(one, consumers, n)
-        ]
-        sizes = sizes[-5:] if consumers > 1 else [n for n in sizes if n <= 128][-2:]
-        for tile_n in sizes or ([32] if most_stages(one, consumers, 32) else []):
+def variants(one: Class, *, queue: bool = True) -> Iterator[dict[str, Any]]:
+    """Fields of specs: of each number of warpgroups the widest tiles, with O from registers or by
+    way of shared memory."""
+    ways = (True, False) if one.head_dim_v % 16 == 0 else (True,)
+    for columns, consumers, direct in product(columns_of(one), (3, 2, 1), ways):
+        if consumers == 1 and not (direct and columns == next(columns_of(one))):
+            continue
+        sizes = {n: found for n in range(FEWEST_KEYS[consumers], MOST_KEYS[consumers] + 1, 16)
+                 if (found := stages_of(one, columns, consumers, n, direct=direct))}  # fmt: skip
+        widest = max(sizes, default=0)
+        share = SMALLER[consumers] if direct else 1.0
+        small = max((n for n in sizes if n <= share * widest), default=0)
+        for tile_n in dict.fromkeys(n for n in (widest, small) if n):
             base = {**one._asdict(), "consumers": consumers, "tile_n": tile_n, "ping_pong": False,
-                    "kv_stages": most_stages(one, consumers, tile_n),
-                    "scheduler": "lpt" if one.causal else "static"}  # fmt: skip
-            yield base
-            begins = {**base, "ahead": True, "scheduler": "snake" if one.causal else "static"}
-            spec = make_spec(begins)
-            if begins_ahead(spec.pipeline, H200) and consumers > 1:
-                yield begins
-            if consumers > 1 and one.head_dim <= 128 and tile_n >= sizes[-2]:
-                yield {**base, "ping_pong": True}
+                    "columns": columns, "direct": direct, "kv_stages": sizes[tile_n]}  # fmt: skip
+            ahead = consumers > 1
+            if not one.causal:
+                yield {**base, "ahead": ahead, "scheduler": "static"}
+                continue
+            if queue:
+                yield {**base, "ahead": ahead, "scheduler": "queue"}
+            if strides(one):
+                yield {**base, "ahead": ahead, "scheduler": "snake"}
+            if tile_n == widest and direct:
+                yield {**base, "ahead": False, "scheduler": "lpt"}
+
+
+def strides(one: Class) -> bool:
+    """Are all ways to come by work tiles measured, or the fastest ones alone?"""
+    return one.head_dim == one.head_dim_v and one.head_dim in STRIDING_DIMS
 
 
 def flops(one: Class, length: int, batch: int, heads: int) -> float:
@@ -129,7 +144,6 @@ def flops(one: Class, length: int, batch: int, heads: int) -> float:
 def measure_class(
     one: Class,
     kernels: list[tuple[dict[str, Any], Any]],
-    lengths: tuple[tuple[int, int, int], ...],
     watchdog: Watchdog,
     meter: Meter,
 ) -> Iterator[dict[str, Any]]:
@@ -146,7 +160,7 @@ def measure_class(
             good.append((fields, kernel))
         else:
             yield {**fields, "error": f"wrong: {found}"}
-    for length, batch, heads in lengths if good else ():
+    for length, batch, heads in LENGTHS if good else ():
         given = Inputs(good[0][1].spec, batch, length, length, heads)
         times: list[list[float]] = [[] for _ in good]
         state: list[tuple[int, float]] = []
@@ -169,10 +183,9 @@ def measure_class(
             }  # fmt: skip
 
 
-def run(results: Path, seconds: float, processes: int, short: bool) -> None:
+def run(results: Path, seconds: float, processes: int, queue: bool) -> None:
     """Compile all, then measure class after class until the time is over."""
-    variants_of = known_variants if short else variants
-    lengths = SHORT_LENGTHS if short else LENGTHS
+    variants_of = partial(variants, queue=queue)
     from fa4.compiled.artifact import from_bytes
 
     begun = time.monotonic()
@@ -194,11 +207,11 @@ def run(results: Path, seconds: float, processes: int, short: bool) -> None:
                     file.write(json.dumps({**by_name[name], "error": why[:200]}) + "\n")
             watchdog = watchdog or Watchdog()
             watchdog.alive(f"{one}")
-            rows = list(measure_class(one, kernels, lengths, watchdog, meter))
+            rows = list(measure_class(one, kernels, watchdog, meter))
             for row in rows:
                 file.write(json.dumps(row) + "\n")
             file.flush()
-            long = [row for row in rows if row.get("seqlen") == lengths[-1][0]]
+            long = [row for row in rows if row.get("seqlen") == LENGTHS[-1][0]]
             best = sorted(long, key=lambda row: -row["tflops"])[:4]
             told = [f"{x['consumers']}x{x['tile_n']}{'a' * x.get('ahead', False)} {x['tflops']:.0f}"
                     for x in best]  # fmt: skip
@@ -219,7 +232,7 @@ def table(results: Path, target: Path) -> None:
         writer.writeheader()
         for row in rows:
             if "tflops" in row:
-                row = {"ahead": False, **row}
+                row = {"ahead": False, **row, "columns": "{} {}".format(*row["columns"])}
                 writer.writerow({name: int(x) if isinstance(x := row[name], bool) else x
                                  for name in COLUMNS})  # fmt: skip
 
@@ -229,14 +242,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("--seconds", type=float, default=200.0)
-    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--no-queue", action="store_true", help="no work tiles that are drawn")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--table", type=Path, help="write this CSV instead of measuring")
     given = parser.parse_args()
     if given.table:
         table(given.results, given.table)
     else:
-        run(given.results, given.seconds, given.processes, given.short)
+        run(given.results, given.seconds, given.processes, not given.no_queue)
 
 
 if __name__ == "__main__":
