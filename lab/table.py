@@ -69,11 +69,19 @@ def _confirmed(name: str, command: str, *modules: str, files: tuple[str, ...] = 
     )  # fmt: skip
 
 
-def _suite(name: str, folder: str, *more: str) -> Record:
-    """A record that lab/hardware/FOLDER/compare.py writes of what its run_there.py brought home."""
-    suite = f"lab.hardware.{folder}"
+def _suite(name: str, module: str) -> Record:
+    """A record of stored launches: `make` of the module, `lab.hardware.suite` there, `compare`."""
+    module = f"lab.hardware.{module}"
     return _confirmed(
-        name, f"python -m {suite}.compare", f"{suite}.compare", f"{suite}.run_there", *more
+        name, f"python -m {module} compare FOLDER RESULTS.npz", module, "lab.hardware.suite"
+    )
+
+
+def _programs(name: str) -> Record:
+    """A record that compare.py of a folder writes of what its run_there.py brought home."""
+    folder = f"lab.hardware.{name}"
+    return _confirmed(
+        name, f"python -m {folder}.compare", f"{folder}.compare", f"{folder}.run_there"
     )
 
 
@@ -95,7 +103,6 @@ def _sweep(name: str, table: str) -> Record:
     )  # fmt: skip
 
 
-_SKELETON = "python -m lab.hardware.{0}_hopper.skeleton compare out/skeleton FILE.npz"
 _COMPARED = (
     "python -m lab.hardware.hopper_counters.compare lab/hardware/hopper_counters/{0}.json FOLDER"
 )
@@ -149,25 +156,19 @@ RECORDS = (
         path="fa4/explore/verdicts.json", command="python -m lab.benchmarks.record_verdicts",
         modules=("lab.benchmarks.record_verdicts",), needs=HOURS,
     ),
-    _suite("backward_hopper", "backward_hopper"),
-    _confirmed(
-        "backward_skeleton_hopper", _SKELETON.format("backward"),
-        "lab.hardware.backward_hopper.skeleton", "lab.hardware.backward_hopper.skeleton_driver",
-    ),
+    _suite("backward_hopper", "backward_hopper.prepost"),
+    _suite("backward_skeleton_hopper", "backward_hopper.skeleton"),
     _confirmed(
         "ds_exchange", "GPU: python -m lab.hardware.ds_exchange", "lab.hardware.ds_exchange",
         files=("lab/hardware/ds_exchange.cu",),
     ),
-    _suite("emulator_hopper", "emulator_hopper"),
+    _programs("emulator_hopper"),
     _confirmed(
         "findings", "GPU: python3 -m lab.hardware.run_findings", "lab.hardware.run_findings",
         files=("docs/findings/*.py",),
     ),
-    _suite("forward_hopper", "forward_hopper"),
-    _confirmed(
-        "forward_skeleton_hopper", _SKELETON.format("forward"),
-        "lab.hardware.forward_hopper.skeleton", "lab.hardware.forward_hopper.skeleton_driver",
-    ),
+    _suite("forward_hopper", "forward_hopper.neutral"),
+    _suite("forward_skeleton_hopper", "forward_hopper.skeleton"),
     *(
         _confirmed(
             f"guarded_calls_{gpu}", "GPU: python3 -m lab.hardware.guarded.random_calls",
@@ -265,7 +266,7 @@ RECORDS = (
         "warpgroup_backward_wide", "GPU: python3 -m lab.hardware.warpgroup_backward.measure --wide",
         "lab.hardware.warpgroup_backward.measure", *_KERNELS,
     ),
-    _suite("warpgroup_bits", "warpgroup_bits", "lab.hardware.warpgroup_bits.make_suite"),
+    _suite("warpgroup_bits", "warpgroup_bits.suite"),
     _confirmed(
         "warpgroup_forward", "GPU: python3 -m lab.hardware.warpgroup_forward.measure "
         "lab/hardware/warpgroup_forward/peers.json FILE.jsonl",
@@ -278,7 +279,7 @@ RECORDS = (
         "lab.hardware.warpgroup_fp8.record",
         "lab.hardware.warpgroup_fp8.measure", files=("lab/hardware/warpgroup_fp8/variants.json",),
     ),
-    _suite("wgmma_sums", "wgmma_sums"),
+    _programs("wgmma_sums"),
     Record(
         path="lab/hardware/results/h200x2_ring.csv", needs=GPU, modules=(),
         command="GPU: a program from before fa4.distributed; each row says of what",

@@ -50,13 +50,22 @@ def call(
     )
 
 
-def build_wheel(folder: Path) -> Path:
-    """The project's wheel, built in `folder`."""
+def build_wheel(folder: Path, source: Path | None = None) -> Path:
+    """The project's wheel, built in `folder`. source: a folder or an archive; a copy of here."""
     built = call(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
-                 "--no-index", copy_project(folder / "clone"), "-w", folder)  # fmt: skip
+                 "--no-index", source or copy_project(folder / "clone"), "-w", folder)  # fmt: skip
     assert built.returncode == 0, built.stderr
     (wheel,) = folder.glob("fa4_lab-*.whl")
     return wheel
+
+
+def build_archive(folder: Path) -> Path:
+    """The project's source archive, built in `folder` by the backend that pyproject.toml names."""
+    code = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    built = call(sys.executable, "-c", code, folder=copy_project(folder / "clone"))
+    assert built.returncode == 0, built.stderr
+    (archive,) = folder.glob("fa4_lab-*.tar.gz")
+    return archive
 
 
 def make_environment(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -12,14 +11,14 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from fa4.compiled.artifact import compile_artifact
-from fa4.compiled.forward import compile_warpgroup
 from fa4.emulator import run_ptx
-from lab.hardware.warpgroup_bits import compare, make_suite
+from lab.hardware.launches import emulate, stored
+from lab.hardware.suite import Outcome
+from lab.hardware.warpgroup_bits import compare, suite
 from lab.hardware.warpgroup_bits.cases import cases
 from lab.hardware.warpgroup_bits.exact_ptx import without_approximations
 from lab.records import read_record
-from tests.sm100.forward_kernel import arguments, features, make_inputs
+from tests.sm100.forward_kernel import features
 
 FUNCTIONS = {
     "ex2.approx.ftz": (np.exp2, np.linspace(-20, 0, 128), 2e-3),
@@ -108,54 +107,53 @@ def other_last_bit(ptx: str) -> str:
     )
 
 
-def captured(name: str) -> tuple[Any, ...]:
-    """(launch, its memory, the buffer, the places of outputs) of a call."""
-    case = cases()[name]
-    kernel = compile_artifact(case.spec, "sm_90a", compile_warpgroup)
-    call = arguments(case.spec, make_inputs(case.spec, case.problem), case.sms)
-    call, buffer, places = make_suite.laid_out(call)
-    return *make_suite.captured(kernel, call), buffer, places
-
-
-def emulated(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(a call of the suite, the emulator's outputs as if a GPU with another MUFU gave them)."""
-    launch, memory, buffer, places = captured(name)
+def emulated(name: str) -> Outcome:
+    """A call of the suite, and the emulator's outputs as if a GPU with another MUFU gave them."""
+    launch, memory, arena, _ = suite.captured(cases()[name])
     exact = replace(launch, ptx=without_approximations(launch.ptx))
-    given: dict[str, Any] = {"launch": np.array(json.dumps({"places": places}))}
-    got: dict[str, Any] = {}
+    places = arena.outputs("o", "lse")
+    case = stored("case", [launch], arena.memory, places=places)
+    given, got = {"memory": arena.memory}, {}
     for kind, form in (("compiled", launch), ("exact", exact)):
-        got[f"case/{kind}/different"] = np.array(0)
         there = replace(form, ptx=other_last_bit(form.ptx))
-        for found, text in ((given, f"emulated/{kind}"), (got, f"case/{kind}")):
-            run = make_suite.emulated(form if found is given else there, memory, buffer, places)
-            found.update({f"{text}/{output}": array for output, array in run.items()})
-    return given, got
+        here, changed = (
+            emulate([x], arena.memory, places, memory, checks=False)[0] for x in (form, there)
+        )
+        given |= {f"emulated/{kind}/{output}": array for output, array in here.items()}
+        got |= {f"case/{kind}/{output}": array ^ case.part(arena.memory, output)
+                for output, array in changed.items()}  # fmt: skip
+        got[f"case/{kind}/different"] = np.zeros(len(places), np.int64)
+    return Outcome(case, given, got)
 
 
 def test_a_bit_is_seen() -> None:
     """In the exact kernel any; in the compiled one what MUFU does not explain."""
-    given, got = emulated("d64 one consumer")
-    rows = compare.judged(given, got, "case")
+    outcome = emulated("d64 one consumer")
+    rows = compare.judged(outcome)
     assert not compare.is_wrong(rows)
     assert rows["exact"]["o"]["elements"] > 10_000 and rows["exact"]["o"]["other_bits"] == 0
     assert rows["compiled"]["lse"]["other_bits"] > 0
-    near = compare.judged(given, got | {"case/exact/o": got["case/compiled/o"]}, "case")
+
+    def changed(**arrays: Any) -> dict[str, Any]:
+        got = {f"case/{name.replace('_', '/')}": array for name, array in arrays.items()}
+        return compare.judged(replace(outcome, got=dict(outcome.got) | got))
+
+    near = changed(exact_o=outcome.got["case/compiled/o"])
     assert near["exact"]["o"]["other_bits"] > 0 and near["exact"]["o"]["largest_difference"] < 0.05
     for kind, output, step in (("exact", "o", 1), ("exact", "lse", 1), ("compiled", "o", 64)):
-        array = got[f"case/{kind}/{output}"].copy()
+        array = outcome.got[f"case/{kind}/{output}"].copy()
         array[0] ^= step
-        changed = got | {f"case/{kind}/{output}": array}
-        assert compare.is_wrong(compare.judged(given, changed, "case"))
-    again = got | {"case/compiled/different": np.array(1)}
-    assert compare.is_wrong(compare.judged(given, again, "case"))
+        assert compare.is_wrong(changed(**{f"{kind}_{output}": array}))
+    assert compare.is_wrong(changed(compiled_different=np.array([1, 0])))
 
 
 @pytest.mark.parametrize("name", ["d64 three consumers", "tests: packed"])
 def test_bits_do_not_depend_on_the_schedule(name: str) -> None:
     """As they must not on a GPU from launch to launch; all checks on, nothing found."""
-    call = captured(name)
-    usual = make_suite.emulated(*call)
-    other = make_suite.emulated(*call, schedule="adversarial", seed=7)
+    launch, memory, arena, _ = suite.captured(cases()[name])
+    places = arena.outputs("o", "lse")
+    usual, _ = emulate([launch], arena.memory, places, memory)
+    other, _ = emulate([launch], arena.memory, places, memory, schedule="adversarial", seed=7)
     assert {name: array.tobytes() for name, array in usual.items()} == {
         name: array.tobytes() for name, array in other.items()
     }

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+import fa4
 from fa4.cli import COMMANDS
 from tests.commands import fuzz
 from tests.commands.fuzz_values import make_files
 from tests.installed import (
     EXTRAS,
     ROOT,
+    build_archive,
     build_wheel,
     call,
     copy_project,
@@ -122,6 +124,19 @@ def test_it_brings_every_file_of_the_package(wheel: Path) -> None:
     assert here == there
     data = {name.removeprefix("fa4/") for name in there if not name.endswith(".py")}
     assert data == {"py.typed", *GIVEN, *DATA}
+
+
+def test_the_source_archive_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    """What it holds is enough, and every file comes out as it went in; it installs and runs."""
+    made = build_wheel(tmp_path / "made", build_archive(tmp_path))
+    before, after = (
+        {entry.filename: entry.CRC for entry in zipfile.ZipFile(path).infolist()
+         if "dist-info" not in entry.filename} for path in (wheel, made)
+    )  # fmt: skip
+    assert before == after and len(before) > 500
+    python, _ = make_environment(tmp_path / "venv", made, required_by(made))
+    said = call(python.with_name("fa4"), "--version", folder=tmp_path)
+    assert said.returncode == 0 and said.stdout.split()[-1] == fa4.__version__
 
 
 def test_every_command_has_its_quick_call() -> None:

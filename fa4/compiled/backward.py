@@ -23,8 +23,8 @@ def compile_backward(
 ) -> Any:
     """As `compile_forward`: three kernels in one module, launched by one call.
 
-    Call it with `BackwardArguments`. Raises ValueError, naming the rule, for a plan that
-    `check_plan` refuses.
+    `compile_artifact` makes what is called with `BackwardArguments`. Raises ValueError, naming the
+    rule, for a plan that `check_plan` refuses.
     """
     return compile_host(backward, fake_arguments(spec), spec, arch, trace)
 

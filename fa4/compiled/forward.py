@@ -19,8 +19,9 @@ def compile_forward(
 ) -> Any:
     """What `cute.compile` returns, with PTX and cubin in `.artifacts`; TVM-FFI calls.
 
-    Call it with `LaunchArguments`. `trace` collects the steps (role, Wait or Arrive) as the kernel
-    is traced. Raises ValueError, naming the rule, for a plan that `check_plan` refuses.
+    `compile_artifact` makes what is called with `LaunchArguments`. `trace` collects the steps
+    (role, Wait or Arrive) as the kernel is traced. Raises ValueError, naming the rule, for a plan
+    that `check_plan` refuses.
     """
     return compile_host(forward, fake_arguments(spec), spec, arch, trace)
 

@@ -129,8 +129,10 @@ def compile_host(
 ) -> Any:
     """What `cute.compile` returns for a host function, with PTX and cubin in `.artifacts`.
 
-    arguments: all but the stream, the spec and the trace. Raises ValueError, naming the rule, for a
-    plan that `check_plan` refuses.
+    arguments: all but the stream, the spec and the trace. What is returned is not called but
+    exported (`compile_artifact`), which compiles the host code: on a GPU of this architecture
+    CuTe-DSL would do that here, too, twice. Raises ValueError, naming the rule, for a plan that
+    `check_plan` refuses.
     """
     require_sound(spec.plan, spec.gpu)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
@@ -143,4 +145,4 @@ def compile_host(
             DumpDir(folder),
         )
         steps = [] if trace is None else trace
-        return cute.compile[options](host, *arguments, stream, spec, steps)
+        return cute.compile[options](host, *arguments, stream, spec, steps, no_jit_engine=True)

@@ -15,11 +15,12 @@ again when dQ has read it in both CTAs, which the commit after dQ tells both.
 
 from __future__ import annotations
 
+from functools import partial
+
 from fa4.config import BackwardPipeline
 from fa4.hardware import Gpu
 from fa4.plan.backward_single import (
     COMPUTE_REGISTERS,
-    COMPUTE_WARPS,
     DQ_SLICE_COLS,
     DQ_STAGES,
     HALF,
@@ -27,12 +28,14 @@ from fa4.plan.backward_single import (
     MMA_WARP,
     OTHER_REGISTERS,
     REDUCE_REGISTERS,
-    REDUCE_WARPS,
     STATS_BYTES,
     TILE,
+    compute_role,
+    reduce_role,
     store_gradients,
+    whole_plan,
 )
-from fa4.plan.memory import Layout, require_fit
+from fa4.plan.memory import Layout
 from fa4.plan.schema import (
     Arrive,
     Buffer,
@@ -42,7 +45,6 @@ from fa4.plan.schema import (
     PipelinePlan,
     Program,
     Role,
-    Semaphore,
     Signal,
     SmemAccess,
     TmemAccess,
@@ -66,24 +68,14 @@ def pair_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
             f"a pair's head_dim and head_dim_v must be {TILE}: dQ lies over half of S; "
             f"got {pipeline.head_dim} and {pipeline.head_dim_v}"
         )
-    layout = _lay_out(pipeline)
-    require_fit(layout.buffers, "tmem", gpu.tmem_cols, gpu.name)
-    require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
-    return PipelinePlan(
-        name=f"backward d{pipeline.head_dim} cta_group 2 of fa4",
-        roles=(
-            _compute(pipeline),
-            reduce_role(pipeline, DQ_SLICE_COLS, REDUCE_REGISTERS),
-            _mma(pipeline),
-            _load(pipeline),
-            relay_role(OTHER_REGISTERS),
-        ),
-        signals=_signals(pipeline),
-        buffers=tuple(layout.buffers),
-        cta_group=2,
-        trips=("q_tiles", "masked_tiles", "plain_tiles"),
-        persistent=False,
+    roles = (
+        _compute(pipeline),
+        reduce_role(pipeline, pipeline.head_dim // 2, DQ_SLICE_COLS, REDUCE_REGISTERS),
+        _mma(pipeline),
+        _load(pipeline),
+        relay_role(OTHER_REGISTERS),
     )
+    return whole_plan(pipeline, gpu, _lay_out(pipeline), _signals(pipeline), roles)
 
 
 def _lay_out(pipeline: BackwardPipeline) -> Layout:
@@ -249,21 +241,9 @@ def relay_role(registers: int) -> Role:
 
 
 def _compute(pipeline: BackwardPipeline) -> Role:
-    """Two warpgroups, each half of the queries: P from S, dS from dP; at the end dV and dK."""
-    loops = tuple(
-        Loop(trip, _compute_step(pipeline, masked))
-        for trip, masked in (("masked_tiles", True), ("plain_tiles", False))
-    )
-    return Role(
-        name="compute",
-        warps=COMPUTE_WARPS,
-        registers=COMPUTE_REGISTERS,
-        program=(
-            *loops,
-            Arrive("s_read"),  # no further S: the last dS is stored
-            *store_gradients(pipeline, "v", "k"),
-        ),
-    )
+    stored = Arrive("s_read")  # no further S: the last dS is stored
+    end = (stored, *store_gradients(pipeline, "v", "k"))
+    return compute_role(partial(_compute_step, pipeline), COMPUTE_REGISTERS, end)
 
 
 def own_columns(name: str) -> tuple[str, str]:
@@ -300,30 +280,3 @@ def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
         Arrive("ds_peer", after="dsmem"),
         Arrive("row_stats_empty"),
     )  # fmt: skip
-
-
-def reduce_role(pipeline: BackwardPipeline, cols: int, registers: int) -> Role:
-    """64 rows of dQ out of tensor memory and, by slices of `cols`, added into global memory."""
-    d = pipeline.head_dim // 2  # columns of a warp: two warps share a row
-    num_bytes = TILE * cols * 4
-    turn: Program = (Work("wait for turn", Semaphore()),) if pipeline.deterministic else ()
-    program: Program = (
-        Wait("dq_full"),
-        Work("read dQ", TmemAccess(kind="load", cols=d), reads=("dq",)),
-        Arrive("dq_empty"),
-        *turn,
-    )
-    for _ in range(d // cols):
-        program += (
-            Wait("dq_slot_empty"),
-            Work("write dQ", SmemAccess(num_bytes=num_bytes), writes=("dq_staging",)),
-            Work("add dQ", Copy(kind="reduce", num_bytes=num_bytes), asynchronous=True,
-                 reads=("dq_staging",)),
-            Arrive("dq_slot_empty", after="reduce"),
-        )  # fmt: skip
-    return Role(
-        name="reduce",
-        warps=REDUCE_WARPS,
-        registers=registers,
-        program=(Loop("q_tiles", program),),
-    )

@@ -16,6 +16,8 @@ columns: each is loaded twice into one place. Otherwise as `backward_pair`.
 
 from __future__ import annotations
 
+from functools import partial
+
 from fa4.config import BackwardPipeline
 from fa4.hardware import Gpu
 from fa4.plan.backward_pair import (
@@ -25,21 +27,22 @@ from fa4.plan.backward_pair import (
     STATS_STAGES,
     exchange_signals,
     own_columns,
-    reduce_role,
     relay_role,
     words_over,
 )
 from fa4.plan.backward_single import (
-    COMPUTE_WARPS,
     DQ_STAGES,
     HALF,
     LOAD_WARP,
     MMA_WARP,
     STATS_BYTES,
     TILE,
+    compute_role,
+    reduce_role,
     store_gradients,
+    whole_plan,
 )
-from fa4.plan.memory import Layout, require_fit
+from fa4.plan.memory import Layout
 from fa4.plan.schema import (
     Arrive,
     Copy,
@@ -71,24 +74,14 @@ def serial_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
             f"head_dim and head_dim_v must be {SERIAL_DIMS}; "
             f"got {(pipeline.head_dim, pipeline.head_dim_v)}"
         )
-    layout = _lay_out(pipeline)
-    require_fit(layout.buffers, "tmem", gpu.tmem_cols, gpu.name)
-    require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
-    return PipelinePlan(
-        name=f"backward d{pipeline.head_dim} cta_group 2 of fa4",
-        roles=(
-            _compute(pipeline),
-            reduce_role(pipeline, DQ_SLICE_COLS, REDUCE_REGISTERS),
-            _mma(pipeline),
-            _load(pipeline),
-            relay_role(OTHER_REGISTERS),
-        ),
-        signals=_signals(pipeline),
-        buffers=tuple(layout.buffers),
-        cta_group=2,
-        trips=("q_tiles", "masked_tiles", "plain_tiles"),
-        persistent=False,
+    roles = (
+        _compute(pipeline),
+        reduce_role(pipeline, pipeline.head_dim // 2, DQ_SLICE_COLS, REDUCE_REGISTERS),
+        _mma(pipeline),
+        _load(pipeline),
+        relay_role(OTHER_REGISTERS),
     )
+    return whole_plan(pipeline, gpu, _lay_out(pipeline), _signals(pipeline), roles)
 
 
 def _lay_out(pipeline: BackwardPipeline) -> Layout:
@@ -215,17 +208,8 @@ def _mma(pipeline: BackwardPipeline) -> Role:
 
 
 def _compute(pipeline: BackwardPipeline) -> Role:
-    """Two warpgroups, each half of the queries: P from S, dS from dP; at the end dV and dK."""
-    loops = tuple(
-        Loop(trip, _compute_step(pipeline, masked))
-        for trip, masked in (("masked_tiles", True), ("plain_tiles", False))
-    )
-    return Role(
-        name="compute",
-        warps=COMPUTE_WARPS,
-        registers=COMPUTE_REGISTERS,
-        program=(*loops, *store_gradients(pipeline, "v", "k")),
-    )
+    end = store_gradients(pipeline, "v", "k")
+    return compute_role(partial(_compute_step, pipeline), COMPUTE_REGISTERS, end)
 
 
 def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:

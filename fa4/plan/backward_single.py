@@ -13,6 +13,8 @@ is complete only after dQ of the tile before has read its dS, so no signal says 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import gcd
 
 from fa4.config import BackwardPipeline
@@ -54,14 +56,23 @@ def single_plan(pipeline: BackwardPipeline, gpu: Gpu) -> PipelinePlan:
         raise ValueError(
             f"head_dim must be at most {TILE}: dQ lies over a tile of dP; got {pipeline.head_dim}"
         )
-    layout = _lay_out(pipeline)
+    roles = (_compute(pipeline), _reduce(pipeline), _mma(pipeline), _load(pipeline))
+    return whole_plan(pipeline, gpu, _lay_out(pipeline), _signals(pipeline), roles)
+
+
+def whole_plan(
+    pipeline: BackwardPipeline, gpu: Gpu, layout: Layout, signals: tuple[Signal, ...],
+    roles: tuple[Role, ...],
+) -> PipelinePlan:  # fmt: skip
+    """A plan of its parts. Raises ValueError with the sum of what does not fit."""
     require_fit(layout.buffers, "tmem", gpu.tmem_cols, gpu.name)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return PipelinePlan(
-        name=f"backward d{pipeline.head_dim} cta_group 1 of fa4",
-        roles=(_compute(pipeline), _reduce(pipeline), _mma(pipeline), _load(pipeline)),
-        signals=_signals(pipeline),
+        name=f"backward d{pipeline.head_dim} cta_group {pipeline.numerics.cta_group} of fa4",
+        roles=roles,
+        signals=signals,
         buffers=tuple(layout.buffers),
+        cta_group=pipeline.numerics.cta_group,
         trips=("q_tiles", "masked_tiles", "plain_tiles"),
         persistent=False,
     )
@@ -213,17 +224,17 @@ def _mma(pipeline: BackwardPipeline) -> Role:
 
 
 def _compute(pipeline: BackwardPipeline) -> Role:
-    """Two warpgroups, each half of the queries: P from S, dS from dP; at the end dV and dK."""
-    loops = tuple(
-        Loop(trip, _compute_step(pipeline, masked))
-        for trip, masked in (("masked_tiles", True), ("plain_tiles", False))
-    )
-    return Role(
-        name="compute",
-        warps=COMPUTE_WARPS,
-        registers=COMPUTE_REGISTERS,
-        program=(*loops, *store_gradients(pipeline, "do", "q")),
-    )
+    end = store_gradients(pipeline, "do", "q")
+    return compute_role(partial(_compute_step, pipeline), COMPUTE_REGISTERS, end)
+
+
+def compute_role(step: Callable[[bool], Program], registers: int, end: Program) -> Role:
+    """Two warpgroups, each half of the queries: P from S, dS from dP; at the end dV and dK.
+
+    step: of a query tile, with a mask or without.
+    """
+    loops = (Loop("masked_tiles", step(True)), Loop("plain_tiles", step(False)))
+    return Role(name="compute", warps=COMPUTE_WARPS, registers=registers, program=(*loops, *end))
 
 
 def store_gradients(pipeline: BackwardPipeline, dv_place: str, dk_place: str) -> Program:
@@ -279,20 +290,23 @@ def _compute_step(pipeline: BackwardPipeline, masked: bool) -> Program:
 
 
 def _reduce(pipeline: BackwardPipeline) -> Role:
-    """dQ out of tensor memory and, by slices, added into global memory; each warp for itself."""
-    d, cols = pipeline.head_dim, dq_slice_cols(pipeline.head_dim)
+    d = pipeline.head_dim
+    return reduce_role(pipeline, d, dq_slice_cols(d), REDUCE_REGISTERS)
+
+
+def reduce_role(pipeline: BackwardPipeline, dq_cols: int, cols: int, registers: int) -> Role:
+    """dQ out of tensor memory and, by slices of `cols`, added into global memory; each warp for
+    itself. dq_cols: that a warp has."""
     num_bytes = TILE * cols * 4
-    turn: Program = ()
-    if pipeline.deterministic:
-        turn = (Work("wait for turn", Semaphore()),)
+    turn: Program = (Work("wait for turn", Semaphore()),) if pipeline.deterministic else ()
     program: Program = (
         Wait("dq_full"),
         # All of dQ goes to registers first, so that its region is free again at once.
-        Work("read dQ", TmemAccess(kind="load", cols=d), reads=("dq",)),
+        Work("read dQ", TmemAccess(kind="load", cols=dq_cols), reads=("dq",)),
         Arrive("dq_empty"),
         *turn,
     )
-    for _ in range(d // cols):
+    for _ in range(dq_cols // cols):
         program += (
             Wait("dq_slot_empty"),
             Work("write dQ", SmemAccess(num_bytes=num_bytes), writes=("dq_staging",)),
@@ -301,8 +315,5 @@ def _reduce(pipeline: BackwardPipeline) -> Role:
             Arrive("dq_slot_empty", after="reduce"),
         )  # fmt: skip
     return Role(
-        name="reduce",
-        warps=REDUCE_WARPS,
-        registers=REDUCE_REGISTERS,
-        program=(Loop("q_tiles", program),),
+        name="reduce", warps=REDUCE_WARPS, registers=registers, program=(Loop("q_tiles", program),)
     )

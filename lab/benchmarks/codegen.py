@@ -12,7 +12,8 @@ figure is a speed on a GPU. `--install` puts compiler, disassembler and cuDNN's 
 .venv/codegen, so that .venv keeps its own flavour; `make conformance` installs flash-attn-4.
 Loop lengths are warp issue slots for each row of 128 scores (see fa4/inspect/loops.py). "base" is
 without emulated exponentials, each of which costs 4 slots more than a MUFU in every peer. Compile
-times are of the compiling process's CPU, warm: the shortest but the first. The backward pass is in
+times are of the compiling process's CPU until the kernel can be called, warm: the shortest but the
+first. The backward pass is in
 codegen_backward.py.
 """
 

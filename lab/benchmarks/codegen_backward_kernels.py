@@ -10,7 +10,7 @@ import sys
 from typing import Any
 from unittest import mock
 
-from lab.benchmarks.codegen_wanted import Timed, Wanted, no_device
+from lab.benchmarks.codegen_wanted import Timed, Wanted, compile_whole, no_device
 
 BATCH, ROWS, HEADS = 2, 4096, 8
 TILE = 128
@@ -98,7 +98,7 @@ def compile_ours(wanted: Wanted, timed: Timed) -> None:
     from fa4.compiled.backward import compile_backward
 
     spec = our_spec(wanted)
-    timed.run(lambda: compile_backward(spec, "sm_100a"))
+    timed.run(lambda: compile_whole(spec, compile_backward))
 
 
 def our_spec(wanted: Wanted) -> Any:

@@ -21,7 +21,17 @@ from typing import Any
 from unittest import mock
 
 from lab.benchmarks import codegen_backward_kernels as backward_kernels
-from lab.benchmarks.codegen_wanted import CUDNN, EXAMPLE, FLASH, OURS, SMS, Timed, Wanted, no_device
+from lab.benchmarks.codegen_wanted import (
+    CUDNN,
+    EXAMPLE,
+    FLASH,
+    OURS,
+    SMS,
+    Timed,
+    Wanted,
+    compile_whole,
+    no_device,
+)
 
 PACKAGES = {
     EXAMPLE: ("flashinfer-python",),
@@ -80,7 +90,7 @@ def compile_ours(wanted: Wanted, timed: Timed) -> None:
     from fa4.compiled.forward import compile_forward
 
     spec = our_spec(wanted)
-    timed.run(lambda: compile_forward(spec, "sm_100a"))
+    timed.run(lambda: compile_whole(spec, compile_forward))
 
 
 def our_spec(wanted: Wanted) -> Any:
@@ -123,7 +133,7 @@ def main() -> None:
     """Compiles what the command line names."""
     text, compiles, folder = sys.argv[1:]
     wanted = Wanted(**json.loads(text))
-    os.environ["FLASH_ATTENTION_NUM_SMS"] = str(SMS)
+    os.environ |= {"FLASH_ATTENTION_ARCH": "sm_100", "FLASH_ATTENTION_NUM_SMS": str(SMS)}
     os.environ["CUTE_DSL_ARCH"] = "sm_100a"
     os.environ["CUTE_DSL_NO_CACHE"] = "1"
     if not int(compiles):

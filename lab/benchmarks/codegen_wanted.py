@@ -89,5 +89,19 @@ class Timed:
         return getattr(self._compile, name)
 
 
+def compile_whole(spec: Any, compiler: Callable[[Any, str], Any]) -> Any:
+    """What a compiler of ours returns, exported as well, which makes it a kernel to call."""
+    from fa4.compiled.artifact import compile_artifact
+
+    kept: list[Any] = []
+
+    def compiled(*given: Any) -> Any:
+        kept.append(compiler(*given))
+        return kept[-1]
+
+    compile_artifact(spec, "sm_100a", compiled)
+    return kept[-1]
+
+
 def _size(compiled: Any) -> int:
     return len(compiled.artifacts.CUBIN)

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
 import json
 import mmap
 import multiprocessing
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -31,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from fa4.reference.exp2 import COEFFICIENTS, MUFU_MAX_ULP, exp2_mufu, exp2_polynomial
+from lab.hardware.there import describe_driver
 
 ALL_INPUTS = 1 << 32
 CHUNK = 1 << 26  # inputs per launch; their results are copied back together (256 MiB)
@@ -230,13 +229,9 @@ def main() -> int:
         print(json.dumps(checks[-1]), flush=True)
     report = {
         "schema_version": 1,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", *sys.argv]),
-        "gpu": output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
-        "driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        **describe_driver(),
         "nvcc": output_of("nvcc", "--version"),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
         "seconds": round(time.perf_counter() - start, 1),
         "checks": checks,
         "passed": all(check["passed"] for check in checks),

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.hardware.there import describe_machine
 from lab.hardware.warpgroup_forward.measure import Watchdog
-from lab.hardware.warpgroup_forward.random_launches import describe_machine
 
 STREAMS, REPLAYS = 4, 5
 

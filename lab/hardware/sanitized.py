@@ -24,7 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.hardware.warpgroup_forward.random_launches import describe_machine, element_type
+from lab.hardware.there import describe_machine
+from lab.hardware.warpgroup_forward.random_launches import element_type
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 PLACES = (

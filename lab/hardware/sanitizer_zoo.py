@@ -93,7 +93,7 @@ class ZooGpu:
     """Launches kernels with the driver, and waits for them."""
 
     def __init__(self) -> None:
-        from lab.hardware.emulator_hopper.driver import Gpu
+        from lab.hardware.driver import Gpu
 
         self.gpu = Gpu()
 
@@ -101,8 +101,8 @@ class ZooGpu:
         """ "ended", "hangs", or the driver's error."""
         import numpy as np
 
-        from lab.hardware.emulator_hopper.driver import CudaError
-        from lab.hardware.emulator_hopper.programs import Program
+        from lab.hardware.driver import CudaError
+        from lab.hardware.emulator_hopper.programs import Program, run_program
 
         words = tuple(np.zeros(WORDS, np.uint32) for _ in range(2))
         program = Program(
@@ -111,7 +111,8 @@ class ZooGpu:
         )  # fmt: skip
         try:
             image = kernel[variant].encode() + b"\0"
-            self.gpu.run(program, image, LAUNCH_LIMIT_S, unwritten=(0,) if kernel["fresh"] else ())
+            fresh = (0,) if kernel["fresh"] else ()
+            run_program(self.gpu, program, image, LAUNCH_LIMIT_S, fresh)
         except TimeoutError:
             return "hangs"
         except CudaError as error:
@@ -194,7 +195,7 @@ def main() -> int:
     if arguments.launch is not None:
         launch(arguments.file, [arguments.launch] if arguments.launch else [], arguments.variant)
         return 0
-    from lab.hardware.warpgroup_forward.random_launches import describe_machine
+    from lab.hardware.there import describe_machine
 
     begun, writing, rows = time.monotonic(), threading.Lock(), []
     if arguments.resume is not None:

@@ -19,7 +19,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-from lab.hardware.warpgroup_forward.random_launches import describe_machine
+from lab.hardware.there import describe_machine
 
 LAYERS, HEADS, KV_HEADS = 4, 8, 2
 WORDS, OWN_WORDS, LENGTH, BATCH = 96, 6, 512, 8

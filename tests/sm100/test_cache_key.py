@@ -378,3 +378,15 @@ def test_descriptions_name_what_differs_from_the_defaults() -> None:
         "head_dim=64 head_dim_v=64 causal score_mod=plain lse=False "
         "numerics.exp2.frequency=16 gpu=sm_103a"
     )
+
+
+def test_host_code_is_not_compiled_before_it_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuTe-DSL would, where the machine's GPU runs what is compiled; export compiles it anyhow."""
+    pytest.importorskip("cutlass")
+    from cutlass.cutlass_dsl.cutlass import CutlassBaseDSL
+
+    from fa4.compiled.forward import compile_forward
+
+    monkeypatch.setattr(CutlassBaseDSL, "_runtime_can_run_compiled", lambda *_: True)
+    compiled = compile_forward(ForwardSpec(head_dim=64, head_dim_v=64))
+    assert compiled.engine is None and compiled.artifacts.CUBIN

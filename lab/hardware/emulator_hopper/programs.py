@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.hardware.driver import Geometry, Gpu
 from lab.hardware.emulator_hopper.values import UNSIGNED
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -100,6 +101,26 @@ def parameters(program: Program, addresses: Sequence[int]) -> list[bytes]:
         address = addresses[tensor_map.array] + tensor_map.offset_bytes
         values.append(address.to_bytes(8, "little") + tensor_map.raw[8:])
     return values
+
+
+def run_program(
+    gpu: Gpu, program: Program, image: bytes, limit_s: float, unwritten: Sequence[int] = ()
+) -> list[Array]:
+    """The arrays after the launch. unwritten: those whose memory nothing is written to before.
+    Raises CudaError; TimeoutError after `limit_s` seconds, and the process must then end."""
+    kernel = gpu.load(image, "kernel", program.smem_bytes)
+    addresses = [
+        gpu.allocate(array.nbytes) if index in unwritten else gpu.upload(array)
+        for index, array in enumerate(program.arrays)
+    ]
+    geometry = Geometry(program.grid, program.block, program.smem_bytes, program.cluster)
+    gpu.launch(kernel, geometry, parameters(program, addresses))
+    gpu.wait(limit_s)
+    found = []
+    for array, address in zip(program.arrays, addresses, strict=True):
+        found.append(gpu.read(address, array.nbytes).view(array.dtype).reshape(array.shape))
+        gpu.free(address)
+    return found
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,18 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 
-from lab.hardware.emulator_hopper.driver import CudaError, Gpu
-from lab.hardware.emulator_hopper.programs import Array, Program
+from lab.hardware.driver import CudaError, Gpu
+from lab.hardware.emulator_hopper.programs import Array, Program, run_program
 from lab.hardware.emulator_hopper.storage import BLOCK, Suite, block_digests
+from lab.hardware.there import describe_driver
 
 LIMIT_S = 10.0  # of one kernel
 FAMILY_LIMIT_S = 120.0
@@ -63,7 +62,7 @@ def run_family(suite: Suite, names: Sequence[str], folder: Path, family: str) ->
         image = cubin.tobytes() if cubin is not None else text
         began = time.perf_counter()
         try:
-            arrays = gpu.run(program, image, LIMIT_S)
+            arrays = run_program(gpu, program, image, LIMIT_S)
         except (CudaError, TimeoutError) as error:
             with log.open("a") as stream:
                 stream.write(f"failed {name} {error}\n")
@@ -114,20 +113,6 @@ def gather(folder: Path, family: str) -> tuple[dict[str, Array], int]:
     return gathered, size
 
 
-def last_line(*command: str) -> str:
-    """Of what a command prints, or "unknown"."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip().splitlines()[-1]
-
-
-def query(field: str) -> str:
-    """A field of nvidia-smi."""
-    return last_line("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader")
-
-
 def main() -> int:
     """Runs all families, or, as the process of one, the programs that are left."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -160,12 +145,7 @@ def main() -> int:
             flush=True,
         )
     np.savez_compressed(out / "results.npz", **kept)  # type: ignore[arg-type]
-    report = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "gpu": query("name"),
-        "driver": query("driver_version"),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
+    report = describe_driver() | {
         "seconds": round(time.perf_counter() - began, 1),
         "identities": {name: suite.identity(name) for name in suite.names},
         "outcomes": outcomes,

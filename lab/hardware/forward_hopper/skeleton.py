@@ -1,8 +1,8 @@
 """The forward kernel on a Hopper GPU, which has no tcgen05: everything else is as compiled.
 
-    python -m lab.hardware.forward_hopper.skeleton make out/skeleton --ptxas PTXAS
-    python3 -m lab.hardware.forward_hopper.skeleton run out/skeleton FILE.npz     (on the GPU)
-    python -m lab.hardware.forward_hopper.skeleton compare out/skeleton FILE.npz
+    python -m lab.hardware.forward_hopper.skeleton make FOLDER --ptxas PTXAS
+    python3 -m lab.hardware.suite FOLDER RESULTS.npz                                  # GPU
+    python -m lab.hardware.forward_hopper.skeleton compare FOLDER RESULTS.npz
 
 `without_tensor_core` leaves products out, lets commits arrive at once, makes numbers of the address
 where tensor memory is read and stores to global memory where it is written, and writes packed
@@ -15,174 +15,94 @@ attention's.
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lab.hardware.forward_hopper.skeleton_cases import (
     OUTPUTS,
-    SUITES,
+    cases,
     errors,
     find_case,
     operand,
-    output,
     repeats,
     scale,
+    view,
 )
-from lab.hardware.forward_hopper.skeleton_driver import Driver
 from lab.hardware.forward_hopper.skeleton_ptx import without_tensor_core
 from lab.hardware.forward_hopper.soft_tensor_core import with_soft_tensor_core
+from lab.hardware.launches import Arena, Made, Suite, assemble, capture, emulate, lay_out, stored
+from lab.hardware.suite import Outcome
 
-SLACK_BYTES = 1 << 24  # around the tensors: TMA views of ragged tensors start before them
 # Too long for the emulator.
 ONLY_ON_THE_GPU = (
     "many tiles", "halves, many tiles", "halves, products", "halves, products, one after the other",
 )  # fmt: skip
+IMAGE = "hopper"
 # Relative errors of O: bfloat16 rounds to 2^-8, O once and P once more, and exponentials add to it;
 # of LSE: emulated exponentials are off by 8.8e-5 (docs/forward.md), the sums in float32 by less.
 O_LIMIT, PRODUCTS_O_LIMIT, LSE_LIMIT = 1.02 * 2.0**-8, 1.02 * 2.0**-7, 1.2e-4
 
 
-class Arena:
-    """Tensors side by side in one buffer, with room around them, so that it can move as a whole."""
+def tensors_of(case: dict[str, Any], spec: Any) -> dict[str, Any]:
+    """The call's tensors, by name; O and LSE are NaN, Q, K and V zero where nothing reads them."""
+    import torch
 
-    def __init__(self, num_bytes: int) -> None:
-        import torch
+    lengths = case["lengths"]
 
-        self.buffer = torch.zeros(num_bytes + 2 * SLACK_BYTES, dtype=torch.uint8)
-        self.places: dict[str, tuple[int, list[int], str]] = {}
-        self._used = SLACK_BYTES
+    def tensor(name: str, which: int, dim: int) -> Any:
+        sizes = [pair[which] for pair in lengths]
+        shape = [sum(sizes) if spec.packed_q else sizes[0], case["heads"][which], dim]
+        shape = shape if spec.packed_q else [len(sizes), *shape]
+        bits = np.full(shape, 0xFFFF if name == "o" else 0, np.uint16)
+        if case.get("products") and name != "o":
+            bits = operand(name, shape)
+        return torch.from_numpy(bits).view(torch.bfloat16)
 
-    def tensor(self, name: str, shape: list[int], dtype: Any) -> Any:
-        """The next tensor, of zeros."""
-        import torch
-
-        count = int(np.prod(shape))
-        size = count * torch.empty(0, dtype=dtype).element_size()
-        part = self.buffer[self._used : self._used + size].view(dtype).view(shape)
-        self.places[name] = (self._used, shape, str(dtype).removeprefix("torch."))
-        self._used += -(-size // 256) * 256
-        return part
+    found = {
+        "q": tensor("q", 0, spec.head_dim), "k": tensor("k", 1, spec.head_dim),
+        "v": tensor("v", 1, spec.head_dim_v), "o": tensor("o", 0, spec.head_dim_v),
+    }  # fmt: skip
+    longest = max(rows for rows, _ in lengths)
+    shape = [len(lengths), case["heads"][0], longest]
+    if spec.packed_q:
+        shape = [case["heads"][0], found["o"].shape[0]]
+        for which in range(2):
+            offsets = np.cumsum([0, *(pair[which] for pair in lengths)]).astype(np.int32)
+            found[f"offsets{which}"] = torch.from_numpy(offsets)
+    found["lse"] = torch.full(shape, -1, dtype=torch.int32).view(torch.float32)
+    return found
 
 
 def capture_case(case: dict[str, Any]) -> tuple[Any, Arena, Any]:
     """(launch, arena, spec): what CuTe-DSL's host function launches on tensors in an arena."""
-    import torch
-
     from fa4.designs import find_design
     from fa4.designs.design import named
     from fa4.hardware import B200
-    from lab.benchmarks.emulated_kernels import capture
 
     compiler = find_design(B200, kernel=case.get("kernel")).compiled
     assert compiler is not None  # these kernels run
     spec = named(compiler.tuned)(gpu=B200, **case["spec"])
     numerics = replace(spec.numerics, q_tiles=case.get("q_tiles", 2))
     spec = replace(spec, numerics=numerics)
-    lengths, (heads_q, heads_k) = case["lengths"], case["heads"]
-    packed = spec.packed_q
-    longest = max(rows for rows, _ in lengths)
-    arena = Arena(1 << 28)
-
-    def make(name: str, which: int, heads: int, dim: int) -> Any:
-        sizes = [pair[which] for pair in lengths]
-        shape = [sum(sizes), heads, dim] if packed else [len(sizes), sizes[0], heads, dim]
-        tensor = arena.tensor(name, shape, torch.bfloat16)
-        if case.get("products") and name != "o":
-            tensor.view(torch.uint16)[...] = torch.from_numpy(operand(name, shape))
-        return tensor
-
-    q, k = make("q", 0, heads_q, spec.head_dim), make("k", 1, heads_k, spec.head_dim)
-    v, o = make("v", 1, heads_k, spec.head_dim_v), make("o", 0, heads_q, spec.head_dim_v)
-    shape = [heads_q, o.shape[0]] if packed else [len(lengths), heads_q, longest]
-    lse = arena.tensor("lse", shape, torch.float32)
-    offsets = []
-    for which in range(2) if packed else ():
-        offsets.append(arena.tensor(f"offsets{which}", [len(lengths) + 1], torch.int32))
-        offsets[-1][1:] = torch.tensor([pair[which] for pair in lengths]).cumsum(0)
-    window = case.get("window", (None, None))
+    arena = lay_out(tensors_of(case, spec))
+    q, k, v, o, lse = (arena.tensors[name] for name in ("q", "k", "v", "o", "lse"))
+    offsets = (arena.tensors.get("offsets0"), arena.tensors.get("offsets1"))
+    longest = max(rows for rows, _ in case["lengths"])
     arguments = (
-        q, k, v, o, lse, scale(case["spec"]), None, *window, longest, None,
-        *(offsets or (None, None)), None, None, None, case["sms"],
+        q, k, v, o, lse, scale(case["spec"]), None, *case.get("window", (None, None)), longest,
+        None, *offsets, None, None, None, case["sms"],
     )  # fmt: skip
-    compiled = named(compiler.compiler)(spec)
-    kernel = capture("", lambda session: session.call(compiled, arguments, {}))
-    return kernel.launch, arena, spec
+    launch, _ = capture(named(compiler.compiler)(spec), arguments)
+    return launch, arena, spec
 
 
-def make(suite: str, folder: Path, ptxas: str) -> None:
-    """Compiles every case of a suite, takes the tensor core out and assembles what is left."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, (name, case) in enumerate(SUITES[suite]().items()):
-        launch, arena, spec = capture_case(case)
-        text = hopper_ptx(case, launch)
-        source = folder / f"case{number}.ptx"
-        source.write_text(text)
-        cubin = source.with_suffix(".cubin")
-        subprocess.run([ptxas, "-arch=sm_90a", "-o", cubin, source], check=True)
-        described = {
-            "name": name, "kernel": launch.kernel, "grid": launch.grid, "block": launch.block,
-            "smem": launch.dynamic_smem_bytes, "base": arena.buffer.data_ptr(),
-            "size": arena.buffer.numel(), "places": arena.places,
-            "parameters": [part.hex() for part in launch.parameters],
-            "columns": columns_of(spec),
-            "ints": {x: arena.buffer[place : place + 4 * shape[0]].tolist()
-                     for x, (place, shape, kind) in arena.places.items() if kind == "int32"},
-        }  # fmt: skip
-        source.with_suffix(".json").write_text(json.dumps(described))
-        print(f"{name}: grid {launch.grid}, {len(text.splitlines())} lines")
-
-
-def hopper_ptx(case: dict[str, Any], launch: Any) -> str:
+def hopper_launch(case: dict[str, Any], launch: Any) -> Any:
     """What is launched in place of the kernel."""
-    ctas = int(np.prod(launch.grid))
-    if case.get("products"):
-        return with_soft_tensor_core(launch.ptx, ctas)
-    return without_tensor_core(launch.ptx, ctas)
-
-
-def run(folder: Path, results: Path) -> None:
-    """Launches every case on GPU 0; a case that does not end ends the process."""
-    driver = Driver()
-    kept: dict[str, Any] = {"device": np.array(driver.name)}
-    for source in sorted(folder.glob("case*.json")):
-        case = json.loads(source.read_text())
-        name = case["name"]
-        found = driver.launch(case, source.with_suffix(".cubin").read_bytes())
-        kept |= {f"{name}/{key}": array for key, array in found.items()}
-        launches, different = repeats(name), found["different"]
-        print(f"{name}: {launches} launches ended, {different} unlike the first", flush=True)
-    results.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(results, **kept)
-
-
-def emulate_case(name: str) -> tuple[dict[str, Any], list[str]]:
-    """O, LSE and the findings of the emulator for the same text, under the adversarial schedule."""
-    from fa4.emulator import Allocation, Options
-    from fa4.emulator import run as run_emulated
-
-    launch, arena, spec = capture_case(find_case(name))
-    memory = arena.buffer.numpy()
-    described = {"name": name, "places": arena.places, "columns": columns_of(spec)}
-    for output_name in OUTPUTS:
-        _part(memory, described, output_name)[...] = output(described, output_name)
-    text = hopper_ptx(find_case(name), launch)
-    whole = Allocation("arena", memory.ctypes.data, memory.nbytes, True, memory)
-    options = Options(collect=True, schedule="adversarial")
-    report = run_emulated([replace(launch, ptx=text)], [whole], options)
-    found = {one: _part(memory, described, one).copy() for one in OUTPUTS}
-    return described | found, [finding.kind for finding in report.findings]
-
-
-def _part(memory: Any, case: dict[str, Any], name: str) -> Any:
-    array = output(case, name)
-    place = case["places"][name][0]
-    return memory[place : place + array.nbytes].view(array.dtype).reshape(array.shape)
+    change = with_soft_tensor_core if case.get("products") else without_tensor_core
+    return replace(launch, ptx=change(launch.ptx, int(np.prod(launch.grid))))
 
 
 def columns_of(spec: Any) -> dict[str, int]:
@@ -190,6 +110,54 @@ def columns_of(spec: Any) -> dict[str, int]:
     names = {buffer.name.removesuffix("a"): buffer.start for buffer in spec.plan.buffers
              if buffer.space == "tmem"}  # fmt: skip
     return {f"{x}{i}": names[f"{x}{i}"] for x in "so" for i in range(spec.numerics.q_tiles)}
+
+
+def emulate_case(name: str) -> tuple[dict[str, Any], list[str]]:
+    """O, LSE and the findings of the emulator for the same text, under the adversarial schedule."""
+    case = find_case(name)
+    launch, arena, spec = capture_case(case)
+    outputs = arena.outputs(*OUTPUTS)
+    found, findings = emulate(
+        [hopper_launch(case, launch)], arena.memory, outputs, collect=True, schedule="adversarial"
+    )
+    described = {"name": name, "places": arena.places, "columns": columns_of(spec)}
+    return described | {x: view(found[x], outputs[x]) for x in OUTPUTS}, findings
+
+
+def make(ptxas: str) -> Iterator[Made]:
+    """Every case of the forward kernel."""
+    yield from make_all(cases(), ptxas)
+
+
+def make_all(named_cases: dict[str, dict[str, Any]], ptxas: str) -> Iterator[Made]:
+    """Cases whose kernels have their tensor core taken out; what is left is assembled."""
+    for name, case in named_cases.items():
+        launch, arena, spec = capture_case(case)
+        hopper = hopper_launch(case, launch)
+        made = stored(
+            name, [hopper], arena.memory, places=arena.outputs(*OUTPUTS), repeats=repeats(name),
+            more={"places": arena.places, "columns": columns_of(spec)},
+        )  # fmt: skip
+        yield Made(made, {IMAGE: assemble(hopper.ptx, ptxas)}, {"memory": arena.memory})
+
+
+def judge(outcome: Outcome) -> dict[str, Any]:
+    """Errors of O and LSE on the GPU and in the emulator."""
+    case, name = outcome.case, outcome.case.name
+    o, lse = (view(outcome.after(IMAGE, x), case.places[x]) for x in OUTPUTS)
+    o_error, lse_error = errors({"name": name, **case.more}, o, lse)
+    row = {
+        "launches": case.repeats,
+        "different": max(outcome.different(IMAGE).values()),
+        "values": o.size + lse.size,
+        "o_error": o_error,
+        "lse_error": lse_error,
+    }
+    if name not in ONLY_ON_THE_GPU:
+        emulated, findings = emulate_case(name)
+        mine = errors(emulated, emulated["o"], emulated["lse"])
+        row |= {"emulator_errors": mine, "findings": findings}
+    return row
 
 
 def is_wrong(name: str, row: dict[str, Any]) -> bool:
@@ -200,58 +168,7 @@ def is_wrong(name: str, row: dict[str, Any]) -> bool:
     return bool(not inside or row["different"] or row.get("findings"))
 
 
-def compare(suite: str, folder: Path, results: Path) -> int:
-    """Prints a line per case and writes the result file; 1 if anything is off its definition."""
-    from lab.records import record_path, write_record
-
-    rows = {}
-    got = np.load(results)
-    for source in sorted(folder.glob("case*.json")):
-        described = json.loads(source.read_text())
-        name = described["name"]
-        o, lse, different = (got[f"{name}/{key}"] for key in (*OUTPUTS, "different"))
-        o_error, lse_error = errors(described, o, lse)
-        row = rows[name] = {
-            "device": str(got["device"]),
-            "launches": repeats(name),
-            "different": int(different),
-            "values": o.size + lse.size,
-            "o_error": o_error,
-            "lse_error": lse_error,
-        }
-        if name not in ONLY_ON_THE_GPU:
-            emulated, findings = emulate_case(name)
-            mine = errors(emulated, emulated["o"], emulated["lse"])
-            row |= {"emulator_errors": mine, "findings": findings}
-        print(f"{name}: {row}", flush=True)
-    bad = [name for name, row in rows.items() if is_wrong(name, row)]
-    print(f"off the definition: {', '.join(bad) or 'none'}")
-    write_record(
-        record_path(f"{suite}_skeleton_hopper"), {"cases": rows, "wrong": bad},
-        ("numpy", "nvidia-cutlass-dsl"), machine=str(got["device"]),
-    )  # fmt: skip
-    return int(bool(bad))
-
-
-def main() -> int:
-    """One of make, run, compare; see the module's text."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("step", choices=("make", "run", "compare"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("results", type=Path, nargs="?")
-    parser.add_argument("--suite", choices=SUITES, default="forward")
-    parser.add_argument("--ptxas", default="ptxas")
-    options = parser.parse_args()
-    if options.step == "make":
-        make(options.suite, options.folder, options.ptxas)
-    elif options.results is None:
-        parser.error(f"{options.step} needs RESULTS")
-    elif options.step == "run":
-        run(options.folder, options.results)
-    else:
-        return compare(options.suite, options.folder, options.results)
-    return 0
-
+SUITE = Suite("forward_skeleton_hopper", make, judge, is_wrong)
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(SUITE.main(__doc__))

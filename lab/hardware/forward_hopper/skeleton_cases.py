@@ -106,9 +106,6 @@ def cases_of_halves() -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-SUITES = {"forward": cases, "halves": cases_of_halves}
-
-
 def find_case(name: str) -> dict[str, Any]:
     """A case of any suite."""
     return {**cases(), **cases_of_halves()}[name]
@@ -185,12 +182,10 @@ def scale(spec: dict[str, Any]) -> float:
     return float(spec["head_dim"]) ** -0.5
 
 
-def output(case: dict[str, Any], name: str) -> Any:
-    """An array for O (bfloat16 as uint16) or LSE, all bits set: NaN where nothing is written."""
-    _, shape, kind = case["places"][name]
-    dtype = {"bfloat16": np.uint16, "float32": np.uint32}[kind]
-    array = np.full(shape, -1, np.int64).astype(dtype)
-    return array if name == "o" else array.view(np.float32)
+def view(raw: Any, place: dict[str, Any]) -> Any:
+    """O (bfloat16 as uint16) or LSE, from its bytes."""
+    dtype = {"bfloat16": np.uint16, "float32": np.float32}[place["dtype"]]
+    return raw.view(dtype).reshape(place["shape"])
 
 
 def errors(described: dict[str, Any], o: Any, lse: Any) -> tuple[float, float]:
@@ -200,7 +195,7 @@ def errors(described: dict[str, Any], o: Any, lse: Any) -> tuple[float, float]:
     """
     case = find_case(described["name"])
     values = widened(o)
-    operands = {x: widened(operand(x, described["places"][x][1])) for x in "qkv"}
+    operands = {x: widened(operand(x, described["places"][x]["shape"])) for x in "qkv"}
     worst = [0.0, 0.0]
     starts = [0, 0]
     for batch, lengths in enumerate(case["lengths"]):

@@ -17,6 +17,8 @@ import mmap
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from lab.hardware.driver import CudaLibrary
+
 ALIGN_BYTES = 16  # what TMA, and torch's vector loads, ask of an address
 
 
@@ -96,10 +98,6 @@ class HostDriver:
         self._library.munmap(address, size_bytes)
 
 
-class CudaError(RuntimeError):
-    """A call of the driver failed."""
-
-
 class _Properties(ctypes.Structure):
     """CUmemAllocationProp: pinned memory of a device."""
 
@@ -119,19 +117,18 @@ class _Access(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int), ("device", ctypes.c_int), ("flags", ctypes.c_int)]
 
 
-class CudaDriver:
+class CudaDriver(CudaLibrary):
     """Memory of a GPU, by the driver's virtual memory functions. A context must be current."""
 
     def __init__(self, device: int = 0, library: str = "libcuda.so.1") -> None:
         """Loads the driver. Raises OSError or CudaError without a GPU."""
-        self._library = ctypes.CDLL(library)
-        self._call("cuInit", 0)
+        super().__init__(library)
         pinned, of_a_device, read_and_write = 1, 1, 3
         self._properties = _Properties(pinned, 0, of_a_device, device)
         self._access = _Access(of_a_device, device, read_and_write)
         self._handles: dict[int, ctypes.c_uint64] = {}
         size = ctypes.c_size_t()
-        self._call(
+        self.call(
             "cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(self._properties), 0
         )
         self.granule_bytes = size.value
@@ -139,32 +136,25 @@ class CudaDriver:
     def reserve(self, size_bytes: int) -> int:
         """An address range. Raises CudaError."""
         address = ctypes.c_uint64()
-        self._call("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(size_bytes),
+        self.call("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(size_bytes),
                    ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))  # fmt: skip
         return address.value
 
     def map(self, address: int, size_bytes: int) -> None:
         """Makes memory and maps it. Raises CudaError."""
         handle, size, place = ctypes.c_uint64(), ctypes.c_size_t(size_bytes), _address(address)
-        self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties),
+        self.call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties),
                    ctypes.c_uint64(0))  # fmt: skip
         self._handles[address] = handle
-        self._call("cuMemMap", place, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
-        self._call("cuMemSetAccess", place, size, ctypes.byref(self._access), ctypes.c_size_t(1))
+        self.call("cuMemMap", place, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+        self.call("cuMemSetAccess", place, size, ctypes.byref(self._access), ctypes.c_size_t(1))
 
     def release(self, address: int, size_bytes: int, mapped: int, mapped_bytes: int) -> None:
         """Waits for all kernels, as one may still use the memory; then unmaps. Raises CudaError."""
-        self._call("cuCtxSynchronize")
-        self._call("cuMemUnmap", _address(mapped), ctypes.c_size_t(mapped_bytes))
-        self._call("cuMemRelease", self._handles.pop(mapped))
-        self._call("cuMemAddressFree", _address(address), ctypes.c_size_t(size_bytes))
-
-    def _call(self, function: str, *arguments: Any) -> None:
-        code = getattr(self._library, function)(*arguments)
-        if code:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorName(code, ctypes.byref(text))
-            raise CudaError(f"{function}: {code} {(text.value or b'').decode()}")
+        self.call("cuCtxSynchronize")
+        self.call("cuMemUnmap", _address(mapped), ctypes.c_size_t(mapped_bytes))
+        self.call("cuMemRelease", self._handles.pop(mapped))
+        self.call("cuMemAddressFree", _address(address), ctypes.c_size_t(size_bytes))
 
 
 def _address(value: int) -> ctypes.c_uint64:

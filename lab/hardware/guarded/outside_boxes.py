@@ -11,7 +11,6 @@ or in front of it. Each case runs in a process of its own, as an illegal access 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import subprocess
 import sys
@@ -23,12 +22,12 @@ from pathlib import Path
 import numpy as np
 
 from fa4.emulator.tma.descriptor import TensorMap
+from lab.hardware.driver import Gpu
 from lab.hardware.emulator_hopper.barriers import wait
-from lab.hardware.emulator_hopper.driver import Gpu
-from lab.hardware.emulator_hopper.programs import Array, Program, TensorMapAt, module_text
+from lab.hardware.emulator_hopper.programs import Program, TensorMapAt, module_text, run_program
 from lab.hardware.emulator_hopper.tensors import START
 from lab.hardware.guarded.memory import CudaDriver, GuardedMemory
-from lab.hardware.warpgroup_forward.random_launches import describe_machine
+from lab.hardware.there import describe_machine
 
 OPERATIONS = ("load", "prefetch", "store", "reduce")
 STARTS = ("the tensor's", "in front of it")
@@ -143,19 +142,16 @@ class GuardedGpu(Gpu):
     def __init__(self, edge: str) -> None:
         """edge: on which side of each array nothing is mapped. Raises CudaError without a GPU."""
         super().__init__()
-        self._edge = edge
+        self._at_end, self._guarded = edge == EDGES[1], GuardedMemory(CudaDriver())
 
-    def run(self, program: Program, image: bytes, limit_s: float) -> list[Array]:
-        """As of Gpu; memory is given back with the process."""
-        self._guarded = GuardedMemory(CudaDriver())
-        return super().run(program, image, limit_s)
+    def allocate(self, size_bytes: int) -> int:
+        """As of Gpu, with nothing mapped on both sides."""
+        self._guarded.at_end = self._at_end
+        return self._guarded.allocate(size_bytes)
 
-    def _allocate(self, size_bytes: int) -> ctypes.c_uint64:
-        self._guarded.at_end = self._edge == EDGES[1]
-        return ctypes.c_uint64(self._guarded.allocate(size_bytes))
-
-    def _free(self, pointer: ctypes.c_uint64) -> None:
-        self._guarded.free(pointer.value)
+    def free(self, address: int) -> None:
+        """As of Gpu."""
+        self._guarded.free(address)
 
 
 def measure(case: OutsideCase) -> str:
@@ -170,7 +166,7 @@ def measure_here(case: OutsideCase) -> str:
     """The verdict of the GPU; the context of this process may be lost afterwards."""
     program = make_program(case)
     try:
-        GuardedGpu(case.edge).run(program, program.text.encode() + b"\0", LIMIT_S)
+        run_program(GuardedGpu(case.edge), program, program.text.encode() + b"\0", LIMIT_S)
     except RuntimeError as error:
         return TOUCHED if "ILLEGAL_ADDRESS" in str(error) else str(error)
     return OK

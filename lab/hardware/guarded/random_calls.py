@@ -41,9 +41,10 @@ from lab.hardware.guarded.drawing import (
     make_tensors,
 )
 from lab.hardware.guarded.memory import CudaDriver, GuardedMemory, install_in_torch
+from lab.hardware.there import describe_machine
 from lab.hardware.warpgroup_backward.random_gradients import run as differentiate
-from lab.hardware.warpgroup_forward.random_launches import describe_machine, watch
 from lab.hardware.warpgroup_forward.random_launches import run as launch
+from lab.hardware.warpgroup_forward.random_launches import watch
 
 
 def spec_of(call: ForwardCall) -> Any:

@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 from lab.hardware.hopper_counters.metrics import METRICS
+from lab.hardware.there import query
 
 PROBE = "import torch; torch.ones(1, device='cuda').add_(1); torch.cuda.synchronize()"
 
@@ -63,12 +64,9 @@ def page(report: Path, name: str) -> str:
 
 def machine() -> dict[str, str]:
     """What it was measured on, and when."""
-    fields = "name,driver_version,clocks.sm,power.limit"
-    command = ["nvidia-smi", "-i", "0", f"--query-gpu={fields}", "--format=csv,noheader"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     version = subprocess.run(["ncu", "--version"], check=True, capture_output=True, text=True)
     return {
-        **dict(zip(fields.split(","), (x.strip() for x in said.split(",")), strict=True)),
+        **query("name", "driver_version", "clocks.sm", "power.limit"),
         "ncu": version.stdout.strip().splitlines()[-1],
         "commit": os.environ.get("COMMIT", "unknown"),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

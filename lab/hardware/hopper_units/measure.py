@@ -26,6 +26,7 @@ from typing import Any
 
 from lab.hardware.hopper_units import power
 from lab.hardware.hopper_units.products import header
+from lab.hardware.there import query
 
 FOLDER = Path(__file__).parent
 PROGRAMS = ("barriers", "pipes", "softmax", "wgmma", "memory", "launch", "copies")
@@ -49,14 +50,6 @@ def build(folder: Path, nvcc: str, programs: tuple[str, ...] = PROGRAMS) -> None
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(compile_one, programs))
-
-
-def query(*fields: str) -> dict[str, str]:
-    """What nvidia-smi says of these fields of the first GPU."""
-    command = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    values = (value.strip() for value in done.stdout.strip().split(","))
-    return dict(zip(fields, values, strict=True))
 
 
 def summary(program: str, line: str) -> dict[str, Any]:

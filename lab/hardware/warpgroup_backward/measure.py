@@ -31,8 +31,8 @@ from fa4.compiled.variants import find_tuned_backward
 from fa4.hardware import H200
 from fa4.kit.features import BackwardFeatures
 from fa4.sm100.backward.workspace import tiles_of
+from lab.hardware.there import describe_machine
 from lab.hardware.warpgroup_forward.measure import Meter, Watchdog, frame_bytes, measured
-from lab.hardware.warpgroup_forward.random_launches import describe_machine
 
 PEERS = ("cudnn", "flash-attn-2", "flash-attn-4")
 CHECKED = ((1, 300, 417, 2, 2), (2, 640, 1024, 4, 2), (1, 77, 5, 3, 1), (1, 64, 1, 1, 1))

@@ -1,6 +1,4 @@
-"""Compares what the GPU gave with the emulator's outputs, bit for bit.
-
-    python -m lab.hardware.warpgroup_bits.compare FOLDER RESULTS.npz
+"""What the emulator's outputs and a GPU's differ in, of the kernels of `suite`.
 
 "exact" kernels must agree in every bit. In "compiled" ones the last bits of MUFU's results differ
 from the emulator's, which are the true values rounded once: elements that are equal are counted,
@@ -10,32 +8,19 @@ element of its row of O, which is what an error of a probability is to be compar
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from lab.hardware.warpgroup_bits.cases import cases
-from lab.hardware.warpgroup_bits.run_there import KERNELS, REPEATS
-from lab.records import record_path, write_record
+from lab.hardware.launches import view_of
+from lab.hardware.suite import Outcome
 
-DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+KERNELS = ("compiled", "exact")
 # Largest distances in compiled kernels. MUFU's 2 ulp of float32 move a probability that lies
 # between two 16-bit numbers to the other, and O by at most an ulp of the row's largest element; O's
 # own rounding may add one. LSE: those 2 ulp in the sum, MUFU's logarithm, float32's rounding.
 O_ULP_OF_ROW, LSE_RELATIVE = 2.0, 2.0**-20
 SOFTCAP_FACTOR = 4  # tanh is of an exponential and a reciprocal, and scores are it times the cap
-
-
-def elements(raw: Any, at: dict[str, Any]) -> Any:
-    """An output's elements, from the bytes between its first and its last."""
-    dtype = np.dtype(DTYPES[at["dtype"]])
-    flat = np.frombuffer(raw.tobytes(), dtype)
-    strides = [step * dtype.itemsize for step in at["strides"]]
-    return np.lib.stride_tricks.as_strided(flat, at["shape"], strides)
 
 
 def ordered(x: Any) -> Any:
@@ -73,15 +58,15 @@ def ulp_of_rows(here: Any, there: Any) -> float:
     return float((np.abs(one - other) / step).max(initial=0.0))
 
 
-def judged(given: Any, got: Any, case: str) -> dict[str, Any]:
+def judged(outcome: Outcome) -> dict[str, Any]:
     """Both kernels of a call."""
-    places = json.loads(str(given["launch"]))["places"]
     rows: dict[str, Any] = {}
     for kernel in KERNELS:
-        row = rows[kernel] = {"different_launches": int(got[f"{case}/{kernel}/different"])}
-        for name, at in places.items():
-            here = elements(given[f"emulated/{kernel}/{name}"], at)
-            there = elements(got[f"{case}/{kernel}/{name}"], at)
+        different = max(outcome.different(kernel).values())
+        row = rows[kernel] = {"different_launches": different}
+        for name, place in outcome.case.places.items():
+            here = view_of(outcome.given[f"emulated/{kernel}/{name}"], place)
+            there = view_of(outcome.after(kernel, name), place)
             row[name] = distances(here, there)
             if name == "o":
                 row[name]["largest_ulp_of_row"] = round(ulp_of_rows(here, there), 3)
@@ -106,36 +91,3 @@ def share_equal(calls: dict[str, Any], kernel: str, output: str) -> float:
     """Of all elements of an output, over all calls."""
     rows = [rows[kernel][output] for rows in calls.values() if output in rows[kernel]]
     return 1 - sum(row["other_bits"] for row in rows) / sum(row["elements"] for row in rows)
-
-
-def main() -> int:
-    """Prints a line per call and writes the result file; 1 if anything is wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("results", type=Path)
-    arguments = parser.parse_args()
-    got = np.load(arguments.results)
-    calls, wrong, made = {}, [], cases()
-    for path in sorted(arguments.folder.glob("*.npz")):
-        given = np.load(path)
-        name = str(given["name"])
-        calls[name] = judged(given, got, path.stem)
-        if is_wrong(calls[name], made[name].spec.softcap):
-            wrong.append(name)
-        print(f"{name}: {calls[name]}{' WRONG' if name in wrong else ''}", flush=True)
-    shares = {
-        f"{kernel} {output}": round(share_equal(calls, kernel, output), 6)
-        for kernel in KERNELS
-        for output in ("o", "lse")
-    }
-    report = {"device": str(got["device"]), "launches": REPEATS, "equal_share": shares}
-    write_record(
-        record_path("warpgroup_bits"), report | {"calls": calls, "wrong": wrong},
-        ("numpy", "nvidia-cutlass-dsl"), machine=str(got["device"]),
-    )  # fmt: skip
-    print(shares, *wrong, sep="\n")
-    return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -27,6 +27,7 @@ import numpy as np
 from fa4.compiled.build import build
 from fa4.compiled.support import ForwardCall
 from fa4.compiled.variants import choose_sm90_spec
+from lab.hardware.there import describe_machine
 
 HANGS_AFTER_S = 40.0
 FORMS = 32
@@ -314,20 +315,6 @@ def main() -> int:
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report)[:2000], flush=True)
     return bool(wrong)
-
-
-def describe_machine() -> dict[str, Any]:
-    """The GPU and what decides its results; FA4_COMMIT names the commit where there is no git."""
-    import subprocess
-
-    import torch
-
-    found: dict[str, Any] = {"commit": os.environ.get("FA4_COMMIT", ""), "torch": torch.__version__}
-    if torch.cuda.is_available():
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, check=False)
-        found["gpu"] = done.stdout.strip()
-    return found
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lab.hardware.hopper_units.measure import query, text_of
+from lab.hardware.hopper_units.measure import text_of
 from lab.hardware.hopper_units.power import FIELDS, Poller
+from lab.hardware.there import query
 from lab.hardware.warpgroup_forward.measure import Inputs, Problem, compiled, from_bytes, make_spec
 
 SECONDS, PAUSE_S, AHEAD = 1.6, 0.8, 16  # AHEAD: calls that are queued before the oldest is awaited

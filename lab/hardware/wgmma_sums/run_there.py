@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lab.hardware.emulator_hopper.driver import CudaError, Gpu
-from lab.hardware.emulator_hopper.programs import Program
-from lab.hardware.emulator_hopper.run_there import query
+from lab.hardware.driver import CudaError, Gpu
+from lab.hardware.emulator_hopper.programs import Program, run_program
+from lab.hardware.there import describe_driver
 from lab.hardware.wgmma_sums import operands
 from lab.hardware.wgmma_sums.kernels import Kernel
 from lab.hardware.wgmma_sums.operands import COMBINATIONS, Combination, Draws, Tiles
@@ -34,7 +32,7 @@ def execute(gpu: Gpu, kernel: Kernel, a: Array, b: Array, d: Array) -> Array:
     """Registers of D after the instruction; a, b: bytes of rows, d: registers before."""
     arrays = operands.image_of(a), operands.image_of(b), d.copy()
     program = Program("sum", "sums", kernel.text(), arrays, (), (len(a), 1, 1), (128, 1, 1))
-    return gpu.run(program, program.text.encode() + b"\0", LIMIT_S)[2]
+    return run_program(gpu, program, program.text.encode() + b"\0", LIMIT_S)[2]
 
 
 def run_combination(gpu: Gpu, types: Combination) -> tuple[Array, Tiles, Array, Array, Array]:
@@ -127,12 +125,7 @@ def main() -> None:
             names["mma"].append(types.name)
         print(types.name, report["differ"][types.name], flush=True)
     report["integers wrong"] = integers(gpu)
-    report |= {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "gpu": query("name"),
-        "driver": query("driver_version"),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
+    report |= describe_driver() | {
         "seconds": round(time.perf_counter() - began, 1),
     }
     (folder / "run.json").write_text(json.dumps(report, indent=1) + "\n")
