@@ -240,6 +240,10 @@ RECORDS = (
         "sanitized", "GPU: python3 -m lab.hardware.sanitized", "lab.hardware.sanitized", *_KERNELS,
     ),
     _confirmed(
+        "sanitized_order", "GPU: python3 -m lab.hardware.sanitized_order",
+        "lab.hardware.sanitized_order", files=("lab/hardware/sanitized_order.cu",),
+    ),
+    _confirmed(
         "sanitizer_zoo", "GPU: python3 -m lab.hardware.sanitizer_zoo", "lab.hardware.sanitizer_zoo",
         files=("tests/emulator/bug_zoo.py", "tests/emulator/ptx_module.py"),
     ),
