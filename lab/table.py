@@ -169,6 +169,7 @@ RECORDS = (
     ),
     _suite("forward_hopper", "forward_hopper.neutral"),
     _suite("forward_skeleton_hopper", "forward_hopper.skeleton"),
+    _suite("halves_skeleton_hopper", "forward_hopper.halves"),
     *(
         _confirmed(
             f"guarded_calls_{gpu}", "GPU: python3 -m lab.hardware.guarded.random_calls",

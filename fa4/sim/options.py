@@ -277,7 +277,8 @@ def _build_pipeline(problem: Problem, machine: Machine, given: Mapping[str, Any]
         deterministic=bool(given.get("deterministic")),
         kernel=given.get("kernel"),
     )
-    for name, value in given.items():
+    # Tiles first: they put back what was tuned beside another one.
+    for name, value in sorted(given.items(), key=lambda one: not one[0].startswith("tile_")):
         field = FIELDS.get(name)
         if field is not None and field.target in ("pipeline", "numerics"):
             pipeline = replaced(pipeline, {name: value}, direction)
@@ -339,10 +340,11 @@ def _check_split(numerics: Any, given: Mapping[str, object]) -> None:
 def replaced(pipeline: Any, changes: Mapping[str, object], direction: str) -> Any:
     """`pipeline` with settings of one of its parts replaced together, wherever it holds them."""
     parts = _PARTS
+    if hasattr(pipeline, "consumers") and changes.keys() & {"tile_m", "tile_n"}:
+        pipeline = _without_what_suits_the_tile(pipeline)
     if "tile_m" in changes:
         if hasattr(pipeline, "consumers"):
-            # As the kernel of a forced tile: none of its work tiles comes ahead of an output.
-            changes = {"consumers": warpgroups(changes["tile_m"]), "ahead": False}
+            changes = {"consumers": warpgroups(changes["tile_m"])}
         parts = ((),)  # of the warpgroups alone: the other kernels' tiles have 128 rows
     for path in parts:
         holders = [pipeline]
@@ -360,6 +362,14 @@ def replaced(pipeline: Any, changes: Mapping[str, object], direction: str) -> An
             return changed
     kernel = design_of(pipeline).kernel
     raise ValueError(f"{next(iter(changes))} does not apply to pass {direction} of kernel {kernel}")
+
+
+def _without_what_suits_the_tile(pipeline: Any) -> Any:
+    """As the kernel of a forced tile: what was tuned beside another says nothing of it."""
+    tuned = ("kv_stages", "ahead", "columns", "direct")
+    return replace(
+        pipeline, **{item.name: item.default for item in fields(pipeline) if item.name in tuned}
+    )
 
 
 def read_choice(pipeline: Any, name: str) -> tuple[bool, Any]:

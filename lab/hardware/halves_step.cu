@@ -113,6 +113,7 @@ void measure(const char* name, int tiles, int sms) {
   const int threads = tiles * ROWS * 128 / KEYS, smem = tiles * ROWS * 128 * 2;
   auto kernel = steps<KEYS, EXCHANGE>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+  static bool first = true;
   cudaFuncAttributes found;
   cudaFuncGetAttributes(&found, kernel);
   long long* cycles;
@@ -124,13 +125,18 @@ void measure(const char* name, int tiles, int sms) {
   constexpr int LAUNCHES = 5;
   for (int launch = 0; launch < LAUNCHES; ++launch) {
     kernel<<<sms, threads, smem>>>(cycles, sink);
-    if (cudaDeviceSynchronize() != cudaSuccess) { printf("{\"failed\": \"%s\"}\n", cudaGetErrorString(cudaGetLastError())); return; }
+    const cudaError_t error = cudaDeviceSynchronize(), refused = cudaGetLastError();
+    if (error != cudaSuccess || refused != cudaSuccess) {
+      printf("%s  {\"way\": \"%s\", \"q_tiles\": %d, \"ctas\": %d, \"failed\": \"%s\"}", first ? "" : ",\n",
+             name, tiles, sms, cudaGetErrorString(error != cudaSuccess ? error : refused));
+      first = false;
+      return;
+    }
     double mean = 0;
     for (int i = 0; i < groups * sms; ++i) mean += double(cycles[i]) / STEPS / (groups * sms);
     best = mean < best ? mean : best;
     sum += mean / LAUNCHES;
   }
-  static bool first = true;
   printf("%s  {\"way\": \"%s\", \"q_tiles\": %d, \"ctas\": %d, \"threads\": %d, \"registers\": %d, \"local_bytes\": %d, "
          "\"cycles_a_step\": %.2f, \"mean_cycles_a_step\": %.2f}", first ? "" : ",\n", name, tiles, sms, threads,
          found.numRegs, int(found.localSizeBytes), best, sum);

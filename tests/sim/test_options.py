@@ -239,7 +239,7 @@ def test_bad_lengths(content: bytes, message: str, tmp_path: Path) -> None:
         ({"tile_m": "64"}, "tile_m does not apply to pass fwd of kernel blackwell"),
         ({"tile_m": "96", "machine": "h200"}, "tile_m must be one of 64, 128, 192; got 96"),
         ({"tile_n": "72", "machine": "h200"}, "tile_n must be a multiple of 16"),
-        ({"kernel": "x"}, "kernel must be one of blackwell, hopper, published, fa2; got 'x'"),
+        ({"kernel": "x"}, "must be one of blackwell, hopper, halves, published, fa2; got 'x'"),
         ({"kernel": "fa3"}, "kernel fa3 is called hopper now"),
         ({"kernel": "fa4"}, "kernel fa4 is called blackwell now"),
         ({"design": "flash_attn.cute"}, "design is kernel now: kernel=published"),

@@ -229,9 +229,11 @@ def test_nothing_times_a_factor_is_nothing() -> None:
 
 @pytest.mark.parametrize("asked", [{}, QUOTED, {"pass": "bwd"}, {"machine": "h200"}], ids=str)
 def test_elasticities_add_up(asked: dict[str, str]) -> None:
-    """Nearly all of the time is accounted for, once."""
+    """Nearly all of the time is accounted for, once; factors of other costs come on top."""
     found = elasticities(build({"seqlen": "8k", **asked}))
-    assert found.total == pytest.approx(1.0, abs=0.25)
+    factors = ("register_contention", "vector_efficiency", "throttle_slope")
+    on_top = sum(row.value for row in found.rows if row.name in factors)
+    assert found.total - on_top == pytest.approx(1.0, abs=0.25)
     assert found.noise < 0.1 and found.rows[0].value > 0.2
 
 

@@ -25,6 +25,16 @@ def test_halves_in_the_emulator() -> None:
     assert findings == [] and o_error <= skeleton.O_LIMIT and lse_error <= skeleton.LSE_LIMIT
 
 
+def test_a_hopper_gpu_gave_what_the_definition_says_of_halves() -> None:
+    """Every case ended, each time with the same bits, the right ones."""
+    recorded = read_record("halves_skeleton_hopper")
+    assert set(recorded["cases"]) == set(skeleton_cases.cases_of_halves())
+    assert recorded["wrong"] == []
+    for name, case in recorded["cases"].items():
+        assert "NVIDIA H" in case["device"] and case["launches"] == skeleton_cases.repeats(name)
+        assert not skeleton.is_wrong(name, case)
+
+
 def test_an_h100_gave_what_the_definition_says() -> None:
     """Every case ended each time with the same bits, the right ones."""
     recorded = read_record("forward_skeleton_hopper")
