@@ -1,4 +1,4 @@
-"""The test kit's properties of calls that are divided over ranks, each plan carried out in float64."""
+"""The kit's properties of calls that are divided over ranks, each plan carried out in float64."""
 
 from __future__ import annotations
 
