@@ -200,7 +200,7 @@ def kernel_of(ring: Any) -> tuple[str, int]:
     return "\n".join(text), 32 * len(warps)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rings())
 def test_it_hangs_where_an_order_hangs(ring: Any) -> None:
     """Steering finds a deadlock in rings of barriers if, and only if, some order has one."""

@@ -75,7 +75,7 @@ def products(draw: st.DrawFn) -> tuple[Any, ...]:
             (draw(ids), draw(ids)), group, draw(st.integers(0, 99)))  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(products())
 def test_the_definition(drawn: tuple[Any, ...]) -> None:
     """Some rows and all columns of D, one and two CTAs, any formats, factors and data ids."""

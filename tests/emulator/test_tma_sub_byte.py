@@ -33,7 +33,7 @@ def make_map(element: str, rows: int, swizzle: int, width: int = 0) -> tuple[Ten
     return made, matrix
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(sorted(SUB_BYTE)), st.integers(1, 9), st.sampled_from((0, 128)),
     st.integers(-4, 9), st.integers(0, 1),
