@@ -172,7 +172,7 @@ BY_KEY = {control.key: control for control in CONTROLS}
 # A small grid that takes seconds: every control has a choice, every kind of point is there.
 QUICK = {
     "machine": ("b200", "h200"), "kernel": ("blackwell", "hopper"), "head_dim": ("128", "256"),
-    "seqlen": ("1k", "8k"), "tile_n": ("80", "128", "256"), "exp2": ("off", "tuned"),
+    "seqlen": ("1k", "8k"), "tile_n": ("64", "80", "128", "256"), "exp2": ("off", "tuned"),
     "rescale_rate": ("0", "1"), "scheduler": ("static", "lpt"),
 }  # fmt: skip
 

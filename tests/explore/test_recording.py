@@ -259,8 +259,8 @@ def test_what_is_automatic_is_what_the_simulator_takes(small: Small) -> None:
         own = build(settings_of({**context, **length})).pipeline
         if isinstance(own, BackwardPipeline):
             own, named = (replace(p, scheduler="naive") for p in (own, named))
-        if isinstance(own, WarpgroupPipeline):  # only a tuned tile is ahead; no control names it
-            named = replace(named, ahead=own.ahead)
+        if isinstance(own, WarpgroupPipeline):  # what only a tuned tile has; no control names it
+            named = replace(named, ahead=own.ahead, columns=own.columns, direct=own.direct)
         assert named == own, entry["choices"]
 
 
