@@ -295,3 +295,14 @@ def test_published_tiles_of_hopper(head_dim: int, rows: int, causal: str) -> Non
     assert found.block_rows == rows
     plan = warpgroup_plan(found, request.machine.gpu)
     assert not any(role.spilled_registers for role in plan.roles)
+
+
+@pytest.mark.parametrize("first", ["kv_stages", "tile_n"])
+def test_a_forced_tile_keeps_what_is_asked_beside_it(first: str) -> None:
+    """In whatever order; stages of the tuned tile are those of no other."""
+    asked = {"machine": "h200", "seqlen": "8k", "batch": "4"}  # tuned: four stages
+    tile = {"tile_n": "80", "kv_stages": "3"}
+    named = dict(sorted(tile.items(), key=lambda one: one[0] != first))
+    assert build(asked | named).pipeline.kv_stages == 3
+    assert build(asked | {"tile_n": "80"}).pipeline.kv_stages == 2
+    assert build(asked | {"tile_m": "128", "tile_n": "128"}).predict().tflops > 0
