@@ -5,6 +5,7 @@ A few tests of a few files, drawn anew in each run; every file whole in the slow
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 import subprocess
@@ -74,6 +75,20 @@ def test_a_file_passes_alone(path: str) -> None:
         assert collect(path, "-m", "")
     else:
         passes(done)
+
+
+def has_tests(source: str) -> bool:
+    """Does a file define a function that pytest collects, in a class or outside?"""
+    return any(
+        isinstance(node, ast.FunctionDef) and node.name.startswith("test")
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+def test_no_file_is_without_tests() -> None:
+    """One whose tests were lost would pass for ever."""
+    assert not has_tests("") and has_tests("class TestX:\n    def test(self): pass\n")
+    assert [path for path in FILES if not has_tests((ROOT / path).read_text("utf-8"))] == []
 
 
 def test_a_file_that_needs_another_is_found(tmp_path: Path) -> None:

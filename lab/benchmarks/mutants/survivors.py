@@ -131,11 +131,6 @@ WHY: dict[tuple[str, str, str], str] = {
         "longer = short + (missing != 0)[:, None] * period",
     ): "equivalent: what is missing is a maximum of 0 and something",
     (
-        "fa4/testing/design.py",
-        "rows = keys = 1",
-        "rows = keys = 2",
-    ): "equivalent: in these layouts the lengths of a case say it all, and the two are not read",
-    (
         "fa4/sim/engine_python.py",
         "moment = max(start, role.last_done.get(b, 0.0)) if b >= 0 else start",
         "moment = max(start, role.last_done.get(b, 0.0)) if b >= -1 else start",
@@ -193,11 +188,6 @@ WHY: dict[tuple[str, str, str], str] = {
         "self.code.append((END, start, 0, 0))",
         "self.code.append((END, start, 0, 1))",
     ): "equivalent: the end of a loop has one operand, and the others are not read",
-    (
-        "fa4/sim/ablate.py",
-        "used=lambda p: p.split_p < 1.0),",
-        "used=lambda p: p.split_p != 1.0),",
-    ): "equivalent: split_p is at most 1",
     (
         "fa4/plan/published_backward.py",
         'layout.add("v", "smem", tile * dv, align=1024)',
