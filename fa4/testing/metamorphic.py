@@ -74,10 +74,18 @@ def same(a: DenseRun, b: DenseRun, pick: Callable[[FloatArray], FloatArray] | No
     """Both outputs of two calls agree; `pick` maps b's arrays (rows second) onto a's."""
     pick = pick or (lambda x: x)
     share = agree("out", a.out, pick(b.out), a.out_allowed + pick(b.out_allowed))
+    return max(share, same_lse(a, b, pick))
+
+
+def same_lse(
+    a: DenseRun, b: DenseRun, pick: Callable[[FloatArray], FloatArray] | None = None
+) -> float:
+    """As `same`, of the LSE alone; 0 where one of the calls has none."""
+    pick = pick or (lambda x: x)
     if a.lse is None or b.lse is None:
-        return share
+        return 0.0
     lse, lse_allowed = (pick(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (b.lse, b.lse_allowed))
-    return max(share, agree("lse", a.lse, lse, a.lse_allowed + lse_allowed))
+    return agree("lse", a.lse, lse, a.lse_allowed + lse_allowed)
 
 
 def _order(case: Case, size: int) -> np.ndarray:
@@ -141,12 +149,14 @@ def gqa_repeats(backend: Backend, case: Case) -> float:
 
 
 def v_linearity(backend: Backend, case: Case) -> float:
-    """attention(v1 + v2) = attention(v1) + attention(v2); the sums of the inputs are exact."""
+    """attention(v1 + v2) = attention(v1) + attention(v2); the sums of the inputs are exact. V does
+    not enter the LSE."""
     a = run(backend, build_inputs(case))
     other = build_inputs(replace(case, seed=case.seed + 1)).v
     total = (a.inputs.v.astype(np.float64) + other.astype(np.float64)).astype(other.dtype)
     b, c = rerun(backend, a, v=other), rerun(backend, a, v=total)
-    return agree("out", a.out + b.out, c.out, a.out_allowed + b.out_allowed + c.out_allowed)
+    share = agree("out", a.out + b.out, c.out, a.out_allowed + b.out_allowed + c.out_allowed)
+    return max(share, same_lse(a, b), same_lse(a, c))
 
 
 def kv_concatenation(backend: Backend, case: Case) -> float:
@@ -177,12 +187,18 @@ def padding(backend: Backend, case: Case) -> float:
     """Unused rows behind the used ones (seqused) change nothing for the used ones."""
     inputs = build_inputs(case)
     outputs = backend.forward(inputs)
+    outs = inputs.split_rows(outputs.out)
+    lses = [None] * len(outs) if outputs.lse is None else inputs.split_lse(outputs.lse)
     share = 0.0
-    for seq, out in zip(inputs.sequences, inputs.split_rows(outputs.out), strict=True):
+    for seq, out, lse in zip(inputs.sequences, outs, lses, strict=True):
         dense = dense_inputs(seq.q[None], seq.k[None], seq.v[None], **build_dense_options(case))
         alone = run(backend, dense)
-        one = agree("out", out.astype(np.float64)[None], alone.out, 2 * alone.out_allowed)
-        share = max(share, one)
+        found = replace(
+            alone,
+            out=out.astype(np.float64)[None],
+            lse=None if lse is None else lse.astype(np.float64)[None],
+        )
+        share = max(share, same(found, alone))
     return share
 
 

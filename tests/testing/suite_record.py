@@ -23,6 +23,7 @@ from hypothesis.strategies import SearchStrategy
 
 from fa4.reference import SeqlenInfo
 from fa4.testing import PROPERTIES, Case, build_inputs, load_backend, strategies
+from fa4.testing.atlas import BUGS
 from fa4.testing.case import AUX_WIDTH, MASK_MODS, SCORE_MODS
 from fa4.testing.coverage import DECLARED
 from fa4.testing.property import Property
@@ -134,6 +135,14 @@ def values() -> dict[str, dict[str, list[float]]]:
     return found
 
 
+def atlas() -> dict[str, str]:
+    """What `fa4 verify --corpus` asks: the cases of each bug, and how they are judged."""
+    return {
+        name: digest([bug.probe, bug.arrangement, bug.needs, bug.group, *map(repr, bug.cases)])
+        for name, bug in BUGS.items()
+    }
+
+
 def record() -> dict[str, Any]:
     """Everything that the file holds."""
     return {
@@ -145,6 +154,7 @@ def record() -> dict[str, Any]:
         "strategies": {name: drawn_from(make()) for name, make in public_strategies().items()},
         "mods": mods(),
         "values": values(),
+        "atlas": atlas(),
     }
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fa4.testing import Case, assert_within_budget, build_inputs, load_backend
-from fa4.testing.adapters import ADAPTERS, load_adapter
+from fa4.testing.adapters import ADAPTERS, load_adapter, sdpa
 from fa4.testing.contract import Backend
 from fa4.testing.numerics import USUAL_NUMERICS
 from fa4.testing.properties import check_property
@@ -223,15 +226,44 @@ def test_the_mask_that_flashinfer_is_given(adapter, monkeypatch, label: str, tol
     assert seen == [told] * BASE.batch
 
 
-@pytest.mark.parametrize("label", ["plain", "packed", "paged"])
-@pytest.mark.parametrize("name", ["flashinfer", "flash-attn-4"])
+@pytest.mark.parametrize("label", ["plain", "grouped", "packed", "paged"])
+@pytest.mark.parametrize("name", sorted(set(LACKS) - WITHOUT_LSE))
 def test_without_asking_there_is_no_lse(adapter, name: str, label: str) -> None:
-    """The output alone, as every function of the kit's contract."""
+    """The output alone, as every function of the kit's contract, and the same as with the LSE."""
+    if label in LACKS[name]:
+        return
     backend, inputs = adapter(name), build_inputs(CASES[label])
     function = backend.varlen if inputs.is_varlen else backend.function
     options = {key: value for key, value in inputs.options.items() if key != "return_lse"}
     found = backend.call(function, inputs.q, inputs.k, inputs.v, **options)
     assert found.shape == (*inputs.q.shape[:-1], inputs.v.shape[-1])
+    assert np.array_equal(found, backend.forward(inputs).out)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_mask_that_torch_is_given(monkeypatch, kind: str) -> None:
+    """Its own words for causal where they mean the same; a GPU's kernels know one more."""
+    from torch.nn.attention.bias import CausalBias
+
+    monkeypatch.setattr(sdpa, "band", lambda *given: given)
+    device = SimpleNamespace(type=kind)
+
+    def chosen(rows: int, keys: int, window: tuple[int | None, int | None]) -> Any:
+        return sdpa.choose_mask(rows, keys, window, device)
+
+    for rows, keys in ((5, 5), (3, 5), (5, 3)):
+        assert chosen(rows, keys, (None, None)) == (None, False)
+        for window in ((2, 0), (None, 1), (0, None), (None, -1)):
+            assert chosen(rows, keys, window) == ((rows, keys, window, device), False)
+    assert chosen(5, 5, (None, 0)) == (None, True)
+    assert chosen(5, 3, (None, 0)) == ((5, 3, (None, 0), device), False)
+    mask, is_causal = chosen(3, 5, (None, 0))
+    assert not is_causal
+    if kind == "cpu":
+        assert mask == (3, 5, (None, 0), device)
+    else:
+        assert isinstance(mask, CausalBias)
+        assert (mask.variant.name, mask.seq_len_q, mask.seq_len_kv) == ("LOWER_RIGHT", 3, 5)
 
 
 def test_a_kernel_is_held_to_itself(adapter) -> None:

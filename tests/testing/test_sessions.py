@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import inspect
 import unittest
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import Phase
 
 from fa4.testing import Case, Walk, isolate, load_backend, open_session, session_test, verify
+from fa4.testing.contract import Backend
 from fa4.testing.guard import KeptGuard, copies_of
+from fa4.testing.inputs import Inputs
+from fa4.testing.property import Plan
 from fa4.testing.refusals import NotCovered
+from fa4.testing.sessions.machines import replay
+from fa4.testing.sessions.properties import SESSION_PROPERTIES
 from fa4.testing.sessions.session import ImpossibleStep
 
 HERE = "tests.testing.planted"
@@ -74,8 +80,6 @@ def test_a_failure_is_few_steps(name: str, prop: str, steps: int) -> None:
 
 def test_drawn_steps_find_what_no_list_holds() -> None:
     """Without the listed walk, Hypothesis finds the fault; more steps may be asked for."""
-    from dataclasses import replace
-
     from fa4.testing import VerifyOptions, find_properties
     from fa4.testing.runner import run_property
 
@@ -121,6 +125,30 @@ def test_kept_arguments_are_one_array() -> None:
     first[0, 0] = -1
     with pytest.raises(AssertionError, match="q was changed in place"):
         guard.check()
+
+
+@pytest.mark.parametrize("prop", SESSION_PROPERTIES, ids=lambda prop: prop.name)
+def test_the_inputs_of_a_call_are_whole(prop) -> None:
+    """Gradients of O and the LSE have their shapes, in the buffers and in every sequence."""
+    seen: list[Inputs] = []
+    oracle = load_backend("oracle")
+
+    class Noting(Backend):
+        def forward(self, inputs, kept_guard=None):
+            seen.append(inputs)
+            return oracle.forward(inputs, kept_guard)
+
+    backend = Noting("noting", oracle.function, oracle.varlen, oracle.backward)
+    (walk,) = prop.listed(Plan(("fp32",), 1, 0))[:1]
+    replay(backend, replace(walk, case=replace(walk.case, head_dim=8, head_dim_v=16)))
+    for inputs in seen:
+        heads, wide = inputs.q.shape[-2], inputs.v.shape[-1]
+        assert wide == 16 and inputs.dout.shape == (*inputs.q.shape[:-1], wide)
+        assert inputs.dlse.shape[-2:] == (heads, inputs.q.shape[-3])
+        for rows, part in zip(inputs.split_rows(inputs.dout), inputs.sequences, strict=True):
+            assert part.dout.shape == rows.shape == (*part.q.shape[:-1], wide)
+            assert part.dlse.shape == (heads, len(part.q))
+    assert seen
 
 
 def test_steps_that_have_no_meaning() -> None:

@@ -58,6 +58,12 @@ def test_what_mods_compute() -> None:
     assert suite_record.mods() == RECORDED["mods"], AGAIN
 
 
+def test_what_the_atlas_asks() -> None:
+    """The minimal cases of the bugs, in their order."""
+    assert suite_record.atlas() == RECORDED["atlas"], AGAIN
+    assert list(suite_record.atlas()) == list(RECORDED["atlas"]), AGAIN
+
+
 @pytest.mark.parametrize("name", [f"{x} {dtype}" for x in REGIMES for dtype in ("fp32", "fp16")])
 def test_values_of_a_regime(name: str, regimes: dict[str, Any]) -> None:
     """Size, sign and spread of q, k and v; the last digits are the machine's."""

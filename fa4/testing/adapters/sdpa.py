@@ -100,18 +100,7 @@ def _attend(tensors: tuple[Any, Any, Any], scale: float | None, window: Window) 
     import torch
 
     q, k, _ = tensors
-    rows, keys = q.shape[1], k.shape[1]
-    left, right = window
-    mask, is_causal = None, False
-    if left is None and right == 0 and rows == keys:
-        is_causal = True
-    elif left is None and right == 0 and rows < keys and q.device.type == "cuda":
-        # Flash kernels take no explicit mask, but know this one.
-        from torch.nn.attention.bias import causal_lower_right
-
-        mask = causal_lower_right(rows, keys)
-    elif (left, right) != (None, None):
-        mask = band(rows, keys, window, q.device)
+    mask, is_causal = choose_mask(q.shape[1], k.shape[1], window, q.device)
     return torch.nn.functional.scaled_dot_product_attention(
         *(x.transpose(1, 2) for x in tensors),
         attn_mask=mask,
@@ -119,6 +108,21 @@ def _attend(tensors: tuple[Any, Any, Any], scale: float | None, window: Window) 
         scale=scale,
         enable_gqa=q.shape[2] != k.shape[2],
     ).transpose(1, 2)
+
+
+def choose_mask(rows: int, keys: int, window: Window, device: Any) -> tuple[Any, bool]:
+    """(attn_mask, is_causal): what says the window to torch and keeps most of its kernels."""
+    left, right = window
+    if (left, right) == (None, None):
+        return None, False
+    if left is None and right == 0 and rows == keys:
+        return None, True
+    if left is None and right == 0 and rows < keys and device.type == "cuda":
+        # Flash kernels take no explicit mask, but know this one.
+        from torch.nn.attention.bias import causal_lower_right
+
+        return causal_lower_right(rows, keys), False
+    return band(rows, keys, window, device), False
 
 
 def band(rows: int, keys: int, window: Window, device: Any) -> Any:
