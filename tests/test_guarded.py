@@ -149,3 +149,14 @@ def test_a_run_says_which_calls_are_wrong(fault: str, error: str, tmp_path: Path
     assert bool(report["wrong"]) == bool(error)
     assert all(entry["error"].startswith(error) for entry in report["wrong"])
     assert "seed 58\n" in done.stdout and len(report["wrong"]) < 4
+
+
+def test_without_time_nothing_is_judged(tmp_path: Path) -> None:
+    """No call is made, and that is no success."""
+    out = tmp_path / "found.json"
+    command = [sys.executable, "-m", "lab.hardware.guarded.random_calls", str(out), "--calls", "4"]
+    done = subprocess.run([*command, "--impl", "reference", "--longest", "4", "--seconds", "0"],
+                          check=False, capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    report = json.loads(out.read_text())
+    assert report["calls"] == 0 and report["wrong"] == [] and report["worst_share"] is None

@@ -108,12 +108,13 @@ def log_of(out: Path, worker: int) -> Path:
     return out.with_suffix(f".{worker}.log")
 
 
-def supervise(arguments: argparse.Namespace, worker: int) -> dict[int, dict[str, Any]]:
-    """Processes until every call of a worker is done, or broke one: the last line of each call."""
+def supervise(arguments: argparse.Namespace, ends: float, worker: int) -> dict[int, dict[str, Any]]:
+    """Processes until every call of a worker is done, or broke one, or time.monotonic() is `ends`:
+    the last line of each call."""
     log = log_of(arguments.out, worker)
     found: dict[int, dict[str, Any]] = {}
     log.unlink(missing_ok=True)
-    first, ends = worker, time.monotonic() + arguments.seconds
+    first = worker
     while first < arguments.calls:
         command = [sys.executable, "-m", "lab.hardware.guarded.random_calls", str(arguments.out)]
         for name in ("calls", "seed", "longest", "impl", "workers"):
@@ -133,7 +134,7 @@ def supervise(arguments: argparse.Namespace, worker: int) -> dict[int, dict[str,
 
 
 def main() -> int:
-    """Compiles, calls, writes what was found; exit code 1 if a result is wrong."""
+    """Compiles, calls, writes what was found; exit code 1 if a result is wrong, or none judged."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--calls", type=int, default=3000)
@@ -142,10 +143,16 @@ def main() -> int:
     parser.add_argument("--impl", default="sm90", choices=("sm90", "emulator_sm90", "reference"))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that compile")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the calls")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="no call begins later")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=3600.0,
+        help="no call begins later than so long after the start, compilation included",
+    )
     parser.add_argument("--only-compile", action="store_true")
     parser.add_argument("--first", type=int, help="work on the calls from this one on")
     arguments = parser.parse_args()
+    ends = time.monotonic() + arguments.seconds
     calls = draw_calls(arguments.seed, arguments.calls, arguments.longest)
     if arguments.first is not None:
         work(calls, arguments)
@@ -159,21 +166,21 @@ def main() -> int:
     began, workers = time.perf_counter(), range(arguments.workers)
     found: dict[int, dict[str, Any]] = {}
     with ThreadPoolExecutor(arguments.workers) as pool:
-        for some in pool.map(partial(supervise, arguments), workers):
+        for some in pool.map(partial(supervise, arguments, ends), workers):
             found |= some
     seconds = time.perf_counter() - began
     report = describe_machine() | {"seed": arguments.seed, "impl": arguments.impl}
     report |= {"kernels": kernels, "seconds": seconds, **summarised(calls, found)}
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report)[:2000], flush=True)
-    return bool(report["wrong"])
+    return bool(report["wrong"]) or not report["calls"]
 
 
 def summarised(calls: list[GuardedCall], found: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """Which calls were wrong, how many there were of which kind; late ones were not made."""
     made = {number: entry for number, entry in sorted(found.items()) if "late" not in entry}
     those = [calls[number] for number in made]
-    strides, works = (Counter(x) for x in zip(*((y.strides, y.work) for y in those), strict=True))
+    strides, works = Counter(x.strides for x in those), Counter(x.work for x in those)
     return {
         "calls": len(made),
         "wrong": [
