@@ -15,6 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # pytest-xdist sets it in its workers; what is printed to a pipe must not depend on that.
 os.environ.pop("COLUMNS", None)
 
+import pytest
 from hypothesis import HealthCheck, settings  # it may load NumPy
 
 settings.register_profile("fa4", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,6 +24,7 @@ settings.load_profile("fa4")
 gc.disable()
 
 
+@pytest.hookimpl(tryfirst=True)  # a worker of xdist has a loop of its own
 def pytest_runtestloop() -> None:
     """All tests are collected."""
     gc.freeze()
