@@ -5,7 +5,7 @@ fails no test. What is drawn is new in every run; with CI set in the environment
 the same for the same test, so that a change is judged by itself.
 
 What collecting the tests makes, a million objects, stays until the end: Python's collector begins
-behind it. It took a third of the collection's time, and goes over half as much afterwards.
+behind it. It took a third of the time of collecting, 6.7 of 18 CPU seconds in each process.
 """
 
 import gc
