@@ -125,6 +125,7 @@ RECORDS = (
         modules=("fa4.emulator.host.session", "tests.conformance.record"), needs=HOURS,
     ),
     _computed("features"),
+    _computed("first_launch", needs=TIMES, also=("fa4.emulator.host.ptx_launch",)),
     _faults("forward_"),
     _computed(
         "forward_prediction",
