@@ -28,7 +28,7 @@ LIMIT_S = 20  # of a process
 
 
 def measure(nvcc: str) -> dict[str, Any]:
-    """Compile `halves_step.cu` with each limit, run every way; the figures, with when and by what."""
+    """Compile `halves_step.cu` with each limit and run every way: figures, when, by what."""
     found: dict[str, Any] = {"ways": []}
     with tempfile.TemporaryDirectory() as folder:
         for limit in LIMITS:
