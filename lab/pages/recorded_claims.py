@@ -214,6 +214,12 @@ RECORDED: dict[str, Callable[[], str]] = {
     "b200_published: headline": lambda: f"{headline():.0f}",
     "backward_traffic: cycles of a pair": lambda: f"{pair_cycles():,.0f}",
     "backward_traffic: saved by a pair": lambda: f"{saved_by_a_pair():.0%}",
+    **{
+        f"first_launch: {name}": lambda name=name: (
+            f"{record('first_launch')['launches'][name]['cpu_s']:.1f}"
+        )
+        for name in ("first", "after", "without_checks")
+    },
     "hopper_launches: launches": lambda: f"{record('hopper_launches')['launches']:,}",
     "hopper_launches: kernels": lambda: f"{record('hopper_launches')['kernels']}",
     "guarded_calls_h200: calls": lambda: f"{record('guarded_calls_h200')['calls']:,}",
