@@ -247,7 +247,6 @@ RECORDS = (
     ),
     _confirmed(
         "sanitizer_zoo", "GPU: python3 -m lab.hardware.sanitizer_zoo", "lab.hardware.sanitizer_zoo",
-        files=("lab/bug_zoo.py", "lab/ptx_module.py"),
     ),
     _confirmed(
         "small_transformer", "GPU: python3 -m lab.hardware.small_transformer",
