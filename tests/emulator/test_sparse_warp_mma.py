@@ -175,3 +175,20 @@ def test_half_of_the_work_is_counted() -> None:
     report = run_ptx("mov.b32 %r8, 0x44444444; " + text + "{%r1,%r2,%r3,%r4}, %r8, 0;")
     (work,) = report.work
     assert sum(work.macs.values()) == 16 * 8 * 16
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r3], %r4, %p1;", "sparse"),
+        ("tcgen05.mma.ws.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r3], %r4, %p1;", "sparse"),
+        (
+            opcode_of(HALF) + " {%r1,%r2,%r3,%r4}, {%r1}, {%r1}, {%r1};",
+            "4 operands, not d, a, b, c, m",
+        ),
+    ],
+)
+def test_other_sparse_products_are_refused(text: str, words: str) -> None:
+    """In words, not by the modifier that is not known."""
+    with pytest.raises(UnsupportedInstruction, match=rf"line.*\(.*{words}"):
+        run_ptx(text)

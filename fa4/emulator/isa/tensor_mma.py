@@ -301,3 +301,10 @@ def _arrive(warp: Warp, line: int, cta: Cta, offset: int, message: Message) -> N
         text = f"{describe_barrier(cta, barrier)}: {fault}"
         warp.cta.report("mbarrier", text, line, warp.index)
         raise Stop from None
+
+
+@ROWS.machine("tcgen05.mma.sp", "9.7.16.10.9.2", "tcgen05.mma.sp not supported: sparse A")
+@ROWS.machine("tcgen05.mma.ws.sp", "9.7.16.10.9.4", "tcgen05.mma.ws.sp not supported: sparse A")
+def refuse_sparse(instruction: PtxInstruction, context: KernelContext) -> Handler:
+    """Products with a sparse matrix A, whose metadata lie in tensor memory."""
+    raise Unsupported("sparse matrices are not supported")

@@ -125,6 +125,10 @@ def bind_sparse(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """The same with an A of which half the elements are there."""
     ordered = instruction.parts[1] != "sp"
     form, k_bytes = _sparse_form_of(instruction.parts)
+    if len(instruction.operands) != 6:
+        raise Unsupported(
+            f"{len(instruction.operands)} operands, not d, a, b, c, metadata, selector"
+        )
     *matrices, metadata, selector = instruction.operands
     registers = _Registers(context, tuple(matrices), form, k_bytes, 2 * k_bytes)
     lanes = metadata_lanes(form.a, k_bytes)
@@ -181,7 +185,7 @@ class _Registers:
         b_bytes: int,
     ) -> None:
         if len(operands) != 4:
-            raise Unsupported(f"{len(operands)} matrices, not 4")
+            raise Unsupported(f"{len(operands)} operands, not d, a, b, c")
         d, a, b, c = (context.elements(operand) for operand in operands)
         self._packs = form.d is Format.F16
         sums = 2 if self._packs else 4
