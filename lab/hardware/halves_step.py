@@ -4,7 +4,8 @@
 
 Needs an NVIDIA GPU of compute capability 9.0 and nvcc. The JSON has the cycles of a step for one Q
 tile alone and for two side by side, in one CTA and in one on every SM, compiled with the registers
-that nvcc takes and with fewer: what the compiler then moves to local memory is `local_bytes`.
+that nvcc takes and with fewer: what the compiler then moves to local memory is `local_bytes`. A way
+that a GPU refuses says which call failed, and with what error; the program then ends with 1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import datetime
 import json
 import platform
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,10 @@ def measure(nvcc: str) -> dict[str, Any]:
             command = [nvcc, "-O3", "-std=c++17", "-arch=sm_90a", str(SOURCE), "-o", program]
             command += [f"-DLIMIT={limit}"] if limit else []
             subprocess.run(command, check=True, timeout=120)
-            done = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60)
+            done = subprocess.run([program], capture_output=True, text=True, timeout=60)
+            if done.returncode:
+                said = done.stderr.strip() or f"ended with {done.returncode}"
+                raise SystemExit(f"{SOURCE.name} with {limit or 'any'} registers: {said}")
             report = json.loads(done.stdout)
             found["device"], found["steps"] = report["device"], report["steps"]
             for way in report["ways"]:
@@ -45,8 +50,8 @@ def measure(nvcc: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure and write."""
+def main() -> int:
+    """Measure and write; 1 if a way failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--nvcc", default="nvcc")
@@ -55,7 +60,8 @@ def main() -> None:
     given.output.write_text(json.dumps(result, indent=2) + "\n")
     for way in result["ways"]:
         print(way)
+    return int(any("failed" in way for way in result["ways"]))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
