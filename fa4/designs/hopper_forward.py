@@ -46,10 +46,11 @@ def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> Warpgroup
 
 
 def chosen(pipeline: WarpgroupPipeline) -> dict[str, str]:
-    """What it chooses, as the explorer's controls have it."""
+    """What it chooses, as the explorer's controls have it: of a queue, its order."""
     turns = "-turns" if pipeline.ping_pong else ""
+    scheduler = "lpt" if pipeline.scheduler == "queue" else pipeline.scheduler
     return {
-        "tile_n": str(pipeline.tile_n), "scheduler": pipeline.scheduler,
+        "tile_n": str(pipeline.tile_n), "scheduler": scheduler,
         "warpgroups": f"{pipeline.consumers}{turns}", "kv_pairs": str(pipeline.kv_stages),
     }  # fmt: skip
 

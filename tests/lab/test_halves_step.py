@@ -59,7 +59,7 @@ def test_a_way_that_is_refused_is_written_and_told(run: Any) -> None:
 
 
 def test_a_program_that_ends_says_why(run: Any) -> None:
-    with pytest.raises(SystemExit, match="halves_step.cu with any registers: no GPU: cudaError"):
+    with pytest.raises(SystemExit, match=r"halves_step\.cu with any registers: no GPU: cudaError"):
         run("import sys; sys.exit('no GPU: cudaErrorNoDevice')")
 
 

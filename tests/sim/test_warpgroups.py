@@ -426,7 +426,7 @@ def test_a_products_operands_and_gaps_take_the_tensor_core() -> None:
 
 @given(st.integers(1, 40))
 def test_stores_of_a_row_touch_whole_sectors(chunks: int) -> None:
-    """Each quad's 64 bytes touch those that hold one of its 16-byte pieces, wherever a row begins."""
+    """Each quad's 64 bytes touch those that hold one of its 16-byte pieces."""
     touched = 0
     for start in (0, 1) if chunks % 2 else (0, 0):  # in halves of a sector
         for first in range(0, chunks, 4):
