@@ -10,7 +10,6 @@
 //   apart    as halves, without the exchange: another result, its cost
 #include <cstdint>
 #include <cstdio>
-#include <vector>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -109,71 +108,52 @@ __global__ void REGISTERS(KEYS) steps(long long* cycles, float* sink) {
   sink[blockIdx.x * blockDim.x + threadIdx.x] = total + highest;
 }
 
-// The first error of a way's calls, or none; what it was of is in `what`.
-struct Failure {
-  cudaError_t error = cudaSuccess;
-  const char* what = "";
-  bool of(cudaError_t found, const char* call) {
-    if (error == cudaSuccess && found != cudaSuccess) error = found, what = call;
-    return error != cudaSuccess;
-  }
-};
-
 template <int KEYS, bool EXCHANGE>
-void measure(const char* name, int tiles, int sms, bool first) {
+void measure(const char* name, int tiles, int sms) {
   const int threads = tiles * ROWS * 128 / KEYS, smem = tiles * ROWS * 128 * 2;
-  const int groups = threads / ROWS;
-  const size_t cycles_bytes = sizeof(long long) * groups * sms;
   auto kernel = steps<KEYS, EXCHANGE>;
-  printf("%s  {\"way\": \"%s\", \"q_tiles\": %d, \"ctas\": %d, \"threads\": %d", first ? "" : ",\n", name, tiles,
-         sms, threads);
-  Failure failure;
-  cudaFuncAttributes found = {};
-  long long* cycles = nullptr;
-  float* sink = nullptr;
-  if (!failure.of(cudaFuncGetAttributes(&found, kernel), "cudaFuncGetAttributes"))
-    printf(", \"registers\": %d, \"local_bytes\": %d, \"shared_bytes\": %d, \"most_threads\": %d", found.numRegs,
-           int(found.localSizeBytes), int(found.sharedSizeBytes) + smem, found.maxThreadsPerBlock);
-  failure.of(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem), "shared memory");
-  // Not managed memory, which not every machine has.
-  failure.of(cudaMalloc(&cycles, cycles_bytes), "cudaMalloc");
-  failure.of(cudaMalloc(&sink, sizeof(float) * threads * sms), "cudaMalloc");
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+  static bool first = true;
+  cudaFuncAttributes found;
+  cudaFuncGetAttributes(&found, kernel);
+  long long* cycles;
+  float* sink;
+  const int groups = threads / ROWS;
+  cudaMallocManaged(&cycles, sizeof(long long) * groups * sms);
+  cudaMalloc(&sink, sizeof(float) * threads * sms);
   double best = 1e30, sum = 0;
   constexpr int LAUNCHES = 5;
-  std::vector<long long> host(groups * sms);
-  for (int launch = 0; launch < LAUNCHES && failure.error == cudaSuccess; ++launch) {
+  for (int launch = 0; launch < LAUNCHES; ++launch) {
     kernel<<<sms, threads, smem>>>(cycles, sink);
-    if (failure.of(cudaGetLastError(), "launch") || failure.of(cudaDeviceSynchronize(), "kernel") ||
-        failure.of(cudaMemcpy(host.data(), cycles, cycles_bytes, cudaMemcpyDeviceToHost), "cudaMemcpy"))
-      break;
+    const cudaError_t error = cudaDeviceSynchronize(), refused = cudaGetLastError();
+    if (error != cudaSuccess || refused != cudaSuccess) {
+      printf("%s  {\"way\": \"%s\", \"q_tiles\": %d, \"ctas\": %d, \"failed\": \"%s\"}", first ? "" : ",\n",
+             name, tiles, sms, cudaGetErrorString(error != cudaSuccess ? error : refused));
+      first = false;
+      return;
+    }
     double mean = 0;
-    for (long long one : host) mean += double(one) / STEPS / host.size();
+    for (int i = 0; i < groups * sms; ++i) mean += double(cycles[i]) / STEPS / (groups * sms);
     best = mean < best ? mean : best;
     sum += mean / LAUNCHES;
   }
-  if (failure.error != cudaSuccess)
-    printf(", \"failed\": \"%s: %s\"}", failure.what, cudaGetErrorName(failure.error));
-  else
-    printf(", \"cycles_a_step\": %.2f, \"mean_cycles_a_step\": %.2f}", best, sum);
+  printf("%s  {\"way\": \"%s\", \"q_tiles\": %d, \"ctas\": %d, \"threads\": %d, \"registers\": %d, \"local_bytes\": %d, "
+         "\"cycles_a_step\": %.2f, \"mean_cycles_a_step\": %.2f}", first ? "" : ",\n", name, tiles, sms, threads,
+         found.numRegs, int(found.localSizeBytes), best, sum);
+  first = false;
   cudaFree(cycles);
   cudaFree(sink);
 }
 
 int main() {
   cudaDeviceProp device;
-  const cudaError_t error = cudaGetDeviceProperties(&device, 0);
-  if (error != cudaSuccess) {
-    fprintf(stderr, "no GPU: %s\n", cudaGetErrorName(error));
-    return 1;
-  }
+  cudaGetDeviceProperties(&device, 0);
   printf("{\"device\": \"%s\", \"steps\": %d, \"ways\": [\n", device.name, STEPS);
-  bool first = true;
   for (int sms : {1, device.multiProcessorCount}) {
     for (int tiles : {1, 2}) {
-      measure<128, false>("whole", tiles, sms, first);
-      first = false;
-      measure<64, true>("halves", tiles, sms, first);
-      measure<64, false>("apart", tiles, sms, first);
+      measure<128, false>("whole", tiles, sms);
+      measure<64, true>("halves", tiles, sms);
+      measure<64, false>("apart", tiles, sms);
     }
   }
   printf("\n]}\n");

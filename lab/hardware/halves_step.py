@@ -4,8 +4,7 @@
 
 Needs an NVIDIA GPU of compute capability 9.0 and nvcc. The JSON has the cycles of a step for one Q
 tile alone and for two side by side, in one CTA and in one on every SM, compiled with the registers
-that nvcc takes and with fewer: what the compiler then moves to local memory is `local_bytes`. A way
-that a GPU refuses says which call failed, and with what error; the program then ends with 1.
+that nvcc takes and with fewer: what the compiler then moves to local memory is `local_bytes`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import datetime
 import json
 import platform
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,10 +31,7 @@ def measure(nvcc: str) -> dict[str, Any]:
             command = [nvcc, "-O3", "-std=c++17", "-arch=sm_90a", str(SOURCE), "-o", program]
             command += [f"-DLIMIT={limit}"] if limit else []
             subprocess.run(command, check=True, timeout=120)
-            done = subprocess.run([program], capture_output=True, text=True, timeout=60)
-            if done.returncode:
-                said = done.stderr.strip() or f"ended with {done.returncode}"
-                raise SystemExit(f"{SOURCE.name} with {limit or 'any'} registers: {said}")
+            done = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60)
             report = json.loads(done.stdout)
             found["device"], found["steps"] = report["device"], report["steps"]
             for way in report["ways"]:
@@ -50,8 +45,8 @@ def measure(nvcc: str) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Measure and write; 1 if a way failed."""
+def main() -> None:
+    """Measure and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--nvcc", default="nvcc")
@@ -60,8 +55,7 @@ def main() -> int:
     given.output.write_text(json.dumps(result, indent=2) + "\n")
     for way in result["ways"]:
         print(way)
-    return int(any("failed" in way for way in result["ways"]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
