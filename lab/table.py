@@ -246,7 +246,7 @@ RECORDS = (
     ),
     _confirmed(
         "sanitizer_zoo", "GPU: python3 -m lab.hardware.sanitizer_zoo", "lab.hardware.sanitizer_zoo",
-        files=("tests/emulator/bug_zoo.py", "tests/emulator/ptx_module.py"),
+        files=("lab/bug_zoo.py", "lab/ptx_module.py"),
     ),
     _confirmed(
         "small_transformer", "GPU: python3 -m lab.hardware.small_transformer",

@@ -481,3 +481,15 @@ def test_changed_inputs_are_noticed(built: list[BackwardDouble]) -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
     assert built == []
+
+
+@pytest.mark.parametrize("impl", ["reference", "oracle"])
+@pytest.mark.parametrize("shape", [(0, 3, 4), (1, 0, 4), (1, 3, 0), (0, 0, 0)])
+def test_a_sink_has_a_gradient_where_nothing_is_computed(impl: str, shape: tuple) -> None:
+    """0, of its shape: not None, which says that there was no sink."""
+    batch, rows, keys = shape
+    q, k = (np.zeros((batch, n, 2, 8), np.float32) for n in (rows, keys))
+    sink = np.ones(2, np.float32)
+    out, lse = fa4.flash_attn_func(q, k, k, learnable_sink=sink, return_lse=True, impl=impl)
+    grads = fa4.flash_attn_backward(out, q, k, k, out, lse, learnable_sink=sink, impl=impl)
+    assert np.array_equal(grads.dsink, np.zeros(2))

@@ -1,8 +1,9 @@
-"""All tests draw under the one profile of tests/conftest.py: no example fails for being slow."""
+"""What tests/conftest.py sees to: one profile of Hypothesis for all tests, and the collector."""
 
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import subprocess
 import sys
@@ -77,3 +78,8 @@ def test_a_ci_repeats_its_draws(repeated: bool) -> None:
     )
     seeds = done.stdout.split()
     assert (seeds == ["0", "0"]) is repeated and (seeds[0] == seeds[1]) is repeated
+
+
+def test_the_collector_runs_behind_what_the_collection_made() -> None:
+    """In the process of the tests, whether pytest started it or a worker of xdist."""
+    assert gc.isenabled() and gc.get_freeze_count() > 10_000

@@ -12,12 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from fa4.compiled.identity import describe
@@ -81,6 +79,8 @@ def kind_of(spec: Any) -> str:
 
 def compile_artifact(spec: Any, arch: str, compiler: Compiler, key: str = "") -> CompiledKernel:
     """Compiles a spec and exports the result."""
+    from fa4.compiled.host_code import export_host, host_function
+
     toolchain = find_toolchain()
     function = f"fa4_{kind_of(spec)}"
     start = time.perf_counter()
@@ -89,14 +89,10 @@ def compile_artifact(spec: Any, arch: str, compiler: Compiler, key: str = "") ->
     artifacts = compiled.artifacts
     if not artifacts.PTX or not isinstance(artifacts.CUBIN, bytes):
         raise ValueError("no PTX or no cubin was kept: compile with KeepPTX and KeepCUBIN")
-    with tempfile.TemporaryDirectory(prefix="fa4-export-") as folder:
-        path = Path(folder) / "host.o"
-        compiled.export_to_c(str(path), function, export_only_tvm_ffi_symbols=True)
-        host_object = path.read_bytes()
     metadata = {
         "spec": describe(spec),
         "compiler": {"version": toolchain.version, "flavour": toolchain.flavour},
-        "dynamic_smem_bytes": launch_smem_bytes(str(compiled.ir_module)),
+        "dynamic_smem_bytes": launch_smem_bytes(host_function(compiled)),
         "compile_seconds": seconds,
         "created": time.time(),
     }
@@ -106,7 +102,7 @@ def compile_artifact(spec: Any, arch: str, compiler: Compiler, key: str = "") ->
         arch=arch,
         ptx=artifacts.PTX,
         cubin=artifacts.CUBIN,
-        host_object=host_object,
+        host_object=export_host(compiled, function),
         function_name=function,
         parameters=tuple(compiled.execution_args.signature.parameters),
         metadata=metadata,

@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 from cutlass import Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_tensor
 
+from fa4.compiled.host_code import compile_host
 from fa4.compiled.launch import WORKSPACE, BackwardArguments, workspace_shapes
-from fa4.compiled.stand_ins import ALIGN_BYTES, StandIns, compile_host
+from fa4.compiled.stand_ins import ALIGN_BYTES, StandIns
 from fa4.plan import require_sound
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.wide.spec import WideBackwardSpec

@@ -6,8 +6,9 @@ from typing import Any
 
 from cutlass import Int32
 
+from fa4.compiled.host_code import compile_host
 from fa4.compiled.launch import LaunchArguments
-from fa4.compiled.stand_ins import StandIns, compile_host
+from fa4.compiled.stand_ins import StandIns
 from fa4.sm90.forward.spec import WarpgroupSpec
 from fa4.sm100.forward.kernel import forward
 from fa4.sm100.forward.spec import ForwardSpec

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
 from typing import Any
 
 from cutlass import Float32, Int32, cute
-from cutlass.base_dsl.compiler import DumpDir
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.kit.descriptors import ELEMENTS
-from fa4.plan import require_sound
 
 AUX_ELEMENTS = {**ELEMENTS, "fp32": Float32, "int32": Int32}
 ALIGN_BYTES = 16  # of rows in global memory: what TMA asks of addresses and strides
@@ -122,27 +118,3 @@ def _auxiliary(dtype: str, rank: int) -> Any:
     shape = tuple(cute.sym_int() for _ in range(rank))
     strides = tuple(cute.sym_int64() for _ in range(rank))
     return make_fake_tensor(element, shape, stride=strides, assumed_align=element.width // 8)
-
-
-def compile_host(
-    host: Any, arguments: Sequence[Any], spec: Any, arch: str, trace: list[Any] | None
-) -> Any:
-    """What `cute.compile` returns for a host function, with PTX and cubin in `.artifacts`.
-
-    arguments: all but the stream, the spec and the trace. What is returned is not called but
-    exported (`compile_artifact`), which compiles the host code: on a GPU of this architecture
-    CuTe-DSL would do that here, too, twice. Raises ValueError, naming the rule, for a plan that
-    `check_plan` refuses.
-    """
-    require_sound(spec.plan, spec.gpu)
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    with tempfile.TemporaryDirectory() as folder:
-        options = (
-            cute.EnableTVMFFI(True),
-            cute.KeepPTX(True),
-            cute.KeepCUBIN(True),
-            cute.GPUArch(arch),
-            DumpDir(folder),
-        )
-        steps = [] if trace is None else trace
-        return cute.compile[options](host, *arguments, stream, spec, steps, no_jit_engine=True)

@@ -68,4 +68,4 @@ def attention_backward(
 ) -> BackwardResult:
     """Gradients of (q, k, v) and the sink, by FlashAttention-4's backward pass."""
     kernel = partial(backward.backward_sequence, spec=spec, config=config)
-    return run_backward(kernel, inputs, saved, packing or Packing())
+    return run_backward(kernel, inputs, saved, packing or Packing(), spec.sink)

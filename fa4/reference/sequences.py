@@ -207,16 +207,17 @@ def run_backward(
     inputs: tuple[np.ndarray, np.ndarray, np.ndarray],
     saved: SavedForward,
     packing: Packing,
+    sink: np.ndarray | None = None,
 ) -> BackwardResult:
     """Run the backward `kernel` on every sequence of a batch; inputs are (q, k, v).
 
-    Rows outside the used lengths get zero gradients; a page that several sequences share gets the
-    sum of theirs.
+    sink: the kernel's, whose gradient is 0 where there is no sequence. Rows outside the used
+    lengths get zero gradients; a page that several sequences share gets the sum of theirs.
     """
     q, k, v = inputs
     work = lse_dtype(q.dtype)
     dq, dk, dv = (np.zeros(x.shape, work) for x in inputs)
-    result = BackwardResult(dq, dk, dv)
+    result = BackwardResult(dq, dk, dv, None if sink is None else np.zeros(sink.shape, work))
     for seq, q_index, kv_index in _sequences(q, k, v, packing):
         lse_index = _lse_index(q_index)
         upstream = Upstream(
@@ -231,7 +232,7 @@ def run_backward(
         for total, part in ((dk, grads.dk), (dv, grads.dv)):
             np.add.at(total, kv_index, part.transpose(1, 0, 2))
         if grads.dsink is not None:
-            result.dsink = grads.dsink + (0.0 if result.dsink is None else result.dsink)
+            result.dsink = grads.dsink + result.dsink
         result.counters.add(grads.counters)
     name = dtype_name(output_dtype(q.dtype))
     result.dq, result.dk, result.dv = (round_to(x, name) for x in (dq, dk, dv))

@@ -185,7 +185,7 @@ def _add_shared(expected: Expected, members: tuple[int, ...], count: int) -> Exp
     if not count:
         return expected
     lists = [list(parts) for parts in expected[:4]]
-    for name, parts in zip(Expected._fields, lists, strict=False):
+    for name, parts in zip(Expected._fields[:4], lists, strict=True):
         common = (np.all if name == "exact" else np.sum)(
             [parts[b][:count] for b in members], axis=0
         )

@@ -107,8 +107,8 @@ class Case:
 
     Query heads: heads_k * group. softmax_scale None is 1/sqrt(head_dim). sink: logit of head 0;
     head h has sink + h/4. score_mod, mask_mod: names in SCORE_MODS, MASK_MODS. sparse_block: (rows,
-    keys) of a block; which blocks are skipped, partial or full follows from the seed. tiles:
-    (tile_m, tile_n, q_tiles) and tau: rescale threshold, for back ends that take `config`.
+    keys) of a block of a dense problem; which are skipped, partial or full follows from the seed.
+    tiles: (tile_m, tile_n, q_tiles) and tau: rescale threshold, for back ends that take `config`.
     descale: True for factors of FP8 q, k and v, or the letters of those that have one, as "kv";
     scales: what each belongs to, a "head" of a batch entry, the "tensor", or a "block" of rows.
     sparse_lists: block lists of each batch entry and head, one for all ("broadcast"), or nothing
@@ -182,6 +182,8 @@ class Case:
             'slack "seqused" needs the layout "packed"',
             self.layout,
         )
+        dense = self.layout == "dense" or self.sparse_block is None
+        require(dense, 'block lists need the layout "dense"', self.layout)
         if "latent" in (self.strides, self.values):
             what = "head_dim_v must be at most head_dim where v is k's first channels"
             require(self.head_dim_v <= self.head_dim, what, self.head_dim_v)

@@ -12,16 +12,15 @@ from fa4.testing.refusals import BackendFailed
 
 WAIT_SECONDS = 0.3  # for a child that the call started and that has not ended
 
-_forks = 0  # of this process
+_forks: list[None] = []  # one for each of this process
 
 
-def _count() -> None:
-    global _forks
-    _forks += 1
+def _note() -> None:
+    _forks.append(None)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_parent=_count)
+    os.register_at_fork(after_in_parent=_note)
 
 
 def in_one_process(call: Callable[[], Any]) -> Any:
@@ -31,7 +30,7 @@ def in_one_process(call: Callable[[], Any]) -> Any:
     """
     if not hasattr(os, "fork"):
         return call()
-    process, before = os.getpid(), _forks
+    process, before = os.getpid(), len(_forks)
     ours, theirs = os.pipe()  # a child has copies of both ends, until it ends
     try:
         result = call()
@@ -41,7 +40,7 @@ def in_one_process(call: Callable[[], Any]) -> Any:
                 os.write(theirs, os.getpid().to_bytes(8, "little"))
             os._exit(0)
         os.close(theirs)
-        returned = _returned(ours, WAIT_SECONDS if _forks != before else 0.0)
+        returned = _returned(ours, WAIT_SECONDS if len(_forks) != before else 0.0)
         os.close(ours)
     if returned:
         raise BackendFailed("forked: a child process came back from the call too, and was ended")

@@ -168,11 +168,11 @@ def draw_sparsity(case: Case) -> BlockSparseTensors:
     assert case.sparse_block is not None
     rng = np.random.default_rng([case.seed, 2])
     blocks_q = -(-case.seqlen_q // case.sparse_block[0])
-    blocks_k = -(-case.seqlen_k // case.sparse_block[1])
+    blocks_k = max(1, -(-case.seqlen_k // case.sparse_block[1]))  # a list has room for one
     lists_of = (1, 1) if case.sparse_lists == "broadcast" else (case.batch, case.heads_q)
     states = rng.integers(0, 3, (*lists_of, blocks_q, blocks_k))
     states[rng.random(states.shape[:3]) < 0.3] = 0
-    if case.sparse_lists == "empty":
+    if case.sparse_lists == "empty" or not case.seqlen_k:
         states[...] = 0
     lists: list[np.ndarray] = []
     for state in (1, 2):

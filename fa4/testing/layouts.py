@@ -25,17 +25,15 @@ def build_inputs(case: Case) -> Inputs:
     """The arrays and keywords of a case; the same case always gives the same ones."""
     options = build_options(case)
     values = [draw_values(case, b) for b in range(len(case.sequences))]
+    visible = [visible_pairs(options, b, case.heads_q, x) for b, x in enumerate(case.sequences)]
     shared = shared_prefix(case)
     _share_values(values, *shared)
-    sequences = []
-    for b, lengths in enumerate(case.sequences):
-        q, k, v = values[b]
-        dout, dlse = draw_upstream(case, b)
-        visible = visible_pairs(options, b, case.heads_q, lengths)
-        if case.values == "masked_nan":
-            grouped = visible.reshape(case.heads_k, case.group, *visible.shape[1:])
-            poison(k, v, np.logical_not(grouped.any(axis=(1, 2))).T)
-        sequences.append(SequenceInputs(q, k, v, dout, dlse, visible))
+    if case.values == "masked_nan":
+        for (_, k, v), unseen in zip(values, _unseen_keys(case, visible, *shared), strict=True):
+            poison(k, v, unseen)
+    sequences = [
+        SequenceInputs(*values[b], *draw_upstream(case, b), visible[b]) for b in range(len(values))
+    ]
     pack = {"dense": _dense, "packed": _packed, "padded": _padded, "paged": _paged}[case.layout]
     inputs = pack(case, tuple(sequences))
     inputs.options.update(options)
@@ -49,6 +47,21 @@ def shared_prefix(case: Case) -> tuple[tuple[int, ...], int]:
         return (), 0
     count = lengths[-2] // case.page_size * case.page_size
     return tuple(b for b, (_, keys) in enumerate(case.sequences) if keys >= count), count
+
+
+def _unseen_keys(
+    case: Case, visible: list[np.ndarray], members: tuple[int, ...], count: int
+) -> list[np.ndarray]:
+    """(Sk, Hk) of each sequence: keys that no row sees, nor any through the same memory."""
+    heads = (case.heads_k, case.group)
+    seen = [np.any(x.reshape(*heads, *x.shape[1:]), axis=(1, 2)) for x in visible]
+    if case.strides == "expanded_kv":
+        seen = [x | np.any(x, axis=0) for x in seen]
+    for b in members[1:]:
+        seen[members[0]][:, :count] |= seen[b][:, :count]
+    for b in members[1:]:
+        seen[b][:, :count] = seen[members[0]][:, :count]
+    return [np.logical_not(x).T for x in seen]
 
 
 def _share_values(values: list[Any], members: tuple[int, ...], count: int) -> None:

@@ -8,6 +8,7 @@ the cases it judged, for each output apart: `PairCoverage` says what is missing.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -65,7 +66,7 @@ EXCLUSIVE = frozenset(
 )
 
 # Classes of the number of keys (the longest sequence's), by their largest member.
-LENGTH_CLASSES = {"keys_1": 1, "keys_edge": 255, "keys_tiles": 1024, "keys_long": 1 << 40}
+LENGTH_CLASSES = {"keys_1": 1, "keys_edge": 255, "keys_tiles": 1024, "keys_long": math.inf}
 HEAD_DIM_CLASSES = ("dim_to_64", "dim_to_128", "dim_beyond_128", "dim_unequal", "dim_odd")
 OUTPUTS = ("out", "lse", "dq", "dk", "dv", "dsink")
 WARP = 32  # lanes: heads, batch entries and sequences beyond it are levels of their own

@@ -128,7 +128,8 @@ def _jumps(side: float) -> Callable[[np.random.Generator, Shapes, Case], Triple]
 
 def _tail(rng: np.random.Generator, shapes: Shapes, case: Case) -> Triple:
     logits = np.full(shapes.k[0], -TAIL)
-    logits[shapes.k[0] // 2] = 0.0
+    middle = shapes.k[0] // 2
+    logits[middle : middle + 1] = 0.0  # none without keys
     return _with_logits(rng, shapes, case, logits)
 
 
@@ -235,6 +236,8 @@ def draw_values(case: Case, batch: int) -> Triple:
     )
     if case.strides == "expanded_kv":
         k, v = (np.repeat(x[:, :1], case.heads_k, axis=1) for x in (k, v))
+    if case.strides == "latent":
+        v = k[..., : case.head_dim_v].copy()
     return q, k, v
 
 
@@ -250,8 +253,7 @@ def draw_upstream(case: Case, batch: int) -> tuple[np.ndarray, np.ndarray]:
 
 def poison(k: np.ndarray, v: np.ndarray, unseen: np.ndarray) -> None:
     """Overwrite keys that no row sees, in place: NaN, +inf, -inf in turn; unseen is (Sk, Hk)."""
-    spots = np.argwhere(unseen)
     for array in (k, v):
         bad = np.array([np.nan, np.inf, -np.inf]).astype(array.dtype)  # e4m3: NaN for all three
-        for turn, (key, head) in enumerate(spots):
-            array[key, head] = bad[turn % 3]
+        by_key = bad[np.arange(len(array)) % 3][:, None, None]  # of all heads, which may be one
+        array[...] = np.where(unseen[..., None], by_key, array)

@@ -21,7 +21,7 @@ def compile_flash(wanted: Wanted, timed: Timed) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from tests.conformance.foreign import flash_attention
+    from lab.foreign import flash_attention
 
     interface = flash_attention()
     d, dv = wanted.head_dim, wanted.head_dim_v
@@ -60,7 +60,7 @@ def compile_example(wanted: Wanted, timed: Timed) -> None:
     import cutlass
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-    from tests.conformance.foreign import SITE, example
+    from lab.foreign import SITE, example
 
     sys.path.append(str(SITE))  # whose package has it
     module = example("blackwell/fmha_bwd.py")

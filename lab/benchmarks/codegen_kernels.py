@@ -46,7 +46,7 @@ def compile_flash(wanted: Wanted, timed: Timed) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from tests.conformance.foreign import flash_attention
+    from lab.foreign import flash_attention
 
     interface = flash_attention()
     dims = (wanted.head_dim, wanted.head_dim, wanted.head_dim_v)

@@ -1,9 +1,9 @@
-"""Do our forward kernels compile to the same code before and after a change of their source?
+"""Do our kernels compile to the same code before and after a change of their source?
 
     python -m lab.benchmarks.compare_ptx --store FOLDER  before: keeps PTX and cubin of every kernel
     python -m lab.benchmarks.compare_ptx --against FOLDER  after: what differs
 
-The kernels are those of features.py. In PTX, names of registers, labels and kernels do
+The kernels are those of all_kernels.py. In PTX, names of registers, labels and kernels do
 not count: each is replaced by its number in the order of first use. PTX that differs may still be
 the same machine code, byte for byte: two instructions that do not depend on each other have changed
 places. Exit code 1 if the machine code of a kernel differs.
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fa4.emulator.elf import read_sections
-from lab.benchmarks.feature_kernels import specs
+from lab.benchmarks.all_kernels import specs
 
 _COMMENT = re.compile(r"//[^\n]*")
 _COUNT = re.compile(r"<\d+>;")  # of registers that are declared
@@ -63,11 +63,11 @@ def machine_code(cubin: bytes) -> list[bytes]:
 
 def compile_all() -> Iterator[tuple[str, str, bytes]]:
     """(name, PTX, cubin) of each kernel."""
-    from fa4.compiled.forward import compile_forward
+    from fa4.compiled.build import compile_kernel
 
     os.environ["CUTE_DSL_NO_CACHE"] = "1"
     for name, spec in specs():
-        artifacts = compile_forward(spec, spec.gpu.arch).artifacts
+        artifacts = compile_kernel(spec, spec.gpu.arch).artifacts
         yield name, artifacts.PTX, artifacts.CUBIN
 
 

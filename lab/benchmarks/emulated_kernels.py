@@ -115,6 +115,6 @@ def fmha(
 
 def missing() -> str:
     """Why NVIDIA's kernels cannot be had here; empty if they can."""
-    from tests.conformance.foreign import missing as why
+    from lab.foreign import missing as why
 
     return why()

@@ -59,7 +59,7 @@ def _do_nothing(*arguments: Any) -> None:
 def pretended_b200() -> Iterator[Any]:
     """CPU tensors pass for a B200's; yields flash-attn-4's interface, None if not installed."""
     os.environ |= {"FLASH_ATTENTION_ARCH": "sm_100", "FLASH_ATTENTION_NUM_SMS": "148"}
-    from tests.conformance.foreign import flash_attention, missing
+    from lab.foreign import flash_attention, missing
 
     interface = None if missing() else flash_attention()
     with ExitStack() as stack:

@@ -89,7 +89,7 @@ def measure_simpy(plan: PipelinePlan, events: int, cycles: float, rate: float) -
         import simpy  # noqa: F401
     except ImportError:
         return {"simpy": None}
-    from tests.sim.simpy_twin import Model
+    from lab.benchmarks.simpy_twin import Model
 
     tile = dict(zip(plan.trips, (64, 0, 64), strict=True))
     results: list[float] = []

@@ -2,7 +2,7 @@
 
     python3 -m lab.hardware.sanitizer_zoo OUT.json [--seconds 100]     # GPU
 
-Each broken kernel of tests/emulator/bug_zoo.py that Hopper can run, in a process of its own under
+Each broken kernel of lab/bug_zoo.py that Hopper can run, in a process of its own under
 each tool and without one; the mended ones of each tool together in one process. Kernels that hang
 are ended after a few seconds. Needs NumPy and the CUDA driver.
 """
@@ -43,7 +43,7 @@ mul.wide.u32 %rd63, %r127, 4; add.u64 %rd63, %rd63, %rd2;
 
 def kernels(target: str = "sm_90a") -> list[dict[str, Any]]:
     """The classes as plain data, both texts."""
-    from tests.emulator.bug_zoo import GROUPS, SMEM_BYTES
+    from lab.bug_zoo import GROUPS, SMEM_BYTES
 
     return [
         {

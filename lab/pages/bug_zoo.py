@@ -1,6 +1,6 @@
 """docs/how-to/bugs.md: classes of bugs, and what the emulator says of each.
 
-`python -m lab.pages.bug_zoo` writes the tables from the kernels of tests/emulator/bug_zoo.py, which
+`python -m lab.pages.bug_zoo` writes the tables from the kernels of lab/bug_zoo.py, which
 are run by the tests, and from what a GPU's tools said of them.
 """
 
@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 from fa4.emulator.kinds import kind_of
+from lab.bug_zoo import GROUPS, Bug
 from lab.hardware.sanitizer_zoo import TOOLS, verdict
 from lab.pages import DOCS
 from lab.pages.marked_tables import MarkedTables
 from lab.records import read_record
-from tests.emulator.bug_zoo import GROUPS, Bug
 
 PAGE = DOCS / "how-to" / "bugs.md"
 SHOWN = 60

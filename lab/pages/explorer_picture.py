@@ -20,7 +20,7 @@ from fa4.explore.page import build_page
 from fa4.explore.recording import record_grid
 from fa4.explore.verdicts import read_verdicts
 from lab import ROOT
-from tests.web.conftest import find_browser, open_tab
+from lab.pages.browser import find_browser, open_tab
 
 PICTURE = ROOT / "docs/pictures/explorer.png"
 SIZE = 1200, 860

@@ -19,9 +19,9 @@ from pathlib import Path
 from fa4.testing import load_backend, verify
 from fa4.testing.html_report import html_report
 from lab import ROOT
+from lab.pages.browser import find_browser
 from tests.testing.planted import FAULTS
 from tests.testing.test_causes import joined
-from tests.web.conftest import find_browser
 
 PICTURE = ROOT / "docs/pictures/report.png"
 SIZE = 1000, 1100

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fa4.testing import Case, Inputs, Outputs, build_inputs, check_budget, plain_attention
-from tests.conformance.foreign import cuda_is_cpu, example, flash_attention, multiprocessors
+from lab.foreign import cuda_is_cpu, example, flash_attention, multiprocessors
 from tests.conformance.program import Arrays, Program, Verdict, tensor_of
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.conformance.foreign import example
+from lab.foreign import example
 from tests.conformance.program import Arrays, Program, array_of, exactly, integers, tensor_of
 
 

@@ -4,7 +4,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import cute
 
-from tests.conformance.foreign import example
+from lab.foreign import example
 
 reduce = example("blackwell/reduce.py")
 

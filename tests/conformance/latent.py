@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fa4.testing import Inputs, dense_inputs
+from lab.foreign import cuda_is_cpu, example, flash_attention, multiprocessors
 from tests.conformance.attention import judge, values_of
-from tests.conformance.foreign import cuda_is_cpu, example, flash_attention, multiprocessors
 from tests.conformance.program import Arrays, Program, normal, tensor_of
 
 LATENT, ROPE = 512, 64  # head dims: of the values and a part of the keys, and of the rest

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Iterable
 from typing import Any
 
+from lab.foreign import ROOT, SITE
 from tests.conformance.cases import Foreign
-from tests.conformance.foreign import ROOT, SITE
 from tests.conformance.program import Verdict
 
 CHANGED = (

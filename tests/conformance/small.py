@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tests.conformance.foreign import example
+from lab.foreign import example
 from tests.conformance.program import (
     NUMPY_TYPES,
     Arrays,

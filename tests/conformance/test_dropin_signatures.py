@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from tests.conformance.foreign import flash_attention, missing
+from lab.foreign import flash_attention, missing
 from tests.dropin.support import differences
 
 pytestmark = [

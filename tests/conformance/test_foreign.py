@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from lab.foreign import missing
 from tests.conformance.cases import CASES, REFUSED, Foreign
 from tests.conformance.conftest import RUN
-from tests.conformance.foreign import missing
 from tests.conformance.program import Program, Verdict
 from tests.conformance.record import run_of
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from lab import ROOT
-from tests.conformance.foreign import SITE, missing
+from lab.foreign import SITE, missing
 
 pytestmark = [
     pytest.mark.conformance,

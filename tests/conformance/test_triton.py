@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fa4 import emulator
-from tests.conformance.foreign import ROOT, SITE
+from lab.foreign import ROOT, SITE
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(1200)]
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from fa4 import emulator
-from tests.conformance.foreign import SITE
+from lab.foreign import SITE
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(1200)]
 

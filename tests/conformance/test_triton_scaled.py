@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fa4 import emulator
-from tests.conformance.foreign import SITE, missing
+from lab.foreign import SITE, missing
 
 pytestmark = [
     pytest.mark.conformance,

@@ -11,7 +11,7 @@ from fa4.emulator.execute import Report, run
 from fa4.emulator.machine.launch_record import Allocation, Launch
 from fa4.emulator.machine.options import Options
 from fa4.emulator.ptx.parser import parse
-from tests.emulator.ptx_module import HEADER, module_text
+from lab.ptx_module import HEADER, module_text
 
 __all__ = ["HEADER", "aligned", "kinds", "module_text", "name_arrays", "run_ptx"]
 

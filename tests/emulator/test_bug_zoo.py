@@ -6,8 +6,8 @@ import pytest
 
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.kinds import KINDS
+from lab.bug_zoo import BUGS, Bug
 from lab.pages.bug_zoo import PAGE, TABLES
-from tests.emulator.bug_zoo import BUGS, Bug
 
 SCHEDULES = (("fifo", 0), ("adversarial", 1))
 

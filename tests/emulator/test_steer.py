@@ -16,7 +16,7 @@ from fa4.emulator.errors import LaunchError
 from fa4.emulator.machine.holds import HeldOrder, Hold
 from fa4.emulator.orders.steer import Steering, steer
 from fa4.emulator.orders.witness import read_witness
-from tests.emulator.bug_zoo import BUGS, Bug
+from lab.bug_zoo import BUGS, Bug
 from tests.emulator.kernels import module_text
 
 BY_NAME = {bug.name: bug for bug in BUGS}

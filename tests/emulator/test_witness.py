@@ -14,7 +14,7 @@ from fa4 import cli, emulator
 from fa4.emulator.machine.choices import EventChoice, RecordedOrder
 from fa4.emulator.machine.schedule import make_schedule
 from fa4.emulator.orders.witness import Witness, _shortest, read_witness
-from tests.emulator.bug_zoo import BUGS, Bug
+from lab.bug_zoo import BUGS, Bug
 from tests.emulator.kernels import run_ptx
 from tests.emulator.test_cli_emulate import LATE_WARP
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lab.bug_zoo import GROUPS
 from lab.hardware.sanitizer_zoo import BLACKWELL, HANGS, kernels, read, used
-from tests.emulator.bug_zoo import GROUPS
 from tests.emulator.kernels import aligned, run_ptx
 
 KERNELS = kernels("sm_100a")

@@ -359,7 +359,7 @@ def test_long_logs_are_complete() -> None:
 def test_simpy_agrees(plan: PipelinePlan) -> None:
     """A model in another framework, made without the lowering, takes as long."""
     pytest.importorskip("simpy")
-    from tests.sim.simpy_twin import Model
+    from lab.benchmarks.simpy_twin import Model
 
     machine = find_machine("b200")
     costs = MachineCosts(machine.gpu, machine.costs)

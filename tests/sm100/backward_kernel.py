@@ -19,7 +19,7 @@ from cutlass import cute
 
 from fa4.compiled.backward import fake_arguments
 from fa4.compiled.build import build as build_cached
-from fa4.compiled.stand_ins import compile_host
+from fa4.compiled.host_code import compile_host
 from fa4.config import normalize_window
 from fa4.emulator.host.session import Session
 from fa4.emulator.machine.options import Options

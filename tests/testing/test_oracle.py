@@ -14,6 +14,7 @@ import fa4
 from fa4 import config, dtypes, oracle
 from fa4.reference import dropout, sequences, spec
 from fa4.testing import Case, build_inputs, verify
+from fa4.testing import oracle as kit_oracle
 from fa4.testing.budget import expect_forward, expect_gradients
 from fa4.testing.yardstick import YardstickError
 
@@ -197,3 +198,21 @@ def test_finite_differences() -> None:
         up[n], down[n] = arguments[n] + 1e-6 * step, arguments[n] - 1e-6 * step
         slope = (value(*up) - value(*down)) / 2e-6
         assert slope == pytest.approx(float((grad * step).sum()), rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize(("batch", "heads_k", "group"), [(1, 2, 3), (3, 1, 2), (2, 3, 1)])
+def test_factors_of_blocks_belong_to_their_heads(batch: int, heads_k: int, group: int) -> None:
+    """q of a KV head's group, and its k and v, are multiplied by the factors of that head."""
+    case = Case(batch=batch, heads_k=heads_k, group=group, seqlen_q=140, seqlen_k=131, dtype="e4m3",
+                descale=True, scales="block")  # fmt: skip
+    inputs = build_inputs(case)
+    for b, seq in enumerate(inputs.sequences):
+        arrays, left = kit_oracle._unscaled(seq, inputs.options, b)
+        assert not any(name.endswith("_descale") for name in left)
+        for name, x in zip("qkv", arrays, strict=True):
+            table = inputs.options[f"{name}_descale"]
+            heads_of = group if name == "q" else 1
+            for row, head in ((0, 0), (130, x.shape[1] - 1)):
+                factor = table[b, head // heads_of, row // 128]
+                given = getattr(seq, name)[row, head].astype(np.float64)
+                assert np.array_equal(x[row, head], given * factor)

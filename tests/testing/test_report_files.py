@@ -77,6 +77,8 @@ def test_html_says_everything(report: dict[str, Any]) -> None:
     for row in report["properties"]:
         assert row["name"] in page.text and row["description"] in page.text
     assert "may be left open: not robust" in page.text and NASTY[:8] in page.text
+    kinds = [kind == " some" for kind in re.findall('class="cause(.*?)"', html_report(report))]
+    assert kinds == [group["status"] != "failed" for group in report["failures"]]
     failed = sum(group["status"] == "failed" for group in report["failures"])
     more = f", and {len(report['failures']) - failed} that may be left open"
     assert f"failed, {failed} cause" in page.text and f"Causes ({failed}{more})" in page.text

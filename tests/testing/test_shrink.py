@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +43,29 @@ def test_lengths_shrink_to_one() -> None:
     for name in ("seqlen_q", "seqlen_k"):
         tried = [getattr(case, name) for case in simpler(BIG, frozenset({name}))]
         assert min(tried) == 1 and sorted(tried) == tried
+
+
+@pytest.mark.parametrize(("name", "now", "tried"), [
+    ("num_splits", 7, [1, 2]),
+    ("softcap", 5.0, [0.0, 1.0]),
+    ("sink", 3.0, [None, 0.0, 1.0]),
+    ("dropout_p", 0.9, [0.0, 0.5]),
+    ("batch", 5, [1, 2]),
+    ("heads_k", 7, [1, 2]),
+    ("group", 16, [1, 1, 2, 3, 4]),
+    ("head_dim", 200, [8, 8, 16, 24, 32, 64, 128]),
+    ("dtype", "e4m3", ["fp32", "bf16", "fp16"]),
+    ("values", "grid", ["normal"]),
+    ("seed", 9, [0, 1, 8]),
+    ("seqlen_q", 9, [1, 2, 3, 4, 5, 8, 8]),
+    ("seqlen_k", 600, [1, 2, 3, 4, 5, 8, 17, 33, 64, 65, 129, 257, 513, 599]),
+    ("score_mod", "temper", [None, "alibi"]),
+    ("mask_mod", "documents", [None, "stripes"]),
+])  # fmt: skip
+def test_what_is_tried_of_a_field(name: str, now: Any, tried: list[Any]) -> None:
+    """The plainest first, then what is usual, then the next smaller one."""
+    cases = list(simpler(Case(**{name: now})))
+    assert [getattr(case, name) for case in cases if getattr(case, name) != now] == tried
 
 
 def test_what_is_needed_stays() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from fa4.explore.packing import pack, unpack
 from fa4.explore.page import build_page
 from fa4.explore.recording import record_grid
 from fa4.explore.verdicts import read_verdicts
+from lab.pages.browser import Tab, find_browser, open_tab
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PICTURES = Path(__file__).parents[2] / "out" / "web"  # screenshots, to be looked at
 WIDE, NARROW = 1440, 390
-MILLISECONDS = 30_000
 
 
 @dataclass(frozen=True)
@@ -32,47 +30,6 @@ class Explorer:
     file: Path
     head: dict[str, Any]
     columns: dict[str, Any]
-
-
-@dataclass
-class Tab:
-    """An open page, and what it said and asked for."""
-
-    page: Any
-    problems: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def text(self, selector: str) -> str:
-        """The text of the first element."""
-        found: str = self.page.locator(selector).first.inner_text()
-        return found
-
-    @property
-    def tflops(self) -> float | None:
-        """The first prediction that is shown, None if there is none."""
-        shown = self.page.locator("[data-tflops]")
-        return float(shown.first.get_attribute("data-tflops")) if shown.count() else None
-
-    @property
-    def picture(self) -> str:
-        """The timeline as it is drawn, without its cursor."""
-        found: str = self.page.evaluate(
-            "[...document.querySelectorAll('#timeline svg > :not(.cursor)')]"
-            ".map((one) => one.outerHTML).join('')"
-        )
-        return found
-
-    def until(self, condition: str) -> None:
-        """Wait until a condition in JavaScript holds, which the page may not evaluate by itself."""
-        for _ in range(MILLISECONDS // 50):
-            if self.page.evaluate(condition):
-                return
-            self.page.wait_for_timeout(50)
-        raise AssertionError(f"never became true: {condition}")
-
-    def choose(self, key: str, choice: str) -> None:
-        """Pick a position of a control."""
-        self.page.locator(f"label[for='{key}-{choice}']").click()
 
 
 Open = Callable[..., Tab]
@@ -90,18 +47,6 @@ def explorer(tmp_path_factory: pytest.TempPathFactory) -> Explorer:
     file = tmp_path_factory.mktemp("page") / "explore.html"
     file.write_text(build_page(text))
     return Explorer(file, *unpack(text))
-
-
-def find_browser() -> str:
-    """The browser's program; fails where there is none."""
-    named = os.environ.get("FA4_BROWSER")
-    found = named or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None or not Path(found).exists():
-        pytest.fail(
-            f"no browser: {named or 'none of ' + ', '.join(BROWSERS)} is there; "
-            "apt-get install chromium, or name one with FA4_BROWSER"
-        )
-    return found
 
 
 @pytest.fixture(scope="session")
@@ -130,19 +75,6 @@ def opened(browser: Any, explorer: Explorer) -> Iterator[Open]:
     for tab in tabs:
         tab.page.close()
         assert what_is_wrong(tab, explorer.file) == []
-
-
-def open_tab(
-    browser: Any, file: Path, fragment: str = "", *, width: int = WIDE, **options: Any
-) -> Tab:
-    """The file in a page of its own, which notes what it says and asks for."""
-    tab = Tab(browser.new_page(viewport={"width": width, "height": 950}, **options))
-    tab.page.set_default_timeout(MILLISECONDS)
-    tab.page.on("console", lambda said: tab.problems.append(f"{said.type}: {said.text}"))
-    tab.page.on("pageerror", lambda error: tab.problems.append(str(error)))
-    tab.page.on("request", lambda asked: tab.requests.append(asked.url))
-    tab.page.goto(f"{file.as_uri()}#{fragment}")
-    return tab
 
 
 def what_is_wrong(tab: Tab, file: Path) -> list[str]:

@@ -12,13 +12,13 @@ import pytest
 
 from fa4 import cli
 from fa4.sim.options import build
+from lab.pages.browser import Tab, open_tab
 from tests.web.conftest import (
     NARROW,
     PICTURES,
+    WIDE,
     Explorer,
     Open,
-    Tab,
-    open_tab,
     what_is_wrong,
 )
 
@@ -63,12 +63,12 @@ def test_a_page_that_asks_or_complains_is_noticed(browser: Any, tmp_path: Path) 
         ("<script src='http://127.0.0.1:9/x.js'></script>", "http://127.0.0.1:9/x.js"),
     ):
         file.write_text(f"<link rel=icon href='data:,'>{text}")
-        tab = open_tab(browser, file)
+        tab = open_tab(browser, file, width=WIDE)
         tab.page.wait_for_timeout(50)
         tab.page.close()
         assert any(message in one for one in what_is_wrong(tab, file)), text
     file.write_text("<link rel=icon href='data:,'><p>calm</p>")
-    assert what_is_wrong(open_tab(browser, file), file) == []
+    assert what_is_wrong(open_tab(browser, file, width=WIDE), file) == []
 
 
 def test_every_control_changes_picture_and_numbers(opened: Open, explorer: Explorer) -> None:

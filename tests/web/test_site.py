@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.web.conftest import NARROW, WIDE, Tab, open_tab
+from lab.pages.browser import Tab, open_tab
+from tests.web.conftest import NARROW, WIDE
 
 pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
 
@@ -72,7 +73,7 @@ def test_the_search_finds(
     asked: str, leads_to: str, pages: list[Path], browser: Any, tabs: list[Tab]
 ) -> None:
     assert SITE / "index.html" in pages
-    tabs.append(tab := open_tab(browser, SITE / "index.html"))
+    tabs.append(tab := open_tab(browser, SITE / "index.html", width=WIDE))
     box = tab.page.locator("input[name=q]").first
     box.fill(asked)
     box.press("Enter")
@@ -84,7 +85,7 @@ def test_the_search_finds(
 def test_the_words_have_places_in_the_glossary(
     pages: list[Path], browser: Any, tabs: list[Tab]
 ) -> None:
-    tabs.append(tab := open_tab(browser, SITE / "glossary.html"))
+    tabs.append(tab := open_tab(browser, SITE / "glossary.html", width=WIDE))
     for word in WORDS:
         assert tab.page.locator(f"[id='term-{word}' i]").count() == 1, word
 
@@ -96,7 +97,7 @@ def test_accessible(
 ) -> None:
     """axe finds nothing serious."""
     assert SITE / f"{name}.html" in pages
-    tabs.append(tab := open_tab(browser, SITE / f"{name}.html", color_scheme=scheme))
+    tabs.append(tab := open_tab(browser, SITE / f"{name}.html", width=WIDE, color_scheme=scheme))
     tab.page.evaluate(axe)
     # It would read the style sheets as files again, which a browser does not allow.
     found = tab.page.evaluate("axe.run(document, {resultTypes: ['violations'], preload: false})")

@@ -1,4 +1,4 @@
-"""Matrix products of one warp on registers: mma.sync (PTX ISA 9.7.14.5).
+"""Matrix products of one warp on registers: mma.sync and, with sparse A, mma.sp (PTX ISA 9.7.14).
 
 Sums are those of Hopper's tensor core, measured with m16n8k16 of 16-bit types (see
 `fa4.emulator.wgmma.sums`); other shapes and types are assumed to add up as those of wgmma do.
@@ -6,15 +6,25 @@ Sums are those of Hopper's tensor core, measured with m16n8k16 of 16-bit types (
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from fa4.emulator.machine.state import Fragment
+from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.masks import Array
-from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction
 from fa4.emulator.tcgen05.formats import Format
+from fa4.emulator.tcgen05.tmem import Bytes, Words
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import TableRows, Unsupported
 from fa4.emulator.wgmma.forms import ProductForm
+from fa4.emulator.wgmma.sparse import (
+    codes_from,
+    metadata_lanes,
+    multiply_sparse,
+    places_from,
+    wrong_code,
+)
 from fa4.emulator.wgmma.sums import multiply
 
 ROWS = TableRows()
@@ -90,35 +100,115 @@ def _form_of(parts: tuple[str, ...]) -> tuple[ProductForm, int]:
 def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """D = A * B + C with A 16 x K by rows, B K x 8 by columns."""
     form, k_bytes = _form_of(instruction.parts)
-    d, a, b, c = (context.elements(operand) for operand in instruction.operands)
-    packs = form.d is Format.F16
-    for name, vector, count in (
-        ("D", d, 2 if packs else 4),
-        ("A", a, k_bytes // 8),
-        ("B", b, k_bytes // 16),
-        ("C", c, 2 if packs else 4),
-    ):
-        if len(vector) != count:
-            raise Unsupported(f"{len(vector)} registers for {name}, not {count}")
-    readers = [[context.reader(o, "b32") for o in operands] for operands in (a, b, c)]
-    writers = [context.writer(o, "b32") for o in d]
-    a_places, b_places = _operand_places(len(a), True), _operand_places(len(b), False)
+    registers = _Registers(context, instruction.operands, form, k_bytes, k_bytes)
+
+    def handler(fragment: Fragment, mask: int) -> None:
+        _check_whole(fragment, mask, "mma.sync")
+        a, b, c = registers.read(fragment.warp)
+        registers.write(fragment.warp, multiply(form, a, b, c), mask)
+
+    return handler
+
+
+_SPARSE_FORMS = (
+    "f16, bf16 (k16, k32), tf32 (k8, k16), s8, u8 (k32, k64), e4m3, e5m2 (k64); sums f32, f16, s32"
+)
+
+
+@ROWS.machine(
+    "mma.sp",
+    "9.7.14.6",
+    f"mma.sp.sync.aligned.m16n8kK.row.col{{.satfinite}}.d.a.b.c: {_SPARSE_FORMS}",
+)
+@ROWS.machine("mma.sp::ordered_metadata", "9.7.14.6", "mma.sp::ordered_metadata as mma.sp")
+def bind_sparse(instruction: PtxInstruction, context: KernelContext) -> Handler:
+    """The same with an A of which half the elements are there."""
+    ordered = instruction.parts[1] != "sp"
+    form, k_bytes = _sparse_form_of(instruction.parts)
+    *matrices, metadata, selector = instruction.operands
+    registers = _Registers(context, tuple(matrices), form, k_bytes, 2 * k_bytes)
+    lanes = metadata_lanes(form.a, k_bytes)
+    choices = 4 // lanes
+    if not isinstance(selector, Integer) or not 0 <= selector.value < choices:
+        raise Unsupported(f"a sparsity selector that is not an immediate below {choices}")
+    first, read_metadata = selector.value * lanes, context.reader(metadata, "b32")
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
-        if mask != warp.alive:
-            fragment.fault("divergence", "mma.sync by a part of the warp")
-        words = [np.stack([read(warp) for read in row], axis=1) for row in readers]
-        left = np.empty((RESULT_ROWS, k_bytes // 4), np.uint32)
-        right = np.empty((RESULT_COLUMNS, k_bytes // 4), np.uint32)
-        total = np.empty((RESULT_ROWS, RESULT_COLUMNS), np.uint32)
-        left[a_places], right[b_places] = words[0], words[1]
-        total[_C_ROW, _C_COLUMN] = _halves(words[2]) if packs else words[2]
-        found = multiply(form, left.view(np.uint8), right.view(np.uint8), total)
-        packed = found[_C_ROW, _C_COLUMN]
-        if packs:
-            packed = packed.astype(np.uint16).view(np.uint32)
-        for index, write in enumerate(writers):
-            write(warp, packed[:, index], mask)
+        _check_whole(fragment, mask, instruction.parts[0] + "." + instruction.parts[1])
+        words = read_metadata(warp).astype(np.uint32).reshape(-1, 4)[:, first : first + lanes]
+        codes = codes_from(form.a, words)
+        wrong = wrong_code(form.a, codes, ordered)
+        if wrong:
+            raise fragment.fatal("fault", wrong)
+        a, b, c = registers.read(warp)
+        registers.write(warp, multiply_sparse(form, a, b, c, places_from(form.a, codes)), mask)
 
     return handler
+
+
+def _sparse_form_of(parts: tuple[str, ...]) -> tuple[ProductForm, int]:
+    """The form, and the bytes of K of A as it is there: those of an mma.sync with half of K."""
+    if len(parts) < 5 or not parts[4].startswith("m16n8k") or not parts[4][6:].isdigit():
+        raise Unsupported(f"the form .{'.'.join(parts[2:5])}")
+    half = f"m16n8k{int(parts[4][6:]) // 2}"
+    try:
+        form, k_bytes = _form_of(("mma", *parts[2:4], half, *parts[5:]))
+    except Unsupported:
+        raise Unsupported(f"the form .{'.'.join(parts[4:])}") from None
+    if form.a in _MIXED[0] and (k_bytes != _K_BYTES[1] or form.d is Format.F16):
+        raise Unsupported(f"8-bit floats are .m16n8k64 with sums .f32, not .{'.'.join(parts[4:])}")
+    return form, k_bytes
+
+
+def _check_whole(fragment: Fragment, mask: int, what: str) -> None:
+    if mask != fragment.warp.alive:
+        fragment.fault("divergence", f"{what} by a part of the warp")
+
+
+class _Registers:
+    """The registers of one instruction: matrices from those of all lanes, and back.
+
+    a_bytes, b_bytes: of a row of A and of a column of B.
+    """
+
+    def __init__(
+        self,
+        context: KernelContext,
+        operands: tuple[Operand, ...],
+        form: ProductForm,
+        a_bytes: int,
+        b_bytes: int,
+    ) -> None:
+        if len(operands) != 4:
+            raise Unsupported(f"{len(operands)} matrices, not 4")
+        d, a, b, c = (context.elements(operand) for operand in operands)
+        self._packs = form.d is Format.F16
+        sums = 2 if self._packs else 4
+        counts = {"D": (d, sums), "A": (a, a_bytes // 8), "B": (b, b_bytes // 16), "C": (c, sums)}
+        for name, (vector, count) in counts.items():
+            if len(vector) != count:
+                raise Unsupported(f"{len(vector)} registers for {name}, not {count}")
+        self._readers: list[list[Callable[[Warp], Array]]] = [
+            [context.reader(o, "b32") for o in operands] for operands in (a, b, c)
+        ]
+        self._writers = [context.writer(o, "b32") for o in d]
+        self._a, self._b = _operand_places(len(a), True), _operand_places(len(b), False)
+        self._shapes = (RESULT_ROWS, a_bytes // 4), (RESULT_COLUMNS, b_bytes // 4)
+
+    def read(self, warp: Warp) -> tuple[Bytes, Bytes, Words]:
+        """A (16, bytes of a row), B (8, bytes of a column), the bits of C (16, 8)."""
+        words = [np.stack([read(warp) for read in row], axis=1) for row in self._readers]
+        left, right = (np.empty(shape, np.uint32) for shape in self._shapes)
+        total = np.empty((RESULT_ROWS, RESULT_COLUMNS), np.uint32)
+        left[self._a], right[self._b] = words[0], words[1]
+        total[_C_ROW, _C_COLUMN] = _halves(words[2]) if self._packs else words[2]
+        return left.view(np.uint8), right.view(np.uint8), total
+
+    def write(self, warp: Warp, found: Words, mask: int) -> None:
+        """D from its bits (16, 8)."""
+        packed = found[_C_ROW, _C_COLUMN]
+        if self._packs:
+            packed = packed.astype(np.uint16).view(np.uint32)
+        for index, write in enumerate(self._writers):
+            write(warp, packed[:, index], mask)

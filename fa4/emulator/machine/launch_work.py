@@ -18,8 +18,8 @@ class LaunchWork:
     """One launch.
 
     products: opcode -> instructions, of a warpgroup (wgmma), a thread (tcgen05.mma) or a warp
-    (mma.sync). macs: their multiplications, whether their results are used or not. exponentials:
-    values of ex2 that whole warps have computed, lanes that are switched off included.
+    (mma.sync, mma.sp). macs: their multiplications, whether their results are used or not.
+    exponentials: values of ex2 that whole warps have computed, with lanes that are switched off.
     copied_bytes: by copies in bulk and of tensors (TMA), by direction, as they appear in shared
     memory: a multicast counts once for each CTA that receives it, what lies outside a tensor counts
     as well.
@@ -54,8 +54,9 @@ def work_of(grid: Grid) -> LaunchWork:
 def _add_instruction(work: LaunchWork, parts: tuple[str, ...], opcode: str, count: int) -> None:
     if parts[0] == "ex2":
         work.exponentials += LANES * count * (2 if parts[-1].endswith("x2") else 1)
-    elif parts[:2] == ("mma", "sync"):
-        depth = int(parts[3].rpartition("k")[2])
+    elif parts[0] == "mma":
+        sparse = parts[1] != "sync"  # half of K is there
+        depth = int(parts[3 + sparse].rpartition("k")[2]) >> sparse
         work.products[opcode] += count
         work.macs[opcode] += MMA_SYNC_TILE * depth * count
 

@@ -217,4 +217,4 @@ def run_generation_backward(
         config = generation.configure_backward(_setting(q, v, spec, sram_bytes))
     _check_config(name, config, generation.backward_config_type)
     kernel = partial(generation.backward, spec=spec, config=config)
-    return run_backward(kernel, inputs, saved, packing or Packing())
+    return run_backward(kernel, inputs, saved, packing or Packing(), spec.sink)

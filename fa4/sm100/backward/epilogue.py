@@ -71,23 +71,29 @@ def stage_sums(gradient: Gradient, tile: KeyTile, number: Int32, factor: Float32
 
 def stage_zeros(gradient: Gradient, number: Int32) -> None:
     """The same, where there is no sum."""
+    zeros = cute.make_rmem_tensor(cute.make_layout((1, VECTOR)), gradient.shared.element_type)
+    zeros.fill(0)
     half = cute.size(gradient.shared.shape[1]) // 2
     for first in range(0, half, VECTOR):
-        write_vector(gradient, number, first, [Int32(0)] * (VECTOR // 2))
+        cute.autovec_copy(zeros, vector_of(gradient, number, first))
 
 
 def write_vector(gradient: Gradient, number: Int32, first: int, values: list[Int32]) -> None:
     """8 columns of the thread's key."""
-    thread = cute.arch.thread_idx()[0] % WARPGROUP
-    half = cute.size(gradient.shared.shape[1]) // 2
     words = cute.make_rmem_tensor(cute.make_layout(VECTOR // 2), Int32)
     for place, word in enumerate(values):
         words[place] = word
-    target = cute.local_tile(
-        gradient.shared, (1, VECTOR), (thread, number * (half // VECTOR) + first // VECTOR)
-    )
+    target = vector_of(gradient, number, first)
     pointer = cute.recast_ptr(words.iterator, dtype=target.element_type)
     cute.autovec_copy(cute.make_tensor(pointer, cute.make_layout((1, VECTOR))), target)
+
+
+def vector_of(gradient: Gradient, number: Int32, first: int) -> cute.Tensor:
+    """8 columns of the thread's key in shared memory, from column `first` of its half."""
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    half = cute.size(gradient.shared.shape[1]) // 2
+    place = thread, number * (half // VECTOR) + first // VECTOR
+    return cute.local_tile(gradient.shared, (1, VECTOR), place)
 
 
 @cute.jit

@@ -11,6 +11,7 @@ from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.sm100.backward.kernel import kernel, tile_shapes
 from fa4.sm100.backward.postprocess import postprocess
 from fa4.sm100.backward.preprocess import preprocess
+from fa4.sm100.backward.tiles import call_sizes
 
 
 @cute.jit
@@ -35,16 +36,7 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
               longest, lengths, aux, stream, spec: cutlass.Constexpr,
               trace: cutlass.Constexpr):  # fmt: skip
     """Launch the main kernel: dK, dV, and dQ as sums in float32."""
-    batch, seqlen_q, seqlen_k = k.shape[0], q.shape[-3], k.shape[-3]
-    if cutlass.const_expr(spec.packed_q):
-        batch, seqlen_q = lengths[0].shape[0] - 1, longest[0]
-    if cutlass.const_expr(spec.packed_k):
-        batch, seqlen_k = lengths[1].shape[0] - 1, longest[1]
-    heads_k = k.shape[-2]
-    group = q.shape[-2] // heads_k
-    keys: cutlass.Constexpr = TILE_ROWS * spec.cta_group
-    blocks, q_blocks = (seqlen_k + keys - 1) // keys, (seqlen_q + TILE_ROWS - 1) // TILE_ROWS
-
+    sizes, work_tiles = call_sizes(q, k, longest, lengths, TILE_ROWS * spec.cta_group)
     shapes: cutlass.Constexpr = tile_shapes(spec)
 
     def atom(tensor, shape, of_keys, op):
@@ -78,12 +70,11 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
             make(storing, rows_first(tensor, spec.packed_k), swizzled_layout(*shape), shape)
             for tensor, shape in ((dv, shapes["v"]), (dk, shapes["k"]))
         )
-    sizes = (seqlen_q, seqlen_k, heads_k, group, blocks, q_blocks)
     kernel(
         loads, stores, stats, dq_accum, turns, scales(spec, softmax_scale, softcap), softmax_scale,
         aux, sizes, window, lengths, spec, trace,
     ).launch(
-        grid=(blocks * heads_k * batch * spec.cta_group, 1, 1),
+        grid=(work_tiles * spec.cta_group, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
         cluster=(2, 1, 1) if spec.cta_group == 2 else None,
         # One CTA per SM. Where ptxas cannot tell how many, it ignores setmaxnreg.

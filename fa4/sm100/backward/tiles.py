@@ -43,6 +43,22 @@ class BackwardProblem:
     seqused_k: cute.Tensor | None
 
 
+def call_sizes(
+    q: cute.Tensor, k: cute.Tensor, longest: tuple, lengths: tuple, block_keys: int
+) -> tuple[tuple, Int32]:
+    """(the sizes of a `BackwardProblem`, work tiles of a call) whose CTAs have block_keys each."""
+    batch, seqlen_q, seqlen_k = k.shape[0], q.shape[-3], k.shape[-3]
+    if lengths[0] is not None:
+        batch, seqlen_q = lengths[0].shape[0] - 1, longest[0]
+    if lengths[1] is not None:
+        batch, seqlen_k = lengths[1].shape[0] - 1, longest[1]
+    heads_k = k.shape[-2]
+    group = q.shape[-2] // heads_k
+    blocks = (seqlen_k + block_keys - 1) // block_keys
+    q_blocks = (seqlen_q + TILE_ROWS - 1) // TILE_ROWS
+    return (seqlen_q, seqlen_k, heads_k, group, blocks, q_blocks), blocks * heads_k * batch
+
+
 @dataclass(frozen=True)
 class KeyTile:
     """The work tile of a CTA; those of a pair lie side by side, and walk the same query tiles.

@@ -13,19 +13,13 @@ from fa4.plan.schema import PipelinePlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForwardSpec(ForwardFeatures):
-    """One forward kernel. Two specs that differ compile to different code and cache keys."""
+class TileSpec(ForwardFeatures):
+    """What all forward kernels that keep scores in tensor memory have: Q tiles of 128 rows."""
 
     cta_group: int = 1
     scheduler: str = "static"
     numerics: ForwardConfig = field(default_factory=ForwardConfig)
     gpu: Gpu = B200
-
-    def __post_init__(self) -> None:
-        """Check what the kernel itself cannot do; `fa4.compiled.support` refuses earlier."""
-        self.check_features(TILE_ROWS)
-        if self.scheduler == "clc" and self.cta_group == 2:
-            raise ValueError("scheduler clc needs cta_group 1; got 2")
 
     @property
     def tile_rows(self) -> int:
@@ -41,6 +35,17 @@ class ForwardSpec(ForwardFeatures):
     def q_tiles(self) -> int:
         """Q tiles of a CTA."""
         return self.numerics.q_tiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardSpec(TileSpec):
+    """One forward kernel. Two specs that differ compile to different code and cache keys."""
+
+    def __post_init__(self) -> None:
+        """Check what the kernel itself cannot do; `fa4.compiled.support` refuses earlier."""
+        self.check_features(TILE_ROWS)
+        if self.scheduler == "clc" and self.cta_group == 2:
+            raise ValueError("scheduler clc needs cta_group 1; got 2")
 
     @property
     def pipeline(self) -> ForwardPipeline:

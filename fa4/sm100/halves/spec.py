@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from fa4.config import ForwardConfig, require
-from fa4.hardware import B200, Gpu
-from fa4.kit.features import ForwardFeatures
+from fa4.config import require
 from fa4.kit.units import TILE_ROWS, padded_dim
 from fa4.plan.halves import halves_pipeline
 from fa4.plan.pieces import PiecesPipeline
 from fa4.plan.pieces_plan import pieces_plan
 from fa4.plan.schema import PipelinePlan
+from fa4.sm100.forward.spec import TileSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalvesSpec(ForwardFeatures):
+class HalvesSpec(TileSpec):
     """One such kernel. Two specs that differ compile to different code and cache keys."""
-
-    cta_group: int = 1
-    scheduler: str = "static"
-    numerics: ForwardConfig = field(default_factory=ForwardConfig)
-    gpu: Gpu = B200
 
     def __post_init__(self) -> None:
         """Check what the kernel itself cannot do; `fa4.compiled.support` refuses earlier."""
@@ -31,21 +25,6 @@ class HalvesSpec(ForwardFeatures):
             "scheduler must be static, lpt or naive with halves",
             self.scheduler,
         )
-
-    @property
-    def tile_rows(self) -> int:
-        """Rows of a Q tile."""
-        return TILE_ROWS
-
-    @property
-    def tile_n(self) -> int:
-        """Keys of a KV tile, of both halves."""
-        return self.numerics.tile_n
-
-    @property
-    def q_tiles(self) -> int:
-        """Q tiles of a CTA."""
-        return self.numerics.q_tiles
 
     @property
     def pipeline(self) -> PiecesPipeline:

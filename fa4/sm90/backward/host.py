@@ -2,14 +2,14 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.nvgpu import cpasync
 
 from fa4.kit.scores import scales
 from fa4.kit.units import TILE_ROWS, WARP
-from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.sm90.backward.kernel import kernel, tile_shapes
+from fa4.sm90.backward.operands import load_atoms, store_atoms
 from fa4.sm90.backward.postprocess import postprocess
 from fa4.sm100.backward.preprocess import preprocess
+from fa4.sm100.backward.tiles import call_sizes
 
 
 @cute.jit
@@ -34,45 +34,15 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
               longest, lengths, aux, stream, spec: cutlass.Constexpr,
               trace: cutlass.Constexpr):  # fmt: skip
     """Launch the main kernel: dK, dV, and dQ as sums in float32."""
-    batch, seqlen_q, seqlen_k = k.shape[0], q.shape[-3], k.shape[-3]
-    if cutlass.const_expr(spec.packed_q):
-        batch, seqlen_q = lengths[0].shape[0] - 1, longest[0]
-    if cutlass.const_expr(spec.packed_k):
-        batch, seqlen_k = lengths[1].shape[0] - 1, longest[1]
-    heads_k = k.shape[-2]
-    group = q.shape[-2] // heads_k
-    blocks, q_blocks = ((n + TILE_ROWS - 1) // TILE_ROWS for n in (seqlen_k, seqlen_q))
     shapes: cutlass.Constexpr = tile_shapes(spec)
-
-    def atom(op, tensor, name):
-        shape = shapes[name][:2]
-        return cpasync.make_tiled_tma_atom(op, tensor, swizzled_layout(*shape), shape)
-
-    def load_atoms(tensor, name, packed, ragged):
-        loading = cpasync.CopyBulkTensorTileG2SOp()
-        views = ending_views(rows_first(tensor, packed), 0, ragged)
-        return box_atoms(lambda view: atom(loading, view, name), views)
-
-    loads = (
-        load_atoms(q, "q", spec.packed_q, spec.ragged_q),
-        load_atoms(k, "k", spec.packed_k, spec.ragged_k),
-        load_atoms(v, "v", spec.packed_k, spec.ragged_k),
-        load_atoms(dout, "do", spec.packed_q, spec.ragged_q),
-    )
-    if cutlass.const_expr(spec.ragged_k):
-        stores = (None, dv), (None, dk)
-    else:
-        storing = cpasync.CopyBulkTensorTileS2GOp()
-        stores = tuple(
-            atom(storing, rows_first(tensor, spec.packed_k), name)
-            for tensor, name in ((dv, "v"), (dk, "k"))
-        )
-    sizes = (seqlen_q, seqlen_k, heads_k, group, blocks, q_blocks)
+    sizes, ctas = call_sizes(q, k, longest, lengths, TILE_ROWS)
+    loads = load_atoms(spec, shapes, (q, k, v, dout))
+    stores = store_atoms(spec, shapes, dv, dk)
     kernel(
         loads, stores, stats, dq_accum, turns, scales(spec, softmax_scale, softcap), softmax_scale,
         aux, sizes, window, lengths, spec, trace,
     ).launch(
-        grid=(blocks * heads_k * batch, 1, 1),
+        grid=(ctas, 1, 1),
         block=(spec.plan.warps * WARP, 1, 1),
         # One CTA per SM. Where ptxas cannot tell how many, it ignores setmaxnreg.
         min_blocks_per_mp=1,

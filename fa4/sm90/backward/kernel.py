@@ -3,26 +3,24 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import WARPGROUP_ROWS
-from fa4.kit.descriptors import ELEMENTS, OperandTiles, swizzle_bytes
+from fa4.kit.descriptors import OperandTiles, swizzle_bytes
 from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.kit.signals import Signals, init_signals
 from fa4.kit.units import WARP, WARPGROUP
-from fa4.kit.views import swizzled_layout
 from fa4.plan.warpgroup_backward import CONSUMERS, STAGES, dq_columns
 from fa4.sm90.backward.columns import column_address
 from fa4.sm90.backward.consumer import KeyWork, consume
 from fa4.sm90.backward.epilogue import GradientTile, KeyGradients
-from fa4.sm90.backward.load import MINUS_D, MINUS_LSE, LoadSources, RowNumbers, load
+from fa4.sm90.backward.load import load
 from fa4.sm90.backward.mods import score_mods
+from fa4.sm90.backward.operands import make_sources, prefetch_descriptors, shared_tile
 from fa4.sm90.backward.order import place
 from fa4.sm90.backward.products import GradientProducts, joined
 from fa4.sm90.backward.reduce import DqReduction, reduce
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.products import operand_tiles
-from fa4.sm100.backward.load import TileSource
 from fa4.sm100.backward.tiles import BackwardProblem
 
 
@@ -53,15 +51,14 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
     if warp == 0:
         init_signals(signals)
     if warp == 1:
-        for atom in (*(atoms[0] for atoms, _ in loads), *(atom for atom, _ in stores)):
-            if cutlass.const_expr(atom is not None):
-                cpasync.prefetch_descriptor(atom)
+        prefetch_descriptors(loads, stores)
     meet(spec.cta_group)
     tile = place(problem)
 
     if has_role(warp, plan.role("load")):
         take_registers(plan, plan.role("load"))
-        load(signals.of("load"), tile, make_sources(spec, memory, loads, stats))
+        sources = make_sources(spec, plan, tile_shapes(spec), memory, loads, stats)
+        load(signals.of("load"), tile, sources)
     if has_role(warp, plan.role("consumer0"), plan.role("consumer1")):
         take_registers(plan, plan.role("consumer0"))
         number = warp // (WARPGROUP // WARP)
@@ -100,30 +97,6 @@ def dq_staging(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> Int3
 def ds_step(spec: WarpgroupBackwardSpec) -> int:
     """Bytes from the first warpgroup's dS to the second's."""
     return spec.plan.buffer("ds1").start - spec.plan.buffer("ds0").start
-
-
-def shared_tile(spec: WarpgroupBackwardSpec, memory: cute.Pointer, name: str) -> cute.Tensor:
-    """(rows, dim, stages) of a buffer of the plan, swizzled."""
-    layout = swizzled_layout(*tile_shapes(spec)[name])
-    start = memory + spec.plan.buffer(name).start
-    pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
-    return cute.make_tensor(pointer, layout.outer)
-
-
-def make_sources(
-    spec: WarpgroupBackwardSpec, memory: cute.Pointer, loads: tuple, stats: cute.Tensor
-) -> LoadSources:
-    """Q, K, V, dO and the numbers of rows on their way from global to shared memory."""
-    q, k, v, dout = (
-        TileSource(atoms, tensor, shared_tile(spec, memory, name))
-        for (atoms, tensor), name in zip(loads, ("q", "k", "v", "do"), strict=True)
-    )
-    lse, d = (
-        RowNumbers(which, stats, cute.recast_ptr(memory + spec.plan.buffer(name).start,
-                                                 dtype=Float32))
-        for which, name in ((MINUS_LSE, "lse"), (MINUS_D, "d"))
-    )  # fmt: skip
-    return LoadSources(q, k, v, dout, lse, d)
 
 
 def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> GradientProducts:
@@ -169,7 +142,12 @@ def make_gradients(
     """dV and dK by way of the memory of the warpgroup's V and K."""
     dims = (("v", spec.head_dim_v), ("k", spec.head_dim))
     dv, dk = (
-        GradientTile(atom, tensor, shared_tile(spec, memory, name)[None, None, number], dim)
+        GradientTile(
+            atom,
+            tensor,
+            shared_tile(spec, spec.plan, tile_shapes(spec), memory, name)[None, None, number],
+            dim,
+        )
         for (atom, tensor), (name, dim) in zip(stores, dims, strict=True)
     )
     return KeyGradients(dv, dk, softmax_scale)

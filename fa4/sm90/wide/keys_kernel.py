@@ -3,21 +3,25 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import WARPGROUP_ROWS
-from fa4.kit.descriptors import ELEMENTS, OperandTiles, swizzle_bytes
+from fa4.kit.descriptors import OperandTiles, swizzle_bytes
 from fa4.kit.scores import scales
 from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.kit.signals import Signals, init_signals
-from fa4.kit.units import TILE_ROWS as BLOCK_ROWS
 from fa4.kit.units import WARP, WARPGROUP
-from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.plan.warpgroup_wide import TILE_ROWS
 from fa4.plan.warpgroup_wide_keys import held_registers
 from fa4.sm90.backward.columns import column_address
-from fa4.sm90.backward.load import MINUS_D, MINUS_LSE, LoadSources, RowNumbers, load_rows
+from fa4.sm90.backward.load import LoadSources, load_rows
 from fa4.sm90.backward.mods import score_mods
+from fa4.sm90.backward.operands import (
+    load_atoms,
+    make_sources,
+    prefetch_descriptors,
+    shared_tile,
+    store_atoms,
+)
 from fa4.sm90.forward.products import operand_tiles
 from fa4.sm90.wide.exchange import thread_address
 from fa4.sm90.wide.keys_consumer import HalfWork, consume
@@ -25,8 +29,8 @@ from fa4.sm90.wide.output import StoredRows
 from fa4.sm90.wide.products import RowProducts
 from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm90.wide.tiles import WarpgroupKeys, next_tile
-from fa4.sm100.backward.load import TileSource, load_keys
-from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, locate
+from fa4.sm100.backward.load import load_keys
+from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, call_sizes, locate
 
 
 def tile_shapes(spec: WideBackwardSpec) -> dict[str, tuple[int, int, int]]:
@@ -44,45 +48,15 @@ def tile_shapes(spec: WideBackwardSpec) -> dict[str, tuple[int, int, int]]:
 def key_gradients(q, k, v, dout, dk, dv, stats, softmax_scale, softcap, window, longest, lengths,
                   aux, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Launch it: a CTA for each 64 keys of a KV head."""
-    batch, seqlen_q, seqlen_k = k.shape[0], q.shape[-3], k.shape[-3]
-    if cutlass.const_expr(spec.packed_q):
-        batch, seqlen_q = lengths[0].shape[0] - 1, longest[0]
-    if cutlass.const_expr(spec.packed_k):
-        batch, seqlen_k = lengths[1].shape[0] - 1, longest[1]
-    heads_k = k.shape[-2]
-    blocks = (seqlen_k + WARPGROUP_ROWS - 1) // WARPGROUP_ROWS
-    q_blocks = (seqlen_q + BLOCK_ROWS - 1) // BLOCK_ROWS
     shapes: cutlass.Constexpr = tile_shapes(spec)
-
-    def atom(op, tensor, name):
-        shape = shapes[name][:2]
-        return cpasync.make_tiled_tma_atom(op, tensor, swizzled_layout(*shape), shape)
-
-    def load_atoms(tensor, name, packed, ragged):
-        loading = cpasync.CopyBulkTensorTileG2SOp()
-        views = ending_views(rows_first(tensor, packed), 0, ragged)
-        return box_atoms(lambda view: atom(loading, view, name), views)
-
-    loads = (
-        load_atoms(q, "q", spec.packed_q, spec.ragged_q),
-        load_atoms(k, "k", spec.packed_k, spec.ragged_k),
-        load_atoms(v, "v", spec.packed_k, spec.ragged_k),
-        load_atoms(dout, "do", spec.packed_q, spec.ragged_q),
-    )
-    if cutlass.const_expr(spec.ragged_k):
-        stores = (None, dv), (None, dk)
-    else:
-        storing = cpasync.CopyBulkTensorTileS2GOp()
-        stores = tuple(
-            atom(storing, rows_first(tensor, spec.packed_k), name)
-            for tensor, name in ((dv, "v"), (dk, "k"))
-        )
-    sizes = (seqlen_q, seqlen_k, heads_k, q.shape[-2] // heads_k, blocks, q_blocks)
+    sizes, ctas = call_sizes(q, k, longest, lengths, WARPGROUP_ROWS)
+    loads = load_atoms(spec, shapes, (q, k, v, dout))
+    stores = store_atoms(spec, shapes, dv, dk)
     kernel(
         loads, stores, stats, scales(spec, softmax_scale, softcap), softmax_scale, aux, sizes,
         window, lengths, spec, trace,
     ).launch(
-        grid=(blocks * heads_k * batch, 1, 1),
+        grid=(ctas, 1, 1),
         block=(spec.keys_plan.warps * WARP, 1, 1),
         # One CTA per SM. Where ptxas cannot tell how many, it ignores setmaxnreg.
         min_blocks_per_mp=1,
@@ -103,15 +77,14 @@ def kernel(loads, stores, stats, factors, softmax_scale, aux, sizes, window, len
     if warp == 0:
         init_signals(signals)
     if warp == 1:
-        for atom in (*(atoms[0] for atoms, _ in loads), *(atom for atom, _ in stores)):
-            if cutlass.const_expr(atom is not None):
-                cpasync.prefetch_descriptor(atom)
+        prefetch_descriptors(loads, stores)
     meet(spec.cta_group)
     tile = locate(problem, WarpgroupKeys)
 
     if has_role(warp, plan.role("load_queries")):
         take_registers(plan, plan.role("load_queries"))
-        load(signals.of("load_queries"), tile, make_sources(spec, memory, loads, stats))
+        sources = make_sources(spec, plan, tile_shapes(spec), memory, loads, stats)
+        load(signals.of("load_queries"), tile, sources)
     if has_role(warp, plan.role("values")):
         take_registers(plan, plan.role("values"))
         work = make_work(spec, memory, tile, factors, aux, stores[0], None)
@@ -141,30 +114,6 @@ def load(signals: Signals, tile: KeyTile, sources: LoadSources) -> None:
         head, row_tile = next_tile(tile, head, row_tile)
 
 
-def shared_tile(spec: WideBackwardSpec, memory: cute.Pointer, name: str) -> cute.Tensor:
-    """(rows, dim, stages) of a buffer of the plan, swizzled; (rows, dim) of one place."""
-    layout = swizzled_layout(*tile_shapes(spec)[name])
-    start = memory + spec.keys_plan.buffer(name).start
-    pointer = cute.recast_ptr(start, layout.inner, dtype=ELEMENTS[spec.dtype])
-    return cute.make_tensor(pointer, layout.outer)
-
-
-def make_sources(
-    spec: WideBackwardSpec, memory: cute.Pointer, loads: tuple, stats: cute.Tensor
-) -> LoadSources:
-    """Q, K, V, dO and the numbers of rows on their way from global to shared memory."""
-    q, k, v, dout = (
-        TileSource(atoms, tensor, shared_tile(spec, memory, name))
-        for (atoms, tensor), name in zip(loads, ("q", "k", "v", "do"), strict=True)
-    )
-    lse, d = (
-        RowNumbers(which, stats, cute.recast_ptr(memory + spec.keys_plan.buffer(name).start,
-                                                 dtype=Float32))
-        for which, name in ((MINUS_LSE, "lse"), (MINUS_D, "d"))
-    )  # fmt: skip
-    return LoadSources(q, k, v, dout, lse, d)
-
-
 def make_work(
     spec: WideBackwardSpec,
     memory: cute.Pointer,
@@ -187,7 +136,7 @@ def make_work(
     own, passing, summed = ("v", "do", "q") if of_keys else ("k", "q", "do")
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     atom, tensor = store
-    shared = shared_tile(spec, memory, "k" if of_keys else "v")
+    shared = shared_tile(spec, plan, tile_shapes(spec), memory, "k" if of_keys else "v")
     dim = tile_shapes(spec)[own][1]
     return HalfWork(
         first=RowProducts(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.emulator.ptx_module import module_text
+from lab.ptx_module import module_text
 
 if TYPE_CHECKING:
     from fa4.emulator.execute import Report

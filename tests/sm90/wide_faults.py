@@ -1,13 +1,8 @@
-"""Faults planted in the Hopper backward kernels of wide heads are caught in the emulator."""
+"""Faults of the Hopper backward kernels of wide heads, and what the emulator finds of them."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-import pytest
-
-pytest.importorskip("cutlass")
 
 from fa4.plan import warpgroup_wide
 from fa4.sm90.wide import keys_consumer, output, queries_consumer, queries_kernel
@@ -15,7 +10,7 @@ from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.testing import Case
 from fa4.testing.budget import Outputs
 from fa4.testing.inputs import Inputs
-from tests.sm90.faults import WRONG, Launch, find
+from tests.sm90.faults import WRONG, Launch
 from tests.sm90.wide_kernel import build
 from tests.sm100.altered import Edit
 from tests.sm100.backward_kernel import prepare_stats
@@ -103,6 +98,8 @@ FAULTS: dict[str, tuple[Edit, str]] = {
         WRONG,
     ),
 }  # fmt: skip
+# An unaltered copy: it is the edits that are caught.
+SAME = Edit(warpgroup_wide, "STAGES = 2", "STAGES = 2")
 FEW = ("P is read before it is handed over", "dP is read while its product runs")
 
 
@@ -116,22 +113,3 @@ def compiled() -> tuple[WideBackwardSpec, Launch]:
         return run.launch(inputs, stats, **options)
 
     return spec, launch
-
-
-@pytest.mark.parametrize("name", FEW)
-def test_fault_is_caught(name: str, tmp_path: Path) -> None:
-    edit, kind = FAULTS[name]
-    assert kind in find(edit, tmp_path, compiled, CASE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(FAULTS) - set(FEW)))
-def test_other_fault_is_caught(name: str, tmp_path: Path) -> None:
-    edit, kind = FAULTS[name]
-    assert kind in find(edit, tmp_path, compiled, CASE)
-
-
-def test_nothing_is_found_without_a_fault(tmp_path: Path) -> None:
-    """An unaltered copy in the same place: it is the edits that are caught."""
-    same = Edit(warpgroup_wide, "STAGES = 2", "STAGES = 2")
-    assert find(same, tmp_path, compiled, CASE) == set()

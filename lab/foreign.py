@@ -21,7 +21,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parents[2]
+from lab import ROOT
+
 SITE = Path(os.environ.get("FA4_FOREIGN", ROOT / ".venv" / "foreign"))
 EXAMPLES = SITE / "flashinfer/data/cutlass/examples/python/CuTeDSL"
 
@@ -158,10 +159,12 @@ def _device_mode() -> type:
             return torch.device("cpu")
         return value
 
-    is_cuda = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+    is_cuda = torch.Tensor.is_cuda.__get__
 
     class CudaIsCpu(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             kwargs = kwargs or {}
             if func is torch.Tensor.cuda:
                 return args[0]

@@ -1,0 +1,85 @@
+"""Faults of the Hopper backward kernel, and what the emulator finds of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fa4.plan import warpgroup_backward
+from fa4.sm90.backward import consumer, load, reduce
+from fa4.sm90.backward.spec import WarpgroupBackwardSpec
+from fa4.testing import Case
+from fa4.testing.budget import Outputs
+from fa4.testing.inputs import Inputs
+from tests.sm90.faults import WRONG, Launch
+from tests.sm100.altered import Edit
+from tests.sm100.backward_kernel import build, prepare
+
+SPEC = {"head_dim": 16, "head_dim_v": 16, "causal": True, "deterministic": True}
+CASE = Case(batch=1, seqlen_q=600, seqlen_k=600, heads_k=1, group=1, head_dim=16,
+            head_dim_v=16, dtype="bf16", causal=True)  # fmt: skip
+# What is caught, and by what kind of finding.
+FAULTS: dict[str, tuple[Edit, str]] = {
+    "no fence between dS and its product": (
+        Edit(consumer, '    cute.arch.fence_proxy("async.shared", space="cta")\n', ""),
+        "missing-proxy-fence",
+    ),
+    "dQ's product before the warpgroups have met": (
+        Edit(consumer, "    meet(signals)\n    dq = products", "    dq = products"),
+        "race",
+    ),
+    "dQ is read while its product runs": (
+        Edit(consumer, "dq = wait_products(1, dq)", "dq = wait_products(2, dq)"),
+        "missing-wait",
+    ),
+    "Q given back while dK's product reads it": (
+        Edit(
+            consumer,
+            """    dk = wait_products(0, state.dk)
+    signals.arrive_once("q_empty", state.queries)
+""",
+            """    signals.arrive_once("q_empty", state.queries)
+    dk = wait_products(0, state.dk)
+""",
+        ),
+        "race",
+    ),
+    "one place for dS of two tiles": (
+        Edit(consumer, "work.ds + grads.slot * (rows * DS_ROW_BYTES)", "work.ds"),
+        WRONG,
+    ),
+    "-D of the other tile": (
+        Edit(load, "numbers.shared + stage * rows", "numbers.shared + (1 - stage) * rows"),
+        WRONG,
+    ),
+    "a turn is not given on": (
+        Edit(reduce, "    release_turn(work.turns, held)\n            held", "    held"),
+        "step-limit",
+    ),
+    "dQ left where the last one may not be read yet": (
+        Edit(reduce, '    signals.wait("dq#_empty", turn)\n', ""),
+        "race",
+    ),
+    "no fence between dQ and its copy": (
+        Edit(reduce, '    cute.arch.fence_proxy("async.shared", space="cta")\n', ""),
+        "missing-proxy-fence",
+    ),
+    "columns of dK as keys": (
+        Edit(consumer, "tile.first_key + work.number * WARPGROUP_ROWS", "tile.first_key"),
+        WRONG,
+    ),
+}
+# An unaltered copy: it is the edits that are caught.
+SAME = Edit(warpgroup_backward, "STAGES = 2", "STAGES = 2")
+FEW = ("no fence between dS and its product", "dQ is read while its product runs")
+
+
+def compiled() -> tuple[WarpgroupBackwardSpec, Launch]:
+    """The kernel as its code is now."""
+    spec = WarpgroupBackwardSpec(**SPEC)
+    run = build(spec)
+
+    def launch(inputs: Inputs, **options: Any) -> tuple[list[Any], Outputs]:
+        report, outputs = run.launch(inputs, prepare(spec, inputs), **options)
+        return [report], outputs
+
+    return spec, launch
