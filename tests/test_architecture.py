@@ -91,7 +91,9 @@ MANY_PARAMETERS = {
 WITHOUT_CIRCLES = ("fa4", "docs", "examples", "lab", "tests")
 
 # Classes that share a name, and why.
-SAME_NAME: dict[str, str] = {}
+SAME_NAME: dict[str, str] = {
+    "Packing": "of sequences in a tensor (reference), of query heads in a tile (designs)",
+}
 MOST_ROOT_MODULES = 8  # beside __init__ and __main__
 
 # Written in pieces, so that this file does not contain what it forbids.

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from fa4.compiled.support import FAMILIES, NARROW, BackwardCall, ForwardCall, check
-from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
+from fa4.config import ForwardConfig, Window
 from fa4.designs import find_design
 from fa4.designs.design import named
 from fa4.hardware import B200, B300, H200, Gpu
-from fa4.kit.features import position_rows
 from fa4.kit.units import TILE_ROWS
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.halves import halves_numerics
+from fa4.plan.warpgroup_lengths import packed_heads, position_rows
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 from fa4.sm90.backward.spec import MOST_DIM, WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
@@ -197,20 +197,11 @@ def _packed_heads(call: ForwardCall, rows: int) -> int:
 def packed_group(call: ForwardCall) -> int:
     """Query heads that share a warpgroup's rows on Hopper: so that they fill the fewest tiles.
 
-    A divisor of the heads of a KV head; of equal ones the largest. A group that is no power of two
-    leaves rows empty; above 64 heads it takes a multiple of 64. pack_gqa=True asks for a group of 2
-    or more.
+    pack_gqa=True asks for a group of 2 or more.
     """
     if call.group == 1 or call.pack_gqa is False:
         return 1
-    groups = [n for n in range(1 + (call.pack_gqa is True), call.group + 1) if call.group % n == 0]
-    groups = [n for n in groups if n <= WARPGROUP_ROWS or n % WARPGROUP_ROWS == 0]
-
-    def tiles(group: int) -> int:
-        rows = call.longest_q * position_rows(group)
-        return -(-rows // WARPGROUP_ROWS) * (call.group // group)
-
-    return min(groups, key=lambda group: (tiles(group), -group))
+    return packed_heads(call.longest_q, call.group, 1 + (call.pack_gqa is True))
 
 
 def choose_sm100_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec | HalvesSpec:

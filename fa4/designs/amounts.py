@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from fa4.config import Problem
+from fa4.plan.warpgroup_lengths import packed_heads, position_rows
+
+
+class Packing(NamedTuple):
+    """Query heads that share the rows of a tile: how many such groups there are, and how many rows
+    a position takes, those of heads that are not there included."""
+
+    heads: int
+    rows: int
+
+
+def warpgroup_packing(problem: Problem, queries: int) -> Packing:
+    """That of this package's Hopper kernel for sequences of up to so many queries."""
+    group = packed_heads(queries, problem.heads_q // problem.heads_k)
+    return Packing(problem.heads_q // group, position_rows(group))
 
 
 def element_bytes(dtype: str) -> int:
@@ -53,6 +68,12 @@ def forward_count(problem: Problem, pipeline: Any, rows: int, keys: int) -> int:
     packed = rows * (problem.heads_q // problem.heads_k)
     blocks = max(1, -(-packed // pipeline.block_rows))
     return int(problem.heads_k * blocks * pipeline.num_splits)
+
+
+def warpgroup_count(problem: Problem, pipeline: Any, rows: int, keys: int) -> int:
+    """Likewise of this package's Hopper kernel, for which `rows` is the longest sequence."""
+    heads, each = warpgroup_packing(problem, rows)
+    return int(heads * max(1, -(-rows * each // pipeline.block_rows)) * pipeline.num_splits)
 
 
 def backward_count(problem: Problem, pipeline: Any, rows: int, keys: int) -> int:

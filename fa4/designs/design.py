@@ -58,7 +58,8 @@ class CallWork:
     main kernel. plain_scheduler: stands for all those that change no step; None: they do.
     last_first: (problem, pipeline) -> do the last keys come first in a fixed order of
     sums? rescale_tau: pipeline -> powers of two by which a maximum may rise before O is rescaled;
-    None for a kernel that has no such thing.
+    None for a kernel that has no such thing. beside: (problem, pipeline) -> seconds of kernels
+    beside the main one, by name, where they are more than what their bytes take.
     """
 
     tiles: Callable[..., Any]
@@ -68,6 +69,7 @@ class CallWork:
     plain_scheduler: str | None = None
     last_first: Callable[..., bool] = lambda problem, pipeline: False
     rescale_tau: Callable[[Any], float] | None = None
+    beside: Callable[..., Mapping[str, float]] = lambda problem, pipeline: {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,59 +4,76 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fa4.config import WARPGROUP_ROWS, Problem, WarpgroupPipeline
-from fa4.designs.amounts import element_bytes, forward_bytes, forward_count
+from fa4.config import Problem, WarpgroupPipeline
+from fa4.designs.amounts import (
+    element_bytes,
+    forward_bytes,
+    warpgroup_count,
+    warpgroup_packing,
+)
 from fa4.designs.design import CallWork, Compilation, Design, Explored, late, warpgroup_products
 from fa4.hardware import Gpu
 
 TAU = 8.0  # by which a maximum may rise; no choice
 
 
-def default_warpgroups(problem: Problem, gpu: Gpu) -> WarpgroupPipeline:
-    """Choices of this package's Hopper kernel, whose Q tiles pack the heads of a group."""
+def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> WarpgroupPipeline:
+    """What a call of this package's Hopper kernel gets.
+
+    A CTA that draws its work tiles is taken to be as far ahead as its load warp: warpgroups that
+    pass over tiles are not simulated ahead of their output.
+    """
     from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 
-    group = problem.heads_q // problem.heads_k
-    packed = group if WARPGROUP_ROWS % group == 0 else 1
+    heads, rows = warpgroup_packing(problem, problem.seqlen_q)
+    size = element_bytes(problem.dtype)
     wanted = WarpgroupProblem(
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
-        rows=problem.seqlen_q * packed,
+        rows=problem.seqlen_q * rows,
         keys=problem.seqlen_k,
-        heads=problem.heads_q // packed,
+        heads=heads,
         batch=problem.batch,
         masked=problem.window_size != (None, None),
         window=problem.window_size,
+        kv_heads=problem.heads_k,
         queries=problem.seqlen_q,
-        element_bytes=element_bytes(problem.dtype),
+        num_splits=0 if size == 2 else 1,
+        element_bytes=size,
     )
-    return tuned_warpgroups(wanted, gpu)
-
-
-def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> WarpgroupPipeline:
-    """The tuned pipeline of a problem; work that is drawn is predicted as a CTA's for each tile."""
-    tuned = default_warpgroups(problem, gpu)
-    if tuned.scheduler == "queue":  # none is taken to be ahead of another's end
-        return replace(tuned, scheduler="lpt", ahead=False)
-    return tuned
+    tuned = tuned_warpgroups(wanted, gpu)
+    return replace(tuned, ahead=False) if tuned.scheduler == "queue" else tuned
 
 
 def chosen(pipeline: WarpgroupPipeline) -> dict[str, str]:
-    """What it chooses, as the explorer's controls have it."""
+    """What it chooses, as the explorer's controls have it: of a queue, its order."""
     turns = "-turns" if pipeline.ping_pong else ""
+    scheduler = "lpt" if pipeline.scheduler == "queue" else pipeline.scheduler
     return {
-        "tile_n": str(pipeline.tile_n), "scheduler": pipeline.scheduler,
+        "tile_n": str(pipeline.tile_n), "scheduler": scheduler,
         "warpgroups": f"{pipeline.consumers}{turns}", "kv_pairs": str(pipeline.kv_stages),
     }  # fmt: skip
+
+
+def beside(problem: Problem, pipeline: WarpgroupPipeline) -> dict[str, float]:
+    """Seconds of what sets the counter of a queue to zero, and of what adds up divided keys."""
+    from fa4.plan.warpgroup_tuned import QUEUE_SECONDS, combining_seconds
+
+    rows = problem.batch * problem.seqlen_q * problem.heads_q
+    found = {"counter": QUEUE_SECONDS} if pipeline.scheduler == "queue" else {}
+    if pipeline.num_splits > 1:
+        found["combine"] = combining_seconds(pipeline.num_splits * rows * problem.head_dim_v)
+    return found
 
 
 # Another scheduler is another plan: CTAs that stride over their work fetch ahead.
 WORK = CallWork(
     tiles=late("fa4.designs.tiles:warpgroup_tiles"),
-    count=forward_count,
+    count=warpgroup_count,
     order=late("fa4.designs.tiles:forward_order"),
     traffic=forward_bytes,
     rescale_tau=lambda pipeline: TAU,
+    beside=beside,
 )
 EXPLORED = Explored(
     label="Hopper", controls=("warpgroups", "tile_n", "kv_pairs", "scheduler"), chosen=chosen

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa4.config import WARPGROUP_ROWS, BackwardPipeline, Problem, WarpgroupPipeline
+from fa4.designs.amounts import Packing, warpgroup_packing
 from fa4.hardware import Gpu
 from fa4.plan.warpgroup_roles import passes_tiles
 
@@ -123,14 +124,19 @@ def query_trips(problem: Problem, length: Lengths, keys: np.ndarray, tile_m: int
 
 
 def forward_tiles(
-    problem: Problem, pipeline: Any, lengths: Seq[Lengths] | None = None, *, passes: bool = False
+    problem: Problem,
+    pipeline: Any,
+    lengths: Seq[Lengths] | None = None,
+    *,
+    passes: bool = False,
+    packing: Packing | None = None,
 ) -> WorkTiles:
-    """Work tiles of a forward call, row blocks fastest, then KV heads, then sequences.
+    """Work tiles of a forward call, row blocks fastest, then heads, then sequences.
 
-    The query heads of a KV head are packed into the rows of a tile. passes: do warpgroups pass over
-    tiles of which only rows of others see keys?
+    passes: do warpgroups pass over tiles of which only rows of others see keys? packing: None for
+    all query heads of a KV head in the rows of a tile, none of which is empty.
     """
-    ratio = problem.heads_q // problem.heads_k
+    heads, ratio = packing or Packing(problem.heads_k, problem.heads_q // problem.heads_k)
     step = pipeline.block_rows
     own_rows = range(0, step, WARPGROUP_ROWS) if passes else ()
 
@@ -145,7 +151,7 @@ def forward_tiles(
         own = [positions(starts + n, starts + n + WARPGROUP_ROWS) for n in own_rows]
         every = kv_trips(problem, length, rows, pipeline.tile_n, own)
         trips = split_trips(every, pipeline.num_splits)
-        parts.append((batches, trips, problem.heads_k))
+        parts.append((batches, trips, heads))
     return _collect(parts)
 
 
@@ -155,7 +161,9 @@ def warpgroup_tiles(
     """Those of a kernel of warpgroups, which pass over tiles where the last keys are hidden."""
     hides_last = problem.window_size[1] is not None  # else all rows see the last keys
     passes = passes_tiles(pipeline) and hides_last and not pipeline.ahead
-    return forward_tiles(problem, pipeline, lengths, passes=passes)
+    longest = max((length.q for _, length in sequences(problem, lengths)), default=0)
+    packing = None if pipeline.published else warpgroup_packing(problem, longest)
+    return forward_tiles(problem, pipeline, lengths, passes=passes, packing=packing)
 
 
 def forward_order(tiles: WorkTiles, problem: Problem, pipeline: Any) -> WorkTiles:

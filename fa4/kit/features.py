@@ -9,16 +9,7 @@ from typing import Any, ClassVar
 from fa4.config import DTYPE_BITS, require, require_int
 from fa4.kit.units import AUX_DTYPES
 from fa4.masks import IntervalMask
-
-WHOLE_TILES = 64  # a larger group takes several warpgroups' tiles
-
-
-def position_rows(group: int) -> int:
-    """Rows that a position takes: of the query heads packed, and empty ones up to a power of 2.
-
-    A group beyond a warpgroup's rows takes several tiles, and as many rows as it has heads.
-    """
-    return group if group > WHOLE_TILES else 1 << (group - 1).bit_length()
+from fa4.plan.warpgroup_lengths import position_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from fa4.plan.schema import (
     Arrive,
     Buffer,
     Copy,
+    GlobalStore,
     Loop,
     Math,
     Mma,
@@ -251,6 +252,8 @@ def describe_amount(amount: Amount) -> str:
         return f"tmem {amount.kind} {amount.cols} columns"
     if isinstance(amount, SmemAccess):
         return f"smem {amount.num_bytes} B"
+    if isinstance(amount, GlobalStore):
+        return f"global store {amount.num_bytes} B"
     if isinstance(amount, Math):
         used = [f"{pipe} {value:g}" for pipe, value in vars(amount).items() if value]
         return "math " + (" ".join(used) or "nothing") + " per thread"

@@ -98,6 +98,16 @@ class SmemAccess:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GlobalStore:
+    """A role writes `num_bytes` of global memory with ordinary stores, in whole sectors of L2.
+
+    It goes on when all are issued, for which L2 must have taken them.
+    """
+
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sync:
     """A barrier among the warps of one role; `fenced` with fences of tensor and shared memory.
 
@@ -126,7 +136,7 @@ class Semaphore:
     """Poll a counter in global memory until it is this CTA's turn."""
 
 
-Amount = Mma | Copy | TmemAccess | SmemAccess | Math | Sync | Semaphore | Spill
+Amount = Mma | Copy | TmemAccess | SmemAccess | GlobalStore | Math | Sync | Semaphore | Spill
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from fa4.plan.schema import (
     THREAD_REGISTERS,
     Arrive,
     Copy,
+    GlobalStore,
     Loop,
     Program,
     Role,
@@ -50,6 +51,9 @@ OUTPUT_MOVES = {
     (True, True): (2.1, 2.1),
     (True, False): (3.7, 3.2),
 }
+
+SECTOR_BYTES, QUAD_RUN_BYTES = 32, 64  # of L2; that a quad's threads store side by side
+FLOAT_BYTES = 4  # of O's elements where it is a part of divided keys
 
 BOX_ROW_BYTES = 128  # of a row, that one copy moves into memory swizzled by as much
 # By the control codes of compiled loops: two tiles of one box take 142 to 156 cycles, of two 200.
@@ -316,16 +320,34 @@ def _turns(pipeline: WarpgroupPipeline, i: int) -> tuple[Program, Program]:
     return (Wait(f"turn{i}"),), (Arrive(f"turn{(i + 1) % pipeline.consumers}"),)
 
 
+def stored_bytes(row_bytes: int) -> int:
+    """Bytes of sectors that a row's stores touch, of a quad at a time, each thread 16 bytes.
+
+    A row of odd 16 bytes begins in the middle of a sector as often as not, and so do all its runs.
+    """
+    runs = [min(QUAD_RUN_BYTES, row_bytes - at) for at in range(0, row_bytes, QUAD_RUN_BYTES)]
+    whole, shifted = (
+        sum(-(-(start + run) // SECTOR_BYTES) for run in runs) * SECTOR_BYTES
+        for start in (0, SECTOR_BYTES // 2)
+    )
+    return (whole + shifted) // 2 if row_bytes % SECTOR_BYTES else whole
+
+
 def _from_registers(pipeline: WarpgroupPipeline, i: int) -> Program:
     """O divided by its row sums, to global memory: in float32 two columns by two; or eight by
     eight, for which the threads of a quad exchange theirs (an exchange and three choices for each
     two columns)."""
     dv = pipeline.head_dim_v
     scale = unpacked(fma=dv / 2, alu=dv / 4)
-    store = unpacked(other=dv / 4)
+    exchange, num_bytes = unpacked(other=dv / 4), WARPGROUP_ROWS * dv * FLOAT_BYTES
     if pipeline.direct:
-        store = unpacked(alu=3 * dv / 4, other=dv / 4 + dv / 16)
-    return Work(f"scale O{i}", scale), Work(f"store O{i}", store)
+        exchange = unpacked(alu=3 * dv / 4, other=dv / 4 + dv / 16)
+        num_bytes = WARPGROUP_ROWS * stored_bytes(dv * pipeline.output_bytes)
+    return (
+        Work(f"scale O{i}", scale),
+        Work(f"order O{i}", exchange),
+        Work(f"store O{i}", GlobalStore(num_bytes=num_bytes)),
+    )
 
 
 def _epilogue(pipeline: WarpgroupPipeline, i: int, over_queries: bool) -> Program:

@@ -226,5 +226,10 @@ def _combining_seconds(problem: WarpgroupProblem, splits: int) -> float:
     if splits == 1:
         return 0.0
     rows = problem.rows * problem.heads * problem.batch
-    num_bytes = 8 * splits * rows * problem.head_dim_v  # float32, out and in
-    return COMBINE_SECONDS + num_bytes / PARTS_BYTES_PER_S
+    # Out and in.
+    return combining_seconds(2 * splits * rows * problem.head_dim_v)
+
+
+def combining_seconds(numbers: int) -> float:
+    """A second launch, and so many float32 numbers that cross L2."""
+    return COMBINE_SECONDS + 4 * numbers / PARTS_BYTES_PER_S

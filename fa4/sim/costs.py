@@ -15,6 +15,7 @@ from fa4.hardware import Gpu
 from fa4.plan.schema import (
     Amount,
     Copy,
+    GlobalStore,
     Math,
     Mma,
     PipelinePlan,
@@ -70,6 +71,7 @@ class MachineCosts:
             Copy: self._copy,
             TmemAccess: self._tmem,
             SmemAccess: self._smem,
+            GlobalStore: self._global_store,
             Math: self._math,
             Sync: self._sync,
             Semaphore: self._semaphore,
@@ -193,6 +195,10 @@ class MachineCosts:
         among = self._math(amount.among, warps)
         return replace(among, occupancy_cycles=cycles | dict(among.occupancy_cycles), passes=PORT,
                        latency_cycles=latency + among.latency_cycles)  # fmt: skip
+
+    def _global_store(self, amount: GlobalStore, warps: int) -> WorkCost:
+        rate = self.table.tma_store_bytes_per_clk  # what L2 takes of all SMs, whoever stores
+        return WorkCost(occupancy_cycles={"tma_store": amount.num_bytes / rate})
 
     def _sync(self, amount: Sync, warps: int) -> WorkCost:
         cycles = self.table.sync_cycles if amount.fenced else self.table.named_barrier_cycles

@@ -169,9 +169,14 @@ def _simulate(
         clock_hz = machine.clock_under(tensor_share(runner, run))
         main = _timed("forward", run.cycles, moved + split, machine, clock_hz)
         kernels = [main]
+        beside = [modelled(pipeline).beside(part, pipeline) for part in parts]
         if split:
             out = sum(output_bytes(part, pipeline) for part in parts)
-            kernels.append(_timed("combine", 0.0, split + out, machine))
+            combine = _timed("combine", 0.0, split + out, machine)
+            least = sum(one.get("combine", 0.0) for one in beside)
+            kernels.append(replace(combine, seconds=max(combine.seconds, least)))
+        if beside and "counter" in beside[0]:
+            kernels.insert(0, KernelTime("counter", beside[0]["counter"], 0.0))
     else:
         again = partial(_run_backward, problem, pipeline, plan, simulation=simulation,
                         make=make or make_runner)  # fmt: skip

@@ -137,3 +137,17 @@ def test_rows_are_kept_as_they_come(monkeypatch: Any, tmp_path: Any) -> None:
     assert rows[0]["clock_mhz"] == {"fa4": 1980.0} and rows[0]["power_w"] == {"fa4": 500.0}
     limits = bench_random.Limits(-1.0)
     assert bench_random.measure_random(problems, names, timer, lambda *x: None, found, limits) == []
+
+
+def test_a_graph_is_timed_behind_a_run_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host launches it while the GPU is at work, so that its launch is no part of the time."""
+    seen: list[str] = []
+
+    def burst(call: Any, calls: int) -> float:
+        seen.append(f"timed {calls}")
+        call()
+        return 0.5
+
+    monkeypatch.setattr(bench_timing, "time_burst", burst)
+    assert bench_timing.time_graph(lambda: seen.append("run")) == 0.5
+    assert seen == ["run", "timed 1", "run"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fa4.compiled.support import ForwardCall
+from fa4.compiled.variants import warpgroup_problem
 from fa4.config import Problem
-from fa4.designs.hopper_forward import default_warpgroups
+from fa4.designs.amounts import warpgroup_packing
+from fa4.designs.hopper_forward import choose
 from fa4.hardware import H200
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.plan.warpgroup_rates import measured_rates
@@ -118,10 +123,23 @@ def test_dims_that_no_tile_has() -> None:
         tuned_warpgroups(problem(head_dim=272), H200)
 
 
-def test_predictions_take_the_same_choice() -> None:
-    """The heads of a group share the rows of a tile, as in the kernel."""
-    of = Problem(seqlen_q=40, seqlen_k=4096, heads_q=32, heads_k=4, head_dim=128, causal=True)
-    found = default_warpgroups(of, H200)
-    same = problem(rows=320, keys=4096, heads=4, batch=1, masked=True, window=(None, 0),
-                   queries=40)  # fmt: skip
-    assert found == tuned_warpgroups(same, H200)
+@given(
+    st.integers(1, 700), st.integers(1, 40_000), st.sampled_from((1, 2, 8)),
+    st.sampled_from(((1, 1), (4, 1), (12, 4), (10, 2), (48, 8), (96, 1))),
+    st.sampled_from((32, 88, 128, 192, 256)), st.booleans(),
+)  # fmt: skip
+def test_predictions_are_of_the_kernel_that_a_call_gets(
+    rows: int, keys: int, batch: int, heads: tuple[int, int], dim: int, causal: bool
+) -> None:
+    """The same tile, parts of the keys and heads that share a tile's rows, except working ahead."""
+    problem = Problem(batch=batch, seqlen_q=rows, seqlen_k=keys, heads_q=heads[0],
+                      heads_k=heads[1], head_dim=dim, causal=causal)  # fmt: skip
+    call = ForwardCall(dtype="bf16", head_dim=dim, head_dim_v=dim, heads_q=heads[0],
+                       heads_k=heads[1], batch=batch, rows_q=rows, rows_k=keys,
+                       window=problem.window_size, num_splits=0)  # fmt: skip
+    wanted = warpgroup_problem(call)
+    assert warpgroup_packing(problem, rows).heads == wanted.heads
+    found = tuned_warpgroups(wanted, H200)
+    if found.scheduler == "queue":
+        found = replace(found, ahead=False)
+    assert choose(problem, H200) == found

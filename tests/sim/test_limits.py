@@ -19,7 +19,7 @@ from fa4.config import (
     Problem,
     WarpgroupPipeline,
 )
-from fa4.designs.tiles import Lengths, backward_tiles, forward_tiles
+from fa4.designs.tiles import Lengths, backward_tiles, forward_tiles, warpgroup_tiles
 from fa4.sim.limits import count_tiles
 from fa4.sim.machine import find_machine
 from fa4.sim.options import build
@@ -159,6 +159,8 @@ def test_work_tiles_are_counted_without_making_them(
     assert found == [heads[1] * blocks, heads[0] * blocks]
     if rows and keys:
         assert len(backward_tiles(problem, backward).trips) == found[0]
-        for forward in (ForwardPipeline(head_dim=64), WarpgroupPipeline(head_dim=64)):
-            made = forward_tiles(problem, forward).trips
-            assert len(made) == count_tiles(problem, forward, rows, keys)
+        made = forward_tiles(problem, ForwardPipeline(head_dim=64)).trips
+        assert len(made) == count_tiles(problem, ForwardPipeline(head_dim=64), rows, keys)
+        packed = WarpgroupPipeline(head_dim=64)
+        made = warpgroup_tiles(problem, packed).trips
+        assert len(made) == count_tiles(problem, packed, rows, keys)

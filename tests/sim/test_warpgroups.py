@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from fa4.config import Problem, WarpgroupPipeline
 from fa4.designs.tiles import warpgroup_tiles
 from fa4.figures.measured import HOPPER_FILE
-from fa4.plan.schema import Loop, Spill, Work, walk
+from fa4.plan.schema import GlobalStore, Loop, Spill, Work, walk
 from fa4.plan.warpgroup import warpgroup_plan
+from fa4.plan.warpgroup_roles import stored_bytes
+from fa4.plan.warpgroup_tuned import COMBINE_SECONDS, QUEUE_SECONDS
 from fa4.sim import engine, engine_python
 from fa4.sim.chip import TileRunner
 from fa4.sim.code import WORK
@@ -420,3 +422,58 @@ def test_a_products_operands_and_gaps_take_the_tensor_core() -> None:
     alone = cycles("QK0", tile_n=128, consumers=1)
     assert alone == pytest.approx(8 * 65.83, rel=0.005)  # one wgmma after another, measured
     assert cycles("PV0", tile_n=128, consumers=1) == pytest.approx(8 * 68.46, rel=0.005)
+
+
+@given(st.integers(1, 40))
+def test_stores_of_a_row_touch_whole_sectors(chunks: int) -> None:
+    """Each quad's 64 bytes touch those that hold one of its 16-byte pieces."""
+    touched = 0
+    for start in (0, 1) if chunks % 2 else (0, 0):  # in halves of a sector
+        for first in range(0, chunks, 4):
+            pieces = range(first, min(first + 4, chunks))
+            touched += len({(start + piece) // 2 for piece in pieces})
+    assert stored_bytes(16 * chunks) == touched * 32 / 2
+
+
+@given(st.sampled_from((1, 2, 3)), st.integers(2, 16).map(lambda n: 16 * n), st.booleans())
+def test_output_from_registers_takes_what_l2_takes(consumers: int, dim: int, parts: bool) -> None:
+    """At the rate at which L2 takes the stores of all SMs: 16 bits, or float32 of divided keys."""
+    pipeline = WarpgroupPipeline(head_dim=dim, head_dim_v=dim, consumers=consumers, tile_n=16,
+                                 direct=not parts, num_splits=1 + parts)  # fmt: skip
+    plan = warpgroup_plan(pipeline, H200.gpu)
+    costs, found = MachineCosts(H200.gpu, H200.costs, plan=plan), 0.0
+    for role in plan.roles:
+        for work in walk(role.program):
+            if isinstance(work, Work) and isinstance(work.amount, GlobalStore):
+                assert not work.asynchronous
+                found += costs.work(role, work).occupancy_cycles["tma_store"]
+    each = 4 if parts else 2
+    assert found == pytest.approx(64 * consumers * dim * each / H200.costs.tma_store_bytes_per_clk)
+
+
+def test_output_takes_l2_as_long_whoever_stores_it() -> None:
+    """From registers, or by TMA from shared memory."""
+    problem = Problem(batch=64, seqlen_q=512, seqlen_k=256, heads_q=16, heads_k=16, head_dim=256)
+    found = {}
+    for direct in (False, True):
+        pipeline = WarpgroupPipeline(head_dim=256, tile_n=64, direct=direct)
+        found[direct] = predict(problem, pipeline, H200)
+    assert found[True].unit_busy["tma_store"] == pytest.approx(
+        found[False].unit_busy["tma_store"] * found[False].cycles / found[True].cycles, rel=1e-6
+    )
+
+
+def test_what_is_launched_beside_the_kernel() -> None:
+    """A queue's counter is set to zero; parts of keys are added up, by what both take at least."""
+    problem = Problem(batch=2, seqlen_q=2000, seqlen_k=2000, heads_q=16, heads_k=16, head_dim=64,
+                      causal=True)  # fmt: skip
+    queue = WarpgroupPipeline(head_dim=64, causal=True, scheduler="queue")
+    drawn, each = (predict(problem, replace(queue, scheduler=x), H200) for x in ("queue", "lpt"))
+    assert [kernel.name for kernel in drawn.kernels] == ["counter", "forward"]
+    assert drawn.kernels[0].seconds == QUEUE_SECONDS
+    assert drawn.seconds == pytest.approx(sum(kernel.seconds for kernel in drawn.kernels))
+    assert drawn.kernels[1].seconds < each.kernels[0].seconds  # its CTAs start once
+    few = Problem(seqlen_q=1, seqlen_k=70_000, heads_q=8, heads_k=1, head_dim=128)
+    parts = predict(few, WarpgroupPipeline(num_splits=64), H200)
+    assert [kernel.name for kernel in parts.kernels] == ["forward", "combine"]
+    assert parts.kernels[1].seconds > COMBINE_SECONDS

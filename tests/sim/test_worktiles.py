@@ -17,6 +17,7 @@ from fa4.config import (
     Problem,
     WarpgroupPipeline,
 )
+from fa4.designs.amounts import warpgroup_packing
 from fa4.designs.tiles import (
     L2_SECTION_BYTES,
     Lengths,
@@ -127,7 +128,8 @@ def test_warpgroups_pass_over_tiles_of_which_they_see_no_key(
         head_dim=64, tile_n=tile_n, consumers=consumers, causal=causal, overlap=False
     )
     tiles, step = warpgroup_tiles(problem, pipeline), 64 * consumers
-    ratio = problem.heads_q // problem.heads_k
+    heads, ratio = warpgroup_packing(problem, problem.seqlen_q)
+    assert len(tiles.trips) == problem.batch * heads * -(-problem.seqlen_q * ratio // step)
     packed = np.repeat(visible(problem, problem.seqlen_q + step), ratio, axis=0)
     ahead = replace(problem, window_size=(None, problem.window_size[1]))
     until = np.repeat(visible(ahead, problem.seqlen_q + step), ratio, axis=0)  # the last key seen

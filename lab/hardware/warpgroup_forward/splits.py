@@ -25,6 +25,7 @@ from fa4.commands.bench_timing import (
     make_tensors,
     time_burst,
     time_calls,
+    time_graph,
 )
 from fa4.config import Problem
 
@@ -95,7 +96,7 @@ def times_by_parts(problem: Problem) -> dict[str, float]:
         graphs[parts], found[parts] = (graph_of(call, calls), calls), []
     for _ in range(ROUNDS):
         for parts, (graph, calls) in graphs.items():
-            found[parts].append(time_burst(graph.replay, 1) / calls * 1e6)
+            found[parts].append(time_graph(graph.replay) / calls * 1e6)
     return {str(parts): round(sorted(us)[ROUNDS // 2], 1) for parts, us in found.items()}
 
 
