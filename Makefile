@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 COMPILER := "nvidia-cutlass-dsl>=4.8" "cuda-python>=12.9" "apache-tvm-ffi>=0.1.5"
 FOREIGN := flashinfer-python==0.7.2.post1 flash-attn-4==4.0.0b36 quack-kernels==0.6.5 einops==0.8.2 \
   triton==3.9.0 liger-kernel==0.8.5 helion==1.5.1 filecheck requests urllib3 idna certifi \
-  charset-normalizer nvidia-ml-py tabulate
+  charset-normalizer nvidia-ml-py tabulate nvidia-cudnn-frontend==1.32.0
 # TileLang with the TVM-FFI that it needs and nvcc: beside the others, not among them.
 TILELANG := tilelang==0.1.15 "apache-tvm-ffi>=0.1.11,<0.1.13" torch-c-dlpack-ext cloudpickle \
   "z3-solver>=4.13,<4.15.5" psutil tqdm nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm \

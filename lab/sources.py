@@ -15,6 +15,8 @@ from pathlib import Path
 from lab.import_graph import imported, packages_of
 
 FOLDERS = ("examples", "fa4", "lab/benchmarks", "lab/hardware", "lab/pages", "tests")
+# What keeps the records decides nothing that is in them.
+KEEPERS = ("__init__", "import_graph", "machine", "records", "sources", "table")
 DIGITS = 16  # of a hash: one in 2^64 is taken for another
 
 
@@ -28,6 +30,8 @@ class SourceTree:
         self.root = root
         self._changed = dict(changed or {})
         paths = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py"))]
+        shared = sorted((root / "lab").glob("*.py"))
+        paths += [path for path in shared if path.stem not in KEEPERS]
         self._paths = {_module_of(path.relative_to(root)): path for path in paths}
         self._packages = packages_of(self._paths)
 

@@ -125,6 +125,7 @@ RECORDS = (
         modules=("fa4.emulator.host.session", "tests.conformance.record"), needs=HOURS,
     ),
     _computed("features"),
+    _computed("first_launch", needs=TIMES, also=("fa4.emulator.host.ptx_launch",)),
     _faults("forward_"),
     _computed(
         "forward_prediction",
@@ -246,7 +247,6 @@ RECORDS = (
     ),
     _confirmed(
         "sanitizer_zoo", "GPU: python3 -m lab.hardware.sanitizer_zoo", "lab.hardware.sanitizer_zoo",
-        files=("lab/bug_zoo.py", "lab/ptx_module.py"),
     ),
     _confirmed(
         "small_transformer", "GPU: python3 -m lab.hardware.small_transformer",

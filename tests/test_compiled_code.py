@@ -128,3 +128,18 @@ print(sorted(compiled - set(map(str, sources))))
         "fa4/emulator/wgmma/sums.py",
     ]  # take no constants of others
     assert done.stdout == f"{[str(ROOT / name) for name in alone]}\n"
+
+
+def test_parts_of_compiled_code_are_not_compiled_for_python() -> None:
+    """Only what Python calls has a wrapper and is kept; the rest would double the first launch."""
+    from fa4.emulator.checks import global_shadow, records, shadow
+    from fa4.emulator.machine import direct
+
+    compiled = {
+        value
+        for module in (records, shadow, global_shadow, direct)
+        for value in vars(module).values()
+        if type(value).__name__ == "CPUDispatcher"
+    }
+    for_python = {f for f in compiled if not f.targetoptions.get("no_cpython_wrapper")}
+    assert for_python == {shadow._access, global_shadow._access} < compiled

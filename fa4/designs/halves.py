@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fa4.config import Problem
 from fa4.designs import pieces
-from fa4.designs.design import Compilation
+from fa4.designs.design import Compilation, Explored
 from fa4.designs.forward import EXPS_PER_CLK, default_forward
 from fa4.hardware import Gpu
 from fa4.plan.halves import NAME, TRAITS, halves_numerics, halves_pipeline
@@ -30,6 +30,18 @@ def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> PiecesPip
     )
 
 
+def chosen(pipeline: PiecesPipeline) -> dict[str, str]:
+    """What it chooses, as the explorer's controls have it."""
+    return {
+        "cta_group": str(pipeline.cta_group), "exp2": "tuned", "rescale_rate": "0",
+        "scheduler": pipeline.scheduler,
+    }  # fmt: skip
+
+
+EXPLORED = Explored(
+    label="halves", controls=("cta_group", "exp2", "rescale_rate", "scheduler"), chosen=chosen
+)
+
 DESIGN = replace(
     pieces.DESIGN,
     name=NAME,
@@ -45,4 +57,5 @@ DESIGN = replace(
         support="fa4.compiled.support:HALVES",
         column=NAME,
     ),
+    explored=EXPLORED,
 )

@@ -3,7 +3,7 @@
     python -m lab.benchmarks.design
 
 A record for each call: leaders, the best of other shapes, what was pruned, why the first leads,
-what would decide, and the CPU seconds that it took. Some two minutes.
+what would decide, and the CPU seconds that it took. Some five minutes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fa4.sim.options import default_pipeline
 from lab.records import record_path, write_record
 
 TOKENS, HEADS, KEYS, TOP = 2**15, 16, 16384, 10
-# Name: head dim, designs.
-CALLS = {"d128": (128, 4000), "d64": (64, 1000)}
+# Name: head dim, is it causal?, designs.
+CALLS = {"d128": (128, False, 4000), "d64": (64, False, 1000), "d128 causal": (128, True, 4000)}
 
 
-def search(head_dim: int, limit: int) -> dict[str, Any]:
+def search(head_dim: int, causal: bool, limit: int) -> dict[str, Any]:
     """The report of one search."""
     machine = find_machine("b200")
     problem = Problem(batch=TOKENS // KEYS, seqlen_q=KEYS, seqlen_k=KEYS, heads_q=HEADS,
-                      heads_k=HEADS, head_dim=head_dim, dtype="bf16")  # fmt: skip
+                      heads_k=HEADS, head_dim=head_dim, dtype="bf16", causal=causal)  # fmt: skip
     judge = Judge.of(problem, machine)
     pipeline = default_pipeline(problem, machine)
     space = find_space(problem, machine.gpu, backward=False, narrow_values=False)

@@ -99,6 +99,7 @@ def measure_kernels() -> list[dict[str, Any]]:
     if not emulated_kernels.missing():
         makers += [
             emulated_kernels.persistent_gemm,
+            emulated_kernels.pair_gemm,
             lambda: emulated_kernels.fmha(256, 256),
             lambda: emulated_kernels.fmha(1024, 1024),
         ]

@@ -10,10 +10,16 @@
 //   apart    as halves, without the exchange: another result, its cost
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#include <string>
+#include <vector>
 
-constexpr int ROWS = 128, STEPS = 512, WARMUP = 16;
+#ifndef STEPS
+#define STEPS 512
+#endif
+constexpr int ROWS = 128, WARMUP = 16;
 constexpr float SCALE = 0.127517444f;  // log2(e) / sqrt(128)
 
 #ifdef LIMIT
@@ -108,53 +114,55 @@ __global__ void REGISTERS(KEYS) steps(long long* cycles, float* sink) {
   sink[blockIdx.x * blockDim.x + threadIdx.x] = total + highest;
 }
 
+// Says which call failed, and how, in place of figures; no further one of this process would do.
+void check(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return;
+  printf("{\"failed\": \"%s: %s\"}\n", call, cudaGetErrorString(error));
+  exit(0);
+}
+#define CHECK(call) check(call, #call)
+
 template <int KEYS, bool EXCHANGE>
-void measure(const char* name, int tiles, int sms) {
+void measure(int tiles, int ctas) {
   const int threads = tiles * ROWS * 128 / KEYS, smem = tiles * ROWS * 128 * 2;
+  const int groups = ctas * threads / ROWS;
   auto kernel = steps<KEYS, EXCHANGE>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
-  static bool first = true;
   cudaFuncAttributes found;
-  cudaFuncGetAttributes(&found, kernel);
+  CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+  CHECK(cudaFuncGetAttributes(&found, kernel));
   long long* cycles;
   float* sink;
-  const int groups = threads / ROWS;
-  cudaMallocManaged(&cycles, sizeof(long long) * groups * sms);
-  cudaMalloc(&sink, sizeof(float) * threads * sms);
+  std::vector<long long> read(groups);
+  CHECK(cudaMalloc(&cycles, sizeof(long long) * groups));
+  CHECK(cudaMalloc(&sink, sizeof(float) * threads * ctas));
   double best = 1e30, sum = 0;
   constexpr int LAUNCHES = 5;
   for (int launch = 0; launch < LAUNCHES; ++launch) {
-    kernel<<<sms, threads, smem>>>(cycles, sink);
-    const cudaError_t error = cudaDeviceSynchronize(), refused = cudaGetLastError();
-    if (error != cudaSuccess || refused != cudaSuccess) {
-      printf("%s  {\"way\": \"%s\", \"q_tiles\": %d, \"ctas\": %d, \"failed\": \"%s\"}", first ? "" : ",\n",
-             name, tiles, sms, cudaGetErrorString(error != cudaSuccess ? error : refused));
-      first = false;
-      return;
-    }
+    kernel<<<ctas, threads, smem>>>(cycles, sink);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaMemcpy(read.data(), cycles, sizeof(long long) * groups, cudaMemcpyDeviceToHost));
     double mean = 0;
-    for (int i = 0; i < groups * sms; ++i) mean += double(cycles[i]) / STEPS / (groups * sms);
+    for (long long one : read) mean += double(one) / STEPS / groups;
     best = mean < best ? mean : best;
     sum += mean / LAUNCHES;
   }
-  printf("%s  {\"way\": \"%s\", \"q_tiles\": %d, \"ctas\": %d, \"threads\": %d, \"registers\": %d, \"local_bytes\": %d, "
-         "\"cycles_a_step\": %.2f, \"mean_cycles_a_step\": %.2f}", first ? "" : ",\n", name, tiles, sms, threads,
-         found.numRegs, int(found.localSizeBytes), best, sum);
-  first = false;
-  cudaFree(cycles);
-  cudaFree(sink);
+  printf("{\"threads\": %d, \"registers\": %d, \"local_bytes\": %d, \"cycles_a_step\": %.2f, "
+         "\"mean_cycles_a_step\": %.2f}\n", threads, found.numRegs, int(found.localSizeBytes), best, sum);
 }
 
-int main() {
+// program: the device; program WAY Q_TILES CTAS: the figures of one, CTAs 0 for one on each SM.
+int main(int count, char** given) {
   cudaDeviceProp device;
-  cudaGetDeviceProperties(&device, 0);
-  printf("{\"device\": \"%s\", \"steps\": %d, \"ways\": [\n", device.name, STEPS);
-  for (int sms : {1, device.multiProcessorCount}) {
-    for (int tiles : {1, 2}) {
-      measure<128, false>("whole", tiles, sms);
-      measure<64, true>("halves", tiles, sms);
-      measure<64, false>("apart", tiles, sms);
-    }
+  CHECK(cudaGetDeviceProperties(&device, 0));
+  if (count != 4) {
+    printf("{\"device\": \"%s\", \"steps\": %d}\n", device.name, STEPS);
+    return 0;
   }
-  printf("\n]}\n");
+  const std::string way = given[1];
+  const int tiles = atoi(given[2]), asked = atoi(given[3]);
+  const int ctas = asked ? asked : device.multiProcessorCount;
+  if (way == "whole") measure<128, false>(tiles, ctas);
+  if (way == "halves") measure<64, true>(tiles, ctas);
+  if (way == "apart") measure<64, false>(tiles, ctas);
 }

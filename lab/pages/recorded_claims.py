@@ -44,6 +44,11 @@ def load(name: str, key: str, file: str = "hopper_units", seconds: float | None 
     return value
 
 
+def emulated_gemms() -> list[float]:
+    """Thread-instructions of a CPU second with checks, of each GEMM of the emulator's benchmark."""
+    return [x["with_checks"] for x in record("emulator")["kernels"] if "gemm" in x["kernel"]]
+
+
 def times_as_fast(peer: str) -> float:
     """As a peer: the geometric mean over whole calls."""
     ratios = [point.ours / point.peers[peer] for point in bench_points() if peer in point.peers]
@@ -214,6 +219,13 @@ RECORDED: dict[str, Callable[[], str]] = {
     "b200_published: headline": lambda: f"{headline():.0f}",
     "backward_traffic: cycles of a pair": lambda: f"{pair_cycles():,.0f}",
     "backward_traffic: saved by a pair": lambda: f"{saved_by_a_pair():.0%}",
+    **{
+        f"first_launch: {name}": lambda name=name: (
+            f"{record('first_launch')['launches'][name]['cpu_s']:.1f}"
+        )
+        for name in ("first", "after", "without_checks")
+    },
+    **ends("emulator: GEMMs", lambda: [x / 1e6 for x in emulated_gemms()], ".1f"),
     "hopper_launches: launches": lambda: f"{record('hopper_launches')['launches']:,}",
     "hopper_launches: kernels": lambda: f"{record('hopper_launches')['kernels']}",
     "guarded_calls_h200: calls": lambda: f"{record('guarded_calls_h200')['calls']:,}",

@@ -171,6 +171,31 @@ LOW:
     assert out.tolist() == values[::-1].tolist()
 
 
+def test_lanes_part_right_behind_a_sync_instruction() -> None:
+    """A shuffle whose result decides a branch: met by halves, left by other halves."""
+    body = """
+  mov.u32 %r1, %tid.x;
+  mul.wide.u32 %rd2, %r1, 4;
+  add.s64 %rd3, %rd1, %rd2;
+  setp.lt.u32 %p1, %r1, 16;
+  @%p1 bra LOW;
+  add.u32 %r1, %r1, 1000;
+LOW:
+  shfl.sync.bfly.b32 %r1, %r1, 1, 31, 0xffffffff;
+  and.b32 %r2, %r1, 1;
+  setp.eq.u32 %p1, %r2, 0;
+  @%p1 bra EVEN;
+  add.u32 %r1, %r1, 5000;
+EVEN:
+  st.global.b32 [%rd3], %r1;
+"""
+    out = np.zeros(32, np.uint32)
+    run_ptx(body, [out])
+    lanes = np.arange(32)
+    met = (lanes ^ 1) + 1000 * (lanes >= 16)
+    assert out.tolist() == (met + 5000 * (met % 2)).tolist()
+
+
 def test_sync_without_the_named_lanes_is_a_deadlock() -> None:
     body = """
   mov.u32 %r1, %tid.x;

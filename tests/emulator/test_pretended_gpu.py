@@ -32,6 +32,19 @@ def test_tensors_are_on_the_gpu() -> None:
     assert not x.is_cuda and x.device.type == "cpu"
 
 
+def test_tensors_outlive_streams_and_become_cute_tensors() -> None:
+    """What host code of kernels does with a tensor on a GPU beside launching."""
+    from cutlass.cute.runtime import from_dlpack
+
+    with emulator.emulate(cuda=True):
+        x = torch.arange(8.0, device="cuda")
+        x.record_stream(torch.cuda.current_stream())
+        x.record_stream(torch.cuda.Stream())
+        with torch.cuda.nvtx.range("a name for profilers"):
+            seen = from_dlpack(x.detach(), assumed_align=16)
+        assert tuple(seen.shape) == (8,)
+
+
 @pytest.mark.parametrize(
     "move", [lambda x: x.cuda(), lambda x: x.cpu(), lambda x: x.to("cuda"), lambda x: x.to("cpu")]
 )

@@ -14,7 +14,10 @@ TEXTS = {
     "fa4/use.py": "def f():\n    from fa4.costs import CYCLES\n    return CYCLES\n",
     "fa4/other.py": "X = 1\n",
     "lab/benchmarks/run.py": "from helper import g\n",
-    "lab/benchmarks/helper.py": "from fa4.use import f as g\n",
+    "lab/benchmarks/helper.py": "from fa4.use import f as g\nfrom lab import records, shared\n",
+    "lab/__init__.py": "",
+    "lab/records.py": "",
+    "lab/shared.py": "X = 1\n",
 }
 
 
@@ -28,15 +31,17 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_program_is_what_it_imports(root: Path) -> None:
-    """Inside functions, and as scripts do from their own folder; nothing else."""
+    """Inside functions, and as scripts do from their own folder; not what keeps the records."""
     found = SourceTree(root).closure(["lab.benchmarks.run"])
-    assert sorted(found) == ["fa4.costs", "fa4.use", "lab.benchmarks.helper", "lab.benchmarks.run"]
+    named = ["fa4.costs", "fa4.use", "lab.benchmarks.helper", "lab.benchmarks.run", "lab.shared"]
+    assert sorted(found) == named
     with pytest.raises(ValueError, match=r"no module 'fa4\.none'"):
         SourceTree(root).closure(["fa4.none"])
 
 
 CHANGES = {
     "a value": ("fa4.costs", "CYCLES = 9\n", True),
+    "what lab and tests share": ("lab.shared", "X = 2\n", True),
     "another import": ("fa4.use", "from fa4.other import X as f\n", True),
     "comment, docstring": ("fa4.costs", '"""C."""\n\n# why\nCYCLES = 8  # of a load\n', False),
     "what is not imported": ("fa4.other", "X = 2\n", False),

@@ -316,3 +316,23 @@ def test_a_design_that_is_built_is_said_to_be() -> None:
     for other in ({"split_p": 1.0}, {"joint_scores": False}, {"row_sums": "tensor", "head_dim": 64,
                   "head_dim_v": 64}, {"correction": "warpgroup"}):  # fmt: skip
         assert design_of(replace(built, **other)).compiled is None
+
+
+def test_unequal_work_tiles_go_the_longest_first() -> None:
+    """Of a causal call the search has no other order, since a stride over them is slower: today's
+    kernel and the found one by all sets of constants, one CTA and a pair."""
+    call = replace(CALL, seqlen_q=4096, seqlen_k=4096, causal=True)
+    space = find_space(call, B200, backward=False, narrow_values=False)
+    orders = {space.settings(number)["scheduler"] for number in range(0, len(space), 997)}
+    assert orders == {"lpt"}
+    judge = Judge.of(call, find_machine("b200"))
+    for name in ("forward", "halves"):
+        (design,) = (one for one in designs() if one.name == name)
+        assert design.choose is not None
+        chosen = design.choose(call, B200, False)
+        for pair in (1, 2):
+            longest, stride = (
+                judge.rates(replace(chosen, cta_group=pair, scheduler=order))
+                for order in ("lpt", "static")
+            )
+            assert all(x > y for x, y in zip(longest, stride, strict=True)), (name, pair)

@@ -39,6 +39,7 @@ from fa4.emulator.checks.records import (
     equally_strong,
     fill,
     outside,
+    part,
     record_write,
     report,
     spread,
@@ -60,26 +61,27 @@ class GlobalRecords(NamedTuple):
     found: np.ndarray  # int64 (FOUND_FIELDS,)
 
 
-@numba.njit(cache=True)
+@part
 def _check_reads(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
     """Compare a write with the reads of each granule since its last write, the latest first."""
     for i in range(granules.size):
         granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
-        for reads in records.reads:
+        for k in range(READERS):
+            reads = records.reads[k]
             if reads[granule, WHO] == NEVER:
                 break
-            other = unordered(reads[granule], mine, lane)
+            other = unordered(reads, granule, mine, lane)
             if other >= 0:
-                report(records.found, WAR, granule, lane, reads[granule], other)
+                report(records.found, np.int64(WAR), reads, granule, lane, other)
 
 
-@numba.njit(cache=True)
+@part
 def _record_read(reads: Any, granules: Any, lanes: Any, mine: Any) -> None:
     """Keep a read; those of a row in the same epoch are one record, of several lanes."""
     for i in range(granules.size):
         granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
         mask = 1 << lane
-        if reads[0, granule, WHO] == NEVER or _same_time(reads[0, granule], mine):
+        if reads[0, granule, WHO] == NEVER or _same_time(reads[0], granule, mine):
             if reads[0, granule, WHO] != NEVER:
                 mask |= np.int64(reads[0, granule, BY_LANES])
         else:
@@ -87,18 +89,18 @@ def _record_read(reads: Any, granules: Any, lanes: Any, mine: Any) -> None:
         fill(reads[0], granule, mine, mask)
 
 
-@numba.njit(cache=True)
-def _same_time(record: Any, mine: Any) -> bool:
+@part
+def _same_time(records: Any, at: int, mine: Any) -> bool:
     """Was a record made by my row in my epoch, as strongly?"""
     return (
-        record[EPOCH] == mine.epoch
-        and record[WHO] == mine.row + FIRST_ROW
-        and record[CLUSTER] == mine.cluster
-        and equally_strong(record[WORD], mine)
+        records[at, EPOCH] == mine.epoch
+        and records[at, WHO] == mine.row + FIRST_ROW
+        and records[at, CLUSTER] == mine.cluster
+        and equally_strong(records[at, WORD], mine)
     )
 
 
-@numba.njit(cache=True)
+@part
 def _make_room(reads: Any, granule: int, lane: int, mine: Any) -> Any:
     """Move the records of a granule on by one place, without those that my read stands for; the
     lanes of my record."""
@@ -106,40 +108,46 @@ def _make_room(reads: Any, granule: int, lane: int, mine: Any) -> Any:
     for k in range(READERS):
         if reads[k, granule, WHO] == NEVER:
             break
-        if _same_time(reads[k, granule], mine):
+        if _same_time(reads[k], granule, mine):
             mask |= np.int64(reads[k, granule, BY_LANES])
-        elif not _stands_for(reads[k, granule], lane, mask, mine):
-            reads[kept, granule] = reads[k, granule]
+        elif not _stands_for(reads[k], granule, lane, mask, mine):
+            _copy(reads, kept, k, granule)
             kept += 1
     if kept + 1 < READERS:
         reads[kept + 1, granule, WHO] = NEVER
     for k in range(min(kept, READERS - 1), 0, -1):
-        reads[k, granule] = reads[k - 1, granule]
+        _copy(reads, k, k - 1, granule)
     return mask
 
 
-@numba.njit(cache=True)
-def _stands_for(record: Any, lane: int, mask: Any, mine: Any) -> bool:
+@part
+def _copy(reads: Any, into: int, source: int, granule: int) -> None:
+    for field in range(FIELDS):
+        reads[into, granule, field] = reads[source, granule, field]
+
+
+@part
+def _stands_for(records: Any, at: int, lane: int, mask: Any, mine: Any) -> bool:
     """Does my read stand for a recorded one: is whatever is ordered after mine ordered after it?"""
-    if not equally_strong(record[WORD], mine):
+    if not equally_strong(records[at, WORD], mine):
         return False
-    by_my_row = record[CLUSTER] == mine.cluster and record[WHO] == mine.row + FIRST_ROW
-    if by_my_row and np.int64(record[BY_LANES]) & ~mask == 0:
+    by_my_row = records[at, CLUSTER] == mine.cluster and records[at, WHO] == mine.row + FIRST_ROW
+    if by_my_row and np.int64(records[at, BY_LANES]) & ~mask == 0:
         return True
-    return not mine.word & STRONG and unordered(record, mine, lane) < 0
+    return not mine.word & STRONG and unordered(records, at, mine, lane) < 0
 
 
-@numba.njit(cache=True)
-def compare(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> None:
-    """Check an access, recording nothing; records.found is its first conflict."""
+@part
+def visit(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool, always: bool) -> None:
+    """Compare an access, and record it if nothing is found, or always.
+
+    records.found, 0 before, is its first conflict.
+    """
     if is_write:  # a read still under way tells more than the write that it read
         _check_reads(records, granules, lanes, mine)
-    check_writes(records, granules, lanes, mine, is_write)
-
-
-@numba.njit(cache=True)
-def keep(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> None:
-    """Record an access that has been compared."""
+    check_writes(records.writes, records.found, granules, lanes, mine, is_write)
+    if records.found[0] and not always:
+        return
     if is_write:
         for granule in granules:
             records.reads[0, granule, WHO] = NEVER
@@ -158,8 +166,7 @@ def _access(records: Any, places: Any, lanes: Any, unit: Any, mine: Any, is_writ
     granules, lanes = spread(places, lanes, unit)
     if outside(records.writes, granules):
         return OUTSIDE
-    compare(records, granules, lanes, mine, is_write)
-    keep(records, granules, lanes, mine, is_write)
+    visit(records, granules, lanes, mine, is_write, True)
     return records.found[0]
 
 

@@ -7,7 +7,8 @@ CLUSTER.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -57,6 +58,7 @@ SHADOW = np.dtype(
 )
 
 Int: TypeAlias = int | np.integer[Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Mine(NamedTuple):
@@ -90,7 +92,16 @@ def mine_of(actor: Actor, word: int) -> Mine:
     )
 
 
-@numba.njit(cache=True)
+def part(function: Function) -> Function:
+    """Compiles a function that only compiled code calls: without a wrapper for Python and machine
+    code of its own, and without keeping it, since whoever calls it keeps all of it. That halves
+    the first launch.
+    """
+    njit: Any = numba.njit  # these two options are not among its types
+    return cast("Function", njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+
+
+@part
 def first_behind(known: Any, row: Int, mask: Int, epoch: Int) -> Any:
     """The first lane of `mask` whose entry in a vector of epochs is below `epoch`, or -1."""
     lane = 0
@@ -106,11 +117,11 @@ def first_behind(known: Any, row: Int, mask: Int, epoch: Int) -> Any:
     return -1
 
 
-@numba.njit(cache=True)
-def _behind(record: Any, mine: Any, column: Int, mask: Int) -> Any:
+@part
+def _behind(records: Any, at: Int, mine: Any, column: Int, mask: Int) -> Any:
     """The first lane of `mask` up to whose recorded epoch I do not know, or -1."""
-    row, epoch = np.int64(record[WHO]) - FIRST_ROW, np.int64(record[EPOCH])
-    cluster = np.int64(record[CLUSTER])
+    row, epoch = np.int64(records[at, WHO]) - FIRST_ROW, np.int64(records[at, EPOCH])
+    cluster = np.int64(records[at, CLUSTER])
     if cluster < mine.known_from:
         return -1
     if cluster == mine.cluster:
@@ -119,40 +130,40 @@ def _behind(record: Any, mine: Any, column: Int, mask: Int) -> Any:
         if mine.foreign_index[i, 0] == cluster:
             first_row = mine.foreign_index[i, 1]
             return first_behind(mine.foreign[column], first_row + row, mask, epoch)
-    return first_behind(mine.known[column], 0, mask, NO_EPOCH)
+    return first_behind(mine.known[column], np.int64(0), mask, np.int64(NO_EPOCH))
 
 
-@numba.njit(cache=True)
-def unordered(record: Any, mine: Any, lane: Int) -> Any:
-    """A lane of the recorded access that is not ordered before mine, or -1."""
-    if np.int64(record[WORD]) & mine.word & STRONG:
+@part
+def unordered(records: Any, at: Int, mine: Any, lane: Int) -> Any:
+    """A lane of the access recorded at a granule that is not ordered before mine, or -1."""
+    if np.int64(records[at, WORD]) & mine.word & STRONG:
         return -1
-    mask = np.int64(record[BY_LANES])
-    my_row = record[CLUSTER] == mine.cluster and record[WHO] == mine.row + FIRST_ROW
-    if my_row and record[EPOCH] >= mine.since:
+    mask = np.int64(records[at, BY_LANES])
+    my_row = records[at, CLUSTER] == mine.cluster and records[at, WHO] == mine.row + FIRST_ROW
+    if my_row and records[at, EPOCH] >= mine.since:
         mask &= ~(1 << lane)
-    return _behind(record, mine, SEEN, mask)
+    return _behind(records, at, mine, np.int64(SEEN), mask)
 
 
-@numba.njit(cache=True)
-def _unfenced(record: Any, mine: Any) -> Any:
+@part
+def _unfenced(records: Any, at: Int, mine: Any) -> Any:
     """A lane of a recorded generic write that my async-proxy read may not see, or -1."""
-    if np.int64(record[WORD]) & ASYNC_PROXY or not mine.word & ASYNC_PROXY:
+    if np.int64(records[at, WORD]) & ASYNC_PROXY or not mine.word & ASYNC_PROXY:
         return -1
-    return _behind(record, mine, FENCED, np.int64(record[BY_LANES]))
+    return _behind(records, at, mine, np.int64(FENCED), np.int64(records[at, BY_LANES]))
 
 
-@numba.njit(cache=True)
-def report(found: Any, kind: Int, granule: Int, lane: Int, record: Any, other_lane: Int) -> None:
-    """Keep the first conflict of a call."""
+@part
+def report(found: Any, kind: Int, records: Any, granule: Int, lane: Int, other_lane: Int) -> None:
+    """Keep the first conflict of a call: with the access recorded at that granule."""
     if found[0] == 0:
         found[0], found[1], found[2] = kind, granule, lane
-        found[3], found[4] = record[WHO], other_lane
-        found[5], found[6] = record[EPOCH], record[WORD]
-        found[7], found[8] = record[CLUSTER], record[BY_LANES]
+        found[3], found[4] = records[granule, WHO], other_lane
+        found[5], found[6] = records[granule, EPOCH], records[granule, WORD]
+        found[7], found[8] = records[granule, CLUSTER], records[granule, BY_LANES]
 
 
-@numba.njit(cache=True)
+@part
 def same(records: Any, i: Int, j: Int) -> bool:
     """Whether the records of two granules stand for the same access."""
     return (
@@ -164,36 +175,38 @@ def same(records: Any, i: Int, j: Int) -> bool:
     )
 
 
-@numba.njit(cache=True)
-def check_writes(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> None:
+@part
+def check_writes(
+    writes: Any, found: Any, granules: Any, lanes: Any, mine: Any, is_write: bool
+) -> None:
     """Compare an access with the last write of each granule."""
-    writes, found = records.writes, records.found
     good, good_lane = granules[0], -1  # the latest granule and lane that were in order
     for i in range(granules.size):
         granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
         if lane == good_lane and same(writes, granule, good):
             continue
-        record = writes[granule]
-        if record[WHO] < FIRST_ROW:
-            if record[WHO] == NEVER and mine.word & MUST_BE_INITIALISED:
-                report(found, NOT_INITIALISED, granule, lane, record, 0)
-            continue
-        other, kind = unordered(record, mine, lane), WAW if is_write else RAW
-        if other < 0 and not is_write:
-            other, kind = _unfenced(record, mine), NOT_FENCED
+        other, kind = np.int64(0), np.int64(WAW if is_write else RAW)
+        if writes[granule, WHO] < FIRST_ROW:
+            if writes[granule, WHO] != NEVER or not mine.word & MUST_BE_INITIALISED:
+                continue
+            kind = np.int64(NOT_INITIALISED)
+        else:
+            other = unordered(writes, granule, mine, lane)
+            if other < 0 and not is_write:
+                other, kind = _unfenced(writes, granule, mine), np.int64(NOT_FENCED)
         if other >= 0:
-            report(found, kind, granule, lane, record, other)
+            report(found, kind, writes, granule, lane, other)
         else:
             good, good_lane = granule, lane
 
 
-@numba.njit(cache=True)
+@part
 def equally_strong(word: Int, mine: Any) -> bool:
     """Whether a recorded access and mine are both strong or both plain."""
     return (np.int64(word) ^ mine.word) & STRONG == 0
 
 
-@numba.njit(cache=True)
+@part
 def fill(records: Any, granule: Int, mine: Any, mask: Int) -> None:
     """Make the record of a granule that of my access by the lanes in `mask`."""
     records[granule, WHO] = mine.row + FIRST_ROW
@@ -203,22 +216,22 @@ def fill(records: Any, granule: Int, mine: Any, mask: Int) -> None:
     records[granule, CLUSTER] = mine.cluster
 
 
-@numba.njit(cache=True)
+@part
 def record_write(writes: Any, granules: Any, lanes: Any, mine: Any, found: Any) -> None:
     """Keep a write; two lanes on one granule are a conflict unless they are strong."""
     for granule in granules:
-        fill(writes, granule, mine, 0)
+        fill(writes, granule, mine, np.int64(0))
     for i in range(granules.size):
         granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
         before = np.int64(writes[granule, BY_LANES])
         others = before & ~(1 << lane)
         if others and not mine.word & STRONG:
-            other = first_behind(mine.known[SEEN], mine.row, others, NO_EPOCH)
-            report(found, SAME_INSTRUCTION, granule, lane, writes[granule], other)
+            other = first_behind(mine.known[SEEN], mine.row, others, np.int64(NO_EPOCH))
+            report(found, np.int64(SAME_INSTRUCTION), writes, granule, lane, other)
         writes[granule, BY_LANES] = before | 1 << lane
 
 
-@numba.njit(cache=True)
+@part
 def spread(places: Any, lanes: Any, unit: Any) -> Any:
     """(granules, lane of each or one lane for all) of units that start at `places`.
 
@@ -234,10 +247,16 @@ def spread(places: Any, lanes: Any, unit: Any) -> Any:
             granules[i * count + k] = first + k
     if lanes.size == 1 or count == 1:
         return granules, lanes
-    return granules, np.repeat(lanes, count)
+    repeated = np.empty(granules.size, np.int64)
+    for i in range(granules.size):
+        repeated[i] = lanes[i // count]
+    return granules, repeated
 
 
-@numba.njit(cache=True)
+@part
 def outside(writes: Any, granules: Any) -> bool:
     """Whether a granule is not in the memory."""
-    return granules.min() < 0 or granules.max() >= writes.shape[0]
+    for granule in granules:  # noqa: SIM110, a generator takes longer to compile
+        if granule < 0 or granule >= writes.shape[0]:
+            return True
+    return False

@@ -36,6 +36,7 @@ from fa4.emulator.checks.records import (
     equally_strong,
     fill,
     outside,
+    part,
     record_write,
     report,
     same,
@@ -56,7 +57,7 @@ class SharedRecords(NamedTuple):
     found: np.ndarray  # int64 (FOUND_FIELDS,)
 
 
-@numba.njit(cache=True)
+@part
 def _check_reads(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
     """Compare a write with the reads of each granule since its last write."""
     for word in range(records.readers.shape[1]):
@@ -68,7 +69,7 @@ def _check_reads(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
                 _check_reads_of(records, granules, lanes, mine, word * ROWS_PER_WORD + bit)
 
 
-@numba.njit(cache=True)
+@part
 def _check_reads_of(records: Any, granules: Any, lanes: Any, mine: Any, row: int) -> None:
     """Compare a write with the reads by one row."""
     reads, word, bit = records.reads[row], row // ROWS_PER_WORD, row % ROWS_PER_WORD
@@ -79,14 +80,14 @@ def _check_reads_of(records: Any, granules: Any, lanes: Any, mine: Any, row: int
             continue
         if lane == good_lane and same(reads, granule, good):
             continue
-        other = unordered(reads[granule], mine, lane)
+        other = unordered(reads, granule, mine, lane)
         if other >= 0:
-            report(records.found, WAR, granule, lane, reads[granule], other)
+            report(records.found, np.int64(WAR), reads, granule, lane, other)
         else:
             good, good_lane = granule, lane
 
 
-@numba.njit(cache=True)
+@part
 def _record_read(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
     """Keep a read; reads of a row in the same epoch are one record, of several lanes."""
     reads, readers = records.reads[mine.row], records.readers
@@ -101,20 +102,21 @@ def _record_read(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
         fill(reads, granule, mine, mask)
 
 
-@numba.njit(cache=True)
-def compare(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> None:
-    """Check an access, recording nothing; records.found is its first conflict."""
+@part
+def visit(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool, always: bool) -> None:
+    """Compare an access, and record it if nothing is found, or always.
+
+    records.found, 0 before, is its first conflict.
+    """
     if is_write:  # a read still under way tells more than the write that it read
         _check_reads(records, granules, lanes, mine)
-    check_writes(records, granules, lanes, mine, is_write)
-
-
-@numba.njit(cache=True)
-def keep(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> None:
-    """Record an access that has been compared."""
+    check_writes(records.writes, records.found, granules, lanes, mine, is_write)
+    if records.found[0] and not always:
+        return
     if is_write:
         for granule in granules:
-            records.readers[granule] = 0
+            for word in range(records.readers.shape[1]):
+                records.readers[granule, word] = 0
         record_write(records.writes, granules, lanes, mine, records.found)
     else:
         _record_read(records, granules, lanes, mine)
@@ -130,8 +132,7 @@ def _access(records: Any, places: Any, lanes: Any, unit: Any, mine: Any, is_writ
     granules, lanes = spread(places, lanes, unit)
     if outside(records.writes, granules):
         return OUTSIDE
-    compare(records, granules, lanes, mine, is_write)
-    keep(records, granules, lanes, mine, is_write)
+    visit(records, granules, lanes, mine, is_write, True)
     return records.found[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import numbers
@@ -51,6 +52,12 @@ def replace_leaves(name: str, value: Any, change: Callable[[str, Any], Any]) -> 
             return type(value)(*parts)
         return type(value)(parts)
     return change(name, value)
+
+
+def aside() -> contextlib.AbstractContextManager[Any]:
+    """Inside, tensors are what they are: where the emulator itself looks at them."""
+    torch = sys.modules.get("torch")
+    return contextlib.nullcontext() if torch is None else torch._C.DisableTorchFunction()
 
 
 def is_array(value: object) -> bool:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from fa4.emulator.host import device
-from fa4.emulator.host.arguments import SHIFT, TensorBook, array_allocation, is_array
+from fa4.emulator.host.arguments import SHIFT, TensorBook, array_allocation, aside, is_array
 from fa4.emulator.host.dlpack import DeviceView
 
 _MISSING = object()
@@ -114,9 +114,10 @@ def _tensors(target: Target) -> Replacements:
     def init(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> None:
         # torch's FakeTensor has no memory: it serves compilations only.
         if is_array(tensor) and type(tensor).__name__ != "FakeTensor":
-            array_allocation("the tensor for from_dlpack", tensor)
-            target.tensors.note(self, tensor)
-            shift = target.tensors.shift_of(tensor)
+            with aside():
+                array_allocation("the tensor for from_dlpack", tensor)
+                target.tensors.note(self, tensor)
+                shift = target.tensors.shift_of(tensor)
             setattr(self, SHIFT, shift)
             tensor = DeviceView(tensor, shift=shift)
         original(self, tensor, *args, **kwargs)

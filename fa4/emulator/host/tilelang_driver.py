@@ -9,11 +9,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from fa4.emulator.host.arguments import is_array
+from fa4.emulator.host.arguments import aside, is_array
 from fa4.emulator.host.dlpack import DeviceView
 from fa4.emulator.host.driver import EmulatedDriverCalls
 from fa4.emulator.host.patches import Replacements, replaced
-from fa4.emulator.host.torch_cuda import aside
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.host import device
+from fa4.emulator.host.arguments import aside
 from fa4.emulator.host.patches import Replacements, Target, replaced
 from fa4.emulator.host.torch_empty import empties
 
@@ -47,14 +48,6 @@ def redirected(target: Target, cuda: bool) -> Iterator[None]:
         if cuda:
             stack.enter_context(_pretending(torch))
         yield
-
-
-def aside() -> contextlib.AbstractContextManager[Any]:
-    """Inside, tensors are what they are: where the emulator itself looks at them."""
-    import sys
-
-    torch = sys.modules.get("torch")
-    return contextlib.nullcontext() if torch is None else torch._C.DisableTorchFunction()
 
 
 class _Stream:
@@ -113,6 +106,10 @@ def _streams(torch: Any) -> Replacements:
     yield torch.cuda, "current_stream", lambda device=None: _Stream(handle=0)
     yield torch.cuda, "default_stream", lambda device=None: _Stream(handle=0)
     yield torch.cuda, "synchronize", lambda device=None: None
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):  # for profilers
+        yield torch.cuda.nvtx, name, lambda *_, **__: 0
+    # Torch refuses a stream that is not its own before it asks anybody.
+    yield torch.Tensor, "record_stream", lambda self, stream: None
 
 
 def _addresses(target: Target, torch: Any) -> Replacements:
@@ -188,7 +185,6 @@ def _pretending(torch: Any) -> Any:
         tensor.get_device: lambda x: 0,
         tensor.is_pinned: lambda x, *_: False,
         tensor.pin_memory: lambda x, *_: x,
-        tensor.record_stream: lambda x, *_: None,
         tensor.cuda: lambda x, *_, **__: x.clone(),
         tensor.cpu: lambda x, *_, **__: x.clone(),
     }

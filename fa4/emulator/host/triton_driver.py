@@ -14,7 +14,7 @@ import numpy as np
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.execute import load_module
 from fa4.emulator.host import device
-from fa4.emulator.host.torch_cuda import aside
+from fa4.emulator.host.arguments import aside
 from fa4.emulator.host.triton_arguments import PackedArguments, pack
 from fa4.emulator.machine.launch_record import Launch
 

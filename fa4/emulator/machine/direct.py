@@ -19,7 +19,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from fa4.emulator.checks import global_shadow, shadow
-from fa4.emulator.checks.records import FIELDS, FOUND_FIELDS, SHADOW, Mine, spread
+from fa4.emulator.checks.records import FIELDS, FOUND_FIELDS, SHADOW, Int, Mine, part, spread
 from fa4.emulator.checks.shadow import ROWS_PER_WORD
 from fa4.emulator.machine.described import (
     ANY_SPACE,
@@ -51,8 +51,8 @@ def _to_pointer(context: Any, address: Any) -> Any:
 _pointer: Any = intrinsic(_to_pointer)
 
 
-@numba.njit(cache=True)
-def _get(at: int, size_bytes: int, signed: int) -> Any:
+@part
+def _get(at: int, size_bytes: Int, signed: Int) -> Any:
     """The integer of 1, 2, 4 or 8 bytes at an address."""
     if size_bytes == 4:
         if signed:
@@ -69,7 +69,7 @@ def _get(at: int, size_bytes: int, signed: int) -> Any:
     return np.int64(numba.carray(_pointer(at), 1, np.uint8)[0])
 
 
-@numba.njit(cache=True)
+@part
 def _put(at: int, size_bytes: int, value: Any) -> None:
     """Writes the low 1, 2, 4 or 8 bytes of an integer."""
     if size_bytes == 4:
@@ -82,23 +82,24 @@ def _put(at: int, size_bytes: int, value: Any) -> None:
         numba.carray(_pointer(at), 1, np.uint8)[0] = np.uint8(value)
 
 
-@numba.njit(cache=True)
+@part
 def _addresses(warp: Any, plan: Any, lanes: Any) -> Any:
     """The address of each lane's unit (PTX ISA 5.1); 32-bit ones wrap at 32 bits."""
     found = np.empty(lanes.size, np.int64)
     at, fixed = warp.registers + plan.register, plan.fixed
     if plan.base == REGISTER_32:
         for i in range(lanes.size):
-            found[i] = (_get(at + 4 * lanes[i], 4, 0) + fixed) & 0xFFFF_FFFF
+            found[i] = (_get(at + 4 * lanes[i], np.int64(4), np.int64(0)) + fixed) & 0xFFFF_FFFF
     elif plan.base == REGISTER_64:
         for i in range(lanes.size):
-            found[i] = _get(at + 8 * lanes[i], 8, 0) + fixed
+            found[i] = _get(at + 8 * lanes[i], np.int64(8), np.int64(0)) + fixed
     else:
-        found[:] = fixed + (warp.shared_base if plan.base == WITH_RANK else 0)
+        for i in range(lanes.size):
+            found[i] = fixed + (warp.shared_base if plan.base == WITH_RANK else 0)
     return found
 
 
-@numba.njit(cache=True)
+@part
 def _buffer_at(table: Any, address: int) -> int:
     """The index of the BUFFER that holds an address, as Memory.find, or -1."""
     low, high = 0, table.size
@@ -114,7 +115,7 @@ def _buffer_at(table: Any, address: int) -> int:
     return index
 
 
-@numba.njit(cache=True)
+@part
 def _memory_at(warp: Any, plan: Any, low: int, high: int) -> Any:
     """(address of the unit at byte 0, where that byte is, shadow, whether it is shared memory) of
     the memory that holds all units from `low` to `high`. The second is 0 if there is none."""
@@ -138,7 +139,7 @@ def _memory_at(warp: Any, plan: Any, low: int, high: int) -> Any:
     return base, warp.smem, warp.shadow, True
 
 
-@numba.njit(cache=True)
+@part
 def _twice(offsets: Any) -> bool:
     """Whether two units are the same."""
     ascending = True
@@ -155,7 +156,7 @@ def _twice(offsets: Any) -> bool:
     return False
 
 
-@numba.njit(cache=True)
+@part
 def _move(warp: Any, plan: Any, lanes: Any, first: Any) -> None:
     """Moves the words of all lanes; first: where the unit of each lane is."""
     word_bytes, signed = plan.word_bytes, plan.signed
@@ -166,7 +167,7 @@ def _move(warp: Any, plan: Any, lanes: Any, first: Any) -> None:
             for i in range(lanes.size):
                 value = plan.constants[k]
                 if place >= 0:
-                    value = _get(at + lanes[i] * stride, word_bytes, 0)
+                    value = _get(at + lanes[i] * stride, word_bytes, np.int64(0))
                 _put(first[i] + k * word_bytes, word_bytes, value)
         elif place >= 0:
             for i in range(lanes.size):
@@ -174,7 +175,7 @@ def _move(warp: Any, plan: Any, lanes: Any, first: Any) -> None:
                 _put(at + lanes[i] * stride, width, value)
 
 
-@numba.njit(cache=True)
+@part
 def _mine(warp: Any, state: Any, plan: Any, epoch: int, known_from: int) -> Any:
     """The warp as an actor. What it knows of other clusters is left out: that is for the general
     way to look at."""
@@ -192,7 +193,7 @@ def _mine(warp: Any, state: Any, plan: Any, epoch: int, known_from: int) -> Any:
     )
 
 
-@numba.njit(cache=True)
+@part
 def _admitted_shared(state: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> bool:
     """Compares an access with a shadow and records it, unless there is anything to report."""
     size, rows = state.granules, state.rows
@@ -202,14 +203,11 @@ def _admitted_shared(state: Any, granules: Any, lanes: Any, mine: Any, is_write:
         numba.carray(_pointer(state.reads), (rows, size, FIELDS), np.uint32),
         np.zeros(FOUND_FIELDS, np.int64),
     )
-    shadow.compare(records, granules, lanes, mine, is_write)
-    admitted = records.found[0] == 0
-    if admitted:
-        shadow.keep(records, granules, lanes, mine, is_write)
-    return admitted
+    shadow.visit(records, granules, lanes, mine, is_write, False)
+    return records.found[0] == 0
 
 
-@numba.njit(cache=True)
+@part
 def _admitted_global(state: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> bool:
     """The same for global memory."""
     records = global_shadow.GlobalRecords(
@@ -219,14 +217,11 @@ def _admitted_global(state: Any, granules: Any, lanes: Any, mine: Any, is_write:
         ),
         np.zeros(FOUND_FIELDS, np.int64),
     )
-    global_shadow.compare(records, granules, lanes, mine, is_write)
-    admitted = records.found[0] == 0
-    if admitted:
-        global_shadow.keep(records, granules, lanes, mine, is_write)
-    return admitted
+    global_shadow.visit(records, granules, lanes, mine, is_write, False)
+    return records.found[0] == 0
 
 
-@numba.njit(cache=True)
+@part
 def _admitted(
     at: int, is_shared: bool, offsets: Any, lanes: Any, warp: Any, plan: Any, clock: Any
 ) -> bool:
@@ -240,7 +235,7 @@ def _admitted(
     return _admitted_global(state, granules, lanes, mine, plan.is_write != 0)
 
 
-@numba.njit(cache=True)
+@part
 def _lanes_of(mask: int) -> Any:
     lanes = np.empty(_LANES, np.int64)
     count = 0
@@ -251,7 +246,7 @@ def _lanes_of(mask: int) -> Any:
     return lanes[:count]
 
 
-@numba.njit(cache=True)
+@part
 def _transfer(warp: Any, plan: Any, mask: int, epoch: int, known_from: int) -> int:
     lanes = _lanes_of(mask)
     addresses = _addresses(warp, plan, lanes)
@@ -263,7 +258,8 @@ def _transfer(warp: Any, plan: Any, mask: int, epoch: int, known_from: int) -> i
     base, data, shadow_at, is_shared = _memory_at(warp, plan, low, high)
     if not data:
         return MISSED
-    addresses -= base
+    for i in range(addresses.size):
+        addresses[i] -= base
     if plan.is_write and _twice(addresses):
         return MISSED
     if warp.shadow:
@@ -272,7 +268,8 @@ def _transfer(warp: Any, plan: Any, mask: int, epoch: int, known_from: int) -> i
             shadow_at, is_shared, addresses, lanes, warp, plan, clock
         ):
             return MISSED
-    addresses += data
+    for i in range(addresses.size):
+        addresses[i] += data
     _move(warp, plan, lanes, addresses)
     return DONE
 

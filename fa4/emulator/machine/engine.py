@@ -372,8 +372,6 @@ class Engine(MachineState):
 
     def _run_gathered(self, fragment: Fragment, step: Step) -> None:
         warp = fragment.warp
-        if step.kind != RUN:
-            raise fragment.fatal("divergence", "a .sync instruction in a branch step")
         if step.function is not None:
             step.function(warp.base, fragment.mask, warp.cta.grid.parameter_address)
         fragment.pc += 1

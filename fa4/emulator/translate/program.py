@@ -322,6 +322,8 @@ class _Assembler:
         return self.context.scalar(instruction.operands[position], "b32")
 
     def _add_control(self, instruction: PtxInstruction, operation: Operation) -> None:
+        if self.converges:  # lanes that met for a .sync instruction part again behind it
+            self._finish(RUN)
         kind = operation.function(instruction)
         if instruction.parts[0] == "bra":
             (target,) = instruction.operands
