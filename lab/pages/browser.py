@@ -58,9 +58,9 @@ def find_browser() -> str:
     named = os.environ.get("FA4_BROWSER")
     found = named or next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None or not Path(found).exists():
+        wanted = f"{named} is not there" if named else f"none of {', '.join(BROWSERS)} is there"
         raise FileNotFoundError(
-            f"no browser: {named or 'none of ' + ', '.join(BROWSERS)} is there; "
-            "apt-get install chromium, or name one with FA4_BROWSER"
+            f"no browser: {wanted}; apt-get install chromium, or name one with FA4_BROWSER"
         )
     return found
 
