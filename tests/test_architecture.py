@@ -91,9 +91,7 @@ MANY_PARAMETERS = {
 WITHOUT_CIRCLES = ("fa4", "docs", "examples", "lab", "tests")
 
 # Classes that share a name, and why.
-SAME_NAME: dict[str, str] = {
-    "Packing": "of sequences in a tensor (reference), of query heads in a tile (designs)",
-}
+SAME_NAME: dict[str, str] = {}
 MOST_ROOT_MODULES = 8  # beside __init__ and __main__
 
 # Written in pieces, so that this file does not contain what it forbids.

@@ -8,7 +8,7 @@ from fa4.config import Problem
 from fa4.plan.warpgroup_lengths import packed_heads, position_rows
 
 
-class Packing(NamedTuple):
+class HeadPacking(NamedTuple):
     """Query heads that share the rows of a tile: how many such groups there are, and how many rows
     a position takes, those of heads that are not there included."""
 
@@ -16,10 +16,10 @@ class Packing(NamedTuple):
     rows: int
 
 
-def warpgroup_packing(problem: Problem, queries: int) -> Packing:
+def warpgroup_packing(problem: Problem, queries: int) -> HeadPacking:
     """That of this package's Hopper kernel for sequences of up to so many queries."""
     group = packed_heads(queries, problem.heads_q // problem.heads_k)
-    return Packing(problem.heads_q // group, position_rows(group))
+    return HeadPacking(problem.heads_q // group, position_rows(group))
 
 
 def element_bytes(dtype: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa4.config import WARPGROUP_ROWS, BackwardPipeline, Problem, WarpgroupPipeline
-from fa4.designs.amounts import Packing, warpgroup_packing
+from fa4.designs.amounts import HeadPacking, warpgroup_packing
 from fa4.hardware import Gpu
 from fa4.plan.warpgroup_roles import passes_tiles
 
@@ -129,14 +129,14 @@ def forward_tiles(
     lengths: Seq[Lengths] | None = None,
     *,
     passes: bool = False,
-    packing: Packing | None = None,
+    packing: HeadPacking | None = None,
 ) -> WorkTiles:
     """Work tiles of a forward call, row blocks fastest, then heads, then sequences.
 
     passes: do warpgroups pass over tiles of which only rows of others see keys? packing: None for
     all query heads of a KV head in the rows of a tile, none of which is empty.
     """
-    heads, ratio = packing or Packing(problem.heads_k, problem.heads_q // problem.heads_k)
+    heads, ratio = packing or HeadPacking(problem.heads_k, problem.heads_q // problem.heads_k)
     step = pipeline.block_rows
     own_rows = range(0, step, WARPGROUP_ROWS) if passes else ()
 
