@@ -106,3 +106,32 @@ def test_a_lost_rank_is_said_in_one_line(when: str, words: str, tmp_path: Path) 
     said, state = out.splitlines()
     assert said.startswith("rank 0 of 2 lost another one in ") and words in said, (said, err)
     assert state == "unchanged" and len(said) < 400
+
+
+NOTHING_LEFT = """
+import sys
+import torch
+import torch.distributed as dist
+from fa4 import distributed
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+group = dist.group.WORLD
+before = sys.getrefcount(group)
+x = torch.randn(1, 8, 2, 16, dtype=torch.float64, requires_grad=True)
+distributed.attention(x, x, x, causal=True).sum().backward()
+del x
+import torch._dynamo
+assert sys.getrefcount(group) == before, (before, sys.getrefcount(group))
+dist.destroy_process_group()
+assert sys.getrefcount(group) == 2, sys.getrefcount(group)  # the name, and the argument
+"""
+
+
+def test_nothing_keeps_a_group_that_is_destroyed(tmp_path: Path) -> None:
+    """Its threads end with it, and not in an abort with the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", NOTHING_LEFT, str(tmp_path / "meeting")],
+        cwd=ROOT, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, check=False, text=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1000:]
