@@ -28,8 +28,6 @@ UNSERVED: dict[str, dict[str, Any]] = {
     "RoFormer": BERT, "ConvBert": BERT | {"embedding_size": 32}, "IBert": BERT,
     "SqueezeBert": BERT | {"embedding_size": 32}, "Longformer": BERT | {"attention_window": 4},
     "Bloom": {"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-    "CodeGen": {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
-    "GPTJ": {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
     "GPTNeo": {"vocab_size": 97, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
                "attention_types": [[["global", "local"], 1]]},
     "Falcon": SIZES, "Mpt": {"vocab_size": 97, "d_model": 32, "n_layers": 2, "n_heads": 4},

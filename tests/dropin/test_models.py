@@ -41,10 +41,11 @@ def registered() -> Any:
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_class_is_right_or_refused(name: str) -> None:
-    """Equal to "eager" with a call of fa4, or one line; as the record has it."""
+    """Equal to "eager" with a call of fa4, or one line; as the record has it. Another version of
+    transformers may route what was refused (5.24 routes GPT-J and CodeGen): then it is equal."""
     recorded = {x["name"]: x["status"] for x in RECORD["classes"]}
     found = visit(name)
-    assert found.status == recorded[name] and found.status in ("equal", "refused"), found
+    assert found.status in ("equal", recorded[name]) and found.status in ("equal", "refused"), found
     assert found.calls if found.status == "equal" else found.name[:4] in found.reason
     if found.status == "equal" and "right" in found.errors and name.endswith(("Model", "MaskedLM")):
         assert max(found.power.values()) > 1e-3  # padding and the future matter
