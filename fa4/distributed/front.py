@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -19,7 +20,8 @@ TRANSPORTS = ("group", "peers")
 EXACT_TILE = 256  # rows of a call whose bits do not depend on the number of ranks
 
 Agreed = tuple[list[int], GroupPlace]  # rows of every rank; where the group runs
-_known: dict[tuple[Any, ...], Agreed] = {}
+# By group, as long as there is one: another may get its address.
+_known: WeakKeyDictionary[Any, dict[tuple[str, ...], Agreed]] = WeakKeyDictionary()
 
 
 @torch.compiler.disable
@@ -168,13 +170,14 @@ def agree(group: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Agreed
         "gradient": any(x.requires_grad for x in (q, k, v)),
         "rows_": q.shape[1],
     }
-    key = (id(group), *(repr(value) for value in mine.values()))
+    known_here = _known.setdefault(group, {})
+    key = tuple(repr(value) for value in mine.values())
     on_cpu = "gloo" in str(dist.get_backend_config(group))
-    if on_cpu or key not in _known:
+    if on_cpu or key not in known_here:
         mine["place_"] = _place(q, group, options["transport"])
         found = require_agreement(group, mine)
-        _known[key] = [x["rows_"] for x in found], found[0]["place_"]
-    return _known[key]
+        known_here[key] = [x["rows_"] for x in found], found[0]["place_"]
+    return known_here[key]
 
 
 def _place(q: Any, group: Any, transport: str) -> GroupPlace:

@@ -135,3 +135,33 @@ def test_nothing_keeps_a_group_that_is_destroyed(tmp_path: Path) -> None:
         capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-1000:]
+
+
+def test_what_ranks_agreed_on_ends_with_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over NCCL a form is asked for once, in each group: another may have the same address."""
+    import torch
+    import torch.distributed as dist
+
+    from fa4.distributed import front, group
+
+    class Group:
+        """What a form is remembered of."""
+
+    asked: list[Any] = []
+
+    def agreed(of: Any, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        asked.append(mine)
+        return [mine]
+
+    monkeypatch.setattr(dist, "get_backend_config", lambda of: "cuda:nccl")
+    monkeypatch.setattr(front, "_place", lambda *given: "place")
+    monkeypatch.setattr(group, "require_agreement", agreed)
+    q = torch.zeros(1, 4, 2, 8)
+    known = len(front._known)
+    for times in (1, 2):
+        one = Group()
+        for _ in range(2):
+            assert front.agree(one, (q, q, q), {"transport": "group"}) == ([4], "place")
+        assert len(asked) == times and len(front._known) == known + 1
+        del one
+        assert len(front._known) == known
