@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -44,8 +45,9 @@ class Step:
     """One record and the program that makes it.
 
     name: the record's, with {gpu} for h100 or h200. words: behind `python -m`, with {out} for the
-    result file and {left} for the seconds that are left; without {out} it is what the program
-    prints. usual_s: what it takes on 16 cores, by earlier runs; not begun with less than half.
+    result file, {left} for the seconds that are left, {seed} for one drawn then; without {out} it
+    is what the program prints. usual_s: what it takes on 16 cores, by earlier runs; not begun with
+    less than half.
     """
 
     name: str
@@ -75,7 +77,7 @@ STEPS = (
     Step(name="hopper_splits", usual_s=60,
          words="lab.hardware.warpgroup_forward.splits {out} --seconds {left}"),
     Step(name="hopper_random", usual_s=200,
-         words="fa4 bench --random 200 --timing graph --json"),
+         words="fa4 bench --random 200 --seed {seed} --timing graph --seconds {left} --json"),
     Step(name="hopper_bench", usual_s=150, words="fa4 bench --json"),
     Step(name="sanitizer_zoo", usual_s=200,
          words="lab.hardware.sanitizer_zoo {out} --seconds {left}"),
@@ -104,7 +106,8 @@ def run_step(step: Step, gpu: str, folder: Path, left_s: float) -> dict[str, Any
     """Runs a program for at most so long; what is written of it in the summary."""
     name = step.named(gpu)
     out, log = folder / f"{name}.json", folder / f"{name}.log"
-    words = [word.format(out=out, left=max(1, int(left_s - STOP_S))) for word in step.words.split()]
+    values = {"out": out, "left": max(1, int(left_s - STOP_S)), "seed": secrets.randbits(32)}
+    words = [word.format(**values) for word in step.words.split()]
     prints = "{out}" not in step.words
     start = time.monotonic()
     with (
