@@ -25,7 +25,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def run_step(step: Step, gpu: str, folder: Path, left_s: float) -> dict[str, Any
     start = time.monotonic()
     with (
         log.open("wb") as told,
-        (out.open("wb") if prints else log.open("ab")) as printed,
+        (out.open("wb") if prints else nullcontext(told)) as printed,
         subprocess.Popen(
             [sys.executable, "-m", *words], cwd=ROOT, stdout=printed, stderr=told,
             start_new_session=True,

@@ -86,6 +86,8 @@ def work(calls: list[GuardedCall], arguments: argparse.Namespace) -> None:
         def say(number: int, **found: Any) -> None:
             stream.write(json.dumps({"number": number, **found}) + "\n")
             stream.flush()
+            if "error" in found:
+                print(f"WRONG {number}: {calls[number]}: {found['error']}", flush=True)
 
         for number in range(first, len(calls), arguments.workers):
             if time.monotonic() > until:
