@@ -129,11 +129,14 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int)
     if pipeline.transposes:
         loaded = (*_ring("raw", {"load": 1}, transposers, stages, pipeline.tile_n * dv_bytes),
                   *_ring("v", transposers, readers, stages, 0))  # fmt: skip
+    queued: tuple[Signal, ...] = ()
+    if pipeline.scheduler == "queue":
+        queued = queue_signals(readers | (transposers if pipeline.transposes else {}))
     signals = [
         *_ring("q", {"load": 1}, readers, query_places, pipeline.block_rows * d_bytes),
         *_ring("k", {"load": 1}, readers, stages, pipeline.tile_n * d_bytes),
         *loaded,
-        *(queue_signals(readers) if pipeline.scheduler == "queue" else ()),
+        *queued,
     ]
     for i, name in enumerate(names):
         # Over the queries, a store is waited for at once, else before the next one.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from fa4.config import WarpgroupPipeline
 from fa4.plan.schema import Arrive, Loop, Math, Role, SmemAccess, Sync, Wait, Work
+from fa4.plan.work_queue import read_number
 
 TRANSPOSING_WARPS = 3  # with the warp that loads they are a warpgroup
 BLOCK_BYTES = 512  # of V, that a warp moves by one ldmatrix and one stmatrix
@@ -36,5 +37,5 @@ def transposing_role(pipeline: WarpgroupPipeline, registers: int) -> Role:
         name="transpose",
         warps=tuple(range(first, first + TRANSPOSING_WARPS)),
         registers=registers,
-        program=(Loop("kv_tiles", step),),
+        program=(Loop("kv_tiles", step), *(read_number() if pipeline.scheduler == "queue" else ())),
     )

@@ -61,7 +61,8 @@ class Step:
 
 STEPS = (
     Step(name="guarded_calls_{gpu}", usual_s=300,
-         words="lab.hardware.guarded.random_calls {out} --seconds {left}"),
+         words="lab.hardware.guarded.random_calls {out} --workers 4 --seconds {left}"),
+    Step(name="outside_boxes_{gpu}", words="lab.hardware.guarded.outside_boxes {out}", usual_s=30),
     Step(name="repeated_launches", words="lab.hardware.repeated_launches {out}", usual_s=60),
     Step(name="sanitized", words="lab.hardware.sanitized {out}", usual_s=180),
     Step(name="small_transformer", words="lab.hardware.small_transformer {out}", usual_s=90),

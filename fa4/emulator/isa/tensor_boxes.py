@@ -64,19 +64,21 @@ class Box:
     ) -> tuple[TensorMap, Transfer]:
         """As `plan`, of a copy to shared memory.
 
-        Raises MemoryFault where its box has nothing in the tensor and the map's address is no
-        memory, too: hardware translates that address although it fetches nothing. Measured on an
-        H100 and an H200 (lab/hardware/guarded): of loads in each dimension, on either side; not of
-        boxes that cross an edge, nor of prefetches, stores and reductions.
+        Raises MemoryFault where its box has nothing in the tensor, or begins before it, and the
+        map's address is no memory, too: hardware translates that address although it fetches
+        nothing there. Measured on an H100 and an H200 (lab/hardware/guarded): of loads in each
+        dimension; not of boxes that cross the end of one, nor of prefetches, stores, reductions.
         """
         tensor_map, transfer = self.plan(fragment, lane, smem_offset)
-        if not transfer.valid.any():
+        begins = "begins before" if min(self._place(fragment, lane)) < 0 else ""
+        how = begins if transfer.valid.any() else "lies wholly outside"
+        if how:
             cta = fragment.warp.cta
             outside = cta.machine.memory.outside(cta.grid, tensor_map.address)
             if outside:
                 raise MemoryFault(
                     "out-of-bounds",
-                    f"the box at {self._place(fragment, lane)} lies wholly outside its tensor, so "
+                    f"the box at {self._place(fragment, lane)} {how} its tensor, so "
                     f"that TMA touches the tensor map's own address, {tensor_map.address:#x}: "
                     f"{outside}",
                 )

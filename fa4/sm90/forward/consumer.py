@@ -19,7 +19,7 @@ from fa4.sm90.forward import fragment, held, narrow
 from fa4.sm90.forward.held import meet_warpgroup
 from fa4.sm90.forward.output import OutputTile, close, finish, share
 from fa4.sm90.forward.products import WarpgroupProducts, wait_products
-from fa4.sm90.forward.schedule import WorkQueue, first_work, next_work, read_work
+from fa4.sm90.forward.schedule import WorkQueue, first_work, follow
 from fa4.sm100.forward.mods import Mods
 
 
@@ -143,11 +143,7 @@ def work_through(
             sums = start_values(signals, work, state)
         else:
             give_turn(signals, work)
-        if cutlass.const_expr(spec.draws_work):
-            index = read_work(signals, queue)
-            queue = queue.next()
-        else:
-            index = next_work(problem, index)
+        index, queue = follow(signals, problem, queue, index)
         following = locate_any(problem, index)  # its divisions run beside the last product
         if cutlass.const_expr(spec.overlap):
             sums, values = values_done(signals, sums, state.values)

@@ -221,7 +221,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
                 keys=spec.tile_n,
                 columns=spec.pipeline.widths[1],
             )
-            transpose(signals.of("transpose"), problem, tiles)
+            transpose(signals.of("transpose"), problem, tiles, queue)
     first, last = plan.role("consumer0"), plan.role(f"consumer{spec.consumers - 1}")
     if has_role(warp, first, last):
         take_registers(plan, first)

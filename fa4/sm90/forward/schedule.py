@@ -85,8 +85,17 @@ def tell_work(signals: Signals, problem: KernelProblem, queue: WorkQueue, drawn:
     return index
 
 
+def follow(
+    signals: Signals, problem: KernelProblem, queue: WorkQueue, index: Int32
+) -> tuple[Int32, WorkQueue]:
+    """The next work tile of a role that does not load, and the queue's next slot."""
+    if problem.spec.draws_work:
+        return read_work(signals, queue), queue.next()
+    return next_work(problem, index), queue
+
+
 def read_work(signals: Signals, queue: WorkQueue) -> Int32:
-    """The number that was drawn, as a consumer reads it."""
+    """The number that was drawn, as everybody else reads it."""
     signals.wait("work_full", queue.ring)
     index = cute.arch.make_warp_uniform(_number(queue)[0])
     signals.arrive_once("work_empty", queue.ring)

@@ -5,6 +5,9 @@ bits, every other head begins 16 bytes into one, and TMA is slower by up to a th
 There a box begins 8 columns earlier, which TMA fills with zeros: no element of these is read. Its
 products have as many columns as they have anyway, padded to a multiple of 16; those of zeros add
 nothing to S, and give columns of O that are not stored.
+
+Not where a sequence of keys may end before its tensor: of a box that begins before its map, TMA
+touches the map's own address, and there the map begins in front of the tensor (`ending_views`).
 """
 
 from typing import Any

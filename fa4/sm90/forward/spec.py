@@ -178,8 +178,8 @@ class WarpgroupSpec(ForwardFeatures):
 
     @property
     def shifts(self) -> tuple[bool, bool]:
-        """May boxes of Q and K, and of V and O, begin earlier? `sectors` says why."""
-        plain = self.element_bytes == 2 and not self.split
+        """May boxes of Q and K, and of V and O, begin earlier? `sectors` says why, and why not."""
+        plain = self.element_bytes == 2 and not self.split and not self.ragged_k
         qk, vo = (plain and dim % 16 == 8 for dim in self.dims)
         return qk, vo
 

@@ -18,7 +18,7 @@ from fa4.kit.signals import Signals
 from fa4.kit.tiles import KernelProblem, locate
 from fa4.kit.units import WARP
 from fa4.plan.warpgroup_transpose import TRANSPOSING_WARPS
-from fa4.sm90.forward.schedule import first_work, next_work
+from fa4.sm90.forward.schedule import WorkQueue, first_work, follow
 
 KEYS, COLUMNS = 32, 16  # of a block
 UNIT_COLUMNS = 64  # of blocks side by side, that a warp moves at once
@@ -51,7 +51,9 @@ class ValueTiles:
 
 
 @cute.jit
-def transpose(signals: Signals, problem: KernelProblem, tiles: ValueTiles) -> None:
+def transpose(
+    signals: Signals, problem: KernelProblem, tiles: ValueTiles, queue: WorkQueue
+) -> None:
     """Every V of every work tile of this CTA."""
     index = first_work(problem)
     raw, values = signals.ring("raw"), signals.ring("v")
@@ -68,7 +70,7 @@ def transpose(signals: Signals, problem: KernelProblem, tiles: ValueTiles) -> No
             signals.arrive_once("raw_empty", raw)
             signals.arrive_once("v_full", values)
             raw, values = raw.next(), values.next()
-        index = next_work(problem, index)
+        index, queue = follow(signals, problem, queue, index)
 
 
 def move_unit(tiles: ValueTiles, source: Int32, target: Int32, unit: Int32, lane: Int32) -> None:

@@ -4,8 +4,9 @@
     python3 -m lab.hardware.guarded.outside_boxes FILE.json --emulated   # the emulator's verdicts
 
 A tensor of three dimensions begins where mapped memory begins, or ends where it ends. Boxes lie
-inside it, cross an edge of a dimension, or lie beyond one; their map begins where the tensor does,
-or in front of it. Each case runs in a process of its own, as an illegal access ends the context.
+inside it, cross either edge of a dimension, or lie beyond one; their map begins where the tensor
+does, or in front of it. Each case runs in a process of its own, as an illegal access ends the
+context.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ EDGES = ("before", "behind")
 DIMS, BOX = (32, 8, 5), (16, 4, 2)  # float32; rows of 128 bytes
 LIMIT_S = 5.0
 PROCESSES = 8
+HOW = ("crossing", "beyond", "far", "before", "entering")
 OK, TOUCHED = "ok", "illegal access"
 
 
@@ -42,7 +44,8 @@ OK, TOUCHED = "ok", "illegal access"
 class OutsideCase:
     """One copy. place: "inside", or how it lies and to which dimension: "beyond 1", "before 0".
 
-    A place is "crossing" where part of the box is in the tensor. edge: where nothing is mapped.
+    Part of the box is in the tensor where it is "entering" by the first edge of a dimension, or
+    "crossing" the last one. edge: where nothing is mapped.
     """
 
     operation: str
@@ -64,23 +67,23 @@ class OutsideCase:
             d = int(number)
             half = BOX[d] // 2
             at[d] = {"crossing": DIMS[d] - half, "beyond": DIMS[d], "before": -BOX[d],
-                     "far": 4 * DIMS[d]}[where]  # fmt: skip
+                     "far": 4 * DIMS[d], "entering": -half}[where]  # fmt: skip
         return tuple(at)
 
     @property
     def is_outside(self) -> bool:
         """Does the box hold nothing of the tensor?"""
-        return not self.place.startswith(("inside", "crossing"))
+        return not self.place.startswith(("inside", "crossing", "entering"))
 
 
 def all_cases() -> list[OutsideCase]:
     """Stores and reductions may not begin at negative coordinates."""
-    ways = ["inside"] + [f"{how} {d}" for how in ("crossing", "beyond", "far", "before")
+    ways = ["inside"] + [f"{how} {d}" for how in HOW
                          for d in range(3)]  # fmt: skip
     return [
         OutsideCase(*choice)
         for choice in product(OPERATIONS, ways, STARTS, EDGES)
-        if choice[0] in ("load", "prefetch") or not choice[1].startswith("before")
+        if choice[0] in ("load", "prefetch") or not choice[1].startswith(("before", "entering"))
     ]
 
 
