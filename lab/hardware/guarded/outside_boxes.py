@@ -96,7 +96,10 @@ def make_program(case: OutsideCase) -> Program:
     pitches = (DIMS[0] * 4, DIMS[0] * DIMS[1] * 4)
     tensor_bytes = pitches[1] * DIMS[2]
     moved = case.start != STARTS[0]
-    dims, strides, box, at = DIMS, pitches, BOX, case.at
+    dims: tuple[int, ...] = DIMS
+    strides: tuple[int, ...] = pitches
+    box: tuple[int, ...] = BOX
+    at = case.at
     if moved:
         dims, strides, box, at = (*dims, 2), (*strides, tensor_bytes), (*box, 1), (*at, 1)
     table = TensorMap(0, "f32", dims, strides, box, (1,) * len(dims), hints=0)
