@@ -32,8 +32,8 @@ from lab.hardware.there import describe_machine
 HANGS_AFTER_S = 40.0
 FORMS = 32
 SLACK, LSE_LIMIT = 2.0, 1e-3  # of plain attention's error; natural logarithm
-# Of 8-bit types: plain attention's maximum is exact. A product of 32 columns cuts the sum of a score
-# off at so much of it (lab/hardware/wgmma_sums).
+# Of 8-bit types: plain attention's maximum is exact. A product of 32 columns cuts the sum of a
+# score off at so much of it (lab/hardware/wgmma_sums).
 NARROW_SLACK, OFFSET_LOG2 = 4.0, 8.0
 CUT_OFF, COLUMNS_OF_PRODUCT = 2.0**-13, 32
 DIMS = ((64, 64), (128, 128), (128, 128), (96, 96), (192, 128), (256, 256), (72, 40), (64, 256))
