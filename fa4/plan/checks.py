@@ -246,6 +246,7 @@ OTHER_RULES: tuple[Rule, ...] = (
     signal_rules.elected_after_sync,
     signal_rules.stages_and_credits,
     signal_rules.named_barriers,
+    signal_rules.told_work,
     signal_rules.transaction_bytes,
     signal_rules.committed_work,
     memory_rules.memory_fits,

@@ -24,6 +24,7 @@ Broken = Iterator[tuple[str, str]]
 
 WARP = 32
 NAMED_BARRIERS = 16  # of a CTA (PTX ISA, barrier)
+TOLD = "work_full"  # of plans whose work tiles are drawn or stolen
 KINDS = ("mbarrier", "named", "group", "products")
 
 
@@ -55,6 +56,16 @@ def declared_roles(plan: PipelinePlan, gpu: Gpu) -> Broken:
         for what, names in (("arrivers", signal.arrivals), ("waiters", signal.waiters)):
             if not names:
                 yield signal.name, f"declares no {what}"
+
+
+def told_work(plan: PipelinePlan, gpu: Gpu) -> Broken:
+    """Where work tiles are drawn or stolen every role is told which is next, or tells it."""
+    if not any(signal.name == TOLD for signal in plan.signals):
+        return
+    for role in plan.roles:
+        used = {step.signal for step in walk(role.program) if isinstance(step, (Wait, Arrive))}
+        if role.program and TOLD not in used:
+            yield role.name, f"is not told by {TOLD} which work tile is next"
 
 
 def named_barriers(plan: PipelinePlan, gpu: Gpu) -> Broken:

@@ -186,6 +186,12 @@ def random_calls() -> dict[str, Any]:
     return summarize(record("hopper_random")["rows"])[0]
 
 
+def furthest_losses() -> float:
+    """Of the models, fa4's distance from the nearest of torch's back ends, of theirs."""
+    models = record("small_transformer")["models"].values()
+    return max(max(model["nearest"].values()) / model["torch_apart"] for model in models)
+
+
 def guarded_gradients() -> int:
     """Guarded calls of both passes."""
     works = record("guarded_calls_h200")["works"]
@@ -242,6 +248,7 @@ RECORDED: dict[str, Callable[[], str]] = {
     ),
     "repeated_launches: launches": lambda: f"{record('repeated_launches')['launches']}",
     "repeated_launches: calls": lambda: f"{len(record('repeated_launches')['calls'])}",
+    "small_transformer: as far": lambda: f"{furthest_losses():.2f}",
     "small_transformer: steps": lambda: f"{record('small_transformer')['steps']}",
     "warpgroup_bits: calls": lambda: f"{len(record('warpgroup_bits')['calls'])}",
     "warpgroup_bits: launches": lambda: f"{record('warpgroup_bits')['launches']}",

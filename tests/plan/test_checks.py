@@ -33,8 +33,13 @@ TURNS = warpgroup_plan(WarpgroupPipeline(causal=True), H200)
 AHEAD = warpgroup_plan(
     WarpgroupPipeline(head_dim=64, causal=True, consumers=3, kv_stages=4, ahead=True), H200
 )
+QUEUE = warpgroup_plan(
+    WarpgroupPipeline(element_bytes=1, causal=True, scheduler="queue", ahead=True), H200
+)
+STEALING = FORWARD["work stealing"]
 HOPPER = {
     "turns": TURNS,
+    "8 bits, queue": QUEUE,
     "ahead": AHEAD,
     "ahead, one Q": warpgroup_plan(
         WarpgroupPipeline(tile_n=80, consumers=3, ping_pong=False, ahead=True), H200
@@ -82,6 +87,22 @@ def double_arrive(step: object) -> tuple[object, ...]:
 def wait_late(step: object) -> tuple[object, ...]:
     """Leave out the waits for P: they come all at once, at the end of the work tile."""
     return () if isinstance(step, Wait) and step.signal == "s0_full" else (step,)
+
+
+def strides(plan: PipelinePlan, name: str) -> PipelinePlan:
+    """A plan with drawn work tiles, of which a role takes every so many-th."""
+    signals = []
+    for signal in plan.signals:
+        waiters = tuple(x for x in signal.waiters if x != name or signal.name != "work_full")
+        arrivals = {
+            x: n for x, n in signal.arrivals.items() if x != name or signal.name != "work_empty"
+        }
+        signals.append(replace(signal, waiters=waiters, arrivals=arrivals))
+
+    def change(old):  # type: ignore[no-untyped-def]
+        return replace(old, program=old.program[:-3])
+
+    return with_role(replace(plan, signals=tuple(signals)), name, change)
 
 
 def uncommitted(step: object) -> tuple[object, ...]:
@@ -154,6 +175,8 @@ FAULTS: list[tuple[str, Fault]] = [
     ("register_file", lambda: role("correction", registers=16)),
     ("register_file", five_warpgroups),
     ("named_barriers", lambda: with_signal(ONE, "stats0_full", stages=13)),
+    ("told_work", lambda: strides(QUEUE, "transpose")),
+    ("told_work", lambda: strides(STEALING, "epilogue")),
     ("arrive_counts", lambda: with_signal(ONE, "epi0_full", arrivals={"correction": 64})),
     ("arrive_counts", lambda: with_signal(PAIR, "p0_last", arrivals={"softmax0": 4})),
     ("arrive_counts", lambda: with_signal(PAIR, "p0_last", remote=False)),
@@ -220,7 +243,7 @@ def test_plans_are_sound(name: str) -> None:
 def test_hopper_plans_are_sound(name: str) -> None:
     """Two places for Q where there is room for them, one where there is not."""
     require_sound(HOPPER[name], H200)
-    assert HOPPER[name].buffer("q").stages == (2 if name == "ahead" else 1)
+    assert HOPPER[name].buffer("q").stages == (2 if name in ("ahead", "8 bits, queue") else 1)
 
 
 @pytest.mark.parametrize(
