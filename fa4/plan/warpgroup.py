@@ -14,14 +14,14 @@ from __future__ import annotations
 from fa4.config import WarpgroupPipeline
 from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
-from fa4.plan.memory_rules import TILE_ALIGN_BYTES
+from fa4.plan.memory_rules import MBARRIER_BYTES, TILE_ALIGN_BYTES
 from fa4.plan.schema import Buffer, PipelinePlan, Signal
 from fa4.plan.warpgroup_roles import consumer_role, producer_role
 from fa4.plan.warpgroup_transpose import TRANSPOSING_WARPS, transposing_role
 from fa4.plan.work import WARPGROUP
 from fa4.plan.work_queue import add_numbers, queue_signals
 
-BARRIER_BYTES = 8 * 32
+BARRIER_BYTES = MBARRIER_BYTES * 32
 # Consumer and producer after setmaxnreg, by warpgroups (FlashAttention-3, flash_attn.cute).
 REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}
 RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each warp
@@ -74,11 +74,16 @@ def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
         layout.alias("o", "smem", q.start, q.size, safe)
     else:
         layout.add("o", "smem", rows * dv * pipeline.output_bytes, align=TILE_ALIGN_BYTES)
-    layout.add("barriers", "smem", BARRIER_BYTES, align=8)
+    layout.add("barriers", "smem", barrier_bytes(pipeline), align=8)
     if pipeline.scheduler == "queue":
         add_numbers(layout)
     require_fit(layout.buffers, "smem", gpu.smem_bytes_per_cta, gpu.name)
     return layout.buffers
+
+
+def barrier_bytes(pipeline: WarpgroupPipeline) -> int:
+    """Where V is transposed there is one ring more."""
+    return BARRIER_BYTES + (2 * pipeline.kv_stages * MBARRIER_BYTES if pipeline.transposes else 0)
 
 
 def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
@@ -110,7 +115,7 @@ def _room_left(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
     if pipeline.p_source == "smem":
         elements += rows * pipeline.tile_n
     output = rows * dv * pipeline.output_bytes if pipeline.stages_output else 0
-    room = gpu.smem_bytes_per_cta - BARRIER_BYTES - 4 * TILE_ALIGN_BYTES
+    room = gpu.smem_bytes_per_cta - barrier_bytes(pipeline) - 4 * TILE_ALIGN_BYTES
     return room - elements * pipeline.element_bytes - output
 
 
