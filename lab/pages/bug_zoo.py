@@ -53,11 +53,12 @@ def render_tools() -> str:
     some = sum("found" in found.values() for found in seen.values())
     gpu, driver, *_ = record["gpu"].split(", ")
     counts = ", ".join(f"{tool} {count}" for tool, count in by_tool.items())
+    others = len(by_bug) - len(seen)
+    left = f" The other {others}, those that hang among them, were not run." if others else ""
     head = ["bug", "emulator", "on the GPU", *TOOLS]
     lines = [
         f"{gpu}, driver {driver}. Of {len(seen)} broken kernels the emulator finds {len(seen)}, a "
-        f"tool of compute-sanitizer {some}: {counts}. The other {len(by_bug) - len(seen)}, those "
-        "that hang among them, were not run.",
+        f"tool of compute-sanitizer {some}: {counts}.{left}",
         "",
         f"| {' | '.join(head)} |",
         "|" + "---|" * len(head),

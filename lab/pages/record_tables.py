@@ -41,7 +41,7 @@ def held_by(record: Record) -> str:
 def age(record: Record) -> tuple[str, str, str, str]:
     """Machine, day, commit, and whether the code has changed since."""
     making = making_of(record.name)
-    commit = f"`{making.commit}`" if making.commit else "unknown"
+    commit = f"`{making.commit[:7]}`" if making.commit else "unknown"
     changes = ", with changes" if making.clean is False else ""
     now = state_of(record.name, _tree()) if record.needs else "of this code"
     return making.machine or "unknown", (making.date or "")[:10] or "unknown", commit + changes, now
