@@ -69,11 +69,12 @@ def test_losses_further_away_than_torchs_own_are_refused() -> None:
     """As near to one as the others are to one another: right; a tenth further: wrong."""
     down = [4.0 - 0.02 * step for step in range(100)]
     theirs = {"math": down, "flash": [x + 0.01 for x in down]}
-    assert judge({**theirs, "fa4": [x + 0.015 for x in down]})["ok"]
-    assert not judge({**theirs, "fa4": [x + 0.021 for x in down]})["ok"]
-    assert not judge(theirs)["ok"]
+    near, far = ({**theirs, "fa4": [x + by for x in down]} for by in (0.015, 0.021))
+    further = {**theirs, "fa4": [x + 0.025 for x in down]}
+    assert judge([near])["ok"] and not judge([far])["ok"] and not judge([theirs])["ok"]
+    assert judge([near, near, far])["ok"] and not judge([further, further, near])["ok"]
     flat = [4.0] * 100
-    assert not judge({"math": flat, "flash": flat, "fa4": flat})["learnt"]
+    assert not judge([near, {"math": flat, "flash": flat, "fa4": flat}])["learnt"]
 
 
 def test_the_model_looks_back_and_never_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ STEPS = (
     Step(name="outside_boxes_{gpu}", words="lab.hardware.guarded.outside_boxes {out}", usual_s=30),
     Step(name="repeated_launches", words="lab.hardware.repeated_launches {out}", usual_s=60),
     Step(name="sanitized", words="lab.hardware.sanitized {out}", usual_s=180),
-    Step(name="small_transformer", words="lab.hardware.small_transformer {out}", usual_s=90),
+    Step(name="small_transformer", words="lab.hardware.small_transformer {out}", usual_s=160),
     Step(name="hopper_launches", usual_s=90,
          words="lab.hardware.warpgroup_forward.random_launches {out}"),
     Step(name="verify_gpu", usual_s=260,
