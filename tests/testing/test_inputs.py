@@ -20,6 +20,7 @@ from fa4.testing.backends import DTYPES
 from fa4.testing.case import BLOCK_LISTS, LAYOUTS, MASK_MODS, SCORE_MODS, STRIDES
 from fa4.testing.checks import gradient_inputs
 from fa4.testing.inputs import Inputs
+from fa4.testing.layouts import shared_prefix
 from fa4.testing.refusals import NotCovered
 from fa4.testing.values import REGIMES
 
@@ -120,3 +121,21 @@ def test_block_lists_are_of_dense_problems() -> None:
     """Sequences have none in the kit."""
     with pytest.raises(ValueError, match="need the layout \"dense\"; got 'packed'"):
         Case(sparse_block=(4, 4), layout="packed", lengths=((1, 1),))
+
+
+@pytest.mark.parametrize(
+    ("keys", "members", "count"),
+    [
+        ((9, 40, 30), (1, 2), 24),
+        ((40, 9, 30, 33), (0, 3), 32),
+        ((5, 7), (), 0),
+        ((8, 9), (0, 1), 8),
+    ],
+)
+def test_a_prefix_is_shared_by_the_second_longest(
+    keys: tuple[int, ...], members: tuple[int, ...], count: int
+) -> None:
+    """Its whole pages, by the sequences that have as many keys."""
+    lengths = tuple((1, n) for n in keys)
+    case = Case(layout="paged", lengths=lengths, page_size=8, shared_prefix=True)
+    assert shared_prefix(case) == (members, count)

@@ -86,6 +86,18 @@ def test_one_case_fails_and_the_rest_goes_on(isolated, name: str, message: str) 
     assert backend.function.process.replaced == 2
 
 
+def test_who_is_replaced_ends(isolated) -> None:
+    """A process that answers, but whose answers are not trusted any more, does not stay."""
+    backend = isolated(f"{HERE}:pid")
+    before = process_of(backend)
+    assert alive(before)
+    backend.function.process._replace()
+    wait_until = time.monotonic() + 10
+    while alive(before) and time.monotonic() < wait_until:
+        time.sleep(0.01)
+    assert not alive(before) and process_of(backend) != before
+
+
 @pytest.mark.parametrize(("name", "most"), [("hangs_always", 4), ("hangs_in_bf16", 3)])
 def test_a_hang_costs_few_timeouts(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it offers is asked of two element types; then a case, and the plainest one. One type
