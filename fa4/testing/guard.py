@@ -45,14 +45,8 @@ class Guard:
         return value
 
     def _place_array(self, name: str, x: np.ndarray) -> np.ndarray:
-        base = x.base
-        is_view = (
-            isinstance(base, np.ndarray)
-            and base.dtype == x.dtype
-            and base.flags.c_contiguous
-            and not x.flags.c_contiguous
-        )
-        if not is_view or not isinstance(base, np.ndarray):
+        base = _buffer_of_view(x)
+        if base is None:
             flat = self._buffer(name, np.ascontiguousarray(x))
             if not x.flags.c_contiguous or not x.size:
                 return flat.reshape(x.shape)
@@ -166,3 +160,11 @@ def poison_memory(arrays: Iterable[Any]) -> None:
         if isinstance(x, np.ndarray) and x.dtype.kind in "fV":
             kept += [np.full(nbytes, _ONES, np.uint8) for nbytes in (x.nbytes, 4 * x.size)]
     kept.clear()
+
+
+def _buffer_of_view(x: np.ndarray) -> np.ndarray | None:
+    """The contiguous array of the same type that a view with gaps shows a part of, if it is one."""
+    base = x.base
+    if not isinstance(base, np.ndarray) or x.flags.c_contiguous:
+        return None
+    return base if base.dtype == x.dtype and base.flags.c_contiguous else None

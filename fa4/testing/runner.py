@@ -275,8 +275,7 @@ def _walk(recorder: _Recorder, dtypes: tuple[str, ...], options: VerifyOptions) 
     assert prop.machine is not None
     machine = prop.machine(recorder.backend, dtypes)
     machine.finished = staticmethod(recorder.note)
-    examples = max(1, options.max_examples // EXAMPLES_PER_REPEAT)
-    how = settings(_settings(examples), stateful_step_count=options.steps)
+    how = settings(_settings(options.repeats), stateful_step_count=options.steps)
     run_state_machine_as_test(set_seed(_own_seed(prop, options))(machine), settings=how)
 
 

@@ -42,6 +42,18 @@ def test_whatever_is_no_exception_is_a_failed_call(error: BaseException) -> None
     assert backend.reason_missing("fp32") is None and not backend.returns_lse
 
 
+@pytest.mark.parametrize("dim", [64, 128, Case().head_dim])
+def test_an_lse_is_found_in_the_first_call_that_is_accepted(dim: int) -> None:
+    """A function of one head dim and one element type."""
+
+    def attend(q, k, v):
+        if q.shape[-1] != dim or q.dtype != np.float32:
+            raise NotImplementedError(f"head dim {q.shape[-1]}")
+        return np.zeros_like(q), np.zeros((q.shape[0], q.shape[2], q.shape[1]), np.float32)
+
+    assert load_backend(attend).returns_lse
+
+
 def test_ctrl_c_is_not_a_failed_call() -> None:
     """KeyboardInterrupt ends the run."""
 

@@ -43,6 +43,28 @@ def test_what_is_its_own_affair(name: str, isolate: bool) -> None:
     assert verify(f"{HERE}:{name}", only=("plain",), quick=True, isolate=isolate).passed
 
 
+def test_who_has_not_forked_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that comes back may take its time; without one none is spent."""
+    waited = []
+
+    def returned(pipe: int, seconds: float) -> bool:
+        waited.append(seconds > 0)
+        return False
+
+    monkeypatch.setattr("fa4.testing.forks._returned", returned)
+
+    def fork() -> str:
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+        return "here"
+
+    for call in (lambda: "here", fork, lambda: "here"):
+        assert in_one_process(call) == "here"
+    assert waited == [False, True, False]
+
+
 def test_a_child_that_comes_back_is_ended() -> None:
     """Whether it returns, raises or leaves; nothing of it is left, and this process goes on."""
 

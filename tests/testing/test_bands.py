@@ -18,7 +18,8 @@ from fa4.dtypes import ulp
 from fa4.testing import Case, build_inputs, check_property, load_backend
 from fa4.testing.bounds import Bounds, GradientBounds, equal_terms, two_norm
 from fa4.testing.inputs import Inputs
-from fa4.testing.plain import GradientTerms, Terms
+from fa4.testing.numerics import Numerics
+from fa4.testing.plain import GradientTerms, Terms, truncated
 from fa4.testing.yardstick import YardstickBounds, _norm
 from tests.testing.planted.fault import Fault
 from tests.testing.planted.styles import tiles_of
@@ -240,6 +241,31 @@ def test_forward_bands(name: str, stored: str) -> None:
     heads = heads_of(case, terms)
     np.testing.assert_allclose(out, [head.out() for head in heads], rtol=1e-9)
     np.testing.assert_allclose(lse, [head.lse(stored) for head in heads], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("dim", "steps"), [(8, 1), (96, 3), (104, 4)])
+def test_scores_that_are_cut_off_may_be_further_away(dim: int, steps: int) -> None:
+    """By 2^-14 of their norm for every 32 columns, whatever the number of rows."""
+    case = replace(FP8["e4m3"], head_dim=dim, seqlen_q=40)
+    inputs = build_inputs(case)
+    deltas = []
+    for sums in ("fp32", "limited"):
+        terms = Terms(inputs.sequences[0], 0, inputs.options, None, Numerics(fp8_sums=sums))
+        deltas.append(Bounds(terms, case.dtype).delta)
+    norms = abs(terms.scale) * two_norm(terms.q, terms.k.transpose(0, 2, 1))
+    more = steps * 2.0**-14 * (norms + np.abs(terms.scaled))
+    np.testing.assert_allclose(deltas[1] - deltas[0], more, rtol=1e-6)
+
+
+def test_what_is_cut_off_has_fourteen_bits() -> None:
+    """Toward zero, by less than one of them; what has no more stays."""
+    x = np.random.default_rng(3).standard_normal(1000).astype(np.float32)
+    kept = truncated(x)
+    fractions = np.frexp(kept)[0] * 2.0**14
+    assert (fractions == np.round(fractions)).all() and (fractions % 2 != 0).any()
+    assert (np.abs(kept) <= np.abs(x)).all()
+    assert (np.abs(x - kept) < 2.0**-13 * np.abs(x)).all() and (x != kept).any()
+    np.testing.assert_array_equal(truncated(kept), kept)
 
 
 @pytest.mark.parametrize("stored", ["fp32", "bf16"])

@@ -51,7 +51,9 @@ def test_views_of_one_buffer_go_on_sharing_it() -> None:
 
 
 @pytest.mark.parametrize("strides", STRIDES)
-@pytest.mark.parametrize(("offset", "words"), [(-1, "before"), (0, "in place"), (None, "behind")])
+@pytest.mark.parametrize(
+    ("offset", "words"), [(-3, " 3 bytes before"), (0, "in place"), (None, " 0 bytes behind")]
+)
 def test_every_byte_is_watched(strides: str, offset: int | None, words: str) -> None:
     """In the array, right before it, right behind it; and in the gaps of a view."""
     inputs = build_inputs(Case(seqlen_q=3, seqlen_k=5, heads_k=2, strides=strides))
@@ -61,6 +63,16 @@ def test_every_byte_is_watched(strides: str, offset: int | None, words: str) -> 
     at = end if offset is None else MARGIN_BYTES + offset
     memory[at] ^= 1
     with pytest.raises(AssertionError, match=words):
+        guard.check()
+
+
+def test_a_part_without_gaps_is_watched_by_itself() -> None:
+    """Rows of a larger array: what lies beside them there is not theirs."""
+    guard = Guard()
+    placed = guard.place("k", np.arange(40, dtype=np.float32).reshape(1, 5, 1, 8)[:, 1:3])
+    memory, start = flat_memory(placed)
+    memory[start + placed.nbytes] ^= 1
+    with pytest.raises(AssertionError, match="wrote 0 bytes behind the memory of k"):
         guard.check()
 
 
