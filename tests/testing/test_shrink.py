@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from fa4.testing import Case
 from fa4.testing import strategies as draw
-from fa4.testing.shrink import SIZES, drop_features, keep_only, needed_features, shrink, simpler
+from fa4.testing.shrink import (
+    SIZES,
+    drop_features,
+    keep_only,
+    needed_features,
+    one_longer,
+    shrink,
+    simpler,
+)
 
 BIG = Case(
     batch=2, seqlen_q=129, seqlen_k=300, heads_k=2, group=4, head_dim=192, head_dim_v=128,
@@ -127,6 +135,14 @@ def test_features_are_left_out_at_the_sizes_at_hand() -> None:
     assert (small.sink, small.window_size, small.group) == (None, (None, None), 1)
     assert small.values == "normal"
     assert drop_features(BIG, lambda case: False, seconds=10.0) == BIG
+
+
+def test_one_longer_has_a_row_and_a_key_more() -> None:
+    """In every sequence, and where all are of one size."""
+    longer = one_longer(replace(PAGED, page_size=64))
+    assert longer.lengths == ((4, 41), (18, 301), (1, 2))
+    dense = one_longer(BIG)
+    assert (dense.seqlen_q, dense.seqlen_k) == (BIG.seqlen_q + 1, BIG.seqlen_k + 1)
 
 
 def test_only_some_features_are_kept() -> None:

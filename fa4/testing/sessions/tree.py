@@ -28,10 +28,10 @@ WIDTHS = (1, 2, 3)
 def _ancestors(width: int, i: Any, j: Any, info: Any) -> Any:
     """May node i see key j? Written with operators alone, for NumPy and torch."""
     node = j - (info.seqlen_k - info.seqlen_q)
-    seen = (node < 0) | (node == i)
-    for _ in range(MOST_NODES):
-        i = (i - 1) // width
+    seen = node < 0
+    for _ in range(MOST_NODES + 1):
         seen = seen | (node == i)
+        i = (i - 1) // width
     return seen
 
 
