@@ -132,8 +132,8 @@ def shrink_in_time(
     fails: Callable[[Case], bool],
     *,
     allowed: frozenset[str] = EVERYTHING,
-    seconds: float = 10.0,
-    patience: float = 1.0,
+    seconds: float,
+    patience: float,
 ) -> tuple[Case, bool]:
     """As `shrink`, and whether there was time to try every step from there.
 
