@@ -51,7 +51,9 @@ def test_an_lse_is_found_in_the_first_call_that_is_accepted(dim: int) -> None:
             raise NotImplementedError(f"head dim {q.shape[-1]}")
         return np.zeros_like(q), np.zeros((q.shape[0], q.shape[2], q.shape[1]), np.float32)
 
-    assert load_backend(attend).returns_lse
+    assert load_backend(attend).returns_lse and load_backend(attend).reason_missing("lse") is None
+    without = load_backend(lambda q, k, v: attend(q, k, v)[0])
+    assert without.reason_missing("lse") == "returns no LSE"
 
 
 def test_ctrl_c_is_not_a_failed_call() -> None:

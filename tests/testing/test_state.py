@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from fa4.testing import Case, load_backend
+from fa4.testing.checks import differentiate, gradient_inputs
 from fa4.testing.inputs import Inputs
+from fa4.testing.refusals import Breach
 from fa4.testing.state import _CHANGES, visible_nan
 
 REFERENCE = load_backend("reference")
@@ -49,3 +51,30 @@ def test_two_calls_differ_in_one_thing(
         assert cases[0].lengths == cases[1].lengths[::-1]
     elif name == "pages":
         assert cases[0].lengths == cases[1].lengths and cases[0].seed != cases[1].seed
+
+
+class LeavesGradients:
+    """The reference, with a number in the last row of dQ."""
+
+    forward = REFERENCE.forward
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def gradients(self, *arguments: Any, **options: Any) -> Any:
+        """Gradients."""
+        found = REFERENCE.gradients(*arguments, **options)
+        dq = found.dq.copy()
+        dq[-1] = self.value
+        return replace(found, dq=dq)
+
+
+@pytest.mark.parametrize("value", [5.0, -5.0, np.nan])
+def test_gradients_where_no_sequence_lies_are_zero(value: float) -> None:
+    """What is there is said."""
+    case = Case(layout="packed", lengths=((2, 3), (1, 2)), slack="buffer")
+    inputs = gradient_inputs(case)
+    for backend in (REFERENCE, LeavesGradients(0.0)):
+        differentiate(backend, case, inputs)  # type: ignore[arg-type]
+    with pytest.raises(Breach, match=f"dq there is {value:.9g}$"):
+        differentiate(LeavesGradients(value), case, inputs)  # type: ignore[arg-type]
