@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 
 import numpy as np
 import pytest
 
 from fa4.testing import Case, assert_within_budget, build_inputs, load_backend
 from fa4.testing.contract import Backend
-from fa4.testing.refusals import BackendFailed, NotCovered, is_poison, named_keywords
+from fa4.testing.refusals import BackendFailed, NotCovered, is_poison, named_keywords, quiet
 from tests.testing import planted
 
 PLANTED, FAULTY, TORCH = (
@@ -268,3 +269,15 @@ def test_a_function_whose_signature_cannot_be_read_is_given_all_options() -> Non
     assert named_keywords(compiled) == (frozenset(), True)
     assert named_keywords(lambda q, causal=False: q) == ({"q", "causal"}, False)
     assert named_keywords(lambda q, *, scale, **rest: q) == ({"q", "scale"}, True)
+
+
+def test_warnings_are_back_when_the_last_has_left() -> None:
+    """One within another, as calls of several threads are."""
+    before = list(warnings.filters)
+    with quiet():
+        with quiet():
+            warnings.warn("not shown", UserWarning, stacklevel=1)
+        warnings.warn("not shown", UserWarning, stacklevel=1)
+    assert list(warnings.filters) == before
+    with pytest.warns(UserWarning, match="shown"):
+        warnings.warn("shown", UserWarning, stacklevel=1)
