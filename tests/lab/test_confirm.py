@@ -22,6 +22,8 @@ PROGRAM = """
 import json, sys, time
 seconds, code = float(sys.argv[1]), int(sys.argv[2])
 json.dump({"left": sys.argv[4:]}, open(sys.argv[3], "w")) if len(sys.argv) > 3 else print("[1]")
+if len(sys.argv) > 3:
+    print("seed 7", flush=True)
 print("told", file=sys.stderr, flush=True)
 time.sleep(seconds)
 sys.exit(code)
@@ -73,7 +75,7 @@ def test_steps_run_in_order_and_are_kept(step: Callable[..., Step], tmp_path: Pa
     assert [x["ended"] for x in summary["steps"].values()] == [0, 1, 0]
     assert 30 < int(json.loads((tmp_path / "out/one.json").read_text())["left"][0]) < 60
     assert json.loads((tmp_path / "out/printed.json").read_text()) == [1]
-    assert (tmp_path / "out/of_h200.log").read_text() == "told\n"
+    assert (tmp_path / "out/of_h200.log").read_text() == "seed 7\ntold\n"
     assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
     with tarfile.open(tmp_path / "out.tar.gz") as archive:
         assert {"out/one.json", "out/one.log", "out/summary.json"} <= set(archive.getnames())
@@ -168,3 +170,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     with pytest.raises(SystemExit) as ended:
         confirm.main()
     assert ended.value.code == 2 and "of an H100 or an H200" in capsys.readouterr().err
+
+
+def test_a_seed_is_drawn_for_each_run(step: Callable[..., Step], tmp_path: Path) -> None:
+    """Another one every time, where a program takes one."""
+    drawn = []
+    for name in ("a", "b"):
+        run(tmp_path / name, [step("one", rest=" {out} {seed}")], DEVICE, 60.0)
+        drawn.append(int(json.loads((tmp_path / name / "one.json").read_text())["left"][0]))
+    assert drawn[0] != drawn[1] and all(0 <= seed < 2**32 for seed in drawn)
