@@ -254,6 +254,13 @@ RECORDS = (
     ),
     *(
         _confirmed(
+            f"first_tensor_{gpu}", "GPU: python3 -m lab.hardware.guarded.first_tensor",
+            "lab.hardware.guarded.first_tensor", *_KERNELS,
+        )
+        for gpu in ("h100", "h200")
+    ),
+    *(
+        _confirmed(
             f"outside_boxes_{gpu}", "GPU: python3 -m lab.hardware.guarded.outside_boxes",
             "lab.hardware.guarded.outside_boxes",
         )

@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.hardware.guarded import first_tensor
 from lab.hardware.guarded.drawing import (
     LEVELS,
     NARROW_LEVELS,
@@ -161,3 +163,45 @@ def test_without_time_nothing_is_judged(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     report = json.loads(out.read_text())
     assert report["calls"] == 0 and report["wrong"] == [] and report["worst_share"] is None
+
+
+@pytest.mark.parametrize("fault", ["", "the first is another", "the call is wrong"])
+def test_first_tensors(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each call has a process; one that ends badly is written down, whatever the others do."""
+    calls = first_tensor.all_calls(6, 1)
+    assert {call.first for call in calls[-6:]} == set("qkv")
+    assert all(any(0 in pair for pair in call.one.call.lengths) for call in calls)
+    started = []
+
+    def stand_in(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        started.append(command[command.index("--number") + 1])
+        if fault and started[-1] == "3":
+            return subprocess.CompletedProcess(command, -6, "", f"line\nAssertionError: {fault}")
+        return subprocess.CompletedProcess(command, 0, "0.5\n", "")
+
+    monkeypatch.setattr(first_tensor.subprocess, "run", stand_in)
+    out = tmp_path / "out.json"
+    options = ["--impl", "reference", "--drawn", "6", "--seed", "1", "--processes", "2"]
+    monkeypatch.setattr(sys, "argv", ["first_tensor", str(out), *options])
+    assert first_tensor.main() == bool(fault)
+    assert sorted(map(int, started)) == list(range(len(calls)))
+    wrong = json.loads(out.read_text())["wrong"]
+    assert [row["error"] for row in wrong] == ([f"AssertionError: {fault}"] if fault else [])
+    assert ("WRONG" in capsys.readouterr().out) == bool(fault)
+
+
+def test_a_first_tensor_is_made_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K here, whose one row is that of the first of two sequences."""
+    call = first_tensor.all_calls(0, 1)[2]
+    made, empty = [], torch.empty
+
+    def noted(shape: tuple[int, ...], **options: object) -> torch.Tensor:
+        made.append(shape)
+        return empty(shape, **options)
+
+    monkeypatch.setattr(torch, "empty", noted)
+    assert 0 < first_tensor.make_call(call, 0, "reference") <= 1
+    assert call.first == "k"
+    assert made[0] == (1, 2, 128)
