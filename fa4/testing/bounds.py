@@ -144,7 +144,7 @@ class Bounds:
 
     def cut_off(self, terms: int) -> float:
         """What sums of so many terms that are cut off after a few lose, of their norm."""
-        if self.dtype not in FP8_TYPES or self.terms.numerics.fp8_sums != "limited":
+        if not self.terms.limits(self.dtype):
             return 0.0
         return float(-(-terms // LIMITED_STEP) * 2.0**-LIMITED_BITS)
 

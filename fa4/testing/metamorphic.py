@@ -36,7 +36,7 @@ def run(backend: Backend, inputs: Inputs) -> DenseRun:
     """Call the back end on dense inputs (at least one batch entry) and fetch the budgets."""
     outputs = backend.forward(inputs)
     lse_type = None if outputs.lse is None else lse_type_of(outputs.lse)
-    expected = expect_forward(inputs, lse_type)
+    expected = expect_forward(inputs, lse_type, backend.numerics)
     return DenseRun(
         inputs,
         outputs.out.astype(np.float64),

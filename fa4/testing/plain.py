@@ -30,6 +30,7 @@ from fa4.testing.numerics import (
 
 _CACHED_ELEMENTS = 1 << 15  # of terms at a time: they stay in a core's L2 cache
 _LEAST_SLICES = 4  # for fewer, adding each alone is faster
+_LEAST_EXPONENT = -100  # of a product of FP8 numbers, factors of blocks among them; far below
 
 
 class PlainOutput(NamedTuple):
@@ -62,6 +63,39 @@ def truncated(x: np.ndarray) -> np.ndarray:
     """float32 cut off to LIMITED_BITS significant bits."""
     kept = np.uint32(2**32 - 2 ** (24 - LIMITED_BITS))
     return (np.ascontiguousarray(x, np.float32).view(np.uint32) & kept).view(np.float32)
+
+
+def limited_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a (..., M, N) @ b (..., N, D) as Hopper's tensor cores add products of 8-bit types.
+
+    LIMITED_STEP products and the sum so far are cut off toward zero, LIMITED_BITS - 1 bits below
+    the largest exponent among them, and added exactly; of that sum LIMITED_BITS are kept. The
+    exponent of a product is the sum of its factors'. Measured, to the bit but for subnormal
+    factors: lab/hardware/wgmma_sums.
+    """
+    total = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
+    rows = max(1, _CACHED_ELEMENTS // max(1, LIMITED_STEP * total[..., :1, :].size))
+    for start in range(0, a.shape[-1], LIMITED_STEP):
+        part = slice(start, start + LIMITED_STEP)
+        for row in range(0, a.shape[-2], rows):
+            at = (..., slice(row, row + rows), slice(None))
+            total[at] = _limited_step(total[at], a[at][..., part], b[..., part, :])
+    return total
+
+
+def _limited_step(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The sum so far, (..., M, D), and the products of a (..., M, n) and b (..., n, D)."""
+    terms = a[..., None] * b[..., None, :, :]
+    exponents = _exponents(a)[..., None] + _exponents(b)[..., None, :, :]
+    largest = np.maximum(exponents.max(axis=-2), _exponents(total))
+    unit = np.ldexp(np.float32(1.0), np.maximum(largest, _LEAST_EXPONENT) - (LIMITED_BITS - 1))
+    kept = np.trunc(terms / unit[..., None, :]).sum(axis=-2) + np.trunc(total / unit)
+    return truncated(kept * unit)
+
+
+def _exponents(x: np.ndarray) -> np.ndarray:
+    """Of 2^e <= |x| < 2^(e + 1); of 0 one below all others, in a sum with another one, too."""
+    return np.where(x == 0.0, 4 * _LEAST_EXPONENT, np.frexp(x)[1] - 1)
 
 
 def ordered_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -107,7 +141,7 @@ class Terms:
         self.work = np.dtype(np.float64 if rounding in (None, "fp64") else np.float32)
         self.p_type, self.o_type = rounding, output_type(rounding) if rounding else None
         self.p_factor = self.work.type(1.0)
-        self.limited = rounding in FP8_TYPES and numerics.fp8_sums == "limited"
+        self.limited = self.limits(rounding)
         if rounding in FP8_TYPES:
             self.p_type = numerics.p_type(rounding)
             self.p_factor = self.work.type(2.0 ** numerics.p_offset_log2(rounding))
@@ -118,6 +152,10 @@ class Terms:
         self.k = self.descaled("k_descale", self.expand(seq.k, unseen))
         self.v = self.descaled("v_descale", self.expand(seq.v, unseen))
         self.info = SeqlenInfo(seq.q.shape[0], seq.k.shape[0])
+
+    def limits(self, dtype: str | None) -> bool:
+        """Are sums of products of this type cut off?"""
+        return dtype in FP8_TYPES and self.numerics.fp8_sums == "limited"
 
     def expand(self, x: np.ndarray, unseen: np.ndarray) -> np.ndarray:
         """(Sk, Hk, D) -> (Hq, Sk, D): every KV head once per query head of its group, with 0 where
@@ -174,18 +212,10 @@ class Terms:
         what errs most; in narrower types it is the rounding of P and O.
         """
         if self.limited:
-            return self.limited_product(a, b)
+            return limited_product(a, b)
         if self.o_type not in ("fp32", "fp64"):
             return a @ b
         return ordered_product(a, b)
-
-    def limited_product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """a @ b, LIMITED_STEP terms at a time, with a sum that is cut off after each."""
-        total = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
-        for start in range(0, a.shape[-1], LIMITED_STEP):
-            part = slice(start, start + LIMITED_STEP)
-            total = truncated(total + a[..., part] @ b[..., part, :])
-        return total
 
     @cached_property
     def scale(self) -> np.ndarray:

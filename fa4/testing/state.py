@@ -212,9 +212,10 @@ def _after_another(
         cases = [replace(case, **fields) for fields in (first, second)]
         inputs = [build_inputs(x) for x in cases]
         before = backend.forward(inputs[0])
+        own: dict[str, Any] = {"numerics": backend.numerics}
         share = max(
-            assert_within_budget(inputs[0], before),
-            assert_within_budget(inputs[1], backend.forward(inputs[1])),
+            assert_within_budget(inputs[0], before, **own),
+            assert_within_budget(inputs[1], backend.forward(inputs[1]), **own),
         )
         same_bits(before, backend.forward(inputs[0]), "the same call again")
         if not gradients or backend.reason_missing("gradients") is not None:
@@ -225,8 +226,7 @@ def _after_another(
             grads = differentiate(backend, cases[1], given)
         except NotCovered:
             return share
-        own = {"gradients_alone": True, "numerics": backend.numerics}
-        return max(share, assert_within_budget(given, grads, **own))
+        return max(share, assert_within_budget(given, grads, gradients_alone=True, **own))
 
     return check
 

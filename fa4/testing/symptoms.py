@@ -67,7 +67,7 @@ def wrong_outputs(backend: Backend, case: Case, *, gradients: bool) -> dict[str,
     """
     inputs = build_inputs(case)
     saved = backend.forward(inputs)
-    wrong = _outside(check_budget(inputs, saved))
+    wrong = _outside(check_budget(inputs, saved, numerics=backend.numerics))
     if not gradients:
         return wrong
     given = gradient_inputs(case)

@@ -7,6 +7,8 @@ attention is held twice, unrounded in float64, where hardly anything is allowed,
 
     e = |scale| 4 sqrt(d + 1) w max|q| max|k| + 16 w (|scale| max|q| max|k| + |bias| + 1)
     rel = (e^2e - 1 + 8 u + n w + n 2^-24) / (1 - dropout)             FP8: n 2^-10, P's underflow
+    with sums that are cut off: e and rel are c |scale| max|q| max|k| and c more for each 32 terms,
+                                c = 34 2^-13: of these, of the sum so far, of the new one
     |O|   <= 2 rel max|v|,                        |LSE| <= 2 e + n w + 8 w (|LSE| + 1)
     |dV|  <= 2 rel rows max|dout|
     |dQ|  <= 2 rel |scale| A max|k|,  |dK| <= 2 rel |scale| A max|q| rows
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from fa4.dtypes import unit_roundoff
+from fa4.testing.numerics import LIMITED_BITS, LIMITED_STEP
 
 _MOST_BIAS = 4096.0  # of the mods of `fa4.testing.case`; only their rounding counts
 _MOST_EXPONENT = 30.0
@@ -50,6 +53,11 @@ def _factor(options: dict[str, Any], *names: str) -> float:
     return float(np.prod([1.0 if table is None else np.max(table) for table in tables]))
 
 
+def _cut_off(terms: int) -> float:
+    """What sums of so many terms lose, of the largest that a sum of some of them can be."""
+    return -(-terms // LIMITED_STEP) * (LIMITED_STEP + 2) * 2.0 ** (1 - LIMITED_BITS)
+
+
 class LongestRows:
     """The largest norms of a sequence's rows, whatever type plain attention rounds to."""
 
@@ -70,11 +78,18 @@ class LongestRows:
 class YardstickBounds:
     """How far plain attention in an element type may be from the oracle, for one sequence.
 
-    longest: of the sequence, if another type has needed them.
+    longest: of the sequence, if another type has needed them. limited: are sums of products cut
+    off (`fa4.testing.numerics`)?
     """
 
     def __init__(
-        self, seq: Any, options: dict[str, Any], dtype: str, longest: LongestRows | None = None
+        self,
+        seq: Any,
+        options: dict[str, Any],
+        dtype: str,
+        longest: LongestRows | None = None,
+        *,
+        limited: bool = False,
     ) -> None:
         rows, _, dim = seq.q.shape
         keys = seq.k.shape[0]
@@ -90,10 +105,13 @@ class YardstickBounds:
         size = self.scale * self.q * self.k
         bias = _MOST_BIAS if options.get("score_mod") is not None else 0.0
         error = size * 4 * np.sqrt(dim + 1) * w + 16 * w * (size + bias + 1)
+        if limited:
+            error += size * _cut_off(dim)
         spread = float(np.expm1(min(2 * error, _MOST_EXPONENT)))
         kept = 1.0 / (1.0 - options.get("dropout_p", 0.0))
         underflow = keys * 2.0**-10 if dtype in ("e4m3", "e5m2") else keys * 2.0**-24
-        self.relative = (spread + 8 * u + keys * w + underflow) * kept
+        cut_off = _cut_off(keys) if limited else 0.0
+        self.relative = (spread + 8 * u + keys * w + underflow + cut_off) * kept
         self.lse_error, self.w = 2 * error + keys * w, w
         self.least = 2.0**-24 if dtype == "fp16" else 2.0**-126  # a subnormal result's spacing
 

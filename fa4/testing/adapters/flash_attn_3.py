@@ -64,6 +64,7 @@ def make(name: str, device: str | None) -> Callable[..., Any]:
     attend.device = device or "cuda"  # type: ignore[attr-defined]
     attend.varlen = varlen  # type: ignore[attr-defined]
     attend.lse_gradient = False  # type: ignore[attr-defined]
+    attend.numerics = {"fp8_sums": "limited"}  # type: ignore[attr-defined]  # it is for Hopper alone
     attend.not_covered = _REASONS  # type: ignore[attr-defined]
     attend.unsupported = refuses(_REFUSED)  # type: ignore[attr-defined]
     return attend

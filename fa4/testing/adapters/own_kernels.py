@@ -15,6 +15,9 @@ from fa4.call.choose import find_gpu
 
 _COMPILED = "modifiers are compiled into the kernel, the kit's are Python on arrays"
 _REASONS = dict.fromkeys(("score_mod", "mask_mod", "aux_tensors"), _COMPILED)
+_NUMERICS = {
+    "sm90": {"fp8_sums": "limited"}
+}  # as Hopper's tensor cores add (lab/hardware/wgmma_sums)
 
 
 def make(name: str, device: str | None) -> Callable[..., Any]:
@@ -31,6 +34,7 @@ def make(name: str, device: str | None) -> Callable[..., Any]:
     attend.device = device or found.device  # type: ignore[attr-defined]
     attend.varlen = varlen  # type: ignore[attr-defined]
     attend.not_covered = _REASONS  # type: ignore[attr-defined]
+    attend.numerics = _NUMERICS.get(impl, {})  # type: ignore[attr-defined]
     attend.unsupported = NotImplementedError  # type: ignore[attr-defined]
     return attend
 

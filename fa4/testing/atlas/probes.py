@@ -58,7 +58,7 @@ def _calls(judge: Callable[[Backend, Bug, Case], tuple[float, Outputs]]) -> Prob
 def _judge_forward(backend: Backend, bug: Bug, case: Case) -> tuple[float, Outputs]:
     inputs = arrange_inputs(bug.arrangement, build_inputs(case))
     outputs = backend.forward(inputs)
-    return assert_within_budget(inputs, outputs), outputs
+    return assert_within_budget(inputs, outputs, numerics=backend.numerics), outputs
 
 
 def _judge_gradients(
@@ -70,7 +70,10 @@ def _judge_gradients(
         derivative = {"score_mod_bwd": SCORE_MODS[case.score_mod][1]}
         inputs = replace(inputs, options=inputs.options | derivative)
     grads = backend.gradients(inputs, arrange_saved(bug.arrangement, saved), with_dlse=with_dlse)
-    share = assert_within_budget(inputs, grads, with_dlse=with_dlse, gradients_alone=not with_dlse)
+    share = assert_within_budget(
+        inputs, grads, with_dlse=with_dlse, gradients_alone=not with_dlse,
+        numerics=backend.numerics,
+    )  # fmt: skip
     _assert_finite_outside(inputs, grads)
     return share, replace(grads, lse=saved.lse)
 
