@@ -267,8 +267,8 @@ RECORDS = (
         for gpu in ("h100", "h200")
     ),
     _confirmed(
-        "verify_gpu", "GPU: python -m lab.hardware.verify_gpu --out out.json "
-        "flash-attn-4 torch-sdpa-cudnn", "lab.hardware.verify_gpu", "lab.hardware.gpu_backends",
+        "verify_gpu", "GPU: python -m lab.hardware.verify_gpu --out out.json --jobs 14 "
+        "fa4-sm90 torch-sdpa-cudnn flash-attn-4", "lab.hardware.verify_gpu", "lab.hardware.gpu_backends",
     ),
     _confirmed(
         "warpgroup_backward", "GPU: python3 -m lab.hardware.warpgroup_backward.measure",

@@ -69,9 +69,9 @@ STEPS = (
     Step(name="small_transformer", words="lab.hardware.small_transformer {out}", usual_s=160),
     Step(name="hopper_launches", usual_s=90,
          words="lab.hardware.warpgroup_forward.random_launches {out}"),
-    Step(name="verify_gpu", usual_s=260,
-         words="lab.hardware.verify_gpu --out {out} --jobs 14 --seconds 240 flash-attn-4 "
-         "torch-sdpa-cudnn fa4-sm90"),
+    Step(name="verify_gpu", usual_s=700,
+         words="lab.hardware.verify_gpu --out {out} --jobs 14 --seconds 240 fa4-sm90 "
+         "torch-sdpa-cudnn flash-attn-4"),
     Step(name="warpgroup_backward", words="lab.hardware.warpgroup_backward.measure {out}",
          usual_s=60),
     Step(name="warpgroup_backward_wide", usual_s=60,

@@ -21,7 +21,7 @@ def test_the_table_of_kernels_is_the_recorded_one() -> None:
     """Word for word; another figure would be seen."""
     assert verify_gpu.table(RECORDED["backends"]) in PAGE
     backends: dict[str, Any] = json.loads(json.dumps(RECORDED["backends"]))
-    backends["torch-sdpa-flash"]["cases"] += 1
+    backends["torch-sdpa-cudnn"]["cases"] += 1
     assert verify_gpu.table(backends) not in PAGE
 
 
