@@ -69,7 +69,7 @@ STEPS = (
     Step(name="small_transformer", words="lab.hardware.small_transformer {out}", usual_s=160),
     Step(name="hopper_launches", usual_s=90,
          words="lab.hardware.warpgroup_forward.random_launches {out}"),
-    Step(name="verify_gpu", usual_s=700,
+    Step(name="verify_gpu", usual_s=530,
          words="lab.hardware.verify_gpu --out {out} --jobs 14 --seconds 240 fa4-sm90 "
          "torch-sdpa-cudnn flash-attn-4"),
     Step(name="warpgroup_backward", words="lab.hardware.warpgroup_backward.measure {out}",
