@@ -56,10 +56,16 @@ def run_pytest(folder: Path, *runs: Sequence[str]) -> list[Run]:
 
 
 def test_items_pass_and_skip(tmp_path: Path) -> None:
-    """One item per property, chosen with -k; what is not covered is skipped with the reason."""
+    """One item per property, chosen with -k; what is not covered is skipped with the reason. Other
+    plugins see the items, those that come later, too."""
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_collection_modifyitems(items):\n"
+        "    print(len([item for item in items if item.nodeid.startswith('fa4::')]) > 100, 'seen')\n"
+    )
     options = ["--fa4-backend=tests.testing.planted:minimal", "--fa4-max-examples=3", "-v", "-rs"]
     (done,) = run_pytest(tmp_path, [*options, "-k", "fa4 and (plain or softcap) and not with"])
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "True seen" in done.stdout
     assert "::plain PASSED" in done.stdout and "::softcap SKIPPED" in done.stdout
     assert "not covered: softcap: its signature does not name softcap" in done.stdout
 

@@ -84,6 +84,9 @@ def test_what_is_needed_stays() -> None:
     assert small == Case(seqlen_k=258) and needed_features(small) == ("length 258",)
     small = shrink(PAGED, lambda case: case.layout == "paged" and max(case.lengths)[1] > 16)
     assert needed_features(small)[0] == "paged" and len(small.lengths) == 1
+    shared = replace(PAGED, shared_prefix=True)
+    small = shrink(shared, lambda case: case.layout != "dense")
+    assert small.layout == "packed" and not small.shared_prefix
     small = shrink(BIG, lambda case: case.dtype == "bf16" and case.head_dim != case.head_dim_v)
     assert needed_features(small) == ("bf16", "head_dim unlike head_dim_v")
 
