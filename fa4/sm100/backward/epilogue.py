@@ -57,24 +57,26 @@ def epilogue(
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
+@cute.jit
 def stage_sums(gradient: Gradient, tile: KeyTile, number: Int32, factor: Float32) -> None:
     """A thread's key, half of its columns, from tensor memory to shared memory."""
-    half = cute.size(gradient.shared.shape[1]) // 2
-    step = gcd(half, READ_COLS)
+    half: cutlass.Constexpr = cute.size(gradient.shared.shape[1]) // 2
+    step: cutlass.Constexpr = gcd(half, READ_COLS)
     lanes = warp_lanes() + (gradient.column + number * half)
-    for first in range(0, half, step):
+    for first in cutlass.range(0, half, step, unroll_full=True):
         values = multiplied(read_columns(lanes + first, step, step), factor)
         words = rounded(values, tile.spec.dtype)
-        for vector in range(0, step, VECTOR):
+        for vector in cutlass.range_constexpr(0, step, VECTOR):
             write_vector(gradient, number, first + vector, words[vector // 2 :][: VECTOR // 2])
 
 
+@cute.jit
 def stage_zeros(gradient: Gradient, number: Int32) -> None:
     """The same, where there is no sum."""
     zeros = cute.make_rmem_tensor(cute.make_layout((1, VECTOR)), gradient.shared.element_type)
     zeros.fill(0)
-    half = cute.size(gradient.shared.shape[1]) // 2
-    for first in range(0, half, VECTOR):
+    half: cutlass.Constexpr = cute.size(gradient.shared.shape[1]) // 2
+    for first in cutlass.range(0, half, VECTOR, unroll_full=True):
         cute.autovec_copy(zeros, vector_of(gradient, number, first))
 
 

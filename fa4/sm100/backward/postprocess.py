@@ -50,22 +50,34 @@ def kernel(dq_accum, dq, dsink, sink_parts, softmax_scale, rows: QueryRows):
 @cute.jit
 def store_rows(tile: cute.Tensor, block: RowBlock, dq: cute.Tensor, scale: Float32) -> None:
     """A tile's rows that exist; 32 for each warp."""
+    vectors: cutlass.Constexpr = block.spec.head_dim // WIDTH
+    whole: cutlass.Constexpr = vectors // BATCH * BATCH
+    target = block.of(dq)
+    for first in cutlass.range(0, whole, BATCH, unroll_full=True):
+        store_batch(tile, block, target, scale, first, BATCH)
+    if cutlass.const_expr(whole < vectors):
+        store_batch(tile, block, target, scale, whole, vectors - whole)
+
+
+@cute.jit
+def store_batch(
+    tile: cute.Tensor, block: RowBlock, target: cute.Tensor, scale: Float32, first: Int32,
+    count: cutlass.Constexpr,
+) -> None:  # fmt: skip
+    """`count` vectors of each lane from its `first` on: all are loaded before one is stored."""
     spec: cutlass.Constexpr = block.spec
     vectors: cutlass.Constexpr = spec.head_dim // WIDTH
-    target = block.of(dq)
     first_row = cute.arch.thread_idx()[0] // WARP * WARP
-    for first in cutlass.range_constexpr(0, vectors, BATCH):
-        numbers = range(first, min(first + BATCH, vectors))
-        places = [place(number, vectors) for number in numbers]
-        loaded = [load(tile, first_row + row, vector, spec) for row, vector in places]
-        for i in cutlass.range_constexpr(len(numbers)):
-            row, vector = places[i]
-            if first_row + row < block.rows:
-                vector_of_row = cute.local_tile(target[first_row + row, None], (WIDTH,), (vector,))
-                store_rounded([x * scale for x in loaded[i]], vector_of_row, spec.dtype)
+    places = [place(first + i, vectors) for i in range(count)]
+    loaded = [load(tile, first_row + row, vector, spec) for row, vector in places]
+    for i in cutlass.range_constexpr(count):
+        row, vector = places[i]
+        if first_row + row < block.rows:
+            vector_of_row = cute.local_tile(target[first_row + row, None], (WIDTH,), (vector,))
+            store_rounded([x * scale for x in loaded[i]], vector_of_row, spec.dtype)
 
 
-def place(number: int, vectors: int) -> tuple[Int32, Int32]:
+def place(number: Int32, vectors: int) -> tuple[Int32, Int32]:
     """(row of 32, vector of the row) that is this lane's vector `number`.
 
     Lanes go over the rows of a quad, then over the vectors of a row, then over quads.

@@ -118,6 +118,6 @@ def zero(tile: cute.Tensor, size: cutlass.Constexpr) -> None:
     """Zeros in a tile of float32, by all threads of the CTA."""
     zeros = cute.make_rmem_tensor(cute.make_layout(VECTOR), Float32)
     zeros.fill(0.0)
-    for first in cutlass.range_constexpr(0, size // VECTOR, THREADS):
+    for first in cutlass.range(0, size // VECTOR, THREADS, unroll_full=True):
         number = first + cute.arch.thread_idx()[0]
         cute.autovec_copy(zeros, cute.local_tile(tile, (VECTOR,), (number,)))
