@@ -357,7 +357,7 @@ class GradientTerms(Terms):
         """(Hq, Sk, D) -> (Sk, Hk, D): the sum over each group, in the type that is declared."""
         if self.numerics.group_sum == "work":
             return super().fold(x)
-        heads = x.reshape(-1, self.group, *x.shape[1:])
+        heads = x.reshape(len(x) // self.group, self.group, *x.shape[1:])
         total = self.rounded(heads[:, 0], self.p_type)
         for n in range(1, self.group):
             total = self.rounded(total + self.rounded(heads[:, n], self.p_type), self.p_type)

@@ -227,6 +227,8 @@ def test_torch_functions_that_are_wrong() -> None:
         (f"torch:nowhere:{TORCH}:attention", "torch knows no device 'nowhere'"),
         (f"torch:{TORCH}:missing", "has no 'missing'"),
         (f"{PLANTED}:minimal,", "must be one of"),
+        (f"{PLANTED}:", "must be one of"),
+        (f"{PLANTED}:minimal:more", "must be one of"),
         (f"{PLANTED}:minimal,{PLANTED}:backward,x:y", "must be one of"),
         (f"{PLANTED}:minimal,{PLANTED}:missing", "has no 'missing'"),
         ("flash-attn", "must be one of reference, oracle, torch-sdpa, .*flash-attn-2"),

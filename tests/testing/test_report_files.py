@@ -86,6 +86,14 @@ def test_html_says_everything(report: dict[str, Any]) -> None:
         assert name in page.text
 
 
+def test_html_marks_pairs_that_were_judged_less_often(report: dict[str, Any]) -> None:
+    """Than three times; the rarest levels of two features count."""
+    for least, kind in ((2, "few"), (3, "enough"), (40, "enough")):
+        pairs = {pair: 99 for pair in report["levels"]["pairs"]} | {"causal x softcap": least}
+        page = html_report(report | {"levels": report["levels"] | {"pairs": pairs}})
+        assert f'<td class="{kind}">{least}</td>' in page
+
+
 def test_html_of_a_run_that_passed_or_judged_nothing() -> None:
     """The headline says which."""
     passed = html_report(verify("reference", only=("plain",), quick=True).as_dict())

@@ -112,3 +112,17 @@ def test_a_mean_error_of_a_seventh_of_a_spacing_is_found(dtype: str) -> None:
     for sign, word in ((-1, "toward zero: truncated"), (1, "away from zero")):
         with pytest.raises(AssertionError, match=f"spacings {word}"):
             check_bias("out", [honest + sign * np.sign(oracle) * spacing / 7], expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "bf16"])
+def test_a_mean_error_of_plain_attention_counts_once_and_a_half(dtype: str) -> None:
+    """With P in FP8; half a spacing of it allows 0.1 and 0.75, in other types nothing more."""
+    rng = np.random.default_rng(8)
+    oracle = rng.standard_normal((500, 1, 64))
+    spacing = np.sign(oracle) * ulp(oracle, "bf16")
+    noise = rng.uniform(-0.5, 0.5, oracle.shape) * spacing
+    expected = Expected([oracle], [oracle], [oracle > 9], [oracle + 0.5 * spacing], 0.0)
+    least = 0.85 if dtype == "e4m3" else 0.1
+    assert check_bias("out", [oracle + noise + 0.97 * least * spacing], expected, dtype) < 1.0
+    with pytest.raises(AssertionError, match="spacings away from zero"):
+        check_bias("out", [oracle + noise + 1.03 * least * spacing], expected, dtype)
