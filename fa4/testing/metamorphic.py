@@ -78,10 +78,9 @@ def same(a: DenseRun, b: DenseRun, pick: Callable[[FloatArray], FloatArray] | No
 
 
 def same_lse(
-    a: DenseRun, b: DenseRun, pick: Callable[[FloatArray], FloatArray] | None = None
+    a: DenseRun, b: DenseRun, pick: Callable[[FloatArray], FloatArray] = lambda x: x
 ) -> float:
     """As `same`, of the LSE alone; 0 where one of the calls has none."""
-    pick = pick or (lambda x: x)
     if a.lse is None or b.lse is None:
         return 0.0
     lse, lse_allowed = (pick(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (b.lse, b.lse_allowed))

@@ -19,6 +19,8 @@ from fa4.testing.refusals import NotCovered
 from fa4.testing.sessions.machines import replay
 from fa4.testing.sessions.properties import SESSION_PROPERTIES
 from fa4.testing.sessions.session import ImpossibleStep
+from tests.testing.planted.fault import Fault
+from tests.testing.planted.sessions import INVARIANT
 
 HERE = "tests.testing.planted"
 STEPS = ["replay_*", "cache_*", "chunked_prefill", "speculative_tree"]
@@ -36,6 +38,25 @@ def test_an_honest_back_end_takes_all_steps() -> None:
     report = verify(f"{HERE}:honest", only=STEPS, seed=3, max_examples=8)
     assert {result.status for result in report.results} == {"passed"}
     assert all(result.cases == 3 for result in report.results)
+
+
+def row_by_row(q, k, v, *, causal=False):
+    """Each row in a call of its own, with the keys that it sees."""
+    honest, hidden = load_backend(f"{HERE}:honest").function, k.shape[1] - q.shape[1] + 1
+    stops = [min(hidden + row, k.shape[1]) if causal else k.shape[1] for row in range(q.shape[1])]
+    rows = [honest(q[:, n : n + 1], k[:, :stop], v[:, :stop]) for n, stop in enumerate(stops)]
+    return np.concatenate(rows, axis=1)
+
+
+def test_what_is_claimed_and_kept_passes() -> None:
+    """Bits that depend on a row and its keys alone; without the claim it is not asked for."""
+    keeps = Fault("keeps", "", "", (), kernel=INVARIANT, declares={"claims": {"batch_invariant"}})
+    report = verify(keeps.attention(), only=["batch_invariance*"], max_examples=8)
+    assert [(row.status, row.cases) for row in report.results] == [("passed", 3)] * 2
+    alone = load_backend(row_by_row)
+    for claims, status in ((frozenset({"chunk_invariant"}), "passed"), (set(), "not covered")):
+        (row,) = verify(replace(alone, claims=claims), only=["chunk_invariance"]).results
+        assert row.status == status and bool(row.cases) == bool(claims), row.error
 
 
 @pytest.mark.parametrize("least", [2, 1000])
