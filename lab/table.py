@@ -268,7 +268,8 @@ RECORDS = (
     ),
     _confirmed(
         "verify_gpu", "GPU: python -m lab.hardware.verify_gpu --out out.json --jobs 14 "
-        "fa4-sm90 torch-sdpa-cudnn flash-attn-4", "lab.hardware.verify_gpu", "lab.hardware.gpu_backends",
+        "fa4-sm90 torch-sdpa-cudnn flash-attn-4",
+        "lab.hardware.verify_gpu", "lab.hardware.gpu_backends",
     ),
     _confirmed(
         "warpgroup_backward", "GPU: python3 -m lab.hardware.warpgroup_backward.measure",
