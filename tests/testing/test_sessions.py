@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import unittest
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import Phase
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from fa4.testing import Case, Walk, isolate, load_backend, open_session, session_test, verify
 from fa4.testing.contract import Backend
@@ -16,6 +18,7 @@ from fa4.testing.guard import KeptGuard, copies_of
 from fa4.testing.inputs import Inputs
 from fa4.testing.property import Plan
 from fa4.testing.refusals import NotCovered
+from fa4.testing.sessions.cache import NOBODY, CacheSession
 from fa4.testing.sessions.machines import replay
 from fa4.testing.sessions.properties import SESSION_PROPERTIES
 from fa4.testing.sessions.session import ImpossibleStep
@@ -181,6 +184,34 @@ def test_steps_that_have_no_meaning() -> None:
             session.do(*step)
     with pytest.raises(ValueError, match="no step of the session"):
         session.do("attend")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(CacheSession.STEPS), *(st.integers(0, x) for x in (3, 6, 9))),
+        max_size=25,
+    ),
+    st.sampled_from(((None, None), (6, 0))),
+)
+@settings(max_examples=60)
+def test_no_page_is_lost(steps: list[tuple[str, int, int, int]], window: tuple) -> None:
+    """Each is free, or of a sequence with keys in it; when all have ended, all are free."""
+    case = Case(page_size=4, head_dim=8, head_dim_v=8, window_size=window)
+    session = open_session("cache", load_backend("oracle"), case)
+    assert isinstance(session, CacheSession)
+    pages = set(session.free_pages)
+    for name, *values in [("add", 9, 0, 0), ("add", 3, 0, 0), *steps]:
+        taken = len(inspect.signature(getattr(session, name)).parameters)
+        with suppress(ImpossibleStep):
+            session.do(name, *values[:taken])
+        used = {page for one in session.sequences.values() for page in one.pages} - {NOBODY}
+        assert used.isdisjoint(session.free_pages) and used | set(session.free_pages) == pages
+        assert len(session.free_pages) == len(pages) - len(used)
+        for one in session.sequences.values():
+            assert len(one.pages) == -(-one.length // 4)
+    for slot in list(session.sequences):
+        session.do("free", slot)
+    assert sorted(session.free_pages) == sorted(pages)
 
 
 def test_walks_get_smaller() -> None:
