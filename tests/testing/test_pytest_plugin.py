@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
+
+from fa4.testing import find_properties
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = "fa4.testing.pytest_plugin"
@@ -84,6 +87,17 @@ def test_options_and_marker(tmp_path: Path) -> None:
     assert "O NaN with values 'masked nan' x window" in second.stdout
     assert "no answer within 0.5 s; killed" in third.stdout, third.stdout
     assert "<failure" in (tmp_path / "junit.xml").read_text()
+
+
+def test_a_first_look_is_fewer_cases(tmp_path: Path) -> None:
+    """As the report of the run says, which names them."""
+    always = ["--fa4-backend=tests.testing.planted:minimal", "--fa4-only=plain", "-m", "fa4"]
+    runs = [[*always, *more, f"--junitxml={n}.xml"] for n, more in enumerate(([], ["--fa4-quick"]))]
+    assert [done.returncode for done in run_pytest(tmp_path, *runs)] == [0, 0]
+    texts = [(tmp_path / f"{n}.xml").read_text() for n in range(2)]
+    whole, quick = (int(re.search('"fa4 cases" value="(\\d+)"', x).group(1)) for x in texts)  # type: ignore[union-attr]
+    (prop,) = find_properties(["plain"])
+    assert quick == prop.first_look < whole
 
 
 def test_every_option_of_the_command_is_one_of_the_plugin() -> None:
