@@ -91,12 +91,12 @@ def test_options_and_marker(tmp_path: Path) -> None:
 
 def test_a_first_look_is_fewer_cases(tmp_path: Path) -> None:
     """As the report of the run says, which names them."""
-    always = ["--fa4-backend=tests.testing.planted:minimal", "--fa4-only=plain", "-m", "fa4"]
+    always = ["--fa4-backend=reference", "--fa4-only=window_with_softcap", "-m", "fa4"]
     runs = [[*always, *more, f"--junitxml={n}.xml"] for n, more in enumerate(([], ["--fa4-quick"]))]
     assert [done.returncode for done in run_pytest(tmp_path, *runs)] == [0, 0]
     texts = [(tmp_path / f"{n}.xml").read_text() for n in range(2)]
     whole, quick = (int(re.search('"fa4 cases" value="(\\d+)"', x).group(1)) for x in texts)  # type: ignore[union-attr]
-    (prop,) = find_properties(["plain"])
+    (prop,) = find_properties(["window_with_softcap"])
     assert quick == prop.first_look < whole
 
 
