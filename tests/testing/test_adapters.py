@@ -327,6 +327,26 @@ def test_a_library_that_cannot_be_imported(monkeypatch, tmp_path) -> None:
         load_backend("flashinfer")
 
 
+def test_own_hopper_kernels_declare_how_they_add(monkeypatch) -> None:
+    """An LSE of 8-bit inputs is beyond what exact sums would be allowed, and as it must be."""
+    pytest.importorskip("cutlass")
+    from fa4.testing.adapters import own_kernels
+    from fa4.testing.torch_function import numpy_function
+
+    found = type("Found", (), {"device": "cpu", "why": ""})
+    monkeypatch.setattr(own_kernels, "find_gpu", lambda impl: found)
+    attend = own_kernels.make("fa4-emulator_sm90", None)
+    backend = Backend.wrap(numpy_function(attend), "own")
+    case = Case(
+        seqlen_k=17, head_dim=16, head_dim_v=16, dtype="e4m3", descale=True, scales="tensor"
+    )
+    inputs = build_inputs(case)
+    outputs = backend.forward(inputs)
+    assert assert_within_budget(inputs, outputs, numerics=backend.numerics) <= 1.0
+    with pytest.raises(AssertionError, match="lse"):
+        assert_within_budget(inputs, outputs)
+
+
 def test_own_kernels_are_those_asked_for(monkeypatch) -> None:
     """The implementation of the name, with every option but modifiers; here one without a GPU."""
     from fa4.testing.adapters import own_kernels

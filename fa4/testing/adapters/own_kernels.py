@@ -34,7 +34,7 @@ def make(name: str, device: str | None) -> Callable[..., Any]:
     attend.device = device or found.device  # type: ignore[attr-defined]
     attend.varlen = varlen  # type: ignore[attr-defined]
     attend.not_covered = _REASONS  # type: ignore[attr-defined]
-    attend.numerics = _NUMERICS.get(impl, {})  # type: ignore[attr-defined]
+    attend.numerics = _NUMERICS.get(impl.removeprefix("emulator_"), {})  # type: ignore[attr-defined]
     attend.unsupported = NotImplementedError  # type: ignore[attr-defined]
     return attend
 
