@@ -70,9 +70,8 @@ def agree(label: str, a: FloatArray, b: FloatArray, allowed: FloatArray) -> floa
     return float(share[at])
 
 
-def same(a: DenseRun, b: DenseRun, pick: Callable[[FloatArray], FloatArray] | None = None) -> float:
+def same(a: DenseRun, b: DenseRun, pick: Callable[[FloatArray], FloatArray] = lambda x: x) -> float:
     """Both outputs of two calls agree; `pick` maps b's arrays (rows second) onto a's."""
-    pick = pick or (lambda x: x)
     share = agree("out", a.out, pick(b.out), a.out_allowed + pick(b.out_allowed))
     return max(share, same_lse(a, b, pick))
 

@@ -14,7 +14,7 @@ from fa4.config import require, require_int
 FP8_TYPES = ("e4m3", "e5m2")
 SCALE_BLOCK = 128  # rows or keys that share a factor, where factors are of blocks
 # Hopper's FP8 products add 32 terms at a time to a sum of 14 bits, which is cut off: measured on an
-# H100 (lab/hardware/wgmma_sums; DeepSeek-V3, arXiv 2412.19437, section 3.3.2, saw it first).
+# H200 (lab/hardware/wgmma_sums; DeepSeek-V3, arXiv 2412.19437, section 3.3.2, saw it first).
 LIMITED_BITS = 14
 LIMITED_STEP = 32
 MOST_OFFSET_LOG2 = 8  # 2^8 is the largest power of two with room below e4m3's 448

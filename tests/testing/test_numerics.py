@@ -16,6 +16,7 @@ from fa4.emulator.wgmma.forms import ProductForm
 from fa4.emulator.wgmma.sums import multiply
 from fa4.testing import Case, build_inputs, find_properties
 from fa4.testing import plain as plain_module
+from fa4.testing.atlas import run_corpus
 from fa4.testing.backends import load_backend
 from fa4.testing.budget import expect_forward
 from fa4.testing.numerics import Numerics
@@ -144,6 +145,14 @@ def test_every_property_judges_by_what_is_declared(prop: Any, declared: list[Num
     if not prop.needs & (claims | {"scales_block"}):
         assert result.status == PASSED, result.error
     assert {replace(found, saved_out="rounded") for found in declared} <= {numerics}
+
+
+def test_the_atlas_judges_by_what_is_declared(declared: list[Numerics]) -> None:
+    """Every case of a published bug."""
+    numerics = Numerics(group_sum="element", fp8_p_offset_log2=7)
+    report = run_corpus(replace(load_backend("reference"), numerics=numerics))
+    assert report.passed and len(declared) > 90
+    assert {replace(found, saved_out="rounded") for found in declared} == {numerics}
 
 
 def test_symptoms_judge_by_what_is_declared(declared: list[Numerics]) -> None:

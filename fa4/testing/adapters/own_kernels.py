@@ -15,9 +15,8 @@ from fa4.call.choose import find_gpu
 
 _COMPILED = "modifiers are compiled into the kernel, the kit's are Python on arrays"
 _REASONS = dict.fromkeys(("score_mod", "mask_mod", "aux_tensors"), _COMPILED)
-_NUMERICS = {
-    "sm90": {"fp8_sums": "limited"}
-}  # as Hopper's tensor cores add (lab/hardware/wgmma_sums)
+# As Hopper's tensor cores add (lab/hardware/wgmma_sums).
+_NUMERICS = {"sm90": {"fp8_sums": "limited"}}
 
 
 def make(name: str, device: str | None) -> Callable[..., Any]:
