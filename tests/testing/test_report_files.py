@@ -134,6 +134,11 @@ def test_badge(report: dict[str, Any]) -> None:
         svg = badge_svg(report | {"passed": passed, "counts": counts | changed})
         root = ElementTree.fromstring(svg)
         assert words in "".join(root.itertext()) and color in svg
+        boxes = [float(x.get("width", 0)) for x in root.findall(".//{*}rect")]
+        middles = [float(x.get("x", 0)) for x in root.findall(".//{*}text")]
+        left = boxes[0] - boxes[1]
+        assert boxes[0] == float(root.get("width", 0))
+        assert middles == [left / 2, left + boxes[1] / 2]
 
 
 def test_every_field_is_documented(report: dict[str, Any]) -> None:

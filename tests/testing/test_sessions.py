@@ -19,9 +19,10 @@ from fa4.testing.inputs import Inputs
 from fa4.testing.property import Plan
 from fa4.testing.refusals import NotCovered
 from fa4.testing.sessions.cache import NOBODY, CacheSession
+from fa4.testing.sessions.calls import MOST_KEYS, MOST_ROWS, SEQUENCES, ReplaySession
 from fa4.testing.sessions.machines import replay
 from fa4.testing.sessions.properties import SESSION_PROPERTIES
-from fa4.testing.sessions.session import ImpossibleStep
+from fa4.testing.sessions.session import GARBAGE, ImpossibleStep
 from tests.testing.planted.fault import Fault
 from tests.testing.planted.sessions import INVARIANT
 
@@ -212,6 +213,19 @@ def test_no_page_is_lost(steps: list[tuple[str, int, int, int]], window: tuple) 
     for slot in list(session.sequences):
         session.do("free", slot)
     assert sorted(session.free_pages) == sorted(pages)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_a_replay_fills_its_buffers(layout: str, monkeypatch) -> None:
+    """At the most rows and keys no row of a buffer is left over, in front, between or behind."""
+    seen: list[Inputs] = []
+    case = Case(layout=layout, lengths=((2, 5),) * SEQUENCES)
+    session = ReplaySession(load_backend(f"{HERE}:honest"), case)
+    monkeypatch.setattr(session, "call", seen.append)
+    session.do("lengths", *((MOST_ROWS, MOST_KEYS),) * SEQUENCES)
+    for buffer, most in ((seen[0].q, MOST_ROWS), (seen[0].k, MOST_KEYS), (seen[0].v, MOST_KEYS)):
+        assert buffer.size == SEQUENCES * most * buffer.shape[-2] * buffer.shape[-1]
+        assert (buffer != GARBAGE).all()
 
 
 def test_walks_get_smaller() -> None:
