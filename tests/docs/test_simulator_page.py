@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
+from lab.pages import published_twice
 from lab.pages.simulator_tables import (
     OWN_PICTURE,
     PAGE,
@@ -25,6 +29,24 @@ DOCUMENT = PAGE.read_text(encoding="utf-8")
 def test_tables_are_up_to_date() -> None:
     """If not: python -m lab.pages.simulator_tables."""
     assert list(TABLES.stale(DOCUMENT)) == []
+
+
+def test_what_was_published_twice() -> None:
+    """If not: python -m lab.pages.published_twice."""
+    assert list(published_twice.TABLES.stale(DOCUMENT)) == []
+    for slower, faster in published_twice.pairs():
+        assert slower.tflops <= faster.tflops and slower.source != faster.source
+        assert (slower.problem, slower.software) == (faster.problem, faster.software)
+
+
+@given(st.floats(1, 3000), st.floats(1, 3000))
+def test_no_prediction_is_nearer_to_both(one: float, two: float) -> None:
+    """Than the slower figure is, which is said of two sources that differ."""
+    both = np.array([min(one, two), max(one, two)])
+    least = published_twice.least_error(*both)
+    predictions = np.append(np.linspace(both[0] / 2, 2 * both[1], 999), both)
+    means = np.abs(predictions[:, None] / both - 1).mean(axis=1)
+    assert means.min() == pytest.approx(least, abs=1e-12)
 
 
 def test_the_pictures_are_up_to_date() -> None:
