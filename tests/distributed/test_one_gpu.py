@@ -27,6 +27,20 @@ def test_methods_are_right() -> None:
     assert all(row["right"] and row["error"] <= row["budget"] for row in rows)
 
 
+def test_nothing_is_wrong_and_what_would_be_is_seen() -> None:
+    """Of the record nothing; with one value changed exactly that row."""
+    from lab.hardware.distributed.session import wrong_rows
+
+    good = [*FOUND["right"], {"random_calls": 40, "wrong": [], "of_budget": 0.5}]
+    assert wrong_rows({"right": good}) == []
+    planted = {"right": False, "same_bits_as_one_gpu": False, "relative_rms": float("nan"),
+               "of_budget": 1.01, "wrong": [[3, "ring"]]}  # fmt: skip
+    for key, value in planted.items():
+        at = next(n for n, row in enumerate(good) if key in row)
+        rows = [row | {key: value} if n == at else row for n, row in enumerate(good)]
+        assert wrong_rows({"right": rows}) == [rows[at]], key
+
+
 def test_gradients_are_those_of_one_gpu() -> None:
     """bf16 gradients summed in another order: a relative error of one rounding, 2^-8."""
     rows = rows_with("gradient")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 # Read by torch when memory is shared; without it, two ranks of one GPU are refused.
@@ -42,7 +43,7 @@ def main() -> None:
     run.part("methods", lambda: check_methods(run, 4, "peers"))
     run.part("exact", lambda: check_exact(run, "peers"))
     run.part("random calls", lambda: check_random(run, "peers", given.calls, given.seed))
-    dist.destroy_process_group()
+    sys.exit(run.end())
 
 
 if __name__ == "__main__":

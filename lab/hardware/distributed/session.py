@@ -18,6 +18,20 @@ from fa4.distributed.public import PublicKernel
 HEADS, HEAD_DIM = 16, 128
 SAME = (HEADS, HEADS)
 ROUNDS, BURST_S, PAUSE_S = 5, 0.05, 0.05
+GRADIENT_RMS = 2**-8  # bf16 gradients summed in another order: one rounding
+
+
+def wrong_rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of the findings "right" that say that something is not, by whatever they say it."""
+    return [
+        row
+        for row in found["right"]
+        if not row.get("right", True)
+        or not row.get("same_bits_as_one_gpu", True)
+        or not row.get("relative_rms", 0.0) < GRADIENT_RMS  # a NaN is wrong, too
+        or not row.get("of_budget", 0.0) <= 1
+        or row.get("wrong")
+    ]
 
 
 class WithForeignGradient(PublicKernel):
@@ -68,6 +82,17 @@ class Run:
             "times": [],
             "left_out": [],
         }
+
+    def end(self) -> int:
+        """Says what is wrong or was left out; the program's exit code: 1 if anything is wrong."""
+        wrong = wrong_rows(self.found)
+        if self.rank == 0:
+            for row in wrong:
+                print(f"WRONG: {row}", flush=True)
+            print(f"{len(self.found['right'])} rows, {len(wrong)} wrong, "
+                  f"{len(self.found['left_out'])} parts left out", flush=True)  # fmt: skip
+        dist.destroy_process_group()
+        return int(bool(wrong))
 
     def part(self, name: str, function: Callable[[], Any]) -> None:
         """One part; what fails is said, and the others go on."""
