@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 SIGN = "<!--="  # the beginning of a number's marker
@@ -29,6 +30,10 @@ class MarkedTables:
 
     command: str
     sections: Mapping[str, Callable[[], str]]
+
+    def kept(self) -> MarkedTables:
+        """The same tables, each made when it is first asked for and never again."""
+        return MarkedTables(self.command, {name: cache(x) for name, x in self.sections.items()})
 
     def begin(self, name: str) -> str:
         """The line before a table."""
