@@ -267,6 +267,10 @@ RECORDS = (
         for gpu in ("h100", "h200")
     ),
     _confirmed(
+        "two_gpus", "GPU: torchrun --nproc_per_node 2 -m lab.hardware.distributed.measure",
+        "lab.hardware.distributed.measure", *_KERNELS,
+    ),
+    _confirmed(
         "verify_gpu", "GPU: python -m lab.hardware.verify_gpu --out out.json --jobs 14 "
         "fa4-sm90 torch-sdpa-cudnn flash-attn-4",
         "lab.hardware.verify_gpu", "lab.hardware.gpu_backends",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from statistics import fmean
 from typing import Any
 
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardPipeline
@@ -25,7 +26,7 @@ from fa4.sim.power import H200_POWER
 from fa4.sim.predict import REAL_RESCALE_RATE, Prediction
 from fa4.sim.roofline import roofline_terms
 from fa4.sim.validation import Comparison, compare
-from lab.pages.distributed_tables import eight_gpus, two_gpus
+from lab.pages.distributed_tables import earlier_rings, eight_gpus, ring_errors
 from lab.pages.simulator_tables import (
     apart,
     counted_kernels,
@@ -162,9 +163,12 @@ def loads_of_a_step() -> float:
 
 
 COMPUTED: dict[str, Callable[[], str]] = {
-    "largest error, two H200s linked": lambda: (
-        f"{max(abs(row.predicted / row.value - 1) for row in two_gpus()):.1%}"
+    "largest error, earlier rings": lambda: (
+        f"{max(abs(row.predicted / row.value - 1) for row in earlier_rings()):.1%}"
     ),
+    "rings of two H200s": lambda: f"{len(ring_errors())}",
+    "mean error, rings of two H200s": lambda: f"{fmean(map(abs, ring_errors())):.1%}",
+    "largest error, rings of two H200s": lambda: f"{max(map(abs, ring_errors())):.0%}",
     "largest error, 8 H800": lambda: (
         f"{100 * max(abs(row.predicted - row.value) for row in eight_gpus()):.1f}"
     ),

@@ -14,6 +14,7 @@ from fa4.sim.links import LINKS
 from lab.hardware.distributed import compare
 from lab.pages import DOCS
 from lab.pages.marked_tables import MarkedTables
+from lab.records import read_record
 
 PAGE = DOCS / "distributed.md"
 SIZES = Sizes(32, 8)  # of an 8B model
@@ -28,9 +29,24 @@ METHODS = (("zigzag", 1), ("all_gather", 1), ("ulysses", 1), ("ring+ulysses", 8)
 
 
 @cache
-def two_gpus() -> tuple[compare.ComparedRow, ...]:
-    """Nine calls of two H200s."""
-    return tuple(compare.two_gpus())
+def earlier_rings() -> tuple[compare.ComparedRow, ...]:
+    """Nine calls of two H200s by a program of its own."""
+    return tuple(compare.earlier_rings())
+
+
+@cache
+def measured_rings() -> tuple[compare.MeasuredRing, ...]:
+    """Calls of `fa4.distributed` on two H200s."""
+    return tuple(compare.measured_rings())
+
+
+def ring_errors() -> list[float]:
+    """Of what is predicted of these, by each transport."""
+    return [
+        row.predicted / row.value - 1
+        for ring in measured_rings()
+        for row in ring.by_transport.values()
+    ]
 
 
 @cache
@@ -39,14 +55,51 @@ def eight_gpus(gpus: str = "8 H800") -> tuple[compare.ComparedRow, ...]:
     return tuple(compare.eight_gpus(gpus))
 
 
-def render_two() -> str:
+def render_earlier() -> str:
     """Measured and predicted milliseconds."""
     rows = [
         (row.name, f"{row.value:.2f}", f"{row.predicted:.2f}",
          f"{row.predicted / row.value - 1:+.1%}")
-        for row in two_gpus()
+        for row in earlier_rings()
     ]  # fmt: skip
     return markdown_table(("call", "measured ms", "predicted ms", "error"), rows)
+
+
+def render_rings() -> str:
+    """Milliseconds and efficiency of each transport, and how far off the prediction is."""
+    rows = []
+    for ring in measured_rings():
+        cells = [ring.name, f"{ring.one_gpu_ms:.2f}"]
+        for row in ring.by_transport.values():
+            efficiency = ring.one_gpu_ms / 2 / row.value
+            cells += [f"{row.value:.2f}", f"{efficiency:.0%}",
+                      f"{row.predicted / row.value - 1:+.1%}"]  # fmt: skip
+        rows.append(cells)
+    ways = [f"{way}: {x}" for way in ("NCCL", "copies") for x in ("ms", "efficiency", "predicted")]
+    return markdown_table(("call", "one GPU, ms", *ways), rows)
+
+
+def render_others() -> str:
+    """Milliseconds beside torch's context parallelism; other methods; with gradients."""
+    rows = []
+    for row in read_record("two_gpus")["times"]:
+        name, way = str(row.get("method", "")), row.get("transport")
+        if row.get("passes"):
+            what, one = f"zigzag ring, {row['passes']}", row["one_gpu_ms"]
+        elif name not in ("", "one GPU", "ring"):
+            what, one = name, _one_gpu_ms(row["seqlen"], row["causal"])
+        else:
+            continue
+        mask = "causal" if row.get("causal", True) else "no mask"
+        rows.append((what, {"group": "NCCL", "peers": "copies", None: ""}[way],
+                     f"{row['seqlen'] // 1024}k, {mask}", f"{row['ms']:.2f}",
+                     f"{one / 2 / row['ms']:.0%}"))  # fmt: skip
+    return markdown_table(("method", "by", "tokens", "ms", "of one GPU's speed, each"), rows)
+
+
+def _one_gpu_ms(seqlen: int, causal: bool) -> float:
+    name = compare.name_call(seqlen, 16, 16, causal)
+    return next(ring.one_gpu_ms for ring in measured_rings() if ring.name == name)
 
 
 def render_eight() -> str:
@@ -97,7 +150,9 @@ def render_links() -> str:
 TABLES = MarkedTables(
     "python -m lab.pages.distributed_tables",
     {
-        "two GPUs": render_two,
+        "rings": render_rings,
+        "beside": render_others,
+        "two GPUs": render_earlier,
         "eight GPUs": render_eight,
         "predicted efficiencies": render_predicted,
         "links": render_links,

@@ -22,7 +22,7 @@ SIMULATED = {  # whose programs import its costs; `fa4 bench` shares a module wi
     # fa4.distributed asks the simulator for a method
     "claims", "design", "forward_prediction", "halves_code", "hopper_bench", "hopper_counters",
     "hopper_designs", "hopper_splits", "mutants", "predictions", "ranks_of_one_gpu",
-    "sim", "validation",
+    "sim", "two_gpus", "validation",
 }  # fmt: skip
 NUMBER = re.compile(r"^([A-Z][A-Z_]+ = )(\d)", re.MULTILINE)
 
