@@ -53,6 +53,14 @@ def keys_of_blocks(
     return found
 
 
+def keys_seen(queries: int, keys: int, window: Window) -> int:
+    """Keys of a sequence that at least one of its queries sees."""
+    left, right = window
+    start = 0 if left is None else max(keys - queries - left, 0)
+    stop = keys if right is None else min(keys + right, keys)
+    return max(stop - start, 0)
+
+
 def busiest(lengths: np.ndarray, copies: int, sms: int) -> float:
     """What the SM that has most to do has, of `copies` work tiles of each length.
 

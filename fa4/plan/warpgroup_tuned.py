@@ -16,7 +16,7 @@ from typing import Any
 from fa4.config import PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS, WarpgroupPipeline, Window
 from fa4.hardware import Gpu
 from fa4.plan.warpgroup import warpgroup_plan
-from fa4.plan.warpgroup_lengths import busiest, keys_of_blocks
+from fa4.plan.warpgroup_lengths import busiest, keys_of_blocks, keys_seen
 from fa4.plan.warpgroup_narrow_rates import NARROW_RATES
 from fa4.plan.warpgroup_rates import WarpgroupTile, measured_rates
 
@@ -215,9 +215,10 @@ def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int, splits: int 
 
 
 def _memory_seconds(problem: WarpgroupProblem, ctas: int) -> float:
-    """K and V once from memory, by so many CTAs."""
+    """The keys and values that any row sees, once from memory, by so many CTAs."""
     dims = problem.head_dim + problem.head_dim_v
-    num_bytes = problem.kv_heads * problem.batch * problem.keys * dims * 2
+    seen = keys_seen(problem.queries or problem.keys, problem.keys, problem.window)
+    num_bytes = problem.kv_heads * problem.batch * seen * dims * 2
     return num_bytes / min(MEMORY_BYTES_PER_S, max(ctas, 1) * CTA_BYTES_PER_S)
 
 

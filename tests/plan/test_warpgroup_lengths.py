@@ -6,12 +6,13 @@ import heapq
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fa4.plan.warpgroup_lengths import MOST_ROUNDS, busiest, keys_of_blocks
+from fa4.plan.warpgroup_lengths import MOST_ROUNDS, busiest, keys_of_blocks, keys_seen
 
 SIDES = st.one_of(st.none(), st.integers(0, 200))
+SIDES_OF_FEW = st.one_of(st.none(), st.integers(-90, 90))
 
 
 @given(
@@ -31,6 +32,19 @@ def test_blocks_see_the_keys_of_their_rows(queries, share, keys, left, right, bl
             last = keys - 1 if right is None else min(at + right, keys - 1)
             seen |= {key // tile_n for key in range(first, last + 1)}
         assert length == max(len(seen), 1) * tile_n
+
+
+@given(st.integers(1, 60), st.integers(0, 90), SIDES_OF_FEW, SIDES_OF_FEW)
+def test_keys_that_some_query_sees(queries, keys, left, right):
+    """As counted query by query."""
+    assume(left is None or right is None or left + right >= 0)
+    seen: set[int] = set()
+    for query in range(queries):
+        at = query + keys - queries
+        first = 0 if left is None else max(at - left, 0)
+        last = keys - 1 if right is None else min(at + right, keys - 1)
+        seen |= set(range(first, last + 1))
+    assert keys_seen(queries, keys, (left, right)) == len(seen)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 9), st.integers(1, 12))

@@ -72,6 +72,15 @@ def test_more_work_never_takes_less_time() -> None:
     assert costs == sorted(costs)
 
 
+def test_keys_that_a_window_hides_cost_nothing() -> None:
+    """Neither products nor what comes from memory, of few queries at the end of many keys."""
+    for queries in (1, 228):
+        given = dict(rows=3 * queries, queries=queries, kv_heads=20, heads=20, batch=3, masked=True,
+                     window=(1698, 0), num_splits=0)  # fmt: skip
+        near, far = (problem(**given, keys=keys) for keys in (1920, 192_000))
+        assert tuned_warpgroups(near, H200) == tuned_warpgroups(far, H200)
+
+
 @pytest.mark.parametrize(
     ("changes", "rows"),
     [
