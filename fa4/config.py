@@ -418,7 +418,7 @@ class WarpgroupPipeline:
     code, not this package's. num_splits: parts of the KV sequence that different CTAs compute; if 2
     or more, their O leaves registers as float32. columns: that rows of Q and K, and of V and O,
     have in shared memory; None for as many as are multiplied. direct: O goes from registers to
-    global memory.
+    global memory. packed: query heads that share the rows of a tile.
     """
 
     head_dim: int = 128
@@ -439,12 +439,12 @@ class WarpgroupPipeline:
     num_splits: int = 1
     columns: tuple[int, int] | None = None
     direct: bool = False
+    packed: int = 1
 
     def __post_init__(self) -> None:
         """Check ranges; fill head_dim_v with head_dim where it is None."""
         _fill_head_dim_v(self)
         require_int("head_dim", self.head_dim, 8, 256)
-        require_int("num_splits", self.num_splits, 1, 256)
         require_finite("emulated", self.emulated, 0.0)
         require(self.emulated <= 1.0, "emulated must be at most 1", self.emulated)
         require(self.element_bytes in (1, 2), "element_bytes must be 1 or 2", self.element_bytes)
@@ -452,10 +452,10 @@ class WarpgroupPipeline:
         depth = PRODUCT_DEPTH_BYTES // self.element_bytes
         rule = f"tile_n must be a multiple of {depth}, the keys that one instruction of P V takes"
         require(self.tile_n % depth == 0, rule, self.tile_n)
-        require_int("consumers", self.consumers, 1, 3)
-        require_int("kv_stages", self.kv_stages, 1, 32)
-        orders = ("static", "lpt", "naive", "queue")
-        _require_one_of(self, p_source=("registers", "smem"), scheduler=orders)
+        for name, most in (("num_splits", 256), ("consumers", 3), ("kv_stages", 32)):
+            require_int(name, getattr(self, name), 1, most)
+        _require_one_of(self, p_source=("registers", "smem"),
+                        scheduler=("static", "lpt", "naive", "queue"))  # fmt: skip
         require_int("promote", self.promote, 0, 1024)
         if self.promote and not (self.overlap and self.transposes):
             raise ValueError("promote needs overlap, and 8-bit operands of our own kernel")

@@ -15,7 +15,7 @@ from fa4.kit.units import TILE_ROWS
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.halves import halves_numerics
-from fa4.plan.warpgroup_lengths import packed_heads, position_rows
+from fa4.plan.warpgroup_lengths import packed_heads
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 from fa4.sm90.backward.spec import MOST_DIM, WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
@@ -167,7 +167,7 @@ def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
     return WarpgroupProblem(
         head_dim=call.head_dim,
         head_dim_v=call.head_dim_v,
-        rows=call.longest_q * position_rows(group),
+        rows=call.longest_q * group,
         keys=-(-call.rows_k // max(sequences, 1)),
         heads=call.heads_q // group,
         batch=call.batch,
@@ -178,6 +178,7 @@ def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
         ragged=bool(call.varlen),
         num_splits=call.num_splits if size == 2 else 1,
         element_bytes=size,
+        packed=group,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fa4.config import Problem
-from fa4.plan.warpgroup_lengths import packed_heads, position_rows
+from fa4.plan.warpgroup_lengths import packed_heads
 
 
 class HeadPacking(NamedTuple):
     """Query heads that share the rows of a tile: how many such groups there are, and how many rows
-    a position takes, those of heads that are not there included."""
+    a position takes."""
 
     heads: int
     rows: int
@@ -19,7 +19,7 @@ class HeadPacking(NamedTuple):
 def warpgroup_packing(problem: Problem, queries: int) -> HeadPacking:
     """That of this package's Hopper kernel for sequences of up to so many queries."""
     group = packed_heads(queries, problem.heads_q // problem.heads_k)
-    return HeadPacking(problem.heads_q // group, position_rows(group))
+    return HeadPacking(problem.heads_q // group, group)
 
 
 def element_bytes(dtype: str) -> int:

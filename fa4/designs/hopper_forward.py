@@ -40,6 +40,7 @@ def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> Warpgroup
         queries=problem.seqlen_q,
         num_splits=0 if size == 2 else 1,
         element_bytes=size,
+        packed=rows,
     )
     tuned = tuned_warpgroups(wanted, gpu)
     return replace(tuned, ahead=False) if tuned.scheduler == "queue" else tuned

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from fa4.config import DTYPE_BITS, require, require_int
 from fa4.kit.units import AUX_DTYPES
 from fa4.masks import IntervalMask
-from fa4.plan.warpgroup_lengths import position_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +128,6 @@ class ForwardFeatures(CallFeatures):
     def out_dtype(self) -> str:
         """Of O: bf16 for 8-bit types."""
         return "bf16" if self.element_bytes == 1 else self.dtype
-
-    @property
-    def position_rows(self) -> int:
-        """Rows that a position takes."""
-        return position_rows(self.group)
 
     def check_features(self, rows: int) -> None:
         """Raises ValueError for what excludes itself; rows: of a tile, which the group divides."""

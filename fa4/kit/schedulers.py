@@ -52,7 +52,7 @@ def has_rows(problem: KernelProblem, index: Int32) -> Boolean:
     """Has the work tile any rows?"""
     # Traced code evaluates both sides of an `and`: beyond the end it looks at the last tile.
     tile = locate(problem, cutlass.min(index, problem.num_tiles - 1))
-    return tile.first_row < tile.seqlen_q * problem.spec.position_rows
+    return tile.first_row < tile.seqlen_q * problem.spec.group
 
 
 @cute.jit

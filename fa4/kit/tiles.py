@@ -112,21 +112,16 @@ class WorkTile:
 
     def position(self, row: Int32) -> Int32:
         """Position in its sequence of a packed row."""
-        return row // self.spec.position_rows if self.spec.group > 1 else row
+        return row // self.spec.group if self.spec.group > 1 else row
 
     def query_head(self, row: Int32) -> Int32:
-        """Query head of a packed row; of an empty one, the last of its group."""
-        group, width = self.spec.group, self.spec.position_rows
-        if group == 1:
-            return self.head
-        number = row % width
-        return self.head * group + (number if width == group else cutlass.min(number, group - 1))
+        """Query head of a packed row."""
+        group = self.spec.group
+        return self.head * group + row % group if group > 1 else self.head
 
     def has_row(self, row: Int32) -> Boolean:
         """Is there a query at this packed row?"""
-        group, width = self.spec.group, self.spec.position_rows
-        exists = row < self.seqlen_q * width
-        return exists if width == group else exists & (row % width < group)
+        return row < self.seqlen_q * self.spec.group
 
     def visible_end(self, row: Int32) -> Int32:
         """One past the last key that a packed row sees."""
@@ -144,7 +139,7 @@ class WorkTile:
     @property
     def last_row(self) -> Int32:
         """Last packed row of the block that exists."""
-        rows = self.seqlen_q * self.spec.position_rows
+        rows = self.seqlen_q * self.spec.group
         return cutlass.max(cutlass.min(self.first_row + block_rows(self.spec), rows) - 1, 0)
 
     @property

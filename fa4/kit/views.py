@@ -76,16 +76,18 @@ def copy_box(
 
 
 def swizzled_layout(
-    rows: int, dim: int, stages: int = 0, *, element_bytes: int = 2
+    rows: int, dim: int, stages: int = 0, *, element_bytes: int = 2, held: int | None = None
 ) -> cute.ComposedLayout:
     """(rows, dim) or (rows, dim, stages) of elements in shared memory, as
-    `descriptors.swizzled_tiles` describes them to the tensor core."""
+    `descriptors.swizzled_tiles` describes them to the tensor core. held: rows of which these are
+    some; None for no others."""
     width = swizzle_bytes(dim, element_bytes)
     run = width // element_bytes
     shape: tuple = (rows, (run, dim // run))
-    stride: tuple = (run, (1, rows * run))
+    held = held or rows
+    stride: tuple = (run, (1, held * run))
     if stages:
-        shape, stride = (*shape, stages), (*stride, rows * dim)
+        shape, stride = (*shape, stages), (*stride, held * dim)
     bits = {128: 3, 64: 2, 32: 1}[width]
     return cute.make_composed_layout(
         cute.make_swizzle(bits, 4, 3), 0, cute.make_layout(shape, stride=stride)

@@ -16,6 +16,7 @@ from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
 from fa4.plan.memory_rules import MBARRIER_BYTES, TILE_ALIGN_BYTES
 from fa4.plan.schema import Buffer, PipelinePlan, Signal
+from fa4.plan.warpgroup_packing import query_bytes, straddles
 from fa4.plan.warpgroup_roles import consumer_role, producer_role
 from fa4.plan.warpgroup_transpose import TRANSPOSING_WARPS, transposing_role
 from fa4.plan.work import WARPGROUP
@@ -59,7 +60,7 @@ def warpgroup_plan(pipeline: WarpgroupPipeline, gpu: Gpu) -> PipelinePlan:
 def _lay_out(pipeline: WarpgroupPipeline, gpu: Gpu) -> list[Buffer]:
     layout, size = Layout(), pipeline.element_bytes
     rows, (d, dv) = pipeline.block_rows, pipeline.widths
-    q = layout.add("q", "smem", rows * d * size,
+    q = layout.add("q", "smem", query_bytes(pipeline)[0],
                    stages=query_stages(pipeline, gpu), align=TILE_ALIGN_BYTES)  # fmt: skip
     raw = (("raw", dv),) if pipeline.transposes else ()
     for name, width in (("k", d), *raw, ("v", dv)):
@@ -87,8 +88,8 @@ def barrier_bytes(pipeline: WarpgroupPipeline) -> int:
 
 
 def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
-    """Is there no room for O beside Q, K, V and P? It is no wider than Q then."""
-    if not pipeline.stages_output:
+    """Is there no room for O beside Q, K, V and P? It is no wider than Q then, row by row."""
+    if not pipeline.stages_output or straddles(pipeline.packed):
         return False
     d, dv = pipeline.widths
     narrow = dv * pipeline.output_bytes <= d * pipeline.element_bytes
@@ -102,21 +103,21 @@ def begins_ahead(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
 
 def query_stages(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
     """Places for Q: 2 where the next work tile's comes ahead and there is room for it, else 1."""
-    q_bytes = pipeline.block_rows * pipeline.widths[0] * pipeline.element_bytes
+    q_bytes, _ = query_bytes(pipeline)
     return 2 if begins_ahead(pipeline, gpu) and _room_left(pipeline, gpu) >= q_bytes else 1
 
 
 def _room_left(pipeline: WarpgroupPipeline, gpu: Gpu) -> int:
     """Bytes beside one Q, O, K, V and P; negative where these do not fit."""
     rows, (d, dv) = pipeline.block_rows, pipeline.widths
-    elements = rows * d + pipeline.kv_stages * pipeline.tile_n * (d + dv)
+    elements = pipeline.kv_stages * pipeline.tile_n * (d + dv)
     if pipeline.transposes:
         elements += pipeline.kv_stages * pipeline.tile_n * dv
     if pipeline.p_source == "smem":
         elements += rows * pipeline.tile_n
     output = rows * dv * pipeline.output_bytes if pipeline.stages_output else 0
     room = gpu.smem_bytes_per_cta - barrier_bytes(pipeline) - 4 * TILE_ALIGN_BYTES
-    return room - elements * pipeline.element_bytes - output
+    return room - query_bytes(pipeline)[0] - elements * pipeline.element_bytes - output
 
 
 def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int) -> list[Signal]:
@@ -138,7 +139,7 @@ def _signals(pipeline: WarpgroupPipeline, over_queries: bool, query_places: int)
     if pipeline.scheduler == "queue":
         queued = queue_signals(readers | (transposers if pipeline.transposes else {}))
     signals = [
-        *_ring("q", {"load": 1}, readers, query_places, pipeline.block_rows * d_bytes),
+        *_ring("q", {"load": 1}, readers, query_places, query_bytes(pipeline)[1]),
         *_ring("k", {"load": 1}, readers, stages, pipeline.tile_n * d_bytes),
         *loaded,
         *queued,

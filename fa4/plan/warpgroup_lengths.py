@@ -9,26 +9,17 @@ from fa4.config import WARPGROUP_ROWS, Window
 MOST_ROUNDS = 32  # beyond so many work tiles of an SM, what it has more than others hardly counts
 
 
-def position_rows(group: int) -> int:
-    """Rows that a position takes: of the query heads packed, and empty ones up to a power of 2.
-
-    A group beyond a warpgroup's rows takes several tiles, and as many rows as it has heads.
-    """
-    return group if group > WARPGROUP_ROWS else 1 << (group - 1).bit_length()
-
-
 def packed_heads(queries: int, ratio: int, least: int = 1) -> int:
     """Query heads, of the `ratio` of a KV head, that share a warpgroup's rows: at least `least`.
 
     A divisor of the ratio, with which the rows of so many queries take the fewest tiles; of equal
-    ones the largest. A group that is no power of two leaves rows empty; above 64 heads it takes a
-    multiple of 64.
+    ones the largest. Above 64 heads it takes a multiple of 64.
     """
     groups = [n for n in range(least, ratio + 1) if ratio % n == 0]
     groups = [n for n in groups if n <= WARPGROUP_ROWS or n % WARPGROUP_ROWS == 0]
 
     def tiles(group: int) -> int:
-        return -(-queries * position_rows(group) // WARPGROUP_ROWS) * (ratio // group)
+        return -(-queries * group // WARPGROUP_ROWS) * (ratio // group)
 
     return min(groups, key=lambda group: (tiles(group), -group))
 

@@ -34,6 +34,7 @@ from fa4.plan.warpgroup_code import (
     softmax,
     unpacked,
 )
+from fa4.plan.warpgroup_packing import query_bytes, straddles
 from fa4.plan.work import mma
 from fa4.plan.work_queue import draw_number, read_number
 
@@ -116,11 +117,12 @@ def producer_role(
     strides = pipeline.scheduler in ("static", "queue") and not pipeline.published
     early = strides and not output_over_queries
 
-    def fetch(what: str, rows: int, cols: int, cold: bool = False) -> Program:
-        boxes = -(-cols * size // BOX_ROW_BYTES) * (pipeline.consumers if what == "q" else 1)
+    def fetch(what: str, num_bytes: int, cols: int, cold: bool = False) -> Program:
+        several = what == "q" and not straddles(pipeline.packed)
+        boxes = -(-cols * size // BOX_ROW_BYTES) * (pipeline.consumers if several else 1)
         cycles = ADDRESS_CYCLES + BOX_ADDRESS_CYCLES * boxes
         cycles = 0.0 if pipeline.published else cycles
-        copy = Copy(kind="load", num_bytes=rows * cols * size, cold=cold, boxes=boxes,
+        copy = Copy(kind="load", num_bytes=num_bytes, cold=cold, boxes=boxes,
                     address_cycles=cycles)  # fmt: skip
         return (
             Wait(f"{what}_empty"),
@@ -129,10 +131,11 @@ def producer_role(
         )
 
     d, dv = pipeline.widths
-    q = fetch("q", pipeline.block_rows, d, cold=not early)
-    k, v = fetch("k", tile_n, d), fetch(loaded_values(pipeline), tile_n, dv)
+    key_bytes, value_bytes = tile_n * d * size, tile_n * dv * size
+    q = fetch("q", query_bytes(pipeline)[1], d, cold=not early)
+    k, v = fetch("k", key_bytes, d), fetch(loaded_values(pipeline), value_bytes, dv)
     program = (
-        *fetch("k", tile_n, d, cold=not early),
+        *fetch("k", key_bytes, d, cold=not early),
         *q,
         Loop("kv_tiles", (*k, *v), offset=-1),
         *v,
@@ -283,7 +286,8 @@ def _scores(pipeline: WarpgroupPipeline, i: int, waited: bool) -> Program:
     size, d = pipeline.element_bytes, pipeline.head_dim
     product = mma(WARPGROUP_ROWS, pipeline.tile_n, d, element_bytes=size, in_registers=True)
     product = products(pipeline, product, waited)
-    reads = (rows_of("q@", i, pipeline.widths[0] * size), "k")
+    own = rows_of("q@", i, pipeline.widths[0] * size)
+    reads = ("q@" if straddles(pipeline.packed) else own, "k")
     return (
         Wait("k_full"),
         Work(f"QK{i}", product, asynchronous=not waited, reads=reads),

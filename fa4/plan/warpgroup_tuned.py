@@ -18,6 +18,7 @@ from fa4.hardware import Gpu
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.plan.warpgroup_lengths import busiest, keys_of_blocks, keys_seen
 from fa4.plan.warpgroup_narrow_rates import NARROW_RATES
+from fa4.plan.warpgroup_packing import ROW_BYTES, straddles
 from fa4.plan.warpgroup_rates import WarpgroupTile, measured_rates
 
 # Of divided keys: the most parts and the fewest KV tiles of one, waves of CTAs that are considered;
@@ -40,7 +41,7 @@ class WarpgroupProblem:
     masked: do rows see different keys? window: those that they see, where their position alone says
     it. queries: of a sequence; 0 for as many as keys. kv_heads: of K and V; 0 if memory is no
     bound. ragged: may sequences differ in length? num_splits: parts of the keys; 0 for as many as
-    pay. element_bytes: of q, k and v.
+    pay. element_bytes: of q, k and v. packed: query heads that share the rows of a tile.
     """
 
     head_dim: int
@@ -56,6 +57,7 @@ class WarpgroupProblem:
     ragged: bool = False
     num_splits: int = 1
     element_bytes: int = 2
+    packed: int = 1
 
     @property
     def uneven(self) -> bool:
@@ -131,7 +133,7 @@ def _fitting(
     """The tiles of the head dims, and of each its pipeline."""
     for tile in tiles_of(problem):
         pipeline = _pipeline(tile, problem.head_dim, problem.head_dim_v, problem.masked, gpu,
-                             problem.element_bytes)  # fmt: skip
+                             problem.element_bytes, problem.packed)  # fmt: skip
         if pipeline is not None and problem.keys < PROMOTED_FROM:
             pipeline = replace(pipeline, promote=0)
         if pipeline is not None:
@@ -140,11 +142,14 @@ def _fitting(
 
 @lru_cache(maxsize=1024)
 def _pipeline(
-    tile: WarpgroupTile, head_dim: int, head_dim_v: int, masked: bool, gpu: Gpu, size: int
-) -> WarpgroupPipeline | None:
+    tile: WarpgroupTile, head_dim: int, head_dim_v: int, masked: bool, gpu: Gpu, size: int,
+    packed: int,
+) -> WarpgroupPipeline | None:  # fmt: skip
     """A tile's, with fewer keys where these do not fit the machine; None where none do."""
     depth = PRODUCT_DEPTH_BYTES // size
     d, dv = (-(-dim // tile.columns) * tile.columns for dim in (head_dim, head_dim_v))
+    if straddles(packed):
+        d = -(-d // (ROW_BYTES // size)) * (ROW_BYTES // size)
     wide = d, dv
     if size == 2:
         d, dv = (-(-dim // depth) * depth for dim in (head_dim, head_dim_v))
@@ -161,7 +166,8 @@ def _pipeline(
             ahead=tile.ahead,
             promote=tile.promote,
             columns=None if wide == (d, dv) else wide,
-            direct=tile.direct or (size == 2 and head_dim_v % 16 == 8),
+            direct=tile.direct or (size == 2 and (head_dim_v % 16 == 8 or straddles(packed))),
+            packed=packed,
         )
         try:
             plan = warpgroup_plan(replace(pipeline, scheduler="queue"), gpu)

@@ -25,7 +25,7 @@ WINDOWS = st.sampled_from([(None, None), (None, 0), (300, 0), (100, 30), (None, 
 
 @st.composite
 def calls(draw: st.DrawFn, dtypes: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of a call, up to 32k rows and keys in each of 64 sequences, up to 256 query heads."""
+    """Fields of a call, up to 32k rows and keys in each of 64 sequences, up to 1,600 heads."""
     dtype = draw(st.sampled_from(dtypes))
     step = 16 if dtype in NARROW else 8
     dim = draw(st.integers(1, 256 // step)) * step
@@ -34,7 +34,8 @@ def calls(draw: st.DrawFn, dtypes: tuple[str, ...]) -> dict[str, Any]:
     heads_k, packed = draw(st.integers(1, 16)), draw(st.booleans())
     found = {
         "dtype": dtype, "head_dim": dim, "head_dim_v": draw(st.just(dim) | other),
-        "heads_q": heads_k * draw(st.integers(1, 16)), "heads_k": heads_k, "batch": batch,
+        "heads_q": heads_k * draw(st.integers(1, 17) | st.integers(18, 100)),
+        "heads_k": heads_k, "batch": batch,
         "rows_q": rows * batch if packed else rows, "rows_k": keys * batch if packed else keys,
         "max_seqlen_q": rows if packed else None, "softmax_scale": 0.1, "window": draw(WINDOWS),
         "sink": draw(st.booleans()), "softcap": draw(st.sampled_from([0.0, 20.0])),

@@ -150,7 +150,7 @@ def test_specs_of_calls() -> None:
     assert choose_sm90_spec(ragged).scheduler == "queue"
     few = dataclasses.replace(CALL, batch=1, rows_q=64, window=(None, 0), used_k=True)
     assert choose_sm90_spec(few).scheduler == "lpt"
-    assert choose_sm90_spec(dataclasses.replace(CALL, heads_q=6, heads_k=2)).group == 1
+    assert choose_sm90_spec(dataclasses.replace(CALL, heads_q=6, heads_k=2)).group == 3
     own = ForwardConfig(rescale_threshold_log2=0.0)
     assert choose_sm90_spec(dataclasses.replace(CALL, numerics=own)).numerics == own
     with pytest.raises(NotSupported, match=r"config: .*got tile_n = 64"):

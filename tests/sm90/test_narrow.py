@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "causal": {"causal": True, "rows": 200, "keys": 330, "heads": 4, "heads_k": 2},
     "window": {"window_size": (50, 20), "keys": 130, "descale": "v"},
     "factors": {"descale": "qkv", "batch": 2, "heads": 4, "heads_k": 2, "causal": True},
-    "unpacked heads": {"descale": "qk", "heads": 3, "heads_k": 1, "rows": 70},
+    "packed heads": {"descale": "qk", "heads": 3, "heads_k": 1, "rows": 70},
     "softcap": {"softcap": 5.0, "descale": "q", "d": 96, "dv": 48},
     "sink": {"learnable_sink": np.array([0.5, 2.0], np.float32), "descale": "k"},
     "wide": {"d": 256, "dv": 256, "rows": 70},

@@ -47,6 +47,15 @@ SPECS: dict[str, dict[str, Any]] = {
         "packed_q": True,
     },
     "parts": {"head_dim": 64, "head_dim_v": 128, "consumers": 1, "group": 5, "split": True},
+    "positions straddle": {
+        "head_dim": 72,
+        "head_dim_v": 64,
+        "tile_n": 64,
+        "causal": True,
+        "group": 3,
+        "ahead": True,
+        "scheduler": "queue",
+    },
     "O over Q": {"head_dim": 256, "head_dim_v": 256, "tile_n": 80, "dtype": "fp16"},
     "8 bits": {
         "head_dim": 128,

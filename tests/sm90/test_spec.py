@@ -29,6 +29,7 @@ def make(**fields: Any) -> WarpgroupSpec:
         ({"head_dim_v": 264}, "head_dim_v must be .*256.*; got 264"),
         ({"tile_n": 72}, "tile_n must be a multiple of 16; got 72"),
         ({"group": 96}, "a group above 64 must be a multiple of it; got 96"),
+        ({"group": 3, "columns": (160, 128)}, "groups of 3, rows of Q must be whole 128 bytes"),
         ({"scheduler": "clc"}, "one of static, snake, queue, lpt, naive; got 'clc'"),
         ({"columns": (112, 128)}, r"columns must be at least \(128, 128\); got \(112, 128\)"),
         ({"causal": True, "window_right": True}, "causal has its own right bound"),
@@ -108,6 +109,18 @@ def test_boxes_that_begin_earlier() -> None:
         make(head_dim=128, head_dim_v=40, direct=False)
     with pytest.raises(ValueError, match="direct must be False with 8-bit types"):
         make(head_dim=64, head_dim_v=64, dtype="e4m3", direct=True)
+
+
+def test_positions_that_straddle_warpgroups() -> None:
+    """O goes from registers, of 8-bit types row by row; rows of Q and K have 128 bytes."""
+    assert make(group=5).stores_directly and not make(group=4).stores_directly
+    assert not make(group=5, split=True).stores_directly
+    assert make(group=5, head_dim=32, head_dim_v=32).tile_columns == (64, 32)
+    narrow = make(group=5, head_dim=64, head_dim_v=64, dtype="e4m3")
+    assert narrow.tile_columns == (128, 64) and not narrow.stores_directly
+    one, other = (make(group=group, consumers=3, tile_n=80).plan for group in (1, 5))
+    assert other.buffer("q").size - one.buffer("q").size == 16 * 256  # 8 rows before, 8 behind
+    assert other.signal("q_full").tx_bytes == 40 * 5 * 256
 
 
 def test_parts_of_keys_are_not_drawn() -> None:

@@ -54,7 +54,7 @@ def check(arrays: list[Any], **options: Any) -> None:
     [(1, (10, 2), 5), (3, (6, 2), 3), (2, (128, 1), 128), (1, (96, 1), 96), (5, (24, 2), 12)],
 )
 def test_heads_of_any_group_are_packed(rows: int, heads: tuple[int, int], group: int) -> None:
-    """With rows left empty, in several tiles of a position, or in equal parts of the group."""
+    """One position in several tiles, or several in one; equal parts of the group."""
     call = ForwardCall(dtype="bf16", head_dim=32, head_dim_v=32, heads_q=heads[0],
                        heads_k=heads[1], batch=1, rows_q=rows, rows_k=90)  # fmt: skip
     packed = packed_group(call)
@@ -63,7 +63,7 @@ def test_heads_of_any_group_are_packed(rows: int, heads: tuple[int, int], group:
 
 
 def test_packing_takes_the_fewest_tiles() -> None:
-    """Long sequences are not packed where rows would be left empty; short ones are."""
+    """All of the group, or equal parts of one that does not fit tiles."""
 
     def group_of(rows: int, heads: tuple[int, int], pack: bool | None = None) -> int:
         return packed_group(
@@ -71,10 +71,10 @@ def test_packing_takes_the_fewest_tiles() -> None:
                         heads_k=heads[1], batch=1, rows_q=rows, rows_k=90, pack_gqa=pack)
         )  # fmt: skip
 
-    assert group_of(4096, (10, 2)) == 1 and group_of(1, (10, 2)) == 5
+    assert group_of(4096, (10, 2)) == group_of(1, (10, 2)) == 5
     assert group_of(4096, (8, 2)) == 4 and group_of(4096, (8, 2), pack=False) == 1
     assert group_of(4096, (10, 2), pack=True) == 5
-    assert group_of(4096, (12, 1)) == 4  # of the 12, without empty rows
+    assert group_of(4096, (12, 1)) == 12
     assert group_of(1, (96, 1)) in (48, 32)
     assert group_of(1, (128, 1)) == 128
 
@@ -156,9 +156,8 @@ FAULTS = {
         combine, "    parts = row.of(o_parts, True)\n    for part in cutlass.range(row.splits,",
         "    parts = row.of(o_parts, True)\n    for part in cutlass.range(1, row.splits,",
     ),
-    "empty rows are stored": Edit(
-        tiles, "        return exists if width == group else exists & (row % width < group)\n",
-        "        return exists\n",
+    "rows beyond the sequence are stored": Edit(
+        tiles, "        return row < self.seqlen_q * self.spec.group\n", "        return row >= 0\n"
     ),
     "all parts are the first": Edit(
         output, "    return tensor[(tile.split, *", "    return tensor[(0 * tile.split, *"

@@ -212,7 +212,7 @@ def stop_of_rows(tile: WorkTile, first_row: Int32) -> Int32:
     stop = cutlass.max(tile.stop_of(first_row + spec.tile_rows - 1), start + 1)
     if spec.has_mods:  # they have no register to spare for it
         return stop
-    return cutlass.select_(first_row < tile.seqlen_q * spec.position_rows, stop, start + 1)
+    return cutlass.select_(first_row < tile.seqlen_q * spec.group, stop, start + 1)
 
 
 def pass_over(signals: Signals, work: ConsumerWork, keys: Ring, values: Ring) -> tuple[Ring, Ring]:

@@ -16,6 +16,7 @@ from fa4.kit.tiles import KernelProblem, block_rows
 from fa4.kit.units import WARP, WARPGROUP
 from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.plan.warpgroup import query_stages
+from fa4.plan.warpgroup_packing import ROW_BYTES
 from fa4.plan.warpgroup_roles import loaded_values
 from fa4.plan.work_queue import PLACES
 from fa4.sm90.forward.combine import combine
@@ -35,13 +36,17 @@ from fa4.sm100.forward.operands import query_view
 def tile_shapes(spec: WarpgroupSpec) -> dict[str, tuple[int, int, int]]:
     """(rows, columns, stages) of each operand in shared memory.
 
-    Q's, P's and O's stages are the warpgroups', of Q as often as there are places for it. Of 8-bit
-    types, V lies transposed in its ring.
+    Q's, P's and O's stages are the warpgroups', of Q as often as there are places for it; where
+    positions straddle, Q's are the places. Of 8-bit types, V lies transposed in its ring.
     """
     pipeline = spec.pipeline
     (d, dv), tile_n = pipeline.widths, spec.tile_n
+    places = query_stages(pipeline, spec.gpu)
+    rows, stages = spec.tile_rows, spec.consumers * places
+    if spec.straddles:
+        rows, stages = spec.query_place.positions * spec.group, places
     return {
-        "q": (spec.tile_rows, d, spec.consumers * query_stages(pipeline, spec.gpu)),
+        "q": (rows, d, stages),
         "k": (tile_n, d, spec.kv_stages),
         "raw": (tile_n, dv, spec.kv_stages),
         "v": (dv, tile_n, spec.kv_stages) if pipeline.transposes else (tile_n, dv, spec.kv_stages),
@@ -127,7 +132,7 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
         batch, seqlen_q = lengths[0].shape[0] - 1, max_seqlen_q
     heads = q.shape[-2] // spec.group
     rows = block_rows(spec)
-    blocks = (seqlen_q * spec.position_rows + rows - 1) // rows
+    blocks = (seqlen_q * spec.group + rows - 1) // rows
     num_tiles = blocks * heads * batch
     if cutlass.const_expr(spec.split):
         num_tiles *= splits
@@ -147,7 +152,8 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
 
     def atom(name, view, op):
         element_bytes = view.element_type.width // 8
-        layout = swizzled_layout(*shapes[name][:2], element_bytes=element_bytes)
+        layout = swizzled_layout(*shapes[name][:2], element_bytes=element_bytes,
+                                 held=held_rows(spec, name))  # fmt: skip
         return cpasync.make_tiled_tma_atom(op, view, layout, boxes[name])
 
     loading = cpasync.CopyBulkTensorTileG2SOp()
@@ -163,7 +169,7 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
             ending_views(rows_first(v, spec.packed_k), 0, spec.ragged_k),
         ),
     )
-    if cutlass.const_expr(spec.ragged_q or not spec.pipeline.stages_output):
+    if cutlass.const_expr(spec.ragged_q or spec.straddles or not spec.pipeline.stages_output):
         store = (None, o)
     else:
         store = atom("o", query_view(o, spec), cpasync.CopyBulkTensorTileS2GOp())
@@ -252,11 +258,20 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
             cute.arch.setmaxregister_decrease(registers)
 
 
+def held_rows(spec: WarpgroupSpec, name: str) -> int | None:
+    """Rows of a place of an operand in shared memory, if a copy does not bring all."""
+    return spec.query_place.rows if name == "q" and spec.straddles else None
+
+
 def shared_tensor(spec: WarpgroupSpec, memory: cute.Pointer, name: str) -> cute.Tensor:
-    """(rows, dim, stages) of a buffer of the plan, swizzled."""
+    """(rows, dim, stages) of a buffer of the plan, swizzled; of Q from the work tile's first row
+    on, where a copy may begin before it."""
     element = ELEMENTS[spec.out_dtype if name == "o" else spec.dtype]
-    layout = swizzled_layout(*tile_shapes(spec)[name], element_bytes=element.width // 8)
+    held = held_rows(spec, name)
+    layout = swizzled_layout(*tile_shapes(spec)[name], element_bytes=element.width // 8, held=held)
     start = memory + spec.plan.buffer(name).start
+    if held:
+        start = start + spec.query_place.lead * ROW_BYTES
     pointer = cute.recast_ptr(start, layout.inner, dtype=element)
     return cute.make_tensor(pointer, layout.outer)
 
@@ -273,7 +288,11 @@ def make_products(spec: WarpgroupSpec, memory: cute.Pointer, number: Int32) -> W
         stage_bytes = rows * dim * spec.element_bytes
         place = start + (plan.buffer(name).start + stage * stage_bytes)
         if name == "q":  # a place holds all warpgroups' rows
-            stage_bytes *= spec.consumers
+            stage_bytes = plan.buffer(name).size
+        if name == "q" and spec.straddles:
+            rows = spec.query_place.rows
+            first = spec.query_place.lead + stage * spec.tile_rows
+            place = start + (plan.buffer(name).start + first * ROW_BYTES)
         return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes,
                              element_bytes=spec.element_bytes, depth=depth)  # fmt: skip
 

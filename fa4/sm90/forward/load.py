@@ -1,6 +1,6 @@
 """The load warp: Q, K and V tiles to shared memory by TMA, as far ahead as the rings allow."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -13,6 +13,7 @@ from fa4.kit.signals import Signals
 from fa4.kit.tiles import KernelProblem, WorkTile, locate
 from fa4.kit.views import copy_box
 from fa4.plan.warpgroup import output_over_queries
+from fa4.plan.warpgroup_packing import straddles
 from fa4.plan.warpgroup_roles import loaded_values
 from fa4.sm90.forward.schedule import WorkQueue, draw_work, first_work, next_work, tell_work
 from fa4.sm90.forward.sectors import shift_of, shifted
@@ -52,7 +53,7 @@ def load(
     queue: WorkQueue,
 ) -> None:  # fmt: skip
     """K and Q, then each K ahead of the V before it, last keys first."""
-    consumers: cutlass.Constexpr = problem.spec.consumers
+    boxes: cutlass.Constexpr = 1 if problem.spec.straddles else problem.spec.consumers
     loaded: cutlass.Constexpr = loaded_values(problem.spec.pipeline)
     index = first_work(problem)
     queries, keys, values = (signals.ring(name) for name in ("q", "k", loaded))
@@ -64,16 +65,16 @@ def load(
         fill(signals, "k", key, k[None, None, last], keys, empty)
         keys = keys.next()
         if cutlass.const_expr(fetches_early(problem.spec)):
-            for i in cutlass.range_constexpr(consumers):
-                _prefetch(query, q[None, None, tile.tile_number(i)])
+            for i in cutlass.range_constexpr(boxes):
+                _prefetch(query, q[None, None, first_box(tile) + i])
             if not empty:
                 _prefetch(key, k[None, None, cutlass.max(last - 1, tile.kv_start)])
                 _prefetch(value, v[None, None, last])
         signals.wait("q_empty", queries)
-        full = signals.expect("q_full", query.num_bytes * consumers, queries)
-        for i in cutlass.range_constexpr(consumers):
-            stage = queries.slot * consumers + i
-            start_copy(query, q[None, None, tile.tile_number(i)], stage, full)
+        full = signals.expect("q_full", query.num_bytes * boxes, queries)
+        for i in cutlass.range_constexpr(boxes):
+            box = beginning_earlier(query, tile)
+            start_copy(box, q[None, None, first_box(tile) + i], queries.slot * boxes + i, full)
         for j in cutlass.range(1, tile.kv_tiles, unroll=1):
             fill(signals, "k", key, k[None, None, last - j], keys)
             keys = keys.next()
@@ -149,15 +150,34 @@ def _ends(operand: TileLoad, tile: cute.Tensor, stage: Int32 | int) -> tuple[Any
 
 
 def query_tiles(query: TileLoad, tile: WorkTile) -> cute.Tensor:
-    """Tiles of the work tile's queries, by their number in the sequence."""
-    spec = tile.spec
-    start = (0, tile.start_q) if spec.group > 1 else tile.start_q
+    """Tiles of the work tile's queries, by their number in the sequence; where positions straddle,
+    from the first one on that the work tile has a row of."""
+    spec, position = tile.spec, tile.start_q
+    inside = straddles(spec.group)
+    if inside:
+        position = position + tile.position(tile.first_row)
+    start = (0, position) if spec.group > 1 else position
     place = [tile.head] if spec.packed_q else [tile.head, tile.batch]
     shift = shift_of(query.halves, tile)
     tensor = query.tensor[(None, None, *place)]
-    if spec.packed_q or query.halves is not None:
+    if spec.packed_q or inside or query.halves is not None:
         tensor = shifted(tensor, start, shift)
     return cute.local_tile(tensor, query_box(spec, query.shape), (None, 0))
+
+
+def first_box(tile: WorkTile) -> Int32 | int:
+    """The number of the first of `query_tiles` that the work tile has."""
+    return 0 if tile.spec.straddles else tile.tile_number(0)
+
+
+def beginning_earlier(query: TileLoad, tile: WorkTile) -> TileLoad:
+    """The same into shared memory from as many rows earlier as the first position begins."""
+    if not tile.spec.straddles:
+        return query
+    earlier = tile.first_row % tile.spec.group
+    row = query.shared.layout.stride[0]
+    shared = cute.make_tensor(query.shared.iterator - earlier * row, query.shared.layout)
+    return replace(query, shared=shared)
 
 
 def key_tiles(operand: TileLoad, tile: WorkTile) -> cute.Tensor:

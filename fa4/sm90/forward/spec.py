@@ -17,6 +17,7 @@ from fa4.hardware import H200, Gpu
 from fa4.kit.features import ForwardFeatures
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
+from fa4.plan.warpgroup_packing import ROW_BYTES, QueryPlace, query_place, straddles
 from fa4.plan.warpgroup_tuned import padded_width
 
 MOST_GROUP = 1 << 16
@@ -25,15 +26,16 @@ SCHEDULERS = (*PERSISTENT, "lpt", "naive")
 
 
 def query_box(spec: WarpgroupSpec, shape: tuple[int, ...]) -> tuple[Any, int]:
-    """Rows and columns of a warpgroup's tile of Q or O, as TMA moves it.
+    """Rows and columns of a tile of Q or O, as TMA moves it: a warpgroup's, or a work tile's.
 
-    Where query heads are packed, rows are (heads, positions). TMA fills the rows of heads that the
-    group does not have with zeros, and does not store them.
+    Where query heads are packed, rows are (heads, positions).
     """
     rows, cols = shape[:2]
     if spec.group == 1:
         return rows, cols
-    heads = min(spec.position_rows, rows)
+    if spec.straddles:
+        return (spec.group, spec.query_place.positions), cols
+    heads = min(spec.group, rows)
     return (heads, rows // heads), cols
 
 
@@ -93,6 +95,10 @@ class WarpgroupSpec(ForwardFeatures):
             self._check_narrow()
         elif self.descale:
             raise ValueError(f"descale needs dtype e4m3 or e5m2; got {self.dtype}")
+        if self.straddles:
+            found = self.tile_columns[0] * self.element_bytes
+            rule = f"with groups of {self.group}, rows of Q must be whole {ROW_BYTES} bytes"
+            require(found % ROW_BYTES == 0, rule, found)
         if self.shifts[1] and self.direct is False:
             raise ValueError(f"head_dim_v {self.head_dim_v} needs direct stores; got False")
         if self.split and self.draws_work:
@@ -162,11 +168,21 @@ class WarpgroupSpec(ForwardFeatures):
         return self.consumers
 
     @property
+    def straddles(self) -> bool:
+        """Do the rows of a position lie in two warpgroups' tiles?"""
+        return straddles(self.group)
+
+    @property
+    def query_place(self) -> QueryPlace:
+        """Where a work tile has its rows of Q, if positions straddle."""
+        return query_place(self.group, self.consumers * WARPGROUP_ROWS)
+
+    @property
     def tile_columns(self) -> tuple[int, int]:
         """Columns of Q and K, and of V, in shared memory."""
-        d, dv = self.head_dim, self.head_dim_v
-        size = self.element_bytes
-        return self.columns or (padded_width(d, size), padded_width(dv, size))
+        d, dv = (padded_width(dim, self.element_bytes) for dim in self.dims)
+        whole = ROW_BYTES // self.element_bytes
+        return self.columns or (-(-d // whole) * whole if self.straddles else d, dv)
 
     @property
     def multiplied(self) -> tuple[int, int]:
@@ -185,8 +201,10 @@ class WarpgroupSpec(ForwardFeatures):
 
     @property
     def stores_directly(self) -> bool:
-        """Does O go from registers to global memory? TMA stores no box that begins earlier."""
-        return not self.split and (self.shifts[1] if self.direct is None else self.direct)
+        """Does O go from registers to global memory? TMA stores no box that begins earlier, nor
+        one of a warpgroup's rows where positions straddle."""
+        needed = self.shifts[1] or (self.straddles and self.element_bytes == 2)
+        return not self.split and (needed if self.direct is None else self.direct)
 
     @property
     def pipeline(self) -> WarpgroupPipeline:
@@ -208,6 +226,7 @@ class WarpgroupSpec(ForwardFeatures):
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
             num_splits=2 if self.split else 1,  # or more: the code is the same
             direct=self.stores_directly,
+            packed=self.group,
         )
 
     @property

@@ -61,11 +61,6 @@ class WideBackwardSpec(BackwardFeatures):
         return 1
 
     @property
-    def position_rows(self) -> int:
-        """Rows that a position takes: one."""
-        return 1
-
-    @property
     def tile_n(self) -> int:
         """Keys of a tile of the dQ kernel."""
         return self.pipeline.tile_n
