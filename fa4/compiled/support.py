@@ -314,7 +314,7 @@ _SM90_OWN = (
     Feature("head dimensions", True, "d and dv each a multiple of 8 up to 256",
             lambda c: _dims_beyond(c, 256)),
     Feature("pack_gqa", True, "any heads_q / heads_k, above 64 in several tiles or in parts; by "
-            "default where it takes fewer tiles, or as many"),
+            "default as takes least time"),
     Feature(
         "config", True, "threshold and emulated exponentials, by row; tiles are the kernel's own",
         lambda c: _wrong_tiles(c, "sm90", q_tiles=ForwardConfig().q_tiles, **_own_offset(c)),

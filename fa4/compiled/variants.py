@@ -15,7 +15,7 @@ from fa4.kit.units import TILE_ROWS
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.halves import halves_numerics
-from fa4.plan.warpgroup_lengths import packed_heads
+from fa4.plan.warpgroup_packing import packings
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 from fa4.sm90.backward.spec import MOST_DIM, WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
@@ -150,26 +150,29 @@ def choose_spec(call: ForwardCall, gpu: Gpu = B200) -> AnyForwardSpec:
 def choose_sm90_spec(call: ForwardCall, gpu: Gpu = H200) -> WarpgroupSpec:
     """The same for Hopper."""
     check(call, "sm90")
-    group = packed_group(call)
+    problem = warpgroup_problem(call)
+    group = tuned_warpgroups(problem, gpu).packed
     features = _features(call) | {"lse": call.lse, "group": group, "gpu": gpu}
     if call.numerics is not None:
         features["numerics"] = call.numerics
     if call.descale:
         features["descale"] = call.descale
-    problem = warpgroup_problem(call)
     return tuned_warpgroup_spec(call.head_dim, call.head_dim_v, problem, **features)
 
 
 def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
-    """What the choice of a Hopper kernel's tiles and parts looks at."""
-    features, group = _features(call), packed_group(call)
+    """What the choice of a Hopper kernel's tiles, packed heads and parts looks at.
+
+    pack_gqa=True asks for a group of 2 or more.
+    """
+    features, ratio = _features(call), 1 if call.pack_gqa is False else call.group
     sequences, size = call.batch if call.packed_k else 1, 1 if call.dtype in NARROW else 2
     return WarpgroupProblem(
         head_dim=call.head_dim,
         head_dim_v=call.head_dim_v,
-        rows=call.longest_q * group,
+        rows=call.longest_q,
         keys=-(-call.rows_k // max(sequences, 1)),
-        heads=call.heads_q // group,
+        heads=call.heads_q,
         batch=call.batch,
         masked=_uneven(features),
         window=kernel_window(call),
@@ -178,7 +181,7 @@ def warpgroup_problem(call: ForwardCall) -> WarpgroupProblem:
         ragged=bool(call.varlen),
         num_splits=call.num_splits if size == 2 else 1,
         element_bytes=size,
-        packed=group,
+        packings=packings(ratio, 1 + (call.pack_gqa is True and ratio > 1)),
     )
 
 
@@ -193,16 +196,6 @@ def _packed_heads(call: ForwardCall, rows: int) -> int:
     """Query heads that share the rows of a Q tile; 1 for none."""
     packs = call.group > 1 and rows % call.group == 0 and call.pack_gqa is not False
     return call.group if packs else 1
-
-
-def packed_group(call: ForwardCall) -> int:
-    """Query heads that share a warpgroup's rows on Hopper: so that they fill the fewest tiles.
-
-    pack_gqa=True asks for a group of 2 or more.
-    """
-    if call.group == 1 or call.pack_gqa is False:
-        return 1
-    return packed_heads(call.longest_q, call.group, 1 + (call.pack_gqa is True))
 
 
 def choose_sm100_spec(call: ForwardCall, gpu: Gpu = B200) -> ForwardSpec | HalvesSpec:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fa4.config import Problem
-from fa4.plan.warpgroup_lengths import packed_heads
+from fa4.config import Problem, WarpgroupPipeline
 
 
 class HeadPacking(NamedTuple):
@@ -16,10 +15,9 @@ class HeadPacking(NamedTuple):
     rows: int
 
 
-def warpgroup_packing(problem: Problem, queries: int) -> HeadPacking:
-    """That of this package's Hopper kernel for sequences of up to so many queries."""
-    group = packed_heads(queries, problem.heads_q // problem.heads_k)
-    return HeadPacking(problem.heads_q // group, group)
+def warpgroup_packing(problem: Problem, pipeline: WarpgroupPipeline) -> HeadPacking:
+    """That of this package's Hopper kernel."""
+    return HeadPacking(problem.heads_q // pipeline.packed, pipeline.packed)
 
 
 def element_bytes(dtype: str) -> int:
@@ -71,8 +69,8 @@ def forward_count(problem: Problem, pipeline: Any, rows: int, keys: int) -> int:
 
 
 def warpgroup_count(problem: Problem, pipeline: Any, rows: int, keys: int) -> int:
-    """Likewise of this package's Hopper kernel, for which `rows` is the longest sequence."""
-    heads, each = warpgroup_packing(problem, rows)
+    """Likewise of this package's Hopper kernel."""
+    heads, each = warpgroup_packing(problem, pipeline)
     return int(heads * max(1, -(-rows * each // pipeline.block_rows)) * pipeline.num_splits)
 
 

@@ -9,10 +9,10 @@ from fa4.designs.amounts import (
     element_bytes,
     forward_bytes,
     warpgroup_count,
-    warpgroup_packing,
 )
 from fa4.designs.design import CallWork, Compilation, Design, Explored, late, warpgroup_products
 from fa4.hardware import Gpu
+from fa4.plan.warpgroup_packing import packings
 
 TAU = 8.0  # by which a maximum may rise; no choice
 
@@ -25,14 +25,13 @@ def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> Warpgroup
     """
     from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 
-    heads, rows = warpgroup_packing(problem, problem.seqlen_q)
     size = element_bytes(problem.dtype)
     wanted = WarpgroupProblem(
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
-        rows=problem.seqlen_q * rows,
+        rows=problem.seqlen_q,
         keys=problem.seqlen_k,
-        heads=heads,
+        heads=problem.heads_q,
         batch=problem.batch,
         masked=problem.window_size != (None, None),
         window=problem.window_size,
@@ -40,7 +39,7 @@ def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> Warpgroup
         queries=problem.seqlen_q,
         num_splits=0 if size == 2 else 1,
         element_bytes=size,
-        packed=rows,
+        packings=packings(problem.heads_q // problem.heads_k),
     )
     tuned = tuned_warpgroups(wanted, gpu)
     return replace(tuned, ahead=False) if tuned.scheduler == "queue" else tuned

@@ -161,8 +161,7 @@ def warpgroup_tiles(
     """Those of a kernel of warpgroups, which pass over tiles where the last keys are hidden."""
     hides_last = problem.window_size[1] is not None  # else all rows see the last keys
     passes = passes_tiles(pipeline) and hides_last and not pipeline.ahead
-    longest = max((length.q for _, length in sequences(problem, lengths)), default=0)
-    packing = None if pipeline.published else warpgroup_packing(problem, longest)
+    packing = None if pipeline.published else warpgroup_packing(problem, pipeline)
     return forward_tiles(problem, pipeline, lengths, passes=passes, packing=packing)
 
 

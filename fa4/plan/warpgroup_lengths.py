@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa4.config import WARPGROUP_ROWS, Window
+from fa4.config import Window
 
 MOST_ROUNDS = 32  # beyond so many work tiles of an SM, what it has more than others hardly counts
-
-
-def packed_heads(queries: int, ratio: int, least: int = 1) -> int:
-    """Query heads, of the `ratio` of a KV head, that share a warpgroup's rows: at least `least`.
-
-    A divisor of the ratio, with which the rows of so many queries take the fewest tiles; of equal
-    ones the largest. Above 64 heads it takes a multiple of 64.
-    """
-    groups = [n for n in range(least, ratio + 1) if ratio % n == 0]
-    groups = [n for n in groups if n <= WARPGROUP_ROWS or n % WARPGROUP_ROWS == 0]
-
-    def tiles(group: int) -> int:
-        return -(-queries * group // WARPGROUP_ROWS) * (ratio // group)
-
-    return min(groups, key=lambda group: (tiles(group), -group))
 
 
 def keys_of_blocks(

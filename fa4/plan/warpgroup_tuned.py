@@ -1,9 +1,9 @@
 """Which tiles a Hopper forward kernel gets for a problem: the one place where they are chosen.
 
 `warpgroup_rates` has what was measured of the tiles that fit: a rate and what a work tile costs
-beside its keys. A problem takes the tile, and the number of parts of its keys, with which the SM
-that has most to do takes least time: SMs that have none, and rows and keys of padding, cost as much
-as others.
+beside its keys. A problem takes the tile, the number of heads packed and the number of parts of its
+keys with which the SM that has most to do takes least time: SMs that have none, and rows and keys
+of padding, cost as much as others.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ from fa4.plan.warpgroup_rates import WarpgroupTile, measured_rates
 MOST_SPLITS, FEWEST_TILES, SPLIT_WAVES = 128, 2, 3
 MEMORY_BYTES_PER_S, CTA_BYTES_PER_S, PARTS_BYTES_PER_S = 4.2e12, 5e10, 3e12
 COMBINE_SECONDS = 4e-6
+# O from registers, as where positions straddle: by hopper_tiles.json, of 46 tiles timed both ways
+# with 333 and 1,111 tokens.
+STRADDLING = 1.01
+# Power of the share of its keys that a tile has where all do not fit, by which its rate falls: by
+# hopper_tiles.csv at head dim 256, where 48 keys instead of 80 cost 7%.
+FEWER_KEYS = 0.15
 # A counter that is set to zero before a kernel that draws its work tiles.
 QUEUE_SECONDS = 2e-6
 # Keys of a sequence from which on O of 8-bit values is promoted. What the tensor core's sums lose
@@ -35,13 +41,13 @@ PROMOTED_FROM = 16384 + 1
 
 @dataclass(frozen=True, kw_only=True)
 class WarpgroupProblem:
-    """What the choice looks at. rows: of the longest sequence, times the heads packed in a tile.
+    """What the choice looks at. rows: of the longest sequence and one head.
 
-    heads: blocks of rows of one sequence are counted for each. keys: of a sequence, on average.
-    masked: do rows see different keys? window: those that they see, where their position alone says
-    it. queries: of a sequence; 0 for as many as keys. kv_heads: of K and V; 0 if memory is no
-    bound. ragged: may sequences differ in length? num_splits: parts of the keys; 0 for as many as
-    pay. element_bytes: of q, k and v. packed: query heads that share the rows of a tile.
+    heads: of queries. packings: how many of them may share the rows of a tile. keys: of a sequence,
+    on average. masked: do rows see different keys? window: those that they see, where their
+    position alone says it. queries: of a sequence; 0 for as many as keys. kv_heads: of K and V; 0
+    if memory is no bound. ragged: may sequences differ in length? num_splits: parts of the keys; 0
+    for as many as pay. element_bytes: of q, k and v.
     """
 
     head_dim: int
@@ -57,7 +63,23 @@ class WarpgroupProblem:
     ragged: bool = False
     num_splits: int = 1
     element_bytes: int = 2
-    packed: int = 1
+    packings: tuple[int, ...] = (1,)
+
+    @property
+    def packed(self) -> int:
+        """Heads that share the rows of a tile, where there is one choice."""
+        (packed,) = self.packings
+        return packed
+
+    @property
+    def packed_rows(self) -> int:
+        """Rows of the longest sequence, of all heads that share a tile."""
+        return self.rows * self.packed
+
+    @property
+    def row_groups(self) -> int:
+        """Heads, or groups of those that share a tile, of all sequences."""
+        return self.heads // self.packed * self.batch
 
     @property
     def uneven(self) -> bool:
@@ -74,15 +96,16 @@ def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
     """
     columns = problem.head_dim + problem.head_dim_v
     found = (
-        (_cost(tile, problem, gpu.sm_count, splits) * columns, splits, tile.alone, pipeline)
-        for tile, pipeline in _fitting(problem, gpu)
-        for splits in _divisions(tile, problem, gpu.sm_count)
+        (_cost(tile, one, gpu.sm_count, splits) * columns, splits, tile.alone, one, pipeline)
+        for one in (replace(problem, packings=(packed,)) for packed in problem.packings)
+        for tile, pipeline in _fitting(one, gpu)
+        for splits in _divisions(tile, one, gpu.sm_count)
     )
     best = min(found, key=lambda one: one[0], default=None)
     if best is None:
         dims = problem.head_dim, problem.head_dim_v
         raise ValueError(f"no tile of (d, dv) = {dims} fits into {gpu.name}'s shared memory")
-    _, splits, alone, pipeline = best
+    _, splits, alone, problem, pipeline = best
     if splits > 1:
         pipeline = replace(pipeline, num_splits=splits, ahead=False, direct=False)
     if not problem.uneven:
@@ -109,8 +132,8 @@ def padded_width(dim: int, element_bytes: int = 2) -> int:
 
 def work_tiles(consumers: int, problem: WarpgroupProblem) -> int:
     """How many there are, of all sequences and heads, where keys are not divided."""
-    blocks = -(-max(problem.rows, 1) // (consumers * WARPGROUP_ROWS))
-    return blocks * problem.heads * problem.batch
+    blocks = -(-max(problem.packed_rows, 1) // (consumers * WARPGROUP_ROWS))
+    return blocks * problem.row_groups
 
 
 def _divisions(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> Iterator[int]:
@@ -137,7 +160,12 @@ def _fitting(
         if pipeline is not None and problem.keys < PROMOTED_FROM:
             pipeline = replace(pipeline, promote=0)
         if pipeline is not None:
-            yield tile._replace(tile_n=pipeline.tile_n), pipeline
+            slower = (pipeline.tile_n / tile.tile_n) ** FEWER_KEYS
+            if problem.element_bytes == 1:  # products take all columns in shared memory
+                dims = problem.head_dim, problem.head_dim_v
+                columns = sum(padded_width(dim, 1) for dim in dims)
+                slower *= columns / (pipeline.head_dim + pipeline.head_dim_v)
+            yield tile._replace(tile_n=pipeline.tile_n, tflops=tile.tflops * slower), pipeline
 
 
 @lru_cache(maxsize=1024)
@@ -196,8 +224,8 @@ def tiles_of(problem: WarpgroupProblem) -> Iterator[WarpgroupTile]:
 def keys_of(tile: WarpgroupTile, problem: WarpgroupProblem) -> Any:
     """Keys of each block of a sequence's rows, in whole KV tiles."""
     queries = problem.queries or problem.keys
-    return keys_of_blocks(problem.rows, tile.consumers * WARPGROUP_ROWS, tile.tile_n, queries,
-                          problem.keys, problem.window)  # fmt: skip
+    return keys_of_blocks(problem.packed_rows, tile.consumers * WARPGROUP_ROWS, tile.tile_n,
+                          queries, problem.keys, problem.window)  # fmt: skip
 
 
 def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int, splits: int = 1) -> float:
@@ -208,8 +236,9 @@ def _cost(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int, splits: int 
     """
     rows = tile.consumers * WARPGROUP_ROWS
     parts = -(-keys_of(tile, problem) // (tile.tile_n * splits)) * tile.tile_n
-    copies = problem.heads * problem.batch * splits
-    found = busiest(parts + tile.start, copies, sms) * rows / tile.tflops
+    found = busiest(parts + tile.start, problem.row_groups * splits, sms) * rows / tile.tflops
+    if straddles(problem.packed) and not tile.direct:
+        found *= STRADDLING
     count = work_tiles(tile.consumers, problem) * splits
     beside = _combining_seconds(problem, splits)
     if draws(problem, tile.consumers, sms, splits) and not tile.alone:

@@ -24,6 +24,7 @@ from fa4.designs.amounts import element_bytes
 from fa4.hardware import Gpu
 from fa4.plan.pieces import PiecesPipeline
 from fa4.plan.pieces_plan import MAXIMUM_ARCHES
+from fa4.plan.warpgroup_packing import packings, straddles
 from fa4.sim.predict import AnyPipeline
 
 Settings = Mapping[str, Any]
@@ -171,11 +172,14 @@ def _warpgroups(problem: Problem) -> DesignSpace:
     masked = problem.window_size != (None, None)
     size = element_bytes(problem.dtype)
     depth = PRODUCT_DEPTH_BYTES // size
+    packed = max(packings(problem.heads_q // problem.heads_k))
     dims = {
         "head_dim": -(-problem.head_dim // depth) * depth,
         "head_dim_v": -(-problem.head_dim_v // depth) * depth,
         "element_bytes": size,
         "causal": masked,
+        "packed": packed,
+        "direct": size == 2 and straddles(packed),
     }
     starts = [{"scheduler": "static", "ahead": ahead} for ahead in (False, True)]
     starts += [{"scheduler": name, "ahead": False} for name in ("lpt", "naive")]

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from fa4.compiled.support import ForwardCall
 from fa4.compiled.variants import warpgroup_problem
 from fa4.config import Problem
-from fa4.designs.amounts import warpgroup_packing
 from fa4.designs.hopper_forward import choose
 from fa4.hardware import H200
 from fa4.plan.warpgroup import warpgroup_plan
+from fa4.plan.warpgroup_packing import packings
 from fa4.plan.warpgroup_rates import measured_rates
 from fa4.plan.warpgroup_tuned import (
     WarpgroupProblem,
     _cost,
+    _divisions,
     _fitting,
     tiles_of,
     tuned_warpgroups,
@@ -79,6 +80,32 @@ def test_keys_that_a_window_hides_cost_nothing() -> None:
                      window=(1698, 0), num_splits=0)  # fmt: skip
         near, far = (problem(**given, keys=keys) for keys in (1920, 192_000))
         assert tuned_warpgroups(near, H200) == tuned_warpgroups(far, H200)
+
+
+@given(
+    st.integers(1, 4000), st.integers(1, 9000), st.integers(1, 16),
+    st.sampled_from((2, 3, 5, 6, 12)), st.integers(1, 8), DIMS, st.booleans(),
+    st.sampled_from((1, 2)),
+)  # fmt: skip
+def test_no_packing_costs_less(rows, keys, heads, group, batch, d, causal, size) -> None:
+    """Than the one that is chosen, each with its own tile and parts."""
+    wanted = problem(
+        head_dim=d, head_dim_v=d, rows=rows, queries=rows, keys=keys, heads=heads * group,
+        kv_heads=heads, batch=batch, masked=causal, window=(None, 0 if causal else None),
+        num_splits=0, element_bytes=size, packings=packings(group),
+    )  # fmt: skip
+    assert tuned_warpgroups(wanted, H200).packed == min(
+        wanted.packings, key=lambda packed: least_cost(replace(wanted, packings=(packed,)))
+    )
+
+
+def least_cost(given: WarpgroupProblem) -> float:
+    """Of its tiles and parts."""
+    return min(
+        _cost(tile, given, H200.sm_count, splits)
+        for tile, _ in _fitting(given, H200)
+        for splits in _divisions(tile, given, H200.sm_count)
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +174,6 @@ def test_predictions_are_of_the_kernel_that_a_call_gets(
                        heads_k=heads[1], batch=batch, rows_q=rows, rows_k=keys,
                        window=problem.window_size, num_splits=0)  # fmt: skip
     wanted = warpgroup_problem(call)
-    assert warpgroup_packing(problem, rows).heads == wanted.heads
     found = tuned_warpgroups(wanted, H200)
     if found.scheduler == "queue":
         found = replace(found, ahead=False)

@@ -17,7 +17,6 @@ from fa4.config import (
     Problem,
     WarpgroupPipeline,
 )
-from fa4.designs.amounts import warpgroup_packing
 from fa4.designs.tiles import (
     L2_SECTION_BYTES,
     Lengths,
@@ -119,16 +118,18 @@ def test_forward_trips_are_the_masks(
 
 
 @EXAMPLES
-@given(problems(), st.sampled_from((16, 48, 80, 128)), st.integers(1, 3), st.booleans())
+@given(
+    problems(), st.sampled_from((16, 48, 80, 128)), st.integers(1, 3), st.booleans(), st.booleans()
+)
 def test_warpgroups_pass_over_tiles_of_which_they_see_no_key(
-    problem: Problem, tile_n: int, consumers: int, causal: bool
+    problem: Problem, tile_n: int, consumers: int, causal: bool, packs: bool
 ) -> None:
     """The last tiles of the work tile's, up to the first of which one of their rows sees a key."""
-    pipeline = WarpgroupPipeline(
-        head_dim=64, tile_n=tile_n, consumers=consumers, causal=causal, overlap=False
-    )
+    ratio = problem.heads_q // problem.heads_k if packs else 1
+    pipeline = WarpgroupPipeline(head_dim=64, tile_n=tile_n, consumers=consumers, causal=causal,
+                                 overlap=False, packed=ratio)  # fmt: skip
     tiles, step = warpgroup_tiles(problem, pipeline), 64 * consumers
-    heads, ratio = warpgroup_packing(problem, problem.seqlen_q)
+    heads = problem.heads_q // ratio
     assert len(tiles.trips) == problem.batch * heads * -(-problem.seqlen_q * ratio // step)
     packed = np.repeat(visible(problem, problem.seqlen_q + step), ratio, axis=0)
     ahead = replace(problem, window_size=(None, problem.window_size[1]))

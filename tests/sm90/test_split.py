@@ -18,7 +18,7 @@ from fa4.compiled.artifact import compile_artifact
 from fa4.compiled.forward import compile_warpgroup
 from fa4.compiled.launch import part_shapes
 from fa4.compiled.support import ForwardCall
-from fa4.compiled.variants import count_splits, packed_group, warpgroup_problem
+from fa4.compiled.variants import choose_sm90_spec, count_splits, warpgroup_problem
 from fa4.emulator.host.session import Session
 from fa4.hardware import H200
 from fa4.kit import tiles
@@ -57,24 +57,33 @@ def test_heads_of_any_group_are_packed(rows: int, heads: tuple[int, int], group:
     """One position in several tiles, or several in one; equal parts of the group."""
     call = ForwardCall(dtype="bf16", head_dim=32, head_dim_v=32, heads_q=heads[0],
                        heads_k=heads[1], batch=1, rows_q=rows, rows_k=90)  # fmt: skip
-    packed = packed_group(call)
+    packed = choose_sm90_spec(call).group
     assert group % packed == 0 and packed > 1
     check(draw(1, rows, 90, heads), causal=True)
 
 
-def test_packing_takes_the_fewest_tiles() -> None:
-    """All of the group, or equal parts of one that does not fit tiles."""
+def test_packing_takes_least_time() -> None:
+    """By the costs of tiles: all of the group, equal parts of it, or none."""
 
     def group_of(rows: int, heads: tuple[int, int], pack: bool | None = None) -> int:
-        return packed_group(
-            ForwardCall(dtype="bf16", head_dim=64, head_dim_v=64, heads_q=heads[0],
-                        heads_k=heads[1], batch=1, rows_q=rows, rows_k=90, pack_gqa=pack)
-        )  # fmt: skip
+        call = ForwardCall(
+            dtype="bf16",
+            head_dim=64,
+            head_dim_v=64,
+            heads_q=heads[0],
+            heads_k=heads[1],
+            batch=1,
+            rows_q=rows,
+            rows_k=90,
+            pack_gqa=pack,
+        )
+        return choose_sm90_spec(call).group  # fmt: skip
 
-    assert group_of(4096, (10, 2)) == group_of(1, (10, 2)) == 5
+    assert group_of(1, (10, 2)) == 5 and group_of(2 * 192 * 132, (10, 2)) == 1
+    assert group_of(200, (60, 12)) == 5 and group_of(192, (132, 44)) == 1
     assert group_of(4096, (8, 2)) == 4 and group_of(4096, (8, 2), pack=False) == 1
     assert group_of(4096, (10, 2), pack=True) == 5
-    assert group_of(4096, (12, 1)) == 12
+    assert group_of(192 * 132, (12, 1)) == 4 and group_of(33, (12, 1)) == 12
     assert group_of(1, (96, 1)) in (48, 32)
     assert group_of(1, (128, 1)) == 128
 
