@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from fa4.config import PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS, WarpgroupPipeline, Window
 from fa4.hardware import Gpu
@@ -91,28 +91,46 @@ class WarpgroupProblem:
 def tuned_warpgroups(problem: WarpgroupProblem, gpu: Gpu) -> WarpgroupPipeline:
     """The pipeline of a problem on a machine of compute capability 9.0.
 
-    Work tiles that differ are drawn from a queue, if SMs have several; else each has a CTA. Raises
-    ValueError for head dims above 256, and where no tile fits the machine.
+    Raises ValueError for head dims above 256, and where no tile fits the machine.
     """
-    columns = problem.head_dim + problem.head_dim_v
-    found = (
-        (_cost(tile, one, gpu.sm_count, splits) * columns, splits, tile.alone, one, pipeline)
-        for one in (replace(problem, packings=(packed,)) for packed in problem.packings)
-        for tile, pipeline in _fitting(one, gpu)
-        for splits in _divisions(tile, one, gpu.sm_count)
-    )
-    best = min(found, key=lambda one: one[0], default=None)
+    best = min(choices(problem, gpu), key=lambda one: one.cost, default=None)
     if best is None:
         dims = problem.head_dim, problem.head_dim_v
         raise ValueError(f"no tile of (d, dv) = {dims} fits into {gpu.name}'s shared memory")
-    _, splits, alone, problem, pipeline = best
-    if splits > 1:
-        pipeline = replace(pipeline, num_splits=splits, ahead=False, direct=False)
-    if not problem.uneven:
-        return pipeline
-    if draws(problem, pipeline.consumers, gpu.sm_count, splits) and not alone:
-        return replace(pipeline, scheduler="queue")
-    return replace(pipeline, scheduler="lpt", ahead=False)
+    return best.pipeline()
+
+
+class TileChoice(NamedTuple):
+    """A tile, the heads packed (of the problem) and the parts of its keys, and what they cost."""
+
+    cost: float
+    problem: WarpgroupProblem
+    tile: WarpgroupTile
+    fitting: WarpgroupPipeline
+    splits: int
+    sms: int
+
+    def pipeline(self) -> WarpgroupPipeline:
+        """Work tiles that differ are drawn from a queue if SMs have several, else have CTAs."""
+        found = self.fitting
+        if self.splits > 1:
+            found = replace(found, num_splits=self.splits, ahead=False, direct=False)
+        if not self.problem.uneven:
+            return found
+        drawn = draws(self.problem, found.consumers, self.sms, self.splits)
+        if drawn and not self.tile.alone:
+            return replace(found, scheduler="queue")
+        return replace(found, scheduler="lpt", ahead=False)
+
+
+def choices(problem: WarpgroupProblem, gpu: Gpu) -> Iterator[TileChoice]:
+    """All that a problem may get."""
+    sms = gpu.sm_count
+    for packed in problem.packings:
+        one = replace(problem, packings=(packed,))
+        for tile, pipeline in _fitting(one, gpu):
+            for splits in _divisions(tile, one, sms):
+                yield TileChoice(_cost(tile, one, sms, splits), one, tile, pipeline, splits, sms)
 
 
 def draws(problem: WarpgroupProblem, consumers: int, sms: int, splits: int) -> bool:
