@@ -60,8 +60,8 @@ class Step:
 
 
 STEPS = (
-    Step(name="guarded_calls_{gpu}", usual_s=300,
-         words="lab.hardware.guarded.random_calls {out} --workers 4 --seconds {left}"),
+    Step(name="guarded_calls_{gpu}", usual_s=160,
+         words="lab.hardware.guarded.random_calls {out} --workers 6 --seconds {left}"),
     Step(name="first_tensor_{gpu}", words="lab.hardware.guarded.first_tensor {out}", usual_s=100),
     Step(name="outside_boxes_{gpu}", words="lab.hardware.guarded.outside_boxes {out}", usual_s=30),
     Step(name="repeated_launches", words="lab.hardware.repeated_launches {out}", usual_s=60),
