@@ -3,13 +3,14 @@
 B200: each kind of the published figures (causal, backward, each length, each source) is left out,
 the free constants are fitted to the others, and the kind is predicted; a roofline formula with
 eight parameters and a random forest (scikit-learn) go through the same. All three predict what
-other pull requests published, to which nothing was fitted. H200: the free constants are fitted to
+other pull requests published, to which nothing was fitted, and ratios of theirs by all sets of
+constants. H200: the free constants are fitted to
 half of the configurations of the measured tile sweep, three draws, and predict the other half;
-which kernels spill registers is predicted without any fit. This package's own sweep was not fitted
-to: its error, in another run, too, its spills, and for each head dim, mask and length the
-configuration that the simulator chooses beside the best. --part does one of them and keeps the
-others of the file.
-Usage: python -m lab.benchmarks.validation [--output FILE] [--part NAME]
+which kernels spill registers is predicted without any fit, and what the tiles that the simulator
+chooses lose to the fastest ones, also where a constant is a tenth off. This package's own sweep was
+not fitted to: its error, in another run, too, its spills, and for each head dim, mask and length
+the configuration that the simulator chooses beside the best.
+Usage: python -m lab.benchmarks.validation [--output FILE]
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +27,11 @@ from fa4.figures.measured import B200_FILE, HOPPER_FILE, KEPT_OUT_FILE
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.calibrate import configuration, quick_fit
 from fa4.sim.cost_table import CostTable, free_constants
+from fa4.sim.elasticity import figures_read
+from fa4.sim.ensemble import seconds_of, speedup_interval
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_rows
+from fa4.sim.options import build
 from fa4.sim.validation import Comparison, Point, compare
 from lab import ROOT
 from lab.benchmarks.baselines import by_forest, by_formula, score
@@ -39,6 +44,18 @@ OWN = "fa4 sm_90a"
 SPILLED_SHARE = 0.7
 DRAWS = (0, 1, 2)
 MEASURED_ELSEWHERE = ("hbm_queue_share", "cta_start_cycles")  # on an H200: at both ends
+MOVES = (0.9, 1.1)  # of a constant, to see what is chosen then
+
+# Two ratios that pull requests published: what both calls have, what the first and the second have,
+# and how many times as fast the second one was.
+RATIOS: Mapping[str, tuple[dict[str, object], dict[str, object], dict[str, object], float]] = {
+    "FA PR#2741, B200: one CTA over a pair": (
+        {"kernel": "published"}, {"cta_group": 2}, {"cta_group": 1}, 1.205),
+    "FA PR#2738, GB300, head dim 64: a CTA for each work tile over one that stays": (
+        {"kernel": "published", "machine": "gb300", "head_dim": 64, "heads": 32},
+        {"scheduler": "static"}, {"scheduler": "naive"}, 1.058),
+}  # fmt: skip
+TOKENS, RATIO_LENGTHS = 32768, (1024, 2048, 4096, 8192, 16384)
 
 
 def kinds_of(rows: list[Row]) -> Mapping[str, Callable[[Row], bool]]:
@@ -82,7 +99,30 @@ def blackwell() -> dict[str, Any]:
         "left out": groups,
         "other starts": other_starts(rows, machine, names),
         "kept out": kept_out(rows),
+        "ratios": {name: ratios(*asked) for name, asked in RATIOS.items()},
     }
+
+
+def ratios(
+    both: dict[str, object], first: dict[str, object], second: dict[str, object], published: float
+) -> dict[str, Any]:
+    """How many times as fast the second is, by all sets of constants, and what the first would have
+    to take beyond its prediction for each work tile of an SM for the two to be as fast."""
+    calls = {}
+    for length in RATIO_LENGTHS:
+        asked = {"seqlen": length, "batch": TOKENS // length, **both}
+        requests = [build({**asked, **own}) for own in (first, second)]
+        before, after = (seconds_of(request) for request in requests)
+        found, one = speedup_interval(before, after), requests[0].predict()
+        assert found is not None
+        each = one.work_tiles / requests[0].machine.gpu.sm_count
+        calls[str(length)] = {
+            "shipped": round(before[0] / after[0], 4),
+            "least": round(found.least, 4), "most": round(found.most, 4),
+            "short_us": round(1e6 * (after[0] - before[0]) / each, 3),
+        }  # fmt: skip
+    print(published, calls)
+    return {"published": published, "calls": calls}
 
 
 def kept_out(rows: list[Row]) -> dict[str, dict[str, Any]]:
@@ -192,7 +232,25 @@ def hopper() -> dict[str, Any]:
             "constants": {name: round(getattr(costs, name), 3) for name in names},
         }
         print(f"draw {draw}", report[f"kept out, draw {draw}"])
-    return report
+    return report | {"choices": choices(every), "moved": moved_choices(rows, machine)}
+
+
+def _error(row: Row, machine: Machine) -> float:
+    return compare([row], machine).mape
+
+
+def moved_choices(rows: list[Row], machine: Machine) -> dict[str, Any]:
+    """What the chosen tiles lose at most with each constant that the rows use a tenth off."""
+    used = frozenset[str]().union(*(figures_read(partial(_error, row), machine) for row in rows))
+    lost = {}
+    for name in sorted(x.partition(".")[2] for x in used if x.startswith("costs.")):
+        for factor in MOVES:
+            costs = replace(machine.costs, **{name: getattr(machine.costs, name) * factor})
+            found = choices(compare(rows, replace(machine, costs=costs)))
+            lost[f"{name} x {factor}"] = max(row["lost_percent"] for row in found)
+    worst = max(lost, key=lambda name: lost[name])
+    print("moved by a tenth", worst, lost[worst])
+    return {"constants": len(lost) // len(MOVES), "worst": worst, "lost_percent": lost}
 
 
 def own_hopper() -> dict[str, Any]:
@@ -223,7 +281,7 @@ def choices(found: Comparison) -> list[dict[str, Any]]:
     standard deviation 1, among the schedulers that can be predicted (not the snake order)."""
     calls: dict[object, list[Point]] = {}
     for point in found.points:
-        if point.row.spread == 1.0 and point.row.tile["scheduler"] != "snake":
+        if point.row.spread == 1.0 and point.row.tile.get("scheduler") != "snake":
             calls.setdefault(point.row.problem, []).append(point)
     table = []
     for points in calls.values():
