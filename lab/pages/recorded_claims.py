@@ -143,6 +143,13 @@ def choices() -> list[float]:
     return [x["lost_percent"] for x in record("validation")["own h200"]["choices"]]
 
 
+def ratio_of(number: str, key: str) -> list[float]:
+    """Of a pull request's ratio, at each length."""
+    found = record("validation")["b200"]["ratios"]
+    (ratio,) = (x for name, x in found.items() if f"#{number}" in name)
+    return [x[key] for x in ratio["calls"].values()]
+
+
 def l2_rates(memory: str) -> list[float]:
     """Bytes per cycle and SM from L2 or HBM, all SMs loading."""
     names = (x["name"] for x in record("hopper_units")["figures"])
@@ -313,6 +320,9 @@ RECORDED: dict[str, Callable[[], str]] = {
     "validation: worst": lambda: f"{own('all', 'worst_percent'):.0f}%",
     "validation: good choices": lambda: f"{sum(lost <= 2 for lost in choices())}",
     "validation: choices": lambda: f"{len(choices())}",
+    "validation: 2738, least": lambda: f"{min(ratio_of('2738', 'least')):.2f}",
+    "validation: 2738, most": lambda: f"{max(ratio_of('2738', 'most')):.2f}",
+    "validation: 2738, short": lambda: f"{max(ratio_of('2738', 'short_us')):.1f}",
     "validation: most lost": lambda: f"{max(choices()):.0f}%",
     "hopper_units: turn by named barriers": lambda: (
         f"{unit('bar.arrive to bar.sync/2 groups of 128'):.0f}"
