@@ -16,7 +16,7 @@ def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> ForwardPi
     """Its choices for a problem. Raises ValueError for head dims that have another pipeline."""
     widest = max(problem.head_dim, problem.head_dim_v)
     rule = "as its one for 256 is another pipeline; kernel blackwell is predicted"
-    require(widest <= WIDEST, f"kernel published must have head dims up to {WIDEST}, {rule}", widest)
+    require(widest <= WIDEST, f"kernel published must have head dims to {WIDEST}, {rule}", widest)
     return default_forward(problem, gpu, published=True)
 
 

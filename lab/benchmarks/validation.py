@@ -28,14 +28,13 @@ from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.calibrate import configuration, quick_fit
 from fa4.sim.cost_table import CostTable, free_constants
 from fa4.sim.elasticity import figures_read
-from fa4.sim.ensemble import seconds_of, speedup_interval
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_rows
-from fa4.sim.options import build
 from fa4.sim.validation import Comparison, Point, compare
 from lab import ROOT
 from lab.benchmarks.baselines import by_forest, by_formula, score
 from lab.benchmarks.common import parse_output, write_record
+from lab.benchmarks.ratios import RATIOS, STAYS, ratio, staying_us, with_more
 
 DATA = ROOT / "tests" / "sim" / "data"
 AGAIN_FILE = ROOT / "lab" / "hardware" / "results" / "hopper_sweep_again.csv"
@@ -45,17 +44,6 @@ SPILLED_SHARE = 0.7
 DRAWS = (0, 1, 2)
 MEASURED_ELSEWHERE = ("hbm_queue_share", "cta_start_cycles")  # on an H200: at both ends
 MOVES = (0.9, 1.1)  # of a constant, to see what is chosen then
-
-# Two ratios that pull requests published: what both calls have, what the first and the second have,
-# and how many times as fast the second one was.
-RATIOS: Mapping[str, tuple[dict[str, object], dict[str, object], dict[str, object], float]] = {
-    "FA PR#2741, B200: one CTA over a pair": (
-        {"kernel": "published"}, {"cta_group": 2}, {"cta_group": 1}, 1.205),
-    "FA PR#2738, GB300, head dim 64: a CTA for each work tile over one that stays": (
-        {"kernel": "published", "machine": "gb300", "head_dim": 64, "heads": 32},
-        {"scheduler": "static"}, {"scheduler": "naive"}, 1.058),
-}  # fmt: skip
-TOKENS, RATIO_LENGTHS = 32768, (1024, 2048, 4096, 8192, 16384)
 
 
 def kinds_of(rows: list[Row]) -> Mapping[str, Callable[[Row], bool]]:
@@ -98,53 +86,34 @@ def blackwell() -> dict[str, Any]:
     return report | {
         "left out": groups,
         "other starts": other_starts(rows, machine, names),
-        "kept out": kept_out(rows),
-        "ratios": {name: ratios(*asked) for name, asked in RATIOS.items()},
+        **kept_out(rows),
+        "ratios": {name: ratio(asked) for name, asked in RATIOS.items()},
     }
 
 
-def ratios(
-    both: dict[str, object], first: dict[str, object], second: dict[str, object], published: float
-) -> dict[str, Any]:
-    """How many times as fast the second is, by all sets of constants, and what the first would have
-    to take beyond its prediction for each work tile of an SM for the two to be as fast."""
-    calls = {}
-    for length in RATIO_LENGTHS:
-        asked = {"seqlen": length, "batch": TOKENS // length, **both}
-        requests = [build({**asked, **own}) for own in (first, second)]
-        before, after = (seconds_of(request) for request in requests)
-        found, one = speedup_interval(before, after), requests[0].predict()
-        assert found is not None
-        each = one.work_tiles / requests[0].machine.gpu.sm_count
-        calls[str(length)] = {
-            "shipped": round(before[0] / after[0], 4),
-            "least": round(found.least, 4), "most": round(found.most, 4),
-            "short_us": round(1e6 * (after[0] - before[0]) / each, 3),
-        }  # fmt: skip
-    print(published, calls)
-    return {"published": published, "calls": calls}
-
-
-def kept_out(rows: list[Row]) -> dict[str, dict[str, Any]]:
-    """What other pull requests published, predicted by all three: each machine, source and kind."""
+def kept_out(rows: list[Row]) -> dict[str, Any]:
+    """What other pull requests published, predicted by all three: each machine, source and kind;
+    and by the simulator if CTAs that stay take as much more as another ratio of theirs says."""
     every = read_measurements(KEPT_OUT_FILE)
     found = []
     for name in ("b200", "gb300"):
         machine = find_machine(name)
         found += compare(select_rows(every, machine)[0], machine).points
-    out = [point.row for point in found]
+    out, more_us = [point.row for point in found], staying_us(RATIOS[STAYS])
     models = {
         "simulator": np.array([point.predicted_tflops for point in found]),
         "formula": by_formula(rows, out),
         "forest": by_forest(rows, out),
     }
-    report = {}
+    staying = np.array([with_more(point, more_us) for point in found])
+    report, stayed = {}, {}
     for group, belongs in kept_out_kinds(out).items():
         used = np.array([belongs(row) for row in out])
         some = [row for row in out if belongs(row)]
         report[group] = {model: score(some, said[used]) for model, said in models.items()}
-        print(group, report[group])
-    return report
+        stayed[group] = score(some, staying[used])
+        print(group, report[group], stayed[group])
+    return {"kept out": report, "staying": {"more_us": round(more_us, 3), "kept out": stayed}}
 
 
 def kept_out_kinds(rows: list[Row]) -> dict[str, Callable[[Row], bool]]:
