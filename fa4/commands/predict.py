@@ -136,7 +136,7 @@ def predict(
     times = all_times(settings) if spread else ()
     first["interval"] = interval_report(first, times)
     if why or (why is None and not variants and worth_asking(first)):
-        first["why"] = ask_why(settings)
+        first["why"] = ask_why(settings, times)
         first["bottleneck"] = first["why"]["limit"]
     if not variants:
         emit(first, as_json, render)
@@ -173,13 +173,13 @@ def interval_report(
     return {"least_tflops": found.least, "most_tflops": found.most, "sets": found.sets}
 
 
-def ask_why(settings: Mapping[str, object]) -> dict[str, Any]:
-    """Why the call takes as long as it does, as plain data; shows progress."""
+def ask_why(settings: Mapping[str, object], times: Sequence[float] = ()) -> dict[str, Any]:
+    """Why the call takes as long as it does, as plain data; shows progress. times: `all_times`."""
     from fa4.sim.options import build
     from fa4.sim.why import explain_why
 
     with why_progress() as progress:
-        return why_report(explain_why(build(settings), progress))
+        return why_report(explain_why(build(settings), progress, times))
 
 
 def compare_with(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fa4.config import ForwardPipeline, Problem
+from fa4.config import ForwardPipeline, Problem, require
 from fa4.designs import forward
-from fa4.designs.forward import default_forward, one_tile_if_wide
+from fa4.designs.forward import default_forward
 from fa4.hardware import Gpu
+
+WIDEST = 192
 
 
 def choose(problem: Problem, gpu: Gpu, deterministic: bool = False) -> ForwardPipeline:
-    """Its choices for a problem."""
-    return one_tile_if_wide(default_forward(problem, gpu, published=True), gpu)
+    """Its choices for a problem. Raises ValueError for head dims that have another pipeline."""
+    widest = max(problem.head_dim, problem.head_dim_v)
+    rule = "as its one for 256 is another pipeline; kernel blackwell is predicted"
+    require(widest <= WIDEST, f"kernel published must have head dims to {WIDEST}, {rule}", widest)
+    return default_forward(problem, gpu, published=True)
 
 
 DESIGN = replace(

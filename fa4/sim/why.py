@@ -7,6 +7,7 @@ constant with the largest elasticity, if that stands out of the noise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -59,8 +60,13 @@ class Why:
         return tuple(found for found in self.neighbours if found.speedup is None)
 
 
-def explain_why(request: SimulationRequest, progress: Progress | None = None) -> Why:
-    """Some 100 simulations of the call. Raises as its prediction does."""
+def explain_why(
+    request: SimulationRequest, progress: Progress | None = None, times: Sequence[float] = ()
+) -> Why:
+    """Some 100 simulations of the call. Raises as its prediction does.
+
+    times: `seconds_of` the request where it is known.
+    """
     request = replace(request, simulation=replace(request.simulation, exact=False))
     seconds = call_seconds(request.problem, request.pipeline, request.machine, request.simulation)
     found = Why(
@@ -72,7 +78,8 @@ def explain_why(request: SimulationRequest, progress: Progress | None = None) ->
     if found.best is None:
         return found
     changed = build({**request.given, found.best.setting: found.best.value})
-    return replace(found, interval=speedup_interval(seconds_of(request), seconds_of(changed)))
+    before = times or seconds_of(request)
+    return replace(found, interval=speedup_interval(before, seconds_of(changed)))
 
 
 def elasticities(request: SimulationRequest, progress: Progress | None = None) -> Elasticities:

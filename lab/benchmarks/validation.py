@@ -3,13 +3,14 @@
 B200: each kind of the published figures (causal, backward, each length, each source) is left out,
 the free constants are fitted to the others, and the kind is predicted; a roofline formula with
 eight parameters and a random forest (scikit-learn) go through the same. All three predict what
-other pull requests published, to which nothing was fitted. H200: the free constants are fitted to
+other pull requests published, to which nothing was fitted, and ratios of theirs by all sets of
+constants. H200: the free constants are fitted to
 half of the configurations of the measured tile sweep, three draws, and predict the other half;
-which kernels spill registers is predicted without any fit. This package's own sweep was not fitted
-to: its error, in another run, too, its spills, and for each head dim, mask and length the
-configuration that the simulator chooses beside the best. --part does one of them and keeps the
-others of the file.
-Usage: python -m lab.benchmarks.validation [--output FILE] [--part NAME]
+which kernels spill registers is predicted without any fit, and what the tiles that the simulator
+chooses lose to the fastest ones, also where a constant is a tenth off. This package's own sweep was
+not fitted to: its error, in another run, too, its spills, and for each head dim, mask and length
+the configuration that the simulator chooses beside the best.
+Usage: python -m lab.benchmarks.validation [--output FILE]
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,12 +27,14 @@ from fa4.figures.measured import B200_FILE, HOPPER_FILE, KEPT_OUT_FILE
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.calibrate import configuration, quick_fit
 from fa4.sim.cost_table import CostTable, free_constants
+from fa4.sim.elasticity import figures_read
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.measurements import Row, pipeline_for, read_measurements, select_rows
 from fa4.sim.validation import Comparison, Point, compare
 from lab import ROOT
 from lab.benchmarks.baselines import by_forest, by_formula, score
 from lab.benchmarks.common import parse_output, write_record
+from lab.benchmarks.ratios import RATIOS, STAYS, ratio, staying_us, with_more
 
 DATA = ROOT / "tests" / "sim" / "data"
 AGAIN_FILE = ROOT / "lab" / "hardware" / "results" / "hopper_sweep_again.csv"
@@ -39,6 +43,7 @@ OWN = "fa4 sm_90a"
 SPILLED_SHARE = 0.7
 DRAWS = (0, 1, 2)
 MEASURED_ELSEWHERE = ("hbm_queue_share", "cta_start_cycles")  # on an H200: at both ends
+MOVES = (0.9, 1.1)  # of a constant, to see what is chosen then
 
 
 def kinds_of(rows: list[Row]) -> Mapping[str, Callable[[Row], bool]]:
@@ -81,30 +86,34 @@ def blackwell() -> dict[str, Any]:
     return report | {
         "left out": groups,
         "other starts": other_starts(rows, machine, names),
-        "kept out": kept_out(rows),
+        **kept_out(rows),
+        "ratios": {name: ratio(asked) for name, asked in RATIOS.items()},
     }
 
 
-def kept_out(rows: list[Row]) -> dict[str, dict[str, Any]]:
-    """What other pull requests published, predicted by all three: each machine, source and kind."""
+def kept_out(rows: list[Row]) -> dict[str, Any]:
+    """What other pull requests published, predicted by all three: each machine, source and kind;
+    and by the simulator if CTAs that stay take as much more as another ratio of theirs says."""
     every = read_measurements(KEPT_OUT_FILE)
     found = []
     for name in ("b200", "gb300"):
         machine = find_machine(name)
         found += compare(select_rows(every, machine)[0], machine).points
-    out = [point.row for point in found]
+    out, more_us = [point.row for point in found], staying_us(RATIOS[STAYS])
     models = {
         "simulator": np.array([point.predicted_tflops for point in found]),
         "formula": by_formula(rows, out),
         "forest": by_forest(rows, out),
     }
-    report = {}
+    staying = np.array([with_more(point, more_us) for point in found])
+    report, stayed = {}, {}
     for group, belongs in kept_out_kinds(out).items():
         used = np.array([belongs(row) for row in out])
         some = [row for row in out if belongs(row)]
         report[group] = {model: score(some, said[used]) for model, said in models.items()}
-        print(group, report[group])
-    return report
+        stayed[group] = score(some, staying[used])
+        print(group, report[group], stayed[group])
+    return {"kept out": report, "staying": {"more_us": round(more_us, 3), "kept out": stayed}}
 
 
 def kept_out_kinds(rows: list[Row]) -> dict[str, Callable[[Row], bool]]:
@@ -192,7 +201,25 @@ def hopper() -> dict[str, Any]:
             "constants": {name: round(getattr(costs, name), 3) for name in names},
         }
         print(f"draw {draw}", report[f"kept out, draw {draw}"])
-    return report
+    return report | {"choices": choices(every), "moved": moved_choices(rows, machine)}
+
+
+def _error(row: Row, machine: Machine) -> float:
+    return compare([row], machine).mape
+
+
+def moved_choices(rows: list[Row], machine: Machine) -> dict[str, Any]:
+    """What the chosen tiles lose at most with each constant that the rows use a tenth off."""
+    used = frozenset[str]().union(*(figures_read(partial(_error, row), machine) for row in rows))
+    lost = {}
+    for name in sorted(x.partition(".")[2] for x in used if x.startswith("costs.")):
+        for factor in MOVES:
+            costs = replace(machine.costs, **{name: getattr(machine.costs, name) * factor})
+            found = choices(compare(rows, replace(machine, costs=costs)))
+            lost[f"{name} x {factor}"] = max(row["lost_percent"] for row in found)
+    worst = max(lost, key=lambda name: lost[name])
+    print("moved by a tenth", worst, lost[worst])
+    return {"constants": len(lost) // len(MOVES), "worst": worst, "lost_percent": lost}
 
 
 def own_hopper() -> dict[str, Any]:
@@ -223,7 +250,7 @@ def choices(found: Comparison) -> list[dict[str, Any]]:
     standard deviation 1, among the schedulers that can be predicted (not the snake order)."""
     calls: dict[object, list[Point]] = {}
     for point in found.points:
-        if point.row.spread == 1.0 and point.row.tile["scheduler"] != "snake":
+        if point.row.spread == 1.0 and point.row.tile.get("scheduler") != "snake":
             calls.setdefault(point.row.problem, []).append(point)
     table = []
     for points in calls.values():

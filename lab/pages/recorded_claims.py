@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from fa4.commands.bench_random import summarize
@@ -141,6 +141,19 @@ def cudnn_ahead() -> list[float]:
 def choices() -> list[float]:
     """Percent that each choice of the simulator loses against the fastest measured one."""
     return [x["lost_percent"] for x in record("validation")["own h200"]["choices"]]
+
+
+def ratio_of(number: str, key: str) -> list[float]:
+    """Of a pull request's ratio, at each length."""
+    found = record("validation")["b200"]["ratios"]
+    (ratio,) = (x for name, x in found.items() if f"#{number}" in name)
+    return [x[key] for x in ratio["calls"].values()]
+
+
+def staying(group: str) -> str:
+    """Mean error on points that were kept out if CTAs that stay take more."""
+    found = record("validation")["b200"]["staying"]["kept out"][group]
+    return f"{found['mape_percent']:.1f}%"
 
 
 def l2_rates(memory: str) -> list[float]:
@@ -313,6 +326,14 @@ RECORDED: dict[str, Callable[[], str]] = {
     "validation: worst": lambda: f"{own('all', 'worst_percent'):.0f}%",
     "validation: good choices": lambda: f"{sum(lost <= 2 for lost in choices())}",
     "validation: choices": lambda: f"{len(choices())}",
+    "validation: 2738, least": lambda: f"{min(ratio_of('2738', 'least')):.2f}",
+    "validation: 2738, most": lambda: f"{max(ratio_of('2738', 'most')):.2f}",
+    "validation: 2738, short": lambda: f"{max(ratio_of('2738', 'short_us')):.1f}",
+    "validation: staying, us": lambda: f"{record('validation')['b200']['staying']['more_us']:.1f}",
+    **{f"validation: staying, {x}": partial(staying, x) for x in ("all", "B200", "GB300")},
+    "validation: kept out, all": lambda: (
+        f"{record('validation')['b200']['kept out']['all']['simulator']['mape_percent']:.1f}%"
+    ),
     "validation: most lost": lambda: f"{max(choices()):.0f}%",
     "hopper_units: turn by named barriers": lambda: (
         f"{unit('bar.arrive to bar.sync/2 groups of 128'):.0f}"

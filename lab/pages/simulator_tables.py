@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
-from operator import ge, lt
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from lab import ROOT
 from lab.hardware.hopper_counters.simulate import apart, measured, prediction, simulated, traffic
 from lab.hardware.warpgroup_forward.repeated import sustained_calls
 from lab.pages import DOCS
+from lab.pages.aims import render_aims
 from lab.pages.marked_tables import MarkedTables
 from lab.records import read_record
 
@@ -109,52 +109,6 @@ def render_kept_out() -> str:
                      f"{ours['worst_percent']:+.1f}%"))  # fmt: skip
     titles = ("published", "points", "simulator", "formula", "forest", "bias", "worst")
     return markdown_table(titles, rows)
-
-
-def render_aims() -> str:
-    """What the model is meant to reach, and what it does by the records."""
-    found = read_record("validation")
-    kept, left = found["b200"]["kept out"], found["own h200"]
-    errors = {group: models["simulator"]["mape_percent"] for group, models in kept.items()}
-    ahead = {
-        key: sum(better(models["simulator"][key], models[other][key])
-                 for models in kept.values() for other in ("formula", "forest"))
-        for key, better in (("mape_percent", lt), ("rank_correlation", ge))
-    }  # fmt: skip
-    compared, peer = 2 * len(kept), found["h200"]["all, by the shipped constants"]
-    kinds = {group: error for group, error in errors.items() if " " in group}
-    worst = max(kinds, key=lambda group: kinds[group])
-    lost = [row["lost_percent"] for row in left["choices"]]
-    speeds = read_record("sim")
-    minute = min(120 * x["judged"] / x["cpu_seconds"]
-                 for x in read_record("design")["calls"].values())  # fmt: skip
-    rows = (
-        ("kept out, B200: mean error", "3%", f"{errors['B200']:.1f}%", errors["B200"] <= 3),
-        ("kept out, GB300: mean error", "3%", f"{errors['GB300']:.1f}%", errors["GB300"] <= 3),
-        ("kept out, worst kind", "4%", f"{kinds[worst]:.1f}% ({worst})", kinds[worst] <= 4),
-        ("kept out, (192, 128): bias", "2%",
-         f"{kept['(192, 128)']['simulator']['bias_percent']:+.1f}%",
-         abs(kept["(192, 128)"]["simulator"]["bias_percent"]) <= 2),
-        ("less error than formula and forest", "everywhere",
-         f"{ahead['mape_percent']} of {compared}", ahead["mape_percent"] == compared),
-        ("rank no worse than theirs", "everywhere",
-         f"{ahead['rank_correlation']} of {compared}", ahead["rank_correlation"] == compared),
-        ("the other kernel's sweep on an H200: error, rank", "5%, 0.98",
-         f"{peer['mape_percent']:.1f}%, {peer['rank_correlation']:.3f}",
-         peer["mape_percent"] <= 5 and peer["rank_correlation"] >= 0.98),
-        ("this kernel's sweep: what a chosen tile loses at most", "2%",
-         f"{max(lost):.1f}%, above 2% in {sum(x > 2 for x in lost)} of {len(lost)}",
-         max(lost) <= 2),
-        ("`fa4 design`: designs a minute on two cores", "1000", f"{minute:.0f}", minute >= 1000),
-        ("engine: events a second", "2e7",
-         f"{min(x['events_per_s'] for x in speeds['engines']):.1e}",
-         all(x["events_per_s"] >= 2e7 for x in speeds["engines"])),
-        ("`fa4 predict` from a cold start", "2 s",
-         f"{speeds['startup_seconds']['fa4 predict']:.1f} s",
-         speeds["startup_seconds"]["fa4 predict"] <= 2),
-    )  # fmt: skip
-    titles = ("what", "aim", "now", "reached")
-    return markdown_table(titles, [(*row[:3], "yes" if row[3] else "no") for row in rows])
 
 
 def render_sets() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -189,6 +191,16 @@ def test_a_deadlock_names_the_cycle() -> None:
     text = str(raised.value)
     assert "softmax0 waits on stats0_empty phase 0 for correction" in text
     assert text.endswith("cycle: softmax0 -(stats0_empty)-> correction -(stats0_full)-> softmax0")
+
+
+@pytest.mark.parametrize(("kib", "stages"), [(327, 12), (227, 6), (170, 2)])
+def test_shared_memory_of_a_cta_decides_the_ring(kib: int, stages: int) -> None:
+    """What if it had more, or less: slots come and go, and nothing is refused that fits."""
+    gpu = replace(B200, smem_bytes_per_cta=1024 * kib, smem_bytes_per_sm=1024 * (kib + 1))
+    plan = forward_plan(ForwardPipeline(cta_group=2), gpu)
+    assert plan.buffer("kv").stages == plan.signal("kv_full").stages == stages
+    assert plan.bytes_used("smem") <= 1024 * kib
+    assert check_plan(plan, gpu) == []
 
 
 @pytest.mark.parametrize("name", ["pair", "one Q tile", "wide pair"])

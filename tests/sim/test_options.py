@@ -252,6 +252,7 @@ def test_bad_lengths(content: bytes, message: str, tmp_path: Path) -> None:
             r"3 x \(S 128 \+ O 128\) = 768 columns of tensor memory, and B200 has 512",
         ),
         ({"q_tiles": "3", "head_dim": 64, "machine": "rubin"}, "has 576, but no kernel has warps"),
+        ({"kernel": "published", "head_dim": 256}, "to 192, as its one for 256 is another"),
         ({"dtype": "e4m3", "tau": "4"}, "largest e4m3"),
         ({"lengths": ((1, 1),), "batch": 2}, "lengths replaces batch"),
     ],

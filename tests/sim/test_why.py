@@ -181,6 +181,9 @@ def test_no_work_has_no_chain() -> None:
     assert step_chain(build({"batch": "0"})) is None
 
 
+MATTER_LESS = ("launch_ns", "smem_latency_cycles", "mma_issue_cycles")
+
+
 def test_elasticities_of_a_known_time() -> None:
     """A time that is a sum has its parts as elasticities; what is not read has none."""
 
@@ -195,6 +198,21 @@ def test_elasticities_of_a_known_time() -> None:
     assert {row.name for row in found.rows if row.used} == {"tensor", "launch_ns"}
     assert set(values) == set(all_figures())
     assert figures_read(seconds, B200) == {"gpu.mma_flops_per_clk", "costs.launch_ns"}
+
+
+@pytest.mark.parametrize(("name", "way"), [("vector_efficiency", 0.9), ("sync_cycles", 1.1)])
+def test_the_limit_in_words_names_the_way_that_is_slower(name: str, way: float) -> None:
+    """Less of a share that is better when larger, more of a latency: the call takes longer."""
+
+    def seconds(machine: Machine) -> float:
+        of = {x: getattr(machine.costs, x) / getattr(B200.costs, x) for x in (name, *MATTER_LESS)}
+        slower = of[name] if way > 1 else 1.0 / of[name]
+        return slower + 0.001 * sum(of[x] for x in MATTER_LESS)
+
+    said = say_limit(measure(seconds, B200))
+    assert said.startswith(f"{name}: 10% {'less' if way < 1 else 'more'} of it makes the call 10.0")
+    costs = replace(B200.costs, **{name: way * getattr(B200.costs, name)})
+    assert seconds(replace(B200, costs=costs)) > seconds(B200)
 
 
 def test_noise_hides_what_it_could_feign() -> None:

@@ -53,6 +53,14 @@ def test_it_opens_from_the_disk(opened: Open, explorer: Explorer) -> None:
         assert len(tab.text(f"#{name}")) > 40, name
 
 
+def test_what_hardly_differs_is_undecided(opened: Open) -> None:
+    """Of two selections less than 3% apart, and of no others."""
+    for change, expected in (("exp2=off", True), ("q_tiles=1", False)):
+        said = opened(f"compare=1&b.{change}").text("p.ratio")
+        ratio = float(said.split()[2])
+        assert (abs(ratio - 1) < 0.03) == expected == ("undecided" in said), said
+
+
 def test_a_page_that_asks_or_complains_is_noticed(browser: Any, tmp_path: Path) -> None:
     """Planted: an error, a request to the disk, and one elsewhere."""
     file = tmp_path / "page.html"

@@ -2,7 +2,7 @@
 
 import { byId, el, listed, number, percent } from "./dom.js";
 import { control, keysOf, pointOf, resolved, theHead } from "./data.js";
-import { neighbours } from "./levers.js";
+import { neighbours, WITHIN } from "./levers.js";
 import { choose, theState } from "./state.js";
 
 /** The settings of `fa4 predict` for a selection, as on the command line. */
@@ -135,7 +135,10 @@ function comparison(state) {
     .map((one) => one.label);
   if (!different.length) return "A and B are the same. Pick B above and change something.";
   const change = `They differ in ${listed(different)}.`;
-  return a && b ? `B is ${number(b.tflops / a.tflops, 3)} times as fast as A. ${change}` : change;
+  if (!a || !b) return change;
+  const ratio = b.tflops / a.tflops;
+  const undecided = Math.abs(ratio - 1) < WITHIN ? ", which is undecided: within the model's error" : "";
+  return `B is ${number(ratio, 3)} times as fast as A${undecided}. ${change}`;
 }
 
 /** Say why a selection has no prediction, and offer single changes that have one. */

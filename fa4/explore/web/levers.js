@@ -5,6 +5,8 @@ import { control, keysOf, pointOf, resolved } from "./data.js";
 import { choose } from "./state.js";
 
 const MOST = 9;
+/** Relative difference of two predictions that is within the model's error (docs/simulator.md). */
+export const WITHIN = 0.03;
 
 /** Selections that differ from one in a single control, with their points. */
 export function neighbours(selection, keys) {
@@ -32,7 +34,7 @@ export function drawLevers(selection, point) {
     .map((one) => ({ ...one, gain: one.point.result.tflops / point.result.tflops - 1 }))
     .sort((a, b) => b.gain - a.gain);
   const kept = all.length > MOST ? [...all.slice(0, 5), ...all.slice(5 - MOST)] : all;
-  const about = `One change of the kernel, everything else as it is. Less than 3% is within the model's error.`;
+  const about = `One change of the kernel, everything else as it is. Less than ${100 * WITHIN}% is undecided: within the model's error.`;
   const items = kept.map(({ key, choice, point: other, gain }) =>
     el(
       "li",
