@@ -22,6 +22,7 @@ from fa4.sm90.forward.schedule import WorkQueue, first_work, follow
 
 KEYS, COLUMNS = 32, 16  # of a block
 UNIT_COLUMNS = 64  # of blocks side by side, that a warp moves at once
+IN_FLIGHT = 4  # blocks that are being read when the first of them is stored
 EVEN, ODD = "0x6420", "0x7531"  # bytes of two words
 
 
@@ -94,6 +95,7 @@ def move_unit(tiles: ValueTiles, source: Int32, target: Int32, unit: Int32, lane
     place += (chunk ^ (row * tall // 128 % (tall // 16))) * 16
     written = code.read(place)
 
+    held = []
     for column in range(0, tiles.unit_columns, COLUMNS):
         run, byte = column // wide, column % wide
         address = code.do("xor.b32", read, str(byte), kind="b32") if byte else read
@@ -102,13 +104,21 @@ def move_unit(tiles: ValueTiles, source: Int32, target: Int32, unit: Int32, lane
             f"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{', '.join(words)}}}, "
             f"[{address}+{run * tiles.keys * wide}];"
         )
-        parts = [
-            code.do("prmt.b32", words[i], words[i + 1], selector, kind="b32")
-            for i in (0, 2)
-            for selector in (EVEN, ODD)
-        ]
-        code.effect(
-            f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{written}+{column * tall}], "
-            f"{{{', '.join(parts)}}};"
-        )
+        held.append((column, words))
+        if len(held) == IN_FLIGHT:
+            _store_block(code, f"{written}+{held[0][0] * tall}", held.pop(0)[1])
+    for column, words in held:
+        _store_block(code, f"{written}+{column * tall}", words)
     code.trace(effects=True)
+
+
+def _store_block(code: PtxBlock, place: str, words: list[str]) -> None:
+    """Even and odd columns of 16 keys, of the next, that are read as words of both."""
+    parts = [
+        code.do("prmt.b32", words[i], words[i + 1], selector, kind="b32")
+        for i in (0, 2)
+        for selector in (EVEN, ODD)
+    ]
+    code.effect(
+        f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{place}], {{{', '.join(parts)}}};"
+    )
