@@ -1,10 +1,10 @@
 """Rates of the Hopper forward kernel's tiles of 8-bit types, by head dims and mask.
 
-A tile is (warpgroups, keys, stages, TFLOP/s, start, turns, ahead), as in `warpgroup_rates`; promote:
-where keys are many. Measured by `lab.hardware.warpgroup_fp8.measure`, without a mask, 32k tokens and
-sums that are not promoted: three warpgroups at head dims 64 and 128, two at 128, and 64 keys at 256.
-The rest is assumed alike, and every start; of 128 keys at 256 the simulator's own to those of 64:
-1.10 times the rate, and a start of 80 keys more.
+A tile is (warpgroups, keys, stages, TFLOP/s, start), as in `warpgroup_rates`; promote: where keys
+are many. Measured by `lab.hardware.warpgroup_fp8.measure`, without a mask, 32k tokens and sums that
+are not promoted: three warpgroups at head dims 64 and 128, two at 128, and two with 64 keys at 256.
+The rest is assumed alike, and every start; of 128 keys at 256 what the simulator makes of them
+beside 64: 1.10 times the rate, and a start of 80 keys more.
 """
 
 from fa4.plan.warpgroup_rates import WarpgroupTile as Tile

@@ -21,7 +21,6 @@ from fa4.kit.ptx_block import PtxBlock, literal
 from fa4.kit.signals import CTA_BARRIER, Signals, named_numbers
 from fa4.kit.tiles import WorkTile
 from fa4.kit.units import WARP, WARPGROUP
-from fa4.sm90.forward import fragment
 from fa4.sm90.forward.places import Access, Places, Vector, in_rows, in_shared_memory
 
 

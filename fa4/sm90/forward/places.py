@@ -1,8 +1,8 @@
 """Where a thread's elements of O of 8-bit products lie, outside of its registers.
 
-In shared memory, the vectors of a warpgroup's threads lie side by side, for nobody else to read. In
-O's own rows in global memory a thread has, of every 16 columns, four that are neighbours (`narrow`):
-8 bytes, and a quad's are a sector.
+In shared memory, the vectors of a warpgroup's threads lie side by side, for nobody else to read.
+In O's own rows in global memory a thread has, of every 16 columns, four that are neighbours
+(`narrow`): 8 bytes, and a quad's are a sector.
 """
 
 from dataclasses import dataclass
