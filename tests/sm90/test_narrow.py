@@ -153,7 +153,7 @@ def test_packed_sequences() -> None:
         {"consumers": 3, "tile_n": 96, "promote": 4, "ahead": True, "ping_pong": False},
         {"consumers": 3, "tile_n": 128, "overlap": False, "ping_pong": True},
         {"consumers": 2, "tile_n": 224, "ahead": True},
-        {"head_dim": 208, "head_dim_v": 256, "promote": 4},  # O has no room, nor what is held
+        {"head_dim": 208, "head_dim_v": 256, "promote": 3},  # O has no room, nor what is held
         {"head_dim": 256, "head_dim_v": 208, "ahead": True},
     ],
 )
