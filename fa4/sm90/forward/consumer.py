@@ -18,7 +18,7 @@ from fa4.plan.warpgroup_roles import passes_tiles
 from fa4.sm90.forward import fragment, held, narrow
 from fa4.sm90.forward.held import meet_warpgroup
 from fa4.sm90.forward.output import OutputTile, close, finish, share
-from fa4.sm90.forward.places import Places
+from fa4.sm90.forward.places import HeldPlaces
 from fa4.sm90.forward.products import WarpgroupProducts, wait_products
 from fa4.sm90.forward.schedule import WorkQueue, first_work, follow
 from fa4.sm100.forward.mods import Mods
@@ -46,7 +46,7 @@ class ConsumerWork:
     descales: tuple
     memory: Int32
     queue: WorkQueue
-    held: Places | None = None
+    held: HeldPlaces | None = None
 
     def on(self, tile: WorkTile) -> "ConsumerWork":
         """The same with the factors of a work tile's keys, if there are any, in the scales."""

@@ -21,7 +21,7 @@ from fa4.kit.ptx_block import PtxBlock, literal
 from fa4.kit.signals import CTA_BARRIER, Signals, named_numbers
 from fa4.kit.tiles import WorkTile
 from fa4.kit.units import WARP, WARPGROUP
-from fa4.sm90.forward.places import Access, Places, Vector, in_rows, in_shared_memory
+from fa4.sm90.forward.places import HeldAccess, HeldPlaces, HeldVector, in_rows, in_shared_memory
 
 
 def meet_warpgroup(signals: Signals) -> None:
@@ -33,7 +33,7 @@ def meet_warpgroup(signals: Signals) -> None:
 
 def held_places(
     start: Int32, spec: Any, number: Int32, tile: WorkTile, tensor: cute.Tensor, rows: tuple
-) -> Places:
+) -> HeldPlaces:
     """Where this thread's part of O is held, of warpgroup `number`.
 
     start: of shared memory. tensor: O; rows: this thread's.
@@ -55,7 +55,7 @@ def clear(signals: Signals, work: Any) -> None:
     _store_zeros(work.held)
 
 
-def _store_zeros(held: Places) -> None:
+def _store_zeros(held: HeldPlaces) -> None:
     code = PtxBlock()
     access = held.begin(code)
     for vector in held.vectors():
@@ -91,7 +91,9 @@ def taken(work: Any, state: Any) -> list[Float32]:
     return code.trace(*sums, effects=True)
 
 
-def _add(access: Access, held: Places, scales: list[str], sums: list[str]) -> Iterator[Vector]:
+def _add(
+    access: HeldAccess, held: HeldPlaces, scales: list[str], sums: list[str]
+) -> Iterator[HeldVector]:
     """What is held, times its row's factor, added to O; each vector of which that is done.
 
     All of a row's are asked for before the first is there: S's registers are free.

@@ -24,7 +24,7 @@ BLOCK_BYTES = 32  # of 16 columns
 
 
 @dataclass(frozen=True)
-class Vector:
+class HeldVector:
     """Elements that lie side by side: their numbers in the accumulator; where they are.
 
     start: number of the address that it is counted from. offset: bytes from there.
@@ -36,7 +36,7 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class Places:
+class HeldPlaces:
     """A thread's addresses: one in shared memory; or in O's rows one of each of its own, 0 where
     there is no such row. columns: of O, of which a thread has half as many elements."""
 
@@ -44,31 +44,31 @@ class Places:
     columns: cutlass.Constexpr
     in_rows: cutlass.Constexpr
 
-    def vectors(self) -> list[Vector]:
+    def vectors(self) -> list[HeldVector]:
         """All there are."""
         count = self.columns // 2
         if self.in_rows:
             return [
-                Vector(neighbours(block + 2 * row), row, block // BLOCK * BLOCK_BYTES)
+                HeldVector(neighbours(block + 2 * row), row, block // BLOCK * BLOCK_BYTES)
                 for block in range(0, count, BLOCK)
                 for row in range(ROWS_OF_THREAD)
             ]
         return [
-            Vector(tuple(range(i, i + VECTOR)), 0, i // VECTOR * WARPGROUP * VECTOR_BYTES)
+            HeldVector(tuple(range(i, i + VECTOR)), 0, i // VECTOR * WARPGROUP * VECTOR_BYTES)
             for i in range(0, count, VECTOR)
         ]
 
-    def begin(self, code: PtxBlock) -> "Access":
+    def begin(self, code: PtxBlock) -> "HeldAccess":
         """Instructions that read and write them."""
         registers = code.read_all(self.starts)
         if not self.in_rows:
-            return Access(code, "shared", registers, [""])
+            return HeldAccess(code, "shared", registers, [""])
         exist = [code.do("setp.ne.b64", one, "0", kind="pred") for one in registers]
-        return Access(code, "global", registers, [f"@{one} " for one in exist])
+        return HeldAccess(code, "global", registers, [f"@{one} " for one in exist])
 
 
 @dataclass(frozen=True)
-class Access:
+class HeldAccess:
     """Loads and stores in a block of code. starts: registers. guards: of what each is part of."""
 
     code: PtxBlock
@@ -76,7 +76,7 @@ class Access:
     starts: list[str]
     guards: list[str]
 
-    def load(self, vector: Vector) -> list[str]:
+    def load(self, vector: HeldVector) -> list[str]:
         """Its words of two elements; zeros of a row that there is not."""
         words = [self.code.register("b32") for _ in range(len(vector.elements) // 2)]
         if self.guards[vector.start]:  # else ptxas keeps a place for what they were before
@@ -85,11 +85,11 @@ class Access:
         self._move(vector, "ld", f"{{{', '.join(words)}}}, [{self._place(vector)}]", len(words))
         return words
 
-    def store(self, vector: Vector, words: list[str]) -> None:
+    def store(self, vector: HeldVector, words: list[str]) -> None:
         """Its words."""
         self._move(vector, "st", f"[{self._place(vector)}], {{{', '.join(words)}}}", len(words))
 
-    def store_rounded(self, vector: Vector, values: list[str]) -> None:
+    def store_rounded(self, vector: HeldVector, values: list[str]) -> None:
         """Its elements of all the values, as bf16."""
         pairs = zip(vector.elements[::2], vector.elements[1::2], strict=True)
         self.store(vector, [
@@ -97,7 +97,9 @@ class Access:
             for low, high in pairs
         ])  # fmt: skip
 
-    def add(self, vector: Vector, words: list[str], factors: list[str], values: list[str]) -> None:
+    def add(
+        self, vector: HeldVector, words: list[str], factors: list[str], values: list[str]
+    ) -> None:
         """To its elements of the values what the words hold, times the factor of a row."""
         halves = [
             self.code.do(opcode, word, bits, kind="b32")
@@ -109,21 +111,21 @@ class Access:
             operands = f"{held}, {factors[row_of(i)]}, {values[i]}"
             self.code.effect(f"fma.rn.f32 {values[i]}, {operands};")
 
-    def _place(self, vector: Vector) -> str:
+    def _place(self, vector: HeldVector) -> str:
         return f"{self.starts[vector.start]}+{vector.offset}"
 
-    def _move(self, vector: Vector, what: str, operands: str, words: int) -> None:
+    def _move(self, vector: HeldVector, what: str, operands: str, words: int) -> None:
         guard = self.guards[vector.start]
         self.code.effect(f"{guard}{what}.{self.space}.v{words}.b32 {operands};")
 
 
-def in_shared_memory(start: Int32, columns: int) -> Places:
+def in_shared_memory(start: Int32, columns: int) -> HeldPlaces:
     """start: of this thread's warpgroup."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
-    return Places((start + thread * VECTOR_BYTES,), columns, in_rows=False)
+    return HeldPlaces((start + thread * VECTOR_BYTES,), columns, in_rows=False)
 
 
-def in_rows(tile: WorkTile, tensor: cute.Tensor, rows: tuple) -> Places:
+def in_rows(tile: WorkTile, tensor: cute.Tensor, rows: tuple) -> HeldPlaces:
     """A work tile's rows of O, (batch, rows, heads, dim) or packed; rows: this thread's."""
     spec = tile.spec
     quad_thread = cute.arch.thread_idx()[0] % QUAD
@@ -134,10 +136,10 @@ def in_rows(tile: WorkTile, tensor: cute.Tensor, rows: tuple) -> Places:
             place = (tile.batch, *place)
         start = tensor[place].iterator.toint() + Int64(quad_thread) * ROW_VECTOR_BYTES
         starts.append(Int64(cutlass.select_(tile.has_row(row), start, Int64(0))))
-    return Places(tuple(starts), spec.head_dim_v, in_rows=True)
+    return HeldPlaces(tuple(starts), spec.head_dim_v, in_rows=True)
 
 
-def store_all(places: Places, values: list) -> None:
+def store_all(places: HeldPlaces, values: list) -> None:
     """A thread's part of O, rounded."""
     code = PtxBlock()
     access, registers = places.begin(code), code.read_all(values)
