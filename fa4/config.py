@@ -418,8 +418,7 @@ class WarpgroupPipeline:
     flash_attn.cute's code, not this package's. num_splits: parts of the KV sequence that different
     CTAs compute; if 2 or more, their O leaves registers as float32. columns: that rows of Q and K,
     and of V and O, have in shared memory; None for as many as are multiplied. direct: O goes from
-    registers to global memory, and what is held of it lies there. packed: query heads that
-    share the rows of a tile.
+    registers to global memory, as what is held. packed: query heads that share a tile's rows.
     """
 
     head_dim: int = 128
