@@ -414,11 +414,11 @@ class WarpgroupPipeline:
     enters P V from "registers", or through "smem". emulated: share of the exponentials that a
     polynomial computes. ahead: a CTA starts the first S of its next work tile before it stores this
     one's O, with overlap and where O does not lie over Q. promote: after so many KV tiles O is
-    added to one in shared memory and starts from zero; 0 for never. published: flash_attn.cute's
-    code, not this package's. num_splits: parts of the KV sequence that different CTAs compute; if 2
-    or more, their O leaves registers as float32. columns: that rows of Q and K, and of V and O,
-    have in shared memory; None for as many as are multiplied. direct: O goes from registers to
-    global memory. packed: query heads that share the rows of a tile.
+    added to what is held of it elsewhere and starts from zero; 0 for never. published:
+    flash_attn.cute's code, not this package's. num_splits: parts of the KV sequence that different
+    CTAs compute; if 2 or more, their O leaves registers as float32. columns: that rows of Q and K,
+    and of V and O, have in shared memory; None for as many as are multiplied. direct: O goes from
+    registers to global memory, as what is held. packed: query heads that share a tile's rows.
     """
 
     head_dim: int = 128

@@ -93,7 +93,12 @@ def output_over_queries(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
         return False
     d, dv = pipeline.widths
     narrow = dv * pipeline.output_bytes <= d * pipeline.element_bytes
-    return narrow and _room_left(pipeline, gpu) < 0
+    return narrow and not has_room(pipeline, gpu)
+
+
+def has_room(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:
+    """Does shared memory hold Q, O, K, V and P beside one another?"""
+    return _room_left(pipeline, gpu) >= 0
 
 
 def begins_ahead(pipeline: WarpgroupPipeline, gpu: Gpu) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fa4.config import PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS, WarpgroupPipeline
-from fa4.plan.schema import Math, Mma, Program, SmemAccess, Sync, Wait, Work
+from fa4.plan.schema import GlobalStore, Math, Mma, Program, SmemAccess, Sync, Wait, Work
 
 EXP_PARTS = 4  # pieces of a tile's exponentials, in which several warpgroups share the units
 OWN_ROWS = 2  # of a thread
@@ -170,8 +170,10 @@ def rescale(pipeline: WarpgroupPipeline, i: int) -> Program:
 
 
 def cleared_sums(pipeline: WarpgroupPipeline, i: int) -> Program:
-    """The sums in shared memory set to zero, once the last O has been read from there."""
+    """The sums set to zero; in shared memory once the last O has been read from there."""
     row_bytes = pipeline.head_dim_v * pipeline.output_bytes
+    if pipeline.direct:
+        return (Work(f"clear O{i}", GlobalStore(num_bytes=WARPGROUP_ROWS * row_bytes)),)
     return (
         Wait(f"stored{i}"),
         Work(f"meet {i}", Sync()),
@@ -181,9 +183,18 @@ def cleared_sums(pipeline: WarpgroupPipeline, i: int) -> Program:
 
 
 def promoted(pipeline: WarpgroupPipeline, i: int, tiles: int) -> Program:
-    """O added to the sums in shared memory and back, once in so many tiles."""
+    """O added to the sums and back, once in so many tiles.
+
+    To O's own rows, L2 is taken to give what is held as fast as it takes it.
+    """
     row_bytes = pipeline.head_dim_v * pipeline.output_bytes
+    num_bytes = 2 * WARPGROUP_ROWS * row_bytes // tiles
+    among = unpacked(fma=pipeline.head_dim_v / 2 / tiles)
+    if pipeline.direct:
+        return (
+            Work(f"add O{i}", among),
+            Work(f"promote O{i}", GlobalStore(num_bytes=num_bytes)),
+        )
     place = rows_of("o", i, row_bytes)
-    access = SmemAccess(num_bytes=2 * WARPGROUP_ROWS * row_bytes // tiles,
-                        among=unpacked(fma=pipeline.head_dim_v / 2 / tiles))  # fmt: skip
+    access = SmemAccess(num_bytes=num_bytes, among=among)
     return (Work(f"promote O{i}", access, reads=(place,), writes=(place,)),)

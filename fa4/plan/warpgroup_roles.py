@@ -340,14 +340,19 @@ def stored_bytes(row_bytes: int) -> int:
 def _from_registers(pipeline: WarpgroupPipeline, i: int) -> Program:
     """O divided by its row sums, to global memory: in float32 two columns by two; or eight by
     eight, for which the threads of a quad exchange theirs (an exchange and three choices for each
-    two columns)."""
+    two columns); of 8-bit products four by four, which are a thread's own."""
     dv = pipeline.head_dim_v
     scale = unpacked(fma=dv / 2, alu=dv / 4)
     exchange, num_bytes = unpacked(other=dv / 4), WARPGROUP_ROWS * dv * FLOAT_BYTES
-    if pipeline.direct:
+    held: Program = ()
+    if pipeline.direct and pipeline.transposes:
+        exchange, num_bytes = unpacked(other=dv / 8), WARPGROUP_ROWS * dv * pipeline.output_bytes
+        held = promoted(pipeline, i, 1) if pipeline.promote else ()
+    elif pipeline.direct:
         exchange = unpacked(alu=3 * dv / 4, other=dv / 4 + dv / 16)
         num_bytes = WARPGROUP_ROWS * stored_bytes(dv * pipeline.output_bytes)
     return (
+        *held,
         Work(f"scale O{i}", scale),
         Work(f"order O{i}", exchange),
         Work(f"store O{i}", GlobalStore(num_bytes=num_bytes)),

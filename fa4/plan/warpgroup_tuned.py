@@ -8,7 +8,7 @@ of padding, cost as much as others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -232,11 +232,10 @@ def tiles_of(problem: WarpgroupProblem) -> Iterator[WarpgroupTile]:
     d, dv = problem.head_dim, problem.head_dim_v
     if max(d, dv) > 256:
         raise ValueError(f"head dims are at most 256; got {max(d, dv)}")
-    rates: Mapping[tuple[int, int, bool], tuple[Any, ...]]
     rates = measured_rates() if problem.element_bytes == 2 else NARROW_RATES
     wider = [one for one in rates if one[0] >= d and one[1] >= dv and one[2] == problem.masked]
     nearest = min(wider, key=lambda one: one[0] + one[1])
-    return (WarpgroupTile(*fields) for fields in rates[nearest])
+    return iter(rates[nearest])
 
 
 def keys_of(tile: WarpgroupTile, problem: WarpgroupProblem) -> Any:

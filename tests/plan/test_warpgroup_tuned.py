@@ -14,6 +14,7 @@ from fa4.config import Problem
 from fa4.designs.hopper_forward import choose
 from fa4.hardware import H200
 from fa4.plan.warpgroup import warpgroup_plan
+from fa4.plan.warpgroup_narrow_rates import NARROW_RATES
 from fa4.plan.warpgroup_packing import packings
 from fa4.plan.warpgroup_rates import measured_rates
 from fa4.plan.warpgroup_tuned import (
@@ -122,15 +123,28 @@ def test_tiles(changes, rows) -> None:
     assert tuned_warpgroups(problem(**changes), H200).block_rows == rows
 
 
-@pytest.mark.parametrize("dims", measured_rates())
-def test_the_table_is_in_order_and_fits(dims: tuple[int, int, bool]) -> None:
+@pytest.mark.parametrize(
+    ("size", "dims"), [(2, one) for one in measured_rates()] + [(1, one) for one in NARROW_RATES]
+)
+def test_the_table_is_in_order_and_fits(size: int, dims: tuple[int, int, bool]) -> None:
     """The fastest rate first; each tile of the table has room and registers as it stands there."""
-    given = problem(head_dim=dims[0], head_dim_v=dims[1], masked=dims[2])
+    given = problem(head_dim=dims[0], head_dim_v=dims[1], masked=dims[2], element_bytes=size)
     tiles = list(tiles_of(given))
     assert [tile.tflops for tile in tiles] == sorted((t.tflops for t in tiles), reverse=True)
     assert {tile.consumers for tile in tiles} >= {1, 2}
     fitting = [tile for tile, _ in _fitting(given, H200)]
     assert fitting == tiles
+
+
+def test_long_sequences_of_wide_8_bit_heads_have_wide_tiles() -> None:
+    """Of 128 keys, for which O has no place in shared memory; short ones have tiles of 64."""
+    for dims in ((256, 256), (208, 208), (192, 128)):
+        sizes = {"head_dim": dims[0], "head_dim_v": dims[1], "element_bytes": 1}
+        found = {n: tuned_warpgroups(problem(**sizes, rows=n, keys=n), H200) for n in (300, 8192)}
+        assert {n: (one.tile_n, one.direct) for n, one in found.items()} == {
+            300: (64, False),
+            8192: (128, True),
+        }
 
 
 def test_a_pair_takes_the_next_wider_class() -> None:

@@ -18,7 +18,10 @@ pytest.importorskip("cutlass")
 
 import fa4.backends.kernel as kernels
 from fa4.backends import emulated
+from fa4.compiled.support import NARROW
 from fa4.hardware import H200
+from fa4.plan import warpgroup_tuned
+from fa4.plan.warpgroup_narrow_rates import NARROW_RATES
 from lab.hardware.guarded.drawing import GuardedCall, draw_calls
 from lab.hardware.guarded.random_calls import make_call
 
@@ -46,6 +49,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def count(sizes: Any, gpu: Any) -> Any:
         spec = choose(sizes, few)
         found[f"{spec.scheduler}, {8 * spec.element_bytes} bits"] += 1
+        if spec.element_bytes == 1 and spec.stores_directly:
+            found["promoted in O's rows" if spec.promote else "to O's rows"] += 1
         return spec
 
     monkeypatch.setattr(kernels, "choose_spec", count)
@@ -62,3 +67,36 @@ def test_drawn_calls_are_right(calls: int, chosen: Counter[str]) -> None:
     for (number, one), _ in zip(small_calls(seed), range(calls), strict=False):
         make_call(one, number, "emulator_sm90")
     assert calls < 100 or {"queue, 8 bits", "queue, 16 bits"} <= set(chosen)
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of 8-bit types, head dims above 128 have tiles of 128 keys; sums of 130 keys are promoted."""
+    direct = {
+        one: tuple(tile._replace(promote=1) for tile in tiles if tile.direct) or tiles
+        for one, tiles in NARROW_RATES.items()
+    }
+    monkeypatch.setattr(warpgroup_tuned, "NARROW_RATES", direct)
+    monkeypatch.setattr(warpgroup_tuned, "PROMOTED_FROM", 130)
+    warpgroup_tuned.tuned_warpgroups.cache_clear()
+    yield
+    warpgroup_tuned.tuned_warpgroups.cache_clear()
+
+
+@pytest.mark.parametrize("calls", [2, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_drawn_calls_of_wide_8_bit_heads_are_right(
+    calls: int, wide: None, chosen: Counter[str]
+) -> None:
+    """O and its sums in its own rows, of any mask, heads and sequences."""
+    seed = random.SystemRandom().randrange(2**32) if calls > 10 else 7
+    print(f"seed {seed}")
+    narrow = (
+        (number, one)
+        for number, one in small_calls(seed)
+        if one.call.dtype in NARROW and max(one.call.dims) > 128
+    )
+    for (number, one), _ in zip(narrow, range(calls), strict=False):
+        make_call(one, number, "emulator_sm90")
+    assert chosen["to O's rows"] + chosen["promoted in O's rows"] == calls
+    assert calls < 10 or {"queue, 8 bits", "to O's rows", "promoted in O's rows"} <= set(chosen)

@@ -6,7 +6,9 @@ oracle on the same quantised inputs by their root mean square error, not by the 
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -24,7 +26,7 @@ from fa4.config import ForwardConfig
 from fa4.emulator.host.session import Session
 from fa4.sm90.forward.narrow import in_column_pairs, quadruples
 from fa4.sm90.forward.spec import WarpgroupSpec
-from lab.hardware.warpgroup_fp8.measure import of_spec
+from lab.hardware.warpgroup_fp8 import measure
 from tests.sm90.forward_kernel import build
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -151,22 +153,24 @@ def test_packed_sequences() -> None:
         {"consumers": 3, "tile_n": 96, "promote": 4, "ahead": True, "ping_pong": False},
         {"consumers": 3, "tile_n": 128, "overlap": False, "ping_pong": True},
         {"consumers": 2, "tile_n": 224, "ahead": True},
+        {"head_dim": 208, "head_dim_v": 256, "promote": 3},  # O has no room, nor what is held
+        {"head_dim": 256, "head_dim_v": 208, "ahead": True},
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_other_tiles(choices: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tiles(choices: dict[str, Any]) -> None:
     """Pipelines that are not the tuned one; promoted sums are nearer the oracle."""
-    spec = WarpgroupSpec(head_dim=128, head_dim_v=128, dtype="e4m3",
-                         numerics=ForwardConfig(rescale_threshold_log2=0.0, p_offset_log2=8.0),
-                         **choices)  # fmt: skip
-    run = build(spec)
-    q, k, v = draw(E4M3, 1, 40, 900, 1, 1, 128, 128)
+    numerics = ForwardConfig(rescale_threshold_log2=0.0, p_offset_log2=8.0)
+    given = {"head_dim": 128, "head_dim_v": 128, "dtype": "e4m3", "numerics": numerics, **choices}
+    spec = WarpgroupSpec(**given)
+    run, (d, dv) = build(spec), spec.dims
+    q, k, v = draw(E4M3, 1, 40, 900, 1, 1, d, dv)
     v = (v.astype(np.float32) + 1).astype(E4M3)  # sums of one sign
-    out = np.full((1, 40, 1, 128), 7.0, ml_dtypes.bfloat16)
+    out = np.full((1, 40, 1, dv), 2.0**20, ml_dtypes.bfloat16)  # more than sums of P in 8 bits
     lse = np.full((1, 1, 40), 7.0, np.float32)
     nones = (None,) * 3
     session = Session(None, (), {})
-    session.call(run.compiled, (q, k, v, out, lse, 128**-0.5, *nones, 40, *(None,) * 6, 2,
+    session.call(run.compiled, (q, k, v, out, lse, d**-0.5, *nones, 40, *(None,) * 6, 2,
                                 *nones), {})  # fmt: skip
     exact = fa4.flash_attn_func(q, k, v, impl="oracle")
     error = relative_rms(out, exact)
@@ -240,11 +244,20 @@ def test_sums_are_promoted_where_keys_are_many() -> None:
     assert not choose_sm90_spec(replace(CALL, dtype="bf16", rows_k=1 << 20)).promote
 
 
+def test_measured_variants_have_plans() -> None:
+    """Every variant is a kernel that fits the machine, and is timed with some problem."""
+    plan = json.loads((Path(measure.__file__).parent / "variants.json").read_text())
+    timed = {(one["head_dim"], one["causal"]) for one in plan["problems"]}
+    for name, fields in plan["variants"].items():
+        spec = measure.make_spec(fields)
+        assert spec.plan.name and (spec.head_dim, spec.causal) in timed, name
+
+
 def test_measured_kernels_are_handed_their_own_factors() -> None:
     """Kernels with and without factors are timed on the same tensors."""
     spec = choose_sm90_spec(replace(CALL, descale="qv"))
-    assert of_spec(spec, ["q", "k", "v"]) == ["q", None, "v"]
-    assert of_spec(choose_sm90_spec(CALL), ["q", "k", "v"]) == [None] * 3
+    assert measure.of_spec(spec, ["q", "k", "v"]) == ["q", None, "v"]
+    assert measure.of_spec(choose_sm90_spec(CALL), ["q", "k", "v"]) == [None] * 3
 
 
 @pytest.mark.parametrize(

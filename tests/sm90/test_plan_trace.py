@@ -75,6 +75,14 @@ SPECS: dict[str, dict[str, Any]] = {
         "promote": 2,
         "ahead": True,
     },
+    "8 bits, promoted in O's rows": {
+        "head_dim": 256,
+        "head_dim_v": 256,
+        "dtype": "e4m3",
+        "promote": 2,
+        "causal": True,
+        "scheduler": "queue",
+    },
 }
 
 

@@ -107,8 +107,16 @@ def test_boxes_that_begin_earlier() -> None:
     assert make(head_dim=128, head_dim_v=40, split=True).shifts == (False, False)
     with pytest.raises(ValueError, match="head_dim_v 40 needs direct stores; got False"):
         make(head_dim=128, head_dim_v=40, direct=False)
-    with pytest.raises(ValueError, match="direct must be False with 8-bit types"):
-        make(head_dim=64, head_dim_v=64, dtype="e4m3", direct=True)
+
+
+def test_o_of_8_bit_types_leaves_from_registers_where_it_has_no_room() -> None:
+    """With 128 keys at head dim 256, not with 64; what is asked for is kept, or refused."""
+    wide = {"head_dim": 256, "head_dim_v": 256, "dtype": "e4m3"}
+    assert make(**wide, tile_n=128).stores_directly
+    assert not make(**wide, tile_n=64).stores_directly
+    assert make(**wide, tile_n=64, direct=True).stores_directly
+    with pytest.raises(ValueError, match="shared memory"):
+        _ = make(**wide, tile_n=128, direct=False).plan
 
 
 def test_positions_that_straddle_warpgroups() -> None:

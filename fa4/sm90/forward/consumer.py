@@ -18,6 +18,7 @@ from fa4.plan.warpgroup_roles import passes_tiles
 from fa4.sm90.forward import fragment, held, narrow
 from fa4.sm90.forward.held import meet_warpgroup
 from fa4.sm90.forward.output import OutputTile, close, finish, share
+from fa4.sm90.forward.places import HeldPlaces
 from fa4.sm90.forward.products import WarpgroupProducts, wait_products
 from fa4.sm90.forward.schedule import WorkQueue, first_work, follow
 from fa4.sm100.forward.mods import Mods
@@ -30,8 +31,8 @@ class ConsumerWork:
     number: which warpgroup it is. probabilities: P in shared memory, (rows, cols) of this
     warpgroup, None where PV takes it from registers. slack: of scores, by which a maximum may rise
     above its reference. num_tiles: work tiles of the call. descales: of q, k and v, global tensors
-    or None. held: where this thread's part of a promoted O is, in shared memory. queue: of the
-    numbers of work tiles.
+    or None. memory: where shared memory begins. held: where this thread's part of a promoted O is,
+    of a work tile. queue: of the numbers of work tiles.
     """
 
     spec: cutlass.Constexpr
@@ -43,8 +44,9 @@ class ConsumerWork:
     num_tiles: Int32
     mods: Mods
     descales: tuple
-    held: Int32 | None
+    memory: Int32
     queue: WorkQueue
+    held: HeldPlaces | None = None
 
     def on(self, tile: WorkTile) -> "ConsumerWork":
         """The same with the factors of a work tile's keys, if there are any, in the scales."""
@@ -119,12 +121,15 @@ def work_through(
         if cutlass.const_expr(not spec.begins_ahead):
             number, s, keys, values = begin(signals, work, tile, queries, keys, values)
         scaled = work.on(tile)
+        if cutlass.const_expr(spec.promote):
+            places = held.held_places(work.memory, spec, work.number, tile, output.tensor, rows)
+            scaled = replace(scaled, held=places)
         state = start(scaled, queries, keys, values)
         if cutlass.const_expr(spec.overlap):
             number -= 1
             state = first_step(signals, scaled, tile, number, rows, s, state)
         if cutlass.const_expr(spec.promote):
-            held.clear(signals, work)
+            held.clear(signals, scaled)
         for _ in cutlass.range(number - cutlass.max(whole_stop, stop), unroll=1):
             number -= 1
             state = step(signals, scaled, tile, number, rows, state)

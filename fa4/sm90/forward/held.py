@@ -1,25 +1,27 @@
-"""O of earlier KV tiles in shared memory, as bf16, where the tensor core's sums are too short.
+"""O of earlier KV tiles as bf16 outside of registers, where the tensor core's sums are too short.
 
 Products of 8-bit types are added to 14 bits, cut off: with many keys, ever more of each is lost.
-After every few KV tiles a thread adds its part of O to what it holds in shared memory, and begins
-again from zero. Maxima that rise meanwhile are made good then, by the product of their factors.
-Float32 would take twice the time of shared memory, which products need; what is rounded to nearest
-makes no bias.
-O itself is written over it at the end, so that a store of the last O must have been read before.
+After every few KV tiles a thread adds its part of O to what it holds elsewhere, and begins again
+from zero. Maxima that rise meanwhile are made good then, by the product of their factors.
+What is rounded to nearest makes no bias; float32 would take twice the time.
+
+It is held in shared memory, where O itself is written over it at the end, so that a store of the
+last O must have been read before; or, where that has no place for O, in O's own rows, in L2.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.kit.ptx_block import PtxBlock, literal
 from fa4.kit.signals import CTA_BARRIER, Signals, named_numbers
+from fa4.kit.tiles import WorkTile
 from fa4.kit.units import WARP, WARPGROUP
-from fa4.sm90.forward import fragment
-
-WORDS, VECTOR_BYTES = 4, 16  # of an access, of which a warpgroup's lie side by side
+from fa4.sm90.forward.places import HeldAccess, HeldPlaces, HeldVector, in_rows, in_shared_memory
 
 
 def meet_warpgroup(signals: Signals) -> None:
@@ -29,31 +31,35 @@ def meet_warpgroup(signals: Signals) -> None:
     cute.arch.barrier(barrier_id=first + number, number_of_threads=WARPGROUP)
 
 
-def held_place(memory: cute.Pointer, spec: Any, number: Int32) -> Int32 | None:
-    """The address of this thread's first elements, of warpgroup `number`; None if O is not held."""
-    if not spec.promote:
-        return None
-    plan = spec.plan
-    buffer = plan.buffer("o")
-    rows = buffer.size // len([role for role in plan.roles if role.name.startswith("consumer")])
-    thread = cute.arch.thread_idx()[0] % WARPGROUP
-    return memory.toint().to(Int32) + buffer.start + number * rows + thread * VECTOR_BYTES
+def held_places(
+    start: Int32, spec: Any, number: Int32, tile: WorkTile, tensor: cute.Tensor, rows: tuple
+) -> HeldPlaces:
+    """Where this thread's part of O is held, of warpgroup `number`.
+
+    start: of shared memory. tensor: O; rows: this thread's.
+    """
+    if spec.stores_directly:
+        return in_rows(tile, tensor, rows)
+    buffer = spec.plan.buffer("o")
+    num_bytes = buffer.size // spec.consumers
+    return in_shared_memory(start + buffer.start + number * num_bytes, spec.pipeline.head_dim_v)
 
 
 @cute.jit
 def clear(signals: Signals, work: Any) -> None:
     """Zeros, once the store of the last O has been read."""
-    if cute.arch.thread_idx()[0] % WARPGROUP < WARP:
-        signals.wait("stored#")
-    meet_warpgroup(signals)
-    _store_zeros(work)
+    if cutlass.const_expr(not work.spec.stores_directly):
+        if cute.arch.thread_idx()[0] % WARPGROUP < WARP:
+            signals.wait("stored#")
+        meet_warpgroup(signals)
+    _store_zeros(work.held)
 
 
-def _store_zeros(work: Any) -> None:
+def _store_zeros(held: HeldPlaces) -> None:
     code = PtxBlock()
-    place, zeros = code.read(work.held), ", ".join(["0"] * WORDS)
-    for i in range(0, work.products.values // 2, 2 * WORDS):
-        code.effect(f"st.shared.v4.b32 [{place}+{_offset(i)}], {{{zeros}}};")
+    access = held.begin(code)
+    for vector in held.vectors():
+        access.store(vector, ["0"] * (len(vector.elements) // 2))
     code.trace(effects=True)
 
 
@@ -62,16 +68,11 @@ def promote(work: Any, number: Int32, factors: list[Float32], state: Any) -> Any
     lags = [lag * factor for lag, factor in zip(state.lags, factors, strict=True)]
     code = PtxBlock()
     sums, scales = code.update_all(state.sums), code.update_all(lags)
-    place, left = code.read(work.held), code.read(number % work.spec.promote)
+    access, left = work.held.begin(code), code.read(number % work.spec.promote)
     due = code.do("setp.eq.b32", left, "0", kind="pred")
     code.effect(f"@!{due} bra.uni KEPT;")
-    for i in range(0, len(sums), 2 * WORDS):
-        parts = _added(code, place, scales, sums, i)
-        words = [
-            code.do("cvt.rn.bf16x2.f32", high, low, kind="b32")
-            for low, high in zip(parts[::2], parts[1::2], strict=True)
-        ]
-        code.effect(f"st.shared.v4.b32 [{place}+{_offset(i)}], {{{', '.join(words)}}};")
+    for vector in _add(access, work.held, scales, sums):
+        access.store_rounded(vector, sums)
     for one in sums:
         code.effect(f"mov.f32 {one}, {literal(0.0)};")
     for scale in scales:
@@ -84,29 +85,23 @@ def promote(work: Any, number: Int32, factors: list[Float32], state: Any) -> Any
 def taken(work: Any, state: Any) -> list[Float32]:
     """O with what is held."""
     code = PtxBlock()
-    sums, scales = code.read_all(state.sums), code.read_all(state.lags)
-    place = code.read(work.held)
-    vectors = (_added(code, place, scales, sums, i) for i in range(0, len(sums), 2 * WORDS))
-    return code.trace(*(one for vector in vectors for one in vector), effects=True)
+    sums, scales = code.update_all(state.sums), code.read_all(state.lags)
+    for _ in _add(work.held.begin(code), work.held, scales, sums):
+        pass
+    return code.trace(*sums, effects=True)
 
 
-def _added(code: PtxBlock, place: str, scales: list[str], sums: list[str], first: int) -> list[str]:
-    """The elements of a vector from `first` on: what is held, times its row's factor, and O's."""
-    words = [code.register("b32") for _ in range(WORDS)]
-    code.effect(f"ld.shared.v4.b32 {{{', '.join(words)}}}, [{place}+{_offset(first)}];")
-    held = []
-    for word in words:
-        halves = (
-            code.do("shl.b32", word, "16", kind="b32"),
-            code.do("and.b32", word, "0xffff0000", kind="b32"),
-        )
-        held += [code.do("mov.b32", half) for half in halves]
-    return [
-        code.do("fma.rn.f32", one, scales[fragment.row_of(i)], sums[i])
-        for i, one in enumerate(held, first)
-    ]
+def _add(
+    access: HeldAccess, held: HeldPlaces, scales: list[str], sums: list[str]
+) -> Iterator[HeldVector]:
+    """What is held, times its row's factor, added to O; each vector of which that is done.
 
-
-def _offset(element: int) -> int:
-    """Bytes from a thread's first vector to that with an element."""
-    return element // (2 * WORDS) * WARPGROUP * VECTOR_BYTES
+    All of a row's are asked for before the first is there: S's registers are free.
+    """
+    vectors = held.vectors()
+    at_once = len(vectors) if held.in_rows else 1
+    for first in range(0, len(vectors), at_once):
+        some = vectors[first : first + at_once]
+        for vector, words in zip(some, [access.load(one) for one in some], strict=True):
+            access.add(vector, words, scales, sums)
+            yield vector

@@ -21,7 +21,6 @@ from fa4.plan.warpgroup_roles import loaded_values
 from fa4.plan.work_queue import PLACES
 from fa4.sm90.forward.combine import combine
 from fa4.sm90.forward.consumer import ConsumerWork, consume
-from fa4.sm90.forward.held import held_place
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
@@ -245,7 +244,7 @@ def kernel(loads, store, lse, factors, aux, sizes, window, sink, lengths, splits
             num_tiles=problem.num_tiles,
             mods=Mods(spec, score_scale, aux),
             descales=descales,
-            held=held_place(memory, spec, number),
+            memory=memory.toint().to(Int32),
             queue=queue,
         )
         shared = None

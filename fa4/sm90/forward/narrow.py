@@ -56,7 +56,13 @@ def operand_words(p: list[Float32], dtype: str) -> list[Int32]:
 
 def in_column_pairs(values: list) -> list:
     """A thread's elements of O as neighbouring columns: 4 t to 4 t + 3 of each 16, row by row."""
-    return [four[i] for four in quadruples(values) for i in (0, 2, 1, 3)]
+    firsts = (block + row for block in range(0, len(values), BLOCK) for row in (0, 2))
+    return [values[i] for first in firsts for i in neighbours(first)]
+
+
+def neighbours(first: int) -> tuple[int, ...]:
+    """Numbers of a row's elements in 16 columns, from the first on, column by column."""
+    return tuple(first + i for i in (0, LATER, 1, LATER + 1))
 
 
 def store_column_pairs(words: list[Int32], shared: cute.Tensor) -> None:

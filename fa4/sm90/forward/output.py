@@ -17,6 +17,7 @@ from fa4.plan.warpgroup import output_over_queries
 from fa4.sm90.forward import fragment, held, narrow
 from fa4.sm90.forward.direct import store_direct
 from fa4.sm90.forward.held import meet_warpgroup
+from fa4.sm90.forward.places import in_rows, store_all
 from fa4.sm90.forward.sectors import shift_of
 from fa4.sm90.forward.spec import query_box
 from fa4.sm100.forward.correction import LN_2, add_sink, store_lse
@@ -66,6 +67,8 @@ def finish(
     if cutlass.const_expr(spec.split):
         for i in cutlass.range_constexpr(fragment.ROWS_OF_THREAD):
             store_part(output, tile, rows[i], fragment.of_row(values, i), thread % fragment.QUAD)
+    elif cutlass.const_expr(spec.stores_directly and spec.pipeline.transposes):
+        store_all(in_rows(tile, output.tensor, rows), values)
     elif cutlass.const_expr(spec.stores_directly):
         shift = shift_of(output.halves, tile)
         store_direct(tile, output.tensor, rows, rounded(values, spec.out_dtype), shift)

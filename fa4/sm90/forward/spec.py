@@ -16,7 +16,7 @@ from fa4.config import (
 from fa4.hardware import H200, Gpu
 from fa4.kit.features import ForwardFeatures
 from fa4.plan.schema import PipelinePlan
-from fa4.plan.warpgroup import begins_ahead, warpgroup_plan
+from fa4.plan.warpgroup import begins_ahead, has_room, warpgroup_plan
 from fa4.plan.warpgroup_packing import ROW_BYTES, QueryPlace, query_place, straddles
 from fa4.plan.warpgroup_tuned import padded_width
 
@@ -114,7 +114,6 @@ class WarpgroupSpec(ForwardFeatures):
         require(self.p_source == "registers", "p_source must be registers with 8-bit types",
                 self.p_source)  # fmt: skip
         require(not self.split, "split must be False with 8-bit types", self.split)
-        require(not self.direct, "direct must be False with 8-bit types", self.direct)
         self.numerics.check_dtype(self.dtype)
 
     @property
@@ -201,14 +200,23 @@ class WarpgroupSpec(ForwardFeatures):
 
     @property
     def stores_directly(self) -> bool:
-        """Does O go from registers to global memory? TMA stores no box that begins earlier, nor
-        one of a warpgroup's rows where positions straddle."""
-        needed = self.shifts[1] or (self.straddles and self.element_bytes == 2)
-        return not self.split and (needed if self.direct is None else self.direct)
+        """Does O go from registers to global memory? `direct` says it, or where it must.
+
+        TMA stores no box that begins earlier, nor one of a warpgroup's rows where positions
+        straddle; and O of 8-bit types, wider than Q, may have no room.
+        """
+        if self.split or self.direct is not None:
+            return bool(self.direct) and not self.split
+        if self.element_bytes == 1:
+            return not has_room(self._pipeline(False), self.gpu)
+        return self.shifts[1] or self.straddles
 
     @property
     def pipeline(self) -> WarpgroupPipeline:
         """The pipeline of this kernel; head dimensions padded."""
+        return self._pipeline(self.stores_directly)
+
+    def _pipeline(self, direct: bool) -> WarpgroupPipeline:
         return WarpgroupPipeline(
             head_dim=self.multiplied[0],
             head_dim_v=self.multiplied[1],
@@ -225,7 +233,7 @@ class WarpgroupSpec(ForwardFeatures):
             promote=self.promote,
             scheduler="lpt" if self.scheduler == "snake" else self.scheduler,
             num_splits=2 if self.split else 1,  # or more: the code is the same
-            direct=self.stores_directly,
+            direct=direct,
             packed=self.group,
         )
 

@@ -21,7 +21,8 @@ from fa4.plan.warpgroup_transpose import TRANSPOSING_WARPS
 from fa4.sm90.forward.schedule import WorkQueue, first_work, follow
 
 KEYS, COLUMNS = 32, 16  # of a block
-UNIT_COLUMNS = 64  # of blocks side by side, that a warp moves at once
+UNIT_COLUMNS = 64  # at most, of blocks side by side, that a warp moves at once
+IN_FLIGHT = 3  # blocks that are being read when the first is stored; registers suffice for 3
 EVEN, ODD = "0x6420", "0x7531"  # bytes of two words
 
 
@@ -42,7 +43,7 @@ class ValueTiles:
     @property
     def unit_columns(self) -> int:
         """Columns of a unit."""
-        return UNIT_COLUMNS if self.columns % UNIT_COLUMNS == 0 else self.columns
+        return min(UNIT_COLUMNS, swizzle_bytes(self.columns, 1))
 
     @property
     def units(self) -> int:
@@ -94,21 +95,26 @@ def move_unit(tiles: ValueTiles, source: Int32, target: Int32, unit: Int32, lane
     place += (chunk ^ (row * tall // 128 % (tall // 16))) * 16
     written = code.read(place)
 
+    held: list[tuple[str, list[str]]] = []
     for column in range(0, tiles.unit_columns, COLUMNS):
-        run, byte = column // wide, column % wide
-        address = code.do("xor.b32", read, str(byte), kind="b32") if byte else read
+        address = code.do("xor.b32", read, str(column), kind="b32") if column else read
         words = [code.register("b32") for _ in range(4)]
         code.effect(
-            f"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{', '.join(words)}}}, "
-            f"[{address}+{run * tiles.keys * wide}];"
+            f"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{', '.join(words)}}}, [{address}];"
         )
-        parts = [
-            code.do("prmt.b32", words[i], words[i + 1], selector, kind="b32")
-            for i in (0, 2)
-            for selector in (EVEN, ODD)
-        ]
-        code.effect(
-            f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{written}+{column * tall}], "
-            f"{{{', '.join(parts)}}};"
-        )
+        held.append((f"{written}+{column * tall}", words))
+        if len(held) == IN_FLIGHT:
+            _store_block(code, *held.pop(0))
+    for place, words in held:
+        _store_block(code, place, words)
     code.trace(effects=True)
+
+
+def _store_block(code: PtxBlock, place: str, words: list[str]) -> None:
+    """Even columns and odd ones of 16 keys, then of the next, of words that hold two of each."""
+    parts = [
+        code.do("prmt.b32", words[i], words[i + 1], selector, kind="b32")
+        for i in (0, 2)
+        for selector in (EVEN, ODD)
+    ]
+    code.effect(f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{place}], {{{', '.join(parts)}}};")

@@ -39,7 +39,7 @@ LEVELS: Levels = {
 }  # fmt: skip
 NARROW_LEVELS: Levels = {
     **LEVELS,
-    "dims": ((64, 64), (128, 128), (96, 96), (192, 128), (256, 256)),
+    "dims": ((64, 64), (128, 128), (96, 96), (192, 128), (208, 208), (256, 256)),
     "dtype": ("e4m3", "e5m2"),
     "work": (FORWARD,),
     "descale": ("", "qkv", "v"),

@@ -102,10 +102,13 @@ class Inputs:
 
     def launch(self, kernel: CompiledKernel) -> None:
         """The kernel on these tensors."""
+        import torch
+
         lse = self.lse if kernel.spec.lse else None
+        drawn = (self.lse.new_zeros(1, dtype=torch.int32),) if kernel.spec.draws_work else ()
         kernel(self.q, self.k, self.v, self.o, lse, self.scale, None, None, None, self.q.shape[1],
                None, None, None, None, None, None, self.sms,
-               *of_spec(kernel.spec, self.drawn))  # fmt: skip
+               *of_spec(kernel.spec, self.drawn), *drawn)  # fmt: skip
 
     def wide(self, x: Any, factor: Any) -> Any:
         """(batch, query heads, rows, dim) in float64, times its factor."""
