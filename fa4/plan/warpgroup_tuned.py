@@ -270,7 +270,7 @@ def _memory_seconds(problem: WarpgroupProblem, ctas: int) -> float:
     """The keys and values that any row sees, once from memory, by so many CTAs."""
     dims = problem.head_dim + problem.head_dim_v
     seen = keys_seen(problem.queries or problem.keys, problem.keys, problem.window)
-    num_bytes = problem.kv_heads * problem.batch * seen * dims * 2
+    num_bytes = problem.kv_heads * problem.batch * seen * dims * problem.element_bytes
     return num_bytes / min(MEMORY_BYTES_PER_S, max(ctas, 1) * CTA_BYTES_PER_S)
 
 

@@ -22,6 +22,7 @@ from fa4.plan.warpgroup_tuned import (
     _cost,
     _divisions,
     _fitting,
+    _memory_seconds,
     tiles_of,
     tuned_warpgroups,
     work_tiles,
@@ -145,6 +146,14 @@ def test_long_sequences_of_wide_8_bit_heads_have_wide_tiles() -> None:
             300: (64, False),
             8192: (128, True),
         }
+
+
+def test_8_bit_keys_are_half_of_what_comes_from_memory() -> None:
+    """One row on many keys waits for them; twice the bytes, twice the time."""
+    times = [
+        _memory_seconds(problem(rows=1, keys=65536, element_bytes=size), 132) for size in (1, 2)
+    ]
+    assert times[1] == 2 * times[0] > 0
 
 
 def test_a_pair_takes_the_next_wider_class() -> None:
