@@ -19,7 +19,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
-from hypothesis.strategies import SearchStrategy
+from hypothesis.strategies import SearchStrategy, tuples
 
 from fa4.reference import SeqlenInfo
 from fa4.testing import PROPERTIES, Case, build_inputs, load_backend, strategies
@@ -28,6 +28,7 @@ from fa4.testing.case import AUX_WIDTH, MASK_MODS, SCORE_MODS
 from fa4.testing.coverage import DECLARED
 from fa4.testing.property import Property
 from fa4.testing.runner import run_property
+from fa4.testing.sessions import machines
 from fa4.testing.values import REGIMES
 
 FILE = Path(__file__).with_name("suite.json")
@@ -79,6 +80,15 @@ def public_strategies() -> dict[str, Callable[..., SearchStrategy[Any]]]:
         if getattr(function, "__module__", "") == strategies.__name__ and name != "windows"
     }
     return found | {"windows": partial(strategies.windows, 200, 300)}
+
+
+def session_steps() -> dict[str, SearchStrategy[Any]]:
+    """The arguments of each step of each session, as Hypothesis draws them for a walk."""
+    return {
+        f"{session} {step}": tuples(*arguments)
+        for session, steps in machines.ARGUMENTS.items()
+        for step, arguments in steps.items()
+    }
 
 
 def drawn_from(strategy: SearchStrategy[Any]) -> str:
@@ -152,6 +162,7 @@ def record() -> dict[str, Any]:
             for prop in PROPERTIES
         },
         "strategies": {name: drawn_from(make()) for name, make in public_strategies().items()},
+        "sessions": {name: drawn_from(steps) for name, steps in session_steps().items()},
         "mods": mods(),
         "values": values(),
         "atlas": atlas(),

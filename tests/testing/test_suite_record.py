@@ -53,6 +53,14 @@ def test_what_a_strategy_draws(name: str) -> None:
     assert suite_record.drawn_from(strategy) == RECORDED["strategies"][name], AGAIN
 
 
+@pytest.mark.usefixtures("same_hypothesis")
+@pytest.mark.parametrize("name", suite_record.session_steps())
+def test_what_a_session_draws(name: str) -> None:
+    """The arguments of a step of a walk."""
+    steps = suite_record.session_steps()[name]
+    assert suite_record.drawn_from(steps) == RECORDED["sessions"][name], AGAIN
+
+
 def test_what_mods_compute() -> None:
     """Masks, score functions and their derivatives."""
     assert suite_record.mods() == RECORDED["mods"], AGAIN
