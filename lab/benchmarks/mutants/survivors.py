@@ -213,4 +213,9 @@ WHY: dict[tuple[str, str, str], str] = {
         "case, rng = self.case, np.random.default_rng([self.case.seed, self.drawn, 8])",
         "case, rng = self.case, np.random.default_rng([self.case.seed, self.drawn, 9])",
     ): "equivalent: other random keys; rows have a number more in their seed",
+    (
+        "fa4/testing/adapters/xformers.py",
+        "if window == (-1, 0):",
+        "if window <= (-1, 0):",
+    ): "equivalent: a side is -1 at least, and a window without sides was before",
 }
