@@ -46,7 +46,7 @@ def render(path: Path, result: dict[str, Any]) -> str:
 
 
 def render_all() -> str:
-    """Machine and versions, then each finding."""
+    """Machine and versions, then each finding; of a script that was not run there, nothing."""
     found = record()
     packages = found["gpu_packages"]
     cudnn = f"{found['cudnn'] // 10000}.{found['cudnn'] // 100 % 100}"
@@ -54,7 +54,7 @@ def render_all() -> str:
         f"{found['gpu']}, torch {found['torch']}, cuDNN {cudnn}, flash-attn-4 "
         f"{packages['flash-attn-4']} with nvidia-cutlass-dsl {packages['nvidia-cutlass-dsl']}."
     )
-    paths = sorted(SCRIPTS.glob("*.py"))
+    paths = [p for p in sorted(SCRIPTS.glob("*.py")) if p.stem in found["results"]]
     return "\n\n".join([where, *(render(p, found["results"][p.stem]) for p in paths)])
 
 

@@ -22,7 +22,7 @@ def test_the_page_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_script_is_short_and_needs_one_library(path: Path) -> None:
-    """torch and flash_attn are all that is imported, and it was run on a GPU."""
+    """torch and flash_attn are all that is imported; what was run on a GPU is on the page."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imported = {
         name.split(".")[0]
@@ -34,7 +34,9 @@ def test_a_script_is_short_and_needs_one_library(path: Path) -> None:
     }  # fmt: skip
     assert imported <= {"torch", "flash_attn"}
     assert len(tree.body) <= 14
-    assert path.stem in record()["results"]
+    (title,) = (ast.get_docstring(tree) or "").splitlines()[:1]
+    shown = f"## {title.rstrip('.').replace('`', '')}\n" in PAGE.read_text(encoding="utf-8")
+    assert shown == (path.stem in record()["results"])
 
 
 def test_the_page_tells_how_a_script_ends() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,19 +19,25 @@ from typing import Any
 import hypothesis
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
-from hypothesis.strategies import SearchStrategy
+from hypothesis.strategies import SearchStrategy, tuples
 
 from fa4.reference import SeqlenInfo
-from fa4.testing import PROPERTIES, Case, build_inputs, load_backend, strategies
+from fa4.testing import PROPERTIES, Case, Outputs, build_inputs, load_backend, strategies
 from fa4.testing.atlas import BUGS
 from fa4.testing.case import AUX_WIDTH, MASK_MODS, SCORE_MODS
+from fa4.testing.contract import Backend
 from fa4.testing.coverage import DECLARED
-from fa4.testing.property import Property
+from fa4.testing.inputs import Inputs
+from fa4.testing.property import Plan, Property
 from fa4.testing.runner import run_property
+from fa4.testing.sessions import machines
+from fa4.testing.sessions.properties import SESSION_PROPERTIES
 from fa4.testing.values import REGIMES
 
 FILE = Path(__file__).with_name("suite.json")
 DRAWS = 60  # of a strategy alone
+BUILT = 2  # cases of a property that are built
+LISTED = [prop for prop in PROPERTIES if prop.listed and not prop.machine]
 HEADS, ROWS, KEYS = np.ix_(np.arange(3), np.arange(80), np.arange(90))
 
 
@@ -65,6 +71,58 @@ def asked_by(prop: Property) -> dict[str, Any]:
     }
 
 
+def told(inputs: Inputs) -> Iterator[object]:
+    """A call in figures: how its arrays lie, what they add up to, its options, its sequences."""
+    arrays = {name: getattr(inputs, name) for name in ("q", "k", "v", "dout", "dlse")}
+    for name, value in sorted((arrays | inputs.options | inputs.hints).items()):
+        parts = value if isinstance(value, tuple) else (value,)
+        for part in parts:
+            if isinstance(part, np.ndarray):
+                yield name, part.shape, part.strides, str(part.dtype), *figures_of(part)
+            else:
+                yield name, getattr(part, "__name__", None) or repr(part).partition(" at 0x")[0]
+    found = inputs.split_rows(inputs.q), inputs.split_keys(inputs.k)
+    for part, *lies in zip(inputs.sequences, *found, strict=True):
+        yield part.q.shape, part.k.shape, int(part.visible.sum())
+        yield from (figure for x in lies for figure in figures_of(x))
+    yield inputs.shared
+
+
+def figures_of(x: np.ndarray) -> Iterator[str]:
+    """Size and two means, weighted by place: six digits, which do not hang on how they are added
+    up."""
+    wide = x.astype(np.float64).ravel()
+    with np.errstate(all="ignore"):
+        size = np.abs(wide).sum()
+        yield f"{size:.6g}"
+        for places in (97, 89):
+            mean = (wide * (np.arange(wide.size) % places - places // 2)).sum() / size / places
+            yield f"{mean:.6f}".replace("-0.000000", "0.000000")
+
+
+def arrays_of(prop: Property) -> str:
+    """What the first cases of a property are built to: a failure that somebody has published shows
+    with every later version of the kit."""
+    cases, _ = run_of(replace(prop, strategy=None))
+    return digest(line for case in cases[:BUILT] for line in told(build_inputs(case)))
+
+
+def calls_of(prop: Property) -> str:
+    """The calls of the first walk of a property."""
+    lines: list[object] = []
+    oracle = load_backend("oracle")
+
+    class Noting(Backend):
+        def forward(self, inputs: Inputs, kept_guard: Any = None) -> Outputs:
+            lines.extend(told(inputs))
+            return oracle.forward(inputs, kept_guard)
+
+    assert prop.listed is not None
+    (walk,) = prop.listed(Plan(("fp32",), 1, 0))[:1]
+    machines.replay(Noting("noting", oracle.function, oracle.varlen, oracle.backward), walk)
+    return digest(lines)
+
+
 def drawn_by(prop: Property) -> str:
     """What Hypothesis draws beyond the design, and the levels of that."""
     cases, levels = run_of(replace(prop, listed=None))
@@ -79,6 +137,15 @@ def public_strategies() -> dict[str, Callable[..., SearchStrategy[Any]]]:
         if getattr(function, "__module__", "") == strategies.__name__ and name != "windows"
     }
     return found | {"windows": partial(strategies.windows, 200, 300)}
+
+
+def session_steps() -> dict[str, SearchStrategy[Any]]:
+    """The arguments of each step of each session, as Hypothesis draws them for a walk."""
+    return {
+        f"{session} {step}": tuples(*arguments)
+        for session, steps in machines.ARGUMENTS.items()
+        for step, arguments in steps.items()
+    }
 
 
 def drawn_from(strategy: SearchStrategy[Any]) -> str:
@@ -152,6 +219,9 @@ def record() -> dict[str, Any]:
             for prop in PROPERTIES
         },
         "strategies": {name: drawn_from(make()) for name, make in public_strategies().items()},
+        "sessions": {name: drawn_from(steps) for name, steps in session_steps().items()},
+        "arrays": {prop.name: arrays_of(prop) for prop in LISTED},
+        "calls": {prop.name: calls_of(prop) for prop in SESSION_PROPERTIES},
         "mods": mods(),
         "values": values(),
         "atlas": atlas(),

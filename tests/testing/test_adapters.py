@@ -36,6 +36,8 @@ CASES = {
     "left": replace(BASE, window_size=(2, None)),
     "right": replace(BASE, window_size=(None, 3)),
     "causal window": replace(BASE, causal=True, window_size=(2, None)),
+    "to the diagonal": replace(BASE, window_size=(None, 0)),
+    "behind the diagonal": replace(BASE, window_size=(2, 0)),
     "scale": replace(BASE, softmax_scale=0.7),
     "softcap": replace(BASE, softcap=5.0),
     "sink": replace(BASE, sink=0.5, causal=True, group=2),

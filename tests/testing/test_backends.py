@@ -209,6 +209,22 @@ def test_bits_are_carried_unchanged() -> None:
         assert tensor.stride() == (6, 1)
 
 
+def test_a_tensor_lies_as_its_array_does() -> None:
+    """Any strides that torch has, 0 among them; what it has not, as a copy."""
+    pytest.importorskip("torch")
+    from fa4.testing.torch_function import to_torch
+
+    buffer = np.arange(48.0).reshape(2, 4, 6)
+    expanded = np.broadcast_to(buffer[:, :1], buffer.shape)
+    for view in (buffer[:, ::2], buffer[..., 1:3], buffer.transpose(1, 0, 2), expanded):
+        tensor = to_torch(view, "cpu")
+        assert tensor.stride() == tuple(step // 8 for step in view.strides)
+        assert np.array_equal(tensor.numpy(), view)
+    for array in (buffer[:, ::-1], buffer.view(np.float32)[..., ::2], np.asfortranarray(buffer)):
+        tensor = to_torch(array, "cpu")
+        assert tensor.is_contiguous() and np.array_equal(tensor.numpy(), array)
+
+
 def test_torch_functions_that_are_wrong() -> None:
     """A detached LSE is not covered, detached keys break the budget."""
     pytest.importorskip("torch")

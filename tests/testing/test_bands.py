@@ -257,6 +257,20 @@ def test_scores_that_are_cut_off_may_be_further_away(dim: int, steps: int) -> No
     np.testing.assert_allclose(deltas[1] - deltas[0], more, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("dtype", "work"), [("fp64", np.float64), ("fp32", np.float32),
+                                             ("bf16", np.float32)])  # fmt: skip
+def test_what_is_subnormal_may_be_flushed(dtype: str, work: type) -> None:
+    """A result of 0 may be off by the least normal number of the work type, and by hardly more;
+    P, of V with a length of 1, by four of them."""
+    case = replace(BASE, dtype=dtype, head_dim_v=1)
+    inputs = build_inputs(case)
+    ones = replace(inputs, sequences=(inputs.sequences[0]._replace(v=np.ones((5, 1, 1))),))
+    tiny, least = float(np.finfo(work).tiny), LEAST[dtype]
+    bounds = Bounds(Terms(ones.sequences[0], 0, {}, None), dtype)
+    assert bounds.spacing(np.zeros(1), dtype)[0] == pytest.approx(tiny + least, rel=1e-9, abs=0)
+    assert bounds.underflow == pytest.approx(4 * tiny + least, rel=1e-9, abs=0)
+
+
 def test_what_is_cut_off_has_fourteen_bits() -> None:
     """Toward zero, by less than one of them; what has no more stays."""
     x = np.random.default_rng(3).standard_normal(1000).astype(np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from fa4.testing.isolation import IsolatedProcess, isolate
 from fa4.testing.refusals import BackendFailed, NoAnswer, NotCovered
 from fa4.testing.report import FAILED, NOT_COVERED, PASSED
 from fa4.testing.reproduce import failing_test
+from fa4.testing.worker import View, pack, unpack
 from tests.testing import faulty
 
 HERE = "tests.testing.faulty"
@@ -325,3 +327,33 @@ def test_only_what_has_a_name() -> None:
     for timeout_s in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="the timeout must be a number of seconds above 0"):
             isolate("reference", timeout_s=timeout_s)
+
+
+BUFFER = np.arange(48.0).reshape(2, 4, 6)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [3, [BUFFER], BUFFER, BUFFER[1], BUFFER[:, :0], BUFFER.view(np.float32)[..., ::2],
+     np.asfortranarray(BUFFER)[:, ::2], np.ndarray((4,), np.uint8, bytearray(8), 0, (2,))],
+    ids=["number", "list", "whole", "part", "nothing", "other type", "other order", "bytes"],
+)  # fmt: skip
+def test_what_is_sent_as_it_is(value: Any) -> None:
+    """No view of a wider buffer of its own type: nothing else travels with it."""
+    assert pack(value) is value
+    assert unpack(value) is value
+
+
+@pytest.mark.parametrize(
+    "view",
+    [BUFFER[:, ::2], BUFFER[..., 1:3], BUFFER.transpose(1, 0, 2), BUFFER[::-1, 1:, ::3],
+     np.broadcast_to(BUFFER[:, :1], BUFFER.shape)],
+    ids=["rows", "columns", "turned", "backwards", "stride 0"],
+)  # fmt: skip
+def test_a_view_is_a_view_on_the_other_side(view: np.ndarray) -> None:
+    """The same numbers with the same strides, and two views of a buffer still share it."""
+    sent = pickle.loads(pickle.dumps([pack(view), pack(BUFFER[:, 1::2])], protocol=5))
+    found, other = (unpack(x) for x in sent)
+    assert isinstance(sent[0], View) and found.dtype == view.dtype
+    assert found.strides == view.strides and np.array_equal(found, view)
+    assert np.may_share_memory(found, other)

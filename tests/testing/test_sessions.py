@@ -6,23 +6,32 @@ import inspect
 import unittest
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from fa4.reference import SeqlenInfo
 from fa4.testing import Case, Walk, isolate, load_backend, open_session, session_test, verify
 from fa4.testing.contract import Backend
 from fa4.testing.guard import KeptGuard, copies_of
 from fa4.testing.inputs import Inputs
 from fa4.testing.property import Plan
 from fa4.testing.refusals import NotCovered
-from fa4.testing.sessions.cache import NOBODY, CacheSession
-from fa4.testing.sessions.calls import MOST_KEYS, MOST_ROWS, SEQUENCES, ReplaySession
-from fa4.testing.sessions.machines import replay
+from fa4.testing.sessions.cache import NOBODY, SLOTS, CacheSession
+from fa4.testing.sessions.calls import (
+    MOST_KEYS,
+    MOST_ROWS,
+    SEQUENCES,
+    BatchSession,
+    ReplaySession,
+)
+from fa4.testing.sessions.machines import ARGUMENTS, SESSIONS, replay
 from fa4.testing.sessions.properties import SESSION_PROPERTIES
 from fa4.testing.sessions.session import GARBAGE, ImpossibleStep
+from fa4.testing.sessions.tree import MOST_NODES, WIDTHS
 from tests.testing.planted.fault import Fault
 from tests.testing.planted.sessions import INVARIANT
 
@@ -226,6 +235,89 @@ def test_a_replay_fills_its_buffers(layout: str, monkeypatch) -> None:
     for buffer, most in ((seen[0].q, MOST_ROWS), (seen[0].k, MOST_KEYS), (seen[0].v, MOST_KEYS)):
         assert buffer.size == SEQUENCES * most * buffer.shape[-2] * buffer.shape[-1]
         assert (buffer != GARBAGE).all()
+
+
+def drawn(session: str, step: str) -> list[tuple]:
+    """Arguments of a step, as many walks draw them."""
+    found: list[tuple] = []
+
+    @given(st.tuples(*ARGUMENTS[session][step]))
+    @settings(max_examples=300, database=None, derandomize=True, phases=[Phase.generate])
+    def note(arguments: tuple) -> None:
+        found.append(arguments)
+
+    note()
+    return found
+
+
+def test_steps_are_drawn_to_their_edges() -> None:
+    """Every slot, width, node and sequence; lengths from none to all that a buffer takes."""
+    assert {name: set(steps) for name, steps in ARGUMENTS.items()} == {
+        name: set(session.STEPS) for name, session in SESSIONS.items()
+    }
+    lengths = [one for step in drawn("replay", "lengths") for one in step]
+    for side, most in zip(zip(*lengths, strict=True), (MOST_ROWS, MOST_KEYS), strict=True):
+        assert (min(side), max(side)) == (0, most)
+    nodes, widths = zip(*drawn("tree", "propose"), strict=True)
+    assert set(nodes) == set(range(1, MOST_NODES + 1)) and set(widths) == set(WIDTHS)
+    assert {node for (node,) in drawn("tree", "accept")} == set(range(MOST_NODES))
+    batch = {n for step in drawn("batch", "together") for n in step}
+    assert batch == set(range(len(BatchSession.LENGTHS)))
+    for step, strategies in ARGUMENTS["cache"].items():
+        first = {arguments[0] for arguments in drawn("cache", step)}
+        assert step == "add" or first == set(range(SLOTS)), (step, strategies)
+    assert min(count for *_, count in drawn("cache", "append")) == 1
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_node_sees_the_prefix_and_its_way_to_the_root(width: int) -> None:
+    """And nothing else: no brother, no child."""
+    from fa4.testing.sessions.tree import _MASKS
+
+    prefix, rows = 3, np.arange(MOST_NODES)
+    info = SeqlenInfo(MOST_NODES, prefix + MOST_NODES)
+    seen = _MASKS[width](0, 0, rows[:, None], np.arange(prefix + MOST_NODES), info, None)
+    children = iter(range(1, MOST_NODES))
+    ways: dict[int, set[int]] = {0: {0}}
+    for parent in range(MOST_NODES):
+        for child in islice(children, width):
+            ways[child] = ways[parent] | {child}
+    for node in range(MOST_NODES):
+        wanted = {*range(prefix), *(prefix + n for n in ways[node])}
+        assert set(np.flatnonzero(seen[node]).tolist()) == wanted, node
+
+
+LESS = st.one_of(st.integers(0, 9), st.tuples(st.integers(0, 9), st.integers(0, 9)))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), LESS, st.integers(0, 40)), min_size=1))
+def test_a_smaller_walk_is_part_of_it_or_one_number_less(steps: list[tuple]) -> None:
+    """Steps left out, or the same steps with one number nearer to 0, whatever the arguments."""
+
+    def numbers(step: tuple) -> list[int]:
+        return [*(step[1] if isinstance(step[1], tuple) else step[1:2]), step[2]]
+
+    walk = Walk("cache", Case(), tuple(steps))
+    found = list(walk.simpler())
+    for smaller in found:
+        assert smaller.steps
+        if len(smaller.steps) < len(steps):
+            rest = iter(steps)
+            assert all(step in rest for step in smaller.steps)
+            continue
+        (changed,) = [(a, b) for a, b in zip(steps, smaller.steps, strict=True) if a != b]
+        before, after = map(numbers, changed)
+        assert type(changed[1][1]) is type(changed[0][1]) and changed[0][0] == changed[1][0]
+        (pair,) = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+        assert 0 <= pair[1] < pair[0]
+    lengths = {len(smaller.steps) for smaller in found}
+    assert len(steps) == 1 or {len(steps) - 1, len(steps) - len(steps) // 2} <= lengths
+    less = {at for at, step in enumerate(steps) if any(numbers(step))}
+    shrunk = {
+        at for x in found if len(x.steps) == len(steps)
+        for at, (a, b) in enumerate(zip(steps, x.steps, strict=True)) if a != b
+    }  # fmt: skip
+    assert shrunk == less
 
 
 def test_walks_get_smaller() -> None:

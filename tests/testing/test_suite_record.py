@@ -53,6 +53,26 @@ def test_what_a_strategy_draws(name: str) -> None:
     assert suite_record.drawn_from(strategy) == RECORDED["strategies"][name], AGAIN
 
 
+@pytest.mark.usefixtures("same_hypothesis")
+@pytest.mark.parametrize("name", suite_record.session_steps())
+def test_what_a_session_draws(name: str) -> None:
+    """The arguments of a step of a walk."""
+    steps = suite_record.session_steps()[name]
+    assert suite_record.drawn_from(steps) == RECORDED["sessions"][name], AGAIN
+
+
+@pytest.mark.parametrize("prop", suite_record.LISTED, ids=lambda prop: prop.name)
+def test_what_a_case_is_built_to(prop) -> None:
+    """Arrays and options of a call: the same for the same case, whatever the version."""
+    assert suite_record.arrays_of(prop) == RECORDED["arrays"][prop.name], AGAIN
+
+
+@pytest.mark.parametrize("prop", suite_record.SESSION_PROPERTIES, ids=lambda prop: prop.name)
+def test_what_a_walk_calls(prop) -> None:
+    """Each call of the steps that are listed."""
+    assert suite_record.calls_of(prop) == RECORDED["calls"][prop.name], AGAIN
+
+
 def test_what_mods_compute() -> None:
     """Masks, score functions and their derivatives."""
     assert suite_record.mods() == RECORDED["mods"], AGAIN

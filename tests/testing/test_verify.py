@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
 
 from fa4.testing import PROPERTIES, Case, NotCovered, check_property, load_backend, verify
+from fa4.testing.atlas import run_corpus
 from fa4.testing.reproduce import failing_test
 from tests.testing import planted
 
@@ -150,6 +152,24 @@ def test_report_is_json_and_progress_is_called() -> None:
     assert data["counts"] == {"passed": 2, "failed": 0, "not_covered": 0, "not_robust": 0}
     assert [entry["name"] for entry in data["properties"]] == ["plain", "causal"]
     assert seen == [(1, 2, "plain"), (2, 2, "causal")]
+
+
+def test_seconds_are_those_that_went_by() -> None:
+    """Of a property and of the run: as many as its calls took, and no more than the clock says."""
+
+    def slow(q, k, v):
+        time.sleep(0.02)
+        return load_backend("oracle").function(q, k, v)
+
+    start = time.monotonic()
+    report = verify(slow, only=["plain", "kv_permutation"], dtypes=("fp32",), max_examples=3)
+    corpus = run_corpus(slow, only=["pytorch#*"])
+    gone = time.monotonic() - start
+    assert report.passed
+    for row in report.results:
+        assert row.cases and 0.02 * row.cases <= row.seconds
+    assert sum(row.seconds for row in report.results) <= report.seconds
+    assert corpus.seconds > 0 and report.seconds + corpus.seconds <= gone
 
 
 def test_nothing_run_is_nothing_passed() -> None:

@@ -200,7 +200,7 @@ class CacheSession(CallSession):
 
     def _attend(self) -> None:
         """One call of all sequences: one row, or a few, of each."""
-        self.table[...], self.used[...] = NOBODY, 0
+        self.table[...] = NOBODY
         parts, rows_at, keys_at, start = [], [], [], 0
         for slot in range(SLOTS):
             self.offsets[slot] = start

@@ -155,7 +155,7 @@ class BatchSession(CallSession):
             for side, name in enumerate("qk"):
                 stops = np.cumsum([0, *(len(getattr(x, name)) for x in parts)]).astype(np.int32)
                 options[f"cu_seqlens_{name}"] = stops
-                index[side].extend(slice(a, b) for a, b in pairwise(stops))
+                index[side].extend(slice(a, b) for a, b in pairwise(stops.tolist()))
         longest = (0, 0)
         if self.case.layout != "dense":
             longest = max(len(x.q) for x in parts), max(len(x.k) for x in parts)

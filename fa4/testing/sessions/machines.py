@@ -29,7 +29,7 @@ _slots, _small = st.integers(0, SLOTS - 1), st.integers(1, 5)
 _rows, _keys = st.sampled_from((1, 0, 2, 3, 9)), st.sampled_from((5, 0, 1, 16, 17, 40))
 _lengths = st.tuples(_rows, _keys)
 # Of each session, each step: the strategies of its arguments.
-_ARGUMENTS: dict[str, dict[str, tuple[st.SearchStrategy[Any], ...]]] = {
+ARGUMENTS: dict[str, dict[str, tuple[st.SearchStrategy[Any], ...]]] = {
     "cache": {
         "add": (st.integers(1, 12),),
         "append": (_slots, _small),
@@ -106,7 +106,7 @@ def machine_of(
     backend: Backend, session: str, steps: Sequence[str], cases: Sequence[Case]
 ) -> type[SessionMachine]:
     """A machine that takes these steps; `cases`: sizes and types, one of which each walk has."""
-    rules = {step: _rule_of(step, _ARGUMENTS[session][step]) for step in steps}
+    rules = {step: _rule_of(step, ARGUMENTS[session][step]) for step in steps}
 
     @initialize(number=st.integers(0, len(cases) - 1), seed=st.integers(0, 99))
     def start(self: SessionMachine, number: int, seed: int) -> None:

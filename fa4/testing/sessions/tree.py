@@ -22,7 +22,6 @@ from fa4.testing.sessions.session import CallSession, ImpossibleStep, SequenceRo
 
 FIRST_KEYS, MOST_KEYS = 30, 150
 MOST_NODES = 13
-WIDTHS = (1, 2, 3)
 
 
 def _ancestors(width: int, i: Any, j: Any, info: Any) -> Any:
@@ -51,6 +50,7 @@ def tree_mask_3(b: Any, h: Any, i: Any, j: Any, info: Any, aux: Any) -> Any:
 
 
 _MASKS: dict[int, Callable[..., Any]] = {1: chain_mask, 2: tree_mask_2, 3: tree_mask_3}
+WIDTHS = tuple(_MASKS)
 
 
 class TreeSession(CallSession):

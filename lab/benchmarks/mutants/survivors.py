@@ -198,4 +198,24 @@ WHY: dict[tuple[str, str, str], str] = {
         "step = np.where((error > 0.0) == (total > 0.0), 1, -1)",
         "step = np.where((error >= 0.0) == (total > 0.0), 1, -1)",
     ): "equivalent: an error of 0 is exact, and what is exact takes no step",
+    (
+        "fa4/testing/isolation.py",
+        "self._listener.join(1.0)  # so that its last words are here",
+        "self._listener.join( 2.0)  # so that its last words are here",
+    ): "only how long what a process said last is waited for",
+    (
+        "fa4/testing/state.py",
+        "inputs = [build_inputs(replace(case, seed=case.seed + n)) for n in range(2)]",
+        "inputs = [build_inputs(replace(case, seed=case.seed + n)) for n in range( 3)]",
+    ): "equivalent: there are two threads, and the third call is of none of them",
+    (
+        "fa4/testing/sessions/session.py",
+        "case, rng = self.case, np.random.default_rng([self.case.seed, self.drawn, 8])",
+        "case, rng = self.case, np.random.default_rng([self.case.seed, self.drawn, 9])",
+    ): "equivalent: other random keys; rows have a number more in their seed",
+    (
+        "fa4/testing/adapters/xformers.py",
+        "if window == (-1, 0):",
+        "if window <= (-1, 0):",
+    ): "equivalent: a side is -1 at least, and a window without sides was before",
 }
