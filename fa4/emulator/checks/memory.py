@@ -18,16 +18,17 @@ from fa4.emulator.checks.conflict import (
     Conflict,
 )
 from fa4.emulator.checks.records import (
+    FIELDS,
     FIRST_ROW,
-    FOUND_FIELDS,
+    FULL,
+    NOBODY,
     NOT_FENCED,
     OUTSIDE,
     RAW,
     SAME_INSTRUCTION,
     SHADOW,
     WAW,
-    Mine,
-    mine_of,
+    WHO,
 )
 from fa4.emulator.masks import LANES
 
@@ -37,6 +38,7 @@ Lanes: TypeAlias = NDArray[np.integer[Any]] | int
 
 _ONE_LANE = np.arange(LANES).reshape(LANES, 1)
 GRANULE: Unit = (1, 1)
+_ROOM = 1 << 10  # accesses that are listed at first
 
 
 class ShadowMemory(ABC):
@@ -53,19 +55,24 @@ class ShadowMemory(ABC):
     def __init__(self, granules: int, granule_bytes: int) -> None:
         self.granules = granules
         self.granule_bytes = granule_bytes
-        self._found = np.zeros(FOUND_FIELDS, dtype=np.int64)
         self._state = np.zeros(1, dtype=SHADOW)
-        self._state["granules"], self._state["granule_bytes"] = granules, granule_bytes
-
-    @property
-    def state_address(self) -> int:
-        """Where a SHADOW says where the records are; it lives as long as the shadow."""
-        return int(self._state.ctypes.data)
+        self._found = self._state["found"][0]
+        # Where a SHADOW says where the records are; it lives as long as the shadow.
+        self.state_address = int(self._state.ctypes.data)
+        self._accesses = np.zeros((_ROOM, FIELDS), dtype=np.uint32)
+        self._accesses[NOBODY, WHO] = NOBODY
+        self._describe(granules=granules, granule_bytes=granule_bytes, listed=FIRST_ROW)
+        self._describe(accesses=self._accesses.ctypes.data, room=_ROOM)
 
     def _describe(self, **fields: int) -> None:
         """Sets the other fields of the SHADOW."""
         for name, value in fields.items():
             self._state[name] = value
+
+    def _make_room(self) -> None:
+        """Twice as many accesses can be listed."""
+        self._accesses = np.concatenate([self._accesses, np.zeros_like(self._accesses)])
+        self._describe(accesses=self._accesses.ctypes.data, room=len(self._accesses))
 
     def read(
         self, places: Places, lanes: Lanes, actor: Actor, how: Access, unit: Unit = GRANULE
@@ -111,9 +118,10 @@ class ShadowMemory(ABC):
 
     @abstractmethod
     def _run(
-        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Mine, is_write: bool
-    ) -> int:
-        """Check and record; the number of the kind of conflict, 0 or OUTSIDE."""
+        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Actor, word: int,
+        is_write: bool,
+    ) -> int:  # fmt: skip
+        """Check and record; the number of the kind of conflict, 0, OUTSIDE or FULL."""
 
     def _access(
         self, places: Places, lanes: Lanes, actor: Actor, word: int, is_write: bool, unit: Unit
@@ -124,9 +132,12 @@ class ShadowMemory(ABC):
         by = _ONE_LANE[lanes] if isinstance(lanes, int) else np.asarray(lanes, dtype=np.int64)
         if by.size != places.size and by.size != 1:
             raise ValueError(f"{by.size} lanes for {places.size} places")
-        kind = self._run(places, by, unit, mine_of(actor, word), is_write)
+        kind = self._run(places, by, unit, actor, word, is_write)
         if kind == 0:
             return None
+        if kind == FULL:
+            self._make_room()
+            return self._access(places, lanes, actor, word, is_write, unit)
         if kind == OUTSIDE:
             first, last = places.min() // unit[0], places.max() // unit[0] + unit[1] - 1
             raise IndexError(f"granules {first}..{last} of {self.granules}")

@@ -1,8 +1,10 @@
 """Compiled pieces that the shadows of a CTA's memories and of global memory share.
 
-A record is a row of unsigned 32-bit fields that says who made an access: WHO (NEVER, NOBODY or
-the actor's row + FIRST_ROW), EPOCH, BY_LANES (mask of lanes), WORD (PTX line and flags) and
-CLUSTER.
+A record is one integer that says who accessed a granule: the number of an access and the mask of
+the lanes that made it there. Each shadow has a list of its accesses, a row of unsigned 32-bit
+fields for each: WHO (NEVER, NOBODY or the actor's row + FIRST_ROW), EPOCH, WORD (PTX line and
+flags) and CLUSTER. The first two are no accesses: NEVER and NOBODY. An access to thousands of
+granules is so one row, and whether two granules have the same one is one comparison.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
 
-from fa4.emulator.checks.clocks import FENCED, SEEN, Actor
+from fa4.emulator.checks.clocks import FENCED, SEEN
 from fa4.emulator.checks.conflict import (
     ASYNC_PROXY,
     KINDS,
@@ -40,20 +44,29 @@ RAW, WAW, WAR, NOT_INITIALISED, NOT_FENCED, SAME_INSTRUCTION = (
         SAME_INSTRUCTION_WRITE,
     )
 )
-NEVER, NOBODY, FIRST_ROW = 0, 1, 2  # WHO: never written; written before everything; a row
-WHO, EPOCH, BY_LANES, WORD, CLUSTER, FIELDS = 0, 1, 2, 3, 4, 5
-# Kind, granule, my lane, and of the other: WHO, lane, EPOCH, WORD, CLUSTER, BY_LANES.
+# WHO, and as a number of an access: never written; written before everything; a row, an access
+NEVER, NOBODY, FIRST_ROW = 0, 1, 2
+WHO, EPOCH, WORD, CLUSTER, FIELDS = 0, 1, 2, 3, 4
+LANE_BITS, LANE_MASK = 32, (1 << 32) - 1  # of a record, below the number of the access
+UNWRITTEN, GIVEN = NEVER << LANE_BITS, NOBODY << LANE_BITS  # records of no access
+# Kind, granule, my lane, and of the other: WHO, lane, EPOCH, WORD, CLUSTER, mask of lanes.
 FOUND_FIELDS = 9
-OUTSIDE = -1  # instead of the number of a kind
+OUTSIDE, FULL = -1, -2  # instead of the number of a kind
 NO_EPOCH = 1 << 62  # above all epochs
+ANY_LANE = -2
 
 # Where a shadow's records are, for compiled code that is given an address: `rows` of actors and
-# `granules` of `granule_bytes`; readers and rows are 0 where reads are not kept by row. dropped:
-# flags of an access that do not count here.
+# `granules` of `granule_bytes`; readers and rows are 0 where reads are not kept by row. accesses:
+# where the list is, `listed` of at most `room` rows long. dropped: flags of an access that do not
+# count here. found: the first conflict of a call.
 SHADOW = np.dtype(
     [
-        (name, np.int64)
-        for name in ("writes", "readers", "reads", "granules", "granule_bytes", "rows", "dropped")
+        *(
+            (name, np.int64)
+            for name in ("writes", "readers", "reads", "granules", "granule_bytes", "rows")
+        ),
+        *((name, np.int64) for name in ("accesses", "listed", "room", "dropped")),
+        ("found", np.int64, (FOUND_FIELDS,)),
     ]
 )
 
@@ -75,23 +88,6 @@ class Mine(NamedTuple):
     foreign: np.ndarray  # int32 (2, all their ids)
 
 
-def mine_of(actor: Actor, word: int) -> Mine:
-    """An actor and the flags of its access, as compiled code takes them."""
-    knowledge = actor.knowledge
-    index, foreign = knowledge.foreign.flat()
-    return Mine(
-        actor.row,
-        actor.epoch,
-        actor.since,
-        word,
-        knowledge.cluster,
-        knowledge.known_from,
-        knowledge.known,
-        index,
-        foreign,
-    )
-
-
 def part(function: Function) -> Function:
     """Compiles a function that only compiled code calls: without a wrapper for Python and machine
     code of its own, and without keeping it, since whoever calls it keeps all of it. That halves
@@ -99,6 +95,18 @@ def part(function: Function) -> Function:
     """
     njit: Any = numba.njit  # these two options are not among its types
     return cast("Function", njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+
+
+def _to_pointer(context: Any, address: Any) -> Any:
+    """An address as compiled code takes it for an array."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), generate
+
+
+pointer: Any = intrinsic(_to_pointer)
 
 
 @part
@@ -118,10 +126,10 @@ def first_behind(known: Any, row: Int, mask: Int, epoch: Int) -> Any:
 
 
 @part
-def _behind(records: Any, at: Int, mine: Any, column: Int, mask: Int) -> Any:
-    """The first lane of `mask` up to whose recorded epoch I do not know, or -1."""
-    row, epoch = np.int64(records[at, WHO]) - FIRST_ROW, np.int64(records[at, EPOCH])
-    cluster = np.int64(records[at, CLUSTER])
+def _behind(by: Any, mine: Any, column: Int, mask: Int) -> Any:
+    """The first lane of `mask` up to whose epoch in an access I do not know, or -1."""
+    row, epoch = np.int64(by[WHO]) - FIRST_ROW, np.int64(by[EPOCH])
+    cluster = np.int64(by[CLUSTER])
     if cluster < mine.known_from:
         return -1
     if cluster == mine.cluster:
@@ -134,70 +142,74 @@ def _behind(records: Any, at: Int, mine: Any, column: Int, mask: Int) -> Any:
 
 
 @part
-def unordered(records: Any, at: Int, mine: Any, lane: Int) -> Any:
-    """A lane of the access recorded at a granule that is not ordered before mine, or -1."""
-    if np.int64(records[at, WORD]) & mine.word & STRONG:
+def by_my_row(by: Any, mine: Any) -> bool:
+    """Whether an access was made by my row."""
+    return by[CLUSTER] == mine.cluster and by[WHO] == mine.row + FIRST_ROW
+
+
+@part
+def unordered(accesses: Any, record: Int, mine: Any, lane: Int) -> Any:
+    """A lane of a recorded access that is not ordered before mine, or -1."""
+    by = accesses[record >> LANE_BITS]
+    if np.int64(by[WORD]) & mine.word & STRONG:
         return -1
-    mask = np.int64(records[at, BY_LANES])
-    my_row = records[at, CLUSTER] == mine.cluster and records[at, WHO] == mine.row + FIRST_ROW
-    if my_row and records[at, EPOCH] >= mine.since:
+    mask = record & LANE_MASK
+    if by_my_row(by, mine) and by[EPOCH] >= mine.since:
         mask &= ~(1 << lane)
-    return _behind(records, at, mine, np.int64(SEEN), mask)
+    return _behind(by, mine, np.int64(SEEN), mask)
 
 
 @part
-def _unfenced(records: Any, at: Int, mine: Any) -> Any:
+def _unfenced(accesses: Any, record: Int, mine: Any) -> Any:
     """A lane of a recorded generic write that my async-proxy read may not see, or -1."""
-    if np.int64(records[at, WORD]) & ASYNC_PROXY or not mine.word & ASYNC_PROXY:
+    by = accesses[record >> LANE_BITS]
+    if np.int64(by[WORD]) & ASYNC_PROXY or not mine.word & ASYNC_PROXY:
         return -1
-    return _behind(records, at, mine, np.int64(FENCED), np.int64(records[at, BY_LANES]))
+    return _behind(by, mine, np.int64(FENCED), record & LANE_MASK)
 
 
 @part
-def report(found: Any, kind: Int, records: Any, granule: Int, lane: Int, other_lane: Int) -> None:
+def report(
+    records: Any, kind: Int, record: Int, granule: Int, lane: Int, other_lane: Int
+) -> None:
     """Keep the first conflict of a call: with the access recorded at that granule."""
+    found, by = records.found, records.accesses[record >> LANE_BITS]
     if found[0] == 0:
         found[0], found[1], found[2] = kind, granule, lane
-        found[3], found[4] = records[granule, WHO], other_lane
-        found[5], found[6] = records[granule, EPOCH], records[granule, WORD]
-        found[7], found[8] = records[granule, CLUSTER], records[granule, BY_LANES]
+        found[3], found[4] = by[WHO], other_lane
+        found[5], found[6] = by[EPOCH], by[WORD]
+        found[7], found[8] = by[CLUSTER], record & LANE_MASK
 
 
 @part
-def same(records: Any, i: Int, j: Int) -> bool:
-    """Whether the records of two granules stand for the same access."""
-    return (
-        records[i, EPOCH] == records[j, EPOCH]
-        and records[i, BY_LANES] == records[j, BY_LANES]
-        and records[i, WHO] == records[j, WHO]
-        and records[i, WORD] == records[j, WORD]
-        and records[i, CLUSTER] == records[j, CLUSTER]
-    )
+def lane_matters(accesses: Any, record: Int, mine: Any, lane: Int) -> Any:
+    """The lane for which a record that is in order was judged, ANY_LANE if it is all the same."""
+    return lane if by_my_row(accesses[record >> LANE_BITS], mine) else np.int64(ANY_LANE)
 
 
 @part
-def check_writes(
-    writes: Any, found: Any, granules: Any, lanes: Any, mine: Any, is_write: bool
-) -> None:
+def check_writes(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> None:
     """Compare an access with the last write of each granule."""
-    good, good_lane = granules[0], -1  # the latest granule and lane that were in order
+    writes, accesses = records.writes, records.accesses
+    good, good_lane = np.int64(-1), np.int64(-1)  # the latest record that was in order, for whom
     for i in range(granules.size):
         granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
-        if lane == good_lane and same(writes, granule, good):
+        record = writes[granule]
+        if record == good and (good_lane == ANY_LANE or lane == good_lane):
             continue
         other, kind = np.int64(0), np.int64(WAW if is_write else RAW)
-        if writes[granule, WHO] < FIRST_ROW:
-            if writes[granule, WHO] != NEVER or not mine.word & MUST_BE_INITIALISED:
+        if record <= GIVEN:
+            if record != UNWRITTEN or not mine.word & MUST_BE_INITIALISED:
                 continue
             kind = np.int64(NOT_INITIALISED)
         else:
-            other = unordered(writes, granule, mine, lane)
+            other = unordered(accesses, record, mine, lane)
             if other < 0 and not is_write:
-                other, kind = _unfenced(writes, granule, mine), np.int64(NOT_FENCED)
+                other, kind = _unfenced(accesses, record, mine), np.int64(NOT_FENCED)
         if other >= 0:
-            report(found, kind, writes, granule, lane, other)
+            report(records, kind, record, granule, lane, other)
         else:
-            good, good_lane = granule, lane
+            good, good_lane = record, lane_matters(accesses, record, mine, lane)
 
 
 @part
@@ -207,42 +219,53 @@ def equally_strong(word: Int, mine: Any) -> bool:
 
 
 @part
-def fill(records: Any, granule: Int, mine: Any, mask: Int) -> None:
-    """Make the record of a granule that of my access by the lanes in `mask`."""
-    records[granule, WHO] = mine.row + FIRST_ROW
-    records[granule, EPOCH] = mine.epoch
-    records[granule, BY_LANES] = mask
-    records[granule, WORD] = mine.word
-    records[granule, CLUSTER] = mine.cluster
+def listed(state: Any, accesses: Any, mine: Any) -> Any:
+    """The record of my access by no lane; it is put on the list, where there must be room."""
+    latest = accesses[state.listed - 1]
+    if not (by_my_row(latest, mine) and latest[EPOCH] == mine.epoch and latest[WORD] == mine.word):
+        by = accesses[state.listed]
+        by[WHO], by[EPOCH] = mine.row + FIRST_ROW, mine.epoch
+        by[WORD], by[CLUSTER] = mine.word, mine.cluster
+        state.listed += 1
+    return (state.listed - 1) << LANE_BITS
 
 
 @part
-def record_write(writes: Any, granules: Any, lanes: Any, mine: Any, found: Any) -> None:
+def record_write(records: Any, granules: Any, lanes: Any, mine: Any, record: Int) -> None:
     """Keep a write; two lanes on one granule are a conflict unless they are strong."""
+    writes = records.writes
+    if lanes.size == 1:
+        record |= 1 << lanes[0]
+        for granule in granules:
+            writes[granule] = record
+        return
     for granule in granules:
-        fill(writes, granule, mine, np.int64(0))
+        writes[granule] = record
     for i in range(granules.size):
-        granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
-        before = np.int64(writes[granule, BY_LANES])
-        others = before & ~(1 << lane)
+        granule, lane = granules[i], lanes[i]
+        before = writes[granule]
+        others = before & LANE_MASK & ~(1 << lane)
         if others and not mine.word & STRONG:
             other = first_behind(mine.known[SEEN], mine.row, others, np.int64(NO_EPOCH))
-            report(found, np.int64(SAME_INSTRUCTION), writes, granule, lane, other)
-        writes[granule, BY_LANES] = before | 1 << lane
+            report(records, np.int64(SAME_INSTRUCTION), before, granule, lane, other)
+        writes[granule] = before | 1 << lane
 
 
 @part
 def spread(places: Any, lanes: Any, unit: Any) -> Any:
     """(granules, lane of each or one lane for all) of units that start at `places`.
 
-    unit: how many places a granule has, and how many granules a unit has.
+    unit: how many places a granule has, a power of two, and how many granules a unit has.
     """
     places_each, count = unit
     if places_each == 1 and count == 1:
         return places, lanes
+    shift = 0
+    while 1 << shift < places_each:
+        shift += 1
     granules = np.empty(places.size * count, np.int64)
     for i in range(places.size):
-        first = places[i] // places_each
+        first = places[i] >> shift
         for k in range(count):
             granules[i * count + k] = first + k
     if lanes.size == 1 or count == 1:
@@ -254,9 +277,9 @@ def spread(places: Any, lanes: Any, unit: Any) -> Any:
 
 
 @part
-def outside(writes: Any, granules: Any) -> bool:
-    """Whether a granule is not in the memory."""
-    for granule in granules:  # noqa: SIM110, a generator takes longer to compile
-        if granule < 0 or granule >= writes.shape[0]:
-            return True
-    return False
+def outside(granules: Any, count: int) -> bool:
+    """Whether a granule is not among so many."""
+    low = high = np.int64(0)
+    for granule in granules:
+        low, high = min(low, granule), max(high, granule)
+    return low < 0 or high >= count

@@ -18,28 +18,32 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from fa4.emulator.checks.clocks import Actor
 from fa4.emulator.checks.conflict import ASYNC_PROXY
 from fa4.emulator.checks.memory import Places, ShadowMemory, Unit
 from fa4.emulator.checks.records import (
-    BY_LANES,
+    ANY_LANE,
     EPOCH,
     FIELDS,
-    FIRST_ROW,
-    NEVER,
-    NOBODY,
+    FULL,
+    GIVEN,
+    LANE_BITS,
+    LANE_MASK,
     OUTSIDE,
+    SHADOW,
+    UNWRITTEN,
     WAR,
-    WHO,
     WORD,
     Mine,
     check_writes,
     equally_strong,
-    fill,
+    lane_matters,
+    listed,
     outside,
     part,
+    pointer,
     record_write,
     report,
-    same,
     spread,
     unordered,
 )
@@ -51,9 +55,10 @@ ROWS_PER_WORD = 32
 class SharedRecords(NamedTuple):
     """The state of a shadow, for compiled code."""
 
-    writes: np.ndarray  # uint32 (granules, FIELDS): the last write
+    writes: np.ndarray  # int64 (granules,): the last write
     readers: np.ndarray  # uint32 (granules, words): mask of the rows that read it since
-    reads: np.ndarray  # uint32 (rows, granules, FIELDS): the last read by that row
+    reads: np.ndarray  # int64 (rows, granules): the last read by that row
+    accesses: np.ndarray  # uint32 (room, FIELDS)
     found: np.ndarray  # int64 (FOUND_FIELDS,)
 
 
@@ -73,67 +78,90 @@ def _check_reads(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
 def _check_reads_of(records: Any, granules: Any, lanes: Any, mine: Any, row: int) -> None:
     """Compare a write with the reads by one row."""
     reads, word, bit = records.reads[row], row // ROWS_PER_WORD, row % ROWS_PER_WORD
-    good, good_lane = granules[0], -1
+    good, good_lane = np.int64(-1), np.int64(-1)
     for i in range(granules.size):
         granule, lane = granules[i], lanes[min(i, lanes.size - 1)]
         if not np.int64(records.readers[granule, word]) >> bit & 1:
             continue
-        if lane == good_lane and same(reads, granule, good):
+        record = reads[granule]
+        if record == good and (good_lane == ANY_LANE or lane == good_lane):
             continue
-        other = unordered(reads, granule, mine, lane)
+        other = unordered(records.accesses, record, mine, lane)
         if other >= 0:
-            report(records.found, np.int64(WAR), reads, granule, lane, other)
+            report(records, np.int64(WAR), record, granule, lane, other)
         else:
-            good, good_lane = granule, lane
+            good, good_lane = record, lane_matters(records.accesses, record, mine, lane)
 
 
 @part
-def _record_read(records: Any, granules: Any, lanes: Any, mine: Any) -> None:
+def _record_read(records: Any, granules: Any, lanes: Any, mine: Any, record: Any) -> None:
     """Keep a read; reads of a row in the same epoch are one record, of several lanes."""
     reads, readers = records.reads[mine.row], records.readers
     word, bit = mine.row // ROWS_PER_WORD, 1 << mine.row % ROWS_PER_WORD
+    latest, is_joined = np.int64(-1), False  # the access judged last, and whether mine joins it
     for i in range(granules.size):
-        granule, mask = granules[i], 1 << lanes[min(i, lanes.size - 1)]
+        granule = granules[i]
+        lane = np.int64(1) << lanes[min(i, lanes.size - 1)]
         rows = np.int64(readers[granule, word])
         if rows & bit == 0:
             readers[granule, word] = rows | bit
-        elif reads[granule, EPOCH] == mine.epoch and equally_strong(reads[granule, WORD], mine):
-            mask |= np.int64(reads[granule, BY_LANES])
-        fill(reads, granule, mine, mask)
+        else:
+            before = reads[granule]
+            if before >> LANE_BITS != latest:
+                latest = before >> LANE_BITS
+                by = records.accesses[latest]
+                is_joined = by[EPOCH] == mine.epoch and equally_strong(by[WORD], mine)
+            if is_joined:
+                lane |= before & LANE_MASK
+        reads[granule] = record | lane
 
 
 @part
-def visit(records: Any, granules: Any, lanes: Any, mine: Any, is_write: bool, always: bool) -> None:
-    """Compare an access, and record it if nothing is found, or always.
+def visit(at: int, granules: Any, lanes: Any, mine: Any, is_write: bool, always: bool) -> int:
+    """Compare an access with the shadow whose SHADOW is at an address, and record it if nothing is
+    found, or always; the number of the kind of its first conflict, 0 if none.
 
-    records.found, 0 before, is its first conflict.
+    FULL: its list of accesses is; nothing is recorded.
     """
+    state = numba.carray(pointer(at), 1, SHADOW)[0]
+    if state.listed == state.room:
+        return FULL
+    size, rows = state.granules, state.rows
+    records = SharedRecords(
+        numba.carray(pointer(state.writes), size, np.int64),
+        numba.carray(pointer(state.readers), (size, -(-rows // ROWS_PER_WORD)), np.uint32),
+        numba.carray(pointer(state.reads), (rows, size), np.int64),
+        numba.carray(pointer(state.accesses), (state.room, FIELDS), np.uint32),
+        state.found,
+    )
+    records.found[0] = 0
     if is_write:  # a read still under way tells more than the write that it read
         _check_reads(records, granules, lanes, mine)
-    check_writes(records.writes, records.found, granules, lanes, mine, is_write)
+    check_writes(records, granules, lanes, mine, is_write)
     if records.found[0] and not always:
-        return
+        return records.found[0]
+    record = listed(state, records.accesses, mine)
     if is_write:
         for granule in granules:
             for word in range(records.readers.shape[1]):
                 records.readers[granule, word] = 0
-        record_write(records.writes, granules, lanes, mine, records.found)
+        record_write(records, granules, lanes, mine, record)
     else:
-        _record_read(records, granules, lanes, mine)
+        _record_read(records, granules, lanes, mine, record)
+    return records.found[0]
 
 
 @numba.njit(cache=True)
-def _access(records: Any, places: Any, lanes: Any, unit: Any, mine: Any, is_write: bool) -> int:
-    """Check and record one access; the number of the kind of its first conflict, 0 if none.
-
-    OUTSIDE: a granule is outside the memory; nothing is recorded.
-    """
-    records.found[0] = 0
-    granules, lanes = spread(places, lanes, unit)
-    if outside(records.writes, granules):
+def _access(
+    at: int, places: Any, lanes: Any, each: int, count: int, row: int, epoch: int, since: int,
+    word: int, cluster: int, known_from: int, known: Any, index: Any, foreign: Any, is_write: bool,
+) -> int:  # fmt: skip
+    """Check and record one access; as `visit`, or OUTSIDE: a granule is outside the memory."""
+    mine = Mine(row, epoch, since, word, cluster, known_from, known, index, foreign)
+    granules, lanes = spread(places, lanes, (each, count))
+    if outside(granules, numba.carray(pointer(at), 1, SHADOW)[0].granules):
         return OUTSIDE
-    visit(records, granules, lanes, mine, is_write, True)
-    return records.found[0]
+    return visit(at, granules, lanes, mine, is_write, True)
 
 
 class Shadow(ShadowMemory):
@@ -145,45 +173,47 @@ class Shadow(ShadowMemory):
 
     def __init__(self, granules: int, granule_bytes: int, rows: int) -> None:
         super().__init__(granules, granule_bytes)
-        words = -(-rows // ROWS_PER_WORD)
-        self._records = SharedRecords(
-            writes=np.zeros((granules, FIELDS), dtype=np.uint32),
-            readers=np.zeros((granules, words), dtype=np.uint32),
-            reads=np.zeros((rows, granules, FIELDS), dtype=np.uint32),
-            found=self._found,
-        )
+        self._rows = rows
+        self._writes = np.zeros(granules, dtype=np.int64)
+        self._readers = np.zeros((granules, -(-rows // ROWS_PER_WORD)), dtype=np.uint32)
+        self._reads = np.zeros((rows, granules), dtype=np.int64)
         self._describe(
-            writes=self._records.writes.ctypes.data,
-            readers=self._records.readers.ctypes.data,
-            reads=self._records.reads.ctypes.data,
+            writes=self._writes.ctypes.data,
+            readers=self._readers.ctypes.data,
+            reads=self._reads.ctypes.data,
             rows=rows,
         )
 
     def mark_initialised(self, start: int, stop: int) -> None:
         """The granules start .. stop - 1 were written before everything."""
         self.reset(start, stop)
-        self._records.writes[start:stop, WHO] = NOBODY
+        self._writes[start:stop] = GIVEN
 
     def reset(self, start: int, stop: int) -> None:
         """Forget all about the granules start .. stop - 1: they hold nothing."""
         granules = self._check_range(start, stop)
-        self._records.writes[granules] = NEVER
-        self._records.readers[granules] = 0
+        self._writes[granules] = UNWRITTEN
+        self._readers[granules] = 0
 
     def forget(self, granules: Places) -> None:
         """These granules hold nothing."""
-        self._records.writes[granules] = NEVER
-        self._records.readers[granules] = 0
+        self._writes[granules] = UNWRITTEN
+        self._readers[granules] = 0
 
     def written_by_async_proxy(self, granule: int) -> bool:
         """Whether the last write of a granule, if there was one, came through the async proxy."""
-        record = self._records.writes[granule]
-        return bool(record[WHO] >= FIRST_ROW and record[WORD] & ASYNC_PROXY)
+        record = int(self._writes[granule])
+        return record > GIVEN and bool(self._accesses[record >> LANE_BITS, WORD] & ASYNC_PROXY)
 
     def _run(
-        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Mine, is_write: bool
-    ) -> int:
-        rows = self._records.reads.shape[0]
-        if mine.row >= rows or mine.known.shape[1] != rows * LANES:
-            raise ValueError(f"row {mine.row} of {mine.known.shape[1] // LANES}, not of {rows}")
-        return _access(self._records, places, lanes, unit, mine, is_write)
+        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Actor, word: int,
+        is_write: bool,
+    ) -> int:  # fmt: skip
+        known = mine.knowledge
+        if mine.row >= self._rows or known.known.shape[1] != self._rows * LANES:
+            of = known.known.shape[1] // LANES
+            raise ValueError(f"row {mine.row} of {of}, not of {self._rows}")
+        return _access(
+            self.state_address, places, lanes, *unit, mine.row, mine.epoch, mine.since, word,
+            known.cluster, known.known_from, known.known, *known.foreign.flat(), is_write,
+        )  # fmt: skip

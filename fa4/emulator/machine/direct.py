@@ -16,11 +16,9 @@ from typing import Any
 import numba
 import numpy as np
 from numba.core import types
-from numba.extending import intrinsic
 
 from fa4.emulator.checks import global_shadow, shadow
-from fa4.emulator.checks.records import FIELDS, FOUND_FIELDS, SHADOW, Int, Mine, part, spread
-from fa4.emulator.checks.shadow import ROWS_PER_WORD
+from fa4.emulator.checks.records import SHADOW, Int, Mine, part, pointer, spread
 from fa4.emulator.machine.described import (
     ANY_SPACE,
     BUFFER,
@@ -39,47 +37,35 @@ _LANES = 32
 _kept: list[Any] = []  # whose machine code is in use
 
 
-def _to_pointer(context: Any, address: Any) -> Any:
-    """An address as compiled code takes it for an array."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(types.int64), generate
-
-
-_pointer: Any = intrinsic(_to_pointer)
-
-
 @part
 def _get(at: int, size_bytes: Int, signed: Int) -> Any:
     """The integer of 1, 2, 4 or 8 bytes at an address."""
     if size_bytes == 4:
         if signed:
-            return np.int64(numba.carray(_pointer(at), 1, np.int32)[0])
-        return np.int64(numba.carray(_pointer(at), 1, np.uint32)[0])
+            return np.int64(numba.carray(pointer(at), 1, np.int32)[0])
+        return np.int64(numba.carray(pointer(at), 1, np.uint32)[0])
     if size_bytes == 8:
-        return numba.carray(_pointer(at), 1, np.int64)[0]
+        return numba.carray(pointer(at), 1, np.int64)[0]
     if size_bytes == 2:
         if signed:
-            return np.int64(numba.carray(_pointer(at), 1, np.int16)[0])
-        return np.int64(numba.carray(_pointer(at), 1, np.uint16)[0])
+            return np.int64(numba.carray(pointer(at), 1, np.int16)[0])
+        return np.int64(numba.carray(pointer(at), 1, np.uint16)[0])
     if signed:
-        return np.int64(numba.carray(_pointer(at), 1, np.int8)[0])
-    return np.int64(numba.carray(_pointer(at), 1, np.uint8)[0])
+        return np.int64(numba.carray(pointer(at), 1, np.int8)[0])
+    return np.int64(numba.carray(pointer(at), 1, np.uint8)[0])
 
 
 @part
 def _put(at: int, size_bytes: int, value: Any) -> None:
     """Writes the low 1, 2, 4 or 8 bytes of an integer."""
     if size_bytes == 4:
-        numba.carray(_pointer(at), 1, np.uint32)[0] = np.uint32(value)
+        numba.carray(pointer(at), 1, np.uint32)[0] = np.uint32(value)
     elif size_bytes == 8:
-        numba.carray(_pointer(at), 1, np.int64)[0] = value
+        numba.carray(pointer(at), 1, np.int64)[0] = value
     elif size_bytes == 2:
-        numba.carray(_pointer(at), 1, np.uint16)[0] = np.uint16(value)
+        numba.carray(pointer(at), 1, np.uint16)[0] = np.uint16(value)
     else:
-        numba.carray(_pointer(at), 1, np.uint8)[0] = np.uint8(value)
+        numba.carray(pointer(at), 1, np.uint8)[0] = np.uint8(value)
 
 
 @part
@@ -121,8 +107,8 @@ def _memory_at(warp: Any, plan: Any, low: int, high: int) -> Any:
     the memory that holds all units from `low` to `high`. The second is 0 if there is none."""
     nothing = (0, 0, 0, False)
     if plan.space != SHARED_SPACE and low < LOCAL_WINDOW:
-        header = numba.carray(_pointer(warp.buffers), 2, np.int64)
-        table = numba.carray(_pointer(header[0]), header[1], BUFFER)
+        header = numba.carray(pointer(warp.buffers), 2, np.int64)
+        table = numba.carray(pointer(header[0]), header[1], BUFFER)
         index = _buffer_at(table, low)
         if index < 0 or high > table[index].end - plan.size_bytes:
             return nothing
@@ -179,7 +165,7 @@ def _move(warp: Any, plan: Any, lanes: Any, first: Any) -> None:
 def _mine(warp: Any, state: Any, plan: Any, epoch: int, known_from: int) -> Any:
     """The warp as an actor. What it knows of other clusters is left out: that is for the general
     way to look at."""
-    nothing = _pointer(warp.known)
+    nothing = pointer(warp.known)
     return Mine(
         warp.row,
         epoch,
@@ -187,38 +173,10 @@ def _mine(warp: Any, state: Any, plan: Any, epoch: int, known_from: int) -> Any:
         plan.access & ~state.dropped,
         warp.cluster,
         known_from,
-        numba.carray(_pointer(warp.known), (2, warp.ids), np.int32),
+        numba.carray(pointer(warp.known), (2, warp.ids), np.int32),
         numba.carray(nothing, (0, 2), np.int64),
         numba.carray(nothing, (2, 0), np.int32),
     )
-
-
-@part
-def _admitted_shared(state: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> bool:
-    """Compares an access with a shadow and records it, unless there is anything to report."""
-    size, rows = state.granules, state.rows
-    records = shadow.SharedRecords(
-        numba.carray(_pointer(state.writes), (size, FIELDS), np.uint32),
-        numba.carray(_pointer(state.readers), (size, -(-rows // ROWS_PER_WORD)), np.uint32),
-        numba.carray(_pointer(state.reads), (rows, size, FIELDS), np.uint32),
-        np.zeros(FOUND_FIELDS, np.int64),
-    )
-    shadow.visit(records, granules, lanes, mine, is_write, False)
-    return records.found[0] == 0
-
-
-@part
-def _admitted_global(state: Any, granules: Any, lanes: Any, mine: Any, is_write: bool) -> bool:
-    """The same for global memory."""
-    records = global_shadow.GlobalRecords(
-        numba.carray(_pointer(state.writes), (state.granules, FIELDS), np.uint32),
-        numba.carray(
-            _pointer(state.reads), (global_shadow.READERS, state.granules, FIELDS), np.uint32
-        ),
-        np.zeros(FOUND_FIELDS, np.int64),
-    )
-    global_shadow.visit(records, granules, lanes, mine, is_write, False)
-    return records.found[0] == 0
 
 
 @part
@@ -226,13 +184,13 @@ def _admitted(
     at: int, is_shared: bool, offsets: Any, lanes: Any, warp: Any, plan: Any, clock: Any
 ) -> bool:
     """Whether the shadow at an address has nothing against an access; then it is recorded."""
-    state = numba.carray(_pointer(at), 1, SHADOW)[0]
+    state = numba.carray(pointer(at), 1, SHADOW)[0]
     unit = (state.granule_bytes, max(plan.size_bytes // state.granule_bytes, 1))
     granules, lanes = spread(offsets, lanes, unit)
     mine = _mine(warp, state, plan, clock[0], clock[1])
     if is_shared:
-        return _admitted_shared(state, granules, lanes, mine, plan.is_write != 0)
-    return _admitted_global(state, granules, lanes, mine, plan.is_write != 0)
+        return shadow.visit(at, granules, lanes, mine, plan.is_write != 0, False) == 0
+    return global_shadow.visit(at, granules, lanes, mine, plan.is_write != 0, False) == 0
 
 
 @part
@@ -281,8 +239,8 @@ def transfer() -> Any:
     signature = types.int32(*(types.int64 for _ in range(5)))
 
     def enter(warp: int, plan: int, mask: int, epoch: int, known_from: int) -> int:
-        here = numba.carray(_pointer(warp), 1, WARP)[0]
-        planned = numba.carray(_pointer(plan), 1, PLAN)[0]
+        here = numba.carray(pointer(warp), 1, WARP)[0]
+        planned = numba.carray(pointer(plan), 1, PLAN)[0]
         return _transfer(here, planned, mask, epoch, known_from)
 
     compiled: Any = numba.cfunc(signature, cache=True)(enter)
