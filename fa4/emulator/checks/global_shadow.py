@@ -133,7 +133,9 @@ def _stands_for(accesses: Any, record: Any, lane: int, mask: Any, mine: Any) -> 
 
 
 @part
-def visit(at: int, granules: Any, lanes: Any, mine: Any, is_write: bool, always: bool) -> int:
+def visit(
+    at: int, places: Any, lanes: Any, unit: Any, mine: Any, is_write: bool, always: bool
+) -> int:
     """As `shadow.visit`."""
     state = numba.carray(pointer(at), 1, SHADOW)[0]
     if state.listed == state.room:
@@ -145,6 +147,7 @@ def visit(at: int, granules: Any, lanes: Any, mine: Any, is_write: bool, always:
         state.found,
     )
     records.found[0] = 0
+    granules, lanes = spread(places, lanes, unit)
     if is_write:  # a read still under way tells more than the write that it read
         _check_reads(records, granules, lanes, mine)
     check_writes(records, granules, lanes, mine, is_write)
@@ -169,10 +172,10 @@ def _access(
     state = numba.carray(pointer(at), 1, SHADOW)[0]
     word &= ~state.dropped
     mine = Mine(row, epoch, since, word, cluster, known_from, known, index, foreign)
-    granules, lanes = spread(places, lanes, (each, count))
-    if outside(granules, state.granules):
+    unit = (each, count)
+    if outside(places, unit, state.granules):
         return OUTSIDE
-    return visit(at, granules, lanes, mine, is_write, True)
+    return visit(at, places, lanes, unit, mine, is_write, True)
 
 
 def _untouched(*shape: int) -> np.ndarray:

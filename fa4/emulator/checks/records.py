@@ -56,7 +56,8 @@ NO_EPOCH = 1 << 62  # above all epochs
 ANY_LANE = -2
 
 # Where a shadow's records are, for compiled code that is given an address: `rows` of actors and
-# `granules` of `granule_bytes`; readers and rows are 0 where reads are not kept by row. accesses:
+# `granules` of `granule_bytes`; readers and rows are 0 where reads are not kept by row. split,
+# chunk_granules, chunks and cells: those of `shadow`, for the memory of a CTA. accesses:
 # where the list is, `listed` of at most `room` rows long. dropped: flags of an access that do not
 # count here. found: the first conflict of a call.
 SHADOW = np.dtype(
@@ -65,6 +66,7 @@ SHADOW = np.dtype(
             (name, np.int64)
             for name in ("writes", "readers", "reads", "granules", "granule_bytes", "rows")
         ),
+        *((name, np.int64) for name in ("split", "chunk_granules", "chunks", "cells")),
         *((name, np.int64) for name in ("accesses", "listed", "room", "dropped")),
         ("found", np.int64, (FOUND_FIELDS,)),
     ]
@@ -169,9 +171,7 @@ def _unfenced(accesses: Any, record: Int, mine: Any) -> Any:
 
 
 @part
-def report(
-    records: Any, kind: Int, record: Int, granule: Int, lane: Int, other_lane: Int
-) -> None:
+def report(records: Any, kind: Int, record: Int, granule: Int, lane: Int, other_lane: Int) -> None:
     """Keep the first conflict of a call: with the access recorded at that granule."""
     found, by = records.found, records.accesses[record >> LANE_BITS]
     if found[0] == 0:
@@ -277,9 +277,9 @@ def spread(places: Any, lanes: Any, unit: Any) -> Any:
 
 
 @part
-def outside(granules: Any, count: int) -> bool:
-    """Whether a granule is not among so many."""
+def outside(places: Any, unit: Any, granules: int) -> bool:
+    """Whether a unit reaches out of so many granules."""
     low = high = np.int64(0)
-    for granule in granules:
-        low, high = min(low, granule), max(high, granule)
-    return low < 0 or high >= count
+    for place in places:
+        low, high = min(low, place), max(high, place)
+    return low < 0 or high // unit[0] + unit[1] > granules

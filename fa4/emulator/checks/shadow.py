@@ -8,6 +8,10 @@ Exact up to the first race, but for these approximations, all towards fewer repo
 by a row replaces the row's older one, which matters only if other lanes made it; and a strong
 write stands for those that it follows. A granule that is larger than the narrowest access would
 confuse neighbours: the caller chooses it small enough.
+
+Copies and products take whole chunks of 16 bytes. All granules of a chunk then have the same
+records, which are kept once, in a cell of its own behind those of the granules, until an access to
+a part of the chunk splits it. What is found is the same with a cell for each granule.
 """
 
 from __future__ import annotations
@@ -50,16 +54,68 @@ from fa4.emulator.checks.records import (
 from fa4.emulator.masks import LANES
 
 ROWS_PER_WORD = 32
+CHUNK_BYTES = 16
 
 
 class SharedRecords(NamedTuple):
     """The state of a shadow, for compiled code."""
 
-    writes: np.ndarray  # int64 (granules,): the last write
-    readers: np.ndarray  # uint32 (granules, words): mask of the rows that read it since
-    reads: np.ndarray  # int64 (rows, granules): the last read by that row
+    writes: np.ndarray  # int64 (cells,): the last write
+    readers: np.ndarray  # uint32 (cells, words): mask of the rows that read it since
+    reads: np.ndarray  # int64 (rows, cells): the last read by that row
+    split: np.ndarray  # uint8 (chunks,): whether its granules have cells of their own
     accesses: np.ndarray  # uint32 (room, FIELDS)
     found: np.ndarray  # int64 (FOUND_FIELDS,)
+
+
+@part
+def _are_whole(places: Any, unit: Any, each: int) -> bool:
+    """Whether units cover whole chunks, of so many granules each."""
+    if each == 1 or unit[1] % each:
+        return False
+    for place in places:  # noqa: SIM110, a generator takes longer to compile
+        if place & (unit[0] * each - 1):
+            return False
+    return True
+
+
+@part
+def _opened(split: Any, chunks: Any, lanes: Any, each: int) -> Any:
+    """The cells of chunks, and their lanes: those of its granules for one that is split."""
+    first = split.size * each
+    is_split = False
+    for chunk in chunks:
+        is_split |= split[chunk - first] != 0
+    if not is_split:
+        return chunks, lanes
+    cells, by = np.empty(chunks.size * each, np.int64), np.empty(chunks.size * each, np.int64)
+    count = 0
+    for i in range(chunks.size):
+        chunk, of_granules = chunks[i], split[chunks[i] - first] != 0
+        for k in range(each if of_granules else 1):
+            cells[count] = (chunk - first) * each + k if of_granules else chunk
+            by[count] = lanes[min(i, lanes.size - 1)]
+            count += 1
+    return cells[:count], by[:count]
+
+
+@part
+def _split(records: Any, granules: Any, each: int) -> None:
+    """Give the granules of these ones' chunks cells of their own."""
+    first = records.split.size * each
+    for granule in granules:
+        chunk = granule // each
+        if records.split[chunk]:
+            continue
+        records.split[chunk] = 1
+        for cell in range(chunk * each, chunk * each + each):
+            records.writes[cell] = records.writes[first + chunk]
+            for word in range(records.readers.shape[1]):
+                records.readers[cell, word] = records.readers[first + chunk, word]
+        for row in range(records.reads.shape[0]):
+            if records.readers[first + chunk, row // ROWS_PER_WORD] >> row % ROWS_PER_WORD & 1:
+                for cell in range(chunk * each, chunk * each + each):
+                    records.reads[row, cell] = records.reads[row, first + chunk]
 
 
 @part
@@ -117,7 +173,23 @@ def _record_read(records: Any, granules: Any, lanes: Any, mine: Any, record: Any
 
 
 @part
-def visit(at: int, granules: Any, lanes: Any, mine: Any, is_write: bool, always: bool) -> int:
+def _records(state: Any) -> Any:
+    """The arrays that a SHADOW tells of."""
+    cells, rows, chunks = state.cells, state.rows, state.chunks
+    return SharedRecords(
+        numba.carray(pointer(state.writes), cells, np.int64),
+        numba.carray(pointer(state.readers), (cells, -(-rows // ROWS_PER_WORD)), np.uint32),
+        numba.carray(pointer(state.reads), (rows, cells), np.int64),
+        numba.carray(pointer(state.split), chunks, np.uint8),
+        numba.carray(pointer(state.accesses), (state.room, FIELDS), np.uint32),
+        state.found,
+    )
+
+
+@part
+def visit(
+    at: int, places: Any, lanes: Any, unit: Any, mine: Any, is_write: bool, always: bool
+) -> int:
     """Compare an access with the shadow whose SHADOW is at an address, and record it if nothing is
     found, or always; the number of the kind of its first conflict, 0 if none.
 
@@ -126,28 +198,36 @@ def visit(at: int, granules: Any, lanes: Any, mine: Any, is_write: bool, always:
     state = numba.carray(pointer(at), 1, SHADOW)[0]
     if state.listed == state.room:
         return FULL
-    size, rows = state.granules, state.rows
-    records = SharedRecords(
-        numba.carray(pointer(state.writes), size, np.int64),
-        numba.carray(pointer(state.readers), (size, -(-rows // ROWS_PER_WORD)), np.uint32),
-        numba.carray(pointer(state.reads), (rows, size), np.int64),
-        numba.carray(pointer(state.accesses), (state.room, FIELDS), np.uint32),
-        state.found,
-    )
+    records, each = _records(state), state.chunk_granules
+    first = records.split.size * each
     records.found[0] = 0
-    if is_write:  # a read still under way tells more than the write that it read
-        _check_reads(records, granules, lanes, mine)
-    check_writes(records, granules, lanes, mine, is_write)
-    if records.found[0] and not always:
-        return records.found[0]
-    record = listed(state, records.accesses, mine)
-    if is_write:
-        for granule in granules:
-            for word in range(records.readers.shape[1]):
-                records.readers[granule, word] = 0
-        record_write(records, granules, lanes, mine, record)
+    whole = _are_whole(places, unit, each)
+    if whole:
+        cells, by = spread(places, lanes, (unit[0] * each, unit[1] // each))
+        cells = cells + first
+        compared, compared_by = _opened(records.split, cells, by, each)
     else:
-        _record_read(records, granules, lanes, mine, record)
+        cells, by = spread(places, lanes, unit)
+        if each > 1:
+            _split(records, cells, each)
+        compared, compared_by = cells, by
+    if is_write:  # a read still under way tells more than the write that it read
+        _check_reads(records, compared, compared_by, mine)
+    check_writes(records, compared, compared_by, mine, is_write)
+    if records.found[0] == 0 or always:
+        record = listed(state, records.accesses, mine)
+        if is_write:
+            for cell in cells:
+                for word in range(records.readers.shape[1]):
+                    records.readers[cell, word] = 0
+            if whole:
+                for cell in cells:
+                    records.split[cell - first] = 0
+            record_write(records, cells, by, mine, record)
+        else:
+            _record_read(records, compared, compared_by, mine, record)
+    if records.found[0] and records.found[1] >= first:
+        records.found[1] = (records.found[1] - first) * each
     return records.found[0]
 
 
@@ -158,10 +238,17 @@ def _access(
 ) -> int:  # fmt: skip
     """Check and record one access; as `visit`, or OUTSIDE: a granule is outside the memory."""
     mine = Mine(row, epoch, since, word, cluster, known_from, known, index, foreign)
-    granules, lanes = spread(places, lanes, (each, count))
-    if outside(granules, numba.carray(pointer(at), 1, SHADOW)[0].granules):
+    unit = (each, count)
+    if outside(places, unit, numba.carray(pointer(at), 1, SHADOW)[0].granules):
         return OUTSIDE
-    return visit(at, granules, lanes, mine, is_write, True)
+    return visit(at, places, lanes, unit, mine, is_write, True)
+
+
+@numba.njit(cache=True)
+def split_chunks(at: int, granules: Any) -> None:
+    """Give the granules of some chunks cells of their own, in the shadow at an address."""
+    state = numba.carray(pointer(at), 1, SHADOW)[0]
+    _split(_records(state), granules, state.chunk_granules)
 
 
 class Shadow(ShadowMemory):
@@ -174,34 +261,49 @@ class Shadow(ShadowMemory):
     def __init__(self, granules: int, granule_bytes: int, rows: int) -> None:
         super().__init__(granules, granule_bytes)
         self._rows = rows
-        self._writes = np.zeros(granules, dtype=np.int64)
-        self._readers = np.zeros((granules, -(-rows // ROWS_PER_WORD)), dtype=np.uint32)
-        self._reads = np.zeros((rows, granules), dtype=np.int64)
+        self._each = max(CHUNK_BYTES // granule_bytes, 1)
+        chunks = -(-granules // self._each) if self._each > 1 else 0
+        cells = chunks * (self._each + 1) if chunks else granules
+        self._split = np.zeros(chunks, dtype=np.uint8)
+        self._writes = np.zeros(cells, dtype=np.int64)
+        self._readers = np.zeros((cells, -(-rows // ROWS_PER_WORD)), dtype=np.uint32)
+        self._reads = np.zeros((rows, cells), dtype=np.int64)
         self._describe(
             writes=self._writes.ctypes.data,
             readers=self._readers.ctypes.data,
             reads=self._reads.ctypes.data,
+            split=self._split.ctypes.data,
+            chunk_granules=self._each,
+            chunks=chunks,
+            cells=cells,
             rows=rows,
         )
 
     def mark_initialised(self, start: int, stop: int) -> None:
         """The granules start .. stop - 1 were written before everything."""
-        self.reset(start, stop)
-        self._writes[start:stop] = GIVEN
+        self._check_range(start, stop)
+        self._set(np.arange(start, stop), GIVEN)
 
     def reset(self, start: int, stop: int) -> None:
         """Forget all about the granules start .. stop - 1: they hold nothing."""
-        granules = self._check_range(start, stop)
-        self._writes[granules] = UNWRITTEN
-        self._readers[granules] = 0
+        self._check_range(start, stop)
+        self._set(np.arange(start, stop), UNWRITTEN)
 
     def forget(self, granules: Places) -> None:
         """These granules hold nothing."""
-        self._writes[granules] = UNWRITTEN
+        self._set(granules, UNWRITTEN)
+
+    def _set(self, granules: Places, record: int) -> None:
+        if len(self._split):
+            split_chunks(self.state_address, granules)
+        self._writes[granules] = record
         self._readers[granules] = 0
 
     def written_by_async_proxy(self, granule: int) -> bool:
         """Whether the last write of a granule, if there was one, came through the async proxy."""
+        chunk = granule // self._each
+        if len(self._split) and not self._split[chunk]:
+            granule = len(self._split) * self._each + chunk
         record = int(self._writes[granule])
         return record > GIVEN and bool(self._accesses[record >> LANE_BITS, WORD] & ASYNC_PROXY)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numba.core import types
 
 from fa4.emulator.checks import global_shadow, shadow
-from fa4.emulator.checks.records import SHADOW, Int, Mine, part, pointer, spread
+from fa4.emulator.checks.records import SHADOW, Int, Mine, part, pointer
 from fa4.emulator.machine.described import (
     ANY_SPACE,
     BUFFER,
@@ -186,11 +186,10 @@ def _admitted(
     """Whether the shadow at an address has nothing against an access; then it is recorded."""
     state = numba.carray(pointer(at), 1, SHADOW)[0]
     unit = (state.granule_bytes, max(plan.size_bytes // state.granule_bytes, 1))
-    granules, lanes = spread(offsets, lanes, unit)
     mine = _mine(warp, state, plan, clock[0], clock[1])
     if is_shared:
-        return shadow.visit(at, granules, lanes, mine, plan.is_write != 0, False) == 0
-    return global_shadow.visit(at, granules, lanes, mine, plan.is_write != 0, False) == 0
+        return shadow.visit(at, offsets, lanes, unit, mine, plan.is_write != 0, False) == 0
+    return global_shadow.visit(at, offsets, lanes, unit, mine, plan.is_write != 0, False) == 0
 
 
 @part
