@@ -30,7 +30,7 @@ from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import SUPPORTED
-from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.translate.context import Handler, KernelContext, Reader, ScalarReader
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
 
 ROWS = TableRows()
@@ -65,9 +65,7 @@ def each_lane(copy: Callable[[Fragment, int], None]) -> Handler:
     return handler
 
 
-def each_distinct(
-    copy: Callable[[Fragment, int], None], operands: Sequence[ScalarReader]
-) -> Handler:
+def each_distinct(copy: Callable[[Fragment, int], None], operands: Sequence[Reader]) -> Handler:
     """A handler that issues one copy for all active lanes with equal operands.
 
     For stores only: a warp that executes a store without electing a lane (NVIDIA's fmha example
@@ -75,12 +73,14 @@ def each_distinct(
     """
 
     def handler(fragment: Fragment, mask: int) -> None:
-        issued = set()
-        for lane in lanes_of(mask).tolist():
-            key = tuple(read(fragment.warp, lane) for read in operands)
-            if key not in issued:
-                issued.add(key)
-                copy(fragment, lane)
+        lanes = lanes_of(mask)
+        values = np.stack([read(fragment.warp).astype(np.uint64) for read in operands])[:, lanes]
+        if (values == values[:, :1]).all():
+            copy(fragment, int(lanes[0]))
+            return
+        _, first = np.unique(values, axis=1, return_index=True)
+        for lane in lanes[np.sort(first)].tolist():
+            copy(fragment, lane)
 
     return handler
 

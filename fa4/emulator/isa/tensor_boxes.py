@@ -18,7 +18,7 @@ from fa4.emulator.machine.state import Fragment
 from fa4.emulator.ptx.syntax import Address, Operand
 from fa4.emulator.tma.descriptor import MAP_BYTES, TensorMap
 from fa4.emulator.tma.transfer import SMEM_ALIGN_BYTES, Transfer, plan_gather4, plan_tile
-from fa4.emulator.translate.context import KernelContext, ScalarReader
+from fa4.emulator.translate.context import KernelContext, Reader, ScalarReader
 from fa4.emulator.translate.table import Unsupported
 
 MAP_ALIGN_BYTES = 64
@@ -29,12 +29,16 @@ _GENERIC = Space("")
 
 @dataclass(frozen=True)
 class Box:
-    """The operand [tensorMap, {coordinates}] of an instruction, and its mode."""
+    """The operand [tensorMap, {coordinates}] of an instruction, and its mode.
+
+    readers: of all lanes at once, first the address, then the coordinates.
+    """
 
     address: ScalarReader
     coordinates: tuple[ScalarReader, ...]
     packed_rows: bool
     access: Access
+    readers: tuple[Reader, ...]
 
     def plan(
         self, fragment: Fragment, lane: int, smem_offset: int, store: bool = False
@@ -119,4 +123,5 @@ def bind_box(
         raise Unsupported(f"{len(operand.coordinates)} coordinates, {expected} are needed")
     base = Address(operand.base, operand.offset)
     coordinates = tuple(context.scalar(c, "s32") for c in operand.coordinates)
-    return Box(context.scalar_address(base), coordinates, packed, Access(line))
+    readers = (context.address(base), *(context.reader(c, "s32") for c in operand.coordinates))
+    return Box(context.scalar_address(base), coordinates, packed, Access(line), readers)

@@ -225,7 +225,7 @@ def _bind_drain(
 
     if operation:
         return each_lane(copy)
-    return each_distinct(copy, (box.address, *box.coordinates, source_of))
+    return each_distinct(copy, (*box.readers, context.address(instruction.operands[1])))
 
 
 @ROWS.machine(
