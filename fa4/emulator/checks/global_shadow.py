@@ -20,7 +20,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from fa4.emulator.checks.clocks import Actor
 from fa4.emulator.checks.conflict import MUST_BE_INITIALISED, STRONG
 from fa4.emulator.checks.memory import Places, ShadowMemory, Unit
 from fa4.emulator.checks.records import (
@@ -164,15 +163,9 @@ def visit(
 
 
 @numba.njit(cache=True)
-def _access(
-    at: int, places: Any, lanes: Any, each: int, count: int, row: int, epoch: int, since: int,
-    word: int, cluster: int, known_from: int, known: Any, index: Any, foreign: Any, is_write: bool,
-) -> int:  # fmt: skip
+def _access(at: int, places: Any, lanes: Any, unit: Any, mine: Any, is_write: bool) -> int:
     """Check and record one access; as `visit`, or OUTSIDE: a granule is outside the memory."""
     state = numba.carray(pointer(at), 1, SHADOW)[0]
-    word &= ~state.dropped
-    mine = Mine(row, epoch, since, word, cluster, known_from, known, index, foreign)
-    unit = (each, count)
     if outside(places, unit, state.granules):
         return OUTSIDE
     return visit(at, places, lanes, unit, mine, is_write, True)
@@ -237,11 +230,8 @@ class GlobalShadow(ShadowMemory):
         self._reads[:, granules] = UNWRITTEN
 
     def _run(
-        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Actor, word: int,
-        is_write: bool,
-    ) -> int:  # fmt: skip
-        known = mine.knowledge
-        return _access(
-            self.state_address, places, lanes, *unit, mine.row, mine.epoch, mine.since, word,
-            known.cluster, known.known_from, known.known, *known.foreign.flat(), is_write,
-        )  # fmt: skip
+        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Mine, is_write: bool
+    ) -> int:
+        if self._initialised:
+            mine = mine._replace(word=mine.word & ~MUST_BE_INITIALISED)
+        return _access(self.state_address, places, lanes, unit, mine, is_write)

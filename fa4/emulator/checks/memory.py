@@ -29,6 +29,8 @@ from fa4.emulator.checks.records import (
     SHADOW,
     WAW,
     WHO,
+    Mine,
+    mine_of,
 )
 from fa4.emulator.masks import LANES
 
@@ -118,9 +120,8 @@ class ShadowMemory(ABC):
 
     @abstractmethod
     def _run(
-        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Actor, word: int,
-        is_write: bool,
-    ) -> int:  # fmt: skip
+        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Mine, is_write: bool
+    ) -> int:
         """Check and record; the number of the kind of conflict, 0, OUTSIDE or FULL."""
 
     def _access(
@@ -132,7 +133,7 @@ class ShadowMemory(ABC):
         by = _ONE_LANE[lanes] if isinstance(lanes, int) else np.asarray(lanes, dtype=np.int64)
         if by.size != places.size and by.size != 1:
             raise ValueError(f"{by.size} lanes for {places.size} places")
-        kind = self._run(places, by, unit, actor, word, is_write)
+        kind = self._run(places, by, unit, mine_of(actor, word), is_write)
         if kind == 0:
             return None
         if kind == FULL:
@@ -141,7 +142,7 @@ class ShadowMemory(ABC):
         if kind == OUTSIDE:
             first, last = places.min() // unit[0], places.max() // unit[0] + unit[1] - 1
             raise IndexError(f"granules {first}..{last} of {self.granules}")
-        _, granule, lane, who, other_lane, epoch, other_word, cluster, lanes = self._found.tolist()
+        _, granule, lane, who, other_lane, epoch, other_word, cluster, mask = self._found.tolist()
         return Conflict(
             kind=KINDS[kind],
             granule=granule,
@@ -150,7 +151,7 @@ class ShadowMemory(ABC):
             other_epoch=epoch,
             other_line=other_word >> FLAG_BITS,
             other_is_write=kind in (RAW, WAW, NOT_FENCED, SAME_INSTRUCTION),
-            other_lanes=lanes,
+            other_lanes=mask,
             my_id=actor_id(actor.row, lane),
             line=word >> FLAG_BITS,
             other_cluster=cluster

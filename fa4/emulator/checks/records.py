@@ -17,7 +17,7 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-from fa4.emulator.checks.clocks import FENCED, SEEN
+from fa4.emulator.checks.clocks import FENCED, SEEN, Actor
 from fa4.emulator.checks.conflict import (
     ASYNC_PROXY,
     KINDS,
@@ -88,6 +88,23 @@ class Mine(NamedTuple):
     known: np.ndarray  # int32 (2, ids)
     foreign_index: np.ndarray  # int64 (k, 2): cluster, first row in foreign
     foreign: np.ndarray  # int32 (2, all their ids)
+
+
+def mine_of(actor: Actor, word: int) -> Mine:
+    """An actor and the flags of its access, as compiled code takes them."""
+    knowledge = actor.knowledge
+    index, foreign = knowledge.foreign.flat()
+    return Mine(
+        actor.row,
+        actor.epoch,
+        actor.since,
+        word,
+        knowledge.cluster,
+        knowledge.known_from,
+        knowledge.known,
+        index,
+        foreign,
+    )
 
 
 def part(function: Function) -> Function:
@@ -282,4 +299,4 @@ def outside(places: Any, unit: Any, granules: int) -> bool:
     low = high = np.int64(0)
     for place in places:
         low, high = min(low, place), max(high, place)
-    return low < 0 or high // unit[0] + unit[1] > granules
+    return bool(low < 0 or high // unit[0] + unit[1] > granules)

@@ -22,7 +22,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from fa4.emulator.checks.clocks import Actor
 from fa4.emulator.checks.conflict import ASYNC_PROXY
 from fa4.emulator.checks.memory import Places, ShadowMemory, Unit
 from fa4.emulator.checks.records import (
@@ -232,13 +231,8 @@ def visit(
 
 
 @numba.njit(cache=True)
-def _access(
-    at: int, places: Any, lanes: Any, each: int, count: int, row: int, epoch: int, since: int,
-    word: int, cluster: int, known_from: int, known: Any, index: Any, foreign: Any, is_write: bool,
-) -> int:  # fmt: skip
+def _access(at: int, places: Any, lanes: Any, unit: Any, mine: Any, is_write: bool) -> int:
     """Check and record one access; as `visit`, or OUTSIDE: a granule is outside the memory."""
-    mine = Mine(row, epoch, since, word, cluster, known_from, known, index, foreign)
-    unit = (each, count)
     if outside(places, unit, numba.carray(pointer(at), 1, SHADOW)[0].granules):
         return OUTSIDE
     return visit(at, places, lanes, unit, mine, is_write, True)
@@ -308,14 +302,9 @@ class Shadow(ShadowMemory):
         return record > GIVEN and bool(self._accesses[record >> LANE_BITS, WORD] & ASYNC_PROXY)
 
     def _run(
-        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Actor, word: int,
-        is_write: bool,
-    ) -> int:  # fmt: skip
-        known = mine.knowledge
-        if mine.row >= self._rows or known.known.shape[1] != self._rows * LANES:
-            of = known.known.shape[1] // LANES
+        self, places: Places, lanes: NDArray[np.int64], unit: Unit, mine: Mine, is_write: bool
+    ) -> int:
+        if mine.row >= self._rows or mine.known.shape[1] != self._rows * LANES:
+            of = mine.known.shape[1] // LANES
             raise ValueError(f"row {mine.row} of {of}, not of {self._rows}")
-        return _access(
-            self.state_address, places, lanes, *unit, mine.row, mine.epoch, mine.since, word,
-            known.cluster, known.known_from, known.known, *known.foreign.flat(), is_write,
-        )  # fmt: skip
+        return _access(self.state_address, places, lanes, unit, mine, is_write)
