@@ -6,12 +6,12 @@ from cutlass import Float32, Int32
 
 from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rowmath import store_rounded
-from fa4.kit.units import TILE_ROWS, WARP
+from fa4.kit.units import WARP
 from fa4.plan.warpgroup_backward import dq_columns
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.fragment import QUAD, ROW_STEP, RUN
 from fa4.sm100.backward.postprocess import add_up_sink
-from fa4.sm100.backward.row_blocks import THREADS, QueryRows, RowBlock, all_rows, this_block
+from fa4.sm100.backward.row_blocks import QueryRows, RowBlock, all_rows, this_block
 from fa4.sm100.backward.workspace import VECTOR
 
 WARP_ROWS = 2 * ROW_STEP  # of a warp's part
@@ -27,7 +27,7 @@ def postprocess(dq_accum, dq, dsink, sink_parts, softmax_scale, cu_seqlens_q,
     """
     rows = all_rows(dq, cu_seqlens_q, seqused_q, spec)
     kernel(dq_accum, dq, dsink, sink_parts, softmax_scale, rows).launch(
-        grid=(rows.tiles * rows.heads, 1, 1), block=(THREADS, 1, 1), stream=stream
+        grid=(rows.tiles * rows.heads, 1, 1), block=(spec.block_rows, 1, 1), stream=stream
     )
 
 
@@ -61,8 +61,9 @@ def store_units(tile: cute.Tensor, block: RowBlock, dq: cute.Tensor, scale: Floa
     """A tile's rows that exist, two at a time: the vectors of a row lie side by side."""
     spec: cutlass.Constexpr = block.spec
     runs: cutlass.Constexpr = spec.head_dim // RUN
+    threads: cutlass.Constexpr = spec.block_rows
     target = block.of(dq)
-    for index in cutlass.range(cute.arch.thread_idx()[0], TILE_ROWS // 2 * runs, THREADS, unroll=1):
+    for index in cutlass.range(cute.arch.thread_idx()[0], threads // 2 * runs, threads, unroll=1):
         pair, run = index // runs, index % runs
         row = pair // ROW_STEP * WARP_ROWS + pair % ROW_STEP
         start = unit_offset(spec, row, run)

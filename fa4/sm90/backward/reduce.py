@@ -21,7 +21,7 @@ from cutlass import Float32, Int32
 from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals
-from fa4.kit.units import TILE_ROWS, WARP, WARPGROUP
+from fa4.kit.units import WARP, WARPGROUP
 from fa4.plan.warpgroup_backward import CONSUMERS, dq_columns
 from fa4.sm90.backward.load import place_of
 from fa4.sm100.backward.reduce import add_bulk, await_turn, release_turn, store_rows
@@ -75,7 +75,7 @@ def reduce(signals: Signals, tile: KeyTile, work: DqReduction) -> None:
     for _ in cutlass.range(tile.trips, unroll=1):
         at, inside = place_of(tile, work.dq_accum.shape[1], head, row_tile)
         target = work.dq_accum.iterator.toint() + FLOAT_BYTES * (
-            (at * TILE_ROWS + inside) * columns + work.number * part
+            (at * spec.block_rows + inside) * columns + work.number * part
         )
         signals.wait("dq#_full", turn)
         if cutlass.const_expr(spec.deterministic):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from fa4.config import WARPGROUP_ROWS, require, require_int
 from fa4.hardware import H200, Gpu
 from fa4.kit.features import BackwardFeatures
-from fa4.kit.units import TILE_ROWS
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_backward import (
     CONSUMERS,
@@ -44,8 +43,8 @@ class WarpgroupBackwardSpec(BackwardFeatures):
 
     @property
     def dq_counters(self) -> int:
-        """Of 128 queries: each warpgroup's part of the dQ of a tile is counted by itself."""
-        return CONSUMERS * (TILE_ROWS // self.tile_rows)
+        """Of a block: each warpgroup's part of the dQ of a tile is counted by itself."""
+        return CONSUMERS * (self.block_rows // self.tile_rows)
 
     @property
     def pipeline(self) -> WarpgroupBackwardPipeline:
