@@ -21,12 +21,14 @@ MINUS_LSE, MINUS_D = 0, 1  # places in the statistics of a tile (`fa4.sm100.back
 class RowNumbers:
     """One of the two numbers of each query. which: MINUS_LSE or MINUS_D.
 
-    tensor: in global memory, (heads, tiles, 2, rows of a block) of float32. shared: of all stages.
+    tensor: in global memory, (heads, tiles, 2, rows of a block) of float32. shared: of all stages,
+    `step` apart.
     """
 
     which: cutlass.Constexpr
     tensor: cute.Tensor
     shared: cute.Pointer
+    step: cutlass.Constexpr
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def copy_numbers(
     at, inside = place_of(tile, numbers.tensor.shape[1], head, row_tile)
     offset = (at * 2 + numbers.which) * tile.spec.block_rows + inside
     origin = cute.make_tensor(numbers.tensor.iterator + offset, cute.make_layout(rows))
-    to = cute.make_tensor(numbers.shared + stage * rows, cute.make_layout(rows))
+    to = cute.make_tensor(numbers.shared + stage * numbers.step, cute.make_layout(rows))
     with cute.arch.elect_one():
         cute.copy(cute.make_copy_atom(cpasync.CopyBulkG2SOp(), numbers.tensor.element_type),
                   origin, to, mbar_ptr=full)  # fmt: skip
