@@ -61,7 +61,7 @@ class BackwardDouble:
             assert tensor is None or (_is(tensor, "float32") and _is_contiguous(tensor)), name
         packed = given.cu_seqlens_q is not None
         batch = len(given.cu_seqlens_q) - 1 if packed else given.q.shape[0]
-        tiles = tiles_of(given.q.shape[-3], batch, packed=packed)
+        tiles = tiles_of(given.q.shape[-3], batch, packed=packed, block_rows=spec.block_rows)
         shapes = workspace_shapes(spec, given.q.shape[-2], tiles)
         for name in WORKSPACE:
             tensor = getattr(given, name)

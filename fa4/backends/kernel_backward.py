@@ -123,7 +123,7 @@ def _prepare(call: Call, find_machine: FindMachine, given: tuple[bool, bool]) ->
         for name, tensor in zip("qkv", call[:3], strict=True):
             check_operand(name, tensor)
         kernel = build(spec, gpu.arch)
-    tiles = tiles_of(sizes.rows_q, sizes.batch, packed=sizes.packed_q)
+    tiles = tiles_of(sizes.rows_q, sizes.batch, packed=sizes.packed_q, block_rows=spec.block_rows)
     shapes = workspace_shapes(spec, sizes.heads_q, tiles)
     return PreparedBackward(
         sizes=sizes,

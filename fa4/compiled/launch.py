@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from fa4.compiled.support import BackwardCall, ForwardCall, NotSupported
 from fa4.compiled.variants import AnyForwardSpec, kernel_window
 from fa4.kit.features import BackwardFeatures, CallFeatures
-from fa4.kit.units import TILE_ROWS
 
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 VECTORS = ("sink", *LENGTHS, "aux")
@@ -197,12 +196,12 @@ def workspace_shapes(spec: Any, heads: Any, tiles: Any) -> dict[str, tuple[Any, 
     """The shapes of what the kernels of a backward spec hand one another, by name.
 
     heads: of queries. tiles: of a head's queries, as `fa4.sm100.backward.workspace.tiles_of` counts
-    them. All are float32 but the turns, which are int32.
+    those of the spec's `block_rows`. All are float32 but the turns, which are int32.
     """
     shapes: dict[str, tuple[Any, ...]] = {}
     if spec.adds_up_dq:
-        shapes["dq_accum"] = (heads, tiles, TILE_ROWS * spec.pipeline.head_dim)
-    shapes["stats"] = (heads, tiles, 2, TILE_ROWS)
+        shapes["dq_accum"] = (heads, tiles, spec.block_rows * spec.pipeline.head_dim)
+    shapes["stats"] = (heads, tiles, 2, spec.block_rows)
     if spec.sink:
         shapes["sink_parts"] = (heads, tiles)
     if spec.deterministic:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fa4.config import DTYPE_BITS, require, require_int
-from fa4.kit.units import AUX_DTYPES
+from fa4.kit.units import AUX_DTYPES, TILE_ROWS
 from fa4.masks import IntervalMask
 
 
@@ -87,6 +87,11 @@ class BackwardFeatures(CallFeatures):
         self.check_call()
         if (self.score_mod is None) != (self.score_mod_bwd is None):
             raise ValueError("score_mod and score_mod_bwd belong together; got one of them")
+
+    @property
+    def block_rows(self) -> int:
+        """Queries of a block of the workspace, and threads of a CTA that works on one."""
+        return TILE_ROWS
 
     @property
     def adds_up_dq(self) -> bool:

@@ -7,8 +7,9 @@ its dV and dK as they come out of the registers:
     S = K Q^T    dP = V dO^T    dV += P^T dO    dK += dS^T Q    dQ = dS K
 
 dQ sums over all keys: both warpgroups write their dS to shared memory, meet, and each computes one
-half of dQ, of the columns or, of tiles with 128 queries, of the rows. It leaves that in shared
-memory, and a warp adds it to global memory in float32, which nobody waits for.
+half of dQ, of the columns or, of tiles with 128 queries, of the rows. wgmma has 64 rows; so of
+tiles with 80 queries it is dQ^T, of which each has 64 rows, that are columns of dQ. It leaves its
+half in shared memory, and a warp adds it to global memory in float32, which nobody waits for.
 dS has two places, so that they meet once per tile: who writes dS of m + 2 has met the other after
 its dQ of m.
 """
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from fa4.config import WARPGROUP_ROWS, require
 from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
-from fa4.plan.memory_rules import TILE_ALIGN_BYTES
+from fa4.plan.memory_rules import SLOT_ALIGN_BYTES, TILE_ALIGN_BYTES
 from fa4.plan.schema import (
     Arrive,
     Buffer,
@@ -42,6 +43,7 @@ from fa4.plan.work import WARPGROUP, mma
 
 CONSUMERS = 2
 STAGES = 2  # of Q, dO and dS
+NARROW, MIDDLE, TALL = WARPGROUP_ROWS, 80, 2 * WARPGROUP_ROWS  # queries of a tile
 RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each warp
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
 BARRIER_BYTES = 8 * 16
@@ -53,9 +55,9 @@ LOAD_WARP = CONSUMERS * WARPGROUP // 32
 class WarpgroupBackwardPipeline:
     """A backward kernel before tensor memory: two warpgroups, each with 64 keys of a KV tile.
 
-    Head dimensions are those of the tiles in shared memory. tile_m: queries of a tile, 64 or 128.
-    deterministic: CTAs add to a dQ tile one after the other. scheduler: "naive", or "spt" (shortest
-    first).
+    Head dimensions are those of the tiles in shared memory. tile_m: queries of a tile, 64 or 128,
+    or 80 where head_dim is 128. deterministic: CTAs add to a dQ tile one after the other.
+    scheduler: "naive", or "spt" (shortest first).
     """
 
     head_dim: int = 128
@@ -72,7 +74,10 @@ class WarpgroupBackwardPipeline:
             value = getattr(self, name)
             require(value in (64, 128), f"{name} must be 64 or 128", value)
         require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
-        require(self.tile_m in (64, 128), "tile_m must be 64 or 128", self.tile_m)
+        tiles = (NARROW, MIDDLE, TALL) if self.head_dim == 128 else (NARROW, TALL)
+        names = f"{', '.join(map(str, tiles[:-1]))} or {tiles[-1]}"
+        require(self.tile_m in tiles, f"tile_m must be {names} at head_dim {self.head_dim}",
+                self.tile_m)  # fmt: skip
         choices = ("naive", "spt")
         require(self.scheduler in choices, f"scheduler must be one of {', '.join(choices)}",
                 self.scheduler)  # fmt: skip
@@ -111,8 +116,33 @@ def stats_bytes(pipeline: WarpgroupBackwardPipeline) -> int:
     return pipeline.tile_m * FLOAT_BYTES
 
 
+def fastest_tile(head_dim: int, head_dim_v: int, *, deterministic: bool, plain: bool) -> int:
+    """Queries of a tile where scores need not be kept beside P.
+
+    80 only where CTAs wait for their turns, of which there are fewer then. plain: without a mask,
+    and with sequences of one length.
+    """
+    if head_dim == head_dim_v == 64:
+        return TALL
+    wide = head_dim == head_dim_v == 128
+    return MIDDLE if wide and deterministic and plain else NARROW
+
+
+def dq_transposed(pipeline: WarpgroupBackwardPipeline) -> bool:
+    """Is it dQ^T that is computed, a warpgroup's 64 rows of it columns of dQ?"""
+    return pipeline.tile_m % WARPGROUP_ROWS > 0
+
+
+def stats_slot(pipeline: WarpgroupBackwardPipeline) -> int:
+    """Bytes from such numbers of one stage to those of the next."""
+    return -(-stats_bytes(pipeline) // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES
+
+
 def dq_columns(pipeline: WarpgroupBackwardPipeline) -> int:
-    """Columns of dQ that a warpgroup has of its 64 rows: all, or a half if there are no more."""
+    """Columns of a warpgroup's 64 rows of dQ: all, or a half if there are no more rows.
+
+    Of dQ^T all of them, which are the tile's queries.
+    """
     return pipeline.head_dim * pipeline.tile_m // (CONSUMERS * WARPGROUP_ROWS)
 
 
@@ -140,9 +170,9 @@ def _lay_out(pipeline: WarpgroupBackwardPipeline) -> list[Buffer]:
     for i in range(CONSUMERS):
         layout.add(f"ds{i}", "smem", size["ds"], stages=STAGES, align=TILE_ALIGN_BYTES)
     for i in range(CONSUMERS):
-        layout.add(f"dq{i}", "smem", _dq_bytes(pipeline), align=128)
+        layout.add(f"dq{i}", "smem", _dq_bytes(pipeline), align=SLOT_ALIGN_BYTES)
     for name in ("lse", "d"):
-        layout.add(name, "smem", stats_bytes(pipeline), stages=STAGES, align=128)
+        layout.add(name, "smem", stats_slot(pipeline), stages=STAGES, align=SLOT_ALIGN_BYTES)
     layout.add("barriers", "smem", BARRIER_BYTES, align=8)
     return layout.buffers
 
@@ -245,7 +275,7 @@ def live_registers(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
     tile = pipeline.tile_m // 2
     return {
         "dK": pipeline.head_dim // 2, "dV": pipeline.head_dim_v // 2, "P": tile, "dP": tile,
-        "words of P": tile // 2, "addresses": 15,
+        "words of P": tile // 2, "addresses": 12,
     }  # fmt: skip
 
 

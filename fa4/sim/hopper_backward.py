@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fa4.config import WARPGROUP_ROWS, Problem
+from fa4.config import Problem
 from fa4.designs import design_of
 from fa4.designs.gradients import MainKernel
 from fa4.designs.tiles import Lengths
 from fa4.hardware import Gpu
-from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline
+from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, fastest_tile
 from fa4.plan.warpgroup_wide import WideBackwardPipeline
 from fa4.plan.warpgroup_wide_keys import deepest_rings
 from fa4.plan.warpgroup_wide_queries import widest_tile
@@ -55,9 +55,12 @@ class GradientPrediction:
 
 
 def backward_pipeline(
-    problem: Problem, gpu: Gpu, *, deterministic: bool = False
+    problem: Problem, gpu: Gpu, *, deterministic: bool = False, ragged: bool = False
 ) -> WarpgroupBackwardPipeline | WideBackwardPipeline:
-    """That of this package's kernels. Raises ValueError for head dims above 256."""
+    """That of this package's kernels. Raises ValueError for head dims above 256.
+
+    ragged: sequences have lengths of their own.
+    """
     dims, masked = (problem.head_dim, problem.head_dim_v), problem.window_size != (None, None)
     if max(dims) > MOST_COLUMNS:
         raise ValueError(f"head dims are at most {MOST_COLUMNS}; got {max(dims)}")
@@ -68,7 +71,7 @@ def backward_pipeline(
     last_first = deterministic and problem.window_size[1] is not None
     return WarpgroupBackwardPipeline(
         head_dim=d, head_dim_v=dv, causal=masked, deterministic=deterministic,
-        tile_m=(2 if d == dv == NARROW_COLUMNS else 1) * WARPGROUP_ROWS,
+        tile_m=fastest_tile(d, dv, deterministic=deterministic, plain=not (masked or ragged)),
         scheduler="spt" if last_first else "naive",
     )  # fmt: skip
 
@@ -93,7 +96,9 @@ def predict_hopper_backward(
         raise ValueError(f"the machine must be an H100 or H200; got {machine.name}")
     if problem.dtype not in ("bf16", "fp16"):
         raise ValueError(f"dtype must be bf16 or fp16 for gradients; got {problem.dtype}")
-    chosen = pipeline or backward_pipeline(problem, machine.gpu, deterministic=deterministic)
+    chosen = pipeline or backward_pipeline(
+        problem, machine.gpu, deterministic=deterministic, ragged=lengths is not None
+    )
     mains_of = design_of(chosen).mains
     assert mains_of is not None  # of both designs
     before, mains, after = mains_of(problem, chosen, machine.gpu, lengths)

@@ -13,6 +13,7 @@ from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_bac
 
 PIPELINES = (
     WarpgroupBackwardPipeline(),
+    WarpgroupBackwardPipeline(tile_m=80),
     WarpgroupBackwardPipeline(head_dim=64, head_dim_v=64, tile_m=128, causal=True),
     WarpgroupBackwardPipeline(head_dim=64, deterministic=True, scheduler="spt"),
 )
@@ -70,7 +71,8 @@ def test_a_fault_is_found(gone: tuple[Step, ...], found: str) -> None:
     ("fields", "message"),
     [
         ({"head_dim": 96}, "head_dim must be 64 or 128; got 96"),
-        ({"tile_m": 80}, "tile_m must be 64 or 128; got 80"),
+        ({"tile_m": 96}, "tile_m must be 64, 80 or 128 at head_dim 128; got 96"),
+        ({"tile_m": 80, "head_dim": 64}, "tile_m must be 64 or 128 at head_dim 64; got 80"),
         ({"scheduler": "lpt"}, "scheduler must be one of naive, spt; got 'lpt'"),
     ],
 )

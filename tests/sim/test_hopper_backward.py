@@ -31,7 +31,7 @@ SMALL = Problem(batch=2, seqlen_q=1000, seqlen_k=1500, heads_q=8, heads_k=2, hea
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    "dims", [(64, 64), (72, 40), (128, 64), (192, 128), (136, 136), (256, 256)]
+    "dims", [(64, 64), (72, 40), (128, 64), (72, 128), (192, 128), (136, 136), (256, 256)]
 )
 def test_the_pipeline_is_the_kernels(dims: tuple[int, int], causal: bool) -> None:
     """Tiles, places and padding are those of the spec that is compiled."""
@@ -42,6 +42,8 @@ def test_the_pipeline_is_the_kernels(dims: tuple[int, int], causal: bool) -> Non
     if max(dims) <= 128:
         fixed = replace(spec, deterministic=True)
         assert backward_pipeline(problem, H200, deterministic=True) == fixed.pipeline
+        packed = replace(fixed, packed_q=True, packed_k=True)
+        assert backward_pipeline(problem, H200, deterministic=True, ragged=True) == packed.pipeline
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -24,11 +24,11 @@ from fa4.config import normalize_window
 from fa4.emulator.host.session import Session
 from fa4.emulator.machine.options import Options
 from fa4.kit.features import BackwardFeatures
-from fa4.kit.units import TILE_ROWS
 from fa4.masks import Chunked
 from fa4.oracle import attend
+from fa4.plan.warpgroup_backward import dq_transposed
 from fa4.sm90.backward import host as hopper
-from fa4.sm90.backward.postprocess import unit_offset
+from fa4.sm90.backward.postprocess import UNIT, transposed_offset, unit_offset
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm100.backward import host
 from fa4.sm100.backward.spec import BackwardSpec
@@ -146,56 +146,58 @@ def compile_gradients(spec: AnySpec, arch: str = "sm_100a", trace: list[Any] | N
 class Workspace:
     """What the kernels hand one another, as `workspace` describes it; NaN where no tile is.
 
-    places: (first tile, rows) of each sequence.
+    places: (first tile, rows) of each sequence. block_rows: of a tile.
     """
 
     dq_accum: np.ndarray
     stats: np.ndarray
     turns: np.ndarray
     places: tuple[tuple[int, int], ...]
+    block_rows: int
 
     def tiles(self) -> Iterator[int]:
         """Every tile that a sequence has."""
         for first, rows in self.places:
-            yield from range(first, first + -(-rows // TILE_ROWS))
+            yield from range(first, first + -(-rows // self.block_rows))
 
 
 def prepare(spec: AnySpec, inputs: Inputs, with_dlse: bool = False) -> Workspace:
     """Zeros where dQ is added up, and -LSE and -D."""
     stats, places = prepare_stats(spec, inputs, with_dlse)
     heads, count, d = *stats.shape[:2], spec.pipeline.head_dim
-    accum = np.full((heads, count, TILE_ROWS * d), np.nan, np.float32)
-    for first, rows in places:
-        accum[:, first : first + -(-rows // TILE_ROWS)] = 0.0
-    return Workspace(accum, stats, np.zeros((heads, count, spec.dq_counters), np.int32), places)
+    accum = np.full((heads, count, spec.block_rows * d), np.nan, np.float32)
+    turns = np.zeros((heads, count, spec.dq_counters), np.int32)
+    space = Workspace(accum, stats, turns, places, spec.block_rows)
+    accum[:, list(space.tiles())] = 0.0
+    return space
 
 
 def prepare_stats(
     spec: BackwardFeatures, inputs: Inputs, with_dlse: bool = False
 ) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
     """-LSE and -D from the oracle, as float32 and from an O rounded to the element type; places."""
-    heads, packed = inputs.q.shape[-2], spec.packed_q
+    heads, packed, step = inputs.q.shape[-2], spec.packed_q, spec.block_rows
     batch = len(inputs.sequences)
     lengths = [len(seq.q) for seq in inputs.sequences]
     rows = inputs.q.shape[0] if packed else inputs.q.shape[1]
-    count = tiles_of(rows, batch, packed=packed)
-    stats = np.full((heads, count, 2, TILE_ROWS), np.nan, np.float32)
+    count = tiles_of(rows, batch, packed=packed, block_rows=step)
+    stats = np.full((heads, count, 2, step), np.nan, np.float32)
     places = []
     for b, seq in enumerate(inputs.sequences):
         start = inputs.q_index[b][0].start if packed else 0
-        first = first_tile(b, start, -(-rows // TILE_ROWS), packed=packed)
-        blocks = -(-lengths[b] // TILE_ROWS)
+        first = first_tile(b, start, -(-rows // step), packed=packed, block_rows=step)
+        blocks = -(-lengths[b] // step)
         places.append((first, lengths[b]))
         out, lse = attend(seq.q, seq.k, seq.v, inputs.options, b)
         out = out.astype(inputs.q.dtype).astype(np.float32)
         row_dot = (seq.dout.astype(np.float32) * out).sum(axis=-1).T
         if with_dlse:
             row_dot = row_dot - seq.dlse
-        part = np.zeros((heads, 2, blocks * TILE_ROWS), np.float32)
+        part = np.zeros((heads, 2, blocks * step), np.float32)
         part[:, 0] = -np.inf
         part[:, 0, : lengths[b]] = np.where(np.isinf(lse), 0.0, -lse * np.log2(np.e))
         part[:, 1, : lengths[b]] = -row_dot
-        part = part.reshape(heads, 2, blocks, TILE_ROWS).transpose(0, 2, 1, 3)
+        part = part.reshape(heads, 2, blocks, step).transpose(0, 2, 1, 3)
         stats[:, first : first + blocks] = part
     return stats, tuple(places)
 
@@ -205,7 +207,7 @@ def finish(spec: AnySpec, inputs: Inputs, space: Workspace, scale: float) -> np.
     d, dq = spec.pipeline.head_dim, np.full_like(inputs.q, NOTHING)
     sums = space.dq_accum[:, :, dq_places(spec)]
     for index, (first, rows) in zip(inputs.q_index, space.places, strict=True):
-        mine = sums[:, first : first + -(-rows // TILE_ROWS)].reshape(len(sums), -1, d)
+        mine = sums[:, first : first + -(-rows // spec.block_rows)].reshape(len(sums), -1, d)
         mine = mine[:, :rows, : spec.head_dim].transpose(1, 0, 2) * np.float32(scale)
         dq[index] = mine.astype(dq.dtype)
     others = np.ones(sums.shape[1], bool)
@@ -215,11 +217,15 @@ def finish(spec: AnySpec, inputs: Inputs, space: Workspace, scale: float) -> np.
 
 
 def dq_places(spec: AnySpec) -> np.ndarray:
-    """Where each element of a dQ tile lies in it: (128, padded head dim)."""
+    """Where each element of a dQ tile lies in it: (rows, padded head dim)."""
     d = spec.pipeline.head_dim
-    row, col = np.meshgrid(np.arange(TILE_ROWS), np.arange(d), indexing="ij")
+    row, col = np.meshgrid(np.arange(spec.block_rows), np.arange(d), indexing="ij")
     if isinstance(spec, BackwardSpec):
         return np.asarray(dq_offset(row, col, d))
+    if dq_transposed(spec.pipeline):
+        # Vectors, `UNIT` apart, of a column and the one 8 behind, each of two rows.
+        vectors = transposed_offset(spec, row // 2 * 2, col // 16)
+        return np.asarray(vectors + col % 8 * UNIT + col % 16 // 8 * 2 + row % 2)
     # Vectors of a quad's threads, each two columns of a row and of the row 8 below.
     unit = unit_offset(spec, row // 16 * 16 + row % 8, col // 8)
     return np.asarray(unit + col % 8 // 2 * 4 + row % 16 // 8 * 2 + col % 2)

@@ -190,7 +190,7 @@ FAULTS = {
         "dot(*loaded[i])",
     ),
     "padded columns not zeroed": edit(
-        preprocess, "TILE_ROWS * rows.spec.pipeline.head_dim", "TILE_ROWS * rows.spec.head_dim"
+        preprocess, "rows.spec.pipeline.head_dim, threads)", "rows.spec.head_dim, threads)"
     ),
     "half of the counters": edit(
         preprocess, "< rows.spec.dq_counters:", "< rows.spec.dq_counters // 2:"
@@ -204,7 +204,7 @@ FAULTS = {
     "tile of another sequence": edit(
         row_blocks, "        tile=tile,", "        tile=tile + (batch > 0),"
     ),
-    "blocks beyond the sequence": edit(row_blocks, "self.rows > 0", "self.rows > -TILE_ROWS"),
+    "blocks beyond the sequence": edit(row_blocks, "self.rows > 0", "self.rows > -128"),
     "tensor's rows for the sequence's": edit(
         row_blocks, "sequence(rows.cu_seqlens, rows.seqused,", "sequence(rows.cu_seqlens, None,"
     ),

@@ -48,11 +48,15 @@ FAULTS: dict[str, tuple[Edit, str]] = {
         WRONG,
     ),
     "-D of the other tile": (
-        Edit(load, "numbers.shared + stage * rows", "numbers.shared + (1 - stage) * rows"),
+        Edit(
+            load,
+            "numbers.shared + stage * numbers.step",
+            "numbers.shared + (1 - stage) * numbers.step",
+        ),
         WRONG,
     ),
     "a turn is not given on": (
-        Edit(reduce, "    release_turn(work.turns, held)\n            held", "    held"),
+        Edit(reduce, "release_turn(work.turns, own)\n        turn", "pass\n        turn"),
         "step-limit",
     ),
     "dQ left where the last one may not be read yet": (

@@ -1,7 +1,8 @@
 """The compiled Hopper backward kernel as a function of a `Case`, run by the emulator.
 
-The features are those of the SM100 tests, each set with head dims of this kernel; the main kernel
-alone is run, on a workspace that NumPy prepares.
+The features are those of the SM100 tests, each set with head dims of this kernel, and two sets with
+tiles of 80 queries, one of which is chosen; the main kernel alone is run, on a workspace that NumPy
+prepares.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from tests.sm100.backward_kernel import BackwardKernel, kept
 
 CHOICES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "plain_in_order": {"head_dim": 104, "head_dim_v": 72, "dtype": "fp16", "deterministic": True},
+    "tiles_of_80": {"head_dim": 128, "tile_m": 80, "window_left": True, "window_right": True,
+                    "packed_q": True, "packed_k": True, "used_q": True, "deterministic": True},
     "causal": {},
     "window": {"head_dim": 72, "head_dim_v": 16},
     "packed": {"head_dim": 96, "head_dim_v": 128},
@@ -27,12 +31,12 @@ CHOICES: dict[str, dict[str, Any]] = {
     "chunked_curved": {},
     "chunked_softcap": {},
     "capped": {},
-}
+}  # fmt: skip
 
 
 def spec_of(name: str, **changed: Any) -> WarpgroupBackwardSpec:
     """One of `CHOICES` with its features; head_dim_v is head_dim where it is not named."""
-    fields = {**FEATURES[name], **CHOICES[name], **changed}
+    fields = {**FEATURES.get(name, {}), **CHOICES[name], **changed}
     return WarpgroupBackwardSpec(**{"head_dim_v": fields["head_dim"], **fields})
 
 

@@ -21,6 +21,7 @@ KERNELS = {"narrow": backward_kernel, "wide": wide_kernel}
 CHOICES = tuple((heads, name) for heads in KERNELS for name in KERNELS[heads].CHOICES)
 # In every run of the tests; the others, and more of these, by `make test-slow`.
 FEW = tuple((heads, name) for heads in KERNELS for name in ("plain", "packed", "causal"))
+FEW += (("narrow", "plain_in_order"),)
 FEW_EXAMPLES, ROOM, EXAMPLES = 1, 4, 8
 
 

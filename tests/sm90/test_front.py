@@ -94,13 +94,23 @@ def test_gradients_are_refused_when_the_call_is_made() -> None:
         fa4.flash_attn_backward(q, q, k, v, q, torch.zeros(1, 2, 8), **options)
 
 
-@pytest.mark.parametrize("dim", [64, 192])
-def test_gradients_by_autograd(dim: int) -> None:
-    """Of a call with grouped heads, within the budget; the budget sees a wrong dK."""
-    arrays = draw(dim=dim)
+@pytest.mark.parametrize(
+    ("rows", "dim", "options"),
+    [
+        (70, 64, {"causal": True}),
+        (170, 104, {"deterministic": True}),
+        (70, 192, {"causal": True}),
+    ],
+)
+def test_gradients_by_autograd(rows: int, dim: int, options: dict[str, bool]) -> None:
+    """Of a call with grouped heads, within the budget; the budget sees a wrong dK.
+
+    Tiles of all sizes; 160 queries are a block of those of 80.
+    """
+    arrays = draw(rows, dim=dim)
     q, k, v = (torch.tensor(x.astype(np.float32)).bfloat16().requires_grad_() for x in arrays)
-    out = fa4.flash_attn_func(q, k, v, causal=True, impl="emulator_sm90")
-    inputs = dense_inputs(*arrays, causal=True)
+    out = fa4.flash_attn_func(q, k, v, **options, impl="emulator_sm90")
+    inputs = dense_inputs(*arrays, causal="causal" in options)
     out.backward(torch.tensor(inputs.dout.astype(np.float32)).bfloat16())
     dq, dk, dv = (x.grad.float().numpy().astype(ml_dtypes.bfloat16) for x in (q, k, v))
     assert_within_budget(inputs, Outputs(None, dq=dq, dk=dk, dv=dv), gradients_alone=True)

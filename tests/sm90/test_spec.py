@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from fa4.compiled.support import ForwardCall
 from fa4.compiled.variants import choose_sm90_spec, tuned_warpgroup_spec, warpgroup_problem
 from fa4.hardware import H200
 from fa4.masks import Chunked
+from fa4.plan import warpgroup_backward
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
+from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import WarpgroupSpec
+from tests.sm100.altered import Edit, put_in_place
 
 
 def make(**fields: Any) -> WarpgroupSpec:
@@ -139,3 +143,28 @@ def test_parts_of_keys_are_not_drawn() -> None:
 def test_padded_dims() -> None:
     assert make(head_dim=72, head_dim_v=40).pipeline.head_dim == 80
     assert make(head_dim=72, head_dim_v=40).pipeline.head_dim_v == 48
+
+
+def check_tiles_of_80() -> None:
+    """Only of a fixed order of sums without a mask, with sequences of one length."""
+    chosen = {"head_dim": 72, "head_dim_v": 128, "deterministic": True}
+    assert WarpgroupBackwardSpec(**chosen).tile_rows == 80
+    for change in (
+        {"deterministic": False}, {"causal": True}, {"window_left": True}, {"softcap": True},
+        {"mask": Chunked(8)}, {"packed_q": True}, {"used_k": True}, {"head_dim_v": 64},
+        {"head_dim": 64},
+    ):  # fmt: skip
+        assert WarpgroupBackwardSpec(**{**chosen, **change}).tile_rows == 64, change
+    assert WarpgroupBackwardSpec(head_dim=64, head_dim_v=64, deterministic=True).tile_rows == 128
+
+
+def test_tiles_of_80_queries() -> None:
+    check_tiles_of_80()
+
+
+@pytest.mark.parametrize("condition", [" and deterministic", " and plain", "wide and "])
+def test_a_choice_that_ignores_a_condition_is_seen(condition: str, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        put_in_place([Edit(warpgroup_backward, condition, "")], tmp_path, patch)
+        with pytest.raises(AssertionError):
+            check_tiles_of_80()

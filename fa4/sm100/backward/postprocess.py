@@ -7,7 +7,6 @@ from cutlass import Float32, Int32
 from fa4.kit.rowmath import store_rounded
 from fa4.kit.units import WARP, padded_dim
 from fa4.sm100.backward.row_blocks import (
-    THREADS,
     QueryRows,
     RowBlock,
     all_rows,
@@ -32,7 +31,7 @@ def postprocess(dq_accum, dq, dsink, sink_parts, softmax_scale, cu_seqlens_q,
     """
     rows = all_rows(dq, cu_seqlens_q, seqused_q, spec)
     kernel(dq_accum, dq, dsink, sink_parts, softmax_scale, rows).launch(
-        grid=(rows.tiles * rows.heads, 1, 1), block=(THREADS, 1, 1), stream=stream
+        grid=(rows.tiles * rows.heads, 1, 1), block=(spec.block_rows, 1, 1), stream=stream
     )
 
 
@@ -101,8 +100,9 @@ def load(tile: cute.Tensor, row: Int32, vector: Int32, spec: BackwardSpec) -> li
 @cute.jit
 def add_up_sink(rows: QueryRows, head: Int32, parts: cute.Tensor, dsink: cute.Tensor) -> None:
     """dsink of a head: its parts of all tiles that sequences have."""
+    threads: cutlass.Constexpr = rows.spec.block_rows
     total = Float32(0.0)
-    for tile in cutlass.range(cute.arch.thread_idx()[0], rows.tiles, THREADS, unroll=1):
+    for tile in cutlass.range(cute.arch.thread_idx()[0], rows.tiles, threads, unroll=1):
         if block_at(rows, head, tile).exists:
             total += parts[head, tile]
-    store_sum(total, dsink, head)
+    store_sum(total, dsink, head, threads)

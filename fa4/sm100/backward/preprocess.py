@@ -7,8 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.kit.rowmath import LOG2_E, dot
-from fa4.kit.units import TILE_ROWS
-from fa4.sm100.backward.row_blocks import THREADS, QueryRows, all_rows, store_sum, this_block
+from fa4.sm100.backward.row_blocks import QueryRows, all_rows, store_sum, this_block
 from fa4.sm100.backward.workspace import VECTOR
 
 WIDTH = 8  # elements of a 16-byte load
@@ -28,7 +27,7 @@ def preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turn
     grid = (rows.tiles * rows.heads, 1, 1)
     kernel(
         out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink, rows
-    ).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)  # fmt: skip
+    ).launch(grid=grid, block=(spec.block_rows, 1, 1), stream=stream)  # fmt: skip
 
 
 @cute.kernel
@@ -40,6 +39,7 @@ def kernel(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, s
     """
     block = this_block(rows)
     thread = cute.arch.thread_idx()[0]
+    threads: cutlass.Constexpr = rows.spec.block_rows
     if block.exists:
         exists = thread < block.rows
         row = cutlass.min(thread, block.rows - 1)
@@ -56,13 +56,14 @@ def kernel(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, s
         stats[(*at, 0, thread)] = cutlass.select_(exists, base, -Float32.inf)
         stats[(*at, 1, thread)] = cutlass.select_(exists, -d, Float32(0.0))
         if cutlass.const_expr(dq_accum is not None):
-            zero(dq_accum[(*at, None)], TILE_ROWS * rows.spec.pipeline.head_dim)
+            zero(dq_accum[(*at, None)], rows.spec.pipeline.head_dim, threads)
         if cutlass.const_expr(rows.spec.deterministic):  # noqa: SIM102
             if thread < rows.spec.dq_counters:
                 turns[(*at, thread)] = Int32(0)
         if cutlass.const_expr(rows.spec.sink):
             share = sink_share(sink[block.head], lse_of_row, blind)
-            store_sum(cutlass.select_(exists, -(share * d), Float32(0.0)), sink_parts, at)
+            part = cutlass.select_(exists, -(share * d), Float32(0.0))
+            store_sum(part, sink_parts, at, threads)
 
 
 def sink_share(sink: Float32, lse: Float32, blind: Any) -> Float32:
@@ -114,10 +115,10 @@ def load(tensor: cute.Tensor, row: Int32, vector: Int32) -> list[Float32]:
 
 
 @cute.jit
-def zero(tile: cute.Tensor, size: cutlass.Constexpr) -> None:
-    """Zeros in a tile of float32, by all threads of the CTA."""
+def zero(tile: cute.Tensor, columns: cutlass.Constexpr, threads: cutlass.Constexpr) -> None:
+    """Zeros in a tile of float32, by all threads of the CTA, as many as it has rows."""
     zeros = cute.make_rmem_tensor(cute.make_layout(VECTOR), Float32)
     zeros.fill(0.0)
-    for first in cutlass.range(0, size // VECTOR, THREADS, unroll_full=True):
+    for first in cutlass.range(0, threads * columns // VECTOR, threads, unroll_full=True):
         number = first + cute.arch.thread_idx()[0]
         cute.autovec_copy(zeros, cute.local_tile(tile, (VECTOR,), (number,)))

@@ -1,4 +1,7 @@
-"""Row blocks: the 128 query rows of a head that a CTA of the two small kernels works on."""
+"""Row blocks: the query rows of a head that a CTA of the two small kernels works on.
+
+As many as the spec's `block_rows`, and as many threads: 128 if nothing else is said.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +11,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from fa4.kit.tiles import sequence
-from fa4.kit.units import TILE_ROWS, WARP
+from fa4.kit.units import WARP
 from fa4.sm100.backward.spec import BackwardSpec
 from fa4.sm100.backward.workspace import first_tile, tiles_of
-
-THREADS = TILE_ROWS  # of a CTA: a thread for each row
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,10 @@ class QueryRows:
 
     def first_tile(self, batch: Int32, start: Int32) -> Int32:
         """Of the sequence that starts at row `start` of a packed tensor."""
-        return first_tile(batch, start, self.blocks, packed=self.spec.packed_q)
+        spec = self.spec
+        return first_tile(
+            batch, start, self.blocks, packed=spec.packed_q, block_rows=spec.block_rows
+        )
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,8 @@ def all_rows(tensor: cute.Tensor, cu_seqlens: Any, seqused: Any, spec: BackwardS
     batch, seqlen = tensor.shape[0], tensor.shape[-3]
     if spec.packed_q:
         batch = cu_seqlens.shape[0] - 1
-    blocks = (seqlen + TILE_ROWS - 1) // TILE_ROWS
-    tiles = tiles_of(seqlen, batch, packed=spec.packed_q)
+    blocks = (seqlen + spec.block_rows - 1) // spec.block_rows
+    tiles = tiles_of(seqlen, batch, packed=spec.packed_q, block_rows=spec.block_rows)
     return QueryRows(spec, tensor.shape[-2], batch, seqlen, blocks, tiles, cu_seqlens, seqused)
 
 
@@ -109,22 +113,23 @@ def block_at(rows: QueryRows, head: Int32, tile: Int32) -> RowBlock:
             beyond = cutlass.select_(before, beyond, middle)
         number = tile - rows.first_tile(batch, rows.cu_seqlens[batch])
     start, length = sequence(rows.cu_seqlens, rows.seqused, batch, rows.seqlen)
+    first = number * rows.spec.block_rows
     return RowBlock(
         spec=rows.spec,
         head=head,
         batch=batch,
-        first=number * TILE_ROWS,
+        first=first,
         start=start,
-        rows=length - number * TILE_ROWS,
+        rows=length - first,
         tile=tile,
     )
 
 
 @cute.jit
-def store_sum(value: Float32, target: cute.Tensor, place: Any) -> None:
+def store_sum(value: Float32, target: cute.Tensor, place: Any, threads: cutlass.Constexpr) -> None:
     """target[place] = the sum over the CTA's threads, always added up in the same order."""
     thread = cute.arch.thread_idx()[0]
-    warps: cutlass.Constexpr = THREADS // WARP
+    warps: cutlass.Constexpr = threads // WARP
     memory = cutlass.memory.SmemAllocator().allocate(4 * warps, 4)
     parts = cute.make_tensor(cute.recast_ptr(memory, dtype=Float32), cute.make_layout(warps))
     value = cute.arch.warp_reduction_sum(value)

@@ -25,7 +25,7 @@ class BackwardProblem:
     """Run-time sizes of a call, the same for every role. Tensors are None where the spec says so.
 
     group: query heads per KV head. blocks: CTAs, or pairs, of the longest sequence; q_blocks: its
-    query tiles.
+    tiles in the workspace.
     """
 
     spec: cutlass.Constexpr
@@ -44,9 +44,13 @@ class BackwardProblem:
 
 
 def call_sizes(
-    q: cute.Tensor, k: cute.Tensor, longest: tuple, lengths: tuple, block_keys: int
-) -> tuple[tuple, Int32]:
-    """(the sizes of a `BackwardProblem`, work tiles of a call) whose CTAs have block_keys each."""
+    q: cute.Tensor, k: cute.Tensor, longest: tuple, lengths: tuple, block_keys: int,
+    block_rows: int = TILE_ROWS,
+) -> tuple[tuple, Int32]:  # fmt: skip
+    """(the sizes of a `BackwardProblem`, work tiles of a call) whose CTAs have block_keys each.
+
+    block_rows: the spec's.
+    """
     batch, seqlen_q, seqlen_k = k.shape[0], q.shape[-3], k.shape[-3]
     if lengths[0] is not None:
         batch, seqlen_q = lengths[0].shape[0] - 1, longest[0]
@@ -55,7 +59,7 @@ def call_sizes(
     heads_k = k.shape[-2]
     group = q.shape[-2] // heads_k
     blocks = (seqlen_k + block_keys - 1) // block_keys
-    q_blocks = (seqlen_q + TILE_ROWS - 1) // TILE_ROWS
+    q_blocks = (seqlen_q + block_rows - 1) // block_rows
     return (seqlen_q, seqlen_k, heads_k, group, blocks, q_blocks), blocks * heads_k * batch
 
 
@@ -206,6 +210,8 @@ def key_tile(
         start_k=start_k,
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
-        row_tile=first_tile(batch, start_q, problem.q_blocks, packed=spec.packed_q),
+        row_tile=first_tile(
+            batch, start_q, problem.q_blocks, packed=spec.packed_q, block_rows=spec.block_rows
+        ),
         mask=spec.mask or Band(problem.window_left, right),
     )

@@ -12,6 +12,7 @@ from fa4.kit.rings import Ring
 from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
 from fa4.kit.units import WARPGROUP
+from fa4.plan.warpgroup_backward import TALL, stats_slot
 from fa4.sm90.backward import columns
 from fa4.sm90.backward.epilogue import KeyGradients, store_gradients
 from fa4.sm90.backward.mods import ScoreMods
@@ -97,11 +98,13 @@ def step(signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState) -> Key
     meanwhile comes late, so -LSE is read before.
     """
     spec, products = tile.spec, work.products
-    rows, grads, queries = spec.tile_rows, state.grads, state.queries
+    rows, queries = spec.tile_rows, state.queries
+    grads = queries if shares_ring(spec) else state.grads
+    numbers = stats_slot(spec.pipeline)
     where = ScoreTile(
         row_tile=state.row_tile,
-        lse=work.lse + queries.slot * (rows * columns.FLOAT_BYTES),
-        d=work.d + grads.slot * (rows * columns.FLOAT_BYTES),
+        lse=work.lse + queries.slot * numbers,
+        d=work.d + grads.slot * numbers,
         mods=work.mods.of_head(state.head),
     )
     signals.wait("q_full", queries)
@@ -129,7 +132,7 @@ def step(signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState) -> Key
     signals.arrive("dq#_done", after="tensor")
     dk = products.keys(state.dk, ds, queries.slot)
     signals.arrive("dk#_done", after="tensor")
-    return finish_step(signals, tile, work, replace(state, dk=dk, dv=dv), dq)
+    return finish_step(signals, tile, work, replace(state, dk=dk, dv=dv, grads=grads), dq)
 
 
 def finish_step(
@@ -157,6 +160,15 @@ def finish_step(
         head=cutlass.select_(ended, state.head + 1, state.head),
         row_tile=cutlass.select_(ended, tile.q_start, row_tile),
     )
+
+
+def shares_ring(spec: WarpgroupBackwardSpec) -> bool:
+    """Is the place in the ring of Q taken for that of dO? A consumer goes round both in step.
+
+    Tiles of 80 queries have no registers for both; those of 64 are faster so without a mask, with
+    one they are slower.
+    """
+    return spec.is_plain and spec.tile_rows < TALL
 
 
 def reads_early(spec: WarpgroupBackwardSpec) -> bool:

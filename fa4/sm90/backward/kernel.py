@@ -9,7 +9,7 @@ from fa4.kit.descriptors import OperandTiles, swizzle_bytes
 from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.kit.signals import Signals, init_signals
 from fa4.kit.units import WARP, WARPGROUP
-from fa4.plan.warpgroup_backward import CONSUMERS, STAGES, dq_columns
+from fa4.plan.warpgroup_backward import CONSUMERS, STAGES, dq_columns, dq_transposed
 from fa4.sm90.backward.columns import column_address
 from fa4.sm90.backward.consumer import KeyWork, consume
 from fa4.sm90.backward.epilogue import GradientTile, KeyGradients
@@ -115,8 +115,8 @@ def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> G
     v_bytes = own * pipeline.head_dim_v
     # Which rows of dQ, or which of its columns, are this warpgroup's: a run, or half of one.
     run = number * (WARPGROUP_ROWS * swizzle_bytes(WARPGROUP_ROWS))
-    columns = run if dq_columns(pipeline) == WARPGROUP_ROWS else number * (2 * dq_columns(pipeline))
-    of_rows = pipeline.tile_m > WARPGROUP_ROWS
+    columns = run if pipeline.head_dim > WARPGROUP_ROWS else number * (2 * dq_columns(pipeline))
+    of_rows = pipeline.tile_m == CONSUMERS * WARPGROUP_ROWS
     return GradientProducts(
         k=tiles("k", False, number * k_bytes),
         v=tiles("v", False, number * v_bytes),
@@ -129,6 +129,7 @@ def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> G
         dtype=spec.dtype,
         tile_m=pipeline.tile_m,
         dq_cols=dq_columns(pipeline),
+        dq_transposed=dq_transposed(pipeline),
     )
 
 

@@ -10,7 +10,6 @@ from cutlass.cute.nvgpu import cpasync
 from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals
-from fa4.kit.units import TILE_ROWS
 from fa4.plan.warpgroup_backward import CONSUMERS
 from fa4.sm100.backward.load import TileSource, copy_tile, tiles_of
 from fa4.sm100.backward.tiles import KeyTile
@@ -22,12 +21,14 @@ MINUS_LSE, MINUS_D = 0, 1  # places in the statistics of a tile (`fa4.sm100.back
 class RowNumbers:
     """One of the two numbers of each query. which: MINUS_LSE or MINUS_D.
 
-    tensor: in global memory, (heads, tiles, 2, 128) of float32. shared: of all stages.
+    tensor: in global memory, (heads, tiles, 2, rows of a block) of float32. shared: of all stages,
+    `step` apart.
     """
 
     which: cutlass.Constexpr
     tensor: cute.Tensor
     shared: cute.Pointer
+    step: cutlass.Constexpr
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ def copy_numbers(
     """Start the copy of a number of each row of a tile: one run of memory."""
     rows = tile.spec.tile_rows
     at, inside = place_of(tile, numbers.tensor.shape[1], head, row_tile)
-    offset = (at * 2 + numbers.which) * TILE_ROWS + inside
+    offset = (at * 2 + numbers.which) * tile.spec.block_rows + inside
     origin = cute.make_tensor(numbers.tensor.iterator + offset, cute.make_layout(rows))
-    to = cute.make_tensor(numbers.shared + stage * rows, cute.make_layout(rows))
+    to = cute.make_tensor(numbers.shared + stage * numbers.step, cute.make_layout(rows))
     with cute.arch.elect_one():
         cute.copy(cute.make_copy_atom(cpasync.CopyBulkG2SOp(), numbers.tensor.element_type),
                   origin, to, mbar_ptr=full)  # fmt: skip
@@ -107,6 +108,6 @@ def copy_numbers(
 def place_of(
     tile: KeyTile, tiles: Int32 | int, head: Int32, row_tile: Int32
 ) -> tuple[Int64, Int32]:
-    """(tile of 128 rows in the workspace, counted over all heads; first row in it) of a tile."""
-    first = row_tile * tile.spec.tile_rows
-    return Int64(head) * tiles + (tile.row_tile + first // TILE_ROWS), first % TILE_ROWS
+    """(block of the workspace, counted over all heads; first row in it) of a tile."""
+    first, rows = row_tile * tile.spec.tile_rows, tile.spec.block_rows
+    return Int64(head) * tiles + (tile.row_tile + first // rows), first % rows

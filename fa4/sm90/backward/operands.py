@@ -14,6 +14,7 @@ from fa4.plan.schema import PipelinePlan
 from fa4.sm90.backward.load import MINUS_D, MINUS_LSE, LoadSources, RowNumbers
 from fa4.sm100.backward.load import TileSource
 
+FLOAT_BYTES = 4
 OPERANDS = ("q", "k", "v", "do")
 
 Shapes: TypeAlias = dict[str, tuple[int, int, int]]  # (rows, columns, stages) by name
@@ -78,7 +79,8 @@ def make_sources(
         for (atoms, tensor), name in zip(loads, OPERANDS, strict=True)
     )
     lse, d = (
-        RowNumbers(which, stats, cute.recast_ptr(memory + plan.buffer(name).start, dtype=Float32))
-        for which, name in ((MINUS_LSE, "lse"), (MINUS_D, "d"))
-    )
+        RowNumbers(which, stats, cute.recast_ptr(memory + buffer.start, dtype=Float32),
+                   buffer.size // FLOAT_BYTES)
+        for which, buffer in ((MINUS_LSE, plan.buffer("lse")), (MINUS_D, plan.buffer("d")))
+    )  # fmt: skip
     return LoadSources(q, k, v, dout, lse, d)

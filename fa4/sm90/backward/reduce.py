@@ -1,11 +1,11 @@
 """dQ of a query tile on its way to global memory: a warpgroup's part by way of shared memory.
 
-A part is the warpgroup's 64 rows and its columns, in the order in which its threads hold them, so
+A part is a warpgroup's 64 rows of dQ or of dQ^T, in the order in which its threads hold them, so
 that each stores 16 bytes at a time and the lanes' lie side by side. A warp for each warpgroup adds
 its part with one bulk copy: the consumers wait neither for the memory nor for other CTAs. Parts lie
 one behind the other:
 
-    dq_accum    float32 (heads, tiles, 128 * d), of a tile (rows of a query tile, its warpgroups,
+    dq_accum    float32 (heads, blocks, rows * d), of a block (its query tiles, their warpgroups,
                 their warps, runs of 8 columns, lanes, 4): elements 4 j to 4 j + 3 of a lane
 
 In a fixed order of sums each part of a tile has a counter, which tells whose turn it is.
@@ -21,7 +21,7 @@ from cutlass import Float32, Int32
 from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals
-from fa4.kit.units import TILE_ROWS, WARP, WARPGROUP
+from fa4.kit.units import WARP, WARPGROUP
 from fa4.plan.warpgroup_backward import CONSUMERS, dq_columns
 from fa4.sm90.backward.load import place_of
 from fa4.sm100.backward.reduce import add_bulk, await_turn, release_turn, store_rows
@@ -75,7 +75,7 @@ def reduce(signals: Signals, tile: KeyTile, work: DqReduction) -> None:
     for _ in cutlass.range(tile.trips, unroll=1):
         at, inside = place_of(tile, work.dq_accum.shape[1], head, row_tile)
         target = work.dq_accum.iterator.toint() + FLOAT_BYTES * (
-            (at * TILE_ROWS + inside) * columns + work.number * part
+            (at * spec.block_rows + inside) * columns + work.number * part
         )
         signals.wait("dq#_full", turn)
         if cutlass.const_expr(spec.deterministic):

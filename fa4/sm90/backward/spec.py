@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from fa4.config import WARPGROUP_ROWS, require, require_int
+from fa4.config import require, require_int
 from fa4.hardware import H200, Gpu
 from fa4.kit.features import BackwardFeatures
-from fa4.kit.units import TILE_ROWS
+from fa4.kit.units import TILE_ROWS, WARP
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_backward import (
     CONSUMERS,
+    NARROW,
     WarpgroupBackwardPipeline,
+    fastest_tile,
     warpgroup_backward_plan,
 )
 
@@ -21,9 +24,13 @@ RUN_COLS = 64  # of 16 bits, that lie together in shared memory
 
 @dataclass(frozen=True, kw_only=True)
 class WarpgroupBackwardSpec(BackwardFeatures):
-    """One backward kernel of two warpgroups, with the two small ones before and behind it."""
+    """One backward kernel of two warpgroups, with the two small ones before and behind it.
+
+    tile_m: queries of a tile, None for as many as are fastest.
+    """
 
     gpu: Gpu = H200
+    tile_m: int | None = None
 
     def __post_init__(self) -> None:
         """Check what the kernel itself cannot do; `fa4.compiled.support` refuses earlier."""
@@ -43,28 +50,43 @@ class WarpgroupBackwardSpec(BackwardFeatures):
         return self.pipeline.tile_m
 
     @property
+    def block_rows(self) -> int:
+        """Queries of a block of the workspace: whole tiles, whole warps."""
+        return max(TILE_ROWS, math.lcm(self.tile_rows, WARP))
+
+    @property
     def dq_counters(self) -> int:
-        """Of 128 queries: each warpgroup's part of the dQ of a tile is counted by itself."""
-        return CONSUMERS * (TILE_ROWS // self.tile_rows)
+        """Of a block: each warpgroup's part of the dQ of a tile is counted by itself."""
+        return CONSUMERS * (self.block_rows // self.tile_rows)
 
     @property
     def pipeline(self) -> WarpgroupBackwardPipeline:
         """The pipeline of this kernel.
 
-        Head dimensions are padded to whole runs of 128 bytes: 64 or 128 columns. Where both are 64
-        and scores need not be kept beside P, registers suffice for 128 queries.
+        Head dimensions are padded to whole runs of 128 bytes: 64 or 128 columns.
         """
         d, dv = (RUN_COLS * -(-dim // RUN_COLS) for dim in (self.head_dim, self.head_dim_v))
-        tall = d == dv == RUN_COLS and not self.modifies_scores
         last_first = self.deterministic and self.hides_first_rows
         return WarpgroupBackwardPipeline(
             head_dim=d,
             head_dim_v=dv,
             causal=self.hides_first_rows or self.hides_last_rows,
-            tile_m=(2 if tall else 1) * WARPGROUP_ROWS,
+            tile_m=self.tile_m or self._fastest_tile(d, dv),
             deterministic=self.deterministic,
             scheduler="spt" if last_first else "naive",
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """Is there no mask, are scores not modified and sequences of one length?"""
+        masked = self.hides_first_rows or self.hides_last_rows or self.mask_mod is not None
+        return not (masked or self.modifies_scores or self.ragged_q or self.ragged_k)
+
+    def _fastest_tile(self, d: int, dv: int) -> int:
+        """Queries of a tile, by padded head dims: 64 where scores must be kept beside P."""
+        if self.modifies_scores:
+            return NARROW
+        return fastest_tile(d, dv, deterministic=self.deterministic, plain=self.is_plain)
 
     @property
     def plan(self) -> PipelinePlan:

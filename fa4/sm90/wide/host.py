@@ -7,7 +7,7 @@ from fa4.sm90.wide.keys_kernel import key_gradients
 from fa4.sm90.wide.queries_kernel import query_gradients
 from fa4.sm100.backward.postprocess import add_up_sink
 from fa4.sm100.backward.preprocess import preprocess
-from fa4.sm100.backward.row_blocks import THREADS, QueryRows, all_rows
+from fa4.sm100.backward.row_blocks import QueryRows, all_rows
 
 
 @cute.jit
@@ -26,7 +26,7 @@ def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accu
     if cutlass.const_expr(spec.sink):
         rows = all_rows(dq, cu_seqlens_q, seqused_q, spec)
         sink_kernel(dsink, sink_parts, rows).launch(
-            grid=(rows.heads, 1, 1), block=(THREADS, 1, 1), stream=stream
+            grid=(rows.heads, 1, 1), block=(spec.block_rows, 1, 1), stream=stream
         )
 
 

@@ -137,7 +137,8 @@ class GradientInputs:
         """The workspace of a kernel; those of the same shapes share it."""
         import torch
 
-        tiles = tiles_of(self.q.shape[1], self.q.shape[0], packed=False)
+        batch, rows = self.q.shape[:2]
+        tiles = tiles_of(rows, batch, packed=False, block_rows=spec.block_rows)
         shapes = workspace_shapes(spec, self.q.shape[2], tiles)
         key = tuple(shapes.items())
         if key not in self.spaces:
