@@ -43,7 +43,7 @@ def check_offsets(run: BackwardKernel) -> None:
     count = space.stats.shape[1]
     far = Workspace(
         np.zeros((2, TILES, 128 * 16), np.float32), np.zeros((2, TILES, 2, 128), np.float32),
-        space.turns, space.places,
+        space.turns, space.places, run.spec.block_rows,
     )  # fmt: skip
     far.stats[:, :count] = space.stats
     call = list(arguments(run.spec, inputs, far))
