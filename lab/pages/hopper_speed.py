@@ -227,11 +227,8 @@ def render_random_predictions() -> str:
     """The same calls: predicted speed over measured, by kind of mask."""
     record = read_record("hopper_random")
     found = list(predicted.predicted_calls(record["rows"], predicted.machine_of(record)))
-    seen, others = predicted.halved(found)
     kinds = {
         "all": found,
-        "half that was looked at": seen,
-        "the other half": others,
         "up to 1k keys": [one for one in found if one.problem.seqlen_k <= 1024],
         "less than 0.1 ms": [one for one in found if one.seconds < 1e-4],
         "at least 1 ms": [one for one in found if one.seconds >= 1e-3],
