@@ -195,7 +195,8 @@ def kernel_tiles(kernel: ModuleType, shape: Shape, monkeypatch: pytest.MonkeyPat
     left, right = shape.window
     spec = SimpleNamespace(
         deterministic=True, cta_group=shape.cta_group, causal=False, mask=None, packed_q=False,
-        tile_rows=TILE, hides_first_rows=right is not None, hides_last_rows=left is not None,
+        tile_rows=TILE, block_rows=TILE, hides_first_rows=right is not None,
+        hides_last_rows=left is not None,
     )  # fmt: skip
     call = SimpleNamespace(
         spec=spec, blocks=shape.blocks, heads_k=shape.heads_k, group=shape.group,

@@ -60,10 +60,11 @@ def _packed_bias(classes: Any, window: tuple[int, int], lengths: list[list[int]]
     bias = classes.BlockDiagonalMask.from_seqlens(*lengths)
     if window == (-1, -1):
         return bias
-    if window == (-1, 0):
+    left, right = window
+    if right == 0 and left < 0:
         return bias.make_causal_from_bottomright()
-    if window[1] == 0:  # its window counts the diagonal
-        return bias.make_local_attention_from_bottomright(window[0] + 1)
+    if right == 0:  # its window counts the diagonal
+        return bias.make_local_attention_from_bottomright(left + 1)
     raise NotImplementedError("windows that reach beyond the diagonal, of packed sequences")
 
 

@@ -51,8 +51,8 @@ WHY: dict[tuple[str, str, str], str] = {
     ): "equivalent: a log has no row or room for thousands",
     (
         "fa4/sim/engine.py",
-        "@numba.njit(cache=True, nogil=True)",
-        "@numba.njit(cache=True, nogil=False)",
+        "compiled: Any = partial(numba.njit, cache=True, nogil=True, _nrt=False)",
+        "compiled: Any = partial(numba.njit, cache=True, nogil=False, _nrt=False)",
     ): "only lets other threads of the process run meanwhile; the results are the same",
     (
         "fa4/reference/tiles.py",
