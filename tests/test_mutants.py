@@ -14,7 +14,15 @@ import pytest
 pytest.importorskip("cosmic_ray", reason="installed by `make mutants`")
 
 from lab.benchmarks.mutants import run
-from lab.benchmarks.mutants.run import ROOT, Journal, Verdict, judge_all, summarize
+from lab.benchmarks.mutants.run import (
+    ROOT,
+    Journal,
+    Record,
+    Verdict,
+    find_passing,
+    judge_all,
+    summarize,
+)
 from lab.benchmarks.mutants.sample import Mutant, describe, draw, find_all
 from lab.benchmarks.mutants.survivors import WHY
 from lab.records import read_record
@@ -123,6 +131,28 @@ def test_several_processes_judge(file: Path, tmp_path: Path) -> None:
     assert judge_all(moved, template, record, 0.0, Journal(kept), 2) == first
     every = judge_all(moved, template, record, deadline, Journal(kept), 2)
     assert every[:6] == first and [verdict.mutant for verdict in every[6:]] == moved[6:]
+
+
+def test_what_fails_without_a_change_is_left_out(tmp_path: Path) -> None:
+    """Where changes are judged a test may fail, or a file crash: they notice nothing there."""
+    (tmp_path / "test_one.py").write_text("def test_right(): pass\ndef test_wrong(): assert 0\n")
+    (tmp_path / "test_two.py").write_text("import os\ndef test_crash(): os._exit(3)\n")
+    assert find_passing(tmp_path, "test_one.py", 1.0) == ["test_one.py::test_right"]
+    assert find_passing(tmp_path, "test_two.py", 1.0) == []
+    kept = tmp_path / "record.json"
+    names = {"test_one.py::test_right": 1.0, "test_one.py::test_wrong": 2.0, "test_two.py::x": 5.0}
+    lines = {"fa4/half.py": {"4": [0, 1], "6": [1]}}
+    kept.write_text(json.dumps({"seconds": names, "failed": ["test_two.py::y"], "lines": lines}))
+    record = Record(kept)
+    assert record.files() == [("test_two.py", 5.0), ("test_one.py", 3.0)]
+    record.leave_out(["test_one.py::test_wrong"])
+    assert record.failed == ["test_one.py::test_wrong", "test_two.py::y"]
+    assert record.tests_of(Mutant("fa4/half.py", "", 0, 4, 0, "", 0, 0)) == [
+        "test_one.py::test_right"
+    ]
+    assert record.tests_of(Mutant("fa4/half.py", "", 0, 6, 0, "", 0, 0)) == [
+        "test_one.py::test_right"
+    ]
 
 
 @pytest.mark.parametrize("key", WHY, ids=lambda key: key[1][:40])

@@ -29,11 +29,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ LIMIT_SECONDS = 60  # of tests for one change, CPU time of the recorded run
 RECORDED_TABLES = {"testing": "tests/testing/test_suite_record.py::"}
 SLOWER, GRACE_SECONDS = 5, 30  # how much longer they may take before that counts as noticed
 LEAST_SHARE = 0.92
+MOST_LOST = 0.02  # of the tests, that fail without a change on the machine that judges
 # What tests import, and nothing of fa4: processes are forked with these, which saves seconds each.
 PRELOADED = ("numpy", "numba", "ml_dtypes", "pytest", "hypothesis.strategies", "rich.console",
              "simpy", "typer.testing")  # fmt: skip
@@ -99,11 +101,24 @@ class Record:
         found: dict[str, None] = {}
         total = 0.0
         for group in groups:
-            for name in sorted(set(group), key=lambda name: (self.seconds[name], name)):
+            known = self.seconds.keys() & set(group)
+            for name in sorted(known, key=lambda name: (self.seconds[name], name)):
                 if name not in found and total + self.seconds[name] <= LIMIT_SECONDS:
                     total += self.seconds[name]
                     found[name] = None
         return list(found)
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """These notice nothing: they do not pass without a change where changes are judged."""
+        self.failed = sorted({*self.failed, *names})
+        self.seconds = {name: s for name, s in self.seconds.items() if name not in self.failed}
+
+    def files(self) -> list[tuple[str, float]]:
+        """The files of its tests and their seconds, the longest first."""
+        seconds: dict[str, float] = defaultdict(float)
+        for name, s in self.seconds.items():
+            seconds[name.partition("::")[0]] += s
+        return sorted(seconds.items(), key=lambda file: -file[1])
 
 
 def make_copy(folder: Path) -> Path:
@@ -137,9 +152,13 @@ def record_tests(copy: Path, packages: Sequence[str]) -> Record:
 
 
 class _Watcher:
-    """A pytest plugin that keeps the name of the first failure, and wants no smaller example."""
+    """A pytest plugin that keeps the name of the first failure and of all that passed, and wants no
+    smaller example."""
 
     by = ""
+
+    def __init__(self) -> None:
+        self.passed: dict[str, bool] = {}
 
     def pytest_configure(self) -> None:
         from hypothesis import Phase, settings
@@ -152,14 +171,16 @@ class _Watcher:
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
             self.by = self.by or report.nodeid
+        self.passed[report.nodeid] = self.passed.get(report.nodeid, True) and report.passed
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             self.by = self.by or f"collecting {report.nodeid}"
 
 
-def _run_tests(copy: Path, tests: Sequence[str], answer: Any) -> None:
-    """In a process of its own: run the tests and send (exit code, first failure)."""
+def _run_tests(copy: Path, tests: Sequence[str], answer: Any, to_the_end: bool = False) -> None:
+    """In a process of its own: run the tests up to the first failure, or all of them; send (exit
+    code, first failure, those that passed)."""
     import pytest
 
     os.chdir(copy)
@@ -170,13 +191,13 @@ def _run_tests(copy: Path, tests: Sequence[str], answer: Any) -> None:
     for number in (0, 1, 2):
         os.dup2(silent, number)
     watcher = _Watcher()
-    options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", *([] if to_the_end else ["-x"])]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is preloaded
     code = int(pytest.main([*options, *tests], plugins=[watcher]))
     if code == pytest.ExitCode.USAGE_ERROR:  # names of tests that are made of what was changed
         files = dict.fromkeys(test.partition("::")[0] for test in tests)
         code = int(pytest.main([*options, *files], plugins=[watcher]))
-    answer.send((code, watcher.by))
+    answer.send((code, watcher.by, [name for name, passed in watcher.passed.items() if passed]))
 
 
 def judge(copy: Path, mutant: Mutant, record: Record) -> Verdict:
@@ -216,7 +237,7 @@ def try_tests(copy: Path, tests: Sequence[str], limit_seconds: float) -> tuple[s
         process.kill()
         process.join()
     try:
-        code, by = receiver.recv()
+        code, by, _ = receiver.recv()
     except EOFError:
         late = process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL)
         return "takes too long" if late else f"crashes with exit code {process.exitcode}", ""
@@ -225,12 +246,29 @@ def try_tests(copy: Path, tests: Sequence[str], limit_seconds: float) -> tuple[s
     return ("import fails" if by.startswith("collecting") or not by else "a test fails"), by
 
 
-def prepare(
-    folder: Path, packages: Sequence[str], kept: Path | None, unchanged: bool = True
-) -> tuple[Path, Record]:
-    """The copy and the record of its tests, which `kept` may hold from before.
+def find_passing(copy: Path, file: str, seconds: float) -> list[str]:
+    """The tests of a file that pass without any change, in the way in which they will be run;
+    seconds: what they took before. None if they take far longer."""
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=_run_tests, args=(copy, [file], sender, True))
+    process.start()
+    sender.close()
+    found: list[str] = []
+    with suppress(EOFError):  # the process ended without a word
+        if receiver.poll(20 * (SLOWER * seconds + GRACE_SECONDS)):
+            found = receiver.recv()[2]
+    process.kill()
+    process.join()
+    return found
 
-    With `unchanged` the tests must pass first in the way in which they will be run.
+
+def prepare(
+    folder: Path, packages: Sequence[str], kept: Path | None, jobs: int = 1
+) -> tuple[Path, Record]:
+    """The copy and the record of its tests, which `kept` may hold from before, or from elsewhere.
+
+    Tests that do not pass without any change here are left out. Raises SystemExit for too many.
     """
     copy = make_copy(folder)
     if kept is not None and kept.exists():
@@ -242,10 +280,15 @@ def prepare(
     for name in PRELOADED:
         with suppress(ImportError):
             importlib.import_module(name)
-    if unchanged:
-        how, by = try_tests(copy, record.names, SLOWER * sum(record.seconds.values()))
-        if how != SURVIVED:
-            raise SystemExit(f"without any change: {how} {by}")
+    passing: set[str] = set()
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        for names in pool.map(partial(find_passing, copy), *zip(*record.files(), strict=True)):
+            passing |= set(names)
+    lost = record.seconds.keys() - passing
+    print(f"{len(lost)} of {len(record.seconds)} tests fail without any change", *sorted(lost)[:9])
+    if len(lost) > MOST_LOST * len(record.seconds):
+        raise SystemExit("without any change too many tests fail")
+    record.leave_out(lost)
     return copy, record
 
 
@@ -397,7 +440,7 @@ def main() -> None:
     files = {path for name in packages for path in (ROOT / "fa4" / name).rglob("*.py")} - left_out
     mutants = draw(files, ROOT, given.count, given.seed)
     with tempfile.TemporaryDirectory(prefix="fa4-mutants-") as folder:
-        copy, record = prepare(Path(folder), packages, given.record)
+        copy, record = prepare(Path(folder), packages, given.record, given.jobs)
         deadline = start + 60 * given.minutes
         verdicts = judge_all(mutants, copy, record, deadline, Journal(given.journal), given.jobs)
 
