@@ -45,9 +45,9 @@ class Step:
     """One record and the program that makes it.
 
     name: the record's, with {gpu} for h100 or h200. words: behind `python -m`, with {out} for the
-    result file, {left} for the seconds that are left, {seed} for one drawn then; without {out} it
-    is what the program prints. usual_s: what it takes on 16 cores, by earlier runs; not begun with
-    less than half.
+    result file, {left} for the seconds that are left, {seed} for one drawn then, {jobs} for the
+    processes that the machine's cores bear; without {out} it is what the program prints. usual_s:
+    what it takes on 16 cores, by earlier runs; not begun with less than half.
     """
 
     name: str
@@ -70,7 +70,7 @@ STEPS = (
     Step(name="hopper_launches", usual_s=90,
          words="lab.hardware.warpgroup_forward.random_launches {out}"),
     Step(name="verify_gpu", usual_s=530,
-         words="lab.hardware.verify_gpu --out {out} --jobs 14 --seconds 240 fa4-sm90 "
+         words="lab.hardware.verify_gpu --out {out} --jobs {jobs} --seconds 240 fa4-sm90 "
          "torch-sdpa-cudnn flash-attn-4"),
     Step(name="warpgroup_backward", words="lab.hardware.warpgroup_backward.measure {out}",
          usual_s=60),
@@ -108,7 +108,8 @@ def run_step(step: Step, gpu: str, folder: Path, left_s: float) -> dict[str, Any
     """Runs a program for at most so long; what is written of it in the summary."""
     name = step.named(gpu)
     out, log = folder / f"{name}.json", folder / f"{name}.log"
-    values = {"out": out, "left": max(1, int(left_s - STOP_S)), "seed": secrets.randbits(32)}
+    values = {"out": out, "left": max(1, int(left_s - STOP_S)), "seed": secrets.randbits(32),
+              "jobs": _jobs()}  # fmt: skip
     words = [word.format(**values) for word in step.words.split()]
     prints = "{out}" not in step.words
     start = time.monotonic()
@@ -129,6 +130,11 @@ def run_step(step: Step, gpu: str, folder: Path, left_s: float) -> dict[str, Any
                 _stop(process)
     seconds = round(time.monotonic() - start, 1)
     return {"ended": code, "seconds": seconds, "wrote": out.exists() and out.stat().st_size > 0}
+
+
+def _jobs() -> int:
+    """Processes that compile, of those that one GPU's memory bears; two cores are left free."""
+    return max(1, min(40, (os.cpu_count() or 1) - 2))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
