@@ -133,8 +133,8 @@ def run_step(step: Step, gpu: str, folder: Path, left_s: float) -> dict[str, Any
 
 
 def _jobs() -> int:
-    """Processes that compile, of those that one GPU's memory bears; two cores are left free."""
-    return max(1, min(40, (os.cpu_count() or 1) - 2))
+    """As many as one GPU's memory bears, and two of the cores that this may use are left free."""
+    return max(1, min(40, len(os.sched_getaffinity(0)) - 2))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
