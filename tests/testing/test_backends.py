@@ -107,6 +107,14 @@ def test_a_refused_shape_is_that_shape(error: Exception, attributes: dict) -> No
         backend.forward(build_inputs(Case(head_dim=64, head_dim_v=64, dtype="fp64")))
 
 
+def test_a_function_that_is_not_there_is_named() -> None:
+    """And what would do in its place: of packed sequences alone, offsets of the one that is."""
+    backend = load_backend(f"{PLANTED}:minimal")
+    assert backend.reason_missing("varlen") == "no attribute `varlen` and no cu_seqlens_q"
+    assert backend.reason_missing("paged") == "no attribute `varlen` and no cu_seqlens_q"
+    assert backend.reason_missing("dlse") == "no attribute `backward`"
+
+
 def test_the_same_refusal_is_noted_once() -> None:
     """Sizes differ from call to call; the list of what is not covered stays short."""
     backend = refuses_shapes(NotImplementedError("no kernel"))

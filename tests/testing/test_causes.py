@@ -6,14 +6,17 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fa4.testing import Case, load_backend, verify
+from fa4.testing import Case, build_inputs, load_backend, verify
+from fa4.testing.budget import expect_forward
 from fa4.testing.causes import Evidence, Symptom, describe_needs, group_failures, name_cause
 from fa4.testing.diagnosis import Doctor
 from fa4.testing.properties import find_properties
 from fa4.testing.report import FAILED, NOT_ROBUST
 from fa4.testing.shrink import needed_features
+from fa4.testing.symptoms import wrong_outputs
 from tests.testing.planted import FAULTS, Fault
 from tests.testing.remembered import remembered_budgets
 
@@ -153,6 +156,22 @@ def test_a_pasted_test_checks_what_is_wrong() -> None:
         exec(compile(symptom.test, "pasted", "exec"), namespace)
         with pytest.raises(AssertionError):
             namespace["test_gradients_with_sink"]()
+
+
+@pytest.mark.parametrize("times", [0.6, 1.4, 1.8, 4.0])
+def test_wrong_is_what_is_beyond_its_budget(times: float) -> None:
+    """By how much does not matter: one element of O is moved by so many times its budget."""
+    case = Case(seqlen_q=3, seqlen_k=5, dtype="fp32")
+    expected = expect_forward(build_inputs(case))["out"]
+
+    def moved(q: Any, k: Any, v: Any, **_: Any) -> np.ndarray:
+        exact, allowed = expected.oracle[0], expected.allowed[0]
+        out = exact.astype(np.float64)
+        out[1, 0, 2] += times * allowed[1, 0, 2]
+        return out[None].astype(q.dtype)
+
+    wrong = wrong_outputs(load_backend(moved), case, gradients=False)
+    assert set(wrong) == ({"out"} if times > 1.0 else set())
 
 
 # Classes of faults that show everywhere, behind which nothing of their outputs can be seen.

@@ -49,6 +49,15 @@ def test_long_examples_are_wrapped() -> None:
     assert eval(text.strip(), {"Case": Case}) == case
 
 
+def test_a_pasted_test_says_what_was_wrong() -> None:
+    """The first reason, not what stands behind it, and not its end if it is long."""
+    backend = load_backend("reference")
+    lines = failing_test("plain", backend, Case(), "O is 3; it printed: 7; 9").splitlines()
+    assert lines[1] == "    # O is 3"
+    lines = failing_test("plain", backend, Case(), "x" * 95 + "; more").splitlines()
+    assert lines[1] == f"    # {'x' * 90} ..."
+
+
 def test_what_the_signature_lacks_is_not_covered() -> None:
     """Three parameters: no mask, no LSE, no gradients; the rest passes."""
     report = verify(f"{HERE}:minimal", max_examples=4)

@@ -182,8 +182,10 @@ def _run_tests(copy: Path, tests: Sequence[str], answer: Any, to_the_end: bool =
     """In a process of its own: run the tests up to the first failure, or all of them; send (exit
     code, first failure, those that passed)."""
     import pytest
+    from threadpoolctl import threadpool_limits
 
     os.chdir(copy)
+    threadpool_limits(1)  # NumPy was loaded before, with a thread for every core
     os.environ.update(environment(copy))
     sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True
