@@ -17,7 +17,7 @@ from fa4.sim.measurements import read_measurements
 from fa4.sim.options import build
 from lab.pages.design_tables import CLAIMS as DESIGN_CLAIMS
 from lab.pages.hopper_speed import SpeedPoint, bench_points, kernel_points
-from lab.records import read_record
+from lab.records import making_of, read_record
 
 BY_COUNTS = "no mask, 32k"  # the call of forward_prediction.json that most pages speak of
 ALIKE = 0.03  # predictions that differ by less are called equal (docs/simulator.md)
@@ -197,6 +197,11 @@ def saved_by_a_pair() -> float:
     return 1 - pair_cycles() / pair_cycles("d 128")
 
 
+def slower_than(peer: str) -> int:
+    """In how many whole calls."""
+    return sum(p.ours < p.peers[peer] for p in bench_points() if peer in p.peers)
+
+
 def random_calls() -> dict[str, Any]:
     """All random calls against the fastest of the others in each."""
     return summarize(record("hopper_random")["rows"])[0]
@@ -225,12 +230,22 @@ def gradients(name: str, *, in_order: bool = False) -> float:
     return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
 
 
-def lse_over_budget() -> list[float]:
-    """Shares of the budget of the LSE, of the properties that our Hopper kernels fail by it."""
-    properties = record("verify_gpu")["backends"]["fa4-sm90"]["properties"]
-    failed = (row["error"] for row in properties if row["status"] == "failed")
-    errors = [error for error in failed if error.startswith("lse[")]
-    return [float(error.partition(" is ")[2].split()[0]) for error in errors]
+def gpu_number(name: str) -> str:
+    """What stands behind its H."""
+    return gpu_of(name).removeprefix("H")
+
+
+ON_A_GPU = (
+    "hopper_bench", "hopper_launches", "hopper_random", "hopper_splits", "repeated_launches",
+    "sanitized", "small_transformer", "verify_gpu", "warpgroup_backward", "warpgroup_bits",
+)  # fmt: skip
+
+
+def gpu_of(name: str) -> str:
+    """What a record was made on: "H100", "H200"."""
+    machine = making_of(name).machine or ""
+    (found,) = (gpu for gpu in ("H100", "H200") if gpu in machine)
+    return found
 
 
 RESCALES = "rescales: times fewer with tau 8, scores of std "
@@ -261,6 +276,7 @@ RECORDED: dict[str, Callable[[], str]] = {
     "hopper_launches: kernels": lambda: f"{record('hopper_launches')['kernels']}",
     "guarded_calls_h200: calls": lambda: f"{record('guarded_calls_h200')['calls']:,}",
     "guarded_calls_h200: kernels": lambda: f"{record('guarded_calls_h200')['kernels']}",
+    "guarded_calls_h100: kernels": lambda: f"{record('guarded_calls_h100')['kernels']}",
     "guarded_calls_h200: gradients": lambda: f"{guarded_gradients()}",
     "warpgroup_backward: in order, times as fast as flash-attn-4": lambda: (
         f"{gradients('warpgroup_backward', in_order=True):.2f}"
@@ -275,12 +291,8 @@ RECORDED: dict[str, Callable[[], str]] = {
     "repeated_launches: calls": lambda: f"{len(record('repeated_launches')['calls'])}",
     "small_transformer: as far": lambda: f"{furthest_losses():.2f}",
     "small_transformer: steps": lambda: f"{record('small_transformer')['steps']}",
+    **{f"{name}: GPU": partial(gpu_number, name) for name in ON_A_GPU},
     "verify_gpu: seconds of each": lambda: f"{record('verify_gpu')['options']['seconds']:.0f}",
-    "verify_gpu: seconds of cuDNN": lambda: (
-        f"{record('verify_gpu')['backends']['torch-sdpa-cudnn']['seconds']:.0f}"
-    ),
-    "verify_gpu: LSE over budget": lambda: f"{len(lse_over_budget())}",
-    "verify_gpu: LSE, times its budget": lambda: f"{max(lse_over_budget()):.1f}",
     "warpgroup_bits: calls": lambda: f"{len(record('warpgroup_bits')['calls'])}",
     "warpgroup_bits: launches": lambda: f"{record('warpgroup_bits')['launches']}",
     "warpgroup_bits: elements of O": lambda: (
@@ -296,6 +308,8 @@ RECORDED: dict[str, Callable[[], str]] = {
     "hopper_random: worst": lambda: f"{random_calls()['worst']:.2f}",
     "hopper_bench: calls": lambda: f"{len(list(bench_points()))}",
     "hopper_bench: times as fast as flash-attn-4": lambda: f"{times_as_fast('flash-attn-4'):.2f}",
+    "hopper_bench: slower than flash-attn-4": lambda: f"{slower_than('flash-attn-4')}",
+    "hopper_bench: slower than cuDNN": lambda: f"{slower_than('cudnn')}",
     "hopper_bench: times as fast as cuDNN": lambda: f"{times_as_fast('cudnn'):.2f}",
     **ends("warpgroup_forward: cuDNN ahead", cudnn_ahead, ".0%"),
     "warpgroup_forward: d64 causal, 512": lambda: f"{kernel_point('64', True, 512).ours:.0f}",
