@@ -179,6 +179,10 @@ RECORDS = (
         for gpu in ("h100", "h200")
     ),
     _confirmed(
+        "halves_step", "GPU: python -m lab.hardware.halves_step", "lab.hardware.halves_step",
+        files=("lab/hardware/halves_step.cu",),
+    ),
+    _confirmed(
         "h200_exp2", "GPU: python -m lab.hardware.h200_exp2", "lab.hardware.h200_exp2",
         files=("lab/hardware/h200_exp2.cu",),
     ),

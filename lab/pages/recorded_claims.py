@@ -241,6 +241,16 @@ ON_A_GPU = (
 )  # fmt: skip
 
 
+def halves_step(way: str, q_tiles: int) -> str:
+    """Cycles of a step with 104 registers, on every SM, of those of whole rows with as many as they
+    want."""
+    (whole,) = (x for x in record("halves_step")["ways"] if x["limit"] is None and not x["ctas"]
+                and (x["way"], x["q_tiles"]) == ("whole", q_tiles))  # fmt: skip
+    (found,) = (x for x in record("halves_step")["ways"] if x["limit"] == 104 and not x["ctas"]
+                and (x["way"], x["q_tiles"]) == (way, q_tiles))  # fmt: skip
+    return f"{found['cycles_a_step'] / whole['cycles_a_step']:.2f}"
+
+
 def gpu_of(name: str) -> str:
     """What a record was made on: "H100", "H200"."""
     machine = making_of(name).machine or ""
@@ -292,6 +302,10 @@ RECORDED: dict[str, Callable[[], str]] = {
     "small_transformer: as far": lambda: f"{furthest_losses():.2f}",
     "small_transformer: steps": lambda: f"{record('small_transformer')['steps']}",
     **{f"{name}: GPU": partial(gpu_number, name) for name in ON_A_GPU},
+    "halves_step: alone, of whole rows": partial(halves_step, "halves", 1),
+    "halves_step: both, of whole rows": partial(halves_step, "halves", 2),
+    "halves_step: alone, apart": partial(halves_step, "apart", 1),
+    "halves_step: both, apart": partial(halves_step, "apart", 2),
     "verify_gpu: seconds of each": lambda: f"{record('verify_gpu')['options']['seconds']:.0f}",
     "warpgroup_bits: calls": lambda: f"{len(record('warpgroup_bits')['calls'])}",
     "warpgroup_bits: launches": lambda: f"{record('warpgroup_bits')['launches']}",
