@@ -236,7 +236,7 @@ def gpu_number(name: str) -> str:
 
 
 ON_A_GPU = (
-    "hopper_bench", "hopper_launches", "hopper_random", "hopper_splits", "repeated_launches",
+    "hopper_bench", "hopper_launches", "hopper_random", "repeated_launches",
     "sanitized", "small_transformer", "verify_gpu", "warpgroup_backward", "warpgroup_bits",
 )  # fmt: skip
 

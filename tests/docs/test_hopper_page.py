@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fa4 import cli
-from lab.pages.hopper_speed import PAGE, TABLES, bench_points, kernel_points, render_means
+from lab.pages.hopper_speed import PAGE, TABLES, bench_points, kernel_points
 from lab.records import record_path
 from tests.docs.test_figures_of_pages import same
 
@@ -47,12 +47,3 @@ def test_the_picture_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert stop.value.code == 0
     drawn = Path("hopper.svg").read_text("utf-8")
     assert same(drawn, (PAGE.parent / "pictures" / "hopper.svg").read_text("utf-8"))
-
-
-def test_the_readme_says_in_how_many_calls_it_was_slower() -> None:
-    """In words; the factors beside them are claims (test_claims_of_pages.py)."""
-    rows = [[cell.strip() for cell in line.split("|")] for line in render_means().splitlines()[2:]]
-    slower = [int(row[4]) for row in rows if row[1] in ("flash-attn-4", "cuDNN")]
-    lost = " and ".join(map(str, slower)) if any(slower) else "none"
-    readme = " ".join((PAGE.parents[1] / "README.md").read_text(encoding="utf-8").split())
-    assert len(slower) == 2 and f"in the geometric mean, slower in {lost} of them" in readme
