@@ -138,7 +138,7 @@ def compile_all(
     compiled = [name for name in names if name in (OURS, "flash-attn-4")]
     first: dict[tuple[Any, ...], tuple[Problem, str]] = {}
     for problem, name in product(problems, compiled):
-        first.setdefault(_kernel_of(problem, name), (problem, name))
+        first.setdefault(kernel_of(problem, name), (problem, name))
     failed: dict[tuple[Any, ...], str] = {}
     processes = max(1, min(16, os.cpu_count() or 1, len(first)))
     begun = heard = time.monotonic()
@@ -158,7 +158,7 @@ def compile_all(
     return Compiled(failed, {key for key, _ in waiting})
 
 
-def _kernel_of(problem: Problem, name: str) -> tuple[Any, ...]:
+def kernel_of(problem: Problem, name: str) -> tuple[Any, ...]:
     """Problems that have this in common need one kernel of flash-attn-4; ours depends on more."""
     p = problem
     sides = tuple(None if side is None else side == 0 for side in p.window_size)
@@ -217,13 +217,13 @@ def measure_random(
     update(0, len(problems), "compiling")
     failed, waiting = compile_all(problems, names, gpu, limits.seconds * COMPILING_SHARE)
     rows: list[dict[str, Any]] = []
-    last = [any(_kernel_of(p, name) in waiting for name in names) for p in problems]
+    last = [any(kernel_of(p, name) in waiting for name in names) for p in problems]
     for number, (_, problem) in enumerate(sorted(zip(last, problems, strict=True), key=first_of)):
         if time.monotonic() - begun > limits.seconds:
             break
         update(number, len(problems), f"d {problem.head_dim}, {problem.seqlen_k} keys")
         refused = {name: why for name in names
-                   if (why := failed.get(_kernel_of(problem, name)))}  # fmt: skip
+                   if (why := failed.get(kernel_of(problem, name)))}  # fmt: skip
         left = [name for name in names if name not in refused]
         rows.append(row := measure_one(problem, left, timer))
         row["missing"] |= refused

@@ -115,8 +115,8 @@ def test_options_that_do_not_belong_together() -> None:
 def test_rows_are_kept_as_they_come(monkeypatch: Any, tmp_path: Any) -> None:
     """No call begins after the time is over; what could not be compiled is said, not called."""
     problems = bench_random.draw(3, 1)
-    refused_kernel = bench_random._kernel_of(problems[1], "flash-attn-4")
-    late = {bench_random._kernel_of(problems[0], "fa4")}
+    refused_kernel = bench_random.kernel_of(problems[1], "flash-attn-4")
+    late = {bench_random.kernel_of(problems[0], "fa4")}
     found_kernels = bench_random.Compiled({refused_kernel: "no such"}, late)
     monkeypatch.setattr(bench_random, "compile_all", lambda *given: found_kernels)
     asked: list[Any] = []

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fa4.compiled.support import ForwardCall
 from fa4.compiled.variants import choose_sm90_spec, count_splits, warpgroup_problem
 from fa4.hardware import H200
 from fa4.plan.warpgroup_tuned import tuned_warpgroups
-from lab.hardware.warpgroup_forward.choices import chosen, neighbours, slow_calls
+from lab.hardware.warpgroup_forward.choices import alternatives, call_of, chosen, slow_calls
 from lab.records import read_record
 
 SLOW = slow_calls(read_record("hopper_random")["rows"])
@@ -23,11 +22,8 @@ def test_slow_calls_are_those_that_a_peer_was_faster_in() -> None:
 @pytest.mark.parametrize("number", [0, 1, -1])
 def test_a_call_gets_the_kernel_that_is_timed(number: int) -> None:
     """The first is what it gets anyway; the others are other kernels."""
-    p = SLOW[number][1]
-    call = ForwardCall(dtype=p.dtype, head_dim=p.head_dim, head_dim_v=p.head_dim_v,
-                       heads_q=p.heads_q, heads_k=p.heads_k, batch=p.batch, rows_q=p.seqlen_q,
-                       rows_k=p.seqlen_k, window=p.window_size, num_splits=0)  # fmt: skip
-    found = neighbours(p, 6)
+    call = call_of(SLOW[number][1])
+    found = alternatives(SLOW[number][1], 6)
     assert found[0] == tuned_warpgroups(warpgroup_problem(call), H200)
     assert len(set(found)) == len(found) and 1 < len(found) <= 6
     for one in found:
