@@ -32,6 +32,10 @@ STRADDLING = 1.01
 # Power of the share of its keys that a tile has where all do not fit, by which its rate falls: by
 # hopper_tiles.csv at head dim 256, where 48 keys instead of 80 cost 7%.
 FEWER_KEYS = 0.15
+# Tiles of fewer keys than those that were timed, which may fit the keys of a call better: how many
+# fewer; what they are taken to be slower by beside `FEWER_KEYS`, so that none is another kernel for
+# little; and up to how many KV tiles of a work tile they are considered: of more, padding is less.
+FEWER, NOT_TIMED, FEWEST_KEYS, MOST_PADDED = (16, 32), 0.985, 48, 24
 # A counter that is set to zero before a kernel that draws its work tiles.
 QUEUE_SECONDS = 2e-6
 # Keys of a sequence from which on O of 8-bit values is promoted. What the tensor core's sums lose
@@ -128,7 +132,7 @@ def choices(problem: WarpgroupProblem, gpu: Gpu) -> Iterator[TileChoice]:
     sms = gpu.sm_count
     for packed in problem.packings:
         one = replace(problem, packings=(packed,))
-        for tile, pipeline in _fitting(one, gpu):
+        for tile, pipeline in _of_any_width(one, gpu):
             for splits in _divisions(tile, one, sms):
                 yield TileChoice(_cost(tile, one, sms, splits), one, tile, pipeline, splits, sms)
 
@@ -166,6 +170,20 @@ def _divisions(tile: WarpgroupTile, problem: WarpgroupProblem, sms: int) -> Iter
         splits = waves * sms // max(count, 1)
         if 1 < splits <= min(most // FEWEST_TILES, MOST_SPLITS):
             yield splits
+
+
+def _of_any_width(
+    problem: WarpgroupProblem, gpu: Gpu
+) -> Iterator[tuple[WarpgroupTile, WarpgroupPipeline]]:
+    """The tiles that fit; of each also such of fewer keys, where padding may be a good part."""
+    for tile, pipeline in _fitting(problem, gpu):
+        yield tile, pipeline
+        if problem.element_bytes == 1 or keys_of(tile, problem).max() > MOST_PADDED * tile.tile_n:
+            continue
+        for width in (tile.tile_n - fewer for fewer in FEWER):
+            if width >= FEWEST_KEYS:
+                rate = tile.tflops * NOT_TIMED * (width / tile.tile_n) ** FEWER_KEYS
+                yield tile._replace(tile_n=width, tflops=rate), replace(pipeline, tile_n=width)
 
 
 def _fitting(

@@ -20,9 +20,9 @@ from fa4.plan.warpgroup_rates import measured_rates
 from fa4.plan.warpgroup_tuned import (
     WarpgroupProblem,
     _cost,
-    _divisions,
     _fitting,
     _memory_seconds,
+    choices,
     tiles_of,
     tuned_warpgroups,
     work_tiles,
@@ -103,11 +103,7 @@ def test_no_packing_costs_less(rows, keys, heads, group, batch, d, causal, size)
 
 def least_cost(given: WarpgroupProblem) -> float:
     """Of its tiles and parts."""
-    return min(
-        _cost(tile, given, H200.sm_count, splits)
-        for tile, _ in _fitting(given, H200)
-        for splits in _divisions(tile, given, H200.sm_count)
-    )
+    return min(one.cost for one in choices(given, H200))
 
 
 @pytest.mark.parametrize(
