@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fa4.config import Problem, WarpgroupPipeline
+from fa4.plan.warpgroup_lengths import keys_seen
 
 
 class HeadPacking(NamedTuple):
@@ -29,9 +30,10 @@ def element_bytes(dtype: str) -> int:
 
 
 def forward_bytes(problem: Problem, pipeline: Any) -> tuple[int, int, int]:
-    """Bytes that must cross HBM once: Q, K, V in, O and LSE out; none before and after."""
+    """Bytes that must cross HBM once: Q, K and V that a query sees, O and LSE; none else."""
     rows = problem.batch * problem.seqlen_q * problem.heads_q
-    keys = problem.batch * problem.seqlen_k * problem.heads_k
+    seen = keys_seen(problem.seqlen_q, problem.seqlen_k, problem.window_size)
+    keys = problem.batch * seen * problem.heads_k
     kv_bytes = keys * (problem.head_dim + problem.head_dim_v) * pipeline.element_bytes
     q_bytes = rows * problem.head_dim * pipeline.element_bytes
     return 0, q_bytes + kv_bytes + output_bytes(problem, pipeline), 0

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.config import Problem, WarpgroupPipeline
+from fa4.designs.amounts import forward_bytes
 from fa4.designs.tiles import warpgroup_tiles
 from fa4.figures.measured import HOPPER_FILE
 from fa4.plan.schema import GlobalStore, Loop, Spill, Work, walk
@@ -477,3 +478,13 @@ def test_what_is_launched_beside_the_kernel() -> None:
     parts = predict(few, WarpgroupPipeline(num_splits=64), H200)
     assert [kernel.name for kernel in parts.kernels] == ["forward", "combine"]
     assert parts.kernels[1].seconds > COMBINE_SECONDS
+
+
+def test_keys_that_no_query_sees_stay_in_memory() -> None:
+    """Of a window at the end of many keys: as many bytes as of the keys in sight alone."""
+    near, far = (
+        Problem(batch=2, seqlen_q=100, seqlen_k=n, heads_q=4, heads_k=2, head_dim=64, head_dim_v=64,
+                window_size=(500, 0))
+        for n in (600, 60_000)
+    )  # fmt: skip
+    assert forward_bytes(near, WarpgroupPipeline()) == forward_bytes(far, WarpgroupPipeline())
