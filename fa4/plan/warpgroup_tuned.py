@@ -35,9 +35,9 @@ FEWER_KEYS = 0.15
 # Tiles of fewer keys than those that were timed, which may fit the keys of a call better: how many
 # fewer; what they are taken to be slower by beside `FEWER_KEYS`, so that none is another kernel for
 # little; and up to how many KV tiles of a work tile they are considered: of more, padding is less.
-FEWER, NOT_TIMED, FEWEST_KEYS, MOST_PADDED = (16, 32), 0.985, 48, 24
+FEWER, NOT_TIMED, FEWEST_KEYS, MOST_PADDED = (16, 32), 0.995, 48, 24
 # A counter that is set to zero before a kernel that draws its work tiles.
-QUEUE_SECONDS = 2e-6
+QUEUE_SECONDS = 4e-6
 # Keys of a sequence from which on O of 8-bit values is promoted. What the tensor core's sums lose
 # grows with them; up to here they are left as they are, as in FlashAttention-3, for speed.
 PROMOTED_FROM = 16384 + 1
