@@ -142,7 +142,7 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
     section = heads_at_once(spec.consumers, ctas)
     if cutlass.const_expr(spec.scheduler in ("lpt", "queue")):
         sharing = heads // k.shape[-2]  # heads of work tiles that read the same keys
-        section = heads_of_section(k.shape[-3] * width // sharing, heads * batch)
+        section = heads_of_section(k.shape[-3] * width // sharing, heads * batch, blocks, num_sms)
     found = (halves(k, spec.packed_k) if spec.shifts[0] else None,
              halves(v, spec.packed_k) if spec.shifts[1] else None)  # fmt: skip
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
