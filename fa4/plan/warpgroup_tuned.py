@@ -36,9 +36,6 @@ FEWER_KEYS = 0.15
 # fewer; what they are taken to be slower by beside `FEWER_KEYS`, so that none is another kernel for
 # little; and up to how many KV tiles of a work tile they are considered: of more, padding is less.
 FEWER, NOT_TIMED, FEWEST_KEYS, MOST_PADDED = (16, 32), 0.995, 48, 24
-# Keys of a work tile from which on three warpgroups of so many columns take turns if they have one
-# work tile: of a kernel without turns, the same call took up to 1.36 times as long on an H100.
-IN_STEP, NARROW_COLUMNS = 4096, 128
 # A counter that is set to zero before a kernel that draws its work tiles.
 QUEUE_SECONDS = 4e-6
 # Keys of a sequence from which on O of 8-bit values is promoted. What the tensor core's sums lose
@@ -122,25 +119,12 @@ class TileChoice(NamedTuple):
         found = self.fitting
         if self.splits > 1:
             found = replace(found, num_splits=self.splits, ahead=False, direct=False)
-        if self.in_step:
-            found = replace(found, ping_pong=True)
         if not self.problem.uneven:
             return found
         drawn = draws(self.problem, found.consumers, self.sms, self.splits)
         if drawn and not self.tile.alone:
             return replace(found, scheduler="queue")
         return replace(found, scheduler="lpt", ahead=False)
-
-    @property
-    def in_step(self) -> bool:
-        """Three warpgroups that begin together and never wait for another work tile, with little
-        to multiply: by chance they all multiply, then all exponentiate, to the end."""
-        columns = self.problem.head_dim + self.problem.head_dim_v
-        several = work_tiles(self.tile.consumers, self.problem) * self.splits > self.sms
-        narrow = columns <= NARROW_COLUMNS and self.problem.element_bytes == 2
-        if several or self.tile.consumers < 3 or not narrow:
-            return False
-        return int(keys_of(self.tile, self.problem).max()) >= IN_STEP * self.splits
 
 
 def choices(problem: WarpgroupProblem, gpu: Gpu) -> Iterator[TileChoice]:

@@ -116,18 +116,6 @@ def test_a_tile_that_was_not_timed_has_to_fit_better(keys: int) -> None:
     assert found.tile_n == (64 if keys == 504 else 80) and 64 not in timed
 
 
-@pytest.mark.parametrize(
-    ("changes", "turns"),
-    [({}, True), ({"keys": 2000}, False), ({"batch": 40}, False), ({"head_dim_v": 96}, False)],
-)
-def test_warpgroups_alone_on_many_keys_take_turns(changes: dict[str, int], turns: bool) -> None:
-    """Three of narrow heads; not with few keys, nor with several work tiles, nor wider."""
-    alone = dict(head_dim=48, head_dim_v=48, rows=1224, keys=30139, heads=6, batch=3)
-    given = problem(**(alone | changes))
-    found = tuned_warpgroups(given, H200)
-    assert found.consumers == 3 and found.ping_pong is turns
-
-
 def least_cost(given: WarpgroupProblem) -> float:
     """Of its tiles and parts."""
     return min(one.cost for one in choices(given, H200))

@@ -9,8 +9,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("cutlass")
 
@@ -172,19 +170,3 @@ def test_faults_are_seen(name: str, tmp_path: Path) -> None:
         with pytest.raises((AssertionError, fa4.emulator.EmulationFailed)):
             for how in ({}, ADVERSARIAL, FEW):
                 assert_within_budget(*launch(SPEC, **how))
-
-
-@given(
-    st.integers(1, 100 << 20), st.integers(1, 4096), st.integers(1, 500), st.sampled_from((1, 4)),
-    st.sampled_from((8, 132)),
-)  # fmt: skip
-def test_heads_that_run_side_by_side(
-    head_bytes: int, heads: int, blocks: int, sharing: int, sms: int
-) -> None:
-    """Their keys are in L2, unless one head is more; more than a few are work for all SMs."""
-    most = schedule.most_heads(sharing, blocks, sms)
-    width = schedule.heads_of_section(head_bytes, heads, most)
-    assert 1 <= width <= heads
-    assert width == 1 or width * head_bytes <= schedule.L2_SECTION_BYTES
-    work = (width - 1) * blocks
-    assert width <= schedule.SECTION_HEADS * sharing or work < schedule.SECTION_WAVES * sms

@@ -24,12 +24,7 @@ from fa4.sm90.forward.consumer import ConsumerWork, consume
 from fa4.sm90.forward.load import TileLoad, load
 from fa4.sm90.forward.output import OutputTile
 from fa4.sm90.forward.products import WarpgroupProducts, operand_tiles
-from fa4.sm90.forward.schedule import (
-    WorkQueue,
-    heads_at_once,
-    heads_of_section,
-    most_heads,
-)
+from fa4.sm90.forward.schedule import WorkQueue, heads_at_once, heads_of_section
 from fa4.sm90.forward.sectors import halves
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec, query_box
 from fa4.sm90.forward.transpose import ValueTiles, transpose
@@ -147,10 +142,7 @@ def attend(q, k, v, o, lse, factors, window, max_seqlen_q, sink, lengths, aux, n
     section = heads_at_once(spec.consumers, ctas)
     if cutlass.const_expr(spec.scheduler in ("lpt", "queue")):
         sharing = heads // k.shape[-2]  # heads of work tiles that read the same keys
-        most = heads * batch
-        if cutlass.const_expr(not spec.hides_first_keys):
-            most = cutlass.min(most, most_heads(sharing, blocks, num_sms))
-        section = heads_of_section(k.shape[-3] * width // sharing, heads * batch, most)
+        section = heads_of_section(k.shape[-3] * width // sharing, heads * batch)
     found = (halves(k, spec.packed_k) if spec.shifts[0] else None,
              halves(v, spec.packed_k) if spec.shifts[1] else None)  # fmt: skip
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)

@@ -15,8 +15,6 @@ from fa4.kit.tiles import L2_SECTION_BYTES, KernelProblem
 # Rows of blocks that run at once back and forth, by warpgroups: of 2 to 16 those whose worst CTA,
 # of causal calls on 132 CTAs with 2k to 32k tokens, has least to do beyond the average.
 ROWS_AT_ONCE = {1: 4, 2: 4, 3: 2}
-# KV heads that run side by side, or as many as have so many waves of work tiles, if these are more.
-SECTION_HEADS, SECTION_WAVES = 32, 2
 
 
 def heads_at_once(consumers: int, ctas: Int32) -> Int32:
@@ -24,25 +22,13 @@ def heads_at_once(consumers: int, ctas: Int32) -> Int32:
     return cutlass.max(ctas // ROWS_AT_ONCE[consumers], 1)
 
 
-def most_heads(sharing: Int32, blocks: Int32, num_sms: Int32) -> Int32:
-    """Heads of work tiles that are to run side by side, where all blocks of a head see the same
-    keys, from their first on; sharing: heads with the same keys.
-
-    Each block of rows fetches the keys again if those of too many heads lie between it and the next
-    block. Of few heads at a time, each key serves several SMs, and memory keeps up.
-    """
-    busy = (SECTION_WAVES * num_sms + blocks - 1) // cutlass.max(blocks, 1)
-    return cutlass.max(SECTION_HEADS * sharing, busy)
-
-
-def heads_of_section(head_bytes: Int32, heads: Int32, most: Int32) -> Int32:
+def heads_of_section(head_bytes: Int32, heads: Int32) -> Int32:
     """Heads that run side by side: as many as have their K and V in L2, or a little fewer.
 
     All sections are of about one size: a small last one would begin with its longest work tiles
     when most SMs have ended.
     """
     fitting = cutlass.max(L2_SECTION_BYTES // cutlass.max(head_bytes, 1), 1)
-    fitting = cutlass.min(fitting, most)
     sections = (heads + fitting - 1) // fitting
     return (heads + sections - 1) // sections
 
