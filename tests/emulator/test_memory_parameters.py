@@ -133,7 +133,7 @@ def test_assertfail_ends_the_run() -> None:
 
 def test_other_functions_are_refused() -> None:
     text = f"""{HEADER}
-    .func helper () {{ ret; }}
+    .extern .func helper ();
     .visible .entry kernel() {{ call.uni helper, (); ret; }}
     """
     with pytest.raises(UnsupportedInstruction, match="helper"):

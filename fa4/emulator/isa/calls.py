@@ -1,4 +1,7 @@
-"""call: the two functions that the CUDA driver provides, vprintf and __assertfail."""
+"""call: the two functions that the CUDA driver provides, vprintf and __assertfail.
+
+Those of the module are the machine's: `fa4.emulator.machine.calls`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fa4.emulator.isa.parameters import hidden_register
 from fa4.emulator.isa.spaces import Space, units
+from fa4.emulator.machine.calls import frame_of
 from fa4.emulator.machine.state import Fragment, Warp
-from fa4.emulator.ptx.syntax import Operand, PtxInstruction, Symbol, Vector
-from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
+from fa4.emulator.ptx.syntax import PtxInstruction
+from fa4.emulator.translate.calls import Places, calls_function, places
+from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.translate.link import callee
 from fa4.emulator.translate.table import TableRows, Unsupported
 
 ROWS = TableRows()
@@ -25,55 +30,51 @@ _LENGTHS = {b"hh": 1, b"h": 2, b"": 4, b"ll": 8, b"l": 8, b"z": 8, b"j": 8, b"t"
 
 
 @ROWS.machine(
-    "call", "9.7.12.4", "call{.uni} of vprintf and __assertfail, which the driver provides"
+    "call",
+    "9.7.12.4",
+    "call{.uni} of vprintf and __assertfail, which the driver provides",
+    accepts=lambda instruction: not calls_function(instruction),
 )
 def bind_call(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """vprintf appends to the output, __assertfail ends the run with the finding "assert"."""
-    results, name, arguments = _split(instruction.operands)
-    read = [context.scalar(hidden_register(a), "b64") for a in arguments]
-    if name == "vprintf" and len(read) == 2:
-        return _bind_print(context, read, results)
-    if name == "__assertfail" and len(read) >= 4:
-        return _bind_assertion(read)
-    raise Unsupported(f"a call of {name or 'an address'}: device functions are not supported")
+    arguments, results = places(instruction, context)
+    name = str(callee(instruction))
+    if name == "vprintf" and len(arguments) == 2:
+        return _bind_print(arguments, results)
+    if name == "__assertfail" and len(arguments) >= 4:
+        return _bind_assertion(arguments)
+    raise Unsupported(f"{len(arguments)} arguments of {name}")
 
 
-def _split(operands: tuple[Operand, ...]) -> tuple[list[str], str, list[str]]:
-    """Names of the results, the function, names of the arguments."""
-    names = [o.name for o in operands if isinstance(o, Symbol)]
-    lists = [
-        [e.name for e in o.elements if isinstance(e, Symbol)]
-        for o in operands
-        if isinstance(o, Vector)
-    ]
-    if operands and isinstance(operands[0], Vector):
-        return lists[0], names[0] if names else "", lists[1] if len(lists) > 1 else []
-    return [], names[0] if names else "", lists[0] if lists else []
+def _argument(fragment: Fragment, lane: int, place: tuple[int, int]) -> int:
+    """What a lane passes, in its frame."""
+    start, size = frame_of(fragment) + place[0], place[1]
+    return int.from_bytes(fragment.warp.local[lane, start : start + size].tobytes(), "little")
 
 
-def _bind_print(context: KernelContext, read: list[ScalarReader], results: list[str]) -> Handler:
-    writers = [context.writer(hidden_register(name), "b64") for name in results]
-
+def _bind_print(arguments: Places, results: Places) -> Handler:
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
-        counts = np.zeros(32, np.uint64)
         for lane in _bits(mask):
-            form = read_text(warp, lane, read[0](warp, lane))
-            text, counts[lane] = format_text(warp, lane, form, read[1](warp, lane))
+            at, values = (_argument(fragment, lane, place) for place in arguments)
+            text, count = format_text(warp, lane, read_text(warp, lane, at), values)
             warp.cta.machine.output.append(text)
-        for write in writers:
-            write(warp, counts, mask)
+            for offset, size in results:
+                start = frame_of(fragment) + offset
+                bits = np.frombuffer(count.to_bytes(size, "little"), np.uint8)
+                warp.local[lane, start : start + size] = bits
 
     return handler
 
 
-def _bind_assertion(read: list[ScalarReader]) -> Handler:
+def _bind_assertion(arguments: Places) -> Handler:
     def handler(fragment: Fragment, mask: int) -> None:
         warp, lane = fragment.warp, next(_bits(mask))
+        passed = [_argument(fragment, lane, place) for place in arguments]
         condition, file, function = (
-            read_text(warp, lane, read[k](warp, lane)).decode("utf-8", "replace") for k in (0, 1, 3)
+            read_text(warp, lane, passed[k]).decode("utf-8", "replace") for k in (0, 1, 3)
         )
-        line = read[2](warp, lane) & 0xFFFFFFFF
+        line = passed[2] & 0xFFFFFFFF
         raise fragment.fatal("assert", f"{file}:{line}: {function}: assertion `{condition}` failed")
 
     return handler

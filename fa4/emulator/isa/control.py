@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fa4.emulator.ptx.syntax import PtxInstruction
-from fa4.emulator.translate.program import BRANCH, EXIT, INDEXED
+from fa4.emulator.translate.calls import calls_function
+from fa4.emulator.translate.program import BRANCH, CALL, EXIT, INDEXED, RETURN
 from fa4.emulator.translate.table import TableRows
 
 ROWS = TableRows()
@@ -21,8 +22,25 @@ def indexed_branch(instruction: PtxInstruction) -> int:
     return INDEXED
 
 
+@ROWS.register(
+    "control",
+    "call",
+    "9.7.12.4",
+    "call{.uni} {(results),} function {, (arguments)}, by name or address; recursion",
+    accepts=calls_function,
+)
+def call(instruction: PtxInstruction) -> int:
+    """A call of a device function of the module."""
+    return CALL
+
+
+@ROWS.register("control", "ret", "9.7.12.5", "ret{.uni}")
+def leave_function(instruction: PtxInstruction) -> int:
+    """The end of a function, or of a thread."""
+    return RETURN
+
+
 @ROWS.register("control", "exit", "9.7.12.6", "exit")
-@ROWS.register("control", "ret", "9.7.12.5", "ret{.uni}, of the kernel itself")
 def leave(instruction: PtxInstruction) -> int:
     """The end of a thread."""
     return EXIT

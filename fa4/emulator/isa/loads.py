@@ -133,8 +133,8 @@ def bind_uniform_load(instruction: PtxInstruction, context: KernelContext) -> Ha
 @ROWS.machine(
     "st",
     "9.7.9.12",
-    "{.weak .volatile .relaxed .release .mmio} {.scope} {.global .local .shared{::cta ::cluster}; "
-    "generic} {.v2 .v4 .v8} .b8-.b128 .u .s .f32 .f64; cache hints",
+    "{.weak .volatile .relaxed .release .mmio} {.scope} {.global .local .shared{::cta ::cluster} "
+    ".param{::func}; generic} {.v2 .v4 .v8} .b8-.b128 .u .s .f32 .f64; cache hints",
 )
 def bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Two lanes that write different values to one place are a race."""

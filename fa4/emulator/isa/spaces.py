@@ -86,7 +86,8 @@ class Space:
         self.name = name or "generic"
         self.shared = name in SHARED
         self.own_cta_only = own_cta_only or name in ("shared", "shared::cta")
-        self.generic = not name
+        # What calls pass lies in frames, which are local memory.
+        self.generic = not name or name.startswith("param")
         self.window = WINDOWS.get(name)
 
     def pieces(
@@ -196,9 +197,7 @@ def _local(warp: Warp, addresses: Array, lanes: Array, size_bytes: int) -> Itera
             "out-of-bounds",
             f"{size_bytes} bytes at byte {wrong} of local memory, which has {local_bytes}",
         )
-    if warp.index not in warp.cta.local:
-        warp.cta.local[warp.index] = np.zeros(32 * local_bytes, np.uint8)
-    yield Piece(warp.cta.local[warp.index], offsets + lanes * local_bytes, None, None)
+    yield Piece(warp.local.reshape(-1), offsets + lanes * local_bytes, None, None)
 
 
 def units(data: Array, size_bytes: int) -> Array:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from fa4.emulator.errors import EmulatorError, KernelFinding
+from fa4.emulator.machine.calls import called, enter, leave
 from fa4.emulator.machine.deadlock import explain
 from fa4.emulator.machine.grid import start, start_next, warp_exited
 from fa4.emulator.machine.machine_state import MachineState, Stop
@@ -18,7 +19,17 @@ from fa4.emulator.machine.state import NOT_TAKEN, TAKEN, Fragment, Grid, Join, W
 from fa4.emulator.machine.waits import Blocked, Spin, wait_for
 from fa4.emulator.machine.warpgroup_checks import note_use
 from fa4.emulator.masks import lanes_of, lowest
-from fa4.emulator.translate.program import BRANCH, EXIT, INDEXED, JUMP, MACHINE, RUN, Step
+from fa4.emulator.translate.program import (
+    BRANCH,
+    CALL,
+    EXIT,
+    INDEXED,
+    JUMP,
+    MACHINE,
+    RETURN,
+    RUN,
+    Step,
+)
 
 # Polls without anything else happening anywhere before the machine is called livelocked.
 SPIN_LIMIT = 20_000
@@ -186,6 +197,10 @@ class Engine(MachineState):
                 self._take(fragment, step, step.function(base, fragment.mask, parameters))
             elif kind == INDEXED:
                 self._branch(fragment, step, self._indexed_targets(fragment, step))
+            elif kind == CALL:
+                self._call(fragment, step)
+            elif kind == RETURN:
+                leave(fragment)
         self.ready.append(fragment)
         return False
 
@@ -293,21 +308,53 @@ class Engine(MachineState):
         if len(parts) == 1:
             fragment.pc = next(iter(parts))
             return
-        joins = fragment.joins
-        if step.meet >= 0 and not (joins and joins[-1].at == step.meet):
-            joins = (*joins, Join(step.meet, fragment.mask))
+        if step.meet >= 0:
+            self._expect(fragment, step.meet)
         (pc, mask), *others = parts.items()
-        fragment.joins = joins
         fragment.pc, fragment.mask = pc, mask
         for other_pc, other_mask in others:
-            other = Fragment(fragment.warp, other_pc, other_mask, joins)
-            fragment.warp.fragments.append(other)
-            self.ready.append(other)
+            self._split(fragment, other_pc, other_mask)
+
+    def _expect(self, fragment: Fragment, at: int) -> None:
+        """The fragment's lanes, which part now, are to meet at a step of where they are."""
+        joins, activation = fragment.joins, fragment.activation
+        if not (joins and joins[-1].at == at and joins[-1].activation is activation):
+            fragment.joins = (*joins, Join(at, fragment.mask, activation))
+
+    def _split(self, fragment: Fragment, pc: int, mask: int) -> Fragment:
+        """Lanes that go on by themselves, where the fragment is but at another step."""
+        other = Fragment(fragment.warp, pc, mask, fragment.joins, fragment.activation)
+        fragment.warp.fragments.append(other)
+        self.ready.append(other)
+        return other
+
+    def _call(self, fragment: Fragment, step: Step) -> None:
+        """Lanes that call different functions, or none, meet behind the call."""
+        mask = fragment.mask
+        if step.guard is not None:
+            word, flip = step.guard
+            mask &= int(fragment.warp.words[word]) ^ flip
+        rest, behind = fragment.mask & ~mask, step.index + 1
+        if not mask:
+            fragment.warp.cta.grid.skipped[fragment.pc] += 1
+            fragment.pc = behind
+            return
+        calls = called(fragment, step, mask)
+        if rest or len(calls) > 1:
+            self._expect(fragment, behind)
+        if rest:
+            self._split(fragment, behind, rest)
+        (number, fragment.mask), *others = calls.items()
+        for other, lanes in others:
+            enter(self._split(fragment, step.index, lanes), step, other)
+        enter(fragment, step, number)
 
     def _meet(self, fragment: Fragment) -> bool:
         """A fragment reached its meeting point. Returns whether it goes on, as the whole."""
         while fragment.joins and fragment.joins[-1].at == fragment.pc:
             join = fragment.joins[-1]
+            if join.activation is not fragment.activation:  # at the step, in a deeper call
+                break
             join.arrived |= fragment.mask
             if join.arrived & join.expected != join.expected:
                 fragment.warp.fragments.remove(fragment)
@@ -338,7 +385,7 @@ class Engine(MachineState):
                 if join in other.joins:
                     running |= other.mask
             if join.expected and not running and join.arrived & join.expected == join.expected:
-                merged = Fragment(warp, join.at, join.expected, joins[:depth])
+                merged = Fragment(warp, join.at, join.expected, joins[:depth], join.activation)
                 warp.fragments.append(merged)
                 self.ready.append(merged)
                 return

@@ -68,7 +68,7 @@ def _start_warps(cta: Cta) -> None:
         warp.register_budget = budget
         cta.warps.append(warp)
         _set_specials(warp)
-        fragment = Fragment(warp, 0, warp.alive, ())
+        fragment = Fragment(warp, 0, warp.alive)
         warp.fragments.append(fragment)
         machine.ready.append(fragment)
 

@@ -23,6 +23,7 @@ from fa4.emulator.checks.clocks import (
 )
 from fa4.emulator.checks.shadow import Shadow
 from fa4.emulator.errors import KernelFinding, Site
+from fa4.emulator.machine.activation import Activation
 from fa4.emulator.machine.actor_rows import POOL_ROWS, WARPS_PER_STREAM_ROW, ActorRows
 from fa4.emulator.machine.barriers import ClusterBarrier, ClusterVisits, NamedBarrier
 from fa4.emulator.machine.copies import CopyGroups, ThreadCopies
@@ -56,28 +57,43 @@ Position: TypeAlias = tuple[Triple, Triple]
 
 @dataclass(eq=False)
 class Join:
-    """Where the lanes of a diverged warp meet again: step `at`, lanes expected and arrived."""
+    """Where the lanes of a diverged warp meet again: step `at` of the function that they were in.
+
+    expected, arrived: lanes.
+    """
 
     at: int
     expected: int
+    activation: Activation | None
     arrived: int = 0
 
 
 class Fragment:
     """Lanes of a warp that execute together.
 
-    joins: the meeting points ahead, innermost last. wait: why it stands still, or None.
+    joins: the meeting points ahead, innermost last. activation: the function that they are in,
+    None in the kernel itself. wait: why it stands still, or None.
     timed_out: its wait ended without success. awaited: the mbarrier that it waits for, and its
     phase when it looked last.
     """
 
-    __slots__ = ("awaited", "joins", "mask", "number", "pc", "timed_out", "wait", "warp")
+    __slots__ = (
+        "activation", "awaited", "joins", "mask", "number", "pc", "timed_out", "wait", "warp"
+    )  # fmt: skip
 
-    def __init__(self, warp: Warp, pc: int, mask: int, joins: tuple[Join, ...]) -> None:
+    def __init__(
+        self,
+        warp: Warp,
+        pc: int,
+        mask: int,
+        joins: tuple[Join, ...] = (),
+        activation: Activation | None = None,
+    ) -> None:
         self.warp = warp
         self.pc = pc
         self.mask = mask
         self.joins = joins
+        self.activation = activation
         self.wait: Blocked | None = None
         self.awaited: tuple[MBarrier, int] | None = None
         self.timed_out = False
@@ -169,6 +185,14 @@ class Warp:
         self.uncommitted: dict[int, tuple[str, int]] = {}
         self._described = self._describe()
         self.described_at = int(self._described.ctypes.data)
+
+    @property
+    def local(self) -> Array:
+        """The local memory of its threads, (32, bytes)."""
+        kept = self.cta.local
+        if self.index not in kept:
+            kept[self.index] = np.zeros((LANES, self.program.variables.local_bytes), np.uint8)
+        return kept[self.index]
 
     @property
     def name(self) -> str:

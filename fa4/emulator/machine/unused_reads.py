@@ -79,6 +79,10 @@ def idle_read(conflict: Conflict, cta: Cta, actor: Actor, lanes: Array | int) ->
     return IdleRead(reader, mask, stores) if stores is not None else None
 
 
+# Spaces from which the thread itself reads what it stores.
+_PRIVATE = {"local", "param", "param::func"}
+
+
 @lru_cache(maxsize=1024)
 def _stores_reached(program: Program, line: int) -> tuple[GuardedStore, ...] | None:
     """The stores that the value of a load reaches; None if it reaches anything else, or nothing."""
@@ -125,7 +129,7 @@ def _guarded_store(program: Program, step: Step, tainted: set[str]) -> GuardedSt
     guard = store.guard
     if store.parts[0] != "st" or guard is None or step.guard is None or guard.name in tainted:
         return None
-    if tainted & registers_of(store.operands[0]):
+    if tainted & registers_of(store.operands[0]) or _PRIVATE & set(store.parts):
         return None
     writers = [
         (one, instruction)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from fa4.emulator.errors import PtxError
 from fa4.emulator.ptx.constants import read_constant
 from fa4.emulator.ptx.lexer import Cursor, is_name
 from fa4.emulator.ptx.names import Names
-from fa4.emulator.ptx.syntax import FloatBits, Integer, Variable
+from fa4.emulator.ptx.syntax import FloatBits, Integer, Symbol, Variable
 
 SPACES = frozenset({".param", ".shared", ".global", ".const", ".local"})
 _MOST_REGISTERS = 1 << 20  # in one declaration; kernels have some thousands
@@ -64,12 +66,15 @@ def read_variables(cursor: Cursor, names: Names, extern: bool = False) -> list[V
         if cursor.accept("="):
             if space not in ("global", "const"):
                 raise PtxError(f"a .{space} variable cannot have an initialiser", line)
-            initial = _read_initialiser(cursor, kind, dimensions)
+            initial = _read_initialiser(cursor, names, kind, dimensions)
         size_bytes = _size_bytes(kind, dimensions, initial)
         if size_bytes is None and not extern:
             raise PtxError(f"{name} has no size: only an extern array may be unsized", line)
         unique = names.declare_symbol(name, line)
-        variables.append(Variable(unique, space, kind, align_bytes, size_bytes, extern, initial))
+        data, addresses = (initial.data, initial.addresses) if initial else (None, ())
+        variables.append(
+            Variable(unique, space, kind, align_bytes, size_bytes, extern, data, addresses)
+        )
         if not cursor.accept(","):
             cursor.expect(";")
             return variables
@@ -156,56 +161,85 @@ def _read_dimensions(cursor: Cursor) -> list[int | None]:
     return dimensions
 
 
-def _size_bytes(kind: str, dimensions: list[int | None], initial: bytes | None) -> int | None:
+@dataclass(frozen=True)
+class _Initial:
+    """Bytes of an initialiser, and (byte offset, name) of the addresses among them."""
+
+    data: bytes
+    addresses: tuple[tuple[int, str], ...] = ()
+
+    @staticmethod
+    def joined(parts: Iterable[_Initial]) -> _Initial:
+        data, addresses = b"", list[tuple[int, str]]()
+        for part in parts:
+            addresses += [(len(data) + at, name) for at, name in part.addresses]
+            data += part.data
+        return _Initial(data, tuple(addresses))
+
+
+def _size_bytes(kind: str, dimensions: list[int | None], initial: _Initial | None) -> int | None:
     if initial is not None:
-        return len(initial)
+        return len(initial.data)
     extents = [extent for extent in dimensions if extent is not None]
     if len(extents) < len(dimensions):
         return None
     return TYPE_BYTES[kind] * math.prod(extents)
 
 
-def _read_initialiser(cursor: Cursor, kind: str, dimensions: list[int | None]) -> bytes:
+def _read_initialiser(
+    cursor: Cursor, names: Names, kind: str, dimensions: list[int | None]
+) -> _Initial:
     """The bytes after "=": one value, or lists nested as deep as the array has dimensions.
 
     Values missing at the end of the outermost list are 0. ptxas packs the values of an incomplete
     inner list against the next one: refused rather than guessed.
     """
     if not dimensions:
-        return _read_value(cursor, kind)
+        return _read_value(cursor, names, kind)
     extent, *inner = dimensions
     line = cursor.line
-    values = _read_list(cursor, kind, inner)
+    values = _read_list(cursor, names, kind, inner)
+    read = _Initial.joined(values)
     if extent is None:
-        return b"".join(values)
+        return read
     if len(values) > extent:
         raise PtxError(f"{len(values)} values for {extent} elements", line)
     element_bytes = TYPE_BYTES[kind] * math.prod(length for length in inner if length is not None)
-    return b"".join(values).ljust(extent * element_bytes, b"\0")
+    return _Initial(read.data.ljust(extent * element_bytes, b"\0"), read.addresses)
 
 
-def _read_list(cursor: Cursor, kind: str, inner: list[int | None]) -> list[bytes]:
+def _read_list(cursor: Cursor, names: Names, kind: str, inner: list[int | None]) -> list[_Initial]:
     cursor.expect("{")
-    values: list[bytes] = []
+    values: list[_Initial] = []
     while not cursor.accept("}"):
         if values:
             cursor.expect(",")
         if not inner:
-            values.append(_read_value(cursor, kind))
+            values.append(_read_value(cursor, names, kind))
             continue
         line = cursor.line
-        nested = _read_list(cursor, kind, inner[1:])
+        nested = _read_list(cursor, names, kind, inner[1:])
         if len(nested) != inner[0]:
             raise PtxError(f"an inner list of {len(nested)} values, not {inner[0]}", line)
-        values.append(b"".join(nested))
+        values.append(_Initial.joined(nested))
     return values
 
 
-def _read_value(cursor: Cursor, kind: str) -> bytes:
-    """The bytes of one value. Bit types take numbers of both kinds, as in ptxas."""
+def _read_value(cursor: Cursor, names: Names, kind: str) -> _Initial:
+    """One value: a number, or the address of a function or variable (PTX ISA 5.4.4)."""
+    named = names.meaning.get(cursor.token)
+    if isinstance(named, Symbol) and TYPE_BYTES[kind] == 8 and kind[0] in "bu":
+        cursor.index += 1
+        return _Initial(bytes(8), ((0, named.name),))
+    return _Initial(_read_number(cursor, kind))
+
+
+def _read_number(cursor: Cursor, kind: str) -> bytes:
+    """The bytes of a number. Bit types take numbers of both kinds, as in ptxas."""
     line = cursor.line
     if cursor.token.startswith('"') or (cursor.token != "WARP_SZ" and is_name(cursor.token)):
-        raise PtxError(f"an initialiser with {cursor.token} is not supported: only numbers", line)
+        text = f"an initialiser with {cursor.token} is not supported: only numbers and addresses"
+        raise PtxError(text, line)
     constant = read_constant(cursor)
     size_bytes = TYPE_BYTES[kind]
     if isinstance(constant, Integer) and kind[0] in "bus":

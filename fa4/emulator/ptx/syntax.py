@@ -9,6 +9,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+# Begins the name of a `.param` variable of a function or a body, in a linked kernel.
+CALL_PARAMETER = "param:"
+
 
 @dataclass(frozen=True, slots=True)
 class Register:
@@ -109,8 +112,8 @@ Operand: TypeAlias = Register | Integer | FloatBits | Symbol | Address | Vector 
 
 
 def _written(name: str) -> str:
-    """A name as it stands in the text: those of inner scopes are renamed "name@2"."""
-    return re.sub(r"@\d+$", "", name)
+    """A name as it stands in the text: those of inner scopes and functions are renamed."""
+    return re.sub(r"@.*$", "", name).removeprefix(CALL_PARAMETER)
 
 
 def _sum(offset: int) -> str:
@@ -153,7 +156,8 @@ class Variable:
     """A .param, .shared, .global, .const or .local variable.
 
     size_bytes is None for an unsized extern array (dynamic shared memory); type is the element
-    type ("b8", "u64", ...); initial holds the bytes of an initialiser, or None.
+    type ("b8", "u64", ...); initial holds the bytes of an initialiser, or None. addresses: (byte
+    offset, name) of those of its values that are addresses of functions.
     """
 
     name: str
@@ -163,6 +167,7 @@ class Variable:
     size_bytes: int | None
     extern: bool = False
     initial: bytes | None = None
+    addresses: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import Kernel, Module
 from fa4.emulator.tools.roles import find_roles
 from fa4.emulator.translate.layout import lay_out_variables
+from fa4.emulator.translate.link import link
 
 TOP_OPCODES = 16
 
@@ -32,7 +33,8 @@ def describe_kernels(ptx: str) -> dict[str, Any]:
 
 
 def _describe_kernel(module: Module, kernel: Kernel) -> dict[str, Any]:
-    variables = [*module.variables, *kernel.variables]
+    linked, routines = link(module, kernel)
+    variables = [*module.variables, *linked.variables]
     mix = Counter(instruction.opcode for instruction in kernel.instructions)
     return {
         "name": kernel.name,
@@ -40,7 +42,7 @@ def _describe_kernel(module: Module, kernel: Kernel) -> dict[str, Any]:
             {"name": p.name, "type": p.type, "bytes": p.size_bytes, "align_bytes": p.align_bytes}
             for p in kernel.parameters
         ],
-        "static_smem_bytes": lay_out_variables(module, kernel).static_shared_bytes,
+        "static_smem_bytes": lay_out_variables(module, linked, routines).static_shared_bytes,
         "uses_dynamic_smem": any(v.space == "shared" and v.size_bytes is None for v in variables),
         "registers": dict(Counter(kernel.registers.values()).most_common()),
         "directives": {name: list(values) for name, values in kernel.directives.items()},

@@ -21,7 +21,8 @@ from fa4.emulator.ptx.syntax import (
     Vector,
 )
 from fa4.emulator.translate.lanes import FloatBits, width_of
-from fa4.emulator.translate.layout import RANK_SHIFT, RegisterFile, Variables
+from fa4.emulator.translate.layout import FRAME, RANK_SHIFT, RegisterFile, Variables
+from fa4.emulator.translate.link import Routine
 from fa4.emulator.translate.table import Unsupported
 
 
@@ -66,12 +67,19 @@ class KernelContext:
     """
 
     def __init__(
-        self, module: Module, kernel: Kernel, registers: RegisterFile, variables: Variables
+        self,
+        module: Module,
+        kernel: Kernel,
+        registers: RegisterFile,
+        variables: Variables,
+        routines: tuple[Routine, ...],
     ) -> None:
         self.module = module
         self.kernel = kernel
         self.registers = registers
         self.variables = variables
+        self.routines = routines
+        self.sizes = {v.name: v.size_bytes or 0 for r in routines for v in r.frame}
 
     def locate(self, name: str) -> tuple[int, int]:
         """(byte offset, bits) of a register."""
@@ -119,6 +127,9 @@ class KernelContext:
             raise Unsupported(f"the address of {operand.name}")
         value = self.variables.addresses[operand.name] + operand.offset
         shared = operand.name in self.variables.shared
+        if operand.name in self.variables.framed:
+            frame = self._register_reader(Register(FRAME), bits)
+            return lambda warp: frame(warp) + UNSIGNED[bits](value & ((1 << bits) - 1))
 
         @cache
         def at_rank(rank: int) -> Array:

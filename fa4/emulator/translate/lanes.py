@@ -172,8 +172,9 @@ class SegmentBuilder:
 
     layout: register name -> (byte offset in the warp's register file, bits). symbols: name ->
     address, for operands that are the address of a variable; those in `shared_symbols` also carry
-    the CTA's rank in its cluster in bits 24 and up, as on hardware. `guard` is the i1 Lanes of the
-    current instruction's predicate or None; writes blend with the old value where it is false.
+    the CTA's rank in its cluster in bits 24 and up, as on hardware; to those in `framed_symbols`
+    the thread's frame is added. `guard` is the i1 Lanes of the current instruction's predicate or
+    None; writes blend with the old value where it is false.
     """
 
     def __init__(
@@ -181,10 +182,12 @@ class SegmentBuilder:
         layout: dict[str, tuple[int, int]],
         symbols: Callable[[str], int],
         shared_symbols: frozenset[str] = frozenset(),
+        framed_symbols: frozenset[str] = frozenset(),
     ) -> None:
         self.layout = layout
         self.symbols = symbols
         self.shared_symbols = shared_symbols
+        self.framed_symbols = framed_symbols
         self.lines: list[str] = []
         self.values: dict[str, Lanes] = {}
         self.written: set[str] = set()
@@ -319,6 +322,8 @@ class SegmentBuilder:
             return self.constant(_immediate_bits(operand, bits), f"i{bits}")
         if isinstance(operand, Symbol):
             address = self.constant(self.symbols(operand.name) + operand.offset, f"i{bits}")
+            if operand.name in self.framed_symbols:
+                return address + self.register("%frame").resize(bits)
             if operand.name not in self.shared_symbols:
                 return address
             return address | (self.register("%cluster_ctarank").resize(bits) << 24)

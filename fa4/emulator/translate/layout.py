@@ -8,12 +8,22 @@ from dataclasses import dataclass
 from fa4.emulator.errors import LaunchError, PtxError
 from fa4.emulator.ptx.syntax import Kernel, Module, Variable
 from fa4.emulator.translate.lanes import width_of
+from fa4.emulator.translate.link import Routine
 
 # Generic addresses of the windows. Real host addresses have 47 bits, so that these never clash.
 SHARED_WINDOW = 0x7E00_0000_0000_0000
 PARAMETER_WINDOW = 0x7D00_0000_0000_0000
 MODULE_WINDOW = 0x7C00_0000_0000_0000
 LOCAL_WINDOW = 0x7B00_0000_0000_0000
+FUNCTION_WINDOW = 0x7A00_0000_0000_0000  # no memory: an address of a function is only called
+FUNCTION_BYTES = 16
+
+# Local memory of a thread for recursion and calls of addresses, beyond one frame of each function.
+# The driver's default is 1 KiB (CUDA: cudaLimitStackSize), which programs that recurse raise.
+STACK_BYTES = 1 << 14
+FRAME_ALIGNMENT_BYTES = 16
+FRAME = "%frame"  # the hidden register with a thread's distance of its frame from the kernel's
+
 # In these spaces the low 32 bits of an address are enough, as in code that keeps it in 32 bits:
 # an address below WINDOW_BYTES counts from the start of the window.
 WINDOW_BYTES = 1 << 32
@@ -47,7 +57,7 @@ SPECIALS_32 = (
     "%total_smem_size",
     "%aggr_smem_size",
 )
-SPECIALS_64 = ("%gridid", "%current_graph_exec")
+SPECIALS_64 = ("%gridid", "%current_graph_exec", FRAME)
 
 
 @dataclass(frozen=True)
@@ -63,9 +73,6 @@ def lay_out_registers(kernel: Kernel) -> RegisterFile:
     widths = {name: width_of(kind) for name, kind in kernel.registers.items()}
     widths |= dict.fromkeys(SPECIALS_32, 32) | dict.fromkeys(SPECIALS_64, 64)
     widths |= {"%cc": 1, "%is_explicit_cluster": 1}
-    for variable in kernel.variables:
-        if variable.space == "param":
-            widths[f"param:{variable.name}"] = 64
     offsets: dict[str, tuple[int, int]] = {}
     position = 0
     for name, bits in widths.items():
@@ -86,11 +93,15 @@ class Variables:
     """Addresses of a kernel's variables, and the sizes of its static parts.
 
     addresses: name -> address as `mov` of the symbol gives it, without a CTA rank. shared:
-    the names that lie in shared memory. parameters: the offset of each parameter.
+    the names that lie in shared memory. framed: those in the frame of a function, which the
+    thread's `FRAME` is added to. parameters: the offset of each parameter. frame_bytes: of each
+    routine, in their order.
     """
 
     addresses: dict[str, int]
     shared: frozenset[str]
+    framed: frozenset[str]
+    frame_bytes: tuple[int, ...]
     parameter_offsets: tuple[int, ...]
     parameter_bytes: int
     static_shared_bytes: int
@@ -99,7 +110,7 @@ class Variables:
     module_image: bytes
 
 
-def lay_out_variables(module: Module, kernel: Kernel) -> Variables:
+def lay_out_variables(module: Module, kernel: Kernel, routines: tuple[Routine, ...]) -> Variables:
     """Places parameters, shared, local and module variables. Raises PtxError for other spaces."""
     addresses: dict[str, int] = {}
     offsets, parameter_bytes = _place(kernel.parameters, 0)
@@ -109,7 +120,7 @@ def lay_out_variables(module: Module, kernel: Kernel) -> Variables:
     by_space: dict[str, list[Variable]] = {}
     for variable in every:
         by_space.setdefault(variable.space, []).append(variable)
-    unknown = set(by_space) - {"shared", "global", "const", "local", "param"}
+    unknown = set(by_space) - {"shared", "global", "const"}
     if unknown:
         raise PtxError(f"variables in space .{sorted(unknown)[0]} are not supported")
 
@@ -124,8 +135,14 @@ def lay_out_variables(module: Module, kernel: Kernel) -> Variables:
     dynamic_address = _align(end, alignment)
     addresses |= {v.name: dynamic_address for v in dynamic}
 
-    placed, local_bytes = _place(by_space.get("local", ()), 0)
-    addresses |= {name: LOCAL_WINDOW + offset for name, offset in placed.items()}
+    frame_bytes = []
+    for number, routine in enumerate(routines):
+        placed, end = _place(routine.frame, 0)
+        frame_bytes.append(_align(end, FRAME_ALIGNMENT_BYTES))
+        addresses |= {name: LOCAL_WINDOW + offset for name, offset in placed.items()}
+        if number:
+            addresses[routine.name] = FUNCTION_WINDOW + FUNCTION_BYTES * number
+    functions = routines[1:]
     constants = (*by_space.get("global", ()), *by_space.get("const", ()))
     placed, module_bytes = _place([v for v in constants if v.size_bytes is not None], 0)
     addresses |= {name: MODULE_WINDOW + offset for name, offset in placed.items()}
@@ -134,14 +151,19 @@ def lay_out_variables(module: Module, kernel: Kernel) -> Variables:
         if variable.initial is not None:
             start = placed[variable.name]
             image[start : start + len(variable.initial)] = variable.initial
+            for at, name in variable.addresses:
+                address = addresses.get(name, 0)  # 0: of what the module only declares
+                image[start + at : start + at + 8] = address.to_bytes(8, "little")
     return Variables(
         addresses,
         frozenset(v.name for v in shared),
+        frozenset(v.name for f in functions for v in f.frame),
+        tuple(frame_bytes),
         tuple(offsets[p.name] for p in kernel.parameters),
         parameter_bytes,
         dynamic_address - SHARED_BASE,
         dynamic_address,
-        local_bytes,
+        sum(frame_bytes) + (STACK_BYTES if functions else 0),
         bytes(image),
     )
 

@@ -25,6 +25,7 @@ from fa4.emulator.ptx.syntax import (
     Symbol,
     Vector,
 )
+from fa4.emulator.translate.calls import BoundCall, CallFrame, bind_function_call, call_frames
 from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
 from fa4.emulator.translate.flow import live_out, postdominators
 from fa4.emulator.translate.lanes import SegmentBuilder
@@ -35,21 +36,23 @@ from fa4.emulator.translate.layout import (
     lay_out_registers,
     lay_out_variables,
 )
+from fa4.emulator.translate.link import link
 from fa4.emulator.translate.native import SegmentFunction, compile_functions, function_text
 from fa4.emulator.translate.table import Operation, Table, Unsupported, find
 
-RUN, MACHINE, BRANCH, JUMP, INDEXED, EXIT = range(6)
+RUN, MACHINE, BRANCH, JUMP, INDEXED, EXIT, CALL, RETURN = range(8)
 
 
 @dataclass(slots=True, eq=False)
 class Step:
     """One step of a program.
 
-    kind: RUN, MACHINE, BRANCH (conditional), JUMP, INDEXED (brx.idx), EXIT. function: the
-    compiled registers part; a branch's returns the mask of lanes that take it. target: step of
-    the branch; meet: step where its diverged lanes meet again (-1: never). converges: the lanes of
-    the warp that `members` reads (None: all) wait for each other before it. reads, writes,
-    touches: registers that it reads first, writes, either. guard: of a MACHINE step, (word of the
+    kind: RUN, MACHINE, BRANCH (conditional), JUMP, INDEXED (brx.idx), EXIT, CALL (of a function
+    of the module), RETURN (the end of one). call: of a CALL. function: the compiled registers
+    part; a branch's returns the mask of lanes that take it. target: step of the branch; meet: step
+    where its diverged lanes meet again (-1: never). converges: the lanes of the warp that
+    `members` reads (None: all) wait for each other before it. reads, writes, touches: registers
+    that it reads first, writes, either. guard: of a step that is not compiled, (word of the
     predicate in the register file, all bits set if it is negated). held: those of
     `Program.held_registers` that it touches, as bits; of what holds them itself none.
     """
@@ -70,6 +73,7 @@ class Step:
     touches: frozenset[str] = frozenset()
     guard: tuple[int, int] | None = None
     held: int = 0
+    call: BoundCall | None = None
 
     @property
     def instruction(self) -> PtxInstruction:
@@ -79,7 +83,7 @@ class Step:
 
 @dataclass(eq=False)
 class Program:
-    """An executable kernel.
+    """An executable kernel, with the functions that it calls. frames: theirs, and its own first.
 
     instruction_of_line: by `PtxInstruction.line`. shared_lines: those with several instructions.
     held_registers: those that asynchronous instructions use after their issue (wgmma), name -> bit.
@@ -90,6 +94,7 @@ class Program:
     registers: RegisterFile
     variables: Variables
     steps: list[Step]
+    frames: tuple[CallFrame, ...]
     instruction_of_line: dict[int, PtxInstruction] = field(default_factory=dict)
     held_registers: dict[str, int] = field(default_factory=dict)
     shared_lines: set[int] = field(default_factory=set)
@@ -157,11 +162,14 @@ def build_program(module: Module, kernel: Kernel, table: Table) -> Program:
 
     Raises UnsupportedInstruction with all that cannot be executed.
     """
-    registers = lay_out_registers(kernel)
-    variables = lay_out_variables(module, kernel)
-    assembler = _Assembler(KernelContext(module, kernel, registers, variables), table)
+    linked, routines = link(module, kernel)
+    registers = lay_out_registers(linked)
+    variables = lay_out_variables(module, linked, routines)
+    context = KernelContext(module, linked, registers, variables, routines)
+    assembler = _Assembler(context, table)
     steps = assembler.assemble()
-    program = Program(module, kernel, registers, variables, steps)
+    frames = call_frames(context, assembler.entries)
+    program = Program(module, linked, registers, variables, steps, frames)
     for step in steps:
         for instruction in step.instructions:
             program.instruction_of_line[instruction.line] = instruction
@@ -193,8 +201,6 @@ def registers_of(operand: Operand) -> set[str]:
     """The names of all registers in an operand."""
     if isinstance(operand, Register):
         return {operand.name}
-    if isinstance(operand, Symbol):
-        return {f"param:{operand.name}"}  # an argument of a call: see isa.parameters
     if isinstance(operand, Vector):
         return set().union(*(registers_of(element) for element in operand.elements))
     if isinstance(operand, Pair):
@@ -228,6 +234,10 @@ class _Assembler:
         self.pending: list[PtxInstruction] = []
         self.builder = self._new_builder()
         self.converges = False
+        self.number = 0  # of the routine, as these are
+        self.entries: list[int] = []  # the first step of each
+        self.ends: list[int] = []  # the last one
+        self.returns: dict[int, int] = {}  # a step with a `ret` -> where it leads
 
     def _new_builder(self) -> SegmentBuilder:
         def address(name: str) -> int:
@@ -237,25 +247,28 @@ class _Assembler:
                 raise Unsupported(f"the address of {name}")
             return self.variables.addresses[name]
 
-        return SegmentBuilder(self.registers.offsets, address, self.variables.shared)
+        variables = self.variables
+        return SegmentBuilder(self.registers.offsets, address, variables.shared, variables.framed)
 
     def assemble(self) -> list[Step]:
         """All steps, compiled."""
-        at_label: dict[int, list[str]] = {}
-        for label, position in self.kernel.labels.items():
-            at_label.setdefault(position, []).append(label)
         step_of_label: dict[str, int] = {}
-        for position, instruction in enumerate(self.kernel.instructions):
-            if position in at_label:
-                self._finish(RUN)
-                step_of_label |= dict.fromkeys(at_label[position], len(self.steps))
-            self._add(instruction)
-        self._finish(RUN)
-        step_of_label |= dict.fromkeys(
-            at_label.get(len(self.kernel.instructions), ()), len(self.steps)
-        )
-        # Falling off the end is the same as ret.
-        self.steps.append(Step(len(self.steps), EXIT, ()))
+        for number, routine in enumerate(self.context.routines):
+            self.number = number
+            self.entries.append(len(self.steps))
+            at_label: dict[int, list[str]] = {}
+            for label, position in routine.labels.items():
+                at_label.setdefault(position, []).append(label)
+            for position in range(routine.begin, routine.end):
+                if position in at_label:
+                    self._finish(RUN)
+                    step_of_label |= dict.fromkeys(at_label[position], len(self.steps))
+                self._add(self.kernel.instructions[position])
+            self._finish(RUN)
+            step_of_label |= dict.fromkeys(at_label.get(routine.end, ()), len(self.steps))
+            # Falling off the end is the same as ret.
+            self.ends.append(len(self.steps))
+            self.steps.append(Step(len(self.steps), RETURN if number else EXIT, ()))
         if self.problems:
             raise UnsupportedInstruction(self.kernel.name, self.problems)
         self._link(step_of_label)
@@ -306,6 +319,11 @@ class _Assembler:
         step.converges = operation.converges
         if step.converges:
             step.members = self._members(instruction)
+        self._append_whole(step)
+
+    def _append_whole(self, step: Step) -> None:
+        """Adds a step of one instruction that is not compiled."""
+        (instruction,) = step.instructions
         guard = instruction.guard
         if guard is not None:
             step.guard = self.registers.offsets[guard.name][0] // 4, -int(guard.negated)
@@ -325,12 +343,19 @@ class _Assembler:
         if self.converges:  # lanes that met for a .sync instruction part again behind it
             self._finish(RUN)
         kind = operation.function(instruction)
+        if kind == CALL:
+            self._finish(RUN)
+            call = bind_function_call(instruction, self.context)
+            self._append_whole(Step(len(self.steps), CALL, (instruction,), call=call))
+            return
         if instruction.parts[0] == "bra":
             (target,) = instruction.operands
             if not isinstance(target, Symbol) or target.name not in self.kernel.labels:
                 raise Unsupported(f"{target} is not a label")
         guard = self._guard(instruction)
-        if kind == EXIT and guard is not None:
+        if kind == RETURN:
+            self.returns[len(self.steps)] = self.number
+        if kind == RETURN or (kind == EXIT and guard is not None):
             kind = BRANCH
         self.pending.append(instruction)
         result = "0"
@@ -372,14 +397,15 @@ class _Assembler:
 
     def _link(self, step_of_label: dict[str, int]) -> None:
         """Branch targets, and for each branch the step where diverged lanes meet."""
-        exit_step = len(self.steps) - 1
         successors: list[list[int]] = []
         for step in self.steps:
             after = [step.index + 1]
             if step.kind in (BRANCH, JUMP):
                 target = step.instruction.operands[0] if step.instruction.operands else None
                 step.target = (
-                    step_of_label[target.name] if isinstance(target, Symbol) else exit_step
+                    step_of_label[target.name]
+                    if isinstance(target, Symbol)
+                    else self.ends[self.returns.get(step.index, 0)]
                 )
                 after = [step.target] + (after if step.kind == BRANCH else [])
             elif step.kind == INDEXED:
@@ -387,7 +413,7 @@ class _Assembler:
                     step_of_label[name] for name in self._listed_targets(step.instruction)
                 )
                 after = list(dict.fromkeys(step.targets))
-            elif step.kind == EXIT:
+            elif step.kind in (EXIT, RETURN):
                 after = []
             successors.append(after)
         self.successors = successors
