@@ -61,6 +61,18 @@ def test_products_of_host_descriptors(arch: str, kernels: Any) -> None:
         kernels.matmul[(1, 2)](*maps, 192, 128, 128, 64)
 
 
+def test_functions_that_are_not_inlined(kernels: Any) -> None:
+    """Calls inside calls, with barriers in them."""
+    x = torch.randn(512, generator=torch.Generator().manual_seed(2))
+    out = torch.full((512,), float("nan"))
+    with emulator.emulate() as session:
+        kernels.centre[(1,)](x, out, 512)
+    exact = x.double() - x.double().mean() + 2 * x.double().sum()
+    assert (out.double() - exact).abs().max() < 1e-3
+    (report,) = session.reports
+    assert not report.findings and report.instructions["call.uni"] >= 3 * 128
+
+
 def test_pointers_masks_and_tuning(kernels: Any) -> None:
     """Ordinary kernels on odd sizes; autotuning keeps a configuration that can be launched."""
     x, y = torch.randn(1001), torch.randn(1001)

@@ -55,3 +55,23 @@ def shift(x, SIZE: tl.constexpr):
     """x[i] = x[i + 1]: programs read what their neighbours write, and nothing orders that."""
     i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     tl.store(x + i, tl.load(x + i + 1))
+
+
+@triton.jit(noinline=True)
+def scaled_sum(x, scale, COUNT: tl.constexpr):
+    """A function that stays one, with a barrier: called by the kernel and by `mean`."""
+    return tl.sum(tl.load(x + tl.arange(0, COUNT)), 0) * scale
+
+
+@triton.jit(noinline=True)
+def mean(x, COUNT: tl.constexpr):
+    """A call in a function."""
+    return scaled_sum(x, 1.0 / COUNT, COUNT)
+
+
+@triton.jit
+def centre(x, out, COUNT: tl.constexpr):
+    """Each value less the mean, plus twice the sum."""
+    at = tl.arange(0, COUNT)
+    values = tl.load(x + at)
+    tl.store(out + at, values - mean(x, COUNT) + scaled_sum(x, 2.0, COUNT))
