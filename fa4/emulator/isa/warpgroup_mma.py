@@ -32,6 +32,7 @@ from fa4.emulator.translate.program import Program
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
 from fa4.emulator.wgmma.forms import (
     A_REGISTERS,
+    K_BYTES,
     FormError,
     ProductForm,
     gather_a,
@@ -40,16 +41,26 @@ from fa4.emulator.wgmma.forms import (
     scatter_d,
 )
 from fa4.emulator.wgmma.operands import MatrixInSmem, operand_at
+from fa4.emulator.wgmma.sparse import (
+    codes_from,
+    metadata_lanes,
+    multiply_sparse,
+    places_from,
+    wrong_code,
+)
 from fa4.emulator.wgmma.sums import multiply
 
 ROWS = TableRows()
+
+LANES_OF_QUAD = 4
 
 
 @dataclass(frozen=True, eq=False)
 class ProductInstruction:
     """What all executions of an instruction share.
 
-    a: its registers of A, None: shared memory. held: the bits of the registers of D and of A.
+    a: its registers of A, None: shared memory. metadata: reads the codes of a warp's rows of a
+    sparse A, None: A is dense. held: the bits of the registers of D and of A.
     """
 
     line: int
@@ -58,6 +69,7 @@ class ProductInstruction:
     a: RegisterBlock | None
     smem: Access
     held: Callable[[Program], tuple[int, int]]
+    metadata: Callable[[Fragment], Array] | None = None
 
 
 def _immediates(operands: list[Operand], count: int, allowed: tuple[int, int]) -> list[int]:
@@ -69,15 +81,15 @@ def _immediates(operands: list[Operand], count: int, allowed: tuple[int, int]) -
     return values
 
 
-def _form_of(instruction: PtxInstruction, operands: list[Operand]) -> ProductForm:
+def _form_of(instruction: PtxInstruction, operands: list[Operand], sparse: bool) -> ProductForm:
     """The form; `operands`: those behind scale-d, all of which it must take."""
-    parts = list(instruction.parts[2:])
+    parts = list(instruction.parts[2 + sparse :])
     if parts[:2] != ["sync", "aligned"] or len(parts) < 3:
         raise Unsupported("wgmma.mma_async without .sync.aligned")
     saturate = "satfinite" in parts
     types = tuple(part for part in parts[3:] if part != "satfinite")
     try:
-        form = parse_types(parts[2], types, saturate)
+        form = parse_types(parts[2], types, saturate, sparse)
     except FormError as error:
         raise Unsupported(str(error)) from None
     in_registers = isinstance(instruction.operands[1], Vector)
@@ -91,7 +103,7 @@ def _form_of(instruction: PtxInstruction, operands: list[Operand]) -> ProductFor
         raise Unsupported(f"{len(operands)} operands too many")
     return ProductForm(
         form.n, form.a, form.b, form.d, saturate, in_registers,
-        scales[0] < 0, scales[1] < 0, bool(transposes[0]), bool(transposes[1]),
+        scales[0] < 0, scales[1] < 0, bool(transposes[0]), bool(transposes[1]), sparse,
     )  # fmt: skip
 
 
@@ -107,7 +119,50 @@ def bind_product(instruction: PtxInstruction, context: KernelContext) -> Handler
     operands = list(instruction.operands)
     if len(operands) < 4:
         raise Unsupported(f"{len(operands)} operands")
-    form = _form_of(instruction, operands[4:])
+    form = _form_of(instruction, operands[4:], sparse=False)
+    return _product_handler(instruction, context, operands, form, None)
+
+
+@ROWS.machine(
+    "wgmma.mma_async.sp",
+    "9.7.15.6",
+    "wgmma.mma_async.sp.sync.aligned.m64nNk{16,32,64}{.satfinite}.d.a.b d, a|a-desc, b-desc, "
+    "metadata, selector, p and so on as wgmma.mma_async",
+    holds=True,
+)
+def bind_sparse_product(instruction: PtxInstruction, context: KernelContext) -> Handler:
+    """The same with an A of which half the elements are there; metadata is read at the issue."""
+    operands = list(instruction.operands)
+    if len(operands) < 6:
+        raise Unsupported(f"{len(operands)} operands")
+    metadata, selector = operands.pop(3), operands.pop(3)
+    form = _form_of(instruction, operands[4:], sparse=True)
+    lanes = metadata_lanes(form.a, K_BYTES)
+    choices = LANES_OF_QUAD // lanes
+    if not isinstance(selector, Integer) or not 0 <= selector.value < choices:
+        raise Unsupported(f"a sparsity selector that is not an immediate below {choices}")
+    first, read = selector.value * lanes, context.reader(metadata, "b32")
+
+    def codes(fragment: Fragment) -> Array:
+        words = read(fragment.warp).reshape(-1, LANES_OF_QUAD)[:, first : first + lanes]
+        found = codes_from(form.a, words.astype(np.uint32))
+        wrong = wrong_code(form.a, found, ordered=False)
+        if wrong:
+            raise fragment.fatal("fault", wrong)
+        return found
+
+    return _product_handler(instruction, context, operands, form, codes)
+
+
+def _product_handler(
+    instruction: PtxInstruction,
+    context: KernelContext,
+    operands: list[Operand],
+    form: ProductForm,
+    metadata: Callable[[Fragment], Array] | None,
+) -> Handler:
+    """operands: D, A, B, scale-d, and what the form has read."""
+    opcode = "wgmma.mma_async" + ".sp" * form.sparse
     d = RegisterBlock(context, operands[0], written=True)
     a = RegisterBlock(context, operands[1], written=False) if form.a_in_registers else None
     for name, block, count in (("D", d, form.d_registers), ("A", a, A_REGISTERS)):
@@ -119,20 +174,20 @@ def bind_product(instruction: PtxInstruction, context: KernelContext) -> Handler
         return program.held_bits(d.names), program.held_bits(a.names if a is not None else ())
 
     smem_access = Access(instruction.line, async_proxy=True)
-    own = ProductInstruction(instruction.line, form, d, a, smem_access, held)
+    own = ProductInstruction(instruction.line, form, d, a, smem_access, held, metadata)
     readers = [context.reader(operands[2], "b64"), context.reader(operands[3], "pred")]
     if a is None:
         readers.insert(0, context.reader(operands[1], "b64"))
 
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
-        group = warpgroup_of(fragment, mask, "wgmma.mma_async")
+        group = warpgroup_of(fragment, mask, opcode)
         found = []
         for read in readers:
             lanes = read(warp).tolist()
             if lanes.count(lanes[0]) != len(lanes):
                 raise fragment.fatal(
-                    "divergence", "wgmma.mma_async: the lanes give different descriptors or scale-d"
+                    "divergence", f"{opcode}: the lanes give different descriptors or scale-d"
                 )
             found.append(lanes[0])
         smem = [operand_at(form, "b", found[-2])]
@@ -141,12 +196,6 @@ def bind_product(instruction: PtxInstruction, context: KernelContext) -> Handler
         _issue(fragment, group, own, smem, bool(found[-1]))
 
     return handler
-
-
-@ROWS.machine("wgmma.mma_async.sp", "9.7.15.6", "not supported: sparse A")
-def refuse_sparse(instruction: PtxInstruction, context: KernelContext) -> Handler:
-    """Products with a sparse matrix A."""
-    raise Unsupported("sparse matrices are not supported")
 
 
 def warpgroup_of(fragment: Fragment, mask: int, what: str) -> WarpgroupUnit:
@@ -205,7 +254,8 @@ def _issue(
         check_swizzle(fragment, [cta], [_pages(operand) for operand in smem])
     key = own.line, accumulate, tuple(operand.descriptor for operand in smem)
     words = own.a.read(warp) if own.a is not None else None
-    meeting = group.join(place, products.issued, own.line, key, words)
+    codes = own.metadata(fragment) if own.metadata is not None else None
+    meeting = group.join(place, products.issued, own.line, key, words, codes)
     if meeting is None:
         other = group.meetings[products.issued - group.met - 1]
         raise fragment.fatal(
@@ -258,7 +308,12 @@ def _completion(
         else:
             a = smem[1].read(memory)
         d = gather_d(form, np.stack([own.d.read(warp) for warp in warps])) if accumulate else None
-        result: Array = scatter_d(form, multiply(form, a, b, d))
+        if form.sparse:
+            codes = np.concatenate([meeting.codes[place] for place in range(WARPS)])
+            result: Array = multiply_sparse(form, a, b, d, places_from(form.a, codes))
+        else:
+            result = multiply(form, a, b, d)
+        result = scatter_d(form, result)
         for warp, words in zip(warps, result, strict=True):
             own.d.write(warp, words, FULL_MASK)
         group.complete()

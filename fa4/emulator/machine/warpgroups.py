@@ -85,12 +85,14 @@ class WarpProducts:
 class Meeting:
     """One product that some warps of the group have issued and others have not.
 
-    key: what must be the same in all. a: by position in the group, the registers of A.
+    key: what must be the same in all. a: by position in the group, the registers of A; codes: the
+    metadata of a sparse A.
     """
 
     line: int
     key: Hashable
     a: dict[int, Array | None] = field(default_factory=dict)
+    codes: dict[int, Array] = field(default_factory=dict)
 
 
 class WarpgroupUnit(Waitable):
@@ -109,7 +111,13 @@ class WarpgroupUnit(Waitable):
         self.meetings: deque[Meeting] = deque()
 
     def join(
-        self, place: int, number: int, line: int, key: Hashable, a: Array | None
+        self,
+        place: int,
+        number: int,
+        line: int,
+        key: Hashable,
+        a: Array | None,
+        codes: Array | None = None,
     ) -> Meeting | None:
         """The warp at `place` issues its product `number`; None if another one is expected."""
         index = number - self.met - 1
@@ -119,6 +127,8 @@ class WarpgroupUnit(Waitable):
         if meeting.key != key:
             return None
         meeting.a[place] = a
+        if codes is not None:
+            meeting.codes[place] = codes
         return meeting
 
     def complete(self) -> None:

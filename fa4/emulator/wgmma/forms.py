@@ -38,7 +38,8 @@ class ProductForm:
     """What the opcode and the immediates of a wgmma.mma_async say.
 
     D (64, n) = A (64, k) B (n, k)^T + D. a_in_registers: each thread holds a fragment of A.
-    negate_*: imm-scale is -1. transpose_*: the operand is M- or N-major in shared memory.
+    negate_*: imm-scale is -1. transpose_*: the operand is M- or N-major in shared memory. sparse:
+    half the elements of A are there.
     """
 
     n: int
@@ -51,11 +52,17 @@ class ProductForm:
     negate_b: bool = False
     transpose_a: bool = False
     transpose_b: bool = False
+    sparse: bool = False
+
+    @property
+    def a_elements(self) -> int:
+        """Elements of a row of A that one instruction reads."""
+        return K_BYTES // self.a.container_bytes
 
     @property
     def k(self) -> int:
         """Elements of K of one instruction."""
-        return K_BYTES // self.a.container_bytes
+        return self.a_elements * (1 + self.sparse)
 
     @property
     def d_registers(self) -> int:
@@ -65,7 +72,7 @@ class ProductForm:
     @property
     def macs(self) -> int:
         """Multiplications of one instruction."""
-        return ROWS * self.n * self.k
+        return ROWS * self.n * self.a_elements
 
     @property
     def is_integer(self) -> bool:
@@ -73,7 +80,9 @@ class ProductForm:
         return self.d is Format.S32
 
 
-def parse_types(shape: str, types: tuple[str, ...], saturate: bool) -> ProductForm:
+def parse_types(
+    shape: str, types: tuple[str, ...], saturate: bool, sparse: bool = False
+) -> ProductForm:
     """The form of a shape such as "m64n128k16" and the types (D, A, B).
 
     Raises FormError if the instruction set lacks it (PTX ISA 9.7.15.2 and 9.7.15.5).
@@ -86,12 +95,12 @@ def parse_types(shape: str, types: tuple[str, ...], saturate: bool) -> ProductFo
     if a not in _KINDS or not alike or d not in _KINDS[a]:
         raise FormError(f"types .{d}.{a}.{b} do not exist")
     n, k = int(found[1]), int(found[2])
-    form = ProductForm(n, a, b, d, saturate)
+    form = ProductForm(n, a, b, d, saturate, sparse=sparse)
     step = 16 if form.is_integer and n > 32 else 8
     if not 8 <= n <= 256 or n % step:
         raise FormError(f"n{n} does not exist for .{a} (8 to 256 in steps of {step})")
     if k != form.k:
-        raise FormError(f"k{k}: instructions of .{a} have k{form.k}")
+        raise FormError(f"k{k}: {'sparse ' * sparse}instructions of .{a} have k{form.k}")
     if saturate and not form.is_integer:
         raise FormError(f".satfinite is for integers, not .{a}")
     return form

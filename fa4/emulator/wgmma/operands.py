@@ -58,7 +58,8 @@ def encode_descriptor(descriptor: SmemDescriptor) -> int:
 class MatrixInSmem:
     """An operand in shared memory, "a" or "b".
 
-    units: addresses of its 16-byte units, (rows, 2) or, if it is M- or N-major, (16, rows / 8).
+    units: addresses of its 16-byte units, (rows, 2) or, if it is M- or N-major, (16, rows / 8); of
+    the B of a sparse A twice as many.
     first, stop: the first byte of all, and the one behind the last. by_warp: of A, the units that
     hold the 16 rows of each warp, which no other warp reads; of B all.
     """
@@ -72,7 +73,7 @@ class MatrixInSmem:
     by_warp: tuple[Indices, ...]
 
     def read(self, smem: Bytes) -> Bytes:
-        """Bytes of the rows, (rows, 32)."""
+        """Bytes of the rows, (rows, 32 or 64)."""
         # complex128 is NumPy's fastest 16-byte item; it is only moved, never computed with.
         whole = smem[: len(smem) // UNIT_BYTES * UNIT_BYTES].view(np.complex128)
         found = whole.take(self.units // UNIT_BYTES)
@@ -86,9 +87,10 @@ def operand_at(form: ProductForm, which: str, value: int) -> MatrixInSmem:
     """Operand "a" or "b" at a descriptor. Raises DescriptorError if there is no such layout."""
     descriptor = decode_descriptor(value)
     rows, element = (ROWS, form.a) if which == "a" else (form.n, form.b)
+    depth = form.a_elements if which == "a" else form.k
     transposed = form.transpose_a if which == "a" else form.transpose_b
     major = Major.MN if transposed else Major.K
-    units = unit_addresses(descriptor, rows, form.k, element.container_bytes, major)
+    units = unit_addresses(descriptor, rows, depth, element.container_bytes, major)
     if which == "b":
         by_warp = (units.ravel(),) * WARPS
     else:

@@ -1,4 +1,7 @@
-"""Sparse A of mma.sp: which elements of a row are there, and products with them (PTX ISA 9.7.14.6).
+"""Sparse A of mma.sp and wgmma.mma_async.sp: which elements of a row are there, and products.
+
+PTX ISA 9.7.14.6 and 9.7.15.6. Each warp of a warpgroup holds the metadata of its 16 rows as mma.sp
+does of all.
 
 A row of A holds two of each four neighbours: of 8-bit types elements, of wider ones 16-bit halves,
 so that of tf32 one of two elements is there, both halves of it. Metadata has 4 bits for each four:
@@ -74,28 +77,31 @@ def _columns(element: Format) -> int:
 
 
 def places_from(element: Format, codes: Codes) -> Places:
-    """The columns (16, elements there) of A that are there."""
+    """The columns (rows, elements there) of A that are there."""
     fours = 4 * np.arange(codes.shape[1])
     both = np.stack([fours + (codes & 3), fours + (codes >> 2)], axis=2)
     if element is Format.TF32:
         return both[:, :, 0] // 2
-    return both.reshape(ROWS, -1)
+    return both.reshape(len(codes), -1)
 
 
-def multiply_sparse(form: ProductForm, a: Bytes, b: Bytes, d: Words, places: Places) -> Words:
-    """D (16, n) as bits. a: bytes of what is there, (16, K / 2); b: (n, bytes of K).
+def multiply_sparse(
+    form: ProductForm, a: Bytes, b: Bytes, d: Words | None, places: Places
+) -> Words:
+    """D (rows, n) as bits. a: bytes of what is there, (rows, K / 2); b: (n, bytes of K).
 
     What a row leaves out takes no part, not even as zero times infinity.
     """
     types = {1: np.uint8, 2: np.uint16, 4: np.uint32}
     element = types[form.a.container_bytes]
-    whole = np.zeros((ROWS, b.shape[1] // form.b.container_bytes), element)
+    whole = np.zeros((len(a), b.shape[1] // form.b.container_bytes), element)
     np.put_along_axis(whole, places, a.view(element), axis=1)
     found = multiply(form, whole.view(np.uint8), b, d)
     if form.is_integer or not split(LAYOUTS[form.b], codes_of(form.b, b)).has_special:
         return found
     columns = b.view(element)
-    for row in range(ROWS):
+    for row in range(len(a)):
         met = np.ascontiguousarray(columns[:, places[row]]).view(np.uint8)
-        found[row] = multiply(form, a[row : row + 1], met, d[row : row + 1])[0]
+        before = d[row : row + 1] if d is not None else None
+        found[row] = multiply(form, a[row : row + 1], met, before)[0]
     return found
