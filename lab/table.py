@@ -126,6 +126,7 @@ RECORDS = (
     ),
     _computed("features"),
     _computed("first_launch", needs=TIMES, also=("fa4.emulator.host.ptx_launch",)),
+    _faults("foreign_"),
     _faults("forward_"),
     _computed(
         "forward_prediction",

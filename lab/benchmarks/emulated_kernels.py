@@ -23,7 +23,10 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch, and the memory as it was before. choices: options that all of its runs have."""
+    """One launch, and the memory as it was before. choices: options that all of its runs have.
+
+    formal: how many formal findings it has as it is.
+    """
 
     name: str
     launch: Launch
@@ -31,6 +34,7 @@ class Kernel:
     memory: tuple[np.ndarray, ...]
     images: tuple[np.ndarray, ...]
     choices: Mapping[str, Any] = field(default_factory=dict)
+    formal: int = 0
 
     def run(self, options: Options, ptx: str = "") -> Report:
         """Runs it from the same memory as ever, perhaps with other PTX."""
@@ -44,7 +48,9 @@ class Kernel:
         return b"".join(memory.tobytes() for memory in self.memory)
 
 
-def capture(name: str, call: Callable[[Any], Any], one_cluster: bool = False) -> Kernel:
+def capture(
+    name: str, call: Callable[[Any], Any], one_cluster: bool = False, arch: str = "sm_100a"
+) -> Kernel:
     """The only launch of a program that runs inside `emulate()`.
 
     one_cluster: a persistent kernel gets one cluster for all its work tiles.
@@ -61,7 +67,7 @@ def capture(name: str, call: Callable[[Any], Any], one_cluster: bool = False) ->
         images = tuple(part.copy() for part in memory)
         found.append(Kernel(name, launch, tuple(allocations), memory, images))
 
-    with emulate(keep) as session:
+    with emulate(keep, arch=arch) as session:
         call(session)
     (kernel,) = found
     return kernel

@@ -140,14 +140,18 @@ class Lines(RunEvents):
 def judge(kernel: Kernel, ptx: str, expected: bytes) -> tuple[str, str, str]:
     """(how, schedule, message) for altered PTX."""
     for schedule, seed in SCHEDULES:
-        options = Options(schedule=schedule, seed=seed, collect=True, max_findings=1)
+        options = Options(
+            schedule=schedule, seed=seed, collect=True, max_findings=1 + kernel.formal
+        )
         name = f"{schedule} {seed}"
         try:
             report = kernel.run(options, ptx)
         except EmulatorError as error:
             return "refused", name, str(error)
-        if report.findings:
-            return report.findings[0].kind, name, report.findings[0].message
+        found = [finding for finding in report.findings if finding.severity != "formal"]
+        if found or len(report.findings) > kernel.formal:
+            first = (found or report.findings)[0]
+            return first.kind, name, first.message
         if kernel.contents() != expected:
             return WRONG, name, ""
     return SURVIVED, "", ""

@@ -75,3 +75,20 @@ def centre(x, out, COUNT: tl.constexpr):
     at = tl.arange(0, COUNT)
     values = tl.load(x + at)
     tl.store(out + at, values - mean(x, COUNT) + scaled_sum(x, 2.0, COUNT))
+
+
+@triton.jit
+def persistent(
+    a, b, c, tiles_m, tiles_n, depth, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    PROGRAMS: tl.constexpr, SPECIALIZED: tl.constexpr,
+):  # fmt: skip
+    """c = a b by descriptors; each program works on several tiles, with roles for warps or not."""
+    tiles = tiles_m * tiles_n
+    for tile in tl.range(
+        tl.program_id(0), tiles, PROGRAMS, flatten=True, warp_specialize=SPECIALIZED
+    ):
+        m, n = tile // tiles_n * M, tile % tiles_n * N
+        total = tl.zeros((M, N), tl.float32)
+        for k in range(depth):
+            total = tl.dot(a.load([m, k * K]), b.load([k * K, n]), total)
+        c.store([m, n], total.to(tl.float16))
