@@ -15,6 +15,7 @@ from fa4.emulator.execute import run
 from fa4.emulator.host.arguments import array_allocation
 from fa4.emulator.host.driver import EmulatedDriverCalls
 from fa4.emulator.host.driver_library import NAME
+from fa4.emulator.tma.im2col import Im2colMap
 from tests.emulator.kernels import aligned, module_text
 
 pytestmark = pytest.mark.skipif(
@@ -59,6 +60,24 @@ def test_a_launch_is_recorded_and_can_run() -> None:
     assert allocation is not None
     run([launch], [allocation])
     assert (array == np.arange(1, 65)).all()
+
+
+def test_a_map_of_an_image_is_encoded() -> None:
+    """cuTensorMapEncodeIm2col, with all of its arguments."""
+    image = aligned(np.zeros((2, 6, 8, 16), np.float32))
+    raw = (C.c_uint8 * 128)()
+    dims, strides = (C.c_uint64 * 4)(16, 8, 6, 2), (C.c_uint64 * 3)(64, 512, 3072)
+    lower, upper, steps = (C.c_int * 2)(-1, -2), (C.c_int * 2)(-1, 1), (C.c_uint32 * 4)(1, 2, 3, 1)
+    with EmulatedDriverCalls().active():
+        error = open_driver().cuTensorMapEncodeIm2col(
+            raw, 7, 4, C.c_void_p(image.ctypes.data), dims, strides, lower, upper, 16, 24, steps,
+            0, 2, 0, 0,
+        )  # fmt: skip
+    found = Im2colMap.decode(bytes(raw))
+    assert error == 0
+    assert (found.lower, found.upper, found.pixels) == ((-1, -2), (-1, 1), 24)
+    assert found.tensor.box == (16, 1, 1, 1) and found.tensor.swizzle == 64
+    assert found.tensor.dims == (16, 8, 6, 2) and found.steps == (2, 3)
 
 
 def test_afterwards_there_is_no_driver() -> None:

@@ -458,7 +458,7 @@ def test_prefetches_change_nothing_but_are_checked() -> None:
     "text",
     [
         "cp.async.bulk.tensor.4d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r2], "
-        "[%rd9, {0, 0, 0, 0}], [%r2], {%h1, %h2};",
+        "[%rd9, {0, 0, 0, 0}], [%r2], {%h1};",
         "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r2], "
         "[%rd9, {0, 0}], [%r2];",
         "tensormap.replace.tile.swizzle_mode.global.b1024.b64 [%rd1], %rd2;",

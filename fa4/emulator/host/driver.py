@@ -22,7 +22,7 @@ from fa4.emulator.host.launches import (
     read_attributes,
     read_launch,
 )
-from fa4.emulator.host.tensor_maps import encode_tiled
+from fa4.emulator.host.tensor_maps import encode_im2col, encode_tiled
 from fa4.emulator.machine.launch_record import Launch
 
 _FAILED = 999  # CUDA_ERROR_UNKNOWN
@@ -65,7 +65,10 @@ _SYMBOLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "cuLaunchCooperativeKernel": ("_launch_cooperative", (P, *(I32,) * 7, P, P)),
     "cuLaunchKernelEx": ("_launch_with_attributes", (P, P, P, P)),
     "cuTensorMapEncodeTiled": ("_encode", (P, I32, I32, *(P,) * 5, *(I32,) * 4)),
-    "cuTensorMapEncodeIm2col": ("_encode_im2col", (P, I32, I32, *(P,) * 5)),
+    "cuTensorMapEncodeIm2col": (
+        "_encode_im2col",
+        (P, I32, I32, *(P,) * 5, I32, I32, P, *(I32,) * 4),
+    ),
     **{name: ("_nothing", ()) for name in _SILENT},
 }
 
@@ -172,8 +175,12 @@ class EmulatedDriverCalls:
         raw = encode_tiled(element, rank, address, rest[:4], rest[4:])
         C.memmove(result, raw, len(raw))
 
-    def _encode_im2col(self, *_: int) -> None:
-        raise LaunchError("cuTensorMapEncodeIm2col: tensor maps of images are not emulated")
+    def _encode_im2col(
+        self, result: int, element: int, rank: int, address: int, *rest: int
+    ) -> None:
+        sizes = rest[4] & 0xFFFFFFFF, rest[5] & 0xFFFFFFFF
+        raw = encode_im2col(element, rank, address, (*rest[:4], rest[6]), sizes, rest[7:])
+        C.memmove(result, raw, len(raw))
 
     # Launches.
 

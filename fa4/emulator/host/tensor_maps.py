@@ -1,4 +1,4 @@
-"""Tensor maps that host code asks the driver for: cuTensorMapEncodeTiled (CUDA driver API).
+"""Tensor maps that host code asks the driver for: cuTensorMapEncodeTiled and ...Im2col.
 
 CuTe-DSL computes most maps itself; its low-level interface calls the driver.
 """
@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from fa4.emulator.errors import LaunchError
 from fa4.emulator.tma.descriptor import TensorMap
+from fa4.emulator.tma.im2col import Im2colMap
 
 # In the order of the driver's enumerations (cuda.h).
 ELEMENTS = (
@@ -36,6 +37,31 @@ def encode_tiled(
     on), the box and the element strides (uint32). modes: interleave, swizzle, promotion, fill.
     Raises LaunchError or TensorMapError for what the driver, or the emulator, refuses.
     """
+    return _tiled(element, rank, address, arrays, modes).encode()
+
+
+def encode_im2col(
+    element: int, rank: int, address: int, arrays: Sequence[int], sizes: tuple[int, int],
+    modes: Sequence[int],
+) -> bytes:  # fmt: skip
+    """The 128 bytes of a map, by the arguments of cuTensorMapEncodeIm2col.
+
+    arrays: addresses of the dimensions, their strides, the lower and the upper corner of the box
+    (int32, of spatial dimensions), the element strides. sizes: channels of a pixel, pixels of a
+    column. modes, errors: as `encode_tiled`.
+    """
+    if not 3 <= rank <= 5:
+        raise LaunchError(f"cuTensorMapEncodeIm2col: rank {rank}, allowed are 3 to 5")
+    dims, strides, lower, upper, steps = arrays
+    box = (C.c_uint32 * rank)(sizes[0], *(1,) * (rank - 1))
+    tensor = _tiled(element, rank, address, (dims, strides, C.addressof(box), steps), modes)
+    first, last = (tuple((C.c_int32 * (rank - 2)).from_address(at)) for at in (lower, upper))
+    return Im2colMap(tensor, first, last, sizes[1]).encode()
+
+
+def _tiled(
+    element: int, rank: int, address: int, arrays: Sequence[int], modes: Sequence[int]
+) -> TensorMap:
     if not 1 <= rank <= 5:
         raise LaunchError(f"cuTensorMapEncodeTiled: rank {rank}, allowed are 1 to 5")
     kinds = ((C.c_uint64, rank), (C.c_uint64, rank - 1), (C.c_uint32, rank), (C.c_uint32, rank))
@@ -58,7 +84,7 @@ def encode_tiled(
         interleave=_choice("interleave", interleave, INTERLEAVES),
         fill_nan=_choice("out-of-bounds fill", fill, FILLS),
         hints=_SM100 | promotion << _PROMOTION_BIT,
-    ).encode()
+    )
 
 
 def _choice(what: str, code: int, values: Sequence[T], why: str = "") -> T:

@@ -17,6 +17,7 @@ from fa4.emulator.machine.shadows import READ, Touch
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.ptx.syntax import Address, Operand
 from fa4.emulator.tma.descriptor import MAP_BYTES, TensorMap
+from fa4.emulator.tma.im2col import Im2colMap, plan_im2col
 from fa4.emulator.tma.transfer import SMEM_ALIGN_BYTES, Transfer, plan_gather4, plan_tile
 from fa4.emulator.translate.context import KernelContext, Reader, ScalarReader
 from fa4.emulator.translate.table import Unsupported
@@ -24,6 +25,7 @@ from fa4.emulator.translate.table import Unsupported
 MAP_ALIGN_BYTES = 64
 DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
 MODES = ("tile", "tile::gather4", "tile::scatter4")
+IMAGES = ("im2col", "im2col_no_offs")
 _GENERIC = Space("")
 
 
@@ -31,7 +33,8 @@ _GENERIC = Space("")
 class Box:
     """The operand [tensorMap, {coordinates}] of an instruction, and its mode.
 
-    readers: of all lanes at once, first the address, then the coordinates.
+    readers: of all lanes at once, first the address, then the coordinates. offsets: those of an
+    im2col load, none of them in an im2col store; None: the map is tiled.
     """
 
     address: ScalarReader
@@ -39,6 +42,7 @@ class Box:
     packed_rows: bool
     access: Access
     readers: tuple[Reader, ...]
+    offsets: tuple[ScalarReader, ...] | None = None
 
     def plan(
         self, fragment: Fragment, lane: int, smem_offset: int, store: bool = False
@@ -56,12 +60,24 @@ class Box:
         raw = self.read_map(fragment, lane)
         values = self._place(fragment, lane)
         try:
+            if self.offsets is not None:
+                return self._column(fragment, lane, raw, values, smem_offset)
             tensor_map = TensorMap.decode(raw)
             plan = plan_gather4 if self.packed_rows else plan_tile
             transfer = plan(tensor_map, values, smem_offset, store=store)
         except EmulatorError as error:
             raise fragment.fatal("descriptor", str(error)) from None
         return tensor_map, transfer
+
+    def _column(
+        self, fragment: Fragment, lane: int, raw: bytes, values: tuple[int, ...], smem_offset: int
+    ) -> tuple[TensorMap, Transfer]:
+        """As `plan`, of an im2col copy: the map of one pixel."""
+        image = Im2colMap.decode(raw)
+        assert self.offsets is not None
+        offsets = tuple(read(fragment.warp, lane) for read in self.offsets)
+        offsets = offsets or (0,) * len(image.lower)
+        return image.tensor, plan_im2col(image, values, offsets, smem_offset)
 
     def plan_load(
         self, fragment: Fragment, lane: int, smem_offset: int
@@ -110,9 +126,14 @@ def _signed(word: int) -> int:
 
 
 def bind_box(
-    operand: Operand, context: KernelContext, dimensions: str, mode: str, line: int
+    operand: Operand,
+    context: KernelContext,
+    dimensions: str,
+    mode: str,
+    line: int,
+    offsets: Operand | None = None,
 ) -> Box:
-    """Binds the operand [tensorMap, {coordinates}]."""
+    """Binds the operand [tensorMap, {coordinates}]; offsets: the vector of an im2col load."""
     if not isinstance(operand, Address):
         raise Unsupported(f"tensor operand {operand}")
     packed = mode in ("tile::gather4", "tile::scatter4")
@@ -124,4 +145,11 @@ def bind_box(
     base = Address(operand.base, operand.offset)
     coordinates = tuple(context.scalar(c, "s32") for c in operand.coordinates)
     readers = (context.address(base), *(context.reader(c, "s32") for c in operand.coordinates))
-    return Box(context.scalar_address(base), coordinates, packed, Access(line), readers)
+    moved: tuple[ScalarReader, ...] | None = None
+    if mode in IMAGES:
+        moved = ()
+        if offsets is not None:
+            moved = tuple(context.scalar(o, "b16") for o in context.elements(offsets))
+            if len(moved) != expected - 2:
+                raise Unsupported(f"{len(moved)} im2col offsets, {expected - 2} are needed")
+    return Box(context.scalar_address(base), coordinates, packed, Access(line), readers, moved)

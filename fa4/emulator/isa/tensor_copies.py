@@ -69,9 +69,9 @@ def _chunks(cta: Cta, plan: Transfer) -> Side:
 @ROWS.machine(
     "cp.async.bulk.tensor",
     "9.7.9.25.5.2",
-    "cp.async.bulk.tensor.{1d-5d}.{shared::cta shared::cluster}.global{.tile .tile::gather4}"
-    ".mbarrier::complete_tx::bytes{.multicast::cluster}{.cta_group::1 .cta_group::2} and "
-    ".global.shared::cta{.tile .tile::scatter4}.bulk_group; {.L2::cache_hint}; no im2col",
+    "cp.async.bulk.tensor.{1d-5d}.{shared::cta shared::cluster}.global{.tile .tile::gather4 "
+    ".im2col}.mbarrier::complete_tx::bytes{.multicast::cluster}{.cta_group::1 .cta_group::2} and "
+    ".global.shared::cta{.tile .tile::scatter4 .im2col_no_offs}.bulk_group; {.L2::cache_hint}",
 )
 def bind_tensor_copy(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Copies a box of a tensor."""
@@ -89,15 +89,16 @@ def _bind_load(instruction: PtxInstruction, context: KernelContext) -> Handler:
         DIMENSIONS,
         (CLUSTER, OWN),
         ("global",),
-        MODES[:2],
+        (*MODES[:2], "im2col"),
         (COMPLETE_TX,),
         ("multicast::cluster",),
         ("cta_group::1", "cta_group::2"),
         ("L2::cache_hint",),
     )
-    operands, line = instruction.operands, instruction.line
+    operands, line = list(instruction.operands), instruction.line
+    offsets = operands.pop(3) if mode == "im2col" else None
     target_of = context.scalar_address(operands[0])
-    box = bind_box(operands[1], context, dimensions, mode, line)
+    box = bind_box(operands[1], context, dimensions, mode, line, offsets)
     barrier_of = context.scalar_address(operands[2])
     mask_of = context.scalar(operands[3], "b16") if multicast else None
 
@@ -170,7 +171,7 @@ def _bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
         DIMENSIONS,
         ("global",),
         (OWN,),
-        (MODES[0], MODES[2]),
+        (MODES[0], MODES[2], "im2col_no_offs"),
         ("bulk_group",),
         ("L2::cache_hint",),
     )
@@ -181,7 +182,7 @@ def _bind_store(instruction: PtxInstruction, context: KernelContext) -> Handler:
     "cp.reduce.async.bulk.tensor",
     "9.7.9.25.5.3",
     "cp.reduce.async.bulk.tensor.{1d-5d}.global.shared::cta.{add min max inc dec and or xor}"
-    "{.tile}.bulk_group{.L2::cache_hint}",
+    "{.tile .im2col_no_offs}.bulk_group{.L2::cache_hint}",
 )
 def bind_tensor_reduction(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Combines a box in shared memory with the tensor, element by element."""
@@ -192,7 +193,7 @@ def bind_tensor_reduction(instruction: PtxInstruction, context: KernelContext) -
         ("global",),
         (OWN,),
         SUPPORTED,
-        ("tile",),
+        (MODES[0], "im2col_no_offs"),
         ("bulk_group",),
         ("L2::cache_hint",),
     )
@@ -231,7 +232,8 @@ def _bind_drain(
 @ROWS.machine(
     "cp.async.bulk.prefetch.tensor",
     "9.7.9.25.5.4",
-    "cp.async.bulk.prefetch.tensor.{1d-5d}.L2.global{.tile .tile::gather4}{.L2::cache_hint}",
+    "cp.async.bulk.prefetch.tensor.{1d-5d}.L2.global{.tile .tile::gather4 .im2col}"
+    "{.L2::cache_hint}",
 )
 def bind_tensor_prefetch(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Only checks the tensor map and the addresses."""
@@ -241,10 +243,12 @@ def bind_tensor_prefetch(instruction: PtxInstruction, context: KernelContext) ->
         DIMENSIONS,
         ("L2",),
         ("global",),
-        MODES[:2],
+        (*MODES[:2], "im2col"),
         ("L2::cache_hint",),
     )
-    box = bind_box(instruction.operands[0], context, dimensions, mode, instruction.line)
+    operand, *more = instruction.operands
+    offsets = more[0] if mode == "im2col" else None
+    box = bind_box(operand, context, dimensions, mode, instruction.line, offsets)
 
     def copy(fragment: Fragment, lane: int) -> None:
         _, plan = box.plan(fragment, lane, 0)

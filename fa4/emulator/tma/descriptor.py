@@ -248,7 +248,7 @@ def _element(word: int) -> str:
 def _decode(raw: bytes) -> TensorMap:
     _require(len(raw) == MAP_BYTES, "size", len(raw), "128 bytes")
     word = struct.unpack_from("<8Q", raw)
-    _require(not word[1] & IM2COL_BIT, "mode", "im2col", "tiled (im2col is not supported)")
+    _require(not word[1] & IM2COL_BIT, "mode", "im2col", "tiled, as the instruction is")
     for index, mask in RESERVED.items():
         _require(word[index] & mask == 0, f"word {index}", hex(word[index]), f"0 in {mask:#x}")
     rank = _bits(word[1], 4, 3) + 1

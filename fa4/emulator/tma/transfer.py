@@ -61,23 +61,23 @@ def plan_tile(
     """
     if tensor_map.is_sub_byte:
         return _plan_sub_byte(tensor_map, coordinates, smem_base, store)
-    _check_operands(tensor_map, coordinates, tensor_map.rank, smem_base, store)
+    check_operands(tensor_map, coordinates, tensor_map.rank, smem_base, store)
     inside = all(
         c >= 0 and c + (n - 1) * s < d
         for c, n, s, d in zip(
             coordinates, tensor_map.counts, tensor_map.steps, tensor_map.dims, strict=True
         )
     )
-    unit_bytes = CHUNK_BYTES if inside or store else _unit_bytes(tensor_map, coordinates[0])
+    unit_bytes = CHUNK_BYTES if inside or store else unit_bytes_of(tensor_map, coordinates[0])
     offsets = _global_offsets(tensor_map, unit_bytes)
     start = tensor_map.address + coordinates[0] * tensor_map.element_bytes
     for coordinate, stride in zip(coordinates[1:], tensor_map.strides_bytes, strict=True):
         start += coordinate * stride
     return Transfer(
         unit_bytes,
-        offsets + _wrap(start),
+        offsets + wrapped(start),
         _all_true(offsets.size) if inside else _in_bounds(tensor_map, coordinates, unit_bytes),
-        _smem_addresses(tensor_map, offsets.size, unit_bytes, smem_base),
+        smem_addresses(tensor_map, offsets.size, unit_bytes, smem_base),
         tensor_map.box_bytes,
     )
 
@@ -98,7 +98,7 @@ def _plan_sub_byte(
     if store:
         raise TensorMapError("element", tensor_map.element, "a whole byte, or b4x16, for stores")
     _require_multiple(coordinates[0], PADDED_BOX, tensor_map.element)
-    _check_operands(packed, places, packed.rank, smem_base, store)
+    check_operands(packed, places, packed.rank, smem_base, store)
     unit_bytes = gcd(2 * bits, 8)
     offsets = _global_offsets(packed, unit_bytes)
     start = packed.address + places[0]
@@ -106,10 +106,10 @@ def _plan_sub_byte(
         start += coordinate * stride
     whole = tensor_map.of_bytes(shared_bits, tensor_map.swizzle)
     of_unit = 2 * bits // unit_bytes
-    chunks = _smem_addresses(whole, offsets.size // of_unit, CHUNK_BYTES, smem_base)
+    chunks = smem_addresses(whole, offsets.size // of_unit, CHUNK_BYTES, smem_base)
     return Transfer(
         unit_bytes,
-        offsets + _wrap(start),
+        offsets + wrapped(start),
         _in_bounds(packed, places, unit_bytes),
         np.add.outer(chunks, np.arange(of_unit) * unit_bytes).reshape(-1),
         packed.box_bytes,  # without padding, as Triton counts them
@@ -130,21 +130,21 @@ def plan_gather4(
     """
     if tensor_map.is_sub_byte:
         raise TensorMapError("element", tensor_map.element, "a whole byte or more for gather4")
-    _check_operands(tensor_map, coordinates, 5, smem_base, store)
+    check_operands(tensor_map, coordinates, 5, smem_base, store)
     if tensor_map.rank != 2:
         raise TensorMapError("rank", tensor_map.rank, "2 for gather4 and scatter4")
     if tensor_map.box[1] != 1:
         raise TensorMapError("box", tensor_map.box, "1 row for gather4 and scatter4")
     column, *rows = coordinates
-    unit_bytes = CHUNK_BYTES if store else _unit_bytes(tensor_map, column)
+    unit_bytes = CHUNK_BYTES if store else unit_bytes_of(tensor_map, column)
     row_offsets = _global_offsets(tensor_map, unit_bytes)
     start = tensor_map.address + column * tensor_map.element_bytes
-    starts = [_wrap(start + row * tensor_map.strides_bytes[0]) for row in rows]
+    starts = [wrapped(start + row * tensor_map.strides_bytes[0]) for row in rows]
     return Transfer(
         unit_bytes,
         np.add.outer(np.array(starts, np.int64), row_offsets).reshape(-1),
         np.concatenate([_in_bounds(tensor_map, (column, row), unit_bytes) for row in rows]),
-        _smem_addresses(tensor_map, len(rows) * row_offsets.size, unit_bytes, smem_base),
+        smem_addresses(tensor_map, len(rows) * row_offsets.size, unit_bytes, smem_base),
         len(rows) * tensor_map.box_bytes,
     )
 
@@ -168,13 +168,14 @@ def check_bulk(address: int, size_bytes: int) -> None:
         raise TmaError("bulk copy size", size_bytes, "a multiple of 16 bytes")
 
 
-def _check_operands(
+def check_operands(
     tensor_map: TensorMap,
     coordinates: tuple[int, ...],
     expected: int,
     smem_base: int,
     store: bool,
 ) -> None:
+    """Raises TmaError for coordinates or a shared address that no copy has."""
     if len(coordinates) != expected:
         raise TmaError("number of coordinates", len(coordinates), f"{expected} for this map")
     if tensor_map.interleave:
@@ -192,12 +193,12 @@ def _check_operands(
         raise TmaError("coordinates", coordinates, "not negative for a store")
 
 
-def _wrap(address: int) -> int:
+def wrapped(address: int) -> int:
     """The address as int64. Far out of bounds it exceeds 64 bits, where nothing reads it."""
     return (address + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _unit_bytes(tensor_map: TensorMap, column: int) -> int:
+def unit_bytes_of(tensor_map: TensorMap, column: int) -> int:
     """The largest unit of a load that the end of dimension 0 does not cut."""
     end = tensor_map.dims[0] - column
     cut = 0 < end < tensor_map.counts[0]
@@ -216,9 +217,10 @@ def _global_offsets(tensor_map: TensorMap, unit_bytes: int) -> NDArray[np.int64]
     return _frozen(offsets)
 
 
-def _smem_addresses(
+def smem_addresses(
     tensor_map: TensorMap, units: int, unit_bytes: int, smem_base: int
 ) -> NDArray[np.int64]:
+    """Shared address of each unit of a box, or column, of so many units."""
     phase = smem_base % PERIOD_BYTES
     return _smem_offsets(tensor_map, units, unit_bytes, phase) + (smem_base - phase)
 
