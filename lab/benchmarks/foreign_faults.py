@@ -1,8 +1,8 @@
 """Which planted synchronisation faults the emulator notices in what Triton's compiler writes.
 
 As faults.py, on a persistent GEMM that Triton compiles in two ways: for `sm_100a` with roles for
-warps and tensor memory, for `sm_90a` as a pipeline of wgmma. One program works on two tiles of
-four steps each. What is formal in the kernel as Triton has written it counts for nothing.
+warps and tensor memory, for `sm_90a` as a pipeline of wgmma. One program works on five tiles of
+four steps each, so that every ring is used again. What is formal in the kernel as Triton has written it counts for nothing.
 Usage: python -m lab.benchmarks.foreign_faults [--output FILE]   (`make conformance`)
 """
 
@@ -25,7 +25,7 @@ ROLES = {"sm_100a": True, "sm_90a": False}
 
 
 def triton_gemm(arch: str) -> Kernel:
-    """Two tiles of 128 x 128 x 256 in one program."""
+    """Five tiles of 128 x 128 x 256 in one program."""
     if str(SITE) not in sys.path:
         sys.path.append(str(SITE))
     import torch
@@ -35,16 +35,16 @@ def triton_gemm(arch: str) -> Kernel:
 
     random = np.random.default_rng(3)
     a, b = (
-        torch.from_numpy(random.standard_normal(shape)).half() for shape in ((256, 256), (256, 128))
+        torch.from_numpy(random.standard_normal(shape)).half() for shape in ((640, 256), (256, 128))
     )
-    c = torch.zeros((256, 128), dtype=torch.float16)
+    c = torch.zeros((640, 128), dtype=torch.float16)
     maps = [
         TensorDescriptor.from_tensor(x, box)
         for x, box in ((a, [128, 64]), (b, [64, 128]), (c, [128, 128]))
     ]
 
     def call(session: Any) -> None:
-        triton_kernels.persistent[(1,)](*maps, 2, 1, 4, 128, 128, 64, 1, ROLES[arch])
+        triton_kernels.persistent[(1,)](*maps, 5, 1, 4, 128, 128, 64, 1, ROLES[arch])
 
     kernel = capture(f"Triton, persistent GEMM, {arch}", call, arch=arch)
     report = kernel.run(Options(collect=True))
