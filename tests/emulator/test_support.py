@@ -70,7 +70,6 @@ def test_evidence_is_read_from_the_results(tmp_path: Path) -> None:
     rows = support_table(measured(tmp_path))
     basis = {(row.instruction, row.sections): row.basis for row in rows if row.basis != MANUAL_ONLY}
     assert basis.pop(("multimem", "9.7.9.14")) == "refused"
-    assert basis.pop(("wgmma.mma_async.sp", "9.7.15.6")) == "refused"
     assert basis.pop(("tcgen05.mma.sp", "9.7.16.10.9.2")) == "refused"
     assert basis.pop(("tcgen05.mma.ws.sp", "9.7.16.10.9.4")) == "refused"
     assert basis == {
