@@ -81,7 +81,7 @@ def test_evidence_is_read_from_the_results(tmp_path: Path) -> None:
     }
     assert all(row.basis in (MANUAL_ONLY, "refused") for row in support_table({}))
     counts = support.counts(rows)
-    assert (counts["H200"], counts["foreign kernels"], counts["refused"]) == (4, 2, 4)
+    assert (counts["H200"], counts["foreign kernels"], counts["refused"]) == (4, 2, 3)
     assert counts[MANUAL_ONLY] == len(rows) - 9
 
 
