@@ -25,7 +25,8 @@ sys.path.insert(0, str(ROOT / "examples"))
 class Kernel:
     """One launch, and the memory as it was before. choices: options that all of its runs have.
 
-    formal: how many formal findings it has as it is.
+    formal: how many formal findings it has as it is. why: of faults that change nothing, (kind,
+    PTX line) -> the reason.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Kernel:
     images: tuple[np.ndarray, ...]
     choices: Mapping[str, Any] = field(default_factory=dict)
     formal: int = 0
+    why: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
     def run(self, options: Options, ptx: str = "") -> Report:
         """Runs it from the same memory as ever, perhaps with other PTX."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,7 +207,12 @@ def campaign(kernel: Kernel) -> dict[str, Any]:
         "table": table(outcomes),
         "equivalent_by_kind": groups(kernel, before, expected, faults, outcomes),
         "survivors": [
-            {"line": o.line, "kind": o.kind, "instruction": o.instruction, "why": why_of(o)}
+            {
+                "line": o.line,
+                "kind": o.kind,
+                "instruction": o.instruction,
+                "why": why_of(o, kernel.why),
+            }
             for o in outcomes
             if o.how == SURVIVED
         ],
@@ -218,9 +224,10 @@ def how_of(outcome: Outcome) -> str:
     return "caught" if outcome.caught else outcome.how
 
 
-def why_of(outcome: Outcome) -> str:
-    """Why a survivor survives."""
-    return WHY.get((outcome.kind, outcome.instruction), "not explained")
+def why_of(outcome: Outcome, known: Mapping[tuple[str, int], str] | None = None) -> str:
+    """Why a survivor survives; known: the kernel's own reasons."""
+    general = WHY.get((outcome.kind, outcome.instruction), "not explained")
+    return (known or {}).get((outcome.kind, outcome.line), general)
 
 
 def shares(counts: Counter[str]) -> dict[str, Any]:
