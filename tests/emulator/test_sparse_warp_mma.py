@@ -180,7 +180,6 @@ def test_half_of_the_work_is_counted() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r3], %r4, %p1;", "sparse"),
         ("tcgen05.mma.ws.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r3], %r4, %p1;", "sparse"),
         (
             opcode_of(HALF) + " {%r1,%r2,%r3,%r4}, {%r1}, {%r1}, {%r1};",

@@ -70,7 +70,6 @@ def test_evidence_is_read_from_the_results(tmp_path: Path) -> None:
     rows = support_table(measured(tmp_path))
     basis = {(row.instruction, row.sections): row.basis for row in rows if row.basis != MANUAL_ONLY}
     assert basis.pop(("multimem", "9.7.9.14")) == "refused"
-    assert basis.pop(("tcgen05.mma.sp", "9.7.16.10.9.2")) == "refused"
     assert basis.pop(("tcgen05.mma.ws.sp", "9.7.16.10.9.4")) == "refused"
     assert basis == {
         ("add", "9.7.3.3, 9.7.5.1"): "H200 (1)",
@@ -81,8 +80,8 @@ def test_evidence_is_read_from_the_results(tmp_path: Path) -> None:
     }
     assert all(row.basis in (MANUAL_ONLY, "refused") for row in support_table({}))
     counts = support.counts(rows)
-    assert (counts["H200"], counts["foreign kernels"], counts["refused"]) == (4, 2, 3)
-    assert counts[MANUAL_ONLY] == len(rows) - 9
+    assert (counts["H200"], counts["foreign kernels"], counts["refused"]) == (4, 2, 2)
+    assert counts[MANUAL_ONLY] == len(rows) - 7
 
 
 def test_filling_keeps_the_rest() -> None:

@@ -119,7 +119,6 @@ PLAIN = InstructionDescriptor("f16", 128, 128, Format.F16, Format.F16, Format.F3
 @pytest.mark.parametrize(
     ("value", "kind", "why"),
     [
-        (instruction_bits(PLAIN) | 1 << 2, "f16", "sparse"),
         (instruction_bits(PLAIN) | 1 << 3, "f16", "saturate"),
         (instruction_bits(PLAIN) | 1 << 6, "f16", "reserved"),
         (instruction_bits(PLAIN) | 1 << 23, "f16", "reserved"),

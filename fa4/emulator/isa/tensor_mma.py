@@ -32,8 +32,10 @@ from fa4.emulator.machine.tensor_access import group_of, members_of
 from fa4.emulator.masks import lanes_of
 from fa4.emulator.ptx.syntax import Address, Integer, Operand, PtxInstruction, Vector
 from fa4.emulator.tcgen05.descriptors import InstructionDescriptor, SmemDescriptor
+from fa4.emulator.tcgen05.errors import DescriptorError
 from fa4.emulator.tcgen05.mma import MmaOperation, MmaPlan, SmemOperand, plan_mma
 from fa4.emulator.tcgen05.scaled import VECTORS, decode_scaled, scales_of
+from fa4.emulator.tcgen05.sparse import metadata_at
 from fa4.emulator.tcgen05.tmem import TmemAddress
 from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
@@ -53,13 +55,14 @@ _RANK_BITS = 24
 @dataclass(frozen=True)
 class MmaForm:
     """What the opcode of an MMA says. a_in_tmem: matrix A is in tensor memory. vector: the
-    modifier of block scaling, None without."""
+    modifier of block scaling, None without. sparse: matrix A is."""
 
     kind: str
     cta_group: int
     ws: bool
     a_in_tmem: bool
     vector: str | None = None
+    sparse: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -73,12 +76,22 @@ def prepare(
 ) -> tuple[PipeJob, tuple[Pages, ...], int]:
     """An MMA with these operand values, and how many multiplications it is.
 
-    operands: addresses or descriptors of D, A and B, and of the factors if there are some.
+    operands: addresses or descriptors of D, A and B, and of the factors, or metadata, if there are
+    some.
     Raises DescriptorError or TmemError if it is invalid.
     """
     d, a, b, *factors = operands
+    metadata = None
     if form.vector is None:
         shape, scales = InstructionDescriptor.decode(descriptor, form.kind), None
+        if shape.sparse != form.sparse:
+            raise DescriptorError(
+                f"instruction descriptor {descriptor:#010x}: bit 2, sparsity, is "
+                f"{int(shape.sparse)}, and the instruction has {'' if form.sparse else 'no '}.sp"
+            )
+        if form.sparse:
+            rows = shape.m // form.cta_group
+            metadata = metadata_at(factors[0], shape.a_format, rows, shape.selector)
     else:
         shape, *ids, kind = decode_scaled(descriptor, form.kind, form.vector)
         vector = VECTORS[form.kind][form.vector]
@@ -94,9 +107,10 @@ def prepare(
         disable_lanes=disable_lanes,
         ws=form.ws,
         scales=scales,
+        metadata=metadata,
     )
     plan = plan_mma(operation)
-    return job_of(plan), _pages(plan), shape.m * shape.n * shape.k
+    return job_of(plan), _pages(plan), shape.m * shape.n * shape.a_elements
 
 
 def _pages(plan: MmaPlan) -> tuple[Pages, ...]:
@@ -146,9 +160,33 @@ def bind_scaled_mma(instruction: PtxInstruction, context: KernelContext) -> Hand
 )
 def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
     """Matrix multiply and accumulate; dense, without block scaling."""
-    group, kind, _ = modifiers(instruction, "tcgen05.mma", CTA_GROUPS, KINDS, COLLECTORS_A)
-    size = group_size(group)
+    return _bind_plain(instruction, context, list(instruction.operands), None)
+
+
+@ROWS.machine(
+    "tcgen05.mma.sp",
+    "9.7.16.10.9.2",
+    "tcgen05.mma.sp as tcgen05.mma with [metadata] behind b; kinds f16, f8f6f4, i8, M of 128 in "
+    "each CTA, no block scaling",
+)
+def bind_sparse_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
+    """The same with an A of which half the elements are there."""
+    if "block_scale" in instruction.parts or "kind::tf32" in instruction.parts:
+        raise Unsupported("sparse A with block scaling, or of tf32")
     operands = list(instruction.operands)
+    metadata = context.scalar_address(operands.pop(3))
+    return _bind_plain(instruction, context, operands, metadata)
+
+
+def _bind_plain(
+    instruction: PtxInstruction,
+    context: KernelContext,
+    operands: list[Operand],
+    metadata: ScalarReader | None,
+) -> Handler:
+    name = "tcgen05.mma.sp" if metadata is not None else "tcgen05.mma"
+    group, kind, _ = modifiers(instruction, name, CTA_GROUPS, KINDS, COLLECTORS_A)
+    size = group_size(group)
     disable: list[ScalarReader] = []
     if len(operands) > 4 and isinstance(operands[4], Vector):
         disable = [context.scalar(word, "b32") for word in context.elements(operands.pop(4))]
@@ -157,7 +195,8 @@ def bind_mma(instruction: PtxInstruction, context: KernelContext) -> Handler:
     if len(operands) not in (5, 6):
         raise Unsupported(f"{len(operands)} operands")
     scale = context.scalar(operands.pop(5), "u32") if len(operands) == 6 else None
-    return _mma_handler(instruction, context, (kind, size, False), operands, disable, scale)
+    more = None, [metadata] if metadata is not None else []
+    return _mma_handler(instruction, context, (kind, size, False), operands, disable, scale, more)
 
 
 @ROWS.machine(
@@ -186,18 +225,19 @@ def _mma_handler(
     operands: list[Operand],
     disable: list[ScalarReader],
     scale: ScalarReader | None,
-    block_scale: tuple[str | None, list[ScalarReader]] = (None, []),
+    more: tuple[str | None, list[ScalarReader]] = (None, []),
 ) -> Handler:
     """opcode: kind, CTAs, .ws. operands: D, A, B, instruction descriptor, enable-input-d.
 
-    block_scale: its modifier, and the addresses of the factors.
+    more: the modifier of block scaling, and the addresses of the factors, or of metadata.
     """
     kind, size, ws = opcode
     if not kind:
         raise Unsupported("no .kind")
-    vector, scales = block_scale
+    vector, addresses = more
     a_in_tmem = isinstance(operands[1], Address)
-    form = MmaForm(kind.removeprefix("kind::"), size, ws, a_in_tmem, vector)
+    sparse = vector is None and bool(addresses)
+    form = MmaForm(kind.removeprefix("kind::"), size, ws, a_in_tmem, vector, sparse)
     d_of = context.scalar_address(operands[0])
     a_of = (
         context.scalar_address(operands[1])
@@ -207,7 +247,7 @@ def _mma_handler(
     b_of = context.scalar(operands[2], "b64")
     descriptor_of = context.scalar(operands[3], "b32")
     accumulate_of = context.scalar(operands[4], "pred")
-    name = "tcgen05.mma.ws" if ws else "tcgen05.mma"
+    name = "tcgen05.mma" + ".ws" * ws + ".sp" * sparse
     pipe = PipeInstruction.at(name, instruction.line, size)
 
     def handler(fragment: Fragment, mask: int) -> None:
@@ -215,7 +255,7 @@ def _mma_handler(
         lane = issuing_lane(fragment, mask, name)
         job, pages, macs = prepare(
             form,
-            tuple([value(warp, lane) for value in (d_of, a_of, b_of, *scales)]),
+            tuple([value(warp, lane) for value in (d_of, a_of, b_of, *addresses)]),
             descriptor_of(warp, lane),
             bool(accumulate_of(warp, lane)),
             scale(warp, lane) if scale is not None else 0,
@@ -303,8 +343,7 @@ def _arrive(warp: Warp, line: int, cta: Cta, offset: int, message: Message) -> N
         raise Stop from None
 
 
-@ROWS.machine("tcgen05.mma.sp", "9.7.16.10.9.2", "tcgen05.mma.sp not supported: sparse A")
 @ROWS.machine("tcgen05.mma.ws.sp", "9.7.16.10.9.4", "tcgen05.mma.ws.sp not supported: sparse A")
 def refuse_sparse(instruction: PtxInstruction, context: KernelContext) -> Handler:
-    """Products with a sparse matrix A, whose metadata lie in tensor memory."""
-    raise Unsupported("sparse matrices are not supported")
+    """The weight-stationary form, whose layouts of metadata are not known here."""
+    raise Unsupported("sparse A of the weight-stationary form")

@@ -17,12 +17,14 @@ import numpy as np
 from fa4.emulator.checks.clocks import AsyncActor, Message
 from fa4.emulator.checks.conflict import Access
 from fa4.emulator.machine.checks import record_shared, record_tensor
+from fa4.emulator.machine.machine_state import Stop
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.tensor import TensorGroup, granules_of
 from fa4.emulator.machine.tensor_access import group_of, members_of, pipe_thread, tensor_memory
 from fa4.emulator.masks import Array, lowest
+from fa4.emulator.tcgen05.sparse import MetadataError
 from fa4.emulator.tcgen05.tmem import SmemRead, TmemRegion
 from fa4.emulator.translate.layout import SHARED_BASE
 
@@ -171,7 +173,11 @@ def issue(fragment: Fragment, lane: int, job: PipeJob, instruction: PipeInstruct
         for member in members:
             if member.done:
                 _report_exit(cta, member, instruction)
-        job.plan.execute(smem, tmem)
+        try:
+            job.plan.execute(smem, tmem)
+        except MetadataError as error:
+            cta.report(error.kind, str(error), instruction.line, warp.index)
+            raise Stop from None
 
     cta.submit(instruction.name, instruction.line, complete, group.queue)
 

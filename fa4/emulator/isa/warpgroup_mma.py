@@ -26,6 +26,7 @@ from fa4.emulator.machine.warpgroups import WARPS, Meeting, WarpgroupUnit
 from fa4.emulator.masks import FULL_MASK, Array
 from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction, Vector
 from fa4.emulator.tcgen05.operands import UNIT_BYTES
+from fa4.emulator.tcgen05.sparse import places_from, wrong_code
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.layout import SHARED_BASE
 from fa4.emulator.translate.program import Program
@@ -41,13 +42,7 @@ from fa4.emulator.wgmma.forms import (
     scatter_d,
 )
 from fa4.emulator.wgmma.operands import MatrixInSmem, operand_at
-from fa4.emulator.wgmma.sparse import (
-    codes_from,
-    metadata_lanes,
-    multiply_sparse,
-    places_from,
-    wrong_code,
-)
+from fa4.emulator.wgmma.sparse import codes_from, metadata_lanes, multiply_sparse
 from fa4.emulator.wgmma.sums import multiply
 
 ROWS = TableRows()

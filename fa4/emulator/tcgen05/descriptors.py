@@ -130,7 +130,8 @@ _K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, 
 class InstructionDescriptor:
     """What one tcgen05.mma computes: types, shape, signs and major-ness.
 
-    transpose_a: A is M-major in shared memory (else K-major); transpose_b: B is N-major.
+    transpose_a: A is M-major in shared memory (else K-major); transpose_b: B is N-major. sparse:
+    half the elements of A are there; selector: which part of the metadata is meant.
     """
 
     kind: str
@@ -145,6 +146,8 @@ class InstructionDescriptor:
     transpose_a: bool = False
     transpose_b: bool = False
     max_shift: int = 0
+    sparse: bool = False
+    selector: int = 0
 
     @property
     def is_scaled(self) -> bool:
@@ -154,13 +157,18 @@ class InstructionDescriptor:
     @property
     def k(self) -> int:
         """Elements of the K dimension of one instruction."""
+        return self.a_elements * (1 + self.sparse)
+
+    @property
+    def a_elements(self) -> int:
+        """Elements of a row of A that one instruction reads."""
         return _K[self.kind]
 
     @classmethod
     def decode(cls, value: int, kind: str) -> InstructionDescriptor:
         """Reads the 32-bit descriptor of `kind` ("f16", "tf32", "f8f6f4" or "i8").
 
-        Raises DescriptorError for sparse A, the block-scaled kinds and invalid fields.
+        Raises DescriptorError for the block-scaled kinds and invalid fields.
         """
         return _decode_instruction(value & 0xFFFFFFFF, kind)
 
@@ -207,8 +215,7 @@ def _decode_instruction(value: int, kind: str) -> InstructionDescriptor:
 
     if kind not in _OPERAND_FORMATS:
         raise refuse("only the kinds f16, tf32, f8f6f4 and i8 are supported")
-    if bit_field(value, 2, 1):
-        raise refuse("sparse matrix A is not supported")
+    sparse = bool(bit_field(value, 2, 1))
     if bit_field(value, 6, 1) or bit_field(value, 23, 1) or bit_field(value, 29, 1):
         raise refuse("reserved bits 6, 23 and 29 must be zero")
     instruction = InstructionDescriptor(
@@ -224,6 +231,8 @@ def _decode_instruction(value: int, kind: str) -> InstructionDescriptor:
         transpose_a=bool(bit_field(value, 15, 1)),
         transpose_b=bool(bit_field(value, 16, 1)),
         max_shift=(0, 8, 16, 32)[bit_field(value, 30, 2)],
+        sparse=sparse,
+        selector=bit_field(value, 0, 2) if sparse else 0,
     )
     _check_types(instruction, refuse)
     return instruction

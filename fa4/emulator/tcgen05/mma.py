@@ -33,6 +33,8 @@ from fa4.emulator.tcgen05.formats import (
 )
 from fa4.emulator.tcgen05.operands import UNIT_BYTES, Major, unit_addresses
 from fa4.emulator.tcgen05.scaled import Scales
+from fa4.emulator.tcgen05.sparse import Metadata
+from fa4.emulator.tcgen05.sparse import product as sparse_product
 from fa4.emulator.tcgen05.tmem import (
     LANES,
     Bytes,
@@ -55,6 +57,7 @@ class MmaOperation:
 
     scale_input_d: s of 2^-s, 0 to 15 (kinds f16 and tf32 only). disable_lanes: the instruction's
     mask words, 4 per CTA, bit i of word w is lane 32 w + i; empty: none. scales: block scaling.
+    metadata: of a sparse A.
     """
 
     cta_group: int
@@ -67,6 +70,7 @@ class MmaOperation:
     disable_lanes: tuple[int, ...] = ()
     ws: bool = False
     scales: Scales | None = None
+    metadata: Metadata | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,9 +117,14 @@ class MmaPlan:
         b_parts = b.reshape(self.path.splits, -1, b.shape[1]).transpose(0, 2, 1)
         # All operands are read before the first result is written: D of one CTA may be A of it.
         a_parts = [self._read_a(*memories) for memories in zip(smem, tmem, strict=True)]
+        metadata = self.operation.metadata
+        places = [metadata.places(memory) for memory in tmem] if metadata is not None else []
         for rank, a_part in enumerate(a_parts):
             with np.errstate(invalid="ignore", over="ignore"):
-                product = np.matmul(a_part, b_parts).reshape(len(self.path.lanes), -1)
+                if places:
+                    product = sparse_product(a_part[0], b, places[rank])
+                else:
+                    product = np.matmul(a_part, b_parts).reshape(len(self.path.lanes), -1)
                 self._accumulate(product, rank, tmem[rank])
 
     def _execute_scaled(
@@ -202,6 +211,8 @@ def plan_mma(operation: MmaOperation) -> MmaPlan:
     )
     if operation.accumulate:
         tmem_reads.extend(writes)
+    if operation.metadata is not None:
+        tmem_reads.extend(operation.metadata.region(rank) for rank in ranks)
     if operation.scales is not None:
         for rank in ranks:
             tmem_reads.extend(operation.scales.regions(rank, path.rows, instruction.n))
@@ -216,11 +227,11 @@ def plan_mma(operation: MmaOperation) -> MmaPlan:
 def _smem_operand(operation: MmaOperation, which: str) -> SmemOperand:
     instruction = operation.instruction
     if which == "a":
-        desc, size = operation.a, instruction.m
+        desc, size, depth = operation.a, instruction.m, instruction.a_elements
         element, transposed = instruction.a_format, instruction.transpose_a
         negate = instruction.negate_a
     else:
-        desc, size = operation.b, instruction.n
+        desc, size, depth = operation.b, instruction.n, instruction.k
         element, transposed = instruction.b_format, instruction.transpose_b
         negate = instruction.negate_b
     assert isinstance(desc, SmemDescriptor)
@@ -230,7 +241,7 @@ def _smem_operand(operation: MmaOperation, which: str) -> SmemOperand:
             f"transposed {element} operand {which.upper()} with swizzle {desc.swizzle.name}: "
             "32-bit types need 128B swizzling with 32B atoms, other types cannot have it"
         )
-    containers = instruction.k // element.per_container
+    containers = depth // element.per_container
     units = unit_addresses(
         desc, size // operation.cta_group, containers, element.container_bytes, major
     )

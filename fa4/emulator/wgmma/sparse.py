@@ -1,11 +1,7 @@
-"""Sparse A of mma.sp and wgmma.mma_async.sp: which elements of a row are there, and products.
+"""Sparse A of mma.sp and wgmma.mma_async.sp: metadata in registers, and products.
 
-PTX ISA 9.7.14.6 and 9.7.15.6. Each warp of a warpgroup holds the metadata of its 16 rows as mma.sp
-does of all.
-
-A row of A holds two of each four neighbours: of 8-bit types elements, of wider ones 16-bit halves,
-so that of tf32 one of two elements is there, both halves of it. Metadata has 4 bits for each four:
-the place of the first in the lower two, of the second in the upper two.
+PTX ISA 9.7.14.6 and 9.7.15.6; `fa4.emulator.tcgen05.sparse` says what metadata means. Each warp of
+a warpgroup holds that of its 16 rows as mma.sp does of all.
 
 Which bits of which lane belong to which four is drawn, not written, in the manual; it agrees with
 the order in which CUTLASS stores metadata. Not compared with a GPU.
@@ -14,18 +10,14 @@ the order in which CUTLASS stores metadata. Not compared with a GPU.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from fa4.emulator.tcgen05.formats import Format
+from fa4.emulator.tcgen05.sparse import CODES_OF_WORD, Codes, Places
 from fa4.emulator.tcgen05.tmem import Bytes, Words
 from fa4.emulator.wgmma.forms import ProductForm
 from fa4.emulator.wgmma.sums import LAYOUTS, codes_of, multiply, split
 
 ROWS, QUADS = 16, 8
-Codes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.int64]
-_WHOLE_TF32 = (0b0100, 0b1110)  # both halves of the first element, of the second
-_WORDS_OF_CODES = 8  # of 4 bits, in a register
 
 
 def metadata_lanes(element: Format, k_bytes: int) -> int:
@@ -39,50 +31,14 @@ def codes_from(element: Format, words: Words) -> Codes:
     Of wide types a lane has four codes of the quad's upper row, then four of its lower one; of
     8-bit types eight of one row, its neighbour those of the other row.
     """
-    shifts = 4 * np.arange(_WORDS_OF_CODES, dtype=np.uint32)
+    shifts = 4 * np.arange(CODES_OF_WORD, dtype=np.uint32)
     codes = (words[:, :, None] >> shifts & 15).astype(np.uint8)
     lanes = words.shape[1]
     if element.container_bytes == 1:
-        by_row = codes.reshape(QUADS, lanes // 2, 2, _WORDS_OF_CODES).transpose(2, 0, 1, 3)
+        by_row = codes.reshape(QUADS, lanes // 2, 2, CODES_OF_WORD).transpose(2, 0, 1, 3)
     else:
-        by_row = codes.reshape(QUADS, lanes, 2, _WORDS_OF_CODES // 2).transpose(2, 0, 1, 3)
+        by_row = codes.reshape(QUADS, lanes, 2, CODES_OF_WORD // 2).transpose(2, 0, 1, 3)
     return by_row.reshape(ROWS, -1)
-
-
-def wrong_code(element: Format, codes: Codes, ordered: bool) -> str:
-    """What is wrong with the first code that is undefined, "" if none is."""
-    first, second = codes & 3, codes >> 2
-    wrong = first == second
-    if ordered:
-        wrong |= first > second
-    if element is Format.TF32:
-        wrong |= ~np.isin(codes, _WHOLE_TF32)
-    if not wrong.any():
-        return ""
-    row, four = (int(i) for i in np.argwhere(wrong)[0])
-    allowed = "two places that differ"
-    if element is Format.TF32:
-        allowed = "0b0100 or 0b1110"
-    elif ordered:
-        allowed = "two places, the lower one first"
-    return (
-        f"metadata 0b{codes[row, four]:04b} for row {row}, columns from {_columns(element) * four} "
-        f"on: it must be {allowed}"
-    )
-
-
-def _columns(element: Format) -> int:
-    """Elements that one code is about."""
-    return 2 if element is Format.TF32 else 4
-
-
-def places_from(element: Format, codes: Codes) -> Places:
-    """The columns (rows, elements there) of A that are there."""
-    fours = 4 * np.arange(codes.shape[1])
-    both = np.stack([fours + (codes & 3), fours + (codes >> 2)], axis=2)
-    if element is Format.TF32:
-        return both[:, :, 0] // 2
-    return both.reshape(len(codes), -1)
 
 
 def multiply_sparse(
