@@ -53,6 +53,7 @@ DOES_THE_SAME = {
     "bulk wait removed": "the same thread has waited for the same copies, or for more, just before",
     "warp barrier removed": "another barrier of the warp, or of more, follows before anything that "
     "this one orders",
+    "wgmma wait removed": "an earlier wait has waited for the same products, or for more",
     "wgmma fence removed": "the fence of the product issued just before it stands behind what was "
     "last written to the operands and to the accumulator",
     "cluster wait removed": "a second cluster barrier precedes it, and nothing needs the second",

@@ -30,8 +30,9 @@ _ELECTED = (
     "warp: nobody races for what this orders"
 )
 _TWO_WARPS = (
-    "each of the two warps that load waits for the slot itself; before a copy of the warp that "
-    "does not announce the bytes another of the three barriers follows"
+    "each of the two warps that load waits for the slot itself, and before a copy of the warp that "
+    "does not announce the bytes the third of the barriers follows. Without all three a missing "
+    "fence is found"
 )
 _AFTER_ALL = (
     "barrier.sync 1 stands before it, behind all use of tensor memory, and who has exited is not "
@@ -39,12 +40,14 @@ _AFTER_ALL = (
 )
 _NOBODY = "nobody waits for that phase: all tiles are done, and the mbarriers are invalidated next"
 _ONE_LOADS = (
-    "one thread initialises the mbarriers, announces the bytes and copies; the other warps look at "
-    "them first behind the last of six barriers, of which each stands for the others"
+    "threads of one warp initialise the mbarriers, announce the bytes and copy; the other warps "
+    "look at them first behind the last of six barriers. Without five of them an mbarrier is found "
+    "to be used before its initialisation is known"
 )
 _SLOT_FREE = (
-    "products of all warps are done with the slot before it is filled again: of the barriers "
-    "between wgmma.wait_group and the copies each stands for the others"
+    "products of all warps are done with the slot before it is filled again: of the two barriers "
+    "between wgmma.wait_group and the first copy one is enough, and the third stands behind them. "
+    "Without both a race is found"
 )
 # Of Triton 3.9: why a fault that is not caught changes nothing.
 WHY: dict[str, dict[tuple[str, int], str]] = {
