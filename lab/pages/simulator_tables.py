@@ -29,6 +29,7 @@ from lab.hardware.warpgroup_forward.repeated import sustained_calls
 from lab.pages import DOCS
 from lab.pages.aims import render_aims
 from lab.pages.marked_tables import MarkedTables
+from lab.pages.work_tiles import render_work_tiles
 from lab.records import read_record
 
 PAGE = DOCS / "simulator.md"
@@ -412,6 +413,7 @@ SECTIONS = {
     "choices": render_choices,
     "left out": render_left_out,
     "kept out": render_kept_out,
+    "work tiles": render_work_tiles,
     "aims": render_aims,
     "sets": render_sets,
     "calls by all sets": render_set_calls,

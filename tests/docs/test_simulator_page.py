@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
-from lab.pages import published_twice
+from lab.pages import published_twice, work_tiles
 from lab.pages.simulator_tables import (
     OWN_PICTURE,
     PAGE,
@@ -48,6 +48,14 @@ def test_no_prediction_is_nearer_to_both(one: float, two: float) -> None:
     predictions = np.append(np.linspace(both[0] / 2, 2 * both[1], 999), both)
     means = np.abs(predictions[:, None] / both - 1).mean(axis=1)
     assert means.min() == pytest.approx(least, abs=1e-12)
+
+
+@given(st.floats(0, 9), st.floats(0.5, 2), st.lists(st.floats(1, 999), min_size=3, max_size=9))
+def test_a_line_is_found(begin: float, slope: float, steps: list[float]) -> None:
+    """A planted cost of each work tile and of each step, of work tiles of different lengths."""
+    predicted = [at + 10 * i for i, at in enumerate(sorted(steps))]
+    measured = [begin + slope * at for at in predicted]
+    assert work_tiles.line(measured, predicted) == pytest.approx((begin, slope), abs=1e-6)
 
 
 def test_the_pictures_are_up_to_date() -> None:
