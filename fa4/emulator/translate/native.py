@@ -1,15 +1,19 @@
-"""Compiles LLVM text to machine code for this CPU and keeps the result for the whole process."""
+"""Compiles LLVM text to machine code for this CPU and keeps the result for the whole process.
+
+And for others, where `kept_code` is asked to.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm
 
+from fa4.emulator.translate.kept_code import keep, kept_objects
 from fa4.emulator.translate.lanes import SegmentBuilder
 
 # run(registers, mask, parameters) -> result: addresses of the warp's register file and of the
@@ -17,17 +21,20 @@ from fa4.emulator.translate.lanes import SegmentBuilder
 SegmentFunction = Callable[[int, int, int], int]
 
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
+# Code generation at level 0 is five times faster to compile, and half as fast to run.
+CODE_LEVEL, PASSES_LEVEL = 0, 1
 _compiled: dict[str, SegmentFunction] = {}
 _engines: list[Any] = []
 
 
 @cache
 def _target_machine() -> Any:
-    """Code generation at level 0: it is five times faster to compile and half as fast to run."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=0
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=CODE_LEVEL,
     )
 
 
@@ -53,6 +60,7 @@ def compile_functions(
         key: "s" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         for key, (text, _) in bodies.items()
     }
+    _load_kept([digest for digest in dict.fromkeys(digests.values()) if digest not in _compiled])
     missing: dict[str, str] = {}
     declarations: set[str] = set()
     for key, (text, needs) in bodies.items():
@@ -69,11 +77,33 @@ def _compile_module(text: str, names: list[str]) -> None:
     machine = _target_machine()
     module = llvm.parse_assembly(text)
     module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=1)
+    options = llvm.create_pipeline_tuning_options(speed_level=PASSES_LEVEL)
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     engine = llvm.create_mcjit_compiler(module, machine)
+    engine.set_object_cache(lambda _, data: keep(data, names, _target()))
     engine.finalize_object()
+    _enter(engine, names)
+
+
+def _load_kept(names: Sequence[str]) -> None:
+    """Enters those of the functions that another process has compiled."""
+    for data, mine in kept_objects(names, _target()):
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+        engine.finalize_object()
+        _enter(engine, mine)
+
+
+def _enter(engine: Any, names: Sequence[str]) -> None:
     _engines.append(engine)
     for name in names:
         _compiled[name] = _PROTOTYPE(engine.get_function_address(name))
+
+
+@cache
+def _target() -> str:
+    """What machine code depends on beside its text: this CPU, and what compiles for it."""
+    known = (_target_machine().triple, llvm.get_host_cpu_name(), llvm.llvm_version_info,
+             llvm.get_host_cpu_features().flatten(), CODE_LEVEL, PASSES_LEVEL)  # fmt: skip
+    return hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest()
