@@ -80,6 +80,20 @@ def test_other_machines_are_not_served(file: Path, monkeypatch: pytest.MonkeyPat
     assert [run(5), run(5)] == [1, 0]
 
 
+@pytest.mark.parametrize("what", ("host_cpu_name", "host_cpu_features", "llvm", "CODE", "PASSES"))
+def test_what_tells_machines_apart(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU, its features, the compiler's version and what it is asked for."""
+    mine = native._target()
+    if what.isupper():
+        monkeypatch.setattr(native, f"{what}_LEVEL", 3)
+    elif what == "llvm":
+        monkeypatch.setattr(native.llvm, "llvm_version_info", (1, 2, 3))
+    else:
+        other = native.llvm.FeatureMap({"none": True}) if "features" in what else "another"
+        monkeypatch.setattr(native.llvm, f"get_{what}", lambda: other)
+    assert native._target.__wrapped__() != mine
+
+
 @pytest.mark.parametrize("damage", ("file", "object", "no object", "folder", "full"))
 def test_damage_costs_time_alone(file: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file or an object that is none, a folder that cannot be, a file that is too large."""
