@@ -46,7 +46,7 @@ ScriptArgs = Annotated[
 ]
 ArchOption = Annotated[str, typer.Option(help="Of a script or .cu: sm_100a, sm_103a or sm_90a.")]
 FailOption = Annotated[
-    str, typer.Option(help="Least severity that fails: formal, hazard or error.")
+    str, typer.Option(help="Least severity that fails: style, formal, hazard or error.")
 ]
 KernelOption = Annotated[str, typer.Option(help="Its name, if the file has several kernels.")]
 GridOption = Annotated[str, typer.Option(metavar="X,Y,Z", help="CTAs; default: one cluster.")]
@@ -224,7 +224,7 @@ def emulate_ptx(
     if given["--witness"] and given["--steer"]:
         kept = emulate_witness.write_shown(given["--witness"], [ran])
         report["witness"] = kept and emulate_witness.describe(kept, given["--witness"])
-    elif given["--witness"] and ran.findings:
+    elif given["--witness"] and not ran.ok:
         content = [(array, job.before[name]) for name, array in job.arrays.items()]
         chosen["seed"] = found.seeds[-1]
         kept = emulate_witness.write(

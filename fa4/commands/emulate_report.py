@@ -26,7 +26,7 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
         f"{_shortened(', '.join(report['kernels']))}: {shape} threads; schedule {order}"
         f"{'' if report['checks'] else '; without race checks'}",
         *(f"  {line}" for line in report["output"]),
-        *map(render_finding, report["findings"]),
+        *render_findings(report["findings"]),
         render_opcodes(report),
         *(f"\n{render_coverage(one)}" for one in report["coverage"]),
         _table(("array", "type", "changed", "least", "most", "inf or NaN"), _array_rows(report)),
@@ -42,10 +42,21 @@ def render(report: Mapping[str, Any]) -> tuple[Any, ...]:
     parts += emulate_witness.render_steering(report["steering"])
     if report["witness"]:
         parts += emulate_witness.render(report["witness"])
-    count = len(report["findings"])
+    count = sum(finding["severity"] != "style" for finding in report["findings"])
     where = f" with seed {seeds[-1]}" if count and order not in ("fifo", "replay") else ""
     parts.append(f"{count or 'no'} finding{'s' if count != 1 else ''}{where}")
     return tuple(parts)
+
+
+def render_findings(findings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each finding; of style, which fails nothing, a line."""
+    style = [finding for finding in findings if finding["severity"] == "style"]
+    shown = [render_finding(one) for one in findings if one["severity"] != "style"]
+    places = [one["source"] or f"PTX line {one['line']}" for one in style]
+    return shown + [
+        f"\nstyle, {one['kind']} at {place}: {one['message'].rpartition('; ')[2]}"
+        for one, place in zip(style, places, strict=True)
+    ]
 
 
 def render_finding(finding: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fa4.commands import emulate_witness
 from fa4.commands.emulate_findings import FindingFiles
-from fa4.commands.emulate_report import render_accepted, render_coverage, render_finding
+from fa4.commands.emulate_report import render_accepted, render_coverage, render_findings
 
 
 def run_script(
@@ -84,7 +84,7 @@ def render_script(report: Mapping[str, Any]) -> tuple[str, ...]:
     launches = [f"  {count} x {name}" for name, count in report["launches"].items()]
     count = sum(report["launches"].values())
     return (
-        *map(render_finding, findings),
+        *render_findings(findings),
         f"{count} launches on an emulated {report['arch']}, {report['thread_instructions']} "
         "thread-instructions",
         *launches,

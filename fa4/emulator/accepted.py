@@ -1,9 +1,10 @@
 """Findings that a user has looked at and accepts: rules, files of rules, and baselines.
 
-A rule is KIND, KIND:FILE or KIND:FILE:LINE. KIND may be `*`. FILE is a source file, its last parts
-or a pattern of either; for kernels without lines of a source it is the kernel's name, and LINE that
-of the PTX. A baseline lists what a run found, to be told from what a later run finds: it knows a
-finding by its kind and the text of its source line, so that lines may move.
+A rule is KIND, KIND:FILE or KIND:FILE:LINE. KIND may be `*`, `style` or `formal`. FILE is a source
+file, its last parts or a pattern of either; for kernels without lines of a source it is the
+kernel's name, and LINE that of the PTX. A baseline lists what a run found, to be told from what a
+later run finds: it knows a finding by its kind and the text of its source line, so that lines may
+move.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from fa4.emulator.errors import KernelFinding, LaunchError
-from fa4.emulator.kinds import KINDS
+from fa4.emulator.kinds import KINDS, SEVERITIES
 
 BASELINE_VERSION = 1
+EXCUSED = SEVERITIES[:2]  # those that a rule may name instead of a kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptRule:
-    """text: as written. kind, file: patterns, "*" for all. line: 0 for all."""
+    """text: as written. kind: of findings, or one of EXCUSED, or "*". file: a pattern, "*" for all.
+    line: 0 for all."""
 
     text: str
     kind: str
@@ -34,7 +37,7 @@ class AcceptRule:
 
     def covers(self, finding: KernelFinding) -> bool:
         """Whether it accepts a finding."""
-        if self.kind not in ("*", finding.kind):
+        if self.kind not in ("*", finding.kind, finding.severity):
             return False
         file, line = place_of(finding)
         if self.line not in (0, line):
@@ -56,8 +59,10 @@ def parse_rule(text: str) -> AcceptRule:
     file, colon, last = rest.rpartition(":")
     if not colon or not last.isdigit():
         file, last = rest, "0"
-    if kind != "*" and kind not in KINDS:
-        raise LaunchError(f"ignore {text!r}: no finding is called {kind!r}; {', '.join(KINDS)} are")
+    allowed = (*KINDS, *EXCUSED)
+    if kind != "*" and kind not in allowed:
+        listed = ", ".join(allowed)
+        raise LaunchError(f"ignore {text!r}: no finding is called {kind!r}; {listed} are")
     if rest and not file:
         raise LaunchError(f"ignore {text!r}: expected KIND, KIND:FILE or KIND:FILE:LINE")
     return AcceptRule(text=text.strip(), kind=kind, file=file or "*", line=int(last))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fa4.emulator.kinds import SEVERITIES, kind_of
+from fa4.emulator.kinds import EXCUSES, SEVERITIES, FindingKind, kind_of
 
 __all__ = ["SEVERITIES", "ArgumentError", "EmulationFailed", "EmulatorError", "KernelFinding",
            "LaunchError", "PtxError", "Site", "UnsupportedInstruction"]  # fmt: skip
@@ -67,8 +67,8 @@ class KernelFinding:
     message: what happened, with addresses and buffers. line: the PTX line (0: none).
     source: "file.py:123" of the Python source if the PTX has .loc, else "".
     cta, warp: linear index of the CTA in the grid, of the warp in its CTA (-1: none).
-    instruction: its text, where several stand on the line; else "". formal: the manual asks for
-    what is missing, and kernels without it are not known to fail. kernel: its name. text: of the
+    instruction: its text, where several stand on the line; else "". excuse: why it is less than
+    its kind says, one of `fa4.emulator.kinds.EXCUSES`, or "". kernel: its name. text: of the
     instruction, always. sites: what happened in an order that nothing keeps, the earlier first.
     """
 
@@ -79,7 +79,7 @@ class KernelFinding:
     cta: int = -1
     warp: int = -1
     instruction: str = ""
-    formal: bool = False
+    excuse: str = ""
     kernel: str = ""
     text: str = ""
     sites: tuple[Site, ...] = field(default=(), compare=False)
@@ -87,15 +87,17 @@ class KernelFinding:
     @property
     def severity(self) -> str:
         """One of SEVERITIES."""
-        if self.formal:
-            return "formal"
-        return kind_of(self.kind).severity
+        return self._known.severity
 
     @property
     def why(self) -> str:
         """The section of the manual that it rests on, if there is one, and a sentence."""
-        kind = kind_of(self.kind)
-        return f"PTX ISA {kind.section}: {kind.why}" if kind.section else kind.why
+        known = self._known
+        return f"PTX ISA {known.section}: {known.why}" if known.section else known.why
+
+    @property
+    def _known(self) -> FindingKind:
+        return EXCUSES[self.excuse] if self.excuse else kind_of(self.kind)
 
     def __str__(self) -> str:
         place = f"PTX line {self.line}" if self.line else "no PTX line"
@@ -104,7 +106,7 @@ class KernelFinding:
         if self.source:
             place += f" ({self.source})"
         who = f"CTA {self.cta} warp {self.warp}" if self.warp >= 0 else f"CTA {self.cta}"
-        kind = f"{self.kind} (formal)" if self.formal else self.kind
+        kind = f"{self.kind} ({self.severity})" if self.excuse else self.kind
         place += f", {who}" if self.cta >= 0 else ""
         return f"{kind}: {self.message}\n    at {place}\n    {self.severity}; {self.why}"
 

@@ -67,8 +67,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the checks found nothing."""
-        return not self.findings
+        """Whether the checks found nothing but style."""
+        return all(finding.severity == "style" for finding in self.findings)
 
     def __str__(self) -> str:
         names = ", ".join(name if len(name) <= 60 else f"{name[:57]}..." for name in self.kernels)

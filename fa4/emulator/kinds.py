@@ -1,17 +1,22 @@
-"""The kinds of findings: how severe each is, which section of the PTX ISA it rests on, and why."""
+"""The kinds of findings: how severe each is, which section of the PTX ISA it rests on, and why.
+
+A finding that is less than its kind says has an excuse, which has a severity, section and sentence
+of its own.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# From what the manual asks and no hardware is known to need, to what is certainly wrong.
-SEVERITIES = ("formal", "hazard", "error")
+# From what is needless and allowed, over what the manual asks and no hardware is known to need, to
+# what is certainly wrong.
+SEVERITIES = ("style", "formal", "hazard", "error")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindingKind:
-    """severity: of all its findings that are not formal. section: of the PTX ISA 9.x manual, ""
-    where it has none. why: one sentence."""
+    """severity: of all its findings without an excuse, or of an excuse. section: of the PTX ISA
+    9.x manual, "" where it has none. why: one sentence."""
 
     severity: str
     section: str
@@ -80,6 +85,37 @@ KINDS = {
     "brkpt": _error("9.7.19.1", "the kernel stops there"),
     "fault": _error("", "the instruction refuses its operands"),
 }  # fmt: skip
+
+
+def _style(section: str, why: str) -> FindingKind:
+    """Every outcome that the memory model allows is the same: needless, and not wrong."""
+    return FindingKind(severity="style", section=section, why=why)
+
+
+def _formal(section: str, why: str) -> FindingKind:
+    """The manual asks for what is missing, and kernels without it are not known to fail."""
+    return FindingKind(severity="formal", section=section, why=why)
+
+
+# Races of two accesses to the same bytes ("uniform-size") have an outcome in the memory model: that
+# of one order or the other. Of races in which the sizes differ it says nothing.
+_MIXED = "of races in which the sizes of the two accesses differ the memory model says nothing"
+EXCUSES = {
+    "unfenced-init": _formal(
+        "9.7.13.5", "fence.mbarrier_init makes an mbarrier visible to the copies that signal it"
+    ),
+    "rounding": _formal(
+        "8.7.2", "one of the two stores is last, it is open which, and their rounding differs"
+    ),
+    "unused-read": _style(
+        "8.7.2", "either order is allowed, and nobody uses what the read gives in either"
+    ),
+    "mixed-unused-read": _formal("8.7.2", f"{_MIXED}, though nobody uses what this one reads"),
+    "same-value": _style(
+        "8.7.2", "either order is allowed, and leaves the same value: one of the stores is needless"
+    ),
+    "mixed-same-value": _formal("8.7.2", f"{_MIXED}, though these leave the same bytes"),
+}
 
 
 def kind_of(name: str) -> FindingKind:

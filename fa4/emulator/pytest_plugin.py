@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--fa4-fail-on",
         default="hazard",
-        choices=("formal", "hazard", "error"),
+        choices=("style", "formal", "hazard", "error"),
         help="least severity of a finding that fails a test; default: hazard",
     )
     group.addoption(

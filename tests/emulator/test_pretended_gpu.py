@@ -192,7 +192,7 @@ def test_a_script_by_the_command(
         (["program.py", "--grid", "2", "--list"], "--grid, --list cannot be used with a script"),
         (["program.py", "--arch", "sm_80"], "--arch sm_80: allowed are sm_100a, sm_103a, sm_90a"),
         (["kernel.ptx", "7"], "7: only a script takes arguments"),
-        (["program.py", "--fail-on", "x"], "--fail-on x: allowed are formal, hazard, error"),
+        (["program.py", "--fail-on", "x"], "--fail-on x: allowed are style, formal, hazard, error"),
     ):
         with pytest.raises(SystemExit) as stop:
             cli.main(["emulate", *arguments])

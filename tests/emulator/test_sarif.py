@@ -84,22 +84,23 @@ def test_findings_become_results(tmp_path: Path) -> None:
         KernelFinding("race", "both write", 18, f"{source}:9", 0, 1, kernel="k", text="st.shared"),
         KernelFinding("race", "both write", 18, f"{source}:9", 5, 1, kernel="k", text="st.shared"),
         KernelFinding("deadlock", "nobody arrives"),
-        KernelFinding("odd", "new", 3, "/elsewhere/b.py:0", formal=True),
+        KernelFinding("odd", "new", 3, "/elsewhere/b.py:0", excuse="unfenced-init"),
+        KernelFinding("race", "style", 5, "/elsewhere/c.py:1", excuse="same-value"),
     ]
     accepted = [(KernelFinding("exit", "m", 7, kernel="k"), "exit:k")]
     results = check_log(sarif_log(findings, accepted, root=tmp_path, ptx_file=tmp_path / "k.ptx"))
-    assert [r["ruleId"] for r in results] == ["race", "deadlock", "odd", "exit"]
-    assert [r["level"] for r in results] == ["warning", "error", "note", "error"]
+    assert [r["ruleId"] for r in results] == ["race", "deadlock", "odd", "race", "exit"]
+    assert [r["level"] for r in results] == ["warning", "error", "note", "note", "error"]
     places = [r["locations"][0]["physicalLocation"] for r in results]
     assert places[0]["artifactLocation"]["uri"] == "my%20kernels/a.py"
     assert places[0]["region"] == {"startLine": 9} and "region" not in places[2]
     assert places[2]["artifactLocation"]["uri"] == "file:///elsewhere/b.py"
-    assert places[3]["artifactLocation"]["uri"] == "k.ptx"
+    assert places[4]["artifactLocation"]["uri"] == "k.ptx"
     assert results[0]["message"]["text"] == (
         f"both write\nPTX line 18: st.shared\nCTA 0 warp 1\nPTX ISA 8.7.1: {KINDS['race'].why}"
     )
-    assert results[3]["suppressions"] == [{"kind": "external", "justification": "exit:k"}]
-    assert len({r["partialFingerprints"]["fa4Emulate/v1"] for r in results}) == 4
+    assert results[4]["suppressions"] == [{"kind": "external", "justification": "exit:k"}]
+    assert len({r["partialFingerprints"]["fa4Emulate/v1"] for r in results}) == 5
     assert check_log(sarif_log([])) == []
 
 

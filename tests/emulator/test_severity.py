@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fa4 import cli, emulator
 from fa4.commands.emulate import SEVERITIES as COMMAND_SEVERITIES
 from fa4.emulator.errors import SEVERITIES, KernelFinding
 from fa4.emulator.execute import failures
+from fa4.emulator.kinds import EXCUSES
 from tests.emulator.kernels import aligned, run_ptx
 
 # Thread 0 makes a barrier, {fence}, and copies 16 bytes that {wait}.
@@ -70,13 +73,16 @@ def test_hazards_fail_unless_only_errors_do() -> None:
 def test_least_severity() -> None:
     """Each severity fails itself and what is worse; there are no others."""
     findings = [
-        KernelFinding("missing-proxy-fence", "", formal=True),
+        KernelFinding("race", "", excuse="same-value"),
+        KernelFinding("missing-proxy-fence", "", excuse="unfenced-init"),
         KernelFinding("race", ""),
         KernelFinding("deadlock", ""),
     ]
     for index, severity in enumerate(SEVERITIES):
         assert [f.severity for f in failures(findings, severity)] == list(SEVERITIES[index:])
-    with pytest.raises(emulator.LaunchError, match="fail_on 'all': allowed are formal, hazard"):
+    with pytest.raises(
+        emulator.LaunchError, match="fail_on 'all': allowed are style, formal, hazard"
+    ):
         emulator.Options(fail_on="all")
     assert COMMAND_SEVERITIES == SEVERITIES
 
@@ -139,13 +145,112 @@ def test_lanes_that_store_to_one_place(values: Any, severity: str | None) -> Non
 @pytest.mark.parametrize("space", ["shared", "global"])
 @pytest.mark.parametrize(
     ("second", "severities"),
-    [(0x3F800000, set()), (0x3F800001, {"formal"}), (0x40000000, {"hazard"})],
+    [(0x3F800000, {"style"}), (0x3F800001, {"formal"}), (0x40000000, {"hazard"})],
 )
 def test_two_warps_store_to_one_place(space: str, second: int, severities: set[str]) -> None:
-    """The same value is no race, one that differs by rounding a formal one."""
+    """The same value is style, one that differs by rounding formal."""
     place = "%rd1" if space == "global" else "%r2"
     body = f"""mov.u32 %r1, %tid.x; mov.u32 %r2, smem; setp.lt.u32 %p1, %r1, 32;
 selp.b32 %r3, 0x3f800000, {second:#x}, %p1; st.{space}.b32 [{place}], %r3;"""
     report = run_ptx(body, [aligned(np.zeros(4, np.uint32))], block=(64, 1, 1), smem=64,
                      collect=True)  # fmt: skip
     assert {finding.severity for finding in report.findings} == severities
+
+
+STORES = """mov.u32 %r1, %tid.x; mov.u32 %r2, smem; setp.lt.u32 %p1, %r1, 32;
+@%p1 st.{space}.{first} [{place}], {a}; @!%p1 st.{space}.{second} [{place}], {b};"""
+
+
+def two_stores(space: str, types: tuple[str, str], values: tuple[int, int], **options: Any) -> Any:
+    """A report, and what is at the place in the end; two warps store there, in no order."""
+    place = "%rd1" if space == "global" else "%r2"
+    first, second = types
+    body = STORES.format(space=space, place=place, first=first, second=second,
+                         a=values[0], b=values[1])  # fmt: skip
+    kept = aligned(np.zeros(4, np.uint32))
+    if space == "shared":
+        begin = (
+            "mov.u32 %r2, smem; setp.eq.u32 %p2, %r1, 0; @%p2 st.shared.b32 [%r2], 0; bar.sync 0;"
+        )
+        end = "bar.sync 0; @%p2 ld.shared.b32 %r3, [%r2]; @%p2 st.global.b32 [%rd1], %r3;"
+        body = f"mov.u32 %r1, %tid.x; {begin} {body} {end}"
+    report = run_ptx(body, [kept], block=(64, 1, 1), smem=64, collect=True, **options)
+    return report, int(kept[0])
+
+
+@given(
+    space=st.sampled_from(["shared", "global"]),
+    types=st.tuples(*[st.sampled_from(["b32", "u32", "b16", "u8"])] * 2),
+    values=st.tuples(*[st.sampled_from([0, 1, 7])] * 2),
+)
+@settings(deadline=None, max_examples=40)
+def test_style_is_what_no_order_can_change(
+    space: str, types: tuple[str, str], values: tuple[int, int]
+) -> None:
+    """Of two stores of one size, of the same value; with two sizes it is formal at most."""
+    report, _ = two_stores(space, types, values)
+    races = {finding.severity for finding in report.findings}
+    alike, sizes = values[0] == values[1], {int(name[1:]) for name in types}
+    if alike and len(sizes) == 1:
+        assert races == {"style"} and report.ok
+        ends = {two_stores(space, types, values, schedule="random", seed=n)[1] for n in range(3)}
+        assert ends == {values[0]}
+    elif not alike:
+        assert "hazard" in races and not report.ok
+    else:
+        assert "style" not in races
+
+
+def test_style_says_why_and_fails_only_if_asked() -> None:
+    """The section is that of races of one size."""
+    report, _ = two_stores("shared", ("b32", "b32"), (7, 7), fail_on="formal")
+    (finding,) = report.findings
+    assert str(finding).startswith("race (style): ") and "both store the same" in str(finding)
+    assert finding.why.startswith("PTX ISA 8.7.2: either order is allowed, and leaves the same")
+    options = {"collect": False, "fail_on": "style"}
+    with pytest.raises(emulator.EmulationFailed, match="both store the same"):
+        run_ptx(STORES.format(space="global", place="%rd1", first="b32", second="b32", a=7, b=7),
+                [aligned(np.zeros(4, np.uint32))], block=(64, 1, 1), **options)  # fmt: skip
+
+
+def test_style_takes_no_room_from_findings() -> None:
+    """A limit on findings is one on those that matter: the race behind is still found."""
+    body = STORES.format(space="global", place="%rd1", first="b32", second="b32", a=7, b=7)
+    body += "bar.sync 0; st.global.b32 [%rd1+4], %r1;"
+    report = run_ptx(body, [aligned(np.zeros(4, np.uint32))], block=(64, 1, 1), collect=True,
+                     max_findings=1)  # fmt: skip
+    assert [f.severity for f in report.findings] == ["style", "hazard"]
+
+
+def test_excuses_are_lesser_severities_with_sections() -> None:
+    """Each says why in one sentence, without an end of its own, as kinds do."""
+    for excuse in EXCUSES.values():
+        assert excuse.severity in SEVERITIES[:2] and excuse.section
+        assert excuse.why and not excuse.why.endswith(".")
+
+
+def test_style_in_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code, JSON, SARIF and --ignore know the severity."""
+    monkeypatch.chdir(tmp_path)
+    text = SAME_PLACE.replace("ld.global.b32 %v, [%x];", "mov.b32 %v, 5;")
+    Path("store.ptx").write_text(text)
+    arguments = ["emulate", "store.ptx", "--block", "64", "--json", "--sarif", "s.sarif"]
+    arguments += ["--arg", "u32[64]=arange", "--arg", "u32[1]=zeros"]
+    for more, code in (
+        ([], 0),
+        (["--fail-on", "formal"], 0),
+        (["--fail-on", "style"], 1),
+        (["--fail-on", "style", "--ignore", "style"], 0),
+        (["--fail-on", "style", "--ignore", "formal"], 1),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*arguments, *more])
+        assert (stop.value.code or 0) == code, more
+        report = json.loads(capsys.readouterr().out)
+        accepted = "style" in more[2:]
+        (finding,) = report["accepted" if accepted else "findings"]
+        assert (finding["kind"], finding["severity"]) == ("race", "style")
+        (result,) = json.loads(Path("s.sarif").read_text())["runs"][0]["results"]
+        assert result["level"] == "note" and ("suppressions" in result) == accepted

@@ -33,10 +33,10 @@ def run(count: int, threads: int = 64, order: str = "fifo", **parts: str) -> Rep
 @pytest.mark.parametrize("count", [1, 4, 16, 32])
 @pytest.mark.parametrize("threads", [32, 64, 128])
 @pytest.mark.parametrize("order", ["fifo", "adversarial"])
-def test_what_is_used_by_nobody_is_formal(count: int, threads: int, order: str) -> None:
+def test_what_is_used_by_nobody_is_style(count: int, threads: int, order: str) -> None:
     """The loads of threads that store nothing; none at all where each has its own element."""
     report = run(count, threads, order)
-    expected = set() if count == threads else {("race", "formal")}
+    expected = set() if count == threads else {("race", "style")}
     assert {(f.kind, f.severity) for f in report.findings} == expected
     assert all("the reading threads do not make" in f.message for f in report.findings)
 
@@ -62,7 +62,19 @@ def test_what_is_used_or_may_be_is_a_race(what: str) -> None:
     """By a thread that others store under; each beside the kernel without it."""
     found = {(f.kind, f.severity) for f in run(32, **USED[what]).findings}
     assert ("race", "hazard") in found
-    assert {(f.kind, f.severity) for f in run(32).findings} == {("race", "formal")}
+    assert {(f.kind, f.severity) for f in run(32).findings} == {("race", "style")}
+
+
+def test_what_is_used_by_nobody_is_formal_in_accesses_of_two_sizes() -> None:
+    """The memory model says nothing of a race of a word with half of it."""
+    wide, narrow = "st.global.b32 [%rd3], %r4", "st.global.b16 [%rd3], %r4"
+    report = run_ptx(
+        IN_PLACE.replace("LAST", "31").replace("OTHERS", "992").replace(wide, narrow)
+        .replace("BEFORE", "").replace("BETWEEN", "").replace("AFTER", ""),
+        [np.ones(64, np.float32), np.zeros(64, np.float32)], block=(64, 1, 1), collect=True,
+    )  # fmt: skip
+    assert {(f.kind, f.severity) for f in report.findings} == {("race", "formal")}
+    assert "sizes of the two accesses differ" in report.findings[0].why
 
 
 def test_a_predicate_in_a_loop_is_not_relied_on() -> None:

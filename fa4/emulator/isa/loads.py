@@ -237,7 +237,7 @@ def check_same_values(fragment: Fragment, piece: Piece, values: Array) -> None:
         "race",
         f"two lanes write different values to the same place in one instruction, at byte {offset}"
         + ("; as floats they are nearly equal: which is kept is undefined" * rounded),
-        formal=rounded,
+        excuse="rounding" if rounded else "",
     )
 
 

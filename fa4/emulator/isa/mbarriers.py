@@ -175,7 +175,7 @@ def check_visible_to_copies(fragment: Fragment, cta: Cta, barrier: MBarrier) -> 
             "missing-proxy-fence",
             f"a copy signals {describe_barrier(cta, barrier)}, and no fence.mbarrier_init or "
             "fence.proxy.async makes the initialisation visible to the async proxy before",
-            formal=True,
+            excuse="unfenced-init",
         )
 
 

@@ -17,12 +17,23 @@ from fa4.emulator.checks.memory import ShadowMemory
 from fa4.emulator.errors import Site
 from fa4.emulator.machine.memory import GlobalBuffer
 from fa4.emulator.machine.missing_steps import missing_step
-from fa4.emulator.machine.shadows import TMEM_COLUMNS, TMEM_GROUP_LANES, Change, Touch
+from fa4.emulator.machine.shadows import (
+    TMEM_COLUMNS,
+    TMEM_GROUP_LANES,
+    Change,
+    Touch,
+    element_bytes,
+)
 from fa4.emulator.machine.state import Cta, RemoteArrival, Warp
 from fa4.emulator.machine.unused_reads import IdleRead, idle_read
 from fa4.emulator.masks import LANES, Array
 
-ROUNDED = "; the floats are nearly equal: which is kept is undefined"
+# What a store that races with another one says beside it.
+STORED = {
+    Change.VALUES: "",
+    Change.ROUNDING: "; the floats are nearly equal: which is kept is undefined",
+    Change.NOTHING: "; both store the same",
+}
 
 
 def record_shared(target: Cta, offsets: Array, size_bytes: int, touch: Touch) -> None:
@@ -31,10 +42,9 @@ def record_shared(target: Cta, offsets: Array, size_bytes: int, touch: Touch) ->
     if shadow is not None and len(offsets):
         conflict, start = _record(shadow, offsets, size_bytes, touch)
         change = _change(conflict, touch)
-        if conflict is not None and change is not Change.NOTHING:
+        if conflict is not None:
             where = f"shared address {start:#x} of CTA {target.index}"
-            formal = change is Change.ROUNDING
-            _report(conflict, target, where + ROUNDED * formal, touch.actor, formal=formal)
+            _report_stores(conflict, target, where, touch.actor, change)
         if target.cluster.size > 1:
             _note_remote_use(target, touch)
 
@@ -78,11 +88,11 @@ def record_buffer(
         machine.memory.refresh()
     conflict, start = _record(buffer.shadow, offsets, size_bytes, touch)
     change = _change(conflict, touch)
-    if conflict is None or change is Change.NOTHING:
+    if conflict is None:
         return
     where = f"{buffer.name} byte {start}"
-    if change is Change.ROUNDING:
-        _report(conflict, cta, where + ROUNDED, touch.actor, formal=True)
+    if change is not Change.VALUES:
+        _report_stores(conflict, cta, where, touch.actor, change)
         return
     read = idle_read(conflict, cta, touch.actor, touch.lanes)
     if read is None:
@@ -93,9 +103,31 @@ def record_buffer(
         machine.judgements.setdefault(key, report)
 
 
+def _report_stores(conflict: Conflict, cta: Cta, where: str, actor: Actor, change: Change) -> None:
+    """Reports a race with a store, by what it changes: of equal ones each pair of lines once."""
+    excuse = "rounding" if change is Change.ROUNDING else ""
+    if change is Change.NOTHING:
+        pair = conflict.line, conflict.other_line
+        told = cta.machine.told_equal_stores
+        if pair in told:
+            return
+        told.add(pair)
+        excuse = _of_sizes(conflict, cta, "same-value")
+    _report(conflict, cta, where + STORED[change], actor, excuse=excuse)
+
+
+def _of_sizes(conflict: Conflict, cta: Cta, excuse: str) -> str:
+    """The excuse if both accesses are of one size, else its form for two sizes."""
+    program, number = cta.grid.program, conflict.other_cluster
+    own = number < 0 or 0 <= number - cta.grid.number < cta.grid.cluster_count
+    lines = (conflict.line, conflict.other_line) if own else ()
+    sizes = {element_bytes(program, line) for line in lines}
+    return excuse if len(sizes) == 1 and 0 not in sizes else f"mixed-{excuse}"
+
+
 def _change(conflict: Conflict | None, touch: Touch) -> Change:
     """What a store that races with another one changes. Whichever of two equal stores is last, the
-    memory is the same (PTX ISA 8.7.2: races of accesses of one size have a defined outcome)."""
+    memory is the same."""
     if conflict is None or conflict.kind != WRITE_AFTER_WRITE or touch.idle is None:
         return Change.VALUES
     return touch.idle()
@@ -103,9 +135,11 @@ def _change(conflict: Conflict | None, touch: Touch) -> Change:
 
 def _judge(conflict: Conflict, cta: Cta, where: str, actor: Actor, read: IdleRead) -> None:
     """Reports a race in which what was read may turn out to be used by nobody."""
-    if read.is_unused():
-        where += "; what was read goes only into stores that the reading threads do not make"
-    _report(conflict, cta, where, actor, formal=read.is_unused())
+    if not read.is_unused():
+        _report(conflict, cta, where, actor)
+        return
+    where += "; what was read goes only into stores that the reading threads do not make"
+    _report(conflict, cta, where, actor, excuse=_of_sizes(conflict, cta, "unused-read"))
 
 
 def _record(
@@ -125,7 +159,7 @@ def _report(
     actor: Actor,
     place: str = "",
     *,
-    formal: bool = False,
+    excuse: str = "",
 ) -> None:
     if conflict.kind == SAME_INSTRUCTION_WRITE:
         return
@@ -142,7 +176,7 @@ def _report(
         *_site(conflict.other_id, conflict.other_line, conflict.other_cluster, cta),
         *_site(conflict.my_id, conflict.line, -1, cta),
     )
-    owner.report(kind, f"{text}; {where}", conflict.line, warp, formal=formal, sites=sites)
+    owner.report(kind, f"{text}; {where}", conflict.line, warp, excuse=excuse, sites=sites)
 
 
 def _site(identity: int, line: int, cluster_number: int, cta: Cta) -> tuple[Site, ...]:

@@ -45,11 +45,12 @@ class MachineState:
         self.events: RunEvents | None = options.events
         self.stopped = False
         self.judgements: dict[Any, Callable[[], None]] = {}
+        self.told_equal_stores: set[tuple[int, int]] = set()
         self.ticks = 0
         self.progress = 0
         self.steps_left: float = options.max_steps or math.inf
         self._numbers = 0
-        self._seen_findings: set[tuple[str, int, str, bool]] = set()
+        self._seen_findings: set[tuple[str, int, str, str]] = set()
 
     def next_number(self) -> int:
         """A number that no fragment or operation of this machine has had."""
@@ -60,7 +61,7 @@ class MachineState:
         """Records a finding, once per kind and instruction; stops the run when there are many."""
         line = finding.line
         text = finding.instruction if line else finding.message
-        key = (finding.kind, line, text, finding.formal)
+        key = (finding.kind, line, text, finding.excuse)
         if key in self._seen_findings:
             return
         self._seen_findings.add(key)
@@ -69,7 +70,8 @@ class MachineState:
             self.accepted.append((finding, reason))
             return
         self.findings.append(finding)
-        if len(self.findings) >= self.options.max_findings:
+        graver = sum(known.severity != "style" for known in self.findings)
+        if finding.severity != "style" and graver >= self.options.max_findings:
             raise Stop
 
     def judge(self) -> None:

@@ -23,9 +23,9 @@ class Options:
     checks: False turns off races, uninitialised reads, fences and divisions by zero (faster;
     bounds, barriers and deadlocks are always checked). resident_clusters: clusters that run at the
     same time at first; more start when those cannot go on without them. max_findings: stop after
-    this many.
+    this many, not counting style.
     collect: return findings in the report instead of raising EmulationFailed. fail_on: the least
-    severity ("formal", "hazard", "error") that fails; findings below it are in the report.
+    severity ("style", "formal", "hazard", "error") that fails; findings below it are in the report.
     accepted: findings that fail nothing and stand in `Report.accepted`. events: who hears what
     happens, such as `fa4.emulator.Recorder`. clusters_limit: how many clusters fit on the chip.
     strict_tmem_loads: report registers used before tcgen05.wait::ld, as the manual

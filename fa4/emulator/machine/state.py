@@ -113,11 +113,11 @@ class Fragment:
         return step.instructions[0].line if step.instructions else 0
 
     def fault(
-        self, kind: str, message: str, *, formal: bool = False, sites: tuple[Site, ...] = ()
+        self, kind: str, message: str, *, excuse: str = "", sites: tuple[Site, ...] = ()
     ) -> None:
         """Records a finding of the instruction that it executes."""
         warp = self.warp
-        warp.cta.report(kind, message, self.line, warp.index, formal=formal, sites=sites)
+        warp.cta.report(kind, message, self.line, warp.index, excuse=excuse, sites=sites)
 
     def fatal(self, kind: str, message: str) -> Stop:
         """Records a finding after which the kernel cannot go on; raise the result."""
@@ -320,7 +320,7 @@ class Cta:
         line: int = 0,
         warp: int = -1,
         *,
-        formal: bool = False,
+        excuse: str = "",
         sites: tuple[Site, ...] = (),
     ) -> None:
         """Records a finding at a `PtxInstruction.line`. Raises Stop when there are many."""
@@ -333,7 +333,7 @@ class Cta:
         self.machine.report(
             KernelFinding(
                 kind, message, line, source, self.index, warp, shared,
-                formal=formal, kernel=program.name, text=text, sites=sites,
+                excuse=excuse, kernel=program.name, text=text, sites=sites,
             )
         )  # fmt: skip
 

@@ -247,7 +247,7 @@ def key_of(finding: KernelFinding) -> tuple[str, int, str, tuple[Site, ...]]:
 
 def is_steered(finding: KernelFinding) -> bool:
     """Whether another order may show more of it."""
-    return finding.kind in STEERED_KINDS and bool(finding.sites) and not finding.formal
+    return finding.kind in STEERED_KINDS and bool(finding.sites) and not finding.excuse
 
 
 def _turned(finding: KernelFinding, held: tuple[Hold, ...]) -> Iterator[tuple[Hold, ...]]:

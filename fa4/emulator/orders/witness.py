@@ -83,7 +83,8 @@ def find_witness(
         def found(schedule: Any) -> list[tuple[str, int]]:
             memory.restore()
             chosen = replace(options, schedule=schedule, collect=True, events=None)
-            return [(f.kind, f.line) for f in run(launches, allocations, chosen).findings]
+            findings = run(launches, allocations, chosen).findings
+            return [(f.kind, f.line) for f in findings if f.severity != "style"]
 
         name = options.schedule
         first = make_schedule(name, options.seed) if isinstance(name, str) else name

@@ -12,7 +12,7 @@ from fa4.emulator.errors import KernelFinding
 from fa4.emulator.kinds import KINDS, kind_of
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_LEVELS = {"error": "error", "hazard": "warning", "formal": "note"}
+_LEVELS = {"error": "error", "hazard": "warning", "formal": "note", "style": "note"}
 
 
 def sarif_log(

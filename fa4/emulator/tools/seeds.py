@@ -37,8 +37,9 @@ def explore(
 ) -> Exploration:
     """Runs seeds options.seed, options.seed + 1, ..., `seeds` of them, until one has findings.
 
-    Every run starts with the memory as it is now, and the last one's results stay in it. Findings
-    are returned, not raised. Raises LaunchError for an impossible launch, before anything runs.
+    Style does not count. Every run starts with the memory as it is now, and the last one's results
+    stay in it. Findings are returned, not raised. Raises LaunchError for an impossible launch,
+    before anything runs.
     """
     options = options or Options()
     written = [a for a in allocations if a.writable and a.size_bytes]
@@ -54,7 +55,7 @@ def explore(
         chosen = replace(options, seed=seed, collect=True, events=found.recorder)
         found.report = run(launches, allocations, chosen)
         found.seeds.append(seed)
-        if found.report.findings:
+        if not found.report.ok:
             break
         if seeds > 1:
             left = [data.tobytes() for data in memories]
