@@ -71,7 +71,7 @@ class MachineState:
             return
         self.findings.append(finding)
         graver = sum(known.severity != "style" for known in self.findings)
-        if finding.severity != "style" and graver >= self.options.max_findings:
+        if graver >= self.options.max_findings:
             raise Stop
 
     def judge(self) -> None:
