@@ -1,26 +1,36 @@
-"""pytest plugin: `pytest --fa4-emulate` runs a GPU test suite without a GPU, in the emulator.
+"""pytest plugin: GPU tests without a GPU, in the emulator: a suite of them, or single ones.
 
     pytest --fa4-emulate --fa4-arch=sm_90a tests/
+
+    @pytest.mark.fa4_emulate(arch="sm_90a", schedule="random")
+    def test_kernel(): ...
 
 torch says that it has a GPU of that architecture, every CPU tensor counts as one there, and every
 kernel that Triton, Gluon or CuTe-DSL launches is executed and checked: a test whose kernel has a
 race or hangs fails with the finding. The fixture `fa4_emulation` is the session, whose `reports`
-hold what each launch did. Without the option the plugin does nothing.
+hold what each launch did. Without the option and the marker the plugin does nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_STACK = pytest.StashKey[ExitStack]()
-_SESSION = pytest.StashKey[Any]()
+_EMULATION = pytest.StashKey["Emulation"]()
 _ARCHS = ("sm_100a", "sm_103a", "sm_90a")
+_MARKER = "fa4_emulate"
+# What the marker takes, with the type of each; a limit may also be None.
+_ARGUMENTS: dict[str, type] = {
+    "arch": str, "schedule": str, "fail_on": str, "seed": int, "steer": int, "max_steps": int,
+    "max_findings": int, "checks": bool, "ordered_sums": bool, "strict_tmem_loads": bool,
+    "strict_tmem_lanes": bool,
+}  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,64 +92,170 @@ def _add_files(group: pytest.OptionGroup) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Emulates from here on, so that tests that ask for a GPU are collected."""
-    if not config.getoption("--fa4-emulate"):
-        return
-    from fa4.emulator.errors import LaunchError
-    from fa4.emulator.host.session import emulate
+class Emulation:
+    """What of a run of pytest is emulated: all of it, or the tests with the marker.
 
-    try:
-        accepted = _accepted(config)
-    except LaunchError as error:
-        raise pytest.UsageError(str(error)) from None
-    stack = config.stash[_STACK] = ExitStack()
-    config.stash[_SESSION] = stack.enter_context(
-        emulate(
-            arch=config.getoption("--fa4-arch"),
-            cuda=True,
-            schedule=config.getoption("--fa4-schedule"),
-            seed=config.getoption("--fa4-schedule-seed"),
-            fail_on=config.getoption("--fa4-fail-on"),
-            accepted=accepted,
-            collect=config.getoption("--fa4-write-baseline"),
-            max_steps=config.getoption("--fa4-max-steps"),
-            steer=config.getoption("--fa4-steer"),
+    sessions: those so far, the current one last. session: the current one, or None.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.sessions: list[Any] = []
+        self.session: Any = None
+        self._stack = ExitStack()
+        self._options = options
+        self._accepted: Any = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every test is emulated."""
+        return bool(self._options.fa4_emulate)
+
+    def begin(self, chosen: Mapping[str, Any] | None = None) -> None:
+        """Emulates from here on. chosen: of a marker, instead of the options of the same names.
+
+        Raises LaunchError.
+        """
+        from fa4.emulator.host.session import emulate
+
+        given = self._options
+        options: dict[str, Any] = {
+            "arch": given.fa4_arch,
+            "schedule": given.fa4_schedule,
+            "seed": given.fa4_schedule_seed,
+            "fail_on": given.fa4_fail_on,
+            "max_steps": given.fa4_max_steps,
+            "steer": given.fa4_steer,
+            **(chosen or {}),
+        }
+        if self._accepted is None:
+            self._accepted = _accepted(given)
+        self.session = self._stack.enter_context(
+            emulate(cuda=True, accepted=self._accepted, collect=given.fa4_write_baseline, **options)
         )
-    )
+        self.sessions.append(self.session)
+
+    def end(self) -> None:
+        """Undoes it."""
+        self.session = None
+        self._stack.close()
 
 
-def _accepted(config: pytest.Config) -> Any:
+def _accepted(options: argparse.Namespace) -> Any:
     """What the options accept. Raises LaunchError for what is no rule or baseline."""
     from fa4.emulator.accepted import Accepted
 
-    rules, files = config.getoption("--fa4-ignore"), config.getoption("--fa4-suppressions")
-    baseline = config.getoption("--fa4-baseline")
-    if config.getoption("--fa4-write-baseline"):
+    files, baseline = options.fa4_suppressions, options.fa4_baseline
+    if options.fa4_write_baseline:
         if baseline is None:
             raise pytest.UsageError("--fa4-write-baseline needs --fa4-baseline FILE to write")
         baseline = None
-    return Accepted.of(rules, [files] if files else [], baseline)
+    return Accepted.of(options.fa4_ignore, [files] if files else [], baseline)
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Undoes it."""
-    if _STACK in config.stash:
-        config.stash[_STACK].close()
+def _begin(config: pytest.Config, options: argparse.Namespace) -> None:
+    """Emulates the whole run, if that is asked for."""
+    emulation = config.stash[_EMULATION] = Emulation(options)
+    config.add_cleanup(emulation.end)
+    if emulation.whole:
+        from fa4.emulator.errors import LaunchError
+
+        try:
+            emulation.begin()
+        except LaunchError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before any conftest.py, so that one that asks for a GPU finds it."""
+    _begin(early_config, early_config.known_args_namespace)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The marker; and the emulation where the plugin is loaded late."""
+    config.addinivalue_line(
+        "markers",
+        f"{_MARKER}(arch='sm_100a', schedule='fifo', seed=0, ...): run this test's kernels in "
+        "fa4's emulator, as --fa4-emulate does for all",
+    )
+    if _EMULATION not in config.stash:
+        _begin(config, config.option)
+
+
+def _marked(item: pytest.Item) -> dict[str, Any] | None:
+    """The arguments of the item's markers, the nearest first; None without one.
+
+    Raises ValueError for those that the marker does not take, in one line.
+    """
+    marks = list(item.iter_markers(_MARKER))
+    if not marks:
+        return None
+    chosen: dict[str, Any] = {}
+    for mark in marks:
+        if mark.args:
+            raise ValueError(f"{_MARKER}({mark.args[0]!r}): takes keyword arguments only")
+        for name, value in mark.kwargs.items():
+            wanted = _ARGUMENTS.get(name)
+            if wanted is None:
+                allowed = ", ".join(_ARGUMENTS)
+                raise ValueError(f"{_MARKER}({name}=...): unknown argument; there are {allowed}")
+            text = f"{_MARKER}({name}={value!r})"
+            if name == "arch" and value not in _ARCHS:
+                raise ValueError(f"{text}: allowed are {', '.join(_ARCHS)}")
+            if type(value) is not wanted and not (name == "max_steps" and value is None):
+                raise ValueError(f"{text}: expected {wanted.__name__}")
+            if isinstance(value, int) and value < 0:
+                raise ValueError(f"{text}: 0 or more is needed")
+            chosen.setdefault(name, value)
+    return chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begins what the marker asks for, before the test's fixtures are made."""
+    from fa4.emulator.errors import LaunchError
+
+    emulation = item.config.stash[_EMULATION]
+    try:
+        chosen = _marked(item)
+        if chosen is None or (emulation.whole and not chosen):
+            return
+        emulation.end()
+        emulation.begin(chosen)
+    except (ValueError, LaunchError) as error:
+        reason = str(error)
+        if isinstance(error, LaunchError):
+            reason = f"{_MARKER}: {reason}"
+        pytest.fail(reason, pytrace=False)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """After a marked test, whatever became of it, all is as it was before."""
+    emulation = item.config.stash[_EMULATION]
+    before = emulation.session
+    try:
+        yield
+    finally:
+        if emulation.session is not before:
+            emulation.end()
+            if emulation.whole:
+                emulation.begin()
 
 
 @pytest.fixture
 def fa4_emulation(pytestconfig: pytest.Config) -> Any:
-    """The `fa4.emulator.Session`; skips without --fa4-emulate."""
-    if _SESSION not in pytestconfig.stash:
-        pytest.skip("needs --fa4-emulate")
-    return pytestconfig.stash[_SESSION]
+    """The `fa4.emulator.Session`; skips without --fa4-emulate and the marker."""
+    session = pytestconfig.stash[_EMULATION].session
+    if session is None:
+        pytest.skip(f"needs --fa4-emulate, or the marker {_MARKER}")
+    return session
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Findings that do not fail a test stand in its report."""
-    session = item.config.stash.get(_SESSION, None)
+    session = item.config.stash[_EMULATION].session
     first = len(session.reports) if session is not None else 0
     yield
     if session is None:
@@ -149,14 +265,15 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         item.add_report_section("call", "fa4 emulator", "\n".join(texts))
 
 
-def _write_files(config: pytest.Config, session: Any) -> list[Path]:
+def _write_files(config: pytest.Config, sessions: list[Any]) -> list[Path]:
     """The files that were asked for; which."""
+    from fa4.emulator.machine.coverage import merge_coverages
     from fa4.emulator.tools.finding_files import FindingTexts
 
     written = FindingTexts(
-        findings=session.findings(),
-        accepted=session.accepted(),
-        coverage=session.coverage(),
+        findings=[finding for session in sessions for finding in session.findings()],
+        accepted=[pair for session in sessions for pair in session.accepted()],
+        coverage=merge_coverages(one for session in sessions for one in session.coverage()),
         root=config.rootpath,
     )
     option = config.getoption
@@ -170,22 +287,26 @@ def _write_files(config: pytest.Config, session: Any) -> list[Path]:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """What was launched, and what was found by severity."""
-    session = config.stash.get(_SESSION, None)
-    if session is None:
+    sessions = config.stash[_EMULATION].sessions
+    if not sessions:
         return
-    for path in _write_files(config, session):
+    from fa4.emulator.machine.coverage import merge_coverages
+
+    for path in _write_files(config, sessions):
         terminalreporter.write_line(f"fa4 emulator: wrote {path}")
-    kernels = {name for report in session.reports for name in report.kernels}
-    severities = Counter(f.severity for report in session.reports for f in report.findings)
+    reports = [report for session in sessions for report in session.reports]
+    kernels = {name for report in reports for name in report.kernels}
+    severities = Counter(finding.severity for report in reports for finding in report.findings)
     found = ", ".join(f"{count} {name}" for name, count in sorted(severities.items())) or "none"
-    if accepted := session.accepted():
-        found += f"; {len(accepted)} accepted"
+    if accepted := sum(len(session.accepted()) for session in sessions):
+        found += f"; {accepted} accepted"
+    archs = ", ".join(sorted({session.arch for session in sessions}))
     terminalreporter.write_sep("-", "fa4 emulator")
     terminalreporter.write_line(
-        f"{len(session.reports)} launches of {len(kernels)} kernels on an emulated "
-        f"{config.getoption('--fa4-arch')}; findings: {found}"
+        f"{len(reports)} launches of {len(kernels)} kernels on an emulated {archs}; "
+        f"findings: {found}"
     )
-    for one in session.coverage():
+    for one in merge_coverages(one for session in sessions for one in session.coverage()):
         waits = sum(missed.synchronises for missed in one.missed)
         terminalreporter.write_line(
             f"{one.kernel}: {one.reached} of {one.instructions} instructions ran"

@@ -75,6 +75,7 @@ def emulate(
     not thread-safe, not nestable.
     """
     session = Session(executor, memory, options, steer, replay)
+    session.arch = arch
     try:
         with redirected(session, arch, cuda):
             yield session
@@ -85,8 +86,11 @@ def emulate(
 class Session:
     """What happened inside one `emulate` context.
 
-    reports: one for every group of launches that may overlap, in stream order.
+    reports: one for every group of launches that may overlap, in stream order. arch: of the
+    emulated GPU, "" where there is none.
     """
+
+    arch = ""
 
     def __init__(
         self,
