@@ -12,6 +12,15 @@ import typer
 
 from fa4.base.files import check_folder, write_whole
 from fa4.commands import emit, emulate_witness
+from fa4.commands.emulate_choices import (
+    choose_arch,
+    choose_schedule,
+    choose_severity,
+    is_as_severe,
+    refuse_given,
+)
+from fa4.commands.emulate_covered import SecondsOption, UntilOption, VaryOption, run_covered
+from fa4.commands.emulate_covered import render as render_covered
 from fa4.commands.emulate_cuda import compile_cuda
 from fa4.commands.emulate_findings import (
     BaselineOption,
@@ -24,7 +33,6 @@ from fa4.commands.emulate_findings import (
 )
 from fa4.commands.emulate_report import render, render_kernels, render_support
 from fa4.commands.emulate_witness import ReplayOption, SteerOption, WitnessOption
-from fa4.emulator.kinds import SEVERITIES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +43,6 @@ if TYPE_CHECKING:
 
 LISTED_PROBLEMS = 3
 MAX_STEPS = 10_000_000  # half a minute
-ARCHS = ("sm_100a", "sm_103a", "sm_90a")
 
 FileArgument = Annotated[
     Path | None, typer.Argument(metavar="FILE.ptx|FILE.cu|SCRIPT.py", show_default=False)
@@ -122,6 +129,9 @@ def emulate(
     steer: SteerOption = 0,
     witness: WitnessOption = None,
     replay: ReplayOption = None,
+    until_covered: UntilOption = 0,
+    vary: VaryOption = None,
+    seconds: SecondsOption = 120.0,
     arch: ArchOption = "sm_100a",
     trace: TraceOption = None,
     list_only: Annotated[bool, typer.Option("--list", help="Describe the kernels.")] = False,
@@ -166,8 +176,17 @@ def emulate(
         "--arg": arg, "--out": out, "--seeds": seeds > 1, "--trace": trace, "--list": list_only,
     }  # fmt: skip
     orders = {"--steer": steer, "--witness": witness, "--replay": replay}
+    covered = {"--until-covered": until_covered, "--vary": vary, "--seconds": seconds}
+    if vary and not until_covered:
+        raise ValueError("--vary needs --until-covered RUNS")
     if file.suffix == ".py":
         refuse_given(file, of_ptx)
+        if until_covered:
+            given = {**of_ptx, **orders, **covered, "--seed": seed, "--arch": choose_arch(arch)}
+            emit_covered(
+                run_covered(file, script_args or [], given, options, files), options, as_json
+            )
+            return
         chosen = {**options, "seed": seed, "collect": write_baseline, **script_orders(orders)}
         arguments = script_args or []
         emulate_script(file, arguments, choose_arch(arch), chosen, files, witness, as_json)
@@ -176,7 +195,7 @@ def emulate(
         raise ValueError(f"{script_args[0]}: only a script takes arguments; a kernel's are --arg")
     emulate_ptx(
         file,
-        of_ptx | orders | {"--seeds": seeds, "--seed": seed, "--arch": choose_arch(arch)},
+        of_ptx | orders | covered | {"--seeds": seeds, "--seed": seed, "--arch": choose_arch(arch)},
         options,
         files,
         as_json,
@@ -202,7 +221,15 @@ def emulate_ptx(
             emit({"file": str(file), **describe_kernels(ptx)}, as_json, render_kernels)
             return
         shapes = {name: given[f"--{name}"] for name in ("grid", "block", "cluster")}
-        job = prepare(ptx, given["--kernel"], given["--arg"] or [], seed, given["--smem"], shapes)
+        name, smem = given["--kernel"], given["--smem"]
+        if given["--until-covered"]:
+            done = run_covered(
+                file, [], given, options, files,
+                lambda texts: prepare(ptx, name, texts, seed, smem, shapes),
+            )  # fmt: skip
+            emit_covered(done, options, as_json)
+            return
+        job = prepare(ptx, name, given["--arg"] or [], seed, smem, shapes)
         places = check_outputs(job, given["--out"] or [], trace)
         chosen = {**options, "seed": seed, "accepted": accepted}
         if given["--replay"]:
@@ -321,40 +348,11 @@ def parse_shape(name: str, text: str) -> tuple[int, int, int] | None:
     return x, y, z
 
 
-def choose_schedule(name: str, seeds: int) -> str:
-    """The schedule of --schedule and --seeds. Raises ValueError if there is none, or no use."""
-    from fa4.emulator.machine.options import SCHEDULES
-
-    if name and name not in SCHEDULES:
-        raise ValueError(f"--schedule {name}: allowed are {', '.join(SCHEDULES)}")
-    if seeds > 1 and name == "fifo":
-        raise ValueError("--seeds changes nothing with --schedule fifo: take random or adversarial")
-    return name or ("fifo" if seeds == 1 else "random")
-
-
-def choose_severity(name: str) -> str:
-    """The value of --fail-on. Raises ValueError if there is none of that name."""
-    if name not in SEVERITIES:
-        raise ValueError(f"--fail-on {name}: allowed are {', '.join(SEVERITIES)}")
-    return name
-
-
-def choose_arch(name: str) -> str:
-    """The value of --arch. Raises ValueError if there is none of that name."""
-    if name not in ARCHS:
-        raise ValueError(f"--arch {name}: allowed are {', '.join(ARCHS)}")
-    return name
-
-
-def refuse_given(file: Path, options: Mapping[str, Any]) -> None:
-    """Raises ValueError for an option that only PTX has, where a script is run."""
-    if given := [name for name, value in options.items() if value]:
-        raise ValueError(f"{file}: {', '.join(given)} cannot be used with a script")
-
-
-def is_as_severe(finding: Mapping[str, Any], severity: str) -> bool:
-    """Whether a finding fails a run that this severity fails."""
-    return SEVERITIES.index(finding["severity"]) >= SEVERITIES.index(severity)
+def emit_covered(done: Mapping[str, Any], options: Mapping[str, Any], as_json: bool) -> None:
+    """Prints what varying sizes has found; exit code 1 if that fails the run."""
+    emit(done, as_json, render_covered)
+    if any(is_as_severe(finding, options["fail_on"]) for finding in done["findings"]):
+        raise typer.Exit(1)
 
 
 def emulate_script(

@@ -7,11 +7,14 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fa4.commands import emulate_witness
 from fa4.commands.emulate_findings import FindingFiles
 from fa4.commands.emulate_report import render_accepted, render_coverage, render_findings
+
+if TYPE_CHECKING:
+    from fa4.emulator.host.session import Session
 
 
 def run_script(
@@ -27,24 +30,10 @@ def run_script(
     Returns what was launched and found, as plain data. Raises what the script raises, but for
     findings, which end it, and sys.exit. witness: where to write an order that steering found.
     """
-    from fa4.emulator.errors import EmulationFailed
-    from fa4.emulator.host.session import emulate
     from fa4.emulator.tools.describe import describe_accepted, describe_coverage, describe_findings
     from fa4.emulator.tools.finding_files import FindingTexts
 
-    failed, exit_code = False, 0
-    before = sys.argv, list(sys.path)
-    sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
-    try:
-        with emulate(arch=arch, cuda=True, **options) as session:
-            try:
-                runpy.run_path(str(script), run_name="__main__")
-            except EmulationFailed:
-                failed = True
-            except SystemExit as end:
-                exit_code = _code_of(end)
-    finally:
-        sys.argv, sys.path[:] = before
+    session, failed, exit_code = execute(script, arguments, arch, options)
     launches = Counter(name for report in session.reports for name in report.kernels)
     findings, accepted, coverage = session.findings(), session.accepted(), session.coverage()
     made = files.write(FindingTexts(findings=findings, accepted=accepted, coverage=coverage))
@@ -66,6 +55,29 @@ def run_script(
         "failed": failed,
         "exit_code": exit_code,
     }
+
+
+def execute(
+    script: Path, arguments: Sequence[str], arch: str, options: Mapping[str, Any]
+) -> tuple[Session, bool, int]:
+    """The session of a script's run, whether findings ended it, and its exit code."""
+    from fa4.emulator.errors import EmulationFailed
+    from fa4.emulator.host.session import emulate
+
+    failed, exit_code = False, 0
+    before = sys.argv, list(sys.path)
+    sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
+    try:
+        with emulate(arch=arch, cuda=True, **options) as session:
+            try:
+                runpy.run_path(str(script), run_name="__main__")
+            except EmulationFailed:
+                failed = True
+            except SystemExit as end:
+                exit_code = _code_of(end)
+    finally:
+        sys.argv, sys.path[:] = before
+    return session, failed, exit_code
 
 
 def _code_of(end: SystemExit) -> int:

@@ -42,11 +42,13 @@ if TYPE_CHECKING:
     from fa4.emulator.tools.seeds import Exploration, explore
     from fa4.emulator.tools.trace import Recorder
     from fa4.emulator.tools.traffic import SharedTraffic
+    from fa4.emulator.tools.until_covered import Covering, until_covered
 
 __all__ = [
     "Accepted",
     "Allocation",
     "BarrierUse",
+    "Covering",
     "EmulationFailed",
     "EmulatorError",
     "Exploration",
@@ -76,6 +78,7 @@ __all__ = [
     "run_ptx",
     "run_steered",
     "steer",
+    "until_covered",
 ]
 
 _MODULES = {
@@ -94,6 +97,7 @@ _MODULES = {
     "tools.seeds": ("Exploration", "explore"),
     "tools.trace": ("Recorder",),
     "tools.traffic": ("SharedTraffic",),
+    "tools.until_covered": ("Covering", "until_covered"),
     "orders.steer": ("Shown", "Steering", "run_steered", "steer"),
     "orders.witness": ("Witness", "find_witness"),
 }  # fmt: skip

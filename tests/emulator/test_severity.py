@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4 import cli, emulator
-from fa4.commands.emulate import SEVERITIES as COMMAND_SEVERITIES
+from fa4.commands.emulate_choices import SEVERITIES as COMMAND_SEVERITIES
 from fa4.emulator.errors import SEVERITIES, KernelFinding
 from fa4.emulator.execute import failures
 from fa4.emulator.kinds import EXCUSES
