@@ -254,3 +254,13 @@ def test_style_in_the_command(
         assert (finding["kind"], finding["severity"]) == ("race", "style")
         (result,) = json.loads(Path("s.sarif").read_text())["runs"][0]["results"]
         assert result["level"] == "note" and ("suppressions" in result) == accepted
+
+
+@pytest.mark.parametrize(("step", "severities"), [(0, {"style"}), (1, {"hazard"})])
+def test_two_warps_store_one_matrix(step: int, severities: set[str]) -> None:
+    """As Triton does with tiles smaller than its warps: equal rows are style, others a race."""
+    body = f"""mov.u32 %r1, %tid.x; shr.u32 %r3, %r1, 5; mul.lo.u32 %r3, %r3, {step};
+mov.u32 %r2, smem; and.b32 %r4, %r1, 7; mad.lo.u32 %r2, %r4, 16, %r2;
+stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r2], {{%r3}};"""
+    report = run_ptx(body, [], block=(64, 1, 1), smem=128, collect=True)
+    assert {finding.severity for finding in report.findings} == severities

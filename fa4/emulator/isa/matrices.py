@@ -6,14 +6,15 @@ A fragment of an 8x8 matrix of 16-bit elements is one 32-bit register: lane t ho
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.loads import check_same_values, store_unchecked
+from fa4.emulator.isa.loads import changes_nothing, check_same_values, store_unchecked
 from fa4.emulator.isa.spaces import Elements, Piece, Space, record, units
-from fa4.emulator.machine.shadows import READ, WRITE, Touch
+from fa4.emulator.machine.shadows import READ, WRITE, Change, Touch
 from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.masks import FULL_MASK, Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
@@ -138,16 +139,22 @@ def bind_store_matrix(instruction: PtxInstruction, context: KernelContext) -> Ha
     def handler(fragment: Fragment, mask: int) -> None:
         warp = fragment.warp
         piece = _piece(fragment, mask, address, rows, space, write=True)
-        record(warp, piece, ROW_BYTES, _touch(warp, access, WRITE, rows))
         values = source.read(warp).view(np.uint8).reshape(32, count, 4)
         matrices = np.empty((count, MATRIX_ROWS * ROW_BYTES), np.uint8)
         matrices[:, places] = values.transpose(1, 0, 2)
         whole = matrices.reshape(rows, ROW_BYTES).view(f"V{ROW_BYTES}").reshape(-1)
+        touch = _touch(warp, access, WRITE, rows)
+        record(warp, piece, ROW_BYTES, replace(touch, idle=partial(_change_of, piece, whole)))
         store_unchecked(piece, whole)
         check_same_values(fragment, piece, whole)
         warp.cta.machine.progress += 1
 
     return handler
+
+
+def _change_of(piece: Piece, rows: Array) -> Change:
+    """What a store of these rows would change: their elements are no floats that could be near."""
+    return Change.NOTHING if changes_nothing(piece, rows) else Change.VALUES
 
 
 @ROWS.lane(

@@ -81,7 +81,7 @@ def element_bytes(program: Program, line: int) -> int:
     """Bytes of each element that a thread's load or store at a line accesses, as the memory model
     counts them (PTX ISA 8.2.2: a vector is a set of accesses of its elements); 0: unknown."""
     instruction = program.instruction_at(line)
-    if instruction is None or instruction.parts[0] not in ("ld", "ldu", "st", "atom", "red"):
+    if instruction is None or instruction.parts[0] not in ("ld", "ldu", "st", "stmatrix"):
         return 0
     try:
         return max(width_of(instruction.parts[-1]) // 8, 1)

@@ -82,7 +82,6 @@ def _compile_module(text: str, names: list[str]) -> None:
     builder.getModulePassManager().run(module, builder)
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.set_object_cache(lambda _, data: keep(data, names, _target()))
-    engine.finalize_object()
     _enter(engine, names)
 
 
@@ -91,12 +90,13 @@ def _load_kept(names: Sequence[str]) -> None:
     for data, mine in kept_objects(names, _target()):
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
         engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-        engine.finalize_object()
         _enter(engine, mine)
 
 
 def _enter(engine: Any, names: Sequence[str]) -> None:
+    # Before anything can interrupt: an engine that dies takes the target machine with it.
     _engines.append(engine)
+    engine.finalize_object()
     for name in names:
         _compiled[name] = _PROTOTYPE(engine.get_function_address(name))
 
