@@ -149,6 +149,14 @@ RECORDS = (
     _computed("predictions", "tests/sim/test_predictions.py::test_the_recorded_figures"),
     _computed("reference", needs=TIMES, also=("fa4.backends.reference",)),
     _computed("sim", needs=TIMES),
+    Record(
+        path="lab/benchmarks/results/strangers.json",
+        command="python -m lab.benchmarks.strangers FOLDER", needs=HOURS,
+        modules=(
+            "lab.benchmarks.strangers", "lab.benchmarks.strangers_chosen",
+            "fa4.emulator.host.session",
+        ),
+    ),
     _computed(
         "validation", files=("fa4/measured/*.csv", "lab/hardware/results/hopper_sweep_again.csv")
     ),

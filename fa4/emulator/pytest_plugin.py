@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-_EMULATION = pytest.StashKey["Emulation"]()
+EMULATION = pytest.StashKey["Emulation"]()
 _ARCHS = ("sm_100a", "sm_103a", "sm_90a")
 _MARKER = "fa4_emulate"
 # What the marker takes, with the type of each; a limit may also be None.
@@ -154,7 +154,7 @@ def _accepted(options: argparse.Namespace) -> Any:
 
 def _begin(config: pytest.Config, options: argparse.Namespace) -> None:
     """Emulates the whole run, if that is asked for."""
-    emulation = config.stash[_EMULATION] = Emulation(options)
+    emulation = config.stash[EMULATION] = Emulation(options)
     config.add_cleanup(emulation.end)
     if emulation.whole:
         from fa4.emulator.errors import LaunchError
@@ -178,7 +178,7 @@ def pytest_configure(config: pytest.Config) -> None:
         f"{_MARKER}(arch='sm_100a', schedule='fifo', seed=0, ...): run this test's kernels in "
         "fa4's emulator, as --fa4-emulate does for all",
     )
-    if _EMULATION not in config.stash:
+    if EMULATION not in config.stash:
         _begin(config, config.option)
 
 
@@ -215,7 +215,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Begins what the marker asks for, before the test's fixtures are made."""
     from fa4.emulator.errors import LaunchError
 
-    emulation = item.config.stash[_EMULATION]
+    emulation = item.config.stash[EMULATION]
     try:
         chosen = _marked(item)
         if chosen is None or (emulation.whole and not chosen):
@@ -232,7 +232,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """After a marked test, whatever became of it, all is as it was before."""
-    emulation = item.config.stash[_EMULATION]
+    emulation = item.config.stash[EMULATION]
     before = emulation.session
     try:
         yield
@@ -246,7 +246,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture
 def fa4_emulation(pytestconfig: pytest.Config) -> Any:
     """The `fa4.emulator.Session`; skips without --fa4-emulate and the marker."""
-    session = pytestconfig.stash[_EMULATION].session
+    session = pytestconfig.stash[EMULATION].session
     if session is None:
         pytest.skip(f"needs --fa4-emulate, or the marker {_MARKER}")
     return session
@@ -255,7 +255,7 @@ def fa4_emulation(pytestconfig: pytest.Config) -> Any:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Findings that do not fail a test stand in its report."""
-    session = item.config.stash[_EMULATION].session
+    session = item.config.stash[EMULATION].session
     first = len(session.reports) if session is not None else 0
     yield
     if session is None:
@@ -287,7 +287,7 @@ def _write_files(config: pytest.Config, sessions: list[Any]) -> list[Path]:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """What was launched, and what was found by severity."""
-    sessions = config.stash[_EMULATION].sessions
+    sessions = config.stash[EMULATION].sessions
     if not sessions:
         return
     from fa4.emulator.machine.coverage import merge_coverages

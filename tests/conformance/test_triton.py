@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +87,46 @@ def test_pointers_masks_and_tuning(kernels: Any) -> None:
         assert torch.allclose(out.view(7, 143), x.view(7, 143).softmax(-1), atol=1e-6)
         kernels.add[(0,)](x, y, out, 1001, 128)  # Triton launches nothing
     assert len(session.reports) == 3
+
+
+class Held:
+    """As pointwise libraries hold a tensor: what Triton takes is its type and its address."""
+
+    def __init__(self, tensor: torch.Tensor, offset: int) -> None:
+        self.held, self.offset, self.dtype = tensor, offset, tensor.dtype
+
+    def data_ptr(self) -> int:
+        """Of the element that it begins with."""
+        return self.held.data_ptr() + self.offset * self.held.element_size()
+
+
+def test_objects_that_hold_a_tensor(kernels: Any) -> None:
+    """They are passed as the tensor, from their offset on; one that holds none is refused."""
+    x, out = torch.arange(300.0), torch.zeros(300)
+    with emulator.emulate():
+        kernels.add[(2,)](Held(x, 7), x, Held(out, 100), 200, 128)
+        nothing = Held(x, 0)
+        nothing.held = SimpleNamespace(data_ptr=lambda: 4096, element_size=lambda: 4)
+        with pytest.raises(emulator.LaunchError, match="is a Held, which holds no tensor"):
+            kernels.add[(2,)](nothing, x, out, 200, 128)
+    assert torch.equal(out[100:], x[7:207] + x[:200]) and not out[:100].any()
+
+
+def test_timers_of_triton(kernels: Any) -> None:
+    """They launch nothing inside, and are Triton's own again afterwards."""
+    import triton.testing
+
+    x, out, before = torch.randn(128), torch.zeros(128), triton.testing.do_bench
+    with emulator.emulate() as session:
+        inside = triton.testing.do_bench
+        times = [
+            inside(lambda: kernels.add[(1,)](x, x, out, 128, 128), **options)
+            for options in ({}, {"quantiles": (0.2, 0.8)}, {"return_mode": "all"})
+        ]
+    assert times == [1.0, [1.0, 1.0], [1.0]] and not session.reports and not out.any()
+    assert triton.testing.do_bench is before is not inside
+    with pytest.raises(RuntimeError):  # no driver
+        inside(lambda: None)
 
 
 def test_descriptors_that_the_kernel_makes(kernels: Any) -> None:

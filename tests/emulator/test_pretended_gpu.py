@@ -197,3 +197,43 @@ def test_a_script_by_the_command(
         with pytest.raises(SystemExit) as stop:
             cli.main(["emulate", *arguments])
         assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_what_is_registered_for_cuda_counts() -> None:
+    """Kernels of an operator for CUDA take tensors of the pretended GPU: as long as their library
+    lives, at most to the end."""
+    seven = lambda x: torch.full_like(x, 7)  # noqa: E731
+    with emulator.emulate(cuda=True):
+        x = torch.ones(2, device="cuda")
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("neg", seven, "CUDA")
+        assert torch.neg(x).tolist() == [7, 7]
+        del library
+        assert torch.neg(x).tolist() == [-1, -1]
+        library = torch.library.Library("aten", "IMPL", "CUDA")
+        library.impl("neg", seven)
+        own = torch.library.Library("fa4_test_pretended", "DEF")
+        own.define("triple(Tensor x) -> Tensor")
+        own.impl("triple", lambda x: 3 * x, "CUDA")
+        assert torch.ops.fa4_test_pretended.triple(x).tolist() == [3, 3]
+        assert torch.neg(x).tolist() == [7, 7]
+    assert torch.neg(torch.ones(2)).tolist() == [-1, -1]
+    with pytest.raises(NotImplementedError, match="CPU"):
+        torch.ops.fa4_test_pretended.triple(torch.ones(2))
+    del library, own
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+def test_autocast_is_that_of_the_gpu(dtype: torch.dtype | None) -> None:
+    """Products have its type, float16 unless said; questions are answered; nothing stays."""
+    with emulator.emulate(cuda=True):
+        x = torch.ones(2, 2, device="cuda")
+        with torch.autocast("cuda", dtype=dtype):
+            assert (x @ x).dtype is (dtype or torch.float16)
+            assert torch.is_autocast_enabled("cuda") and torch.is_autocast_enabled()
+            assert torch.get_autocast_dtype("cuda") is (dtype or torch.float16)
+            with torch.autocast("cuda", enabled=False):
+                assert (x @ x).dtype is torch.float32
+        assert not torch.is_autocast_enabled("cuda") and (x @ x).dtype is torch.float32
+    assert torch.is_autocast_enabled.__name__ == "is_autocast_enabled"
+    assert torch.autocast.__init__.__module__ == "torch.amp.autocast_mode"

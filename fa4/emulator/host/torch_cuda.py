@@ -17,6 +17,7 @@ from fa4.emulator.errors import LaunchError
 from fa4.emulator.host import device
 from fa4.emulator.host.arguments import aside
 from fa4.emulator.host.patches import Replacements, Target, replaced
+from fa4.emulator.host.torch_dispatch import autocasts, registrations
 from fa4.emulator.host.torch_empty import empties
 
 # As large as a B200's; nothing is allocated there.
@@ -42,10 +43,11 @@ def redirected(target: Target, cuda: bool) -> Iterator[None]:
             *_addresses(target, torch),
             *empties(torch),
             *(() if own else _streams(torch)),
-            *(_answers(torch) if cuda else ()),
+            *((*_answers(torch), *autocasts(torch)) if cuda else ()),
         ):
             stack.enter_context(replaced(owner, name, value))
         if cuda:
+            stack.enter_context(registrations(torch))
             stack.enter_context(_pretending(torch))
         yield
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fa4.emulator.errors import ArgumentError, LaunchError
+from fa4.emulator.host.arguments import is_array
 from fa4.emulator.tma.descriptor import TensorMap
 
 # Numbers of tensor-map types as Triton's compiler writes them (those of PTX's tensormap.replace).
@@ -53,8 +54,11 @@ class PackedArguments:
             address = value or 0
         elif hasattr(value, "data_ptr"):
             tensor = getattr(value, "base", value)
+            offset = 0
+            if not is_array(tensor):
+                tensor, offset = _viewed(name, value)
             self.memory[name] = tensor
-            address = self._seen_at(name, tensor)
+            address = self._seen_at(name, tensor) + offset
         else:
             raise ArgumentError(name, f"{name} is a {type(value).__name__}, not a tensor")
         self.parameters.append(address.to_bytes(8, "little"))
@@ -82,6 +86,16 @@ class PackedArguments:
             self.parameters.append(_encode_map(name, descriptor, described, address))
             numbers = [*sizes, *steps]
         self.parameters += [_pack_number(name, kind, int(value)) for kind, value in numbers]
+
+
+def _viewed(name: str, value: Any) -> tuple[Any, int]:
+    """The tensor that an object holds which Triton takes for one as it has `data_ptr()`, and how
+    far behind its beginning it points."""
+    held = [part for part in getattr(value, "__dict__", {}).values() if is_array(part)]
+    if len(held) != 1 or not hasattr(held[0], "data_ptr"):
+        kind = type(value).__name__
+        raise ArgumentError(name, f"{name} is a {kind}, which holds no tensor to be found")
+    return held[0], int(value.data_ptr()) - int(held[0].data_ptr())
 
 
 def pack(

@@ -6,6 +6,7 @@ Triton compiles as for the GPU, which needs none; its launches are recorded here
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from fa4.emulator.machine.launch_record import Launch
 WARP_THREADS = 32
 # Triton keeps compiled kernels by device; no real one has such a number.
 _FIRST_DEVICE = 1_000_000
+_TIMERS = ("do_bench", "do_bench_cudagraph")
 
 _sessions: list[EmulatedDriver] = []
 
@@ -32,6 +34,7 @@ def redirected(target: Any, arch: str) -> Iterator[None]:
     Nothing is done where a stand-in without a compiler takes Triton's name.
     """
     try:
+        from triton import testing
         from triton.compiler import CompiledKernel
         from triton.runtime import driver
     except ImportError:
@@ -45,7 +48,10 @@ def redirected(target: Any, arch: str) -> Iterator[None]:
         emulated.kernel = kernel
         loading(kernel)
 
+    timers = {name: vars(testing)[name] for name in _TIMERS if name in vars(testing)}
     CompiledKernel._init_handles = init_handles
+    for name, timer in timers.items():
+        setattr(testing, name, _untimed(timer))
     driver.set_active(emulated)
     _sessions.append(emulated)
     try:
@@ -54,6 +60,23 @@ def redirected(target: Any, arch: str) -> Iterator[None]:
         _sessions.remove(emulated)
         driver._active = before
         CompiledKernel._init_handles = loading
+        for name, timer in timers.items():
+            setattr(testing, name, timer)
+
+
+def _untimed(timer: Callable[..., Any]) -> Callable[..., Any]:
+    """A timer of Triton's that does not time while something is emulated; whoever imports it
+    inside may keep it."""
+
+    @functools.wraps(timer)
+    def bench(fn: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        if not _sessions:
+            return timer(fn, *args, **kwargs)
+        times = _sessions[-1].get_benchmarker()(fn, kwargs.get("quantiles") or (0.5,))
+        every = kwargs.get("return_mode") == "all"
+        return times[0] if len(times) == 1 and not every else times
+
+    return bench
 
 
 class EmulatedDriver:
