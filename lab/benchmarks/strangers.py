@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import ROOT
+from lab.benchmarks.first_launch import PROGRAM
 from lab.foreign import SITE
 from lab.records import read_record, record_path, write_record
 
@@ -128,7 +129,8 @@ def _run_files(
         outcomes = Path(scratch) / "outcomes.json"
         command = [
             sys.executable, "-m", "pytest", "--fa4-emulate", "-q", "-W", "ignore",
-            "-p", "lab.benchmarks.strangers_chosen", "--chosen", str(PER_FILE), "--outcomes", str(outcomes), "-p", "no:cacheprovider",
+            "-p", "lab.benchmarks.strangers_chosen", "--chosen", str(PER_FILE),
+            "--outcomes", str(outcomes), "-p", "no:cacheprovider",
             "--timeout", str(LIMIT_S), "-o", "log_cli=false",
             *project.options, *files,
         ]  # fmt: skip
@@ -151,6 +153,9 @@ def main() -> None:
     options = parser.parse_args()
     known = read_record("strangers")["projects"] if options.only else {}
     chosen = [project for project in PROJECTS if options.only in (None, project.name)]
+    # The emulator compiles its checks once for a machine, not in the time of somebody's test.
+    warm = [sys.executable, "-c", PROGRAM, "checks"]
+    subprocess.run(warm, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     with ThreadPoolExecutor(TOGETHER) as pool:
         made = list(pool.map(lambda one: run(one, options.folder.resolve()), chosen))
     projects = {**known, **dict(zip([one.name for one in chosen], made, strict=True))}

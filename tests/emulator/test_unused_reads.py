@@ -41,6 +41,19 @@ def test_what_is_used_by_nobody_is_style(count: int, threads: int, order: str) -
     assert all("the reading threads do not make" in f.message for f in report.findings)
 
 
+@pytest.mark.parametrize("count", [4, 16, 32])
+def test_a_masked_load_is_one_like_any(count: int) -> None:
+    """As Triton masks what is behind the end; used elsewhere it is a race as ever."""
+    text = IN_PLACE.replace("  ld.global.b32 %r3", "  @%p2 ld.global.b32 %r3")
+    text = text.replace("BEFORE", f"mov.b32 %r3, 0; setp.lt.u32 %p2, %r2, {count - 1};")
+    text = text.replace("LAST", str(count - 1)).replace("OTHERS", str(1024 - count))
+    for after, expected in (("", "style"), (USED["stored elsewhere"]["after"], "hazard")):
+        whole = text.replace("BETWEEN", "").replace("AFTER", after)
+        x, y = np.ones(64, np.float32), np.zeros(64, np.float32)
+        report = run_ptx(whole, [x, y], block=(64, 1, 1), collect=True)
+        assert {f.severity for f in report.findings} == {expected}, after
+
+
 USED = {
     "stored elsewhere": {"after": "mad.wide.u32 %rd4, %r1, 4, %rd2; st.global.b32 [%rd4], %r4;"},
     "stored elsewhere by a part": {

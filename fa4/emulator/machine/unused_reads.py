@@ -87,7 +87,7 @@ _PRIVATE = {"local", "param", "param::func"}
 def _stores_reached(program: Program, line: int) -> tuple[GuardedStore, ...] | None:
     """The stores that the value of a load reaches; None if it reaches anything else, or nothing."""
     load = program.instruction_at(line)
-    if load is None or load.parts[0] != "ld" or load.guard is not None:
+    if load is None or load.parts[0] != "ld":
         return None
     tainted = registers_of(load.operands[0])
     found: dict[int, GuardedStore] = {}
