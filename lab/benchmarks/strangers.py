@@ -28,7 +28,8 @@ from lab.foreign import SITE
 from lab.records import read_record, record_path, write_record
 
 PER_FILE, LIMIT_S = 2, 60
-TOGETHER = 2  # projects at a time
+TOGETHER = 3  # projects at a time
+PROJECT_S = 1200  # the tests that have not begun by then are not run
 MOST_CRASHES = 5
 
 
@@ -100,12 +101,14 @@ def run(project: Project, folder: Path) -> dict[str, Any]:
         tests |= found.get("tests", {})
         under_way = [name for name, test in tests.items() if not test["outcome"]]
         for name in under_way:
-            tests[name] |= {"outcome": "failed", "why": "the process died"}
+            if died:
+                tests[name] |= {"outcome": "failed", "why": "the process died"}
+            else:
+                del tests[name]  # the time of the project was over
         if not died or not under_way:
             break
-        # The rest of the file in which it died does not run.
-        reached = [file for file in left if any(name.startswith(f"{file}::") for name in tests)]
-        left = left[left.index(reached[-1]) + 1 :] if reached else []
+        # What ran, and the files in which it died, do not run again.
+        left = [file for file in left if not any(name.startswith(f"{file}::") for name in tests)]
         if not left:
             break
     return {
@@ -135,9 +138,15 @@ def _run_files(
             *project.options, *files,
         ]  # fmt: skip
         variables["TRITON_CACHE_DIR"] = str(Path(scratch) / "triton")
-        done = subprocess.run(command, cwd=checkout, env=variables, check=False)
+        process = subprocess.Popen(command, cwd=checkout, env=variables)
+        try:
+            died = process.wait(PROJECT_S) not in (0, 1)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            died = False
         found = json.loads(outcomes.read_text()) if outcomes.is_file() else {}
-    return found, done.returncode not in (0, 1)
+    return found, died
 
 
 def _version_of_triton() -> str:
@@ -159,7 +168,12 @@ def main() -> None:
     with ThreadPoolExecutor(TOGETHER) as pool:
         made = list(pool.map(lambda one: run(one, options.folder.resolve()), chosen))
     projects = {**known, **dict(zip([one.name for one in chosen], made, strict=True))}
-    report = {"per_file": PER_FILE, "limit_s": LIMIT_S, "projects": projects}
+    report = {
+        "per_file": PER_FILE,
+        "limit_s": LIMIT_S,
+        "project_s": PROJECT_S,
+        "projects": projects,
+    }
     write_record(record_path("strangers"), report, ("torch", "numba", "numpy"))
 
 

@@ -43,16 +43,17 @@ class Outcomes:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> None:
-        """Keeps `count` tests of each file."""
+        """Keeps `count` tests of each file; the first of each run first."""
         by_file: dict[str, list[Any]] = {}
         for item in items:
             by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
-        kept = []
+        kept: list[tuple[int, Any]] = []
         for name, tests in by_file.items():
             self.collected[name] = len(tests)
-            kept += _smallest(tests)[: self.count]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+            kept += enumerate(_smallest(tests)[: self.count])
+        left = [item for _, item in sorted(kept, key=lambda one: one[0])]
+        config.hook.pytest_deselected(items=[item for item in items if item not in left])
+        items[:] = left
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be read is a test that fails."""
