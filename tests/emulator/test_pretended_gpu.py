@@ -57,6 +57,25 @@ def test_moving_copies(move: Any) -> None:
     assert not x.any() and moved.all()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.zeros(4, device="cuda"), lambda: torch.zeros(4).cuda(),
+     lambda: torch.zeros(4).to("cuda"), lambda: torch.zeros(8, device="cuda")[:4] + 0,
+     lambda: torch.zeros(2, 2, device=torch.device("cuda", 0)).view(4)],
+)  # fmt: skip
+def test_what_is_there_is_not_copied_again(make: Any) -> None:
+    """A tensor of the GPU that is moved to it stays the same one, unless a copy is asked for."""
+    with emulator.emulate(cuda=True):
+        x = make()
+        for moved in (x.cuda(), x.to("cuda"), x.to(x.device), x.to(device="cuda:0")):
+            moved += 1
+        assert x.tolist() == [4] * 4
+        apart = (x.to("cuda", copy=True), x.cpu(), x.to("cpu"), x.cpu().cuda())
+        for moved in apart:
+            moved += 1
+        assert x.tolist() == [4] * 4
+
+
 def test_torch_answers_as_the_machine_would() -> None:
     """The properties that programs choose kernels by; nothing stays behind, whatever happens."""
     for arch, capability, processors in (("sm_100a", (10, 0), 148), ("sm_90a", (9, 0), 132)):

@@ -180,6 +180,15 @@ def _pretending(torch: Any) -> Any:
         where = device_of(x)
         return gpu if where.type == "cpu" else where
 
+    def there(x: Any) -> Any:
+        """A tensor that was made on the GPU, or moved to it."""
+        if isinstance(x, tensor):
+            x._fa4_on_gpu = True
+        return x
+
+    def is_there(x: Any) -> bool:
+        return getattr(x, "_fa4_on_gpu", False)
+
     answers = {
         device_of: seen,
         tensor.is_cuda.__get__: lambda x: seen(x).type == "cuda",
@@ -187,7 +196,7 @@ def _pretending(torch: Any) -> Any:
         tensor.get_device: lambda x: 0,
         tensor.is_pinned: lambda x, *_: False,
         tensor.pin_memory: lambda x, *_: x,
-        tensor.cuda: lambda x, *_, **__: x.clone(),
+        tensor.cuda: lambda x, *_, **__: x if is_there(x) else there(x.clone()),
         tensor.cpu: lambda x, *_, **__: x.clone(),
     }
 
@@ -208,12 +217,17 @@ def _pretending(torch: Any) -> Any:
                 return func(*args, **(kwargs or {}))
             if func in answers:
                 return answers[func](*args, **(kwargs or {}))
-            kwargs = {name: moved(value) for name, value in (kwargs or {}).items()}
+            given, kwargs = kwargs or {}, {n: moved(value) for n, value in (kwargs or {}).items()}
+            to_gpu = any(moved(x) is not x for x in (*args[1:], *given.values()))
             if func is tensor.to and any(
                 isinstance(x, (str, torch.device)) and names_device(x)
-                for x in (*args[1:], kwargs.get("device"))
+                for x in (*args[1:], given.get("device"))
             ):
-                kwargs["copy"] = True  # as between CPU and GPU, where it is one
-            return func(*map(moved, args), **kwargs)
+                # A copy as between CPU and GPU, unless it is known to be there.
+                kwargs["copy"] = given.get("copy", False) or not (to_gpu and is_there(args[0]))
+                result = func(*map(moved, args), **kwargs)
+                return there(result) if to_gpu else result
+            result = func(*map(moved, args), **kwargs)
+            return there(result) if to_gpu or any(map(is_there, args)) else result
 
     return PretendedGpu()
