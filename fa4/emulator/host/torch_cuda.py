@@ -47,8 +47,9 @@ def redirected(target: Target, cuda: bool) -> Iterator[None]:
         ):
             stack.enter_context(replaced(owner, name, value))
         if cuda:
-            stack.enter_context(registrations(torch))
-            stack.enter_context(_pretending(torch))
+            pretended = _pretending(torch)
+            stack.enter_context(registrations(torch, pretended))
+            stack.enter_context(pretended)
         yield
 
 

@@ -38,10 +38,23 @@ def autocasts(torch: Any) -> Replacements:
     yield torch, "get_autocast_dtype", lambda device_type: dtype_of(_here(device_type))
 
 
+def _within(mode: Any, fn: Any) -> Any:
+    if not callable(fn):
+        return fn
+
+    @functools.wraps(fn)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return fn(*args, **kwargs)
+
+    return called
+
+
 @contextlib.contextmanager
-def registrations(torch: Any) -> Iterator[None]:
+def registrations(torch: Any, mode: Any) -> Iterator[None]:
     """Inside, `Library.impl(op, function, "CUDA")` counts for CPU tensors, as long as the library
-    lives and at most to the end."""
+    lives and at most to the end. mode: in which the functions run, as torch leaves it to call them.
+    """
     owner = torch.library.Library
     original = owner.impl
     mirrors: list[weakref.ref[Any]] = []
@@ -57,7 +70,7 @@ def registrations(torch: Any) -> Iterator[None]:
                 mirrors.append(weakref.ref(mirror))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that it replaces the CPU's
-                original(mirror, op_name, fn, key, **kwargs)
+                original(mirror, op_name, _within(mode, fn), key, **kwargs)
         return done
 
     try:
