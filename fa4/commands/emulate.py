@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,13 @@ from fa4.commands.emulate_choices import (
     is_as_severe,
     refuse_given,
 )
-from fa4.commands.emulate_covered import SecondsOption, UntilOption, VaryOption, run_covered
+from fa4.commands.emulate_covered import (
+    SecondsOption,
+    UntilOption,
+    VaryOption,
+    covered_options,
+    run_covered,
+)
 from fa4.commands.emulate_covered import render as render_covered
 from fa4.commands.emulate_cuda import compile_cuda
 from fa4.commands.emulate_findings import (
@@ -176,16 +183,13 @@ def emulate(
         "--arg": arg, "--out": out, "--seeds": seeds > 1, "--trace": trace, "--list": list_only,
     }  # fmt: skip
     orders = {"--steer": steer, "--witness": witness, "--replay": replay}
-    covered = {"--until-covered": until_covered, "--vary": vary, "--seconds": seconds}
-    if vary and not until_covered:
-        raise ValueError("--vary needs --until-covered RUNS")
+    covered = covered_options(until_covered, vary, seconds)
     if file.suffix == ".py":
         refuse_given(file, of_ptx)
         if until_covered:
             given = {**of_ptx, **orders, **covered, "--seed": seed, "--arch": choose_arch(arch)}
-            emit_covered(
-                run_covered(file, script_args or [], given, options, files), options, as_json
-            )
+            done = run_covered(file, script_args or [], given, options, files)
+            emit_covered(done, options, as_json)
             return
         chosen = {**options, "seed": seed, "collect": write_baseline, **script_orders(orders)}
         arguments = script_args or []
@@ -221,15 +225,14 @@ def emulate_ptx(
             emit({"file": str(file), **describe_kernels(ptx)}, as_json, render_kernels)
             return
         shapes = {name: given[f"--{name}"] for name in ("grid", "block", "cluster")}
-        name, smem = given["--kernel"], given["--smem"]
+        make = partial(
+            prepare, ptx, given["--kernel"], seed=seed, dynamic_smem_bytes=given["--smem"],
+            shapes=shapes,
+        )  # fmt: skip
         if given["--until-covered"]:
-            done = run_covered(
-                file, [], given, options, files,
-                lambda texts: prepare(ptx, name, texts, seed, smem, shapes),
-            )  # fmt: skip
-            emit_covered(done, options, as_json)
+            emit_covered(run_covered(file, [], given, options, files, make), options, as_json)
             return
-        job = prepare(ptx, name, given["--arg"] or [], seed, smem, shapes)
+        job = make(given["--arg"] or [])
         places = check_outputs(job, given["--out"] or [], trace)
         chosen = {**options, "seed": seed, "accepted": accepted}
         if given["--replay"]:

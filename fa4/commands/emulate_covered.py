@@ -37,6 +37,13 @@ _LIMITS = re.compile(r"([^=]+)=(\d+):(\d+)(?::(\d+))?")
 _INTEGER = re.compile(r"(?:(--?[^=\s]+)=)?(\d+)")
 
 
+def covered_options(runs: int, vary: list[str] | None, seconds: float) -> dict[str, Any]:
+    """The options by name. Raises ValueError for limits of nothing."""
+    if vary and not runs:
+        raise ValueError("--vary needs --until-covered RUNS")
+    return {"--until-covered": runs, "--vary": vary, "--seconds": seconds}
+
+
 def integers_of_script(arguments: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Name -> (index, value) of each positive integer among a script's arguments.
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fa4 import cli, emulator
 from fa4.commands.emulate_covered import choose_sizes, integers_of_script, with_integers
 from fa4.emulator.machine.coverage import merge_coverages
-from fa4.emulator.tools.until_covered import Place, search
+from fa4.emulator.tools.until_covered import RunPlace, search
 from tests.emulator.kernels import aligned, run_ptx
 
 # Four dot products of K numbers: a main loop over 64 of them (of which it takes the first), and
@@ -65,7 +65,7 @@ def test_the_remainder_of_a_gemm_is_found() -> None:
     assert not alone.reaches(REMAINDER)
     found = emulator.until_covered(gemm, {"k": 1024})
     assert found.ended == "covered" and not found.open and found.trials[0].sizes == {"k": 1024}
-    news = [trial for trial in found.trials if Place("gemm", "", REMAINDER) in trial.new]
+    news = [trial for trial in found.trials if RunPlace("gemm", "", REMAINDER) in trial.new]
     assert len(news) == 1 and news[0].sizes["k"] % 64
     again = [one for sizes in found.proposal for one in gemm(**sizes).coverage]
     (merged,) = merge_coverages(again)
@@ -211,7 +211,7 @@ def test_compilations_of_a_kernel_count_together() -> None:
         return reports[sizes["k"]].coverage, []
 
     found = search(attempt, {"k": [1024, 1023, 63]})
-    assert found.ended == "covered" and Place("gemm", "gemm.py", 9) in found.trials[1].new
+    assert found.ended == "covered" and RunPlace("gemm", "gemm.py", 9) in found.trials[1].new
     assert "gemm (gemm.py): " in str(found)
 
 

@@ -171,6 +171,11 @@ def _answers(torch: Any) -> Replacements:
         yield torch.cuda, name, answer
 
 
+def is_there(x: Any) -> bool:
+    """Whether a tensor is known to have been made on the pretended GPU, or moved to it."""
+    return getattr(x, "_fa4_on_gpu", False)
+
+
 def _pretending(torch: Any) -> Any:
     """The mode in which every CPU tensor is said to be on the GPU."""
     here, gpu, tensor = torch.device("cpu"), torch.device("cuda", 0), torch.Tensor
@@ -186,9 +191,6 @@ def _pretending(torch: Any) -> Any:
         if isinstance(x, tensor):
             x._fa4_on_gpu = True
         return x
-
-    def is_there(x: Any) -> bool:
-        return getattr(x, "_fa4_on_gpu", False)
 
     answers = {
         device_of: seen,

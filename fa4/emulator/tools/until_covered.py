@@ -33,7 +33,7 @@ Attempt: TypeAlias = Callable[[Sizes], tuple[Iterable[KernelCoverage], Iterable[
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class RunPlace:
     """Something that is to run. kernel: its name. file, line: of the source, or "" and of the PTX.
     way: "" for the line's instructions, "taken" or "not taken" for a branch on it."""
 
@@ -53,7 +53,7 @@ class Trial:
     that is no finding; what it ran before counts for nothing."""
 
     sizes: Sizes
-    new: tuple[Place, ...] = ()
+    new: tuple[RunPlace, ...] = ()
     findings: tuple[KernelFinding, ...] = ()
     refused: str = ""
 
@@ -64,7 +64,7 @@ class Covering:
     ended: "covered", or which limit: "runs", "seconds", "sizes" (all that are allowed)."""
 
     trials: list[Trial] = field(default_factory=list)
-    open: tuple[Place, ...] = ()
+    open: tuple[RunPlace, ...] = ()
     coverage: list[KernelCoverage] = field(default_factory=list)
     ended: str = ""
 
@@ -192,10 +192,10 @@ class _Seen:
     """What of each kernel is known and has run, over all of its compilations."""
 
     def __init__(self) -> None:
-        self._known: set[Place] = set()
-        self._ran: set[Place] = set()
+        self._known: set[RunPlace] = set()
+        self._ran: set[RunPlace] = set()
 
-    def add(self, coverages: Iterable[KernelCoverage]) -> tuple[Place, ...]:
+    def add(self, coverages: Iterable[KernelCoverage]) -> tuple[RunPlace, ...]:
         """Notes what all runs have covered; returns what ran for the first time."""
         before = set(self._ran)
         for coverage in coverages:
@@ -204,30 +204,30 @@ class _Seen:
             self._ran |= known - missed
         return tuple(sorted(self._ran - before))
 
-    def open(self) -> set[Place]:
+    def open(self) -> set[RunPlace]:
         """What has not run."""
         return self._known - self._ran
 
 
-def _places_of(coverage: KernelCoverage) -> tuple[set[Place], set[Place]]:
+def _places_of(coverage: KernelCoverage) -> tuple[set[RunPlace], set[RunPlace]]:
     """The places of a kernel, and those of them that did not run."""
     program = load_program(coverage.ptx, coverage.kernel)
-    places: dict[tuple[int, str], Place] = {}
+    places: dict[tuple[int, str], RunPlace] = {}
     known, missed = set(), set()
     waits = _waiting(program.kernel.instructions)
     for one in program.kernel.instructions:
         file, line = one.location or ("", one.written_line)
-        place = Place(coverage.kernel, file, line)
+        place = RunPlace(coverage.kernel, file, line)
         places[one.written_line, one.text] = place
         known.add(place)
         if one.parts[0] == "bra" and one.guard is not None and one.guard.name not in waits:
-            known |= {Place(coverage.kernel, file, line, way) for way in ("taken", "not taken")}
+            known |= {RunPlace(coverage.kernel, file, line, way) for way in ("taken", "not taken")}
     for gone in coverage.missed:
         missed.add(places[gone.line, gone.text])
     for branch in coverage.branches:
         place = places[branch.line, branch.text]
         ways = {True: ["not taken"], False: ["taken"], None: ["taken", "not taken"]}[branch.taken]
-        missed |= {Place(place.kernel, place.file, place.line, way) for way in ways}
+        missed |= {RunPlace(place.kernel, place.file, place.line, way) for way in ways}
     return known, missed
 
 
@@ -372,7 +372,7 @@ def _words(sizes: Mapping[str, int]) -> str:
     return " ".join(f"{name}={value}" for name, value in sizes.items())
 
 
-def _several(places: Iterable[Place]) -> str:
+def _several(places: Iterable[RunPlace]) -> str:
     """ "gemm.py lines 22-24, branches taken in line 20"."""
     groups: dict[tuple[str, str], dict[str, list[int]]] = {}
     for one in sorted(places):
