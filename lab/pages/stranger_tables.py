@@ -1,0 +1,125 @@
+"""What became of the test suites of others in the emulator: the table in docs/how-to/suites.md.
+
+`python -m lab.pages.stranger_tables` writes it from the record of `lab.benchmarks.strangers`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lab.benchmarks.strangers import PROJECTS
+from lab.pages import DOCS
+from lab.pages.marked_tables import MarkedTables
+from lab.records import read_record
+
+PAGE = DOCS / "how-to" / "suites.md"
+# What an error's text says, and what that is; the first that fits.
+REASONS = (
+    (r"from pytest-timeout", "takes longer than its time here"),
+    (r"^the process died", "the process died"),
+    (r"EmulationFailed", "a finding"),
+    (r"nsupported (instruction|\w+)", "an instruction that the emulator does not run"),
+    (r"_cuda_getDevice|[Ii]nductor|[Dd]ynamo", "`torch.compile` for a GPU, which torch has not"),
+    (r"default_generators|tuple index out of range", "the state of torch's random generator"),
+    (r"unexpected keyword argument 'device'", "written for another version of transformers"),
+    (r"elapsed_time|times are unknown", "asks for times"),
+)
+OTHER = "another error"
+# What was looked at of findings: in these kernels, by their names.
+_REPLICATED = (
+    "in place, on rows with fewer elements than threads: Triton lets several threads load what one "
+    "stores; what the others read goes through a sum, and that nobody uses it is not followed "
+    "through shuffles"
+)
+JUDGED = {
+    "liger_cross_entropy_kernel": _REPLICATED,
+    "_rms_norm_backward_kernel": _REPLICATED,
+    "_poly_norm_backward_kernel": _REPLICATED,
+    "parallel_based_fwd_kernel": (
+        "copies by cp.async reach a product without fence.proxy.async, and tensor memory is read "
+        "before it is written, as Triton 3.7.1 compiles it; not judged further"
+    ),
+}
+
+
+def reason_of(why: str) -> str:
+    """Why a test failed, in a few words."""
+    return next((text for pattern, text in REASONS if re.search(pattern, why)), OTHER)
+
+
+def finding_of(why: str) -> str:
+    """Of a finding that failed a test: kernel, kind and place, without those of lesser severity."""
+    kernel = re.search(r"EmulationFailed: (\w+)", why)
+    kinds = sorted(set(re.findall(r"^  ([a-z-]+): ", why, re.MULTILINE)))
+    name = kernel[1] if kernel else ""
+    kind = ", ".join(kinds) or "beyond what is recorded"
+    return f"`{name}`: {kind}; {JUDGED.get(name, 'not judged')}"
+
+
+def _failures(tests: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for name, test in tests.items():
+        if test["outcome"] == "failed":
+            why = " ".join(test["why"].split("\n")[0].split())
+            reason = reason_of(test["why"])
+            if reason == "a finding":
+                why = finding_of(test["why"])
+            yield reason, name, why
+
+
+def render_counts() -> str:
+    """A row for each project: how many tests it has, ran, and what became of them."""
+    record: dict[str, Any] = read_record("strangers")
+    lines = [
+        f"Of each file at most {record['per_file']} tests, {record['limit_s']} seconds for each, "
+        f"{record['project_s']} for a project.",
+        "",
+        "| project | commit | Triton | test files | tests in them | run | passed | of these with "
+        "launches | skipped by itself | failed, and why |",
+        "|" + "---|" * 10,
+    ]
+    for name, found in record["projects"].items():
+        tests = found["tests"]
+        outcomes = Counter(test["outcome"] for test in tests.values())
+        launched = sum(t["outcome"] == "passed" and t["launches"] > 0 for t in tests.values())
+        reasons = Counter(reason for reason, *_ in _failures(tests))
+        why = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
+        files = len({test.partition("::")[0] for test in tests})
+        cells = (
+            f"[{name}]({found['url']})", f"`{found['commit'][:7]}`", found["triton"],
+            f"{files} of {found['files']}", found["collected"], len(tests), outcomes["passed"],
+            launched, outcomes["skipped"], f"{outcomes['failed']} ({why or 'none'})",
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    needs = [
+        f"{one.name} runs with Triton {one.triton}: {one.why_triton}."
+        for one in PROJECTS if one.triton and one.name in record["projects"]
+    ]  # fmt: skip
+    return "\n".join([*lines, "", *needs])
+
+
+def render_failures() -> str:
+    """Every test that failed, with its reason."""
+    record: dict[str, Any] = read_record("strangers")
+    lines = ["| project | test | why | what it said |", "|---|---|---|---|"]
+    for project, found in record["projects"].items():
+        for reason, name, why in sorted(_failures(found["tests"])):
+            file, _, test = name.partition("::")
+            said = "" if reason.startswith("takes longer") else why.replace("|", "\\|")
+            said = said if reason == "a finding" else said[:160]
+            said = said if said.startswith("`") or not said else f"`{said.replace('`', '')}`"
+            test = test.replace("|", "\\|")
+            lines.append(f"| {project} | `{file.rpartition('/')[2]}::{test}` | {reason} | {said} |")
+    return "\n".join(lines)
+
+
+TABLES = MarkedTables(
+    "python -m lab.pages.stranger_tables",
+    {"suites": render_counts, "failures": render_failures},
+)
+
+
+if __name__ == "__main__":
+    TABLES.write(PAGE)
