@@ -14,7 +14,7 @@ import typer
 from fa4.commands.emulate_findings import FindingFiles
 
 if TYPE_CHECKING:
-    from fa4.emulator.tools.until_covered import Attempt, Covering
+    from fa4.emulator.host.until_covered import Attempt, Covering
 
 UntilOption = Annotated[
     int,
@@ -161,8 +161,8 @@ def attempt_ptx(
 
 def describe_covering(found: Covering) -> dict[str, Any]:
     """What was found as plain data."""
+    from fa4.emulator.host.until_covered import render_covering
     from fa4.emulator.tools.describe import describe_findings
-    from fa4.emulator.tools.until_covered import render_covering
 
     return {
         "ended": found.ended,
@@ -210,8 +210,8 @@ def run_covered(
 
     given: options of the command. prepare: of PTX; without it the file is a script.
     """
+    from fa4.emulator.host.until_covered import search
     from fa4.emulator.tools.finding_files import FindingTexts
-    from fa4.emulator.tools.until_covered import search
 
     clash = [name for name in REFUSED if given[name]] + ["--seeds"] * (given["--seeds"] > 1)
     if clash:

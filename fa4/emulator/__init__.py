@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fa4.emulator.execute import Report, run
     from fa4.emulator.host.ptx_launch import Tma, make_launch, run_ptx
     from fa4.emulator.host.session import Session, emulate, launch
+    from fa4.emulator.host.until_covered import Covering, until_covered
     from fa4.emulator.machine.coverage import KernelCoverage, MissedInstruction
     from fa4.emulator.machine.events import BarrierUse, RunEvents
     from fa4.emulator.machine.launch_record import Allocation, Launch
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from fa4.emulator.tools.seeds import Exploration, explore
     from fa4.emulator.tools.trace import Recorder
     from fa4.emulator.tools.traffic import SharedTraffic
-    from fa4.emulator.tools.until_covered import Covering, until_covered
 
 __all__ = [
     "Accepted",
@@ -97,7 +97,7 @@ _MODULES = {
     "tools.seeds": ("Exploration", "explore"),
     "tools.trace": ("Recorder",),
     "tools.traffic": ("SharedTraffic",),
-    "tools.until_covered": ("Covering", "until_covered"),
+    "host.until_covered": ("Covering", "until_covered"),
     "orders.steer": ("Shown", "Steering", "run_steered", "steer"),
     "orders.witness": ("Witness", "find_witness"),
 }  # fmt: skip

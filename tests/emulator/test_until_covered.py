@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fa4 import cli, emulator
 from fa4.commands.emulate_covered import choose_sizes, integers_of_script, with_integers
+from fa4.emulator.host.until_covered import RunPlace, search
 from fa4.emulator.machine.coverage import merge_coverages
-from fa4.emulator.tools.until_covered import RunPlace, search
 from tests.emulator.kernels import aligned, run_ptx
 
 # Four dot products of K numbers: a main loop over 64 of them (of which it takes the first), and
