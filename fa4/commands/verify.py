@@ -30,7 +30,7 @@ DtypeNames = Annotated[
     typer.Option(help="Only this element type: fp32, bf16, fp16, fp64 (repeatable)."),
 ]
 ExitFirst = Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A few cases of everything: 15 s.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few cases of everything: half a minute.")]
 MaxExamples = Annotated[
     int, typer.Option(help="Cases drawn per property; with 20, 5 of each pair of features.")
 ]
