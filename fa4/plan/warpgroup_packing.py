@@ -34,12 +34,12 @@ def packings(ratio: int, least: int = 1) -> tuple[int, ...]:
     can be packed, at least `least`.
 
     Divisors of it, above 64 only multiples of 64: the smallest, the largest that does not straddle,
-    and the largest; in this order, so that none is packed for nothing.
+    and the largest.
     """
     groups = [n for n in range(least, ratio + 1) if ratio % n == 0]
     groups = [n for n in groups if n <= WARPGROUP_ROWS or n % WARPGROUP_ROWS == 0] or [1]
     whole = [n for n in groups if not straddles(n)]
-    return tuple(sorted({groups[0], *whole[-1:], groups[-1]}))
+    return tuple(sorted({groups[0], *whole[-1:], groups[-1]}, reverse=True))
 
 
 def straddles(packed: int) -> bool:
