@@ -101,13 +101,6 @@ def test_no_packing_costs_less(rows, keys, heads, group, batch, d, causal, size)
     )
 
 
-def test_no_heads_are_packed_for_nothing() -> None:
-    """Many rows fill tiles anyway; few do not."""
-    shared = dict(heads=8, kv_heads=2, batch=64, packings=packings(4))
-    found = {n: tuned_warpgroups(problem(**shared, rows=n, queries=n), H200) for n in (9216, 16)}
-    assert {n: one.packed for n, one in found.items()} == {9216: 1, 16: 4}
-
-
 @pytest.mark.parametrize("keys", [504, 100_000])
 def test_a_tile_that_was_not_timed_has_to_fit_better(keys: int) -> None:
     """Few keys of which other tiles have padding; of many it is too little."""
