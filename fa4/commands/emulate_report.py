@@ -88,7 +88,7 @@ def render_coverage(coverage: Mapping[str, Any]) -> str:
     name = _shortened(coverage["kernel"])
     if not missed:
         return f"{name}: all of its {total} instructions ran{_one_way(coverage['branches'])}"
-    lines = _ranges(sorted({one["line"] for one in missed}))
+    lines = _lines(sorted({one["line"] for one in missed}))
     text = f"{name}: {coverage['reached']} of {total} instructions ran; not: PTX lines {lines}"
     if sources := sorted({one["source"] for one in missed if one["source"]}):
         shown = ", ".join(sources[:MOST_SOURCES])
@@ -104,21 +104,16 @@ def _one_way(branches: Sequence[Mapping[str, Any]]) -> str:
     reached = [branch for branch in branches if branch["taken"] is not None]
     if not reached:
         return ""
-    lines = _ranges(sorted({branch["line"] for branch in reached}))
+    lines = _lines(sorted({branch["line"] for branch in reached}))
     what = "branch" if len(reached) == 1 else "branches"
     return f"\n  {len(reached)} {what} went one way only: PTX lines {lines}"
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """ "3-5, 9" of 3, 4, 5, 9."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    shown = [f"{a}-{b}" if a != b else str(a) for a, b in runs[:MOST_RANGES]]
-    return ", ".join([*shown, "..."] if len(runs) > MOST_RANGES else shown)
+def _lines(numbers: Sequence[int]) -> str:
+    """Not all of them where they are in many places."""
+    from fa4.emulator.machine.coverage import number_ranges
+
+    return number_ranges(numbers, MOST_RANGES)
 
 
 def render_opcodes(report: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from fa4.emulator.errors import EmulationFailed, EmulatorError, KernelFinding, LaunchError
 from fa4.emulator.execute import Report, load_program
-from fa4.emulator.machine.coverage import KernelCoverage, merge_coverages
+from fa4.emulator.machine.coverage import KernelCoverage, merge_coverages, number_ranges
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.program import registers_of
 
@@ -381,19 +381,8 @@ def _several(places: Iterable[RunPlace]) -> str:
     for (kernel, file), ways in groups.items():
         lines = [
             f"{f'branches {way} in ' if way else ''}{'line' if file else 'PTX line'}"
-            f"{'s' * (len(numbers) > 1)} {_ranges(numbers)}"
+            f"{'s' * (len(numbers) > 1)} {number_ranges(numbers)}"
             for way, numbers in ways.items()
         ]
         texts.append(f"{kernel}{f' ({file})' if file else ''}: {', '.join(lines)}")
     return "; ".join(texts)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """ "3-5, 9" of 3, 4, 5, 9."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in runs)

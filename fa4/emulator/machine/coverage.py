@@ -143,3 +143,15 @@ def _merge_branches(
         if other is None or {branch.taken, other.taken} == {True, False}:
             continue
         yield other if branch.taken is None else branch
+
+
+def number_ranges(numbers: Iterable[int], most: int | None = None) -> str:
+    """ "3-5, 9" of 3, 4, 5, 9: ascending numbers in words, at most so many ranges of them."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = [f"{a}-{b}" if a != b else str(a) for a, b in runs[:most]]
+    return ", ".join([*shown, "..."] if len(shown) < len(runs) else shown)
