@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tarfile
@@ -179,3 +180,16 @@ def test_a_seed_is_drawn_for_each_run(step: Callable[..., Step], tmp_path: Path)
         run(tmp_path / name, [step("one", rest=" {out} {seed}")], DEVICE, 60.0)
         drawn.append(int(json.loads((tmp_path / name / "one.json").read_text())["left"][0]))
     assert drawn[0] != drawn[1] and all(0 <= seed < 2**32 for seed in drawn)
+
+
+def test_processes_are_as_many_as_the_cores_bear(
+    step: Callable[..., Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that this process may use, two are left free; one at least, and not too many."""
+    told = []
+    for cores in (1, 16, 64):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
+        folder = tmp_path / str(cores)
+        run(folder, [step("one", rest=" {out} {jobs}")], DEVICE, 60.0)
+        told.append(json.loads((folder / "one.json").read_text())["left"][0])
+    assert told == ["1", "14", "40"]
