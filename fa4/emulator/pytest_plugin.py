@@ -226,7 +226,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         reason = str(error)
         if isinstance(error, LaunchError):
             reason = f"{_MARKER}: {reason}"
-        pytest.fail(reason, pytrace=False)
+    else:
+        return
+    pytest.fail(reason, pytrace=False)  # outside, so that the line stands alone
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -157,6 +157,7 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
     for message in BAD.values():
         assert any(message in line for line in lines), (message, printed)
     assert "Traceback" not in printed and "pytest_plugin.py" not in printed
+    assert "another exception" not in printed
 
 
 def test_the_marker_is_documented(tmp_path: Path) -> None:
