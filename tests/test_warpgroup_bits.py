@@ -85,10 +85,11 @@ def test_the_suite_has_every_feature() -> None:
     assert {64, 96, 128, 192, 256} <= {spec.head_dim for spec in specs}
 
 
-def test_what_an_h200_gave() -> None:
+def test_what_a_hopper_gpu_gave() -> None:
     """Every bit with exact sequences; the same bits in every launch; nothing wrong."""
     recorded = read_record("warpgroup_bits")
-    assert "H200" in recorded["device"] and recorded["launches"] == 20 and not recorded["wrong"]
+    assert re.search("H[12]00", recorded["device"])
+    assert recorded["launches"] == 20 and not recorded["wrong"]
     assert set(recorded["calls"]) == set(cases())
     for kernels in recorded["calls"].values():
         assert not any(kernel["different_launches"] for kernel in kernels.values())

@@ -81,7 +81,7 @@ def marked(name: str, what: str, arguments: str = "") -> str:
     return f"@pytest.mark.fa4_emulate{arguments}\ndef test_{name}{what}\n"
 
 
-@settings(max_examples=3, deadline=None, phases=[Phase.generate])
+@settings(max_examples=3, phases=[Phase.generate])
 @given(outcomes=st.permutations(sorted(MARKED)), data=st.data())
 def test_nothing_stays_behind(
     tmp_path_factory: pytest.TempPathFactory, outcomes: list[str], data: st.DataObject

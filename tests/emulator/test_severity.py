@@ -183,7 +183,7 @@ def two_stores(space: str, types: tuple[str, str], values: tuple[int, int], **op
     types=st.tuples(*[st.sampled_from(["b32", "u32", "b16", "u8"])] * 2),
     values=st.tuples(*[st.sampled_from([0, 1, 7])] * 2),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_style_is_what_no_order_can_change(
     space: str, types: tuple[str, str], values: tuple[int, int]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,19 @@ def test_a_fault_where_nothing_ran_is_found_with_its_sizes() -> None:
     assert [one.kind for _, one in raising.findings] == ["out-of-bounds"]
 
 
+def test_documented_call() -> None:
+    """The example of docs/emulator.md, of a product of any numbers."""
+    page = (Path(__file__).parents[2] / "docs" / "emulator.md").read_text(encoding="utf-8")
+    (example,) = (one for one in re.findall(r"```py\n(.*?)```", page, re.S) if "until_" in one)
+    names = {"emulator": emulator, "run_gemm": lambda m, k: gemm(k)}
+    exec(example, names)
+    found = names["found"]
+    assert not found.findings and len(found.proposal) > 1
+    line = GEMM[: GEMM.index("@%p bra rest")].count("\n") + 1
+    no_main_loop = RunPlace("gemm", "", line, "taken")
+    assert found.open == (no_main_loop,), str(found)  # K is never below 64
+
+
 # A condition on n or m, in PTX that leaves it in %p1, and in Python.
 CONDITIONS = {
     "{x} > {c}": "setp.gt.u32 %p1, {x}, {c};",
@@ -93,7 +107,7 @@ CONDITIONS = {
 BODY = "ld.global.b32 %r1, [%rd1]; ld.global.b32 %r2, [%rd1+4];"
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     conditions=st.lists(
         st.tuples(st.sampled_from(sorted(CONDITIONS)), st.sampled_from("nm"), st.integers(2, 90)),
