@@ -13,7 +13,7 @@ from fa4.commands import emit
 from fa4.commands.predict import with_changes, with_settings
 
 if TYPE_CHECKING:
-    from fa4.sim.measured_ranges import MeasuredCta
+    from fa4.sim.iket_ranges import MeasuredCta
     from fa4.sim.timeline import Timeline
 
 SUFFIXES = (".json", ".png", ".svg")
@@ -69,7 +69,7 @@ def trace(
 
 def read_ranges(path: Path | None, kind: str) -> MeasuredCta | None:
     """What was measured, if a file is named; ValueError where a picture would have to show it."""
-    from fa4.sim.measured_ranges import read_measured
+    from fa4.sim.iket_ranges import read_measured
 
     if path is not None and kind != "json":
         raise ValueError(f"--measured needs an --out that ends in .json; got .{kind}")

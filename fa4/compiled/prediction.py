@@ -15,7 +15,7 @@ from fa4.compiled.launch import launch_arguments
 from fa4.compiled.support import ForwardCall
 from fa4.dtypes import numpy_dtype
 from fa4.inspect.pipes import pipe_amounts
-from fa4.plan.measured import with_measured_math
+from fa4.plan.counted_math import with_measured_math
 from fa4.plan.schema import Math, PipelinePlan
 from fa4.sm100.forward.spec import ForwardSpec
 from fa4.sm100.halves.spec import HalvesSpec

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fa4.figures.accuracy import MEASURED
 from fa4.figures.across import RING
 from fa4.figures.entry import FigureEntry
 from fa4.figures.ideas import ABLATION, ROOFLINE
 from fa4.figures.kernels import SMEM, TIMELINE
-from fa4.figures.measured import MEASURED
 from fa4.figures.numerics import BUDGET, EXP2, RESCALES
 
 FIGURES: dict[str, FigureEntry] = {

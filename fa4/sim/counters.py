@@ -13,7 +13,7 @@ import numpy as np
 
 from fa4.plan.places import MemoryRegion, Resolver
 from fa4.plan.schema import Copy, PipelinePlan, Role, Step, Wait, Work, in_order, unroll
-from fa4.sim.passing import full_program, own_trips
+from fa4.sim.passed_tiles import full_program, own_trips
 from fa4.sim.timeline import CtaTimeline, Event
 
 Changes = list[tuple[float, int]]  # (cycles, by how much)

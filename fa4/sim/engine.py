@@ -33,7 +33,7 @@ from fa4.sim.code import (
     PipelineDeadlock,
     explain_deadlock,
 )
-from fa4.sim.passing import widened
+from fa4.sim.passed_tiles import widened
 
 NO_LIMIT = 1 << 62
 NOT_YET, LOST = -1.0, -2.0  # answers of _phase_time beside a moment

@@ -26,7 +26,7 @@ from fa4.sim.code import (
     explain_deadlock,
     stretched,
 )
-from fa4.sim.passing import widened
+from fa4.sim.passed_tiles import widened
 
 
 @dataclass

@@ -30,7 +30,7 @@ from fa4.sim.code import (
     WORK,
     EventCode,
 )
-from fa4.sim.passing import column_names, full_program, own_columns
+from fa4.sim.passed_tiles import column_names, full_program, own_columns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,10 +23,10 @@ from fa4.designs.tiles import Lengths, clusters
 from fa4.plan.schema import GROUP_WARPS, PipelinePlan
 from fa4.sim.chip import ChipRun, TileRunner, mean_run, run_one_by_one, run_persistent
 from fa4.sim.costs import MachineCosts
+from fa4.sim.hbm_waits import run_at_pace
 from fa4.sim.limits import check_work, modelled
 from fa4.sim.lower import lower
 from fa4.sim.machine import Machine
-from fa4.sim.pace import run_at_pace
 from fa4.sim.power import Activity, Sustained, clock_share, energy_joules
 from fa4.sim.turns import run_in_turn
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from fa4.sim import counters
-from fa4.sim.measured_ranges import MeasuredCta
-from fa4.sim.passing import column_names
+from fa4.sim.iket_ranges import MeasuredCta
+from fa4.sim.passed_tiles import column_names
 from fa4.sim.timeline import Arrow, CtaTimeline, Event, Timeline, UnitSlice
 
 SCHEMA_VERSION = 1  # of the trace's metadata and args

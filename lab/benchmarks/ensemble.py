@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fa4.figures.measured import B200_FILE
+from fa4.figures.accuracy import B200_FILE
 from fa4.sim.calibrate import quick_fit
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, free_constants
 from fa4.sim.ensemble import ALIKE, CONSTANTS_FILE, ERROR_COLUMN

@@ -19,7 +19,7 @@ from fa4.compiled.prediction import tile_amounts
 from fa4.compiled.toolchain import find_toolchain
 from fa4.compiled.variants import tuned_spec
 from fa4.config import Exp2Split, Problem
-from fa4.plan.measured import PIPES, loop_math, with_measured_math
+from fa4.plan.counted_math import PIPES, loop_math, with_measured_math
 from fa4.plan.schema import Math
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import predict

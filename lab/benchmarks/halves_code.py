@@ -20,7 +20,7 @@ from typing import Any
 from fa4.compiled.variants import tuned_halves_spec, tuned_spec
 from fa4.config import Problem
 from fa4.inspect.loops import SOFTMAX, LoopReport
-from fa4.plan.measured import PIPES, loop_math, with_measured_math
+from fa4.plan.counted_math import PIPES, loop_math, with_measured_math
 from fa4.plan.schema import Math
 from fa4.search.judge import all_constants
 from fa4.sim.ensemble import speedup_interval

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fa4.figures.measured import B200_FILE, HOPPER_FILE, KEPT_OUT_FILE
+from fa4.figures.accuracy import B200_FILE, HOPPER_FILE, KEPT_OUT_FILE
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.sim.calibrate import configuration, quick_fit
 from fa4.sim.cost_table import CostTable, free_constants

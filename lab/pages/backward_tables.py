@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fa4.designs import plan_of
-from fa4.plan.measured import with_measured_math
+from fa4.plan.counted_math import with_measured_math
 from fa4.plan.render import draw_memory, markdown_table, span
 from fa4.plan.schema import Math, Signal
 from fa4.sim.options import build

@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Any
 
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardPipeline
+from fa4.figures.accuracy import H100_FILE
 from fa4.figures.ideas import collect_ablation, collect_roofline
 from fa4.figures.kernels import collect_smem
-from fa4.figures.measured import H100_FILE
 from fa4.hardware import B200
 from fa4.plan.backward import backward_plan
 from fa4.plan.forward import forward_plan

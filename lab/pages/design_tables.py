@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fa4.plan.measured import PIPES
+from fa4.plan.counted_math import PIPES
 from fa4.plan.render import markdown_table
 from lab.pages import DOCS
 from lab.pages.marked_tables import MarkedTables

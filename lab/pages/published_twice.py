@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import combinations
 
-from fa4.figures.measured import B200_FILE, KEPT_OUT_FILE
+from fa4.figures.accuracy import B200_FILE, KEPT_OUT_FILE
 from fa4.plan.render import markdown_table
 from fa4.sim.measurements import Row, read_measurements
 from lab.pages import DOCS

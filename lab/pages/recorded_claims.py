@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 from fa4.commands.bench_random import summarize
-from fa4.figures.measured import B200_FILE
+from fa4.figures.accuracy import B200_FILE
 from fa4.hardware import B200
 from fa4.sim.measurements import read_measurements
 from fa4.sim.options import build

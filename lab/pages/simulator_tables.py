@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fa4.figures.measured import B200_FILE, H100_FILE, HOPPER_FILE
+from fa4.figures.accuracy import B200_FILE, H100_FILE, HOPPER_FILE
 from fa4.plan.render import markdown_table
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable, H100Costs, HopperCosts
 from fa4.sim.ensemble import constant_sets, interval_of, seconds_of

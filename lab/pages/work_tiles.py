@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fa4.figures.measured import B200_FILE, KEPT_OUT_FILE
+from fa4.figures.accuracy import B200_FILE, KEPT_OUT_FILE
 from fa4.plan.render import markdown_table
 from fa4.sim.machine import find_machine
 from fa4.sim.measurements import pipeline_for, read_measurements, select_rows

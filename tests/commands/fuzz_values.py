@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fa4.figures.measured import B200_FILE
+from fa4.figures.accuracy import B200_FILE
 from fa4.sim.fields import FIELDS, parse_count, parse_flag, parse_number, parse_window
 
 PTX = """.version 8.7

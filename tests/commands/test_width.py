@@ -8,7 +8,7 @@ import pytest
 
 from fa4 import cli
 from fa4.commands import emit, wrap
-from fa4.figures.measured import B200_FILE
+from fa4.figures.accuracy import B200_FILE
 from tests.commands.support import call
 
 COMMANDS = [

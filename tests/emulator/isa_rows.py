@@ -14,11 +14,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fa4.emulator.isa.instruction_set import TABLE
-from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction, Register
 from fa4.emulator.translate.lanes import SegmentBuilder, width_of
 from fa4.emulator.translate.native import compile_functions, function_text
 from fa4.emulator.translate.table import find
+from fa4.emulator.warp_lanes import LANES
 from tests.emulator.lane_rig import FULL, INTEGERS, instruction
 
 Values = Mapping[str, Sequence[int] | int]

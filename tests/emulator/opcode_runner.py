@@ -9,11 +9,11 @@ import numpy as np
 
 from fa4.emulator.isa import approx, convert, extremes, floats, halves
 from fa4.emulator.isa.instruction_set import TABLE
-from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Operand, PtxInstruction, Register, Vector
 from fa4.emulator.translate.lanes import SegmentBuilder, width_of
 from fa4.emulator.translate.native import SegmentFunction, compile_functions, function_text
 from fa4.emulator.translate.table import find
+from fa4.emulator.warp_lanes import LANES
 
 REGISTERING = (approx, convert, extremes, floats, halves)
 INTEGERS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.emulator.checks.clocks import AsyncPool, Foreign, Message, PipeActor, WarpClock, actor_id
-from fa4.emulator.masks import FULL_MASK, LANES, lanes_of
+from fa4.emulator.warp_lanes import FULL_MASK, LANES, lanes_of
 
 ROWS = 4
 masks = st.one_of(st.integers(1, FULL_MASK), st.sampled_from([1, 1 << 31, FULL_MASK]))

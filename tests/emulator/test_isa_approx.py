@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fa4.emulator.isa.instruction_set import TABLE
-from fa4.emulator.masks import LANES
 from fa4.emulator.translate.table import Unsupported, find
+from fa4.emulator.warp_lanes import LANES
 from tests.emulator.opcode_runner import build, check, evaluate, instruction
 
 INF, NINF, NAN, CANONICAL = 0x7F800000, 0xFF800000, 0x7FC12345, 0x7FFFFFFF

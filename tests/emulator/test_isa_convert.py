@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4.emulator.masks import LANES
 from fa4.emulator.translate.table import Unsupported
+from fa4.emulator.warp_lanes import LANES
 from tests.emulator import exact
 from tests.emulator.exact import BF16, F16, F32, F64, TF32, decode, encode, flushed
 from tests.emulator.opcode_runner import build, check, evaluate

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.emulator.isa.instruction_set import TABLE
-from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer, Pair, Register, Sink
 from fa4.emulator.translate.table import Unsupported
+from fa4.emulator.warp_lanes import LANES
 from tests.emulator.isa_rows import Compiled, lane_values, masks, signed
 from tests.emulator.lane_rig import FULL, instruction
 

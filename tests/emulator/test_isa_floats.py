@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.emulator.isa import floats
-from fa4.emulator.masks import LANES
 from fa4.emulator.translate.lanes import _subroutines
 from fa4.emulator.translate.table import Unsupported
+from fa4.emulator.warp_lanes import LANES
 from tests.emulator import exact
 from tests.emulator.exact import (
     BF16,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4.emulator.masks import LANES
 from fa4.emulator.translate.table import Unsupported
+from fa4.emulator.warp_lanes import LANES
 from tests.emulator import exact
 from tests.emulator.exact import BF16, COUNT, F16, expected, extreme, rows_of
 from tests.emulator.opcode_runner import build, check, evaluate

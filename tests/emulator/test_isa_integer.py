@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4.emulator.isa.instruction_set import TABLE
-from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer
 from fa4.emulator.translate.lanes import width_of
 from fa4.emulator.translate.table import Unsupported, find
+from fa4.emulator.warp_lanes import LANES
 from tests.emulator.isa_rows import (
     Compiled,
     Row,

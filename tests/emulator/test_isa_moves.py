@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import FloatBits, Integer, Register, Sink, Symbol, Vector
 from fa4.emulator.translate.layout import WINDOWS
 from fa4.emulator.translate.table import Unsupported
+from fa4.emulator.warp_lanes import LANES
 from tests.emulator.isa_rows import (
     Compiled,
     Row,

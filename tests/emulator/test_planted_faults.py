@@ -10,7 +10,7 @@ from fa4.emulator.checks.conflict import MISSING_PROXY_FENCE, WRITE_AFTER_READ, 
 from fa4.emulator.checks.shadow import Shadow
 from fa4.emulator.execute import Report
 from fa4.emulator.machine.actor_rows import POOL_ROWS
-from fa4.emulator.masks import FULL_MASK
+from fa4.emulator.warp_lanes import FULL_MASK
 from tests.emulator.kernels import aligned, run_ptx
 
 ROWS, STREAM_ROW = 8, 2

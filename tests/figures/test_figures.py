@@ -11,10 +11,10 @@ import pytest
 
 from fa4 import cli
 from fa4.commands.figures import HIDDEN
+from fa4.figures.accuracy import collect_measured, is_modelled, read_sweep
 from fa4.figures.catalogue import FIGURES, choose
 from fa4.figures.ideas import collect_ablation, collect_roofline
 from fa4.figures.kernels import collect_smem
-from fa4.figures.measured import collect_measured, is_modelled, read_sweep
 from fa4.figures.numerics import collect_budget, collect_exp2
 from fa4.hardware import GPUS
 from fa4.sim.ablate import ablate

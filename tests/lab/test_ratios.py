@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fa4.figures.measured import KEPT_OUT_FILE
+from fa4.figures.accuracy import KEPT_OUT_FILE
 from fa4.sim.machine import find_machine
 from fa4.sim.measurements import Row, read_measurements, select_rows
 from fa4.sim.validation import Point

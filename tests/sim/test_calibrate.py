@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fa4.config import Problem
-from fa4.figures.measured import B200_FILE, H100_FILE, HOPPER_FILE
+from fa4.figures.accuracy import B200_FILE, H100_FILE, HOPPER_FILE
 from fa4.sim.calibrate import (
     Calibration,
     _minimise,

@@ -10,7 +10,7 @@ import pytest
 
 from fa4 import cli
 from fa4.commands import SCHEMA_VERSION
-from fa4.figures import measured
+from fa4.figures import accuracy
 from fa4.hardware import GPUS
 from fa4.sim.fields import FIELDS
 from fa4.sim.options import build
@@ -18,7 +18,7 @@ from lab.hardware.warpgroup_forward.repeated import sustained_calls
 
 COMMANDS = ("predict", "machines", "validate", "calibrate")
 DATA = Path(__file__).parent / "data"
-B200_FILE = str(measured.B200_FILE)
+B200_FILE = str(accuracy.B200_FILE)
 SMALL = ("--seqlen", "1k", "--heads", "4")
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fa4.figures.measured import B200_FILE
+from fa4.figures.accuracy import B200_FILE
 from fa4.sim.ablate import ablate
 from fa4.sim.cost_table import FREE_CONSTANTS, CostTable
 from fa4.sim.ensemble import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fa4.config import BackwardPipeline, ForwardPipeline, WarpgroupPipeline
-from fa4.figures.measured import B200_FILE
+from fa4.figures.accuracy import B200_FILE
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.measurements import (
     Row,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fa4.config import BackwardConfig, BackwardPipeline, ForwardConfig, ForwardPipeline, Problem
 from fa4.designs.tiles import Lengths
+from fa4.plan.counted_math import PIPES, loop_math, with_measured_math
 from fa4.plan.forward import forward_plan
-from fa4.plan.measured import PIPES, loop_math, with_measured_math
 from fa4.plan.schema import Math
 from fa4.sim.machine import Machine, find_machine
 from fa4.sim.options import build

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fa4 import cli
 from fa4.sim.counters import add_up, bytes_in_flight, tensor_columns, units_busy
-from fa4.sim.measured_ranges import MeasuredRange, read_measured
+from fa4.sim.iket_ranges import MeasuredRange, read_measured
 from fa4.sim.timeline import Timeline
 from fa4.sim.trace import trace_text
 from tests.sim.chrome_json import load

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fa4.config import Problem, WarpgroupPipeline
 from fa4.designs.amounts import forward_bytes
 from fa4.designs.tiles import warpgroup_tiles
-from fa4.figures.measured import HOPPER_FILE
+from fa4.figures.accuracy import HOPPER_FILE
 from fa4.plan.schema import GlobalStore, Loop, Spill, Work, walk
 from fa4.plan.warpgroup import warpgroup_plan
 from fa4.plan.warpgroup_roles import stored_bytes

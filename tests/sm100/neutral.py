@@ -18,7 +18,7 @@ from cutlass.base_dsl.compiler import DumpDir
 from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.kit import rowmath
-from fa4.kit.masks import keep_range
+from fa4.kit.masked_rows import keep_range
 from fa4.kit.ptx_block import PtxBlock
 from fa4.kit.tiles import KernelProblem, heads_per_section, locate
 from fa4.sm100.forward.spec import ForwardSpec

@@ -10,7 +10,7 @@ from fa4.compiled.prediction import measured_plan, tile_amounts
 from fa4.compiled.variants import tuned_spec
 from fa4.config import Exp2Split, Problem
 from fa4.inspect.pipes import pipe_amounts
-from fa4.plan.measured import loop_math
+from fa4.plan.counted_math import loop_math
 from fa4.sim.machine import find_machine
 from fa4.sim.predict import predict
 

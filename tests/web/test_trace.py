@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fa4.emulator.tools.trace import Recorder
-from fa4.sim.measured_ranges import read_measured
+from fa4.sim.iket_ranges import read_measured
 from fa4.sim.timeline import Timeline
 from fa4.sim.trace import chrome_trace, trace_text
 from tests.emulator.test_grids import CANCEL, counted

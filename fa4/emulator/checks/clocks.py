@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fa4.emulator.masks import FULL_MASK, LANES, lanes_of
+from fa4.emulator.warp_lanes import FULL_MASK, LANES, lanes_of
 
 SEEN, FENCED, EXECUTED = 0, 1, 2
 COLUMNS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fa4.emulator.masks import LANES
+from fa4.emulator.warp_lanes import LANES
 
 ASYNC_PROXY, STRONG, MUST_BE_INITIALISED = 1, 2, 4
 FLAG_BITS = 3

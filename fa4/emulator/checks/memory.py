@@ -32,7 +32,7 @@ from fa4.emulator.checks.records import (
     Mine,
     mine_of,
 )
-from fa4.emulator.masks import LANES
+from fa4.emulator.warp_lanes import LANES
 
 Places: TypeAlias = NDArray[np.int64]
 Unit: TypeAlias = tuple[int, int]

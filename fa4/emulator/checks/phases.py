@@ -16,7 +16,7 @@ as one.
 from __future__ import annotations
 
 from fa4.emulator.checks.clocks import Message, WarpClock
-from fa4.emulator.masks import LANES
+from fa4.emulator.warp_lanes import LANES
 
 
 class PhaseOrder:

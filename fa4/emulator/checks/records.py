@@ -30,7 +30,7 @@ from fa4.emulator.checks.conflict import (
     WRITE_AFTER_READ,
     WRITE_AFTER_WRITE,
 )
-from fa4.emulator.masks import LANES
+from fa4.emulator.warp_lanes import LANES
 
 # The kinds of conflict as compiled code numbers them.
 RAW, WAW, WAR, NOT_INITIALISED, NOT_FENCED, SAME_INSTRUCTION = (

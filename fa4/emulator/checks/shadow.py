@@ -50,7 +50,7 @@ from fa4.emulator.checks.records import (
     spread,
     unordered,
 )
-from fa4.emulator.masks import LANES
+from fa4.emulator.warp_lanes import LANES
 
 ROWS_PER_WORD = 32
 CHUNK_BYTES = 16

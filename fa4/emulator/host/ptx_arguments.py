@@ -28,7 +28,7 @@ from fa4.emulator.errors import LaunchError
 from fa4.emulator.host.addresses import ALIGNMENT_BYTES
 from fa4.emulator.host.ptx_launch import Tma
 from fa4.emulator.machine.unwritten import fill
-from fa4.emulator.masks import Array
+from fa4.emulator.warp_lanes import Array
 
 TYPES: dict[str, Any] = {
     **{f"{sign}{bits}": f"{kind}{bits}" for bits in (8, 16, 32, 64)

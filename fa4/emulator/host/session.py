@@ -14,7 +14,7 @@ import numpy as np
 from fa4.emulator.errors import EmulationFailed, KernelFinding, LaunchError
 from fa4.emulator.host.addresses import no_shift, shift_of
 from fa4.emulator.host.arguments import TensorBook, array_allocation, aside, collect, is_array
-from fa4.emulator.host.compiled import PlainProgram, load
+from fa4.emulator.host.compiled_program import PlainProgram, load
 from fa4.emulator.host.front_ends import redirected
 from fa4.emulator.host.program import HostProgram
 from fa4.emulator.machine.coverage import KernelCoverage, merge_coverages

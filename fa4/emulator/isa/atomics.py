@@ -28,12 +28,12 @@ from fa4.emulator.machine.memory import GlobalBuffer
 from fa4.emulator.machine.shadows import ATOMIC, WRITE, Touch
 from fa4.emulator.machine.state import Fragment, Warp
 from fa4.emulator.machine.waits import SPIN, Spin
-from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import reduce_bytes
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.lanes import width_of
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import Array, lanes_of
 
 ROWS = TableRows()
 

@@ -9,10 +9,10 @@ import numpy as np
 from fa4.emulator.machine.barriers import Episode
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import Blocked, wait_for
-from fa4.emulator.masks import lane_flags, lowest
 from fa4.emulator.ptx.syntax import Operand, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import lane_flags, lowest
 
 ROWS = TableRows()
 

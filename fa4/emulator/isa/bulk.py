@@ -28,8 +28,8 @@ from fa4.emulator.machine.operations import AsyncOperation
 from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.shared_memory import locate_one_shared
 from fa4.emulator.machine.state import Cta, Fragment, Warp
-from fa4.emulator.masks import Array
 from fa4.emulator.tma.reduction import reduce_bytes
+from fa4.emulator.warp_lanes import Array
 
 CHUNK_BYTES = 16
 

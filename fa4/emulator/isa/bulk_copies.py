@@ -27,11 +27,11 @@ from fa4.emulator.isa.bulk import (
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.shadows import READ, WRITE
 from fa4.emulator.machine.state import Cta, Fragment, Warp
-from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import SUPPORTED
 from fa4.emulator.translate.context import Handler, KernelContext, Reader, ScalarReader
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import Array, lanes_of
 
 ROWS = TableRows()
 

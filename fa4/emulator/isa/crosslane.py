@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fa4.emulator.isa.formula import destinations, intrinsic, like
-from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import LANES
 
 ROWS = TableRows()
 

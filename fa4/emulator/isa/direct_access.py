@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from fa4.emulator.isa.spaces import SHARED
-from fa4.emulator.machine.described import (
+from fa4.emulator.machine.direct import DONE, transfer
+from fa4.emulator.machine.state import Fragment
+from fa4.emulator.machine.state_addresses import (
     ANY_SPACE,
     FIXED,
     GLOBAL_SPACE,
@@ -19,9 +21,6 @@ from fa4.emulator.machine.described import (
     SHARED_SPACE,
     WITH_RANK,
 )
-from fa4.emulator.machine.direct import DONE, transfer
-from fa4.emulator.machine.state import Fragment
-from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import (
     Address,
     FloatBits,
@@ -34,6 +33,7 @@ from fa4.emulator.ptx.syntax import (
 )
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.lanes import width_of
+from fa4.emulator.warp_lanes import Array
 
 _SPACES = dict.fromkeys(SHARED, SHARED_SPACE) | {"global": GLOBAL_SPACE, "generic": ANY_SPACE}
 _BASES = {32: REGISTER_32, 64: REGISTER_64}

@@ -6,10 +6,10 @@ from fa4.emulator.isa.mbarriers import fence_initialisations
 from fa4.emulator.machine.grid import trigger
 from fa4.emulator.machine.state import QUARTERS, Fragment
 from fa4.emulator.machine.waits import SPIN, Blocked, Spin, wait_for
-from fa4.emulator.masks import lowest
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import lowest
 
 ROWS = TableRows()
 

@@ -6,11 +6,11 @@ import numpy as np
 
 from fa4.emulator.isa.spaces import Space
 from fa4.emulator.machine.state import Fragment
-from fa4.emulator.masks import lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.lanes import SegmentBuilder
 from fa4.emulator.translate.table import TableRows, modifiers
+from fa4.emulator.warp_lanes import lanes_of
 
 ROWS = TableRows()
 

@@ -18,11 +18,11 @@ from fa4.emulator.machine.grid import take_cluster
 from fa4.emulator.machine.shadows import WRITE, Touch
 from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Cta, Fragment
-from fa4.emulator.masks import Array, lowest
 from fa4.emulator.ptx.syntax import PtxInstruction, Vector
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import Array, lowest
 
 ROWS = TableRows()
 

@@ -37,10 +37,10 @@ from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.shadows import READ, WRITE, Change, Touch
 from fa4.emulator.machine.state import Fragment
 from fa4.emulator.machine.waits import SPIN, Spin
-from fa4.emulator.masks import FULL_MASK, Array, lanes_of
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import FULL_MASK, Array, lanes_of
 
 ROWS = TableRows()
 

@@ -16,11 +16,11 @@ from fa4.emulator.isa.loads import changes_nothing, check_same_values, store_unc
 from fa4.emulator.isa.spaces import Elements, Piece, Space, record, units
 from fa4.emulator.machine.shadows import READ, WRITE, Change, Touch
 from fa4.emulator.machine.state import Fragment, Warp
-from fa4.emulator.masks import FULL_MASK, Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext, Reader
 from fa4.emulator.translate.lanes import SegmentBuilder
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import FULL_MASK, Array, lanes_of
 
 ROWS = TableRows()
 

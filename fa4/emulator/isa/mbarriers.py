@@ -17,10 +17,10 @@ from fa4.emulator.machine.shadows import WRITE, Touch
 from fa4.emulator.machine.shared_memory import locate_one_shared
 from fa4.emulator.machine.state import Cta, Fragment, RemoteArrival, Warp
 from fa4.emulator.machine.waits import SPIN, Blocked, Spin
-from fa4.emulator.masks import Array, lane_flags, lanes_of, lowest, mask_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import Array, lane_flags, lanes_of, lowest, mask_of
 
 ROWS = TableRows()
 

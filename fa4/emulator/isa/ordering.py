@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from fa4.emulator.checks.clocks import Message
 from fa4.emulator.isa.spaces import Piece
 from fa4.emulator.machine.state import Cta, Warp
-from fa4.emulator.masks import Array
 from fa4.emulator.translate.table import Unsupported
+from fa4.emulator.warp_lanes import Array
 
 SEMANTICS = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel")
 SCOPES = ("cta", "cluster", "gpu", "sys")

@@ -20,11 +20,11 @@ from fa4.emulator.machine.memory import MemoryFault, check_alignment
 from fa4.emulator.machine.shadows import ATOMIC, WRITE, Touch
 from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Cta, Fragment
-from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.reduction import SUPPORTED, reduce_bytes
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import Array, lanes_of
 
 ROWS = TableRows()
 

@@ -19,7 +19,6 @@ from fa4.emulator.machine.memory import GlobalBuffer, MemoryFault, check_alignme
 from fa4.emulator.machine.shadows import Touch
 from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Cta, Warp
-from fa4.emulator.masks import FULL_MASK, Array, lane_flags
 from fa4.emulator.ptx.syntax import FloatBits, Integer, Operand, Register, Sink
 from fa4.emulator.translate.context import UNSIGNED, KernelContext, Reader
 from fa4.emulator.translate.lanes import width_of
@@ -32,6 +31,7 @@ from fa4.emulator.translate.layout import (
     WINDOWS,
 )
 from fa4.emulator.translate.table import Unsupported
+from fa4.emulator.warp_lanes import FULL_MASK, Array, lane_flags
 
 SHARED = ("shared", "shared::cta", "shared::cluster")
 SPACES = (*SHARED, "global", "const", "local", "param", "param::entry", "param::func")

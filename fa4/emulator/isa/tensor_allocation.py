@@ -17,11 +17,11 @@ from fa4.emulator.machine.tensor_access import (
     tensor_memory,
 )
 from fa4.emulator.machine.waits import Blocked
-from fa4.emulator.masks import lowest
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tcgen05.errors import TmemError
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import lowest
 
 ROWS = TableRows()
 

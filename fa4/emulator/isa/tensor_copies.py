@@ -34,7 +34,6 @@ from fa4.emulator.isa.tensor_boxes import DIMENSIONS, MODES, bind_box
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.shadows import READ, WRITE
 from fa4.emulator.machine.state import Cta, Fragment
-from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import PtxInstruction
 from fa4.emulator.tma.descriptor import TF32_CODES, TensorMap
 from fa4.emulator.tma.reduction import SUPPORTED
@@ -43,6 +42,7 @@ from fa4.emulator.tma.values import convert_loaded, fill_pattern
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.layout import RANK_SHIFT
 from fa4.emulator.translate.table import TableRows, modifiers
+from fa4.emulator.warp_lanes import Array
 
 ROWS = TableRows()
 

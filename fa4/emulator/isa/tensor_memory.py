@@ -23,7 +23,6 @@ from fa4.emulator.machine.state import Fragment, TmemStream, Warp
 from fa4.emulator.machine.tensor import TensorMemory, granules_of
 from fa4.emulator.machine.tensor_access import tensor_memory
 from fa4.emulator.machine.waits import Blocked
-from fa4.emulator.masks import Array, lowest
 from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction
 from fa4.emulator.tcgen05.errors import TmemError
 from fa4.emulator.tcgen05.tmem import COLUMNS, WARP_LANES
@@ -37,6 +36,7 @@ from fa4.emulator.tcgen05.tmem_access import (
 )
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import Array, lowest
 
 ROWS = TableRows()
 

@@ -29,7 +29,6 @@ from fa4.emulator.machine.shadows import ATOMIC, Touch
 from fa4.emulator.machine.shared_memory import locate_shared
 from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.tensor_access import group_of, members_of
-from fa4.emulator.masks import lanes_of
 from fa4.emulator.ptx.syntax import Address, Integer, Operand, PtxInstruction, Vector
 from fa4.emulator.tcgen05.descriptors import InstructionDescriptor, SmemDescriptor
 from fa4.emulator.tcgen05.errors import DescriptorError
@@ -39,6 +38,7 @@ from fa4.emulator.tcgen05.sparse import metadata_at
 from fa4.emulator.tcgen05.tmem import TmemAddress
 from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import lanes_of
 
 ROWS = TableRows()
 

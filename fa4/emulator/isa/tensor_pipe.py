@@ -23,10 +23,10 @@ from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.tensor import TensorGroup, granules_of
 from fa4.emulator.machine.tensor_access import group_of, members_of, pipe_thread, tensor_memory
-from fa4.emulator.masks import Array, lowest
 from fa4.emulator.tcgen05.sparse import MetadataError
 from fa4.emulator.tcgen05.tmem import SmemRead, TmemRegion
 from fa4.emulator.translate.layout import SHARED_BASE
+from fa4.emulator.warp_lanes import Array, lowest
 
 
 class PipePlan(Protocol):

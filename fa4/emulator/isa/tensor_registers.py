@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from fa4.emulator.machine.state import Warp
-from fa4.emulator.masks import FULL_MASK, Array, lane_flags
 from fa4.emulator.ptx.syntax import Operand, Register
 from fa4.emulator.translate.context import KernelContext
 from fa4.emulator.translate.table import Unsupported
+from fa4.emulator.warp_lanes import FULL_MASK, Array, lane_flags
 
 _LANES = np.arange(32)
 _WORDS = 32  # of one register in the register file, one for each lane

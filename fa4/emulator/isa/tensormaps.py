@@ -15,11 +15,11 @@ from fa4.emulator.isa.spaces import Piece, Space, record, units
 from fa4.emulator.machine.memory import check_alignment
 from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Fragment
-from fa4.emulator.masks import lowest
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.tma.descriptor import ELEMENTS, MAP_BYTES, TF32_CODES
 from fa4.emulator.translate.context import Handler, KernelContext, ScalarReader
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import lowest
 
 ROWS = TableRows()
 

@@ -23,10 +23,10 @@ from fa4.emulator.machine.memory import check_alignment
 from fa4.emulator.machine.shadows import READ, WRITE, Touch
 from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.waits import Blocked
-from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction, Register
 from fa4.emulator.translate.context import Handler, KernelContext, Reader
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import Array, lanes_of
 
 ROWS = TableRows()
 

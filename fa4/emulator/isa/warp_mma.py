@@ -11,13 +11,13 @@ from collections.abc import Callable
 import numpy as np
 
 from fa4.emulator.machine.state import Fragment, Warp
-from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction
 from fa4.emulator.tcgen05.formats import Format
 from fa4.emulator.tcgen05.sparse import places_from, wrong_code
 from fa4.emulator.tcgen05.tmem import Bytes, Words
 from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.table import TableRows, Unsupported
+from fa4.emulator.warp_lanes import Array
 from fa4.emulator.wgmma.forms import ProductForm
 from fa4.emulator.wgmma.sparse import codes_from, metadata_lanes, multiply_sparse
 from fa4.emulator.wgmma.sums import multiply

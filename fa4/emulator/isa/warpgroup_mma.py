@@ -23,7 +23,6 @@ from fa4.emulator.machine.state import Cta, Fragment, Warp
 from fa4.emulator.machine.waits import Blocked
 from fa4.emulator.machine.warpgroup_checks import check_product
 from fa4.emulator.machine.warpgroups import WARPS, Meeting, WarpgroupUnit
-from fa4.emulator.masks import FULL_MASK, Array
 from fa4.emulator.ptx.syntax import Integer, Operand, PtxInstruction, Vector
 from fa4.emulator.tcgen05.operands import UNIT_BYTES
 from fa4.emulator.tcgen05.sparse import places_from, wrong_code
@@ -31,6 +30,7 @@ from fa4.emulator.translate.context import Handler, KernelContext
 from fa4.emulator.translate.layout import SHARED_BASE
 from fa4.emulator.translate.program import Program
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
+from fa4.emulator.warp_lanes import FULL_MASK, Array
 from fa4.emulator.wgmma.forms import (
     A_REGISTERS,
     K_BYTES,

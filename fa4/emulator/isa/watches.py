@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fa4.emulator.machine.state import Fragment
-from fa4.emulator.masks import lane_flags
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.context import Handler, KernelContext
+from fa4.emulator.warp_lanes import lane_flags
 
 
 def watch_divisor(instruction: PtxInstruction, context: KernelContext) -> Handler | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4.emulator.masks import Array
 from fa4.emulator.translate.calls import CallFrame, Places
+from fa4.emulator.warp_lanes import Array
 
 
 @dataclass(frozen=True, eq=False)

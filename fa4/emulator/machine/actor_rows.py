@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fa4.emulator.checks.clocks import actor_id
-from fa4.emulator.masks import LANES
+from fa4.emulator.warp_lanes import LANES
 
 POOL_ROWS = 8  # rows of 32 ids for a CTA's asynchronous operations
 # Warps that share a row of ids for their tensor memory loads and stores: each of them reaches other

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fa4.emulator.checks.clocks import Message
 from fa4.emulator.machine.waits import Waitable
-from fa4.emulator.masks import Array
+from fa4.emulator.warp_lanes import Array
 
 
 @dataclass(eq=False)

@@ -10,10 +10,10 @@ import numpy as np
 
 from fa4.emulator.machine.activation import Activation
 from fa4.emulator.machine.state import Fragment, Warp
-from fa4.emulator.masks import FULL_MASK, Array, lane_flags, lanes_of
 from fa4.emulator.translate.calls import CallFrame, Places, routine_at
 from fa4.emulator.translate.layout import FRAME
 from fa4.emulator.translate.program import Step
+from fa4.emulator.warp_lanes import FULL_MASK, Array, lane_flags, lanes_of
 
 
 def frame_of(fragment: Fragment) -> int:

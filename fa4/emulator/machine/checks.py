@@ -26,7 +26,7 @@ from fa4.emulator.machine.shadows import (
 )
 from fa4.emulator.machine.state import Cta, RemoteArrival, Warp
 from fa4.emulator.machine.unused_reads import IdleRead, idle_read
-from fa4.emulator.masks import LANES, Array
+from fa4.emulator.warp_lanes import LANES, Array
 
 # What a store that races with another one says beside it.
 STORED = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fa4.emulator.checks.clocks import Message
 from fa4.emulator.machine.waits import Waitable
-from fa4.emulator.masks import LANES, lanes_of
+from fa4.emulator.warp_lanes import LANES, lanes_of
 
 
 class IssuedCopy(Waitable):

@@ -19,7 +19,7 @@ from numba.core import types
 
 from fa4.emulator.checks import global_shadow, shadow
 from fa4.emulator.checks.records import SHADOW, Int, Mine, part, pointer
-from fa4.emulator.machine.described import (
+from fa4.emulator.machine.state_addresses import (
     ANY_SPACE,
     BUFFER,
     GLOBAL_SPACE,

@@ -18,7 +18,6 @@ from fa4.emulator.machine.shadows import Shadows
 from fa4.emulator.machine.state import NOT_TAKEN, TAKEN, Fragment, Grid, Join, Warp
 from fa4.emulator.machine.waits import Blocked, Spin, wait_for
 from fa4.emulator.machine.warpgroup_checks import note_use
-from fa4.emulator.masks import lanes_of, lowest
 from fa4.emulator.translate.program import (
     BRANCH,
     CALL,
@@ -30,6 +29,7 @@ from fa4.emulator.translate.program import (
     RUN,
     Step,
 )
+from fa4.emulator.warp_lanes import lanes_of, lowest
 
 # Polls without anything else happening anywhere before the machine is called livelocked.
 SPIN_LIMIT = 20_000

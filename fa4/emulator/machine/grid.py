@@ -7,8 +7,8 @@ import numpy as np
 from fa4.emulator.machine.checks import check_cta_exit, check_warp_exit
 from fa4.emulator.machine.options import WARP_START_STEPS
 from fa4.emulator.machine.state import QUARTERS, Cluster, Cta, Fragment, Grid, Position, Warp
-from fa4.emulator.masks import FULL_MASK, Array
 from fa4.emulator.translate.layout import SHARED_BASE
+from fa4.emulator.warp_lanes import FULL_MASK, Array
 
 # Registers of an SM, and the granularity of the allocation per warp: CUDA programming guide,
 # compute capability 9.0 and 10.0; 512 per warp from the occupancy calculator.

@@ -17,7 +17,7 @@ import numpy as np
 from fa4.emulator.checks.clocks import WarpClock
 from fa4.emulator.machine.handover import WarpFences
 from fa4.emulator.machine.shadows import TMEM_COLUMNS, TMEM_GROUPS, WRITE
-from fa4.emulator.masks import Array
+from fa4.emulator.warp_lanes import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fa4.emulator.machine.state import Grid
-from fa4.emulator.masks import LANES
+from fa4.emulator.warp_lanes import LANES
 
 MMA_SYNC_TILE = 16 * 8  # rows and columns of every mma.sync that there is
 # Copies by where the bytes go, by the opcode's last two state spaces.

@@ -12,14 +12,14 @@ import numpy as np
 
 from fa4.emulator.checks.memory import ShadowMemory
 from fa4.emulator.errors import EmulatorError
-from fa4.emulator.machine.described import BUFFER
-from fa4.emulator.masks import Array
+from fa4.emulator.machine.state_addresses import BUFFER
 from fa4.emulator.translate.layout import (
     LOCAL_WINDOW,
     MODULE_WINDOW,
     PARAMETER_WINDOW,
     SHARED_WINDOW,
 )
+from fa4.emulator.warp_lanes import Array
 
 
 class MemoryFault(EmulatorError):

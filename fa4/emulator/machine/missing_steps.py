@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from fa4.emulator.checks.conflict import Conflict
 from fa4.emulator.machine.state import Cluster, Warp
-from fa4.emulator.masks import LANES
+from fa4.emulator.warp_lanes import LANES
 
 BEFORE, AFTER = "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync"
 

@@ -11,10 +11,10 @@ from fa4.emulator.checks.conflict import Access
 from fa4.emulator.checks.global_shadow import GlobalShadow
 from fa4.emulator.checks.shadow import Shadow
 from fa4.emulator.machine.unwritten import unwritten_granules
-from fa4.emulator.masks import Array
 from fa4.emulator.translate.lanes import width_of
 from fa4.emulator.translate.program import Program
 from fa4.emulator.translate.table import Unsupported
+from fa4.emulator.warp_lanes import Array
 
 READ, WRITE, ATOMIC = "read", "write", "atomic"
 

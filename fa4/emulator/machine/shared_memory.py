@@ -8,8 +8,8 @@ import numpy as np
 
 from fa4.emulator.machine.memory import MemoryFault
 from fa4.emulator.machine.state import Cta
-from fa4.emulator.masks import Array
 from fa4.emulator.translate.layout import RANK_SHIFT, SHARED_BASE, SHARED_WINDOW
+from fa4.emulator.warp_lanes import Array
 
 _OFFSET_MASK = (1 << RANK_SHIFT) - 1
 

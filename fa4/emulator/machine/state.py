@@ -27,17 +27,16 @@ from fa4.emulator.machine.activation import Activation
 from fa4.emulator.machine.actor_rows import POOL_ROWS, WARPS_PER_STREAM_ROW, ActorRows
 from fa4.emulator.machine.barriers import ClusterBarrier, ClusterVisits, NamedBarrier
 from fa4.emulator.machine.copies import CopyGroups, ThreadCopies
-from fa4.emulator.machine.described import WARP
 from fa4.emulator.machine.handover import WarpFences
 from fa4.emulator.machine.launch_record import Launch
 from fa4.emulator.machine.machine_state import MachineState, Stop
 from fa4.emulator.machine.mbarrier import MBarrier
 from fa4.emulator.machine.memory import GlobalBuffer
 from fa4.emulator.machine.operations import AsyncOperation
+from fa4.emulator.machine.state_addresses import WARP
 from fa4.emulator.machine.tensor import SwizzleNotes, TensorGroup, TensorMemory
 from fa4.emulator.machine.waits import Blocked, Countdown, Waitable
 from fa4.emulator.machine.warpgroups import WarpgroupUnit, WarpProducts
-from fa4.emulator.masks import FULL_MASK, LANES, Array
 from fa4.emulator.translate.layout import (
     MODULE_WINDOW,
     PARAMETER_WINDOW,
@@ -45,6 +44,7 @@ from fa4.emulator.translate.layout import (
     SHARED_BASE,
 )
 from fa4.emulator.translate.program import Program
+from fa4.emulator.warp_lanes import FULL_MASK, LANES, Array
 
 # Of an SM: warp i of a CTA is in quarter i % 4, with registers of its own (measured on an H100:
 # tests/emulator/test_hopper_facts.py).
@@ -138,7 +138,7 @@ class Warp:
 
     words, views: the register file as uint32, and by width in bits. tmem_loads: registers that a
     tcgen05.ld has not delivered yet, name -> PTX line. counts: executions of each step.
-    described_at: where its WARP is, for compiled code (`fa4.emulator.machine.described`).
+    described_at: where its WARP is, for compiled code (`fa4.emulator.machine.state_addresses`).
     polled: PTX line -> what a strong access there saw last. thread_copies, bulk_copies: cp.async,
     cp.async.bulk. pipe_latest: lane -> the operation of a tensor pipe that it issued last;
     uncommitted: lane -> its name and PTX line, until a tcgen05.commit. products: its wgmma

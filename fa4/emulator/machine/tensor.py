@@ -13,11 +13,11 @@ from fa4.emulator.machine.issuers import Issuers
 from fa4.emulator.machine.operations import AsyncOperation
 from fa4.emulator.machine.shadows import TMEM_GROUP_LANES, TMEM_GROUPS
 from fa4.emulator.machine.waits import Waitable
-from fa4.emulator.masks import Array
 from fa4.emulator.tcgen05.descriptors import Swizzle
 from fa4.emulator.tcgen05.errors import TmemError
 from fa4.emulator.tcgen05.tmem import COLUMNS, LANES
 from fa4.emulator.tcgen05.tmem_allocator import TmemAllocator
+from fa4.emulator.warp_lanes import Array
 
 # What columns hold before anything is written: a NaN in f32, f16 and bf16.
 POISON = 0xFFFFFFFF

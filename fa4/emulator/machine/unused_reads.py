@@ -18,9 +18,9 @@ from functools import lru_cache
 from fa4.emulator.checks.clocks import Actor
 from fa4.emulator.checks.conflict import READ_AFTER_WRITE, WRITE_AFTER_READ, Conflict
 from fa4.emulator.machine.state import Cta, Warp
-from fa4.emulator.masks import FULL_MASK, LANES, Array
 from fa4.emulator.ptx.syntax import Address, PtxInstruction
 from fa4.emulator.translate.program import MACHINE, RUN, Program, Step, registers_of
+from fa4.emulator.warp_lanes import FULL_MASK, LANES, Array
 
 
 @dataclass(frozen=True)

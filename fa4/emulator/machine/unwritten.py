@@ -11,7 +11,7 @@ import ctypes
 
 import numpy as np
 
-from fa4.emulator.masks import Array
+from fa4.emulator.warp_lanes import Array
 
 # A NaN in float64, and in each part that is a float32, bfloat16 or float16: what comes of it shows.
 PATTERN = np.uint64(0x7FF57FB37FA97FD6)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fa4.emulator.checks.clocks import Stream
 from fa4.emulator.machine.operations import AsyncOperation
 from fa4.emulator.machine.waits import Waitable
-from fa4.emulator.masks import Array
+from fa4.emulator.warp_lanes import Array
 
 WARPS = 4
 

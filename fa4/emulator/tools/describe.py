@@ -10,11 +10,11 @@ import numpy as np
 from fa4.emulator.errors import EmulatorError, KernelFinding, UnsupportedInstruction
 from fa4.emulator.execute import Report, load_module, load_program
 from fa4.emulator.machine.coverage import KernelCoverage
-from fa4.emulator.masks import Array
 from fa4.emulator.ptx.syntax import Kernel, Module
 from fa4.emulator.tools.roles import find_roles
 from fa4.emulator.translate.layout import lay_out_variables
 from fa4.emulator.translate.link import link
+from fa4.emulator.warp_lanes import Array
 
 TOP_OPCODES = 16
 

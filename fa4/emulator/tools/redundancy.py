@@ -26,8 +26,8 @@ from fa4.emulator.machine.actor_rows import POOL_ROWS
 from fa4.emulator.machine.events import RunEvents
 from fa4.emulator.machine.mbarrier import MBarrier
 from fa4.emulator.machine.state import Cluster, Cta, Fragment, Warp
-from fa4.emulator.masks import LANES, lanes_of
 from fa4.emulator.translate.program import Step
+from fa4.emulator.warp_lanes import LANES, lanes_of
 
 # Handled instructions that are no events, by prefix of their opcode: they order, or touch nothing
 # that a thread or a unit could race for.

@@ -17,8 +17,8 @@ from fa4.emulator.machine.events import RunEvents
 from fa4.emulator.machine.operations import AsyncOperation
 from fa4.emulator.machine.state import Cluster, Fragment
 from fa4.emulator.machine.waits import Blocked
-from fa4.emulator.masks import Array
 from fa4.emulator.translate.program import Program, Step
+from fa4.emulator.warp_lanes import Array
 
 SCHEMA = "fa4-emulator-trace-1"
 INSTRUCTION, WAIT, ASYNCHRONOUS = "instruction", "wait", "asynchronous"

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from fa4.emulator.machine.events import RunEvents
-from fa4.emulator.masks import Array, lanes_of
 from fa4.emulator.ptx.syntax import Address, PtxInstruction, Register
 from fa4.emulator.translate.program import Step
+from fa4.emulator.warp_lanes import Array, lanes_of
 
 # What moves the bytes, by prefix of the PTX opcode; the longest one counts.
 KINDS: Mapping[str, str] = {

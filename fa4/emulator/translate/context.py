@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from fa4.emulator.masks import FULL_MASK, Array, lane_flags, mask_of
 from fa4.emulator.ptx.syntax import (
     Address,
     Integer,
@@ -24,6 +23,7 @@ from fa4.emulator.translate.lanes import FloatBits, width_of
 from fa4.emulator.translate.layout import FRAME, RANK_SHIFT, RegisterFile, Variables
 from fa4.emulator.translate.link import Routine
 from fa4.emulator.translate.table import Unsupported
+from fa4.emulator.warp_lanes import FULL_MASK, Array, lane_flags, mask_of
 
 
 class _Placed(Protocol):

@@ -15,9 +15,9 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fa4.emulator.masks import LANES
 from fa4.emulator.ptx.syntax import FloatBits, Integer, Operand, Register, Sink, Symbol
 from fa4.emulator.translate.table import Unsupported
+from fa4.emulator.warp_lanes import LANES
 
 WIDTHS = {"8": 8, "16": 16, "32": 32, "64": 64, "128": 128}
 # name -> LLVM function, its result type, the definitions and declarations that a call needs

@@ -13,8 +13,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from fa4.emulator.translate.kept_code import keep, kept_objects
 from fa4.emulator.translate.lanes import SegmentBuilder
+from fa4.emulator.translate.machine_code_file import keep, kept_objects
 
 # run(registers, mask, parameters) -> result: addresses of the warp's register file and of the
 # parameter block, the active lanes; the result is the segment's scalar (0 unless it branches).

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.kit import rowmath
-from fa4.kit.masks import keep_range
+from fa4.kit.masked_rows import keep_range
 from fa4.kit.ptx_block import PtxBlock, stand_apart
 from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals

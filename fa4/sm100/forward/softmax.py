@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.kit import rowmath
-from fa4.kit.masks import keep_range
+from fa4.kit.masked_rows import keep_range
 from fa4.kit.ptx_block import stand_apart
 from fa4.kit.schedulers import first_tile, next_tile
 from fa4.kit.signals import Signals

@@ -9,7 +9,7 @@ import cutlass
 from cutlass import Float32, Int32
 
 from fa4.config import Exp2Split
-from fa4.kit.masks import keep_range
+from fa4.kit.masked_rows import keep_range
 from fa4.kit.ptx_block import PtxBlock, literal
 from fa4.kit.rowmath import COEFFICIENTS, LOWEST_EXPONENT, MAGIC
 

@@ -24,7 +24,7 @@ from fa4.compiled.artifact import CompiledKernel, compile_artifact, from_bytes
 from fa4.compiled.forward import compile_warpgroup
 from fa4.emulator import launch
 from fa4.emulator.machine.launch_work import LOADED, LaunchWork
-from fa4.emulator.masks import LANES
+from fa4.emulator.warp_lanes import LANES
 from fa4.hardware import H200
 from lab.hardware.hopper_counters.expected import WARPS_PER_GROUP, Work
 from lab.hardware.warpgroup_forward.measure import make_spec

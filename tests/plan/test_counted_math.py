@@ -8,8 +8,8 @@ import pytest
 
 from fa4.config import ForwardConfig, ForwardPipeline
 from fa4.hardware import B200
+from fa4.plan.counted_math import PIPES, loop_math, with_measured_math
 from fa4.plan.forward import forward_plan
-from fa4.plan.measured import PIPES, loop_math, with_measured_math
 from fa4.plan.schema import Math, PipelinePlan, Work, walk
 
 PIPELINE = ForwardPipeline(causal=True, numerics=ForwardConfig.tuned("bf16", 128, True))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fa4.emulator.translate import kept_code, native
+from fa4.emulator.translate import machine_code_file, native
 from fa4.emulator.translate.native import compile_functions
 
 TEXT = """define i32 @SEGMENT(ptr %registers, i32 %mask, ptr %parameters) {{
@@ -42,8 +42,8 @@ class Process:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where code is kept."""
-    monkeypatch.setenv(kept_code.VARIABLE, str(tmp_path / "a" / "b"))
-    return tmp_path / "a" / "b" / kept_code.FILE
+    monkeypatch.setenv(machine_code_file.VARIABLE, str(tmp_path / "a" / "b"))
+    return tmp_path / "a" / "b" / machine_code_file.FILE
 
 
 def run(*factors: int) -> int:
@@ -61,13 +61,13 @@ def test_another_process_compiles_nothing(file: Path) -> None:
 
 def test_more_functions_than_sqlite_takes_at_once(file: Path) -> None:
     """A kernel has hundreds."""
-    many = range(1, 2 * kept_code.ASKED_AT_ONCE + 2)
+    many = range(1, 2 * machine_code_file.ASKED_AT_ONCE + 2)
     assert [run(*many), run(*many)] == [len(many), 0]
 
 
 def test_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is kept, and nothing written."""
-    monkeypatch.setenv(kept_code.VARIABLE, "")
+    monkeypatch.setenv(machine_code_file.VARIABLE, "")
     monkeypatch.chdir(tmp_path)
     assert [run(5), run(5)] == [1, 1] and not list(tmp_path.iterdir())
 
@@ -101,9 +101,9 @@ def test_damage_costs_time_alone(file: Path, damage: str, monkeypatch: pytest.Mo
     if damage == "file":
         file.write_bytes(b"no database" * 99)
     elif damage == "folder":
-        monkeypatch.setenv(kept_code.VARIABLE, str(file / "below a file"))
+        monkeypatch.setenv(machine_code_file.VARIABLE, str(file / "below a file"))
     elif damage == "full":
-        monkeypatch.setattr(kept_code, "MOST_BYTES", 1)
+        monkeypatch.setattr(machine_code_file, "MOST_BYTES", 1)
     else:
         text = "DELETE FROM objects" if damage == "no object" else "UPDATE objects SET data = x'00'"
         with sqlite3.connect(file) as opened:
@@ -117,6 +117,10 @@ def test_damage_costs_time_alone(file: Path, damage: str, monkeypatch: pytest.Mo
 def test_many_write_at_the_same_time(file: Path) -> None:
     """All is kept."""
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda x: kept_code.keep(bytes([x]) * 999, [f"s{x}"], "cpu"), range(20)))
-    found = kept_code.kept_objects([f"s{x}" for x in range(21)], "cpu")
+        list(
+            pool.map(
+                lambda x: machine_code_file.keep(bytes([x]) * 999, [f"s{x}"], "cpu"), range(20)
+            )
+        )
+    found = machine_code_file.kept_objects([f"s{x}" for x in range(21)], "cpu")
     assert sorted(found) == [(bytes([x]) * 999, [f"s{x}"]) for x in range(20)]

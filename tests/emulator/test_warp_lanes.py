@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa4.emulator.masks import FULL_MASK, LANES, lane_flags, lanes_of, lowest, mask_of
+from fa4.emulator.warp_lanes import FULL_MASK, LANES, lane_flags, lanes_of, lowest, mask_of
 
 masks = st.integers(0, FULL_MASK) | st.sampled_from([0, 1, 1 << 31, FULL_MASK])
 
