@@ -457,7 +457,6 @@ BODY_ERRORS = [
     ("3;", 0, "found '3'"),
     ("#x", 0, "found '#'"),
     (".wibble 3;", 0, "'.wibble'"),
-    (".reg .v4 .f32 v;", 0, "vector registers are not supported"),
     (".reg .bf16 h;", 0, "expected a type"),
     (".reg .b32 h<4+1>;", 0, "expected '>'"),
     (".reg .b32 h<99999999>;", 0, "registers, more than"),

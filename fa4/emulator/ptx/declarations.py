@@ -14,6 +14,7 @@ from fa4.emulator.ptx.names import Names
 from fa4.emulator.ptx.syntax import FloatBits, Integer, Symbol, Variable
 
 SPACES = frozenset({".param", ".shared", ".global", ".const", ".local"})
+_VECTOR_BYTES = 16  # the longest vector
 _MOST_REGISTERS = 1 << 20  # in one declaration; kernels have some thousands
 _POINTEE_SPACES = frozenset({".global", ".shared", ".const", ".local"})
 
@@ -27,10 +28,15 @@ TYPE_BYTES: dict[str, int] = {
 
 
 def read_registers(cursor: Cursor, names: Names) -> dict[str, str]:
-    """The rest of `.reg .b32 %r<100>, x;`: unique register name -> type. PtxError if malformed."""
-    if cursor.token in (".v2", ".v4"):
-        raise PtxError("vector registers are not supported", cursor.line)
-    kind = _read_type(cursor, also=("pred",))
+    """The rest of `.reg .b32 %r<100>, x;`: unique register name -> type. PtxError if malformed.
+
+    Of vectors (PTX ISA 5.4.2) each element is a register.
+    """
+    start = cursor.line
+    width = int(cursor.take()[2:]) if cursor.token in (".v2", ".v4") else 1
+    kind = _read_type(cursor, also=("pred",) if width == 1 else ())
+    if width > 1 and width * TYPE_BYTES[kind] > _VECTOR_BYTES:
+        raise PtxError(f"a register .v{width} .{kind} has more than 128 bits", start)
     registers: dict[str, str] = {}
     while True:
         line = cursor.line
@@ -42,7 +48,11 @@ def read_registers(cursor: Cursor, names: Names) -> dict[str, str]:
                 raise PtxError(f"{count} registers, more than {_MOST_REGISTERS}", line)
             written = [f"{name}{i}" for i in range(count)]
             cursor.expect(">")
-        registers.update(dict.fromkeys(names.declare_registers(written, line), kind))
+        if width == 1:
+            unique = names.declare_registers(written, line)
+        else:
+            unique = [part for one in written for part in names.declare_vector(one, width, line)]
+        registers.update(dict.fromkeys(unique, kind))
         if not cursor.accept(","):
             cursor.expect(";")
             return registers

@@ -106,7 +106,7 @@ def _read_simple(cursor: Cursor, names: Names) -> Operand:
     return named
 
 
-def _lookup(cursor: Cursor, names: Names) -> Register | Symbol | Sink | None:
+def _lookup(cursor: Cursor, names: Names) -> Register | Symbol | Vector | Sink | None:
     """What the next token names; None for the constant WARP_SZ and for what is not a name."""
     token = cursor.token
     named = names.meaning.get(token)
