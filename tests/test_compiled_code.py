@@ -114,6 +114,7 @@ fa4.base.compiled_code.prepare = lambda sources: told.append((sources, [*sys.mod
 import fa4.emulator.execute
 ((sources, before),) = told
 assert not any(name.startswith("fa4.emulator.checks.") for name in before), before
+assert all(source.is_file() for source in sources), sources
 compiled = {m.__file__ for n, m in sys.modules.items() if n.startswith("fa4.emulator.")
             if any(type(value).__name__ == "CPUDispatcher" for value in vars(m).values())}
 print(sorted(compiled - set(map(str, sources))))

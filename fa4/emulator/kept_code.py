@@ -19,7 +19,7 @@ _keepers: list[Keeper] = []
 
 def sources() -> list[Path]:
     """The files that compiled functions of `checks` and `machine` take code and constants from."""
-    shared = [_ROOT / "masks.py", _ROOT / "translate" / "layout.py"]
+    shared = [_ROOT / "warp_lanes.py", _ROOT / "translate" / "layout.py"]
     return [*shared, *_ROOT.glob("checks/*.py"), *_ROOT.glob("machine/*.py")]
 
 

@@ -76,10 +76,33 @@ def programs(draw: st.DrawFn, depth: int = 0) -> str:
     return "\n".join(lines)
 
 
+def tree(text: str) -> list[tuple[str, str]]:
+    """Opcodes and operands, registers numbered as they appear."""
+    numbers: dict[str, str] = {}
+    (kernel,) = parse(module_text(text, 1, [])).kernels.values()
+    return [
+        (
+            one.opcode,
+            re.sub(
+                r"'[^']+'",
+                lambda m: numbers.setdefault(m[0], f"{len(numbers)}"),
+                repr(one.operands),
+            ),
+        )
+        for one in kernel.instructions
+    ]
+
+
+@given(text=programs())
+def test_they_are_read_as_a_register_for_each_element(text: str) -> None:
+    """Whole, by element, under both kinds of names, shadowed by inner scopes."""
+    assert tree(text) == tree(in_scalars(text))
+
+
 @settings(max_examples=20)
 @given(text=programs(), seed=st.integers(0, 2**32 - 1))
 def test_a_register_for_each_element_gives_the_same(text: str, seed: int) -> None:
-    """Whole, by element, under both kinds of names, shadowed by inner scopes."""
+    """Byte for byte."""
     start = np.random.default_rng(seed).integers(0, 2**32, 32, dtype=np.uint32)
     one, other = aligned(start.copy()), aligned(start.copy())
     run_ptx(text, [one], block=(1, 1, 1))

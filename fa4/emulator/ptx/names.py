@@ -73,8 +73,9 @@ class Names:
 
         PtxError as above.
         """
-        elements = [Register(self._declare(Register, f"{name}.{axis}", line)) for axis in "xyzw"[:width]]
         self._enter(name, line)
+        written = [f"{name}.{axis}" for axis in "xyzw"[:width]]
+        elements = [Register(unique) for unique in self.declare_registers(written, line)]
         self.meaning[name] = Vector(tuple(elements))
         for colour, element in zip("rgba", elements, strict=False):
             self._enter(f"{name}.{colour}", line)
