@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fa4 import cli, emulator
-from fa4.emulator.errors import ArgumentError
+from fa4.emulator.errors import ArgumentError, LaunchError
 from fa4.emulator.host.arguments import TensorBook
 from fa4.emulator.host.triton_arguments import pack
 from fa4.emulator.host.triton_driver import without_inner_lines
@@ -30,6 +30,51 @@ def test_tensors_are_on_the_gpu() -> None:
             assert torch.ones(2).is_cuda
         assert (x + y).sum().item() == 6
     assert not x.is_cuda and x.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.zeros(4, device=0), lambda: torch.zeros(4).to(0),
+     lambda: torch.zeros(4).to(0, torch.float32), lambda: torch.zeros(4).to(device=0),
+     lambda: torch.zeros_like(torch.ones(4), device=torch.ones(1).device.index),
+     lambda: torch.tensor([0.0] * 4, device=torch.device(0)),
+     lambda: torch.zeros(4, device=torch.device("cuda", 0)),
+     lambda: torch.zeros(4, device=torch.accelerator.current_accelerator())],
+)  # fmt: skip
+def test_a_device_by_its_number(make: Any) -> None:
+    """0 is the GPU, wherever a device may be said; a tensor that is there already stays."""
+    with emulator.emulate(cuda=True):
+        x = make()
+        assert x.device == torch.device(0) == torch.device("cuda:0")
+        moved = x.to(0)
+        moved += 1
+        assert x.tolist() == [1] * 4
+        assert x.to(torch.int32).dtype == torch.int32 and x.sum(0).item() == 4
+
+
+@pytest.mark.parametrize(
+    "name", [1, "cuda:1", "cuda:10", torch.device("cuda", 2)], ids=["number", "1", "10", "device"]
+)
+def test_there_is_one_gpu(name: Any) -> None:
+    """Another is refused, wherever it is named."""
+    refused = pytest.raises(LaunchError, match=r"device cuda:\d+: the pretended GPU is cuda:0")
+    with emulator.emulate(cuda=True):
+        x = torch.ones(2)
+        for use in (lambda: torch.zeros(3, device=name), lambda: x.to(name), lambda: x.cuda(name)):
+            with refused:
+                use()
+
+
+def test_the_accelerator_is_the_gpu() -> None:
+    """Where programs do not ask for CUDA by name."""
+    before = torch.accelerator.is_available()
+    with emulator.emulate(cuda=True):
+        assert torch.accelerator.is_available() and torch.accelerator.device_count() == 1
+        assert torch.accelerator.current_accelerator().type == "cuda"
+        assert torch.accelerator.current_device_index() == 0
+        torch.accelerator.synchronize()
+        torch.accelerator.current_stream().synchronize()
+    assert torch.accelerator.is_available() == before
 
 
 def test_tensors_outlive_streams_and_become_cute_tensors() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from fa4.emulator.host.arguments import aside
 from fa4.emulator.host.patches import Replacements, Target, replaced
 from fa4.emulator.host.torch_dispatch import autocasts, registrations
 from fa4.emulator.host.torch_empty import empties
+from fa4.emulator.host.torch_random import drawn_from, generators
 
 # As large as a B200's; nothing is allocated there.
 TOTAL_BYTES = 180_000_000_000
@@ -43,7 +44,7 @@ def redirected(target: Target, cuda: bool) -> Iterator[None]:
             *_addresses(target, torch),
             *empties(torch),
             *(() if own else _streams(torch)),
-            *((*_answers(torch), *autocasts(torch)) if cuda else ()),
+            *((*_answers(torch), *autocasts(torch), *generators(torch)) if cuda else ()),
         ):
             stack.enter_context(replaced(owner, name, value))
         if cuda:
@@ -162,13 +163,34 @@ def _answers(torch: Any) -> Replacements:
         "device": lambda device: contextlib.nullcontext(device),
         "Event": _Event,
     }
-    silent = ("set_device", "set_stream", "init", "_lazy_init", "empty_cache", "manual_seed",
-              "manual_seed_all", "reset_peak_memory_stats")  # fmt: skip
+    silent = ("set_device", "set_stream", "init", "_lazy_init", "empty_cache",
+              "reset_peak_memory_stats")  # fmt: skip
     answers |= {name: lambda *_, **__: None for name in silent}
     for name in ("memory_allocated", "max_memory_allocated", "memory_reserved"):
         answers[name] = lambda device=None: 0
     for name, answer in answers.items():
         yield torch.cuda, name, answer
+    if hasattr(torch, "accelerator"):  # torch 2.6
+        yield from _accelerator(torch)
+
+
+def _accelerator(torch: Any) -> Replacements:
+    """The same where torch asks for any kind of accelerator."""
+    gpu = torch.device("cuda")
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda check_available=False: gpu,
+        "current_stream": lambda device=None: _Stream(handle=0),
+        "device_index": lambda index=0: contextlib.nullcontext(),
+        **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
+        **dict.fromkeys(("memory_allocated", "max_memory_allocated"), lambda device=None: 0),
+    }
+    silent = ("set_device_index", "set_device_idx", "set_stream", "synchronize", "empty_cache")
+    answers |= {name: lambda *_, **__: None for name in silent}
+    for name, answer in answers.items():
+        if hasattr(torch.accelerator, name):
+            yield torch.accelerator, name, answer
 
 
 def is_there(x: Any) -> bool:
@@ -176,9 +198,38 @@ def is_there(x: Any) -> bool:
     return getattr(x, "_fa4_on_gpu", False)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _numbered(torch: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments with the GPU's name where a device is said by its number."""
+    place = {torch.device: 0, torch.Tensor.to: 1, torch.Tensor.cuda: 1}.get(func)
+    if place is not None and len(args) > place and _is_number(args[place]):
+        args = (*args[:place], f"cuda:{args[place]}", *args[place + 1 :])
+    if _is_number(kwargs.get("device")):
+        kwargs = {**kwargs, "device": f"cuda:{kwargs['device']}"}
+    return args, kwargs
+
+
+def _mover(torch: Any) -> Callable[[Any], Any]:
+    """What a device or a generator that was given is on the CPU; anything else is itself."""
+    here = torch.device("cpu")
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, (str, torch.device)):
+            return drawn_from(value)
+        kind, _, number = str(value).partition(":")
+        if kind == "cuda" and number not in ("", "0"):
+            raise LaunchError(f"device {value}: the pretended GPU is cuda:0, and there is no other")
+        return here if kind == "cuda" else value
+
+    return moved
+
+
 def _pretending(torch: Any) -> Any:
     """The mode in which every CPU tensor is said to be on the GPU."""
-    here, gpu, tensor = torch.device("cpu"), torch.device("cuda", 0), torch.Tensor
+    gpu, tensor, moved = torch.device("cuda", 0), torch.Tensor, _mover(torch)
     device_of = tensor.device.__get__
 
     def seen(x: Any) -> Any:
@@ -192,6 +243,10 @@ def _pretending(torch: Any) -> Any:
             x._fa4_on_gpu = True
         return x
 
+    def to_gpu(x: Any, device: Any = None, *_: Any, **__: Any) -> Any:
+        moved(device)
+        return x if is_there(x) else there(x.clone())
+
     answers = {
         device_of: seen,
         tensor.is_cuda.__get__: lambda x: seen(x).type == "cuda",
@@ -199,13 +254,9 @@ def _pretending(torch: Any) -> Any:
         tensor.get_device: lambda x: 0,
         tensor.is_pinned: lambda x, *_: False,
         tensor.pin_memory: lambda x, *_: x,
-        tensor.cuda: lambda x, *_, **__: x if is_there(x) else there(x.clone()),
+        tensor.cuda: to_gpu,
         tensor.cpu: lambda x, *_, **__: x.clone(),
     }
-
-    def moved(value: Any) -> Any:
-        is_gpu = isinstance(value, (str, torch.device)) and str(value).split(":")[0] == "cuda"
-        return here if is_gpu else value
 
     def names_device(value: Any) -> bool:
         return isinstance(value, torch.device) or value in ("cpu", "cuda", "cuda:0")
@@ -216,21 +267,22 @@ def _pretending(torch: Any) -> Any:
         def __torch_function__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
+            args, given = _numbered(torch, func, args, kwargs or {})
             if func is torch.device:
-                return func(*args, **(kwargs or {}))
+                return func(*args, **given)
             if func in answers:
-                return answers[func](*args, **(kwargs or {}))
-            given, kwargs = kwargs or {}, {n: moved(value) for n, value in (kwargs or {}).items()}
-            to_gpu = any(moved(x) is not x for x in (*args[1:], *given.values()))
+                return answers[func](*args, **given)
+            kwargs = {n: moved(value) for n, value in given.items()}
+            goes = any(moved(x) is not x for x in (*args[1:], *given.values()))
             if func is tensor.to and any(
                 isinstance(x, (str, torch.device)) and names_device(x)
                 for x in (*args[1:], given.get("device"))
             ):
                 # A copy as between CPU and GPU, unless it is known to be there.
-                kwargs["copy"] = given.get("copy", False) or not (to_gpu and is_there(args[0]))
+                kwargs["copy"] = given.get("copy", False) or not (goes and is_there(args[0]))
                 result = func(*map(moved, args), **kwargs)
-                return there(result) if to_gpu else result
+                return there(result) if goes else result
             result = func(*map(moved, args), **kwargs)
-            return there(result) if to_gpu or any(map(is_there, args)) else result
+            return there(result) if goes or any(map(is_there, args)) else result
 
     return PretendedGpu()
