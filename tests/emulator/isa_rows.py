@@ -64,8 +64,7 @@ class Compiled:
                 builder.guard = ~taken if guard.negated else taken
             find(item, TABLE).function(builder, item)
         builder.store_back(set(registers))
-        body = (function_text("SEGMENT", builder), frozenset(builder.declarations))
-        self.function = compile_functions({"f": body})["f"]
+        self.function = compile_functions({"f": function_text(builder)})["f"]
 
     def _view(self, name: str) -> np.ndarray:
         offset, bits = self.layout[name]

@@ -50,8 +50,7 @@ def run(
             builder.guard = ~taken if item.guard.negated else taken
         find(item, TABLE).function(builder, item)
     builder.store_back(set(layout))
-    text = function_text("SEGMENT", builder)
-    function = compile_functions({"f": (text, frozenset(builder.declarations))})["f"]
+    function = compile_functions({"f": function_text(builder)})["f"]
     function(memory.ctypes.data, mask, 0)
     result: dict[str, np.ndarray | int] = {}
     for name, (offset, bits) in layout.items():

@@ -43,8 +43,7 @@ def build(opcode: str, kinds: tuple[str, ...], vector: int = 0) -> SegmentFuncti
     item = instruction(opcode, *operands)
     find(item, TABLE).function(builder, item)
     builder.store_back({names[0]})
-    text = function_text("SEGMENT", builder)
-    return compile_functions({"f": (text, frozenset(builder.declarations))})["f"]
+    return compile_functions({"f": function_text(builder)})["f"]
 
 
 _build_once: Callable[..., SegmentFunction] = cache(build)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fa4.emulator.translate import machine_code_file, native
-from fa4.emulator.translate.native import compile_functions
+from fa4.emulator.translate.native import SegmentText, compile_functions
 
-TEXT = """define i32 @SEGMENT(ptr %registers, i32 %mask, ptr %parameters) {{
+TEXT = """define i32 @SEGMENT(ptr %places, ptr %registers, i32 %mask, ptr %parameters) {{
   %x = mul i32 %mask, {factor}
   ret i32 %x
 }}
@@ -35,7 +34,7 @@ class Process:
 
     def results(self, *factors: int) -> list[int]:
         """Of functions that multiply."""
-        bodies: Any = {str(x): (TEXT.format(factor=x), frozenset()) for x in factors}
+        bodies = {str(x): SegmentText(TEXT.format(factor=x), frozenset(), ()) for x in factors}
         return [compile_functions(bodies)[str(x)](0, 3, 0) for x in factors]
 
 

@@ -129,28 +129,6 @@ def _arithmetic(
     return flush_result(bits, odd, form, how.rounding) if how.ftz and odd is not None else bits
 
 
-def _nearest_pairs(operation: str, registers: list[Lanes]) -> Lanes:
-    """add, sub, mul or fma of f32x2 registers as one operation on 64 floats, rounded to nearest."""
-    builder = registers[0].builder
-    values = [
-        builder.scalar(f"bitcast <32 x i64> {register.name} to <64 x float>")
-        for register in registers
-    ]
-    if operation == "fma":
-        floats = "<64 x float>"
-        builder.declarations.add(f"declare {floats} @llvm.fma.v64f32({', '.join([floats] * 3)})")
-        arguments = ", ".join(f"{floats} {value}" for value in values)
-        result = builder.scalar(f"call {floats} @llvm.fma.v64f32({arguments})")
-    else:
-        result = builder.scalar(f"f{operation} <64 x float> {', '.join(values)}")
-    nan = builder.scalar(f"fcmp uno <64 x float> {result}, {result}")
-    bits = builder.scalar(f"bitcast <64 x float> {result} to <64 x i32>")
-    chosen = builder.scalar(
-        f"select <64 x i1> {nan}, <64 x i32> splat (i32 {F32.nan}), <64 x i32> {bits}"
-    )
-    return builder.emit(f"bitcast <64 x i32> {chosen} to <32 x i64>", "i64")
-
-
 def emit_arithmetic(
     operation: str, builder: SegmentBuilder, i: PtxInstruction, flags: Iterable[str]
 ) -> None:
@@ -175,12 +153,6 @@ def emit_arithmetic(
         types[: len(types) - 1] = [source] * (len(types) - 1)
     registers = [builder.read(o, t) for o, t in zip(i.operands[1:], types, strict=True)]
     how = Modifiers(rounding or "rn", bool(ftz), bool(sat), bool(relu))
-    if kind == "f32x2" and how == Modifiers():
-        result = builder.subroutine(
-            f"{operation}.rn.f32x2", lambda *r: _nearest_pairs(operation, list(r)), *registers
-        )
-        builder.write(i.operands[0], result)
-        return
     parts = [split(register, count) for register in registers]
     formats = [ELEMENTS[t][0] for t in types]
     results = []

@@ -189,11 +189,13 @@ class SegmentBuilder:
         self.shared_symbols = shared_symbols
         self.framed_symbols = framed_symbols
         self.lines: list[str] = []
-        self.values: dict[str, Lanes] = {}
+        self.values: dict[str, Lanes] = {}  # by register, in the order in which they are met
         self.written: set[str] = set()
         self.read_first: set[str] = set()
         self.declarations: set[str] = set()
         self.guard: Lanes | None = None
+        self.places: dict[int, int] = {}  # byte offset of a register -> its entry in the table
+        self._pointers: dict[int, str] = {}
         self._names = 0
 
     def fresh(self) -> str:
@@ -289,7 +291,7 @@ class SegmentBuilder:
                 raise Unsupported(f"special register {name}")
             offset, bits = self.layout[name]
             self.read_first.add(name)
-            pointer = self.scalar(f"getelementptr i8, ptr %registers, i64 {offset}")
+            pointer = self._pointer(offset)
             if bits == 1:
                 word = self.scalar(f"load i32, ptr {pointer}, align 4")
                 self.values[name] = self.emit(f"bitcast i32 {word} to <32 x i1>", "i1")
@@ -298,6 +300,17 @@ class SegmentBuilder:
                     f"load <32 x i{bits}>, ptr {pointer}, align 64", f"i{bits}"
                 )
         return self.values[name]
+
+    def _pointer(self, offset: int) -> str:
+        """Where a register lies: a table says it, so that code serves for other registers, too."""
+        if offset not in self._pointers:
+            entry = self.places.setdefault(offset, len(self.places))
+            place = self.scalar(f"getelementptr i64, ptr %places, i64 {entry}")
+            distance = self.scalar(f"load i64, ptr {place}, align 8")
+            self._pointers[offset] = self.scalar(
+                f"getelementptr i8, ptr %registers, i64 {distance}"
+            )
+        return self._pointers[offset]
 
     def read(self, operand: Operand, ptx_type: str) -> Lanes:
         """A source operand as the integer vector that holds `ptx_type` (f32 comes as i32 bits).
@@ -358,10 +371,11 @@ class SegmentBuilder:
     def store_back(self, live: set[str]) -> None:
         """Stores every written register that is in `live`, for the active lanes only."""
         self.guard = None
-        for name in sorted(self.written & live):
+        kept = self.written & live
+        for name in [name for name in self.values if name in kept]:
             value = self.values[name]
             offset, bits = self.layout[name]
-            pointer = self.scalar(f"getelementptr i8, ptr %registers, i64 {offset}")
+            pointer = self._pointer(offset)
             mask = self.active()
             if bits == 1:
                 old = self.scalar(f"load i32, ptr {pointer}, align 4")

@@ -60,7 +60,10 @@ def link(module: Module, kernel: Kernel) -> tuple[Kernel, tuple[Routine, ...]]:
     for part in (kernel, *_reachable(module, kernel)):
         rename = _renaming(part)
         begin = len(instructions)
-        instructions += [_renamed(instruction, rename) for instruction in part.instructions]
+        if part.is_entry and not any(v.space == "param" for v in part.variables):
+            instructions += part.instructions  # every name stays
+        else:
+            instructions += [_renamed(instruction, rename) for instruction in part.instructions]
         own = {rename(name): kind for name, kind in part.registers.items()}
         registers |= own
         placed = {rename(name): begin + at for name, at in part.labels.items()}

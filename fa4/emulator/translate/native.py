@@ -1,6 +1,6 @@
 """Compiles LLVM text to machine code for this CPU and keeps the result for the whole process.
 
-And for others, where `kept_code` is asked to.
+And for others, where `machine_code_file` is asked to.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -20,11 +21,28 @@ from fa4.emulator.translate.machine_code_file import keep, kept_objects
 # parameter block, the active lanes; the result is the segment's scalar (0 unless it branches).
 SegmentFunction = Callable[[int, int, int], int]
 
-_PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
+# The address of the table with the places of registers comes first.
+_PROTOTYPE = ctypes.CFUNCTYPE(
+    ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p
+)
 # Code generation at level 0 is five times faster to compile, and half as fast to run.
 CODE_LEVEL, PASSES_LEVEL = 0, 1
-_compiled: dict[str, SegmentFunction] = {}
+_compiled: dict[str, Callable[[int, int, int, int], int]] = {}
 _engines: list[Any] = []
+_tables: dict[tuple[int, ...], Any] = {}
+
+
+@dataclass(frozen=True)
+class SegmentText:
+    """A function in LLVM's language, named @SEGMENT.
+
+    declarations: what it needs. places: byte offsets of its registers in the register file, which
+    its table is to hold; the text speaks of entries of the table.
+    """
+
+    text: str
+    declarations: frozenset[str]
+    places: tuple[int, ...]
 
 
 @cache
@@ -38,39 +56,47 @@ def _target_machine() -> Any:
     )
 
 
-def function_text(name: str, builder: SegmentBuilder, result: str = "0") -> str:
-    """The LLVM text of a segment: `result` is a scalar i32 SSA name or constant."""
+def function_text(builder: SegmentBuilder, result: str = "0") -> SegmentText:
+    """The function of a segment. `result` is a scalar i32 SSA name or constant."""
     body = "\n".join(builder.lines)
-    return (
-        f"define i32 @{name}(ptr %registers, i32 %mask, ptr %parameters) {{\n"
+    text = (
+        "define i32 @SEGMENT(ptr %places, ptr %registers, i32 %mask, ptr %parameters) {\n"
         f"{body}\n  ret i32 {result}\n}}\n"
     )
+    return SegmentText(text, frozenset(builder.declarations), tuple(builder.places))
 
 
-def compile_functions(
-    bodies: Mapping[str, tuple[str, frozenset[str]]],
-) -> dict[str, SegmentFunction]:
-    """Compiles functions that were not seen before in this process.
+def compile_functions(segments: Mapping[str, SegmentText]) -> dict[str, SegmentFunction]:
+    """Compiles functions that were not seen before in this process; key -> callable.
 
-    bodies: key -> (LLVM text of a function named @SEGMENT, declarations it needs). Equal texts
-    share one compilation, so that a kernel with one line changed compiles one segment. Returns
-    key -> callable.
+    Equal texts share one compilation: a kernel with one line changed compiles one segment, and
+    segments that differ in nothing but their registers are one.
     """
     digests = {
-        key: "s" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        for key, (text, _) in bodies.items()
+        key: "s" + hashlib.blake2b(segment.text.encode(), digest_size=16).hexdigest()
+        for key, segment in segments.items()
     }
     _load_kept([digest for digest in dict.fromkeys(digests.values()) if digest not in _compiled])
     missing: dict[str, str] = {}
     declarations: set[str] = set()
-    for key, (text, needs) in bodies.items():
+    for key, segment in segments.items():
         digest = digests[key]
         if digest not in _compiled and digest not in missing:
-            missing[digest] = text.replace("@SEGMENT(", f"@{digest}(", 1)
-            declarations |= needs
+            missing[digest] = segment.text.replace("@SEGMENT(", f"@{digest}(", 1)
+            declarations |= segment.declarations
     if missing:
         _compile_module("\n".join([*sorted(declarations), *missing.values()]), list(missing))
-    return {key: _compiled[digest] for key, digest in digests.items()}
+    return {
+        key: partial(_compiled[digest], _table(segments[key].places))
+        for key, digest in digests.items()
+    }
+
+
+def _table(places: tuple[int, ...]) -> int:
+    """The address of a table with these places, which stays."""
+    if places not in _tables:
+        _tables[places] = (ctypes.c_int64 * max(len(places), 1))(*places)
+    return ctypes.addressof(_tables[places])
 
 
 def _compile_module(text: str, names: list[str]) -> None:

@@ -438,7 +438,6 @@ class _Assembler:
             if self.steps[index].kind == INDEXED:  # the engine reads the index itself
                 kept = kept | {self._index_register(self.steps[index].instruction)}
             builder.store_back(kept)
-            text = function_text("SEGMENT", builder, result)
-            bodies[str(index)] = (text, frozenset(builder.declarations))
+            bodies[str(index)] = function_text(builder, result)
         for key, function in compile_functions(bodies).items():
             self.steps[int(key)].function = function
