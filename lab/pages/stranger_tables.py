@@ -23,7 +23,7 @@ REASONS = (
     (r"EmulationFailed", "a finding"),
     (r"nsupported (instruction|\w+)", "an instruction that the emulator does not run"),
     (r"_cuda_getDevice|[Ii]nductor|[Dd]ynamo", "`torch.compile` for a GPU, which torch has not"),
-    (r"default_generators|tuple index out of range", "the state of torch's random generator"),
+    (r"Could not run 'aten::", "calls an operator of torch that has no CPU kernel"),
     (r"unexpected keyword argument 'device'", "written for another version of transformers"),
     (r"elapsed_time|times are unknown", "asks for times"),
 )
