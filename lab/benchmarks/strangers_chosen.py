@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from fa4.emulator.pytest_plugin import EMULATION
+from lab import ROOT
 
 
 class Outcomes:
@@ -103,7 +104,8 @@ def _why(report: Any) -> str:
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
     crash = getattr(report.longrepr, "reprcrash", None)
-    return str(crash.message if crash is not None else report.longrepr)[:1500]
+    text = str(crash.message if crash is not None else report.longrepr)
+    return text.replace(f"{ROOT}/", "")[:1500]  # paths of this machine say nothing
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
