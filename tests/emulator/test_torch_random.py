@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fa4 import emulator
+from fa4.emulator.errors import LaunchError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -104,6 +105,10 @@ def test_what_is_torchs_stays_so() -> None:
         with torch.random.fork_rng():
             inside = torch.rand(2, device="cuda").tolist()
         assert torch.rand(2, device="cuda").tolist() == inside
+        first, other = Drawn(gpu), Drawn(gpu.clone_state())
+        assert other.draw(3) == first.draw(3) and str(other.generator.device) == "cuda:0"
+        with pytest.raises(LaunchError, match="device cuda:1: the pretended GPU"):
+            torch.Generator("cuda:1")
         with pytest.raises(RuntimeError, match=r"is 16 bytes \(uint8\); got 5056 of torch.uint8"):
             gpu.set_state(cpu.get_state())
     assert torch.Generator is own and not torch.cuda.default_generators

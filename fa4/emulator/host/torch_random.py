@@ -11,6 +11,7 @@ import struct
 from collections import OrderedDict
 from typing import Any
 
+from fa4.emulator.errors import LaunchError
 from fa4.emulator.host.patches import Replacements
 
 _REMEMBERED = 4096  # states; one of the CPU's generator has 5 kB
@@ -116,6 +117,13 @@ class SeedAndOffset:
         self._go_to(*struct.unpack("<QQ", bytes(new_state.tolist())))
         return self
 
+    def clone_state(self) -> Any:
+        """Another generator that goes on from here."""
+        other = type(self)("cuda")  # type: ignore[call-arg]
+        other._seed, other._offset = self._seed, self.get_offset()
+        other._fa4_source.set_state(self._fa4_source.get_state())
+        return other
+
     def _go_to(self, seed: int, offset: int) -> None:
         self._seed, self._offset = seed, offset
         known = _STATES.get((seed, offset))
@@ -138,8 +146,11 @@ def _make_kind(torch: Any) -> Any:
         """A generator that says it is the GPU's."""
 
         def __new__(cls, device: Any = "cpu", source: Any = None) -> Any:
-            if torch.device(device).type != "cuda":
+            where = torch.device(device)
+            if where.type != "cuda":
                 return own(device)
+            if where.index:
+                raise LaunchError(f"device {where}: the pretended GPU is cuda:0")
             made = super().__new__(cls, "cpu")
             made._fa4_source = source or own("cpu")
             made._seed, made._offset = made._fa4_source.initial_seed(), 0
