@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fa4.emulator.execute import Report
 from tests.emulator.kernels import run_ptx
+from tests.emulator.test_isa_crosslane import shfl
 
 # As Triton writes x = f(x) of 2^k elements: each is loaded by several threads, stored by one.
 IN_PLACE = """
@@ -14,16 +17,21 @@ IN_PLACE = """
   BEFORE
   ld.global.b32 %r3, [%rd3];
   fma.rn.f32 %f1, %r3, 0f40000000, 0f3F800000; mov.b32 %r4, %f1;
-  and.b32 %r5, %r1, OTHERS; setp.eq.b32 %p1, %r5, 0;
+  and.b32 %r5, %r1, OTHERS; WHO;
   BETWEEN
-  @%p1 st.global.b32 [%rd3], %r4;
+  @%p1 st.global.b32 [%rd3], STORED;
   AFTER
 """
+FIRST_STORE, LAST_STORE = "setp.eq.b32 %p1, %r5, 0", "setp.ge.u32 %p1, %r1, 32"
 
 
-def run(count: int, threads: int = 64, order: str = "fifo", **parts: str) -> Report:
+def run(
+    count: int, threads: int = 64, order: str = "fifo", stored: str = "%r4",
+    who: str = FIRST_STORE, **parts: str,
+) -> Report:  # fmt: skip
     """The kernel on so many elements, with further instructions at its places."""
     text = IN_PLACE.replace("LAST", str(count - 1)).replace("OTHERS", str(1024 - count))
+    text = text.replace("STORED", stored).replace("WHO", who)
     for place in ("BEFORE", "BETWEEN", "AFTER"):
         text = text.replace(place, parts.get(place.lower(), ""))
     x, y = np.ones(64, np.float32), np.zeros(64, np.float32)
@@ -48,7 +56,12 @@ def test_a_masked_load_is_one_like_any(count: int) -> None:
     text = text.replace("BEFORE", f"mov.b32 %r3, 0; setp.lt.u32 %p2, %r2, {count - 1};")
     text = text.replace("LAST", str(count - 1)).replace("OTHERS", str(1024 - count))
     for after, expected in (("", "style"), (USED["stored elsewhere"]["after"], "hazard")):
-        whole = text.replace("BETWEEN", "").replace("AFTER", after)
+        whole = (
+            text.replace("BETWEEN", "")
+            .replace("AFTER", after)
+            .replace("STORED", "%r4")
+            .replace("WHO", FIRST_STORE)
+        )
         x, y = np.ones(64, np.float32), np.zeros(64, np.float32)
         report = run_ptx(whole, [x, y], block=(64, 1, 1), collect=True)
         assert {f.severity for f in report.findings} == {expected}, after
@@ -60,7 +73,6 @@ USED = {
         "after": "setp.ge.u32 %p2, %r1, 16; mad.wide.u32 %rd4, %r1, 4, %rd2;"
         "@%p2 st.global.b32 [%rd4], %r4;"
     },
-    "handed to another lane": {"between": "shfl.sync.bfly.b32 %r4, %r3, 1, 31, -1;"},
     "it decides": {"between": "setp.gt.and.f32 %p1, %f1, 0f00000000, %p1;"},
     "it is an address": {"after": "mad.wide.u32 %rd4, %r3, 0, %rd2; @%p1 st.global.b32 [%rd4], 1;"},
     "it is branched on": {"after": "setp.eq.b32 %p2, %r3, 0; @%p2 bra end; mov.u32 %r9, 1; end:"},
@@ -78,14 +90,95 @@ def test_what_is_used_or_may_be_is_a_race(what: str) -> None:
     assert {(f.kind, f.severity) for f in run(32).findings} == {("race", "style")}
 
 
+HANDED = {  # what the lanes that store get from those that only read, 16 elements in 32 lanes
+    "by bfly": ("shfl.sync.bfly.b32 %r4, %r3, 16, 31, -1;", True),
+    "in its half": ("shfl.sync.bfly.b32 %r4, %r3, 8, 31, -1;", False),
+    "by down": ("shfl.sync.down.b32 %r4, %r3, 1, 31, -1;", True),
+    "down in segments": ("shfl.sync.down.b32 %r4, %r3, 1, 4127, -1;", False),  # of 16 lanes
+    "by up": ("shfl.sync.up.b32 %r4, %r3, 1, 0, -1;", False),
+    "from lane 20": ("shfl.sync.idx.b32 %r4, %r3, 20, 31, -1;", True),
+    "from lane 3": ("shfl.sync.idx.b32 %r4, %r3, 3, 31, -1;", False),
+    "in two steps": ("shfl.sync.bfly.b32 %r6, %r3, 4, 31, -1;"
+                     "shfl.sync.bfly.b32 %r4, %r6, 16, 31, -1;", True),
+    "from a lane of a register": ("shfl.sync.idx.b32 %r4, %r3, %r5, 31, -1;", True),
+    "under a predicate": ("@%p1 shfl.sync.bfly.b32 %r4, %r3, 8, 31, 0xFFFF;", True),
+    "by a vote": ("setp.ne.b32 %p2, %r3, 0; vote.sync.ballot.b32 %r4, %p2, -1;", True),
+    "as a distance": ("shfl.sync.idx.b32 %r4, %r2, %r3, 31, -1;", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HANDED)
+def test_lanes_that_store_may_get_it_by_a_shuffle(how: str) -> None:
+    """Where it is not known who reads whom, they do."""
+    text, used = HANDED[how]
+    found = {(f.kind, f.severity) for f in run(16, 32, between=text).findings}
+    assert found - {("race", "style")} == ({("race", "hazard")} if used else set())
+
+
+@pytest.mark.parametrize("first", [32, 64])
+@pytest.mark.parametrize("order", ["fifo", "adversarial"])
+def test_a_use_is_found_behind_a_read_that_nobody_uses(first: int, order: str) -> None:
+    """Two warps read what one stores, and one of them stores it elsewhere."""
+    elsewhere = (
+        f"and.b32 %r8, %r1, 96; setp.eq.u32 %p2, %r8, {first}; mad.wide.u32 %rd4, %r2, 4, %rd2;"
+        "@%p2 st.global.b32 [%rd4], %r4;"
+    )
+    found = {(f.kind, f.severity) for f in run(32, 96, order, after=elsewhere).findings}
+    assert found == {("race", "hazard"), ("race", "style")}
+
+
+@pytest.mark.parametrize("place", ["before", "between"])
+def test_a_record_of_reads_names_one_line_and_stands_for_all(place: str) -> None:
+    """The first warp reads an element twice, and stores elsewhere what one of the reads gives; the
+    second one overwrites it."""
+    found = {(f.kind, f.severity) for f in run(32, who=LAST_STORE).findings}
+    assert found == {("race", "style")}
+    again = "ld.global.b32 %r9, [%rd3]; mad.wide.u32 %rd4, %r1, 4, %rd2; st.global.b32 [%rd4], %r9;"
+    found = {(f.kind, f.severity) for f in run(32, who=LAST_STORE, **{place: again}).findings}
+    assert ("race", "hazard") in found
+
+
+@given(
+    log_count=st.integers(0, 5),
+    log_threads=st.integers(5, 7),
+    shuffles=st.lists(
+        st.tuples(st.sampled_from(["bfly", "down", "up", "idx"]), st.integers(0, 31),
+                  st.sampled_from([0, 7, 31, 0x100F, 0x181F, 0x1C1F])), max_size=4
+    ),
+    kept=st.booleans(),
+)  # fmt: skip
+def test_a_race_is_style_only_if_no_store_changes_with_what_was_read(
+    log_count: int, log_threads: int, shuffles: list[tuple[str, int, int]], kept: bool
+) -> None:
+    """Whose reads the lanes that store hold: by the manual's words for one lane."""
+    count, threads = 2**log_count, 2**log_threads
+    lines, held = "mov.b32 %r20, %r4;", "%r20"
+    reads = [{lane} for lane in range(threads)]  # that a thread holds
+    for k, (mode, offset, clamp) in enumerate(shuffles):  # each register written once, as by LLVM
+        lines += f"shfl.sync.{mode}.b32 %r{11 + k}, {held}, {offset}, {clamp}, -1;"
+        lines += f"add.u32 %r{21 + k}, {held if kept else 0}, %r{11 + k};"
+        held = f"%r{21 + k}"
+        sources = [lane // 32 * 32 + shfl(mode, None, lane % 32, offset, clamp)[0]
+                   for lane in range(threads)]  # fmt: skip
+        reads = [reads[s] | (reads[lane] if kept else set()) for lane, s in enumerate(sources)]
+    report = run(count, threads, between=lines + f"mov.b32 %r10, {held};", stored="%r10")
+    # The first `count` threads store; what the others read may be of before or after.
+    used = any(lane >= count for reader in reads[:count] for lane in reader)
+    found = {f.severity for f in report.findings}
+    assert found - {"style"} == ({"hazard"} if used else set())
+    assert bool(found) == (count < threads)
+
+
 def test_what_is_used_by_nobody_is_formal_in_accesses_of_two_sizes() -> None:
     """The memory model says nothing of a race of a word with half of it."""
-    wide, narrow = "st.global.b32 [%rd3], %r4", "st.global.b16 [%rd3], %r4"
-    report = run_ptx(
-        IN_PLACE.replace("LAST", "31").replace("OTHERS", "992").replace(wide, narrow)
-        .replace("BEFORE", "").replace("BETWEEN", "").replace("AFTER", ""),
-        [np.ones(64, np.float32), np.zeros(64, np.float32)], block=(64, 1, 1), collect=True,
-    )  # fmt: skip
+    places = {"LAST": "31", "OTHERS": "992", "STORED": "%r4", "WHO": FIRST_STORE,
+              "st.global.b32 [%rd3]": "st.global.b16 [%rd3]",
+              "BEFORE": "", "BETWEEN": "", "AFTER": ""}  # fmt: skip
+    text = IN_PLACE
+    for name, what in places.items():
+        text = text.replace(name, what)
+    arrays = [np.ones(64, np.float32), np.zeros(64, np.float32)]
+    report = run_ptx(text, arrays, block=(64, 1, 1), collect=True)
     assert {(f.kind, f.severity) for f in report.findings} == {("race", "formal")}
     assert "sizes of the two accesses differ" in report.findings[0].why
 

@@ -38,6 +38,7 @@ from fa4.emulator.checks.records import (
     by_my_row,
     check_writes,
     equally_strong,
+    first_kind,
     listed,
     outside,
     part,
@@ -61,7 +62,7 @@ class GlobalRecords(NamedTuple):
     # one do not count
     reads: np.ndarray
     accesses: np.ndarray  # uint32 (room, FIELDS)
-    found: np.ndarray  # int64 (FOUND_FIELDS,)
+    found: np.ndarray  # int64: SHADOW's
 
 
 @part
@@ -145,13 +146,13 @@ def visit(
         numba.carray(pointer(state.accesses), (state.room, FIELDS), np.uint32),
         state.found,
     )
-    records.found[0] = 0
+    records.found[0, 0] = 0
     granules, lanes = spread(places, lanes, unit)
     if is_write:  # a read still under way tells more than the write that it read
         _check_reads(records, granules, lanes, mine)
     check_writes(records, granules, lanes, mine, is_write)
-    if records.found[0] and not always:
-        return records.found[0]
+    if records.found[0, 0] and not always:
+        return first_kind(records)
     record = listed(state, records.accesses, mine)
     if is_write:
         for granule in granules:
@@ -159,7 +160,7 @@ def visit(
         record_write(records, granules, lanes, mine, record)
     else:
         _record_read(records, granules, lanes, mine, record)
-    return records.found[0]
+    return first_kind(records)
 
 
 @numba.njit(cache=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from fa4.emulator.checks.records import (
     FIELDS,
     FIRST_ROW,
     FULL,
+    MOST_FOUND,
     NOBODY,
     NOT_FENCED,
     OUTSIDE,
@@ -63,6 +65,8 @@ class ShadowMemory(ABC):
         self.state_address = int(self._state.ctypes.data)
         self._accesses = np.zeros((_ROOM, FIELDS), dtype=np.uint32)
         self._accesses[NOBODY, WHO] = NOBODY
+        self._lines: dict[tuple[int, int, int], set[int]] = {}  # of the accesses that are indexed
+        self._indexed = FIRST_ROW
         self._describe(granules=granules, granule_bytes=granule_bytes, listed=FIRST_ROW)
         self._describe(accesses=self._accesses.ctypes.data, room=_ROOM)
 
@@ -110,6 +114,15 @@ class ShadowMemory(ABC):
         """A write of the granules start .. stop - 1 by one lane."""
         return self.write(np.arange(start, stop), lane, actor, how)
 
+    def lines_of(self, row: int, epoch: int, cluster: int) -> frozenset[int]:
+        """The PTX lines of all accesses that a row of actors made in an epoch: a record of its
+        reads names the last one only."""
+        listed = int(self._state["listed"][0])
+        for who, when, word, where in self._accesses[self._indexed : listed].tolist():
+            self._lines.setdefault((who, when, where), set()).add(word >> FLAG_BITS)
+        self._indexed = listed
+        return frozenset(self._lines.get((row + FIRST_ROW, epoch, cluster), ()))
+
     @abstractmethod
     def mark_initialised(self, start: int, stop: int) -> None:
         """The granules start .. stop - 1 were written before everything."""
@@ -142,21 +155,28 @@ class ShadowMemory(ABC):
         if kind == OUTSIDE:
             first, last = places.min() // unit[0], places.max() // unit[0] + unit[1] - 1
             raise IndexError(f"granules {first}..{last} of {self.granules}")
-        _, granule, lane, who, other_lane, epoch, other_word, cluster, mask = self._found.tolist()
+        count = int(self._found[0, 0])
+        first, *further = (
+            self._conflict(self._found[1 + k].tolist(), actor, word)
+            for k in range(min(count, MOST_FOUND))
+        )
+        return replace(first, further=tuple(further), has_more=count > MOST_FOUND)
+
+    def _conflict(self, found: list[int], actor: Actor, word: int) -> Conflict:
+        kind, granule, lane, who, other_lane, epoch, other_word, cluster, mask = found
+        is_access = who >= FIRST_ROW
         return Conflict(
             kind=KINDS[kind],
             granule=granule,
             granule_bytes=self.granule_bytes,
-            other_id=actor_id(who - FIRST_ROW, other_lane) if who >= FIRST_ROW else -1,
+            other_id=actor_id(who - FIRST_ROW, other_lane) if is_access else -1,
             other_epoch=epoch,
             other_line=other_word >> FLAG_BITS,
             other_is_write=kind in (RAW, WAW, NOT_FENCED, SAME_INSTRUCTION),
             other_lanes=mask,
             my_id=actor_id(actor.row, lane),
             line=word >> FLAG_BITS,
-            other_cluster=cluster
-            if who >= FIRST_ROW and cluster != actor.knowledge.cluster
-            else -1,
+            other_cluster=cluster if is_access and cluster != actor.knowledge.cluster else -1,
         )
 
     def _check_range(self, start: int, stop: int) -> slice:

@@ -51,6 +51,8 @@ LANE_BITS, LANE_MASK = 32, (1 << 32) - 1  # of a record, below the number of the
 UNWRITTEN, GIVEN = NEVER << LANE_BITS, NOBODY << LANE_BITS  # records of no access
 # Kind, granule, my lane, and of the other: WHO, lane, EPOCH, WORD, CLUSTER, mask of lanes.
 FOUND_FIELDS = 9
+SAME_FROM = 2  # the fields behind this one are those of one race, and the kind
+MOST_FOUND = 64  # lanes of an access, and two others for each
 OUTSIDE, FULL = -1, -2  # instead of the number of a kind
 NO_EPOCH = 1 << 62  # above all epochs
 ANY_LANE = -2
@@ -59,7 +61,7 @@ ANY_LANE = -2
 # `granules` of `granule_bytes`; readers and rows are 0 where reads are not kept by row. split,
 # chunk_granules, chunks and cells: those of `shadow`, for the memory of a CTA. accesses:
 # where the list is, `listed` of at most `room` rows long. dropped: flags of an access that do not
-# count here. found: the first conflict of a call.
+# count here. found: how many conflicts a call has, MOST_FOUND + 1 for more, then each of them.
 SHADOW = np.dtype(
     [
         *(
@@ -68,7 +70,7 @@ SHADOW = np.dtype(
         ),
         *((name, np.int64) for name in ("split", "chunk_granules", "chunks", "cells")),
         *((name, np.int64) for name in ("accesses", "listed", "room", "dropped")),
-        ("found", np.int64, (FOUND_FIELDS,)),
+        ("found", np.int64, (2 + MOST_FOUND, FOUND_FIELDS)),
     ]
 )
 
@@ -189,13 +191,26 @@ def _unfenced(accesses: Any, record: Int, mine: Any) -> Any:
 
 @part
 def report(records: Any, kind: Int, record: Int, granule: Int, lane: Int, other_lane: Int) -> None:
-    """Keep the first conflict of a call: with the access recorded at that granule."""
-    found, by = records.found, records.accesses[record >> LANE_BITS]
-    if found[0] == 0:
-        found[0], found[1], found[2] = kind, granule, lane
-        found[3], found[4] = by[WHO], other_lane
-        found[5], found[6] = by[EPOCH], by[WORD]
-        found[7], found[8] = by[CLUSTER], record & LANE_MASK
+    """Keep a conflict of a call with the access recorded at that granule, once for all granules."""
+    count, by = records.found[0, 0], records.accesses[record >> LANE_BITS]
+    found = records.found[min(count, MOST_FOUND) + 1]
+    found[0], found[1], found[2] = kind, granule, lane
+    found[3], found[4] = by[WHO], other_lane
+    found[5], found[6] = by[EPOCH], by[WORD]
+    found[7], found[8] = by[CLUSTER], record & LANE_MASK
+    for before in range(1, min(count, MOST_FOUND) + 1):
+        is_kept = records.found[before, 0] == kind
+        for field in range(SAME_FROM, FOUND_FIELDS):
+            is_kept &= records.found[before, field] == found[field]
+        if is_kept:
+            return
+    records.found[0, 0] = min(count, MOST_FOUND) + 1
+
+
+@part
+def first_kind(records: Any) -> Any:
+    """The number of the kind of a call's first conflict, 0 if it has none."""
+    return records.found[1, 0] if records.found[0, 0] else np.int64(0)
 
 
 @part

@@ -40,6 +40,7 @@ from fa4.emulator.checks.records import (
     Mine,
     check_writes,
     equally_strong,
+    first_kind,
     lane_matters,
     listed,
     outside,
@@ -64,7 +65,7 @@ class SharedRecords(NamedTuple):
     reads: np.ndarray  # int64 (rows, cells): the last read by that row
     split: np.ndarray  # uint8 (chunks,): whether its granules have cells of their own
     accesses: np.ndarray  # uint32 (room, FIELDS)
-    found: np.ndarray  # int64 (FOUND_FIELDS,)
+    found: np.ndarray  # int64: SHADOW's
 
 
 @part
@@ -199,7 +200,7 @@ def visit(
         return FULL
     records, each = _records(state), state.chunk_granules
     first = records.split.size * each
-    records.found[0] = 0
+    records.found[0, 0] = 0
     whole = _are_whole(places, unit, each)
     if whole:
         cells, by = spread(places, lanes, (unit[0] * each, unit[1] // each))
@@ -213,7 +214,7 @@ def visit(
     if is_write:  # a read still under way tells more than the write that it read
         _check_reads(records, compared, compared_by, mine)
     check_writes(records, compared, compared_by, mine, is_write)
-    if records.found[0] == 0 or always:
+    if records.found[0, 0] == 0 or always:
         record = listed(state, records.accesses, mine)
         if is_write:
             for cell in cells:
@@ -225,9 +226,10 @@ def visit(
             record_write(records, cells, by, mine, record)
         else:
             _record_read(records, compared, compared_by, mine, record)
-    if records.found[0] and records.found[1] >= first:
-        records.found[1] = (records.found[1] - first) * each
-    return records.found[0]
+    for one in records.found[1 : 1 + records.found[0, 0]]:
+        if one[1] >= first:
+            one[1] = (one[1] - first) * each
+    return first_kind(records)
 
 
 @numba.njit(cache=True)

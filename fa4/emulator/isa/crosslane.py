@@ -9,11 +9,11 @@ guard is false, do not take part.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from fa4.emulator.isa.formula import destinations, intrinsic, like
 from fa4.emulator.ptx.syntax import Integer, PtxInstruction
 from fa4.emulator.translate.lanes import Lanes, SegmentBuilder
+from fa4.emulator.translate.shuffle import constant_sources, source_lane
 from fa4.emulator.translate.table import TableRows, Unsupported, modifiers
 from fa4.emulator.warp_lanes import LANES
 
@@ -23,8 +23,6 @@ ROWS = TableRows()
 # easy to recognise in a wrong result.
 POISON = 0xBAD0BAD0
 CANONICAL_NAN = 0x7FFFFFFF
-
-Word = TypeVar("Word", int, Lanes)
 
 
 def _ballot(b: SegmentBuilder, predicate: Lanes) -> Lanes:
@@ -63,39 +61,6 @@ def _gather(b: SegmentBuilder, value: Lanes, sources: Lanes) -> Lanes:
     )
 
 
-def source_lane(mode: str, lane_id: Word, offset: Word, clamp: Word) -> tuple[Word, Word]:
-    """(source lane, bound): the source is in range if it is <= bound, or >= bound for "up".
-
-    clamp: operand c, the bound in bits 4..0 and the mask of a segment's lanes in bits 12..8. The
-    source lane may lie outside 0..31 if it is out of range. The formula serves one lane (int) and
-    all of them (Lanes).
-    """
-    segment = (clamp >> 8) & 31
-    first = lane_id & segment
-    bound = first | (clamp & 31 & ~segment)
-    offset = offset & 31
-    if mode == "up":
-        return lane_id - offset, bound
-    if mode == "down":
-        return lane_id + offset, bound
-    if mode == "bfly":
-        return lane_id ^ offset, bound
-    return first | (offset & ~segment), bound
-
-
-def _constant_sources(
-    b: SegmentBuilder, mode: str, offset: int, clamp: int
-) -> tuple[list[int], Lanes]:
-    """`source_lane` of every lane, for operands known when the kernel is loaded."""
-    sources, in_range = [], []
-    for own in range(LANES):
-        source, bound = source_lane(mode, own, offset, clamp)
-        reached = source >= bound if mode == "up" else source <= bound
-        sources.append(source if reached else own)
-        in_range.append(f"i1 {int(reached)}")
-    return sources, Lanes(b, "i1", f"<{', '.join(in_range)}>")
-
-
 @ROWS.lane("shfl.sync", "9.7.9.6", "(.up .down .bfly .idx) .b32", converges=True)
 def emit_shfl(b: SegmentBuilder, i: PtxInstruction) -> None:
     """d = a of the source lane (`source_lane`), or of the own lane if that is out of range.
@@ -107,7 +72,9 @@ def emit_shfl(b: SegmentBuilder, i: PtxInstruction) -> None:
     offset, clamp = i.operands[2], i.operands[3]
     own = b.lane_ids()
     if isinstance(offset, Integer) and isinstance(clamp, Integer):
-        indices, in_range = _constant_sources(b, mode, offset.value, clamp.value)
+        known = constant_sources(mode, offset.value, clamp.value)
+        indices = [lane for lane, _ in known]
+        in_range = Lanes(b, "i1", f"<{', '.join(f'i1 {int(reached)}' for _, reached in known)}>")
         moved = _gather_constant(b, value, indices)
         source = _gather_constant(b, own, indices)
     else:

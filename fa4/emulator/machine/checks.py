@@ -25,7 +25,7 @@ from fa4.emulator.machine.shadows import (
     element_bytes,
 )
 from fa4.emulator.machine.state import Cta, RemoteArrival, Warp
-from fa4.emulator.machine.unused_reads import IdleRead, idle_read
+from fa4.emulator.machine.unused_reads import IdleRead, conflicts_by_reader, idle_read
 from fa4.emulator.warp_lanes import LANES, Array
 
 # What a store that races with another one says beside it.
@@ -86,21 +86,21 @@ def record_buffer(
     if buffer.shadow is None:
         buffer.shadow = machine.shadows.of_buffer(buffer.data)
         machine.memory.refresh()
-    conflict, start = _record(buffer.shadow, offsets, size_bytes, touch)
-    change = _change(conflict, touch)
+    conflict, _ = _record(buffer.shadow, offsets, size_bytes, touch)
     if conflict is None:
         return
-    where = f"{buffer.name} byte {start}"
-    if change is not Change.VALUES:
-        _report_stores(conflict, cta, where, touch.actor, change)
-        return
-    read = idle_read(conflict, cta, touch.actor, touch.lanes)
-    if read is None:
-        _report(conflict, cta, where, touch.actor)
-    else:
-        key = conflict.kind, conflict.line, conflict.other_line, id(read.warp), read.lanes
-        report = partial(_judge, conflict, cta, where, touch.actor, read)
-        machine.judgements.setdefault(key, report)
+    for one in conflicts_by_reader(conflict):
+        where = f"{buffer.name} byte {one.granule * buffer.shadow.granule_bytes}"
+        change = _change(one, touch)
+        if change is not Change.VALUES:
+            _report_stores(one, cta, where, touch.actor, change)
+            continue
+        read = idle_read(one, cta, buffer.shadow, touch.actor, touch.lanes)
+        if read is None:
+            _report(one, cta, where, touch.actor)
+            return
+        key = one.kind, one.line, one.other_line, id(read.warp), read.lanes
+        machine.judgements.setdefault(key, partial(_judge, one, cta, where, touch.actor, read))
 
 
 def _report_stores(conflict: Conflict, cta: Cta, where: str, actor: Actor, change: Change) -> None:
