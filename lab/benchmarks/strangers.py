@@ -27,9 +27,9 @@ from lab.benchmarks.first_launch import PROGRAM
 from lab.foreign import SITE
 from lab.records import read_record, record_path, write_record
 
-PER_FILE, LIMIT_S = 2, 60
+PER_FILE, LIMIT_S = 2, 120
 TOGETHER = 3  # projects at a time
-PROJECT_S = 1200  # the tests that have not begun by then are not run
+PROJECT_S = 3000  # the tests that have not begun by then are not run
 MOST_CRASHES = 5
 
 

@@ -29,18 +29,18 @@ REASONS = (
 )
 OTHER = "another error"
 # What was looked at of findings: in these kernels, by their names.
-_REPLICATED = (
-    "in place, on rows with fewer elements than threads: Triton lets several threads load what one "
-    "stores; what the others read goes through a sum, and that nobody uses it is not followed "
-    "through shuffles"
-)
 JUDGED = {
-    "liger_cross_entropy_kernel": _REPLICATED,
-    "_rms_norm_backward_kernel": _REPLICATED,
-    "_poly_norm_backward_kernel": _REPLICATED,
+    "liger_cross_entropy_kernel": (
+        "right: of a row that one warp holds, lanes read the target's element for the loss and "
+        "another one overwrites it; the warp running in step orders that, no bar.warp.sync does"
+    ),
+    "_attn_res_fwd_kernel": (
+        "right: several lanes store what they hold of one sum, and a fused multiply-add on one "
+        "side of a butterfly gives each another rounding; here the sum cancels, and they are apart"
+    ),
     "parallel_based_fwd_kernel": (
-        "copies by cp.async reach a product without fence.proxy.async, and tensor memory is read "
-        "before it is written, as Triton 3.7.1 compiles it; not judged further"
+        "right: Triton 3.7.1 puts the fence.proxy.async of V in front of the wait for its copies "
+        "(3.9 does not); what it reads of tensor memory ahead of a loop without a round is not used"
     ),
 }
 

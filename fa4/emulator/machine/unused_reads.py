@@ -112,8 +112,8 @@ _PRIVATE = {"local", "param", "param::func"}
 def _stores_reached(
     program: Program, lines: frozenset[int], lanes: int
 ) -> tuple[GuardedStore, ...] | None:
-    """The stores that the values of loads by these lanes reach; None if they reach anything else.
-    lines: of the loads, and of stores beside them."""
+    """The stores that the values of loads by these lanes reach; None if they reach anything else,
+    or no instruction has them. lines: of the loads, and of stores beside them."""
     found_at = [program.instruction_at(line) for line in lines]
     loads = [one for one in found_at if one is not None and one.parts[0] == "ld"]
     if len(loads) < sum(one is None or one.parts[0] != "st" for one in found_at):
@@ -121,12 +121,14 @@ def _stores_reached(
     tainted = {name: lanes for load in loads for name in registers_of(load.operands[0])}
     found: dict[int, GuardedStore] = {}
     before: dict[str, int] = {}
+    is_read = False
     while before != tainted:
         before = dict(tainted)
         for step, instruction in _instructions(program):
             reached = _any_of(tainted, _read(instruction))
             if not reached:
                 continue
+            is_read = True
             if step.kind == MACHINE:
                 store = _guarded_store(program, step, tainted)
                 if store is None:
@@ -141,7 +143,7 @@ def _stores_reached(
                 reached = _handed(instruction, tainted)
             for name in registers_of(instruction.operands[0]):
                 tainted[name] = tainted.get(name, 0) | reached
-    return tuple(found.values())
+    return tuple(found.values()) if is_read else None
 
 
 def _any_of(tainted: Mapping[str, int], names: Iterable[str]) -> int:
