@@ -22,6 +22,7 @@ from lab.benchmarks.mutants.run import (
     find_passing,
     judge_all,
     summarize,
+    try_tests,
 )
 from lab.benchmarks.mutants.sample import Mutant, describe, draw, find_all
 from lab.benchmarks.mutants.survivors import WHY
@@ -131,6 +132,28 @@ def test_several_processes_judge(file: Path, tmp_path: Path) -> None:
     assert judge_all(moved, template, record, 0.0, Journal(kept), 2) == first
     every = judge_all(moved, template, record, deadline, Journal(kept), 2)
     assert every[:6] == first and [verdict.mutant for verdict in every[6:]] == moved[6:]
+
+
+@pytest.mark.parametrize(
+    ("test", "how"),
+    [
+        (
+            f"@pytest.mark.parametrize('x', range(2000))\ndef test_{'of_a_long_name' * 3}(x): pass",
+            "survived",
+        ),
+        ("def test(): assert 0", "a test fails"),
+        ("import nothing_of_that_name", "import fails"),
+        ("import os\ndef test(): os._exit(3)", "crashes with exit code 3"),
+        ("def test():\n    while True: pass", "takes too long"),
+        ("import time\ndef test(): time.sleep(60)", "takes too long"),
+    ],
+    ids=lambda text: text[-12:],
+)
+def test_what_becomes_of_a_change(test: str, how: str, tmp_path: Path) -> None:
+    """That it survives is told with the names of all tests, more than a pipe holds."""
+    (tmp_path / "test_it.py").write_text("import pytest\n" + test)
+    limit_seconds = 30.0 if how == "survived" else 2.0
+    assert try_tests(tmp_path, ["test_it.py"], limit_seconds)[0] == how
 
 
 def test_what_fails_without_a_change_is_left_out(tmp_path: Path) -> None:

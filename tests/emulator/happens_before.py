@@ -161,12 +161,17 @@ class World:
         """One instruction: (lane, granule) pairs."""
         clock, found = self.warps[warp], self.would_find(warp, where, how, is_write)
         lanes, granules = np.array(where, dtype=np.int64).T
+        self.latest = clock, how
         fast = (self.memory.write if is_write else self.memory.read)(granules, lanes, clock, how)
         self.exact.instruction += 1
         for lane, granule in where:
             name = clock.knowledge.cluster, clock.row * 32 + lane, clock.epoch
             self.pasts[warp][lane].seen |= self.exact.record(name, granule, how, is_write)
         return fast, found
+
+    def listed(self) -> list[Conflict]:
+        """All that the fast checker found at the latest access."""
+        return self.memory.conflicts(*self.latest)[0]
 
     def would_find(
         self, warp: int, where: list[tuple[int, int]], how: Access, is_write: bool
@@ -241,6 +246,7 @@ class World:
         """The operation `slot` accesses a granule."""
         op, found = self.operations[slot], self.would_operate(slot, granule, is_write)
         call = self.memory.write_range if is_write else self.memory.read_range
+        self.latest = op.fast, op.how
         fast = call(granule, granule + 1, op.fast.lane, op.fast, op.how)
         self.exact.instruction += 1
         name = op.cluster + self.first_cluster, op.fast.id, op.fast.epoch

@@ -66,8 +66,7 @@ class Conflict:
 
     other_*: the earlier access it conflicts with (-1 and 0 if there is none); other_cluster is -1
     for the accessing actor's own cluster, other_lanes the mask of its lanes. my_id: the actor that
-    made the access, line: its PTX line. further: what is wrong at other granules, or between
-    others, as far as it is listed; has_more: not all of it is.
+    made the access, line: its PTX line.
     """
 
     kind: str
@@ -81,8 +80,6 @@ class Conflict:
     line: int
     other_cluster: int = -1
     other_lanes: int = 0
-    further: tuple[Conflict, ...] = ()
-    has_more: bool = False
 
     @property
     def mine(self) -> int:

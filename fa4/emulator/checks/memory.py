@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -155,14 +154,17 @@ class ShadowMemory(ABC):
         if kind == OUTSIDE:
             first, last = places.min() // unit[0], places.max() // unit[0] + unit[1] - 1
             raise IndexError(f"granules {first}..{last} of {self.granules}")
-        count = int(self._found[0, 0])
-        first, *further = (
-            self._conflict(self._found[1 + k].tolist(), actor, word)
-            for k in range(min(count, MOST_FOUND))
-        )
-        return replace(first, further=tuple(further), has_more=count > MOST_FOUND)
+        return self._conflict(1, actor, word)
 
-    def _conflict(self, found: list[int], actor: Actor, word: int) -> Conflict:
+    def conflicts(self, actor: Actor, how: Access) -> tuple[list[Conflict], bool]:
+        """Those of the access that was made last, by this actor; whether there are others, which
+        are not listed. Alike ones at several granules are one."""
+        count = int(self._found[0, 0])
+        listed = range(1, 1 + min(count, MOST_FOUND))
+        return [self._conflict(k, actor, how.word) for k in listed], count > MOST_FOUND
+
+    def _conflict(self, number: int, actor: Actor, word: int) -> Conflict:
+        found = self._found[number].tolist()
         kind, granule, lane, who, other_lane, epoch, other_word, cluster, mask = found
         is_access = who >= FIRST_ROW
         return Conflict(

@@ -89,14 +89,15 @@ def record_buffer(
     conflict, _ = _record(buffer.shadow, offsets, size_bytes, touch)
     if conflict is None:
         return
-    for one in conflicts_by_reader(conflict):
+    conflicts, has_more = buffer.shadow.conflicts(touch.actor, touch.how)
+    for one in conflicts_by_reader(conflicts):
         where = f"{buffer.name} byte {one.granule * buffer.shadow.granule_bytes}"
         change = _change(one, touch)
         if change is not Change.VALUES:
             _report_stores(one, cta, where, touch.actor, change)
             continue
         read = idle_read(one, cta, buffer.shadow, touch.actor, touch.lanes)
-        if read is None:
+        if read is None or has_more:
             _report(one, cta, where, touch.actor)
             return
         key = one.kind, one.line, one.other_line, id(read.warp), read.lanes

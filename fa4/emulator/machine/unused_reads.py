@@ -61,17 +61,17 @@ class IdleRead:
         return not any(store.made_by(self.warp) & store.lanes for store in self.stores)
 
 
-def conflicts_by_reader(conflict: Conflict) -> list[Conflict]:
-    """A conflict and the further ones of its access; those with reads by one warp and instruction
-    as one, of all lanes that read what another one writes."""
+def conflicts_by_reader(conflicts: Iterable[Conflict]) -> list[Conflict]:
+    """The conflicts of an access; those with reads by one warp and instruction as one, of all lanes
+    that read what another one writes."""
     found: dict[tuple[str, int, int, int], Conflict] = {}
-    for one in (conflict, *conflict.further):
+    for one in conflicts:
         row = one.other_id // LANES
         lanes = one.other_lanes
         if one.kind == WRITE_AFTER_READ and row == one.my_id // LANES and one.other_cluster < 0:
             lanes &= ~(1 << one.mine)
         key = one.kind, row, one.other_line, one.other_cluster
-        known = found.setdefault(key, replace(one, other_lanes=0, has_more=conflict.has_more))
+        known = found.setdefault(key, replace(one, other_lanes=0))
         found[key] = replace(known, other_lanes=known.other_lanes | lanes)
     return list(found.values())
 
@@ -79,13 +79,10 @@ def conflicts_by_reader(conflict: Conflict) -> list[Conflict]:
 def idle_read(
     conflict: Conflict, cta: Cta, shadow: ShadowMemory, actor: Actor, lanes: Array | int
 ) -> IdleRead | None:
-    """The read of a race in global memory, if its value reaches guarded stores only; None if it
-    reaches anything else, or if not all of the race is known.
+    """The read of a race in global memory, if its value reaches guarded stores only; else None.
 
     conflict: of `conflicts_by_reader`. actor, lanes: of the later access.
     """
-    if conflict.has_more:
-        return None
     warps = cta.cluster.rows.pipe(0)
     if conflict.kind == READ_AFTER_WRITE:
         row, lines = actor.row, frozenset((conflict.line,))

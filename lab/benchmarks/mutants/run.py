@@ -52,6 +52,7 @@ LIMIT_SECONDS = 60  # of tests for one change, CPU time of the recorded run
 # Of a package, the tests that hold its tables to what was recorded of them: no line says so.
 RECORDED_TABLES = {"testing": "tests/testing/test_suite_record.py::"}
 SLOWER, GRACE_SECONDS = 5, 30  # how much longer they may take before that counts as noticed
+MOST_ASLEEP = 4  # times that, by the clock: for what waits for ever, on a busy machine
 LEAST_SHARE = 0.92
 MOST_LOST = 0.02  # of the tests, that fail without a change on the machine that judges
 # What tests import, and nothing of fa4: processes are forked with these, which saves seconds each.
@@ -234,15 +235,17 @@ def try_tests(copy: Path, tests: Sequence[str], limit_seconds: float) -> tuple[s
     process = fork.Process(target=start)
     process.start()
     sender.close()
-    process.join(20 * limit_seconds)
-    if process.is_alive():  # asleep: waiting for what never comes
+    answer = None
+    if receiver.poll(MOST_ASLEEP * limit_seconds):
+        with suppress(EOFError):  # the process ended without a word
+            answer = receiver.recv()  # before it is waited for: it waits for this with a long one
+    else:
         process.kill()
-        process.join()
-    try:
-        code, by, _ = receiver.recv()
-    except EOFError:
+    process.join()
+    if answer is None:
         late = process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL)
         return "takes too long" if late else f"crashes with exit code {process.exitcode}", ""
+    code, by, _ = answer
     if code == 0:
         return SURVIVED, ""
     return ("import fails" if by.startswith("collecting") or not by else "a test fails"), by
