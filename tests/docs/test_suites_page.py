@@ -58,4 +58,4 @@ def test_a_finding_is_named_without_lesser_ones() -> None:
     """Kernel and kinds; a kernel that nobody has looked at says so."""
     assert finding_of(FINDING) == "`_kernel`: uninitialised; not judged"
     text = FINDING.replace("_kernel", "liger_cross_entropy_kernel")
-    assert finding_of(text).startswith("`liger_cross_entropy_kernel`: uninitialised; in place")
+    assert finding_of(text).startswith("`liger_cross_entropy_kernel`: uninitialised; right: ")

@@ -201,6 +201,34 @@ def test_style_is_what_no_order_can_change(
         assert "style" not in races
 
 
+@given(
+    space=st.sampled_from(["shared", "global"]),
+    words=st.sampled_from([1, 2, 4]),
+    shift=st.integers(0, 40),
+    different=st.none() | st.integers(0, 31),
+)
+@settings(max_examples=40)
+def test_stores_that_overlap_in_part_are_compared_where_they_do(
+    space: str, words: int, shift: int, different: int | None
+) -> None:
+    """The second warp's elements begin `shift` behind those of the first, and one may differ."""
+    place = "%rd4" if space == "global" else "%r6"
+    vector = f".v{words}" if words > 1 else ""
+    value = "{" + ", ".join(["%r5"] * words) + "}" if words > 1 else "%r5"
+    body = f"""mov.u32 %r1, %tid.x; and.b32 %r2, %r1, 31; setp.ge.u32 %p1, %r1, 32;
+add.u32 %r3, %r2, {shift}; selp.b32 %r3, %r3, %r2, %p1; add.u32 %r5, %r3, 100;
+setp.eq.and.u32 %p2, %r2, {32 if different is None else different}, %p1; @%p2 mov.b32 %r5, 7;
+mad.wide.u32 %rd4, %r3, {4 * words}, %rd1; mov.u32 %r6, smem;
+mad.lo.u32 %r6, %r3, {4 * words}, %r6; st.{space}{vector}.b32 [{place}], {value};"""
+    kept = aligned(np.arange(72 * words, dtype=np.uint32))
+    report = run_ptx(body, [kept], block=(64, 1, 1), smem=1200, collect=True)
+    overlap = 32 - shift  # the first elements of the second warp
+    expected = set()
+    if overlap > 0:
+        expected = {"hazard" if different is not None and different < overlap else "style"}
+    assert {finding.severity for finding in report.findings} == expected
+
+
 def test_style_says_why_and_fails_only_if_asked() -> None:
     """The section is that of races of one size."""
     report, _ = two_stores("shared", ("b32", "b32"), (7, 7), fail_on="formal")

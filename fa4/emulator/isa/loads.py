@@ -210,12 +210,12 @@ def changes_nothing(piece: Piece, values: Array) -> bool:
     return kept.tobytes() == values.tobytes()
 
 
-def change_of(piece: Piece, values: Array) -> Change:
-    """What a store of these units would change."""
-    kept = units(piece.data, values.dtype.itemsize)[piece.offsets]
-    if kept.tobytes() == values.tobytes():
+def change_of(piece: Piece, values: Array, chosen: Array | slice) -> Change:
+    """What a store of the chosen ones of these units would change."""
+    kept, new = units(piece.data, values.dtype.itemsize)[piece.offsets[chosen]], values[chosen]
+    if kept.tobytes() == new.tobytes():
         return Change.NOTHING
-    return Change.ROUNDING if are_rounded_alike(kept, values) else Change.VALUES
+    return Change.ROUNDING if are_rounded_alike(kept, new) else Change.VALUES
 
 
 def store(piece: Piece, values: Array) -> bool:

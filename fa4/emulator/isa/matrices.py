@@ -12,7 +12,7 @@ from functools import cache, partial
 import numpy as np
 
 from fa4.emulator.checks.conflict import Access
-from fa4.emulator.isa.loads import changes_nothing, check_same_values, store_unchecked
+from fa4.emulator.isa.loads import change_of, check_same_values, store_unchecked
 from fa4.emulator.isa.spaces import Elements, Piece, Space, record, units
 from fa4.emulator.machine.shadows import READ, WRITE, Change, Touch
 from fa4.emulator.machine.state import Fragment, Warp
@@ -152,9 +152,10 @@ def bind_store_matrix(instruction: PtxInstruction, context: KernelContext) -> Ha
     return handler
 
 
-def _change_of(piece: Piece, rows: Array) -> Change:
-    """What a store of these rows would change: their elements are no floats that could be near."""
-    return Change.NOTHING if changes_nothing(piece, rows) else Change.VALUES
+def _change_of(piece: Piece, rows: Array, chosen: Array | slice) -> Change:
+    """As `change_of`; the elements of rows are no floats that could be near."""
+    change = change_of(piece, rows, chosen)
+    return change if change is Change.NOTHING else Change.VALUES
 
 
 @ROWS.lane(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+
+import numpy as np
 
 from fa4.emulator.checks.clocks import Actor
 from fa4.emulator.checks.conflict import (
@@ -41,8 +43,10 @@ def record_shared(target: Cta, offsets: Array, size_bytes: int, touch: Touch) ->
     shadow = target.smem_shadow
     if shadow is not None and len(offsets):
         conflict, start = _record(shadow, offsets, size_bytes, touch)
-        change = _change(conflict, touch)
         if conflict is not None:
+            change = Change.VALUES
+            if conflict.kind == WRITE_AFTER_WRITE:
+                change = _change(*shadow.conflicts(touch.actor, touch.how), touch)
             where = f"shared address {start:#x} of CTA {target.index}"
             _report_stores(conflict, target, where, touch.actor, change)
         if target.cluster.size > 1:
@@ -90,10 +94,10 @@ def record_buffer(
     if conflict is None:
         return
     conflicts, has_more = buffer.shadow.conflicts(touch.actor, touch.how)
+    change = _change(conflicts, has_more, touch)
     for one in conflicts_by_reader(conflicts):
         where = f"{buffer.name} byte {one.granule * buffer.shadow.granule_bytes}"
-        change = _change(one, touch)
-        if change is not Change.VALUES:
+        if one.kind == WRITE_AFTER_WRITE and change is not Change.VALUES:
             _report_stores(one, cta, where, touch.actor, change)
             continue
         read = idle_read(one, cta, buffer.shadow, touch.actor, touch.lanes)
@@ -126,12 +130,14 @@ def _of_sizes(conflict: Conflict, cta: Cta, excuse: str) -> str:
     return excuse if len(sizes) == 1 and 0 not in sizes else f"mixed-{excuse}"
 
 
-def _change(conflict: Conflict | None, touch: Touch) -> Change:
-    """What a store that races with another one changes. Whichever of two equal stores is last, the
-    memory is the same."""
-    if conflict is None or conflict.kind != WRITE_AFTER_WRITE or touch.idle is None:
+def _change(conflicts: Iterable[Conflict], has_more: bool, touch: Touch) -> Change:
+    """What a store changes of what it races for with other stores. Whichever of two equal ones is
+    last, the memory is the same."""
+    lanes = [one.mine for one in conflicts if one.kind == WRITE_AFTER_WRITE]
+    if not lanes or touch.idle is None:
         return Change.VALUES
-    return touch.idle()
+    is_known = isinstance(touch.lanes, np.ndarray) and not has_more
+    return touch.idle(np.isin(touch.lanes, lanes) if is_known else slice(None))
 
 
 def _judge(conflict: Conflict, cta: Cta, where: str, actor: Actor, read: IdleRead) -> None:

@@ -32,14 +32,14 @@ class Touch:
     """Who makes an access and how. kind: READ, WRITE or ATOMIC.
 
     lanes: the lane of each unit of the access, or one lane for all of them. idle: of a store that
-    is still to be made, tells what it will change.
+    is still to be made, tells what the chosen units of it will change.
     """
 
     actor: Actor
     how: Access
     kind: str
     lanes: Array | int = 0
-    idle: Callable[[], Change] | None = None
+    idle: Callable[[Array | slice], Change] | None = None
 
 
 # Tensor memory is recorded per column of 16 lanes. All loads and stores and nearly all operations
