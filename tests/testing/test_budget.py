@@ -58,6 +58,19 @@ def test_exact_results_use_no_budget(feature: str, dtype: str) -> None:
     assert check_budget(inputs, outputs).share <= 0.01
 
 
+@pytest.mark.parametrize("sink", [None, 1.0])
+def test_rows_without_keys_are_exact_also_beside_a_sink(sink: float | None) -> None:
+    """There O is 0 to the bit, though a sink gives LSE a value; LSE itself is only where it is
+    -inf, and O is where every score is -inf."""
+    expected = expect_forward(build_inputs(replace(CASE, causal=True, seqlen_q=150, sink=sink)))
+    for out, lse in zip(expected["out"].exact, expected["lse"].exact, strict=True):
+        assert out[:20].all() and not out[20:].any()
+        assert lse.any() == (sink is None)
+    forbidden = expect_forward(build_inputs(replace(CASE, score_mod="forbid", seqlen_k=1)))
+    for name in ("out", "lse"):
+        assert all(np.array_equal(a.any(), True) for a in forbidden[name].exact), name
+
+
 @pytest.mark.parametrize("feature", FEATURES)
 def test_float64_terms_are_the_oracle(feature: str) -> None:
     """The kit's own definition, unrounded, and fa4's oracle are two programs with one answer."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa4.testing import Case, build_inputs, check_property, load_backend, verify
+from fa4.testing import Case, build_inputs, check_property, load_backend, verify, worker
 from fa4.testing.isolation import IsolatedProcess, isolate
 from fa4.testing.refusals import BackendFailed, NoAnswer, NotCovered
 from fa4.testing.report import FAILED, NOT_COVERED, PASSED
@@ -136,6 +136,29 @@ def test_a_poisoned_context_is_not_used_again(isolated) -> None:
     with pytest.raises(RuntimeError, match="illegal memory access"):
         backend.forward(build_inputs(BAD))
     assert backend.forward(build_inputs(GOOD)).out.shape == (1, 1, 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("error", "poisoned"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("CUDA: no stream of that name"), True),
+        (RuntimeError("the shapes do not fit"), False),
+        (ValueError("CUDA tensors only"), False),
+    ],
+    ids=str,
+)
+def test_after_which_errors_a_process_is_replaced(error: Exception, poisoned: bool) -> None:
+    """Any RuntimeError that speaks of CUDA, unless the back end refuses a call so."""
+
+    def fail(*arrays: Any, **options: Any) -> None:
+        raise error
+
+    call: Any = ([np.zeros(1)], {})
+    reply = worker._run(fail, lambda error: False, call, None)
+    assert (reply.kind, reply.poisoned) == ("error", poisoned)
+    refused = worker._run(fail, lambda error: True, call, None)
+    assert (refused.kind, refused.poisoned) == ("refused", False)
 
 
 def test_a_search_goes_on_after_a_crash(isolated) -> None:

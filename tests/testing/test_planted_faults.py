@@ -99,6 +99,12 @@ def test_properties_that_name_a_fault_catch_it(name: str) -> None:
     assert result.error and result.example.startswith(("Case(", "Walk("))
 
 
+def test_what_the_backward_pass_alone_keeps_is_seen() -> None:
+    """By the property of what calls keep, in a gradient."""
+    result = first_failure(FAULTS["keeps_scale_backward"], named=True)
+    assert result.name == "cached_scale" and result.error.startswith("d")
+
+
 def test_faults_of_every_class() -> None:
     """Each class has its share, and each 16-bit type its accumulation and its truncation."""
     counts = Counter(fault.group for fault in FAULTS.values())

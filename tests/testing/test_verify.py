@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 
@@ -10,7 +11,11 @@ import pytest
 
 from fa4.testing import PROPERTIES, Case, NotCovered, check_property, load_backend, verify
 from fa4.testing.atlas import run_corpus
+from fa4.testing.backends import Backend
+from fa4.testing.property import Property
+from fa4.testing.report import NOT_COVERED, PASSED
 from fa4.testing.reproduce import failing_test
+from fa4.testing.runner import run_property
 from tests.testing import planted
 
 HERE = "tests.testing.planted"
@@ -27,6 +32,33 @@ def test_the_oracle_uses_no_budget() -> None:
     """Its results are what the budget is measured from."""
     report = verify("oracle", max_examples=3, only=["plain", "sink", "gradients_masked"])
     assert report.passed and all(result.worst_share < 1e-3 for result in report.results)
+
+
+@pytest.mark.parametrize(
+    ("refused", "status"), [((), PASSED), ((2.0,), NOT_COVERED), ((0.0, 2.0), NOT_COVERED),
+                            ((0.0,), PASSED)]
+)  # fmt: skip
+def test_what_no_judged_case_used_is_not_covered(refused: tuple, status: str) -> None:
+    """A property of an option passes only if a case with it was judged, whatever else was."""
+
+    def check(backend: Backend, case: Case) -> float:
+        if case.softcap in refused:
+            raise NotCovered("softcap", "not now")
+        return 0.5
+
+    prop = Property("softcap_at_times", "", check, needs=frozenset({"softcap"}),
+                    listed=lambda plan: [Case(), Case(softcap=2.0), Case(seed=3)])  # fmt: skip
+    result = run_property(prop, load_backend("oracle"))
+    assert result.status == status
+    assert ("not now" in (result.reason or "")) == bool(refused)
+
+
+def test_options_are_given_by_name() -> None:
+    """Behind what is judged."""
+    by_name = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}
+    for function, count in ((verify, 2), (run_corpus, 1)):
+        parameters = list(inspect.signature(function).parameters.values())
+        assert {parameter.kind for parameter in parameters[count:]} <= by_name, function
 
 
 def test_failures_shrink() -> None:

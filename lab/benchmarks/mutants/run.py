@@ -2,7 +2,8 @@
 
 For each of a seeded sample of changes (`lab.benchmarks.mutants.sample`) it runs the tests that ran
 the changed line in one recorded run (`record`), then those in the test file of the module's name,
-then those of the package's recorded tables, then those that ran anything of its file, then those of
+those of the conventions of all packages,
+those of the package's recorded tables, then those that ran anything of its file, then those of
 its package, up to LIMIT_SECONDS of them: constants, what tests make when they are loaded, and code
 that numba compiles are run by no test in particular. It stops at the first test that fails. A
 change is noticed if a test fails, the module cannot be imported any more, or the tests take far
@@ -95,6 +96,7 @@ class Record:
         groups = (
             [self.names[number] for number in lines.get(str(mutant.line), ())],
             [name for name in self.names if name.startswith(namesake)],
+            [name for name in self.names if name.startswith(COMMON_TESTS)],
             [name for name in self.names if tables and name.startswith(tables)],
             [self.names[number] for some in lines.values() for number in some],
             [name for name in self.names if name.startswith((f"tests/{package}/", "tests/test_"))],

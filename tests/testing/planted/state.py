@@ -29,6 +29,15 @@ def _kept(*names: str) -> dict[str, Method]:
     return {"__init__": init}
 
 
+def _kept_scale_backward(call: Call, *saved: Any) -> Any:
+    cache = type(call).__dict__.get("cache", {})
+    type(call).cache = cache  # type: ignore[attr-defined]
+    scale = call.options.softmax_scale
+    first = cache.setdefault((call.q.shape, call.k.shape, call.q.dtype, scale is None), scale)
+    call.options = replace(call.options, softmax_scale=first)
+    return Call.backward(call, *saved)
+
+
 def _kept_strides(call: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Any) -> None:
     Call.__init__(call, q, k, v, options)
     cache = type(call).__dict__.get("cache", {})
@@ -176,6 +185,8 @@ _CACHED = (
           ("cached causal", "causal"), call=_kept("causal")),
     Fault("keeps_scale", STATE, "the softmax_scale of the first call of a shape",
           ("cached scale",), call=_kept("softmax_scale")),
+    Fault("keeps_scale_backward", STATE, "the softmax_scale of a shape's first call, in gradients",
+          ("cached scale",), call={"backward": _kept_scale_backward}),
     Fault("keeps_softcap", STATE, "the softcap of the first call of a shape",
           ("cached softcap", "softcap"), call=_kept("softcap")),
     Fault("keeps_sink", STATE, "the sink of the first call of a shape", ("cached sink",),
