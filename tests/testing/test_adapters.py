@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa4.testing import Case, assert_within_budget, build_inputs, load_backend
+from fa4.testing import Case, assert_within_budget, build_inputs, load_backend, torch_function
 from fa4.testing.adapters import ADAPTERS, load_adapter, sdpa
 from fa4.testing.contract import Backend
 from fa4.testing.numerics import USUAL_NUMERICS
@@ -293,6 +293,26 @@ def test_refused_shapes_by_the_library_are_not_covered(adapter) -> None:
     assert backend.reason_missing("bf16") is None and "float32" in backend.reason_missing("fp32")
     assert backend.unsupported is not None
     assert not backend.unsupported(RuntimeError("CUDA error: an illegal memory access"))
+
+
+def test_a_derivative_of_scores_is_for_who_names_it() -> None:
+    """torch differentiates the function; one that wants the derivative as well is given it."""
+    pytest.importorskip("torch")
+    given: list[Any] = []
+
+    def names_it(q: Any, k: Any, v: Any, *, score_mod_bwd: Any = None) -> Any:
+        given.append(score_mod_bwd)
+        return q * k * v
+
+    def takes_three(q: Any, k: Any, v: Any) -> Any:
+        return q * k * v
+
+    ones = [np.ones((1, 1, 1, 8), np.float32)] * 6
+    for function in (names_it, takes_three):
+        backward = torch_function._autograd(function, None, "cpu")
+        dq, *_ = backward(*ones, score_mod_bwd=len)
+        np.testing.assert_array_equal(dq, ones[0])
+    assert given == [len]
 
 
 def test_torch_adds_up_grouped_heads_in_the_element_type() -> None:
