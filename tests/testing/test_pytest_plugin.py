@@ -45,7 +45,7 @@ def run_pytest(folder: Path, *runs: Sequence[str]) -> list[Run]:
     done = subprocess.run(
         [sys.executable, "-c", RUNS, json.dumps([[*always, *arguments] for arguments in runs])],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         timeout=200,
