@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fa4.emulator.checks.conflict import WRITE_AFTER_READ, Conflict
 from fa4.emulator.execute import Report
+from fa4.emulator.machine.unused_reads import conflicts_by_reader
 from tests.emulator.kernels import run_ptx
 from tests.emulator.test_isa_crosslane import shfl
 
@@ -125,6 +129,19 @@ def test_a_use_is_found_behind_a_read_that_nobody_uses(first: int, order: str) -
     )
     found = {(f.kind, f.severity) for f in run(32, 96, order, after=elsewhere).findings}
     assert found == {("race", "hazard"), ("race", "style")}
+
+
+def test_reads_of_one_epoch_are_judged_together() -> None:
+    """Which lines a record stands for is known by its epoch; a lane's own element is no race."""
+    one = Conflict(
+        kind=WRITE_AFTER_READ, granule=0, granule_bytes=4, other_id=3, other_epoch=1, other_line=7,
+        other_is_write=False, my_id=5, line=9, other_lanes=0b101000,
+    )  # fmt: skip
+    others = replace(one, granule=4, my_id=6, other_lanes=0b1000000), replace(one, other_epoch=2)
+    found = [(x.other_epoch, x.other_lanes) for x in conflicts_by_reader([one, *others])]
+    assert found == [(1, 0b1000), (2, 0b1000)]
+    apart = replace(one, my_id=37)
+    assert [x.other_lanes for x in conflicts_by_reader([apart])] == [0b101000]
 
 
 @pytest.mark.parametrize("place", ["before", "between"])

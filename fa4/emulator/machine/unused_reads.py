@@ -62,15 +62,15 @@ class IdleRead:
 
 
 def conflicts_by_reader(conflicts: Iterable[Conflict]) -> list[Conflict]:
-    """The conflicts of an access; those with reads by one warp and instruction as one, of all lanes
-    that read what another one writes."""
-    found: dict[tuple[str, int, int, int], Conflict] = {}
+    """The conflicts of an access; those with reads by one warp, instruction and epoch as one, of
+    all lanes that read what another one writes."""
+    found: dict[tuple[str, int, int, int, int], Conflict] = {}
     for one in conflicts:
         row = one.other_id // LANES
         lanes = one.other_lanes
         if one.kind == WRITE_AFTER_READ and row == one.my_id // LANES and one.other_cluster < 0:
             lanes &= ~(1 << one.mine)
-        key = one.kind, row, one.other_line, one.other_cluster
+        key = one.kind, row, one.other_line, one.other_epoch, one.other_cluster
         known = found.setdefault(key, replace(one, other_lanes=0))
         found[key] = replace(known, other_lanes=known.other_lanes | lanes)
     return list(found.values())
