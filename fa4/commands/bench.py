@@ -84,8 +84,6 @@ def bench(
         raise ValueError("--deterministic is an option of --backward; got it without")
     if timing not in TIMINGS:
         raise ValueError(f"--timing must be one of {', '.join(TIMINGS)}; got {timing!r}")
-    if backward and (timing == "graph" or random):
-        raise ValueError("--timing graph and --random are of the forward pass; got --backward")
     if random and figure:
         raise ValueError("a figure is of the grid; got --figure with --random")
     if dtype not in DTYPES:
@@ -118,7 +116,9 @@ def bench(
             if random:
                 report["random"] = {"calls": random, "seed": seed}
                 limits = Limits(seconds, rows)
-                report["rows"] = measure_random(problems, names, timer, update, found, limits)
+                report["rows"] = measure_random(
+                    problems, names, timer, update, found, limits, timed
+                )
             else:
                 report["rows"] = measure(problems, names, timer, update, timed, found.impl)
     report["figure"] = None if figure is None else str(figure)

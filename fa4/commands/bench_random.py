@@ -22,9 +22,11 @@ import numpy as np
 
 from fa4.commands.bench_timing import (
     FA3_MODULE,
+    FORWARD_PASS,
     OURS,
     Measured,
     Pass,
+    call_of,
     find_backend,
     make_tensors,
     measure_one,
@@ -127,12 +129,16 @@ def without_missing(names: Sequence[str], *, asked: bool) -> list[str]:
 
 
 def compile_all(
-    problems: Sequence[Problem], names: Sequence[str], gpu: FoundGpu, seconds: float
+    problems: Sequence[Problem],
+    names: Sequence[str],
+    gpu: FoundGpu,
+    seconds: float,
+    timed: Pass = FORWARD_PASS,
 ) -> Compiled:
     """Has several processes make every call once, so that all kernels are in their caches.
 
-    Ends, whatever is left to do, when the
-    time is over or nothing was heard for long: a kernel hangs, or has ended its process.
+    Ends, whatever is left to do, when the time is over or nothing was heard for long: a kernel
+    hangs, or has ended its process.
     """
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     compiled = [name for name in names if name in (OURS, "flash-attn-4")]
@@ -143,7 +149,9 @@ def compile_all(
     processes = max(1, min(16, os.cpu_count() or 1, len(first)))
     begun = heard = time.monotonic()
     with get_context("spawn").Pool(processes) as pool:
-        waiting = [(key, pool.apply_async(call_once, (*one, gpu))) for key, one in first.items()]
+        waiting = [
+            (key, pool.apply_async(call_once, (*one, gpu, timed))) for key, one in first.items()
+        ]
         while waiting and time.monotonic() - begun < seconds:
             time.sleep(0.1)
             done = [item for item in waiting if item[1].ready()]
@@ -168,14 +176,15 @@ def kernel_of(problem: Problem, name: str) -> tuple[Any, ...]:
     return (*kind, p.batch, p.seqlen_q, p.seqlen_k, p.heads_q, p.heads_k)
 
 
-def call_once(problem: Problem, name: str, gpu: FoundGpu) -> str:
+def call_once(problem: Problem, name: str, gpu: FoundGpu, timed: Pass) -> str:
     """One call; what went wrong, or "". A process whose GPU context is lost ends itself."""
     import torch
 
     warnings.simplefilter("ignore")
     try:
-        with torch.cuda.device(gpu.device), selected(name), torch.no_grad():
-            find_backend(name, problem, Pass(), gpu.impl)(*make_tensors(problem, gpu.device))
+        with torch.cuda.device(gpu.device), selected(name):
+            function = find_backend(name, problem, timed, gpu.impl)
+            call_of(function, make_tensors(problem, gpu.device), timed)()
             torch.cuda.synchronize()
     except Exception as error:
         said = " ".join(str(error).split())[:200] or type(error).__name__
@@ -208,6 +217,7 @@ def measure_random(
     update: Callable[[int, int, str], None],
     gpu: FoundGpu,
     limits: Limits,
+    timed: Pass = FORWARD_PASS,
 ) -> list[dict[str, Any]]:
     """A row per problem, until the time is over; about half of it goes into compiling at most.
 
@@ -215,7 +225,7 @@ def measure_random(
     """
     begun = time.monotonic()
     update(0, len(problems), "compiling")
-    failed, waiting = compile_all(problems, names, gpu, limits.seconds * COMPILING_SHARE)
+    failed, waiting = compile_all(problems, names, gpu, limits.seconds * COMPILING_SHARE, timed)
     rows: list[dict[str, Any]] = []
     last = [any(kernel_of(p, name) in waiting for name in names) for p in problems]
     for number, (_, problem) in enumerate(sorted(zip(last, problems, strict=True), key=first_of)):
@@ -225,7 +235,7 @@ def measure_random(
         refused = {name: why for name in names
                    if (why := failed.get(kernel_of(problem, name)))}  # fmt: skip
         left = [name for name in names if name not in refused]
-        rows.append(row := measure_one(problem, left, timer))
+        rows.append(row := measure_one(problem, left, timer, timed))
         row["missing"] |= refused
         if limits.rows is not None:
             with limits.rows.open("a", encoding="utf-8") as file:

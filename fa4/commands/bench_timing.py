@@ -29,7 +29,7 @@ Attention = Callable[..., Any]
 class Pass(NamedTuple):
     """What is timed: the forward pass or, of a call that was made, the backward pass.
 
-    timing: one of `TIMINGS`; a graph is of the forward pass alone.
+    timing: one of `TIMINGS`.
     """
 
     backward: bool = False
@@ -138,34 +138,49 @@ def _prepare(
     """A burst of one back end's calls, which gives the seconds of one; or why it has none."""
     import torch
 
-    function: Attention
-
-    def call() -> Any:
-        with selected(name), torch.no_grad():
-            return function(*tensors)
-
+    graphed = timed.timing == "graph"
+    # Autograd computes gradients on the stream of the call that they are of.
+    stream = torch.cuda.Stream() if graphed else torch.cuda.current_stream()
+    torch.cuda.synchronize()
     try:
-        function = find_backend(name, problem, timed, impl)
-        if timed.backward:
-            with selected(name):
-                call = gradient_of(function, tensors)
-        call()
-        calls = max(1, min(MOST_CALLS, round(BURST_SECONDS / time_burst(call, 2))))
-        if timed.timing == "graph":
-            graph = graph_of(call, calls)
-            return lambda: time_graph(graph.replay) / calls
-        return lambda: time_burst(call, calls)
+        with torch.cuda.stream(stream), selected(name):
+            call = call_of(find_backend(name, problem, timed, impl), tensors, timed)
+            call()
+            calls = max(1, min(MOST_CALLS, round(BURST_SECONDS / time_burst(call, 2))))
+            if graphed:
+                graph = graph_of(call, calls)
+                return lambda: time_graph(graph.replay) / calls
     except Exception as error:  # another's kernel may refuse in any way
         return " ".join(str(error).split())[:200] or type(error).__name__
 
+    def burst() -> float:
+        with selected(name):
+            return time_burst(call, calls)
+
+    return burst
+
+
+def call_of(function: Attention, tensors: tuple[Any, ...], timed: Pass) -> Callable[[], Any]:
+    """One pass, to be run again and again; of gradients the call itself is made now."""
+    import torch
+
+    if timed.backward:
+        return gradient_of(function, tensors)
+
+    def call() -> Any:
+        with torch.no_grad():
+            return function(*tensors)
+
+    return call
+
 
 def graph_of(call: Callable[[], Any], calls: int) -> Any:
-    """A CUDA graph of some calls, whose replay takes nothing of the host."""
+    """A CUDA graph of some calls on the current stream, whose replay takes nothing of the host."""
     import torch
 
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         for _ in range(calls):
             call()
     graph.replay()

@@ -108,7 +108,6 @@ def test_others_are_not_asked_for_what_they_lack() -> None:
 def test_options_that_do_not_belong_together() -> None:
     """Each with one line."""
     assert "--timing must be one of burst, graph; got 'x'" in refused("bench", "--timing", "x")
-    assert "of the forward pass" in refused("bench", "--random", "3", "--backward")
     assert "a figure is of the grid" in refused("bench", "--random", "3", "--figure", "a.png")
 
 
@@ -135,8 +134,36 @@ def test_rows_are_kept_as_they_come(monkeypatch: Any, tmp_path: Any) -> None:
     assert asked[0] == ["fa4"] and rows[0]["missing"] == {"flash-attn-4": "no such"}
     assert [row["problem"] for row in rows] == [problems[i].__dict__ for i in (1, 2, 0)]
     assert rows[0]["clock_mhz"] == {"fa4": 1980.0} and rows[0]["power_w"] == {"fa4": 500.0}
+    gradients = bench_timing.Pass(backward=True)
+    of_gradients = bench_random.measure_random(
+        problems, names, timer, lambda *x: None, found, limits, gradients
+    )
+    assert [row["tflops"]["fa4"] for row in of_gradients] == [
+        problems[i].backward_flops / 1e12 for i in (1, 2, 0)
+    ]
     limits = bench_random.Limits(-1.0)
     assert bench_random.measure_random(problems, names, timer, lambda *x: None, found, limits) == []
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_is_timed_of_a_call(backward: bool) -> None:
+    """The forward pass without what gradients need; of gradients, nothing but themselves."""
+    torch = pytest.importorskip("torch")
+    made: list[bool] = []
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        made.append(torch.is_grad_enabled())
+        return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+    tensors = tuple(torch.randn(2, 5, 4) for _ in range(3))
+    call = bench_timing.call_of(attention, tensors, bench_timing.Pass(backward=backward))
+    first, second = call(), call()
+    assert made == ([True] if backward else [False, False])
+    if backward:
+        assert [x.shape for x in first] == [x.shape for x in tensors]
+        assert all(
+            torch.equal(a, b) and a.abs().sum() > 0 for a, b in zip(first, second, strict=True)
+        )
 
 
 def test_a_graph_is_timed_behind_a_run_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
