@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -148,8 +149,8 @@ def _prepare(
             call()
             calls = max(1, min(MOST_CALLS, round(BURST_SECONDS / time_burst(call, 2))))
             if graphed:
-                graph = graph_of(call, calls)
-                return lambda: time_graph(graph.replay) / calls
+                replay = graph_of(call, calls)
+                return lambda: time_graph(replay) / calls
     except Exception as error:  # another's kernel may refuse in any way
         return " ".join(str(error).split())[:200] or type(error).__name__
 
@@ -174,8 +175,12 @@ def call_of(function: Attention, tensors: tuple[Any, ...], timed: Pass) -> Calla
     return call
 
 
-def graph_of(call: Callable[[], Any], calls: int) -> Any:
-    """A CUDA graph of some calls on the current stream, whose replay takes nothing of the host."""
+def graph_of(call: Callable[[], Any], calls: int) -> Callable[[], None]:
+    """A CUDA graph of some calls on the current stream, whose replay takes nothing of the host.
+
+    It keeps the call: a graph has the addresses of tensors that it was captured with, not them, and
+    what gradients are computed from would be gone with the next graph, which empties torch's cache.
+    """
     import torch
 
     torch.cuda.synchronize()
@@ -185,7 +190,11 @@ def graph_of(call: Callable[[], Any], calls: int) -> Any:
             call()
     graph.replay()
     torch.cuda.synchronize()
-    return graph
+    return partial(_replay, graph, call)
+
+
+def _replay(graph: Any, _call: Callable[[], Any]) -> None:
+    graph.replay()
 
 
 def time_graph(replay: Callable[[], Any]) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +167,29 @@ def test_what_is_timed_of_a_call(backward: bool) -> None:
         assert all(
             torch.equal(a, b) and a.abs().sum() > 0 for a, b in zip(first, second, strict=True)
         )
+
+
+def test_a_graph_keeps_what_it_was_captured_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors of a call live as long as its graph may be run."""
+    torch = pytest.importorskip("torch")
+    replayed: list[bool] = []
+
+    class Held:
+        def __call__(self) -> None:
+            pass
+
+    held = Held()
+    alive = weakref.ref(held)
+    graph = SimpleNamespace(replay=lambda: replayed.append(alive() is not None))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda made, stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    replay = bench_timing.graph_of(held, 2)
+    del held
+    gc.collect()
+    replay()
+    assert replayed == [True, True]
 
 
 def test_a_graph_is_timed_behind_a_run_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
