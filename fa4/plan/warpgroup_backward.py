@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4.config import WARPGROUP_ROWS, require
+from fa4.config import PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS, require
 from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
 from fa4.plan.memory_rules import SLOT_ALIGN_BYTES, TILE_ALIGN_BYTES
@@ -55,13 +55,16 @@ LOAD_WARP = CONSUMERS * WARPGROUP // 32
 class WarpgroupBackwardPipeline:
     """A backward kernel before tensor memory: two warpgroups, each with 64 keys of a KV tile.
 
-    Head dimensions are those of the tiles in shared memory. tile_m: queries of a tile, 64 or 128,
-    or 80 where head_dim is 128. deterministic: CTAs add to a dQ tile one after the other.
-    scheduler: "naive", or "spt" (shortest first).
+    Head dimensions are those of the tiles in shared memory; cols, cols_v: of these columns, those
+    that products take, all for None. tile_m: queries of a tile, 64 or 128, or 80 where head_dim is
+    128. deterministic: CTAs add to a dQ tile one after the other. scheduler: "naive", or "spt"
+    (shortest first).
     """
 
     head_dim: int = 128
     head_dim_v: int = 128
+    cols: int | None = None
+    cols_v: int | None = None
     element_bytes: int = 2
     causal: bool = False
     tile_m: int = 64
@@ -73,6 +76,17 @@ class WarpgroupBackwardPipeline:
         for name in ("head_dim", "head_dim_v"):
             value = getattr(self, name)
             require(value in (64, 128), f"{name} must be 64 or 128", value)
+        depth = PRODUCT_DEPTH_BYTES // self.element_bytes
+        for name, cols, most in (
+            ("cols", self.cols, self.head_dim),
+            ("cols_v", self.cols_v, self.head_dim_v),
+        ):
+            if cols is not None:
+                require(
+                    0 < cols <= most and cols % depth == 0,
+                    f"{name} must be a multiple of {depth}, at most {most}",
+                    cols,
+                )
         require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
         tiles = (NARROW, MIDDLE, TALL) if self.head_dim == 128 else (NARROW, TALL)
         names = f"{', '.join(map(str, tiles[:-1]))} or {tiles[-1]}"
@@ -81,6 +95,11 @@ class WarpgroupBackwardPipeline:
         choices = ("naive", "spt")
         require(self.scheduler in choices, f"scheduler must be one of {', '.join(choices)}",
                 self.scheduler)  # fmt: skip
+
+    @property
+    def product_dims(self) -> tuple[int, int]:
+        """Columns of K and of V that products take. dQ has all that its tile has."""
+        return self.cols or self.head_dim, self.cols_v or self.head_dim_v
 
     @property
     def tile_n(self) -> int:
@@ -272,9 +291,9 @@ def live_registers(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
 
     When dP is done: P in float32 and in 16 bits.
     """
-    tile = pipeline.tile_m // 2
+    tile, (cols, cols_v) = pipeline.tile_m // 2, pipeline.product_dims
     return {
-        "dK": pipeline.head_dim // 2, "dV": pipeline.head_dim_v // 2, "P": tile, "dP": tile,
+        "dK": cols // 2, "dV": cols_v // 2, "P": tile, "dP": tile,
         "words of P": tile // 2, "addresses": 12,
     }  # fmt: skip
 
@@ -319,7 +338,7 @@ def _meet(i: int) -> Program:
 
 def _product(pipeline: WarpgroupBackwardPipeline, i: int, what: str) -> Program:
     """One of the five products; dS of both warpgroups goes into dQ."""
-    d, dv, m = pipeline.head_dim, pipeline.head_dim_v, pipeline.tile_m
+    (d, dv), m = pipeline.product_dims, pipeline.tile_m
     rows, cols, depth, in_registers, reads = {
         "s": (WARPGROUP_ROWS, m, d, False, (f"k{i}", "q")),
         "dp": (WARPGROUP_ROWS, m, dv, False, (f"v{i}", "do")),
@@ -339,7 +358,8 @@ def _product(pipeline: WarpgroupBackwardPipeline, i: int, what: str) -> Program:
 def _store(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
     """dV over the warpgroup's part of V, then dK over that of K."""
     program: Program = ()
-    for what, dim, place in (("dV", pipeline.head_dim_v, "v"), ("dK", pipeline.head_dim, "k")):
+    cols, cols_v = pipeline.product_dims
+    for what, dim, place in (("dV", cols_v, "v"), ("dK", cols, "k")):
         num_bytes = WARPGROUP_ROWS * dim * pipeline.element_bytes
         program += (
             Work(f"scale {what}{i}", unpacked(fma=dim / 2, alu=dim / 4)),

@@ -24,7 +24,7 @@ from fa4.sim.machine import Machine
 from fa4.sim.predict import Simulation, make_runner, tensor_share
 from fa4.sim.turns import run_in_turn
 
-NARROW_COLUMNS, MOST_NARROW, WIDE_COLUMNS, MOST_COLUMNS = 64, 128, 16, 256
+NARROW_COLUMNS, MOST_NARROW, PRODUCT_COLUMNS, MOST_COLUMNS = 64, 128, 16, 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +65,14 @@ def backward_pipeline(
     if max(dims) > MOST_COLUMNS:
         raise ValueError(f"head dims are at most {MOST_COLUMNS}; got {max(dims)}")
     if max(dims) > MOST_NARROW:
-        d, dv = (_padded(dim, WIDE_COLUMNS) for dim in dims)
+        d, dv = (_padded(dim, PRODUCT_COLUMNS) for dim in dims)
         return replace(deepest_rings(widest_tile(d, dv, gpu), gpu), causal=masked)
     d, dv = (_padded(dim, NARROW_COLUMNS) for dim in dims)
+    cols, cols_v = (_padded(dim, PRODUCT_COLUMNS) for dim in dims)
     last_first = deterministic and problem.window_size[1] is not None
     return WarpgroupBackwardPipeline(
-        head_dim=d, head_dim_v=dv, causal=masked, deterministic=deterministic,
+        head_dim=d, head_dim_v=dv, cols=cols, cols_v=cols_v, causal=masked,
+        deterministic=deterministic,
         tile_m=fastest_tile(d, dv, deterministic=deterministic, plain=not (masked or ragged)),
         scheduler="spt" if last_first else "naive",
     )  # fmt: skip

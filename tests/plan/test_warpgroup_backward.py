@@ -14,6 +14,7 @@ from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_bac
 PIPELINES = (
     WarpgroupBackwardPipeline(),
     WarpgroupBackwardPipeline(tile_m=80),
+    WarpgroupBackwardPipeline(cols=96, cols_v=80),
     WarpgroupBackwardPipeline(head_dim=64, head_dim_v=64, tile_m=128, causal=True),
     WarpgroupBackwardPipeline(head_dim=64, deterministic=True, scheduler="spt"),
 )
@@ -73,6 +74,8 @@ def test_a_fault_is_found(gone: tuple[Step, ...], found: str) -> None:
         ({"head_dim": 96}, "head_dim must be 64 or 128; got 96"),
         ({"tile_m": 96}, "tile_m must be 64, 80 or 128 at head_dim 128; got 96"),
         ({"tile_m": 80, "head_dim": 64}, "tile_m must be 64 or 128 at head_dim 64; got 80"),
+        ({"cols": 104}, "cols must be a multiple of 16, at most 128; got 104"),
+        ({"head_dim_v": 64, "cols_v": 80}, "cols_v must be a multiple of 16, at most 64; got 80"),
         ({"scheduler": "lpt"}, "scheduler must be one of naive, spt; got 'lpt'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ pytest.importorskip("cutlass")
 
 from fa4.compiled.backward import compile_warpgroup_backward
 from fa4.inspect.codegen import read_kernels
+from fa4.kit.units import MMA_DEPTH
 from fa4.plan.schema import Arrive, Wait
 from fa4.plan.warpgroup_backward import dq_columns
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
@@ -77,8 +79,12 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedGradients) ->
     budgets = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)]
     assert set(budgets) == {role.registers for role in plan.roles} | set(plan.idle_warps.values())
     assert f".reqntid {plan.warps * 32}" in ptx
-    shapes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", ptx))
-    columns = (pipeline.tile_m, pipeline.head_dim, pipeline.head_dim_v, dq_columns(pipeline))
-    assert shapes == set(map(str, columns))
+    shapes = Counter(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", ptx))
+    m, (d, dv) = pipeline.tile_m, pipeline.product_dims
+    products = ((m, d + dv), (d, m), (dv, m), (dq_columns(pipeline), pipeline.tile_n))
+    wanted: Counter[str] = Counter()
+    for columns, depth in products:
+        wanted[str(columns)] += depth // MMA_DEPTH
+    assert shapes == wanted
     for code in read_kernels(traced.compiled.artifacts.CUBIN):
         assert code.resources.stack_bytes == code.resources.frame_bytes == 0

@@ -77,7 +77,7 @@ def consume(signals: Signals, tile: KeyTile, work: KeyWork) -> None:
     spec: cutlass.Constexpr = tile.spec
     dims: cutlass.Constexpr = spec.pipeline
     trips = tile.trips
-    dk, dv = ([Float32(0.0)] * (dim // 2) for dim in (dims.head_dim, dims.head_dim_v))
+    dk, dv = ([Float32(0.0)] * (cols // 2) for cols in dims.product_dims)
     if trips > 0:
         state = KeyState(
             dk=dk, dv=dv, queries=signals.ring("q"), grads=signals.ring("do"),

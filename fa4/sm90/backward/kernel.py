@@ -103,10 +103,14 @@ def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> G
     """Descriptors of the operands of warpgroup `number`; start: of shared memory."""
     plan, shapes, pipeline = spec.plan, tile_shapes(spec), spec.pipeline
 
+    cols, cols_v = pipeline.product_dims
+    depths = {"q": cols, "k": cols, "do": cols_v, "v": cols_v}
+
     def tiles(name: str, along_rows: bool, offset: Int32 | int = 0) -> OperandTiles:
         rows, dim, _ = shapes[name[:2] if name.startswith("ds") else name]
         place = start + plan.buffer(name).start + offset
-        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=rows * dim * 2)
+        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=rows * dim * 2,
+                             depth=depths.get(name))  # fmt: skip
 
     def both(one: OperandTiles, distance: int) -> OperandTiles:
         return joined(one, one, distance // 16)

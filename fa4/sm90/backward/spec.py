@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fa4.config import require, require_int
 from fa4.hardware import H200, Gpu
 from fa4.kit.features import BackwardFeatures
-from fa4.kit.units import TILE_ROWS, WARP
+from fa4.kit.units import TILE_ROWS, WARP, padded_dim
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_backward import (
     CONSUMERS,
@@ -63,13 +63,17 @@ class WarpgroupBackwardSpec(BackwardFeatures):
     def pipeline(self) -> WarpgroupBackwardPipeline:
         """The pipeline of this kernel.
 
-        Head dimensions are padded to whole runs of 128 bytes: 64 or 128 columns.
+        Head dimensions are padded to whole runs of 128 bytes in shared memory, 64 or 128 columns;
+        products take those up to the next multiple of 16.
         """
-        d, dv = (RUN_COLS * -(-dim // RUN_COLS) for dim in (self.head_dim, self.head_dim_v))
+        dims = self.head_dim, self.head_dim_v
+        d, dv = (RUN_COLS * -(-dim // RUN_COLS) for dim in dims)
         last_first = self.deterministic and self.hides_first_rows
         return WarpgroupBackwardPipeline(
             head_dim=d,
             head_dim_v=dv,
+            cols=padded_dim(self.head_dim),
+            cols_v=padded_dim(self.head_dim_v),
             causal=self.hides_first_rows or self.hides_last_rows,
             tile_m=self.tile_m or self._fastest_tile(d, dv),
             deterministic=self.deterministic,
