@@ -37,7 +37,7 @@ from fa4.compiled.launch import (
     workspace_shapes,
 )
 from fa4.compiled.support import BackwardCall, NotSupported, check
-from fa4.compiled.variants import choose_backward_spec
+from fa4.compiled.variants import choose_backward_spec, find_key_parts
 from fa4.sm100.backward.workspace import tiles_of
 
 _NUMBERS = BackwardArguments._fields.index("softmax_scale")  # the first that is no tensor
@@ -49,9 +49,11 @@ class PreparedBackward(NamedTuple):
     sizes: the call without its tensors. kernel: None for an empty call. template: what a launch
     takes, without the tensors. workspace: shapes of the scratch tensors in float32, None for one
     that is not needed; turns: of those in int32. fills: which gradients are to be zero before the
-    launch, as rows of no sequence are not written; () for none. regular: can TMA address q, k and v
-    as they are? vectors: are there tensors beside these? out_strides, lse_strides: of contiguous
-    ones. new: makes a tensor in the framework of the call, uninitialised.
+    launch, as rows of no sequence are not written; () for none. parts: of dK and dV, in float32,
+    which are added up behind the launch; 1 where the kernels give them whole. regular: can TMA
+    address q, k and v as they are? vectors: are there tensors beside these? out_strides,
+    lse_strides: of contiguous ones. new: makes a tensor in the framework of the call,
+    uninitialised.
     """
 
     sizes: BackwardCall
@@ -60,6 +62,7 @@ class PreparedBackward(NamedTuple):
     workspace: tuple[tuple[int, ...] | None, ...]
     turns: tuple[int, ...] | None
     fills: tuple[bool, ...]
+    parts: int
     regular: bool
     vectors: bool
     out_strides: tuple[int, ...]
@@ -132,6 +135,7 @@ def _prepare(call: Call, find_machine: FindMachine, given: tuple[bool, bool]) ->
         workspace=tuple(shapes.get(name) for name in WORKSPACE if name != "turns"),
         turns=shapes.get("turns"),
         fills=_rows_to_fill(sizes),
+        parts=find_key_parts(sizes, gpu),
         regular=all(regular(x) is x for x in call[:3]),
         vectors=bool(read_vectors(call, sizes)),
         out_strides=_contiguous_strides(call.out_shape),
@@ -173,7 +177,7 @@ def launch_backward(
     _check_types(q.dtype, saved, dout)
     check_addresses(q, k, v)
     new = prepared.new
-    dq, dk, dv = new(q, q.shape), new(k, k.shape), new(v, v.shape)
+    dq, dk, dv = new(q, q.shape), *(_key_gradient(prepared, lse, x) for x in (k, v))
     dsink = None if sink is None else new(lse, sink.shape)
     for grad, fill in zip((dq, dk, dv, dsink), prepared.fills, strict=False):
         if fill and grad is not None:
@@ -199,7 +203,26 @@ def launch_backward(
         prepared.turns and new_tensor(q, prepared.turns, None, "int32"),
         *template[_NUMBERS:],
     )  # fmt: skip
+    if prepared.parts > 1:
+        dk, dv = (_sum_of_parts(grad, x) for grad, x in ((dk, k), (dv, v)))
     return AttentionGradients(dq, dk, dv, _in_type(dsink, sink))
+
+
+def _key_gradient(prepared: PreparedBackward, lse: Any, tensor: Any) -> Any:
+    """A new dK or dV for K or V: of its type or, in parts, float32 as the LSE is."""
+    shape, parts = tensor.shape, prepared.parts
+    if parts == 1 or prepared.kernel is None:
+        return prepared.new(tensor, shape)
+    return prepared.new(lse, (*shape[:-2], shape[-2] * parts, shape[-1]))
+
+
+def _sum_of_parts(grad: Any, tensor: Any) -> Any:
+    """dK or dV in the type and shape of K or V, each head the sum of its parts in their order."""
+    *rest, dim = tensor.shape
+    parts = grad.reshape((*rest, -1, dim))
+    if is_torch(grad):
+        return parts.sum(-2).to(tensor.dtype)
+    return parts.sum(-2, dtype=np.float32).astype(tensor.dtype)
 
 
 def _new_in_torch(template: Any, shape: tuple[int, ...]) -> Any:

@@ -21,7 +21,8 @@ class StandIns:
 
     def __init__(self, spec: Any) -> None:
         self._spec = spec
-        names = ("splits", "batch", "batches", "rows_q", "rows_k", "heads_q", "heads_k", "entries")
+        names = ("splits", "batch", "batches", "rows_q", "rows_k", "heads_q", "heads_k", "entries",
+                 "parts_k")  # fmt: skip
         self.size = {name: cute.sym_int() for name in names}
 
     def of_queries(self, dim: int, dtype: str = "") -> Any:
@@ -32,9 +33,17 @@ class StandIns:
         """A tensor with the rows and heads of k."""
         return self._operand("k", self._spec.packed_k, dim)
 
-    def _operand(self, side: str, packed: bool, dim: int, dtype: str = "") -> Any:
-        element = ELEMENTS[dtype or self._spec.dtype]
-        rows = (self.size[f"rows_{side}"], self.size[f"heads_{side}"], dim)
+    def of_key_gradients(self, dim: int) -> Any:
+        """The same of a gradient; in parts float32, with more heads."""
+        if not getattr(self._spec, "key_parts", False):
+            return self.of_keys(dim)
+        return self._operand("k", self._spec.packed_k, dim, "fp32", self.size["parts_k"])
+
+    def _operand(
+        self, side: str, packed: bool, dim: int, dtype: str = "", heads: Any = None
+    ) -> Any:
+        element = AUX_ELEMENTS[dtype or self._spec.dtype]
+        rows = (self.size[f"rows_{side}"], heads or self.size[f"heads_{side}"], dim)
         shape = rows if packed else (self.size["batch"], *rows)
         divisor = ALIGN_BYTES * 8 // element.width
         strides = (*(cute.sym_int64(divisibility=divisor) for _ in shape[:-1]), 1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from fa4.compiled.support import FAMILIES, NARROW, BackwardCall, ForwardCall, check
-from fa4.config import ForwardConfig, Window
+from fa4.config import WARPGROUP_ROWS, ForwardConfig, Window
 from fa4.designs import find_design
 from fa4.designs.design import named
 from fa4.hardware import B200, B300, H200, Gpu
@@ -15,6 +15,7 @@ from fa4.kit.units import TILE_ROWS
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.halves import halves_numerics
+from fa4.plan.warpgroup_key_parts import key_parts
 from fa4.plan.warpgroup_packing import packings
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 from fa4.sm90.backward.spec import MOST_DIM, WarpgroupBackwardSpec
@@ -234,6 +235,8 @@ def choose_backward_spec(call: BackwardCall, gpu: Gpu = B200) -> AnyBackwardSpec
     }
     if family == "sm100":
         features["cta_group"] = _backward_cta_group(call)
+    else:
+        features["key_parts"] = find_key_parts(call, gpu) > 1
     return find_tuned_backward(call.head_dim, call.head_dim_v, gpu, **features)
 
 
@@ -250,6 +253,24 @@ def find_tuned_backward(
     if max(head_dim, head_dim_v) > MOST_DIM:
         return WideBackwardSpec(**{**fields, "deterministic": False})
     return WarpgroupBackwardSpec(**fields)
+
+
+def find_key_parts(call: BackwardCall, gpu: Gpu) -> int:
+    """Into how many parts the query heads that share keys are divided; 1 for kernels without."""
+    if FAMILIES[gpu.arch] == "sm100" or call.heads_q == call.heads_k:
+        return 1
+    wide = max(call.head_dim, call.head_dim_v) > MOST_DIM
+    keys = WARPGROUP_ROWS if wide else TILE_ROWS
+    blocks = -(-call.longest_k // keys) * call.batch
+    if call.packed_k:
+        blocks = min(blocks, call.rows_k // keys + call.batch)
+    rows = call.rows_q / call.batch if call.packed_q else call.rows_q
+    left, right = kernel_window(call)
+    if left is not None or right is not None:
+        sides = [rows / 2 if side is None else side for side in (left, right)]
+        rows = min(rows, keys + sum(sides))
+    group = call.heads_q // call.heads_k
+    return key_parts(blocks * call.heads_k, group, rows / WARPGROUP_ROWS, gpu.sm_count)
 
 
 def _backward_cta_group(call: BackwardCall) -> int:

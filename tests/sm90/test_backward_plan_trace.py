@@ -23,6 +23,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "wide": {"head_dim": 128, "head_dim_v": 128, "causal": True, "deterministic": True},
     "plain": {"head_dim": 104, "head_dim_v": 128, "deterministic": True},
     "narrow": {"head_dim": 64, "head_dim_v": 64},
+    "parts": {"head_dim": 72, "head_dim_v": 128, "causal": True, "key_parts": True},
     "packed": {"head_dim": 48, "head_dim_v": 120, "packed_q": True, "packed_k": True},
 }
 

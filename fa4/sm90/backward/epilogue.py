@@ -12,6 +12,7 @@ from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
 from fa4.kit.units import WARP, WARPGROUP
 from fa4.plan.warpgroup_backward import CONSUMERS
+from fa4.sm90.backward.parts import store_part
 from fa4.sm90.forward.output import VECTOR, meet_warpgroup, share
 from fa4.sm100.backward.tiles import KeyTile
 
@@ -48,16 +49,30 @@ def store_gradients(
     dv: list[Float32],
 ) -> None:
     """dV, then dK. Nobody reads V or K any more."""
-    dtype = tile.spec.dtype
-    store(signals, tile, gradients.dv, number, rounded(dv, dtype))
+    store(signals, tile, gradients.dv, number, dv)
     scaled = [value * gradients.softmax_scale for value in dk]
-    store(signals, tile, gradients.dk, number, rounded(scaled, dtype))
+    store(signals, tile, gradients.dk, number, scaled)
     signals.wait("stored#")
     signals.wait("stored#")
 
 
 @cute.jit
 def store(
+    signals: Signals, tile: KeyTile, gradient: GradientTile, number: Int32, values: list[Float32]
+) -> None:
+    """A thread's values in 16 bits to shared memory, and from there to global memory.
+
+    Those of a part go there in float32 at once.
+    """
+    if cutlass.const_expr(tile.spec.key_parts):
+        store_part(tile, gradient.tensor, tile.first_key + number * WARPGROUP_ROWS, values)
+        signals.arrive("stored#", after="tma")
+    else:
+        store_whole(signals, tile, gradient, number, rounded(values, tile.spec.dtype))
+
+
+@cute.jit
+def store_whole(
     signals: Signals, tile: KeyTile, gradient: GradientTile, number: Int32, words: list[Int32]
 ) -> None:
     """A thread's words to shared memory, and from there to global memory."""

@@ -35,7 +35,7 @@ def gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, soft
               trace: cutlass.Constexpr):  # fmt: skip
     """Launch the main kernel: dK, dV, and dQ as sums in float32."""
     shapes: cutlass.Constexpr = tile_shapes(spec)
-    sizes, ctas = call_sizes(q, k, longest, lengths, TILE_ROWS, spec.block_rows)
+    sizes, ctas = call_sizes(q, dk, longest, lengths, TILE_ROWS, spec.block_rows)
     loads = load_atoms(spec, shapes, (q, k, v, dout))
     stores = store_atoms(spec, shapes, dv, dk)
     kernel(

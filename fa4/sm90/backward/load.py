@@ -11,6 +11,7 @@ from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rings import Ring
 from fa4.kit.signals import Signals
 from fa4.plan.warpgroup_backward import CONSUMERS
+from fa4.sm90.backward.parts import shared_keys
 from fa4.sm100.backward.load import TileSource, copy_tile, tiles_of
 from fa4.sm100.backward.tiles import KeyTile
 
@@ -50,8 +51,9 @@ def load(signals: Signals, tile: KeyTile, sources: LoadSources) -> None:
     trips, q_start, q_stop = tile.trips, tile.q_start, tile.q_stop
     head, row_tile = tile.head_k * tile.group, q_start
     if trips > 0:
-        load_keys(signals, "q_full", sources.k, tile)
-        load_keys(signals, "do_full", sources.v, tile)
+        keys = shared_keys(tile, sources.q.tensor, sources.k.tensor)
+        load_keys(signals, "q_full", sources.k, keys)
+        load_keys(signals, "do_full", sources.v, keys)
     for _ in cutlass.range(trips, unroll=1):
         load_rows(signals, "q", sources.q, sources.lse, tile, head, row_tile, queries)
         load_rows(signals, "do", sources.dout, sources.d, tile, head, row_tile, grads)

@@ -11,6 +11,7 @@ from fa4.kit.descriptors import ELEMENTS
 from fa4.kit.features import BackwardFeatures
 from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.plan.schema import PipelinePlan
+from fa4.sm90.backward.divided import DividedFeatures
 from fa4.sm90.backward.load import MINUS_D, MINUS_LSE, LoadSources, RowNumbers
 from fa4.sm100.backward.load import TileSource
 
@@ -40,9 +41,9 @@ def load_atoms(spec: BackwardFeatures, shapes: Shapes, tensors: tuple) -> tuple:
     return tuple(loads)
 
 
-def store_atoms(spec: BackwardFeatures, shapes: Shapes, dv: cute.Tensor, dk: cute.Tensor) -> tuple:
-    """The same of dV and dK; (None, tensor) where sequences may end inside a tile."""
-    if spec.ragged_k:
+def store_atoms(spec: DividedFeatures, shapes: Shapes, dv: cute.Tensor, dk: cute.Tensor) -> tuple:
+    """The same of dV and dK; (None, tensor) where sequences may end inside a tile, or of parts."""
+    if spec.ragged_k or spec.key_parts:
         return (None, dv), (None, dk)
     storing = cpasync.CopyBulkTensorTileS2GOp()
     return tuple(

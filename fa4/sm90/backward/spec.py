@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fa4.config import require, require_int
 from fa4.hardware import H200, Gpu
-from fa4.kit.features import BackwardFeatures
 from fa4.kit.units import TILE_ROWS, WARP, padded_dim
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_backward import (
@@ -17,13 +16,14 @@ from fa4.plan.warpgroup_backward import (
     fastest_tile,
     warpgroup_backward_plan,
 )
+from fa4.sm90.backward.divided import DividedFeatures
 
 MOST_DIM = 128
 RUN_COLS = 64  # of 16 bits, that lie together in shared memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarpgroupBackwardSpec(BackwardFeatures):
+class WarpgroupBackwardSpec(DividedFeatures):
     """One backward kernel of two warpgroups, with the two small ones before and behind it.
 
     tile_m: queries of a tile, None for as many as are fastest.

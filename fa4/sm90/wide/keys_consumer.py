@@ -17,6 +17,7 @@ from fa4.kit.units import WARPGROUP
 from fa4.plan.warpgroup_wide_keys import ELEMENTS, P_BYTES
 from fa4.sm90.backward import columns
 from fa4.sm90.backward.mods import ScoreMods
+from fa4.sm90.backward.parts import store_part
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
 from fa4.sm90.wide.exchange import hand_over, take_over
@@ -101,6 +102,11 @@ def finish(
     signals.wait(f"{other}_read")
     if work.output_scale is not None:
         sums = [value * work.output_scale for value in sums]
+    if tile.spec.key_parts:
+        store_part(tile, work.output.tensor, tile.first_key, sums)
+        signals.arrive(f"{mine}_stored", after="tma")
+        signals.wait(f"{mine}_stored")
+        return
     place = RowsPlace(tile.head_k, tile.batch, tile.block, tile.start_k, tile.seqlen_k)
     store_gradient(signals, f"{mine}_stored", work.output, place, sums, tile.spec.dtype)
 

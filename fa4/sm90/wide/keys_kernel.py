@@ -22,6 +22,7 @@ from fa4.sm90.backward.operands import (
     shared_tile,
     store_atoms,
 )
+from fa4.sm90.backward.parts import shared_keys
 from fa4.sm90.forward.products import operand_tiles
 from fa4.sm90.wide.exchange import thread_address
 from fa4.sm90.wide.keys_consumer import HalfWork, consume
@@ -49,7 +50,7 @@ def key_gradients(q, k, v, dout, dk, dv, stats, softmax_scale, softcap, window, 
                   aux, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Launch it: a CTA for each 64 keys of a KV head."""
     shapes: cutlass.Constexpr = tile_shapes(spec)
-    sizes, ctas = call_sizes(q, k, longest, lengths, WARPGROUP_ROWS)
+    sizes, ctas = call_sizes(q, dk, longest, lengths, WARPGROUP_ROWS)
     loads = load_atoms(spec, shapes, (q, k, v, dout))
     stores = store_atoms(spec, shapes, dv, dk)
     kernel(
@@ -105,8 +106,9 @@ def load(signals: Signals, tile: KeyTile, sources: LoadSources) -> None:
     trips = tile.trips
     head, row_tile = tile.head_k * tile.group, tile.q_start
     if trips > 0:
-        load_keys(signals, "q_full", sources.k, tile)
-        load_keys(signals, "do_full", sources.v, tile)
+        keys = shared_keys(tile, sources.q.tensor, sources.k.tensor)
+        load_keys(signals, "q_full", sources.k, keys)
+        load_keys(signals, "do_full", sources.v, keys)
     for _ in cutlass.range(trips, unroll=1):
         load_rows(signals, "q", sources.q, sources.lse, tile, head, row_tile, queries)
         load_rows(signals, "do", sources.dout, sources.d, tile, head, row_tile, grads)

@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 
 from fa4.config import WARPGROUP_ROWS, require, require_int
 from fa4.hardware import H200, Gpu
-from fa4.kit.features import BackwardFeatures
 from fa4.kit.units import padded_dim
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_wide import CONSUMERS, WideBackwardPipeline
 from fa4.plan.warpgroup_wide_keys import deepest_rings, wide_keys_plan
 from fa4.plan.warpgroup_wide_queries import wide_queries_plan, widest_tile
+from fa4.sm90.backward.divided import DividedFeatures
 
 MOST_DIM = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class WideBackwardSpec(BackwardFeatures):
+class WideBackwardSpec(DividedFeatures):
     """A kernel of dK and dV and one of dQ, with the small ones before and behind them.
 
     No sum leaves its CTA, so that the order of sums is always the same: `deterministic` makes no
