@@ -64,7 +64,9 @@ def _pair(a: str, b: str) -> Property:
         name,
         f"{_WORDS.get(a, a)} together with {_WORDS.get(b, b)}",
         equals_oracle,
-        listed=cases_of(name, levels, repeats=three_of_five if "gqa" in (a, b) else int),
+        listed=cases_of(
+            name, levels, replace(FORWARD, clear=True), three_of_five if "gqa" in (a, b) else int
+        ),
         needs=all_needs(a, b),
         levels=("lse",),
         first_look=1 if len(levels) == 1 else 2,
@@ -75,12 +77,13 @@ def _gradients_with(*features: str) -> Property:
     """Gradients with a feature, thoroughly, or with two, each combination three times."""
     name = f"gradients_with_{'_and_'.join(features)}"
     levels = combine(features)
+    kind = replace(GRADIENTS, clear=len(features) > 1)
     thorough = len(features) == 1 and features != ("gqa",)
     return Property(
         name,
         f"dQ, dK, dV (and dsink) with {' and '.join(_WORDS.get(x, x) for x in features)}",
         gradients_equal_oracle,
-        listed=cases_of(name, levels, GRADIENTS, int if thorough else three_of_five),
+        listed=cases_of(name, levels, kind, int if thorough else three_of_five),
         needs=all_needs(*features) | {"gradients"},
         levels=("gradients",),
         first_look=max(6, len(levels) + 4) if len(features) == 1 else 1,

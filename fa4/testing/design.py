@@ -31,6 +31,7 @@ from fa4.testing.strategies import ORDINARY_VALUES, PAGE_SIZES
 
 LEAST_CASES = 8  # of a design with few levels, so that every class of the rest occurs
 MOST_ELEMENTS = 600_000  # of K, repeated for every query head; a third of it with gradients
+CLEAR_ROWS = 9  # of a case that a first look may take alone
 DLSE_EVERY = 3  # of so many cases with gradients one has a gradient of the LSE
 GRADIENT_VALUES = ("normal", "common_mean", "low", "activations", "peaks", "denormals",
                    "near_overflow", "grid", "ramp_up")  # fmt: skip
@@ -40,13 +41,16 @@ _DIMS = tuple(name for name in HEAD_DIMS if name != "dim_odd")  # those have pro
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """What the cases of a design are for. gradients: dQ, dK and dV are judged; dlse: some of them
-    with a gradient of the LSE. values: regimes that are dealt. extent: one of `sizes.EXTENTS`."""
+    with a gradient of the LSE. values: regimes that are dealt. extent: one of `sizes.EXTENTS`.
+    clear: the first case has the first regime and several rows, since one row, or values that leave
+    all weight to a few keys, hide much: a first look may take no other case."""
 
     gradients: bool = False
     dlse: bool = False
     values: tuple[str, ...] = ORDINARY_VALUES
     dims: tuple[str, ...] = _DIMS
     extent: str = ""
+    clear: bool = False
 
 
 FORWARD = Kind()
@@ -108,7 +112,7 @@ def list_cases(
         deal(rng, combinations, count),
         deal_pairs(rng, dtypes, lengths, count),
         deal(rng, kind.dims, count),
-        deal(rng, kind.values, count),
+        _in_front(deal(rng, kind.values, count), kind.values[:1] if kind.clear else ()),
         strict=True,
     )
     seen: dict[int, int] = {}
@@ -118,9 +122,20 @@ def list_cases(
         classes = {"dtype": dtype, "values": values}
         if kind.dlse and again % DLSE_EVERY == 1:
             classes["dlse"] = True
+        if kind.clear and n == 0:
+            classes["least_rows"] = CLEAR_ROWS
         chosen = _deal_values(fields, n) | classes
         cases.append(_make_case(rng, chosen, length, dims, kind))
     return cases
+
+
+def _in_front(dealt: list[Any], choices: Sequence[Any]) -> list[Any]:
+    """`dealt` with a choice in front: the first of them, or in place of what was there."""
+    for choice in choices:
+        if choice in dealt:
+            dealt[dealt.index(choice)] = dealt[0]
+        dealt[0] = choice
+    return dealt
 
 
 def _deal_values(fields: Mapping[str, Any], turn: int) -> dict[str, Any]:
@@ -143,6 +158,7 @@ def _make_case(
     else:
         sizes = choose_sizes(rng, fields, length, gradients=kind.gradients)
     fields.pop("rows", None)
+    fields.pop("least_rows", None)
     head_dim, head_dim_v = _choose_dims(rng, dims, fields, sizes, kind)
     if fields.get("layout") == "paged":
         fields.setdefault("page_size", rng.choice(PAGE_SIZES))

@@ -53,6 +53,7 @@ def choose_sizes(
     room = most // (batch * heads_k * group * keys)
     tall = fields.get("rows")
     rows = min(tall, 8 * room) if tall else _choose_rows(rng, room, length, keys)
+    rows = max(rows, fields.get("least_rows", 0))
     sizes: dict[str, Any] = {"batch": batch, "heads_k": heads_k}
     if layout == "dense":
         return sizes | {"seqlen_q": rows, "seqlen_k": keys}

@@ -51,15 +51,18 @@ _TURNS = 12  # of a call
 
 
 def _in_layouts(*, padded: bool = False) -> Callable[[Plan], list[Case]]:
-    """A `Property.listed`: a case of each layout offered in turn of element types."""
+    """A `Property.listed`: a case of each layout offered in turn of element types.
+
+    All properties have the same case of a layout: what a call keeps for later ones of its shapes
+    has a property of its own.
+    """
 
     def listed(plan: Plan) -> list[Case]:
         fields = [fields for needs, fields in _LAYOUTS if needs <= plan.offered]
-        if padded:
-            fields = [x for x in fields if x.get("layout") in ("padded", "paged") or "slack" in x]
         return [
             Case(dtype=plan.dtypes[n % len(plan.dtypes)], seed=plan.seed + n, **chosen)
             for n, chosen in enumerate(fields)
+            if not padded or chosen.get("layout") in ("padded", "paged") or "slack" in chosen
         ]
 
     return listed

@@ -11,10 +11,11 @@ from itertools import combinations, product
 import pytest
 
 from fa4.testing import PROPERTIES, runner, verify
-from fa4.testing.coverage import DECLARED, listed_counts
+from fa4.testing.coverage import DECLARED, listed_cases, listed_counts
 from fa4.testing.design import combine, deal, list_cases
 from fa4.testing.levels import FEATURES as REGISTERED
 from fa4.testing.levels import levels_of, may_meet
+from fa4.testing.properties import find_properties
 
 # Features with their variants, as a user of attention would list them.
 FEATURES = {
@@ -218,6 +219,19 @@ def test_designs_are_balanced_and_repeat() -> None:
     assert sorted(deal(random.Random(0), "abc", 7)) in (
         list("aaabbcc"), list("aabbbcc"), list("aabbccc"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_first_look_at_a_pair_is_a_clear_one(seed: int) -> None:
+    """Its first case has several rows in a sequence of several tiles, and values of which none
+    hides the others: a first look may take no more."""
+    names = [f"{kind}{a}_{word}_{b}" for a, b in combinations(REGISTERED, 2) if may_meet(a, b)
+             for kind, word in (("", "with"), ("gradients_with_", "and"))]  # fmt: skip
+    firsts = {prop.name: listed_cases(prop, seed=seed)[0] for prop in find_properties(names)}
+    assert len(firsts) == len(names) > 150
+    for name, case in firsts.items():
+        rows, keys = max(case.sequences, key=lambda lengths: lengths[1])
+        assert case.values == "normal" and rows >= 9 and keys > 128, (name, case)
 
 
 def test_what_may_not_meet_is_refused_by_the_reference() -> None:

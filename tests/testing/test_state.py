@@ -10,9 +10,10 @@ import pytest
 
 from fa4.testing import Case, load_backend
 from fa4.testing.checks import differentiate, gradient_inputs
+from fa4.testing.coverage import listed_cases
 from fa4.testing.inputs import Inputs
 from fa4.testing.refusals import Breach
-from fa4.testing.state import _CHANGES, visible_nan
+from fa4.testing.state import _CHANGES, MEMORY, STATE, visible_nan
 
 REFERENCE = load_backend("reference")
 
@@ -27,6 +28,15 @@ class DropsNan:
         """O and LSE."""
         given = getattr(inputs, self.dropped)
         return REFERENCE.forward(replace(inputs, **{self.dropped: np.nan_to_num(given)}))
+
+
+def test_what_looks_at_memory_has_the_same_case_of_a_layout() -> None:
+    """What a call keeps for later ones of its shapes is not found under the name of memory."""
+    every = listed_cases(MEMORY[0])
+    padded = [prop for prop in (*MEMORY, *STATE) if prop.name.startswith("padded_")]
+    assert len(padded) == 2
+    for prop in (*MEMORY, *padded):
+        assert listed_cases(prop) and set(listed_cases(prop)) <= set(every), prop.name
 
 
 @pytest.mark.parametrize("batch", [1, 2])
