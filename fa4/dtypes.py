@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -41,6 +42,8 @@ _FORMATS = {
     "e5m2": _Format(np.dtype(ml_dtypes.float8_e5m2), 3, -14, 15, 57344.0),
 }
 _NAMES = {form.dtype: name for name, form in _FORMATS.items()}
+
+_FIELDS = 1 << 11  # values of fp64's exponent field
 
 # What ulp_distance answers for a NaN against a number.
 MAX_ULP_DISTANCE = int(np.iinfo(np.int64).max)
@@ -120,10 +123,9 @@ def _round_to_odd(x: NDArray[np.float64]) -> NDArray[np.float32]:
     """
     nearest = np.atleast_1d(x.astype(np.float32))
     wide = nearest.astype(np.float64)
-    inexact = (wide != x) & ~np.isnan(wide)
     bits = nearest.view(np.uint32)
-    bits -= (inexact & (np.abs(wide) > np.abs(x))).astype(np.uint32)
-    bits |= inexact.astype(np.uint32)
+    bits -= np.abs(wide) > np.abs(x)
+    bits |= wide != x  # NaN stays NaN
     return nearest.reshape(np.shape(x))
 
 
@@ -134,14 +136,20 @@ def ulp(x: ArrayLike, name: str) -> NDArray[np.float64]:
     subnormal, beyond the largest finite value that of the topmost binade. NaN where `x` is NaN or
     infinite.
     """
-    form = _format(name)
     with np.errstate(invalid="ignore"):  # a signalling NaN is still just a NaN
-        wide = np.abs(np.asarray(x).astype(np.float64))
-    _, exponent = np.frexp(wide)  # wide = m 2^exponent with m in [0.5, 1)
-    exponent = np.clip(exponent - 1, form.least_exponent, form.most_exponent)
-    exponent = np.where(wide == 0.0, form.least_exponent, exponent)
+        wide = np.ascontiguousarray(x).astype(np.float64, copy=False)
+    fields = (wide.view(np.int64) >> 52) & (_FIELDS - 1)
+    return np.asarray(_spacings(name)[fields]).reshape(np.shape(x))
+
+
+@cache
+def _spacings(name: str) -> NDArray[np.float64]:
+    """`ulp` of numbers with each exponent field of fp64: 0 for subnormal ones, the last for NaN."""
+    form = _format(name)
+    exponent = np.clip(np.arange(_FIELDS) - 1023, form.least_exponent, form.most_exponent)
     spacing = np.ldexp(1.0, exponent - (form.precision - 1))
-    return np.where(np.isfinite(wide), spacing, np.nan)
+    spacing[-1] = np.nan
+    return spacing
 
 
 def ulp_distance(a: FloatArray, b: FloatArray) -> NDArray[np.int64]:
