@@ -230,7 +230,10 @@ def run_backward(
         grads = kernel(seq, upstream)
         dq[q_index] = grads.dq.transpose(1, 0, 2)
         for total, part in ((dk, grads.dk), (dv, grads.dv)):
-            np.add.at(total, kv_index, part.transpose(1, 0, 2))
+            if packing.page_table is None:
+                total[kv_index] += part.transpose(1, 0, 2)
+            else:  # rows of a page may come more than once
+                np.add.at(total, kv_index, part.transpose(1, 0, 2))
         if grads.dsink is not None:
             result.dsink = grads.dsink + result.dsink
         result.counters.add(grads.counters)
