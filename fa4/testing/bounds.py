@@ -61,6 +61,15 @@ def root(x: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(x, 0.0))
 
 
+def joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """sqrt(a^2 + b^2) of magnitudes whose squares may over- or underflow; of subnormal ones not
+    less than the larger. `np.hypot` takes four times as long."""
+    most = np.maximum(a, b)
+    with np.errstate(invalid="ignore"):
+        ratio = np.minimum(a, b) / np.maximum(most, _SMALLEST_NORMAL["fp64"])
+    return np.where(np.isinf(most), most, most * np.sqrt(1.0 + ratio**2))
+
+
 def two_norm(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """|w x|_2 over the inner axis of weights (..., M, N) and rows (..., N, D): (..., M, D)."""
     return two_norms(rows, weights)[0]
@@ -118,7 +127,7 @@ class Bounds:
         norms = np.abs(terms.scale) * two_norm(terms.q, terms.k.transpose(0, 2, 1))
         scaled = np.where(np.isfinite(terms.scaled), terms.scaled, 0.0)
         # Partial sums of terms of one sign grow with their number, not with its root.
-        self.delta = self.g(terms.q.shape[-1]) * np.hypot(norms, scaled)
+        self.delta = self.g(terms.q.shape[-1]) * joined(norms, np.abs(scaled))
         self.delta += self.cut_off(terms.q.shape[-1]) * (norms + np.abs(scaled))
         size = np.abs(scores) + np.abs(scores - terms.top[..., None]) + 2.0
         self.delta = np.minimum(self.delta + 3 * self.w * size, _MOST_EXPONENT)
@@ -247,7 +256,7 @@ class GradientBounds(Bounds):
         """
         exact, (norm, off) = np.abs(weights @ rows), two_norms(rows, weights, error)
         alike = self.w * equal_terms(weights, exact, norm) * exact
-        band = np.hypot(off, np.abs(error @ rows)) + self.u * exact
+        band = joined(off, np.abs(error @ rows)) + self.u * exact
         band = band + g_terms * (norm + exact)
         most = (error + (g_terms + self.u) * np.abs(weights)) @ np.abs(rows)
         return np.minimum(band, most) + alike

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fa4.testing.causes import Evidence, FailureGroup, Symptom, group_failures
@@ -43,7 +43,7 @@ class PropertyResult:
         """Plain data without the level counts, which a report adds up, and the symptoms, which it
         groups."""
         left_out = ("levels", "symptoms")
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        return {x.name: getattr(self, x.name) for x in fields(self) if x.name not in left_out}
 
 
 def evidence_of(results: Iterable[PropertyResult]) -> tuple[Evidence, ...]:
