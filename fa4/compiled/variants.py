@@ -257,7 +257,7 @@ def find_tuned_backward(
 
 def find_key_parts(call: BackwardCall, gpu: Gpu) -> int:
     """Into how many parts the query heads that share keys are divided; 1 for kernels without."""
-    if FAMILIES[gpu.arch] == "sm100" or call.heads_q == call.heads_k:
+    if FAMILIES[gpu.arch] == "sm100" or call.is_empty or call.heads_q == call.heads_k:
         return 1
     wide = max(call.head_dim, call.head_dim_v) > MOST_DIM
     keys = WARPGROUP_ROWS if wide else TILE_ROWS

@@ -46,6 +46,8 @@ def test_a_gpu_without_work_gets_some() -> None:
     packed = BackwardCall(**fields | {"batch": 3, "packed_q": True, "packed_k": True})
     assert variants.find_key_parts(packed, H200) > 1
     assert variants.find_key_parts(CALL, B200) == 1
+    none = fields | {"batch": 0, "packed_q": True, "packed_k": True}
+    assert variants.find_key_parts(BackwardCall(**none), H200) == 1
 
 
 def gradients(shape: tuple[int, ...], dims: tuple[int, int], impl: str, **options: Any) -> Any:
