@@ -15,9 +15,10 @@ from fa4.kit.units import TILE_ROWS
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.halves import halves_numerics
-from fa4.plan.warpgroup_key_parts import key_parts
+from fa4.plan.warpgroup_key_parts import BESIDE_STEP, KeyWork, key_parts, seen_tiles
 from fa4.plan.warpgroup_packing import packings
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
+from fa4.plan.warpgroup_wide import CONSUMERS
 from fa4.sm90.backward.spec import MOST_DIM, WarpgroupBackwardSpec
 from fa4.sm90.forward.spec import PERSISTENT, WarpgroupSpec
 from fa4.sm90.wide.spec import WideBackwardSpec
@@ -259,18 +260,29 @@ def find_key_parts(call: BackwardCall, gpu: Gpu) -> int:
     """Into how many parts the query heads that share keys are divided; 1 for kernels without."""
     if FAMILIES[gpu.arch] == "sm100" or call.is_empty or call.heads_q == call.heads_k:
         return 1
+    return key_parts(key_work(call), gpu.sm_count)
+
+
+def key_work(call: BackwardCall) -> KeyWork:
+    """What Hopper's CTAs that have the keys of a call do."""
     wide = max(call.head_dim, call.head_dim_v) > MOST_DIM
     keys = WARPGROUP_ROWS if wide else TILE_ROWS
     blocks = -(-call.longest_k // keys) * call.batch
     if call.packed_k:
         blocks = min(blocks, call.rows_k // keys + call.batch)
-    rows = call.rows_q / call.batch if call.packed_q else call.rows_q
-    left, right = kernel_window(call)
-    if left is not None or right is not None:
-        sides = [rows / 2 if side is None else side for side in (left, right)]
-        rows = min(rows, keys + sum(sides))
-    group = call.heads_q // call.heads_k
-    return key_parts(blocks * call.heads_k, group, rows / WARPGROUP_ROWS, gpu.sm_count)
+    tiles, longest = seen_tiles(call.longest_q, call.longest_k, kernel_window(call), keys)
+    if call.packed_q:
+        tiles *= call.rows_q / call.batch / max(call.longest_q, 1)
+    work = KeyWork(
+        ctas=blocks * call.heads_k,
+        group=call.heads_q // call.heads_k,
+        tiles=tiles,
+        longest=longest,
+    )
+    if not wide:
+        return work
+    steps = BESIDE_STEP / CONSUMERS * work.ctas * tiles * work.group
+    return replace(work, beside=steps, longest_beside=BESIDE_STEP * -(-call.longest_k // keys))
 
 
 def _backward_cta_group(call: BackwardCall) -> int:

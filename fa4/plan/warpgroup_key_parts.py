@@ -1,32 +1,76 @@
 """Into how many parts the query heads that share keys are divided in Hopper's backward kernels.
 
 A CTA has all of them, or one part each of several CTAs: these hand their sums on in float32, which
-are then added up. Costs are counted in query tiles, as a CTA takes them.
+are then added up. Costs are counted in query tiles of 64, as a CTA takes them.
 """
 
 from __future__ import annotations
 
-# A CTA's start and end take 10% of one with 16 tiles: measured, of 64 queries at head dim 128.
+from dataclasses import dataclass
+
+import numpy as np
+
+from fa4.config import WARPGROUP_ROWS, Window
+
+# A CTA's start and end take 10% of one with 16 tiles: measured, at head dim 128.
 START_TILES = 1.6
-# Assumed: storing sums in float32 instead of 16 bits, twice the bytes; and the two small kernels
-# that add them up, 10 us where a tile takes 2.
-STORE_TILES, SUM_TILES = 1.0, 5.0
+# Assumed: storing sums in float32 instead of 16 bits, twice the bytes.
+STORE_TILES = 1.0
+# Torch's four small kernels that add them up: 12 us in a profile on an H200, their gaps not
+# counted, beside tiles of 1.2 to 2 us.
+SUM_TILES = 10.0
+# A step of the wide heads' dQ kernel, with 128 queries, beside one of dK and dV: cycles of
+# `fa4.plan.warpgroup_wide`.
+BESIDE_STEP = 3072 / 2304
 LEAST_GAIN = 1.05  # below which more parts, and their memory, are not worth it
 
 
-def key_parts(ctas: int, group: int, tiles: float, sm_count: int) -> int:
-    """The number of parts: of the divisors of the group, the least that costs next to the least.
+@dataclass(frozen=True, kw_only=True)
+class KeyWork:
+    """What CTAs that have the keys do. group: query heads of a KV head.
 
-    ctas: KV tiles of all KV heads. group: query heads of a KV head. tiles: query tiles of one of
-    these heads that see a KV tile, on average.
+    ctas: KV tiles of all KV heads. tiles: query tiles of one head that see a KV tile, on average;
+    longest: of the one that most of them see. beside, longest_beside: all work of another kernel's
+    CTAs that start as soon as no more of these do, and that of its longest one, in such tiles.
     """
-    costs = {parts: _cost(ctas, group, tiles, sm_count, parts)
-             for parts in range(1, group + 1) if group % parts == 0}  # fmt: skip
+
+    ctas: int
+    group: int
+    tiles: float
+    longest: float
+    beside: float = 0.0
+    longest_beside: float = 0.0
+
+
+def key_parts(work: KeyWork, sm_count: int) -> int:
+    """The number of parts: of the divisors of the group, the least that costs next to the least."""
+    divisors = [parts for parts in range(1, work.group + 1) if work.group % parts == 0]
+    costs = {parts: _cost(work, sm_count, parts) for parts in divisors}
     most = LEAST_GAIN * min(costs.values())
     return min(parts for parts, cost in costs.items() if cost <= most)
 
 
-def _cost(ctas: int, group: int, tiles: float, sm_count: int, parts: int) -> float:
-    rounds = -(-ctas * parts // sm_count)
-    one = START_TILES + tiles * group / parts
-    return rounds * one if parts == 1 else rounds * (one + STORE_TILES) + SUM_TILES
+def _cost(work: KeyWork, sm_count: int, parts: int) -> float:
+    """Rounds of CTAs that are all alike; else the longest CTA, or as long as all work takes."""
+    once = START_TILES + STORE_TILES * (parts > 1)
+    one, longest = (once + tiles * work.group / parts for tiles in (work.tiles, work.longest))
+    ctas = work.ctas * parts
+    if work.beside or work.longest > LEAST_GAIN * work.tiles:
+        shared = (ctas * one + work.beside) / sm_count
+        found = max(longest, work.longest_beside, shared)
+    else:
+        found = -(-ctas // sm_count) * one
+    return found + SUM_TILES * (parts > 1)
+
+
+def seen_tiles(rows: int, keys: int, window: Window, tile_n: int) -> tuple[float, float]:
+    """Query tiles that see a KV tile of tile_n keys: on average, and the most.
+
+    rows, keys: of a sequence; a mask is aligned at its end.
+    """
+    left, right = window
+    first = np.arange(0, max(keys, 1), tile_n) - (keys - rows)
+    stop = np.full(len(first), rows) if left is None else first + tile_n + left
+    start = np.zeros(len(first)) if right is None else first - right
+    seen = np.clip(np.clip(stop, 0, rows) - np.clip(start, 0, rows), 0, None) / WARPGROUP_ROWS
+    return float(seen.mean()), float(seen.max())
