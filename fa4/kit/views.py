@@ -76,12 +76,18 @@ def copy_box(
 
 
 def swizzled_layout(
-    rows: int, dim: int, stages: int = 0, *, element_bytes: int = 2, held: int | None = None
+    rows: int,
+    dim: int,
+    stages: int = 0,
+    *,
+    element_bytes: int = 2,
+    held: int | None = None,
+    run_bytes: int = 0,
 ) -> cute.ComposedLayout:
     """(rows, dim) or (rows, dim, stages) of elements in shared memory, as
     `descriptors.swizzled_tiles` describes them to the tensor core. held: rows of which these are
-    some; None for no others."""
-    width = swizzle_bytes(dim, element_bytes)
+    some; None for no others. run_bytes: of a row that lie together, 0 for as many as may."""
+    width = run_bytes or swizzle_bytes(dim, element_bytes)
     run = width // element_bytes
     shape: tuple = (rows, (run, dim // run))
     held = held or rows

@@ -49,12 +49,15 @@ TILE_ROWS = WARPGROUP_ROWS  # queries of a tile of the keys' kernel, as of a war
 class WideBackwardPipeline:
     """The two kernels. Head dimensions are those of the tiles in shared memory.
 
-    q_stages, do_stages: places for Q and dO in the kernel of dK and dV. tile_n: keys of a tile of
-    the dQ kernel. v_stages: places for V there.
+    cols, cols_v: of these columns, those that products take, all for None. q_stages, do_stages:
+    places for Q and dO in the kernel of dK and dV. tile_n: keys of a tile of the dQ kernel.
+    v_stages: places for V there.
     """
 
     head_dim: int = 256
     head_dim_v: int = 256
+    cols: int | None = None
+    cols_v: int | None = None
     element_bytes: int = 2
     causal: bool = False
     q_stages: int = 2
@@ -64,15 +67,24 @@ class WideBackwardPipeline:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        for name in ("head_dim", "head_dim_v"):
-            require_int(name, getattr(self, name), 16, 256)
-            require(getattr(self, name) % 16 == 0, f"{name} must be a multiple of 16",
-                    getattr(self, name))  # fmt: skip
+        for name, most in (
+            ("head_dim", 256), ("head_dim_v", 256),
+            ("cols", self.head_dim), ("cols_v", self.head_dim_v),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None:
+                require_int(name, value, 16, most)
+                require(value % 16 == 0, f"{name} must be a multiple of 16", value)
         require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
         require_int("tile_n", self.tile_n, 16, 128)
         require(self.tile_n % 16 == 0, "tile_n must be a multiple of 16", self.tile_n)
         for name in ("q_stages", "do_stages", "v_stages"):
             require_int(name, getattr(self, name), 1, 3)
+
+    @property
+    def product_dims(self) -> tuple[int, int]:
+        """Columns of K and of V that products take."""
+        return self.cols or self.head_dim, self.cols_v or self.head_dim_v
 
     def row_bytes(self, value: bool) -> int:
         """Of a row of V or dO, or else of Q or K."""

@@ -82,18 +82,18 @@ def wide_keys_plan(pipeline: WideBackwardPipeline, gpu: Gpu) -> PipelinePlan:
 
 def held_registers(pipeline: WideBackwardPipeline, name: str) -> int:
     """Registers of a thread of a warpgroup that hold its keys' K, or V, all the time; all or 0."""
-    width = pipeline.head_dim if name == "values" else pipeline.head_dim_v
+    width = pipeline.product_dims[name == "keys"]
     needed, live = width // 4, sum(_live(pipeline)[name].values())
     return needed if needed + live <= MOST_LIVE else 0
 
 
 def _live(pipeline: WideBackwardPipeline) -> dict[str, dict[str, int]]:
     """Of each warpgroup, registers of a thread beside these where most hold values at once."""
-    words = ELEMENTS // 2
+    words, (cols, cols_v) = ELEMENTS // 2, pipeline.product_dims
     return {
-        "values": {"dV": pipeline.head_dim_v // 2, "S": ELEMENTS, "words of P": words,
+        "values": {"dV": cols_v // 2, "S": ELEMENTS, "words of P": words,
                    "addresses": ADDRESS_REGISTERS},
-        "keys": {"dK": pipeline.head_dim // 2, "dP": ELEMENTS, "P": ELEMENTS,
+        "keys": {"dK": cols // 2, "dP": ELEMENTS, "P": ELEMENTS,
                  "words of dS": words, "addresses": ADDRESS_REGISTERS},
     }  # fmt: skip
 
@@ -177,7 +177,7 @@ def _load(pipeline: WideBackwardPipeline) -> Role:
 
 def _values(pipeline: WideBackwardPipeline) -> Role:
     """S and P, which is handed on, then dV."""
-    d, dv, held = pipeline.head_dim, pipeline.head_dim_v, held_registers(pipeline, "values")
+    (d, dv), held = pipeline.product_dims, held_registers(pipeline, "values")
     powers = unpacked(mufu=ELEMENTS, fma=ELEMENTS, alu=ELEMENTS / 2)
     begin: Program = (
         Wait("q_full"),
@@ -207,7 +207,7 @@ def _values(pipeline: WideBackwardPipeline) -> Role:
 
 def _keys(pipeline: WideBackwardPipeline) -> Role:
     """dP and, with the other's P, dS, then dK."""
-    d, dv, held = pipeline.head_dim, pipeline.head_dim_v, held_registers(pipeline, "keys")
+    (d, dv), held = pipeline.product_dims, held_registers(pipeline, "keys")
     gradients = unpacked(fma=2 * ELEMENTS, alu=ELEMENTS / 2)
     begin: Program = (
         Wait("do_full"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fa4.config import WARPGROUP_ROWS
 from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
-from fa4.plan.memory_rules import TILE_ALIGN_BYTES
+from fa4.plan.memory_rules import TILE_ALIGN_BYTES, whole_runs
 from fa4.plan.schema import (
     Arrive,
     Buffer,
@@ -44,13 +44,18 @@ STATISTICS_REGISTERS = 4  # two numbers of each of a thread's two rows
 TILES_N = (96, 80, 64, 48, 32, 16)  # keys of a tile, the first that fits
 
 
-def widest_tile(head_dim: int, head_dim_v: int, gpu: Gpu) -> WideBackwardPipeline:
-    """The pipeline with the most keys in a tile for which registers and shared memory suffice."""
+def widest_tile(cols: int, cols_v: int, gpu: Gpu) -> WideBackwardPipeline:
+    """The pipeline with the most keys in a tile for which registers and shared memory suffice.
+
+    cols, cols_v: that products take.
+    """
     for tile_n in TILES_N:
         for v_stages in (2, 1):
             found = WideBackwardPipeline(
-                head_dim=head_dim,
-                head_dim_v=head_dim_v,
+                head_dim=whole_runs(cols),
+                head_dim_v=whole_runs(cols_v),
+                cols=cols,
+                cols_v=cols_v,
                 tile_n=tile_n,
                 v_stages=v_stages,
             )
@@ -79,7 +84,7 @@ def live_registers(pipeline: WideBackwardPipeline) -> dict[str, int]:
     """Registers of a thread that hold values at once where most do, by what they hold."""
     tile = pipeline.tile_n // 2
     return {
-        "dQ": pipeline.head_dim // 2, "P": tile, "dP": tile, "words of dS": tile // 2,
+        "dQ": pipeline.product_dims[0] // 2, "P": tile, "dP": tile, "words of dS": tile // 2,
         "statistics": STATISTICS_REGISTERS, "addresses": ADDRESS_REGISTERS,
     }  # fmt: skip
 
@@ -156,7 +161,7 @@ def _load(pipeline: WideBackwardPipeline) -> Role:
 
 def _consumer(pipeline: WideBackwardPipeline, i: int) -> Role:
     """Warpgroup i's program."""
-    d, dv, n = pipeline.head_dim, pipeline.head_dim_v, pipeline.tile_n
+    (d, dv), n = pipeline.product_dims, pipeline.tile_n
     tile = n // 2
     step: Program = (
         Wait("k_full"),

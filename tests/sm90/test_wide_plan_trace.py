@@ -89,7 +89,17 @@ def test_counts_registers_and_products_are_the_plans(traced: TracedWide) -> None
         assert {r.registers for r in plan.roles} | set(plan.idle_warps.values()) == budgets
         assert f".reqntid {plan.warps * 32}" in ptx
     shapes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", ptx))
-    columns = (TILE_ROWS, pipeline.tile_n, pipeline.head_dim, pipeline.head_dim_v)
+    columns = (TILE_ROWS, pipeline.tile_n, *pipeline.product_dims)
     assert shapes == set(map(str, columns))
     for code in read_kernels(traced.compiled.artifacts.CUBIN):
         assert code.resources.stack_bytes == code.resources.frame_bytes == 0
+
+
+def test_both_kernels_may_run_at_once(traced: TracedWide) -> None:
+    """The second is launched early, and does not end before the first: launches behind it are
+    ordinary ones, which wait for it alone."""
+    keys, queries = traced.compiled.artifacts.PTX.split(".entry")[-2:]
+    early, end = "griddepcontrol.launch_dependents", "griddepcontrol.wait"
+    assert early in keys and end not in keys
+    assert early not in queries
+    assert queries.index(end) > queries.rindex("cp.async.bulk.tensor.4d.shared")

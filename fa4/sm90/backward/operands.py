@@ -1,7 +1,7 @@
 """Operands of the Hopper kernels of dK and dV between global and shared memory."""
 
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import cutlass.cute as cute
 from cutlass import Float32
@@ -18,12 +18,26 @@ from fa4.sm100.backward.load import TileSource
 FLOAT_BYTES = 4
 OPERANDS = ("q", "k", "v", "do")
 
-Shapes: TypeAlias = dict[str, tuple[int, int, int]]  # (rows, columns, stages) by name
+
+class TileShape(NamedTuple):
+    """Of an operand in shared memory; 0 stages: it has one place.
+
+    run_bytes: of a row that lie together, 0 for as many as may.
+    """
+
+    rows: int
+    cols: int
+    stages: int
+    run_bytes: int = 0
 
 
-def tile_atom(op: Any, view: cute.Tensor, shape: tuple[int, ...]) -> Any:
+Shapes: TypeAlias = dict[str, TileShape]
+
+
+def tile_atom(op: Any, view: cute.Tensor, shape: TileShape) -> Any:
     """TMA's copy of tiles of a shape, swizzled in shared memory, and the view's coordinates."""
-    return cpasync.make_tiled_tma_atom(op, view, swizzled_layout(*shape[:2]), shape[:2])
+    layout = swizzled_layout(shape.rows, shape.cols, run_bytes=shape.run_bytes)
+    return cpasync.make_tiled_tma_atom(op, view, layout, shape[:2])
 
 
 def load_atoms(spec: BackwardFeatures, shapes: Shapes, tensors: tuple) -> tuple:
@@ -63,7 +77,8 @@ def shared_tile(
     spec: BackwardFeatures, plan: PipelinePlan, shapes: Shapes, memory: cute.Pointer, name: str
 ) -> cute.Tensor:
     """(rows, dim, stages) of a buffer of the plan, swizzled; (rows, dim) of one place."""
-    layout = swizzled_layout(*shapes[name])
+    shape = shapes[name]
+    layout = swizzled_layout(*shape[:3], run_bytes=shape.run_bytes)
     pointer = cute.recast_ptr(
         memory + plan.buffer(name).start, layout.inner, dtype=ELEMENTS[spec.dtype]
     )

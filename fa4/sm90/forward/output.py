@@ -8,7 +8,6 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.kit.descriptors import swizzle_bytes
 from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
 from fa4.kit.tiles import WorkTile
@@ -148,7 +147,7 @@ def store_tile(
 def share(words: list[Int32], shared: cute.Tensor) -> None:
     """A warpgroup's words of two elements to its (rows, cols) of shared memory."""
     thread = cute.arch.thread_idx()[0] % WARPGROUP
-    width = swizzle_bytes(cute.size(shared.shape[1]))
+    width = 2 * cute.size(shared.shape[1][0])  # of a run
     fragment.store_matrices(words, shared.iterator.toint().to(Int32), thread, width)
 
 

@@ -74,9 +74,9 @@ class HalfState:
 def consume(signals: Signals, tile: KeyTile, work: HalfWork, of_values: cutlass.Constexpr) -> None:
     """Query heads of the group one after the other, their query tiles from the first on."""
     spec: cutlass.Constexpr = tile.spec
-    dim: cutlass.Constexpr = spec.pipeline.head_dim_v if of_values else spec.pipeline.head_dim
+    cols: cutlass.Constexpr = spec.pipeline.product_dims[of_values]
     step: cutlass.Constexpr = values_step if of_values else keys_step
-    sums = [Float32(0.0)] * (dim // 2)
+    sums = [Float32(0.0)] * (cols // 2)
     if tile.trips > 0:
         state = HalfState(
             sums=sums, queries=signals.ring("q"), grads=signals.ring("do"),

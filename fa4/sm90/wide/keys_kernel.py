@@ -16,6 +16,8 @@ from fa4.sm90.backward.columns import column_address
 from fa4.sm90.backward.load import LoadSources, load_rows
 from fa4.sm90.backward.mods import score_mods
 from fa4.sm90.backward.operands import (
+    Shapes,
+    TileShape,
     load_atoms,
     make_sources,
     prefetch_descriptors,
@@ -27,21 +29,21 @@ from fa4.sm90.forward.products import operand_tiles
 from fa4.sm90.wide.exchange import thread_address
 from fa4.sm90.wide.keys_consumer import HalfWork, consume
 from fa4.sm90.wide.output import StoredRows
-from fa4.sm90.wide.products import RowProducts
+from fa4.sm90.wide.products import RowProducts, product_depths
 from fa4.sm90.wide.spec import WideBackwardSpec
 from fa4.sm90.wide.tiles import WarpgroupKeys, next_tile
 from fa4.sm100.backward.load import load_keys
 from fa4.sm100.backward.tiles import BackwardProblem, KeyTile, call_sizes, locate
 
 
-def tile_shapes(spec: WideBackwardSpec) -> dict[str, tuple[int, int, int]]:
-    """(rows, columns, stages) of each operand; 0 stages: it has one place."""
+def tile_shapes(spec: WideBackwardSpec) -> Shapes:
+    """Of each operand."""
     d, dv = spec.pipeline.head_dim, spec.pipeline.head_dim_v
     return {
-        "q": (TILE_ROWS, d, spec.pipeline.q_stages),
-        "do": (TILE_ROWS, dv, spec.pipeline.do_stages),
-        "k": (WARPGROUP_ROWS, d, 0),
-        "v": (WARPGROUP_ROWS, dv, 0),
+        "q": TileShape(TILE_ROWS, d, spec.pipeline.q_stages),
+        "do": TileShape(TILE_ROWS, dv, spec.pipeline.do_stages),
+        "k": TileShape(WARPGROUP_ROWS, d, 0),
+        "v": TileShape(WARPGROUP_ROWS, dv, 0),
     }
 
 
@@ -80,6 +82,8 @@ def kernel(loads, stores, stats, factors, softmax_scale, aux, sizes, window, len
     if warp == 1:
         prefetch_descriptors(loads, stores)
     meet(spec.cta_group)
+    # The dQ kernel needs nothing of this one: its CTAs may start where no more of these do.
+    cute.arch.griddepcontrol_launch_dependents()
     tile = locate(problem, WarpgroupKeys)
 
     if has_role(warp, plan.role("load_queries")):
@@ -130,16 +134,19 @@ def make_work(
     plan, start = spec.keys_plan, memory.toint().to(Int32)
     scale_log2, score_scale = factors
 
+    depths = product_depths(spec)
+
     def tiles(name: str, along_rows: bool) -> OperandTiles:
-        rows, dim, _ = tile_shapes(spec)[name]
+        rows, dim, *_ = tile_shapes(spec)[name]
         place = start + plan.buffer(name).start
-        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=rows * dim * 2)
+        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=rows * dim * 2,
+                             depth=depths[name])  # fmt: skip
 
     own, passing, summed = ("v", "do", "q") if of_keys else ("k", "q", "do")
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     atom, tensor = store
     shared = shared_tile(spec, plan, tile_shapes(spec), memory, "k" if of_keys else "v")
-    dim = tile_shapes(spec)[own][1]
+    dim = tile_shapes(spec)[own].cols
     return HalfWork(
         first=RowProducts(
             tiles(own, False),

@@ -15,6 +15,13 @@ from fa4.kit.ptx_block import PtxBlock
 from fa4.kit.units import WARPGROUP
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import multiply
+from fa4.sm90.wide.spec import WideBackwardSpec
+
+
+def product_depths(spec: WideBackwardSpec) -> dict[str, int]:
+    """Columns of each operand over which products sum."""
+    cols, cols_v = spec.pipeline.product_dims
+    return {"q": cols, "k": cols, "do": cols_v, "v": cols_v}
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def consume(signals: Signals, tile: WorkTile, work: QueryWork) -> None:
     if tile.first_row < tile.seqlen_q:
         rows = read_rows(tile, work)
         state = QueryState(
-            dq=[Float32(0.0)] * (spec.pipeline.head_dim // 2),
+            dq=[Float32(0.0)] * (spec.pipeline.product_dims[0] // 2),
             keys=signals.ring("k"), values=signals.ring("v"), number=tile.kv_stop,
         )  # fmt: skip
         for _ in cutlass.range(tile.kv_tiles, unroll=1):

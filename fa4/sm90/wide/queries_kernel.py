@@ -9,15 +9,16 @@ from fa4.kit.descriptors import ELEMENTS, OperandTiles
 from fa4.kit.scores import scales
 from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.kit.signals import Signals, init_signals
-from fa4.kit.tiles import KernelProblem, WorkTile, block_rows, heads_per_section, locate
+from fa4.kit.tiles import KernelProblem, WorkTile, block_rows, locate
 from fa4.kit.units import WARP, WARPGROUP
 from fa4.kit.views import box_atoms, ending_views, rows_first, swizzled_layout
 from fa4.plan.warpgroup_wide import CONSUMERS
 from fa4.plan.warpgroup_wide_queries import stages_of
 from fa4.sm90.forward.load import TileLoad, fill, key_tiles, query_tiles, start_copy
 from fa4.sm90.forward.products import operand_tiles
+from fa4.sm90.forward.schedule import heads_of_section
 from fa4.sm90.wide.output import StoredRows
-from fa4.sm90.wide.products import RowProducts
+from fa4.sm90.wide.products import RowProducts, product_depths
 from fa4.sm90.wide.queries_consumer import QueryWork, consume
 from fa4.sm90.wide.row_mods import row_score_mods
 from fa4.sm90.wide.spec import WideBackwardSpec
@@ -44,7 +45,7 @@ def query_gradients(q, k, v, dout, dq, stats, softmax_scale, softcap, window, lo
     blocks = (seqlen_q + rows - 1) // rows
     num_tiles = blocks * heads * batch
     width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
-    section = heads_per_section(k.shape[-3] * width, heads * batch)
+    section = heads_of_section(k.shape[-3] * width, heads * batch)
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
     shapes: cutlass.Constexpr = tile_shapes(spec)
 
@@ -80,6 +81,7 @@ def query_gradients(q, k, v, dout, dq, stats, softmax_scale, softcap, window, lo
         # One CTA per SM. Where ptxas cannot tell how many, it ignores setmaxnreg.
         min_blocks_per_mp=1,
         stream=stream,
+        use_pdl=True,  # it starts beside the kernel of dK and dV
     )  # fmt: skip
 
 
@@ -108,6 +110,8 @@ def kernel(loads, store, stats, factors, softmax_scale, aux, sizes, window, leng
             name: TileLoad(*(*loads[name], shared_tensor(spec, memory, name))) for name in loads
         }
         load(signals.of("load_keys"), tile, sources)
+        # What is launched behind this kernel must find the other one finished, too.
+        cute.arch.griddepcontrol_wait()
     if has_role(warp, plan.role("queries0"), plan.role(f"queries{CONSUMERS - 1}")):
         take_registers(plan, plan.role("queries0"))
         number = warp // (WARPGROUP // WARP)
@@ -161,12 +165,14 @@ def shared_tensor(spec: WideBackwardSpec, memory: cute.Pointer, name: str) -> cu
 def make_products(spec: WideBackwardSpec, memory: cute.Pointer, number: Int32) -> dict:
     """Products of warpgroup `number`'s rows of Q and dO with K and V, and K over its rows."""
     plan, start = spec.queries_plan, memory.toint().to(Int32)
+    depths = product_depths(spec)
 
     def tiles(name: str, along_rows: bool, stage: Int32 | int = 0) -> OperandTiles:
         rows, dim, _ = tile_shapes(spec)[name]
         stage_bytes = rows * dim * 2
         place = start + (plan.buffer(name).start + stage * stage_bytes)
-        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes)
+        return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=stage_bytes,
+                             depth=depths[name])  # fmt: skip
 
     def products(own: str, passing: str) -> RowProducts:
         return RowProducts(tiles(own, False, number), tiles(passing, False), spec.dtype,
