@@ -200,7 +200,7 @@ def workspace_shapes(spec: Any, heads: Any, tiles: Any) -> dict[str, tuple[Any, 
     """
     shapes: dict[str, tuple[Any, ...]] = {}
     if spec.adds_up_dq:
-        shapes["dq_accum"] = (heads, tiles, spec.block_rows * spec.pipeline.head_dim)
+        shapes["dq_accum"] = (heads, tiles, spec.block_rows * spec.dq_dim)
     shapes["stats"] = (heads, tiles, 2, spec.block_rows)
     if spec.sink:
         shapes["sink_parts"] = (heads, tiles)

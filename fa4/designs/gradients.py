@@ -10,12 +10,14 @@ from fa4.config import WARPGROUP_ROWS, Problem
 from fa4.designs.tiles import Lengths, WorkTiles, key_blocks, query_blocks
 from fa4.hardware import Gpu
 from fa4.plan.schema import PipelinePlan
-from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_backward_plan
+from fa4.plan.warpgroup_backward import (
+    SECTION_ROUNDS,
+    WarpgroupBackwardPipeline,
+    warpgroup_backward_plan,
+)
 from fa4.plan.warpgroup_wide import CONSUMERS, TILE_ROWS, WideBackwardPipeline
 from fa4.plan.warpgroup_wide_keys import wide_keys_plan
 from fa4.plan.warpgroup_wide_queries import wide_queries_plan
-
-ROUNDS = 2  # CTAs of each SM of the heads whose longest work tiles start first
 
 
 class MainKernel(NamedTuple):
@@ -85,5 +87,12 @@ def _order(
     if problem.window_size[1] is None:
         return np.lexsort((tiles.block, head))
     blocks = int(tiles.block.max(initial=0)) + 1
-    width = max(ROUNDS * sms // blocks, 1)
-    return np.lexsort((head, tiles.block, head // width))
+    return np.lexsort((head, tiles.block, sections(head, blocks, sms)))
+
+
+def sections(head: np.ndarray, blocks: int, sms: int) -> np.ndarray:
+    """Which section of heads each work tile is in, as `fa4.sm90.backward.order` has them."""
+    heads = int(head.max(initial=0)) + 1
+    sections = max(heads // -(-SECTION_ROUNDS * sms // blocks), 1)
+    sizes = [heads // sections + (i < heads % sections) for i in range(sections)]
+    return np.repeat(np.arange(sections), sizes)[head]

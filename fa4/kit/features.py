@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fa4.config import DTYPE_BITS, require, require_int
-from fa4.kit.units import AUX_DTYPES, TILE_ROWS
+from fa4.kit.units import AUX_DTYPES, TILE_ROWS, padded_dim
 from fa4.masks import IntervalMask
 
 
@@ -92,6 +92,11 @@ class BackwardFeatures(CallFeatures):
     def block_rows(self) -> int:
         """Queries of a block of the workspace, and threads of a CTA that works on one."""
         return TILE_ROWS
+
+    @property
+    def dq_dim(self) -> int:
+        """Columns of dQ in the workspace, padded."""
+        return padded_dim(self.head_dim)
 
     @property
     def adds_up_dq(self) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fa4.config import PRODUCT_DEPTH_BYTES, WARPGROUP_ROWS, require
 from fa4.hardware import Gpu
 from fa4.plan.memory import Layout, require_fit
-from fa4.plan.memory_rules import SLOT_ALIGN_BYTES, TILE_ALIGN_BYTES
+from fa4.plan.memory_rules import RUN_BYTES, SLOT_ALIGN_BYTES, TILE_ALIGN_BYTES, whole_runs
 from fa4.plan.schema import (
     Arrive,
     Buffer,
@@ -43,11 +43,15 @@ from fa4.plan.work import WARPGROUP, mma
 
 CONSUMERS = 2
 STAGES = 2  # of Q, dO and dS
+KEY_RUN_COLS = 16  # of K, the fewest that are swizzled
 NARROW, MIDDLE, TALL = WARPGROUP_ROWS, 80, 2 * WARPGROUP_ROWS  # queries of a tile
 RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each warp
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
 BARRIER_BYTES = 8 * 16
 FLOAT_BYTES = 4
+# CTAs of each SM, at least, that the heads have whose longest work tiles start first. Greedily
+# simulated (docs/hopper.md), more gain nothing.
+SECTION_ROUNDS = 3
 LOAD_WARP = CONSUMERS * WARPGROUP // 32
 
 
@@ -56,15 +60,16 @@ class WarpgroupBackwardPipeline:
     """A backward kernel before tensor memory: two warpgroups, each with 64 keys of a KV tile.
 
     Head dimensions are those of the tiles in shared memory; cols, cols_v: of these columns, those
-    that products take, all for None. tile_m: queries of a tile, 64 or 128, or 80 where head_dim is
-    128. deterministic: CTAs add to a dQ tile one after the other. scheduler: "naive", or "spt"
-    (shortest first).
+    that products take but for dQ, all for None. dq_cols: columns of dQ, likewise. tile_m: queries
+    of a tile, 64 or 128, or 80 where head_dim is 128. deterministic: CTAs add to a dQ tile one
+    after the other. scheduler: "naive", or "spt" (shortest first).
     """
 
     head_dim: int = 128
     head_dim_v: int = 128
     cols: int | None = None
     cols_v: int | None = None
+    dq_cols: int | None = None
     element_bytes: int = 2
     causal: bool = False
     tile_m: int = 64
@@ -80,6 +85,7 @@ class WarpgroupBackwardPipeline:
         for name, cols, most in (
             ("cols", self.cols, self.head_dim),
             ("cols_v", self.cols_v, self.head_dim_v),
+            ("dq_cols", self.dq_cols, self.head_dim),
         ):
             if cols is not None:
                 require(
@@ -98,8 +104,32 @@ class WarpgroupBackwardPipeline:
 
     @property
     def product_dims(self) -> tuple[int, int]:
-        """Columns of K and of V that products take. dQ has all that its tile has."""
+        """Columns of K and of V that products take, but for dQ."""
         return self.cols or self.head_dim, self.cols_v or self.head_dim_v
+
+    @property
+    def dq_dim(self) -> int:
+        """Columns of dQ, those of K."""
+        return self.dq_cols or self.head_dim
+
+    @property
+    def halves_end_inside(self) -> bool:
+        """Do the warpgroups' halves of dQ's columns meet inside a run of 64?"""
+        return self.tile_m == NARROW < self.head_dim > self.dq_dim
+
+    @property
+    def key_dim(self) -> int:
+        """Columns of K's tile in shared memory."""
+        return self.dq_dim if self.halves_end_inside else self.head_dim
+
+    @property
+    def key_run_bytes(self) -> int:
+        """Of a row of K's tile that lie together.
+
+        The fewest that are swizzled where halves end inside more: they are loaded more slowly, but
+        K only once.
+        """
+        return KEY_RUN_COLS * self.element_bytes if self.halves_end_inside else RUN_BYTES
 
     @property
     def tile_n(self) -> int:
@@ -147,6 +177,22 @@ def fastest_tile(head_dim: int, head_dim_v: int, *, deterministic: bool, plain: 
     return MIDDLE if wide and deterministic and plain else NARROW
 
 
+def fewest_dq_cols(head_dim: int, tile_m: int, *, ragged: bool) -> int:
+    """Columns of which dQ is computed: as few as divide among the warpgroups.
+
+    Each has 64 rows of tiles with 128 queries, 64 columns of dQ^T, else a half of the columns, in
+    whole runs of 16 of K's. ragged: a run that no key has must not be loaded where sequences have
+    lengths of their own, as tensor maps do not begin at a tensor then.
+    """
+    cols = -(-head_dim // KEY_RUN_COLS) * KEY_RUN_COLS
+    if tile_m == TALL:
+        return cols
+    halves = CONSUMERS * KEY_RUN_COLS * -(-cols // (CONSUMERS * KEY_RUN_COLS))
+    if tile_m == NARROW and cols > WARPGROUP_ROWS and not (ragged and halves > cols):
+        return halves
+    return whole_runs(cols)
+
+
 def dq_transposed(pipeline: WarpgroupBackwardPipeline) -> bool:
     """Is it dQ^T that is computed, a warpgroup's 64 rows of it columns of dQ?"""
     return pipeline.tile_m % WARPGROUP_ROWS > 0
@@ -162,7 +208,7 @@ def dq_columns(pipeline: WarpgroupBackwardPipeline) -> int:
 
     Of dQ^T all of them, which are the tile's queries.
     """
-    return pipeline.head_dim * pipeline.tile_m // (CONSUMERS * WARPGROUP_ROWS)
+    return pipeline.dq_dim * pipeline.tile_m // (CONSUMERS * WARPGROUP_ROWS)
 
 
 def _dq_bytes(pipeline: WarpgroupBackwardPipeline) -> int:
@@ -176,7 +222,7 @@ def _tile_bytes(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
     return {
         "q": pipeline.tile_m * d * size,
         "do": pipeline.tile_m * dv * size,
-        "k": WARPGROUP_ROWS * d * size,
+        "k": WARPGROUP_ROWS * pipeline.key_dim * size,
         "v": WARPGROUP_ROWS * dv * size,
         "ds": WARPGROUP_ROWS * pipeline.tile_m * size,
     }

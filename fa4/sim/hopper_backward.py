@@ -15,7 +15,9 @@ from fa4.designs import design_of
 from fa4.designs.gradients import MainKernel
 from fa4.designs.tiles import Lengths
 from fa4.hardware import Gpu
-from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, fastest_tile
+from fa4.kit.units import padded_dim
+from fa4.plan.memory_rules import whole_runs
+from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, fastest_tile, fewest_dq_cols
 from fa4.plan.warpgroup_wide import WideBackwardPipeline
 from fa4.plan.warpgroup_wide_keys import deepest_rings
 from fa4.plan.warpgroup_wide_queries import widest_tile
@@ -24,7 +26,7 @@ from fa4.sim.machine import Machine
 from fa4.sim.predict import Simulation, make_runner, tensor_share
 from fa4.sim.turns import run_in_turn
 
-NARROW_COLUMNS, MOST_NARROW, PRODUCT_COLUMNS, MOST_COLUMNS = 64, 128, 16, 256
+MOST_NARROW, MOST_COLUMNS = 128, 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +66,19 @@ def backward_pipeline(
     dims, masked = (problem.head_dim, problem.head_dim_v), problem.window_size != (None, None)
     if max(dims) > MOST_COLUMNS:
         raise ValueError(f"head dims are at most {MOST_COLUMNS}; got {max(dims)}")
+    cols, cols_v = map(padded_dim, dims)
     if max(dims) > MOST_NARROW:
-        d, dv = (_padded(dim, PRODUCT_COLUMNS) for dim in dims)
-        return replace(deepest_rings(widest_tile(d, dv, gpu), gpu), causal=masked)
-    d, dv = (_padded(dim, NARROW_COLUMNS) for dim in dims)
-    cols, cols_v = (_padded(dim, PRODUCT_COLUMNS) for dim in dims)
+        return replace(deepest_rings(widest_tile(cols, cols_v, gpu), gpu), causal=masked)
+    d, dv = map(whole_runs, dims)
+    tile_m = fastest_tile(d, dv, deterministic=deterministic, plain=not (masked or ragged))
     last_first = deterministic and problem.window_size[1] is not None
     return WarpgroupBackwardPipeline(
         head_dim=d, head_dim_v=dv, cols=cols, cols_v=cols_v, causal=masked,
         deterministic=deterministic,
-        tile_m=fastest_tile(d, dv, deterministic=deterministic, plain=not (masked or ragged)),
+        tile_m=tile_m,
+        dq_cols=fewest_dq_cols(problem.head_dim, tile_m, ragged=ragged),
         scheduler="spt" if last_first else "naive",
     )  # fmt: skip
-
-
-def _padded(dim: int, step: int) -> int:
-    return -(-dim // step) * step
 
 
 def predict_hopper_backward(

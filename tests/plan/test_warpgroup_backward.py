@@ -5,16 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
+from fa4.config import WARPGROUP_ROWS
 from fa4.hardware import H200
 from fa4.plan.checks import check_plan
+from fa4.plan.memory_rules import whole_runs
 from fa4.plan.schema import Arrive, Loop, PipelinePlan, Program, Role, Step, Wait
-from fa4.plan.warpgroup_backward import WarpgroupBackwardPipeline, warpgroup_backward_plan
+from fa4.plan.warpgroup_backward import (
+    CONSUMERS,
+    MIDDLE,
+    NARROW,
+    TALL,
+    WarpgroupBackwardPipeline,
+    dq_columns,
+    fewest_dq_cols,
+    warpgroup_backward_plan,
+)
 
 PIPELINES = (
     WarpgroupBackwardPipeline(),
     WarpgroupBackwardPipeline(tile_m=80),
     WarpgroupBackwardPipeline(cols=96, cols_v=80),
+    WarpgroupBackwardPipeline(cols=96, cols_v=80, dq_cols=96),
+    WarpgroupBackwardPipeline(head_dim=64, tile_m=128, cols=48, dq_cols=48, head_dim_v=64),
     WarpgroupBackwardPipeline(head_dim=64, head_dim_v=64, tile_m=128, causal=True),
     WarpgroupBackwardPipeline(head_dim=64, deterministic=True, scheduler="spt"),
 )
@@ -76,9 +91,38 @@ def test_a_fault_is_found(gone: tuple[Step, ...], found: str) -> None:
         ({"tile_m": 80, "head_dim": 64}, "tile_m must be 64 or 128 at head_dim 64; got 80"),
         ({"cols": 104}, "cols must be a multiple of 16, at most 128; got 104"),
         ({"head_dim_v": 64, "cols_v": 80}, "cols_v must be a multiple of 16, at most 64; got 80"),
+        ({"dq_cols": 72}, "dq_cols must be a multiple of 16, at most 128; got 72"),
         ({"scheduler": "lpt"}, "scheduler must be one of naive, spt; got 'lpt'"),
     ],
 )
 def test_refusals(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WarpgroupBackwardPipeline(**fields)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 16), st.sampled_from([NARROW, MIDDLE, TALL]), st.booleans())
+def test_columns_of_dq(eighths: int, tile_m: int, ragged: bool) -> None:
+    """All there are, no more than the tile's, and as many for each warpgroup as wgmma takes."""
+    head_dim = 8 * eighths
+    assume(tile_m != (TALL if head_dim > 64 else MIDDLE))
+    cols = fewest_dq_cols(head_dim, tile_m, ragged=ragged)
+    pipeline = WarpgroupBackwardPipeline(
+        head_dim=whole_runs(head_dim), tile_m=tile_m, dq_cols=cols,
+        head_dim_v=64 if tile_m == TALL else 128,
+    )  # fmt: skip
+    assert head_dim <= cols <= pipeline.head_dim and pipeline.key_dim >= cols
+    assert CONSUMERS * WARPGROUP_ROWS * dq_columns(pipeline) == cols * tile_m
+    assert dq_columns(pipeline) % 8 == 0
+    run = pipeline.key_run_bytes // 2
+    halves = cols // CONSUMERS
+    # A half begins with a run, or ends inside the only one.
+    assert tile_m != NARROW or halves % run == 0 or cols <= run
+    # Of sequences with lengths of their own no run is loaded that lies behind all columns.
+    assert not ragged or pipeline.key_dim - run < head_dim
+
+
+@given(st.integers(1, 300))
+def test_whole_runs(cols: int) -> None:
+    found = whole_runs(cols)
+    assert found % 64 == 0 and cols <= found < cols + 64
+    assert whole_runs(cols, 1) == -(-cols // 128) * 128

@@ -164,7 +164,7 @@ class Workspace:
 def prepare(spec: AnySpec, inputs: Inputs, with_dlse: bool = False) -> Workspace:
     """Zeros where dQ is added up, and -LSE and -D."""
     stats, places = prepare_stats(spec, inputs, with_dlse)
-    heads, count, d = *stats.shape[:2], spec.pipeline.head_dim
+    heads, count, d = *stats.shape[:2], spec.dq_dim
     accum = np.full((heads, count, spec.block_rows * d), np.nan, np.float32)
     turns = np.zeros((heads, count, spec.dq_counters), np.int32)
     space = Workspace(accum, stats, turns, places, spec.block_rows)
@@ -204,7 +204,7 @@ def prepare_stats(
 
 def finish(spec: AnySpec, inputs: Inputs, space: Workspace, scale: float) -> np.ndarray:
     """dQ in the layout of q, scaled and rounded. AssertionError if other tiles were touched."""
-    d, dq = spec.pipeline.head_dim, np.full_like(inputs.q, NOTHING)
+    d, dq = spec.dq_dim, np.full_like(inputs.q, NOTHING)
     sums = space.dq_accum[:, :, dq_places(spec)]
     for index, (first, rows) in zip(inputs.q_index, space.places, strict=True):
         mine = sums[:, first : first + -(-rows // spec.block_rows)].reshape(len(sums), -1, d)
@@ -218,7 +218,7 @@ def finish(spec: AnySpec, inputs: Inputs, space: Workspace, scale: float) -> np.
 
 def dq_places(spec: AnySpec) -> np.ndarray:
     """Where each element of a dQ tile lies in it: (rows, padded head dim)."""
-    d = spec.pipeline.head_dim
+    d = spec.dq_dim
     row, col = np.meshgrid(np.arange(spec.block_rows), np.arange(d), indexing="ij")
     if isinstance(spec, BackwardSpec):
         return np.asarray(dq_offset(row, col, d))

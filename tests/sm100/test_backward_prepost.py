@@ -190,7 +190,7 @@ FAULTS = {
         "dot(*loaded[i])",
     ),
     "padded columns not zeroed": edit(
-        preprocess, "rows.spec.pipeline.head_dim, threads)", "rows.spec.head_dim, threads)"
+        preprocess, "rows.spec.dq_dim, threads)", "rows.spec.head_dim, threads)"
     ),
     "half of the counters": edit(
         preprocess, "< rows.spec.dq_counters:", "< rows.spec.dq_counters // 2:"

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("cutlass")
 
+from fa4.designs.gradients import sections
 from fa4.hardware import H200
+from fa4.plan.warpgroup_backward import SECTION_ROUNDS
 from fa4.sm90.backward import order
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.testing import Case, assert_within_budget
@@ -17,8 +22,8 @@ from tests.sm100.altered import Edit, put_in_place
 from tests.sm100.backward_kernel import build, prepare
 from tests.sm100.forward_kernel import make_inputs
 
-# Heads at a time: 2 * 4 SMs // 3 KV tiles = 2, of 5.
-GPU = replace(H200, sm_count=4)
+# Heads at a time: 3 * 2 SMs over 3 KV tiles = 2 at least, of 5: sections of 3 and 2.
+GPU = replace(H200, sm_count=2)
 CASE = Case(batch=1, seqlen_q=150, seqlen_k=300, heads_k=5, group=1, head_dim=16, head_dim_v=16,
             dtype="bf16", causal=True)  # fmt: skip
 
@@ -36,10 +41,20 @@ def test_every_tile_is_computed() -> None:
     check()
 
 
+@given(st.integers(1, 300), st.integers(1, 200), st.integers(1, 132))
+def test_sections_are_of_one_size(heads: int, blocks: int, sms: int) -> None:
+    """And none is small: the last one, too, has work for all SMs, or it is the only one."""
+    found = sections(np.repeat(np.arange(heads), blocks), blocks, sms)
+    sizes = np.bincount(found) // blocks
+    assert (np.diff(found) >= 0).all() and sizes.sum() == heads
+    assert sizes.max() - sizes.min() <= 1
+    assert len(sizes) == 1 or sizes.min() * blocks >= SECTION_ROUNDS * sms
+
+
 @pytest.mark.parametrize(
     "edit",
     [
-        Edit(order, "    width = cutlass.min(width, heads - first)\n", ""),
+        Edit(order, "cutlass.select_(is_longer, width + 1, width)", "width + 1"),
         Edit(order, "first + rest % width", "rest % width"),
     ],
 )

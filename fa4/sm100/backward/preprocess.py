@@ -56,7 +56,7 @@ def kernel(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, s
         stats[(*at, 0, thread)] = cutlass.select_(exists, base, -Float32.inf)
         stats[(*at, 1, thread)] = cutlass.select_(exists, -d, Float32(0.0))
         if cutlass.const_expr(dq_accum is not None):
-            zero(dq_accum[(*at, None)], rows.spec.pipeline.head_dim, threads)
+            zero(dq_accum[(*at, None)], rows.spec.dq_dim, threads)
         if cutlass.const_expr(rows.spec.deterministic):  # noqa: SIM102
             if thread < rows.spec.dq_counters:
                 turns[(*at, thread)] = Int32(0)

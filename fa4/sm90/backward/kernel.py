@@ -15,7 +15,13 @@ from fa4.sm90.backward.consumer import KeyWork, consume
 from fa4.sm90.backward.epilogue import GradientTile, KeyGradients
 from fa4.sm90.backward.load import load
 from fa4.sm90.backward.mods import score_mods
-from fa4.sm90.backward.operands import make_sources, prefetch_descriptors, shared_tile
+from fa4.sm90.backward.operands import (
+    Shapes,
+    TileShape,
+    make_sources,
+    prefetch_descriptors,
+    shared_tile,
+)
 from fa4.sm90.backward.order import place
 from fa4.sm90.backward.products import GradientProducts, joined
 from fa4.sm90.backward.reduce import DqReduction, reduce
@@ -24,16 +30,16 @@ from fa4.sm90.forward.products import operand_tiles
 from fa4.sm100.backward.tiles import BackwardProblem
 
 
-def tile_shapes(spec: WarpgroupBackwardSpec) -> dict[str, tuple[int, int, int]]:
-    """(rows, columns, stages) of each operand; of k and v, stages are the warpgroups' keys."""
+def tile_shapes(spec: WarpgroupBackwardSpec) -> Shapes:
+    """Of each operand; of k and v, stages are the warpgroups' keys."""
     pipeline = spec.pipeline
     d, dv, rows = pipeline.head_dim, pipeline.head_dim_v, pipeline.tile_m
     return {
-        "q": (rows, d, STAGES),
-        "do": (rows, dv, STAGES),
-        "k": (WARPGROUP_ROWS, d, CONSUMERS),
-        "v": (WARPGROUP_ROWS, dv, CONSUMERS),
-        "ds": (rows, WARPGROUP_ROWS, STAGES),
+        "q": TileShape(rows, d, STAGES),
+        "do": TileShape(rows, dv, STAGES),
+        "k": TileShape(WARPGROUP_ROWS, pipeline.key_dim, CONSUMERS, pipeline.key_run_bytes),
+        "v": TileShape(WARPGROUP_ROWS, dv, CONSUMERS),
+        "ds": TileShape(rows, WARPGROUP_ROWS, STAGES),
     }
 
 
@@ -107,19 +113,19 @@ def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> G
     depths = {"q": cols, "k": cols, "do": cols_v, "v": cols_v}
 
     def tiles(name: str, along_rows: bool, offset: Int32 | int = 0) -> OperandTiles:
-        rows, dim, _ = shapes[name[:2] if name.startswith("ds") else name]
+        rows, dim, _, run_bytes = shapes[name[:2] if name.startswith("ds") else name]
         place = start + plan.buffer(name).start + offset
         return operand_tiles(place, rows, dim, along_rows=along_rows, stage_bytes=rows * dim * 2,
-                             depth=depths.get(name))  # fmt: skip
+                             depth=depths.get(name), run_bytes=run_bytes)  # fmt: skip
 
     def both(one: OperandTiles, distance: int) -> OperandTiles:
         return joined(one, one, distance // 16)
 
-    own, k_bytes = WARPGROUP_ROWS * 2, WARPGROUP_ROWS * 2 * pipeline.head_dim
+    own, k_bytes = WARPGROUP_ROWS * 2, WARPGROUP_ROWS * 2 * pipeline.key_dim
     v_bytes = own * pipeline.head_dim_v
     # Which rows of dQ, or which of its columns, are this warpgroup's: a run, or half of one.
     run = number * (WARPGROUP_ROWS * swizzle_bytes(WARPGROUP_ROWS))
-    columns = run if pipeline.head_dim > WARPGROUP_ROWS else number * (2 * dq_columns(pipeline))
+    columns = number * column_offset(pipeline.key_run_bytes, pipeline.dq_dim // CONSUMERS)
     of_rows = pipeline.tile_m == CONSUMERS * WARPGROUP_ROWS
     return GradientProducts(
         k=tiles("k", False, number * k_bytes),
@@ -135,6 +141,12 @@ def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> G
         dq_cols=dq_columns(pipeline),
         dq_transposed=dq_transposed(pipeline),
     )
+
+
+def column_offset(run_bytes: int, column: int) -> int:
+    """Bytes from the first column of a warpgroup's tile of K to another one."""
+    run, inside = divmod(2 * column, run_bytes)
+    return run * (WARPGROUP_ROWS * run_bytes) + inside
 
 
 def make_gradients(

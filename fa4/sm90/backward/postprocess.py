@@ -54,7 +54,7 @@ def unit_offset(spec: WarpgroupBackwardSpec, row: Int32 | int, run: Int32 | int)
     part_cols = dq_columns(pipeline)
     block, part = row // WARPGROUP_ROWS, run // (part_cols // RUN)
     warp = row % WARPGROUP_ROWS // WARP_ROWS
-    parts = block * (WARPGROUP_ROWS * pipeline.head_dim) + part * (WARPGROUP_ROWS * part_cols)
+    parts = block * (WARPGROUP_ROWS * pipeline.dq_dim) + part * (WARPGROUP_ROWS * part_cols)
     vectors = run % (part_cols // RUN) * WARP + row % ROW_STEP * QUAD
     return parts + warp * (WARP_ROWS * part_cols) + vectors * VECTOR
 
@@ -85,7 +85,7 @@ def transposed_offset(spec: WarpgroupBackwardSpec, row: Int32 | int, cols: Int32
     """
     rows = spec.tile_rows
     tile, inside = row // rows, row % rows
-    warps = tile * (spec.pipeline.head_dim // WARP_ROWS) + cols
+    warps = tile * (spec.pipeline.dq_dim // WARP_ROWS) + cols
     return warps * (WARP_ROWS * rows) + inside // RUN * (WARP * VECTOR) + inside % RUN // 2 * VECTOR
 
 

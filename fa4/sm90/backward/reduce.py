@@ -67,7 +67,7 @@ def hand_over_part(signals: Signals, turn: Ring) -> None:
 def reduce(signals: Signals, tile: KeyTile, work: DqReduction) -> None:
     """A warp: query heads of the group one after the other, their query tiles from the first on."""
     spec: cutlass.Constexpr = tile.spec
-    columns: cutlass.Constexpr = spec.pipeline.head_dim
+    columns: cutlass.Constexpr = spec.pipeline.dq_dim
     part: cutlass.Constexpr = WARPGROUP_ROWS * dq_columns(spec.pipeline)
     turn = signals.ring("dq0")
     q_start, q_stop = tile.q_start, tile.q_stop

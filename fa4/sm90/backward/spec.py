@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from fa4.config import require, require_int
 from fa4.hardware import H200, Gpu
 from fa4.kit.units import TILE_ROWS, WARP, padded_dim
+from fa4.plan.memory_rules import whole_runs
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_backward import (
     CONSUMERS,
     NARROW,
     WarpgroupBackwardPipeline,
     fastest_tile,
+    fewest_dq_cols,
     warpgroup_backward_plan,
 )
 from fa4.sm90.backward.divided import DividedFeatures
 
 MOST_DIM = 128
-RUN_COLS = 64  # of 16 bits, that lie together in shared memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,11 @@ class WarpgroupBackwardSpec(DividedFeatures):
         return CONSUMERS * (self.block_rows // self.tile_rows)
 
     @property
+    def dq_dim(self) -> int:
+        """Columns of dQ in the workspace."""
+        return self.pipeline.dq_dim
+
+    @property
     def pipeline(self) -> WarpgroupBackwardPipeline:
         """The pipeline of this kernel.
 
@@ -67,7 +73,8 @@ class WarpgroupBackwardSpec(DividedFeatures):
         products take those up to the next multiple of 16.
         """
         dims = self.head_dim, self.head_dim_v
-        d, dv = (RUN_COLS * -(-dim // RUN_COLS) for dim in dims)
+        d, dv = map(whole_runs, dims)
+        tile_m = self.tile_m or self._fastest_tile(d, dv)
         last_first = self.deterministic and self.hides_first_rows
         return WarpgroupBackwardPipeline(
             head_dim=d,
@@ -75,7 +82,8 @@ class WarpgroupBackwardSpec(DividedFeatures):
             cols=padded_dim(self.head_dim),
             cols_v=padded_dim(self.head_dim_v),
             causal=self.hides_first_rows or self.hides_last_rows,
-            tile_m=self.tile_m or self._fastest_tile(d, dv),
+            dq_cols=fewest_dq_cols(self.head_dim, tile_m, ragged=self.ragged_k),
+            tile_m=tile_m,
             deterministic=self.deterministic,
             scheduler="spt" if last_first else "naive",
         )

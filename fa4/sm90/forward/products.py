@@ -101,16 +101,17 @@ def wait_products(pending: int, sums: list[Float32]) -> list[Float32]:
 
 def operand_tiles(
     start: Int32, rows: int, dim: int, *, along_rows: bool, stage_bytes: int,
-    element_bytes: int = 2, depth: int | None = None,
+    element_bytes: int = 2, depth: int | None = None, run_bytes: int = 0,
 ) -> OperandTiles:  # fmt: skip
     """Descriptors (PTX ISA 9.7.15.5.1.2.2) of `rows` x `dim` elements as TMA stores them.
 
-    start: address in shared memory. Runs of `swizzle_bytes` of all rows lie one behind the other.
+    start: address in shared memory. Runs of run_bytes, 0 for `swizzle_bytes`, of all rows lie one
+    behind the other.
     Summed over the columns, or the first `depth` of them, they are a K-major operand; over the rows
     (along_rows) an MN-major one, of which a product takes as many columns as it has:
     the leading stride leads to the next run, the other to the next eight rows.
     """
-    width = swizzle_bytes(dim, element_bytes)
+    width = run_bytes or swizzle_bytes(dim, element_bytes)
     run = rows * width
     if along_rows:
         offsets = [row * width for row in range(0, rows, MMA_DEPTH)]
