@@ -14,15 +14,19 @@ from fa4.config import WARPGROUP_ROWS, Window
 
 # A CTA's start and end take 10% of one with 16 tiles: measured, at head dim 128.
 START_TILES = 1.6
-# Assumed: storing sums in float32 instead of 16 bits, twice the bytes.
-STORE_TILES = 1.0
+# A part's dK and dV in float32 are written and read again: 8 bytes of each column of 128 keys at
+# 4 TB/s over 132 SMs, beside a tile of 64 queries at 600 TFLOP/s; of any head dim.
+STORE_TILES = 3.7
 # Torch's four small kernels that add them up: 12 us in a profile on an H200, their gaps not
 # counted, beside tiles of 1.2 to 2 us.
 SUM_TILES = 10.0
+# CTAs that take long drift apart, and what they share in L2 is loaded again: chosen, of five, for
+# the least loss in 17 calls measured on an H200 (tests/sm90/test_key_parts.py); not of wide heads.
+DRIFT_TILES = 2000.0
 # A step of the wide heads' dQ kernel, with 128 queries, beside one of dK and dV: cycles of
 # `fa4.plan.warpgroup_wide`.
 BESIDE_STEP = 3072 / 2304
-LEAST_GAIN = 1.05  # below which more parts, and their memory, are not worth it
+UNEVEN = 1.05  # from which on the longest CTA is longer than the average one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,23 +47,23 @@ class KeyWork:
 
 
 def key_parts(work: KeyWork, sm_count: int) -> int:
-    """The number of parts: of the divisors of the group, the least that costs next to the least."""
+    """The number of parts: of the divisors of the group, that which costs least."""
     divisors = [parts for parts in range(1, work.group + 1) if work.group % parts == 0]
-    costs = {parts: _cost(work, sm_count, parts) for parts in divisors}
-    most = LEAST_GAIN * min(costs.values())
-    return min(parts for parts, cost in costs.items() if cost <= most)
+    return min(divisors, key=lambda parts: cost_of_parts(work, sm_count, parts))
 
 
-def _cost(work: KeyWork, sm_count: int, parts: int) -> float:
-    """Rounds of CTAs that are all alike; else the longest CTA, or as long as all work takes."""
+def cost_of_parts(work: KeyWork, sm_count: int, parts: int) -> float:
+    """In query tiles: rounds of CTAs that are alike, else the longest one or its share of all."""
     once = START_TILES + STORE_TILES * (parts > 1)
     one, longest = (once + tiles * work.group / parts for tiles in (work.tiles, work.longest))
     ctas = work.ctas * parts
-    if work.beside or work.longest > LEAST_GAIN * work.tiles:
+    if work.beside or work.longest > UNEVEN * work.tiles:
         shared = (ctas * one + work.beside) / sm_count
         found = max(longest, work.longest_beside, shared)
     else:
         found = -(-ctas // sm_count) * one
+    if not work.beside:
+        found *= 1 + longest / DRIFT_TILES
     return found + SUM_TILES * (parts > 1)
 
 

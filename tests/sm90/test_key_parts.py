@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fa4.compiled import variants
 from fa4.compiled.support import BackwardCall
 from fa4.config import Window
 from fa4.hardware import B200, H200
-from fa4.plan.warpgroup_key_parts import KeyWork, key_parts, seen_tiles
+from fa4.plan.warpgroup_key_parts import KeyWork, cost_of_parts, key_parts, seen_tiles
 
 SMS = H200.sm_count
 CALL = BackwardCall(
@@ -30,13 +31,15 @@ CALL = BackwardCall(
 
 @given(st.integers(1, 2000), st.integers(1, 64), st.floats(0.1, 500), st.floats(1, 2))
 def test_parts_divide_the_group(ctas: int, group: int, tiles: float, uneven: float) -> None:
-    """Never more than there are heads; CTAs that fill whole rounds are left as they are."""
+    """Never more than there are heads; short CTAs that fill whole rounds are left as they are."""
     work = KeyWork(ctas=ctas, group=group, tiles=tiles, longest=uneven * tiles)
     assert group % key_parts(work, SMS) == 0
     assert key_parts(replace(work, group=1), SMS) == 1
-    assert key_parts(replace(work, ctas=SMS * (ctas % 8 + 1), longest=tiles), SMS) == 1
-    whole = replace(work, beside=1e9 * SMS, longest_beside=1.0)
-    assert key_parts(whole, SMS) == 1  # the other kernel's CTAs fill what is left
+    few = min(tiles, 100 / group)
+    whole = replace(work, ctas=SMS * (ctas % 8 + 1), tiles=few, longest=few)
+    assert key_parts(whole, SMS) == 1
+    beside = replace(work, beside=1e9 * SMS, longest_beside=1.0)
+    assert key_parts(beside, SMS) == 1  # the other kernel's CTAs fill what is left
 
 
 @given(
@@ -61,27 +64,42 @@ def test_tiles_seen_are_the_masks(
         assert mean == pytest.approx(np.mean(counts)) and most == pytest.approx(max(counts))
 
 
-@pytest.mark.parametrize(
-    ("shape", "window", "measured"),
-    [
-        ((1, 5282, 4, 1, 104), (None, 0), {1: 625, 2: 372, 4: 247}),
-        ((2, 2007, 16, 1, 112), (None, 0), {1: 984, 2: 546, 4: 323, 8: 294, 16: 289}),
-        ((1, 2171, 16, 2, 112), (1259, 0), {1: 365, 2: 219, 4: 155, 8: 153}),
-        ((3, 1846, 20, 4, 88), (None, 0), {1: 435, 5: 381}),
-        ((1, 1652, 6, 1, 240), (None, 0), {1: 271, 3: 111, 6: 117}),
-        ((3, 1053, 15, 3, 184), (None, None), {1: 307, 5: 307}),
-        ((1, 1499, 30, 6, 240), (None, 0), {1: 266, 5: 300}),
-    ],
-)
-def test_choices_are_fast(shape: tuple[int, ...], window: Window, measured: dict[int, int]) -> None:
-    """Microseconds by parts of one run on an H200: the choice takes at most 7% more than the
-    least of them."""
-    batch, rows, heads, heads_k, d = shape
-    call = BackwardCall(
-        dtype="bf16", head_dim=d, head_dim_v=d, heads_q=heads, heads_k=heads_k, batch=batch,
-        rows_q=rows, rows_k=rows, window=window,
-    )  # fmt: skip
-    assert measured[variants.find_key_parts(call, H200)] <= 1.07 * min(measured.values())
+# (batch, queries, keys, query heads, KV heads, head dim), window: microseconds by parts, the least
+# of four medians of one run on an H200, sums in any order.
+TIMES: dict[tuple[tuple[int, ...], Window], dict[int, int]] = {
+    ((1, 467, 4860, 10, 2, 128), (None, 0)): {1: 94, 5: 122},
+    ((1, 1499, 1499, 30, 6, 240), (None, 0)): {1: 256, 5: 300},
+    ((1, 1531, 1531, 16, 2, 48), (None, None)): {1: 242, 2: 140, 4: 84, 8: 87},
+    ((1, 1652, 1652, 6, 1, 240), (None, 0)): {1: 238, 2: 150, 3: 114, 6: 104},
+    ((1, 2171, 2171, 16, 2, 112), (1259, 0)): {1: 360, 2: 206, 4: 136, 8: 138},
+    ((1, 5282, 5282, 4, 1, 104), (None, 0)): {1: 634, 2: 333, 4: 199},
+    ((2, 881, 881, 20, 4, 64), (None, None)): {1: 110, 5: 103},
+    ((2, 2007, 2007, 16, 1, 112), (None, 0)): {1: 964, 2: 502, 4: 293, 8: 207, 16: 230},
+    ((2, 2033, 2033, 3, 1, 160), (None, None)): {1: 136, 3: 149},
+    ((2, 2451, 2451, 25, 5, 96), (None, None)): {1: 706, 5: 652},
+    ((2, 4284, 4284, 24, 6, 120), (None, 0)): {1: 1163, 2: 1096, 4: 1136},
+    ((3, 1053, 1053, 15, 3, 184), (None, None)): {1: 308, 5: 307},
+    ((3, 1846, 1846, 20, 4, 88), (None, 0)): {1: 300, 5: 315},
+    ((3, 1846, 1846, 48, 3, 88), (None, 0)): {1: 946, 2: 745, 4: 647, 8: 639, 16: 694},
+    ((5, 8202, 8202, 36, 12, 56), (None, None)): {1: 14950, 3: 15094},
+    ((11, 4104, 4104, 16, 1, 64), (None, None)): {1: 3983, 2: 4141, 4: 4022, 8: 4028, 16: 4087},
+    ((27, 7472, 7472, 16, 1, 96), (543, 543)): {1: 9156, 2: 7944, 4: 7696, 8: 7990, 16: 8785},
+}  # fmt: skip
+
+
+def test_choices_are_fast() -> None:
+    """Beside the fastest of these parts, on average 3% lost at most, and 10% in any call."""
+    lost = []
+    for (shape, window), times in TIMES.items():
+        batch, rows, keys, heads, heads_k, d = shape
+        call = BackwardCall(
+            dtype="bf16", head_dim=d, head_dim_v=d, heads_q=heads, heads_k=heads_k, batch=batch,
+            rows_q=rows, rows_k=keys, window=window,
+        )  # fmt: skip
+        work = variants.key_work(call)
+        chosen = min(times, key=lambda parts, w=work: cost_of_parts(w, SMS, parts))
+        lost.append(times[chosen] / min(times.values()))
+    assert max(lost) <= 1.1 and fmean(lost) <= 1.03
 
 
 def test_a_gpu_without_work_gets_some() -> None:
@@ -89,10 +107,9 @@ def test_a_gpu_without_work_gets_some() -> None:
     assert variants.find_key_parts(CALL, H200) == 4
     assert variants.choose_backward_spec(CALL, H200).key_parts
     fields = vars(CALL)
-    for other in ({"heads_k": 64}, {"batch": 32}):
-        call = BackwardCall(**fields | other)
-        assert variants.find_key_parts(call, H200) == 1
-        assert not variants.choose_backward_spec(call, H200).key_parts
+    call = BackwardCall(**fields | {"heads_k": 64})
+    assert variants.find_key_parts(call, H200) == 1
+    assert not variants.choose_backward_spec(call, H200).key_parts
     packed = BackwardCall(**fields | {"batch": 3, "packed_q": True, "packed_k": True})
     assert variants.find_key_parts(packed, H200) > 1
     assert variants.find_key_parts(CALL, B200) == 1
