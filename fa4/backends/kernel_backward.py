@@ -49,8 +49,8 @@ class PreparedBackward(NamedTuple):
     sizes: the call without its tensors. kernel: None for an empty call. template: what a launch
     takes, without the tensors. workspace: shapes of the scratch tensors in float32, None for one
     that is not needed; turns: of those in int32. fills: which gradients are to be zero before the
-    launch, as rows of no sequence are not written; () for none. parts: of dK and dV, in float32,
-    which are added up behind the launch; 1 where the kernels give them whole. regular: can TMA
+    launch, as rows of no sequence are not written; () for none. parts: in how many dK and dV are
+    summed in float32 before they are added up; 1 where they are written whole. regular: can TMA
     address q, k and v as they are? vectors: are there tensors beside these? out_strides,
     lse_strides: of contiguous ones. new: makes a tensor in the framework of the call,
     uninitialised.
@@ -177,9 +177,11 @@ def launch_backward(
     _check_types(q.dtype, saved, dout)
     check_addresses(q, k, v)
     new = prepared.new
-    dq, dk, dv = new(q, q.shape), *(_key_gradient(prepared, lse, x) for x in (k, v))
+    dq, dk, dv = new(q, q.shape), new(k, k.shape), new(v, v.shape)
     dsink = None if sink is None else new(lse, sink.shape)
-    for grad, fill in zip((dq, dk, dv, dsink), prepared.fills, strict=False):
+    parts = _key_parts(prepared, lse, k, v)
+    filled = (dq, *(parts if prepared.parts > 1 else (dk, dv)), dsink)
+    for grad, fill in zip(filled, prepared.fills, strict=False):
         if fill and grad is not None:
             grad[...] = 0
     if prepared.kernel is None:
@@ -201,28 +203,18 @@ def launch_backward(
         dq, dk, dv, dsink,
         *[None if shape is None else new(lse, shape) for shape in prepared.workspace],
         prepared.turns and new_tensor(q, prepared.turns, None, "int32"),
+        *parts,
         *template[_NUMBERS:],
     )  # fmt: skip
-    if prepared.parts > 1:
-        dk, dv = (_sum_of_parts(grad, x) for grad, x in ((dk, k), (dv, v)))
     return AttentionGradients(dq, dk, dv, _in_type(dsink, sink))
 
 
-def _key_gradient(prepared: PreparedBackward, lse: Any, tensor: Any) -> Any:
-    """A new dK or dV for K or V: of its type or, in parts, float32 as the LSE is."""
-    shape, parts = tensor.shape, prepared.parts
-    if parts == 1 or prepared.kernel is None:
-        return prepared.new(tensor, shape)
-    return prepared.new(lse, (*shape[:-2], shape[-2] * parts, shape[-1]))
-
-
-def _sum_of_parts(grad: Any, tensor: Any) -> Any:
-    """dK or dV in the type and shape of K or V, each head the sum of its parts in their order."""
-    *rest, dim = tensor.shape
-    parts = grad.reshape((*rest, -1, dim))
-    if is_torch(grad):
-        return parts.sum(-2).to(tensor.dtype)
-    return parts.sum(-2, dtype=np.float32).astype(tensor.dtype)
+def _key_parts(prepared: PreparedBackward, lse: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """New dK and dV in parts, of float32 as the LSE is; None where they are written whole."""
+    if prepared.parts == 1:
+        return None, None
+    shapes = [(*x.shape[:-2], x.shape[-2] * prepared.parts, x.shape[-1]) for x in (k, v)]
+    return prepared.new(lse, shapes[0]), prepared.new(lse, shapes[1])
 
 
 def _new_in_torch(template: Any, shape: tuple[int, ...]) -> Any:

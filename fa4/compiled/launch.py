@@ -128,8 +128,9 @@ class BackwardArguments(NamedTuple):
 
     out, lse: of the forward pass. dlse, residual (of out), sink, dsink: None where their spec has
     no use for them. dq_accum to turns: as `fa4.sm100.backward.workspace` describes them,
-    uninitialised; turns is None without a fixed order, sink_parts without a sink. The rest as in
-    `LaunchArguments`.
+    uninitialised; turns is None without a fixed order, sink_parts without a sink. dk_parts,
+    dv_parts: dK and dV in float32 with a head for each part, None where query heads are not divided
+    (`fa4.sm90.backward.parts`). The rest as in `LaunchArguments`.
     """
 
     q: Any
@@ -148,6 +149,8 @@ class BackwardArguments(NamedTuple):
     stats: Any
     sink_parts: Any
     turns: Any
+    dk_parts: Any
+    dv_parts: Any
     softmax_scale: float
     softcap: float | None
     window_left: int | None

@@ -33,10 +33,10 @@ class StandIns:
         """A tensor with the rows and heads of k."""
         return self._operand("k", self._spec.packed_k, dim)
 
-    def of_key_gradients(self, dim: int) -> Any:
-        """The same of a gradient; in parts float32, with more heads."""
+    def of_key_parts(self, dim: int) -> Any:
+        """The same of a gradient in parts, in float32; None where there are none."""
         if not getattr(self._spec, "key_parts", False):
-            return self.of_keys(dim)
+            return None
         return self._operand("k", self._spec.packed_k, dim, "fp32", self.size["parts_k"])
 
     def _operand(

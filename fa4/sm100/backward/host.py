@@ -16,9 +16,10 @@ from fa4.sm100.backward.tiles import call_sizes
 
 @cute.jit
 def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accum, stats,
-             sink_parts, turns, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
-             max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, stream,
-             spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+             sink_parts, turns, dk_parts, dv_parts, softmax_scale, softcap, window_left,
+             window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k,
+             seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
+             trace: cutlass.Constexpr):  # fmt: skip
     """Launch on `fa4.compiled.launch.BackwardArguments`, tensors (batch, seqlen, heads, dim) or,
     where packed, (total, heads, dim)."""
     preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink,

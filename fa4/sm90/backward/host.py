@@ -1,4 +1,4 @@
-"""The host function of the backward pass on Hopper: three kernels on one stream."""
+"""The host function of the backward pass on Hopper: kernels on one stream."""
 
 import cutlass
 import cutlass.cute as cute
@@ -7,6 +7,7 @@ from fa4.kit.scores import scales
 from fa4.kit.units import TILE_ROWS, WARP
 from fa4.sm90.backward.kernel import kernel, tile_shapes
 from fa4.sm90.backward.operands import load_atoms, store_atoms
+from fa4.sm90.backward.parts import add_up_parts
 from fa4.sm90.backward.postprocess import postprocess
 from fa4.sm100.backward.preprocess import preprocess
 from fa4.sm100.backward.tiles import call_sizes
@@ -14,17 +15,21 @@ from fa4.sm100.backward.tiles import call_sizes
 
 @cute.jit
 def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accum, stats,
-             sink_parts, turns, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
-             max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, stream,
-             spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+             sink_parts, turns, dk_parts, dv_parts, softmax_scale, softcap, window_left,
+             window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k,
+             seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
+             trace: cutlass.Constexpr):  # fmt: skip
     """Launch on `fa4.compiled.launch.BackwardArguments`, tensors (batch, seqlen, heads, dim) or,
     where packed, (total, heads, dim)."""
     preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink,
                cu_seqlens_q, seqused_q, stream, spec)  # fmt: skip
-    gradients(q, k, v, dout, dk, dv, dq_accum, stats, turns, softmax_scale, softcap,
+    sums = (dk_parts, dv_parts) if spec.key_parts else (dk, dv)
+    gradients(q, k, v, dout, *sums, dq_accum, stats, turns, softmax_scale, softcap,
               (window_left, window_right), (max_seqlen_q, max_seqlen_k),
               (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, stream, spec,
               trace)  # fmt: skip
+    if cutlass.const_expr(spec.key_parts):
+        add_up_parts(sums, (dk, dv), stream, spec)
     postprocess(dq_accum, dq, dsink, sink_parts, softmax_scale, cu_seqlens_q, seqused_q, stream,
                 spec)  # fmt: skip
 

@@ -3,6 +3,7 @@
 import cutlass
 import cutlass.cute as cute
 
+from fa4.sm90.backward.parts import add_up_parts
 from fa4.sm90.wide.keys_kernel import key_gradients
 from fa4.sm90.wide.queries_kernel import query_gradients
 from fa4.sm100.backward.postprocess import add_up_sink
@@ -12,17 +13,21 @@ from fa4.sm100.backward.row_blocks import QueryRows, all_rows
 
 @cute.jit
 def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accum, stats,
-             sink_parts, turns, softmax_scale, softcap, window_left, window_right, max_seqlen_q,
-             max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, aux, stream,
-             spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
+             sink_parts, turns, dk_parts, dv_parts, softmax_scale, softcap, window_left,
+             window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k,
+             seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
+             trace: cutlass.Constexpr):  # fmt: skip
     """Launch on `fa4.compiled.launch.BackwardArguments`, tensors (batch, seqlen, heads, dim) or,
     where packed, (total, heads, dim)."""
     preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink,
                cu_seqlens_q, seqused_q, stream, spec)  # fmt: skip
-    gradients(q, k, v, dout, dq, dk, dv, stats, softmax_scale, softcap,
+    sums = (dk_parts, dv_parts) if spec.key_parts else (dk, dv)
+    gradients(q, k, v, dout, dq, *sums, stats, softmax_scale, softcap,
               (window_left, window_right), (max_seqlen_q, max_seqlen_k),
               (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, stream, spec,
               trace)  # fmt: skip
+    if cutlass.const_expr(spec.key_parts):
+        add_up_parts(sums, (dk, dv), stream, spec)
     if cutlass.const_expr(spec.sink):
         rows = all_rows(dq, cu_seqlens_q, seqused_q, spec)
         sink_kernel(dsink, sink_parts, rows).launch(

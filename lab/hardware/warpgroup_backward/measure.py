@@ -153,8 +153,8 @@ class GradientInputs:
         """The three kernels on these tensors."""
         space = self.space_of(kernel.spec)
         kernel(self.q, self.k, self.v, self.out, self.dout, self.lse, None, None, *self.grads,
-               None, *space, self.scale, None, None, None, self.q.shape[1], self.k.shape[1],
-               None, None, None, None, None, None)  # fmt: skip
+               None, *space, None, None, self.scale, None, None, None, self.q.shape[1],
+               self.k.shape[1], None, None, None, None, None, None)  # fmt: skip
 
 
 def exact(given: GradientInputs, kind: Any) -> list[Any]:
