@@ -217,6 +217,10 @@ RECORDS = (
         "fa4.commands.bench_random", *_KERNELS,
     ),
     _confirmed(
+        "hopper_random_gradients", "GPU: fa4 bench --random 200 --backward --timing graph --json",
+        "fa4.commands.bench_random", *_KERNELS,
+    ),
+    _confirmed(
         "hopper_splits", "GPU: python3 -m lab.hardware.warpgroup_forward.splits OUT.json",
         "lab.hardware.warpgroup_forward.splits", *_KERNELS,
     ),

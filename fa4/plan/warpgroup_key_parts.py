@@ -21,7 +21,7 @@ STORE_TILES = 3.7
 SUM_TILES = 3.0
 # CTAs that take long drift apart, and what they share in L2 is loaded again: chosen, of five, for
 # the least loss in 17 calls measured on an H200 (tests/sm90/test_key_parts.py); not of wide heads.
-DRIFT_TILES = 2000.0
+DRIFT_TILES = 1500.0
 # A step of the wide heads' dQ kernel, with 128 queries, beside one of dK and dV: cycles of
 # `fa4.plan.warpgroup_wide`.
 BESIDE_STEP = 3072 / 2304

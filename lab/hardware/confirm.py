@@ -80,6 +80,9 @@ STEPS = (
          words="lab.hardware.warpgroup_forward.splits {out} --seconds {left}"),
     Step(name="hopper_random", usual_s=200,
          words="fa4 bench --random 200 --seed {seed} --timing graph --seconds {left} --json"),
+    Step(name="hopper_random_gradients", usual_s=360,
+         words="fa4 bench --random 200 --backward --seed {seed} --timing graph --repeats 6 "
+         "--seconds {left} --json"),
     Step(name="hopper_bench", usual_s=150, words="fa4 bench --json"),
     Step(name="sanitizer_zoo", usual_s=200,
          words="lab.hardware.sanitizer_zoo {out} --seconds {left}"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from fa4.commands.bench_random import summarize
 from fa4.plan.render import markdown_table
@@ -200,21 +201,21 @@ def render_narrow_errors() -> str:
     return markdown_table(("sums", "P times", "mean of V", "1k keys", "16k", "128k"), rows)
 
 
-def render_random() -> str:
+def render_random(name: str = "hopper_random") -> str:
     """Groups of random calls against the fastest peer of each: how many times as fast."""
     rows = [
         (one["group"], str(one["calls"]), f"{one['mean']:.3f}", str(one["slower"]),
          f"{one['worst']:.2f}")
-        for one in summarize(read_record("hopper_random")["rows"])
+        for one in summarize(read_record(name)["rows"])
     ]  # fmt: skip
     return markdown_table(("calls of", "calls", "times as fast", "slower in", "worst"), rows)
 
 
-def render_random_peers() -> str:
+def render_random_peers(record: str = "hopper_random") -> str:
     """The same calls against each peer by itself."""
     rows = []
     for name, title in (*PEERS.items(), ("flash-attn-3", "FlashAttention-3")):
-        found = [row["ratio"] for row in read_record("hopper_random")["rows"]]
+        found = [row["ratio"] for row in read_record(record)["rows"]]
         ratios = [one[name] for one in found if name in one]
         if ratios:
             mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
@@ -282,6 +283,8 @@ TABLES = MarkedTables(
         "random": render_random,
         "random peers": render_random_peers,
         "random predictions": render_random_predictions,
+        "random gradients": partial(render_random, "hopper_random_gradients"),
+        "random gradient peers": partial(render_random_peers, "hopper_random_gradients"),
         "few": render_few,
         "gradient means": lambda: render_means(gradient_points),
         "gradients": lambda: render_calls(gradient_points),

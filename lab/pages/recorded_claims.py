@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
 
-from fa4.commands.bench_random import summarize
+from fa4.commands.bench_random import best_ratio, summarize
 from fa4.figures.accuracy import B200_FILE
 from fa4.hardware import B200
 from fa4.sim.measurements import read_measurements
@@ -202,9 +202,15 @@ def slower_than(peer: str) -> int:
     return sum(p.ours < p.peers[peer] for p in bench_points() if peer in p.peers)
 
 
-def random_calls() -> dict[str, Any]:
+def random_calls(name: str = "hopper_random") -> dict[str, Any]:
     """All random calls against the fastest of the others in each."""
-    return summarize(record("hopper_random")["rows"])[0]
+    return summarize(record(name)["rows"])[0]
+
+
+def far_slower(name: str, limit: float) -> int:
+    """In how many random calls less than this share of the speed of the fastest of the others."""
+    ratios = map(best_ratio, record(name)["rows"])
+    return sum(ratio is not None and ratio < limit for ratio in ratios)
 
 
 def furthest_losses() -> float:
@@ -236,8 +242,8 @@ def gpu_number(name: str) -> str:
 
 
 ON_A_GPU = (
-    "hopper_bench", "hopper_launches", "hopper_random", "repeated_launches",
-    "sanitized", "small_transformer", "verify_gpu", "warpgroup_backward", "warpgroup_bits",
+    "hopper_bench", "hopper_launches", "hopper_random", "hopper_random_gradients",
+    "repeated_launches", "sanitized", "small_transformer", "verify_gpu", "warpgroup_backward", "warpgroup_bits",
 )  # fmt: skip
 
 
@@ -320,6 +326,17 @@ RECORDED: dict[str, Callable[[], str]] = {
     "hopper_random: times as fast": lambda: f"{random_calls()['mean']:.2f}",
     "hopper_random: slower": lambda: f"{random_calls()['slower']}",
     "hopper_random: worst": lambda: f"{random_calls()['worst']:.2f}",
+    "hopper_random_gradients: calls": lambda: f"{random_calls('hopper_random_gradients')['calls']}",
+    "hopper_random_gradients: times as fast": lambda: (
+        f"{random_calls('hopper_random_gradients')['mean']:.2f}"
+    ),
+    "hopper_random_gradients: slower": lambda: (
+        f"{random_calls('hopper_random_gradients')['slower']}"
+    ),
+    "hopper_random_gradients: below 0.95": lambda: f"{far_slower('hopper_random_gradients', 0.95)}",
+    "hopper_random_gradients: worst": lambda: (
+        f"{random_calls('hopper_random_gradients')['worst']:.2f}"
+    ),
     "hopper_bench: calls": lambda: f"{len(list(bench_points()))}",
     "hopper_bench: times as fast as flash-attn-4": lambda: f"{times_as_fast('flash-attn-4'):.2f}",
     "hopper_bench: slower than flash-attn-4": lambda: f"{slower_than('flash-attn-4')}",
