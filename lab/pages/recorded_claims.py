@@ -243,7 +243,8 @@ def gpu_number(name: str) -> str:
 
 ON_A_GPU = (
     "hopper_bench", "hopper_launches", "hopper_random", "hopper_random_gradients",
-    "repeated_launches", "sanitized", "small_transformer", "verify_gpu", "warpgroup_backward", "warpgroup_bits",
+    "repeated_launches", "sanitized", "small_transformer", "verify_gpu", "warpgroup_backward",
+    "warpgroup_bits",
 )  # fmt: skip
 
 
