@@ -240,9 +240,13 @@ def compare(
     assert torch.equal(torch.isneginf(found[1]), torch.isneginf(lse)), "rows without keys"
     shown = torch.isfinite(lse)
     lse_error = (found[1].double() - lse)[shown].abs().max().item() if shown.any() else 0.0
-    error = (found[0].transpose(0, 1).double() - out).abs().max().item()
-    share = max(error / band, lse_error / lse_limit)
-    assert share <= 1, f"O is off by {error:.2e} of {band:.2e}, LSE by {lse_error:.2e}"
+    error = (found[0].transpose(0, 1).double() - out).abs()
+    allowed = torch.full_like(error, band)
+    if not narrow:  # where one element is larger than all others, plain attention may be lucky
+        rounding = torch.finfo(made).eps / 2
+        allowed = torch.maximum(allowed, rounding * (out.abs() + p @ v.abs()))
+    share = max((error / allowed).max().item(), lse_error / lse_limit)
+    assert share <= 1, f"O is off by {error.max():.2e} of {band:.2e}, LSE by {lse_error:.2e}"
     return share
 
 
