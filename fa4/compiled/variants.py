@@ -15,7 +15,7 @@ from fa4.kit.units import TILE_ROWS
 from fa4.masks import IntervalMask
 from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.halves import halves_numerics
-from fa4.plan.warpgroup_key_parts import BESIDE_STEP, KeyWork, key_parts, seen_tiles
+from fa4.plan.warpgroup_key_parts import BESIDE_STEP, KeyCtas, key_parts, seen_tiles
 from fa4.plan.warpgroup_packing import packings
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 from fa4.plan.warpgroup_wide import CONSUMERS
@@ -263,7 +263,7 @@ def find_key_parts(call: BackwardCall, gpu: Gpu) -> int:
     return key_parts(key_work(call), gpu.sm_count)
 
 
-def key_work(call: BackwardCall) -> KeyWork:
+def key_work(call: BackwardCall) -> KeyCtas:
     """What Hopper's CTAs that have the keys of a call do."""
     wide = max(call.head_dim, call.head_dim_v) > MOST_DIM
     keys = WARPGROUP_ROWS if wide else TILE_ROWS
@@ -273,7 +273,7 @@ def key_work(call: BackwardCall) -> KeyWork:
     tiles, longest = seen_tiles(call.longest_q, call.longest_k, kernel_window(call), keys)
     if call.packed_q:
         tiles *= call.rows_q / call.batch / max(call.longest_q, 1)
-    work = KeyWork(
+    work = KeyCtas(
         ctas=blocks * call.heads_k,
         group=call.heads_q // call.heads_k,
         tiles=tiles,

@@ -29,7 +29,7 @@ UNEVEN = 1.05  # from which on the longest CTA is longer than the average one
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyWork:
+class KeyCtas:
     """What CTAs that have the keys do. group: query heads of a KV head.
 
     ctas: KV tiles of all KV heads. tiles: query tiles of one head that see a KV tile, on average;
@@ -45,13 +45,13 @@ class KeyWork:
     longest_beside: float = 0.0
 
 
-def key_parts(work: KeyWork, sm_count: int) -> int:
+def key_parts(work: KeyCtas, sm_count: int) -> int:
     """The number of parts: of the divisors of the group, that which costs least."""
     divisors = [parts for parts in range(1, work.group + 1) if work.group % parts == 0]
     return min(divisors, key=lambda parts: cost_of_parts(work, sm_count, parts))
 
 
-def cost_of_parts(work: KeyWork, sm_count: int, parts: int) -> float:
+def cost_of_parts(work: KeyCtas, sm_count: int, parts: int) -> float:
     """In query tiles: rounds of CTAs that are alike, else the longest one or its share of all."""
     once = START_TILES + STORE_TILES * (parts > 1)
     one, longest = (once + tiles * work.group / parts for tiles in (work.tiles, work.longest))

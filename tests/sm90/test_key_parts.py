@@ -20,7 +20,7 @@ from fa4.compiled import variants
 from fa4.compiled.support import BackwardCall
 from fa4.config import Window
 from fa4.hardware import B200, H200
-from fa4.plan.warpgroup_key_parts import KeyWork, cost_of_parts, key_parts, seen_tiles
+from fa4.plan.warpgroup_key_parts import KeyCtas, cost_of_parts, key_parts, seen_tiles
 
 SMS = H200.sm_count
 CALL = BackwardCall(
@@ -32,7 +32,7 @@ CALL = BackwardCall(
 @given(st.integers(1, 2000), st.integers(1, 64), st.floats(0.1, 500), st.floats(1, 2))
 def test_parts_divide_the_group(ctas: int, group: int, tiles: float, uneven: float) -> None:
     """Never more than there are heads; short CTAs that fill whole rounds are left as they are."""
-    work = KeyWork(ctas=ctas, group=group, tiles=tiles, longest=uneven * tiles)
+    work = KeyCtas(ctas=ctas, group=group, tiles=tiles, longest=uneven * tiles)
     assert group % key_parts(work, SMS) == 0
     assert key_parts(replace(work, group=1), SMS) == 1
     few = min(tiles, 100 / group)
