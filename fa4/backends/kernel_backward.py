@@ -37,7 +37,7 @@ from fa4.compiled.launch import (
     workspace_shapes,
 )
 from fa4.compiled.support import BackwardCall, NotSupported, check
-from fa4.compiled.variants import choose_backward_spec, find_key_parts
+from fa4.compiled.variants import choose_backward_spec, find_key_parts, find_query_parts
 from fa4.sm100.backward.workspace import tiles_of
 
 _NUMBERS = BackwardArguments._fields.index("softmax_scale")  # the first that is no tensor
@@ -49,8 +49,9 @@ class PreparedBackward(NamedTuple):
     sizes: the call without its tensors. kernel: None for an empty call. template: what a launch
     takes, without the tensors. workspace: shapes of the scratch tensors in float32, None for one
     that is not needed; turns: of those in int32. fills: which gradients are to be zero before the
-    launch, as rows of no sequence are not written; () for none. parts: in how many dK and dV are
-    summed in float32 before they are added up; 1 where they are written whole. regular: can TMA
+    launch, as rows of no sequence are not written; () for none. query_parts, key_parts:
+    in how many dQ, or dK and dV, are summed in float32 before they are added up; 1 where they are
+    written whole. regular: can TMA
     address q, k and v as they are? vectors: are there tensors beside these? out_strides,
     lse_strides: of contiguous ones. new: makes a tensor in the framework of the call,
     uninitialised.
@@ -62,7 +63,8 @@ class PreparedBackward(NamedTuple):
     workspace: tuple[tuple[int, ...] | None, ...]
     turns: tuple[int, ...] | None
     fills: tuple[bool, ...]
-    parts: int
+    query_parts: int
+    key_parts: int
     regular: bool
     vectors: bool
     out_strides: tuple[int, ...]
@@ -135,7 +137,8 @@ def _prepare(call: Call, find_machine: FindMachine, given: tuple[bool, bool]) ->
         workspace=tuple(shapes.get(name) for name in WORKSPACE if name != "turns"),
         turns=shapes.get("turns"),
         fills=_rows_to_fill(sizes),
-        parts=find_key_parts(sizes, gpu),
+        query_parts=find_query_parts(sizes, gpu),
+        key_parts=find_key_parts(sizes, gpu),
         regular=all(regular(x) is x for x in call[:3]),
         vectors=bool(read_vectors(call, sizes)),
         out_strides=_contiguous_strides(call.out_shape),
@@ -179,8 +182,11 @@ def launch_backward(
     new = prepared.new
     dq, dk, dv = new(q, q.shape), new(k, k.shape), new(v, v.shape)
     dsink = None if sink is None else new(lse, sink.shape)
-    parts = _key_parts(prepared, lse, k, v)
-    filled = (dq, *(parts if prepared.parts > 1 else (dk, dv)), dsink)
+    parts = _parts(prepared, lse, call[:3])
+    filled = (
+        *(whole if part is None else part for part, whole in zip(parts, (dq, dk, dv), strict=True)),
+        dsink,
+    )
     for grad, fill in zip(filled, prepared.fills, strict=False):
         if fill and grad is not None:
             grad[...] = 0
@@ -209,12 +215,14 @@ def launch_backward(
     return AttentionGradients(dq, dk, dv, _in_type(dsink, sink))
 
 
-def _key_parts(prepared: PreparedBackward, lse: Any, k: Any, v: Any) -> tuple[Any, Any]:
-    """New dK and dV in parts, of float32 as the LSE is; None where they are written whole."""
-    if prepared.parts == 1:
-        return None, None
-    shapes = [(*x.shape[:-2], x.shape[-2] * prepared.parts, x.shape[-1]) for x in (k, v)]
-    return prepared.new(lse, shapes[0]), prepared.new(lse, shapes[1])
+def _parts(prepared: PreparedBackward, lse: Any, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """New dQ, dK and dV in parts, of float32 as the LSE is; None where they are written whole."""
+    counts = (prepared.query_parts, prepared.key_parts, prepared.key_parts)
+    return tuple(
+        None if count == 1
+        else prepared.new(lse, (*x.shape[:-2], x.shape[-2] * count, x.shape[-1]))
+        for x, count in zip(operands, counts, strict=True)
+    )  # fmt: skip
 
 
 def _new_in_torch(template: Any, shape: tuple[int, ...]) -> Any:

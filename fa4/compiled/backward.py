@@ -69,6 +69,7 @@ def fake_arguments(
         dv=tensors.of_keys(spec.head_dim_v),
         dsink=tensors.of_heads(spec.sink),
         **_workspace(spec, tensors.size["heads_q"]),
+        dq_parts=tensors.of_query_parts(spec.head_dim),
         dk_parts=tensors.of_key_parts(spec.head_dim),
         dv_parts=tensors.of_key_parts(spec.head_dim_v),
         **tensors.numbers(),

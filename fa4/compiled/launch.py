@@ -128,9 +128,10 @@ class BackwardArguments(NamedTuple):
 
     out, lse: of the forward pass. dlse, residual (of out), sink, dsink: None where their spec has
     no use for them. dq_accum to turns: as `fa4.sm100.backward.workspace` describes them,
-    uninitialised; turns is None without a fixed order, sink_parts without a sink. dk_parts,
-    dv_parts: dK and dV in float32 with a head for each part, None where query heads are not divided
-    (`fa4.sm90.backward.parts`). The rest as in `LaunchArguments`.
+    uninitialised; turns is None without a fixed order, sink_parts without a sink. dq_parts:
+    dQ in float32 with a head for each part of the keys, None where these are not divided. dk_parts,
+    dv_parts: the same of dK and dV and of the query heads (`fa4.sm90.backward.parts`). The rest as
+    in `LaunchArguments`.
     """
 
     q: Any
@@ -149,6 +150,7 @@ class BackwardArguments(NamedTuple):
     stats: Any
     sink_parts: Any
     turns: Any
+    dq_parts: Any
     dk_parts: Any
     dv_parts: Any
     softmax_scale: float

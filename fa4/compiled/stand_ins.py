@@ -22,7 +22,7 @@ class StandIns:
     def __init__(self, spec: Any) -> None:
         self._spec = spec
         names = ("splits", "batch", "batches", "rows_q", "rows_k", "heads_q", "heads_k", "entries",
-                 "parts_k")  # fmt: skip
+                 "parts_q", "parts_k")  # fmt: skip
         self.size = {name: cute.sym_int() for name in names}
 
     def of_queries(self, dim: int, dtype: str = "") -> Any:
@@ -32,6 +32,12 @@ class StandIns:
     def of_keys(self, dim: int) -> Any:
         """A tensor with the rows and heads of k."""
         return self._operand("k", self._spec.packed_k, dim)
+
+    def of_query_parts(self, dim: int) -> Any:
+        """A dQ in parts, in float32; None where there are none."""
+        if not getattr(self._spec, "query_parts", False):
+            return None
+        return self._operand("q", self._spec.packed_q, dim, "fp32", self.size["parts_q"])
 
     def of_key_parts(self, dim: int) -> Any:
         """The same of a gradient in parts, in float32; None where there are none."""

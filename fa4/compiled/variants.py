@@ -17,6 +17,7 @@ from fa4.plan.backward_serial import SERIAL_DIMS
 from fa4.plan.halves import halves_numerics
 from fa4.plan.warpgroup_key_parts import BESIDE_STEP, KeyCtas, key_parts, seen_tiles
 from fa4.plan.warpgroup_packing import packings
+from fa4.plan.warpgroup_query_parts import QueryCtas, query_parts
 from fa4.plan.warpgroup_tuned import WarpgroupProblem, tuned_warpgroups
 from fa4.plan.warpgroup_wide import CONSUMERS
 from fa4.sm90.backward.spec import MOST_DIM, WarpgroupBackwardSpec
@@ -238,6 +239,8 @@ def choose_backward_spec(call: BackwardCall, gpu: Gpu = B200) -> AnyBackwardSpec
         features["cta_group"] = _backward_cta_group(call)
     else:
         features["key_parts"] = find_key_parts(call, gpu) > 1
+        if is_wide(call):
+            features["query_parts"] = find_query_parts(call, gpu) > 1
     return find_tuned_backward(call.head_dim, call.head_dim_v, gpu, **features)
 
 
@@ -260,12 +263,39 @@ def find_key_parts(call: BackwardCall, gpu: Gpu) -> int:
     """Into how many parts the query heads that share keys are divided; 1 for kernels without."""
     if FAMILIES[gpu.arch] == "sm100" or call.is_empty or call.heads_q == call.heads_k:
         return 1
-    return key_parts(key_work(call), gpu.sm_count)
+    return key_parts(key_work(call, find_query_parts(call, gpu)), gpu.sm_count)
 
 
-def key_work(call: BackwardCall) -> KeyCtas:
-    """What Hopper's CTAs that have the keys of a call do."""
-    wide = max(call.head_dim, call.head_dim_v) > MOST_DIM
+def find_query_parts(call: BackwardCall, gpu: Gpu) -> int:
+    """Into how many parts the keys are divided in a kernel of dQ alone; 1 for kernels without."""
+    if FAMILIES[gpu.arch] == "sm100" or call.is_empty or not is_wide(call):
+        return 1
+    return query_parts(query_work(call), gpu.sm_count)
+
+
+def is_wide(call: BackwardCall) -> bool:
+    """Has Hopper a kernel of dK and dV and one of dQ for it?"""
+    return max(call.head_dim, call.head_dim_v) > MOST_DIM
+
+
+def query_work(call: BackwardCall) -> QueryCtas:
+    """What the CTAs of Hopper's dQ kernel do."""
+    blocks = -(-call.longest_q // TILE_ROWS) * call.batch
+    if call.packed_q:
+        blocks = min(blocks, call.rows_q // TILE_ROWS + call.batch)
+    left, right = kernel_window(call)
+    steps, longest = seen_tiles(call.longest_k, call.longest_q, (right, left), TILE_ROWS)
+    if call.packed_k:
+        steps *= call.rows_k / call.batch / max(call.longest_k, 1)
+    return QueryCtas(ctas=blocks * call.heads_q, steps=steps, longest=longest)
+
+
+def key_work(call: BackwardCall, parts_of_keys: int = 1) -> KeyCtas:
+    """What Hopper's CTAs that have the keys of a call do.
+
+    parts_of_keys: of the kernel that runs beside them.
+    """
+    wide = is_wide(call)
     keys = WARPGROUP_ROWS if wide else TILE_ROWS
     blocks = -(-call.longest_k // keys) * call.batch
     if call.packed_k:
@@ -282,7 +312,8 @@ def key_work(call: BackwardCall) -> KeyCtas:
     if not wide:
         return work
     steps = BESIDE_STEP / CONSUMERS * work.ctas * tiles * work.group
-    return replace(work, beside=steps, longest_beside=BESIDE_STEP * -(-call.longest_k // keys))
+    longest = -(-call.longest_k // keys) / parts_of_keys
+    return replace(work, beside=steps, longest_beside=BESIDE_STEP * longest)
 
 
 def _backward_cta_group(call: BackwardCall) -> int:

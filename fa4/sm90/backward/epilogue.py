@@ -12,7 +12,7 @@ from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
 from fa4.kit.units import WARP, WARPGROUP
 from fa4.plan.warpgroup_backward import CONSUMERS
-from fa4.sm90.backward.parts import store_part
+from fa4.sm90.backward.parts import RowsPlace, store_part
 from fa4.sm90.forward.output import VECTOR, meet_warpgroup, share
 from fa4.sm100.backward.tiles import KeyTile
 
@@ -65,7 +65,9 @@ def store(
     Those of a part go there in float32 at once.
     """
     if cutlass.const_expr(tile.spec.key_parts):
-        store_part(tile, gradient.tensor, tile.first_key + number * WARPGROUP_ROWS, values)
+        mine = tile.block * CONSUMERS + number
+        place = RowsPlace(tile.head_k, tile.batch, mine, tile.start_k, tile.seqlen_k)
+        store_part(place, gradient.tensor, values, tile.spec.packed_k)
         signals.arrive("stored#", after="tma")
     else:
         store_whole(signals, tile, gradient, number, rounded(values, tile.spec.dtype))

@@ -15,7 +15,7 @@ from fa4.sm100.backward.tiles import call_sizes
 
 @cute.jit
 def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accum, stats,
-             sink_parts, turns, dk_parts, dv_parts, softmax_scale, softcap, window_left,
+             sink_parts, turns, dq_parts, dk_parts, dv_parts, softmax_scale, softcap, window_left,
              window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k,
              seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
              trace: cutlass.Constexpr):  # fmt: skip
@@ -29,7 +29,7 @@ def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accu
               (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, stream, spec,
               trace)  # fmt: skip
     if cutlass.const_expr(spec.key_parts):
-        add_up_parts(sums, (dk, dv), stream, spec)
+        add_up_parts(sums, (dk, dv), stream, spec.packed_k, spec.dtype)
     postprocess(dq_accum, dq, dsink, sink_parts, softmax_scale, cu_seqlens_q, seqused_q, stream,
                 spec)  # fmt: skip
 

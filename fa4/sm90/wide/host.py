@@ -13,7 +13,7 @@ from fa4.sm100.backward.row_blocks import QueryRows, all_rows
 
 @cute.jit
 def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accum, stats,
-             sink_parts, turns, dk_parts, dv_parts, softmax_scale, softcap, window_left,
+             sink_parts, turns, dq_parts, dk_parts, dv_parts, softmax_scale, softcap, window_left,
              window_right, max_seqlen_q, max_seqlen_k, sink, cu_seqlens_q, cu_seqlens_k,
              seqused_q, seqused_k, aux, stream, spec: cutlass.Constexpr,
              trace: cutlass.Constexpr):  # fmt: skip
@@ -21,13 +21,16 @@ def backward(q, k, v, out, dout, lse, dlse, residual, dq, dk, dv, dsink, dq_accu
     where packed, (total, heads, dim)."""
     preprocess(out, dout, lse, dlse, residual, dq_accum, stats, sink_parts, turns, sink,
                cu_seqlens_q, seqused_q, stream, spec)  # fmt: skip
+    sum_q = dq_parts if spec.query_parts else dq
     sums = (dk_parts, dv_parts) if spec.key_parts else (dk, dv)
-    gradients(q, k, v, dout, dq, *sums, stats, softmax_scale, softcap,
+    gradients(q, k, v, dout, sum_q, *sums, stats, softmax_scale, softcap,
               (window_left, window_right), (max_seqlen_q, max_seqlen_k),
               (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), aux, stream, spec,
               trace)  # fmt: skip
     if cutlass.const_expr(spec.key_parts):
-        add_up_parts(sums, (dk, dv), stream, spec)
+        add_up_parts(sums, (dk, dv), stream, spec.packed_k, spec.dtype)
+    if cutlass.const_expr(spec.query_parts):
+        add_up_parts((dq_parts,), (dq,), stream, spec.packed_q, spec.dtype)
     if cutlass.const_expr(spec.sink):
         rows = all_rows(dq, cu_seqlens_q, seqused_q, spec)
         sink_kernel(dsink, sink_parts, rows).launch(

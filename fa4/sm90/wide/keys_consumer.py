@@ -17,11 +17,11 @@ from fa4.kit.units import WARPGROUP
 from fa4.plan.warpgroup_wide_keys import ELEMENTS, P_BYTES
 from fa4.sm90.backward import columns
 from fa4.sm90.backward.mods import ScoreMods
-from fa4.sm90.backward.parts import store_part
+from fa4.sm90.backward.parts import RowsPlace
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
 from fa4.sm90.wide.exchange import hand_over, take_over
-from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
+from fa4.sm90.wide.output import StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
 from fa4.sm90.wide.tiles import next_tile
 from fa4.sm100.backward.tiles import KeyTile
@@ -102,13 +102,9 @@ def finish(
     signals.wait(f"{other}_read")
     if work.output_scale is not None:
         sums = [value * work.output_scale for value in sums]
-    if tile.spec.key_parts:
-        store_part(tile, work.output.tensor, tile.first_key, sums)
-        signals.arrive(f"{mine}_stored", after="tma")
-        signals.wait(f"{mine}_stored")
-        return
     place = RowsPlace(tile.head_k, tile.batch, tile.block, tile.start_k, tile.seqlen_k)
-    store_gradient(signals, f"{mine}_stored", work.output, place, sums, tile.spec.dtype)
+    dtype = None if tile.spec.key_parts else tile.spec.dtype
+    store_gradient(signals, f"{mine}_stored", work.output, place, sums, dtype)
 
 
 def await_first(signals: Signals, work: HalfWork, state: HalfState) -> None:

@@ -11,6 +11,7 @@ from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
 from fa4.kit.units import WARP, WARPGROUP
+from fa4.sm90.backward.parts import RowsPlace, store_part
 from fa4.sm90.forward.output import VECTOR, meet_warpgroup, share
 
 
@@ -29,17 +30,6 @@ class StoredRows:
     packed: cutlass.Constexpr
 
 
-@dataclass(frozen=True)
-class RowsPlace:
-    """Which rows they are: tile `number` of 64 of a sequence of `length` rows from `start` on."""
-
-    head: Int32
-    batch: Int32
-    number: Int32
-    start: Int32
-    length: Int32
-
-
 @cute.jit
 def store_gradient(
     signals: Signals,
@@ -49,8 +39,26 @@ def store_gradient(
     values: list[Float32],
     dtype: cutlass.Constexpr,
 ) -> None:
-    """A thread's values in 16 bits; done: the signal that the memory was read."""
-    share(rounded(values, dtype), output.shared)
+    """A thread's values in 16 bits, or those of a part in float32, dtype None; done: the signal
+    that shared memory was read."""
+    if cutlass.const_expr(dtype is None):
+        store_part(place, output.tensor, values, output.packed)
+        signals.arrive(done, after="tma")
+    else:
+        store_whole(signals, done, output, place, rounded(values, dtype))
+    signals.wait(done)
+
+
+@cute.jit
+def store_whole(
+    signals: Signals,
+    done: cutlass.Constexpr,
+    output: StoredRows,
+    place: RowsPlace,
+    words: list[Int32],
+) -> None:
+    """A thread's words to shared memory, and from there to global memory."""
+    share(words, output.shared)
     cute.arch.fence_proxy("async.shared", space="cta")
     meet_warpgroup(signals)
     if cutlass.const_expr(output.atom is not None):
@@ -60,7 +68,6 @@ def store_gradient(
     else:
         store_rows(output, place)
         signals.arrive(done, after="tma")
-    signals.wait(done)
 
 
 def store_by_tma(output: StoredRows, place: RowsPlace) -> None:

@@ -14,9 +14,10 @@ from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
 from fa4.kit.tiles import WorkTile
 from fa4.kit.units import WARPGROUP
+from fa4.sm90.backward.parts import RowsPlace
 from fa4.sm90.forward import fragment
 from fa4.sm90.forward.products import wait_products
-from fa4.sm90.wide.output import RowsPlace, StoredRows, store_gradient
+from fa4.sm90.wide.output import StoredRows, store_gradient
 from fa4.sm90.wide.products import RowProducts, start_sum
 from fa4.sm90.wide.row_mods import RowScoreMods
 
@@ -27,12 +28,13 @@ PART = 16  # elements of a thread whose modified scores there are at a time
 class QueryWork:
     """What a warpgroup works with.
 
-    number: which warpgroup it is. scores, upstream: S and dP. key_rows: K, summed over its rows.
-    stats: in global memory, (heads, tiles, 2, 128); stats_tile: of the block. scale_log2: from
-    scores to exponents of 2.
+    number: which warpgroup it is. head: of dQ, or of its parts. scores, upstream: S and dP.
+    key_rows: K, summed over its rows. stats: in global memory, (heads, tiles, 2, 128); stats_tile:
+    of the block. scale_log2: from scores to exponents of 2.
     """
 
     number: Int32
+    head: Int32
     scores: RowProducts
     upstream: RowProducts
     key_rows: OperandTiles
@@ -77,8 +79,9 @@ def consume(signals: Signals, tile: WorkTile, work: QueryWork) -> None:
             state = step(signals, tile, work, rows, state)
         dq = [value * work.softmax_scale for value in state.dq]
         number = tile.tile_number(work.number)
-        place = RowsPlace(tile.head, tile.batch, number, tile.start_q, tile.seqlen_q)
-        store_gradient(signals, "stored#", work.output, place, dq, spec.dtype)
+        place = RowsPlace(work.head, tile.batch, number, tile.start_q, tile.seqlen_q)
+        dtype: cutlass.Constexpr = None if spec.query_parts else spec.dtype
+        store_gradient(signals, "stored#", work.output, place, dq, dtype)
 
 
 def read_rows(tile: WorkTile, work: QueryWork) -> RowPair:

@@ -36,14 +36,17 @@ def tile_shapes(spec: WideBackwardSpec) -> dict[str, tuple[int, int, int]]:
 @cute.jit
 def query_gradients(q, k, v, dout, dq, stats, softmax_scale, softcap, window, longest, lengths,
                     aux, stream, spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
-    """Launch it: a CTA for each 128 queries of a head."""
+    """Launch it: a CTA for each 128 queries of a head and each part of their keys."""
     batch, seqlen_q = q.shape[0], q.shape[-3]
     if cutlass.const_expr(spec.packed_q):
         batch, seqlen_q = lengths[0].shape[0] - 1, longest[0]
     heads = q.shape[-2]
     rows = block_rows(spec)
     blocks = (seqlen_q + rows - 1) // rows
-    num_tiles = blocks * heads * batch
+    num_tiles, parts = blocks * heads * batch, None
+    if cutlass.const_expr(spec.query_parts):
+        parts = dq.shape[-2] // heads
+        num_tiles *= parts
     width = cutlass.const_expr((spec.head_dim + spec.head_dim_v) * q.element_type.width // 8)
     section = heads_of_section(k.shape[-3] * width, heads * batch)
     sizes = (seqlen_q, k.shape[-3], heads, heads // k.shape[-2], blocks, num_tiles, section)
@@ -70,11 +73,11 @@ def query_gradients(q, k, v, dout, dq, stats, softmax_scale, softcap, window, lo
         "v": load_keys(v, "v"),
     }
     store = (None, dq)
-    if cutlass.const_expr(not spec.ragged_q):
+    if cutlass.const_expr(not (spec.ragged_q or spec.query_parts)):
         store = atom(cpasync.CopyBulkTensorTileS2GOp(), rows_first(dq, spec.packed_q), "q")
     kernel(
         loads, store, stats, scales(spec, softmax_scale, softcap), softmax_scale, aux, sizes,
-        window, lengths, spec, trace,
+        window, lengths, parts, spec, trace,
     ).launch(
         grid=(num_tiles, 1, 1),
         block=(spec.queries_plan.warps * WARP, 1, 1),
@@ -86,14 +89,14 @@ def query_gradients(q, k, v, dout, dq, stats, softmax_scale, softcap, window, lo
 
 
 @cute.kernel
-def kernel(loads, store, stats, factors, softmax_scale, aux, sizes, window, lengths,
+def kernel(loads, store, stats, factors, softmax_scale, aux, sizes, window, lengths, parts,
            spec: cutlass.Constexpr, trace: cutlass.Constexpr):  # fmt: skip
     """Set up the barriers, then let every warp run its role."""
     plan: cutlass.Constexpr = spec.queries_plan
     memory = cutlass.memory.SmemAllocator().allocate(plan.bytes_used("smem"), SWIZZLE_ALIGN)
     barriers = cute.recast_ptr(memory + plan.buffer("barriers").start, dtype=Int64)
     signals = Signals(plan, "setup", trace, barriers)
-    problem = KernelProblem(spec, *(*sizes, *window, *lengths, None))
+    problem = KernelProblem(spec, *(*sizes, *window, *lengths, None, parts))
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
         init_signals(signals)
@@ -119,6 +122,7 @@ def kernel(loads, store, stats, factors, softmax_scale, aux, sizes, window, leng
         shared = shared_tensor(spec, memory, "q")[None, None, number]
         work = QueryWork(
             number=number,
+            head=tile.head if parts is None else tile.head * parts + tile.split,
             **make_products(spec, memory, number),
             stats=stats,
             stats_tile=first_tile(tile.batch, tile.start_q, problem.blocks, packed=spec.packed_q)

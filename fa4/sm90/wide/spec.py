@@ -21,9 +21,11 @@ class WideBackwardSpec(DividedFeatures):
     """A kernel of dK and dV and one of dQ, with the small ones before and behind them.
 
     No sum leaves its CTA, so that the order of sums is always the same: `deterministic` makes no
-    other kernel and must be False.
+    other kernel and must be False. query_parts: the keys of the dQ kernel are divided over CTAs; dQ
+    is given in float32, with a head for each part (`fa4.sm90.backward.parts`).
     """
 
+    query_parts: bool = False
     gpu: Gpu = H200
 
     def __post_init__(self) -> None:
