@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4.plan.warpgroup_key_parts import START_TILES, SUM_TILES, UNEVEN
+from fa4.plan.warpgroup_key_parts import START_TILES, UNEVEN
 
 # A part's dQ in float32 is written and read again: 8 bytes of each column of 128 queries at 4 TB/s
-# over 132 SMs, beside a step of 64 keys in 1.6 us at 256 columns; of any head dim.
-STORE_STEPS = 5.0
+# over 132 SMs take 5 steps, of any head dim. Chosen, of four, for the least loss in 24 calls that
+# were measured on an H200 (tests/sm90/test_query_parts.py).
+STORE_STEPS = 7.0
+# The kernel that adds them up takes 5 to 7 us longer in the shortest of those calls.
+SUM_STEPS = 5.0
 MOST_PARTS = 32
 FEWEST_STEPS = 4.0  # of a part
 
@@ -47,4 +50,4 @@ def cost_of_query_parts(work: QueryCtas, sm_count: int, parts: int) -> float:
         found = max(longest, ctas * one / sm_count)
     else:
         found = -(-ctas // sm_count) * one
-    return found + SUM_TILES * (parts > 1)
+    return found + SUM_STEPS * (parts > 1)

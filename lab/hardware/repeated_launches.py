@@ -45,6 +45,7 @@ CALLS = (
     RepeatedGradient(192, 128, 1, 2048, (8, 8), causal=True),
     RepeatedGradient(256, 256, 1, 2000, (8, 2), causal=False),
     RepeatedGradient(256, 256, 2, 1024, (4, 4), causal=True, packed=True),
+    RepeatedGradient(200, 200, 1, 1272, (2, 1), causal=False),
 )
 
 

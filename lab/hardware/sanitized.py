@@ -79,6 +79,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "d128 gradients": partial(gradients, 300, 417, (2, 2), (128, 128), deterministic=False),
     "(192, 128) gradients": partial(gradients, 200, 300, (2, 2), (192, 128), causal=True),
     "d256 gradients": partial(gradients, 200, 300, (2, 1), (256, 256)),
+    "d200 gradients in parts": partial(gradients, 200, 3000, (4, 1), (200, 200), causal=True),
 }  # fmt: skip
 
 
