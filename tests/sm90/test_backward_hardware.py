@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("cutlass")
 
+import torch
+
+from fa4.compiled.variants import find_tuned_backward
+from fa4.hardware import H200
 from lab.hardware.guarded.drawing import FIXED, draw_calls
 from lab.hardware.warpgroup_backward import random_gradients
-from lab.hardware.warpgroup_backward.measure import GradientProblem, default_plan
+from lab.hardware.warpgroup_backward.measure import (
+    GradientInputs,
+    GradientProblem,
+    default_plan,
+    exact,
+)
 from lab.hardware.warpgroup_backward.random_gradients import run
+from tests.kernel_double import BackwardDouble
 
 
 def test_the_grid_is_the_papers() -> None:
@@ -19,6 +32,18 @@ def test_the_grid_is_the_papers() -> None:
     assert {p.batch * p.seqlen for p in problems} == {16384}
     assert {p.heads * p.head_dim for p in problems} == {2048}
     assert problems[0].flops == 5 * 2 * 16384 * 1024 * 2048
+
+
+@pytest.mark.parametrize("fields", [{"deterministic": True}, {"causal": True}, {"head_dim": 136}])
+def test_kernels_are_launched_with_what_they_take(fields: dict[str, Any]) -> None:
+    """Each argument in its place: the kernels' double gives the gradients of the call."""
+    spec = find_tuned_backward(**{"head_dim": 40, "head_dim_v": 64} | fields, gpu=H200)
+    given = GradientInputs(spec, 2, 40, 50, 4, 2, device="cpu")
+    out, *wanted, lse = exact(given, torch.float32)
+    given.out, given.lse = out.to(given.q.dtype).contiguous(), lse.contiguous()
+    given.launch(BackwardDouble(spec))
+    for found, right in zip(given.grads, wanted, strict=True):
+        torch.testing.assert_close(found.float(), right, rtol=2**-6, atol=0.02)
 
 
 def test_right_gradients_are_in_their_bands_and_wrong_ones_are_not(

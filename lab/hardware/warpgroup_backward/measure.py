@@ -26,7 +26,7 @@ from typing import Any
 
 from fa4.compiled.artifact import CompiledKernel, compile_artifact, from_bytes, to_bytes
 from fa4.compiled.build import compile_kernel
-from fa4.compiled.launch import workspace_shapes
+from fa4.compiled.launch import WORKSPACE, BackwardArguments, workspace_shapes
 from fa4.compiled.variants import find_tuned_backward
 from fa4.hardware import H200
 from fa4.kit.features import BackwardFeatures
@@ -107,7 +107,7 @@ class GradientInputs:
 
     def __init__(
         self, spec: BackwardFeatures, batch: int, rows: int, keys: int, heads: int,
-        heads_k: int,
+        heads_k: int, device: str = "cuda",
     ) -> None:  # fmt: skip
         import torch
 
@@ -115,15 +115,15 @@ class GradientInputs:
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[spec.dtype]
 
         def draw(length: int, heads: int, dim: int) -> Any:
-            return torch.randn(batch, length, heads, dim, device="cuda", dtype=kind)
+            return torch.randn(batch, length, heads, dim, device=device, dtype=kind)
 
         self.spec, d, dv = spec, spec.head_dim, spec.head_dim_v
         self.q, self.k = draw(rows, heads, d), draw(keys, heads_k, d)
         self.v, self.dout = draw(keys, heads_k, dv), draw(rows, heads, dv)
         self.scale = d**-0.5
-        self.out, self.lse = draw(rows, heads, dv), torch.randn(batch, heads, rows, device="cuda")
+        self.out, self.lse = draw(rows, heads, dv), torch.randn(batch, heads, rows, device=device)
         self.grads = [torch.empty_like(x) for x in (self.q, self.k, self.v)]
-        self.spaces: dict[tuple[Any, ...], list[Any]] = {}
+        self.spaces: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def forward(self) -> None:
         """O and the LSE of the call, by fa4's own kernel."""
@@ -133,8 +133,8 @@ class GradientInputs:
             self.q, self.k, self.v, causal=self.spec.causal, return_lse=True, impl="sm90"
         )
 
-    def space_of(self, spec: BackwardFeatures) -> list[Any]:
-        """The workspace of a kernel; those of the same shapes share it."""
+    def space_of(self, spec: BackwardFeatures) -> dict[str, Any]:
+        """The workspace of a kernel, by name; those of the same shapes share it."""
         import torch
 
         batch, rows = self.q.shape[:2]
@@ -142,19 +142,22 @@ class GradientInputs:
         shapes = workspace_shapes(spec, self.q.shape[2], tiles)
         key = tuple(shapes.items())
         if key not in self.spaces:
-            self.spaces[key] = [
-                torch.empty(shapes[name], device="cuda", dtype=kind) if name in shapes else None
-                for name, kind in (("dq_accum", torch.float32), ("stats", torch.float32),
-                                   ("sink_parts", torch.float32), ("turns", torch.int32))
-            ]  # fmt: skip
+            self.spaces[key] = {
+                name: torch.empty(shapes[name], device=self.q.device,
+                                  dtype=torch.int32 if name == "turns" else torch.float32)
+                for name in WORKSPACE if name in shapes
+            }  # fmt: skip
         return self.spaces[key]
 
     def launch(self, kernel: CompiledKernel) -> None:
         """The three kernels on these tensors."""
-        space = self.space_of(kernel.spec)
-        kernel(self.q, self.k, self.v, self.out, self.dout, self.lse, None, None, *self.grads,
-               None, *space, None, None, self.scale, None, None, None, self.q.shape[1],
-               self.k.shape[1], None, None, None, None, None, None)  # fmt: skip
+        dq, dk, dv = self.grads
+        given = self.space_of(kernel.spec) | {
+            "q": self.q, "k": self.k, "v": self.v, "out": self.out, "dout": self.dout,
+            "lse": self.lse, "dq": dq, "dk": dk, "dv": dv, "softmax_scale": self.scale,
+            "max_seqlen_q": self.q.shape[1], "max_seqlen_k": self.k.shape[1],
+        }  # fmt: skip
+        kernel(*BackwardArguments(**dict.fromkeys(BackwardArguments._fields) | given))
 
 
 def exact(given: GradientInputs, kind: Any) -> list[Any]:
@@ -169,7 +172,7 @@ def exact(given: GradientInputs, kind: Any) -> list[Any]:
     wide_k, wide_v = (x.repeat_interleave(group, 1) for x in (k, v))
     s = (q @ wide_k.transpose(-1, -2)).float() * given.scale
     if spec.causal:
-        hidden = torch.ones(s.shape[-2:], dtype=torch.bool, device="cuda")
+        hidden = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device)
         s = s.masked_fill(hidden.triu(s.shape[-1] - s.shape[-2] + 1), -torch.inf)
     lse = torch.logsumexp(s, -1)
     p = torch.exp(s - torch.where(torch.isinf(lse), 0.0, lse)[..., None])
