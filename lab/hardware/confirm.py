@@ -38,6 +38,7 @@ from lab.sources import SourceTree
 
 RESERVE_S = 8.0  # for stopping a program and packing what is there
 STOP_S = 5.0  # between being asked to end and being killed
+LATE_S = 20.0  # a program's imports and its last call, of which what it is told knows nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,8 @@ class Step:
     """One record and the program that makes it.
 
     name: the record's, with {gpu} for h100 or h200. words: behind `python -m`, with {out} for the
-    result file, {left} for the seconds that are left, {seed} for one drawn then, {jobs} for the
-    processes that the machine's cores bear; without {out} it is what the program prints. usual_s:
+    result file, {rows} for one of what is there so far, {left} for the seconds that are left, {seed}
+    for one drawn then, {jobs} for the processes that the machine's cores bear; without {out} it is what the program prints. usual_s:
     what it takes on 16 cores, by earlier runs; not begun with less than half.
     """
 
@@ -79,10 +80,11 @@ STEPS = (
     Step(name="hopper_splits", usual_s=60,
          words="lab.hardware.warpgroup_forward.splits {out} --seconds {left}"),
     Step(name="hopper_random", usual_s=200,
-         words="fa4 bench --random 200 --seed {seed} --timing graph --seconds {left} --json"),
+         words="fa4 bench --random 200 --seed {seed} --timing graph --seconds {left} "
+         "--rows {rows} --json"),
     Step(name="hopper_random_gradients", usual_s=360,
          words="fa4 bench --random 200 --backward --seed {seed} --timing graph --repeats 6 "
-         "--seconds {left} --json"),
+         "--seconds {left} --rows {rows} --json"),
     Step(name="hopper_bench", usual_s=150, words="fa4 bench --json"),
     Step(name="sanitizer_zoo", usual_s=200,
          words="lab.hardware.sanitizer_zoo {out} --seconds {left}"),
@@ -111,8 +113,8 @@ def run_step(step: Step, gpu: str, folder: Path, left_s: float) -> dict[str, Any
     """Runs a program for at most so long; what is written of it in the summary."""
     name = step.named(gpu)
     out, log = folder / f"{name}.json", folder / f"{name}.log"
-    values = {"out": out, "left": max(1, int(left_s - STOP_S)), "seed": secrets.randbits(32),
-              "jobs": _jobs()}  # fmt: skip
+    values = {"out": out, "rows": folder / f"{name}.rows.jsonl", "seed": secrets.randbits(32),
+              "left": max(1, int(left_s - LATE_S)), "jobs": _jobs()}  # fmt: skip
     words = [word.format(**values) for word in step.words.split()]
     prints = "{out}" not in step.words
     start = time.monotonic()
