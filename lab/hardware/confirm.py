@@ -46,9 +46,10 @@ class Step:
     """One record and the program that makes it.
 
     name: the record's, with {gpu} for h100 or h200. words: behind `python -m`, with {out} for the
-    result file, {rows} for one of what is there so far, {left} for the seconds that are left, {seed}
-    for one drawn then, {jobs} for the processes that the machine's cores bear; without {out} it is what the program prints. usual_s:
-    what it takes on 16 cores, by earlier runs; not begun with less than half.
+    result file, {rows} for one of what is there so far, {left} for the seconds that are left,
+    {seed} for one drawn then, {jobs} for the processes that the machine's cores bear; without {out}
+    it is what the program prints. usual_s: what it takes on 16 cores, by earlier runs; not begun
+    with less than half.
     """
 
     name: str

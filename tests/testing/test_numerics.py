@@ -20,16 +20,40 @@ from fa4.testing.atlas import run_corpus
 from fa4.testing.backends import load_backend
 from fa4.testing.budget import expect_forward
 from fa4.testing.numerics import Numerics
-from fa4.testing.plain import Terms, limited_product
+from fa4.testing.plain import GradientTerms, Terms, limited_product
 from fa4.testing.report import PASSED
 from fa4.testing.runner import VerifyOptions, run_property
 from fa4.testing.symptoms import wrong_outputs
 from fa4.testing.values import REGIMES
-from fa4.testing.yardstick import YardstickError
+from fa4.testing.yardstick import YardstickError, _cut_off
 
 LIMITED = Numerics(fp8_sums="limited")
 LEAST_NORMAL = {"e4m3": 2.0**-6, "e5m2": 2.0**-14}
 NARROW = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+
+
+@given(seed=st.integers(0, 2**32), terms=st.integers(1, 300), mean=st.sampled_from((0.0, 1.0)))
+def test_limited_sums_lose_what_the_yardstick_says(seed: int, terms: int, mean: float) -> None:
+    """At most; a step of 32 products cuts off these, the sum and the result."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.standard_normal((n, terms)).astype(np.float32) + mean for n in (20, 30))
+    a, b = (x.astype(ml_dtypes.float8_e4m3fn).astype(np.float32) for x in (a, b))
+    lost = np.abs(limited_product(a, b.T) - a.astype(np.float64) @ b.T)
+    most = _cut_off(terms)
+    assert (lost <= most * (np.abs(a) @ np.abs(b).T) + 1e-12).all()
+    assert most == pytest.approx(-(-terms // 32) * 34 * 2.0**-13)
+
+
+@pytest.mark.parametrize("saved", ["rounded", "exact"])
+def test_the_row_dot_is_of_the_output_that_is_declared(saved: str) -> None:
+    """D = rowsum(dO O), of O in the call's type or in the work type: these differ."""
+    inputs = build_inputs(Case(dtype="bf16", seqlen_q=20, seqlen_k=30, head_dim=16, head_dim_v=16))
+    numerics = Numerics(saved_out=saved)
+    terms = GradientTerms(inputs.sequences[0], 0, inputs.options, "bf16", numerics=numerics)
+    others = {"rounded": terms.out, "exact": terms.wide_out}
+    found = {name: (terms.dout * out).sum(axis=-1) for name, out in others.items()}
+    np.testing.assert_array_equal(terms.row_dot, found[saved])
+    assert (found["rounded"] != found["exact"]).mean() > 0.5
 
 
 @given(

@@ -20,6 +20,7 @@ from fa4.testing.guard import KeptGuard, copies_of
 from fa4.testing.inputs import Inputs
 from fa4.testing.property import Plan
 from fa4.testing.refusals import NotCovered
+from fa4.testing.sessions.cache import MOST_ROWS as CACHE_ROWS
 from fa4.testing.sessions.cache import NOBODY, SLOTS, CacheSession
 from fa4.testing.sessions.calls import (
     MOST_KEYS,
@@ -201,16 +202,18 @@ def test_steps_that_have_no_meaning() -> None:
         st.tuples(st.sampled_from(CacheSession.STEPS), *(st.integers(0, x) for x in (3, 6, 9))),
         max_size=25,
     ),
-    st.sampled_from(((None, None), (6, 0))),
+    st.sampled_from(((None, None), (1, 0), (6, 0))),
+    st.sampled_from((1, 4)),
 )
 @settings(max_examples=60)
-def test_no_page_is_lost(steps: list[tuple[str, int, int, int]], window: tuple) -> None:
-    """Each is free, or of a sequence with keys in it; when all have ended, all are free."""
-    case = Case(page_size=4, head_dim=8, head_dim_v=8, window_size=window)
+def test_no_page_is_lost(steps: list[tuple[str, int, int, int]], window: tuple, size: int) -> None:
+    """Each is free, or of a sequence with keys in it that a row may see; when all have ended, all
+    are free."""
+    case = Case(page_size=size, head_dim=8, head_dim_v=8, window_size=window)
     session = open_session("cache", load_backend("oracle"), case)
     assert isinstance(session, CacheSession)
     pages = set(session.free_pages)
-    for name, *values in [("add", 9, 0, 0), ("add", 3, 0, 0), *steps]:
+    for name, *values in [("add", min(9, 6 * size), 0, 0), ("add", 3, 0, 0), *steps]:
         taken = len(inspect.signature(getattr(session, name)).parameters)
         with suppress(ImpossibleStep):
             session.do(name, *values[:taken])
@@ -218,7 +221,11 @@ def test_no_page_is_lost(steps: list[tuple[str, int, int, int]], window: tuple) 
         assert used.isdisjoint(session.free_pages) and used | set(session.free_pages) == pages
         assert len(session.free_pages) == len(pages) - len(used)
         for one in session.sequences.values():
-            assert len(one.pages) == -(-one.length // 4)
+            assert len(one.pages) == -(-one.length // size)
+            unseen = 0 if window[0] is None else max(0, one.length - CACHE_ROWS - window[0])
+            assert [page == NOBODY for page in one.pages] == [
+                at < unseen // size for at in range(len(one.pages))
+            ]
     for slot in list(session.sequences):
         session.do("free", slot)
     assert sorted(session.free_pages) == sorted(pages)

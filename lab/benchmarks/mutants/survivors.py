@@ -218,4 +218,24 @@ WHY: dict[tuple[str, str, str], str] = {
         "if window == (-1, 0):",
         "if window <= (-1, 0):",
     ): "equivalent: a side is -1 at least, and a window without sides was before",
+    (
+        "fa4/testing/shrink.py",
+        "patience: float = 1.0,",
+        "patience: float = 2.0,",
+    ): "only time: how long a busy machine may take to make a failure smaller",
+    (
+        "fa4/testing/sessions/tree.py",
+        "for _ in range(MOST_NODES + 1):",
+        "for _ in range(MOST_NODES + 2):",
+    ): "equivalent: every node is at the root by then, and what is before the first node is seen",
+    (
+        "fa4/testing/adapters/flash_attn_2.py",
+        "one_head_dim(arrays[0], arrays[2])",
+        "one_head_dim(arrays[ 1], arrays[2])",
+    ): "equivalent: q and k have the same head dim in every case",
+    (
+        "fa4/testing/torch_function.py",
+        "or min(strides, default=0) < 0",
+        "or min(strides, default= 1) < 0",
+    ): "equivalent: what has no strides has none below 0",
 }
