@@ -2,10 +2,9 @@
 
 For each of a seeded sample of changes (`lab.benchmarks.mutants.sample`) it runs the tests that ran
 the changed line in one recorded run (`record`), then those in the test file of the module's name,
-those of the conventions of all packages,
-those of the package's recorded tables, then those that ran anything of its file, then those of
-its package, up to LIMIT_SECONDS of them: constants, what tests make when they are loaded, and code
-that numba compiles are run by no test in particular. It stops at the first test that fails. A
+those of the package's recorded tables, those of the conventions of all packages, then those that
+ran anything of its file, then those of its package, up to LIMIT_SECONDS of them: constants, what
+tests make when they are loaded, and code that numba compiles are run by no test in particular. It stops at the first test that fails. A
 change is noticed if a test fails, the module cannot be imported any more, or the tests take far
 longer than before. `survivors.WHY` explains those that were not noticed: each changes nothing that
 the package promises. Exit code 1 if fewer than LEAST_SHARE were noticed or a survivor has no
@@ -87,8 +86,8 @@ class Record:
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Those that ran the changed line, those in the test file of its name (which may run it in
-        processes of their own), those of recorded tables, those of its file, then the package's;
-        in each group the fastest first, LIMIT_SECONDS of them in all."""
+        processes of their own), those of recorded tables, those of conventions, those of its
+        file, then the package's; in each group the fastest first, LIMIT_SECONDS of them in all."""
         lines = self.lines.get(mutant.path, {})
         package = mutant.path.split("/")[1]
         namesake = f"tests/{package}/test_{Path(mutant.path).name}::"
@@ -96,8 +95,8 @@ class Record:
         groups = (
             [self.names[number] for number in lines.get(str(mutant.line), ())],
             [name for name in self.names if name.startswith(namesake)],
-            [name for name in self.names if name.startswith(COMMON_TESTS)],
             [name for name in self.names if tables and name.startswith(tables)],
+            [name for name in self.names if name.startswith(COMMON_TESTS)],
             [self.names[number] for some in lines.values() for number in some],
             [name for name in self.names if name.startswith((f"tests/{package}/", "tests/test_"))],
         )
