@@ -4,14 +4,15 @@ For each of a seeded sample of changes (`lab.benchmarks.mutants.sample`) it runs
 the changed line in one recorded run (`record`), then those in the test file of the module's name,
 those of the package's recorded tables, those of the conventions of all packages, then those that
 ran anything of its file, then those of its package, up to LIMIT_SECONDS of them: constants, what
-tests make when they are loaded, and code that numba compiles are run by no test in particular. It stops at the first test that fails. A
-change is noticed if a test fails, the module cannot be imported any more, or the tests take far
-longer than before. `survivors.WHY` explains those that were not noticed: each changes nothing that
-the package promises. Exit code 1 if fewer than LEAST_SHARE were noticed or a survivor has no
-explanation. With --journal a run that was stopped goes on where it was, and one after new tests, or
-after edits of other lines, judges the survivors and what is new in the sample: what was noticed
-once stays noticed, since tests are only added. --jobs processes judge at a time, each in a copy of
-its own. Usage: python -m lab.benchmarks.mutants.run [--count N] [--seed N] [--minutes N] [--jobs N]
+tests make when they are loaded, and code that numba compiles are run by no test in particular. It
+stops at the first test that fails. A change is noticed if a test fails, the module cannot be
+imported any more, or the tests take far longer than before. `survivors.WHY` explains those that
+were not noticed: each changes nothing that the package promises. Exit code 1 if fewer than
+LEAST_SHARE were noticed or a survivor has no explanation. With --journal a run that was stopped
+goes on where it was, and one after new tests, or after edits of other lines, judges the survivors
+and what is new in the sample: what was noticed once stays noticed, since tests are only added.
+--jobs processes judge at a time, each in a copy of its own.
+Usage: python -m lab.benchmarks.mutants.run [--count N] [--seed N] [--minutes N] [--jobs N]
            [--package NAME ...] [--skip FILE ...] [--journal FILE] [--record FILE] [--output FILE]
 """
 

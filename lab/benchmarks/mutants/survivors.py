@@ -228,14 +228,4 @@ WHY: dict[tuple[str, str, str], str] = {
         "for _ in range(MOST_NODES + 1):",
         "for _ in range(MOST_NODES + 2):",
     ): "equivalent: every node is at the root by then, and what is before the first node is seen",
-    (
-        "fa4/testing/adapters/flash_attn_2.py",
-        "one_head_dim(arrays[0], arrays[2])",
-        "one_head_dim(arrays[ 1], arrays[2])",
-    ): "equivalent: q and k have the same head dim in every case",
-    (
-        "fa4/testing/torch_function.py",
-        "or min(strides, default=0) < 0",
-        "or min(strides, default= 1) < 0",
-    ): "equivalent: what has no strides has none below 0",
 }
