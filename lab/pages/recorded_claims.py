@@ -236,6 +236,12 @@ def gradients(name: str, *, in_order: bool = False) -> float:
     return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
 
 
+def verify_rows(part: str) -> list[dict[str, Any]]:
+    """Of the kit's own record: "faults", "styles" or "correct"."""
+    rows: list[dict[str, Any]] = record("verify")[part]["rows"]
+    return rows
+
+
 def gpu_number(name: str) -> str:
     """What stands behind its H."""
     return gpu_of(name).removeprefix("H")
@@ -313,6 +319,18 @@ RECORDED: dict[str, Callable[[], str]] = {
     "halves_step: both, of whole rows": partial(halves_step, "halves", 2),
     "halves_step: alone, apart": partial(halves_step, "apart", 1),
     "halves_step: both, apart": partial(halves_step, "apart", 2),
+    "verify: faults": lambda: f"{len(verify_rows('faults'))}",
+    "verify: named": lambda: f"{sum(row['named'] for row in verify_rows('faults'))}",
+    "verify: seconds at most": lambda: (
+        f"{max(row['cpu_seconds'] for row in verify_rows('faults')):.0f}"
+    ),
+    "verify: styles": lambda: f"{len(verify_rows('styles'))}",
+    "verify: seeds of a style": lambda: f"{min(row['seeds'] for row in verify_rows('styles'))}",
+    "verify: rejected": lambda: f"{sum(len(row['rejected']) for row in verify_rows('styles'))}",
+    "verify: cases": lambda: f"{sum(row['cases'] for row in verify_rows('correct')):,}",
+    "verify: false alarms": lambda: (
+        f"{sum(len(row['false_alarms']) for row in verify_rows('correct'))}"
+    ),
     "verify_gpu: seconds of each": lambda: f"{record('verify_gpu')['options']['seconds']:.0f}",
     "warpgroup_bits: calls": lambda: f"{len(record('warpgroup_bits')['calls'])}",
     "warpgroup_bits: launches": lambda: f"{record('warpgroup_bits')['launches']}",

@@ -6,13 +6,11 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("cutlass")
 
-from fa4.backends import kernel_backward
 from fa4.compiled import variants
 from fa4.compiled.support import BackwardCall
 from fa4.config import Window
@@ -23,7 +21,7 @@ from fa4.plan.warpgroup_query_parts import (
     cost_of_query_parts,
     query_parts,
 )
-from tests.sm90.test_key_parts import gradients
+from tests.sm90.test_key_parts import compare, force, gradients
 
 SMS = H200.sm_count
 CALL = BackwardCall(
@@ -122,26 +120,7 @@ def test_parts_add_up(
 
     Both kernels' sums are divided; the first case has parts without a key.
     """
-    asked: list[int] = []
-
-    def count(parts: int) -> Any:
-        def found(call: Any, gpu: Any) -> int:
-            asked.append(parts)
-            return parts
-
-        return found
-
-    for module in (variants, kernel_backward):
-        monkeypatch.setattr(module, "find_key_parts", count(3))
-        monkeypatch.setattr(module, "find_query_parts", count(5))
+    asked = force(monkeypatch, find_key_parts=3, find_query_parts=5)
     found = gradients(shape, dims, "emulator_sm90", **options)
-    assert {3, 5} == set(asked)
-    wanted = gradients(shape, dims, "reference", **options)
-    for mine, right in zip(found, wanted, strict=True):
-        assert mine.dtype == right.dtype and mine.shape == right.shape
-        bound = 2**-7 * float(right.abs().max())
-        torch.testing.assert_close(mine, right, rtol=0, atol=bound)
-        with pytest.raises(AssertionError):
-            torch.testing.assert_close(mine * 0.9, right, rtol=0, atol=bound)
-    if len(shape) == 1:
-        assert all(not x[-7:].any() for x in found)
+    assert asked == {3, 5}
+    compare(found, gradients(shape, dims, "reference", **options))
