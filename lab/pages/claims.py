@@ -1,8 +1,9 @@
 """The numbers that sentences of the pages say, each behind a marker that names its claim here.
 
-`python -m lab.pages.claims` evaluates them and writes them into README.md and the pages under docs/
-(`lab/pages/marked_tables.py` has the form of a marker). A claim called "file: what" is read from
-the record of that name, any other is computed by the code. The tests hold the pages to them.
+`python -m lab.pages.claims` evaluates them and writes them into README.md, the page of what was
+confirmed on hardware and the pages under docs/ (`lab/pages/marked_tables.py` has the form of a
+marker). A claim called "file: what" is read from the record of that name, any other is computed by
+the code. The tests hold the pages to them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ CLAIMS = MarkedNumbers({**COMPUTED, **RECORDED})
 
 
 def pages() -> Iterator[Path]:
-    """README.md and every page under docs/."""
+    """README.md, that of the records of GPUs, and every page under docs/."""
     yield ROOT / "README.md"
+    yield ROOT / "lab/hardware/README.md"
     yield from sorted(DOCS.rglob("*.md"))
 
 
