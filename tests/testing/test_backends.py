@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 from fa4.testing import Case, assert_within_budget, build_inputs, load_backend
-from fa4.testing.contract import Backend
-from fa4.testing.refusals import BackendFailed, NotCovered, is_poison, named_keywords, quiet
+from fa4.testing.contract import MOST_SILENT, Backend
+from fa4.testing.refusals import (
+    BackendFailed,
+    NoAnswer,
+    NotCovered,
+    is_poison,
+    named_keywords,
+    quiet,
+)
 from tests.testing import planted
 
 PLANTED, FAULTY, TORCH = (
@@ -55,6 +62,18 @@ def test_an_lse_is_found_in_the_first_call_that_is_accepted(dim: int) -> None:
     assert load_backend(attend).returns_lse and load_backend(attend).reason_missing("lse") is None
     without = load_backend(lambda q, k, v: attend(q, k, v)[0])
     assert without.reason_missing("lse") == "returns no LSE"
+
+
+def test_a_function_that_hangs_is_asked_twice_for_an_lse() -> None:
+    """Each call that does not answer takes the whole time limit: one of a type, of two types."""
+    asked = []
+
+    def silent(q, k, v):
+        asked.append(q.dtype)
+        raise NoAnswer("no answer within 1 s")
+
+    assert not load_backend(silent).returns_lse
+    assert len(asked) == len(set(asked)) == MOST_SILENT
 
 
 def test_ctrl_c_is_not_a_failed_call() -> None:

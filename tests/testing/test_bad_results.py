@@ -8,7 +8,7 @@ import re
 import pytest
 
 from fa4.testing import Case, verify
-from fa4.testing.forks import in_one_process
+from fa4.testing.forks import _returned, in_one_process
 from fa4.testing.refusals import BackendFailed
 from fa4.testing.report import FAILED
 from tests.testing import bad_results
@@ -41,6 +41,17 @@ def test_bad_results_are_named(name: str, isolate: bool) -> None:
 def test_what_is_its_own_affair(name: str, isolate: bool) -> None:
     """Children that end by themselves, and words."""
     assert verify(f"{HERE}:{name}", only=("plain",), quick=True, isolate=isolate).passed
+
+
+def test_a_child_that_says_its_number_came_back() -> None:
+    """And is ended; an empty pipe, and one that is closed, say nothing."""
+    for said, came in ((b"", False), ((2**22).to_bytes(8, "little"), True)):
+        ours, theirs = os.pipe()
+        os.write(theirs, said)
+        assert _returned(ours, 0.0) is came
+        os.close(theirs)
+        assert _returned(ours, 0.0) is False
+        os.close(ours)
 
 
 def test_who_has_not_forked_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from fa4.testing import (
     plain_attention,
     plain_gradients,
 )
-from fa4.testing.budget import Expected, check_output, expect_forward
+from fa4.testing.budget import Check, Expected, check_output, expect_forward
 from fa4.testing.plain import GradientTerms, Terms, ordered_product
 
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
@@ -250,6 +250,13 @@ def test_errors_of_any_size_count(error: float) -> None:
     nothing = expected._replace(allowed=[np.zeros_like(oracle)])
     assert check_output("out", [oracle], nothing).share == 0.0
     assert check_output("out", [value], nothing).share == np.inf
+
+
+def test_an_output_without_elements_has_no_error() -> None:
+    """Nothing is worst, and nothing is allowed for it."""
+    none = np.ones((0, 1, 4))
+    found = check_output("out", [none], Expected([none], [none], [none > 0], [none], 0.0))
+    assert found == Check("out", 0.0, (), 0.0, 0.0, 0.0, 0.0, "")
 
 
 def test_a_wrong_shape_is_allowed_nothing() -> None:

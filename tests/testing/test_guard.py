@@ -42,6 +42,24 @@ def test_copies_are_the_arrays(case: Case) -> None:
         guard.check()
 
 
+@pytest.mark.parametrize("count", [3, MARGIN_BYTES])
+def test_an_array_with_columns_first_is_copied_whole(count: int) -> None:
+    """It owns its memory and is not contiguous; larger and smaller than its margins."""
+    given_one = np.asfortranarray(np.arange(2.0 * count).reshape(2, count))
+    placed = Guard().place("q", given_one)
+    np.testing.assert_array_equal(placed, given_one)
+
+
+@pytest.mark.parametrize("layout", ["dense", "packed"])
+@pytest.mark.parametrize("keys", [3, 4])
+def test_one_linear_layer_gives_q_as_well_where_rows_are_keys(layout: str, keys: int) -> None:
+    """q, k and v lie in one buffer then; else k and v alone."""
+    sizes = {"lengths": ((3, keys), (5, keys + 2))} if layout == "packed" else {"seqlen_k": keys}
+    inputs = build_inputs(Case(layout=layout, seqlen_q=3, heads_k=2, strides="fused", **sizes))
+    assert inputs.k.base is inputs.v.base is not None
+    assert (inputs.q.base is inputs.k.base) == (keys == 3)
+
+
 def test_views_of_one_buffer_go_on_sharing_it() -> None:
     """k and v of a fused buffer, as a function on fused projections takes them."""
     inputs = build_inputs(Case(seqlen_k=5, heads_k=2, strides="fused"))

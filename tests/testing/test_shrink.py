@@ -53,6 +53,14 @@ def test_lengths_shrink_to_one() -> None:
         assert min(tried) == 1 and sorted(tried) == tried
 
 
+def test_a_sequence_without_rows_is_tried_first() -> None:
+    """Of packed lengths 0 is the least, on either side."""
+    tried = [case.lengths for case in simpler(PAGED, frozenset({"lengths"}))]
+    assert ((0, 40), (17, 300), (0, 1)) in tried and ((3, 40), (17, 0), (0, 1)) in tried
+    small = shrink(PAGED, lambda case: case.layout == "paged" and min(case.lengths)[0] == 0)
+    assert small.lengths == ((0, 1),) or small.lengths == ((0, 0),)
+
+
 @pytest.mark.parametrize(("name", "now", "tried"), [
     ("num_splits", 7, [1, 2]),
     ("softcap", 5.0, [0.0, 1.0]),

@@ -219,6 +219,16 @@ WHY: dict[tuple[str, str, str], str] = {
         "if window <= (-1, 0):",
     ): "equivalent: a side is -1 at least, and a window without sides was before",
     (
+        "fa4/testing/mla.py",
+        '_SHRINKS = (SIZES | {"seqlen_q", "seqlen_k", "lengths"}) - {"head_dim", "head_dim_v"}',
+        '_SHRINKS = (SIZES ^ {"seqlen_q", "seqlen_k", "lengths"}) - {"head_dim", "head_dim_v"}',
+    ): "equivalent: these are not among SIZES",
+    (
+        "fa4/testing/adapters/flashinfer.py",
+        "last = torch.where(used > 0, (used - 1) % size + 1, used)",
+        "last = torch.where(used > 1, (used - 1) % size + 1, used)",
+    ): "equivalent: of one key either way is one",
+    (
         "fa4/testing/shrink.py",
         "patience: float = 1.0,",
         "patience: float = 2.0,",
