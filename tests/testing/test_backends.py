@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fa4.testing import Case, assert_within_budget, build_inputs, load_backend
+from fa4.testing.checks import equals_oracle
 from fa4.testing.contract import MOST_SILENT, Backend
 from fa4.testing.refusals import (
     BackendFailed,
@@ -74,6 +76,21 @@ def test_a_function_that_hangs_is_asked_twice_for_an_lse() -> None:
 
     assert not load_backend(silent).returns_lse
     assert len(asked) == len(set(asked)) == MOST_SILENT
+
+
+def test_one_case_in_eight_is_called_twice() -> None:
+    """By its seed, whichever the first one is."""
+    calls = []
+
+    def attend(q, k, v):
+        calls.append(1)
+        return load_backend("reference").function(q, k, v)
+
+    backend = load_backend(attend)
+    for seed in range(7, 26):
+        calls.clear()
+        assert equals_oracle(backend, replace(SMALL, seed=seed)) <= 1
+        assert len(calls) == (2 if seed in (8, 16, 24) else 1)
 
 
 def test_ctrl_c_is_not_a_failed_call() -> None:

@@ -67,6 +67,13 @@ def test_another_lse_is_seen(prop: Any) -> None:
 
 
 @pytest.mark.parametrize("prop", RELATIONS, ids=lambda prop: prop.name)
+def test_an_lse_that_comes_with_some_calls_alone(prop: Any) -> None:
+    """It is compared with none; whoever needs one says so in a line."""
+    result = _status(change_every_second_call(lambda out, lse: (out, None)), prop.name)
+    assert result.status == "passed" or "LSE" in result.error + result.reason
+
+
+@pytest.mark.parametrize("prop", RELATIONS, ids=lambda prop: prop.name)
 def test_without_an_lse_the_output_is_judged(prop: Any) -> None:
     """Of a function that has none: what needs it is not covered, the rest passes."""
 

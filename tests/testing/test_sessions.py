@@ -333,5 +333,7 @@ def test_walks_get_smaller() -> None:
     found = list(walk.simpler())
     assert [x.steps for x in found[:2]] == [(("values",),), walk.steps[:1]]
     assert walk.steps[1:] == found[2].steps[1:] and found[2].steps[0][1] == (0, 0)
+    less = [x.steps[0][1][0] for x in Walk("replay", Case(), (("lengths", (9, 0)),)).simpler()]
+    assert less[:4] == [0, 1, 4, 8]
     assert found[-1].case == Case() and walk.needs == ("values",)
     assert eval(repr(walk), {"Walk": Walk, "Case": Case}) == walk

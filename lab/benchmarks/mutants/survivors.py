@@ -219,6 +219,31 @@ WHY: dict[tuple[str, str, str], str] = {
         "if window <= (-1, 0):",
     ): "equivalent: a side is -1 at least, and a window without sides was before",
     (
+        "fa4/testing/torch_function.py",
+        "or min(strides, default=0) < 0",
+        "or min(strides, default= 1) < 0",
+    ): "equivalent: what has no strides has none below 0",
+    (
+        "fa4/testing/programs.py",
+        'lines = ["import numpy as np", *["import ml_dtypes"] * (case.dtype == "bf16"), "",',
+        'lines = ["import numpy as np", *["import ml_dtypes"] * (case.dtype <= "bf16"), "",',
+    ): "equivalent: of the names of types bf16 is the first",
+    (
+        "fa4/testing/diagnosis.py",
+        "seconds=SHRINK_SECONDS_ISOLATED if isolated else SHRINK_SECONDS,",
+        "seconds=SHRINK_SECONDS_ISOLATED if not isolated else SHRINK_SECONDS,",
+    ): "only time: how long a failure may be made smaller",
+    (
+        "fa4/testing/plain.py",
+        "return np.where(self.visible, scores, -np.inf).astype(self.work, copy=False)",
+        "return np.where(self.visible, scores, -np.inf).astype(self.work, copy=True)",
+    ): "equivalent: nobody else has what was just made",
+    (
+        "fa4/testing/budget.py",
+        "for name, parts in zip(Expected._fields[:4], lists, strict=True):",
+        "for name, parts in zip(Expected._fields[:4], lists, strict=False):",
+    ): "equivalent: four names and four lists; the check guards against a later change",
+    (
         "fa4/testing/mla.py",
         '_SHRINKS = (SIZES | {"seqlen_q", "seqlen_k", "lengths"}) - {"head_dim", "head_dim_v"}',
         '_SHRINKS = (SIZES ^ {"seqlen_q", "seqlen_k", "lengths"}) - {"head_dim", "head_dim_v"}',
