@@ -146,6 +146,11 @@ RECORDS = (
             "fa4.testing.properties",
         ),
     ),
+    Record(
+        path="lab/benchmarks/results/mutants_testing.json",
+        command='make mutants MUTANTS="--package testing --count 160 --seed 867286750"',
+        needs=HOURS, modules=("lab.benchmarks.mutants.run", "fa4.testing.properties"),
+    ),
     _computed("predictions", "tests/sim/test_predictions.py::test_the_recorded_figures"),
     _computed("reference", needs=TIMES, also=("fa4.backends.reference",)),
     _computed("sim", needs=TIMES),

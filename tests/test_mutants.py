@@ -207,11 +207,12 @@ def test_the_journal_forgets_survivors(file: Path, tmp_path: Path) -> None:
     assert [row["why"] for row in result["survivors"]] == ["nothing needs it", ""]
 
 
-def test_the_recorded_run_noticed_enough() -> None:
+@pytest.mark.parametrize(("name", "count"), [("mutants", 300), ("mutants_testing", 160)])
+def test_the_recorded_run_noticed_enough(name: str, count: int) -> None:
     """Of the whole sample, in every package that tests run; what was missed says why."""
-    found = read_record("mutants")
-    assert found["changes"] == found["noticed"] + len(found["survivors"]) == 300
-    assert found["share"] == round(found["noticed"] / 300, 4) >= run.LEAST_SHARE
+    found = read_record(name)
+    assert found["changes"] == found["noticed"] + len(found["survivors"]) == count
+    assert found["share"] == round(found["noticed"] / count, 4) >= run.LEAST_SHARE
     assert set(found["packages"]) == set(found["packages_changed"])
     assert len(found["noticed_by"]) == found["noticed"]
     assert all(row["why"] for row in found["survivors"])
