@@ -6,12 +6,14 @@ its dV and dK as they come out of the registers:
 
     S = K Q^T    dP = V dO^T    dV += P^T dO    dK += dS^T Q    dQ = dS K
 
-dQ sums over all keys: both warpgroups write their dS to shared memory, meet, and each computes one
-half of dQ, of the columns or, of tiles with 128 queries, of the rows. wgmma has 64 rows; so of
-tiles with 80 queries it is dQ^T, of which each has 64 rows, that are columns of dQ. It leaves its
-half in shared memory, and a warp adds it to global memory in float32, which nobody waits for.
-dS has two places, so that they meet once per tile: who writes dS of m + 2 has met the other after
-its dQ of m.
+dQ sums over all keys: both warpgroups write their dS to shared memory, and each computes one half
+of dQ, of the columns or, of tiles with 128 queries, of the rows. wgmma has 64 rows; so of tiles
+with 80 queries it is dQ^T, of which each has 64 rows, that are columns of dQ. It leaves its half in
+shared memory, and a warp adds it to global memory in float32, which nobody waits for.
+
+dQ of m is computed a tile later, behind S of m + 1: by then the other warpgroup has long written
+its dS, so that neither waits, and the tensor core has work under the exponentials. dS has two
+places, so that they meet once per tile: who writes dS of m + 2 has met the other after its dQ of m.
 """
 
 from __future__ import annotations
@@ -248,14 +250,15 @@ def _signals(pipeline: WarpgroupBackwardPipeline) -> list[Signal]:
     The first Q brings K along, the first dO brings V.
     """
     names, size = [f"consumer{i}" for i in range(CONSUMERS)], _tile_bytes(pipeline)
-    signals = []
+    releases = dict.fromkeys(names, RELEASES)
+    signals = [Signal(name="met", arrivals=releases, waiters=tuple(names))]
     for ring, keys in (("q", "k"), ("do", "v")):
         signals += [
             Signal(name=f"{ring}_full", arrivals={"load": 1}, waiters=tuple(names), stages=STAGES,
                    tx_bytes=size[ring] + stats_bytes(pipeline),
                    first_tx_bytes=CONSUMERS * size[keys]),
-            Signal(name=f"{ring}_empty", arrivals=dict.fromkeys(names, RELEASES),
-                   waiters=("load",), stages=STAGES, free=STAGES),
+            Signal(name=f"{ring}_empty", arrivals=releases, waiters=("load",), stages=STAGES,
+                   free=STAGES),
         ]  # fmt: skip
     for i, name in enumerate(names):
         products = ("s", "dp", "dv", "dq", "dk")
@@ -267,8 +270,6 @@ def _signals(pipeline: WarpgroupBackwardPipeline) -> list[Signal]:
             Signal(name=f"stored{i}", arrivals={name: 1}, waiters=(name,), kind="group"),
             Signal(name=f"dq{i}_full", arrivals={name: RELEASES}, waiters=(f"reduce{i}",)),
             Signal(name=f"dq{i}_empty", arrivals={f"reduce{i}": 1}, waiters=(name,), free=1),
-            Signal(name=f"meet{i}", arrivals={names[1 - i]: WARPGROUP}, waiters=(name,),
-                   kind="named"),
         ]  # fmt: skip
     return signals
 
@@ -309,7 +310,11 @@ def _consumer(pipeline: WarpgroupBackwardPipeline, i: int) -> Role:
         warps=tuple(range(4 * i, 4 * i + 4)),
         registers=CONSUMER_REGISTERS,
         live=live_registers(pipeline),
-        program=(Loop("q_tiles", _step(pipeline, i)), *_meet(i), *_store(pipeline, i)),
+        program=(
+            *_step(pipeline, i, first=True),
+            Loop("q_tiles", _step(pipeline, i), offset=-1),
+            *_finish(pipeline, i),
+        ),
     )
 
 
@@ -344,42 +349,54 @@ def live_registers(pipeline: WarpgroupBackwardPipeline) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _step(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
-    """A query tile: dV's product is issued when dS is written, and runs while warpgroups meet."""
+def _step(pipeline: WarpgroupBackwardPipeline, i: int, *, first: bool = False) -> Program:
+    """A query tile, and dQ of the one before under the first half of its exponentials.
+
+    dV's product is issued when dS is written.
+    """
     tile, elements = pipeline.tile_m // 2, pipeline.tile_m * WARPGROUP_ROWS
-    powers = Work(f"exp S{i}", unpacked(mufu=tile, fma=tile, alu=tile / 2), reads=("lse",))
+    half = unpacked(mufu=tile / 2, fma=tile / 2, alu=tile / 4)
     gradients = Work(f"dS{i}", unpacked(fma=2 * tile, alu=tile / 2), reads=("d",))
     write = SmemAccess(num_bytes=elements * pipeline.element_bytes)
     return (
         Wait("q_full"),
         *_product(pipeline, i, "s"),
+        *(() if first else _start_queries(pipeline, i)),
+        Wait(f"s{i}_done"),
+        Work(f"exp S{i}", half),
+        *(() if first else _leave_queries(pipeline, i)),
         Wait("do_full"),
         *_product(pipeline, i, "dp"),
-        Wait(f"s{i}_done"),
-        powers,
+        Work(f"exp S{i}", half, reads=("lse",)),  # the last time, of which there is one per tile
         Wait(f"dp{i}_done"),
         gradients,
         Work(f"write dS{i}", write, writes=(f"ds{i}",)),
         *_product(pipeline, i, "dv"),
         Work(f"show dS{i}", Sync(fenced=True)),
-        *_meet(i),
-        *_product(pipeline, i, "dq"),
+        Arrive("met"),
         *_product(pipeline, i, "dk"),
         Wait(f"dv{i}_done"),
         Arrive("do_empty"),
-        Wait(f"dq{i}_done"),
-        Wait(f"dq{i}_empty"),
-        Work(f"write dQ{i}", SmemAccess(num_bytes=_dq_bytes(pipeline)), writes=(f"dq{i}",)),
-        Work(f"show dQ{i}", Sync(fenced=True)),
-        Arrive(f"dq{i}_full"),
         Wait(f"dk{i}_done"),
         Arrive("q_empty"),
-    )  # fmt: skip
+    )
 
 
-def _meet(i: int) -> Program:
-    """Both warpgroups wait for each other."""
-    return Arrive(f"meet{1 - i}"), Wait(f"meet{i}")
+def _start_queries(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
+    """dQ's product, when the other warpgroup has written its dS."""
+    return Wait("met"), *_product(pipeline, i, "dq")
+
+
+def _leave_queries(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
+    """dQ into shared memory, when its last place there is free."""
+    write = SmemAccess(num_bytes=_dq_bytes(pipeline))
+    return (
+        Wait(f"dq{i}_done"),
+        Wait(f"dq{i}_empty"),
+        Work(f"write dQ{i}", write, writes=(f"dq{i}",)),
+        Work(f"show dQ{i}", Sync(fenced=True)),
+        Arrive(f"dq{i}_full"),
+    )
 
 
 def _product(pipeline: WarpgroupBackwardPipeline, i: int, what: str) -> Program:
@@ -401,18 +418,29 @@ def _product(pipeline: WarpgroupBackwardPipeline, i: int, what: str) -> Program:
     )
 
 
-def _store(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
-    """dV over the warpgroup's part of V, then dK over that of K."""
-    program: Program = ()
+def _finish(pipeline: WarpgroupBackwardPipeline, i: int) -> Program:
+    """The last dQ; dV over the warpgroup's part of V meanwhile, and dK over that of K after it."""
     cols, cols_v = pipeline.product_dims
-    for what, dim, place in (("dV", cols_v, "v"), ("dK", cols, "k")):
-        num_bytes = WARPGROUP_ROWS * dim * pipeline.element_bytes
-        program += (
-            Work(f"scale {what}{i}", unpacked(fma=dim / 2, alu=dim / 4)),
-            Work(f"write {what}{i}", SmemAccess(num_bytes=num_bytes), writes=(f"{place}{i}",)),
-            Work(f"show {what}{i}", Sync(fenced=True)),
-            Work(f"store {what}{i}", Copy(kind="store", num_bytes=num_bytes), asynchronous=True,
-                 reads=(f"{place}{i}",)),
-            Arrive(f"stored{i}", after="tma"),
-        )  # fmt: skip
-    return (*program, Wait(f"stored{i}"), Wait(f"stored{i}"))
+    return (
+        *_start_queries(pipeline, i),
+        *_store(pipeline, i, "dV", "v", cols_v),
+        *_leave_queries(pipeline, i),
+        Arrive("met"),
+        Wait("met"),
+        *_store(pipeline, i, "dK", "k", cols),
+        Wait(f"stored{i}"),
+        Wait(f"stored{i}"),
+    )
+
+
+def _store(pipeline: WarpgroupBackwardPipeline, i: int, what: str, place: str, dim: int) -> Program:
+    """A gradient of the warpgroup's keys, by way of a place in shared memory."""
+    num_bytes = WARPGROUP_ROWS * dim * pipeline.element_bytes
+    return (
+        Work(f"scale {what}{i}", unpacked(fma=dim / 2, alu=dim / 4)),
+        Work(f"write {what}{i}", SmemAccess(num_bytes=num_bytes), writes=(f"{place}{i}",)),
+        Work(f"show {what}{i}", Sync(fenced=True)),
+        Work(f"store {what}{i}", Copy(kind="store", num_bytes=num_bytes), asynchronous=True,
+             reads=(f"{place}{i}",)),
+        Arrive(f"stored{i}", after="tma"),
+    )  # fmt: skip

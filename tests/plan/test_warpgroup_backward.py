@@ -66,7 +66,7 @@ def test_sound(pipeline: WarpgroupBackwardPipeline) -> None:
     ("gone", "found"),
     [
         (
-            (Wait("meet0"), Arrive("meet0")),
+            (Wait("met"), Arrive("met")),
             "write dS1 of consumer1 may come before dq0 of consumer0",
         ),
         ((Wait("q_empty"),), "q_empty"),
@@ -78,7 +78,7 @@ def test_a_fault_is_found(gone: tuple[Step, ...], found: str) -> None:
     """Steps that are left out, of all roles."""
     plan = changed(warpgroup_backward_plan(WarpgroupBackwardPipeline(), H200), gone)
     names = {step.signal for step in gone if isinstance(step, (Wait, Arrive))}
-    if "meet0" in names:  # nobody names it any more
+    if "met" in names:  # nobody names it any more
         plan = replace(plan, signals=tuple(s for s in plan.signals if s.name not in names))
     assert found in "; ".join(map(str, check_plan(plan, H200)))
 

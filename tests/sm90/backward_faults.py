@@ -24,12 +24,20 @@ FAULTS: dict[str, tuple[Edit, str]] = {
         "missing-proxy-fence",
     ),
     "dQ's product before the warpgroups have met": (
-        Edit(consumer, "    meet(signals)\n    dq = products", "    dq = products"),
+        Edit(consumer, '    signals.wait("met", turn)\n    dq = work', "    dq = work"),
+        "race",
+    ),
+    "dQ's product with dS of the tile at hand": (
+        Edit(consumer, "products.queries(1 - grads.slot)", "products.queries(grads.slot)"),
         "race",
     ),
     "dQ is read while its product runs": (
-        Edit(consumer, "dq = wait_products(1, dq)", "dq = wait_products(2, dq)"),
+        Edit(consumer, "wait_products(0, dq)", "wait_products(1, dq)"),
         "missing-wait",
+    ),
+    "dK over K that the other warpgroup's dQ reads": (
+        Edit(consumer, '    signals.arrive_once("met")\n    signals.wait("met", turn)\n', ""),
+        "race",
     ),
     "Q given back while dK's product reads it": (
         Edit(

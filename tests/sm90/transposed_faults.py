@@ -20,7 +20,7 @@ CASE = Case(batch=1, seqlen_q=330, seqlen_k=70, heads_k=1, group=1, head_dim=72,
 FAULTS: dict[str, tuple[Edit, str]] = {
     "K as it is for K^T": (Edit(products, "a_transposed=True", "a_transposed=False"), WRONG),
     "both warpgroups have the first columns of dQ": (
-        Edit(kernel, "columns = run if", "columns = Int32(0) if"),
+        Edit(kernel, "columns = number * column", "columns = Int32(0) * column"),
         WRONG,
     ),
     "numbers of a stage one behind the other": (

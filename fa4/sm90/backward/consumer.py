@@ -1,5 +1,6 @@
 """A consumer warpgroup: its 64 keys' products with every query tile, P, dS, and its part of dQ."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import cutlass
@@ -12,9 +13,9 @@ from fa4.kit.rings import Ring
 from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
 from fa4.kit.units import WARPGROUP
-from fa4.plan.warpgroup_backward import TALL, stats_slot
+from fa4.plan.warpgroup_backward import MIDDLE, TALL, stats_slot
 from fa4.sm90.backward import columns
-from fa4.sm90.backward.epilogue import KeyGradients, store_gradients
+from fa4.sm90.backward.epilogue import KeyGradients, store_keys, store_values
 from fa4.sm90.backward.mods import ScoreMods
 from fa4.sm90.backward.products import GradientProducts
 from fa4.sm90.backward.reduce import hand_over_part, store_part
@@ -60,7 +61,10 @@ class ScoreTile:
 
 @dataclass(frozen=True)
 class KeyState:
-    """What is carried from one query tile to the next. Of each list, a thread's part."""
+    """What is carried from one query tile to the next. Of each list, a thread's part.
+
+    turn: of dQ's place in shared memory.
+    """
 
     dk: list
     dv: list
@@ -83,19 +87,23 @@ def consume(signals: Signals, tile: KeyTile, work: KeyWork) -> None:
             dk=dk, dv=dv, queries=signals.ring("q"), grads=signals.ring("do"),
             turn=signals.ring("dq0"), head=tile.head_k * tile.group, row_tile=tile.q_start,
         )  # fmt: skip
-        for _ in cutlass.range(trips, unroll=1):
+        state = step(signals, tile, work, state, first=True)
+        for _ in cutlass.range(trips - 1, unroll=1):
             state = step(signals, tile, work, state)
-        meet(signals)
-        store_gradients(signals, tile, work.gradients, work.number, state.dk, state.dv)
+        finish(signals, tile, work, state)
     else:
-        store_gradients(signals, tile, work.gradients, work.number, dk, dv)
+        store_values(signals, tile, work.gradients, work.number, dv)
+        store_keys(signals, tile, work.gradients, work.number, dk)
 
 
-def step(signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState) -> KeyState:
-    """One query tile.
+def step(
+    signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState, *, first: bool = False
+) -> KeyState:
+    """One query tile, and dQ of the one before, of which both warpgroups have long stored dS.
 
-    Shared memory gives the tensor core all it has while S and dP are computed: what is read from it
-    meanwhile comes late, so -LSE is read before.
+    dQ runs under the first exponentials; dP, into the registers that dQ has left, under the others.
+    Shared memory gives the tensor core all it has while it computes S, dQ and dP: what is read from
+    it meanwhile comes late, so -LSE is read before.
     """
     spec, products = tile.spec, work.products
     rows, queries = spec.tile_rows, state.queries
@@ -108,17 +116,23 @@ def step(signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState) -> Key
         mods=work.mods.of_head(state.head),
     )
     signals.wait("q_full", queries)
-    terms = columns.numbers(where.lse, rows // fragment.QUAD) if reads_early(spec) else None
+    terms = columns.numbers(where.lse, rows // fragment.QUAD) if reads_early(spec) else []
     s = products.scores(queries.slot)
     signals.arrive("s#_done", after="tensor")
+    dq = [] if first else start_queries(signals, work, state.turn, grads)
+    signals.wait("s#_done")
+    s = wait_products(0 if first else 1, s)
+    early = elements_under_queries(spec)
+    p = probabilities(tile, work, where, s[:early], terms=terms[: early // 2])
+    stand_apart(work.never)  # else ptxas waits for dQ before the exponentials
+    turn = state.turn if first else leave_queries(signals, work, state.turn, dq)
     signals.wait("do_full", grads)
     dp = products.upstream(grads.slot)
     signals.arrive("dp#_done", after="tensor")
-    signals.wait("s#_done")
-    s = wait_products(1, s)
-    p = probabilities(tile, work, where, s, terms=terms)
+    if early < len(s):
+        p += probabilities(tile, work, where, s[early:], early, terms=terms[early // 2 :])
     words = rounded(p, spec.dtype)
-    stand_apart(work.never)  # else ptxas waits for dP before the exponentials
+    stand_apart(work.never)
     signals.wait("dp#_done")
     dp = wait_products(0, dp)
     ds = rounded(score_gradients(tile, work, where, (s, p), dp), spec.dtype)
@@ -127,25 +141,36 @@ def step(signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState) -> Key
     dv = products.values(state.dv, words, grads.slot)
     signals.arrive("dv#_done", after="tensor")
     cute.arch.fence_proxy("async.shared", space="cta")
-    meet(signals)
-    dq = products.queries(grads.slot)
-    signals.arrive("dq#_done", after="tensor")
+    signals.arrive_once("met")
     dk = products.keys(state.dk, ds, queries.slot)
     signals.arrive("dk#_done", after="tensor")
-    return finish_step(signals, tile, work, replace(state, dk=dk, dv=dv, grads=grads), dq)
+    return finish_step(signals, tile, replace(state, dk=dk, dv=dv, grads=grads, turn=turn))
 
 
-def finish_step(
-    signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState, dq: list[Float32]
-) -> KeyState:
-    """Wait for dV, dQ and dK in turn, and give back what they have read."""
-    signals.wait("dv#_done")
-    dv = wait_products(2, state.dv)
-    signals.arrive_once("do_empty", state.grads)
+def start_queries(signals: Signals, work: KeyWork, turn: Ring, grads: Ring) -> list[Float32]:
+    """Start dQ of the tile before, when the other warpgroup has stored its dS; grads: of this one.
+
+    dS has two places, so the other one is that tile's.
+    """
+    signals.wait("met", turn)
+    dq = work.products.queries(1 - grads.slot)
+    signals.arrive("dq#_done", after="tensor")
+    return dq
+
+
+def leave_queries(signals: Signals, work: KeyWork, turn: Ring, dq: list[Float32]) -> Ring:
+    """dQ into shared memory when its product, the last one, is done."""
     signals.wait("dq#_done")
-    dq = wait_products(1, dq)
-    store_part(signals, work.dq, state.turn, dq)
-    hand_over_part(signals, state.turn)
+    store_part(signals, work.dq, turn, wait_products(0, dq))
+    hand_over_part(signals, turn)
+    return turn.next()
+
+
+def finish_step(signals: Signals, tile: KeyTile, state: KeyState) -> KeyState:
+    """Wait for dV and dK in turn, and give back what they have read."""
+    signals.wait("dv#_done")
+    dv = wait_products(1, state.dv)
+    signals.arrive_once("do_empty", state.grads)
     signals.wait("dk#_done")
     dk = wait_products(0, state.dk)
     signals.arrive_once("q_empty", state.queries)
@@ -156,10 +181,21 @@ def finish_step(
         dv=dv,
         queries=state.queries.next(),
         grads=state.grads.next(),
-        turn=state.turn.next(),
+        turn=state.turn,
         head=cutlass.select_(ended, state.head + 1, state.head),
         row_tile=cutlass.select_(ended, tile.q_start, row_tile),
     )
+
+
+def finish(signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState) -> None:
+    """The last tile's dQ; dV leaves meanwhile, and dK when neither warpgroup reads K any more."""
+    grads = state.queries if shares_ring(tile.spec) else state.grads
+    dq = start_queries(signals, work, state.turn, grads)
+    store_values(signals, tile, work.gradients, work.number, state.dv)
+    turn = leave_queries(signals, work, state.turn, dq)
+    signals.arrive_once("met")
+    signals.wait("met", turn)
+    store_keys(signals, tile, work.gradients, work.number, state.dk)
 
 
 def shares_ring(spec: WarpgroupBackwardSpec) -> bool:
@@ -169,6 +205,16 @@ def shares_ring(spec: WarpgroupBackwardSpec) -> bool:
     one they are slower.
     """
     return spec.is_plain and spec.tile_rows < TALL
+
+
+def elements_under_queries(spec: WarpgroupBackwardSpec) -> int:
+    """Of a thread's scores, those whose exponentials are computed before dP's product starts.
+
+    A half, for the rest to run under dP; all where registers do not suffice for that: tiles of 80
+    queries, and scores that are kept beside P.
+    """
+    whole = spec.tile_rows // fragment.ROWS_OF_THREAD
+    return whole if spec.modifies_scores or spec.tile_rows == MIDDLE else whole // 2
 
 
 def reads_early(spec: WarpgroupBackwardSpec) -> bool:
@@ -182,7 +228,7 @@ def probabilities(
     where: ScoreTile,
     raw: list[Float32],
     first: int = 0,
-    terms: list[Float32] | None = None,
+    terms: Sequence[Float32] = (),
 ) -> list[Float32]:
     """P in float32; raw: scores as the tensor core made them, the elements from `first` on.
 
@@ -193,7 +239,7 @@ def probabilities(
     column = fragment.column_of(first)
     scores = masked(tile, work, where.row_tile, scores, column)
     place = where.lse + column * columns.FLOAT_BYTES
-    return columns.powers(scores, work.scale_log2, place if terms is None else terms)
+    return columns.powers(scores, work.scale_log2, terms or place)
 
 
 def score_gradients(
@@ -213,12 +259,6 @@ def score_gradients(
         values = columns.sums_times(dp[first : first + PART], p, where.d + offset)
         found += where.mods.passed_back(values, mine, first_row, first)
     return found
-
-
-def meet(signals: Signals) -> None:
-    """The warpgroups wait for each other."""
-    signals.hand_on("meet#", 2)
-    signals.wait("meet#")
 
 
 @cute.jit

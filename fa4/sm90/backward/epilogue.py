@@ -40,16 +40,17 @@ class KeyGradients:
     softmax_scale: Float32
 
 
-def store_gradients(
-    signals: Signals,
-    tile: KeyTile,
-    gradients: KeyGradients,
-    number: Int32,
-    dk: list[Float32],
-    dv: list[Float32],
+def store_values(
+    signals: Signals, tile: KeyTile, gradients: KeyGradients, number: Int32, dv: list[Float32]
 ) -> None:
-    """dV, then dK. Nobody reads V or K any more."""
+    """dV, by way of the warpgroup's V, which no product reads any more."""
     store(signals, tile, gradients.dv, number, dv)
+
+
+def store_keys(
+    signals: Signals, tile: KeyTile, gradients: KeyGradients, number: Int32, dk: list[Float32]
+) -> None:
+    """dK, likewise; then nothing reads shared memory any more."""
     scaled = [value * gradients.softmax_scale for value in dk]
     store(signals, tile, gradients.dk, number, scaled)
     signals.wait("stored#")

@@ -93,4 +93,3 @@ def reduce(signals: Signals, tile: KeyTile, work: DqReduction) -> None:
         ended = row_tile == q_stop
         head = cutlass.select_(ended, head + 1, head)
         row_tile = cutlass.select_(ended, q_start, row_tile)
-    cute.arch.cp_async_bulk_wait_group(0, read=False)
