@@ -7,9 +7,8 @@ its dV and dK as they come out of the registers:
     S = K Q^T    dP = V dO^T    dV += P^T dO    dK += dS^T Q    dQ = dS K
 
 dQ sums over all keys: both warpgroups write their dS to shared memory, and each computes one half
-of dQ, of the columns or, of tiles with 128 queries, of the rows. wgmma has 64 rows; so of tiles
-with 80 queries it is dQ^T, of which each has 64 rows, that are columns of dQ. It leaves its half in
-shared memory, and a warp adds it to global memory in float32, which nobody waits for.
+of dQ, of the columns or, of tiles with 128 queries, of the rows. It leaves its half in shared
+memory, and a warp adds it to global memory in float32, which nobody waits for.
 
 dQ of m is computed a tile later, behind S of m + 1: by then the other warpgroup has long written
 its dS, so that neither waits, and the tensor core has work under the exponentials. dS has two
@@ -46,7 +45,7 @@ from fa4.plan.work import WARPGROUP, mma
 CONSUMERS = 2
 STAGES = 2  # of Q, dO and dS
 KEY_RUN_COLS = 16  # of K, the fewest that are swizzled
-NARROW, MIDDLE, TALL = WARPGROUP_ROWS, 80, 2 * WARPGROUP_ROWS  # queries of a tile
+NARROW, TALL = WARPGROUP_ROWS, 2 * WARPGROUP_ROWS  # queries of a tile
 RELEASES = 4  # arrivals of a warpgroup that has used a slot: one lane of each warp
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
 BARRIER_BYTES = 8 * 16
@@ -63,8 +62,8 @@ class WarpgroupBackwardPipeline:
 
     Head dimensions are those of the tiles in shared memory; cols, cols_v: of these columns, those
     that products take but for dQ, all for None. dq_cols: columns of dQ, likewise. tile_m: queries
-    of a tile, 64 or 128, or 80 where head_dim is 128. deterministic: CTAs add to a dQ tile one
-    after the other. scheduler: "naive", or "spt" (shortest first).
+    of a tile, 64 or 128. deterministic: CTAs add to a dQ tile one after the other. scheduler:
+    "naive", or "spt" (shortest first).
     """
 
     head_dim: int = 128
@@ -96,10 +95,7 @@ class WarpgroupBackwardPipeline:
                     cols,
                 )
         require(self.element_bytes == 2, "element_bytes must be 2", self.element_bytes)
-        tiles = (NARROW, MIDDLE, TALL) if self.head_dim == 128 else (NARROW, TALL)
-        names = f"{', '.join(map(str, tiles[:-1]))} or {tiles[-1]}"
-        require(self.tile_m in tiles, f"tile_m must be {names} at head_dim {self.head_dim}",
-                self.tile_m)  # fmt: skip
+        require(self.tile_m in (NARROW, TALL), f"tile_m must be {NARROW} or {TALL}", self.tile_m)
         choices = ("naive", "spt")
         require(self.scheduler in choices, f"scheduler must be one of {', '.join(choices)}",
                 self.scheduler)  # fmt: skip
@@ -167,49 +163,29 @@ def stats_bytes(pipeline: WarpgroupBackwardPipeline) -> int:
     return pipeline.tile_m * FLOAT_BYTES
 
 
-def fastest_tile(head_dim: int, head_dim_v: int, *, deterministic: bool, plain: bool) -> int:
-    """Queries of a tile where scores need not be kept beside P.
-
-    80 only where CTAs wait for their turns, of which there are fewer then. plain: without a mask,
-    and with sequences of one length.
-    """
-    if head_dim == head_dim_v == 64:
-        return TALL
-    wide = head_dim == head_dim_v == 128
-    return MIDDLE if wide and deterministic and plain else NARROW
+def fastest_tile(head_dim: int, head_dim_v: int) -> int:
+    """Queries of a tile where scores need not be kept beside P."""
+    return TALL if head_dim == head_dim_v == 64 else NARROW
 
 
 def fewest_dq_cols(head_dim: int, tile_m: int, *, ragged: bool) -> int:
     """Columns of which dQ is computed: as few as divide among the warpgroups.
 
-    Each has 64 rows of tiles with 128 queries, 64 columns of dQ^T, else a half of the columns, in
-    whole runs of 16 of K's. ragged: a run that no key has must not be loaded where sequences have
+    Each has 64 rows of tiles with 128 queries, else a half of the columns, in whole runs of 16 of
+    K's. ragged: a run that no key has must not be loaded where sequences have
     lengths of their own, as tensor maps do not begin at a tensor then.
     """
     cols = -(-head_dim // KEY_RUN_COLS) * KEY_RUN_COLS
     if tile_m == TALL:
         return cols
     halves = CONSUMERS * KEY_RUN_COLS * -(-cols // (CONSUMERS * KEY_RUN_COLS))
-    if tile_m == NARROW and cols > WARPGROUP_ROWS and not (ragged and halves > cols):
+    if cols > WARPGROUP_ROWS and not (ragged and halves > cols):
         return halves
     return whole_runs(cols)
 
 
-def dq_transposed(pipeline: WarpgroupBackwardPipeline) -> bool:
-    """Is it dQ^T that is computed, a warpgroup's 64 rows of it columns of dQ?"""
-    return pipeline.tile_m % WARPGROUP_ROWS > 0
-
-
-def stats_slot(pipeline: WarpgroupBackwardPipeline) -> int:
-    """Bytes from such numbers of one stage to those of the next."""
-    return -(-stats_bytes(pipeline) // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES
-
-
 def dq_columns(pipeline: WarpgroupBackwardPipeline) -> int:
-    """Columns of a warpgroup's 64 rows of dQ: all, or a half if there are no more rows.
-
-    Of dQ^T all of them, which are the tile's queries.
-    """
+    """Columns of a warpgroup's 64 rows of dQ: all, or a half if there are no more rows."""
     return pipeline.dq_dim * pipeline.tile_m // (CONSUMERS * WARPGROUP_ROWS)
 
 
@@ -239,7 +215,7 @@ def _lay_out(pipeline: WarpgroupBackwardPipeline) -> list[Buffer]:
     for i in range(CONSUMERS):
         layout.add(f"dq{i}", "smem", _dq_bytes(pipeline), align=SLOT_ALIGN_BYTES)
     for name in ("lse", "d"):
-        layout.add(name, "smem", stats_slot(pipeline), stages=STAGES, align=SLOT_ALIGN_BYTES)
+        layout.add(name, "smem", stats_bytes(pipeline), stages=STAGES, align=SLOT_ALIGN_BYTES)
     layout.add("barriers", "smem", BARRIER_BYTES, align=8)
     return layout.buffers
 

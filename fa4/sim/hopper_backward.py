@@ -70,7 +70,7 @@ def backward_pipeline(
     if max(dims) > MOST_NARROW:
         return replace(deepest_rings(widest_tile(cols, cols_v, gpu), gpu), causal=masked)
     d, dv = map(whole_runs, dims)
-    tile_m = fastest_tile(d, dv, deterministic=deterministic, plain=not (masked or ragged))
+    tile_m = fastest_tile(d, dv)
     last_first = deterministic and problem.window_size[1] is not None
     return WarpgroupBackwardPipeline(
         head_dim=d, head_dim_v=dv, cols=cols, cols_v=cols_v, causal=masked,

@@ -15,7 +15,6 @@ from fa4.plan.memory_rules import whole_runs
 from fa4.plan.schema import Arrive, Loop, PipelinePlan, Program, Role, Step, Wait
 from fa4.plan.warpgroup_backward import (
     CONSUMERS,
-    MIDDLE,
     NARROW,
     TALL,
     WarpgroupBackwardPipeline,
@@ -26,7 +25,6 @@ from fa4.plan.warpgroup_backward import (
 
 PIPELINES = (
     WarpgroupBackwardPipeline(),
-    WarpgroupBackwardPipeline(tile_m=80),
     WarpgroupBackwardPipeline(cols=96, cols_v=80),
     WarpgroupBackwardPipeline(cols=96, cols_v=80, dq_cols=96),
     WarpgroupBackwardPipeline(head_dim=64, tile_m=128, cols=48, dq_cols=48, head_dim_v=64),
@@ -87,8 +85,7 @@ def test_a_fault_is_found(gone: tuple[Step, ...], found: str) -> None:
     ("fields", "message"),
     [
         ({"head_dim": 96}, "head_dim must be 64 or 128; got 96"),
-        ({"tile_m": 96}, "tile_m must be 64, 80 or 128 at head_dim 128; got 96"),
-        ({"tile_m": 80, "head_dim": 64}, "tile_m must be 64 or 128 at head_dim 64; got 80"),
+        ({"tile_m": 80}, "tile_m must be 64 or 128; got 80"),
         ({"cols": 104}, "cols must be a multiple of 16, at most 128; got 104"),
         ({"head_dim_v": 64, "cols_v": 80}, "cols_v must be a multiple of 16, at most 64; got 80"),
         ({"dq_cols": 72}, "dq_cols must be a multiple of 16, at most 128; got 72"),
@@ -100,11 +97,11 @@ def test_refusals(fields: dict[str, object], message: str) -> None:
         WarpgroupBackwardPipeline(**fields)  # type: ignore[arg-type]
 
 
-@given(st.integers(1, 16), st.sampled_from([NARROW, MIDDLE, TALL]), st.booleans())
+@given(st.integers(1, 16), st.sampled_from([NARROW, TALL]), st.booleans())
 def test_columns_of_dq(eighths: int, tile_m: int, ragged: bool) -> None:
     """All there are, no more than the tile's, and as many for each warpgroup as wgmma takes."""
     head_dim = 8 * eighths
-    assume(tile_m != (TALL if head_dim > 64 else MIDDLE))
+    assume(tile_m == NARROW or head_dim <= 64)
     cols = fewest_dq_cols(head_dim, tile_m, ragged=ragged)
     pipeline = WarpgroupBackwardPipeline(
         head_dim=whole_runs(head_dim), tile_m=tile_m, dq_cols=cols,

@@ -26,9 +26,8 @@ from fa4.emulator.machine.options import Options
 from fa4.kit.features import BackwardFeatures
 from fa4.masks import Chunked
 from fa4.oracle import attend
-from fa4.plan.warpgroup_backward import dq_transposed
 from fa4.sm90.backward import host as hopper
-from fa4.sm90.backward.postprocess import UNIT, transposed_offset, unit_offset
+from fa4.sm90.backward.postprocess import unit_offset
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm100.backward import host
 from fa4.sm100.backward.spec import BackwardSpec
@@ -222,10 +221,6 @@ def dq_places(spec: AnySpec) -> np.ndarray:
     row, col = np.meshgrid(np.arange(spec.block_rows), np.arange(d), indexing="ij")
     if isinstance(spec, BackwardSpec):
         return np.asarray(dq_offset(row, col, d))
-    if dq_transposed(spec.pipeline):
-        # Vectors, `UNIT` apart, of a column and the one 8 behind, each of two rows.
-        vectors = transposed_offset(spec, row // 2 * 2, col // 16)
-        return np.asarray(vectors + col % 8 * UNIT + col % 16 // 8 * 2 + row % 2)
     # Vectors of a quad's threads, each two columns of a row and of the row 8 below.
     unit = unit_offset(spec, row // 16 * 16 + row % 8, col // 8)
     return np.asarray(unit + col % 8 // 2 * 4 + row % 16 // 8 * 2 + col % 2)

@@ -1,8 +1,7 @@
 """The compiled Hopper backward kernel as a function of a `Case`, run by the emulator.
 
-The features are those of the SM100 tests, each set with head dims of this kernel, and two sets with
-tiles of 80 queries, one of which is chosen; the main kernel alone is run, on a workspace that NumPy
-prepares.
+The features are those of the SM100 tests, each set with head dims of this kernel; the main kernel
+alone is run, on a workspace that NumPy prepares.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from tests.sm100.backward_kernel import BackwardKernel, kept
 CHOICES: dict[str, dict[str, Any]] = {
     "plain": {},
     "plain_in_order": {"head_dim": 104, "head_dim_v": 72, "dtype": "fp16", "deterministic": True},
-    "tiles_of_80": {"head_dim": 128, "tile_m": 80, "window_left": True, "window_right": True,
-                    "packed_q": True, "packed_k": True, "used_q": True, "deterministic": True},
     "causal": {},
     "window": {"head_dim": 72, "head_dim_v": 16},
     "packed": {"head_dim": 96, "head_dim_v": 128},

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from tests.sm90 import backward_faults, transposed_faults, wide_faults
+from tests.sm90 import backward_faults, wide_faults
 from tests.sm90.faults import find
 
-KERNELS = {"narrow": backward_faults, "transposed": transposed_faults, "wide": wide_faults}
+KERNELS = {"narrow": backward_faults, "wide": wide_faults}
 FEW = [(kernel, name) for kernel, of in KERNELS.items() for name in of.FEW]
 OTHERS = [
     (kernel, name)

@@ -13,7 +13,7 @@ from fa4.kit.rings import Ring
 from fa4.kit.rowmath import rounded
 from fa4.kit.signals import Signals
 from fa4.kit.units import WARPGROUP
-from fa4.plan.warpgroup_backward import MIDDLE, TALL, stats_slot
+from fa4.plan.warpgroup_backward import stats_bytes
 from fa4.sm90.backward import columns
 from fa4.sm90.backward.epilogue import KeyGradients, store_keys, store_values
 from fa4.sm90.backward.mods import ScoreMods
@@ -106,9 +106,8 @@ def step(
     it meanwhile comes late, so -LSE is read before.
     """
     spec, products = tile.spec, work.products
-    rows, queries = spec.tile_rows, state.queries
-    grads = queries if shares_ring(spec) else state.grads
-    numbers = stats_slot(spec.pipeline)
+    rows, queries, grads = spec.tile_rows, state.queries, state.grads
+    numbers = stats_bytes(spec.pipeline)
     where = ScoreTile(
         row_tile=state.row_tile,
         lse=work.lse + queries.slot * numbers,
@@ -144,7 +143,7 @@ def step(
     signals.arrive_once("met")
     dk = products.keys(state.dk, ds, queries.slot)
     signals.arrive("dk#_done", after="tensor")
-    return finish_step(signals, tile, replace(state, dk=dk, dv=dv, grads=grads, turn=turn))
+    return finish_step(signals, tile, replace(state, dk=dk, dv=dv, turn=turn))
 
 
 def start_queries(signals: Signals, work: KeyWork, turn: Ring, grads: Ring) -> list[Float32]:
@@ -189,8 +188,7 @@ def finish_step(signals: Signals, tile: KeyTile, state: KeyState) -> KeyState:
 
 def finish(signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState) -> None:
     """The last tile's dQ; dV leaves meanwhile, and dK when neither warpgroup reads K any more."""
-    grads = state.queries if shares_ring(tile.spec) else state.grads
-    dq = start_queries(signals, work, state.turn, grads)
+    dq = start_queries(signals, work, state.turn, state.grads)
     store_values(signals, tile, work.gradients, work.number, state.dv)
     turn = leave_queries(signals, work, state.turn, dq)
     signals.arrive_once("met")
@@ -198,23 +196,14 @@ def finish(signals: Signals, tile: KeyTile, work: KeyWork, state: KeyState) -> N
     store_keys(signals, tile, work.gradients, work.number, state.dk)
 
 
-def shares_ring(spec: WarpgroupBackwardSpec) -> bool:
-    """Is the place in the ring of Q taken for that of dO? A consumer goes round both in step.
-
-    Tiles of 80 queries have no registers for both; those of 64 are faster so without a mask, with
-    one they are slower.
-    """
-    return spec.is_plain and spec.tile_rows < TALL
-
-
 def elements_under_queries(spec: WarpgroupBackwardSpec) -> int:
     """Of a thread's scores, those whose exponentials are computed before dP's product starts.
 
-    A half, for the rest to run under dP; all where registers do not suffice for that: tiles of 80
-    queries, and scores that are kept beside P.
+    A half, for the rest to run under dP; all where scores are kept beside P, as registers do not
+    suffice for that.
     """
     whole = spec.tile_rows // fragment.ROWS_OF_THREAD
-    return whole if spec.modifies_scores or spec.tile_rows == MIDDLE else whole // 2
+    return whole if spec.modifies_scores else whole // 2
 
 
 def reads_early(spec: WarpgroupBackwardSpec) -> bool:

@@ -9,7 +9,7 @@ from fa4.kit.descriptors import OperandTiles, swizzle_bytes
 from fa4.kit.setup import SWIZZLE_ALIGN, has_role, meet, take_registers
 from fa4.kit.signals import Signals, init_signals
 from fa4.kit.units import WARP, WARPGROUP
-from fa4.plan.warpgroup_backward import CONSUMERS, STAGES, dq_columns, dq_transposed
+from fa4.plan.warpgroup_backward import CONSUMERS, STAGES, dq_columns
 from fa4.sm90.backward.columns import column_address
 from fa4.sm90.backward.consumer import KeyWork, consume
 from fa4.sm90.backward.epilogue import GradientTile, KeyGradients
@@ -58,8 +58,8 @@ def kernel(loads, stores, stats, dq_accum, turns, factors, softmax_scale, aux, s
         init_signals(signals)
     if warp == 1:
         prefetch_descriptors(loads, stores)
-    meet(spec.cta_group)
     tile = place(problem)
+    meet(spec.cta_group)
 
     if has_role(warp, plan.role("load")):
         take_registers(plan, plan.role("load"))
@@ -139,7 +139,6 @@ def make_products(spec: WarpgroupBackwardSpec, start: Int32, number: Int32) -> G
         dtype=spec.dtype,
         tile_m=pipeline.tile_m,
         dq_cols=dq_columns(pipeline),
-        dq_transposed=dq_transposed(pipeline),
     )
 
 

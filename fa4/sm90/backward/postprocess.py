@@ -1,7 +1,5 @@
 """After the backward kernel: dQ in 16 bits, scaled, and the gradient of the sink."""
 
-from typing import Any
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -9,15 +7,14 @@ from cutlass import Float32, Int32
 from fa4.config import WARPGROUP_ROWS
 from fa4.kit.rowmath import store_rounded
 from fa4.kit.units import WARP
-from fa4.plan.warpgroup_backward import dq_columns, dq_transposed
+from fa4.plan.warpgroup_backward import dq_columns
 from fa4.sm90.backward.spec import WarpgroupBackwardSpec
 from fa4.sm90.forward.fragment import QUAD, ROW_STEP, RUN
 from fa4.sm100.backward.postprocess import add_up_sink
 from fa4.sm100.backward.row_blocks import QueryRows, RowBlock, all_rows, this_block
 from fa4.sm100.backward.workspace import VECTOR
 
-WARP_ROWS = 2 * ROW_STEP  # of a warp's part; of dQ^T they are columns of dQ
-UNIT = QUAD * VECTOR  # float32 of a quad's vectors: 8 columns of two rows, 8 apart
+WARP_ROWS = 2 * ROW_STEP  # of a warp's part
 
 
 @cute.jit
@@ -38,8 +35,7 @@ def kernel(dq_accum, dq, dsink, sink_parts, softmax_scale, rows: QueryRows):
     """One block of dQ; the CTA of a head's first block also adds up its dsink."""
     block = this_block(rows)
     if block.exists:
-        store = store_transposed if dq_transposed(rows.spec.pipeline) else store_units
-        store(dq_accum[block.head, block.tile, None], block, dq, softmax_scale)
+        store_units(dq_accum[block.head, block.tile, None], block, dq, softmax_scale)
     if cutlass.const_expr(rows.spec.sink):  # noqa: SIM102
         if block.tile == 0:
             add_up_sink(rows, block.head, sink_parts, dsink)
@@ -75,38 +71,6 @@ def store_units(tile: cute.Tensor, block: RowBlock, dq: cute.Tensor, scale: Floa
             if row + half * ROW_STEP < block.rows:
                 values = [x * scale for vector in vectors for x in vector[2 * half : 2 * half + 2]]
                 place = cute.local_tile(target[row + half * ROW_STEP, None], (RUN,), (run,))
-                store_rounded(values, place, spec.dtype)
-
-
-def transposed_offset(spec: WarpgroupBackwardSpec, row: Int32 | int, cols: Int32 | int) -> Any:
-    """Where the vectors of rows `row`, even, and `row` + 1 start, of 16 columns from 16 `cols` on.
-
-    There are 8 of them, `UNIT` apart, each of a column and the one 8 behind, of both rows.
-    """
-    rows = spec.tile_rows
-    tile, inside = row // rows, row % rows
-    warps = tile * (spec.pipeline.dq_dim // WARP_ROWS) + cols
-    return warps * (WARP_ROWS * rows) + inside // RUN * (WARP * VECTOR) + inside % RUN // 2 * VECTOR
-
-
-@cute.jit
-def store_transposed(tile: cute.Tensor, block: RowBlock, dq: cute.Tensor, scale: Float32) -> None:
-    """The same of dQ^T: the quads of a run of rows side by side, then the columns of a row."""
-    spec: cutlass.Constexpr = block.spec
-    threads: cutlass.Constexpr = spec.block_rows
-    parts: cutlass.Constexpr = -(-spec.head_dim // WARP_ROWS)
-    target = block.of(dq)
-    for index in cutlass.range(cute.arch.thread_idx()[0], threads // 2 * parts, threads, unroll=1):
-        cols = index // QUAD % parts
-        row = index // (QUAD * parts) * RUN + index % QUAD * 2
-        start = transposed_offset(spec, row, cols)
-        vectors = [load_vector(tile, (start + i * UNIT) // VECTOR) for i in range(RUN)]
-        for i in cutlass.range_constexpr(VECTOR):
-            step, half = i % 2, i // 2
-            run = cols * 2 + half
-            if (row + step < block.rows) & (run < spec.head_dim // RUN):
-                values = [vector[i] * scale for vector in vectors]
-                place = cute.local_tile(target[row + step, None], (RUN,), (run,))
                 store_rounded(values, place, spec.dtype)
 
 

@@ -2,7 +2,7 @@
 
 Sums are lists of Float32 as in `fa4.sm90.forward.products`: nothing may touch them before
 `wait_products` has returned them. A thread's elements of S^T, dP^T, dK and dV are of its two keys,
-those of dQ of its two queries, those of dQ^T of its two columns.
+those of dQ of its two queries.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class GradientProducts:
 
     k, v: its own keys. q, do: summed over their columns; q_rows, do_rows: over their rows. ds: of
     all keys and its queries of dQ; k_rows: all keys, its columns of dQ. dtype: of all of them.
-    tile_m: queries of a tile; dq_cols: columns of its accumulator of dQ, or of dQ^T.
+    tile_m: queries of a tile; dq_cols: columns of its accumulator of dQ.
     """
 
     k: OperandTiles
@@ -35,7 +35,6 @@ class GradientProducts:
     dtype: cutlass.Constexpr
     tile_m: cutlass.Constexpr
     dq_cols: cutlass.Constexpr
-    dq_transposed: cutlass.Constexpr
 
     def scores(self, stage: Int32 | int) -> list[Float32]:
         """Start S^T = K Q^T with the queries of a stage, as a group of its own."""
@@ -54,17 +53,12 @@ class GradientProducts:
         return self._add(sums, ds, self.q_rows, stage)
 
     def queries(self, stage: Int32 | int) -> list[Float32]:
-        """Start dQ = dS K, or dQ^T = K^T dS^T, with dS of a stage, likewise."""
+        """Start dQ = dS K with dS of a stage, likewise."""
         code = PtxBlock()
         ds = descriptors(code, self.ds.stage(stage), self.ds.high, self.ds.steps)
         keys = descriptors(code, self.k_rows.low, self.k_rows.high, self.k_rows.steps)
         sums = [code.register("f32") for _ in range(self.dq_cols // 2)]
-        if self.dq_transposed:
-            multiply(
-                code, sums, keys, ds, self.dtype, added=False, transposed=False, a_transposed=True
-            )
-        else:
-            multiply(code, sums, ds, keys, self.dtype, added=False, transposed=True)
+        multiply(code, sums, ds, keys, self.dtype, added=False, transposed=True)
         return code.trace(*sums, effects=True)
 
     def _new(self, keys: OperandTiles, rows: OperandTiles, stage: Int32 | int) -> list[Float32]:

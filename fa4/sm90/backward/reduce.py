@@ -1,9 +1,9 @@
 """dQ of a query tile on its way to global memory: a warpgroup's part by way of shared memory.
 
-A part is a warpgroup's 64 rows of dQ or of dQ^T, in the order in which its threads hold them, so
-that each stores 16 bytes at a time and the lanes' lie side by side. A warp for each warpgroup adds
-its part with one bulk copy: the consumers wait neither for the memory nor for other CTAs. Parts lie
-one behind the other:
+A part is a warpgroup's 64 rows of dQ, in the order in which its threads hold them, so that each
+stores 16 bytes at a time and the lanes' lie side by side. A warp for each warpgroup adds its part
+with one bulk copy: the consumers wait neither for the memory nor for other CTAs. Parts lie one
+behind the other:
 
     dq_accum    float32 (heads, blocks, rows * d), of a block (its query tiles, their warpgroups,
                 their warps, runs of 8 columns, lanes, 4): elements 4 j to 4 j + 3 of a lane

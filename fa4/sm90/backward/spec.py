@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from fa4.config import require, require_int
 from fa4.hardware import H200, Gpu
-from fa4.kit.units import TILE_ROWS, WARP, padded_dim
+from fa4.kit.units import TILE_ROWS, padded_dim
 from fa4.plan.memory_rules import whole_runs
 from fa4.plan.schema import PipelinePlan
 from fa4.plan.warpgroup_backward import (
@@ -52,8 +51,8 @@ class WarpgroupBackwardSpec(DividedFeatures):
 
     @property
     def block_rows(self) -> int:
-        """Queries of a block of the workspace: whole tiles, whole warps."""
-        return max(TILE_ROWS, math.lcm(self.tile_rows, WARP))
+        """Queries of a block of the workspace: one or two tiles."""
+        return TILE_ROWS
 
     @property
     def dq_counters(self) -> int:
@@ -74,7 +73,8 @@ class WarpgroupBackwardSpec(DividedFeatures):
         """
         dims = self.head_dim, self.head_dim_v
         d, dv = map(whole_runs, dims)
-        tile_m = self.tile_m or self._fastest_tile(d, dv)
+        tallest = NARROW if self.modifies_scores else fastest_tile(d, dv)
+        tile_m = self.tile_m or tallest
         last_first = self.deterministic and self.hides_first_rows
         return WarpgroupBackwardPipeline(
             head_dim=d,
@@ -87,18 +87,6 @@ class WarpgroupBackwardSpec(DividedFeatures):
             deterministic=self.deterministic,
             scheduler="spt" if last_first else "naive",
         )
-
-    @property
-    def is_plain(self) -> bool:
-        """Is there no mask, are scores not modified and sequences of one length?"""
-        masked = self.hides_first_rows or self.hides_last_rows or self.mask_mod is not None
-        return not (masked or self.modifies_scores or self.ragged_q or self.ragged_k)
-
-    def _fastest_tile(self, d: int, dv: int) -> int:
-        """Queries of a tile, by padded head dims: 64 where scores must be kept beside P."""
-        if self.modifies_scores:
-            return NARROW
-        return fastest_tile(d, dv, deterministic=self.deterministic, plain=self.is_plain)
 
     @property
     def plan(self) -> PipelinePlan:

@@ -67,12 +67,12 @@ class WarpgroupProducts:
 
 def multiply(
     code: PtxBlock, sums: list[str], a: list[str], b: list[str], dtype: str, *,
-    added: bool, transposed: bool, a_transposed: bool = False,
+    added: bool, transposed: bool,
 ) -> None:  # fmt: skip
     """wgmma.mma_async for each step along K (PTX ISA 9.7.15.5.2), and their group.
 
-    added: to what the sums are; else the first step overwrites them. transposed, a_transposed: B,
-    A in shared memory, is MN-major; 8-bit types have no such form.
+    added: to what the sums are; else the first step overwrites them. transposed: B is MN-major;
+    8-bit types have no such form.
     """
     columns, kind, bits = 2 * len(sums), TYPES[dtype], DTYPE_BITS[dtype]
     onto = [code.do("setp.ne.b32", flag, "0", kind="pred") for flag in (str(int(added)), "1")]
@@ -81,7 +81,7 @@ def multiply(
     for step, (left, right) in enumerate(zip(a, b, strict=True)):
         majors = f", {int(transposed)}"
         if not left.startswith("{"):
-            majors = f", {int(a_transposed)}{majors}"
+            majors = f", 0{majors}"
         if bits == 8:
             majors = ""
         code.effect(
