@@ -67,6 +67,26 @@ def test_every_family_of_kernels_is_looked_at() -> None:
         assert any(word in name for name in sanitized.FAMILIES), word
 
 
+def test_the_planted_fault_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a warpgroup waits for the other's dS in each tile but the first, and at the end."""
+    pytest.importorskip("cutlass")
+    from fa4.compiled.backward import compile_warpgroup_backward
+    from fa4.plan.schema import Wait
+    from fa4.sm90.backward import consumer
+    from fa4.sm90.backward.spec import WarpgroupBackwardSpec
+
+    def waits() -> int:
+        steps: list = []
+        spec = WarpgroupBackwardSpec(head_dim=16, head_dim_v=16)
+        compile_warpgroup_backward(spec, trace=steps)
+        return sum(step == ("consumer0", Wait("met")) for step in steps)
+
+    assert waits() == 3
+    monkeypatch.setattr(consumer, "start_queries", consumer.start_queries)
+    sanitized.plant()
+    assert waits() == 1
+
+
 def test_losses_further_away_than_torchs_own_are_refused() -> None:
     """As near to one as the others are to one another: right; a tenth further: wrong."""
     down = [4.0 - 0.02 * step for step in range(100)]
