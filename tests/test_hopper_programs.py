@@ -68,7 +68,7 @@ def test_every_family_of_kernels_is_looked_at() -> None:
 
 
 def test_the_planted_fault_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a warpgroup waits for the other's dS in each tile but the first, and at the end."""
+    """Without it a warpgroup waits for dS of the other in all tiles but the first, and last."""
     pytest.importorskip("cutlass")
     from fa4.compiled.backward import compile_warpgroup_backward
     from fa4.plan.schema import Wait
